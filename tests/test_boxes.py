@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from stepcot_jax.box import (
     GRID_1000,
     UNIT_SQUARE,
-    Space,
     as_corners,
     convert,
     convert_rounded,
@@ -35,19 +34,6 @@ def covered(box):
 def counted_iou(first, second):
     cells, others = covered(first), covered(second)
     return len(cells & others) / len(cells | others) if cells and others else 0.0
-
-
-def tried_pairs(overlaps):
-    """The greatest sum of overlaps over all one-to-one pairings."""
-    fewer, more = sorted(overlaps.shape)
-    table = overlaps if overlaps.shape[0] == fewer else overlaps.T
-    return max(
-        (
-            sum(table[row, column] for row, column in enumerate(columns))
-            for columns in itertools.permutations(range(more), fewer)
-        ),
-        default=0.0,
-    )
 
 
 @given(first=box_lists, second=box_lists)
@@ -92,40 +78,18 @@ def test_iou_of_any_finite_boxes_is_a_share(boxes):
     assert ((found >= 0) & (found <= 1 + 1e-12)).all()
 
 
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_coordinates_that_are_not_finite_are_refused(number):
-    for call in (
-        lambda: iou([[0, 0, 1, number]], [[0, 0, 1, 1]]),
-        lambda: mean_iou([[0, 0, 1, 1]], [[number, 0, 1, 1]]),
-        lambda: convert([[0, 0, 1, number]], source=GRID_1000, target=UNIT_SQUARE),
-    ):
-        with pytest.raises(ValueError, match="finite"):
-            call()
-
-
-@pytest.mark.parametrize("boxes", [[1, 2, 3, 4], [[1, 2, 3]], [[[1, 2, 3, 4]]]])
-def test_other_shapes_are_refused(boxes):
-    with pytest.raises(ValueError, match="shape"):
-        as_corners(boxes)
-
-
-def test_no_boxes_have_no_rows():
-    assert as_corners([]).shape == (0, 4)
-    assert iou([], [[0, 0, 1, 1]]).shape == (0, 1)
-
-
 @settings(max_examples=100)
 @given(st.integers(0, 5), st.integers(0, 5), st.randoms(use_true_random=False))
 def test_the_optimal_matching_is_the_best_of_all(num_first, num_second, randomness):
-    overlaps = np.array(
-        [[randomness.choice((0, 0.2, 0.5, randomness.random())) for _ in range(num_second)] for _ in range(num_first)]
-    )
-    overlaps = overlaps.reshape(num_first, num_second)
+    draws = [randomness.choice((0, 0.2, 0.5, randomness.random())) for _ in range(num_first * num_second)]
+    overlaps = np.array(draws, float).reshape(num_first, num_second)
+    table = overlaps if num_first <= num_second else overlaps.T
+    pairings = itertools.permutations(range(table.shape[1]), table.shape[0])
+    best = max(sum(table[row, column] for row, column in enumerate(columns)) for columns in pairings)
     rows, columns = match(overlaps)
-    assert len(rows) == len(columns) == min(num_first, num_second)
+    assert len(rows) == len(columns) == len(set(columns.tolist())) == min(num_first, num_second)
     assert list(rows) == sorted(set(rows.tolist()))
-    assert len(set(columns.tolist())) == len(columns)
-    assert overlaps[rows, columns].sum() == pytest.approx(tried_pairs(overlaps))
+    assert overlaps[rows, columns].sum() == pytest.approx(best)
 
 
 def test_the_greedy_choice_is_not_taken():
@@ -137,12 +101,6 @@ def test_the_greedy_choice_is_not_taken():
     assert mean_iou(predicted, true, matching="ordered") == pytest.approx((7 / 13 + 5 / 15) / 2)
     assert mean_iou(predicted[::-1], true) == pytest.approx((7 / 13 + 5 / 15) / 2)
     assert mean_iou(predicted[::-1], true, matching="ordered") == pytest.approx((0 + 8 / 12) / 2)
-
-
-def test_the_ordered_matching_goes_by_place():
-    boxes = [[0, 0, 2, 2], [5, 5, 9, 9]]
-    assert mean_iou(boxes, boxes[::-1], matching="ordered") == 0
-    assert mean_iou(boxes, boxes[::-1]) == 1
 
 
 HALF = [[0, 0, 2, 1]]  # IoU 0.5 with WHOLE
@@ -166,19 +124,10 @@ FAR = [[8, 8, 9, 9]]
 def test_unequal_counts_three_ways(predicted, true, penalise, zero, matched):
     found = [mean_iou(predicted, true, unequal_counts=way) for way in ("penalise", "zero", "matched")]
     assert found == pytest.approx([penalise, zero, matched])
-
-
-def test_no_boxes_on_either_side():
     for way in ("penalise", "zero", "matched"):
         assert mean_iou([], [], unequal_counts=way) == 1
         assert mean_iou([], [], unequal_counts=way, empty_boxes="zero") == 0
     assert mean_iou([], WHOLE, empty_boxes="one") == 0
-
-
-@pytest.mark.parametrize("setting", ["matching", "unequal_counts", "empty_boxes"])
-def test_another_setting_is_refused(setting):
-    with pytest.raises(ValueError, match=f"{setting} must be one of"):
-        mean_iou([], WHOLE, **{setting: "best"})
 
 
 @given(first=box_lists, second=box_lists)
@@ -194,36 +143,23 @@ def test_mean_iou_is_symmetric_and_a_share(first, second):
 # Spaces.
 
 
-def test_the_lvkc_samples_are_y_first():
-    diaphragm = convert([[830, 150, 965, 870]], source=GRID_1000, target=pixels((1000, 1000)))
-    assert diaphragm.tolist() == [[150, 830, 870, 965]]  # a wide, low band
-    fluid = convert([[315, 742, 785, 968]], source=GRID_1000, target=UNIT_SQUARE)
-    assert fluid[0, 0] > 0.5  # of the left upper quadrant: on the picture's right
-    assert convert(diaphragm, source=pixels((1000, 1000)), target=GRID_1000).tolist() == [[830, 150, 965, 870]]
-
-
 def test_conversions_by_hand():
     assert convert([[16, 8, 32, 64]], source=pixels((64, 128)), target=UNIT_SQUARE).tolist() == [
         [0.25, 0.0625, 0.5, 0.5]
     ]
     assert convert([[16, 8, 32, 64]], source=pixels((64, 128)), target=pixels((128, 64))).tolist() == [[32, 4, 64, 32]]
     assert convert([[0.25, 0.5, 1, 1]], source=UNIT_SQUARE, target=GRID_1000).tolist() == [[500, 250, 1000, 1000]]
+    diaphragm = convert([[830, 150, 965, 870]], source=GRID_1000, target=pixels((1000, 1000)))
+    assert diaphragm.tolist() == [[150, 830, 870, 965]]  # a wide, low band
     rounded = convert_rounded([[15, 40, 20, 44]], source=pixels((64, 64)), target=UNIT_SQUARE)
     assert rounded.tolist() == [[0.2344, 0.625, 0.3125, 0.6875]]
-
-
-@pytest.mark.parametrize("space", [pixels((100, 50)), UNIT_SQUARE, GRID_1000, Space(7, 9, y_first=True)])
-@given(boxes=st.lists(st.tuples(*[st.floats(0, 1)] * 4), min_size=1, max_size=3))
-def test_there_and_back(space, boxes):
-    there = convert(boxes, source=UNIT_SQUARE, target=space)
-    np.testing.assert_allclose(convert(there, source=space, target=UNIT_SQUARE), boxes, atol=1e-12)
 
 
 def half_up(number, decimals):
     return Fraction(math.floor(number * 10**decimals + Fraction(1, 2)), 10**decimals)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     st.tuples(*[st.integers(0, 5000)] * 4),
     st.tuples(st.integers(1, 5000), st.integers(1, 5000)),
@@ -247,19 +183,21 @@ def test_ties_are_rounded_up(number, width):
     assert found == (number + 1) // 2
 
 
-def test_a_space_without_size_is_refused():
+def test_refusals():
+    for number in (math.nan, math.inf, -math.inf):
+        for call in (
+            lambda number=number: iou([[0, 0, 1, number]], [[0, 0, 1, 1]]),
+            lambda number=number: mean_iou([[0, 0, 1, 1]], [[number, 0, 1, 1]]),
+            lambda number=number: convert([[0, 0, 1, number]], source=GRID_1000, target=UNIT_SQUARE),
+        ):
+            with pytest.raises(ValueError, match="finite"):
+                call()
+    for boxes in ([1, 2, 3, 4], [[1, 2, 3]], [[[1, 2, 3, 4]]]):
+        with pytest.raises(ValueError, match="shape"):
+            as_corners(boxes)
+    for setting in ("matching", "unequal_counts", "empty_boxes"):
+        with pytest.raises(ValueError, match=f"{setting} must be one of"):
+            mean_iou([], WHOLE, **{setting: "best"})
     for size in ((0, 1), (1, -1), (math.nan, 1), (math.inf, 1)):
         with pytest.raises(ValueError, match="positive size"):
             pixels(size)
-
-
-def test_the_optimal_matching_is_that_of_networkx():
-    networkx = pytest.importorskip("networkx")
-    generator = np.random.default_rng(0)
-    for num_first, num_second in generator.integers(1, 9, (20, 2)):
-        overlaps = generator.random((num_first, num_second))
-        graph = networkx.Graph()
-        for row, column in np.ndindex(num_first, num_second):
-            graph.add_edge(("row", row), ("column", column), weight=overlaps[row, column])
-        best = networkx.max_weight_matching(graph, maxcardinality=True)
-        assert overlaps[match(overlaps)].sum() == pytest.approx(sum(graph.edges[pair]["weight"] for pair in best))

@@ -81,14 +81,12 @@ class ImageEncoder(FlaxEncoder):
 
     def patch_shape(self) -> tuple[int, int]:
         """Return the number of patches of an image and their channels; no weights are read."""
-        return _patch_shape(self.network, self.preprocessing.size)
+        images = jax.ShapeDtypeStruct((1, *[self.preprocessing.size] * 2, 3), jnp.float32)
+        run = functools.partial(self.network.init_with_output, jax.random.key(0))
+        (_, patches), _ = jax.eval_shape(run, images)
+        _, number, channels = patches.shape
 
-
-def _patch_shape(network: nn.Module, size: int) -> tuple[int, int]:
-    images = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
-    (_, patches), _ = jax.eval_shape(lambda images: network.init_with_output(jax.random.key(0), images), images)
-    _, number, channels = patches.shape
-    return number, channels
+        return number, channels
 
 
 def load_image_encoder(source: str, *, dtype: DTypeLike = jnp.float32) -> ImageEncoder:

@@ -253,20 +253,6 @@ def clip_vision_table(num_layers: int) -> dict[str, Slot]:
     }
 
 
-def timm_vision_table(num_layers: int) -> dict[str, Slot]:
-    """Map the names of timm's vision transformer in open_clip checkpoints to slots below "image/"."""
-    trunk = "visual.trunk."
-    return {
-        f"{trunk}cls_token": Slot("image/class_token", "leading"),
-        f"{trunk}pos_embed": Slot("image/positions", "leading"),
-        f"{trunk}patch_embed.proj.weight": Slot("image/patch_embedding/kernel", "patch"),
-        f"{trunk}patch_embed.proj.bias": Slot("image/patch_embedding/bias"),
-        "visual.head.proj.weight": Slot("image/projection/kernel", "dense"),
-        **norm_slots(f"{trunk}norm", "image/post_norm"),
-        **_TIMM.table(f"{trunk}blocks.", "image/", num_layers),
-    }
-
-
 class CLIPText(nn.Module):
     """CLIP's causal text transformer: tokens to text vectors."""
 
@@ -427,9 +413,16 @@ def make_biomedclip(
 
 def biomedclip_table(vision: VisionTransformer, text: Bert) -> dict[str, Slot]:
     """Map open_clip's tensor names to slots below "image/" and "text/", and "logit_scale"."""
+    trunk = "visual.trunk."
     return {
         "logit_scale": Slot("logit_scale"),
-        **timm_vision_table(vision.sizes.num_layers),
+        f"{trunk}cls_token": Slot("image/class_token", "leading"),
+        f"{trunk}pos_embed": Slot("image/positions", "leading"),
+        f"{trunk}patch_embed.proj.weight": Slot("image/patch_embedding/kernel", "patch"),
+        f"{trunk}patch_embed.proj.bias": Slot("image/patch_embedding/bias"),
+        "visual.head.proj.weight": Slot("image/projection/kernel", "dense"),
+        **norm_slots(f"{trunk}norm", "image/post_norm"),
+        **_TIMM.table(f"{trunk}blocks.", "image/", vision.sizes.num_layers),
         **bert_table(text.sizes.num_layers, prefix=TEXT_PREFIX, pooler=text.pooler, legacy_norms=False),
         **{
             f"text.proj{suffix}.weight": Slot(f"text/projection_{layer}/kernel", "dense")

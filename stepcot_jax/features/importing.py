@@ -89,12 +89,6 @@ def _open(path: Path, member: str | None) -> Iterator[IO[bytes]]:
             yield entry
 
 
-def list_arrays(path: Path) -> list[str]:
-    """Return the names of the arrays in an .npz."""
-    with _reading(str(path)), open_archive(path, accepted="an .npz") as archive:
-        return [name.removesuffix(".npy") for name in archive.namelist()]
-
-
 def open_array(path: Path, name: str | None = None) -> ArrayFile:
     """Read an array's header."""
     member = None if name is None else f"{name}.npy"
@@ -296,7 +290,8 @@ def _open_parts(path: Path, ids: Path | None, *, most: int) -> tuple[ArrayFile, 
             raise BadInput(f"{path}: --ids is required with an .npy file (a file of ids)")
         features = open_array(path)
         return features, read_ids(ids, most=_count_rows(features, most)), None
-    names = list_arrays(path)
+    with _reading(str(path)), open_archive(path, accepted="an .npz") as archive:
+        names = [name.removesuffix(".npy") for name in archive.namelist()]
     needed = ["features"] if ids is not None else ["features", "ids"]
     if any(names.count(name) != 1 for name in needed):
         raise BadInput(f"{path}: the arrays are {list_texts(names)}; expected {' and '.join(needed)}, each once")

@@ -113,10 +113,6 @@ class Shard:
             raise OSError(None, "the file shrank", str(self.path))
         return [np.frombuffer(content, array.dtype).reshape(array.shape) for content in contents]
 
-    def read_keys(self) -> list[bytes]:
-        """Return the key of every row."""
-        return [key.tobytes() for key in self.read("keys", range(self.arrays["keys"].num_rows))]
-
 
 def write_shard(
     folder: Path, *, store_digest: str, keys: Sequence[bytes], features: np.ndarray, patches: np.ndarray | None
@@ -143,9 +139,8 @@ def _sort_header(content: bytes) -> bytes:
     """Return a safetensors file with sorted metadata, which the library writes in a random order."""
     end = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:end])
-    text = json.dumps(
-        {"__metadata__": dict(sorted(header.pop("__metadata__").items())), **header}, separators=(",", ":")
-    )
+    metadata = dict(sorted(header.pop("__metadata__").items()))
+    text = json.dumps({"__metadata__": metadata, **header}, separators=(",", ":"))
     return content[:8] + text.encode().ljust(end - 8) + content[end:]
 
 
@@ -448,9 +443,8 @@ class FeatureStore:
             by_shard.setdefault(self._positions[key][0], []).append(position)
         for number, positions in by_shard.items():
             try:
-                contents = self._shards[number].read(
-                    name, [self._positions[keys[position]][1] for position in positions]
-                )
+                wanted = [self._positions[keys[position]][1] for position in positions]
+                contents = self._shards[number].read(name, wanted)
             except OSError as error:
                 raise BadInput(
                     f"{self._shards[number].path}: can no longer be read ({error.strerror}); shards must not change "
@@ -474,8 +468,8 @@ class FeatureStore:
             shape, expected = shard.arrays["patches"].shape, self._shards[0].arrays["patches"].shape
             if shape != expected:
                 raise BadShard(f"patch tokens have shape {shape}, those of {self._shards[0].path.name} {expected}")
-        for row, key in enumerate(shard.read_keys()):
-            self._positions.setdefault(key, (len(self._shards), row))
+        for row, key in enumerate(shard.read("keys", range(shard.arrays["keys"].num_rows))):
+            self._positions.setdefault(key.tobytes(), (len(self._shards), row))
         self._shards.append(shard)
 
     def _set_aside(self, path: Path, reason: str) -> None:

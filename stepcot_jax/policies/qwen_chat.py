@@ -18,7 +18,7 @@ from stepcot_jax.policies.qwen_inputs import (
     CutImage,
     QwenPreprocessing,
     QwenPrompt,
-    WrittenTurn,
+    Turn,
     cut_image,
     find_control_tokens,
     lay_out_prompts,
@@ -31,14 +31,6 @@ from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
 from stepcot_jax.policies.tokenizers import special_tokens
 
 _LONGEST_TEXT = 2**17
-
-
-class Turn(NamedTuple):
-    """A turn of a chat; its images come before its text."""
-
-    role: str
-    text: str
-    images: Sequence[UInt8[np.ndarray, "height width 3"]] = ()
 
 
 class ChatReply(NamedTuple):
@@ -82,9 +74,8 @@ class QwenReader:
         given = jax.tree.map(jnp.asarray, batch)
         replies = generate(self.model.network, self.model.params, *given, sampling=sampling, keys=keys)
         found = []
-        for row, real, length in zip(
-            *map(np.asarray, (replies.tokens, replies.counted, batch[2].lengths)), strict=True
-        ):
+        rows = map(np.asarray, (replies.tokens, replies.counted, batch[2].lengths))
+        for row, real, length in zip(*rows, strict=True):
             tokens = row[real].tolist()
             text = self.tokenizer.decode(tokens, skip_special_tokens=True)
             found.append(ChatReply(text, int(length), len(tokens), tokens[-1] not in config.stops))
@@ -93,19 +84,15 @@ class QwenReader:
     def write_prompt(self, chat: Sequence[Turn]) -> QwenPrompt:
         """Return a chat as tokens, in the format of the published chat template, up to where the reply starts."""
         images = [self._cut(pixels) for turn in chat for pixels in turn.images]
-        control = find_control_tokens(
-            self.tokenizer, source=str(self.model.folder), has_images=self.preprocessing is not None
-        )
-
+        has_images = self.preprocessing is not None
+        control = find_control_tokens(self.tokenizer, source=str(self.model.folder), has_images=has_images)
         refused = {**special_tokens(self.tokenizer), **control}
 
         def encode(text: str) -> list[int]:
             tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False) if text else []
             return refuse_control(text, tokens, refused)
 
-        turns = [WrittenTurn(turn.role, turn.text, len(turn.images)) for turn in chat]
-        system = TEXT_SYSTEM if self.preprocessing is None else SYSTEM
-        return QwenPrompt(write_turns(turns, encode, control, system=system), images)
+        return QwenPrompt(write_turns(chat, encode, control, system=SYSTEM if has_images else TEXT_SYSTEM), images)
 
     def _cut(self, pixels: UInt8[np.ndarray, "height width 3"]) -> CutImage:
         if self.preprocessing is None:

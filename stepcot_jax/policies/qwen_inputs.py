@@ -253,27 +253,23 @@ FRAME = ("\n", f"system\n{SYSTEM}", "user\n", "assistant\n")
 """Texts of the template that a closed vocabulary must have."""
 
 
-class WrittenTurn(NamedTuple):
-    """A turn of a chat."""
+class Turn(NamedTuple):
+    """A turn of a chat; its images come before its text."""
 
     role: str
     text: str
-    num_images: int = 0
+    images: Sequence[Any] = ()  # uint8 [height, width, 3]
 
 
 def write_turns(
-    turns: Sequence[WrittenTurn],
-    encode: Callable[[str], list[int]],
-    control: Mapping[str, int],
-    *,
-    system: str = SYSTEM,
+    turns: Sequence[Turn], encode: Callable[[str], list[int]], control: Mapping[str, int], *, system: str = SYSTEM
 ) -> list[int]:
     """Return the tokens of a chat in the format of the published template, up to where the reply starts."""
-    turns = turns if turns and turns[0].role == "system" else [WrittenTurn("system", system), *turns]
+    turns = turns if turns and turns[0].role == "system" else [Turn("system", system), *turns]
     start, end = (control[name] for name in TURN)
     newline, tokens = encode("\n"), list[int]()
     for turn in turns:
-        shown = [control[name] for _ in range(turn.num_images) for name in IMAGE]
+        shown = [control[name] for _ in turn.images for name in IMAGE]
         # Control tokens divide a text, whose parts are tokenized one by one.
         parts = (f"{turn.role}\n", turn.text) if shown else (f"{turn.role}\n{turn.text}", "")
         first, second = (encode(part) for part in parts)
@@ -339,7 +335,7 @@ class ChatTokenizer:
 
     def encode_prompt(self, text: str) -> list[int]:
         """Return the tokens of the user's turn with the image, and of the start of the reply."""
-        tokens = write_turns([WrittenTurn("user", text, 1)], self.encode, self.control)
+        tokens = write_turns([Turn("user", text, [None])], self.encode, self.control)
         place = tokens.index(self.image_token)
         return [*tokens[:place], *[self.image_token] * self.num_image_tokens, *tokens[place + 1 :]]
 

@@ -47,9 +47,7 @@ class QwenConfig:
     stops: tuple[int, ...]
     vision: VisionSizes | None = None
     image_token: int = -1
-    tie: str = dataclasses.field(
-        default="", compare=False
-    )  # the file and keys that say whether the head is the embedding
+    tie: str = dataclasses.field(default="", compare=False)  # file and keys that say whether the head is the embedding
 
 
 def read_qwen_config(folder: pathlib.Path) -> QwenConfig:
@@ -66,16 +64,12 @@ def read_qwen_config(folder: pathlib.Path) -> QwenConfig:
     sizes = _decoder_sizes(text, is_tied=bool(ties), has_images=kind == "qwen2_5_vl")
     generation = read_config(folder / "generation_config.json")
     stops = _stop_tokens([each for each in (generation, text, config) if each], sizes.num_words)
+    found = QwenConfig(sizes=sizes, stops=stops, tie=tie)
     if kind == "qwen2":
-        return QwenConfig(sizes=sizes, stops=stops, tie=tie)
+        return found
     image_token = config.integer("image_token_id", most=sizes.num_words - 1)
-    return QwenConfig(
-        sizes=sizes,
-        stops=stops,
-        vision=_vision_sizes(config.group("vision_config"), sizes.width),
-        image_token=image_token,
-        tie=tie,
-    )
+    vision = _vision_sizes(config.group("vision_config"), sizes.width)
+    return dataclasses.replace(found, vision=vision, image_token=image_token)
 
 
 @functools.cache
@@ -166,16 +160,11 @@ def _vision_sizes(config: ConfigFile, out_width: int) -> VisionSizes:
 
 
 def _full_layers(config: ConfigFile, num_layers: int) -> tuple[int, ...]:
-    blocks = config.entries.get("fullatt_block_indexes")
-    if (
-        not isinstance(blocks, list)
-        or len(blocks) > num_layers
-        or not all(type(block) is int and 0 <= block < num_layers for block in blocks)
-    ):
-        raise BadInput(
-            f"{config.where}.fullatt_block_indexes: {show(blocks)} is not a list of at most {num_layers} blocks below "
-            "it"
-        )
+    blocks: Any = config.entries.get("fullatt_block_indexes")
+    few = isinstance(blocks, list) and len(blocks) <= num_layers
+    if not few or not all(type(block) is int and 0 <= block < num_layers for block in blocks):
+        accepted = f"a list of at most {num_layers} blocks below it"
+        raise BadInput(f"{config.where}.fullatt_block_indexes: {show(blocks)} is not {accepted}")
     return tuple(blocks)
 
 
@@ -295,12 +284,9 @@ def assign_qwen(
     table = qwen_table(tensors, network.sizes, network.vision)
     if abs(len(table) - len(tensors)) > 1:  # before shapes are made for layers that the tensors do not have
         require_names(table, tensors, source=source, most=20)
-    unused: tuple[str, ...] = ()
-    if network.sizes.is_tied and "lm_head.weight" in tensors:
-        # Some files repeat the embedding under the head's name.
-        (embedding,) = (name for name, place in table.items() if place.path == "decoder/embedding/embedding")
-        if embedding in tensors and np.array_equal(tensors["lm_head.weight"], tensors[embedding]):
-            unused = ("lm_head.weight",)
+    # Some files repeat the embedding under the head's name, as `_check_head` has found.
+    has_embedding = any(name in tensors for name in _EMBEDDINGS)
+    unused = ("lm_head.weight",) if network.sizes.is_tied and has_embedding else ()
     shapes = qwen_shapes(network.sizes, network.vision)
     if dtype is None:
         return assign_later(table, tensors, shapes=shapes, unused=unused, source=source)
@@ -485,8 +471,6 @@ def _write_shards(
 # Sizes of the published Qwen2.5-VL models, for dry runs and estimates without a checkpoint.
 
 
-M_ROPE = (16, 24, 24)
-
 _DECODERS = {
     "Qwen/Qwen2.5-VL-3B-Instruct": (2048, 36, 16, 2, 11_008, 151_936, True),
     "Qwen/Qwen2.5-VL-7B-Instruct": (3584, 28, 28, 4, 18_944, 152_064, False),
@@ -511,7 +495,7 @@ def published_config(name: str) -> QwenConfig:
         mlp_width=mlp_width,
         num_words=num_words,
         is_tied=is_tied,
-        sections=M_ROPE,
+        sections=(16, 24, 24),
     )
     vision = VisionSizes(
         width=1280, num_layers=32, num_heads=16, mlp_width=3420, out_width=width, full_layers=(7, 15, 23, 31)

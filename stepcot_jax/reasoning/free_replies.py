@@ -9,7 +9,16 @@ import re
 
 from stepcot_jax.box import Box
 from stepcot_jax.chain import fold
-from stepcot_jax.reasoning.replies import MOST_BOXES, Reply, corners_of, find_named_boxes, normalise, read_answer, tidy
+from stepcot_jax.reasoning.replies import (
+    MOST_BOXES,
+    NUMBER,
+    Reply,
+    corners_of,
+    find_named_boxes,
+    normalise,
+    read_answer,
+    tidy,
+)
 from stepcot_jax.record import Record
 
 UNCLOSED = "thoughts are opened and not closed"
@@ -42,13 +51,12 @@ _NOT_SAID = re.compile(
     r"(?:in)?correct\b|wrong\b|right\b|based\b|because\b|given\b|as follows\b|the one\b", re.IGNORECASE
 )
 
-_NUMBER = r"(-?[0-9]{1,9}(?:\.[0-9]{1,9})?)"
 _JSON_BOX = re.compile(
-    r"[\"']bbox(?:_2d)?[\"']\s?:\s{0,9}\[\s{0,9}" + r"\s{0,9},\s{0,9}".join([_NUMBER] * 4) + r"\s{0,9}\]"
+    r"[\"']bbox(?:_2d)?[\"']\s?:\s{0,9}\[\s{0,9}" + r"\s{0,9},\s{0,9}".join([NUMBER] * 4) + r"\s{0,9}\]"
 )
 _JSON_LABEL = re.compile(r"[\"'](?:label|name|sub_label)[\"']\s?:\s?[\"']([^\"']{0,200})[\"']")
-_PAIRS = re.compile(rf"\(\s?{_NUMBER}\s?,\s?{_NUMBER}\s?\)\s?,\s?\(\s?{_NUMBER}\s?,\s?{_NUMBER}\s?\)")
-_BRACKETS = re.compile(r"(?:\(\s?)?\[\s{0,9}" + r"(?:\s{0,9},\s{0,9}|\s{1,9})".join([_NUMBER] * 4) + r"\s{0,9}\]")
+_PAIRS = re.compile(rf"\(\s?{NUMBER}\s?,\s?{NUMBER}\s?\)\s?,\s?\(\s?{NUMBER}\s?,\s?{NUMBER}\s?\)")
+_BRACKETS = re.compile(r"(?:\(\s?)?\[\s{0,9}" + r"(?:\s{0,9},\s{0,9}|\s{1,9})".join([NUMBER] * 4) + r"\s{0,9}\]")
 _TOKEN = re.compile(r"<\|\w{1,20}\|>")
 _FENCE = re.compile(r"```\w{0,10}")
 
@@ -219,7 +227,8 @@ def _read_one(text: str, record: Record) -> str | None:
         is_marked = labelled[1] is not None or len(labelled[0]) > 1 or _FOLLOWS.match(rest)
         if letter in record.letters and (is_marked or named == letter):
             return letter if named in (None, letter) else None
-    return _read_words(fold(text), options) or _read_marked(text, record)
+    marked = _read_marked(text, record)
+    return _read_words(fold(text), options) or (marked[0] if len(marked) == 1 else None)
 
 
 def _read_words(folded: str, options: dict[str, str]) -> str | None:
@@ -238,9 +247,10 @@ def _read_words(folded: str, options: dict[str, str]) -> str | None:
     return letter if (is_first and not re.match(r" ?or\b", folded[end:])) or not _DOUBT.search(around) else None
 
 
-def _read_marked(text: str, record: Record) -> str | None:
+def _read_marked(text: str, record: Record) -> tuple[str, ...]:
+    """Return the letters that stand in brackets or after "option", in order; none if one is of no option."""
     letters = {match[1] or match[2] for match in _MARKED.finditer(text)}
-    return letters.pop() if len(letters) == 1 and letters <= set(record.letters) else None
+    return tuple(sorted(letters)) if letters <= set(record.letters) else ()
 
 
 def _read_several(text: str, record: Record) -> tuple[str, ...] | None:
@@ -259,8 +269,7 @@ def _read_several(text: str, record: Record) -> tuple[str, ...] | None:
     by_piece = [_read_one(tidy(piece), record) for piece in _LIST.split(text) if piece.strip()]
     if by_piece and None not in by_piece:
         return tuple(sorted({letter for letter in by_piece if letter}))
-    marked = {match[1] or match[2] for match in _MARKED.finditer(text)}
-    if marked and marked <= set(record.letters):
-        return tuple(sorted(marked))
+    if marked := _read_marked(text, record):
+        return marked
     alone = _read_one(text, record)
     return None if alone is None else (alone,)

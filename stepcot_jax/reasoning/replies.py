@@ -78,8 +78,8 @@ MOST_BOXES = 10_000
 LARGEST = 1e9
 """Coordinates of this size and beyond are refused."""
 
-_NUMBER = r"(-?[0-9]{1,9}(?:\.[0-9]{1,9})?)"
-_BOX = r"\[\s*" + r"\s*,\s*".join([_NUMBER] * 4) + r"\s*\]"
+NUMBER = r"(-?[0-9]{1,9}(?:\.[0-9]{1,9})?)"
+_BOX = r"\[\s*" + r"\s*,\s*".join([NUMBER] * 4) + r"\s*\]"
 BOX = re.compile(_BOX)
 IN_ROUND_BRACKETS = re.compile(rf"\(\s*{_BOX}\s*\)")
 """A box as thinking texts of GEMeX-RMCoT write it after a name: ([x1, y1, x2, y2])."""

@@ -55,14 +55,6 @@ def test_parts_of_several_dtypes_keep_their_values_in_any_order(dtypes, expected
             np.testing.assert_array_equal(found[name].astype(np.float64), values, err_msg=f"{order} {name}")
 
 
-def test_a_given_dtype_is_that_of_all_parts():
-    tensors = draw((np.float16, BFLOAT16, np.float64))
-    found = assign(TABLE, tensors, shapes=SHAPES)["qkv"]
-    for name, values in fuse(tensors, np.float32).items():
-        assert found[name].dtype == np.float32
-        np.testing.assert_array_equal(found[name], values)
-
-
 def test_values_are_read_when_they_are_asked_for():
     tensors = draw((np.float16, BFLOAT16, np.float16))
     found, expected = assign_later(TABLE, tensors, shapes=SHAPES)["qkv"], fuse(tensors, np.float32)

@@ -51,7 +51,6 @@ def test_features_of_a_case_do_not_depend_on_its_batch(encode):
 
 @pytest.mark.parametrize(
     ("name", "side", "features", "parameters"),
-    # torchvision's resnet18 without its classifier has 11,176,512 parameters.
     [("resnet18", 224, 512, 11_176_512), ("resnet_small", 128, 512, 308_304)],
 )
 def test_published_networks_have_their_sizes(name, side, features, parameters):

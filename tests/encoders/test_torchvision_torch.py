@@ -1,8 +1,10 @@
 """ResNet-18/50 and DenseNet-121 against compact PyTorch modules with torchvision's names (it is not installed)."""
 
 import collections
+import functools
 import json
 
+import jax.numpy as jnp
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -11,7 +13,9 @@ from encoders.torch_checkpoints import as_torch, largest_difference, pictures, r
 from safetensors.torch import save_file
 from torch import nn
 
-from stepcot_jax.encoders.load import load_image_encoder
+from stepcot_jax.encoders import checkpoints
+from stepcot_jax.encoders.load import count_parameters, load_image_encoder
+from stepcot_jax.encoders.torchvision_networks import FrozenDenseNet, FrozenResNet
 from stepcot_jax.host.errors import BadInput
 
 relu = nn.functional.relu
@@ -42,14 +46,14 @@ class Residual(nn.Module):
 
 
 class ResNet(nn.Module):
-    def __init__(self, blocks, *, bottleneck):
+    def __init__(self, blocks, *, bottleneck, stem=8):
         super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64)
-        before = 64
+        self.conv1, self.bn1 = nn.Conv2d(3, stem, 7, 2, 3, bias=False), nn.BatchNorm2d(stem)
+        before = stem
         for stage, num_blocks in enumerate(blocks):
             layers = []
             for block in range(num_blocks):
-                width = 64 * 2**stage
+                width = stem * 2**stage
                 layers.append(Residual(before, width, 2 if stage and not block else 1, bottleneck=bottleneck))
                 before = 4 * width if bottleneck else width
             setattr(self, f"layer{stage + 1}", nn.Sequential(*layers))
@@ -63,24 +67,26 @@ class ResNet(nn.Module):
 class Dense(nn.Module):
     def __init__(self, before):
         super().__init__()
-        self.norm1, self.conv1 = nn.BatchNorm2d(before), nn.Conv2d(before, 128, 1, bias=False)
-        self.norm2, self.conv2 = nn.BatchNorm2d(128), nn.Conv2d(128, 32, 3, 1, 1, bias=False)
+        self.norm1, self.conv1 = nn.BatchNorm2d(before), nn.Conv2d(before, 16, 1, bias=False)
+        self.norm2, self.conv2 = nn.BatchNorm2d(16), nn.Conv2d(16, 4, 3, 1, 1, bias=False)
 
     def forward(self, x):
         return torch.cat([x, self.conv2(relu(self.norm2(self.conv1(relu(self.norm1(x))))))], dim=1)
 
 
 class DenseNet(nn.Module):
-    def __init__(self):
+    """Of growth 4."""
+
+    def __init__(self, layers_per_block):
         super().__init__()
-        layers = {"conv0": nn.Conv2d(3, 64, 7, 2, 3, bias=False), "norm0": nn.BatchNorm2d(64)}
+        layers = {"conv0": nn.Conv2d(3, 8, 7, 2, 3, bias=False), "norm0": nn.BatchNorm2d(8)}
         layers |= {"relu0": nn.ReLU(), "pool0": nn.MaxPool2d(3, 2, 1)}
-        before = 64
-        for block, num_layers in enumerate((6, 12, 24, 16), start=1):
-            dense = {f"denselayer{k + 1}": Dense(before + 32 * k) for k in range(num_layers)}
+        before = 8
+        for block, num_layers in enumerate(layers_per_block, start=1):
+            dense = {f"denselayer{k + 1}": Dense(before + 4 * k) for k in range(num_layers)}
             layers[f"denseblock{block}"] = _named(dense)
-            before += 32 * num_layers
-            if block < 4:
+            before += 4 * num_layers
+            if block < len(layers_per_block):
                 transition = {"norm": nn.BatchNorm2d(before), "relu": nn.ReLU()}
                 transition |= {"conv": nn.Conv2d(before, before // 2, 1, bias=False), "pool": nn.AvgPool2d(2, 2)}
                 layers[f"transition{block}"] = _named(transition)
@@ -97,57 +103,68 @@ def _named(layers):
     return nn.Sequential(collections.OrderedDict(layers))
 
 
+DENSE = (2, 1, 1)
 MAKERS = {
-    "resnet18": (lambda: ResNet((2, 2, 2, 2), bottleneck=False), 512, 11_176_512),
-    "resnet50": (lambda: ResNet((3, 4, 6, 3), bottleneck=True), 2048, 23_508_032),
-    "densenet121": (DenseNet, 1024, 6_953_856),
+    "resnet18": lambda: ResNet((2, 1, 1, 1), bottleneck=False),
+    "resnet50": lambda: ResNet((2, 1, 1, 1), bottleneck=True),
+    "densenet121": lambda: DenseNet(DENSE),
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", list(MAKERS))
-def test_features(tmp_path, name):
-    make, width, num_parameters = MAKERS[name]
-    model = randomise(make())
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Checkpoints are read as small networks of the architecture that they name."""
+
+    def make(name, dtype):
+        return FrozenResNet((2, 1, 1, 1), bottleneck=name == "resnet50", stem_width=8, dtype=dtype)
+
+    monkeypatch.setattr(checkpoints, "make_frozen_resnet", make)
+    dense = functools.partial(FrozenDenseNet, DENSE, growth=4, stem_width=8)
+    monkeypatch.setattr(checkpoints, "FrozenDenseNet", dense)
+    return monkeypatch
+
+
+def old_name(name):
+    """Published DenseNet files write norm.1 for norm1."""
+    for layer in ("norm1", "norm2", "conv1", "conv2"):
+        name = name.replace(f".{layer}.", f".{layer[:-1]}.{layer[-1]}.")
+    return name
+
+
+@pytest.mark.parametrize(("name", "is_old"), [*((name, False) for name in MAKERS), ("densenet121", True)])
+def test_features(tmp_path, name, is_old):
+    model = randomise(MAKERS[name]())
     path = tmp_path / f"{name}-0123abcd.pth"
-    torch.save(model.state_dict(), path)
+    torch.save({old_name(key) if is_old else key: tensor for key, tensor in model.state_dict().items()}, path)
     encoder = load_image_encoder(str(path))
-    images = pictures(0, 2, 64)
+    images = pictures(0, 2, 96)
     with torch.inference_mode():
         last_map = model.last_map(as_torch(images))
-    expected = last_map.mean((2, 3))
-    scale = float(expected.abs().max())  # random networks have no scale of their own
-    assert largest_difference(encoder.encode(images), expected) <= 1e-4 * max(scale, 1)
-    assert (encoder.width, encoder.num_parameters) == (width, num_parameters)
-    assert encoder.preprocessing.mean == (0.485, 0.456, 0.406)
+    expected, tokens = last_map.mean((2, 3)), last_map.flatten(2).transpose(1, 2)  # positions row by row
     pooled, patches = encoder.encode_patches(images)
-    expected = last_map.flatten(2).transpose(1, 2)
-    assert patches.shape == (2, 4, width)  # 2 x 2 positions, row by row
-    assert largest_difference(patches, expected) <= 1e-4 * max(float(expected.abs().max()), 1)
-    assert largest_difference(pooled, encoder.encode(images)) <= 1e-5 * max(scale, 1)
+    assert (encoder.width, patches.shape) == (expected.shape[1], tuple(tokens.shape))
+    for found in (pooled, encoder.encode(images)):
+        assert largest_difference(found, expected) <= 1e-4 * max(float(expected.abs().max()), 1)
+    assert largest_difference(patches, tokens) <= 1e-4 * max(float(tokens.abs().max()), 1)
+    assert encoder.preprocessing.mean == (0.485, 0.456, 0.406)
 
 
 @pytest.mark.slow
-def test_densenet_with_the_names_of_old_files(tmp_path):
-    model = randomise(DenseNet())
-    torch.save(model.state_dict(), tmp_path / "densenet121.pth")
-    renamed = {}
-    for name, tensor in model.state_dict().items():
-        for layer in ("norm1", "norm2", "conv1", "conv2"):
-            name = name.replace(f".{layer}.", f".{layer[:-1]}.{layer[-1]}.")
-        renamed[name] = tensor
-    torch.save(renamed, tmp_path / "densenet121-a639ec97.pth")
-    new, old = (load_image_encoder(str(tmp_path / f"densenet121{end}.pth")) for end in ("", "-a639ec97"))
-    images = pictures(0, 1, 64)
-    assert largest_difference(new.encode(images), old.encode(images)) == 0
+def test_published_networks_have_their_sizes(tmp_path, small):
+    small.undo()
+    counts = {
+        name: count_parameters(checkpoints.recognise(tmp_path / f"{name}.pth", {}, jnp.float32).shapes())
+        for name in MAKERS
+    }
+    assert counts == {"resnet18": 11_176_512, "resnet50": 23_508_032, "densenet121": 6_953_856}
 
 
 def test_the_architecture_is_in_the_config_and_a_file_of_another_size_is_refused(tmp_path):
-    model = randomise(ResNet((2, 2, 2, 2), bottleneck=False))
+    model = randomise(MAKERS["resnet18"]())
     (tmp_path / "folder").mkdir()
     save_file(model.state_dict(), tmp_path / "folder" / "model.safetensors")
     (tmp_path / "folder" / "config.json").write_text(json.dumps({"architecture": "resnet18", "num_classes": 1000}))
-    assert load_image_encoder(str(tmp_path / "folder")).width == 512
+    assert load_image_encoder(str(tmp_path / "folder")).width == 64
     torch.save(model.state_dict(), tmp_path / "resnet50.pth")
-    with pytest.raises(BadInput, match=r"missing: .*layer3\.5\.conv3\.weight.*layer1\.0\.conv1\.weight has shape"):
+    with pytest.raises(BadInput, match=r"missing: .*layer3\.0\.conv3\.weight.*layer1\.0\.conv1\.weight has shape"):
         load_image_encoder(str(tmp_path / "resnet50.pth"))

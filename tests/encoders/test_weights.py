@@ -3,15 +3,13 @@
 import json
 import sys
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from stepcot_jax.encoders.checkpoints import Architecture, recognise, resolve
+from stepcot_jax.encoders.checkpoints import Architecture, read_preprocessing, recognise, resolve
 from stepcot_jax.encoders.load import count_parameters, load_image_encoder, load_text_encoder
-from stepcot_jax.encoders.transformer import Bert, TransformerSizes
 from stepcot_jax.encoders.weights import assign, read_tensors, weights_digest
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.policies.qwen_weights import load_qwen
@@ -44,7 +42,9 @@ IMAGES = np.random.default_rng(1).standard_normal((3, 32, 32, 3)).astype(np.floa
 
 
 def test_features_without_torch(tmp_path):
-    write_clip(tmp_path / "a")
+    for name, change in {"a": {}, "b": {"hidden_act": "gelu"}, "c": {"num_attention_heads": 4}}.items():
+        write_clip(tmp_path / name, **change)
+    assert len({load_image_encoder(str(tmp_path / name)).digest for name in "abc"}) == 3
     encoder = load_image_encoder(str(tmp_path / "a"))
     features, patches = encoder.encode_patches(IMAGES)
     assert (features.shape, patches.shape, encoder.width) == ((3, 12), (3, 4, 16), 12)
@@ -54,27 +54,6 @@ def test_features_without_torch(tmp_path):
         load_text_encoder(str(tmp_path / "a"))
     coarse = np.asarray(load_image_encoder(str(tmp_path / "a"), dtype="bfloat16").encode(IMAGES))
     assert np.abs(coarse - features).max() <= 0.05 * np.abs(features).max()
-
-
-def test_leftover_missing_and_misshapen_are_all_listed(tmp_path):
-    tensors = write_clip(tmp_path)
-    del tensors["vision_model.encoder.layers.1.mlp.fc1.bias"]
-    tensors["surprise"] = np.zeros(3, np.float32)
-    tensors["visual_projection.weight"] = tensors["visual_projection.weight"].T.copy()
-    tensors["vision_model.pre_layrnorm.bias"] = np.zeros(16, np.int32)
-    tensors["vision_model.post_layernorm.bias"] = np.full(16, np.nan, np.float32)
-    tensors["vision_model.embeddings.position_ids"] = np.arange(5)[None]  # a buffer, which may be there
-    save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(BadInput) as caught:
-        load_image_encoder(str(tmp_path))
-    message = str(caught.value)
-    assert "unexpected: surprise." in message
-    assert "missing: vision_model.encoder.layers.1.mlp.fc1.bias." in message
-    assert "visual_projection.weight has shape [16, 12], expected [12, 16]" in message
-    assert "vision_model.pre_layrnorm.bias has dtype int32" in message
-    assert "vision_model.post_layernorm.bias has values that are not finite" in message
-    assert "position_ids" not in message
-    assert str(tmp_path) in message
 
 
 def test_shards_read_as_the_whole(tmp_path):
@@ -102,6 +81,29 @@ def test_shards_read_as_the_whole(tmp_path):
         index.write_text(json.dumps({"weight_map": weights}))
         with pytest.raises(BadInput, match=message):
             read_tensors(tmp_path / "shards")
+
+
+def test_leftover_missing_and_misshapen_are_all_listed(tmp_path):
+    tensors = write_clip(tmp_path)
+    del tensors["vision_model.encoder.layers.1.mlp.fc1.bias"]
+    tensors["surprise"] = np.zeros(3, np.float32)
+    tensors["visual_projection.weight"] = tensors["visual_projection.weight"].T.copy()
+    tensors["vision_model.pre_layrnorm.bias"] = np.zeros(16, np.int32)
+    tensors["vision_model.post_layernorm.bias"] = np.full(16, np.nan, np.float32)
+    tensors["vision_model.embeddings.position_ids"] = np.arange(5)[None]  # a buffer, which may be there
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(BadInput) as caught:
+        load_image_encoder(str(tmp_path))
+    assert str(caught.value).startswith(
+        f"{tmp_path}: the tensors do not match the config: unexpected: surprise. missing"
+    )
+    for words in (
+        "missing: vision_model.encoder.layers.1.mlp.fc1.bias. wrong",
+        "visual_projection.weight has shape [16, 12], expected [12, 16]",
+        "vision_model.pre_layrnorm.bias has dtype int32",
+        "vision_model.post_layernorm.bias has values that are not finite",
+    ):
+        assert words in str(caught.value)
 
 
 def test_broken_and_truncated_files_are_refused_and_a_bin_needs_torch(tmp_path, monkeypatch):
@@ -137,20 +139,8 @@ def test_pickle_is_never_run(tmp_path):
     assert not (tmp_path / "trapped").exists()
 
 
-def test_no_network_names_two_ways_out(monkeypatch):
-    import huggingface_hub
-
-    def refuse(*args, **kwargs):
-        raise ConnectionError("no route")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
-    with pytest.raises(BadInput, match=r"hf download openai/clip .*or import features made elsewhere$"):
-        load_image_encoder("openai/clip")
-    with pytest.raises(BadInput, match=r"hf download owner/qwen --local-dir FOLDER\) and name the folder$"):
-        load_qwen("owner/qwen")
-
-
-def test_download_takes_what_is_needed_and_torch_files_last(tmp_path, monkeypatch):
+def test_downloads(tmp_path, monkeypatch):
+    """What is needed, PyTorch's files last; paths are never asked for, and without a network two ways out are named."""
     import huggingface_hub
 
     asked = []
@@ -159,21 +149,22 @@ def test_download_takes_what_is_needed_and_torch_files_last(tmp_path, monkeypatc
         asked.append((repository, revision, [name for name in allow_patterns if name.endswith(".bin")]))
         return str(tmp_path)
 
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    for source in ("./nowhere", "/nowhere/at/all", "a/b/c", "../x"):
+        with pytest.raises(BadInput, match="no such folder or file"):
+            resolve(source)
     assert resolve("owner/name@abc") == tmp_path
     torch_files = ["pytorch_model.bin", "open_clip_pytorch_model.bin"]
     assert asked == [("owner/name", "abc", []), ("owner/name", "abc", torch_files)]
     (tmp_path / "model.safetensors").touch()
-    asked.clear()
     resolve("owner/name")
-    assert asked == [("owner/name", None, [])]
-
-
-def test_paths_are_never_asked_of_the_network(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    for source in ("./nowhere", "/nowhere/at/all", "a/b/c", "../x"):
-        with pytest.raises(BadInput, match="no such folder or file"):
-            resolve(source)
+    assert asked[2:] == [("owner/name", None, [])]
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *args, **named: 1 / 0)
+    with pytest.raises(BadInput, match=r"hf download openai/clip .*or import features made elsewhere$"):
+        load_image_encoder("openai/clip")
+    with pytest.raises(BadInput, match=r"hf download owner/qwen --local-dir FOLDER\) and name the folder$"):
+        load_qwen("owner/qwen")
 
 
 def test_digest():
@@ -191,14 +182,6 @@ def test_digest():
     assert len({digest, *map(weights_digest, changed)}) == 6
     # Stored features are found by it: it may not change between versions or machines.
     assert digest == "73133731ed6a951cb4f1033833e8707b8d9cee2d32216d68e44e39f864a5b8ee"
-
-
-def test_encoder_digest_follows_the_arithmetic(tmp_path):
-    for name, change in {"a": {}, "b": {"hidden_act": "gelu"}, "c": {"num_attention_heads": 4}, "d": {}}.items():
-        write_clip(tmp_path / name, **change)
-    a, b, c, d = (load_image_encoder(str(tmp_path / name)).digest for name in "abcd")
-    assert len({a, b, c}) == 3
-    assert a == d
 
 
 BAD_CONFIGS = {
@@ -222,7 +205,7 @@ BAD_PREPROCESSING = {
 }
 
 
-def test_bad_configs(tmp_path):
+def test_configs(tmp_path):
     write_clip(tmp_path)
     good = json.loads((tmp_path / "config.json").read_text())
     for name, known, bad in (
@@ -234,22 +217,18 @@ def test_bad_configs(tmp_path):
             with pytest.raises(BadInput, match=message):
                 load_image_encoder(str(tmp_path))
         (tmp_path / name).write_text(json.dumps(known))
-
-
-def test_preprocessing_of_files_old_and_new(tmp_path):
-    write_clip(tmp_path)
     for config, fit in [
         ({"size": 32, "crop_size": 32, "resample": 3}, "crop"),
         ({"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}, "crop"),
         ({"size": {"height": 32, "width": 32}, "do_center_crop": False}, "stretch"),
     ]:
         (tmp_path / "preprocessor_config.json").write_text(json.dumps(config | {"image_mean": [0.1, 0.2, 0.3]}))
-        preprocessing = load_image_encoder(str(tmp_path)).preprocessing
+        preprocessing = read_preprocessing(tmp_path, size=32)
         assert (preprocessing.fit, preprocessing.mean, preprocessing.size) == (fit, (0.1, 0.2, 0.3), 32)
     (tmp_path / "preprocessor_config.json").unlink()
     inside = {"image_processor": {"size": 32, "crop_size": 32, "image_mean": [0.4, 0.5, 0.6]}}
     (tmp_path / "processor_config.json").write_text(json.dumps(inside))  # as transformers 5 saves a processor
-    assert load_image_encoder(str(tmp_path)).preprocessing.mean == (0.4, 0.5, 0.6)
+    assert read_preprocessing(tmp_path, size=32).mean == (0.4, 0.5, 0.6)
 
 
 def test_published_counts(tmp_path):
@@ -262,15 +241,3 @@ def test_published_counts(tmp_path):
     assert counts == {"clip": 151_277_313, "bert": 109_482_240}
     assert counts["clip"] + counts["bert"] + 22_904_874 == 283_664_427
     assert counts["clip"] + 285_226 == 151_562_539
-
-
-@pytest.mark.slow
-def test_padding_does_not_matter():
-    network = Bert(TransformerSizes(16, 2, 2, 24, "gelu", 1e-12, norm_first=False), 30, 12, 2, projection=(8, 4))
-    tokens = jnp.arange(10, dtype=jnp.int32).reshape(2, 5)
-    attended = jnp.arange(5)[None] < jnp.asarray([[5], [3]])
-    params = network.init(jax.random.key(0), tokens, attended)
-    short = network.apply(params, tokens[1:, :3], attended[1:, :3])
-    padded = network.apply(params, tokens, attended)
-    for name in ("cls", "mean", "projected"):
-        np.testing.assert_allclose(getattr(padded, name)[1], getattr(short, name)[0], atol=1e-5)

@@ -4,8 +4,12 @@ import importlib.util
 import json
 import pathlib
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+
+from stepcot_jax.encoders.checkpoints import recognise
+from stepcot_jax.encoders.weights import assign, read_tensors
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -29,30 +33,26 @@ def randomise(model, seed=0):
     return model.eval()
 
 
-def make_clip(folder, *, full=False, shards=None, **text):
-    """A CLIP, tiny or of ViT-B/32's size, saved in `folder`."""
-    if full:
-        config = transformers.CLIPConfig(projection_dim=512)
-    else:
-        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-        config = transformers.CLIPConfig(
-            vision_config=sizes | {"image_size": 36, "patch_size": 8},
-            text_config=sizes | {"vocab_size": 99, "max_position_embeddings": 20} | text,
-            projection_dim=24,
-        )
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+def make_clip(folder, *, shards=None, **text):
+    """A tiny CLIP, saved in `folder`."""
+    config = transformers.CLIPConfig(
+        vision_config=SIZES | {"image_size": 36, "patch_size": 8},
+        text_config=SIZES | {"vocab_size": 99, "max_position_embeddings": 20} | text,
+        projection_dim=24,
+    )
     torch.manual_seed(0)
     model = randomise(transformers.CLIPModel(config))
     model.save_pretrained(folder, **({"max_shard_size": shards} if shards else {}))
     return model
 
 
-def make_bert(folder, *, full=False):
-    """A BERT, tiny or of the base size, saved in `folder` with a tokenizer."""
-    sizes = (
-        {} if full else {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    )
+def make_bert(folder):
+    """A tiny BERT, saved in `folder` with a tokenizer."""
     torch.manual_seed(0)
-    model = randomise(transformers.BertModel(transformers.BertConfig(**sizes)))
+    model = randomise(transformers.BertModel(transformers.BertConfig(**SIZES)))
     model.save_pretrained(folder)
     write_tokenizer(folder)
     return model
@@ -67,6 +67,14 @@ def write_tokenizer(folder):
     (pathlib.Path(folder) / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
     config = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "model_max_length": 512}
     (pathlib.Path(folder) / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def network_of(folder):
+    """The text network of a checkpoint and its parameters."""
+    tensors = read_tensors(folder)
+    architecture = recognise(folder, tensors, jnp.float32)
+    params = assign(architecture.table, tensors, shapes=architecture.shapes(), unused=architecture.unused)
+    return architecture.text, params["text"]
 
 
 def minilm_folder():
@@ -88,5 +96,4 @@ def as_torch(images):
 
 
 def largest_difference(found, expected):
-    """Largest absolute difference."""
     return float(np.max(np.abs(np.asarray(found) - np.asarray(expected))))

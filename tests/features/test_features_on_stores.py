@@ -6,7 +6,6 @@ from features.test_inputs import FakeEncoder, FakeTextEncoder
 
 from configs import paper
 from stepcot_jax.contrib.cloud.copies import MANIFEST, Remote
-from stepcot_jax.contrib.cloud.stores import StoreFolder
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.features import frozen_encoders
 from stepcot_jax.run import inputs
@@ -89,11 +88,3 @@ def test_a_killed_command_goes_on_elsewhere_from_its_shards(fill, tmp_path, monk
     assert (code, rest) == (0, 8)
     assert fill("c", tmp_path / "here") == (0, 24)
     assert objects(address)["splits.json"] == (tmp_path / "here" / "splits.json").read_bytes()
-
-
-def test_a_folder_of_other_files_is_refused(fill, monkeypatch, capsys):
-    address = new_address(monkeypatch)
-    StoreFolder(address).write("data.json", b"[]")
-    assert fill("a", address) == (2, 0)
-    assert "holds data.json and no mirror.json" in capsys.readouterr().err
-    assert objects(address).keys() == {"data.json"}

@@ -1,7 +1,6 @@
 """Image processors of transformers: the same pixels as theirs, or a refusal that names the field."""
 
 import json
-import pathlib
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from stepcot_jax.features.store import describe_preprocessing
 from stepcot_jax.features.transformers_encoder import read_preprocessing
 from stepcot_jax.host.errors import BadInput
 
-FIRST_CONTACT = pathlib.Path(__file__).parents[3] / "shared/data/first_contact/more/processors"
 COLOURS = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.5, 0.6, 0.7]}
 
 
@@ -30,7 +28,6 @@ READ = [
     ("CLIPImageProcessor", {"size": short(32), "crop_size": square(32)}, 32),
     ("BitImageProcessor", {"size": short(40), "crop_size": square(32), "resample": 3}, 32),  # as DINOv2
     ("ConvNextImageProcessor", {"size": short(32), "crop_pct": 0.875}, 32),
-    ("ConvNextImageProcessor", {"size": short(32), "crop_pct": 0.6}, 32),
     ("ConvNextImageProcessor", {"size": short(384)}, 384),
     ("DeiTImageProcessor", {"size": square(40), "crop_size": square(32)}, 32),
     ("EfficientNetImageProcessor", {"size": square(32), "include_top": True}, 32),
@@ -41,7 +38,7 @@ READ = [
     ("PoolFormerImageProcessor", {"size": short(32), "crop_size": square(32), "crop_pct": 0.7}, 32),
     ("PoolFormerImageProcessor", {"size": short(32), "crop_size": square(32), "crop_pct": None}, 32),
     ("ViTImageProcessor", {"size": square(32)}, 32),
-    *(("ViTImageProcessor", {"size": square(32), "resample": number}, 32) for number in range(6)),
+    *(("ViTImageProcessor", {"size": square(32), "resample": number}, 32) for number in (0, 2, 5)),
     ("ViTImageProcessor", {"size": square(32), "do_rescale": False}, 32),
     ("ViTImageProcessor", {"size": square(32), "do_normalize": False}, 32),
     ("SiglipImageProcessor", {"size": square(48)}, 48),
@@ -49,11 +46,7 @@ READ = [
 REFUSED = [
     ("ViTImageProcessor", {"size": square(32), "do_resize": False}, "do_resize=False"),
     ("CLIPImageProcessor", {"size": short(32), "do_center_crop": False}, "do_center_crop=False"),
-    (
-        "CLIPImageProcessor",
-        {"size": short(32), "crop_size": square(40)},
-        "does not give square images|makes other pixels",
-    ),
+    ("CLIPImageProcessor", {"size": short(32), "crop_size": square(40)}, "not give square images|makes other pixels"),
     ("ViTImageProcessor", {"size": {"height": 32, "width": 64}}, "size .* does not give square images"),
     ("MobileViTImageProcessor", {"size": short(40), "crop_size": square(32)}, "do_flip_channel_order=True"),
     ("DPTImageProcessor", {"size": square(32), "keep_aspect_ratio": True}, "keep_aspect_ratio=True"),
@@ -67,20 +60,24 @@ def write(folder, kind, fields):
     return str(folder)
 
 
-@pytest.mark.parametrize(("kind", "fields", "size"), READ)
-def test_the_same_pixels_as_transformers(tmp_path, kind, fields, size):
-    folder = write(tmp_path, kind, fields)
+def assert_same_pixels(folder, pictures, tolerance):
     preprocessing = read_preprocessing(folder)
     processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    for picture in pictures:
+        expected = processor(images=Image.fromarray(picture), return_tensors="np")["pixel_values"][0].transpose(1, 2, 0)
+        found = normalise(resize_image(picture, preprocessing), preprocessing)
+        np.testing.assert_allclose(found, expected, atol=tolerance * max(1, np.abs(expected).max()))
+    return preprocessing.size
+
+
+@pytest.mark.parametrize(("kind", "fields", "size"), READ)
+def test_the_same_pixels_as_transformers(tmp_path, kind, fields, size):
     rows, columns = np.mgrid[:200, :231]
-    smooth = np.stack([rows, columns, rows + columns], axis=-1) * 0.55
-    for shape in ((45, 60), (61, 44), (50, 50), (200, 231), (90, 33)):
-        noise = np.random.default_rng(1).integers(0, 256, (*shape, 3), np.uint8)
-        for picture in (noise, smooth[: shape[0], : shape[1]].astype(np.uint8)):
-            expected = processor(images=Image.fromarray(picture), return_tensors="np")["pixel_values"][0]
-            found = normalise(resize_image(picture, preprocessing), preprocessing)
-            assert found.shape == (size, size, 3)
-            np.testing.assert_allclose(found, expected.transpose(1, 2, 0), atol=2e-5 * max(1, np.abs(expected).max()))
+    smooth = (np.stack([rows, columns, rows + columns], axis=-1) * 0.55).astype(np.uint8)
+    shapes = ((61, 44), (50, 50), (200, 231), (33, 90))
+    pictures = [np.random.default_rng(1).integers(0, 256, (*shape, 3), np.uint8) for shape in shapes]
+    pictures += [smooth[:height, :width] for height, width in shapes]
+    assert assert_same_pixels(write(tmp_path, kind, fields), pictures, 2e-5) == size
 
 
 @pytest.mark.parametrize(("kind", "fields", "found"), REFUSED)
@@ -106,17 +103,12 @@ def test_an_encoder_of_this_package_refuses_a_share_to_crop(tmp_path):
         checkpoints.read_preprocessing(tmp_path, size=32)
 
 
-@pytest.mark.skipif(not FIRST_CONTACT.is_dir(), reason="needs ../shared")
 @pytest.mark.parametrize("name", ["control_clip", "convnext224", "convnext384", "deit", "efficientnet", "noresize"])
-def test_processors_of_first_contact(name):
-    folder = str(FIRST_CONTACT / name)
+def test_processors_of_first_contact(shared, name):
+    folder = str(shared / "data/first_contact/more/processors" / name)
     if name == "noresize":
         with pytest.raises(BadInput, match="do_resize=False"):
             read_preprocessing(folder)
         return
-    preprocessing = read_preprocessing(folder)
     picture = np.random.default_rng(2).integers(0, 256, (520, 640, 3), np.uint8)
-    processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
-    expected = processor(images=Image.fromarray(picture), return_tensors="np")["pixel_values"][0]
-    found = normalise(resize_image(picture, preprocessing), preprocessing)
-    np.testing.assert_allclose(found, expected.transpose(1, 2, 0), atol=1e-4)
+    assert_same_pixels(folder, [picture], 1e-4)

@@ -1,9 +1,7 @@
 """From settings to what the networks are fed: frozen encoders run once an image, trained ones not ahead."""
 
-import json
 import shutil
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from run.small_run import small_run, small_settings
@@ -77,107 +75,78 @@ def frozen_settings(folder, **changes):
     )
 
 
-def test_every_image_and_prompt_is_encoded_once_and_read_afterwards(folder, frozen, tmp_path, capsys):
-    settings = frozen_settings(folder)
-    first = inputs.load_inputs(settings, tmp_path, Terminal())
-    assert frozen[0].num_seen == 48  # 40 images in batches of 16
-    assert frozen[1].num_seen == 7
+@pytest.fixture
+def load(tmp_path):
+    def load(root, **changes):
+        return inputs.load_inputs(frozen_settings(root, **changes), tmp_path / "run", Terminal())
+
+    return load
+
+
+def test_every_image_and_prompt_is_encoded_once_and_read_afterwards_from_files_and_shards(
+    folder, frozen, load, tmp_path, capsys
+):
+    first = load(folder)
+    assert (frozen[0].num_seen, frozen[1].num_seen) == (48, 7)  # 40 images in batches of 16
     assert "images: 40 encoded, 0 read" in capsys.readouterr().err
-    again = inputs.load_inputs(settings, tmp_path, Terminal())
-    assert (frozen[0].num_seen, frozen[1].num_seen) == (48, 7)
-    assert "images: 0 encoded, 40 read" in capsys.readouterr().err
-    np.testing.assert_array_equal(first.dataset.features, again.dataset.features)
-    np.testing.assert_array_equal(first.text_features, again.text_features)
-
-
-def test_stored_features_are_those_of_each_case(folder, frozen, tmp_path):
-    found = inputs.load_inputs(frozen_settings(folder), tmp_path, Terminal())
-    direct = inputs.load_inputs(frozen_settings(folder, features__store=False), tmp_path / "other", Terminal()).dataset
+    assert first.image_encoder is None
+    assert first.example["image_features"].shape == (1, 4)
+    direct = load(folder, features__store=False).dataset
     images = normalise(np.stack([direct.pixels[index] for index in range(40)]), direct.preprocessing)
-    np.testing.assert_allclose(found.dataset.features, FakeEncoder().encode(images), atol=1e-6)
-    assert found.image_encoder is None
-    assert found.example["image_features"].shape == (1, 4)
+    np.testing.assert_allclose(first.dataset.features, FakeEncoder().encode(images), atol=1e-6)
+    data_main(["shards", str(folder), "--out", str(tmp_path / "shards")])
+    capsys.readouterr()
+    for root in (folder, tmp_path / "shards"):
+        again = load(root)
+        assert "images: 0 encoded, 40 read" in capsys.readouterr().err
+        np.testing.assert_array_equal(first.dataset.features, again.dataset.features)
+        np.testing.assert_array_equal(first.text_features, again.text_features)
+    assert (frozen[0].num_seen, frozen[1].num_seen) == (48, 7)
 
 
-def test_a_changed_picture_is_encoded_again_and_only_that(folder, frozen, tmp_path, capsys):
+def test_a_changed_picture_is_encoded_again_and_a_broken_one_is_found_although_it_was_stored(
+    folder, frozen, load, tmp_path, capsys
+):
     root = tmp_path / "copy"
     shutil.copytree(folder, root)
-    inputs.load_inputs(frozen_settings(root), tmp_path, Terminal())
+    load(root)
     shutil.copy(root / "images/phantom_000003.png", root / "images/phantom_000004.png")
     capsys.readouterr()
-    inputs.load_inputs(frozen_settings(root), tmp_path, Terminal())
+    load(root)
     assert "images: 0 encoded, 39 read" in capsys.readouterr().err  # the copy is the same picture as its source
     frozen[0].digest = "weights-2"
-    inputs.load_inputs(frozen_settings(root), tmp_path, Terminal())
+    load(root)
     assert "images: 39 encoded, 0 read" in capsys.readouterr().err
-
-
-def test_a_picture_that_breaks_is_found_although_it_was_stored_before(folder, frozen, tmp_path):
-    root = tmp_path / "copy"
-    shutil.copytree(folder, root)
-    inputs.load_inputs(frozen_settings(root), tmp_path, Terminal())
     picture = root / "images/phantom_000007.png"
     picture.write_bytes(picture.read_bytes()[:-30])
     with pytest.raises(BadInput, match="phantom_000007"):
-        inputs.load_inputs(frozen_settings(root), tmp_path, Terminal())
+        load(root)
+    picture.write_bytes(b"")
+    expected = r"data\.json.*record 7: .*phantom_000007\.png: is an empty file"
+    with pytest.raises(BadInput, match=expected):
+        load(root, data__check_images="on_use")
+    dataset = load(root, data__check_images="on_use", features__store=False).dataset
+    with pytest.raises(BadInput, match=expected):
+        [dataset.pixels[index] for index in range(40)]
 
 
-def test_imported_features_train_without_any_picture(folder, tmp_path, monkeypatch):
+def test_imported_features_are_trained_on_without_any_picture(folder, tmp_path, monkeypatch):
     cases = read_records(folder).cases
     rng = np.random.default_rng(0)
-    np.savez(
-        tmp_path / "made.npz",
-        features=rng.standard_normal((40, 6)).astype(np.float32),
-        ids=np.array([case.image for case in cases]),
-        prompt_features=rng.standard_normal((7, 8)).astype(np.float32),
-    )
+    rows, prompts = rng.standard_normal((40, 6)).astype(np.float32), rng.standard_normal((7, 8)).astype(np.float32)
+    ids = np.array([case.image for case in cases])
+    np.savez(tmp_path / "made.npz", features=rows, ids=ids, prompt_features=prompts)
     import_features(tmp_path / "made.npz", None, cases, tmp_path / "store")
     root = tmp_path / "no pictures"
     root.mkdir()
     (root / "data.json").write_bytes((folder / "data.json").read_bytes())
-    changes = {
-        "data__source": "folder",
-        "data__root": str(root),
-        "image_encoder__name": "imported",
-        "image_encoder__weights": str(tmp_path / "store"),
-        "prompts__encoder": "imported",
-        "training__joint_epochs": 1,
-    }
-    with __import__("jax").numpy_dtype_promotion("standard"):
-        report = small_run(tmp_path / "run", monkeypatch, **changes).execute()
-    assert report["num_cases"]["train"] > 20
-    assert json.loads((tmp_path / "run" / "report.json").read_text())["test"]["student"]["steps"]
-    found = inputs.load_inputs(small_settings(**changes), tmp_path / "again", Terminal())
-    assert found.text_features.shape == (7, 8)
-    assert found.text_features.dtype == jnp.float32
-
-
-def test_shards_share_the_features_of_their_files(folder, frozen, tmp_path, capsys):
-    inputs.load_inputs(frozen_settings(folder), tmp_path / "run", Terminal())
-    data_main(["shards", str(folder), "--out", str(tmp_path / "shards")])
-    capsys.readouterr()
-    from_files, from_shards = (
-        inputs.load_inputs(frozen_settings(root), tmp_path / "run", Terminal())
-        for root in (folder, tmp_path / "shards")
-    )
-    assert capsys.readouterr().err.count("images: 0 encoded, 40 read") == 2
-    np.testing.assert_array_equal(from_files.dataset.features, from_shards.dataset.features)
-
-
-@pytest.mark.parametrize("store", [True, False])
-def test_an_image_that_is_not_checked_ahead_stops_the_run_at_its_use(folder, frozen, tmp_path, store):
-    root = tmp_path / "copy"
-    shutil.copytree(folder, root)
-    (root / "images/phantom_000007.png").write_bytes(b"")
-    settings = frozen_settings(root, data__check_images="on_use", features__store=store)
-    expected = r"data\.json.*record 7: .*phantom_000007\.png: is an empty file"
-    if store:
-        with pytest.raises(BadInput, match=expected):
-            inputs.load_inputs(settings, tmp_path, Terminal())
-        return
-    dataset = inputs.load_inputs(settings, tmp_path, Terminal()).dataset
-    with pytest.raises(BadInput, match=expected):
-        [dataset.pixels[index] for index in range(40)]
+    changes = {"data__source": "folder", "data__root": str(root), "image_encoder__weights": str(tmp_path / "store")}
+    changes |= {"image_encoder__name": "imported", "prompts__encoder": "imported"}
+    seen = next(small_run(tmp_path / "run", monkeypatch, **changes).task.feed.training_batches())["image_features"]
+    assert all((row == rows).all(axis=1).any() for row in np.asarray(seen))
+    loaded = inputs.load_inputs(small_settings(**changes), tmp_path / "again", Terminal())
+    np.testing.assert_array_equal(loaded.dataset.features, rows)
+    np.testing.assert_array_equal(loaded.text_features, prompts)
 
 
 def test_a_run_reads_as_its_settings_say(folder, tmp_path, monkeypatch):
@@ -204,18 +173,18 @@ def test_a_run_reads_as_its_settings_say(folder, tmp_path, monkeypatch):
     assert not run.task.dataset.pixels._cache._kept  # it would serve no worker
 
 
-def test_patch_tokens_are_kept_where_the_settings_ask(folder, frozen, tmp_path, monkeypatch):
+def test_patch_tokens_are_kept_where_the_settings_ask(folder, frozen, load, tmp_path, monkeypatch):
     def encode_patches(images):
         return frozen[0].encode(images), np.asarray(images)[:, ::16, ::16].reshape(len(images), 4, 3)
 
     monkeypatch.setattr(frozen[0], "encode_patches", encode_patches, raising=False)
     monkeypatch.setattr(frozen[0], "patch_shape", lambda: (4, 3), raising=False)
-    loaded = inputs.load_inputs(frozen_settings(folder, features__patches="float16"), tmp_path, Terminal())
+    dataset = load(folder, features__patches="float16").dataset
     spec = describe_image_store(frozen[0], patches="float16")
-    store = FeatureStore(tmp_path / "features" / spec.folder_name)
-    keys = encode.image_keys(frozen[0], [digest_file(folder / case.image) for case in loaded.dataset.cases])
-    expected = normalise(np.stack([loaded.dataset.pixels[k] for k in range(40)]), frozen[0].preprocessing)
+    store = FeatureStore(tmp_path / "run" / "features" / spec.folder_name)
+    keys = encode.image_keys(frozen[0], [digest_file(folder / case.image) for case in dataset.cases])
+    expected = normalise(np.stack([dataset.pixels[k] for k in range(40)]), frozen[0].preprocessing)
     found = store.read_patches(keys)
     assert found.dtype == np.float16
     np.testing.assert_allclose(found, expected[:, ::16, ::16].reshape(40, 4, 3), atol=2e-3)
-    assert loaded.dataset.features.shape == (40, 4)
+    assert dataset.features.shape == (40, 4)

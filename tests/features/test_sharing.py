@@ -2,7 +2,6 @@
 
 import threading
 
-import pytest
 from features.fake_encoders import FakeImageEncoder, make_items
 
 from stepcot_jax.features.sharing import Processes, encode_together
@@ -17,8 +16,8 @@ def fill(folder, encoder, processes, said):
     return encode_together(encoder, items, store, processes, say=said.append, batch_size=4), store
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_each_image_is_encoded_by_one_process_and_found_by_all(tmp_path, count):
+def test_each_image_is_encoded_by_one_process_and_found_by_all(tmp_path):
+    count = 3
     barrier = threading.Barrier(count)
     encoders = [FakeImageEncoder() for _ in range(count)]
     found = [None] * count

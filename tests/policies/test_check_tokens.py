@@ -51,13 +51,9 @@ def test_a_check_is_learnt_and_the_wrong_attempt_is_not(tokenizer, encoded):
     assert set(shown.parts[given:end]) == {REASONING}
     assert (shown.target[end:], shown.parts[end:]) == (encoded[0].target, encoded[0].parts)
     assert shown.target[len(encoded[1].target) - 1] == tokenizer.stop
-
-
-def test_a_hidden_check_is_empty_and_only_the_second_attempt_counts(tokenizer, encoded):
-    found, marks = encode_checks(EXAMPLES, encoded, tokenizer)[2], CheckMarks.of(tokenizer)
-    given = (*encoded[0].target, *marks.opens, *marks.closes)
-    assert found.target == (*given, *encoded[2].target)
-    assert found.parts == (*(NO_PART,) * len(given), *encoded[2].parts)
+    hidden, given = found[2], (*encoded[0].target, *marks.opens, *marks.closes)
+    assert hidden.target == (*given, *encoded[2].target)
+    assert hidden.parts == (*(NO_PART,) * len(given), *encoded[2].parts)
 
 
 def test_marks_are_tokens_of_their_own_and_are_found(tokenizer):
@@ -70,8 +66,5 @@ def test_marks_are_tokens_of_their_own_and_are_found(tokenizer):
         len(tokenizer.encode(text)) for text in ("The heart is wide.", "Not there.")
     )
     assert longest_check({}, tokenizer) == 0
-
-
-def test_a_vocabulary_without_marks_is_refused():
     with pytest.raises(BadInput, match="'<CHECK>' is not among"):
         CheckMarks.of(Vocabulary.count(REPLIES, largest=3))

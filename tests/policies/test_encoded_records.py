@@ -55,9 +55,7 @@ def test_packs_hold_every_record_once_of_one_image_and_are_not_too_long(records,
 def test_a_row_predicts_every_token_of_every_reply_and_nothing_else(records, room):
     length = sum(record.length for record in records) + room
     row = lay_out_pack(records, length)
-    assert {name: (array.shape, array.dtype) for name, array in row.items()} == dict.fromkeys(
-        ("tokens", "segments", "places", "targets", "parts"), ((length,), np.dtype(np.int32))
-    )
+    assert {(array.shape, array.dtype) for array in row.values()} == {((length,), np.dtype(np.int32))}
     counted = row["parts"] != NO_PART
     # The target at t is the token at t + 1 of the same text; a pack's last target is followed by no token.
     following = np.append(row["tokens"][1:], 0)
@@ -91,13 +89,12 @@ def records():
 
 @pytest.mark.parametrize(
     ("dialect", "with_thinking"),
-    [(dialect, each) for dialect in ("gemex", "lvkc", "medclm") for each in (True, False)] + [("gemex_plain", True)],
+    [("gemex", True), ("gemex", False), ("lvkc", True), ("medclm", False), ("gemex_plain", True)],
 )
 def test_an_encoded_record_is_its_prompt_its_reasoning_and_its_answer(records, dialect, with_thinking):
     texts = [text for record in records for text in write_texts(record, dialect, with_thinking=with_thinking)]
     vocabulary = Vocabulary.count(texts, largest=32, num_merges=50, least_count=2)
     encoder = RecordEncoder(vocabulary, dialect, with_thinking=with_thinking)
-    kinds = set()
     for record in records:
         prompt, reply = write_texts(record, dialect, with_thinking=with_thinking)
         found = encoder.encode(record)
@@ -108,8 +105,6 @@ def test_an_encoded_record_is_its_prompt_its_reasoning_and_its_answer(records, d
         answer = vocabulary.decode([t for t, part in zip(found.target, found.parts, strict=True) if part == ANSWER])
         assert reply.endswith(answer)
         assert answer
-        kinds |= set(found.parts)
-    assert ANSWER in kinds
 
 
 def test_a_record_that_the_dialect_cannot_write_is_named(records):

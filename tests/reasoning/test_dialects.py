@@ -43,6 +43,9 @@ def assert_read_back(record, dialect, text):
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_record_of_each_kind_is_read_back(dialect, kind):
+    many = tuple(Box(f"região {k}", (k, 2 * k, k + 7, 2 * k + 5)) for k in range(150))
+    record = make_record(kind, references=many, thinking="All of them.")
+    assert_read_back(record, dialect, write_reply(record, dialect))
     record = make_record(kind, preamble="A frontal radiograph.")
     reply = assert_read_back(record, dialect, write_reply(record, dialect))
     if dialect == "gemex":
@@ -52,11 +55,7 @@ def test_a_record_of_each_kind_is_read_back(dialect, kind):
         assert reply.preamble == "A frontal radiograph."
         assert reply.stages == {name: getattr(record.stages, name) for name in record.stages.__struct_fields__}
     if dialect == "lvkc_released":
-        assert reply.stages == {
-            "visual": "A hazy opacity.",
-            "knowledge": "Haze over fluid.",
-            "conclusion": reply.answer,
-        }
+        assert reply.stages == {"visual": STAGES.visual, "knowledge": STAGES.knowledge, "conclusion": reply.answer}
 
 
 @settings(max_examples=60)
@@ -72,11 +71,8 @@ def test_any_record_is_read_back_or_refused_by_field(record):
         assert field in ("", "thinking", "answer", "preamble", "stages")
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_many_boxes_are_read_back(dialect):
-    references = tuple(Box(f"região {k}", (k, 2 * k, k + 7, 2 * k + 5)) for k in range(150))
-    record = make_record("multi", references=references, thinking="All of them.")
-    assert_read_back(record, dialect, write_reply(record, dialect))
+def broken(stage):
+    return msgspec.structs.replace(STAGES, **{stage: "a </CON>"})
 
 
 @pytest.mark.parametrize(
@@ -92,42 +88,16 @@ def test_many_boxes_are_read_back(dialect):
         ("medclm", {"thinking": "a\nAnswer: No"}, "thinking"), ("medclm", {"thinking": "a [1, 2, 3, 4]"}, "thinking"),
         ("medclm", {"thinking": "a [0.1, 0.2, 0.3, 0.4]"}, "thinking"),
         ("medclm", {"kind": "open", "answer": "a\nReasoning: b"}, "answer"),
+        *(("lvkc", {"stages": broken(stage)}, rf"stages\.{stage}") for stage in STAGES.__struct_fields__),
+        *(("lvkc_released", {"stages": broken(stage)}, rf"stages\.{stage}") for stage in ("visual", "knowledge")),
     ],
 )  # fmt: skip
 def test_a_text_that_would_break_the_markup_is_refused(dialect, changes, field):
     with pytest.raises(BadInput, match=f"^{field}: "):
         write_reply(make_record(**changes), dialect)
-
-
-@pytest.mark.parametrize("dialect", ["lvkc", "lvkc_released"])
-@pytest.mark.parametrize("stage", ["localisation", "visual", "knowledge", "conclusion"])
-def test_a_stage_that_would_break_the_markup_is_refused(dialect, stage):
-    broken = make_record(stages=msgspec.structs.replace(STAGES, **{stage: "a </CON>"}))
-    if dialect == "lvkc_released" and stage in ("localisation", "conclusion"):
-        assert write_reply(broken, dialect).count("</CON>") == 1  # it does not write them
-        return
-    with pytest.raises(BadInput, match=rf"^stages\.{stage}: "):
-        write_reply(broken, dialect)
-
-
-def test_an_unknown_dialect_is_refused():
     for call in (lambda: write_reply(make_record(), "xml"), lambda: read_reply("", "GEMEX")):
         with pytest.raises(BadInput, match="dialect must be one of gemex, gemex_plain, lvkc, lvkc_released, medclm"):
             call()
-
-
-def test_the_prompt_is_the_papers():
-    record = make_record(
-        "single",
-        question="What is the primary finding regarding the lungs in this CXR?",
-        options=("Focal consolidation", "Clear", "Pleural effusion", "Pneumothorax"),
-    )
-    assert write_question(record, "gemex") == (
-        "What is the primary finding regarding the lungs in this CXR?\n"
-        "<choices>: [A: Focal consolidation, B: Clear, C: Pleural effusion, D: Pneumothorax]\n"
-        "This is a single-choice question. Please output the thinking process in <think> </think> and final answer (an "
-        "option) with corresponding visual location in <response> </response> tags."
-    )
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -140,6 +110,16 @@ def test_prompts_name_the_kind_and_the_choices(dialect):
         assert ("<choices>: [A: Nodule, B: Effusion, C: Normal, D: Mass]" in prompt) == (kind in ("single", "multi"))
         assert "think" not in write_question(record, dialect, with_thinking=False)
         assert "Pleural effusion" not in prompt
+
+
+def test_the_prompt_is_the_papers():
+    question = "What is the primary finding regarding the lungs in this CXR?"
+    options = ("Focal consolidation", "Clear", "Pleural effusion", "Pneumothorax")
+    assert write_question(make_record("single", question=question, options=options), "gemex") == (
+        f"{question}\n<choices>: [A: Focal consolidation, B: Clear, C: Pleural effusion, D: Pneumothorax]\n"
+        "This is a single-choice question. Please output the thinking process in <think> </think> and final answer (an "
+        "option) with corresponding visual location in <response> </response> tags."
+    )
 
 
 # Fuzz.
@@ -165,25 +145,20 @@ def mutate(generator, text):
         first, middle, last = text[:start], text[start:end], text[end:]
         text = generator.choice(
             (
-                first + last,
-                first + 2 * middle + last,
-                first,
-                first + middle.swapcase() + last,
-                first + piece + middle + last,
-                text.replace(piece, other, 1),
-                last + first + middle,
+                first + last, first + 2 * middle + last, first, first + middle.swapcase() + last, last + first + middle,
+                first + piece + middle + last, text.replace(piece, other, 1),
             )
-        )
+        )  # fmt: skip
     return text
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_any_of_4000_replies_a_dialect_is_read(dialect):
+def test_any_of_2000_replies_a_dialect_is_read(dialect):
     generator = random.Random(dialect)  # noqa: S311
     known = [make_record(kind) for kind in KINDS]
     well_formed = [write_reply(record, dialect) for record in known]
     num_formed = 0
-    for number in range(4_000):
+    for number in range(2_000):
         if number % 4 == 0:
             text = "".join(generator.choice(PIECES) for _ in range(generator.randrange(12)))
         else:
@@ -204,7 +179,7 @@ def test_any_of_4000_replies_a_dialect_is_read(dialect):
             assert earned.total == earned.format == 0
         if not reply.counts:
             assert (earned.answer, earned.grounding) == (0, 0)
-    assert 20 < num_formed < 3_000
+    assert 10 < num_formed < 1_500
 
 
 FRAMES = {
@@ -224,23 +199,21 @@ UNITS = (
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("frame", ["{}", "framed", "after_start"])
 def test_reading_takes_linear_time(dialect, frame):
-    """A long reply takes under 0.1 s of an idle core; reading that is quadratic takes 6 s at least."""
+    """A long reply takes under 0.05 s of an idle core; reading that is quadratic takes 1.5 s at least."""
     frame = {"framed": FRAMES[dialect], "after_start": FRAMES[dialect].partition("{}")[0] + "{}"}.get(frame, frame)
     for unit in UNITS:
-        text = frame.replace("{}", unit * (240_000 // len(unit)))
+        text = frame.replace("{}", unit * (120_000 // len(unit)))
         start = time.process_time()
         read_reply(text, dialect)
-        assert time.process_time() - start < 3, unit
+        assert time.process_time() - start < 1.2, unit
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_10_megabytes_and_100000_nested_tags_are_read(dialect):
+def test_2_megabytes_and_100000_nested_tags_are_read(dialect):
     start = time.process_time()
-    read_reply(FRAMES[dialect].replace("{}", "The **left lung** is clear. " * 360_000, 1), dialect)
-    assert time.process_time() - start < 30  # 1 s on an idle core; hours if it were quadratic
+    read_reply(FRAMES[dialect].replace("{}", "The **left lung** is clear. " * 72_000, 1), dialect)
+    assert time.process_time() - start < 10  # 0.2 s on an idle core; hours if it were quadratic
     for name in ("think", "ref", "LOC", "answer"):
         reply = read_reply(f"<{name}>" * 100_000 + "Yes" + f"</{name}>" * 100_000, dialect)
-        assert not reply.is_well_formed
-        assert reply.answer is None
+        assert (reply.is_well_formed, reply.answer) == (False, None)
         assert len(reply.problems) < 20

@@ -3,163 +3,94 @@
 import time
 
 import pytest
+from reasoning_records import make_record
 
 from stepcot_jax.reasoning.dialects import interpret_answer, read_reply
-from stepcot_jax.record import Record
-
-
-def question(kind, options=(), answer="A"):
-    return Record(
-        id="1",
-        image="a.png",
-        image_size=(64, 64),
-        patient="7",
-        kind=kind,
-        question="What is seen?",
-        options=options,
-        answer=answer,
-    )
-
 
 OPTIONS = ("Mass", "Edema", "Pneumothorax", "Pleural effusion")
-SINGLE, MULTI = question("single", OPTIONS), question("multi", OPTIONS, ("A",))
-YES_NO, CLOSED, OPEN = question("single", ("Yes", "No")), question("closed", answer="Yes"), question("open")
+SINGLE = make_record("single", options=OPTIONS, answer="A")
+MULTI = make_record("multi", options=OPTIONS, answer=("A",))
+YES_NO, CLOSED, OPEN = make_record("single", options=("Yes", "No")), make_record("closed"), make_record("open")
+ANSWERS = [
+    (SINGLE, "D", [
+        "Option D) Pleural effusion. The image shows blunting.", "Option D) ...", "pleural effusion",
+        "The image shows a pleural effusion on the left.", "The best option is D: Pleural effusion",
+        "D. Pleural effusion\n\nThe costophrenic angle is blunted.", "D - Pleural effusion",
+        "D \u2013 Pleural effusion", "[D]", "D: Pleural effusion", "The radiograph shows opacity (D).",
+    ]),
+    (YES_NO, "B", [
+        "(B) No",
+    ]),
+    (CLOSED, "No", [
+        "(B) No", "No, the lungs are clear with no sign of it.", "No.", "No - clear lungs", "<answer>No</answer>",
+        "Answer: No\nReason: clear",
+    ]),
+    (SINGLE, "B", [
+        "<think>It may be A or B.</think><answer>B</answer>", "<think>x</think>\n<answer> (B) Edema </answer>",
+        "\\boxed{B}", "The final result is $\\boxed{\\text{B}}$.", "(B)", "B.", "B", "b)", "**B**", "`B`",
+        "The answer is B", "The correct answer is (B).", "The correct answer is: **B) Edema**", "Answer: B",
+        "**Answer:** B", "Final answer: B. Edema\nExplanation: option C is wrong as no air.", "Edema", "Edema.",
+        "B because there are Kerley lines, not C.", "B is the correct answer.", "I would choose B.",
+        "I'd go with option B", "Based on the image, the most likely finding is edema, so the answer is B",
+        "The opacity is bilateral. Therefore, B.", "So, (B)", "{\"answer\": \"B\", \"explanation\": \"...\"}",
+        "```json\n{\"answer\": \"B\"}\n```", "<answer>B</answer><|im_end|>", "\uff22", "\"B\"", "B</s>",
+        "The answer is A. Wait, no. The answer is B.", "Answer:\n\nB", "Option B", "Choice B", "option b",
+    ]),
+    (SINGLE, "C", [
+        "\\boxed{\\text{(C) Pneumothorax}}", "Pneumothorax (C)", "The finding is most consistent with option C",
+    ]),
+    (SINGLE, "A", [
+        "A", "A mass is seen.",
+    ]),
+    (CLOSED, "Yes", [
+        "Yes", "yes.", "Yes, there is a large effusion.", "Yes, there is no pneumothorax but an effusion",
+        "The answer is yes.", "\\boxed{Yes}", "The heart is wide. Therefore, yes.", "**Yes**, the heart is enlarged",
+        "A. Yes",
+    ]),
+    (MULTI, ("A", "B", "D"), [
+        "ABD", "A, B, D", "A, B and D are correct.", "A; B; D", "\\boxed{ABD}", "A B D",
+    ]),
+    (MULTI, ("A", "C"), [
+        "<answer>A,C</answer>", "The answers are A and C.", "A. Mass\nC. Pneumothorax", "(A) and (C)",
+        "\\boxed{A, C}", "Both A and C", "[\"A\", \"C\"]", "{\"answer\": [\"A\", \"C\"]}",
+        "A, C because of the shadow",
+    ]),
+    (MULTI, ("A", "D"), [
+        "- A) Mass\n- D) Pleural effusion", "The correct options are: A. Mass, D. Pleural effusion",
+    ]),
+    (MULTI, ("A", "B"), [
+        "Mass, edema",
+    ]),
+    (MULTI, ("B",), [
+        "B", "Option B) Edema",
+    ]),
+    (MULTI, ("A", "B", "C", "D"), [
+        "All of the above",
+    ]),
+    (OPEN, "cardiomegaly", [
+        "Cardiomegaly.", "**Cardiomegaly**", "The answer is cardiomegaly.", "<answer>cardiomegaly</answer>",
+    ]),
+    (SINGLE, None, [
+        "A large heart is seen.", "either C or D", "C or D", "(C) or (D)", "It is either (C) or (D).",
+        "The answer is either C or D.", "The answer could be C or D", "D/C", "There is no edema.", "B) Pneumothorax",
+        "E", "<think>Maybe B", "I'm sorry, I can't help with that.", "", "### Answer\nB", "The answer is not B.",
+    ]),
+    (CLOSED, None, [
+        "Yes or no", "Yes and no", "I cannot tell.", "Yes. Wait, actually no.", "Maybe",
+    ]),
+    (MULTI, None, [
+        "A or B",
+    ]),
+]  # fmt: skip
 
 
 def read(text, record):
     return interpret_answer(read_reply(text, "free"), record)
 
 
-@pytest.mark.parametrize(
-    ("record", "text", "answer"),
-    [
-        (SINGLE, "Option D) Pleural effusion. The image shows blunting.", "D"),
-        (SINGLE, "Option D) ...", "D"),
-        (YES_NO, "(B) No", "B"),
-        (CLOSED, "(B) No", "No"),
-        (SINGLE, "<think>It may be A or B.</think><answer>B</answer>", "B"),
-        (SINGLE, "<think>x</think>\n<answer> (B) Edema </answer>", "B"),
-        (SINGLE, "\\boxed{B}", "B"),
-        (SINGLE, "The final result is $\\boxed{\\text{B}}$.", "B"),
-        (SINGLE, "\\boxed{\\text{(C) Pneumothorax}}", "C"),
-        (SINGLE, "(B)", "B"),
-        (SINGLE, "B.", "B"),
-        (SINGLE, "B", "B"),
-        (SINGLE, "b)", "B"),
-        (SINGLE, "**B**", "B"),
-        (SINGLE, "`B`", "B"),
-        (SINGLE, "The answer is B", "B"),
-        (SINGLE, "The correct answer is (B).", "B"),
-        (SINGLE, "The correct answer is: **B) Edema**", "B"),
-        (SINGLE, "Answer: B", "B"),
-        (SINGLE, "**Answer:** B", "B"),
-        (SINGLE, "Final answer: B. Edema\nExplanation: option C is wrong as no air.", "B"),
-        (SINGLE, "Edema", "B"),
-        (SINGLE, "Edema.", "B"),
-        (SINGLE, "pleural effusion", "D"),
-        (SINGLE, "The image shows a pleural effusion on the left.", "D"),
-        (SINGLE, "A", "A"),
-        (SINGLE, "A mass is seen.", "A"),
-        (SINGLE, "B because there are Kerley lines, not C.", "B"),
-        (SINGLE, "B is the correct answer.", "B"),
-        (SINGLE, "I would choose B.", "B"),
-        (SINGLE, "I'd go with option B", "B"),
-        (SINGLE, "Based on the image, the most likely finding is edema, so the answer is B", "B"),
-        (SINGLE, "The opacity is bilateral. Therefore, B.", "B"),
-        (SINGLE, "So, (B)", "B"),
-        (SINGLE, '{"answer": "B", "explanation": "..."}', "B"),
-        (SINGLE, '```json\n{"answer": "B"}\n```', "B"),
-        (SINGLE, "<answer>B</answer><|im_end|>", "B"),
-        (SINGLE, "\uff22", "B"),
-        (SINGLE, '"B"', "B"),
-        (SINGLE, "B</s>", "B"),
-        (SINGLE, "The answer is A. Wait, no. The answer is B.", "B"),
-        (SINGLE, "Answer:\n\nB", "B"),
-        (SINGLE, "Option B", "B"),
-        (SINGLE, "Choice B", "B"),
-        (SINGLE, "option b", "B"),
-        (SINGLE, "The best option is D: Pleural effusion", "D"),
-        (SINGLE, "D. Pleural effusion\n\nThe costophrenic angle is blunted.", "D"),
-        (SINGLE, "D - Pleural effusion", "D"),
-        (SINGLE, "D \u2013 Pleural effusion", "D"),
-        (SINGLE, "[D]", "D"),
-        (SINGLE, "D: Pleural effusion", "D"),
-        (SINGLE, "The radiograph shows opacity (D).", "D"),
-        (SINGLE, "Pneumothorax (C)", "C"),
-        (SINGLE, "The finding is most consistent with option C", "C"),
-        (CLOSED, "Yes", "Yes"),
-        (CLOSED, "yes.", "Yes"),
-        (CLOSED, "Yes, there is a large effusion.", "Yes"),
-        (CLOSED, "No, the lungs are clear with no sign of it.", "No"),
-        (CLOSED, "No.", "No"),
-        (CLOSED, "No - clear lungs", "No"),
-        (CLOSED, "Yes, there is no pneumothorax but an effusion", "Yes"),
-        (CLOSED, "The answer is yes.", "Yes"),
-        (CLOSED, "<answer>No</answer>", "No"),
-        (CLOSED, "\\boxed{Yes}", "Yes"),
-        (CLOSED, "The heart is wide. Therefore, yes.", "Yes"),
-        (CLOSED, "Answer: No\nReason: clear", "No"),
-        (CLOSED, "**Yes**, the heart is enlarged", "Yes"),
-        (CLOSED, "A. Yes", "Yes"),
-        (MULTI, "ABD", ("A", "B", "D")),
-        (MULTI, "A, B, D", ("A", "B", "D")),
-        (MULTI, "A, B and D are correct.", ("A", "B", "D")),
-        (MULTI, "<answer>A,C</answer>", ("A", "C")),
-        (MULTI, "The answers are A and C.", ("A", "C")),
-        (MULTI, "A. Mass\nC. Pneumothorax", ("A", "C")),
-        (MULTI, "- A) Mass\n- D) Pleural effusion", ("A", "D")),
-        (MULTI, "(A) and (C)", ("A", "C")),
-        (MULTI, "\\boxed{A, C}", ("A", "C")),
-        (MULTI, "Mass, edema", ("A", "B")),
-        (MULTI, "Both A and C", ("A", "C")),
-        (MULTI, "B", ("B",)),
-        (MULTI, "Option B) Edema", ("B",)),
-        (MULTI, "A; B; D", ("A", "B", "D")),
-        (MULTI, "\\boxed{ABD}", ("A", "B", "D")),
-        (MULTI, "A B D", ("A", "B", "D")),
-        (MULTI, '["A", "C"]', ("A", "C")),
-        (MULTI, '{"answer": ["A", "C"]}', ("A", "C")),
-        (MULTI, "All of the above", ("A", "B", "C", "D")),
-        (MULTI, "The correct options are: A. Mass, D. Pleural effusion", ("A", "D")),
-        (MULTI, "A, C because of the shadow", ("A", "C")),
-        (OPEN, "Cardiomegaly.", "cardiomegaly"),
-        (OPEN, "**Cardiomegaly**", "cardiomegaly"),
-        (OPEN, "The answer is cardiomegaly.", "cardiomegaly"),
-        (OPEN, "<answer>cardiomegaly</answer>", "cardiomegaly"),
-    ],
-)
-def test_the_answer_of_a_reply_is_read(record, text, answer):
-    assert read(text, record) == answer
-
-
-@pytest.mark.parametrize(
-    ("record", "text"),
-    [
-        (SINGLE, "A large heart is seen."),
-        (SINGLE, "either C or D"),
-        (SINGLE, "C or D"),
-        (SINGLE, "It is either (C) or (D)."),
-        (SINGLE, "The answer is either C or D."),
-        (SINGLE, "The answer could be C or D"),
-        (SINGLE, "D/C"),
-        (SINGLE, "There is no edema."),
-        (SINGLE, "B) Pneumothorax"),
-        (SINGLE, "E"),
-        (SINGLE, "<think>Maybe B"),
-        (SINGLE, "I'm sorry, I can't help with that."),
-        (SINGLE, ""),
-        (SINGLE, "### Answer\nB"),
-        (SINGLE, "The answer is not B."),
-        (CLOSED, "Yes or no"),
-        (CLOSED, "Yes and no"),
-        (CLOSED, "I cannot tell."),
-        (CLOSED, "Yes. Wait, actually no."),
-        (CLOSED, "Maybe"),
-        (MULTI, "A or B"),
-    ],
-)
-def test_a_reply_without_one_answer_is_not_read(record, text):
-    assert read(text, record) is None
+@pytest.mark.parametrize(("record", "answer", "texts"), ANSWERS)
+def test_the_answer_of_a_reply_is_read_or_none_where_there_is_not_one(record, answer, texts):
+    assert {text: read(text, record) for text in texts} == dict.fromkeys(texts, answer)
 
 
 @pytest.mark.parametrize(
@@ -187,19 +118,16 @@ def test_labels_of_boxes_are_no_answers_and_a_draft_in_open_thoughts_is_none():
     assert (draft.answer, draft.problems) == (None, ("thoughts are opened and not closed",))
 
 
-@pytest.mark.parametrize(
-    "piece", ["(", "answer ", "so ", "\\boxed{", "<think>", "A, ", "[1,", "no ", "<answer>", "option ", "the "]
-)
-def test_a_long_reply_takes_little_time(piece):
-    start = time.monotonic()
-    read(piece * (2**17 // len(piece)), MULTI)
-    assert time.monotonic() - start < 20  # seconds; a reading that is quadratic takes minutes
+def test_a_long_reply_takes_little_time():
+    for piece in ("(", "answer ", "so ", "\\boxed{", "<think>", "A, ", "[1,", "no ", "<answer>", "option ", "the "):
+        start = time.process_time()
+        read(piece * (2**17 // len(piece)), MULTI)
+        assert time.process_time() - start < 10, piece  # seconds; a reading that is quadratic takes minutes
 
 
-@pytest.mark.parametrize("written", ["**B**", "B.", '"B"', "`B`", "\uff22", "B<|im_end|>", "(B)."])
-def test_every_dialect_reads_an_answer_without_its_wrapping(written):
-    reply = read_reply(f"<answer> {written} <reason> It is wide. <location> []", "gemex_plain")
-    assert interpret_answer(reply, SINGLE) == "B"
-    assert interpret_answer(
-        read_reply("<answer> ABD <reason> It is. <location> []<|im_end|>", "gemex_plain"), MULTI
-    ) == tuple("ABD")
+def test_every_dialect_reads_an_answer_without_its_wrapping():
+    for written in ("**B**", "B.", '"B"', "`B`", "\uff22", "B<|im_end|>", "(B)."):
+        reply = read_reply(f"<answer> {written} <reason> It is wide. <location> []", "gemex_plain")
+        assert interpret_answer(reply, SINGLE) == "B"
+    reply = read_reply("<answer> ABD <reason> It is. <location> []<|im_end|>", "gemex_plain")
+    assert interpret_answer(reply, MULTI) == tuple("ABD")

@@ -136,21 +136,18 @@ def test_violations_of_the_plain_grammar(text, problem):
     assert problem in read_reply(text, "gemex_plain").problems
 
 
-def test_parts_that_occur_twice_or_end_before_they_begin_are_not_read():
-    twice = read_reply(PUBLISHED.replace("</answer>", "</answer><answer>C</answer>"), "gemex")
-    assert twice.problems == ("<answer> occurs more than once", "</answer> occurs more than once")
-    assert twice.answer is None
-    unclosed = read_reply(PUBLISHED.replace("<answer>", "<answer>A<answer>"), "gemex")
-    assert (unclosed.problems, unclosed.answer) == (("<answer> occurs more than once",), None)
-    turned = read_reply(PUBLISHED.replace("<answer>B</answer>", "</answer>B<answer>"), "gemex")
-    assert (turned.problems, turned.answer) == (("tags are out of order",), None)
-    assert [each.corners for each in turned.references] == [(64, 42, 257, 262)]
-
-
-@pytest.mark.parametrize("dialect", ["gemex", "lvkc", "medclm"])
-def test_names_keep_their_blanks(dialect):
-    record = make_record(references=(Box(" left  lung ", (1, 2, 30, 40)),))
-    assert read_reply(write_reply(record, dialect), dialect).references[0].label == " left  lung "
+@pytest.mark.parametrize(
+    ("old", "new", "problems"),
+    [
+        ("</answer>", "</answer></answer>", ("</answer> occurs more than once",)),
+        ("<answer>", "<answer>A<answer>", ("<answer> occurs more than once",)),
+        ("<answer>B</answer>", "</answer>B<answer>", ("tags are out of order",)),
+    ],
+)  # fmt: skip
+def test_parts_that_occur_twice_or_end_before_they_begin_are_not_read(old, new, problems):
+    reply = read_reply(PUBLISHED.replace(old, new), "gemex")
+    assert (reply.problems, reply.answer) == (problems, None)
+    assert [each.corners for each in reply.references] == [(64, 42, 257, 262)]
 
 
 def test_a_reply_without_thinking_is_read_as_such():

@@ -10,7 +10,7 @@ from policies.qwen.tiny_qwen import IMAGE, tiny
 
 from stepcot_jax.models.low_rank import LowRankSettings, init_low_rank
 from stepcot_jax.models.qwen import SquareQwen
-from stepcot_jax.policies.qwen_policy import FROZEN, LOW_RANK, PLAIN, TRAINED, QwenPolicy
+from stepcot_jax.policies.qwen_policy import LOW_RANK, PLAIN, TRAINED, QwenPolicy
 
 LORA = LowRankSettings(rank=3, alpha=6.0)
 PROMPTS, LENGTHS = np.array([[3, *[IMAGE] * 4, 5]], np.int32), np.array([6], np.int32)
@@ -38,17 +38,14 @@ def test_low_rank_layers():
     plain = score(network, params)
     assert_close(score(policy, parts), plain, 1e-6)
     rng = np.random.default_rng(0)
-    parts[TRAINED] |= {
-        LOW_RANK: jax.tree.map(
-            lambda leaf: jnp.asarray(rng.normal(0, 0.2, leaf.shape), jnp.float32), parts[TRAINED][LOW_RANK]
-        )
-    }
+    drawn = jax.tree.map(
+        lambda leaf: jnp.asarray(rng.normal(0, 0.2, leaf.shape), jnp.float32), parts[TRAINED][LOW_RANK]
+    )
+    parts[TRAINED] |= {LOW_RANK: drawn}
     adapted = score(policy, parts)
     assert np.abs(adapted - plain).max() > 1e-2
     assert_close(score(network, policy.merge(parts)), adapted, 1e-5)
-    gradients = jax.grad(lambda own: jnp.sum(jnp.sin(score(policy, {TRAINED: own, FROZEN: parts[FROZEN]}))))(
-        parts[TRAINED]
-    )
+    gradients = jax.grad(lambda own: jnp.sum(jnp.sin(score(policy, {**parts, TRAINED: own}))))(parts[TRAINED])
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(gradients[LOW_RANK]))
 
 

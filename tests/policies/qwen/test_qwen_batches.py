@@ -114,10 +114,7 @@ def test_sizes_of_images():
         ({"resample": 2}, "resample: 2 is not one of 3"),
         ({"rescale_factor": 1}, "rescale_factor: 1.0 is not 1/255"),
         ({"image_std": [0, 1, 1]}, r"std \(0\.0, 1\.0, 1\.0\) are not finite numbers"),
-        (
-            {"min_pixels": 12_000_000, "max_pixels": 2**24},
-            "min_pixels: 12000000 is not a whole number from 1 to 1048576",
-        ),
+        ({"min_pixels": 12_000_000, "max_pixels": 2**24}, "min_pixels: 12000000 is not .* number from 1 to 1048576"),
         ({"max_pixels": 20}, "min_pixels 100 and max_pixels 20"),
         ({"max_pixels": None}, "size.longest_edge: None is not a whole number"),
     ],
@@ -134,26 +131,12 @@ def test_bad_preprocessing(tmp_path, change, message):
         read_qwen_preprocessing(tmp_path / "nowhere", vision)
 
 
-@pytest.mark.parametrize(
-    ("limits", "expected"),
-    [
-        ({"min_pixels": None, "max_pixels": None}, (64, 640)),
-        ({"do_convert_rgb": None, "do_resize": None, "rescale_factor": None, "image_mean": None}, (64, 640)),
-        ({"min_pixels": 100, "max_pixels": 1000, "size": None}, (100, 1000)),
-    ],
-)
-def test_null_and_missing_limits_are_those_of_size(tmp_path, limits, expected):
-    size = {"shortest_edge": 64, "longest_edge": 640}
-    given = {"patch_size": VISION["patch_size"], "size": size, **limits}
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(given))
-    found = read_qwen_preprocessing(tmp_path, tiny()[0].vision)
-    assert (found.min_pixels, found.max_pixels) == expected
-
-
 def test_preprocessing_inside_processor_config(tmp_path):
     """As transformers 5 saves a processor."""
     vision = tiny()[0].vision
+    nulls = {"min_pixels": None, "do_resize": None, "rescale_factor": None, "image_std": None}
     own = {"patch_size": VISION["patch_size"], "size": {"shortest_edge": 64, "longest_edge": 640}, "resample": 3}
+    own |= nulls  # as missing keys
     inside = {"processor_class": "Qwen2_5_VLProcessor", "image_processor": own | {"image_mean": [0.1, 0.2, 0.3]}}
     (tmp_path / "processor_config.json").write_text(json.dumps(inside))
     found = read_qwen_preprocessing(tmp_path, vision)

@@ -49,19 +49,21 @@ TEXT_TEMPLATE = (
 """The published chat template of Qwen2.5-Instruct without its branches for tools."""
 
 
-@pytest.mark.parametrize("roles", [("user",), ("user", "assistant", "user"), ("system", "user")])
-def test_a_text_model_has_the_system_prompt_of_its_template(tmp_path, roles):
+def test_a_text_model_has_the_system_prompt_of_its_template_and_reads_no_images(tmp_path):
     pytest.importorskip("jinja2")
     write_reader(tmp_path, images=False)
     reader = load_qwen_reader(str(tmp_path))
-    chat = [{"role": role, "content": f"turn {place} of {role}"} for place, role in enumerate(roles)]
-    expected = reader.tokenizer.apply_chat_template(
-        chat, chat_template=TEXT_TEMPLATE, add_generation_prompt=True, tokenize=False
-    )
-    found = reader.write_prompt([Turn(each["role"], each["content"]) for each in chat]).tokens
-    assert reader.tokenizer.decode(found) == expected
-    assert found == reader.tokenizer.encode(expected)
-    assert ("created by Alibaba Cloud" in expected) == (roles[0] != "system")
+    options = {"chat_template": TEXT_TEMPLATE, "add_generation_prompt": True, "tokenize": False}
+    for roles in (("user",), ("user", "assistant", "user"), ("system", "user")):
+        chat = [{"role": role, "content": f"turn {place} of {role}"} for place, role in enumerate(roles)]
+        expected = reader.tokenizer.apply_chat_template(chat, **options)
+        found = reader.write_prompt([Turn(each["role"], each["content"]) for each in chat]).tokens
+        assert found == reader.tokenizer.encode(expected)
+        assert ("created by Alibaba Cloud" in expected) == (roles[0] != "system")
+    assert reader.preprocessing is None
+    assert len(reader.reply([[Turn("user", "Why?")]], longest=2)) == 1
+    with pytest.raises(BadInput, match="text model was shown an image"):
+        reader.reply([[Turn("user", "What?", [PICTURE])]])
 
 
 @pytest.mark.slow
@@ -80,29 +82,17 @@ def test_a_text_cannot_speak_for_the_model(reader):
             reader.reply([[Turn("user", text)]])
 
 
-def test_added_special_tokens_are_refused(tmp_path):
-    write_reader(tmp_path)
-    path = tmp_path / "tokenizer.json"
-    path.write_text(path.read_text().replace("<|endoftext|>", "<|object_ref_start|>"))
-    with pytest.raises(BadInput, match=r"the control token <\|object_ref_start\|> \(expected plain text"):
-        load_qwen_reader(str(tmp_path)).write_prompt([Turn("user", "a <|object_ref_start|>")])
-
-
-def test_a_text_model_reads_no_images(tmp_path):
-    write_reader(tmp_path, images=False)
-    reader = load_qwen_reader(str(tmp_path))
-    assert reader.preprocessing is None
-    assert len(reader.reply([[Turn("user", "Why?")]], longest=2)) == 1
-    with pytest.raises(BadInput, match="text model was shown an image"):
-        reader.reply([[Turn("user", "What?", [PICTURE])]])
-
-
 def test_what_a_reader_needs(tmp_path):
     write_reader(tmp_path)
     assert load_qwen_reader(str(tmp_path), max_pixels=320).preprocessing.max_pixels == 320
-    (tmp_path / "tokenizer.json").write_text((tmp_path / "tokenizer.json").read_text().replace("vision_start", "v"))
+    path = tmp_path / "tokenizer.json"
+    content = path.read_text()
+    path.write_text(content.replace("<|endoftext|>", "<|object_ref_start|>"))
+    with pytest.raises(BadInput, match=r"the control token <\|object_ref_start\|> \(expected plain text"):
+        load_qwen_reader(str(tmp_path)).write_prompt([Turn("user", "a <|object_ref_start|>")])
+    path.write_text(content.replace("vision_start", "v"))
     with pytest.raises(BadInput, match=r"the tokenizer has no <\|vision_start\|>"):
         load_qwen_reader(str(tmp_path)).write_prompt([Turn("user", "What?")])
-    (tmp_path / "tokenizer.json").unlink()
+    path.unlink()
     with pytest.raises(BadInput, match="no tokenizer"):
         load_qwen_reader(str(tmp_path))

@@ -39,31 +39,18 @@ def full_pass(network, params, batch, completions):
     return network.apply({"params": params}, *batch, completions)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_greedy_replies_are_the_likeliest_tokens_of_a_full_pass(dtype):
+def test_greedy_replies_in_bfloat16_are_the_likeliest_tokens_of_a_full_pass():
     config, params = tiny()
-    network, batch = QwenVl(config.sizes, config.vision, dtype), lay_out(config, PROMPTS)
-    params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+    network, batch = QwenVl(config.sizes, config.vision, jnp.bfloat16), lay_out(config, PROMPTS)
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
     found = roll(network, params, batch, greedy=True)
     scores = np.asarray(full_pass(network, params, batch, found.tokens))
     assert scores.dtype == np.float32
     tokens, counted = np.asarray(found.tokens), np.asarray(found.counted)
     assert counted.sum() > 2 * len(PROMPTS)
     chosen = np.take_along_axis(scores, tokens[..., None], axis=-1)[..., 0]
-    # The orders of summation differ: in bfloat16 two tokens that nearly tie may change places.
-    behind = (scores.max(axis=-1) - chosen)[counted]
-    assert behind.max() <= (0 if dtype == jnp.float32 else 0.05)
-
-
-@pytest.mark.slow
-def test_a_reply_does_not_depend_on_its_batch():
-    config, params = tiny()
-    network = QwenVl(config.sizes, config.vision)
-    together = roll(network, params, lay_out(config, PROMPTS), greedy=True)
-    for row, prompt in enumerate(PROMPTS):
-        alone = roll(network, params, lay_out(config, [prompt]), greedy=True)
-        np.testing.assert_array_equal(alone.tokens[0], together.tokens[row])
-        assert_close(alone.log_probs[0], together.log_probs[row], 1e-4)
+    # The orders of summation differ: two tokens that nearly tie may change places.
+    assert (scores.max(axis=-1) - chosen)[counted].max() <= 0.05
 
 
 @pytest.mark.slow
@@ -75,6 +62,9 @@ def test_several_replies_to_each_prompt_share_its_pass():
     logits = full_pass(network, params, batch, found.tokens)
     assert_close(found.log_probs, token_log_probs(logits=logits, tokens=found.tokens, counted=found.counted), 1e-4)
     assert len({tuple(row) for row in np.asarray(found.tokens).tolist()}) > len(PROMPTS)
+    alone = roll(network, params, lay_out(config, PROMPTS[:1]), each=2)  # whatever else is in the batch
+    np.testing.assert_array_equal(alone.tokens, found.tokens[:2])
+    assert_close(alone.log_probs, found.log_probs[:2], 1e-4)
 
 
 def test_any_of_the_stop_tokens_ends_a_reply(tmp_path):

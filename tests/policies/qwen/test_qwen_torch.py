@@ -20,7 +20,6 @@ from stepcot_jax.policies.qwen_inputs import (
     QwenPrompt,
     cut_image,
     lay_out_prompts,
-    pack_images,
     read_qwen_preprocessing,
 )
 from stepcot_jax.policies.qwen_policy import DECODER_AND_PROJECTOR, divide_params, join_params
@@ -40,9 +39,8 @@ def logits(model, prompts, **sizes):
     return run(model.params, *jax.tree.map(jnp.asarray, (images, laid))), jax.tree.map(np.asarray, (laid, ends))
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_logits_of_text(tmp_path, tied):
-    model = make_text(tmp_path, tie_word_embeddings=tied, shards="20KB")
+def test_logits_of_text(tmp_path):
+    model = make_text(tmp_path, tie_word_embeddings=True, shards="20KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
     prompts = [words(1, 12), words(2, 7)]
     found, _ = logits(load_qwen(str(tmp_path), dtype=jnp.float32), [QwenPrompt(tokens) for tokens in prompts])
@@ -110,45 +108,6 @@ def test_a_tied_head_with_images(tmp_path):
         assert torch.equal(again(**inputs).logits[0], expected)
 
 
-@pytest.mark.slow
-def test_vision_tower(vl):
-    model, ours, preprocessing = vl
-    cut = [cut_image(picture(seed, *size), preprocessing) for seed, size in enumerate(SIZES)]
-    inputs = torch_inputs([IMAGE], cut)
-    with torch.inference_mode():
-        expected = model.model.visual(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"]).pooler_output
-    packed, units = pack_images(cut, ours.config.vision)
-    assert any(len(unit) % 4 for unit in units)  # a partial window
-    found = ours.network.apply(
-        {"params": ours.params}, jax.tree.map(jnp.asarray, packed), method=lambda net, images: net.tower(images)
-    )
-    found = np.asarray(found).reshape(-1, found.shape[-1])[np.concatenate(units)]
-    assert expected.abs().mean() > 0.05
-    assert largest_difference(found, expected) <= 1e-4
-
-
-@pytest.mark.slow
-def test_layers_at_published_width(tmp_path):
-    """A decoder layer as wide as Qwen2.5-0.5B's, a windowed and a full block as wide as all towers of Qwen2.5-VL."""
-    vision = {
-        "depth": 2, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 896,
-        "patch_size": 14, "window_size": 112, "fullatt_block_indexes": [1],
-    }  # fmt: skip
-    rotary = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]}
-    model = make_vl(
-        tmp_path, vision=vision, hidden_size=896, num_hidden_layers=1, num_attention_heads=14, num_key_value_heads=2,
-        intermediate_size=4864, rope_parameters=rotary,
-    )  # fmt: skip
-    ours = load_qwen(str(tmp_path), dtype=jnp.float32)
-    preprocessing = read_qwen_preprocessing(tmp_path, ours.config.vision)
-    prompt = QwenPrompt([1, 2, IMAGE, 3, 4, 5], [cut_image(picture(7, 140, 90), preprocessing)])
-    found, (laid, ends) = logits(ours, [prompt])
-    with torch.inference_mode():
-        expected = model(**torch_inputs(laid.tokens[0, : ends.lengths[0]].tolist(), prompt.images)).logits[0]
-    assert expected.abs().mean() > 0.05
-    assert largest_difference(found[0, : ends.lengths[0]], expected) <= 1e-4
-
-
 def test_preprocessing_agrees_with_transformers(vl, tmp_path):
     vision = dataclasses.replace(vl[1].config.vision, patch_size=14, window_size=112)
     for least, most in [(56 * 56, 28 * 28 * 16), (28 * 28 * 20, 28 * 28 * 1280)]:
@@ -166,7 +125,6 @@ def test_preprocessing_agrees_with_transformers(vl, tmp_path):
 
 
 def generated(model, prompts, *, longest, stops):
-    """Greedy replies of our network, as lists of tokens up to the stop token."""
     config = model.config
     images, laid, ends = lay_out_prompts(prompts, image_token=config.image_token, vision=config.vision)
     sampling = Sampling(longest=longest, stop=stops[0], more_stops=stops[1:], greedy=True)
@@ -200,17 +158,6 @@ def test_greedy_replies_of_20_tokens(vl):
     assert max(map(len, found)) == 20
     assert len(stopped[0]) <= 8
     assert len({tuple(reply) for reply in found}) == 4
-
-
-def test_transformers_reads_what_we_write(vl, tmp_path):
-    model, ours, _ = vl
-    write_qwen(tmp_path / "out", ours.params, ours.network, source=ours.folder, dtype=np.float32, most_bytes=30_000)
-    again, report = transformers.Qwen2_5_VLForConditionalGeneration.from_pretrained(
-        tmp_path / "out", output_loading_info=True
-    )
-    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, again.state_dict()[name]), name
 
 
 def test_loss_and_gradients_of_a_reply(vl):
