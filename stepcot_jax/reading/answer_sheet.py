@@ -99,9 +99,7 @@ def write_sheet(
     path: pathlib.Path, rows: Iterable[ChainReading | Row], chain: Chain, *, with_reports: bool = False
 ) -> None:
     """Write readings and problems in the format of the file's suffix, atomically; cells of a CSV run no formulas."""
-    write = {".csv": _write_csv, ".jsonl": _write_lines, ".parquet": _write_parquet}.get(path.suffix.lower())
-    if write is None:
-        raise BadInput(f"--out: {path} ends with none of {', '.join(SUFFIXES)}")
+    write = {".csv": _write_csv, ".jsonl": _write_lines, ".parquet": _write_parquet}[path.suffix.lower()]
     with writing_for("--out", path), writing_whole(path) as file:
         write(file, rows, _find_columns(chain, with_reports=with_reports))
 

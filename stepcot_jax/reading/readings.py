@@ -364,8 +364,12 @@ class ChainReading:
     @property
     def paragraph(self) -> str:
         """The chain as one readable paragraph, after its warnings."""
+        return " ".join([*(f"Warning: {line}." for line in self.warnings), self._text])
+
+    @property
+    def _text(self) -> str:
         answers = [(answer.step, answer.label, None if answer.given else answer.probability) for answer in self.steps]
-        return " ".join([*(f"Warning: {line}." for line in self.warnings), write_paragraph(answers)])
+        return write_paragraph(answers)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain types, for JSON."""
@@ -407,7 +411,7 @@ class ChainReading:
         return self.describe()
 
     def describe(self, *, verbose: bool = False) -> str:
-        """Return the answers, one a line, the paragraph, and notes below it.
+        """Return the warnings and the answers, one a line, the paragraph, and notes below it.
 
         Args:
           verbose: whether the notes say how answer sets were made, with their range, and give the figures of the
@@ -415,10 +419,11 @@ class ChainReading:
         """
         rows = [(answer.step.name, answer.answer, answer.describe_certainty()) for answer in self.steps]
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-        lines = [f"{name:<{widths[0]}}  {answer:<{widths[1]}}  {how}" for name, answer, how in rows]
-        lines += [*self._describe_warnings(), *self._describe_changes()]
+        lines = [f"warning: {line}" for line in self.warnings]
+        lines += [f"{name:<{widths[0]}}  {answer:<{widths[1]}}  {how}" for name, answer, how in rows]
+        lines += self._describe_changes()
         notes = self._describe_notes(verbose=verbose)
-        text = [self.source, *(f"  {line}" for line in lines), self.paragraph, *(f"  {line}" for line in notes)]
+        text = [self.source, *(f"  {line}" for line in lines), self._text, *(f"  {line}" for line in notes)]
         return "\n".join(make_printable(line) for line in text)
 
     def _repr_html_(self) -> str:
@@ -428,7 +433,7 @@ class ChainReading:
             f"<td>{html.escape(answer.describe_certainty())}</td></tr>"
             for answer in self.steps
         )
-        notes = [*self._describe_warnings(), *self._describe_changes(), *self._describe_notes()]
+        notes = [*self._describe_changes(), *self._describe_notes()]
         listed = "".join(f"<li>{html.escape(line)}</li>" for line in notes)
         head = "<tr><th>Question</th><th>Answer</th><th>Probability</th></tr>"
         return f"<table>{head}{rows}</table><p>{html.escape(self.paragraph)}</p><ul>{listed}</ul>"
@@ -453,11 +458,9 @@ class ChainReading:
         elif any(answer.findings for answer in self.steps):
             called = [answer for step in self.steps for answer in step.above]
             lines.append(f"above the operating point: {', '.join(called) or 'none'}")
-        lines.append(str(self.check))
+        # A warning has the score already.
+        lines.append(f"trained on: {self.check.trained_on or 'unknown'}" if self.check.outside else str(self.check))
         return [*lines, f"structured report: {self.report}"] if self.report else lines
-
-    def _describe_warnings(self) -> list[str]:
-        return [f"warning: {line}" for line in self.check.warnings]
 
     def _describe_changes(self) -> list[str]:
         """Return the answers that training never had together and the changes by given answers, one a line."""

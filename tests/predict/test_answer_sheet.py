@@ -90,16 +90,6 @@ def test_three_formats_hold_the_same(tmp_path, monkeypatch):
             assert share is None or float(cell[f"{step.name} probability"]) == pytest.approx(share)
 
 
-def test_other_files_are_refused(tmp_path):
-    with pytest.raises(BadInput, match=r"out.xlsx ends with none of .csv, .jsonl, .parquet"):
-        write_sheet(tmp_path / "out.xlsx", [], DEFAULT_CHAIN)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(BadInput, match="cannot be written"):
-        write_sheet(tmp_path / "file" / "out.csv", [], DEFAULT_CHAIN)
-    assert not is_sheet(tmp_path / "out.txt")
-    assert not is_sheet(tmp_path / "out.jsonl", flag="--json")
-
-
 @pytest.mark.parametrize(
     ("name", "flag", "words"),
     [
