@@ -74,7 +74,7 @@ def test_frozen_encoders_are_left_out_only_when_asked(theirs, tmp_path, capsys):
     found |= {f"student/clip_model.{part}": np.zeros(2, np.int64) for part in ("positions", "weight")}
     safetensors.numpy.save_file(found, theirs)
     dest = tmp_path / "ours.safetensors"
-    with pytest.raises(BadInput, match=r"theirs\.safetensors: unknown tensors: clip_model\.positions, clip_"):
+    with pytest.raises(BadInput, match=r"theirs\.safetensors: .*unknown tensors: clip_model\.positions, clip_model\.w"):
         run(theirs, dest, "--to", "jax")
     assert not dest.exists()
     assert run(theirs, dest, "--to", "jax", "--ignore", "clip_model.", "--ignore", "bert.") == 0

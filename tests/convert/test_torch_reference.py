@@ -1,13 +1,7 @@
 import numpy as np
 import pytest
 
-from stepcot_jax.export.authors import (
-    NETWORKS,
-    entries,
-    flatten,
-    from_torch_networks,
-    to_torch_networks,
-)
+from stepcot_jax.export.authors import NETWORKS, entries, flatten, from_torch_networks, to_torch_networks
 from stepcot_jax.host.errors import BadInput
 
 SIZES = {

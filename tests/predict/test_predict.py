@@ -19,7 +19,7 @@ from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.evaluation.calibration import Calibration
 from stepcot_jax.evaluation.consistency import count_pairs, make_ratios, make_rules, write_pairs
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reading.answer_sheet import column_names
+from stepcot_jax.reading.answer_sheet import find_columns
 from stepcot_jax.reading.corrections import check_given, given_distributions, read_corrections
 from stepcot_jax.reading.loading import load
 from stepcot_jax.reading.programs import Reading
@@ -107,7 +107,7 @@ def test_a_list_or_a_folder_gives_rows(student, images, tmp_path):
     assert [reading.source for reading in found] == [str(images / "b.png"), "image 3"]
     assert list(found.problems) == ["image 2"]
     table = pandas.DataFrame(found.as_rows())
-    assert list(table.columns) == column_names(student.chain)
+    assert list(table.columns) == list(find_columns(student.chain))
     assert table["image"].tolist() == [str(images / "b.png"), "image 2", "image 3"]
     assert table["Diagnosis"].tolist()[::2] == [found[0].answers["Diagnosis"]] * 2
     assert "starts with bytes 74 65 78 74" in table["problem"][1]

@@ -236,7 +236,7 @@ def test_items_of_sequences_come_without_people_comments_and_private_elements(sy
     report = read_back(report)
     kept = report.ProcedureCodeSequence[0]
     assert {element.keyword for element in kept} == {
-        *("CodeValue", "CodingSchemeDesignator", "CodeMeaning", "EquivalentCodeSequence"),
+        *("CodeValue", "CodingSchemeDesignator", "CodeMeaning", "EquivalentCodeSequence")
     }
     assert kept.EquivalentCodeSequence[0].LongCodeValue == "kept"
     assert kept.EquivalentCodeSequence[0].MappingResourceName == "kept too"
@@ -245,7 +245,7 @@ def test_items_of_sequences_come_without_people_comments_and_private_elements(sy
     issuer = identifiers.IssuerOfPatientIDQualifiersSequence[0]
     assert issuer.UniversalEntityID == "1.2.3"
     assert {element.keyword for element in issuer.AssigningJurisdictionCodeSequence[0]} == {
-        *("CodeValue", "CodingSchemeDesignator", "CodeMeaning"),
+        *("CodeValue", "CodingSchemeDesignator", "CodeMeaning")
     }
     doctor = report.ReferringPhysicianIdentificationSequence[0]
     assert [element.keyword for element in doctor] == ["InstitutionCodeSequence"]

@@ -26,13 +26,7 @@ from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.cases import open_run
 from stepcot_jax.tools.readers import command as tool
-from stepcot_jax.tools.readers.forms import (
-    check_names,
-    choose_stratified,
-    identify_form,
-    read_key,
-    share_out,
-)
+from stepcot_jax.tools.readers.forms import check_names, choose_stratified, identify_form, read_key, share_out
 
 
 @pytest.fixture(scope="module")

@@ -9,15 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from readers.reader_samples import (
-    CHAIN,
-    fill,
-    guess,
-    make_sample,
-    read_cells,
-    write_cells,
-    write_folder,
-)
+from readers.reader_samples import CHAIN, fill, guess, make_sample, read_cells, write_cells, write_folder
 from sklearn.metrics import accuracy_score, cohen_kappa_score, f1_score, recall_score
 
 from stepcot_jax.annotate.agreement import fleiss_kappa

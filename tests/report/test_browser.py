@@ -63,10 +63,7 @@ def cases():
 @pytest.fixture(scope="module")
 def path(cases, tmp_path_factory):
     curves = draw_lines([(EVIL, [(1, 0.1), (2, 0.4), (3, 0.5)])], title=EVIL, x_label="epoch", y_label="accuracy")
-    sections = [
-        Section("curves", EVIL, EVIL, curves),
-        write_cases(cases, DEFAULT_CHAIN, notes=[EVIL]),
-    ]
+    sections = [Section("curves", EVIL, EVIL, curves), write_cases(cases, DEFAULT_CHAIN, notes=[EVIL])]
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(write_report(title=f"Run {EVIL}", about=[EVIL], sections=sections, writer="a test"))
     return path
