@@ -296,16 +296,17 @@ def _answer_steps(
         shares = tuple(own.tolist()) if own.any() else ()
         labels = [int(np.argmax(shares))] * len(probabilities) if shares else probabilities.argmax(axis=1).tolist()
         spread = None if calibration is None else calibration.coverage_range(model, position)
-        included, chosen = None, {}
+        chosen: Points = {}
+        included: list[list[bool]] | None = None
         if not given[: position + 1].any():  # sets and operating points were fitted without given answers
             chosen = find_points(step, points, model)
             included = None if reading.answer_sets is None else reading.answer_sets[:, position].tolist()
         orders = np.argsort(-probabilities, axis=1, kind="stable").tolist()
         rows = []
         for case, (label, row, order) in enumerate(zip(labels, probabilities.tolist(), orders, strict=True)):
-            held = (
-                None if included is None else tuple(step.options[answer] for answer in order if included[case][answer])
-            )
+            held = None
+            if included is not None:
+                held = tuple(step.options[answer] for answer in order if included[case][answer])
             rows.append(StepAnswer(step, label, tuple(row), shares, held, spread, chosen))
         answered.append(rows)
     return answered

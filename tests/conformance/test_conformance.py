@@ -142,9 +142,7 @@ class Bomb:
 
 
 def broken(kind, path):
-    if kind == "text":
-        path.write_text("not a zip")
-    elif kind == "damaged":
+    if kind == "damaged":
         np.savez(path, meta=np.zeros(5000))
         data = bytearray(path.read_bytes())
         data[2000] ^= 255
@@ -156,7 +154,7 @@ def broken(kind, path):
         np.savez(path, meta=np.array([Bomb()], dtype=object))
 
 
-@pytest.mark.parametrize("kind", ["absent", "text", "damaged", "one array", "pickled"])
+@pytest.mark.parametrize("kind", ["absent", "damaged", "one array", "pickled"])
 def test_a_broken_or_malicious_file_exits_with_2(tmp_path, capsys, kind):
     path = tmp_path / "golden.npz"
     broken(kind, path)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from oracles.operating_points import operating_points
 from PIL import Image
-from report.browser import contrasts_of, find_broken_words, find_violations, open_browser, spread_of, watch
+from report.browser import contrasts_of, find_broken_words, find_violations, open_browser, watch
 from report.finished_workdir import make_split
 from trained_workdir import small_settings
 
@@ -180,20 +180,6 @@ def test_a_case_shows_every_step_and_its_map(page, cases):
     assert not canvas.is_visible()
     page.tab.keyboard.press("Escape")
     assert not page.tab.locator("dialog#case").is_visible()
-
-
-def test_a_phone_needs_no_sideways_scrolling(browser, path, tmp_path):
-    with watch(browser, f"file://{path}", width=375, scheme="dark") as page:
-        assert page.overflow == 0
-        page.tab.locator("#cases").scroll_into_view_if_needed()
-        page.tab.screenshot(path=tmp_path / "phone.png")
-        assert spread_of(tmp_path / "phone.png") > 10
-        page.tab.locator(".case-card").first.click()
-        assert page.overflow == 0
-        box = page.tab.locator("dialog#case").bounding_box()
-        assert box["x"] >= 0
-        assert box["x"] + box["width"] <= 375
-        assert page.tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
 
 
 BROKEN_RULE = "Detection: Mixed with Diagnosis: Normal"
