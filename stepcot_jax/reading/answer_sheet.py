@@ -37,12 +37,8 @@ def is_sheet(path: pathlib.Path, *, flag: str = "") -> bool:
     return ending in SUFFIXES and not flag
 
 
-def column_names(chain: Chain, *, with_reports: bool = False) -> list[str]:
+def find_columns(chain: Chain, *, with_reports: bool = False) -> dict[str, type]:
     """Return the columns of a sheet: image, problem, warnings, gate score, six for each step, and the report's file."""
-    return list(_find_columns(chain, with_reports=with_reports))
-
-
-def _find_columns(chain: Chain, *, with_reports: bool) -> dict[str, type]:
     of_step = {"": str, " probability": float, " probabilities": str, " set": str, " above": str, " thresholds": str}
     columns: dict[str, type] = {"image": str, PROBLEM: str, WARNINGS: str, GATE_SCORE: float}
     columns |= {f"{step.name}{kind}": cell for step in chain.steps for kind, cell in of_step.items()}
@@ -50,7 +46,7 @@ def _find_columns(chain: Chain, *, with_reports: bool) -> dict[str, type]:
 
 
 def as_row(reading: ChainReading) -> Row:
-    """Return a reading as one row of the columns of `column_names`; None for parts that the run does not have."""
+    """Return a reading as one row of the columns of `find_columns`; None for parts that the run does not have."""
     row: Row = {"image": reading.source, PROBLEM: ""}
     row |= {WARNINGS: "; ".join(reading.warnings), GATE_SCORE: reading.check.gate_score}
     for answer in reading.steps:
@@ -99,11 +95,9 @@ def write_sheet(
     path: pathlib.Path, rows: Iterable[ChainReading | Row], chain: Chain, *, with_reports: bool = False
 ) -> None:
     """Write readings and problems in the format of the file's suffix, atomically; cells of a CSV run no formulas."""
-    write = {".csv": _write_csv, ".jsonl": _write_lines, ".parquet": _write_parquet}.get(path.suffix.lower())
-    if write is None:
-        raise BadInput(f"--out: {path} ends with none of {', '.join(SUFFIXES)}")
+    write = {".csv": _write_csv, ".jsonl": _write_lines, ".parquet": _write_parquet}[path.suffix.lower()]
     with writing_for("--out", path), writing_whole(path) as file:
-        write(file, rows, _find_columns(chain, with_reports=with_reports))
+        write(file, rows, find_columns(chain, with_reports=with_reports))
 
 
 def _write_lines(file: BinaryIO, rows: Iterable[ChainReading | Row], columns: Mapping[str, type]) -> None:

@@ -183,11 +183,7 @@ class ImageReader:
         return readings
 
     def read_files(
-        self,
-        paths: Iterable[pathlib.Path],
-        *,
-        given: Given | None = None,
-        refuse: Callable[[str], None],
+        self, paths: Iterable[pathlib.Path], *, given: Given | None = None, refuse: Callable[[str], None]
     ) -> Iterator[ChainReading]:
         """Read files in batches; an unreadable one is skipped and reported to `refuse`."""
         shares = self.distributions(given)

@@ -262,11 +262,7 @@ class PolicyReader:
             raise BadInput(f"temperature: {temperature} is not a finite number above 0")
         record = ask_question(question, image_size=(size, size), choices=choices, kind=kind)
         tokens = encode_prompt(
-            record,
-            trained.tokenizer,
-            trained.run,
-            prompt_length=trained.lengths.prompt_length,
-            workdir=trained.workdir,
+            record, trained.tokenizer, trained.run, prompt_length=trained.lengths.prompt_length, workdir=trained.workdir
         )
         picture = read_pixels(image, max_pixels=trained.max_pixels)
         sampling = Sampling(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from stepcot_jax.chain import NOT_APPLICABLE, PUBLISHED_STEPS, Chain, Step, fold
 from stepcot_jax.data.images.projections import Projection
@@ -112,14 +112,6 @@ def find_points(step: Step, points: "OperatingPoints | None", model: str) -> Poi
         for label, option in enumerate(step.options)
         if option in chosen
     }
-
-
-def find_called(points: Points, probabilities: Sequence[float]) -> tuple[Finding, ...]:
-    """Return the answers with an operating point, most probable first, equal ones in the order of the options."""
-    chosen = (
-        (probabilities[label], points[label]) for label in sorted(points, key=lambda label: -probabilities[label])
-    )
-    return tuple(Finding(answer, share, *figures) for share, (answer, *figures) in chosen)
 
 
 def describe_called(findings: Mapping[str, Sequence[Finding]], rule: str) -> list[str]:
@@ -253,8 +245,10 @@ class StepAnswer:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """The answers with an operating point, most probable first."""
-        return find_called(self.points, self.probabilities)
+        """The answers with an operating point, most probable first, equal ones in the order of the options."""
+        order = sorted(self.points, key=lambda label: -self.probabilities[label])
+        chosen = ((self.probabilities[label], self.points[label]) for label in order)
+        return tuple(Finding(answer, share, *figures) for share, (answer, *figures) in chosen)
 
     @property
     def above(self) -> tuple[str, ...]:
@@ -285,39 +279,37 @@ class StepAnswer:
         return " or ".join([percent(self.probability), *([", ".join(others)] if others else [])])
 
 
-def answer_step(
-    step: Step,
-    probabilities: Float[np.ndarray, "case answer"],
-    given: Float[np.ndarray, "step answer"],
-    position: int,
-    sets: Bool[np.ndarray, "case answer"] | None,
-    points: "OperatingPoints | None",
+def _answer_steps(
+    reading: Reading,
+    chain: Chain,
     model: str,
-    spread: tuple[float, float] | None = None,
-) -> list[StepAnswer]:
-    """Return the answers of all cases to a step; `given` are a person's distributions, zeros without."""
-    probabilities = probabilities[:, : step.num_answers]
-    shares = tuple(given[position, : step.num_answers].tolist()) if given[position].any() else ()
-    labels = [int(np.argmax(shares))] * len(probabilities) if shares else probabilities.argmax(axis=1).tolist()
-    numbers = [tuple(row) for row in probabilities.tolist()]
-    if given[: position + 1].any():  # sets and operating points were fitted without given answers
-        pairs = zip(labels, numbers, strict=True)
-        return [StepAnswer(step, label, row, shares, None, spread) for label, row in pairs]
-    orders = np.argsort(-probabilities, axis=1, kind="stable").tolist()
-    chosen = find_points(step, points, model)
-    included = [None] * len(probabilities) if sets is None else sets.tolist()
-    return [
-        StepAnswer(
-            step,
-            label,
-            row,
-            (),
-            None if held is None else tuple(step.options[option] for option in order if held[option]),
-            spread,
-            chosen,
-        )
-        for label, row, order, held in zip(labels, numbers, orders, included, strict=True)
-    ]
+    *,
+    given: Float[np.ndarray, "step answer"],
+    calibration: "Calibration | None",
+    points: "OperatingPoints | None",
+) -> list[list[StepAnswer]]:
+    """Return the answers of all cases to each step; `given` are a person's distributions, zeros without."""
+    answered = []
+    for position, step in enumerate(chain.steps):
+        probabilities = reading.probabilities[:, position, : step.num_answers]
+        own = given[position, : step.num_answers]
+        shares = tuple(own.tolist()) if own.any() else ()
+        labels = [int(np.argmax(shares))] * len(probabilities) if shares else probabilities.argmax(axis=1).tolist()
+        spread = None if calibration is None else calibration.coverage_range(model, position)
+        chosen: Points = {}
+        included: list[list[bool]] | None = None
+        if not given[: position + 1].any():  # sets and operating points were fitted without given answers
+            chosen = find_points(step, points, model)
+            included = None if reading.answer_sets is None else reading.answer_sets[:, position].tolist()
+        orders = np.argsort(-probabilities, axis=1, kind="stable").tolist()
+        rows = []
+        for case, (label, row, order) in enumerate(zip(labels, probabilities.tolist(), orders, strict=True)):
+            held = None
+            if included is not None:
+                held = tuple(step.options[answer] for answer in order if included[case][answer])
+            rows.append(StepAnswer(step, label, tuple(row), shares, held, spread, chosen))
+        answered.append(rows)
+    return answered
 
 
 @dataclasses.dataclass(frozen=True)
@@ -364,8 +356,12 @@ class ChainReading:
     @property
     def paragraph(self) -> str:
         """The chain as one readable paragraph, after its warnings."""
+        return " ".join([*(f"Warning: {line}." for line in self.warnings), self._text])
+
+    @property
+    def _text(self) -> str:
         answers = [(answer.step, answer.label, None if answer.given else answer.probability) for answer in self.steps]
-        return " ".join([*(f"Warning: {line}." for line in self.warnings), write_paragraph(answers)])
+        return write_paragraph(answers)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain types, for JSON."""
@@ -407,7 +403,7 @@ class ChainReading:
         return self.describe()
 
     def describe(self, *, verbose: bool = False) -> str:
-        """Return the answers, one a line, the paragraph, and notes below it.
+        """Return the warnings and the answers, one a line, the paragraph, and notes below it.
 
         Args:
           verbose: whether the notes say how answer sets were made, with their range, and give the figures of the
@@ -415,10 +411,11 @@ class ChainReading:
         """
         rows = [(answer.step.name, answer.answer, answer.describe_certainty()) for answer in self.steps]
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-        lines = [f"{name:<{widths[0]}}  {answer:<{widths[1]}}  {how}" for name, answer, how in rows]
-        lines += [*self._describe_warnings(), *self._describe_changes()]
+        lines = [f"warning: {line}" for line in self.warnings]
+        lines += [f"{name:<{widths[0]}}  {answer:<{widths[1]}}  {how}" for name, answer, how in rows]
+        lines += self._describe_changes()
         notes = self._describe_notes(verbose=verbose)
-        text = [self.source, *(f"  {line}" for line in lines), self.paragraph, *(f"  {line}" for line in notes)]
+        text = [self.source, *(f"  {line}" for line in lines), self._text, *(f"  {line}" for line in notes)]
         return "\n".join(make_printable(line) for line in text)
 
     def _repr_html_(self) -> str:
@@ -428,7 +425,7 @@ class ChainReading:
             f"<td>{html.escape(answer.describe_certainty())}</td></tr>"
             for answer in self.steps
         )
-        notes = [*self._describe_warnings(), *self._describe_changes(), *self._describe_notes()]
+        notes = [*self._describe_changes(), *self._describe_notes()]
         listed = "".join(f"<li>{html.escape(line)}</li>" for line in notes)
         head = "<tr><th>Question</th><th>Answer</th><th>Probability</th></tr>"
         return f"<table>{head}{rows}</table><p>{html.escape(self.paragraph)}</p><ul>{listed}</ul>"
@@ -453,11 +450,9 @@ class ChainReading:
         elif any(answer.findings for answer in self.steps):
             called = [answer for step in self.steps for answer in step.above]
             lines.append(f"above the operating point: {', '.join(called) or 'none'}")
-        lines.append(str(self.check))
+        # A warning has the score already.
+        lines.append(f"trained on: {self.check.trained_on or 'unknown'}" if self.check.outside else str(self.check))
         return [*lines, f"structured report: {self.report}"] if self.report else lines
-
-    def _describe_warnings(self) -> list[str]:
-        return [f"warning: {line}" for line in self.check.warnings]
 
     def _describe_changes(self) -> list[str]:
         """Return the answers that training never had together and the changes by given answers, one a line."""
@@ -509,31 +504,6 @@ def make_readings(
             **words,
         )
         for case, (source, steps) in enumerate(zip(sources, answered, strict=True))
-    ]
-
-
-def _answer_steps(
-    reading: Reading,
-    chain: Chain,
-    model: str,
-    *,
-    given: Float[np.ndarray, "step answer"],
-    calibration: "Calibration | None",
-    points: "OperatingPoints | None",
-) -> list[list[StepAnswer]]:
-    sets = reading.answer_sets
-    return [
-        answer_step(
-            step,
-            reading.probabilities[:, position],
-            given,
-            position,
-            None if sets is None else sets[:, position],
-            points,
-            model,
-            None if calibration is None else calibration.coverage_range(model, position),
-        )
-        for position, step in enumerate(chain.steps)
     ]
 
 

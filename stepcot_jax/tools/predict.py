@@ -68,10 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.ask and len(paths) > 1:
         raise BadInput(f"--ask: found {len(paths)} images, expected 1")
     reader = load(
-        find_path(options.checkpoint),
-        model=options.model,
-        batch_size=min(BATCH_SIZE, len(paths)),
-        pairs=options.pairs,
+        find_path(options.checkpoint), model=options.model, batch_size=min(BATCH_SIZE, len(paths)), pairs=options.pairs
     )
     _read_and_write(options, reader, paths, complaints, given=given, has_rows=has_rows)
     return EXIT_UNREADABLE if complaints.num_refused else 0

@@ -82,20 +82,14 @@ KEY_OF_GROUP = {
 
 
 def test_a_wrong_number_fails_its_group_alone(arrays, write, capsys):
-    for group, key in KEY_OF_GROUP.items():
+    for group, key in {**KEY_OF_GROUP, "gru": "gru/out"}.items():
         changed = arrays[key].copy()
-        changed.flat[0] += 0.01 * max(1.0, abs(changed.flat[0]))
+        changed.flat[0] = np.nan if group == "gru" else changed.flat[0] + 0.01 * max(1.0, abs(changed.flat[0]))
         code, results = run(capsys, write(arrays, **{key: changed}))
         assert code == 1
-        assert [result["group"] for result in results if not result["ok"]] == [group]
-
-
-def test_an_error_that_is_not_finite_is_null_and_fails(arrays, write, capsys):
-    changed = arrays["gru/out"].copy()
-    changed[0, 0] = np.nan
-    code, results = run(capsys, write(arrays, **{"gru/out": changed, "train/losses": arrays["train/losses"][:1]}))
-    failed = {result["group"]: result["max_error"] for result in results if not result["ok"]}
-    assert (code, failed) == (1, {"gru": None, "train_losses": None})
+        failed = [result for result in results if not result["ok"]]
+        assert [result["group"] for result in failed] == [group]
+        assert (failed[0]["max_error"] is None) == (group == "gru")
 
 
 def test_error_is_absolute_or_relative_whichever_is_smaller():
@@ -117,15 +111,11 @@ def put(name, make):
     [
         (drop("meta"), ["'meta'"]),
         (drop("gru/out"), ["gru/out"]),
-        (drop("inputs/labels"), ["inputs/labels"]),
         (drop("loss/paper/w_per_step"), ["loss/paper/w_per_step"]),
         (drop("params/teacher/pred2mem.weight"), ["missing", "pred2mem.weight"]),
         (put("params/student/step_heads.1.bias", lambda array: array[:1]), ["step_heads.1.bias", "[1]", "[2]"]),
-        (put("params/proj_s/bias", lambda array: array * np.nan), ["proj_s/bias", "not finite"]),
         (put("inputs/labels", lambda array: array[:, :2]), ["inputs/labels", "[4, 2]", "[4, 3]"]),
-        (put("meta", lambda array: array[:-3]), ["meta: "]),
         (lambda arrays: with_meta(arrays, gat_layers=None), ["meta", "`gat_layers`"]),
-        (lambda arrays: with_meta(arrays, temperature="hot"), ["temperature", "float", "got `str`"]),
         (lambda arrays: with_meta(arrays, batch=0), ["$.batch", ">= 1"]),
         (lambda arrays: with_meta(arrays, gat_heads=4), ["teacher_dim", "4 * 3"]),
         (lambda arrays: with_meta(arrays, layer_norm_eps=1e-6), ["layer_norm_eps", "1e-06", "1e-05"]),
@@ -152,9 +142,7 @@ class Bomb:
 
 
 def broken(kind, path):
-    if kind == "text":
-        path.write_text("not a zip")
-    elif kind == "damaged":
+    if kind == "damaged":
         np.savez(path, meta=np.zeros(5000))
         data = bytearray(path.read_bytes())
         data[2000] ^= 255
@@ -166,7 +154,7 @@ def broken(kind, path):
         np.savez(path, meta=np.array([Bomb()], dtype=object))
 
 
-@pytest.mark.parametrize("kind", ["absent", "text", "damaged", "one array", "pickled"])
+@pytest.mark.parametrize("kind", ["absent", "damaged", "one array", "pickled"])
 def test_a_broken_or_malicious_file_exits_with_2(tmp_path, capsys, kind):
     path = tmp_path / "golden.npz"
     broken(kind, path)

@@ -54,13 +54,8 @@ def test_dots_and_bare_state_dicts_are_read(tmp_path):
     assert named_tensors.to_torch_tensors(expected, network="student").keys() == bare.keys()
     with pytest.raises(BadInput, match="does not start with a network"):
         named_tensors.to_jax_tensors(bare)
-
-
-def test_a_tensor_named_in_two_ways_is_refused():
-    found = {f"student/{name}": array for name, array in tensors_of("student").items()}
-    found["student.step_heads.0.bias"] = found["student/step_heads.0.bias"]
     with pytest.raises(BadInput, match="twice"):
-        named_tensors.to_jax_tensors(found)
+        named_tensors.to_jax_tensors(dotted | {"student/step_heads.0.bias": bare["step_heads.0.bias"]})
 
 
 def test_a_pt_of_nested_state_dicts_is_read(tmp_path):
@@ -79,21 +74,11 @@ def test_frozen_encoders_are_left_out_only_when_asked(theirs, tmp_path, capsys):
     found |= {f"student/clip_model.{part}": np.zeros(2, np.int64) for part in ("positions", "weight")}
     safetensors.numpy.save_file(found, theirs)
     dest = tmp_path / "ours.safetensors"
-    with pytest.raises(BadInput, match=r"unknown tensors: clip_model\.positions, clip_model\.weight"):
+    with pytest.raises(BadInput, match=r"theirs\.safetensors: .*unknown tensors: clip_model\.positions, clip_model\.w"):
         run(theirs, dest, "--to", "jax")
     assert not dest.exists()
     assert run(theirs, dest, "--to", "jax", "--ignore", "clip_model.", "--ignore", "bert.") == 0
     assert json.loads(capsys.readouterr().out)["ignored"] == {"clip_model.": 2, "bert.": 0}
-
-
-def test_refusals_name_the_source(theirs, tmp_path):
-    ours = tmp_path / "ours.safetensors"
-    with pytest.raises(BadInput, match=r"theirs\.safetensors: unknown tensors: proj_s"):
-        run(theirs, ours, "--to", "torch")
-    ours.write_bytes(b"precious")
-    with pytest.raises(BadInput, match="--force"):
-        run(theirs, ours, "--to", "jax")
-    assert run(theirs, ours, "--to", "jax", "--force") == 0
 
 
 def test_the_best_weights_of_a_run_are_taken(tmp_path, capsys):

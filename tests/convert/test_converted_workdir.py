@@ -143,36 +143,36 @@ def test_a_teacher_alone_is_a_teachers_run_and_says_what_is_random(sources, tmp_
 
 
 def test_what_does_not_fit_is_named_and_leaves_nothing(sources, tmp_path):
-    dest = tmp_path / "run"
-    with pytest.raises(BadInput, match=r"student\.safetensors: .*found student; a workdir needs the teacher's tensors"):
-        run(sources, dest, source="student.safetensors")
-    steps = [dataclasses.asdict(step) for step in DEFAULT_CHAIN.steps]
+    dest, steps = tmp_path / "run", [dataclasses.asdict(step) for step in DEFAULT_CHAIN.steps]
     (tmp_path / "short.json").write_text(json.dumps(steps[:-1]))
-    with pytest.raises(BadInput, match=r"short\.json: 6 steps; the tensors have 7"):
-        run(sources, dest, "--chain", tmp_path / "short.json")
     steps[1]["options"] = steps[1]["options"][:-1]
     (tmp_path / "other.json").write_text(json.dumps(steps))
-    with pytest.raises(BadInput, match=r"other\.json, step 'Lesion distribution': 3 options; the tensors have 4"):
-        run(sources, dest, "--chain", tmp_path / "other.json")
     write_clip(tmp_path / "wide", projection_dim=20)
-    with pytest.raises(BadInput, match=r"image_projection.* does not fit settings.json"):
-        run(sources, dest, "--image-encoder", tmp_path / "wide")
-    assert not dest.exists()
-    arguments = [str(sources / "theirs.safetensors"), str(dest), "--to", "jax"]
-    with pytest.raises(BadInput, match=r"--chain is required to write the workdir .*; DEST\.safetensors writes a file"):
-        convert.main(arguments)
-    with pytest.raises(BadInput, match=r"--chain is for a workdir \(--to jax, DEST a new folder\)"):
-        convert.main([arguments[0], f"{dest}.safetensors", "--to", "jax", "--chain", "x"])
-    with pytest.raises(
-        BadInput, match=r"image_encoder.weights is required .*; --image-encoder and --text-encoder name"
+    theirs = str(sources / "theirs.safetensors")
+    convert_to = lambda dest, *more: convert.main([theirs, str(dest), "--to", "jax", *more])  # noqa: E731
+    for refused, words in (
+        (lambda: run(sources, dest, source="student.safetensors"), "found student; a workdir needs the teacher's"),
+        (lambda: run(sources, dest, "--chain", tmp_path / "short.json"), r"short\.json: 6 steps; the tensors have 7"),
+        (
+            lambda: run(sources, dest, "--chain", tmp_path / "other.json"),
+            r"other\.json, step 'Lesion distribution': 3 options; the tensors have 4",
+        ),
+        (lambda: run(sources, dest, "--image-encoder", tmp_path / "wide"), "image_projection.* does not fit settings"),
+        (lambda: convert_to(dest), r"--chain is required to write the workdir .*; DEST\.safetensors writes a file"),
+        (lambda: convert_to(f"{dest}.safetensors", "--chain", "x"), r"--chain is for a workdir \(--to jax, DEST a new"),
+        (
+            lambda: convert_to(dest, "--chain", str(sources / "chain.json")),
+            "image_encoder.weights is required .*; --image-encoder and --text-encoder name",
+        ),
+        (lambda: load_trained(sources / "theirs.safetensors"), r"theirs\.safetensors is a file; expected the workdir"),
     ):
-        convert.main([*arguments, "--chain", str(sources / "chain.json")])
+        with pytest.raises(BadInput, match=words):
+            refused()
+    assert not dest.exists()
     dest.mkdir()
     (dest / "file").touch()
     with pytest.raises(BadInput, match="is not empty"):
         run(sources, dest)
-    with pytest.raises(BadInput, match=r"theirs\.safetensors is a file; expected the workdir of a run .*convert"):
-        load_trained(sources / "theirs.safetensors")
 
 
 def test_sources_and_the_chain_may_be_on_a_store(workdir, sources, tmp_path, monkeypatch):

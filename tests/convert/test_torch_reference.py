@@ -1,14 +1,7 @@
 import numpy as np
 import pytest
 
-from stepcot_jax.export.authors import (
-    NETWORKS,
-    entries,
-    find_sizes,
-    flatten,
-    from_torch_networks,
-    to_torch_networks,
-)
+from stepcot_jax.export.authors import NETWORKS, entries, flatten, from_torch_networks, to_torch_networks
 from stepcot_jax.host.errors import BadInput
 
 SIZES = {
@@ -51,31 +44,6 @@ def test_both_ways_give_every_tensor_back_exactly(memory):
     assert_same(to_torch_networks(params), tensors)
     assert_same(from_torch_networks(to_torch_networks(params)), params)
     assert sum(leaf.size for leaf in flatten(params).values()) == sum(leaf.size for leaf in flatten(tensors).values())
-
-
-def test_sizes_are_found():
-    assert find_sizes(make_tensors()) == SIZES
-
-
-def test_names_and_shapes_are_those_of_the_modules():
-    import jax
-
-    from stepcot_jax.models.student import Student
-    from stepcot_jax.models.teacher import Teacher
-
-    images, texts = jax.numpy.zeros((1, 7)), jax.numpy.zeros((1, 3, 6))
-    teacher, student = Teacher((3, 2, 4), width=6, num_layers=2, num_heads=2), Student((3, 2, 4), width=5)
-
-    def init(key):
-        return {
-            "teacher": teacher.init(key, image_features=images, text_features=texts, deterministic=True)["params"],
-            "student": student.init(key, image_features=images, deterministic=True)["params"],
-        }
-
-    expected = jax.tree.map(lambda leaf: leaf.shape, jax.eval_shape(init, jax.random.key(0)))
-    params = from_torch_networks(make_tensors())
-    found = jax.tree.map(lambda leaf: leaf.shape, {name: params[name] for name in expected})
-    assert found == expected
 
 
 def test_names_are_those_of_the_golden_file(shared):
@@ -122,28 +90,15 @@ def test_a_shape_that_contradicts_the_others_is_refused(network, name, shape, ex
     assert str(refused.value).count("shape") == 1  # no other tensor is blamed
 
 
-def test_networks_with_different_numbers_of_steps_are_refused():
+def test_what_no_parameter_can_be_is_refused_by_name():
     tensors = make_tensors()
-    tensors["student"] = {
-        name: array for name, array in tensors["student"].items() if not name.startswith("step_heads.2")
-    }
+    for value, words in ((np.zeros(4, np.int64), "int64"), (np.array([0, np.inf, np.nan, 0]), "not finite")):
+        tensors["student"]["step_heads.2.bias"] = value
+        with pytest.raises(BadInput, match=rf"student/step_heads\.2\.bias \(.*{words}"):
+            from_torch_networks(tensors)
+    own = {name: array for name, array in make_tensors()["student"].items() if not name.startswith("step_heads.2")}
     with pytest.raises(BadInput, match="teacher has 3 steps and student 2"):
-        from_torch_networks(tensors)
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        (np.zeros(4, np.int64), "int64"),
-        (np.array([0, np.inf, 0, 0], np.float32), "not finite"),
-        (np.array([0, np.nan, 0, 0], np.float64), "not finite"),
-    ],
-)
-def test_what_no_parameter_can_be_is_refused_by_name(value, words):
-    tensors = make_tensors()
-    tensors["student"]["step_heads.2.bias"] = value
-    with pytest.raises(BadInput, match=rf"student/step_heads\.2\.bias \(.*{words}"):
-        from_torch_networks(tensors)
+        from_torch_networks(tensors | {"student": own})
 
 
 def test_half_precision_becomes_float32_exactly():

@@ -7,7 +7,6 @@ import pytest
 from annotate.misbehaving_server import MisbehavingServer, read_data
 from evaluate_replies.asked import ask, write_folder, write_replies
 
-from stepcot_jax.annotate.llm.judge import describe_picture
 from stepcot_jax.host.errors import RunStopped
 from stepcot_jax.tools.evaluate_replies.command import main
 
@@ -90,24 +89,18 @@ def test_stages_are_rated_and_labelled_where_facts_are_missing(folder):
     records = [msgspec.structs.replace(record, facts={}) for record in RECORDS]
     write_folder(folder, records)
     replies = write_replies(folder / "mine.jsonl", records, dialect="lvkc", keep=lambda place: place < 10)
+    flags = ["--judge-stages", "--open-score", "exact", "--dialect", "lvkc"]
     with MisbehavingServer(judge) as server:
-        found = score(
-            folder, replies, server, "--judge-stages", "--open-score", "exact", "--dialect", "lvkc", "--missing", "skip"
-        )
+        stages = score(folder, replies, server, *flags, "--missing", "skip")["stages"]
         assert len(server.requests) == 2 * 2
-    stages = found["stages"]
-    assert {name: each["value"] for name, each in stages["rated"].items()} == {
-        "localisation": 5, "visual": 4, "knowledge": 3, "conclusion": 2
-    }  # fmt: skip
-    assert stages["step_quality"]["description"]["value"] == 0.75
-    assert stages["step_quality"]["reasoning"]["value"] == 0.5
-    table = (folder / "out" / "rated_stages.md").read_text()
-    with MisbehavingServer(judge) as server:
-        stages = score(folder, replies, server, "--judge-stages", "--open-score", "exact", "--dialect", "lvkc")[
-            "stages"
-        ]
+        assert {name: each["value"] for name, each in stages["rated"].items()} == {
+            "localisation": 5, "visual": 4, "knowledge": 3, "conclusion": 2
+        }  # fmt: skip
+        assert stages["step_quality"]["description"]["value"] == 0.75
+        assert stages["step_quality"]["reasoning"]["value"] == 0.5
+        assert "| 5.00" in (folder / "out" / "rated_stages.md").read_text()
+        stages = score(folder, replies, server, *flags)["stages"]
     assert stages["step_quality"]["description"]["value"] == pytest.approx(0.75 * 2 / 16)
-    assert "| 5.00" in table
 
 
 def test_only_what_counts_is_judged(folder):
@@ -128,12 +121,3 @@ def test_facts_go_before_labels(folder):
         assert len(server.requests) == 2
     assert stages["rated"]["visual"]["value"] == 4
     assert stages["step_quality"]["together"]["value"] == 1
-
-
-def test_what_stands_for_the_picture():
-    record = msgspec.structs.replace(OPEN[0], preamble="A chest.", facts={"side": "left", "organ": ""})
-    caption = describe_picture(record)
-    assert caption.startswith("A chest. | side: left | boxes in a picture of 64 by 64 pixels: ")
-    assert record.references[0].label in caption
-    bare = msgspec.structs.replace(record, preamble="", facts={}, references=())
-    assert describe_picture(bare) == "not described"

@@ -13,7 +13,7 @@ from stepcot_jax.chain import Step
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.loading import load
-from stepcot_jax.reading.readings import Finding, StepAnswer, describe_called, find_called, find_points
+from stepcot_jax.reading.readings import Finding, StepAnswer, describe_called
 from stepcot_jax.tools import predict
 
 pytestmark = pytest.mark.usefixtures("small_encoder")
@@ -28,13 +28,12 @@ def made(tmp_path_factory):
     return folder / "run", write_operating_points(folder / "run"), folder / "a.png"
 
 
-@pytest.mark.parametrize("model", ["student", "teacher"])
-def test_each_answer_is_compared_with_its_own_threshold(made, model):
+def test_each_answer_is_compared_with_its_own_threshold_and_none_from_a_given_answer_on(made):
     workdir, points, image = made
-    reading = load(workdir, model=model).read(image)
-    called = []
+    reader = load(workdir)
+    reading, called = reader.read(image), []
     for step in reading.steps:
-        own = points.of_step(model, step.step.name)
+        own = points.of_step("student", step.step.name)
         assert {finding.answer for finding in step.findings} == set(own) == set(step.step.options[1:])
         for finding in step.findings:
             share = dict(zip(step.step.options, step.probabilities, strict=True))[finding.answer]
@@ -46,6 +45,8 @@ def test_each_answer_is_compared_with_its_own_threshold(made, model):
     assert "above the operating point (sensitivity of 80 % or more on validation; figures of the test cases):" in text
     assert all(f"{answer} (sensitivity 80 %, specificity 70 %)" in text for answer in called)
     assert reading._repr_html_().count("above the operating point") == 1
+    given = reader.read(image, given={"Radiographic pattern": "Linear"})
+    assert [bool(step.findings) for step in given.steps] == [True] * 2 + [False] * 5
 
 
 def test_json_and_sheets_have_them(made, tmp_path, capsys):
@@ -68,33 +69,19 @@ def test_json_and_sheets_have_them(made, tmp_path, capsys):
         assert row[f"{step['step']} above"] == "; ".join(above)
 
 
-def test_from_a_given_answer_on_there_are_none(made):
-    workdir, _, image = made
-    reading = load(workdir, model="teacher").read(image, given={"Radiographic pattern": "Linear"})
-    assert [bool(step.findings) for step in reading.steps] == [True] * 2 + [False] * 5
-
-
-def test_a_run_without_points_says_nothing_and_a_damaged_file_is_named(made, tmp_path):
-    folder = tmp_path / "run"
-    make_trained_workdir(folder, calibrated=True)
-    reading = load(folder).read(made[2])
-    assert "operating point" not in str(reading)
-    assert reading.as_dict()["operating_rule"] == ""
-    (folder / "statistics.json").write_text('{"operating_points": []}')
+def test_a_damaged_file_is_named(made, tmp_path):
+    make_trained_workdir(tmp_path / "run")
+    (tmp_path / "run" / "statistics.json").write_text('{"operating_points": []}')
     with pytest.raises(BadInput, match=r"statistics\.json"):
-        load(folder).read(made[2])
+        load(tmp_path / "run").read(made[2])
 
 
 def test_what_was_not_measured_and_what_is_never_called_are_told():
     never = Finding("Mass", 0.999, math.inf, math.nan, 1.0)
     assert never.as_dict() == {"threshold": None, "sensitivity": None, "specificity": 1.0, "above": False}
     assert str(never) == "Mass (specificity 100 %)"
-    assert str(Finding("Mass", 0.5, 0.5, math.nan, math.nan)) == "Mass (not measured)"
     lines = describe_called({"One": (never,), "Two": ()}, "rule")
     assert lines == ["above the operating point (rule; figures of the test cases):", "  One: none"]
-    assert describe_called({"One": ()}, "rule") == []
-    assert find_points(Step("One", "?", ("Yes", "No")), None, "student") == {}
-    assert find_called({}, (0.5, 0.5)) == ()
 
 
 def test_findings_are_the_most_probable_first_and_equal_ones_in_the_order_of_the_options():

@@ -41,10 +41,11 @@ def test_one_file_a_report_that_is_kept(tmp_path):
     assert [line.partition(": ")[0] for line in refused] == ["no structured report"] * 2
     assert "x.png: is not a DICOM file" in refused[0]
     assert "gone.dcm: cannot be read" in refused[1]
-    content, changed = next(folder.iterdir()).read_bytes(), next(folder.iterdir()).stat().st_mtime_ns
+    (path,) = folder.iterdir()
+    content, changed = path.read_bytes(), path.stat().st_mtime_ns
     write()
-    assert len(list(folder.iterdir())) == 1
-    assert (next(folder.iterdir()).read_bytes(), next(folder.iterdir()).stat().st_mtime_ns) == (content, changed)
+    assert list(folder.iterdir()) == [path]
+    assert (path.read_bytes(), path.stat().st_mtime_ns) == (content, changed)
 
 
 def test_a_header_without_end_costs_its_own_report_alone(tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from oracles.operating_points import operating_points
 from PIL import Image
-from report.browser import contrasts_of, find_broken_words, find_violations, open_browser, spread_of, watch
+from report.browser import contrasts_of, find_broken_words, find_violations, open_browser, watch
 from report.finished_workdir import make_split
 from trained_workdir import small_settings
 
@@ -22,7 +22,7 @@ from stepcot_jax.tools.report.cases import ShownCase, write_cases
 from stepcot_jax.tools.report.sections import render, write_operating_section, write_settings
 
 EVIL = '</script><script>document.title = "broken"</script>"><img src=x onerror="document.title=\'broken\'">'
-NUM_CASES = 200
+NUM_CASES = 60
 
 
 def make_cases(number_of=NUM_CASES, evil=EVIL):
@@ -63,10 +63,7 @@ def cases():
 @pytest.fixture(scope="module")
 def path(cases, tmp_path_factory):
     curves = draw_lines([(EVIL, [(1, 0.1), (2, 0.4), (3, 0.5)])], title=EVIL, x_label="epoch", y_label="accuracy")
-    sections = [
-        Section("curves", EVIL, EVIL, curves),
-        write_cases(cases, DEFAULT_CHAIN, notes=[EVIL]),
-    ]
+    sections = [Section("curves", EVIL, EVIL, curves), write_cases(cases, DEFAULT_CHAIN, notes=[EVIL])]
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(write_report(title=f"Run {EVIL}", about=[EVIL], sections=sections, writer="a test"))
     return path
@@ -84,19 +81,17 @@ def page(browser, path):
         yield watched
 
 
-def test_200_cases_take_less_than_10_mb(path):
-    assert 1e6 < path.stat().st_size < 10e6
-
-
-def answers_of(case):
-    return case.probabilities.argmax(axis=1)
+def test_a_case_takes_less_than_50_kb(path):
+    assert 5e3 < path.stat().st_size / NUM_CASES < 50e3
 
 
 def count_right(cases, judged):
     steps = range(7) if judged == "chain" else [int(judged)]
     right = wrong = 0
     for case in cases:
-        pairs = [(case.truth[step], answers_of(case)[step]) for step in steps if case.truth[step] != NOT_ANNOTATED]
+        pairs = [
+            (case.truth[step], case.probabilities[step].argmax()) for step in steps if case.truth[step] != NOT_ANNOTATED
+        ]
         right += bool(pairs) and all(truth == answer for truth, answer in pairs)
         wrong += any(truth != answer for truth, answer in pairs)
     return right, wrong
@@ -157,27 +152,19 @@ def test_an_inline_script_would_not_run(page):
     page.complaints.clear()
 
 
-def test_a_case_is_read_by_keyboard(page, cases):
+def test_a_case_shows_every_step_and_its_map(page, cases):
     page.tab.locator(".case-card").first.focus()
     page.tab.keyboard.press("Enter")
-    dialog = page.tab.locator("dialog#case")
-    assert dialog.is_visible()
     assert page.tab.locator("#case-place").inner_text() == f"1 of {NUM_CASES}"
     for key, case in (("ArrowLeft", cases[-1]), ("ArrowRight", cases[0]), ("ArrowRight", cases[1])):
         page.tab.keyboard.press(key)
         assert page.tab.locator("#case-title").inner_text() == case.name
-    page.tab.keyboard.press("Escape")
-    assert not dialog.is_visible()
-
-
-def test_a_case_shows_every_step_and_its_map(page, cases):
-    page.tab.locator(".case-card").nth(1).click()
     rows, case = page.tab.locator("#case .chain tbody tr"), cases[1]
     assert rows.count() == 7
     for index, step in enumerate(DEFAULT_CHAIN.steps):
         text = rows.nth(index).inner_text()
         share = f"{100 * case.probabilities[index].max():.0f} %"
-        assert all(words in text for words in (step.name, step.options[answers_of(case)[index]], share))
+        assert all(words in text for words in (step.name, step.options[case.probabilities[index].argmax()], share))
     canvas = page.tab.locator("#case canvas.map")
     of_last = canvas.evaluate("canvas => canvas.toDataURL()")
     rows.nth(0).locator("button").click()
@@ -191,23 +178,8 @@ def test_a_case_shows_every_step_and_its_map(page, cases):
     assert highest == case.maps[0].argmax()
     page.tab.locator("#case .toggle input").uncheck()
     assert not canvas.is_visible()
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_needs_no_sideways_scrolling(browser, path, tmp_path, scheme):
-    picture = tmp_path / "phone.png"
-    with watch(browser, f"file://{path}", width=375, scheme=scheme) as page:
-        assert page.overflow == 0
-        page.tab.locator("#cases").scroll_into_view_if_needed()
-        page.tab.screenshot(path=picture)
-        assert spread_of(picture) > 10
-        page.tab.locator(".case-card").first.click()
-        assert page.overflow == 0
-        box = page.tab.locator("dialog#case").bounding_box()
-        assert box["x"] >= 0
-        assert box["x"] + box["width"] <= 375
-        background = page.tab.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert (background == "rgb(20, 23, 26)") == (scheme == "dark")
+    page.tab.keyboard.press("Escape")
+    assert not page.tab.locator("dialog#case").is_visible()
 
 
 BROKEN_RULE = "Detection: Mixed with Diagnosis: Normal"
@@ -234,7 +206,7 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_axe_finds_nothing_and_heat_cells_can_be_read(browser, whole, width, scheme):
     with watch(browser, whole, width=width, scheme=scheme) as page:
         assert find_violations(page.tab) == []
@@ -338,10 +310,9 @@ def curves(tmp_path_factory):
     return path, points
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_a_threshold_can_be_tried_by_keyboard_and_the_chosen_point_is_marked(browser, curves, width, scheme):
+def test_a_threshold_can_be_tried_by_keyboard_and_the_chosen_point_is_marked(browser, curves):
     path, points = curves
-    with watch(browser, f"file://{path}", width=width, scheme=scheme) as page:
+    with watch(browser, f"file://{path}", width=390, scheme="dark") as page:
         tab = page.tab
         assert tab.input_value("select[name=model]") == "student"
         assert tab.input_value("select[name=step]").startswith("Diagnosis </script>")
@@ -349,15 +320,11 @@ def test_a_threshold_can_be_tried_by_keyboard_and_the_chosen_point_is_marked(bro
         point = next(own for (model, _, name), own in points.items() if model == "student" and name.startswith("Mass"))
         said = tab.inner_text("#operating-figures")
         assert said.startswith(f"Chosen on validation ({100 * point.threshold.value:.1f} %).")
-        figures = (
-            f"sensitivity {100 * point.sensitivity.value:.1f} %, specificity {100 * point.specificity.value:.1f} %"
-        )
-        assert figures in said
+        shares = [100 * share.value for share in (point.sensitivity, point.specificity)]
+        assert "sensitivity {:.1f} %, specificity {:.1f} %".format(*shares) in said
         for name in ("roc", "pr"):
             marked, tried = (tab.locator(f"#{name} circle.{kind}") for kind in ("chosen", "current"))
-            assert [marked.get_attribute(end) for end in ("cx", "cy")] == [
-                tried.get_attribute(end) for end in ("cx", "cy")
-            ]
+            assert all(marked.get_attribute(end) == tried.get_attribute(end) for end in ("cx", "cy"))
         at = float(tab.locator("#roc circle.chosen").get_attribute("cx"))
         assert at == pytest.approx(46 + 240 * (1 - point.specificity.value), abs=0.1)
         tab.focus("input[name=level]")

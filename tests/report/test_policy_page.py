@@ -40,8 +40,10 @@ def test_the_figures_are_those_of_the_replies(run):
     assert sft[1] == f"{100 * np.mean(kept):.1f}"
     assert difference[1] == f"{100 * (np.mean(scores) - np.mean(kept)):+.1f}"
     assert "Best weights on validation: SFT at update 2, GRPO at update 3." in page
-    for name in ("curves", "settings"):
-        assert f'<section id="{name}"' in page
+    for title in ("Validation", "Rewards in training", "Loss", "kl"):
+        assert f'aria-label="{title}"' in page
+    entries = [{"kind": "train", "epoch": 0, "step": 1, **{f"reward_{place}": 1.0 for place in range(8)}}]
+    assert write_charts(entries).body.count("<svg") == 2
 
 
 def test_replies_with_true_and_predicted_boxes(run):
@@ -58,13 +60,9 @@ def test_replies_with_true_and_predicted_boxes(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (390, "light")])
-def test_axe_finds_nothing_and_the_page_can_be_filtered(run, width, scheme):
-    folder, records, _ = run
-    with (
-        open_browser() as browser,
-        watch(browser, f"file://{folder}/report.html", ready="#gallery li", width=width, scheme=scheme) as watched,
-    ):
+def test_axe_finds_nothing_and_the_page_can_be_filtered(run):
+    (folder, records, _), how = run, {"ready": "#gallery li", "width": 390, "scheme": "light"}
+    with open_browser() as browser, watch(browser, f"file://{folder}/report.html", **how) as watched:
         tab, total = watched.tab, len(records)
         assert find_violations(tab) == []
         assert find_broken_words(tab) == []
@@ -91,16 +89,6 @@ def test_without_data_no_reply_is_on_the_page(run, tmp_path, capsys):
     assert data_of(page) == {"records": [], "models": nothing, "pictures": []}
     assert records[0].question not in page
     assert "100.0" in page
-
-
-def test_every_logged_number_has_a_chart(run):
-    folder, _, page = run
-    for title in ("Validation", "Rewards in training", "Loss", "kl"):
-        assert f'aria-label="{title}"' in page
-    assert "cases per second" not in page
-    entries = [{"kind": "train", "epoch": 0, "step": 1, **{f"reward_{place}": 1.0 for place in range(8)}}]
-    assert write_charts(entries).body.count("<svg") == 2
-    assert (folder / "report.html").stat().st_size < 2**21
 
 
 def read_row(page, name):
@@ -142,7 +130,4 @@ def test_what_is_refused(run, tmp_path):
     for path in (folder / "replies").iterdir():
         path.unlink()
     with pytest.raises(BadInput, match="no replies to the test split; expected the workdir of a finished run"):
-        main([str(folder)])
-    (folder / "report.json").unlink()
-    with pytest.raises(BadInput, match=r"report\.json: cannot be read"):
         main([str(folder)])

@@ -1,7 +1,6 @@
 """Sections of the page: what answer sets promise, rules that were not applied, and corrections."""
 
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from stepcot_jax.evaluation.calibration import answer_sets, calibrated_probabili
 from stepcot_jax.evaluation.consistency import count_pairs, write_pairs
 from stepcot_jax.reading.finished import FinishedRun
 from stepcot_jax.run.stored_reading import PAIRS_FILE
-from stepcot_jax.tools.report import answers as case_gathering
 from stepcot_jax.tools.report.sections import (
     NOT_GIVEN,
     Plausibility,
@@ -46,12 +44,6 @@ def test_the_promise_of_the_sets_is_true_and_every_answer_has_its_coverage(tmp_p
         own = labels[:, 2] == answer
         row = rf"Diagnosis</th><td>{option}</td><td>{own.sum()}</td><td>{100 * sets[own, answer].mean():.1f}</td>"
         assert re.search(row, page), row
-
-
-def test_without_calibration_there_is_no_coverage(tmp_path):
-    section = write_calibration_section(finished(tmp_path))
-    assert "fitted no temperatures" in section.lead
-    assert "true answer" not in section.body
 
 
 def test_a_rule_that_the_chains_contradict_is_said_not_to_be_applied(tmp_path):
@@ -115,26 +107,7 @@ def test_a_network_that_does_not_listen_has_no_flips():
         shares[:, 0, 0] += 0.2 * (given[:, 0] != NOT_GIVEN)  # given, so not a later answer
         return shares
 
-    def stubborn(given):
-        """The given step itself never counts as a flip."""
-        return certain(np.where(given == NOT_GIVEN, 0, 2))
-
-    assert not read_corrections(stubborn, truth=truth, names=["a", "b"]).flipped.any()
     found = read_corrections(lean, truth=truth, names=["a", "b"])
     assert not found.flipped.any()
     assert found.largest_shift == pytest.approx(0.01)
-    page = write_corrections(found, LISTENING)
-    assert "In none of 2 cases" in page
-    assert "more than 1 percentage points" in page
-
-
-@pytest.mark.parametrize(
-    ("networks", "write_back", "note"),
-    [(("student",), True, "this run has none"), (("teacher",), False, "takes no given answers")],
-)
-def test_a_run_whose_teacher_takes_no_answers_has_a_note_in_place_of_corrections(networks, write_back, note):
-    run = SimpleNamespace(memory=(True, write_back))
-    trained = SimpleNamespace(params=dict.fromkeys(networks), run=run)
-    corrections, told = case_gathering._correct(None, trained, [], [], lambda items, _: items)
-    assert corrections is None
-    assert note in told
+    assert "In none of 2 cases" in write_corrections(found, LISTENING)

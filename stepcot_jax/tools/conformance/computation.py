@@ -47,10 +47,7 @@ class Computation:
         )
         self.optimizers = {
             network: make_optimizer(
-                learning_rate=rate,
-                weight_decay=meta.weight_decay,
-                epsilon=meta.adam_eps,
-                clip_norm=meta.grad_clip,
+                learning_rate=rate, weight_decay=meta.weight_decay, epsilon=meta.adam_eps, clip_norm=meta.grad_clip
             )
             for network, rate in (("teacher", meta.teacher_lr), ("student", meta.student_lr))
         }

@@ -99,11 +99,7 @@ def score_rounds(
 
 
 def tabulate_rounds(
-    rounds: Sequence[Mapping[Key, Interval]],
-    original: Mapping[Key, Interval],
-    *,
-    model: str,
-    std: PerturbationStd,
+    rounds: Sequence[Mapping[Key, Interval]], original: Mapping[Key, Interval], *, model: str, std: PerturbationStd
 ) -> Table:
     """Make the table of A-scores by round, with their standard deviation."""
     heads = (

@@ -45,12 +45,7 @@ def place_box(box: Box, *, width: int, height: int, preprocessing: Preprocessing
     else:
         across = down = side / (min if preprocessing.fit == "crop" else max)(width, height)
     left, top = (size - width * across) / 2, (size - height * down) / 2
-    return (
-        left + box.x1 * across,
-        top + box.y1 * down,
-        left + box.x2 * across,
-        top + box.y2 * down,
-    )
+    return (left + box.x1 * across, top + box.y1 * down, left + box.x2 * across, top + box.y2 * down)
 
 
 def fill_boxes(

@@ -122,11 +122,6 @@ def check_names(names: Sequence[str]) -> None:
         raise BadInput(f"--readers: {list(names)} are not distinct")
 
 
-def write_key(folder: Path, key: Key) -> None:
-    """Write the key of a sample, atomically."""
-    write_whole(folder / KEY_NAME, msgspec.json.format(msgspec.json.encode(key), indent=1) + b"\n")
-
-
 def read_key(folder: Path) -> Key:
     """Read the key of a sample."""
     path = folder / KEY_NAME
@@ -186,7 +181,7 @@ def write_sample(
     )
     key = Key(source=source.name, seed=seed, steps=source.chain.steps, cases=cases, readers=())
     key = msgspec.structs.replace(key, readers=tuple(_write_form(key, folder, name) for name in readers))
-    write_key(folder, key)
+    write_whole(folder / KEY_NAME, msgspec.json.format(msgspec.json.encode(key), indent=1) + b"\n")
     return key
 
 
@@ -215,7 +210,7 @@ def _write_case(source: CaseSource, index: int, number: int, *, folders: Sequenc
 def _write_form(key: Key, folder: Path, name: str) -> KeyReader:
     order = [case.number for case in key.cases]
     order = [order[index] for index in shuffle(range(len(order)), list(map(str, order)), seed=f"{key.seed}:{name}")]
-    content = encode_form(key, name=name, order=order)
+    content = encode_rows([COLUMNS, *([*row, ""] for row in list_rows(key, name=name, order=order))])
     write_whole(folder / name / FORM_NAME, content)
     return KeyReader(name=name, file="form.csv", sha256=hashlib.sha256(content).hexdigest(), order=tuple(order))
 
@@ -265,11 +260,6 @@ def shuffle(indices: Iterable[int], names: Sequence[str], *, seed: Hashable) -> 
         return hashlib.sha256(f"{seed}:{names[index]}".encode("utf-8", "surrogatepass")).digest()
 
     return sorted(indices, key=rank)
-
-
-def encode_form(key: Key, *, name: str, order: Sequence[int]) -> bytes:
-    """Encode a reader's form as a CSV with one row per question and an empty last column for the answer."""
-    return encode_rows([COLUMNS, *([*row, ""] for row in list_rows(key, name=name, order=order))])
 
 
 # Read filled forms. An error about an incomplete, altered or foreign form names file, row, case and step.

@@ -12,7 +12,7 @@ from jaxtyping import Int32
 from stepcot_jax.annotate.agreement import cohen_kappa, fleiss_kappa
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation.chains import FIGURES, step_figures, weighted_confusion
-from stepcot_jax.evaluation.comparison import ALPHA, HIGHER, LOWER, NONE_SHOWN, Evidence, decide
+from stepcot_jax.evaluation.comparison import ALPHA, HIGHER, LOWER, NONE_SHOWN, Evidence, settle
 from stepcot_jax.evaluation.predictions import read_predictions
 from stepcot_jax.evaluation.published import READER_ACCURACY, READER_F1, READER_SENSITIVITY
 from stepcot_jax.evaluation.statistics import (
@@ -232,7 +232,6 @@ _JUDGED = (
     "radiograph per patient).",
     "The models are of one training run: the intervals do not cover other training runs.",
 )
-_WORDS = {HIGHER: "better", LOWER: "worse", NONE_SHOWN: "not significantly different"}
 
 
 def write_comparison(folder: Path, comparison: Comparison) -> list[str]:
@@ -273,17 +272,6 @@ def tabulate_figure(comparison: Comparison, figure: str) -> Table:
 
 def tabulate_gains(comparison: Comparison) -> Table:
     """Make the table of each model's accuracy less the readers' by step, with the significance of the difference."""
-    asked = [(step, name) for step in comparison.steps for name in comparison.models]
-    verdicts = decide(
-        [
-            Evidence(step.gains[name], (step.gains[name].value,), step.num_patients, step.p_values[name])
-            for step, name in asked
-        ]
-    )
-    rows: list[tuple[Entry, ...]] = [
-        (step.step, name, step.num_cases, step.gains[name], step.p_values[name], _WORDS.get(verdict, verdict))
-        for (step, name), verdict in zip(asked, verdicts, strict=True)
-    ]
     headings = (
         *columns("text", "step", "model"),
         *columns("number", "cases"),
@@ -291,8 +279,25 @@ def tabulate_gains(comparison: Comparison) -> Table:
         *columns("number", "p"),
         *columns("text", "model is"),
     )
+    rows = [
+        {
+            "step": step.step,
+            "model": name,
+            "cases": step.num_cases,
+            "model less readers": gain,
+            "p": step.p_values[name],
+            "model is": Evidence(gain, (gain.value,), step.num_patients, step.p_values[name]),
+        }
+        for step in comparison.steps
+        for name, gain in step.gains.items()
+    ]
     title = "Models less readers, on the same cases"
-    return Table("readers_gains", title, headings, tuple(rows), (_INTERVALS, *_JUDGED))
+    return Table.of("readers_gains", title, headings, settle(rows, _word), (_INTERVALS, *_JUDGED))
+
+
+def _word(verdict: str) -> str:
+    words = {HIGHER: "better", LOWER: "worse", NONE_SHOWN: "not significantly different"}
+    return words.get(verdict.removesuffix(" in this run"), verdict)
 
 
 def tabulate_agreement(comparison: Comparison) -> Table:

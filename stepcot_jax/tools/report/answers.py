@@ -85,10 +85,7 @@ def _list_case_sections(
     if corrections is not None:
         body = write_corrections(corrections, run.chain) + body
     lead = "The teacher's answers once the truth of the first steps is given; changed answers are marked."
-    return [
-        write_cases(cases, run.chain, notes=notes),
-        Section("corrections", "Corrections", lead, body),
-    ]
+    return [write_cases(cases, run.chain, notes=notes), Section("corrections", "Corrections", lead, body)]
 
 
 def draw_indices(num_cases: int, num_shown: int) -> list[int]:

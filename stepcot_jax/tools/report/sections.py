@@ -16,13 +16,7 @@ from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation import consistency
 from stepcot_jax.evaluation.calibration import Reliability, step_reliability
 from stepcot_jax.evaluation.consistency import read_pairs
-from stepcot_jax.evaluation.operating_points import (
-    FIGURES,
-    Finding,
-    Levels,
-    OperatingPoint,
-    count_levels,
-)
+from stepcot_jax.evaluation.operating_points import FIGURES, Finding, Levels, OperatingPoint, count_levels
 from stepcot_jax.evaluation.predictions import logits_by_step, read_predictions
 from stepcot_jax.evaluation.statistics import count_once
 from stepcot_jax.pages import shell
@@ -74,10 +68,7 @@ def write_curves(entries: Sequence[Entry]) -> Section:
     losses = find_lines(entries, "train", {name: f"{name}/total" for name in names})
     parts = find_lines(entries, "train", {text: f"student/{key}" for key, text in _LOSS_PARTS.items()})
     rewards = find_lines(entries, "train", {text: f"teacher/{key}" for key, text in _REWARD_PARTS.items()})
-    charts = [
-        (*_MEASURES[measure], scores),
-        ("Training loss, mean of the epoch's logged updates", "loss", losses),
-    ]
+    charts = [(*_MEASURES[measure], scores), ("Training loss, mean of the epoch's logged updates", "loss", losses)]
     if len(parts) > 1:
         charts.append(("Parts of the student's loss, before their weights", "loss", parts))
     if rewards:
