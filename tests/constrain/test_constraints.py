@@ -9,13 +9,7 @@ from hypothesis import strategies as st
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.phantom.phantom import plan_case
-from stepcot_jax.tools.constrain.constraints import (
-    KINDS,
-    MAX_CHARACTERS,
-    find_option,
-    loose_forms,
-    verify,
-)
+from stepcot_jax.tools.constrain.constraints import KINDS, MAX_CHARACTERS, find_option, loose_forms, verify
 from stepcot_jax.tools.constrain.levels import VARIANTS, Dialogue, list_keys, make_dialogue, position_of
 
 TRUTH = (1, 0, 2, 2, 1, 6, 1)

@@ -120,11 +120,7 @@ async def ask_all(
 
 
 def run_all(
-    cases: Sequence[AskedCase],
-    open_model: Callable[[], tuple[Model, Budget]],
-    asking: Asking,
-    *,
-    terminal: Terminal,
+    cases: Sequence[AskedCase], open_model: Callable[[], tuple[Model, Budget]], asking: Asking, *, terminal: Terminal
 ) -> tuple[list[CaseReplies], Model]:
     """Open the model, ask all dialogues about all cases and close the model; an interruption raises `RunStopped`."""
 
