@@ -95,11 +95,9 @@ def test_chains_that_contradict_themselves(annotation):
         ("The nodule of 2.5 cm is dense.", None),
         ("The nodule of 3.5 cm is dense.", Reason.REASONING_NOT_IN_REPORT),
         ("The nodule of 5 cm is dense.", Reason.REASONING_NOT_IN_REPORT),
-        ("By steps 1 and 4 it is a nodule; step 5 agrees.", None),
-        ("It lies on the right.", None),
+        *(("By steps 1 and 4 it is a nodule; step 5 agrees.", None), ("It lies on the right.", None)),
         ("It lies on the left.", Reason.REASONING_NOT_IN_REPORT),
-        ("It lies in the LUL.", Reason.REASONING_NOT_IN_REPORT),
-        ("", None),
+        *(("It lies in the LUL.", Reason.REASONING_NOT_IN_REPORT), ("", None)),
     ],
 )
 def test_what_a_reasoning_may_cite(text, expected):
@@ -120,8 +118,7 @@ NODULE = dataclasses.replace(GOOD, reasoning=("",) * 7)
         (NODULE, "FINDINGS: No nodule. IMPRESSION: Nodule.", None),
         (NODULE, "FINDINGS: Nodule. IMPRESSION: No nodule.", Reason.CONFLICTING_FINDINGS),
         (NODULE, "FINDINGS: There is a nodule. No other nodules.", None),
-        (NODULE, "FINDINGS: No large nodule.", None),
-        (NODULE, "FINDINGS: An opacity.", None),
+        *((NODULE, "FINDINGS: No large nodule.", None), (NODULE, "FINDINGS: An opacity.", None)),
         (NORMAL, "FINDINGS: Probable mass. No effusion.", Reason.NOT_NORMAL),
         (NORMAL, "FINDINGS: Diffuse edema. No effusion.", Reason.NOT_NORMAL),
         (NORMAL, "FINDINGS: Possible mass. No effusion.", None),

@@ -132,8 +132,7 @@ def test_partial_repeated_foreign_and_damaged_lines_are_named(tmp_path, six, cap
     capsys.readouterr()
     take(out, write_lines(path, [*replies[:3], replies[2], *foreign, other, future]))
     assert capsys.readouterr().out.splitlines() == [
-        "3 answers taken",
-        "1 lines repeat what is known",
+        *("3 answers taken", "1 lines repeat what is known"),
         f"1 answered before, with another answer: the first stays: {replies[0]['custom_id']}",
         f"3 not asked by this folder: annotate-of-another-run, x-r1, {future['custom_id']}",
         "3 requests have no reply yet",

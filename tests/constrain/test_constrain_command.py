@@ -150,10 +150,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(uninterrupted, phantoms, tmp_
 
 def test_bad_replies_are_measured_and_not_repaired(phantoms, tmp_path):
     said = [
-        "",
-        "I cannot read images.",
-        "{" * 3000,
-        '{"diagnosis": {"reasoning": "x", "ans',
+        *("", "I cannot read images.", "{" * 3000, '{"diagnosis": {"reasoning": "x", "ans'),
         "<script>alert(1)</script>",
     ]
 
@@ -263,8 +260,7 @@ def test_axe_finds_nothing_on_the_page_and_print_opens_the_dialogues(tmp_path):
         (["--max-tokens=5"], "--max-tokens requires --endpoint"),
         (["--image-size=8"], "--image-size: 8 is not 32 to 4096"),
         (["--variants=constraint"], "--variants: 'constraint' is not one of"),
-        (["--levels=0,7"], "must be every level up to 7"),
-        (["--num-cases=0"], "--num-cases: 0 must be at least 1"),
+        *((["--levels=0,7"], "must be every level up to 7"), (["--num-cases=0"], "--num-cases: 0 must be at least 1")),
         (["--split=val"], "--split requires --workdir"),
     ],
 )

@@ -46,15 +46,12 @@ def test_a_perfect_reply_follows_everything():
 @pytest.mark.parametrize(
     ("text", "strict", "loose"),
     [
-        (f"```json\n{write(GOOD)}\n```", {"json"}, set()),
-        (f"Sure, here it is:\n{write(GOOD)}", {"json"}, set()),
-        (f"{write(GOOD)}\nI hope this helps.", {"json"}, set()),
-        (f"**{write(GOOD)}**", {"json"}, set()),
+        *((f"```json\n{write(GOOD)}\n```", {"json"}, set()), (f"Sure, here it is:\n{write(GOOD)}", {"json"}, set())),
+        *((f"{write(GOOD)}\nI hope this helps.", {"json"}, set()), (f"**{write(GOOD)}**", {"json"}, set())),
         (f"One\ntwo\n{write(GOOD)}", {"json"}, {"json"}),
         (write(GOOD, step_2="A"), {"letter step_2"}, {"letter step_2"}),
         (write(GOOD, step_2="focal"), {"letter step_2"}, {"letter step_2"}),
-        (write(GOOD, step_2=" a.  FOCAL "), set(), set()),
-        (write(GOOD, step_2="N/A"), set(), set()),
+        *((write(GOOD, step_2=" a.  FOCAL "), set(), set()), (write(GOOD, step_2="N/A"), set(), set())),
         (write(GOOD, step_2="**A. Focal**"), {"letter step_2", "option step_2"}, set()),
         (write(GOOD, step_2="B. Focal"), {"letter step_2", "option step_2"}, {"letter step_2", "option step_2"}),
         (write(GOOD, step_2=" "), *[{"answered step_2", "letter step_2", "option step_2"}] * 2),
@@ -62,8 +59,7 @@ def test_a_perfect_reply_follows_everything():
         (write(GOOD, step_1="A. No abnormality", step_2="N/A"), {"consistent"}, {"consistent"}),
         (write(GOOD, step_1="A. No abnormality", step_2="N/A", diagnosis="A. Normal"), set(), set()),
         (write(dict(reversed(GOOD.items()))), {"order"}, {"order"}),
-        (write(GOOD, more="A"), {"schema"}, {"schema"}),
-        ("[]", ALL, ALL),
+        *((write(GOOD, more="A"), {"schema"}, {"schema"}), ("[]", ALL, ALL)),
     ],
 )  # fmt: skip
 def test_verifiers_by_hand(text, strict, loose):
@@ -81,8 +77,7 @@ def test_a_missing_reply_follows_nothing():
     "entry",
     [
         '{"answer": "B. Nodule", "reasoning": "Seen."}',
-        '{"reasoning": "Seen.", "answer": "B. Nodule", "more": ""}',
-        '{"reasoning": null, "answer": "B. Nodule"}',
+        *('{"reasoning": "Seen.", "answer": "B. Nodule", "more": ""}', '{"reasoning": null, "answer": "B. Nodule"}'),
         '{"reasoning": "Seen.", "reasoning": "Again.", "answer": "B. Nodule"}',
     ],
 )

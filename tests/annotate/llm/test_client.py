@@ -265,14 +265,11 @@ def test_lost_requests_count_towards_the_cap():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": "a\nb"}, "--model"),
-        ({"base_url": "file:///etc/passwd"}, "--base-url"),
+        *(({"model": "a\nb"}, "--model"), ({"base_url": "file:///etc/passwd"}, "--base-url")),
         ({"base_url": "http://u:topsecret@h/v1"}, "user or a query"),
         ({"base_url": "http://h/v1?key=topsecret"}, "user or a query"),
-        ({"base_url": "http://h:99999/v1"}, "--base-url"),
-        ({"num_attempts": -1}, "--attempts"),
-        ({"temperature": -1}, "--temperature"),
-        ({"max_answer_tokens": float("inf")}, "--max-answer-tokens"),
+        *(({"base_url": "http://h:99999/v1"}, "--base-url"), ({"num_attempts": -1}, "--attempts")),
+        *(({"temperature": -1}, "--temperature"), ({"max_answer_tokens": float("inf")}, "--max-answer-tokens")),
     ],
 )
 def test_bad_settings_are_refused_without_their_secrets(changes, words):

@@ -263,8 +263,7 @@ def doubts(text):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("FINDINGS: Right lower lobe pneumonia.", {}),
-        ("FINDINGS: Probable right lower lobe pneumonia.", {}),
+        *(("FINDINGS: Right lower lobe pneumonia.", {}), ("FINDINGS: Probable right lower lobe pneumonia.", {})),
         (
             "FINDINGS: Possible right lower lobe pneumonia.",
             {1: "Increased opacity", 2: "Focal", 3: "Consolidation", 4: "Lower lung zone", 7: "Pneumonia"},
@@ -301,15 +300,13 @@ def test_a_shadow_at_another_place_supports_no_possible_finding(text, steps):
             for mark in (" * ", " | ", "\t", " \u2013 ", " \u2022 ", " / ")
         ),
         ("<p>No effusion</p><p>Nodule in left upper lobe</p>", "Nodule"),
-        ("1) No effusion 2) Nodule in left lung", "Nodule"),
-        ("No pleural effusion / pneumothorax.", "Normal"),
+        *(("1) No effusion 2) Nodule in left lung", "Nodule"), ("No pleural effusion / pneumothorax.", "Normal")),
         ("Pneumothorax | none | Effusion | small left", "Effusion"),
         ("No effusion on the right, moderate on the left.", "Effusion"),
         ("No pneumothorax on the left but a small one on the right.", "Pneumothorax"),
         ("No effusion on the left, large mass on the right.", "Mass"),
         ("Pneumothorax (-), effusion (-), nodule (+).", "Nodule"),
-        ("Mass and effusion (-). Lungs clear.", "Normal"),
-        ("[ ] Pneumothorax [x] Effusion", "Effusion"),
+        *(("Mass and effusion (-). Lungs clear.", "Normal"), ("[ ] Pneumothorax [x] Effusion", "Effusion")),
         ("Pneumothorax [ ] Effusion [x]", "Effusion"),
         ("Suspected pneumonia was not confirmed. Lungs clear.", "Normal"),
         ("Ruled-out pneumothorax. Lungs clear.", "Normal"),

@@ -53,11 +53,9 @@ def test_options_are_named_by_letter_or_text(text, letters):
     ("record", "text", "reason"),
     [
         (SINGLE, "Option A is not. So the answer is B, Pleural effusion.", None),
-        (SINGLE, "So the answer is B. It is not A.", Reason.WRONG_ANSWER),
-        (SINGLE, "", Reason.WRONG_ANSWER),
+        *((SINGLE, "So the answer is B. It is not A.", Reason.WRONG_ANSWER), (SINGLE, "", Reason.WRONG_ANSWER)),
         (CLOSED, "Yes, there are lungs. So the answer is No.", None),
-        (CLOSED, "Is it there? So the answer is No.", None),
-        (CLOSED, "There is none.", Reason.WRONG_ANSWER),
+        *((CLOSED, "Is it there? So the answer is No.", None), (CLOSED, "There is none.", Reason.WRONG_ANSWER)),
         *((SINGLE, f"So the answer is {end}", Reason.WRONG_ANSWER) for end in ("B or C.", "not B.", "B\uff1f")),
         *(
             (CLOSED, f"So the answer is {end}", Reason.WRONG_ANSWER)
@@ -119,11 +117,11 @@ def test_a_text_speaks_of_the_picture_alone(reason, texts):
 @pytest.mark.parametrize(
     "text",
     [
-        "I see signs of a mass.", "These findings indicate pneumonia.", "The heart is voluminous.",
-        "I rule out a mass.", "An assistive device.", "I would answer No.",
-        "From these findings I conclude.", "As noted, the lungs are clear.", "I look on and choose B.",
-        "The lungs show no such findings here.", "The findings confirm it.", "Air in the clinical picture.",
-        "The rule is that a meniscus must be seen.", "Clips of a bypass.", "You should see a line.",
+        *("I see signs of a mass.", "These findings indicate pneumonia.", "The heart is voluminous."),
+        *("I rule out a mass.", "An assistive device.", "I would answer No.", "From these findings I conclude."),
+        *("As noted, the lungs are clear.", "I look on and choose B.", "The lungs show no such findings here."),
+        *("The findings confirm it.", "Air in the clinical picture.", "The rule is that a meniscus must be seen."),
+        *("Clips of a bypass.", "You should see a line."),
     ],
 )  # fmt: skip
 def test_plain_descriptions_pass(text):

@@ -312,16 +312,12 @@ def test_easy_views_have_their_boxes_drawn_and_hard_ones_are_other_cases(tmp_pat
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["--images=none"], "--images=none"),
-        (["--task=lvkc", "--num-templates=4"], "--num-templates: 4"),
+        *((["--images=none"], "--images=none"), (["--task=lvkc", "--num-templates=4"], "--num-templates: 4")),
         (["--num-templates=1"], "--num-templates requires --task=lvkc; got --task=medclm"),
         (["--task=rmcot", "--host-organ=coverage"], "--host-organ requires --task=medclm"),
-        (["--masks=/nope"], "--masks: /nope is not a folder"),
-        (["--regenerate=2"], "--regenerate requires"),
-        (["--regenerate=-1"], "--regenerate: -1"),
-        (["--box-size", "8", "8"], "--box-size"),
-        (["--trust"], "--trust"),
-        (["--with-normal"], "--with-normal"),
+        *((["--masks=/nope"], "--masks: /nope is not a folder"), (["--regenerate=2"], "--regenerate requires")),
+        *((["--regenerate=-1"], "--regenerate: -1"), (["--box-size", "8", "8"], "--box-size")),
+        *((["--trust"], "--trust"), (["--with-normal"], "--with-normal")),
     ],
 )
 def test_flags_that_cannot_be_are_said(tmp_path, few, more, words):
