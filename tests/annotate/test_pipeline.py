@@ -400,38 +400,6 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path, six):
         assert len(server.paid) <= 7
 
 
-def test_agreement_and_review_from_the_command_line(tmp_path, six, capsys):
-    def doubt(request, number):
-        nodule = GOOD.replace('"answer": "A"', '"answer": "B"')
-        contradictory = GOOD.replace('"answer": "A"', '"answer": "B"', 1)
-        number = int(re.search(r"Number (\d)", read_data(request)["report"])[1])
-        return {3: ("answer", nodule), 4: ("answer", contradictory)}.get(number)
-
-    with MisbehavingServer() as server:
-        run(six, tmp_path / "a", server)
-        server.behave = doubt
-        run(six, tmp_path / "b", server, "--omit=seed")
-    a, b, form = (str(tmp_path / name) for name in ("a", "b", "form.csv"))
-    names = ["--names", "first", "second"]
-    main(["agree", a, b, *names, f"--out={tmp_path / 'agreement'}"])
-    printed = capsys.readouterr().out
-    assert "Kappa is Cohen's of the two." in printed
-    assert "second lacks 1 records that another has" in printed  # a chain that contradicts itself is set aside
-    assert "1 of 5 reports with a disagreement" in (tmp_path / "agreement" / "disagreements.html").read_text()
-    main(["review-out", a, b, *names, "--all", f"--out={form}"])
-    rows = list(csv.reader(pathlib.Path(form).read_text(encoding="utf-8-sig").splitlines()))
-    filled = [rows[0], *([*row[:-2], "ok", ""] for row in rows[1:])]
-    filled[1][-2:] = filled[7][-2:] = ["B", "a nodule"]
-    with pathlib.Path(form).open("w", newline="") as file:
-        csv.writer(file).writerows(filled)
-    main(["review-in", form, a, b, *names, "--all", "--reviewer=Dr Example", f"--out={tmp_path / 'reviewed'}"])
-    printed = capsys.readouterr().out
-    assert "2 answers corrected in 1 of them" in printed
-    cases = read_records(tmp_path / "reviewed", require_images=False).cases
-    assert [case.answers[0] for case in cases] == [1, 0, 0, 0, 0, 0]
-    assert dict(cases[0].provenance)["review 1 step 1"] == "A -> B"
-
-
 def test_the_archive_is_annotated_and_accounted_for(shared, tmp_path, capsys):
     main([str(sample_archive(shared, tmp_path)), f"--out={tmp_path}"])
     cases = read_records(tmp_path, require_images=False).cases

@@ -5,7 +5,7 @@ import pytest
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tools.constrain import command as __main__
-from stepcot_jax.tools.constrain.levels import VARIANTS, choose_levels, list_keys, make_dialogue, position_of
+from stepcot_jax.tools.constrain.levels import VARIANTS, choose_levels, make_dialogue, position_of
 
 TRUTH = (1, 0, 2, 3, 1, NOT_ANNOTATED, 4)
 OWN = {0: 3, 2: 1, 4: 0}
@@ -31,10 +31,6 @@ def test_what_is_asked_is_never_given(variant):
         dialogue = make_dialogue((variant, level), answers=dict(enumerate(TRUTH)), truth=TRUTH, chain=DEFAULT_CHAIN)
         asked = {position_of(field, 7) for field in dialogue.fields}
         assert not asked & {position for position, _ in dialogue.given}
-
-
-def test_level_0_is_measured_once_and_first():
-    assert list_keys(VARIANTS, (0, 1)) == [("constraints", 0), ("constraints", 1), ("own", 1), ("true", 1)]
 
 
 def test_the_command_names_the_variants():

@@ -25,11 +25,11 @@ FAULTS = Faults(cut=0.04, fenced=0.1, chatty=0.06, bare=0.1, mismatched=0.05)
 
 @pytest.fixture(scope="module")
 def measured():
-    cases = make_cases(300)
+    cases = make_cases(100)
     model = SimulatedModel({case.id: case.truth for case in cases}, DEFAULT_CHAIN, skill=SKILL, faults=FAULTS, seed=2)
     replies = ask(cases, model, make_asking())
     return summarise_levels(
-        cases, replies, DEFAULT_CHAIN, about=ABOUT, expected=model.expected_accuracy, num_resamples=200
+        cases, replies, DEFAULT_CHAIN, about=ABOUT, expected=model.expected_accuracy, num_resamples=100
     )
 
 

@@ -225,15 +225,15 @@ def test_any_text_gives_an_annotation_that_quotes_it_or_a_reason(words):
         assert all(reasoning in text for reasoning in annotation.reasoning)
 
 
-UNITS = (
-    *("mass ", "no mass, mass ", "heart a a a ", "nodular a a ", "prior a ", "a", "1. ", "-", "no a, small "),
-    *("nodular opacity a, ", "no mass or a, ", "is a and a ", "mass which is ", "a Right b ", "upper and "),
+@pytest.mark.parametrize(
+    "unit",
+    [
+        *("no mass, mass ", "heart a a a ", "nodular a a ", "prior a ", "a", "1. ", "-", "no mass or a, "),
+        *("is a and a ", "mass which is ", "upper and "),
+    ],
 )
-
-
-@pytest.mark.parametrize("unit", UNITS)
 def test_hostile_lengths_take_linear_time(unit):
-    """Forty times the length in 15 times its share of time at most; quadratic rules take 40 times that share."""
+    """Twenty times the length in 8 times its share of time at most; quadratic rules take 20 times that share."""
 
     def seconds(length):
         start = time.process_time()
@@ -242,7 +242,7 @@ def test_hostile_lengths_take_linear_time(unit):
         return time.process_time() - start
 
     seconds(1_000)
-    assert seconds(80_000) < 15 * 40 * max(seconds(2_000), 0.01)
+    assert seconds(40_000) < 8 * 20 * max(seconds(2_000), 0.005)
 
 
 def test_phantom_reports_give_their_answers_back():
