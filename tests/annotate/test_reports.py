@@ -133,15 +133,3 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory, content, name):
     except BadInput as error:
         message = str(error)
     assert str(path) in message
-
-
-def test_the_archive(shared):
-    items = list(read_reports(shared / "data" / "iu_xray" / "NLMCXR_reports_sample.tgz"))
-    reports = [item for item in items if isinstance(item, Report)]
-    assert len(reports) > 1500
-    assert all(report.id == report.patient_id and report.id.startswith("CXR") for report in reports)
-    assert {report.origin for report in reports} == {"IU X-Ray"}
-    assert all(image.startswith("images/CXR") for report in reports for image in report.images)
-    assert sum("FINDINGS:" in report.text for report in reports) > 1000
-    assert all(item.reason in (Reason.UNREADABLE, Reason.REPEATED) for item in items if isinstance(item, Aside))
-    assert [report.id for report in reports][:2] == ["CXR100", "CXR1000"]

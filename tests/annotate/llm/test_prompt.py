@@ -72,11 +72,12 @@ DIGESTS = """
 RMCOT da008d3b32ff RMCOT_TRUST 0f3cbb570cff RMCOT_VOTE 91bb20f55e11 LOCALISATION 693fa7868ba3 VISUAL 836d784e9345
 RULE d3ceb09240cb LVKC_TRUST 6aa7b9384d01 LVKC_VOTE a207237ade7d EASY eaff611970d2 MEDIUM f3e3c30f74f0
 HARD e13595a76cce MEDCLM_TRUST 13817514c578 MEDCLM_VOTE 5fd178cb5e50 RATE_ANSWERS 779aff750f44 RATE_STAGES 271766d4e5a8
-""".split()  # of paid answers: a change makes resumed runs pay again
+"""  # of paid answers: a change makes resumed runs pay again
 
 
 def test_no_text_of_a_prompt_changes_unnoticed():
-    assert [getattr(prompts, name).digest[:12] for name in DIGESTS[::2]] == DIGESTS[1::2]
+    names, digests = DIGESTS.split()[::2], DIGESTS.split()[1::2]
+    assert [getattr(prompts, name).digest[:12] for name in names] == digests
     assert prompts.rate_steps_prompt(STEP_LABELS).digest[:12] == "09caa043d24a"
     written = [write(CHAIN).digest[:12] for write in (write_annotation_prompt, write_trust_prompt, write_vote_prompt)]
     assert written == ["a30db3be2fdc", "ec82a9ce23df", "6cee2f686b95"]

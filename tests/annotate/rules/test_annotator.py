@@ -5,6 +5,7 @@ import dataclasses
 import time
 
 import pytest
+from annotate.rules.tables import read_table
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,79 +67,68 @@ def test_answers_cite_their_sentences():
     assert found[6] == "Left pneumonia."
 
 
-HARMLESS = (
-    *("Degenerative changes of the spine", "Clips in the right upper quadrant", "The right hemidiaphragm is elevated"),
-    *("Left pacemaker. Tortuous aorta. Low lung volumes", "Fracture of the left clavicle, old"),
-    *("Metallic density over the left shoulder", "Nodular density overlying the 4th rib represents a healing fracture"),
-)
+DIAGNOSES = """
+Normal: INDICATION: pneumonia. FINDINGS: Clear lungs. No effusion. | FINDINGS: No edema.
+Normal: FINDINGS: No focal consolidation. Pleural effusions or pneumothorax. Clear lungs.
+Effusion: FINDINGS: Possible mass. Small effusion. | IMPRESSION: Cardiomegaly. Small effusion.
+Effusion: FINDINGS: No effusion. IMPRESSION: Small effusion. | FINDINGS: No large effusion. Small left effusion.
+Effusion: FINDINGS: No right effusion. Small left effusion. | FINDINGS: Trace right pleural fluid.
+Effusion: FINDINGS: Small left effusion. No effusion or edema.
+Mass: FINDINGS: Possible mass.
+Cardiomegaly: FINDINGS: Small effusion. IMPRESSION: Cardiomegaly. | FINDINGS: The heart is borderline in size.
+Cardiomegaly: FINDINGS: Borderline cardiac enlargement. Possible right basal atelectasis.
+Cardiomegaly: FINDINGS: The heart is borderline in size. Old granuloma in the left apex.
+Cardiomegaly: FINDINGS: The heart is borderline in size. Opacity at the left base is the nipple.
+Cardiomegaly: FINDINGS: Cardiomegaly. Extensive consolidation of the right lung.
+Atelectasis: IMPRESSION: Atelectasis or infiltrate. | FINDINGS: Right upper lobe collapse.
+Atelectasis: FINDINGS: Large atelectesis and no pneumthorax.
+Atelectasis: FINDINGS: Heart size upper limits of normal to enlarged. Left basal atelectasis.
+Atelectasis: FINDINGS: Borderline cardiac enlargement. Probable right basal atelectasis.
+Infiltration: IMPRESSION: Infiltrate. Associated pneumothorax.
+Nodule: FINDINGS: Nodular density in the left base which may represent a nipple shadow.
+Nodule: FINDINGS: 5 mm nodule in the left base. No nodule is seen in the right lung.
+"""
+HARMLESS = """
+Normal: Degenerative changes of the spine | Clips in the right upper quadrant | The right hemidiaphragm is elevated
+Normal: Left pacemaker. Tortuous aorta. Low lung volumes | Fracture of the left clavicle, old
+Normal: Metallic density over the left shoulder
+Normal: Nodular density overlying the 4th rib represents a healing fracture
+"""
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        *((f"FINDINGS: Clear lungs. {text}.", "Normal") for text in HARMLESS),
-        ("INDICATION: pneumonia. FINDINGS: Clear lungs. No effusion.", "Normal"),
-        ("FINDINGS: Possible mass. Small effusion.", "Effusion"),
-        ("FINDINGS: Possible mass.", "Mass"),
-        ("FINDINGS: Small effusion. IMPRESSION: Cardiomegaly.", "Cardiomegaly"),
-        ("IMPRESSION: Cardiomegaly. Small effusion.", "Effusion"),
-        ("IMPRESSION: Atelectasis or infiltrate.", "Atelectasis"),
-        ("IMPRESSION: Infiltrate. Associated pneumothorax.", "Infiltration"),
-        ("FINDINGS: No effusion. IMPRESSION: Small effusion.", "Effusion"),
-        ("FINDINGS: No large effusion. Small left effusion.", "Effusion"),
-        ("FINDINGS: No right effusion. Small left effusion.", "Effusion"),
-        ("FINDINGS: No edema.", "Normal"),
-        ("FINDINGS: Nodular density in the left base which may represent a nipple shadow.", "Nodule"),
-        ("FINDINGS: No focal consolidation. Pleural effusions or pneumothorax. Clear lungs.", "Normal"),
-        ("FINDINGS: Right upper lobe collapse.", "Atelectasis"),
-        ("FINDINGS: The heart is borderline in size.", "Cardiomegaly"),
-        ("FINDINGS: Trace right pleural fluid.", "Effusion"),
-        ("FINDINGS: Large atelectesis and no pneumthorax.", "Atelectasis"),
-        ("FINDINGS: Small left effusion. No effusion or edema.", "Effusion"),
-        ("FINDINGS: 5 mm nodule in the left base. No nodule is seen in the right lung.", "Nodule"),
-        # A borderline heart ranks after what is stated.
-        ("FINDINGS: Heart size upper limits of normal to enlarged. Left basal atelectasis.", "Atelectasis"),
-        ("FINDINGS: Borderline cardiac enlargement. Probable right basal atelectasis.", "Atelectasis"),
-        ("FINDINGS: Borderline cardiac enlargement. Possible right basal atelectasis.", "Cardiomegaly"),
-        ("FINDINGS: The heart is borderline in size. Old granuloma in the left apex.", "Cardiomegaly"),
-        ("FINDINGS: The heart is borderline in size. Opacity at the left base is the nipple.", "Cardiomegaly"),
-        ("FINDINGS: Cardiomegaly. Extensive consolidation of the right lung.", "Cardiomegaly"),
-    ],
-)
-def test_which_finding_is_the_diagnosis(text, expected):
+@pytest.mark.parametrize(("expected", "text"), read_table(DIAGNOSES))
+def test_which_finding_is_the_diagnosis(expected, text):
     assert answers(text)[-1] == expected
 
 
-DENSITY, PATTERN = 0, 2
+@pytest.mark.parametrize(("expected", "text"), read_table(HARMLESS))
+def test_what_is_harmless_leaves_a_chest_normal(expected, text):
+    assert answers(f"FINDINGS: Clear lungs. {text}.")[-1] == expected
 
 
-@pytest.mark.parametrize(
-    ("step", "text", "expected"),
-    [
-        (DENSITY, "FINDINGS: Lungs are clear. The heart is markedly enlarged.", None),
-        (DENSITY, "FINDINGS: Cardiomegaly. Calcified hilar lymph nodes.", None),
-        (DENSITY, "FINDINGS: Cardiomegaly. Density over the left lung is a nipple shadow.", None),
-        (DENSITY, "FINDINGS: Cardiomegaly with interstitial edema.", "Increased opacity"),
-        (DENSITY, "FINDINGS: Cardiomegaly. Hazy opacity of the right base.", "Increased opacity"),
-        (DENSITY, "FINDINGS: Cardiomegaly. The upper lobes are emphysematous.", "Decreased opacity"),
-        (DENSITY, "FINDINGS: Right basilar atelectasis. Lucent upper lobes.", "Mixed"),
-        (DENSITY, "FINDINGS: Basal atelectasis. Lucency under the left hemidiaphragm, free air.", "Increased opacity"),
-        (DENSITY, "FINDINGS: Left basal pneumonia. Subdiaphragmatic lucency.", "Increased opacity"),
-        (DENSITY, "FINDINGS: Small effusion. Lucent lesion of the left seventh rib.", "Increased opacity"),
-        (DENSITY, "FINDINGS: Left apical pneumothorax. Nipple shadows mimic nodular densities.", "Decreased opacity"),
-        (DENSITY, "FINDINGS: Pneumonia with a lucency in the right lung above the diaphragm.", "Mixed"),
-        (PATTERN, "FINDINGS: Hazy opacities in the right base may be atelectasis.", None),
-        (PATTERN, "FINDINGS: Ill-defined atelectasis in the left base.", None),
-        (PATTERN, "FINDINGS: Complete left lower lobe collapse.", None),
-        (PATTERN, "FINDINGS: Patchy airspace opacities in the left base, possibly atelectasis.", "Consolidation"),
-        (PATTERN, "FINDINGS: Patchy linear opacities in the left base, possibly atelectasis.", "Linear"),
-        (PATTERN, "FINDINGS: Atelectasis in the left base. Patchy vascular calcifications.", "Linear"),
-        (PATTERN, "FINDINGS: Minimal left basilar atelectasis.", "Linear"),
-        (PATTERN, "FINDINGS: Patchy infiltrate in the left base.", "Consolidation"),
-    ],
-)
-def test_the_density_of_the_lungs_and_the_pattern_that_a_diagnosis_implies(step, text, expected):
-    assert answers(text)[step] == expected
+DENSITY_AND_PATTERN = """
+1 None: Lungs are clear. The heart is markedly enlarged. | Cardiomegaly. Calcified hilar lymph nodes.
+1 None: Cardiomegaly. Density over the left lung is a nipple shadow.
+1 Increased opacity: Cardiomegaly with interstitial edema. | Cardiomegaly. Hazy opacity of the right base.
+1 Increased opacity: Basal atelectasis. Lucency under the left hemidiaphragm, free air.
+1 Increased opacity: Left basal pneumonia. Subdiaphragmatic lucency.
+1 Increased opacity: Small effusion. Lucent lesion of the left seventh rib.
+1 Decreased opacity: Cardiomegaly. The upper lobes are emphysematous.
+1 Decreased opacity: Left apical pneumothorax. Nipple shadows mimic nodular densities.
+1 Mixed: Right basilar atelectasis. Lucent upper lobes.
+1 Mixed: Pneumonia with a lucency in the right lung above the diaphragm.
+3 None: Hazy opacities in the right base may be atelectasis. | Ill-defined atelectasis in the left base.
+3 None: Complete left lower lobe collapse.
+3 Consolidation: Patchy airspace opacities in the left base, possibly atelectasis. | Patchy infiltrate in the left base.
+3 Linear: Patchy linear opacities in the left base, possibly atelectasis.
+3 Linear: Atelectasis in the left base. Patchy vascular calcifications. | Minimal left basilar atelectasis.
+"""
+
+
+@pytest.mark.parametrize(("name", "findings"), read_table(DENSITY_AND_PATTERN))
+def test_the_density_of_the_lungs_and_the_pattern_that_a_diagnosis_implies(name, findings):
+    step, _, expected = name.partition(" ")
+    assert str(answers(f"FINDINGS: {findings}")[int(step) - 1]) == expected
 
 
 def refusal(text):
