@@ -151,23 +151,21 @@ def test_a_borderline_heart_beside_a_shadow_is_the_uncertain_diagnosis():
                 assert annotation.uncertain[-1]
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        *((text, Reason.NO_REPORT) for text in ("", "INDICATION: pneumonia.", "FINDINGS: . IMPRESSION: ")),
-        ("FINDINGS: Calcified granuloma in the left apex. Lungs otherwise clear.", Reason.OUTSIDE_TAXONOMY),
-        ("FINDINGS: Clear lungs. Calcified granuloma in the left lung, cholecystectomy.", Reason.OUTSIDE_TAXONOMY),
-        ("FINDINGS: Clear lungs. Changes of a left lobectomy.", Reason.OUTSIDE_TAXONOMY),
-        ("FINDINGS: Clear lungs. Free air beneath the diaphragm.", Reason.OUTSIDE_TAXONOMY),
-        ("FINDINGS: Hyperexpanded clear lungs.", Reason.OUTSIDE_TAXONOMY),
-        ("FINDINGS: Acute fracture of the clavicle. Clear lungs.", Reason.OUTSIDE_TAXONOMY),
-        ("FINDINGS: Comparison XXXX.", Reason.OUTSIDE_TAXONOMY),
-        ("FINDINGS: There is an effusion. No effusion.", Reason.CONFLICTING_FINDINGS),
-        ("FINDINGS: Small left effusion. IMPRESSION: No effusion.", Reason.CONFLICTING_FINDINGS),
-    ],
-)
-def test_what_is_set_aside_and_why(text, reason):
-    assert refusal(text)[0] == reason
+SET_ASIDE = """
+NO_REPORT: INDICATION: pneumonia. | FINDINGS: . IMPRESSION:
+OUTSIDE_TAXONOMY: FINDINGS: Calcified granuloma in the left apex. Lungs otherwise clear.
+OUTSIDE_TAXONOMY: FINDINGS: Clear lungs. Calcified granuloma in the left lung, cholecystectomy.
+OUTSIDE_TAXONOMY: FINDINGS: Clear lungs. Changes of a left lobectomy.
+OUTSIDE_TAXONOMY: FINDINGS: Clear lungs. Free air beneath the diaphragm. | FINDINGS: Hyperexpanded clear lungs.
+OUTSIDE_TAXONOMY: FINDINGS: Acute fracture of the clavicle. Clear lungs. | FINDINGS: Comparison XXXX.
+CONFLICTING_FINDINGS: FINDINGS: There is an effusion. No effusion.
+CONFLICTING_FINDINGS: FINDINGS: Small left effusion. IMPRESSION: No effusion.
+"""
+
+
+@pytest.mark.parametrize(("name", "text"), [*read_table(SET_ASIDE), ("NO_REPORT", "")])
+def test_what_is_set_aside_and_why(name, text):
+    assert refusal(text)[0] == Reason[name]
 
 
 def test_the_reason_names_findings_and_no_text_of_the_report():
