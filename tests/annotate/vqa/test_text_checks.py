@@ -136,7 +136,7 @@ None: I see no pleural effusion on the left. Option B fits. | Option A is not pr
 None: The picture fits. | I see no air in the left lung and option B fits.
 WRONG_OPTION_AFFIRMED: Option A, Effusion, fits what I see. | Option A, Effusion: this fits what I see.
 WRONG_OPTION_AFFIRMED: Option C. It clearly matches the picture. | Option B fits and option C fits too.
-WRONG_OPTION_AFFIRMED: Options A and C are right. | I see effusion. | Option C isn’t wrong.
+WRONG_OPTION_AFFIRMED: Options A and C are right. | I see effusion. | Option C isn\u2019t wrong.
 WRONG_OPTION_AFFIRMED: Option A fits less than option B; option C can be excluded.
 WRONG_OPTION_AFFIRMED: I see no air in the left lung and option A fits.
 RIGHT_OPTION_DENIED: Option B, Pleural effusion, does not fit what I see. | Option B doesn't fit. | Option B is wrong.
