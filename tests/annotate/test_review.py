@@ -153,6 +153,7 @@ REFUSED = (
     (("2", "Step 3"), {"review": " "}, "case 2 (=cmd/2.png), Step 3, column 'review' is required (one of 'ok', A."),
     (("2", "Step 3"), {"review": "Z"}, "Step 3, column 'review': 'Z'"),
     (("2", "Step 3"), {"review": "A"}, "Step 3, column 'comment' is required"),
+    (("2", "Step 3"), {"review": "D"}, "Step 3, column 'comment' is required"),
     (("2", "Step 3"), {"report": "x"}, "Step 3, column 'report' was altered"),
     (("2", "Step 3"), {"answer of a": "A. Consolidation"}, "column 'answer of a' was altered"),
     (
