@@ -24,14 +24,15 @@ from stepcot_jax.data.records.records import Collection, read_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_workdir, write_whole
 from stepcot_jax.host.text import escape_markdown
-from stepcot_jax.pages.shell import make_environment, render_page
+from stepcot_jax.pages.sheets import Table, columns
+from stepcot_jax.pages.shell import Section, make_environment, render, tabulate, write_report
 from stepcot_jax.reasoning.replies import BOX, corners_of, write_answer
 from stepcot_jax.record import KINDS, STAGE_NAMES, Record
 from stepcot_jax.rewards.answers import token_f1
 
 PAGE_NAME = "disagreements.html"
 
-_HERE = Path(__file__).parent
+_TEMPLATES = make_environment(Path(__file__).parent)
 _NUM_SHOWN = 80
 
 
@@ -240,16 +241,17 @@ def write_agreement(folder: Path, aligned: Aligned, comparison: Sequence[StepCom
         "steps": comparison,
     }
     _write_figures(folder, figures, as_markdown(comparison))
-    page = render_page(
-        make_environment(_HERE).get_template("disagreements.html.j2"),
-        style=(_HERE / "disagreements.css").read_text(encoding="utf-8"),
-        title="Disagreements of annotators",
-        aligned=aligned,
-        comparison=comparison,
-        units=find_disagreements(aligned),
-        show_figure=show_figure,
-        show_answer=show_answer,
-    )
+    units = find_disagreements(aligned)
+    rows = ((step.step, step.num_cases, show_figure(step.agreement), show_figure(step.kappa)) for step in comparison)
+    heads = (*columns("text", "step"), *columns("number", "reports"), *columns("text", "all agree", "kappa"))
+    side_by_side = render(_TEMPLATES, "disagreements.html.j2", aligned=aligned, units=units, show_answer=show_answer)
+    sections = [
+        tabulate(Table("agreement", "Agreement by step", heads, tuple(rows))),
+        Section("disagreements", "Disagreements", "", side_by_side, style="tr.differs { background: var(--warn); }\n"),
+    ]
+    title = f"{len(units)} of {len(aligned.units)} reports with a disagreement"
+    about = (f"Annotators: {', '.join(aligned.names)}.",)
+    page = write_report(title=title, about=about, sections=sections, writer="stepcot annotate agree")
     write_whole(folder / PAGE_NAME, page.encode())
 
 

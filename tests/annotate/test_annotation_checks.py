@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from annotate.rules.tables import read_table
 
 from stepcot_jax.annotate.annotation import Annotation, CannotAnnotate, Reason, Report
 from stepcot_jax.annotate.checks import check_annotation, check_consistency, check_report
@@ -95,11 +96,9 @@ def test_chains_that_contradict_themselves(annotation):
         ("The nodule of 2.5 cm is dense.", None),
         ("The nodule of 3.5 cm is dense.", Reason.REASONING_NOT_IN_REPORT),
         ("The nodule of 5 cm is dense.", Reason.REASONING_NOT_IN_REPORT),
-        ("By steps 1 and 4 it is a nodule; step 5 agrees.", None),
-        ("It lies on the right.", None),
+        *(("By steps 1 and 4 it is a nodule; step 5 agrees.", None), ("It lies on the right.", None)),
         ("It lies on the left.", Reason.REASONING_NOT_IN_REPORT),
-        ("It lies in the LUL.", Reason.REASONING_NOT_IN_REPORT),
-        ("", None),
+        *(("It lies in the LUL.", Reason.REASONING_NOT_IN_REPORT), ("", None)),
     ],
 )
 def test_what_a_reasoning_may_cite(text, expected):
@@ -112,26 +111,23 @@ def test_what_a_reasoning_may_cite(text, expected):
 NODULE = dataclasses.replace(GOOD, reasoning=("",) * 7)
 
 
-@pytest.mark.parametrize(
-    ("annotation", "text", "expected"),
-    [
-        (NODULE, "FINDINGS: No nodule.", Reason.CONFLICTING_FINDINGS),
-        (NODULE, "FINDINGS: There is a nodule. No nodules.", Reason.CONFLICTING_FINDINGS),
-        (NODULE, "FINDINGS: No nodule. IMPRESSION: Nodule.", None),
-        (NODULE, "FINDINGS: Nodule. IMPRESSION: No nodule.", Reason.CONFLICTING_FINDINGS),
-        (NODULE, "FINDINGS: There is a nodule. No other nodules.", None),
-        (NODULE, "FINDINGS: No large nodule.", None),
-        (NODULE, "FINDINGS: An opacity.", None),
-        (NORMAL, "FINDINGS: Probable mass. No effusion.", Reason.NOT_NORMAL),
-        (NORMAL, "FINDINGS: Diffuse edema. No effusion.", Reason.NOT_NORMAL),
-        (NORMAL, "FINDINGS: Possible mass. No effusion.", None),
-        (NORMAL, "FINDINGS: History of mass. No effusion.", None),
-        (NORMAL, "FINDINGS: Tortuous aorta, old rib fractures, pacemaker. No effusion.", None),
-        (NORMAL, "FINDINGS: Nodular density is the nipple. No effusion.", None),
-    ],
-)
-def test_a_diagnosis_that_the_report_denies_and_a_normal_chest_with_an_asserted_finding(annotation, text, expected):
-    assert reason(annotation, report=dataclasses.replace(REPORT, text=text)) == expected
+DENIALS = """
+NODULE CONFLICTING_FINDINGS: FINDINGS: No nodule. | FINDINGS: There is a nodule. No nodules.
+NODULE CONFLICTING_FINDINGS: FINDINGS: Nodule. IMPRESSION: No nodule.
+NODULE None: FINDINGS: No nodule. IMPRESSION: Nodule. | FINDINGS: There is a nodule. No other nodules.
+NODULE None: FINDINGS: No large nodule. | FINDINGS: An opacity.
+NORMAL NOT_NORMAL: FINDINGS: Probable mass. No effusion. | FINDINGS: Diffuse edema. No effusion.
+NORMAL None: FINDINGS: Possible mass. No effusion. | FINDINGS: History of mass. No effusion.
+NORMAL None: FINDINGS: Tortuous aorta, old rib fractures, pacemaker. No effusion.
+NORMAL None: FINDINGS: Nodular density is the nipple. No effusion.
+"""  # annotation and reason: reports
+
+
+@pytest.mark.parametrize(("name", "text"), read_table(DENIALS))
+def test_a_diagnosis_that_the_report_denies_and_a_normal_chest_with_an_asserted_finding(name, text):
+    annotation, _, expected = name.partition(" ")
+    annotation = NODULE if annotation == "NODULE" else NORMAL
+    assert reason(annotation, report=dataclasses.replace(REPORT, text=text)) == getattr(Reason, expected, None)
 
 
 def test_other_chains_are_checked_as_far_as_they_offer_the_answers():

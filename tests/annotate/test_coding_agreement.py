@@ -1,14 +1,16 @@
 """Agreement with the experts' coding: the arithmetic by hand, and the measurement on the real reports."""
 
 import dataclasses
+import functools
 import math
 import re
-import sys
 import textwrap
 
 import pytest
+from annotate.archive import sample_archive
 
 from stepcot_jax.annotate.annotation import CannotAnnotate, Report
+from stepcot_jax.annotate.rules import annotator
 from stepcot_jax.annotate.rules.annotator import annotate_report, describe_report
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.sources.iu_coding import read_coding
@@ -50,33 +52,30 @@ def test_nothing_to_compare_is_not_divided_by_and_halves_depend_on_the_id_alone(
 
 
 @pytest.fixture(scope="module")
-def archive(shared):
-    return shared / "data" / "iu_xray" / "NLMCXR_reports_sample.tgz"
-
-
-@pytest.fixture(scope="module")
-def reports(archive):
-    return list(read_coded_reports(archive))
+def reports(shared):
+    """All coded reports; each text is read once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(annotator, "read_report", functools.cache(annotator.read_report))
+        yield list(read_coded_reports(shared / "data" / "iu_xray" / "NLMCXR_reports_sample.tgz"))
 
 
 # What was measured, less a report or two; the held-out half was never read for tuning (docs/results/annotation.md).
-@pytest.mark.parametrize(("half", "accuracy", "kappa"), [("tuning", 0.99, 0.985), ("held out", 0.98, 0.96)])
-def test_diagnosis_agrees_with_the_experts(reports, half, accuracy, kappa):
+@pytest.mark.parametrize(
+    ("half", "num_reports", "accuracy", "kappa", "num_margins", "margins_kappa"),
+    [("tuning", 489, 0.99, 0.985, 68, 0.9), ("held out", 532, 0.98, 0.96, 71, 0.8)],
+)
+def test_the_rules_agree_with_the_experts(reports, half, num_reports, accuracy, kappa, num_margins, margins_kappa):
     chosen = [(report, mesh) for report, mesh in reports if half_of(report.id) == half and report.text]
-    agreement = measure(chosen)[-1]
-    assert agreement.num_reports == {"tuning": 489, "held out": 532}[half]
-    assert agreement.accuracy >= accuracy
-    assert agreement.kappa >= kappa
-
-
-@pytest.mark.parametrize(("half", "morphology"), [("tuning", 0.9), ("held out", 0.8)])
-def test_steps_agree_with_the_experts_over_the_reports_that_carry_them(reports, half, morphology):
-    chosen = [(report, mesh) for report, mesh in reports if half_of(report.id) == half and report.text]
-    _, distribution, _, location, margins, *_ = measure(chosen, annotate=describe_report)
-    assert min(distribution.num_reports, location.num_reports) >= 150
-    assert margins.num_reports == {"tuning": 68, "held out": 71}[half]
-    assert min(distribution.kappa, location.kappa) >= 0.85
-    assert margins.kappa >= morphology
+    diagnosis = measure(chosen)[-1]
+    assert diagnosis.num_reports == num_reports
+    assert diagnosis.accuracy >= accuracy
+    assert diagnosis.kappa >= kappa
+    of_records = [(report, mesh) for report, mesh in chosen if read_coding(mesh)[-1] != NOT_ANNOTATED]
+    for least, steps in ((150, measure(chosen, annotate=describe_report)), (60, measure(of_records))):
+        _, distribution, _, location, margins, *_ = steps
+        assert min(distribution.num_reports, location.num_reports) >= least
+        assert min(distribution.kappa, location.kappa) >= 0.85
+        assert least == 60 or (margins.num_reports == num_margins and margins.kappa >= margins_kappa)
 
 
 def _wrap(text):
@@ -95,27 +94,16 @@ def test_what_leaves_the_meaning_leaves_the_answer(reports, edit):
         except CannotAnnotate as error:
             return error.reason
 
-    tuning = [report for report, _ in reports if half_of(report.id) == "tuning" and report.text]
+    tuning = [report for report, _ in reports if half_of(report.id) == "tuning" and report.text][::5]
     edited = [dataclasses.replace(report, text=edit(report.text)) for report in tuning]
-    assert sum(one.text != other.text for one, other in zip(tuning, edited, strict=True)) > 600
-    assert sum(labels(one) != labels(other) for one, other in zip(tuning, edited, strict=True)) <= 2
+    assert sum(one.text != other.text for one, other in zip(tuning, edited, strict=True)) > 120
+    assert sum(labels(one) != labels(other) for one, other in zip(tuning, edited, strict=True)) <= 1
 
 
-def test_the_records_own_steps_agree_on_the_held_out_half(reports):
-    chosen = [
-        (report, mesh)
-        for report, mesh in reports
-        if half_of(report.id) == "held out" and read_coding(mesh)[-1] != NOT_ANNOTATED
-    ]
-    _, distribution, _, location, *_ = measure(chosen)
-    assert min(distribution.num_reports, location.num_reports) > 70
-    assert min(distribution.kappa, location.kappa) >= 0.85
-
-
-def test_the_command_prints_both_halves(archive, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["coding_agreement", str(archive)])
-    coding_agreement.main()
+def test_the_command_prints_both_halves(shared, tmp_path, capsys):
+    archive = sample_archive(shared, tmp_path)
+    halves = [half_of(report.id) for report, _ in read_coded_reports(archive)]
+    coding_agreement.main([str(archive)])
     printed = capsys.readouterr().out
-    assert "half 'tuning': 950 reports, 8 of them without text" in printed
-    assert "half 'held out': 985 reports, 9 of them without text" in printed
+    assert all(f"half {half!r}: {halves.count(half)} reports, " in printed for half in ("tuning", "held out"))
     assert printed.count("Diagnosis ") == 2

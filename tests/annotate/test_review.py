@@ -12,6 +12,7 @@ from stepcot_jax.annotate.review import apply_review, write_review
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.records.records import read_records
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.tools.annotate.command import main
 
 REPORT = 'FINDINGS: Clear,\r\n"quite".\n\nIMPRESSION:  Größe; normal.'
 
@@ -85,6 +86,23 @@ def test_a_form_has_what_is_disputed_unless_all_is_asked_for(tmp_path, aligned):
         write_review(tmp_path / "none.csv", align([tmp_path / "a"] * 2, names=["x", "y"]), every=False)
 
 
+def test_agreement_and_review_from_the_command_line(tmp_path, capsys):
+    cases = [make_case("1"), make_case("2")]
+    a, b = map(str, write(tmp_path, {"a": cases, "b": [make_case("1", MASS), cases[1], make_case("3")]}))
+    names, form = ["--names", "first", "second"], tmp_path / "form.csv"
+    main(["agree", a, b, *names, f"--out={tmp_path / 'agreement'}"])
+    printed = capsys.readouterr().out
+    assert "Kappa is Cohen's of the two." in printed
+    assert "first lacks 1 records that another has" in printed
+    assert "1 of 2 reports with a disagreement" in (tmp_path / "agreement" / "disagreements.html").read_text()
+    main(["review-out", a, b, *names, "--all", f"--out={form}"])
+    fill(form, changing({("2", "Step 7"): {"review": "B", "comment": "a nodule"},
+                         ("2", "Step 1"): {"review": "B", "comment": "dense"}}))  # fmt: skip
+    main(["review-in", str(form), a, b, *names, "--all", "--reviewer=Dr Example", f"--out={tmp_path / 'reviewed'}"])
+    assert "2 answers corrected in 1 of them" in capsys.readouterr().out
+    assert read_records(tmp_path / "reviewed", require_images=False).cases[1].answers == (1, 3, 5, 6, 4, 6, 1)
+
+
 @pytest.mark.parametrize("format_of", [{}, {"delimiter": ";"}, {"lineterminator": "\n"}, {"quoting": csv.QUOTE_ALL}])
 def test_corrections_come_back_with_who_made_them(tmp_path, aligned, format_of):
     changes = {
@@ -135,6 +153,7 @@ REFUSED = (
     (("2", "Step 3"), {"review": " "}, "case 2 (=cmd/2.png), Step 3, column 'review' is required (one of 'ok', A."),
     (("2", "Step 3"), {"review": "Z"}, "Step 3, column 'review': 'Z'"),
     (("2", "Step 3"), {"review": "A"}, "Step 3, column 'comment' is required"),
+    (("2", "Step 3"), {"review": "D"}, "Step 3, column 'comment' is required"),
     (("2", "Step 3"), {"report": "x"}, "Step 3, column 'report' was altered"),
     (("2", "Step 3"), {"answer of a": "A. Consolidation"}, "column 'answer of a' was altered"),
     (

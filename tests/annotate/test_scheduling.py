@@ -63,10 +63,8 @@ def test_reports_that_cannot_be_annotated_are_outcomes_too():
 
     outcomes = run(4, process)
     assert [(each.aside, each.has_failed) for each in outcomes] == [
-        (None, False),
-        (Aside("1", Reason.NOT_TRUSTED, "m: no"), False),
-        (Aside("2", Reason.NO_ANSWER, "found HTTP 500, 8 times"), True),
-        (None, False),
+        *((None, False), (Aside("1", Reason.NOT_TRUSTED, "m: no"), False)),
+        *((Aside("2", Reason.NO_ANSWER, "found HTTP 500, 8 times"), True), (None, False)),
     ]
     assert [outcome.made for outcome in outcomes] == [ANNOTATION, None, None, ANNOTATION]
 

@@ -27,15 +27,14 @@ TEXTS = (
 NUM_SHARDS = 5
 
 
-def write_source(folder, *, number=40, with_images=True):
+def write_source(folder, *, number=40):
     """Reports of all kinds, two of them repeated, some with two images."""
     (folder / "images").mkdir(parents=True)
     rows = []
     for index in range(number):
         names = [f"images/{index}.png"] + ([f"images/{index}b.png"] if index % 7 == 0 else [])
-        if with_images:
-            for name in names:
-                Image.new("L", (4, 4), index).save(folder / name)
+        for name in names:
+            Image.new("L", (4, 4), index).save(folder / name)
         rows.append({"id": f"r{index}", "report": TEXTS[index % len(TEXTS)], "image": names, "patient_id": f"p{index}"})
     rows += [{**rows[3], "report": "again"}, {**rows[8], "report": "again"}]
     (folder / "reports.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -66,10 +65,9 @@ def files(folder):
     }
 
 
-@pytest.mark.parametrize("count", [1, NUM_SHARDS, 50])
-def test_merged_shards_are_the_files_of_one_run(tmp_path, source, count):
+def test_merged_shards_are_the_files_of_one_run(tmp_path, source):
     main([str(source), f"--out={tmp_path / 'whole'}"])
-    folders = annotate_shards(source, tmp_path / "shards", count=count)
+    folders = annotate_shards(source, tmp_path / "shards", count=50)  # some are empty
     merge(folders[::-1], tmp_path / "merged")
     assert files(tmp_path / "merged") == files(tmp_path / "whole")
     assert "images/7b.png" in files(tmp_path / "merged")

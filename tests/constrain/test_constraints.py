@@ -9,17 +9,11 @@ from hypothesis import strategies as st
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.phantom.phantom import plan_case
-from stepcot_jax.tools.constrain.constraints import (
-    KINDS,
-    MAX_CHARACTERS,
-    find_option,
-    loose_forms,
-    verify,
-)
+from stepcot_jax.tools.constrain.constraints import KINDS, MAX_CHARACTERS, find_option, loose_forms, verify
 from stepcot_jax.tools.constrain.levels import VARIANTS, Dialogue, list_keys, make_dialogue, position_of
 
 TRUTH = (1, 0, 2, 2, 1, 6, 1)
-TWO = make_dialogue(("constraints", 2), answers={}, truth=TRUTH, chain=DEFAULT_CHAIN)
+TWO = make_dialogue(("constraints", 2), answers={}, truth=TRUTH)
 GOOD = {"step_1": "B. Increased opacity", "step_2": "A. Focal", "diagnosis": "B. Nodule"}
 
 
@@ -52,15 +46,12 @@ def test_a_perfect_reply_follows_everything():
 @pytest.mark.parametrize(
     ("text", "strict", "loose"),
     [
-        (f"```json\n{write(GOOD)}\n```", {"json"}, set()),
-        (f"Sure, here it is:\n{write(GOOD)}", {"json"}, set()),
-        (f"{write(GOOD)}\nI hope this helps.", {"json"}, set()),
-        (f"**{write(GOOD)}**", {"json"}, set()),
+        *((f"```json\n{write(GOOD)}\n```", {"json"}, set()), (f"Sure, here it is:\n{write(GOOD)}", {"json"}, set())),
+        *((f"{write(GOOD)}\nI hope this helps.", {"json"}, set()), (f"**{write(GOOD)}**", {"json"}, set())),
         (f"One\ntwo\n{write(GOOD)}", {"json"}, {"json"}),
         (write(GOOD, step_2="A"), {"letter step_2"}, {"letter step_2"}),
         (write(GOOD, step_2="focal"), {"letter step_2"}, {"letter step_2"}),
-        (write(GOOD, step_2=" a.  FOCAL "), set(), set()),
-        (write(GOOD, step_2="N/A"), set(), set()),
+        *((write(GOOD, step_2=" a.  FOCAL "), set(), set()), (write(GOOD, step_2="N/A"), set(), set())),
         (write(GOOD, step_2="**A. Focal**"), {"letter step_2", "option step_2"}, set()),
         (write(GOOD, step_2="B. Focal"), {"letter step_2", "option step_2"}, {"letter step_2", "option step_2"}),
         (write(GOOD, step_2=" "), *[{"answered step_2", "letter step_2", "option step_2"}] * 2),
@@ -68,8 +59,7 @@ def test_a_perfect_reply_follows_everything():
         (write(GOOD, step_1="A. No abnormality", step_2="N/A"), {"consistent"}, {"consistent"}),
         (write(GOOD, step_1="A. No abnormality", step_2="N/A", diagnosis="A. Normal"), set(), set()),
         (write(dict(reversed(GOOD.items()))), {"order"}, {"order"}),
-        (write(GOOD, more="A"), {"schema"}, {"schema"}),
-        ("[]", ALL, ALL),
+        *((write(GOOD, more="A"), {"schema"}, {"schema"}), ("[]", ALL, ALL)),
     ],
 )  # fmt: skip
 def test_verifiers_by_hand(text, strict, loose):
@@ -87,20 +77,19 @@ def test_a_missing_reply_follows_nothing():
     "entry",
     [
         '{"answer": "B. Nodule", "reasoning": "Seen."}',
-        '{"reasoning": "Seen.", "answer": "B. Nodule", "more": ""}',
-        '{"reasoning": null, "answer": "B. Nodule"}',
+        *('{"reasoning": "Seen.", "answer": "B. Nodule", "more": ""}', '{"reasoning": null, "answer": "B. Nodule"}'),
         '{"reasoning": "Seen.", "reasoning": "Again.", "answer": "B. Nodule"}',
     ],
 )
 def test_the_schema_names_both_texts_once_and_in_order(entry):
-    direct = make_dialogue(("constraints", 0), answers={}, truth=TRUTH, chain=DEFAULT_CHAIN)
+    direct = make_dialogue(("constraints", 0), answers={}, truth=TRUTH)
     assert broken(f'{{"diagnosis": {entry}}}', direct) == {"schema"}
     twice = f'{{"diagnosis": {entry}, "diagnosis": {entry}}}'
     assert broken(twice, direct) == {"schema"}
 
 
 def test_at_the_last_level_step_and_diagnosis_agree():
-    last = make_dialogue(("true", 7), answers={}, truth=TRUTH, chain=DEFAULT_CHAIN)
+    last = make_dialogue(("true", 7), answers={}, truth=TRUTH)
     assert broken(write({"step_7": "B. Nodule", "diagnosis": "B. Nodule"}), last) == set()
     assert broken(write({"step_7": "B. Nodule", "diagnosis": "H. Mass"}), last) == {"consistent"}
 
@@ -125,10 +114,10 @@ def test_normal_requires_no_abnormality():
 
 
 def test_true_chains_of_phantoms_are_consistent_at_every_level():
-    for index in range(600):
+    for index in range(60):
         truth = plan_case(index, seed=7, prevalence="flat" if index % 2 else "published").case.answers
         for key in list_keys(VARIANTS, range(8)):
-            dialogue = make_dialogue(key, answers=dict(enumerate(truth)), truth=truth, chain=DEFAULT_CHAIN)
+            dialogue = make_dialogue(key, answers=dict(enumerate(truth)), truth=truth)
             answers = {
                 field: DEFAULT_CHAIN.steps[at].lettered_options[truth[at]]
                 for field in dialogue.fields
@@ -190,7 +179,7 @@ def test_no_text_raises_and_loose_includes_strict(text):
     prose=st.sampled_from(["{}", "```json\n{}\n```", "Reading.\n{}", "{}\nDone."]),
 )
 def test_what_is_written_is_read_back(labels, level, prose):
-    dialogue = make_dialogue(("constraints", level), answers={}, truth=TRUTH, chain=DEFAULT_CHAIN)
+    dialogue = make_dialogue(("constraints", level), answers={}, truth=TRUTH)
     places = [*range(level), 6]
     wanted = dict(zip(dialogue.fields, [*labels[:level], labels[-1]], strict=True))
     answers = {

@@ -12,7 +12,7 @@ TRUTH = (1, 0, 2, 3, 1, 5, 4)
 
 
 def prompt_of(variant, level, *, own=(), chain=DEFAULT_CHAIN, truth=TRUTH, **how):
-    dialogue = make_dialogue((variant, level), answers=dict(own), truth=truth, chain=chain)
+    dialogue = make_dialogue((variant, level), answers=dict(own), truth=truth)
     system, user = write_messages(chain, dialogue, **how)
     return system["content"], user["content"], dialogue
 

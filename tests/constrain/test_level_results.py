@@ -19,11 +19,7 @@ ABOUT = {"model": "m", "about": "a", "source": "s", "prompt": "p", "lists_diagno
 TRUTH = [(0, 0), (1, 0), (0, 1), (2, 1), (NOT_ANNOTATED, 1), (1, NOT_ANNOTATED)]
 DIRECT = ["A. Cat", "B. Dog", "B. Dog", "A. Cat", None, "A. Cat"]
 STEPWISE = [
-    ("A. Small", "A. Cat"),
-    ("B. Large", "A. Cat"),
-    ("B. Large", "B. Dog"),
-    ("N/A", "B. Dog"),
-    ("A. Small", "?"),
+    *(("A. Small", "A. Cat"), ("B. Large", "A. Cat"), ("B. Large", "B. Dog"), ("N/A", "B. Dog"), ("A. Small", "?")),
     ("B. Large", "B. Dog"),
 ]
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
+from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tools.constrain import command as __main__
-from stepcot_jax.tools.constrain.levels import VARIANTS, choose_levels, list_keys, make_dialogue, position_of
+from stepcot_jax.tools.constrain.levels import VARIANTS, choose_levels, make_dialogue, position_of
 
 TRUTH = (1, 0, 2, 3, 1, NOT_ANNOTATED, 4)
 OWN = {0: 3, 2: 1, 4: 0}
@@ -13,28 +13,24 @@ OWN = {0: 3, 2: 1, 4: 0}
 
 def test_constraints_ask_every_step_up_to_the_level_and_give_nothing():
     for level in range(8):
-        dialogue = make_dialogue(("constraints", level), answers=OWN, truth=TRUTH, chain=DEFAULT_CHAIN)
+        dialogue = make_dialogue(("constraints", level), answers=OWN, truth=TRUTH)
         assert (dialogue.asked, dialogue.given) == (tuple(range(level)), ())
         assert dialogue.fields == (*(f"step_{number}" for number in range(1, level + 1)), "diagnosis")
 
 
 def test_own_and_true_ask_one_step_and_give_the_known_earlier_ones():
-    true = make_dialogue(("true", 7), answers=OWN, truth=TRUTH, chain=DEFAULT_CHAIN)
+    true = make_dialogue(("true", 7), answers=OWN, truth=TRUTH)
     assert (true.asked, true.given) == ((6,), ((0, 1), (1, 0), (2, 2), (3, 3), (4, 1)))
-    own = make_dialogue(("own", 4), answers=OWN, truth=TRUTH, chain=DEFAULT_CHAIN)
+    own = make_dialogue(("own", 4), answers=OWN, truth=TRUTH)
     assert (own.asked, own.given) == ((3,), ((0, 3), (2, 1)))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_what_is_asked_is_never_given(variant):
     for level in range(8):
-        dialogue = make_dialogue((variant, level), answers=dict(enumerate(TRUTH)), truth=TRUTH, chain=DEFAULT_CHAIN)
+        dialogue = make_dialogue((variant, level), answers=dict(enumerate(TRUTH)), truth=TRUTH)
         asked = {position_of(field, 7) for field in dialogue.fields}
         assert not asked & {position for position, _ in dialogue.given}
-
-
-def test_level_0_is_measured_once_and_first():
-    assert list_keys(VARIANTS, (0, 1)) == [("constraints", 0), ("constraints", 1), ("own", 1), ("true", 1)]
 
 
 def test_the_command_names_the_variants():

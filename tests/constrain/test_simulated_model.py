@@ -7,7 +7,6 @@ import pytest
 from constrain.asked import ask, make_asking, make_cases
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tools.constrain import results as level_tables
 from stepcot_jax.tools.constrain.constraints import KINDS
 from stepcot_jax.tools.constrain.models import Faults, SimulatedModel, Skill
@@ -25,11 +24,11 @@ FAULTS = Faults(cut=0.04, fenced=0.1, chatty=0.06, bare=0.1, mismatched=0.05)
 
 @pytest.fixture(scope="module")
 def measured():
-    cases = make_cases(300)
+    cases = make_cases(100)
     model = SimulatedModel({case.id: case.truth for case in cases}, DEFAULT_CHAIN, skill=SKILL, faults=FAULTS, seed=2)
     replies = ask(cases, model, make_asking())
     return summarise_levels(
-        cases, replies, DEFAULT_CHAIN, about=ABOUT, expected=model.expected_accuracy, num_resamples=200
+        cases, replies, DEFAULT_CHAIN, about=ABOUT, expected=model.expected_accuracy, num_resamples=100
     )
 
 
@@ -61,14 +60,19 @@ def test_the_expected_curve_by_hand(measured):
 
 @pytest.mark.parametrize("reading", ["strict", "loose"])
 def test_constraints_are_followed_as_often_as_expected(measured, reading):
-    for kind in set(KINDS) - {"consistent"}:
-        expected = FAULTS.following(kind, is_loose=reading == "loose")
+    uncut = 1 - FAULTS.cut
+    rates = {
+        **dict.fromkeys(("schema", "order", "answered"), uncut),
+        "json": uncut if reading == "loose" else uncut - FAULTS.fenced - FAULTS.chatty,
+        "option": uncut * (1 - FAULTS.mismatched),
+        "letter": uncut * (1 - FAULTS.mismatched - FAULTS.bare),
+    }
+    assert {*rates, "consistent"} == set(KINDS)
+    for kind, expected in rates.items():
         for level in measured.levels:
             if kind in level.constraints:
                 found = getattr(level.constraints[kind], reading).value
                 assert abs(found - expected) < 4 * math.sqrt(expected * (1 - expected) / measured.num_cases)
-    with pytest.raises(ValueError, match="kind must be one of"):
-        FAULTS.following("consistent", is_loose=False)
 
 
 def test_level_1_is_one_comparison_in_all_variants(measured, monkeypatch):
@@ -113,17 +117,3 @@ def test_the_same_seed_replies_alike_and_variants_share_level_1():
     one, two, other = replies(0), replies(0), replies(1)
     assert one == two != other
     assert all(own[1] == own[8] == own[15] for own in one)
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: Skill((0.5,), 0.9, (0.2,), (0.0,)), "must stay a probability"),
-        (lambda: Skill((0.5,), 0.1, (), ()), "one number for each step"),
-        (lambda: Faults(cut=0.6, fenced=0.6), "add up to at most 1"),
-        (lambda: SimulatedModel({}, DEFAULT_CHAIN, skill=Skill((), 0.5, (), ())), "expected 6"),
-    ],
-)
-def test_impossible_skills(make, words):
-    with pytest.raises(BadInput, match=words):
-        make()

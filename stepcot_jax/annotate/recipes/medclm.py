@@ -195,17 +195,17 @@ def check(view: View, parts: Parts, record: Record) -> None:
     require_assembled(record, assemble(view, parts), dialect="medclm")
 
 
-_EASY: Request[View] = Request(EASY, ("question", "reasoning", "answer"), lambda view, _: view.data())
-_MEDIUM: Request[View] = Request(MEDIUM, ("question", "reasoning", "answer"), lambda view, _: view.data())
-_HARD: Request[View] = Request(HARD, ("question", "answer"), lambda view, _: view.data())
-_BY_STAGE = dict(zip(STAGES, (_EASY, _MEDIUM, _HARD), strict=True))
+_REQUESTS: dict[Stage, Request[View]] = {
+    stage: Request(prompt, tuple(prompt.schema["required"]), lambda view, _: view.data())
+    for stage, prompt in zip(STAGES, (EASY, MEDIUM, HARD), strict=True)
+}
 
 TASK: Task[View] = Task(
     name="medclm",
     units="views",
     plan=plan_views,
-    requests=(_EASY, _MEDIUM, _HARD),
-    choose=lambda view: (_BY_STAGE[view.stage],),
+    requests=tuple(_REQUESTS.values()),
+    choose=lambda view: (_REQUESTS[view.stage],),
     write=write_view,
     assemble=assemble,
     check=check,

@@ -129,6 +129,11 @@ def show_picture(
     picture = picture if boxed is None else _draw_references(picture, boxed)
     picture = picture if region is None else _crop(picture, *region)
     picture.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE))
+    return write_data_url(picture)
+
+
+def write_data_url(picture: Image.Image) -> str:
+    """Return a picture as PNG in a data URL."""
     return f"data:image/png;base64,{base64.b64encode(_encode(picture)).decode()}"
 
 

@@ -24,7 +24,6 @@ def run_comparison(command: str, arguments: Sequence[str]) -> None:
 
 
 def _agree(options: argparse.Namespace, aligned: "Aligned") -> None:
-    """Compare annotators."""
     from stepcot_jax.annotate.agreement import as_markdown, compare, write_agreement
 
     comparison = compare(aligned)
@@ -38,7 +37,6 @@ def _agree(options: argparse.Namespace, aligned: "Aligned") -> None:
 
 
 def _write_form(options: argparse.Namespace, aligned: "Aligned") -> None:
-    """Write a form for a reviewer."""
     from stepcot_jax.annotate.review import write_review
 
     num_cases = write_review(options.out, aligned, every=options.all)
@@ -46,7 +44,6 @@ def _write_form(options: argparse.Namespace, aligned: "Aligned") -> None:
 
 
 def _read_form(options: argparse.Namespace, aligned: "Aligned") -> None:
-    """Apply a reviewer's corrections."""
     from stepcot_jax.annotate.review import apply_review
 
     form = find_path(options.form, "FORM.csv")

@@ -75,7 +75,7 @@ async def ask_case(case: AskedCase, model: Model, asking: Asking) -> CaseReplies
     replies: dict[str, Reply] = {}
     answers: dict[int, int] = {}
     for key in asking.keys:
-        dialogue = make_dialogue(key, answers=answers, truth=case.truth, chain=asking.chain)
+        dialogue = make_dialogue(key, answers=answers, truth=case.truth)
         messages = write_messages(asking.chain, dialogue, lists_diagnoses=asking.lists_diagnoses)
         digest = digest_messages(messages)
         if digest not in replies:
@@ -120,11 +120,7 @@ async def ask_all(
 
 
 def run_all(
-    cases: Sequence[AskedCase],
-    open_model: Callable[[], tuple[Model, Budget]],
-    asking: Asking,
-    *,
-    terminal: Terminal,
+    cases: Sequence[AskedCase], open_model: Callable[[], tuple[Model, Budget]], asking: Asking, *, terminal: Terminal
 ) -> tuple[list[CaseReplies], Model]:
     """Open the model, ask all dialogues about all cases and close the model; an interruption raises `RunStopped`."""
 

@@ -90,11 +90,9 @@ def choose_levels(text: str | None, num_steps: int) -> tuple[int, ...]:
     return tuple(sorted({0, *map(int, entries)}))
 
 
-def make_dialogue(key: Key, *, answers: Mapping[int, int], truth: Sequence[int], chain: Chain) -> Dialogue:
+def make_dialogue(key: Key, *, answers: Mapping[int, int], truth: Sequence[int]) -> Dialogue:
     """Return the dialogue of a variant and level about one case."""
     variant, level = key
-    if not 0 <= level <= chain.num_steps:
-        raise ValueError(f"level must be 0 to {chain.num_steps}; got {level}")
     if variant == "constraints" or not level:
         return Dialogue(variant, level, tuple(range(level)))
     earlier = range(level - 1)

@@ -3,12 +3,10 @@
 Each of them implements the protocol `Model`.
 """
 
-import base64
 import dataclasses
 import datetime
 import functools
 import hashlib
-import io
 import json
 import string
 import time
@@ -27,6 +25,7 @@ from stepcot_jax.annotate.llm.client import Budget, Endpoint, RequestRefused
 from stepcot_jax.annotate.llm.crew import Crew
 from stepcot_jax.annotate.llm.prompts import Message, Prompt
 from stepcot_jax.annotate.llm.replies import Entry, goes_on_behind, reply_text
+from stepcot_jax.annotate.recipes.pictures import write_data_url
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file
@@ -52,9 +51,7 @@ class ShownImage:
     @functools.cached_property
     def data_url(self) -> str:
         """The resized picture as PNG in a data URL, without metadata and file name."""
-        written = io.BytesIO()
-        self.pixels.save(written, "PNG")
-        return f"data:image/png;base64,{base64.b64encode(written.getvalue()).decode()}"
+        return write_data_url(self.pixels)
 
     def release(self) -> None:
         """Free picture and data URL; the next use reads the picture again."""
@@ -273,28 +270,10 @@ class Faults:
     bare: float = 0.05
     mismatched: float = 0.03
 
-    def __post_init__(self) -> None:
-        shares = dataclasses.astuple(self)
-        if min(shares) < 0 or self.cut + self.fenced + self.chatty > 1 or self.bare + self.mismatched > 1:
-            raise BadInput(f"faults {shares} must be shares from 0 that add up to at most 1")
-
     @property
     def readable(self) -> float:
         """Expected share of the answers that can be read."""
         return (1 - self.cut) * (1 - self.mismatched)
-
-    def following(self, kind: str, *, is_loose: bool) -> float:
-        """Return the expected share of the constraints of a kind that are followed."""
-        uncut = 1 - self.cut
-        rates = {
-            "json": uncut if is_loose else uncut - self.fenced - self.chatty,
-            **dict.fromkeys(("schema", "order", "answered"), uncut),
-            "option": self.readable,
-            "letter": uncut * (1 - self.mismatched - self.bare),
-        }
-        if kind not in rates:
-            raise ValueError(f"kind must be one of {', '.join(rates)}; got {kind!r}")
-        return rates[kind]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -305,15 +284,6 @@ class Skill:
     direct: float
     gains: tuple[float, ...]
     losses: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if not len(self.accuracy) == len(self.gains) == len(self.losses):
-            raise BadInput("accuracy, gains and losses must have one number for each step before the last")
-        outside = min((*self.gains, *self.losses, *self.accuracy, 0)) < 0 or max((*self.accuracy, 0)) > 1
-        if outside or self.direct + sum(self.gains) > 1 or self.direct - sum(self.losses) < 0:
-            raise BadInput(
-                f"direct {self.direct} with gains {self.gains} and losses {self.losses} must stay a probability"
-            )
 
     @staticmethod
     def default(chain: Chain) -> "Skill":
@@ -346,8 +316,6 @@ class SimulatedModel:
         self.about = f"A simulated model of known accuracy reads the true answers through noise, seed {seed}"
         self._truth, self._chain, self._seed = truth, chain, seed
         self.skill, self.faults = skill or Skill.default(chain), faults or Faults()
-        if len(self.skill.accuracy) != chain.num_steps - 1:
-            raise BadInput(f"skill: {len(self.skill.accuracy)} accuracies; expected {chain.num_steps - 1}")
 
     async def reply(self, request: Request) -> Reply:
         """See `Model`."""

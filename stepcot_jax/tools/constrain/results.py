@@ -336,11 +336,7 @@ def _tabulate_steps(results: Constrained) -> Table:
         for level in results.levels
         for step, estimates in level.steps.items()
     )
-    heads = (
-        *_KEY,
-        *columns("text", "step"),
-        *columns("percent", *(_HEADINGS.get(name, name) for name in FIGURES)),
-    )
+    heads = (*_KEY, *columns("text", "step"), *columns("percent", *(_HEADINGS.get(name, name) for name in FIGURES)))
     notes = ("Steps as answered at each level. A reply without a readable answer is wrong.", _INTERVALS)
     return Table("level_steps", _title(results, "steps by level"), heads, rows, notes)
 
@@ -352,11 +348,7 @@ def _tabulate_kinds(results: Constrained) -> Table:
         for kind, rates in level.constraints.items()
         if kind in KINDS
     )
-    heads = (
-        *_KEY,
-        *columns("text", "constraint", "what is verified"),
-        *columns("percent", "strict", "loose"),
-    )
+    heads = (*_KEY, *columns("text", "constraint", "what is verified"), *columns("percent", "strict", "loose"))
     return Table("level_constraints", _title(results, "kinds of constraints"), heads, rows, (_IFEVAL, _INTERVALS))
 
 

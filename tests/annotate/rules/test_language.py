@@ -15,10 +15,10 @@ from stepcot_jax.tools.annotate.coding import read_coded_reports
 @pytest.mark.parametrize(
     "text",
     [
-        "Derrame pleural izquierdo. No se observa neumotorax.", "Sin hallazgos.", "Silueta cardíaca normal.",
-        "Pleuraerguss links, kein Pneumothorax. Infiltrat rechts.", "Herz normal groß.", "Poumons clairs.",
-        "Épanchement pleural gauche. Pas de pneumothorax.", "Sem derrame pleural.", "Geen pleuravocht.",
-        "Versamento pleurico sinistro.", "\u53cc\u80ba\u7eb9\u7406\u589e\u591a\uff0c\u672a\u89c1\u5b9e\u53d8\u3002",
+        *("Derrame pleural izquierdo. No se observa neumotorax.", "Sin hallazgos.", "Silueta cardíaca normal."),
+        *("Pleuraerguss links, kein Pneumothorax. Infiltrat rechts.", "Herz normal groß.", "Poumons clairs."),
+        *("Épanchement pleural gauche. Pas de pneumothorax.", "Sem derrame pleural.", "Geen pleuravocht."),
+        *("Versamento pleurico sinistro.", "\u53cc\u80ba\u7eb9\u7406\u589e\u591a\uff0c\u672a\u89c1\u5b9e\u53d8\u3002"),
         "\u041b\u0451\u0433\u043a\u0438\u0435 \u0431\u0435\u0437 \u0442\u0435\u043d\u0435\u0439.",
     ],
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """What is said of a lesion, be it a diagnosis of the chain or not."""
 
 import pytest
+from annotate.rules.tables import read_table
 from annotate.rules.test_annotator import report
 
 from stepcot_jax.annotate.annotation import CannotAnnotate
@@ -23,40 +24,35 @@ def test_a_lesion_outside_the_taxonomy_can_be_described():
         describe_report(report("FINDINGS: Emphysema."))
 
 
-@pytest.mark.parametrize(
-    ("text", "step", "expected"),
-    [
-        ("FINDINGS: The heart is enlarged. Patchy opacity in the right base.", 5, "Ill-defined"),
-        ("FINDINGS: Calcified granuloma in the left base. Possible pneumonia.", 5, "Calcified"),
-        ("FINDINGS: Granuloma in the left base. Opacity in the right apex.", 4, "Upper lung zone"),
-        ("FINDINGS: Calcified hilar lymph nodes. Patchy opacity in the right base.", 5, "Ill-defined"),
-        ("FINDINGS: Calcified granulomas in the right upper lobe.", 2, "Focal"),
-        ("FINDINGS: Calcified granulomas in the right lung.", 2, "Multifocal"),
-        ("FINDINGS: Scattered granulomas throughout both lungs.", 2, "Multifocal"),
-        ("FINDINGS: Diffuse bilateral opacities. IMPRESSION: Bilateral opacities.", 2, "Diffuse"),
-        ("FINDINGS: Opacities in the right middle lobe and the lingula.", 2, "Multifocal"),
-        ("FINDINGS: Left base airspace disease.", 3, "Consolidation"),
-        ("FINDINGS: Nodular infiltrate in the lingula.", 3, "Nodular"),
-        ("FINDINGS: Right middle and lower lobe opacities.", 2, "Multifocal"),
-        ("FINDINGS: Left hilar and left lower lobe calcifications.", 2, "Multifocal"),
-        ("FINDINGS: Opacity in the left base and lower lobe.", 2, "Focal"),
-        ("FINDINGS: Calcified pleural plaques.", 4, "Pleura/Chest wall"),
-        ("FINDINGS: Nodule in the left base which is calcified.", 5, "Calcified"),
-        ("FINDINGS: Nodule in the left base which is new and calcified aorta.", 5, "N/A"),
-        ("FINDINGS: Nodule in the left base. The calcification suggests a granuloma.", 5, "Calcified"),
-        ("FINDINGS: Calciifed nodule in the left base.", 5, "Calcified"),
-        ("FINDINGS: Poorly marginated mass in the right apex.", 5, "Ill-defined"),
-        ("FINDINGS: Nodule in the left base with sharp margins.", 5, "Well-circumscribed"),
-        ("FINDINGS: Linear opacity in the left base. Calcified granuloma in the right apex.", 5, "N/A"),
-        ("FINDINGS: Opacity in the left base. Calcified granuloma in the left base.", 5, "Calcified"),
-        ("FINDINGS: Calcified granulomas in lung and spleen.", 5, "Calcified"),
-        ("FINDINGS: Calcified aortopulmonary window node.", 4, "Hilar/Mediastinal"),
-        ("FINDINGS: Nodule in the left base. Likely calcified.", 5, "Calcified"),
-        ("FINDINGS: Nodule in the left base. The aorta is calcified.", 5, "N/A"),
-    ],
-)
-def test_how_a_lesion_is_described(text, step, expected):
-    assert described(text)[step - 1] == expected
+DESCRIBED = """
+2 Diffuse: Diffuse bilateral opacities. IMPRESSION: Bilateral opacities.
+2 Focal: Calcified granulomas in the right upper lobe. | Opacity in the left base and lower lobe.
+2 Multifocal: Calcified granulomas in the right lung. | Scattered granulomas throughout both lungs.
+2 Multifocal: Opacities in the right middle lobe and the lingula. | Right middle and lower lobe opacities.
+2 Multifocal: Left hilar and left lower lobe calcifications.
+3 Consolidation: Left base airspace disease.
+3 Nodular: Nodular infiltrate in the lingula.
+4 Hilar/Mediastinal: Calcified aortopulmonary window node.
+4 Pleura/Chest wall: Calcified pleural plaques.
+4 Upper lung zone: Granuloma in the left base. Opacity in the right apex.
+5 Calcified: Calcified granuloma in the left base. Possible pneumonia. | Nodule in the left base which is calcified.
+5 Calcified: Nodule in the left base. The calcification suggests a granuloma. | Calciifed nodule in the left base.
+5 Calcified: Opacity in the left base. Calcified granuloma in the left base. | Calcified granulomas in lung and spleen.
+5 Calcified: Nodule in the left base. Likely calcified.
+5 Ill-defined: The heart is enlarged. Patchy opacity in the right base.
+5 Ill-defined: Calcified hilar lymph nodes. Patchy opacity in the right base.
+5 Ill-defined: Poorly marginated mass in the right apex.
+5 N/A: Nodule in the left base which is new and calcified aorta.
+5 N/A: Linear opacity in the left base. Calcified granuloma in the right apex.
+5 N/A: Nodule in the left base. The aorta is calcified.
+5 Well-circumscribed: Nodule in the left base with sharp margins.
+"""  # step and answer: findings
+
+
+@pytest.mark.parametrize(("name", "findings"), read_table(DESCRIBED))
+def test_how_a_lesion_is_described(name, findings):
+    step, _, expected = name.partition(" ")
+    assert described(f"FINDINGS: {findings}")[int(step) - 1] == expected
 
 
 def test_a_granuloma_at_the_place_of_a_nodule_is_the_nodule():

@@ -15,9 +15,7 @@ def test_sections_keep_their_roles_and_their_places():
     report = "INDICATION: rule out mass. FINDINGS: Clear lungs.\nImpression: Normal.\nHISTORY: pneumonia"
     found = [(role, report[start:end].strip()) for role, start, end in find_sections(report)]
     assert found == [
-        ("context", "rule out mass."),
-        ("findings", "Clear lungs."),
-        ("impression", "Normal."),
+        *(("context", "rule out mass."), ("findings", "Clear lungs."), ("impression", "Normal.")),
         ("context", "pneumonia"),
     ]
 
@@ -40,8 +38,7 @@ def test_sections_keep_their_roles_and_their_places():
         ("No effusion is seen Small nodule in the apex.", ["No effusion is seen", "Small nodule in the apex."]),
         ("No effusion\nThe heart is normal", ["No effusion", "The heart is normal"]),
         ("No focal Right base opacity and no Old scar. See Kerley lines.", 2),
-        ("No acute disease vs. scar. End.", ["No acute disease vs. scar.", "End."]),
-        ("  \n .", []),
+        *(("No acute disease vs. scar. End.", ["No acute disease vs. scar.", "End."]), ("  \n .", [])),
     ],
 )
 def test_sentences(report, expected):

@@ -51,11 +51,8 @@ def test_perturbation_depends_on_seed_and_record_alone():
 @pytest.mark.parametrize(
     ("cue", "num_regions", "expected"),
     [
-        ("box", 4, [*VARIANTS, "whole"]),
-        ("box", 2, ["given", "perturbed", "whole"]),
-        ("box", 0, ["whole"]),
-        ("text", 4, ["given", "whole"]),
-        ("image", 4, ["whole"]),
+        *(("box", 4, [*VARIANTS, "whole"]), ("box", 2, ["given", "perturbed", "whole"]), ("box", 0, ["whole"])),
+        *(("text", 4, ["given", "whole"]), ("image", 4, ["whole"])),
     ],
 )
 def test_the_whole_picture_is_always_there_and_a_text_is_untouched(cue, num_regions, expected):

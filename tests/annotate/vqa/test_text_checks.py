@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from annotate.rules.tables import read_table
 
 from stepcot_jax.annotate.annotation import CannotAnnotate, Reason
 from stepcot_jax.annotate.checks import (
@@ -53,11 +54,9 @@ def test_options_are_named_by_letter_or_text(text, letters):
     ("record", "text", "reason"),
     [
         (SINGLE, "Option A is not. So the answer is B, Pleural effusion.", None),
-        (SINGLE, "So the answer is B. It is not A.", Reason.WRONG_ANSWER),
-        (SINGLE, "", Reason.WRONG_ANSWER),
+        *((SINGLE, "So the answer is B. It is not A.", Reason.WRONG_ANSWER), (SINGLE, "", Reason.WRONG_ANSWER)),
         (CLOSED, "Yes, there are lungs. So the answer is No.", None),
-        (CLOSED, "Is it there? So the answer is No.", None),
-        (CLOSED, "There is none.", Reason.WRONG_ANSWER),
+        *((CLOSED, "Is it there? So the answer is No.", None), (CLOSED, "There is none.", Reason.WRONG_ANSWER)),
         *((SINGLE, f"So the answer is {end}", Reason.WRONG_ANSWER) for end in ("B or C.", "not B.", "B\uff1f")),
         *(
             (CLOSED, f"So the answer is {end}", Reason.WRONG_ANSWER)
@@ -119,48 +118,36 @@ def test_a_text_speaks_of_the_picture_alone(reason, texts):
 @pytest.mark.parametrize(
     "text",
     [
-        "I see signs of a mass.", "These findings indicate pneumonia.", "The heart is voluminous.",
-        "I rule out a mass.", "An assistive device.", "I would answer No.",
-        "From these findings I conclude.", "As noted, the lungs are clear.", "I look on and choose B.",
-        "The lungs show no such findings here.", "The findings confirm it.", "Air in the clinical picture.",
-        "The rule is that a meniscus must be seen.", "Clips of a bypass.", "You should see a line.",
+        *("I see signs of a mass.", "These findings indicate pneumonia.", "The heart is voluminous."),
+        *("I rule out a mass.", "An assistive device.", "I would answer No.", "From these findings I conclude."),
+        *("As noted, the lungs are clear.", "I look on and choose B.", "The lungs show no such findings here."),
+        *("The findings confirm it.", "Air in the clinical picture.", "The rule is that a meniscus must be seen."),
+        *("Clips of a bypass.", "You should see a line."),
     ],
 )  # fmt: skip
 def test_plain_descriptions_pass(text):
     check_speech(text, "thinking")
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("Option A, Effusion, does not fit what I see. Option B fits. Option C does not.", None),
-        ("Option A, Effusion, fits what I see.", Reason.WRONG_OPTION_AFFIRMED),
-        ("Option A, Effusion: this fits what I see.", Reason.WRONG_OPTION_AFFIRMED),
-        ("Option C. It clearly matches the picture.", Reason.WRONG_OPTION_AFFIRMED),
-        ("Option B fits and option C fits too.", Reason.WRONG_OPTION_AFFIRMED),
-        ("Options A and C are right.", Reason.WRONG_OPTION_AFFIRMED),
-        ("I see a mass.", None),  # the option is "A mass"
-        ("I see effusion.", Reason.WRONG_OPTION_AFFIRMED),
-        ("Option C isn\u2019t wrong.", Reason.WRONG_OPTION_AFFIRMED),
-        ("Option B, Pleural effusion, does not fit what I see.", Reason.RIGHT_OPTION_DENIED),
-        ("Option B doesn't fit.", Reason.RIGHT_OPTION_DENIED),
-        ("Option B is wrong.", Reason.RIGHT_OPTION_DENIED),
-        ("Option B: I see no pleural effusion.", Reason.RIGHT_OPTION_DENIED),
-        ("Neither A nor B fits.", Reason.RIGHT_OPTION_DENIED),
-        ("Option A fits less than option B; option C can be excluded.", Reason.WRONG_OPTION_AFFIRMED),
-        ("Option B fits better than C.", None),
-        ("Option B fits what I see and C does not fit.", None),
-        ("I see no pleural effusion on the left. Option B fits.", None),
-        ("Option A is not present. Option C can be ruled out.", None),
-        ("The picture fits.", None),
-        ("Option B. It does not fit.", Reason.RIGHT_OPTION_DENIED),
-        ("I see no air in the left lung and option B fits.", None),
-        ("I see no air in the left lung and option A fits.", Reason.WRONG_OPTION_AFFIRMED),
-    ],
-)
-def test_no_wrong_option_is_affirmed_and_no_right_one_denied(text, reason):
+OPTIONS = """
+None: Option A, Effusion, does not fit what I see. Option B fits. Option C does not. | I see a mass.
+None: Option B fits better than C. | Option B fits what I see and C does not fit.
+None: I see no pleural effusion on the left. Option B fits. | Option A is not present. Option C can be ruled out.
+None: The picture fits. | I see no air in the left lung and option B fits.
+WRONG_OPTION_AFFIRMED: Option A, Effusion, fits what I see. | Option A, Effusion: this fits what I see.
+WRONG_OPTION_AFFIRMED: Option C. It clearly matches the picture. | Option B fits and option C fits too.
+WRONG_OPTION_AFFIRMED: Options A and C are right. | I see effusion. | Option C isn\u2019t wrong.
+WRONG_OPTION_AFFIRMED: Option A fits less than option B; option C can be excluded.
+WRONG_OPTION_AFFIRMED: I see no air in the left lung and option A fits.
+RIGHT_OPTION_DENIED: Option B, Pleural effusion, does not fit what I see. | Option B doesn't fit. | Option B is wrong.
+RIGHT_OPTION_DENIED: Option B: I see no pleural effusion. | Neither A nor B fits. | Option B. It does not fit.
+"""  # the options are Effusion, Pleural effusion (right), and No mass
+
+
+@pytest.mark.parametrize(("name", "text"), read_table(OPTIONS))
+def test_no_wrong_option_is_affirmed_and_no_right_one_denied(name, text):
     question = Question(msgspec.structs.replace(SINGLE, options=(*SINGLE.options[:2], "No mass")), ())
-    assert reason_of(check_options, text, question) == reason
+    assert reason_of(check_options, text, question) == getattr(Reason, name, None)
 
 
 def test_words_are_whole_words():
