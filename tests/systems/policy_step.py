@@ -53,13 +53,7 @@ class NumberRollouts(Rollouts):
 
 def make_record(place):
     return Record(
-        id="x" * (place + 1),
-        image="1.png",
-        image_size=(4, 4),
-        patient="p",
-        kind="closed",
-        question="?",
-        answer="Yes",
+        id="x" * (place + 1), image="1.png", image_size=(4, 4), patient="p", kind="closed", question="?", answer="Yes"
     )
 
 

@@ -7,13 +7,7 @@ import pytest
 
 from stepcot_jax.data.questions.stage_views import STAGES
 from stepcot_jax.run.settings import load_settings
-from stepcot_jax.systems.curriculum import (
-    CurriculumState,
-    after_epoch,
-    draw_stages,
-    first_epochs,
-    stage_shares,
-)
+from stepcot_jax.systems.curriculum import CurriculumState, after_epoch, draw_stages, first_epochs, stage_shares
 
 DOMAINS = ("Mass_xray", "Nodule_xray", "Mass_ct")
 
