@@ -72,7 +72,7 @@ RATES = {"teacher": 0.05, "student": 0.02}
 ADAMW = {name: make_optimizer(learning_rate=rate) for name, rate in RATES.items()}
 DESCENT = {
     name: optax.sgd(rate) for name, rate in RATES.items()
-}  # compiles faster; for tests where the optimizer does not matter
+}  # compiles faster; where the optimizer does not matter
 
 
 def encode(params):
@@ -172,7 +172,6 @@ def test_gradients_of_image_encoder_and_weighted_answers_are_those_of_the_oracle
 
 SETTINGS = {
     "paper": (Objective(), {}),
-    "trace": (Objective(normaliser="trace"), {"normaliser": "trace"}),
     "scaled": (
         Objective(temperature=1.5, soft_label_scale=0.25, channel_alignment_scale=3.0, train_teacher_projection=True),
         {"temperature": 1.5, "alpha_kd": 0.25, "alpha_ch": 3.0},
@@ -289,6 +288,7 @@ def test_step_is_a_function_of_state_and_batch(noisy_joint):
     assert len({float(metrics.losses["teacher"].total) for metrics in (runs[0][1], other_seed, other_step)}) == 3
 
 
+@pytest.mark.slow
 def test_targets_are_made_without_dropout_by_an_updated_teacher(noisy_joint):
     state, metrics = noisy_joint(start(NOISY), BATCH, TEXT)
     assert abs(float(metrics.losses["teacher"].total) - teacher_total(PARAMS_64["teacher"])) > 1e-3
