@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import jax.test_util
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles import reference_numpy as oracle
 from oracles.quick_jit import quick_jit
@@ -147,9 +147,6 @@ def test_large_logits_stay_finite_and_bfloat16_gives_float32(kind):
     assert_close(found, LOSSES[kind][1](fixed, np.asarray(half, np.float64), EVERY))
 
 
-# Means
-
-
 mean_and_slope = quick_jit(
     jax.value_and_grad(lambda values, counted, weights: masked_mean(values=values, counted=counted, weights=weights))
 )
@@ -180,9 +177,6 @@ def test_weights_that_sum_to_zero_give_zero_and_a_mean_is_float32():
     found = masked_mean(values=values, counted=every)
     assert found.dtype == jnp.float32
     assert float(found) == float(values.astype(jnp.float32).mean())
-
-
-# Cross-entropy
 
 
 def test_loss_by_hand():
@@ -229,17 +223,11 @@ def test_weights_are_inverse_frequencies_of_mean_one():
     assert found.dtype == np.float32
     nothing = inverse_frequency_weights(labels=np.full((3, 1), -100), answers_per_step=(4,))
     assert nothing.tolist() == [[1, 1, 1, 1]]
-
-
-def test_class_weights_count_expected_answers():
-    labels = np.array([[0], [0], [1], [-100]])
+    # Of distributions the expected answers are counted.
     spread = np.array([[[1, 0, 0]], [[0.5, 0.5, 0]], [[0, 1, 0]], [[0, 0, 0]]], np.float32)
+    labels = np.array([[0], [0], [1], [-100]])
     found = inverse_frequency_weights(labels=labels, answers_per_step=(3,), distributions=spread)
-    inverse = np.array([1 / 1.5, 1 / 1.5, 1])
-    assert_close(found[0], inverse / inverse.mean(), 1e-6)
-
-
-# Distillation
+    assert_close(found[0], np.array([1 / 1.5, 1 / 1.5, 1]) * 3 / (1 + 2 / 1.5), 1e-6)
 
 
 def test_divergence_by_hand():
@@ -265,9 +253,6 @@ def test_distillation_sends_no_gradient_to_the_teacher():
     assert_close(slope, np.zeros_like(teacher), 1e-6)
 
 
-# Channel alignment
-
-
 @functools.partial(quick_jit, static_argnames="normaliser")
 def weight(u, v, annotated, normaliser="cka"):
     return alignment_weight(teacher=u, student=v, annotated=annotated, normaliser=normaliser)
@@ -289,29 +274,6 @@ def test_weight_by_hand():
     # Independent directions over four cases.
     u, v = np.array([[0.0], [0.0], [1.0], [1.0]], np.float32), np.array([[0.0], [1.0], [0.0], [1.0]], np.float32)
     assert_close(weight(u, v, np.ones(4, bool)), 0.0, 1e-6)
-
-
-@pytest.mark.parametrize("normaliser", ["cka", "trace"])
-@given(seeds, masks)
-def test_weight_of_masked_rows_equals_that_of_dropped_rows(normaliser, seed, annotated):
-    u, v = draw("alignment", seed)
-    expected = oracle.alignment_weight(u[annotated], v[annotated], normaliser)
-    u[~annotated], v[~annotated] = 1e6, np.nan
-    assert_close(weight(u, v, annotated, normaliser), expected, 1e-4)
-
-
-@given(seeds, masks, st.floats(-3, 3), st.floats(-3, 3))
-def test_cka_is_a_share_that_ignores_scale_shift_and_rotation(seed, annotated, log_scale, shift):
-    u, v = draw("alignment", seed)
-    plain = weight(u, v, annotated)
-    assert 0 <= float(plain) <= 1 + 1e-5
-    assert (float(plain) > 0) == (annotated.sum() >= 2)
-    assume(annotated.sum() >= 2)
-    rotation, _ = np.linalg.qr(normal(seed, ANSWERS, ANSWERS))
-    for changed in (np.float32(10**log_scale) * u, u + np.float32(shift), u @ rotation):
-        assert_close(weight(changed, v, annotated), plain, 1e-4)
-    assert_close(weight(v, u, annotated), plain, 1e-5)
-    assert_close(weight(u, u, annotated), 1.0, 1e-5)
 
 
 @pytest.mark.parametrize("normaliser", ["cka", "trace"])

@@ -82,19 +82,6 @@ def test_teacher_agrees_with_the_oracle(steps):
     assert bare.attention is None
 
 
-def test_shared_prompts_are_not_computed_for_every_case():
-    def flops(text):
-        single = Reader(1, text)
-        lowered = jax.jit(single._apply, static_argnames=("deterministic", "with_attention")).lower(
-            single.params, {"image_features": IMAGES, "text_features": text}, with_attention=False
-        )
-        return lowered.cost_analysis()["flops"]
-
-    graph_attention = 2 * 2 * 2 * 2 * WIDTH * WIDTH  # 2 layers, 2 nodes, 2 linear maps, multiply and add
-    saved = flops(text_of(1, shared=False)) - flops(text_of(1))
-    assert saved > 0.9 * (CASES - 1) * graph_attention
-
-
 @pytest.mark.parametrize("shared", [True, False])
 def test_hidden_nodes_agree_with_the_oracle(shared):
     mask = np.array([[1, 1, 1, 1], [0, 1, 1, 1], [1, 0, 0, 1], [1, 1, 1, 0]], bool)
@@ -195,11 +182,6 @@ def test_dropout_follows_the_key_and_each_case_has_its_own():
     assert (first.logits == keyed(noisy, 0, image_features=same).logits).all()
     assert (first.logits[..., :2] != keyed(noisy, 1, image_features=same).logits[..., :2]).any()
     assert len(np.unique(np.asarray(first.logits[:, 0]), axis=0)) == CASES
-
-
-def test_dropout_is_the_same_for_shared_and_repeated_prompts():
-    shared, repeated = keyed(reader(2)), keyed(reader(2), text_features=np.tile(text_of(2)[None], (CASES, 1, 1)))
-    assert_close(repeated.logits, shared.logits)
 
 
 def test_bfloat16_keeps_float32_parameters_and_logits():
