@@ -1,13 +1,11 @@
 """Whole runs of "chain_grpo": what they report, that readers load them, and that a resumed run is the same."""
 
-import json
-
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from cloud.memory_store import put_workdir
-from run.small_run import LinearEncoder, leaves, small_run
+from run.small_run import Killed, LinearEncoder, leaves, read_log, small_run
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.evaluation.consistency import make_rules
@@ -33,15 +31,6 @@ CHANGES = {
 """One epoch of 5 updates on labels, two of 5 by rewards."""
 
 
-class Killed(Exception):
-    pass
-
-
-def entries(workdir):
-    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key != "cases_per_second"} for line in lines]
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     patch, workdir = pytest.MonkeyPatch(), tmp_path_factory.mktemp("chain")
@@ -57,7 +46,7 @@ def test_a_run_reports_the_teacher_and_its_start(finished):
     assert list(report["test"]) == ["teacher", "start"]
     assert set(report["best"]) == {"teacher", "start"}
     assert run.system.score_name == "mean_reward"
-    lines = entries(workdir)
+    lines = read_log(workdir)
     last = [line for line in lines if line["kind"] == "train"][-1]
     wanted = {"reward", "reward_diagnosis", "reward_steps", "reward_consistent", "kl", "clipped", "equal_groups"}
     assert {f"teacher/{name}" for name in wanted | {"entropy", "gradient_norm", "total", "scored"}} <= set(last)
@@ -118,7 +107,7 @@ def test_a_run_killed_within_an_epoch_of_rollouts_goes_on_to_the_same_bits(finis
     found, expected = (restore_params(folder / "checkpoints", 15) for folder in (tmp_path, workdir))
     for leaf, other in zip(leaves(found), leaves(expected), strict=True):
         np.testing.assert_array_equal(leaf, other)
-    assert entries(tmp_path) == entries(workdir)
+    assert read_log(tmp_path) == read_log(workdir)
 
 
 @pytest.mark.slow

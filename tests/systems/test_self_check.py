@@ -349,8 +349,8 @@ def test_alpha_adds_the_loss_and_the_gradient_of_its_term():
 
     def losses(rows, **changes):
         update = make_update(**changes)
-        run = lambda params, rows: update.gradients(params, update.freeze(params, rows, ONE_DEVICE), ONE_DEVICE)  # noqa: E731
-        numbers, gradients = quick_jit(run)(params, rows)
+        frozen = update.freeze(params, rows, ONE_DEVICE)
+        numbers, gradients = quick_jit(lambda rows: update.gradients(params, rows, ONE_DEVICE))(frozen)
         return jax.device_get(numbers), gradients[POLICY]
 
     @quick_jit
