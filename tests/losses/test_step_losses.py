@@ -205,15 +205,6 @@ def test_losses_agree_with_torch():
     assert_close(compiled("soft")(teacher, student, EVERY)[0], expected.numpy())
 
 
-@pytest.mark.parametrize("weighted", ["", " weighted"])
-def test_certain_targets_are_hard_labels(weighted):
-    labels, logits = draw("hard", 3)
-    targets = (labels[:, None] == np.arange(ANSWERS)).astype(np.float32)
-    of_targets = compiled(f"distribution{weighted}")(targets, logits, SOME)
-    of_labels = compiled(f"hard{weighted}")(labels, logits, SOME)
-    jax.tree.map(lambda one, other: assert_close(one, other, 1e-6), of_targets, of_labels)
-
-
 def test_weights_are_inverse_frequencies_of_mean_one():
     labels = np.array([[0, 0], [0, 1], [1, -100], [-100, 1], [0, 1]], np.int32)
     found = inverse_frequency_weights(labels=labels, answers_per_step=(3, 2))

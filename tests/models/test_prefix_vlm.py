@@ -21,7 +21,7 @@ from policies.tiny_policy import (
     score_texts,
 )
 
-from stepcot_jax.models.prefix_vlm import _position_table, sinusoids
+from stepcot_jax.models.prefix_vlm import sinusoids
 
 PACKS, LENGTH = draw_packs(3, seed=4), 30
 PROMPTS = np.array([[5, 6, 7, 8], [4, 9, 0, 0]], np.int32)
@@ -101,17 +101,8 @@ def test_the_gradient_through_a_shared_prompt_is_that_of_whole_texts(params):
         np.testing.assert_allclose(leaf, wanted, atol=2e-5 * scale, err_msg=jax.tree_util.keystr(path))
 
 
-def test_sinusoids_by_hand_and_tables_of_places_start_from_them(params):
+def test_sinusoids_by_hand():
     found = np.asarray(sinusoids(jnp.array([0.0, 0.5, 0.25]), 4))
     half, quarter = np.pi * 0.5 * np.array([1, 24]), np.pi * 0.25 * np.array([1, 24])
     expected = [[0, 0, 1, 1], [*np.sin(half), *np.cos(half)], [*np.sin(quarter), *np.cos(quarter)]]
     np.testing.assert_allclose(found, expected, atol=1e-5)
-    shape = np.asarray(params["rows"]).shape
-    tables = {is_row: np.asarray(_position_table(jax.random.key(0), shape, is_row=is_row)) for is_row in (True, False)}
-    half_width = shape[1] // 4 * 2
-    places = (jnp.arange(shape[0], dtype=jnp.float32) + 0.5) / shape[0]
-    smooth = 0.5 * np.asarray(sinusoids(places, half_width))
-    np.testing.assert_allclose(tables[True][:, :half_width], smooth, atol=1e-6)
-    np.testing.assert_allclose(tables[False][:, -half_width:], smooth, atol=1e-6)
-    assert not tables[True][:, half_width:].any()
-    assert not tables[False][:, :-half_width].any()

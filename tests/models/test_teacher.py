@@ -202,9 +202,3 @@ def test_text_without_one_vector_a_step_is_refused(text):
         reader(3).module.apply(
             {"params": reader(3).params}, image_features=jnp.asarray(IMAGES), text_features=text, deterministic=True
         )
-
-
-def test_heads_that_do_not_divide_the_width_are_refused():
-    module = Teacher(answers_per_step=(2,), width=WIDTH, num_heads=3)
-    with pytest.raises(ValueError, match="got 2, 3 and 8"):
-        declare(module, image_features=IMAGES, text_features=text_of(1), deterministic=True)

@@ -174,3 +174,14 @@ def run(job, transform="pmap", num_devices=1, num_passes=1, **changes):
         where = {} if jax.process_count() == 1 else {"transform": transform, "num_devices": num_devices}
         batch = add_checks(sample(**where, **changes)[0])
     return descend(make_update(job, **changes), batch, devices=devices)
+
+
+def expected_advantages(rewards):
+    """Each reward less the mean of its group's scored ones, over their deviation; 0 for an unscored one."""
+    found = np.zeros_like(rewards)
+    for row, group in enumerate(rewards):
+        known = group[~np.isnan(group)]
+        if known.size > 1 and known.std() > 0:
+            scaled = (group - known.mean()) / (known.std(ddof=1) + 1e-6)
+            found[row] = np.where(np.isnan(group), 0.0, scaled)
+    return found

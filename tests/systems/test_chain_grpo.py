@@ -111,12 +111,10 @@ def test_a_run_killed_within_an_epoch_of_rollouts_goes_on_to_the_same_bits(finis
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on_store", [False, True])
-def test_a_run_may_start_from_the_teacher_of_another(finished, on_store, tmp_path, monkeypatch):
+def test_a_run_may_start_from_the_teacher_of_another_on_a_store(finished, tmp_path, monkeypatch):
     workdir, _, report = finished
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    start = put_workdir(workdir, monkeypatch) if on_store else str(workdir)
-    run = small_run(tmp_path / "run", monkeypatch, **CHANGES, policy__start=start)
+    run = small_run(tmp_path / "run", monkeypatch, **CHANGES, policy__start=put_workdir(workdir, monkeypatch))
     assert [phase.name for phase in run.system.phases()] == ["chain_grpo"]
     state, best = run._init(), restore_params(workdir / "checkpoints", report["best"]["teacher"]["step"])
     for name in ("teacher", "image_encoder"):

@@ -11,6 +11,7 @@ from systems.policy_step import (
     LONGEST,
     PROMPTS,
     RECORDS,
+    expected_advantages,
     make_devices,
     make_prompts,
     make_rollouts,
@@ -36,17 +37,6 @@ def collect(rollouts, update=0):
     state = start()
     batch = rollouts(state.replace(step=state.step + update), make_prompts())
     return batch, batch.pop(COLLECTED_NUMBERS)
-
-
-def expected_advantages(rewards):
-    """Each reward less the mean of its group's scored ones, over their deviation; 0 for an unscored one."""
-    found = np.zeros_like(rewards)
-    for row, group in enumerate(rewards):
-        known = group[~np.isnan(group)]
-        if known.size > 1 and known.std() > 0:
-            scaled = (group - known.mean()) / (known.std(ddof=1) + 1e-6)
-            found[row] = np.where(np.isnan(group), 0.0, scaled)
-    return found
 
 
 def rewards_of(batch):

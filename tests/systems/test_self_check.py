@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles.quick_jit import quick_jit
-from policies.tiny_policy import NETWORK, WORDS, draw_pictures, normalise, random_params
+from policies.tiny_policy import NETWORK, draw_pictures, normalise, random_params
 from reasoning_records import make_record
+from systems.policy_step import Words, expected_advantages
 
 from stepcot_jax.reasoning.dialects import read_reply
 from stepcot_jax.rewards.presets import PRESETS, Rewards
@@ -35,17 +36,11 @@ PROMPTS, GROUP, LONGEST, LONGEST_CHECK = 4, 12, 5, 6
 STOP, OPENS, CLOSES = 1, 11, 12
 
 
-class Letters:
-    """A tokenizer whose text is the tokens as numbers."""
-
-    num_words, pad, stop, more_stops = WORDS, 0, STOP, ()
+class Letters(Words):
+    """A tokenizer that knows the marks of a check."""
 
     def encode(self, text):
         return [{"<CHECK>": OPENS, "</CHECK>": CLOSES}[text]]
-
-    def decode(self, tokens):
-        tokens = list(tokens)
-        return " ".join(map(str, tokens[: tokens.index(STOP)] if STOP in tokens else tokens))
 
 
 @functools.cache
@@ -274,16 +269,6 @@ def test_completions_do_not_depend_on_devices_or_on_other_rollouts():
     np.testing.assert_allclose(split.log_probs, some.log_probs, atol=1e-5)
 
 
-def _expected_advantages(totals):
-    """GEMeX-RMCoT below Eq. 2 with ddof 1, NaN left out, by hand."""
-    found = np.zeros_like(totals)
-    for row, group in enumerate(totals):
-        scored = ~np.isnan(group)
-        if scored.sum() > 1 and np.ptp(group[scored]):
-            found[row, scored] = (group[scored] - group[scored].mean()) / (group[scored].std(ddof=1) + 1e-6)
-    return found
-
-
 def test_a_batch_has_the_rewards_of_last_attempts():
     batch, replies = collected(), first_attempts()
     first = np.vectorize(lambda token: WORTH.get(token, 0.0))(replies.tokens[:, :, 0])
@@ -291,7 +276,7 @@ def test_a_batch_has_the_rewards_of_last_attempts():
     tried = attempts(wrong)
     second = np.vectorize(lambda token: WORTH.get(token, 0.0))(tried.last[:, :, 0])
     totals = np.where(wrong, second, first)
-    relative = _expected_advantages(totals)
+    relative = expected_advantages(totals)
     success = wrong & (second == 1)
     assert np.isnan(first).any()
     assert np.isnan(second[wrong]).any()
