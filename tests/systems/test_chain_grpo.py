@@ -76,7 +76,7 @@ def test_readers_load_the_refined_teacher(finished, monkeypatch):
     workdir, _, report = finished
     monkeypatch.setattr(stored, "make_resnet", lambda name: LinearEncoder())
     assert read_default_model(workdir) == "teacher"
-    loaded = trained_model.load_trained(workdir).params
+    loaded = trained_model.load_trained(workdir).params["teacher"]
     best = restore_params(workdir / "checkpoints", report["best"]["teacher"]["step"])
     for name in ("teacher", "image_encoder"):
         for found, expected in zip(leaves(loaded[name]), leaves(best[name]), strict=True):
