@@ -106,7 +106,7 @@ def prepare_figures(
     averaged = find_scored_kinds(scored) if mean_kinds is None else mean_kinds
     judged = ~np.isnan(scored.judged_reply + scored.judged_reference) & ~np.isnan(answers)
     if open_score == "within_two":
-        # Rounded like `rewards.answers.Judged.difference`: 4.1 and 2.1 differ by 2, not by less.
+        # Rounded as in `rewards.answers.answer_reward`: 4.1 and 2.1 differ by 2, not by less.
         near = np.abs(np.round(scored.judged_reply - scored.judged_reference, 9)) < _CLOSE
         answers = np.where((scored.kinds == "open") & judged, near, answers)
     of_kinds: list[tuple[Key, npt.NDArray, npt.NDArray[np.bool_]]] = [

@@ -41,16 +41,6 @@ class Judged:
     reference: float
     reply: float
 
-    @property
-    def is_usable(self) -> bool:
-        """Whether both scores are from 1 to 10."""
-        return 1 <= self.reference <= 10 and 1 <= self.reply <= 10
-
-    @property
-    def difference(self) -> float:
-        """Reply minus reference, rounded to nine decimals: 4.1 - 2.1 is 2, not less."""
-        return round(self.reply - self.reference, 9)
-
 
 def answer_reward(
     reply: Reply,
@@ -89,9 +79,9 @@ def answer_reward(
 
 def _open_reward(answer: str, record: Record, open_answer: OpenAnswer, judged: Judged | None) -> float:
     if open_answer == "judge":
-        if judged is None or not judged.is_usable:
+        if judged is None or not (1 <= judged.reference <= 10 and 1 <= judged.reply <= 10):
             return math.nan
-        return float(abs(judged.difference) < JUDGE_MARGIN)
+        return float(abs(round(judged.reply - judged.reference, 9)) < JUDGE_MARGIN)  # 4.1 - 2.1 is 2, not less
     accepted = record.accepted_texts[:1] if open_answer == "equal" else record.accepted_texts
     if open_answer == "token_f1":
         return float(max(token_f1(answer, text) for text in accepted) >= LEAST_TOKEN_F1)

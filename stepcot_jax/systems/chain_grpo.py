@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Float, Int, UInt32
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation.consistency import Rules
@@ -24,7 +24,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.losses.policy_gradient import advantages, aggregate_weight, policy_gradient_loss
 from stepcot_jax.losses.sequence import token_log_probs
 from stepcot_jax.policies.sampling import rollout_keys
-from stepcot_jax.systems.grpo import REFERENCE, RewardSignal, make_objective
+from stepcot_jax.systems.grpo import REFERENCE, RewardSignal, flatten_groups, make_objective
 from stepcot_jax.systems.networks import Batch, Networks, encode_images, predict_logits, read_as_teacher
 from stepcot_jax.systems.options import GrpoOptions
 from stepcot_jax.systems.step_cot import StepCoT
@@ -171,13 +171,13 @@ def make_chain_update(
     ) -> tuple[TrainState, ChainMetrics]:
         rows, text_features = split_shared(batch)
         sampled, numbers = sample_rollouts(networks, rewards, rollouts, state, rows, text_features, global_batch)
-        counted = _flat(jnp.broadcast_to(sampled["scored"][..., None], sampled["chains"].shape))
+        counted = flatten_groups(jnp.broadcast_to(sampled["scored"][..., None], sampled["chains"].shape))
         total = global_batch.add_up(aggregate_weight(counted, objective))
 
         def loss(trained: Params, rows: Batch) -> tuple[Array, dict[str, Array]]:
             features = encode_images(networks, trained, rows)
             read = _make_reader(networks, trained["teacher"], features, text_features, rollouts.group_size)
-            flat = {name: _flat(rows[name]) for name in ("chains", "old", "reference", "advantage", "scored")}
+            flat = {name: flatten_groups(rows[name]) for name in ("chains", "old", "reference", "advantage", "scored")}
             losses = policy_gradient_loss(
                 log_probs=score_chains(read, flat["chains"], temperature=rollouts.temperature),
                 old_log_probs=flat["old"],
@@ -268,13 +268,10 @@ def _describe(
     numbers = {name: one / jnp.maximum(number, 1.0) for name, (one, number) in global_batch.add_up(sums).items()}
     scored = jnp.sum(~jnp.isnan(total), axis=1) > 1
     highest, lowest = jnp.nanmax(total, axis=1), jnp.nanmin(total, axis=1)
-    numbers["equal_groups"] = _share(scored & (highest == lowest), scored)
+    num_scored = jnp.maximum(jnp.sum(scored, dtype=jnp.float32), 1.0)
+    numbers["equal_groups"] = jnp.sum(scored & (highest == lowest), dtype=jnp.float32) / num_scored
     numbers["scored"] = jnp.mean(~jnp.isnan(total), dtype=jnp.float32)
     return numbers
-
-
-def _share(condition: Bool[Array, " case"], among: Bool[Array, " case"]) -> Float[Array, ""]:
-    return jnp.sum(condition, dtype=jnp.float32) / jnp.maximum(jnp.sum(among, dtype=jnp.float32), 1.0)
 
 
 def _make_reader(
@@ -290,11 +287,6 @@ def _make_reader(
         return logits
 
     return read
-
-
-def _flat(rows: Array) -> Array:
-    """[case, rollout, ...] -> [case times rollout, ...]."""
-    return rows.reshape(-1, *rows.shape[2:])
 
 
 def check_same_shapes(params: Params, expected: Params) -> Params:
@@ -330,8 +322,6 @@ class ChainGrpo(StepCoT):
     Args:
       start: returns the parameters of "start", from a finished run; None trains the teacher for `teacher_epochs` first.
     """
-
-    score_name = "mean_reward"
 
     def __init__(
         self,

@@ -79,19 +79,19 @@ class GrpoUpdate:
 
     def log_probs(self, params: Params, rows: Batch) -> Float[Array, "rollout token"]:
         """Return the log-probability of each sampled token, at the temperature of sampling."""
-        completions = _flat(rows["completions"])
+        completions = flatten_groups(rows["completions"])
         logits = self.policy.apply(
             {"params": params},
             self.normalise(rows["images"]),
             rows["prompts"],
             rows["lengths"],
             completions,
-            hidden=_flat(rows["hidden"]) if "hidden" in rows else None,
+            hidden=flatten_groups(rows["hidden"]) if "hidden" in rows else None,
         )
         return token_log_probs(
             logits=logits,
             tokens=completions,
-            counted=_flat(rows["counted"]),
+            counted=flatten_groups(rows["counted"]),
             temperature=self.settings.temperature,
         )
 
@@ -100,19 +100,19 @@ class GrpoUpdate:
     ) -> tuple[dict[str, Array], Params]:
         """Return the numbers of the global batch and the gradients of its loss; ratios are exactly 1 if `is_first`."""
         objective = make_objective(self.settings)
-        divisor = global_batch.add_up(aggregate_weight(_flat(batch["counted"]), objective))
+        divisor = global_batch.add_up(aggregate_weight(flatten_groups(batch["counted"]), objective))
         num_completions = global_batch.add_up(jnp.float32(batch["counted"].shape[0] * batch["counted"].shape[1]))
 
         def loss(trained: Params, rows: Batch) -> tuple[Array, dict[str, Array]]:
             log_probs = self.log_probs(policy_params({**params, **trained}, POLICY), rows)
             current = jax.lax.stop_gradient(log_probs)
-            old = _flat(rows[_OLD]) if _OLD in rows else current
+            old = flatten_groups(rows[_OLD]) if _OLD in rows else current
             losses = policy_gradient_loss(
                 log_probs=log_probs,
                 old_log_probs=old if is_first is None else jnp.where(is_first, current, old),
-                reference_log_probs=_flat(rows[_FROZEN]),
-                advantage=_flat(rows["advantages"]),
-                counted=_flat(rows["counted"]),
+                reference_log_probs=flatten_groups(rows[_FROZEN]),
+                advantage=flatten_groups(rows["advantages"]),
+                counted=flatten_groups(rows["counted"]),
                 settings=objective,
                 divisor=divisor,
             )
@@ -123,8 +123,8 @@ class GrpoUpdate:
             if "check" in rows:
                 numbers["self_check_loss"] = self_check_loss(
                     log_probs=log_probs,
-                    check=_flat(rows["check"]),
-                    success=_flat(rows["check_success"]),
+                    check=flatten_groups(rows["check"]),
+                    success=flatten_groups(rows["check_success"]),
                     alpha=self.self_check.alpha,
                     norm=self.self_check.norm,
                     divisor=num_completions,
@@ -182,7 +182,7 @@ class GrpoUpdate:
         }
 
 
-def _flat(rows: Array) -> Array:
+def flatten_groups(rows: Array) -> Array:
     """[row, rollout, ...] -> [row * rollout, ...]; the rollouts of a prompt follow each other."""
     return rows.reshape(-1, *rows.shape[2:])
 

@@ -20,8 +20,6 @@ from stepcot_jax.training.optimizers import make_optimizer
 from stepcot_jax.training.state import Params, TrainState, put_given
 from stepcot_jax.training.system import Phase, Stream, System
 
-Schedule = optax.Schedule
-
 
 @dataclasses.dataclass
 class PolicySystem(System):
@@ -54,7 +52,7 @@ class PolicySystem(System):
             self.optimizers[grpo.NAME] = self._make_optimizer(schedule, self.optimising.weight_decay)
         self.names = tuple(self.optimizers)
 
-    def _make_optimizer(self, schedule: Schedule, weight_decay: float) -> optax.GradientTransformation:
+    def _make_optimizer(self, schedule: optax.Schedule, weight_decay: float) -> optax.GradientTransformation:
         return make_optimizer(
             learning_rate=schedule,
             weight_decay=weight_decay,
@@ -159,7 +157,7 @@ class PolicySystem(System):
         return self._freeze(state) if step == self.end_of_sft else state
 
 
-def sft_schedule(settings: SftOptions, updates_per_epoch: int) -> Schedule:
+def sft_schedule(settings: SftOptions, updates_per_epoch: int) -> optax.Schedule:
     """Return the learning rate by update: linear warm-up, then a cosine to 0 over the rest, or constant."""
     total = max(settings.epochs * updates_per_epoch, 1)
     warmup = min(round(settings.warmup_epochs * updates_per_epoch), total)
@@ -176,7 +174,7 @@ def sft_schedule(settings: SftOptions, updates_per_epoch: int) -> Schedule:
     return optax.join_schedules([rise, after], [warmup])
 
 
-def grpo_schedule(settings: GrpoOptions, updates_per_epoch: int) -> Schedule:
+def grpo_schedule(settings: GrpoOptions, updates_per_epoch: int) -> optax.Schedule:
     """Return the learning rate by pass over a batch of rollouts: constant, or a cosine to 0."""
     total = max(settings.epochs * updates_per_epoch * settings.num_updates, 1)
     if settings.schedule == "cosine":

@@ -66,21 +66,11 @@ def pack_split(
     return named, max(sum(encoded[index].length for index in pack) for pack in named)
 
 
-class OneBatch(grain.transforms.MapWithIndex):
-    """Makes a batch from drawn numbers, with a function of update and numbers."""
-
-    def __init__(self, make: Callable[[int, Any], Batch]) -> None:
-        self._make = make
-
-    def map_with_index(self, index: int, element: Any) -> Batch:
-        """Return the batch of an update."""
-        return self._make(index, np.asarray(element))
-
-
 def draw_batches(number: int, *, batch_size: int, seed: int, make: Callable[[int, Any], Batch]) -> grain.MapDataset:
     """Return endless batches; each item comes once before any repeats, in a new order each time."""
     order = grain.MapDataset.range(number).seed(seed).shuffle().repeat()
-    return order.batch(batch_size, drop_remainder=True).map_with_index(OneBatch(make))
+    drawn = order.batch(batch_size, drop_remainder=True)
+    return drawn.map_with_index(lambda update, numbers: make(update, np.asarray(numbers)))
 
 
 @dataclasses.dataclass(frozen=True)

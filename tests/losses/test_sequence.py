@@ -1,5 +1,7 @@
 """Token cross-entropy against a loop in NumPy."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import jax.test_util
@@ -7,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.quick_jit import quick_jit
 from oracles.random_params import assert_close, normal, with_arrays
 
 from stepcot_jax.losses import sequence as tested
@@ -54,17 +57,21 @@ def oracle(inputs, parts, reduction):
     return np.mean(cases) if cases else 0.0
 
 
+@functools.cache
+def value_and_slope(reduction):
+    def loss(logits, rest, parts):
+        return tested.sequence_loss(**{**rest, "logits": logits}, parts=parts, reduction=reduction)
+
+    return quick_jit(jax.value_and_grad(loss))
+
+
 @given(seeds, parts_of, st.sampled_from(["tokens", "parts"]))
 def test_loss_agrees_with_the_loop_and_ignores_what_is_masked(seed, parts, reduction):
     inputs = draw(seed)
     expected = oracle(inputs, parts, reduction)
     inputs["logits"] = np.where((parts == NO_PART)[..., None], np.float32(np.nan), inputs["logits"])
     inputs["tokens"] = np.where(parts == NO_PART, 10**6, inputs["tokens"])
-
-    def loss(logits):
-        return sequence_loss(**{**inputs, "logits": logits}, parts=parts, reduction=reduction)
-
-    value, slope = jax.value_and_grad(loss)(inputs["logits"])
+    value, slope = value_and_slope(reduction)(inputs["logits"], inputs, parts)
     assert_close(value, expected, 1e-5)
     assert np.isfinite(slope).all()
     assert not np.asarray(slope)[parts == NO_PART].any()
@@ -74,19 +81,12 @@ def test_loss_agrees_with_the_loop_and_ignores_what_is_masked(seed, parts, reduc
 def test_shares_of_devices_add_up(reduction):
     inputs, parts = draw(1), np.random.default_rng(2).integers(NO_PART, PARTS, (CASES, TOKENS))
     halves = [slice(0, 1), slice(1, CASES)]
+    weights = inputs["part_weights"]
     divisor = sum(
-        sequence_weight(parts=parts[half], part_weights=inputs["part_weights"][half], reduction=reduction)
-        for half in halves
+        sequence_weight(parts=parts[half], part_weights=weights[half], reduction=reduction) for half in halves
     )
-    shares = [
-        sequence_loss(
-            **{name: rows[half] for name, rows in inputs.items()},
-            parts=parts[half],
-            reduction=reduction,
-            divisor=divisor,
-        )
-        for half in halves
-    ]
+    rows_of = ({name: rows[half] for name, rows in {**inputs, "parts": parts}.items()} for half in halves)
+    shares = [sequence_loss(**rows, reduction=reduction, divisor=divisor) for rows in rows_of]
     assert_close(sum(shares), sequence_loss(**inputs, parts=parts, reduction=reduction), 1e-5)
 
 

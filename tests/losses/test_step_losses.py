@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import jax.test_util
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles import reference_numpy as oracle
 from oracles.quick_jit import quick_jit
@@ -29,7 +29,6 @@ CASES, ANSWERS = 6, 4
 EVERY = np.ones(CASES, bool)
 SOME = np.array([1, 1, 0, 1, 0, 1], bool)
 WEIGHTS = np.array([0.5, 1, 2, 0.1], np.float32)
-NORMALISERS = ["cka", "trace"]
 masks = st.lists(st.booleans(), min_size=CASES, max_size=CASES).map(np.array)
 seeds = st.integers(0, 10**6)
 
@@ -41,11 +40,7 @@ def distribution_oracle(targets, logits, annotated, weights=1.0):
 
 def align(fixed, moving, annotated, normaliser="cka"):
     return channel_alignment_loss(
-        teacher_projection=fixed,
-        student_projection=moving,
-        annotated=annotated,
-        temperature=2.0,
-        normaliser=normaliser,
+        teacher_projection=fixed, student_projection=moving, annotated=annotated, temperature=2.0, normaliser=normaliser
     )
 
 
@@ -120,32 +115,23 @@ def test_masked_rows_equal_dropped_rows_and_get_no_gradient(kind, seed, annotate
         assert np.asarray(gradient)[annotated].any(axis=1).all()
 
 
-@pytest.mark.parametrize("kind", OF_LABELS)
-@given(seeds, masks)
-def test_absent_answers_change_nothing(kind, seed, annotated):
-    fixed, moving = draw(kind, seed)
-    pad = {"hard": 0, "soft": -1e9}.get(kind, 0)
+@pytest.mark.parametrize(("kind", "pad"), [("hard", 0), ("distribution", 0), ("soft", -1e9)])
+def test_absent_answers_change_nothing(kind, pad):
+    fixed, moving = draw(kind, 5)
     wide = np.pad(fixed, ((0, 0), (0, 2)), constant_values=pad) if fixed.ndim == 2 else fixed
-    if "weighted" in kind:
-        return  # the weights have no absent answers
-    value, gradient = compiled(kind)(wide, np.pad(moving, ((0, 0), (0, 2)), constant_values=-1e9), annotated)
-    plain, slope = compiled(kind)(fixed, moving, annotated)
+    value, gradient = compiled(kind)(wide, np.pad(moving, ((0, 0), (0, 2)), constant_values=-1e9), SOME)
+    plain, slope = compiled(kind)(fixed, moving, SOME)
     assert_close(value, plain, 1e-6)
     assert_close(gradient, np.pad(slope, ((0, 0), (0, 2))), 1e-6)
 
 
-@pytest.mark.parametrize("kind", LOSSES)
+@pytest.mark.parametrize("kind", OF_LABELS)
 def test_gradient_agrees_with_finite_differences(kind):
     fixed, moving = draw(kind, 2, scale=1.0)
     loss = jax.jit(LOSSES[kind][0])
+    limits = {"atol": 1e-2, "rtol": 1e-2, "eps": 1e-2}
     jax.test_util.check_grads(
-        lambda moving: loss(fixed, moving, SOME),
-        (jnp.asarray(moving),),
-        order=1,
-        modes=["rev"],
-        atol=1e-2,
-        rtol=1e-2,
-        eps=1e-2,
+        lambda moving: loss(fixed, moving, SOME), (jnp.asarray(moving),), order=1, modes=["rev"], **limits
     )
 
 
@@ -159,9 +145,6 @@ def test_large_logits_stay_finite_and_bfloat16_gives_float32(kind):
     found, _ = compiled(kind)(fixed, half, EVERY)
     assert found.dtype == jnp.float32
     assert_close(found, LOSSES[kind][1](fixed, np.asarray(half, np.float64), EVERY))
-
-
-# Means
 
 
 mean_and_slope = quick_jit(
@@ -196,9 +179,6 @@ def test_weights_that_sum_to_zero_give_zero_and_a_mean_is_float32():
     assert float(found) == float(values.astype(jnp.float32).mean())
 
 
-# Cross-entropy
-
-
 def test_loss_by_hand():
     logits = np.log(np.array([[0.5, 0.25, 0.125, 0.125]] * CASES, np.float32))
     labels, annotated = np.array([0, 1, 2, 3, 3, 3], np.int32), np.array([1, 1, 1, 0, 0, 0], bool)
@@ -225,15 +205,6 @@ def test_losses_agree_with_torch():
     assert_close(compiled("soft")(teacher, student, EVERY)[0], expected.numpy())
 
 
-@pytest.mark.parametrize("weighted", ["", " weighted"])
-def test_certain_targets_are_hard_labels(weighted):
-    labels, logits = draw("hard", 3)
-    targets = (labels[:, None] == np.arange(ANSWERS)).astype(np.float32)
-    of_targets = compiled(f"distribution{weighted}")(targets, logits, SOME)
-    of_labels = compiled(f"hard{weighted}")(labels, logits, SOME)
-    jax.tree.map(lambda one, other: assert_close(one, other, 1e-6), of_targets, of_labels)
-
-
 def test_weights_are_inverse_frequencies_of_mean_one():
     labels = np.array([[0, 0], [0, 1], [1, -100], [-100, 1], [0, 1]], np.int32)
     found = inverse_frequency_weights(labels=labels, answers_per_step=(3, 2))
@@ -243,17 +214,11 @@ def test_weights_are_inverse_frequencies_of_mean_one():
     assert found.dtype == np.float32
     nothing = inverse_frequency_weights(labels=np.full((3, 1), -100), answers_per_step=(4,))
     assert nothing.tolist() == [[1, 1, 1, 1]]
-
-
-def test_class_weights_count_expected_answers():
-    labels = np.array([[0], [0], [1], [-100]])
+    # Of distributions the expected answers are counted.
     spread = np.array([[[1, 0, 0]], [[0.5, 0.5, 0]], [[0, 1, 0]], [[0, 0, 0]]], np.float32)
+    labels = np.array([[0], [0], [1], [-100]])
     found = inverse_frequency_weights(labels=labels, answers_per_step=(3,), distributions=spread)
-    inverse = np.array([1 / 1.5, 1 / 1.5, 1])
-    assert_close(found[0], inverse / inverse.mean(), 1e-6)
-
-
-# Distillation
+    assert_close(found[0], np.array([1 / 1.5, 1 / 1.5, 1]) * 3 / (1 + 2 / 1.5), 1e-6)
 
 
 def test_divergence_by_hand():
@@ -264,12 +229,11 @@ def test_divergence_by_hand():
     assert_close(found, [0.5 * np.log(2) + 0.5 * np.log(2 / 3)], 1e-6)
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 4.0])
-def test_temperature_enters_squared(temperature):
+def test_temperature_enters_squared():
     teacher, student = draw("soft", 1)
-    found = soft(*map(jnp.asarray, (teacher, student, EVERY)), temperature)
-    assert_close(found, oracle.distillation(teacher, student, EVERY, temperature))
-    assert_close(found, temperature**2 * oracle.kullback_leibler(teacher, student, temperature).mean())
+    for temperature in (0.5, 4.0):
+        found = soft(*map(jnp.asarray, (teacher, student, EVERY)), temperature)
+        assert_close(found, temperature**2 * oracle.kullback_leibler(teacher, student, temperature).mean())
 
 
 def test_distillation_sends_no_gradient_to_the_teacher():
@@ -280,18 +244,15 @@ def test_distillation_sends_no_gradient_to_the_teacher():
     assert_close(slope, np.zeros_like(teacher), 1e-6)
 
 
-@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan")])
-def test_bad_temperature_is_refused(temperature):
-    with pytest.raises(ValueError, match="temperature must be above 0"):
-        soft(*map(jnp.asarray, (*draw("soft", 5), EVERY)), temperature)
-
-
-# Channel alignment
-
-
 @functools.partial(quick_jit, static_argnames="normaliser")
 def weight(u, v, annotated, normaliser="cka"):
     return alignment_weight(teacher=u, student=v, annotated=annotated, normaliser=normaliser)
+
+
+@functools.cache
+def slopes_of(normaliser):
+    """Gradients of the alignment loss by both sides; compiled once."""
+    return quick_jit(jax.grad(lambda u, v, annotated: align(u, v, annotated, normaliser).loss, (0, 1)))
 
 
 def test_weight_by_hand():
@@ -306,48 +267,23 @@ def test_weight_by_hand():
     assert_close(weight(u, v, np.ones(4, bool)), 0.0, 1e-6)
 
 
-@pytest.mark.parametrize("normaliser", NORMALISERS)
-@given(seeds, masks)
-def test_weight_of_masked_rows_equals_that_of_dropped_rows(normaliser, seed, annotated):
-    u, v = draw("alignment", seed)
-    expected = oracle.alignment_weight(u[annotated], v[annotated], normaliser)
-    u[~annotated], v[~annotated] = 1e6, np.nan
-    assert_close(weight(u, v, annotated, normaliser), expected, 1e-4)
-
-
-@given(seeds, masks, st.floats(-3, 3), st.floats(-3, 3))
-def test_cka_is_a_share_that_ignores_scale_shift_and_rotation(seed, annotated, log_scale, shift):
-    u, v = draw("alignment", seed)
-    plain = weight(u, v, annotated)
-    assert 0 <= float(plain) <= 1 + 1e-5
-    assert (float(plain) > 0) == (annotated.sum() >= 2)
-    assume(annotated.sum() >= 2)
-    rotation, _ = np.linalg.qr(normal(seed, ANSWERS, ANSWERS))
-    for changed in (np.float32(10**log_scale) * u, u + np.float32(shift), u @ rotation):
-        assert_close(weight(changed, v, annotated), plain, 1e-4)
-    assert_close(weight(v, u, annotated), plain, 1e-5)
-    assert_close(weight(u, u, annotated), 1.0, 1e-5)
-
-
-@pytest.mark.parametrize("normaliser", NORMALISERS)
+@pytest.mark.parametrize("normaliser", ["cka", "trace"])
 def test_weight_is_zero_where_a_side_is_constant_and_exact_where_it_nearly_is(normaliser):
     u, v = draw("alignment", 3)
     # The weight takes softmax rows: constant rows are equal probabilities in every case.
     constant = np.tile(oracle.softmax(np.float64(u[:1])).astype(np.float32), (CASES, 1))
     for pair in ((constant, v), (v, constant), (constant, constant)):
         assert_close(weight(*pair, EVERY, normaliser), 0.0, 1e-6)
-        slopes = jax.grad(lambda *pair: align(*pair, jnp.asarray(EVERY), normaliser).loss, (0, 1))(
-            *map(jnp.asarray, pair)
-        )
+        slopes = slopes_of(normaliser)(*pair, EVERY)
         assert all(np.isfinite(slope).all() for slope in slopes)
     u, v = (np.float32(0.2 + 1e-3 * difference) for difference in (u, v))
     assert_close(weight(u, v, EVERY, normaliser) / oracle.alignment_weight(u, v, normaliser), 1.0, 1e-3)
 
 
-@pytest.mark.parametrize("normaliser", NORMALISERS)
+@pytest.mark.parametrize("normaliser", ["cka", "trace"])
 def test_gradient_agrees_with_finite_differences_of_the_oracle(normaliser):
     u, v = draw("alignment", 6)
-    slopes = jax.grad(lambda *pair: align(*pair, jnp.asarray(SOME), normaliser).loss, (0, 1))(*map(jnp.asarray, (u, v)))
+    slopes = slopes_of(normaliser)(u, v, SOME)
     for side in (0, 1):
         pair, step = [np.float64(u), np.float64(v)], 1e-6
         for index in np.ndindex(CASES, ANSWERS):
@@ -360,9 +296,10 @@ def test_gradient_agrees_with_finite_differences_of_the_oracle(normaliser):
             assert float(slopes[side][index]) == pytest.approx(numeric, abs=2e-5, rel=2e-5)
 
 
-def test_unknown_normaliser_is_refused():
-    # Without the run-time type checks, which users do not have.
-    untyped = alignment_weight.__wrapped__
+def test_unknown_normaliser_and_bad_temperature_are_refused():
     u, v = map(jnp.asarray, draw("alignment", 8))
     with pytest.raises(ValueError, match="normaliser 'hsic' is not one of"):
-        untyped(teacher=u, student=v, annotated=jnp.asarray(EVERY), normaliser="hsic")
+        alignment_weight.__wrapped__(teacher=u, student=v, annotated=jnp.asarray(EVERY), normaliser="hsic")
+    for temperature in (0.0, float("nan")):
+        with pytest.raises(ValueError, match="temperature must be above 0"):
+            soft(u, v, jnp.asarray(EVERY), temperature)

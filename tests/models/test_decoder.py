@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles.quick_jit import quick_jit
 from oracles.random_params import assert_close, randomise
 
 from stepcot_jax.models.decoder import Decoder, DecoderSizes, empty_cache, rotary_angles
@@ -96,7 +97,6 @@ def test_logits_agree_with_the_oracle(is_tied):
     assert_close(found, oracle(params, tokens, np.asarray(positions[0]), sizes), 2e-4)
 
 
-@pytest.mark.slow
 def test_tokens_one_by_one_from_the_cache_agree_with_a_full_pass():
     """Prompts of 2 and 4 tokens, padded to 4; slots of padding hold rubbish that nothing sees."""
     decoder, params, run = make()
@@ -104,37 +104,29 @@ def test_tokens_one_by_one_from_the_cache_agree_with_a_full_pass():
     rng = np.random.default_rng(1)
     prompt, rest = rng.integers(0, 11, (2, padded)), rng.integers(0, 11, (2, more))
     caches = empty_cache(SIZES, num_rollouts=2, num_slots=padded + more)
-    slots = np.arange(padded + more)
-    real = np.arange(padded)[None] < lengths[:, None]
+    slots, real = np.arange(padded + more), np.arange(padded)[None] < lengths[:, None]
 
-    def step(module, tokens, positions, visible, caches, start):
+    def read(module, tokens, positions, visible, caches, start):
         hidden, caches = module(module.embed(tokens), positions=positions, visible=visible, caches=caches, start=start)
         return module.score(hidden), caches
 
+    step = quick_jit(lambda *given: decoder.apply({"params": params}, *given, method=read))
     sees = (slots[None, None] <= np.arange(padded)[None, :, None]) & np.pad(real, ((0, 0), (0, more)))[:, None]
-    logits, caches = decoder.apply(
-        {"params": params}, jnp.asarray(prompt), places(padded), jnp.asarray(sees), caches, 0, method=step
-    )
+    logits, caches = step(prompt, places(padded), sees, caches, 0)
     found = [np.asarray(logits)[np.arange(2), lengths - 1]]
     for place in range(more):
         sees = np.concatenate([real, np.arange(more)[None].repeat(2, 0) <= place], axis=1)[:, None]
-        positions = jnp.asarray((lengths + place)[None, :, None])
-        logits, caches = decoder.apply(
-            {"params": params},
-            jnp.asarray(rest[:, place : place + 1]),
-            positions,
-            jnp.asarray(sees),
-            caches,
-            jnp.int32(padded + place),
-            method=step,
-        )
+        tokens, positions = rest[:, place : place + 1], (lengths + place)[None, :, None]
+        logits, caches = step(tokens, positions, sees, caches, padded + place)
         found.append(np.asarray(logits)[:, 0])
+    whole = np.zeros((2, padded + more), int)
     for row, length in enumerate(lengths):
-        whole = np.concatenate([prompt[row, :length], rest[row]])[None]
-        expected = decoder.apply(
-            {"params": params}, jnp.asarray(whole), places(len(whole[0]), 1), causal(len(whole[0])), method=run
-        )
-        assert_close(np.stack(found)[:, row], expected[0, length - 1 :], 1e-5)
+        whole[row, : length + more] = [*prompt[row, :length], *rest[row]]
+    expected = quick_jit(lambda *given: decoder.apply({"params": params}, *given, method=run))(
+        whole, places(padded + more), causal(padded + more)
+    )
+    for row, length in enumerate(lengths):
+        assert_close(np.stack(found)[:, row], expected[row, length - 1 : length + more], 1e-5)
 
 
 def test_sections_turn_by_their_own_axis():

@@ -23,16 +23,8 @@ def test_share_that_is_dropped_is_the_rate(keeps):
         assert abs((~keeps[name]).mean() - rate) <= spread, name
 
 
-def test_masks_differ_by_place_step_and_case(keeps):
-    flat = [keeps["a"], keeps["b"].reshape(20, 10, 50)]
-    rows = np.concatenate(flat, axis=0).reshape(-1, 50)
-    assert len(np.unique(rows, axis=0)) > 0.95 * len(rows)
-
-
 def test_masks_are_a_function_of_the_key(keeps):
-    again = draw_keeps(jax.random.key(3), cases=CASES, leading=(20,), sites=SITES)
     other = draw_keeps(jax.random.key(4), cases=CASES, leading=(20,), sites=SITES)
-    assert (again["a"] == keeps["a"]).all()
     assert (other["a"] != keeps["a"]).mean() > 0.3
 
 
@@ -40,6 +32,8 @@ def test_masks_belong_to_the_case_wherever_it_lies(keeps):
     part = draw_keeps(jax.random.key(3), cases=jnp.array([4, 5, 6]), leading=(20,), sites=SITES)
     for name, keep in part.items():
         np.testing.assert_array_equal(keep, keeps[name][:, 4:7])
+    rows = np.concatenate([keeps["a"], keeps["b"].reshape(20, 10, 50)], axis=0).reshape(-1, 50)
+    assert len(np.unique(rows, axis=0)) > 0.95 * len(rows)  # they differ by site, step and case
 
 
 def test_expectation_is_preserved(keeps):

@@ -25,7 +25,7 @@ def read(student, params, images, given=None):
     )
 
 
-@pytest.mark.parametrize("steps", sorted(ANSWERS))
+@pytest.mark.parametrize("steps", [1, 7])
 def test_student_agrees_with_the_oracle(steps):
     student, params = make(ANSWERS[steps])
     reading = quick_jit(read, static_argnums=0)(student, params, IMAGES)
@@ -41,14 +41,13 @@ def given_to(counts, share=0.6):
     return np.where(rng.random(given.shape) < share, given, -1).astype(np.int32)
 
 
-@pytest.mark.parametrize("steps", sorted(ANSWERS))
-def test_given_answers_take_the_place_of_the_logits_that_are_passed_on(steps):
-    student, params = make(ANSWERS[steps])
-    given = given_to(ANSWERS[steps])
+def test_given_answers_take_the_place_of_the_logits_that_are_passed_on():
+    student, params = make(ANSWERS[3])
+    given = given_to(ANSWERS[3])
     read_given = quick_jit(lambda given: read(student, params, IMAGES, given).logits)
     found = read_given(given)
     assert_logits(found, oracle.student(oracle.as_float64(params), IMAGES, given)["logits"])
-    assert_close(read_given(jax.nn.one_hot(given, max(ANSWERS[steps]))), found, 1e-5)
+    assert_close(read_given(jax.nn.one_hot(given, max(ANSWERS[3]))), found, 1e-5)
     none = read_given(np.full_like(given, -1))
     assert_close(none, quick_jit(read, static_argnums=0)(student, params, IMAGES).logits, 1e-5)
 
@@ -88,7 +87,7 @@ def test_bfloat16_keeps_float32_parameters_and_logits():
     with jax.numpy_dtype_promotion("standard"):  # Flax's LayerNorm promotes dtypes
         shapes = declare(student, image_features=IMAGES, deterministic=True)
         params = randomise(shapes)
-        reading = student.apply({"params": params}, image_features=jnp.asarray(IMAGES), deterministic=True)
+        reading = quick_jit(read, static_argnums=0)(student, params, IMAGES)
     assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype(jnp.float32)}
     expected = oracle.student(oracle.as_float64(params), IMAGES)["logits"]
     assert_logits(reading.logits, expected, 0.1)

@@ -117,11 +117,6 @@ def test_consistency():
             reward(reply_of(), RECORD, settings, consistency=lambda record, reply, number=number: number)
 
 
-def test_parts_of_an_ill_formed_reply():
-    found = reward(reply_of(problems=("x",)), RECORD, RewardSettings(ill_formed="parts", format_weight=0.5))
-    assert found == Rewards(1, 1, 0, 0, 2)
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [

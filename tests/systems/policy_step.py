@@ -53,13 +53,7 @@ class NumberRollouts(Rollouts):
 
 def make_record(place):
     return Record(
-        id="x" * (place + 1),
-        image="1.png",
-        image_size=(4, 4),
-        patient="p",
-        kind="closed",
-        question="?",
-        answer="Yes",
+        id="x" * (place + 1), image="1.png", image_size=(4, 4), patient="p", kind="closed", question="?", answer="Yes"
     )
 
 
@@ -129,15 +123,24 @@ def differentiate(update, state, batch, whole):
     return state.replace(step=state.step + 1), update.gradients(state.params, batch, whole)
 
 
-def descend(devices, update, batch, params=None):
-    """Raw gradients and numbers of an update on this process's rows of a batch."""
+@functools.cache
+def make_devices(transform="pmap", num_devices=1, num_passes=1):
+    return Devices(transform=transform, num_devices=num_devices, num_passes=num_passes)
+
+
+@functools.cache
+def compile_gradients(devices, update, shapes):
+    shapes = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in shapes}
+    update = functools.partial(differentiate, update)
+    return devices.compile_update(update, state=devices.replicate(start()), batch=shapes)
+
+
+def descend(update, batch, params=None, devices=None):
+    """Raw gradients and numbers of an update on this process's rows of a batch; compiled once per update and shapes."""
+    devices, number = make_devices() if devices is None else devices, jax.process_count()
+    shapes = ((name, (len(array) * number, *array.shape[1:]), array.dtype) for name, array in batch.items())
+    compiled = compile_gradients(devices, update, tuple(shapes))
     state, rows = devices.replicate(start(params)), devices.put_training_rows(batch)
-    number = jax.process_count()
-    shapes = {
-        name: jax.ShapeDtypeStruct((len(array) * number, *array.shape[1:]), array.dtype)
-        for name, array in batch.items()
-    }
-    compiled = devices.compile_update(functools.partial(differentiate, update), state=state, batch=shapes)
     with jax.transfer_guard("disallow"):
         numbers, gradients = compiled(state, rows)[1]
     return jax.device_get(gradients[POLICY]), {name: float(number) for name, number in jax.device_get(numbers).items()}
@@ -155,14 +158,14 @@ def add_checks(batch):
 @functools.cache
 def sample(transform="pmap", num_devices=1, **changes):
     """The batch of rollouts of this process, and its numbers for the log."""
-    devices = Devices(transform=transform, num_devices=num_devices)
+    devices = make_devices(transform, num_devices)
     return roll(devices, devices.replicate(start()), **changes)
 
 
 @functools.cache
 def run(job, transform="pmap", num_devices=1, num_passes=1, **changes):
     """Raw gradients and numbers of one update; of GRPO on the rollouts of one device or, of two processes, of all."""
-    devices = Devices(transform=transform, num_devices=num_devices, num_passes=num_passes)
+    devices = make_devices(transform, num_devices, num_passes)
     devices.check_batch_size(PROMPTS)
     if job == sft.NAME:
         packs = [pack[:1] for pack in PACKS] if changes.get("reduction") == "parts" else PACKS
@@ -170,4 +173,15 @@ def run(job, transform="pmap", num_devices=1, num_passes=1, **changes):
     else:
         where = {} if jax.process_count() == 1 else {"transform": transform, "num_devices": num_devices}
         batch = add_checks(sample(**where, **changes)[0])
-    return descend(devices, make_update(job, **changes), batch)
+    return descend(make_update(job, **changes), batch, devices=devices)
+
+
+def expected_advantages(rewards):
+    """Each reward less the mean of its group's scored ones, over their deviation; 0 for an unscored one."""
+    found = np.zeros_like(rewards)
+    for row, group in enumerate(rewards):
+        known = group[~np.isnan(group)]
+        if known.size > 1 and known.std() > 0:
+            scaled = (group - known.mean()) / (known.std(ddof=1) + 1e-6)
+            found[row] = np.where(np.isnan(group), 0.0, scaled)
+    return found

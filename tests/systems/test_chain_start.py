@@ -11,12 +11,9 @@ from stepcot_jax.run.start import read_start
 from stepcot_jax.systems.chain_grpo import check_same_shapes
 
 
-def test_a_missing_folder_is_named(tmp_path):
+def test_a_missing_folder_is_named_here_and_on_a_store(tmp_path, monkeypatch):
     with pytest.raises(BadInput, match=r"config.policy.start: .*nowhere is not a folder"):
         read_start(tmp_path / "nowhere", small_settings(job="chain_grpo"))
-
-
-def test_a_folder_on_a_store_that_is_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(BadInput, match=r"config.policy.start: memory://.*/run: holds no files"):
         read_start(new_address(monkeypatch), small_settings(job="chain_grpo"))

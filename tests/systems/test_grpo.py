@@ -14,7 +14,7 @@ from systems.policy_step import GROUP, LONGEST, PROMPTS, SETTINGS, add_checks, d
 from stepcot_jax.systems.grpo import REFERENCE, GrpoUpdate
 from stepcot_jax.systems.policy_system import grpo_schedule
 from stepcot_jax.systems.sft import POLICY
-from stepcot_jax.training.devices import ONE_DEVICE, Devices, GlobalBatch
+from stepcot_jax.training.devices import ONE_DEVICE, GlobalBatch
 
 TEMPERATURE = SETTINGS.grpo.temperature
 OLD = 0.15
@@ -69,7 +69,7 @@ def make_update(**changes):
 
 
 def numbers_of(batch, **changes):
-    return descend(Devices(num_devices=1), make_update(**changes), batch)[1]
+    return descend(make_update(**changes), batch)[1]
 
 
 @pytest.mark.slow
@@ -97,7 +97,7 @@ def test_on_the_policy_that_sampled_nothing_is_clipped_and_ratios_are_one():
 def test_in_bfloat16_rounding_is_no_ratio(batch):
     policy = policy_step.NETWORK.clone(dtype=jnp.bfloat16)
     once = dataclasses.replace(make_update(beta=0.0), policy=policy)
-    numbers = descend(Devices(num_devices=1), once, batch)[1]
+    numbers = descend(once, batch)[1]
     counted = batch["counted"].any(axis=-1)
     assert numbers["clipped"] == 0
     assert numbers["loss"] == pytest.approx(-batch["advantages"][..., 0][counted].mean(), abs=1e-5)
@@ -136,8 +136,8 @@ def test_without_a_penalty_the_reference_is_not_read(batch):
     frozen = update.freeze({}, batch, GlobalBatch())  # no reference at all
     np.testing.assert_array_equal(frozen["reference_log_probs"], batch["old_log_probs"])
     params = {**make_params(), REFERENCE: jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), make_params()[POLICY])}
-    found = descend(Devices(num_devices=1), update, batch, params)
-    expected = descend(Devices(num_devices=1), update, batch)
+    found = descend(update, batch, params)
+    expected = descend(update, batch)
     assert found[1]["loss"] == expected[1]["loss"] == pytest.approx(oracle(batch, beta=0.0)["loss"], rel=2e-5, abs=1e-6)
     jax.tree.map(np.testing.assert_array_equal, found[0], expected[0])
 
@@ -172,13 +172,11 @@ def test_two_passes_are_two_steps_on_one_batch_with_the_old_probabilities(batch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("norm", ["sum", "mean"])
-def test_self_checks_that_succeeded_add_their_term(batch, norm):
+def test_self_checks_that_succeeded_add_their_term(batch):
     checked = add_checks(batch)
-    found, without = numbers_of(checked, alpha=0.3, norm=norm, beta=0.1), numbers_of(batch, beta=0.1)
+    found, without = numbers_of(checked, alpha=0.3, norm="sum", beta=0.1), numbers_of(batch, beta=0.1)
     log_probs = log_probs_alone(make_params()[POLICY], batch)
     sums = (log_probs * checked["check"]).sum(axis=-1)
-    sums = sums / np.maximum(checked["check"].sum(axis=-1), 1) if norm == "mean" else sums
     expected = -0.3 * sums[checked["check_success"]].sum() / (PROMPTS * GROUP)
     assert expected > 0.01
     assert found["self_check_loss"] == pytest.approx(expected, rel=2e-5)
@@ -188,15 +186,15 @@ def test_self_checks_that_succeeded_add_their_term(batch, norm):
 
 @pytest.mark.slow
 def test_what_is_not_counted_reaches_no_gradient(batch):
-    device, update = Devices(num_devices=1), make_update(beta=0.1)
-    expected, wanted = descend(device, update, batch)
+    update = make_update(beta=0.1)
+    expected, wanted = descend(update, batch)
     counted = batch["counted"]
     strange = {
         **batch,
         "old_log_probs": np.where(counted, batch["old_log_probs"], np.nan).astype(np.float32),
         "completions": np.where(counted, batch["completions"], 7).astype(np.int32),
     }
-    found, numbers = descend(device, update, strange)
+    found, numbers = descend(update, strange)
     assert numbers == pytest.approx(wanted, rel=1e-6)
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-6), found, expected)
 

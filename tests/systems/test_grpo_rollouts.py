@@ -6,7 +6,19 @@ import numpy as np
 import pytest
 from policies.policy_workdir import small_settings
 from policies.tiny_policy import STOP
-from systems.policy_step import GROUP, LONGEST, PROMPTS, RECORDS, make_prompts, make_rollouts, roll, sample, start
+from systems.policy_step import (
+    GROUP,
+    LONGEST,
+    PROMPTS,
+    RECORDS,
+    expected_advantages,
+    make_devices,
+    make_prompts,
+    make_rollouts,
+    roll,
+    sample,
+    start,
+)
 
 from stepcot_jax.host.errors import RunStopped
 from stepcot_jax.policies.sampling import Replies
@@ -16,27 +28,15 @@ from stepcot_jax.rewards.presets import Rewards
 from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.policy_build import make_reward_settings
 from stepcot_jax.systems.grpo import Rollouts
-from stepcot_jax.training.devices import Devices
 from stepcot_jax.training.system import COLLECTED_NUMBERS
 
-ONE = Devices(num_devices=1)
+ONE = make_devices()
 
 
 def collect(rollouts, update=0):
     state = start()
     batch = rollouts(state.replace(step=state.step + update), make_prompts())
     return batch, batch.pop(COLLECTED_NUMBERS)
-
-
-def expected_advantages(rewards):
-    """Each reward less the mean of its group's scored ones, over their deviation; 0 for an unscored one."""
-    found = np.zeros_like(rewards)
-    for row, group in enumerate(rewards):
-        known = group[~np.isnan(group)]
-        if known.size > 1 and known.std() > 0:
-            scaled = (group - known.mean()) / (known.std(ddof=1) + 1e-6)
-            found[row] = np.where(np.isnan(group), 0.0, scaled)
-    return found
 
 
 def rewards_of(batch):
@@ -67,13 +67,6 @@ def test_a_reward_that_is_off_is_not_logged():
         numbers = each._describe(rewards, np.ones((2, 2)), replies)
         assert ("rollouts/reward/consistency" in numbers) == is_logged
         assert numbers["rollouts/reward/total"] == 1
-
-
-def test_an_unscored_reply_takes_no_part():
-    batch, _ = sample()
-    unscored = np.isnan(rewards_of(batch))
-    assert not batch["counted"][unscored].any()
-    assert batch["counted"][~unscored].any(axis=-1).all()
 
 
 def test_tokens_are_counted_up_to_the_stop_token():

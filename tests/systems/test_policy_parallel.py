@@ -14,7 +14,6 @@ from systems.two_policy_processes import CHOICES
 
 SPREAD = {
     "pmap": {"num_devices": 8},
-    "shard_map": {"transform": "shard_map", "num_devices": 8},
     "devices and passes": {"transform": "shard_map", "num_devices": 2, "num_passes": 2},
 }
 NAMED = {"sft": {"reduction": "parts", "pack_length": 0}, "grpo": {"scale": "batch", "length_norm": "token_mean"}}
@@ -49,9 +48,8 @@ def test_other_reductions_span_the_global_batch(job):
     assert numbers["loss"] != pytest.approx(run(job)[1]["loss"], rel=1e-2)
 
 
-@pytest.mark.parametrize("transform", ["pmap", "shard_map"])
-def test_rollouts_are_those_of_one_device(transform):
-    batch, numbers = sample(transform, 8)
+def test_rollouts_are_those_of_one_device():
+    batch, numbers = sample("shard_map", 8)
     expected, wanted = sample()
     for name in ("completions", "counted", "advantages", "prompts", "lengths", "images"):
         np.testing.assert_array_equal(batch[name], expected[name])
@@ -60,8 +58,7 @@ def test_rollouts_are_those_of_one_device(transform):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transform", ["pmap", "shard_map"])
-def test_two_processes_roll_out_and_learn_as_one_device_does(transform, tmp_path):
+def test_two_processes_roll_out_and_learn_as_one_device_does(tmp_path):
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
@@ -70,7 +67,7 @@ def test_two_processes_roll_out_and_learn_as_one_device_does(transform, tmp_path
     script = pathlib.Path(__file__).with_name("two_policy_processes.py")
     processes = [
         subprocess.Popen(
-            [sys.executable, script, str(port), str(index), transform, tmp_path / "found"],
+            [sys.executable, script, str(port), str(index), "shard_map", tmp_path / "found"],
             env=environment,
             stderr=subprocess.PIPE,
             text=True,

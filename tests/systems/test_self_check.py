@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from policies.tiny_policy import NETWORK, WORDS, draw_pictures, normalise, random_params
+from oracles.quick_jit import quick_jit
+from policies.tiny_policy import NETWORK, draw_pictures, normalise, random_params
 from reasoning_records import make_record
+from systems.policy_step import Words, expected_advantages
 
 from stepcot_jax.reasoning.dialects import read_reply
 from stepcot_jax.rewards.presets import PRESETS, Rewards
@@ -34,17 +36,11 @@ PROMPTS, GROUP, LONGEST, LONGEST_CHECK = 4, 12, 5, 6
 STOP, OPENS, CLOSES = 1, 11, 12
 
 
-class Letters:
-    """A tokenizer whose text is the tokens as numbers."""
-
-    num_words, pad, stop, more_stops = WORDS, 0, STOP, ()
+class Letters(Words):
+    """A tokenizer that knows the marks of a check."""
 
     def encode(self, text):
         return [{"<CHECK>": OPENS, "</CHECK>": CLOSES}[text]]
-
-    def decode(self, tokens):
-        tokens = list(tokens)
-        return " ".join(map(str, tokens[: tokens.index(STOP)] if STOP in tokens else tokens))
 
 
 @functools.cache
@@ -60,6 +56,7 @@ def devices(number=1):
     return Devices(num_devices=number)
 
 
+@functools.cache
 def make_check(*, num_devices=1, **changes):
     found = settings(**changes)
     return SelfCheck(
@@ -86,7 +83,8 @@ class FirstLetter(Rollouts):
 WORTH = {2: 1.0, 3: 1.0, 4: 1.0, 5: 1.0, 0: np.nan, 6: np.nan}
 
 
-def make_rollouts(*, num_devices=1, with_check=True, kind=FirstLetter, rewards="gemex", **changes):
+@functools.cache
+def make_rollouts(*, num_devices=1, kind=FirstLetter, rewards="gemex", **changes):
     found = settings(**changes)
     return kind(
         policy=NETWORK,
@@ -99,7 +97,7 @@ def make_rollouts(*, num_devices=1, with_check=True, kind=FirstLetter, rewards="
         settings=found.grpo,
         rewards=PRESETS[rewards],
         longest=LONGEST,
-        self_check=make_check(num_devices=num_devices, **changes) if with_check else None,
+        self_check=make_check(num_devices=num_devices, **changes),
     )
 
 
@@ -153,7 +151,7 @@ def test_a_right_answer_in_a_broken_format_is_accepted_and_not_retried():
 
 
 def first_attempts(number=1):
-    rollouts = make_rollouts(num_devices=number, with_check=False)
+    rollouts = make_rollouts(num_devices=number)
     return jax.tree.map(lambda rows: rows.reshape(PROMPTS, GROUP, -1), rollouts.sample(state(), prompts()))
 
 
@@ -229,7 +227,7 @@ def test_sampled_log_probabilities_are_those_of_the_full_pass(context):
     assert ("hidden" in batch) == (context == "first")
     del batch[COLLECTED_NUMBERS]
     rows = {name: jnp.asarray(each) for name, each in batch.items()}
-    found = np.asarray(make_update(self_check__context=context).log_probs(state().params[POLICY], rows))
+    found = np.asarray(quick_jit(make_update(self_check__context=context).log_probs)(state().params[POLICY], rows))
     counted = batch["counted"].reshape(found.shape)
     sampled = batch["old_log_probs"].reshape(found.shape)
     assert counted.sum() > 100
@@ -253,14 +251,14 @@ def test_a_hidden_check_changes_nothing_after_it():
         expected[row, : len(left)] = sampled[row, left]
     shape = (PROMPTS, GROUP, -1)
     rows |= {"completions": jnp.asarray(shorter.reshape(shape)), "counted": jnp.asarray(kept.reshape(shape))}
-    found = np.asarray(update.log_probs(state().params[POLICY], rows))
+    found = np.asarray(quick_jit(update.log_probs)(state().params[POLICY], rows))
     assert kept.sum() > 20
     np.testing.assert_allclose(found[kept], expected[kept], atol=1e-5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("context", ["check", "first"])
-def test_completions_do_not_depend_on_devices_or_on_other_rollouts(context):
+def test_completions_do_not_depend_on_devices_or_on_other_rollouts():
+    context = "first"  # with a second sampler for the second attempt
     wrong = np.random.default_rng(1).random((PROMPTS, GROUP)) < 0.5
     some = attempts(wrong, self_check__context=context)
     split = attempts(wrong, self_check__context=context, num_devices=4)
@@ -271,16 +269,6 @@ def test_completions_do_not_depend_on_devices_or_on_other_rollouts(context):
     np.testing.assert_allclose(split.log_probs, some.log_probs, atol=1e-5)
 
 
-def _expected_advantages(totals):
-    """GEMeX-RMCoT below Eq. 2 with ddof 1, NaN left out, by hand."""
-    found = np.zeros_like(totals)
-    for row, group in enumerate(totals):
-        scored = ~np.isnan(group)
-        if scored.sum() > 1 and np.ptp(group[scored]):
-            found[row, scored] = (group[scored] - group[scored].mean()) / (group[scored].std(ddof=1) + 1e-6)
-    return found
-
-
 def test_a_batch_has_the_rewards_of_last_attempts():
     batch, replies = collected(), first_attempts()
     first = np.vectorize(lambda token: WORTH.get(token, 0.0))(replies.tokens[:, :, 0])
@@ -288,7 +276,7 @@ def test_a_batch_has_the_rewards_of_last_attempts():
     tried = attempts(wrong)
     second = np.vectorize(lambda token: WORTH.get(token, 0.0))(tried.last[:, :, 0])
     totals = np.where(wrong, second, first)
-    relative = _expected_advantages(totals)
+    relative = expected_advantages(totals)
     success = wrong & (second == 1)
     assert np.isnan(first).any()
     assert np.isnan(second[wrong]).any()
@@ -336,21 +324,21 @@ def test_without_alpha_a_batch_has_no_checks_to_weigh():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("norm", ["sum", "mean"])
-def test_alpha_adds_the_loss_and_the_gradient_of_its_term(norm):
+def test_alpha_adds_the_loss_and_the_gradient_of_its_term():
     """Against the weighed log-probabilities of checks that ended in a right answer, differentiated on their own."""
-    batch, params = dict(collected(self_check__norm=norm)), state().params
+    batch, params, norm = dict(collected()), state().params, "mean"
     batch.pop(COLLECTED_NUMBERS)
     check = batch["check"] & batch["check_success"][..., None]
-    weights = check / (np.maximum(batch["check"].sum(axis=-1, keepdims=True), 1) if norm == "mean" else 1)
+    weights = check / np.maximum(batch["check"].sum(axis=-1, keepdims=True), 1)
     rows = {name: jnp.asarray(each) for name, each in batch.items()}
 
     def losses(rows, **changes):
         update = make_update(**changes)
-        numbers, gradients = update.gradients(params, update.freeze(params, rows, ONE_DEVICE), ONE_DEVICE)
+        frozen = update.freeze(params, rows, ONE_DEVICE)
+        numbers, gradients = quick_jit(lambda rows: update.gradients(params, rows, ONE_DEVICE))(frozen)
         return jax.device_get(numbers), gradients[POLICY]
 
-    @jax.jit
+    @quick_jit
     @jax.value_and_grad
     def term(policy):
         log_probs = make_update().log_probs(policy, rows).reshape(weights.shape)

@@ -24,7 +24,7 @@ from systems.policy_step import PACKS, SETTINGS, descend, make_params, make_upda
 from stepcot_jax.losses.sequence import NO_PART
 from stepcot_jax.systems.policy_system import sft_schedule
 from stepcot_jax.systems.sft import POLICY, PackedRows, draw_batches, pack_split
-from stepcot_jax.training.devices import ONE_DEVICE, Devices
+from stepcot_jax.training.devices import ONE_DEVICE
 
 WEIGHTS = (1.0, 0.3)
 ALONE = [pack[:1] for pack in PACKS]
@@ -52,7 +52,7 @@ def gradients_by_chain_rule(params, batch, of_logits):
 def test_loss_and_gradient_are_those_of_each_record_alone(params, reduction, packs):
     batch = lay_out(packs, LENGTH, weights=WEIGHTS)
     changes = {"pack_length": 0, "reduction": reduction} if reduction == "parts" else {}
-    gradients, numbers = descend(Devices(num_devices=1), make_update("sft", **changes), batch)
+    gradients, numbers = descend(make_update("sft", **changes), batch)
     assert numbers["loss"] == pytest.approx(
         loss_alone(params, batch["images"], packs, weights=WEIGHTS, reduction=reduction), rel=1e-5
     )
@@ -78,21 +78,20 @@ def test_loss_and_gradient_are_those_of_each_record_alone(params, reduction, pac
 
 
 @pytest.mark.slow
-def test_the_length_of_a_row_and_its_padding_do_not_matter(params):
-    del params
-    devices, update = Devices(num_devices=1), make_update("sft")
-    expected, wanted = descend(devices, update, lay_out(PACKS, LENGTH))
+def test_the_length_of_a_row_and_its_padding_do_not_matter():
+    update = make_update("sft")
+    expected, wanted = descend(update, lay_out(PACKS, LENGTH))
     batch = lay_out(PACKS, LENGTH + 5)
     batch["tokens"] = np.where(batch["segments"] == 0, STOP, batch["tokens"]).astype(np.int32)
     batch["targets"] = np.where(batch["parts"] == NO_PART, 5, batch["targets"]).astype(np.int32)
-    found, numbers = descend(devices, update, batch)
+    found, numbers = descend(update, batch)
     assert numbers == pytest.approx(wanted, rel=1e-5)
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5), found, expected)
 
 
 def test_an_update_moves_the_policy_alone():
     batch = lay_out(PACKS, LENGTH)
-    gradients, wanted = descend(Devices(num_devices=1), make_update("sft"), batch)
+    gradients, wanted = descend(make_update("sft"), batch)
     state, numbers = jax.jit(make_update("sft"), static_argnums=2)(start(), batch, ONE_DEVICE)
     assert int(state.step) == 1
     assert float(numbers["sft/loss"]) == pytest.approx(wanted["loss"], rel=1e-5)
