@@ -104,7 +104,7 @@ def test_a_user_without_a_home_trains(tmp_path):
 
     code = "from stepcot_jax.contrib.cloud.copies import _cache_folder; print(_cache_folder('runs'))"
     assert pathlib.Path(start("-c", code)).parent == work / "stepcot_jax-1000"
-    settings = SIZES | {"parallel.num_devices": 1, "training.teacher_epochs": 1, "training.joint_epochs": 1}
+    settings = SIZES | {"parallel.num_devices": 1, "job": "baseline", "baseline.epochs": 1}
     flags = [f"--config.{name}={value}" for name, value in settings.items()]
     start("-m", "stepcot_jax.main", "--config=quickstart", f"--workdir={work / 'run'}", *flags)
     assert (work / "run/report.json").exists()

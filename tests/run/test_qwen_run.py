@@ -61,8 +61,6 @@ def test_what_trains_moves_and_what_is_frozen_stays(dry):
 
 
 def test_the_run_leaves_what_every_policy_leaves(dry):
-    losses = read_losses(dry.workdir, "sft/loss")
-    assert losses[-1] < losses[0]
     assert len(read_losses(dry.workdir, "grpo/loss")) == 2
     assert min(read_losses(dry.workdir, "grpo/gradient_norm")) > 1e-4
     assert all(np.isfinite(read_losses(dry.workdir, "grpo/kl")))
