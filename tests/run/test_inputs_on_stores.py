@@ -11,11 +11,9 @@ from run.small_run import small_run, small_settings
 from stepcot_jax.contrib.cloud.stores import StoreFolder
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.encoders.load import load_image_encoder
-from stepcot_jax.features.importing import import_features
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.reading.cases import open_run
-from stepcot_jax.run import inputs
 from stepcot_jax.run.loading import load_dataset, load_vqa_dataset
 from stepcot_jax.run.places import Place
 from stepcot_jax.run.settings import load_settings, read_settings
@@ -51,14 +49,6 @@ def read(root, **changes):
 
 def refuse_downloads(monkeypatch):
     monkeypatch.setattr(StoreFolder, "download", lambda store, files: pytest.fail(f"downloads {sorted(files)}"))
-
-
-def test_cases_on_a_store_are_those_of_their_folder(folder, address, monkeypatch):
-    here, there = read(folder), read(address)
-    assert (here.cases, here.splits, here.digest) == (there.cases, there.splits, there.digest)
-    np.testing.assert_array_equal(here.pixels[3], there.pixels[3])
-    refuse_downloads(monkeypatch)
-    assert read(address).digest == here.digest
 
 
 def test_a_run_of_cases_on_a_store_is_that_of_their_folder_and_resumes(folder, address, tmp_path, monkeypatch, capsys):
@@ -97,20 +87,6 @@ def test_records_and_weights_on_a_store_are_those_of_their_folder(tmp_path, monk
     jax.tree.map(np.testing.assert_array_equal, here.params, there.params)
     refuse_downloads(monkeypatch)
     load_image_encoder(address)
-
-
-def test_imported_features_may_be_on_a_store(folder, tmp_path, monkeypatch):
-    cases = read(folder).cases
-    rows = np.arange(8 * len(cases), dtype=np.float32).reshape(-1, 8)
-    np.savez(tmp_path / "given.npz", features=rows, ids=np.array(cases.image_paths))
-    import_features(tmp_path / "given.npz", None, cases, tmp_path / "imported")
-    weights = {
-        "image_encoder__name": "imported",
-        "image_encoder__weights": put_files(tmp_path / "imported", monkeypatch),
-    }
-    settings = small_settings(data__source="folder", data__root=str(folder), **weights)
-    found = inputs.load_inputs(settings, tmp_path / "run", Terminal()).dataset.features
-    np.testing.assert_array_equal(found[:], rows)
 
 
 class _Ran:
