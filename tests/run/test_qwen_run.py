@@ -115,24 +115,6 @@ def write_checkpoint(folder):
     (folder / "preprocessor_config.json").write_text(json.dumps(limits))
 
 
-def test_random_weights_with_a_folder_are_exported(tmp_path):
-    folder = tmp_path / "checkpoint"
-    write_checkpoint(folder)
-    (folder / "model.safetensors").unlink()
-    changes = {"policy.random": True}
-    run = Run(settings_of("sft", folder, **changes), tmp_path / "run")
-    run.execute()
-    stored = json.loads((run.workdir / "settings.json").read_text())
-    stored["policy"] |= {"num_merges": 10, "low_rank_alpha": 16.0}  # as an earlier version let pass, without effect
-    (run.workdir / "settings.json").write_text(json.dumps(stored))
-    export_policy(run.workdir, tmp_path / "out")
-    found = load_qwen(str(tmp_path / "out")).params
-    expected = restore_params(run.workdir / "checkpoints", saved_steps(run.workdir / "checkpoints")[-1])
-    expected = expected["policy"]["plain"]["decoder"]["layer_0"]["gate"]["kernel"]
-    gate = found["decoder"]["layer_0"]["gate"]["kernel"]
-    np.testing.assert_array_equal(gate, expected.astype(gate.dtype))
-
-
 def test_a_checkpoint_with_low_rank_layers(tmp_path):
     folder = tmp_path / "checkpoint"
     write_checkpoint(folder)
