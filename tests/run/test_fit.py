@@ -2,12 +2,12 @@
 
 import dataclasses
 import json
+import pathlib
+import re
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from run import small_run
 from run.small_run import Killed, LinearEncoder, assert_same, last_params, read_log
@@ -17,7 +17,6 @@ from stepcot_jax.encoders.resnet import ResNet
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run import fit as fit_module
 from stepcot_jax.run import inputs, stored
-from stepcot_jax.training.state import apply_gradients
 
 pytestmark = pytest.mark.slow
 
@@ -136,48 +135,13 @@ def test_values_that_settings_can_name_are_those_of_the_config(plain, data, tmp_
     assert sc.load(tmp_path).read(np.zeros((32, 32), np.uint8)).answers
 
 
-class Mine(sc.System):
-    """One linear layer a step, trained by cross-entropy."""
-
-    names, score_name = ("mine",), "mean_accuracy"
-
-    def __init__(self, chain, epochs=2):
-        self.chain, self.epochs, self.optimizer = chain, epochs, optax.sgd(0.1)
-        self.net = nn.Dense(chain.num_steps * max(chain.answers_per_step))
-
-    def init(self, key, example):
-        params = {"mine": self.net.init(key, self._flat(example))["params"]}
-        optimizers = {"mine": self.optimizer.init(params)}
-        return sc.TrainState(jnp.zeros((), jnp.int32), params, optimizers, jax.random.key_data(key))
-
-    def phases(self):
-        return [sc.Phase("only", self.epochs, self.update)]
-
-    def _flat(self, batch):
-        return batch["images"][:, ::4, ::4, 0].reshape(len(batch["images"]), -1)
-
-    def logits(self, params, batch):
-        logits = self.net.apply({"params": params["mine"]}, self._flat(batch))
-        return logits.reshape(len(logits), self.chain.num_steps, -1)
-
-    def update(self, state, batch, whole):
-        def loss(params):
-            labels = batch["labels"]
-            losses = optax.softmax_cross_entropy_with_integer_labels(self.logits(params, batch), jnp.maximum(labels, 0))
-            return jnp.where(labels >= 0, losses, 0.0).sum() / 8
-
-        value, gradients = whole.add_up(jax.value_and_grad(loss)(state.params))
-        state = apply_gradients(state, "mine", self.optimizer, gradients)
-        return state.replace(step=state.step + 1), {"loss": value}
-
-    def predict(self, params, batch):
-        return {"mine": self.logits(params, batch)}
-
-    def evaluate(self, predictions):
-        return {"mine": sc.evaluate(predictions, self.chain)["mine"].mean_accuracy}
-
-
 def test_a_system_of_the_caller_trains_is_resumed_and_reported(data, tmp_path):
+    """`Mine` of docs/api.md."""
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+    code = re.search(r"^### sc\.System\n\n```python\n(.*?)```", page, re.DOTALL | re.MULTILINE)[1]
+    namespace = {"__name__": "page", "sc": sc, "dataset": data}
+    exec(code, namespace)  # noqa: S102
+    Mine = namespace["Mine"]  # noqa: N806
     arguments = {"workdir": tmp_path / "mine", "batch_size": 8, **FURTHER}
     run = sc.fit(Mine(data.chain), data, **arguments)
     assert 0 <= run.report["test"]["mine"]["mean_accuracy"] <= 1
