@@ -127,15 +127,17 @@ def compare_chains(run, tmp_path, monkeypatch):
         load = chain_task.load_inputs
         monkeypatch.setattr(chain_task, "load_inputs", lambda *a, **k: with_noise(load(*a, **k)))
 
-    found = compare(run, tmp_path, add_noise)
-    assert {"calibration.json", "pairs.json", "gate.npz"} <= found.keys()
-    assert any(name[0] == "threshold" for name in found if isinstance(name, tuple))
+    return compare(run, tmp_path, add_noise)
 
 
 @pytest.mark.parametrize("job", CHAIN_JOBS)
 def test_networks(tmp_path, monkeypatch, job):
     changes = {**SHORT, "job": job, **CHAIN_JOBS[job]}
-    compare_chains(lambda folder: small_run.small_run(folder, monkeypatch, **changes).execute(), tmp_path, monkeypatch)
+    found = compare_chains(
+        lambda folder: small_run.small_run(folder, monkeypatch, **changes).execute(), tmp_path, monkeypatch
+    )
+    assert {"calibration.json", "pairs.json", "gate.npz"} <= found.keys()
+    assert any(name[0] == "threshold" for name in found if isinstance(name, tuple))
 
 
 def test_grpo_of_chains(tmp_path, monkeypatch):
