@@ -121,8 +121,8 @@ def test_values_that_settings_can_name_are_those_of_the_config(plain, data, tmp_
     for module in (fit_module, inputs, stored):
         monkeypatch.setattr(module, "make_resnet", lambda name: LinearEncoder())
     changes = {"teacher.width": 8, "teacher.num_layers": 1, "teacher.num_heads": 2, "student.width": 8, "seed": 3}
-    changes |= {"training.teacher_epochs": 0, "training.joint_epochs": 1, "loss.projection_width": 4,
-                "image_encoder.name": "resnet_small"}  # fmt: skip
+    changes |= {"training.teacher_epochs": 0, "training.joint_epochs": 1, "loss.projection_width": 4}
+    changes["image_encoder.name"] = "resnet_small"
     settings = sc.load_settings("base", **PICTURES, **changes, **FURTHER, **{"training.batch_size": 8})
     by_config = sc.Run(settings, tmp_path)
     by_config.execute()
