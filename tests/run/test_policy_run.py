@@ -42,12 +42,12 @@ def whole(tmp_path_factory):
     )
     patch.setattr(Rollouts, "sample", lambda own, *given: samplers.append(own._sample) or sample(own, *given))
     run.execute()
-    patch.undo()
     # Each phase compiles one update and one sampler.
     assert compiled == ["sft", "grpo"]
     assert len(samplers) == UPDATES - SFT_UPDATES
     assert len(set(map(id, samplers))) == samplers[0]._cache_size() == 1
     assert run.task._predict._cache_size() == 2  # 6 questions of validation and 24 of test, both less than a batch
+    patch.undo()
     return run, states, read_results(workdir)
 
 
