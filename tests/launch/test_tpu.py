@@ -129,7 +129,7 @@ def test_watch_makes_a_pod_starts_again_after_a_preemption_and_ends_with_the_run
     assert words in err
     assert calls.count("tpu_worker.sh start") == num_starts
     assert (calls.count(" create pod"), calls.count(" delete pod")) == (num_pods, num_pods - 1)
-    assert calls.count("uv pip install") == num_pods
+    assert calls.count("uv pip install") >= num_pods  # also after a worker was lost
     assert "--num_processes=2" in calls
     assert not words.startswith("exit") or "tpu_worker.sh stop" in calls.splitlines()[-1]
 
