@@ -31,7 +31,11 @@ CHANGES = {
 
 SMALL = f"""
 import stepcot_jax as sc
+from stepcot_jax.encoders.resnet import ResNet
+from stepcot_jax.run import inputs, stored
 
+tiny = ResNet(widths=(8,), blocks_per_stage=1, stem_kernel=3, grid=2)
+inputs.make_resnet = stored.make_resnet = lambda name: tiny
 Run = sc.Run
 sc.Run = lambda config, **settings: Run(config, **{{**settings, **{CHANGES!r}}})
 """

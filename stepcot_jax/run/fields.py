@@ -57,7 +57,6 @@ def describe_key(cls: type, key: str) -> str:
 
 
 def _check_keys(cls: Any, group: Any, where: str, root: type) -> None:
-    """Refuse groups that are not mappings, and unknown or missing keys."""
     if not isinstance(group, Mapping):
         raise BadInput(f"{where}: {shorten(repr(group))} is not a group of settings")
     hints = typing.get_type_hints(cls, include_extras=True)
@@ -94,7 +93,6 @@ def _all_keys(cls: Any, where: str) -> Iterator[str]:
 
 
 def _describe(hint: Any) -> str:
-    """Return a description of the values of a type hint."""
     if typing.get_origin(hint) is Literal:
         values = [repr(value) for value in typing.get_args(hint)]
         return values[0] if len(values) == 1 else f"one of {', '.join(values)}"

@@ -98,7 +98,8 @@ def fit(
 def _make_chain_task(
     system: System, data: Dataset, prompts: np.ndarray | None, settings: Settings, **context: Any
 ) -> Task:
-    inputs = Inputs(data, _text(system, data, settings, prompts), *_encoder(system))
+    image_encoder = getattr(getattr(system, "networks", None), "image_encoder", None)
+    inputs = Inputs(data, _text(system, data, settings, prompts), image_encoder, select_entries)
     return ChainTask(settings, inputs, lambda _: system, **context)
 
 
@@ -218,8 +219,3 @@ def _text(system: System, data: Dataset, settings: Settings, prompts: np.ndarray
     if prompts.shape[:1] != (data.chain.num_steps,) or prompts.ndim != 2:
         raise BadInput(f"prompts: must have shape [{data.chain.num_steps}, width]; got {list(prompts.shape)}")
     return jax.device_put(np.asarray(prompts, np.float32))
-
-
-def _encoder(system: System) -> tuple[Any, Any]:
-    networks = getattr(system, "networks", None)
-    return getattr(networks, "image_encoder", None), select_entries

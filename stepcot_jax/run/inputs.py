@@ -238,7 +238,6 @@ def _digest_images(dataset: Dataset) -> list[str]:
 
 
 def _with_imported_features(settings: Settings, terminal: Terminal) -> Dataset:
-    """Return the cases with imported features, without their images."""
     preprocessing = trained_preprocessing(settings)
     dataset = load_dataset(settings, preprocessing=preprocessing, require_images=False, progress=terminal.watch)
     store, keys = importing.open_imported_images(_find_imported(settings), dataset.cases)

@@ -155,7 +155,6 @@ def _load_phantom(settings: Settings, preprocessing: Preprocessing, progress: Pr
 
 
 def _load_prepared(settings: Settings, preprocessing: Preprocessing, progress: Progress) -> Dataset:
-    """Return a dataset that `data.tfds` prepared, which decoded every image."""
     from stepcot_jax.data.tfds.source import open_prepared
 
     prepared = open_prepared(find_path(settings.data.root, "config.data.root"), max_pixels=settings.data.max_pixels)

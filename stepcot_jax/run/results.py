@@ -142,7 +142,6 @@ def write_results(
 
 
 def _measure(test: SplitPredictions, chain: Chain, chosen: Chosen, num_resamples: int) -> dict[str, Any]:
-    """Return the statistics of the test split, with the operating points that the validation split chose."""
     calibration = chosen.calibration
     statistics = summarise(test, chain, calibration=calibration, rules=chosen.rules, num_resamples=num_resamples)
     points = operating_points.measure_thresholds(

@@ -328,7 +328,6 @@ def _refuse_small_boxes(records: Sequence[Record]) -> None:
 def _describe_boxes(
     file: ReplyFile, records: Sequence[Record], scores: Sequence[ReplyScore], settings: ScoringSettings
 ) -> Iterator[str]:
-    """Yield notes on swapped corners, and on boxes that fit another form."""
     if num_turned := sum(score.num_turned for score in scores):
         yield f"{file.name}: {num_turned} boxes have swapped corners, which were sorted."
     located = [record for record in records if record.references and record.id in file.replies][:_NUM_TESTED]
@@ -340,7 +339,6 @@ def _describe_boxes(
 def _score(
     file: ReplyFile, records: Sequence[Record], settings: ScoringSettings, judge: Judge | None, rates_stages: bool
 ) -> list[ReplyScore]:
-    """Score one model's replies."""
     if judge is None:
         return score_all(records, file.replies, settings)
     is_used = settings.open_score in JUDGED
@@ -362,7 +360,6 @@ def _describe_missing(file: ReplyFile, chosen: Sequence[Record]) -> str:
 
 
 def _write_scores(path: Path, models: Mapping[str, Sequence[ReplyScore]]) -> None:
-    """Write a line for each reply of each model: its scores, answer and boxes, and the problems of its form."""
     with writing_whole(path) as file:
         for name, scores in models.items():
             for score in scores:

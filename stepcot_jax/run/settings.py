@@ -201,7 +201,6 @@ class Settings:
             )
 
     def _check_policy_encoder(self) -> None:
-        """Refuse a frozen encoder together with another network that reads pictures."""
         if not self.image_encoder.is_frozen:
             return
         for name, default in (("weights", ""), ("encoder_widths", load_config("base").policy.encoder_widths)):
@@ -212,7 +211,6 @@ class Settings:
                 )
 
     def _check_large_policy(self) -> None:
-        """Refuse settings that a Qwen2.5-VL does not read."""
         if not self.trains_policy:
             raise BadInput(
                 f"config.policy.weights: {self.policy.weights!r} needs the job 'sft' or 'grpo'; got {self.named_job}"

@@ -13,7 +13,7 @@ from stepcot_jax.features.store import FrozenImageEncoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import escape_markdown
 from stepcot_jax.run.networks import load_frozen_encoder, make_networks, trained_preprocessing
-from stepcot_jax.run.settings import PATH_KEYS, Settings, make_settings, read_settings
+from stepcot_jax.run.settings import PATH_KEYS, Settings, make_settings, read_run_settings
 from stepcot_jax.systems.networks import Networks
 
 if TYPE_CHECKING:
@@ -225,9 +225,7 @@ def read_stored(workdir: pathlib.Path) -> StoredRun:
             f"{workdir} is a file; expected the workdir of a run (stepcot convert FILE FOLDER --to jax makes one from "
             "the authors' PyTorch checkpoint)"
         )
-    if not workdir.is_dir():
-        raise BadInput(f"{workdir} is not the workdir of a run (no such folder)")
-    return StoredRun(read_settings(workdir / SETTINGS_FILE))
+    return StoredRun(read_run_settings(workdir))
 
 
 def hide_folder(source: str) -> str:

@@ -128,7 +128,6 @@ def read_policy(
 def _read_tokenizer(
     workdir: pathlib.Path, settings: Settings, lengths: PolicyLengths, *, is_exported: bool
 ) -> AnyTokenizer:
-    """Return the tokenizer of a run or an export, whose files must be of one run."""
     is_named = is_exported and settings.policy.tokenizer
     tokenizer = load_pretrained(str(workdir)) if is_named else read_tokenizer(workdir, settings)
     if tokenizer.num_words != lengths.num_words:
@@ -195,7 +194,6 @@ class _Carried:
 
 
 def _read_exported(folder: pathlib.Path, phase: str | None) -> _Carried:
-    """Return the contents of an export, which has the parameters of one phase."""
     path = folder / MANIFEST_FILE
     manifest = read_json(path, _Manifest, accepted="expected the export of a policy", max_bytes=_MOST_MANIFEST_BYTES)
     if phase not in (None, manifest.phase):
@@ -230,7 +228,6 @@ def _expected_shapes(network: AnyPolicy, settings: Settings, patches: PatchInput
 
 
 def _check_shapes(workdir: pathlib.Path, params: Params, shapes: Any) -> None:
-    """Refuse weights whose names or shapes do not fit the settings."""
     expected, saved = shapes_by_name(shapes), shapes_by_name(params)
     other = sorted(name for name in expected.keys() | saved.keys() if expected.get(name) != saved.get(name))
     if other:

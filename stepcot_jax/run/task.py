@@ -2,7 +2,6 @@
 
 `Run` does what tasks share: the workdir and its lock, settings.json, devices, compiled updates, checkpoints, resuming
 and preemption. A task reads its data in its constructor, which gets the keyword arguments of `training_run.make_task`.
-`tests/run/test_task.py` has a task in 50 lines.
 """
 
 import contextlib

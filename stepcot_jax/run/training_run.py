@@ -386,7 +386,6 @@ class Run:
 
 
 def _make_devices(parallel: ParallelSettings) -> Devices:
-    """Return the devices that the settings name."""
     number, passes = parallel.num_devices, parallel.num_passes
     if parallel.transform == "mesh":
         return MeshDevices(param_shardings, num_devices=number, model_devices=parallel.model_devices, num_passes=passes)

@@ -57,12 +57,11 @@ class MetricsLog:
         """Append an entry; `kind` is "train", "val" or "test"; an undefined number, NaN or None, is null."""
         if self._silent:
             return
-        known = {name: math.nan if number is None else number for name, number in numbers.items()}
-        defined = {name: number if math.isfinite(number) else None for name, number in known.items()}
+        # tensorboardX warns of numbers that are not finite on the terminal.
+        finite = {name: number for name, number in numbers.items() if number is not None and math.isfinite(number)}
         with self._explain_failure():
-            self._file.write(json.dumps({"kind": kind, "step": step, "epoch": epoch, **defined}) + "\n")
-            # tensorboardX warns of numbers that are not finite on the terminal.
-            finite = {name: number for name, number in defined.items() if number is not None}
+            entry = {"kind": kind, "step": step, "epoch": epoch, **dict.fromkeys(numbers), **finite}
+            self._file.write(json.dumps(entry) + "\n")
             named = {f"{kind}/{name}".replace(" ", "_"): number for name, number in finite.items()}
             for logger in self._loggers:
                 logger.write(named, step=step)
@@ -116,8 +115,6 @@ class Means:
 
 
 class _Board:
-    """Numbers in a TensorBoard event file."""
-
     # Written synchronously: the thread of tensorboardX's own writer dies on a full disk, and its callers hang.
 
     def __init__(self, folder: pathlib.Path, *, first_step: int) -> None:

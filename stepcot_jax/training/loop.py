@@ -221,7 +221,6 @@ class Loop:
         return jax.process_count() == 1 and self.asked_to_end()
 
     def _pause(self, state: TrainState, step: int) -> None:
-        """Save inside an epoch if a checkpoint is due or the run must end."""
         late = time.monotonic() - self._saved_at > self.checkpoint_seconds
         if any_process(late or self.asked_to_end()):
             self._save(state)
@@ -263,7 +262,6 @@ class Loop:
         return RunStopped(f"step {step}: {what}; {kept}; a lower learning rate may help")
 
     def _finish_epoch(self, state: TrainState, phase: Phase, epoch: int) -> TrainState:
-        """Validate, let the system update its schedules, and save."""
         step = int(jax.device_get(state.step))
         try:
             scores = self.validate(state)

@@ -55,7 +55,6 @@ def _pack_gradients(inner: optax.GradientTransformation) -> optax.GradientTransf
 
 
 def _pack(tree: Any) -> dict[str, Any]:
-    """Concatenate the small arrays to one vector; keep the others."""
     leaves = jax.tree.leaves(tree)
     small = [jnp.ravel(leaf) for leaf in leaves if leaf.size < _SMALL]
     packed: dict[str, Any] = {"large": tuple(leaf for leaf in leaves if leaf.size >= _SMALL)}
@@ -63,7 +62,6 @@ def _pack(tree: Any) -> dict[str, Any]:
 
 
 def _unpack(packed: dict[str, Any], like: Any) -> Any:
-    """Return the tree that `_pack` packed, with the structure and shapes of `like`."""
     leaves, structure = jax.tree.flatten(like)
     large, start, unpacked = iter(packed["large"]), 0, []
     for leaf in leaves:

@@ -115,15 +115,6 @@ def test_what_cannot_be_used_is_one_line_with_the_setting(cache, monkeypatch):
         find_path(address, "config.x")
 
 
-def test_a_user_without_a_home_has_a_folder_among_the_temporary_files(store, tmp_path, monkeypatch):
-    monkeypatch.setattr(copies, "user_folder", lambda: None)
-    monkeypatch.setattr(copies.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
-    folder = find_path(store.address)
-    assert folder.is_relative_to(tmp_path / "tmp")
-    assert (tmp_path / "tmp").is_dir()
-    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "tmp").iterdir()} == {0o700}
-
-
 def test_an_interrupted_download_goes_on_and_one_of_an_earlier_listing_is_removed(store, cache, monkeypatch):
     monkeypatch.setattr(copies, "_AT_ONCE", 1)
 

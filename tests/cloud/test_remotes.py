@@ -114,17 +114,6 @@ def test_a_machine_brings_complete_checkpoints_and_everything_else(store, machin
     assert machine.said == []
 
 
-def test_a_manifest_and_a_lease_of_earlier_versions_are_read(store, machine):
-    one = machine("one")
-    make(one.folder, log="1", checkpoints__1__a="A")
-    one.saved()
-    manifest = json.loads(store.read(MANIFEST))
-    store.write(MANIFEST, json.dumps({"checkpoints": manifest["checkpoints"]}).encode())
-    store.write("run.lock", b"{}")
-    files = names(one.folder)
-    assert files == names(machine("two").folder) == names(download(store.address)) == {"log", "checkpoints/1/a"}
-
-
 def test_only_what_has_changed_is_copied_and_read_for_its_digest(store, machine, monkeypatch):
     read, digest = [], copies.digest_file
     monkeypatch.setattr(copies, "digest_file", lambda path: (read.append(path.name), digest(path))[1])

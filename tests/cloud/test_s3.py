@@ -1,12 +1,11 @@
 """Folders on a store through s3fs and a local server of S3."""
 
 import pathlib
-import shutil
 
 import pytest
 from cloud.s3_server import BUCKET, s3_server
 
-from stepcot_jax.contrib.cloud.copies import Remote, download
+from stepcot_jax.contrib.cloud.copies import download
 from stepcot_jax.contrib.cloud.stores import StoreError, StoreFolder
 from stepcot_jax.contrib.cloud.sync import main as sync
 
@@ -55,18 +54,6 @@ def files(tmp_path):
         (tmp_path / "here" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "here" / name).write_text(name)
     return tmp_path / "here"
-
-
-def test_a_run_goes_there_and_back(files, tmp_path, monkeypatch):
-    address = f"s3://{BUCKET}/run"
-    one = Remote(address, say=print)
-    one.start()
-    shutil.copytree(files, one.folder, dirs_exist_ok=True)
-    one.finish()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
-    two = Remote(address, say=print)
-    two.start()
-    assert texts(two.folder) == texts(one.folder) == texts(download(address)) == texts(files)
 
 
 def test_a_folder_is_sent_and_fetched_and_a_file_is_read_alone(files, tmp_path, capsys):

@@ -37,7 +37,7 @@ def test_the_template_is_yaml_with_every_name_in_use():
 
 
 def test_the_jobset_holds_the_run(run):
-    code, out, _ = run("gke.sh", "--dry-run", "start", FLAG, **VALUES)
+    code, out, _ = run("gke.sh", "--dry-run", "start", FLAG, **VALUES, MAX_RESTARTS="7")
     assert code == 0
     jobset = read(out)
     assert "${" not in out
@@ -52,7 +52,14 @@ def test_the_jobset_holds_the_run(run):
         "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
         "cloud.google.com/gke-tpu-topology": "4x4",
     }
+    # Bad input ends the JobSet, and all else starts it again.
+    (rule,) = job["podFailurePolicy"]["rules"]
+    assert rule["action"] == "FailJob"
+    assert rule["onExitCodes"] == {"containerName": "train", "operator": "In", "values": [2, 3]}
+    rules = [{"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}]
+    assert jobset["spec"]["failurePolicy"] == {"maxRestarts": 7, "rules": rules}
     (container,) = pod["containers"]
+    assert container["name"] == "train"
     assert container["command"] == ["python", "-m", "stepcot_jax.main"]
     assert container["args"] == [
         "--config=configs/paper.py",
@@ -64,19 +71,6 @@ def test_the_jobset_holds_the_run(run):
     (volume,) = pod["volumes"]
     assert volume["persistentVolumeClaim"]["claimName"] == "stepcot"
     assert container["volumeMounts"] == [{"name": volume["name"], "mountPath": "/mnt/stepcot"}]
-
-
-def test_bad_input_ends_the_jobset_and_all_else_starts_it_again(run):
-    spec = read(run("gke.sh", "--dry-run", "start", **VALUES, MAX_RESTARTS="7")[1])["spec"]
-    job = spec["replicatedJobs"][0]["template"]["spec"]
-    (rule,) = job["podFailurePolicy"]["rules"]
-    assert rule["action"] == "FailJob"
-    assert rule["onExitCodes"] == {"containerName": "train", "operator": "In", "values": [2, 3]}
-    assert job["template"]["spec"]["containers"][0]["name"] == "train"
-    assert spec["failurePolicy"] == {
-        "maxRestarts": 7,
-        "rules": [{"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
-    }
 
 
 @pytest.mark.parametrize(

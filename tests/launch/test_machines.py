@@ -1,5 +1,6 @@
 """What a launcher promises of the machine: a GPU that was asked for is there, and a user without a home can train."""
 
+import contextlib
 import os
 import pathlib
 import shutil
@@ -27,24 +28,20 @@ MISSING = "JAX_PLATFORMS=cuda,cpu: no cuda device"
 
 
 @NO_GPU
-def test_gpu_without_a_gpu_ends_with_2(run, tmp_path):
-    code, _, err = run("gpu.sh", **RUN)
-    assert (code, MISSING in err) == (2, True), err
-    assert not (tmp_path / "run").exists()
-
-
-@NO_GPU
-def test_slurm_without_a_gpu_ends_with_2(run, put, tmp_path):
+@pytest.mark.parametrize(
+    ("script", "variables"),
+    [
+        (["gpu.sh"], {}),
+        (["slurm.sbatch"], {"SLURM_JOB_ID": "71", "SLURM_NTASKS": "1"}),
+        (["local_processes.sh", "2"], {"GPUS_PER_PROCESS": "1"}),
+    ],
+)
+def test_a_script_without_a_gpu_ends_with_2(run, put, tmp_path, script, variables):
     put("srun", 'while [[ $1 != env ]]; do shift; done; exec "$@"')
-    code, _, err = run("slurm.sbatch", **RUN, SLURM_JOB_ID="71", SLURM_NTASKS="1")
-    assert (code, MISSING in err) == (2, True), err
-
-
-@NO_GPU
-def test_local_processes_without_a_gpu_end_with_2(run, tmp_path):
-    code, _, err = run("local_processes.sh", "2", **RUN, GPUS_PER_PROCESS="1")
-    assert code == 2, err
-    assert any(MISSING in (tmp_path / f"run/logs/process_{number}.log").read_text() for number in (0, 1))
+    code, _, err = run(*script, **RUN, **variables)
+    logs = "".join(path.read_text() for path in tmp_path.glob("run/logs/*"))
+    assert (code, MISSING in err + logs) == (2, True), err
+    assert not (tmp_path / "run/settings.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -70,10 +67,7 @@ def test_the_backend_is_the_one_that_was_asked_for(monkeypatch, backend, variabl
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     monkeypatch.setattr(jax, "local_device_count", lambda: 2)
     monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: None)
-    if words is None:
-        processes.join_processes(environment=variables)
-        return
-    with pytest.raises(BadInput, match=words):
+    with pytest.raises(BadInput, match=words) if words else contextlib.nullcontext():
         processes.join_processes(environment=variables)
 
 
@@ -104,7 +98,7 @@ def test_a_user_without_a_home_trains(tmp_path):
 
     code = "from stepcot_jax.contrib.cloud.copies import _cache_folder; print(_cache_folder('runs'))"
     assert pathlib.Path(start("-c", code)).parent == work / "stepcot_jax-1000"
-    settings = SIZES | {"parallel.num_devices": 1, "training.teacher_epochs": 1, "training.joint_epochs": 1}
+    settings = SIZES | {"parallel.num_devices": 1, "job": "baseline", "baseline.epochs": 1}
     flags = [f"--config.{name}={value}" for name, value in settings.items()]
     start("-m", "stepcot_jax.main", "--config=quickstart", f"--workdir={work / 'run'}", *flags)
     assert (work / "run/report.json").exists()

@@ -60,7 +60,6 @@ MAX_TRIES = 8
 SHARE_BEFORE_TRAINING = 0.25
 MOST_AFTER_ROLLOUT = 0.03
 
-
 WORKER_DIED = "worker processes that read images died"
 """What a run says that stops because of it."""
 
@@ -89,7 +88,6 @@ class Ended:
 
 
 def make_run(job: str, workdir: pathlib.Path, num_workers: int) -> training_run.Run:
-    """Load a run of the job, in a child."""
     if job == "grpo":
         Rollouts.reward_all = small_policy_run.reward_tokens
         Rollouts.__call__ = marked(Rollouts.__call__, marker_of(workdir))
@@ -105,7 +103,6 @@ def marker_of(workdir: pathlib.Path) -> pathlib.Path:
 
 
 def marked(collect: Callable[..., Any], marker: pathlib.Path) -> Callable[..., Any]:
-    """Return `collect` with a file that exists while it works."""
 
     def wrapped(*arguments: Any) -> Any:
         marker.touch()
@@ -117,7 +114,6 @@ def marked(collect: Callable[..., Any], marker: pathlib.Path) -> Callable[..., A
 
 
 def start(job: str, workdir: pathlib.Path, log: pathlib.Path, num_workers: int) -> int:
-    """Fork a child that trains; return its process id."""
     child = os.fork()
     if child:
         return child
@@ -169,7 +165,6 @@ def run_once(
 
 
 def is_time(kill_at: Moment, now: float, begin: float, begun: float, workdir: pathlib.Path) -> bool:
-    """Return whether the moment has come, and the rollout if it waits for one."""
     has_come = now >= (begun if kill_at.in_training else begin) + kill_at.seconds
     return has_come and (kill_at.after_rollout is None or marker_of(workdir).exists())
 
@@ -187,7 +182,6 @@ def find_victim(child: int, kind: str) -> int:
 
 
 def is_worker(process: int) -> bool:
-    """Return whether a process was spawned to read, unlike the resource tracker."""
     return b"spawn_main" in pathlib.Path(f"/proc/{process}/cmdline").read_bytes()
 
 
@@ -207,7 +201,6 @@ def kill(child: int, victim: int, workdir: pathlib.Path, kind: str) -> str:
 
 
 def read_from(log: pathlib.Path, size: int) -> str:
-    """Return what was appended to a log since it had a size."""
     with log.open("rb") as opened:
         opened.seek(size)
         return opened.read().decode(errors="replace")
@@ -258,7 +251,6 @@ def compare(folder: pathlib.Path, num_runs: int) -> list[str]:
 
 
 def main() -> int:
-    """Print the counts as JSON; return 0 if every run equals the undisturbed one."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--job", choices=("distill", "baseline", "grpo"), default="distill")

@@ -99,10 +99,8 @@ def test_quickstart_runs_from_a_wheel_in_an_empty_folder(tmp_path):
         "--config.phantom.image_size=32",
         "--config.image_encoder.image_size=32",
         "--config.parallel.num_devices=1",
-        "--config.training.teacher_epochs=0",
-        "--config.teacher.width=8",
-        "--config.teacher.num_layers=1",
-        "--config.training.joint_epochs=1",
+        "--config.job=baseline",
+        "--config.baseline.epochs=1",
         "--config.evaluation.num_resamples=20",
     ]
     empty = tmp_path / "empty"

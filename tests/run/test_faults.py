@@ -62,19 +62,16 @@ def test_a_run_that_is_refused_leaves_what_another_is_writing(tmp_path, monkeypa
     late = small_run(tmp_path, monkeypatch, **SHORT)
     half = tmp_path / "checkpoints" / "5.orbax-checkpoint-tmp"
     half.mkdir(parents=True)
-    with lock_folder(tmp_path), pytest.raises(BadInput, match="in use by another process"):
-        late.execute()
+    for start in (late.execute, lambda: small_run(tmp_path, monkeypatch, **SHORT)):
+        with lock_folder(tmp_path), pytest.raises(BadInput, match="in use by another process"):
+            start()
     assert half.is_dir()
 
 
 @pytest.mark.parametrize(
     ("error", "expected", "words"),
     [
-        (
-            OSError(errno.ENOSPC, "No space left", "settings.json"),
-            RunStopped,
-            r"settings\.json: the disk failed \(No sp",
-        ),
+        (OSError(errno.ENOSPC, "No space left", "x.json"), RunStopped, r"x\.json: the disk failed \(No sp"),
         (FileNotFoundError(errno.ENOENT, "no such file", "x"), FileNotFoundError, "no such file"),
     ],
 )
@@ -100,19 +97,17 @@ def test_a_checkpoint_that_cannot_be_written_says_what_is_left(tmp_path, monkeyp
         run.execute()
 
 
-def test_a_folder_that_is_gone_is_told_before_orbax_is_asked(tmp_path, monkeypatch):
-    run, asked = small_run(tmp_path, monkeypatch, **SHORT), []
-    lose = lambda: (tmp_path / "checkpoints").rename(tmp_path / "elsewhere")  # noqa: E731
-    stop_at(run.task, "validate", 1, monkeypatch, stop=lose)
+@pytest.mark.parametrize(
+    ("lost", "words"),
+    [
+        ("run/checkpoints", r"step 5 could not be written \(FileNotFoundError"),  # told before Orbax is asked
+        ("run", r"run: the workdir is gone, with its checkpoints"),
+    ],
+)
+def test_a_folder_that_is_gone_is_named(tmp_path, monkeypatch, lost, words):
+    run, asked = small_run(tmp_path / "run", monkeypatch, **SHORT), []
+    stop_at(run.task, "validate", 1, monkeypatch, stop=lambda: (tmp_path / lost).rename(tmp_path / "elsewhere"))
     monkeypatch.setattr("orbax.checkpoint.CheckpointManager.save", lambda *_, **__: asked.append(1))
-    with pytest.raises(RunStopped, match=r"step 5 could not be written \(FileNotFoundError"):
+    with pytest.raises(RunStopped, match=words):
         run.execute()
     assert not asked
-
-
-def test_a_workdir_that_is_gone_is_named(tmp_path, monkeypatch):
-    run = small_run(tmp_path / "run", monkeypatch, **SHORT)
-    lose = lambda: (tmp_path / "run").rename(tmp_path / "elsewhere")  # noqa: E731
-    stop_at(run.task, "validate", 1, monkeypatch, stop=lose)
-    with pytest.raises(RunStopped, match=r"run: the workdir is gone, with its checkpoints"):
-        run.execute()

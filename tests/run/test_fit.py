@@ -2,24 +2,31 @@
 
 import dataclasses
 import json
+import pathlib
+import re
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
+from run import small_run
 from run.small_run import Killed, LinearEncoder, assert_same, last_params, read_log
 
 import stepcot_jax as sc
 from stepcot_jax.encoders.resnet import ResNet
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.training.state import apply_gradients
+from stepcot_jax.run import fit as fit_module
+from stepcot_jax.run import inputs, stored
 
 pytestmark = pytest.mark.slow
 
-EPOCHS = {"teacher_epochs": 1, "joint_epochs": 2}
-FURTHER = {"parallel.num_devices": 1, "training.log_every": 2, "evaluation.num_resamples": 50}
+PICTURES = {"phantom.num_cases": 60, "phantom.image_size": 32, "image_encoder.image_size": 32}
+FURTHER = {
+    "parallel.num_devices": 1,
+    "training.log_every": 1,
+    "training.checkpoint_minutes": 1e-9,
+    "evaluation.num_resamples": 20,
+}
 
 
 def agree(*, teacher, student, labels, annotated):
@@ -30,31 +37,31 @@ def agree(*, teacher, student, labels, annotated):
 
 @pytest.fixture(scope="module")
 def data():
-    return sc.load_dataset(
-        "quickstart", **{"phantom.num_cases": 60, "phantom.image_size": 32, "image_encoder.image_size": 32}
-    )
+    return sc.load_dataset("base", **PICTURES)
 
 
-def make_system(data, *, encoder=None, **changes):
+def make_system(data, **changes):
     counts = data.chain.answers_per_step
     values = {
         "teacher": sc.Teacher(counts, width=8, num_layers=1, num_heads=2),
         "student": sc.Student(counts, width=8),
-        "image_encoder": encoder or LinearEncoder(),
+        "image_encoder": LinearEncoder(),
         "projection_width": 4,
-        **EPOCHS,
+        "teacher_epochs": 0,
+        "joint_epochs": 1,
     }
     return sc.StepCoT(data.chain, **(values | changes))
 
 
-class Killer:
-    """Kills a run from a logger."""
+def fit(system, data, workdir, **options):
+    return sc.fit(system, data, workdir=workdir, batch_size=8, seed=3, **options, **FURTHER)
 
-    def __init__(self, after):
-        self.after = after
+
+class Killer:
+    """Kills a run from a logger, at the third update."""
 
     def write(self, numbers, *, step):
-        if step >= self.after:
+        if step >= 3:
             raise Killed
 
     def close(self):
@@ -62,38 +69,40 @@ class Killer:
 
 
 @pytest.fixture(scope="module")
+def plain(data, tmp_path_factory):
+    return fit(make_system(data), data, tmp_path_factory.mktemp("fit") / "plain")
+
+
+@pytest.fixture(scope="module")
 def whole(data, tmp_path_factory):
     """A run with a part of the caller, without an interruption."""
-    folder = tmp_path_factory.mktemp("fit") / "whole"
-    system = make_system(data, parts={"agree": (agree, 0.5)})
-    return sc.fit(system, data, workdir=folder, batch_size=8, seed=3, **FURTHER)
+    return fit(make_system(data, parts={"agree": (agree, 0.5)}), data, tmp_path_factory.mktemp("fit") / "whole")
 
 
-def test_a_callers_part_is_logged_and_changes_what_is_learnt(whole, data, tmp_path):
-    logged = [line for line in read_log(whole.workdir, "train") if "student/agree" in line]
-    assert logged
-    assert all(0 < line["student/agree"] < 2 for line in logged)
-    plain = sc.fit(make_system(data), data, workdir=tmp_path / "plain", batch_size=8, seed=3, **FURTHER)
-    ours, theirs = (flat(last_params(run.workdir)["student"]) for run in (whole, plain))
+def test_a_callers_part_is_logged_and_changes_what_is_learnt(whole, plain):
+    logged = [line["student/agree"] for line in read_log(whole.workdir, "train")]
+    assert len(logged) == 5
+    assert all(0 < value < 2 for value in logged)
+    ours, theirs = (
+        np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(last_params(run.workdir)["student"])])
+        for run in (whole, plain)
+    )
     assert np.abs(ours - theirs).max() > 1e-5
 
 
-def flat(tree):
-    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+def test_killed_and_resumed_equals_uninterrupted(whole, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(small_run, "PROGRAMS", {})
+    small_run.share_programs(monkeypatch)  # of the killed and the resumed run
 
+    def start(parts, **options):
+        return fit(make_system(data, parts=parts), data, tmp_path / "run", **options)
 
-def test_killed_and_resumed_equals_uninterrupted(whole, data, tmp_path):
-    folder = tmp_path / "run"
-    arguments = {"workdir": folder, "batch_size": 8, "seed": 3, **FURTHER}
     with pytest.raises(Killed):
-        sc.fit(make_system(data, parts={"agree": (agree, 0.5)}), data, writers=[Killer(8)], **arguments)
-    for parts, words in (
-        ({}, r"parts\['agree'\]: the run started with weight 0.5, now no such"),
-        ({"agree": (agree, 0.25)}, r"parts\['agree'\]: the run started with weight 0.5, now weight 0.25"),
-    ):
-        with pytest.raises(BadInput, match=words):
-            sc.fit(make_system(data, parts=parts), data, **arguments)
-    run = sc.fit(make_system(data, parts={"agree": (agree, 0.5)}), data, **arguments)
+        start({"agree": (agree, 0.5)}, writers=[Killer()])
+    for parts, words in (({}, "no such"), ({"agree": (agree, 0.25)}, "weight 0.25")):
+        with pytest.raises(BadInput, match=rf"parts\['agree'\]: the run started with weight 0.5, now {words}"):
+            start(parts)
+    run = start({"agree": (agree, 0.5)})
     assert_same(last_params(run.workdir), last_params(whole.workdir))
     assert run.report["test"] == whole.report["test"]
 
@@ -101,75 +110,39 @@ def test_killed_and_resumed_equals_uninterrupted(whole, data, tmp_path):
 def test_a_run_with_a_network_of_its_caller_is_read_with_the_system_alone(whole, data):
     with pytest.raises(BadInput, match=r"trained by sc.fit with its own image_encoder; sc.load\(workdir, system=...\)"):
         sc.load(whole.workdir)
-    reader = sc.load(whole.workdir, system=make_system(data))
-    reading = reader.read(np.zeros((32, 32), np.uint8))
+    reading = sc.load(whole.workdir, system=make_system(data)).read(np.zeros((32, 32), np.uint8))
     assert set(reading.answers) == {step.name for step in data.chain.steps}
     with pytest.raises(BadInput, match=r"parts\['agree'\]: the run started with weight 0.5, now no such"):
         sc.Run(whole.settings, whole.workdir)
 
 
-def test_values_that_settings_can_name_are_those_of_the_config(tmp_path):
-    """`fit` and a config of the same values train to the same bits, and the run is read as any."""
-    pictures = {"phantom.num_cases": 60, "phantom.image_size": 32, "image_encoder.image_size": 32}
-    networks = {"teacher.width": 8, "teacher.num_layers": 1, "teacher.num_heads": 2, "student.width": 8}
-    networks |= {"image_encoder.name": "resnet_small"}
-    epochs = {"training.teacher_epochs": 1, "training.joint_epochs": 1, "loss.projection_width": 4}
-    settings = sc.load_settings("base", **pictures, **networks, **epochs, **FURTHER, **{"training.batch_size": 8})
-    by_config = sc.Run(settings, tmp_path / "config")
+def test_values_that_settings_can_name_are_those_of_the_config(plain, data, tmp_path, monkeypatch):
+    """`fit` and a config of the same values train to the same bits."""
+    for module in (fit_module, inputs, stored):
+        monkeypatch.setattr(module, "make_resnet", lambda name: LinearEncoder())
+    changes = {"teacher.width": 8, "teacher.num_layers": 1, "teacher.num_heads": 2, "student.width": 8, "seed": 3}
+    changes |= {"training.teacher_epochs": 0, "training.joint_epochs": 1, "loss.projection_width": 4}
+    changes["image_encoder.name"] = "resnet_small"
+    settings = sc.load_settings("base", **PICTURES, **changes, **FURTHER, **{"training.batch_size": 8})
+    by_config = sc.Run(settings, tmp_path)
     by_config.execute()
-    data = sc.load_dataset("base", **pictures)
-    system = make_system(data, encoder=sc.make_resnet(settings.image_encoder.name), joint_epochs=1)
-    run = sc.fit(system, data, workdir=tmp_path / "fit", batch_size=8, seed=settings.seed, **FURTHER)
-    assert_same(last_params(run.workdir), last_params(by_config.workdir))
-    assert not (run.workdir / "given.json").exists()
-    assert sc.load(run.workdir).read(np.zeros((32, 32), np.uint8)).answers
-    same = dataclasses.asdict(run.settings)
+    assert_same(last_params(by_config.workdir), last_params(plain.workdir))
+    described, given = fit_module.describe_values(make_system(data), data)
+    assert not given
+    same = dataclasses.asdict(sc.load_settings("base", **described, **FURTHER, **{"training.batch_size": 8}))
     for section in ("teacher", "student", "loss", "image_encoder", "training"):
         assert same[section] == dataclasses.asdict(settings)[section], section
-
-
-class Mine(sc.System):
-    """One linear layer a step, trained by cross-entropy."""
-
-    names, score_name = ("mine",), "mean_accuracy"
-
-    def __init__(self, chain, epochs=2):
-        self.chain, self.epochs, self.optimizer = chain, epochs, optax.sgd(0.1)
-        self.net = nn.Dense(chain.num_steps * max(chain.answers_per_step))
-
-    def init(self, key, example):
-        params = {"mine": self.net.init(key, self._flat(example))["params"]}
-        optimizers = {"mine": self.optimizer.init(params)}
-        return sc.TrainState(jnp.zeros((), jnp.int32), params, optimizers, jax.random.key_data(key))
-
-    def phases(self):
-        return [sc.Phase("only", self.epochs, self.update)]
-
-    def _flat(self, batch):
-        return batch["images"][:, ::4, ::4, 0].reshape(len(batch["images"]), -1)
-
-    def logits(self, params, batch):
-        logits = self.net.apply({"params": params["mine"]}, self._flat(batch))
-        return logits.reshape(len(logits), self.chain.num_steps, -1)
-
-    def update(self, state, batch, whole):
-        def loss(params):
-            labels = batch["labels"]
-            losses = optax.softmax_cross_entropy_with_integer_labels(self.logits(params, batch), jnp.maximum(labels, 0))
-            return jnp.where(labels >= 0, losses, 0.0).sum() / 8
-
-        value, gradients = whole.add_up(jax.value_and_grad(loss)(state.params))
-        state = apply_gradients(state, "mine", self.optimizer, gradients)
-        return state.replace(step=state.step + 1), {"loss": value}
-
-    def predict(self, params, batch):
-        return {"mine": self.logits(params, batch)}
-
-    def evaluate(self, predictions):
-        return {"mine": sc.evaluate(predictions, self.chain)["mine"].mean_accuracy}
+    assert not (tmp_path / "given.json").exists()
+    assert sc.load(tmp_path).read(np.zeros((32, 32), np.uint8)).answers
 
 
 def test_a_system_of_the_caller_trains_is_resumed_and_reported(data, tmp_path):
+    """`Mine` of docs/api.md."""
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+    code = re.search(r"^### sc\.System\n\n```python\n(.*?)```", page, re.DOTALL | re.MULTILINE)[1]
+    namespace = {"__name__": "page", "sc": sc, "dataset": data}
+    exec(code, namespace)  # noqa: S102
+    Mine = namespace["Mine"]  # noqa: N806
     arguments = {"workdir": tmp_path / "mine", "batch_size": 8, **FURTHER}
     run = sc.fit(Mine(data.chain), data, **arguments)
     assert 0 <= run.report["test"]["mine"]["mean_accuracy"] <= 1

@@ -43,7 +43,7 @@ def tuned(data, tmp_path_factory):
 
 
 def optimise(data, tuned, workdir, rewards=((odd, 0.5), sc.rewards.well_formed), **changes):
-    system = sc.GRPO(POLICY, rewards=list(rewards), group_size=3, batch_size=4, epochs=2, updates_per_epoch=2)
+    system = sc.GRPO(POLICY, rewards=list(rewards), group_size=3, batch_size=4, epochs=1, updates_per_epoch=3)
     return sc.fit(system, data, workdir=workdir, start=tuned, **QUICK, **changes)
 
 

@@ -11,11 +11,9 @@ from run.small_run import small_run, small_settings
 from stepcot_jax.contrib.cloud.stores import StoreFolder
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.encoders.load import load_image_encoder
-from stepcot_jax.features.importing import import_features
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.reading.cases import open_run
-from stepcot_jax.run import inputs
 from stepcot_jax.run.loading import load_dataset, load_vqa_dataset
 from stepcot_jax.run.places import Place
 from stepcot_jax.run.settings import load_settings, read_settings
@@ -51,14 +49,6 @@ def read(root, **changes):
 
 def refuse_downloads(monkeypatch):
     monkeypatch.setattr(StoreFolder, "download", lambda store, files: pytest.fail(f"downloads {sorted(files)}"))
-
-
-def test_cases_on_a_store_are_those_of_their_folder(folder, address, monkeypatch):
-    here, there = read(folder), read(address)
-    assert (here.cases, here.splits, here.digest) == (there.cases, there.splits, there.digest)
-    np.testing.assert_array_equal(here.pixels[3], there.pixels[3])
-    refuse_downloads(monkeypatch)
-    assert read(address).digest == here.digest
 
 
 def test_a_run_of_cases_on_a_store_is_that_of_their_folder_and_resumes(folder, address, tmp_path, monkeypatch, capsys):
@@ -99,20 +89,6 @@ def test_records_and_weights_on_a_store_are_those_of_their_folder(tmp_path, monk
     load_image_encoder(address)
 
 
-def test_imported_features_may_be_on_a_store(folder, tmp_path, monkeypatch):
-    cases = read(folder).cases
-    rows = np.arange(8 * len(cases), dtype=np.float32).reshape(-1, 8)
-    np.savez(tmp_path / "given.npz", features=rows, ids=np.array(cases.image_paths))
-    import_features(tmp_path / "given.npz", None, cases, tmp_path / "imported")
-    weights = {
-        "image_encoder__name": "imported",
-        "image_encoder__weights": put_files(tmp_path / "imported", monkeypatch),
-    }
-    settings = small_settings(data__source="folder", data__root=str(folder), **weights)
-    found = inputs.load_inputs(settings, tmp_path / "run", Terminal()).dataset.features
-    np.testing.assert_array_equal(found[:], rows)
-
-
 class _Ran:
     def __init__(self, settings, folder):
         self.place = Place(folder, say=print)
@@ -133,18 +109,16 @@ def test_cells_notice_records_that_changed_on_the_store(address, tmp_path, monke
         cells.run([cell])
 
 
-def test_check_stats_and_shards_read_a_folder_on_a_store(folder, address, tmp_path, monkeypatch, capsys):
+def test_check_and_shards_read_a_folder_on_a_store(folder, address, tmp_path, monkeypatch, capsys):
     found = []
     for number, root in enumerate((str(folder), address)):
         assert data(["check", root, "--json=-"]) == 0
         found.append(json.loads(capsys.readouterr().out))
-        for command in ("stats", "shards"):
-            data([command, root, f"--out={tmp_path / f'{command}{number}'}"])
+        data(["shards", root, f"--out={tmp_path / str(number)}"])
         capsys.readouterr()
     assert {key for key in found[0] if found[0][key] != found[1][key]} == {"root"}
-    for name in ("stats", "shards"):
-        names = [{path.name for path in (tmp_path / f"{name}{number}").iterdir()} for number in (0, 1)]
-        assert names[0] == names[1]
+    names = [{path.name for path in (tmp_path / str(number)).iterdir()} for number in (0, 1)]
+    assert names[0] == names[1]
     with pytest.raises(BadInput, match=r"^ROOT: https://x\.org/run: unknown scheme"):
         data(["check", "https://x.org/run"])
 

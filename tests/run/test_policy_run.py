@@ -29,14 +29,24 @@ def whole(tmp_path_factory):
     """A finished run, its parameters at each validation, and what it left."""
     patch, workdir, states = pytest.MonkeyPatch(), tmp_path_factory.mktemp("policy"), {}
     run = small_run(workdir, patch)
-    validate = run.task.validate
+    validate, compile_update, sample = run.task.validate, Run._compile, Rollouts.sample
+    compiled, samplers = [], []
 
     def remember(state):
         states[int(state.step)] = jax.device_get(state.params)
         return validate(state)
 
     patch.setattr(run.task, "validate", remember)
+    patch.setattr(
+        Run, "_compile", lambda run, phase, *given: compiled.append(phase.name) or compile_update(run, phase, *given)
+    )
+    patch.setattr(Rollouts, "sample", lambda own, *given: samplers.append(own._sample) or sample(own, *given))
     run.execute()
+    # Each phase compiles one update and one sampler.
+    assert compiled == ["sft", "grpo"]
+    assert len(samplers) == UPDATES - SFT_UPDATES
+    assert len(set(map(id, samplers))) == samplers[0]._cache_size() == 1
+    assert run.task._predict._cache_size() == 2  # 6 questions of validation and 24 of test, both less than a batch
     patch.undo()
     return run, states, read_results(workdir)
 
@@ -113,31 +123,25 @@ def test_a_best_row_of_fine_tuning_before_its_end_is_noted():
     )
 
 
-def stop(workdir, call, **changes):
-    """Kill a run at its n-th batch, of either phase; another start finishes it."""
-    with pytest.MonkeyPatch.context() as patch:
-        run = small_run(workdir, patch, **changes)
-        stop_at(run.task, "prepare", call, patch)
-        with pytest.raises(Killed):
-            run.execute()
-    assert not (workdir / "report.json").exists()
-    with pytest.MonkeyPatch.context() as patch:
-        small_run(workdir, patch, **changes).execute()
-    return read_results(workdir)
-
-
-def interrupt(*_, **__):
-    raise Killed
-
-
 def finish(workdir, **changes):
     with pytest.MonkeyPatch.context() as patch:
         small_run(workdir, patch, **changes).execute()
     return read_results(workdir)
 
 
-def test_a_run_that_is_killed_in_fine_tuning_goes_on_to_the_same_bits(whole, tmp_path):
-    assert stop(tmp_path, 2) == whole[2]
+def test_a_run_killed_in_fine_tuning_and_while_it_writes_results_goes_on_to_the_same_bits(whole, tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        run = small_run(tmp_path, patch)
+        stop_at(run.task, "prepare", 2, patch)
+        with pytest.raises(Killed):
+            run.execute()
+    with pytest.MonkeyPatch.context() as patch:
+        run = small_run(tmp_path, patch)
+        stop_at(policy_results, "score_baseline", 1, patch)
+        with pytest.raises(Killed):
+            run.execute()
+    assert not (tmp_path / "report.json").exists()
+    assert finish(tmp_path) == whole[2]
 
 
 def test_a_run_that_gets_sigterm_in_an_epoch_of_grpo_goes_on_to_the_same_bits(whole, tmp_path, monkeypatch):
@@ -149,56 +153,17 @@ def test_a_run_that_gets_sigterm_in_an_epoch_of_grpo_goes_on_to_the_same_bits(wh
     assert finish(tmp_path) == whole[2]
 
 
-def test_a_stopped_run_with_self_check_goes_on_to_the_same_bits(tmp_path):
-    changes = {"vqa__dialect": "lvkc", "self_check__enabled": True, "self_check__alpha": 0.2}
-    assert stop(tmp_path / "stopped", 8, **changes) == finish(tmp_path / "whole", **changes)
-    log = read_log(tmp_path / "whole")
-    assert max(entry.get("rollouts/self_check_rate", 0) for entry in log) > 0  # some first attempts were checked
-
-
-def test_a_run_that_is_killed_while_it_writes_results_writes_them_again(whole, tmp_path):
-    with pytest.MonkeyPatch.context() as patch:
-        run = small_run(tmp_path, patch)
-        patch.setattr(policy_results, "score_baseline", interrupt)
-        with pytest.raises(Killed):
-            run.execute()
-    assert finish(tmp_path) == whole[2]
-
-
 def test_without_a_penalty_no_reference_is_kept(tmp_path):
-    changes = {"grpo__beta": 0.0, "grpo__epochs": 1}
-    assert stop(tmp_path / "stopped", SFT_UPDATES, **changes) == finish(tmp_path / "whole", **changes)
-    folder = tmp_path / "whole" / "checkpoints"
+    finish(tmp_path, grpo__beta=0.0, sft__epochs=1, grpo__epochs=1, grpo__updates_per_epoch=1)
+    folder = tmp_path / "checkpoints"
     assert all(set(restore_params(folder, step)) == {"policy"} for step in saved_steps(folder))
-    assert {entry["step"] for entry in read_log(tmp_path / "whole") if "grpo/loss" in entry}
+    assert any("grpo/loss" in entry for entry in read_log(tmp_path))
 
 
 def test_epochs_of_grpo_after_fine_tuning_alone_equal_a_run_that_had_them_from_the_start(whole, tmp_path, capsys):
     finish(tmp_path, grpo__epochs=0)
     assert finish(tmp_path, grpo__epochs=2) == whole[2]
     assert "config.grpo.epochs was raised from 0 to 2: the run goes on" in capsys.readouterr().err
-
-
-def test_each_phase_compiles_one_update_and_one_sampler(tmp_path, monkeypatch):
-    run = small_run(tmp_path, monkeypatch)
-    compile_update, sample = Run._compile, Rollouts.sample
-    compiled, samplers = [], []
-
-    def count(run, phase, state, batch):
-        compiled.append(phase.name)
-        return compile_update(run, phase, state, batch)
-
-    def remember(rollouts, state, batch):
-        samplers.append(rollouts._sample)
-        return sample(rollouts, state, batch)
-
-    monkeypatch.setattr(Run, "_compile", count)
-    monkeypatch.setattr(Rollouts, "sample", remember)
-    run.execute()
-    assert compiled == ["sft", "grpo"]
-    assert len(samplers) == UPDATES - SFT_UPDATES
-    assert len(set(map(id, samplers))) == samplers[0]._cache_size() == 1
-    assert run.task._predict._cache_size() == 2  # 6 questions of validation and 24 of test, both less than a batch
 
 
 def test_the_job_sft_equals_the_first_phase_of_grpo(whole, tmp_path, monkeypatch):

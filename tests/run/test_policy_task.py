@@ -57,16 +57,6 @@ def test_a_limit_that_cuts_some_replies_is_said(tmp_path):
     assert f"replies up to {middle} (config.policy.longest_reply cuts {number} of {len(lengths)}" in cut.describe_data()
 
 
-def test_a_pack_longer_than_the_setting_is_a_row_alone(tmp_path):
-    task = Run(small_settings(sft__pack_length=20, **BRIEF), tmp_path).task
-    lengths = {place: record.length for place, record in task.tokens.encoded.items()}
-    assert min(lengths.values()) > 20
-    assert sorted(task.packs) == [(place,) for place in sorted(lengths)]
-    assert task.row_length == max(lengths.values())
-    batch = next(iter_batches(task))
-    assert batch["tokens"].shape == (16, task.row_length)
-
-
 def test_no_word_of_a_held_out_answer_is_in_the_vocabulary(tmp_path):
     task = Run(small_settings(**BRIEF, vqa__with_thinking=True), tmp_path).task
     counted = policy_data.count_vocabulary(task.settings, task.dataset)
@@ -75,11 +65,6 @@ def test_no_word_of_a_held_out_answer_is_in_the_vocabulary(tmp_path):
         records[index] = msgspec.structs.replace(records[index], thinking=40 * "Zygomycosis ")
         other = policy_data.count_vocabulary(task.settings, dataclasses.replace(task.dataset, records=tuple(records)))
         assert (other.pieces == counted.pieces) == is_same, split
-
-
-def iter_batches(task):
-    with task.stream() as stream:
-        yield next(stream.batches)
 
 
 @pytest.fixture(scope="module")
@@ -176,33 +161,27 @@ def test_other_data_are_refused_on_resuming(folder, of_a_folder, tmp_path, chang
     assert {path.relative_to(workdir): path.read_bytes() for path in workdir.glob("*.json*")} == before
 
 
-class Lossy:
-    """A tokenizer of letters that forgets capitals."""
+class Letters:
+    """A tokenizer of letters, which may forget capitals."""
 
     num_words, pad, stop, more_stops, closed = 2**16, 0, 1, (), None
 
-    def encode(self, text):
-        return [ord(letter) for letter in text.lower()]
+    def __init__(self, is_lossy):
+        self.is_lossy = is_lossy
 
-    def encode_prompt(self, text):
-        return self.encode(text)
+    def encode(self, text):
+        return [ord(letter) for letter in (text.lower() if self.is_lossy else text)]
+
+    encode_prompt = encode
 
     def decode(self, tokens):
         return "".join(map(chr, tokens[: tokens.index(1)] if 1 in tokens else tokens))
 
 
-class Letters(Lossy):
-    def encode(self, text):
-        return [ord(letter) for letter in text]
-
-
 def test_a_tokenizer_that_changes_replies_is_refused(tmp_path, monkeypatch):
-    for kind, changes in ((Letters, False), (Lossy, True)):
-        monkeypatch.setattr(policy_data, "load_pretrained", lambda name, kind=kind: kind())
-        settings = small_settings(policy__tokenizer="letters", **BRIEF)
-        if not changes:
-            task = Run(settings, tmp_path / kind.__name__).task
-            assert task.lengths.num_words == Letters.num_words
-            continue
-        with pytest.raises(BadInput, match=r"^config.policy.tokenizer: decoding changes the reply of record 'phantom_"):
-            Run(settings, tmp_path / kind.__name__)
+    settings = small_settings(policy__tokenizer="letters", **BRIEF)
+    monkeypatch.setattr(policy_data, "load_pretrained", lambda name: Letters(False))
+    assert Run(settings, tmp_path / "letters").task.lengths.num_words == Letters.num_words
+    monkeypatch.setattr(policy_data, "load_pretrained", lambda name: Letters(True))
+    with pytest.raises(BadInput, match=r"^config.policy.tokenizer: decoding changes the reply of record 'phantom_"):
+        Run(settings, tmp_path / "lossy")

@@ -61,8 +61,6 @@ def test_what_trains_moves_and_what_is_frozen_stays(dry):
 
 
 def test_the_run_leaves_what_every_policy_leaves(dry):
-    losses = read_losses(dry.workdir, "sft/loss")
-    assert losses[-1] < losses[0]
     assert len(read_losses(dry.workdir, "grpo/loss")) == 2
     assert min(read_losses(dry.workdir, "grpo/gradient_norm")) > 1e-4
     assert all(np.isfinite(read_losses(dry.workdir, "grpo/kl")))
@@ -115,24 +113,6 @@ def write_checkpoint(folder):
     write_reader(folder)
     limits = {"patch_size": 2, "merge_size": 2, "min_pixels": 16, "max_pixels": 4096}
     (folder / "preprocessor_config.json").write_text(json.dumps(limits))
-
-
-def test_random_weights_with_a_folder_are_exported(tmp_path):
-    folder = tmp_path / "checkpoint"
-    write_checkpoint(folder)
-    (folder / "model.safetensors").unlink()
-    changes = {"policy.random": True}
-    run = Run(settings_of("sft", folder, **changes), tmp_path / "run")
-    run.execute()
-    stored = json.loads((run.workdir / "settings.json").read_text())
-    stored["policy"] |= {"num_merges": 10, "low_rank_alpha": 16.0}  # as an earlier version let pass, without effect
-    (run.workdir / "settings.json").write_text(json.dumps(stored))
-    export_policy(run.workdir, tmp_path / "out")
-    found = load_qwen(str(tmp_path / "out")).params
-    expected = restore_params(run.workdir / "checkpoints", saved_steps(run.workdir / "checkpoints")[-1])
-    expected = expected["policy"]["plain"]["decoder"]["layer_0"]["gate"]["kernel"]
-    gate = found["decoder"]["layer_0"]["gate"]["kernel"]
-    np.testing.assert_array_equal(gate, expected.astype(gate.dtype))
 
 
 def test_a_checkpoint_with_low_rank_layers(tmp_path):

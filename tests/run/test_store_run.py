@@ -1,19 +1,22 @@
 """A run whose workdir is on a store: the same results, resumed from the store alone."""
 
+import functools
 import json
 import shutil
 
 import jax
 import pytest
 from cloud.memory_store import Killed, disturb, new_address, objects
-from run.small_run import assert_same, final_state, read_log, small_run
+from run import small_run as small_run_module
+from run.small_run import assert_same, final_state, read_log
 
 from stepcot_jax.contrib.cloud.copies import MANIFEST
 from stepcot_jax.contrib.cloud.stores import StoreError
-from stepcot_jax.host.errors import BadInput, RunStopped
-from stepcot_jax.run import training_run
+from stepcot_jax.host.errors import RunStopped
 
 pytestmark = pytest.mark.slow
+
+small_run = functools.partial(small_run_module.small_run, training__teacher_epochs=4, training__joint_epochs=0)
 
 
 @pytest.fixture(scope="module")
@@ -51,15 +54,9 @@ def test_a_run_on_a_store_is_that_of_a_folder_and_leaves_its_files_there(whole, 
     there = check_same(run, whole, monkeypatch, tmp_path)
     assert {name.split("/")[0] for name in there} == whole[3] | {MANIFEST}
     assert json.loads(there["report.json"])["test"] == whole[0]["test"]
+    assert run.place.title == "run"  # its name in loggers
     assert run.workdir.is_relative_to(tmp_path / "cache")
     assert [folder.stat().st_mode & 0o777 for folder in (run.workdir, run.workdir.parent)] == [0o700, 0o700]
-
-
-def test_a_logger_knows_a_run_on_a_store_by_its_address(address, monkeypatch):
-    named = []
-    monkeypatch.setattr(training_run, "open_loggers", lambda *given, name, say: named.append(name) or [])
-    small_run(address, monkeypatch)._open_log(0).close()
-    assert named == [address.rpartition("/")[2]] == ["run"]
 
 
 # The first `write` makes an empty manifest; a copy uploads the log, then the checkpoint, writes the manifest, removes.
@@ -88,9 +85,3 @@ def test_a_store_that_fails_once_is_tried_again_and_at_the_end_the_run_stops(
         run = small_run(address, patch)  # evaluates again, and has nothing to train
         with pytest.raises(RunStopped, match="the network is down; the results are in"):
             run.execute()
-
-
-def test_a_second_run_of_this_machine_is_refused(address, monkeypatch):
-    run = small_run(address, monkeypatch)
-    with run.place.hold(), pytest.raises(BadInput, match="in use by another process"):
-        small_run(address, monkeypatch)

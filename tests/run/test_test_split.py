@@ -113,69 +113,59 @@ def compare(run, tmp_path, noise):
     return plain
 
 
-SHORT = {"phantom__num_cases": 60, "training__joint_epochs": 2, "evaluation__gate_false_alarms": 0.3}
+SHORT = {"phantom__num_cases": 60, "evaluation__gate_false_alarms": 0.3}
+CHAIN_JOBS = {
+    "teacher": {"training__teacher_job_epochs": 2},
+    "distill": {"training__teacher_epochs": 0, "training__joint_epochs": 2, "data__fold": "2/5",
+                "training__given_answers": "random", "data__sampling": "inverse_frequency"},
+    "baseline": {"baseline__epochs": 2},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"job": "teacher", "training__teacher_job_epochs": 2},
-        {"job": "distill", "training__given_answers": "random", "data__sampling": "inverse_frequency"},
-        {"job": "distill", "data__fold": "2/5", "training__given_answers": "none"},
-        {"job": "baseline", "baseline__epochs": 2},
-    ],
-    ids=lambda changes: " ".join(str(value) for value in changes.values()),
-)
-def test_networks(tmp_path, monkeypatch, changes):
-    def run(workdir):
-        small_run.small_run(workdir, monkeypatch, **{**SHORT, **changes}).execute()
+def compare_chains(run, tmp_path, monkeypatch):
+    def add_noise():
+        load = chain_task.load_inputs
+        monkeypatch.setattr(chain_task, "load_inputs", lambda *a, **k: with_noise(load(*a, **k)))
 
-    load = chain_task.load_inputs
-    found = compare(
-        run,
-        tmp_path,
-        lambda: monkeypatch.setattr(chain_task, "load_inputs", lambda *a, **k: with_noise(load(*a, **k))),
+    return compare(run, tmp_path, add_noise)
+
+
+@pytest.mark.parametrize("job", CHAIN_JOBS)
+def test_networks(tmp_path, monkeypatch, job):
+    changes = {**SHORT, "job": job, **CHAIN_JOBS[job]}
+    found = compare_chains(
+        lambda folder: small_run.small_run(folder, monkeypatch, **changes).execute(), tmp_path, monkeypatch
     )
     assert {"calibration.json", "pairs.json", "gate.npz"} <= found.keys()
     assert any(name[0] == "threshold" for name in found if isinstance(name, tuple))
 
 
 def test_grpo_of_chains(tmp_path, monkeypatch):
-    small_run.small_run(tmp_path / "start", monkeypatch, **SHORT, job="teacher").execute()
+    small_run.small_run(
+        tmp_path / "start", monkeypatch, **SHORT, job="teacher", training__teacher_job_epochs=1
+    ).execute()
     changes = {"job": "chain_grpo", "policy__start": str(tmp_path / "start"), "grpo__epochs": 2, "grpo__batch_size": 8}
-
-    def run(workdir):
-        small_run.small_run(workdir, monkeypatch, **SHORT, **changes).execute()
-
-    load = chain_task.load_inputs
-    compare(
-        run,
-        tmp_path,
-        lambda: monkeypatch.setattr(chain_task, "load_inputs", lambda *a, **k: with_noise(load(*a, **k))),
-    )
+    changes |= {**SHORT, "training__teacher_job_epochs": 1, "grpo__updates_per_epoch": 2}
+    compare_chains(lambda folder: small_run.small_run(folder, monkeypatch, **changes).execute(), tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"job": "sft", "sft__epochs": 2},
-        {"job": "grpo", "sft__epochs": 1},
-        {"job": "grpo", "sft__epochs": 1, "vqa__dialect": "lvkc", "self_check__enabled": True},
+        {"job": "grpo", "sft__epochs": 1, "grpo__updates_per_epoch": 2, "vqa__dialect": "lvkc",
+         "self_check__enabled": True},
         {"job": "sft", "sft__epochs": 2, "sft__pack_length": 0, "curriculum__schedule": "mixed"},
     ],
-    ids=lambda changes: " ".join(str(value) for value in changes.values()),
-)
+    ids=lambda changes: changes["job"],
+)  # fmt: skip
 def test_policies(tmp_path, monkeypatch, changes):
-    def run(workdir):
-        Run(small_policy_run.small_settings(**changes), workdir).execute()
+    def add_noise():
+        load = policy_data.load_vqa_dataset
+        monkeypatch.setattr(policy_data, "load_vqa_dataset", lambda *a, **k: with_noisy_records(load(*a, **k)))
 
     monkeypatch.setattr(Rollouts, "reward_all", reward_records)
-    load = policy_data.load_vqa_dataset
-    found = compare(
-        run,
-        tmp_path,
-        lambda: monkeypatch.setattr(policy_data, "load_vqa_dataset", lambda *a, **k: with_noisy_records(load(*a, **k))),
-    )
+    settings = small_policy_run.small_settings(**changes)
+    found = compare(lambda workdir: Run(settings, workdir).execute(), tmp_path, add_noise)
     assert {"vocabulary.json", "best"} <= found.keys()
 
 

@@ -1,5 +1,7 @@
-"""`main` in two processes with two devices each, started by launch/local_processes.sh: trains, saves, resumes."""
+"""`main` in two processes, started by launch/local_processes.sh: trains, saves, and goes on with a store as workdir."""
 
+import contextlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -7,7 +9,11 @@ import subprocess
 import sys
 
 import pytest
-from run.small_run import SIZES, read_log
+from cloud.s3_server import BUCKET, s3_server
+from run.small_run import SIZES, read_log, share_programs
+
+from stepcot_jax.run.settings import load_settings
+from stepcot_jax.run.training_run import Run
 
 pytestmark = pytest.mark.slow
 
@@ -18,36 +24,72 @@ SMALL = SIZES | {
     "training.log_every": 1,
     "evaluation.num_resamples": 20,
 }
+PROGRAM = """
+import runpy, sys
+from run.small_run import LinearEncoder
+from stepcot_jax.run import inputs, stored
+inputs.make_resnet = stored.make_resnet = lambda name: LinearEncoder()
+sys.argv = [sys.argv[0], *sys.argv[2:]]
+runpy.run_module("stepcot_jax.main", run_name="__main__")
+"""
 
 
-def launch(workdir, num_processes, *, num_epochs, transform="pmap"):
-    settings = SMALL | {"training.teacher_job_epochs": num_epochs, "parallel.transform": transform}
-    flags = " ".join(flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag)
-    environment = os.environ | {
+def settings_of(num_epochs, transform):
+    return SMALL | {"training.teacher_job_epochs": num_epochs, "parallel.transform": transform}
+
+
+def launch(workdir, folder, *, num_epochs, transform, environment=os.environ):
+    """Two processes with two devices each and a small encoder; their logs and the cache are in the folder."""
+    folder.mkdir()
+    (folder / "program.py").write_text(PROGRAM)
+    python = folder / "python"
+    python.write_text(
+        f'#!/usr/bin/env bash\nif [[ $1 == -m ]]; then shift; set -- {folder}/program.py "$@"; fi\n'
+        f'exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    environment = environment | {
         "CONFIG": "configs/quickstart.py",
         "WORKDIR": str(workdir),
-        "PYTHON": sys.executable,
+        "LOGS": str(folder / "logs"),
+        "PYTHON": str(python),
         "DEVICES_PER_PROCESS": "2",
-        "XLA_FLAGS": flags,
+        "XLA_FLAGS": " ".join(flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag),
+        "XDG_CACHE_HOME": str(folder / "cache"),
     }
-    arguments = [f"--config.{name}={value}" for name, value in settings.items()]
-    script = [ROOT / "launch" / "local_processes.sh", str(num_processes), *arguments]
+    arguments = [f"--config.{name}={value}" for name, value in settings_of(num_epochs, transform).items()]
+    script = [ROOT / "launch" / "local_processes.sh", "2", *arguments]
     found = subprocess.run(script, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=400)
-    logs = "\n".join(path.read_text()[-2000:] for path in sorted((workdir / "logs").glob("*")))
-    assert found.returncode == 0, found.stderr + logs
-    return found.stdout + found.stderr
+    logs = "\n".join(path.read_text() for path in sorted((folder / "logs").glob("*")))
+    assert found.returncode == 0, found.stderr + logs[-4000:]
+    return found.stdout + found.stderr + logs
 
 
-def test_two_processes_train_save_and_go_on_as_one_does(tmp_path):
-    one, two = tmp_path / "one", tmp_path / "two"
-    launch(one, 1, num_epochs=2)
-    launch(two, 2, num_epochs=1)
-    printed = launch(two, 2, num_epochs=2, transform="shard_map")  # resumes with another transform
+def go_on(workdir, folder, **options):
+    """Resume the run with its workdir on a store, of which each process has a copy; without moto in its folder."""
+    if importlib.util.find_spec("moto") is None:
+        return launch(workdir, folder, **options), workdir
+    from stepcot_jax.contrib.cloud.copies import download, upload
+
+    with contextlib.ExitStack() as stack:
+        environment = stack.enter_context(s3_server())
+        address = f"s3://{BUCKET}/runs/two"
+        upload(workdir, address)
+        printed = launch(address, folder, **options, environment=environment)
+        assert "never-printed" not in printed
+        return printed, download(address, folder / "there")
+
+
+def test_two_processes_train_save_and_go_on_as_one_does(tmp_path, monkeypatch):
+    share_programs(monkeypatch)
+    one = tmp_path / "one"
+    Run(load_settings("quickstart", **settings_of(2, "pmap"), **{"parallel.num_devices": 2}), one).execute()
+    launch(tmp_path / "two", tmp_path / "first", num_epochs=1, transform="pmap")
+    printed, two = go_on(tmp_path / "two", tmp_path / "second", num_epochs=2, transform="shard_map")
     assert "resuming from step 5" in printed
     for kind in ("train", "val", "test"):
         found, expected = read_log(two, kind), read_log(one, kind)
-        if kind == "test":
-            found = found[-1:]
+        found = found[-1:] if kind == "test" else found
         assert len(found) == len(expected) > 0, kind
         for entry, wanted in zip(found, expected, strict=True):
             # AdamW amplifies rounding where gradients are small; test_parallel compares raw gradients.

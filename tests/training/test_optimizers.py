@@ -47,20 +47,6 @@ def test_steps_agree_with_torchs_adamw(clip, decay, eps):
         assert_close(params["kernel"], expected[1], 1e-5)
 
 
-def test_defaults_are_torchs():
-    torch = pytest.importorskip("torch")
-    params = [torch.nn.Parameter(torch.tensor(START[name])) for name in ("bias", "kernel")]
-    optimizer = torch.optim.AdamW(params, lr=RATE)
-    found, _, _ = optimise(make_optimizer(learning_rate=RATE))
-    for ours, gradient in zip(found, GRADIENTS, strict=True):
-        for param, name in zip(params, ("bias", "kernel"), strict=True):
-            param.grad = torch.tensor(gradient[name])
-        torch.nn.utils.clip_grad_norm_(params, 1.0)
-        optimizer.step()
-        for param, name in zip(params, ("bias", "kernel"), strict=True):
-            assert_close(ours[name], param.detach().numpy(), 1e-5)
-
-
 def test_decay_is_decoupled_and_spares_no_bias():
     found, _, _ = optimise(make_optimizer(learning_rate=RATE, weight_decay=0.1))
     assert_close(found[-1]["bias"][3], START["bias"][3] * (1 - RATE * 0.1) ** len(GRADIENTS), 1e-6)
@@ -120,9 +106,3 @@ def test_rate_is_halved_after_two_epochs_without_a_better_score_and_training_sto
 def test_patience_counts_again_after_a_cut_and_a_score_follows_nan():
     assert [factor for factor, _ in follow([1.0] * 6, stop_after=9, factor=0.1)] == [1.0, 1.0, 0.1, 1.0, 0.1, 1.0]
     assert Plateau().after_epoch(NAN).after_epoch(-1.0).best == -1.0
-
-
-def test_plateau_is_restored_from_what_a_checkpoint_keeps():
-    plateau = Plateau(patience=3).after_epoch(0.5).after_epoch(0.4)
-    assert Plateau(patience=3).restore(plateau.to_arrays()) == plateau
-    assert Plateau(patience=3).restore(Plateau().start()) == Plateau(patience=3)
