@@ -168,16 +168,19 @@ def check_models(
     return results
 
 
-def run_check(check: Callable[..., list[dict[str, Any]]], arguments: list[str] | None, *, here: pathlib.Path) -> int:
-    """Print one JSON line for each model; return 1 if logits differ, 2 if the export is refused."""
-    parser = argparse.ArgumentParser(description="Check that this machine computes the logits that were exported.")
+def run_check(
+    check: Callable[..., list[dict[str, Any]]], arguments: list[str] | None, *, here: pathlib.Path, what: str = "logits"
+) -> int:
+    """Print one JSON line for each model; return 1 if numbers differ, 2 if the export is refused."""
+    parser = argparse.ArgumentParser(description=f"Check that this machine computes the {what} that were exported.")
     parser.add_argument(
         "folder", nargs="?", type=pathlib.Path, default=here, help="the export (default: this file's folder)"
     )
-    parser.add_argument("--tolerance", type=float, default=1e-3, help="of the logits (default: %(default)s)")
-    flags = parser.parse_args(arguments)
+    if what == "logits":
+        parser.add_argument("--tolerance", type=float, default=1e-3, help="of the logits (default: %(default)s)")
+    flags = vars(parser.parse_args(arguments))
     try:
-        results = check(flags.folder, tolerance=flags.tolerance)
+        results = check(flags.pop("folder"), **flags)
     except RefusedExport as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -2,10 +2,10 @@
 
 import contextlib
 import dataclasses
-import json
 import pathlib
 import shutil
 import tempfile
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -37,7 +37,7 @@ from stepcot_jax.export.program import (
 )
 from stepcot_jax.features.carried_encoder import PREPROCESSING_FILE
 from stepcot_jax.host.errors import BadInput, RunStopped
-from stepcot_jax.host.files import digest_file, make_workdir
+from stepcot_jax.host.files import digest_file, make_workdir, write_json
 from stepcot_jax.reading.exported_model import ENCODER, LABELS_FILE
 from stepcot_jax.reading.trained_model import Trained, load_trained
 from stepcot_jax.training.exported_weights import MANIFEST_FILE
@@ -183,7 +183,7 @@ def _write(
     manifest |= {"encoder": describe_encoder(trained.frozen_encoder, trained.workdir), "trained_on": trained.trained_on}
     write_json(folder / MANIFEST_FILE, manifest)
     write_carried(folder, trained)
-    copy_loader(folder, loader.__file__)
+    copy_loader(folder, loader, exported_programs)
     use = write_instructions(trained, manifest, written={path.name for path in folder.iterdir()})
     write_readme(folder, trained, programs, f"{use.rstrip()}\n\n{write_lifetime()}")
 
@@ -256,10 +256,10 @@ def name_as_authors(trained: Trained, names: Sequence[str]) -> dict[str, np.ndar
         ) from None
 
 
-def copy_loader(folder: pathlib.Path, source: str) -> None:
+def copy_loader(folder: pathlib.Path, source: types.ModuleType, *imported: types.ModuleType) -> None:
     """Copy a loader's module as load.py, with the modules that it imports."""
-    shutil.copyfile(source, folder / LOADER)
-    for module in (exported_files, exported_models, exported_programs):
+    shutil.copyfile(str(source.__file__), folder / LOADER)
+    for module in (exported_files, exported_models, *imported):
         shutil.copy(str(module.__file__), folder)
 
 
@@ -289,8 +289,3 @@ def describe_preprocessing(preprocessing: Preprocessing) -> dict[str, Any]:
 def check_images(size: int) -> np.ndarray:
     """Return grey noise images, uint8 [case, size, size]."""
     return np.random.default_rng(0).integers(0, 256, (_NUM_CHECK_IMAGES, size, size), dtype=np.uint8)
-
-
-def write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
-    """Write JSON for people and programs."""
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import pathlib
-import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -16,21 +15,20 @@ from jaxtyping import Array
 
 from stepcot_jax import __version__
 from stepcot_jax.encoders.load import ImageEncoder
-from stepcot_jax.export import exported_words, policy_loader
+from stepcot_jax.export import exported_programs, exported_words, policy_loader
 from stepcot_jax.export.carried_files import describe_encoder, name_encoder
 from stepcot_jax.export.folder import (
     copy_loader,
     describe_preprocessing,
     list_sizes,
     save_tensors,
-    write_json,
     write_sums,
     writing_folder,
 )
 from stepcot_jax.export.model_card import write_front_matter, write_lifetime
 from stepcot_jax.export.program import PLATFORMS, Tensors
 from stepcot_jax.host.errors import BadInput, RunStopped
-from stepcot_jax.host.files import make_workdir, read_json
+from stepcot_jax.host.files import make_workdir, read_json, write_json
 from stepcot_jax.host.text import escape_markdown as plain
 from stepcot_jax.models.decoder import KeyValues, Prefix, empty_cache
 from stepcot_jax.models.prefix_vlm import PrefixVlm
@@ -232,9 +230,7 @@ def _write(folder: pathlib.Path, trained: TrainedPolicy) -> None:
         manifest["encoder"] = describe_encoder(trained.patches.encoder, trained.workdir)
     write_json(folder / "export.json", manifest)
     save_tensors(folder / "check.safetensors", _make_check(trained))
-    copy_loader(folder, policy_loader.__file__)
-    for module in (exported_words, merges):
-        shutil.copy(str(module.__file__), folder)
+    copy_loader(folder, policy_loader, exported_programs, exported_words, merges)
     text = (_HERE / "policy_card.txt").read_text(encoding="utf-8")
     card = f"{write_front_matter('visual-question-answering')}{text.format(**_describe(trained)).rstrip()}"
     (folder / "README.md").write_text(f"{card}\n\n{write_lifetime()}", encoding="utf-8")

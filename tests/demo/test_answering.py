@@ -1,37 +1,21 @@
-"""The tab for a policy: uploads, questions, and the page served with one tab or two."""
+"""The tab for a policy: uploads, questions, and the parts of a page with one tab or two."""
 
-import os
-import pathlib
-import signal
-import subprocess
-import sys
-import urllib.request
+import types
 
 import numpy as np
 import pytest
-from PIL import Image
 from policies.policy_workdir import make_policy_workdir
-from report.browser import Watched, find_violations, open_browser, open_demo
-from trained_workdir import make_trained_workdir, tiny_encoder
 
 from stepcot_jax.box import Box
+from stepcot_jax.chain import DEFAULT_CHAIN
+from stepcot_jax.contrib.demo import command
+from stepcot_jax.contrib.demo import page as page_module
 from stepcot_jax.contrib.demo.page import answer_question, make_blocks, write_answer_view
 from stepcot_jax.contrib.demo.uploads import Uploads
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reading.explain import Explainer
 from stepcot_jax.reading.policy_reader import Answered, list_questions, load_reader
-from stepcot_jax.reading.trained_model import load_trained
 from stepcot_jax.reasoning.replies import Reply
 
-pytestmark = pytest.mark.slow
-
-ROOT = pathlib.Path(__file__).parents[2]
-IS_OPAQUE = """() => {
-  let shown = document.querySelector("#answer img");
-  while (shown !== null && getComputedStyle(shown).opacity === "1") shown = shown.parentElement;
-  return shown === null;
-}"""
-"""An answer is faded until its event has ended."""
 PICTURE = np.full((40, 50), 128, np.uint8)
 
 
@@ -42,6 +26,7 @@ def run(tmp_path_factory):
     return load_reader(folder), [record for record in records if record.split == "test"]
 
 
+@pytest.mark.slow
 def test_a_question_is_answered(run):
     reader, records = run
     single = next(record for record in records if record.kind == "single")
@@ -91,69 +76,28 @@ def test_offered_questions_are_the_runs(run, tmp_path):
     assert list_questions(tmp_path, most=3) == []
 
 
-def ids_of(blocks):
-    return {getattr(block, "elem_id", None) for block in blocks.blocks.values()}
-
-
-def tabs_of(blocks):
-    return [block.label for block in blocks.blocks.values() if type(block).__name__ == "Tab"]
-
-
-def test_the_page_has_a_tab_for_each_run(run, tmp_path):
+@pytest.mark.slow
+def test_the_page_has_a_tab_for_each_run_and_a_policys_run_is_served(run, tmp_path, monkeypatch):
     gradio = pytest.importorskip("gradio", reason="needs gradio (the extra demo)")
+
+    def parts_of(explainer):
+        blocks = make_blocks(explainer, gradio, uploads=Uploads(tmp_path / "uploads"), reader=run[0]).blocks.values()
+        names = {getattr(block, "elem_id", None) for block in blocks}
+        return names, [block.label for block in blocks if type(block).__name__ == "Tab"]
+
     parts = {"asked-radiograph", "question", "choices", "kind", "ask", "answer"}
-    uploads = Uploads(tmp_path / "uploads")
-    alone = make_blocks(None, gradio, uploads=uploads, reader=run[0])
-    assert parts <= ids_of(alone)
-    assert "radiograph" not in ids_of(alone)
-    assert tabs_of(alone) == []
-    make_trained_workdir(tmp_path / "steps")
-    with tiny_encoder():
-        explainer = Explainer(load_trained(tmp_path / "steps", names=("teacher",)), model="teacher")
-    both = make_blocks(explainer, gradio, uploads=uploads, reader=run[0])
-    assert {*parts, "radiograph", "view", "undo"} <= ids_of(both)
-    assert tabs_of(both) == ["Steps", "Questions"]
+    alone, tabs = parts_of(None)
+    assert (parts <= alone, "radiograph" in alone, tabs) == (True, False, [])
+    trained = types.SimpleNamespace(chain=DEFAULT_CHAIN, trained_on="phantoms")
+    monkeypatch.setattr(page_module, "takes_corrections", lambda _: True)
+    monkeypatch.setattr(page_module, "follows_corrections", lambda *_, **__: True)
+    both, tabs = parts_of(types.SimpleNamespace(trained=trained, model="teacher"))
+    assert ({*parts, "radiograph", "view", "undo"} <= both, tabs) == (True, ["Steps", "Questions"])
 
-
-@pytest.fixture(scope="module")
-def served(run, tmp_path_factory):
-    """The address of the page of a policy's run, in a process of its own, which Ctrl-C ends."""
-    pytest.importorskip("gradio", reason="needs gradio (the extra demo)")
-    command = [sys.executable, "-m", "stepcot_jax", "demo", f"--checkpoint={run[0].trained.workdir}", "--port=0"]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TMPDIR": str(tmp_path_factory.mktemp("temporary"))}
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as server:
-        try:
-            line = server.stdout.readline()
-            assert line.startswith("http://127.0.0.1:"), server.stderr.read()
-            yield line.split()[0]
-            server.send_signal(signal.SIGINT)
-            _, errors = server.communicate(timeout=30)
-        finally:
-            server.kill()
-    assert server.returncode == 130
-    assert "Traceback" not in errors
-
-
-def test_a_policys_run_is_served(served):
-    with urllib.request.urlopen(served, timeout=30) as answer:  # noqa: S310
-        assert "asked-radiograph" in answer.read().decode()
-
-
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_axe_finds_nothing_before_and_after_a_question(served, tmp_path, width, scheme):
-    Image.fromarray(PICTURE).save(tmp_path / "picture.png")
-    with open_browser() as browser:
-        page = Watched(browser, width=width, scheme=scheme)
-        open_demo(page, served, "#asked-radiograph input[type=file]")
-        assert find_violations(page.tab) == []
-        page.tab.set_input_files("#asked-radiograph input[type=file]", tmp_path / "picture.png")
-        page.tab.wait_for_selector("#asked-radiograph .file-preview")  # the upload has ended
-        page.tab.locator("#question input, #question textarea").first.fill("Is there a mass?")
-        page.tab.click("#ask")
-        page.tab.wait_for_selector("#answer img")
-        page.tab.wait_for_function(IS_OPAQUE)
-        assert find_violations(page.tab) == []
-        assert page.overflow <= 0
-        page.close()
+    served = []
+    monkeypatch.setattr(command, "serve", lambda explainer, _, **options: served.append((explainer, options)))
+    assert command.main([f"--checkpoint={run[0].trained.workdir}"]) == 0
+    ((explainer, options),) = served
+    assert (explainer, options["reader"].trained.workdir) == (None, run[0].trained.workdir)
+    with pytest.raises(BadInput, match="--examples applies to a run that reads steps"):
+        command.main([f"--checkpoint={run[0].trained.workdir}", f"--examples={tmp_path}"])

@@ -3,16 +3,15 @@
 import hashlib
 import json
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
 from export.fake_hub import TOKEN, FakeHub
-from policies.policy_workdir import make_policy_workdir
-from trained_workdir import make_trained_workdir, write_gate
 
 from stepcot_jax.contrib.hub import download_folder
-from stepcot_jax.export.folder import export_model, write_sums
-from stepcot_jax.export.policy_folder import export_policy
+from stepcot_jax.export import folder as export_folder
+from stepcot_jax.export.folder import write_sums
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.loading import load
 from stepcot_jax.tools.export import main
@@ -21,16 +20,7 @@ constants = pytest.importorskip("huggingface_hub.constants")
 IMAGE = np.random.default_rng(2).integers(0, 256, (50, 40), dtype=np.uint8)
 
 
-pytestmark = pytest.mark.usefixtures("quick", "small_encoder")
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("hub")
-    make_trained_workdir(folder / "run", calibrated=True)
-    write_gate(folder / "run")
-    export_model(folder / "run", folder / "out", models=["student"])
-    return folder / "run", folder / "out"
+pytestmark = pytest.mark.usefixtures("small_encoder")
 
 
 @pytest.fixture
@@ -52,19 +42,23 @@ def content_of(folder):
     return {path.name: path.read_bytes() for path in pathlib.Path(folder).iterdir()}
 
 
-@pytest.mark.slow
-def test_what_is_pushed_is_loaded_again(folders, hub, tmp_path, capsys):
+def test_what_is_exported_and_pushed_is_loaded_again(chain_export, hub, tmp_path, capsys, monkeypatch):
+    def export(_, out, **__):
+        shutil.copytree(chain_export[1], out)
+        return {"files": {}, "models": {}}
+
+    monkeypatch.setattr(export_folder, "export_model", export)
     out = tmp_path / "out"
-    flags = [f"--checkpoint={folders[0]}", f"--out={out}", "--model=student", "--push-to-hub=ann/chest"]
+    flags = [f"--checkpoint={chain_export[0]}", f"--out={out}", "--push-to-hub=ann/chest"]
     assert main([*flags, "--json", "--private"]) == 0
     address = json.loads(capsys.readouterr().out)["address"]
     name, _, commit = address.partition("@")
     assert (name, hub.files[commit]) == ("hf://ann/chest", content_of(out))
     assert "ann/chest" in hub.private
     assert any(line.startswith("PUT /store/") for line in hub.asked)
-    expected = load(folders[0]).read(IMAGE).as_dict()
+    expected = load(chain_export[0]).read(IMAGE).as_dict()
     hub.asked.clear()
-    for source in (address, "hf://ann/chest", "hf://ann/chest@main"):
+    for source in (address, "hf://ann/chest"):
         assert load(source).read(IMAGE).as_dict() == expected
     fetched = {line.rpartition("/")[2] for line in hub.asked if "/resolve/" in line}
     assert {"student.safetensors", "gate.npz"} <= fetched
@@ -75,8 +69,8 @@ def card_of(hub, repository):
     return hub.files[hub.repositories[repository]["main"]]["README.md"].decode()
 
 
-def test_the_licence_of_the_repository_is_kept_unless_one_is_given(folders, hub, tmp_path):
-    out = folders[1]
+def test_the_licence_of_the_repository_is_kept_unless_one_is_given(chain_export, hub, tmp_path):
+    out = chain_export[1]
     before = content_of(out)
     hub.commit("ann/chest", {"README.md": b"---\nlicense: other\nlicense_name: ours\ntags:\n- old\n---\n# Old"})
     assert main(["push", str(out), "ann/chest"]) == 0
@@ -112,8 +106,8 @@ def test_a_checkpoint_without_a_card_leaves_the_cards_of_the_hub(hub, tmp_path, 
         main(["push", str(tmp_path / "out"), "ann/qwen", "--license=mit"])
 
 
-def test_the_commit_that_was_read_is_told_and_another_revision_is_another_folder(folders, hub, capsys):
-    commit = hub.commit("ann/chest", content_of(folders[1]))
+def test_the_commit_that_was_read_is_told_and_another_revision_is_another_folder(chain_export, hub, capsys):
+    commit = hub.commit("ann/chest", content_of(chain_export[1]))
     for address in ("hf://ann/chest", "hf://ann/chest@main"):
         assert load(address).trained.workdir.name == commit
         assert f"read hf://ann/chest@{commit} " in capsys.readouterr().err
@@ -123,15 +117,13 @@ def test_the_commit_that_was_read_is_told_and_another_revision_is_another_folder
     assert (download_folder(f"hf://ann/chest@{other}") / "labels.json").read_text() == "{}"
 
 
-@pytest.mark.slow
-def test_a_policy_is_loaded_from_the_hub(hub, tmp_path, capsys):
-    _, records, _ = make_policy_workdir(tmp_path / "run")
-    export_policy(tmp_path / "run", tmp_path / "out")
-    assert main(["push", str(tmp_path / "out"), "ann/vqa"]) == 0
+def test_a_policy_is_loaded_from_the_hub(policy_export, hub, capsys):
+    workdir, out, records, _ = policy_export
+    assert main(["push", str(out), "ann/vqa"]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[1] == f'next: sc.load("{printed[0].removeprefix("uploaded: ")}")'
     question = next(record.question for record in records if record.kind == "closed")
-    of_run, of_hub = (load(source).answer(IMAGE, question) for source in (tmp_path / "run", "hf://ann/vqa"))
+    of_run, of_hub = (load(source).answer(IMAGE, question) for source in (workdir, "hf://ann/vqa"))
     assert of_hub.as_dict() == of_run.as_dict()
 
 
@@ -148,8 +140,8 @@ def test_a_policy_is_loaded_from_the_hub(hub, tmp_path, capsys):
         ("hf://ann/other", r"no export\.json; expected what stepcot export"),
     ],
 )
-def test_a_wrong_address_is_one_line(folders, hub, address, words):
-    hub.commit("ann/chest", content_of(folders[1]))
+def test_a_wrong_address_is_one_line(hub, address, words):
+    hub.commit("ann/chest", {"config.json": b"{}"})
     hub.commit("ann/empty", {"README.md": b"-"})
     hub.commit("ann/other", {"config.json": b"{}"})
     with pytest.raises(BadInput, match=words) as raised:
@@ -157,8 +149,8 @@ def test_a_wrong_address_is_one_line(folders, hub, address, words):
     assert "\n" not in str(raised.value)
 
 
-def test_no_network_uses_what_was_downloaded_before(folders, hub, monkeypatch):
-    hub.commit("ann/chest", content_of(folders[1]))
+def test_no_network_uses_what_was_downloaded_before(chain_export, hub, monkeypatch):
+    hub.commit("ann/chest", content_of(chain_export[1]))
     found = download_folder("hf://ann/chest")
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     assert download_folder("hf://ann/chest") == found
@@ -170,8 +162,8 @@ def test_no_network_uses_what_was_downloaded_before(folders, hub, monkeypatch):
         download_folder("hf://ann/chest")
 
 
-def test_a_download_that_breaks_off_is_said_and_goes_on(folders, hub, monkeypatch):
-    hub.commit("ann/chest", content_of(folders[1]))
+def test_a_download_that_breaks_off_is_said_and_goes_on(chain_export, hub, monkeypatch):
+    hub.commit("ann/chest", content_of(chain_export[1]))
     hub.cut_after["student.safetensors"] = 1000
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     with pytest.raises(BadInput, match=r"the download broke off .* running it again continues it") as raised:
@@ -181,17 +173,8 @@ def test_a_download_that_breaks_off_is_said_and_goes_on(folders, hub, monkeypatc
     assert load("hf://ann/chest").model == "student"
 
 
-def test_a_changed_file_on_the_hub_is_refused(folders, hub):
-    content = content_of(folders[1])
-    changed = bytearray(content["student.safetensors"])
-    changed[-1] ^= 1
-    hub.commit("ann/chest", {**content, "student.safetensors": bytes(changed)})
-    with pytest.raises(BadInput, match=r"student\.safetensors: has changed since the export"):
-        load("hf://ann/chest")
-
-
-def test_nothing_outside_of_the_folder_is_written_or_run(folders, hub, tmp_path):
-    content = content_of(folders[1])
+def test_nothing_outside_of_the_folder_is_written_or_run_and_a_changed_file_is_refused(chain_export, hub, tmp_path):
+    content = content_of(chain_export[1])
     trap = b"raise SystemExit('ran')"
     strays = {"../../../trap.json": trap, "sub/trap.json": trap, "sitecustomize.py": trap, "load.py": trap}
     hub.commit("ann/chest", {**content, **strays})
@@ -199,14 +182,18 @@ def test_nothing_outside_of_the_folder_is_written_or_run(folders, hub, tmp_path)
     names = {path.name for path in tmp_path.rglob("*")}
     assert "student.safetensors" in names
     assert not names & {"trap.json", "sitecustomize.py", "load.py"}
-    sums = content["SHA256SUMS"] + b"0" * 64 + b"  ../trap.json\n"
-    hub.commit("ann/chest", {"SHA256SUMS": sums})
+    hub.commit("ann/chest", {"SHA256SUMS": content["SHA256SUMS"] + b"0" * 64 + b"  ../trap.json\n"})
     with pytest.raises(BadInput, match=r"trap\.json' is not a digest and the name of a file there"):
+        load("hf://ann/chest")
+    changed = bytearray(content["student.safetensors"])
+    changed[-1] ^= 1
+    hub.commit("ann/chest", {**content, "student.safetensors": bytes(changed)})
+    with pytest.raises(BadInput, match=r"student\.safetensors: has changed since the export"):
         load("hf://ann/chest")
 
 
-def test_files_of_terabytes_are_refused_before_the_download(folders, hub, monkeypatch):
-    hub.commit("ann/chest", content_of(folders[1]))
+def test_files_of_terabytes_are_refused_before_the_download(chain_export, hub, monkeypatch):
+    hub.commit("ann/chest", content_of(chain_export[1]))
     monkeypatch.setattr("stepcot_jax.contrib.hub._MOST_BYTES", 1000)
     with pytest.raises(BadInput, match=r"take \d+ bytes; the limit is 1000"):
         download_folder("hf://ann/chest")
@@ -221,26 +208,26 @@ def test_files_of_terabytes_are_refused_before_the_download(folders, hub, monkey
     ],
 )
 def test_a_push_that_fails_is_one_line_with_the_way_on(
-    folders, hub, monkeypatch, caplog, capsys, token, endpoint, words
+    chain_export, hub, monkeypatch, caplog, capsys, token, endpoint, words
 ):
     monkeypatch.setenv("HF_TOKEN", token)
     if endpoint:
         monkeypatch.setattr(constants, "ENDPOINT", endpoint)
         monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("retries"))
     with pytest.raises(BadInput, match=f"^hf://ann/chest: .*{words}.*export push .*out ann/chest uploads it") as raised:
-        main(["push", str(folders[1]), "ann/chest"])
+        main(["push", str(chain_export[1]), "ann/chest"])
     assert "\n" not in str(raised.value)
     assert not endpoint or (caplog.records, capsys.readouterr()) == ([], ("", ""))
 
 
-def test_what_cannot_be_pushed_is_refused_before_the_work(folders, hub, tmp_path, monkeypatch):
-    flags = [f"--checkpoint={folders[0]}", f"--out={tmp_path / 'out'}"]
-    stray = folders[1] / "patients.csv"
+def test_what_cannot_be_pushed_is_refused_before_the_work(chain_export, hub, tmp_path, monkeypatch):
+    flags = [f"--checkpoint={chain_export[0]}", f"--out={tmp_path / 'out'}"]
+    stray = chain_export[1] / "patients.csv"
     stray.write_text("x")
     for arguments, words in (
         ([*flags, "--push-to-hub=chest"], "chest: not a name on the Hugging Face hub; expected OWNER/NAME"),
         (["push", str(tmp_path), "ann/chest"], "not an export"),
-        (["push", str(folders[1]), "ann/chest"], r"patients\.csv: not a file of the export"),
+        (["push", str(chain_export[1]), "ann/chest"], r"patients\.csv: not a file of the export"),
     ):
         with pytest.raises(BadInput, match=words):
             main(arguments)

@@ -2,19 +2,15 @@
 
 import collections
 import json
-import os
 import pathlib
 import shutil
-import subprocess
 import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from export.test_export import READ_ALONE
 from PIL import Image
-from policies.policy_workdir import make_policy_workdir
 from trained_workdir import write_operating_points
 
 from stepcot_jax.contrib.onnx import folder as onnx_folder
@@ -28,38 +24,20 @@ from stepcot_jax.export.exported_files import RefusedExport
 from stepcot_jax.export.program import make_gate_program, make_program
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.reading.programs import Reader
-from stepcot_jax.tools.export import main
 from tests.export import random_run
 
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+
 IMAGES = np.random.default_rng(3).normal(size=(5, random_run.SIZE, random_run.SIZE, 3)).astype(np.float32)
-ALONE = (
-    READ_ALONE[: READ_ALONE.index("pathlib.Path(sys.argv[1])")]
-    .replace('"jax", "jaxlib", ', "")
-    .replace('"load"', '"load", "onnxruntime", "flatbuffers", "google", "packaging", "coloredlogs", "sympy", "mpmath"')
-    + """pathlib.Path(sys.argv[1])
-sys.path.insert(0, str(folder))
-import numpy as np
-from load import load
-
-images = np.load(sys.argv[2])
-asked = [(name, number) for name in ("student", "teacher") for number in (1, 5)]
-np.savez(sys.argv[3], **{f"{name}/{number}": load(folder, name).logits(images[:number]) for name, number in asked})
-loaded = {name.partition(".")[0] for name in sys.modules}
-assert not loaded & {"stepcot_jax", "jax", "flax", "onnx", "safetensors", "jaxtyping"}, loaded
-"""
-)
+NEEDS = ("numpy", "onnxruntime", "flatbuffers", "google", "packaging", "coloredlogs", "sympy", "mpmath")
 
 
-pytestmark = pytest.mark.usefixtures("quick")
-
-
-@pytest.fixture(scope="module", params=["resnet", "transformer"])
-def exported(request, tmp_path_factory):
-    """A run with an encoder, and its export."""
-    pytest.importorskip("onnx")
-    pytest.importorskip("onnxruntime")
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A run with an encoder of its own, and its export."""
     folder = tmp_path_factory.mktemp("onnx")
-    run = random_run.make_run(folder / "run", frozen=request.param == "transformer")
+    run = random_run.make_run(folder / "run")
     run.workdir.mkdir()
     random_run.write_gate(run)
     write_operating_points(run.workdir, chain=run.chain)
@@ -68,25 +46,34 @@ def exported(request, tmp_path_factory):
     return run, folder / "out"
 
 
+def require_logits(run, name, found):
+    expected = random_run.expected_logits(run, name, IMAGES)
+    assert len(np.unique(expected[expected > -1e8])) > 30
+    np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-6)
+
+
 @pytest.mark.slow
-def test_another_process_with_numpy_and_onnxruntime_alone_gives_the_same_logits(exported, tmp_path):
+def test_another_process_with_numpy_and_onnxruntime_alone_gives_the_same_logits(exported):
     run, out = exported
-    np.save(tmp_path / "images.npy", IMAGES)
-    arguments = [str(out), str(tmp_path / "images.npy"), str(tmp_path / "found.npz")]
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-    done = subprocess.run(
-        [sys.executable, "-B", "-c", ALONE, *arguments], capture_output=True, text=True, env=environment, cwd="/"
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = np.load(tmp_path / "found.npz")
-    for name in ("student", "teacher"):
-        expected = random_run.expected_logits(run, name, IMAGES)
-        assert len(np.unique(expected[expected > -1e8])) > 30
-        for number in (1, 5):
-            np.testing.assert_allclose(found[f"{name}/{number}"], expected[:number], atol=1e-4, rtol=1e-6)
+    body = """names = ("student", "teacher")
+print(json.dumps([[*load(folder, n).logits(images[:1]).tolist(), *load(folder, n).logits(images[1:]).tolist()]
+                  for n in names]))"""
+    found = random_run.read_alone(out, IMAGES, body, needs=NEEDS, banned=("jax", "onnx"))
+    for name, logits in zip(("student", "teacher"), found, strict=True):
+        require_logits(run, name, logits)
 
 
 @pytest.mark.slow
+def test_a_frozen_transformer_without_gate_and_points_is_converted(tmp_path):
+    run = random_run.make_run(tmp_path / "run", frozen=True)
+    export_onnx(run, tmp_path / "out", models=["teacher", "student"])
+    model = onnx_loader.load(tmp_path / "out")
+    assert (model.name, model.gate_scores(IMAGES), model.above(IMAGES)) == ("teacher", None, {})
+    assert not (tmp_path / "out" / "statistics.json").exists()
+    for name in ("teacher", "student"):
+        require_logits(run, name, onnx_loader.load(tmp_path / "out", name).logits(IMAGES))
+
+
 def test_answers_are_calibrated_and_the_lines_of_the_card_give_them(exported, tmp_path):
     run, out = exported
     path = tmp_path / "image.png"
@@ -102,8 +89,7 @@ def test_answers_are_calibrated_and_the_lines_of_the_card_give_them(exported, tm
     for place, step in enumerate(run.chain.steps):
         answers, probabilities = found[step.name]
         np.testing.assert_allclose(probabilities[0], expected[place, : step.num_answers], atol=1e-6)
-        assert of_card[step.name][0] == answers[0]
-        assert of_card[step.name][1] == pytest.approx(probabilities.max(), abs=1e-5)
+        assert of_card[step.name] == (answers[0], pytest.approx(probabilities.max(), abs=1e-5))
 
 
 def test_the_gate_and_the_operating_points_come_along(exported):
@@ -125,7 +111,6 @@ def test_the_gate_and_the_operating_points_come_along(exported):
 
 
 def test_logits_and_gate_share_the_image_encoder(exported):
-    onnx = pytest.importorskip("onnx")
     run, out = exported
     program = make_program(run, "student")
     alone = trace_to_onnx({"logits": program.read}, program.tensors, size=program.size)
@@ -140,31 +125,18 @@ def test_logits_and_gate_share_the_image_encoder(exported):
     assert sizes[1] < sizes[0] < sizes[1] + own + 1000
 
 
-def test_a_run_without_gate_and_points(tmp_path):
-    pytest.importorskip("onnxruntime")
-    run = random_run.make_run(tmp_path / "run")
-    export_onnx(run, tmp_path / "out", models=["student"])
-    model = onnx_loader.load(tmp_path / "out")
-    assert (model.gate_scores(IMAGES), model.above(IMAGES)) == (None, {})
-    assert not (tmp_path / "out" / "statistics.json").exists()
-
-
-def test_the_folder_says_what_it_holds(exported):
+def test_the_folder_says_what_it_holds_and_refuses_changed_files(exported, tmp_path, capsys):
     _, out = exported
-    manifest = json.loads((out / "onnx.json").read_text())
-    assert list(manifest["models"]) == ["student", "teacher"]
+    assert list(json.loads((out / "onnx.json").read_text())["models"]) == ["student", "teacher"]
     card = (out / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: stepcot-jax\n")
     assert "## Intended use" in card
     assert "No gate was fitted" in card  # of the teacher
-    sums = {line.split("  ")[1] for line in (out / "SHA256SUMS").read_text().splitlines()}
-    assert sums == {path.name for path in out.iterdir()} - {"SHA256SUMS"}
+    names = {path.name for path in out.iterdir()}
+    assert {line.split("  ")[1] for line in (out / "SHA256SUMS").read_text().splitlines()} == names - {"SHA256SUMS"}
     listed = {line.split("`")[1] for line in card.split("## Files")[1].splitlines() if line.startswith("| `")}
-    assert listed == {path.name for path in out.iterdir()} - {"README.md"}
-
-
-def test_changed_files_are_refused_and_load_py_checks(exported, tmp_path, capsys):
-    copy = pathlib.Path(shutil.copytree(exported[1], tmp_path / "copy"))
+    assert listed == names - {"README.md"}
+    copy = pathlib.Path(shutil.copytree(out, tmp_path / "copy"))
     assert onnx_loader.main([str(copy)]) == 0
     assert [json.loads(line)["ok"] for line in capsys.readouterr().out.splitlines()] == [True, True]
     with pytest.raises(RefusedExport, match="no model 'reader'; it has student, teacher"):
@@ -182,11 +154,8 @@ def test_changed_files_are_refused_and_load_py_checks(exported, tmp_path, capsys
     ],
 )
 def test_other_image_encoders_are_converted(network):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnx")
     shapes = jax.eval_shape(network.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 40, 40, 3), jnp.float32))
-    params = random_run.random_tree(shapes, 5)
-    leaves, tree = jax.tree.flatten(params)
+    leaves, tree = jax.tree.flatten(random_run.random_tree(shapes, 5))
     tensors = {f"{number:04}": leaf for number, leaf in enumerate(leaves)}
 
     def read(tensors, images):
@@ -201,38 +170,26 @@ def test_other_image_encoders_are_converted(network):
 @pytest.mark.parametrize(
     ("read", "words"),
     [
-        (lambda tensors, images: jnp.cumsum(images, axis=1), "the network uses cumsum, which has no ONNX form here"),
+        (lambda _, images: jnp.cumsum(images, axis=1), "the network uses cumsum, which has no ONNX form here"),
         (
-            lambda tensors, images: images.astype(jnp.bfloat16),
-            r"computes in bfloat16; expected float32 \(config\.training\.compute_dtype",
+            lambda _, images: images.astype(jnp.bfloat16),
+            r"bfloat16; expected float32 \(config\.training\.compute_dtype",
         ),
-        (lambda tensors, images: images[:, jnp.argmax(images)], "ONNX: "),
+        (lambda _, images: images[:, jnp.argmax(images)], "ONNX: "),
     ],
 )
 def test_what_has_no_onnx_form_is_named(read, words):
-    pytest.importorskip("onnx")
     with pytest.raises(BadInput, match=words):
         trace_to_onnx({"found": read}, {}, size=8)
 
 
-def test_other_logits_stop_the_export(tmp_path, monkeypatch):
-    pytest.importorskip("onnx")
-    pytest.importorskip("onnxruntime")
+def test_other_logits_stop_the_export_and_a_missing_package_is_named(exported, tmp_path, monkeypatch):
     wrong = [{"model": "student", "max_error": 0.5, "ok": False}]
+    monkeypatch.setattr(onnx_folder, "_write", lambda *_, **__: None)
     monkeypatch.setattr(onnx_folder.onnx_loader, "check", lambda folder, tolerance: wrong)
     with pytest.raises(RunStopped, match=r"differ by 5\.0e-01"):
-        export_onnx(random_run.make_run(tmp_path / "run"), tmp_path / "out", models=["student"])
+        export_onnx(exported[0], tmp_path / "out", models=["student"])
     assert not (tmp_path / "out").exists()
-
-
-def test_without_the_package_the_message_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(BadInput, match=r"--format=onnx needs onnx \(pip install -e \"\.\[onnx\]\""):
         export_onnx(tmp_path, tmp_path / "out")
-
-
-def test_the_command_refuses_what_does_not_apply(tmp_path):
-    make_policy_workdir(tmp_path / "run")
-    flags = [f"--checkpoint={tmp_path / 'run'}", f"--out={tmp_path / 'out'}", "--format=onnx"]
-    with pytest.raises(BadInput, match="--format=onnx do not apply"):
-        main(flags)

@@ -97,9 +97,9 @@ def test_a_flag_refuses_an_address_that_it_cannot_use_on_one_line(capsys):
     assert local_path("runs/q") == pathlib.Path("runs/q")
 
 
-@pytest.mark.parametrize("command", ["features --encoder=x", "tables diagnosis"])
-def test_a_workdir_at_another_address_is_refused_and_no_folder_is_made(command, tmp_path):
-    arguments = [*command.split(), "--config=quickstart", "--workdir=hf://b/x"]
+@pytest.mark.slow
+def test_a_workdir_at_another_address_is_refused_and_no_folder_is_made(tmp_path):
+    arguments = ["features", "--encoder=x", "--config=quickstart", "--workdir=hf://b/x"]
     environment = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
     program = [sys.executable, "-m", "stepcot_jax", *arguments]
     found = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300)
@@ -114,13 +114,9 @@ def test_no_flag_takes_a_path_in_another_way():
     assert set(found) <= STANDALONE
 
 
-@pytest.mark.parametrize("address", ["hf://a/b@v1/../../x", "hf://a/b@v1/..", "hf://a/b@v1//x", "hf://a/..@x"])
-def test_an_address_names_nothing_outside_of_the_cache(address):
+@pytest.mark.parametrize("name", ["a/b@v1/../../x", "a/b@v1/..", "a/b@v1//x", "a/..@x", "a/b@../../x", "a/..@main"])
+def test_nothing_outside_of_the_cache_is_named(name):
     with pytest.raises(BadInput, match=r"not (an address on|the name of)"):
-        find_path(address)
-
-
-@pytest.mark.parametrize("name", ["a/b@../../x", "a/..@main", "a/b@v1/../../x"])
-def test_an_encoder_names_nothing_outside_of_the_cache(name):
+        find_path(f"hf://{name}")
     with pytest.raises(BadInput, match="is not the name of a repository or revision"):
         resolve(name)

@@ -12,7 +12,7 @@ import msgspec
 
 from stepcot_jax.annotate.annotation import Aside, ItemT
 from stepcot_jax.annotate.llm.prompts import Prompt
-from stepcot_jax.box import Corners
+from stepcot_jax.box import Box, Corners
 from stepcot_jax.chain import fold
 from stepcot_jax.data.questions.questions import ask_questions
 from stepcot_jax.data.questions.vocabulary import accepted_names, write_box
@@ -26,22 +26,12 @@ _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 
 
 @dataclasses.dataclass(frozen=True)
-class Statement:
-    """A sentence of the grounded report."""
-
-    name: str  # region that it is about, or the finding where the source names no region
-    label: str  # of the finding; the region's name if it is about no finding
-    box: Corners  # corners in pixels of the record's `image_size`
-    sentence: str = ""  # its text; "" if the source has no sentence
-    is_finding: bool = False  # whether a detection list has it as a finding
-
-
-@dataclasses.dataclass(frozen=True)
 class Question:
     """A question about an image, with the grounded report."""
 
     record: Record
-    statements: tuple[Statement, ...]
+    statements: tuple[Box, ...]  # of the grounded report, in pixels of the record's picture
+    findings: tuple[Box, ...] = ()  # those that a detection list has
     from_list: bool = False  # whether it was asked about a detection list
 
     @property
@@ -83,13 +73,18 @@ class Question:
         report = {
             str(number): {
                 "sentence": statement.sentence or statement.label,
-                "region": statement.name,
-                "box": bare_box(statement.box),
+                "region": name_region(statement),
+                "box": bare_box(statement.corners),
             }
             for number, statement in enumerate(self.statements, start=1)
         }
         known: dict[str, Any] = {"choices": choices} if choices else {}
         return {"question": record.question, **known, "answer": self.spoken_answer, "grounded_report": report}
+
+
+def name_region(statement: Box) -> str:
+    """Return the region that a statement is about, or the finding where the source names no region."""
+    return statement.region or statement.label
 
 
 def bare_box(box: Corners) -> str:
@@ -108,28 +103,19 @@ def ground_record(record: Record) -> Question:
     for sentence in split_sentences(record.thinking):
         regions = list(find_named_boxes(sentence, IN_ROUND_BRACKETS))
         words = IN_ROUND_BRACKETS.sub("", sentence).replace("**", "")
-        statements += [
-            Statement(region.label, region.label, region.corners, " ".join(words.split())) for region, _, _ in regions
-        ]
-    known = {statement.box for statement in statements}
-    statements += [
-        Statement(box.label, box.label, box.corners) for box in record.references if box.corners not in known
-    ]
+        statements += [Box(region.label, region.corners, " ".join(words.split())) for region, _, _ in regions]
+    known = {statement.corners for statement in statements}
+    statements += [Box(box.label, box.corners) for box in record.references if box.corners not in known]
     return Question(record, tuple(statements))
 
 
 def ground_image(image: Record, *, seed: int) -> list[Question]:
     """Return the questions about an image of a detection list."""
-    findings = [
-        Statement(finding.region or finding.label, finding.label, finding.corners, finding.sentence, is_finding=True)
-        for finding in image.boxes
-    ]
-    questions = []
+    questions, known = [], {finding.corners for finding in image.boxes}
     for record in ask_questions(image, seed=seed):
-        known = {statement.box for statement in findings}
-        more = [Statement(box.label, box.label, box.corners) for box in record.references if box.corners not in known]
+        more = [Box(box.label, box.corners) for box in record.references if box.corners not in known]
         bare = msgspec.structs.replace(record, thinking="", preamble="", stages=None)
-        questions.append(Question(bare, (*findings, *more), from_list=True))
+        questions.append(Question(bare, (*image.boxes, *more), image.boxes, from_list=True))
     return questions
 
 

@@ -33,6 +33,7 @@ from stepcot_jax.annotate.recipes.items import (
     TaskSettings,
     add_provenance,
     bare_box,
+    name_region,
     split_sentences,
 )
 from stepcot_jax.annotate.recipes.pictures import show_picture
@@ -213,7 +214,7 @@ def check(item: Trajectory, parts: Parts, record: Record) -> None:
 
 
 def _localisation_data(item: Trajectory, _: Parts) -> dict[str, Any]:
-    names = {statement.name: statement.sentence or statement.label for statement in item.question.statements}
+    names = {name_region(statement): statement.sentence or statement.label for statement in item.question.statements}
     hint = {"region": item.roi.shown, "names": "; ".join(names)}
     return {"question": item.question.record.question, "hint": hint}
 

@@ -110,8 +110,8 @@ def _find_lesions(question: Question) -> Iterable[tuple[str, Record]]:
     record, boxes = question.record, dict[str, list[Box]]()
     if question.from_list:
         for statement in question.statements:
-            if statement.is_finding:
-                boxes.setdefault(statement.label, []).append(Box(statement.label, statement.box))
+            if statement in question.findings:
+                boxes.setdefault(statement.label, []).append(Box(statement.label, statement.corners))
     elif record.lesion:
         same = [box for box in record.references if canonical(box.label) == canonical(record.lesion)]
         boxes = {record.lesion: same} if same else {}

@@ -15,7 +15,7 @@ from stepcot_jax.annotate.checks import (
     require,
 )
 from stepcot_jax.annotate.llm.prompts import RMCOT, RMCOT_TRUST, RMCOT_VOTE
-from stepcot_jax.annotate.recipes.items import Parts, Question, Request, Statement, Task, TaskSettings
+from stepcot_jax.annotate.recipes.items import Parts, Question, Request, Task, TaskSettings, name_region
 from stepcot_jax.box import Box
 from stepcot_jax.data.questions import vocabulary as wording
 from stepcot_jax.data.questions.vocabulary import term_of, write_box
@@ -38,25 +38,25 @@ def write_thinking(question: Question) -> dict[str, str]:
     """Write the thinking offline: a sentence per region, one per rejected option, one with the answer."""
     record = question.record
     boxes = {write_box(box.corners) for box in record.references}
-    chosen = [statement for statement in question.statements if write_box(statement.box) in boxes]
+    chosen = [statement for statement in question.statements if write_box(statement.corners) in boxes]
     rejected = [
         f"Option {letter}, {choice.rstrip('.')}, does not fit what I see."
         for letter, choice in zip(record.letters, record.options, strict=True)
         if letter not in record.answer
     ]
-    looks = map(_quote, chosen or question.statements)
+    looks = [_quote(statement, question) for statement in chosen or question.statements]
     return {"thinking": wording.write_thinking((), options=(*looks, *rejected), answer=question.spoken_answer)}
 
 
-def _quote(statement: Statement) -> str:
+def _quote(statement: Box, question: Question) -> str:
     """Return the sentence of a grounded report with its region and box, or one that looks at the region."""
     # Grounded reports may end without a full stop, or hold several sentences.
-    words = statement.sentence.strip().rstrip(".")
-    if not words and statement.is_finding:
-        return wording.look_at(Box(statement.name, statement.box), f"signs of {term_of(statement.label).name}")
-    region = f"**{statement.name}** ({write_box(statement.box)})"
-    before, name, after = words.partition(statement.name)
-    if name and before:
+    words, name = statement.sentence.strip().rstrip("."), name_region(statement)
+    if not words and statement in question.findings:
+        return wording.look_at(Box(name, statement.corners), f"signs of {term_of(statement.label).name}")
+    region = f"**{name}** ({write_box(statement.corners)})"
+    before, named, after = words.partition(name)
+    if named and before:
         return f"{before}{region}{after}."
     return f"I look at the {region}{f': {words}' if words else ''}."
 

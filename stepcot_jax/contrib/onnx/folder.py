@@ -3,7 +3,6 @@
 import importlib
 import json
 import pathlib
-import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -16,16 +15,17 @@ from stepcot_jax.export import exported_files, exported_models
 from stepcot_jax.export.carried_files import read_kept_statistics
 from stepcot_jax.export.folder import (
     LOADER,
+    copy_loader,
     export_networks,
     name_parts,
     write_described,
-    write_json,
     write_readme,
 )
 from stepcot_jax.export.model_card import RESIZE
 from stepcot_jax.export.program import Program, make_gate_program
 from stepcot_jax.features.carried_encoder import PREPROCESSING_FILE
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import write_json
 from stepcot_jax.host.text import install_extra
 from stepcot_jax.reading.exported_model import LABELS_FILE
 from stepcot_jax.reading.trained_model import Trained
@@ -87,9 +87,7 @@ def _write(folder: pathlib.Path, trained: Trained, programs: Sequence[Program], 
     write_json(folder / onnx_loader.MANIFEST, manifest)
     if points := read_kept_statistics(trained.workdir).get("operating_points"):
         write_json(folder / STATISTICS_FILE, {"operating_points": points})
-    shutil.copyfile(onnx_loader.__file__, folder / LOADER)
-    for module in (exported_files, exported_models):
-        shutil.copy(str(module.__file__), folder)
+    copy_loader(folder, onnx_loader)
     use = write_use(trained, models, written={path.name for path in folder.iterdir()})
     write_readme(folder, trained, programs, use)
 

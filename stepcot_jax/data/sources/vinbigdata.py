@@ -41,8 +41,7 @@ class Mark:
 
     row: int
     reader: str
-    label: str
-    box: Corners | None
+    box: Box | None
 
 
 def list_vinbigdata(path: Path, require_images: bool, readers: Readers) -> Listing:
@@ -77,7 +76,7 @@ def agree(marks: Sequence[Mark], *, readers: int) -> Iterator[tuple[Corners, int
     A box and the box of each other reader that overlaps it most, by `LEAST_IOU` at least, are one finding. The finding
     with the most readers comes first (the earliest row on a tie); its boxes are then left out.
     """
-    boxes = np.array([mark.box for mark in marks], np.float64).reshape(-1, 4)
+    boxes = np.array([mark.box.corners for mark in marks if mark.box], np.float64).reshape(-1, 4)
     overlaps = iou(boxes, boxes)
     left = list(range(len(marks)))
     while left:
@@ -114,11 +113,11 @@ def _read_mark(row: Row, *, columns: Sequence[int], num_columns: int) -> tuple[s
             x1, y1, x2, y2 = map(float, corners)
         except ValueError:
             x1 = y1 = x2 = y2 = math.nan
-        box = (x1, y1, x2, y2)
+        box = Box(label, (x1, y1, x2, y2))
         if not (0 <= x1 < x2 < math.inf and 0 <= y1 < y2 < math.inf):
             shown = [corner[:40] for corner in corners]
             problem = f"x_min, y_min, x_max, y_max: {shown} is no box with 0 <= x_min < x_max, 0 <= y_min < y_max"
-    return image, BadInput(f"row {row.number}: {problem}") if problem else Mark(row.number, reader, label, box)
+    return image, BadInput(f"row {row.number}: {problem}") if problem else Mark(row.number, reader, box)
 
 
 def _ground(
@@ -130,11 +129,11 @@ def _ground(
     file: str,
     readers: Readers,
 ) -> Record:
-    boxed = [mark for mark in marks if mark.box]
+    boxed = [(mark, mark.box) for mark in marks if mark.box]
     normal = {mark.reader for mark in marks if not mark.box}
     if len(marks) > _MOST_ROWS:
         raise BadInput(f"{len(marks)} rows; expected at most {_MOST_ROWS} per image")
-    for mark in boxed:
+    for mark, _ in boxed:
         if mark.reader in normal:
             raise BadInput(f"row {mark.row}: reader {mark.reader[:40]!r} has both a box and {NO_FINDING!r}")
     image_path, real_path = finder.find(f"{image}.png")
@@ -144,18 +143,18 @@ def _ground(
         size = read_image_size(Path(real_path))
     else:
         raise BadInput(f"size unknown: neither a file of the image nor a row of {SIZE_TABLE}")
-    for mark in boxed:
-        if mark.box and (mark.box[2] > size[0] or mark.box[3] > size[1]):
-            raise BadInput(f"row {mark.row}: box {list(mark.box)} leaves the picture of {size[0]} by {size[1]}")
+    for mark, box in boxed:
+        if box.x2 > size[0] or box.y2 > size[1]:
+            raise BadInput(f"row {mark.row}: box {list(box.corners)} leaves the picture of {size[0]} by {size[1]}")
     provenance = {"file": file, "row": ", ".join(str(mark.row) for mark in marks), "licence": _LICENCE}
     findings = []
     if readers == "all":
-        findings = [Box(mark.label, mark.box) for mark in boxed if mark.box]
+        findings = [box for _, box in boxed]
         provenance["readers"] = "every reader's box"
     else:
-        for label in dict.fromkeys(mark.label for mark in boxed):
-            same = [mark for mark in boxed if mark.label == label]
-            findings += [Box(label, box) for box, _ in agree(same, readers=readers)]
+        for label in dict.fromkeys(box.label for _, box in boxed):
+            same = [mark for mark, box in boxed if box.label == label]
+            findings += [Box(label, corners) for corners, _ in agree(same, readers=readers)]
         provenance["readers"] = f"mean box of at least {readers} readers with IoU >= {LEAST_IOU}"
     return Record(
         id=image,

@@ -17,7 +17,7 @@ from stepcot_jax.annotate.checks import (
     names_any,
     options_named,
 )
-from stepcot_jax.annotate.recipes.items import Question, Statement, ground_record
+from stepcot_jax.annotate.recipes.items import Question, ground_record
 from stepcot_jax.box import Box
 from stepcot_jax.record import Record
 
@@ -75,7 +75,7 @@ def test_the_last_sentence_states_the_answer_alone(record, text, reason):
 
 
 def test_regions_are_those_of_the_source_in_whole_pixels():
-    question = Question(SINGLE, (Statement("left lung", "Effusion", (1.4, 2.0, 3.5, 4.0)),))
+    question = Question(SINGLE, (Box("Effusion", (1.4, 2.0, 3.5, 4.0), region="left lung"),))
     for text in ("**left lung** ([1, 2, 4, 4])", "effusion ([1,2,4,4]) seen", "**Left Lung** ( [1.0, 2, 4, 4] )"):
         assert reason_of(check_regions, text, question) is None
     for text in ("**right lung** ([1, 2, 4, 4])", "**left lung** ([1, 2, 3, 4])", "**left lung** [1, 2, 4, 4]",
@@ -161,6 +161,6 @@ def test_a_records_own_regions_are_its_grounded_report():
     thinking = "I look at the **left lung** ([1, 2, 3, 4]) and see fluid. So the answer is No."
     question = ground_record(msgspec.structs.replace(CLOSED, thinking=thinking))
     assert question.statements == (
-        Statement("left lung", "left lung", (1, 2, 3, 4), "I look at the left lung and see fluid."),
-        Statement("Effusion", "Effusion", (1.4, 2, 3.5, 4)),
+        Box("left lung", (1, 2, 3, 4), "I look at the left lung and see fluid."),
+        Box("Effusion", (1.4, 2, 3.5, 4)),
     )

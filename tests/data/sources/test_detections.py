@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from stepcot_jax.box import Box
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.questions.phantom_images import ground_phantom
 from stepcot_jax.data.questions.questions import ask_questions
@@ -149,7 +150,7 @@ def test_sizes_come_from_image_files_without_the_table(tmp_path):
     readers=st.integers(1, 3),
 )
 def test_agreement_uses_each_box_once_and_each_reader_once_per_finding(marks, readers):
-    rows = [Mark(k, f"R{who}", "ILD", (x, 0.0, x + wide, 4.0)) for k, (who, x, wide) in enumerate(marks)]
+    rows = [Mark(k, f"R{who}", Box("ILD", (x, 0.0, x + wide, 4.0))) for k, (who, x, wide) in enumerate(marks)]
     found = list(agree(rows, readers=readers))
     assert all(readers <= number <= len({row.reader for row in rows}) for _, number in found)
     assert sum(number for _, number in found) <= len(rows)
