@@ -153,6 +153,18 @@ def test_a_run_that_gets_sigterm_in_an_epoch_of_grpo_goes_on_to_the_same_bits(wh
     assert finish(tmp_path) == whole[2]
 
 
+def test_a_stopped_run_with_self_check_goes_on_to_the_same_bits(tmp_path):
+    changes = {"vqa__dialect": "lvkc", "self_check__enabled": True, "self_check__alpha": 0.2}
+    with pytest.MonkeyPatch.context() as patch:
+        run = small_run(tmp_path / "stopped", patch, **changes)
+        stop_at(run.task, "prepare", SFT_UPDATES + 2, patch)
+        with pytest.raises(Killed):
+            run.execute()
+    assert finish(tmp_path / "stopped", **changes) == finish(tmp_path / "whole", **changes)
+    log = read_log(tmp_path / "whole")
+    assert max(entry.get("rollouts/self_check_rate", 0) for entry in log) > 0  # some first attempts were checked
+
+
 def test_without_a_penalty_no_reference_is_kept(tmp_path):
     finish(tmp_path, grpo__beta=0.0, sft__epochs=1, grpo__epochs=1, grpo__updates_per_epoch=1)
     folder = tmp_path / "checkpoints"

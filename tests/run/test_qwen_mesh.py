@@ -83,6 +83,16 @@ def test_rollouts_and_optimisation_with_self_checks_on_a_mesh_in_passes(runs):
     assert min(np.abs(leaf).max() for leaf in jax.tree.leaves(expected)) > 1e-4
 
 
+def test_passes_in_bfloat16(runs):
+    """Within 0.05 of each gradient's norm: bfloat16 has 8 bits, and each pass rounds its own sums."""
+    whole, parts = runs(**EIGHT, **HALF), runs(**EIGHT, **HALF, **PASSES)
+    batch = draw_rows(whole)
+    expected, wanted = differentiate(whole, "sft", start(whole), batch)
+    found, numbers = differentiate(parts, "sft", start(parts), batch)
+    assert max(jax.tree.leaves(errors(found, expected))) <= 0.05
+    assert numbers == pytest.approx(wanted, rel=1e-3)
+
+
 TWICE = HALF | {"grpo.num_updates": 2, "grpo.learning_rate": 3e-3, "grpo.clip_low": 0.0, "grpo.clip_high": 0.0}
 """Two passes over the rollouts; any ratio but 1 is clipped, if the advantage has the sign of its logarithm."""
 

@@ -189,3 +189,10 @@ def test_the_hard_stage_needs_a_medium_loss_below_two_fifths():
     shares = _simulate(0.3)[:, 2]
     assert shares[4:].mean() == pytest.approx(0.14, abs=0.01)
     assert np.flatnonzero(shares)[0] == 50  # the first plateau: 2 x 0.97^e falls by less than 0.01 an epoch
+
+
+def test_mixed_draws_the_shares_in_every_epoch():
+    settings = _settings("mixed", shares=(0.5, 0.3, 0.2))
+    for epoch in (0, 30):
+        drawn = _draw(CurriculumState(epoch=epoch), settings, ["Mass_xray"] * 4000)
+        assert [drawn.count(stage) / 4000 for stage in STAGES] == pytest.approx([0.5, 0.3, 0.2], abs=0.025)

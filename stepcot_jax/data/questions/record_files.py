@@ -49,7 +49,7 @@ def _field(name: str) -> tuple[Any, ...]:
     return name, kind, msgspec.field(default_factory=dict) if default is msgspec.NODEFAULT else default
 
 
-_HOW = {"frozen": True, "kw_only": True, "forbid_unknown_fields": True}
+_HOW: Any = {"frozen": True, "kw_only": True, "forbid_unknown_fields": True}
 _DECODER = msgspec.json.Decoder(msgspec.defstruct("Line", list(map(_field, _LINE)), rename=_FILE_NAMES, **_HOW))
 
 

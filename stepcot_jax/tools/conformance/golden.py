@@ -145,8 +145,10 @@ class Golden:
                 raise BadInput(f"params: {name} is {sizes[name]}; expected {size} according to meta")
 
 
-_UNREADABLE = (OSError, ValueError, EOFError, TypeError, AttributeError, MemoryError, OverflowError, RuntimeError)
-_UNREADABLE += (zipfile.BadZipFile, zlib.error)
+_UNREADABLE: tuple[type[Exception], ...] = (
+    *(OSError, ValueError, EOFError, TypeError, AttributeError, MemoryError, OverflowError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error),
+)
 
 
 def _read_arrays(path: str) -> dict[str, np.ndarray]:
