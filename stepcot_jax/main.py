@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> None:
             run.execute()
         except KeyboardInterrupt:
             raise KeyboardInterrupt(run.describe_resume()) from None
-        if is_first():
+        if is_first() and not settings.trains_policy:
             from stepcot_jax.reading.loading import prepare_first_answer
 
             run.terminal.say("compiling what a first answer needs")

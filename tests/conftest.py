@@ -7,8 +7,9 @@ import tempfile
 
 import fast_compile
 
-# A shell starts background jobs with Ctrl-C ignored, and the programs that tests start would inherit that.
+# A shell starts background jobs with Ctrl-C ignored, and nohup ignores a hang-up; what tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 fast_compile.set_flags("--xla_force_host_platform_device_count=8")

@@ -21,7 +21,7 @@ from stepcot_jax.data.records.records import SetAside, write_quarantine
 from stepcot_jax.data.splits.splits import Splits, write_manifest
 from stepcot_jax.data.uncertain import IGNORED, Targets, UncertainAnswers, make_targets
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import write_whole
+from stepcot_jax.host.files import read_file, write_whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,6 +142,7 @@ class Dataset:
 
 
 ACCOUNT_FILES = ("splits.json", "quarantine.jsonl", "images.sha256")  # of a workdir; `write_account` writes them
+_MOST_BYTES = 2**30
 
 
 def write_account(dataset: Dataset, workdir: pathlib.Path) -> str | None:
@@ -165,7 +166,7 @@ def check_same_images(dataset: Dataset, workdir: pathlib.Path) -> None:
     file = workdir / ACCOUNT_FILES[2]
     if not dataset.digests or not file.exists():
         return
-    lines = file.read_text(encoding="utf-8").splitlines()
+    lines = read_file(file, max_bytes=_MOST_BYTES, accepted="the digests of a run").decode().splitlines()
     known = {path: digest for digest, _, path in (line.partition("  ") for line in lines)}
     paths = {dataset.cases.image_paths[index]: digest for index, digest in dataset.digests.items()}
     changed = sorted(path for path, digest in paths.items() if known.get(path, digest) != digest)

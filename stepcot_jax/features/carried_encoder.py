@@ -1,18 +1,19 @@
 """The frozen image encoder inside an export: network and preprocessing in JSON, weights among its tensors."""
 
 import pathlib
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import msgspec
 import numpy as np
 
 from stepcot_jax.data.images.preprocessing import Preprocessing
-from stepcot_jax.encoders.described_networks import count_layers, make_network
-from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
 from stepcot_jax.host.text import one_line
+
+if TYPE_CHECKING:
+    from stepcot_jax.encoders.load import ImageEncoder
 
 PREPROCESSING_FILE = "preprocessing.json"
 _MOST_BYTES = 4 * 2**20
@@ -45,8 +46,11 @@ def read_carried_preprocessing(folder: pathlib.Path) -> Preprocessing:
         raise BadInput(f"{path}: {error}") from None
 
 
-def make_carried_encoder(manifest: pathlib.Path, encoder: CarriedEncoder, params: Any) -> ImageEncoder:
+def make_carried_encoder(manifest: pathlib.Path, encoder: CarriedEncoder, params: Any) -> "ImageEncoder":
     """Return the encoder of an export, after checking that network, preprocessing and tensors fit each other."""
+    from stepcot_jax.encoders.described_networks import count_layers, make_network  # every kind of network
+    from stepcot_jax.encoders.load import ImageEncoder
+
     network = make_network(encoder.network, where=f"{manifest}, encoder.network")
     preprocessing = read_carried_preprocessing(manifest.parent)
     if (depth := count_layers(network)) > (number := len(jax.tree.leaves(params))):

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int
 
-from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.evaluation.consistency import PairRatios
 from stepcot_jax.evaluation.interventions import ReadGiven, as_probabilities
 from stepcot_jax.evaluation.predictions import softmax
@@ -186,6 +185,8 @@ class Reader:
         if frozen is None:
             network: Any = self.trained.networks.image_encoder
             return network, self.params["image_encoder"]
+        from stepcot_jax.encoders.load import ImageEncoder
+
         if isinstance(frozen, ImageEncoder):
             return frozen.network, frozen.params
         raise BadInput(

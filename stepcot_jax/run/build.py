@@ -22,7 +22,6 @@ from stepcot_jax.run.sections import LossSettings
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.start import read_start
 from stepcot_jax.systems.baseline import BaselineSystem, make_baseline_optimizer
-from stepcot_jax.systems.chain_grpo import ChainGrpo, ChainRewards
 from stepcot_jax.systems.options import count_updates
 from stepcot_jax.systems.step_cot import StepCoT
 from stepcot_jax.systems.updates import AnswerSchedule
@@ -133,8 +132,10 @@ def _make_baseline(
 
 def _make_chain_grpo(
     settings: Settings, dataset: Dataset, image_encoder: nn.Module | None, batches_per_epoch: int
-) -> ChainGrpo:
+) -> System:
     """Return the system of the job "chain_grpo"; pairs of answers of the training split give its rules."""
+    from stepcot_jax.systems.chain_grpo import ChainGrpo, ChainRewards  # imports policies, for this job alone
+
     grpo, training, rewards, start = settings.grpo, settings.training, settings.rewards, settings.policy.start
     if not grpo.epochs:
         raise BadInput("config.grpo.epochs: 0; expected 1 or more with the job 'chain_grpo'")

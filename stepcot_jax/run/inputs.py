@@ -16,10 +16,9 @@ from stepcot_jax.chain import Chain
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.held_out import HeldOut
 from stepcot_jax.data.images.image_files import digest_content
-from stepcot_jax.encoders.load import load_text_encoder
 from stepcot_jax.encoders.resnet import make_resnet
 from stepcot_jax.encoders.text_encoder import hash_prompts, write_prompts
-from stepcot_jax.features import encode, importing
+from stepcot_jax.features import encode
 from stepcot_jax.features.blocks import encode_in_blocks
 from stepcot_jax.features.sharing import ALONE, Processes, encode_together
 from stepcot_jax.features.store import (
@@ -38,7 +37,7 @@ from stepcot_jax.host.locks import wait_for_lock
 from stepcot_jax.host.machine import release_freed_memory
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.fields import naming
-from stepcot_jax.run.loading import load_dataset, load_vqa_dataset
+from stepcot_jax.run.loading import load_dataset
 from stepcot_jax.run.networks import load_frozen_encoder, trained_preprocessing
 from stepcot_jax.run.settings import Settings, load_settings
 
@@ -174,6 +173,8 @@ def load_cases(config: str | pathlib.Path | Mapping[str, Any], **overrides: Any)
     """
     settings = load_settings(config, **overrides)
     if settings.trains_policy:
+        from stepcot_jax.run.loading_questions import load_vqa_dataset
+
         return load_vqa_dataset(settings)
     return load_dataset(settings, preprocessing=trained_preprocessing(settings))
 
@@ -240,6 +241,8 @@ def _digest_images(dataset: Dataset) -> list[str]:
 def _with_imported_features(settings: Settings, terminal: Terminal) -> Dataset:
     preprocessing = trained_preprocessing(settings)
     dataset = load_dataset(settings, preprocessing=preprocessing, require_images=False, progress=terminal.watch)
+    from stepcot_jax.features import importing
+
     store, keys = importing.open_imported_images(_find_imported(settings), dataset.cases)
     terminal.say(f"images: 0 encoded, {len(set(keys))} read from {settings.image_encoder.weights}")
     return dataclasses.replace(dataset, features=open_features(store, keys))
@@ -254,6 +257,8 @@ def encode_prompts(settings: Settings, workdir: pathlib.Path, terminal: Terminal
     prompts = settings.prompts
     if prompts.encoder == "imported":
         folder = _find_imported(settings)
+        from stepcot_jax.features import importing
+
         imported = importing.open_imported_prompts(folder, num_steps=chain.num_steps)
         if imported is None:
             raise BadInput(
@@ -265,6 +270,8 @@ def encode_prompts(settings: Settings, workdir: pathlib.Path, terminal: Terminal
     if prompts.encoder == "hashed":
         return hash_prompts(texts, prompts.width)
     dtype = jnp.dtype(settings.image_encoder.dtype)
+    from stepcot_jax.encoders.load import load_text_encoder
+
     encoder = load_text_encoder(prompts.weights, dtype=dtype, max_tokens=prompts.max_tokens)
     spec = describe_text_store(encoder, pooling=prompts.pooling)
     with open_run_store(settings, workdir, spec, terminal) as (store, _):

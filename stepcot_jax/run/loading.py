@@ -1,8 +1,8 @@
-"""Loads the data of the settings: chains of answers, or questions with boxes; from a folder, tfds, or the phantom."""
+"""Loads the cases that the settings name: from a folder, tfds, or the phantom."""
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -11,19 +11,12 @@ from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.image_files import ImageFiles, Selection, check_images
-from stepcot_jax.data.images.near_duplicates import find_near_duplicates, perceptual_hash
 from stepcot_jax.data.images.pixels import FilePixels, PhantomPixels, PixelCache
 from stepcot_jax.data.images.preprocessing import Preprocessing, decode_image_bytes
-from stepcot_jax.data.images.shards import has_shards, open_images
 from stepcot_jax.data.phantom.phantom import draw_case
-from stepcot_jax.data.questions import vqa_dataset as questions
-from stepcot_jax.data.questions.record_files import VqaCollection, read_vqa_records
-from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.data.records.records import Collection
-from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.data.splits.making import make_fold, make_splits
-from stepcot_jax.data.splits.split_resolver import read_splits
-from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits
+from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.data.uncertain import UncertainAnswers
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput
@@ -48,6 +41,9 @@ def load_dataset(
         return _load_phantom(settings, preprocessing, watch)
     if settings.data.source == "tfds":
         return _load_prepared(settings, preprocessing, watch)
+    from stepcot_jax.data.images.shards import has_shards, open_images  # phantoms need no reader of files
+    from stepcot_jax.data.sources.layouts import read_source
+
     data, root = settings.data, find_path(settings.data.root, "config.data.root")
     sharded = has_shards(root)
     collection = read_source(
@@ -178,6 +174,8 @@ def _find_splits(
     settings: Settings, collection: Collection, images: ImageFiles, progress: Progress
 ) -> tuple[Splits, str]:
     """Return splits and their source: those of the data's tables, or new ones if there are none or for a fold."""
+    from stepcot_jax.data.splits.split_resolver import read_splits
+
     root = collection.root  # a folder even if `data.root` names a file in it
     where = settings.data.root if is_address(settings.data.root) else str(root)
     if not settings.data.fold:
@@ -201,6 +199,8 @@ def _make_splits(
     source += "disjoint by patient"
     joined: Any = ()
     if data.near_duplicate_radius:
+        from stepcot_jax.data.images.near_duplicates import find_near_duplicates, perceptual_hash
+
         watched = progress(range(len(cases)), "looking for near-duplicates")
         hashes = np.array([perceptual_hash(read_full_size(index)) for index in watched], np.uint64)
         joined = find_near_duplicates(hashes, radius=data.near_duplicate_radius)
@@ -211,58 +211,3 @@ def _make_splits(
     except BadInput as error:
         raise BadInput(f"{where}: {error}") from None
     return splits, source
-
-
-def load_vqa_dataset(
-    settings: Settings, *, splits: Sequence[str] = SPLIT_NAMES, progress: questions.Progress = iter
-) -> VqaDataset:
-    """Return the dataset of reasoning records that `settings.vqa` names."""
-    data, phantom = settings.data, settings.phantom
-    if not splits or not set(splits) <= set(SPLIT_NAMES):
-        raise ValueError(f"splits must be some of {', '.join(SPLIT_NAMES)}; got {list(splits)}")
-    for name in ("fold", "near_duplicate_radius", "origins"):
-        if value := getattr(data, name):
-            raise BadInput(f"config.data.{name}: {value!r} has no effect on reasoning records; leave it out")
-    if settings.vqa.source != "phantom":
-        root = find_path(settings.vqa.root, "config.vqa.root")
-        collection = read_vqa_records(root, on_bad_record=data.on_bad_record)
-        return load_questions(settings, collection, splits=splits, progress=progress)
-    size = settings.image_encoder.image_size
-    loaded = questions.load_phantoms(
-        num_cases=phantom.num_cases,
-        seed=phantom.seed,
-        image_size=phantom.image_size,
-        prevalence=phantom.prevalence,
-        preprocessing=Preprocessing(size, fit="stretch"),
-        splits=splits,
-        fractions=data.split_fractions,
-        split_seed=phantom.seed + data.split_seed,
-        cache_bytes=data.cache_megabytes * 1e6,
-        progress=progress,
-    )
-    return questions.make_vqa_dataset(loaded, splits=splits, size=size, where="the phantoms")
-
-
-def load_questions(
-    settings: Settings,
-    collection: VqaCollection,
-    *,
-    splits: Sequence[str] = SPLIT_NAMES,
-    progress: questions.Progress = iter,
-) -> VqaDataset:
-    """Return the dataset of questions that have been read, with their pictures loaded as the settings say."""
-    data, size = settings.data, settings.image_encoder.image_size
-    loaded = questions.load_pictures(
-        collection,
-        preprocessing=Preprocessing(size, fit="stretch"),
-        splits=splits,
-        fractions=data.split_fractions,
-        seed=data.split_seed,
-        on_bad_record=data.on_bad_record,
-        check_images=data.check_images,
-        max_pixels=settings.data.max_pixels,
-        cache_bytes=data.cache_megabytes * 1e6,
-        num_threads=data.num_threads,
-        progress=progress,
-    )
-    return questions.make_vqa_dataset(loaded, splits=splits, size=size, where=str(collection.root))

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.images.preprocessing import Preprocessing
-from stepcot_jax.features.frozen_encoders import load_encoder
 from stepcot_jax.features.store import FrozenImageEncoder
 from stepcot_jax.models.student import Baseline, Student
 from stepcot_jax.models.teacher import Teacher
@@ -50,4 +49,6 @@ def trained_preprocessing(settings: Settings) -> Preprocessing:
 
 def load_frozen_encoder(settings: Settings) -> FrozenImageEncoder:
     """Return the encoder that `image_encoder.weights` names: of this package, or of transformers in PyTorch."""
+    from stepcot_jax.features.frozen_encoders import load_encoder  # the readers of every kind of weights
+
     return load_encoder(settings.image_encoder.weights, settings.image_encoder.dtype)

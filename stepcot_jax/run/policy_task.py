@@ -31,10 +31,10 @@ from stepcot_jax.rewards.functions import RewardFunction
 from stepcot_jax.run.policy_build import make_policy_system
 from stepcot_jax.run.policy_data import PolicyData, load_policy_data
 from stepcot_jax.run.policy_networks import find_qwen, load_patches
+from stepcot_jax.run.policy_start import naming_start, read_policy_start
 from stepcot_jax.run.results import REPORT
 from stepcot_jax.run.scored_baseline import score_baseline
 from stepcot_jax.run.settings import Settings
-from stepcot_jax.run.start import naming_start, read_policy_start
 from stepcot_jax.run.task import Outcome, Task
 from stepcot_jax.systems import grpo, sft
 from stepcot_jax.systems.curriculum import StagedRows, make_staged_rows

@@ -13,7 +13,7 @@ from stepcot_jax.data.sources.layouts import AUTO, read_source
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Records
-from stepcot_jax.run import loading
+from stepcot_jax.run import loading, loading_questions
 from stepcot_jax.run.networks import trained_preprocessing
 from stepcot_jax.run.settings import load_settings
 
@@ -63,7 +63,7 @@ def make_dataset(records: Records, *, image_size: int = 224, seed: int = 0, **se
     if records.chain is None:
         lines = tuple(range(1, len(records) + 1))
         questions = VqaCollection(records.root / FILE_NAME, tuple(records), records.set_aside, lines)
-        return loading.load_questions(load_settings("base", **sizes, **settings), questions)
+        return loading_questions.load_questions(load_settings("base", **sizes, **settings), questions)
     names = tuple(step.name for step in records.chain.steps)
     of_folder = {"data.source": "folder", "data.root": str(records.root), "data.step_names": names}
     resolved = load_settings("base", **sizes, **of_folder, **settings)

@@ -1,13 +1,10 @@
 """The weights that a run starts from (`config.start.checkpoint`): those of another run, perhaps of another chain."""
 
-import contextlib
 import dataclasses
-import functools
-import json
 import math
 import pathlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -18,19 +15,12 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from stepcot_jax.chain import Chain, fold
 from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.data.splits.splits import read_members
-from stepcot_jax.features.patch_input import PatchInput
 from stepcot_jax.host.download import find_path, name_source
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_json, write_json, write_whole
-from stepcot_jax.models.prefix_vlm import PrefixVlm
-from stepcot_jax.policies.policy import AnyPolicy, start_coordinates
-from stepcot_jax.policies.policy_files import AnyTokenizer
+from stepcot_jax.host.files import read_json, write_json
 from stepcot_jax.run.fields import naming
-from stepcot_jax.run.policy_networks import QwenSource
-from stepcot_jax.run.settings import Settings, changed_keys, read_run_settings, read_settings
-from stepcot_jax.run.stored_policy import StoredPolicy, read_policy
+from stepcot_jax.run.settings import Settings, changed_keys, read_settings
 from stepcot_jax.run.stored_reading import StoredReading, read_reading
 from stepcot_jax.training.checkpoints import read_best, restore_params
 from stepcot_jax.training.state import Params
@@ -142,23 +132,14 @@ def _list_fresh(stored: Params, like: Params, chain: Chain, matches: _Matches) -
 
 
 START_FILE = "start.json"
-PATIENTS_FILE = "records/patients.json"
-"""Patients of each split of a policy's run."""
-
-_KEY, _POLICY_KEY = "config.start.checkpoint", "config.policy.start"
+POLICY_KEY = "config.policy.start"
+_KEY = "config.start.checkpoint"
 _SPLITS_FILE = "splits.json"
 _NUM_SHOWN = 6
-_MOST_BYTES = 2**28
 
 # By kind of start: settings that must be those of the run that another one starts from, and exceptions.
 _SAME_CHAINS = tuple(f"config.{section}." for section in ("data", "phantom", "image_encoder", "prompts", "teacher"))
 _OTHER_CHAINS = ("config.data.sampling", "config.data.augment")
-_OF_OWN_ENCODER = ("config.image_encoder.mean", "config.image_encoder.std")
-_SAME_POLICIES = ("config.policy.", "config.image_encoder.image_size", *_OF_OWN_ENCODER)
-_OTHER_POLICIES = ("config.policy.start", "config.policy.num_merges", "config.policy.longest_reply")
-_SPLITS = (
-    "config.data.split_fractions", "config.data.split_seed", "config.phantom.num_cases", "config.phantom.prevalence",
-)  # fmt: skip
 
 
 def _find_run(source: str, key: str) -> pathlib.Path:
@@ -168,11 +149,12 @@ def _find_run(source: str, key: str) -> pathlib.Path:
     return workdir
 
 
-def _list_changed(before: Settings, settings: Settings, same: tuple[str, ...], other: tuple[str, ...]) -> list[str]:
+def list_changed(before: Settings, settings: Settings, same: tuple[str, ...], other: tuple[str, ...]) -> list[str]:
+    """Return the changed settings that start with `same`, without those of `other`."""
     return [key for key in changed_keys(before, settings) if key.startswith(same) and key not in other]
 
 
-def _have_same_source(one: Settings, other: Settings, section: str) -> bool:
+def have_same_source(one: Settings, other: Settings, section: str) -> bool:
     """Return whether two runs may have the same cases; True for those of a caller, which are unknown."""
     mine, theirs = getattr(one, section), getattr(other, section)
     if mine.source == theirs.source == "phantom":
@@ -184,9 +166,9 @@ def _have_same_source(one: Settings, other: Settings, section: str) -> bool:
 
 def read_start(source: str, settings: Settings) -> Params:
     """Return the parameters of a run's best teacher, on the same data, and of the image encoder trained with it."""
-    workdir = _find_run(source, _POLICY_KEY)
-    with naming(_POLICY_KEY):
-        changed = _list_changed(read_settings(workdir / "settings.json"), settings, _SAME_CHAINS, _OTHER_CHAINS)
+    workdir = _find_run(source, POLICY_KEY)
+    with naming(POLICY_KEY):
+        changed = list_changed(read_settings(workdir / "settings.json"), settings, _SAME_CHAINS, _OTHER_CHAINS)
         if changed:
             raise BadInput(
                 f"{source} has other values of {', '.join(changed)}; expected a run with the same data and networks"
@@ -255,7 +237,7 @@ def read_warm_start(settings: Settings) -> WarmStart:
             raise BadInput(f"{source} trained no teacher ({before.named_job})")
         reading = read_reading(workdir)
         latest, best = read_best(workdir / "checkpoints")
-    changed = _list_changed(before, settings, ("config.image_encoder.", "config.prompts."), ())
+    changed = list_changed(before, settings, ("config.image_encoder.", "config.prompts."), ())
     notes = tuple(f"{name} differs: its inputs were made otherwise" for name in changed)
     return WarmStart(source, workdir, before, reading, best["teacher"].step if "teacher" in best else latest, notes)
 
@@ -275,7 +257,7 @@ def refuse_seen_cases(start: WarmStart, settings: Settings, dataset: Dataset) ->
         if not path.is_file():
             notes.append(f"{source} does not say which images it has learnt from; test images may be among them")
             continue
-        if not _have_same_source(read_settings(workdir / "settings.json"), settings, "data"):
+        if not have_same_source(read_settings(workdir / "settings.json"), settings, "data"):
             continue
         members = read_members(path)
         learnt = [image for name in ("train", "val") for image in members[name]]
@@ -313,108 +295,3 @@ class _StartFile(msgspec.Struct):
 def _shorten(items: tuple[str, ...]) -> str:
     more = f"; and {len(items) - _NUM_SHOWN} more in {START_FILE}" if len(items) > _NUM_SHOWN else ""
     return "; ".join(items[:_NUM_SHOWN]) + more
-
-
-# The start of a run of the job "sft" or "grpo": the policy of a run (`policy.start`), a checkpoint, or random weights.
-
-
-def read_policy_start(settings: Settings, patches: PatchInput | None = None) -> StoredPolicy:
-    """Return the policy of a finished run, with its vocabulary and the best weights of its last phase.
-
-    Its data may differ; for the same phantoms or folder the settings of splits must be equal. `refuse_seen_patients`
-    compares the splits themselves.
-    """
-    workdir = settings.policy.start
-    folder = find_path(workdir, _POLICY_KEY)
-    with naming(_POLICY_KEY):
-        stored = read_policy(folder, for_training=True, patches=patches)
-        before = stored.run.settings
-        may_differ = _OTHER_POLICIES if patches is None else (*_OTHER_POLICIES, *_OF_OWN_ENCODER)
-        if other := _list_changed(before, settings, _SAME_POLICIES, may_differ):
-            raise BadInput(
-                f"{workdir} has other values of {', '.join(other)}; expected a run with the same network and size of "
-                "pictures"
-            )
-        is_same = _have_same_source(before, settings, "vqa")
-        if splits := _list_changed(before, settings, _SPLITS, ()) if is_same else []:
-            raise BadInput(
-                f"{workdir} was trained on the same cases with other values of {', '.join(splits)}; expected the same "
-                "splits, or test cases may have been training cases"
-            )
-    return stored
-
-
-def write_patients(workdir: pathlib.Path, dataset: VqaDataset) -> None:
-    """Write the patients of each split, for runs that start from this one."""
-    patients = {
-        split: sorted({dataset.records[index].patient for index in indices})
-        for split, indices in dataset.splits.items()
-    }
-    path = workdir / PATIENTS_FILE
-    path.parent.mkdir(exist_ok=True)
-    write_whole(path, f"{json.dumps(patients, ensure_ascii=False)}\n".encode())
-
-
-def refuse_seen_patients(settings: Settings, dataset: VqaDataset) -> None:
-    """Refuse a test split with patients that `policy.start`, or a run that it started from, has learnt from.
-
-    Patients cannot be compared with those of other phantoms, of another folder, of runs whose folder is gone, and of
-    runs of earlier versions, which did not write them.
-    """
-    of_test = {dataset.records[index].patient for index in dataset.splits["test"]}
-    for start, workdir in _earlier_runs(settings):
-        before, path = read_run_settings(workdir), workdir / PATIENTS_FILE
-        if not path.is_file() or not _have_same_source(before, settings, "vqa"):
-            continue
-        patients = read_json(
-            path, dict[str, list[str]], accepted="expected the patients of a run", max_bytes=_MOST_BYTES
-        )
-        seen = of_test & {*patients.get("train", ()), *patients.get("val", ())}
-        if seen:
-            raise BadInput(
-                f"{_POLICY_KEY}: {start} has learnt from {len(seen)} of the {len(of_test)} patients of this run's test "
-                "split; expected a test split that the start has not seen, such as its own"
-            )
-
-
-def _earlier_runs(settings: Settings) -> Iterator[tuple[str, pathlib.Path]]:
-    """Yield name and folder of the start and of the starts before it, as far as they can be read."""
-    visited: set[str] = set()
-    start = settings.policy.start
-    while start and name_source(start) not in visited:
-        visited.add(name_source(start))
-        try:
-            workdir = find_path(start, _POLICY_KEY)
-        except BadInput:  # an earlier start; the start itself has been read
-            return
-        if not (workdir / "settings.json").is_file():
-            return
-        yield start, workdir
-        start = read_run_settings(workdir).policy.start
-
-
-def given_start(
-    policy: AnyPolicy, stored: StoredPolicy | None, source: QwenSource | None
-) -> Callable[[], Params] | None:
-    """Return a function that loads the parameters to start from; None for random ones."""
-    if stored is not None:
-        params = stored.params
-        return lambda: params
-    if isinstance(policy, PrefixVlm) or source is None or not policy.is_given:
-        return None
-    return functools.partial(source.load, policy)
-
-
-def smooth_start(policy: AnyPolicy, tokenizer: AnyTokenizer, *, largest: int) -> Callable[[Params], Params] | None:
-    """Return a function for random parameters of the small decoder, see `policies.policy.start_coordinates`."""
-    if not isinstance(policy, PrefixVlm):
-        return None
-    return functools.partial(start_coordinates, tokenizer=tokenizer, largest=largest)
-
-
-@contextlib.contextmanager
-def naming_start(settings: Settings) -> Iterator[None]:
-    """Add `policy.start` to a `BadInput` about a word that is not in its vocabulary."""
-    start = settings.policy.start
-    with naming(f"{_POLICY_KEY}: {start} cannot write these records") if start else contextlib.nullcontext():
-        yield

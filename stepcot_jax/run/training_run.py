@@ -20,7 +20,6 @@ from stepcot_jax.host.files import read_json, write_whole
 from stepcot_jax.host.machine import release_freed_memory, use_compilation_cache
 from stepcot_jax.host.terminal import Terminal, name_command
 from stepcot_jax.host.text import install_extra, one_line
-from stepcot_jax.policies.qwen_policy import param_shardings
 from stepcot_jax.run.given import Given, write_given
 from stepcot_jax.run.places import Place, check_judge
 from stepcot_jax.run.run_checks import check_earlier_run, describe_longer, explain_disk, remove_results
@@ -387,6 +386,8 @@ class Run:
 
 def _make_devices(parallel: ParallelSettings) -> Devices:
     number, passes = parallel.num_devices, parallel.num_passes
-    if parallel.transform == "mesh":
+    if parallel.transform == "mesh":  # imported here: the rules are those of Qwen's network
+        from stepcot_jax.policies.qwen_policy import param_shardings
+
         return MeshDevices(param_shardings, num_devices=number, model_devices=parallel.model_devices, num_passes=passes)
     return Devices(transform=parallel.transform, num_devices=number, num_passes=passes)

@@ -24,9 +24,9 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.losses.policy_gradient import advantages, aggregate_weight, policy_gradient_loss
 from stepcot_jax.losses.sequence import token_log_probs
 from stepcot_jax.policies.sampling import rollout_keys
-from stepcot_jax.systems.grpo import REFERENCE, RewardSignal, flatten_groups, make_objective
+from stepcot_jax.systems.grpo import RewardSignal, flatten_groups, make_objective
 from stepcot_jax.systems.networks import Batch, Networks, encode_images, predict_logits, read_as_teacher
-from stepcot_jax.systems.options import GrpoOptions
+from stepcot_jax.systems.options import REFERENCE, GrpoOptions
 from stepcot_jax.systems.step_cot import StepCoT
 from stepcot_jax.systems.updates import certain_labels, split_shared, teacher_part
 from stepcot_jax.training.devices import ONE_DEVICE, GlobalBatch, differentiate

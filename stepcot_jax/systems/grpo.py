@@ -30,7 +30,7 @@ from stepcot_jax.record import Record
 from stepcot_jax.rewards.answers import Judged
 from stepcot_jax.rewards.functions import RewardFunction, apply_functions
 from stepcot_jax.rewards.presets import Rewards, RewardSettings, reward
-from stepcot_jax.systems.options import GrpoOptions, SelfCheckOptions
+from stepcot_jax.systems.options import REFERENCE, GrpoOptions, SelfCheckOptions
 from stepcot_jax.systems.self_check import CHECK, Attempts, SelfCheck, describe_checks, token_advantages
 from stepcot_jax.systems.sft import POLICY, Batch, Normalise
 from stepcot_jax.training.devices import Devices, GlobalBatch, differentiate
@@ -38,11 +38,7 @@ from stepcot_jax.training.optimizers import global_norm
 from stepcot_jax.training.state import Params, TrainState, apply_gradients
 from stepcot_jax.training.system import COLLECTED_NUMBERS
 
-# The objective of GRPO, for replies and for chains, and the name of its frozen start.
-
-
-REFERENCE = "reference"
-"""Name of the frozen start's parameters."""
+# The objective of GRPO, for replies and for chains.
 
 
 def make_objective(settings: GrpoOptions) -> PolicyGradient:

@@ -14,6 +14,9 @@ from stepcot_jax.host.ranges import Count, NotNegative, Positive, PositiveShare,
 
 EpochEnd = Literal["floor", "ceil"]
 
+REFERENCE = "reference"
+"""Name of the parameters of GRPO's frozen start."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SftOptions:

@@ -13,8 +13,8 @@ from stepcot_jax.policies.policy import AnyPolicy, copy_frozen, policy_params, s
 from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
 from stepcot_jax.systems import grpo, sft
 from stepcot_jax.systems.curriculum import CURRICULUM, CurriculumState, StagedRows, StagedSftUpdate
-from stepcot_jax.systems.grpo import REFERENCE, GrpoUpdate, Rollouts
-from stepcot_jax.systems.options import GrpoOptions, SelfCheckOptions, SftOptions
+from stepcot_jax.systems.grpo import GrpoUpdate, Rollouts
+from stepcot_jax.systems.options import REFERENCE, GrpoOptions, SelfCheckOptions, SftOptions
 from stepcot_jax.systems.sft import POLICY, Batch, Normalise, SftUpdate
 from stepcot_jax.training.optimizers import make_optimizer
 from stepcot_jax.training.state import Params, TrainState, put_given

@@ -15,7 +15,7 @@ from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.held_out import ClosedFeatures, TestSplitClosed
 from stepcot_jax.record import Record
 from stepcot_jax.run.inputs import load_cases
-from stepcot_jax.run.loading import load_vqa_dataset
+from stepcot_jax.run.loading_questions import load_vqa_dataset
 from stepcot_jax.run.settings import load_settings
 
 OPENERS = {

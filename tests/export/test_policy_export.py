@@ -6,6 +6,8 @@ import re
 import shutil
 import sys
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from policies.policy_workdir import BEST, SIDE, make_policy_workdir
@@ -69,6 +71,13 @@ def test_samples_follow_the_probabilities_of_the_network(model, monkeypatch):
     assert frequent.sum() > 3
     error = np.abs(counts - number * expected)[frequent] / np.sqrt(number * expected * (1 - expected))[frequent]
     assert error.max() < 4.5
+
+
+def test_every_place_of_a_sample_is_drawn_anew():
+    """Two places with the same scores: equal as often as two independent draws are, not always."""
+    keys, scores = jax.random.split(jax.random.key(0), 2000), jnp.zeros((2000, 8))
+    first, second = (np.asarray(policy_loader._draw(keys, scores, place, greedy=False)) for place in (0, 1))
+    assert np.mean(first == second) == pytest.approx(1 / 8, abs=0.04)
 
 
 @pytest.mark.parametrize("num_merges", [0, 60])

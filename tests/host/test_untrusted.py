@@ -21,7 +21,6 @@ OPENERS = {"open", "read_text", "read_bytes", "ZipFile", "memmap", "safe_open", 
 OTHERS = {
     "host/untrusted.py": "the one place",
     "__main__.py": "own sources",
-    "annotate/agreement.py": "own style",
     "tools/conformance/golden.py": "numpy, after open_archive",
     "tools/constrain/results.py": "own style",
     "data/images/shards.py": "a lock",

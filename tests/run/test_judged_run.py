@@ -9,7 +9,7 @@ from policies.policy_workdir import SIZES
 from stepcot_jax.annotate.llm import client
 from stepcot_jax.host.errors import RunStopped
 from stepcot_jax.reasoning.dialects import read_reply
-from stepcot_jax.run import policy_build as judged_rewards
+from stepcot_jax.run import judged_rewards
 from stepcot_jax.run.settings import load_settings
 from stepcot_jax.run.training_run import Run
 

@@ -18,7 +18,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.pages.sheets import Interval
 from stepcot_jax.reasoning.dialects import write_reply
 from stepcot_jax.record import KINDS
-from stepcot_jax.run.loading import load_vqa_dataset
+from stepcot_jax.run.loading_questions import load_vqa_dataset
 from stepcot_jax.run.scored_baseline import score_baseline
 from stepcot_jax.tools.tables import command as making
 from stepcot_jax.tools.tables import policy_tables, robustness_table

@@ -20,7 +20,6 @@ from stepcot_jax.data.images.image_files import ImageFiles, folder_files, set_as
 from stepcot_jax.data.records import records
 from stepcot_jax.data.records.data_json import FILE_NAME
 from stepcot_jax.data.records.records import Collection, OnBadRecord
-from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.data.splits.split_resolver import TABLE_SUFFIXES
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.host.errors import BadInput
@@ -355,6 +354,8 @@ def make_shards(
     terminal: Terminal,
 ) -> list[str]:
     """Write a folder's images into shards, with records and split tables; return lines that describe them."""
+    from stepcot_jax.data.sources.layouts import read_source  # for writing alone
+
     if has_shards(root):
         raise BadInput(f"{root} has shards already ({INDEX_NAME}); a folder with image files is required")
     if out.resolve() == root.resolve():

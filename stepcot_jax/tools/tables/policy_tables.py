@@ -35,7 +35,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.pages.sheets import Column, Row, Table, columns
 from stepcot_jax.reading.finished import read_metrics
 from stepcot_jax.record import STAGE_NAMES, Record
-from stepcot_jax.run.loading import load_vqa_dataset
+from stepcot_jax.run.loading_questions import load_vqa_dataset
 from stepcot_jax.run.policy_data import TEST_RECORDS
 from stepcot_jax.run.scored_baseline import score_baseline
 from stepcot_jax.run.settings import Settings
