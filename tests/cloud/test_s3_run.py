@@ -1,6 +1,8 @@
 """A run whose workdir is on a server of S3: killed by SIGKILL, and resumed elsewhere to the same bits."""
 
 import json
+import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -14,6 +16,8 @@ from stepcot_jax.contrib.cloud.copies import MANIFEST, download
 from stepcot_jax.contrib.cloud.stores import StoreFolder
 
 pytestmark = pytest.mark.slow
+
+TESTS = pathlib.Path(__file__).resolve().parents[1]
 
 SHORT = {"training__teacher_epochs": 3, "training__joint_epochs": 0}
 KILLED = f"""
@@ -31,7 +35,8 @@ def test_a_run_killed_on_a_store_resumes_elsewhere_as_an_undisturbed_run(tmp_pat
     with s3_server() as environment, jax.numpy_dtype_promotion("standard"):
         address = f"s3://{BUCKET}/runs/one"
         report, state, best = final_state(small_run(tmp_path / "local", monkeypatch, **SHORT), monkeypatch)
-        environment = environment | {"XDG_CACHE_HOME": str(tmp_path / "first")}
+        paths = os.pathsep.join(map(str, (TESTS.parent, TESTS)))
+        environment = environment | {"XDG_CACHE_HOME": str(tmp_path / "first"), "PYTHONPATH": paths}
         command = [sys.executable, "-c", KILLED, address]
         killed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
         assert killed.returncode == -signal.SIGKILL, killed.stderr
