@@ -56,6 +56,7 @@ def launch(workdir, folder, *, num_epochs, transform, environment=os.environ):
         "DEVICES_PER_PROCESS": "2",
         "XLA_FLAGS": " ".join(flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag),
         "XDG_CACHE_HOME": str(folder / "cache"),
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests"))),
     }
     arguments = [f"--config.{name}={value}" for name, value in settings_of(num_epochs, transform).items()]
     script = [ROOT / "launch" / "local_processes.sh", "2", *arguments]
