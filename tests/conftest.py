@@ -34,20 +34,22 @@ hypothesis.settings.register_profile("suite", deadline=None, max_examples=25, de
 hypothesis.settings.load_profile("suite")
 
 LONGEST = (
-    "tests/cloud/test_s3_run.py",
-    "tests/annotate/test_ray_rules.py",
-    "tests/test_notebooks.py",
-    "tests/run/test_qwen_mesh.py",
-    "tests/run/test_training_run.py",
-    "tests/training/test_parallel.py",
-    "tests/run/test_two_process_run.py",
-    "tests/tables/test_tables_runs.py",
     "tests/test_api.py",
+    "tests/run/test_policy_run.py",
+    "tests/run/test_test_split.py",
+    "tests/run/test_training_run.py",
+    "tests/run/test_qwen_mesh.py",
+    "tests/test_notebooks.py",
+    "tests/run/test_qwen_run.py",
+    "tests/run/test_frozen_policy_run.py",
+    "tests/annotate/test_ray_rules.py",
+    "tests/conformance/test_conformance.py",
+    "tests/training/test_parallel.py",
+    "tests/run/test_fit.py",
+    "tests/tables/test_tables_runs.py",
     "tests/systems/test_step_cot.py",
-    "tests/run/test_configs.py",
-    "tests/tables/test_targets.py",
 )
-"""Files of more than 15 s of CPU, longest first."""
+"""Files of the longest tests, longest first."""
 
 
 def pytest_collection_modifyitems(items):
