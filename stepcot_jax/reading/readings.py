@@ -403,7 +403,7 @@ class ChainReading:
         return self.describe()
 
     def describe(self, *, verbose: bool = False) -> str:
-        """Return the warnings and the answers, one a line, the paragraph, and notes below it.
+        """Return the answers and the warnings, one a line, the paragraph, and notes below it.
 
         Args:
           verbose: whether the notes say how answer sets were made, with their range, and give the figures of the
@@ -411,9 +411,8 @@ class ChainReading:
         """
         rows = [(answer.step.name, answer.answer, answer.describe_certainty()) for answer in self.steps]
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-        lines = [f"warning: {line}" for line in self.warnings]
-        lines += [f"{name:<{widths[0]}}  {answer:<{widths[1]}}  {how}" for name, answer, how in rows]
-        lines += self._describe_changes()
+        lines = [f"{name:<{widths[0]}}  {answer:<{widths[1]}}  {how}" for name, answer, how in rows]
+        lines += [*(f"warning: {line}" for line in self.warnings), *self._describe_changes()]
         notes = self._describe_notes(verbose=verbose)
         text = [self.source, *(f"  {line}" for line in lines), self._text, *(f"  {line}" for line in notes)]
         return "\n".join(make_printable(line) for line in text)

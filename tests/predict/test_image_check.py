@@ -73,8 +73,8 @@ def test_a_reading_warns_of_noise_and_of_a_lateral_view(run, images):
     assert lateral.warnings == ("the DICOM header names a lateral view; the network expects a frontal one",)
     score = f"score {noise.check.gate_score:.2f} (1 is the limit)"
     assert noise.warnings == (f"outside of what it was trained on: {score}",)
-    for reading in (lateral, noise):  # once in print, before the answers
-        assert str(reading).split("\n")[1] == f"  warning: {reading.warnings[0]}"
+    for reading in (lateral, noise):  # once in print, right below the answers
+        assert str(reading).split("\n")[1 + len(reading.steps)] == f"  warning: {reading.warnings[0]}"
         assert str(reading).count(reading.warnings[0]) == reading._repr_html_().count(reading.warnings[0]) == 1
         assert str(reading).count("score") <= 1
     assert noise.paragraph.startswith(f"Warning: {noise.warnings[0]}. The radiograph ")
