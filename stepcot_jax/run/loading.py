@@ -108,6 +108,8 @@ def make_dataset(
         if len(kept) < len(numbers):
             images = Selection(images, np.searchsorted(numbers, kept).tolist())
             cache.read = FilePixels(images, preprocessing, max_pixels, file, kept)
+    elif known := getattr(images, "digest", None):  # shards know those of their files
+        digests = {path: known(index) for index, path in enumerate(collection.cases.image_paths)}
     chosen_splits, source = splits or _find_splits(settings, collection, images, progress)
     return Dataset(
         collection.chain,

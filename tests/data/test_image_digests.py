@@ -13,9 +13,9 @@ from stepcot_jax.tools.data.command import main as data
 
 
 def test_other_pictures_under_the_same_names_are_refused(tmp_path):
-    def load(check):
+    def load(check, folder="cases"):
         settings = load_settings(
-            "step_cot", **{"data.root": str(tmp_path / "cases"), "data.source": "folder", "data.check_images": check}
+            "step_cot", **{"data.root": str(tmp_path / folder), "data.source": "folder", "data.check_images": check}
         )
         return load_dataset(settings, preprocessing=Preprocessing(size=32))
 
@@ -24,6 +24,8 @@ def test_other_pictures_under_the_same_names_are_refused(tmp_path):
     write_account(first, tmp_path)
     assert len((tmp_path / "images.sha256").read_text().splitlines()) == len(first.cases) == 40
     check_same_images(load("ahead"), tmp_path)
+    data(["shards", str(tmp_path / "cases"), "--out", str(tmp_path / "shards")])
+    assert load("ahead", "shards").digests == first.digests
     one, other = (tmp_path / "cases" / first.cases.image_paths[index] for index in (3, 4))
     shutil.copy(one, other)
     with pytest.raises(BadInput, match=rf"{other.name}: not the picture that the run started with .*; 1 of 40 differ"):
