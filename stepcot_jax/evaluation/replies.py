@@ -17,7 +17,7 @@ import numpy.typing as npt
 from stepcot_jax.box import Box, UnequalCounts
 from stepcot_jax.chain import fold
 from stepcot_jax.evaluation.box_forms import BoxForm, place_boxes
-from stepcot_jax.evaluation.stage_quality import label_stages, stage_figures
+from stepcot_jax.evaluation.stage_claims import label_stages, stage_figures
 from stepcot_jax.evaluation.statistics import (
     LEVEL,
     Interval,
@@ -259,7 +259,7 @@ class ReplyScore:
     grounding: float  # 1 if the boxes pass
     format: float
     judged: Judged | None = None  # the judge's scores of an open answer
-    stages: tuple[float, ...] = UNKNOWN  # value of each stage, NaN without; see `evaluation.stage_quality`
+    stages: tuple[float, ...] = UNKNOWN  # value of each stage, NaN without; see `evaluation.stage_claims`
     rated_stages: tuple[float, ...] = UNKNOWN  # a judge's score of each stage from 1 to 5, NaN without
     problems: tuple[str, ...] = ()  # why the reply is not well formed
     unread: str = ""  # why neither an answer nor a box could be read; "" if one could

@@ -19,7 +19,7 @@ from stepcot_jax.evaluation.consistency import true_prefixes
 from stepcot_jax.evaluation.gate import Gate, fit_gate, write_gates
 from stepcot_jax.evaluation.interventions import ReadGiven, as_probabilities, measure_reliance
 from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, ValidationPredictions, collect
-from stepcot_jax.features.sharing import Processes
+from stepcot_jax.features.encode import Processes
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.build import make_system, read_ahead, read_training_batches

@@ -19,8 +19,7 @@ from stepcot_jax.data.images.image_files import digest_content
 from stepcot_jax.encoders.resnet import make_resnet
 from stepcot_jax.encoders.text_encoder import hash_prompts, write_prompts
 from stepcot_jax.features import encode
-from stepcot_jax.features.blocks import encode_in_blocks
-from stepcot_jax.features.sharing import ALONE, Processes, encode_together
+from stepcot_jax.features.encode import ALONE, Processes, encode_in_blocks, encode_together
 from stepcot_jax.features.store import (
     FeatureStore,
     FrozenImageEncoder,

@@ -12,9 +12,8 @@ from stepcot_jax.data.held_out import HeldOut
 from stepcot_jax.data.questions.check_examples import CheckExample, draw_check_examples
 from stepcot_jax.data.questions.record_files import write_vqa_records
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
-from stepcot_jax.features.encode import ImageItem
+from stepcot_jax.features.encode import ALONE, ImageItem, Processes, encode_together
 from stepcot_jax.features.patch_input import PatchInput
-from stepcot_jax.features.sharing import ALONE, Processes, encode_together
 from stepcot_jax.features.store import describe_image_store
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.machine import map_in_threads

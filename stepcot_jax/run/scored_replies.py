@@ -31,7 +31,7 @@ from stepcot_jax.evaluation.replies import (
     to_json,
 )
 from stepcot_jax.evaluation.reply_page import MOST_SHOWN, make_tables, write_replies
-from stepcot_jax.evaluation.stage_quality import LABEL_VALUES
+from stepcot_jax.evaluation.stage_claims import LABEL_VALUES
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_workdir, read_file, write_whole, writing_whole

@@ -8,8 +8,14 @@ from reasoning_records import make_record
 
 from stepcot_jax.annotate.recipes import lvkc
 from stepcot_jax.annotate.recipes.items import TaskSettings
-from stepcot_jax.evaluation.stage_claims import Claims, find_claims, stage_consistency
-from stepcot_jax.evaluation.stage_quality import label_stages, stage_figures, step_quality
+from stepcot_jax.evaluation.stage_claims import (
+    Claims,
+    find_claims,
+    label_stages,
+    stage_consistency,
+    stage_figures,
+    step_quality,
+)
 from stepcot_jax.evaluation.statistics import count_once
 from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.reasoning.rules import KNOWLEDGE

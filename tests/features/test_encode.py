@@ -86,7 +86,7 @@ def test_prompts_are_encoded_once(tmp_path, caplog):
 def test_importing_the_features_imports_no_framework():
     code = (
         "import sys; import stepcot_jax.features.encode, stepcot_jax.features.store, "
-        "stepcot_jax.features.importing, stepcot_jax.features.transformers_encoder; "
+        "stepcot_jax.features.importing, stepcot_jax.features.frozen_encoders; "
         "print([name for name in ('jax', 'torch', 'transformers', 'tensorflow') if name in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

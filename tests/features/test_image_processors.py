@@ -9,8 +9,8 @@ from PIL import Image
 
 from stepcot_jax.data.images.preprocessing import normalise, resize_image
 from stepcot_jax.encoders import checkpoints
+from stepcot_jax.features.frozen_encoders import read_preprocessing
 from stepcot_jax.features.store import describe_preprocessing
-from stepcot_jax.features.transformers_encoder import read_preprocessing
 from stepcot_jax.host.errors import BadInput
 
 COLOURS = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.5, 0.6, 0.7]}

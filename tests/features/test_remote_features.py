@@ -12,7 +12,7 @@ from stepcot_jax.contrib.cloud.stores import StoreError, StoreFolder
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.encoders import load as encoder_loading
 from stepcot_jax.features import encode, frozen_encoders
-from stepcot_jax.features.sharing import Processes
+from stepcot_jax.features.encode import Processes
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run import inputs

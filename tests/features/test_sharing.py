@@ -4,7 +4,7 @@ import threading
 
 from features.fake_encoders import FakeImageEncoder, make_items
 
-from stepcot_jax.features.sharing import Processes, encode_together
+from stepcot_jax.features.encode import Processes, encode_together
 from stepcot_jax.features.store import FeatureStore, describe_image_store
 
 NUMBERS = [*range(40), 3, 5]  # two images are in the data twice

@@ -11,8 +11,8 @@ transformers = pytest.importorskip("transformers")
 from PIL import Image
 
 from stepcot_jax.data.images.preprocessing import normalise, resize_image
+from stepcot_jax.features.frozen_encoders import load_transformers_encoder
 from stepcot_jax.features.store import FrozenImageEncoder
-from stepcot_jax.features.transformers_encoder import load_transformers_encoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.policy_networks import load_patches
 from stepcot_jax.run.settings import load_settings

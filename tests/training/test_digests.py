@@ -10,8 +10,16 @@ import numpy as np
 import pytest
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.training.checkpoints import Best, Checkpoints, read_best, restore_params, saved_steps
-from stepcot_jax.training.digests import DIGESTS, Changed, check_digests
+from stepcot_jax.training.checkpoints import (
+    DIGESTS,
+    Best,
+    Changed,
+    Checkpoints,
+    check_digests,
+    read_best,
+    restore_params,
+    saved_steps,
+)
 from stepcot_jax.training.state import TrainState
 
 

@@ -29,7 +29,7 @@ from stepcot_jax.evaluation.replies import (
     as_columns,
     score_all,
 )
-from stepcot_jax.evaluation.stage_quality import stage_figures
+from stepcot_jax.evaluation.stage_claims import stage_figures
 from stepcot_jax.evaluation.statistics import Interval, bootstrap, mean_of_seeds, summarise
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.pages.sheets import Column, Row, Table, columns

@@ -5,12 +5,12 @@ import pytest
 
 from stepcot_jax.box import Box
 from stepcot_jax.data.check import find_difference
-from stepcot_jax.data.questions.baselines import fit_baseline
 from stepcot_jax.data.questions.phantom_images import ground_phantom
 from stepcot_jax.data.questions.questions import ask_questions
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import DIALECTS, write_reply
 from stepcot_jax.record import Record
+from stepcot_jax.run.scored_baseline import fit_baseline
 
 
 def _record(number, kind="closed", topic="t", answer="Yes", boxes=(), options=(), size=(100, 100), label="a"):
