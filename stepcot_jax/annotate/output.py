@@ -22,8 +22,7 @@ from stepcot_jax.data.questions import record_files
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import MAX_LISTING_BYTES, read_file, read_json, write_whole
-from stepcot_jax.host.locks import LOCK_NAME, lock_folder
+from stepcot_jax.host.files import LOCK_NAME, MAX_LISTING_BYTES, lock_folder, read_file, read_json, write_whole
 from stepcot_jax.host.text import one_line, write_csv
 
 SET_ASIDE_NAME = "set_aside.jsonl"

@@ -5,23 +5,91 @@ import functools
 import hashlib
 import json
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from jaxtyping import Int32
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.data.columns import RecordTable, as_table
-from stepcot_jax.data.held_out import ClosedFeatures, ClosedPixels, HeldOut
 from stepcot_jax.data.images.image_files import ImageFiles
-from stepcot_jax.data.images.pixels import PixelCache
+from stepcot_jax.data.images.pixels import CompactPixels, PixelCache
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise
 from stepcot_jax.data.records.records import SetAside, write_quarantine
 from stepcot_jax.data.splits.splits import Splits, write_manifest
 from stepcot_jax.data.uncertain import IGNORED, Targets, UncertainAnswers, make_targets
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file, write_whole
+
+Data = TypeVar("Data")
+
+
+class TestSplitClosed(RuntimeError):
+    """A picture or feature of the test split was requested before the last evaluation."""
+
+    __test__ = False
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOut(Generic[Data]):
+    """Data with their test split, for the last evaluation; `hold_out` also returns the view for everything before it.
+
+    `tests/data/test_held_out.py` lists the functions that open it.
+    """
+
+    _data: Data = dataclasses.field(repr=False)
+
+    def open_test(self) -> Data:
+        """Return the data with the test split."""
+        return self._data
+
+
+def _refuse(index: int, closed: frozenset[int]) -> None:
+    if index in closed:
+        raise TestSplitClosed(f"image {index} is of the test split, which the last evaluation alone opens")
+
+
+class ClosedPixels(PixelCache):
+    """The pixels of another cache, without those of closed images."""
+
+    def __init__(self, cache: PixelCache, closed: Iterable[int]) -> None:
+        self._cache, self._closed = cache, frozenset(closed)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ClosedPixels, (self._cache, self._closed)
+
+    def put(self, index: int, pixels: CompactPixels) -> None:
+        """Cache the pixels of an image."""
+        self._cache.put(index, pixels)
+
+    def select(self, indices: Sequence[int], read: Callable[[int], CompactPixels]) -> PixelCache:
+        """Return a cache of some of the images, none of them closed."""
+        for index in indices:
+            _refuse(index, self._closed)
+        return self._cache.select(indices, read)
+
+    def compact(self, index: int) -> CompactPixels:
+        """Return the pixels of an image that is not closed."""
+        _refuse(index, self._closed)
+        return self._cache.compact(index)
+
+
+class ClosedFeatures:
+    """Features [case, width] by case index, without those of closed cases."""
+
+    def __init__(self, features: Any, closed: Iterable[int]) -> None:
+        self._features, self._closed = features, frozenset(closed)
+        self.shape, self.dtype = features.shape, features.dtype
+
+    def __len__(self) -> int:
+        return len(self._features)
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        for case in np.arange(len(self))[index].ravel().tolist():
+            _refuse(case, self._closed)
+        rows: np.ndarray = self._features[index]
+        return rows
 
 
 @dataclasses.dataclass(frozen=True)

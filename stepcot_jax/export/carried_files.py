@@ -4,8 +4,7 @@ import json
 import pathlib
 from typing import Any
 
-from stepcot_jax.encoders.described_networks import describe_network
-from stepcot_jax.encoders.load import ImageEncoder
+from stepcot_jax.encoders.load import ImageEncoder, describe_network
 from stepcot_jax.evaluation.calibration import write_calibration
 from stepcot_jax.features.store import FrozenImageEncoder
 from stepcot_jax.host.errors import BadInput

@@ -48,8 +48,7 @@ def read_carried_preprocessing(folder: pathlib.Path) -> Preprocessing:
 
 def make_carried_encoder(manifest: pathlib.Path, encoder: CarriedEncoder, params: Any) -> "ImageEncoder":
     """Return the encoder of an export, after checking that network, preprocessing and tensors fit each other."""
-    from stepcot_jax.encoders.described_networks import count_layers, make_network  # every kind of network
-    from stepcot_jax.encoders.load import ImageEncoder
+    from stepcot_jax.encoders.load import ImageEncoder, count_layers, make_network  # every kind of network
 
     network = make_network(encoder.network, where=f"{manifest}, encoder.network")
     preprocessing = read_carried_preprocessing(manifest.parent)

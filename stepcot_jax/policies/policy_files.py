@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from stepcot_jax.encoders.tokenizer_files import load_tokenizer_files
+from stepcot_jax.encoders.text_encoder import load_tokenizer_files
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_whole

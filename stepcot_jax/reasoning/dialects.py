@@ -20,9 +20,18 @@ from typing import NamedTuple
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.free_replies import UNCLOSED, read_free, read_free_answer, split_thoughts
-from stepcot_jax.reasoning.gemex_replies import read_gemex, read_gemex_plain, write_gemex, write_gemex_plain
-from stepcot_jax.reasoning.lvkc_replies import read_lvkc, read_lvkc_released, write_lvkc, write_lvkc_released
-from stepcot_jax.reasoning.medclm_replies import read_medclm, write_medclm
+from stepcot_jax.reasoning.grammars import (
+    read_gemex,
+    read_gemex_plain,
+    read_lvkc,
+    read_lvkc_released,
+    read_medclm,
+    write_gemex,
+    write_gemex_plain,
+    write_lvkc,
+    write_lvkc_released,
+    write_medclm,
+)
 from stepcot_jax.reasoning.replies import Reply, normalise, read_answer, without_stop_tokens
 from stepcot_jax.record import Record
 

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.data.held_out import HeldOut
+from stepcot_jax.data.dataset import Dataset, HeldOut
 from stepcot_jax.data.images.image_files import digest_content
 from stepcot_jax.encoders.resnet import make_resnet
 from stepcot_jax.encoders.text_encoder import hash_prompts, write_prompts
@@ -32,7 +31,7 @@ from stepcot_jax.features.store import (
 from stepcot_jax.host.download import find_path, is_address, open_remote
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.extras import MapBlocks
-from stepcot_jax.host.locks import wait_for_lock
+from stepcot_jax.host.files import wait_for_lock
 from stepcot_jax.host.machine import release_freed_memory
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.fields import naming

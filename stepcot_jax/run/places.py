@@ -9,8 +9,7 @@ import jax
 
 from stepcot_jax.host.download import is_address, open_remote
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import make_workdir, write_whole
-from stepcot_jax.host.locks import lock_folder
+from stepcot_jax.host.files import lock_folder, make_workdir, write_whole
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.training.processes import all_agree, check_shared, is_first, wait_for_all
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
-from stepcot_jax.data.held_out import HeldOut
+from stepcot_jax.data.dataset import HeldOut
 from stepcot_jax.data.questions.check_examples import CheckExample, draw_check_examples
 from stepcot_jax.data.questions.record_files import write_vqa_records
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset

@@ -8,7 +8,7 @@ import tempfile
 
 from stepcot_jax.annotate.recipes.items import read_questions
 from stepcot_jax.data.phantom.phantom import write_pictures
-from stepcot_jax.data.questions.phantom_images import ground_phantom
+from stepcot_jax.data.questions.making import ground_phantom
 from stepcot_jax.data.questions.questions import ask_questions
 from stepcot_jax.data.questions.record_files import write_vqa_records
 

@@ -13,7 +13,7 @@ from stepcot_jax.annotate.annotation import CannotAnnotate, Report
 from stepcot_jax.annotate.rules import annotator
 from stepcot_jax.annotate.rules.annotator import annotate_report, describe_report
 from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.data.sources.iu_coding import read_coding
+from stepcot_jax.data.sources.iu_xray import read_coding
 from stepcot_jax.tools.annotate import coding as coding_agreement
 from stepcot_jax.tools.annotate.coding import half_of, measure, read_coded_reports
 

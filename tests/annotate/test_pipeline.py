@@ -22,7 +22,7 @@ from stepcot_jax.annotate.llm.prompts import write_annotation_prompt
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
 from stepcot_jax.data.records.records import read_records
 from stepcot_jax.host.errors import BadInput, RunStopped
-from stepcot_jax.host.locks import lock_folder
+from stepcot_jax.host.files import lock_folder
 from stepcot_jax.tools.annotate.command import main
 
 pytestmark = pytest.mark.slow

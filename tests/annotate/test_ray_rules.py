@@ -14,7 +14,7 @@ from annotate.test_sharding import TEXTS, files
 from PIL import Image
 from ray_cluster import run_cluster
 
-from stepcot_jax.annotate.blocks import BLOCK_SIZE
+from stepcot_jax.annotate.runner import BLOCK_SIZE
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tools.annotate.command import main
 

@@ -9,7 +9,7 @@ from annotate.misbehaving_server import MisbehavingServer, read_data
 from annotate.test_pipeline import command, read_funnel
 from PIL import Image
 
-from stepcot_jax.annotate import blocks, runner
+from stepcot_jax.annotate import runner
 from stepcot_jax.annotate.output import Shard, read_shard
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.host.errors import BadInput
@@ -167,7 +167,7 @@ def entries(folder):
 
 
 def test_blocks_of_an_engine_are_kept_for_a_rerun_and_damaged_ones_are_named(tmp_path, source, monkeypatch):
-    monkeypatch.setattr(blocks, "BLOCK_SIZE", 8)
+    monkeypatch.setattr(runner, "BLOCK_SIZE", 8)
     annotated = []
 
     def map_blocks(parts, factory):

@@ -11,7 +11,7 @@ from stepcot_jax.contrib.cloud.copies import MANIFEST, UNFINISHED, Remote, downl
 from stepcot_jax.contrib.cloud.stores import Stored, StoreError, StoreFolder
 from stepcot_jax.contrib.cloud.sync import main as sync
 from stepcot_jax.host.errors import BadInput, RunStopped
-from stepcot_jax.host.locks import LOCK_NAME
+from stepcot_jax.host.files import LOCK_NAME
 
 
 @pytest.fixture

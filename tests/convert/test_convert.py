@@ -7,7 +7,7 @@ import safetensors.numpy
 from stepcot_jax.export import authors as named_tensors
 from stepcot_jax.export.authors import entries
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.tools.convert import command as convert
+from stepcot_jax.tools import convert
 from stepcot_jax.training import state as parameter_paths
 
 WIDTHS = {"student_width": 3, "image_width": 4, "answers_0": 2, "answers_1": 3, "projection_width": 2}

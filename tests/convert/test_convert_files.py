@@ -6,7 +6,7 @@ import pytest
 import safetensors.numpy
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.tools.convert.converted_workdir import read_tensors, write_tensors
+from stepcot_jax.tools.convert import read_tensors, write_tensors
 
 TENSORS = {"student/a.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "student/a.bias": np.ones(2, np.float32)}
 

@@ -24,7 +24,7 @@ from stepcot_jax.reading.loading import load
 from stepcot_jax.reading.trained_model import load_trained
 from stepcot_jax.run.settings import read_run_settings
 from stepcot_jax.run.stored_reading import read_reading
-from stepcot_jax.tools.convert import command as convert
+from stepcot_jax.tools import convert
 from stepcot_jax.training.state import flatten
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ import stepcot_jax
 from stepcot_jax.box import Box
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.columns import RecordTable
-from stepcot_jax.data.held_out import ClosedFeatures, TestSplitClosed
+from stepcot_jax.data.dataset import ClosedFeatures, TestSplitClosed
 from stepcot_jax.record import Record
 from stepcot_jax.run.inputs import load_cases
 from stepcot_jax.run.loading_questions import load_vqa_dataset

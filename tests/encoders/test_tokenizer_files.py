@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from stepcot_jax.encoders import tokenizer_files
-from stepcot_jax.encoders.tokenizer_files import load_tokenizer_files
+from stepcot_jax.encoders import text_encoder
+from stepcot_jax.encoders.text_encoder import load_tokenizer_files
 from stepcot_jax.host.errors import BadInput
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -83,6 +83,6 @@ def test_a_file_has_a_largest_size_and_a_panic_is_a_sentence(tmp_path, monkeypat
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", panic)
     with pytest.raises(BadInput, match=r"^PanicException: called `Result"):
         load_tokenizer_files(write(tmp_path))
-    monkeypatch.setattr(tokenizer_files, "_MOST_BYTES", 100)
+    monkeypatch.setattr(text_encoder, "_MOST_BYTES", 100)
     with pytest.raises(BadInput, match=r"tokenizer\.json: \d+ bytes, more than 100"):
         load_tokenizer_files(tmp_path)

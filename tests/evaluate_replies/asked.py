@@ -5,7 +5,7 @@ import json
 import msgspec
 from PIL import Image
 
-from stepcot_jax.data.questions.phantom_images import ground_phantom
+from stepcot_jax.data.questions.making import ground_phantom
 from stepcot_jax.data.questions.questions import ask_questions
 from stepcot_jax.data.questions.record_files import write_vqa_records
 from stepcot_jax.reasoning.dialects import write_reply

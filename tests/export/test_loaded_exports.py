@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from stepcot_jax.encoders.described_networks import describe_network, make_network
+from stepcot_jax.encoders.load import describe_network, make_network
 from stepcot_jax.encoders.torchvision_networks import FrozenDenseNet, make_frozen_resnet
 from stepcot_jax.export import loader
 from stepcot_jax.export.exported_files import RefusedExport

@@ -6,10 +6,10 @@ import sys
 import pytest
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.locks import LOCK_NAME, lock_folder
+from stepcot_jax.host.files import LOCK_NAME, lock_folder
 
 SCRIPT = (
-    "import sys, pathlib; from stepcot_jax.host.locks import lock_folder\n"
+    "import sys, pathlib; from stepcot_jax.host.files import lock_folder\n"
     "lock_folder(pathlib.Path(sys.argv[1])).__enter__()"
 )
 

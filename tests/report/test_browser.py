@@ -18,7 +18,7 @@ from stepcot_jax.pages.figures import draw_lines
 from stepcot_jax.pages.pictures import write_picture
 from stepcot_jax.pages.shell import Section, write_report
 from stepcot_jax.reading.finished import FinishedRun
-from stepcot_jax.tools.report.cases import ShownCase, write_cases
+from stepcot_jax.tools.report.answers import ShownCase, write_cases
 from stepcot_jax.tools.report.sections import render, write_operating_section, write_settings
 
 EVIL = '</script><script>document.title = "broken"</script>"><img src=x onerror="document.title=\'broken\'">'

@@ -7,7 +7,7 @@ import pytest
 from run.small_run import small_run, small_settings, stop_at
 
 from stepcot_jax.host.errors import BadInput, Preempted, RunStopped
-from stepcot_jax.host.locks import lock_folder
+from stepcot_jax.host.files import lock_folder
 from stepcot_jax.run import chain_task, training_run
 from stepcot_jax.training.checkpoints import saved_steps
 from stepcot_jax.training.loop import Loop

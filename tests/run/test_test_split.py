@@ -11,7 +11,7 @@ import pytest
 from run import small_policy_run, small_run
 
 from stepcot_jax.box import Box
-from stepcot_jax.data.held_out import TestSplitClosed
+from stepcot_jax.data.dataset import TestSplitClosed
 from stepcot_jax.data.images.pixels import PixelCache
 from stepcot_jax.rewards.presets import Rewards
 from stepcot_jax.run import chain_task, policy_data

@@ -13,7 +13,7 @@ import pytest
 from run import small_run as small_run_module
 from run.small_run import Killed, assert_same, final_state, read_log, small_settings, stop_at
 
-from stepcot_jax.data.held_out import HeldOut
+from stepcot_jax.data.dataset import HeldOut
 from stepcot_jax.evaluation.chains import evaluate
 from stepcot_jax.evaluation.predictions import read_predictions
 from stepcot_jax.host.errors import BadInput, Preempted, RunStopped

@@ -43,8 +43,7 @@ from stepcot_jax.annotate.llm.interviews import identify
 from stepcot_jax.annotate.llm.prompts import Message, Prompt
 from stepcot_jax.annotate.llm.replies import Entry, read_body, start_entry
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import make_workdir, sync_folder
-from stepcot_jax.host.locks import lock_folder
+from stepcot_jax.host.files import lock_folder, make_workdir, sync_folder
 from stepcot_jax.host.text import one_line
 from stepcot_jax.host.untrusted import iterate_lines, open_untrusted
 

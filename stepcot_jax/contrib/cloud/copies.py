@@ -16,8 +16,7 @@ import msgspec
 
 from stepcot_jax.contrib.cloud.stores import Stored, StoreError, StoreFolder
 from stepcot_jax.host.errors import BadInput, RunStopped
-from stepcot_jax.host.files import digest_file, make_private_folder, make_workdir, read_file
-from stepcot_jax.host.locks import LOCK_NAME, wait_for_lock
+from stepcot_jax.host.files import LOCK_NAME, digest_file, make_private_folder, make_workdir, read_file, wait_for_lock
 from stepcot_jax.host.machine import user_folder
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.host.text import shorten

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Int32, UInt8
 
 from stepcot_jax.box import Box, Corners, Space, convert, convert_rounded, pixels
-from stepcot_jax.data.held_out import ClosedPixels, HeldOut
+from stepcot_jax.data.dataset import ClosedPixels, HeldOut
 from stepcot_jax.data.images.image_decoding import most_bytes
 from stepcot_jax.data.images.image_files import FolderFiles
 from stepcot_jax.data.images.pixels import CompactPixels, PhantomPixels, PixelCache

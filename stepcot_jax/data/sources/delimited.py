@@ -7,11 +7,12 @@ import codecs
 import csv
 import dataclasses
 import io
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import write_csv
 from stepcot_jax.host.untrusted import Meter, exceeds, open_untrusted, read_limits
 
 _DELIMITERS = ",;\t"
@@ -170,3 +171,21 @@ def _find_delimiter(file: TextIO, *, known_columns: Collection[str], path: Path)
     if num_known[best][1] == 1 < num_known[other][1] and num_known[other][0] >= num_known[best][0]:
         raise BadInput(f"{path}: the columns are separated by {other!r}; {_EXPECTED}")
     return best, 0
+
+
+def encode_rows(rows: Iterable[Sequence[str]]) -> bytes:
+    """Encode rows as a CSV that every spreadsheet opens, without formulas."""
+    text = io.StringIO()
+    write_csv(text, rows, end="\r\n")
+    return text.getvalue().encode("utf-8-sig")  # spreadsheets recognise UTF-8 by the byte order mark
+
+
+def is_same_cell(one: str, two: str) -> bool:
+    """Return whether two cells are equal except for white space, a plus sign and the apostrophe of `defuse_formula`."""
+    return " ".join(one.split()).lstrip("'+ ") == " ".join(two.split()).lstrip("'+ ")
+
+
+def read_sheet_rows(path: Path) -> Iterator[list[str]]:
+    """Return the rows of a CSV saved by a spreadsheet, without empty rows."""
+    expected = "expected the form, saved as CSV in UTF-8"
+    return (list(row.cells) for row in read_rows(path, expected=expected))

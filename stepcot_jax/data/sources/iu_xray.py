@@ -15,17 +15,111 @@ import tarfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Literal, TypeAlias, cast
+from typing import Any, BinaryIO, Literal, TypeAlias, cast
 from xml.parsers import expat
 
-from stepcot_jax.chain import DEFAULT_CHAIN
+from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, NOT_APPLICABLE, fold
 from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside
-from stepcot_jax.data.sources import iu_coding
+from stepcot_jax.data.sources import iu_xray
 from stepcot_jax.data.sources.delimited import read_table
 from stepcot_jax.data.sources.intake import ImageFinder, Intake
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import open_untrusted
 from stepcot_jax.record import Record
+
+_TABLES: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+DIAGNOSES: dict[str, list[str]] = _TABLES["diagnoses"]
+LESIONS = frozenset({*DIAGNOSES, *_TABLES["lesions"]} - {"normal", "cardiomegaly"})
+OUTSIDE_LUNG = frozenset(_TABLES["outside_lung"])  # qualifiers of a calcification, a lucency or a density elsewhere
+SIDES = frozenset({"left", "right"})
+ONE_SIDED = frozenset({"lingula", "middle lobe"})
+FOCAL, DIFFUSE, MULTIFOCAL = frozenset({"focal"}), frozenset({"diffuse"}), frozenset(_TABLES["multifocal"])
+LOCATIONS, PATTERNS, MORPHOLOGIES = (
+    {word: answer for answer, words in _TABLES[name].items() for word in words}
+    for name in ("locations", "patterns", "morphologies")
+)
+SECONDARY: list[list[str]] = _TABLES["secondary"]  # heading, qualifier ("" for any) and answer
+LUCENT = frozenset(_TABLES["lucent"])
+DENSE = (LESIONS | {"pulmonary edema"}) - LUCENT
+_Heading = tuple[str, ...]
+
+
+def read_coding(mesh: Sequence[str]) -> tuple[int, ...]:
+    """Return the labels of the steps of `DEFAULT_CHAIN` that the major headings of a report imply."""
+    headings = [tuple(fold(part) for part in heading.split("/")) for heading in mesh]
+    named = {diagnosis for heading in headings for diagnosis in DIAGNOSES.get(heading[0], ())}
+    if len(named) > 1 or ("Normal" in named and len(headings) > 1):
+        return (NOT_ANNOTATED,) * DEFAULT_CHAIN.num_steps
+    if "Normal" in named:
+        return _labels("No abnormality", *[NOT_APPLICABLE] * 5, "Normal")
+    diagnosis = next(iter(named), None)
+    lesions = _described(headings, diagnosis)
+    qualifiers = {qualifier for heading in lesions for qualifier in heading[1:]}
+    return _labels(
+        _detection(headings),
+        _distribution(lesions, qualifiers),
+        _only({PATTERNS[word] for heading in lesions for word in heading if word in PATTERNS}),
+        _only({LOCATIONS[word] for word in qualifiers if word in LOCATIONS}),
+        _only({MORPHOLOGIES[word] for heading in lesions for word in heading if word in MORPHOLOGIES}),
+        _secondary(headings) if diagnosis else None,
+        diagnosis,
+    )
+
+
+def _labels(*answers: str | None) -> tuple[int, ...]:
+    return tuple(
+        NOT_ANNOTATED if answer is None else step.options.index(answer)
+        for step, answer in zip(DEFAULT_CHAIN.steps, answers, strict=True)
+    )
+
+
+def _only(answers: Set[str]) -> str | None:
+    return next(iter(answers)) if len(answers) == 1 else None
+
+
+def _described(headings: Sequence[_Heading], diagnosis: str | None) -> list[_Heading]:
+    """Return the headings of the lesion that steps 2 to 5 describe."""
+    lesions = [item for item in headings if item[0] in LESIONS and not OUTSIDE_LUNG.intersection(item[1:])]
+    if diagnosis is None:
+        return lesions if len({_location(item) for item in lesions}) == 1 else []
+    named = [item for item in lesions if diagnosis in DIAGNOSES.get(item[0], ())]
+    locations = {_location(item) for item in named}
+    return [item for item in lesions if item in named or _location(item) in locations]
+
+
+def _location(heading: _Heading) -> frozenset[str]:
+    words = {LOCATIONS.get(word, word) for word in heading[1:] if word in LOCATIONS or word in SIDES}
+    return frozenset(words | {word for word in heading[1:] if word in MULTIFOCAL})
+
+
+def _distribution(lesions: Sequence[_Heading], qualifiers: Set[str]) -> str | None:
+    words = set(qualifiers)
+    if words & DIFFUSE:
+        return "Diffuse"
+    if words & MULTIFOCAL or words >= SIDES or len({_location(item) for item in lesions if _location(item)}) > 1:
+        return "Multifocal"
+    return "Focal" if words & (FOCAL | SIDES | ONE_SIDED) else None
+
+
+def _secondary(headings: Sequence[_Heading]) -> str | None:
+    effects = {
+        answer
+        for heading in headings
+        for name, qualifier, answer in SECONDARY
+        if name in heading and (not qualifier or qualifier in heading)
+    }
+    return _only(effects) if effects else NOT_APPLICABLE
+
+
+def _detection(headings: Sequence[_Heading]) -> str | None:
+    names = {heading[0] for heading in headings if not OUTSIDE_LUNG.intersection(heading[1:])}
+    lucent, dense = bool(names & LUCENT), bool(names & DENSE)
+    if not lucent and not dense:
+        return None
+    if lucent and dense:
+        return "Mixed"
+    return "Decreased opacity" if lucent else "Increased opacity"
+
 
 # Nothing is written to disk. Names of archive entries appear only in messages, so they cannot lead out of a folder.
 
@@ -391,7 +485,7 @@ def read_reports(source: Path) -> Iterator[IuReport | SetAside]:
 
 
 def read_iu_xray(root: Path, *, on_bad_record: OnBadRecord = "stop", require_images: bool = True) -> Collection:
-    """Read one case for each frontal image, labelled from the experts' coding (`iu_coding`).
+    """Read one case for each frontal image, labelled from the experts' coding (`read_coding`).
 
     A step that the coding leaves open or answers in several ways is not annotated. Every image, every report without an
     image and every unusable file is a record, numbered from 0. Lateral and undecided images and reports without images
@@ -429,7 +523,7 @@ def _add_image(intake: Intake, report: IuReport, image: IuImage, finder: ImageFi
         image=image_path,
         origin=ORIGIN,
         report=report.text,
-        answers=iu_coding.read_coding(report.mesh),
+        answers=iu_xray.read_coding(report.mesh),
         reasoning=("",) * DEFAULT_CHAIN.num_steps,
         view=views.pop() if len(views) == 1 else "",  # a caption may name both
     )

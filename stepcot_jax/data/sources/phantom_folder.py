@@ -12,7 +12,7 @@ from PIL import Image
 from stepcot_jax.box import Box
 from stepcot_jax.data.phantom.findings import Mark
 from stepcot_jax.data.phantom.phantom import BOX_COLUMNS
-from stepcot_jax.data.questions.phantom_images import corners_of, ground_marks, list_absent, list_answers
+from stepcot_jax.data.questions.making import corners_of, ground_marks, list_absent, list_answers
 from stepcot_jax.data.questions.vocabulary import NORMAL, find_regions
 from stepcot_jax.data.records.records import Collection, read_records
 from stepcot_jax.data.sources.delimited import Row, read_table

@@ -18,8 +18,7 @@ from stepcot_jax.annotate.annotation import Annotation, CannotAnnotate, Report
 from stepcot_jax.annotate.rules.annotator import annotate_report, describe_report
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Step
 from stepcot_jax.data.records.records import SetAside
-from stepcot_jax.data.sources.iu_coding import read_coding
-from stepcot_jax.data.sources.iu_xray import ORIGIN, read_reports
+from stepcot_jax.data.sources.iu_xray import ORIGIN, read_coding, read_reports
 from stepcot_jax.tools.options import local_path
 
 Coded = tuple[Report, tuple[str, ...]]

@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _measure(options: argparse.Namespace, endpoint: Endpoint | None, source: "CaseSource") -> tuple[str, int]:
     """Ask the model and write the results; return the tables as text and the size of the page in bytes."""
     from stepcot_jax.evaluation.published import write_constrained
-    from stepcot_jax.host.locks import lock_folder
+    from stepcot_jax.host.files import lock_folder
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.pages.sheets import write_table
     from stepcot_jax.tools.constrain.asking_levels import Asking, run_all, write_replies

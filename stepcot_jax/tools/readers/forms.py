@@ -19,8 +19,8 @@ import numpy as np
 from jaxtyping import Int32
 from PIL import Image
 
-from stepcot_jax.annotate.spreadsheets import encode_rows, is_same_cell, read_rows
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
+from stepcot_jax.data.sources.delimited import encode_rows, is_same_cell, read_sheet_rows
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, make_workdir, read_json, write_whole
 from stepcot_jax.reading.cases import CaseSource
@@ -338,7 +338,7 @@ def _read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise BadInput(
             f"{path} is not a regular file of at most {_MOST_BYTES} bytes; expected a filled form, saved as CSV"
         )
-    rows = enumerate(read_rows(path), start=1)
+    rows = enumerate(read_sheet_rows(path), start=1)
     return ((number, row) for number, row in rows if any(cell.strip() for cell in row))
 
 

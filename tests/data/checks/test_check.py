@@ -27,8 +27,7 @@ from stepcot_jax.record import Record
 from stepcot_jax.run.loading import load_dataset
 from stepcot_jax.run.run_checks import check_annotated
 from stepcot_jax.run.settings import make_settings
-from stepcot_jax.tools.data.command import main
-from stepcot_jax.tools.data.printing import print_facts
+from stepcot_jax.tools.data.command import main, print_facts
 
 
 @pytest.fixture(scope="module")

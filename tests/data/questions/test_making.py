@@ -7,8 +7,7 @@ import pytest
 from PIL import Image
 
 from stepcot_jax.box import Box
-from stepcot_jax.data.questions.making import make_folder_records
-from stepcot_jax.data.questions.phantom_images import ground_phantom
+from stepcot_jax.data.questions.making import ground_phantom, make_folder_records
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.data.splits.making import split_images
 from stepcot_jax.host.errors import BadInput

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from stepcot_jax.box import Box
-from stepcot_jax.data.questions.phantom_images import ground_phantom
+from stepcot_jax.data.questions.making import ground_phantom
 from stepcot_jax.data.questions.questions import ask_questions
 from stepcot_jax.data.questions.vocabulary import LOOK_ALIKES, TERMS, canonical
 from stepcot_jax.data.statistics import find_majorities

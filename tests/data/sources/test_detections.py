@@ -13,7 +13,7 @@ from PIL import Image
 
 from stepcot_jax.box import Box
 from stepcot_jax.data.phantom.phantom import export_phantom
-from stepcot_jax.data.questions.phantom_images import ground_phantom
+from stepcot_jax.data.questions.making import ground_phantom
 from stepcot_jax.data.questions.questions import ask_questions
 from stepcot_jax.data.sources.layouts import detect_detection_layout, read_detections
 from stepcot_jax.data.sources.vinbigdata import CLASSES, Mark, agree

@@ -3,7 +3,7 @@
 import pytest
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
-from stepcot_jax.data.sources.iu_coding import read_coding
+from stepcot_jax.data.sources.iu_xray import read_coding
 
 
 def answers(*mesh):

@@ -14,7 +14,7 @@ from PIL import Image
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
 from stepcot_jax.data.records.records import SetAside
-from stepcot_jax.data.sources import iu_coding
+from stepcot_jax.data.sources import iu_xray
 from stepcot_jax.data.sources import iu_xray as iu_archive
 from stepcot_jax.data.sources.iu_xray import (
     decide_projections,
@@ -70,7 +70,7 @@ def write_tar(path, entries, mode="w:gz"):
 @pytest.fixture
 def coding(monkeypatch):
     """A coding that gives as its labels how many codes there were; the real one has tests of its own."""
-    monkeypatch.setattr(iu_coding, "read_coding", lambda mesh: (len(mesh) - 1, *[NOT_ANNOTATED] * 6))
+    monkeypatch.setattr(iu_xray, "read_coding", lambda mesh: (len(mesh) - 1, *[NOT_ANNOTATED] * 6))
 
 
 @pytest.fixture(scope="module")

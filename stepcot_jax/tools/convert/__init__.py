@@ -1,1 +1,0 @@
-"""`stepcot convert`: the authors' checkpoints in and out."""
