@@ -71,7 +71,7 @@ def _run_loader(folder: str) -> int:
 def _upload(path: str, checkpoint: str) -> None:
     """Read an upload as the demo does."""
     from stepcot_jax.contrib.demo.uploads import Uploads
-    from stepcot_jax.reading.loading import load
+    from stepcot_jax.reading.image_reader import load
     from stepcot_jax.reading.radiographs import read_unresized
 
     uploads = Uploads(Path(path).parent / "uploads")
@@ -85,7 +85,7 @@ def _upload(path: str, checkpoint: str) -> None:
 def _show_examples(folder: str, checkpoint: str) -> None:
     """Read the examples of the demo's page."""
     from stepcot_jax.contrib.demo.examples import find_examples
-    from stepcot_jax.reading.loading import load
+    from stepcot_jax.reading.image_reader import load
 
     print(len(find_examples(folder, load(checkpoint).trained)))
 

@@ -11,7 +11,7 @@ from benchmarks.hostile_kinds import fill_folder
 PRELOADED = (
     "stepcot_jax.tools.explain.drawing",
     "stepcot_jax.export.policy_folder",
-    "stepcot_jax.reading.loading",
+    "stepcot_jax.reading.image_reader",
     "stepcot_jax.reading.policy_reader",
 )
 """Modules that import what most commands need, among it JAX, without starting it."""

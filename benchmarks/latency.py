@@ -11,7 +11,8 @@ from benchmarks.joint import ANSWERS, TEXT_WIDTH, make_batch
 from benchmarks.measure import median_of_ratios, time_in_turn
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, resize_image
 from stepcot_jax.models.student import Student
-from stepcot_jax.models.teacher import Teacher, join_heads, split_heads
+from stepcot_jax.models.teacher import Teacher
+from stepcot_jax.reading.programs import join_heads, split_heads
 from stepcot_jax.systems.networks import Networks, init_params, read_as_teacher
 
 RADIOGRAPH_SIZE = 1024

@@ -24,7 +24,7 @@ from configs import base
 from stepcot_jax.data.batches import evaluation_batches, iterate
 from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.reading.answer_sheet import in_order, write_sheet
-from stepcot_jax.reading.image_reader import ImageReader, load
+from stepcot_jax.reading.image_reader import ImageReader
 from stepcot_jax.run.loading import load_dataset
 from stepcot_jax.run.settings import make_settings
 from stepcot_jax.systems.networks import encode_images
@@ -36,7 +36,7 @@ def measure_predict(workdir: pathlib.Path, *, num_drawn: int, rounds: int) -> di
     with tempfile.TemporaryDirectory(prefix="stepcot-predict-") as folder:
         root = pathlib.Path(folder)
         write_radiographs(root, num_drawn=num_drawn)
-        reader = load(workdir, batch_size=BATCH_SIZE)
+        reader = load_chain_reader(workdir, batch_size=BATCH_SIZE)
         paths = sorted(root.glob("images/*.png"))
 
         def predict() -> None:

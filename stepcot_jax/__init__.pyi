@@ -35,7 +35,7 @@ from stepcot_jax.reading.explain import describe_change as describe_focus
 from stepcot_jax.reading.explain import spread as map_spread
 from stepcot_jax.reading.image_reader import ImageReader as ImageReader
 from stepcot_jax.reading.image_reader import explain_image as explain_image
-from stepcot_jax.reading.loading import load as load
+from stepcot_jax.reading.image_reader import load as load
 from stepcot_jax.reading.policy_reader import PolicyReader as PolicyReader
 from stepcot_jax.reasoning.dialects import DIALECTS as DIALECTS
 from stepcot_jax.reasoning.dialects import read_reply as read_reply

@@ -6,47 +6,10 @@ NAME is a shipped config such as quickstart, or the path of a config file. One p
 docs/launch.md tells how to start several processes.
 """
 
-from absl import app, flags, logging
+from absl import app
 
-from stepcot_jax.host.errors import BadInput, end_process, run_tool
-from stepcot_jax.run.settings import make_settings
 from stepcot_jax.tools.options import define_flags, parse
-
-
-def main(arguments: list[str]) -> None:
-    """Run the job that the flags describe."""
-
-    def run() -> None:
-        if len(arguments) > 1:
-            raise BadInput(f"{arguments[1]}: unexpected argument; expected only flags (--config=, --workdir=)")
-        if not flags.FLAGS.workdir:
-            raise BadInput("--workdir is required (a writable folder)")
-        settings = make_settings(flags.FLAGS.config)
-        # Imported here: jax takes seconds, too long for `--help` and a wrong flag.
-        from stepcot_jax.training.processes import is_first, join_processes
-
-        join_processes(
-            coordinator=flags.FLAGS.coordinator,
-            num_processes=flags.FLAGS.num_processes,
-            process_id=flags.FLAGS.process_id,
-        )
-        from stepcot_jax.run.training_run import Run
-
-        logging.set_verbosity(logging.WARNING)  # Orbax and Grain log every file they touch
-        run = Run(settings, flags.FLAGS.workdir)
-        try:
-            run.execute()
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(run.describe_resume()) from None
-        if is_first() and not settings.trains_policy:
-            from stepcot_jax.reading.loading import prepare_first_answer
-
-            run.terminal.say("compiling what a first answer needs")
-            prepare_first_answer(run.workdir)
-        run.say_next()
-
-    run_tool(run, end=end_process)
-
+from stepcot_jax.tools.train import main
 
 if __name__ == "__main__":
     define_flags()

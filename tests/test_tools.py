@@ -73,7 +73,7 @@ def test_the_console_script_finds_configs_in_the_current_folder(tmp_path):
 
 def test_main_needs_no_jax_and_a_reader_of_steps_no_optimizer_and_no_policy():
     script = "import sys, stepcot_jax.main; assert 'jax' not in sys.modules; "
-    script += "import stepcot_jax.reading.loading, stepcot_jax.reading.answer_sheet; print(*sys.modules)"
+    script += "import stepcot_jax.reading.image_reader, stepcot_jax.reading.answer_sheet; print(*sys.modules)"
     loaded = run("-c", script).stdout.split()
     assert "stepcot_jax.reading.trained_model" in loaded
     assert not [name for name in loaded if name == "optax" or name.startswith("stepcot_jax.policies")]

@@ -17,8 +17,9 @@ from stepcot_jax.encoders.text_encoder import hash_prompts, write_prompts
 from stepcot_jax.evaluation.calibration import Calibration, write_calibration
 from stepcot_jax.evaluation.gate import fit_gate, write_gates
 from stepcot_jax.evaluation.operating_points import OperatingPoint, OperatingPoints, Rule, describe_points
-from stepcot_jax.evaluation.statistics import Interval, as_plain
+from stepcot_jax.evaluation.statistics import as_plain
 from stepcot_jax.host.files import write_json
+from stepcot_jax.host.ranges import Interval
 from stepcot_jax.reading import trained_model
 from stepcot_jax.run import stored
 from stepcot_jax.run.networks import make_networks

@@ -26,9 +26,8 @@ from stepcot_jax.host.files import make_workdir, write_whole
 from stepcot_jax.host.text import escape_markdown
 from stepcot_jax.pages.sheets import Table, columns
 from stepcot_jax.pages.shell import Section, make_environment, render, tabulate, write_report
-from stepcot_jax.reasoning.replies import BOX, corners_of, write_answer
+from stepcot_jax.reasoning.replies import BOX, corners_of, token_f1, write_answer
 from stepcot_jax.record import KINDS, STAGE_NAMES, Record
-from stepcot_jax.rewards.answers import token_f1
 
 PAGE_NAME = "disagreements.html"
 

@@ -11,8 +11,9 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from stepcot_jax.data.images.dicom import is_dicom, read_header
+from stepcot_jax.data.images.dicom import read_header
 from stepcot_jax.data.images.dicom_fields import Fields, attempt
+from stepcot_jax.data.images.file_formats import is_dicom
 from stepcot_jax.data.images.image_decoding import most_bytes
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_workdir, read_file, write_whole, writing_for

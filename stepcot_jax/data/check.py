@@ -21,8 +21,7 @@ from jaxtyping import Int64
 from stepcot_jax.box import convert_rounded, pixels
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_APPLICABLE, Chain, Step, fold
 from stepcot_jax.data.columns import DigestColumn, RecordTable, find_first
-from stepcot_jax.data.images.dicom import read_projection
-from stepcot_jax.data.images.image_decoding import most_bytes
+from stepcot_jax.data.images.image_decoding import most_bytes, read_projection
 from stepcot_jax.data.images.image_files import FolderFiles, ImageFiles, Selection
 from stepcot_jax.data.images.preprocessing import decode_image_bytes
 from stepcot_jax.data.images.projections import LATERAL, is_frontal_task

@@ -26,14 +26,8 @@ from stepcot_jax.evaluation.replies import (
     score_difference,
     score_models,
 )
-from stepcot_jax.evaluation.statistics import (
-    MIN_PATIENTS,
-    Interval,
-    compare_accuracy,
-    correct,
-    count_patients,
-    summarise,
-)
+from stepcot_jax.evaluation.statistics import MIN_PATIENTS, compare_accuracy, correct, count_patients, summarise
+from stepcot_jax.host.ranges import Interval
 
 # When a difference counts as significant: sample size, seeds, Holm correction.
 #

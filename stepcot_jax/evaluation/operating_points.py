@@ -19,7 +19,6 @@ from stepcot_jax.evaluation.calibration import Calibration, calibrated_probabili
 from stepcot_jax.evaluation.predictions import SplitPredictions, ValidationPredictions
 from stepcot_jax.evaluation.statistics import (
     LEVEL,
-    Interval,
     Weights,
     as_plain,
     count_once,
@@ -31,6 +30,7 @@ from stepcot_jax.evaluation.statistics import (
 )
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
+from stepcot_jax.host.ranges import Interval
 
 RuleName = Literal["youden", "sensitivity", "specificity", "cost"]
 

@@ -15,9 +15,9 @@ import msgspec
 
 from stepcot_jax.chain import PUBLISHED_STEPS
 from stepcot_jax.evaluation.chains import FIGURES
-from stepcot_jax.evaluation.statistics import Interval
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_whole
+from stepcot_jax.host.ranges import Interval
 
 *_, DIAGNOSIS = (name for name, _ in PUBLISHED_STEPS)
 TEACHER = "teacher"

@@ -20,7 +20,6 @@ from stepcot_jax.evaluation.box_forms import BoxForm, place_boxes
 from stepcot_jax.evaluation.stage_claims import label_stages, stage_figures
 from stepcot_jax.evaluation.statistics import (
     LEVEL,
-    Interval,
     McNemar,
     Weights,
     as_plain,
@@ -29,10 +28,11 @@ from stepcot_jax.evaluation.statistics import (
     divide,
     weighted_mean,
 )
+from stepcot_jax.host.ranges import Interval
 from stepcot_jax.reasoning.dialects import DIALECTS, FREE, interpret_answer, read_reply
-from stepcot_jax.reasoning.replies import Missing, Reply
+from stepcot_jax.reasoning.replies import Judged, Missing, Reply
 from stepcot_jax.record import KINDS, STAGE_NAMES, Record
-from stepcot_jax.rewards.answers import IllFormed, Judged, OpenAnswer, answer_reward, format_reward
+from stepcot_jax.rewards.answers import IllFormed, OpenAnswer, answer_reward, format_reward
 from stepcot_jax.rewards.boxes import LEAST_IOU, grounding_reward, localisation
 
 # Columns of one model's scored replies, which every figure is computed from.

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from jaxtyping import Int64
 
 from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.pages.sheets import Interval
+from stepcot_jax.host.ranges import Interval
 
 Weights = npt.NDArray[np.float64]  # [resample, case]; whole numbers
 

@@ -1,5 +1,7 @@
-"""Numbers in a range, as types that msgspec checks."""
+"""Numbers in a range, as types that msgspec checks, and figures with an interval."""
 
+import dataclasses
+import math
 import sys
 from typing import Annotated
 
@@ -14,3 +16,27 @@ NotNegative = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
 Positive = Annotated[float, msgspec.Meta(gt=0, le=MOST)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 PositiveShare = Annotated[float, msgspec.Meta(gt=0, le=1)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """A figure with its uncertainty.
+
+    Attributes:
+      value: NaN where undefined.
+      low: lower end of 95 %; NaN without an interval, for example with a single patient.
+      high: upper end.
+      deviation: sample standard deviation over seeds; None with one seed.
+      undefined: share of the resamples in which the figure is undefined; they do not count.
+    """
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+    deviation: float | None = None
+    undefined: float = 0.0
+
+    @property
+    def is_bootstrapped(self) -> bool:
+        """Whether there were resamples, defined or not."""
+        return self.undefined > 0 or not math.isnan(self.low)

@@ -8,9 +8,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from stepcot_jax.losses.step_cot import masked_mean
 
-NO_PART = -1
-"""Part of a token that does not count: prompt, image and padding."""
-
 Reduction = Literal["tokens", "parts"]
 
 
@@ -46,7 +43,7 @@ def sequence_weight(
     """Return the divisor of `sequence_loss`; summed over the devices, it is that of the global batch."""
     if reduction == "tokens":
         return jnp.sum(_weight_tokens(parts, part_weights))
-    return jnp.sum(jnp.any(parts != NO_PART, axis=1), dtype=jnp.float32)
+    return jnp.sum(jnp.any(parts >= 0, axis=1), dtype=jnp.float32)
 
 
 def sequence_loss(
@@ -67,7 +64,7 @@ def sequence_loss(
     Args:
       logits: [case, token, word]; those at position t predict `tokens[t]`.
       tokens: [case, token].
-      parts: [case, token], the part that a token belongs to, `NO_PART` if it does not count.
+      parts: [case, token], the part that a token belongs to, below 0 if it does not count.
       part_weights: [case, part], >= 0.
       reduction: "tokens" or "parts".
       divisor: over the global batch, see `sequence_weight`; None for this batch alone.
@@ -75,7 +72,7 @@ def sequence_loss(
     Returns:
       float32 scalar in nats; 0 if no token counts.
     """
-    counted = parts != NO_PART
+    counted = parts >= 0
     losses = -token_log_probs(logits=logits, tokens=tokens, counted=counted)
     if reduction == "tokens":
         weights = _weight_tokens(parts, part_weights)

@@ -149,31 +149,6 @@ class ReadingStep:
         )
 
 
-def split_heads(teacher_params: dict[str, Any]) -> dict[str, Any]:
-    """Return the teacher's parameters with the stacked step heads as a tuple of trees, for reading few cases fast.
-
-    With a handful of cases the teacher's time is the time to read its weights. A scan copies each step's head out of
-    the stack first, which doubles the time of a single case. Training keeps the stack: its copies are small compared
-    with a batch's arithmetic, and it compiles once for all steps.
-
-    Args:
-      teacher_params: as declared by `Teacher`.
-
-    Returns:
-      The parameters with "heads" a tuple; a compiled function passes them to `join_heads`.
-    """
-    num_steps = len(jax.tree.leaves(teacher_params["heads"])[0])
-    heads = tuple(
-        jax.tree.map(lambda leaf, step=step: leaf[step], teacher_params["heads"]) for step in range(num_steps)
-    )
-    return {**teacher_params, "heads": heads}
-
-
-def join_heads(split_params: dict[str, Any]) -> dict[str, Any]:
-    """Undo `split_heads`; in a compiled function, with a teacher whose `unroll` is True, this copies nothing."""
-    return {**split_params, "heads": jax.tree.map(lambda *leaves: jnp.stack(leaves), *split_params["heads"])}
-
-
 class TeacherReading(flax.struct.PyTreeNode):
     """The teacher's output for a batch.
 

@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from stepcot_jax.pages.sheets import Interval
+from stepcot_jax.host.ranges import Interval
 from stepcot_jax.pages.shell import SHARED, name_unseen, render
 
 Line = tuple[str, Sequence[tuple[float, float]]]

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from stepcot_jax.host.files import write_whole
+from stepcot_jax.host.ranges import Interval
 from stepcot_jax.host.text import escape_markdown, write_csv
 
 Kind = Literal["text", "percent", "points", "number"]
@@ -21,30 +22,6 @@ _LATEX = {
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "|": r"\textbar{}",
 }  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True)
-class Interval:
-    """A figure with its uncertainty.
-
-    Attributes:
-      value: NaN where undefined.
-      low: lower end of 95 %; NaN without an interval, for example with a single patient.
-      high: upper end.
-      deviation: sample standard deviation over seeds; None with one seed.
-      undefined: share of the resamples in which the figure is undefined; they do not count.
-    """
-
-    value: float
-    low: float = math.nan
-    high: float = math.nan
-    deviation: float | None = None
-    undefined: float = 0.0
-
-    @property
-    def is_bootstrapped(self) -> bool:
-        """Whether there were resamples, defined or not."""
-        return self.undefined > 0 or not math.isnan(self.low)
 
 
 Entry = str | int | float | Interval | None

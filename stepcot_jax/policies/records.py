@@ -8,12 +8,11 @@ import numpy as np
 
 from stepcot_jax.data.questions.check_examples import CHECK_CLOSES, CHECK_OPENS, CheckExample
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.losses.sequence import NO_PART
 from stepcot_jax.policies.tokenizers import Tokenizer
 from stepcot_jax.reasoning.dialects import answer_start, write_question, write_reply
 from stepcot_jax.record import Record
 
-ANSWER, REASONING = 0, 1
+NO_PART, ANSWER, REASONING = -1, 0, 1
 """Parts of a reply, as `losses.sequence.sequence_loss` takes their weights."""
 
 Arrays = dict[str, np.ndarray]

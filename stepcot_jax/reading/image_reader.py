@@ -1,4 +1,4 @@
-"""Read radiographs from files or arrays with a trained network."""
+"""Read radiographs from files or arrays with a trained network; `load` also opens a trained policy."""
 
 import dataclasses
 import os
@@ -15,6 +15,7 @@ from stepcot_jax.chain import Chain
 from stepcot_jax.data.images.projections import Projection
 from stepcot_jax.encoders.weights import weights_digest
 from stepcot_jax.evaluation.consistency import read_pair_ratios
+from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.answer_sheet import PROBLEM, as_row
 from stepcot_jax.reading.asking import NextStep, find_next_steps
@@ -31,6 +32,8 @@ from stepcot_jax.reading.radiographs import (
 )
 from stepcot_jax.reading.readings import ChainReading, make_readings
 from stepcot_jax.reading.trained_model import Trained, load_trained, read_default_model
+from stepcot_jax.run.given import read_given
+from stepcot_jax.run.stored import read_stored
 from stepcot_jax.run.stored_reading import PAIRS_FILE
 from stepcot_jax.training.system import System
 
@@ -77,7 +80,7 @@ class Readings(list[ChainReading]):
         return rows
 
 
-def load(
+def load_chain_reader(
     workdir: str | os.PathLike[str],
     *,
     model: str | None = None,
@@ -305,3 +308,82 @@ def explain_image(reader: ImageReader, image: Any) -> Float32[np.ndarray, "step 
     pixels = read_picture(image, trained.preprocessing, max_pixels=trained.max_pixels)
     images = to_input([pixels], trained.preprocessing)
     return Explainer(trained, model=reader.model).explain(images).maps[0]
+
+
+def explain_pictures(
+    explainer: Explainer,
+    *,
+    names: list[str],
+    pictures: list[Pixels],
+    given: np.ndarray,
+    projections: Sequence[Projection] = (),
+) -> tuple[Explanation, list[ChainReading]]:
+    """Return maps of the answers to pictures, and the answers; the map of a given answer explains that answer."""
+    trained = explainer.trained
+    images = to_input(pictures, trained.preprocessing)
+    labels = np.where(given.any(axis=-1), given.argmax(axis=-1), PREDICTED)
+    of_cases = [np.repeat(rows[None], len(pictures), axis=0) for rows in (given, labels)]
+    explained = explainer.explain(images, given_answers=of_cases[0], labels=of_cases[1])
+    uncorrected = explainer.reader.read(images) if given.any() else None
+    readings = make_readings(
+        explained.reading,
+        trained.chain,
+        sources=names,
+        model=explainer.model,
+        calibration=trained.calibration,
+        given=given,
+        uncorrected=uncorrected,
+        rules=trained.rules,
+        trained_on=trained.trained_on,
+        projections=projections,
+    )
+    return explained, readings
+
+
+def load(
+    workdir: str | os.PathLike[str],
+    *,
+    model: str | None = None,
+    batch_size: int = 1,
+    pairs: bool = False,
+    system: Any = None,
+) -> Any:
+    """Load a run's trained network or policy as a reader of radiographs.
+
+    Args:
+      workdir: a folder that `stepcot_jax.main` or `stepcot export` wrote, also on a store, "gs://BUCKET/FOLDER" or
+        "s3://BUCKET/FOLDER"; or an export on the Hugging Face hub, "hf://OWNER/NAME" or "hf://OWNER/NAME@REVISION",
+        whose JSON and safetensors are downloaded and not run.
+      model: "teacher" or "student"; None loads the student if the run has one. Of a policy, the phase with the wanted
+        weights, "sft" or "grpo"; None for the last phase.
+      batch_size: images that `ImageReader.read_files` reads at once; not for a policy.
+      pairs: whether steps after a given one also follow the pairs of answers that the run counted in its training
+        labels; see `load_chain_reader`; not for a policy.
+      system: of a run that `fit` trained with networks of its caller: a system with the same networks.
+
+    Returns:
+      For jobs that train a policy a `policy_reader.PolicyReader`, which answers questions: `.answer(image, question)`;
+      for others an `ImageReader`, which reads the steps: `.read(image)`.
+
+    Raises:
+      BadInput: the workdir is incomplete or damaged, or its networks cannot read images; or the store or the hub has no
+        such folder.
+    """
+    workdir = find_path(workdir, "checkpoint")
+    if not read_stored(workdir).trains_policy:
+        return load_chain_reader(workdir, model=model, batch_size=batch_size, pairs=pairs, system=system)
+    if batch_size != 1 or pairs:
+        raise BadInput(f"{workdir}: a policy takes neither batch_size nor pairs; got {batch_size} and {pairs}")
+    from stepcot_jax.reading.policy_reader import load_reader
+
+    return load_reader(workdir, phase=model)
+
+
+def prepare_first_answer(workdir: pathlib.Path) -> tuple[str, ...]:
+    """Read an empty image with each network, so that the user's cache has the programs of `predict`."""
+    run = read_stored(workdir)
+    if run.problem or read_given(workdir).networks:
+        return ()
+    for name in run.names:
+        load_chain_reader(workdir, model=name).read(np.zeros((8, 8), np.uint8))
+    return run.names

@@ -11,8 +11,7 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 from PIL import Image
 
-from stepcot_jax.data.images.dicom import read_projection
-from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
+from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes, read_projection
 from stepcot_jax.data.images.preprocessing import (
     Preprocessing,
     drop_equal_channels,

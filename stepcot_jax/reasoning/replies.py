@@ -321,3 +321,31 @@ def _read_choices(pieces: Iterable[str], step: Step) -> set[str] | None:
         if letter is not None:
             letters.add(letter)
     return letters
+
+
+_TOKEN = re.compile(r"\w+")
+
+
+def token_f1(first: str, second: str) -> float:
+    """Return the F1 of the words that two texts share, case folded, without punctuation, repeated words counted.
+
+    >>> round(token_f1("Left pleural effusion.", "pleural effusion"), 4)
+    0.8
+    """
+    counts, others = Counter(_TOKEN.findall(fold(first))), Counter(_TOKEN.findall(fold(second)))
+    if not counts or not others:
+        return float(fold(first) == fold(second))
+    return 2 * (counts & others).total() / (counts.total() + others.total())
+
+
+@dataclasses.dataclass(frozen=True)
+class Judged:
+    """A judge's scores of an open answer, from 1 to 10; any other score is unusable.
+
+    Attributes:
+      reference: score of the record's answer.
+      reply: score of the reply's answer.
+    """
+
+    reference: float
+    reply: float

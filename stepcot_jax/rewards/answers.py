@@ -1,14 +1,12 @@
 """The answer reward (semantics reward of GEMeX-RMCoT, Section 4.2.2; accuracy of MEDSAGE)."""
 
-import dataclasses
 import math
 import re
-from collections import Counter
 from typing import Literal
 
 from stepcot_jax.chain import fold
 from stepcot_jax.reasoning.dialects import interpret_answer
-from stepcot_jax.reasoning.replies import Reply, normalise, tidy
+from stepcot_jax.reasoning.replies import Judged, Reply, normalise, tidy, token_f1
 from stepcot_jax.record import Record
 
 MultiChoice = Literal["exact", "jaccard"]
@@ -21,25 +19,11 @@ JUDGE_MARGIN = 2.0
 
 LEAST_TOKEN_F1 = 0.5
 
-_TOKEN = re.compile(r"\w+")
 _HEDGED = re.compile(
     r"\b(?:actually|although|but|can(?:no|')t|correction|could|either|equivocal|however|indeterminate|instead|likely|"
     r"may|maybe|might|mistaken?|not (?:sure|certain|clear)|perhaps|possibl[ey]|probabl[ey]|rather|retract|scratch|"
     r"seems?|sorry|suspect(?:ed)?|uncertain|unclear|unlikely|unsure|wait)\b|\?"
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Judged:
-    """A judge's scores of an open answer, from 1 to 10; any other score is unusable.
-
-    Attributes:
-      reference: score of the record's answer.
-      reply: score of the reply's answer.
-    """
-
-    reference: float
-    reply: float
 
 
 def answer_reward(
@@ -87,18 +71,6 @@ def _open_reward(answer: str, record: Record, open_answer: OpenAnswer, judged: J
         return float(max(token_f1(answer, text) for text in accepted) >= LEAST_TOKEN_F1)
     texts = {fold(text) for text in accepted}
     return float(fold(answer) in texts or fold(tidy(normalise(answer))) in texts)
-
-
-def token_f1(first: str, second: str) -> float:
-    """Return the F1 of the words that two texts share, case folded, without punctuation, repeated words counted.
-
-    >>> round(token_f1("Left pleural effusion.", "pleural effusion"), 4)
-    0.8
-    """
-    counts, others = Counter(_TOKEN.findall(fold(first))), Counter(_TOKEN.findall(fold(second)))
-    if not counts or not others:
-        return float(fold(first) == fold(second))
-    return 2 * (counts & others).total() / (counts.total() + others.total())
 
 
 def is_hedged(answer: str, record: Record) -> bool:

@@ -30,7 +30,6 @@ from stepcot_jax.evaluation.replies import (
     summarise,
     to_json,
 )
-from stepcot_jax.evaluation.reply_page import MOST_SHOWN, make_tables, write_replies
 from stepcot_jax.evaluation.stage_claims import LABEL_VALUES
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
@@ -39,9 +38,9 @@ from stepcot_jax.pages.pictures import write_picture
 from stepcot_jax.pages.sheets import Table, write_table
 from stepcot_jax.pages.shell import tabulate, write_report
 from stepcot_jax.reasoning.dialects import AUTO, DIALECTS
-from stepcot_jax.reasoning.replies import Missing
+from stepcot_jax.reasoning.replies import Judged, Missing
 from stepcot_jax.record import STAGE_NAMES, Record
-from stepcot_jax.rewards.answers import Judged
+from stepcot_jax.run.reply_page import MOST_SHOWN, make_tables, write_replies
 from stepcot_jax.run.scored_baseline import score_baseline
 
 TABLE_NAMES = ("table", "differences", "stages", "rated_stages", "perturbed")

@@ -25,9 +25,8 @@ from stepcot_jax.policies.policy import AnyPolicy, policy_params
 from stepcot_jax.policies.sampling import Replies, Sampling, generate, rollout_keys
 from stepcot_jax.policies.tokenizers import Tokenizer
 from stepcot_jax.reasoning.dialects import read_reply
-from stepcot_jax.reasoning.replies import Reply
+from stepcot_jax.reasoning.replies import Judged, Reply
 from stepcot_jax.record import Record
-from stepcot_jax.rewards.answers import Judged
 from stepcot_jax.rewards.functions import RewardFunction, apply_functions
 from stepcot_jax.rewards.presets import Rewards, RewardSettings, reward
 from stepcot_jax.systems.options import REFERENCE, GrpoOptions, SelfCheckOptions

@@ -50,7 +50,6 @@ def main(arguments: list[str] | None = None) -> int:
     from stepcot_jax.host.download import find_path
     from stepcot_jax.reading.answer_sheet import is_sheet
     from stepcot_jax.reading.corrections import read_corrections
-    from stepcot_jax.reading.image_reader import load
     from stepcot_jax.reading.radiographs import Complaints, find_images
 
     use_compilation_cache()
@@ -67,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
         return EXIT_UNREADABLE
     if options.ask and len(paths) > 1:
         raise BadInput(f"--ask: found {len(paths)} images, expected 1")
-    reader = load(
+    reader = load_chain_reader(
         find_path(options.checkpoint), model=options.model, batch_size=min(BATCH_SIZE, len(paths)), pairs=options.pairs
     )
     _read_and_write(options, reader, paths, complaints, given=given, has_rows=has_rows)

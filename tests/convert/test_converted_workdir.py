@@ -20,7 +20,7 @@ from stepcot_jax.export.authors import NETWORKS, entries, from_torch_networks
 from stepcot_jax.export.folder import export_model
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import name_command
-from stepcot_jax.reading.loading import load
+from stepcot_jax.reading.image_reader import load
 from stepcot_jax.reading.trained_model import load_trained
 from stepcot_jax.run.settings import read_run_settings
 from stepcot_jax.run.stored_reading import read_reading

@@ -14,7 +14,8 @@ from stepcot_jax.evaluation.chains import (
     evaluate,
     prepare_metrics,
 )
-from stepcot_jax.evaluation.statistics import Interval, draw_weights
+from stepcot_jax.evaluation.statistics import draw_weights
+from stepcot_jax.host.ranges import Interval
 
 SPLIT = make_split()
 YES_NO = Chain((Step("Detection", "Anything?", ("No", "Yes")),))

@@ -20,8 +20,8 @@ from stepcot_jax.evaluation.replies import (
     score_text,
 )
 from stepcot_jax.reasoning.dialects import DIALECTS, write_reply
+from stepcot_jax.reasoning.replies import Judged
 from stepcot_jax.record import Record
-from stepcot_jax.rewards.answers import Judged
 
 RECORDS, _ = ask(24)
 LEAST_V = {"lvkc": 0.97, "medclm": 0.999}  # boxes of a few pixels on a grid of 1000; four decimals

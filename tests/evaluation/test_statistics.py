@@ -9,13 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from stepcot_jax.evaluation.statistics import (
-    compare_accuracy,
-    count_patients,
-    draw_weights,
-    resample,
-    weighted_mean,
-)
+from stepcot_jax.evaluation.statistics import compare_accuracy, count_patients, draw_weights, resample, weighted_mean
 
 
 def test_patients_are_drawn_whole_and_a_case_without_one_stands_for_itself():

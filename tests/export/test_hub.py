@@ -13,7 +13,7 @@ from stepcot_jax.contrib.hub import download_folder
 from stepcot_jax.export import folder as export_folder
 from stepcot_jax.export.folder import write_sums
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reading.loading import load
+from stepcot_jax.reading.image_reader import load
 from stepcot_jax.tools.export import main
 
 constants = pytest.importorskip("huggingface_hub.constants")

@@ -16,7 +16,7 @@ from stepcot_jax.export.folder import export_model, write_sums
 from stepcot_jax.export.model_card import write_lifetime
 from stepcot_jax.export.program import make_program
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reading.loading import load
+from stepcot_jax.reading.image_reader import load
 from stepcot_jax.reading.trained_model import load_trained
 from stepcot_jax.run.settings import read_settings
 from stepcot_jax.run.stored import StoredRun, hide_folder

@@ -13,7 +13,7 @@ from oracles.quick_jit import quick_jit
 from oracles.random_params import assert_close, normal, with_arrays
 
 from stepcot_jax.losses import sequence as tested
-from stepcot_jax.losses.sequence import NO_PART
+from stepcot_jax.policies.records import NO_PART
 
 CASES, TOKENS, WORDS, PARTS = 4, 6, 5, 2
 

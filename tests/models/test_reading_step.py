@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from oracles.random_params import ANSWERS, assert_close, declare, normal, randomise
 
-from stepcot_jax.models.teacher import Teacher, join_heads, split_heads
+from stepcot_jax.models.teacher import Teacher
+from stepcot_jax.reading.programs import join_heads, split_heads
 
 IMAGES, TEXT, WIDTH = normal(1, 1, 5), normal(2, 3, 8), 8
 INPUTS = {"image_features": jnp.asarray(IMAGES), "text_features": jnp.asarray(TEXT), "deterministic": True}

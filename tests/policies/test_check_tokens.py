@@ -4,9 +4,9 @@ import pytest
 
 from stepcot_jax.data.questions.check_examples import CheckExample
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.losses.sequence import NO_PART
 from stepcot_jax.policies.records import (
     ANSWER,
+    NO_PART,
     REASONING,
     CheckMarks,
     EncodedRecord,

@@ -10,9 +10,9 @@ from policies.policy_workdir import small_settings
 from policies.tiny_policy import STOP, WORDS
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.losses.sequence import NO_PART
 from stepcot_jax.policies.records import (
     ANSWER,
+    NO_PART,
     REASONING,
     EncodedRecord,
     RecordEncoder,

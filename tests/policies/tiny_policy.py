@@ -7,10 +7,9 @@ import numpy as np
 from oracles.quick_jit import quick_jit
 from oracles.random_params import randomise
 
-from stepcot_jax.losses.sequence import NO_PART
 from stepcot_jax.models.decoder import DecoderSizes
 from stepcot_jax.models.prefix_vlm import PrefixVlm
-from stepcot_jax.policies.records import ANSWER, REASONING, EncodedRecord, lay_out_pack, stack_rows
+from stepcot_jax.policies.records import ANSWER, NO_PART, REASONING, EncodedRecord, lay_out_pack, stack_rows
 
 WORDS, PAD, STOP, GRID, SIDE = 13, 0, 1, 2, 4
 _LONGEST = 16

@@ -12,7 +12,7 @@ from trained_workdir import make_trained_workdir, write_operating_points
 from stepcot_jax.chain import Step
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reading.loading import load
+from stepcot_jax.reading.image_reader import load
 from stepcot_jax.reading.readings import Finding, StepAnswer, describe_called
 from stepcot_jax.tools import predict
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 from trained_workdir import make_trained_workdir, small_settings
 
-from stepcot_jax.reading.loading import prepare_first_answer
+from stepcot_jax.reading.image_reader import prepare_first_answer
 from stepcot_jax.run.settings import write_settings
 
 pytestmark = pytest.mark.slow
@@ -25,10 +25,10 @@ monitoring.register_event_listener(lambda event, **more: print(event) if "compil
 workdir = pathlib.Path(sys.argv[2])
 with tiny_encoder():
     if sys.argv[1] == "prepare":
-        from stepcot_jax.reading.loading import prepare_first_answer
+        from stepcot_jax.reading.image_reader import prepare_first_answer
         print(prepare_first_answer(workdir))
     else:
-        from stepcot_jax.reading.loading import load
+        from stepcot_jax.reading.image_reader import load
         from stepcot_jax.data.phantom.phantom import draw_case
         for model in ("teacher", "student"):
             load(workdir, model=model).read(draw_case(0, size=48).image)

@@ -15,7 +15,7 @@ from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.evaluation.gate import fit_gate, read_gate, write_gates
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.explain import Explainer
-from stepcot_jax.reading.loading import load
+from stepcot_jax.reading.image_reader import load
 from stepcot_jax.reading.radiographs import to_input
 from stepcot_jax.reading.trained_model import load_trained
 from stepcot_jax.systems.networks import read_moments

@@ -21,7 +21,7 @@ from stepcot_jax.evaluation.consistency import count_pairs, make_ratios, make_ru
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.answer_sheet import find_columns
 from stepcot_jax.reading.corrections import check_given, given_distributions, read_corrections
-from stepcot_jax.reading.loading import load
+from stepcot_jax.reading.image_reader import load
 from stepcot_jax.reading.programs import Reading
 from stepcot_jax.reading.radiographs import find_images, read_picture
 from stepcot_jax.reading.readings import Shift, describe_shifts, make_readings, write_paragraph

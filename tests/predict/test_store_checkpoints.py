@@ -9,7 +9,7 @@ from PIL import Image
 from trained_workdir import make_trained_workdir
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reading.loading import load
+from stepcot_jax.reading.image_reader import load
 from stepcot_jax.tools.explain.command import main as explain
 from stepcot_jax.tools.export import main as export
 from stepcot_jax.tools.predict import main as predict

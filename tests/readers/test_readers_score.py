@@ -16,8 +16,9 @@ from stepcot_jax.annotate.agreement import fleiss_kappa
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation.chains import bootstrap, bootstrap_differences
 from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, write_predictions
-from stepcot_jax.evaluation.statistics import Interval, draw_weights, flip_signs
+from stepcot_jax.evaluation.statistics import draw_weights, flip_signs
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.ranges import Interval
 from stepcot_jax.tools.readers import command as tool
 from stepcot_jax.tools.readers.forms import FilledForm, read_forms
 from stepcot_jax.tools.readers.scores import compare_readers, read_answers, tabulate_agreement, tabulate_gains

@@ -7,7 +7,7 @@ import pytest
 from evaluate_replies.asked import ask, write_folder, write_replies
 from report.browser import find_violations, open_browser, spread_of, watch
 
-from stepcot_jax.evaluation import reply_page
+from stepcot_jax.run import reply_page
 from stepcot_jax.tools.evaluate_replies.command import main
 
 EVIL = '</script><script>document.title = "broken"</script>"><img src=x onerror="document.title=\'broken\'">\u202e\x00'

@@ -5,8 +5,8 @@ import math
 import pytest
 from reasoning_records import make_record
 
-from stepcot_jax.reasoning.replies import Reply
-from stepcot_jax.rewards.answers import Judged, answer_reward, token_f1
+from stepcot_jax.reasoning.replies import Judged, Reply, token_f1
+from stepcot_jax.rewards.answers import answer_reward
 
 
 def reply_of(answer, *problems):

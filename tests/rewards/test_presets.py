@@ -9,8 +9,7 @@ from reasoning_records import make_record
 from stepcot_jax.box import Box
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import DIALECTS, read_reply, write_reply
-from stepcot_jax.reasoning.replies import Reply
-from stepcot_jax.rewards.answers import Judged
+from stepcot_jax.reasoning.replies import Judged, Reply
 from stepcot_jax.rewards.presets import PRESETS, Rewards, RewardSettings, reward
 
 A = (0, 0, 100, 100)

@@ -13,7 +13,7 @@ from stepcot_jax.annotate.llm.judge import Judge
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
-from stepcot_jax.rewards.answers import Judged
+from stepcot_jax.reasoning.replies import Judged
 from stepcot_jax.run.judged_rewards import JudgedRewards, make_judge
 from stepcot_jax.run.policy_build import make_reward_settings
 from stepcot_jax.run.settings import load_settings

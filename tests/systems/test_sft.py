@@ -21,7 +21,7 @@ from policies.tiny_policy import (
 )
 from systems.policy_step import PACKS, SETTINGS, descend, make_params, make_update, start
 
-from stepcot_jax.losses.sequence import NO_PART
+from stepcot_jax.policies.records import NO_PART
 from stepcot_jax.systems.policy_system import sft_schedule
 from stepcot_jax.systems.sft import POLICY, PackedRows, draw_batches, pack_split
 from stepcot_jax.training.devices import ONE_DEVICE

@@ -12,7 +12,7 @@ from systems.small_policy import first_state, policy_settings, policy_task
 
 from stepcot_jax.data.questions.stage_views import STAGES, domain_of, draw_views
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.losses.sequence import NO_PART
+from stepcot_jax.policies.records import NO_PART
 from stepcot_jax.run.training_run import Run
 from stepcot_jax.systems.curriculum import CURRICULUM, NO_DOMAIN, CurriculumState, after_epoch, draw_stages
 from stepcot_jax.systems.sft import POLICY

@@ -13,7 +13,7 @@ from tables.finished_cells import CHAIN, LABELS, NUM_CASES, make_split
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation.comparison import AnswerComparison, Evidence, decide
 from stepcot_jax.evaluation.statistics import compare_accuracy, correct
-from stepcot_jax.pages.sheets import Interval
+from stepcot_jax.host.ranges import Interval
 
 
 def evidence(values, low, high, *, num_patients=60, p=None):

@@ -10,7 +10,7 @@ from tables.finished_cells import CHAIN, LABELS, NUM_CASES, finish_all, make_pla
 
 from stepcot_jax.evaluation.published import FILE_NAME, digest_cases, read_constrained, write_constrained
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.pages.sheets import Interval
+from stepcot_jax.host.ranges import Interval
 from stepcot_jax.tools.constrain.asking_levels import AskedCase
 from stepcot_jax.tools.constrain.models import Faults, SimulatedModel, Skill
 from stepcot_jax.tools.constrain.results import summarise_levels

@@ -10,7 +10,7 @@ from configs import quickstart
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.evaluation.consistency import count_pairs, make_rules
 from stepcot_jax.evaluation.interventions import POLICIES, as_probabilities
-from stepcot_jax.pages.sheets import Interval
+from stepcot_jax.host.ranges import Interval
 from stepcot_jax.run.settings import make_settings
 from stepcot_jax.tools.tables import correction_tables
 from stepcot_jax.tools.tables.cells import Cells

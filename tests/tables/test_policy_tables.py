@@ -15,7 +15,7 @@ from stepcot_jax.evaluation.comparison import ReplyComparison
 from stepcot_jax.evaluation.interventions import perturb_records
 from stepcot_jax.evaluation.replies import BASELINE, ScoringSettings, as_columns, score_text
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.pages.sheets import Interval
+from stepcot_jax.host.ranges import Interval
 from stepcot_jax.reasoning.dialects import write_reply
 from stepcot_jax.record import KINDS
 from stepcot_jax.run.loading_questions import load_vqa_dataset

@@ -19,8 +19,9 @@ from tables.finished_cells import (
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.evaluation import comparison as comparing
-from stepcot_jax.evaluation.statistics import Interval, draw_weights
+from stepcot_jax.evaluation.statistics import draw_weights
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.ranges import Interval
 from stepcot_jax.run import training_run
 from stepcot_jax.run.places import Place
 from stepcot_jax.tools.tables import command

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcot_jax.pages.sheets import Column, Interval, Table, to_csv, to_latex, to_markdown, write_table
+from stepcot_jax.host.ranges import Interval
+from stepcot_jax.pages.sheets import Column, Table, to_csv, to_latex, to_markdown, write_table
 
 COLUMNS = (
     Column("model"),

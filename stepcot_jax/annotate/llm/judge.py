@@ -18,9 +18,8 @@ from stepcot_jax.annotate.llm.crew import Crew, Streak, process_items
 from stepcot_jax.annotate.llm.interviews import BadAnswer, find_object, read_scores
 from stepcot_jax.annotate.llm.prompts import RATE_ANSWERS, RATE_STAGES, Message, Prompt, rate_steps_prompt
 from stepcot_jax.chain import fold
-from stepcot_jax.reasoning.replies import Reply
+from stepcot_jax.reasoning.replies import Judged, Reply
 from stepcot_jax.record import STAGE_NAMES, Record
-from stepcot_jax.rewards.answers import Judged
 
 STEP_LABELS: Mapping[str, tuple[str, ...]] = {
     "localisation": ("fully correct", "partially correct", "unsupported"),

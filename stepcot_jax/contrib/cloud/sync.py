@@ -11,18 +11,19 @@ import pathlib
 
 from stepcot_jax.contrib.cloud.copies import upload
 from stepcot_jax.contrib.cloud.stores import StoreError
+from stepcot_jax.host.download import refuse_address
 from stepcot_jax.host.errors import BadInput, RunStopped, run_tool
-from stepcot_jax.tools.options import local_path
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Upload the folder that the command line names."""
     parser = argparse.ArgumentParser(prog="stepcot sync", description="Send a folder to gs:// or s3://.")
-    parser.add_argument("folder", type=local_path, metavar="FOLDER", help="of this machine")
+    parser.add_argument("folder", metavar="FOLDER", help="of this machine")
     parser.add_argument("address", metavar="ADDRESS", help="gs://BUCKET/FOLDER or s3://BUCKET/FOLDER")
     options = parser.parse_args(arguments)
-    folder: pathlib.Path = options.folder
-    if not folder.is_dir():
+    refuse_address(options.folder)
+    folder = pathlib.Path(options.folder)
+    if not options.folder or not folder.is_dir():
         raise BadInput(f"{folder}: not a folder; expected one of this machine")
     try:
         sent, same = upload(folder, options.address)

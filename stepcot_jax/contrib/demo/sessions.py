@@ -16,9 +16,9 @@ from stepcot_jax.pages.shell import make_environment
 from stepcot_jax.reading.asking import NextStep, find_next_steps
 from stepcot_jax.reading.corrections import accepts_answers, follows_corrections, given_distributions
 from stepcot_jax.reading.explain import Explainer
+from stepcot_jax.reading.image_reader import explain_pictures
 from stepcot_jax.reading.radiographs import read_unresized, to_input
 from stepcot_jax.reading.readings import ChainReading, describe_shifts
-from stepcot_jax.tools.explain.drawing import explain_pictures
 
 SECONDS_KEPT = 1800  # How long a radiograph stays in memory after the last click
 

@@ -9,7 +9,8 @@ import numpy as np
 from jaxtyping import UInt8, UInt16
 from PIL import ExifTags, Image, ImageFile, ImageOps, JpegImagePlugin, PngImagePlugin
 
-from stepcot_jax.data.images.dicom import RESAVE, Note, ignore_note, is_dicom, lacks_preamble, read_dicom
+from stepcot_jax.data.images.file_formats import Note, describe_other, ignore_note, is_dicom
+from stepcot_jax.data.images.projections import Projection
 from stepcot_jax.host.errors import BadInput
 
 MAX_PIXELS = 50_000_000  # default limit of width times height; the largest detectors write about 20 million pixels
@@ -33,24 +34,6 @@ _DEEP: dict[Any, tuple[str, ...]] = {
     "RGBA;16B": ("RGBA", "RGBA;16B", "RGBA;16L"),
 }
 
-_CONVERT = "convert it to PNG"
-_OTHER_FORMATS: dict[bytes, tuple[str, str]] = {
-    b"BM": ("a BMP file", _CONVERT),
-    b"GIF8": ("a GIF file", _CONVERT),
-    b"II*\0": ("a TIFF file", _CONVERT),
-    b"MM\0*": ("a TIFF file", _CONVERT),
-    b"RIFF": ("a WebP, AVI or WAV file", _CONVERT),
-    b"\0\0\0\x0cjP": ("a JPEG 2000 file", _CONVERT),
-    b"\xff\x4f\xff\x51": ("a JPEG 2000 file", _CONVERT),
-    b"version https://git-lfs": ("a Git LFS pointer, not the image", "run `git lfs pull`"),
-    b"%PDF": ("a PDF file", "export the image as PNG or DICOM"),
-    b"PK": ("a ZIP archive", "unpack it"),
-    b"\x1f\x8b": ("a gzip archive", "unpack it"),
-    b"<!doctype": (_PAGE := "a web page (HTML), not the image", _AGAIN := "sign in and download it again"),
-    b"<html": (_PAGE, _AGAIN),
-    b"<": ("an XML or HTML text, such as a store's error", _AGAIN),
-    b"{": ("a JSON text, such as a store's error", _AGAIN),
-}
 
 # Pillow warns of metadata that does not affect pixels; everything else becomes BadInput.
 warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -71,6 +54,8 @@ def decode_picture(content: bytes, *, name: str, max_pixels: int, note: Note = i
         if opener is not None:
             return _open_and_load(opener(io.BytesIO(content)), content, name=name, max_pixels=max_pixels)
         if is_dicom(content):
+            from stepcot_jax.data.images.dicom import read_dicom  # a thousand lines, for this format alone
+
             return Image.fromarray(read_dicom(content, name=name, max_pixels=max_pixels, note=note))
     except BadInput:
         raise
@@ -80,15 +65,13 @@ def decode_picture(content: bytes, *, name: str, max_pixels: int, note: Note = i
     raise BadInput(f"{name}: {describe_other(content)}; {EXPECTED}")
 
 
-def describe_other(content: bytes) -> str:
-    """Return what a file is that is no accepted image, and the next step where it can be told."""
-    if lacks_preamble(content):
-        return f"is a DICOM file without the preamble of 128 bytes and DICM; {RESAVE}"
-    start = content[:64].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-    for magic, (kind, step) in _OTHER_FORMATS.items():
-        if content.startswith(magic) or start.startswith(magic):
-            return f"is {kind}, whatever its name says; {step}"
-    return f"starts with bytes {content[:8].hex(' ')}" if content else "is an empty file"
+def read_projection(content: bytes, *, name: str) -> Projection:
+    """Return the projection that the header of a file names, without decoding its picture; "" if it is not DICOM."""
+    if not is_dicom(content):
+        return ""
+    from stepcot_jax.data.images import dicom
+
+    return dicom.read_projection(content, name=name)
 
 
 def _open_and_load(image: ImageFile.ImageFile, content: bytes, *, name: str, max_pixels: int) -> Image.Image:

@@ -10,8 +10,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from stepcot_jax.data.columns import RecordTable, TextColumn
-from stepcot_jax.data.images.dicom import read_projection
-from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
+from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes, read_projection
 from stepcot_jax.data.images.preprocessing import Preprocessing, prepare_image
 from stepcot_jax.data.images.projections import LATERAL, is_frontal_task, name_projection
 from stepcot_jax.data.records.data_json import ImageLocator

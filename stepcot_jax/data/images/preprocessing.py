@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 from PIL import Image
 
-from stepcot_jax.data.images.dicom import Note, ignore_note
+from stepcot_jax.data.images.file_formats import Note, ignore_note
 from stepcot_jax.data.images.image_decoding import EXPECTED, MAX_PIXELS, decode_picture, most_bytes
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file

@@ -17,9 +17,9 @@ from stepcot_jax.evaluation.interventions import (
     spread,
 )
 from stepcot_jax.evaluation.replies import A_SCORE, Key, ScoringSettings, as_columns, score_all, score_models
-from stepcot_jax.evaluation.statistics import Interval
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, read_file, write_whole, writing_whole
+from stepcot_jax.host.ranges import Interval
 from stepcot_jax.pages.sheets import Column, Entry, Table, columns
 from stepcot_jax.reasoning.dialects import write_question
 from stepcot_jax.record import Record

@@ -2,7 +2,7 @@
 
 import json
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -12,14 +12,14 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.data.images.projections import Projection
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.text import make_printable, plain_text_style, wrap_text
 from stepcot_jax.reading.corrections import Given, check_given, given_distributions
-from stepcot_jax.reading.explain import PREDICTED, Explainer, Explanation, change_a_step, describe_change, spread
-from stepcot_jax.reading.radiographs import Pixels, read_pictures, to_input
-from stepcot_jax.reading.readings import ChainReading, make_readings, percent
+from stepcot_jax.reading.explain import Explainer, Explanation, change_a_step, describe_change, spread
+from stepcot_jax.reading.image_reader import explain_pictures
+from stepcot_jax.reading.radiographs import Pixels, read_pictures
+from stepcot_jax.reading.readings import ChainReading, percent
 from stepcot_jax.reading.trained_model import Trained
 from stepcot_jax.tools.explain.scoring import smooth
 
@@ -67,36 +67,6 @@ def write_explanations(
                 raise BadInput(f"{out} is not writable ({error.strerror})") from None
             written.append((path, reading))
     return written
-
-
-def explain_pictures(
-    explainer: Explainer,
-    *,
-    names: list[str],
-    pictures: list[Pixels],
-    given: np.ndarray,
-    projections: Sequence[Projection] = (),
-) -> tuple[Explanation, list[ChainReading]]:
-    """Return maps of the answers to pictures, and the answers; the map of a given answer explains that answer."""
-    trained = explainer.trained
-    images = to_input(pictures, trained.preprocessing)
-    labels = np.where(given.any(axis=-1), given.argmax(axis=-1), PREDICTED)
-    of_cases = [np.repeat(rows[None], len(pictures), axis=0) for rows in (given, labels)]
-    explained = explainer.explain(images, given_answers=of_cases[0], labels=of_cases[1])
-    uncorrected = explainer.reader.read(images) if given.any() else None
-    readings = make_readings(
-        explained.reading,
-        trained.chain,
-        sources=names,
-        model=explainer.model,
-        calibration=trained.calibration,
-        given=given,
-        uncorrected=uncorrected,
-        rules=trained.rules,
-        trained_on=trained.trained_on,
-        projections=projections,
-    )
-    return explained, readings
 
 
 def _free_name(name: str, taken: set[str]) -> str:

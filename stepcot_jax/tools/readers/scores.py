@@ -15,17 +15,10 @@ from stepcot_jax.evaluation.chains import FIGURES, step_figures, weighted_confus
 from stepcot_jax.evaluation.comparison import ALPHA, HIGHER, LOWER, NONE_SHOWN, Evidence, settle
 from stepcot_jax.evaluation.predictions import read_predictions
 from stepcot_jax.evaluation.published import READER_ACCURACY, READER_F1, READER_SENSITIVITY
-from stepcot_jax.evaluation.statistics import (
-    MIN_PATIENTS,
-    Interval,
-    Weights,
-    bootstrap,
-    flip_signs,
-    name_patients,
-    weighted_mean,
-)
+from stepcot_jax.evaluation.statistics import MIN_PATIENTS, Weights, bootstrap, flip_signs, name_patients, weighted_mean
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_workdir
+from stepcot_jax.host.ranges import Interval
 from stepcot_jax.pages.sheets import Entry, Table, columns, write_table
 from stepcot_jax.tools.readers.forms import FilledForm, Key
 

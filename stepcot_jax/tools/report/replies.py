@@ -9,10 +9,9 @@ from typing import Any
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.data.questions.reply_files import read_replies
 from stepcot_jax.evaluation.replies import BASELINE, Key, ReplyScore, ScoringSettings, score_all, summarise
-from stepcot_jax.evaluation.reply_page import make_tables, write_replies
-from stepcot_jax.evaluation.statistics import Interval
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
+from stepcot_jax.host.ranges import Interval
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.pages.figures import draw_lines
 from stepcot_jax.pages.pictures import write_picture
@@ -20,6 +19,7 @@ from stepcot_jax.pages.shell import Section, tabulate
 from stepcot_jax.reading.finished import Entry, read_metrics
 from stepcot_jax.record import Record
 from stepcot_jax.run.loading_questions import load_vqa_dataset
+from stepcot_jax.run.reply_page import make_tables, write_replies
 from stepcot_jax.run.settings import Settings, read_settings
 from stepcot_jax.run.stored_reading import STATISTICS_FILE
 from stepcot_jax.tools.report.sections import find_lines, make_curves

@@ -35,8 +35,9 @@ from stepcot_jax.evaluation.interventions import (
 from stepcot_jax.evaluation.predictions import logits_by_step
 from stepcot_jax.evaluation.statistics import bootstrap, count_once, mean_of_seeds, summarise, weighted_mean
 from stepcot_jax.host.files import read_json
+from stepcot_jax.host.ranges import Interval
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.pages.sheets import Column, Entry, Interval, Kind, Table, columns
+from stepcot_jax.pages.sheets import Column, Entry, Kind, Table, columns
 from stepcot_jax.run.inputs import Inputs
 from stepcot_jax.run.stored_reading import CALIBRATION_FILE, PAIRS_FILE
 from stepcot_jax.tools.tables.cells import Cell, vary

@@ -30,8 +30,9 @@ from stepcot_jax.evaluation.replies import (
     score_all,
 )
 from stepcot_jax.evaluation.stage_claims import stage_figures
-from stepcot_jax.evaluation.statistics import Interval, bootstrap, mean_of_seeds, summarise
+from stepcot_jax.evaluation.statistics import bootstrap, mean_of_seeds, summarise
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.ranges import Interval
 from stepcot_jax.pages.sheets import Column, Row, Table, columns
 from stepcot_jax.reading.finished import read_metrics
 from stepcot_jax.record import STAGE_NAMES, Record

@@ -24,9 +24,10 @@ from stepcot_jax.evaluation.replies import (
     score_all,
     score_models,
 )
-from stepcot_jax.evaluation.statistics import Interval, mean_of_seeds, summarise
+from stepcot_jax.evaluation.statistics import mean_of_seeds, summarise
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
+from stepcot_jax.host.ranges import Interval
 from stepcot_jax.pages.sheets import Column, Row, Table, columns
 from stepcot_jax.policies.policy_files import AnyTokenizer
 from stepcot_jax.policies.records import lay_out_prompts

@@ -28,7 +28,8 @@ from stepcot_jax.evaluation.published import (
     step_figures,
 )
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.pages.sheets import Entry, Interval, Row, Table, columns
+from stepcot_jax.host.ranges import Interval
+from stepcot_jax.pages.sheets import Entry, Row, Table, columns
 from stepcot_jax.run.sections import PromptSettings
 from stepcot_jax.tools.tables.cells import Cell
 from stepcot_jax.tools.tables.plan import ABLATIONS, OF_STUDENT, Plan, Recipe

@@ -10,8 +10,8 @@ from annotate.misbehaving_server import MisbehavingServer, read_data
 from stepcot_jax.annotate.llm.client import Endpoint
 from stepcot_jax.annotate.llm.judge import Exchange, Judge, judge_answers, judge_stages, label_steps
 from stepcot_jax.host.errors import BadInput, RunStopped
+from stepcot_jax.reasoning.replies import Judged
 from stepcot_jax.record import STAGE_NAMES
-from stepcot_jax.rewards.answers import Judged
 
 pytest.importorskip("openai", reason="the extra annotate")
 

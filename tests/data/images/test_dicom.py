@@ -23,8 +23,9 @@ from pydicom.encaps import encapsulate
 from pydicom.sequence import Sequence
 from pydicom.sr.codedict import codes
 
-from stepcot_jax.data.images.dicom import read_dicom, read_projection
+from stepcot_jax.data.images.dicom import read_dicom
 from stepcot_jax.data.images.dicom_fields import EXTRA
+from stepcot_jax.data.images.image_decoding import read_projection
 from stepcot_jax.host.errors import BadInput
 
 MAX_PIXELS = 10_000
@@ -512,7 +513,8 @@ def test_without_pydicom(tmp_path):
     path.write_bytes(VALID["native"])
     script = (
         "import sys; sys.modules['pydicom'] = None\n"
-        "from stepcot_jax.data.images.dicom import is_dicom, read_dicom\n"
+        "from stepcot_jax.data.images.dicom import read_dicom\n"
+        "from stepcot_jax.data.images.file_formats import is_dicom\n"
         "from stepcot_jax.host.errors import BadInput\n"
         "content = open(sys.argv[1], 'rb').read()\n"
         "assert is_dicom(content)\n"

@@ -13,8 +13,9 @@ from data.images.test_dicom import write as encode
 from pydicom import uid
 from pydicom.dataset import Dataset
 
-from stepcot_jax.data.images.dicom import read_dicom, read_header, read_projection
+from stepcot_jax.data.images.dicom import read_dicom, read_header
 from stepcot_jax.data.images.dicom_fields import MOST_DEPTH
+from stepcot_jax.data.images.image_decoding import read_projection
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import VARIABLE
 

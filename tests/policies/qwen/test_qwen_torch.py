@@ -14,7 +14,7 @@ from encoders.torch_checkpoints import largest_difference
 from policies.qwen.tiny_qwen import IMAGE, picture
 from policies.qwen.torch_qwen import make_text, make_vl, torch_inputs, transformers
 
-from stepcot_jax.losses.sequence import NO_PART, sequence_loss
+from stepcot_jax.losses.sequence import sequence_loss
 from stepcot_jax.policies.qwen_inputs import (
     QwenPreprocessing,
     QwenPrompt,
@@ -24,6 +24,7 @@ from stepcot_jax.policies.qwen_inputs import (
 )
 from stepcot_jax.policies.qwen_policy import DECODER_AND_PROJECTOR, divide_params, join_params
 from stepcot_jax.policies.qwen_weights import load_qwen, name_tensors, write_qwen
+from stepcot_jax.policies.records import NO_PART
 from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
 
 

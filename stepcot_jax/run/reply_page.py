@@ -10,7 +10,8 @@ from typing import Any
 from stepcot_jax.evaluation.replies import HEADED_FIGURES, Key, ReplyScore, Results
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.machine import map_in_threads
-from stepcot_jax.pages.sheets import Entry, Interval, Kind, Table, columns
+from stepcot_jax.host.ranges import Interval
+from stepcot_jax.pages.sheets import Entry, Kind, Table, columns
 from stepcot_jax.pages.shell import SHARED, Section, name_unseen, read_part, render
 from stepcot_jax.record import STAGE_NAMES, Record
 
