@@ -71,7 +71,7 @@ def load(folder: pathlib.Path, *, data: int, model: int) -> dict[str, float]:
     from stepcot_jax.models.qwen import SquareQwen
     from stepcot_jax.policies.qwen_policy import QwenPolicy, param_shardings
     from stepcot_jax.policies.qwen_weights import read_qwen_config
-    from stepcot_jax.run.policy_networks import QwenSource
+    from stepcot_jax.run.qwen_source import QwenSource
     from stepcot_jax.training.devices import make_mesh
     from stepcot_jax.training.state import put_given
 

@@ -3,22 +3,51 @@
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, UInt8
 
 from stepcot_jax.encoders.resnet import average_cells
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.models.decoder import RMSNorm
-from stepcot_jax.models.prefix_vlm import PrefixVlm, sinusoids
-from stepcot_jax.policies.qwen_policy import FROZEN, TRAINED, QwenPolicy
+from stepcot_jax.models.decoder import DecoderSizes, RMSNorm
+from stepcot_jax.models.prefix_vlm import sinusoids
 from stepcot_jax.policies.tokenizers import Tokenizer
 
 Params = dict[str, Any]
+
+TRAINED, FROZEN = "trained", "frozen"
+"""Parts of the parameters of a Qwen2.5-VL."""
+
+
+class SampledPolicy(Protocol):
+    """What `sampling.generate` needs of a network: `apply` with the methods "prefill" and "extend"."""
+
+    @property
+    def sizes(self) -> DecoderSizes:
+        """Sizes of the decoder."""
+
+    @property
+    def dtype(self) -> DTypeLike:
+        """Compute dtype."""
+
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        """Apply the network, as `flax.linen.Module.apply`."""
+
+
+class AnyPolicy(SampledPolicy, Protocol):
+    """A network that is trained as a policy: `models.prefix_vlm.PrefixVlm`, or `policies.qwen_policy.QwenPolicy`."""
+
+    @property
+    def is_large(self) -> bool:
+        """Whether matrices are kept in the compute dtype, and optimizers do not pack them."""
+
+    def init(self, *args: Any, **kwargs: Any) -> Any:
+        """Return first parameters as the collection "params"."""
 
 
 class PatchMap(nn.Module):
@@ -100,9 +129,6 @@ def normalise(
 
 # Parameters of a Qwen2.5-VL are two parts of the training state, what trains and what is frozen; `policy_params` joins
 # them for `apply`, `split_parts` divides what `init` returned.
-
-
-AnyPolicy = PrefixVlm | QwenPolicy
 
 
 def policy_params(params: Params, part: str) -> Params:

@@ -8,13 +8,13 @@ from stepcot_jax.encoders.text_encoder import load_tokenizer_files
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_whole
-from stepcot_jax.policies.qwen_inputs import ChatTokenizer
-from stepcot_jax.policies.tokenizers import PretrainedTokenizer, Vocabulary
+from stepcot_jax.policies.tokenizers import PretrainedTokenizer, Tokenizer
 
 LENGTHS_FILE = "policy.json"
 VOCABULARY_FILE = "vocabulary.json"
 
-AnyTokenizer = Vocabulary | PretrainedTokenizer | ChatTokenizer
+AnyTokenizer = Tokenizer
+"""A closed vocabulary, a pretrained tokenizer, or one with the control tokens of a chat."""
 
 _LONGEST = 2**16
 _TOKENIZER = "config.policy.tokenizer"

@@ -21,6 +21,7 @@ from jaxtyping import Array
 from stepcot_jax.models.decoder import Decoder, DecoderBlock, DecoderSizes
 from stepcot_jax.models.low_rank import LowRank, LowRankSettings, adapt_layers, init_low_rank, merge_low_rank
 from stepcot_jax.models.qwen import QwenVl, SquareQwen, VisionBlock
+from stepcot_jax.policies.policy import FROZEN, TRAINED
 from stepcot_jax.policies.qwen_weights import draw_params, qwen_shapes
 
 # Divide Qwen2.5-VL among devices: named shardings of parameters, optimizer state and batches over (data, model).
@@ -130,9 +131,6 @@ def join_params(trained: dict[str, Any], frozen: dict[str, Any]) -> Any:
     """Undo `divide_params`."""
     return flax.traverse_util.unflatten_dict({**frozen, **trained}, sep="/")
 
-
-TRAINED, FROZEN = "trained", "frozen"
-"""Parts of a policy's parameters."""
 
 PLAIN, LOW_RANK = "plain", "low_rank"
 """Parts of what trains: parameters of the network, and the matrices of LoRA."""

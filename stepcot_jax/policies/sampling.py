@@ -15,9 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from stepcot_jax.models.decoder import empty_cache
-from stepcot_jax.models.prefix_vlm import PrefixVlm
-from stepcot_jax.models.qwen import QwenVl
-from stepcot_jax.policies.qwen_policy import QwenPolicy
+from stepcot_jax.policies.policy import SampledPolicy
 from stepcot_jax.policies.tokenizers import Tokenizer
 
 Extend = Callable[[Int[Array, "rollout"], Int[Array, ""], Any], tuple[Float[Array, "rollout word"], Any]]
@@ -170,7 +168,7 @@ def reply_in_batches(
 
 @functools.partial(jax.jit, static_argnames=("policy", "sampling"))
 def generate(
-    policy: PrefixVlm | QwenPolicy | QwenVl,
+    policy: SampledPolicy,
     params: Any,
     images: Any,
     prompts: Any,

@@ -10,30 +10,385 @@
 | `free` | any model, without a grammar; read only | as written | names and boxes |
 
 Reading a written record returns its answer and these references, rounded half up to the dialect's precision.
+
+White space may stand between tags. GEMeX, "gemex" with thinking (GEMeX-RMCoT, Figure 3 and Section 4.1), and
+"gemex_plain" as first released:
+
+    <think>text, with regions as **name** ([x1, y1, x2, y2])</think>
+    <response><answer>..</answer><location><ref>name</ref><box>[x1, y1, x2, y2]</box>..</location></response>
+
+    <answer> .. <reason> .. <location> [[x1, y1, x2, y2], ..]
+
+MEDSAGE: "lvkc" as printed (Figure 12), where box_2d is [y1, x1, y2, x2] on a grid of 0 to 1000, and "lvkc_released" as
+its public code writes it, in pixels, x first; there the conclusion is the answer:
+
+    preamble <LOC>text with {"box_2d": [..], "label": ".."} and {"point": [..], "label": ".."}</LOC>
+    <VISUAL>..</VISUAL><KNOWLEDGE>..</KNOWLEDGE><CON>..</CON><ANSWER>..</ANSWER>
+
+    <LOC>{"bbox_xyxy_pixel": [[x1, y1, x2, y2], ..]}</LOC><VIS>..</VIS><KNO>..</KNO><CON>..</CON>
+
+MedCLM: "medclm", boxes of the unit square within the reasoning, as its public code writes them. The hard stage, and it
+alone, has neither reasoning nor boxes, only the answer:
+
+    Reasoning: text, with boxes as **name** [0.2344, 0.6250, 0.3125, 0.6875]
+
+    Answer: ..
 """
 
 import dataclasses
 import functools
+import itertools
+import re
 import string
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
+import msgspec
+
+from stepcot_jax.box import GRID_1000, UNIT_SQUARE, Box, Corners
+from stepcot_jax.chain import fold
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.free_replies import UNCLOSED, read_free, read_free_answer, split_thoughts
-from stepcot_jax.reasoning.grammars import (
-    read_gemex,
-    read_gemex_plain,
-    read_lvkc,
-    read_lvkc_released,
-    read_medclm,
-    write_gemex,
-    write_gemex_plain,
-    write_lvkc,
-    write_lvkc_released,
-    write_medclm,
+from stepcot_jax.reasoning.replies import (
+    BOX,
+    BOX_AFTER_NAME,
+    IN_ROUND_BRACKETS,
+    LARGEST,
+    MOST_BOXES,
+    NO_REASONING,
+    Reply,
+    check_text,
+    corners_of,
+    find_named_boxes,
+    normalise,
+    read_answer,
+    read_boxes,
+    read_parts,
+    scan_tags,
+    tag_pattern,
+    without_stop_tokens,
+    write_answer,
+    write_boxes,
 )
-from stepcot_jax.reasoning.replies import Reply, normalise, read_answer, without_stop_tokens
-from stepcot_jax.record import Record
+from stepcot_jax.record import STAGE_NAMES, Record, Stages
+
+_GEMEX_MARKS = ("think", "/think", "response", "answer", "/answer", "location", "/location", "/response")
+_GEMEX_LOCATED = ("ref", "box")
+_GEMEX_TAGS = ("think", "response", "answer", "location", *_GEMEX_LOCATED)
+_PLAIN_MARKS = ("answer", "reason", "location")
+
+
+def write_gemex(record: Record) -> str:
+    """Write a record, one <ref> and <box> per reference; without thinking the response alone, GEMeX-200K's target."""
+    if not record.references:
+        raise BadInput("references: none; dialect 'gemex' requires at least one box")
+    located = "".join(
+        f"<ref>{reference.label}</ref><box>{box}</box>"
+        for reference, box in zip(record.references, write_boxes(record), strict=True)
+    )
+    answer = check_text("answer", write_answer(record), _GEMEX_TAGS)
+    response = f"<response><answer>{answer}</answer><location>{located}</location></response>"
+    if not record.thinking.strip():
+        return response
+    return f"<think>{check_text('thinking', record.thinking, _GEMEX_TAGS)}</think>\n{response}"
+
+
+def read_gemex(text: str, *, with_thinking: bool = True) -> Reply:
+    """Read a reply; <ref> holds the labels. Without thinking a reply is the response block alone."""
+    parts = read_parts(text, _GEMEX_MARKS if with_thinking else _GEMEX_MARKS[2:])
+    problems = list(parts.problems)
+    location = parts.texts.get("location", "")
+    references = _read_located(location) if location else None
+    if location and references is None:
+        problems.append("<location> is not names with boxes")
+    thinking = parts.texts.get("think", "")
+    if any(tag_pattern(_GEMEX_LOCATED).search(part) for part in (thinking, parts.texts.get("answer", ""))):
+        problems.append("<ref> or <box> outside of <location>")
+    return Reply(
+        "gemex",
+        answer=parts.texts.get("answer"),
+        references=references,
+        regions=tuple(region for region, _, _ in find_named_boxes(thinking, IN_ROUND_BRACKETS) if region.label),
+        thinking=thinking,
+        problems=tuple(problems),
+    )
+
+
+def _read_located(text: str) -> tuple[Box, ...] | None:
+    """Return the boxes of <location>, where each <ref> is followed by at least one <box> of one or more boxes."""
+    tags = scan_tags(text, _GEMEX_LOCATED, most=4 * MOST_BOXES) or []
+    regions: list[Box] = []
+    name, is_open, end = "", True, 0  # is_open: the last name has no box yet
+    for opening, closing in zip(tags[::2], tags[1::2], strict=False):
+        content = text[opening.end : closing.start]
+        if closing.mark != f"/{opening.mark}" or text[end : opening.start].strip():
+            return None
+        if opening.mark == "ref":
+            if not content.strip() or (name and is_open):
+                return None
+            name, is_open = content, True
+        else:
+            boxes = read_boxes(content) if name else None
+            if boxes is None or len(regions) + len(boxes) > MOST_BOXES:
+                return None
+            regions += [Box(name, box) for box in boxes]
+            is_open = False
+        end = closing.end
+    return None if is_open or text[end:].strip() else tuple(regions)
+
+
+def write_gemex_plain(record: Record) -> str:
+    """Write a record; its thinking is the reason. Labels are not written; no reference is written as []."""
+    answer = check_text("answer", write_answer(record), _PLAIN_MARKS)
+    reason = check_text("thinking", record.thinking, _PLAIN_MARKS)
+    return f"<answer> {answer} <reason> {reason} <location> [{', '.join(write_boxes(record))}]"
+
+
+def read_gemex_plain(text: str) -> Reply:
+    """Read a reply; its boxes have no names."""
+    parts = read_parts(text, _PLAIN_MARKS)
+    problems = list(parts.problems)
+    location = parts.texts.get("location")
+    references = None
+    if location is not None:
+        inner = location[1:-1].strip() if location[0] == "[" and location[-1] == "]" and len(location) > 1 else "-"
+        boxes = read_boxes(inner) if inner else []
+        references = None if boxes is None else tuple(Box("", box) for box in boxes)
+        if references is None:
+            problems.append("<location> is not a list of boxes")
+    return Reply(
+        "gemex_plain",
+        answer=parts.texts.get("answer"),
+        references=references,
+        thinking=parts.texts.get("reason", ""),
+        problems=tuple(problems),
+    )
+
+
+_STAGE_TAGS = dict(zip(("LOC", "VISUAL", "KNOWLEDGE", "CON"), STAGE_NAMES, strict=True))
+_RELEASED_TAGS = dict(zip(("LOC", "VIS", "KNO", "CON"), STAGE_NAMES, strict=True))
+_LVKC_TAGS = (*_STAGE_TAGS, "ANSWER")
+_LVKC_MARKS = tuple(mark for name in _LVKC_TAGS for mark in (name, f"/{name}"))
+_RELEASED_MARKS = tuple(mark for name in _RELEASED_TAGS for mark in (name, f"/{name}"))
+_OBJECT = re.compile(r"\{[^{}]*\}")
+_LONG_NUMBER = re.compile(r"[0-9]{20}")
+_STRINGS = re.compile(r'"[^"\\]*"')
+
+
+class _Location(msgspec.Struct):
+    label: str
+    box_2d: Corners | None = None
+    point: tuple[float, float] | None = None
+
+
+class _Pixels(msgspec.Struct):
+    bbox_xyxy_pixel: tuple[Corners, ...]
+
+
+_LOCATION = msgspec.json.Decoder(_Location)
+_PIXELS = msgspec.json.Decoder(_Pixels)
+
+
+def write_lvkc(record: Record) -> str:
+    """Write a record; the boxes of its references follow the text of the localisation."""
+    stages = _required_stages(record)
+    texts = {tag: check_text(f"stages.{name}", getattr(stages, name), _LVKC_TAGS) for tag, name in _STAGE_TAGS.items()}
+    if re.search("[{}]", texts["LOC"]):
+        raise BadInput("stages.localisation: contains a curly bracket, which dialect 'lvkc' reserves for boxes")
+    texts["LOC"] += "".join(
+        f' {{"box_2d": {box}, "label": "{reference.label}"}}'
+        for reference, box in zip(record.references, write_boxes(record, GRID_1000), strict=True)
+    )
+    texts["ANSWER"] = check_text("answer", write_answer(record), _LVKC_TAGS)
+    preamble = f"{check_text('preamble', record.preamble, _LVKC_TAGS)}\n" if record.preamble.strip() else ""
+    return preamble + "".join(f"<{tag}>{text}</{tag}>" for tag, text in texts.items())
+
+
+def read_lvkc(text: str) -> Reply:
+    """Read a reply; its points are checked and left out."""
+    parts = read_parts(text, _LVKC_MARKS, has_preamble=True)
+    problems = list(parts.problems)
+    stages = {name: parts.texts[tag] for tag, name in _STAGE_TAGS.items() if tag in parts.texts}
+    references = None
+    if "LOC" in parts.texts:
+        references, stages["localisation"] = _read_locations(parts.texts["LOC"])
+        if references is None:
+            problems.append("<LOC> has a place that is no JSON object with box_2d or point from 0 to 1000, and label")
+    return Reply(
+        "lvkc",
+        answer=parts.texts.get("ANSWER"),
+        references=references,
+        preamble=parts.preamble,
+        stages=stages,
+        problems=tuple(problems),
+        space=GRID_1000,
+    )
+
+
+def write_lvkc_released(record: Record) -> str:
+    """Write a record; localisation is the boxes alone, without labels, and the conclusion is the answer alone."""
+    stages, tags = _required_stages(record), tuple(_RELEASED_TAGS)
+    visual, knowledge = (check_text(f"stages.{name}", getattr(stages, name), tags) for name in ("visual", "knowledge"))
+    boxes = f'{{"bbox_xyxy_pixel": [{", ".join(write_boxes(record))}]}}'
+    answer = check_text("answer", write_answer(record), tags)
+    return f"<LOC>{boxes}</LOC><VIS>{visual}</VIS><KNO>{knowledge}</KNO><CON>{answer}</CON>"
+
+
+def read_lvkc_released(text: str) -> Reply:
+    """Read a reply; its boxes have no names."""
+    parts = read_parts(text, _RELEASED_MARKS)
+    problems = list(parts.problems)
+    stages = {name: parts.texts[tag] for tag, name in _RELEASED_TAGS.items() if tag in parts.texts and tag != "LOC"}
+    references = None
+    if "LOC" in parts.texts:
+        decoded = _decode(_PIXELS, parts.texts["LOC"])
+        if decoded is not None and len(decoded.bbox_xyxy_pixel) <= MOST_BOXES and _are_usable(decoded.bbox_xyxy_pixel):
+            references = tuple(Box("", box) for box in decoded.bbox_xyxy_pixel)
+        else:
+            problems.append("<LOC> is not a JSON object with bbox_xyxy_pixel")
+    return Reply(
+        "lvkc_released", answer=parts.texts.get("CON"), references=references, stages=stages, problems=tuple(problems)
+    )
+
+
+def _read_locations(text: str) -> tuple[tuple[Box, ...] | None, str]:
+    """Return the boxes of a localisation, None if an object is malformed, and the text without its objects."""
+    rest, last, regions, is_readable = [], 0, [], True
+    for number, match in enumerate(_OBJECT.finditer(text)):
+        rest.append(text[last : match.start()])
+        last = match.end()
+        location = _decode(_LOCATION, match[0]) if is_readable and number < MOST_BOXES else None
+        if location is None or not location.label.strip() or (location.box_2d is None) == (location.point is None):
+            is_readable = False
+            continue
+        numbers = location.box_2d or location.point or ()
+        is_readable = all(0 <= number <= 1000 for number in numbers)
+        if location.box_2d is not None:
+            regions.append(Box(location.label, location.box_2d))
+    remaining = "".join([*rest, text[last:]]).strip()
+    is_readable &= "{" not in remaining and "}" not in remaining
+    return (tuple(regions) if is_readable else None), remaining
+
+
+def _decode(decoder: msgspec.json.Decoder[Any], text: str) -> Any:
+    """Decode JSON; None if it is malformed or holds a number of 20 digits or more."""
+    if _LONG_NUMBER.search(text) and _LONG_NUMBER.search(_STRINGS.sub("", text)):
+        return None
+    try:
+        return decoder.decode(text)
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
+        return None
+
+
+def _are_usable(boxes: Iterable[Corners]) -> bool:
+    return all(abs(number) < LARGEST for box in boxes for number in box)
+
+
+def _required_stages(record: Record) -> Stages:
+    if record.stages is None:
+        raise BadInput("stages: none; dialects 'lvkc' and 'lvkc_released' require all four")
+    return record.stages
+
+
+_HEADS = re.compile(r"^(Reasoning|Answer):", re.MULTILINE)
+_LISTS = re.compile(r"\[([^\[\]]*)\]")
+_NUMBERS_BEGIN = re.compile(r"\s*[-+]?(?:[0-9.]|nan|inf)", re.IGNORECASE)
+
+
+def write_medclm(record: Record) -> str:
+    """Write a record: with thinking as the easy and medium stages, without as the hard stage, which writes no box."""
+    answer = _check("answer", write_answer(record))
+    if not record.thinking.strip():
+        return f"Answer: {answer}"
+    return f"Reasoning: {_write_reasoning(_check('thinking', record.thinking), record)}\n\nAnswer: {answer}"
+
+
+def read_medclm(text: str, *, with_thinking: bool = True) -> Reply:
+    """Read a reply; its references are all boxes of the reasoning, those without a name included."""
+    text = text.strip()
+    heads = list(itertools.islice(_HEADS.finditer(text), 3))
+    names = [head[1] for head in heads]
+    problems = []
+    if names not in (["Reasoning", "Answer"], ["Answer"]):
+        problems.append("not one 'Reasoning:' and one 'Answer:', or one 'Answer:' alone")
+    elif heads[0].start():
+        problems.append(f"text before '{names[0]}:'")
+    answer = text[heads[-1].end() :].strip() if names.count("Answer") == 1 and names[-1] == "Answer" else ""
+    if not answer and not problems:
+        problems.append("'Answer:' is empty")
+    if with_thinking and names == ["Answer"] and not problems:
+        problems.append(NO_REASONING)
+    references: tuple[Box, ...] | None = () if names == ["Answer"] else None
+    reasoning = ""
+    if names == ["Reasoning", "Answer"]:
+        reasoning = text[heads[0].end() : heads[1].start()].strip()
+        references = _read_references(reasoning)
+        if not reasoning:
+            problems.append("'Reasoning:' is empty")
+        if references is None:
+            problems.append("a list of numbers is no box of the unit square")
+    return Reply(
+        "medclm",
+        answer=answer or None,
+        references=references,
+        regions=references or (),
+        thinking=reasoning,
+        problems=tuple(problems),
+        space=UNIT_SQUARE,
+    )
+
+
+def _read_references(reasoning: str) -> tuple[Box, ...] | None:
+    """Return the boxes of a reasoning; None if a list of four numbers or more is no box of the unit square."""
+    for number, match in enumerate(_LISTS.finditer(reasoning)):
+        box = BOX.fullmatch(match[0])
+        if box and not all(0 <= number <= 1 for number in corners_of(box)):
+            return None
+        if number > MOST_BOXES or (not box and match[1].count(",") > 2 and _NUMBERS_BEGIN.match(match[1])):
+            return None
+    return tuple(region for region, _, _ in find_named_boxes(reasoning, BOX_AFTER_NAME))
+
+
+def _write_reasoning(thinking: str, record: Record) -> str:
+    """Put the references into the reasoning.
+
+    Regions **name** ([x1, y1, x2, y2]) in pixels are written in the unit square if they are the references in order;
+    otherwise they lose their boxes, and a last line lists the references. Boxes in the unit square already stay.
+    """
+    references = [reference.label for reference in record.references]
+    boxes = write_boxes(record, UNIT_SQUARE)
+    in_pixels = [corners_of(match) for box in write_boxes(record) if (match := BOX.match(box))]
+    regions = list(find_named_boxes(thinking, IN_ROUND_BRACKETS))
+    are_references = [(region.label, region.corners) for region, _, _ in regions] == list(
+        zip(references, in_pixels, strict=True)
+    )
+    pieces, last = [], 0
+    for index, (region, start, end) in enumerate(regions):
+        name = f"**{region.label}**" if thinking.startswith("**", start) else ""
+        pieces += [thinking[last:start], name, f" {boxes[index]}" if are_references else ""]
+        last = end
+    body = "".join([*pieces, thinking[last:]]).strip()
+    written = _read_references(body)
+    if written is None:
+        raise BadInput("thinking: holds a list of numbers that is no box; dialect 'medclm' reads each as a box")
+    named = [fold(label) in fold(region.label) for label, region in zip(references, written, strict=False)]
+    if [_write_region(region) for region in written] == boxes and all(named):
+        return _check("thinking", body)
+    if written:
+        raise BadInput("thinking: holds boxes or names other than the references; dialect 'medclm' reads them as such")
+    listed = ", ".join(f"**{label}** {box}" for label, box in zip(references, boxes, strict=True))
+    return f"{_check('thinking', body)}\nBoxes: {listed}"
+
+
+def _write_region(region: Box) -> str:
+    return f"[{', '.join(f'{number:.4f}' for number in region.corners)}]"
+
+
+def _check(field: str, text: str) -> str:
+    match = re.search(r"\n(Reasoning|Answer):", text)
+    if match:
+        raise BadInput(f"{field}: a line begins with '{match[1]}:', which dialect 'medclm' reserves for its parts")
+    return text.strip()
 
 
 class _Dialect(NamedTuple):

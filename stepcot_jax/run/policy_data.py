@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -26,7 +27,6 @@ from stepcot_jax.policies.policy_files import (
     read_lengths,
     write_lengths,
 )
-from stepcot_jax.policies.qwen_inputs import FRAME
 from stepcot_jax.policies.records import (
     EncodedRecord,
     RecordEncoder,
@@ -41,7 +41,6 @@ from stepcot_jax.reasoning.dialects import read_reply, write_question
 from stepcot_jax.record import Record
 from stepcot_jax.run.inputs import open_run_store
 from stepcot_jax.run.loading_questions import load_vqa_dataset
-from stepcot_jax.run.policy_networks import QwenSource
 from stepcot_jax.run.policy_start import naming_start, refuse_seen_patients, write_patients
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.stored_policy import StoredPolicy, check_encoder
@@ -50,6 +49,9 @@ from stepcot_jax.systems.sft import See
 from stepcot_jax.training.checkpoints import saved_steps
 from stepcot_jax.training.processes import wait_for_all
 from stepcot_jax.training.system import Batch
+
+if TYPE_CHECKING:
+    from stepcot_jax.run.qwen_source import QwenSource
 
 
 def count_cut(encoded: Mapping[int, EncodedRecord], reply_length: int) -> int:
@@ -96,7 +98,7 @@ def tokenize_records(
     dataset: VqaDataset,
     tokenizer: AnyTokenizer | None,
     *,
-    source: QwenSource | None = None,
+    source: "QwenSource | None" = None,
     image_encoder: str = "",
 ) -> TokenizedRecords:
     """Return the prompts of all records and the replies of the training split as tokens."""
@@ -139,10 +141,10 @@ def draw_checks(settings: Settings, dataset: VqaDataset) -> dict[int, CheckExamp
     )
 
 
-def make_tokenizer(settings: Settings, dataset: VqaDataset, source: QwenSource | None = None) -> AnyTokenizer:
+def make_tokenizer(settings: Settings, dataset: VqaDataset, source: "QwenSource | None" = None) -> AnyTokenizer:
     """Return the tokenizer of a Qwen2.5-VL, the pretrained one that the settings name, or a closed vocabulary."""
     if source is not None:
-        return source.read_tokenizer(None if source.folder else count_vocabulary(settings, dataset, FRAME))
+        return source.read_tokenizer(None if source.folder else count_vocabulary(settings, dataset, source.frame))
     if settings.policy.tokenizer:
         return load_pretrained(settings.policy.tokenizer)
     return count_vocabulary(settings, dataset)
@@ -174,7 +176,7 @@ class PolicyData:
     dataset: VqaDataset  # without the test split's answers and pictures
     test: HeldOut[VqaDataset]
     tokens: TokenizedRecords
-    source: QwenSource | None  # of a Qwen2.5-VL
+    source: "QwenSource | None"  # of a Qwen2.5-VL
     patches: PatchInput | None  # of a frozen encoder; None if the network reads pictures
 
     @property
@@ -213,7 +215,7 @@ def load_policy_data(
     *,
     workdir: pathlib.Path,
     terminal: Terminal,
-    source: QwenSource | None,
+    source: "QwenSource | None",
     start: StoredPolicy | None,
     patches: PatchInput | None,
     dataset: VqaDataset | None = None,

@@ -5,6 +5,7 @@ import functools
 import json
 import pathlib
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.features.patch_input import PatchInput
@@ -15,11 +16,13 @@ from stepcot_jax.models.prefix_vlm import PrefixVlm
 from stepcot_jax.policies.policy import AnyPolicy, start_coordinates
 from stepcot_jax.policies.policy_files import AnyTokenizer
 from stepcot_jax.run.fields import naming
-from stepcot_jax.run.policy_networks import QwenSource
 from stepcot_jax.run.settings import Settings, read_run_settings
 from stepcot_jax.run.start import POLICY_KEY, have_same_source, list_changed
 from stepcot_jax.run.stored_policy import StoredPolicy, read_policy
 from stepcot_jax.training.state import Params
+
+if TYPE_CHECKING:
+    from stepcot_jax.run.qwen_source import QwenSource
 
 PATIENTS_FILE = "records/patients.json"
 """Patients of each split of a policy's run."""
@@ -109,15 +112,15 @@ def _earlier_runs(settings: Settings) -> Iterator[tuple[str, pathlib.Path]]:
 
 
 def given_start(
-    policy: AnyPolicy, stored: StoredPolicy | None, source: QwenSource | None
+    policy: AnyPolicy, stored: StoredPolicy | None, source: "QwenSource | None"
 ) -> Callable[[], Params] | None:
     """Return a function that loads the parameters to start from; None for random ones."""
     if stored is not None:
         params = stored.params
         return lambda: params
-    if isinstance(policy, PrefixVlm) or source is None or not policy.is_given:
-        return None
-    return functools.partial(source.load, policy)
+    large: Any = policy
+    is_given = source is not None and getattr(large, "is_given", False)  # the small decoder has no checkpoint
+    return functools.partial(source.load, large) if source is not None and is_given else None
 
 
 def smooth_start(policy: AnyPolicy, tokenizer: AnyTokenizer, *, largest: int) -> Callable[[Params], Params] | None:

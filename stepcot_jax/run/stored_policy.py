@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +17,11 @@ from stepcot_jax.host.files import read_json
 from stepcot_jax.policies.policy import AnyPolicy, policy_params, split_parts
 from stepcot_jax.policies.policy_files import LENGTHS_FILE, AnyTokenizer, PolicyLengths, load_pretrained, read_lengths
 from stepcot_jax.run.policy_networks import (
-    QwenSource,
     choose_policy,
+    find_qwen,
     load_patches,
     make_normalise,
     patches_of,
-    read_source,
     read_tokenizer,
 )
 from stepcot_jax.run.settings import Settings, read_run_settings
@@ -36,6 +35,9 @@ from stepcot_jax.training.exported_weights import (
     require_read,
 )
 from stepcot_jax.training.state import Params, shapes_by_name, unflatten
+
+if TYPE_CHECKING:
+    from stepcot_jax.run.qwen_source import QwenSource
 
 POLICY_FILE = "policy.safetensors"
 """Parameters of an exported policy."""
@@ -54,9 +56,9 @@ class StoredPolicy:
 
     workdir: pathlib.Path
     run: StoredRun
-    network: AnyPolicy
+    network: Any  # an `AnyPolicy`; that of a Qwen2.5-VL has more, such as `merge`
     params: Params  # as `network.apply` takes them: float32, matrices of a Qwen2.5-VL in its compute dtype
-    source: QwenSource | None  # of the Qwen2.5-VL that the run started from
+    source: "QwenSource | None"  # of the Qwen2.5-VL that the run started from
     patches: PatchInput | None  # of the frozen encoder that the network reads; None if it reads pictures
     tokenizer: AnyTokenizer
     lengths: PolicyLengths
@@ -93,7 +95,7 @@ def read_policy(
         require_read(workdir)
     lengths = read_lengths(workdir)
     tokenizer = _read_tokenizer(workdir, settings, lengths, is_exported=exported)
-    source = read_source(workdir, settings)
+    source = find_qwen(settings, workdir=workdir)
     network = choose_policy(settings, tokenizer, source)
     carried = _read_exported(workdir, phase) if exported else None
     if carried is not None:

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import ray_throughput
 from stepcot_jax.run.settings import load_settings
-from stepcot_jax.tools.annotate.parsers import annotate_parser
+from stepcot_jax.tools.annotate.command import annotate_parser
 
 
 @pytest.mark.parametrize("workers", [0, 3])

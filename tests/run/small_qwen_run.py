@@ -12,7 +12,7 @@ from policies.qwen.tiny_qwen import IMAGES, VISION
 from run.small_policy_run import reward_tokens
 
 from stepcot_jax.policies.qwen_weights import read_qwen_config
-from stepcot_jax.run import policy_networks as qwen_setup
+from stepcot_jax.run import qwen_source as qwen_setup
 from stepcot_jax.run.settings import load_settings
 from stepcot_jax.run.training_run import Run
 from stepcot_jax.systems.grpo import REFERENCE, GrpoUpdate, Rollouts

@@ -11,7 +11,7 @@ import pytest
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.policies.qwen_policy import param_shardings
-from stepcot_jax.run.policy_networks import find_qwen
+from stepcot_jax.run.qwen_source import find_qwen
 from stepcot_jax.run.settings import read_settings
 from stepcot_jax.training.devices import MeshDevices
 

@@ -14,7 +14,8 @@ from stepcot_jax.losses.policy_gradient import PolicyGradient
 from stepcot_jax.policies.qwen_weights import qwen_shapes
 from stepcot_jax.rewards.presets import PRESETS
 from stepcot_jax.run.configs import load_config
-from stepcot_jax.run.policy_networks import find_qwen, make_policy
+from stepcot_jax.run.policy_networks import make_policy
+from stepcot_jax.run.qwen_source import find_qwen
 from stepcot_jax.run.settings import load_settings
 from stepcot_jax.systems.grpo import make_objective
 from stepcot_jax.systems.options import count_updates

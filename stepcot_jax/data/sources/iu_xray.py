@@ -242,7 +242,7 @@ class _LimitedReader(io.RawIOBase):
 Projection = Literal["frontal", "lateral", "undecided"]
 DecidedBy = Literal["list", "descriptors", "order", ""]
 LIST_NAME = "indiana_projections.csv"
-EVIDENCE: dict[str, dict[str, float]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+EVIDENCE: dict[str, dict[str, float]] = _TABLES["evidence"]
 """Log odds of frontal against lateral for each descriptor's words, times 0.65 since the descriptors are correlated."""
 
 FIRST_OF_TWO = 2.2  # log odds that the first of two images is the frontal one: 0.90 against 0.10

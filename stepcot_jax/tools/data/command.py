@@ -7,6 +7,7 @@ import argparse
 import itertools
 import json
 import math
+import pathlib
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -36,9 +37,7 @@ def main(arguments: list[str] | None = None) -> int | None:
     """Run a command; return its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["tfds"]:
-        from stepcot_jax.tools.data.tfds import main as prepare_tfds
-
-        prepare_tfds(arguments[1:])
+        _prepare_tfds(arguments[1:])
         return 0
     parser = argparse.ArgumentParser(prog="stepcot data", description="Work with folders of cases.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -462,6 +461,48 @@ def _list_tables_of_questions(facts: dict[str, Any]) -> list[Table]:
             list_reasons(facts),
         ]
     )
+
+
+def _prepare_tfds(arguments: list[str]) -> None:
+    """Prepare a folder as a dataset of tensorflow_datasets and print the numbers of cases."""
+    parser = argparse.ArgumentParser(
+        prog="stepcot data tfds",
+        description="Prepare a folder in the published layout as the dataset `step_cot` of tensorflow_datasets, "
+        "without tensorflow.",
+    )
+    parser.add_argument("root", metavar="ROOT", help="folder with data.json and images; or gs://, s3://")
+    data_dir = "where datasets are kept"
+    parser.add_argument("data_dir", type=local_path, metavar="DIR", help=data_dir)
+    parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")
+    parser.add_argument("--split-seed", type=int, default=0, help="of splits that are made; default 0")
+    parser.add_argument(
+        "--near-duplicate-radius", type=int, default=0, help="in bits, for splits that are made; default 0, for none"
+    )
+    options = vars(parser.parse_args(arguments))
+    root, data_dir = options.pop("root"), options.pop("data_dir")
+    from stepcot_jax.data.tfds.source import Reading, import_tfds
+
+    import_tfds()
+    from stepcot_jax.host.download import find_path
+
+    root = find_path(root, "ROOT")
+    from stepcot_jax.data.tfds.builder import prepare  # imports tensorflow_datasets
+
+    folder = prepare(root, data_dir, Reading(**options))
+    lines = _describe_prepared(folder)
+    print("\n".join(lines))
+
+
+def _describe_prepared(folder: pathlib.Path) -> list[str]:
+    from stepcot_jax.data.tfds.source import QUARANTINE_NAME, open_prepared
+
+    prepared = open_prepared(folder)
+    counts = ", ".join(f"{len(indices)} {name}" for name, indices in prepared.splits.by_name().items())
+    lines = [f"{len(prepared.collection.cases)} cases in {folder}: {counts} ({prepared.splits_source})"]
+    if prepared.collection.set_aside:
+        num_aside = len(prepared.collection.set_aside)
+        lines.append(f"{num_aside} records are set aside, each with its reason in {folder / QUARANTINE_NAME}")
+    return lines
 
 
 if __name__ == "__main__":

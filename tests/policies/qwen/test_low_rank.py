@@ -10,7 +10,8 @@ from policies.qwen.tiny_qwen import IMAGE, tiny
 
 from stepcot_jax.models.low_rank import LowRankSettings, init_low_rank
 from stepcot_jax.models.qwen import SquareQwen
-from stepcot_jax.policies.qwen_policy import LOW_RANK, PLAIN, TRAINED, QwenPolicy
+from stepcot_jax.policies.policy import TRAINED
+from stepcot_jax.policies.qwen_policy import LOW_RANK, PLAIN, QwenPolicy
 
 LORA = LowRankSettings(rank=3, alpha=6.0)
 PROMPTS, LENGTHS = np.array([[3, *[IMAGE] * 4, 5]], np.int32), np.array([6], np.int32)
