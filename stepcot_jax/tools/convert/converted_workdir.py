@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import pathlib
-import shutil
 from collections.abc import Mapping
 from typing import Any, BinaryIO
 
@@ -17,7 +16,7 @@ from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.encoders import weights
 from stepcot_jax.export.authors import NETWORKS, find_sizes, from_torch_networks
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import digest_file, make_new_folder, write_whole, writing_whole
+from stepcot_jax.host.files import digest_file, filling_folder, write_whole, writing_whole
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.reading.trained_model import load_trained
 from stepcot_jax.run.inputs import encode_prompts
@@ -50,13 +49,9 @@ def write_workdir(workdir: pathlib.Path, networks: _Tensors, recipe: Recipe, *, 
     converted = from_torch_networks(networks)
     settings, chain = _read_recipe(recipe, sizes, converted)
     _check_chain(chain, sizes, recipe)
-    make_new_folder(workdir)
-    try:
+    with filling_folder(workdir):
         content = _write(workdir, converted, settings, chain, source=source)
         load_trained(workdir)
-    except BaseException:
-        shutil.rmtree(workdir)
-        raise
     return content
 
 
