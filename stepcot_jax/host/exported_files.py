@@ -23,7 +23,7 @@ import numpy as np
 if __package__:
     from stepcot_jax.host.errors import BadInput
 else:  # in the folder of an export
-    BadInput = ValueError
+    BadInput = ValueError  # type: ignore[assignment]
 
 SUMS = "SHA256SUMS"
 _MOST_SUMS_BYTES = 2**16
