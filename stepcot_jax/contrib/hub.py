@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import hashlib
 import json
 import pathlib
 import re
@@ -15,24 +14,18 @@ from collections.abc import Iterator
 from stepcot_jax import __version__
 from stepcot_jax.host.download import explain_failure, fetch, find_path
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.exported_files import SUMS, Files, read_sums, write_sums
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.terminal import name_command
 from stepcot_jax.host.text import make_printable, shorten
-from stepcot_jax.training.exported_weights import (
-    MANIFEST_FILE,
-    READ_SUFFIXES,
-    SUMS_FILE,
-    check_digests,
-    is_export,
-    list_files,
-)
+from stepcot_jax.training.exported_weights import MANIFEST_FILE, READ_SUFFIXES, is_export
 
 SCHEME = "hf://"
 
 _ID = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>\w[\w./-]*))?", re.ASCII)
 _FORM = "hf://OWNER/NAME or hf://OWNER/NAME@REVISION"
 _MOST_BYTES = 8 * 2**30
-_LOADED = ("*.safetensors", SUMS_FILE, *(f"*{suffix}" for suffix in READ_SUFFIXES))
+_LOADED = ("*.safetensors", SUMS, *(f"*{suffix}" for suffix in READ_SUFFIXES))
 _NOT_LOADED = ("check.safetensors", "torch_names.safetensors", "*_gate.safetensors")
 """Patterns of an export's files that readers use; its programs and its loader are not among them."""
 
@@ -127,12 +120,12 @@ def push_export(
     folder: pathlib.Path, repository: str, *, private: bool, licence: str | None = None, name: str = ""
 ) -> str:
     """Upload an export and return its address; without a licence the card keeps that of the repository."""
-    if not (folder / SUMS_FILE).is_file():
-        raise BadInput(f"{folder}: not an export (no {SUMS_FILE})")
-    names = list_files(folder)
-    check_digests(folder, names)
-    if strays := sorted({path.name for path in folder.iterdir()} - {*names, SUMS_FILE}):
-        raise BadInput(f"{folder / strays[0]}: not a file of the export; expected only files that {SUMS_FILE} names")
+    if not (folder / SUMS).is_file():
+        raise BadInput(f"{folder}: not an export (no {SUMS})")
+    Files(folder)
+    names = read_sums(folder)
+    if strays := sorted({path.name for path in folder.iterdir()} - {*names, SUMS}):
+        raise BadInput(f"{folder / strays[0]}: not a file of the export; expected only files that {SUMS} names")
     try:
         with with_licence(folder, repository, licence) as ready:
             return upload_folder(ready, repository, private=private, message=f"Export of stepcot-jax {__version__}")
@@ -193,16 +186,10 @@ def with_licence(folder: pathlib.Path, repository: str, licence: str | None) -> 
     with tempfile.TemporaryDirectory(prefix="stepcot-licence-") as made:
         copy = pathlib.Path(made, folder.name)
         shutil.copytree(folder, copy, copy_function=_link)
-        changed = write_licence(card, lines).encode()
-        sums = [
-            f"{hashlib.sha256(changed).hexdigest()}  {CARD_FILE}" if line.endswith(f"  {CARD_FILE}") else line
-            for line in read_file(folder / SUMS_FILE, max_bytes=_MOST_CARD_BYTES, accepted="digests")
-            .decode()
-            .split("\n")
-        ]
-        for name, content in ((CARD_FILE, changed), (SUMS_FILE, "\n".join(sums).encode())):
+        for name in (CARD_FILE, SUMS):
             (copy / name).unlink()  # a link
-            (copy / name).write_bytes(content)
+        (copy / CARD_FILE).write_bytes(write_licence(card, lines).encode())
+        write_sums(copy, {name: digest for name, digest in read_sums(folder).items() if name != CARD_FILE})
         yield copy
 
 

@@ -440,12 +440,6 @@ def summarise(
     tests = {name: compare_answers(first=columns, second=replies[first]) for name, columns in others.items()}
     patients = replies[first].patients
     counts = {name: count_replies(records, scores) for name, scores in rows.items()}
-    unscored = [
-        f"{name}: {by_kind[kind]['unscored']} {kind} unscored."
-        for name, by_kind in counts.items()
-        for kind in KINDS
-        if kind in by_kind and by_kind[kind]["unscored"]
-    ]
     judged = [_describe_judged(name, records, scores) for name, scores in models.items()]
     return Results(
         settings=settings,
@@ -469,8 +463,22 @@ def summarise(
         },
         differences=differences,
         tests=tests,
-        notes=(*notes, *unscored, *filter(None, judged), *_explain(settings, mean_kinds, replies[first].references)),
+        notes=(
+            *notes,
+            *_describe_unscored(counts),
+            *filter(None, judged),
+            *_explain(settings, mean_kinds, replies[first].references),
+        ),
     )
+
+
+def _describe_unscored(counts: Mapping[str, Mapping[str, Mapping[str, int]]]) -> list[str]:
+    return [
+        f"{name}: {by_kind[kind]['unscored']} {kind} unscored."
+        for name, by_kind in counts.items()
+        for kind in KINDS
+        if kind in by_kind and by_kind[kind]["unscored"]
+    ]
 
 
 def _describe_judged(name: str, records: Sequence[Record], scores: Sequence[ReplyScore]) -> str:

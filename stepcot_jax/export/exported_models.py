@@ -3,7 +3,6 @@
 Every export has a copy of this file.
 """
 
-import argparse
 import dataclasses
 import json
 import pathlib
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 if __package__:
-    from stepcot_jax.export.exported_files import Files, RefusedExport
+    from stepcot_jax.host.exported_files import Files, RefusedExport
 else:  # in the folder of an export
     from exported_files import Files, RefusedExport  # type: ignore[import-not-found,no-redef]
 
@@ -168,19 +167,10 @@ def check_models(
     return results
 
 
-def run_check(
-    check: Callable[..., list[dict[str, Any]]], arguments: list[str] | None, *, here: pathlib.Path, what: str = "logits"
-) -> int:
-    """Print one JSON line for each model; return 1 if numbers differ, 2 if the export is refused."""
-    parser = argparse.ArgumentParser(description=f"Check that this machine computes the {what} that were exported.")
-    parser.add_argument(
-        "folder", nargs="?", type=pathlib.Path, default=here, help="the export (default: this file's folder)"
-    )
-    if what == "logits":
-        parser.add_argument("--tolerance", type=float, default=1e-3, help="of the logits (default: %(default)s)")
-    flags = vars(parser.parse_args(arguments))
+def print_check(check: Callable[[], list[dict[str, Any]]]) -> int:
+    """Print one JSON line for each result; return the exit code: 1 if numbers differ, 2 if the export is refused."""
     try:
-        results = check(flags.pop("folder"), **flags)
+        results = check()
     except RefusedExport as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

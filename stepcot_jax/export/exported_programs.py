@@ -15,7 +15,7 @@ import jax.export
 import numpy as np
 
 if __package__:
-    from stepcot_jax.export.exported_files import RefusedExport
+    from stepcot_jax.host.exported_files import RefusedExport
 else:  # in the folder of an export
     from exported_files import RefusedExport  # type: ignore[import-not-found,no-redef]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 if __package__:
-    from stepcot_jax.export.exported_files import Files, RefusedExport
+    from stepcot_jax.host.exported_files import Files, RefusedExport
     from stepcot_jax.policies.merges import apply_merges, split_segments
 else:  # in the folder of an export
     from exported_files import Files, RefusedExport  # type: ignore[import-not-found,no-redef]

@@ -1,12 +1,10 @@
 """Write the folder of an export, atomically, after reading it back and comparing its logits."""
 
-import contextlib
 import dataclasses
 import pathlib
 import shutil
-import tempfile
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +14,7 @@ import safetensors.numpy
 
 from stepcot_jax import __version__
 from stepcot_jax.data.images.preprocessing import Preprocessing
-from stepcot_jax.export import exported_files, exported_models, exported_programs, loader
+from stepcot_jax.export import exported_models, exported_programs, loader
 from stepcot_jax.export.authors import to_torch_networks
 from stepcot_jax.export.carried_files import describe_encoder, write_carried
 from stepcot_jax.export.model_card import (
@@ -36,8 +34,10 @@ from stepcot_jax.export.program import (
     make_program,
 )
 from stepcot_jax.features.carried_encoder import PREPROCESSING_FILE
+from stepcot_jax.host import exported_files
 from stepcot_jax.host.errors import BadInput, RunStopped
-from stepcot_jax.host.files import digest_file, make_workdir, write_json
+from stepcot_jax.host.exported_files import write_sums
+from stepcot_jax.host.files import require_new, write_json, writing_folder
 from stepcot_jax.reading.exported_model import ENCODER, LABELS_FILE
 from stepcot_jax.reading.trained_model import Trained, load_trained
 from stepcot_jax.training.exported_weights import MANIFEST_FILE
@@ -119,26 +119,6 @@ def export_networks(
     return {"folder": str(out), "files": list_sizes(out), "models": described}
 
 
-def require_new(out: pathlib.Path) -> None:
-    """Refuse a folder that is not empty."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise BadInput(f"{out} already exists; expected a new or an empty folder")
-
-
-@contextlib.contextmanager
-def writing_folder(out: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yield a temporary folder that is renamed to `out` when the block ends, and removed if it fails."""
-    require_new(out)
-    make_workdir(out.parent)
-    partial = pathlib.Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
-    try:
-        yield partial
-        partial.chmod(0o755)
-        partial.replace(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
 def list_sizes(folder: pathlib.Path) -> dict[str, int]:
     """Return the files of a folder with their bytes."""
     return {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
@@ -184,7 +164,7 @@ def _write(
     write_json(folder / MANIFEST_FILE, manifest)
     write_carried(folder, trained)
     copy_loader(folder, loader, exported_programs)
-    use = write_instructions(trained, manifest, written={path.name for path in folder.iterdir()})
+    use = write_instructions(trained, manifest, folder)
     write_readme(folder, trained, programs, f"{use.rstrip()}\n\n{write_lifetime()}")
 
 
@@ -261,13 +241,6 @@ def copy_loader(folder: pathlib.Path, source: types.ModuleType, *imported: types
     shutil.copyfile(str(source.__file__), folder / LOADER)
     for module in (exported_files, exported_models, *imported):
         shutil.copy(str(module.__file__), folder)
-
-
-def write_sums(folder: pathlib.Path) -> None:
-    """Write the digests of all files, in the format of `sha256sum -c SHA256SUMS`."""
-    paths = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != exported_files.SUMS]
-    lines = [f"{digest_file(path)[1]}  {path.name}\n" for path in paths]
-    (folder / exported_files.SUMS).write_text("".join(lines), encoding="utf-8")
 
 
 def describe_preprocessing(preprocessing: Preprocessing) -> dict[str, Any]:

@@ -13,6 +13,7 @@ Every export has a copy of this file, of exported_models.py, of exported_files.p
 SHA256SUMS before its use, and of exported_programs.py.
 """
 
+import argparse
 import pathlib
 import sys
 from typing import Any
@@ -22,14 +23,16 @@ import numpy as np
 
 if __package__:
     from stepcot_jax.export import exported_models
-    from stepcot_jax.export.exported_files import Files
     from stepcot_jax.export.exported_programs import read_program, require_fit
+    from stepcot_jax.host.exported_files import Files
 else:  # in the folder of an export
     import exported_models  # type: ignore[import-not-found,no-redef]
     from exported_files import Files  # type: ignore[import-not-found,no-redef]
     from exported_programs import read_program, require_fit  # type: ignore[import-not-found,no-redef]
 
 ABSENT_LOGIT = -1e9  # Logit of an answer that a step does not have
+
+_HERE = pathlib.Path(__file__).parent
 
 
 class Model(exported_models.AnsweringModel):
@@ -92,7 +95,11 @@ def check(folder: str | pathlib.Path, *, tolerance: float) -> list[dict[str, Any
 
 def main(arguments: list[str] | None = None) -> int:
     """Print one JSON line for each model; return 1 if logits differ, 2 if the export is refused."""
-    return exported_models.run_check(check, arguments, here=pathlib.Path(__file__).parent)
+    parser = argparse.ArgumentParser(description="Check that this machine computes the logits that were exported.")
+    parser.add_argument("folder", nargs="?", type=pathlib.Path, default=_HERE, help="default: this file's folder")
+    parser.add_argument("--tolerance", type=float, default=1e-3, help="of the logits (default: %(default)s)")
+    flags = parser.parse_args(arguments)
+    return exported_models.print_check(lambda: check(flags.folder, tolerance=flags.tolerance))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from stepcot_jax.evaluation.predictions import read_predictions
 from stepcot_jax.evaluation.statistics import Interval
 from stepcot_jax.export.carried_files import name_encoder, read_kept_statistics
 from stepcot_jax.export.program import Program
+from stepcot_jax.host.exported_files import SUMS
 from stepcot_jax.host.files import read_json
 from stepcot_jax.host.text import escape_markdown as plain
 from stepcot_jax.reading.trained_model import Trained
@@ -221,7 +222,7 @@ def _describe_points(trained: Trained, names: Sequence[str]) -> str:
 # How to use an export, with a table of its files.
 
 
-RESIZE = {
+_RESIZE = {
     "crop": """\
     longest = 4 * min(picture.size)
     if max(picture.size) > longest:
@@ -241,48 +242,63 @@ RESIZE = {
     return np.array(picture.resize((SIZE, SIZE), Image.Resampling.BICUBIC))[None]""",
 }
 
-_OPTIONAL = {
+_OF_LOADERS = {
+    "load.py": "the loader",
+    "exported_files.py": "reads files for the loader",
+    "exported_models.py": "reads and checks models for the loader",
+    "exported_programs.py": "reads programs for the loader",
+    "exported_words.py": "turns texts to tokens and back for the loader",
+    "merges.py": "joins frequent phrases to one token for the loader",
+}
+
+_OF_ALL = {
     "torch_names.safetensors": "parameters under the authors' PyTorch names",
     CALIBRATION_FILE: "temperatures and answer sets, fitted on the validation cases",
     STATISTICS_FILE: "operating points with their figures, and how far answers follow given ones",
     PAIRS_FILE: "counted pairs of answers, for `sc.load(FOLDER, pairs=True)`",
     GATE_FILE: "the gates, for `sc.load`",
     CONVERTED_FILE: "the checkpoint that the run was converted from",
-}  # Files that some exports have
+    "labels.json": "questions and answers, in the order of the logits",
+    "settings.json": "the run's settings; with it `sc.load` reads this folder",
+    "preprocessing.json": "from an image file to the model's input",
+    "export.json": "the files of each model, versions",
+    "check.safetensors": "two images of noise and their logits, for `python load.py`",
+    SUMS: "digests of all files (`sha256sum -c SHA256SUMS`)",
+}
 
 
-def write_instructions(trained: Trained, manifest: Mapping[str, Any], *, written: Collection[str]) -> str:
-    """Return this part of the README; `_OPTIONAL` files are listed if they are among those written."""
+def list_files(folder: pathlib.Path, described: Mapping[str, str]) -> str:
+    """Return the table of an export's files for its card; `described` has the texts of its kind, which go first."""
+    contents = {**_OF_LOADERS, **described, **_OF_ALL, **described}
+    written = {path.name for path in folder.iterdir()} | {SUMS}
+    if unknown := sorted(written - contents.keys()):
+        raise ValueError(f"{folder}: no description of {', '.join(unknown)}")
+    return "\n".join(f"| `{name}` | {content} |" for name, content in contents.items() if name in written)
+
+
+def write_instructions(trained: Trained, manifest: Mapping[str, Any], folder: pathlib.Path) -> str:
+    """Return the part of the README on the use of the files in a folder."""
     models = manifest["models"]
-    tensors = sorted({file for model in models.values() for file in model["tensors"]})
     gates = {name: model["gate"] for name, model in models.items() if model.get("gate")}
-    files = {
-        "load.py": "the loader",
-        "exported_files.py": "reads files for the loader",
-        "exported_models.py": "reads and checks models for the loader",
-        "exported_programs.py": "reads programs for the loader",
+    described = {
         **{model["program"]: f"the {name}, image encoder included" for name, model in models.items()},
-        **dict.fromkeys(tensors, "parameters"),
+        **dict.fromkeys(sorted({file for model in models.values() for file in model["tensors"]}), "parameters"),
         **{gate["program"]: f"the gate of the {name}: `gate_scores`" for name, gate in gates.items()},
         **{gate["tensors"]: f"parameters of the {name}'s gate" for name, gate in gates.items()},
-        **{name: what for name, what in _OPTIONAL.items() if name in written},
-        "labels.json": "questions and answers, in the order of the logits",
-        "settings.json": "the run's settings; with it `sc.load` reads this folder",
-        "preprocessing.json": "from an image file to the model's input",
-        "export.json": "the files of each model, versions",
-        "check.safetensors": "two images of noise and their logits, for `python load.py`",
-        "SHA256SUMS": "digests of all files (`sha256sum -c SHA256SUMS`)",
     }
-    others = list(models)[1:]
-    return (
-        (_HERE / "readme.txt")
-        .read_text(encoding="utf-8")
-        .format(
-            argument="" if not others else f', "{next(iter(models))}"',
-            step=json.dumps(trained.chain.steps[-1].name, ensure_ascii=False),
-            size=trained.preprocessing.size,
-            resize=RESIZE[trained.preprocessing.fit],
-            files="\n".join(f"| `{name}` | {what} |" for name, what in files.items()),
-            platforms=", ".join(manifest["platforms"]),
-        )
+    return fill_use(
+        _HERE / "readme.txt", trained, models, list_files(folder, described), platforms=", ".join(manifest["platforms"])
+    )
+
+
+def fill_use(template: pathlib.Path, trained: Trained, models: Collection[str], files: str, **facts: str) -> str:
+    """Return a template of the use of an export, with its facts; `models` has the loader's default first."""
+    first, *others = models or ("",)
+    return template.read_text(encoding="utf-8").format(
+        argument=f', "{first}"' if others else "",
+        step=json.dumps(trained.chain.steps[-1].name, ensure_ascii=False),
+        size=trained.preprocessing.size,
+        resize=_RESIZE[trained.preprocessing.fit],
+        files=files,
+        **facts,
     )

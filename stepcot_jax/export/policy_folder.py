@@ -22,18 +22,17 @@ from stepcot_jax.export.folder import (
     describe_preprocessing,
     list_sizes,
     save_tensors,
-    write_sums,
-    writing_folder,
 )
-from stepcot_jax.export.model_card import write_front_matter, write_lifetime
+from stepcot_jax.export.model_card import list_files, write_front_matter, write_lifetime
 from stepcot_jax.export.program import PLATFORMS, Tensors
 from stepcot_jax.host.errors import BadInput, RunStopped
-from stepcot_jax.host.files import make_workdir, read_json, write_json
+from stepcot_jax.host.exported_files import write_sums
+from stepcot_jax.host.files import read_json, write_json, writing_folder
 from stepcot_jax.host.text import escape_markdown as plain
 from stepcot_jax.models.decoder import KeyValues, Prefix, empty_cache
 from stepcot_jax.models.prefix_vlm import PrefixVlm
 from stepcot_jax.policies import merges
-from stepcot_jax.policies.policy_files import VOCABULARY_FILE, AnyTokenizer, write_lengths
+from stepcot_jax.policies.policy_files import LENGTHS_FILE, VOCABULARY_FILE, AnyTokenizer, write_lengths
 from stepcot_jax.policies.qwen_weights import write_qwen
 from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
 from stepcot_jax.reading.policy_reader import TrainedPolicy, ask_question, load_policy
@@ -167,9 +166,6 @@ def export_qwen(
             f"{trained.workdir}: a dry run cannot be exported (config.policy.random=True, shrink={policy.shrink}: it "
             "has no config.json of its size); config.policy.weights of the run must be a folder, and shrink 1"
         )
-    if out.is_dir() and not any(out.iterdir()):
-        out.rmdir()
-    make_workdir(out.parent)
     say("writing the checkpoint")
     merged = trained.network.merge(trained.params)
     write_qwen(out, merged, trained.network.network, source=source.folder, dtype=jnp.bfloat16)
@@ -182,6 +178,15 @@ _NUM_CHECKS = 2
 _CLOSED = f"A question with\na word that is not in `{VOCABULARY_FILE}` is refused."
 _PRETRAINED = "Its\nHugging Face tokenizer needs `pip install tokenizers` too."
 _HERE = pathlib.Path(__file__).parent
+_DESCRIBED = {
+    "prefill.stablehlo": "image and prompt to the first token's scores and caches",
+    "extend.stablehlo": "one more token and caches to the next token's scores",
+    POLICY_FILE: f"parameters; those of a frozen encoder have names that begin with `{FROZEN_ENCODER}/`",
+    VOCABULARY_FILE: "words of the training records, and their tokens",
+    LENGTHS_FILE: "lengths of prompts and replies; with it and `settings.json` `sc.load` reads this folder",
+    "export.json": "instructions of the prompts, lengths, versions",
+    "check.safetensors": "noise with its greedy tokens, for `python load.py`, which checks this machine",
+}
 
 
 def export_policy(
@@ -203,11 +208,12 @@ def export_policy(
 
 
 def _write(folder: pathlib.Path, trained: TrainedPolicy) -> None:
+    special = _write_words(folder, trained.tokenizer)
+    described = dict.fromkeys(list_sizes(folder), "the Hugging Face tokenizer") | _DESCRIBED
     programs = make_policy_programs(trained)
     for name, exported in export_policy_programs(programs).items():
         (folder / f"{name}.stablehlo").write_bytes(exported.serialize())
     save_tensors(folder / POLICY_FILE, programs.tensors)
-    special = _write_words(folder, trained.tokenizer)
     write_lengths(folder, trained.lengths)
     trained.run.write_shared(folder / SETTINGS_FILE)
     write_json(folder / "preprocessing.json", describe_preprocessing(trained.preprocessing))
@@ -232,7 +238,8 @@ def _write(folder: pathlib.Path, trained: TrainedPolicy) -> None:
     save_tensors(folder / "check.safetensors", _make_check(trained))
     copy_loader(folder, policy_loader, exported_programs, exported_words, merges)
     text = (_HERE / "policy_card.txt").read_text(encoding="utf-8")
-    card = f"{write_front_matter('visual-question-answering')}{text.format(**_describe(trained)).rstrip()}"
+    facts = {**_describe(trained), "files": list_files(folder, described)}
+    card = f"{write_front_matter('visual-question-answering')}{text.format(**facts).rstrip()}"
     (folder / "README.md").write_text(f"{card}\n\n{write_lifetime()}", encoding="utf-8")
     write_sums(folder)
 
@@ -294,7 +301,6 @@ def _describe(trained: TrainedPolicy) -> dict[str, Any]:
         "figures": _describe_figures(trained),
         **_describe_encoder(trained),
         "words": _CLOSED if closed else _PRETRAINED,
-        "words_file": VOCABULARY_FILE if closed else exported_words.TOKENIZER,
         "platforms": ", ".join(PLATFORMS),
     }
 
@@ -302,13 +308,13 @@ def _describe(trained: TrainedPolicy) -> dict[str, Any]:
 def _describe_encoder(trained: TrainedPolicy) -> dict[str, str]:
     """Return the card's fields on a frozen encoder; "" if the encoder was trained with the policy."""
     if trained.patches is None:
-        return {"encoder": "", "of_encoder": ""}
+        return {"encoder": ""}
     encoder = trained.patches.encoder
     about = (
         f"\nIt reads the patches of {plain(name_encoder(encoder))}, pretrained and frozen; its own licence and data\n"
         "apply."
     )
-    return {"encoder": about, "of_encoder": ", and those of the frozen encoder (`frozen_encoder/`)"}
+    return {"encoder": about}
 
 
 def _describe_figures(trained: TrainedPolicy) -> str:

@@ -12,6 +12,7 @@ SHA256SUMS before its use, of exported_programs.py and of exported_words.py. A p
 needs the package tokenizers too.
 """
 
+import argparse
 import pathlib
 import re
 import string
@@ -24,13 +25,13 @@ import jax.numpy as jnp
 import numpy as np
 
 if __package__:
-    from stepcot_jax.export.exported_files import Files, RefusedExport
-    from stepcot_jax.export.exported_models import read_pixel_rules, run_check
+    from stepcot_jax.export.exported_models import print_check, read_pixel_rules
     from stepcot_jax.export.exported_programs import read_program, require_fit
     from stepcot_jax.export.exported_words import ClosedWords, PretrainedWords
+    from stepcot_jax.host.exported_files import Files, RefusedExport
 else:  # in the folder of an export
     from exported_files import Files, RefusedExport  # type: ignore[import-not-found,no-redef]
-    from exported_models import read_pixel_rules, run_check  # type: ignore[import-not-found,no-redef]
+    from exported_models import print_check, read_pixel_rules  # type: ignore[import-not-found,no-redef]
     from exported_programs import read_program, require_fit  # type: ignore[import-not-found,no-redef]
     from exported_words import ClosedWords, PretrainedWords  # type: ignore[import-not-found,no-redef]
 
@@ -163,7 +164,10 @@ def check(folder: str | pathlib.Path) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Print one JSON line; return 1 if tokens differ, 2 if the export is refused."""
-    return run_check(lambda folder: [check(folder)], arguments, here=pathlib.Path(__file__).parent, what="tokens")
+    parser = argparse.ArgumentParser(description="Check that this machine computes the tokens that were exported.")
+    here = pathlib.Path(__file__).parent
+    parser.add_argument("folder", nargs="?", type=pathlib.Path, default=here, help="default: this file's folder")
+    return print_check(lambda: [check(parser.parse_args(arguments).folder)])
 
 
 if __name__ == "__main__":

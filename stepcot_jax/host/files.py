@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -53,11 +54,42 @@ def make_private_folder(folder: Path) -> None:
         raise BadInput(f"{folder}: belongs to user {status.st_uid}; expected a folder of this user (XDG_CACHE_HOME)")
 
 
-def make_new_folder(folder: Path) -> None:
-    """Create a folder, which may exist if it is empty."""
+def require_new(folder: Path) -> None:
+    """Refuse a folder that exists and is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadInput(f"{folder} is not empty; a new or empty folder is required")
+        raise BadInput(f"{folder}: exists and is not an empty folder; expected a new or empty folder")
+
+
+@contextlib.contextmanager
+def filling_folder(folder: Path) -> Iterator[None]:
+    """Create a folder, which may exist if it is empty; an error restores its earlier state, empty or missing."""
+    require_new(folder)
+    existed = folder.exists()
     make_workdir(folder)
+    try:
+        yield
+    except BaseException:
+        for path in folder.iterdir():
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        if not existed:
+            folder.rmdir()
+        raise
+
+
+@contextlib.contextmanager
+def writing_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder that replaces `folder` when the block ends, and is removed if it fails."""
+    require_new(folder)
+    make_workdir(folder.parent)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
+    try:
+        yield partial
+        partial.chmod(0o755)
+        sync_folder(partial)
+        partial.replace(folder)
+        sync_folder(folder.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def read_file(path: Path, *, max_bytes: int, accepted: str = "an image file") -> bytes:

@@ -515,17 +515,24 @@ def student_objective(
     total += objective.channel_alignment_scale * jnp.sum(alignment)
     further = {}
     for name, (part, scale) in objective.parts.items():
-        with jax.numpy_dtype_promotion("standard"):  # a caller's function, in a program that may be strict
-            summed, number = part(
-                teacher=jax.lax.stop_gradient(teacher_logits.astype(jnp.float32)),
-                student=student_logits.astype(jnp.float32),
-                labels=labels,
-                annotated=labels >= 0,
-            )
-        number = jax.lax.stop_gradient(jnp.asarray(number, jnp.float32))
-        further[name] = summed / jnp.maximum(number if add_up is None else add_up(number), 1.0)
+        further[name] = _further_loss(part, teacher_logits, student_logits, labels, add_up)
         total += scale * further[name]
     return LossParts(total, hard, soft, alignment, weight, further)
+
+
+def _further_loss(
+    part: Part, teacher_logits: Array, student_logits: Array, labels: Array, add_up: Callable[[Any], Any] | None
+) -> Array:
+    """Return a part's sum over this part of the batch, divided by its count in the global batch."""
+    with jax.numpy_dtype_promotion("standard"):  # a caller's function, in a program that may be strict
+        summed, number = part(
+            teacher=jax.lax.stop_gradient(teacher_logits.astype(jnp.float32)),
+            student=student_logits.astype(jnp.float32),
+            labels=labels,
+            annotated=labels >= 0,
+        )
+    number = jax.lax.stop_gradient(jnp.asarray(number, jnp.float32))
+    return summed / jnp.maximum(number if add_up is None else add_up(number), 1.0)
 
 
 def _differentiated(student_features: Array, alignment_gradient: str) -> Array:

@@ -1,13 +1,12 @@
 """Load Qwen2.5 and Qwen2.5-VL from a checkpoint's folder, checked to the last tensor."""
 
-import contextlib
 import dataclasses
 import functools
 import json
 import pathlib
 import shutil
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 import flax.traverse_util
@@ -28,7 +27,7 @@ from stepcot_jax.encoders.weights import (
     require_names,
 )
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import sync_folder
+from stepcot_jax.host.files import writing_folder
 from stepcot_jax.host.text import make_printable, show
 from stepcot_jax.models.decoder import DecoderSizes
 from stepcot_jax.models.qwen import QwenImages, QwenPrompts, QwenVl, VisionSizes
@@ -411,31 +410,17 @@ def write_qwen(
     most_bytes: int = MOST_BYTES,
 ) -> None:
     """Write a checkpoint."""
-    if folder.exists():
-        raise BadInput(f"{folder}: exists (expected a new folder)")
     if not (source / "config.json").is_file():
         raise BadInput(f"{source}: no config.json (expected the checkpoint that training started from)")
-    with _whole_folder(folder) as partial:
+    with writing_folder(folder) as partial:
         _copy(source, partial)
         _write_shards(partial, name_tensors(params, network), dtype=dtype, most_bytes=most_bytes)
 
 
 def copy_files(source: pathlib.Path, folder: pathlib.Path) -> None:
     """Copy the files of `COPIED` that a checkpoint has into a new folder, which appears when all are in it."""
-    with _whole_folder(folder) as partial:
+    with writing_folder(folder) as partial:
         _copy(source, partial)
-
-
-@contextlib.contextmanager
-def _whole_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Make a folder beside `folder` that gets its name when the block ends, so that a folder of this name is whole."""
-    partial = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    yield partial
-    sync_folder(partial)
-    partial.rename(folder)
-    sync_folder(folder.parent)
 
 
 def _copy(source: pathlib.Path, folder: pathlib.Path) -> None:

@@ -5,18 +5,16 @@ import functools
 from typing import Any
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from stepcot_jax.data.batches import Batches, iterate, training_batches
 from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.evaluation.consistency import count_pairs, make_rules
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.losses.step_cot import PARTS, Objective, Part, inverse_frequency_weights
 from stepcot_jax.models.student import Baseline
+from stepcot_jax.run.inputs import read_training_batches
 from stepcot_jax.run.networks import make_networks
 from stepcot_jax.run.sections import LossSettings
 from stepcot_jax.run.settings import Settings
@@ -180,23 +178,3 @@ def _answer_weights(settings: Settings, dataset: Dataset) -> Array | None:
     return jnp.asarray(
         inverse_frequency_weights(labels=targets.labels, answers_per_step=answers, distributions=targets.distributions)
     )
-
-
-def read_training_batches(settings: Settings, dataset: Dataset, batch_size: int) -> ReadAhead:
-    """Return endless batches, to be closed; batch n is a function of the seed and n."""
-    batches = training_batches(
-        dataset,
-        batch_size=batch_size,
-        seed=settings.seed,
-        sampling=settings.data.sampling,
-        augment=settings.data.augment == "light",
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
-    )
-    return read_ahead(settings, dataset, batches)
-
-
-def read_ahead(settings: Settings, dataset: Dataset, batches: Batches) -> ReadAhead:
-    """Return batches that are read ahead: worker processes decode images, threads look up stored features."""
-    num_workers = settings.data.num_workers if dataset.features is None else 0
-    return iterate(batches, num_threads=settings.data.num_threads, num_workers=num_workers)

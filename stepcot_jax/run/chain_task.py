@@ -22,8 +22,8 @@ from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, Va
 from stepcot_jax.features.encode import Processes
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.run.build import make_system, read_ahead, read_training_batches
-from stepcot_jax.run.inputs import Inputs, hides_steps, load_inputs
+from stepcot_jax.run.build import make_system
+from stepcot_jax.run.inputs import Inputs, hides_steps, load_inputs, read_ahead, read_training_batches
 from stepcot_jax.run.results import NUM_GIVEN, Validated, choose, with_facts, write_results
 from stepcot_jax.run.run_checks import check_annotated, check_step_costs
 from stepcot_jax.run.settings import Settings

@@ -10,7 +10,7 @@ import numpy as np
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.data.images.image_files import ImageFiles, Selection, check_images
+from stepcot_jax.data.images.image_files import ImageFiles, Selection, check_images, folder_files
 from stepcot_jax.data.images.pixels import FilePixels, PhantomPixels, PixelCache
 from stepcot_jax.data.images.preprocessing import Preprocessing, decode_image_bytes
 from stepcot_jax.data.phantom.phantom import draw_case
@@ -41,7 +41,7 @@ def load_dataset(
         return _load_phantom(settings, preprocessing, watch)
     if settings.data.source == "tfds":
         return _load_prepared(settings, preprocessing, watch)
-    from stepcot_jax.data.images.shards import has_shards, open_images  # phantoms need no reader of files
+    from stepcot_jax.data.images.shards import has_shards, open_sharded  # phantoms need no reader of files
     from stepcot_jax.data.sources.layouts import read_source
 
     data, root = settings.data, find_path(settings.data.root, "config.data.root")
@@ -55,8 +55,10 @@ def load_dataset(
         single_label=data.single_label,
         labels_from=data.labels_from,
     )
-    in_shards, on_bad, max_pixels = sharded and require_images, data.on_bad_record, settings.data.max_pixels
-    collection, images = open_images(collection, sharded=in_shards, on_bad_record=on_bad, max_pixels=max_pixels)
+    max_pixels = settings.data.max_pixels
+    images: ImageFiles = folder_files(collection, max_pixels=max_pixels)
+    if sharded and require_images:
+        collection, images = open_sharded(collection, on_bad_record=data.on_bad_record, max_pixels=max_pixels)
     return make_dataset(
         settings,
         collection,

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
+from stepcot_jax.policies.policy import AnyPolicy
 from stepcot_jax.policies.sampling import Sampling
 from stepcot_jax.rewards.functions import RewardFunction
 from stepcot_jax.rewards.presets import RewardSettings
@@ -17,6 +18,7 @@ from stepcot_jax.systems.grpo import Rollouts
 from stepcot_jax.systems.options import count_updates
 from stepcot_jax.systems.policy_system import PolicySystem
 from stepcot_jax.systems.self_check import SelfCheck
+from stepcot_jax.systems.sft import Normalise
 from stepcot_jax.training.devices import Devices
 
 
@@ -41,39 +43,7 @@ def make_policy_system(
     longest = tokens.lengths.reply_length
     policy = choose_policy(settings, tokenizer, data.source, mesh=devices.named_mesh)
     normalise = make_normalise(settings)
-    rollouts = judge = self_check = None
-    if has_grpo := "grpo.epochs" in settings.trains.epochs:
-        if settings.rewards.open_answer == "judge":
-            from stepcot_jax.run.judged_rewards import JudgedRewards, make_judge  # a client of endpoints
-
-            judge = JudgedRewards(make_judge(settings.rewards, data.workdir), ill_formed=settings.rewards.ill_formed)
-        if settings.self_check.enabled:
-            self_check = SelfCheck(
-                policy=policy,
-                normalise=normalise,
-                tokenizer=tokenizer,
-                devices=devices,
-                settings=settings.self_check,
-                group_size=settings.grpo.group_size,
-                temperature=settings.grpo.temperature,
-                longest=longest,
-                longest_check=tokens.longest_check,
-            )
-        rollouts = Rollouts(
-            policy=policy,
-            normalise=normalise,
-            tokenizer=tokenizer,
-            dialect=settings.vqa.dialect,
-            with_thinking=settings.vqa.with_thinking,
-            records=data.dataset.records,
-            devices=devices,
-            settings=settings.grpo,
-            rewards=make_reward_settings(settings.rewards),
-            longest=longest,
-            self_check=self_check,
-            judge=judge,
-            functions=functions,
-        )
+    has_grpo = "grpo.epochs" in settings.trains.epochs
     num_train = len(data.dataset.splits["train"])
     return PolicySystem(
         policy,
@@ -86,8 +56,51 @@ def make_policy_system(
         clip_norm=settings.training.clip_norm,
         sft_updates=count_updates(settings.sft, num_rows),
         grpo_updates=count_updates(settings.grpo, num_train),
-        rollouts=rollouts,
+        rollouts=_make_rollouts(settings, policy, normalise, data, devices, functions) if has_grpo else None,
         staged=staged,
         start=given_start(policy, start, data.source),
         begin=smooth_start(policy, tokenizer, largest=tokens.lengths.largest_coordinate),
+    )
+
+
+def _make_rollouts(
+    settings: Settings,
+    policy: AnyPolicy,
+    normalise: Normalise,
+    data: PolicyData,
+    devices: Devices,
+    functions: Mapping[str, tuple[RewardFunction, float]],
+) -> Rollouts:
+    tokenizer, longest = data.tokens.tokenizer, data.tokens.lengths.reply_length
+    judge = self_check = None
+    if settings.rewards.open_answer == "judge":
+        from stepcot_jax.run.judged_rewards import JudgedRewards, make_judge  # a client of endpoints
+
+        judge = JudgedRewards(make_judge(settings.rewards, data.workdir), ill_formed=settings.rewards.ill_formed)
+    if settings.self_check.enabled:
+        self_check = SelfCheck(
+            policy=policy,
+            normalise=normalise,
+            tokenizer=tokenizer,
+            devices=devices,
+            settings=settings.self_check,
+            group_size=settings.grpo.group_size,
+            temperature=settings.grpo.temperature,
+            longest=longest,
+            longest_check=data.tokens.longest_check,
+        )
+    return Rollouts(
+        policy=policy,
+        normalise=normalise,
+        tokenizer=tokenizer,
+        dialect=settings.vqa.dialect,
+        with_thinking=settings.vqa.with_thinking,
+        records=data.dataset.records,
+        devices=devices,
+        settings=settings.grpo,
+        rewards=make_reward_settings(settings.rewards),
+        longest=longest,
+        self_check=self_check,
+        judge=judge,
+        functions=functions,
     )

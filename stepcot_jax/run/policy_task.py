@@ -193,6 +193,16 @@ def write_examples(
 _MOST_EXAMPLE_BYTES = 2**26
 
 
+def _check_phases(settings: Settings, devices: Devices) -> None:
+    """Refuse phases without epochs, and batches that the devices cannot divide."""
+    if not any(operator.attrgetter(key)(settings) for key in settings.trains.epochs):
+        others = "".join(f" and config.{key}=0" for key in settings.trains.epochs[1:])
+        raise BadInput(f"config.sft.epochs: 0 with {settings.named_job}{others} leaves nothing to train")
+    for section in (name.partition(".")[0] for name in settings.trains.epochs):
+        size = getattr(settings, section).batch_size
+        devices.check_batch_size(size, setting=f"config.{section}.batch_size")
+
+
 class PolicyTask(Task):
     """The task of the jobs "sft" and "grpo"."""
 
@@ -207,12 +217,7 @@ class PolicyTask(Task):
         functions: Mapping[str, tuple[RewardFunction, float]] = types.MappingProxyType({}),
     ) -> None:
         self.settings, self.workdir, self.devices, self.terminal = settings, workdir, devices, terminal
-        if not any(operator.attrgetter(key)(settings) for key in settings.trains.epochs):
-            others = "".join(f" and config.{key}=0" for key in settings.trains.epochs[1:])
-            raise BadInput(f"config.sft.epochs: 0 with {settings.named_job}{others} leaves nothing to train")
-        for section in (name.partition(".")[0] for name in settings.trains.epochs):
-            size = getattr(settings, section).batch_size
-            devices.check_batch_size(size, setting=f"config.{section}.batch_size")  # before minutes of loading
+        _check_phases(settings, devices)  # before minutes of loading
         self.batch_size = settings.sft.batch_size
         source = find_qwen(settings) if settings.policy.weights else None
         patches = load_patches(settings)
@@ -231,23 +236,7 @@ class PolicyTask(Task):
         self.packs, self.row_length = pack_split(
             self.dataset, self.tokens.encoded, pack_length=settings.sft.pack_length
         )
-        self.staged: StagedRows | None = None
-        if settings.curriculum.schedule != "none":
-            indices, rows = [index for (index,) in self.packs], self._local_rows(settings.sft.batch_size)
-            with naming_start(settings):
-                self.staged = make_staged_rows(
-                    settings.curriculum,
-                    settings.sft,
-                    self.dataset,
-                    self.tokenizer,
-                    dialect=settings.vqa.dialect,
-                    with_thinking=settings.vqa.with_thinking,
-                    seed=settings.seed,
-                    encoded=self.tokens.encoded,
-                    indices=indices,
-                    rows=rows,
-                    see=self.see,
-                )
+        self.staged = None if settings.curriculum.schedule == "none" else self._stage_rows()
         self.scoring = ScoringSettings(dialect=settings.vqa.dialect, with_thinking=settings.vqa.with_thinking)
         self.system = make_policy_system(
             settings,
@@ -258,6 +247,23 @@ class PolicyTask(Task):
             devices=devices,
             functions=functions,
         )
+
+    def _stage_rows(self) -> StagedRows:
+        settings = self.settings
+        with naming_start(settings):
+            return make_staged_rows(
+                settings.curriculum,
+                settings.sft,
+                self.dataset,
+                self.tokenizer,
+                dialect=settings.vqa.dialect,
+                with_thinking=settings.vqa.with_thinking,
+                seed=settings.seed,
+                encoded=self.tokens.encoded,
+                indices=[index for (index,) in self.packs],
+                rows=self._local_rows(settings.sft.batch_size),
+                see=self.see,
+            )
 
     @property
     def digest(self) -> str:

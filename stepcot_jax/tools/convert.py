@@ -8,7 +8,6 @@ import dataclasses
 import json
 import pathlib
 import shlex
-import shutil
 import sys
 from collections.abc import Mapping
 from typing import Any, BinaryIO
@@ -32,7 +31,7 @@ from stepcot_jax.export.authors import (
 )
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput, run_tool
-from stepcot_jax.host.files import digest_file, make_new_folder, write_whole, writing_whole
+from stepcot_jax.host.files import digest_file, filling_folder, write_whole, writing_whole
 from stepcot_jax.host.terminal import Terminal, name_command
 from stepcot_jax.reading.trained_model import load_trained
 from stepcot_jax.run.inputs import encode_prompts
@@ -201,13 +200,9 @@ def write_workdir(workdir: pathlib.Path, networks: _Tensors, recipe: Recipe, *, 
     converted = from_torch_networks(networks)
     settings, chain = _read_recipe(recipe, sizes, converted)
     _check_chain(chain, sizes, recipe)
-    make_new_folder(workdir)
-    try:
+    with filling_folder(workdir):
         content = _write(workdir, converted, settings, chain, source=source)
         load_trained(workdir)
-    except BaseException:
-        shutil.rmtree(workdir)
-        raise
     return content
 
 

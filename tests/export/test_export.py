@@ -17,12 +17,14 @@ from trained_workdir import write_operating_points
 
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, prepare_image
 from stepcot_jax.evaluation.calibration import calibrated_probabilities
-from stepcot_jax.export import exported_files, loader
 from stepcot_jax.export import folder as folder_module
+from stepcot_jax.export import loader
 from stepcot_jax.export.authors import from_torch_networks
-from stepcot_jax.export.folder import export_model, require_equal, write_sums
+from stepcot_jax.export.folder import export_model, require_equal
 from stepcot_jax.export.program import PLATFORMS, make_program
+from stepcot_jax.host import exported_files
 from stepcot_jax.host.errors import BadInput, RunStopped, run_tool
+from stepcot_jax.host.exported_files import write_sums
 from stepcot_jax.reading.programs import Reader
 from stepcot_jax.tools import export as tool
 from tests.export import random_run
@@ -260,7 +262,7 @@ def test_a_folder_in_use_is_refused_and_nothing_is_left_of_an_export_that_fails(
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("x")
     for out in (exported, tmp_path / "file"):
-        with pytest.raises(BadInput, match="already exists; expected a new or an empty folder"):
+        with pytest.raises(BadInput, match="exists and is not an empty folder; expected a new or empty folder"):
             export_model(run, out, models=["student"])
 
 
@@ -284,7 +286,7 @@ def test_a_wrong_command_is_one_line_and_code_2(flags, words, tmp_path, capsys):
 @pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])
 def test_the_lines_of_the_readme_resize_as_in_training(run, fit, tmp_path):
     changed = dataclasses.replace(run, preprocessing=Preprocessing(SIZE, fit=fit))
-    text = folder_module.write_instructions(changed, {"models": {}, "platforms": []}, written=())
+    text = folder_module.write_instructions(changed, {"models": {}, "platforms": []}, tmp_path)
     lines = {}
     exec(text.split("```python\n")[2].split("```")[0], lines)  # noqa: S102
     for shape in ((37, 61), (300, 20)):

@@ -11,8 +11,8 @@ from export.fake_hub import TOKEN, FakeHub
 
 from stepcot_jax.contrib.hub import download_folder
 from stepcot_jax.export import folder as export_folder
-from stepcot_jax.export.folder import write_sums
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.exported_files import write_sums
 from stepcot_jax.reading.image_reader import load
 from stepcot_jax.tools.export import main
 
@@ -183,12 +183,12 @@ def test_nothing_outside_of_the_folder_is_written_or_run_and_a_changed_file_is_r
     assert "student.safetensors" in names
     assert not names & {"trap.json", "sitecustomize.py", "load.py"}
     hub.commit("ann/chest", {"SHA256SUMS": content["SHA256SUMS"] + b"0" * 64 + b"  ../trap.json\n"})
-    with pytest.raises(BadInput, match=r"trap\.json' is not a digest and the name of a file there"):
+    with pytest.raises(BadInput, match=r"trap\.json' is not a digest and a file's name"):
         load("hf://ann/chest")
     changed = bytearray(content["student.safetensors"])
     changed[-1] ^= 1
     hub.commit("ann/chest", {**content, "student.safetensors": bytes(changed)})
-    with pytest.raises(BadInput, match=r"student\.safetensors: has changed since the export"):
+    with pytest.raises(BadInput, match=r"student\.safetensors has changed since the export"):
         load("hf://ann/chest")
 
 

@@ -11,11 +11,11 @@ import safetensors.numpy
 from stepcot_jax.encoders.load import describe_network, make_network
 from stepcot_jax.encoders.torchvision_networks import FrozenDenseNet, make_frozen_resnet
 from stepcot_jax.export import loader
-from stepcot_jax.export.exported_files import RefusedExport
-from stepcot_jax.export.folder import export_model, write_sums
+from stepcot_jax.export.folder import export_model
 from stepcot_jax.export.model_card import write_lifetime
 from stepcot_jax.export.program import make_program
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.exported_files import RefusedExport, write_sums
 from stepcot_jax.reading.image_reader import load
 from stepcot_jax.reading.trained_model import load_trained
 from stepcot_jax.run.settings import read_settings

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from stepcot_jax.export import exported_files, exported_programs
+from stepcot_jax.export import exported_programs
+from stepcot_jax.host import exported_files
 
 DTYPES = some.sampled_from(["float32", "float16", "float64", "int32", "uint8"])
 

@@ -20,9 +20,9 @@ from stepcot_jax.contrib.onnx.folder import export_onnx
 from stepcot_jax.data.images.preprocessing import prepare_image
 from stepcot_jax.encoders.torchvision_networks import FrozenDenseNet, FrozenResNet
 from stepcot_jax.evaluation.calibration import calibrated_probabilities
-from stepcot_jax.export.exported_files import RefusedExport
 from stepcot_jax.export.program import make_gate_program, make_program
 from stepcot_jax.host.errors import BadInput, RunStopped
+from stepcot_jax.host.exported_files import RefusedExport
 from stepcot_jax.reading.programs import Reader
 from tests.export import random_run
 

@@ -14,10 +14,9 @@ from policies.policy_workdir import BEST, SIDE, make_policy_workdir
 
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.export import policy_folder, policy_loader
-from stepcot_jax.export.exported_files import RefusedExport
-from stepcot_jax.export.folder import write_sums
 from stepcot_jax.export.policy_folder import export_policy
 from stepcot_jax.host.errors import BadInput, RunStopped
+from stepcot_jax.host.exported_files import RefusedExport, write_sums
 from stepcot_jax.host.terminal import name_command
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.reading.policy_reader import load_reader
@@ -138,7 +137,7 @@ def test_the_command_writes_programs_for_every_platform_and_any_number(policy_ex
     for more in ("--model=teacher", "--torch-names", "--format=onnx"):
         with pytest.raises(BadInput, match="--model, --torch-names and --format=onnx do not apply"):
             main([*flags, more])
-    with pytest.raises(BadInput, match="already exists"):
+    with pytest.raises(BadInput, match="exists and is not an empty folder"):
         main([flags[0], f"--out={out}"])
 
 

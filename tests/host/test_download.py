@@ -15,12 +15,12 @@ from stepcot_jax.encoders.checkpoints import resolve
 from stepcot_jax.host.download import find_path, is_address, open_remote, refuse_address
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.extras import list_extras
-from stepcot_jax.host.files import make_new_folder, make_workdir, write_whole
+from stepcot_jax.host.files import filling_folder, make_workdir, write_whole, writing_folder
 from stepcot_jax.run.settings import PATH_KEYS, load_settings
 from stepcot_jax.tools.options import local_path
 
 PACKAGE = pathlib.Path(stepcot_jax.__file__).parent
-STANDALONE = {"exported_models.py", "policy_loader.py"}
+STANDALONE = {"loader.py", "policy_loader.py"}
 """Parts of an export, which run without stepcot_jax."""
 
 
@@ -38,7 +38,12 @@ def test_paths_and_hugging_face_names_are_no_addresses_and_no_folder_is_made_of_
     for place in ("runs/gs", "/data/s3:/x", "a:b", "transformers:ann/chest", "ann/chest", "", ".", "~/x"):
         assert not is_address(place)
     monkeypatch.chdir(tmp_path)
-    for write in (make_workdir, make_new_folder, lambda path: write_whole(path / "file", b"")):
+    for write in (
+        make_workdir,
+        lambda path: filling_folder(path).__enter__(),
+        lambda path: writing_folder(path).__enter__(),
+        lambda path: write_whole(path / "file", b""),
+    ):
         with pytest.raises(BadInput, match="is an address; expected a folder"):
             write(pathlib.Path("gs://bucket/run"))
     assert list(tmp_path.iterdir()) == []

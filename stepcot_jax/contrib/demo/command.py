@@ -42,8 +42,7 @@ _HEADERS = {
 _SECONDS_TO_FINISH = 2
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Serve the page until it is interrupted."""
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="stepcot demo", description="Serve a page that reads radiographs step by step."
     )
@@ -72,6 +71,12 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not 0 <= options.port <= 65535:
         raise BadInput(f"--port must be 0 (any free port) to 65535; got {options.port}")
+    return options
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serve the page until it is interrupted."""
+    options = _parse(arguments)
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
     from stepcot_jax.host.download import find_path
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from stepcot_jax.data.images.image_decoding import decode_picture, most_bytes
-from stepcot_jax.data.images.image_files import ImageFiles, folder_files, set_aside_cases
+from stepcot_jax.data.images.image_files import folder_files, set_aside_cases
 from stepcot_jax.data.records import records
 from stepcot_jax.data.records.data_json import FILE_NAME
 from stepcot_jax.data.records.records import Collection, OnBadRecord
@@ -101,12 +101,10 @@ def find_missing(index: ShardIndex, paths: Iterable[str]) -> dict[int, str]:
     return {position: reasons.get(path, absent) for position, path in enumerate(paths) if path not in sharded}
 
 
-def open_images(
-    collection: Collection, *, sharded: bool, on_bad_record: OnBadRecord, max_pixels: int
-) -> tuple[Collection, ImageFiles]:
-    """Open a collection's image files or, if `sharded`, the shards next to its records."""
-    if not sharded:
-        return collection, folder_files(collection, max_pixels=max_pixels)
+def open_sharded(
+    collection: Collection, *, on_bad_record: OnBadRecord, max_pixels: int
+) -> tuple[Collection, "ShardFiles"]:
+    """Open the shards next to a collection's records; records without an image there are set aside."""
     index = read_index(collection.root)
     missing = find_missing(index, collection.cases.image_paths)
     collection = set_aside_cases(collection, missing, on_bad_record=on_bad_record)

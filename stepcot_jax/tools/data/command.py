@@ -18,7 +18,7 @@ from stepcot_jax.data.sources.layouts import AUTO, LAYOUTS
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.host.download import download
 from stepcot_jax.host.errors import BadInput, run_tool
-from stepcot_jax.host.files import make_new_folder, make_workdir, write_whole, writing_for
+from stepcot_jax.host.files import filling_folder, make_workdir, write_whole, writing_for
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.host.text import make_printable
 from stepcot_jax.tools.data.vqa import add_vqa, name_option
@@ -209,15 +209,15 @@ def _add_phantom(commands: Any) -> None:
 def _draw_phantom(options: argparse.Namespace) -> None:
     from stepcot_jax.data.phantom.phantom import export_phantom
 
-    make_new_folder(options.folder)
-    export_phantom(
-        options.folder,
-        num_cases=options.num_cases,
-        seed=options.seed,
-        size=options.size,
-        prevalence=options.prevalence,
-        progress=lambda indices: Terminal().watch(indices, "drawing the phantom"),
-    )
+    with filling_folder(options.folder):
+        export_phantom(
+            options.folder,
+            num_cases=options.num_cases,
+            seed=options.seed,
+            size=options.size,
+            prevalence=options.prevalence,
+            progress=lambda indices: Terminal().watch(indices, "drawing the phantom"),
+        )
     print(f"{options.num_cases} cases in {options.folder}")
 
 

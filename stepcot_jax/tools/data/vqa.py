@@ -1,16 +1,14 @@
 """`stepcot data vqa`: reasoning records from phantoms, a detection list or a release."""
 
 import argparse
-import contextlib
 import pathlib
 import re
-import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import make_new_folder
+from stepcot_jax.host.files import filling_folder
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.tools.options import local_path
 
@@ -70,7 +68,7 @@ def _make_vqa(options: argparse.Namespace) -> None:
     _refuse_other(options, _OF_FOLDER if is_phantom else _OF_PHANTOM, "phantom" if is_phantom else "FOLDER")
     if not is_phantom:
         options.source = find_path(options.source, "--source")
-    with _filling(options.out):
+    with filling_folder(options.out):
         if is_phantom:
             records = make_phantom_records(
                 options.out,
@@ -95,21 +93,6 @@ def _refuse_other(options: argparse.Namespace, names: Iterable[str], source: str
     for name in names:
         if getattr(options, name) not in (None, False):
             raise BadInput(f"--{name.replace('_', '-')} has no effect on --source={source}; leave it out")
-
-
-@contextlib.contextmanager
-def _filling(out: pathlib.Path) -> Iterator[None]:
-    """Make a new folder; an error restores its earlier state, empty or missing."""
-    existed = out.exists()
-    make_new_folder(out)
-    try:
-        yield
-    except BaseException:
-        for path in out.iterdir():
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        if not existed:
-            out.rmdir()
-        raise
 
 
 def _read_vqa_source(options: argparse.Namespace) -> "list[Record]":
