@@ -100,13 +100,14 @@ def write_reply(record: Record, dialect: str) -> str:
     return _find(dialect).write(record)
 
 
-def read_reply(text: str, dialect: str, *, with_thinking: bool = True) -> Reply:
+def read_reply(text: str, dialect: str, *, with_thinking: bool = True, in_any_space: bool = False) -> Reply:
     """Read a reply; no text raises, `Reply.problems` says what is wrong with it.
 
     Args:
       text: what the model wrote.
       dialect: of `DIALECTS`, or "free" for replies without a grammar.
       with_thinking: False for replies of "gemex" without thinking (GEMeX-200K), and of "medclm" without reasoning.
+      in_any_space: whether boxes of "medclm" and "lvkc" may have coordinates beyond those of the dialect.
 
     Raises:
       BadInput: the dialect is unknown.
@@ -116,6 +117,8 @@ def read_reply(text: str, dialect: str, *, with_thinking: bool = True) -> Reply:
     read = _find(dialect).read
     if read in (read_gemex, read_medclm):
         read = functools.partial(read, with_thinking=with_thinking)
+    if in_any_space and dialect in ("lvkc", "medclm"):
+        read = functools.partial(read, in_any_space=True)
     reply = read(without_stop_tokens(text))
     plain = normalise(text)  # with ASCII for full-width brackets, commas and digits
     if reply.problems and plain != text:

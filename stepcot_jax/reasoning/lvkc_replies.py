@@ -60,16 +60,19 @@ def write_lvkc(record: Record) -> str:
     return preamble + "".join(f"<{tag}>{text}</{tag}>" for tag, text in texts.items())
 
 
-def read_lvkc(text: str) -> Reply:
+def read_lvkc(text: str, *, in_any_space: bool = False) -> Reply:
     """Read a reply; its points are checked and left out."""
     parts = read_parts(text, _MARKS, has_preamble=True)
     problems = list(parts.problems)
     stages = {name: parts.texts[tag] for tag, name in _STAGE_TAGS.items() if tag in parts.texts}
     references = None
     if "LOC" in parts.texts:
-        references, stages["localisation"] = _read_locations(parts.texts["LOC"])
+        references, stages["localisation"] = _read_locations(
+            parts.texts["LOC"], largest=LARGEST if in_any_space else 1000
+        )
         if references is None:
-            problems.append("<LOC> has a place that is no JSON object with box_2d or point from 0 to 1000, and label")
+            limits = "" if in_any_space else " from 0 to 1000"
+            problems.append(f"<LOC> has a place that is no JSON object with box_2d or point{limits}, and label")
     return Reply(
         "lvkc",
         answer=parts.texts.get("ANSWER"),
@@ -107,7 +110,7 @@ def read_lvkc_released(text: str) -> Reply:
     )
 
 
-def _read_locations(text: str) -> tuple[tuple[Box, ...] | None, str]:
+def _read_locations(text: str, *, largest: float) -> tuple[tuple[Box, ...] | None, str]:
     """Return the boxes of a localisation, None if an object is malformed, and the text without its objects."""
     rest, last, regions, is_readable = [], 0, [], True
     for number, match in enumerate(_OBJECT.finditer(text)):
@@ -118,7 +121,7 @@ def _read_locations(text: str) -> tuple[tuple[Box, ...] | None, str]:
             is_readable = False
             continue
         numbers = location.box_2d or location.point or ()
-        is_readable = all(0 <= number <= 1000 for number in numbers)
+        is_readable = all(0 <= number <= largest for number in numbers)
         if location.box_2d is not None:
             regions.append(Box(location.label, location.box_2d))
     remaining = "".join([*rest, text[last:]]).strip()

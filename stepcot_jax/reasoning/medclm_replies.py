@@ -21,6 +21,7 @@ from stepcot_jax.reasoning.replies import (
     BOX,
     BOX_AFTER_NAME,
     IN_ROUND_BRACKETS,
+    LARGEST,
     MOST_BOXES,
     NO_REASONING,
     Reply,
@@ -44,7 +45,7 @@ def write_medclm(record: Record) -> str:
     return f"Reasoning: {_write_reasoning(_check('thinking', record.thinking), record)}\n\nAnswer: {answer}"
 
 
-def read_medclm(text: str, *, with_thinking: bool = True) -> Reply:
+def read_medclm(text: str, *, with_thinking: bool = True, in_any_space: bool = False) -> Reply:
     """Read a reply; its references are all boxes of the reasoning, those without a name included."""
     text = text.strip()
     heads = list(itertools.islice(_HEADS.finditer(text), 3))
@@ -63,11 +64,11 @@ def read_medclm(text: str, *, with_thinking: bool = True) -> Reply:
     reasoning = ""
     if names == ["Reasoning", "Answer"]:
         reasoning = text[heads[0].end() : heads[1].start()].strip()
-        references = _read_references(reasoning)
+        references = _read_references(reasoning, largest=LARGEST if in_any_space else 1)
         if not reasoning:
             problems.append("'Reasoning:' is empty")
         if references is None:
-            problems.append("a list of numbers is no box of the unit square")
+            problems.append(f"a list of numbers is no box{'' if in_any_space else ' of the unit square'}")
     return Reply(
         "medclm",
         answer=answer or None,
@@ -79,11 +80,11 @@ def read_medclm(text: str, *, with_thinking: bool = True) -> Reply:
     )
 
 
-def _read_references(reasoning: str) -> tuple[Box, ...] | None:
-    """Return the boxes of a reasoning; None if a list of four numbers or more is no box of the unit square."""
+def _read_references(reasoning: str, *, largest: float = 1) -> tuple[Box, ...] | None:
+    """Return the boxes of a reasoning; None if a list of four numbers or more is no box from 0 to `largest`."""
     for number, match in enumerate(_LISTS.finditer(reasoning)):
         box = BOX.fullmatch(match[0])
-        if box and not all(0 <= number <= 1 for number in corners_of(box)):
+        if box and not all(0 <= number <= largest for number in corners_of(box)):
             return None
         if number > MOST_BOXES or (not box and match[1].count(",") > 2 and _NUMBERS_BEGIN.match(match[1])):
             return None

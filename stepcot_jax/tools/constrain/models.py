@@ -24,13 +24,14 @@ from stepcot_jax.annotate.llm.answers import Answers, Ledger, digest_messages, d
 from stepcot_jax.annotate.llm.client import Budget, Endpoint, RequestRefused
 from stepcot_jax.annotate.llm.crew import Crew
 from stepcot_jax.annotate.llm.prompts import Message, Prompt
-from stepcot_jax.annotate.llm.replies import Entry, goes_on_behind, reply_text
+from stepcot_jax.annotate.llm.replies import Entry, reply_text
 from stepcot_jax.annotate.recipes.pictures import write_data_url
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file
 from stepcot_jax.policies.qwen_chat import QwenReader, Turn, load_qwen_reader
 from stepcot_jax.policies.qwen_weights import COPIED
+from stepcot_jax.reasoning.endings import goes_on_behind
 from stepcot_jax.tools.constrain.levels import DIAGNOSIS, Dialogue, Key, position_of
 
 
