@@ -5,6 +5,7 @@ import enum
 from typing import Generic, Protocol, TypeVar
 
 from stepcot_jax.reasoning.endings import Unsaid
+from stepcot_jax.record import Split
 
 
 class Item(Protocol):
@@ -86,6 +87,7 @@ class Report:
     text: str  # sections with headings, such as "FINDINGS: ... IMPRESSION: ..."
     images: tuple[str, ...]  # frontal images, as paths relative to the source; may be empty
     origin: str
+    split: Split = ""  # as the source states it; "" if it states none
 
 
 @dataclasses.dataclass(frozen=True)

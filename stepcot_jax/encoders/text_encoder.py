@@ -98,7 +98,7 @@ def load_tokenizer(folder: pathlib.Path, *, max_tokens: int, vocabulary_size: in
     if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
         raise BadInput(f"{folder}: no tokenizer; {expected}")
     try:
-        loaded = load_tokenizer_files(folder, local_files_only=True)
+        loaded = load_tokenizer_files(folder)
     except BadInput as error:
         raise BadInput(f"{folder}: unreadable tokenizer ({error}); {expected}") from None
     vocabulary = loaded.get_vocab()

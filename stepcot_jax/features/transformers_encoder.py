@@ -5,6 +5,7 @@ torch and transformers are imported when an encoder is loaded.
 
 import dataclasses
 import hashlib
+import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, resize_image
+from stepcot_jax.host.download import split_hub_id
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import install_extra, one_line
 
@@ -92,9 +94,10 @@ def _load_model(source: str) -> tuple[Any, frozenset[str]]:
     import torch
     import transformers
 
+    name, revision = _locate(source)
     try:
         model, loading = transformers.AutoModel.from_pretrained(
-            source, dtype=torch.float32, trust_remote_code=False, output_loading_info=True
+            name, revision=revision, dtype=torch.float32, trust_remote_code=False, output_loading_info=True
         )
     # transformers raises many kinds of error for broken folders and networks.
     except Exception as error:
@@ -111,6 +114,18 @@ def _load_model(source: str) -> tuple[Any, frozenset[str]]:
     return model, absent
 
 
+def _locate(source: str) -> tuple[str, str]:
+    """Return a folder, or a repository of the Hugging Face hub, and its revision."""
+    folder = pathlib.Path(source).expanduser()
+    if folder.exists():
+        return str(folder), "main"
+    try:
+        repository, revision = split_hub_id(source)
+    except BadInput as error:
+        raise BadInput(f"{TRANSFORMERS}{error}") from None
+    return repository, revision or "main"
+
+
 def read_preprocessing(source: str) -> Preprocessing:
     """Return a model's image preprocessing: the pixels of its image processor in Pillow, or a refusal.
 
@@ -119,8 +134,11 @@ def read_preprocessing(source: str) -> Preprocessing:
     """
     import transformers
 
+    name, revision = _locate(source)
     try:
-        processor = transformers.AutoImageProcessor.from_pretrained(source, backend="pil", trust_remote_code=False)
+        processor = transformers.AutoImageProcessor.from_pretrained(
+            name, revision=revision, backend="pil", trust_remote_code=False
+        )
     except Exception as error:
         raise BadInput(
             f"{TRANSFORMERS}{source}: no image processor ({one_line(error)}); expected preprocessor_config.json"

@@ -114,7 +114,7 @@ def read_reply(text: str, dialect: str, *, with_thinking: bool = True, in_any_sp
     """
     if dialect == FREE:
         return dataclasses.replace(read_free(text), text=text)
-    read = _find(dialect).read
+    read: Callable[..., Reply] = _find(dialect).read
     if read in (read_gemex, read_medclm):
         read = functools.partial(read, with_thinking=with_thinking)
     if in_any_space and dialect in ("lvkc", "medclm"):

@@ -12,13 +12,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.data.images.projections import Projection
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.text import make_printable, plain_text_style, wrap_text
 from stepcot_jax.reading.corrections import Given, check_given, given_distributions
 from stepcot_jax.reading.explain import PREDICTED, Explainer, Explanation, change_a_step, describe_change, spread
-from stepcot_jax.reading.radiographs import Pixels, read_pictures, to_input
+from stepcot_jax.reading.radiographs import Header, Pixels, read_pictures, to_input
 from stepcot_jax.reading.readings import ChainReading, make_readings, percent
 from stepcot_jax.reading.trained_model import Trained
 from stepcot_jax.tools.explain.scoring import smooth
@@ -54,10 +53,10 @@ def write_explanations(
     )
     written: list[tuple[pathlib.Path, ChainReading]] = []
     taken: set[str] = set()
-    for names, pictures, projections in batches:
+    for names, pictures, headers in batches:
         sources = [str(name) for name in names]
         explained, readings = explain_pictures(
-            explainer, names=sources, pictures=pictures, given=shares, projections=projections
+            explainer, names=sources, pictures=pictures, given=shares, headers=headers
         )
         for case, reading in enumerate(readings):
             name = _free_name(names[case].stem, taken)
@@ -75,7 +74,7 @@ def explain_pictures(
     names: list[str],
     pictures: list[Pixels],
     given: np.ndarray,
-    projections: Sequence[Projection] = (),
+    headers: Sequence[Header] = (),
 ) -> tuple[Explanation, list[ChainReading]]:
     """Return maps of the answers to pictures, and the answers; the map of a given answer explains that answer."""
     trained = explainer.trained
@@ -94,7 +93,7 @@ def explain_pictures(
         uncorrected=uncorrected,
         rules=trained.rules,
         trained_on=trained.trained_on,
-        projections=projections,
+        headers=headers,
     )
     return explained, readings
 
