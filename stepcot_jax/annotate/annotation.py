@@ -4,6 +4,9 @@ import dataclasses
 import enum
 from typing import Generic, Protocol, TypeVar
 
+from stepcot_jax.reasoning.endings import Unsaid
+from stepcot_jax.record import Split
+
 
 class Item(Protocol):
     """An item to annotate: a report, or a question about an image."""
@@ -61,11 +64,11 @@ class Reason(enum.StrEnum):
     NO_BOX_TEXT = "reasoning without the box"
     CLASS_NOT_NAMED = "answer without the class"
     BOX_IN_HARD_STAGE = "box in the hard stage"
-    REFUSED = "refused"
-    FILTERED = "filtered"
-    EMPTY = "without content"
-    CUT = "without content: cut while thinking"
-    CUT_BEHIND = "cut behind its answer"
+    REFUSED = Unsaid.REFUSED.value
+    FILTERED = Unsaid.FILTERED.value
+    EMPTY = Unsaid.EMPTY.value
+    CUT = Unsaid.CUT.value
+    CUT_BEHIND = Unsaid.CUT_BEHIND.value
     NO_ANSWER = "no answer of the annotator"
     NOT_TRUSTED = "annotator does not trust its chain"
     VOTED_DOWN = "vote not unanimous"
@@ -84,6 +87,7 @@ class Report:
     text: str  # sections with headings, such as "FINDINGS: ... IMPRESSION: ..."
     images: tuple[str, ...]  # frontal images, as paths relative to the source; may be empty
     origin: str
+    split: Split = ""  # as the source states it; "" if it states none
 
 
 @dataclasses.dataclass(frozen=True)

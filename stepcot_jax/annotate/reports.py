@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from stepcot_jax.annotate.annotation import Aside, Reason, Report
-from stepcot_jax.data.identities import read_patient
+from stepcot_jax.data.identities import read_patient, read_split
 from stepcot_jax.data.questions.record_files import read_lines
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.data_json import ImageLocator, normalise_image_path
@@ -19,13 +19,13 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import one_line
 
 _TABLE_SUFFIXES = (".csv", ".jsonl", ".ndjson")
-_COLUMNS = ("id", "report", "image", "patient_id", "origin")  # the last two are optional
+_COLUMNS = ("id", "report", "image", "patient_id", "origin", "split")  # the last three are optional
 _MAX_TEXT = 1 << 22
 _NUM_SHOWN = 80
 
 _EXPECTED = (
     "expected the IU X-Ray archive or its folder, a folder with data.json, or a .csv or .jsonl file of "
-    "id, report, image (optional: patient_id, origin)"
+    "id, report, image (optional: patient_id, origin, split)"
 )
 
 
@@ -93,10 +93,11 @@ def _read_published(folder: Path) -> Iterator[Report]:
             if not patient_id:
                 raise BadInput(f"`$[{index}].patient_id` is blank")
             locator.locate(record.image_path)
+            split = "" if record.split is None else read_split(record.split)
         except BadInput as error:
             raise BadInput(f"{path}, record {index}: {error}") from None
         image = normalise_image_path(record.image_path)
-        yield Report(image, patient_id, record.report or "", (image,), record.origin or "")
+        yield Report(image, patient_id, record.report or "", (image,), record.origin or "", split)
 
 
 class _Row(msgspec.Struct):
@@ -105,6 +106,7 @@ class _Row(msgspec.Struct):
     image: str | list[str] | None
     patient_id: str | int | None = None
     origin: str | None = None
+    split: str | None = None
 
 
 def _read_rows(path: Path) -> Iterator[Report]:
@@ -156,6 +158,7 @@ def _as_report(row: _Row, *, where: str, root: Path) -> Report:
     name = str(row.id).strip()
     try:
         patient_id = name if row.patient_id is None else read_patient(str(row.patient_id).strip()) or name
+        split = "" if row.split is None else read_split(row.split)
     except BadInput as error:
         raise BadInput(f"{where}, field {error}") from None
     for field, value in (("id", name), ("patient_id", patient_id)):
@@ -174,4 +177,4 @@ def _as_report(row: _Row, *, where: str, root: Path) -> Report:
             locator.locate(image)
     except BadInput as error:
         raise BadInput(f"{where}, field 'image': {error}") from None
-    return Report(name, patient_id, text, tuple(map(normalise_image_path, images)), (row.origin or "").strip())
+    return Report(name, patient_id, text, tuple(map(normalise_image_path, images)), (row.origin or "").strip(), split)

@@ -446,6 +446,7 @@ def _make_cases(outcome: Outcome[Report, Annotation]) -> list[Record]:
             patient=report.patient_id,
             image=image,
             origin=report.origin,
+            split=report.split,
             report=report.text,
             answers=annotation.labels,
             reasoning=annotation.reasoning,

@@ -35,7 +35,7 @@ from stepcot_jax.encoders.transformer import (
     make_biomedclip,
 )
 from stepcot_jax.encoders.weights import PREFERRED, TORCH_SUFFIXES, Slot
-from stepcot_jax.host.download import fetch, find_path, is_address
+from stepcot_jax.host.download import fetch, find_path, is_address, split_hub_id
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.text import show
@@ -48,7 +48,6 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 BICUBIC = 3
 """Pillow's constant for bicubic resampling, the only kind in `data.images`."""
 
-_ID = re.compile(r"(?P<repository>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?")
 _MOST_CONFIG_BYTES = 1 << 24
 _SMALL_FILES = (
     "config.json", "open_clip_config.json", "preprocessor_config.json", "processor_config.json", "tokenizer.json",
@@ -68,13 +67,11 @@ def resolve(source: str, *, alternative: str = "") -> pathlib.Path:
     path = pathlib.Path(source).expanduser()
     if path.exists():
         return path
-    match = _ID.fullmatch(source)
-    if not match or source.startswith((".", "-")):
-        raise BadInput(f"{source}: no such folder or file, and not a Hugging Face id (owner/name)")
+    repository, revision = split_hub_id(source)
     # PyTorch's files only without a safetensors file.
-    folder = _download(source, match["repository"], match["revision"], (*_SMALL_FILES, *_SAFETENSORS), alternative)
+    folder = _download(source, repository, revision, (*_SMALL_FILES, *_SAFETENSORS), alternative)
     if not any((folder / name).exists() for name in PREFERRED):
-        folder = _download(source, match["repository"], match["revision"], (*_SMALL_FILES, *_TORCH), alternative)
+        folder = _download(source, repository, revision, (*_SMALL_FILES, *_TORCH), alternative)
     return folder
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from stepcot_jax.chain import Chain
+from stepcot_jax.host.download import fetch, split_hub_id
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
 from stepcot_jax.host.text import one_line, shorten
@@ -51,15 +52,26 @@ class _File(msgspec.Struct):
     added_tokens: list[Any] = []
 
 
-def load_tokenizer_files(source: str | pathlib.Path, **options: Any) -> Any:
+_FILES = (
+    "config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.txt", "vocab.json", "merges.txt", "*.model", "chat_template.json", "chat_template.jinja",
+)  # fmt: skip
+_MOST_REPOSITORY_BYTES = 2**28
+
+
+def load_tokenizer_files(source: str | pathlib.Path) -> Any:
     """Return the transformers tokenizer of a folder or a Hugging Face id; its own code is never run."""
-    path = pathlib.Path(source) / "tokenizer.json"
+    folder = pathlib.Path(source).expanduser()
+    if not folder.exists():
+        repository, revision = split_hub_id(str(source))
+        folder = fetch(str(source), repository, revision, allow=_FILES, most_bytes=_MOST_REPOSITORY_BYTES)
+    path = folder / "tokenizer.json"
     if path.is_file():
         _check(path)
     import transformers  # slow to import, and often not needed
 
     try:
-        loaded = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
+        loaded = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         loaded.get_vocab()
     except BaseException as error:  # transformers raises many kinds; a panic of tokenizers is no Exception
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
@@ -186,7 +198,7 @@ def load_tokenizer(folder: pathlib.Path, *, max_tokens: int, vocabulary_size: in
     if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
         raise BadInput(f"{folder}: no tokenizer; {expected}")
     try:
-        loaded = load_tokenizer_files(folder, local_files_only=True)
+        loaded = load_tokenizer_files(folder)
     except BadInput as error:
         raise BadInput(f"{folder}: unreadable tokenizer ({error}); {expected}") from None
     vocabulary = loaded.get_vocab()

@@ -30,7 +30,9 @@ from stepcot_jax.evaluation.statistics import (
 )
 from stepcot_jax.host.ranges import Interval
 from stepcot_jax.reasoning.dialects import DIALECTS, FREE, interpret_answer, read_reply
-from stepcot_jax.reasoning.replies import Judged, Missing, Reply
+from stepcot_jax.reasoning.endings import PART_ENDS, Unsaid, goes_on_behind, hear
+from stepcot_jax.reasoning.free_replies import UNCLOSED
+from stepcot_jax.reasoning.replies import Judged, Missing, Reply, normalise, read_answer, tidy
 from stepcot_jax.record import KINDS, STAGE_NAMES, Record
 from stepcot_jax.rewards.answers import IllFormed, OpenAnswer, answer_reward, format_reward
 from stepcot_jax.rewards.boxes import LEAST_IOU, grounding_reward, localisation
@@ -267,7 +269,7 @@ class ReplyScore:
 
 
 def score_text(
-    text: str | None, record: Record, settings: ScoringSettings, *, judged: Judged | None = None
+    text: str | None, record: Record, settings: ScoringSettings, *, judged: Judged | None = None, finish: str = ""
 ) -> ReplyScore:
     """Score one reply. None is a missing reply: wrong in every part or, with `missing` "skip", not scored."""
     if text is None:
@@ -275,7 +277,7 @@ def score_text(
             return ReplyScore(record.id, None, None, (), *(4 * (math.nan,)), problems=(MISSING,))
         stages = _label({}, record, settings)
         return ReplyScore(record.id, None, None, (), *(4 * (0.0,)), stages=stages, problems=(MISSING,))
-    reply, num_turned = read(text, settings), 0
+    reply, num_turned = read_ended(text, record, settings, finish=finish), 0
     if settings.boxes is not None:
         reply, num_turned = place_boxes(reply, record, settings.boxes)
     score = score_reply(reply, record, settings, judged=judged)
@@ -290,8 +292,6 @@ def score_text(
 
 
 def _explain_unread(reply: Reply, record: Record) -> str:
-    if not reply.text.strip():
-        return "empty"
     if reply.problems:
         return reply.problems[0]
     return "neither yes nor no" if record.kind == "closed" else "not one reading as options"
@@ -308,13 +308,41 @@ def _label(stages: Mapping[str, str], record: Record, settings: ScoringSettings)
     return tuple(value if name in checked else math.nan for name, value in zip(STAGE_NAMES, worth, strict=True))
 
 
-def read(text: str, settings: ScoringSettings) -> Reply:
+def read(text: str, settings: ScoringSettings, *, in_any_space: bool = False) -> Reply:
     """Read a reply; where no thinking is needed, one without it is well formed too."""
+    in_any_space = in_any_space or (settings.boxes is not None and settings.boxes.space != "")
     if not settings.with_thinking:
-        alone = read_reply(text, settings.dialect, with_thinking=False)
+        alone = read_reply(text, settings.dialect, with_thinking=False, in_any_space=in_any_space)
         if alone.is_well_formed:
             return alone
-    return read_reply(text, settings.dialect)
+    return read_reply(text, settings.dialect, in_any_space=in_any_space)
+
+
+def read_ended(text: str, record: Record, settings: ScoringSettings, *, finish: str = "") -> Reply:
+    """Read a reply that ended for the reason `finish`; one that says nothing, or was cut, has no answer and no box."""
+    unsaid = hear(normalise(text), finish)[1]
+    reply = Reply(settings.dialect)
+    if unsaid not in (Unsaid.REFUSED, Unsaid.FILTERED):
+        reply = read(text, settings)
+        is_open, says_nothing = UNCLOSED in reply.problems, reply.answer is None and not reply.references
+        if finish == "length":
+            unsaid = Unsaid.CUT if is_open or (unsaid and says_nothing) else _find_cut(reply, record)
+        elif is_open or not says_nothing:
+            unsaid = None
+    if unsaid is None:
+        return reply
+    return Reply(settings.dialect, thinking=reply.thinking, problems=(unsaid,), space=reply.space, text=text)
+
+
+def _find_cut(reply: Reply, record: Record) -> Unsaid | None:
+    """Return whether a reply at the limit of its length goes on behind its answer; an option alone is complete."""
+    if not goes_on_behind(normalise(reply.text), "length", PART_ENDS):
+        return None
+    answer = tidy(normalise(reply.answer or ""))
+    is_last = bool(answer) and tidy(normalise(reply.text)).endswith(answer)
+    is_choice = record.kind == "single" and read_answer(answer, record) is not None
+    is_choice |= record.kind == "closed" and fold(answer) in ("yes", "no")
+    return None if is_last and is_choice else Unsaid.CUT_BEHIND
 
 
 def choose_dialect(texts: Iterable[str], settings: ScoringSettings) -> str:
@@ -355,10 +383,16 @@ def score_all(
     settings: ScoringSettings,
     *,
     judged: Mapping[str, Judged] | None = None,
+    finishes: Mapping[str, str] | None = None,
 ) -> list[ReplyScore]:
-    """Score a model's replies in the order of the records."""
-    scores = judged or {}
-    return [score_text(replies.get(record.id), record, settings, judged=scores.get(record.id)) for record in records]
+    """Score a model's replies in the order of the records; `finishes` are their finish reasons, where known."""
+    scores, ends = judged or {}, finishes or {}
+    return [
+        score_text(
+            replies.get(record.id), record, settings, judged=scores.get(record.id), finish=ends.get(record.id, "")
+        )
+        for record in records
+    ]
 
 
 def as_columns(records: Sequence[Record], scores: Sequence[ReplyScore]) -> ScoredReplies:

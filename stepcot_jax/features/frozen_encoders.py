@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, resi
 from stepcot_jax.encoders.load import load_image_encoder
 from stepcot_jax.features import frozen_encoders
 from stepcot_jax.features.store import FrozenImageEncoder
+from stepcot_jax.host.download import split_hub_id
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import install_extra, one_line
 
@@ -93,9 +95,10 @@ def _load_model(source: str) -> tuple[Any, frozenset[str]]:
     import torch
     import transformers
 
+    name, revision = _locate(source)
     try:
         model, loading = transformers.AutoModel.from_pretrained(
-            source, dtype=torch.float32, trust_remote_code=False, output_loading_info=True
+            name, revision=revision, dtype=torch.float32, trust_remote_code=False, output_loading_info=True
         )
     # transformers raises many kinds of error for broken folders and networks.
     except Exception as error:
@@ -112,6 +115,18 @@ def _load_model(source: str) -> tuple[Any, frozenset[str]]:
     return model, absent
 
 
+def _locate(source: str) -> tuple[str, str]:
+    """Return a folder, or a repository of the Hugging Face hub, and its revision."""
+    folder = pathlib.Path(source).expanduser()
+    if folder.exists():
+        return str(folder), "main"
+    try:
+        repository, revision = split_hub_id(source)
+    except BadInput as error:
+        raise BadInput(f"{TRANSFORMERS}{error}") from None
+    return repository, revision or "main"
+
+
 def read_preprocessing(source: str) -> Preprocessing:
     """Return a model's image preprocessing: the pixels of its image processor in Pillow, or a refusal.
 
@@ -120,8 +135,11 @@ def read_preprocessing(source: str) -> Preprocessing:
     """
     import transformers
 
+    name, revision = _locate(source)
     try:
-        processor = transformers.AutoImageProcessor.from_pretrained(source, backend="pil", trust_remote_code=False)
+        processor = transformers.AutoImageProcessor.from_pretrained(
+            name, revision=revision, backend="pil", trust_remote_code=False
+        )
     except Exception as error:
         raise BadInput(
             f"{TRANSFORMERS}{source}: no image processor ({one_line(error)}); expected preprocessor_config.json"

@@ -87,6 +87,29 @@ def _find_extra(kind: str, address: str) -> Any:
 # The Hugging Face hub.
 
 
+_HUB_ID = re.compile(r"(?P<repository>\w[\w.-]*(?:/\w[\w.-]*)?)(?:@(?P<revision>\w[\w./-]*))?", re.ASCII)
+
+
+def split_hub_id(source: str) -> tuple[str, str | None]:
+    """Return repository and revision of a Hugging Face id.
+
+    >>> split_hub_id("openai/clip-vit-base-patch32@main")
+    ('openai/clip-vit-base-patch32', 'main')
+    """
+    match = _HUB_ID.fullmatch(source)
+    if match is None:
+        raise BadInput(f"{shorten(source)}: no such folder or file, and not a Hugging Face id (owner/name[@revision])")
+    _check_parts(source, match["repository"], match["revision"])
+    return match["repository"], match["revision"]
+
+
+def _check_parts(source: str, repository: str, revision: str | None) -> None:
+    """Refuse names of only dots between slashes: huggingface_hub makes paths of repository and revision."""
+    for name in (repository, revision or "main"):
+        if any(part.strip(".") == "" for part in name.split("/")):
+            raise BadInput(f"{shorten(source)}: {shorten(name)!r} is not the name of a repository or revision")
+
+
 def fetch(
     source: str,
     repository: str,
@@ -97,9 +120,7 @@ def fetch(
     most_bytes: int | None = None,
 ) -> pathlib.Path:
     """Download files of a repository into huggingface_hub's cache, and return their folder, named by the commit."""
-    for name in (repository, revision or "main"):  # huggingface_hub makes paths of both
-        if any(part.strip(".") == "" for part in name.split("/")):
-            raise BadInput(f"{shorten(source)}: {shorten(name)!r} is not the name of a repository or revision")
+    _check_parts(source, repository, revision)
     import huggingface_hub  # seconds; most loads are of folders
     from huggingface_hub import errors
 

@@ -48,7 +48,7 @@ def find_columns(chain: Chain, *, with_reports: bool = False) -> dict[str, type]
 def as_row(reading: ChainReading) -> Row:
     """Return a reading as one row of the columns of `find_columns`; None for parts that the run does not have."""
     row: Row = {"image": reading.source, PROBLEM: ""}
-    row |= {WARNINGS: "; ".join(reading.warnings), GATE_SCORE: reading.check.gate_score}
+    row |= {WARNINGS: "; ".join((*reading.warnings, *reading.check.notes)), GATE_SCORE: reading.check.gate_score}
     for answer in reading.steps:
         name = answer.step.name
         row[name], row[f"{name} probability"] = answer.answer, answer.probability

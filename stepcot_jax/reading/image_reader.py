@@ -12,7 +12,6 @@ from jaxtyping import Float32
 
 from stepcot_jax import __version__
 from stepcot_jax.chain import Chain
-from stepcot_jax.data.images.projections import Projection
 from stepcot_jax.encoders.weights import weights_digest
 from stepcot_jax.evaluation.consistency import read_pair_ratios
 from stepcot_jax.host.download import find_path
@@ -22,6 +21,7 @@ from stepcot_jax.reading.asking import NextStep, find_next_steps
 from stepcot_jax.reading.corrections import Given, check_accepts_answers, follows_corrections, given_distributions
 from stepcot_jax.reading.programs import Reader
 from stepcot_jax.reading.radiographs import (
+    Header,
     Pixels,
     Scale,
     find_images,
@@ -160,10 +160,10 @@ class ImageReader:
             return self._read_many(image, shares, scale)
         if isinstance(image, str | os.PathLike) and pathlib.Path(image).is_dir():
             return self._read_many(find_images([pathlib.Path(image)], refuse=_raise), shares, scale)
-        picture, projection = self._read_picture(image, scale)
-        return self._read_pictures([_name_image(image)], [picture], [projection], shares)[0]
+        picture, header = self._read_picture(image, scale)
+        return self._read_pictures([_name_image(image)], [picture], [header], shares)[0]
 
-    def _read_picture(self, image: Any, scale: Scale | None) -> tuple[Pixels, Projection]:
+    def _read_picture(self, image: Any, scale: Scale | None) -> tuple[Pixels, Header]:
         return read_radiograph(image, self.trained.preprocessing, max_pixels=self.trained.max_pixels, scale=scale)
 
     def _read_many(
@@ -171,18 +171,18 @@ class ImageReader:
     ) -> Readings:
         readings = Readings()
         for first in range(0, len(images), self._reader.batch_size):
-            names, pictures, projections = list[str](), list[Pixels](), list[Projection]()
+            names, pictures, headers = list[str](), list[Pixels](), list[Header]()
             for index in range(first, min(first + self._reader.batch_size, len(images))):
                 name = _name_image(images[index], index)
                 try:
-                    picture, projection = self._read_picture(images[index], scale)
+                    picture, header = self._read_picture(images[index], scale)
                 except BadInput as error:
                     readings.refuse(index, name, str(error))
                 else:
                     names.append(name)
                     pictures.append(picture)
-                    projections.append(projection)
-            readings += self._read_pictures(names, pictures, projections, given) if names else []
+                    headers.append(header)
+            readings += self._read_pictures(names, pictures, headers, given) if names else []
         return readings
 
     def read_files(
@@ -198,8 +198,8 @@ class ImageReader:
             num_threads=self.trained.run.num_threads,
             refuse=refuse,
         )
-        for names, pictures, projections in batches:
-            yield from self._read_pictures([str(name) for name in names], pictures, projections, shares)
+        for names, pictures, headers in batches:
+            yield from self._read_pictures([str(name) for name in names], pictures, headers, shares)
 
     def ask_next(self, reading: ChainReading, *, leave_out: Collection[str] = ()) -> NextStep | None:
         """Return the step whose answer is expected to settle the last step most, at the run's costs; None for none."""
@@ -218,7 +218,8 @@ class ImageReader:
         earlier, shares = self._given_of(reading), self.distributions(given)
         if shares is not None:
             earlier = np.where(shares.any(axis=-1, keepdims=True), shares, earlier)
-        return self._read_pictures([reading.source], [reading.picture], [reading.check.projection], earlier)[0]
+        header = Header(reading.check.projection, reading.check.notes)
+        return self._read_pictures([reading.source], [reading.picture], [header], earlier)[0]
 
     def explain(self, reading: ChainReading) -> Float32[np.ndarray, "step row column"]:
         """Return a map for each answer of a reading: the parts of the image that support it.
@@ -254,7 +255,7 @@ class ImageReader:
         self,
         names: list[str],
         pictures: list[Pixels],
-        projections: list[Projection],
+        headers: list[Header],
         given: Float32[np.ndarray, "step answer"] | None,
     ) -> list[ChainReading]:
         images = to_input(pictures, self.trained.preprocessing)
@@ -275,7 +276,7 @@ class ImageReader:
             rules=self.trained.rules,
             points=self.trained.operating_points,
             trained_on=self.trained.trained_on,
-            projections=projections,
+            headers=headers,
         )
 
 
@@ -316,7 +317,7 @@ def explain_pictures(
     names: list[str],
     pictures: list[Pixels],
     given: np.ndarray,
-    projections: Sequence[Projection] = (),
+    headers: Sequence[Header] = (),
 ) -> tuple[Explanation, list[ChainReading]]:
     """Return maps of the answers to pictures, and the answers; the map of a given answer explains that answer."""
     trained = explainer.trained
@@ -335,7 +336,7 @@ def explain_pictures(
         uncorrected=uncorrected,
         rules=trained.rules,
         trained_on=trained.trained_on,
-        projections=projections,
+        headers=headers,
     )
     return explained, readings
 

@@ -23,7 +23,7 @@ from stepcot_jax.host.text import make_printable
 from stepcot_jax.policies.policy_files import AnyTokenizer
 from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
 from stepcot_jax.policies.tokenizers import Vocabulary, split_pieces
-from stepcot_jax.reading.radiographs import read_pixels
+from stepcot_jax.reading.radiographs import read_unresized
 from stepcot_jax.reasoning.dialects import interpret_answer, read_reply, write_question
 from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import Kind, Record
@@ -179,6 +179,7 @@ class Answered:
     boxes: tuple[Box, ...]  # named boxes of the answer, corners in pixels of the image as given
     image_size: tuple[int, int]  # width and height of the image as given
     picture: UInt8[np.ndarray, "height width 3"] = dataclasses.field(repr=False, compare=False)
+    notes: tuple[str, ...] = ()  # what is odd about the picture in its DICOM header
 
     @property
     def answer_text(self) -> str:
@@ -205,6 +206,7 @@ class Answered:
             "boxes": [{"name": region.label, "box": list(region.corners)} for region in self.boxes],
             "image_size": list(self.image_size),
             "problems": list(self.reply.problems),
+            "notes": list(self.notes),
         }
 
     def __str__(self) -> str:
@@ -218,6 +220,7 @@ class Answered:
             lines.append("box: none")
         if self.reply.problems:
             lines.append(f"not well formed: {'; '.join(self.reply.problems)}")
+        lines += [f"note: {line}" for line in self.notes]
         return "\n".join(lines)
 
 
@@ -264,7 +267,7 @@ class PolicyReader:
         tokens = encode_prompt(
             record, trained.tokenizer, trained.run, prompt_length=trained.lengths.prompt_length, workdir=trained.workdir
         )
-        picture = read_pixels(image, max_pixels=trained.max_pixels)
+        picture, header = read_unresized(image, max_pixels=trained.max_pixels)
         sampling = Sampling(
             longest=trained.lengths.reply_length,
             stop=trained.tokenizer.stop,
@@ -285,6 +288,7 @@ class PolicyReader:
             boxes=_scale_boxes(reply, read_size=size, image_size=image_size),
             image_size=image_size,
             picture=repeat_grey(picture) if picture.ndim == 2 else picture,
+            notes=header.notes,
         )
 
     def warm_up(self) -> None:

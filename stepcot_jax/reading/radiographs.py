@@ -5,7 +5,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, UInt8
@@ -34,6 +34,15 @@ _SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom")
 _BATCHES_AHEAD = 4
 
 Pixels = UInt8[np.ndarray, "size size 3"]
+
+
+class Header(NamedTuple):
+    """What the header of an image file says; empty for one that is not DICOM."""
+
+    projection: Projection = ""
+    notes: tuple[str, ...] = ()  # what is odd about the picture's elements, such as a window that misses the pixels
+
+
 Scale = tuple[float, float]  # Values of an array that are black and white
 
 
@@ -116,16 +125,18 @@ def read_picture(
 
 def read_radiograph(
     image: Any, preprocessing: Preprocessing, *, max_pixels: int = MAX_PIXELS, scale: Scale | None = None
-) -> tuple[UInt8[np.ndarray, "size size 3"], Projection]:
-    """Return a radiograph at the encoder's size and its projection; arguments as `ImageReader.read`."""
+) -> tuple[UInt8[np.ndarray, "size size 3"], Header]:
+    """Return a radiograph at the encoder's size and its header; arguments as `ImageReader.read`."""
     if scale is not None:
         image = apply_scale(image, scale)
     if isinstance(image, np.ndarray):
         pixels = read_pixels(image, max_pixels=max_pixels)
-        return resize_image(repeat_grey(pixels) if pixels.ndim == 2 else pixels, preprocessing), ""
+        return resize_image(repeat_grey(pixels) if pixels.ndim == 2 else pixels, preprocessing), Header()
     content, name = _read_content(image, max_pixels)
-    pixels = prepare_image(content, name=name, preprocessing=preprocessing, max_pixels=max_pixels)
-    return repeat_grey(pixels) if pixels.ndim == 2 else pixels, read_projection(content, name=name)
+    notes = list[str]()
+    pixels = prepare_image(content, name=name, preprocessing=preprocessing, max_pixels=max_pixels, note=notes.append)
+    header = Header(read_projection(content, name=name), tuple(notes))
+    return repeat_grey(pixels) if pixels.ndim == 2 else pixels, header
 
 
 def apply_scale(image: Any, scale: Scale) -> UInt8[np.ndarray, "..."]:
@@ -154,18 +165,19 @@ def read_pixels(
 
 def read_unresized(
     image: Any, *, max_pixels: int = MAX_PIXELS
-) -> tuple[UInt8[np.ndarray, "height width"] | UInt8[np.ndarray, "height width 3"], Projection]:
-    """Return a radiograph at its own size, and its projection; arguments and errors as for `read_radiograph`."""
+) -> tuple[UInt8[np.ndarray, "height width"] | UInt8[np.ndarray, "height width 3"], Header]:
+    """Return a radiograph at its own size, and its header; arguments and errors as for `read_radiograph`."""
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or image.size == 0 or not (image.ndim == 2 or image.shape[2:] == (3,)):
             raise BadInput(
                 f"image: an array must be uint8 [height, width] or [height, width, 3]; got {image.dtype} {image.shape}"
                 + (" (state its scale, such as scale=(0, 1))" if image.dtype != np.uint8 else "")
             )
-        return image, ""
+        return image, Header()
     content, name = _read_content(image, max_pixels)
-    pixels = drop_equal_channels(np.array(decode_picture(content, name=name, max_pixels=max_pixels)))
-    return pixels, read_projection(content, name=name)
+    notes = list[str]()
+    picture = decode_picture(content, name=name, max_pixels=max_pixels, note=notes.append)
+    return drop_equal_channels(np.array(picture)), Header(read_projection(content, name=name), tuple(notes))
 
 
 def _read_content(image: Any, max_pixels: int) -> tuple[bytes, str]:
@@ -204,10 +216,10 @@ def read_pictures(
     max_pixels: int,
     num_threads: int,
     refuse: Callable[[str], None],
-) -> Iterator[tuple[list[pathlib.Path], list[Pixels], list[Projection]]]:
-    """Yield batches of files, pixels and projections in order, read ahead by threads; `refuse` gets unreadable ones."""
+) -> Iterator[tuple[list[pathlib.Path], list[Pixels], list[Header]]]:
+    """Yield batches of files, pixels and headers in order, read ahead by threads; `refuse` gets unreadable ones."""
 
-    def read(path: pathlib.Path) -> tuple[Pixels, Projection] | BadInput:
+    def read(path: pathlib.Path) -> tuple[Pixels, Header] | BadInput:
         try:
             return read_radiograph(path, preprocessing, max_pixels=max_pixels)
         except BadInput as error:
@@ -215,20 +227,20 @@ def read_pictures(
 
     names: list[pathlib.Path] = []
     pictures: list[Pixels] = []
-    projections: list[Projection] = []
+    headers: list[Header] = []
     for path, result in map_in_threads(read, paths, num_threads=num_threads, num_ahead=_BATCHES_AHEAD * batch_size):
         if isinstance(result, BadInput):
             refuse(str(result))
             continue
-        picture, projection = result
+        picture, header = result
         names.append(path)
         pictures.append(picture)
-        projections.append(projection)
+        headers.append(header)
         if len(names) == batch_size:
-            yield names, pictures, projections
-            names, pictures, projections = [], [], []
+            yield names, pictures, headers
+            names, pictures, headers = [], [], []
     if names:
-        yield names, pictures, projections
+        yield names, pictures, headers
 
 
 def to_input(pictures: list[Pixels], preprocessing: Preprocessing) -> Float32[np.ndarray, "case size size 3"]:

@@ -18,6 +18,7 @@ from stepcot_jax.reading.programs import Reading
 if TYPE_CHECKING:
     from stepcot_jax.evaluation.calibration import Calibration
     from stepcot_jax.evaluation.operating_points import OperatingPoints
+    from stepcot_jax.reading.radiographs import Header
 
 # Changes that given answers cause in later steps.
 
@@ -139,6 +140,7 @@ class ImageCheck:
     trained_on: str = ""  # the training data in a few words; "" if unknown
     gate_score: float | None = None  # distance to the training images, above 1 outside of them
     projection: Projection = ""  # projection by the DICOM header; "" if it has none
+    notes: tuple[str, ...] = ()  # what is odd about the picture's elements in its DICOM header
 
     @property
     def outside(self) -> bool | None:
@@ -163,7 +165,8 @@ class ImageCheck:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain types, for JSON."""
-        return {**dataclasses.asdict(self), "outside": self.outside, "warnings": list(self.warnings)}
+        listed = {"notes": list(self.notes), "warnings": list(self.warnings)}
+        return {**dataclasses.asdict(self), "outside": self.outside, **listed}
 
 
 # Write a chain of answers as one readable paragraph.
@@ -440,7 +443,7 @@ class ChainReading:
 
     def _describe_notes(self, *, verbose: bool = False) -> list[str]:
         """Return what the figures mean, one a line: calibration, answer sets, operating points, training data."""
-        lines = [self.describe_calibration()]
+        lines = [*(f"note: {line}" for line in self.check.notes), self.describe_calibration()]
         if self.coverage is not None and any(answer.answer_set is not None for answer in self.steps):
             of = self.coverage_of if verbose else f"{100 * self.coverage:g} % of the cases"
             lines.append(f'"or": the other answers of its set; such sets hold the true answer in {of}')
@@ -478,7 +481,7 @@ def make_readings(
     rules: Rules | None = None,
     points: "OperatingPoints | None" = None,
     trained_on: str = "",
-    projections: Sequence[Projection] = (),
+    headers: Sequence["Header"] = (),
 ) -> list[ChainReading]:
     """Return the readings of images in words; `given` are a person's distributions for all images."""
     given = np.zeros(reading.probabilities.shape[1:]) if given is None else given
@@ -499,7 +502,7 @@ def make_readings(
             shifted=changes[case][1],
             picture=pictures[case] if len(pictures) else None,
             never_together=unseen[case],
-            check=ImageCheck(trained_on, scores[case], projections[case] if projections else ""),
+            check=ImageCheck(trained_on, scores[case], *(headers[case] if headers else ())),
             **words,
         )
         for case, (source, steps) in enumerate(zip(sources, answered, strict=True))

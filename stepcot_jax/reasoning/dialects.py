@@ -204,16 +204,18 @@ def write_lvkc(record: Record) -> str:
     return preamble + "".join(f"<{tag}>{text}</{tag}>" for tag, text in texts.items())
 
 
-def read_lvkc(text: str) -> Reply:
+def read_lvkc(text: str, *, in_any_space: bool = False) -> Reply:
     """Read a reply; its points are checked and left out."""
     parts = read_parts(text, _LVKC_MARKS, has_preamble=True)
     problems = list(parts.problems)
     stages = {name: parts.texts[tag] for tag, name in _STAGE_TAGS.items() if tag in parts.texts}
     references = None
     if "LOC" in parts.texts:
-        references, stages["localisation"] = _read_locations(parts.texts["LOC"])
+        largest = LARGEST if in_any_space else 1000
+        references, stages["localisation"] = _read_locations(parts.texts["LOC"], largest=largest)
         if references is None:
-            problems.append("<LOC> has a place that is no JSON object with box_2d or point from 0 to 1000, and label")
+            limits = "" if in_any_space else " from 0 to 1000"
+            problems.append(f"<LOC> has a place that is no JSON object with box_2d or point{limits}, and label")
     return Reply(
         "lvkc",
         answer=parts.texts.get("ANSWER"),
@@ -251,7 +253,7 @@ def read_lvkc_released(text: str) -> Reply:
     )
 
 
-def _read_locations(text: str) -> tuple[tuple[Box, ...] | None, str]:
+def _read_locations(text: str, *, largest: float) -> tuple[tuple[Box, ...] | None, str]:
     """Return the boxes of a localisation, None if an object is malformed, and the text without its objects."""
     rest, last, regions, is_readable = [], 0, [], True
     for number, match in enumerate(_OBJECT.finditer(text)):
@@ -262,7 +264,7 @@ def _read_locations(text: str) -> tuple[tuple[Box, ...] | None, str]:
             is_readable = False
             continue
         numbers = location.box_2d or location.point or ()
-        is_readable = all(0 <= number <= 1000 for number in numbers)
+        is_readable = all(0 <= number <= largest for number in numbers)
         if location.box_2d is not None:
             regions.append(Box(location.label, location.box_2d))
     remaining = "".join([*rest, text[last:]]).strip()
@@ -303,7 +305,7 @@ def write_medclm(record: Record) -> str:
     return f"Reasoning: {_write_reasoning(_check('thinking', record.thinking), record)}\n\nAnswer: {answer}"
 
 
-def read_medclm(text: str, *, with_thinking: bool = True) -> Reply:
+def read_medclm(text: str, *, with_thinking: bool = True, in_any_space: bool = False) -> Reply:
     """Read a reply; its references are all boxes of the reasoning, those without a name included."""
     text = text.strip()
     heads = list(itertools.islice(_HEADS.finditer(text), 3))
@@ -322,11 +324,11 @@ def read_medclm(text: str, *, with_thinking: bool = True) -> Reply:
     reasoning = ""
     if names == ["Reasoning", "Answer"]:
         reasoning = text[heads[0].end() : heads[1].start()].strip()
-        references = _read_references(reasoning)
+        references = _read_references(reasoning, largest=LARGEST if in_any_space else 1)
         if not reasoning:
             problems.append("'Reasoning:' is empty")
         if references is None:
-            problems.append("a list of numbers is no box of the unit square")
+            problems.append(f"a list of numbers is no box{'' if in_any_space else ' of the unit square'}")
     return Reply(
         "medclm",
         answer=answer or None,
@@ -338,11 +340,11 @@ def read_medclm(text: str, *, with_thinking: bool = True) -> Reply:
     )
 
 
-def _read_references(reasoning: str) -> tuple[Box, ...] | None:
-    """Return the boxes of a reasoning; None if a list of four numbers or more is no box of the unit square."""
+def _read_references(reasoning: str, *, largest: float = 1) -> tuple[Box, ...] | None:
+    """Return the boxes of a reasoning; None if a list of four numbers or more is no box from 0 to `largest`."""
     for number, match in enumerate(_LISTS.finditer(reasoning)):
         box = BOX.fullmatch(match[0])
-        if box and not all(0 <= number <= 1 for number in corners_of(box)):
+        if box and not all(0 <= number <= largest for number in corners_of(box)):
             return None
         if number > MOST_BOXES or (not box and match[1].count(",") > 2 and _NUMBERS_BEGIN.match(match[1])):
             return None
@@ -464,22 +466,25 @@ def write_reply(record: Record, dialect: str) -> str:
     return _find(dialect).write(record)
 
 
-def read_reply(text: str, dialect: str, *, with_thinking: bool = True) -> Reply:
+def read_reply(text: str, dialect: str, *, with_thinking: bool = True, in_any_space: bool = False) -> Reply:
     """Read a reply; no text raises, `Reply.problems` says what is wrong with it.
 
     Args:
       text: what the model wrote.
       dialect: of `DIALECTS`, or "free" for replies without a grammar.
       with_thinking: False for replies of "gemex" without thinking (GEMeX-200K), and of "medclm" without reasoning.
+      in_any_space: whether boxes of "medclm" and "lvkc" may have coordinates beyond those of the dialect.
 
     Raises:
       BadInput: the dialect is unknown.
     """
     if dialect == FREE:
         return dataclasses.replace(read_free(text), text=text)
-    read = _find(dialect).read
+    read: Callable[..., Reply] = _find(dialect).read
     if read in (read_gemex, read_medclm):
         read = functools.partial(read, with_thinking=with_thinking)
+    if in_any_space and dialect in ("lvkc", "medclm"):
+        read = functools.partial(read, in_any_space=True)
     reply = read(without_stop_tokens(text))
     plain = normalise(text)  # with ASCII for full-width brackets, commas and digits
     if reply.problems and plain != text:

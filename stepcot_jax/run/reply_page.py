@@ -13,6 +13,7 @@ from stepcot_jax.host.machine import map_in_threads
 from stepcot_jax.host.ranges import Interval
 from stepcot_jax.pages.sheets import Entry, Kind, Table, columns
 from stepcot_jax.pages.shell import SHARED, Section, name_unseen, read_part, render
+from stepcot_jax.reasoning.endings import Unsaid
 from stepcot_jax.record import STAGE_NAMES, Record
 
 MOST_SHOWN = 10_000  # Default for the most records on a page
@@ -57,13 +58,17 @@ def make_tables(results: Results) -> list[Table]:
 
 
 def _with_unread(table: Table, results: Results) -> Table:
-    def describe(name: str) -> tuple[Entry, Entry]:
+    """Return the table with the number of unread replies, of which refused, filtered, empty and cut ones apart."""
+    apart = [reason for reason in Unsaid if any(reasons[reason] for reasons in results.unread.values())]
+
+    def describe(name: str) -> tuple[Entry, ...]:
         reasons = results.unread.get(name)
         if reasons is None:
-            return None, None
-        return reasons.total(), "; ".join(f"{text} ({count})" for text, count in reasons.most_common(3)) or None
+            return (None,) * (len(apart) + 2)
+        because = "; ".join(f"{text} ({count})" for text, count in reasons.most_common(3)) or None
+        return (reasons.total(), *(reasons[reason] for reason in apart), because)
 
-    heads = (*table.columns, *columns("number", "unread"), *columns("text", "because"))
+    heads = (*table.columns, *columns("number", "unread", *map(str, apart)), *columns("text", "because"))
     rows = tuple((*row, *describe(str(row[0]))) for row in table.rows)
     return dataclasses.replace(table, columns=heads, rows=rows)
 

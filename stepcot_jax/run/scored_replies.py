@@ -26,6 +26,7 @@ from stepcot_jax.evaluation.replies import (
     choose_dialect,
     encode,
     read,
+    read_ended,
     score_all,
     summarise,
     to_json,
@@ -64,22 +65,22 @@ _Score = TypeVar("_Score")
 
 
 def judge_open_answers(
-    records: Sequence[Record], replies: Mapping[str, str], settings: ScoringSettings, judge: Judge
+    records: Sequence[Record], file: ReplyFile, settings: ScoringSettings, judge: Judge
 ) -> dict[str, Judged]:
     """Rate the open answers that could be read, from 1 to 10; return the scores by record id."""
     open_records = [record for record in records if record.kind == "open"]
-    return _ask(judge_answers, _exchange(open_records, replies, settings), judge)
+    return _ask(judge_answers, _exchange(open_records, file, settings), judge)
 
 
 def judge_all_stages(
     records: Sequence[Record],
-    replies: Mapping[str, str],
+    file: ReplyFile,
     scores: Sequence[ReplyScore],
     settings: ScoringSettings,
     judge: Judge,
 ) -> list[ReplyScore]:
     """Return the scores with the judge's stage scores from 1 to 5, and its labels where a record has no facts."""
-    exchanges = [exchange for exchange in _exchange(records, replies, settings) if exchange.stages]
+    exchanges = [exchange for exchange in _exchange(records, file, settings) if exchange.stages]
     asked = {exchange.id for exchange in exchanges}
     rated = _ask(judge_stages, exchanges, judge)
     unknown = {record.id for record in records if not record.facts}
@@ -99,10 +100,11 @@ def judge_all_stages(
     return [complete(score) for score in scores]
 
 
-def _exchange(records: Sequence[Record], replies: Mapping[str, str], settings: ScoringSettings) -> Iterator[Exchange]:
+def _exchange(records: Sequence[Record], file: ReplyFile, settings: ScoringSettings) -> Iterator[Exchange]:
     """Yield the replies whose answer can be read under `settings`."""
     for record in records:
-        reply = read(replies.get(record.id, ""), settings)
+        finish = file.finishes.get(record.id, "")
+        reply = read_ended(file.replies.get(record.id, ""), record, settings, finish=finish)
         if reply.answer is None or (settings.reading == "strict" and not reply.counts):
             continue
         yield make_exchange(record, reply)
@@ -224,7 +226,7 @@ def score_replies(
 
     Args:
       records: questions, such as `load_records(folder)`; those of split "train" make the baseline.
-      replies: JSON lines with `id` and `reply`, or the texts by record id.
+      replies: JSON lines with `id`, `reply` and optionally `finish_reason`, or the texts by record id.
       dialect: how replies are written, of `DIALECTS`; "auto" for the first in which half of them are well formed, else
         "free".
       split: records to score: "train", "val", "test" or "all".
@@ -330,7 +332,7 @@ def _describe_boxes(
     if num_turned := sum(score.num_turned for score in scores):
         yield f"{file.name}: {num_turned} boxes have swapped corners, which were sorted."
     located = [record for record in records if record.references and record.id in file.replies][:_NUM_TESTED]
-    replies = [read(file.replies[record.id], settings) for record in located]
+    replies = [read(file.replies[record.id], settings, in_any_space=True) for record in located]
     if note := find_better_form(replies, located, settings.boxes or BoxForm()):
         yield f"{file.name}: {note}."
 
@@ -339,11 +341,11 @@ def _score(
     file: ReplyFile, records: Sequence[Record], settings: ScoringSettings, judge: Judge | None, rates_stages: bool
 ) -> list[ReplyScore]:
     if judge is None:
-        return score_all(records, file.replies, settings)
+        return score_all(records, file.replies, settings, finishes=file.finishes)
     is_used = settings.open_score in JUDGED
-    judged = judge_open_answers(records, file.replies, settings, judge) if is_used else {}
-    scores = score_all(records, file.replies, settings, judged=judged)
-    return judge_all_stages(records, file.replies, scores, settings, judge) if rates_stages else scores
+    judged = judge_open_answers(records, file, settings, judge) if is_used else {}
+    scores = score_all(records, file.replies, settings, judged=judged, finishes=file.finishes)
+    return judge_all_stages(records, file, scores, settings, judge) if rates_stages else scores
 
 
 def _describe_missing(file: ReplyFile, chosen: Sequence[Record]) -> str:

@@ -7,6 +7,7 @@ from annotate.misbehaving_server import MisbehavingServer
 from annotate.phantom_records import write_folder
 
 import stepcot_jax as sc
+from stepcot_jax.data.splits.split_resolver import read_splits
 from stepcot_jax.host.errors import BadInput
 
 EFFUSION = "IMPRESSION: Small right pleural effusion."
@@ -33,6 +34,26 @@ def test_reports_of_several_sources_share_one_folder_of_images(tables, tmp_path,
     if is_kept:
         with pytest.raises(BadInput, match="overwrite"):
             sc.annotate_reports(tables, out=tmp_path / "out")
+
+
+def test_an_official_split_is_kept(tmp_path):
+    """From a table, JSON lines or data.json through annotating, and as the splits of a run."""
+    table = tmp_path / "reports.csv"
+    rows = [(f"r{place}", f"{place}.png", split) for place, split in enumerate(("Train", "validate", "test", ""))]
+    table.write_text("id,report,image,Split\n" + "".join(f"{a},{EFFUSION},{b},{c}\n" for a, b, c in rows if c))
+    lines = [{"id": a, "report": EFFUSION, "image": b, **({"split": c} if c else {})} for a, b, c in rows]
+    (tmp_path / "r.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    for _, image, _ in rows:
+        (tmp_path / image).write_bytes(b"x")
+    made = sc.annotate_reports(table, out=tmp_path / "a")
+    assert [record.split for record in made.records] == ["train", "val", "test"]
+    assert [each.split for each in sc.annotate_reports(tmp_path / "r.jsonl").records] == ["train", "val", "test", ""]
+    again = sc.annotate_reports(tmp_path / "a", out=tmp_path / "b")
+    assert [record.split for record in again.records] == ["train", "val", "test"]
+    assert read_splits(tmp_path / "b", again.records).by_name() == {"train": (0,), "val": (1,), "test": (2,)}
+    table.write_text(table.read_text().replace("validate", "fold 2"))
+    with pytest.raises(BadInput, match=r"reports\.csv, row 3, field split: 'fold 2' is not one of train, val"):
+        sc.annotate_reports(table)
 
 
 def test_a_second_annotator_is_compared_with_the_first(tables):

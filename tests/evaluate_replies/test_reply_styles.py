@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 
 import pytest
 from evaluate_replies.asked import ask, write_folder, write_replies
@@ -50,6 +51,31 @@ def test_the_inputs_of_first_contact(tmp_path, name, flags, a, v, note):
     assert v is None or mean_v == pytest.approx(v, abs=0.1)
     assert note in notes
     assert note or "overlap the true ones" not in notes
+
+
+@pytest.mark.parametrize("dialect", ["medclm", "lvkc"])
+def test_boxes_of_another_space_than_the_dialects_are_read_where_it_is_stated(tmp_path, dialect):
+    """MedCLM writes shares of the sides and MEDSAGE 0 to 1000; a model that writes pixels follows no one's grammar."""
+    records, _ = ask(6, size=1400)  # so that pixels exceed 1000, too
+    folder = write_folder(tmp_path, records)
+
+    def in_pixels(text, place):
+        boxes = iter([box.corners for box in records[place].references])
+
+        def rewrite(match):
+            x1, y1, x2, y2 = next(boxes)
+            return str([x1, y1, x2, y2] if dialect == "medclm" else [y1, x1, y2, x2])
+
+        return re.sub(r"\[[\d., ]+\]", rewrite, text)
+
+    replies = write_replies(folder / "mine.jsonl", records, dialect=dialect, change=in_pixels)
+    mine, (_, v), notes = run(folder, replies, f"--dialect={dialect}")
+    assert mine["figures"]["format"]["all"]["value"] < 1
+    assert v < 50
+    assert "--box-space=pixels" in notes
+    mine, (_, v), _ = run(folder, replies, f"--dialect={dialect}", "--box-space=pixels")
+    assert mine["figures"]["format"]["all"]["value"] == 1
+    assert v == pytest.approx(100, abs=0.1)
 
 
 def test_unread_replies_are_counted_with_reasons_and_end_with_exit_2(tmp_path, capsys):

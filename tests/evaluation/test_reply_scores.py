@@ -5,9 +5,11 @@ import math
 
 import hypothesis
 import hypothesis.strategies as st
+import msgspec
 import numpy as np
 import pytest
 from evaluate_replies.asked import ask
+from stepcot_jax.evaluation.reply_page import make_tables
 
 from stepcot_jax.box import Box
 from stepcot_jax.evaluation.replies import (
@@ -18,6 +20,7 @@ from stepcot_jax.evaluation.replies import (
     score_all,
     score_models,
     score_text,
+    summarise,
 )
 from stepcot_jax.reasoning.dialects import DIALECTS, write_reply
 from stepcot_jax.reasoning.replies import Judged
@@ -165,3 +168,53 @@ def test_stages_of_true_replies_are_right_and_of_missing_or_ill_formed_ones_wort
     np.testing.assert_array_equal(alone[0], perfect[0])
     np.testing.assert_array_equal(alone[1:], 0 * perfect[1:])
     assert np.isnan([score.stages for score in score_all(RECORDS, {}, ScoringSettings())]).all()
+
+
+CUT, BEHIND = "without content: cut while thinking", "cut behind its answer"
+
+
+@pytest.mark.parametrize(
+    ("kind", "dialect", "text", "finish", "unread"),
+    [
+        ("closed", "gemex", WHOLE, "length", ""),  # cut at its very end
+        ("closed", "gemex", f"{WHOLE} But wait", "length", BEHIND),
+        ("closed", "gemex", f"{WHOLE} But wait", "stop", None),
+        ("closed", "gemex", WHOLE[: WHOLE.index("</think>")], "length", CUT),
+        ("closed", "gemex", WHOLE, "content_filter", "filtered"),
+        ("closed", "gemex", WHOLE, "refusal", "refused"),
+        ("closed", "gemex", "", "stop", "without content"),
+        ("closed", "free", "<think>Maybe</think>", "stop", "without content"),
+        ("closed", "free", "<think>Maybe <answer>Yes</answer>", "length", CUT),
+        ("closed", "free", "No", "length", ""),
+        ("closed", "free", "No, the heart", "length", BEHIND),
+        ("single", "free", "**B**", "length", ""),  # a limit of one token
+        ("single", "free", "The answer is B", "length", ""),
+        ("single", "free", "The answer is B because", "length", BEHIND),
+        ("single", "free", "<answer>B</answer>\n", "length", ""),
+        ("single", "free", '```json\n{"answer": "B"}\n```', "length", ""),
+        ("single", "free", '{"answer": "B"} Hmm', "length", BEHIND),
+        ("multi", "free", "A, B", "length", BEHIND),  # more letters may follow
+        ("open", "free", "Cardiomegaly", "length", BEHIND),  # so may more words
+    ],
+)
+def test_a_reply_that_was_cut_refused_or_filtered_has_no_answer(kind, dialect, text, finish, unread):
+    answers = {"single": "B", "multi": ("A", "B"), "open": "Cardiomegaly", "closed": "Yes"}
+    options = ("Heart", "Lung", "Spine") if kind in ("single", "multi") else ()
+    record = msgspec.structs.replace(HEART, kind=kind, options=options, answer=answers[kind])
+    found = score_text(text, record, ScoringSettings(dialect=dialect), finish=finish)
+    if unread is not None:
+        assert found.unread == unread
+    assert (found.answer is None and found.boxes == ()) == bool(found.unread)
+    assert not found.unread or (found.a_score, found.format) == (0, 0)
+
+
+def test_refused_filtered_empty_and_cut_replies_are_counted_apart():
+    ends = ("refusal", "refusal", "content_filter", "length", "stop")
+    scores = [
+        score_text(text, HEART, ScoringSettings(), finish=finish)
+        for text, finish in zip((WHOLE, "", WHOLE, "<think>Maybe", WHOLE), ends, strict=True)
+    ]
+    table = make_tables(summarise([HEART] * 5, {"mine": scores}, ScoringSettings(), num_resamples=5))[0]
+    counts = {column.heading: cell for column, cell in zip(table.columns, table.rows[0], strict=True)}
+    assert [counts[name] for name in ("unread", "refused", "filtered", CUT)] == [4, 2, 1, 1]
+    assert "without content" not in counts

@@ -115,6 +115,27 @@ def test_the_demo_warns(run, images, tmp_path):
         assert TRAINED_ON in view
 
 
+def test_notes_on_a_dicom_header_are_told_with_the_reading(run, tmp_path, capsys):
+    odd = "its pixels are not square: PixelSpacing 0.4 by 0.2 (rows, columns)"
+    missed = "a window or VOI LUT of its DICOM header misses the pixels: the next one, or their range, is used"
+    path = tmp_path / "odd.dcm"
+    path.write_bytes(write(make(phantom(500), PixelSpacing=[0.4, 0.2], WindowCenter=9000, WindowWidth=2)))
+    assert predict.main([str(path), f"--checkpoint={run}"]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert [line for line in lines if line.startswith("note: ")] == [f"note: {odd}", f"note: {missed}"]
+    reader = load(run)
+    reading = reader.read(path)
+    assert reading.check.notes == (odd, missed)
+    assert reading.as_dict()["notes"] == [odd, missed]
+    assert reader.correct(reading, {"Detection": "B"}).check.notes == (odd, missed)
+    assert predict.main([str(path), f"--checkpoint={run}", f"--out={tmp_path / 'rows.csv'}"]) == 0
+    assert next(csv.DictReader((tmp_path / "rows.csv").open()))["warnings"].endswith(f"{odd}; {missed}")
+    assert explain.main([str(path), f"--checkpoint={run}", f"--out={tmp_path / 'out'}"]) == 0
+    assert f"odd.dcm: note: {missed}" in capsys.readouterr().err
+    explainer = Explainer(load_trained(run, names=("student",)), model="student")
+    assert f"Note: {missed}." in read_session(start_session(path, explainer), explainer)[0]
+
+
 def test_a_gate_of_another_encoder_is_refused(run, tmp_path):
     folder = shutil.copytree(run, tmp_path / "run")
     features = np.random.default_rng(0).random((30, 5))

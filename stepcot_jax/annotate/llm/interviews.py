@@ -11,9 +11,10 @@ from stepcot_jax.annotate.annotation import Annotation, CannotAnnotate, Item, Pr
 from stepcot_jax.annotate.llm.answers import Answers, Ledger, digest_messages, digest_text
 from stepcot_jax.annotate.llm.client import Budget, Client, Endpoint, Record
 from stepcot_jax.annotate.llm.prompts import TRUST, VOTES, Message, Prompt, write_repair
-from stepcot_jax.annotate.llm.replies import Entry, goes_on_behind, reply_text
+from stepcot_jax.annotate.llm.replies import Entry, reply_text
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.endings import goes_on_behind
 
 # Read the JSON object of an answer; errors are worded so that the model can correct it.
 #

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import msgspec
 
 from stepcot_jax.annotate.annotation import CannotAnnotate, Reason
+from stepcot_jax.reasoning.endings import Unsaid, hear
 from stepcot_jax.reasoning.free_replies import split_thoughts
 
 _SHORTEST_SECRET = 8
@@ -117,17 +118,13 @@ def reply_text(entry: Entry, *, model: str) -> str:
     if entry.answer is None:
         reason = next((known for known in (Reason.REFUSED, Reason.FILTERED) if known == entry.problem), None)
         raise CannotAnnotate(reason or Reason.NO_ANSWER, f"{model}: {entry.problem}")
-    _, text, is_open = split_thoughts(entry.answer)
-    if is_open or not text.strip():
-        if entry.finish == "length":
-            raise CannotAnnotate(Reason.CUT, f"{model}: all {entry.answer_tokens} tokens are thoughts; allow more")
-        raise CannotAnnotate(Reason.EMPTY, f"{model}: {'thoughts are not closed' if is_open else 'no text'}")
+    text, unsaid = hear(entry.answer, entry.finish)
+    if unsaid is Unsaid.CUT:
+        raise CannotAnnotate(Reason.CUT, f"{model}: all {entry.answer_tokens} tokens are thoughts; allow more")
+    if unsaid is not None:
+        what = "thoughts are not closed" if split_thoughts(entry.answer)[2] else "no text"
+        raise CannotAnnotate(Reason(unsaid.value), f"{model}: {what}")
     return text
-
-
-def goes_on_behind(text: str, finish: str) -> bool:
-    """Return whether a reply was cut at the limit of its length behind the object that it is asked for."""
-    return finish == "length" and not text.rstrip().rstrip("`").rstrip().endswith("}")
 
 
 def hide_key(text: str, key: str) -> str:

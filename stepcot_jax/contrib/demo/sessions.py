@@ -10,14 +10,13 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from stepcot_jax.data.images.preprocessing import repeat_grey, resize_image
-from stepcot_jax.data.images.projections import Projection
 from stepcot_jax.pages.pictures import write_map_layer, write_overlay, write_picture
 from stepcot_jax.pages.shell import make_environment
 from stepcot_jax.reading.asking import NextStep, find_next_steps
 from stepcot_jax.reading.corrections import accepts_answers, follows_corrections, given_distributions
 from stepcot_jax.reading.explain import Explainer
 from stepcot_jax.reading.image_reader import explain_pictures
-from stepcot_jax.reading.radiographs import read_unresized, to_input
+from stepcot_jax.reading.radiographs import Header, read_unresized, to_input
 from stepcot_jax.reading.readings import ChainReading, describe_shifts
 
 SECONDS_KEPT = 1800  # How long a radiograph stays in memory after the last click
@@ -36,7 +35,7 @@ class Session:
     picture: UInt8[np.ndarray, "size size 3"]
     detail: UInt8[np.ndarray, "side side 3"]  # at most `MAX_DETAIL` a side
     given: dict[str, str] = dataclasses.field(default_factory=dict)
-    projection: Projection = ""  # by the DICOM header; "" if it does not say
+    header: Header = dataclasses.field(default_factory=Header)
 
     def correct(self, step: str, answer: str) -> "Session":
         """Return the same radiograph with a given answer in place of the network's."""
@@ -60,14 +59,14 @@ class ShownStep:
 def start_session(image: Any, explainer: Explainer) -> Session:
     """Return the session of a radiograph, a file or pixels, at the encoder's size and with detail for the page."""
     trained, preprocessing = explainer.trained, explainer.trained.preprocessing
-    pixels, projection = read_unresized(image, max_pixels=trained.max_pixels)  # decoded once, for both sizes
+    pixels, header = read_unresized(image, max_pixels=trained.max_pixels)  # decoded once, for both sizes
     pixels = repeat_grey(pixels) if pixels.ndim == 2 else pixels
     shortest, longest = sorted(pixels.shape[:2])
     side = longest if preprocessing.fit == "pad" else shortest
     detail = min(MAX_DETAIL, max(side, preprocessing.size))
     resized = preprocessing.resized * detail // preprocessing.size
     larger = dataclasses.replace(preprocessing, size=detail, resized=resized)
-    return Session(resize_image(pixels, preprocessing), resize_image(pixels, larger), projection=projection)
+    return Session(resize_image(pixels, preprocessing), resize_image(pixels, larger), header=header)
 
 
 def read_session(session: Session, explainer: Explainer) -> tuple[str, tuple[ShownStep, ...]]:
@@ -79,7 +78,7 @@ def read_session(session: Session, explainer: Explainer) -> tuple[str, tuple[Sho
         names=["radiograph"],
         pictures=[session.picture],
         given=given,
-        projections=[session.projection],
+        headers=[session.header],
     )
     asked = None
     if takes_corrections(explainer) and follows_corrections(explainer.trained, model=explainer.model):

@@ -2,9 +2,10 @@
 
 import dataclasses
 import hashlib
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import UInt8
@@ -13,6 +14,7 @@ from stepcot_jax.data.columns import RecordTable, TextColumn
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes, read_projection
 from stepcot_jax.data.images.preprocessing import Preprocessing, prepare_image
 from stepcot_jax.data.images.projections import LATERAL, is_frontal_task, name_projection
+from stepcot_jax.data.reasons import Reasons, note_oddities
 from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside, describe_bad_records
 from stepcot_jax.host.errors import BadInput
@@ -21,6 +23,7 @@ from stepcot_jax.host.machine import map_in_threads
 from stepcot_jax.record import Record
 
 Pixels = UInt8[np.ndarray, "height width *channel"]
+_LOG = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -100,10 +103,13 @@ def check_images(
 ) -> Collection:
     """Decode every image that is not known yet and return the collection without the unreadable ones.
 
-    Lateral views by their DICOM header are set aside too, which stops no run.
+    Lateral views by their DICOM header are set aside too, which stops no run. What is odd about other DICOM headers is
+    counted in a warning for each oddity.
     """
     frontal = is_frontal_task(case.view for case in collection.cases)
     files = images or folder_files(collection, max_pixels=max_pixels)
+
+    notes: dict[int, list[str]] = {}
 
     def prepare(item: tuple[int, Record]) -> Pixels | BadInput | str | None:
         index, case = item
@@ -113,13 +119,16 @@ def check_images(
                 return f"{name}: {LATERAL} (DICOM header)"
             if is_known is not None and is_known(case, content):
                 return None
+            notes[index] = []
+            how: Any = {"name": name, "max_pixels": max_pixels, "note": notes[index].append}
             if preprocessing is None:
-                return np.array(decode_picture(content, name=name, max_pixels=max_pixels))
-            return prepare_image(content, name=name, preprocessing=preprocessing, max_pixels=max_pixels)
+                return np.array(decode_picture(content, **how))
+            return prepare_image(content, preprocessing=preprocessing, **how)
         except BadInput as error:
             return error
 
     reasons: dict[int, str] = {}
+    oddities = Reasons()
     laterals: dict[int, str] = {}
     watched = collection.cases if progress is None else progress(collection.cases)
     for (index, _), pixels in map_in_threads(prepare, enumerate(watched), num_threads=num_threads):
@@ -129,6 +138,10 @@ def check_images(
             laterals[index] = pixels
         elif visit is not None and pixels is not None:
             visit(index - len(reasons) - len(laterals), pixels)
+        for note in notes.pop(index, ()):
+            oddities.append(SetAside(index, collection.cases.image_paths[index], note))
+    for line in note_oddities(oddities):
+        _LOG.warning("%s: %s", collection.path, line)
     if reasons and on_bad_record == "stop":
         return set_aside_cases(collection, reasons, on_bad_record="stop")
     return set_aside_cases(collection, dict(sorted({**reasons, **laterals}.items())), on_bad_record="skip")

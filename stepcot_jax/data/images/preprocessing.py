@@ -84,10 +84,15 @@ def decode_image_bytes(
 
 
 def prepare_image(
-    content: bytes, *, name: str, preprocessing: Preprocessing, max_pixels: int = MAX_PIXELS
+    content: bytes,
+    *,
+    name: str,
+    preprocessing: Preprocessing,
+    max_pixels: int = MAX_PIXELS,
+    note: Note = ignore_note,
 ) -> UInt8[np.ndarray, "size size"] | UInt8[np.ndarray, "size size 3"]:
-    """Decode and resize an image; one channel if all three are equal."""
-    picture = decode_picture(content, name=name, max_pixels=max_pixels)
+    """Decode and resize an image; one channel if all three are equal. `note`: see `decode_picture`."""
+    picture = decode_picture(content, name=name, max_pixels=max_pixels, note=note)
     return drop_equal_channels(np.array(_resize(picture, preprocessing)))
 
 

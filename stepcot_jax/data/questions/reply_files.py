@@ -1,4 +1,4 @@
-"""Files of replies: JSON lines with `id` and `reply`, matched with the records."""
+"""Files of replies: JSON lines with `id`, `reply` and optionally `finish_reason`, matched with the records."""
 
 import dataclasses
 import os
@@ -11,6 +11,7 @@ import msgspec
 from stepcot_jax.data.questions.record_files import read_lines
 from stepcot_jax.data.records.data_json import split_message
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.endings import Finish, read_finish
 from stepcot_jax.reasoning.replies import Missing
 
 _LONGEST_LINE = 2**25
@@ -22,6 +23,8 @@ class ReplyLine(msgspec.Struct, frozen=True):
 
     id: str  # of the record that it answers
     reply: str  # everything that the model wrote; "" for nothing
+    finish_reason: str | None = None  # why the model ended, as an endpoint says it: `reasoning.endings.read_finish`
+    refusal: str | None = None  # text of a refusal, as OpenAI's endpoint returns it beside an empty reply
 
 
 _DECODER = msgspec.json.Decoder(ReplyLine)
@@ -39,6 +42,7 @@ class ReplyFile:
     name: str  # of the model, in tables
     path: Path
     replies: Mapping[str, str]  # texts by record id, of the chosen records only
+    finishes: Mapping[str, Finish] = dataclasses.field(default_factory=dict)  # by record id, where the file says it
     num_unused: int = 0  # replies to records of other splits
     num_set_aside: int = 0  # replies to bad lines of the records' file
     num_unknown: int = 0  # replies whose id is of no record that can be read
@@ -56,12 +60,16 @@ def read_replies(
 ) -> ReplyFile:
     """Read the replies of one model."""
     replies: dict[str, str] = {}
+    finishes: dict[str, Finish] = {}
     seen: dict[str, int] = {}
     num_set_aside, num_unknown = 0, 0
     for number, content in read_lines(path, expected=_EXPECTED, most_bytes=_LONGEST_LINE):
         where = f"{path}, line {number}"
         try:
             line = _decode(content)
+            finish = "refusal" if line.refusal else read_finish(line.finish_reason or "")
+        except BadInput as error:
+            raise BadInput(f"{where}, {error}") from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             field, message = split_message(error)
             raise BadInput(f"{where}, {f'{field}: ' if field else ''}{message}; {_EXPECTED}") from None
@@ -78,13 +86,14 @@ def read_replies(
         seen[line.id] = number
         if line.id in chosen:
             replies[line.id] = line.reply
+            finishes |= {line.id: finish} if finish else {}
     absent = [record_id for record_id in chosen if record_id not in replies]
     if absent and missing == "stop":
         raise BadInput(f"{path}: no reply to {len(absent)} of {len(chosen)} records, the first {absent[0][:80]!r}")
     if not replies:
         raise BadInput(f"{path}: no reply to any of the {len(chosen)} chosen records; {_EXPECTED}")
     num_unused = len(seen) - len(replies) - num_set_aside - num_unknown
-    return ReplyFile(name, path, replies, num_unused, num_set_aside, num_unknown)
+    return ReplyFile(name, path, replies, finishes, num_unused, num_set_aside, num_unknown)
 
 
 def _decode(content: bytes) -> ReplyLine:

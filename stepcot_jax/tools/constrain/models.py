@@ -26,7 +26,7 @@ from stepcot_jax.annotate.llm.answers import Answers, Ledger, digest_messages, d
 from stepcot_jax.annotate.llm.client import Budget, Endpoint, RequestRefused
 from stepcot_jax.annotate.llm.crew import Crew
 from stepcot_jax.annotate.llm.prompts import Message, Prompt
-from stepcot_jax.annotate.llm.replies import Entry, goes_on_behind, reply_text
+from stepcot_jax.annotate.llm.replies import Entry, reply_text
 from stepcot_jax.annotate.recipes.pictures import write_data_url
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.encoders.text_encoder import load_tokenizer
@@ -49,6 +49,7 @@ from stepcot_jax.policies.qwen_inputs import (
 from stepcot_jax.policies.qwen_weights import COPIED, Qwen, load_qwen
 from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
 from stepcot_jax.policies.tokenizers import special_tokens
+from stepcot_jax.reasoning.endings import goes_on_behind
 from stepcot_jax.tools.constrain.levels import DIAGNOSIS, Dialogue, Key, position_of
 
 _LONGEST_TEXT = 2**17

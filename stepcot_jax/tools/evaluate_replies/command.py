@@ -1,6 +1,7 @@
 """Score replies that any model of any framework wrote: metrics, tables and a page to look through.
 
-REPLIES are JSON lines with `id` (of a record) and `reply` (what the model wrote); further fields are ignored.
+REPLIES are JSON lines with `id` (of a record), `reply` (what the model wrote) and optionally `finish_reason`, as the
+endpoint said it ("stop", "length", "content_filter", "refusal"); further fields are ignored.
 """
 
 import argparse
@@ -109,7 +110,7 @@ def _score_parser() -> argparse.ArgumentParser:
         epilog=f"{_PROGRAM} prompts --help and {_PROGRAM} perturb --help: prompts for a model to answer.",
     )
     _add_common(parser, also=("auto", "free"))
-    replies = "JSON lines with id and reply; or gs://, s3://"
+    replies = "JSON lines with id, reply and optionally finish_reason; or gs://, s3://"
     parser.add_argument("replies", nargs="+", metavar="REPLIES", help=replies)
     out = "folder of the results"
     parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help=out)

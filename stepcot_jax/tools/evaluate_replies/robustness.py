@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from stepcot_jax.data.questions.record_files import VqaCollection, write_vqa_records
+from stepcot_jax.data.questions.reply_files import ReplyFile
 from stepcot_jax.evaluation.interventions import (
     PERTURBED_KINDS,
     NegatedAnswer,
@@ -84,7 +85,7 @@ def write_prompts(
 
 
 def score_rounds(
-    rounds: Sequence[tuple[Sequence[Record], Mapping[str, str]]],
+    rounds: Sequence[tuple[Sequence[Record], ReplyFile]],
     settings: ScoringSettings,
     *,
     num_resamples: int,
@@ -92,8 +93,8 @@ def score_rounds(
 ) -> list[dict[Key, Interval]]:
     """Compute the figures of each round from its records and replies."""
     columns_of = {
-        str(number): as_columns(records, score_all(records, replies, settings))
-        for number, (records, replies) in enumerate(rounds)
+        str(number): as_columns(records, score_all(records, file.replies, settings, finishes=file.finishes))
+        for number, (records, file) in enumerate(rounds)
     }
     return list(score_models(columns_of, num_resamples=num_resamples, seed=seed).values())
 

@@ -130,7 +130,7 @@ def _score_perturbed(
                 f"ones of split {options.split}; write them with `perturb` from the same RECORDS and --split"
             )
         file = read_replies(path, name=path.stem, chosen=ids.keys(), known=ids.keys(), missing=options.missing)
-        rounds.append((records, file.replies))
+        rounds.append((records, file))
     how: dict[str, Any] = {"num_resamples": options.num_resamples, "seed": options.seed}
     figures = score_rounds(rounds, settings, **how)
     return tabulate_rounds(figures, results.figures[model], model=model, std=options.perturbation_std)

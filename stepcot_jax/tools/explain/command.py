@@ -69,8 +69,9 @@ def explain(arguments: list[str]) -> int:
     )
     for path, reading in explained:
         print(path)
-        for warning in reading.warnings:
-            print(make_printable(f"{reading.source}: warning: {warning}"), file=sys.stderr)
+        lines = [f"warning: {line}" for line in reading.warnings] + [f"note: {line}" for line in reading.check.notes]
+        for line in lines:
+            print(make_printable(f"{reading.source}: {line}"), file=sys.stderr)
     return EXIT_UNREADABLE if complaints.num_refused else 0
 
 

@@ -54,10 +54,10 @@ def write_explanations(
     )
     written: list[tuple[pathlib.Path, ChainReading]] = []
     taken: set[str] = set()
-    for names, pictures, projections in batches:
+    for names, pictures, headers in batches:
         sources = [str(name) for name in names]
         explained, readings = explain_pictures(
-            explainer, names=sources, pictures=pictures, given=shares, projections=projections
+            explainer, names=sources, pictures=pictures, given=shares, headers=headers
         )
         for case, reading in enumerate(readings):
             name = _free_name(names[case].stem, taken)

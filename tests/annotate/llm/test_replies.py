@@ -13,7 +13,8 @@ from stepcot_jax.annotate.llm.client import Endpoint
 from stepcot_jax.annotate.llm.crew import Crew
 from stepcot_jax.annotate.llm.interviews import read_choice
 from stepcot_jax.annotate.llm.prompts import Prompt
-from stepcot_jax.annotate.llm.replies import goes_on_behind, read_body, reply_text, start_entry
+from stepcot_jax.annotate.llm.replies import read_body, reply_text, start_entry
+from stepcot_jax.reasoning.endings import goes_on_behind
 
 GOOD = '{"reasoning": "x", "vote": "correct"}'
 DRAFT = GOOD.replace("correct", "incorrect")

@@ -56,7 +56,7 @@ def load(root):
     return load_dataset(make_settings(config), preprocessing=Preprocessing(size=16))
 
 
-def test_pictures_that_show_nothing_are_counted_and_named(tmp_path):
+def test_pictures_that_show_nothing_are_counted_and_named(tmp_path, caplog):
     images = [png(noise(number)) for number in range(9)]
     images[1] = png(np.zeros((32, 32)), "JPEG")
     images[2], images[4] = png(np.full((32, 32, 3), 255)), png(np.zeros((40, 32)))
@@ -75,6 +75,8 @@ def test_pictures_that_show_nothing_are_counted_and_named(tmp_path):
     assert "2 images: the picture is all black (1.png, 4.png)" in facts["notes"]
     assert f"1 image: {missed} (7.png)" in facts["notes"]
     assert (facts["stops"], facts["cases"]) == ([], 9)
+    load(tmp_path)  # a run decodes every picture too
+    assert f"cases.csv: 1 image: {missed} (7.png)" in caplog.text
 
 
 def as_published(root, views):

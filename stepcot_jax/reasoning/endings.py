@@ -1,0 +1,67 @@
+"""How a model's reply ended: what it says behind its thoughts, why it says nothing, and whether it was cut."""
+
+import enum
+import re
+from typing import Literal
+
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.free_replies import split_thoughts
+
+Finish = Literal["", "stop", "length", "content_filter", "refusal"]
+"""Why an endpoint ended a reply; "" if it does not say."""
+
+_FINISHES: dict[str, Finish] = {
+    "": "",
+    **dict.fromkeys(("stop", "eos", "eos_token", "end_turn", "stop_sequence", "tool_calls", "function_call"), "stop"),
+    **dict.fromkeys(("length", "max_tokens", "max_length", "model_length", "abort"), "length"),
+    **dict.fromkeys(("content_filter", "safety"), "content_filter"),
+    "refusal": "refusal",
+}
+"""Finish reasons of OpenAI-compatible servers (vLLM, TGI, Mistral), Anthropic and Gemini."""
+
+_LONGEST_END = 40
+_TRAILING = "`*_ \t\r\n"
+_OBJECT_ENDS = re.compile(r"\}\Z")
+PART_ENDS = re.compile(r"(?:[}\]]|</[A-Za-z_]{1,20}>)\Z")
+"""The end of a complete part of a reply in words: an object, a list of boxes, a closing tag."""
+
+
+class Unsaid(enum.StrEnum):
+    """Why a reply has no answer."""
+
+    REFUSED = "refused"
+    FILTERED = "filtered"
+    EMPTY = "without content"
+    CUT = "without content: cut while thinking"
+    CUT_BEHIND = "cut behind its answer"
+
+
+def read_finish(written: str) -> Finish:
+    """Return the finish reason that an endpoint wrote.
+
+    >>> read_finish("MAX_TOKENS")
+    'length'
+    """
+    if written.strip().casefold() not in _FINISHES:
+        accepted = ", ".join(filter(None, _FINISHES))
+        raise BadInput(f"finish_reason: {written[:40]!r} is not one of {accepted}")
+    return _FINISHES[written.strip().casefold()]
+
+
+def hear(text: str, finish: str = "") -> tuple[str, Unsaid | None]:
+    """Return what a reply says behind its thoughts, and why it says nothing; None if it says something.
+
+    >>> hear("<think>It is wide.</think>Yes"), hear("<think>Maybe Yes", "length")[1].name
+    (('Yes', None), 'CUT')
+    """
+    if finish in ("content_filter", "refusal"):
+        return "", Unsaid.FILTERED if finish == "content_filter" else Unsaid.REFUSED
+    _, behind, is_open = split_thoughts(text)
+    if is_open or not behind.strip():
+        return "", Unsaid.CUT if finish == "length" else Unsaid.EMPTY
+    return behind, None
+
+
+def goes_on_behind(text: str, finish: str, ends: re.Pattern[str] = _OBJECT_ENDS) -> bool:
+    """Return whether a reply was cut at the limit of its length behind the object, or another part, that it is for."""
+    return finish == "length" and ends.search(text.rstrip(_TRAILING)[-_LONGEST_END:]) is None
