@@ -1,5 +1,7 @@
 """A run of fine-tuning and GRPO that takes seconds: 30 phantoms, a policy of one narrow layer, few updates."""
 
+import dataclasses
+import functools
 import json
 
 import jax
@@ -52,7 +54,7 @@ _PROGRAMS = {}
 
 
 def _once(name, settings, make):
-    key = (name, repr(settings))
+    key = (name, settings)
     if key not in _PROGRAMS:
         _PROGRAMS[key] = make()
     return _PROGRAMS[key]
@@ -60,23 +62,40 @@ def _once(name, settings, make):
 
 def small_run(workdir, monkeypatch, **changes):
     """A run with `reward_tokens`; its programs are traced once per process for equal settings and batches."""
+    share_programs(monkeypatch)
+    monkeypatch.setattr(Rollouts, "reward_all", reward_tokens)
+    return Run(small_settings(**changes), workdir)
 
-    def make_sample(rollouts):
+
+def share_programs(monkeypatch):
+    """Let runs with equal settings have the programs that were traced and compiled for the first of them."""
+
+    def make_samplers(rollouts):
         _MAKE_SAMPLE(rollouts)
-        rollouts._sample = _once(f"sample {rollouts.policy}", rollouts.settings, lambda: rollouts._sample)
+        sizes = f"{rollouts.policy} {rollouts.settings} {rollouts.longest} {rollouts.tokenizer.stop}"
+        rollouts._sample = _once("sample", sizes, lambda: rollouts._sample)
+        if (checks := rollouts.self_check) is not None:
+            sizes += f" {checks.settings} {checks.longest} {checks.longest_check}"
+            for name in ("_check", "_second"):
+                setattr(checks, name, _once(name, sizes, functools.partial(getattr, checks, name)))
 
     def compile_update(run, phase, state, batch):
         shapes = {name: array.shape for name, array in batch.items()}
-        return _once(f"{phase.name} {shapes}", run.settings, lambda: _COMPILE(run, phase, state, batch))
+        numbers = (run.system.sft_updates, run.system.grpo_updates)  # of a schedule
+        return _once(f"{phase.name} {shapes} {numbers}", key_of(run.settings), lambda: _COMPILE(run, phase, state, batch))
 
-    monkeypatch.setattr(Rollouts, "reward_all", reward_tokens)
-    monkeypatch.setattr(Rollouts, "__post_init__", make_sample)
+    monkeypatch.setattr(Rollouts, "__post_init__", make_samplers)
     monkeypatch.setattr(Run, "_compile", compile_update)
-    init = property(lambda run: _once("init", run.settings, lambda: lambda: _INIT(run)))
-    predict = property(lambda task: _once("predict", task.settings, lambda: _PREDICT(task)))
+    init = property(lambda run: _once("init", key_of(run.settings), lambda: lambda: _INIT(run)))
+    predict = property(lambda task: _once("predict", key_of(task.settings), lambda: _PREDICT(task)))
     monkeypatch.setattr(Run, "_init", init)
     monkeypatch.setattr(PolicyTask, "_predict", predict)
-    return Run(small_settings(**changes), workdir)
+
+
+def key_of(settings):
+    """Settings without the epochs of GRPO, whose rate is constant."""
+    assert settings.grpo.schedule == "constant"
+    return repr(dataclasses.replace(settings, grpo=dataclasses.replace(settings.grpo, epochs=1)))
 
 
 def read_results(workdir):

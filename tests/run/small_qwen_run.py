@@ -50,7 +50,8 @@ def settings_of(job, weights, **changes):
 @contextlib.contextmanager
 def tiny_published(folder):
     """Within this context every published id has the sizes of `tiny_qwen.IMAGES`."""
-    (folder / "config.json").write_text(json.dumps(IMAGES | {"vision_config": VISION}))
+    sizes = {"num_hidden_layers": 1, "vision_config": VISION | {"depth": 2}}  # a layer with windows, and one without
+    (folder / "config.json").write_text(json.dumps(IMAGES | sizes))
     config = read_qwen_config(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(qwen_setup, "published_config", lambda name: config)

@@ -4,7 +4,7 @@ import errno
 import signal
 
 import pytest
-from run.small_run import small_run, small_settings, stop_at
+from run.small_run import small_run, small_settings, stop_at, train
 
 from stepcot_jax.host.errors import BadInput, Preempted, RunStopped
 from stepcot_jax.host.files import lock_folder
@@ -14,7 +14,7 @@ from stepcot_jax.training.loop import Loop
 
 pytestmark = pytest.mark.slow
 
-SHORT = {"training__joint_epochs": 0}
+SHORT = {"job": "baseline", "baseline__epochs": 1}
 
 
 def test_sigterm_while_data_are_loaded_ends_at_once(tmp_path, monkeypatch):
@@ -38,7 +38,7 @@ def test_sigterm_after_the_last_look_ends_before_the_test_split(tmp_path, monkey
         with pytest.raises(Preempted, match=r"step 5: saved after SIGTERM"):
             run.execute()
     assert not (tmp_path / "report.json").exists()
-    assert small_run(tmp_path, monkeypatch, **SHORT).execute()["best"]["teacher"]["step"] == 5
+    assert train(small_run(tmp_path, monkeypatch, **SHORT), monkeypatch)["baseline"].step == 5
 
 
 def test_a_second_sigterm_while_ending_changes_nothing(tmp_path, monkeypatch):
@@ -53,7 +53,7 @@ def test_a_second_sigterm_while_ending_changes_nothing(tmp_path, monkeypatch):
 
 def test_a_run_that_waited_while_another_had_the_workdir_looks_again(tmp_path, monkeypatch):
     late = small_run(tmp_path, monkeypatch, **SHORT, loss__temperature=3.0)
-    small_run(tmp_path, monkeypatch, **SHORT).execute()
+    train(small_run(tmp_path, monkeypatch, **SHORT), monkeypatch)
     with pytest.raises(BadInput, match=r"started with other values of config\.loss\.temperature"):
         late.execute()
 

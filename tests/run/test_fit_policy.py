@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from policies.policy_workdir import SIZES
+from run.small_policy_run import share_programs
 from run.small_run import Killed, assert_same, last_params, read_log
 
 import stepcot_jax as sc
@@ -30,6 +31,13 @@ def odd(replies, records):
     return [float(len(reply.text) % 7) / 6 for reply in replies]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def shared_programs():
+    with pytest.MonkeyPatch.context() as patch:
+        share_programs(patch)
+        yield
+
+
 @pytest.fixture(scope="module")
 def data():
     pictures = {name: value for name, value in SIZES.items() if not name.startswith("policy.")}
@@ -43,7 +51,7 @@ def tuned(data, tmp_path_factory):
 
 
 def optimise(data, tuned, workdir, rewards=((odd, 0.5), sc.rewards.well_formed), **changes):
-    system = sc.GRPO(POLICY, rewards=list(rewards), group_size=3, batch_size=4, epochs=1, updates_per_epoch=3)
+    system = sc.GRPO(POLICY, rewards=list(rewards), group_size=3, batch_size=4, epochs=1, updates_per_epoch=3, beta=0)
     return sc.fit(system, data, workdir=workdir, start=tuned, **QUICK, **changes)
 
 
@@ -66,6 +74,7 @@ def test_the_callers_rewards_are_called_with_training_records_and_logged(whole, 
     assert json.loads((whole.workdir / "given.json").read_text())["rewards"] == {"odd": 0.5, "well_formed": 1.0}
     assert whole.report["test"]["grpo"].keys() >= {"A", "V"}
     assert "sft" not in whole.report["test"]
+    assert last_params(whole.workdir).keys() == {"policy"}  # without a penalty no reference is kept
 
 
 class Killer:

@@ -5,6 +5,7 @@ import json
 import pytest
 from annotate.misbehaving_server import MisbehavingServer, read_data
 from policies.policy_workdir import SIZES
+from run.small_policy_run import share_programs
 
 from stepcot_jax.annotate.llm import client
 from stepcot_jax.host.errors import RunStopped
@@ -33,6 +34,7 @@ def small_run(server, workdir):
         **SIZES,
         **{
             "job": "grpo",
+            "policy.num_merges": 300,
             "sft.epochs": 0,
             "grpo.batch_size": 16,
             "grpo.group_size": 2,
@@ -55,6 +57,7 @@ def small_run(server, workdir):
 def test_a_run_stops_with_its_judge_and_goes_on_with_it(tmp_path, monkeypatch):
     patient = client.Endpoint
     monkeypatch.setattr(judged_rewards, "Endpoint", lambda model, url: patient(model, url, num_attempts=2, timeout=60))
+    share_programs(monkeypatch)
     workdir = tmp_path / "run"
     with MisbehavingServer(rate) as server:
         server.behave = lambda request, number: rate(request, number) if number < 12 else ("status", (503, {}, {}))

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from run.small_policy_run import read_results, small_run
-from run.small_run import Killed, read_log, stop_at
+from run.small_run import Killed, read_log, stop_at, train
 
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.host.errors import Preempted
@@ -20,15 +20,16 @@ from stepcot_jax.training.checkpoints import restore_params, saved_steps
 
 pytestmark = pytest.mark.slow
 
-SFT_UPDATES, UPDATES = 4, 10
-"""Updates of fine-tuning, and of the run: two epochs of 2, then two of 3."""
+CHANGES = {"vqa__dialect": "lvkc", "self_check__enabled": True, "self_check__alpha": 0.2, "grpo__updates_per_epoch": 2}
+SFT_UPDATES, UPDATES = 6, 10
+"""Updates of fine-tuning, and of the run: two epochs of 3, then two of 2."""
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A finished run, its parameters at each validation, and what it left."""
     patch, workdir, states = pytest.MonkeyPatch(), tmp_path_factory.mktemp("policy"), {}
-    run = small_run(workdir, patch)
+    run = small_run(workdir, patch, **CHANGES)
     validate, compile_update, sample = run.task.validate, Run._compile, Rollouts.sample
     compiled, samplers = [], []
 
@@ -46,7 +47,7 @@ def whole(tmp_path_factory):
     assert compiled == ["sft", "grpo"]
     assert len(samplers) == UPDATES - SFT_UPDATES
     assert len(set(map(id, samplers))) == samplers[0]._cache_size() == 1
-    assert run.task._predict._cache_size() == 2  # 6 questions of validation and 24 of test, both less than a batch
+    assert run.task._predict._cache_size() == 2  # for the questions of validation and of test
     patch.undo()
     return run, states, read_results(workdir)
 
@@ -57,11 +58,11 @@ def norm(one, other):
 
 def test_the_reference_is_the_policy_at_the_end_of_fine_tuning(whole):
     run, states, _ = whole
-    assert sorted(states) == [2, 4, 7, 10]
-    for step in (7, 10):
+    assert sorted(states) == [3, 6, 8, 10]
+    for step in (8, 10):
         assert norm(states[step]["reference"], states[SFT_UPDATES]["policy"]) == 0
         assert norm(states[step]["policy"], states[step]["reference"]) > 1e-4
-    assert norm(states[2]["reference"], states[SFT_UPDATES]["policy"]) > 1e-4  # random until then
+    assert norm(states[3]["reference"], states[SFT_UPDATES]["policy"]) > 1e-4  # random until then
     saved = restore_params(run.workdir / "checkpoints", UPDATES)
     assert norm(saved["reference"], states[SFT_UPDATES]["policy"]) == 0
     assert norm(saved["policy"], states[UPDATES]["policy"]) == 0
@@ -70,15 +71,16 @@ def test_the_reference_is_the_policy_at_the_end_of_fine_tuning(whole):
 def test_rewards_and_losses_are_logged(whole):
     log = read_log(whole[0].workdir)
     train = [entry for entry in log if entry["kind"] == "train"]
-    assert [entry["step"] for entry in train] == [2, 4, 6, 7, 9, 10]
+    assert [entry["step"] for entry in train] == [2, 3, 5, 6, 8, 10]
     assert {"sft/loss", "sft/gradient_norm"} <= train[0].keys()
-    for entry in train[2:]:
+    for entry in train[4:]:
         assert {"grpo/loss", "grpo/kl", "rollouts/reward/total", "rollouts/length"} <= entry.keys()
         assert entry["grpo/gradient_norm"] > 1e-3
     scores = [
         (entry["step"], [name for name in entry if name.endswith("score")]) for entry in log if "val" in entry["kind"]
     ]
-    assert scores == [(2, ["sft/score"]), (4, ["sft/score"]), (7, ["grpo/score"]), (10, ["grpo/score"])]
+    assert scores == [(3, ["sft/score"]), (6, ["sft/score"]), (8, ["grpo/score"]), (10, ["grpo/score"])]
+    assert max(entry.get("rollouts/self_check_rate", 0) for entry in log) > 0  # some first attempts were checked
 
 
 def test_the_workdir_has_what_readers_need(whole):
@@ -97,7 +99,7 @@ def test_the_workdir_has_what_readers_need(whole):
     assert report["num_questions"] == len(tests)
     best = report["best"]["sft"]["step"]
     assert [f"its best (update {best})" in note for note in report["notes"]] == [True] * (best != SFT_UPDATES)
-    for step in (2, 4, 7, 10):
+    for step in (3, 6, 8, 10):
         assert (run.workdir / "examples" / f"{step:06}.png").stat().st_size > 0
     board = b"".join(path.read_bytes() for path in (run.workdir / "tensorboard").iterdir())
     for path in (run.workdir / "examples").glob("*.png"):
@@ -123,66 +125,33 @@ def test_a_best_row_of_fine_tuning_before_its_end_is_noted():
     )
 
 
-def finish(workdir, **changes):
+def stop(workdir, error, where, name, number, stop=None, **changes):
+    """Stop a run at the n-th call of a method of its task or of another object."""
     with pytest.MonkeyPatch.context() as patch:
-        small_run(workdir, patch, **changes).execute()
-    return read_results(workdir)
-
-
-def test_a_run_killed_in_fine_tuning_and_while_it_writes_results_goes_on_to_the_same_bits(whole, tmp_path):
-    with pytest.MonkeyPatch.context() as patch:
-        run = small_run(tmp_path, patch)
-        stop_at(run.task, "prepare", 2, patch)
-        with pytest.raises(Killed):
+        run = small_run(workdir, patch, **CHANGES, **changes)
+        stop_at(where or run.task, name, number, patch, stop)
+        with pytest.raises(error):
             run.execute()
-    with pytest.MonkeyPatch.context() as patch:
-        run = small_run(tmp_path, patch)
-        stop_at(policy_results, "score_baseline", 1, patch)
-        with pytest.raises(Killed):
-            run.execute()
-    assert not (tmp_path / "report.json").exists()
-    assert finish(tmp_path) == whole[2]
 
 
-def test_a_run_that_gets_sigterm_in_an_epoch_of_grpo_goes_on_to_the_same_bits(whole, tmp_path, monkeypatch):
-    run = small_run(tmp_path, monkeypatch)
-    stop_at(run.task, "prepare", 6, monkeypatch, stop=lambda: signal.raise_signal(signal.SIGTERM))
-    with pytest.raises(Preempted):
-        run.execute()
-    assert saved_steps(tmp_path / "checkpoints")[-1] == 6
-    assert finish(tmp_path) == whole[2]
-
-
-def test_a_stopped_run_with_self_check_goes_on_to_the_same_bits(tmp_path):
-    changes = {"vqa__dialect": "lvkc", "self_check__enabled": True, "self_check__alpha": 0.2}
-    with pytest.MonkeyPatch.context() as patch:
-        run = small_run(tmp_path / "stopped", patch, **changes)
-        stop_at(run.task, "prepare", SFT_UPDATES + 2, patch)
-        with pytest.raises(Killed):
-            run.execute()
-    assert finish(tmp_path / "stopped", **changes) == finish(tmp_path / "whole", **changes)
-    log = read_log(tmp_path / "whole")
-    assert max(entry.get("rollouts/self_check_rate", 0) for entry in log) > 0  # some first attempts were checked
-
-
-def test_without_a_penalty_no_reference_is_kept(tmp_path):
-    finish(tmp_path, grpo__beta=0.0, sft__epochs=1, grpo__epochs=1, grpo__updates_per_epoch=1)
-    folder = tmp_path / "checkpoints"
-    assert all(set(restore_params(folder, step)) == {"policy"} for step in saved_steps(folder))
-    assert any("grpo/loss" in entry for entry in read_log(tmp_path))
-
-
-def test_epochs_of_grpo_after_fine_tuning_alone_equal_a_run_that_had_them_from_the_start(whole, tmp_path, capsys):
-    finish(tmp_path, grpo__epochs=0)
-    assert finish(tmp_path, grpo__epochs=2) == whole[2]
+def test_a_run_goes_on_to_the_same_bits_whatever_stopped_it(whole, tmp_path, monkeypatch, capsys):
+    """Killed in fine-tuning, ended after it, given epochs of GRPO, sent SIGTERM in one, killed while it writes results."""
+    stop(tmp_path, Killed, None, "prepare", 2, grpo__epochs=0)
+    small_run(tmp_path, monkeypatch, **CHANGES, grpo__epochs=0).execute()
+    capsys.readouterr()
+    stop(tmp_path, Preempted, None, "prepare", 1, stop=lambda: signal.raise_signal(signal.SIGTERM))
     assert "config.grpo.epochs was raised from 0 to 2: the run goes on" in capsys.readouterr().err
+    assert saved_steps(tmp_path / "checkpoints")[-1] == SFT_UPDATES + 1
+    stop(tmp_path, Killed, policy_results, "score_baseline", 1)
+    assert not (tmp_path / "report.json").exists()
+    small_run(tmp_path, monkeypatch, **CHANGES).execute()
+    assert read_results(tmp_path) == whole[2]
 
 
 def test_the_job_sft_equals_the_first_phase_of_grpo(whole, tmp_path, monkeypatch):
     run, states, _ = whole
-    report = small_run(tmp_path, monkeypatch, job="sft").execute()
-    assert report["best"].keys() == report["test"].keys() == {"sft"}
+    assert train(small_run(tmp_path, monkeypatch, **CHANGES, job="sft"), monkeypatch).keys() == {"sft"}
     params = restore_params(tmp_path / "checkpoints", SFT_UPDATES)
     assert params.keys() == {"policy"}
     assert norm(params["policy"], states[SFT_UPDATES]["policy"]) == 0
-    assert read_log(tmp_path, "train") == read_log(run.workdir, "train")[:2]
+    assert read_log(tmp_path, "train") == read_log(run.workdir, "train")[:4]

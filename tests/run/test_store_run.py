@@ -16,7 +16,7 @@ from stepcot_jax.host.errors import RunStopped
 
 pytestmark = pytest.mark.slow
 
-small_run = functools.partial(small_run_module.small_run, training__teacher_epochs=4, training__joint_epochs=0)
+small_run = functools.partial(small_run_module.small_run, job="baseline", baseline__epochs=4)
 
 
 @pytest.fixture(scope="module")

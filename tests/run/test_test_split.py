@@ -102,10 +102,10 @@ def decided(workdir):
 
 def compare(run, tmp_path, noise):
     """Run twice, the second time with noise in the test split."""
-    (plain, tested), (noisy, of_noise) = (
-        (run(tmp_path / "plain"), decided(tmp_path / "plain"))[1],
-        (noise(), run(tmp_path / "noisy"), decided(tmp_path / "noisy"))[2],
-    )
+    run(tmp_path / "plain")
+    noise()
+    run(tmp_path / "noisy")
+    (plain, tested), (noisy, of_noise) = (decided(tmp_path / name) for name in ("plain", "noisy"))
     assert plain.keys() == noisy.keys()
     for name, value in plain.items():
         assert noisy[name] == value, name
@@ -114,8 +114,9 @@ def compare(run, tmp_path, noise):
 
 
 SHORT = {"phantom__num_cases": 60, "evaluation__gate_false_alarms": 0.3}
+TEACHER = {"job": "teacher", "training__teacher_job_epochs": 2}
 CHAIN_JOBS = {
-    "teacher": {"training__teacher_job_epochs": 2},
+    "teacher": TEACHER,
     "distill": {"training__teacher_epochs": 0, "training__joint_epochs": 2, "data__fold": "2/5",
                 "training__given_answers": "random", "data__sampling": "inverse_frequency"},
     "baseline": {"baseline__epochs": 2},
@@ -141,11 +142,9 @@ def test_networks(tmp_path, monkeypatch, job):
 
 
 def test_grpo_of_chains(tmp_path, monkeypatch):
-    small_run.small_run(
-        tmp_path / "start", monkeypatch, **SHORT, job="teacher", training__teacher_job_epochs=1
-    ).execute()
+    small_run.train(small_run.small_run(tmp_path / "start", monkeypatch, **SHORT, **TEACHER), monkeypatch)
     changes = {"job": "chain_grpo", "policy__start": str(tmp_path / "start"), "grpo__epochs": 2, "grpo__batch_size": 8}
-    changes |= {**SHORT, "training__teacher_job_epochs": 1, "grpo__updates_per_epoch": 2}
+    changes |= {**SHORT, "training__teacher_job_epochs": 2, "grpo__updates_per_epoch": 2}
     compare_chains(lambda folder: small_run.small_run(folder, monkeypatch, **changes).execute(), tmp_path, monkeypatch)
 
 
@@ -164,6 +163,7 @@ def test_policies(tmp_path, monkeypatch, changes):
         monkeypatch.setattr(policy_data, "load_vqa_dataset", lambda *a, **k: with_noisy_records(load(*a, **k)))
 
     monkeypatch.setattr(Rollouts, "reward_all", reward_records)
+    small_policy_run.share_programs(monkeypatch)
     settings = small_policy_run.small_settings(**changes)
     found = compare(lambda workdir: Run(settings, workdir).execute(), tmp_path, add_noise)
     assert {"vocabulary.json", "best"} <= found.keys()

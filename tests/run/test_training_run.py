@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from run import small_run as small_run_module
-from run.small_run import Killed, assert_same, final_state, read_log, small_settings, stop_at
+from run.small_run import Killed, assert_same, final_state, read_log, small_settings, stop_at, train
 
 from stepcot_jax.data.dataset import HeldOut
 from stepcot_jax.evaluation.chains import evaluate
@@ -19,7 +19,7 @@ from stepcot_jax.evaluation.predictions import read_predictions
 from stepcot_jax.host.errors import BadInput, Preempted, RunStopped
 from stepcot_jax.run import training_run
 from stepcot_jax.systems import step_cot
-from stepcot_jax.training.checkpoints import saved_steps
+from stepcot_jax.training.checkpoints import Best, saved_steps
 
 pytestmark = pytest.mark.slow
 
@@ -45,24 +45,28 @@ def stop(run, monkeypatch, *call, **options):
     return str(stopped.value)
 
 
-def check_resumed(uninterrupted, workdir, monkeypatch):
-    """A run that goes on ends with the bits, results and log of the uninterrupted one."""
-    whole, *expected = uninterrupted
-    report, *found = final_state(small_run(workdir, monkeypatch), monkeypatch)
-    assert_same(found[0], expected[1])
-    assert (found[1], report["test"]) == (expected[2], expected[0]["test"])
-    assert read_log(workdir) == read_log(whole)
+def damage(workdir, step, part="state"):
+    """Truncate every file of a part of a checkpoint to zero bytes, as after a full disk."""
+    for path in (workdir / "checkpoints" / str(step) / part).rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
 
 
-def test_resumed_equals_uninterrupted(uninterrupted, tmp_path, monkeypatch):
-    stop(small_run(tmp_path, monkeypatch), monkeypatch, "validate", 2)
-    check_resumed(uninterrupted, tmp_path, monkeypatch)
+def test_a_run_goes_on_to_the_same_bits_whatever_stopped_it(uninterrupted, tmp_path, monkeypatch, capsys):
+    """Killed at an epoch, ended an epoch early, killed and sent SIGTERM within an epoch, its last checkpoint damaged."""
+    workdir = tmp_path / "run"
 
+    def start(**changes):
+        return small_run(workdir, monkeypatch, **changes)
 
-def test_checkpoints_within_an_epoch_are_as_good(uninterrupted, tmp_path, monkeypatch):
-    """Killed at the fourth of five updates of the third epoch, after a checkpoint at the second."""
-    run, saved = small_run(tmp_path, monkeypatch, training__checkpoint_minutes=1e-9), []
-    write = training_run.MetricsLog.write
+    stop(start(training__joint_epochs=1), monkeypatch, "validate", 2)
+    assert saved_steps(workdir / "checkpoints") == [5]
+    start(training__joint_epochs=1).execute()
+    assert "resuming from step 5" in capsys.readouterr().err
+    shorter = (workdir / "statistics.json").read_text()
+
+    # Killed at the fourth of five updates of the third epoch, after a checkpoint at the second.
+    run, saved, write = start(training__checkpoint_minutes=1e-9), [], training_run.MetricsLog.write
 
     def die_in_third_epoch(log, kind, *, step, **rest):
         if step == 14:
@@ -75,7 +79,32 @@ def test_checkpoints_within_an_epoch_are_as_good(uninterrupted, tmp_path, monkey
         with pytest.raises(Killed):
             run.execute()
     assert saved == [12]
-    check_resumed(uninterrupted, tmp_path, monkeypatch)
+    printed = capsys.readouterr().err
+    assert "joint_epochs was raised from 1 to 2: the run goes on from its latest checkpoint\n" in printed
+    assert "resuming from step 10" in printed
+    left = {path.name for path in workdir.iterdir()}  # what was fitted to the shorter run's weights is gone
+    assert not left & {"calibration.json", "gate.npz", "pairs.json", "statistics.json", "report.json", "predictions"}
+
+    before = signal.getsignal(signal.SIGTERM)
+    said = stop(start(), monkeypatch, "prepare", 1, stop=lambda: signal.raise_signal(signal.SIGTERM))
+    assert said.startswith("step 13: saved after SIGTERM")
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert saved_steps(workdir / "checkpoints")[-1] == 13
+    assert "was raised" not in capsys.readouterr().err
+
+    damage(workdir, 13, "progress")
+    whole, *expected = uninterrupted
+    report, *found = final_state(start(), monkeypatch)
+    printed = capsys.readouterr().err
+    assert "checkpoint 13 cannot be restored" in printed
+    assert "renamed to damaged-13, and the run resumes from checkpoint 12" in printed
+    assert (workdir / "checkpoints" / "damaged-13").is_dir()
+    assert_same(found[0], expected[1])
+    assert (found[1], report["test"]) == (expected[2], expected[0]["test"])
+    assert read_log(workdir) == read_log(whole)
+    assert (workdir / "statistics.json").read_text() == (whole / "statistics.json").read_text() != shorter
+    with pytest.raises(BadInput, match=r"config.training.joint_epochs: lowered from 2 to 1; expected 2 or more"):
+        start(training__joint_epochs=1)
 
 
 def test_report_and_files_are_as_documented(uninterrupted):
@@ -137,28 +166,30 @@ def test_results_are_those_of_the_best_weights_and_not_of_the_last(trained):
             assert np.abs(found - of_last.logits[network]).max() > 1e-3
 
 
-def test_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("number", "factor", "words", "saved"),
+    [
+        (8, "nan", r"step 8: teacher/hard_label/Detection is nan; checkpoint 5 holds the last", [5]),
+        (2, "1e25", r"step 2: teacher/gradient_norm is (nan|inf); no checkpoint .* may help", []),
+    ],
+)
+def test_a_number_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(
+    tmp_path, monkeypatch, number, factor, words, saved
+):
     run = small_run(tmp_path, monkeypatch)
     prepare, num_batches = run.task.inputs.prepare, iter(range(1, 100))
 
     def poison(batch):
         prepared = prepare(batch)
         is_training = len(batch["labels"]) == run.settings.training.batch_size
-        if is_training and next(num_batches) == 8:
-            return {**prepared, "images": prepared["images"] * np.float32("nan")}
+        if is_training and next(num_batches) == number:
+            return {**prepared, "images": prepared["images"] * np.float32(factor)}
         return prepared
 
     run.task.feed.inputs = dataclasses.replace(run.task.inputs, prepare=poison)
-    with pytest.raises(RunStopped, match=r"step 8: teacher/hard_label/Detection is nan; checkpoint 5 holds the last"):
+    with pytest.raises(RunStopped, match=words):
         run.execute()
-    assert saved_steps(tmp_path / "checkpoints") == [5]
-
-
-def test_a_gradient_that_explodes_stops_the_run(tmp_path, monkeypatch):
-    run = small_run(tmp_path, monkeypatch, training__teacher_learning_rate=1e6)
-    with pytest.raises(RunStopped, match=r"step [23]: teacher/gradient_norm is (nan|inf); no checkpoint .* may help"):
-        run.execute()
-    assert not saved_steps(tmp_path / "checkpoints")
+    assert saved_steps(tmp_path / "checkpoints") == saved
 
 
 def test_settings_made_before_may_be_overridden(tmp_path, monkeypatch):
@@ -175,8 +206,8 @@ def test_best_by_mean_takes_one_epoch_for_both(tmp_path, monkeypatch):
     monkeypatch.setattr(
         run.task, "validate", lambda state: dict(zip(("teacher", "student"), next(scores), strict=True))
     )
-    best = run.execute()["best"]
-    assert best["teacher"] == best["student"] == {"step": 10, "validation_score": pytest.approx(0.55)}
+    best = train(run, monkeypatch)
+    assert best["teacher"] == best["student"] == Best(pytest.approx(0.55), 10)
 
 
 def test_a_run_goes_on_only_with_the_manifest_it_began_with(uninterrupted, tmp_path, monkeypatch):
@@ -200,24 +231,6 @@ def test_other_labels_are_refused_on_resume(uninterrupted, tmp_path, monkeypatch
         run.execute()
 
 
-def damage(workdir, step, part="state"):
-    """Truncate every file of a part of a checkpoint to zero bytes, as after a full disk."""
-    for path in (workdir / "checkpoints" / str(step) / part).rglob("*"):
-        if path.is_file():
-            path.write_bytes(b"")
-
-
-def test_a_damaged_latest_checkpoint_is_put_aside_and_the_one_before_taken(
-    uninterrupted, tmp_path, monkeypatch, capsys
-):
-    workdir = shutil.copytree(uninterrupted[0], tmp_path / "copy")
-    damage(workdir, 15, "progress")
-    check_resumed(uninterrupted, workdir, monkeypatch)
-    assert "checkpoint 15 cannot be restored" in (printed := capsys.readouterr().err)
-    assert "renamed to damaged-15, and the run resumes from checkpoint 10" in printed
-    assert (workdir / "checkpoints" / "damaged-15").is_dir()
-
-
 def test_with_no_checkpoint_to_restore_the_run_stops_and_changes_nothing(uninterrupted, tmp_path, monkeypatch):
     workdir = shutil.copytree(uninterrupted[0], tmp_path / "copy")
     steps = saved_steps(workdir / "checkpoints")
@@ -238,20 +251,11 @@ def test_a_checkpoint_of_other_sizes_is_refused_and_not_put_aside(uninterrupted,
     assert saved_steps(workdir / "checkpoints")[-1] == 15
 
 
-def test_sigterm_saves_within_an_epoch_and_the_next_start_ends_the_same(uninterrupted, tmp_path, monkeypatch):
-    before = signal.getsignal(signal.SIGTERM)
-    run = small_run(tmp_path, monkeypatch)
-    said = stop(run, monkeypatch, "prepare", 11, stop=lambda: signal.raise_signal(signal.SIGTERM))
-    assert said.startswith("step 11: saved after SIGTERM")
-    assert signal.getsignal(signal.SIGTERM) is before
-    assert saved_steps(tmp_path / "checkpoints")[-1] == 11
-    check_resumed(uninterrupted, tmp_path, monkeypatch)
-
-
 def test_another_number_of_devices_goes_on_where_one_stopped(uninterrupted, tmp_path, monkeypatch):
     """And compiles no update of a phase that is over."""
-    stop(small_run(tmp_path, monkeypatch), monkeypatch, "validate", 3)
-    assert saved_steps(tmp_path / "checkpoints")[-1] == 10
+    workdir = shutil.copytree(uninterrupted[0], tmp_path / "copy")
+    shutil.rmtree(workdir / "checkpoints" / "15")
+    assert saved_steps(workdir / "checkpoints")[-1] == 10
     traced = []
 
     def watch(make_step, name):
@@ -263,7 +267,9 @@ def test_another_number_of_devices_goes_on_where_one_stopped(uninterrupted, tmp_
 
     for name in ("make_teacher_update", "make_joint_update"):
         monkeypatch.setattr(step_cot, name, watch(getattr(step_cot, name), name))
-    _, resumed, _ = final_state(small_run(tmp_path, monkeypatch, parallel__num_devices=2), monkeypatch)
+    run = small_run(workdir, monkeypatch, parallel__num_devices=2)
+    monkeypatch.setattr(run.task, "finish", lambda outcome: {})
+    _, resumed, _ = final_state(run, monkeypatch)
     assert traced == ["make_joint_update"]
     close = lambda one, other: np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-4)  # noqa: E731
     jax.tree.map(close, resumed, uninterrupted[2])

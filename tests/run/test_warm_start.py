@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 from cloud.memory_store import objects, put_workdir
-from run.small_run import first_params, small_run, small_settings
+from run.small_run import first_params, small_run, small_settings, train
 
 from stepcot_jax.chain import DEFAULT_CHAIN, Chain
 from stepcot_jax.contrib.cloud.stores import StoreFolder
@@ -86,9 +86,9 @@ def test_a_run_whose_start_was_on_a_store_resumes_without_it(trained, tmp_path, 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     address = put_workdir(trained.workdir, monkeypatch)
     changes = {**CHANGES, "start__checkpoint": address}
-    report = small_run(tmp_path / "warm", monkeypatch, **changes).execute()
+    best = train(small_run(tmp_path / "warm", monkeypatch, **changes), monkeypatch)
     StoreFolder(address).remove(objects(address))
-    assert small_run(tmp_path / "warm", monkeypatch, **changes).execute()["test"] == report["test"]
+    assert train(small_run(tmp_path / "warm", monkeypatch, **changes), monkeypatch) == best
     with pytest.raises(BadInput, match=rf"^config\.start\.checkpoint: {address}: holds no files"):
         small_run(tmp_path / "new", monkeypatch, **changes)
     lost = small_run(tmp_path / "chained", monkeypatch, **CHANGES, start__checkpoint=str(tmp_path / "warm"))
@@ -125,7 +125,7 @@ def test_test_cases_that_the_start_has_learnt_from_are_refused(trained, tmp_path
     with pytest.raises(BadInput, match=r"has learnt from \d+ images of this run's test patients \(first 'images/"):
         make("split", data__split_seed=3, start__checkpoint=start)
     before = make("before", start__checkpoint=start)
-    before.execute()
+    train(before, monkeypatch)
     (before.workdir / "splits.json").unlink()
     with pytest.raises(BadInput, match=f"{start} has learnt from"):  # by way of the run between
         make("chained", data__split_seed=3, start__checkpoint=str(before.workdir))
