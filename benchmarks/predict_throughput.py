@@ -24,7 +24,7 @@ from configs import base
 from stepcot_jax.data.batches import evaluation_batches, iterate
 from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.reading.answer_sheet import in_order, write_sheet
-from stepcot_jax.reading.image_reader import ImageReader
+from stepcot_jax.reading.image_reader import ImageReader, load_chain_reader
 from stepcot_jax.run.loading import load_dataset
 from stepcot_jax.run.settings import make_settings
 from stepcot_jax.systems.networks import encode_images

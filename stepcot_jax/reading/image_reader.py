@@ -4,7 +4,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import jax
 import numpy as np
@@ -36,6 +36,9 @@ from stepcot_jax.run.given import read_given
 from stepcot_jax.run.stored import read_stored
 from stepcot_jax.run.stored_reading import PAIRS_FILE
 from stepcot_jax.training.system import System
+
+if TYPE_CHECKING:
+    from stepcot_jax.reading.explain import Explainer, Explanation
 
 MAKER = "stepcot_jax"
 
@@ -312,14 +315,16 @@ def explain_image(reader: ImageReader, image: Any) -> Float32[np.ndarray, "step 
 
 
 def explain_pictures(
-    explainer: Explainer,
+    explainer: "Explainer",
     *,
     names: list[str],
     pictures: list[Pixels],
     given: np.ndarray,
     headers: Sequence[Header] = (),
-) -> tuple[Explanation, list[ChainReading]]:
+) -> "tuple[Explanation, list[ChainReading]]":
     """Return maps of the answers to pictures, and the answers; the map of a given answer explains that answer."""
+    from stepcot_jax.reading.explain import PREDICTED
+
     trained = explainer.trained
     images = to_input(pictures, trained.preprocessing)
     labels = np.where(given.any(axis=-1), given.argmax(axis=-1), PREDICTED)

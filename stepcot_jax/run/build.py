@@ -19,7 +19,6 @@ from stepcot_jax.run.networks import make_networks
 from stepcot_jax.run.sections import LossSettings
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.start import read_start
-from stepcot_jax.systems.baseline import BaselineSystem, make_baseline_optimizer
 from stepcot_jax.systems.options import count_updates
 from stepcot_jax.systems.step_cot import StepCoT
 from stepcot_jax.systems.updates import AnswerSchedule
@@ -106,8 +105,10 @@ def _teaching(
 
 def _make_baseline(
     settings: Settings, dataset: Dataset, image_encoder: nn.Module | None, batches_per_epoch: int
-) -> BaselineSystem:
+) -> System:
     """Return the system of the job "baseline"; its rate falls to 0 over the run by `baseline.schedule`."""
+    from stepcot_jax.systems.baseline import BaselineSystem, make_baseline_optimizer  # for this job alone
+
     baseline, training, chain = settings.baseline, settings.training, dataset.chain
     networks = make_networks(settings, chain, image_encoder)
     return BaselineSystem(
@@ -132,6 +133,7 @@ def _make_chain_grpo(
     settings: Settings, dataset: Dataset, image_encoder: nn.Module | None, batches_per_epoch: int
 ) -> System:
     """Return the system of the job "chain_grpo"; pairs of answers of the training split give its rules."""
+    from stepcot_jax.systems.baseline import make_baseline_optimizer
     from stepcot_jax.systems.chain_grpo import ChainGrpo, ChainRewards  # imports policies, for this job alone
 
     grpo, training, rewards, start = settings.grpo, settings.training, settings.rewards, settings.policy.start

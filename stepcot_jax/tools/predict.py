@@ -50,6 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     from stepcot_jax.host.download import find_path
     from stepcot_jax.reading.answer_sheet import is_sheet
     from stepcot_jax.reading.corrections import read_corrections
+    from stepcot_jax.reading.image_reader import load_chain_reader
     from stepcot_jax.reading.radiographs import Complaints, find_images
 
     use_compilation_cache()

@@ -13,7 +13,7 @@ import os
 import re
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeAlias, cast
 from xml.parsers import expat
