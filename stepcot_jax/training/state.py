@@ -1,5 +1,6 @@
 """The state of training: one tree of everything that updates change, saved in checkpoints."""
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
