@@ -9,6 +9,7 @@ certain, with 95 % intervals by patient.
 
 import argparse
 import dataclasses
+import functools
 import pathlib
 
 import jax
@@ -24,6 +25,7 @@ from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions
 from stepcot_jax.host.errors import run_tool
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.build import make_system
+from stepcot_jax.run.chain_task import read_training_batches
 from stepcot_jax.run.inputs import encode_prompts, load_cases
 from stepcot_jax.run.settings import Settings, load_settings
 
@@ -112,7 +114,9 @@ def choose(members: Int[np.ndarray, " case"], number: int, generator: np.random.
 def train(dataset: Dataset, settings: Settings, *, seed: int, terminal: Terminal) -> list[str]:
     """Train both networks and return the mean step accuracy of each on the test split, with its interval."""
     batch_size = settings.training.batch_size
-    system = make_system(settings, dataset, None, batches_per_epoch=len(dataset.splits.train) // batch_size)
+    read_batches = functools.partial(read_training_batches, settings, dataset)
+    length = len(dataset.splits.train) // batch_size
+    system = make_system(settings, dataset, None, batches_per_epoch=length, read_batches=read_batches)
     text = encode_prompts(settings, pathlib.Path(), Terminal(silent=True), dataset.chain)
     shared = {"text_features": jax.device_put(text)}
     batches = training_batches(dataset, batch_size=batch_size, seed=seed)

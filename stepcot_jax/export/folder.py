@@ -36,11 +36,10 @@ from stepcot_jax.export.program import (
 from stepcot_jax.features.carried_encoder import PREPROCESSING_FILE
 from stepcot_jax.host import exported_files
 from stepcot_jax.host.errors import BadInput, RunStopped
-from stepcot_jax.host.exported_files import write_sums
+from stepcot_jax.host.exported_files import MANIFEST_FILE, write_sums
 from stepcot_jax.host.files import require_new, write_json, writing_folder
 from stepcot_jax.reading.exported_model import ENCODER, LABELS_FILE
 from stepcot_jax.reading.trained_model import Trained, load_trained
-from stepcot_jax.training.exported_weights import MANIFEST_FILE
 from stepcot_jax.training.state import flatten
 
 LOADER = "load.py"

@@ -25,7 +25,12 @@ if __package__:
 else:  # in the folder of an export
     BadInput = ValueError  # type: ignore[assignment]
 
-SUMS = "SHA256SUMS"
+MANIFEST_FILE, SUMS = "export.json", "SHA256SUMS"
+
+READ_SUFFIXES = (".json", ".npz")
+"""Suffixes of the files that stepcot-jax reads besides the tensors."""
+
+_MOST_WEIGHTS_BYTES = 2**32
 _MOST_SUMS_BYTES = 2**16
 _MOST_JSON_BYTES, _MOST_HEADER_BYTES = 2**26, 2**24
 _DTYPES = {"F32": np.float32, "F64": np.float64, "F16": np.float16, "I32": np.int32, "U8": np.uint8}
@@ -33,6 +38,11 @@ _DTYPES = {"F32": np.float32, "F64": np.float64, "F16": np.float16, "I32": np.in
 
 class RefusedExport(BadInput):
     """An export that is incomplete or changed, or that this loader cannot read; commands print it on one line."""
+
+
+def is_export(folder: pathlib.Path) -> bool:
+    """Return whether a folder is an export and not a run's workdir."""
+    return (folder / MANIFEST_FILE).is_file() or (folder / SUMS).is_file()
 
 
 def is_file_name(name: str) -> bool:
@@ -126,6 +136,29 @@ class Files:
 
     def _miss(self, name: str) -> RefusedExport:
         return RefusedExport(f"{self._folder / SUMS} has no digest of {name[:100]!r}; expected one for each file")
+
+
+def require_read(folder: pathlib.Path) -> None:
+    """Compare all files that stepcot-jax reads besides the tensors with their digests."""
+    Files(folder, [name for name in read_sums(folder) if name.endswith(READ_SUFFIXES)])
+
+
+def read_weights(folder: pathlib.Path, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """Return the tensors of .safetensors files of an export by name, float32."""
+    names = list(names)
+    for name in names:
+        if not is_file_name(name) or not name.endswith(".safetensors"):
+            raise RefusedExport(
+                f"{folder / MANIFEST_FILE}: {name[:100]!r} is not a .safetensors file of the same folder"
+            )
+    files = Files(folder, names)
+    if (total := sum(len(files.read(name)) for name in names)) > _MOST_WEIGHTS_BYTES:
+        raise RefusedExport(f"{folder}: the tensors take {total} bytes; at most {_MOST_WEIGHTS_BYTES} are accepted")
+    tensors = {key: tensor for name in names for key, tensor in files.read_tensors(name).items()}
+    for key, tensor in tensors.items():
+        if tensor.dtype != np.float32:
+            raise RefusedExport(f"{folder}: tensor {key[:100]!r} has the type {tensor.dtype}; expected float32")
+    return {key: tensor.copy() for key, tensor in tensors.items()}  # the files may change
 
 
 def _digest(path: pathlib.Path) -> str:

@@ -15,8 +15,8 @@ from stepcot_jax.chain import Chain, Step
 from stepcot_jax.features.carried_encoder import CarriedEncoder, make_carried_encoder
 from stepcot_jax.features.store import FrozenImageEncoder
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.exported_files import MANIFEST_FILE, read_weights, require_read
 from stepcot_jax.host.files import read_json
-from stepcot_jax.training.exported_weights import MANIFEST_FILE, read_weights, require_read
 from stepcot_jax.training.state import Params, unflatten
 
 ENCODER = "image_encoder"

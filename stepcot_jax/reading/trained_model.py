@@ -17,6 +17,7 @@ from stepcot_jax.evaluation.gate import Gate, read_gate
 from stepcot_jax.features.carried_encoder import read_carried_preprocessing
 from stepcot_jax.features.store import FrozenImageEncoder
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.exported_files import is_export
 from stepcot_jax.host.files import read_json
 from stepcot_jax.reading.exported_model import (
     ENCODER,
@@ -37,8 +38,7 @@ from stepcot_jax.run.stored_reading import (
 )
 from stepcot_jax.systems.networks import Networks, init_params
 from stepcot_jax.training.checkpoints import read_best, restore_params
-from stepcot_jax.training.exported_weights import is_export, require_counts
-from stepcot_jax.training.state import Params
+from stepcot_jax.training.state import Params, require_counts
 from stepcot_jax.training.system import System
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -10,11 +11,11 @@ import numpy as np
 from jaxtyping import Array
 
 from stepcot_jax.data.dataset import Dataset
+from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.evaluation.consistency import count_pairs, make_rules
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.losses.step_cot import PARTS, Objective, Part, inverse_frequency_weights
 from stepcot_jax.models.student import Baseline
-from stepcot_jax.run.inputs import read_training_batches
 from stepcot_jax.run.networks import make_networks
 from stepcot_jax.run.sections import LossSettings
 from stepcot_jax.run.settings import Settings
@@ -27,13 +28,22 @@ from stepcot_jax.training.system import Stream, System
 
 
 def make_system(
-    settings: Settings, dataset: Dataset, image_encoder: nn.Module | None, *, batches_per_epoch: int
+    settings: Settings,
+    dataset: Dataset,
+    image_encoder: nn.Module | None,
+    *,
+    batches_per_epoch: int,
+    read_batches: Callable[[int], ReadAhead],
 ) -> System:
-    """Return the system that the settings describe, with class weights counted on the training split."""
-    make = {"baseline": _make_baseline, "chain_grpo": _make_chain_grpo}.get(settings.job)
-    if make is None:
-        return StepCoT(dataset.chain, **_teaching(settings, dataset, image_encoder, batches_per_epoch))
-    return make(settings, dataset, image_encoder, batches_per_epoch)
+    """Return the system that the settings describe, with class weights counted on the training split.
+
+    `read_batches` returns training batches of a size, for a system with a stream of its own.
+    """
+    if settings.job == "baseline":
+        return _make_baseline(settings, dataset, image_encoder, batches_per_epoch)
+    if settings.job == "chain_grpo":
+        return _make_chain_grpo(settings, dataset, image_encoder, batches_per_epoch, read_batches)
+    return StepCoT(dataset.chain, **_teaching(settings, dataset, image_encoder, batches_per_epoch))
 
 
 def make_objective_of_run(loss: LossSettings, answer_weights: Array | None) -> Objective:
@@ -130,7 +140,11 @@ def _make_baseline(
 
 
 def _make_chain_grpo(
-    settings: Settings, dataset: Dataset, image_encoder: nn.Module | None, batches_per_epoch: int
+    settings: Settings,
+    dataset: Dataset,
+    image_encoder: nn.Module | None,
+    batches_per_epoch: int,
+    read_batches: Callable[[int], ReadAhead],
 ) -> System:
     """Return the system of the job "chain_grpo"; pairs of answers of the training split give its rules."""
     from stepcot_jax.systems.baseline import make_baseline_optimizer
@@ -146,7 +160,7 @@ def _make_chain_grpo(
         )
     chain = dataset.chain
     counts = count_pairs(dataset.labels[np.asarray(dataset.splits.train, int)], chain)
-    batches = read_training_batches(settings, dataset, grpo.batch_size)
+    batches = read_batches(grpo.batch_size)
     length = count_updates(grpo, len(dataset.splits.train))
     teaching = _teaching(settings, dataset, image_encoder, batches_per_epoch)
     del teaching["teacher_only"], teaching["joint_epochs"], teaching["plateau"]

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from stepcot_jax.data.batches import batches_per_epoch, evaluation_batches
+from stepcot_jax.data.batches import Batches, batches_per_epoch, evaluation_batches, iterate, training_batches
 from stepcot_jax.data.dataset import Dataset, check_same_images, write_account
 from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.data.splits.splits import check_manifest
@@ -23,7 +23,7 @@ from stepcot_jax.features.encode import Processes
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.build import make_system
-from stepcot_jax.run.inputs import Inputs, hides_steps, load_inputs, read_ahead, read_training_batches
+from stepcot_jax.run.inputs import Inputs, hides_steps, load_inputs
 from stepcot_jax.run.results import NUM_GIVEN, Validated, choose, with_facts, write_results
 from stepcot_jax.run.run_checks import check_annotated, check_step_costs
 from stepcot_jax.run.settings import Settings
@@ -40,6 +40,26 @@ from stepcot_jax.training.system import Batch, Stream, System
 
 _READ = frozenset({"images", "image_features", "labels", "targets", "index", "present"})
 """Batch entries of the data; a phase's `collect` may add others."""
+
+
+def read_training_batches(settings: Settings, dataset: Dataset, batch_size: int) -> ReadAhead:
+    """Return endless batches, to be closed; batch n is a function of the seed and n."""
+    batches = training_batches(
+        dataset,
+        batch_size=batch_size,
+        seed=settings.seed,
+        sampling=settings.data.sampling,
+        augment=settings.data.augment == "light",
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+    )
+    return read_ahead(settings, dataset, batches)
+
+
+def read_ahead(settings: Settings, dataset: Dataset, batches: Batches) -> ReadAhead:
+    """Return batches that are read ahead: worker processes decode images, threads look up stored features."""
+    num_workers = settings.data.num_workers if dataset.features is None else 0
+    return iterate(batches, num_threads=settings.data.num_threads, num_workers=num_workers)
 
 
 class Feed:
@@ -156,7 +176,8 @@ def load_chain_task(settings: Settings, *, workdir: pathlib.Path, devices: Devic
 
     def make(view: Inputs) -> System:
         length = batches_per_epoch(view.dataset, settings.training.batch_size)
-        return make_system(settings, view.dataset, view.image_encoder, batches_per_epoch=length)
+        read = functools.partial(read_training_batches, settings, view.dataset)
+        return make_system(settings, view.dataset, view.image_encoder, batches_per_epoch=length, read_batches=read)
 
     return ChainTask(settings, inputs, make, start=start, workdir=workdir, devices=devices, terminal=terminal)
 

@@ -13,10 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.data.batches import Batches, iterate, training_batches
 from stepcot_jax.data.dataset import Dataset, HeldOut
 from stepcot_jax.data.images.image_files import digest_content
-from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.encoders.resnet import make_resnet
 from stepcot_jax.encoders.text_encoder import hash_prompts, write_prompts
 from stepcot_jax.features import encode
@@ -151,26 +149,6 @@ def load_inputs(
         dataset = dataset.with_last_step_alone()
     text = jax.device_put(encode_prompts(settings, workdir, terminal, dataset.chain)) if settings.teacher.text else None
     return Inputs(dataset, text, image_encoder, prepare, encoder_digest)
-
-
-def read_training_batches(settings: Settings, dataset: Dataset, batch_size: int) -> ReadAhead:
-    """Return endless batches, to be closed; batch n is a function of the seed and n."""
-    batches = training_batches(
-        dataset,
-        batch_size=batch_size,
-        seed=settings.seed,
-        sampling=settings.data.sampling,
-        augment=settings.data.augment == "light",
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
-    )
-    return read_ahead(settings, dataset, batches)
-
-
-def read_ahead(settings: Settings, dataset: Dataset, batches: Batches) -> ReadAhead:
-    """Return batches that are read ahead: worker processes decode images, threads look up stored features."""
-    num_workers = settings.data.num_workers if dataset.features is None else 0
-    return iterate(batches, num_threads=settings.data.num_threads, num_workers=num_workers)
 
 
 def hides_steps(settings: Settings) -> bool:

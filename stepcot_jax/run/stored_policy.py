@@ -13,6 +13,7 @@ from jaxtyping import Array, UInt8
 from stepcot_jax.features.carried_encoder import CarriedEncoder, make_carried_encoder
 from stepcot_jax.features.patch_input import PatchInput
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.exported_files import MANIFEST_FILE, is_export, read_weights, require_read
 from stepcot_jax.host.files import read_json
 from stepcot_jax.policies.policy import AnyPolicy, policy_params, split_parts
 from stepcot_jax.policies.policy_files import LENGTHS_FILE, AnyTokenizer, PolicyLengths, load_pretrained, read_lengths
@@ -27,14 +28,7 @@ from stepcot_jax.run.policy_networks import (
 from stepcot_jax.run.settings import Settings, read_run_settings
 from stepcot_jax.run.stored import StoredRun
 from stepcot_jax.training.checkpoints import MOST_BYTES, read_best, restore_params
-from stepcot_jax.training.exported_weights import (
-    MANIFEST_FILE,
-    is_export,
-    read_weights,
-    require_counts,
-    require_read,
-)
-from stepcot_jax.training.state import Params, shapes_by_name, unflatten
+from stepcot_jax.training.state import Params, require_counts, shapes_by_name, unflatten
 
 if TYPE_CHECKING:
     from stepcot_jax.run.qwen_source import QwenSource

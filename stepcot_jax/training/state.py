@@ -1,5 +1,6 @@
 """The state of training: one tree of everything that updates change, saved in checkpoints."""
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -146,3 +147,16 @@ def _bad_name(path: str) -> BadInput:
         f"{shorten(path)}: a name of {len(path)} characters and {path.count('/') + 1} parts; at most {LONGEST_NAME} "
         f"and {MOST_PARTS} are accepted"
     )
+
+
+def require_counts(params: Any, stated: Mapping[str, tuple[int, str]]) -> None:
+    """Refuse layers or steps that a file states in other numbers than the tensors have; laying them out takes hours.
+
+    Args:
+      stated: by file and key, the number, and the pattern of a tensor's path whose group is the number of its part.
+    """
+    paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(params)]
+    for where, (number, pattern) in stated.items():
+        held = len({match[1] for path in paths if (match := re.match(pattern, path))})
+        if number != held:
+            raise BadInput(f"{where}: {number}, but the tensors have {held}")

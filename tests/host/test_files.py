@@ -7,7 +7,15 @@ import pytest
 
 from stepcot_jax.host import files
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import make_private_folder, read_file, read_json, write_whole, writing_whole
+from stepcot_jax.host.files import (
+    filling_folder,
+    make_private_folder,
+    read_file,
+    read_json,
+    write_whole,
+    writing_folder,
+    writing_whole,
+)
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -91,3 +99,44 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, where):
         (fail if where == "write" else file.write)(b"half")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def _fill(folder, link_to):
+    (folder / "a").write_text("x")
+    (folder / "b").mkdir()
+    (folder / "link").symlink_to(link_to)
+    (folder / "b").mkdir()  # fails
+
+
+def test_a_new_folder_is_written_whole_or_not_at_all(tmp_path):
+    out = tmp_path / "deep" / "out"
+    with writing_folder(out) as partial:
+        (partial / "a").write_text("x")
+        assert not out.exists()
+    assert [path.name for path in out.iterdir()] == ["a"]
+    assert out.stat().st_mode & 0o777 == 0o755
+    (tmp_path / "file").touch()
+    for used in (out, tmp_path / "file"):
+        for make in (writing_folder, filling_folder):
+            with pytest.raises(BadInput, match="exists and is not an empty folder"), make(used):
+                pytest.fail("entered")
+    (tmp_path / "empty").mkdir()
+    for target in (tmp_path / "empty", tmp_path / "new"):
+        with pytest.raises(OSError, match="b"), writing_folder(target) as partial:
+            _fill(partial, tmp_path / "file")
+    assert {path.name for path in tmp_path.iterdir()} == {"deep", "file", "empty"}
+
+
+def test_a_folder_that_is_filled_is_as_before_after_an_error(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "kept").touch()
+    for target in (tmp_path / "empty", tmp_path / "new"):
+        with pytest.raises(OSError, match="b"), filling_folder(target):
+            _fill(target, tmp_path / "elsewhere")
+    assert {path.name for path in tmp_path.iterdir()} == {"empty", "elsewhere"}
+    assert not list((tmp_path / "empty").iterdir())
+    assert (tmp_path / "elsewhere" / "kept").exists()
+    with filling_folder(tmp_path / "new"):
+        (tmp_path / "new" / "a").write_text("x")
+    assert (tmp_path / "new" / "a").exists()
