@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jaxlib
 import numpy as np
-import safetensors.numpy
 
 from stepcot_jax import __version__
 from stepcot_jax.data.images.preprocessing import Preprocessing
@@ -36,6 +35,7 @@ from stepcot_jax.export.program import (
     make_program,
 )
 from stepcot_jax.features.carried_encoder import PREPROCESSING_FILE
+from stepcot_jax.host.array_files import save_safetensors
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.files import digest_file, make_workdir, write_json
 from stepcot_jax.reading.exported_model import ENCODER, LABELS_FILE
@@ -135,6 +135,10 @@ def writing_folder(out: pathlib.Path) -> Iterator[pathlib.Path]:
         yield partial
         partial.chmod(0o755)
         partial.replace(out)
+    except OSError as error:  # writes name no file, and the temporary folder says nothing to the user
+        if error.errno and (error.filename is None or str(error.filename).startswith(str(partial))):
+            error.filename = str(out)
+        raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -236,8 +240,7 @@ def _write_tensors(folder: pathlib.Path, program: Program, *, shared: bool) -> l
 
 def save_tensors(path: pathlib.Path, tensors: Tensors) -> None:
     """Write tensors as safetensors, readable by everyone."""
-    # safetensors writes the memory of a strided array without reordering it.
-    safetensors.numpy.save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, path)
+    save_safetensors(path, tensors)
     path.chmod(0o644)  # safetensors writes files that only their owner can read
 
 

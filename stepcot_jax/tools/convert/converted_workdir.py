@@ -16,6 +16,7 @@ from stepcot_jax.data.sources.csv_table import read_chain
 from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.encoders import weights
 from stepcot_jax.export.authors import NETWORKS, find_sizes, from_torch_networks
+from stepcot_jax.host.array_files import save_safetensors
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, make_new_folder, write_whole, writing_whole
 from stepcot_jax.host.terminal import Terminal
@@ -172,11 +173,7 @@ def write_tensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray], *, over
         if path.suffix in TORCH_SUFFIXES:
             _write_torch(path, file, tensors)
         else:
-            import safetensors.numpy
-
-            # safetensors ignores strides and writes the underlying memory.
-            contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-            safetensors.numpy.save_file(contiguous, file.name)  # by name: a file object would need twice the memory
+            save_safetensors(file.name, tensors)  # by name: a file object would need twice the memory
 
 
 def check_destination(path: pathlib.Path, *, overwrite: bool) -> None:
