@@ -22,7 +22,15 @@ from stepcot_jax.data.questions import record_files
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import LOCK_NAME, MAX_LISTING_BYTES, lock_folder, read_file, read_json, write_whole
+from stepcot_jax.host.files import (
+    LOCK_NAME,
+    MAX_LISTING_BYTES,
+    lock_folder,
+    read_file,
+    read_json,
+    removing_half,
+    write_whole,
+)
 from stepcot_jax.host.text import one_line, write_csv
 
 SET_ASIDE_NAME = "set_aside.jsonl"
@@ -134,7 +142,8 @@ def _link(original: Path, target: Path) -> None:
         if not target.samefile(original) and not filecmp.cmp(original, target, shallow=False):
             raise BadInput(f"{target} exists and differs from the image {original}") from None
     except OSError:  # another file system, or one without links
-        shutil.copyfile(original, target)
+        with removing_half(target):
+            shutil.copyfile(original, target)
 
 
 # One part of a run: which reports belong to it, and the file with which `merge` joins the parts.

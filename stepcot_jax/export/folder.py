@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jaxlib
 import numpy as np
-import safetensors.numpy
 
 from stepcot_jax import __version__
 from stepcot_jax.data.images.preprocessing import Preprocessing
@@ -35,6 +34,7 @@ from stepcot_jax.export.program import (
 )
 from stepcot_jax.features.carried_encoder import PREPROCESSING_FILE
 from stepcot_jax.host import exported_files
+from stepcot_jax.host.array_files import save_safetensors
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.exported_files import MANIFEST_FILE, write_sums
 from stepcot_jax.host.files import require_new, write_json, writing_folder
@@ -215,8 +215,7 @@ def _write_tensors(folder: pathlib.Path, program: Program, *, shared: bool) -> l
 
 def save_tensors(path: pathlib.Path, tensors: Tensors) -> None:
     """Write tensors as safetensors, readable by everyone."""
-    # safetensors writes the memory of a strided array without reordering it.
-    safetensors.numpy.save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, path)
+    save_safetensors(path, tensors)
     path.chmod(0o644)  # safetensors writes files that only their owner can read
 
 

@@ -1,9 +1,12 @@
-"""Read arrays from .npz files of unknown origin: no pickle, and no more memory than the file is large."""
+"""Arrays in files: .npz of unknown origin is read without pickle and unbounded memory; safetensors are written."""
 
 import io
+import os
 import pathlib
+import re
 import zipfile
 import zlib
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +14,7 @@ import numpy.typing as npt
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import open_archive
 
+_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 _UNREADABLE = (OSError, ValueError, EOFError, TypeError, KeyError, MemoryError, OverflowError, RuntimeError)
 
 
@@ -41,3 +45,19 @@ def _read_array(content: bytes) -> npt.NDArray:
     if array.dtype.kind not in "iufU":
         raise ValueError(f"a member holds {array.dtype}")
     return array
+
+
+def save_safetensors(
+    path: str | os.PathLike[str], tensors: Mapping[str, npt.NDArray], metadata: dict[str, str] | None = None
+) -> None:
+    """Write tensors as safetensors; a failing disk is an `OSError`, as for every other file."""
+    import safetensors.numpy
+
+    # safetensors ignores strides and writes the underlying memory.
+    contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    try:
+        safetensors.numpy.save_file(contiguous, path, metadata)
+    except safetensors.SafetensorError as error:
+        if (number := _SYSTEM_ERROR.search(str(error))) is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), os.fspath(path)) from None

@@ -22,6 +22,9 @@ DISK_ERRORS = frozenset(
 """A disk that is full, read-only or failing, a quota, a limit of files: of the machine, not of the program."""
 
 
+_OF_THE_MACHINE = DISK_ERRORS - {errno.EACCES, errno.EPERM}
+
+
 class BadInput(ValueError):
     """A file, setting or flag that cannot be used; every tool prints the message on one line and exits with 2."""
 
@@ -53,6 +56,15 @@ def describe_disk(error: OSError, otherwise: object) -> str:
                 "through it: free some, or set config.data.num_workers=0"
             )
     return f"{error.filename or otherwise}: the disk failed ({error.strerror})"
+
+
+def is_machine_fault(error: BaseException | None) -> bool:
+    """Return whether an error, or one that it was raised for, is a fault of the disk or a limit of open files."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _describe_memory(error: Exception) -> str:
@@ -97,8 +109,9 @@ def run_tool(main: Callable[[], int | None], *, end: Callable[[int], None] = sys
     try:
         code = main()
     except BadInput as error:
-        print(f"error: {_cut(str(error))}", file=sys.stderr)
-        code = EXIT_BAD_INPUT
+        is_fault = is_machine_fault(error)  # of the disk that a file lies on: the input may be right
+        print(f"{'stopped' if is_fault else 'error'}: {_cut(str(error))}", file=sys.stderr)
+        code = EXIT_STOPPED if is_fault else EXIT_BAD_INPUT
     except RunStopped as error:
         print(f"stopped: {error}", file=sys.stderr)
         code = EXIT_STOPPED

@@ -19,7 +19,7 @@ import msgspec
 from stepcot_jax.host.download import refuse_address
 from stepcot_jax.host.errors import DISK_ERRORS, BadInput
 from stepcot_jax.host.text import one_line
-from stepcot_jax.host.untrusted import open_untrusted
+from stepcot_jax.host.untrusted import open_untrusted, reading
 
 T = TypeVar("T")
 
@@ -94,7 +94,7 @@ def writing_folder(folder: Path) -> Iterator[Path]:
 
 def read_file(path: Path, *, max_bytes: int, accepted: str = "an image file") -> bytes:
     """Return the content of a regular file."""
-    with open_untrusted(path, accepted=accepted, max_bytes=max_bytes) as file:
+    with open_untrusted(path, accepted=accepted, max_bytes=max_bytes) as file, reading(path):
         # At most one byte more than its size: the decoder rejects a file that has grown.
         return file.read(os.fstat(file.fileno()).st_size + 1)
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, BinaryIO, cast
 
-from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.errors import BadInput, RunStopped, is_machine_fault
 
 VARIABLE = "STEPCOT_JAX_LIMITS"
 
@@ -68,6 +68,22 @@ def open_untrusted(
     path: str | os.PathLike[str], *, accepted: str, max_bytes: int | None = None, follow: bool = True
 ) -> io.BufferedReader:
     """Open a regular file for reading bytes; never wait for a pipe."""
+    with reading(path):
+        return _open(path, accepted=accepted, max_bytes=max_bytes, follow=follow)
+
+
+@contextlib.contextmanager
+def reading(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Stop at a fault of the machine, such as too many open files, for which no file must be set aside as bad."""
+    try:
+        yield
+    except OSError as error:
+        if is_machine_fault(error):
+            raise RunStopped(f"{path}: cannot be read ({error.strerror})") from error
+        raise
+
+
+def _open(path: str | os.PathLike[str], *, accepted: str, max_bytes: int | None, follow: bool) -> io.BufferedReader:
     _require_regular(os.stat(path, follow_symlinks=follow), path, accepted)  # noqa: PTH116
     descriptor = os.open(path, _FLAGS | (0 if follow else getattr(os, "O_NOFOLLOW", 0)))
     try:

@@ -26,6 +26,7 @@ from stepcot_jax.encoders.weights import (
     read_tensors,
     require_names,
 )
+from stepcot_jax.host.array_files import save_safetensors
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import writing_folder
 from stepcot_jax.host.text import make_printable, show
@@ -432,8 +433,6 @@ def _copy(source: pathlib.Path, folder: pathlib.Path) -> None:
 def _write_shards(
     folder: pathlib.Path, tensors: Mapping[str, np.ndarray], *, dtype: DTypeLike, most_bytes: int
 ) -> None:
-    from safetensors.numpy import save_file
-
     width, shards, held = np.dtype(dtype).itemsize, list[list[str]](), most_bytes
     for name, tensor in tensors.items():
         held += tensor.size * width
@@ -444,7 +443,8 @@ def _write_shards(
     files, total = dict[str, str](), sum(tensor.size for tensor in tensors.values()) * width
     for number, names in enumerate(shards, start=1):
         file = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
-        save_file({name: tensors[name].astype(dtype, copy=False) for name in names}, folder / file, {"format": "pt"})
+        shard = {name: tensors[name].astype(dtype, copy=False) for name in names}
+        save_safetensors(folder / file, shard, {"format": "pt"})
         # safetensors makes files that only their owner may read.
         (folder / file).chmod((folder / "config.json").stat().st_mode & 0o777)
         files |= dict.fromkeys(names, file)

@@ -29,6 +29,7 @@ from stepcot_jax.export.authors import (
     to_jax_tensors,
     to_torch_tensors,
 )
+from stepcot_jax.host.array_files import save_safetensors
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import digest_file, filling_folder, write_whole, writing_whole
@@ -318,11 +319,7 @@ def write_tensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray], *, over
         if path.suffix in TORCH_SUFFIXES:
             _write_torch(path, file, tensors)
         else:
-            import safetensors.numpy
-
-            # safetensors ignores strides and writes the underlying memory.
-            contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-            safetensors.numpy.save_file(contiguous, file.name)  # by name: a file object would need twice the memory
+            save_safetensors(file.name, tensors)  # by name: a file object would need twice the memory
 
 
 def check_destination(path: pathlib.Path, *, overwrite: bool) -> None:

@@ -53,7 +53,7 @@ def damage(workdir, step, part="state"):
 
 
 def test_a_run_goes_on_to_the_same_bits_whatever_stopped_it(uninterrupted, tmp_path, monkeypatch, capsys):
-    """Killed at an epoch, ended an epoch early, killed and sent SIGTERM within an epoch, its last checkpoint damaged."""
+    """Killed at an epoch, ended early, killed and sent SIGTERM within an epoch, its last checkpoint damaged."""
     workdir = tmp_path / "run"
 
     def start(**changes):

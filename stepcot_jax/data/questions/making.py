@@ -42,7 +42,7 @@ from stepcot_jax.data.questions.vocabulary import (
 from stepcot_jax.data.records.data_json import normalise_image_path
 from stepcot_jax.data.splits.making import PUBLISHED_FRACTIONS, split_by_patient, split_images
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import writing_whole
+from stepcot_jax.host.files import removing_half, writing_whole
 from stepcot_jax.reasoning.dialects import write_question, write_reply
 from stepcot_jax.record import Record
 
@@ -254,7 +254,8 @@ def copy_images(out: Path, records: Iterable[Record], *, root: Path) -> list[Rec
 def _copy(name: str, *, source: Path, target: Path) -> None:
     (target / name).parent.mkdir(parents=True, exist_ok=True)
     try:
-        shutil.copyfile(source / name, target / name)
+        with removing_half(target / name):
+            shutil.copyfile(source / name, target / name)
     except OSError as error:
         raise BadInput(f"{source / name}: cannot be copied ({error.strerror})") from None
 

@@ -20,6 +20,7 @@ from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from stepcot_jax.chain import NOT_APPLICABLE, fold
 from stepcot_jax.data.statistics import LENGTH_ENDS, NOT_ANNOTATED_NAME, Statistics, count_lengths, list_ranges
+from stepcot_jax.host.files import removing_half
 from stepcot_jax.host.text import make_printable, plain_text_style, wrap_text
 
 # Inches, which are also the units of the only axes.
@@ -158,7 +159,8 @@ def _save(figure: Figure, path: Path, **how: Any) -> set[str]:
     """Write a picture; return the characters that its fonts lack."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        figure.savefig(path, **how)
+        with removing_half(path):
+            figure.savefig(path, **how)
     lacking = [_GLYPH.match(str(warning.message)) for warning in caught]
     return {chr(int(match[1])) for match in lacking if match}
 

@@ -29,7 +29,7 @@ from stepcot_jax.data.statistics import (
     list_ranges,
 )
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_file, write_whole
+from stepcot_jax.host.files import read_file, removing_half, write_whole
 from stepcot_jax.host.text import escape_markdown, make_printable, plain_text_style, write_csv
 from stepcot_jax.record import KINDS, Record
 from stepcot_jax.tools.data.pictures import PALETTE, STYLE
@@ -168,7 +168,8 @@ def write_vqa_statistics(folder: Path, collection: VqaCollection) -> tuple[list[
     )
     write_whole(folder / "records.md", pages.encode("utf-8", "backslashreplace"))
     figure, num_missing = draw_examples(collection)
-    figure.savefig(folder / EXAMPLES, dpi=_DPI)
+    with removing_half(folder / EXAMPLES):
+        figure.savefig(folder / EXAMPLES, dpi=_DPI)
     return [*(f"{name}.csv" for name in tables), "records.md", EXAMPLES], num_missing
 
 

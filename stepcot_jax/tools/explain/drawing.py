@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import write_whole
+from stepcot_jax.host.files import removing_half, write_whole, writing_for
 from stepcot_jax.host.text import make_printable, plain_text_style, wrap_text
 from stepcot_jax.reading.corrections import Given, check_given, given_distributions
 from stepcot_jax.reading.explain import Explainer, Explanation, change_a_step, describe_change, spread
@@ -61,10 +61,8 @@ def write_explanations(
         )
         for case, reading in enumerate(readings):
             name = _free_name(names[case].stem, taken)
-            try:
+            with writing_for("--out", out / name):
                 path = _write(out / name, trained, explained, case, pictures[case], reading)
-            except OSError as error:
-                raise BadInput(f"{out} is not writable ({error.strerror})") from None
             written.append((path, reading))
     return written
 
@@ -90,12 +88,14 @@ def _write(
     facts["maps"] = [[[round(float(cell), 6) for cell in row] for row in of_step] for of_step in maps]
     path = stem.with_name(f"{stem.name}.maps.png")
     with plain_text_style():
-        draw_explanation(picture, maps, reading).savefig(path, dpi=_DPI)
+        with removing_half(path):
+            draw_explanation(picture, maps, reading).savefig(path, dpi=_DPI)
         if explained.reading.attention is not None:
             weights = step_attention(explained.reading.attention)[case]
             facts["attention"] = attention_table(weights, trained.chain)
             picture_path = stem.with_name(f"{stem.name}.attention.png")
-            draw_attention(weights, trained.chain).savefig(picture_path, dpi=_DPI)
+            with removing_half(picture_path):
+                draw_attention(weights, trained.chain).savefig(picture_path, dpi=_DPI)
     write_whole(stem.with_name(f"{stem.name}.json"), (json.dumps(facts, indent=1) + "\n").encode())
     return path
 

@@ -203,7 +203,7 @@ def _write_case(source: CaseSource, index: int, number: int, *, folders: Sequenc
         sha256=hashlib.sha256(content).hexdigest(),
     )
     for folder in folders:
-        (folder / IMAGE_FOLDER / entry.image).write_bytes(content)
+        write_whole(folder / IMAGE_FOLDER / entry.image, content)
     return entry
 
 

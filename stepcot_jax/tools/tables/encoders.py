@@ -12,6 +12,7 @@ import numpy as np
 
 from stepcot_jax.encoders.checkpoints import IMPORT_FEATURES, has_text_encoder, resolve
 from stepcot_jax.features.store import DESCRIPTION_FILE
+from stepcot_jax.host.array_files import save_safetensors
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.sections import TRANSFORMERS
@@ -131,8 +132,6 @@ def _make_teacher_features(main: Cell, cells: Cells, folder: pathlib.Path) -> No
 
 def write_random_encoder(folder: pathlib.Path, *, seed: int = 0) -> None:
     """Write a small CLIP image tower with random weights as a checkpoint folder."""
-    from safetensors.numpy import save_file
-
     from stepcot_jax.encoders.checkpoints import recognise
     from stepcot_jax.encoders.weights import LAYOUTS
 
@@ -153,7 +152,7 @@ def write_random_encoder(folder: pathlib.Path, *, seed: int = 0) -> None:
         shape = LAYOUTS[destination.layout].shape_before((*target[:-1], target[-1] // destination.parts))
         tensors[name] = np.ascontiguousarray(_draw(rng, destination.path.rpartition("/")[2], shape))
     partial = folder / "model.safetensors.partial"
-    save_file(tensors, partial)
+    save_safetensors(partial, tensors)
     partial.replace(weights)
 
 
