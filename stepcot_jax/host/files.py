@@ -88,6 +88,10 @@ def writing_folder(folder: Path) -> Iterator[Path]:
         sync_folder(partial)
         partial.replace(folder)
         sync_folder(folder.parent)
+    except OSError as error:  # writes name no file, and the temporary folder says nothing to the user
+        if error.errno and (error.filename is None or str(error.filename).startswith(str(partial))):
+            error.filename = str(folder)
+        raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

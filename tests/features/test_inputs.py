@@ -16,7 +16,7 @@ from stepcot_jax.features.importing import import_features
 from stepcot_jax.features.store import FeatureStore, describe_image_store, digest_file
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.run import build, chain_task, inputs
+from stepcot_jax.run import chain_task, inputs
 from stepcot_jax.tools.data.command import main as data_main
 
 pytestmark = pytest.mark.slow
@@ -158,7 +158,7 @@ def test_a_run_reads_as_its_settings_say(folder, tmp_path, monkeypatch):
         asked.append((num_threads, num_workers))
         return iterate(batches, num_threads=num_threads)
 
-    monkeypatch.setattr(build, "iterate", iterate_here)
+    monkeypatch.setattr(chain_task, "iterate", iterate_here)
     changes = {"data__source": "folder", "data__root": str(folder), "data__num_workers": 3, "data__num_threads": 1}
     changes |= {"data__augment": "light", "data__sampling": "inverse_frequency"}
     run = small_run(tmp_path, monkeypatch, **changes)
