@@ -45,9 +45,9 @@ from stepcot_jax.reasoning.replies import Reply as Reply
 from stepcot_jax.record import Record as Record
 from stepcot_jax.record import Records as Records
 from stepcot_jax.run.fit import fit as fit
+from stepcot_jax.run.fit import load_records as load_records
+from stepcot_jax.run.fit import make_dataset as make_dataset
 from stepcot_jax.run.inputs import load_cases as load_dataset
-from stepcot_jax.run.records import load_records as load_records
-from stepcot_jax.run.records import make_dataset as make_dataset
 from stepcot_jax.run.scored_replies import ReplyScores as ReplyScores
 from stepcot_jax.run.scored_replies import score_replies as score_replies
 from stepcot_jax.run.settings import load_settings as load_settings
