@@ -28,7 +28,7 @@ from stepcot_jax.systems.chain_grpo import (
 from stepcot_jax.systems.networks import Networks, init_params
 from stepcot_jax.systems.options import GrpoOptions
 from stepcot_jax.systems.updates import SHARED, teacher_part
-from stepcot_jax.training.devices import ONE_DEVICE, Devices, GlobalBatch
+from stepcot_jax.training.devices import ONE_DEVICE, Devices
 from stepcot_jax.training.state import TrainState
 
 COUNTS, WIDTH, SIZE, RATE = (3, 2, 4), 8, 4, 0.5
@@ -79,14 +79,13 @@ STATE = make_state(NETWORKS, BATCH, DESCENT)
 
 
 @functools.cache
-def compiled(rollouts, num_passes):
+def compiled(rollouts):
     update = make_chain_update(NETWORKS, REWARDS, rollouts, DESCENT)
-    whole = ONE_DEVICE if num_passes == 1 else GlobalBatch(None, num_passes)
-    return quick_jit(lambda state, batch: update(state, batch, whole))
+    return quick_jit(lambda state, batch: update(state, batch, ONE_DEVICE))
 
 
-def update_with(rollouts=ROLLOUTS, batch=BATCH, num_passes=1):
-    after, metrics = compiled(rollouts, num_passes)(STATE, {**batch, "text_features": TEXT})
+def update_with(rollouts=ROLLOUTS, batch=BATCH):
+    after, metrics = compiled(rollouts)(STATE, {**batch, "text_features": TEXT})
     return after, {name: float(number) for name, number in metrics.numbers.items()}
 
 
@@ -180,23 +179,15 @@ def test_later_passes_keep_the_log_probabilities_of_sampling():
 
 @pytest.mark.slow
 def test_cases_without_a_reward_take_no_part():
-    fewer = {name: rows[:-2] for name, rows in BATCH.items()}
-    found, expected = update_with()[0].params, update_with(batch=fewer)[0].params
+    """The loss of the equation is without them; here their pictures change, then all are such cases."""
+    others = {**BATCH, "image_features": np.concatenate([BATCH["image_features"][:-2], normal(9, 2, 6)])}
+    found, expected = update_with()[0].params, update_with(batch=others)[0].params
     for one, other in zip(jax.tree.leaves(found["teacher"]), jax.tree.leaves(expected["teacher"]), strict=True):
-        assert_close(one, other, 1e-5)
+        assert_close(one, other, 1e-6)
     none = {**BATCH, "labels": np.full_like(BATCH["labels"], -100)}
     after, numbers = update_with(batch=none)
     jax.tree.map(np.testing.assert_array_equal, after.params, STATE.params)
     assert all(np.isfinite(number) for number in numbers.values())
-
-
-@pytest.mark.slow
-def test_passes_over_parts_of_the_batch_find_the_same_gradients():
-    found, numbers = update_with(num_passes=3)
-    expected, wanted = update_with()
-    for one, other in zip(jax.tree.leaves(found.params), jax.tree.leaves(expected.params), strict=True):
-        assert_close(one, other, 1e-5)
-    assert numbers == pytest.approx(wanted, rel=1e-5, abs=1e-6)
 
 
 NUM_CASES = 16
@@ -205,9 +196,9 @@ ACROSS = dataclasses.replace(ROLLOUTS, scale="batch", shuffle_rewards=True)
 
 
 @functools.cache
-def run_on(num_devices, transform="pmap", rollouts=ACROSS):
+def run_on(num_devices, transform="pmap", num_passes=1, rollouts=ACROSS):
     """Raw gradients, numbers and chains of all cases."""
-    devices = Devices(transform=transform, num_devices=num_devices, shared=SHARED)
+    devices = Devices(transform=transform, num_devices=num_devices, num_passes=num_passes, shared=SHARED)
     start = make_state(SEEING, SEEN, optax.sgd(1.0))
     update = make_chain_update(SEEING, REWARDS, rollouts, optax.sgd(1.0))
 
@@ -228,9 +219,8 @@ def run_on(num_devices, transform="pmap", rollouts=ACROSS):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_devices", "transform"), [(2, "pmap"), (8, "shard_map")])
-def test_rollouts_and_raw_gradients_are_those_of_one_device(num_devices, transform):
-    gradients, numbers, chains = run_on(num_devices, transform)
+def test_rollouts_and_raw_gradients_are_those_of_one_device():
+    gradients, numbers, chains = run_on(2, "shard_map", num_passes=4)
     expected, wanted, of_one = run_on(1)
     np.testing.assert_array_equal(chains, of_one)
     assert len({tuple(chain) for chain in chains.reshape(-1, len(COUNTS)).tolist()}) > 5

@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles.quick_jit import quick_jit
+from run.small_policy_run import small_run
 from systems.small_policy import first_state, policy_settings, policy_task
 
 from stepcot_jax.data.questions.stage_views import STAGES, domain_of, draw_views
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.policies.records import NO_PART
-from stepcot_jax.run.training_run import Run
 from stepcot_jax.systems.curriculum import CURRICULUM, NO_DOMAIN, CurriculumState, after_epoch, draw_stages
 from stepcot_jax.systems.sft import POLICY
 from stepcot_jax.training.system import COLLECTED_NUMBERS
@@ -40,11 +41,11 @@ def mixed(tmp_path_factory):
     return policy_task(tmp_path_factory.mktemp("mixed"), **MIXED, **MEDCLM)
 
 
-def _batches(task, number):
-    """The first batches as the update gets them, with the number of the update."""
+def _batches(task, number, state=None):
+    """The state, and the first batches as the update gets them, with the number of the update."""
     with task.stream() as stream:
         (phase,) = task.system.phases()
-        state = first_state(task)
+        state = first_state(task) if state is None else state
         return state, phase, [dict(phase.collect(state, next(stream.batches))) for _ in range(number)]
 
 
@@ -97,11 +98,11 @@ def test_rows_are_their_views(mixed):
 
 @pytest.mark.slow
 def test_each_process_has_its_rows_of_the_same_views(mixed):
-    _, _, (whole,) = _batches(mixed, 1)
+    state, _, (whole,) = _batches(mixed, 1)
     halves = []
     for rows in (slice(0, 8), slice(8, 16)):
         mixed.staged.rows, all_rows = rows, mixed.staged.rows
-        _, _, (half,) = _batches(mixed, 1)
+        _, _, (half,) = _batches(mixed, 1, state)
         mixed.staged.rows = all_rows
         assert half.pop(COLLECTED_NUMBERS) == whole[COLLECTED_NUMBERS]
         halves.append(half)
@@ -126,7 +127,7 @@ def test_sums_by_domain_and_stage_are_those_of_the_rows(tmp_path):
     batch = batches[0]
     del batch[COLLECTED_NUMBERS]
     on_device = {name: jnp.asarray(rows) for name, rows in batch.items()}
-    logits = np.asarray(phase.update.score({POLICY: state.params[POLICY]}, on_device), np.float64)
+    logits = np.asarray(quick_jit(phase.update.score)({POLICY: state.params[POLICY]}, on_device), np.float64)
     expected = np.zeros((2, len(task.staged.curriculum.domains), 3))
     for row, (domain, stage) in enumerate(zip(batch["domains"], batch["stages"], strict=True)):
         if domain == NO_DOMAIN:
@@ -186,7 +187,7 @@ class Killed(Exception):
 
 def _train(workdir, monkeypatch, kill_at=None):
     """Run ADAPTIVE; with `kill_at` the run dies before that update. Returns parameters and stages by update."""
-    run = Run(policy_settings(**ADAPTIVE), workdir)
+    run = small_run(workdir, monkeypatch, **ADAPTIVE, job="sft", sft__pack_length=0, training__log_every=1)
     collect, seen, calls = type(run.task.staged).__call__, {}, {}
 
     def watched(self, state, batch):
