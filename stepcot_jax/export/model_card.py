@@ -293,7 +293,7 @@ def write_instructions(trained: Trained, manifest: Mapping[str, Any], folder: pa
 
 def fill_use(template: pathlib.Path, trained: Trained, models: Collection[str], files: str, **facts: str) -> str:
     """Return a template of the use of an export, with its facts; `models` has the loader's default first."""
-    first, *others = models or ("",)
+    first, *others = models
     return template.read_text(encoding="utf-8").format(
         argument=f', "{first}"' if others else "",
         step=json.dumps(trained.chain.steps[-1].name, ensure_ascii=False),

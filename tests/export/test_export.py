@@ -286,7 +286,8 @@ def test_a_wrong_command_is_one_line_and_code_2(flags, words, tmp_path, capsys):
 @pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])
 def test_the_lines_of_the_readme_resize_as_in_training(run, fit, tmp_path):
     changed = dataclasses.replace(run, preprocessing=Preprocessing(SIZE, fit=fit))
-    text = folder_module.write_instructions(changed, {"models": {}, "platforms": []}, tmp_path)
+    models = {"student": {"program": "student.stablehlo", "tensors": ["student.safetensors"]}}
+    text = folder_module.write_instructions(changed, {"models": models, "platforms": []}, tmp_path)
     lines = {}
     exec(text.split("```python\n")[2].split("```")[0], lines)  # noqa: S102
     for shape in ((37, 61), (300, 20)):
