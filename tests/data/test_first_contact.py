@@ -7,10 +7,10 @@ import io
 import json
 import shutil
 import unicodedata
+import zipfile
 
 import msgspec
-import numpy as npimport zipfile
-
+import numpy as np
 import pytest
 
 from stepcot_jax.chain import Chain, Step
@@ -136,7 +136,7 @@ def zipped(*names):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (zipped("mimetype", "content.xml"), "is an OpenDocument spreadsheet (.ods); expected a workbook saved as .xlsx"),
+        (zipped("mimetype", "content.xml"), "is an OpenDocument spreadsheet (.ods); expected a workbook saved"),
         (zipped("a.csv"), "is a zip archive, but no .xlsx; expected"),
         (bytes.fromhex("D0CF11E0A1B11AE1") + bytes(504), "or an .xlsx with a password; expected a workbook"),
     ],
