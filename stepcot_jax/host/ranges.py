@@ -16,6 +16,9 @@ NotNegative = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
 Positive = Annotated[float, msgspec.Meta(gt=0, le=MOST)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 PositiveShare = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Layers = Annotated[int, msgspec.Meta(ge=1, le=256)]
+Width = Annotated[int, msgspec.Meta(ge=1, le=2**17)]
+"""Sizes of networks: an absurd one, such as in a damaged settings.json, is refused before anything is laid out."""
 
 
 @dataclasses.dataclass(frozen=True)

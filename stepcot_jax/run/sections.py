@@ -11,7 +11,18 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.ranges import Count, NotNegative, Number, Positive, PositiveShare, Seed, Share, Whole
+from stepcot_jax.host.ranges import (
+    Count,
+    Layers,
+    NotNegative,
+    Number,
+    Positive,
+    PositiveShare,
+    Seed,
+    Share,
+    Whole,
+    Width,
+)
 from stepcot_jax.run.configs import load_config
 
 
@@ -113,7 +124,7 @@ class PromptSettings:
     weights: str
     pooling: Literal["cls", "mean"]
     max_tokens: Annotated[int, msgspec.Meta(ge=8, le=512)]
-    width: Count
+    width: Width
 
     def __post_init__(self) -> None:
         if (self.encoder == "pretrained") != bool(self.weights):
@@ -142,9 +153,9 @@ class FeatureSettings:
 class TeacherSettings:
     """The graph-attention teacher network."""
 
-    width: Count
-    num_layers: Count
-    num_heads: Count
+    width: Width
+    num_layers: Layers
+    num_heads: Width
     negative_slope: NotNegative
     attention_dropout: Share
     context_dropout: Share
@@ -164,7 +175,7 @@ class TeacherSettings:
 class StudentSettings:
     """The chain student network."""
 
-    width: Count
+    width: Width
     dropout: Share
 
 
@@ -172,7 +183,7 @@ class StudentSettings:
 class BaselineSettings:
     """The two-layer perceptron on pooled embeddings and its optimizer."""
 
-    hidden: Count
+    hidden: Width
     steps: Literal["all", "last"]
     batch_size: Count
     epochs: Count
@@ -188,7 +199,7 @@ class LossSettings:
     temperature: Positive
     soft_label_scale: NotNegative
     channel_alignment_scale: NotNegative
-    projection_width: Count
+    projection_width: Width
     normaliser: Literal["cka", "trace"]
     alignment_gradient: Literal["features", "projection"]
     train_teacher_projection: bool
@@ -327,13 +338,13 @@ class PolicySettings:
     tokenizer: str
     num_merges: Whole
     grid: Count
-    encoder_widths: tuple[Count, ...]
-    width: Count
-    num_layers: Count
-    num_heads: Count
-    num_kv_heads: Count
+    encoder_widths: tuple[Width, ...]
+    width: Width
+    num_layers: Layers
+    num_heads: Width
+    num_kv_heads: Width
     head_width: _EvenCount
-    mlp_width: Count
+    mlp_width: Width
     longest_reply: Whole
 
     def __post_init__(self) -> None:

@@ -358,4 +358,9 @@ def read_run_settings(workdir: pathlib.Path) -> Settings:
     """Return the settings of a run."""
     if not workdir.is_dir():
         raise BadInput(f"{workdir} is not the workdir of a run (no such folder)")
+    if not (workdir / "settings.json").exists():
+        near = [path.parent for path in (workdir.parent / "settings.json", *sorted(workdir.glob("*/settings.json")))]
+        known = [str(folder) for folder in near if (folder / "settings.json").is_file()][:3]
+        meant = f"; did you mean {' or '.join(known)}?" if known else ""
+        raise BadInput(f"{workdir} is not the workdir of a run (no settings.json){meant}")
     return read_settings(workdir / "settings.json")

@@ -7,6 +7,7 @@ import io
 import json
 import shutil
 import unicodedata
+import zipfile
 
 import msgspec
 import numpy as np
@@ -20,6 +21,7 @@ from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_
 from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.data.sources.csv_table import read_csv_table
 from stepcot_jax.data.sources.layouts import read_source
+from stepcot_jax.data.splits.split_resolver import read_split_table
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.reading.answer_sheet import write_sheet
@@ -121,6 +123,29 @@ def test_a_table_that_cannot_be_used_is_named(tmp_path, text, says):
         read_csv_table(tmp_path, require_images=False)
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def zipped(*names):
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name in names:
+            archive.writestr(name, "<a/>")
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (zipped("mimetype", "content.xml"), "is an OpenDocument spreadsheet (.ods); expected a workbook saved"),
+        (zipped("a.csv"), "is a zip archive, but no .xlsx; expected"),
+        (bytes.fromhex("D0CF11E0A1B11AE1") + bytes(504), "or an .xlsx with a password; expected a workbook"),
+    ],
+)
+def test_a_workbook_of_another_kind_is_named(tmp_path, content, says):
+    (tmp_path / "train.xlsx").write_bytes(content)
+    with pytest.raises(BadInput) as error:
+        list(read_split_table(tmp_path / "train.xlsx"))
+    assert says in str(error.value)
 
 
 def test_the_near_match_of_a_missing_file_is_named(tmp_path):

@@ -19,6 +19,7 @@ from stepcot_jax.run.settings import (
     changed_keys,
     load_settings,
     make_settings,
+    read_run_settings,
     read_settings,
     write_settings,
 )
@@ -36,6 +37,8 @@ REFUSED = [
     ({"seed": True}, "seed: True is not a whole number"),
     ({"seed": -1}, "seed: -1 is not a whole number >= 0"),
     ({"seed": 2**32}, "seed: 4294967296 is not .*<= 4294967295"),
+    ({"teacher.num_layers": 10**9}, "teacher.num_layers: 1000000000 is not a whole number >= 1 and <= 256"),
+    ({"student.width": 10**9}, "student.width: 1000000000 is not a whole number >= 1 and <= 131072"),
     ({"resume": 1}, "resume: 1 is not True or False"),
     ({"job": "train"}, "job: 'train' is not one of 'teacher', 'distill'"),
     ({"job": "a" * 10_000}, "job: 'a{70,90}… is not"),
@@ -264,3 +267,15 @@ def test_a_shipped_config_makes_settings_and_tells_its_command(path):
     assert isinstance(make_settings(config), Settings)
     command = rf"(python -m stepcot_jax\.main|stepcot tables [a-z_ ]+) --config={path.stem} "
     assert path.stem == "base" or re.search(command, module.__doc__)
+
+
+@pytest.mark.parametrize(("asked", "meant"), [(".", "./run"), ("run/checkpoints", "run"), ("other", "")])
+def test_the_folder_above_or_in_a_workdir_names_the_workdir(tmp_path, asked, meant):
+    for name in ("run/checkpoints", "other/deeper"):
+        (tmp_path / name).mkdir(parents=True)
+    write_settings(tmp_path / "run" / "settings.json", load_settings("quickstart"))
+    assert read_run_settings(tmp_path / "run") == load_settings("quickstart")
+    with pytest.raises(BadInput, match=r"is not the workdir of a run \(no settings\.json\)") as caught:
+        read_run_settings(tmp_path / asked)
+    said = str(caught.value).partition("; did you mean ")[2]
+    assert said == (f"{tmp_path / meant}?" if meant else "")

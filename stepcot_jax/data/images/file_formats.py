@@ -27,6 +27,12 @@ _OTHER_FORMATS: dict[bytes, tuple[str, str]] = {
     b"%PDF": ("a PDF file", "export the image as PNG or DICOM"),
     b"PK": ("a ZIP archive", "unpack it"),
     b"\x1f\x8b": ("a gzip archive", "unpack it"),
+    b"7z\xbc\xaf": ("a 7-Zip archive", "unpack it"),
+    b"\x28\xb5\x2f\xfd": ("a Zstandard archive", "unpack it"),
+    b"8BPS": ("a Photoshop file", _CONVERT),
+    b"\x93numpy": ("a NumPy array", "pass its pixels, as sc.load(RUN).read(ARRAY) takes them, or save them as PNG"),
+    b"\x5c\x01\0\0": ("a NIfTI volume", "save the radiograph as PNG or DICOM"),
+    b"<svg": ("an SVG drawing", _CONVERT),
     b"<!doctype": (_PAGE := "a web page (HTML), not the image", _AGAIN := "sign in and download it again"),
     b"<html": (_PAGE, _AGAIN),
     b"<": ("an XML or HTML text, such as a store's error", _AGAIN),
@@ -64,4 +70,6 @@ def describe_other(content: bytes) -> str:
     for magic, (kind, step) in _OTHER_FORMATS.items():
         if content.startswith(magic) or start.startswith(magic):
             return f"is {kind}, whatever its name says; {step}"
+    if content[4:8] == b"ftyp":
+        return f"is a HEIC, AVIF or MP4 file, whatever its name says; {_CONVERT}"
     return f"starts with bytes {content[:8].hex(' ')}" if content else "is an empty file"

@@ -14,7 +14,7 @@ from PIL import JpegImagePlugin, PngImagePlugin
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.columns import RecordTable
-from stepcot_jax.data.images.image_decoding import describe_other
+from stepcot_jax.data.images.file_formats import describe_other
 from stepcot_jax.data.images.image_files import set_laterals_aside
 from stepcot_jax.data.questions.record_files import read_lines
 from stepcot_jax.data.records import data_json

@@ -256,6 +256,9 @@ def iterate_sheet(path: Path) -> Iterator[tuple[int, list[str]]]:
             raise BadInput(f"{path}: is {what}; expected a workbook saved as .xlsx, or a table named .csv")
     with open_archive(path, accepted="an .xlsx", most_unpacked=read_limits().unpacked_bytes) as archive:
         members = set(archive.namelist())
+        if "_rels/.rels" not in members:
+            kind = "an OpenDocument spreadsheet (.ods)" if "content.xml" in members else "a zip archive, but no .xlsx"
+            raise BadInput(f"{path}: is {kind}; expected a workbook saved as .xlsx, or a table named .csv")
         book = _follow(archive, "_rels/.rels", "", path=path).get("officeDocument", ("xl/workbook.xml",))[0]
         folder, _, name = book.rpartition("/")
         parts = _follow(archive, f"{folder}/_rels/{name}.rels", folder, path=path)

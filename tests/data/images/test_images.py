@@ -153,6 +153,11 @@ def test_orientation_is_applied(tmp_path, kind, tolerance):
         (b"GIF89a__", "is a GIF file"),
         (saved(GREY, "BMP"), "is a BMP file, whatever its name says; convert it to PNG"),
         (b"\xef\xbb\xbf\n<!DOCTYPE html><html>", "is a web page (HTML), not the image"),
+        (b"\0\0\0\x18ftypheic____", "is a HEIC, AVIF or MP4 file, whatever its name says; convert it to PNG"),
+        (b"\x93NUMPY\x01\0", "is a NumPy array, whatever its name says; pass its pixels"),
+        (b"\x5c\x01\0\0" + bytes(344), "is a NIfTI volume"),
+        (b"<svg xmlns=", "is an SVG drawing"),
+        (b"7z\xbc\xaf'\x1c", "is a 7-Zip archive, whatever its name says; unpack it"),
         (b"<HTML>", "is a web page (HTML), not the image"),
         (
             b"version https://git-lfs.github.com/spec/v1\noid",
