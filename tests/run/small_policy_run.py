@@ -82,9 +82,8 @@ def share_programs(monkeypatch):
     def compile_update(run, phase, state, batch):
         shapes = {name: array.shape for name, array in batch.items()}
         numbers = (run.system.sft_updates, run.system.grpo_updates)  # of a schedule
-        return _once(
-            f"{phase.name} {shapes} {numbers}", key_of(run.settings), lambda: _COMPILE(run, phase, state, batch)
-        )
+        name = f"{phase.name} {shapes} {numbers}"
+        return _once(name, key_of(run.settings), lambda: _COMPILE(run, phase, state, batch))
 
     monkeypatch.setattr(Rollouts, "__post_init__", make_samplers)
     monkeypatch.setattr(Run, "_compile", compile_update)

@@ -17,6 +17,7 @@ from stepcot_jax.run.settings import load_settings
 from stepcot_jax.run.training_run import Run
 from stepcot_jax.systems.grpo import REFERENCE, GrpoUpdate, Rollouts
 from stepcot_jax.systems.sft import POLICY
+from stepcot_jax.training.state import TrainState
 from stepcot_jax.training.system import COLLECTED_NUMBERS
 
 PUBLISHED = "Qwen/Qwen2.5-VL-7B-Instruct"
@@ -77,7 +78,8 @@ def start(run, *, likely=()):
         head["kernel"] = head["kernel"].at[:, list(likely)].multiply(8.0)
     near = jax.tree.map(lambda one, two: 0.9 * one + 0.1 * two, policy, other)
     params = {POLICY: policy, "frozen": frozen, REFERENCE: near}
-    state = jax.jit(run._init)().replace(params=params)
+    optimizers = {name: run.system.optimizers[name].init({POLICY: policy}) for name in shapes.optimizers}
+    state = TrainState(np.int32(0), params, optimizers, jax.random.key_data(jax.random.key(0)))
 
     def place(leaf, to):
         return jax.device_put(np.asarray(leaf).astype(to.dtype), to.sharding)

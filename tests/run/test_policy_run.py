@@ -135,7 +135,7 @@ def stop(workdir, error, where, name, number, stop=None, **changes):
 
 
 def test_a_run_goes_on_to_the_same_bits_whatever_stopped_it(whole, tmp_path, monkeypatch, capsys):
-    """Killed in fine-tuning, ended after it, sent SIGTERM in an epoch of GRPO, killed while it writes results."""
+    """Killed in fine-tuning, ended after it, given epochs of GRPO, sent SIGTERM, killed while writing results."""
     stop(tmp_path, Killed, None, "prepare", 2, grpo__epochs=0)
     small_run(tmp_path, monkeypatch, **CHANGES, grpo__epochs=0).execute()
     capsys.readouterr()

@@ -79,34 +79,6 @@ _MAP_NOTE = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class LoadedCase:
-    """A case with its pixels at the encoder's size."""
-
-    case: Record
-    pixels: UInt8[np.ndarray, "size size 3"]
-
-
-@dataclasses.dataclass(frozen=True)
-class ShownCase:
-    """One case of the page."""
-
-    name: str  # the case's name, such as its image's path
-    about: str  # origin and projection, in words; "" where unknown
-    picture: str | None  # data URI; None where the page has no pictures
-    report: str  # of the radiologist; "" where there is none
-    truth: Int[np.ndarray, "step"]  # `NOT_ANNOTATED` where nobody answered
-    probabilities: Float[np.ndarray, "step answer"]  # calibrated if the run was; padded beyond a step's answers
-    sets: Bool[np.ndarray, "step answer"] | None = None  # conformal answer sets; None without calibration
-    inconsistent: str = ""  # the rule that the answers break, in words; "" if none
-    maps: Float[np.ndarray, "step height width"] | None = None  # not negative; None without maps
-
-    @property
-    def last_truth(self) -> int:
-        """Label of the last step."""
-        return int(self.truth[-1])
-
-
 def _list_case_sections(
     run: FinishedRun,
     plausibility: Plausibility,
