@@ -14,7 +14,6 @@ from stepcot_jax.data.columns import RecordTable, TextColumn
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes, read_projection
 from stepcot_jax.data.images.preprocessing import Preprocessing, prepare_image
 from stepcot_jax.data.images.projections import LATERAL, is_frontal_task, name_projection
-from stepcot_jax.data.reasons import Reasons, note_oddities
 from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside, describe_bad_records
 from stepcot_jax.host.errors import BadInput
@@ -106,6 +105,8 @@ def check_images(
     Lateral views by their DICOM header are set aside too, which stops no run. What is odd about other DICOM headers is
     counted in a warning for each oddity.
     """
+    from stepcot_jax.data.reasons import Reasons, note_oddities  # runs on phantoms check no image
+
     frontal = is_frontal_task(case.view for case in collection.cases)
     files = images or folder_files(collection, max_pixels=max_pixels)
 
