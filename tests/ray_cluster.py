@@ -1,4 +1,4 @@
-"""A Ray cluster on this machine, of three logical cores, for the tests of the extra `ray`."""
+"""A Ray cluster on this machine, of eight logical cores, for the tests of the extra `ray`."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ def run_cluster():
 
 
 def _start(folder, environment):
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port=0", "--num-cpus=3"]
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port=0", "--num-cpus=8"]
     command += ["--include-dashboard=false", "--disable-usage-stats", f"--temp-dir={folder}"]
     printed = ""
     for _ in range(_NUM_STARTS):

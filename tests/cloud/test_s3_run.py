@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 
-SHORT = {"job": "baseline", "baseline__epochs": 3}
+SHORT = {"training__teacher_epochs": 3, "training__joint_epochs": 0}
 KILLED = f"""
 import os, signal, sys
 import pytest

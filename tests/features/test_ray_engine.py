@@ -25,17 +25,21 @@ pytest.importorskip("ray.data", reason="the extra ray")
 NUM_IMAGES = 70
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def cluster():
     """The environment of drivers."""
     with run_cluster() as environment:
-        yield environment
+        ENVIRONMENT.update(environment)
+        yield
 
 
-def start(cluster, folder, log, *, seconds=0.0):
+ENVIRONMENT = {}
+
+
+def start(folder, log, *, seconds=0.0):
     command = [sys.executable, "-m", "features.ray_harness", folder, log, NUM_IMAGES, 2, seconds]
     return subprocess.Popen(
-        list(map(str, command)), env=cluster, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        list(map(str, command)), env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
@@ -72,11 +76,28 @@ def wait_for(condition, process, seconds=600):
         time.sleep(0.02)
 
 
-def test_the_store_is_that_of_the_local_engine_byte_for_byte_though_a_worker_and_the_driver_are_killed(
-    cluster, tmp_path
-):
+def test_the_store_is_that_of_the_local_engine_byte_for_byte_though_a_worker_is_killed(tmp_path):
+    log = tmp_path / "log"
+    process = start(tmp_path / "ray", log, seconds=0.2)
+    wait_for(lambda: log.exists() and len(encoded(log)) >= 3 * SHARD_SIZE, process)
+    victim = int(log.read_text().splitlines()[-1].split()[0])
+    os.kill(victim, signal.SIGKILL)
+    assert "images: 63 encoded" in finish(process)  # after what Ray says of the lost worker
+    starts = collections.Counter(line for line in log.read_text().splitlines() if line.endswith("start"))
+    assert len(starts) == 3
+    assert set(starts.values()) == {1}  # each worker loads the encoder once
+    encode_locally(tmp_path / "local")
+    assert files(tmp_path / "ray") == files(tmp_path / "local")
+    assert len(files(tmp_path / "ray")) == 1 + 8
+    assert set(encoded(log)) == {number - (number % 10 == 9) for number in range(NUM_IMAGES)}
+    before = log.read_text()
+    assert finish(start(tmp_path / "ray", log)) == "images: 0 encoded, 63 read from the store"
+    assert log.read_text() == before  # nothing to do: no worker starts
+
+
+def test_a_killed_driver_is_resumed_without_encoding_stored_blocks_again(tmp_path):
     folder, log = tmp_path / "ray", tmp_path / "log"
-    process = start(cluster, folder, log, seconds=0.2)
+    process = start(folder, log, seconds=0.2)
     wait_for(lambda: len(list(folder.glob("[!.]*.safetensors"))) >= 2, process)  # the driver writes them
     process.kill()
     process.communicate()
@@ -87,24 +108,10 @@ def test_the_store_is_that_of_the_local_engine_byte_for_byte_though_a_worker_and
     num_stored = len(FeatureStore(folder, describe_image_store(FakeImageEncoder())))
     assert 0 < num_stored < 63
     log.unlink()
-    process = start(cluster, folder, log, seconds=0.2)
-    wait_for(lambda: log.exists() and len(encoded(log)) >= SHARD_SIZE, process)
-    os.kill(int(log.read_text().splitlines()[-1].split()[0]), signal.SIGKILL)
-    # After what Ray says of the lost worker.
-    assert f"images: {63 - num_stored} encoded, {num_stored} read from the store" in finish(process)
-    assert len(set(encoded(log))) == 63 - num_stored  # no stored block is encoded again
-    starts = collections.Counter(line for line in log.read_text().splitlines() if line.endswith("start"))
-    assert len(starts) == 3
-    assert set(starts.values()) == {1}  # each worker loads the encoder once
+    assert finish(start(folder, log)) == f"images: {63 - num_stored} encoded, {num_stored} read from the store"
+    assert len(set(encoded(log))) == 63 - num_stored
     encode_locally(tmp_path / "local")
     assert files(folder) == files(tmp_path / "local")
-    assert len(files(folder)) == 1 + 8
-    before = log.read_text()
-    assert finish(start(cluster, folder, log)) == "images: 0 encoded, 63 read from the store"
-    assert log.read_text() == before  # nothing to do: no worker starts
-
-
-def test_numbers_of_workers_and_cores_are_checked():
     for changes in ({"num_workers": 0}, {"num_cpus": -1.0}, {"num_gpus": float("inf")}):
         with pytest.raises(BadInput, match="Ray worker"):
             RayCluster(**changes)

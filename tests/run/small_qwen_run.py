@@ -17,7 +17,6 @@ from stepcot_jax.run.settings import load_settings
 from stepcot_jax.run.training_run import Run
 from stepcot_jax.systems.grpo import REFERENCE, GrpoUpdate, Rollouts
 from stepcot_jax.systems.sft import POLICY
-from stepcot_jax.training.state import TrainState
 from stepcot_jax.training.system import COLLECTED_NUMBERS
 
 PUBLISHED = "Qwen/Qwen2.5-VL-7B-Instruct"
@@ -51,8 +50,7 @@ def settings_of(job, weights, **changes):
 @contextlib.contextmanager
 def tiny_published(folder):
     """Within this context every published id has the sizes of `tiny_qwen.IMAGES`."""
-    sizes = {"num_hidden_layers": 1, "vision_config": VISION | {"depth": 2}}  # a layer with windows, and one without
-    (folder / "config.json").write_text(json.dumps(IMAGES | sizes))
+    (folder / "config.json").write_text(json.dumps(IMAGES | {"vision_config": VISION}))
     config = read_qwen_config(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(qwen_setup, "published_config", lambda name: config)
@@ -78,8 +76,7 @@ def start(run, *, likely=()):
         head["kernel"] = head["kernel"].at[:, list(likely)].multiply(8.0)
     near = jax.tree.map(lambda one, two: 0.9 * one + 0.1 * two, policy, other)
     params = {POLICY: policy, "frozen": frozen, REFERENCE: near}
-    optimizers = {name: run.system.optimizers[name].init({POLICY: policy}) for name in shapes.optimizers}
-    state = TrainState(np.int32(0), params, optimizers, jax.random.key_data(jax.random.key(0)))
+    state = jax.jit(run._init)().replace(params=params)
 
     def place(leaf, to):
         return jax.device_put(np.asarray(leaf).astype(to.dtype), to.sharding)

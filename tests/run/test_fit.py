@@ -57,10 +57,6 @@ def fit(system, data, workdir, **options):
     return sc.fit(system, data, workdir=workdir, batch_size=8, seed=3, **options, **FURTHER)
 
 
-OF_PARTS = {}
-"""Programs of the runs with the part `agree`."""
-
-
 class Killer:
     """Kills a run from a logger, at the third update."""
 
@@ -80,10 +76,7 @@ def plain(data, tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole(data, tmp_path_factory):
     """A run with a part of the caller, without an interruption."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(small_run, "PROGRAMS", OF_PARTS)
-        small_run.share_programs(patch)
-        return fit(make_system(data, parts={"agree": (agree, 0.5)}), data, tmp_path_factory.mktemp("fit") / "whole")
+    return fit(make_system(data, parts={"agree": (agree, 0.5)}), data, tmp_path_factory.mktemp("fit") / "whole")
 
 
 def test_a_callers_part_is_logged_and_changes_what_is_learnt(whole, plain):
@@ -98,8 +91,8 @@ def test_a_callers_part_is_logged_and_changes_what_is_learnt(whole, plain):
 
 
 def test_killed_and_resumed_equals_uninterrupted(whole, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(small_run, "PROGRAMS", OF_PARTS)
-    small_run.share_programs(monkeypatch)
+    monkeypatch.setattr(small_run, "PROGRAMS", {})
+    small_run.share_programs(monkeypatch)  # of the killed and the resumed run
 
     def start(parts, **options):
         return fit(make_system(data, parts=parts), data, tmp_path / "run", **options)

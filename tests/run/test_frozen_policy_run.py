@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from encoders.test_weights import write_clip
 from oracles.random_params import randomise
-from run.small_policy_run import read_results, reward_tokens, share_programs, small_settings
-from run.small_run import Killed, read_log, stop_at, train
+from run.small_policy_run import read_results, reward_tokens, small_settings
+from run.small_run import Killed, read_log, stop_at
 
 import stepcot_jax as sc
 from stepcot_jax.encoders.load import ImageEncoder
@@ -48,7 +48,6 @@ def encoder(tmp_path_factory):
 def rewarded():
     """Rewards of any reply: a policy of few updates writes none that is well formed, and GRPO would learn nothing."""
     with pytest.MonkeyPatch.context() as patch:
-        share_programs(patch)
         patch.setattr(Rollouts, "reward_all", reward_tokens)
         yield
 
@@ -179,7 +178,7 @@ def test_another_preprocessing_is_another_encoder_and_its_folder_may_move(encode
 def test_a_bfloat16_encoder_is_exported(tmp_path, monkeypatch):
     write_clip(tmp_path / "clip", num_hidden_layers=6, hidden_size=64, intermediate_size=128)
     changes = {"image_encoder__dtype": "bfloat16", "sft__epochs": 1, "grpo__epochs": 0}
-    train(Run(frozen_settings(tmp_path / "clip", **changes), tmp_path / "run"), monkeypatch)
+    Run(frozen_settings(tmp_path / "clip", **changes), tmp_path / "run").execute()
     network = load_policy(tmp_path / "run").params
     varied = randomise(network, 0)  # a policy of few updates says the same of every picture
     monkeypatch.setattr(stored_policy, "_put_for_replies", lambda *_: varied)

@@ -34,7 +34,6 @@ def small_run(server, workdir):
         **SIZES,
         **{
             "job": "grpo",
-            "policy.num_merges": 300,
             "sft.epochs": 0,
             "grpo.batch_size": 16,
             "grpo.group_size": 2,

@@ -9,7 +9,6 @@ import pytest
 from policies.qwen.tiny_qwen import write_reader
 from run.small_policy_run import reward_tokens
 from run.small_qwen_run import DRY, PUBLISHED, settings_of, tiny_published
-from run.small_run import train
 
 from stepcot_jax.export.policy_folder import export_policy
 from stepcot_jax.host.errors import BadInput
@@ -83,10 +82,10 @@ def test_a_finished_run_answers_as_it_did(dry):
         export_policy(dry.workdir, dry.workdir.parent / "out")
 
 
-def test_a_mesh_computes_what_one_device_does(dry, tmp_path, monkeypatch):
+def test_a_mesh_computes_what_one_device_does(dry, tmp_path):
     changes = {**DRY, "parallel.transform": "mesh", "parallel.num_devices": 8, "parallel.model_devices": 4}
     run = Run(settings_of("sft", PUBLISHED, **changes), tmp_path / "run")
-    train(run, monkeypatch)
+    run.execute()
     gate = run.state_shapes.params["policy"]["plain"]["decoder"]["layer_0"]["gate"]["kernel"]
     assert tuple(gate.sharding.spec) == ("data", "model")
     moments = run.state_shapes.optimizers["sft"][1].inner_state[0].mu["policy"]["plain"]
@@ -116,12 +115,12 @@ def write_checkpoint(folder):
     (folder / "preprocessor_config.json").write_text(json.dumps(limits))
 
 
-def test_a_checkpoint_with_low_rank_layers(tmp_path, monkeypatch):
+def test_a_checkpoint_with_low_rank_layers(tmp_path):
     folder = tmp_path / "checkpoint"
     write_checkpoint(folder)
     run = Run(settings_of("sft", folder, **{"policy.low_rank": 2}), tmp_path / "run")
     before = load_qwen(str(folder), dtype=np.float32).params
-    train(run, monkeypatch)
+    run.execute()
     frozen = restore_params(run.workdir / "checkpoints", saved_steps(run.workdir / "checkpoints")[-1])["frozen"]
     jax.tree.map(np.testing.assert_array_equal, frozen["decoder"], before["decoder"])
     (folder / "model.safetensors").unlink()  # the run has what answering needs

@@ -19,8 +19,9 @@ pytestmark = pytest.mark.slow
 
 SPREAD = {
     "pmap": {"num_devices": 8},
-    "shard_map": {"transform": "shard_map", "num_devices": 4, "num_passes": 2, "remat": True},
-}
+    "shard_map": {"transform": "shard_map", "num_devices": 4, "num_passes": 2, "remat": True, "weighted": True,
+                  "given": "random"},
+}  # fmt: skip
 
 
 def assert_same(found, expected):
@@ -34,7 +35,8 @@ def assert_same(found, expected):
 @pytest.mark.parametrize("name", SPREAD)
 def test_losses_and_raw_gradients_are_those_of_one_device(name):
     gradients, metrics, _ = run(**SPREAD[name])
-    expected, expected_metrics, _ = run()
+    alone = {key: value for key, value in SPREAD[name].items() if key in ("weighted", "given")}
+    expected, expected_metrics, _ = run(**alone)
     assert_same(jax.tree.leaves((gradients, metrics)), (expected, expected_metrics))
     for part in ("teacher", "student", "image_encoder", "student_projection"):
         assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected[part])) > 1e-3
@@ -96,9 +98,12 @@ def run_two_processes(*arguments, num_devices):
     assert [process.returncode for process in processes] == [0, 0], outputs
 
 
+def test_a_tree_that_two_processes_divide_is_gathered_on_the_first_alone():
+    run_two_processes("gather", num_devices=2)
+
+
 def test_two_processes_of_four_devices_find_what_one_device_finds(tmp_path):
-    """And gather a tree that they divide on the first alone, which two_processes.py asserts."""
-    run_two_processes("pmap", str(tmp_path / "found"), num_devices=4)
+    run_two_processes("step", "pmap", str(tmp_path / "found"), num_devices=4)
     expected = run()[:2]
     for index in range(2):
         with np.load(tmp_path / f"found.{index}.npz") as found:

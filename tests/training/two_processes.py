@@ -1,6 +1,6 @@
-"""One of two test processes: a divided tree that the first gathers, and a joint update on its rows of the batch.
+"""One of two test processes: a joint update on its rows of the batch, or a divided tree that the first gathers.
 
-python two_processes.py PORT PROCESS TRANSFORM OUT
+python two_processes.py PORT PROCESS step TRANSFORM OUT | gather
 """
 
 import pathlib
@@ -32,8 +32,8 @@ def gather(process):
     import numpy as np
     from jax.sharding import NamedSharding, PartitionSpec
 
-    mesh = jax.make_mesh((8,), ("data",))
-    whole = np.arange(24, dtype=np.float32).reshape(8, 3)
+    mesh = jax.make_mesh((4,), ("data",))
+    whole = np.arange(12, dtype=np.float32).reshape(4, 3)
 
     def place(spec):
         return jax.make_array_from_callback(whole.shape, NamedSharding(mesh, spec), lambda index: whole[index])
@@ -50,7 +50,6 @@ def gather(process):
 
 
 if __name__ == "__main__":
-    port, process, transform, out = sys.argv[1:]
+    port, process, mode, *rest = sys.argv[1:]
     join_processes(coordinator=f"localhost:{port}", num_processes=2, process_id=int(process))
-    gather(process)
-    step(process, transform, out)
+    {"step": step, "gather": gather}[mode](process, *rest)
