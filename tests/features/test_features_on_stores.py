@@ -47,7 +47,7 @@ def fill(cases, tmp_path, monkeypatch):
 
         image.encode = encode_some
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
-        monkeypatch.setattr(load, "load_image_encoder", lambda source, dtype: image)
+        monkeypatch.setattr(encoder_loading, "load_image_encoder", lambda source, dtype: image)
         monkeypatch.setattr(encoder_loading, "load_text_encoder", lambda source, dtype, max_tokens: text)
         monkeypatch.setattr(command.flags, "FLAGS", Flags(cases, workdir, **changes))
         try:
