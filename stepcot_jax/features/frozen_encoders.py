@@ -6,12 +6,10 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, resize_image
-from stepcot_jax.encoders.load import load_image_encoder
 from stepcot_jax.features import frozen_encoders
 from stepcot_jax.features.store import FrozenImageEncoder
 from stepcot_jax.host.download import split_hub_id
@@ -282,4 +280,8 @@ def load_encoder(weights: str, dtype: str) -> FrozenImageEncoder:
     """Load an encoder of this package, or with the prefix "transformers:" one of transformers in PyTorch."""
     if weights.startswith(TRANSFORMERS):
         return frozen_encoders.load_transformers_encoder(weights.removeprefix(TRANSFORMERS))
+    import jax.numpy as jnp  # here and below: an encoder in PyTorch needs neither
+
+    from stepcot_jax.encoders.load import load_image_encoder
+
     return load_image_encoder(weights, dtype=jnp.dtype(dtype))

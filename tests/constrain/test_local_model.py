@@ -10,7 +10,7 @@ from policies.qwen.tiny_qwen import write_reader
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tools.constrain import models as local_model
 from stepcot_jax.tools.constrain.command import main
-from stepcot_jax.tools.constrain.models import QwenReader, write_turns
+from stepcot_jax.tools.constrain.models import QwenReader, as_turns
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_a_text_model_is_refused(tmp_path):
 
 
 def test_the_picture_is_in_the_last_turn():
-    turns = write_turns(
+    turns = as_turns(
         [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}], [np.zeros((2, 2, 3), np.uint8)]
     )
     assert [(turn.role, turn.text, len(turn.images)) for turn in turns] == [("system", "a", 0), ("user", "b", 1)]

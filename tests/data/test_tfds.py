@@ -137,9 +137,9 @@ import sys
 import stepcot_jax.data.tfds.source, stepcot_jax.tools.data.command, stepcot_jax.run.training_run
 assert not {"tensorflow", "tensorflow_datasets"} & {*sys.modules}
 sys.modules["tensorflow_datasets"] = None
-from stepcot_jax.tools.data.tfds import main
+from stepcot_jax.tools.data.command import main
 from stepcot_jax.host.errors import run_tool
-run_tool(lambda: main(sys.argv[1:]))
+run_tool(lambda: main(["tfds", *sys.argv[1:]]))
 """
     done = run(script, sources, tmp_path / "new")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)

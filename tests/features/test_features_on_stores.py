@@ -7,8 +7,8 @@ from features.test_inputs import FakeEncoder, FakeTextEncoder
 from configs import paper
 from stepcot_jax.contrib.cloud.copies import MANIFEST, Remote
 from stepcot_jax.data.phantom.phantom import export_phantom
+from stepcot_jax.encoders import load
 from stepcot_jax.encoders import load as encoder_loading
-from stepcot_jax.features import frozen_encoders
 from stepcot_jax.tools import features as command
 
 
@@ -47,7 +47,7 @@ def fill(cases, tmp_path, monkeypatch):
 
         image.encode = encode_some
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
-        monkeypatch.setattr(frozen_encoders, "load_image_encoder", lambda source, dtype: image)
+        monkeypatch.setattr(encoder_loading, "load_image_encoder", lambda source, dtype: image)
         monkeypatch.setattr(encoder_loading, "load_text_encoder", lambda source, dtype, max_tokens: text)
         monkeypatch.setattr(command.flags, "FLAGS", Flags(cases, workdir, **changes))
         try:

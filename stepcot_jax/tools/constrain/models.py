@@ -322,7 +322,7 @@ class LocalModel:
     def _answer(self, request: Request, digest: str) -> Entry:
         started = time.monotonic()
         pictures = [np.array(image.pixels.convert("RGB")) for image in request.images]
-        reply = self._reader.answer([_as_turns(request.messages, pictures)], longest=self._longest)[0]
+        reply = self._reader.answer([as_turns(request.messages, pictures)], longest=self._longest)[0]
         return Entry(
             report=request.case,
             text=digest_text(request.messages[-1]["content"]),
@@ -341,7 +341,7 @@ class LocalModel:
         self._answers.close()
 
 
-def _as_turns(messages: Sequence[Message], pictures: Sequence[UInt8[np.ndarray, "height width 3"]]) -> list[Turn]:
+def as_turns(messages: Sequence[Message], pictures: Sequence[UInt8[np.ndarray, "height width 3"]]) -> list[Turn]:
     """Return messages as the turns of a chat, with the pictures in the last one."""
     turns = [Turn(message["role"], message["content"]) for message in messages]
     return [*turns[:-1], turns[-1]._replace(images=pictures)]
