@@ -53,7 +53,7 @@ def refuse_downloads(monkeypatch):
 
 
 def test_a_run_of_cases_on_a_store_is_that_of_their_folder_and_resumes(folder, address, tmp_path, monkeypatch, capsys):
-    changes = {"data__source": "folder", "training__teacher_epochs": 0, "training__joint_epochs": 1}
+    changes = {"data__source": "folder", "job": "baseline", "baseline__epochs": 1}
     report = small_run(tmp_path / "local", monkeypatch, **changes, data__root=str(folder)).execute()
     changes["data__root"] = address
     found = small_run(tmp_path / "run", monkeypatch, **changes).execute()

@@ -45,8 +45,8 @@ def opened(monkeypatch):
 @pytest.mark.slow
 def test_a_run_logs_what_metrics_jsonl_has_and_resumes_the_same_run(tmp_path, monkeypatch, opened):
     found, _ = opened
-    changes = {"loggers__names": ("wandb", "mlflow")}
-    small_run(tmp_path, monkeypatch, **changes, training__joint_epochs=0).execute()
+    changes = {"loggers__names": ("wandb", "mlflow"), "job": "baseline", "baseline__epochs": 1}
+    small_run(tmp_path, monkeypatch, **changes).execute()
     assert [logger.closed for logger in found] == [True, True]
     skipped = ("kind", "step", "epoch", "cases_per_second")
     expected = [
@@ -60,7 +60,7 @@ def test_a_run_logs_what_metrics_jsonl_has_and_resumes_the_same_run(tmp_path, mo
     assert found[0].got == found[1].got == expected
     assert {step for step, _ in expected} == {2, 4, 5}
     assert json.loads((tmp_path / "loggers.json").read_text()) == dict.fromkeys(("wandb", "mlflow"), found[0].id)
-    small_run(tmp_path, monkeypatch, **changes, training__joint_epochs=0).execute()
+    small_run(tmp_path, monkeypatch, **changes).execute()
     assert [(logger.resumed, logger.id) for logger in found[2:]] == [(True, found[0].id)] * 2
 
 
