@@ -1,6 +1,7 @@
 """Public names are complete, lazily imported and documented once; every example in docs/api.md runs."""
 
 import ast
+import functools
 import pathlib
 import re
 import subprocess
@@ -8,6 +9,7 @@ import sys
 
 import jax
 import pytest
+from run.small_run import SIZES
 from trained_workdir import TINY
 
 import stepcot_jax as sc
@@ -60,13 +62,16 @@ def test_the_block_of_the_readme_runs_as_printed(monkeypatch):
     )
     asked = []
     monkeypatch.setattr(sc.Run, "execute", lambda run: asked.append(run.place.name))
+    monkeypatch.setattr(sc, "Run", functools.partial(sc.Run, **SIZES))  # 60 phantoms to draw, not 3,000
     monkeypatch.setattr(
         sc, "load", lambda workdir: asked.append(workdir) or type("", (), {"read": staticmethod(asked.append)})
     )
-    block, namespace = block.replace("Teacher(counts, width=32)", "Teacher(counts, width=32, num_layers=1)"), {}
+    short, namespace = sc.Chain(sc.Chain.published().steps[-2:]), {}  # two steps compile faster than seven
+    monkeypatch.setattr(sc.Chain, "published", lambda: short)
+    block = block.replace("Teacher(counts, width=32)", "Teacher(counts, width=32, num_layers=1)")
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         exec(compile(block, "README.md", "exec"), namespace)  # noqa: S102
-    assert {array.shape for array in namespace["logits"].values()} == {(8, 7, 9)}
+    assert {array.shape for array in namespace["logits"].values()} == {(8, 2, 9)}
     assert asked == ["runs/quickstart", "runs/phantoms/images/phantom_000089.png", "runs/short"]
 
 
