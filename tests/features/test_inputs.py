@@ -11,7 +11,7 @@ from stepcot_jax.data.images.preprocessing import Preprocessing, normalise
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.records.records import read_records
 from stepcot_jax.encoders import load as encoder_loading
-from stepcot_jax.features import encode, frozen_encoders
+from stepcot_jax.features import encode
 from stepcot_jax.features.importing import import_features
 from stepcot_jax.features.store import FeatureStore, describe_image_store, digest_file
 from stepcot_jax.host.errors import BadInput
@@ -58,7 +58,7 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def frozen(monkeypatch):
     image, text = FakeEncoder(), FakeTextEncoder()
-    monkeypatch.setattr(frozen_encoders, "load_image_encoder", lambda source, dtype: image)
+    monkeypatch.setattr(encoder_loading, "load_image_encoder", lambda source, dtype: image)
     monkeypatch.setattr(encoder_loading, "load_text_encoder", lambda source, dtype, max_tokens: text)
     return image, text
 

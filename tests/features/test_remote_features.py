@@ -11,7 +11,7 @@ from features.test_inputs import FakeEncoder, FakeTextEncoder, frozen_settings
 from stepcot_jax.contrib.cloud.stores import StoreError, StoreFolder
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.encoders import load as encoder_loading
-from stepcot_jax.features import encode, frozen_encoders
+from stepcot_jax.features import encode
 from stepcot_jax.features.encode import Processes
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
@@ -33,7 +33,7 @@ def load(folder, tmp_path, monkeypatch):
     def on_machine(name, address=address, root=folder, **more):
         image, text = FakeEncoder(), FakeTextEncoder()
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
-        monkeypatch.setattr(frozen_encoders, "load_image_encoder", lambda source, dtype: image)
+        monkeypatch.setattr(encoder_loading, "load_image_encoder", lambda source, dtype: image)
         monkeypatch.setattr(encoder_loading, "load_text_encoder", lambda source, dtype, max_tokens: text)
         settings = frozen_settings(root, features__folder=address)
         found = inputs.load_inputs(settings, tmp_path / f"run-{name}", Terminal(), **more)
