@@ -18,10 +18,9 @@ from stepcot_jax.host.array_files import save_safetensors
 from stepcot_jax.host.errors import BadInput, RunStopped, run_tool
 from stepcot_jax.host.files import read_file
 from stepcot_jax.reasoning.dialects import write_reply
-from stepcot_jax.tools import export, features, predict
+from stepcot_jax.tools import convert, export, features, predict
 from stepcot_jax.tools.annotate import command as annotate
 from stepcot_jax.tools.constrain import command as constrain
-from stepcot_jax.tools.convert import command as convert
 from stepcot_jax.tools.data import command as data
 from stepcot_jax.tools.evaluate_replies import command as evaluate
 from stepcot_jax.tools.explain import command as explain

@@ -88,9 +88,9 @@ def writing_folder(folder: Path) -> Iterator[Path]:
         sync_folder(partial)
         partial.replace(folder)
         sync_folder(folder.parent)
-    except OSError as error:  # writes name no file, and the temporary folder says nothing to the user
-        if error.errno and (error.filename is None or str(error.filename).startswith(str(partial))):
-            error.filename = str(folder)
+    except OSError as error:  # some writes name no file, and the temporary folder says nothing to the user
+        if error.errno and str(error.filename or partial).startswith(str(partial)):
+            error.filename = str(folder) + str(error.filename or partial).removeprefix(str(partial))
         raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)

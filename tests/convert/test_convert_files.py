@@ -33,7 +33,7 @@ def test_a_file_is_replaced_only_when_asked_and_a_write_that_fails_leaves_it(tmp
     with pytest.raises(BadInput, match="--force"):
         write_tensors(path, TENSORS)
 
-    def fail(tensors, target):
+    def fail(tensors, target, metadata):
         pathlib.Path(target).write_bytes(b"half")
         raise OSError("disk full")
 

@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 import pytest
 from evaluate_replies.asked import ask
-from stepcot_jax.evaluation.reply_page import make_tables
 
 from stepcot_jax.box import Box
 from stepcot_jax.evaluation.replies import (
@@ -25,6 +24,7 @@ from stepcot_jax.evaluation.replies import (
 from stepcot_jax.reasoning.dialects import DIALECTS, write_reply
 from stepcot_jax.reasoning.replies import Judged
 from stepcot_jax.record import Record
+from stepcot_jax.run.reply_page import make_tables
 
 RECORDS, _ = ask(24)
 LEAST_V = {"lvkc": 0.97, "medclm": 0.999}  # boxes of a few pixels on a grid of 1000; four decimals

@@ -154,8 +154,8 @@ STEPS = [{"name": f"{number}", "question": "?", "options": ["a", "b"]} for numbe
         (
             "teacher",
             "settings.json",
-            lambda file: file["teacher"].update(num_layers=10**7),
-            r"num_layers: 1\d+, but .* 1",
+            lambda file: file["teacher"].update(num_layers=200),
+            "num_layers: 200, but .* have 1",
         ),
         ("teacher", "settings.json", lambda file: file["teacher"].update(num_layers=2), "num_layers: 2, but .* have 1"),
         ("student", "labels.json", lambda file: file["steps"].extend(STEPS), r"steps: 30007, but .* 7"),
@@ -163,8 +163,8 @@ STEPS = [{"name": f"{number}", "question": "?", "options": ["a", "b"]} for numbe
         (
             "grpo",
             "settings.json",
-            lambda file: file["policy"].update(num_layers=1024),
-            r"num_layers: 1024, but .* \d\b",
+            lambda file: file["policy"].update(num_layers=200),
+            r"num_layers: 200, but .* \d\b",
         ),
         ("grpo", "settings.json", lambda file: file["policy"].update(encoder_widths=[8] * 10**4), r"widths: 1\d+, but"),
     ],

@@ -98,7 +98,7 @@ def test_a_pooler_without_weights_is_not_used(vit_folder, tmp_path):
 
 
 def test_what_cannot_be_used_is_refused(vit_folder, tmp_path):
-    with pytest.raises(BadInput, match="cannot be loaded"):
+    with pytest.raises(BadInput, match="no such folder or file, and not a Hugging Face id"):
         load_transformers_encoder(str(tmp_path / "nothing"))
     transformers.BertModel(transformers.BertConfig(**SIZES, vocab_size=60)).save_pretrained(tmp_path)
     with pytest.raises(BadInput, match="no image processor"):

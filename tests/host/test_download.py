@@ -123,5 +123,5 @@ def test_no_flag_takes_a_path_in_another_way():
 def test_nothing_outside_of_the_cache_is_named(name):
     with pytest.raises(BadInput, match=r"not (an address on|the name of)"):
         find_path(f"hf://{name}")
-    with pytest.raises(BadInput, match="is not the name of a repository or revision"):
+    with pytest.raises(BadInput, match=r"is not the name of a repository|not a Hugging Face id"):
         resolve(name)

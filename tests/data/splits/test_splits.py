@@ -167,7 +167,7 @@ def test_refuses_rows_and_tables_that_name_nothing_or_something_twice(tmp_path, 
     ("name", "content", "found"),
     [
         ("val.xlsx", b"image_path\nimages/c.png", "val.xlsx: is not an .xlsx: no zip archive (a CSV?)"),
-        ("val.xlsx", b"PK\x05\x06" + bytes(18), "val.xlsx: cannot be read"),
+        ("val.xlsx", b"PK\x05\x06" + bytes(18), "val.xlsx: is a zip archive, but no .xlsx"),
         ("val.xlsx", b"\xd0\xcf\x11\xe0" + bytes(8), "val.xlsx: is an .xls of before 2007"),
         ("val.csv", b"PK\x03\x04", "val.csv: is a zip archive, as an .xlsx is"),
         ("val.csv", b"\n<!DOCTYPE html>", "val.csv: is an HTML page"),
