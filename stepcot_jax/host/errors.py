@@ -60,9 +60,11 @@ def describe_disk(error: OSError, otherwise: object) -> str:
 
 def is_machine_fault(error: BaseException | None) -> bool:
     """Return whether an error, or one that it was raised for, is a fault of the disk or a limit of open files."""
-    while error is not None:
+    seen = set[int]()
+    while error is not None and id(error) not in seen:
         if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
             return True
+        seen.add(id(error))
         error = error.__cause__ or error.__context__
     return False
 

@@ -194,10 +194,13 @@ def read_safetensors(content: memoryview) -> Iterator[tuple[str, np.ndarray]]:
             raise ValueError(f"its header has {length} bytes; at most {_MOST_HEADER_BYTES} are accepted")
         header = json.loads(bytes(content[8 : 8 + length]))
         data = content[8 + length :]
-        for name, entry in header.items():
-            if name == "__metadata__":
-                continue
+        header.pop("__metadata__", None)
+        end = 0
+        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             (first, last), shape, kind = entry["data_offsets"], entry["shape"], entry["dtype"]
+            if first != end:
+                raise ValueError(f"{name[:80]} starts at byte {first}; expected {end}, where the tensor before it ends")
+            end = last
             if kind not in _DTYPES:
                 raise ValueError(f"{name[:80]} has the type {str(kind)[:20]}; expected one of {', '.join(_DTYPES)}")
             dtype = np.dtype(_DTYPES[kind])

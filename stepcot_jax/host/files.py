@@ -56,7 +56,11 @@ def make_private_folder(folder: Path) -> None:
 
 def require_new(folder: Path) -> None:
     """Refuse a folder that exists and is not empty."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    try:
+        is_used = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    except OSError as error:  # a name of more than 255 bytes, or a folder that may not be read
+        raise BadInput(f"{folder}: cannot be looked into ({error.strerror}); expected a new or empty folder") from None
+    if is_used:
         raise BadInput(f"{folder}: exists and is not an empty folder; expected a new or empty folder")
 
 
@@ -69,10 +73,11 @@ def filling_folder(folder: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        for path in folder.iterdir():
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        if not existed:
-            folder.rmdir()
+        with contextlib.suppress(OSError):  # the first error is the one to tell
+            for path in folder.iterdir():
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            if not existed:
+                folder.rmdir()
         raise
 
 
@@ -80,11 +85,12 @@ def filling_folder(folder: Path) -> Iterator[None]:
 def writing_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder that replaces `folder` when the block ends, and is removed if it fails."""
     require_new(folder)
+    folder = folder.resolve()  # a link stays, and leads to the new folder
     make_workdir(folder.parent)
-    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
+    partial = folder.parent / f".{folder.name[:100]}.{secrets.token_hex(4)}.partial"
     try:
+        partial.mkdir()
         yield partial
-        partial.chmod(0o755)
         sync_folder(partial)
         partial.replace(folder)
         sync_folder(folder.parent)

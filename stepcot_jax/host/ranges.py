@@ -18,6 +18,7 @@ Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 PositiveShare = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Layers = Annotated[int, msgspec.Meta(ge=1, le=256)]
 Width = Annotated[int, msgspec.Meta(ge=1, le=2**17)]
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**20)]
 """Sizes of networks: an absurd one, such as in a damaged settings.json, is refused before anything is laid out."""
 
 

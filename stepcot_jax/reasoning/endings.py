@@ -4,7 +4,6 @@ import enum
 import re
 from typing import Literal
 
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.free_replies import split_thoughts
 
 Finish = Literal["", "stop", "length", "content_filter", "refusal"]
@@ -13,11 +12,16 @@ Finish = Literal["", "stop", "length", "content_filter", "refusal"]
 _FINISHES: dict[str, Finish] = {
     "": "",
     **dict.fromkeys(("stop", "eos", "eos_token", "end_turn", "stop_sequence", "tool_calls", "function_call"), "stop"),
-    **dict.fromkeys(("length", "max_tokens", "max_length", "model_length", "abort"), "length"),
-    **dict.fromkeys(("content_filter", "safety"), "content_filter"),
+    **dict.fromkeys(
+        ("length", "max_tokens", "max_length", "model_length", "model_context_window_exceeded", "abort"), "length"
+    ),
+    **dict.fromkeys(
+        ("content_filter", "safety", "image_safety", "recitation", "blocklist", "prohibited_content", "spii"),
+        "content_filter",
+    ),
     "refusal": "refusal",
 }
-"""Finish reasons of OpenAI-compatible servers (vLLM, TGI, Mistral), Anthropic and Gemini."""
+"""Finish reasons of OpenAI-compatible servers (vLLM, TGI, Mistral), Anthropic and Gemini; others say nothing."""
 
 _LONGEST_END = 40
 _TRAILING = "`*_ \t\r\n"
@@ -37,15 +41,12 @@ class Unsaid(enum.StrEnum):
 
 
 def read_finish(written: str) -> Finish:
-    """Return the finish reason that an endpoint wrote.
+    """Return the finish reason that an endpoint wrote; "" for a word that is not known.
 
-    >>> read_finish("MAX_TOKENS")
-    'length'
+    >>> read_finish("MAX_TOKENS"), read_finish("FinishReason.SAFETY"), read_finish("pause_turn")
+    ('length', 'content_filter', '')
     """
-    if written.strip().casefold() not in _FINISHES:
-        accepted = ", ".join(filter(None, _FINISHES))
-        raise BadInput(f"finish_reason: {written[:40]!r} is not one of {accepted}")
-    return _FINISHES[written.strip().casefold()]
+    return _FINISHES.get(written.strip().casefold().removeprefix("finishreason."), "")
 
 
 def hear(text: str, finish: str = "") -> tuple[str, Unsaid | None]:
@@ -63,5 +64,5 @@ def hear(text: str, finish: str = "") -> tuple[str, Unsaid | None]:
 
 
 def goes_on_behind(text: str, finish: str, ends: re.Pattern[str] = _OBJECT_ENDS) -> bool:
-    """Return whether a reply was cut at the limit of its length behind the object, or another part, that it is for."""
+    """Return whether a reply was cut at the limit of its length behind the part that was asked for."""
     return finish == "length" and ends.search(text.rstrip(_TRAILING)[-_LONGEST_END:]) is None

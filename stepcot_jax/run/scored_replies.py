@@ -291,7 +291,8 @@ def score_files(
     of_files = {file.name: settings for file in files}
     if settings.dialect == AUTO:
         for file in files:
-            dialect = choose_dialect(file.replies.values(), settings)
+            ended = [text for name, text in file.replies.items() if file.finishes.get(name, "stop") == "stop"]
+            dialect = choose_dialect(ended or file.replies.values(), settings)
             of_files[file.name] = dataclasses.replace(settings, dialect=dialect)
     scores = {file.name: _score(file, chosen, of_files[file.name], judge, rates_stages) for file in files}
     baseline, remark = score_baseline(records, chosen, dataclasses.replace(settings, dialect=DIALECTS[0], boxes=None))

@@ -20,6 +20,7 @@ from stepcot_jax.host.ranges import (
     PositiveShare,
     Seed,
     Share,
+    Tokens,
     Whole,
     Width,
 )
@@ -303,7 +304,7 @@ class EvaluationSettings:
 # As above, types give the accepted values and `configs/base.py` documents every key with its unit.
 
 
-_EvenCount = Annotated[int, msgspec.Meta(ge=2, multiple_of=2)]
+_MOST_STAGES = 16  # of an image encoder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -336,16 +337,16 @@ class PolicySettings:
     low_rank_alpha: Positive
     low_rank_targets: str
     tokenizer: str
-    num_merges: Whole
-    grid: Count
+    num_merges: Tokens
+    grid: Layers
     encoder_widths: tuple[Width, ...]
     width: Width
     num_layers: Layers
     num_heads: Width
     num_kv_heads: Width
-    head_width: _EvenCount
+    head_width: Annotated[Width, msgspec.Meta(multiple_of=2)]
     mlp_width: Width
-    longest_reply: Whole
+    longest_reply: Tokens
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -355,6 +356,8 @@ class PolicySettings:
             )
         if not self.encoder_widths:
             raise BadInput("config.policy.encoder_widths: () is not a tuple of channels, one for each stage")
+        if len(self.encoder_widths) > _MOST_STAGES:
+            raise BadInput(f"config.policy.encoder_widths: {len(self.encoder_widths)} stages, above {_MOST_STAGES}")
         if not self.weights:
             for name, unused in (("random", False), ("shrink", 1), ("low_rank", 0)):
                 if (value := getattr(self, name)) != unused:

@@ -166,7 +166,7 @@ STEPS = [{"name": f"{number}", "question": "?", "options": ["a", "b"]} for numbe
             lambda file: file["policy"].update(num_layers=200),
             r"num_layers: 200, but .* \d\b",
         ),
-        ("grpo", "settings.json", lambda file: file["policy"].update(encoder_widths=[8] * 10**4), r"widths: 1\d+, but"),
+        ("grpo", "settings.json", lambda file: file["policy"].update(encoder_widths=[8] * 12), r"widths: 1\d+, but"),
     ],
 )
 def test_sizes_are_counted_before_they_are_laid_out(model, file, edit, words, chain_export, policy_export, tmp_path):

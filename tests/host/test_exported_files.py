@@ -56,6 +56,7 @@ ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         damaged({"a": {**ENTRY, "data_offsets": [0, 16]}}),
         damaged({"a": {**ENTRY, "data_offsets": [-4, 4]}}),
         damaged({"a": {**ENTRY, "data_offsets": [8, 0]}}),
+        damaged({"a": ENTRY, "b": ENTRY}),  # a small file that would be copied often
         damaged({"a": {**ENTRY, "shape": [3]}}),
         damaged({"a": {**ENTRY, "shape": [-2, -1]}}),
         damaged({"a": {**ENTRY, "shape": "ab"}}),

@@ -116,15 +116,29 @@ def test_a_new_folder_is_written_whole_or_not_at_all(tmp_path):
     assert [path.name for path in out.iterdir()] == ["a"]
     assert out.stat().st_mode & 0o777 == 0o755
     (tmp_path / "file").touch()
-    for used in (out, tmp_path / "file"):
+    for used, words in (
+        (out, "is not an empty"),
+        (tmp_path / "file", "is not an empty"),
+        (tmp_path / ("x" * 300), "long"),
+    ):
         for make in (writing_folder, filling_folder):
-            with pytest.raises(BadInput, match="exists and is not an empty folder"), make(used):
+            with pytest.raises(BadInput, match=words), make(used):
                 pytest.fail("entered")
     (tmp_path / "empty").mkdir()
     for target in (tmp_path / "empty", tmp_path / "new"):
         with pytest.raises(OSError, match="b"), writing_folder(target) as partial:
             _fill(partial, tmp_path / "file")
     assert {path.name for path in tmp_path.iterdir()} == {"deep", "file", "empty"}
+
+
+@pytest.mark.parametrize("is_dangling", [False, True])
+def test_a_new_folder_behind_a_link(tmp_path, is_dangling):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / ("missing" if is_dangling else "real"))
+    with writing_folder(tmp_path / "link") as partial:
+        (partial / "a").touch()
+    assert (tmp_path / "link").is_symlink()
+    assert [path.name for path in (tmp_path / "link").iterdir()] == ["a"]
 
 
 def test_a_folder_that_is_filled_is_as_before_after_an_error(tmp_path):

@@ -179,11 +179,10 @@ def test_later_passes_keep_the_log_probabilities_of_sampling():
 
 @pytest.mark.slow
 def test_cases_without_a_reward_take_no_part():
-    """The loss of the equation is without them; here their pictures change, then all are such cases."""
-    others = {**BATCH, "image_features": np.concatenate([BATCH["image_features"][:-2], normal(9, 2, 6)])}
-    found, expected = update_with()[0].params, update_with(batch=others)[0].params
+    fewer = {name: rows[:-2] for name, rows in BATCH.items()}
+    found, expected = update_with()[0].params, update_with(batch=fewer)[0].params
     for one, other in zip(jax.tree.leaves(found["teacher"]), jax.tree.leaves(expected["teacher"]), strict=True):
-        assert_close(one, other, 1e-6)
+        assert_close(one, other, 1e-5)
     none = {**BATCH, "labels": np.full_like(BATCH["labels"], -100)}
     after, numbers = update_with(batch=none)
     jax.tree.map(np.testing.assert_array_equal, after.params, STATE.params)
@@ -219,8 +218,9 @@ def run_on(num_devices, transform="pmap", num_passes=1, rollouts=ACROSS):
 
 
 @pytest.mark.slow
-def test_rollouts_and_raw_gradients_are_those_of_one_device():
-    gradients, numbers, chains = run_on(2, "shard_map", num_passes=4)
+@pytest.mark.parametrize(("transform", "num_passes"), [("pmap", 1), ("shard_map", 4)])
+def test_rollouts_and_raw_gradients_are_those_of_one_device(transform, num_passes):
+    gradients, numbers, chains = run_on(2, transform, num_passes)
     expected, wanted, of_one = run_on(1)
     np.testing.assert_array_equal(chains, of_one)
     assert len({tuple(chain) for chain in chains.reshape(-1, len(COUNTS)).tolist()}) > 5

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 
 from stepcot_jax.annotate.annotation import CannotAnnotate, Reason
-from stepcot_jax.reasoning.endings import Unsaid, hear
+from stepcot_jax.reasoning.endings import Unsaid, hear, read_finish
 from stepcot_jax.reasoning.free_replies import split_thoughts
 
 _SHORTEST_SECRET = 8
@@ -89,7 +89,9 @@ def read_body(content: bytes, *, lost: Entry, key: str) -> Entry:
     is_refused = choice.message.refusal or any(
         isinstance(part, dict) and part.get("type") == "refusal" for part in parts
     )
-    problem = Reason.FILTERED if choice.finish_reason == "content_filter" else Reason.REFUSED if is_refused else ""
+    finish = read_finish(choice.finish_reason or "")
+    is_refused = is_refused or finish == "refusal"
+    problem = Reason.FILTERED if finish == "content_filter" else Reason.REFUSED if is_refused else ""
     try:
         usage = msgspec.convert(completion.usage, _Usage)
         counts = {"prompt_tokens": usage.prompt_tokens, "answer_tokens": usage.completion_tokens, "is_counted": True}
@@ -100,7 +102,7 @@ def read_body(content: bytes, *, lost: Entry, key: str) -> Entry:
         answer=None if problem else text,
         problem=str(problem),
         is_final=True,
-        finish=hide_key(choice.finish_reason or "", key)[:40],
+        finish=finish or hide_key(choice.finish_reason or "", key)[:40],
         served_model=hide_key(completion.model or "", key)[:120],
         **counts,
     )

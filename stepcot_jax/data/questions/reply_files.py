@@ -1,6 +1,8 @@
 """Files of replies: JSON lines with `id`, `reply` and optionally `finish_reason`, matched with the records."""
 
+import collections
 import dataclasses
+import logging
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -13,6 +15,8 @@ from stepcot_jax.data.records.data_json import split_message
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.endings import Finish, read_finish
 from stepcot_jax.reasoning.replies import Missing
+
+_LOG = logging.getLogger(__name__)
 
 _LONGEST_LINE = 2**25
 _EXPECTED = 'expected one reply per line, as JSON: {"id": "..", "reply": ".."}'
@@ -63,11 +67,14 @@ def read_replies(
     finishes: dict[str, Finish] = {}
     seen: dict[str, int] = {}
     num_set_aside, num_unknown = 0, 0
+    unknown = collections.Counter[str]()
     for number, content in read_lines(path, expected=_EXPECTED, most_bytes=_LONGEST_LINE):
         where = f"{path}, line {number}"
         try:
             line = _decode(content)
             finish = "refusal" if line.refusal else read_finish(line.finish_reason or "")
+            if line.finish_reason and not finish:
+                unknown[line.finish_reason[:40]] += 1
         except BadInput as error:
             raise BadInput(f"{where}, {error}") from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -92,6 +99,9 @@ def read_replies(
         raise BadInput(f"{path}: no reply to {len(absent)} of {len(chosen)} records, the first {absent[0][:80]!r}")
     if not replies:
         raise BadInput(f"{path}: no reply to any of the {len(chosen)} chosen records; {_EXPECTED}")
+    if unknown:
+        words = ", ".join(f"{word!r} ({count})" for word, count in unknown.most_common(3))
+        _LOG.warning("%s: %d replies have a finish_reason that is not known: %s", path, unknown.total(), words)
     num_unused = len(seen) - len(replies) - num_set_aside - num_unknown
     return ReplyFile(name, path, replies, finishes, num_unused, num_set_aside, num_unknown)
 
