@@ -171,7 +171,7 @@ def test_what_does_not_fit_is_named_and_leaves_nothing(sources, tmp_path):
     assert not dest.exists()
     dest.mkdir()
     (dest / "file").touch()
-    with pytest.raises(BadInput, match="is not empty"):
+    with pytest.raises(BadInput, match="exists and is not an empty folder"):
         run(sources, dest)
 
 
