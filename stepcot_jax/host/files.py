@@ -55,7 +55,8 @@ def make_private_folder(folder: Path) -> None:
 
 
 def require_new(folder: Path) -> None:
-    """Refuse a folder that exists and is not empty."""
+    """Refuse a folder that exists and is not empty, and an address."""
+    refuse_address(folder)
     try:
         is_used = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     except OSError as error:  # a name of more than 255 bytes, or a folder that may not be read
