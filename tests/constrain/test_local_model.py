@@ -8,9 +8,10 @@ import pytest
 from policies.qwen.tiny_qwen import write_reader
 
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.policies.qwen_chat import QwenReader
 from stepcot_jax.tools.constrain import models as local_model
 from stepcot_jax.tools.constrain.command import main
-from stepcot_jax.tools.constrain.models import QwenReader, as_turns
+from stepcot_jax.tools.constrain.models import as_turns
 
 
 @pytest.fixture(scope="module")

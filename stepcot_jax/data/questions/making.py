@@ -80,10 +80,23 @@ def ground_marks(
     corners = [finding.corners for finding in findings if finding.label == facts["diagnosis"]]
     organs = {f"{name} lung": mask for name, mask in split_lungs(lungs).items()} | {"heart": heart}
     facts["organ"] = host_organ(corners[0], organs) if corners else ""
+    size = (lungs.shape[1], lungs.shape[0])
+    return as_grounded(case, size=size, findings=findings, regions=regions, facts=facts)
+
+
+def as_grounded(
+    case: Record,
+    *,
+    size: tuple[int, int],
+    findings: tuple[Box, ...],
+    regions: tuple[Box, ...],
+    facts: dict[str, str],
+) -> Record:
+    """Return a case's image with its findings in boxes, what it does not show, regions and facts."""
     return Record(
         id=Path(case.image).stem,
         image=case.image,
-        image_size=(lungs.shape[1], lungs.shape[0]),
+        image_size=size,
         patient=case.patient,
         origin=case.origin,
         boxes=findings,

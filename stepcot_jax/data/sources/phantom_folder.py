@@ -12,7 +12,7 @@ from PIL import Image
 from stepcot_jax.box import Box
 from stepcot_jax.data.phantom.findings import Mark
 from stepcot_jax.data.phantom.phantom import BOX_COLUMNS
-from stepcot_jax.data.questions.making import corners_of, ground_marks, list_absent, list_answers
+from stepcot_jax.data.questions.making import as_grounded, corners_of, ground_marks, list_answers
 from stepcot_jax.data.questions.vocabulary import NORMAL, find_regions
 from stepcot_jax.data.records.records import Collection, read_records
 from stepcot_jax.data.sources.delimited import Row, read_table
@@ -96,18 +96,8 @@ def _ground(case: Record, listed: Sequence[_Listed], *, collection: Collection, 
     else:
         size = read_image_size(root / case.image)
     findings = tuple(Box(mark.box.label, corners_of(mark)) for mark in marks)
-    return Record(
-        id=Path(case.image).stem,
-        image=case.image,
-        image_size=size,
-        patient=case.patient,
-        origin=case.origin,
-        boxes=findings,
-        regions=regions,
-        absent=list_absent(findings),
-        facts=facts,
-        provenance=provenance,
-    )
+    image = as_grounded(case, size=size, findings=findings, regions=regions, facts=facts)
+    return msgspec.structs.replace(image, provenance=provenance)
 
 
 def _read_binary(path: Path) -> np.ndarray:

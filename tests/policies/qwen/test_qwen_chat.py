@@ -5,7 +5,7 @@ import pytest
 from policies.qwen.tiny_qwen import write_reader
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.tools.constrain.models import Turn, load_qwen_reader
+from stepcot_jax.policies.qwen_chat import Turn, load_qwen_reader
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (12, 20, 3), np.uint8)
 

@@ -15,13 +15,13 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.models.qwen import SquareQwen
 from stepcot_jax.policies import qwen_weights as qwen_export
 from stepcot_jax.policies import qwen_weights as qwen_published
+from stepcot_jax.policies.qwen_chat import Turn, load_qwen_reader
 from stepcot_jax.policies.qwen_inputs import FRAME, IMAGE_TOKEN, ChatTokenizer
 from stepcot_jax.policies.qwen_policy import QwenPolicy
 from stepcot_jax.policies.qwen_weights import load_qwen, read_qwen_config
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.run.qwen_source import FOLDER, QwenSource, find_qwen
 from stepcot_jax.run.settings import load_settings
-from stepcot_jax.tools.constrain.models import Turn, load_qwen_reader
 from stepcot_jax.training.state import put_given
 
 LIMITS = {"patch_size": 2, "merge_size": 2, "min_pixels": 16, "max_pixels": 4096}
