@@ -34,7 +34,7 @@ class Convolution(nn.Module):
         side = self.kernel_side
         shape = (side, side, hidden.shape[-1], self.width)
         kernel = self.param("kernel", nn.linear.default_kernel_init, shape)
-        hidden, kernel = hidden.astype(self.dtype), kernel.astype(self.dtype)
+        hidden, kernel = jnp.asarray(hidden, self.dtype), jnp.asarray(kernel, self.dtype)
         if -(-max(hidden.shape[1:3]) // self.stride) > _SMALL_SIDE:
             return _convolve(hidden, kernel, self.stride)
         return jax.lax.platform_dependent(
