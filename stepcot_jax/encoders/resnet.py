@@ -6,9 +6,64 @@ GroupNorm replaces BatchNorm: a case's features do not depend on its batch.
 from collections.abc import Sequence
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
+
+
+_SMALL_SIDE = 8
+"""Maps of at most this many pixels a side are convolved on a CPU as one matrix product (benchmarks/convolution.py)."""
+
+
+class Convolution(nn.Module):
+    """`flax.linen.Conv` without a bias, of an odd square kernel padded by its half; the parameter is Conv's.
+
+    XLA's convolution over small maps takes up to ten times as long on a CPU as one product of the shifted maps, side
+    by side, with the kernel; elsewhere, and over larger maps, XLA's is used.
+    """
+
+    width: int
+    kernel_side: int
+    stride: int = 1
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, hidden: Float[Array, "case height width channel"]) -> Float[Array, "case height2 width2 out"]:
+        """Return the output [case, ceil(height / stride), ceil(width / stride), out]."""
+        side = self.kernel_side
+        shape = (side, side, hidden.shape[-1], self.width)
+        kernel = self.param("kernel", nn.linear.default_kernel_init, shape)
+        hidden, kernel = jnp.asarray(hidden, self.dtype), jnp.asarray(kernel, self.dtype)
+        if -(-max(hidden.shape[1:3]) // self.stride) > _SMALL_SIDE:
+            return _convolve(hidden, kernel, self.stride)
+        return jax.lax.platform_dependent(
+            hidden,
+            kernel,
+            cpu=lambda hidden, kernel: _multiply_shifted(hidden, kernel, self.stride),
+            default=lambda hidden, kernel: _convolve(hidden, kernel, self.stride),
+        )
+
+
+def _convolve(hidden: Array, kernel: Array, stride: int) -> Array:
+    pad = kernel.shape[0] // 2
+    return jax.lax.conv_general_dilated(
+        hidden, kernel, (stride, stride), ((pad, pad), (pad, pad)), dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+def _multiply_shifted(hidden: Array, kernel: Array, stride: int) -> Array:
+    """Return the same sum as one product [place, kernel cell and channel] x [kernel cell and channel, out]."""
+    _, height, width, channels = hidden.shape
+    side, pad = kernel.shape[0], kernel.shape[0] // 2
+    rows, columns = -(-height // stride), -(-width // stride)
+    padded = jnp.pad(hidden, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    shifted = [
+        padded[:, row : row + stride * (rows - 1) + 1 : stride, column : column + stride * (columns - 1) + 1 : stride]
+        for row in range(side)
+        for column in range(side)
+    ]
+    return jnp.concatenate(shifted, axis=-1) @ kernel.reshape(side * side * channels, -1)
 
 
 class ResidualBlock(nn.Module):
@@ -21,19 +76,14 @@ class ResidualBlock(nn.Module):
     @nn.compact
     def __call__(self, hidden: Float[Array, "case height width channel"]) -> Float[Array, "case height2 width2 out"]:
         """Return the output [case, height / stride, width / stride, out]."""
-        strides = (self.stride, self.stride)
         residual = hidden
-        hidden = nn.Conv(self.width, (3, 3), strides, padding=1, use_bias=False, dtype=self.dtype, name="conv_0")(
-            hidden
-        )
+        hidden = Convolution(self.width, 3, self.stride, self.dtype, name="conv_0")(hidden)
         hidden = nn.relu(_norm(self.width, self.dtype, "norm_0")(hidden))
-        hidden = nn.Conv(self.width, (3, 3), padding=1, use_bias=False, dtype=self.dtype, name="conv_1")(hidden)
+        hidden = Convolution(self.width, 3, dtype=self.dtype, name="conv_1")(hidden)
         hidden = _norm(self.width, self.dtype, "norm_1")(hidden)
         if residual.shape != hidden.shape:
-            shortcut = nn.Conv(
-                self.width, (1, 1), strides, padding=0, use_bias=False, dtype=self.dtype, name="shortcut"
-            )
-            residual = _norm(self.width, self.dtype, "shortcut_norm")(shortcut(residual))
+            shortcut = Convolution(self.width, 1, self.stride, self.dtype, name="shortcut")(residual)
+            residual = _norm(self.width, self.dtype, "shortcut_norm")(shortcut)
         return nn.relu(hidden + residual)
 
 
@@ -49,8 +99,7 @@ class ResNet(nn.Module):
     @nn.compact
     def __call__(self, images: Float[Array, "case height width 3"]) -> Float[Array, "case feature"]:
         """Return features [case, grid * grid * widths[-1]]; sow each stage's "moments" for `evaluation.gate`."""
-        size = (self.stem_kernel, self.stem_kernel)
-        stem = nn.Conv(self.widths[0], size, (2, 2), padding=self.stem_kernel // 2, use_bias=False, dtype=self.dtype)
+        stem = Convolution(self.widths[0], self.stem_kernel, 2, self.dtype, name="Conv_0")
         hidden = nn.relu(_norm(self.widths[0], self.dtype, "stem_norm")(stem(images.astype(self.dtype))))
         hidden = nn.max_pool(hidden, (3, 3), (2, 2), padding=((1, 1), (1, 1)))
         for stage, width in enumerate(self.widths):

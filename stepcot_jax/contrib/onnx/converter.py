@@ -346,8 +346,10 @@ def convert(graph: Graph, jaxpr: Any, inputs: Sequence[Value]) -> list[Value]:
         _check_types(equation)
         values = [value_of(atom) for atom in equation.invars]
         name = equation.primitive.name
-        if (called := _called(equation)) is not None:
-            outputs: Any = convert(graph, called, values)
+        if name == "platform_index":
+            outputs: Any = [_ONE]  # its reader is inlined below, whatever the platform
+        elif (called := _called(equation)) is not None:
+            outputs = convert(graph, called, values[1:] if name == "cond" else values)
         elif _is_foldable(equation, values):
             with jax.ensure_compile_time_eval():
                 outputs = equation.primitive.bind(*values, **equation.params)
@@ -366,6 +368,8 @@ def _called(equation: Any) -> Any:
         return equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
     if equation.primitive.name in ("custom_jvp_call", "custom_vjp_call"):
         return equation.params["call_jaxpr"]
+    if equation.primitive.name == "cond" and (platforms := equation.params.get("branches_platforms")) is not None:
+        return equation.params["branches"][platforms.index(None)]  # the form for any platform
     return None
 
 
