@@ -203,6 +203,14 @@ class Chain:
         """Whether some step is asked only after a given answer, or decides on one option of a question."""
         return any(step.asked_if or step.choice for step in self.steps)
 
+    def refuse_tree(self, who: str) -> None:
+        """Refuse a tree for `who`, which asks every step."""
+        if self.is_tree:
+            raise BadInput(
+                f"chain: some steps are asked only after an answer; {who} asks every step (for a tree: the "
+                "job 'baseline', StructuredReport)"
+            )
+
     @functools.cached_property
     def questions(self) -> tuple[range, ...]:
         """Positions of the steps of each question: one step, or one for each option where several may be right."""

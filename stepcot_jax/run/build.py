@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array
 
 from stepcot_jax.data.batches import Batches, iterate, training_batches
@@ -16,7 +17,9 @@ from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.evaluation.consistency import count_pairs, make_rules
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.losses.step_cot import PARTS, Objective, Part, inverse_frequency_weights
+from stepcot_jax.models.form_reader import FormReader
 from stepcot_jax.models.student import Baseline
+from stepcot_jax.run.inputs import hides_steps
 from stepcot_jax.run.networks import make_networks
 from stepcot_jax.run.sections import LossSettings
 from stepcot_jax.run.settings import Settings
@@ -24,6 +27,7 @@ from stepcot_jax.run.start import read_start
 from stepcot_jax.systems.baseline import BaselineSystem, make_baseline_optimizer
 from stepcot_jax.systems.options import count_updates
 from stepcot_jax.systems.step_cot import StepCoT
+from stepcot_jax.systems.structured_report import StructuredReport
 from stepcot_jax.systems.updates import AnswerSchedule
 from stepcot_jax.training.optimizers import Plateau, make_optimizer
 from stepcot_jax.training.system import Stream, System
@@ -33,6 +37,8 @@ def make_system(
     settings: Settings, dataset: Dataset, image_encoder: nn.Module | None, *, batches_per_epoch: int
 ) -> System:
     """Return the system that the settings describe, with class weights counted on the training split."""
+    if dataset.chain.is_tree:
+        return _make_structured_report(settings, dataset, image_encoder, batches_per_epoch)
     make = {"baseline": _make_baseline, "chain_grpo": _make_chain_grpo}.get(settings.job)
     if make is None:
         return StepCoT(dataset.chain, **_teaching(settings, dataset, image_encoder, batches_per_epoch))
@@ -106,6 +112,38 @@ def _teaching(
     }
 
 
+def _make_structured_report(
+    settings: Settings, dataset: Dataset, image_encoder: nn.Module | None, batches_per_epoch: int
+) -> StructuredReport:
+    """Return the system of a tree of questions, with the settings of the job "baseline"."""
+    if settings.job != "baseline" or hides_steps(settings):
+        raise BadInput(
+            f"config.job: {settings.job!r} with config.baseline.steps={settings.baseline.steps!r} reads a chain of "
+            "steps; a tree of questions (layout rad_restruct) needs 'baseline' with steps='all'"
+        )
+    baseline, training, chain = settings.baseline, settings.training, dataset.chain
+    return StructuredReport(
+        chain,
+        FormReader(chain.answers_per_step, hidden=baseline.hidden, dtype=jnp.dtype(training.compute_dtype)),
+        image_encoder=make_networks(settings, chain, image_encoder).image_encoder,
+        optimizer=_make_baseline_optimizer(settings, batches_per_epoch),
+        num_epochs=baseline.epochs,
+        answer_weights=_answer_weights(settings, dataset),
+    )
+
+
+def _make_baseline_optimizer(settings: Settings, batches_per_epoch: int) -> optax.GradientTransformation:
+    baseline = settings.baseline
+    return make_baseline_optimizer(
+        learning_rate=baseline.learning_rate,
+        schedule=baseline.schedule,
+        num_batches=baseline.epochs * batches_per_epoch,
+        weight_decay=baseline.weight_decay,
+        epsilon=settings.training.adam_epsilon,
+        clip_norm=settings.training.clip_norm,
+    )
+
+
 def _make_baseline(
     settings: Settings, dataset: Dataset, image_encoder: nn.Module | None, batches_per_epoch: int
 ) -> BaselineSystem:
@@ -116,14 +154,7 @@ def _make_baseline(
         chain,
         Baseline(chain.answers_per_step, hidden=baseline.hidden, dtype=jnp.dtype(training.compute_dtype)),
         image_encoder=networks.image_encoder,
-        optimizer=make_baseline_optimizer(
-            learning_rate=baseline.learning_rate,
-            schedule=baseline.schedule,
-            num_batches=baseline.epochs * batches_per_epoch,
-            weight_decay=baseline.weight_decay,
-            epsilon=training.adam_epsilon,
-            clip_norm=training.clip_norm,
-        ),
+        optimizer=_make_baseline_optimizer(settings, batches_per_epoch),
         num_epochs=baseline.epochs,
         answer_weights=_answer_weights(settings, dataset),
         remat=networks.remat,

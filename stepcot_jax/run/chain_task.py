@@ -19,6 +19,7 @@ from stepcot_jax.evaluation.consistency import true_prefixes
 from stepcot_jax.evaluation.gate import Gate, fit_gate, write_gates
 from stepcot_jax.evaluation.interventions import ReadGiven, as_probabilities, measure_reliance
 from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, ValidationPredictions, collect
+from stepcot_jax.evaluation.structured_reports import ALL
 from stepcot_jax.features.sharing import Processes
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
@@ -30,6 +31,7 @@ from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.start import WarmStart, read_warm_start, refuse_seen_cases
 from stepcot_jax.run.stored import describe_cases
 from stepcot_jax.run.stored_reading import GATE_FILE, write_reading, write_shapes
+from stepcot_jax.run.structured_results import choose_thresholds, write_structured_results
 from stepcot_jax.run.task import Outcome, Task
 from stepcot_jax.systems.options import REFERENCE
 from stepcot_jax.training.checkpoints import saved_steps
@@ -258,6 +260,8 @@ class ChainTask(Task):
     @property
     def next_commands(self) -> tuple[str, ...]:
         """Commands that read a finished run."""
+        if self.dataset.chain.is_tree:  # readers and pages show chains
+            return ()
         reads_images = self.system.takes_given and self.settings.image_encoder.name != "imported"
         return ("report {workdir}", *(("predict IMAGE --checkpoint={workdir}",) if reads_images else ()))
 
@@ -333,6 +337,8 @@ class ChainTask(Task):
     def finish(self, outcome: Outcome) -> dict[str, Any]:
         """Predict with the best weights; write predictions, choices, statistics and report."""
         chain, evaluation = self.dataset.chain, self.settings.evaluation
+        if chain.is_tree:
+            return self._finish_tree(outcome)
         answers, given, labels = self._read(
             outcome.params_of, "val", self.feed, lambda read, rows: np.asarray(read(true_prefixes(rows, chain)))
         )
@@ -364,4 +370,28 @@ class ChainTask(Task):
             evaluation=evaluation,
         )
         outcome.log({f"{name}/mean_accuracy": figures["mean_accuracy"] for name, figures in report["test"].items()})
+        return report
+
+    def _finish_tree(self, outcome: Outcome) -> dict[str, Any]:
+        """Write the results of structured reports, whose figures are of whole forms, not of steps."""
+        validated, _, _ = self._read(outcome.params_of, "val", self.feed, lambda _, __: None)
+        answers = ValidationPredictions(validated.predictions, validated.facts)
+        thresholds = choose_thresholds(answers, self.dataset.chain)
+        # After the choice on validation cases.
+        test, _, _ = self._read(outcome.params_of, "test", self.open_test(), lambda _, __: None)
+        params, wall_seconds = outcome.params_of(self.system.names[0]), outcome.seconds()
+        if not is_first():
+            return {}
+        self._write_shapes(params)
+        report = write_structured_results(
+            self.workdir,
+            self.dataset,
+            validated=answers,
+            thresholds=thresholds,
+            test=test,
+            best=outcome.best,
+            wall_seconds=wall_seconds,
+            num_resamples=self.settings.evaluation.num_resamples,
+        )
+        outcome.log({f"{name}/f1": parts[ALL]["f1"]["value"] for name, parts in report["test"].items()})
         return report

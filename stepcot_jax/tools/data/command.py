@@ -140,6 +140,12 @@ def _write_statistics(options: argparse.Namespace) -> None:
         splits = make_splits(collection.cases, seed=options.split_seed)
         source = f"made from seed {options.split_seed}, there being no tables"
     make_workdir(options.out)
+    if collection.chain.is_tree:
+        from stepcot_jax.tools.data.forms import write_form_statistics
+
+        names = write_form_statistics(options.out, collection, splits)
+        print(make_printable(f"{len(collection.cases):,} cases in {options.out}: {', '.join(names)}"))
+        return
     statistics = compute_statistics(collection.cases, collection.chain, splits, splits_source=source)
     tables = write_tables(options.out, statistics)
     pictures, missing = write_pictures(options.out, statistics)

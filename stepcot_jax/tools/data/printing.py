@@ -55,9 +55,20 @@ def list_tables(facts: dict[str, Any]) -> list[Table]:
             [[key.replace("_", " "), _number(facts[key])] for key in _SUMMARY],
         ),
         (
+            "Parts of the form (a patient counts once; --json has every step)",
+            ("part", "questions", "several right", "asked", "patients with no to everything"),
+            [
+                [part["name"], _number(part["questions"]), _number(part["several_right"]), *_by_split(part)]
+                for part in facts.get("parts", ())
+            ],
+        ),
+        (
             "Steps",
             ("step", *numbers, "answers"),
-            [[step["name"], *(_number(step[key]) for key in numbers), _list_answers(step)] for step in facts["steps"]],
+            [
+                [step["name"], *(_number(step[key]) for key in numbers), _list_answers(step)]
+                for step in (() if "parts" in facts else facts["steps"])
+            ],
         ),
         (
             f"Splits ({_SPLITS_FROM.get(facts['splits_from'], facts['splits_from'])})",
@@ -106,6 +117,13 @@ def list_reasons(facts: dict[str, Any]) -> Table:
 
 def _number(value: int | None) -> str:
     return "-" if value is None else f"{value:,}"
+
+
+def _by_split(part: dict[str, Any]) -> tuple[str, str]:
+    asked = ", ".join(f"{name} {number:,}" for name, number in part["asked"].items())
+    only_no = part["only_no"].items()
+    shares = [f"{name} {number:,} ({number / max(part['patients'][name], 1):.1%})" for name, number in only_no]
+    return asked, ", ".join(shares)
 
 
 def _list_answers(step: dict[str, Any]) -> str:
