@@ -220,7 +220,7 @@ def count_form(table: RecordTable, chain: Chain, members: Mapping[str, Bool[np.n
             FormPart(
                 name=part,
                 questions=len(starts),
-                several_right=sum(len(question) > 1 and within[question[0]] for question in chain.questions),
+                several_right=sum(len(question) > 1 and bool(within[question[0]]) for question in chain.questions),
                 asked={name: int((of[:, starts] >= 0).sum()) for name, of in of_split.items()},
                 only_no=denied,
                 patients={name: len(of) for name, of in of_split.items()},

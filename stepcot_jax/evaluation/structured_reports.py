@@ -124,7 +124,7 @@ def prepare_figures(form: Form, truth: Bool[np.ndarray, "case cell"], given: Boo
     Report accuracy is the share of cases whose cells of the part are all right. Precision, recall and F1 are the
     published means: over the cells that are true in some case, and over the four averages of scikit-learn's
     `classification_report` (micro, macro over all cells, weighted, by case), each of which counts as one more cell;
-    what is undefined counts 1. "f1_of_cells" is the mean F1 over the cells that are true in some case, without averages.
+    what is undefined counts 1. "f1_of_cells" is the mean F1 over the cells that are true in some case alone.
     """
     chosen = {part: (truth[:, mask], given[:, mask]) for part, mask in form.parts.items()}
 

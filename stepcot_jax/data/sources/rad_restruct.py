@@ -266,7 +266,7 @@ def _list_reports(root: Path) -> Iterator[tuple[Split, Path]]:
         for number, path in enumerate(sorted(paths, key=lambda path: (int(path.stem), path.stem))):
             held_out = name == "train" and not has_test and number % _EVERY == _EVERY - 1
             split = "val" if held_out else "test" if name == "val" and not has_test else name
-            yield split, path  # type: ignore[misc]
+            yield split, path
 
 
 def _read_texts(root: Path) -> dict[str, str] | None:
