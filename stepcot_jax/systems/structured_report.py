@@ -117,6 +117,6 @@ class StructuredReport(System):
 
     def _encode(self, params: Params, rows: Batch) -> Array:
         if self.image_encoder is None:
-            return rows["image_features"]
+            return jnp.asarray(rows["image_features"])
         features: Array = self.image_encoder.apply({"params": params["image_encoder"]}, rows["images"])
         return features.astype(jnp.float32)
