@@ -17,7 +17,6 @@ from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.evaluation.consistency import count_pairs, make_rules
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.losses.step_cot import PARTS, Objective, Part, inverse_frequency_weights
-from stepcot_jax.models.form_reader import FormReader
 from stepcot_jax.models.student import Baseline
 from stepcot_jax.run.inputs import hides_steps
 from stepcot_jax.run.networks import make_networks
@@ -27,7 +26,6 @@ from stepcot_jax.run.start import read_start
 from stepcot_jax.systems.baseline import BaselineSystem, make_baseline_optimizer
 from stepcot_jax.systems.options import count_updates
 from stepcot_jax.systems.step_cot import StepCoT
-from stepcot_jax.systems.structured_report import StructuredReport
 from stepcot_jax.systems.updates import AnswerSchedule
 from stepcot_jax.training.optimizers import Plateau, make_optimizer
 from stepcot_jax.training.system import Stream, System
@@ -114,8 +112,11 @@ def _teaching(
 
 def _make_structured_report(
     settings: Settings, dataset: Dataset, image_encoder: nn.Module | None, batches_per_epoch: int
-) -> StructuredReport:
+) -> System:
     """Return the system of a tree of questions, with the settings of the job "baseline"."""
+    from stepcot_jax.models.form_reader import FormReader  # for trees alone
+    from stepcot_jax.systems.structured_report import StructuredReport
+
     if settings.job != "baseline" or hides_steps(settings):
         raise BadInput(
             f"config.job: {settings.job!r} with config.baseline.steps={settings.baseline.steps!r} reads a chain of "

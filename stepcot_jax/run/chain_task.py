@@ -19,7 +19,6 @@ from stepcot_jax.evaluation.consistency import true_prefixes
 from stepcot_jax.evaluation.gate import Gate, fit_gate, write_gates
 from stepcot_jax.evaluation.interventions import ReadGiven, as_probabilities, measure_reliance
 from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, ValidationPredictions, collect
-from stepcot_jax.evaluation.structured_reports import ALL
 from stepcot_jax.features.sharing import Processes
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
@@ -31,7 +30,6 @@ from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.start import WarmStart, read_warm_start, refuse_seen_cases
 from stepcot_jax.run.stored import describe_cases
 from stepcot_jax.run.stored_reading import GATE_FILE, write_reading, write_shapes
-from stepcot_jax.run.structured_results import choose_thresholds, write_structured_results
 from stepcot_jax.run.task import Outcome, Task
 from stepcot_jax.systems.options import REFERENCE
 from stepcot_jax.training.checkpoints import saved_steps
@@ -374,6 +372,8 @@ class ChainTask(Task):
 
     def _finish_tree(self, outcome: Outcome) -> dict[str, Any]:
         """Write the results of structured reports, whose figures are of whole forms, not of steps."""
+        from stepcot_jax.run.structured_results import choose_thresholds, write_structured_results  # for trees alone
+
         validated, _, _ = self._read(outcome.params_of, "val", self.feed, lambda _, __: None)
         answers = ValidationPredictions(validated.predictions, validated.facts)
         thresholds = choose_thresholds(answers, self.dataset.chain)
@@ -393,5 +393,5 @@ class ChainTask(Task):
             wall_seconds=wall_seconds,
             num_resamples=self.settings.evaluation.num_resamples,
         )
-        outcome.log({f"{name}/f1": parts[ALL]["f1"]["value"] for name, parts in report["test"].items()})
+        outcome.log({f"{name}/f1": parts["all"]["f1"]["value"] for name, parts in report["test"].items()})
         return report

@@ -183,7 +183,7 @@ def test_trees_that_cannot_be_asked_are_refused():
     ):
         with pytest.raises(BadInput, match=problem):
             Chain(tuple(steps))
-    with pytest.raises(BadInput, match="'yes', 'no' are required|yes"):
+    with pytest.raises(BadInput, match="are required"):
         Step("a", "?", ("left", "right"), choice="apex")
     assert [list(question) for question in TREE.questions] == [[0], [1], [2, 3, 4], [5], [6], [7]]
     assert TREE.is_tree

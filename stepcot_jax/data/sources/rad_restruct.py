@@ -230,7 +230,13 @@ def read_rad_restruct(root: Path, *, on_bad_record: OnBadRecord = "stop", requir
                 continue
             text = "" if texts is None else texts[patient]
             case = Record(
-                patient=patient, image=image_path, origin=iu_xray.ORIGIN, split=split, report=text, answers=answers
+                patient=patient,
+                image=image_path,
+                origin=iu_xray.ORIGIN,
+                split=split,
+                report=text,
+                answers=answers,
+                reasoning=("",) * len(answers),
             )
             intake.keep(case, real_path=real_path, location=f"{where} {name}")
     return intake.finish(form.chain)

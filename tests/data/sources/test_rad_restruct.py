@@ -61,7 +61,7 @@ def test_answers_follow_the_tree(root):
 
 
 def test_pictures_are_required_unless_told_otherwise(root):
-    with pytest.raises(BadInput, match="no image 'CXR1_IM-1.png'"):
+    with pytest.raises(BadInput, match=r"no image 'CXR1_IM-1.png'"):
         read_source(root)
     (root / "images").mkdir()
     for number in range(1, 5):
