@@ -336,7 +336,21 @@ class ChainTask(Task):
         """Predict with the best weights; write predictions, choices, statistics and report."""
         chain, evaluation = self.dataset.chain, self.settings.evaluation
         if chain.is_tree:
-            return self._finish_tree(outcome)
+            from stepcot_jax.run.structured_results import finish_tree  # for trees alone
+
+            report = finish_tree(
+                outcome,
+                self.workdir,
+                self.dataset,
+                evaluation.num_resamples,
+                lambda split: self._read(
+                    outcome.params_of, split, self.feed if split == "val" else self.open_test(), lambda *_: None
+                )[0],
+            )
+            params = outcome.params_of(self.system.names[0])
+            if is_first():
+                self._write_shapes(params)
+            return report
         answers, given, labels = self._read(
             outcome.params_of, "val", self.feed, lambda read, rows: np.asarray(read(true_prefixes(rows, chain)))
         )
@@ -368,30 +382,4 @@ class ChainTask(Task):
             evaluation=evaluation,
         )
         outcome.log({f"{name}/mean_accuracy": figures["mean_accuracy"] for name, figures in report["test"].items()})
-        return report
-
-    def _finish_tree(self, outcome: Outcome) -> dict[str, Any]:
-        """Write the results of structured reports, whose figures are of whole forms, not of steps."""
-        from stepcot_jax.run.structured_results import choose_thresholds, write_structured_results  # for trees alone
-
-        validated, _, _ = self._read(outcome.params_of, "val", self.feed, lambda _, __: None)
-        answers = ValidationPredictions(validated.predictions, validated.facts)
-        thresholds = choose_thresholds(answers, self.dataset.chain)
-        # After the choice on validation cases.
-        test, _, _ = self._read(outcome.params_of, "test", self.open_test(), lambda _, __: None)
-        params, wall_seconds = outcome.params_of(self.system.names[0]), outcome.seconds()
-        if not is_first():
-            return {}
-        self._write_shapes(params)
-        report = write_structured_results(
-            self.workdir,
-            self.dataset,
-            validated=answers,
-            thresholds=thresholds,
-            test=test,
-            best=outcome.best,
-            wall_seconds=wall_seconds,
-            num_resamples=self.settings.evaluation.num_resamples,
-        )
-        outcome.log({f"{name}/f1": parts["all"]["f1"]["value"] for name, parts in report["test"].items()})
         return report

@@ -1,12 +1,11 @@
 """Results of a run on structured reports: predictions and report, the constant beside every figure."""
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
-from stepcot_jax.chain import Chain
 from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.evaluation.predictions import SplitPredictions, ValidationPredictions, write_predictions
+from stepcot_jax.evaluation.predictions import SplitPredictions, write_predictions
 from stepcot_jax.evaluation.statistics import as_plain
 from stepcot_jax.evaluation.structured_reports import (
     ALL,
@@ -18,27 +17,29 @@ from stepcot_jax.evaluation.structured_reports import (
 )
 from stepcot_jax.host.files import write_json
 from stepcot_jax.run.results import PREDICTIONS, REPORT
-from stepcot_jax.training.checkpoints import Best
+from stepcot_jax.run.task import Outcome
+from stepcot_jax.training.processes import is_first
 
 
-def choose_thresholds(validation: ValidationPredictions, chain: Chain) -> dict[str, float]:
-    """Return the threshold of each network with the highest F1 on validation."""
-    predictions = validation.predictions
-    return {name: choose_threshold(logits, predictions.labels, chain) for name, logits in predictions.logits.items()}
-
-
-def write_structured_results(
+def finish_tree(
+    outcome: Outcome,
     workdir: pathlib.Path,
     dataset: Dataset,
-    *,
-    validated: ValidationPredictions,
-    thresholds: Mapping[str, float],
-    test: SplitPredictions,
-    best: Mapping[str, Best],
-    wall_seconds: float,
     num_resamples: int,
+    read: Callable[[str], SplitPredictions],
 ) -> dict[str, Any]:
-    """Write predictions and report; print the scores of the test split, with 0.5 and the chosen threshold."""
+    """Write predictions and report; print test scores, with 0.5 and the threshold chosen on validation.
+
+    `read` returns the predictions of the best weights for a split; "test" is read after the choice.
+    """
+    validated = read("val")
+    thresholds = {
+        name: choose_threshold(logits, validated.predictions.labels, dataset.chain)
+        for name, logits in validated.predictions.logits.items()
+    }
+    test, wall_seconds, best = read("test"), outcome.seconds(), outcome.best
+    if not is_first():
+        return {}
     chain, folder = dataset.chain, workdir / PREDICTIONS
     folder.mkdir(exist_ok=True)
     for split, answers in (("val", validated), ("test", test)):
@@ -58,7 +59,7 @@ def write_structured_results(
     report = {
         "num_cases": dataset.num_cases,
         "wall_seconds": round(wall_seconds, 1),
-        "thresholds": dict(thresholds),
+        "thresholds": thresholds,
         "best": {name: {"step": entry.step, "validation_score": entry.score} for name, entry in best.items()},
         "test": as_plain(scores),
         "test_less_constant": as_plain(differences),
@@ -69,4 +70,5 @@ def write_structured_results(
     for model, parts in differences.items():
         print(f"{model}: F1 {100 * parts[ALL]['f1'].value:+.1f} points against the constant that says no to everything")
     print(f"\n{wall_seconds:.0f} s; written to {workdir / REPORT}")
+    outcome.log({f"{model}/f1": parts[ALL]["f1"].value for model, parts in scores.items()})
     return report
