@@ -13,6 +13,7 @@ from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.evaluation.statistics import count_once
 from stepcot_jax.evaluation.structured_reports import (
     FIGURES,
+    NO_ON_TEST,
     NO_TO_EVERYTHING,
     PUBLISHED,
     Form,
@@ -159,9 +160,10 @@ def test_the_constant_comes_first_and_differences_are_paired():
     table = format_scores(scores, differences)
     assert "| all | no to everything | 60.0 [" in table
     assert "| all | published: hi-VQA (test part, pictures) | 30.2 | 64.6 | 33.3 | 32.0 |  |" in table
+    assert "| all | no to everything on that test part | 39.6 | 99.7 | 28.8 | 28.7 |  |" in table
     alone, _ = score_reports({}, labels[:1], TREE, patients=patients[:1])
     assert math.isnan(alone[NO_TO_EVERYTHING]["all"]["f1"].low)
-    assert set(PUBLISHED) == {"level 2/diseases", "level 2/objects", *FORM.parts}
+    assert set(PUBLISHED) == set(NO_ON_TEST) == {"level 2/diseases", "level 2/objects", *FORM.parts}
 
 
 def test_the_threshold_is_chosen_by_f1():
