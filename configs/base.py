@@ -23,7 +23,9 @@ def get_config():
     config.data.source = "phantom"  # "phantom": drawn in memory; "folder": files in `root`; "tfds": prepared in `root`
     # Every setting that names a folder may also name one on a store, gs://BUCKET/FOLDER or s3://BUCKET/FOLDER.
     config.data.root = ""  # data folder of "folder" (docs/data.md), or the data_dir of "tfds"
-    config.data.layout = "auto"  # detected; or "published", "chestxray8", "padchest_gr", "iu_xray", "csv"
+    config.data.layout = (
+        "auto"  # detected; or "published", "chestxray8", "padchest_gr", "iu_xray", "rad_restruct", "csv"
+    )
     config.data.single_label = True  # in layouts with lists of findings: skip images with several findings
     config.data.labels_from = "auto"  # "boxes" or "entries" of ChestX-ray8, if both tables exist; "auto": boxes
     config.data.step_names = tuple(name for name, _ in PUBLISHED_STEPS)  # one short name per step, in order

@@ -5,6 +5,7 @@ A label is the position of an answer among a step's options: letters A, B, C ...
 """
 
 import dataclasses
+import functools
 import re
 import string
 from collections.abc import Sequence
@@ -22,6 +23,9 @@ NOT_APPLICABLE = "N/A"
 
 NEGATIVE_OPTIONS = ("No abnormality", "Normal", "No finding", "None", "Absent", "No", NOT_APPLICABLE)
 """Options that deny a finding, in order of precedence: a step's negative option is the first that it offers."""
+
+YES_NO = ("yes", "no")
+"""Options, with case folded, of a step that decides on one option of a question with several right answers."""
 
 _LETTERED = re.compile(r"\(?([A-Za-z])(?:[.):]*|[.):]+\s*(\S.*))", re.DOTALL)
 
@@ -59,11 +63,18 @@ class Step:
       name: short name for tables, such as "Diagnosis".
       question: the question as readers are asked.
       options: the answers without letter prefixes, in label order; "N/A", where offered, is last.
+      asked_if: position of an earlier step and its label that opens this one; None for a step that is always asked.
+      choice: the option on which this step decides with yes or no, of a question with several right answers; "" for a
+        step that is a whole question.
+      part: section of a form with figures of its own, such as "level 2/signs"; "" without one.
     """
 
     name: str
     question: str
     options: tuple[str, ...]
+    asked_if: tuple[int, int] | None = None
+    choice: str = ""
+    part: str = ""
 
     def __post_init__(self) -> None:
         folded, where = [fold(option) for option in self.options], f"step {shorten(self.name)!r}"
@@ -78,6 +89,11 @@ class Step:
             raise BadInput(f"{where}: in {list_texts(self.options)} an option that is a letter is not its own letter")
         if fold(NOT_APPLICABLE) in folded[:-1]:
             raise BadInput(f"{where}: {NOT_APPLICABLE} must be the last option of {list_texts(self.options)}")
+        if self.choice and tuple(folded) != YES_NO:
+            raise BadInput(
+                f"{where}: options {list_texts(self.options)} of the choice {shorten(self.choice)!r}; "
+                f"{list_texts(YES_NO)} are required"
+            )
 
     @property
     def num_answers(self) -> int:
@@ -143,13 +159,25 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """An ordered series of steps, each answer feeding the next; any number of steps and answers."""
+    """An ordered series of steps, each answer feeding the next; any number of steps and answers.
+
+    A chain is a tree if some steps are asked only after a given answer to an earlier one. A question with several right
+    answers is a run of steps, one for each of its options, which answer yes or no (`Step.choice`). A label therefore
+    stays one position among a step's options; a step that is not asked has none (`NOT_ANNOTATED`).
+    """
 
     steps: tuple[Step, ...]
 
     def __post_init__(self) -> None:
         if not self.steps:
             raise BadInput("a chain needs at least one step")
+        for position, step in enumerate(self.steps):
+            parent, label = step.asked_if or (-1, 0)
+            if parent >= position or (step.asked_if and not 0 <= parent < position):
+                raise BadInput(f"step {shorten(step.name)!r}: asked_if names step {parent}; an earlier one is required")
+            if step.asked_if and not 0 <= label < self.steps[parent].num_answers:
+                most = self.steps[parent].num_answers - 1
+                raise BadInput(f"step {shorten(step.name)!r}: asked_if names label {label}; 0 to {most} is required")
 
     @staticmethod
     def published() -> "Chain":
@@ -169,6 +197,51 @@ class Chain:
     def answers_per_step(self) -> tuple[int, ...]:
         """Number of answers of each step."""
         return tuple(step.num_answers for step in self.steps)
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether some step is asked only after a given answer, or decides on one option of a question."""
+        return any(step.asked_if or step.choice for step in self.steps)
+
+    def refuse_tree(self, who: str) -> None:
+        """Refuse a tree for `who`, which asks every step."""
+        if self.is_tree:
+            raise BadInput(
+                f"chain: some steps are asked only after an answer; {who} asks every step (for a tree: the "
+                "job 'baseline', StructuredReport)"
+            )
+
+    @functools.cached_property
+    def questions(self) -> tuple[range, ...]:
+        """Positions of the steps of each question: one step, or one for each option where several may be right."""
+        starts = [
+            position
+            for position, step in enumerate(self.steps)
+            if not (position and step.choice and _asks_the_same(self.steps[position - 1], step))
+        ]
+        return tuple(map(range, starts, [*starts[1:], self.num_steps]))
+
+    def find_asked(self, labels: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+        """Return which steps [case, step] are asked, given the labels [case, step] of the steps before them.
+
+        >>> tree = Chain((Step("Mass", "?", ("yes", "no")), Step("Side", "?", ("left", "right"), asked_if=(0, 0))))
+        >>> tree.find_asked(np.array([[0, 1], [1, 1]])).tolist()
+        [[True, True], [True, False]]
+        """
+        asked = np.ones(labels.shape, bool)
+        for position, step in enumerate(self.steps):
+            if step.asked_if is not None:
+                parent, label = step.asked_if
+                asked[:, position] = asked[:, parent] & (labels[:, parent] == label)
+        return asked
+
+    def close(self, labels: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
+        """Return labels [case, step] with `NOT_ANNOTATED` at the steps that their own answers do not open."""
+        return np.where(self.find_asked(labels), labels, NOT_ANNOTATED)
+
+
+def _asks_the_same(step: Step, following: Step) -> bool:
+    return bool(step.choice) and (step.question, step.asked_if) == (following.question, following.asked_if)
 
 
 def read_options(options: Sequence[str]) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ from stepcot_jax.data.sources.layouts import AUTO, detect_layout, read_source
 from stepcot_jax.data.splits.making import make_splits
 from stepcot_jax.data.splits.split_resolver import resolve_tables
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Assignment, count_shared
-from stepcot_jax.data.statistics import LENGTHS, count_lengths_of, count_records
+from stepcot_jax.data.statistics import LENGTHS, count_form, count_lengths_of, count_records
 from stepcot_jax.data.uncertain import IGNORED, Targets, Treatment, UncertainAnswers, make_targets, note_one_answers
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
@@ -84,6 +84,7 @@ def gather(findings: Findings, *, images: str) -> dict[str, Any]:
         "set_aside_reasons": findings.reasons.as_facts(),
         "origins": table.count_origins(scan.good),
         "steps": _count_steps(scan, targets),
+        **_describe_tree(assignment, scan),
         "uncertain": findings.uncertain.treatment,
         "records_with_other_options": scan.num_other_options,
         "records_with_other_wordings": scan.count_other_wordings(),
@@ -134,6 +135,14 @@ def _count_steps(scan: Scan, targets: Targets | None) -> list[dict[str, Any]]:
             }
         )
     return steps
+
+
+def _describe_tree(assignment: Assignment | None, scan: Scan) -> dict[str, Any]:
+    if scan.chain is None or not scan.chain.is_tree:
+        return {}
+    member = assignment.member & scan.good if assignment else scan.good[None]
+    rows = count_form(scan.table, scan.chain, dict(zip(SPLIT_NAMES if assignment else ("all",), member, strict=True)))
+    return {"parts": [dataclasses.asdict(row) for row in rows]}
 
 
 def _describe_pictures(findings: Findings) -> dict[str, Any]:
@@ -246,7 +255,9 @@ def _note(facts: dict[str, Any], assignment: Assignment | None, scan: Scan, targ
         notes.append(lost)
     if assignment is not None and targets is not None and scan.chain is not None and len(targets.labels):
         untrained = [step["name"] for step in facts["steps"] if not step["trained"]]
-        if untrained:
+        if untrained and scan.chain.is_tree:
+            notes.append(f"{len(untrained)} of {len(facts['steps'])} steps are never asked in the train split")
+        elif untrained:
             notes.append(f"nobody answered {', '.join(untrained)} in the train split: not trained")
         notes += note_one_answers(scan.table.labels, assignment.member & scan.good, targets, scan.chain)
     if scan.chain is not None and _has_borrowed_names(scan.chain):

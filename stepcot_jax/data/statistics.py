@@ -6,14 +6,14 @@
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.data.columns import RecordTable, as_table
+from stepcot_jax.data.columns import RecordTable, as_table, find_first
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits
 from stepcot_jax.record import KINDS, STAGE_NAMES, Record
 
@@ -187,3 +187,43 @@ def answer_in_words(record: Record) -> str:
     if not record.options:
         return str(record.answer)
     return " + ".join(sorted(record.options[record.letters.index(letter)] for letter in record.answer))
+
+
+@dataclasses.dataclass(frozen=True)
+class FormPart:
+    """Counts of a part of a tree of questions; a patient counts once in a split, with the first image there."""
+
+    name: str  # "all", or a part of the form
+    questions: int
+    several_right: int  # questions that may have several right answers
+    asked: dict[str, int]  # questions that patients were asked, by split
+    only_no: dict[str, int]  # patients whose questions of this part were all answered with no, by split
+    patients: dict[str, int]  # by split
+
+
+def count_form(table: RecordTable, chain: Chain, members: Mapping[str, Bool[np.ndarray, " case"]]) -> list[FormPart]:
+    """Count the questions and answers of a tree by part; `members` are the cases of each split."""
+    labels, halves = table.labels, table.patients.halves
+    of_split = {}
+    for name, chosen in members.items():
+        rows = np.flatnonzero(chosen)
+        of_split[name] = labels[rows[find_first(halves[rows]) == np.arange(len(rows))]]
+    first = np.array([question[0] for question in chain.questions])
+    is_no = np.array([-1 if step.choice or step.negative is None else step.negative for step in chain.steps])
+    parts = [step.part for step in chain.steps]
+    rows_of_parts = []
+    for part in ("all", *sorted(set(parts))):
+        within = np.array([part in ("all", name) for name in parts])
+        starts = first[within[first]]
+        denied = {name: int(((of == is_no) | (of < 0))[:, within].all(axis=1).sum()) for name, of in of_split.items()}
+        rows_of_parts.append(
+            FormPart(
+                name=part,
+                questions=len(starts),
+                several_right=sum(len(question) > 1 and bool(within[question[0]]) for question in chain.questions),
+                asked={name: int((of[:, starts] >= 0).sum()) for name, of in of_split.items()},
+                only_no=denied,
+                patients={name: len(of) for name, of in of_split.items()},
+            )
+        )
+    return rows_of_parts

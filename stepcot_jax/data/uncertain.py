@@ -89,7 +89,9 @@ _OF_ONE_ANSWER = {
 def note_one_answers(
     labels: Integer[np.ndarray, "case step"], member: Bool[np.ndarray, "split case"], targets: Targets, chain: Chain
 ) -> list[str]:
-    """Return a note for each split whose annotated cases all have the same answer at some step."""
+    """Return a note for each split whose annotated cases all have the same answer at some step; none for a tree."""
+    if chain.is_tree:  # most of whose hundreds of steps are rarely asked
+        return []
     notes = []
     for name, in_split in zip(SPLIT_NAMES, member, strict=True):
         counted = targets.labels if name == "train" else labels[in_split]

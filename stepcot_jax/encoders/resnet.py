@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-
 _SMALL_SIDE = 8
 """Maps of at most this many pixels a side are convolved on a CPU as one matrix product (benchmarks/convolution.py)."""
 

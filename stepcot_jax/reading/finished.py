@@ -69,6 +69,7 @@ def read_run(workdir: pathlib.Path) -> FinishedRun:
     report = _read_report(workdir / "report.json")
     settings = read_stored(workdir).settings
     chain = read_reading(workdir).chain
+    chain.refuse_tree("the report page")
     calibration, statistics = workdir / CALIBRATION_FILE, workdir / STATISTICS_FILE
     split = read_predictions(workdir / "predictions" / "test.npz", chain)
     if not len(split.predictions.index):

@@ -204,6 +204,7 @@ def _networks_of(system: System, workdir: pathlib.Path) -> Networks:
 
 def _read_parts(workdir: pathlib.Path, *, names: tuple[str, ...]) -> StoredParts:
     stored, run = read_reading(workdir), read_stored(workdir)
+    stored.chain.refuse_tree("a reader of images")
     frozen = run.load_frozen(workdir, stored.encoder_digest)
     params, best_steps = _restore(workdir / "checkpoints", names)
     return StoredParts(

@@ -8,6 +8,7 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array
 
 from stepcot_jax.data.dataset import Dataset
@@ -16,6 +17,7 @@ from stepcot_jax.evaluation.consistency import count_pairs, make_rules
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.losses.step_cot import PARTS, Objective, Part, inverse_frequency_weights
 from stepcot_jax.models.student import Baseline
+from stepcot_jax.run.inputs import hides_steps
 from stepcot_jax.run.networks import make_networks
 from stepcot_jax.run.sections import LossSettings
 from stepcot_jax.run.settings import Settings
@@ -39,6 +41,8 @@ def make_system(
 
     `read_batches` returns training batches of a size, for a system with a stream of its own.
     """
+    if dataset.chain.is_tree:
+        return _make_structured_report(settings, dataset, image_encoder, batches_per_epoch)
     if settings.job == "baseline":
         return _make_baseline(settings, dataset, image_encoder, batches_per_epoch)
     if settings.job == "chain_grpo":
@@ -113,11 +117,48 @@ def _teaching(
     }
 
 
+def _make_structured_report(
+    settings: Settings, dataset: Dataset, image_encoder: nn.Module | None, batches_per_epoch: int
+) -> System:
+    """Return the system of a tree of questions, with the settings of the job "baseline"."""
+    from stepcot_jax.models.form_reader import FormReader  # for trees alone
+    from stepcot_jax.systems.structured_report import StructuredReport
+
+    if settings.job != "baseline" or hides_steps(settings):
+        raise BadInput(
+            f"config.job: {settings.job!r} with config.baseline.steps={settings.baseline.steps!r} reads a chain of "
+            "steps; a tree of questions (layout rad_restruct) needs 'baseline' with steps='all'"
+        )
+    baseline, training, chain = settings.baseline, settings.training, dataset.chain
+    return StructuredReport(
+        chain,
+        FormReader(chain.answers_per_step, hidden=baseline.hidden, dtype=jnp.dtype(training.compute_dtype)),
+        image_encoder=make_networks(settings, chain, image_encoder).image_encoder,
+        optimizer=_make_baseline_optimizer(settings, batches_per_epoch),
+        num_epochs=baseline.epochs,
+        answer_weights=_answer_weights(settings, dataset),
+    )
+
+
+def _make_baseline_optimizer(settings: Settings, batches_per_epoch: int) -> optax.GradientTransformation:
+    from stepcot_jax.systems.baseline import make_baseline_optimizer
+
+    baseline = settings.baseline
+    return make_baseline_optimizer(
+        learning_rate=baseline.learning_rate,
+        schedule=baseline.schedule,
+        num_batches=baseline.epochs * batches_per_epoch,
+        weight_decay=baseline.weight_decay,
+        epsilon=settings.training.adam_epsilon,
+        clip_norm=settings.training.clip_norm,
+    )
+
+
 def _make_baseline(
     settings: Settings, dataset: Dataset, image_encoder: nn.Module | None, batches_per_epoch: int
 ) -> System:
     """Return the system of the job "baseline"; its rate falls to 0 over the run by `baseline.schedule`."""
-    from stepcot_jax.systems.baseline import BaselineSystem, make_baseline_optimizer  # for this job alone
+    from stepcot_jax.systems.baseline import BaselineSystem  # for this job alone
 
     baseline, training, chain = settings.baseline, settings.training, dataset.chain
     networks = make_networks(settings, chain, image_encoder)
@@ -125,14 +166,7 @@ def _make_baseline(
         chain,
         Baseline(chain.answers_per_step, hidden=baseline.hidden, dtype=jnp.dtype(training.compute_dtype)),
         image_encoder=networks.image_encoder,
-        optimizer=make_baseline_optimizer(
-            learning_rate=baseline.learning_rate,
-            schedule=baseline.schedule,
-            num_batches=baseline.epochs * batches_per_epoch,
-            weight_decay=baseline.weight_decay,
-            epsilon=training.adam_epsilon,
-            clip_norm=training.clip_norm,
-        ),
+        optimizer=_make_baseline_optimizer(settings, batches_per_epoch),
         num_epochs=baseline.epochs,
         answer_weights=_answer_weights(settings, dataset),
         remat=networks.remat,

@@ -279,6 +279,8 @@ class ChainTask(Task):
     @property
     def next_commands(self) -> tuple[str, ...]:
         """Commands that read a finished run."""
+        if self.dataset.chain.is_tree:  # readers and pages show chains
+            return ()
         reads_images = self.system.takes_given and self.settings.image_encoder.name != "imported"
         return ("report {workdir}", *(("predict IMAGE --checkpoint={workdir}",) if reads_images else ()))
 
@@ -354,6 +356,22 @@ class ChainTask(Task):
     def finish(self, outcome: Outcome) -> dict[str, Any]:
         """Predict with the best weights; write predictions, choices, statistics and report."""
         chain, evaluation = self.dataset.chain, self.settings.evaluation
+        if chain.is_tree:
+            from stepcot_jax.run.structured_results import finish_tree  # for trees alone
+
+            report = finish_tree(
+                outcome,
+                self.workdir,
+                self.dataset,
+                evaluation.num_resamples,
+                lambda split: self._read(
+                    outcome.params_of, split, self.feed if split == "val" else self.open_test(), lambda *_: None
+                )[0],
+            )
+            params = outcome.params_of(self.system.names[0])
+            if is_first():
+                self._write_shapes(params)
+            return report
         answers, given, labels = self._read(
             outcome.params_of, "val", self.feed, lambda read, rows: np.asarray(read(true_prefixes(rows, chain)))
         )

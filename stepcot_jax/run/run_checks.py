@@ -162,6 +162,9 @@ def check_annotated(dataset: Dataset) -> list[str]:
     member = np.zeros((len(members), len(dataset.cases)), bool)
     for row, indices in zip(member, members.values(), strict=True):
         row[indices] = True
+    if dataset.chain.is_tree:
+        num_steps, num_missing = len(counts["train"]), int((counts["train"] == 0).sum())
+        return [f"note: {num_missing} of {num_steps} steps are never asked in the train split and are not trained"]
     untrained = [
         f"note: {step.name!r} has no annotated answer in the train split and is not trained"
         for step, num_train in zip(dataset.chain.steps, counts["train"], strict=True)

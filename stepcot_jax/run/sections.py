@@ -33,7 +33,7 @@ class DataSettings:
 
     source: Literal["phantom", "folder", "tfds", "given"]
     root: str
-    layout: Literal["auto", "published", "chestxray8", "padchest_gr", "iu_xray", "csv"]
+    layout: Literal["auto", "published", "chestxray8", "padchest_gr", "iu_xray", "rad_restruct", "csv"]
     single_label: bool
     labels_from: Literal["auto", "boxes", "entries"]
     step_names: tuple[str, ...]

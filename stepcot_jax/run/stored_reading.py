@@ -36,10 +36,13 @@ _MOST_TEXT_BYTES = 64 * 2**20
 _WAY_OUT = "running main again with the same --config and --workdir writes it"
 
 
-class _StoredStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _StoredStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     name: str
     question: str
     options: tuple[str, ...]
+    asked_if: tuple[int, int] | None = None
+    choice: str = ""
+    part: str = ""
 
 
 class _StoredChain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,7 +81,7 @@ def write_reading(
         content = io.BytesIO()
         np.save(content, np.asarray(text_features, np.float32), allow_pickle=False)
         write_whole(folder / TEXT_FILE, content.getvalue())
-    steps = tuple(_StoredStep(step.name, step.question, step.options) for step in chain.steps)
+    steps = tuple(_StoredStep(**vars(step)) for step in chain.steps)
     stored = _StoredChain(steps, text_features is not None, encoder_digest, trained_on)
     write_whole(folder / CHAIN_FILE, msgspec.json.format(msgspec.json.encode(stored), indent=1) + b"\n")
 
@@ -89,7 +92,7 @@ def read_reading(workdir: pathlib.Path) -> StoredReading:
     accepted = f"expected the file that a run wrote ({_WAY_OUT})"
     stored = read_json(path, _StoredChain, accepted=accepted, max_bytes=_MOST_CHAIN_BYTES)
     try:
-        chain = Chain(tuple(Step(step.name, step.question, step.options) for step in stored.steps))
+        chain = Chain(tuple(Step(**msgspec.structs.asdict(step)) for step in stored.steps))
     except BadInput as error:
         raise BadInput(f"{path}: {error}; {accepted}") from None
     text_features = _read_text(path.with_name(TEXT_FILE), chain) if stored.has_text else None

@@ -64,6 +64,7 @@ class BaselineSystem(System):
         answer_weights: Array | None = None,
         remat: bool = False,
     ) -> None:
+        chain.refuse_tree("BaselineSystem")
         answers = chain.answers_per_step
         self.chain, self.baseline = chain, baseline
         self.networks = Networks(Teacher(answers), Student(answers), image_encoder, remat=remat, baseline=baseline)

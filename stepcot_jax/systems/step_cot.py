@@ -93,6 +93,7 @@ class StepCoT(System):
         plateau: Plateau | None = None,
         given: AnswerSchedule = AS_PUBLISHED,
     ) -> None:
+        chain.refuse_tree("StepCoT")
         answers = chain.answers_per_step
         self.chain = chain
         self.networks = Networks(

@@ -107,6 +107,7 @@ def write_records(root: Path, *, chain: Chain, cases: Sequence[Record]) -> None:
 
 def encode_records(chain: Chain, cases: Sequence[Record]) -> bytes:
     """Return cases as an indented `data.json`."""
+    chain.refuse_tree("data.json")
     records = [
         PublishedRecord(
             patient_id=case.patient,

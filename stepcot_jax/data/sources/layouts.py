@@ -34,6 +34,7 @@ from stepcot_jax.data.sources.iu_xray import is_iu_xray, read_iu_xray
 from stepcot_jax.data.sources.medsage import is_medsage, read_medsage
 from stepcot_jax.data.sources.padchest_gr import list_padchest_gr, read_padchest_gr
 from stepcot_jax.data.sources.phantom_folder import list_phantoms
+from stepcot_jax.data.sources.rad_restruct import TEMPLATE, read_rad_restruct
 from stepcot_jax.data.sources.vinbigdata import list_vinbigdata
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
@@ -47,6 +48,7 @@ LAYOUTS: dict[str, str] = {
     "chestxray8": "a folder with BBox_List_2017*.csv or Data_Entry_2017*.csv",
     "padchest_gr": "a folder with grounded_reports*.json",
     "iu_xray": "a folder or .tgz archive with the collection's XML reports",
+    "rad_restruct": f"a folder with {TEMPLATE}",
     "csv": f"a folder with {TABLE_NAME}, or a .csv file",
 }
 """Name of each layout and the files that it is recognised by."""
@@ -55,6 +57,7 @@ _PATTERNS = {
     "published": (data_json.FILE_NAME,),
     "chestxray8": ("BBox_List_2017*.csv", "Data_Entry_2017*.csv"),
     "padchest_gr": ("grounded_reports*.json",),
+    "rad_restruct": (TEMPLATE,),
     "csv": (TABLE_NAME,),
 }
 
@@ -97,6 +100,8 @@ def read_source(
     if layout in ("published", "csv"):
         read = read_records if layout == "published" else read_csv_table
         return read(root, step_names=step_names, **options)
+    if layout == "rad_restruct":  # whose template names the steps
+        return read_rad_restruct(root, **options)
     expected = [step.name for step in DEFAULT_CHAIN.steps]
     if list(step_names) != expected:
         raise BadInput(f"step_names {list(step_names)} do not match the layout {layout}: expected {expected}")

@@ -144,6 +144,12 @@ def _write_statistics(options: argparse.Namespace) -> None:
         splits = make_splits(collection.cases, seed=options.split_seed)
         source = f"made from seed {options.split_seed}, there being no tables"
     make_workdir(options.out)
+    if collection.chain.is_tree:
+        from stepcot_jax.tools.data.forms import write_form_statistics
+
+        names = write_form_statistics(options.out, collection, splits)
+        print(make_printable(f"{len(collection.cases):,} cases in {options.out}: {', '.join(names)}"))
+        return
     statistics = compute_statistics(collection.cases, collection.chain, splits, splits_source=source)
     tables = write_tables(options.out, statistics)
     pictures, missing = write_pictures(options.out, statistics)
@@ -317,9 +323,20 @@ def list_tables(facts: dict[str, Any]) -> list[Table]:
             [[key.replace("_", " "), _number(facts[key])] for key in _SUMMARY],
         ),
         (
+            "Parts of the form (a patient counts once; --json has every step)",
+            ("part", "questions", "several right", "asked", "patients with no to everything"),
+            [
+                [part["name"], _number(part["questions"]), _number(part["several_right"]), *_by_split(part)]
+                for part in facts.get("parts", ())
+            ],
+        ),
+        (
             "Steps",
             ("step", *numbers, "answers"),
-            [[step["name"], *(_number(step[key]) for key in numbers), _list_answers(step)] for step in facts["steps"]],
+            [
+                [step["name"], *(_number(step[key]) for key in numbers), _list_answers(step)]
+                for step in (() if "parts" in facts else facts["steps"])
+            ],
         ),
         (
             f"Splits ({_SPLITS_FROM.get(facts['splits_from'], facts['splits_from'])})",
@@ -368,6 +385,13 @@ def list_reasons(facts: dict[str, Any]) -> Table:
 
 def _number(value: int | None) -> str:
     return "-" if value is None else f"{value:,}"
+
+
+def _by_split(part: dict[str, Any]) -> tuple[str, str]:
+    asked = ", ".join(f"{name} {number:,}" for name, number in part["asked"].items())
+    only_no = part["only_no"].items()
+    shares = [f"{name} {number:,} ({number / max(part['patients'][name], 1):.1%})" for name, number in only_no]
+    return asked, ", ".join(shares)
 
 
 def _list_answers(step: dict[str, Any]) -> str:
