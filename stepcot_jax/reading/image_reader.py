@@ -218,20 +218,21 @@ class ImageReader:
         return self._read_pictures([reading.source], [reading.picture], [reading.check.projection], earlier)[0]
 
     def explain(self, reading: ChainReading) -> Float32[np.ndarray, "step row column"]:
-        """Return a map for each answer of a reading: the parts of the image that support it.
+        """Return a map for each answer of a reading: the parts of the image that it loses probability without.
 
         Args:
           reading: of this reader.
 
         Returns:
-          Maps [step, row, column], not negative, each with sum 1.
+          Maps [step, 16, 16], not negative, each with sum 1.
         """
-        from stepcot_jax.reading.explain import Explainer  # another 350 lines, for those who ask
+        from stepcot_jax.reading.explain import Explainer  # another 250 lines, for those who ask
 
         images = to_input([reading.picture], self.trained.preprocessing)
         labels = np.array([[answer.label for answer in reading.steps]], np.int32)
         given = self._given_of(reading)[None] if reading.has_given else None
-        return Explainer(self.trained, model=self.model).explain(images, given_answers=given, labels=labels).maps[0]
+        explainer = Explainer(self.trained, model=self.model)
+        return explainer.explain(images, given_answers=given, labels=labels, with_claims=False).maps[0]
 
     def _given_of(self, reading: ChainReading) -> Float32[np.ndarray, "step answer"]:
         given = np.zeros((len(reading.steps), max(self.trained.chain.answers_per_step)), np.float32)
@@ -287,21 +288,21 @@ def _raise(message: str) -> None:
 
 
 def explain_image(reader: ImageReader, image: Any) -> Float32[np.ndarray, "step row column"]:
-    """Return for each step a map over an image: the parts that support the network's answer.
+    """Return for each step a map over an image: the parts that the network's answer loses probability without.
 
     Args:
       reader: of `load`.
       image: a path, the bytes of an image file, or uint8 pixels [height, width] or [height, width, 3].
 
     Returns:
-      Maps [step, row, column], not negative, each with sum 1; of what the encoder sees, after cropping or padding.
+      Maps [step, 16, 16], not negative, each with sum 1; of what the encoder sees, after cropping or padding.
 
     Raises:
-      BadInput: the image cannot be read, or the run's encoder runs in another framework.
+      BadInput: the image cannot be read.
     """
     from stepcot_jax.reading.explain import Explainer
 
     trained = reader.trained
     pixels = read_picture(image, trained.preprocessing, max_pixels=trained.max_pixels)
     images = to_input([pixels], trained.preprocessing)
-    return Explainer(trained, model=reader.model).explain(images).maps[0]
+    return Explainer(trained, model=reader.model).explain(images, with_claims=False).maps[0]

@@ -26,10 +26,12 @@ from stepcot_jax.reading.exported_model import (
     read_exported_parts,
 )
 from stepcot_jax.run.given import check_readable
+from stepcot_jax.run.normal_picture import NormalPicture, read_normal_picture
 from stepcot_jax.run.stored import StoredRun, read_stored
 from stepcot_jax.run.stored_reading import (
     CALIBRATION_FILE,
     GATE_FILE,
+    NORMAL_FILE,
     PAIRS_FILE,
     STATISTICS_FILE,
     read_reading,
@@ -133,6 +135,11 @@ class Trained:
     def gate(self, model: str) -> Gate | None:
         """Return the gate of a network; None if the run stored none."""
         return read_gate(self.workdir / GATE_FILE, model)
+
+    @functools.cached_property
+    def normal_picture(self) -> NormalPicture | None:
+        """Mean picture of its normal training cases; None for a run that stored none."""
+        return read_normal_picture(self.workdir / NORMAL_FILE, size=self.preprocessing.size)
 
     @functools.cached_property
     def operating_points(self) -> "OperatingPoints | None":

@@ -100,6 +100,7 @@ class ShownCase:
     sets: Bool[np.ndarray, "step answer"] | None = None  # conformal answer sets; None without calibration
     inconsistent: str = ""  # the rule that the answers break, in words; "" if none
     maps: Float[np.ndarray, "step height width"] | None = None  # not negative; None without maps
+    claims: Sequence[str] = ()  # of the maps, in words
 
     @property
     def last_truth(self) -> int:
@@ -143,4 +144,5 @@ def _as_data(case: ShownCase, chain: Chain) -> dict[str, Any]:
         "sets": sets,
         "inconsistent": name_unseen(case.inconsistent),
         "maps": None if case.maps is None else [write_map(values) for values in case.maps],
+        "claims": list(case.claims),
     }
