@@ -4,7 +4,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import jax
 import numpy as np
@@ -33,6 +33,9 @@ from stepcot_jax.reading.readings import ChainReading, make_readings
 from stepcot_jax.reading.trained_model import Trained, load_trained, read_default_model
 from stepcot_jax.run.stored_reading import PAIRS_FILE
 from stepcot_jax.training.system import System
+
+if TYPE_CHECKING:
+    from stepcot_jax.reading.explain import Claim
 
 MAKER = "stepcot_jax"
 
@@ -217,22 +220,23 @@ class ImageReader:
             earlier = np.where(shares.any(axis=-1, keepdims=True), shares, earlier)
         return self._read_pictures([reading.source], [reading.picture], [reading.check.projection], earlier)[0]
 
-    def explain(self, reading: ChainReading) -> Float32[np.ndarray, "step row column"]:
+    def explain(self, reading: ChainReading) -> tuple[Float32[np.ndarray, "step row column"], tuple["Claim", ...]]:
         """Return a map for each answer of a reading: the parts of the image that it loses probability without.
 
         Args:
           reading: of this reader.
 
         Returns:
-          Maps [step, 16, 16], not negative, each with sum 1.
+          Maps [step, 16, 16], not negative, each with sum 1; and for each step what its map claims, printable: what
+          becomes of the answer's probability when the brightest tenth is blurred, and a random tenth.
         """
         from stepcot_jax.reading.explain import Explainer  # another 250 lines, for those who ask
 
         images = to_input([reading.picture], self.trained.preprocessing)
         labels = np.array([[answer.label for answer in reading.steps]], np.int32)
         given = self._given_of(reading)[None] if reading.has_given else None
-        explainer = Explainer(self.trained, model=self.model)
-        return explainer.explain(images, given_answers=given, labels=labels, with_claims=False).maps[0]
+        explained = Explainer(self.trained, model=self.model).explain(images, given_answers=given, labels=labels)
+        return explained.maps[0], explained.claims[0]
 
     def _given_of(self, reading: ChainReading) -> Float32[np.ndarray, "step answer"]:
         given = np.zeros((len(reading.steps), max(self.trained.chain.answers_per_step)), np.float32)

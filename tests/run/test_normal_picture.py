@@ -42,8 +42,8 @@ def test_there_is_none_of_few_pictures_or_without_a_normal_answer(dataset):
     few = dataclasses.replace(dataset.splits, train=dataset.splits.train[: MIN_CASES - 1])
     assert mean_normal_picture(dataclasses.replace(dataset, splits=few)) is None
     *steps, last = dataset.chain.steps
-    for first in ("Nodule", "N/A"):
-        other = Chain((*steps, Step(last.name, last.question, (first, *last.options[1:]))))
+    for options in (("Fracture", *last.options[1:]), (*last.options[1:], "N/A")):
+        other = Chain((*steps, Step(last.name, last.question, options)))
         assert mean_normal_picture(dataclasses.replace(dataset, chain=other)) is None
 
 
