@@ -184,7 +184,7 @@ def draw_explanation(
 
 def _write_claim(claim: Claim) -> str:
     before, brightest, random = map(percent, (claim.probability, claim.brightest, claim.random))
-    return f"brightest tenth blurred: {before} → {brightest}\na random tenth: → {random}"
+    return f"brightest tenth blurred: {before} → {brightest}\na random tenth: {before} → {random}"
 
 
 def _show_spreads(axes: Axes, spreads: np.ndarray) -> None:
