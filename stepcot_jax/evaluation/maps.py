@@ -83,12 +83,12 @@ def score_constant(
       fitted_on: boxes of training cases; None fits on the boxes of all other patients.
       patients: whose case it is; "" is a patient of its own.
     """
-    fits = [None if fitted_on is None else _fit_constant(fitted_on, np.ones(len(fitted_on.cover), bool), spreads)]
+    fixed = None if fitted_on is None else _fit_constant(fitted_on, np.ones(len(fitted_on.cover), bool), spreads)
     scores = {name: np.zeros((len(patients), len(spreads))) for name in targets.by_score}
     names = np.asarray(patients)
     for case, patient in enumerate(patients):
         others = names != patient if patient else np.arange(len(names)) != case
-        weights = fits[0] or _fit_constant(targets, others, spreads)
+        weights = _fit_constant(targets, others, spreads) if fixed is None else fixed
         for name, boxes in targets.by_score.items():
             scores[name][case] = weights[name] @ boxes[case]
     return scores
