@@ -26,7 +26,6 @@ from stepcot_jax.reading.exported_model import (
     read_exported_parts,
 )
 from stepcot_jax.run.given import check_readable
-from stepcot_jax.run.normal_picture import NormalPicture, read_normal_picture
 from stepcot_jax.run.stored import StoredRun, read_stored
 from stepcot_jax.run.stored_reading import (
     CALIBRATION_FILE,
@@ -46,6 +45,7 @@ from stepcot_jax.training.system import System
 if TYPE_CHECKING:
     from stepcot_jax.evaluation.calibration import Calibration
     from stepcot_jax.evaluation.operating_points import OperatingPoints
+    from stepcot_jax.run.normal_picture import NormalPicture
 
 # Compare the names and shapes of stored weights with those of the networks that the settings describe.
 
@@ -137,8 +137,10 @@ class Trained:
         return read_gate(self.workdir / GATE_FILE, model)
 
     @functools.cached_property
-    def normal_picture(self) -> NormalPicture | None:
+    def normal_picture(self) -> "NormalPicture | None":
         """Mean picture of its normal training cases; None for a run that stored none."""
+        from stepcot_jax.run.normal_picture import read_normal_picture
+
         return read_normal_picture(self.workdir / NORMAL_FILE, size=self.preprocessing.size)
 
     @functools.cached_property

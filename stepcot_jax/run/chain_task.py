@@ -24,7 +24,6 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.build import make_system, read_ahead, read_training_batches
 from stepcot_jax.run.inputs import Inputs, hides_steps, load_inputs
-from stepcot_jax.run.normal_picture import mean_normal_picture, write_normal_picture
 from stepcot_jax.run.results import NUM_GIVEN, Validated, choose, with_facts, write_results
 from stepcot_jax.run.run_checks import check_annotated, check_step_costs
 from stepcot_jax.run.settings import Settings
@@ -327,6 +326,8 @@ class ChainTask(Task):
 
     def _write_normal_picture(self) -> None:
         """Write the mean picture of normal training cases, which maps need; nothing if there are too few."""
+        from stepcot_jax.run.normal_picture import mean_normal_picture, write_normal_picture
+
         reads_images = self.system.takes_given and self.settings.image_encoder.name != "imported"
         picture = mean_normal_picture(self.dataset) if reads_images else None
         if picture is not None:
