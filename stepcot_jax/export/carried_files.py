@@ -11,12 +11,19 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file, read_json
 from stepcot_jax.reading.trained_model import Trained
 from stepcot_jax.run.stored import SETTINGS_FILE, hide_folder
-from stepcot_jax.run.stored_reading import CALIBRATION_FILE, CONVERTED_FILE, GATE_FILE, PAIRS_FILE, STATISTICS_FILE
+from stepcot_jax.run.stored_reading import (
+    CALIBRATION_FILE,
+    CONVERTED_FILE,
+    GATE_FILE,
+    NORMAL_FILE,
+    PAIRS_FILE,
+    STATISTICS_FILE,
+)
 
 STATISTICS = ("reliance", "operating_points")
 """Parts of a run's statistics that readings use; the rest of statistics.json stays with the run."""
 
-COPIED = (PAIRS_FILE, GATE_FILE, CONVERTED_FILE)
+COPIED = (PAIRS_FILE, GATE_FILE, NORMAL_FILE, CONVERTED_FILE)
 """Files of the workdir that are copied if the run wrote them; none has names of patients or images."""
 
 _MOST_BYTES = 2**26

@@ -22,7 +22,14 @@ from stepcot_jax.host.exported_files import SUMS
 from stepcot_jax.host.files import read_json
 from stepcot_jax.host.text import escape_markdown as plain
 from stepcot_jax.reading.trained_model import Trained
-from stepcot_jax.run.stored_reading import CALIBRATION_FILE, CONVERTED_FILE, GATE_FILE, PAIRS_FILE, STATISTICS_FILE
+from stepcot_jax.run.stored_reading import (
+    CALIBRATION_FILE,
+    CONVERTED_FILE,
+    GATE_FILE,
+    NORMAL_FILE,
+    PAIRS_FILE,
+    STATISTICS_FILE,
+)
 
 _HERE = pathlib.Path(__file__).parent
 
@@ -257,6 +264,7 @@ _OF_ALL = {
     STATISTICS_FILE: "operating points with their figures, and how far answers follow given ones",
     PAIRS_FILE: "counted pairs of answers, for `sc.load(FOLDER, pairs=True)`",
     GATE_FILE: "the gates, for `sc.load`",
+    NORMAL_FILE: "mean of the normal training pictures, for maps",
     CONVERTED_FILE: "the checkpoint that the run was converted from",
     "labels.json": "questions and answers, in the order of the logits",
     "settings.json": "the run's settings; with it `sc.load` reads this folder",

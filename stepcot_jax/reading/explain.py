@@ -1,119 +1,94 @@
-"""Saliency maps: Chefer et al. (ICCV 2021) for vision transformers, element-wise Grad-CAM for convolutions.
+"""Maps by intervention: what an answer loses when a part of the picture is replaced.
 
-After an average over cells Grad-CAM's mean gradient no longer distinguishes them.
+The picture is a grid of 16 x 16 cells. Windows of 3 x 3 cells are replaced in turn by the mean picture of normal
+training cases, or blurred if the run stored none; a cell's value is the mean fall of the answer's log-probability over
+the windows on it. Any encoder that reads images is explained alike (docs/results/explanations.md compares ways).
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
-import flax.linen as nn
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float32, Int
+from jaxtyping import Bool, Float, Float32, Int
+from scipy import ndimage
 
-from stepcot_jax.encoders.resnet import ResidualBlock
-from stepcot_jax.encoders.torchvision_networks import FrozenBatchNorm, FrozenBlock, FrozenDenseNet
-from stepcot_jax.encoders.transformer import VisionTransformer
 from stepcot_jax.reading.corrections import check_given
-from stepcot_jax.reading.programs import Reader, Reading, read_features
+from stepcot_jax.reading.programs import Reader, Reading
+from stepcot_jax.reading.radiographs import to_input
+from stepcot_jax.reading.readings import percent
 from stepcot_jax.reading.trained_model import Trained
-from stepcot_jax.systems.networks import Networks
-from stepcot_jax.training.state import Params
-
-# Read values and gradients inside an image encoder without changing it.
-#
-# An interceptor of Flax methods records the input or output of chosen modules and adds a tap of zeros to it; the
-# gradient with respect to the tap is the gradient with respect to the value.
-
-
-Side = Literal["input", "output"]
-Choose = Callable[[nn.Module], Side | None]  # From a module to the tapped side; None leaves it alone
-
-Taps = dict[str, Array]  # An array for each tapped module, by its path
-
-
-class TappedModules:
-    """Interceptor of Flax methods."""
-
-    def __init__(self, choose: Choose, taps: Taps) -> None:
-        self._choose, self._taps = choose, taps
-        self.values: Taps = {}
-
-    def __call__(
-        self, next_method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], context: Any
-    ) -> Any:
-        """Call the method and add its module's tap, if any; Flax calls this."""
-        side = self._choose(context.module) if context.method_name == "__call__" else None
-        name = "/".join(context.module.path)
-        if side == "input":
-            return next_method(self._tap(name, args[0]), *args[1:], **kwargs)
-        value = next_method(*args, **kwargs)
-        return self._tap(name, value) if side == "output" else value
-
-    def _tap(self, name: str, value: Array) -> Array:
-        self.values[name] = value
-        tap = self._taps.get(name)
-        return value if tap is None else value + tap.astype(value.dtype)
-
-
-def encode(network: nn.Module, params: Any, images: Float[Array, "case height width 3"]) -> Array:
-    """Return features [case, width] of any of the package's image encoders."""
-    features = network.apply({"params": params}, images)
-    return features[0] if isinstance(features, tuple) else features
-
-
-def find_values(network: nn.Module, params: Any, images: Any, choose: Choose) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shapes of the values that `choose` selects, in the order in which the network computes them."""
-    order: list[str] = []
-
-    def run(params: Any, images: Any) -> Taps:
-        tapped = TappedModules(choose, {})
-        with nn.intercept_methods(tapped):
-            encode(network, params, images)
-        order.extend(tapped.values)
-        return tapped.values
-
-    shapes = jax.eval_shape(run, params, images)
-    return {name: shapes[name] for name in order}  # JAX returns a dict sorted by key
-
-
-def step_gradients(
-    *,
-    network: nn.Module,
-    params: Any,
-    images: Float[Array, "case height width 3"],
-    read: Callable[[Array], tuple[Float[Array, "case step answer"], Any]],
-    labels: Int[Array, "case step"],
-    choose: Choose,
-    tapped: dict[str, jax.ShapeDtypeStruct],
-) -> tuple[tuple[Array, Any], Int[Array, "case step"], Taps, Taps]:
-    """Return outputs of `read`, explained labels, values [case, ...] and each step's gradients [step, case, ...]."""
-
-    def run(taps: Taps) -> tuple[Array, Any]:
-        modules = TappedModules(choose, taps)
-        with nn.intercept_methods(modules):
-            features = encode(network, params, images)
-        logits, rest = read(features)
-        followed = jnp.where(labels >= 0, labels, jnp.argmax(logits, axis=-1).astype(labels.dtype))
-        chosen = jnp.take_along_axis(logits, followed[..., None], axis=-1)[..., 0]
-        return chosen, ((logits, rest), followed, modules.values)
-
-    taps = {name: jnp.zeros(shape.shape, shape.dtype) for name, shape in tapped.items()}
-    chosen, pull_back, (outputs, followed, values) = jax.vjp(run, taps, has_aux=True)
-
-    def follow(step: Array) -> Taps:
-        return pull_back(jnp.broadcast_to(step[None], chosen.shape))[0]
-
-    # Cases are independent in an encoder: one backward pass serves the batch, and each step needs a pass.
-    return outputs, followed, values, jax.vmap(follow)(jnp.eye(chosen.shape[1], dtype=chosen.dtype))
-
 
 PREDICTED = -1  # As a label: explain the most probable answer
 
-LEAST_ROWS = 7  # Rows of a ResNet's last feature map for a 224 px image
+GRID = 16  # Cells along a side
+TENTH = round(GRID * GRID / 10)  # Cells that a claim blurs
+_WINDOW = 3  # Cells along the side of a window
+_SIGMA = 1.5  # Of the blur, in cells: half a window
+_NUM_RANDOM = 11  # Random tenths; with the brightest ones of seven steps they fill one batch
+_AT_ONCE = 18  # Pictures that are read in one batch; 11 batches take the picture and its 196 windows
+_LEAST = 1e-12  # Smallest probability that a logarithm is taken of
+
+Masks = Bool[np.ndarray, "mask row column"]  # cells of the picture
+Image = Float32[np.ndarray, "height width 3"]
+
+
+@functools.cache
+def window_masks(side: int = _WINDOW) -> Masks:
+    """Return all windows of `side` cells inside the grid."""
+    starts = range(GRID - side + 1)
+    masks = np.zeros((len(starts) ** 2, GRID, GRID), bool)
+    for number, mask in enumerate(masks):
+        row, column = divmod(number, len(starts))
+        mask[row : row + side, column : column + side] = True
+    return masks
+
+
+@functools.cache
+def random_masks(number: int, *, num_cells: int, seed: int = 0) -> Masks:
+    """Return masks of the highest cells of smooth noise: connected parts about as wide as a window."""
+    noise = np.random.default_rng(seed).standard_normal((number, GRID, GRID))
+    return highest_cells(ndimage.gaussian_filter(noise, (0, _SIGMA, _SIGMA), mode="wrap"), num_cells)
+
+
+def highest_cells(maps: Float[np.ndarray, "*case row column"], num_cells: int) -> Bool[np.ndarray, "*case row column"]:
+    """Return the `num_cells` highest cells of each map; of equal ones the first."""
+    flat = maps.reshape(*maps.shape[:-2], -1)
+    order = np.argsort(-flat, axis=-1, kind="stable")[..., :num_cells]
+    chosen = np.zeros(flat.shape, bool)
+    np.put_along_axis(chosen, order, True, axis=-1)
+    return chosen.reshape(maps.shape)
+
+
+def blur(image: Image) -> Image:
+    """Return a picture without details smaller than a window."""
+    sigma = _SIGMA * image.shape[0] / GRID
+    return ndimage.gaussian_filter(image, (sigma, sigma, 0))
+
+
+def replace_cells(image: Image, filler: Image, masks: Masks) -> Float32[np.ndarray, "mask height width 3"]:
+    """Return copies of a picture with the masked cells taken from another one."""
+    cells = ((np.arange(image.shape[0]) + 0.5) * GRID / image.shape[0]).astype(int)
+    return np.where(masks[:, cells[:, None], cells[None]][..., None], filler, image)
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """What a map claims: the answer's probability in the picture, and with a tenth of the cells blurred."""
+
+    probability: float
+    brightest: float  # with the map's brightest tenth blurred
+    random: float  # with a random tenth blurred, mean of several
+
+    def __str__(self) -> str:
+        """Return the claim in words.
+
+        >>> str(Claim(0.84, 0.31, 0.8))
+        '84 % becomes 31 % with the brightest tenth blurred, 80 % with a random tenth'
+        """
+        before, brightest, random = map(percent, (self.probability, self.brightest, self.random))
+        return f"{before} becomes {brightest} with the brightest tenth blurred, {random} with a random tenth"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,15 +98,24 @@ class Explanation:
     reading: Reading
     labels: Int[np.ndarray, "case step"]  # the answer that each map explains
     maps: Float32[np.ndarray, "case step row column"]  # not negative, each with sum 1; constant without support
+    claims: tuple[tuple[Claim, ...], ...]  # by case and step; empty if they were not asked for
 
 
 class Explainer:
-    """Explains the readings of one network; compiled once for one batch size."""
+    """Explains the readings of one network; compiled once.
 
-    def __init__(self, trained: Trained, *, model: str = "student", batch_size: int = 1) -> None:
-        self.trained, self.model, self.batch_size = trained, model, batch_size
-        self.reader = Reader(trained, model=model, batch_size=batch_size, with_attention=False)
-        self._network, self._encoder_params = self.reader.image_network
+    Attributes:
+      filled_with: what replaces a window, in words.
+    """
+
+    def __init__(self, trained: Trained, *, model: str = "student") -> None:
+        self.trained, self.model = trained, model
+        self.reader = Reader(trained, model=model, batch_size=_AT_ONCE)
+        normal = trained.normal_picture
+        self._normal = None if normal is None else to_input([normal.pixels], trained.preprocessing)[0]
+        self.filled_with = "a blurred copy (the run stored no mean picture of normal cases)"
+        if normal is not None:
+            self.filled_with = f"the mean of {normal.num_cases} normal training pictures"
 
     def explain(
         self,
@@ -139,147 +123,78 @@ class Explainer:
         *,
         given_answers: Int[np.ndarray, "case step"] | Float[np.ndarray, "case step answer"] | None = None,
         labels: Int[np.ndarray, "case step"] | None = None,
+        with_claims: bool = True,
     ) -> Explanation:
         """Read images and map the support of each answer; a label of `PREDICTED` is the most probable answer."""
+        images = np.asarray(images, np.float32)
         given = check_given(given_answers, self.trained, model=self.model, num_cases=len(images))
         asked = np.full(given.shape[:2], PREDICTED, np.int32) if labels is None else np.asarray(labels, np.int32)
+        masks = np.concatenate([np.zeros((1, GRID, GRID), bool), window_masks()])
+        readings, followed, maps, claims = [], [], [], []
+        for image, of_case, wanted in zip(images, given, asked, strict=True):
+            reading = self.read_replaced(image, masks, of_case)
+            answers = np.where(wanted >= 0, wanted, reading.logits[0].argmax(axis=-1)).astype(np.int32)
+            chosen = take_answers(reading, answers)
+            readings.append(_join([reading], first=True))
+            followed.append(answers)
+            maps.append(normalise_maps(lay_falls(np.log(chosen[:1]) - np.log(chosen[1:]), masks[1:])))
+            if with_claims:
+                claims.append(self._claim(image, of_case, answers, maps[-1], chosen[0]))
+        return Explanation(_join(readings), np.stack(followed), np.stack(maps), tuple(claims))
+
+    def read_replaced(
+        self, image: Image, masks: Masks, given: Float32[np.ndarray, "step answer"], *, filler: Image | None = None
+    ) -> Reading:
+        """Return the readings of one picture with masked cells replaced, a case for each mask."""
+        if filler is None:
+            filler = blur(image) if self._normal is None else self._normal
         parts = []
-        for start in range(0, len(images), self.batch_size):
-            chosen = slice(start, start + self.batch_size)
-            batch = (np.asarray(images[chosen], np.float32), given[chosen], asked[chosen])
-            num_cases = len(batch[0])
-            missing = self.batch_size - num_cases
-            padded = [np.concatenate([rows, np.repeat(rows[:1], missing, axis=0)]) for rows in batch]
-            outputs = _explain(
-                self._encoder_params,
-                self.reader.params,
-                self.reader.text_features,
-                *padded,
-                network=self._network,
-                networks=self.trained.networks,
-                model=self.model,
-            )
-            parts.append(jax.tree.map(lambda rows, num=num_cases: np.asarray(rows)[:num], outputs))
-        joined: Any = jax.tree.map(lambda *rows: np.concatenate(rows), *parts)
-        logits, attention, followed, maps = joined
-        scores = self.reader.gate_scores(images)
-        return Explanation(self.reader.interpret(logits, attention, scores), followed, maps)
+        for start in range(0, len(masks), _AT_ONCE):
+            shown = replace_cells(image, filler, masks[start : start + _AT_ONCE])
+            parts.append(self.reader.read(shown, np.repeat(given[None], len(shown), axis=0)))
+        return _join(parts)
+
+    def _claim(
+        self,
+        image: Image,
+        given: Float32[np.ndarray, "step answer"],
+        answers: Int[np.ndarray, "step"],
+        maps: Float32[np.ndarray, "step row column"],
+        before: Float[np.ndarray, "step"],
+    ) -> tuple[Claim, ...]:
+        masks = np.concatenate([highest_cells(maps, TENTH), random_masks(_NUM_RANDOM, num_cells=TENTH)])
+        after = take_answers(self.read_replaced(image, masks, given, filler=blur(image)), answers)
+        random = after[len(maps) :].mean(axis=0)
+        return tuple(Claim(*map(float, row)) for row in zip(before, np.diag(after[: len(maps)]), random, strict=True))
 
 
-@functools.partial(jax.jit, static_argnames=("network", "networks", "model"))
-def _explain(
-    encoder_params: Params,
-    params: Params,
-    text_features: Any,
-    images: Array,
-    given_answers: Array,
-    labels: Array,
-    *,
-    network: nn.Module,
-    networks: Networks,
-    model: str,
-) -> tuple[Array, Any, Array, Array]:
-    """Return logits, attention, the explained labels, and maps [case, step, row, column]."""
-
-    def read(features: Array) -> tuple[Array, Any]:
-        return read_features(
-            features,
-            params=params,
-            text_features=text_features,
-            given_answers=given_answers,
-            networks=networks,
-            model=model,
-        )
-
-    choose = choose_modules(network)
-    shapes = find_values(network, encoder_params, images, choose)
-    (logits, attention), followed, values, gradients = step_gradients(
-        network=network,
-        params=encoder_params,
-        images=images,
-        read=read,
-        labels=labels,
-        choose=choose,
-        tapped=choose_taps(network, shapes, least_rows=LEAST_ROWS),
-    )
-    maps = make_maps(network, values, gradients)
-    return logits, attention, followed, normalise_maps(jnp.moveaxis(maps, 0, 1))
+def take_answers(reading: Reading, answers: Int[np.ndarray, "step"]) -> Float[np.ndarray, "case step"]:
+    """Return the probabilities of one answer a step in all cases, never 0."""
+    chosen = np.take_along_axis(reading.probabilities, answers[None, :, None], axis=-1)[..., 0]
+    return np.maximum(chosen, _LEAST)
 
 
-def choose_modules(network: nn.Module) -> Any:
-    """Return the function that selects the modules, and their side, from which a map is computed."""
-
-    def of_transformer(module: nn.Module) -> Side | None:
-        if type(module) is not nn.Dense or module.path[-2:-1] != ("attention",):
-            return None
-        return {"qkv": "output", "out": "input"}.get(module.path[-1])  # type: ignore[return-value]
-
-    def of_convolutions(module: nn.Module) -> Side | None:
-        is_last_norm = isinstance(module, FrozenBatchNorm) and module.name == "norm5"
-        return "output" if isinstance(module, ResidualBlock | FrozenBlock) or is_last_norm else None
-
-    return of_transformer if isinstance(network, VisionTransformer) else of_convolutions
+def lay_falls(falls: Float[np.ndarray, "mask step"], masks: Masks) -> Float[np.ndarray, "step row column"]:
+    """Return each cell's mean fall over the masks on it; negative means become 0."""
+    weights = masks.reshape(len(masks), -1).astype(np.float64)
+    means = falls.T @ weights / np.maximum(weights.sum(axis=0), 1)
+    return np.maximum(means, 0).reshape(falls.shape[1], *masks.shape[1:])
 
 
-def choose_taps(network: nn.Module, shapes: dict[str, Any], *, least_rows: int) -> dict[str, Any]:
-    """Return the values to differentiate by: the outputs of all attentions, or the last fine enough feature map."""
-    if isinstance(network, VisionTransformer):
-        return {name: shape for name, shape in shapes.items() if name.endswith("/out")}
-    if not shapes:
-        raise TypeError(f"{type(network).__name__} has no known feature maps; expected one of the package's encoders")
-    fine = [name for name, shape in shapes.items() if min(shape.shape[1:3]) >= least_rows]
-    name = fine[-1] if fine else max(shapes, key=lambda layer: shapes[layer].shape[1])
-    return {name: shapes[name]}
-
-
-def make_maps(network: nn.Module, values: Taps, gradients: Taps) -> Float[Array, "step case row column"]:
-    """Return maps that are not negative, of any scale."""
-    if isinstance(network, VisionTransformer):
-        rows = network.image_size // network.patch_size
-        relevance = roll_out(values, gradients, num_heads=network.sizes.num_heads)
-        return relevance.reshape(*relevance.shape[:2], rows, rows)
-    ((name, gradient),) = gradients.items()
-    # DenseNet applies a ReLU after the module of its last feature map.
-    value = nn.relu(values[name]) if isinstance(network, FrozenDenseNet) else values[name]
-    product = value[None].astype(jnp.float32) * gradient.astype(jnp.float32)
-    return nn.relu(jnp.sum(product, axis=-1))
-
-
-def roll_out(values: Taps, gradients: Taps, *, num_heads: int) -> Float[Array, "step case patch"]:
-    """Return each patch's relevance to the class token through all blocks' attention, weighted by its gradient."""
-    relevance = None
-    num_blocks = len(gradients)
-    for block in reversed(range(num_blocks)):
-        prefix = f"blocks/layer_{block}/attention"
-        attention, value = _attend(values[f"{prefix}/qkv"].astype(jnp.float32), num_heads)
-        gradient = gradients[f"{prefix}/out"].astype(jnp.float32)
-        gradient = gradient.reshape(*gradient.shape[:-1], num_heads, -1)
-        # The gradient by an attention weight: mixed_t = sum_k attention_tk value_k.
-        worth = jnp.einsum("scthw,ckhw->schtk", gradient, value)
-        weights = jnp.mean(nn.relu(worth * attention[None]), axis=2)
-        if relevance is None:
-            relevance = jnp.zeros(weights.shape[:3]).at[..., 0].set(1.0)
-        relevance = relevance + jnp.einsum("sct,sctk->sck", relevance, weights)
-    if relevance is None:
-        raise ValueError("gradients hold no block's attention")
-    return relevance[..., 1:]
-
-
-def _attend(fused: Float[Array, "case token three_widths"], num_heads: int) -> tuple[Array, Array]:
-    """Return attention [case, head, token, key] and values [case, key, head, width] as in `SelfAttention`."""
-    fused = fused.reshape(*fused.shape[:2], 3, num_heads, -1)
-    query, key, value = fused[:, :, 0], fused[:, :, 1], fused[:, :, 2]
-    scores = jnp.einsum("cthw,ckhw->chtk", query, key) * query.shape[-1] ** -0.5
-    return jax.nn.softmax(scores, axis=-1), value
-
-
-def normalise_maps(maps: Float[Array, "case step row column"]) -> Float[Array, "case step row column"]:
+def normalise_maps(maps: Float[np.ndarray, "*case row column"]) -> Float32[np.ndarray, "*case row column"]:
     """Return maps that sum to 1; a map without positive values becomes constant."""
-    largest = jnp.max(maps, axis=(2, 3), keepdims=True)
-    is_empty = ~(largest > 0)
-    # Divided by the largest first: the sum of very small numbers would underflow.
-    scaled = jnp.where(is_empty, 1.0, maps / jnp.where(is_empty, 1.0, largest))
-    return scaled / jnp.sum(scaled, axis=(2, 3), keepdims=True)
+    sums = maps.sum(axis=(-2, -1), keepdims=True)
+    even = 1 / (maps.shape[-2] * maps.shape[-1])
+    return np.where(sums > 0, maps / np.where(sums > 0, sums, 1), even).astype(np.float32)
+
+
+def _join(readings: Sequence[Reading], *, first: bool = False) -> Reading:
+    """Return readings as one, or of each its first case."""
+    columns: dict[str, Any] = {}
+    for field in dataclasses.fields(Reading):
+        rows = [getattr(reading, field.name) for reading in readings]
+        columns[field.name] = None if rows[0] is None else np.concatenate([row[:1] if first else row for row in rows])
+    return Reading(**columns)
 
 
 # How wide each map is, and how that changes over the steps.

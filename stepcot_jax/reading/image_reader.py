@@ -38,7 +38,7 @@ from stepcot_jax.run.stored_reading import PAIRS_FILE
 from stepcot_jax.training.system import System
 
 if TYPE_CHECKING:
-    from stepcot_jax.reading.explain import Explainer, Explanation
+    from stepcot_jax.reading.explain import Claim, Explainer, Explanation
 
 MAKER = "stepcot_jax"
 
@@ -224,21 +224,23 @@ class ImageReader:
         header = Header(reading.check.projection, reading.check.notes)
         return self._read_pictures([reading.source], [reading.picture], [header], earlier)[0]
 
-    def explain(self, reading: ChainReading) -> Float32[np.ndarray, "step row column"]:
-        """Return a map for each answer of a reading: the parts of the image that support it.
+    def explain(self, reading: ChainReading) -> tuple[Float32[np.ndarray, "step row column"], tuple["Claim", ...]]:
+        """Return a map for each answer of a reading: the parts of the image that it loses probability without.
 
         Args:
           reading: of this reader.
 
         Returns:
-          Maps [step, row, column], not negative, each with sum 1.
+          Maps [step, 16, 16], not negative, each with sum 1; and for each step what its map claims, printable: what
+          becomes of the answer's probability when the brightest tenth is blurred, and a random tenth.
         """
-        from stepcot_jax.reading.explain import Explainer  # another 350 lines, for those who ask
+        from stepcot_jax.reading.explain import Explainer  # another 250 lines, for those who ask
 
         images = to_input([reading.picture], self.trained.preprocessing)
         labels = np.array([[answer.label for answer in reading.steps]], np.int32)
         given = self._given_of(reading)[None] if reading.has_given else None
-        return Explainer(self.trained, model=self.model).explain(images, given_answers=given, labels=labels).maps[0]
+        explained = Explainer(self.trained, model=self.model).explain(images, given_answers=given, labels=labels)
+        return explained.maps[0], explained.claims[0]
 
     def _given_of(self, reading: ChainReading) -> Float32[np.ndarray, "step answer"]:
         given = np.zeros((len(reading.steps), max(self.trained.chain.answers_per_step)), np.float32)
@@ -294,24 +296,24 @@ def _raise(message: str) -> None:
 
 
 def explain_image(reader: ImageReader, image: Any) -> Float32[np.ndarray, "step row column"]:
-    """Return for each step a map over an image: the parts that support the network's answer.
+    """Return for each step a map over an image: the parts that the network's answer loses probability without.
 
     Args:
       reader: of `load`.
       image: a path, the bytes of an image file, or uint8 pixels [height, width] or [height, width, 3].
 
     Returns:
-      Maps [step, row, column], not negative, each with sum 1; of what the encoder sees, after cropping or padding.
+      Maps [step, 16, 16], not negative, each with sum 1; of what the encoder sees, after cropping or padding.
 
     Raises:
-      BadInput: the image cannot be read, or the run's encoder runs in another framework.
+      BadInput: the image cannot be read.
     """
     from stepcot_jax.reading.explain import Explainer
 
     trained = reader.trained
     pixels = read_picture(image, trained.preprocessing, max_pixels=trained.max_pixels)
     images = to_input([pixels], trained.preprocessing)
-    return Explainer(trained, model=reader.model).explain(images).maps[0]
+    return Explainer(trained, model=reader.model).explain(images, with_claims=False).maps[0]
 
 
 def explain_pictures(

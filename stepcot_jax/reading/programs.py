@@ -9,7 +9,6 @@ import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -176,22 +175,6 @@ class Reader:
         if self.model == "teacher" and self._networks.teacher.unroll:
             return {**self.params, "teacher": split_heads(self.params["teacher"])}
         return self.params
-
-    @property
-    def image_network(self) -> tuple[nn.Module, Params]:
-        """The module that encodes images, with its parameters."""
-        frozen = self.trained.frozen_encoder
-        if frozen is None:
-            network: Any = self.trained.networks.image_encoder
-            return network, self.params["image_encoder"]
-        from stepcot_jax.encoders.load import ImageEncoder
-
-        if isinstance(frozen, ImageEncoder):
-            return frozen.network, frozen.params
-        raise BadInput(
-            f"{frozen.name} runs in PyTorch; gradients reach the image only through this package's own encoders "
-            "(docs/encoders.md)"
-        )
 
     def read(
         self,

@@ -31,6 +31,7 @@ from stepcot_jax.run.stored import StoredRun, read_stored
 from stepcot_jax.run.stored_reading import (
     CALIBRATION_FILE,
     GATE_FILE,
+    NORMAL_FILE,
     PAIRS_FILE,
     STATISTICS_FILE,
     read_reading,
@@ -44,6 +45,7 @@ from stepcot_jax.training.system import System
 if TYPE_CHECKING:
     from stepcot_jax.evaluation.calibration import Calibration
     from stepcot_jax.evaluation.operating_points import OperatingPoints
+    from stepcot_jax.run.normal_picture import NormalPicture
 
 # Compare the names and shapes of stored weights with those of the networks that the settings describe.
 
@@ -133,6 +135,13 @@ class Trained:
     def gate(self, model: str) -> Gate | None:
         """Return the gate of a network; None if the run stored none."""
         return read_gate(self.workdir / GATE_FILE, model)
+
+    @functools.cached_property
+    def normal_picture(self) -> "NormalPicture | None":
+        """Mean picture of its normal training cases; None for a run that stored none."""
+        from stepcot_jax.run.normal_picture import read_normal_picture
+
+        return read_normal_picture(self.workdir / NORMAL_FILE, size=self.preprocessing.size)
 
     @functools.cached_property
     def operating_points(self) -> "OperatingPoints | None":

@@ -29,7 +29,7 @@ from stepcot_jax.run.run_checks import check_annotated, check_step_costs
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.start import WarmStart, read_warm_start, refuse_seen_cases
 from stepcot_jax.run.stored import describe_cases
-from stepcot_jax.run.stored_reading import GATE_FILE, write_reading, write_shapes
+from stepcot_jax.run.stored_reading import GATE_FILE, NORMAL_FILE, write_reading, write_shapes
 from stepcot_jax.run.task import Outcome, Task
 from stepcot_jax.systems.options import REFERENCE
 from stepcot_jax.training.checkpoints import saved_steps
@@ -347,6 +347,15 @@ class ChainTask(Task):
             )
         return gates
 
+    def _write_normal_picture(self) -> None:
+        """Write the mean picture of normal training cases, which maps need; nothing if there are too few."""
+        from stepcot_jax.run.normal_picture import mean_normal_picture, write_normal_picture
+
+        reads_images = self.system.takes_given and self.settings.image_encoder.name != "imported"
+        picture = mean_normal_picture(self.dataset) if reads_images else None
+        if picture is not None:
+            write_normal_picture(self.workdir / NORMAL_FILE, picture)
+
     def _write_shapes(self, params: Any) -> None:
         text, width = self.inputs.text_features, self.inputs.example.get("image_features", np.zeros((1, 0))).shape[1]
         inputs = (*(() if text is None else text.shape), width)
@@ -390,6 +399,7 @@ class ChainTask(Task):
         if not is_first():
             return {}
         write_gates(self.workdir / GATE_FILE, gates)
+        self._write_normal_picture()
         self._write_shapes(params)
         report = write_results(
             self.workdir,

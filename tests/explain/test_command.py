@@ -8,8 +8,8 @@ from trained_workdir import make_trained_workdir
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.tools.explain import scoring
 from stepcot_jax.tools.explain.command import main
-from stepcot_jax.tools.explain.scoring import EVEN, RANDOM, TRAINED
 
 pytestmark = pytest.mark.usefixtures("small_encoder")
 
@@ -45,7 +45,9 @@ def test_pictures_and_numbers_are_written(workdir, images, tmp_path, capsys):
     assert {path.name for path in out.iterdir()} == {f"{name}.{kind}" for name in names for kind in kinds}
     facts = json.loads((out / "x$y$.json").read_text())
     assert facts["steps"][0]["answer"] == DEFAULT_CHAIN.steps[0].options[1]
-    assert len(facts["focus"]["spread"]) == 7
+    assert len(facts["focus"]["spread"]) == len(facts["claims"]) == 7
+    assert facts["maps_filled_with"].startswith("a blurred copy")
+    assert set(facts["claims"]["Diagnosis"]) == {"probability", "brightest", "random"}
     assert np.array(facts["maps"]).sum(axis=(1, 2)) == pytest.approx(np.ones(7), abs=1e-3)
     assert sum(facts["attention"]["Diagnosis"].values()) == pytest.approx(1, abs=1e-4)
     picture = np.asarray(Image.open(out / "x$y$.maps.png").convert("L"))
@@ -53,16 +55,23 @@ def test_pictures_and_numbers_are_written(workdir, images, tmp_path, capsys):
     assert picture.std() > 20
 
 
-def test_scores_stand_beside_those_of_no_explanation(workdir, tmp_path, capsys):
+def test_scores_stand_less_those_of_no_explanation(workdir, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(scoring, "_NUM_FITTED", 20)
+    monkeypatch.setattr(scoring, "_NUM_SHUFFLES", 2)
     out = tmp_path / "scores.json"
     assert main(["score", f"--checkpoint={workdir}", "--num-cases=3", f"--json={out}"]) == 0
-    told = capsys.readouterr().out
-    assert all(name in told for name in (TRAINED, RANDOM, EVEN, "Diagnosis", "3 radiographs"))
-    found = json.loads(out.read_text())
-    assert found["num_cases"] == 3
-    for entry in found["steps"]:
-        assert entry[EVEN]["spread"] == 1
-        assert entry[TRAINED]["energy"] != entry[RANDOM]["energy"]
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("3 radiographs with boxes (phantom;")
+    assert told[4].startswith("| pointing less best constant map |")
+    assert told[5].startswith("| share in boxes less best constant map |")
+    scores = json.loads(out.read_text())
+    assert scores["num_cases"] == 3
+    assert {len(of_steps) for of_steps in scores["figures"].values()} == {7}
+    own, less = (
+        scores["figures"][name][6]["value"] for name in ("share in boxes", "share in boxes less random weights")
+    )
+    assert 0 < own < 1
+    assert less != own
 
 
 @pytest.mark.parametrize(

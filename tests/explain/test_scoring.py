@@ -1,57 +1,23 @@
 import json
-import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stepcot_jax.box import Box
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.images.preprocessing import Preprocessing, resize_image
+from stepcot_jax.evaluation.statistics import Interval
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tools.explain.drawing import attention_table, node_names, step_attention
 from stepcot_jax.tools.explain.scoring import (
-    EVEN,
-    RANDOM,
-    TRAINED,
-    compare,
+    MapScores,
     describe_scores,
     fill_boxes,
-    mean_interval,
     place_box,
     read_boxed,
-    score_even_map,
-    score_maps,
     smooth,
-    spread_out,
     write_scores,
 )
-
-
-@given(st.integers(1, 9), st.integers(1, 9), st.integers(9, 40), st.integers(0, 99))
-def test_a_map_keeps_its_sum_at_the_encoders_pixels(rows, columns, size, seed):
-    maps = np.random.default_rng(seed).random((2, rows, columns))
-    spread_maps = spread_out(maps, size)
-    assert spread_maps.shape == (2, size, size)
-    np.testing.assert_allclose(spread_maps.sum(axis=(1, 2)), maps.sum(axis=(1, 2)))
-    # A pixel belongs to the cell that contains its centre.
-    for row in range(rows):
-        held = [pixel for pixel in range(size) if row <= (pixel + 0.5) * rows / size < row + 1]
-        np.testing.assert_allclose(spread_maps[0, held].sum(), maps[0, row].sum())
-
-
-def test_energy_and_pointing_by_hand():
-    inside = np.zeros((1, 8, 8), bool)
-    inside[0, :4, :6] = True  # cell (0, 0) and half of cell (0, 1)
-    maps = np.array([[[[0.5, 0.2], [0.2, 0.1]], [[0.1, 0.6], [0.2, 0.1]], [[0.25, 0.25], [0.25, 0.25]]]])
-    scores = score_maps(maps, inside)
-    np.testing.assert_allclose(scores.energy[0], [0.5 + 0.1, 0.1 + 0.3, 0.375])
-    # The centre of cell (0, 1) is at pixel 6, just outside; a uniform map hits as often as chance.
-    np.testing.assert_allclose(scores.pointing[0], [1, 0, 0.25])
-    even = score_even_map(inside, num_steps=3)
-    np.testing.assert_allclose(even.energy, 0.375)
-    np.testing.assert_allclose(scores.spread[0, 2], 1)
 
 
 @pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])
@@ -84,39 +50,22 @@ def test_a_smooth_map_has_its_highest_where_its_cell_is():
     np.testing.assert_allclose(smooth(np.array([[0.0, 1.0]]), 4)[0], [0, 0.25, 0.75, 1])
 
 
-def test_the_interval_draws_patients_whole():
-    values = np.array([0.0] * 50 + [1.0] * 50)
-    apart, unknown = mean_interval(values, [str(case) for case in range(100)]), mean_interval(values, [""] * 100)
-    for interval in (apart, unknown):  # cases without a patient are patients of their own
-        assert interval["mean"] == 0.5
-        assert 0.38 < interval["low"] < 0.42
-        assert 0.58 < interval["high"] < 0.62
-    together = mean_interval(values, ["a"] * 50 + ["b"] * 50)
-    assert (together["low"], together["mean"], together["high"]) == (0.0, 0.5, 1.0)
-    mixed = mean_interval(np.array([0.0, 0.0, 1.0]), ["a", "a", ""])
-    assert (mixed["low"], mixed["high"]) == (0.0, 1.0)
-    alone = mean_interval(values, ["a"] * 100)
-    assert alone["mean"] == 0.5
-    assert math.isnan(alone["low"] + alone["high"])
-
-
-def test_the_comparison_is_with_the_even_map():
-    inside = np.zeros((2, 8, 8), bool)
-    inside[:, :4, :4] = True
-    maps = np.zeros((2, 7, 2, 2))
-    maps[..., 0, 0] = 1
-    scores = dict.fromkeys((TRAINED, RANDOM), score_maps(maps, inside)) | {EVEN: score_even_map(inside, num_steps=7)}
-    found = compare(scores, DEFAULT_CHAIN, groups=["a", "b"])
-    assert found["num_cases"] == 2
-    assert found["steps"][6]["step"] == "Diagnosis"
-    assert found["steps"][0][TRAINED]["energy_above"][EVEN] == {"mean": 0.75, "low": 0.75, "high": 0.75}
-    assert set(found["share_narrowing"].values()) == {0.0}
-    # Of one patient the intervals are undefined, and null in JSON.
-    alone = {"data": "phantom", "model": "teacher", **compare(scores, DEFAULT_CHAIN, groups=["a", "a"])}
-    assert describe_scores(alone).count("[undefined: fewer than two patients]") == 2 * 7 + 1
-    assert "nan" not in describe_scores(alone)
-    written = json.loads(write_scores(alone))
-    assert written["steps"][0][TRAINED]["energy_above"][EVEN] == {"mean": 0.75, "low": None, "high": None}
+def test_scores_are_a_table_and_json_with_the_best_constant_map_first():
+    steps = ("Detection", "Diagnosis")
+    defined, alone = Interval(0.108, 0.035, 0.181), Interval(0.1)
+    figures = {"pointing less best constant map": [defined, alone], "pointing": [defined, Interval(float("nan"))]}
+    scores = MapScores("student", "phantom", 3, 0.2, "the mean", steps, figures, [0.5, 0.6], "training boxes")
+    lines = describe_scores(scores).splitlines()
+    assert lines[0] == "3 radiographs with boxes (phantom; 20.0% of the area), student; windows replaced by the mean"
+    assert lines[2:6] == [
+        "| points | Detection | Diagnosis |",
+        "|---|---|---|",
+        "| pointing less best constant map | +10.8 [+3.5, +18.1] | +10.0 |",
+        "| pointing | 10.8 [3.5, 18.1] | undefined |",
+    ]
+    written = json.loads(write_scores(scores))
+    assert written["figures"]["pointing"][0]["low"] == 0.035
+    assert written["figures"]["pointing"][1]["value"] is None
 
 
 def test_attention_is_that_of_the_step_whose_turn_it_is():

@@ -50,6 +50,7 @@ def make_cases(number_of=NUM_CASES, evil=EVIL):
                 sets=probabilities > 0.1,
                 inconsistent=f"rule {evil}" if number % 9 == 0 else "",
                 maps=rng.random((7, 14, 14)),
+                claims=tuple(f"claim {step} {evil}" for step in range(7)),
             )
         )
     return cases
@@ -176,6 +177,7 @@ def test_a_case_shows_every_step_and_its_map(page, cases):
         " const alpha = data.filter((_, place) => place % 4 === 3); return alpha.indexOf(Math.max(...alpha)); }"
     )
     assert highest == case.maps[0].argmax()
+    assert page.tab.locator("#case .view .note").inner_text().startswith("claim 0 ")
     page.tab.locator("#case .toggle input").uncheck()
     assert not canvas.is_visible()
     page.tab.keyboard.press("Escape")

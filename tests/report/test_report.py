@@ -82,7 +82,8 @@ def test_the_cases_are_those_of_the_predictions(page, workdir):
         assert case["answers"][6] in case["sets"][6]
         assert case["picture"].startswith("data:image/jpeg;base64,")
         assert case["report"]
-        assert len(case["maps"]) == 7
+        assert len(case["maps"]) == len(case["claims"]) == 7
+        assert all("with the brightest tenth blurred" in claim for claim in case["claims"])
         if case["answers"][0] == 0 and (case["answers"][6] != 0 or case["answers"][2] != 5):
             assert "No abnormality" in case["inconsistent"]
 

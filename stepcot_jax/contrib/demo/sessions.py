@@ -7,14 +7,14 @@ import pathlib
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import UInt8
 
 from stepcot_jax.data.images.preprocessing import repeat_grey, resize_image
 from stepcot_jax.pages.pictures import write_map_layer, write_overlay, write_picture
 from stepcot_jax.pages.shell import make_environment
 from stepcot_jax.reading.asking import NextStep, find_next_steps
 from stepcot_jax.reading.corrections import accepts_answers, follows_corrections, given_distributions
-from stepcot_jax.reading.explain import Explainer
+from stepcot_jax.reading.explain import Explainer, Explanation
 from stepcot_jax.reading.image_reader import explain_pictures
 from stepcot_jax.reading.radiographs import Header, read_unresized, to_input
 from stepcot_jax.reading.readings import ChainReading, describe_shifts
@@ -99,9 +99,7 @@ def read_session(session: Session, explainer: Explainer) -> tuple[str, tuple[Sho
         )
         for answer in reading.steps
     )
-    view = write_reading_view(
-        session.picture, detail=session.detail, maps=explained.maps[0], reading=reading, asked=asked
-    )
+    view = write_reading_view(session.picture, detail=session.detail, explained=explained, reading=reading, asked=asked)
     return view, steps
 
 
@@ -109,19 +107,20 @@ def write_reading_view(
     picture: UInt8[np.ndarray, "size size 3"],
     *,
     detail: UInt8[np.ndarray, "side side 3"] | None = None,
-    maps: Float[np.ndarray, "step row column"],
+    explained: Explanation,
     reading: ChainReading,
     asked: NextStep | None = None,
 ) -> str:
-    """Return markup with the radiograph, a panel and map for each step, the paragraph, and changes by corrections."""
+    """Return markup with the radiograph, a panel, map and claim for each step, the paragraph, and changes."""
     return _TEMPLATES.get_template("reading.html.j2").render(
         reading=reading,
         changes=_describe_changes(reading),
         asked=asked,
         picture=write_picture(picture),
         detail=write_picture(picture if detail is None else detail, max_side=MAX_DETAIL),
-        overlays=[write_overlay(picture, values) for values in maps],
-        layers=[write_map_layer(values) for values in maps],
+        overlays=[write_overlay(picture, values) for values in explained.maps[0]],
+        layers=[write_map_layer(values) for values in explained.maps[0]],
+        claims=[str(claim) for claim in explained.claims[0]],
         has_sets=any(answer.answer_set is not None for answer in reading.steps),
         saved=_save(reading),
         saved_name=SAVED_NAME,

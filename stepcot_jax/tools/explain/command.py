@@ -1,15 +1,16 @@
-"""Map which parts of a radiograph support each answer, and score the maps against lesion boxes.
+"""Map which parts of a radiograph each answer depends on, and score the maps against lesion boxes.
 
     stepcot explain IMAGE... --checkpoint=WORKDIR --out=DIR [--model=teacher] [--given "STEP=ANSWER"]
     stepcot explain score --checkpoint=WORKDIR [--data=DIR] [--boxes=FILE]
 
-The first writes pictures and a JSON file for each radiograph, and prints their paths: the seven maps, their spread,
-whether the focus narrows, and the teacher's attention between its steps. The second prints how well the maps find
-lesion boxes, compared with an even map and a model with random weights: an explanation that is no better explains
-nothing.
+The first writes pictures and a JSON file for each radiograph, and prints their paths: the seven maps with what each
+claims, their spread, and the teacher's attention between its steps. The second prints how well the maps find lesion
+boxes, less the best constant map, the maps of other cases with the same answer, and a model with random weights: an
+explanation that is no better explains nothing.
 """
 
 import argparse
+import dataclasses
 import sys
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,7 @@ def explain(arguments: list[str]) -> int:
     """Write a picture and a JSON file for each image."""
     parser = argparse.ArgumentParser(
         prog="stepcot explain",
-        description="Map which parts of a radiograph support each answer. For research; not a medical device.",
+        description="Map which parts of a radiograph each answer depends on. For research; not a medical device.",
         epilog="For scores see: stepcot explain score --help",
     )
     images = "files, or folders of them; also on gs:// or s3://"
@@ -79,7 +80,7 @@ def score(arguments: list[str]) -> int:
     """Print the table of scores."""
     parser = argparse.ArgumentParser(
         prog="stepcot explain score",
-        description="Score the maps against lesion boxes, compared with an even map and a model with random weights.",
+        description="Score the maps against lesion boxes, less constant maps, other cases' maps and random weights.",
     )
     _add_network(parser)
     radiographs = "radiographs with boxes; or gs://, s3://; default: the phantom"
@@ -101,7 +102,7 @@ def score(arguments: list[str]) -> int:
     boxes = options.boxes and find_path(options.boxes, "--boxes")
     trained = _load(options)
     scores = score_network(trained, model=options.model, data=data, box_list=boxes, num_cases=options.num_cases)
-    scores = scores if options.data is None else {**scores, "data": options.data}
+    scores = scores if options.data is None else dataclasses.replace(scores, data=options.data)
     print(describe_scores(scores))
     if options.json is not None:
         with writing_for("--json", options.json):

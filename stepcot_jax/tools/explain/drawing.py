@@ -1,8 +1,9 @@
 """Explanations of image files: drawn as pictures, and written with their numbers to a folder."""
 
+import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import removing_half, write_whole, writing_for
 from stepcot_jax.host.text import make_printable, plain_text_style, wrap_text
 from stepcot_jax.reading.corrections import Given, check_given, given_distributions
-from stepcot_jax.reading.explain import Explainer, Explanation, change_a_step, describe_change, spread
+from stepcot_jax.reading.explain import Claim, Explainer, Explanation, change_a_step, describe_change, spread
 from stepcot_jax.reading.image_reader import explain_pictures
 from stepcot_jax.reading.radiographs import Pixels, read_pictures
 from stepcot_jax.reading.readings import ChainReading, percent
@@ -42,12 +43,12 @@ def write_explanations(
     """Write `NAME.maps.png`, `NAME.json` with the numbers, and the teacher's `NAME.attention.png`."""
     shares = given_distributions(given, trained.chain)
     paths = list(paths)
-    explainer = Explainer(trained, model=model, batch_size=min(BATCH_SIZE, max(len(paths), 1)))
+    explainer = Explainer(trained, model=model)
     check_given(shares[None], trained, model=model, num_cases=1)
     batches = read_pictures(
         paths,
         trained.preprocessing,
-        batch_size=explainer.batch_size,
+        batch_size=min(BATCH_SIZE, max(len(paths), 1)),
         max_pixels=trained.max_pixels,
         num_threads=trained.run.settings.data.num_threads,
         refuse=refuse,
@@ -62,7 +63,7 @@ def write_explanations(
         for case, reading in enumerate(readings):
             name = _free_name(names[case].stem, taken)
             with writing_for("--out", out / name):
-                path = _write(out / name, trained, explained, case, pictures[case], reading)
+                path = _write(out / name, explainer, explained, case, pictures[case], reading)
             written.append((path, reading))
     return written
 
@@ -78,32 +79,40 @@ def _free_name(name: str, taken: set[str]) -> str:
 
 
 def _write(
-    stem: pathlib.Path, trained: Trained, explained: Explanation, case: int, picture: Pixels, reading: ChainReading
+    stem: pathlib.Path, explainer: Explainer, explained: Explanation, case: int, picture: Pixels, reading: ChainReading
 ) -> pathlib.Path:
-    maps = explained.maps[case]
+    maps, claims, chain = explained.maps[case], explained.claims[case], explainer.trained.chain
     spreads = spread(maps)
     change = float(change_a_step(spreads))
     facts: dict[str, Any] = reading.as_dict()
     facts["focus"] = {"spread": spreads.tolist(), "change_a_step": change, "words": describe_change(spreads)}
+    facts["maps_filled_with"] = explainer.filled_with
+    facts["claims"] = {
+        answer.step.name: dataclasses.asdict(claim) for answer, claim in zip(reading.steps, claims, strict=True)
+    }
     facts["maps"] = [[[round(float(cell), 6) for cell in row] for row in of_step] for of_step in maps]
     path = stem.with_name(f"{stem.name}.maps.png")
     with plain_text_style():
         with removing_half(path):
-            draw_explanation(picture, maps, reading).savefig(path, dpi=_DPI)
+            draw_explanation(picture, maps, reading, claims, explainer.filled_with).savefig(path, dpi=_DPI)
         if explained.reading.attention is not None:
             weights = step_attention(explained.reading.attention)[case]
-            facts["attention"] = attention_table(weights, trained.chain)
+            facts["attention"] = attention_table(weights, chain)
             picture_path = stem.with_name(f"{stem.name}.attention.png")
             with removing_half(picture_path):
-                draw_attention(weights, trained.chain).savefig(picture_path, dpi=_DPI)
+                draw_attention(weights, chain).savefig(picture_path, dpi=_DPI)
     write_whole(stem.with_name(f"{stem.name}.json"), (json.dumps(facts, indent=1) + "\n").encode())
     return path
 
 
 def draw_explanation(
-    picture: UInt8[np.ndarray, "size size 3"], maps: Float[np.ndarray, "step row column"], reading: ChainReading
+    picture: UInt8[np.ndarray, "size size 3"],
+    maps: Float[np.ndarray, "step row column"],
+    reading: ChainReading,
+    claims: Sequence[Claim],
+    filled_with: str,
 ) -> Figure:
-    """Draw a panel for each step: the map over the radiograph, question, answer, probability and spread of the map."""
+    """Draw a panel for each step: the map over the radiograph, question, answer, and what the map claims."""
     num_steps = len(reading.steps)
     num_rows = -(-(num_steps + 1) // _COLUMNS)
     spreads = spread(maps)
@@ -120,16 +129,24 @@ def draw_explanation(
             wrap_text(f"{index + 1}. {answer.step.question}", 36, num_lines=3), fontsize=9, loc="left"
         )
         how = "given" if answer.given else percent(answer.probability)
-        below = f"{wrap_text(answer.answer, 30, num_lines=3)} ({how})\nspread of the map {spreads[index]:.2f}"
+        below = f"{wrap_text(answer.answer, 30, num_lines=3)} ({how})\n{_write_claim(claims[index])}"
         axes[index].set_xlabel(below, fontsize=9, fontweight="bold")
     _show_spreads(axes[num_steps], spreads)
     for empty in axes[num_steps + 1 :]:
         empty.set_axis_off()
     name = make_printable(pathlib.PurePath(reading.source).name)[:80]
-    title = f"{name}: parts of the picture that support each answer of the {reading.model} (bright), for research only"
+    title = (
+        f"{name}: bright parts lower the {reading.model}'s answer most when they are replaced by\n{filled_with}; "
+        "for research only"
+    )
     warnings = [wrap_text(make_printable(f"Warning: {line}"), 110, num_lines=2) for line in reading.warnings]
     figure.suptitle("\n".join([title, *warnings]), fontsize=11)
     return figure
+
+
+def _write_claim(claim: Claim) -> str:
+    before, brightest, random = map(percent, (claim.probability, claim.brightest, claim.random))
+    return f"brightest tenth blurred: {before} → {brightest}\na random tenth: {before} → {random}"
 
 
 def _show_spreads(axes: Axes, spreads: np.ndarray) -> None:

@@ -1,8 +1,7 @@
-"""Score a network's maps on radiographs with boxes, against an even map and random weights.
+"""Score a network's maps on radiographs with boxes, less constant maps, other cases' maps and random weights.
 
-Energy in the box: the share of the map inside (Wang et al., Score-CAM, 2020). Pointing game: whether the centre of the
-map's highest cell is inside (Zhang et al., 2018), without a tolerance. An even map scores the box's share of the area
-in both. A model with random weights scores what the method finds in any image (Adebayo et al., "Sanity checks", 2018).
+`evaluation.maps` has the scores. A model with random weights scores what the method finds in any image (Adebayo et al.,
+"Sanity checks", 2018).
 """
 
 import collections
@@ -10,7 +9,7 @@ import dataclasses
 import json
 import math
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,15 +18,15 @@ from jaxtyping import Bool, Float, UInt8
 from scipy import ndimage
 
 from stepcot_jax.box import Box
-from stepcot_jax.chain import Chain
 from stepcot_jax.data.images.preprocessing import Preprocessing, decode_image, repeat_grey, resize_image
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.data.sources.chestxray8 import ListedBox, read_box_list
 from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.encoders.load import ImageEncoder
-from stepcot_jax.evaluation.statistics import as_plain
+from stepcot_jax.evaluation.maps import Scores, Targets, list_figures, mean_intervals, place_targets, score_maps
+from stepcot_jax.evaluation.statistics import Interval, as_plain
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reading.explain import Explainer, change_a_step, spread
+from stepcot_jax.reading.explain import GRID, Explainer, spread
 from stepcot_jax.reading.radiographs import to_input
 from stepcot_jax.reading.trained_model import Trained
 from stepcot_jax.run.settings import Settings
@@ -62,18 +61,6 @@ def fill_boxes(
     return inside
 
 
-def spread_out(maps: Float[np.ndarray, "*case row column"], size: int) -> Float[np.ndarray, "*case size size"]:
-    """Resample maps to the encoder's pixels, each cell's share split evenly over the pixel centres inside it.
-
-    Sums do not change.
-    """
-    centres = np.arange(size) + 0.5  # of the pixels
-    rows, columns = (np.minimum((centres * number / size).astype(int), number - 1) for number in maps.shape[-2:])
-    num_rows, num_columns = np.bincount(rows, minlength=maps.shape[-2]), np.bincount(columns, minlength=maps.shape[-1])
-    a_pixel = maps / np.maximum(num_rows[:, None] * num_columns[None], 1)
-    return a_pixel[..., rows[:, None], columns[None]]
-
-
 def smooth(cells: Float[np.ndarray, "row column"], size: int) -> Float[np.ndarray, "size size"]:
     """Resample a map to the encoder's pixels for display: bilinear between cell centres, scaled to a maximum of 1."""
     factors = [size / num_cells for num_cells in cells.shape]
@@ -95,11 +82,13 @@ class BoxedPicture:
     inside: Bool[np.ndarray, "size size"]  # whether each pixel is in a box
 
 
-def draw_boxed(settings: Settings, preprocessing: Preprocessing, *, num_cases: int) -> list[BoxedPicture]:
-    """Draw phantoms with boxes from the next seed, which no run of these settings has seen."""
+def draw_boxed(
+    settings: Settings, preprocessing: Preprocessing, *, num_cases: int, later: int = 1
+) -> list[BoxedPicture]:
+    """Draw phantoms with boxes from a later seed, which no run of these settings has seen; 0 is the run's own."""
     phantom = settings.phantom
     size = phantom.image_size if settings.data.source == "phantom" else preprocessing.size
-    seed = (phantom.seed + 1) % 2**32
+    seed = (phantom.seed + later) % 2**32
     pictures: list[BoxedPicture] = []
     for index in range(_MOST_DRAWN * num_cases):
         drawn = draw_case(index, seed=seed, size=size, prevalence=phantom.prevalence)
@@ -166,84 +155,33 @@ def _make(
     return BoxedPicture(name, patient, resize_image(pixels, preprocessing), inside)
 
 
-TRAINED, RANDOM, EVEN = "trained", "random weights", "even map"
-
-_BATCH_SIZE = 8
-_NUM_SHUFFLES = 5
+_NUM_SHUFFLES = 3
 """Random models that are averaged: a single one may hit the right region by chance."""
 
-_NUM_RESAMPLES = 1000
-_LEVEL = 0.95
+_NUM_FITTED = 500
+"""Phantoms of the run whose boxes the constant maps are fitted on; the scored ones are of another seed."""
+
+_NOTES = (
+    "share: part of the map in the boxes; pointing: highest cell inside; in points, with 95 % intervals by patient",
+    "best constant map: the cell, or the mean of the boxes as sharp as the map, that scores best on {fitted}",
+    "other cases' maps: those of the other cases with the same answer, on this case's boxes",
+    "random weights: the network's own numbers in random order, mean of {shuffles} orders",
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class MapScores:
-    """Scores of the maps of some cases, each 0 to 1."""
+    """The figures of a network's maps."""
 
-    spread: Float[np.ndarray, "case step"]  # entropy as a share of the even map's
-    energy: Float[np.ndarray, "case step"]  # share of the map inside the boxes
-    pointing: Float[np.ndarray, "case step"]  # 1 if the highest cell is inside; equally high cells share it
-
-
-def score_maps(
-    maps: Float[np.ndarray, "case step row column"], inside: Bool[np.ndarray, "case size size"]
-) -> MapScores:
-    """Score each map."""
-    num_cases, num_steps, rows, columns = maps.shape
-    energy = np.zeros((num_cases, num_steps))
-    for case in range(num_cases):  # one at a time: all maps at the encoder's size would take gigabytes
-        energy[case] = (spread_out(maps[case], inside.shape[1]) * inside[case][None]).sum(axis=(1, 2))
-    highest = maps == maps.max(axis=(2, 3), keepdims=True)
-    size = inside.shape[1]
-    down, across = (((np.arange(cells) + 0.5) * size / cells).astype(int) for cells in (rows, columns))
-    hit = highest & inside[:, None, down[:, None], across[None]]  # the cells whose centre is inside
-    pointing = hit.sum(axis=(2, 3)) / highest.sum(axis=(2, 3))
-    return MapScores(spread(maps), energy, pointing)
-
-
-def score_even_map(inside: Bool[np.ndarray, "case size size"], *, num_steps: int) -> MapScores:
-    """Return the scores of an even map: the boxes' share of the area, also in a pointing game played at random."""
-    area = np.repeat(inside.mean(axis=(1, 2))[:, None], num_steps, axis=1)
-    return MapScores(np.ones_like(area), area, area)
-
-
-def mean_interval(values: Float[np.ndarray, "case"], groups: Sequence[str]) -> dict[str, float]:
-    """Return the mean with its 95 % interval by patient; a case without a patient ("") is one of its own."""
-    patients = [group or f"\n{case}" for case, group in enumerate(groups)]
-    _, indices = np.unique(np.asarray(patients, dtype=np.str_), return_inverse=True)
-    sums, counts = np.bincount(indices, values), np.bincount(indices)
-    if len(counts) < 2:
-        return {"mean": float(values.mean()), "low": math.nan, "high": math.nan}
-    drawn = np.random.default_rng(0).integers(0, len(counts), (_NUM_RESAMPLES, len(counts)))
-    means = sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
-    low, high = np.quantile(means, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
-    return {"mean": float(values.mean()), "low": float(low), "high": float(high)}
-
-
-def compare(scores: Mapping[str, MapScores], chain: Chain, *, groups: Sequence[str]) -> dict[str, object]:
-    """Compare sources of maps over the same cases: their scores, and the differences in energy."""
-    steps = []
-    for index, step in enumerate(chain.steps):
-        entry: dict[str, object] = {"step": step.name}
-        for name, source in scores.items():
-            entry[name] = {
-                "spread": float(source.spread[:, index].mean()),
-                "energy": float(source.energy[:, index].mean()),
-                "pointing": float(source.pointing[:, index].mean()),
-                "energy_above": {
-                    other: mean_interval(source.energy[:, index] - scores[other].energy[:, index], groups)
-                    for other in scores
-                    if other != name
-                },
-            }
-        steps.append(entry)
-    changes = {name: change_a_step(source.spread) for name, source in scores.items()}
-    return {
-        "num_cases": len(groups),
-        "steps": steps,
-        "spread_change_a_step": {name: mean_interval(change, groups) for name, change in changes.items()},
-        "share_narrowing": {name: float((change < -1e-9).mean()) for name, change in changes.items()},
-    }
+    model: str
+    data: str
+    num_cases: int
+    area: float  # part of the pictures inside boxes
+    filled_with: str  # what replaces a window, in words
+    steps: tuple[str, ...]
+    figures: dict[str, list[Interval]]  # by name, a figure a step
+    spread: list[float]  # mean spread of the maps by step
+    fitted_on: str
 
 
 def score_network(
@@ -253,25 +191,62 @@ def score_network(
     data: pathlib.Path | None = None,
     box_list: pathlib.Path | None = None,
     num_cases: int = 100,
-) -> dict[str, Any]:
+) -> MapScores:
     """Score the maps of one network."""
+    fitted_on = None
     if data is None:
         pictures = draw_boxed(trained.run.settings, trained.preprocessing, num_cases=num_cases)
+        fitted_on = fit_on_training(trained)
     else:
         pictures = read_boxed(
             data, trained.preprocessing, num_cases=num_cases, box_list=box_list, max_pixels=trained.max_pixels
         )
-    inside = np.stack([picture.inside for picture in pictures])
-    scores = {
-        TRAINED: _score(trained, model, pictures),
-        RANDOM: _join(
-            [_score(randomise(trained, model, seed=seed), model, pictures) for seed in range(_NUM_SHUFFLES)],
-            lambda rows: np.mean(rows, axis=0),
-        ),
-        EVEN: score_even_map(inside, num_steps=trained.chain.num_steps),
-    }
-    comparison = compare(scores, trained.chain, groups=[picture.patient for picture in pictures])
-    return {"model": model, "data": "phantom" if data is None else str(data), **comparison}
+    explainer = Explainer(trained, model=model)
+    images = to_input([boxed.picture for boxed in pictures], trained.preprocessing)
+    explained = explainer.explain(images, with_claims=False)
+    inside = np.stack([boxed.inside for boxed in pictures])
+    spreads = spread(explained.maps).mean(axis=0)
+    patients = [boxed.patient for boxed in pictures]
+    figures = list_figures(
+        explained.maps,
+        explained.labels,
+        place_boxes(inside),
+        spreads=spreads,
+        patients=patients,
+        fitted_on=fitted_on,
+        random=score_random(trained, model, images, place_boxes(inside)),
+    )
+    return MapScores(
+        model=model,
+        data="phantom" if data is None else str(data),
+        num_cases=len(pictures),
+        area=float(inside.mean()),
+        filled_with=explainer.filled_with,
+        steps=tuple(step.name for step in trained.chain.steps),
+        figures=mean_intervals(figures, patients),
+        spread=spreads.tolist(),
+        fitted_on="training boxes" if fitted_on is not None else "the boxes of the other patients",
+    )
+
+
+def place_boxes(inside: Bool[np.ndarray, "case size size"]) -> Targets:
+    """Return boxes on the cells of this package's maps."""
+    return place_targets(inside, rows=GRID, columns=GRID)
+
+
+def fit_on_training(trained: Trained) -> Targets:
+    """Return boxes of the run's own phantoms, to fit constant maps on."""
+    fitted = draw_boxed(trained.run.settings, trained.preprocessing, num_cases=_NUM_FITTED, later=0)
+    return place_boxes(np.stack([boxed.inside for boxed in fitted]))
+
+
+def score_random(trained: Trained, model: str, images: np.ndarray, targets: Targets) -> Scores:
+    """Return the scores of maps of random weights, each map of the most probable answer."""
+    scores = []
+    for seed in range(_NUM_SHUFFLES):
+        explainer = Explainer(randomise(trained, model, seed=seed), model=model)
+        scores.append(score_maps(explainer.explain(images, with_claims=False).maps, targets))
+    return {name: np.mean([of_seed[name] for of_seed in scores], axis=0) for name in scores[0]}
 
 
 def randomise(trained: Trained, model: str, *, seed: int) -> Trained:
@@ -292,56 +267,35 @@ def randomise(trained: Trained, model: str, *, seed: int) -> Trained:
     return dataclasses.replace(trained, params=params, frozen_encoder=frozen)
 
 
-def _score(trained: Trained, model: str, pictures: list[BoxedPicture]) -> MapScores:
-    explainer = Explainer(trained, model=model, batch_size=min(_BATCH_SIZE, len(pictures)))
-    parts = []
-    for start in range(0, len(pictures), explainer.batch_size):
-        batch = pictures[start : start + explainer.batch_size]
-        explained = explainer.explain(to_input([boxed.picture for boxed in batch], trained.preprocessing))
-        parts.append(score_maps(explained.maps, np.stack([boxed.inside for boxed in batch])))
-    return _join(parts, np.concatenate)
-
-
-def _join(parts: list[MapScores], join: Callable[[list[np.ndarray]], np.ndarray]) -> MapScores:
-    names = [field.name for field in dataclasses.fields(MapScores)]
-    return MapScores(**{name: join([getattr(part, name) for part in parts]) for name in names})
-
-
-def describe_scores(scores: dict[str, Any]) -> str:
-    """Return the scores as a text table."""
-    names = (TRAINED, RANDOM, EVEN)
-    width = max(len(entry["step"]) for entry in scores["steps"])
-    head = (
-        f"{'':<{width}}"
-        + "".join(f"  {name:>22}" for name in names)
-        + "  trained above even [95 %]   above random [95 %]"
+def describe_scores(scores: MapScores) -> str:
+    """Return the scores as a table in Markdown, with notes."""
+    about = (
+        f"{scores.num_cases} radiographs with boxes ({scores.data}; {scores.area:.1%} of the area), {scores.model}; "
+        f"windows replaced by {scores.filled_with}"
     )
-    under = f"{'':<{width}}" + "".join(f"  {'energy pointing spread':>22}" for _ in names)
-    lines = [f"{scores['num_cases']} radiographs with boxes ({scores['data']}), {scores['model']}", "", head, under]
-    for entry in scores["steps"]:
-        cells = "".join(
-            f"  {entry[name]['energy']:>6.1%} {entry[name]['pointing']:>8.1%} {entry[name]['spread']:>6.2f}"
-            for name in names
-        )
-        above = (_interval(entry[TRAINED]["energy_above"][name], "+6.1%") for name in (EVEN, RANDOM))
-        lines.append(f"{entry['step']:<{width}}{cells}  {'  '.join(above)}")
-    change = scores["spread_change_a_step"][TRAINED]
-    lines += [
-        "",
-        f"spread of the map a step: {_interval(change, '+.4f')}; the focus "
-        f"narrows in {scores['share_narrowing'][TRAINED]:.0%} of the radiographs",
-        "energy: share of the map inside the boxes; pointing: highest cell inside; spread: entropy, 1 for an even map;",
-        f"random weights: the network's own numbers in random order, mean of {_NUM_SHUFFLES} orders",
-    ]
-    return "\n".join(lines)
+    notes = (note.format(fitted=scores.fitted_on, shuffles=_NUM_SHUFFLES) for note in _NOTES)
+    return "\n".join([about, "", *write_figures(scores.figures, scores.steps), "", *notes])
 
 
-def _interval(interval: dict[str, float], form: str) -> str:
-    if math.isnan(interval["low"]):
-        return f"{interval['mean']:{form}} [undefined: fewer than two patients]"
-    return f"{interval['mean']:{form}} [{interval['low']:{form}}, {interval['high']:{form}}]"
+def write_figures(figures: Mapping[str, Sequence[Interval]], steps: Sequence[str]) -> list[str]:
+    """Return figures as the lines of a table in Markdown, a column a step."""
+    lines = [f"| points | {' | '.join(steps)} |", "|---" * (len(steps) + 1) + "|"]
+    for name, of_steps in figures.items():
+        cells = (_write_interval(interval, signed=" less " in name) for interval in of_steps)
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
 
 
-def write_scores(scores: dict[str, Any]) -> bytes:
+def _write_interval(interval: Interval, *, signed: bool) -> str:
+    form = "+.1f" if signed else ".1f"
+    if math.isnan(interval.value):
+        return "undefined"
+    value = f"{100 * interval.value:{form}}"
+    if math.isnan(interval.low):
+        return value
+    return f"{value} [{100 * interval.low:{form}}, {100 * interval.high:{form}}]"
+
+
+def write_scores(scores: MapScores) -> bytes:
     """Return the scores as JSON, null where undefined."""
     return (json.dumps(as_plain(scores), indent=1, allow_nan=False) + "\n").encode()

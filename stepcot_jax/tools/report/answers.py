@@ -62,6 +62,7 @@ class ShownCase:
     sets: Bool[np.ndarray, "step answer"] | None = None  # conformal answer sets; None without calibration
     inconsistent: str = ""  # the rule that the answers break, in words; "" if none
     maps: Float[np.ndarray, "step height width"] | None = None  # not negative; None without maps
+    claims: Sequence[str] = ()  # of the maps, in words
 
     @property
     def last_truth(self) -> int:
@@ -74,8 +75,9 @@ NUM_CORRECTED = 32
 
 _BATCH_SIZE = 8
 _MAP_NOTE = (
-    "A map shows which parts of the picture support the answer, from its lowest value (clear) to its highest (bright); "
-    "it does not show that the network looks where a radiologist would."
+    "A map shows which parts of the picture the answer loses most probability without (bright), when they are replaced "
+    "by {filled_with}; below it stands what becomes of the probability when the brightest tenth is blurred, and a "
+    "random tenth. It does not show that the network looks where a radiologist would."
 )
 
 
@@ -99,7 +101,7 @@ def _list_case_sections(
     of_steps = zip(np.moveaxis(predictions.logits[model][indices], 1, 0), run.chain.answers_per_step, strict=True)
     answers = np.stack([logits[:, :num].argmax(axis=-1) for logits, num in of_steps], axis=1).astype(np.int32)
     loaded: Sequence[LoadedCase] | None = None
-    maps: Sequence[Any] = [None] * len(indices)
+    maps: Sequence[Any] = [(None, ())] * len(indices)
     corrections = None
     if not with_data:
         notes.append("Pictures, reports and maps were left out.")
@@ -111,7 +113,7 @@ def _list_case_sections(
         if with_maps and trained is None:
             note = f"There are no maps: {_why_unread(run)}."
         elif with_maps and trained is not None:
-            maps, note = _make_maps(trained, loaded, model, answers, progress), _MAP_NOTE
+            maps, note = _make_maps(trained, loaded, model, answers, progress)
         notes.append(note)
         corrections, correction_note = _correct(run, trained, loaded, indices, progress)
     cases = _show(run, indices, model, loaded, maps, plausibility.broken_rules(answers))
@@ -157,18 +159,17 @@ def _make_maps(
     model: str,
     answers: Int[np.ndarray, "case step"],
     progress: Progress,
-) -> list[Float[np.ndarray, "step row column"]]:
+) -> tuple[list[tuple[np.ndarray, tuple[str, ...]]], str]:
+    """Return the maps of each case with their claims in words, and a note on all maps."""
     from stepcot_jax.reading.explain import Explainer
 
-    try:
-        explainer = Explainer(trained, model=model, batch_size=_BATCH_SIZE)
-    except BadInput as error:
-        raise BadInput(f"{error}; --without-maps writes the page without maps") from None
-    maps: list[Float[np.ndarray, "step row column"]] = []
-    for start in progress(range(0, len(loaded), _BATCH_SIZE), "making maps (batches)"):
-        images = _to_input(loaded[start : start + _BATCH_SIZE], trained.preprocessing)
-        maps.extend(explainer.explain(images, labels=answers[start : start + _BATCH_SIZE]).maps)
-    return maps
+    explainer = Explainer(trained, model=model)
+    maps = []
+    for case in progress(range(len(loaded)), "making maps (cases)"):
+        images = _to_input(loaded[case : case + 1], trained.preprocessing)
+        explained = explainer.explain(images, labels=answers[case : case + 1])
+        maps.append((explained.maps[0], tuple(map(str, explained.claims[0]))))
+    return maps, _MAP_NOTE.format(filled_with=explainer.filled_with)
 
 
 def _correct(
@@ -225,7 +226,8 @@ def _show(
             probabilities=probabilities[index],
             sets=None if sets is None else sets[index],
             inconsistent=broken[number],
-            maps=maps[number],
+            maps=maps[number][0],
+            claims=maps[number][1],
         )
         for number, index in enumerate(indices)
     ]
@@ -425,4 +427,5 @@ def _as_data(case: ShownCase, chain: Chain) -> dict[str, Any]:
         "sets": sets,
         "inconsistent": name_unseen(case.inconsistent),
         "maps": None if case.maps is None else [write_map(values) for values in case.maps],
+        "claims": list(case.claims),
     }

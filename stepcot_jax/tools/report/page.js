@@ -103,7 +103,8 @@
       isMapVisible = box.checked;
       canvas.hidden = !isMapVisible;
     });
-    return make("div", { className: "view" }, frame, make("label", { className: "toggle" }, box, ` Map of “${data.steps[mapped].name}”`));
+    const about = make("label", { className: "toggle" }, box, ` Map of “${data.steps[mapped].name}”`);
+    return make("div", { className: "view" }, frame, about, make("p", { className: "note" }, entry.claims[mapped] ?? ""));
   }
 
   function confidence(entry, step) {
@@ -168,7 +169,7 @@
   function sheet(entry) {
     const title = make("h3", {}, entry.name, " ", make("span", { className: "note" }, entry.about));
     const table = chain(entry, last, (_, step) => data.steps[step].name);
-    const about = entry.maps === null ? null : make("p", { className: "note" }, `Map of “${data.steps[last].name}”`);
+    const about = entry.maps === null ? null : make("p", { className: "note" }, `Map of “${data.steps[last].name}”. ${entry.claims[last] ?? ""}`);
     const left = make("div", {}, drawFrame(entry, last), about);
     return make("article", {}, title, make("div", { className: "pair" }, left, reading(entry, table)));
   }

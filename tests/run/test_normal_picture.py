@@ -1,0 +1,69 @@
+import dataclasses
+
+import numpy as np
+import pytest
+from run.small_run import SIZES
+
+from stepcot_jax.chain import Chain, Step
+from stepcot_jax.data.dataset import TestSplitClosed
+from stepcot_jax.data.phantom.phantom import draw_case
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.run.inputs import load_cases
+from stepcot_jax.run.normal_picture import (
+    MAX_CASES,
+    MIN_CASES,
+    NormalPicture,
+    mean_normal_picture,
+    read_normal_picture,
+    write_normal_picture,
+)
+
+
+@pytest.fixture(scope="module")
+def dataset():
+    return load_cases("quickstart", **(SIZES | {"phantom.num_cases": 100, "phantom.prevalence": "published"}))
+
+
+def test_the_mean_is_of_normal_training_cases(dataset):
+    normal = [index for index in dataset.splits.train if dataset.labels[index, -1] == 0]
+    assert MIN_CASES <= len(normal) <= MAX_CASES
+    drawn = [draw_case(index, seed=0, size=32, prevalence="published") for index in normal]
+    assert not any(case.marks for case in drawn)
+    picture = mean_normal_picture(dataset.hold_out()[0])  # the view without the test split
+    assert picture.num_cases == len(normal)
+    expected = np.mean([case.image for case in drawn], axis=0)
+    np.testing.assert_allclose(picture.pixels[..., 0], expected, atol=0.5001)
+    np.testing.assert_array_equal(picture.pixels[..., 0], picture.pixels[..., 2])
+    with pytest.raises(TestSplitClosed):
+        dataset.hold_out()[0].pixels[dataset.splits.test[0]]
+
+
+def test_there_is_none_of_few_pictures_or_without_a_normal_answer(dataset):
+    few = dataclasses.replace(dataset.splits, train=dataset.splits.train[: MIN_CASES - 1])
+    assert mean_normal_picture(dataclasses.replace(dataset, splits=few)) is None
+    *steps, last = dataset.chain.steps
+    for options in (("Fracture", *last.options[1:]), (*last.options[1:], "N/A")):
+        other = Chain((*steps, Step(last.name, last.question, options)))
+        assert mean_normal_picture(dataclasses.replace(dataset, chain=other)) is None
+
+
+def test_a_picture_comes_back_and_a_wrong_one_is_refused(tmp_path):
+    path = tmp_path / "normal_picture.npz"
+    assert read_normal_picture(path, size=16) is None
+    pixels = np.random.default_rng(0).integers(0, 255, (16, 16, 3), np.uint8)
+    write_normal_picture(path, NormalPicture(pixels, 30))
+    stored = read_normal_picture(path, size=16)
+    assert stored.num_cases == 30
+    np.testing.assert_array_equal(stored.pixels, pixels)
+    with pytest.raises(BadInput, match=r"'pixels': uint8 \(16, 16, 3\) is not uint8 \(32, 32, 3\)"):
+        read_normal_picture(path, size=32)
+    for arrays, words in (
+        ({"pixels": pixels}, "array 'num_cases' is missing"),
+        ({"num_cases": 30}, "array 'pixels' is missing"),
+        ({"pixels": pixels.astype(float), "num_cases": 30}, "'pixels': float64"),
+        ({"pixels": pixels, "num_cases": 29}, "'num_cases': 29 is not a number from 30"),
+        ({"pixels": pixels, "num_cases": np.array([30, 31])}, "'num_cases': "),
+    ):
+        np.savez(path, **arrays)
+        with pytest.raises(BadInput, match=words):
+            read_normal_picture(path, size=16)
