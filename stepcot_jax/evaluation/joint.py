@@ -1,297 +1,478 @@
 """One joint distribution of a chain's answers: a network's reading of the picture times what answers go together.
 
-    P(answers | picture, given) ~ P(answers) prod_s [P_s(a_s | picture)^t_s / P(a_s)]^f L_s(given_s | a_s)
+    P(answers | picture, given) ~ P(answers) prod_s U_s(a_s | picture) L_s(given_s | a_s)
 
-P(answers) is learned from training labels: a mixture of the chains as they occur and of a tree, the maximum spanning
-tree of the pairwise counts (Chow and Liu, 1968). P_s are the network's distributions of an unassisted pass, t_s their
-temperatures and f one factor, fitted on validation cases; dividing by P(answer_s) keeps the prior from counting twice.
-L_s is what was given: 1 for a certain answer, r and (1 - r) / (n - 1) for one of reliability r (virtual evidence).
-Inference is exact: a sum over the chains that occur, and belief propagation in the tree.
+- P(answers) is learned from training labels: tree-augmented naive Bayes (Friedman, Geiger and Goldszmidt, 1997), in
+  which each step depends on the last one and on one other.
+- L_s is what was given: 1 for a certain answer, r and (1 - r) / (n - 1) for one of reliability r (virtual evidence,
+  Pearl 1988).
+- U_s comes from the network's calibrated distributions P_s of a pass without given answers. Steps are read from the
+  same picture, so that prod_s P_s(a_s) / P(a_s) would count it several times. Without given answers U is the one under
+  which each step has the distribution P_s: of all joint distributions with these marginals the one nearest to
+  P(answers) (iterative proportional fitting, Csiszar 1975). Given answers tell which of the picture's readings were
+  wrong; from one certain answer on U_s = [P_s(a_s) / P(a_s)]^w_s, with weights fitted on validation cases that have
+  random answers given. In between the logarithms of both are mixed by the information in the given answers.
+
+Inference is exact: belief propagation in the tree, for each answer of the last step.
 """
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Sequence
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Annotated, TypeVar
 
+import msgspec
 import numpy as np
 from jaxtyping import Float, Float64, Int
-from scipy.special import log_softmax, logsumexp
 
-from stepcot_jax.chain import NOT_ANNOTATED
+from stepcot_jax.chain import NOT_ANNOTATED, Chain
+from stepcot_jax.evaluation.predictions import SplitPredictions, describe_difference
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_json, write_json
 
-_PSEUDO_COUNT = 5.0
-"""Added to the table of each pair of steps, spread over its cells."""
-
+_SMOOTHING = 2.0  # cases that each row of a table has in addition, spread as the row without the other step
 _TINY = np.finfo(np.float64).tiny
-_SHARES = (0.2, 0.35, 0.5, 0.65, 0.8)
-_FACTORS = (0.2, 0.3, 0.45, 0.6, 0.8, 1.0)
-_TEMPERATURES = np.linspace(0.1, 3.0, 59)
+_TOLERANCE = 1e-6
+
+Split = TypeVar("Split", bound=SplitPredictions)
+
+Pairs = list[Float64[np.ndarray, "case answer last"]]
+"""For each step, P(its answer, the last step's answer); the last step's own has its distribution on the diagonal."""
 
 
 @dataclasses.dataclass(frozen=True)
-class ChainPrior:
-    """What answers go together, from training labels.
+class AnswerTree:
+    """What answers go together: P(last) prod_s P(answer of s | answer of its parent, last).
 
     Attributes:
-      sizes: number of answers of each step.
-      chains: int [chain, step], the complete chains that occur.
-      log_counts: float64 [chain], log share of each.
-      log_marginals: for each step float64 [answer].
-      edges: (parent, child, ratio [parent's answer, child's answer]) from the last step downwards, parents first;
-        ratio is P(child's | parent's) / P(child's).
-      share: weight of the chains that occur; the rest is the tree's.
+      last: float64 [last answer], the last step's distribution.
+      parents: for each step before the last the step that it depends on; None for the root, which comes first in
+        `order`.
+      tables: for each step before the last float64 [last answer, parent's answer, answer]; one parent's answer for the
+        root.
     """
 
-    sizes: tuple[int, ...]
-    chains: Int[np.ndarray, "chain step"]
-    log_counts: Float64[np.ndarray, " chain"]
-    log_marginals: tuple[Float64[np.ndarray, " answer"], ...]
-    edges: tuple[tuple[int, int, Float64[np.ndarray, "answer other"]], ...]
-    share: float = 0.5
+    last: Float64[np.ndarray, "last"]
+    parents: tuple[int | None, ...]
+    tables: tuple[Float64[np.ndarray, "last parent answer"], ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of answers of each step."""
+        return (*(table.shape[2] for table in self.tables), len(self.last))
+
+    @functools.cached_property
+    def order(self) -> tuple[int, ...]:
+        """The steps before the last, each after its parent; fewer if the parents are no tree."""
+        order = [step for step, parent in enumerate(self.parents) if parent is None][:1]
+        for known in order:  # grows
+            order.extend(step for step, parent in enumerate(self.parents) if parent == known)
+        return tuple(order)
+
+    @functools.cached_property
+    def marginals(self) -> tuple[Float64[np.ndarray, "answer"], ...]:
+        """Each step's distribution without any evidence."""
+        pairs, _ = infer(self, [np.zeros((1, size)) for size in self.sizes])
+        return tuple(pair[0].sum(axis=1) for pair in pairs)
 
 
-def learn_prior(labels: Int[np.ndarray, "case step"], sizes: Sequence[int]) -> ChainPrior:
-    """Learn a prior from training labels; a label that is missing enters no count."""
-    marginals = []
-    for step, size in enumerate(sizes):
-        known = labels[labels[:, step] != NOT_ANNOTATED, step]
-        marginals.append(np.log((np.bincount(known, minlength=size) + 1) / (len(known) + size)))
-    edges = [
-        (parent, child, _count_pairs(labels, sizes, parent, child) / np.exp(marginals[child]))
-        for parent, child in _span(labels, sizes)
-    ]
-    complete = labels[(labels != NOT_ANNOTATED).all(axis=1)]
-    chains, counts = np.unique(complete, axis=0, return_counts=True)
-    log_counts = np.log(counts / max(counts.sum(), 1))
-    share = 0.5 if len(chains) else 0.0
-    return ChainPrior(tuple(sizes), chains.reshape(-1, len(sizes)), log_counts, tuple(marginals), tuple(edges), share)
+def learn_tree(labels: Int[np.ndarray, "case step"], sizes: Sequence[int]) -> AnswerTree:
+    """Learn from training labels what answers go together; a missing label enters no count."""
+    last = _count(labels, sizes, [len(sizes) - 1]) + 1
+    parents, tables = list[int | None]([None] * (len(sizes) - 1)), []
+    for above, child in _span(labels, sizes):
+        parents[child] = above
+    for step, parent in enumerate(parents):
+        of_last = _condition(labels, sizes, [len(sizes) - 1, step], last[:, None] * 0 + _share(labels, sizes, step))
+        table = of_last[:, None]
+        if parent is not None:
+            table = _condition(labels, sizes, [len(sizes) - 1, parent, step], table)
+        tables.append(table)
+    return AnswerTree(last / last.sum(), tuple(parents), tuple(tables))
 
 
-def _count_pairs(
-    labels: Int[np.ndarray, "case step"], sizes: Sequence[int], first: int, second: int
-) -> Float64[np.ndarray, "answer other"]:
-    """Return P(answer of the second step | answer of the first), from cases with both."""
-    counts = _smoothed_counts(labels, sizes, first, second)
-    return counts / counts.sum(axis=1, keepdims=True)
-
-
-def _smoothed_counts(
-    labels: Int[np.ndarray, "case step"], sizes: Sequence[int], first: int, second: int
-) -> Float64[np.ndarray, "answer other"]:
-    known = labels[(labels[:, [first, second]] != NOT_ANNOTATED).all(axis=1)]
-    counts = np.full((sizes[first], sizes[second]), _PSEUDO_COUNT / (sizes[first] * sizes[second]))
-    np.add.at(counts, (known[:, first], known[:, second]), 1)
+def _count(labels: Int[np.ndarray, "case step"], sizes: Sequence[int], steps: list[int]) -> Float64[np.ndarray, "..."]:
+    """Count the cases with each combination of answers to some steps, among those with all of them."""
+    known = labels[(labels[:, steps] != NOT_ANNOTATED).all(axis=1)]
+    counts = np.zeros([sizes[step] for step in steps])
+    np.add.at(counts, tuple(known[:, step] for step in steps), 1)
     return counts
 
 
-def _information(shares: Float64[np.ndarray, "answer other"]) -> float:
-    independent = shares.sum(axis=1, keepdims=True) * shares.sum(axis=0)
-    return float((shares * np.log(shares / independent)).sum())
+def _share(labels: Int[np.ndarray, "case step"], sizes: Sequence[int], step: int) -> Float64[np.ndarray, "answer"]:
+    counts = _count(labels, sizes, [step]) + 1
+    return counts / counts.sum()
+
+
+def _condition(
+    labels: Int[np.ndarray, "case step"], sizes: Sequence[int], steps: list[int], base: Float64[np.ndarray, "..."]
+) -> Float64[np.ndarray, "..."]:
+    """Return P(answer of the last of some steps | answers of the others), smoothed towards `base`."""
+    counts = _count(labels, sizes, steps)
+    return (counts + _SMOOTHING * base) / (counts.sum(axis=-1, keepdims=True) + _SMOOTHING)
 
 
 def _span(labels: Int[np.ndarray, "case step"], sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the edges of the tree of most mutual information, from the last step downwards (Prim's algorithm)."""
-    num_steps = len(sizes)
-    worth = np.full((num_steps, num_steps), -np.inf)
-    for one, other in itertools.combinations(range(num_steps), 2):
-        counts = _smoothed_counts(labels, sizes, one, other)
-        worth[one, other] = worth[other, one] = _information(counts / counts.sum())
-    inside, edges = [num_steps - 1], list[tuple[int, int]]()
-    while len(inside) < num_steps:
-        outside = [step for step in range(num_steps) if step not in inside]
-        edge = max(itertools.product(inside, outside), key=lambda edge: worth[edge])
+    """Return (parent, child) of the tree of most mutual information given the last step (Prim's algorithm)."""
+    steps = range(len(sizes) - 1)
+    worth = {
+        pair: _information(_count(labels, sizes, [len(sizes) - 1, *pair])) for pair in itertools.combinations(steps, 2)
+    }
+    inside, edges = [0][: len(steps)], list[tuple[int, int]]()
+    while len(inside) < len(steps):
+        outside = [step for step in steps if step not in inside]
+        edge = max(itertools.product(inside, outside), key=lambda edge: worth[min(edge), max(edge)])
         edges.append(edge)
         inside.append(edge[1])
     return edges
 
 
+def _information(counts: Float64[np.ndarray, "last answer other"]) -> float:
+    """Return the information that two steps' answers have of each other, given the last step's, in nats times cases."""
+    totals = counts.sum(axis=(1, 2), keepdims=True)
+    independent = counts.sum(axis=1, keepdims=True) * counts.sum(axis=2, keepdims=True)
+    ratio = np.divide(counts * totals, independent, out=np.ones_like(counts), where=independent > 0)
+    return float((counts * np.log(np.where(counts > 0, ratio, 1.0))).sum())
+
+
 Evidence = Sequence[Float64[np.ndarray, "case answer"]]
-"""For each step, the logarithm of what is known of its answer, up to a constant of each case."""
+"""For each step, the logarithm of what is known of its answer."""
 
 
-def infer_pairs(prior: ChainPrior, evidence: Evidence) -> list[Float64[np.ndarray, "case answer other"]]:
-    """Return for each step P(its answer, the last step's answer | evidence) [case, answer, last answer].
+def infer(tree: AnswerTree, evidence: Evidence) -> tuple[Pairs, Float64[np.ndarray, "case"]]:
+    """Return the pairs of each step and the last one, and the logarithm of the evidence's probability.
 
-    The last step's own entry has its probabilities on the diagonal.
+    Messages go from the leaves to the root for each answer of the last step, and joint distributions back.
     """
-    scaled = [logs - logs.max(axis=1, keepdims=True) for logs in evidence]
-    tree, log_tree = _infer_tree(prior, scaled)
-    if prior.share == 0 or not len(prior.chains):
-        return tree
-    seen, log_seen = _infer_seen(prior, scaled)
-    logs = np.stack([np.log(prior.share) + log_seen, np.log1p(-prior.share) + log_tree])
-    weights = np.exp(logs - logsumexp(logs, axis=0))
-    return [
-        weights[0][:, None, None] * one + weights[1][:, None, None] * other
-        for one, other in zip(seen, tree, strict=True)
-    ]
-
-
-def _infer_seen(
-    prior: ChainPrior, evidence: Evidence
-) -> tuple[list[Float64[np.ndarray, "case answer other"]], Float64[np.ndarray, " case"]]:
-    """Return the pairs under the chains that occur, and the log of the evidence's probability."""
-    logs = prior.log_counts + sum(logs[:, prior.chains[:, step]] for step, logs in enumerate(evidence))
-    total = logsumexp(logs, axis=1)
-    shares = np.exp(logs - np.where(np.isfinite(total), total, 0.0)[:, None])  # no chain agrees with what was given: 0
-    last, pairs = prior.chains[:, -1], []
-    for step, size in enumerate(prior.sizes):
-        cells = np.zeros((len(prior.chains), size, prior.sizes[-1]))
-        cells[np.arange(len(cells)), prior.chains[:, step], last] = 1
-        pairs.append((shares @ cells.reshape(len(cells), -1)).reshape(-1, size, prior.sizes[-1]))
-    return pairs, total
-
-
-def _infer_tree(
-    prior: ChainPrior, evidence: Evidence
-) -> tuple[list[Float64[np.ndarray, "case answer other"]], Float64[np.ndarray, " case"]]:
-    """Return the same under the tree: messages towards the last step, then joint distributions away from it."""
-    beliefs = [np.exp(logs + marginal) for logs, marginal in zip(evidence, prior.log_marginals, strict=True)]
-    messages, total = {}, np.zeros(len(beliefs[0]))
-    for parent, child, ratio in reversed(prior.edges):
-        message = beliefs[child] @ ratio.T
-        scale = message.max(axis=1, keepdims=True)
-        messages[child] = message / scale
-        total += np.log(scale[:, 0])
-        beliefs[parent] = beliefs[parent] * messages[child]
-    root = len(prior.sizes) - 1
-    last = beliefs[root].sum(axis=1)
-    total += np.log(last)
-    pairs: list[Float64[np.ndarray, "case answer other"]] = [np.empty(0)] * len(prior.sizes)
-    pairs[root] = (beliefs[root] / last[:, None])[:, :, None] * np.eye(prior.sizes[-1])
-    for parent, child, ratio in prior.edges:
-        without = pairs[parent] / np.maximum(messages[child], _TINY)[:, :, None]
-        joint = np.einsum("npl,pc,nc->ncl", without, ratio, beliefs[child])
-        pairs[child] = joint / joint.sum(axis=(1, 2), keepdims=True)
-    return pairs, total
+    tops = [logs.max(axis=1) for logs in evidence]
+    *of_steps, of_last = (np.exp(logs - top[:, None]) for logs, top in zip(evidence, tops, strict=True))
+    beliefs = [np.broadcast_to(known, (len(tree.last), *known.shape)) for known in of_steps]
+    prior, total = tree.last[:, None, None] * of_last.T[:, :, None], sum(tops)
+    messages = dict[int, Float64[np.ndarray, "last case parent"]]()
+    for step in reversed(tree.order):  # arrays are [last answer, case, answer]
+        message = beliefs[step] @ tree.tables[step].transpose(0, 2, 1)
+        scale = np.maximum(message.max(axis=(0, 2)), _TINY)
+        messages[step], total = message / scale[:, None], total + np.log(scale)
+        parent = tree.parents[step]
+        if parent is not None:
+            beliefs[parent] = beliefs[parent] * messages[step]
+    posterior = prior * messages[tree.order[0]] if tree.order else prior
+    scale = np.maximum(posterior.sum(axis=(0, 2)), _TINY)
+    posterior, total = posterior / scale[:, None], total + np.log(scale)
+    joints = dict[int, Float64[np.ndarray, "last case answer"]]()
+    for step in tree.order:
+        parent = tree.parents[step]
+        above = posterior if parent is None else joints[parent]
+        joints[step] = (above / np.maximum(messages[step], _TINY)) @ tree.tables[step] * beliefs[step]
+        joints[step] /= np.maximum(joints[step].sum(axis=(0, 2)), _TINY)[:, None]
+    pairs = [joints[step].transpose(1, 2, 0) for step in range(len(of_steps))]
+    return [*pairs, posterior.transpose(1, 2, 0) * np.eye(len(tree.last))], total
 
 
 @dataclasses.dataclass(frozen=True)
 class JointModel:
-    """A prior and the scales of a network's readings.
+    """What answers go together, and how much a network's reading counts beside given answers.
 
     Attributes:
-      temperatures: exponent of each step's distribution.
-      factor: exponent of all of them together, against the prior.
+      temperatures: divisors of each step's logits.
+      weights: for each step w_s of the module's formula.
     """
 
-    prior: ChainPrior
+    tree: AnswerTree
     temperatures: tuple[float, ...]
-    factor: float
+    weights: tuple[float, ...]
 
-    def read(
-        self, log_probs: Float[np.ndarray, "case step answer"], given: Float[np.ndarray, "case step answer"]
-    ) -> list[Float64[np.ndarray, "case answer other"]]:
-        """Return for each step P(its answer, the last step's | picture, given) [case, answer, last answer].
+    def calibrate(self, logits: Float[np.ndarray, "case step answer"]) -> Evidence:
+        """Return the logarithms of the network's distributions P_s."""
+        steps = []
+        for step, size in enumerate(self.tree.sizes):
+            own = logits[:, step, :size].astype(np.float64) / self.temperatures[step]
+            own = own - own.max(axis=1, keepdims=True)
+            steps.append(np.maximum(own - np.log(np.exp(own).sum(axis=1, keepdims=True)), _LEAST_LOG))
+        return steps
 
-        Args:
-          log_probs: logarithms of the network's distributions in a pass without given answers; padding is ignored.
-          given: distributions of given answers, zeros where none is given.
-        """
-        evidence = []
-        for step, (size, marginal) in enumerate(zip(self.prior.sizes, self.prior.log_marginals, strict=True)):
-            own = log_softmax(self.temperatures[step] * log_probs[:, step, :size].astype(np.float64), axis=1)
-            told = given[:, step, :size].astype(np.float64)
-            is_given = told.any(axis=1, keepdims=True)
+    def weigh(self, own: Evidence) -> Evidence:
+        """Return the picture's evidence log U_s beside a certain answer."""
+        shares = zip(own, self.tree.marginals, self.weights, strict=True)
+        return [weight * (logs - np.log(marginal)) for logs, marginal, weight in shares]
+
+    def join(self, logits: Float[np.ndarray, "case step answer"]) -> "JointReader":
+        """Return the reader of cases from logits of a pass without given answers."""
+        own = self.calibrate(logits)
+        weighed = self.weigh(own)
+        return JointReader(self.tree, match_marginals(self.tree, own, start=weighed), weighed)
+
+
+_LEAST_LOG = -25.0  # of a network's probability, so that no given answer is impossible beside it
+_MOST_SWEEPS, _CLOSE = 50, 1e-3
+
+
+def match_marginals(tree: AnswerTree, own: Evidence, *, start: Evidence) -> Evidence:
+    """Return the evidence under which each step's distribution is its own one, up to `_CLOSE` in total variation.
+
+    Steps take turns (iterative proportional fitting); the last step comes last, whose distribution is exact.
+    """
+    evidence = list(start)
+    for _ in range(_MOST_SWEEPS):
+        largest = 0.0
+        for step, logs in enumerate(own):
+            found = infer(tree, evidence)[0][step].sum(axis=2)
+            largest = max(largest, float(np.abs(found - np.exp(logs)).sum(axis=1).max(initial=0)) / 2)
+            evidence[step] = evidence[step] + logs - np.log(np.maximum(found, _TINY))
+        if largest < _CLOSE:
+            break
+    return evidence
+
+
+@dataclasses.dataclass(frozen=True)
+class JointReader:
+    """Reads cases, whose pictures a network has read, under given answers.
+
+    Attributes:
+      alone: log U_s without given answers.
+      beside: log U_s beside certain answers.
+    """
+
+    tree: AnswerTree
+    alone: Evidence
+    beside: Evidence
+
+    def __call__(
+        self, given: Float[np.ndarray, "variant case step answer"]
+    ) -> Float64[np.ndarray, "variant case step answer"]:
+        """Return each step's distribution given the answers to the other steps; 0 beyond a step's own answers."""
+        return np.stack([self._read(of_variant) for of_variant in given])
+
+    def look_ahead(self, given: Float[np.ndarray, "case step answer"]) -> Pairs:
+        """Return P(answer, the last step's answer | picture, given) of each step."""
+        return infer(self.tree, self._add(given, slice(None)))[0]
+
+    def _read(self, given: Float[np.ndarray, "case step answer"]) -> Float64[np.ndarray, "case step answer"]:
+        read = np.zeros(given.shape)
+        pairs = self.look_ahead(given)
+        for step, size in enumerate(self.tree.sizes):
+            read[:, step, :size] = pairs[step].sum(axis=2)
+            told = np.flatnonzero(given[:, step].any(axis=1))
+            if len(told):
+                without = given[told]
+                without[:, step] = 0
+                read[told, step, :size] = infer(self.tree, self._add(without, told))[0][step].sum(axis=2)
+        return read
+
+    def _add(self, given: Float[np.ndarray, "case step answer"], cases: slice | np.ndarray) -> Evidence:
+        evidence, share = [], np.minimum(count_given(given, self.tree.sizes), 1.0)[:, None]
+        for step, (alone, beside) in enumerate(zip(self.alone, self.beside, strict=True)):
+            told = given[:, step, : alone.shape[1]].astype(np.float64)
             with np.errstate(divide="ignore"):
-                likelihood = np.where(is_given, np.log(told), 0.0)
-            evidence.append(self.factor * (own - marginal) + likelihood)
-        return infer_pairs(self.prior, evidence)
+                likelihood = np.where(told.any(axis=1, keepdims=True), np.log(told), 0.0)
+            evidence.append((1 - share) * alone[cases] + share * beside[cases] + likelihood)
+        return evidence
 
 
-def virtual_evidence(
-    labels: Int[np.ndarray, "case step"], sizes: Sequence[int], *, reliability: float = 1.0
-) -> Float64[np.ndarray, "case step answer"]:
-    """Return given answers as likelihoods: r for the label, (1 - r) / (n - 1) for each other; zeros without a label."""
-    given = np.zeros((*labels.shape, max(sizes)))
+def count_given(given: Float[np.ndarray, "case step answer"], sizes: Sequence[int]) -> Float64[np.ndarray, "case"]:
+    """Return the number of given answers; one with the entropy H of n options counts as 1 - H / log n."""
+    total = np.zeros(len(given))
     for step, size in enumerate(sizes):
-        known = labels[:, step] != NOT_ANNOTATED
-        given[known, step, :size] = (1 - reliability) / max(size - 1, 1)
-        given[known, step, labels[known, step]] = reliability
-    return given
+        told = given[:, step, :size].astype(np.float64)
+        entropy = -(told * np.log(np.where(told > 0, told, 1.0))).sum(axis=1)
+        total += np.where(told.any(axis=1), np.maximum(1 - entropy / np.log(max(size, 2)), 0.0), 0.0)
+    return total
 
 
-def marginals(pairs: Sequence[Float64[np.ndarray, "case answer other"]]) -> list[Float64[np.ndarray, "case answer"]]:
-    """Return each step's distribution."""
-    return [pair.sum(axis=2) for pair in pairs]
+def name_joined(model: str) -> str:
+    """Return the name under which calibration and operating points of a network's joint reading are kept."""
+    return f"{model}, joined"
+
+
+def add_joined(split: Split, joints: Mapping[str, JointModel]) -> Split:
+    """Return the split with the joint readings of its networks, as log-probabilities, beside their logits."""
+    logits = dict(split.predictions.logits)
+    for model, joint in joints.items():
+        own = split.predictions.logits[model]
+        nothing = np.zeros((1, *own.shape[:2], max(joint.tree.sizes)))
+        logits[name_joined(model)] = np.log(np.maximum(joint.join(own)(nothing)[0], 1e-30)).astype(np.float32)
+    return split.change(logits=logits)
+
+
+def as_evidence(
+    labels: Int[np.ndarray, "... step"], sizes: Sequence[int], *, reliability: float = 1.0
+) -> Float64[np.ndarray, "... step answer"]:
+    """Return labels as given answers: r for the label, (1 - r) / (n - 1) for each other; zeros without a label."""
+    answers, counts = np.arange(max(sizes)), np.asarray(sizes)[:, None]
+    others = (1 - reliability) / np.maximum(counts - 1, 1) * (answers < counts)
+    given = np.where(labels[..., None] == answers, reliability, others)
+    return np.where(labels[..., None] < 0, 0.0, given)
+
+
+# Fit the weights on validation cases.
+
+
+_MOST_FITTED = 1000
+"""Largest number of validation cases on which weights are fitted."""
+_NUM_DRAWS = 2  # of given answers, for each case
+_LARGEST_WEIGHT = 2.0
+_RIDGE = 5.0  # of squared distances to the best common weight, over the number of answers; decides with few cases
+_COMMON = (0.1, 0.2, 0.35, 0.5, 0.7, 1.0)
+
+
+def draw_given(labels: Int[np.ndarray, "case step"], *, seed: int) -> Int[np.ndarray, "case step"]:
+    """Return the labels of a random subset of each case's steps, one to all but one; other labels are missing."""
+    draw, num_steps = np.random.default_rng(seed), labels.shape[1]
+    num_given = draw.integers(1, max(num_steps, 2), size=len(labels))
+    order = draw.permuted(np.tile(np.arange(num_steps), (len(labels), 1)), axis=1)
+    return np.where(order < num_given[:, None], labels, NOT_ANNOTATED)
 
 
 def fit_joint(
-    prior: ChainPrior,
-    log_probs: Float[np.ndarray, "case step answer"],
+    tree: AnswerTree,
+    logits: Float[np.ndarray, "case step answer"],
     labels: Int[np.ndarray, "case step"],
     *,
+    temperatures: Sequence[float],
     seed: int = 0,
 ) -> JointModel:
-    """Fit the scales on validation cases: temperatures alone, then factor and share with random answers given.
-
-    The score is the mean log-probability of the answers that are not given; of each case a random number of steps is
-    given, from none to all but one.
-    """
-    temperatures = tuple(
-        _fit_temperature(log_probs[:, step, :size], labels[:, step]) for step, size in enumerate(prior.sizes)
-    )
-    draw = np.random.default_rng(seed)
-    num_given = draw.integers(len(prior.sizes), size=len(labels))
-    order = draw.permuted(np.tile(np.arange(len(prior.sizes)), (len(labels), 1)), axis=1)
-    told = np.where(order < num_given[:, None], labels, NOT_ANNOTATED)
-    given = virtual_evidence(told, prior.sizes)
-    free = (told == NOT_ANNOTATED) & (labels != NOT_ANNOTATED)
-
-    def score(model: JointModel) -> float:
-        steps = marginals(model.read(log_probs, given))
-        chosen = [_pick(step, labels[:, number])[free[:, number]] for number, step in enumerate(steps)]
-        return float(np.log(np.maximum(np.concatenate(chosen), _TINY)).mean())
-
-    candidates = [
-        JointModel(dataclasses.replace(prior, share=share), temperatures, factor)
-        for share in (_SHARES if len(prior.chains) else (0.0,))
-        for factor in _FACTORS
-    ]
-    return max(candidates, key=score)
-
-
-def _pick(shares: Float64[np.ndarray, "case answer"], labels: Int[np.ndarray, " case"]) -> Float64[np.ndarray, " case"]:
-    return shares[np.arange(len(labels)), np.maximum(labels, 0)]
-
-
-def _fit_temperature(log_probs: Float[np.ndarray, "case answer"], labels: Int[np.ndarray, " case"]) -> float:
-    known = labels != NOT_ANNOTATED
-    if not known.any():
-        return 1.0
-
-    def score(temperature: float) -> float:
-        own = log_softmax(temperature * log_probs[known].astype(np.float64), axis=1)
-        return float(own[np.arange(len(own)), labels[known]].mean())
-
-    return float(max(_TEMPERATURES, key=score))
-
-
-def ask_gains(
-    pairs: Sequence[Float64[np.ndarray, "case answer other"]],
-    asked: Int[np.ndarray, "case step"],
-    *,
-    reliability: float = 1.0,
-) -> tuple[Float64[np.ndarray, "case step"], Float64[np.ndarray, "case step"]]:
-    """Return what asking each step is worth for the last one: expected accuracy and information gained (nats).
+    """Fit the weights on validation cases by the mean log-probability of answers, given random subsets of the others.
 
     Args:
-      asked: nonzero where a step has an answer already; its gains, and those of the last step, are -inf.
+      tree: of training labels.
+      logits: of a pass without given answers.
+      temperatures: fitted on the same cases.
     """
-    last = pairs[-1].sum(axis=2)
-    best, entropy = last.max(axis=1), _entropy(last, axis=1)
-    accuracy, information = np.full(asked.shape, -np.inf), np.full(asked.shape, -np.inf)
-    for step, pair in enumerate(pairs[:-1]):
-        size = pair.shape[1]
-        told = np.full((size, size), (1 - reliability) / max(size - 1, 1))
-        np.fill_diagonal(told, reliability)
-        joint = np.einsum("at,ntl->nal", told, pair)
-        accuracy[:, step] = joint.max(axis=2).sum(axis=1) - best
-        shares = joint.sum(axis=2)
-        of_answer = joint / np.maximum(shares, _TINY)[:, :, None]
-        information[:, step] = entropy - (shares * _entropy(of_answer, axis=2)).sum(axis=1)
-    return np.where(asked, -np.inf, accuracy), np.where(asked, -np.inf, information)
+    from scipy.optimize import minimize  # takes a quarter of a second to import
+
+    if len(labels) > _MOST_FITTED:
+        chosen = np.sort(np.random.default_rng(seed).permutation(len(labels))[:_MOST_FITTED])
+        logits, labels = logits[chosen], labels[chosen]
+    told = np.concatenate([draw_given(labels, seed=seed + number) for number in range(_NUM_DRAWS)])
+    labels, logits = np.tile(labels, (_NUM_DRAWS, 1)), np.tile(logits, (_NUM_DRAWS, 1, 1))
+    given, free = as_evidence(told, tree.sizes), (told == NOT_ANNOTATED) & (labels != NOT_ANNOTATED)
+    free &= (told != NOT_ANNOTATED).any(axis=1, keepdims=True)
+    model = JointModel(tree, tuple(temperatures), (_COMMON[0],) * len(tree.sizes))
+    if not free.any():
+        return model
+    own = model.calibrate(logits)
+
+    def loss(weights: Float64[np.ndarray, "step"]) -> float:
+        weighed = dataclasses.replace(model, weights=tuple(weights.tolist())).weigh(own)
+        pairs = JointReader(tree, weighed, weighed).look_ahead(given)
+        return -score_answers([pair.sum(axis=2) for pair in pairs], labels, free)
+
+    start = min((np.full(len(tree.sizes), weight) for weight in _COMMON), key=loss)
+    found = minimize(
+        lambda weights: loss(weights) + _RIDGE * float(((weights - start) ** 2).sum()) / int(free.sum()),
+        start,
+        method="L-BFGS-B",
+        bounds=[(0.0, _LARGEST_WEIGHT)] * len(tree.sizes),
+        options={"maxiter": 15},
+    )
+    return dataclasses.replace(model, weights=tuple(found.x.tolist()))
 
 
-def _entropy(shares: Float64[np.ndarray, "..."], *, axis: int) -> Float64[np.ndarray, "..."]:
-    return -(shares * np.log(np.maximum(shares, _TINY))).sum(axis=axis)
+def score_answers(
+    steps: Sequence[Float64[np.ndarray, "case answer"]],
+    labels: Int[np.ndarray, "case step"],
+    counted: Int[np.ndarray, "case step"],
+) -> float:
+    """Return the mean log-probability of the labels that count."""
+    chosen = [
+        shares[np.arange(len(labels)), np.maximum(labels[:, step], 0)][counted[:, step]]
+        for step, shares in enumerate(steps)
+    ]
+    return float(np.log(np.maximum(np.concatenate(chosen), _TINY)).mean())
+
+
+# Joint models on disk, as JSON: one tree of answers, and weights for each network.
+
+
+_LAYOUT = "stepcot_jax joint model 1"
+_MAX_BYTES = 2**26
+
+_Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+_Weight = Annotated[float, msgspec.Meta(ge=0, le=100)]
+_Temperature = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+
+
+class _FileStep(msgspec.Struct, frozen=True):
+    name: str
+    options: tuple[str, ...]
+    parent: int | None
+    table: list[list[list[_Share]]]
+
+
+class _FileModel(msgspec.Struct, frozen=True):
+    temperatures: list[_Temperature]
+    weights: list[_Weight]
+
+
+class _File(msgspec.Struct, frozen=True):
+    layout: str
+    steps: list[_FileStep]
+    models: dict[str, _FileModel]
+
+
+def write_joints(path: str | os.PathLike[str], joints: Mapping[str, JointModel], chain: Chain) -> None:
+    """Write the joint models of a run's networks, which share their tree, atomically."""
+    tree = next(iter(joints.values())).tree
+    tables, parents = [*tree.tables, tree.last[None, None]], [*tree.parents, None]
+    steps = [
+        {"name": step.name, "options": list(step.options), "parent": parent, "table": table.tolist()}
+        for step, parent, table in zip(chain.steps, parents, tables, strict=True)
+    ]
+    models = {
+        name: {
+            "temperatures": list(joint.temperatures),
+            "weights": list(joint.weights),
+        }
+        for name, joint in joints.items()
+    }
+    write_json(path, {"layout": _LAYOUT, "steps": steps, "models": models})
+
+
+def read_joint(path: str | os.PathLike[str], chain: Chain, *, model: str) -> JointModel | None:
+    """Read a network's joint model; None if there is no such file, or it has none of this network."""
+    if not pathlib.Path(path).exists():
+        return None
+    file = read_json(path, _File, accepted="expected the joint.json of a run", max_bytes=_MAX_BYTES)
+    if file.layout != _LAYOUT:
+        raise BadInput(f"{path}, 'layout': {file.layout[:80]!r} is not {_LAYOUT!r}")
+    difference = describe_difference([(step.name, step.options) for step in file.steps], chain)
+    if difference:
+        raise BadInput(f"{path}: joint model of another chain: {difference}")
+    *steps, last = file.steps
+    tree = AnswerTree(
+        _read_table(path, last, (1, 1, chain.steps[-1].num_answers))[0, 0],
+        tuple(step.parent for step in steps),
+        tuple(_read_table(path, step, _shape(path, step, steps, chain)) for step in steps),
+    )
+    if last.parent is not None or sorted(tree.order) != list(range(len(steps))):
+        raise BadInput(f"{path}, 'parent': {[*tree.parents, last.parent]} are not a tree of the steps before the last")
+    if model not in file.models:
+        return None
+    stored = file.models[model]
+    for field in ("temperatures", "weights"):
+        if len(getattr(stored, field)) != chain.num_steps:
+            found = len(getattr(stored, field))
+            raise BadInput(f"{path}, {model!r}, {field!r}: found {found} numbers, expected {chain.num_steps}")
+    return JointModel(tree, tuple(stored.temperatures), tuple(stored.weights))
+
+
+def _shape(
+    path: str | os.PathLike[str], step: _FileStep, steps: Sequence[_FileStep], chain: Chain
+) -> tuple[int, int, int]:
+    if step.parent is not None and not 0 <= step.parent < len(steps):
+        raise BadInput(f"{path}, {step.name!r}, 'parent': {step.parent} is not null or 0 to {len(steps) - 1}")
+    num_parent = 1 if step.parent is None else len(steps[step.parent].options)
+    return chain.steps[-1].num_answers, num_parent, len(step.options)
+
+
+def _read_table(
+    path: str | os.PathLike[str], step: _FileStep, shape: tuple[int, int, int]
+) -> Float64[np.ndarray, "last parent answer"]:
+    if len(step.table) != shape[0] or any(len(rows) != shape[1] for rows in step.table):
+        raise BadInput(f"{path}, {step.name!r}, 'table': expected {shape[0]} times {shape[1]} rows")
+    if any(len(row) != shape[2] or abs(sum(row) - 1) > _TOLERANCE for rows in step.table for row in rows):
+        raise BadInput(f"{path}, {step.name!r}, 'table': expected rows of {shape[2]} shares that sum to 1")
+    return np.array(step.table)

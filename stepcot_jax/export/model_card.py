@@ -21,7 +21,14 @@ from stepcot_jax.export.program import Program
 from stepcot_jax.host.files import read_json
 from stepcot_jax.host.text import escape_markdown as plain
 from stepcot_jax.reading.trained_model import Trained
-from stepcot_jax.run.stored_reading import CALIBRATION_FILE, CONVERTED_FILE, GATE_FILE, PAIRS_FILE, STATISTICS_FILE
+from stepcot_jax.run.stored_reading import (
+    CALIBRATION_FILE,
+    CONVERTED_FILE,
+    GATE_FILE,
+    JOINT_FILE,
+    PAIRS_FILE,
+    STATISTICS_FILE,
+)
 
 _HERE = pathlib.Path(__file__).parent
 
@@ -245,7 +252,8 @@ _OPTIONAL = {
     "torch_names.safetensors": "parameters under the authors' PyTorch names",
     CALIBRATION_FILE: "temperatures and answer sets, fitted on the validation cases",
     STATISTICS_FILE: "operating points with their figures, and how far answers follow given ones",
-    PAIRS_FILE: "counted pairs of answers, for `sc.load(FOLDER, pairs=True)`",
+    JOINT_FILE: "shares of answers in the training labels, with which `sc.load` joins the steps",
+    PAIRS_FILE: "counted pairs of answers, for warnings of `sc.load`",
     GATE_FILE: "the gates, for `sc.load`",
     CONVERTED_FILE: "the checkpoint that the run was converted from",
 }  # Files that some exports have

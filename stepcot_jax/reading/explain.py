@@ -17,7 +17,6 @@ from jaxtyping import Array, Float, Float32, Int
 from stepcot_jax.encoders.resnet import ResidualBlock
 from stepcot_jax.encoders.torchvision_networks import FrozenBatchNorm, FrozenBlock, FrozenDenseNet
 from stepcot_jax.encoders.transformer import VisionTransformer
-from stepcot_jax.reading.corrections import check_given
 from stepcot_jax.reading.programs import Reader, Reading, read_features
 from stepcot_jax.reading.trained_model import Trained
 from stepcot_jax.systems.networks import Networks
@@ -128,9 +127,13 @@ class Explanation:
 class Explainer:
     """Explains the readings of one network; compiled once for one batch size."""
 
-    def __init__(self, trained: Trained, *, model: str = "student", batch_size: int = 1) -> None:
+    def __init__(
+        self, trained: Trained, *, model: str = "student", batch_size: int = 1, as_published: bool = False
+    ) -> None:
         self.trained, self.model, self.batch_size = trained, model, batch_size
-        self.reader = Reader(trained, model=model, batch_size=batch_size, with_attention=False)
+        self.reader = Reader(
+            trained, model=model, batch_size=batch_size, with_attention=False, as_published=as_published
+        )
         self._network, self._encoder_params = self.reader.image_network
 
     def explain(
@@ -140,13 +143,20 @@ class Explainer:
         given_answers: Int[np.ndarray, "case step"] | Float[np.ndarray, "case step answer"] | None = None,
         labels: Int[np.ndarray, "case step"] | None = None,
     ) -> Explanation:
-        """Read images and map the support of each answer; a label of `PREDICTED` is the most probable answer."""
-        given = check_given(given_answers, self.trained, model=self.model, num_cases=len(images))
+        """Read images and map the support of each answer; a label of `PREDICTED` is the most probable answer.
+
+        Answers of a joint reading are explained by the network's pass without given answers, which it is made from.
+        """
+        given = self.reader.check_given(given_answers, len(images))
         asked = np.full(given.shape[:2], PREDICTED, np.int32) if labels is None else np.asarray(labels, np.int32)
+        told = given
+        if self.reader.joint is not None:
+            read = self.reader.read(images, given).probabilities.argmax(axis=-1)
+            asked, told = np.where(asked == PREDICTED, read, asked).astype(np.int32), np.zeros_like(given)
         parts = []
         for start in range(0, len(images), self.batch_size):
             chosen = slice(start, start + self.batch_size)
-            batch = (np.asarray(images[chosen], np.float32), given[chosen], asked[chosen])
+            batch = (np.asarray(images[chosen], np.float32), told[chosen], asked[chosen])
             num_cases = len(batch[0])
             missing = self.batch_size - num_cases
             padded = [np.concatenate([rows, np.repeat(rows[:1], missing, axis=0)]) for rows in batch]
@@ -163,7 +173,7 @@ class Explainer:
         joined: Any = jax.tree.map(lambda *rows: np.concatenate(rows), *parts)
         logits, attention, followed, maps = joined
         scores = self.reader.gate_scores(images)
-        return Explanation(self.reader.interpret(logits, attention, scores), followed, maps)
+        return Explanation(self.reader.interpret(logits, given, attention, scores), followed, maps)
 
 
 @functools.partial(jax.jit, static_argnames=("network", "networks", "model"))

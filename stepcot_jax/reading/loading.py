@@ -18,7 +18,7 @@ def load(
     *,
     model: str | None = None,
     batch_size: int = 1,
-    pairs: bool = False,
+    as_published: bool = False,
     system: Any = None,
 ) -> Any:
     """Load a run's trained network or policy as a reader of radiographs.
@@ -30,8 +30,8 @@ def load(
       model: "teacher" or "student"; None loads the student if the run has one. Of a policy, the phase with the wanted
         weights, "sft" or "grpo"; None for the last phase.
       batch_size: images that `ImageReader.read_files` reads at once; not for a policy.
-      pairs: whether steps after a given one also follow the pairs of answers that the run counted in its training
-        labels; see `image_reader.load`; not for a policy.
+      as_published: whether the network's own answers are read, each given one written back to it, and not its joint
+        model, which a run of an earlier version lacks (`evaluation.joint`); not for a policy.
       system: of a run that `fit` trained with networks of its caller: a system with the same networks.
 
     Returns:
@@ -44,9 +44,10 @@ def load(
     """
     workdir = find_path(workdir, "checkpoint")
     if not read_stored(workdir).trains_policy:
-        return image_reader.load(workdir, model=model, batch_size=batch_size, pairs=pairs, system=system)
-    if batch_size != 1 or pairs:
-        raise BadInput(f"{workdir}: a policy takes neither batch_size nor pairs; got {batch_size} and {pairs}")
+        return image_reader.load(workdir, model=model, batch_size=batch_size, as_published=as_published, system=system)
+    if batch_size != 1 or as_published:
+        problem = f"a policy takes neither batch_size nor as_published; got {batch_size} and {as_published}"
+        raise BadInput(f"{workdir}: {problem}")
     from stepcot_jax.reading.policy_reader import load_reader
 
     return load_reader(workdir, phase=model)

@@ -92,6 +92,7 @@ def explain_pictures(
         calibration=trained.calibration,
         given=given,
         uncorrected=uncorrected,
+        joined=explainer.reader.joint is not None,
         rules=trained.rules,
         trained_on=trained.trained_on,
         projections=projections,
