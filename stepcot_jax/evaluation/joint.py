@@ -247,12 +247,20 @@ class JointReader:
         return np.stack([self._read(of_variant) for of_variant in given])
 
     def look_ahead(self, given: Float[np.ndarray, "case step answer"]) -> Pairs:
-        """Return P(answer, the last step's answer | picture, given) of each step."""
-        return infer(self.tree, self._add(given, slice(None)))[0]
+        """Return P(answer) of each step as it is read now, times P(last step's answer) as it is read with that answer.
+
+        From one certain answer on this is the joint distribution of both.
+        """
+        now = infer(self.tree, self._add(given, slice(None)))[0]
+        following = infer(self.tree, self._add(given, slice(None), share=np.ones((len(given), 1))))[0]
+        return [
+            pair.sum(axis=2, keepdims=True) * ahead / np.maximum(ahead.sum(axis=2, keepdims=True), _TINY)
+            for pair, ahead in zip(now, following, strict=True)
+        ]
 
     def _read(self, given: Float[np.ndarray, "case step answer"]) -> Float64[np.ndarray, "case step answer"]:
         read = np.zeros(given.shape)
-        pairs = self.look_ahead(given)
+        pairs = infer(self.tree, self._add(given, slice(None)))[0]
         for step, size in enumerate(self.tree.sizes):
             read[:, step, :size] = pairs[step].sum(axis=2)
             told = np.flatnonzero(given[:, step].any(axis=1))
@@ -262,8 +270,16 @@ class JointReader:
                 read[told, step, :size] = infer(self.tree, self._add(without, told))[0][step].sum(axis=2)
         return read
 
-    def _add(self, given: Float[np.ndarray, "case step answer"], cases: slice | np.ndarray) -> Evidence:
-        evidence, share = [], np.minimum(count_given(given, self.tree.sizes), 1.0)[:, None]
+    def _add(
+        self,
+        given: Float[np.ndarray, "case step answer"],
+        cases: slice | np.ndarray,
+        share: Float64[np.ndarray, "case 1"] | None = None,
+    ) -> Evidence:
+        """Return the evidence of picture and given answers; `share` of `beside` is that of the answers if None."""
+        evidence = []
+        if share is None:
+            share = np.minimum(count_given(given, self.tree.sizes), 1.0)[:, None]
         for step, (alone, beside) in enumerate(zip(self.alone, self.beside, strict=True)):
             told = given[:, step, : alone.shape[1]].astype(np.float64)
             with np.errstate(divide="ignore"):

@@ -154,6 +154,22 @@ def test_a_reading_under_given_answers_is_the_sum_over_all_chains():
                 np.testing.assert_allclose(found, np.exp(own[step]), atol=2e-3)
 
 
+@pytest.mark.parametrize("step", range(3))
+def test_looking_ahead_names_the_reading_that_follows_an_answer(step):
+    reader, given = MODEL.join(LOGITS), some_given()
+    given[:, step] = 0
+    pair, now = reader.look_ahead(given)[step], reader(given[None])[0, :, step, : SIZES[step]]
+    np.testing.assert_allclose(pair.sum(axis=2), now, atol=1e-9)
+    for answer in range(SIZES[step]):
+        told = given.copy()
+        told[:, step] = np.eye(4)[answer]
+        last = reader(told[None])[0, :, -1, : SIZES[-1]]
+        asked = ~given[:, -1].any(axis=1)  # a given last step is read without its answer
+        np.testing.assert_allclose(
+            (pair[:, answer] / pair[:, answer].sum(axis=1, keepdims=True))[asked], last[asked], atol=1e-9
+        )
+
+
 @pytest.mark.parametrize("steps", [(0,), (2, 1), (0, 1, 2, 3)])
 def test_an_answer_of_reliability_one_over_n_leaves_a_reading_unchanged(steps):
     reader, given = MODEL.join(LOGITS), np.zeros((6, 4, 4))
