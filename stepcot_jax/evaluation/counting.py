@@ -55,7 +55,11 @@ class NaiveBayes:
         """Return P(answer, the last step's answer | given) of each step that is not given."""
         size = len(self._shares[-1])
         last = self(given[None])[0, :, -1, :size]
-        return [last[:, None] * self._tables[len(self._shares) - 1, step].T for step in range(len(self._shares))]
+        return [last[:, None] * table.T for table in self.tables_of(len(self._shares) - 1)]
+
+    def tables_of(self, asked: int) -> list[Float64[np.ndarray, "asked answer"]]:
+        """Return P(answer of each step | answer to the asked one)."""
+        return [self._tables[asked, step] for step in range(len(self._shares))]
 
 
 class PriorReader:
