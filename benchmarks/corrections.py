@@ -266,13 +266,14 @@ def _test(row: Row) -> tuple[float, tuple[float, float], float]:
 
 def _bootstrap(row: Row, num_resamples: int) -> tuple[float, float]:
     of_sets = []
-    for values, patients in row.values:
+    for number, (values, patients) in enumerate(row.values):
         rows = np.asarray(values, float)[:, None]
 
         def compute(weights: Any, rows: Any = rows) -> dict[str, Any]:
             return {"": weighted_mean(weights, values=rows, counted=np.ones(rows.shape, bool))[:, 0]}
 
-        of_sets.append(resample(compute, np.array([str(one) for one in patients]), num_resamples=num_resamples)[""])
+        names = np.array([str(patient) for patient in patients])
+        of_sets.append(resample(compute, names, num_resamples=num_resamples, seed=number)[""])
     mean = float(np.mean([np.mean(values) for values, _ in row.values]))
     interval = percentiles(mean, np.mean(of_sets, axis=0))
     return interval.low, interval.high

@@ -76,7 +76,7 @@ def reward_records(rollouts, replies):
     return [Rewards(total, total, 0.0, 0.0, total) for total in totals]
 
 
-FILES = ("calibration.json", "pairs.json", "gate.npz", "vocabulary.json", "policy.json")
+FILES = ("calibration.json", "pairs.json", "joint.json", "gate.npz", "vocabulary.json", "policy.json")
 
 
 def decided(workdir):
@@ -137,6 +137,7 @@ def test_networks(tmp_path, monkeypatch, job):
         lambda folder: small_run.small_run(folder, monkeypatch, **changes).execute(), tmp_path, monkeypatch
     )
     assert {"calibration.json", "pairs.json", "gate.npz"} <= found.keys()
+    assert ("joint.json" in found) == (job != "baseline")
     assert any(name[0] == "threshold" for name in found if isinstance(name, tuple))
 
 
