@@ -11,14 +11,13 @@ import numpy as np
 import pandas
 import pytest
 from PIL import Image
-from trained_workdir import make_trained_workdir
+from trained_workdir import make_trained_workdir, write_joint
 
 from stepcot_jax.chain import DEFAULT_CHAIN, Chain, Step
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.phantom.phantom import draw_case
-from stepcot_jax.evaluation.calibration import Calibration, read_calibration, write_calibration
+from stepcot_jax.evaluation.calibration import Calibration
 from stepcot_jax.evaluation.consistency import count_pairs, make_rules
-from stepcot_jax.evaluation.joint import JointModel, learn_tree, name_joined, write_joints
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.answer_sheet import find_columns
 from stepcot_jax.reading.corrections import check_given, given_distributions, read_corrections
@@ -212,20 +211,9 @@ def test_an_uncertain_answer_lies_between_none_and_a_certain_one(teacher, images
 @pytest.fixture(scope="module")
 def joined(workdir, tmp_path_factory):
     """A run with a joint model whose diagnosis follows the third step, with its calibration."""
-    folder, chain = tmp_path_factory.mktemp("joined") / "run", DEFAULT_CHAIN
+    folder = tmp_path_factory.mktemp("joined") / "run"
     shutil.copytree(workdir, folder)
-    labels = np.random.default_rng(0).integers(0, np.array(chain.answers_per_step), (2000, 7))
-    labels[:, 6] = labels[:, 2]
-    temperatures = read_calibration(folder / "calibration.json", chain).temperatures["student"]
-    model = JointModel(learn_tree(labels, chain.answers_per_step), temperatures, (0.5,) * 7)
-    write_joints(folder / "joint.json", {"student": model}, chain)
-    of_run = read_calibration(folder / "calibration.json", chain)
-    for name in ("temperatures", "thresholds"):
-        values = getattr(of_run, name)
-        ones = (1.0,) * 7 if name == "temperatures" else values["student"]
-        of_run = dataclasses.replace(of_run, **{name: {**values, name_joined("student"): ones}})
-    write_calibration(folder / "calibration.json", of_run, chain)
-    return folder, model
+    return folder, write_joint(folder)
 
 
 def test_a_joint_reading_is_the_networks_own_until_an_answer_is_given(joined, images):
