@@ -41,7 +41,7 @@ READINGS: list[Reading] = [
     *reads(
         "run", "predict {root}/run/good.png --checkpoint={root}/run", *_RUN_FILES, "reading/shapes.json", "gate.npz"
     ),
-    *reads("run", "predict {root}/run/good.png --checkpoint={root}/run --pairs", "pairs.json"),
+    *reads("run", "predict {root}/run/good.png --checkpoint={root}/run", "pairs.json", "joint.json"),
     *reads("run", "predict {root}/run/good.png --checkpoint={root}/run --model=teacher", "reading/text_features.npy"),
     Reading("predict {root}/good.png --checkpoint={run} --given={file}", "given.json"),
     Reading("explain {root}/good.png --checkpoint={run} --given={file} " + _OUT, "given.json"),

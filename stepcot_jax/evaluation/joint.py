@@ -407,7 +407,7 @@ _LAYOUT = "stepcot_jax joint model 1"
 _MAX_BYTES = 2**26
 
 _Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
-_Weight = Annotated[float, msgspec.Meta(ge=0, le=100)]
+_Weight = Annotated[float, msgspec.Meta(ge=0, le=2)]
 _Temperature = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
 
 
