@@ -104,6 +104,7 @@ _HEADS = {
     "report.json": "num_cases",
     "calibration.json": "models",
     "pairs.json": "pairs",
+    "joint.json": "models",
     "export.json": "models",
     "labels.json": "steps",
     "chain.json": "steps",

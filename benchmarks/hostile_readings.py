@@ -41,10 +41,11 @@ READINGS: list[Reading] = [
     *reads(
         "run", "predict {root}/run/good.png --checkpoint={root}/run", *_RUN_FILES, "reading/shapes.json", "gate.npz"
     ),
-    *reads("run", "predict {root}/run/good.png --checkpoint={root}/run --pairs", "pairs.json"),
+    *reads("run", "predict {root}/run/good.png --checkpoint={root}/run", "pairs.json", "joint.json"),
     *reads("run", "predict {root}/run/good.png --checkpoint={root}/run --model=teacher", "reading/text_features.npy"),
     Reading("predict {root}/good.png --checkpoint={run} --given={file}", "given.json"),
     Reading("explain {root}/good.png --checkpoint={run} --given={file} " + _OUT, "given.json"),
+    *reads("run", "explain {root}/run/good.png --checkpoint={root}/run " + _OUT, "normal_picture.npz"),
     *reads("run", "explain {root}/run/good.png --checkpoint={root}/run " + _OUT, *_RUN_FILES[:3]),
     *reads("export", "predict {run}/good.png --checkpoint={root}/export", *_EXPORT_FILES),
     *reads("export", "predict {run}/good.png --checkpoint={root}/export", "SHA256SUMS", like=".txt"),

@@ -306,6 +306,8 @@ def get_config():
     config.evaluation.operating_target = 0.9  # sensitivity or specificity to reach
     config.evaluation.miss_cost = 1.0  # cost of a missed case, in false alarms
     config.evaluation.step_costs = ()  # cost of checking each step, when the next one is chosen; (): all the same
+    # expected rise of the last answer's accuracy, 0 to 1, below which no further step is asked for
+    config.evaluation.least_gain = 0.001
     config.evaluation.gate_false_alarms = (
         0.05  # share of validation images that the gate flags; 0: no gate, docs/gate.md
     )

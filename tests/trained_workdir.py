@@ -1,6 +1,7 @@
 """A workdir with the files of a run but without training: random weights, two checkpoints, two networks."""
 
 import contextlib
+import dataclasses
 import functools
 import pathlib
 import shutil
@@ -14,8 +15,9 @@ from run.small_run import SIZES, undot
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.encoders.resnet import ResNet
 from stepcot_jax.encoders.text_encoder import hash_prompts, write_prompts
-from stepcot_jax.evaluation.calibration import Calibration, write_calibration
+from stepcot_jax.evaluation.calibration import Calibration, read_calibration, write_calibration
 from stepcot_jax.evaluation.gate import fit_gate, write_gates
+from stepcot_jax.evaluation.joint import JointModel, learn_tree, name_joined, write_joints
 from stepcot_jax.evaluation.operating_points import OperatingPoint, OperatingPoints, Rule, describe_points
 from stepcot_jax.evaluation.statistics import as_plain
 from stepcot_jax.host.files import write_json
@@ -76,6 +78,25 @@ def write_gate(folder: pathlib.Path):
     params = {"image_encoder": trained.params["student"]["image_encoder"]}
     features = np.asarray(read_moments(params, {"images": images}, networks=trained.networks))
     write_gates(folder / "gate.npz", {"student": fit_gate(features[:40], features[40:], false_alarms=0.1)})
+
+
+def write_joint(folder: pathlib.Path):
+    """Give the calibrated run of `make_trained_workdir` a joint model of its student: the third step decides the last.
+
+    Returns the model.
+    """
+    labels = np.random.default_rng(0).integers(0, np.array(DEFAULT_CHAIN.answers_per_step), (2000, 7))
+    labels[:, 6] = labels[:, 2]
+    found = read_calibration(folder / "calibration.json", DEFAULT_CHAIN)
+    tree = learn_tree(labels, DEFAULT_CHAIN.answers_per_step)
+    model = JointModel(tree, found.temperatures["student"], (0.5,) * 7)
+    write_joints(folder / "joint.json", {"student": model}, DEFAULT_CHAIN)
+    joined = name_joined("student")
+    temperatures = {**found.temperatures, joined: (1.0,) * 7}
+    thresholds = {**found.thresholds, joined: found.thresholds["student"]}
+    found = dataclasses.replace(found, temperatures=temperatures, thresholds=thresholds)
+    write_calibration(folder / "calibration.json", found, DEFAULT_CHAIN)
+    return model
 
 
 _BUILT = tempfile.TemporaryDirectory(prefix="stepcot-jax-workdir-")

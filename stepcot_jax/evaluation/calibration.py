@@ -6,7 +6,7 @@ The same cases chose the checkpoint and may share patients: check the coverage o
 import dataclasses
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -298,15 +298,19 @@ def fit_calibration(
     coverage_by: CoverageBy = "step",
     confidence: float = 0.0,
     patients: npt.NDArray[np.str_] | None = None,
+    joined: Collection[str] = (),
 ) -> Calibration:
-    """Fit temperatures and thresholds; with a confidence, thresholds use one case of each patient ("": unknown)."""
+    """Fit temperatures and thresholds; with a confidence, thresholds use one case of each patient ("": unknown).
+
+    The temperature of joint readings (`joined`) stays 1: the weights of their models are fitted instead.
+    """
     if not 0 < coverage < 1:
         raise ValueError(f"coverage must be above 0 and below 1; got {coverage}")
     wanted = _Wanted(coverage, confidence, np.full(len(val.labels), "") if patients is None else patients)
     temperatures, thresholds, notes, answer_thresholds, num_cases = {}, {}, {}, {}, {}
     for model, logits in val.logits.items():
         steps = list(zip(chain.steps, logits_by_step(logits, chain=chain, model=model), val.labels.T, strict=True))
-        fitted = [_fit_step(*columns, wanted=wanted) for columns in steps]
+        fitted = [_fit_step(*columns, wanted=wanted, scaled=model not in joined) for columns in steps]
         temperatures[model], thresholds[model], notes[model], num_cases[model] = zip(*fitted, strict=True)
         if coverage_by == "answer":
             by_answer = [
@@ -362,11 +366,16 @@ class _Wanted:
 
 
 def _fit_step(
-    step: Step, logits: npt.NDArray[np.float64], labels: npt.NDArray[np.integer], *, wanted: _Wanted
+    step: Step,
+    logits: npt.NDArray[np.float64],
+    labels: npt.NDArray[np.integer],
+    *,
+    wanted: _Wanted,
+    scaled: bool,
 ) -> tuple[float, float, str, tuple[int, ...]]:
     """Fit temperature and threshold; return them with a note and the number of cases used of each answer."""
     annotated = np.flatnonzero(labels != NOT_ANNOTATED)
-    temperature, note = fit_temperature(logits[annotated], labels[annotated])
+    temperature, note = fit_temperature(logits[annotated], labels[annotated]) if scaled else (1.0, "")
     used = wanted.choose(annotated)
     truth = labels[used]
     threshold = wanted.fit(1 - softmax(logits[used] / temperature, axis=1)[np.arange(len(used)), truth])

@@ -7,8 +7,7 @@ import collections
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping
 
 import msgspec
 import numpy as np
@@ -25,7 +24,6 @@ from stepcot_jax.chain import (
     fold,
 )
 from stepcot_jax.evaluation.chains import answer_accuracy, mean_over_steps
-from stepcot_jax.evaluation.interventions import as_distributions
 from stepcot_jax.evaluation.predictions import Predictions, describe_difference, logits_by_step
 from stepcot_jax.evaluation.statistics import Weights, weighted_mean
 from stepcot_jax.host.errors import BadInput
@@ -184,98 +182,15 @@ def _never_together(counts: npt.NDArray[np.int64], *, min_expected: float) -> np
     return (counts == 0) & (expected >= min_expected)
 
 
-# Corrections without retraining: a network's logits plus log-ratios of pairs of answers.
-#
-# A network trained as published ignores its earlier answers. How a given answer changes the odds of a later one can be
-# counted in the training labels instead: log P(later | earlier) / P(later). The sum over the given answers is the naive
-# Bayes rule, which counts shared evidence twice; a weight for each later step, chosen on validation cases, corrects
-# that.
-
-
-_SMOOTHING = 2.0  # cases that an answer has in addition, spread as the later step's answers are over all cases
-_LARGEST_WEIGHT = 2.0
-
 Counts = Mapping[Pair, npt.NDArray[np.integer]]  # Training chains that have each pair of answers, see `count_pairs`
 
 
-@dataclasses.dataclass(frozen=True)
-class PairRatios:
-    """Log-ratios [step, answer, step, answer] of pairs of answers, with the weight that each later step gives them."""
-
-    ratios: npt.NDArray[np.float64]  # [step, answer, step, answer], of an earlier step's answer on a later step's
-    weights: tuple[float, ...]  # of each step, 0 or more, in units of the network's logits
-
-    def of(self, given: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
-        """Return what given answers [..., step, answer] add to the logits; a soft answer adds its mean ratio."""
-        return np.tensordot(given.astype(np.float64), self.ratios, axes=2) * np.asarray(self.weights)[:, None]
-
-    def follow(self, read_logits: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return a function from given answers [..., step, answer] to logits that adds the ratios to a network's."""
-        return lambda given: np.asarray(read_logits(given), np.float64) + self.of(given)
-
-
-def make_ratios(counts: Counts, chain: Chain) -> npt.NDArray[np.float64]:
-    """Return log P(later answer | earlier one) / P(later answer) as [step, answer, step, answer], else 0."""
-    most = max(chain.answers_per_step)
-    ratios = np.zeros((chain.num_steps, most, chain.num_steps, most))
-    for (known, asked), of_pair in counts.items():
-        shares = (of_pair.sum(axis=0) + 1) / (of_pair.sum() + of_pair.shape[1])
-        given = (of_pair + _SMOOTHING * shares) / (of_pair.sum(axis=1, keepdims=True) + _SMOOTHING)
-        ratios[known, : of_pair.shape[0], asked, : of_pair.shape[1]] = np.log(given / shares)
-    return ratios
-
-
-def count_answers(labels: npt.NDArray[np.integer], chain: Chain) -> Callable[[Any], npt.NDArray[np.float64]]:
-    """Return naive Bayes without an image: from given answers [..., step, answer] to log probabilities."""
-    prior = np.full((chain.num_steps, max(chain.answers_per_step)), -np.inf)
-    for step, number in enumerate(chain.answers_per_step):
-        counts = np.bincount(labels[labels[:, step] >= 0, step], minlength=number) + 1
-        prior[step, :number] = np.log(counts / counts.sum())
-    forwards = count_pairs(labels, chain)
-    backwards = {(later, earlier): of_pair.T for (earlier, later), of_pair in forwards.items()}
-    ratios = make_ratios({**forwards, **backwards}, chain)
-    return PairRatios(ratios, (1.0,) * chain.num_steps).follow(lambda given: np.broadcast_to(prior, given.shape))
-
-
-def true_prefixes(labels: npt.NDArray[np.integer], chain: Chain) -> npt.NDArray[np.float32]:
-    """Return the true answers of the first 0, 1, ... and all but the last step: [step, case, step, answer]."""
-    truth = as_distributions(labels, chain)
-    return np.stack([truth * (np.arange(chain.num_steps) < count)[:, None] for count in range(chain.num_steps)])
-
-
-def fit_pair_ratios(
-    logits: npt.NDArray[np.floating],
-    *,
-    counts: Counts,
-    labels: npt.NDArray[np.integer],
-    temperatures: Sequence[float],
-    chain: Chain,
-) -> PairRatios:
-    """Choose each step's weight by the likelihood of validation answers, given `true_prefixes` of the earlier ones."""
-    from scipy.optimize import minimize_scalar  # takes half a second to import, and only fitting needs it
-
-    ratios, weights = make_ratios(counts, chain), [0.0]
-    added = PairRatios(ratios, (1.0,) * chain.num_steps).of(true_prefixes(labels, chain))
-    for later in range(1, chain.num_steps):
-        known = labels[:, later] != NOT_ANNOTATED
-        truth = labels[known, later]
-
-        def loss(weight: float, later: int = later, known: Any = known, truth: Any = truth) -> float:
-            summed = (logits[1 : later + 1, :, later] + weight * added[1 : later + 1, :, later]) / temperatures[later]
-            return float(-log_softmax(summed, axis=-1)[:, known][:, np.arange(len(truth)), truth].mean())
-
-        bounds = (0.0, _LARGEST_WEIGHT * temperatures[later])
-        best = minimize_scalar(loss, bounds=bounds, method="bounded").x if len(truth) else 0.0
-        weights.append(float(best))
-    return PairRatios(ratios, tuple(weights))
-
-
-# Counts of answer pairs on disk: rules and log-ratios can be made from them without the training data.
+# Counts of answer pairs on disk: rules can be made from them without the training data.
 
 
 _LAYOUT = "stepcot_jax pairs of answers 2"
 _LAYOUT_OF_RULES = "stepcot_jax pairs of answers 1"
-"""Layout of runs before version 2: the pairs that rules need, without weights."""
+"""Layout of runs before version 2: the pairs that rules need."""
 _MAX_BYTES = 2**24
 
 
@@ -289,17 +204,10 @@ class _File(msgspec.Struct, frozen=True):
     layout: str
     steps: list[tuple[str, tuple[str, ...]]]
     pairs: list[_FilePair]
-    weights: dict[str, list[Annotated[float, msgspec.Meta(ge=0, lt=1e6)]]] = {}
 
 
-def write_pairs(
-    path: str | os.PathLike[str],
-    counts: Counts,
-    chain: Chain,
-    *,
-    weights: Mapping[str, Sequence[float]] | None = None,
-) -> None:
-    """Write the counts of `count_pairs` and each network's weights of `fit_pair_ratios` as JSON, atomically."""
+def write_pairs(path: str | os.PathLike[str], counts: Counts, chain: Chain) -> None:
+    """Write the counts of `count_pairs` as JSON, atomically."""
     report = {
         "layout": _LAYOUT,
         "steps": [[step.name, list(step.options)] for step in chain.steps],
@@ -307,29 +215,12 @@ def write_pairs(
             {"earlier": earlier, "later": later, "counts": of_pair.tolist()}
             for (earlier, later), of_pair in counts.items()
         ],
-        "weights": {name: list(of_steps) for name, of_steps in (weights or {}).items()},
     }
     write_json(path, report)
 
 
 def read_pairs(path: str | os.PathLike[str], chain: Chain) -> dict[Pair, npt.NDArray[np.int64]]:
     """Read the counts of `write_pairs`."""
-    return _read(path, chain)[1]
-
-
-def read_pair_ratios(path: str | os.PathLike[str], chain: Chain, *, model: str) -> PairRatios:
-    """Read a network's log-ratios of pairs of answers."""
-    file, counts = _read(path, chain)
-    weights = file.weights.get(model, [])
-    if len(weights) != chain.num_steps:
-        raise BadInput(
-            f"{path}, 'weights', {model!r}: found {len(weights)}, expected {chain.num_steps}; a run of an earlier "
-            "version gets them if it is started once more with its own settings"
-        )
-    return PairRatios(make_ratios(counts, chain), tuple(weights))
-
-
-def _read(path: str | os.PathLike[str], chain: Chain) -> tuple[_File, dict[Pair, npt.NDArray[np.int64]]]:
     file = read_json(path, _File, accepted="expected the pairs.json of a run", max_bytes=_MAX_BYTES)
     if file.layout not in (_LAYOUT, _LAYOUT_OF_RULES):
         raise BadInput(f"{path}, 'layout': {file.layout[:80]!r} is not {_LAYOUT!r}")
@@ -341,7 +232,7 @@ def _read(path: str | os.PathLike[str], chain: Chain) -> tuple[_File, dict[Pair,
     expected = all_pairs if file.layout == _LAYOUT else pairs_of(chain.num_steps)
     if len(file.pairs) != len(expected) or set(by_steps) != set(expected):
         raise BadInput(f"{path}, 'pairs': {sorted(by_steps)} are not {list(expected)}, each once")
-    return file, {pair: _read_counts(path, by_steps[pair], pair, chain) for pair in expected}
+    return {pair: _read_counts(path, by_steps[pair], pair, chain) for pair in expected}
 
 
 def _read_counts(

@@ -3,11 +3,12 @@
 A network is a function from given answers to probabilities (`ReadGiven`); a correction is a step's true answer.
 """
 
+import dataclasses
 import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -24,7 +25,9 @@ ReadGiven = Callable[[npt.NDArray[np.float32]], Probabilities]
 
 Policy = Literal["expected gain", "uncertainty", "chain order", "random"]
 POLICIES: tuple[Policy, ...] = ("expected gain", "uncertainty", "chain order", "random")
-"""Ways to choose the next step to check; "expected gain" is `expected_gains`."""
+"""Ways to choose the next step to check; "expected gain" is that of `Gains.choose`."""
+
+_TIED = 1e-9  # expected accuracies that differ by less are equal
 
 KINDS = ("own", "true", "another case's", "uniform")  # Answers that reliance is measured with
 
@@ -54,10 +57,28 @@ def entropy(probabilities: Probabilities) -> Probabilities:
     return -(probabilities * np.log(np.maximum(probabilities, 1e-300))).sum(axis=-1)
 
 
-def expected_gains(
-    read: ReadGiven, given: npt.NDArray[np.float32], chain: Chain
-) -> tuple[npt.NDArray[np.float64], Probabilities]:
-    """Return each answer's mutual information with the last one [case, step], and the variants' probabilities."""
+@runtime_checkable
+class LooksAhead(Protocol):
+    """A `ReadGiven` that knows what each answer would make of the last step's."""
+
+    def __call__(self, given: Any, /) -> Probabilities:
+        """Return probabilities of given answers, see `ReadGiven`."""
+        ...
+
+    def look_ahead(self, given: Any) -> list[Probabilities]:
+        """Return P(answer, the last step's answer | given) [case, answer, last answer] of each step not given."""
+        ...
+
+
+def look_ahead(read: ReadGiven, given: npt.NDArray[np.floating], chain: Chain) -> list[Probabilities]:
+    """Return P(answer, the last step's answer) [case, answer, last answer] of each step before the last.
+
+    A network is given every answer in turn, weighed by its own probability. The sum over the answers is then not its
+    reading without the answer: a network that takes a given answer as certain concludes more firmly from any, which is
+    no information (docs/corrections.md).
+    """
+    if isinstance(read, LooksAhead):
+        return read.look_ahead(given)[:-1]
     variants = [given]
     for position, num_answers in enumerate(chain.answers_per_step[:-1]):
         for answer in range(num_answers):
@@ -65,19 +86,40 @@ def expected_gains(
             varied[:, position] = np.arange(given.shape[-1]) == answer
             variants.append(varied)
     probabilities = read(np.stack(variants))
-    last, after = probabilities[:, :, -1], entropy(probabilities[:, :, -1])
-    gains, start = np.full(given.shape[:2], -np.inf), 1
+    last, pairs, start = probabilities[:, :, -1, : chain.answers_per_step[-1]], [], 1
     for position, num_answers in enumerate(chain.answers_per_step[:-1]):
-        of_step = slice(start, start + num_answers)
-        weights = probabilities[0, :, position, :num_answers].T
-        weights = weights / weights.sum(axis=0)
-        # The mixture, not the reading without the answer: a network that takes a given answer as certain concludes more
-        # firmly from any, which is no information (docs/corrections.md has both).
-        mixture = (weights[:, :, None] * last[of_step]).sum(axis=0)
-        is_open = given[:, position].sum(axis=-1) == 0
-        gains[is_open, position] = (entropy(mixture) - (weights * after[of_step]).sum(axis=0))[is_open]
+        weights = probabilities[0, :, position, :num_answers]
+        weights = weights / weights.sum(axis=1, keepdims=True)
+        pairs.append(weights[:, :, None] * last[start : start + num_answers].swapaxes(0, 1))
         start += num_answers
-    return gains, probabilities
+    return pairs
+
+
+@dataclasses.dataclass(frozen=True)
+class Gains:
+    """What the answer to each step is worth for the last one; -inf where a step is given, and for the last step."""
+
+    accuracy: npt.NDArray[np.float64]  # [case, step], expected rise of the largest probability
+    information: npt.NDArray[np.float64]  # [case, step], mutual information in nats
+
+    def choose(self, *, costs: Sequence[float] = ()) -> npt.NDArray[np.int64]:
+        """Return the step of the largest accuracy per cost, of equal ones the most informative; -1 for none."""
+        scale = np.asarray(costs or 1.0, np.float64)
+        accuracy, information = self.accuracy / scale, self.information / scale
+        best = accuracy.max(axis=1, keepdims=True)
+        chosen = np.where(accuracy >= best - _TIED, information, -np.inf).argmax(axis=1)
+        return np.where(np.isfinite(best[:, 0]), chosen, -1)
+
+
+def expected_gains(pairs: Sequence[Probabilities], can_ask: npt.NDArray[np.bool_]) -> Gains:
+    """Return the gains of the steps of `look_ahead` that can be asked."""
+    accuracy, information = np.full(can_ask.shape, -np.inf), np.full(can_ask.shape, -np.inf)
+    for position, joint in enumerate(pairs):
+        shares, last = joint.sum(axis=2), joint.sum(axis=1)
+        after = joint / np.maximum(shares, 1e-300)[:, :, None]
+        accuracy[:, position] = joint.max(axis=2).sum(axis=1) - last.max(axis=1)
+        information[:, position] = entropy(last) - (shares * entropy(after)).sum(axis=1)
+    return Gains(*(np.where(can_ask, gains, -np.inf) for gains in (accuracy, information)))
 
 
 def choose_steps(
@@ -94,14 +136,14 @@ def choose_steps(
     allowed = can_ask & (given.sum(axis=-1) == 0)
     allowed[:, -1] = False
     if policy == "expected gain":
-        scores = expected_gains(read, given, chain)[0]
-    elif policy == "uncertainty":
+        return expected_gains(look_ahead(read, given, chain), allowed).choose(costs=costs)
+    if policy == "uncertainty":
         scores = entropy(read(given[None])[0])
     elif policy == "chain order":
         scores = np.broadcast_to(-np.arange(chain.num_steps, dtype=np.float64), allowed.shape)
     else:
         scores = (rng or np.random.default_rng(0)).random(allowed.shape)
-    if costs and policy in ("expected gain", "uncertainty"):
+    if costs and policy == "uncertainty":
         scores = scores / np.asarray(costs, np.float64)
     chosen = np.where(allowed, scores, -np.inf).argmax(axis=1)
     return np.where(allowed.any(axis=1), chosen, -1)

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcot_jax.chain import Chain, Step
-from stepcot_jax.evaluation.interventions import ReadGiven, expected_gains
+from stepcot_jax.evaluation.interventions import ReadGiven, expected_gains, look_ahead
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.readings import percent
 
@@ -17,7 +17,7 @@ class Outcome:
     """The last step's answer if a step gets one answer."""
 
     answer: str  # the step's answer
-    probability: float  # the network's probability of it
+    probability: float  # the reading's probability of it
     last_answer: str  # the last step's most probable answer with it
     last_probability: float
 
@@ -27,7 +27,7 @@ class NextStep:
     """The step worth checking next."""
 
     step: Step  # the question with its options
-    gain: float  # expected information of its answer on the last step's, in nats (`interventions.expected_gains`)
+    gain: float  # expected rise of the last answer's probability to be right, 0 to 1 (`interventions.expected_gains`)
     gains: dict[str, float]  # the same for every step that can be asked, by name
     last_answer: str  # the last step's most probable answer without it
     last_probability: float
@@ -55,38 +55,42 @@ def find_next_steps(
     *,
     costs: Sequence[float] = (),
     leave_out: Collection[str] = (),
+    least_gain: float = -np.inf,
 ) -> list[NextStep | None]:
-    """Return the step worth checking in each case, by expected gain per cost; None where all steps are given."""
+    """Return the step worth checking in each case, by expected accuracy per cost.
+
+    None where all steps are given, or where the gain of each is less than `least_gain`.
+    """
     if costs and len(costs) != chain.num_steps:
         raise BadInput(
             f"config.evaluation.step_costs: {len(costs)} costs are not one for each of {chain.num_steps} steps"
         )
-    gains, readings = expected_gains(read, given.astype(np.float32), chain)
-    gains[:, [step.name in leave_out for step in chain.steps]] = -np.inf
-    weights = np.asarray(costs or [1.0] * chain.num_steps)
-    scores = gains / weights
-    starts = np.concatenate([[1], 1 + np.cumsum(chain.answers_per_step[:-1])])
-    chosen: list[NextStep | None] = []
-    for case in range(len(given)):
-        position = int(scores[case].argmax())
-        if not np.isfinite(gains[case, position]):
-            chosen.append(None)
-            continue
-        chosen.append(_describe(readings[:, case], position, int(starts[position]), gains[case], chain))
-    return chosen
+    given = np.asarray(given, np.float32)
+    pairs, now = look_ahead(read, given, chain), read(given[None])[0, :, -1]
+    can_ask = given.sum(axis=-1) == 0
+    can_ask[:, [step.name in leave_out for step in chain.steps]] = False
+    gains = expected_gains(pairs, can_ask)
+    chosen = gains.choose(costs=costs).tolist()
+    return [
+        None
+        if position < 0 or gains.accuracy[case, position] < least_gain
+        else _describe(pairs[position][case], now[case], position, gains.accuracy[case], chain)
+        for case, position in enumerate(chosen)
+    ]
 
 
-def _describe(readings: npt.NDArray, position: int, start: int, gains: npt.NDArray, chain: Chain) -> NextStep:
+def _describe(joint: npt.NDArray, now: npt.NDArray, position: int, gains: npt.NDArray, chain: Chain) -> NextStep:
     step, last = chain.steps[position], chain.steps[-1]
 
     def conclude(probabilities: npt.NDArray) -> tuple[str, float]:
-        of_last = probabilities[-1, : last.num_answers]
+        of_last = probabilities[: last.num_answers]
         return last.options[int(of_last.argmax())], float(of_last.max())
 
+    shares = joint.sum(axis=1)
     outcomes = [
-        Outcome(option, float(readings[0, position, answer]), *conclude(readings[start + answer]))
-        for answer, option in enumerate(step.options)
+        Outcome(option, float(share), *conclude(of_last / max(share, 1e-300)))
+        for option, share, of_last in zip(step.options, shares, joint, strict=True)
     ]
     known = {other.name: float(gain) for other, gain in zip(chain.steps, gains, strict=True) if np.isfinite(gain)}
     outcomes.sort(key=lambda outcome: -outcome.probability)
-    return NextStep(step, float(gains[position]), known, *conclude(readings[0]), tuple(outcomes))
+    return NextStep(step, float(gains[position]), known, *conclude(now), tuple(outcomes))

@@ -111,9 +111,12 @@ def _spread(named: Mapping[str, float], chain: Chain, position: int) -> Float[np
 
 
 def check_given(
-    given_answers: Any, trained: Trained, *, model: str, num_cases: int
+    given_answers: Any, trained: Trained, *, model: str, num_cases: int, joined: bool = False
 ) -> Float32[np.ndarray, "case step answer"]:
-    """Return given labels [case, step] or distributions [case, step, answer] as distributions; zeros for None."""
+    """Return given labels [case, step] or distributions [case, step, answer] as distributions; zeros for None.
+
+    With a joint model (`joined`) every network takes given answers.
+    """
     chain = trained.chain
     shape = (num_cases, chain.num_steps, max(chain.answers_per_step))
     if given_answers is None:
@@ -132,7 +135,7 @@ def check_given(
             f"given_answers must be distributions of shape {list(shape)}, which sum to 1 over a step's own answers, or "
             f"zeros for none; got {list(given.shape)}"
         )
-    if given.any():
+    if given.any() and not joined:
         check_accepts_answers(trained, model=model)
     return given
 

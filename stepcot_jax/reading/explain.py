@@ -14,7 +14,6 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32, Int
 from scipy import ndimage
 
-from stepcot_jax.reading.corrections import check_given
 from stepcot_jax.reading.programs import Reader, Reading
 from stepcot_jax.reading.radiographs import to_input
 from stepcot_jax.reading.readings import percent
@@ -108,9 +107,9 @@ class Explainer:
       filled_with: what replaces a window, in words.
     """
 
-    def __init__(self, trained: Trained, *, model: str = "student") -> None:
+    def __init__(self, trained: Trained, *, model: str = "student", as_published: bool = False) -> None:
         self.trained, self.model = trained, model
-        self.reader = Reader(trained, model=model, batch_size=_AT_ONCE)
+        self.reader = Reader(trained, model=model, batch_size=_AT_ONCE, as_published=as_published)
         normal = trained.normal_picture
         self._normal = None if normal is None else to_input([normal.pixels], trained.preprocessing)[0]
         self.filled_with = "a blurred copy (the run stored no mean picture of normal cases)"
@@ -125,16 +124,19 @@ class Explainer:
         labels: Int[np.ndarray, "case step"] | None = None,
         with_claims: bool = True,
     ) -> Explanation:
-        """Read images and map the support of each answer; a label of `PREDICTED` is the most probable answer."""
+        """Read images and map the support of each answer; a label of `PREDICTED` is the most probable answer.
+
+        In a joint reading nothing in the picture moves a given answer; it is explained as the network alone reads it.
+        """
         images = np.asarray(images, np.float32)
-        given = check_given(given_answers, self.trained, model=self.model, num_cases=len(images))
+        given = self.reader.check_given(given_answers, len(images))
         asked = np.full(given.shape[:2], PREDICTED, np.int32) if labels is None else np.asarray(labels, np.int32)
         masks = np.concatenate([np.zeros((1, GRID, GRID), bool), window_masks()])
         readings, followed, maps, claims = [], [], [], []
         for image, of_case, wanted in zip(images, given, asked, strict=True):
             reading = self.read_replaced(image, masks, of_case)
-            answers = np.where(wanted >= 0, wanted, reading.logits[0].argmax(axis=-1)).astype(np.int32)
-            chosen = take_answers(reading, answers)
+            answers = np.where(wanted >= 0, wanted, reading.probabilities[0].argmax(axis=-1)).astype(np.int32)
+            chosen = self._take(reading, of_case, answers)
             readings.append(_join([reading], first=True))
             followed.append(answers)
             maps.append(normalise_maps(lay_falls(np.log(chosen[:1]) - np.log(chosen[1:]), masks[1:])))
@@ -154,6 +156,16 @@ class Explainer:
             parts.append(self.reader.read(shown, np.repeat(given[None], len(shown), axis=0)))
         return _join(parts)
 
+    def _take(
+        self, reading: Reading, given: Float32[np.ndarray, "step answer"], answers: Int[np.ndarray, "step"]
+    ) -> Float[np.ndarray, "case step"]:
+        """Return the probabilities of the explained answers; those of given steps by the network alone."""
+        chosen, is_given = take_answers(reading, answers), given.any(axis=-1)
+        if self.reader.joint is None or not is_given.any():
+            return chosen
+        alone = self.reader.interpret(reading.logits, np.zeros(reading.logits.shape, np.float32))
+        return np.where(is_given, take_answers(alone, answers), chosen)
+
     def _claim(
         self,
         image: Image,
@@ -163,7 +175,7 @@ class Explainer:
         before: Float[np.ndarray, "step"],
     ) -> tuple[Claim, ...]:
         masks = np.concatenate([highest_cells(maps, TENTH), random_masks(_NUM_RANDOM, num_cells=TENTH)])
-        after = take_answers(self.read_replaced(image, masks, given, filler=blur(image)), answers)
+        after = self._take(self.read_replaced(image, masks, given, filler=blur(image)), given, answers)
         random = after[len(maps) :].mean(axis=0)
         return tuple(Claim(*map(float, row)) for row in zip(before, np.diag(after[: len(maps)]), random, strict=True))
 

@@ -13,7 +13,6 @@ from jaxtyping import Float32
 from stepcot_jax import __version__
 from stepcot_jax.chain import Chain
 from stepcot_jax.encoders.weights import weights_digest
-from stepcot_jax.evaluation.consistency import read_pair_ratios
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.answer_sheet import PROBLEM, as_row
@@ -30,11 +29,10 @@ from stepcot_jax.reading.radiographs import (
     read_radiograph,
     to_input,
 )
-from stepcot_jax.reading.readings import ChainReading, make_readings
+from stepcot_jax.reading.readings import ChainReading, make_readings, name_reading
 from stepcot_jax.reading.trained_model import Trained, load_trained, read_default_model
 from stepcot_jax.run.given import read_given
 from stepcot_jax.run.stored import read_stored
-from stepcot_jax.run.stored_reading import PAIRS_FILE
 from stepcot_jax.training.system import System
 
 if TYPE_CHECKING:
@@ -47,7 +45,7 @@ MAKER = "stepcot_jax"
 class ReportingNetwork:
     """The network that a structured report names as its observer."""
 
-    name: str  # "teacher" or "student", with "with counted pairs" if they were added to its logits
+    name: str  # "teacher" or "student", with ", joint reading" if its joint model read
     version: str
     digest: str  # SHA-256 of its weights, in hex
 
@@ -88,14 +86,17 @@ def load_chain_reader(
     *,
     model: str | None = None,
     batch_size: int = 1,
-    pairs: bool = False,
+    as_published: bool = False,
     system: System | None = None,
 ) -> "ImageReader":
-    """Load a trained network as a reader; with `pairs` steps also follow the pairs that the run counted in training."""
+    """Load a trained network as a reader, with its joint model unless `as_published` or the run has none."""
     workdir = pathlib.Path(workdir)
     model = model or read_default_model(workdir)
     return ImageReader(
-        load_trained(workdir, names=(model,), system=system), model=model, batch_size=batch_size, pairs=pairs
+        load_trained(workdir, names=(model,), system=system),
+        model=model,
+        batch_size=batch_size,
+        as_published=as_published,
     )
 
 
@@ -107,10 +108,11 @@ class ImageReader:
       model: "teacher" or "student".
     """
 
-    def __init__(self, trained: Trained, *, model: str, batch_size: int, pairs: bool = False) -> None:
-        self.trained, self.model, self._pairs = trained, model, pairs
-        counted = read_pair_ratios(trained.workdir / PAIRS_FILE, trained.chain, model=model) if pairs else None
-        self._reader = Reader(trained, model=model, batch_size=batch_size, with_attention=False, pairs=counted)
+    def __init__(self, trained: Trained, *, model: str, batch_size: int, as_published: bool = False) -> None:
+        self.trained, self.model = trained, model
+        self._reader = Reader(
+            trained, model=model, batch_size=batch_size, with_attention=False, as_published=as_published
+        )
 
     @property
     def chain(self) -> Chain:
@@ -118,14 +120,19 @@ class ImageReader:
         return self.trained.chain
 
     @property
+    def joined(self) -> bool:
+        """Whether its joint model reads."""
+        return self._reader.joint is not None
+
+    @property
     def follows(self) -> bool:
-        """Whether later steps follow given answers: by counted pairs, or as the run measured."""
-        return self._pairs or follows_corrections(self.trained, model=self.model)
+        """Whether other steps follow given answers: by the joint model, or as the run measured."""
+        return self.joined or follows_corrections(self.trained, model=self.model)
 
     @property
     def network(self) -> ReportingNetwork:
         """What structured reports name as the reading network."""
-        name = f"{self.model} with counted pairs" if self._pairs else self.model
+        name = name_reading(self.model, joined=self.joined)
         leaves = jax.tree_util.tree_leaves_with_path(self._reader.params)
         tensors = {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
         frozen, text = self.trained.frozen_encoder, self._reader.text_features
@@ -205,11 +212,19 @@ class ImageReader:
             yield from self._read_pictures([str(name) for name in names], pictures, headers, shares)
 
     def ask_next(self, reading: ChainReading, *, leave_out: Collection[str] = ()) -> NextStep | None:
-        """Return the step whose answer is expected to settle the last step most, at the run's costs; None for none."""
-        images = to_input([reading.picture], self.trained.preprocessing)
-        costs, given = self.trained.run.step_costs, self._given_of(reading)[None]
-        read = self._reader.given_reader(images)
-        return find_next_steps(read, given, self.trained.chain, costs=costs, leave_out=leave_out)[0]
+        """Return the step whose answer is expected to raise the accuracy of the last step most, at the run's costs.
+
+        None if no step is left, or if the rise is less than `config.evaluation.least_gain`.
+        """
+        images, run = to_input([reading.picture], self.trained.preprocessing), self.trained.run
+        return find_next_steps(
+            self._reader.given_reader(images),
+            self._given_of(reading)[None],
+            self.trained.chain,
+            costs=run.step_costs,
+            leave_out=leave_out,
+            least_gain=run.least_gain,
+        )[0]
 
     def correct(self, reading: ChainReading, given: Given) -> ChainReading:
         """Return a reading of the same image with answers given; those given before stay where not given anew.
@@ -239,7 +254,8 @@ class ImageReader:
         images = to_input([reading.picture], self.trained.preprocessing)
         labels = np.array([[answer.label for answer in reading.steps]], np.int32)
         given = self._given_of(reading)[None] if reading.has_given else None
-        explained = Explainer(self.trained, model=self.model).explain(images, given_answers=given, labels=labels)
+        explainer = Explainer(self.trained, model=self.model, as_published=not self.joined)
+        explained = explainer.explain(images, given_answers=given, labels=labels)
         return explained.maps[0], explained.claims[0]
 
     def _given_of(self, reading: ChainReading) -> Float32[np.ndarray, "step answer"]:
@@ -253,8 +269,13 @@ class ImageReader:
         if not given:
             return None
         shares = given_distributions(given, self.trained.chain)
-        check_accepts_answers(self.trained, model=self.model)
+        self.check_accepts_answers()
         return shares
+
+    def check_accepts_answers(self) -> None:
+        """Refuse given answers for a network without a joint model whose later steps cannot follow them."""
+        if not self.joined:
+            check_accepts_answers(self.trained, model=self.model)
 
     def _read_pictures(
         self,
@@ -277,7 +298,7 @@ class ImageReader:
             given=given,
             uncorrected=None if given is None else uncorrected,
             pictures=pictures,
-            pairs=self._pairs,
+            joined=self.joined,
             rules=self.trained.rules,
             points=self.trained.operating_points,
             trained_on=self.trained.trained_on,
@@ -313,7 +334,8 @@ def explain_image(reader: ImageReader, image: Any) -> Float32[np.ndarray, "step 
     trained = reader.trained
     pixels = read_picture(image, trained.preprocessing, max_pixels=trained.max_pixels)
     images = to_input([pixels], trained.preprocessing)
-    return Explainer(trained, model=reader.model).explain(images, with_claims=False).maps[0]
+    explainer = Explainer(trained, model=reader.model, as_published=not reader.joined)
+    return explainer.explain(images, with_claims=False).maps[0]
 
 
 def explain_pictures(
@@ -341,6 +363,7 @@ def explain_pictures(
         calibration=trained.calibration,
         given=given,
         uncorrected=uncorrected,
+        joined=explainer.reader.joint is not None,
         rules=trained.rules,
         trained_on=trained.trained_on,
         headers=headers,
@@ -353,7 +376,7 @@ def load(
     *,
     model: str | None = None,
     batch_size: int = 1,
-    pairs: bool = False,
+    as_published: bool = False,
     system: Any = None,
 ) -> Any:
     """Load a run's trained network or policy as a reader of radiographs.
@@ -365,8 +388,8 @@ def load(
       model: "teacher" or "student"; None loads the student if the run has one. Of a policy, the phase with the wanted
         weights, "sft" or "grpo"; None for the last phase.
       batch_size: images that `ImageReader.read_files` reads at once; not for a policy.
-      pairs: whether steps after a given one also follow the pairs of answers that the run counted in its training
-        labels; see `load_chain_reader`; not for a policy.
+      as_published: whether the network's own answers are read, each given one written back to it, and not its joint
+        model, which a run of an earlier version lacks (`evaluation.joint`); not for a policy.
       system: of a run that `fit` trained with networks of its caller: a system with the same networks.
 
     Returns:
@@ -379,9 +402,10 @@ def load(
     """
     workdir = find_path(workdir, "checkpoint")
     if not read_stored(workdir).trains_policy:
-        return load_chain_reader(workdir, model=model, batch_size=batch_size, pairs=pairs, system=system)
-    if batch_size != 1 or pairs:
-        raise BadInput(f"{workdir}: a policy takes neither batch_size nor pairs; got {batch_size} and {pairs}")
+        return load_chain_reader(workdir, model=model, batch_size=batch_size, as_published=as_published, system=system)
+    if batch_size != 1 or as_published:
+        problem = f"a policy takes neither batch_size nor as_published; got {batch_size} and {as_published}"
+        raise BadInput(f"{workdir}: {problem}")
     from stepcot_jax.reading.policy_reader import load_reader
 
     return load_reader(workdir, phase=model)

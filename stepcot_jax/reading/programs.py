@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int
 
-from stepcot_jax.evaluation.consistency import PairRatios
 from stepcot_jax.evaluation.interventions import ReadGiven, as_probabilities
+from stepcot_jax.evaluation.joint import name_joined
 from stepcot_jax.evaluation.predictions import softmax
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.corrections import check_given
@@ -141,7 +141,7 @@ class _Part(NamedTuple):
 
 
 class Reader:
-    """Reads images with one network of a run; `pairs` add to the logits of steps after given ones."""
+    """Reads images with one network of a run, and with its joint model unless `as_published` or the run has none."""
 
     def __init__(
         self,
@@ -150,13 +150,13 @@ class Reader:
         model: str = "student",
         batch_size: int = 8,
         with_attention: bool = True,
-        pairs: PairRatios | None = None,
+        as_published: bool = False,
     ) -> None:
         trained.check_model(model)
         if batch_size < 1:
             raise BadInput(f"batch_size must be at least 1; got {batch_size}")
         self.trained, self.model, self.batch_size = trained, model, batch_size
-        self._with_attention, self._pairs = with_attention, pairs
+        self._with_attention, self.joint = with_attention, None if as_published else trained.joint(model)
         wanted = [name for name in (model, "image_encoder") if name in trained.params[model]]
         self.params: Params = jax.device_put({name: trained.params[model][name] for name in wanted})
         self.text_features = trained.text_features if model == "teacher" else None
@@ -183,20 +183,24 @@ class Reader:
     ) -> Reading:
         """Read images; given answers are labels [case, step], -1 for none, or distributions [case, step, answer]."""
         images = np.asarray(images, np.float32)
-        given = check_given(given_answers, self.trained, model=self.model, num_cases=len(images))
+        given = self.check_given(given_answers, len(images))
+        told = given if self.joint is None else np.zeros_like(given)
         side = self.trained.preprocessing.size
         if images.ndim != 4 or not len(images) or images.shape[1:] != (side, side, 3):
             raise BadInput(f"images must have shape [case, {side}, {side}, 3], case >= 1; got {list(images.shape)}")
         parts = [
-            self._read_batch(images[start : start + self.batch_size], given[start : start + self.batch_size])
+            self._read_batch(images[start : start + self.batch_size], told[start : start + self.batch_size])
             for start in range(0, len(images), self.batch_size)
         ]
         logits = np.concatenate([part.logits for part in parts])
-        if self._pairs is not None:
-            logits = (logits + self._pairs.of(given)).astype(np.float32)
         attention = None if parts[0].attention is None else np.concatenate([part.attention for part in parts])
         scores = None if self._gate is None else np.concatenate([part.gate_scores for part in parts])
-        return self.interpret(logits, attention, None if scores is None else scores.astype(np.float64))
+        return self.interpret(logits, given, attention, None if scores is None else scores.astype(np.float64))
+
+    def check_given(self, given_answers: Any, num_cases: int) -> Float32[np.ndarray, "case step answer"]:
+        """Return given answers as distributions; see `corrections.check_given`."""
+        joined = self.joint is not None
+        return check_given(given_answers, self.trained, model=self.model, num_cases=num_cases, joined=joined)
 
     def gate_scores(self, images: Float32[np.ndarray, "case height width 3"]) -> Float[np.ndarray, "case"] | None:
         """Return the gate's scores of images, as in `Reading`, without reading them; None if the run stored no gate."""
@@ -233,8 +237,10 @@ class Reader:
         else:
             features = np.asarray(frozen.encode(images))
         read = make_read_given(self.trained.networks, self.model, self.params, features, self.text_features)
-        if self._pairs is not None:
-            read = self._pairs.follow(read)
+        if self.joint is not None:
+            chain = self.trained.chain
+            nothing = np.zeros((1, len(images), chain.num_steps, max(chain.answers_per_step)), np.float32)
+            return self.joint.join(np.asarray(read(nothing))[0])
         return as_probabilities(read, () if calibration is None else calibration.temperatures[self.model])
 
     def _read_batch(self, images: np.ndarray, given: np.ndarray) -> _Part:
@@ -253,10 +259,24 @@ class Reader:
         return _Part(*(None if rows is None else np.asarray(rows)[:num_images] for rows in outputs))
 
     def interpret(
-        self, logits: Float32[np.ndarray, "case step answer"], attention: Any = None, gate_scores: Any = None
+        self,
+        logits: Float32[np.ndarray, "case step answer"],
+        given: Float32[np.ndarray, "case step answer"],
+        attention: Any = None,
+        gate_scores: Any = None,
     ) -> Reading:
-        """Return logits with probabilities and, if the run fitted them, answer sets."""
+        """Return logits with probabilities and, if the run fitted them, answer sets.
+
+        Logits of a joint reading are those of a pass without the given answers.
+        """
         calibration, chain = self.trained.calibration, self.trained.chain
+        if self.joint is not None:
+            probabilities, sets = self.joint.join(logits)(given[None])[0], None
+            if calibration is not None:
+                from stepcot_jax.evaluation.calibration import answer_sets
+
+                sets = answer_sets(probabilities, name_joined(self.model), calibration, chain)
+            return Reading(logits, probabilities, sets, attention, gate_scores)
         if calibration is None:
             return Reading(logits, softmax(logits.astype(np.float64)), None, attention, gate_scores)
         from stepcot_jax.evaluation.calibration import answer_sets, calibrated_probabilities

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from stepcot_jax.chain import NOT_APPLICABLE, PUBLISHED_STEPS, Chain, Step, fold
 from stepcot_jax.data.images.projections import Projection
 from stepcot_jax.evaluation.consistency import Rules, list_broken
+from stepcot_jax.evaluation.joint import name_joined
 from stepcot_jax.host.text import make_printable
 from stepcot_jax.reading.programs import Reading
 
@@ -28,7 +29,7 @@ _LEAST_SHIFT = 0.001  # Smaller changes of a probability are below the precision
 
 @dataclasses.dataclass(frozen=True)
 class Flip:
-    """A later answer that a given answer changed."""
+    """An answer that a given answer changed."""
 
     step: str
     before: str
@@ -37,27 +38,30 @@ class Flip:
 
 @dataclasses.dataclass(frozen=True)
 class Shift:
-    """Largest change of a probability in a later step, 0 to 1, that the given answers caused."""
+    """Largest change of a probability in another step, 0 to 1, that the given answers caused."""
 
     step: str
     change: float
 
 
 def describe_shifts(shifts: Sequence[Shift]) -> str:
-    """Return the largest change of a later probability in words; "" if no step is later."""
+    """Return the largest change of a probability in words; "" if no step can change."""
     if not shifts:
         return ""
     most = max(shifts, key=lambda shift: shift.change)
     if most.change < _LEAST_SHIFT:
-        return "no later probability moved by 0.1 points"
-    return f"largest change of a later probability: {100 * most.change:.1f} points ({most.step})"
+        return "no other probability moved by 0.1 points"
+    return f"largest change of another probability: {100 * most.change:.1f} points ({most.step})"
 
 
 def find_changes(
-    steps: Sequence["StepAnswer"], before: Float[np.ndarray, "step answer"]
+    steps: Sequence["StepAnswer"], before: Float[np.ndarray, "step answer"], *, of_all: bool = False
 ) -> tuple[tuple[Flip, ...], tuple[Shift, ...]]:
-    """Return the changes of later answers and probabilities against those without given answers, `before`."""
-    flips, shifts, has_given = [], [], False
+    """Return the changes of answers and probabilities against those without given answers, `before`.
+
+    Changes are those of later steps or, in a joint reading, of all steps that are not given.
+    """
+    flips, shifts, has_given = [], [], of_all
     for answer, row in zip(steps, before, strict=True):
         has_given = has_given or answer.given
         if answer.given or not has_given:
@@ -290,9 +294,10 @@ def _answer_steps(
     given: Float[np.ndarray, "step answer"],
     calibration: "Calibration | None",
     points: "OperatingPoints | None",
+    joined: bool = False,
 ) -> list[list[StepAnswer]]:
     """Return the answers of all cases to each step; `given` are a person's distributions, zeros without."""
-    answered = []
+    answered, model = [], name_joined(model) if joined else model
     for position, step in enumerate(chain.steps):
         probabilities = reading.probabilities[:, position, : step.num_answers]
         own = given[position, : step.num_answers]
@@ -301,7 +306,8 @@ def _answer_steps(
         spread = None if calibration is None else calibration.coverage_range(model, position)
         chosen: Points = {}
         included: list[list[bool]] | None = None
-        if not given[: position + 1].any():  # sets and operating points were fitted without given answers
+        # Sets and operating points were fitted without given answers, which move later steps, or all if joined.
+        if not given[: len(chain.steps) if joined else position + 1].any():
             chosen = find_points(step, points, model)
             included = None if reading.answer_sets is None else reading.answer_sets[:, position].tolist()
         orders = np.argsort(-probabilities, axis=1, kind="stable").tolist()
@@ -320,12 +326,12 @@ class ChainReading:
     """A network's reading of one radiograph."""
 
     source: str  # the image, such as its path
-    model: str  # "teacher" or "student", with "with counted pairs" if they were added to its logits
-    calibrated: bool  # on readings without given answers
+    model: str  # "teacher" or "student", with ", joint reading" if its joint model read
+    calibrated: bool  # on readings without given answers; a joint reading also on those with given answers
     coverage: float | None  # target share of answer sets that hold the true answer; None without answer sets
     steps: tuple[StepAnswer, ...]  # the answers, in the chain's order
-    flipped: tuple[Flip, ...] = ()  # later answers that the given ones changed; empty without given answers
-    shifted: tuple[Shift, ...] = ()  # the change in each later step; empty without given answers
+    flipped: tuple[Flip, ...] = ()  # other answers that the given ones changed; empty without given answers
+    shifted: tuple[Shift, ...] = ()  # the change in each other step that can change; empty without given answers
     picture: Any = dataclasses.field(default=None, repr=False, compare=False)  # uint8 [size, size, 3]
     coverage_of: str = ""  # the coverage in words (`Calibration.describe_coverage`)
     uncalibrated: tuple[str, ...] = ()  # names of the steps whose temperature could not be fitted
@@ -333,6 +339,7 @@ class ChainReading:
     rule: str = ""  # the rule that chose the operating points, in words; "" without any
     check: ImageCheck = dataclasses.field(default_factory=ImageCheck)
     report: str = ""  # file of its structured report, or why there is none
+    joined: bool = False  # whether the network's joint model read
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -389,7 +396,7 @@ class ChainReading:
         return {
             "image": self.source,
             "model": self.model,
-            "calibrated": self.calibrated and not self.has_given,
+            "calibrated": self.calibrated and (self.joined or not self.has_given),
             "coverage": self.coverage,
             "coverage_of": self.coverage_of,
             "operating_rule": self.rule,
@@ -437,7 +444,7 @@ class ChainReading:
         text = f"{self.model}; probabilities {'calibrated' if self.calibrated else 'not calibrated'}"
         if self.calibrated and self.uncalibrated:
             text += f" (not of {', '.join(self.uncalibrated)})"
-        if self.calibrated and self.has_given:
+        if self.calibrated and self.has_given and not self.joined:
             text += " for readings without given answers"
         return text
 
@@ -462,9 +469,14 @@ class ChainReading:
         if self.shifted:
             flips = [f"{flip.step}: {flip.before} → {flip.after}" for flip in self.flipped]
             lines += [f"changed by the given answers: {flip}" for flip in flips]
-            lines += [] if flips else ["the given answers changed no later answer"]
+            lines += [] if flips else ["the given answers changed no other answer"]
             lines.append(describe_shifts(self.shifted))
         return lines
+
+
+def name_reading(model: str, *, joined: bool) -> str:
+    """Return the name of a network in readings, with its joint model or without."""
+    return f"{model}, joint reading" if joined else model
 
 
 def make_readings(
@@ -477,7 +489,7 @@ def make_readings(
     given: Float[np.ndarray, "step answer"] | None = None,
     uncorrected: Reading | None = None,
     pictures: Sequence[Any] = (),
-    pairs: bool = False,
+    joined: bool = False,
     rules: Rules | None = None,
     points: "OperatingPoints | None" = None,
     trained_on: str = "",
@@ -485,15 +497,17 @@ def make_readings(
 ) -> list[ChainReading]:
     """Return the readings of images in words; `given` are a person's distributions for all images."""
     given = np.zeros(reading.probabilities.shape[1:]) if given is None else given
-    by_step = _answer_steps(reading, chain, model, given=given, calibration=calibration, points=points)
+    by_step = _answer_steps(reading, chain, model, given=given, calibration=calibration, points=points, joined=joined)
     labels = np.array([[answer.label for answer in answers] for answers in by_step]).T
     unseen = [()] * len(sources) if rules is None else list_broken(labels, rules, chain)
     scores = [None] * len(sources) if reading.gate_scores is None else reading.gate_scores.tolist()
     changes: list[Any] = [((), ())] * len(sources)
     answered = list(zip(*by_step, strict=True))
     if uncorrected is not None:
-        changes = [find_changes(*case) for case in zip(answered, uncorrected.probabilities, strict=True)]
-    words = _describe_network(f"{model} with counted pairs" if pairs else model, chain, model, calibration, points)
+        cases = zip(answered, uncorrected.probabilities, strict=True)
+        changes = [find_changes(*case, of_all=joined) for case in cases]
+    voice = name_joined(model) if joined else model
+    words = _describe_network(name_reading(model, joined=joined), chain, voice, calibration, points)
     return [
         ChainReading(
             source,
@@ -503,6 +517,7 @@ def make_readings(
             picture=pictures[case] if len(pictures) else None,
             never_together=unseen[case],
             check=ImageCheck(trained_on, scores[case], *(headers[case] if headers else ())),
+            joined=joined,
             **words,
         )
         for case, (source, steps) in enumerate(zip(sources, answered, strict=True))

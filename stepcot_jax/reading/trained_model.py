@@ -14,6 +14,7 @@ from stepcot_jax.chain import Chain
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.evaluation.consistency import Rules, make_rules, read_pairs
 from stepcot_jax.evaluation.gate import Gate, read_gate
+from stepcot_jax.evaluation.joint import JointModel, read_joint
 from stepcot_jax.features.carried_encoder import read_carried_preprocessing
 from stepcot_jax.features.store import FrozenImageEncoder
 from stepcot_jax.host.errors import BadInput
@@ -31,6 +32,7 @@ from stepcot_jax.run.stored import StoredRun, read_stored
 from stepcot_jax.run.stored_reading import (
     CALIBRATION_FILE,
     GATE_FILE,
+    JOINT_FILE,
     NORMAL_FILE,
     PAIRS_FILE,
     STATISTICS_FILE,
@@ -131,6 +133,10 @@ class Trained:
         """Pairs of answers that its training chains never had together; None for a run that counted none."""
         path = self.workdir / PAIRS_FILE
         return make_rules(self.chain, counts=read_pairs(path, self.chain)) if path.exists() else None
+
+    def joint(self, model: str) -> JointModel | None:
+        """Return the joint model of a network; None for a run of an earlier version."""
+        return read_joint(self.workdir / JOINT_FILE, self.chain, model=model)
 
     def gate(self, model: str) -> Gate | None:
         """Return the gate of a network; None if the run stored none."""

@@ -15,7 +15,6 @@ from stepcot_jax.data.batches import Batches, batches_per_epoch, evaluation_batc
 from stepcot_jax.data.dataset import Dataset, check_same_images, write_account
 from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.data.splits.splits import check_manifest
-from stepcot_jax.evaluation.consistency import true_prefixes
 from stepcot_jax.evaluation.gate import Gate, fit_gate, write_gates
 from stepcot_jax.evaluation.interventions import ReadGiven, as_probabilities, measure_reliance
 from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, ValidationPredictions, collect
@@ -315,23 +314,23 @@ class ChainTask(Task):
         params_of: Callable[[str], Any],
         split: str,
         feed: Feed,
-        read_given: Callable[[ReadGiven, np.ndarray], Any],
-    ) -> tuple[SplitPredictions, dict[str, Any], np.ndarray]:
-        """Return predictions of the best weights; outputs of `read_given` by network; labels of the rows it reads."""
+        read_given: Callable[[ReadGiven, np.ndarray], Any] | None = None,
+    ) -> tuple[SplitPredictions, dict[str, Any]]:
+        """Return predictions of the best weights, and outputs of `read_given` by network."""
         logits, given = dict[str, Any](), dict[str, Any]()
         rows: dict[str, Any] = {"labels": np.zeros((0, 0), np.int32)}
-        if self.system.takes_given:
+        if read_given is not None and self.system.takes_given:
             rows = feed.sample_rows(split, NUM_GIVEN) | self._text
         labels = np.asarray(rows["labels"])
         for name in self.system.names:
             params = params_of(name)
             answers = self.predictions(params, split, feed)
             logits[name] = answers.logits[name]
-            if self.system.takes_given:
+            if read_given is not None and self.system.takes_given:
                 read = self.system.given_reader(name, jax.device_get(params), dict(rows))
                 given[name] = read_given(read, labels)
             del params
-        return with_facts(feed.inputs.dataset, split, dataclasses.replace(answers, logits=logits)), given, labels
+        return with_facts(feed.inputs.dataset, split, dataclasses.replace(answers, logits=logits)), given
 
     def _fit_gates(self, params_of: Callable[[str], Any]) -> dict[str, Gate]:
         """Return the gates of the networks that read images; {} if the settings disable gates."""
@@ -381,14 +380,13 @@ class ChainTask(Task):
             if is_first():
                 self._write_shapes(params)
             return report
-        answers, given, labels = self._read(
-            outcome.params_of, "val", self.feed, lambda read, rows: np.asarray(read(true_prefixes(rows, chain)))
-        )
-        validated = Validated(ValidationPredictions(answers.predictions, answers.facts), given, labels)
+        answers, _ = self._read(outcome.params_of, "val", self.feed)
+        joinable = self.system.names if self.system.takes_given else ()
+        validated = Validated(ValidationPredictions(answers.predictions, answers.facts), joinable)
         gates = self._fit_gates(outcome.params_of)
         chosen = choose(self.dataset, validated, evaluation)
         opened = self.open_test()  # after every choice on training and validation cases
-        test, reliance, _ = self._read(
+        test, reliance = self._read(
             outcome.params_of,
             "test",
             opened,

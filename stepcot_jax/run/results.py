@@ -12,7 +12,15 @@ from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.evaluation import consistency, operating_points
 from stepcot_jax.evaluation.calibration import Calibration, fit_calibration, write_calibration
 from stepcot_jax.evaluation.chains import evaluate
+from stepcot_jax.evaluation.counting import (
+    Counting,
+    choose_counting,
+    describe_corrections,
+    fit_joints,
+    measure_corrections,
+)
 from stepcot_jax.evaluation.interventions import describe_reliance
+from stepcot_jax.evaluation.joint import JointModel, add_joined, learn_tree, name_joined, write_joints
 from stepcot_jax.evaluation.operating_points import Rule
 from stepcot_jax.evaluation.predictions import (
     FACTS,
@@ -25,7 +33,7 @@ from stepcot_jax.evaluation.statistics import MIN_PATIENTS, as_plain, count_pati
 from stepcot_jax.evaluation.summary import describe, format_table, report_dict, summarise
 from stepcot_jax.host.files import write_json
 from stepcot_jax.run.sections import EvaluationSettings
-from stepcot_jax.run.stored_reading import CALIBRATION_FILE, PAIRS_FILE, STATISTICS_FILE
+from stepcot_jax.run.stored_reading import CALIBRATION_FILE, JOINT_FILE, PAIRS_FILE, STATISTICS_FILE
 from stepcot_jax.training.checkpoints import Best
 
 PREDICTIONS = "predictions"
@@ -39,8 +47,7 @@ class Validated:
     """Predictions of the best weights for the validation split."""
 
     answers: ValidationPredictions  # of every network
-    given: Mapping[str, np.ndarray]  # by network, logits [step, case, step, answer] given `true_prefixes`, if it can be
-    labels: np.ndarray  # [case, step] of the cases that are read with given answers
+    joinable: tuple[str, ...]  # networks that read step by step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,35 +56,37 @@ class Chosen:
 
     calibration: Calibration
     counts: consistency.Counts
-    weights: Mapping[str, tuple[float, ...]]
+    joints: Mapping[str, JointModel]  # by network
+    counting: Counting
     rules: consistency.Rules
     rule: Rule
     thresholds: operating_points.Thresholds
 
 
 def choose(dataset: Dataset, validated: Validated, evaluation: EvaluationSettings) -> Chosen:
-    """Return fitted calibration, pairs, rules and thresholds."""
+    """Return fitted calibration, joint models, rules and thresholds."""
     chain, validation = dataset.chain, validated.answers
+    training, own = dataset.labels[np.asarray(dataset.splits.train, int)], validation.predictions
+    tree = learn_tree(training, chain.answers_per_step)
+    joints = fit_joints(tree, own, validated.joinable, chain)
+    joined = add_joined(validation, joints)
     calibration = fit_calibration(
-        validation.predictions,
+        joined.predictions,
         chain,
         coverage=evaluation.coverage,
         coverage_by=evaluation.coverage_by,
         confidence=evaluation.coverage_confidence,
         patients=validation.facts["patient_id"],
+        joined=[name_joined(name) for name in joints],
     )
-    counts = consistency.count_pairs(dataset.labels[np.asarray(dataset.splits.train, int)], chain)
-    weights = {
-        name: consistency.fit_pair_ratios(
-            logits, counts=counts, labels=validated.labels, temperatures=calibration.temperatures[name], chain=chain
-        ).weights
-        for name, logits in reversed([*validated.given.items()])
-    }
+    counts = consistency.count_pairs(training, chain)
+    counting = choose_counting(tree, training, own.labels, chain)
     rule = Rule(evaluation.operating_point, evaluation.operating_target, evaluation.miss_cost)
     thresholds = operating_points.choose_thresholds(
-        validation, chain, calibration=calibration, rule=rule, num_resamples=evaluation.num_resamples
+        joined, chain, calibration=calibration, rule=rule, num_resamples=evaluation.num_resamples
     )
-    return Chosen(calibration, counts, weights, consistency.make_rules(chain, counts=counts), rule, thresholds)
+    rules = consistency.make_rules(chain, counts=counts)
+    return Chosen(calibration, counts, joints, counting, rules, rule, thresholds)
 
 
 _FIELDS = {"patient_id": "patient", "image_path": "image"}
@@ -117,7 +126,9 @@ def write_results(
     for split, answers in (("val", validated.answers), ("test", test)):
         write_predictions(folder / f"{split}.npz", answers, chain)
     write_calibration(workdir / CALIBRATION_FILE, chosen.calibration, chain)
-    consistency.write_pairs(workdir / PAIRS_FILE, chosen.counts, chain, weights=chosen.weights)
+    consistency.write_pairs(workdir / PAIRS_FILE, chosen.counts, chain)
+    if chosen.joints:
+        write_joints(workdir / JOINT_FILE, chosen.joints, chain)
     print("".join(f"consistency: {note}\n" for note in chosen.rules.notes), end="")
     statistics = _measure(test, chain, chosen, evaluation.num_resamples) | {"reliance": reliance or None}
     write_json(workdir / STATISTICS_FILE, statistics)
@@ -132,6 +143,7 @@ def write_results(
     print()
     print("\n".join(describe(statistics, decoded=evaluation.decoding == "consistent")))
     print("\n".join(describe_reliance(reliance)))
+    print("\n".join(describe_corrections(statistics["corrections"], chain)))
     if (num_patients := count_patients(test.facts["patient_id"])) < MIN_PATIENTS:
         cases = f"{len(test.predictions.labels)} test cases of {num_patients} patients"
         print(
@@ -145,8 +157,9 @@ def _measure(test: SplitPredictions, chain: Chain, chosen: Chosen, num_resamples
     calibration = chosen.calibration
     statistics = summarise(test, chain, calibration=calibration, rules=chosen.rules, num_resamples=num_resamples)
     points = operating_points.measure_thresholds(
-        chosen.thresholds, test, chain, calibration=calibration, num_resamples=num_resamples
+        chosen.thresholds, add_joined(test, chosen.joints), chain, calibration=calibration, num_resamples=num_resamples
     )
+    statistics["corrections"] = as_plain(measure_corrections(test.predictions, chosen.joints, chosen.counting, chain))
     statistics["operating_points"] = as_plain(
         operating_points.describe_points(operating_points.OperatingPoints(chosen.rule, points))
     )

@@ -15,11 +15,19 @@ from stepcot_jax.data.uncertain import note_one_answers
 from stepcot_jax.host.errors import DISK_ERRORS, BadInput, RunStopped, describe_disk
 from stepcot_jax.run.given import Given, check_same_given
 from stepcot_jax.run.settings import Settings, changed_keys, read_settings
-from stepcot_jax.run.stored_reading import CALIBRATION_FILE, GATE_FILE, NORMAL_FILE, PAIRS_FILE, STATISTICS_FILE
+from stepcot_jax.run.stored_reading import (
+    CALIBRATION_FILE,
+    GATE_FILE,
+    JOINT_FILE,
+    NORMAL_FILE,
+    PAIRS_FILE,
+    STATISTICS_FILE,
+)
 from stepcot_jax.training.checkpoints import saved_steps
 
 _RESULTS = (
-    CALIBRATION_FILE, GATE_FILE, NORMAL_FILE, PAIRS_FILE, STATISTICS_FILE, "report.json", "predictions", "replies",
+    CALIBRATION_FILE, GATE_FILE, JOINT_FILE, NORMAL_FILE, PAIRS_FILE, STATISTICS_FILE,
+    "report.json", "predictions", "replies",
 )  # fmt: skip
 
 

@@ -293,6 +293,7 @@ class EvaluationSettings:
     coverage_confidence: Annotated[float, msgspec.Meta(ge=0, le=0.999)]
     decoding: Literal["independent", "consistent"]
     step_costs: tuple[Positive, ...]
+    least_gain: Annotated[float, msgspec.Meta(ge=0, le=1)]
     gate_false_alarms: Annotated[float, msgspec.Meta(ge=0, le=0.5)]
     operating_point: Literal["youden", "sensitivity", "specificity", "cost"]
     operating_target: PositiveShare

@@ -276,7 +276,7 @@ _LATER_SECTIONS = ("vqa", "policy", "sft", "grpo", "rewards", "self_check", "cur
 _LATER = {
     "curriculum": "first_loss first_overall least_loss",
     "data": "fold uncertain uncertain_weight",
-    "evaluation": "coverage_by gate_false_alarms miss_cost operating_point operating_target step_costs",
+    "evaluation": "coverage_by gate_false_alarms least_gain miss_cost operating_point operating_target step_costs",
     "grpo": "epoch_end kl_norm",
     "loss": "parts",
     "parallel": "model_devices",
@@ -296,8 +296,8 @@ _MAY_CHANGE = {
     "rewards": "judge_cap judge_url",
     "training": "checkpoint_minutes log_every profile_updates",
     "parallel": "model_devices num_devices num_passes remat transform",
-    "evaluation": "batch_size coverage coverage_by coverage_confidence decoding gate_false_alarms miss_cost "
-    "num_resamples operating_point operating_target step_costs",
+    "evaluation": "batch_size coverage coverage_by coverage_confidence decoding gate_false_alarms "
+    "least_gain miss_cost num_resamples operating_point operating_target step_costs",
 }
 MAY_CHANGE = {"config.resume"} | {
     f"config.{part}.{name}" for part, names in _MAY_CHANGE.items() for name in names.split()

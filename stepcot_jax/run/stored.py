@@ -123,6 +123,11 @@ class StoredRun:
         return self.settings.evaluation.step_costs
 
     @property
+    def least_gain(self) -> float:
+        """Expected accuracy from which a question is worth asking, 0 to 1."""
+        return self.settings.evaluation.least_gain
+
+    @property
     def memory(self) -> tuple[bool, bool]:
         """Whether the teacher has a memory, and whether answers are written back to it."""
         return self.settings.teacher.memory, self.settings.teacher.write_back

@@ -20,7 +20,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, read_file, read_json, write_whole
 
 CALIBRATION_FILE, PAIRS_FILE, STATISTICS_FILE = "calibration.json", "pairs.json", "statistics.json"
-GATE_FILE, NORMAL_FILE = "gate.npz", "normal_picture.npz"
+GATE_FILE, JOINT_FILE, NORMAL_FILE = "gate.npz", "joint.json", "normal_picture.npz"
 """Files that a finished run leaves in its workdir."""
 
 CONVERTED_FILE = "converted.json"

@@ -2,7 +2,7 @@
 
     stepcot predict IMAGE... --checkpoint=WORKDIR [--given "STEP=ANSWER"]... [--model=teacher] [--json]
 
-IMAGE is a PNG, JPEG or DICOM file or a folder of them. A given answer replaces the network's own, and its later answers
+IMAGE is a PNG, JPEG or DICOM file or a folder of them. A given answer replaces the network's own, and the other answers
 follow from it. `--ask` asks for corrections at the terminal, one step at a time, the most useful first. `--dicom-out`
 also writes a DICOM structured report of each DICOM image. Exit code 1: some images could not be read, or have no
 report; stderr names them. In Python:
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 EXIT_UNREADABLE = 1
 _HARDLY_FOLLOWS = (
-    "note: the run measured that this network's later answers hardly follow given ones, or did not measure it; with "
-    "--pairs they follow counted pairs of answers"
+    "note: the run measured that this network's later answers hardly follow given ones, or did not measure it; its "
+    "joint model follows them (docs/corrections.md)"
 )
 BATCH_SIZE = 32
 """Images that the command reads at once."""
@@ -68,7 +68,10 @@ def main(arguments: list[str] | None = None) -> int:
     if options.ask and len(paths) > 1:
         raise BadInput(f"--ask: found {len(paths)} images, expected 1")
     reader = load_chain_reader(
-        find_path(options.checkpoint), model=options.model, batch_size=min(BATCH_SIZE, len(paths)), pairs=options.pairs
+        find_path(options.checkpoint),
+        model=options.model,
+        batch_size=min(BATCH_SIZE, len(paths)),
+        as_published=options.as_published,
     )
     _read_and_write(options, reader, paths, complaints, given=given, has_rows=has_rows)
     return EXIT_UNREADABLE if complaints.num_refused else 0
@@ -84,11 +87,10 @@ def _read_and_write(
     has_rows: bool,
 ) -> None:
     from stepcot_jax.reading.answer_sheet import in_order, write_sheet
-    from stepcot_jax.reading.corrections import check_accepts_answers
 
     report = _reporting(options.dicom_out, reader, complaints)
     if options.ask:
-        check_accepts_answers(reader.trained, model=reader.model)
+        reader.check_accepts_answers()
         if not reader.follows:
             print(_HARDLY_FOLLOWS)
         reading = ask_in_turn(reader, paths[0], answer=input, say=print)
@@ -139,6 +141,9 @@ def ask_in_turn(
             continue
         given[asked.step.name] = typed
         say(_conclusion(reading))
+    else:
+        if len(given) + len(skipped) < len(reading.steps) - 1:
+            say("\nno further answer is worth asking for (config.evaluation.least_gain)")
     return reading
 
 
@@ -182,13 +187,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         action="append",
         default=[],
         metavar="STEP=ANSWER",
-        help='an answer that later steps follow from, such as "Anatomical location=Lower lung zone", or "... 70 %%" '
+        help='an answer that other steps follow from, such as "Anatomical location=Lower lung zone", or "... 70 %%" '
         "if it is not certain; or a reading that the demo saved (FILE.json); may be repeated",
     )
     parser.add_argument(
-        "--pairs",
+        "--as-published",
         action="store_true",
-        help="steps after a given answer also follow counted pairs of answers (for networks trained as published)",
+        help="the network's own answers, each given one written back to it, and not those of its joint model",
     )
     parser.add_argument(
         "--dicom-out",

@@ -54,7 +54,7 @@ def test_a_correction_shows_what_it_changed():
     assert "the other answers of the answer set" in plain
     assert "84 % becomes 31 % with the brightest tenth blurred, 74 % with a random tenth" in plain
     nothing = write_reading_view(PICTURE, explained=explained, reading=make_reading(0, ()))
-    assert "The correction changed no other answer; largest change of a later probability: 25.0 points (" in nothing
+    assert "The correction changed no other answer; largest change of another probability: 25.0 points (" in nothing
     assert nothing.count('class="given"') == 1
     flipped = write_reading_view(
         PICTURE, explained=explained, reading=make_reading(0, (Flip("Diagnosis", "<Normal>", "Nodule"),))

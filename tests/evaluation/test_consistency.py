@@ -23,10 +23,8 @@ from stepcot_jax.evaluation.consistency import (
     find_clear_chest,
     inconsistent,
     list_broken,
-    make_ratios,
     make_rules,
     pairs_of,
-    read_pair_ratios,
     read_pairs,
     share_inconsistent,
     write_pairs,
@@ -205,23 +203,18 @@ def test_what_does_not_fit_is_refused():
 
 def test_pairs_on_disk_come_back_and_those_of_earlier_versions_make_rules_alone(tmp_path, phantom):
     path, counts = tmp_path / "pairs.json", count_pairs(phantom, DEFAULT_CHAIN)
-    weights = {"teacher": (0.0, *np.arange(1.0, 7.0))}
-    write_pairs(path, counts, DEFAULT_CHAIN, weights=weights)
+    write_pairs(path, counts, DEFAULT_CHAIN)
     found = read_pairs(path, DEFAULT_CHAIN)
     assert list(found) == list(counts)
     assert all((found[pair] == own).all() for pair, own in counts.items())
-    ratios = read_pair_ratios(path, DEFAULT_CHAIN, model="teacher")
-    assert ratios.weights == weights["teacher"]
-    np.testing.assert_array_equal(ratios.ratios, make_ratios(counts, DEFAULT_CHAIN))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"weights": {"teacher": [0.0] * 7}}))  # before version 3
+    assert list(read_pairs(path, DEFAULT_CHAIN)) == list(counts)
     write_pairs(path, {pair: counts[pair] for pair in pairs_of(DEFAULT_CHAIN.num_steps)}, DEFAULT_CHAIN)
     file = json.loads(path.read_text())
-    del file["weights"]
     path.write_text(json.dumps(file | {"layout": "stepcot_jax pairs of answers 1"}))
     rules, expected = (make_rules(DEFAULT_CHAIN, counts=own) for own in (read_pairs(path, DEFAULT_CHAIN), counts))
     assert rules.allowed.keys() == expected.allowed.keys()
     assert all((rules.allowed[pair] == own).all() for pair, own in expected.allowed.items())
-    with pytest.raises(BadInput, match="'weights', 'student': found 0, expected 7; a run of an earlier version"):
-        read_pair_ratios(path, DEFAULT_CHAIN, model="student")
 
 
 @pytest.mark.parametrize(
@@ -231,7 +224,6 @@ def test_pairs_on_disk_come_back_and_those_of_earlier_versions_make_rules_alone(
         (lambda file: file["pairs"][0]["counts"].pop(), r"counts of steps \(0, 1\) must be 4 rows of 4"),
         (lambda file: file["pairs"][0]["counts"][0].__setitem__(0, -1), "whole numbers from 0|pairs"),
         (lambda file: file.update(layout="other"), "'layout': 'other'"),
-        (lambda file: file.update(weights={"teacher": [-1.0]}), r"\$\.weights"),
         (lambda file: file["steps"].pop(), "pairs of another chain: it has 6 steps, not 7"),
     ],
 )

@@ -7,6 +7,7 @@ from scipy.special import softmax
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.evaluation.interventions import (
     POLICIES,
+    Gains,
     as_distributions,
     as_probabilities,
     choose_steps,
@@ -14,6 +15,7 @@ from stepcot_jax.evaluation.interventions import (
     describe_reliance,
     exchange,
     expected_gains,
+    look_ahead,
     measure_reliance,
 )
 
@@ -49,40 +51,67 @@ NONE = np.zeros((NUM_CASES, 4, MOST), np.float32)
 LABELS = np.stack([RNG.integers(0, len(step.options), NUM_CASES) for step in CHAIN.steps], axis=1)
 
 
-def test_gain_is_the_mutual_information_of_the_two_answers():
-    gains, found = expected_gains(READ, NONE, CHAIN)
-    before = softmax(OWN, axis=-1)
-    assert found.shape == (1 + 2 + 3 + 3, NUM_CASES, 4, MOST)
+ALL = np.ones(LABELS.shape, bool)
+
+
+def gains_of(given, can_ask=None):
+    asked = given.any(axis=-1)
+    return expected_gains(look_ahead(READ, given, CHAIN), ~asked if can_ask is None else can_ask)
+
+
+def test_gains_are_those_of_the_joint_distribution_of_both_answers():
+    gains, before = gains_of(NONE), softmax(OWN, axis=-1)
     for position, step in enumerate(CHAIN.steps[:-1]):
         pulls = [PULL[position, answer, 3] * (position != 2) for answer in range(step.num_answers)]
         shares = before[:, position, : step.num_answers]
         joint = shares[:, :, None] * np.stack([softmax(OWN[:, 3] + pull, axis=-1) for pull in pulls], axis=1)
         alone = shares[:, :, None] * joint.sum(axis=1, keepdims=True)
         terms = np.where(joint > 0, joint * np.log(np.where(joint > 0, joint / np.where(joint > 0, alone, 1), 1)), 0)
-        np.testing.assert_allclose(gains[:, position], terms.sum(axis=(1, 2)), atol=1e-9)
-    np.testing.assert_allclose(gains[:, 2], 0, atol=1e-9)
-    assert (gains[:, 3] == -np.inf).all()
+        np.testing.assert_allclose(gains.information[:, position], terms.sum(axis=(1, 2)), atol=1e-9)
+        rise = joint.max(axis=2).sum(axis=1) - joint.sum(axis=1).max(axis=1)
+        np.testing.assert_allclose(gains.accuracy[:, position], rise, atol=1e-9)
+    np.testing.assert_allclose(gains.information[:, 2], 0, atol=1e-9)
+    assert (gains.accuracy[:, 3] == -np.inf).all()
+
+
+def test_equal_accuracies_are_decided_by_information():
+    accuracy = np.array([[0.1, 0.1 + 1e-12, 0.05, -np.inf], [0.0, 0.0, 0.0, -np.inf], [-np.inf] * 4])
+    information = np.array([[0.2, 0.1, 0.9, -np.inf], [0.1, 0.2, 0.3, -np.inf], [-np.inf] * 4])
+    gains = Gains(accuracy, information)
+    assert gains.choose().tolist() == [0, 2, -1]
+    assert gains.choose(costs=(4.0, 1.0, 4.0, 1.0)).tolist() == [1, 1, -1]
+
+
+def test_a_reader_that_knows_its_joint_distribution_is_asked_for_it():
+    class Knows:
+        def __call__(self, given):
+            return READ(given)
+
+        def look_ahead(self, given):
+            return [np.full((len(given), size, 2), size) for size in CHAIN.answers_per_step]
+
+    assert [pair.shape[1] for pair in look_ahead(Knows(), NONE, CHAIN)] == [2, 3, 3]
+    assert (look_ahead(Knows(), NONE, CHAIN)[1] == 3).all()
 
 
 def test_given_steps_are_not_asked_again():
     given = NONE.copy()
     given[::2, 1] = as_distributions(LABELS, CHAIN)[::2, 1]
-    gains, _ = expected_gains(READ, given, CHAIN)
+    gains = gains_of(given).accuracy
     assert (gains[::2, 1] == -np.inf).all()
     assert np.isfinite(gains[1::2, :3]).all()
     for policy in POLICIES:
-        chosen = choose_steps(policy, READ, given, CHAIN, can_ask=np.ones(LABELS.shape, bool))
+        chosen = choose_steps(policy, READ, given, CHAIN, can_ask=ALL)
         assert (chosen[::2] != 1).all()
         assert set(chosen.tolist()) <= {0, 1, 2}
 
 
 def test_cost_of_a_step_divides_its_gain():
-    ones, (gains, _) = np.ones(LABELS.shape, bool), expected_gains(READ, NONE, CHAIN)
-    plain = choose_steps("expected gain", READ, NONE, CHAIN, can_ask=ones)
-    np.testing.assert_array_equal(plain, gains.argmax(axis=1))
-    costs = np.array([1.0, 4.0, 1.0, 1.0])
-    costly = choose_steps("expected gain", READ, NONE, CHAIN, can_ask=ones, costs=costs.tolist())
-    np.testing.assert_array_equal(costly, (gains / costs).argmax(axis=1))
+    gains, costs = gains_of(NONE), (1.0, 4.0, 1.0, 1.0)
+    plain = choose_steps("expected gain", READ, NONE, CHAIN, can_ask=ALL)
+    np.testing.assert_array_equal(plain, gains.choose())
+    costly = choose_steps("expected gain", READ, NONE, CHAIN, can_ask=ALL, costs=costs)
+    np.testing.assert_array_equal(costly, gains.choose(costs=costs))
     assert (plain != costly).any()
 
 
@@ -123,7 +152,8 @@ def test_reliance_is_the_distance_that_an_answer_moves_a_later_step():
 def test_network_that_ignores_answers_has_no_reliance_and_no_gain():
     still = as_probabilities(lambda given: np.broadcast_to(OWN, given.shape), temperatures=(1.0, 2.0, 1.0, 3.0))
     assert measure_reliance(still, LABELS, CHAIN)["mean_movement"] == 0
-    np.testing.assert_allclose(expected_gains(still, NONE, CHAIN)[0][:, :3], 0, atol=1e-12)
+    gains = expected_gains(look_ahead(still, NONE, CHAIN), ALL)
+    np.testing.assert_allclose((gains.accuracy[:, :3], gains.information[:, :3]), 0, atol=1e-12)
     unanswered = measure_reliance(still, np.full_like(LABELS, -1), CHAIN)
     assert (unanswered["mean_movement"], unanswered["true"]["A"]["D"]) == (None, None)
     one_step = measure_reliance(

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 from policies.policy_workdir import make_policy_workdir
-from trained_workdir import make_trained_workdir, tiny_encoder, write_gate
+from trained_workdir import make_trained_workdir, tiny_encoder, write_gate, write_joint
 
 from stepcot_jax.export.folder import export_model
 from stepcot_jax.tools.export import main
@@ -16,11 +16,12 @@ from stepcot_jax.tools.export import main
 
 @pytest.fixture(scope="session")
 def chain_export(tmp_path_factory):
-    """Workdir and export of a run with calibration and a gate."""
+    """Workdir and export of a run with calibration, a gate and a joint model of its student."""
     folder = tmp_path_factory.mktemp("chain")
     make_trained_workdir(folder / "run", calibrated=True)
     with tiny_encoder():
         write_gate(folder / "run")
+        write_joint(folder / "run")
         export_model(folder / "run", folder / "out")
     return folder / "run", folder / "out"
 

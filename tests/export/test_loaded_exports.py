@@ -38,7 +38,13 @@ def test_the_card_of_an_export_has_metadata_figures_use_and_lifetime(chain_expor
     assert card.endswith(f"\n\n{write_lifetime()}")
     listed = {line.split("`")[1] for line in card.split("## Files")[1].splitlines() if line.startswith("| `")}
     assert listed == {path.name for path in out.iterdir()} - {"README.md"}
-    assert {"student_gate.stablehlo", "student_gate.safetensors", "gate.npz", "calibration.json"} <= listed
+    assert {
+        "student_gate.stablehlo",
+        "student_gate.safetensors",
+        "gate.npz",
+        "joint.json",
+        "calibration.json",
+    } <= listed
 
 
 @pytest.mark.parametrize("model", ["student", "teacher"])
@@ -124,7 +130,15 @@ def test_settings_are_shared_without_folders_and_addresses(chain_export, tmp_pat
 
 
 def test_a_changed_cut_or_missing_file_is_refused_when_it_is_read(chain_export, chain_copy):
-    for name in ("settings.json", "calibration.json", "gate.npz", "labels.json", "export.json", "student.safetensors"):
+    for name in (
+        "settings.json",
+        "calibration.json",
+        "gate.npz",
+        "joint.json",
+        "labels.json",
+        "export.json",
+        "student.safetensors",
+    ):
         whole = (chain_export[1] / name).read_bytes()
         for content in (whole[:-1] + b" ", whole[: len(whole) // 2], None):
             (chain_copy / name).unlink() if content is None else (chain_copy / name).write_bytes(content)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from stepcot_jax.chain import Chain, Step
-from stepcot_jax.evaluation.interventions import as_distributions, as_probabilities, expected_gains
+from stepcot_jax.evaluation.interventions import as_distributions, as_probabilities, expected_gains, look_ahead
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.asking import find_next_steps
 from stepcot_jax.reading.corrections import given_distributions
@@ -33,7 +33,7 @@ NONE = np.zeros((2, 3, 3), np.float32)
 
 def test_the_step_that_settles_the_last_one_most_is_worth_checking():
     found = find_next_steps(READ, NONE, CHAIN)
-    gains, _ = expected_gains(READ, np.zeros((2, 3, 3), np.float32), CHAIN)
+    gains = expected_gains(look_ahead(READ, NONE, CHAIN), np.ones((2, 3), bool)).accuracy
     for case, asked in enumerate(found):
         assert asked.step.name == "B"
         assert asked.gains == {"A": pytest.approx(gains[case, 0]), "B": pytest.approx(gains[case, 1])}
@@ -49,6 +49,9 @@ def test_the_step_that_settles_the_last_one_most_is_worth_checking():
 def test_costs_given_and_left_out_steps_count():
     assert find_next_steps(READ, NONE, CHAIN, costs=(1, 1e6, 1))[0].step.name == "A"
     assert find_next_steps(READ, NONE, CHAIN, leave_out=["B"])[0].step.name == "A"
+    gain = find_next_steps(READ, NONE, CHAIN)[0].gain
+    assert find_next_steps(READ, NONE, CHAIN, least_gain=gain)[0].step.name == "B"
+    assert find_next_steps(READ, NONE, CHAIN, least_gain=gain + 1e-6) == [None, None]
     given = as_distributions(np.array([[-1, 0, -1], [0, 0, -1]]), CHAIN)
     first, second = find_next_steps(READ, given, CHAIN)
     assert first.step.name == "A"

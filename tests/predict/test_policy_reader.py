@@ -152,7 +152,7 @@ def test_load_returns_what_fits_the_run(run):
     assert isinstance(sc.load(run[0]), PolicyReader)
     assert sc.load(run[0], model="sft").trained.phase == "sft"
     for load, words in (
-        (lambda: sc.load(run[0], pairs=True), "neither batch_size nor pairs"),
+        (lambda: sc.load(run[0], as_published=True), "neither batch_size nor as_published"),
         (lambda: image_reader.load_chain_reader(run[0]), "stepcot answer"),
         (lambda: load_reader(run[0], phase="both"), "no best weights of the phase 'both'; found grpo, sft"),
     ):

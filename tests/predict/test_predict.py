@@ -1,4 +1,5 @@
 import csv
+import dataclasses
 import html
 import json
 import pathlib
@@ -10,21 +11,22 @@ import numpy as np
 import pandas
 import pytest
 from PIL import Image
-from scipy.special import softmax
-from trained_workdir import make_trained_workdir
+from trained_workdir import make_trained_workdir, write_joint
 
 from stepcot_jax.chain import DEFAULT_CHAIN, Chain, Step
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.evaluation.calibration import Calibration
-from stepcot_jax.evaluation.consistency import count_pairs, make_ratios, make_rules, write_pairs
+from stepcot_jax.evaluation.consistency import count_pairs, make_rules
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.answer_sheet import find_columns
 from stepcot_jax.reading.corrections import check_given, given_distributions, read_corrections
+from stepcot_jax.reading.explain import Explainer
 from stepcot_jax.reading.image_reader import load
-from stepcot_jax.reading.programs import Reading
-from stepcot_jax.reading.radiographs import find_images, read_picture
+from stepcot_jax.reading.programs import Reader, Reading
+from stepcot_jax.reading.radiographs import find_images, read_picture, to_input
 from stepcot_jax.reading.readings import Shift, describe_shifts, make_readings, write_paragraph
+from stepcot_jax.reading.trained_model import load_trained
 from stepcot_jax.tools import predict
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -164,7 +166,7 @@ def test_what_limits_a_reading_is_told():
     assert [(shift.step, round(shift.change, 6)) for shift in told.shifted] == [("Two", 0.2), ("<b>Three", 0.1)]
     for line in (
         "changed by the given answers: Two: Yes → No",
-        "largest change of a later probability: 20.0 points (Two)",
+        "largest change of another probability: 20.0 points (Two)",
         "never together in training: One 'No' with Two 'No'",
         "teacher; probabilities calibrated (not of Two) for readings without given answers",
     ):
@@ -172,7 +174,7 @@ def test_what_limits_a_reading_is_told():
         assert f"<li>{html.escape(line)}</li>" in told._repr_html_()
     assert told.as_dict()["never_together"] == ["One 'No' with Two 'No'"]
     assert told.as_dict()["steps"][0]["given"]
-    assert describe_shifts([Shift("Two", 0.0009), Shift("Three", 0.0)]) == "no later probability moved by 0.1 points"
+    assert describe_shifts([Shift("Two", 0.0009), Shift("Three", 0.0)]) == "no other probability moved by 0.1 points"
 
 
 def test_html_is_escaped_and_terminals_are_not_steered():
@@ -197,7 +199,6 @@ def test_an_uncertain_answer_lies_between_none_and_a_certain_one(teacher, images
     assert certain.steps[2].describe_certainty().startswith("given (network: ")
     assert unsure.as_dict()["steps"][2]["given_probabilities"]["Linear"] == pytest.approx(0.3)
     assert unsure.probabilities["Diagnosis"] != certain.probabilities["Diagnosis"]
-    assert teacher.ask_next(unsure).step.name != step.name
     shares = given_distributions({"3": step.options[2]}, DEFAULT_CHAIN)[None]
     given = (np.array([[-1, -1, 2, -1, -1, -1, -1]]), shares)
     as_labels, as_shares = (check_given(each, teacher.trained, model="teacher", num_cases=1) for each in given)
@@ -207,28 +208,100 @@ def test_an_uncertain_answer_lies_between_none_and_a_certain_one(teacher, images
             check_given(wrong, teacher.trained, model="teacher", num_cases=1)
 
 
-def test_counted_pairs_are_added_to_later_steps_alone(workdir, images):
-    chain, path = DEFAULT_CHAIN, images / "b.png"
-    labels = np.random.default_rng(0).integers(0, np.array(chain.answers_per_step), (500, 7))
-    labels[:, 6] = labels[:, 2]
-    counts = count_pairs(labels, chain)
-    weights = (0.0, 0.0, 0.0, 1.5, 0.0, 0.0, 2.0)
-    write_pairs(workdir / "pairs.json", counts, chain, weights={"student": weights})
-    plain, paired = load(workdir), load(workdir, pairs=True)
-    assert plain.read(path).probabilities == paired.read(path).probabilities
-    assert [reader.read(path).model for reader in (plain, paired)] == ["student", "student with counted pairs"]
-    given = {chain.steps[2].name: chain.steps[2].options[4]}
-    without, found = plain.read(path, given=given), paired.read(path, given=given)
-    temperatures = plain.trained.calibration.temperatures["student"]
-    ratios = make_ratios(counts, chain)
-    for index, (one, other) in enumerate(zip(without.steps, found.steps, strict=True)):
-        own = ratios[2, 4, index, : len(one.probabilities)] * weights[index] / temperatures[index]
-        np.testing.assert_allclose(other.probabilities, softmax(np.log(one.probabilities) + own), rtol=1e-4)
-    assert found.answers["Diagnosis"] == chain.steps[6].options[4]
-    asked = paired.ask_next(plain.read(path))
-    assert asked.step.name == chain.steps[2].name  # the only one that says anything of the last
-    with pytest.raises(BadInput, match="'weights', 'teacher': found 0, expected 7"):
-        load(workdir, model="teacher", pairs=True)
+@pytest.fixture(scope="module")
+def joined(workdir, tmp_path_factory):
+    """A run with a joint model whose diagnosis follows the third step, with its calibration."""
+    folder = tmp_path_factory.mktemp("joined") / "run"
+    shutil.copytree(workdir, folder)
+    return folder, write_joint(folder)
+
+
+def test_a_joint_reading_is_the_networks_own_until_an_answer_is_given(joined, images):
+    (folder, model), path, chain = joined, images / "b.png", DEFAULT_CHAIN
+    reader, published = load(folder), load(folder, as_published=True)
+    plain, own = reader.read(path), published.read(path)
+    assert [reading.model for reading in (plain, own)] == ["student, joint reading", "student"]
+    assert (reader.joined, published.joined, reader.network.name) == (True, False, "student, joint reading")
+    for name, shares in own.probabilities.items():
+        assert plain.probabilities[name] == pytest.approx(shares, abs=2e-3)
+    third = chain.steps[2]
+    corrected = reader.read(path, given={third.name: third.options[4]})
+    logits = np.log([[np.pad(list(own.probabilities[step.name].values()), (0, 9 - step.num_answers),
+                             constant_values=1e-30) for step in chain.steps]])  # fmt: skip
+    expected = dataclasses.replace(model, temperatures=(1.0,) * 7).join(logits)
+    shares = given_distributions({third.name: third.options[4]}, chain)
+    np.testing.assert_allclose(
+        list(corrected.probabilities["Diagnosis"].values()), expected(shares[None, None])[0, 0, 6], atol=1e-5
+    )
+    assert corrected.answers["Diagnosis"] == chain.steps[6].options[4]
+    # Earlier steps follow too; answer sets and operating points were fitted without given answers.
+    assert [shift.step for shift in corrected.shifted] == [step.name for step in chain.steps if step is not third]
+    assert all(answer.answer_set is None for answer in corrected.steps)
+    assert all(answer.answer_set is not None for answer in plain.steps)
+    assert corrected.describe_calibration() == "student, joint reading; probabilities calibrated"
+    assert corrected.as_dict()["calibrated"]
+    # An answer that tells nothing changes nothing, and a hesitant one less than a certain one.
+    size = third.num_answers
+    unsure = reader.read(path, given={third.name: {third.options[4]: 0.6}})
+    before, between, after = (
+        reading.probabilities["Diagnosis"][chain.steps[6].options[4]] for reading in (plain, unsure, corrected)
+    )
+    assert before < between < after
+    images_of = to_input([plain.picture], reader.trained.preprocessing)
+    even = np.zeros((1, 7, 9), np.float32)
+    even[:, 2, :size] = 1 / size
+    programs = Reader(reader.trained, model="student", with_attention=False)
+    np.testing.assert_allclose(
+        programs.read(images_of, even).probabilities, programs.read(images_of).probabilities, atol=1e-5
+    )
+
+
+def test_the_step_that_decides_is_asked_for_and_then_nothing(joined, images):
+    (folder, _), path = joined, images / "b.png"
+    reader = load(folder)
+    plain = reader.read(path)
+    asked = reader.ask_next(plain)
+    assert asked.step.name == DEFAULT_CHAIN.steps[2].name
+    assert asked.gain > 0.01
+    assert asked.last_answer == plain.answers["Diagnosis"]
+    assert sum(outcome.probability for outcome in asked.outcomes) == pytest.approx(1)
+    corrected = reader.correct(plain, {asked.step.name: asked.outcomes[0].answer})
+    assert corrected.answers["Diagnosis"] == asked.outcomes[0].last_answer
+    assert reader.ask_next(corrected) is None  # the diagnosis is settled
+    said = []
+    predict.ask_in_turn(reader, path, answer=lambda _: "C", say=said.append)
+    assert said[-1] == "\nno further answer is worth asking for (config.evaluation.least_gain)"
+    maps, _ = reader.explain(corrected)
+    np.testing.assert_allclose(maps.sum(axis=(1, 2)), 1, rtol=1e-4)
+    assert load(folder, model="teacher").read(path).model == "teacher"  # this run has a joint model of the student
+
+
+def test_maps_of_a_joint_reading_are_of_its_answers(joined, images):
+    folder, _ = joined
+    explainer = Explainer(load_trained(folder), model="student")
+    reader = load(folder)
+    reading = reader.read(images / "b.png", given={"3": DEFAULT_CHAIN.steps[2].options[4]})
+    pixels = to_input([reading.picture], reader.trained.preprocessing)
+    given = given_distributions({"3": DEFAULT_CHAIN.steps[2].options[4]}, DEFAULT_CHAIN)[None]
+    found = explainer.explain(pixels, given_answers=given)
+    shown = [(answer.label, answer.probability) for answer in reading.steps if not answer.given]
+    others = [0, 1, 3, 4, 5, 6]
+    claimed = [(int(found.labels[0, step]), found.claims[0][step].probability) for step in others]
+    np.testing.assert_allclose(claimed, shown, rtol=1e-5)
+    # Nothing in the picture moves a given answer: it is explained as the network alone reads it.
+    alone = explainer.explain(pixels, labels=found.labels)
+    np.testing.assert_allclose(found.maps[0, 2], alone.maps[0, 2], rtol=1e-5)
+    assert found.maps[0, 2].std() > 0 and not np.allclose(found.maps[0, 6], alone.maps[0, 6])
+
+
+def test_a_teacher_without_write_back_takes_answers_by_its_joint_model(workdir):
+    trained = load_trained(workdir, names=("teacher",))
+    settings = dataclasses.replace(trained.run.settings.teacher, write_back=False)
+    run = dataclasses.replace(trained.run, settings=dataclasses.replace(trained.run.settings, teacher=settings))
+    trained, given = dataclasses.replace(trained, run=run), np.array([[-1, -1, 2, -1, -1, -1, -1]])
+    with pytest.raises(BadInput, match="given answers need config"):
+        check_given(given, trained, model="teacher", num_cases=1)
+    assert check_given(given, trained, model="teacher", num_cases=1, joined=True)[0, 2, 2] == 1
 
 
 @pytest.mark.parametrize(

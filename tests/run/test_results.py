@@ -12,7 +12,9 @@ from oracles.operating_points import operating_points
 
 from stepcot_jax.evaluation.calibration import fit_calibration, read_calibration
 from stepcot_jax.evaluation.chains import evaluate
-from stepcot_jax.evaluation.consistency import count_pairs, make_rules, read_pair_ratios, read_pairs, share_inconsistent
+from stepcot_jax.evaluation.consistency import count_pairs, make_rules, read_pairs, share_inconsistent
+from stepcot_jax.evaluation.counting import correction_curve, fit_joints
+from stepcot_jax.evaluation.joint import add_joined, learn_tree, name_joined, read_joint
 from stepcot_jax.evaluation.operating_points import Rule, read_points
 from stepcot_jax.evaluation.predictions import ValidationPredictions, read_predictions
 from stepcot_jax.host.errors import BadInput
@@ -37,22 +39,33 @@ def splits(trained):
 def test_the_calibration_is_fitted_to_the_validation_split(trained, splits):
     chain = trained.run.task.dataset.chain
     found = read_calibration(trained.workdir / "calibration.json", chain)
+    models = ("teacher", "student")
+    joints = {model: read_joint(trained.workdir / "joint.json", chain, model=model) for model in models}
     fitted, on_test = (
-        fit_calibration(split.predictions, chain, confidence=0.95, patients=split.facts["patient_id"])
+        fit_calibration(
+            add_joined(split, joints).predictions,
+            chain,
+            confidence=0.95,
+            patients=split.facts["patient_id"],
+            joined=[name_joined(model) for model in models],
+        )
         for split in (splits["val"], splits["test"])
     )
     assert found == fitted
-    for model in ("teacher", "student"):
+    for model in models:
         assert found.temperatures[model] != on_test.temperatures[model]
+        assert found.temperatures[name_joined(model)] == (1.0,) * chain.num_steps
 
 
 def test_operating_points_are_chosen_on_the_validation_split_and_measured_on_the_test_split(trained, splits):
     chain, evaluation = trained.run.task.dataset.chain, trained.run.settings.evaluation
     found = read_points(trained.workdir / "statistics.json", chain)
     assert found.rule == Rule("youden", 0.9, 1.0)
+    models = ("teacher", "student")
+    joints = {model: read_joint(trained.workdir / "joint.json", chain, model=model) for model in models}
     expected = operating_points(
-        splits["val"],
-        splits["test"],
+        add_joined(splits["val"], joints),
+        add_joined(splits["test"], joints),
         chain,
         calibration=read_calibration(trained.workdir / "calibration.json", chain),
         rule=found.rule,
@@ -74,9 +87,29 @@ def test_pairs_are_those_of_the_training_labels(trained):
         expected = np.zeros_like(counts)
         np.add.at(expected, (labels[:, earlier], labels[:, later]), 1)
         np.testing.assert_array_equal(counts, expected)
+
+
+def test_the_joint_model_is_of_training_labels_and_validation_predictions(trained, splits):
+    dataset = trained.run.task.dataset
+    labels = np.array([dataset.cases[index].answers for index in dataset.splits.train])
+    tree = learn_tree(labels, dataset.chain.answers_per_step)
+    expected = fit_joints(tree, splits["val"].predictions, ["teacher", "student"], dataset.chain)
     for model in ("teacher", "student"):
-        weights = read_pair_ratios(trained.workdir / "pairs.json", dataset.chain, model=model).weights
-        assert weights[0] == 0 < max(weights)
+        found = read_joint(trained.workdir / "joint.json", dataset.chain, model=model)
+        assert (found.temperatures, found.weights) == (expected[model].temperatures, expected[model].weights)
+        for own, table in zip((tree.last, *tree.tables), (found.tree.last, *found.tree.tables), strict=True):
+            np.testing.assert_array_equal(own, table)
+
+
+def test_corrections_stand_beside_a_baseline_without_the_picture(trained, splits):
+    chain, test = trained.run.task.dataset.chain, splits["test"].predictions
+    found = read_statistics(trained.workdir)["corrections"]
+    assert found["baseline"] in ("naive Bayes", "joint model")
+    assert len(found["without_picture"]) == chain.num_steps
+    for model in ("teacher", "student"):
+        joint = read_joint(trained.workdir / "joint.json", chain, model=model)
+        expected = correction_curve(joint.join(test.logits[model]), test.labels, chain)
+        assert found["joined"][model] == pytest.approx(expected.tolist())
 
 
 def read_statistics(workdir):
@@ -110,7 +143,7 @@ def test_rules_are_those_of_the_training_labels_and_coverage_by_answer_reaches_t
         miss_cost=4.0,
     )
     validation = ValidationPredictions(splits["val"].predictions, splits["val"].facts)
-    validated = Validated(validation, {}, np.zeros((0, 7), np.int32))
+    validated = Validated(validation, ())
     write_results(
         tmp_path,
         dataset,

@@ -76,7 +76,8 @@ def reward_records(rollouts, replies):
     return [Rewards(total, total, 0.0, 0.0, total) for total in totals]
 
 
-FILES = ("calibration.json", "pairs.json", "gate.npz", "vocabulary.json", "policy.json")
+FILES = ("calibration.json", "pairs.json", "joint.json", "gate.npz", "normal_picture.npz", "vocabulary.json",
+         "policy.json")  # fmt: skip
 
 
 def decided(workdir):
@@ -140,6 +141,7 @@ def test_networks(tmp_path, monkeypatch, job):
         lambda folder: small_run.small_run(folder, monkeypatch, **changes).execute(), tmp_path, monkeypatch
     )
     assert {"calibration.json", "pairs.json", "gate.npz"} <= found.keys()
+    assert ("joint.json" in found) == (job != "baseline")
     assert any(name[0] == "threshold" for name in found if isinstance(name, tuple))
 
 

@@ -7,9 +7,8 @@ from tables.finished_cells import LABELS, make_split
 from tables.test_folds import folds_of, with_labels
 
 from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.evaluation.calibration import Calibration
 from stepcot_jax.run.inputs import load_cases
-from stepcot_jax.tools.tables.correction_tables import NETWORKS, weigh_pairs
+from stepcot_jax.tools.tables.correction_tables import NETWORKS, fit_readers
 from stepcot_jax.tools.tables.effect_table import EarlierAnswers
 from stepcot_jax.tools.tables.folds_table import CONSTANT, pool_folds
 
@@ -34,31 +33,33 @@ def test_earlier_answers_are_counted_among_training_cases():
     assert counted != EarlierAnswers.count(with_noise(dataset, "train"))
 
 
-def test_pairs_are_counted_among_training_cases_and_weighed_on_validation_cases():
+def test_joint_models_are_learned_from_training_labels_and_fitted_on_validation_cases():
     dataset, rng = load(), np.random.default_rng(2)
     chain = dataset.chain
     exists = np.arange(max(chain.answers_per_step)) < np.array(chain.answers_per_step)[:, None]
-    weights = rng.normal(size=exists.shape)
-    of_each = [dict.fromkeys(NETWORKS, (number,) * chain.num_steps) for number in (1.0, 0.5)]
-    calibration = Calibration(0.9, *of_each)
+    cases = rng.normal(size=(len(dataset.splits.val), *exists.shape))
 
     def read(given):
-        return np.where(exists, weights + given.sum(axis=-2, keepdims=True), -1e9)
+        return np.where(exists, cases + given.sum(axis=-2, keepdims=True), -1e9)
 
-    def weigh(data, labels=None):
+    def fit(data, labels=None):
         labels = data.labels[list(data.splits.val)] if labels is None else labels
-        return weigh_pairs(data, dict.fromkeys(NETWORKS, (read, labels)), calibration, chain)
+        return fit_readers(data, dict.fromkeys(NETWORKS, (read, labels)), chain)
 
-    given = np.zeros((3, *exists.shape), np.float32)
-    given[:, 0, 1] = 1
-    found = weigh(dataset)
-    for other in (weigh(with_noise(dataset, "test")), weigh(dataset.hold_out()[0])):
-        assert all(found.pairs[name].weights == other.pairs[name].weights for name in NETWORKS)
-        np.testing.assert_array_equal(found.counted(given), other.counted(given))
+    given = np.zeros((1, 3, *exists.shape), np.float32)
+    given[:, :, 0, 1] = 1
+    found = fit(dataset)
+    for other in (fit(with_noise(dataset, "test")), fit(dataset.hold_out()[0])):
+        assert all(found.joints[name].weights == other.joints[name].weights for name in NETWORKS)
+        np.testing.assert_array_equal(found.joints["student"].tree.last, other.joints["student"].tree.last)
+        np.testing.assert_array_equal(found.counting.read(given), other.counting.read(given))
         assert found.rules.notes == other.rules.notes
-    assert not np.array_equal(found.counted(given), weigh(with_noise(dataset, "train")).counted(given))
-    of_noise = weigh(dataset, rng.permutation(dataset.labels)[:12])
-    assert found.pairs["student"].weights != of_noise.pairs["student"].weights
+    of_noise = fit(with_noise(dataset, "train"))
+    assert not np.array_equal(found.joints["student"].tree.last, of_noise.joints["student"].tree.last)
+    assert (
+        found.joints["student"].weights
+        != fit(dataset, rng.permutation(dataset.labels)[: len(cases)]).joints["student"].weights
+    )
 
 
 def test_the_constant_of_a_fold_does_not_depend_on_its_test_cases():

@@ -34,10 +34,11 @@ def logits_of(given):
 
 def test_following_is_measured_with_the_answers_it_names():
     found = correction_tables.follow(as_probabilities(logits_of), LABELS, CHAIN, RULES, seed=0)
-    none, true, hesitant, noisy, noisier, foreign = found.right.mean(axis=1)
+    none, true, hesitant, noisy, stated, noisier, _, foreign = found.right.mean(axis=1)
     assert none == (LABELS[:, 2] == 0).mean()
     assert true == hesitant == 1
     assert abs(noisy - (1 - correction_tables.NOISE[0])) < 0.06
+    assert stated == noisy  # this network follows any answer
     assert abs(noisier - (1 - correction_tables.NOISE[1])) < 0.07
     assert foreign < 0.65
     # The network itself always says the first answer: it contradicts every given second one.
@@ -73,6 +74,7 @@ def test_an_unannotated_answer_is_neither_given_nor_counted():
     assert (seen[0][:, :, 2] == 0).all()
     np.testing.assert_allclose(seen[0][2, 100:, 0].sum(axis=-1), 1, rtol=1e-6)
     np.testing.assert_allclose(seen[0][2, 100:, 0, 2], 0)
+    np.testing.assert_allclose(seen[0][4, 100:, 1].max(axis=-1), 1 - correction_tables.NOISE[0], rtol=1e-6)
     assert np.isnan(found.right[:, 300:]).all()
     assert not np.isnan(found.right[:, :300]).any()
 
@@ -125,7 +127,7 @@ def test_schedules_have_a_row_for_each_training_and_network_after_the_one_withou
         asked.append(cell.name)
         patients = np.array([f"P{case // 2}" for case in range(len(labels))])
         rules = make_rules(chain, counts=count_pairs(labels, chain))
-        read = dict.fromkeys(("teacher", "teacher and pairs", "student", "student and pairs"), blind)
+        read = dict.fromkeys(("teacher", "teacher, joined", "student", "student, joined"), blind)
         return correction_tables.Readers(read, blind, labels, patients, rules)
 
     monkeypatch.setattr(correction_tables, "read_networks", read_networks)
@@ -135,7 +137,7 @@ def test_schedules_have_a_row_for_each_training_and_network_after_the_one_withou
     assert [row[:2] for row in table.rows[:3]] == [
         COUNTED,
         (trainings[0], "teacher"),
-        (trainings[0], "teacher and pairs"),
+        (trainings[0], "teacher, joined"),
     ]
     assert len(table.rows) == 1 + 4 * len(trainings)
     found = {row[:2]: dict(zip([column.name for column in table.columns], row, strict=True)) for row in table.rows}

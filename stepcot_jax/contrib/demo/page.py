@@ -11,13 +11,19 @@ import numpy as np
 from jaxtyping import UInt8
 
 from stepcot_jax.contrib.demo.examples import CLICKED, Example, write_examples
-from stepcot_jax.contrib.demo.sessions import SECONDS_KEPT, Session, read_session, start_session, takes_corrections
+from stepcot_jax.contrib.demo.sessions import (
+    SECONDS_KEPT,
+    Session,
+    follows_corrections,
+    read_session,
+    start_session,
+    takes_corrections,
+)
 from stepcot_jax.contrib.demo.uploads import MAX_MEGABYTES, SUFFIXES, Uploads
 from stepcot_jax.data.images.drawn_boxes import write_png
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import escape_markdown
 from stepcot_jax.pages.shell import make_environment
-from stepcot_jax.reading.corrections import follows_corrections
 from stepcot_jax.reading.explain import Explainer
 from stepcot_jax.reading.policy_reader import Answered, PolicyReader, list_questions
 from stepcot_jax.reading.radiographs import read_pixels
@@ -120,8 +126,8 @@ The network was trained on: {trained_on}.
 
 For research; **not a medical device**. Nothing is kept: a file is deleted as soon as it is read."""
 _CORRECTING = (
-    "Click another answer of a step to correct it: later answers and their maps follow. The step marked *worth "
-    "checking* is the one whose answer is expected to settle the last step most."
+    "Click another answer of a step to correct it: the other answers follow. The step marked *worth checking* is the "
+    "one whose answer is expected to raise the accuracy of the last step most."
 )
 _IGNORING = (
     "Click another answer of a step to correct it. This run did not measure that its later answers follow a given one, "
@@ -157,7 +163,7 @@ def make_blocks(
 def _add_reading(explainer: Explainer, gradio: Any, examples: tuple[Example, ...], uploads: Uploads) -> None:
     can_correct = takes_corrections(explainer)
     steps = explainer.trained.chain.steps
-    promise = _CORRECTING if follows_corrections(explainer.trained, model=explainer.model) else _IGNORING
+    promise = _CORRECTING if follows_corrections(explainer) else _IGNORING
     trained_on = escape_markdown(explainer.trained.trained_on)
     gradio.Markdown(_READING_INTRODUCTION.format(correcting=promise if can_correct else "", trained_on=trained_on))
     session = gradio.State(None, time_to_live=SECONDS_KEPT)

@@ -12,8 +12,9 @@ from jaxtyping import UInt8
 from stepcot_jax.data.images.preprocessing import repeat_grey, resize_image
 from stepcot_jax.pages.pictures import write_map_layer, write_overlay, write_picture
 from stepcot_jax.pages.shell import make_environment
+from stepcot_jax.reading import corrections
 from stepcot_jax.reading.asking import NextStep, find_next_steps
-from stepcot_jax.reading.corrections import accepts_answers, follows_corrections, given_distributions
+from stepcot_jax.reading.corrections import accepts_answers, given_distributions
 from stepcot_jax.reading.explain import Explainer, Explanation
 from stepcot_jax.reading.image_reader import explain_pictures
 from stepcot_jax.reading.radiographs import Header, read_unresized, to_input
@@ -81,10 +82,10 @@ def read_session(session: Session, explainer: Explainer) -> tuple[str, tuple[Sho
         headers=[session.header],
     )
     asked = None
-    if takes_corrections(explainer) and follows_corrections(explainer.trained, model=explainer.model):
+    if takes_corrections(explainer) and follows_corrections(explainer):
         read = explainer.reader.given_reader(to_input([session.picture], explainer.trained.preprocessing))
-        costs = explainer.trained.run.settings.evaluation.step_costs
-        asked = find_next_steps(read, given[None], chain, costs=costs)[0]
+        run = explainer.trained.run
+        (asked,) = find_next_steps(read, given[None], chain, costs=run.step_costs, least_gain=run.least_gain)
     worth = asked.step.name if asked else None
     marks = {True: " (corrected)", False: ""}
     steps = tuple(
@@ -157,4 +158,10 @@ def warm_up(explainer: Explainer) -> None:
 
 def takes_corrections(explainer: Explainer) -> bool:
     """Return whether the network takes given answers."""
-    return accepts_answers(explainer.trained, model=explainer.model)
+    return explainer.reader.joint is not None or accepts_answers(explainer.trained, model=explainer.model)
+
+
+def follows_corrections(explainer: Explainer) -> bool:
+    """Return whether other answers follow given ones: by the joint model, or as the run measured."""
+    measured = corrections.follows_corrections(explainer.trained, model=explainer.model)
+    return explainer.reader.joint is not None or measured

@@ -180,11 +180,11 @@ def _correct(
         return None, f"There are none: {_why_unread(run)}."
     if "teacher" not in trained.params:
         return None, "There are none: this section is of a teacher, and this run has none."
-    if not accepts_answers(trained, model="teacher"):
+    reader = Reader(trained, model="teacher", batch_size=_BATCH_SIZE)
+    if reader.joint is None and not accepts_answers(trained, model="teacher"):
         return None, "There are none: the teacher of this run takes no given answers (memory or write-back is off)."
     num_corrected = min(NUM_CORRECTED, len(loaded))
     images = _to_input(loaded[:num_corrected], trained.preprocessing)
-    reader = Reader(trained, model="teacher", batch_size=_BATCH_SIZE)
     bar = iter(progress(range(run.chain.num_steps), "reading again with answers given (steps)"))
 
     def read(given: Int[np.ndarray, "case step"]) -> Float[np.ndarray, "case step answer"]:

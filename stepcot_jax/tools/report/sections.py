@@ -364,10 +364,12 @@ def write_operating_section(run: FinishedRun) -> Section:
         "calibration above."
     )
     models: dict[str, list[tuple[str, str, OperatingPoint]]] = {}
-    for (model, step, answer), point in operating_points.points.items():
+    networks = run.split.predictions.logits  # the points of joint readings are not of these curves
+    points = {finding: point for finding, point in operating_points.points.items() if finding[0] in networks}
+    for (model, step, answer), point in points.items():
         models.setdefault(model, []).append((step, answer, point))
     # Curves of the answers that some test cases have and others do not.
-    curves = [_draw(run, finding, point) for finding, point in operating_points.points.items() if all(point.test)]
+    curves = [_draw(run, finding, point) for finding, point in points.items() if all(point.test)]
     body = render("operating.html.j2", models=models, data=curves, figures=FIGURES)
     script = (_HERE / "operating.js").read_text(encoding="utf-8")
     return Section("operating", "Operating points", lead, body, script=script if curves else "")

@@ -8,22 +8,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stepcot_jax.chain import Chain
+from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.evaluation.calibration import Calibration, calibration_figures, read_calibration
+from stepcot_jax.evaluation.calibration import calibration_figures, read_calibration
 from stepcot_jax.evaluation.comparison import INTERVALS, AnswerComparison, join
 from stepcot_jax.evaluation.consistency import (
-    PairRatios,
     Rules,
-    count_answers,
     count_pairs,
-    fit_pair_ratios,
     inconsistent,
     make_rules,
     read_pairs,
     share_inconsistent,
-    true_prefixes,
 )
+from stepcot_jax.evaluation.counting import Counting, choose_counting, fit_joints
 from stepcot_jax.evaluation.interventions import (
     POLICIES,
     ReadGiven,
@@ -32,7 +29,8 @@ from stepcot_jax.evaluation.interventions import (
     correct_in_turn,
     exchange,
 )
-from stepcot_jax.evaluation.predictions import logits_by_step
+from stepcot_jax.evaluation.joint import JointModel, as_evidence, learn_tree, name_joined
+from stepcot_jax.evaluation.predictions import Predictions, logits_by_step
 from stepcot_jax.evaluation.statistics import bootstrap, count_once, mean_of_seeds, summarise, weighted_mean
 from stepcot_jax.host.files import read_json
 from stepcot_jax.host.ranges import Interval
@@ -45,23 +43,27 @@ from stepcot_jax.tools.tables.encoders import OF_TEACHER
 from stepcot_jax.tools.tables.plan import Plan, Recipe
 
 NETWORKS = ("teacher", "student")
-PAIRS = " and pairs"
-"""Suffix of a network whose logits get the log-ratios of pairs of answers."""
 NOISE, CERTAINTY = (0.1, 0.2), 0.7
 """Shares of wrong answers of careless readers, and the probability that a hesitant one gives the true answer."""
-_PAIRS_NOTE = (
-    "And pairs: log-ratios of pairs of answers, counted in the training labels and weighted on the validation "
-    "split, are added to the network's logits."
+_JOINED_NOTE = (
+    "Joined: the network's own answers, times how often answers go together in the training labels, weighed on the "
+    "validation split (stepcot_jax/evaluation/joint.py)."
 )
 _COUNTED_NOTE = (
-    "Counting: naive Bayes on the training labels, without the picture; where a network's figure is no higher, its "
-    "picture adds nothing to the given answers."
+    "Counting: naive Bayes on the training labels, or the joint model without its picture, whichever is more accurate "
+    "on validation; where a network's figure is no higher, its picture adds nothing to the given answers."
 )
 
 COUNTED = ("no picture", "counting")
-"""Training and network of the baseline: naive Bayes on the training labels, which sees no picture."""
+"""Training and network of the baseline, which sees no picture (`counting.choose_counting`)."""
 
-KINDS = ("none given", "all true", "all true at 70 %", "one in ten wrong", "one in five wrong", "another case's")
+KINDS = (
+    "none given",
+    "all true",
+    "all true at 70 %",
+    *(f"one in {words} wrong{how}" for words in ("ten", "five") for how in ("", ", and so stated")),
+    "another case's",
+)
 """Answers to the steps before the last, in the order of `Following.right`."""
 
 
@@ -69,7 +71,7 @@ KINDS = ("none given", "all true", "all true at 70 %", "one in ten wrong", "one 
 class Readers:
     """The networks of a finished cell as functions from given answers, on the test split."""
 
-    read: Mapping[str, ReadGiven]  # by network; those with the suffix " and pairs" add log-ratios
+    read: Mapping[str, ReadGiven]  # by network; those with the suffix ", joined" are joint readings
     counted: ReadGiven  # the baseline that sees no picture
     labels: npt.NDArray[np.int32]
     patients: npt.NDArray[np.str_]
@@ -77,38 +79,44 @@ class Readers:
 
 
 @dataclasses.dataclass(frozen=True)
-class Weighed:
-    """Statistics of pairs of answers, from training and validation cases."""
+class Fitted:
+    """What is counted in training labels and fitted on validation cases."""
 
-    pairs: Mapping[str, PairRatios]  # by network, the log-ratios with their weights
-    counted: ReadGiven  # log-probabilities of answers by naive Bayes, which sees no picture
+    joints: Mapping[str, JointModel]  # by network
+    counting: Counting
     rules: Rules
 
 
-def weigh_pairs(
-    dataset: Dataset,
-    validation: Mapping[str, tuple[ReadGiven, npt.NDArray[np.int32]]],
-    calibration: Calibration,
-    chain: Chain,
-) -> Weighed:
-    """Count pairs of answers among training cases and weigh them on validation cases."""
-    training_labels = dataset.labels[np.asarray(dataset.splits.train, int)]
-    counts = count_pairs(training_labels, chain)
-    pairs = {
-        name: fit_pair_ratios(
-            read(true_prefixes(labels, chain)),
-            counts=counts,
-            labels=labels,
-            temperatures=calibration.temperatures[name],
-            chain=chain,
-        )
-        for name, (read, labels) in validation.items()
-    }
-    return Weighed(pairs, as_probabilities(count_answers(training_labels, chain)), make_rules(chain, counts=counts))
+ReadLogits = Callable[[npt.NDArray[np.float32]], Any]
+"""Given answers [variant, case, step, answer] -> logits of the same shape."""
+
+
+def fit_readers(
+    dataset: Dataset, validation: Mapping[str, tuple[ReadLogits, npt.NDArray[np.int32]]], chain: Chain
+) -> Fitted:
+    """Learn which answers go together from training labels, and fit each network's weights on validation cases."""
+    training = dataset.labels[np.asarray(dataset.splits.train, int)]
+    tree, logits = learn_tree(training, chain.answers_per_step), {}
+    for name, (read, labels) in validation.items():
+        logits[name] = _read_alone(read, labels, chain)
+    predictions = Predictions(np.arange(len(labels), dtype=np.int32), labels, logits)
+    counts = count_pairs(training, chain)
+    return Fitted(
+        fit_joints(tree, predictions, validation, chain),
+        choose_counting(tree, training, labels, chain),
+        make_rules(chain, counts=counts),
+    )
+
+
+def _read_alone(read: ReadLogits, labels: npt.NDArray[np.int32], chain: Chain) -> npt.NDArray[np.float32]:
+    """Return the logits of a pass without given answers."""
+    nothing = np.zeros((1, *labels.shape, max(chain.answers_per_step)), np.float32)
+    logits: npt.NDArray[np.float32] = np.asarray(read(nothing))[0]
+    return logits
 
 
 def read_networks(plan: Plan, cell: Cell, chain: Chain) -> Readers:
-    """Return the networks of a finished cell, with and without the log-ratios of pairs."""
+    """Return the networks of a finished cell, as they answer themselves and joined."""
     from stepcot_jax.run.inputs import load_inputs
     from stepcot_jax.systems.networks import make_read_given
     from stepcot_jax.tools.tables.cell_networks import load_weights, read_features
@@ -118,21 +126,18 @@ def read_networks(plan: Plan, cell: Cell, chain: Chain) -> Readers:
     weights = load_weights(folder, NETWORKS)
     calibration = read_calibration(folder / CALIBRATION_FILE, chain)
 
-    def read_split(name: str, inputs: Inputs, split: str) -> tuple[ReadGiven, npt.NDArray, npt.NDArray]:
+    def read_split(name: str, inputs: Inputs, split: str) -> tuple[ReadLogits, npt.NDArray, npt.NDArray]:
         features, labels, patients = read_features(weights, name, inputs, split)
         of_network = weights.networks, name, weights.params[name]
         return make_read_given(*of_network, features, weights.text_features), labels, patients
 
-    weighed = weigh_pairs(
-        view.dataset, {name: read_split(name, view, "val")[:2] for name in NETWORKS}, calibration, chain
-    )
+    fitted = fit_readers(view.dataset, {name: read_split(name, view, "val")[:2] for name in NETWORKS}, chain)
     opened, read = held_out.open_test(), dict[str, ReadGiven]()
     for name in NETWORKS:
         alone, labels, patients = read_split(name, opened, "test")
-        temperatures = calibration.temperatures[name]
-        read[name] = as_probabilities(alone, temperatures)
-        read[f"{name}{PAIRS}"] = as_probabilities(weighed.pairs[name].follow(alone), temperatures)
-    return Readers(read, weighed.counted, labels, patients, weighed.rules)
+        read[name] = as_probabilities(alone, calibration.temperatures[name])
+        read[name_joined(name)] = fitted.joints[name].join(_read_alone(alone, labels, chain))
+    return Readers(read, fitted.counting.read, labels, patients, fitted.rules)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,14 +153,22 @@ def follow(read: ReadGiven, labels: npt.NDArray[np.int32], chain: Chain, rules: 
     rng, counts = np.random.default_rng(seed), np.asarray(chain.answers_per_step)
     others = (labels + rng.integers(1, np.maximum(counts, 2), labels.shape)) % counts
     errs = rng.random(labels.shape)
-    careless = [np.where((errs < noise) & (labels >= 0), others, labels) for noise in NOISE]
-    foreign = exchange(labels, rng)
     before_last = np.arange(chain.num_steps) < chain.num_steps - 1
-    true = as_distributions(np.where(before_last, labels, -1), chain)
-    rest = (1 - CERTAINTY) / np.maximum(counts - 1, 1)[:, None] * (np.arange(true.shape[-1]) < counts[:, None])
-    hesitant = np.where(true > 0, CERTAINTY, rest) * true.any(axis=-1, keepdims=True)
-    wrong_ones = [as_distributions(np.where(before_last, given, -1), chain) for given in (*careless, foreign)]
-    probabilities = read(np.stack([np.zeros_like(true), true, hesitant.astype(np.float32), *wrong_ones]))
+    careless = [
+        as_evidence(
+            np.where(before_last, np.where((errs < noise) & (labels >= 0), others, labels), NOT_ANNOTATED),
+            chain.answers_per_step,
+            reliability=reliability,
+        )
+        for noise in NOISE
+        for reliability in (1.0, 1 - noise)
+    ]
+    foreign = exchange(labels, rng)
+    known = np.where(before_last, labels, NOT_ANNOTATED)
+    true, hesitant = (as_evidence(known, chain.answers_per_step, reliability=share) for share in (1.0, CERTAINTY))
+    exchanged = as_distributions(np.where(before_last, foreign, NOT_ANNOTATED), chain)
+    given = [np.zeros_like(true), true, hesitant, *careless, exchanged]
+    probabilities = read(np.stack(given).astype(np.float32))
     answers, counted = probabilities.argmax(axis=-1), labels[:, -1] >= 0
     annotated = (labels >= 0) & (foreign >= 0) & before_last
     wrong = annotated & (foreign != labels)
@@ -223,7 +236,7 @@ def _tabulate_following(
         splits.append(join(parts))
     comparison, base, rows = AnswerComparison(splits, plan.num_resamples, chain=chain), trainings[0], []
     for (training, network), of_seeds in followed.items():
-        alone = network in NETWORKS  # neither pairs without given answers nor counting are a reading of the picture
+        alone = network in NETWORKS  # the stored predictions have their own answers alone
         model, of_base = f"{network} {training}", f"{network} {base}"
         rows.append(
             (
@@ -250,12 +263,13 @@ def _describe_following(plan: Plan) -> tuple[str, ...]:
         f"Test split, seeds {list(plan.seeds)}. Given are the answers to all steps but the last.",
         INTERVALS,
         "At 70 %: the true answer with that probability, the rest spread evenly. One in ten, one in five wrong: "
-        "another answer of the same step. Another case's: all answers of one other test case.",
+        "another answer of the same step; so stated: given at 90 or 80 %. Another case's: all answers of one other "
+        "test case.",
         "Contradicts: share of the given answers (of another case's that are wrong) that are not the network's own "
         "most probable answer to that step, which it still reports.",
         "Breaks rules: share of the chains with a pair of answers that the rules of the training chains forbid; given "
         "answers stand in place of the network's.",
-        _PAIRS_NOTE,
+        _JOINED_NOTE,
         _COUNTED_NOTE,
     )
 
@@ -385,8 +399,9 @@ def _tabulate_curves(figures: Mapping[Any, Sequence[Interval]], chain: Chain, pl
         f"{list(plan.seeds)}.",
         INTERVALS,
         "Area under the curve: mean over the numbers of corrections.",
-        f"Expected gain: mutual information of the step and {last}; uncertainty: entropy of the step itself.",
-        _PAIRS_NOTE,
+        f"Expected gain: rise of the expected accuracy of {last}, of equal ones the most informative step; "
+        "uncertainty: entropy of the step itself.",
+        _JOINED_NOTE,
         _COUNTED_NOTE,
     )
     rows = tuple((*key, *intervals) for key, intervals in figures.items())

@@ -1,0 +1,153 @@
+"""Answers counted in training labels, without a picture: the baseline of everything that corrections are worth."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Float64, Int
+
+from stepcot_jax.chain import NOT_ANNOTATED, Chain
+from stepcot_jax.evaluation.calibration import fit_temperature
+from stepcot_jax.evaluation.interventions import LooksAhead, correct_in_turn
+from stepcot_jax.evaluation.joint import AnswerTree, JointModel, JointReader, Pairs, fit_joint
+from stepcot_jax.evaluation.predictions import Predictions, logits_by_step
+
+_SMOOTHING = 2.0  # cases that each row of a table has in addition, spread as the answers are over all cases
+_MOST_COMPARED = 500
+"""Largest number of validation cases on which baselines are compared."""
+
+
+class NaiveBayes:
+    """Naive Bayes: the answers to all other steps are independent given the answer that is asked for."""
+
+    def __init__(self, labels: Int[np.ndarray, "case step"], chain: Chain) -> None:
+        self._shares, self._tables = [], dict[tuple[int, int], Float64[np.ndarray, "asked answer"]]()
+        sizes = chain.answers_per_step
+        for step, size in enumerate(sizes):
+            totals = np.bincount(labels[labels[:, step] != NOT_ANNOTATED, step], minlength=size) + 1
+            self._shares.append(totals / totals.sum())
+        for asked, size in enumerate(sizes):
+            for step, shares in enumerate(self._shares):
+                known = labels[(labels[:, [asked, step]] != NOT_ANNOTATED).all(axis=1)]
+                counts = np.zeros((size, sizes[step]))
+                np.add.at(counts, (known[:, asked], known[:, step]), 1)
+                row = counts.sum(axis=1, keepdims=True) + _SMOOTHING
+                self._tables[asked, step] = (counts + _SMOOTHING * shares) / row
+
+    def __call__(
+        self, given: Float[np.ndarray, "variant case step answer"]
+    ) -> Float64[np.ndarray, "variant case step answer"]:
+        """Return each step's distribution given the answers to the other steps, which are virtual evidence."""
+        read = np.zeros(given.shape)
+        for asked, shares in enumerate(self._shares):
+            logs = np.broadcast_to(np.log(shares), (*given.shape[:2], len(shares))).copy()
+            for step in range(given.shape[2]):
+                told = given[:, :, step, : len(self._shares[step])].astype(np.float64)
+                if step != asked and told.any():
+                    likelihood = told @ self._tables[asked, step].T
+                    logs += np.log(np.where(told.any(axis=-1, keepdims=True), likelihood, 1.0))
+            weights = np.exp(logs - logs.max(axis=-1, keepdims=True))
+            read[:, :, asked, : len(shares)] = weights / weights.sum(axis=-1, keepdims=True)
+        return read
+
+    def look_ahead(self, given: Float[np.ndarray, "case step answer"]) -> Pairs:
+        """Return P(answer, the last step's answer | given) of each step that is not given."""
+        size = len(self._shares[-1])
+        last = self(given[None])[0, :, -1, :size]
+        return [last[:, None] * table.T for table in self.tables_of(len(self._shares) - 1)]
+
+    def tables_of(self, asked: int) -> list[Float64[np.ndarray, "asked answer"]]:
+        """Return P(answer of each step | answer to the asked one)."""
+        return [self._tables[asked, step] for step in range(len(self._shares))]
+
+
+class PriorReader:
+    """The joint model without its picture."""
+
+    def __init__(self, tree: AnswerTree) -> None:
+        self._tree = tree
+
+    def __call__(
+        self, given: Float[np.ndarray, "variant case step answer"]
+    ) -> Float64[np.ndarray, "variant case step answer"]:
+        """Return each step's distribution given the answers to the other steps."""
+        return self._join(given.shape[1])(given)
+
+    def look_ahead(self, given: Float[np.ndarray, "case step answer"]) -> Pairs:
+        """Return P(answer, the last step's answer | given) of each step."""
+        return self._join(len(given)).look_ahead(given)
+
+    def _join(self, num_cases: int) -> JointReader:
+        nothing = [np.zeros((num_cases, size)) for size in self._tree.sizes]
+        return JointReader(self._tree, nothing, nothing)
+
+
+@dataclasses.dataclass(frozen=True)
+class Counting:
+    """A baseline that sees no picture."""
+
+    name: str
+    read: LooksAhead
+
+
+def choose_counting(
+    tree: AnswerTree,
+    training: Int[np.ndarray, "case step"],
+    validation: Int[np.ndarray, "case step"],
+    chain: Chain,
+) -> Counting:
+    """Return the better baseline: mean accuracy of the last step after one to all answers that it asks for."""
+    chosen = validation[np.unique(np.linspace(0, len(validation) - 1, _MOST_COMPARED).round().astype(int))]
+    baselines = [Counting("naive Bayes", NaiveBayes(training, chain)), Counting("joint model", PriorReader(tree))]
+    return max(baselines, key=lambda baseline: np.nanmean(correction_curve(baseline.read, chosen, chain)[1:]))
+
+
+def correction_curve(
+    read: LooksAhead, labels: Int[np.ndarray, "case step"], chain: Chain
+) -> Float64[np.ndarray, "count"]:
+    """Return the accuracy of the last step after 0, 1, ... true answers, each to the question that is worth most."""
+    known = labels[:, -1] != NOT_ANNOTATED
+    if not known.any():
+        return np.full(chain.num_steps, np.nan)
+    readings, _ = correct_in_turn("expected gain", read, labels, chain)
+    return (readings[:, known, -1].argmax(axis=-1) == labels[known, -1]).mean(axis=1)
+
+
+def fit_joints(tree: AnswerTree, validation: Predictions, models: Iterable[str], chain: Chain) -> dict[str, JointModel]:
+    """Fit the joint model of each network on validation cases."""
+    joints, labels = {}, validation.labels
+    for model in models:
+        steps = logits_by_step(validation.logits[model], chain=chain, model=model)
+        known = [of_step != NOT_ANNOTATED for of_step in labels.T]
+        temperatures = [
+            fit_temperature(own[of_step], truth[of_step])[0]
+            for own, truth, of_step in zip(steps, labels.T, known, strict=True)
+        ]
+        joints[model] = fit_joint(tree, validation.logits[model], labels, temperatures=temperatures)
+    return joints
+
+
+def measure_corrections(
+    test: Predictions, joints: Mapping[str, JointModel], counting: Counting, chain: Chain
+) -> dict[str, Any]:
+    """Return the curves of joint readings beside that of the baseline."""
+    curves = {
+        model: correction_curve(joint.join(test.logits[model]), test.labels, chain).tolist()
+        for model, joint in joints.items()
+    }
+    without = correction_curve(counting.read, test.labels, chain).tolist() if curves else None
+    return {"joined": curves, "without_picture": without, "baseline": counting.name}
+
+
+def describe_corrections(corrections: Mapping[str, Any], chain: Chain) -> list[str]:
+    """Return a line for each network's curve and one for the baseline's."""
+
+    def describe(name: str, curve: Sequence[float | None]) -> str:
+        shares = " ".join("-" if share is None else f"{100 * share:.1f}" for share in curve)
+        return f"{name}: {chain.steps[-1].name} right after 0, 1, ... true answers {shares} %"
+
+    lines = [describe(f"{model}, joint reading", curve) for model, curve in corrections["joined"].items()]
+    if lines:
+        lines.append(describe(f"{corrections['baseline']} without the picture", corrections["without_picture"]))
+    return lines

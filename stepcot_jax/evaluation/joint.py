@@ -1,0 +1,498 @@
+"""One joint distribution of a chain's answers: a network's reading of the picture times what answers go together.
+
+    P(answers | picture, given) ~ P(answers) prod_s U_s(a_s | picture) L_s(given_s | a_s)
+
+- P(answers) is learned from training labels: tree-augmented naive Bayes (Friedman, Geiger and Goldszmidt, 1997), in
+  which each step depends on the last one and on one other.
+- L_s is what was given: 1 for a certain answer, r and (1 - r) / (n - 1) for one of reliability r (virtual evidence,
+  Pearl 1988).
+- U_s comes from the network's calibrated distributions P_s of a pass without given answers. Steps are read from the
+  same picture, so that prod_s P_s(a_s) / P(a_s) would count it several times. Without given answers U is the one under
+  which each step has the distribution P_s: of all joint distributions with these marginals the one nearest to
+  P(answers) (iterative proportional fitting, Csiszar 1975). Given answers tell which of the picture's readings were
+  wrong; from one certain answer on U_s = [P_s(a_s) / P(a_s)]^w_s, with weights fitted on validation cases that have
+  random answers given. In between the logarithms of both are mixed by the information in the given answers.
+
+Inference is exact: belief propagation in the tree, for each answer of the last step.
+"""
+
+import dataclasses
+import functools
+import itertools
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Annotated, TypeVar
+
+import msgspec
+import numpy as np
+from jaxtyping import Float, Float64, Int
+
+from stepcot_jax.chain import NOT_ANNOTATED, Chain
+from stepcot_jax.evaluation.predictions import SplitPredictions, describe_difference
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_json, write_json
+
+_SMOOTHING = 2.0  # cases that each row of a table has in addition, spread as the row without the other step
+_TINY = np.finfo(np.float64).tiny
+_TOLERANCE = 1e-6
+
+Split = TypeVar("Split", bound=SplitPredictions)
+
+Pairs = list[Float64[np.ndarray, "case answer last"]]
+"""For each step, P(its answer, the last step's answer); the last step's own has its distribution on the diagonal."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AnswerTree:
+    """What answers go together: P(last) prod_s P(answer of s | answer of its parent, last).
+
+    Attributes:
+      last: float64 [last answer], the last step's distribution.
+      parents: for each step before the last the step that it depends on; None for the root, which comes first in
+        `order`.
+      tables: for each step before the last float64 [last answer, parent's answer, answer]; one parent's answer for the
+        root.
+    """
+
+    last: Float64[np.ndarray, "last"]
+    parents: tuple[int | None, ...]
+    tables: tuple[Float64[np.ndarray, "last parent answer"], ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of answers of each step."""
+        return (*(table.shape[2] for table in self.tables), len(self.last))
+
+    @functools.cached_property
+    def order(self) -> tuple[int, ...]:
+        """The steps before the last, each after its parent; fewer if the parents are no tree."""
+        order = [step for step, parent in enumerate(self.parents) if parent is None][:1]
+        for known in order:  # grows
+            order.extend(step for step, parent in enumerate(self.parents) if parent == known)
+        return tuple(order)
+
+    @functools.cached_property
+    def marginals(self) -> tuple[Float64[np.ndarray, "answer"], ...]:
+        """Each step's distribution without any evidence."""
+        pairs, _ = infer(self, [np.zeros((1, size)) for size in self.sizes])
+        return tuple(pair[0].sum(axis=1) for pair in pairs)
+
+
+def learn_tree(labels: Int[np.ndarray, "case step"], sizes: Sequence[int]) -> AnswerTree:
+    """Learn from training labels what answers go together; a missing label enters no count."""
+    last = _count(labels, sizes, [len(sizes) - 1]) + 1
+    parents, tables = list[int | None]([None] * (len(sizes) - 1)), []
+    for above, child in _span(labels, sizes):
+        parents[child] = above
+    for step, parent in enumerate(parents):
+        of_last = _condition(labels, sizes, [len(sizes) - 1, step], last[:, None] * 0 + _share(labels, sizes, step))
+        table = of_last[:, None]
+        if parent is not None:
+            table = _condition(labels, sizes, [len(sizes) - 1, parent, step], table)
+        tables.append(table)
+    return AnswerTree(last / last.sum(), tuple(parents), tuple(tables))
+
+
+def _count(labels: Int[np.ndarray, "case step"], sizes: Sequence[int], steps: list[int]) -> Float64[np.ndarray, "..."]:
+    """Count the cases with each combination of answers to some steps, among those with all of them."""
+    known = labels[(labels[:, steps] != NOT_ANNOTATED).all(axis=1)]
+    counts = np.zeros([sizes[step] for step in steps])
+    np.add.at(counts, tuple(known[:, step] for step in steps), 1)
+    return counts
+
+
+def _share(labels: Int[np.ndarray, "case step"], sizes: Sequence[int], step: int) -> Float64[np.ndarray, "answer"]:
+    counts = _count(labels, sizes, [step]) + 1
+    return counts / counts.sum()
+
+
+def _condition(
+    labels: Int[np.ndarray, "case step"], sizes: Sequence[int], steps: list[int], base: Float64[np.ndarray, "..."]
+) -> Float64[np.ndarray, "..."]:
+    """Return P(answer of the last of some steps | answers of the others), smoothed towards `base`."""
+    counts = _count(labels, sizes, steps)
+    return (counts + _SMOOTHING * base) / (counts.sum(axis=-1, keepdims=True) + _SMOOTHING)
+
+
+def _span(labels: Int[np.ndarray, "case step"], sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Return (parent, child) of the tree of most mutual information given the last step (Prim's algorithm)."""
+    steps = range(len(sizes) - 1)
+    worth = {
+        pair: _information(_count(labels, sizes, [len(sizes) - 1, *pair])) for pair in itertools.combinations(steps, 2)
+    }
+    inside, edges = [0][: len(steps)], list[tuple[int, int]]()
+    while len(inside) < len(steps):
+        outside = [step for step in steps if step not in inside]
+        edge = max(itertools.product(inside, outside), key=lambda edge: worth[min(edge), max(edge)])
+        edges.append(edge)
+        inside.append(edge[1])
+    return edges
+
+
+def _information(counts: Float64[np.ndarray, "last answer other"]) -> float:
+    """Return the information that two steps' answers have of each other, given the last step's, in nats times cases."""
+    totals = counts.sum(axis=(1, 2), keepdims=True)
+    independent = counts.sum(axis=1, keepdims=True) * counts.sum(axis=2, keepdims=True)
+    ratio = np.divide(counts * totals, independent, out=np.ones_like(counts), where=independent > 0)
+    return float((counts * np.log(np.where(counts > 0, ratio, 1.0))).sum())
+
+
+Evidence = Sequence[Float64[np.ndarray, "case answer"]]
+"""For each step, the logarithm of what is known of its answer."""
+
+
+def infer(tree: AnswerTree, evidence: Evidence) -> tuple[Pairs, Float64[np.ndarray, "case"]]:
+    """Return the pairs of each step and the last one, and the logarithm of the evidence's probability.
+
+    Messages go from the leaves to the root for each answer of the last step, and joint distributions back.
+    """
+    tops = [logs.max(axis=1) for logs in evidence]
+    *of_steps, of_last = (np.exp(logs - top[:, None]) for logs, top in zip(evidence, tops, strict=True))
+    beliefs = [np.broadcast_to(known, (len(tree.last), *known.shape)) for known in of_steps]
+    prior, total = tree.last[:, None, None] * of_last.T[:, :, None], sum(tops)
+    messages = dict[int, Float64[np.ndarray, "last case parent"]]()
+    for step in reversed(tree.order):  # arrays are [last answer, case, answer]
+        message = beliefs[step] @ tree.tables[step].transpose(0, 2, 1)
+        scale = np.maximum(message.max(axis=(0, 2)), _TINY)
+        messages[step], total = message / scale[:, None], total + np.log(scale)
+        parent = tree.parents[step]
+        if parent is not None:
+            beliefs[parent] = beliefs[parent] * messages[step]
+    posterior = prior * messages[tree.order[0]] if tree.order else prior
+    scale = np.maximum(posterior.sum(axis=(0, 2)), _TINY)
+    posterior, total = posterior / scale[:, None], total + np.log(scale)
+    joints = dict[int, Float64[np.ndarray, "last case answer"]]()
+    for step in tree.order:
+        parent = tree.parents[step]
+        above = posterior if parent is None else joints[parent]
+        joints[step] = (above / np.maximum(messages[step], _TINY)) @ tree.tables[step] * beliefs[step]
+        joints[step] /= np.maximum(joints[step].sum(axis=(0, 2)), _TINY)[:, None]
+    pairs = [joints[step].transpose(1, 2, 0) for step in range(len(of_steps))]
+    return [*pairs, posterior.transpose(1, 2, 0) * np.eye(len(tree.last))], total
+
+
+@dataclasses.dataclass(frozen=True)
+class JointModel:
+    """What answers go together, and how much a network's reading counts beside given answers.
+
+    Attributes:
+      temperatures: divisors of each step's logits.
+      weights: for each step w_s of the module's formula.
+    """
+
+    tree: AnswerTree
+    temperatures: tuple[float, ...]
+    weights: tuple[float, ...]
+
+    def calibrate(self, logits: Float[np.ndarray, "case step answer"]) -> Evidence:
+        """Return the logarithms of the network's distributions P_s."""
+        steps = []
+        for step, size in enumerate(self.tree.sizes):
+            own = logits[:, step, :size].astype(np.float64) / self.temperatures[step]
+            own = own - own.max(axis=1, keepdims=True)
+            steps.append(np.maximum(own - np.log(np.exp(own).sum(axis=1, keepdims=True)), _LEAST_LOG))
+        return steps
+
+    def weigh(self, own: Evidence) -> Evidence:
+        """Return the picture's evidence log U_s beside a certain answer."""
+        shares = zip(own, self.tree.marginals, self.weights, strict=True)
+        return [weight * (logs - np.log(marginal)) for logs, marginal, weight in shares]
+
+    def join(self, logits: Float[np.ndarray, "case step answer"]) -> "JointReader":
+        """Return the reader of cases from logits of a pass without given answers."""
+        own = self.calibrate(logits)
+        weighed = self.weigh(own)
+        return JointReader(self.tree, match_marginals(self.tree, own, start=weighed), weighed)
+
+
+_LEAST_LOG = -25.0  # of a network's probability, so that no given answer is impossible beside it
+_MOST_SWEEPS, _CLOSE = 50, 1e-3
+
+
+def match_marginals(tree: AnswerTree, own: Evidence, *, start: Evidence) -> Evidence:
+    """Return the evidence under which each step's distribution is its own one, up to `_CLOSE` in total variation.
+
+    Steps take turns (iterative proportional fitting); the last step comes last, whose distribution is exact. A case
+    stops when it is close, so that its evidence does not depend on the other cases.
+    """
+    evidence, left = [logs.copy() for logs in start], np.arange(len(own[0]))
+    for _ in range(_MOST_SWEEPS):
+        tried, largest = [logs[left] for logs in evidence], np.zeros(len(left))
+        for step, logs in enumerate(own):
+            found = infer(tree, tried)[0][step].sum(axis=2)
+            largest = np.maximum(largest, np.abs(found - np.exp(logs[left])).sum(axis=1) / 2)
+            tried[step] = tried[step] + logs[left] - np.log(np.maximum(found, _TINY))
+        for logs, changed in zip(evidence, tried, strict=True):
+            logs[left] = changed
+        left = left[largest >= _CLOSE]
+        if not len(left):
+            break
+    return evidence
+
+
+@dataclasses.dataclass(frozen=True)
+class JointReader:
+    """Reads cases, whose pictures a network has read, under given answers.
+
+    Attributes:
+      alone: log U_s without given answers.
+      beside: log U_s beside certain answers.
+    """
+
+    tree: AnswerTree
+    alone: Evidence
+    beside: Evidence
+
+    def __call__(
+        self, given: Float[np.ndarray, "variant case step answer"]
+    ) -> Float64[np.ndarray, "variant case step answer"]:
+        """Return each step's distribution given the answers to the other steps; 0 beyond a step's own answers."""
+        return np.stack([self._read(of_variant) for of_variant in given])
+
+    def look_ahead(self, given: Float[np.ndarray, "case step answer"]) -> Pairs:
+        """Return P(answer) of each step as it is read now, times P(last step's answer) as it is read with that answer.
+
+        From one certain answer on this is the joint distribution of both.
+        """
+        now = infer(self.tree, self._add(given, slice(None)))[0]
+        following = infer(self.tree, self._add(given, slice(None), share=np.ones((len(given), 1))))[0]
+        return [
+            pair.sum(axis=2, keepdims=True) * ahead / np.maximum(ahead.sum(axis=2, keepdims=True), _TINY)
+            for pair, ahead in zip(now, following, strict=True)
+        ]
+
+    def _read(self, given: Float[np.ndarray, "case step answer"]) -> Float64[np.ndarray, "case step answer"]:
+        read = np.zeros(given.shape)
+        pairs = infer(self.tree, self._add(given, slice(None)))[0]
+        for step, size in enumerate(self.tree.sizes):
+            read[:, step, :size] = pairs[step].sum(axis=2)
+            told = np.flatnonzero(given[:, step].any(axis=1))
+            if len(told):
+                without = given[told]
+                without[:, step] = 0
+                read[told, step, :size] = infer(self.tree, self._add(without, told))[0][step].sum(axis=2)
+        return read
+
+    def _add(
+        self,
+        given: Float[np.ndarray, "case step answer"],
+        cases: slice | np.ndarray,
+        share: Float64[np.ndarray, "case 1"] | None = None,
+    ) -> Evidence:
+        """Return the evidence of picture and given answers; `share` of `beside` is that of the answers if None."""
+        evidence = []
+        if share is None:
+            share = np.minimum(count_given(given, self.tree.sizes), 1.0)[:, None]
+        for step, (alone, beside) in enumerate(zip(self.alone, self.beside, strict=True)):
+            told = given[:, step, : alone.shape[1]].astype(np.float64)
+            with np.errstate(divide="ignore"):
+                likelihood = np.where(told.any(axis=1, keepdims=True), np.log(told), 0.0)
+            evidence.append((1 - share) * alone[cases] + share * beside[cases] + likelihood)
+        return evidence
+
+
+def count_given(given: Float[np.ndarray, "case step answer"], sizes: Sequence[int]) -> Float64[np.ndarray, "case"]:
+    """Return the number of given answers; one with the entropy H of n options counts as 1 - H / log n."""
+    total = np.zeros(len(given))
+    for step, size in enumerate(sizes):
+        told = given[:, step, :size].astype(np.float64)
+        entropy = -(told * np.log(np.where(told > 0, told, 1.0))).sum(axis=1)
+        total += np.where(told.any(axis=1), np.maximum(1 - entropy / np.log(max(size, 2)), 0.0), 0.0)
+    return total
+
+
+def name_joined(model: str) -> str:
+    """Return the name under which calibration and operating points of a network's joint reading are kept."""
+    return f"{model}, joined"
+
+
+def add_joined(split: Split, joints: Mapping[str, JointModel]) -> Split:
+    """Return the split with the joint readings of its networks, as log-probabilities, beside their logits."""
+    logits = dict(split.predictions.logits)
+    for model, joint in joints.items():
+        own = split.predictions.logits[model]
+        nothing = np.zeros((1, *own.shape[:2], max(joint.tree.sizes)))
+        logits[name_joined(model)] = np.log(np.maximum(joint.join(own)(nothing)[0], 1e-30)).astype(np.float32)
+    return split.change(logits=logits)
+
+
+def as_evidence(
+    labels: Int[np.ndarray, "... step"], sizes: Sequence[int], *, reliability: float = 1.0
+) -> Float64[np.ndarray, "... step answer"]:
+    """Return labels as given answers: r for the label, (1 - r) / (n - 1) for each other; zeros without a label."""
+    answers, counts = np.arange(max(sizes)), np.asarray(sizes)[:, None]
+    others = (1 - reliability) / np.maximum(counts - 1, 1) * (answers < counts)
+    given = np.where(labels[..., None] == answers, reliability, others)
+    return np.where(labels[..., None] < 0, 0.0, given)
+
+
+# Fit the weights on validation cases.
+
+
+_MOST_FITTED = 1000
+"""Largest number of validation cases on which weights are fitted."""
+_NUM_DRAWS = 2  # of given answers, for each case
+_LARGEST_WEIGHT = 2.0
+_RIDGE = 5.0  # of squared distances to the best common weight, over the number of answers; decides with few cases
+_COMMON = (0.1, 0.2, 0.35, 0.5, 0.7, 1.0)
+
+
+def draw_given(labels: Int[np.ndarray, "case step"], *, seed: int) -> Int[np.ndarray, "case step"]:
+    """Return the labels of a random subset of each case's steps, one to all but one; other labels are missing."""
+    draw, num_steps = np.random.default_rng(seed), labels.shape[1]
+    num_given = draw.integers(1, max(num_steps, 2), size=len(labels))
+    order = draw.permuted(np.tile(np.arange(num_steps), (len(labels), 1)), axis=1)
+    return np.where(order < num_given[:, None], labels, NOT_ANNOTATED)
+
+
+def fit_joint(
+    tree: AnswerTree,
+    logits: Float[np.ndarray, "case step answer"],
+    labels: Int[np.ndarray, "case step"],
+    *,
+    temperatures: Sequence[float],
+    seed: int = 0,
+) -> JointModel:
+    """Fit the weights on validation cases by the mean log-probability of answers, given random subsets of the others.
+
+    Args:
+      tree: of training labels.
+      logits: of a pass without given answers.
+      temperatures: fitted on the same cases.
+    """
+    from scipy.optimize import minimize  # takes a quarter of a second to import
+
+    if len(labels) > _MOST_FITTED:
+        chosen = np.sort(np.random.default_rng(seed).permutation(len(labels))[:_MOST_FITTED])
+        logits, labels = logits[chosen], labels[chosen]
+    told = np.concatenate([draw_given(labels, seed=seed + number) for number in range(_NUM_DRAWS)])
+    labels, logits = np.tile(labels, (_NUM_DRAWS, 1)), np.tile(logits, (_NUM_DRAWS, 1, 1))
+    given, free = as_evidence(told, tree.sizes), (told == NOT_ANNOTATED) & (labels != NOT_ANNOTATED)
+    free &= (told != NOT_ANNOTATED).any(axis=1, keepdims=True)
+    model = JointModel(tree, tuple(temperatures), (_COMMON[0],) * len(tree.sizes))
+    if not free.any():
+        return model
+    own = model.calibrate(logits)
+
+    def loss(weights: Float64[np.ndarray, "step"]) -> float:
+        weighed = dataclasses.replace(model, weights=tuple(weights.tolist())).weigh(own)
+        pairs = JointReader(tree, weighed, weighed).look_ahead(given)
+        return -score_answers([pair.sum(axis=2) for pair in pairs], labels, free)
+
+    start = min((np.full(len(tree.sizes), weight) for weight in _COMMON), key=loss)
+    found = minimize(
+        lambda weights: loss(weights) + _RIDGE * float(((weights - start) ** 2).sum()) / int(free.sum()),
+        start,
+        method="L-BFGS-B",
+        bounds=[(0.0, _LARGEST_WEIGHT)] * len(tree.sizes),
+        options={"maxiter": 15},
+    )
+    return dataclasses.replace(model, weights=tuple(found.x.tolist()))
+
+
+def score_answers(
+    steps: Sequence[Float64[np.ndarray, "case answer"]],
+    labels: Int[np.ndarray, "case step"],
+    counted: Int[np.ndarray, "case step"],
+) -> float:
+    """Return the mean log-probability of the labels that count."""
+    chosen = [
+        shares[np.arange(len(labels)), np.maximum(labels[:, step], 0)][counted[:, step]]
+        for step, shares in enumerate(steps)
+    ]
+    return float(np.log(np.maximum(np.concatenate(chosen), _TINY)).mean())
+
+
+# Joint models on disk, as JSON: one tree of answers, and weights for each network.
+
+
+_LAYOUT = "stepcot_jax joint model 1"
+_MAX_BYTES = 2**26
+
+_Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+_Weight = Annotated[float, msgspec.Meta(ge=0, le=2)]
+_Temperature = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+
+
+class _FileStep(msgspec.Struct, frozen=True):
+    name: str
+    options: tuple[str, ...]
+    parent: int | None
+    table: list[list[list[_Share]]]
+
+
+class _FileModel(msgspec.Struct, frozen=True):
+    temperatures: list[_Temperature]
+    weights: list[_Weight]
+
+
+class _File(msgspec.Struct, frozen=True):
+    layout: str
+    steps: list[_FileStep]
+    models: dict[str, _FileModel]
+
+
+def write_joints(path: str | os.PathLike[str], joints: Mapping[str, JointModel], chain: Chain) -> None:
+    """Write the joint models of a run's networks, which share their tree, atomically."""
+    tree = next(iter(joints.values())).tree
+    tables, parents = [*tree.tables, tree.last[None, None]], [*tree.parents, None]
+    steps = [
+        {"name": step.name, "options": list(step.options), "parent": parent, "table": table.tolist()}
+        for step, parent, table in zip(chain.steps, parents, tables, strict=True)
+    ]
+    models = {
+        name: {
+            "temperatures": list(joint.temperatures),
+            "weights": list(joint.weights),
+        }
+        for name, joint in joints.items()
+    }
+    write_json(path, {"layout": _LAYOUT, "steps": steps, "models": models})
+
+
+def read_joint(path: str | os.PathLike[str], chain: Chain, *, model: str) -> JointModel | None:
+    """Read a network's joint model; None if there is no such file, or it has none of this network."""
+    if not pathlib.Path(path).exists():
+        return None
+    file = read_json(path, _File, accepted="expected the joint.json of a run", max_bytes=_MAX_BYTES)
+    if file.layout != _LAYOUT:
+        raise BadInput(f"{path}, 'layout': {file.layout[:80]!r} is not {_LAYOUT!r}")
+    difference = describe_difference([(step.name, step.options) for step in file.steps], chain)
+    if difference:
+        raise BadInput(f"{path}: joint model of another chain: {difference}")
+    *steps, last = file.steps
+    tree = AnswerTree(
+        _read_table(path, last, (1, 1, chain.steps[-1].num_answers))[0, 0],
+        tuple(step.parent for step in steps),
+        tuple(_read_table(path, step, _shape(path, step, steps, chain)) for step in steps),
+    )
+    if last.parent is not None or sorted(tree.order) != list(range(len(steps))):
+        raise BadInput(f"{path}, 'parent': {[*tree.parents, last.parent]} are not a tree of the steps before the last")
+    if model not in file.models:
+        return None
+    stored = file.models[model]
+    for field in ("temperatures", "weights"):
+        if len(getattr(stored, field)) != chain.num_steps:
+            found = len(getattr(stored, field))
+            raise BadInput(f"{path}, {model!r}, {field!r}: found {found} numbers, expected {chain.num_steps}")
+    return JointModel(tree, tuple(stored.temperatures), tuple(stored.weights))
+
+
+def _shape(
+    path: str | os.PathLike[str], step: _FileStep, steps: Sequence[_FileStep], chain: Chain
+) -> tuple[int, int, int]:
+    if step.parent is not None and not 0 <= step.parent < len(steps):
+        raise BadInput(f"{path}, {step.name!r}, 'parent': {step.parent} is not null or 0 to {len(steps) - 1}")
+    num_parent = 1 if step.parent is None else len(steps[step.parent].options)
+    return chain.steps[-1].num_answers, num_parent, len(step.options)
+
+
+def _read_table(
+    path: str | os.PathLike[str], step: _FileStep, shape: tuple[int, int, int]
+) -> Float64[np.ndarray, "last parent answer"]:
+    if len(step.table) != shape[0] or any(len(rows) != shape[1] for rows in step.table):
+        raise BadInput(f"{path}, {step.name!r}, 'table': expected {shape[0]} times {shape[1]} rows")
+    if any(len(row) != shape[2] or abs(sum(row) - 1) > _TOLERANCE for rows in step.table for row in rows):
+        raise BadInput(f"{path}, {step.name!r}, 'table': expected rows of {shape[2]} shares that sum to 1")
+    return np.array(step.table)

@@ -1,0 +1,107 @@
+"""Baselines without a picture: naive Bayes by hand, and the choice between them on validation cases."""
+
+import numpy as np
+import pytest
+
+from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
+from stepcot_jax.evaluation.counting import (
+    Counting,
+    NaiveBayes,
+    PriorReader,
+    choose_counting,
+    correction_curve,
+    describe_corrections,
+    fit_joints,
+    measure_corrections,
+)
+from stepcot_jax.evaluation.interventions import as_distributions, look_ahead
+from stepcot_jax.evaluation.joint import as_evidence, learn_tree
+from stepcot_jax.evaluation.predictions import Predictions
+
+CHAIN = Chain((Step("A", "A?", ("one", "two")), Step("B", "B?", ("up", "down", "off")), Step("C", "C?", ("yes", "no"))))
+SIZES = CHAIN.answers_per_step
+RNG = np.random.default_rng(0)
+
+
+def draw(num_cases, follow=0.9):
+    """C is decided by A in most cases, and by B in none."""
+    first, second = RNG.integers(0, 2, num_cases), RNG.integers(0, 3, num_cases)
+    third = np.where(RNG.random(num_cases) < follow, first, 1 - first)
+    return np.stack([first, second, third], axis=1).astype(np.int32)
+
+
+def draw_parity(num_cases):
+    """C is A, or not A where B is up: neither alone says anything of it."""
+    labels = draw(num_cases)
+    labels[:, 1] = RNG.integers(0, 2, num_cases)
+    labels[:, 2] = labels[:, 0] ^ labels[:, 1]
+    return labels
+
+
+def share(labels, asked, of, step):
+    """P(answer of a step | answer `of` to the asked one), smoothed as the module says."""
+    known = labels[(labels[:, asked] == of) & (labels[:, step] >= 0), step]
+    shares = np.bincount(labels[labels[:, step] >= 0, step], minlength=SIZES[step]) + 1
+    return (np.bincount(known, minlength=SIZES[step]) + 2 * shares / shares.sum()) / (len(known) + 2)
+
+
+def test_naive_bayes_is_the_product_by_hand():
+    labels = draw(300)
+    labels[:20, 1] = NOT_ANNOTATED
+    given = np.zeros((1, 4, 3, 3), np.float32)
+    given[0, 1:, 0, 1], given[0, 2:, 1, 2], given[0, 3, 0] = 1, 1, (0.7, 0.3, 0)
+    read = NaiveBayes(labels, CHAIN)(given)[0, :, 2]
+    prior = (np.bincount(labels[:, 2]) + 1) / (len(labels) + 2)
+    of_first, of_second = (np.stack([share(labels, 2, of, step) for of in range(2)]) for step in (0, 1))
+    likelihoods = [
+        np.ones(2), of_first[:, 1], of_first[:, 1] * of_second[:, 2], (of_first @ [0.7, 0.3]) * of_second[:, 2]
+    ]  # fmt: skip
+    for found, likelihood in zip(read, likelihoods, strict=True):
+        np.testing.assert_allclose(found[:2], prior * likelihood / (prior * likelihood).sum())
+        assert found[2] == 0
+    assert read[1, 1] == pytest.approx(0.9, abs=0.05)
+    pairs = look_ahead(NaiveBayes(labels, CHAIN), given[0, :1], CHAIN)
+    np.testing.assert_allclose(pairs[0][0], of_first.T * prior)
+
+
+def test_the_baseline_is_the_one_that_is_right_more_often_on_validation():
+    simple, parity = draw(3000), draw_parity(3000)
+    for training, validation, expected in (
+        (parity, draw_parity(400), "joint model"),
+        (simple, draw(400), "naive Bayes"),
+    ):
+        tree = learn_tree(training, SIZES)
+        found = choose_counting(tree, training, validation, CHAIN)
+        assert found.name == expected
+    curve = correction_curve(PriorReader(learn_tree(parity, SIZES)), draw_parity(400), CHAIN)
+    assert curve[2] == 1
+    assert curve[0] < 0.6
+    assert np.isnan(correction_curve(PriorReader(tree), np.full((3, 3), NOT_ANNOTATED), CHAIN)).all()
+
+
+def test_joint_readings_and_the_baseline_are_measured_on_the_same_cases():
+    training, labels = draw(2000, follow=0.7), draw(500, follow=0.7)
+    logits = np.where(np.arange(3) < np.array(SIZES)[:, None], 0.0, -1e9) + np.zeros((500, 3, 3))
+    told = np.where(RNG.random(500) < 0.8, labels[:, 2], 1 - labels[:, 2])
+    logits[:, 2] += 1.4 * as_distributions(told[:, None], CHAIN)[:, 0]
+    predictions = Predictions(np.arange(500), labels, {"student": logits.astype(np.float32)})
+    tree = learn_tree(training, SIZES)
+    joints = fit_joints(tree, predictions, ["student"], CHAIN)
+    counting = Counting("naive Bayes", NaiveBayes(training, CHAIN))
+    found = measure_corrections(predictions, joints, counting, CHAIN)
+    own, without = found["joined"]["student"], found["without_picture"]
+    assert own[0] == pytest.approx((told == labels[:, 2]).mean())
+    assert own[1] > without[1] > without[0]
+    lines = describe_corrections(found, CHAIN)
+    assert lines[0].startswith(f"student, joint reading: C right after 0, 1, ... true answers {100 * own[0]:.1f} ")
+    assert lines[1].startswith("naive Bayes without the picture: C right")
+    assert describe_corrections(measure_corrections(predictions, {}, counting, CHAIN), CHAIN) == []
+
+
+def test_a_hesitant_answer_weighs_less():
+    read = NaiveBayes(draw(2000), CHAIN)
+    told = np.array([[1, NOT_ANNOTATED, NOT_ANNOTATED]])
+    sure, unsure, nothing = (
+        read(as_evidence(told, SIZES, reliability=reliability)[None])[0, 0, 2, 1] for reliability in (1.0, 0.7, 0.5)
+    )
+    assert sure > unsure > nothing == pytest.approx(read(np.zeros((1, 1, 3, 3)))[0, 0, 2, 1])

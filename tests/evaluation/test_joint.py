@@ -1,0 +1,307 @@
+"""The joint model against sums over all chains, and against worlds whose posterior is known."""
+
+import dataclasses
+import itertools
+import json
+
+import numpy as np
+import pytest
+from scipy.special import log_softmax, softmax
+
+from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
+from stepcot_jax.evaluation.joint import (
+    AnswerTree,
+    JointModel,
+    JointReader,
+    add_joined,
+    as_evidence,
+    count_given,
+    draw_given,
+    fit_joint,
+    infer,
+    learn_tree,
+    name_joined,
+    read_joint,
+    write_joints,
+)
+from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions
+from stepcot_jax.host.errors import BadInput
+
+SIZES = (3, 2, 4, 3)
+CHAIN = Chain(tuple(Step(f"S{step}", "?", tuple("ABCD"[:size])) for step, size in enumerate(SIZES)))
+CHAINS = list(itertools.product(*map(range, SIZES)))
+RNG = np.random.default_rng(1)
+
+
+def draw_labels(num_cases=200):
+    """Step 1 follows the last one, step 2 follows steps 0 and the last one, both with errors."""
+    labels = np.stack([RNG.integers(size, size=num_cases) for size in SIZES], axis=1)
+    labels[:, 1] = np.where(RNG.random(num_cases) < 0.8, labels[:, 3] % 2, labels[:, 1])
+    labels[:, 2] = np.where(RNG.random(num_cases) < 0.7, (labels[:, 0] + labels[:, 3]) % 4, labels[:, 2])
+    return labels
+
+
+LABELS = draw_labels()
+TREE = learn_tree(LABELS, SIZES)
+MODEL = JointModel(TREE, (0.7, 1.0, 1.3, 0.5), (0.6, 0.2, 1.0, 0.3))
+LOGITS = RNG.normal(size=(6, 4, 4)) * 2
+
+
+def probability(tree, chain):
+    shares = [
+        tree.tables[step][chain[-1], 0 if parent is None else chain[parent], chain[step]]
+        for step, parent in enumerate(tree.parents)
+    ]
+    return tree.last[chain[-1]] * np.prod(shares)
+
+
+def sum_chains(tree, factors):
+    """P(step, last step) of each step, by a sum over all chains, and the total; factors: for each step [answer]."""
+    weights = np.array(
+        [
+            probability(tree, chain) * np.prod([factor[answer] for factor, answer in zip(factors, chain, strict=True)])
+            for chain in CHAINS
+        ]
+    )
+    pairs = [np.zeros((size, SIZES[-1])) for size in SIZES]
+    for chain, weight in zip(CHAINS, weights / weights.sum(), strict=True):
+        for step, answer in enumerate(chain):
+            pairs[step][answer, chain[-1]] += weight
+    return pairs, weights.sum()
+
+
+def some_given():
+    told = np.full((6, 4), NOT_ANNOTATED)
+    told[1, 0], told[2, :3], told[3, 3] = 2, (1, 0, 3), 1
+    given = as_evidence(told, SIZES)
+    given[4, 1, :2], given[5, 2] = (0.8, 0.2), (0.1, 0.6, 0.1, 0.2)
+    return given
+
+
+def test_messages_give_the_sums_over_all_chains():
+    assert sum(probability(TREE, chain) for chain in CHAINS) == pytest.approx(1)
+    evidence = [RNG.normal(size=(5, size)) * 3 for size in SIZES]
+    evidence[0][2] = (-np.inf, 0, -np.inf)  # a certain answer
+    pairs, totals = infer(TREE, evidence)
+    for case in range(5):
+        expected, total = sum_chains(TREE, [np.exp(logs[case]) for logs in evidence])
+        assert totals[case] == pytest.approx(np.log(total))
+        for found, own in zip(pairs, expected, strict=True):
+            np.testing.assert_allclose(found[case], own, atol=1e-12)
+    for found, own in zip(TREE.marginals, sum_chains(TREE, [np.ones(size) for size in SIZES])[0], strict=True):
+        np.testing.assert_allclose(found, own.sum(axis=1))
+
+
+def test_tables_are_smoothed_counts_and_missing_answers_enter_none():
+    labels = np.array([[0, 0, 0, 0], [0, 1, 0, 0], [2, 1, 3, 1], [NOT_ANNOTATED, 1, 2, 1], [1, 0, 1, NOT_ANNOTATED]])
+    tree = learn_tree(labels, SIZES)
+    np.testing.assert_allclose(tree.last, np.array([3, 3, 1]) / 7)
+    root = tree.order[0]
+    shares = np.bincount(labels[labels[:, root] >= 0, root], minlength=SIZES[root]) + 1
+    shares = shares / shares.sum()
+    with_first = labels[(labels[:, 3] == 0) & (labels[:, root] >= 0), root]
+    expected = (np.bincount(with_first, minlength=SIZES[root]) + 2 * shares) / (len(with_first) + 2)
+    np.testing.assert_allclose(tree.tables[root][0, 0], expected)
+    for step, parent in enumerate(tree.parents):
+        np.testing.assert_allclose(tree.tables[step].sum(axis=-1), 1)
+        assert (tree.tables[step] > 0).all()
+        if parent is not None:  # no case has this pair of answers: the row without the parent
+            unseen = ~((labels[:, 3] == 2) & (labels[:, parent] >= 0)).any()
+            assert unseen
+            np.testing.assert_allclose(tree.tables[step][2], np.tile(tree.tables[step][2, :1], (SIZES[parent], 1)))
+
+
+def test_the_tree_joins_the_steps_that_depend_on_each_other():
+    labels = draw_labels(3000)
+    assert (0, 2) in {tuple(sorted((step, parent))) for step, parent in enumerate(learn_tree(labels, SIZES).parents) if
+                      parent is not None}  # fmt: skip
+    alone = learn_tree(labels[:, 3:], SIZES[3:])
+    assert (alone.parents, alone.order) == ((), ())
+    pairs, _ = infer(alone, [np.log([[0.2, 0.5, 0.3]])])
+    np.testing.assert_allclose(pairs[0][0].sum(axis=1), softmax(np.log([0.2, 0.5, 0.3]) + np.log(alone.last)))
+
+
+def test_without_given_answers_each_step_is_the_networks_own():
+    read = MODEL.join(LOGITS)(np.zeros((1, 6, 4, 4)))[0]
+    for step, size in enumerate(SIZES):
+        own = softmax(LOGITS[:, step, :size] / MODEL.temperatures[step], axis=1)
+        np.testing.assert_allclose(read[:, step, :size], own, atol=2e-3)
+        assert not read[:, step, size:].any()
+    np.testing.assert_allclose(read[:, -1, :3], softmax(LOGITS[:, -1, :3] / 0.5, axis=1), atol=1e-9)
+
+
+def test_a_reading_does_not_depend_on_the_other_cases():
+    logits, given = RNG.normal(size=(40, 4, 4)) * 5, np.zeros((1, 40, 4, 4))
+    together = MODEL.join(logits)(given)[0]
+    apart = [MODEL.join(logits[case : case + 1])(given[:, :1])[0, 0] for case in range(40)]
+    np.testing.assert_allclose(together, apart, rtol=1e-9)
+
+
+def test_a_reading_under_given_answers_is_the_sum_over_all_chains():
+    given, reader = some_given(), MODEL.join(LOGITS)
+    read, pairs = reader(given[None])[0], reader.look_ahead(given)
+    share = np.minimum(count_given(given, SIZES), 1)
+    assert share[[0, 1, 2, 3]].tolist() == [0, 1, 1, 1]
+    assert 0 < share[5] < share[4] < 1
+    for case in (1, 2, 3):
+        own = [log_softmax(LOGITS[case, step, :size] / MODEL.temperatures[step]) for step, size in enumerate(SIZES)]
+        pictures = [
+            np.exp(weight * (logs - np.log(shares)))
+            for logs, shares, weight in zip(own, TREE.marginals, MODEL.weights, strict=True)
+        ]
+        told = [np.where(given[case, step].any(), given[case, step, :size], 1) for step, size in enumerate(SIZES)]
+        both = [picture * likelihood for picture, likelihood in zip(pictures, told, strict=True)]
+        for step, expected in enumerate(sum_chains(TREE, both)[0]):
+            np.testing.assert_allclose(pairs[step][case], expected, atol=1e-9)
+            found = read[case, step, : SIZES[step]]
+            others = [*both[:step], pictures[step], *both[step + 1 :]]
+            if np.delete(given[case], step, axis=0).any():
+                np.testing.assert_allclose(found, sum_chains(TREE, others)[0][step].sum(axis=1), atol=1e-9)
+            else:  # nothing is given to the other steps: the network's own
+                np.testing.assert_allclose(found, np.exp(own[step]), atol=2e-3)
+
+
+@pytest.mark.parametrize("step", range(3))
+def test_looking_ahead_names_the_reading_that_follows_an_answer(step):
+    reader, given = MODEL.join(LOGITS), some_given()
+    given[:, step] = 0
+    pair, now = reader.look_ahead(given)[step], reader(given[None])[0, :, step, : SIZES[step]]
+    np.testing.assert_allclose(pair.sum(axis=2), now, atol=1e-9)
+    for answer in range(SIZES[step]):
+        told = given.copy()
+        told[:, step] = np.eye(4)[answer]
+        last = reader(told[None])[0, :, -1, : SIZES[-1]]
+        asked = ~given[:, -1].any(axis=1)  # a given last step is read without its answer
+        np.testing.assert_allclose(
+            (pair[:, answer] / pair[:, answer].sum(axis=1, keepdims=True))[asked], last[asked], atol=1e-9
+        )
+
+
+@pytest.mark.parametrize("steps", [(0,), (2, 1), (0, 1, 2, 3)])
+def test_an_answer_of_reliability_one_over_n_leaves_a_reading_unchanged(steps):
+    reader, given = MODEL.join(LOGITS), np.zeros((6, 4, 4))
+    plain, pairs = reader(given[None]), reader.look_ahead(given)
+    labels = np.full((6, 4), NOT_ANNOTATED)
+    for step in steps:
+        labels[:, step] = 1
+        given[:, step] = as_evidence(labels, SIZES, reliability=1 / SIZES[step])[:, step]
+        labels[:, step] = NOT_ANNOTATED
+    assert given.any()
+    np.testing.assert_allclose(reader(given[None]), plain, atol=1e-6)
+    for found, expected in zip(reader.look_ahead(given), pairs, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_evidence_of_labels_is_their_reliability():
+    given = as_evidence(np.array([[1, NOT_ANNOTATED, 3, 0]]), SIZES, reliability=0.7)
+    np.testing.assert_allclose(given[0, 0], [0.15, 0.7, 0.15, 0])
+    assert not given[0, 1].any()
+    np.testing.assert_allclose(given[0, 2], [0.1, 0.1, 0.1, 0.7])
+    drawn = draw_given(LABELS, seed=0)
+    counts = (drawn != NOT_ANNOTATED).sum(axis=1)
+    assert set(counts.tolist()) == {1, 2, 3}
+    assert ((drawn == LABELS) | (drawn == NOT_ANNOTATED)).all()
+
+
+def draw_world(num_cases, *, noise, copies):
+    """Labels, and calibrated readings of a picture that all steps see with the same error."""
+    labels = draw_labels(num_cases)
+    seen = np.where(RNG.random(num_cases) < noise, RNG.integers(3, size=num_cases), labels[:, 3])
+    logits = np.zeros((num_cases, 4, 4))
+    of_picture = np.log(np.eye(3) * (1 - noise) + noise / 3)[seen]
+    logits[:, 3, :3] = of_picture
+    if copies:  # step 1 says again what the last step says of the same picture
+        table = np.stack([np.bincount(labels[labels[:, 3] == last, 1], minlength=2) for last in range(3)]) + 1
+        logits[:, 1, :2] = np.log(softmax(of_picture, axis=1) @ (table / table.sum(axis=1, keepdims=True)))
+    logits[:, 0, :3], logits[:, 2] = np.log(TREE_OF_WORLD.marginals[0]), np.log(TREE_OF_WORLD.marginals[2])
+    return labels, logits
+
+
+TREE_OF_WORLD = learn_tree(draw_labels(20_000), SIZES)
+
+
+def accuracy(reader, labels, given_step):
+    told = np.where(np.arange(4) == given_step, labels, NOT_ANNOTATED)
+    read = reader(as_evidence(told, SIZES)[None])[0, :, -1]
+    return (read.argmax(axis=1) == labels[:, -1]).mean()
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_weights_count_a_picture_once(copies):
+    """What two steps say of one picture is one piece of evidence: their weights share it."""
+    labels, logits = draw_world(1500, noise=0.5, copies=copies)
+    found = fit_joint(TREE_OF_WORLD, logits, labels, temperatures=(1.0,) * 4)
+    assert found.weights[3] == pytest.approx(1.0, abs=0.35 if not copies else 0.6)
+    fresh, of_fresh = draw_world(6000, noise=0.5, copies=copies)
+    joined, blind = found.join(of_fresh), dataclasses.replace(found, weights=(0.0,) * 4).join(of_fresh)
+    twice = dataclasses.replace(found, weights=(2.0,) * 4).join(of_fresh)
+    for step in (1, 2):
+        assert accuracy(joined, fresh, step) > accuracy(blind, fresh, step) + 0.05
+        assert accuracy(joined, fresh, step) > accuracy(twice, fresh, step) - 0.01
+
+
+def test_too_few_or_no_labels_leave_common_weights():
+    labels = np.full((5, 4), NOT_ANNOTATED)
+    assert fit_joint(TREE, LOGITS[:5], labels, temperatures=(1.0,) * 4).weights == (0.1,) * 4
+    few = fit_joint(TREE, LOGITS[:2], LABELS[:2], temperatures=(1.0,) * 4)
+    assert all(0 <= weight <= 2 for weight in few.weights)
+
+
+def test_joint_readings_stand_beside_the_networks():
+    facts = {"patient_id": np.array([""] * 6)}
+    split = SplitPredictions(Predictions(np.arange(6), LABELS[:6], {"student": LOGITS.astype(np.float32)}), facts)
+    found = add_joined(split, {"student": MODEL}).predictions.logits
+    assert list(found) == ["student", name_joined("student")]
+    np.testing.assert_allclose(
+        np.exp(found["student, joined"]), MODEL.join(LOGITS)(np.zeros((1, 6, 4, 4)))[0], atol=1e-6
+    )
+
+
+def test_a_model_on_disk_comes_back(tmp_path):
+    path = tmp_path / "joint.json"
+    assert read_joint(path, CHAIN, model="student") is None
+    other = dataclasses.replace(MODEL, weights=(0.0, 1.5, 0.25, 1.0))
+    write_joints(path, {"teacher": MODEL, "student": other}, CHAIN)
+    found = read_joint(path, CHAIN, model="student")
+    assert (found.temperatures, found.weights, found.tree.parents) == (other.temperatures, other.weights, TREE.parents)
+    for own, stored in zip((TREE.last, *TREE.tables), (found.tree.last, *found.tree.tables), strict=True):
+        np.testing.assert_array_equal(own, stored)
+    assert read_joint(path, CHAIN, model="baseline") is None
+    reader = JointReader(
+        AnswerTree(found.tree.last, found.tree.parents, found.tree.tables), *2 * [found.calibrate(LOGITS)]
+    )
+    assert reader(np.zeros((1, 6, 4, 4))).shape == (1, 6, 4, 4)
+
+
+def nonroot(file):
+    return next(step for step in file["steps"] if step["parent"] is not None)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda file: file.update(layout="other"), "'layout': 'other' is not 'stepcot_jax joint model 1'"),
+        (lambda file: file["steps"].pop(), "joint model of another chain: it has 3 steps, not 4"),
+        (lambda file: file["steps"][0].update(parent=9), r"'S0', 'parent': 9 is not null or 0 to 2"),
+        (lambda file: nonroot(file).update(parent=None, table=[rows[:1] for rows in nonroot(file)["table"]]),
+         "are not a tree of the steps before the last"),
+        (lambda file: file["steps"][3].update(parent=0), "are not a tree"),
+        (lambda file: file["steps"][0]["table"].pop(), "'S0', 'table': expected 3 times"),
+        (lambda file: nonroot(file)["table"][0].pop(), "'table': expected 3 times"),
+        (lambda file: file["steps"][1]["table"][0][0].__setitem__(0, 0.9999), "rows of 2 shares that sum to 1"),
+        (lambda file: file["steps"][1]["table"][0][0].append(0.5), "rows of 2 shares that sum to 1"),
+        (lambda file: file["steps"][1]["table"][0][0].__setitem__(0, 0), r"\$\.steps\[1\]\.table"),
+        (lambda file: file["models"]["student"]["weights"].pop(), "'student', 'weights': found 3 numbers, expected 4"),
+        (lambda file: file["models"]["student"]["weights"].__setitem__(0, -1), r"\.weights"),
+        (lambda file: file["models"]["student"]["temperatures"].__setitem__(0, 0), r"\.temperatures"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_used_is_named(tmp_path, edit, message):
+    path = tmp_path / "joint.json"
+    write_joints(path, {"student": MODEL}, CHAIN)
+    file = json.loads(path.read_text())
+    edit(file)
+    path.write_text(json.dumps(file))
+    with pytest.raises(BadInput, match=message) as refused:
+        read_joint(path, CHAIN, model="student")
+    assert str(path) in str(refused.value)
