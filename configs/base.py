@@ -259,6 +259,7 @@ def get_config():
     config.training.joint_epochs = 40  # job "distill": epochs of both
     config.training.teacher_learning_rate = 5e-5  # AdamW
     config.training.student_learning_rate = 1e-4  # AdamW
+    config.training.schedule = "constant"  # job "distill": or "cosine", each network's rate falls to 0 over its epochs
     config.training.weight_decay = 0.01  # decoupled, on every parameter
     config.training.adam_epsilon = 1e-8  # added to the denominator of every AdamW update
     config.training.clip_norm = 1.0  # largest global gradient norm; larger gradients are scaled down

@@ -25,7 +25,7 @@ from stepcot_jax.run.start import read_start
 from stepcot_jax.systems.options import count_updates
 from stepcot_jax.systems.step_cot import StepCoT
 from stepcot_jax.systems.updates import AnswerSchedule
-from stepcot_jax.training.optimizers import Plateau, make_optimizer
+from stepcot_jax.training.optimizers import Plateau, make_optimizer, make_rate
 from stepcot_jax.training.system import Stream, System
 
 
@@ -85,6 +85,8 @@ def _teaching(
     rates = {"teacher": training.teacher_learning_rate, "student": training.student_learning_rate}
     alone = settings.trains.names == ("teacher",)
     num_epochs = training.teacher_job_epochs if alone else training.teacher_epochs + training.joint_epochs
+    schedule = training.schedule if settings.job == "distill" else "constant"
+    epochs_of = {"teacher": num_epochs, "student": training.joint_epochs}
     return {
         "teacher": networks.teacher,
         "student": networks.student,
@@ -94,7 +96,7 @@ def _teaching(
         "remat": networks.remat,
         "optimizers": {
             name: make_optimizer(
-                learning_rate=rate,
+                learning_rate=make_rate(rate, schedule, max(epochs_of[name] * batches_per_epoch, 1)),
                 weight_decay=training.weight_decay,
                 epsilon=training.adam_epsilon,
                 clip_norm=training.clip_norm,

@@ -134,6 +134,8 @@ def _schedules(settings: Settings, key: str) -> Iterator[str]:
         yield f"config.sft.warmup_epochs={settings.sft.warmup_epochs}"
     if key == "sft.epochs" and settings.curriculum.schedule == "epochs":
         yield "config.curriculum.schedule='epochs'"
+    if key == "training.joint_epochs" and settings.training.schedule == "cosine":
+        yield "config.training.schedule='cosine'"
     if section == "training" and settings.training.given_answers == "annealed":
         yield "config.training.given_answers='annealed'"
 

@@ -226,6 +226,7 @@ class TrainingSettings:
     joint_epochs: Whole
     teacher_learning_rate: Positive
     student_learning_rate: Positive
+    schedule: Literal["constant", "cosine"]
     weight_decay: NotNegative
     adam_epsilon: Positive
     clip_norm: Positive

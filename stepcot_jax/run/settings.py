@@ -282,7 +282,7 @@ _LATER = {
     "parallel": "model_devices",
     "policy": "low_rank low_rank_alpha low_rank_targets random shrink weights",
     "sft": "epoch_end",
-    "training": "given_answers given_noise given_rate given_to profile_updates",
+    "training": "given_answers given_noise given_rate given_to profile_updates schedule",
 }
 """Sections and settings that earlier versions lacked; their defaults reproduce those versions."""
 

@@ -13,9 +13,14 @@ _SMALL = 2**16
 """Arrays with fewer elements are updated as one vector."""
 
 
+def make_rate(learning_rate: float, schedule: str, num_updates: int) -> float | optax.Schedule:
+    """Return a constant rate, or for the schedule "cosine" one that falls to 0 as half a cosine over the updates."""
+    return optax.cosine_decay_schedule(learning_rate, num_updates) if schedule == "cosine" else learning_rate
+
+
 def make_optimizer(
     *,
-    learning_rate: float,
+    learning_rate: float | optax.Schedule,
     weight_decay: float = 0.01,
     epsilon: float = 1e-8,
     clip_norm: float = 1.0,

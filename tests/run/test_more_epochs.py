@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from run.small_run import read_log, small_run, small_settings, train, undot
@@ -41,6 +43,21 @@ def test_a_plateau_halves_the_rate_and_ends_training_which_more_epochs_do_not_ch
     assert [entry["step"] for entry in read_log(tmp_path, "val")] == [5, 10, 15, 20, 25]
 
 
+@pytest.mark.parametrize("schedule", ["cosine", "constant"])
+def test_the_rate_of_each_network_falls_over_its_epochs_or_stays(tmp_path, monkeypatch, schedule):
+    task = small_run(tmp_path, monkeypatch, training__schedule=schedule, training__weight_decay=0.0).task
+    params, per_epoch = {"weight": jnp.zeros(2)}, task.batches_per_epoch
+    for name, num_epochs in {"teacher": 4, "student": 3}.items():
+        optimizer, rates = task.system.optimizers[name], []
+        state, update = optimizer.init(params), jax.jit(optimizer.update)
+        for _ in range(num_epochs * per_epoch + 1):
+            updates, state = update({"weight": jnp.full(2, 0.1)}, state, params)
+            rates.append(-float(updates["weight"][0]))  # a constant gradient makes Adam's step the rate itself
+        updates_done = np.arange(len(rates)) / (num_epochs * per_epoch)
+        expected = (1 + np.cos(np.pi * updates_done)) / 2 if schedule == "cosine" else np.ones(len(rates))
+        np.testing.assert_allclose(rates, rates[0] * expected, rtol=1e-3, atol=rates[0] * 1e-4)
+
+
 def test_a_schedule_over_the_whole_run_is_named():
     before = small_settings(training__given_answers="annealed", sft__schedule="cosine", grpo__schedule="constant")
 
@@ -56,6 +73,8 @@ def test_a_schedule_over_the_whole_run_is_named():
     assert raised("baseline", "baseline.epochs").schedules == ("config.baseline.schedule='cosine'",)
     assert raised("baseline", "baseline.epochs", **{"baseline.schedule": "constant"}).schedules == ()
     assert raised("grpo", "grpo.epochs").schedules == ()
+    falling = {"training.schedule": "cosine", "training.given_answers": "none"}
+    assert raised("distill", "training.joint_epochs", **falling).schedules == ("config.training.schedule='cosine'",)
     staged = {"curriculum.schedule": "epochs", "sft.pack_length": 0, "sft.warmup_epochs": 9.5}
     assert raised("sft", "sft.epochs", **staged).schedules == (
         "config.sft.schedule='cosine'",
