@@ -9,6 +9,7 @@ import re
 
 import jax
 import matplotlib
+import nbformat
 import pytest
 from IPython.core.displayhook import CapturingDisplayHook
 from IPython.core.displaypub import CapturingDisplayPublisher
@@ -53,6 +54,7 @@ def test_all_notebooks_are_tested():
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_outputs_are_stored_without_what_belongs_to_one_machine(name):
     notebook = read(name)
+    nbformat.validate(notebook)
     assert notebook["metadata"]["language_info"] == {"name": "python"}
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))  # run once, from first to last
