@@ -1,6 +1,7 @@
 """Public names are complete, lazily imported and documented once; every example in docs/api.md runs."""
 
 import ast
+import dataclasses
 import functools
 import pathlib
 import re
@@ -8,11 +9,13 @@ import subprocess
 import sys
 
 import jax
+import msgspec
 import pytest
 from run.small_run import SIZES
 from trained_workdir import TINY
 
 import stepcot_jax as sc
+from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.run import fit, inputs, stored
 
 pytestmark = pytest.mark.slow
@@ -23,6 +26,10 @@ SECTIONS = re.findall(r"^### sc\.(\w+)\n(.*?)(?=^##|\Z)", PAGE, re.DOTALL | re.M
 EXAMPLES = [
     (name, "\n".join(re.findall(r"^```python\n(.*?)```", text, re.DOTALL | re.MULTILINE))) for name, text in SECTIONS
 ]
+
+
+SHORT = sc.Chain(DEFAULT_CHAIN.steps[:2])
+"""Two steps compile faster than seven."""
 
 
 def test_every_public_name_is_documented_once_with_an_example():
@@ -63,27 +70,36 @@ def test_the_block_of_the_readme_runs_as_printed(monkeypatch):
     asked = []
     monkeypatch.setattr(sc.Run, "execute", lambda run: asked.append(run.place.name))
     monkeypatch.setattr(sc, "Run", functools.partial(sc.Run, **SIZES))  # 60 phantoms to draw, not 3,000
+    monkeypatch.setattr(sc.Chain, "published", lambda: SHORT)
     monkeypatch.setattr(
         sc, "load", lambda workdir: asked.append(workdir) or type("", (), {"read": staticmethod(asked.append)})
     )
-    short, namespace = sc.Chain(sc.Chain.published().steps[-2:]), {}  # two steps compile faster than seven
-    monkeypatch.setattr(sc.Chain, "published", lambda: short)
+    namespace = {}
     block = block.replace("Teacher(counts, width=32)", "Teacher(counts, width=32, num_layers=1)")
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         exec(compile(block, "README.md", "exec"), namespace)  # noqa: S102
-    assert {array.shape for array in namespace["logits"].values()} == {(8, 2, 9)}
+    assert {array.shape for array in namespace["logits"].values()} == {(8, 2, 4)}
     assert asked == ["runs/quickstart", "runs/phantoms/images/phantom_000089.png", "runs/short"]
+
+
+def shorten(dataset):
+    cases = [
+        msgspec.structs.replace(case, answers=case.answers[:2], reasoning=case.reasoning[:2]) for case in dataset.cases
+    ]
+    return dataclasses.replace(dataset, chain=SHORT, cases=cases)
 
 
 def test_the_examples_run_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sc.Chain, "published", lambda: SHORT)
+    monkeypatch.setattr(sc, "load_dataset", lambda *given, load=sc.load_dataset, **more: shorten(load(*given, **more)))
     for module in (sc, fit, inputs, stored):
         monkeypatch.setattr(module, "make_resnet", lambda name: TINY, raising=False)
     namespace = {"sc": sc}
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         for name, code in EXAMPLES:
             exec(compile(code, f"docs/api.md, sc.{name}", "exec"), namespace)  # noqa: S102
-    assert set(namespace["answers"]) == {step.name for step in namespace["chain"].steps}
+    assert set(namespace["answers"]) == {step.name for step in DEFAULT_CHAIN.steps}
     assert (tmp_path / "exports" / "small" / "load.py").is_file()
     low, high = namespace["report"]["test"]["student"]["interval"]
     assert low <= namespace["report"]["test"]["student"]["mean_accuracy"] <= high

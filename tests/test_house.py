@@ -24,13 +24,3 @@ def test_a_room_says_what_belongs_in_it_what_does_not_and_what_to_read_first(pat
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     assert 3 <= len(text.splitlines()) <= 4
     assert "Read `" in text or path.parent.name == "tools"
-
-
-def test_a_command_starts_after_its_last_function():
-    """`python -m` runs a module from the top: what stands below the start is not defined yet."""
-    for path in (ROOT / "stepcot_jax").rglob("*.py"):
-        body = ast.parse(path.read_text(encoding="utf-8")).body
-        starts = [
-            index for index, node in enumerate(body) if isinstance(node, ast.If) and "__name__" in ast.dump(node.test)
-        ]
-        assert starts in ([], [len(body) - 1]), path

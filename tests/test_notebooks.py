@@ -1,12 +1,25 @@
 """The notebooks run from the first cell to the last at small sizes, and are committed with outputs of a whole run."""
 
+import contextlib
+import functools
+import io
 import json
-import os
 import pathlib
 import re
 
+import jax
+import matplotlib
+import nbformat
 import pytest
+from IPython.core.displayhook import CapturingDisplayHook
+from IPython.core.displaypub import CapturingDisplayPublisher
+from IPython.core.interactiveshell import InteractiveShell
 from run.small_run import SIZES
+from trained_workdir import TINY
+
+import stepcot_jax as sc
+from stepcot_jax.run import inputs, stored
+from stepcot_jax.training.optimizers import make_optimizer
 
 pytestmark = pytest.mark.slow
 
@@ -23,23 +36,11 @@ CHANGES = {
     "training.teacher_epochs": 0,
     "training.joint_epochs": 1,
     "evaluation.num_resamples": 20,
+    "parallel.num_devices": 1,  # the suite has eight virtual devices
     # The same in all notebooks, so that their programs compile once.
     **dict.fromkeys(("teacher.context_dropout", "teacher.head_dropout", "student.dropout"), 0.1),
     **dict.fromkeys(("training.teacher_learning_rate", "training.student_learning_rate"), 1e-3),
 }
-
-
-SMALL = f"""
-import stepcot_jax as sc
-from stepcot_jax.encoders.resnet import ResNet
-from stepcot_jax.run import inputs, stored
-
-tiny = ResNet(widths=(8,), blocks_per_stage=1, stem_kernel=3, grid=2)
-inputs.make_resnet = stored.make_resnet = lambda name: tiny
-Run = sc.Run
-sc.Run = lambda config, **settings: Run(config, **{{**settings, **{CHANGES!r}}})
-"""
-"""First cell of a tested notebook: every run is small."""
 
 
 def read(name):
@@ -53,6 +54,7 @@ def test_all_notebooks_are_tested():
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_outputs_are_stored_without_what_belongs_to_one_machine(name):
     notebook = read(name)
+    nbformat.validate(notebook)
     assert notebook["metadata"]["language_info"] == {"name": "python"}
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))  # run once, from first to last
@@ -72,39 +74,55 @@ def test_outputs_are_stored_without_what_belongs_to_one_machine(name):
     assert (ROOT / "notebooks" / f"{name}.ipynb").stat().st_size < 10**6
 
 
+class Shell(InteractiveShell):
+    """IPython without windows."""
+
+    def enable_gui(self, gui=None):
+        """Inline figures need none."""
+
+
 @pytest.fixture(scope="module")
 def execute(tmp_path_factory):
-    """Run each notebook in its own process; all share runs and compiled programs."""
-    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
-    pytest.importorskip("ipykernel")
+    """Run each notebook in a fresh namespace of IPython; all share runs and compiled programs."""
     runs = tmp_path_factory.mktemp("runs")
-    environment = {
-        "IPYTHONDIR": str(runs / "ipython"),
-        "JAX_COMPILATION_CACHE_DIR": str(runs / "compiled"),
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
-        "JAX_PLATFORMS": "cpu",
-        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
-        "PYTHONPATH": str(ROOT),
-        "XLA_FLAGS": " ".join(flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag),
-    }
-    before = {name: os.environ.get(name) for name in environment}
-    os.environ.update(environment)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(runs)
+        patch.setenv("IPYTHONDIR", str(runs / "ipython"))
+        for module in (sc, inputs, stored):
+            patch.setattr(module, "make_resnet", lambda name: TINY)
+        patch.setattr(sc, "Run", lambda config, *, make=sc.Run, **settings: make(config, **{**settings, **CHANGES}))
+        optimizers = {name: make_optimizer(learning_rate=1e-2) for name in ("teacher", "student")}
+        patch.setattr(sc, "StepCoT", functools.partial(sc.StepCoT, optimizers=optimizers))  # learns in ten updates
+        shell = Shell.instance()
+        shell.history_manager.enabled = False
+        shell.display_pub = CapturingDisplayPublisher()
+        shell.display_trap.hook = CapturingDisplayHook(shell=shell, outputs=shell.display_pub.outputs)
+        shell.run_line_magic("matplotlib", "inline")
 
-    def execute(name):
-        notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
-        nbformat.validate(notebook)
-        for cell in notebook["cells"]:
-            cell["source"] = cell["source"].replace("num_cases = 600", "num_cases = 60")
-        notebook["cells"].insert(0, nbformat.v4.new_code_cell(SMALL))
-        resources = {"metadata": {"path": str(runs)}}  # where the notebook writes its folder "runs"
-        client = nbclient.NotebookClient(notebook, timeout=180, kernel_name="python3", resources=resources)
-        client.execute()
-        return runs / "runs", {cell["id"]: cell["outputs"] for cell in notebook["cells"] if cell["cell_type"] == "code"}
+        def execute(name):
+            shell.reset(new_session=True)
+            found = {}
+            for cell in read(name)["cells"]:
+                if cell["cell_type"] == "code":
+                    found[cell["id"]] = run_cell(
+                        shell, "".join(cell["source"]).replace("num_cases = 600", "num_cases = 60")
+                    )
+            return runs / "runs", found
 
-    yield execute
-    for name, value in before.items():
-        os.environ.pop(name) if value is None else os.environ.update({name: value})
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            yield execute
+    shell.restore_sys_module_state()  # its own __main__
+    Shell.clear_instance()
+    matplotlib.use("agg", force=True)
+
+
+def run_cell(shell, source):
+    """Outputs of a cell as a notebook stores them, what it printed first."""
+    shell.display_pub.outputs.clear()
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        shell.run_cell(source).raise_error()
+    text = printed.getvalue()
+    return [*([{"output_type": "stream", "text": text}] if text else []), *shell.display_pub.outputs]
 
 
 def text_of(outputs):
@@ -125,7 +143,7 @@ def test_rewards_from_scratch(execute):
     assert all(any("image/png" in each.get("data", {}) for each in outputs[name]) for name in ("curves", "boxes"))
 
 
-def test_the_notebooks_run(execute):
+def test_a_model_is_trained_and_its_chain_read(execute):
     runs, outputs = execute("quickstart")
     assert (runs / "quickstart" / "report.json").is_file()
     assert any("image/png" in output.get("data", {}) for output in outputs["plot"])
@@ -142,6 +160,8 @@ def test_the_notebooks_run(execute):
     assert len(shares) == 7
     assert all(0 <= share <= 1 for share in shares)
 
+
+def test_anatomy(execute):
     _, outputs = execute("anatomy")
     assert "memory          (32, 7, 96)" in text_of(outputs["teacher"])
     by_hand, total = map(float, text_of(outputs["parts"]).split())
@@ -150,6 +170,8 @@ def test_the_notebooks_run(execute):
     first, last = re.search(r"teacher ([\d.]+) -> ([\d.]+)", text_of(outputs["learn"])).groups()
     assert float(last) < float(first)
 
+
+def test_your_own_data(execute):
     runs, outputs = execute("your_own_data")
     assert "60" in text_of(outputs["check"])
     assert "most likely diagnosis is" in outputs["read"][0]["data"]["text/html"]

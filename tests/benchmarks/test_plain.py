@@ -7,12 +7,7 @@ import pytest
 from oracles.random_params import assert_close, assert_logits, declare, normal, randomise
 
 from benchmarks.plain import PlainTeacher
-from stepcot_jax.losses.step_cot import Objective
-from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
-from stepcot_jax.systems.networks import Networks, init_params
-from stepcot_jax.systems.updates import make_joint_update, start_state
-from stepcot_jax.training.optimizers import make_optimizer
 
 ANSWERS, WIDTH, HEADS = (4, 3, 5), 8, 2
 INPUTS = {"image_features": jnp.asarray(normal(1, 4, 6)), "text_features": jnp.asarray(normal(2, 3, WIDTH))}
@@ -54,24 +49,3 @@ def test_plain_teacher_reads_as_ours():
     expected, found = read[0](params), read[1](as_plain(params))
     assert_logits(found.logits, [np.asarray(expected.logits)[:, s, :n] for s, n in enumerate(ANSWERS)], 2e-5)
     assert_close(found.image_features, expected.image_features, 2e-5)
-
-
-def test_the_joint_step_takes_the_plain_teacher():
-    """Traced, not run: what the benchmark of compile times compares itself with."""
-    plain = PlainTeacher(ANSWERS, width=WIDTH, num_heads=HEADS)
-    networks = Networks(teacher=plain, student=Student(ANSWERS, width=WIDTH))
-    features = INPUTS["image_features"]
-    batch = {"image_features": features, "labels": jnp.zeros((len(features), len(ANSWERS)), int)}
-    optimizers = {name: make_optimizer(learning_rate=1e-3) for name in ("teacher", "student")}
-
-    def run_step(key):
-        params = init_params(networks, key=key, batch=batch, text_features=INPUTS["text_features"])
-        state = start_state(params, Objective(), optimizers, key=key)
-        return make_joint_update(networks, Objective(), optimizers)(
-            state, {**batch, "text_features": INPUTS["text_features"]}
-        )
-
-    with jax.numpy_dtype_promotion("standard"):  # optax is not clean under the strict one
-        state, metrics = jax.eval_shape(run_step, jax.random.key(0))
-    assert metrics.losses["teacher"].hard_label.shape == (len(ANSWERS),)
-    assert state.params["teacher"].keys() >= {"memory_start", "step_0"}

@@ -38,6 +38,11 @@ def put_files(folder: pathlib.Path, monkeypatch) -> str:
     return store.address
 
 
+def names(folder: pathlib.Path) -> set[str]:
+    """Files of a folder."""
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
 def objects(address: str) -> dict[str, bytes]:
     """Name below the address -> content."""
     files, root = fsspec.filesystem("memory"), address.removeprefix("memory:/")

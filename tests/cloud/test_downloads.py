@@ -5,7 +5,7 @@ import hashlib
 import threading
 
 import pytest
-from cloud.memory_store import count_downloads, new_address
+from cloud.memory_store import count_downloads, names, new_address
 
 from stepcot_jax.contrib.cloud import copies
 from stepcot_jax.contrib.cloud.copies import MANIFEST
@@ -27,10 +27,6 @@ def store(cache, monkeypatch):
     for name in ("data.json", "images/a.png", "profile/b"):
         store.write(name, name.encode())
     return store
-
-
-def names(folder):
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_folder_is_downloaded_once_and_again_when_it_changes(store, monkeypatch, capsys):

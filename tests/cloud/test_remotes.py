@@ -4,7 +4,7 @@ import json
 import threading
 
 import pytest
-from cloud.memory_store import Killed, count_downloads, disturb, new_address, objects
+from cloud.memory_store import Killed, count_downloads, disturb, names, new_address, objects
 
 from stepcot_jax.contrib.cloud import copies, stores
 from stepcot_jax.contrib.cloud.copies import MANIFEST, UNFINISHED, Remote, download
@@ -84,10 +84,6 @@ def make(folder, **files):
         path = folder / name.replace("__", "/")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
-
-
-def names(folder):
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_machine_brings_complete_checkpoints_and_everything_else(store, machine):

@@ -104,12 +104,9 @@ def test_what_cannot_be_used_is_refused(vit_folder, tmp_path):
     with pytest.raises(BadInput, match="no image processor"):
         load_transformers_encoder(str(tmp_path))
     config = json.loads((vit_folder / "preprocessor_config.json").read_text())
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
-    with pytest.raises(BadInput, match="BertModel cannot encode images without text"):
-        load_transformers_encoder(str(tmp_path))
     for change, message in (
+        ({}, "BertModel cannot encode images without text"),
         ({"do_resize": False}, "ViTImageProcessorPil makes other pixels than this package can, by do_resize=False"),
-        ({"size": {"height": 32, "width": 64}}, "does not give square images"),
     ):
         (tmp_path / "preprocessor_config.json").write_text(json.dumps(config | change))
         with pytest.raises(BadInput, match=message):

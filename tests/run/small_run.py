@@ -148,6 +148,37 @@ class Killed(BaseException):
     """Ends a run without any clean-up of the loop."""
 
 
+class Killer:
+    """A logger that kills its run from an update on."""
+
+    def __init__(self, update):
+        self.update = update
+
+    def write(self, numbers, *, step):
+        if step >= self.update:
+            raise Killed
+
+    def close(self):
+        pass
+
+
+def kill_at_entry(run, update, monkeypatch):
+    """Execute a run that is killed before its log entry of an update; return its latest checkpoint by then."""
+    write, saved = training_run.MetricsLog.write, []
+
+    def write_or_die(log, kind, *, step, **rest):
+        if step == update:
+            saved.append(run.checkpoints.latest_step)
+            raise Killed
+        write(log, kind, step=step, **rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training_run.MetricsLog, "write", write_or_die)
+        with pytest.raises(Killed):
+            run.execute()
+    return saved[0]
+
+
 def stop_at(task, name, number, monkeypatch, stop=None):
     """Kill a run at the n-th call of a method of its task, or call `stop` there."""
     method, calls = getattr(task, name), []

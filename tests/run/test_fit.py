@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from run import small_run
-from run.small_run import Killed, LinearEncoder, assert_same, last_params, read_log
+from run.small_run import Killed, Killer, LinearEncoder, assert_same, last_params, read_log
 
 import stepcot_jax as sc
 from stepcot_jax.encoders.resnet import ResNet
@@ -57,17 +57,6 @@ def fit(system, data, workdir, **options):
     return sc.fit(system, data, workdir=workdir, batch_size=8, seed=3, **options, **FURTHER)
 
 
-class Killer:
-    """Kills a run from a logger, at the third update."""
-
-    def write(self, numbers, *, step):
-        if step >= 3:
-            raise Killed
-
-    def close(self):
-        pass
-
-
 @pytest.fixture(scope="module")
 def plain(data, tmp_path_factory):
     return fit(make_system(data), data, tmp_path_factory.mktemp("fit") / "plain")
@@ -98,7 +87,7 @@ def test_killed_and_resumed_equals_uninterrupted(whole, data, tmp_path, monkeypa
         return fit(make_system(data, parts=parts), data, tmp_path / "run", **options)
 
     with pytest.raises(Killed):
-        start({"agree": (agree, 0.5)}, writers=[Killer()])
+        start({"agree": (agree, 0.5)}, writers=[Killer(3)])
     for parts, words in (({}, "no such"), ({"agree": (agree, 0.25)}, "weight 0.25")):
         with pytest.raises(BadInput, match=rf"parts\['agree'\]: the run started with weight 0.5, now {words}"):
             start(parts)

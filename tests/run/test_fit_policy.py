@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from policies.policy_workdir import SIZES
 from run.small_policy_run import share_programs
-from run.small_run import Killed, assert_same, last_params, read_log
+from run.small_run import Killed, Killer, assert_same, last_params, read_log
 
 import stepcot_jax as sc
 from stepcot_jax.host.errors import BadInput
@@ -77,21 +77,10 @@ def test_the_callers_rewards_are_called_with_training_records_and_logged(whole, 
     assert last_params(whole.workdir).keys() == {"policy"}  # without a penalty no reference is kept
 
 
-class Killer:
-    """Kills a run from a logger."""
-
-    def write(self, numbers, *, step):
-        if step >= 2:
-            raise Killed
-
-    def close(self):
-        pass
-
-
 def test_killed_and_resumed_equals_uninterrupted(whole, data, tuned, tmp_path):
     folder = tmp_path / "run"
     with pytest.raises(Killed):
-        optimise(data, tuned, folder, writers=[Killer()])
+        optimise(data, tuned, folder, writers=[Killer(2)])
     for rewards, words in (
         ([(odd, 0.25), sc.rewards.well_formed], r"rewards\['odd'\]: the run started with weight 0.5, now weight 0.25"),
         ([sc.rewards.well_formed], r"rewards\['odd'\]: the run started with weight 0.5, now no such"),

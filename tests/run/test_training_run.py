@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from run import small_run as small_run_module
-from run.small_run import Killed, assert_same, final_state, read_log, small_settings, stop_at, train
+from run.small_run import Killed, assert_same, final_state, kill_at_entry, read_log, small_settings, stop_at, train
 
 from stepcot_jax.data.dataset import HeldOut
 from stepcot_jax.evaluation.chains import evaluate
@@ -66,19 +66,7 @@ def test_a_run_goes_on_to_the_same_bits_whatever_stopped_it(uninterrupted, tmp_p
     shorter = (workdir / "statistics.json").read_text()
 
     # Killed at the fourth of five updates of the third epoch, after a checkpoint at the second.
-    run, saved, write = start(training__checkpoint_minutes=1e-9), [], training_run.MetricsLog.write
-
-    def die_in_third_epoch(log, kind, *, step, **rest):
-        if step == 14:
-            saved.append(run.checkpoints.latest_step)
-            raise Killed
-        write(log, kind, step=step, **rest)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training_run.MetricsLog, "write", die_in_third_epoch)
-        with pytest.raises(Killed):
-            run.execute()
-    assert saved == [12]
+    assert kill_at_entry(start(training__checkpoint_minutes=1e-9), 14, monkeypatch) == 12
     printed = capsys.readouterr().err
     assert "joint_epochs was raised from 1 to 2: the run goes on from its latest checkpoint\n" in printed
     assert "resuming from step 10" in printed

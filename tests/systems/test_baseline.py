@@ -9,7 +9,7 @@ import optax
 import pytest
 from oracles.quick_jit import quick_jit
 from oracles.random_params import normal, random_labels
-from run.small_run import Killed, assert_same, final_state, read_log, small_run, small_settings, stop_at
+from run.small_run import small_run
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.host.errors import BadInput
@@ -124,41 +124,18 @@ CHANGES = {
 }
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    patch = pytest.MonkeyPatch()
-    workdir = tmp_path_factory.mktemp("baseline")
-    run = small_run(workdir, patch, **CHANGES)
-    report, state, _ = final_state(run, patch)
-    patch.undo()
-    return workdir, run, report, state
-
-
 @pytest.mark.slow
-def test_a_run_reports_the_baseline_on_every_step(finished):
-    workdir, run, report, _ = finished
+def test_a_run_reports_the_baseline_on_every_step(tmp_path, monkeypatch):
+    run = small_run(tmp_path, monkeypatch, **CHANGES)
+    report = run.execute()
     assert list(report["test"]) == ["baseline"]
     assert all(step["accuracy"] is not None for step in report["test"]["baseline"]["steps"])
     assert {"hidden", "head_0", "head_6"} <= set(run.state_shapes.params["baseline"])
     assert set(run.state_shapes.params) == {"baseline", "image_encoder"}  # the image encoder is trained too
-    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     kinds = {line["kind"] for line in lines}
     assert kinds == {"train", "val", "test"}
     assert any("baseline/hard_label/Diagnosis" in line for line in lines)
-
-
-@pytest.mark.slow
-def test_a_resumed_run_equals_an_uninterrupted_one(finished, tmp_path, monkeypatch):
-    whole, _, report, state = finished
-    first = small_run(tmp_path, monkeypatch, **CHANGES)
-    with monkeypatch.context() as patch:
-        stop_at(first.task, "validate", 2, patch)
-        with pytest.raises(Killed):
-            first.execute()
-    resumed, found, _ = final_state(small_run(tmp_path, monkeypatch, **CHANGES), monkeypatch)
-    assert_same(found, state)
-    assert resumed["test"] == report["test"]
-    assert read_log(tmp_path) == read_log(whole)
 
 
 @pytest.mark.slow
@@ -182,8 +159,3 @@ def test_without_the_intermediate_steps_nothing_else_is_learned_or_measured(tmp_
     assert "config.baseline.steps='last': trained and scored on the last step alone" in told
     assert "no annotated answer" not in told
     assert (run.task.open_test().inputs.dataset.labels[:, -1] >= 0).all()
-
-
-def test_a_baseline_without_prompts_is_refused():
-    with pytest.raises(BadInput, match=r"config.teacher.text: .*config.job='baseline'"):
-        small_settings(job="baseline", teacher__text=False)

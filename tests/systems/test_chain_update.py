@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 from oracles import reference_numpy as oracle
 from oracles.quick_jit import quick_jit
 from oracles.random_params import assert_close, check_gradients, normal, random_labels, randomise
+from training.parallel_step import Pooled
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.evaluation.consistency import make_rules
@@ -36,14 +36,6 @@ CHAIN = Chain(tuple(Step(f"step {n}", "?", tuple("ABCD"[:n])) for n in COUNTS))
 REWARDS = ChainRewards(make_rules(CHAIN), diagnosis_weight=1.0, steps_weight=0.5)
 TEXT = normal(2, len(COUNTS), WIDTH)
 ROLLOUTS = GrpoOptions(beta=0.1, group_size=SIZE, temperature=0.7)
-
-
-class Pooled(nn.Module):
-    """An image encoder that compiles fast."""
-
-    @nn.compact
-    def __call__(self, images):
-        return nn.Dense(6)(images.mean(axis=(1, 2)))
 
 
 def make_networks(image_encoder=None):

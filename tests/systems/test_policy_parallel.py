@@ -1,22 +1,17 @@
 """Updates of a policy on one device, several devices and several passes: the same rollouts, numbers and gradients."""
 
-import os
-import pathlib
-import socket
-import subprocess
-import sys
-
 import jax
 import numpy as np
 import pytest
+from systems import two_policy_processes
 from systems.policy_step import run, sample
 from systems.two_policy_processes import CHOICES
+from training.two_processes import run_both
 
-SPREAD = {
-    "pmap": {"num_devices": 8},
-    "devices and passes": {"transform": "shard_map", "num_devices": 2, "num_passes": 2},
-}
 NAMED = {"sft": {"reduction": "parts", "pack_length": 0}, "grpo": {"scale": "batch", "length_norm": "token_mean"}}
+"""Other reductions than the default ones, which span the global batch too."""
+SPREAD = {"sft": {"num_devices": 8}, "grpo": {"transform": "shard_map", "num_devices": 8}}
+PASSES = {"num_devices": 2, "num_passes": 2}
 
 
 def assert_same(found, expected):
@@ -28,9 +23,8 @@ def assert_same(found, expected):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("job", ["sft", "grpo"])
-@pytest.mark.parametrize("name", SPREAD)
-def test_raw_gradients_are_those_of_one_device(job, name):
-    gradients, numbers = run(job, **SPREAD[name])
+def test_raw_gradients_are_those_of_one_device(job):
+    gradients, numbers = run(job, **SPREAD[job])
     expected, wanted = run(job)
     assert_same(gradients, expected)
     assert numbers == pytest.approx(wanted, rel=1e-5, abs=1e-6)
@@ -40,8 +34,9 @@ def test_raw_gradients_are_those_of_one_device(job, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("job", ["sft", "grpo"])
-def test_other_reductions_span_the_global_batch(job):
-    gradients, numbers = run(job, num_devices=4, num_passes=2, **NAMED[job])
+def test_other_reductions_in_passes_span_the_global_batch(job):
+    transform = "shard_map" if job == "sft" else "pmap"
+    gradients, numbers = run(job, transform, **PASSES, **NAMED[job])
     expected, wanted = run(job, **NAMED[job])
     assert_same(gradients, expected)
     assert numbers == pytest.approx(wanted, rel=1e-5, abs=1e-6)
@@ -59,23 +54,7 @@ def test_rollouts_are_those_of_one_device():
 
 @pytest.mark.slow
 def test_two_processes_roll_out_and_learn_as_one_device_does(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
-    environment = {**os.environ, "XLA_FLAGS": " ".join(["--xla_force_host_platform_device_count=2", *flags])}
-    script = pathlib.Path(__file__).with_name("two_policy_processes.py")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, script, str(port), str(index), "shard_map", tmp_path / "found"],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(2)
-    ]
-    outputs = [process.communicate(timeout=240)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
+    run_both(two_policy_processes, "shard_map", tmp_path / "found", num_devices=2)
     halves = [dict(np.load(tmp_path / f"found.{index}.npz")) for index in range(2)]
     for choice, changes in CHOICES.items():
         expected, numbers = sample(**changes)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from oracles.quick_jit import quick_jit
 from run.small_policy_run import small_run
-from systems.small_policy import first_state, policy_settings, policy_task
+from run.small_run import Killed
+from systems.small_policy import first_state, policy_task
 
 from stepcot_jax.data.questions.stage_views import STAGES, domain_of, draw_views
 from stepcot_jax.host.errors import BadInput
@@ -181,10 +182,6 @@ def test_the_adaptive_state_survives_its_arrays(tmp_path):
     assert found.hard_share > 0
 
 
-class Killed(Exception):
-    pass
-
-
 def _train(workdir, monkeypatch, kill_at=None):
     """Run ADAPTIVE; with `kill_at` the run dies before that update. Returns parameters and stages by update."""
     run = small_run(workdir, monkeypatch, **ADAPTIVE, job="sft", sft__pack_length=0, training__log_every=1)
@@ -227,11 +224,6 @@ def test_a_run_killed_within_an_epoch_ends_as_an_uninterrupted_one(tmp_path, mon
     lines = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
     trained = [line for line in lines if "curriculum/hard" in str(line)]
     assert len(trained) == len(drawn)
-
-
-def test_packs_and_the_curriculum_exclude_each_other():
-    with pytest.raises(BadInput, match=r"sft.pack_length: 256 must be 0 with config.curriculum.schedule='mixed'"):
-        policy_settings(sft__pack_length=256, **MIXED)
 
 
 def test_a_hard_stage_needs_a_dialect_with_answers_alone(tmp_path):

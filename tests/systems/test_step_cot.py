@@ -2,7 +2,6 @@
 
 import functools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from oracles import reference_numpy as oracle
 from oracles.quick_jit import quick_jit
 from oracles.random_params import assert_close, check_gradients, normal, random_labels, randomise
+from training.parallel_step import Pooled
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.evaluation.predictions import Predictions
@@ -35,14 +35,6 @@ IMAGES, TEXT, LABELS = normal(1, CASES, 6), normal(2, 2, WIDTH), random_labels(3
 LABELS[0, 0] = -100
 BATCH = {"image_features": IMAGES, "labels": LABELS}
 WEIGHTS = np.array([[0.5, 1.5, 1], [0.4, 1.6, 0]], np.float32)
-
-
-class Pooled(nn.Module):
-    """An image encoder that compiles fast."""
-
-    @nn.compact
-    def __call__(self, images):
-        return nn.Dense(6)(images.mean(axis=(1, 2)))
 
 
 def make_networks(*, dropout=False, image_encoder=None):

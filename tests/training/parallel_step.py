@@ -57,16 +57,16 @@ def start():
 
 
 @functools.cache
-def run(transform="pmap", num_devices=1, num_passes=1, remat=False, weighted=False, bfloat16=False, given="none"):
-    """Gradients and metrics of a joint update with dropout, and the compiled program."""
+def run(transform="pmap", num_devices=1, num_passes=1, remat=False, bfloat16=False):
+    """Gradients and metrics of a joint update with dropout and some answers given, and the compiled program."""
     devices = Devices(transform=transform, num_devices=num_devices, num_passes=num_passes, shared=SHARED)
     devices.check_batch_size(CASES)
-    objective = Objective(answer_weights=jnp.asarray(WEIGHTS) if weighted else None)
+    objective = Objective(answer_weights=jnp.asarray(WEIGHTS))
     state, text = devices.replicate(start()), devices.replicate(TEXT)
     networks = make_networks(remat=remat, dtype=jnp.bfloat16 if bfloat16 else jnp.float32)
     shapes = {name: jax.ShapeDtypeStruct(rows.shape, rows.dtype) for name, rows in BATCH.items()}
     update = devices.compile_update(
-        make_joint_update(networks, objective, DESCENT, AnswerSchedule(given, 0.5, noise=0.2)),
+        make_joint_update(networks, objective, DESCENT, AnswerSchedule("random", 0.5, noise=0.2)),
         state=state,
         batch={**shapes, "text_features": text},
     )

@@ -1,15 +1,11 @@
 """One device, several devices and several passes give the same losses and raw gradients."""
 
-import os
-import pathlib
 import re
-import socket
-import subprocess
-import sys
 
 import jax
 import numpy as np
 import pytest
+from training import two_processes
 from training.parallel_step import CASES, COUNTS, LABELS, run
 
 from stepcot_jax.host.errors import BadInput
@@ -19,9 +15,8 @@ pytestmark = pytest.mark.slow
 
 SPREAD = {
     "pmap": {"num_devices": 8},
-    "shard_map": {"transform": "shard_map", "num_devices": 4, "num_passes": 2, "remat": True, "weighted": True,
-                  "given": "random"},
-}  # fmt: skip
+    "shard_map": {"transform": "shard_map", "num_devices": 4, "num_passes": 2, "remat": True},
+}
 
 
 def assert_same(found, expected):
@@ -35,8 +30,7 @@ def assert_same(found, expected):
 @pytest.mark.parametrize("name", SPREAD)
 def test_losses_and_raw_gradients_are_those_of_one_device(name):
     gradients, metrics, _ = run(**SPREAD[name])
-    alone = {key: value for key, value in SPREAD[name].items() if key in ("weighted", "given")}
-    expected, expected_metrics, _ = run(**alone)
+    expected, expected_metrics, _ = run()
     assert_same(jax.tree.leaves((gradients, metrics)), (expected, expected_metrics))
     for part in ("teacher", "student", "image_encoder", "student_projection"):
         assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected[part])) > 1e-3
@@ -81,29 +75,9 @@ def test_batches_and_devices_that_do_not_fit_are_refused(settings, batch_size, m
         Devices(**settings).check_batch_size(batch_size, setting="config.sft.batch_size")
 
 
-def run_two_processes(*arguments, num_devices):
-    """Run two_processes.py in two processes, with so many devices each."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port, path = str(probe.getsockname()[1]), pathlib.Path(__file__).with_name("two_processes.py")
-    flags = f"--xla_force_host_platform_device_count={num_devices} " + " ".join(
-        flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag
-    )
-    command, environment = [sys.executable, path, port], {**os.environ, "XLA_FLAGS": flags}
-    processes = [
-        subprocess.Popen([*command, str(index), *arguments], env=environment, stderr=subprocess.PIPE, text=True)
-        for index in range(2)
-    ]
-    outputs = [process.communicate(timeout=240)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
-
-
-def test_a_tree_that_two_processes_divide_is_gathered_on_the_first_alone():
-    run_two_processes("gather", num_devices=2)
-
-
 def test_two_processes_of_four_devices_find_what_one_device_finds(tmp_path):
-    run_two_processes("step", "pmap", str(tmp_path / "found"), num_devices=4)
+    """And gather a tree that they divide on the first alone, which two_processes.py asserts."""
+    two_processes.run_both(two_processes, "pmap", tmp_path / "found", num_devices=4)
     expected = run()[:2]
     for index in range(2):
         with np.load(tmp_path / f"found.{index}.npz") as found:

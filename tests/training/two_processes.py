@@ -1,9 +1,12 @@
-"""One of two test processes: a joint update on its rows of the batch, or a divided tree that the first gathers.
+"""One of two test processes: a divided tree that the first gathers, and a joint update on its rows of the batch.
 
-python two_processes.py PORT PROCESS step TRANSFORM OUT | gather
+python two_processes.py PORT PROCESS TRANSFORM OUT
 """
 
+import os
 import pathlib
+import socket
+import subprocess
 import sys
 
 here = pathlib.Path(__file__).resolve().parents[1]
@@ -32,8 +35,8 @@ def gather(process):
     import numpy as np
     from jax.sharding import NamedSharding, PartitionSpec
 
-    mesh = jax.make_mesh((4,), ("data",))
-    whole = np.arange(12, dtype=np.float32).reshape(4, 3)
+    mesh = jax.make_mesh((8,), ("data",))
+    whole = np.arange(24, dtype=np.float32).reshape(8, 3)
 
     def place(spec):
         return jax.make_array_from_callback(whole.shape, NamedSharding(mesh, spec), lambda index: whole[index])
@@ -49,7 +52,24 @@ def gather(process):
     assert not any(isinstance(leaf, jax.Array) for leaf in found.values())
 
 
+def run_both(script, *arguments, num_devices):
+    """Run the module `script` in two processes, with so many devices each."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
+    flags.append(f"--xla_force_host_platform_device_count={num_devices}")
+    options = {"env": {**os.environ, "XLA_FLAGS": " ".join(flags)}, "stderr": subprocess.PIPE, "text": True}
+    processes = [
+        subprocess.Popen([sys.executable, script.__file__, *map(str, (port, index, *arguments))], **options)
+        for index in range(2)
+    ]
+    outputs = [process.communicate(timeout=240)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+
+
 if __name__ == "__main__":
-    port, process, mode, *rest = sys.argv[1:]
+    port, process, transform, out = sys.argv[1:]
     join_processes(coordinator=f"localhost:{port}", num_processes=2, process_id=int(process))
-    {"step": step, "gather": gather}[mode](process, *rest)
+    gather(process)
+    step(process, transform, out)
