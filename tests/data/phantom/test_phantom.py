@@ -174,11 +174,7 @@ def test_export_reads_back_equal(tmp_path):
         assert [Box.of_size(*row) for row in numbers] == list(case.boxes)
 
 
-REFUSED = [
-    ({"seed": -1}, "seed -1"),
-    ({"size": 8}, "size: 8"),
-    ({"size": 20_000}, "size: 20000 pixels; expected 16"),
-]
+REFUSED = [({"seed": -1}, "seed -1"), ({"size": 8}, "size: 8"), ({"size": 20_000}, "size: 20000 pixels; expected 16")]
 
 
 @pytest.mark.parametrize(("settings", "message"), [*REFUSED, ({"prevalence": "flatt"}, "prevalence: 'flatt'")])

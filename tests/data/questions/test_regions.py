@@ -59,11 +59,7 @@ def test_lungs_without_a_gap_part_where_they_are_thinnest():
 
 
 LUNGS, HEART, TINY = _mask((6, 4, 24, 52), (34, 7, 58, 49)), _mask((7, 4, 9, 6)), _mask((6, 4, 7, 5), (9, 4, 10, 5))
-REFUSED = [
-    (_mask(), HEART, "mask of the lungs"),
-    (LUNGS, _mask(), "mask of the heart"),
-    (TINY, HEART, "too small for"),
-]
+REFUSED = [(_mask(), HEART, "mask of the lungs"), (LUNGS, _mask(), "mask of the heart"), (TINY, HEART, "too small for")]
 
 
 @pytest.mark.parametrize(("lungs", "heart", "message"), REFUSED)

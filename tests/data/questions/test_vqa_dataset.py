@@ -136,10 +136,7 @@ CONTRADICTING = [
     ({0: {"split": "val"}, 1: {"split": "val"}}, r"10 of 12 records have no split; expected all or none$"),
     ({1: {"split": "val"}}, r"line 2: split differs from that of 'record 0', which has the same image$"),
     ({1: {"patient": "7"}}, r"line 2: patient differs from that of 'record 0', which has the same image$"),
-    (
-        {n: {"patient": "secret", "split": "train" if n < 6 else "val"} for n in range(12)},
-        "1 of 1 patients are in",
-    ),
+    ({n: {"patient": "secret", "split": "train" if n < 6 else "val"} for n in range(12)}, "1 of 1 patients are in"),
 ]
 
 
