@@ -38,8 +38,7 @@ def test_agreement_of_four_reports_by_hand():
     assert diagnosis.kappa == pytest.approx(1 / 3)
     assert diagnosis.confusion[0, 0] == diagnosis.confusion[0, -1] == 1
     assert diagnosis.confusion[7, 1] == diagnosis.confusion[7, 7] == 1
-    assert diagnosis.confusion.sum() == 4
-    assert (location.num_reports, location.accuracy) == (2, 1.0)
+    assert (diagnosis.confusion.sum(), location.num_reports, location.accuracy) == (4, 2, 1.0)
 
 
 def test_nothing_to_compare_is_not_divided_by_and_halves_depend_on_the_id_alone():
@@ -47,8 +46,7 @@ def test_nothing_to_compare_is_not_divided_by_and_halves_depend_on_the_id_alone(
     one = measure([coded("IMPRESSION: Normal.", "normal")])[-1]
     assert (agreement.num_reports, one.accuracy) == (0, 1.0)
     assert all(map(math.isnan, (agreement.accuracy, agreement.kappa, one.kappa)))
-    halves = [half_of(f"CXR{number}") for number in range(1000)]
-    assert 440 < halves.count("tuning") < 560
+    assert 440 < [half_of(f"CXR{number}") for number in range(1000)].count("tuning") < 560
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ import pytest
 from annotate.test_sharding import TEXTS, files
 from PIL import Image
 from ray_cluster import run_cluster
+from refusals import refuses
 
 from stepcot_jax.annotate.runner import BLOCK_SIZE
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tools.annotate.command import main
 
 pytestmark = pytest.mark.slow
@@ -64,8 +64,7 @@ def test_a_killed_worker_is_replaced_and_a_killed_driver_is_resumed_with_the_blo
         (["--voter=v"], "is for --annotator=rules without"),
         (["--ray-workers=0"], "at least 1; got 0"),
     ):
-        with pytest.raises(BadInput, match=words):
-            main([str(source), f"--out={out}", "--engine=ray", *more])
+        refuses(words, main, [str(source), f"--out={out}", "--engine=ray", *more])
     with run_cluster() as environment:
 
         def start():

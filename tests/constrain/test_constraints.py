@@ -39,8 +39,7 @@ def test_a_perfect_reply_follows_everything():
     found = verify(write(GOOD), chain=DEFAULT_CHAIN, dialogue=TWO)
     assert all(found.strict)
     assert all(found.loose)
-    assert found.labels == {"step_1": 1, "step_2": 0, "diagnosis": 1}
-    assert len(found.constraints) == 4 + 3 * 3
+    assert (found.labels, len(found.constraints)) == ({"step_1": 1, "step_2": 0, "diagnosis": 1}, 4 + 3 * 3)
     assert {each.kind for each in found.constraints} == set(KINDS)
 
 
@@ -64,8 +63,7 @@ def test_a_perfect_reply_follows_everything():
     ],
 )  # fmt: skip
 def test_verifiers_by_hand(text, strict, loose):
-    assert broken(text) == strict
-    assert broken(text, reading="loose") == loose
+    assert (broken(text), broken(text, reading="loose")) == (strict, loose)
 
 
 def test_a_missing_reply_follows_nothing():
@@ -85,8 +83,7 @@ def test_a_missing_reply_follows_nothing():
 def test_the_schema_names_both_texts_once_and_in_order(entry):
     direct = make_dialogue(("constraints", 0), answers={}, truth=TRUTH)
     assert broken(f'{{"diagnosis": {entry}}}', direct) == {"schema"}
-    twice = f'{{"diagnosis": {entry}, "diagnosis": {entry}}}'
-    assert broken(twice, direct) == {"schema"}
+    assert broken((f'{{"diagnosis": {entry}, "diagnosis": {entry}}}'), direct) == {"schema"}
 
 
 def test_at_the_last_level_step_and_diagnosis_agree():
@@ -138,16 +135,14 @@ def test_the_last_object_with_a_name_asked_for_is_read():
 def test_an_open_diagnosis_counts_as_the_one_option_that_it_mentions():
     said = write(GOOD, diagnosis="A solitary pulmonary nodule, most likely.")
     assert broken(said, lists_diagnoses=False) == set()
-    found = verify(said, chain=DEFAULT_CHAIN, dialogue=TWO, lists_diagnoses=False)
-    assert found.labels["diagnosis"] == 1
+    assert verify(said, chain=DEFAULT_CHAIN, dialogue=TWO, lists_diagnoses=False).labels["diagnosis"] == 1
     assert "diagnosis" not in verify(said, chain=DEFAULT_CHAIN, dialogue=TWO).labels
     assert find_option("Nodule or mass", DEFAULT_CHAIN.steps[-1]) is None
 
 
 def test_loose_forms_are_those_of_ifeval():
     lines = "a*\nb\n*c"
-    expected = {lines, "a\nb\nc", "b\n*c", "b\nc", "a*\nb", "a\nb", "b"}
-    assert set(loose_forms(lines)) == expected
+    assert set(loose_forms(lines)) == {lines, "a\nb\nc", "b\n*c", "b\nc", "a*\nb", "a\nb", "b"}
 
 
 NESTED = st.recursive(

@@ -21,8 +21,7 @@ def prompt_of(variant, level, *, own=(), chain=DEFAULT_CHAIN, truth=TRUTH, **how
 def test_a_level_shows_its_steps_and_no_later_one(level):
     _, text, _ = prompt_of("constraints", level)
     for position, step in enumerate(DEFAULT_CHAIN.steps[:-1]):
-        assert (step.question in text) == (position < level)
-        assert ("; ".join(step.lettered_options) in text) == (position < level)
+        assert (step.question in text, "; ".join(step.lettered_options) in text) == (position < level, position < level)
     assert text.count("; ".join(DEFAULT_CHAIN.steps[-1].lettered_options)) == 1
 
 
@@ -77,6 +76,4 @@ def test_the_digest_knows_chain_and_setting_and_no_json_is_requested():
     assert prompt.schema == {}
     other = Chain((Step("One", "Which?", ("a", "b")),))
     digests = {prompt.digest, write_prompt(DEFAULT_CHAIN, lists_diagnoses=False).digest, write_prompt(other).digest}
-    assert len(digests) == 3
-    assert prompt.version == PROMPT_VERSION
-    assert write_prompt(DEFAULT_CHAIN).digest == prompt.digest
+    assert (len(digests), prompt.version, write_prompt(DEFAULT_CHAIN).digest) == (3, PROMPT_VERSION, prompt.digest)

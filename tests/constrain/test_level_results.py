@@ -55,16 +55,13 @@ def test_accuracies_by_hand_with_unreadable_ones_wrong(found):
     assert one.steps["Size"]["accuracy"].value == pytest.approx(4 / 5)
     assert one.differences["accuracy"].value == pytest.approx(2 / 5)
     assert direct.diagnosis["sensitivity"].value == pytest.approx((1 / 2 + 1 / 3) / 2)
-    assert one.diagnosis["specificity"].value == pytest.approx(1.0)
-    assert direct.confusion == [[1, 1, 0], [1, 1, 1]]
-    assert one.confusion == [[2, 0, 0], [0, 2, 1]]
-    assert (found.num_cases, found.num_patients, found.num_missing) == (6, 5, 1)
+    assert (one.diagnosis["specificity"].value, direct.confusion) == (pytest.approx(1.0), [[1, 1, 0], [1, 1, 1]])
+    assert (one.confusion, found.num_cases, found.num_patients, found.num_missing) == ([[2, 0, 0], [0, 2, 1]], 6, 5, 1)
 
 
 def test_p_is_mcnemars_and_the_interval_is_paired(found):
     direct, one = found.levels
-    assert (direct.p, direct.differences) == (None, {})
-    assert one.p == pytest.approx(stats.binomtest(2, 2).pvalue)
+    assert (direct.p, direct.differences, one.p) == (None, {}, pytest.approx(stats.binomtest(2, 2).pvalue))
     difference = one.differences["accuracy"]
     assert -1 <= difference.low <= difference.value <= difference.high <= 1
     assert difference.low >= 0  # no resample of these cases has a loss
@@ -92,8 +89,7 @@ def test_following_by_hand(found):
     assert one.followed["prompt_strict"].value == pytest.approx(5 / 6)
     assert one.followed["instruction_strict"].value == pytest.approx(1 - 2 / (6 * 9))
     assert one.constraints["letter"].strict.value == pytest.approx(11 / 12)
-    assert one.right["followed"].value == pytest.approx(1.0)
-    assert one.right["broken"].value == pytest.approx(0.0)
+    assert (one.right["followed"].value, one.right["broken"].value) == (pytest.approx(1.0), pytest.approx(0.0))
 
 
 def test_equal_dialogues_are_asked_once_and_own_answers_are_given():
@@ -121,8 +117,7 @@ def test_a_picture_is_read_once_a_case_and_not_kept():
 
 def test_tables_have_a_row_a_level_and_round_trip(found):
     tables = {table.name: table for table in make_tables(found)}
-    assert [row[1] for row in tables["levels"].rows] == [0, 1]
-    assert tables["levels"].rows[1][6] == "too few patients"
+    assert ([row[1] for row in tables["levels"].rows], tables["levels"].rows[1][6]) == ([0, 1], "too few patients")
     assert tables["levels"].pictures["levels.png"].startswith(b"\x89PNG")
     assert [row[2] for row in tables["level_steps"].rows] == ["Size"]
     assert any("1 dialogues have no reply" in note for note in tables["levels"].notes)
@@ -134,8 +129,7 @@ def test_tables_have_a_row_a_level_and_round_trip(found):
 def test_shown_cases_change_first(asked):
     cases, replies, _ = asked
     assert choose_shown(cases, replies, 3)[:1] == [1]  # wrong at level 0, right at level 1
-    assert sorted(choose_shown(cases, replies, 100)) == list(range(6))
-    assert choose_shown(cases, replies, 0) == []
+    assert (sorted(choose_shown(cases, replies, 100)), choose_shown(cases, replies, 0)) == (list(range(6)), [])
 
 
 def test_without_any_diagnosis_figures_are_undefined():

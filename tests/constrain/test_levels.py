@@ -1,9 +1,9 @@
 """Levels: what each asks and gives, and that no dialogue gives the answer that it asks for."""
 
 import pytest
+from refusals import refuses
 
 from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tools.constrain import command as __main__
 from stepcot_jax.tools.constrain.levels import VARIANTS, choose_levels, make_dialogue, position_of
 
@@ -29,8 +29,7 @@ def test_own_and_true_ask_one_step_and_give_the_known_earlier_ones():
 def test_what_is_asked_is_never_given(variant):
     for level in range(8):
         dialogue = make_dialogue((variant, level), answers=dict(enumerate(TRUTH)), truth=TRUTH)
-        asked = {position_of(field, 7) for field in dialogue.fields}
-        assert not asked & {position for position, _ in dialogue.given}
+        assert not {position_of(field, 7) for field in dialogue.fields} & {position for position, _ in dialogue.given}
 
 
 def test_the_command_names_the_variants():
@@ -39,5 +38,4 @@ def test_the_command_names_the_variants():
 
 @pytest.mark.parametrize("text", ["8", "-1", "1,,2", "1000000", "²"])
 def test_levels_that_are_none(text):
-    with pytest.raises(BadInput, match=r"--levels: .* is not a list of levels from 0 to 7"):
-        choose_levels(text, 7)
+    refuses(r"--levels: .* is not a list of levels from 0 to 7", choose_levels, text, 7)

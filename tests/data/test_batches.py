@@ -14,6 +14,7 @@ import grain
 import msgspec
 import numpy as np
 import pytest
+from refusals import refuses
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.data import reading_ahead
@@ -70,8 +71,7 @@ def test_images_labels_and_index_belong_together():
     for split, batch in ((data.splits.train, train), (data.splits.val, val)):
         assert len(batch["index"]) == 4
         for image, labels, index in zip(batch["images"], batch["labels"], batch["index"], strict=True):
-            assert case_of(image) == split[index]
-            assert labels.tolist() == list(data.cases[split[index]].answers)
+            assert (case_of(image), labels.tolist()) == (split[index], list(data.cases[split[index]].answers))
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
@@ -116,8 +116,7 @@ def test_grey_coloured_and_mixed_batches_are_normalised_alike():
         cases = [data.splits.train[index] for index in batch["index"]]
         expected = normalise(np.stack([data.pixels[case] for case in cases]), PREPROCESSING)
         np.testing.assert_array_equal(batch["images"], expected)
-        assert batch["images"].dtype == np.float32
-        assert len(np.unique(cases)) == 5
+        assert (batch["images"].dtype, len(np.unique(cases))) == (np.float32, 5)
 
 
 def test_workers_give_the_same_batches_from_any_position_and_a_killed_one_ends_in_a_message():
@@ -150,8 +149,7 @@ def read_badly(index):
 def test_what_a_worker_refuses_arrives_as_it_is():
     data = dataset_reading(read_badly)
     iterator = iterate(evaluation_batches(data, "val", batch_size=3), num_threads=1, num_workers=1)
-    with pytest.raises(BadInput, match=f"record {data.splits.val[0]}: cannot be decoded"):
-        next(iterator)
+    refuses(f"record {data.splits.val[0]}: cannot be decoded", next, iterator)
     assert not multiprocessing.active_children()
 
 
@@ -299,8 +297,7 @@ def test_processes_evaluate_every_case_once_and_mark_the_padding(batch_size, cou
         for batch in iterate(batches, num_threads=2):
             shapes.add((len(batches), *batch["images"].shape))
             seen += batch["index"][batch["present"]].tolist()
-    assert sorted(seen) == list(range(7))
-    assert len(shapes) == 1
+    assert (sorted(seen), len(shapes)) == (list(range(7)), 1)
 
 
 def uneven_dataset():
@@ -326,8 +323,7 @@ def share_of_draws(data, sampling):
 
 def test_inverse_frequency_is_that_of_the_last_step():
     rare_at_first, rare_at_last = share_of_draws(uneven_dataset(), "inverse_frequency")
-    assert rare_at_last == pytest.approx(0.5, abs=0.03)
-    assert rare_at_first == pytest.approx(0.5 * 2 / 62, abs=0.01)
+    assert (rare_at_last, rare_at_first) == (pytest.approx(0.5, abs=0.03), pytest.approx(0.5 * 2 / 62, abs=0.01))
 
 
 def test_inverse_frequency_of_steps_is_the_mean_over_the_annotated_ones():

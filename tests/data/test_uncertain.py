@@ -9,6 +9,7 @@ from data.records.test_records import NAMES, change_step, make_record, read, ref
 from data.test_batches import PREPROCESSING
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refuses
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.data.batches import evaluation_batches, training_batches
@@ -20,7 +21,6 @@ from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.data.statistics import compute_statistics
 from stepcot_jax.data.uncertain import UncertainAnswers, make_targets
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.record import Record
 from stepcot_jax.run.run_checks import check_annotated
@@ -74,8 +74,7 @@ def test_the_limits_of_soft_targets_are_hard(weight, treatment):
 def test_a_step_without_a_negative_option_is_refused(treatment):
     chain = Chain((CHAIN.steps[0], Step("Zone", "?", ("Upper", "Lower", "Middle"))))
     message = r"config\.data\.uncertain: .*'Zone' \(2 uncertain training answers\) offers none"
-    with pytest.raises(BadInput, match=message):
-        targets(treatment, chain=chain)
+    refuses(message, targets, treatment, chain=chain)
     assert targets("positive", chain=chain).labels[3, 1] == 1
     rule, certain = UncertainAnswers(treatment), np.full_like(LABELS, NO)
     found = make_targets(labels=LABELS, uncertain=certain, chain=chain, rule=rule)
@@ -121,8 +120,7 @@ def test_the_digest_notices_marks_alone():
     plain, marked = make_dataset(), make_dataset()
     unmarked = dataclasses.replace(marked, cases=plain.cases.with_labels(LABELS.repeat(2, 0), np.full((8, 2), NO)))
     moved = dataclasses.replace(marked, cases=plain.cases.with_labels(LABELS.repeat(2, 0), UNCERTAIN.repeat(2, 0)))
-    assert len({unmarked.digest, moved.digest}) == 2
-    assert plain.digest == marked.digest
+    assert (len({unmarked.digest, moved.digest}), plain.digest) == (2, marked.digest)
 
 
 def test_a_mark_survives_reading_and_writing(root):

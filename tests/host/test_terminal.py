@@ -46,16 +46,14 @@ def test_a_notebook_shows_one_line_a_bar(monkeypatch):
 def test_elsewhere_every_line_stays(monkeypatch):
     text = write(monkeypatch, "io")
     assert "\r" not in text
-    assert text.splitlines()[0] == "training 1/3 0 s left a long note"
-    assert len(text.splitlines()) == 5
+    assert (text.splitlines()[0], len(text.splitlines())) == ("training 1/3 0 s left a long note", 5)
 
 
 def test_a_clock_counts_the_seconds_of_what_reports_no_progress(capsys):
     with Terminal(every_seconds=0.01).clock("compiling"):
         time.sleep(0.2)
     first, *later = capsys.readouterr().err.splitlines()
-    assert first == "compiling"
-    assert set(later) == {"compiling: 0 s"}
+    assert (first, set(later)) == ("compiling", {"compiling: 0 s"})
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from readers.reader_samples import CHAIN, fill, guess, make_sample, read_cells, write_cells, write_folder
+from refusals import refuses
 from sklearn.metrics import accuracy_score, cohen_kappa_score, f1_score, recall_score
 
 from stepcot_jax.annotate.agreement import fleiss_kappa
@@ -153,11 +154,9 @@ def test_a_form_of_another_sample_or_twice_is_refused(sample, forms, answers, ro
     folder, key = sample
     other = make_sample(tmp_path / "other", root, readers=READERS, num_cases=24, seed=1)
     path = fill(tmp_path / "other" / "Ann" / "form.csv", other, answers["Ann"])
-    with pytest.raises(BadInput, match="is of another sample"):
-        read_forms(key, folder, [path])
-    with pytest.raises(BadInput) as caught:
-        read_forms(key, folder, [*forms, forms[1]])
-    assert str(caught.value).startswith(f"{forms[1]}: a second form of Bo (the first is {forms[1]})")
+    refuses("is of another sample", read_forms, key, folder, [path])
+    message = refuses("", read_forms, key, folder, [*forms, forms[1]])
+    assert message.startswith(f"{forms[1]}: a second form of Bo (the first is {forms[1]})")
 
 
 def test_files_that_are_no_forms_are_refused(sample, tmp_path):
@@ -171,10 +170,8 @@ def test_files_that_are_no_forms_are_refused(sample, tmp_path):
     ):
         if content is not None:
             path.write_bytes(content)
-        with pytest.raises(BadInput, match=words):
-            read_forms(key, folder, [path])
-    with pytest.raises(BadInput, match="not a regular file"):
-        read_forms(key, folder, [tmp_path])
+        refuses(words, read_forms, key, folder, [path])
+    refuses("not a regular file", read_forms, key, folder, [tmp_path])
 
 
 def test_changed_images_are_refused(root, tmp_path):
@@ -190,13 +187,10 @@ def test_changed_images_are_refused(root, tmp_path):
     for path in (back / "images" / "case_0002.png", folder / "Ann" / "images" / "case_0001.png"):
         whole = path.read_bytes()
         path.write_bytes(whole[:-1] + b"?")
-        with pytest.raises(BadInput) as caught:
-            read_forms(key, folder, [form])
-        assert str(caught.value).startswith(f"{path} was changed")
+        assert refuses("", read_forms, key, folder, [form]).startswith(f"{path} was changed")
         path.write_bytes(whole)
     (folder / "Ann" / "images" / "case_0003.png").unlink()
-    with pytest.raises(BadInput, match=r"case_0003\.png cannot be read"):
-        read_forms(key, folder, [form])
+    refuses(r"case_0003\.png cannot be read", read_forms, key, folder, [form])
 
 
 def test_accuracy_is_scikit_learns_over_the_cases_with_an_answer(sample, answers, comparison, predictions):
@@ -234,8 +228,7 @@ def test_sensitivity_and_f1_are_scikit_learns_macro_averages(sample, answers, co
         for found, score in ((step.sensitivity, recall_score), (step.f1, f1_score)):
             each = [macro(score, truth[known, place], answers[name][known, place]) for name in READERS]
             assert [found[f"reader {name}"].value for name in READERS] == pytest.approx(each)
-            assert found["readers"].value == pytest.approx(np.mean(each))
-            assert found["teacher"].value == 1.0
+            assert (found["readers"].value, found["teacher"].value) == (pytest.approx(np.mean(each)), 1.0)
             assert found["student"].value == pytest.approx(
                 macro(score, truth[known, place], models["student"][known, place])
             )
@@ -303,8 +296,7 @@ def test_agreement_is_cohens_of_two_and_fleiss_of_all(answers, comparison, sampl
         assert [found.names for found in others[:3]] == [(f"reader {a}", f"reader {b}") for a, b in pairs]
         for (one, other), pair in zip(pairs, others[:3], strict=True):
             assert pair.kappa.value == pytest.approx(cohen_kappa_score(labels[one], labels[other]))
-            assert pair.share.value == pytest.approx(np.mean(labels[one] == labels[other]))
-            assert pair.num_cases == 24
+            assert (pair.share.value, pair.num_cases) == (pytest.approx(np.mean(labels[one] == labels[other])), 24)
         [with_student] = [found for found in others if found.names == ("reader Bo", "student")]
         assert with_student.kappa.value == pytest.approx(cohen_kappa_score(labels["Bo"], student[:, place]))
         assert len(others) == 3 + 6
@@ -376,14 +368,11 @@ def test_a_gains_p_goes_by_patient_and_counts_all_readers(sample, answers, compa
 def test_one_reader_and_no_model_are_enough(sample, answers):
     _, key = sample
     comparison = compare_readers(key, [form_of(key, "Ann", answers["Ann"])], num_resamples=20)
-    assert comparison.models == ()
-    assert comparison.steps[0].agreements == ()
+    assert (comparison.models, comparison.steps[0].agreements) == ((), ())
     assert comparison.steps[0].accuracy["readers"] == comparison.steps[0].accuracy["reader Ann"]
     assert tabulate_agreement(comparison).rows == ()
-    with pytest.raises(BadInput, match="--num-resamples=0"):
-        compare_readers(key, [form_of(key, "Ann", answers["Ann"])], num_resamples=0)
-    with pytest.raises(BadInput, match="FORM is required"):
-        compare_readers(key, [])
+    refuses("--num-resamples=0", lambda: compare_readers(key, [form_of(key, "Ann", answers["Ann"])], num_resamples=0))
+    refuses("FORM is required", compare_readers, key, [])
 
 
 def test_predictions_of_other_cases_are_refused(sample, predictions):

@@ -48,8 +48,7 @@ def test_sentences(report, expected):
 
 def test_a_sentence_is_quoted_as_it_is_and_searched_on_one_line():
     (sentence,) = split_sentences("No free\n  intraperitoneal air.")
-    assert sentence.text == "No free\n  intraperitoneal air."
-    assert sentence.line == "No free intraperitoneal air."
+    assert (sentence.text, sentence.line) == ("No free\n  intraperitoneal air.", "No free intraperitoneal air.")
     (mention,) = read_report("The heart is\n  mildly\nenlarged.").mentions
     assert (mention.finding, mention.status) == ("Cardiomegaly", Status.STATED)
 

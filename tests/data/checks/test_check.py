@@ -127,8 +127,7 @@ def test_bad_records_stop_or_are_skipped_as_in_a_run(root):
     write_all(root, records)
     stopped, skipped = facts_of(root), facts_of(root, on_bad_record="skip")
     assert "2 of 15 records are bad" in stopped["stops"][0]
-    assert skipped["stops"] == []
-    assert (skipped["cases"], skipped["set_aside"]) == (13, 2)
+    assert (skipped["stops"], skipped["cases"], skipped["set_aside"]) == ([], 13, 2)
     assert try_run(root, on_bad_record="skip") is None
     reason = next(each for each in skipped["set_aside_reasons"] if "answer" in each["reason"])
     assert reason["examples"][0]["record"] == 5
@@ -142,19 +141,16 @@ def test_ways_to_look_at_images(root):
     assert (seen["images_unreadable"], seen["images_found"], seen["stops"]) == (None, 15, [])
     assert (ignored["images_unreadable"], ignored["images_found"], ignored["stops"]) == (None, None, [])
     (root / records_of(root)[4]["image_path"]).unlink()
-    assert facts_of(root, images="exists")["images_missing"] == 1
-    assert facts_of(root, images="none")["stops"] == []
+    assert (facts_of(root, images="exists")["images_missing"], facts_of(root, images="none")["stops"]) == (1, [])
 
 
 def test_equal_pictures_are_named_with_their_splits(root):
     (train, *_), (test, *_) = read_rows(root, "train"), read_rows(root, "test")
     shutil.copy(root / train[1], root / test[1])
     facts = facts_of(root)
-    assert facts["images_with_equal_pixels"] == 1
-    assert sorted(facts["equal_images"][0]) == sorted([train[1], test[1]])
+    assert (facts["images_with_equal_pixels"], sorted(facts["equal_images"][0])) == (1, sorted([train[1], test[1]]))
     found = {each["image_path"]: (each["patient_id"], each["splits"]) for each in facts["leaks"][0]}
-    assert found == {train[1]: (train[0], ["train"]), test[1]: (test[0], ["test"])}
-    assert facts["stops"] == []
+    assert (found, facts["stops"]) == ({train[1]: (train[0], ["train"]), test[1]: (test[0], ["test"])}, [])
 
 
 def test_shards_are_read_as_a_run_reads_them(root, tmp_path):
@@ -176,8 +172,7 @@ def test_json_has_the_same_facts(root, tmp_path, capsys):
     assert check(root, "--json", tmp_path / "facts.json") == 0
     assert "Diagnosis" in capsys.readouterr().out
     assert check(root, "--json", "-") == 0
-    on_stdout = json.loads(capsys.readouterr().out)
-    assert on_stdout == json.loads((tmp_path / "facts.json").read_text()) == facts_of(root)
+    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "facts.json").read_text()) == facts_of(root)
 
 
 def test_nothing_of_reports_or_patients_but_their_identifiers_is_printed(root, capsys):
@@ -206,8 +201,7 @@ def test_a_terminal_gets_the_same_tables_by_rich(root):
 
 
 def test_wrong_arguments_and_folders_are_refused(tmp_path):
-    assert check(tmp_path / "nowhere")[0] == 2
-    assert check(tmp_path)[0] == 2
+    assert (check(tmp_path / "nowhere")[0], check(tmp_path)[0]) == (2, 2)
     for arguments in (["--max-megapixels", "0"], ["--max-megapixels", "inf"], ["--num-threads", "0"]):
         assert "must be above 0" in check(tmp_path, *arguments)[1]
 
@@ -292,8 +286,7 @@ def test_real_box_list(shared):
     assert (facts["boxes"], facts["images_with_boxes"], facts["images_with_one_box_label"]) == (984, 880, 787)
     assert (facts["records"], facts["cases"], facts["stops"]) == (880, 787, [])
     facts = facts_of(shared / "data" / "nih_chestxray8", images="exists")
-    assert facts["images_missing"] == 787
-    assert len(facts["stops"]) == 1
+    assert (facts["images_missing"], len(facts["stops"])) == (787, 1)
 
 
 def test_steps_with_one_answer_are_told_before_training(root):

@@ -5,6 +5,7 @@ import shutil
 
 import msgspec
 import pytest
+from refusals import refuses
 
 from stepcot_jax.data.check import find_difference
 from stepcot_jax.data.questions.making import make_phantom_records, write_records
@@ -81,8 +82,7 @@ def test_reasons_keep_their_field_and_are_counted_together(damaged, capsys):
     _, facts = _check(damaged, "--images=none", capsys=capsys)
     reasons = {each["reason"]: each["count"] for each in facts["set_aside_reasons"]}
     first = "references[…].box: … is not [x1, y1, x2, y2] with 0 <= x1 < x2 and 0 <= y1 < y2"
-    assert reasons.pop(first) == 2
-    assert reasons.pop("references[…].box: Expected `array` of length 4") == 1
+    assert (reasons.pop(first), reasons.pop("references[…].box: Expected `array` of length 4")) == (2, 1)
     (label, leaving) = sorted(reasons, reverse=True)
     assert label.startswith("references[…].label: … is not a name")
     assert leaving.startswith("references[…].box: … leaves the picture")
@@ -97,15 +97,13 @@ def test_bad_lines_stop_or_are_set_aside(damaged, capsys):
     with (damaged / "records.jsonl").open("a") as file:
         file.write('{"id": "x"}\n')
     code, facts = _check(damaged, "--images=none", capsys=capsys)
-    assert code == 1
-    assert facts["set_aside"] == 1
+    assert (code, facts["set_aside"]) == (1, 1)
     assert "records.jsonl: 1 of 121 lines are bad" in facts["stops"][0]
     (reason,) = facts["set_aside_reasons"]
     assert reason["examples"][0]["record"] == 121
     assert "image_path" in reason["reason"]
     code, facts = _check(damaged, "--images=none", "--on-bad-record=skip", capsys=capsys)
-    assert code == 0
-    assert facts["stops"] == []
+    assert (code, facts["stops"]) == (0, [])
 
 
 def test_missing_and_unreadable_images_stop_a_run_and_the_way_on_is_named(damaged, folder, capsys):
@@ -122,8 +120,7 @@ def test_missing_and_unreadable_images_stop_a_run_and_the_way_on_is_named(damage
     assert f"records.jsonl: {missing}" in facts["stops"]
     assert _check(damaged, "--images=exists", capsys=capsys)[1]["set_aside"] == 4
     for root in (damaged / "none", damaged / "images"):
-        with pytest.raises(BadInput, match=r"a folder with records\.jsonl \(reasoning records\)"):
-            main(["check", str(root)])
+        refuses(r"a folder with records\.jsonl \(reasoning records\)", main, ["check", str(root)])
 
 
 def test_patients_in_several_splits_stop_a_run(damaged, capsys):
@@ -147,8 +144,7 @@ def test_records_that_a_dialect_cannot_write_are_noted(damaged, capsys):
         changed[place] = msgspec.structs.replace(changed[place], question=f"{changed[place].question} {tokens}")
     write_records(damaged, changed)
     code, facts = _check(damaged, "--images=none", capsys=capsys)
-    assert code == 0
-    assert [each["written"] for each in facts["formats"]] == [120, 120, 0, 0, 120]
+    assert (code, [each["written"] for each in facts["formats"]]) == (0, [120, 120, 0, 0, 120])
     assert any("120 records cannot be written in dialect lvkc (stages: none" in note for note in facts["notes"])
     assert "120 records are in no split" in facts["notes"]
     assert facts["control_tokens"] == {"<|im_end|>": 2, "<image>": 1, "</think>": 1}

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from refusals import refuses
 
 from stepcot_jax.data.images.image_files import check_images
 from stepcot_jax.data.images.preprocessing import (
@@ -62,10 +63,9 @@ def png(*, width, height, depth, colour_type, rows, extra=b""):
 
 
 def refusal(path, **settings):
-    with pytest.raises(BadInput) as caught:
-        decode_image(path, **settings)
-    assert str(path) in str(caught.value)
-    return str(caught.value)
+    message = refuses("", decode_image, path, **settings)
+    assert str(path) in message
+    return message
 
 
 def palette():
@@ -298,8 +298,7 @@ SENSELESS = [{"size": 0}, {"std": (1.0, 0.0, 1.0)}, {"mean": (1.0, 2.0)}, {"mean
 
 @pytest.mark.parametrize("settings", SENSELESS)
 def test_refuses_preprocessing_that_makes_no_sense(settings):
-    with pytest.raises(BadInput, match=f"preprocessing {next(iter(settings))}: "):
-        Preprocessing(**{"size": 8, **settings})
+    refuses(f"preprocessing {next(iter(settings))}: ", Preprocessing, **{"size": 8, **settings})
 
 
 @pytest.fixture
@@ -336,11 +335,9 @@ def test_check_images_visits_all_in_order_but_what_is_known_by_its_content(colle
 def test_check_images_stops_at_unreadable_images_or_sets_them_aside(collection):
     for number in (1, 5):
         (collection.root / f"{number}.png").write_bytes(b"")
-    with pytest.raises(BadInput, match=r"data\.json, record 1 \(image_path '1\.png'\).*; 1 more of the 6 records are"):
-        check_images(collection)
+    refuses(r"data\.json, record 1 \(image_path '1\.png'\).*; 1 more of the 6 records are", check_images, collection)
     indices = []
     checked = check_images(collection, on_bad_record="skip", visit=lambda index, _: indices.append(index))
-    assert [case.image for case in checked.cases] == ["0.png", "2.png", "4.png", "6.png"]
-    assert indices == [0, 1, 2, 3]
+    assert ([case.image for case in checked.cases], indices) == (["0.png", "2.png", "4.png", "6.png"], [0, 1, 2, 3])
     assert [(aside.record, aside.image_path) for aside in checked.set_aside] == [(n, f"{n}.png") for n in (1, 3, 5)]
     assert check_images(checked) == checked

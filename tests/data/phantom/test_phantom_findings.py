@@ -63,8 +63,7 @@ def test_every_box_lies_where_the_answers_say(index, seed, size):
             continue
         if mark.box.label not in ("Emphysema", "Lymphadenopathy"):
             assert mark.side in SIDES[drawn.side]
-        from_midline = frame.x[int(centre[1]), int(centre[0])] - shot.scene.anatomy.midline
-        assert from_midline * mark.side > -frame.pixel
+        assert (frame.x[int(centre[1]), int(centre[0])] - shot.scene.anatomy.midline) * mark.side > -frame.pixel
         is_lesion = mark.kind == "focus" and mark.box.label == diagnosis
         peripheral = location in ("Hilar/Mediastinal", "Pleura/Chest wall") and diagnosis not in SPREAD
         lung = _limits(chest.lungs[mark.side] > 0.5)

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from refusals import refuses
 
 from stepcot_jax.box import Box
 from stepcot_jax.data.check import find_difference
@@ -81,7 +82,6 @@ def test_its_records_can_be_written_as_replies(records, dialect):
 
 
 def test_nothing_to_fit_or_to_answer_is_refused():
-    with pytest.raises(BadInput, match="no training records"):
-        fit_baseline([])
+    refuses("no training records", fit_baseline, [])
     with pytest.raises(BadInput, match="no training record of kind 'open'"):
         fit_baseline([_record(1)]).answer(_record(2, "open", answer="x"))

@@ -62,8 +62,7 @@ def test_checks_state_what_the_record_states(dataset):
             assert (written in grounding) == (boxes != {each.corners for each in wrong.references})
         assert (record.stages.visual in analysis) == (record.stages.visual != wrong.stages.visual)
         assert record.stages.knowledge in knowledge
-        answer = wrong.answer if isinstance(wrong.answer, str) else ", ".join(wrong.answer)
-        assert answer in knowledge
+        assert (wrong.answer if isinstance(wrong.answer, str) else ", ".join(wrong.answer)) in knowledge
         assert "<" not in example.check
         wordings.add(example.check.replace(record.stages.visual, "").replace(record.stages.knowledge, "")[:60])
     assert len(wordings) > 10

@@ -77,15 +77,13 @@ MASS = Box("Mass", (10, 10, 30.5, 40), region="")
 
 def test_detection_lists_without_regions_and_facts():
     opened, closed, single, multi = ask_questions(_image([MASS], ["Nodule", "Effusion", "Pneumonia", "Edema"]), seed=0)
-    assert opened.answer == "lung mass"
-    assert opened.references[0].corners == MASS.corners
+    assert (opened.answer, opened.references[0].corners) == ("lung mass", MASS.corners)
     assert opened.thinking.startswith("I look at the **Mass** ([10, 10, 31, 40]) ")
     assert single.options["ABCD".index(single.answer)] == "lung mass"
     assert [multi.options["ABCD".index(letter)] for letter in multi.answer] == ["lung mass"]
     for record in (opened, closed, single, multi):
         assert record.stages is None
-        assert record.preamble == ""
-        assert record.lesion == "Mass"
+        assert (record.preamble, record.lesion) == ("", "Mass")
 
 
 def test_negative_questions_without_regions_have_no_references():
@@ -95,9 +93,7 @@ def test_negative_questions_without_regions_have_no_references():
     ]
     assert {(record.answer, len(record.references)) for record in found} == {("Yes", 1), ("No", 0)}
     no = next(record for record in found if record.answer == "No")
-    assert no.topic == "presence of edema"
-    assert no.provenance["references"] == "none"
-    assert no.cue == "image"
+    assert (no.topic, no.provenance["references"], no.cue) == ("presence of edema", "none", "image")
 
 
 def test_too_little_known_leaves_kinds_out():
@@ -107,8 +103,7 @@ def test_too_little_known_leaves_kinds_out():
     opened, *others = ask_questions(two, seed=0)
     assert opened.accepted_texts == ("edema and lung mass", "lung mass and edema")
     assert [box.label for box in opened.references] == ["Edema", "Mass"]
-    assert [record.kind for record in others] == ["closed", "single", "multi"]
-    assert ask_questions(_image(), seed=0) == ()
+    assert ([record.kind for record in others], ask_questions(_image(), seed=0)) == (["closed", "single", "multi"], ())
 
 
 def test_several_labels_of_one_finding_are_one_option():

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from refusals import refuses
 
 from stepcot_jax.data.phantom import phantom
 from stepcot_jax.data.phantom.anatomy import Frame, render_anatomy
 from stepcot_jax.data.questions.vocabulary import find_regions, host_organ, split_lungs
-from stepcot_jax.host.errors import BadInput
 
 
 def _mask(*boxes, size=64):
@@ -64,8 +64,7 @@ REFUSED = [(_mask(), HEART, "mask of the lungs"), (LUNGS, _mask(), "mask of the 
 
 @pytest.mark.parametrize(("lungs", "heart", "message"), REFUSED)
 def test_masks_that_give_no_regions_are_refused(lungs, heart, message):
-    with pytest.raises(BadInput, match=message):
-        find_regions(lungs, heart)
+    refuses(message, find_regions, lungs, heart)
 
 
 def test_host_is_the_organ_that_covers_most_of_a_box():

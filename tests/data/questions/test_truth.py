@@ -163,8 +163,7 @@ def _check_look(drawing, record, reference, region, box, seen):
     assert tuple(map(float, box)) == reference.corners
     height = drawing.regions["bilateral lung"][3] - drawing.regions["bilateral lung"][1]
     if reference.label in drawing.regions:
-        assert region == reference.label
-        assert tuple(map(int, reference.corners)) == drawing.regions[region]
+        assert (region, tuple(map(int, reference.corners))) == (reference.label, drawing.regions[region])
     else:
         assert drawing.is_box_of(reference.corners, reference.label)
         # Signs beside a lung may lie a little outside of it; a zone is named only where the box is centred in it.
@@ -183,8 +182,7 @@ def _check_look(drawing, record, reference, region, box, seen):
         assert reference.label in LOOKS[seen]
     else:
         first, second, third, _, fifth = drawing.answers[:5]
-        assert TOLD[seen] == (first, second, third, fifth)
-        assert reference.label == drawing.answers[6]
+        assert (TOLD[seen], reference.label) == ((first, second, third, fifth), drawing.answers[6])
 
 
 def _is_true(drawing, record, text):
@@ -378,8 +376,7 @@ def _check_asked_stages(drawing, record):
 def test_organ_covers_the_lesion_most(asked):
     for drawing, _, (record, *_) in asked:
         diagnosis = drawing.answers[6]
-        assert record.lesion == ("" if diagnosis == "Normal" else diagnosis)
-        assert record.modality == "xray"
+        assert (record.lesion, record.modality) == ("" if diagnosis == "Normal" else diagnosis, "xray")
         if diagnosis == "Normal":
             assert record.organ == ""
             continue

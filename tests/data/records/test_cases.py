@@ -31,12 +31,10 @@ cases = st.builds(
 @given(st.lists(cases, max_size=6))
 def test_a_table_returns_its_cases_unchanged(listed):
     table = as_table(listed)
-    assert table == listed
-    assert tuple(table) == table[:]
+    assert (table, tuple(table)) == (listed, table[:])
     assert list(map(repr, table)) == list(map(repr, listed))  # 54 stays 54 and does not become 54.0
     assert as_table(table) is table
-    assert table.labels.shape[0] == len(listed)
-    assert table.count_patients() == len({case.patient for case in listed})
+    assert (table.labels.shape[0], table.count_patients()) == (len(listed), len({case.patient for case in listed}))
     bare = RecordTable(listed, with_texts=False)
     assert [(case.answers, case.uncertain) for case in bare] == [(case.answers, case.uncertain) for case in listed]
     chosen = np.ones(len(listed), bool)

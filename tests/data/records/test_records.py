@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refuses
 
 from stepcot_jax.box import Box
 from stepcot_jax.chain import NOT_ANNOTATED, PUBLISHED_STEPS, Chain, Step
@@ -91,8 +92,7 @@ def test_spellings_that_are_accepted(root):
     other = change_step(make_record("c"), 0, options=["no", "YES ", "N/A"], answer="Yes")
     records = [record, reverse, other, change_step(make_record("d"), 0, answer="  ")]
     collection = read(root, b"\xef\xbb\xbf" + json.dumps(records).encode())
-    assert collection.cases[0].patient == "17"
-    assert collection.chain.steps[0].options == ("No", "Yes", "N/A")
+    assert (collection.cases[0].patient, collection.chain.steps[0].options) == ("17", ("No", "Yes", "N/A"))
     assert [case.answers for case in collection.cases] == [(NOT_ANNOTATED, 1), (0, 1), (1, 1), (NOT_ANNOTATED, 1)]
     assert collection.cases[1].reasoning == ("nothing seen", "")
 
@@ -121,8 +121,7 @@ def test_refuses_a_file_that_is_no_array_of_records(root, content, found):
         assert_says(refusal(root, content, on_bad_record=on_bad_record), found, "expected a JSON array of records")
     (root / "data.json").unlink()
     os.mkfifo(root / "data.json")
-    with pytest.raises(BadInput, match="not a regular file"):
-        read_records(root, step_names=NAMES)
+    refuses("not a regular file", read_records, root, step_names=NAMES)
 
 
 def test_a_file_is_read_in_parts_as_its_records_are_taken(root, monkeypatch):
@@ -318,8 +317,7 @@ def test_written_cases_read_back_equal(tmp_path_factory, chain_with_cases):
     root = tmp_path_factory.mktemp("written")
     write_records(root, chain=chain, cases=cases)
     collection = read_records(root, step_names=[step.name for step in chain.steps], require_images=False)
-    assert collection.cases == cases
-    assert collection.chain == chain
+    assert (collection.cases, collection.chain) == (cases, chain)
 
 
 @given(st.recursive(st.none() | st.integers() | texts, lambda inner: st.lists(inner) | st.dictionaries(texts, inner)))
@@ -339,7 +337,6 @@ def test_reads_the_real_sample(shared, tmp_path):
     assert collection.cases[0].answers == (0, 3, 5, 6, 4, 6, 0)
     assert 100 < sum(NOT_ANNOTATED in case.answers for case in collection.cases) < 489
     write_records(tmp_path, chain=collection.chain, cases=collection.cases)
-    again = read_records(tmp_path, require_images=False)
-    assert dataclasses.replace(again, root=collection.root) == collection
+    assert dataclasses.replace(read_records(tmp_path, require_images=False), root=collection.root) == collection
     original = msgspec.json.decode((shared / "data" / "nih_sample" / "data.json").read_bytes())
     assert msgspec.json.decode((tmp_path / "data.json").read_bytes()) == original

@@ -12,6 +12,7 @@ import openpyxl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refuses
 
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.records.records import SetAside
@@ -129,8 +130,7 @@ def test_formulas_without_stored_values_are_refused_where_they_matter(tmp_path):
     write_tables(tmp_path, {**PATIENT_ROWS, "train": [["patient_id", "n"], ["0001", "=1+1"]]}, suffix="xlsx")
     assert read_splits(tmp_path, CASES) == EXPECTED
     write_tables(tmp_path, {"train": [["patient_id"], ["=1"], ["=1+1"]]}, suffix="xlsx")
-    with pytest.raises(BadInput, match=r"train.xlsx: 2 cells have formulas without stored values; open and save it"):
-        read_splits(tmp_path, CASES)
+    refuses(r"train.xlsx: 2 cells have formulas without stored values; open and save it", read_splits, tmp_path, CASES)
 
 
 @pytest.mark.parametrize("names", [["train"], ["train", "test"], ["val", "test"]])
@@ -219,8 +219,7 @@ def images_of(splits, cases):
 @given(case_lists(), st.integers(-5, 2**40), st.randoms(use_true_random=False))
 def test_made_splits_are_complete_disjoint_and_deterministic(cases, seed, order):
     splits = make_splits(cases, seed=seed)
-    indices = [index for part in splits.by_name().values() for index in part]
-    assert sorted(indices) == list(range(len(cases)))
+    assert sorted([index for part in splits.by_name().values() for index in part]) == list(range(len(cases)))
     patients = [{cases[index].patient for index in part} for part in splits.by_name().values()]
     assert sum(map(len, patients)) == len({case.patient for case in cases})
     assert all(patients)
@@ -310,8 +309,7 @@ def test_joined_cases_are_on_one_side(cases, seed, data):
     of_patients = {(case.patient, split_of[index]) for index, case in enumerate(cases)}
     assert len(of_patients) == len({case.patient for case in cases})
     assert all(split_of[one] == split_of[other] for one, other in joined)
-    reverse = [pair[::-1] for pair in joined[::-1]]
-    assert splits == make_splits(cases, seed=seed, joined=reverse, fractions=fractions)
+    assert splits == make_splits(cases, seed=seed, joined=[pair[::-1] for pair in joined[::-1]], fractions=fractions)
 
 
 def test_refuses_a_group_that_the_smallest_split_cannot_hold():
@@ -319,16 +317,14 @@ def test_refuses_a_group_that_the_smallest_split_cannot_hold():
     chain = [(number, number + 1) for number in range(20, 35)]
     make_splits(cases, seed=0, joined=chain[:-1])
     group = r"16 patients with 16 images of 100 to one group \(one is 'images/20.png'\)"
-    with pytest.raises(BadInput, match=rf"{group}; the smallest split holds 15: a smaller radius"):
-        make_splits(cases, seed=0, joined=chain)
+    refuses(rf"{group}; the smallest split holds 15: a smaller radius", make_splits, cases, seed=0, joined=chain)
 
 
 @pytest.mark.parametrize(
     "fractions", [(0.7, 0.2, 0.2), (1.0, 0.0, 0.0), (1.2, -0.1, -0.1), (0.5, 0.5), (float("nan"),) * 3]
 )
 def test_refuses_fractions_that_are_none(fractions):
-    with pytest.raises(BadInput, match=r"split fractions: .* three numbers above 0 with sum 1"):
-        make_splits(CASES, seed=0, fractions=fractions)
+    refuses(r"split fractions: .* three numbers above 0 with sum 1", make_splits, CASES, seed=0, fractions=fractions)
 
 
 def test_a_manifest_names_images_and_accepts_its_own_data(tmp_path):
@@ -345,10 +341,9 @@ def test_a_manifest_names_images_and_accepts_its_own_data(tmp_path):
 
 
 def manifest_refusal(path, splits=EXPECTED, cases=CASES):
-    with pytest.raises(BadInput) as caught:
-        check_manifest(path, splits, cases)
-    assert_says(str(caught.value), str(path))
-    return str(caught.value)
+    message = refuses("", check_manifest, path, splits, cases)
+    assert_says(message, str(path))
+    return message
 
 
 ALTERED = [
