@@ -28,7 +28,7 @@ def refusal(path):
     return message
 
 
-def test_csv(tmp_path):
+def test_every_layout_is_read(tmp_path):
     content = (
         b"\xef\xbb\xbfID, report,Image,note,patient_id\r\n"
         b'r1,"FINDINGS: Clear,\r\n""quite"".\r\nIMPRESSION: Normal.",images\\a.png,x,p1\r\n'
@@ -44,9 +44,6 @@ def test_csv(tmp_path):
         Report("r3", "p3", "Clear.", ("b1.png", "b2.png"), ""),
         Aside("r3", Reason.REPEATED, "the id 'r3' came before"),
     ]
-
-
-def test_json_lines(tmp_path):
     lines = [
         {"id": 7, "report": "Größe", "image": "a.png", "extra": {}},
         {"id": "b", "report": None, "image": None, "origin": "here"},
@@ -60,9 +57,6 @@ def test_json_lines(tmp_path):
         Report("c", "9", "", ("c.png", "d.png"), ""),
         Aside("d", Reason.REPEATED, "the image 'c.png' came before"),
     ]
-
-
-def test_published_layout_whatever_its_chain(tmp_path):
     record = {"patient_id": 3, "image_path": "images/a.png", "origin": None, "report": "Clear.", "vqa_chain": []}
     write(tmp_path, json.dumps([record, {**record, "image_path": "b.png"}]), "data.json")
     expected = [Report(name, "3", "Clear.", (name,), "") for name in ("images/a.png", "b.png")]

@@ -62,19 +62,7 @@ def review(tmp_path, aligned, change=lambda row: None, *, every=True, reviewer="
     return counts, read_records(tmp_path / "out", require_images=False).cases
 
 
-def test_no_cell_of_a_form_is_a_formula(tmp_path, aligned):
-    write_review(tmp_path / "form.csv", aligned, every=True)
-    content = (tmp_path / "form.csv").read_bytes()
-    assert content.startswith(b"\xef\xbb\xbf")
-    cells = [cell for row in csv.reader(io.StringIO(content.decode("utf-8-sig"), newline="")) for cell in row]
-    assert len(cells) == (3 * 7 + 1) * 11
-    starts = [cell for cell in cells if re.match(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]", cell)]
-    assert set(starts) == {"+1", "-1"}  # numbers, not formulas
-    assert "'=HYPERLINK(1)" in cells
-    assert REPORT in cells
-
-
-def test_a_form_has_what_is_disputed_unless_all_is_asked_for(tmp_path, aligned):
+def test_a_form_has_what_is_disputed_unless_all_is_asked_for_and_no_formula(tmp_path, aligned):
     assert write_review(tmp_path / "some.csv", aligned, every=False) == 1
     rows = read_rows(tmp_path / "some.csv")
     assert [row["step"] for row in rows] == [f"Step {number}" for number in range(1, 8)]
@@ -84,6 +72,15 @@ def test_a_form_has_what_is_disputed_unless_all_is_asked_for(tmp_path, aligned):
     refuses("exists", write_review, tmp_path / "all.csv", aligned, every=True)
     with pytest.raises(BadInput, match="do not disagree"):
         write_review(tmp_path / "none.csv", align([tmp_path / "a"] * 2, names=["x", "y"]), every=False)
+    write_review(tmp_path / "form.csv", aligned, every=True)
+    content = (tmp_path / "form.csv").read_bytes()
+    assert content.startswith(b"\xef\xbb\xbf")
+    cells = [cell for row in csv.reader(io.StringIO(content.decode("utf-8-sig"), newline="")) for cell in row]
+    assert len(cells) == (3 * 7 + 1) * 11
+    starts = [cell for cell in cells if re.match(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]", cell)]
+    assert set(starts) == {"+1", "-1"}  # numbers, not formulas
+    assert "'=HYPERLINK(1)" in cells
+    assert REPORT in cells
 
 
 def test_agreement_and_review_from_the_command_line(tmp_path, capsys):
@@ -167,7 +164,7 @@ def test_incomplete_altered_and_contradictory_forms_are_refused_by_row_and_colum
     assert not (tmp_path / "out" / "data.json").exists()
 
 
-def test_rows_that_are_missing_moved_or_new_are_refused(tmp_path, aligned):
+def test_rows_that_are_missing_moved_or_new_and_other_odd_input_are_refused(tmp_path, aligned):
     form = tmp_path / "form.csv"
     write_review(form, aligned, every=True)
     fill(form)
@@ -185,10 +182,6 @@ def test_rows_that_are_missing_moved_or_new_are_refused(tmp_path, aligned):
         csv.writer(text).writerows(content)
         form.write_text(text.getvalue(), encoding="utf-8", newline="")
         refuses(re.escape(words), apply_review, form, aligned, every=True, reviewer="x", folder=tmp_path / "out")
-
-
-def test_other_odd_input_is_refused(tmp_path, aligned):
-    form = tmp_path / "form.csv"
     for content in (b"\xff", b'"a', b"a,b\n"):
         form.write_bytes(content)
         refuses(r"form\.csv", apply_review, form, aligned, every=True, reviewer="x", folder=tmp_path / "out")

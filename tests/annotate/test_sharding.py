@@ -140,11 +140,20 @@ def test_a_report_in_two_shards_or_none_and_a_changed_shard_are_refused(tmp_path
     refuses(r"shards/1/set_aside.jsonl cannot be read", merge, folders, tmp_path / "out")
 
 
-def test_a_folder_holds_one_shard(tmp_path, source):
+def test_a_folder_holds_one_shard_and_one_killed_while_it_is_replaced_is_not_merged(tmp_path, source, monkeypatch):
     main([str(source), f"--out={tmp_path / 'a'}", "--shard=0/5"])
     with pytest.raises(BadInput, match=r"a holds shard 0/5, expected 1/5; each shard needs its own folder"):
         main([str(source), f"--out={tmp_path / 'a'}", "--shard=1/5", "--overwrite"])
     refuses(r"a/data.json exists", main, [str(source), f"--out={tmp_path / 'a'}", "--shard=0/5"])
+    folders = annotate_shards(source, tmp_path / "shards", count=2)
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "write_records", stop)
+    with pytest.raises(KeyboardInterrupt):
+        main([str(source), f"--out={folders[0]}", "--shard=0/2", "--overwrite"])
+    refuses(r"shard 0/2 is not complete \(data\.json is missing\)", merge, folders, tmp_path / "merged")
 
 
 def entries(folder):
@@ -213,15 +222,3 @@ def test_merged_shards_of_a_language_model_have_the_ledger_of_one_run(tmp_path, 
     with MisbehavingServer() as server:
         main(command(source, folders[2], server, *more, "--shard=2/3", "--repairs=1", "--overwrite"))
     refuses(r"was made with other settings \(repairs: 1 instead of 2\)", merge, folders, tmp_path / "other")
-
-
-def test_a_shard_that_is_killed_while_it_is_replaced_is_not_merged(tmp_path, source, monkeypatch):
-    folders = annotate_shards(source, tmp_path / "shards", count=2)
-
-    def stop(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(runner, "write_records", stop)
-    with pytest.raises(KeyboardInterrupt):
-        main([str(source), f"--out={folders[0]}", "--shard=0/2", "--overwrite"])
-    refuses(r"shard 0/2 is not complete \(data\.json is missing\)", merge, folders, tmp_path / "merged")

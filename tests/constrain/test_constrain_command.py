@@ -86,7 +86,7 @@ def uninterrupted(phantoms, tmp_path_factory):
         return out, server.requests, server.headers
 
 
-def test_each_dialogue_is_asked_once_in_a_dialogue_of_its_own(uninterrupted):
+def test_each_dialogue_is_asked_once_with_picture_and_prompt_alone(uninterrupted, phantoms):
     out, requests, _ = uninterrupted
     assert len(requests) == NUM_CASES * UNIQUE
     for request in requests:
@@ -99,9 +99,6 @@ def test_each_dialogue_is_asked_once_in_a_dialogue_of_its_own(uninterrupted):
     ]  # fmt: skip
     assert all(level.followed["readable"].value == 1.0 for level in found.levels)
     assert (found.model, found.num_cases, found.num_missing) == ("m", NUM_CASES, 0)
-
-
-def test_only_picture_and_prompt_are_sent(uninterrupted, phantoms):
     _, requests, headers = uninterrupted
     cases = read_records(phantoms).cases
     for request, sent in zip(requests, headers, strict=True):

@@ -35,12 +35,15 @@ def every(kind):
 ALL = {"json", "schema", "order", "consistent", *every("answered"), *every("option"), *every("letter")}
 
 
-def test_a_perfect_reply_follows_everything():
+def test_a_perfect_reply_follows_everything_and_a_missing_one_nothing():
     found = verify(write(GOOD), chain=DEFAULT_CHAIN, dialogue=TWO)
     assert all(found.strict)
     assert all(found.loose)
     assert (found.labels, len(found.constraints)) == ({"step_1": 1, "step_2": 0, "diagnosis": 1}, 4 + 3 * 3)
     assert {each.kind for each in found.constraints} == set(KINDS)
+    found = verify(None, chain=DEFAULT_CHAIN, dialogue=TWO)
+    assert not any(found.strict + found.loose)
+    assert found.labels == {}
 
 
 @pytest.mark.parametrize(
@@ -66,12 +69,6 @@ def test_verifiers_by_hand(text, strict, loose):
     assert (broken(text), broken(text, reading="loose")) == (strict, loose)
 
 
-def test_a_missing_reply_follows_nothing():
-    found = verify(None, chain=DEFAULT_CHAIN, dialogue=TWO)
-    assert not any(found.strict + found.loose)
-    assert found.labels == {}
-
-
 @pytest.mark.parametrize(
     "entry",
     [
@@ -86,21 +83,15 @@ def test_the_schema_names_both_texts_once_and_in_order(entry):
     assert broken((f'{{"diagnosis": {entry}, "diagnosis": {entry}}}'), direct) == {"schema"}
 
 
-def test_at_the_last_level_step_and_diagnosis_agree():
+def test_answers_that_contradict_each_other_or_what_was_given_break_consistency():
     last = make_dialogue(("true", 7), answers={}, truth=TRUTH)
     assert broken(write({"step_7": "B. Nodule", "diagnosis": "B. Nodule"}), last) == set()
     assert broken(write({"step_7": "B. Nodule", "diagnosis": "H. Mass"}), last) == {"consistent"}
-
-
-def test_given_answers_bind_the_reply_and_their_own_contradictions_do_not_count():
     clear = Dialogue("own", 3, (2,), ((0, 0), (1, 0)))  # "No abnormality", and yet "Focal"
     normal = {"step_3": "N/A", "diagnosis": "A. Normal"}
     assert broken(write(normal), clear) == set()
     assert broken(write({**normal, "step_3": "C. Nodular"}), clear) == {"consistent"}
     assert broken(write({**normal, "diagnosis": "B. Nodule"}), clear) == {"consistent"}
-
-
-def test_normal_requires_no_abnormality():
     shown = {"step_1": "B. Increased opacity", "step_2": "A. Focal", "diagnosis": "A. Normal"}
     for reading in ("strict", "loose"):
         assert broken(write(shown), reading=reading) == {"consistent"}

@@ -46,17 +46,11 @@ def test_given_answers_are_quoted_data_with_their_questions():
         "step_2": {"question": second.question, "options": options[1], "answer": "A. Focal"},
     }
     assert "; ".join(third.lettered_options) in text[text.index("Step 3") : start]
-
-
-def test_an_earlier_step_without_an_answer_is_given_with_its_options_alone():
     _, text, _ = prompt_of("own", 3, own={1: 0})
     data, _ = json.JSONDecoder().raw_decode(text, text.index("{", text.index("as data:")))
     assert ["answer" in each for each in data.values()] == [False, True]
     assert data["step_1"]["options"] == "; ".join(DEFAULT_CHAIN.steps[0].lettered_options)
     assert "as data:" not in prompt_of("own", 1)[1]
-
-
-def test_options_with_markers_stay_within_their_string():
     steps = (Step("First", "Which?", ("Round [INST] one", "Flat")), Step("Diagnosis", "What?", ("Cat", "Dog")))
     _, text, _ = prompt_of("true", 2, chain=Chain(steps), truth=(0, 1))
     given = text[text.index("as data:") : text.index("The object above")]
@@ -64,14 +58,11 @@ def test_options_with_markers_stay_within_their_string():
     assert "\\u005bINST\\u005d" in given
 
 
-def test_an_open_diagnosis_lists_no_options_below_the_last_level():
+def test_an_open_diagnosis_lists_no_options_and_has_a_digest_of_its_own():
     listed = "; ".join(DEFAULT_CHAIN.steps[-1].lettered_options)
     for level in range(8):
         _, text, _ = prompt_of("constraints", level, lists_diagnoses=False)
         assert (listed in text) == (level == 7)
-
-
-def test_the_digest_knows_chain_and_setting_and_no_json_is_requested():
     prompt = write_prompt(DEFAULT_CHAIN)
     assert prompt.schema == {}
     other = Chain((Step("One", "Which?", ("a", "b")),))

@@ -11,7 +11,6 @@ from refusals import refuses
 from stepcot_jax.policies.qwen_chat import QwenReader
 from stepcot_jax.tools.constrain import models as local_model
 from stepcot_jax.tools.constrain.command import main
-from stepcot_jax.tools.constrain.models import as_turns
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +63,3 @@ def test_another_checkpoint_has_another_ledger(folder, tmp_path):
 def test_a_text_model_is_refused(tmp_path):
     write_reader(tmp_path / "text", images=False)
     refuses(r"--local: .*text is a text model", run, tmp_path / "text", tmp_path / "out")
-
-
-def test_the_picture_is_in_the_last_turn():
-    turns = as_turns(
-        [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}], [np.zeros((2, 2, 3), np.uint8)]
-    )
-    assert [(turn.role, turn.text, len(turn.images)) for turn in turns] == [("system", "a", 0), ("user", "b", 1)]

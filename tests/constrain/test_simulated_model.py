@@ -85,7 +85,7 @@ def test_level_1_is_one_comparison_in_all_variants(measured, monkeypatch):
     assert sorted(row[7] for row in rows[1:]) == sorted([*decide(compared), *of_level_1[1:]])
 
 
-def test_a_perfect_model_is_right_and_follows_everything():
+def test_a_perfect_model_follows_everything_and_a_seed_replies_alike():
     cases = make_cases(30)
     skill = Skill(accuracy=(1.0,) * 6, direct=1.0, gains=(0.0,) * 6, losses=(0.0,) * 6)
     model = SimulatedModel(
@@ -94,19 +94,6 @@ def test_a_perfect_model_is_right_and_follows_everything():
     for own in ask(cases, model, make_asking()):
         for answered in own.values():
             assert all(answered.verified.strict), answered
-
-
-def test_an_unannotated_step_changes_nothing_and_is_not_given():
-    truth = np.full((2, 7), NOT_ANNOTATED)
-    truth[:, -1] = 3
-    model = SimulatedModel({}, DEFAULT_CHAIN, skill=SKILL, faults=FAULTS)
-    for key in (("constraints", 6), ("own", 6), ("true", 7)):
-        assert model.expected_accuracy(key, truth) == pytest.approx(0.96 * 0.95 * 0.3)
-    truth[:, -1] = NOT_ANNOTATED
-    assert math.isnan(model.expected_accuracy(("true", 7), truth))
-
-
-def test_the_same_seed_replies_alike_and_variants_share_level_1():
     cases = make_cases(6)
     truth = {case.id: case.truth for case in cases}
 
@@ -117,3 +104,13 @@ def test_the_same_seed_replies_alike_and_variants_share_level_1():
     one, two, other = replies(0), replies(0), replies(1)
     assert one == two != other
     assert all(own[1] == own[8] == own[15] for own in one)
+
+
+def test_an_unannotated_step_changes_nothing_and_is_not_given():
+    truth = np.full((2, 7), NOT_ANNOTATED)
+    truth[:, -1] = 3
+    model = SimulatedModel({}, DEFAULT_CHAIN, skill=SKILL, faults=FAULTS)
+    for key in (("constraints", 6), ("own", 6), ("true", 7)):
+        assert model.expected_accuracy(key, truth) == pytest.approx(0.96 * 0.95 * 0.3)
+    truth[:, -1] = NOT_ANNOTATED
+    assert math.isnan(model.expected_accuracy(("true", 7), truth))

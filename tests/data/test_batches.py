@@ -48,25 +48,17 @@ def case_of(image):
     return round(float((image[0, 0, 0] * PREPROCESSING.std[0] + PREPROCESSING.mean[0]) * 255))
 
 
-def test_a_batch_depends_on_seed_and_step_alone():
+def test_a_batch_depends_on_seed_and_step_and_has_every_case_once_with_its_labels():
     data = dataset()
     one, other = (training_batches(data, batch_size=4, seed=3) for _ in range(2))
     for step in (7, 0, 3, 7):
         for name in ("images", "labels", "index"):
             np.testing.assert_array_equal(one[step][name], other[step][name])
     assert any((one[k]["index"] != training_batches(data, batch_size=4, seed=4)[k]["index"]).any() for k in range(3))
-
-
-def test_every_training_case_comes_once_before_any_comes_again():
-    data = dataset()
     batches = training_batches(data, batch_size=4, seed=0)
     seen = np.concatenate([batches[step]["index"] for step in range(5)])
     assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))
     assert list(seen[:10]) != list(seen[10:])
-
-
-def test_images_labels_and_index_belong_together():
-    data = dataset()
     train, val = training_batches(data, batch_size=4, seed=0)[5], evaluation_batches(data, "val", batch_size=4)[0]
     for split, batch in ((data.splits.train, train), (data.splits.val, val)):
         assert len(batch["index"]) == 4
@@ -146,10 +138,14 @@ def read_badly(index):
     raise BadInput(f"data.json: record {index}: cannot be decoded")
 
 
-def test_what_a_worker_refuses_arrives_as_it_is():
+def test_what_a_worker_refuses_arrives_as_it_is_and_what_cannot_cross_as_a_message():
     data = dataset_reading(read_badly)
     iterator = iterate(evaluation_batches(data, "val", batch_size=3), num_threads=1, num_workers=1)
     refuses(f"record {data.splits.val[0]}: cannot be decoded", next, iterator)
+    assert not multiprocessing.active_children()
+    iterator = reading_ahead.ReadAhead(grain.MapDataset.range(9).map(refuse_oddly), int, num_threads=0, num_workers=1)
+    with pytest.raises(RunStopped, match="ended with exit code 1"):
+        next(iterator)
     assert not multiprocessing.active_children()
 
 
@@ -262,13 +258,6 @@ def refuse_oddly(_):
     raise error
 
 
-def test_an_error_that_cannot_cross_ends_in_a_message():
-    iterator = reading_ahead.ReadAhead(grain.MapDataset.range(9).map(refuse_oddly), int, num_threads=0, num_workers=1)
-    with pytest.raises(RunStopped, match="ended with exit code 1"):
-        next(iterator)
-    assert not multiprocessing.active_children()
-
-
 def test_processes_share_each_batch_and_read_no_more():
     reads = []
 
@@ -321,11 +310,6 @@ def share_of_draws(data, sampling):
     return (drawn < 2).mean(), ((drawn == 2) | (drawn == 3)).mean()
 
 
-def test_inverse_frequency_is_that_of_the_last_step():
-    rare_at_first, rare_at_last = share_of_draws(uneven_dataset(), "inverse_frequency")
-    assert (rare_at_last, rare_at_first) == (pytest.approx(0.5, abs=0.03), pytest.approx(0.5 * 2 / 62, abs=0.01))
-
-
 def test_inverse_frequency_of_steps_is_the_mean_over_the_annotated_ones():
     """By hand: 1 / 62 and 1 / 2 at steps 1 and 3, 1 / 62 at step 2 where it is annotated."""
     at_first = (1 / 2 + 1 / 62 + 1 / 62) / 3
@@ -333,6 +317,8 @@ def test_inverse_frequency_of_steps_is_the_mean_over_the_annotated_ones():
     total = 2 * at_first + 2 * at_last + 60 * (3 / 62) / 3
     found = share_of_draws(uneven_dataset(), "inverse_frequency_of_steps")
     np.testing.assert_allclose(found, [2 * at_first / total, 2 * at_last / total], atol=0.02)
+    rare_at_first, rare_at_last = share_of_draws(uneven_dataset(), "inverse_frequency")
+    assert (rare_at_last, rare_at_first) == (pytest.approx(0.5, abs=0.03), pytest.approx(0.5 * 2 / 62, abs=0.01))
 
 
 def test_augmentation_is_a_function_of_seed_step_and_row():

@@ -123,7 +123,7 @@ def test_the_digest_notices_marks_alone():
     assert (len({unmarked.digest, moved.digest}), plain.digest) == (2, marked.digest)
 
 
-def test_a_mark_survives_reading_and_writing(root):
+def test_a_mark_survives_reading_and_writing_and_needs_an_answer(root):
     collection = read(root, [change_step(make_record(), 1, uncertain=True), make_record("b")])
     doubtful, certain = collection.cases
     assert (doubtful.answers, doubtful.uncertain, doubtful.stated) == ((0, NO), (NO, 1), (0, 1))
@@ -136,9 +136,6 @@ def test_a_mark_survives_reading_and_writing(root):
         [False] * 2,
     ]
     assert written[0]["vqa_chain"][1]["answer"] == "B"
-
-
-def test_a_mark_needs_an_answer_and_is_a_boolean(root):
     record = change_step(make_record(), 0, uncertain=True, answer=None)
     assert "vqa_chain[0].uncertain: true without an answer" in refusal(root, [record])
     assert "vqa_chain[0].uncertain" in refusal(root, [change_step(make_record(), 0, uncertain="yes")])

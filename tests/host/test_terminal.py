@@ -38,12 +38,9 @@ def as_shown(text):
     return lines
 
 
-def test_a_notebook_shows_one_line_a_bar(monkeypatch):
+def test_a_notebook_shows_one_line_a_bar_and_elsewhere_every_line_stays(monkeypatch):
     text = write(monkeypatch, "ipykernel.iostream")
     assert as_shown(text) == ["training 2/3 0 s left", "saved", "training 3/3 0 s left", "done", ""]
-
-
-def test_elsewhere_every_line_stays(monkeypatch):
     text = write(monkeypatch, "io")
     assert "\r" not in text
     assert (text.splitlines()[0], len(text.splitlines())) == ("training 1/3 0 s left a long note", 5)

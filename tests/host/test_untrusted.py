@@ -72,14 +72,17 @@ def test_only_the_listed_modules_open_files_by_themselves():
     assert set(OTHERS) - set(openers) == set()
 
 
-def test_pipes_devices_and_folders_are_refused_at_once(tmp_path):
+def test_what_is_no_regular_file_or_too_large_is_refused_at_once(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "zero").symlink_to("/dev/zero")
     for path in (tmp_path / "pipe", tmp_path / "zero", tmp_path):
         refuses("not a regular file; expected a table", open_untrusted, path, accepted="a table")
-
-
-def test_a_file_that_becomes_a_pipe_after_the_check_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(b"12345")
+    (tmp_path / "link").symlink_to("file")
+    with open_untrusted(tmp_path / "link", accepted="a file", max_bytes=5) as file:
+        assert file.read() == b"12345"
+    refuses("5 bytes, more than 4", open_untrusted, tmp_path / "file", accepted="a file", max_bytes=4)
+    refuses("not a regular file", open_untrusted, tmp_path / "link", accepted="a file", follow=False)
     path = tmp_path / "file"
     path.write_bytes(b"12345")
     regular = path.stat()
@@ -88,15 +91,6 @@ def test_a_file_that_becomes_a_pipe_after_the_check_is_refused(tmp_path, monkeyp
     monkeypatch.setattr(untrusted.os, "stat", lambda *_, **__: regular)
     with pytest.raises(BadInput, match="not a regular file"):  # an open that waits for a writer would never end
         open_untrusted(path, accepted="a table")
-
-
-def test_sizes_and_links(tmp_path):
-    (tmp_path / "file").write_bytes(b"12345")
-    (tmp_path / "link").symlink_to("file")
-    with open_untrusted(tmp_path / "link", accepted="a file", max_bytes=5) as file:
-        assert file.read() == b"12345"
-    refuses("5 bytes, more than 4", open_untrusted, tmp_path / "file", accepted="a file", max_bytes=4)
-    refuses("not a regular file", open_untrusted, tmp_path / "link", accepted="a file", follow=False)
 
 
 def test_limits_come_from_the_environment_and_others_are_refused_by_name(monkeypatch):

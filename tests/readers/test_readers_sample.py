@@ -67,11 +67,22 @@ def test_the_draw_depends_on_seed_and_names_alone():
     assert 15 < sum(drawn[:50]) < 35
 
 
-def test_cases_are_drawn_by_diagnosis_and_those_without_one_are_not(sample):
+def test_cases_are_drawn_by_diagnosis_into_a_form_with_every_option_and_no_formula(sample):
     _, key = sample
     diagnoses = [case.labels[-1] for case in key.cases]
     assert {label: diagnoses.count(label) for label in set(DIAGNOSES)} == {0: 6, 1: 4, 7: 2, -100: 0}
     assert key.chain == CHAIN
+    folder, key = sample
+    rows = read_cells(folder / "Ann" / "form.csv")
+    order = key.readers[0].order
+    assert [(row["case"], row["step"]) for row in rows] == [
+        (str(number), f"Step {place}") for number in order for place in range(1, 8)
+    ]
+    assert [row["image"] for row in rows[::7]] == [f"case_{number:04d}.png" for number in order]
+    assert {row["form"] for row in rows} == {identify_form(key, name="Ann", order=order)}
+    assert [row["options"] for row in rows[:7]] == ["; ".join(step.lettered_options) for step in CHAIN.steps]
+    assert ({row["answer"] for row in rows}, rows[0]["question"]) == ({""}, HOSTILE)
+    assert rows[6]["question"] == "'=What is it?"
 
 
 def test_cases_without_a_diagnosis_may_be_a_stratum_of_their_own(root, tmp_path):
@@ -147,28 +158,11 @@ def test_the_key_comes_back_and_a_sample_is_made_again_alike(sample, root, tmp_p
     assert make_sample(tmp_path / "other", root, seed=1).cases != key.cases
 
 
-def test_a_form_has_a_row_a_question_with_every_option_and_no_formula(sample):
-    folder, key = sample
-    rows = read_cells(folder / "Ann" / "form.csv")
-    order = key.readers[0].order
-    assert [(row["case"], row["step"]) for row in rows] == [
-        (str(number), f"Step {place}") for number in order for place in range(1, 8)
-    ]
-    assert [row["image"] for row in rows[::7]] == [f"case_{number:04d}.png" for number in order]
-    assert {row["form"] for row in rows} == {identify_form(key, name="Ann", order=order)}
-    assert [row["options"] for row in rows[:7]] == ["; ".join(step.lettered_options) for step in CHAIN.steps]
-    assert ({row["answer"] for row in rows}, rows[0]["question"]) == ({""}, HOSTILE)
-    assert rows[6]["question"] == "'=What is it?"
-
-
-def test_names_that_are_no_folders_are_refused():
+def test_names_that_are_no_folders_a_used_folder_and_too_many_cases_are_refused(sample, root, tmp_path):
     for name in ("", "a/b", "..", ".a", "a.", " a", "CON", "nul.x", "a" * 41, "a\n", "a:b", "-a"):
         refuses("--readers", check_names, [name])
     check_names(["Dr. Größe", "reader_2", "x"])
     refuses("not distinct", check_names, ["Ann", "ann"])
-
-
-def test_a_sample_needs_a_new_folder_and_enough_cases(sample, root, tmp_path):
     refuses("is not empty", make_sample, sample[0], root)
     refuses("--num-cases=25 is not 1 to 24", make_sample, tmp_path / "new", root, num_cases=25)
     assert not (tmp_path / "new").exists()
@@ -196,7 +190,7 @@ def test_a_key_that_is_not_as_it_was_written_is_refused(sample, tmp_path, change
     assert message.startswith(str(tmp_path / "key.json"))
 
 
-def test_cases_of_a_run_are_those_it_predicted_with_its_images(root, tmp_path):
+def test_cases_of_a_run_are_those_it_predicted_with_its_images_and_other_data_are_refused(root, tmp_path):
     tested = make_cases()[3:20]
     run = write_run(tmp_path / "run", tested, data__source="folder", data__root=str(root))
     source = open_run(run, "test")
@@ -204,9 +198,6 @@ def test_cases_of_a_run_are_those_it_predicted_with_its_images(root, tmp_path):
     np.testing.assert_array_equal(np.asarray(source.picture(4)), np.asarray(Image.open(root / tested[4].image)))
     assert open_run(run, "test", root=root).cases == source.cases
     refuses(r"val\.npz", open_run, run, "val")
-
-
-def test_other_data_than_the_runs_are_refused(root, tmp_path):
     cases = make_cases()
     changed = [*cases[:2], msgspec.structs.replace(cases[2], answers=(0,) * 7)]
     run = write_run(tmp_path / "labels", changed, data__source="folder", data__root=str(root))

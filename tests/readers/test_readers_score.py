@@ -150,16 +150,13 @@ def test_incomplete_and_altered_forms_are_refused_by_name(sample, answers, tmp_p
         assert word.format(case=key.readers[0].order[0]) in message
 
 
-def test_a_form_of_another_sample_or_twice_is_refused(sample, forms, answers, root, tmp_path):
+def test_a_form_of_another_sample_or_twice_and_files_that_are_none_are_refused(sample, forms, answers, root, tmp_path):
     folder, key = sample
     other = make_sample(tmp_path / "other", root, readers=READERS, num_cases=24, seed=1)
     path = fill(tmp_path / "other" / "Ann" / "form.csv", other, answers["Ann"])
     refuses("is of another sample", read_forms, key, folder, [path])
     message = refuses("", read_forms, key, folder, [*forms, forms[1]])
     assert message.startswith(f"{forms[1]}: a second form of Bo (the first is {forms[1]})")
-
-
-def test_files_that_are_no_forms_are_refused(sample, tmp_path):
     (folder, key), path = sample, tmp_path / "form.csv"
     header = b"form,case,image,step,question,options,answer\r\n"
     for content, words in (
@@ -365,7 +362,7 @@ def test_a_gains_p_goes_by_patient_and_counts_all_readers(sample, answers, compa
         assert step.p_values["student"] == pytest.approx(flip_signs(np.array([*by_patient.values()], np.int64)))
 
 
-def test_one_reader_and_no_model_are_enough(sample, answers):
+def test_one_reader_and_no_model_are_enough_and_predictions_of_other_cases_are_refused(sample, answers, predictions):
     _, key = sample
     comparison = compare_readers(key, [form_of(key, "Ann", answers["Ann"])], num_resamples=20)
     assert (comparison.models, comparison.steps[0].agreements) == ((), ())
@@ -373,10 +370,6 @@ def test_one_reader_and_no_model_are_enough(sample, answers):
     assert tabulate_agreement(comparison).rows == ()
     refuses("--num-resamples=0", lambda: compare_readers(key, [form_of(key, "Ann", answers["Ann"])], num_resamples=0))
     refuses("FORM is required", compare_readers, key, [])
-
-
-def test_predictions_of_other_cases_are_refused(sample, predictions):
-    _, key = sample
     for changes, words in (
         ({"image_path": "images/no.png"}, "case 'images/no.png' is missing"),
         ({"labels": (0,) * 7}, "other labels than in the sample's key"),

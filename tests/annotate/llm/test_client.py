@@ -180,16 +180,13 @@ def test_the_strictest_form_and_the_name_of_the_token_limit_that_the_endpoint_ha
         assert {request["max_completion_tokens"] for request in server.paid} == {2048}
 
 
-def test_an_answer_without_a_count_is_counted_at_its_upper_bound():
+def test_what_has_no_count_is_bounded_from_above():
     with MisbehavingServer(lambda request, number: ("answer_uncounted", GOOD)) as server:
         (reply,), _ = ask(server)
     assert not reply.is_counted
     assert reply.prompt_tokens == bound_prompt_tokens(MESSAGES, PROMPT.schema)
     assert reply.prompt_tokens >= sum(len(message["content"]) for message in MESSAGES)
     assert len(GOOD) <= reply.answer_tokens <= 2048
-
-
-def test_a_picture_is_bounded_by_its_bytes_then_by_four_counted_prompts_and_a_text_by_its_bytes():
     url, (*others, last), schema = f"data:image/png;base64,{'A' * 50_000}", MESSAGES, PROMPT.schema
     content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": last["content"]}]
     shown, text = [*others, {**last, "content": content}], bound_prompt_tokens(MESSAGES, schema)
@@ -199,7 +196,7 @@ def test_a_picture_is_bounded_by_its_bytes_then_by_four_counted_prompts_and_a_te
     assert bound_prompt_tokens(MESSAGES, schema, largest_counted=1) == text
 
 
-def test_the_cap_is_never_passed_and_requests_under_way_are_waited_for():
+def test_the_cap_is_never_passed_and_counts_lost_requests():
     one = sum(NUM_TOKENS)
     bound = bound_prompt_tokens(MESSAGES, PROMPT.schema) + 2048
     budget = Budget(2 * one + bound)
@@ -210,9 +207,6 @@ def test_the_cap_is_never_passed_and_requests_under_way_are_waited_for():
     assert len(stopped) == 5
     assert budget.num_spent == 3 * one <= budget.cap
     assert f"{3 * one} of {budget.cap} tokens" in str(stopped[0])
-
-
-def test_lost_requests_count_towards_the_cap():
     budget = Budget(3 * (bound_prompt_tokens(MESSAGES, PROMPT.schema) + 2048) - 1)
     with MisbehavingServer(lambda request, number: ("hang_up", None)) as server:
         (error,), recorded = ask(server, budget=budget)

@@ -118,15 +118,12 @@ def test_a_quote_that_is_not_in_the_report_is_refused(quote, reason):
     assert caught.value.reason == reason
 
 
-def test_choices():
+def test_choices_texts_and_scores_are_read_or_refused():
     said = 'so: {"reasoning": "", "trust": "Not  sure"}'
     assert read_choice(said, field="trust", accepted=("yes", "not sure")) == "not sure"
     for text in ('{"reasoning": "", "trust": "maybe"}', '{"trust": "yes"}', '{"reasoning": "", "trust": true}', "yes"):
         with pytest.raises(BadAnswer):
             read_choice(text, field="trust", accepted=("yes", "not sure"))
-
-
-def test_texts_and_scores_are_read_or_refused():
     assert read_texts('Sure: {"a": " one\\n two ", "b": "x"}', names=["a", "b"]) == {"a": "one two", "b": "x"}
     for text in ('{"a": ""}', '{"a": ["x"]}', '{"b": "x"}', json.dumps({"a": "x" * (MAX_REASONING + 1)})):
         with pytest.raises(BadAnswer, match="a"):

@@ -59,10 +59,11 @@ def test_seven_answers(text, expected):
     assert [answer or "" for answer in answers(text)] == expected.split("|")
 
 
-def test_answers_cite_their_sentences():
+def test_answers_cite_their_sentences_and_a_reason_names_findings_alone():
     text = "FINDINGS: Opacity in the left base. The heart is large. IMPRESSION: Left pneumonia."
     found = annotate_report(report(text)).reasoning
     assert (found[3], found[5], found[6]) == ("Opacity in the left base.", "The heart is large.", "Left pneumonia.")
+    assert refusal("FINDINGS: Mr Smith has a calcified granuloma and emphysema.")[1] == "emphysema, granuloma"
 
 
 DIAGNOSES = """
@@ -166,19 +167,11 @@ def test_what_is_set_aside_and_why(name, text):
     assert refusal(text)[0] == Reason[name]
 
 
-def test_the_reason_names_findings_and_no_text_of_the_report():
-    assert refusal("FINDINGS: Mr Smith has a calcified granuloma and emphysema.")[1] == "emphysema, granuloma"
-
-
-def test_answers_follow_the_order_of_the_chains_options():
+def test_answers_follow_the_order_of_the_chains_options_and_another_chain_is_refused():
     first, *rest = DEFAULT_CHAIN.steps
     turned = Chain((dataclasses.replace(first, options=first.options[::-1]), *rest))
     text = report("IMPRESSION: Small effusion.")
     assert (annotate_report(text).labels[0], annotate_report(text, chain=turned).labels[0]) == (1, 2)
-
-
-def test_another_chain_is_refused_by_name():
-    first, *rest = DEFAULT_CHAIN.steps
     other = Chain((dataclasses.replace(first, options=("Yes", "No")), *rest))
     refuses(r"'Detection'.*'No abnormality'", lambda: annotate_report(report("IMPRESSION: Mass."), chain=other))
     refuses("7", lambda: annotate_report(report("IMPRESSION: Mass."), chain=Chain((first,))))

@@ -35,7 +35,7 @@ def two(tmp_path):
     return one, write(tmp_path / "two", [other, change(closed, answer="Yes")], ["c", "d", "e"])
 
 
-def test_figures_by_hand(two):
+def test_figures_by_hand_are_printed_and_written_and_nothing_in_common_is_refused(two, tmp_path, capsys):
     (opened, closed, both), num_items, kappa = compare_records(*two)
     assert (opened.kind, opened.num_records, opened.answers, opened.regions) == ("open", 1, 1.0, pytest.approx(1 / 3))
     assert (closed.num_records, closed.answers, closed.regions, closed.texts) == (1, 0.0, 1.0, 1.0)
@@ -43,18 +43,12 @@ def test_figures_by_hand(two):
     assert 0.5 < opened.texts < 1
     # Of a, b, c, d: both keep a and b, one keeps c, nobody d. Observed 3/4, expected (3/4)(1/2) + (1/4)(1/2) = 1/2.
     assert (num_items, kappa) == (4, pytest.approx(0.5))
-
-
-def test_the_command_prints_and_writes(two, tmp_path, capsys):
     main(["agree", *map(str, two), f"--out={tmp_path / 'out'}"])
     printed = capsys.readouterr().out
     assert "| all | 2 | 0.500 | 0.667 |" in printed
     assert "4 items: Cohen's kappa 0.500" in printed
     assert json.loads((tmp_path / "out" / "agreement.json").read_text())["annotators"] == ["one", "two"]
     refuses("two annotators; got 1", main, ["agree", str(two[0])])
-
-
-def test_nothing_in_common_is_refused_and_missing_asides_are_none(two, tmp_path):
     (two[1] / "set_aside.jsonl").unlink()
     assert math.isnan(compare_records(*two)[2])
     other = write(tmp_path / "other", [msgspec.structs.replace(RECORD, id="z")], [])

@@ -252,7 +252,7 @@ def test_tables_are_refused_exactly_where_a_run_refuses_them(tmp_path_factory, d
         assert np.flatnonzero(member[scan.good]).tolist() == list(indices)
 
 
-def test_memory_does_not_grow_with_the_texts(tmp_path):
+def test_memory_does_not_grow_with_the_texts_and_a_record_takes_few_bytes(tmp_path):
     shared = {"origin": "", "report": "x" * 20_000, "vqa_chain": [STEP]}
     write_all(tmp_path, [{"patient_id": f"{n}", "image_path": f"i/{n}.png", **shared} for n in range(1500)])
     tracemalloc.start()
@@ -260,9 +260,6 @@ def test_memory_does_not_grow_with_the_texts(tmp_path):
     assert tracemalloc.get_traced_memory()[1] < 8e6  # of a file of 30 MB
     tracemalloc.stop()
     assert len(scan.table) == 1500
-
-
-def test_many_records_take_few_bytes_each():
     table = RecordTable(with_texts=False)
     tracemalloc.start()
     for number in range(5000):
@@ -273,14 +270,11 @@ def test_many_records_take_few_bytes_each():
     assert (table.count_patients(), table[7].patient) == (5000, "patient-00000007")
 
 
-def test_real_sample(shared):
+def test_real_sample_and_real_box_list(shared):
     facts = facts_of(shared / "data" / "nih_sample")
     assert (facts["records"], facts["cases"], facts["patients"], facts["stops"]) == (589, 589, 434, [])
     assert (facts["images_found"], facts["images_unreadable"], facts["pictures_in_several_splits"]) == (589, 0, 0)
     assert {split["name"]: split["cases"] for split in facts["splits"]} == {"train": 403, "val": 101, "test": 85}
-
-
-def test_real_box_list(shared):
     facts = facts_of(shared / "data" / "nih_chestxray8", images="none")
     assert facts["layout"] == "chestxray8"
     assert (facts["boxes"], facts["images_with_boxes"], facts["images_with_one_box_label"]) == (984, 880, 787)

@@ -50,13 +50,10 @@ def test_refuses_links_that_lead_out_even_if_they_are_made_after_the_first_look(
     refuses(r"images/a\.png: .* is a link out of the data root", images.read, 0)
 
 
-def test_refuses_what_is_missing_or_no_file(root):
+def test_refuses_what_is_missing_no_file_or_large_before_reading_it(root):
     os.mkfifo(root / "pipe.png")
     for path, found in (("none.png", "does not exist"), ("images", "is not a file"), ("pipe.png", "is not a file")):
         assert str(root / path) in refuses(found, files(root, path).read, 0)
-
-
-def test_refuses_large_files_before_reading_them(root):
     with (root / "images/a.png").open("wb") as file:
         file.truncate(10**12)  # a hole: nobody could read it whole
     refuses(r"images/a\.png: 1000000000000 bytes, more than 100", lambda: files(root, "images/a.png").read(0))

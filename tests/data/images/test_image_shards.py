@@ -60,7 +60,7 @@ def settings(root, **changes):
     return small_settings(data__source="folder", data__root=str(root), **changes)
 
 
-def test_shards_hold_the_files_byte_for_byte(folder, sharded):
+def test_shards_hold_the_files_byte_for_byte_and_train_as_they_do(folder, sharded):
     images, paths = files_of(sharded)
     assert len(paths) == NUM_CASES
     assert len(read_index(sharded).shards) > 3
@@ -72,9 +72,10 @@ def test_shards_hold_the_files_byte_for_byte(folder, sharded):
     assert {path.name for path in sharded.iterdir() if path.suffix != ".array_record"} == {
         *("data.json", INDEX_NAME, ".lock")
     }
-
-
-def test_training_reads_either_form(folder, sharded):
+    index = read_index(sharded)
+    images = ShardFiles(sharded, index, index.shards[0].paths, max_bytes=5)
+    refuses("more than 5", images.read, 0)
+    refuses(r"no image 'other\.png'", ShardFiles, sharded, index, ["other.png"], max_bytes=5)
     preprocessing = Preprocessing(32)
     from_files, from_shards = (load_dataset(settings(root), preprocessing=preprocessing) for root in (folder, sharded))
     assert from_files.digest == from_shards.digest
@@ -238,10 +239,3 @@ def test_other_layouts_become_data_roots(tmp_path):
     assert collection.chain.steps[-1].options[collection.cases[1].answers[-1]] == "Normal"
     images, _ = files_of(tmp_path / "out")
     assert images.read(5) == (root / "5.png").read_bytes()
-
-
-def test_a_file_larger_than_any_image_is_refused(sharded):
-    index = read_index(sharded)
-    images = ShardFiles(sharded, index, index.shards[0].paths, max_bytes=5)
-    refuses("more than 5", images.read, 0)
-    refuses(r"no image 'other\.png'", ShardFiles, sharded, index, ["other.png"], max_bytes=5)

@@ -315,7 +315,7 @@ def collection(tmp_path):
     return collection
 
 
-def test_check_images_visits_all_in_order_but_what_is_known_by_its_content(collection):
+def test_check_images_visits_all_but_what_is_known_and_stops_or_sets_aside_at_unreadable_ones(collection):
     visited, watched, known = [], [], (collection.root / "2.png").read_bytes()
 
     def watch(cases):
@@ -330,9 +330,6 @@ def test_check_images_visits_all_in_order_but_what_is_known_by_its_content(colle
     assert check_images(collection, is_known=is_known, visit=visit, progress=watch, num_threads=3) == collection
     assert [(index, int(pixels.max())) for index, pixels in visited] == [(0, 0), (1, 1), (3, 4), (4, 5), (5, 6)]
     assert watched == [case.image for case in collection.cases]
-
-
-def test_check_images_stops_at_unreadable_images_or_sets_them_aside(collection):
     for number in (1, 5):
         (collection.root / f"{number}.png").write_bytes(b"")
     refuses(r"data\.json, record 1 \(image_path '1\.png'\).*; 1 more of the 6 records are", check_images, collection)

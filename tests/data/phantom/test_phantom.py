@@ -40,12 +40,9 @@ def _same(first, second):
     )
 
 
-def test_same_seed_same_case_in_any_order(flat_cases):
+def test_same_seed_same_case_in_any_order_and_size_changes_pixels_only(flat_cases):
     for index in (7, 3, 140):
         assert _same(draw_case(index, seed=5, size=64, prevalence="flat"), flat_cases[index])
-
-
-def test_size_changes_pixels_only(flat_cases):
     assert draw_case(1, seed=5, size=16, prevalence="flat").image.shape == (16, 16)
     for index in range(12):
         larger = draw_case(index, seed=5, size=128, prevalence="flat")
@@ -57,7 +54,7 @@ def test_size_changes_pixels_only(flat_cases):
         assert labels == labels_larger
 
 
-def test_answers_agree_with_each_other_and_all_occur(flat_answers):
+def test_answers_agree_with_each_other_and_the_diagnosis_does_not_settle_them(flat_answers):
     same = {("Effusion", "Pleural effusion"), ("Pneumothorax", "Pneumothorax"), ("Cardiomegaly", "Cardiomegaly")}
     for answers in flat_answers:
         detection, distribution, pattern, location, _, secondary, diagnosis = answers
@@ -71,9 +68,6 @@ def test_answers_agree_with_each_other_and_all_occur(flat_answers):
         assert distribution != "N/A" or diagnosis in ("Normal", "Cardiomegaly")
     for step, found in zip(DEFAULT_CHAIN.steps, zip(*flat_answers, strict=True), strict=True):
         assert set(found) == set(step.options)
-
-
-def test_diagnosis_does_not_settle_the_other_steps(flat_answers):
     for diagnosis in DIAGNOSIS_OPTIONS[1:]:
         chains = collections.Counter(answers for answers in flat_answers if answers[6] == diagnosis)
         assert max(chains.values()) < 0.25 * chains.total()
@@ -88,7 +82,7 @@ def test_prevalence_is_within_binomial_bounds(prevalence):
         assert abs(found[diagnosis] - NUM_ANSWERED * share) <= (4 * math.sqrt(NUM_ANSWERED * share * (1 - share)) + 1)
 
 
-def test_boxes_lie_inside_and_name_the_diagnosis(flat_cases):
+def test_boxes_masks_and_reasoning_say_what_the_answers_say(flat_cases):
     for case in flat_cases:
         answers, labels = _texts(case.case.answers), {box.label for box in case.boxes}
         assert bool(labels) == (answers[6] != "Normal")
@@ -99,6 +93,18 @@ def test_boxes_lie_inside_and_name_the_diagnosis(flat_cases):
             assert min(box.size) > 0
             assert min(box.x1, box.y1) >= 0
             assert max(box.x2, box.y2) <= 64
+    for case in flat_cases:
+        assert not (case.lung_mask & case.heart_mask).any()
+        assert 0.08 < case.lung_mask.mean() < 0.5
+        assert 0.02 < case.heart_mask.mean() < 0.3
+        assert case.lung_mask[:, :32].any()
+        assert case.lung_mask[:, 32:].any()
+        if not case.boxes:
+            assert case.image[case.lung_mask].mean() + 20 < case.image[case.heart_mask].mean()
+    for case in flat_cases:
+        assert len(case.case.reasoning) == 7
+        for phrase in case.case.reasoning:
+            assert phrase == "The report names none." or phrase.split('"')[1] in case.case.report
 
 
 @pytest.mark.parametrize("size", [48, 96])
@@ -118,17 +124,6 @@ def test_findings_change_the_picture_inside_their_boxes(size):
         assert math.sqrt(energy[inside].mean()) > 4  # grey levels of 255
 
 
-def test_masks_are_where_lungs_and_heart_are(flat_cases):
-    for case in flat_cases:
-        assert not (case.lung_mask & case.heart_mask).any()
-        assert 0.08 < case.lung_mask.mean() < 0.5
-        assert 0.02 < case.heart_mask.mean() < 0.3
-        assert case.lung_mask[:, :32].any()
-        assert case.lung_mask[:, 32:].any()
-        if not case.boxes:
-            assert case.image[case.lung_mask].mean() + 20 < case.image[case.heart_mask].mean()
-
-
 def test_one_patient_in_six_has_several_images_of_one_origin_and_anatomy():
     images = collections.Counter(phantom._patient(index, seed=4) for index in range(1500))
     assert sum(count > 1 for count in images.values()) / len(images) == pytest.approx(1 / 6)
@@ -142,13 +137,6 @@ def test_one_patient_in_six_has_several_images_of_one_origin_and_anatomy():
             assert other.case.origin == first.case.origin
             assert other.scene.healthy.right_width == first.scene.healthy.right_width
             assert other.pose != first.pose
-
-
-def test_reasoning_quotes_the_report(flat_cases):
-    for case in flat_cases:
-        assert len(case.case.reasoning) == 7
-        for phrase in case.case.reasoning:
-            assert phrase == "The report names none." or phrase.split('"')[1] in case.case.report
 
 
 def test_export_reads_back_equal(tmp_path):

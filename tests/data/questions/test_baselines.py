@@ -36,6 +36,9 @@ def test_majority_and_median_by_hand():
     assert told.thinking == "The usual answer to this question, with the usual boxes."
     assert baseline.answer(_record(9, topic="u")).references == ()
     assert baseline.answer(_record(9, topic="unseen")).answer == "Yes"  # three of five
+    refuses("no training records", fit_baseline, [])
+    with pytest.raises(BadInput, match="no training record of kind 'open'"):
+        fit_baseline([_record(1)]).answer(_record(2, "open", answer="x"))
 
 
 def test_options_are_judged_by_how_often_they_were_right_where_offered():
@@ -79,9 +82,3 @@ def test_its_records_can_be_written_as_replies(records, dialect):
     for record in records[300:340]:
         told = baseline.answer(record)
         assert find_difference(told, write_reply(told, dialect), dialect) == ""
-
-
-def test_nothing_to_fit_or_to_answer_is_refused():
-    refuses("no training records", fit_baseline, [])
-    with pytest.raises(BadInput, match="no training record of kind 'open'"):
-        fit_baseline([_record(1)]).answer(_record(2, "open", answer="x"))

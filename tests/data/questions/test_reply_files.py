@@ -85,15 +85,13 @@ def test_halves_of_surrogate_pairs_are_replaced(tmp_path, text, is_upper):
     assert read(tmp_path, line).replies == {"a": re.sub("[\ud800-\udfff]", "\ufffd", joined)}
 
 
-def test_a_missing_reply(tmp_path):
+def test_a_missing_reply_and_names_of_models(tmp_path):
     assert read(tmp_path, '{"id": "a", "reply": "x"}', missing="wrong").replies == {"a": "x"}
     assert read(tmp_path, '{"id": "a", "reply": "x"}', missing="skip").replies == {"a": "x"}
     refuses("no reply to 1 of 2 records, the first 'b'", read, tmp_path, '{"id": "a", "reply": "x"}', missing="stop")
     with pytest.raises(BadInput, match=r"absent\.jsonl: does not exist; expected one reply per line"):
         read_replies(tmp_path / "absent.jsonl", name="m", chosen={"a"}, known=IDS)
 
-
-def test_names_of_models():
     def named(*paths):
         return name_models([pathlib.Path(path) for path in paths])
 

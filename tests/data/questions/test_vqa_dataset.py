@@ -120,9 +120,6 @@ def test_splits_are_made_by_patient_unless_records_name_them(tmp_path):
     named = ["train", "test", "val", "train", "val", "test"]
     kept = load_vqa_dataset(_settings(_write(tmp_path / "named", records=_records(split=named))))
     assert [record.split for record in kept.records[::2]] == named
-
-
-def test_validation_patients_are_taken_from_training_where_there_are_none(tmp_path):
     records = _records(40, split=["train"] * 16 + ["test"] * 4)
     dataset = load_vqa_dataset(_settings(_write(tmp_path, records=records)))
     splits = [record.split for record in dataset.records]

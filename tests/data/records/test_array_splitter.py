@@ -61,15 +61,6 @@ def test_arrays_are_split_as_msgspec_splits_them(array, how, cuts, space):
     assert elements == split(content, range(len(content)))
 
 
-@pytest.mark.parametrize("num_backslashes", range(6))
-@pytest.mark.parametrize("quote", ["", '"', '",', '"]'])
-def test_backslashes_before_quotes_are_counted_across_chunks(num_backslashes, quote):
-    array = ["a" + "\\" * num_backslashes + quote, "b], [", "\\" * num_backslashes]
-    content = json.dumps(array).encode()
-    for cuts in itertools.combinations(range(len(content)), 2):
-        assert [json.loads(element) for element in split(content, cuts)] == array
-
-
 @settings(max_examples=50)
 @given(st.lists(values, max_size=4), st.data())
 @example([{"a": 'x\\"]'}], None)

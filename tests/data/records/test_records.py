@@ -84,8 +84,11 @@ def test_reads_labels_text_and_chain(root):
     assert (collection.cases[1].report, collection.cases[1].origin) == ("", "")
 
 
-def test_spellings_that_are_accepted(root):
-    """Null and blank answers, steps in any order, unknown fields, numeric patients, a byte order mark, odd options."""
+def test_wordings_and_spellings_that_are_accepted(root, caplog):
+    other = [change_step(make_record(name), 0, question="Something?") for name in "bc"]
+    assert read(root, [make_record("a"), *other]).chain.steps[0].question == "Anything?"
+    message = "2 records word a question differently than record 0, whose wording is used"
+    assert [record.getMessage() for record in caplog.records] == [f"{root / 'data.json'}: {message}"]
     record = change_step(make_record(patient_id=17, extra={"nested": [1]}), 0, confidence=0.5, answer=None)
     reverse = make_record("b")
     reverse["vqa_chain"].reverse()
@@ -95,13 +98,6 @@ def test_spellings_that_are_accepted(root):
     assert (collection.cases[0].patient, collection.chain.steps[0].options) == ("17", ("No", "Yes", "N/A"))
     assert [case.answers for case in collection.cases] == [(NOT_ANNOTATED, 1), (0, 1), (1, 1), (NOT_ANNOTATED, 1)]
     assert collection.cases[1].reasoning == ("nothing seen", "")
-
-
-def test_other_wordings_of_a_question_are_counted_once(root, caplog):
-    other = [change_step(make_record(name), 0, question="Something?") for name in "bc"]
-    assert read(root, [make_record("a"), *other]).chain.steps[0].question == "Anything?"
-    message = "2 records word a question differently than record 0, whose wording is used"
-    assert [record.getMessage() for record in caplog.records] == [f"{root / 'data.json'}: {message}"]
 
 
 FILES = [
@@ -186,14 +182,6 @@ def test_a_bad_record_is_named_with_its_field_and_without_its_report(root, damag
     assert "Example" not in message
 
 
-def test_skipping_keeps_the_options_of_most(root):
-    odd = change_step(make_record("a"), 1, options=["A. Normal", "B. Nodule"], answer="A")
-    collection = read(root, [odd, make_record("b"), make_record("c")], on_bad_record="skip")
-    assert collection.chain.steps[1].options == ("Normal", "Mass")
-    assert [aside.record for aside in collection.set_aside] == [0]
-    assert_says(collection.set_aside[0].reason, "differ from", "in record 1")
-
-
 @pytest.mark.parametrize(
     "again", ["images/a.png", "./images/a.png", "images//a.png", "images\\a.png", "images/link.png"]
 )
@@ -268,6 +256,11 @@ def test_bad_records_stop_with_their_number_or_are_set_aside_each_with_its_reaso
     assert_says(message, "record 1 ", "2 more of the 5 records are bad", "data.on_bad_record=skip")
     assert "\n" not in message
     assert_says(refusal(root, [records[1], [7]], on_bad_record="skip"), "record 0", "no record is valid")
+    odd = change_step(make_record("a"), 1, options=["A. Normal", "B. Nodule"], answer="A")
+    collection = read(root, [odd, make_record("b"), make_record("c")], on_bad_record="skip")
+    assert collection.chain.steps[1].options == ("Normal", "Mass")
+    assert [aside.record for aside in collection.set_aside] == [0]
+    assert_says(collection.set_aside[0].reason, "differ from", "in record 1")
 
 
 def test_quarantine_is_one_json_object_a_line(tmp_path):

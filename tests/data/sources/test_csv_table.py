@@ -236,15 +236,12 @@ def test_any_bytes_are_a_collection_or_bad_input(tmp_path_factory, content):
         assert str(error).startswith(f"{root}/cases.csv")  # noqa: PT017
 
 
-def test_a_question_mark_behind_an_answer_marks_it_uncertain(tmp_path):
+def test_a_question_mark_behind_an_answer_marks_it_uncertain_and_one_of_an_option_does_not(tmp_path):
     write(tmp_path, "image,diagnosis\na.png,Pneumonia?\nb.png,B ?\nc.png,Pneumonia\n")
     possible, letter, stated = read(tmp_path).cases
     assert possible.stated == stated.answers  # the density follows from the diagnosis, and is as uncertain
     assert (set(possible.answers), letter.stated[-1], letter.answers[-1]) == ({NOT_ANNOTATED}, 1, NOT_ANNOTATED)
     assert stated.uncertain == ()
-
-
-def test_a_question_mark_of_an_option_is_no_mark(tmp_path):
     chain = [{"name": "Anything", "question": "Is there?", "options": ["No", "Yes?"]}]
     (tmp_path / "chain.json").write_text(json.dumps(chain))
     write(tmp_path, "image,anything\na.png,Yes?\nb.png,Yes??\n")

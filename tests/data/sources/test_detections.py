@@ -202,11 +202,14 @@ def phantoms(tmp_path_factory):
     return root
 
 
-def test_phantom_folders_are_the_phantoms_that_were_drawn(phantoms):
+def test_phantom_folders_are_the_phantoms_that_were_drawn_and_no_vinbigdata(phantoms, tmp_path):
     for index, image in enumerate(read_detections(phantoms, with_normal=True)):
         drawn, _ = ground_phantom(index, seed=1, size=64)
         assert image == msgspec.structs.replace(drawn, provenance=image.provenance)
         assert image.facts["side"] in ("", "right", "left", "bilateral")
+    (tmp_path / "boxes.csv").write_text("image_path,label,x,y,width,height\n")
+    (tmp_path / "train.csv").write_text("patient_id,image_path\n1,a.png\n")
+    assert detect_detection_layout(tmp_path) == "phantom"
 
 
 def test_earlier_exports_have_neither_side_nor_regions_of_findings(phantoms, tmp_path):
@@ -222,12 +225,6 @@ def test_earlier_exports_have_neither_side_nor_regions_of_findings(phantoms, tmp
             for number in range(10):
                 asked = ask_questions(msgspec.structs.replace(image, id=f"{image.id}{number}"), seed=0)
                 assert not any(text.startswith("clear") for record in asked for text in record.options)
-
-
-def test_a_phantom_folder_with_split_tables_is_no_vinbigdata(phantoms, tmp_path):
-    (tmp_path / "boxes.csv").write_text("image_path,label,x,y,width,height\n")
-    (tmp_path / "train.csv").write_text("patient_id,image_path\n1,a.png\n")
-    assert detect_detection_layout(tmp_path) == "phantom"
 
 
 NO_LISTS = [

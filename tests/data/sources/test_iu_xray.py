@@ -99,9 +99,6 @@ def test_real_counts(raw, reports):
     assert sum(len(report.images) for report in reports) == in_bytes(rb"<parentImage ", raw) == 3673
     assert sum(not report.images for report in reports) == sum(b"<parentImage" not in content for content in raw) == 48
     assert sum(len(report.mesh) for report in reports) == in_bytes(rb"<major>\s*[^<\s]", raw)
-
-
-def test_real_projection_counts(reports):
     counts = collections.Counter((image.projection, image.decided_by) for report in reports for image in report.images)
     expected = {("frontal", "descriptors"): 1812, ("lateral", "descriptors"): 1717, ("undecided", ""): 98}
     assert counts == expected | {("frontal", "order"): 23, ("lateral", "order"): 23}

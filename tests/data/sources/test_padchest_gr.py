@@ -142,20 +142,6 @@ def test_patients_come_from_the_master_table(tmp_path, folder, caplog):
     assert not caplog.text
 
 
-def test_master_tables_that_cannot_be_used(tmp_path):
-    first, other = ("1", "mass", "train", "P1", "F", "61"), ("1", "mass", "train", "P2", "F", "61")
-    nobody = ("1", "mass", "train", "", "F", "61")
-    bad = {
-        (nobody,): "row 2: study and patient are required",
-        (first, other): "row 3: the study has another patient than",
-    }
-    for rows, message in bad.items():
-        write_table(tmp_path, *rows)
-        refuses(message, read_master_table, tmp_path / "master_table.csv")
-    (tmp_path / "master_table.csv").write_text("StudyID,Patient\n1,2\n")
-    refuses(r"columns \['StudyID', 'Patient'\] lack PatientID", read_master_table, tmp_path / "master_table.csv")
-
-
 UPSIDE_DOWN = [[0, 0, 1, 1], [1, 0, 1, 1]]
 BAD = [
     ({"StudyID": None}, "Expected `int | str`, got `null` - at `$[1].StudyID`"),
@@ -185,12 +171,23 @@ def test_bad_studies(tmp_path, changes, message):
     assert "There is" not in str(error.value)  # no report in messages
 
 
-def test_roots_that_cannot_be_used(tmp_path):
+def test_roots_and_master_tables_that_cannot_be_used(tmp_path):
     refuses("has no grounded_reports", read_padchest_gr, tmp_path)
     (tmp_path / "grounded_reports_20240819.json").write_text('[{"StudyID": "1", "ImageID"')
     refuses("grounded_reports_20240819", read_padchest_gr, tmp_path)
     (tmp_path / "grounded_reports_1.json").write_text("[]")
     refuses(r"grounded_reports_1\.json, grounded_reports_20240819\.json", read_padchest_gr, tmp_path)
+    first, other = ("1", "mass", "train", "P1", "F", "61"), ("1", "mass", "train", "P2", "F", "61")
+    nobody = ("1", "mass", "train", "", "F", "61")
+    bad = {
+        (nobody,): "row 2: study and patient are required",
+        (first, other): "row 3: the study has another patient than",
+    }
+    for rows, message in bad.items():
+        write_table(tmp_path, *rows)
+        refuses(message, read_master_table, tmp_path / "master_table.csv")
+    (tmp_path / "master_table.csv").write_text("StudyID,Patient\n1,2\n")
+    refuses(r"columns \['StudyID', 'Patient'\] lack PatientID", read_master_table, tmp_path / "master_table.csv")
 
 
 FRACTIONS = st.lists(st.floats(0, 1), min_size=2, max_size=2, unique=True).map(sorted)

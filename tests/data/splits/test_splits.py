@@ -327,7 +327,7 @@ def test_refuses_fractions_that_are_none(fractions):
     refuses(r"split fractions: .* three numbers above 0 with sum 1", make_splits, CASES, seed=0, fractions=fractions)
 
 
-def test_a_manifest_names_images_and_accepts_its_own_data(tmp_path):
+def test_a_manifest_names_images_and_accepts_its_own_data_in_the_same_splits(tmp_path):
     path = tmp_path / "run" / "splits.json"
     write_manifest(path, EXPECTED, CASES, source="made")
     content = json.loads(path.read_text())
@@ -338,6 +338,11 @@ def test_a_manifest_names_images_and_accepts_its_own_data(tmp_path):
     check_manifest(path, Splits((3, 4), (2,), (0, 1)), CASES[::-1])
     check_manifest(path, Splits((0, 1), (2,), (3,)), CASES[:4], set_aside=[SetAside(4, "images/e.png", "")])
     check_manifest(path, EXPECTED, [msgspec.structs.replace(case, report="new") for case in CASES])
+    path = tmp_path / "splits.json"
+    write_manifest(path, EXPECTED, CASES, source="tables")
+    message = manifest_refusal(path, Splits((0, 1), (3, 4), (2,)))
+    assert_says(message, "3 of 5 images are in another split now (first 'images/c.png': val there")
+    assert_says(manifest_refusal(path, Splits((0, 1), (2,), (3,)), CASES[:4]), "do not match the data")
 
 
 def manifest_refusal(path, splits=EXPECTED, cases=CASES):
@@ -384,14 +389,6 @@ def test_refuses_a_manifest_that_does_not_fit_the_data(tmp_path, name):
     path = tmp_path / "splits.json"
     write_manifest(path, EXPECTED, CASES, source="tables")
     assert_says(manifest_refusal(path, cases=cases), "the splits do not match the data", found)
-
-
-def test_a_run_that_goes_on_has_to_keep_its_splits(tmp_path):
-    path = tmp_path / "splits.json"
-    write_manifest(path, EXPECTED, CASES, source="tables")
-    message = manifest_refusal(path, Splits((0, 1), (3, 4), (2,)))
-    assert_says(message, "3 of 5 images are in another split now (first 'images/c.png': val there")
-    assert_says(manifest_refusal(path, Splits((0, 1), (2,), (3,)), CASES[:4]), "do not match the data")
 
 
 def test_made_splits_stay_the_same_with_every_version_of_python():

@@ -140,9 +140,6 @@ def test_flow_of_answers(tables, cases):
             expected[step.name, name_of(step, labels[0]), following.name, name_of(following, labels[1])] += 1
     assert {tuple(cell.removeprefix("'") for cell in row[:4]): int(row[4]) for row in rows} == expected
     assert all(expected.values())
-
-
-def test_flow_without_the_usual_first_answer(cases):
     usual = collections.Counter(case.answers[0] for case in cases).most_common(1)[0][0]
     rest = count([case for case in cases if case.answers[0] != usual]).flows
     assert [flow.tolist() for flow in count(cases).rest_flows] == [flow.tolist() for flow in rest]
