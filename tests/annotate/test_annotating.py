@@ -93,8 +93,7 @@ def test_replies_are_scored_from_texts_as_from_a_file(tmp_path):
     assert scores[0].figures["replies"]["format"]["all"]["value"] == pytest.approx(1 - 1 / len(records))
     assert sc.score_replies(records, dict.fromkeys(texts, "The answer is yes."), **how).dialect == "free"
     for replies, changes, words in (
-        ({"x": ""}, {}, "'x' is not the id of a record"),
-        (texts, {"split": "val"}, "no record of split 'val'"),
+        *(({"x": ""}, {}, "'x' is not the id of a record"), (texts, {"split": "val"}, "no record of split 'val'")),
         (texts, {"open_score": "relative"}, "needs a judge"),
         (texts, {"dialect": "latin"}, "dialect must be one of"),
     ):

@@ -29,8 +29,7 @@ def test_agreement_of_four_reports_by_hand():
         coded("IMPRESSION: Normal chest.", "normal"),
         coded("IMPRESSION: Mass in the right apex.", "Mass/lung/apex/right"),
         coded("IMPRESSION: Nodule in the left base.", "Mass/lung/base/left"),
-        coded("IMPRESSION: Pacemaker.", "normal"),
-        coded("IMPRESSION: Clear.", "Hernia, Hiatal"),
+        *(coded("IMPRESSION: Pacemaker.", "normal"), coded("IMPRESSION: Clear.", "Hernia, Hiatal")),
     ]
     *_, location, _, _, diagnosis = measure(reports)
     assert (diagnosis.num_reports, diagnosis.accuracy) == (4, 0.5)

@@ -306,8 +306,7 @@ def test_a_source_is_never_overwritten(tmp_path, six):
     main([str(six), f"--out={tmp_path}", "--images=none", "--overwrite"])  # beside its table
     before = (tmp_path / "data.json").read_bytes()
     for source, more, words in (
-        (tmp_path, [], "data.json exists"),
-        (tmp_path, ["--overwrite"], "data.json is the source itself"),
+        *((tmp_path, [], "data.json exists"), (tmp_path, ["--overwrite"], "data.json is the source itself")),
         (tmp_path / "data.json", ["--overwrite"], "data.json is the source itself"),
         (tmp_path / "gone" / "reports.csv", ["--overwrite"], "does not exist"),
     ):

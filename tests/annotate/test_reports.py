@@ -40,8 +40,7 @@ def test_every_layout_is_read(tmp_path):
     )
     assert list(read_reports(write(tmp_path, content))) == [
         Report("r1", "p1", 'FINDINGS: Clear,\r\n"quite".\r\nIMPRESSION: Normal.', ("images/a.png",), ""),
-        Report("r2", "p2", "", (), ""),
-        Report("r3", "p3", "Clear.", ("b1.png", "b2.png"), ""),
+        *(Report("r2", "p2", "", (), ""), Report("r3", "p3", "Clear.", ("b1.png", "b2.png"), "")),
         Aside("r3", Reason.REPEATED, "the id 'r3' came before"),
     ]
     lines = [
@@ -52,10 +51,8 @@ def test_every_layout_is_read(tmp_path):
     ]
     path = write(tmp_path, "\ufeff" + "\n\n".join(map(json.dumps, lines)), "r.jsonl")
     assert list(read_reports(path)) == [
-        Report("7", "7", "Größe", ("a.png",), ""),
-        Report("b", "b", "", (), "here"),
-        Report("c", "9", "", ("c.png", "d.png"), ""),
-        Aside("d", Reason.REPEATED, "the image 'c.png' came before"),
+        *(Report("7", "7", "Größe", ("a.png",), ""), Report("b", "b", "", (), "here")),
+        *(Report("c", "9", "", ("c.png", "d.png"), ""), Aside("d", Reason.REPEATED, "the image 'c.png' came before")),
     ]
     record = {"patient_id": 3, "image_path": "images/a.png", "origin": None, "report": "Clear.", "vqa_chain": []}
     write(tmp_path, json.dumps([record, {**record, "image_path": "b.png"}]), "data.json")

@@ -23,8 +23,7 @@ def aligned(tmp_path):
     hostile = {"report": "=HYPERLINK(1)", "reasoning": ("@SUM(1)", "+1", "-1", "\t=1", " =1", "\uff1d1", "why")}
     cases = [
         make_case("1", report=REPORT, provenance={"annotator": "rules"}),
-        make_case("2", MASS, image="=cmd/2.png", **hostile),
-        make_case("3"),
+        *(make_case("2", MASS, image="=cmd/2.png", **hostile), make_case("3")),
         make_case("1", image="images/1b.png", report=REPORT, provenance={"annotator": "rules"}),
     ]
     other = [cases[0], make_case("2", image="=cmd/2.png", **hostile), cases[2], cases[3]]

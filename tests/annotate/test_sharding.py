@@ -20,8 +20,7 @@ from stepcot_jax.tools.annotate.command import main
 TEXTS = (
     "FINDINGS: The lungs are clear. IMPRESSION: No acute disease.",
     "FINDINGS: There is a small right pleural effusion. IMPRESSION: Effusion.",
-    "FINDINGS: The heart is enlarged. IMPRESSION: Cardiomegaly.",
-    "",
+    *("FINDINGS: The heart is enlarged. IMPRESSION: Cardiomegaly.", ""),
     "FINDINGS: A 2 cm nodule in the left upper lobe. IMPRESSION: Nodule.",
     "FINDINGS: Emphysema. IMPRESSION: Emphysema.",
 )

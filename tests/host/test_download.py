@@ -39,9 +39,7 @@ def test_paths_and_hugging_face_names_are_no_addresses_and_no_folder_is_made_of_
         assert not is_address(place)
     monkeypatch.chdir(tmp_path)
     for write in (
-        make_workdir,
-        lambda path: filling_folder(path).__enter__(),
-        lambda path: writing_folder(path).__enter__(),
+        *(make_workdir, lambda path: filling_folder(path).__enter__(), lambda path: writing_folder(path).__enter__()),
         lambda path: write_whole(path / "file", b""),
     ):
         refuses("is an address; expected a folder", write, pathlib.Path("gs://bucket/run"))

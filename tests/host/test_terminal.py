@@ -59,8 +59,7 @@ def test_a_clock_counts_the_seconds_of_what_reports_no_progress(capsys):
         ("venv/bin", "", "stepcot"),  # activated
         ("", "", "venv/bin/stepcot"),
         ("other", "", "venv/bin/stepcot"),  # another installation comes first
-        ("", "venv", "bin/stepcot"),
-        ("", "other", "{here}/venv/bin/stepcot"),
+        *(("", "venv", "bin/stepcot"), ("", "other", "{here}/venv/bin/stepcot")),
     ],
 )
 def test_a_printed_command_works_in_the_shell_that_printed_it(tmp_path, monkeypatch, path, folder, name):

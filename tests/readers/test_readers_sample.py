@@ -171,8 +171,7 @@ def test_names_that_are_no_folders_a_used_folder_and_too_many_cases_are_refused(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda key: key.update(version=2), "$.version"),
-        (lambda key: key["cases"].pop(0), "not 1, 2, 3"),
+        *((lambda key: key.update(version=2), "$.version"), (lambda key: key["cases"].pop(0), "not 1, 2, 3")),
         (lambda key: key["cases"][3]["labels"].__setitem__(6, 9), "case 4: its labels"),
         (lambda key: key["cases"][3].update(sha256="x"), "$.cases[3].sha256"),
         (lambda key: key["readers"][0].update(order=[1]), "reader 'Ann': the order"),
@@ -228,8 +227,7 @@ def test_the_command_writes_a_sample_of_a_run_and_says_who_gets_what(root, tmp_p
     assert f"not for readers: {out / 'key.json'}" in printed
     assert len(read_key(out).cases) == 5
     for flags, words in (
-        ([], "DATA is required"),
-        ([str(root), "--split", "val"], "--split='val' is accepted only with --workdir"),
+        *(([], "DATA is required"), ([str(root), "--split", "val"], "--split='val' is accepted only with --workdir")),
         (["--workdir", str(run), "--layout", "csv"], "--layout='csv' is accepted only without --workdir"),
         (["--workdir", str(tmp_path / "no")], "is not the workdir of a run (no such folder)"),
         ([str(root), "--max-megapixels", "1e-5"], "10 pixels"),

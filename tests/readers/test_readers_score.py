@@ -160,10 +160,8 @@ def test_a_form_of_another_sample_or_twice_and_files_that_are_none_are_refused(s
     (folder, key), path = sample, tmp_path / "form.csv"
     header = b"form,case,image,step,question,options,answer\r\n"
     for content, words in (
-        (None, "cannot be read"),
-        (header, "no rows after the first"),
-        (header + b"1,2\r\n", "row 2 has 2 cells, not 7"),
-        (b"\xff\xfe\x00", "UTF-8"),
+        *((None, "cannot be read"), (header, "no rows after the first")),
+        *((header + b"1,2\r\n", "row 2 has 2 cells, not 7"), (b"\xff\xfe\x00", "UTF-8")),
     ):
         if content is not None:
             path.write_bytes(content)

@@ -157,8 +157,7 @@ def test_requests_of_batches_go_through_their_states(tmp_path):
     journal = tmp_path / "journal.jsonl"
     lines = [
         {"type": "identity", "ledger": "l", "fields": IDENTITY, "num_attempts": 3},
-        {"type": "asked", **to_dict(asked)},
-        {"type": "ended", "id": "n", "how": "failed", "problem": "HTTP 500"},
+        *({"type": "asked", **to_dict(asked)}, {"type": "ended", "id": "n", "how": "failed", "problem": "HTTP 500"}),
         {"type": "learned", "ledger": "l", "form": "plain", "tokens_name": "max_completion_tokens"},
     ]
     journal.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"type": "as')

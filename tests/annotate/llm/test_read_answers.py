@@ -50,8 +50,7 @@ def test_what_is_written_reads_back(labels):
 @pytest.mark.parametrize(
     "text",
     [
-        f"Here is the chain:\n```json\n{TEXT}\n```\nI hope that helps {{truly}}.",
-        f"{TEXT}\n{TEXT}",
+        *(f"Here is the chain:\n```json\n{TEXT}\n```\nI hope that helps {{truly}}.", f"{TEXT}\n{TEXT}"),
         f"{{}} {{not json}} {TEXT}",
         change(step_1={"quote": "Opacity", "reasoning": " because 0\n", "answer": "increased OPACITY"}),
         change(step_1={"quote": "Opacity", "reasoning": "because 0", "answer": "B. Increased opacity"}),

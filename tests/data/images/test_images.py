@@ -148,15 +148,12 @@ def test_orientation_is_applied(tmp_path, kind, tolerance):
 @pytest.mark.parametrize(
     ("content", "found"),
     [
-        (b"", "an empty file"),
-        (b"abcdefgh__", "bytes 61 62 63 64 65 66"),
-        (b"GIF89a__", "is a GIF file"),
+        *((b"", "an empty file"), (b"abcdefgh__", "bytes 61 62 63 64 65 66"), (b"GIF89a__", "is a GIF file")),
         (saved(GREY, "BMP"), "is a BMP file, whatever its name says; convert it to PNG"),
         (b"\xef\xbb\xbf\n<!DOCTYPE html><html>", "is a web page (HTML), not the image"),
         (b"\0\0\0\x18ftypheic____", "is a HEIC, AVIF or MP4 file, whatever its name says; convert it to PNG"),
         (b"\x93NUMPY\x01\0", "is a NumPy array, whatever its name says; pass its pixels"),
-        (b"\x5c\x01\0\0" + bytes(344), "is a NIfTI volume"),
-        (b"<svg xmlns=", "is an SVG drawing"),
+        *((b"\x5c\x01\0\0" + bytes(344), "is a NIfTI volume"), (b"<svg xmlns=", "is an SVG drawing")),
         (b"7z\xbc\xaf'\x1c", "is a 7-Zip archive, whatever its name says; unpack it"),
         (b"<HTML>", "is a web page (HTML), not the image"),
         (
@@ -168,8 +165,7 @@ def test_orientation_is_applied(tmp_path, kind, tolerance):
         (b"\x08\0\x16\0UI\x1a\0" + bytes(30), "is a DICOM file without the preamble"),
         (b"\0\x08\0\x05CS\0\x0aISO_IR 100", "is a DICOM file without the preamble"),
         (b"\x08\0\x05\0\x0a\0\0\0ISO_IR 100", "is a DICOM file without the preamble"),
-        (b"\x89PNG\r\n\x1a\n", "cannot be decoded"),
-        (b"\xff\xd8\xff\xe0", "cannot be decoded"),
+        *((b"\x89PNG\r\n\x1a\n", "cannot be decoded"), (b"\xff\xd8\xff\xe0", "cannot be decoded")),
     ],
 )
 def test_refuses_what_is_neither_png_nor_jpeg(tmp_path, content, found):

@@ -23,11 +23,9 @@ def _record(number, kind="closed", topic="t", answer="Yes", boxes=(), options=()
 
 def test_majority_and_median_by_hand():
     train = [
-        _record(1, answer="No", boxes=[(0, 0, 10, 20)]),
-        _record(2, answer="No", boxes=[(10, 20, 40, 50)]),
+        *(_record(1, answer="No", boxes=[(0, 0, 10, 20)]), _record(2, answer="No", boxes=[(10, 20, 40, 50)])),
         _record(3, answer="Yes", boxes=[(20, 10, 30, 90)], label="b"),
-        _record(4, answer="Yes", boxes=[(0, 0, 1, 1), (0, 0, 1, 1)]),
-        _record(5, topic="u", answer="Yes"),
+        *(_record(4, answer="Yes", boxes=[(0, 0, 1, 1), (0, 0, 1, 1)]), _record(5, topic="u", answer="Yes")),
     ]
     baseline = fit_baseline(train)
     told = baseline.answer(_record(9, answer="Yes", boxes=[(1, 1, 2, 2)], size=(200, 50)))

@@ -86,10 +86,8 @@ def test_a_detection_list_keeps_its_splits_and_paths(tmp_path):
 
 
 REFUSED = [
-    (["--num-cases=2"], "--num-cases must be at least 3"),
-    (["--size=20"], "20 pixels; expected 32 to 4096"),
-    (["--seed=-1"], "seed -1"),
-    (["--source=/nowhere"], "/nowhere: is not a folder"),
+    *((["--num-cases=2"], "--num-cases must be at least 3"), (["--size=20"], "20 pixels; expected 32 to 4096")),
+    *((["--seed=-1"], "seed -1"), (["--source=/nowhere"], "/nowhere: is not a folder")),
     (["--layout=gemex"], "--layout has no effect on --source=phantom"),
     (["--source=x", "--num-cases=9"], "--num-cases has no effect on --source=FOLDER"),
     (["--source=x", "--layout=phantom", "--readers=two"], "--readers: 'two' is not a number or all"),

@@ -18,23 +18,13 @@ def _mask(*boxes, size=64):
 
 def test_regions_lungs_and_hosts_by_hand():
     regions = find_regions(_mask((6, 4, 24, 52), (34, 7, 58, 49)), _mask((22, 30, 46, 50)))
-    assert {region.label: region.corners for region in regions} == {
-        "bilateral lung": (6, 4, 58, 52),
-        "cardiac region": (22, 30, 46, 50),
-        "right lung": (6, 4, 24, 52),
-        "right upper lung zone": (6, 4, 24, 20),
-        "right middle lung zone": (6, 20, 24, 36),
-        "right lower lung zone": (6, 36, 24, 52),
-        "right hilar structures": (18, 20, 24, 36),
-        "right hemidiaphragm": (6, 40, 24, 64),
-        "left lung": (34, 7, 58, 49),
-        "left upper lung zone": (34, 7, 58, 21),
-        "left middle lung zone": (34, 21, 58, 35),
-        "left lower lung zone": (34, 35, 58, 49),
-        "left hilar structures": (34, 21, 42, 35),
-        "left hemidiaphragm": (34, 38, 58, 60),
-        "mediastinum": (22, 4, 46, 50),
-    }
+    parts = ("lung", "upper lung zone", "middle lung zone", "lower lung zone", "hilar structures", "hemidiaphragm")
+    right = [(6, 4, 24, 52), (6, 4, 24, 20), (6, 20, 24, 36), (6, 36, 24, 52), (18, 20, 24, 36), (6, 40, 24, 64)]
+    left = [(34, 7, 58, 49), (34, 7, 58, 21), (34, 21, 58, 35), (34, 35, 58, 49), (34, 21, 42, 35), (34, 38, 58, 60)]
+    both = {"bilateral lung": (6, 4, 58, 52), "cardiac region": (22, 30, 46, 50), "mediastinum": (22, 4, 46, 50)}
+    expected = {f"{side} {part}": box for side, own in (("right", right), ("left", left))
+                for part, box in zip(parts, own, strict=True)}  # fmt: skip
+    assert {region.label: region.corners for region in regions} == expected | both
     mask = _mask((10, 10, 50, 40))
     mask[12:, 28] = False
     found = split_lungs(mask)

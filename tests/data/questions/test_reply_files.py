@@ -28,11 +28,8 @@ def test_replies_are_read_by_id_whatever_their_order_and_other_fields(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "finish"),
     [
-        ({}, {}),
-        ({"finish_reason": None}, {}),
-        ({"finish_reason": "done"}, {}),
-        ({"finish_reason": "stop"}, {"a": "stop"}),
-        ({"finish_reason": "MAX_TOKENS"}, {"a": "length"}),
+        *(({}, {}), ({"finish_reason": None}, {}), ({"finish_reason": "done"}, {})),
+        *(({"finish_reason": "stop"}, {"a": "stop"}), ({"finish_reason": "MAX_TOKENS"}, {"a": "length"})),
         ({"finish_reason": "content_filter"}, {"a": "content_filter"}),
         ({"finish_reason": "stop", "refusal": "I cannot help."}, {"a": "refusal"}),
     ],
@@ -52,8 +49,7 @@ def test_finish_reasons(tmp_path, fields, finish, caplog):
         ('{"id": 3, "reply": "x"}', "line 1, id: Expected `str`, got `int`"),
         ('\n{"id": "a", "reply": null}', "line 2, reply: Expected `str`, got `null`"),
         ('{"id": "a", "reply": "x"', "line 1, Input data was truncated"),
-        (b'{"id": "a", "reply": "\xff"}', "line 1"),
-        (b"\xff\xfe{", "UTF-16"),
+        *((b'{"id": "a", "reply": "\xff"}', "line 1"), (b"\xff\xfe{", "UTF-16")),
         ('{"id": "a", "reply": "x", "finish_reason": 3}', "line 1, finish_reason: Expected `str | null`, got `int`"),
         ('{"id": "c", "reply": "x"}', "no reply to any of the 2 chosen records"),
         ('{"id": "a", "reply": "' + "x" * 2**25 + '"}', "line 1: exceeds 33554432 bytes"),

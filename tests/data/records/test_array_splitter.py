@@ -77,8 +77,7 @@ def test_damaged_arrays_are_refused_as_msgspec_refuses_them(array, data):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "the file is empty"),
-        (b'{"a": 1}', "Expected `array`, got `object`"),
+        *((b"", "the file is empty"), (b'{"a": 1}', "Expected `array`, got `object`")),
         (b"x", "not readable as JSON: JSON is malformed: invalid character (byte 0)"),
         (b"[1, 2] x", "not readable as JSON: JSON is malformed: trailing characters (byte 7)"),
         (b"[1,, 2]", "not readable as JSON: JSON is malformed: no value between commas (byte 3)"),

@@ -101,13 +101,10 @@ def test_wordings_and_spellings_that_are_accepted(root, caplog):
 
 
 FILES = [
-    (b"[]", "the array has no records"),
-    (b'{"patient_id": 1}', "Expected `array`, got `object`"),
-    (b'[{"patient_id": "1"', "truncated"),
-    (b"[" * 100_000, "not readable as JSON"),
+    *((b"[]", "the array has no records"), (b'{"patient_id": 1}', "Expected `array`, got `object`")),
+    *((b'[{"patient_id": "1"', "truncated"), (b"[" * 100_000, "not readable as JSON")),
     ('[{"report": "Überblähung"}]'.encode("latin-1"), "not UTF-8 (from byte 13)"),
-    ('[{"report": "x"}]'.encode("utf-16"), "UTF-16"),
-    ('[{"report": "x"}]'.encode("utf-32"), "UTF-32"),
+    *(('[{"report": "x"}]'.encode("utf-16"), "UTF-16"), ('[{"report": "x"}]'.encode("utf-32"), "UTF-32")),
 ]
 
 
@@ -193,14 +190,8 @@ def test_refuses_an_image_twice_and_names_both_records(root, again):
 
 
 ESCAPES = [
-    "../secret.png",
-    "images/../../secret.png",
-    "/etc/passwd",
-    "C:\\x.png",
-    "C:x.png",
-    "\\\\host\\x.png",
-    "..\\x.png",
-    "",
+    *("../secret.png", "images/../../secret.png", "/etc/passwd", "C:\\x.png", "C:x.png", "\\\\host\\x.png"),
+    *("..\\x.png", ""),
 ]
 
 
@@ -222,13 +213,10 @@ def test_refuses_links_out_of_the_data_root(root, tmp_path_factory, require_imag
 
 
 ABSENT = [
-    ("nowhere/none.png", "does not exist"),
-    ("images", "is not a file"),
-    ("images/a.png/b.png", "cannot be read as a path"),
-    ("im\0ages/a.png", "cannot be read as a path"),
+    *(("nowhere/none.png", "does not exist"), ("images", "is not a file")),
+    *(("images/a.png/b.png", "cannot be read as a path"), ("im\0ages/a.png", "cannot be read as a path")),
     ("images/" + "x" * 4000, "cannot be read as a path"),
-    ("images/" + "x" * 5000, "5007 characters; at most 4096"),
-    ("images/loop.png", "cannot be read as a path"),
+    *(("images/" + "x" * 5000, "5007 characters; at most 4096"), ("images/loop.png", "cannot be read as a path")),
 ]
 
 
@@ -241,10 +229,7 @@ def test_refuses_an_image_that_is_not_there(root, image_path, found):
 
 def test_bad_records_stop_with_their_number_or_are_set_aside_each_with_its_reason(root):
     records = [
-        make_record("a"),
-        make_record("b", report=1),
-        make_record("c"),
-        make_record("a", patient_id="other"),
+        *(make_record("a"), make_record("b", report=1), make_record("c"), make_record("a", patient_id="other")),
         change_step(make_record("d"), 0, answer="Z"),
     ]
     collection = read(root, records, on_bad_record="skip")

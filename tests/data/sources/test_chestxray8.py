@@ -121,12 +121,8 @@ def test_answers_follow_from_the_labels(tmp_path):
     write_entries(tmp_path, *(f"{k:08d}_000.png,{label},0,{k},50,F,AP,{ENTRY_REST}" for k, label in enumerate(labels)))
     collection = read_chestxray8(tmp_path, single_label=False, require_images=False)
     assert [(found := answers(case))[:1] + found[-1:] for case in collection.cases] == [
-        ["No abnormality", "Normal"],
-        ["Decreased opacity", "Pneumothorax"],
-        [None, "Cardiomegaly"],
-        ["Mixed", None],
-        ["Increased opacity", None],
-        [None, None],
+        *(["No abnormality", "Normal"], ["Decreased opacity", "Pneumothorax"], [None, "Cardiomegaly"]),
+        *(["Mixed", None], ["Increased opacity", None], [None, None]),
     ]
     assert [set(answers(case)[1:6]) for case in collection.cases] == [{"N/A"}, *[{None}] * 5]
     assert [aside.record for aside in collection.set_aside] == [5, 6]

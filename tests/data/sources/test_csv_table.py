@@ -62,10 +62,8 @@ def test_all_columns_in_any_spelling(tmp_path):
 def test_a_lone_diagnosis_answers_what_follows_from_it(tmp_path, column):
     write(tmp_path, f"image,{column}\na.png,Normal\nb.png,Pneumothorax\nc.png,G\nd.png,\n")
     assert [answers(case) for case in read(tmp_path).cases] == [
-        ["No abnormality", *["N/A"] * 5, "Normal"],
-        ["Decreased opacity", *[None] * 5, "Pneumothorax"],
-        [None] * 6 + ["Cardiomegaly"],
-        [None] * 7,
+        *(["No abnormality", *["N/A"] * 5, "Normal"], ["Decreased opacity", *[None] * 5, "Pneumothorax"]),
+        *([None] * 6 + ["Cardiomegaly"], [None] * 7),
     ]
     assert read(tmp_path).cases[1].reasoning[0] == "Follows from the diagnosis Pneumothorax."
 
@@ -90,19 +88,14 @@ def test_the_line_by_which_spreadsheets_name_the_separator(tmp_path):
 
 
 ODD_ROWS = [
-    (".png,Mass,1,F,50", None),
-    ("b.png,Mass,1,F", "4 cells instead of 5"),
-    ("b.png,Mass,1,F,50,extra", "6 cells instead of 5"),
-    ("b.png,Mass,1,F,50,,,", None),
+    *((".png,Mass,1,F,50", None), ("b.png,Mass,1,F", "4 cells instead of 5")),
+    *(("b.png,Mass,1,F,50,extra", "6 cells instead of 5"), ("b.png,Mass,1,F,50,,,", None)),
     ("b.png,Edema,1,F,50", "options that are not the published ones go into chain.json beside the table"),
-    ("b.png,=1+1,1,F,50", "'=1+1'"),
-    ("b.png,Mass,,F,50", "column patient_id: is empty"),
+    *(("b.png,=1+1,1,F,50", "'=1+1'"), ("b.png,Mass,,F,50", "column patient_id: is empty")),
     ("b.png,Mass,1,X,50", "column sex: is not F, M, O"),
     ("b.png,Mass,1,F,1970-01-01", "column age: is not a number of years from 0 to 150"),
-    ("b.png,Mass,1\0,F,50", "a cell has a NUL byte"),
-    (",Mass,1,F,50", "column image: "),
-    ("../b.png,Mass,1,F,50", "column image: "),
-    ("./a.png,Mass,1,F,50", "has the same image as row 2"),
+    *(("b.png,Mass,1\0,F,50", "a cell has a NUL byte"), (",Mass,1,F,50", "column image: ")),
+    *(("../b.png,Mass,1,F,50", "column image: "), ("./a.png,Mass,1,F,50", "has the same image as row 2")),
     ('"b.png\n",Mass,1,F,50', None),
 ]
 
@@ -124,8 +117,7 @@ def test_odd_rows(tmp_path, row, message):
 
 
 TABLES = [
-    ("", "is empty"),
-    ("image,label\n", "has no records"),
+    *(("", "is empty"), ("image,label\n", "has no records")),
     ("picture,label\na,Mass\n", r"no image columns in \['picture', 'label'\]; expected image, one or more"),
     ("image,image path,label\na,a,Mass\n", "2 image columns"),
     ("image,label,Label\na,Mass,Mass\n", "column 'label' occurs more than once"),
@@ -183,15 +175,13 @@ def test_a_chain_of_ones_own(tmp_path):
 
 
 CHAINS = [
-    (b"", "expected a JSON array of"),
-    (b"[]", "a chain needs at least one step"),
+    *((b"", "expected a JSON array of"), (b"[]", "a chain needs at least one step")),
     (b'[{"name": "A", "question": "?"}]', "missing required field `options`"),
     (b'[{"name": "A", "question": "?", "options": ["x"]}]', "1 options"),
     (b'[{"name": "A", "question": "?", "options": ["x", "y"], "extra": 1}]', "unknown field `extra`"),
     (json.dumps([SMALL_CHAIN[0], SMALL_CHAIN[0] | {"name": "anything "}]).encode(), "must be distinct"),
     (json.dumps([SMALL_CHAIN[0] | {"name": "patient_id"}]).encode(), "must be distinct"),
-    (b"[" * 100_000, "expected a JSON array"),
-    (b" " * 1_000_001, "1000001 bytes"),
+    *((b"[" * 100_000, "expected a JSON array"), (b" " * 1_000_001, "1000001 bytes")),
 ]
 
 

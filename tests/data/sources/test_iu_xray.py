@@ -119,15 +119,11 @@ def test_real_collection(shared, coding):
 
 
 BAD_FILES = [
-    (b"", "not XML"),
-    (b'<?xml version="1.0" encoding="klingon"?><eCitation/>', "not XML"),
-    (b"<eCitation/>", "uId: ''"),
-    (report_xml("../../etc"), "uId: '../../etc'"),
+    *((b"", "not XML"), (b'<?xml version="1.0" encoding="klingon"?><eCitation/>', "not XML")),
+    *((b"<eCitation/>", "uId: ''"), (report_xml("../../etc"), "uId: '../../etc'")),
     (report_xml(images=image_xml("../x")), "id of a parentImage: '../x'"),
-    (report_xml(findings="&other;"), "not XML"),
-    (report_xml(head="<!DOCTYPE eCitation>"), "document type"),
-    (report_xml().replace(b"FINDINGS", b"FINDINGZ"), "['FINDINGZ']"),
-    (b"<eCitation>" * 60, "more than 50 deep"),
+    *((report_xml(findings="&other;"), "not XML"), (report_xml(head="<!DOCTYPE eCitation>"), "document type")),
+    *((report_xml().replace(b"FINDINGS", b"FINDINGZ"), "['FINDINGZ']"), (b"<eCitation>" * 60, "more than 50 deep")),
 ]
 
 
@@ -210,13 +206,10 @@ def test_hostile_entries(tmp_path, monkeypatch):
     path = write_tar(
         tmp_path / "a.tgz",
         [
-            entry("../../escaped.xml", good),
-            entry("link.xml", type=tarfile.SYMTYPE, linkname="/etc/passwd"),
+            *(entry("../../escaped.xml", good), entry("link.xml", type=tarfile.SYMTYPE, linkname="/etc/passwd")),
             entry("hard.xml", type=tarfile.LNKTYPE, linkname="../../escaped.xml"),
-            entry("device.xml", type=tarfile.CHRTYPE),
-            entry("pipe.xml", type=tarfile.FIFOTYPE),
-            entry("large.xml", bytes(iu_archive.MAX_REPORT_BYTES + 1)),
-            entry("again.xml", good),
+            *(entry("device.xml", type=tarfile.CHRTYPE), entry("pipe.xml", type=tarfile.FIFOTYPE)),
+            *(entry("large.xml", bytes(iu_archive.MAX_REPORT_BYTES + 1)), entry("again.xml", good)),
             entry("._mac.xml", b"x"),
         ],
     )

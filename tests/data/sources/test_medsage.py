@@ -84,8 +84,7 @@ BAD = [
     (conversation(RELEASED.replace("30, 40", "500, 40")), r"references\[0\].box: .* leaves the picture"),
     (conversation(PRINTED, images=("../x.png",)), "image_path: "),
     (conversation(PRINTED, images=("y.png",)), "image_path: 'y.png' does not exist"),
-    (conversation(" "), "answer: blank"),
-    (conversation("<LOC>" * 2_000_000), r"conversations\[1\].value: "),
+    *((conversation(" "), "answer: blank"), (conversation("<LOC>" * 2_000_000), r"conversations\[1\].value: ")),
     ({"conversations": [{"value": "x"}]}, r"conversations\[0\]: .* missing required field `from`"),
 ]
 

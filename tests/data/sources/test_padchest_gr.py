@@ -108,11 +108,8 @@ def test_answers_follow_from_the_labels(tmp_path):
     )
     single = read_padchest_gr(tmp_path)
     assert [(case.patient[-1], answers(case)[0], answers(case)[-1]) for case in single.cases] == [
-        ("1", "No abnormality", "Normal"),
-        ("2", "Increased opacity", "Atelectasis"),
-        ("3", None, "Cardiomegaly"),
-        ("4", "Mixed", "Pneumothorax"),
-        ("9", "Increased opacity", "Infiltration"),
+        *(("1", "No abnormality", "Normal"), ("2", "Increased opacity", "Atelectasis"), ("3", None, "Cardiomegaly")),
+        *(("4", "Mixed", "Pneumothorax"), ("9", "Increased opacity", "Infiltration")),
     ]
     assert (answers(single.cases[0])[1:6], [aside.record for aside in single.set_aside]) == (["N/A"] * 5, [4, 5, 6, 7])
     assert "2 diagnoses (Effusion, Mass) instead of one (single_label)" in single.set_aside[0].reason

@@ -31,10 +31,7 @@ def make_case(patient, image, label=0, origin=""):
 
 SIZES = (3, 4, 7, 7, 5, 4, 12)  # answers of each step
 CASES = (
-    make_case("0001", "a"),
-    make_case("0001", "b"),
-    make_case("0020", "c"),
-    make_case("P3", "d"),
+    *(make_case("0001", "a"), make_case("0001", "b"), make_case("0020", "c"), make_case("P3", "d")),
     make_case("0x4", "e"),
 )
 IMAGE_ROWS = {
@@ -355,8 +352,7 @@ ALTERED = [
     lambda content: content["splits"]["val"].append("images/z.png"),
     lambda content: content["splits"].update(val=content["splits"]["test"], test=content["splits"]["val"]),
     lambda content: content["checksums"]["val"].reverse() or content["checksums"]["test"].reverse(),
-    lambda content: content.update(seed=4),
-    lambda content: content.update(digest="0" * 64),
+    *(lambda content: content.update(seed=4), lambda content: content.update(digest="0" * 64)),
 ]
 
 

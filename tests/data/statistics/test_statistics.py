@@ -219,9 +219,7 @@ WIDE_CHAIN = Chain(tuple(Step(f"Step {number}", "?", tuple(f"answer {k}" for k i
 
 
 CHAINS = [
-    (CHAIN, {"num_origins": 12}),
-    (CHAIN, {"num_cases": 12, "num_origins": 1}),
-    (LONG_CHAIN, {"num_origins": 2}),
+    *((CHAIN, {"num_origins": 12}), (CHAIN, {"num_cases": 12, "num_origins": 1}), (LONG_CHAIN, {"num_origins": 2})),
     (WIDE_CHAIN, {"num_cases": 600, "share_of_first": 0.95}),
 ]
 
@@ -313,10 +311,7 @@ def test_the_command_writes_everything_twice_alike(tmp_path, capsys):
             warnings.simplefilter("error")
             main(
                 [
-                    "stats",
-                    str(tmp_path / "root"),
-                    f"--out={tmp_path / folder}",
-                    "--split-seed=5",
+                    *("stats", str(tmp_path / "root"), f"--out={tmp_path / folder}", "--split-seed=5"),
                     "--step-names",
                     *names,
                 ]

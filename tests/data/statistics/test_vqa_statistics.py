@@ -28,10 +28,7 @@ def _record(number, topic, answer, kind="closed", choices=()):
 
 def test_majorities_by_hand():
     records = [
-        _record(1, "a", "No"),
-        _record(2, "a", "Yes"),
-        _record(3, "a", "No"),
-        _record(4, "b", "Yes"),
+        *(_record(1, "a", "No"), _record(2, "a", "Yes"), _record(3, "a", "No"), _record(4, "b", "Yes")),
         _record(5, "m", ("A", "C"), "multi", ("one", "two", "three")),
         _record(6, "m", ("B", "C"), "multi", ("two", "three", "one")),
         _record(7, "m", ("A",), "multi", ("two", "three", "one")),
