@@ -30,9 +30,10 @@ OPENERS = {
 
 def calls_of(text):
     for function in ast.walk(ast.parse(text if "open_test" in text else "")):
-        if isinstance(function, ast.FunctionDef):
-            if any(isinstance(node, ast.Attribute) and node.attr == "open_test" for node in ast.walk(function)):
-                yield function.name
+        if isinstance(function, ast.FunctionDef) and "open_test" in {
+            node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)
+        }:
+            yield function.name
 
 
 def test_the_listed_functions_alone_open_the_test_split():

@@ -44,9 +44,9 @@ def calls_of(path):
         if isinstance(node, ast.Call):
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
             owner = getattr(getattr(node.func, "value", None), "id", "")
-            if name in OPENERS or (name == "load" and owner in ("np", "torch")):
-                if not ast.unparse(node).startswith("Path(__file__).with_suffix('.json')."):  # the module's own tables
-                    yield name, node.lineno
+            opens = name in OPENERS or (name == "load" and owner in ("np", "torch"))
+            if opens and not ast.unparse(node).startswith("Path(__file__).with_suffix('.json')."):  # its own tables
+                yield name, node.lineno
 
 
 def test_only_the_listed_modules_open_files_by_themselves():

@@ -309,13 +309,8 @@ def test_the_command_writes_everything_twice_alike(tmp_path, capsys):
     for folder in ("one", "two"):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            main(
-                [
-                    *("stats", str(tmp_path / "root"), f"--out={tmp_path / folder}", "--split-seed=5"),
-                    "--step-names",
-                    *names,
-                ]
-            )
+            flags = [f"--out={tmp_path / folder}", "--split-seed=5", "--step-names", *names]
+            main(["stats", str(tmp_path / "root"), *flags])
     assert "60 cases in" in capsys.readouterr().out
     one, two = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("one", "two"))
     assert (one, len(one)) == (two, 20)
