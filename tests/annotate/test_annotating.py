@@ -64,15 +64,12 @@ def test_a_second_annotator_is_compared_with_the_first(tables):
     assert all(step.pairs[0].names == ("annotator_0", "annotator_1") for step in made.agreement)
 
 
-def test_records_are_made_beside_their_source(tmp_path):
+def test_records_are_made_beside_their_source_and_what_cannot_be_made_is_named(tmp_path, tables):
     source = write_folder(tmp_path / "phantoms", range(3))
     made = sc.make_records(source, recipe="rmcot")
     assert made.root == tmp_path / "phantoms_rmcot"
     assert all(record.thinking and (made.root / record.image).is_file() for record in made)
     assert len((made.root / "records.jsonl").read_text().splitlines()) == len(made)
-
-
-def test_what_cannot_be_made_is_named(tables, tmp_path):
     for call, words in (
         (lambda: sc.annotate_reports([]), "at least one source"),
         (lambda: sc.annotate_reports(tables, speed=2), "'speed' is not an option"),

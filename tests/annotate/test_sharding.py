@@ -24,7 +24,6 @@ TEXTS = (
     "FINDINGS: A 2 cm nodule in the left upper lobe. IMPRESSION: Nodule.",
     "FINDINGS: Emphysema. IMPRESSION: Emphysema.",
 )
-NUM_SHARDS = 5
 
 
 def write_source(folder, *, number=40):
@@ -46,7 +45,7 @@ def source(tmp_path):
     return write_source(tmp_path / "source")
 
 
-def annotate_shards(source, out, *more, count=NUM_SHARDS):
+def annotate_shards(source, out, *more, count=5):
     folders = [out / str(index) for index in range(count)]
     for index, folder in enumerate(folders):
         main([str(source), f"--out={folder}", f"--shard={index}/{count}", *more])

@@ -20,13 +20,12 @@ from stepcot_jax.chain import DEFAULT_CHAIN
 
 CHAIN = DEFAULT_CHAIN
 ANNOTATION = Annotation((1, 0, 0, 2, 1, 6, 5), tuple(f"because {number}" for number in range(7)), ("Opacity",) * 7)
-REPORT = "FINDINGS:\nHazy opacity  in the LEFT base, 2 cm."
 ANSWER = write_chain_answer(ANNOTATION, chain=CHAIN)
 TEXT = json.dumps(ANSWER)
 
 
 def read(text):
-    return read_chain_answer(text, chain=CHAIN, report=REPORT)
+    return read_chain_answer(text, chain=CHAIN, report="FINDINGS:\nHazy opacity  in the LEFT base, 2 cm.")
 
 
 def change(**steps):

@@ -82,7 +82,7 @@ def test_odd_inputs_are_said_and_a_run_agrees(root, capsys, name):
     assert (stopped is None) == (code == 0), stopped
 
 
-def test_facts_of_a_good_folder(root):
+def test_facts_of_a_good_folder_are_the_same_in_json_and_on_a_terminal(root, tmp_path, capsys):
     facts = facts_of(root)
     records = records_of(root)
     assert (facts["layout"], facts["records"], facts["cases"], facts["patients"]) == ("published", 15, 15, 12)
@@ -99,6 +99,19 @@ def test_facts_of_a_good_folder(root):
         rows = read_rows(root, split["name"])
         assert (split["cases"], split["rows"], split["patients"]) == (len(rows), len(rows), len({r[0] for r in rows}))
     assert facts["splits_from"] == "tables"
+    assert check(root, "--json", tmp_path / "facts.json") == 0
+    assert "Diagnosis" in capsys.readouterr().out
+    assert check(root, "--json", "-") == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "facts.json").read_text()) == facts_of(root)
+    screen, plain, facts = io.StringIO(), io.StringIO(), facts_of(root)
+    screen.isatty = lambda: True
+    facts["origins"] = {"[red]\x1b[2J": 15}
+    for file, has_rules in ((screen, True), (plain, False)):
+        print_facts(facts, file)
+        assert ("─" in file.getvalue()) == has_rules
+        assert "[red]\\x1b[2J" in file.getvalue()
+        assert "\x1b[2J" not in file.getvalue()
+        assert "a run can use it" in file.getvalue()
 
 
 def test_steps_of_another_chain_are_told_of_their_names(root):
@@ -168,13 +181,6 @@ def test_shards_are_read_as_a_run_reads_them(root, tmp_path):
     assert try_run(out) is not None
 
 
-def test_json_has_the_same_facts(root, tmp_path, capsys):
-    assert check(root, "--json", tmp_path / "facts.json") == 0
-    assert "Diagnosis" in capsys.readouterr().out
-    assert check(root, "--json", "-") == 0
-    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "facts.json").read_text()) == facts_of(root)
-
-
 def test_nothing_of_reports_or_patients_but_their_identifiers_is_printed(root, capsys):
     records = records_of(root)
     for record in records:
@@ -186,18 +192,6 @@ def test_nothing_of_reports_or_patients_but_their_identifiers_is_printed(root, c
         assert check(root, *arguments) == 1
         output = capsys.readouterr().out
         assert not [word for word in ("Example", "71.5", "Dr No") if word in output]
-
-
-def test_a_terminal_gets_the_same_tables_by_rich(root):
-    screen, plain, facts = io.StringIO(), io.StringIO(), facts_of(root)
-    screen.isatty = lambda: True
-    facts["origins"] = {"[red]\x1b[2J": 15}
-    for file, has_rules in ((screen, True), (plain, False)):
-        print_facts(facts, file)
-        assert ("─" in file.getvalue()) == has_rules
-        assert "[red]\\x1b[2J" in file.getvalue()
-        assert "\x1b[2J" not in file.getvalue()
-        assert "a run can use it" in file.getvalue()
 
 
 def test_wrong_arguments_and_folders_are_refused(tmp_path):

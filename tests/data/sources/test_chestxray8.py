@@ -15,7 +15,6 @@ from stepcot_jax.data.records.records import read_records
 from stepcot_jax.data.sources.chestxray8 import CLASSES, FINDINGS, read_chestxray8, read_entries
 from stepcot_jax.host.errors import BadInput
 
-BOX_HEADER = "Image Index,Finding Label,Bbox [x,y,w,h],,,"
 ENTRY_HEADER = (
     "Image Index,Finding Labels,Follow-up #,Patient ID,Patient Age,Patient Gender,View Position,"
     "OriginalImage[Width,Height],OriginalImagePixelSpacing[x,y],"
@@ -23,7 +22,7 @@ ENTRY_HEADER = (
 ENTRY_REST = "2500,2048,0.168,0.168,"
 
 
-def write_boxes(root, *rows, header=BOX_HEADER):
+def write_boxes(root, *rows, header="Image Index,Finding Label,Bbox [x,y,w,h],,,"):
     (root / "BBox_List_2017.csv").write_text("\n".join([header, *rows]) + "\n")
 
 

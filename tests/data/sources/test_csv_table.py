@@ -198,11 +198,8 @@ def test_chain_files_that_cannot_be_used(tmp_path, content, message):
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=40)
 
 
-CELLS = st.tuples(TEXT, TEXT, st.sampled_from(("", *DEFAULT_CHAIN.steps[6].options)))
-
-
 @given(
-    st.lists(CELLS, min_size=1, max_size=6),
+    st.lists(st.tuples(TEXT, TEXT, st.sampled_from(("", *DEFAULT_CHAIN.steps[6].options))), min_size=1, max_size=6),
     st.sampled_from(",;\t"),
     st.sampled_from((csv.QUOTE_MINIMAL, csv.QUOTE_ALL)),
 )

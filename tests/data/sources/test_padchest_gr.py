@@ -139,7 +139,6 @@ def test_patients_come_from_the_master_table(tmp_path, folder, caplog):
     assert not caplog.text
 
 
-UPSIDE_DOWN = [[0, 0, 1, 1], [1, 0, 1, 1]]
 BAD = [
     ({"StudyID": None}, "Expected `int | str`, got `null` - at `$[1].StudyID`"),
     ({"StudyID": " "}, "the study's identifier is empty - at `$[1].StudyID`"),
@@ -147,7 +146,7 @@ BAD = [
     ({"ImageID": "image_1.png"}, "has the same image as record 0"),
     ({"findings": []}, "has no findings - at `$[1].findings`"),
     ({"findings": [finding("mass", boxes=[[0, 0, 1]])]}, "`$[1].findings[0].boxes[0]`"),
-    ({"findings": [finding(), finding("mass", boxes=UPSIDE_DOWN)]}, "`$[1].findings[1].boxes[1]`"),
+    ({"findings": [finding(), finding("mass", boxes=[[0, 0, 1, 1], [1, 0, 1, 1]])]}, "`$[1].findings[1].boxes[1]`"),
     ({"findings": [finding("mass", extra_boxes=[[0, 0, 512, 512]])]}, "as fractions from 0 to 1"),
     ({"findings": [finding("mass", boxes=[[-0.1, 0, 1, 1]])]}, "box [-0.1, 0.0, 1.0, 1.0]"),
 ]
@@ -190,10 +189,7 @@ def test_roots_and_master_tables_that_cannot_be_used(tmp_path):
 FRACTIONS = st.lists(st.floats(0, 1), min_size=2, max_size=2, unique=True).map(sorted)
 
 
-SIZES = st.tuples(st.integers(1, 60), st.integers(1, 60))
-
-
-@given(across=FRACTIONS, down=FRACTIONS, size=SIZES)
+@given(across=FRACTIONS, down=FRACTIONS, size=st.tuples(st.integers(1, 60), st.integers(1, 60)))
 def test_boxes_lie_in_the_image_and_keep_their_fractions(tmp_path_factory, across, down, size):
     root, corners = tmp_path_factory.mktemp("boxes"), [across[0], down[0], across[1], down[1]]
     write(root, study(1, finding("mass", boxes=[corners])), size=size, image_folder="images")
