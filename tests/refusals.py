@@ -12,3 +12,8 @@ def refuses(words, call, *arguments, **options):
     message = str(caught.value)
     assert "\n" not in message
     return message
+
+
+def assert_says(message, *parts):
+    for part in parts:
+        assert part in message, message

@@ -75,15 +75,11 @@ def test_the_rules_agree_with_the_experts(reports, half, num_reports, accuracy, 
         assert least == 60 or (margins.num_reports == num_margins and margins.kappa >= margins_kappa)
 
 
-def _wrap(text):
-    return "\n".join(textwrap.wrap(text, 60))
-
-
 def _lose_a_full_stop(text):
     return re.sub(r"(?<=[a-z])\. (?=(?:The|There|No|Heart|Lungs|Stable|Small|Mild) [a-z])", " ", text, count=1)
 
 
-@pytest.mark.parametrize("edit", [_wrap, _lose_a_full_stop])
+@pytest.mark.parametrize("edit", [lambda text: "\n".join(textwrap.wrap(text, 60)), _lose_a_full_stop])
 def test_what_leaves_the_meaning_leaves_the_answer(reports, edit):
     def labels(report):
         try:

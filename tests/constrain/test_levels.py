@@ -4,6 +4,7 @@ import pytest
 from refusals import refuses
 
 from stepcot_jax.chain import NOT_ANNOTATED
+from stepcot_jax.tools.constrain import command
 from stepcot_jax.tools.constrain.levels import VARIANTS, choose_levels, make_dialogue, position_of
 
 TRUTH = (1, 0, 2, 3, 1, NOT_ANNOTATED, 4)
@@ -11,6 +12,7 @@ OWN = {0: 3, 2: 1, 4: 0}
 
 
 def test_each_variant_asks_its_steps_and_gives_the_known_earlier_ones():
+    assert command._VARIANTS == VARIANTS
     for level in range(8):
         dialogue = make_dialogue(("constraints", level), answers=OWN, truth=TRUTH)
         assert (dialogue.asked, dialogue.given) == (tuple(range(level)), ())

@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 from annotate.rules.tables import read_table
+from answers import named
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refuses
@@ -21,11 +22,7 @@ def report(text):
 
 
 def answers(text):
-    labels = annotate_report(report(text)).labels
-    return [
-        step.options[label] if label != NOT_ANNOTATED else None
-        for step, label in zip(DEFAULT_CHAIN.steps, labels, strict=True)
-    ]
+    return named(annotate_report(report(text)).labels)
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,14 @@
 import pytest
 from annotate.rules.tables import read_table
 from annotate.rules.test_annotator import report
+from answers import named
 
 from stepcot_jax.annotate.annotation import CannotAnnotate
 from stepcot_jax.annotate.rules.annotator import annotate_report, describe_report
-from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
 
 
 def described(text, describe=describe_report):
-    labels = describe(report(text)).labels
-    return [
-        step.options[label] if label != NOT_ANNOTATED else None
-        for step, label in zip(DEFAULT_CHAIN.steps, labels, strict=True)
-    ]
+    return named(describe(report(text)).labels)
 
 
 def test_a_lesion_outside_the_taxonomy_can_be_described_and_nothing_else_changes():

@@ -98,8 +98,7 @@ def test_facts_of_a_good_folder_are_the_same_in_json_and_on_a_terminal(root, tmp
     for split in facts["splits"]:
         rows = read_rows(root, split["name"])
         assert (split["cases"], split["rows"], split["patients"]) == (len(rows), len(rows), len({r[0] for r in rows}))
-    assert facts["splits_from"] == "tables"
-    assert check(root, "--json", tmp_path / "facts.json") == 0
+    assert (facts["splits_from"], check(root, "--json", tmp_path / "facts.json")) == ("tables", 0)
     assert "Diagnosis" in capsys.readouterr().out
     assert check(root, "--json", "-") == 0
     assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "facts.json").read_text()) == facts_of(root)

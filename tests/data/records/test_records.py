@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import refuses
+from refusals import assert_says, refuses
 
 from stepcot_jax.box import Box
 from stepcot_jax.chain import NOT_ANNOTATED, PUBLISHED_STEPS, Chain, Step
@@ -60,11 +60,6 @@ def refusal(root, records, **settings):
     message = str(caught.value)
     assert str(root / "data.json") in message
     return message
-
-
-def assert_says(message, *parts):
-    for part in parts:
-        assert part in message, message
 
 
 def test_reads_labels_text_and_chain(root):

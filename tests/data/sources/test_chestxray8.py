@@ -5,12 +5,13 @@ import csv
 import shutil
 
 import pytest
+from answers import named
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from refusals import refuses
 
-from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
+from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.records.records import read_records
 from stepcot_jax.data.sources.chestxray8 import CLASSES, FINDINGS, read_chestxray8, read_entries
 from stepcot_jax.host.errors import BadInput
@@ -35,11 +36,6 @@ def write_image(path, size=(64, 64), **options):
     Image.new("L", size).save(path, **options)
 
 
-def answers(case):
-    named = zip(DEFAULT_CHAIN.steps, case.answers, strict=True)
-    return [None if label == NOT_ANNOTATED else step.options[label] for step, label in named]
-
-
 # The released files.
 
 
@@ -52,7 +48,7 @@ def test_single_label_rule_on_the_released_box_list(shared):
         labels[row[0]].add(row[1].replace("Infiltrate", "Infiltration"))
     collection = read_chestxray8(root, require_images=False)
     assert collection.layout == "chestxray8"
-    assert {case.image: answers(case)[-1] for case in collection.cases} == {
+    assert {case.image: named(case.answers)[-1] for case in collection.cases} == {
         f"images/{image}": next(iter(found)) for image, found in labels.items() if len(found) == 1
     }
     assert (len(collection.cases), len(collection.set_aside)) == (787, 93)
@@ -119,11 +115,11 @@ def test_answers_follow_from_the_labels(tmp_path):
     labels += ["Hernia|Edema", "Hernia|Cardiomegaly"]
     write_entries(tmp_path, *(f"{k:08d}_000.png,{label},0,{k},50,F,AP,{ENTRY_REST}" for k, label in enumerate(labels)))
     collection = read_chestxray8(tmp_path, single_label=False, require_images=False)
-    assert [(found := answers(case))[:1] + found[-1:] for case in collection.cases] == [
+    assert [(found := named(case.answers))[:1] + found[-1:] for case in collection.cases] == [
         *(["No abnormality", "Normal"], ["Decreased opacity", "Pneumothorax"], [None, "Cardiomegaly"]),
         *(["Mixed", None], ["Increased opacity", None], [None, None]),
     ]
-    assert [set(answers(case)[1:6]) for case in collection.cases] == [{"N/A"}, *[{None}] * 5]
+    assert [set(named(case.answers)[1:6]) for case in collection.cases] == [{"N/A"}, *[{None}] * 5]
     assert [aside.record for aside in collection.set_aside] == [5, 6]
     assert collection.cases[3].reasoning == ("NIH label: Emphysema, Nodule.", *[""] * 6)
     single = read_chestxray8(tmp_path, require_images=False)

@@ -2,16 +2,13 @@
 
 import pytest
 from annotate.rules.tables import read_table
+from answers import named
 
-from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
 from stepcot_jax.data.sources.iu_xray import read_coding
 
 
 def answers(*mesh):
-    return [
-        step.options[label] if label != NOT_ANNOTATED else None
-        for step, label in zip(DEFAULT_CHAIN.steps, read_coding(mesh), strict=True)
-    ]
+    return named(read_coding(mesh))
 
 
 DIAGNOSES = {

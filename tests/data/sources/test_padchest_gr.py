@@ -3,13 +3,14 @@
 import json
 
 import pytest
+from answers import named
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from refusals import refuses
 
 from stepcot_jax.box import Box
-from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
+from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.data.sources.padchest_gr import read_master_table, read_padchest_gr
 from stepcot_jax.host.errors import BadInput
@@ -51,11 +52,6 @@ def write_table(root, *rows):
     (root / "master_table.csv").write_text(HEADER + "".join(lines))
 
 
-def answers(case):
-    named = zip(DEFAULT_CHAIN.steps, case.answers, strict=True)
-    return [None if label == NOT_ANNOTATED else step.options[label] for step, label in named]
-
-
 def test_boxes_sentences_and_labels_of_a_study(tmp_path):
     write(
         tmp_path,
@@ -72,7 +68,7 @@ def test_boxes_sentences_and_labels_of_a_study(tmp_path):
     assert case.image == "Padchest_GR_files/PadChest_GR/image_1.png"
     assert (case.patient, case.origin) == ("251488034551", "PadChest-GR")
     assert case.report == "There is nodule. Hay  Calcified  granuloma . No pleural effusion."
-    assert answers(case) == ["Increased opacity", *[None] * 5, "Nodule"]
+    assert named(case.answers) == ["Increased opacity", *[None] * 5, "Nodule"]
     assert case.reasoning[-1] == "PadChest-GR labels: Calcified granuloma, nodule."
     assert case.boxes == (
         Box.of_size("nodule", 50, 50, 50, 25, "There is nodule."),
@@ -107,15 +103,18 @@ def test_answers_follow_from_the_labels(tmp_path):
         study(9, finding("pneumonia", "infiltrates", abnormal=False), finding("consolidation")),
     )
     single = read_padchest_gr(tmp_path)
-    assert [(case.patient[-1], answers(case)[0], answers(case)[-1]) for case in single.cases] == [
+    assert [(case.patient[-1], named(case.answers)[0], named(case.answers)[-1]) for case in single.cases] == [
         *(("1", "No abnormality", "Normal"), ("2", "Increased opacity", "Atelectasis"), ("3", None, "Cardiomegaly")),
         *(("4", "Mixed", "Pneumothorax"), ("9", "Increased opacity", "Infiltration")),
     ]
-    assert (answers(single.cases[0])[1:6], [aside.record for aside in single.set_aside]) == (["N/A"] * 5, [4, 5, 6, 7])
+    assert (named(single.cases[0].answers)[1:6], [aside.record for aside in single.set_aside]) == (
+        ["N/A"] * 5,
+        [4, 5, 6, 7],
+    )
     assert "2 diagnoses (Effusion, Mass) instead of one (single_label)" in single.set_aside[0].reason
     assert "the abnormal labels have none of Normal" in single.set_aside[2].reason
     several = read_padchest_gr(tmp_path, single_label=False)
-    assert [(answers(case)[0], answers(case)[-1]) for case in several.cases[4:6]] == [
+    assert [(named(case.answers)[0], named(case.answers)[-1]) for case in several.cases[4:6]] == [
         ("Increased opacity", None),
         ("Mixed", None),
     ]

@@ -12,7 +12,7 @@ import openpyxl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import refuses
+from refusals import assert_says, refuses
 
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.records.records import SetAside
@@ -47,21 +47,16 @@ PATIENT_ROWS = {
 EXPECTED = Splits((0, 1), (2,), (3, 4))
 
 
-def write_csv(path, rows, *, delimiter=",", encoding="utf-8"):
-    lines = [delimiter.join(str("" if cell is None else cell) for cell in row) for row in rows]
-    path.write_text("\n".join(lines), encoding=encoding)
-
-
-def write_xlsx(path, rows):
-    book = openpyxl.Workbook()
-    for row in rows:
-        book.active.append(row)
-    book.save(path)
-
-
-def write_tables(root, tables, *, suffix="csv", **options):
+def write_tables(root, tables, *, suffix="csv"):
     for name, rows in tables.items():
-        (write_csv if suffix == "csv" else write_xlsx)(root / f"{name}.{suffix}", rows, **options)
+        if suffix == "csv":
+            lines = (",".join(str("" if cell is None else cell) for cell in row) for row in rows)
+            (root / f"{name}.csv").write_text("\n".join(lines), encoding="utf-8")
+            continue
+        book = openpyxl.Workbook()
+        for row in rows:
+            book.active.append(row)
+        book.save(root / f"{name}.xlsx")
 
 
 def refusal(root, tables=None, *, cases=CASES, **settings):
@@ -72,11 +67,6 @@ def refusal(root, tables=None, *, cases=CASES, **settings):
     message = str(caught.value)
     assert str(root) in message
     return message
-
-
-def assert_says(message, *parts):
-    for part in parts:
-        assert part in message, message
 
 
 ODD_ROWS = {
