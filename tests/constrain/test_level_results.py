@@ -70,7 +70,7 @@ def test_figures_by_hand_with_unreadable_answers_wrong(found):
     assert (one.right["followed"].value, one.right["broken"].value) == (pytest.approx(1.0), pytest.approx(0.0))
 
 
-def test_equal_answers_differ_by_exactly_nothing():
+def test_equal_answers_differ_by_nothing_and_without_any_diagnosis_figures_are_undefined():
     cases = [AskedCase(str(place), f"P{place // 2}", truth, NO_IMAGE) for place, truth in enumerate(TRUTH)]
 
     def same(request):
@@ -82,6 +82,13 @@ def test_equal_answers_differ_by_exactly_nothing():
     difference = one.differences["accuracy"]
     assert (difference.value, difference.low, difference.high, one.p) == (0.0, 0.0, 0.0, 1.0)
     assert one.diagnosis["accuracy"].low < one.diagnosis["accuracy"].high
+    cases = [AskedCase("5", "P5", TRUTH[5], NO_IMAGE), AskedCase("3", "P3", (0, NOT_ANNOTATED), NO_IMAGE)]
+    found = summarise_levels(cases, ask(cases, Scripted(answer), asking), CHAIN, about=ABOUT, num_resamples=5)
+    assert found.levels[1].diagnosis["accuracy"].value is None
+    assert found.levels[1].p is None
+    assert math.isnan(found.levels[1].diagnosis["accuracy"].figure.value)
+    assert np.sum(found.levels[1].confusion) == 0
+    assert "-" in to_text(found)
 
 
 def test_equal_dialogues_are_asked_once_and_a_picture_is_read_once_a_case():
@@ -116,14 +123,3 @@ def test_tables_have_a_row_a_level_and_cases_that_change_are_shown_first(found, 
     cases, replies, _ = asked
     assert choose_shown(cases, replies, 3)[:1] == [1]  # wrong at level 0, right at level 1
     assert (sorted(choose_shown(cases, replies, 100)), choose_shown(cases, replies, 0)) == (list(range(6)), [])
-
-
-def test_without_any_diagnosis_figures_are_undefined():
-    cases = [AskedCase("5", "P5", TRUTH[5], NO_IMAGE), AskedCase("3", "P3", (0, NOT_ANNOTATED), NO_IMAGE)]
-    asking = make_asking(variants=("constraints",), levels=(0, 1), chain=CHAIN)
-    found = summarise_levels(cases, ask(cases, Scripted(answer), asking), CHAIN, about=ABOUT, num_resamples=5)
-    assert found.levels[1].diagnosis["accuracy"].value is None
-    assert found.levels[1].p is None
-    assert math.isnan(found.levels[1].diagnosis["accuracy"].figure.value)
-    assert np.sum(found.levels[1].confusion) == 0
-    assert "-" in to_text(found)

@@ -101,16 +101,6 @@ def assert_equal(batch, expected):
         assert batch[name].dtype == expected[name].dtype
 
 
-def test_grey_coloured_and_mixed_batches_are_normalised_alike():
-    for read in (read_number, read_coloured, read_mixed):
-        data = dataset_reading(read)
-        batch = training_batches(data, batch_size=5, seed=0)[1]
-        cases = [data.splits.train[index] for index in batch["index"]]
-        expected = normalise(np.stack([data.pixels[case] for case in cases]), PREPROCESSING)
-        np.testing.assert_array_equal(batch["images"], expected)
-        assert (batch["images"].dtype, len(np.unique(cases))) == (np.float32, 5)
-
-
 def test_workers_give_the_same_batches_from_any_position_and_a_killed_one_ends_in_a_message():
     batches = training_batches(dataset_reading(read_mixed, num_train=23), batch_size=4, seed=5, augment=True)
     alone = iterate(batches, num_threads=2)
@@ -258,7 +248,7 @@ def refuse_oddly(_):
     raise error
 
 
-def test_processes_share_each_batch_and_read_no_more():
+def test_processes_share_each_batch_and_grey_coloured_and_mixed_ones_are_normalised_alike():
     reads = []
 
     def read(index):
@@ -276,6 +266,13 @@ def test_processes_share_each_batch_and_read_no_more():
     assert_equal({name: np.concatenate([part[name] for part in parts]) for name in whole}, whole)
     with pytest.raises(BadInput, match="batch size 7 is not a multiple of 3"):
         training_batches(data, batch_size=7, seed=2, process_index=0, process_count=3)
+    for read in (read_number, read_coloured, read_mixed):
+        data = dataset_reading(read)
+        batch = training_batches(data, batch_size=5, seed=0)[1]
+        cases = [data.splits.train[index] for index in batch["index"]]
+        expected = normalise(np.stack([data.pixels[case] for case in cases]), PREPROCESSING)
+        np.testing.assert_array_equal(batch["images"], expected)
+        assert (batch["images"].dtype, len(np.unique(cases))) == (np.float32, 5)
 
 
 @pytest.mark.parametrize(("batch_size", "count"), [(1, 1), (3, 1), (50, 1), (2, 2), (6, 2), (100, 2)])
@@ -321,7 +318,7 @@ def test_inverse_frequency_of_steps_is_the_mean_over_the_annotated_ones():
     assert (rare_at_last, rare_at_first) == (pytest.approx(0.5, abs=0.03), pytest.approx(0.5 * 2 / 62, abs=0.01))
 
 
-def test_augmentation_is_a_function_of_seed_step_and_row():
+def test_augmentation_is_a_function_of_seed_step_and_row_and_a_copied_cache_keeps_nothing():
     picture = np.random.default_rng(0).integers(0, 256, (4, 4), np.uint8)
     data = dataset_reading(lambda index: picture)
     one, other, third = (training_batches(data, batch_size=4, seed=seed, augment=True) for seed in (3, 3, 4))
@@ -330,9 +327,6 @@ def test_augmentation_is_a_function_of_seed_step_and_row():
     assert len({image.tobytes() for image in images}) == len(images)
     plain = evaluation_batches(data, "val", batch_size=3)[0]["images"]
     np.testing.assert_array_equal(plain[0], normalise(np.repeat(picture[..., None], 3, -1), PREPROCESSING))
-
-
-def test_a_copy_of_the_cache_in_a_worker_keeps_nothing():
     cache = PixelCache(read_number, 1e6)
     for index in range(100):
         cache.put(index, np.full((64, 64), index, np.uint8))

@@ -144,7 +144,7 @@ run_tool(lambda: main(["tfds", *sys.argv[1:]]))
     assert not (tmp_path / "new").exists()
 
 
-def test_what_is_opened_is_what_the_folder_has(sources, original):
+def test_what_is_opened_and_each_example_hold_all_of_a_case(sources, original):
     opened = open_prepared(original)
     collection = read_records(sources)
     assert (opened.collection.cases, opened.collection.chain) == (collection.cases, collection.chain)
@@ -155,9 +155,6 @@ def test_what_is_opened_is_what_the_folder_has(sources, original):
         assert opened.images.read(index) == content
         assert opened.images.digest(index) == hashlib.sha256(content).hexdigest()
         assert case.image in opened.images.name(index)
-
-
-def test_examples_hold_all_of_a_case(sources, original):
     cases = read_records(sources).cases
     parts = tfds.data_source("step_cot", data_dir=original.parents[1])
     names = {"patient_id": "patient", "image_path": "image"} | {key: key for key in ("origin", "report", "sex", "view")}

@@ -116,11 +116,19 @@ def test_notes_on_the_train_split_are_of_its_targets(treatment, noted):
     assert [f"at {CHAIN.steps[0].name} (1 of 2 steps)" in note for note in of_train] == [True] * noted
 
 
-def test_the_digest_notices_marks_alone():
+def test_the_digest_notices_marks_alone_and_a_doubtful_negative_option_has_no_soft_target():
     plain, marked = make_dataset(), make_dataset()
     unmarked = dataclasses.replace(marked, cases=plain.cases.with_labels(LABELS.repeat(2, 0), np.full((8, 2), NO)))
     moved = dataclasses.replace(marked, cases=plain.cases.with_labels(LABELS.repeat(2, 0), UNCERTAIN.repeat(2, 0)))
     assert (len({unmarked.digest, moved.digest}), plain.digest) == (2, marked.digest)
+    negative = np.array([[NO, 2], [1, NO], [NO, NO], [NO, 1]])  # N/A?, No abnormality?
+    rule = UncertainAnswers("soft", 0.7)
+    found = make_targets(labels=LABELS, uncertain=negative, chain=CHAIN, rule=rule)
+    assert found.labels.tolist() == [[0, NO], [NO, 1], [1, 2], [NO, 1]]
+    assert not found.distributions[0, 1].any()
+    assert not found.distributions[1, 0].any()
+    soft = found.distributions.max(axis=-1) < 1  # what `certain_labels` takes no answer from
+    assert soft[found.labels != LABELS].all()
 
 
 def test_a_mark_survives_reading_and_writing_and_needs_an_answer(root):
@@ -175,14 +183,3 @@ def test_check_counts_what_training_takes(root):
     assert any("takes them for certain (config.data.uncertain=positive)" in note for note in taken["notes"])
     assert (ignored["stops"], taken["stops"]) == ([], [])
     assert [("'negative' needs a negative option" in stop) for stop in refused["stops"]] == [True]
-
-
-def test_a_doubtful_negative_option_has_no_soft_target():
-    negative = np.array([[NO, 2], [1, NO], [NO, NO], [NO, 1]])  # N/A?, No abnormality?
-    rule = UncertainAnswers("soft", 0.7)
-    found = make_targets(labels=LABELS, uncertain=negative, chain=CHAIN, rule=rule)
-    assert found.labels.tolist() == [[0, NO], [NO, 1], [1, 2], [NO, 1]]
-    assert not found.distributions[0, 1].any()
-    assert not found.distributions[1, 0].any()
-    soft = found.distributions.max(axis=-1) < 1  # what `certain_labels` takes no answer from
-    assert soft[found.labels != LABELS].all()

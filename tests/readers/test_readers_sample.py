@@ -111,7 +111,7 @@ def test_a_dicom_file_becomes_a_picture_without_its_patient(tmp_path):
     assert not [value for value in MARKERS.values() if str(value).encode() in content]
 
 
-def test_readers_get_their_form_and_the_images_and_nothing_that_tells(sample, root):
+def test_readers_get_a_form_and_an_order_of_their_own_and_nothing_that_tells(sample, root):
     folder, key = sample
     assert sorted(path.name for path in folder.iterdir()) == ["Ann", "Bo", "key.json"]
     for reader in key.readers:
@@ -123,17 +123,6 @@ def test_readers_get_their_form_and_the_images_and_nothing_that_tells(sample, ro
         assert list_chunks((folder / "Ann" / "images" / case.image).read_bytes()) == {b"IHDR", b"IDAT", b"IEND"}
         given = np.asarray(Image.open(folder / "Bo" / "images" / case.image))
         np.testing.assert_array_equal(given, np.asarray(Image.open(root / case.image_path)))
-
-
-def list_chunks(content):
-    place, kinds = 8, set()
-    while place < len(content):
-        kinds.add(content[place + 4 : place + 8])
-        place += 12 + int.from_bytes(content[place : place + 4], "big")
-    return kinds
-
-
-def test_each_reader_has_an_order_of_their_own_and_a_form_of_their_own(sample):
     _, key = sample
     ann, bo = key.readers
     assert sorted(ann.order) == sorted(bo.order) == list(range(1, 13))
@@ -146,6 +135,14 @@ def test_each_reader_has_an_order_of_their_own_and_a_form_of_their_own(sample):
     relabelled = msgspec.structs.replace(key.cases[3], labels=(0,) * 7, patient_id="x", image_path="x")
     changed = msgspec.structs.replace(key, cases=(*key.cases[:3], relabelled, *key.cases[4:]))
     assert identify_form(key, name="Ann", order=ann.order) == identify_form(changed, name="Ann", order=ann.order)
+
+
+def list_chunks(content):
+    place, kinds = 8, set()
+    while place < len(content):
+        kinds.add(content[place + 4 : place + 8])
+        place += 12 + int.from_bytes(content[place : place + 4], "big")
+    return kinds
 
 
 def test_the_key_comes_back_and_a_sample_is_made_again_alike(sample, root, tmp_path):

@@ -324,7 +324,9 @@ def form_of(key, name, labels):
     return FilledForm(name, f"{name}.csv", np.asarray(labels, np.int32))
 
 
-def test_a_gain_is_named_only_where_its_interval_excludes_zero(sample, predictions):
+def test_a_gain_is_named_where_its_interval_excludes_zero_and_p_goes_by_patient(
+    sample, predictions, answers, comparison
+):
     _, key = sample
     truth = truth_of(key)
     wrong = np.where(truth == 0, 1, 0)
@@ -335,18 +337,6 @@ def test_a_gain_is_named_only_where_its_interval_excludes_zero(sample, predictio
         assert {row[-1] for row in table.rows if row[1] == "teacher"} == {expected}
     student = [row for row in table.rows if row[1] == "student"]
     assert {row[-1] for row in student} == {"worse"}
-
-
-@given(st.lists(st.integers(-4, 4), max_size=9))
-def test_flipped_signs_are_all_counted(differences):
-    found = np.array(differences, np.int64)
-    sums = [np.dot(signs, found) for signs in itertools.product((-1, 1), repeat=len(found))]
-    assert flip_signs(found) == pytest.approx(np.mean(np.abs(sums) >= abs(found.sum())))
-
-
-def test_a_gains_p_goes_by_patient_and_counts_all_readers(sample, answers, comparison, predictions):
-    _, key = sample
-    truth = truth_of(key)
     student = read_answers(predictions, key)["student"]
     for place, step in enumerate(comparison.steps):
         known = truth[:, place] != NOT_ANNOTATED
@@ -358,6 +348,13 @@ def test_a_gains_p_goes_by_patient_and_counts_all_readers(sample, answers, compa
                 by_patient[patient] = by_patient.get(patient, 0) + int(more)
         assert step.num_patients == len(by_patient)
         assert step.p_values["student"] == pytest.approx(flip_signs(np.array([*by_patient.values()], np.int64)))
+
+
+@given(st.lists(st.integers(-4, 4), max_size=9))
+def test_flipped_signs_are_all_counted(differences):
+    found = np.array(differences, np.int64)
+    sums = [np.dot(signs, found) for signs in itertools.product((-1, 1), repeat=len(found))]
+    assert flip_signs(found) == pytest.approx(np.mean(np.abs(sums) >= abs(found.sum())))
 
 
 def test_one_reader_and_no_model_are_enough_and_predictions_of_other_cases_are_refused(sample, answers, predictions):

@@ -98,7 +98,7 @@ def test_what_passes_is_waited_out(behaviour):
     assert all(each.num_tokens > sum(NUM_TOKENS) for each in recorded[:-1])
 
 
-def test_an_endpoint_that_is_not_there_is_said():
+def test_an_endpoint_that_is_not_there_or_never_answers_is_said(monkeypatch, capsys):
     with MisbehavingServer() as server:
         pass
     (error,), recorded = ask(server, num_attempts=2)
@@ -106,6 +106,10 @@ def test_an_endpoint_that_is_not_there_is_said():
     assert "cannot be reached" in str(error)
     assert server.base_url in str(error)
     assert recorded == []  # never sent, so never paid
+    monkeypatch.setattr(client, "_QUIET", 0.1)
+    with MisbehavingServer(lambda request, number: ("answer_slowly", 0.5)) as server:
+        ask(server, num_requests=2)
+    assert capsys.readouterr().err == f"waiting for {server.base_url}: no answer for 0.1 s (4 attempts of 5 s)\n"
 
 
 @pytest.mark.parametrize(
@@ -137,13 +141,6 @@ def test_what_no_repetition_mends_is_said_at_once(behaviour, kind, words):
     assert "Example" not in str(error)
     assert "\n" not in str(error)
     assert len(server.requests) == 1
-
-
-def test_an_endpoint_that_never_answers_is_said(monkeypatch, capsys):
-    monkeypatch.setattr(client, "_QUIET", 0.1)
-    with MisbehavingServer(lambda request, number: ("answer_slowly", 0.5)) as server:
-        ask(server, num_requests=2)
-    assert capsys.readouterr().err == f"waiting for {server.base_url}: no answer for 0.1 s (4 attempts of 5 s)\n"
 
 
 def test_a_huge_response_or_error_and_a_compressed_one_are_not_read_to_their_end():

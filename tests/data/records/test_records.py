@@ -112,7 +112,7 @@ def test_refuses_a_file_that_is_no_array_of_records(root, content, found):
     refuses("not a regular file", read_records, root, step_names=NAMES)
 
 
-def test_a_file_is_read_in_parts_as_its_records_are_taken(root, monkeypatch):
+def test_a_file_is_read_in_parts_and_records_with_ever_new_options_are_refused(root, monkeypatch):
     monkeypatch.setattr(data_json, "_CHUNK_BYTES", 64)
     write(root, [make_record(name) for name in "abcde"])
     seen = []
@@ -122,6 +122,11 @@ def test_a_file_is_read_in_parts_as_its_records_are_taken(root, monkeypatch):
     assert [json.loads(record)["patient_id"] for record in records] == [f"patient-{name}" for name in "bcde"]
     assert seen == [*range(64, seen[-1], 64), (root / "data.json").stat().st_size]
     assert len(read_records(root, step_names=NAMES).cases) == 5
+    monkeypatch.setattr(data_json, "_MOST_KEPT", 3 * data_json._COST_OF_STEPS)
+    records = [change_step(make_record(name), 0, options=["No", f"Yes {name}"]) for name in "abcde"]
+    message = refusal(root, records, on_bad_record="skip")
+    assert_says(message, "different lists of options", "all records must have the same")
+    assert len(read(root, [make_record(name) for name in "abcde"]).cases) == 5
 
 
 @pytest.mark.parametrize("chunk_bytes", [7, 2**18])
@@ -132,14 +137,6 @@ def test_a_fault_far_in_the_file_refuses_it_whatever_the_setting(root, monkeypat
     for odd, found in ((b"\xff", f"not UTF-8 (from byte {place})"), (b"\x01", f"(byte {place}) (record 1, from byte")):
         damaged = content[:place] + odd + content[place + 1 :]
         assert_says(refusal(root, damaged, on_bad_record="skip"), found, "expected a JSON array of records")
-
-
-def test_refuses_records_with_ever_new_options(root, monkeypatch):
-    monkeypatch.setattr(data_json, "_MOST_KEPT", 3 * data_json._COST_OF_STEPS)
-    records = [change_step(make_record(name), 0, options=["No", f"Yes {name}"]) for name in "abcde"]
-    message = refusal(root, records, on_bad_record="skip")
-    assert_says(message, "different lists of options", "all records must have the same")
-    assert len(read(root, [make_record(name) for name in "abcde"]).cases) == 5
 
 
 def step_two(**changes):

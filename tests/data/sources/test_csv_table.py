@@ -76,11 +76,19 @@ def test_delimiters_encodings_and_line_ends(tmp_path, delimiter, encoding, endin
     assert (case.image, case.report) == ("ä.png", "viele , und ; und \t Zeichen")
 
 
-def test_the_line_by_which_spreadsheets_name_the_separator(tmp_path):
+def test_a_line_names_the_separator_and_images_must_be_there_unless_told_otherwise(tmp_path):
     write(tmp_path, "sep=;\r\nimage;label\r\na.png;Mass\r\nb.png;Masse\r\n", encoding="utf-8-sig")
     collection = read(tmp_path, on_bad_record="skip")
     assert [case.image for case in collection.cases] == ["a.png"]
     assert collection.set_aside[0].reason.startswith("row 4: column Diagnosis: 'Masse'")
+    write(tmp_path, "image,label\na.png,Mass\nb.png,Mass\n")
+    (tmp_path / "b.png").write_bytes(b"")
+    (tmp_path / "c.png").symlink_to("/etc/hostname")
+    collection = read_csv_table(tmp_path, on_bad_record="skip")
+    assert [case.image for case in collection.cases] == ["b.png"]
+    assert "row 2: column image: " in collection.set_aside[0].reason
+    write(tmp_path, "image,label\nc.png,Mass\n")
+    refuses("is a link out of the data root", read_csv_table, tmp_path)
 
 
 ODD_ROWS = [
@@ -137,17 +145,6 @@ def test_other_encodings_are_refused(tmp_path):
     refuses("cannot be read", read, tmp_path)
     os.mkfifo(tmp_path / "cases.csv")
     refuses(r"(regular|ordinary) file", read, tmp_path)
-
-
-def test_images_must_be_there_unless_told_otherwise(tmp_path):
-    write(tmp_path, "image,label\na.png,Mass\nb.png,Mass\n")
-    (tmp_path / "b.png").write_bytes(b"")
-    (tmp_path / "c.png").symlink_to("/etc/hostname")
-    collection = read_csv_table(tmp_path, on_bad_record="skip")
-    assert [case.image for case in collection.cases] == ["b.png"]
-    assert "row 2: column image: " in collection.set_aside[0].reason
-    write(tmp_path, "image,label\nc.png,Mass\n")
-    refuses("is a link out of the data root", read_csv_table, tmp_path)
 
 
 def test_a_chain_of_ones_own(tmp_path):
