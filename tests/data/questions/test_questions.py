@@ -85,6 +85,7 @@ def test_detection_lists_without_regions_and_facts():
     assert {(record.answer, len(record.references)) for record in found} == {("Yes", 1), ("No", 0)}
     no = next(record for record in found if record.answer == "No")
     assert (no.topic, no.provenance["references"], no.cue) == ("presence of edema", "none", "image")
+    # "Yes" is the only answer that a closed question could have where nothing is denied.
     assert [record.kind for record in ask_questions(_image([MASS]), seed=0)] == ["open"]
     two = _image([MASS, Box("Edema", (1, 1, 9, 9))], ["Nodule", "Pneumonia", "Effusion"])
     opened, *others = ask_questions(two, seed=0)

@@ -84,6 +84,7 @@ def test_wordings_and_spellings_that_are_accepted(root, caplog):
     assert read(root, [make_record("a"), *other]).chain.steps[0].question == "Anything?"
     message = "2 records word a question differently than record 0, whose wording is used"
     assert [record.getMessage() for record in caplog.records] == [f"{root / 'data.json'}: {message}"]
+    # Null and blank answers, steps in any order, unknown fields, numeric patients, a byte order mark, odd options.
     record = change_step(make_record(patient_id=17, extra={"nested": [1]}), 0, confidence=0.5, answer=None)
     reverse = make_record("b")
     reverse["vqa_chain"].reverse()
