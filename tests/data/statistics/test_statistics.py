@@ -81,7 +81,8 @@ def cases():
 @pytest.fixture(scope="module")
 def tables(cases, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tables")
-    assert sorted(path.name for path in folder.iterdir()) == sorted(write_tables(folder, count(cases)))
+    names = write_tables(folder, count(cases))
+    assert sorted(path.name for path in folder.iterdir()) == sorted(names)
     return folder
 
 
