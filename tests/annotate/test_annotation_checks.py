@@ -42,7 +42,7 @@ def test_a_step_that_is_not_annotated_contradicts_none():
         check_consistency((NOT_ANNOTATED, 0, *(NOT_ANNOTATED,) * 4, 0), chain=DEFAULT_CHAIN)
 
 
-def test_a_report_needs_text_and_an_image():
+def test_reports_and_annotations_that_pass_and_those_that_do_not():
     check_report(REPORT)
     for text in ("", "  ", "INDICATION: pneumonia.", "FINDINGS: ."):
         with pytest.raises(CannotAnnotate) as caught:
@@ -51,9 +51,6 @@ def test_a_report_needs_text_and_an_image():
     with pytest.raises(CannotAnnotate) as caught:
         check_report(dataclasses.replace(REPORT, images=()))
     assert caught.value.reason == Reason.NO_FRONTAL_IMAGE
-
-
-def test_good_annotations_pass_and_those_without_valid_answers_do_not():
     assert reason(GOOD) is None
     assert reason(NORMAL, report=dataclasses.replace(REPORT, text="No effusion. Clear lungs.")) is None
     assert reason(annotate_report(REPORT)) is None

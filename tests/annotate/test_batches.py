@@ -17,6 +17,7 @@ from annotate.test_pipeline import KEY, command, read_lines, six, write_reports 
 from annotate.test_sharding import entries, files
 from annotate.vqa.test_vqa_pipeline import answer, learn
 from annotate.vqa.test_vqa_pipeline import command as vqa_command
+from refusals import refuses
 
 from stepcot_jax.annotate.llm.answers import Answers
 from stepcot_jax.data.records.records import read_records
@@ -51,8 +52,7 @@ def finish(source, out, runner, *more, most=12):
 
 def assert_same_result(folder, live):
     found = {name: content for name, content in files(folder).items() if not name.startswith("batch/")}
-    assert found == files(live)
-    assert entries(folder) == entries(live)
+    assert (found, entries(folder)) == (files(live), entries(live))
 
 
 WORDS = ("plain", "alpha", "beta", "gamma", "delta")
@@ -101,16 +101,14 @@ def test_batches_give_the_result_of_the_live_endpoint(tmp_path, monkeypatch, cap
 def test_files_keep_their_limits(tmp_path, six):  # noqa: F811
     out = tmp_path / "out"
     ask(six, out, "--max-requests=4")
-    sizes = [len(read_lines(path)) for path in sorted((out / "batch").glob("round-001-m-*.jsonl"))]
-    assert sizes == [4, 2]
+    assert [len(read_lines(path)) for path in sorted((out / "batch").glob("round-001-m-*.jsonl"))] == [4, 2]
     big = write_reports(tmp_path, ["FINDINGS: " + "The lungs are clear. " * 20_000] * 4, "big.jsonl")
     ask(big, tmp_path / "big", "--max-megabytes=1")
     paths = sorted((tmp_path / "big" / "batch").glob("round-001-m-*.jsonl"))
     assert [len(read_lines(path)) for path in paths] == [2, 2]
     assert all(path.stat().st_size <= 1_000_000 for path in paths)
     for flag in ("--max-requests", "--max-megabytes"):
-        with pytest.raises(BadInput, match=f"{flag} must be above 0"):
-            ask(six, tmp_path / "none", f"{flag}=0")
+        refuses(f"{flag} must be above 0", ask, six, tmp_path / "none", f"{flag}=0")
 
 
 def start(source, out, server):
@@ -138,8 +136,7 @@ def test_partial_repeated_foreign_and_damaged_lines_are_named(tmp_path, six, cap
         "3 requests have no reply yet",
     ]
     path.write_text("\n".join([json.dumps(replies[3]), "{", "[]", "", json.dumps(replies[4])[:-20]]))
-    with pytest.raises(BadInput, match=r"replies.jsonl, line 2 \(.*\) and 2 more lines: not a reply of a batch"):
-        take(out, path)
+    refuses(r"replies.jsonl, line 2 \(.*\) and 2 more lines: not a reply of a batch", take, out, path)
     assert "1 answers taken\n2 requests have no reply yet" in capsys.readouterr().out
     ask(six, out)
     assert "2 requests of earlier rounds have no reply yet; --again" in capsys.readouterr().out
@@ -154,8 +151,7 @@ def test_partial_repeated_foreign_and_damaged_lines_are_named(tmp_path, six, cap
     assert len(read_records(out, require_images=False).cases) == 6
     with pytest.raises(BadInput, match=r"none of 1 replies is about a request of \S*out \(first custom_id: 'x-r1'\)"):
         take(out, write_lines(path, foreign[1:]))
-    with pytest.raises(BadInput, match=r"nowhere has no batch; expected a folder that `annotate requests` wrote"):
-        take(tmp_path / "nowhere", path)
+    refuses(r"nowhere has no batch; expected a folder that `annotate requests` wrote", take, tmp_path / "nowhere", path)
 
 
 ERRORS = {

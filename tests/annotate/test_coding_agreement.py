@@ -29,8 +29,7 @@ def test_agreement_of_four_reports_by_hand():
         coded("IMPRESSION: Normal chest.", "normal"),
         coded("IMPRESSION: Mass in the right apex.", "Mass/lung/apex/right"),
         coded("IMPRESSION: Nodule in the left base.", "Mass/lung/base/left"),
-        coded("IMPRESSION: Pacemaker.", "normal"),
-        coded("IMPRESSION: Clear.", "Hernia, Hiatal"),
+        *(coded("IMPRESSION: Pacemaker.", "normal"), coded("IMPRESSION: Clear.", "Hernia, Hiatal")),
     ]
     *_, location, _, _, diagnosis = measure(reports)
     assert (diagnosis.num_reports, diagnosis.accuracy) == (4, 0.5)
@@ -38,8 +37,7 @@ def test_agreement_of_four_reports_by_hand():
     assert diagnosis.kappa == pytest.approx(1 / 3)
     assert diagnosis.confusion[0, 0] == diagnosis.confusion[0, -1] == 1
     assert diagnosis.confusion[7, 1] == diagnosis.confusion[7, 7] == 1
-    assert diagnosis.confusion.sum() == 4
-    assert (location.num_reports, location.accuracy) == (2, 1.0)
+    assert (diagnosis.confusion.sum(), location.num_reports, location.accuracy) == (4, 2, 1.0)
 
 
 def test_nothing_to_compare_is_not_divided_by_and_halves_depend_on_the_id_alone():
@@ -47,8 +45,7 @@ def test_nothing_to_compare_is_not_divided_by_and_halves_depend_on_the_id_alone(
     one = measure([coded("IMPRESSION: Normal.", "normal")])[-1]
     assert (agreement.num_reports, one.accuracy) == (0, 1.0)
     assert all(map(math.isnan, (agreement.accuracy, agreement.kappa, one.kappa)))
-    halves = [half_of(f"CXR{number}") for number in range(1000)]
-    assert 440 < halves.count("tuning") < 560
+    assert 440 < [half_of(f"CXR{number}") for number in range(1000)].count("tuning") < 560
 
 
 @pytest.fixture(scope="module")
@@ -78,15 +75,11 @@ def test_the_rules_agree_with_the_experts(reports, half, num_reports, accuracy, 
         assert least == 60 or (margins.num_reports == num_margins and margins.kappa >= margins_kappa)
 
 
-def _wrap(text):
-    return "\n".join(textwrap.wrap(text, 60))
-
-
 def _lose_a_full_stop(text):
     return re.sub(r"(?<=[a-z])\. (?=(?:The|There|No|Heart|Lungs|Stable|Small|Mild) [a-z])", " ", text, count=1)
 
 
-@pytest.mark.parametrize("edit", [_wrap, _lose_a_full_stop])
+@pytest.mark.parametrize("edit", [lambda text: "\n".join(textwrap.wrap(text, 60)), _lose_a_full_stop])
 def test_what_leaves_the_meaning_leaves_the_answer(reports, edit):
     def labels(report):
         try:

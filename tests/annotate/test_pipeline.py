@@ -16,6 +16,7 @@ from annotate.answer_files import read_rows
 from annotate.archive import sample_archive
 from annotate.misbehaving_server import GOOD, NORMAL, NUM_TOKENS, REPORT, MisbehavingServer, read_data
 from PIL import Image
+from refusals import refuses
 
 from stepcot_jax.annotate import runner
 from stepcot_jax.annotate.llm.prompts import write_annotation_prompt
@@ -81,8 +82,7 @@ def test_a_run_leaves_records_with_their_provenance(tmp_path, six, capsys):
     digest = write_annotation_prompt(DEFAULT_CHAIN).digest
     evidence = {f"step {number} evidence": "The lungs are clear" for number in range(1, 8)}
     model = {"annotator": "llm", "model": "m", "served model": "served-model-0613", "prompt": f"2 {digest[:12]}"}
-    assert said == evidence | model
-    assert read_lines(tmp_path / "out" / "set_aside.jsonl") == []
+    assert (said, read_lines(tmp_path / "out" / "set_aside.jsonl")) == (evidence | model, [])
     funnel = [("collected", "reports", 6), ("kept", "reports", 6), ("written", "records, one a frontal image", 6)]
     assert read_funnel(tmp_path / "out") == funnel
     rows = read_rows(tmp_path / "out")
@@ -99,18 +99,15 @@ def test_a_run_leaves_records_with_their_provenance(tmp_path, six, capsys):
 def test_a_second_run_pays_nothing_and_one_of_another_setting_or_model_pays_anew(tmp_path, six):
     with MisbehavingServer() as server:
         first = run(six, tmp_path / "out", server)
-        assert run(six, tmp_path / "out", server, "--overwrite") == first
-        assert len(server.paid) == 6
-        with pytest.raises(BadInput, match=r"data\.json exists"):
-            run(six, tmp_path / "out", server)
+        assert (run(six, tmp_path / "out", server, "--overwrite"), len(server.paid)) == (first, 6)
+        refuses(r"data\.json exists", run, six, tmp_path / "out", server)
         run(six, tmp_path / "out", server, "--overwrite", "--seed=1")
         run(six, tmp_path / "out", server, "--overwrite", "--model=n")
         assert len(server.paid) == 18
         run(six, tmp_path / "out", server, "--overwrite", "--omit=seed")
         assert len(server.paid) == 24
         assert "seed" not in server.requests[-1]
-    identities = {json.dumps(fields) for fields, _ in read_rows(tmp_path / "out")}
-    assert len(identities) == 4
+    assert len({json.dumps(fields) for fields, _ in read_rows(tmp_path / "out")}) == 4
 
 
 def test_an_unreadable_answer_is_repaired_with_what_was_wrong_or_its_report_is_set_aside(tmp_path, six):
@@ -152,8 +149,7 @@ def test_an_endpoint_that_goes_stops_the_run_which_then_goes_on(tmp_path, six):
         message = stop(six, tmp_path / "out", server, "--concurrency=1", "--attempts=1")
         assert "3 of 6 reports are done; 3 requests in a row were given up, the last with: HTTP 503" in message
         server.behave = lambda request, number: None
-        assert len(run(six, tmp_path / "out", server)) == 6
-        assert len(server.paid) == 6
+        assert (len(run(six, tmp_path / "out", server)), len(server.paid)) == (6, 6)
 
     def fail_once(request, number):
         return ("status", (500, {}, {})) if "Number 5" in read_data(request)["report"] else None
@@ -176,8 +172,7 @@ def test_the_spending_cap_stops_the_run_and_a_larger_one_goes_on(tmp_path, six):
         # The cap is that of the folder: it counts earlier runs, and ledgers of other models and settings.
         for more in ((), ("--seed=1",), ("--model=n",)):
             assert f"{paid * one} of" in stop(six, tmp_path / "out", server, f"--max-tokens={3 * one + 7500}", *more)
-        assert len(server.paid) == paid
-        assert len(run(six, tmp_path / "out", server, "--max-tokens=1000000")) == 6
+        assert (len(server.paid), len(run(six, tmp_path / "out", server, "--max-tokens=1000000"))) == (paid, 6)
         assert len(server.paid) == 6
 
 
@@ -232,8 +227,7 @@ def test_a_voter_elsewhere_is_not_told_the_annotators_key(tmp_path, six, monkeyp
 
 def test_one_run_at_a_time_and_a_result_that_another_run_left_meanwhile_is_not_replaced(tmp_path, six, monkeypatch):
     with lock_folder(tmp_path / "locked"), MisbehavingServer() as server:
-        with pytest.raises(BadInput, match=r"\.lock: in use"):
-            run(six, tmp_path / "locked", server, "--model=n")
+        refuses(r"\.lock: in use", run, six, tmp_path / "locked", server, "--model=n")
         assert server.requests == []
 
     @contextlib.contextmanager
@@ -244,8 +238,7 @@ def test_one_run_at_a_time_and_a_result_that_another_run_left_meanwhile_is_not_r
 
     monkeypatch.setattr(runner, "lock_folder", write_and_lock)
     with MisbehavingServer() as server:
-        with pytest.raises(BadInput, match=r"data\.json exists"):
-            run(six, tmp_path / "out", server)
+        refuses(r"data\.json exists", run, six, tmp_path / "out", server)
         assert server.requests == []
     assert (tmp_path / "out" / "data.json").read_text() == "[]"
 
@@ -256,8 +249,7 @@ def test_an_image_named_like_an_output_is_refused(tmp_path):
         (tmp_path / "in" / name).write_bytes(b"source")
         row = json.dumps({"id": "r", "report": REPORT.format(1), "image": name})
         (tmp_path / "in" / "reports.jsonl").write_text(row)
-        with pytest.raises(BadInput, match="name of an output"):
-            main([str(tmp_path / "in" / "reports.jsonl"), f"--out={tmp_path / 'out'}"])
+        refuses("name of an output", main, [str(tmp_path / "in" / "reports.jsonl"), f"--out={tmp_path / 'out'}"])
         assert (tmp_path / "in" / name).read_bytes() == b"source"
     assert not (tmp_path / "out" / "data.json").exists()
 
@@ -295,8 +287,7 @@ def test_images_that_are_there_come_along(tmp_path, six):
     for number in range(5):
         Image.new("L", (8, 8), number).save(tmp_path / "images" / f"{number}.png")
     (tmp_path / "images" / "5.png").symlink_to("/etc/hostname")
-    with pytest.raises(BadInput, match="a link out"):
-        main([str(six), f"--out={tmp_path / 'out'}"])
+    refuses("a link out", main, [str(six), f"--out={tmp_path / 'out'}"])
     (tmp_path / "images" / "5.png").unlink()
     main([str(six), f"--out={tmp_path / 'out'}"])
     linked = sorted((tmp_path / "out" / "images").iterdir())
@@ -305,8 +296,7 @@ def test_images_that_are_there_come_along(tmp_path, six):
     main([str(six), f"--out={tmp_path / 'out'}", "--overwrite"])
     (tmp_path / "images" / "3.png").unlink()
     (tmp_path / "images" / "3.png").write_bytes(b"other")
-    with pytest.raises(BadInput, match="exists and differs"):
-        main([str(six), f"--out={tmp_path / 'out'}", "--overwrite"])
+    refuses("exists and differs", main, [str(six), f"--out={tmp_path / 'out'}", "--overwrite"])
     main([str(six), f"--out={tmp_path / 'bare'}", "--images=none"])
     assert not (tmp_path / "bare" / "images").exists()
 
@@ -316,13 +306,11 @@ def test_a_source_is_never_overwritten(tmp_path, six):
     main([str(six), f"--out={tmp_path}", "--images=none", "--overwrite"])  # beside its table
     before = (tmp_path / "data.json").read_bytes()
     for source, more, words in (
-        (tmp_path, [], "data.json exists"),
-        (tmp_path, ["--overwrite"], "data.json is the source itself"),
+        *((tmp_path, [], "data.json exists"), (tmp_path, ["--overwrite"], "data.json is the source itself")),
         (tmp_path / "data.json", ["--overwrite"], "data.json is the source itself"),
         (tmp_path / "gone" / "reports.csv", ["--overwrite"], "does not exist"),
     ):
-        with pytest.raises(BadInput, match=words):
-            main([str(source), f"--out={tmp_path}", *more])
+        refuses(words, main, [str(source), f"--out={tmp_path}", *more])
     assert (tmp_path / "data.json").read_bytes() == before
     main([str(tmp_path), f"--out={tmp_path / 'second'}"])
     assert read_records(tmp_path / "second", require_images=False).cases[0].patient == "r0"
@@ -330,16 +318,13 @@ def test_a_source_is_never_overwritten(tmp_path, six):
 
 def test_a_bad_row_or_none_is_found_before_anything_is_paid_for_and_if_nothing_is_kept_the_reasons_are(tmp_path, six):
     (tmp_path / "r.csv").write_text("id,report,image\n")
-    with pytest.raises(BadInput, match="holds no report"):
-        main([str(tmp_path / "r.csv"), f"--out={tmp_path / 'out'}"])
+    refuses("holds no report", main, [str(tmp_path / "r.csv"), f"--out={tmp_path / 'out'}"])
     six.write_text(six.read_text() + "\nbad")
     with MisbehavingServer() as server:
-        with pytest.raises(BadInput, match="line 7"):
-            run(six, tmp_path / "out", server)
+        refuses("line 7", run, six, tmp_path / "out", server)
         assert server.requests == []
     source = write_reports(tmp_path, ["", " "])
-    with pytest.raises(BadInput, match=r"all 2 reports were set aside \(.+: [12]"):
-        main([str(source), f"--out={tmp_path / 'out'}"])
+    refuses(r"all 2 reports were set aside \(.+: [12]", main, [str(source), f"--out={tmp_path / 'out'}"])
     assert len(read_lines(tmp_path / "out" / "set_aside.jsonl")) == 2
     assert not (tmp_path / "out" / "data.json").exists()
 
@@ -419,7 +404,5 @@ def test_rules_mark_possible_findings_uncertain_in_the_records(tmp_path):
     texts = ["FINDINGS: Possible right lower lobe pneumonia.", "FINDINGS: Right lower lobe pneumonia."]
     main([str(write_reports(tmp_path, texts)), f"--out={tmp_path / 'out'}", "--images=none"])
     possible, stated = read_records(tmp_path / "out", require_images=False).cases
-    assert possible.stated == stated.answers
-    assert DEFAULT_CHAIN.steps[-1].options[possible.uncertain[-1]] == "Pneumonia"
-    assert possible.answers[-1] == NOT_ANNOTATED
-    assert stated.uncertain == ()
+    assert (possible.stated, DEFAULT_CHAIN.steps[-1].options[possible.uncertain[-1]]) == (stated.answers, "Pneumonia")
+    assert (possible.answers[-1], stated.uncertain) == (NOT_ANNOTATED, ())

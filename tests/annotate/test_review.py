@@ -6,6 +6,7 @@ import re
 
 import pytest
 from annotate.test_agreement import MASS, NORMAL, make_case, write
+from refusals import refuses
 
 from stepcot_jax.annotate.agreement import align
 from stepcot_jax.annotate.review import apply_review, write_review
@@ -22,8 +23,7 @@ def aligned(tmp_path):
     hostile = {"report": "=HYPERLINK(1)", "reasoning": ("@SUM(1)", "+1", "-1", "\t=1", " =1", "\uff1d1", "why")}
     cases = [
         make_case("1", report=REPORT, provenance={"annotator": "rules"}),
-        make_case("2", MASS, image="=cmd/2.png", **hostile),
-        make_case("3"),
+        *(make_case("2", MASS, image="=cmd/2.png", **hostile), make_case("3")),
         make_case("1", image="images/1b.png", report=REPORT, provenance={"annotator": "rules"}),
     ]
     other = [cases[0], make_case("2", image="=cmd/2.png", **hostile), cases[2], cases[3]]
@@ -61,7 +61,16 @@ def review(tmp_path, aligned, change=lambda row: None, *, every=True, reviewer="
     return counts, read_records(tmp_path / "out", require_images=False).cases
 
 
-def test_no_cell_of_a_form_is_a_formula(tmp_path, aligned):
+def test_a_form_has_what_is_disputed_unless_all_is_asked_for_and_no_formula(tmp_path, aligned):
+    assert write_review(tmp_path / "some.csv", aligned, every=False) == 1
+    rows = read_rows(tmp_path / "some.csv")
+    assert [row["step"] for row in rows] == [f"Step {number}" for number in range(1, 8)]
+    assert (rows[6]["answer of a"], rows[6]["answer of b"]) == ("H. Mass", "A. Normal")
+    assert write_review(tmp_path / "all.csv", aligned, every=True) == 3
+    assert write_review(tmp_path / "one.csv", align([tmp_path / "a"]), every=False) == 3
+    refuses("exists", write_review, tmp_path / "all.csv", aligned, every=True)
+    with pytest.raises(BadInput, match="do not disagree"):
+        write_review(tmp_path / "none.csv", align([tmp_path / "a"] * 2, names=["x", "y"]), every=False)
     write_review(tmp_path / "form.csv", aligned, every=True)
     content = (tmp_path / "form.csv").read_bytes()
     assert content.startswith(b"\xef\xbb\xbf")
@@ -71,19 +80,6 @@ def test_no_cell_of_a_form_is_a_formula(tmp_path, aligned):
     assert set(starts) == {"+1", "-1"}  # numbers, not formulas
     assert "'=HYPERLINK(1)" in cells
     assert REPORT in cells
-
-
-def test_a_form_has_what_is_disputed_unless_all_is_asked_for(tmp_path, aligned):
-    assert write_review(tmp_path / "some.csv", aligned, every=False) == 1
-    rows = read_rows(tmp_path / "some.csv")
-    assert [row["step"] for row in rows] == [f"Step {number}" for number in range(1, 8)]
-    assert (rows[6]["answer of a"], rows[6]["answer of b"]) == ("H. Mass", "A. Normal")
-    assert write_review(tmp_path / "all.csv", aligned, every=True) == 3
-    assert write_review(tmp_path / "one.csv", align([tmp_path / "a"]), every=False) == 3
-    with pytest.raises(BadInput, match="exists"):
-        write_review(tmp_path / "all.csv", aligned, every=True)
-    with pytest.raises(BadInput, match="do not disagree"):
-        write_review(tmp_path / "none.csv", align([tmp_path / "a"] * 2, names=["x", "y"]), every=False)
 
 
 def test_agreement_and_review_from_the_command_line(tmp_path, capsys):
@@ -124,8 +120,7 @@ def test_corrections_come_back_with_who_made_them(tmp_path, aligned, format_of):
     assert (same_report.answers, same_report.provenance) == (first.answers, first.provenance)
     assert (second.answers, second.reasoning) == (MASS, aligned.collections[0].cases[1].reasoning)
     said = {"review 1 by": "Dr Example", "review 1 date": date, "review 1 step 3 comment": "hard to say"}
-    assert dict(second.provenance) == said
-    assert third.answers == NORMAL
+    assert (dict(second.provenance), third.answers) == (said, NORMAL)
 
 
 def test_a_second_review_is_kept_beside_the_first(tmp_path, aligned):
@@ -140,8 +135,7 @@ def test_a_second_review_is_kept_beside_the_first(tmp_path, aligned):
     _, cases = review(tmp_path, again, answer("AA", "y"), reviewer="Second")
     said = dict(cases[2].provenance)
     assert (said["review 1 by"], said["review 2 by"]) == ("Dr Example", "Second")
-    assert (said["review 1 step 1"], said["review 2 step 1"]) == ("A -> B", "B -> A")
-    assert said["review 2 step 1 was"] == "x"
+    assert (said["review 1 step 1"], said["review 2 step 1"], said["review 2 step 1 was"]) == ("A -> B", "B -> A", "x")
 
 
 def test_a_contradiction_that_nobody_corrected_is_not_the_reviewers(tmp_path):
@@ -165,12 +159,11 @@ REFUSED = (
 
 def test_incomplete_altered_and_contradictory_forms_are_refused_by_row_and_column(tmp_path, aligned):
     for row, change, words in REFUSED:
-        with pytest.raises(BadInput, match=re.escape(words)):
-            review(tmp_path, aligned, changing({row: change}))
+        refuses(re.escape(words), review, tmp_path, aligned, changing({row: change}))
     assert not (tmp_path / "out" / "data.json").exists()
 
 
-def test_rows_that_are_missing_moved_or_new_are_refused(tmp_path, aligned):
+def test_rows_that_are_missing_moved_or_new_and_other_odd_input_are_refused(tmp_path, aligned):
     form = tmp_path / "form.csv"
     write_review(form, aligned, every=True)
     fill(form)
@@ -187,24 +180,15 @@ def test_rows_that_are_missing_moved_or_new_are_refused(tmp_path, aligned):
         text = io.StringIO()
         csv.writer(text).writerows(content)
         form.write_text(text.getvalue(), encoding="utf-8", newline="")
-        with pytest.raises(BadInput, match=re.escape(words)):
-            apply_review(form, aligned, every=True, reviewer="x", folder=tmp_path / "out")
-
-
-def test_other_odd_input_is_refused(tmp_path, aligned):
-    form = tmp_path / "form.csv"
+        refuses(re.escape(words), apply_review, form, aligned, every=True, reviewer="x", folder=tmp_path / "out")
     for content in (b"\xff", b'"a', b"a,b\n"):
         form.write_bytes(content)
-        with pytest.raises(BadInput, match=r"form\.csv"):
-            apply_review(form, aligned, every=True, reviewer="x", folder=tmp_path / "out")
+        refuses(r"form\.csv", apply_review, form, aligned, every=True, reviewer="x", folder=tmp_path / "out")
     for reviewer in ("", " ", "a\nb", "x" * 300):
-        with pytest.raises(BadInput, match="--reviewer"):
-            review(tmp_path, aligned, reviewer=reviewer)
-    with pytest.raises(BadInput, match="exists"):
-        apply_review(form, aligned, every=True, reviewer="x", folder=tmp_path / "a")
+        refuses("--reviewer", review, tmp_path, aligned, reviewer=reviewer)
+    refuses("exists", apply_review, form, aligned, every=True, reviewer="x", folder=tmp_path / "a")
     form.unlink()
-    with pytest.raises(BadInput, match="cannot be read"):
-        apply_review(form, aligned, every=True, reviewer="x", folder=tmp_path / "out")
+    refuses("cannot be read", apply_review, form, aligned, every=True, reviewer="x", folder=tmp_path / "out")
 
 
 def test_ok_leaves_an_answer_uncertain_and_writing_it_out_makes_it_certain(tmp_path):
@@ -212,16 +196,14 @@ def test_ok_leaves_an_answer_uncertain_and_writing_it_out_makes_it_certain(tmp_p
     aligned = align(write(tmp_path, {"a": [doubtful]}))
     form = tmp_path / "shown.csv"
     write_review(form, aligned, every=True)
-    shown = [row["answer of a"].endswith(" (uncertain)") for row in read_rows(form)]
-    assert shown == [False] * 5 + [True] * 2
+    assert [row["answer of a"].endswith(" (uncertain)") for row in read_rows(form)] == [False] * 5 + [True] * 2
 
     def settle(row):
         if row["step"] == "Step 7":
             row["review"] = row["answer of a"].removesuffix(" (uncertain)")
 
     counts, cases = review(tmp_path, aligned, settle)
-    assert counts == (1, 1, 1)
-    assert cases[0].stated == MASS
+    assert (counts, cases[0].stated) == ((1, 1, 1), MASS)
     assert [label >= 0 for label in cases[0].uncertain] == [False] * 5 + [True, False]
     change = dict(cases[0].provenance)["review 1 step 7"]
     letter = DEFAULT_CHAIN.steps[6].written(MASS[6])

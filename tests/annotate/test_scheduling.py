@@ -52,8 +52,6 @@ def test_outcomes_come_in_the_order_of_the_reports_and_few_reports_are_held():
     assert most == 4
     assert max(furthest) <= 17
 
-
-def test_reports_that_cannot_be_annotated_are_outcomes_too():
     async def process(report):
         if report.id == "1":
             raise CannotAnnotate(Reason.NOT_TRUSTED, "m: no")

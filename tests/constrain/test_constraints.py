@@ -35,13 +35,15 @@ def every(kind):
 ALL = {"json", "schema", "order", "consistent", *every("answered"), *every("option"), *every("letter")}
 
 
-def test_a_perfect_reply_follows_everything():
+def test_a_perfect_reply_follows_everything_and_a_missing_one_nothing():
     found = verify(write(GOOD), chain=DEFAULT_CHAIN, dialogue=TWO)
     assert all(found.strict)
     assert all(found.loose)
-    assert found.labels == {"step_1": 1, "step_2": 0, "diagnosis": 1}
-    assert len(found.constraints) == 4 + 3 * 3
+    assert (found.labels, len(found.constraints)) == ({"step_1": 1, "step_2": 0, "diagnosis": 1}, 4 + 3 * 3)
     assert {each.kind for each in found.constraints} == set(KINDS)
+    found = verify(None, chain=DEFAULT_CHAIN, dialogue=TWO)
+    assert not any(found.strict + found.loose)
+    assert found.labels == {}
 
 
 @pytest.mark.parametrize(
@@ -64,14 +66,7 @@ def test_a_perfect_reply_follows_everything():
     ],
 )  # fmt: skip
 def test_verifiers_by_hand(text, strict, loose):
-    assert broken(text) == strict
-    assert broken(text, reading="loose") == loose
-
-
-def test_a_missing_reply_follows_nothing():
-    found = verify(None, chain=DEFAULT_CHAIN, dialogue=TWO)
-    assert not any(found.strict + found.loose)
-    assert found.labels == {}
+    assert (broken(text), broken(text, reading="loose")) == (strict, loose)
 
 
 @pytest.mark.parametrize(
@@ -85,25 +80,18 @@ def test_a_missing_reply_follows_nothing():
 def test_the_schema_names_both_texts_once_and_in_order(entry):
     direct = make_dialogue(("constraints", 0), answers={}, truth=TRUTH)
     assert broken(f'{{"diagnosis": {entry}}}', direct) == {"schema"}
-    twice = f'{{"diagnosis": {entry}, "diagnosis": {entry}}}'
-    assert broken(twice, direct) == {"schema"}
+    assert broken((f'{{"diagnosis": {entry}, "diagnosis": {entry}}}'), direct) == {"schema"}
 
 
-def test_at_the_last_level_step_and_diagnosis_agree():
+def test_answers_that_contradict_each_other_or_what_was_given_break_consistency():
     last = make_dialogue(("true", 7), answers={}, truth=TRUTH)
     assert broken(write({"step_7": "B. Nodule", "diagnosis": "B. Nodule"}), last) == set()
     assert broken(write({"step_7": "B. Nodule", "diagnosis": "H. Mass"}), last) == {"consistent"}
-
-
-def test_given_answers_bind_the_reply_and_their_own_contradictions_do_not_count():
     clear = Dialogue("own", 3, (2,), ((0, 0), (1, 0)))  # "No abnormality", and yet "Focal"
     normal = {"step_3": "N/A", "diagnosis": "A. Normal"}
     assert broken(write(normal), clear) == set()
     assert broken(write({**normal, "step_3": "C. Nodular"}), clear) == {"consistent"}
     assert broken(write({**normal, "diagnosis": "B. Nodule"}), clear) == {"consistent"}
-
-
-def test_normal_requires_no_abnormality():
     shown = {"step_1": "B. Increased opacity", "step_2": "A. Focal", "diagnosis": "A. Normal"}
     for reading in ("strict", "loose"):
         assert broken(write(shown), reading=reading) == {"consistent"}
@@ -138,16 +126,14 @@ def test_the_last_object_with_a_name_asked_for_is_read():
 def test_an_open_diagnosis_counts_as_the_one_option_that_it_mentions():
     said = write(GOOD, diagnosis="A solitary pulmonary nodule, most likely.")
     assert broken(said, lists_diagnoses=False) == set()
-    found = verify(said, chain=DEFAULT_CHAIN, dialogue=TWO, lists_diagnoses=False)
-    assert found.labels["diagnosis"] == 1
+    assert verify(said, chain=DEFAULT_CHAIN, dialogue=TWO, lists_diagnoses=False).labels["diagnosis"] == 1
     assert "diagnosis" not in verify(said, chain=DEFAULT_CHAIN, dialogue=TWO).labels
     assert find_option("Nodule or mass", DEFAULT_CHAIN.steps[-1]) is None
 
 
 def test_loose_forms_are_those_of_ifeval():
     lines = "a*\nb\n*c"
-    expected = {lines, "a\nb\nc", "b\n*c", "b\nc", "a*\nb", "a\nb", "b"}
-    assert set(loose_forms(lines)) == expected
+    assert set(loose_forms(lines)) == {lines, "a\nb\nc", "b\n*c", "b\nc", "a*\nb", "a\nb", "b"}
 
 
 NESTED = st.recursive(

@@ -21,8 +21,7 @@ def prompt_of(variant, level, *, own=(), chain=DEFAULT_CHAIN, truth=TRUTH, **how
 def test_a_level_shows_its_steps_and_no_later_one(level):
     _, text, _ = prompt_of("constraints", level)
     for position, step in enumerate(DEFAULT_CHAIN.steps[:-1]):
-        assert (step.question in text) == (position < level)
-        assert ("; ".join(step.lettered_options) in text) == (position < level)
+        assert (step.question in text, "; ".join(step.lettered_options) in text) == (position < level, position < level)
     assert text.count("; ".join(DEFAULT_CHAIN.steps[-1].lettered_options)) == 1
 
 
@@ -47,17 +46,11 @@ def test_given_answers_are_quoted_data_with_their_questions():
         "step_2": {"question": second.question, "options": options[1], "answer": "A. Focal"},
     }
     assert "; ".join(third.lettered_options) in text[text.index("Step 3") : start]
-
-
-def test_an_earlier_step_without_an_answer_is_given_with_its_options_alone():
     _, text, _ = prompt_of("own", 3, own={1: 0})
     data, _ = json.JSONDecoder().raw_decode(text, text.index("{", text.index("as data:")))
     assert ["answer" in each for each in data.values()] == [False, True]
     assert data["step_1"]["options"] == "; ".join(DEFAULT_CHAIN.steps[0].lettered_options)
     assert "as data:" not in prompt_of("own", 1)[1]
-
-
-def test_options_with_markers_stay_within_their_string():
     steps = (Step("First", "Which?", ("Round [INST] one", "Flat")), Step("Diagnosis", "What?", ("Cat", "Dog")))
     _, text, _ = prompt_of("true", 2, chain=Chain(steps), truth=(0, 1))
     given = text[text.index("as data:") : text.index("The object above")]
@@ -65,18 +58,13 @@ def test_options_with_markers_stay_within_their_string():
     assert "\\u005bINST\\u005d" in given
 
 
-def test_an_open_diagnosis_lists_no_options_below_the_last_level():
+def test_an_open_diagnosis_lists_no_options_and_has_a_digest_of_its_own():
     listed = "; ".join(DEFAULT_CHAIN.steps[-1].lettered_options)
     for level in range(8):
         _, text, _ = prompt_of("constraints", level, lists_diagnoses=False)
         assert (listed in text) == (level == 7)
-
-
-def test_the_digest_knows_chain_and_setting_and_no_json_is_requested():
     prompt = write_prompt(DEFAULT_CHAIN)
     assert prompt.schema == {}
     other = Chain((Step("One", "Which?", ("a", "b")),))
     digests = {prompt.digest, write_prompt(DEFAULT_CHAIN, lists_diagnoses=False).digest, write_prompt(other).digest}
-    assert len(digests) == 3
-    assert prompt.version == PROMPT_VERSION
-    assert write_prompt(DEFAULT_CHAIN).digest == prompt.digest
+    assert (len(digests), prompt.version, write_prompt(DEFAULT_CHAIN).digest) == (3, PROMPT_VERSION, prompt.digest)

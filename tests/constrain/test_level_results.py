@@ -48,29 +48,29 @@ def found(asked):
     return summarise_levels(asked[0], asked[1], CHAIN, about=ABOUT, num_resamples=400)
 
 
-def test_accuracies_by_hand_with_unreadable_ones_wrong(found):
+def test_figures_by_hand_with_unreadable_answers_wrong(found):
     direct, one = found.levels
     assert direct.diagnosis["accuracy"].value == pytest.approx(2 / 5)
     assert one.diagnosis["accuracy"].value == pytest.approx(4 / 5)
     assert one.steps["Size"]["accuracy"].value == pytest.approx(4 / 5)
     assert one.differences["accuracy"].value == pytest.approx(2 / 5)
     assert direct.diagnosis["sensitivity"].value == pytest.approx((1 / 2 + 1 / 3) / 2)
-    assert one.diagnosis["specificity"].value == pytest.approx(1.0)
-    assert direct.confusion == [[1, 1, 0], [1, 1, 1]]
-    assert one.confusion == [[2, 0, 0], [0, 2, 1]]
-    assert (found.num_cases, found.num_patients, found.num_missing) == (6, 5, 1)
-
-
-def test_p_is_mcnemars_and_the_interval_is_paired(found):
-    direct, one = found.levels
-    assert (direct.p, direct.differences) == (None, {})
-    assert one.p == pytest.approx(stats.binomtest(2, 2).pvalue)
+    assert (one.diagnosis["specificity"].value, direct.confusion) == (pytest.approx(1.0), [[1, 1, 0], [1, 1, 1]])
+    assert (one.confusion, found.num_cases, found.num_patients, found.num_missing) == ([[2, 0, 0], [0, 2, 1]], 6, 5, 1)
+    assert (direct.p, direct.differences, one.p) == (None, {}, pytest.approx(stats.binomtest(2, 2).pvalue))
     difference = one.differences["accuracy"]
     assert -1 <= difference.low <= difference.value <= difference.high <= 1
     assert difference.low >= 0  # no resample of these cases has a loss
+    # Of six replies the fifth is missing at level 0; at level 1 its diagnosis is none of the options.
+    assert direct.followed["prompt_strict"].value == pytest.approx(5 / 6)
+    assert direct.followed["readable"].value == pytest.approx(5 / 6)
+    assert one.followed["prompt_strict"].value == pytest.approx(5 / 6)
+    assert one.followed["instruction_strict"].value == pytest.approx(1 - 2 / (6 * 9))
+    assert one.constraints["letter"].strict.value == pytest.approx(11 / 12)
+    assert (one.right["followed"].value, one.right["broken"].value) == (pytest.approx(1.0), pytest.approx(0.0))
 
 
-def test_equal_answers_differ_by_exactly_nothing():
+def test_equal_answers_differ_by_nothing_and_without_any_diagnosis_figures_are_undefined():
     cases = [AskedCase(str(place), f"P{place // 2}", truth, NO_IMAGE) for place, truth in enumerate(TRUTH)]
 
     def same(request):
@@ -82,30 +82,22 @@ def test_equal_answers_differ_by_exactly_nothing():
     difference = one.differences["accuracy"]
     assert (difference.value, difference.low, difference.high, one.p) == (0.0, 0.0, 0.0, 1.0)
     assert one.diagnosis["accuracy"].low < one.diagnosis["accuracy"].high
+    cases = [AskedCase("5", "P5", TRUTH[5], NO_IMAGE), AskedCase("3", "P3", (0, NOT_ANNOTATED), NO_IMAGE)]
+    found = summarise_levels(cases, ask(cases, Scripted(answer), asking), CHAIN, about=ABOUT, num_resamples=5)
+    assert found.levels[1].diagnosis["accuracy"].value is None
+    assert found.levels[1].p is None
+    assert math.isnan(found.levels[1].diagnosis["accuracy"].figure.value)
+    assert np.sum(found.levels[1].confusion) == 0
+    assert "-" in to_text(found)
 
 
-def test_following_by_hand(found):
-    direct, one = found.levels
-    # Of six replies the fifth is missing at level 0; at level 1 its diagnosis is none of the options.
-    assert direct.followed["prompt_strict"].value == pytest.approx(5 / 6)
-    assert direct.followed["readable"].value == pytest.approx(5 / 6)
-    assert one.followed["prompt_strict"].value == pytest.approx(5 / 6)
-    assert one.followed["instruction_strict"].value == pytest.approx(1 - 2 / (6 * 9))
-    assert one.constraints["letter"].strict.value == pytest.approx(11 / 12)
-    assert one.right["followed"].value == pytest.approx(1.0)
-    assert one.right["broken"].value == pytest.approx(0.0)
-
-
-def test_equal_dialogues_are_asked_once_and_own_answers_are_given():
+def test_equal_dialogues_are_asked_once_and_a_picture_is_read_once_a_case():
     cases = [AskedCase("0", "P", TRUTH[0], NO_IMAGE)]
     model = Scripted(lambda request: answer(request).replace("step_1", request.dialogue.fields[0]))
     ask(cases, model, make_asking(levels=(0, 1, 2), chain=CHAIN))
     asked = [(request.dialogue.variant, request.dialogue.level) for request in model.requests]
     assert asked == [("constraints", 0), ("constraints", 1), ("constraints", 2), ("own", 2)]  # own is true here
     assert model.requests[-1].dialogue.given == ((0, 0),)
-
-
-def test_a_picture_is_read_once_a_case_and_not_kept():
     read = []
     image = ShownImage(lambda: read.append(1) or Image.new("L", (90, 60)), longest_side=45)
     model = Scripted(lambda request: [answer(request), request.images[0].data_url][0])
@@ -119,31 +111,15 @@ def test_a_picture_is_read_once_a_case_and_not_kept():
     assert image.pixels.size == (45, 30)
 
 
-def test_tables_have_a_row_a_level_and_round_trip(found):
+def test_tables_have_a_row_a_level_and_cases_that_change_are_shown_first(found, asked):
     tables = {table.name: table for table in make_tables(found)}
-    assert [row[1] for row in tables["levels"].rows] == [0, 1]
-    assert tables["levels"].rows[1][6] == "too few patients"
+    assert ([row[1] for row in tables["levels"].rows], tables["levels"].rows[1][6]) == ([0, 1], "too few patients")
     assert tables["levels"].pictures["levels.png"].startswith(b"\x89PNG")
     assert [row[2] for row in tables["level_steps"].rows] == ["Size"]
     assert any("1 dialogues have no reply" in note for note in tables["levels"].notes)
     assert list_lines(found, "measured") == [("constraints alone", [(0.0, 40.0), (1.0, 80.0)])]
     assert list_lines(found, "expected") == []
     assert "level 1  Size" in to_text(found)
-
-
-def test_shown_cases_change_first(asked):
     cases, replies, _ = asked
     assert choose_shown(cases, replies, 3)[:1] == [1]  # wrong at level 0, right at level 1
-    assert sorted(choose_shown(cases, replies, 100)) == list(range(6))
-    assert choose_shown(cases, replies, 0) == []
-
-
-def test_without_any_diagnosis_figures_are_undefined():
-    cases = [AskedCase("5", "P5", TRUTH[5], NO_IMAGE), AskedCase("3", "P3", (0, NOT_ANNOTATED), NO_IMAGE)]
-    asking = make_asking(variants=("constraints",), levels=(0, 1), chain=CHAIN)
-    found = summarise_levels(cases, ask(cases, Scripted(answer), asking), CHAIN, about=ABOUT, num_resamples=5)
-    assert found.levels[1].diagnosis["accuracy"].value is None
-    assert found.levels[1].p is None
-    assert math.isnan(found.levels[1].diagnosis["accuracy"].figure.value)
-    assert np.sum(found.levels[1].confusion) == 0
-    assert "-" in to_text(found)
+    assert (sorted(choose_shown(cases, replies, 100)), choose_shown(cases, replies, 0)) == (list(range(6)), [])

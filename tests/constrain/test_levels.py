@@ -1,24 +1,22 @@
 """Levels: what each asks and gives, and that no dialogue gives the answer that it asks for."""
 
 import pytest
+from refusals import refuses
 
 from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.host.errors import BadInput
-from stepcot_jax.tools.constrain import command as __main__
+from stepcot_jax.tools.constrain import command
 from stepcot_jax.tools.constrain.levels import VARIANTS, choose_levels, make_dialogue, position_of
 
 TRUTH = (1, 0, 2, 3, 1, NOT_ANNOTATED, 4)
 OWN = {0: 3, 2: 1, 4: 0}
 
 
-def test_constraints_ask_every_step_up_to_the_level_and_give_nothing():
+def test_each_variant_asks_its_steps_and_gives_the_known_earlier_ones():
+    assert command._VARIANTS == VARIANTS
     for level in range(8):
         dialogue = make_dialogue(("constraints", level), answers=OWN, truth=TRUTH)
         assert (dialogue.asked, dialogue.given) == (tuple(range(level)), ())
         assert dialogue.fields == (*(f"step_{number}" for number in range(1, level + 1)), "diagnosis")
-
-
-def test_own_and_true_ask_one_step_and_give_the_known_earlier_ones():
     true = make_dialogue(("true", 7), answers=OWN, truth=TRUTH)
     assert (true.asked, true.given) == ((6,), ((0, 1), (1, 0), (2, 2), (3, 3), (4, 1)))
     own = make_dialogue(("own", 4), answers=OWN, truth=TRUTH)
@@ -29,15 +27,9 @@ def test_own_and_true_ask_one_step_and_give_the_known_earlier_ones():
 def test_what_is_asked_is_never_given(variant):
     for level in range(8):
         dialogue = make_dialogue((variant, level), answers=dict(enumerate(TRUTH)), truth=TRUTH)
-        asked = {position_of(field, 7) for field in dialogue.fields}
-        assert not asked & {position for position, _ in dialogue.given}
-
-
-def test_the_command_names_the_variants():
-    assert __main__._VARIANTS == VARIANTS
+        assert not {position_of(field, 7) for field in dialogue.fields} & {position for position, _ in dialogue.given}
 
 
 @pytest.mark.parametrize("text", ["8", "-1", "1,,2", "1000000", "²"])
 def test_levels_that_are_none(text):
-    with pytest.raises(BadInput, match=r"--levels: .* is not a list of levels from 0 to 7"):
-        choose_levels(text, 7)
+    refuses(r"--levels: .* is not a list of levels from 0 to 7", choose_levels, text, 7)

@@ -6,12 +6,11 @@ import shutil
 import numpy as np
 import pytest
 from policies.qwen.tiny_qwen import write_reader
+from refusals import refuses
 
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.policies.qwen_chat import QwenReader
 from stepcot_jax.tools.constrain import models as local_model
 from stepcot_jax.tools.constrain.command import main
-from stepcot_jax.tools.constrain.models import as_turns
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +42,8 @@ def test_a_second_run_answers_from_the_ledger(folder, tmp_path, monkeypatch, cap
     assert len(asked) == len(replies) == 4
     assert all(np.asarray(chat[0][-1].images[0]).shape == (32, 32, 3) for chat in asked)
     assert all(isinstance(reply["reply"], str) for reply in replies)
-    assert run(folder, tmp_path / "out") == replies
-    assert len(asked) == 4
-    ledger = next((tmp_path / "out").rglob("*.jsonl*"))
-    assert ledger.exists()
+    assert (run(folder, tmp_path / "out"), len(asked)) == (replies, 4)
+    assert next((tmp_path / "out").rglob("*.jsonl*")).exists()
     assert "tiny" in capsys.readouterr().out
 
 
@@ -65,12 +62,4 @@ def test_another_checkpoint_has_another_ledger(folder, tmp_path):
 
 def test_a_text_model_is_refused(tmp_path):
     write_reader(tmp_path / "text", images=False)
-    with pytest.raises(BadInput, match=r"--local: .*text is a text model"):
-        run(tmp_path / "text", tmp_path / "out")
-
-
-def test_the_picture_is_in_the_last_turn():
-    turns = as_turns(
-        [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}], [np.zeros((2, 2, 3), np.uint8)]
-    )
-    assert [(turn.role, turn.text, len(turn.images)) for turn in turns] == [("system", "a", 0), ("user", "b", 1)]
+    refuses(r"--local: .*text is a text model", run, tmp_path / "text", tmp_path / "out")

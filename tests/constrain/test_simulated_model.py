@@ -44,7 +44,7 @@ def test_the_measured_curve_agrees_with_the_expected_one(measured):
     assert sum(inside) >= len(inside) - 2  # 22 intervals of 95 %, on the same cases
 
 
-def test_the_expected_curve_by_hand(measured):
+def test_the_expected_curve_by_hand_and_level_1_is_one_comparison_in_all_variants(measured, monkeypatch):
     readable = 0.96 * 0.95
     first, second = 0.95 * 0.02 - 0.05 * 0.05, 0.9 * 0.05 - 0.1 * 0.05
     by_hand = {
@@ -56,6 +56,13 @@ def test_the_expected_curve_by_hand(measured):
     }
     for (variant, level), chance in by_hand.items():
         assert measured.find(variant, level).expected == pytest.approx(readable * chance)
+    compared, decide = [], level_tables.decide
+    monkeypatch.setattr(level_tables, "decide", lambda found: compared.extend(found) or decide(found))
+    rows = level_tables.make_tables(measured)[0].rows
+    assert len(compared) == 1 + 3 * 6
+    of_level_1 = [row[7] for row in rows if row[1] == 1]
+    assert of_level_1 == of_level_1[:1] * 3
+    assert sorted(row[7] for row in rows[1:]) == sorted([*decide(compared), *of_level_1[1:]])
 
 
 @pytest.mark.parametrize("reading", ["strict", "loose"])
@@ -75,17 +82,7 @@ def test_constraints_are_followed_as_often_as_expected(measured, reading):
                 assert abs(found - expected) < 4 * math.sqrt(expected * (1 - expected) / measured.num_cases)
 
 
-def test_level_1_is_one_comparison_in_all_variants(measured, monkeypatch):
-    compared, decide = [], level_tables.decide
-    monkeypatch.setattr(level_tables, "decide", lambda found: compared.extend(found) or decide(found))
-    rows = level_tables.make_tables(measured)[0].rows
-    assert len(compared) == 1 + 3 * 6
-    of_level_1 = [row[7] for row in rows if row[1] == 1]
-    assert of_level_1 == of_level_1[:1] * 3
-    assert sorted(row[7] for row in rows[1:]) == sorted([*decide(compared), *of_level_1[1:]])
-
-
-def test_a_perfect_model_is_right_and_follows_everything():
+def test_a_perfect_model_follows_everything_and_a_seed_replies_alike():
     cases = make_cases(30)
     skill = Skill(accuracy=(1.0,) * 6, direct=1.0, gains=(0.0,) * 6, losses=(0.0,) * 6)
     model = SimulatedModel(
@@ -94,19 +91,6 @@ def test_a_perfect_model_is_right_and_follows_everything():
     for own in ask(cases, model, make_asking()):
         for answered in own.values():
             assert all(answered.verified.strict), answered
-
-
-def test_an_unannotated_step_changes_nothing_and_is_not_given():
-    truth = np.full((2, 7), NOT_ANNOTATED)
-    truth[:, -1] = 3
-    model = SimulatedModel({}, DEFAULT_CHAIN, skill=SKILL, faults=FAULTS)
-    for key in (("constraints", 6), ("own", 6), ("true", 7)):
-        assert model.expected_accuracy(key, truth) == pytest.approx(0.96 * 0.95 * 0.3)
-    truth[:, -1] = NOT_ANNOTATED
-    assert math.isnan(model.expected_accuracy(("true", 7), truth))
-
-
-def test_the_same_seed_replies_alike_and_variants_share_level_1():
     cases = make_cases(6)
     truth = {case.id: case.truth for case in cases}
 
@@ -117,3 +101,13 @@ def test_the_same_seed_replies_alike_and_variants_share_level_1():
     one, two, other = replies(0), replies(0), replies(1)
     assert one == two != other
     assert all(own[1] == own[8] == own[15] for own in one)
+
+
+def test_an_unannotated_step_changes_nothing_and_is_not_given():
+    truth = np.full((2, 7), NOT_ANNOTATED)
+    truth[:, -1] = 3
+    model = SimulatedModel({}, DEFAULT_CHAIN, skill=SKILL, faults=FAULTS)
+    for key in (("constraints", 6), ("own", 6), ("true", 7)):
+        assert model.expected_accuracy(key, truth) == pytest.approx(0.96 * 0.95 * 0.3)
+    truth[:, -1] = NOT_ANNOTATED
+    assert math.isnan(model.expected_accuracy(("true", 7), truth))

@@ -14,6 +14,7 @@ import grain
 import msgspec
 import numpy as np
 import pytest
+from refusals import refuses
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.data import reading_ahead
@@ -47,31 +48,22 @@ def case_of(image):
     return round(float((image[0, 0, 0] * PREPROCESSING.std[0] + PREPROCESSING.mean[0]) * 255))
 
 
-def test_a_batch_depends_on_seed_and_step_alone():
+def test_a_batch_depends_on_seed_and_step_and_has_every_case_once_with_its_labels():
     data = dataset()
     one, other = (training_batches(data, batch_size=4, seed=3) for _ in range(2))
     for step in (7, 0, 3, 7):
         for name in ("images", "labels", "index"):
             np.testing.assert_array_equal(one[step][name], other[step][name])
     assert any((one[k]["index"] != training_batches(data, batch_size=4, seed=4)[k]["index"]).any() for k in range(3))
-
-
-def test_every_training_case_comes_once_before_any_comes_again():
-    data = dataset()
     batches = training_batches(data, batch_size=4, seed=0)
     seen = np.concatenate([batches[step]["index"] for step in range(5)])
     assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))
     assert list(seen[:10]) != list(seen[10:])
-
-
-def test_images_labels_and_index_belong_together():
-    data = dataset()
     train, val = training_batches(data, batch_size=4, seed=0)[5], evaluation_batches(data, "val", batch_size=4)[0]
     for split, batch in ((data.splits.train, train), (data.splits.val, val)):
         assert len(batch["index"]) == 4
         for image, labels, index in zip(batch["images"], batch["labels"], batch["index"], strict=True):
-            assert case_of(image) == split[index]
-            assert labels.tolist() == list(data.cases[split[index]].answers)
+            assert (case_of(image), labels.tolist()) == (split[index], list(data.cases[split[index]].answers))
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
@@ -109,17 +101,6 @@ def assert_equal(batch, expected):
         assert batch[name].dtype == expected[name].dtype
 
 
-def test_grey_coloured_and_mixed_batches_are_normalised_alike():
-    for read in (read_number, read_coloured, read_mixed):
-        data = dataset_reading(read)
-        batch = training_batches(data, batch_size=5, seed=0)[1]
-        cases = [data.splits.train[index] for index in batch["index"]]
-        expected = normalise(np.stack([data.pixels[case] for case in cases]), PREPROCESSING)
-        np.testing.assert_array_equal(batch["images"], expected)
-        assert batch["images"].dtype == np.float32
-        assert len(np.unique(cases)) == 5
-
-
 def test_workers_give_the_same_batches_from_any_position_and_a_killed_one_ends_in_a_message():
     batches = training_batches(dataset_reading(read_mixed, num_train=23), batch_size=4, seed=5, augment=True)
     alone = iterate(batches, num_threads=2)
@@ -147,10 +128,13 @@ def read_badly(index):
     raise BadInput(f"data.json: record {index}: cannot be decoded")
 
 
-def test_what_a_worker_refuses_arrives_as_it_is():
+def test_what_a_worker_refuses_arrives_as_it_is_and_what_cannot_cross_as_a_message():
     data = dataset_reading(read_badly)
     iterator = iterate(evaluation_batches(data, "val", batch_size=3), num_threads=1, num_workers=1)
-    with pytest.raises(BadInput, match=f"record {data.splits.val[0]}: cannot be decoded"):
+    refuses(f"record {data.splits.val[0]}: cannot be decoded", next, iterator)
+    assert not multiprocessing.active_children()
+    iterator = reading_ahead.ReadAhead(grain.MapDataset.range(9).map(refuse_oddly), int, num_threads=0, num_workers=1)
+    with pytest.raises(RunStopped, match="ended with exit code 1"):
         next(iterator)
     assert not multiprocessing.active_children()
 
@@ -264,14 +248,7 @@ def refuse_oddly(_):
     raise error
 
 
-def test_an_error_that_cannot_cross_ends_in_a_message():
-    iterator = reading_ahead.ReadAhead(grain.MapDataset.range(9).map(refuse_oddly), int, num_threads=0, num_workers=1)
-    with pytest.raises(RunStopped, match="ended with exit code 1"):
-        next(iterator)
-    assert not multiprocessing.active_children()
-
-
-def test_processes_share_each_batch_and_read_no_more():
+def test_processes_share_each_batch_and_grey_coloured_and_mixed_ones_are_normalised_alike():
     reads = []
 
     def read(index):
@@ -289,6 +266,13 @@ def test_processes_share_each_batch_and_read_no_more():
     assert_equal({name: np.concatenate([part[name] for part in parts]) for name in whole}, whole)
     with pytest.raises(BadInput, match="batch size 7 is not a multiple of 3"):
         training_batches(data, batch_size=7, seed=2, process_index=0, process_count=3)
+    for read in (read_number, read_coloured, read_mixed):
+        data = dataset_reading(read)
+        batch = training_batches(data, batch_size=5, seed=0)[1]
+        cases = [data.splits.train[index] for index in batch["index"]]
+        expected = normalise(np.stack([data.pixels[case] for case in cases]), PREPROCESSING)
+        np.testing.assert_array_equal(batch["images"], expected)
+        assert (batch["images"].dtype, len(np.unique(cases))) == (np.float32, 5)
 
 
 @pytest.mark.parametrize(("batch_size", "count"), [(1, 1), (3, 1), (50, 1), (2, 2), (6, 2), (100, 2)])
@@ -299,8 +283,7 @@ def test_processes_evaluate_every_case_once_and_mark_the_padding(batch_size, cou
         for batch in iterate(batches, num_threads=2):
             shapes.add((len(batches), *batch["images"].shape))
             seen += batch["index"][batch["present"]].tolist()
-    assert sorted(seen) == list(range(7))
-    assert len(shapes) == 1
+    assert (sorted(seen), len(shapes)) == (list(range(7)), 1)
 
 
 def uneven_dataset():
@@ -324,12 +307,6 @@ def share_of_draws(data, sampling):
     return (drawn < 2).mean(), ((drawn == 2) | (drawn == 3)).mean()
 
 
-def test_inverse_frequency_is_that_of_the_last_step():
-    rare_at_first, rare_at_last = share_of_draws(uneven_dataset(), "inverse_frequency")
-    assert rare_at_last == pytest.approx(0.5, abs=0.03)
-    assert rare_at_first == pytest.approx(0.5 * 2 / 62, abs=0.01)
-
-
 def test_inverse_frequency_of_steps_is_the_mean_over_the_annotated_ones():
     """By hand: 1 / 62 and 1 / 2 at steps 1 and 3, 1 / 62 at step 2 where it is annotated."""
     at_first = (1 / 2 + 1 / 62 + 1 / 62) / 3
@@ -337,9 +314,11 @@ def test_inverse_frequency_of_steps_is_the_mean_over_the_annotated_ones():
     total = 2 * at_first + 2 * at_last + 60 * (3 / 62) / 3
     found = share_of_draws(uneven_dataset(), "inverse_frequency_of_steps")
     np.testing.assert_allclose(found, [2 * at_first / total, 2 * at_last / total], atol=0.02)
+    rare_at_first, rare_at_last = share_of_draws(uneven_dataset(), "inverse_frequency")
+    assert (rare_at_last, rare_at_first) == (pytest.approx(0.5, abs=0.03), pytest.approx(0.5 * 2 / 62, abs=0.01))
 
 
-def test_augmentation_is_a_function_of_seed_step_and_row():
+def test_augmentation_is_a_function_of_seed_step_and_row_and_a_copied_cache_keeps_nothing():
     picture = np.random.default_rng(0).integers(0, 256, (4, 4), np.uint8)
     data = dataset_reading(lambda index: picture)
     one, other, third = (training_batches(data, batch_size=4, seed=seed, augment=True) for seed in (3, 3, 4))
@@ -348,9 +327,6 @@ def test_augmentation_is_a_function_of_seed_step_and_row():
     assert len({image.tobytes() for image in images}) == len(images)
     plain = evaluation_batches(data, "val", batch_size=3)[0]["images"]
     np.testing.assert_array_equal(plain[0], normalise(np.repeat(picture[..., None], 3, -1), PREPROCESSING))
-
-
-def test_a_copy_of_the_cache_in_a_worker_keeps_nothing():
     cache = PixelCache(read_number, 1e6)
     for index in range(100):
         cache.put(index, np.full((64, 64), index, np.uint8))

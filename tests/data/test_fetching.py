@@ -2,10 +2,10 @@
 
 import pytest
 from cloud.memory_store import new_address, put_files
+from refusals import refuses
 
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
 from stepcot_jax.data.sources.layouts import read_source
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tools.data.command import main
 
 
@@ -32,7 +32,5 @@ def test_a_fetched_folder_is_read_as_the_one_that_was_uploaded(address, tmp_path
 
 
 def test_an_empty_address_and_a_path_are_refused(tmp_path, monkeypatch):
-    with pytest.raises(BadInput, match="holds no files"):
-        main(["fetch", new_address(monkeypatch), str(tmp_path / "here")])
-    with pytest.raises(BadInput, match="not an address"):
-        main(["fetch", str(tmp_path), str(tmp_path / "here")])
+    refuses("holds no files", lambda: main(["fetch", new_address(monkeypatch), str(tmp_path / "here")]))
+    refuses("not an address", main, ["fetch", str(tmp_path), str(tmp_path / "here")])

@@ -30,8 +30,9 @@ OPENERS = {
 
 def calls_of(text):
     for function in ast.walk(ast.parse(text if "open_test" in text else "")):
-        names = {node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)}
-        if isinstance(function, ast.FunctionDef) and "open_test" in names:
+        if isinstance(function, ast.FunctionDef) and "open_test" in {
+            node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)
+        }:
             yield function.name
 
 

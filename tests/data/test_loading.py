@@ -8,13 +8,13 @@ import msgspec
 import numpy as np
 import pytest
 from PIL import Image
+from refusals import refuses
 from run.small_run import small_settings
 
 from stepcot_jax.data.batches import training_batches
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.records.records import read_records, write_records
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.loading import load_dataset
 from stepcot_jax.tools.data.command import main
 
@@ -34,9 +34,7 @@ def load(root, *, source="folder", **changes):
 
 
 def refusal(root, **changes):
-    with pytest.raises(BadInput) as caught:
-        load(root, **changes)
-    return str(caught.value)
+    return refuses("", load, root, **changes)
 
 
 def test_prepared_data_train_as_their_folder_does(folder, tmp_path):
@@ -46,9 +44,7 @@ def test_prepared_data_train_as_their_folder_does(folder, tmp_path):
 
     prepare(folder, tmp_path)
     prepared, plain = load(tmp_path, source="tfds"), load(folder)
-    assert prepared.cases == plain.cases
-    assert prepared.splits == plain.splits
-    assert prepared.digest == plain.digest
+    assert (prepared.cases, prepared.splits, prepared.digest) == (plain.cases, plain.splits, plain.digest)
     assert load(tmp_path, source="tfds", data__fold="2/3").splits == load(folder, data__fold="2/3").splits
     ours, theirs = (training_batches(dataset, batch_size=8, seed=1) for dataset in (prepared, plain))
     for step in range(3):

@@ -9,6 +9,7 @@ from data.records.test_records import NAMES, change_step, make_record, read, ref
 from data.test_batches import PREPROCESSING
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refuses
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.data.batches import evaluation_batches, training_batches
@@ -20,7 +21,6 @@ from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.data.statistics import compute_statistics
 from stepcot_jax.data.uncertain import UncertainAnswers, make_targets
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.record import Record
 from stepcot_jax.run.run_checks import check_annotated
@@ -74,8 +74,7 @@ def test_the_limits_of_soft_targets_are_hard(weight, treatment):
 def test_a_step_without_a_negative_option_is_refused(treatment):
     chain = Chain((CHAIN.steps[0], Step("Zone", "?", ("Upper", "Lower", "Middle"))))
     message = r"config\.data\.uncertain: .*'Zone' \(2 uncertain training answers\) offers none"
-    with pytest.raises(BadInput, match=message):
-        targets(treatment, chain=chain)
+    refuses(message, targets, treatment, chain=chain)
     assert targets("positive", chain=chain).labels[3, 1] == 1
     rule, certain = UncertainAnswers(treatment), np.full_like(LABELS, NO)
     found = make_targets(labels=LABELS, uncertain=certain, chain=chain, rule=rule)
@@ -117,15 +116,22 @@ def test_notes_on_the_train_split_are_of_its_targets(treatment, noted):
     assert [f"at {CHAIN.steps[0].name} (1 of 2 steps)" in note for note in of_train] == [True] * noted
 
 
-def test_the_digest_notices_marks_alone():
+def test_the_digest_notices_marks_alone_and_a_doubtful_negative_option_has_no_soft_target():
     plain, marked = make_dataset(), make_dataset()
     unmarked = dataclasses.replace(marked, cases=plain.cases.with_labels(LABELS.repeat(2, 0), np.full((8, 2), NO)))
     moved = dataclasses.replace(marked, cases=plain.cases.with_labels(LABELS.repeat(2, 0), UNCERTAIN.repeat(2, 0)))
-    assert len({unmarked.digest, moved.digest}) == 2
-    assert plain.digest == marked.digest
+    assert (len({unmarked.digest, moved.digest}), plain.digest) == (2, marked.digest)
+    negative = np.array([[NO, 2], [1, NO], [NO, NO], [NO, 1]])  # N/A?, No abnormality?
+    rule = UncertainAnswers("soft", 0.7)
+    found = make_targets(labels=LABELS, uncertain=negative, chain=CHAIN, rule=rule)
+    assert found.labels.tolist() == [[0, NO], [NO, 1], [1, 2], [NO, 1]]
+    assert not found.distributions[0, 1].any()
+    assert not found.distributions[1, 0].any()
+    soft = found.distributions.max(axis=-1) < 1  # what `certain_labels` takes no answer from
+    assert soft[found.labels != LABELS].all()
 
 
-def test_a_mark_survives_reading_and_writing(root):
+def test_a_mark_survives_reading_and_writing_and_needs_an_answer(root):
     collection = read(root, [change_step(make_record(), 1, uncertain=True), make_record("b")])
     doubtful, certain = collection.cases
     assert (doubtful.answers, doubtful.uncertain, doubtful.stated) == ((0, NO), (NO, 1), (0, 1))
@@ -138,9 +144,6 @@ def test_a_mark_survives_reading_and_writing(root):
         [False] * 2,
     ]
     assert written[0]["vqa_chain"][1]["answer"] == "B"
-
-
-def test_a_mark_needs_an_answer_and_is_a_boolean(root):
     record = change_step(make_record(), 0, uncertain=True, answer=None)
     assert "vqa_chain[0].uncertain: true without an answer" in refusal(root, [record])
     assert "vqa_chain[0].uncertain" in refusal(root, [change_step(make_record(), 0, uncertain="yes")])
@@ -180,14 +183,3 @@ def test_check_counts_what_training_takes(root):
     assert any("takes them for certain (config.data.uncertain=positive)" in note for note in taken["notes"])
     assert (ignored["stops"], taken["stops"]) == ([], [])
     assert [("'negative' needs a negative option" in stop) for stop in refused["stops"]] == [True]
-
-
-def test_a_doubtful_negative_option_has_no_soft_target():
-    negative = np.array([[NO, 2], [1, NO], [NO, NO], [NO, 1]])  # N/A?, No abnormality?
-    rule = UncertainAnswers("soft", 0.7)
-    found = make_targets(labels=LABELS, uncertain=negative, chain=CHAIN, rule=rule)
-    assert found.labels.tolist() == [[0, NO], [NO, 1], [1, 2], [NO, 1]]
-    assert not found.distributions[0, 1].any()
-    assert not found.distributions[1, 0].any()
-    soft = found.distributions.max(axis=-1) < 1  # what `certain_labels` takes no answer from
-    assert soft[found.labels != LABELS].all()

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from cloud.memory_store import register_extra
+from refusals import refuses
 
 import stepcot_jax
 from stepcot_jax.encoders.checkpoints import resolve
@@ -30,8 +31,7 @@ def test_an_address_stays_one_after_pathlib_has_dropped_a_slash(place):
     assert is_address(pathlib.Path(place))
     with pytest.raises(BadInput, match=r"is an address; expected a folder or file of this machine .*stepcot sync"):
         refuse_address(pathlib.Path(place))
-    with pytest.raises(BadInput, match=r"^config\.x: .*: not an address with :// \(pass it as text"):
-        find_path(pathlib.Path(place), "config.x")
+    refuses(r"^config\.x: .*: not an address with :// \(pass it as text", find_path, pathlib.Path(place), "config.x")
 
 
 def test_paths_and_hugging_face_names_are_no_addresses_and_no_folder_is_made_of_one(tmp_path, monkeypatch):
@@ -39,13 +39,10 @@ def test_paths_and_hugging_face_names_are_no_addresses_and_no_folder_is_made_of_
         assert not is_address(place)
     monkeypatch.chdir(tmp_path)
     for write in (
-        make_workdir,
-        lambda path: filling_folder(path).__enter__(),
-        lambda path: writing_folder(path).__enter__(),
+        *(make_workdir, lambda path: filling_folder(path).__enter__(), lambda path: writing_folder(path).__enter__()),
         lambda path: write_whole(path / "file", b""),
     ):
-        with pytest.raises(BadInput, match="is an address; expected a folder"):
-            write(pathlib.Path("gs://bucket/run"))
+        refuses("is an address; expected a folder", write, pathlib.Path("gs://bucket/run"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -72,13 +69,10 @@ def test_paths_stay_and_addresses_are_downloaded_by_the_extra_of_their_scheme(tm
     register_extra(monkeypatch, "scheme", "ours", f"{__name__}:_download")
     monkeypatch.setitem(sys.modules, __name__, sys.modules[_download.__module__])
     assert find_path("ours://b/run") == pathlib.Path("ours://b/run here")
-    with pytest.raises(BadInput, match=r"^az://b/run: unknown scheme; expected .*gs://, hf://, ours://, s3://$"):
-        find_path("az://b/run")
+    refuses(r"^az://b/run: unknown scheme; expected .*gs://, hf://, ours://, s3://$", find_path, "az://b/run")
     monkeypatch.delitem(list_extras("scheme"), "s3", raising=False)
-    with pytest.raises(BadInput, match=r"^--x: s3: this scheme is an extra .* not installed: pip install .*\[s3\]"):
-        find_path("s3://b/run", "--x")
-    with pytest.raises(BadInput, match=r"^hf://b/run: nothing is written to hf://; expected"):
-        open_remote("hf://b/run", say=print)
+    refuses(r"^--x: s3: this scheme is an extra .* not installed: pip install .*\[s3\]", find_path, "s3://b/run", "--x")
+    refuses(r"^hf://b/run: nothing is written to hf://; expected", open_remote, "hf://b/run", say=print)
 
 
 def _download(address, folder):
@@ -115,13 +109,10 @@ def test_a_workdir_at_another_address_is_refused_and_no_folder_is_made(tmp_path)
 def test_no_flag_takes_a_path_in_another_way():
     """`type=pathlib.Path` would take an address for a folder."""
     texts = {path.name: path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
-    found = [name for name, text in texts.items() if re.search(r"\btype=(pathlib\.)?Path\b", text)]
-    assert set(found) <= STANDALONE
+    assert {name for name, text in texts.items() if re.search(r"\btype=(pathlib\.)?Path\b", text)} <= STANDALONE
 
 
 @pytest.mark.parametrize("name", ["a/b@v1/../../x", "a/b@v1/..", "a/b@v1//x", "a/..@x", "a/b@../../x", "a/..@main"])
 def test_nothing_outside_of_the_cache_is_named(name):
-    with pytest.raises(BadInput, match=r"not (an address on|the name of)"):
-        find_path(f"hf://{name}")
-    with pytest.raises(BadInput, match=r"is not the name of a repository|not a Hugging Face id"):
-        resolve(name)
+    refuses(r"not (an address on|the name of)", find_path, f"hf://{name}")
+    refuses(r"is not the name of a repository|not a Hugging Face id", resolve, name)

@@ -17,8 +17,7 @@ LESS = "a smaller batch or image, or in training config.parallel.num_passes=2 or
 ENDS = [
     (BadInput("a.csv, line 2: empty"), 2, "error: a.csv, line 2: empty\n"),
     (RunStopped("step 3: loss is nan"), 3, "stopped: step 3: loss is nan\n"),
-    (Preempted("step 3: saved"), 75, "preempted: step 3: saved\n"),
-    (KeyboardInterrupt(), 130, "interrupted\n"),
+    *((Preempted("step 3: saved"), 75, "preempted: step 3: saved\n"), (KeyboardInterrupt(), 130, "interrupted\n")),
     (MemoryError("Unable to allocate 9. GiB"), 3, f"stopped: the memory of the machine {SMALL} 9. GiB); {LESS}\n"),
     (KeyboardInterrupt("the same command goes on"), 130, "interrupted; the same command goes on\n"),
 ]

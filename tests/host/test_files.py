@@ -4,6 +4,7 @@ import os
 
 import msgspec
 import pytest
+from refusals import refuses
 
 from stepcot_jax.host import files
 from stepcot_jax.host.errors import BadInput
@@ -33,39 +34,15 @@ def test_a_private_folder_is_closed_to_others_and_is_ones_own(tmp_path, monkeypa
         make_private_folder(folder)
         assert folder.stat().st_mode & 0o777 == 0o700
     (tmp_path / "file").touch()
-    with pytest.raises(BadInput, match=r"file: cannot be made a folder of this user alone \(File exists\)"):
-        make_private_folder(tmp_path / "file")
+    refuses(r"file: cannot be made a folder of this user alone \(File exists\)", make_private_folder, tmp_path / "file")
     monkeypatch.setattr(os, "getuid", lambda: old.stat().st_uid + 1)
-    with pytest.raises(BadInput, match=r"old: belongs to user \d+; expected a folder of this user"):
-        make_private_folder(old)
+    refuses(r"old: belongs to user \d+; expected a folder of this user", make_private_folder, old)
 
 
-def test_json_is_read_as_its_type(tmp_path):
+def test_json_is_read_as_its_type_from_a_regular_file(tmp_path):
     path = tmp_path / "note.json"
     write_whole(path, msgspec.json.encode(Note("über", 3)))
     assert read_json(str(path), Note, accepted=ACCEPTED) == Note("über", 3)
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"", "truncated"),
-        (b'{"text": 1}', r"\$.text"),
-        (b'{"text": "\xff"}', "invalid|decode"),
-        (b"[" * 100_000, "Expected `object`|recursion"),
-        (b'{"text": "' + b"a" * 1000 + b'"}', "1012 bytes, more than 500"),
-    ],
-)
-def test_what_is_no_such_json_is_refused_by_name(tmp_path, content, words):
-    path = tmp_path / "note.json"
-    path.write_bytes(content)
-    with pytest.raises(BadInput, match=words) as caught:
-        read_json(path, Note, accepted=ACCEPTED, max_bytes=500 if len(content) < 2000 else 10**6)
-    assert str(caught.value).startswith(f"{path}: ")
-    assert str(caught.value).endswith(f"; {ACCEPTED}")
-
-
-def test_a_missing_file_a_folder_and_a_pipe_are_refused(tmp_path):
     with pytest.raises(BadInput, match=r"none: cannot be read \(No such file or directory\); accepted is a note"):
         read_json(tmp_path / "none", Note, accepted=ACCEPTED)
     os.mkfifo(tmp_path / "pipe")  # opening it would block until a writer opens it
@@ -74,15 +51,29 @@ def test_a_missing_file_a_folder_and_a_pipe_are_refused(tmp_path):
             read_json(path, Note, accepted=ACCEPTED)
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        *((b"", "truncated"), (b'{"text": 1}', r"\$.text"), (b'{"text": "\xff"}', "invalid|decode")),
+        (b"[" * 100_000, "Expected `object`|recursion"),
+        (b'{"text": "' + b"a" * 1000 + b'"}', "1012 bytes, more than 500"),
+    ],
+)
+def test_what_is_no_such_json_is_refused_by_name(tmp_path, content, words):
+    path = tmp_path / "note.json"
+    path.write_bytes(content)
+    message = refuses(words, read_json, path, Note, accepted=ACCEPTED, max_bytes=500 if len(content) < 2000 else 10**6)
+    assert message.startswith(f"{path}: ")
+    assert message.endswith(f"; {ACCEPTED}")
+
+
 def test_writing_replaces_and_makes_the_folder(tmp_path):
     path = tmp_path / "new" / "data.json"
     write_whole(path, b"old")
     with writing_whole(path) as file:
         file.write(b"new")
         assert path.read_bytes() == b"old"
-    assert path.read_bytes() == b"new"
-    assert list(path.parent.iterdir()) == [path]
-    assert read_file(path, max_bytes=3) == b"new"
+    assert (path.read_bytes(), list(path.parent.iterdir()), read_file(path, max_bytes=3)) == (b"new", [path], b"new")
 
 
 @pytest.mark.parametrize("where", ["write", "fsync", "replace"])
@@ -97,8 +88,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, where):
         monkeypatch.setattr(*((files.os, "fsync", fail) if where == "fsync" else ("pathlib.Path.replace", fail)))
     with pytest.raises(OSError, match="disk full"), writing_whole(path) as file:
         (fail if where == "write" else file.write)(b"half")
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
+    assert (path.read_text(), list(tmp_path.iterdir())) == ("old", [path])
 
 
 def _fill(folder, link_to):
@@ -113,8 +103,7 @@ def test_a_new_folder_is_written_whole_or_not_at_all(tmp_path):
     with writing_folder(out) as partial:
         (partial / "a").write_text("x")
         assert not out.exists()
-    assert [path.name for path in out.iterdir()] == ["a"]
-    assert out.stat().st_mode & 0o777 == 0o755
+    assert ([path.name for path in out.iterdir()], out.stat().st_mode & 0o777) == (["a"], 0o755)
     (tmp_path / "file").touch()
     for used, words in (
         (out, "is not an empty"),

@@ -14,12 +14,19 @@ SCRIPT = (
 )
 
 
-def test_a_folder_is_for_one_run(tmp_path):
+def test_a_folder_is_for_one_run_and_its_lock_a_file_of_ones_own(tmp_path):
     command = [sys.executable, "-c", SCRIPT, tmp_path / "out"]
     with lock_folder(tmp_path / "out"):
         run = subprocess.run(command, capture_output=True, text=True)
         assert f"{LOCK_NAME}: in use by another process" in run.stderr
     assert subprocess.run(command).returncode == 0
+    (tmp_path / "folder" / LOCK_NAME).mkdir(parents=True)
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / LOCK_NAME).symlink_to(tmp_path / "elsewhere")
+    for name in ("folder", "link"):
+        with pytest.raises(BadInput, match=r"\.lock: cannot be opened"), lock_folder(tmp_path / name):
+            pass
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_a_run_that_fails_gives_the_folder_back(tmp_path):
@@ -29,13 +36,3 @@ def test_a_run_that_fails_gives_the_folder_back(tmp_path):
         pass
     with lock_folder(tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == [LOCK_NAME]
-
-
-def test_a_lock_that_is_no_file_of_ones_own_is_refused(tmp_path):
-    (tmp_path / "folder" / LOCK_NAME).mkdir(parents=True)
-    (tmp_path / "link").mkdir()
-    (tmp_path / "link" / LOCK_NAME).symlink_to(tmp_path / "elsewhere")
-    for name in ("folder", "link"):
-        with pytest.raises(BadInput, match=r"\.lock: cannot be opened"), lock_folder(tmp_path / name):
-            pass
-    assert not (tmp_path / "elsewhere").exists()

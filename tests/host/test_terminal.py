@@ -38,24 +38,19 @@ def as_shown(text):
     return lines
 
 
-def test_a_notebook_shows_one_line_a_bar(monkeypatch):
+def test_a_notebook_shows_one_line_a_bar_and_elsewhere_every_line_stays(monkeypatch):
     text = write(monkeypatch, "ipykernel.iostream")
     assert as_shown(text) == ["training 2/3 0 s left", "saved", "training 3/3 0 s left", "done", ""]
-
-
-def test_elsewhere_every_line_stays(monkeypatch):
     text = write(monkeypatch, "io")
     assert "\r" not in text
-    assert text.splitlines()[0] == "training 1/3 0 s left a long note"
-    assert len(text.splitlines()) == 5
+    assert (text.splitlines()[0], len(text.splitlines())) == ("training 1/3 0 s left a long note", 5)
 
 
 def test_a_clock_counts_the_seconds_of_what_reports_no_progress(capsys):
     with Terminal(every_seconds=0.01).clock("compiling"):
         time.sleep(0.2)
     first, *later = capsys.readouterr().err.splitlines()
-    assert first == "compiling"
-    assert set(later) == {"compiling: 0 s"}
+    assert (first, set(later)) == ("compiling", {"compiling: 0 s"})
 
 
 @pytest.mark.parametrize(
@@ -64,8 +59,7 @@ def test_a_clock_counts_the_seconds_of_what_reports_no_progress(capsys):
         ("venv/bin", "", "stepcot"),  # activated
         ("", "", "venv/bin/stepcot"),
         ("other", "", "venv/bin/stepcot"),  # another installation comes first
-        ("", "venv", "bin/stepcot"),
-        ("", "other", "{here}/venv/bin/stepcot"),
+        *(("", "venv", "bin/stepcot"), ("", "other", "{here}/venv/bin/stepcot")),
     ],
 )
 def test_a_printed_command_works_in_the_shell_that_printed_it(tmp_path, monkeypatch, path, folder, name):

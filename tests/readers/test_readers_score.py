@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from readers.reader_samples import CHAIN, fill, guess, make_sample, read_cells, write_cells, write_folder
+from refusals import refuses
 from sklearn.metrics import accuracy_score, cohen_kappa_score, f1_score, recall_score
 
 from stepcot_jax.annotate.agreement import fleiss_kappa
@@ -149,32 +150,23 @@ def test_incomplete_and_altered_forms_are_refused_by_name(sample, answers, tmp_p
         assert word.format(case=key.readers[0].order[0]) in message
 
 
-def test_a_form_of_another_sample_or_twice_is_refused(sample, forms, answers, root, tmp_path):
+def test_a_form_of_another_sample_or_twice_and_files_that_are_none_are_refused(sample, forms, answers, root, tmp_path):
     folder, key = sample
     other = make_sample(tmp_path / "other", root, readers=READERS, num_cases=24, seed=1)
     path = fill(tmp_path / "other" / "Ann" / "form.csv", other, answers["Ann"])
-    with pytest.raises(BadInput, match="is of another sample"):
-        read_forms(key, folder, [path])
-    with pytest.raises(BadInput) as caught:
-        read_forms(key, folder, [*forms, forms[1]])
-    assert str(caught.value).startswith(f"{forms[1]}: a second form of Bo (the first is {forms[1]})")
-
-
-def test_files_that_are_no_forms_are_refused(sample, tmp_path):
+    refuses("is of another sample", read_forms, key, folder, [path])
+    message = refuses("", read_forms, key, folder, [*forms, forms[1]])
+    assert message.startswith(f"{forms[1]}: a second form of Bo (the first is {forms[1]})")
     (folder, key), path = sample, tmp_path / "form.csv"
     header = b"form,case,image,step,question,options,answer\r\n"
     for content, words in (
-        (None, "cannot be read"),
-        (header, "no rows after the first"),
-        (header + b"1,2\r\n", "row 2 has 2 cells, not 7"),
-        (b"\xff\xfe\x00", "UTF-8"),
+        *((None, "cannot be read"), (header, "no rows after the first")),
+        *((header + b"1,2\r\n", "row 2 has 2 cells, not 7"), (b"\xff\xfe\x00", "UTF-8")),
     ):
         if content is not None:
             path.write_bytes(content)
-        with pytest.raises(BadInput, match=words):
-            read_forms(key, folder, [path])
-    with pytest.raises(BadInput, match="not a regular file"):
-        read_forms(key, folder, [tmp_path])
+        refuses(words, read_forms, key, folder, [path])
+    refuses("not a regular file", read_forms, key, folder, [tmp_path])
 
 
 def test_changed_images_are_refused(root, tmp_path):
@@ -190,13 +182,10 @@ def test_changed_images_are_refused(root, tmp_path):
     for path in (back / "images" / "case_0002.png", folder / "Ann" / "images" / "case_0001.png"):
         whole = path.read_bytes()
         path.write_bytes(whole[:-1] + b"?")
-        with pytest.raises(BadInput) as caught:
-            read_forms(key, folder, [form])
-        assert str(caught.value).startswith(f"{path} was changed")
+        assert refuses("", read_forms, key, folder, [form]).startswith(f"{path} was changed")
         path.write_bytes(whole)
     (folder / "Ann" / "images" / "case_0003.png").unlink()
-    with pytest.raises(BadInput, match=r"case_0003\.png cannot be read"):
-        read_forms(key, folder, [form])
+    refuses(r"case_0003\.png cannot be read", read_forms, key, folder, [form])
 
 
 def test_accuracy_is_scikit_learns_over_the_cases_with_an_answer(sample, answers, comparison, predictions):
@@ -234,8 +223,7 @@ def test_sensitivity_and_f1_are_scikit_learns_macro_averages(sample, answers, co
         for found, score in ((step.sensitivity, recall_score), (step.f1, f1_score)):
             each = [macro(score, truth[known, place], answers[name][known, place]) for name in READERS]
             assert [found[f"reader {name}"].value for name in READERS] == pytest.approx(each)
-            assert found["readers"].value == pytest.approx(np.mean(each))
-            assert found["teacher"].value == 1.0
+            assert (found["readers"].value, found["teacher"].value) == (pytest.approx(np.mean(each)), 1.0)
             assert found["student"].value == pytest.approx(
                 macro(score, truth[known, place], models["student"][known, place])
             )
@@ -303,8 +291,7 @@ def test_agreement_is_cohens_of_two_and_fleiss_of_all(answers, comparison, sampl
         assert [found.names for found in others[:3]] == [(f"reader {a}", f"reader {b}") for a, b in pairs]
         for (one, other), pair in zip(pairs, others[:3], strict=True):
             assert pair.kappa.value == pytest.approx(cohen_kappa_score(labels[one], labels[other]))
-            assert pair.share.value == pytest.approx(np.mean(labels[one] == labels[other]))
-            assert pair.num_cases == 24
+            assert (pair.share.value, pair.num_cases) == (pytest.approx(np.mean(labels[one] == labels[other])), 24)
         [with_student] = [found for found in others if found.names == ("reader Bo", "student")]
         assert with_student.kappa.value == pytest.approx(cohen_kappa_score(labels["Bo"], student[:, place]))
         assert len(others) == 3 + 6
@@ -337,7 +324,9 @@ def form_of(key, name, labels):
     return FilledForm(name, f"{name}.csv", np.asarray(labels, np.int32))
 
 
-def test_a_gain_is_named_only_where_its_interval_excludes_zero(sample, predictions):
+def test_a_gain_is_named_where_its_interval_excludes_zero_and_p_goes_by_patient(
+    sample, predictions, answers, comparison
+):
     _, key = sample
     truth = truth_of(key)
     wrong = np.where(truth == 0, 1, 0)
@@ -348,18 +337,6 @@ def test_a_gain_is_named_only_where_its_interval_excludes_zero(sample, predictio
         assert {row[-1] for row in table.rows if row[1] == "teacher"} == {expected}
     student = [row for row in table.rows if row[1] == "student"]
     assert {row[-1] for row in student} == {"worse"}
-
-
-@given(st.lists(st.integers(-4, 4), max_size=9))
-def test_flipped_signs_are_all_counted(differences):
-    found = np.array(differences, np.int64)
-    sums = [np.dot(signs, found) for signs in itertools.product((-1, 1), repeat=len(found))]
-    assert flip_signs(found) == pytest.approx(np.mean(np.abs(sums) >= abs(found.sum())))
-
-
-def test_a_gains_p_goes_by_patient_and_counts_all_readers(sample, answers, comparison, predictions):
-    _, key = sample
-    truth = truth_of(key)
     student = read_answers(predictions, key)["student"]
     for place, step in enumerate(comparison.steps):
         known = truth[:, place] != NOT_ANNOTATED
@@ -373,21 +350,21 @@ def test_a_gains_p_goes_by_patient_and_counts_all_readers(sample, answers, compa
         assert step.p_values["student"] == pytest.approx(flip_signs(np.array([*by_patient.values()], np.int64)))
 
 
-def test_one_reader_and_no_model_are_enough(sample, answers):
+@given(st.lists(st.integers(-4, 4), max_size=9))
+def test_flipped_signs_are_all_counted(differences):
+    found = np.array(differences, np.int64)
+    sums = [np.dot(signs, found) for signs in itertools.product((-1, 1), repeat=len(found))]
+    assert flip_signs(found) == pytest.approx(np.mean(np.abs(sums) >= abs(found.sum())))
+
+
+def test_one_reader_and_no_model_are_enough_and_predictions_of_other_cases_are_refused(sample, answers, predictions):
     _, key = sample
     comparison = compare_readers(key, [form_of(key, "Ann", answers["Ann"])], num_resamples=20)
-    assert comparison.models == ()
-    assert comparison.steps[0].agreements == ()
+    assert (comparison.models, comparison.steps[0].agreements) == ((), ())
     assert comparison.steps[0].accuracy["readers"] == comparison.steps[0].accuracy["reader Ann"]
     assert tabulate_agreement(comparison).rows == ()
-    with pytest.raises(BadInput, match="--num-resamples=0"):
-        compare_readers(key, [form_of(key, "Ann", answers["Ann"])], num_resamples=0)
-    with pytest.raises(BadInput, match="FORM is required"):
-        compare_readers(key, [])
-
-
-def test_predictions_of_other_cases_are_refused(sample, predictions):
-    _, key = sample
+    refuses("--num-resamples=0", lambda: compare_readers(key, [form_of(key, "Ann", answers["Ann"])], num_resamples=0))
+    refuses("FORM is required", compare_readers, key, [])
     for changes, words in (
         ({"image_path": "images/no.png"}, "case 'images/no.png' is missing"),
         ({"labels": (0,) * 7}, "other labels than in the sample's key"),

@@ -6,10 +6,11 @@ import re
 
 import pytest
 from annotate.misbehaving_server import MisbehavingServer, read_data
+from refusals import refuses
 
 from stepcot_jax.annotate.llm.client import Endpoint
 from stepcot_jax.annotate.llm.judge import Exchange, Judge, judge_answers, judge_stages, label_steps
-from stepcot_jax.host.errors import BadInput, RunStopped
+from stepcot_jax.host.errors import RunStopped
 from stepcot_jax.reasoning.replies import Judged
 from stepcot_jax.record import STAGE_NAMES
 
@@ -40,11 +41,9 @@ def test_scores_come_in_order_and_are_paid_once(tmp_path):
     with MisbehavingServer(rate) as server:
         judge = make_judge(server, tmp_path)
         expected = [Judged(10.0, 1.0 + number) for number in range(10)]
-        assert judge_answers(exchanges(10), judge) == expected
-        assert judge_answers(exchanges(10), judge) == expected
+        assert (judge_answers(exchanges(10), judge), judge_answers(exchanges(10), judge)) == (expected, expected)
         assert len(server.paid) == 10
-        other = dataclasses.replace(exchanges(1)[0], reply="air")
-        assert judge_answers([other], judge) == expected[:1]
+        assert judge_answers([dataclasses.replace(exchanges(1)[0], reply="air")], judge) == expected[:1]
         assert len(server.paid) == 11  # another reply of the same id is another request
 
 
@@ -75,8 +74,7 @@ def test_an_endpoint_that_is_gone_and_a_wrong_key_stop(tmp_path):
         with pytest.raises(RunStopped, match="3 requests in a row"):
             judge_answers(exchanges(5), make_judge(server, tmp_path, concurrency=1))
         server.behave = lambda request, _: ("status", (401, {}, {}))
-        with pytest.raises(BadInput, match="401"):
-            judge_answers(exchanges(5), make_judge(server, tmp_path))
+        refuses("401", lambda: judge_answers(exchanges(5), make_judge(server, tmp_path)))
         with pytest.raises(RunStopped, match="--max-tokens"):
             judge_answers(exchanges(5), make_judge(server, tmp_path, cap=10))
 

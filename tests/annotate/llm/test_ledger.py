@@ -5,6 +5,7 @@ import json
 
 import pytest
 from msgspec.structs import asdict as to_dict
+from refusals import refuses
 
 from stepcot_jax.annotate.llm.answers import Answers, Asked, Ledger, digest_text
 from stepcot_jax.annotate.llm.replies import Entry
@@ -41,8 +42,7 @@ def test_answers_are_found_again(tmp_path):
             ledger.append(entry("d", answer=None, problem="cut", is_final=False))
         assert ledger.find("d", "request d") is None
         ledger.append(entry("d"))
-        assert ledger.find("d", "request d") == entry("d")
-        assert (len(ledger), answers.num_tokens) == (4, 90)
+        assert (ledger.find("d", "request d"), len(ledger), answers.num_tokens) == (entry("d"), 4, 90)
 
 
 def test_other_prompts_models_and_settings_are_kept_apart(tmp_path):
@@ -70,8 +70,7 @@ def test_paid_answers_to_another_version_of_the_prompt_are_refused(tmp_path):
 
 def test_two_runs_in_one_folder_are_refused(tmp_path):
     with opened(tmp_path) as (_, ledger):
-        with pytest.raises(BadInput, match="in use by another process"):
-            Answers(tmp_path)
+        refuses("in use by another process", Answers, tmp_path)
         ledger.append(entry("a"))
     with opened(tmp_path) as (_, ledger):
         assert len(ledger) == 1
@@ -94,8 +93,7 @@ def test_a_full_disk_stops_the_run_and_leaves_no_part(tmp_path):
 def test_a_file_that_is_no_database_is_refused_and_answers_are_written_in_transactions(tmp_path):
     for content in (b"no database", b"SQLite format 3\0" + b"x" * 5000):
         (tmp_path / "answers.sqlite").write_bytes(content)
-        with pytest.raises(BadInput, match=r"answers\.sqlite is not a file of answers"):
-            Answers(tmp_path)
+        refuses(r"answers\.sqlite is not a file of answers", Answers, tmp_path)
         assert (tmp_path / "answers.sqlite").read_bytes() == content
     (tmp_path / "answers.sqlite").unlink()
     with opened(tmp_path) as (answers, ledger):
@@ -121,8 +119,7 @@ def test_a_ledger_of_before_is_imported_once_and_left_as_it_is(tmp_path):
         before = path.read_bytes()
         for _ in range(2):
             with opened(folder) as (answers, ledger):
-                assert ledger.find("a", "request a") == entry("a")
-                assert answers.num_tokens == 45
+                assert (ledger.find("a", "request a"), answers.num_tokens) == (entry("a"), 45)
         assert path.read_bytes() == before
         write_old(folder, entry("a"), entry("b"), entry("b", answer=None, is_final=False), entry("c"))
         with opened(folder) as (answers, ledger):  # an earlier version went on in the meantime
@@ -132,8 +129,7 @@ def test_a_ledger_of_before_is_imported_once_and_left_as_it_is(tmp_path):
 def test_damage_before_the_last_line_is_refused_by_line(tmp_path):
     for bad in ("{]", "", "[]", '{"rapport": 1}'):
         path = write_old(tmp_path, entry("a"), end=f"{bad}\n{json.dumps(to_dict(entry('b')))}\n")
-        with pytest.raises(BadInput, match=rf"{path.name}, line 3 is not a ledger entry"):
-            Answers(tmp_path)
+        refuses(rf"{path.name}, line 3 is not a ledger entry", Answers, tmp_path)
     path.unlink()
     with opened(tmp_path) as (answers, _):
         assert answers.num_tokens == 0
@@ -161,8 +157,7 @@ def test_requests_of_batches_go_through_their_states(tmp_path):
     journal = tmp_path / "journal.jsonl"
     lines = [
         {"type": "identity", "ledger": "l", "fields": IDENTITY, "num_attempts": 3},
-        {"type": "asked", **to_dict(asked)},
-        {"type": "ended", "id": "n", "how": "failed", "problem": "HTTP 500"},
+        *({"type": "asked", **to_dict(asked)}, {"type": "ended", "id": "n", "how": "failed", "problem": "HTTP 500"}),
         {"type": "learned", "ledger": "l", "form": "plain", "tokens_name": "max_completion_tokens"},
     ]
     journal.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"type": "as')
@@ -174,8 +169,7 @@ def test_requests_of_batches_go_through_their_states(tmp_path):
         assert (request.asked, request.num_failures, request.how, request.problem) == (asked, 1, "failed", "HTTP 500")
         again = Asked(**{**to_dict(asked), "round": 2})
         answers.ask(again)
-        assert answers.outstanding() == [again]
-        assert (answers.find_request("n").num_failures, answers.num_rounds) == (1, 2)
+        assert (answers.outstanding(), answers.find_request("n").num_failures, answers.num_rounds) == ([again], 1, 2)
         answers.end("n", "answered")
         assert answers.outstanding() == []
     journal.write_text("nonsense\n" + journal.read_text())

@@ -20,13 +20,12 @@ from stepcot_jax.chain import DEFAULT_CHAIN
 
 CHAIN = DEFAULT_CHAIN
 ANNOTATION = Annotation((1, 0, 0, 2, 1, 6, 5), tuple(f"because {number}" for number in range(7)), ("Opacity",) * 7)
-REPORT = "FINDINGS:\nHazy opacity  in the LEFT base, 2 cm."
 ANSWER = write_chain_answer(ANNOTATION, chain=CHAIN)
 TEXT = json.dumps(ANSWER)
 
 
 def read(text):
-    return read_chain_answer(text, chain=CHAIN, report=REPORT)
+    return read_chain_answer(text, chain=CHAIN, report="FINDINGS:\nHazy opacity  in the LEFT base, 2 cm.")
 
 
 def change(**steps):
@@ -50,8 +49,7 @@ def test_what_is_written_reads_back(labels):
 @pytest.mark.parametrize(
     "text",
     [
-        f"Here is the chain:\n```json\n{TEXT}\n```\nI hope that helps {{truly}}.",
-        f"{TEXT}\n{TEXT}",
+        *(f"Here is the chain:\n```json\n{TEXT}\n```\nI hope that helps {{truly}}.", f"{TEXT}\n{TEXT}"),
         f"{{}} {{not json}} {TEXT}",
         change(step_1={"quote": "Opacity", "reasoning": " because 0\n", "answer": "increased OPACITY"}),
         change(step_1={"quote": "Opacity", "reasoning": "because 0", "answer": "B. Increased opacity"}),
@@ -118,15 +116,12 @@ def test_a_quote_that_is_not_in_the_report_is_refused(quote, reason):
     assert caught.value.reason == reason
 
 
-def test_choices():
+def test_choices_texts_and_scores_are_read_or_refused():
     said = 'so: {"reasoning": "", "trust": "Not  sure"}'
     assert read_choice(said, field="trust", accepted=("yes", "not sure")) == "not sure"
     for text in ('{"reasoning": "", "trust": "maybe"}', '{"trust": "yes"}', '{"reasoning": "", "trust": true}', "yes"):
         with pytest.raises(BadAnswer):
             read_choice(text, field="trust", accepted=("yes", "not sure"))
-
-
-def test_texts_and_scores_are_read_or_refused():
     assert read_texts('Sure: {"a": " one\\n two ", "b": "x"}', names=["a", "b"]) == {"a": "one two", "b": "x"}
     for text in ('{"a": ""}', '{"a": ["x"]}', '{"b": "x"}', json.dumps({"a": "x" * (MAX_REASONING + 1)})):
         with pytest.raises(BadAnswer, match="a"):

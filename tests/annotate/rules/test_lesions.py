@@ -3,25 +3,26 @@
 import pytest
 from annotate.rules.tables import read_table
 from annotate.rules.test_annotator import report
+from answers import named
 
 from stepcot_jax.annotate.annotation import CannotAnnotate
 from stepcot_jax.annotate.rules.annotator import annotate_report, describe_report
-from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
 
 
 def described(text, describe=describe_report):
-    labels = describe(report(text)).labels
-    return [
-        step.options[label] if label != NOT_ANNOTATED else None
-        for step, label in zip(DEFAULT_CHAIN.steps, labels, strict=True)
-    ]
+    return named(describe(report(text)).labels)
 
 
-def test_a_lesion_outside_the_taxonomy_can_be_described():
+def test_a_lesion_outside_the_taxonomy_can_be_described_and_nothing_else_changes():
     found = described("FINDINGS: Calcified granuloma, right apex.")
     assert found == ["Increased opacity", "Focal", "Nodular", "Upper lung zone", "Calcified", "N/A", None]
     with pytest.raises(CannotAnnotate):
         describe_report(report("FINDINGS: Emphysema."))
+    same = "FINDINGS: Calcified granuloma in the right upper lobe. IMPRESSION: Right upper lobe nodule."
+    other = "FINDINGS: Calcified granuloma in the left base. IMPRESSION: Right upper lobe nodule."
+    assert [described(text, annotate_report)[4] for text in (same, other)] == ["Calcified", "N/A"]
+    for text in ("FINDINGS: Clear lungs.", "FINDINGS: Cardiomegaly."):
+        assert describe_report(report(text)) == annotate_report(report(text))
 
 
 DESCRIBED = """
@@ -53,14 +54,3 @@ DESCRIBED = """
 def test_how_a_lesion_is_described(name, findings):
     step, _, expected = name.partition(" ")
     assert described(f"FINDINGS: {findings}")[int(step) - 1] == expected
-
-
-def test_a_granuloma_at_the_place_of_a_nodule_is_the_nodule():
-    same = "FINDINGS: Calcified granuloma in the right upper lobe. IMPRESSION: Right upper lobe nodule."
-    other = "FINDINGS: Calcified granuloma in the left base. IMPRESSION: Right upper lobe nodule."
-    assert [described(text, annotate_report)[4] for text in (same, other)] == ["Calcified", "N/A"]
-
-
-def test_without_a_lesion_the_chest_is_described_as_annotated():
-    for text in ("FINDINGS: Clear lungs.", "FINDINGS: Cardiomegaly."):
-        assert describe_report(report(text)) == annotate_report(report(text))

@@ -5,11 +5,6 @@ from annotate.rules.tables import read_table
 
 from stepcot_jax.annotate.rules.mentions import Status, read_report
 
-
-def statuses(report):
-    return {mention.finding: mention.status for mention in read_report(report).mentions}
-
-
 STATUSES = """
 ABSENT Nodule: No focal consolidation, effusion, or nodule.
 ABSENT Effusion: Lungs are free of mass and effusion. | Neither infiltrate nor effusion is seen.
@@ -58,7 +53,7 @@ STATED Atelectasis: There is no pneumothorax and bibasilar atelectasis is presen
 @pytest.mark.parametrize(("name", "sentence"), read_table(STATUSES))
 def test_status(name, sentence):
     status, _, finding = name.partition(" ")
-    assert statuses(sentence)[finding] is Status[status]
+    assert {mention.finding: mention.status for mention in read_report(sentence).mentions}[finding] is Status[status]
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,19 @@ def texts(report):
     return [sentence.text for sentence in split_sentences(report)]
 
 
-def test_sections_keep_their_roles_and_their_places():
+def test_sections_and_sentences_keep_their_places():
     report = "INDICATION: rule out mass. FINDINGS: Clear lungs.\nImpression: Normal.\nHISTORY: pneumonia"
     found = [(role, report[start:end].strip()) for role, start, end in find_sections(report)]
     assert found == [
         *(("context", "rule out mass."), ("findings", "Clear lungs."), ("impression", "Normal.")),
         ("context", "pneumonia"),
     ]
-
     # A heading within a sentence opens no section.
     assert [role for role, *_ in find_sections("No effects; impression: mass.")] == ["findings"]
+    (sentence,) = split_sentences("No free\n  intraperitoneal air.")
+    assert (sentence.text, sentence.line) == ("No free\n  intraperitoneal air.", "No free intraperitoneal air.")
+    (mention,) = read_report("The heart is\n  mildly\nenlarged.").mentions
+    assert (mention.finding, mention.status) == ("Cardiomegaly", Status.STATED)
 
 
 @pytest.mark.parametrize(
@@ -44,14 +47,6 @@ def test_sections_keep_their_roles_and_their_places():
 def test_sentences(report, expected):
     found = texts(report)
     assert (len(found) if isinstance(expected, int) else found) == expected
-
-
-def test_a_sentence_is_quoted_as_it_is_and_searched_on_one_line():
-    (sentence,) = split_sentences("No free\n  intraperitoneal air.")
-    assert sentence.text == "No free\n  intraperitoneal air."
-    assert sentence.line == "No free intraperitoneal air."
-    (mention,) = read_report("The heart is\n  mildly\nenlarged.").mentions
-    assert (mention.finding, mention.status) == ("Cardiomegaly", Status.STATED)
 
 
 @given(st.text(alphabet="ab1. \n-:;XI<BR>FINDGS", max_size=200))

@@ -83,13 +83,16 @@ def test_regions_are_those_of_the_source_in_whole_pixels():
         assert reason_of(check_regions, text, question) == Reason.WRONG_BOX
 
 
-def test_markup_and_coordinates_are_refused_and_plain_text_is_not():
+def test_markup_and_coordinates_are_refused_and_words_are_whole_words():
     for text in ("a <b>", "see https://a.b", "`x`", "{}", "a\x00", "zero\u200bwidth", "\u202eback"):
         assert reason_of(check_markup, [text]) == Reason.MARKUP
     for text in ("at [1", "1, 2", "x1", "128", "3 pixels", "10x20"):
         assert reason_of(check_no_coordinates, text, "localisation") == Reason.COORDINATES
     check_markup(['Plain, "quoted" (text): 5 % - don\u2019t; \u00e4.'])
     check_no_coordinates("One of 3 lobes (the first).", "localisation")
+    assert find_word("It was Reported.", REPORT_WORDS) == "reported"
+    assert (find_word("rapport, findings, sporty", REPORT_WORDS), names_any("Two masses.", ("Mass",))) == ("", "Mass")
+    assert names_any("A massive nodular area", ("Mass", "Nodule")) == ""
 
 
 @pytest.mark.parametrize(
@@ -148,13 +151,6 @@ RIGHT_OPTION_DENIED: Option B: I see no pleural effusion. | Neither A nor B fits
 def test_no_wrong_option_is_affirmed_and_no_right_one_denied(name, text):
     question = Question(msgspec.structs.replace(SINGLE, options=(*SINGLE.options[:2], "No mass")), ())
     assert reason_of(check_options, text, question) == getattr(Reason, name, None)
-
-
-def test_words_are_whole_words():
-    assert find_word("It was Reported.", REPORT_WORDS) == "reported"
-    assert find_word("rapport, findings, sporty", REPORT_WORDS) == ""
-    assert names_any("Two masses.", ("Mass",)) == "Mass"
-    assert names_any("A massive nodular area", ("Mass", "Nodule")) == ""
 
 
 def test_a_records_own_regions_are_its_grounded_report():

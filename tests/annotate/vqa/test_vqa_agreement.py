@@ -5,10 +5,10 @@ import math
 
 import msgspec
 import pytest
+from refusals import refuses
 
 from stepcot_jax.annotate.agreement import compare_records
 from stepcot_jax.data.questions.record_files import write_vqa_records
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
 from stepcot_jax.tools.annotate.command import main
 
@@ -35,35 +35,23 @@ def two(tmp_path):
     return one, write(tmp_path / "two", [other, change(closed, answer="Yes")], ["c", "d", "e"])
 
 
-def test_figures_by_hand(two):
+def test_figures_by_hand_are_printed_and_written_and_nothing_in_common_is_refused(two, tmp_path, capsys):
     (opened, closed, both), num_items, kappa = compare_records(*two)
-    assert (opened.kind, opened.num_records, opened.answers) == ("open", 1, 1.0)
-    assert opened.regions == pytest.approx(1 / 3)
+    assert (opened.kind, opened.num_records, opened.answers, opened.regions) == ("open", 1, 1.0, pytest.approx(1 / 3))
     assert (closed.num_records, closed.answers, closed.regions, closed.texts) == (1, 0.0, 1.0, 1.0)
-    assert (both.kind, both.num_records, both.answers) == ("all", 2, 0.5)
-    assert both.regions == pytest.approx(2 / 3)
+    assert (both.kind, both.num_records, both.answers, both.regions) == ("all", 2, 0.5, pytest.approx(2 / 3))
     assert 0.5 < opened.texts < 1
     # Of a, b, c, d: both keep a and b, one keeps c, nobody d. Observed 3/4, expected (3/4)(1/2) + (1/4)(1/2) = 1/2.
-    assert num_items == 4
-    assert kappa == pytest.approx(0.5)
-
-
-def test_the_command_prints_and_writes(two, tmp_path, capsys):
+    assert (num_items, kappa) == (4, pytest.approx(0.5))
     main(["agree", *map(str, two), f"--out={tmp_path / 'out'}"])
     printed = capsys.readouterr().out
     assert "| all | 2 | 0.500 | 0.667 |" in printed
     assert "4 items: Cohen's kappa 0.500" in printed
     assert json.loads((tmp_path / "out" / "agreement.json").read_text())["annotators"] == ["one", "two"]
-    with pytest.raises(BadInput, match="two annotators; got 1"):
-        main(["agree", str(two[0])])
-
-
-def test_nothing_in_common_is_refused_and_missing_asides_are_none(two, tmp_path):
+    refuses("two annotators; got 1", main, ["agree", str(two[0])])
     (two[1] / "set_aside.jsonl").unlink()
     assert math.isnan(compare_records(*two)[2])
     other = write(tmp_path / "other", [msgspec.structs.replace(RECORD, id="z")], [])
-    with pytest.raises(BadInput, match="no record id in common"):
-        compare_records(two[0], other)
+    refuses("no record id in common", compare_records, two[0], other)
     (two[0] / "set_aside.jsonl").write_text("{")
-    with pytest.raises(BadInput, match="set_aside"):
-        compare_records(*two)
+    refuses("set_aside", compare_records, *two)

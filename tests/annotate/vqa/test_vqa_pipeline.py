@@ -15,6 +15,7 @@ from annotate.answer_files import read_entries
 from annotate.misbehaving_server import MisbehavingServer, read_data
 from annotate.phantom_records import phantom_folder, write_folder
 from PIL import Image
+from refusals import refuses
 
 from stepcot_jax.annotate.annotation import Aside, Reason
 from stepcot_jax.annotate.recipes.items import TaskSettings, read_questions
@@ -120,8 +121,7 @@ def test_offline_records_are_complete_and_well_formed_in_their_dialect(task, cha
     assert funnel.pop(("written", "records")) == len(records)
     assert funnel.pop(("collected", TASKS[task].units)) == sum(funnel.values())
     assert f"{len(records)} records in" in capsys.readouterr().out
-    with pytest.raises(BadInput, match="exists"):
-        main(arguments)
+    refuses("exists", main, arguments)
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -173,14 +173,12 @@ def test_what_a_model_does_wrong_is_named_and_nothing_is_lost_or_paid_twice(tmp_
             time.sleep(0.01)
         paid = [json.dumps(request["messages"]) for request in server.paid]
     asides = {aside["id"]: aside["reason"] for aside in read_asides(tmp_path)}
-    records = read_vqa_records(tmp_path).records
-    assert len(records) + len(asides) == len(items) == 12
+    assert len(read_vqa_records(tmp_path).records) + len(asides) == len(items) == 12
     reasons = (Reason.WRONG_BOX, Reason.SPEAKS_OF_REPORT, Reason.REFUSED, Reason.NO_ANSWER)
     assert asides == {item.id: reason for item, reason in zip(items[5:9], reasons, strict=True)}
     final = [entry for entry in read_entries(tmp_path) if entry.get("is_final", True)]
     late = 1  # an answer that came too late is paid for, and asked for again
-    assert len(paid) == len(final) + late
-    assert len(paid) - len(set(paid)) == late
+    assert (len(paid), len(paid) - len(set(paid))) == (len(final) + late, late)
     assert len({(entry["report"], entry["request"]) for entry in final}) == len(final)
 
 
@@ -194,8 +192,7 @@ def test_templates_of_a_region_share_its_localisation_and_visual_analysis(tmp_pa
     with MisbehavingServer(behave) as server:
         main(command("lvkc", one, tmp_path, server, "--num-templates=3", "--concurrency=8"))
     records, regions = read_vqa_records(tmp_path).records, len(list_items("lvkc", one))
-    assert len(records) == 3 * regions
-    assert len(server.paid) == (2 + 3) * regions
+    assert (len(records), len(server.paid)) == (3 * regions, (2 + 3) * regions)
     assert len({record.provenance["template"] for record in records}) == 3
 
 
@@ -212,8 +209,7 @@ def test_pictures_are_sent_where_the_task_shows_them(tmp_path, few):
         crops = {(item.question.record.image, cut_by_hand(item)) for item in list_items("lvkc", few)}
         assert len(kinds) == (len(crops) if task == "lvkc" else 6)
     for more in (["--task=rmcot"], ["--task=lvkc", "--annotator=rules"]):
-        with pytest.raises(BadInput, match="--send-images"):
-            main(["vqa", str(few), f"--out={tmp_path / 'no'}", "--send-images", *more])
+        refuses("--send-images", main, ["vqa", str(few), f"--out={tmp_path / 'no'}", "--send-images", *more])
 
 
 def read_url(url):
@@ -321,8 +317,7 @@ def test_easy_views_have_their_boxes_drawn_and_hard_ones_are_other_cases(tmp_pat
     ],
 )
 def test_flags_that_cannot_be_are_said(tmp_path, few, more, words):
-    with pytest.raises(BadInput, match=words):
-        main(["vqa", str(few), "--task=medclm", f"--out={tmp_path}", *more])
+    refuses(words, main, ["vqa", str(few), "--task=medclm", f"--out={tmp_path}", *more])
 
 
 def test_a_record_that_cannot_be_made_or_shown_is_set_aside_alone(tmp_path):

@@ -82,7 +82,7 @@ def test_odd_inputs_are_said_and_a_run_agrees(root, capsys, name):
     assert (stopped is None) == (code == 0), stopped
 
 
-def test_facts_of_a_good_folder(root):
+def test_facts_of_a_good_folder_are_the_same_in_json_and_on_a_terminal(root, tmp_path, capsys):
     facts = facts_of(root)
     records = records_of(root)
     assert (facts["layout"], facts["records"], facts["cases"], facts["patients"]) == ("published", 15, 15, 12)
@@ -98,7 +98,19 @@ def test_facts_of_a_good_folder(root):
     for split in facts["splits"]:
         rows = read_rows(root, split["name"])
         assert (split["cases"], split["rows"], split["patients"]) == (len(rows), len(rows), len({r[0] for r in rows}))
-    assert facts["splits_from"] == "tables"
+    assert (facts["splits_from"], check(root, "--json", tmp_path / "facts.json")) == ("tables", 0)
+    assert "Diagnosis" in capsys.readouterr().out
+    assert check(root, "--json", "-") == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "facts.json").read_text()) == facts_of(root)
+    screen, plain, facts = io.StringIO(), io.StringIO(), facts_of(root)
+    screen.isatty = lambda: True
+    facts["origins"] = {"[red]\x1b[2J": 15}
+    for file, has_rules in ((screen, True), (plain, False)):
+        print_facts(facts, file)
+        assert ("─" in file.getvalue()) == has_rules
+        assert "[red]\\x1b[2J" in file.getvalue()
+        assert "\x1b[2J" not in file.getvalue()
+        assert "a run can use it" in file.getvalue()
 
 
 def test_steps_of_another_chain_are_told_of_their_names(root):
@@ -127,8 +139,7 @@ def test_bad_records_stop_or_are_skipped_as_in_a_run(root):
     write_all(root, records)
     stopped, skipped = facts_of(root), facts_of(root, on_bad_record="skip")
     assert "2 of 15 records are bad" in stopped["stops"][0]
-    assert skipped["stops"] == []
-    assert (skipped["cases"], skipped["set_aside"]) == (13, 2)
+    assert (skipped["stops"], skipped["cases"], skipped["set_aside"]) == ([], 13, 2)
     assert try_run(root, on_bad_record="skip") is None
     reason = next(each for each in skipped["set_aside_reasons"] if "answer" in each["reason"])
     assert reason["examples"][0]["record"] == 5
@@ -142,19 +153,16 @@ def test_ways_to_look_at_images(root):
     assert (seen["images_unreadable"], seen["images_found"], seen["stops"]) == (None, 15, [])
     assert (ignored["images_unreadable"], ignored["images_found"], ignored["stops"]) == (None, None, [])
     (root / records_of(root)[4]["image_path"]).unlink()
-    assert facts_of(root, images="exists")["images_missing"] == 1
-    assert facts_of(root, images="none")["stops"] == []
+    assert (facts_of(root, images="exists")["images_missing"], facts_of(root, images="none")["stops"]) == (1, [])
 
 
 def test_equal_pictures_are_named_with_their_splits(root):
     (train, *_), (test, *_) = read_rows(root, "train"), read_rows(root, "test")
     shutil.copy(root / train[1], root / test[1])
     facts = facts_of(root)
-    assert facts["images_with_equal_pixels"] == 1
-    assert sorted(facts["equal_images"][0]) == sorted([train[1], test[1]])
+    assert (facts["images_with_equal_pixels"], sorted(facts["equal_images"][0])) == (1, sorted([train[1], test[1]]))
     found = {each["image_path"]: (each["patient_id"], each["splits"]) for each in facts["leaks"][0]}
-    assert found == {train[1]: (train[0], ["train"]), test[1]: (test[0], ["test"])}
-    assert facts["stops"] == []
+    assert (found, facts["stops"]) == ({train[1]: (train[0], ["train"]), test[1]: (test[0], ["test"])}, [])
 
 
 def test_shards_are_read_as_a_run_reads_them(root, tmp_path):
@@ -172,14 +180,6 @@ def test_shards_are_read_as_a_run_reads_them(root, tmp_path):
     assert try_run(out) is not None
 
 
-def test_json_has_the_same_facts(root, tmp_path, capsys):
-    assert check(root, "--json", tmp_path / "facts.json") == 0
-    assert "Diagnosis" in capsys.readouterr().out
-    assert check(root, "--json", "-") == 0
-    on_stdout = json.loads(capsys.readouterr().out)
-    assert on_stdout == json.loads((tmp_path / "facts.json").read_text()) == facts_of(root)
-
-
 def test_nothing_of_reports_or_patients_but_their_identifiers_is_printed(root, capsys):
     records = records_of(root)
     for record in records:
@@ -193,21 +193,8 @@ def test_nothing_of_reports_or_patients_but_their_identifiers_is_printed(root, c
         assert not [word for word in ("Example", "71.5", "Dr No") if word in output]
 
 
-def test_a_terminal_gets_the_same_tables_by_rich(root):
-    screen, plain, facts = io.StringIO(), io.StringIO(), facts_of(root)
-    screen.isatty = lambda: True
-    facts["origins"] = {"[red]\x1b[2J": 15}
-    for file, has_rules in ((screen, True), (plain, False)):
-        print_facts(facts, file)
-        assert ("─" in file.getvalue()) == has_rules
-        assert "[red]\\x1b[2J" in file.getvalue()
-        assert "\x1b[2J" not in file.getvalue()
-        assert "a run can use it" in file.getvalue()
-
-
 def test_wrong_arguments_and_folders_are_refused(tmp_path):
-    assert check(tmp_path / "nowhere")[0] == 2
-    assert check(tmp_path)[0] == 2
+    assert (check(tmp_path / "nowhere")[0], check(tmp_path)[0]) == (2, 2)
     for arguments in (["--max-megapixels", "0"], ["--max-megapixels", "inf"], ["--num-threads", "0"]):
         assert "must be above 0" in check(tmp_path, *arguments)[1]
 
@@ -258,7 +245,7 @@ def test_tables_are_refused_exactly_where_a_run_refuses_them(tmp_path_factory, d
         assert np.flatnonzero(member[scan.good]).tolist() == list(indices)
 
 
-def test_memory_does_not_grow_with_the_texts(tmp_path):
+def test_memory_does_not_grow_with_the_texts_and_a_record_takes_few_bytes(tmp_path):
     shared = {"origin": "", "report": "x" * 20_000, "vqa_chain": [STEP]}
     write_all(tmp_path, [{"patient_id": f"{n}", "image_path": f"i/{n}.png", **shared} for n in range(1500)])
     tracemalloc.start()
@@ -266,9 +253,6 @@ def test_memory_does_not_grow_with_the_texts(tmp_path):
     assert tracemalloc.get_traced_memory()[1] < 8e6  # of a file of 30 MB
     tracemalloc.stop()
     assert len(scan.table) == 1500
-
-
-def test_many_records_take_few_bytes_each():
     table = RecordTable(with_texts=False)
     tracemalloc.start()
     for number in range(5000):
@@ -279,21 +263,17 @@ def test_many_records_take_few_bytes_each():
     assert (table.count_patients(), table[7].patient) == (5000, "patient-00000007")
 
 
-def test_real_sample(shared):
+def test_real_sample_and_real_box_list(shared):
     facts = facts_of(shared / "data" / "nih_sample")
     assert (facts["records"], facts["cases"], facts["patients"], facts["stops"]) == (589, 589, 434, [])
     assert (facts["images_found"], facts["images_unreadable"], facts["pictures_in_several_splits"]) == (589, 0, 0)
     assert {split["name"]: split["cases"] for split in facts["splits"]} == {"train": 403, "val": 101, "test": 85}
-
-
-def test_real_box_list(shared):
     facts = facts_of(shared / "data" / "nih_chestxray8", images="none")
     assert facts["layout"] == "chestxray8"
     assert (facts["boxes"], facts["images_with_boxes"], facts["images_with_one_box_label"]) == (984, 880, 787)
     assert (facts["records"], facts["cases"], facts["stops"]) == (880, 787, [])
     facts = facts_of(shared / "data" / "nih_chestxray8", images="exists")
-    assert facts["images_missing"] == 787
-    assert len(facts["stops"]) == 1
+    assert (facts["images_missing"], len(facts["stops"])) == (787, 1)
 
 
 def test_steps_with_one_answer_are_told_before_training(root):

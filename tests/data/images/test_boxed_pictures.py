@@ -38,7 +38,6 @@ def test_every_box_can_be_drawn(box):
 
 def test_a_name_is_written_and_the_picture_is_a_png():
     plain, named = (draw_named_boxes(GREY, [Box(name, (20, 30, 80, 60))], least_side=100) for name in ("", "lung"))
-    changed = np.nonzero((plain != named).any(axis=-1))
-    assert changed[0].max() < 30
+    assert np.nonzero((plain != named).any(axis=-1))[0].max() < 30
     np.testing.assert_array_equal(Image.open(io.BytesIO(write_png(named))), named)
     assert (GREY == 90).all()

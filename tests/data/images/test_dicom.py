@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
+from refusals import refuses
 
 pydicom = pytest.importorskip("pydicom")
 
@@ -355,8 +356,7 @@ REFUSED = [
     ({"Rows": 60000, "Columns": 60000}, "60000 x 60000 pixels in its header are more than 10000"),
     ({"SamplesPerPixel": 4}, "SamplesPerPixel: 4 with MONOCHROME2"),
     ({"PhotometricInterpretation": "PALETTE COLOR"}, "PhotometricInterpretation: is not one of MONOCHROME1"),
-    ({"BitsAllocated": 32}, "BitsStored: 8 in BitsAllocated 32"),
-    ({"HighBit": 9}, "HighBit: 9; expected 7"),
+    *(({"BitsAllocated": 32}, "BitsStored: 8 in BitsAllocated 32"), ({"HighBit": 9}, "HighBit: 9; expected 7")),
     ({"PixelRepresentation": 2}, "PixelRepresentation: 2;"),
     ({"PresentationIntentType": "FOR PROCESSING"}, "is FOR PROCESSING, the raw picture of the detector"),
     ({"SOPClassUID": uid.DigitalXRayImageStorageForProcessing}, "expected FOR PRESENTATION"),
@@ -386,7 +386,7 @@ def test_refused_syntaxes(syntax, found):
     assert f"TransferSyntaxUID: {found}" in message
 
 
-def test_deflated_bomb_is_not_inflated():
+def test_bombs_stay_small():
     large = bytes(6 * 10**7)
     dataset = make(np.zeros((90, 90), np.uint8), syntax=uid.DeflatedExplicitVRLittleEndian, data=large)
     content = write(dataset)
@@ -395,6 +395,20 @@ def test_deflated_bomb_is_not_inflated():
     refusal(content)
     assert tracemalloc.get_traced_memory()[1] < 5 * 10**6
     tracemalloc.stop()
+    segment = b"\x81\x07" * 500_000  # each pair asks for 128 bytes; only those that are due are made
+    frame = struct.pack("<16L", 1, 64, *[0] * 14) + segment
+    content = write(make(np.zeros((90, 90), np.uint8), syntax=uid.RLELossless, data=encapsulate([frame])))
+    tracemalloc.start()
+    np.testing.assert_array_equal(read(content), np.zeros((90, 90)))
+    assert tracemalloc.get_traced_memory()[1] < 8 * 10**6
+    tracemalloc.stop()
+    for frame, found in (
+        *((b"", "0 RLE segments"), (struct.pack("<16L", 2, 64, 65, *[0] * 13), "2 RLE segments instead of 1")),
+        (struct.pack("<16L", 1, 64, *[0] * 14) + b"\x81\x07", "an RLE segment of 128 bytes instead of 8100"),
+        (struct.pack("<16L", 1, 2**31, *[0] * 14) + b"\x81\x07", "an RLE segment of 0 bytes"),
+    ):
+        data = encapsulate([frame + b"\0" * (len(frame) % 2)]) if frame else encapsulate([bytes(64)])
+        assert found in refusal(write(make(np.zeros((90, 90), np.uint8), syntax=uid.RLELossless, data=data)))
 
 
 def test_a_missing_decoder_is_named_with_its_command(monkeypatch):
@@ -419,25 +433,6 @@ def test_compressed_size_has_to_match():
         assert "7 x 5 x 1" in message
     for frame, found in ((bytes(40), "no size"), (jpeg(GREY8)[:300], "cannot be decoded as JPEG Baseline")):
         assert found in refusal(write(make(GREY8, syntax=uid.JPEGBaseline8Bit, data=encapsulate([frame]))))
-
-
-def test_rle_bomb_stays_small():
-    """Every pair of bytes asks for 128; only those that are due are made."""
-    segment = b"\x81\x07" * 500_000
-    frame = struct.pack("<16L", 1, 64, *[0] * 14) + segment
-    content = write(make(np.zeros((90, 90), np.uint8), syntax=uid.RLELossless, data=encapsulate([frame])))
-    tracemalloc.start()
-    np.testing.assert_array_equal(read(content), np.zeros((90, 90)))
-    assert tracemalloc.get_traced_memory()[1] < 8 * 10**6
-    tracemalloc.stop()
-    for frame, found in (
-        (b"", "0 RLE segments"),
-        (struct.pack("<16L", 2, 64, 65, *[0] * 13), "2 RLE segments instead of 1"),
-        (struct.pack("<16L", 1, 64, *[0] * 14) + b"\x81\x07", "an RLE segment of 128 bytes instead of 8100"),
-        (struct.pack("<16L", 1, 2**31, *[0] * 14) + b"\x81\x07", "an RLE segment of 0 bytes"),
-    ):
-        data = encapsulate([frame + b"\0" * (len(frame) % 2)]) if frame else encapsulate([bytes(64)])
-        assert found in refusal(write(make(np.zeros((90, 90), np.uint8), syntax=uid.RLELossless, data=data)))
 
 
 def corrupt_values():
@@ -560,5 +555,4 @@ def test_view_code_where_the_position_is_absent(name, projection):
 
 def test_projections_of_other_files():
     assert read_projection(b"\x89PNG\r\n\x1a\n", name="x.png") == ""
-    with pytest.raises(BadInput, match=r"^scan.dcm: "):
-        read_projection(view_header()[:140] + b"\xff" * 40, name="scan.dcm")
+    refuses(r"^scan.dcm: ", lambda: read_projection(view_header()[:140] + b"\xff" * 40, name="scan.dcm"))

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from refusals import refuses
 
 from stepcot_jax.data.images.image_files import check_images
 from stepcot_jax.data.images.preprocessing import (
@@ -62,10 +63,9 @@ def png(*, width, height, depth, colour_type, rows, extra=b""):
 
 
 def refusal(path, **settings):
-    with pytest.raises(BadInput) as caught:
-        decode_image(path, **settings)
-    assert str(path) in str(caught.value)
-    return str(caught.value)
+    message = refuses("", decode_image, path, **settings)
+    assert str(path) in message
+    return message
 
 
 def palette():
@@ -148,15 +148,12 @@ def test_orientation_is_applied(tmp_path, kind, tolerance):
 @pytest.mark.parametrize(
     ("content", "found"),
     [
-        (b"", "an empty file"),
-        (b"abcdefgh__", "bytes 61 62 63 64 65 66"),
-        (b"GIF89a__", "is a GIF file"),
+        *((b"", "an empty file"), (b"abcdefgh__", "bytes 61 62 63 64 65 66"), (b"GIF89a__", "is a GIF file")),
         (saved(GREY, "BMP"), "is a BMP file, whatever its name says; convert it to PNG"),
         (b"\xef\xbb\xbf\n<!DOCTYPE html><html>", "is a web page (HTML), not the image"),
         (b"\0\0\0\x18ftypheic____", "is a HEIC, AVIF or MP4 file, whatever its name says; convert it to PNG"),
         (b"\x93NUMPY\x01\0", "is a NumPy array, whatever its name says; pass its pixels"),
-        (b"\x5c\x01\0\0" + bytes(344), "is a NIfTI volume"),
-        (b"<svg xmlns=", "is an SVG drawing"),
+        *((b"\x5c\x01\0\0" + bytes(344), "is a NIfTI volume"), (b"<svg xmlns=", "is an SVG drawing")),
         (b"7z\xbc\xaf'\x1c", "is a 7-Zip archive, whatever its name says; unpack it"),
         (b"<HTML>", "is a web page (HTML), not the image"),
         (
@@ -168,8 +165,7 @@ def test_orientation_is_applied(tmp_path, kind, tolerance):
         (b"\x08\0\x16\0UI\x1a\0" + bytes(30), "is a DICOM file without the preamble"),
         (b"\0\x08\0\x05CS\0\x0aISO_IR 100", "is a DICOM file without the preamble"),
         (b"\x08\0\x05\0\x0a\0\0\0ISO_IR 100", "is a DICOM file without the preamble"),
-        (b"\x89PNG\r\n\x1a\n", "cannot be decoded"),
-        (b"\xff\xd8\xff\xe0", "cannot be decoded"),
+        *((b"\x89PNG\r\n\x1a\n", "cannot be decoded"), (b"\xff\xd8\xff\xe0", "cannot be decoded")),
     ],
 )
 def test_refuses_what_is_neither_png_nor_jpeg(tmp_path, content, found):
@@ -298,8 +294,7 @@ SENSELESS = [{"size": 0}, {"std": (1.0, 0.0, 1.0)}, {"mean": (1.0, 2.0)}, {"mean
 
 @pytest.mark.parametrize("settings", SENSELESS)
 def test_refuses_preprocessing_that_makes_no_sense(settings):
-    with pytest.raises(BadInput, match=f"preprocessing {next(iter(settings))}: "):
-        Preprocessing(**{"size": 8, **settings})
+    refuses(f"preprocessing {next(iter(settings))}: ", Preprocessing, **{"size": 8, **settings})
 
 
 @pytest.fixture
@@ -316,7 +311,7 @@ def collection(tmp_path):
     return collection
 
 
-def test_check_images_visits_all_in_order_but_what_is_known_by_its_content(collection):
+def test_check_images_visits_all_but_what_is_known_and_stops_or_sets_aside_at_unreadable_ones(collection):
     visited, watched, known = [], [], (collection.root / "2.png").read_bytes()
 
     def watch(cases):
@@ -331,16 +326,11 @@ def test_check_images_visits_all_in_order_but_what_is_known_by_its_content(colle
     assert check_images(collection, is_known=is_known, visit=visit, progress=watch, num_threads=3) == collection
     assert [(index, int(pixels.max())) for index, pixels in visited] == [(0, 0), (1, 1), (3, 4), (4, 5), (5, 6)]
     assert watched == [case.image for case in collection.cases]
-
-
-def test_check_images_stops_at_unreadable_images_or_sets_them_aside(collection):
     for number in (1, 5):
         (collection.root / f"{number}.png").write_bytes(b"")
-    with pytest.raises(BadInput, match=r"data\.json, record 1 \(image_path '1\.png'\).*; 1 more of the 6 records are"):
-        check_images(collection)
+    refuses(r"data\.json, record 1 \(image_path '1\.png'\).*; 1 more of the 6 records are", check_images, collection)
     indices = []
     checked = check_images(collection, on_bad_record="skip", visit=lambda index, _: indices.append(index))
-    assert [case.image for case in checked.cases] == ["0.png", "2.png", "4.png", "6.png"]
-    assert indices == [0, 1, 2, 3]
+    assert ([case.image for case in checked.cases], indices) == (["0.png", "2.png", "4.png", "6.png"], [0, 1, 2, 3])
     assert [(aside.record, aside.image_path) for aside in checked.set_aside] == [(n, f"{n}.png") for n in (1, 3, 5)]
     assert check_images(checked) == checked

@@ -34,14 +34,11 @@ def test_without_limits_nothing_changes(picture):
     assert changed is not picture
 
 
-def test_shift_moves_right_and_down_and_brings_black():
+def test_each_change_alone_is_its_definition():
     moved = augment_image(PICTURE, Drawn(right=1, down=0.5), only(shift=4 / 32))
     expected = np.zeros_like(PICTURE)
     expected[2:, 4:] = PICTURE[:-2, :-4]
     np.testing.assert_array_equal(moved, expected)
-
-
-def test_a_quarter_turn_is_numpys():
     turned = augment_image(PICTURE, Drawn(turn=1), only(degrees=90))
     # The cosine is not quite 0: Pillow cuts off what falls just below a grey level, and at the edges just outside.
     inside = slice(1, -1)
@@ -49,17 +46,11 @@ def test_a_quarter_turn_is_numpys():
     np.testing.assert_allclose(turned[inside, inside], expected[inside, inside], atol=1)
     back = augment_image(PICTURE, Drawn(turn=-1), only(degrees=90))
     np.testing.assert_allclose(back[inside, inside], np.rot90(PICTURE, 1).astype(int)[inside, inside], atol=1)
-
-
-def test_growth_enlarges_about_the_centre():
     picture = np.zeros((64, 64), np.uint8)
     picture[24:40, 24:40] = 255
     grown = augment_image(picture, Drawn(growth=1), only(scale=0.5))
     rows = np.flatnonzero(grown[32] > 127)
     assert (rows[0], rows[-1]) == (20, 43)  # 16 pixels become 24
-
-
-def test_brightness_and_contrast_are_the_formula_and_stay_in_range():
     changed = augment_image(PICTURE, Drawn(brightness=0.5, contrast=-1), only(brightness=0.2, contrast=0.25))
     expected = np.clip(np.round((PICTURE - 127.5) * 0.75 + 127.5 + 25.5), 0, 255)
     np.testing.assert_array_equal(changed, expected)

@@ -24,10 +24,8 @@ from stepcot_jax.data.phantom import phantom
 from stepcot_jax.data.phantom.anatomy import Frame, render_anatomy
 from stepcot_jax.data.phantom.findings import Air
 
-SIDES = {"right": {-1}, "left": {1}, "bilateral": {-1, 1}}
 SPREAD = ("Pneumonia", "Infiltration", "Pneumothorax")
 THIRDS = {"Upper lung zone": 0, "Middle lung zone": 1, "Lower lung zone": 2}
-OF_ZONE = 0.12
 
 
 def _limits(mask):
@@ -62,9 +60,8 @@ def test_every_box_lies_where_the_answers_say(index, seed, size):
             _check_middle(mark, corners, drawn, size)
             continue
         if mark.box.label not in ("Emphysema", "Lymphadenopathy"):
-            assert mark.side in SIDES[drawn.side]
-        from_midline = frame.x[int(centre[1]), int(centre[0])] - shot.scene.anatomy.midline
-        assert from_midline * mark.side > -frame.pixel
+            assert mark.side in {"right": {-1}, "left": {1}, "bilateral": {-1, 1}}[drawn.side]
+        assert (frame.x[int(centre[1]), int(centre[0])] - shot.scene.anatomy.midline) * mark.side > -frame.pixel
         is_lesion = mark.kind == "focus" and mark.box.label == diagnosis
         peripheral = location in ("Hilar/Mediastinal", "Pleura/Chest wall") and diagnosis not in SPREAD
         lung = _limits(chest.lungs[mark.side] > 0.5)
@@ -78,7 +75,7 @@ def test_every_box_lies_where_the_answers_say(index, seed, size):
                 assert corners[1] < third[1]
                 assert corners[3] > third[0]
             else:
-                by = OF_ZONE * (lung[3] - lung[1])
+                by = 0.12 * (lung[3] - lung[1])
                 assert third[0] - by <= centre[1] <= third[1] + by
         if is_lesion and location == "Pleura/Chest wall" and diagnosis in ("Nodule", "Mass"):
             inside = (chest.overlaid[mark.side] > 0.5)[corners[1] : corners[3], corners[0] : corners[2]]

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from refusals import refuses
 
 from stepcot_jax.box import Box
 from stepcot_jax.data.check import find_difference
@@ -22,11 +23,9 @@ def _record(number, kind="closed", topic="t", answer="Yes", boxes=(), options=()
 
 def test_majority_and_median_by_hand():
     train = [
-        _record(1, answer="No", boxes=[(0, 0, 10, 20)]),
-        _record(2, answer="No", boxes=[(10, 20, 40, 50)]),
+        *(_record(1, answer="No", boxes=[(0, 0, 10, 20)]), _record(2, answer="No", boxes=[(10, 20, 40, 50)])),
         _record(3, answer="Yes", boxes=[(20, 10, 30, 90)], label="b"),
-        _record(4, answer="Yes", boxes=[(0, 0, 1, 1), (0, 0, 1, 1)]),
-        _record(5, topic="u", answer="Yes"),
+        *(_record(4, answer="Yes", boxes=[(0, 0, 1, 1), (0, 0, 1, 1)]), _record(5, topic="u", answer="Yes")),
     ]
     baseline = fit_baseline(train)
     told = baseline.answer(_record(9, answer="Yes", boxes=[(1, 1, 2, 2)], size=(200, 50)))
@@ -35,6 +34,9 @@ def test_majority_and_median_by_hand():
     assert told.thinking == "The usual answer to this question, with the usual boxes."
     assert baseline.answer(_record(9, topic="u")).references == ()
     assert baseline.answer(_record(9, topic="unseen")).answer == "Yes"  # three of five
+    refuses("no training records", fit_baseline, [])
+    with pytest.raises(BadInput, match="no training record of kind 'open'"):
+        fit_baseline([_record(1)]).answer(_record(2, "open", answer="x"))
 
 
 def test_options_are_judged_by_how_often_they_were_right_where_offered():
@@ -78,10 +80,3 @@ def test_its_records_can_be_written_as_replies(records, dialect):
     for record in records[300:340]:
         told = baseline.answer(record)
         assert find_difference(told, write_reply(told, dialect), dialect) == ""
-
-
-def test_nothing_to_fit_or_to_answer_is_refused():
-    with pytest.raises(BadInput, match="no training records"):
-        fit_baseline([])
-    with pytest.raises(BadInput, match="no training record of kind 'open'"):
-        fit_baseline([_record(1)]).answer(_record(2, "open", answer="x"))

@@ -32,20 +32,14 @@ def test_a_record_is_a_function_of_seed_and_index_alone(images, records):
     assert ask_questions(images[3], seed=2) != ask_questions(images[3], seed=1)
 
 
-def test_closed_questions_are_half_yes(records):
+def test_answers_are_balanced_and_references_are_findings_but_for_normal_and_negative_questions(records):
     answers = collections.Counter(record.answer for record in records if record.kind == "closed")
     assert abs(answers["Yes"] - NUM_IMAGES / 2) < 4 * (NUM_IMAGES * 0.25) ** 0.5
-
-
-def test_no_topic_is_settled_by_its_majority_answer(records):
     for majority in find_majorities(records):
         # Up to 3.5 standard errors above what the draw aims at: half for closed, nine diagnoses, at least three causes.
         most = {"closed": 0.5, "single": 0.3, "multi": 0.1, "open": 0.2}[majority.kind]
         most = 0.45 if majority.topic.startswith("cause") else most
         assert majority.share < most + 3.5 * (0.25 / majority.records) ** 0.5, majority
-
-
-def test_references_are_findings_but_for_normal_and_negative_questions(records):
     for record in records:
         shown = record.provenance["references"]
         if record.kind == "closed" and record.topic != "normality":
@@ -77,49 +71,35 @@ MASS = Box("Mass", (10, 10, 30.5, 40), region="")
 
 def test_detection_lists_without_regions_and_facts():
     opened, closed, single, multi = ask_questions(_image([MASS], ["Nodule", "Effusion", "Pneumonia", "Edema"]), seed=0)
-    assert opened.answer == "lung mass"
-    assert opened.references[0].corners == MASS.corners
+    assert (opened.answer, opened.references[0].corners) == ("lung mass", MASS.corners)
     assert opened.thinking.startswith("I look at the **Mass** ([10, 10, 31, 40]) ")
     assert single.options["ABCD".index(single.answer)] == "lung mass"
     assert [multi.options["ABCD".index(letter)] for letter in multi.answer] == ["lung mass"]
     for record in (opened, closed, single, multi):
         assert record.stages is None
-        assert record.preamble == ""
-        assert record.lesion == "Mass"
-
-
-def test_negative_questions_without_regions_have_no_references():
+        assert (record.preamble, record.lesion) == ("", "Mass")
     found = [
         ask_questions(msgspec.structs.replace(_image([MASS], ["Edema"]), id=f"image {number}"), seed=0)[1]
         for number in range(40)
     ]
     assert {(record.answer, len(record.references)) for record in found} == {("Yes", 1), ("No", 0)}
     no = next(record for record in found if record.answer == "No")
-    assert no.topic == "presence of edema"
-    assert no.provenance["references"] == "none"
-    assert no.cue == "image"
-
-
-def test_too_little_known_leaves_kinds_out():
+    assert (no.topic, no.provenance["references"], no.cue) == ("presence of edema", "none", "image")
     # "Yes" is the only answer that a closed question could have where nothing is denied.
     assert [record.kind for record in ask_questions(_image([MASS]), seed=0)] == ["open"]
     two = _image([MASS, Box("Edema", (1, 1, 9, 9))], ["Nodule", "Pneumonia", "Effusion"])
     opened, *others = ask_questions(two, seed=0)
     assert opened.accepted_texts == ("edema and lung mass", "lung mass and edema")
     assert [box.label for box in opened.references] == ["Edema", "Mass"]
-    assert [record.kind for record in others] == ["closed", "single", "multi"]
-    assert ask_questions(_image(), seed=0) == ()
+    assert ([record.kind for record in others], ask_questions(_image(), seed=0)) == (["closed", "single", "multi"], ())
 
 
-def test_several_labels_of_one_finding_are_one_option():
+def test_labels_of_one_finding_are_one_option_and_the_lung_beside_a_hilar_lesion_is_not_clear():
     image = _image([MASS], ["Infiltrate", "Infiltration", "mass", "pleural effusion", "Effusion", "Edema"])
     for number in range(20):
         *_, single, multi = ask_questions(msgspec.structs.replace(image, id=f"image {number}"), seed=0)
         for record in (single, multi):
             assert sorted(record.options) == ["edema", "lung mass", "pleural effusion", "pulmonary infiltrate"]
-
-
-def test_the_lung_beside_a_hilar_lesion_is_not_called_clear():
     places = {"right lung": (5, 5, 40, 70), "left lung": (60, 5, 95, 70), "left hilar structures": (60, 25, 70, 45)}
     mass = Box("Mass", (61, 30, 66, 40), region="left hilar structures")
     regions = tuple(Box(name, corners) for name, corners in places.items())

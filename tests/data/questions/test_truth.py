@@ -163,8 +163,7 @@ def _check_look(drawing, record, reference, region, box, seen):
     assert tuple(map(float, box)) == reference.corners
     height = drawing.regions["bilateral lung"][3] - drawing.regions["bilateral lung"][1]
     if reference.label in drawing.regions:
-        assert region == reference.label
-        assert tuple(map(int, reference.corners)) == drawing.regions[region]
+        assert (region, tuple(map(int, reference.corners))) == (reference.label, drawing.regions[region])
     else:
         assert drawing.is_box_of(reference.corners, reference.label)
         # Signs beside a lung may lie a little outside of it; a zone is named only where the box is centred in it.
@@ -183,8 +182,7 @@ def _check_look(drawing, record, reference, region, box, seen):
         assert reference.label in LOOKS[seen]
     else:
         first, second, third, _, fifth = drawing.answers[:5]
-        assert TOLD[seen] == (first, second, third, fifth)
-        assert reference.label == drawing.answers[6]
+        assert (TOLD[seen], reference.label) == ((first, second, third, fifth), drawing.answers[6])
 
 
 def _is_true(drawing, record, text):
@@ -248,7 +246,7 @@ def test_thinking_is_true_of_the_picture(asked):
     assert counts["option"] == 4 * 2 * NUM_CASES
 
 
-def test_answers_are_true_of_the_picture(asked):
+def test_answers_references_and_organs_are_true_of_the_picture(asked):
     for drawing, _, (opened, closed, single, multi) in asked:
         if closed.topic == "normality":
             normal = drawing.answers[6] == "Normal"
@@ -270,9 +268,6 @@ def test_answers_are_true_of_the_picture(asked):
         if opened.topic.startswith("cause of"):
             assert drawing.answers[5] != "N/A"
             assert drawing.shows(opened.topic.removeprefix("cause of "))
-
-
-def test_references_of_an_answer_are_all_boxes_it_speaks_of(asked):
     for drawing, image, records in asked:
         for record in records:
             names = {mark.box.label for mark in drawing.drawn.marks if mark.box.label == drawing.answers[6]}
@@ -286,6 +281,17 @@ def test_references_of_an_answer_are_all_boxes_it_speaks_of(asked):
             assert (record.provenance["references"] in ("findings", "both")) == bool(found)
             if not names:
                 assert record.references
+    for drawing, _, (record, *_) in asked:
+        diagnosis = drawing.answers[6]
+        assert (record.lesion, record.modality) == ("" if diagnosis == "Normal" else diagnosis, "xray")
+        if diagnosis == "Normal":
+            assert record.organ == ""
+            continue
+        x1, y1, x2, y2 = (int(edge) for edge in record.references[0].corners)
+        masks = {f"{side} lung": drawing.chest.lungs[sign] > 0.5 for side, sign in SIGNS_OF.items()}
+        counts = {name: (mask & ~drawing.drawn.heart_mask)[y1:y2, x1:x2].sum() for name, mask in masks.items()}
+        counts["heart"] = drawing.drawn.heart_mask[y1:y2, x1:x2].sum()
+        assert counts[record.organ] == max(counts.values()) if record.organ else max(counts.values()) == 0
 
 
 def test_stages_are_true_of_the_picture(asked):
@@ -373,18 +379,3 @@ def _check_asked_stages(drawing, record):
         if "rounded lucencies" not in record.stages.visual:
             claims = find_claims(getattr(record.stages, stage), stage=stage, facts=facts)
             assert claims.contradicting == 0, (stage, getattr(record.stages, stage), record.facts)
-
-
-def test_organ_covers_the_lesion_most(asked):
-    for drawing, _, (record, *_) in asked:
-        diagnosis = drawing.answers[6]
-        assert record.lesion == ("" if diagnosis == "Normal" else diagnosis)
-        assert record.modality == "xray"
-        if diagnosis == "Normal":
-            assert record.organ == ""
-            continue
-        x1, y1, x2, y2 = (int(edge) for edge in record.references[0].corners)
-        masks = {f"{side} lung": drawing.chest.lungs[sign] > 0.5 for side, sign in SIGNS_OF.items()}
-        counts = {name: (mask & ~drawing.drawn.heart_mask)[y1:y2, x1:x2].sum() for name, mask in masks.items()}
-        counts["heart"] = drawing.drawn.heart_mask[y1:y2, x1:x2].sum()
-        assert counts[record.organ] == max(counts.values()) if record.organ else max(counts.values()) == 0

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import assert_says, refuses
 
 from stepcot_jax.box import Box
 from stepcot_jax.chain import NOT_ANNOTATED, PUBLISHED_STEPS, Chain, Step
@@ -61,11 +62,6 @@ def refusal(root, records, **settings):
     return message
 
 
-def assert_says(message, *parts):
-    for part in parts:
-        assert part in message, message
-
-
 def test_reads_labels_text_and_chain(root):
     collection = read(root, [make_record("a"), make_record("b", report=None, origin=None)])
     assert collection.set_aside == ()
@@ -83,35 +79,28 @@ def test_reads_labels_text_and_chain(root):
     assert (collection.cases[1].report, collection.cases[1].origin) == ("", "")
 
 
-def test_spellings_that_are_accepted(root):
-    """Null and blank answers, steps in any order, unknown fields, numeric patients, a byte order mark, odd options."""
+def test_wordings_and_spellings_that_are_accepted(root, caplog):
+    other = [change_step(make_record(name), 0, question="Something?") for name in "bc"]
+    assert read(root, [make_record("a"), *other]).chain.steps[0].question == "Anything?"
+    message = "2 records word a question differently than record 0, whose wording is used"
+    assert [record.getMessage() for record in caplog.records] == [f"{root / 'data.json'}: {message}"]
+    # Null and blank answers, steps in any order, unknown fields, numeric patients, a byte order mark, odd options.
     record = change_step(make_record(patient_id=17, extra={"nested": [1]}), 0, confidence=0.5, answer=None)
     reverse = make_record("b")
     reverse["vqa_chain"].reverse()
     other = change_step(make_record("c"), 0, options=["no", "YES ", "N/A"], answer="Yes")
     records = [record, reverse, other, change_step(make_record("d"), 0, answer="  ")]
     collection = read(root, b"\xef\xbb\xbf" + json.dumps(records).encode())
-    assert collection.cases[0].patient == "17"
-    assert collection.chain.steps[0].options == ("No", "Yes", "N/A")
+    assert (collection.cases[0].patient, collection.chain.steps[0].options) == ("17", ("No", "Yes", "N/A"))
     assert [case.answers for case in collection.cases] == [(NOT_ANNOTATED, 1), (0, 1), (1, 1), (NOT_ANNOTATED, 1)]
     assert collection.cases[1].reasoning == ("nothing seen", "")
 
 
-def test_other_wordings_of_a_question_are_counted_once(root, caplog):
-    other = [change_step(make_record(name), 0, question="Something?") for name in "bc"]
-    assert read(root, [make_record("a"), *other]).chain.steps[0].question == "Anything?"
-    message = "2 records word a question differently than record 0, whose wording is used"
-    assert [record.getMessage() for record in caplog.records] == [f"{root / 'data.json'}: {message}"]
-
-
 FILES = [
-    (b"[]", "the array has no records"),
-    (b'{"patient_id": 1}', "Expected `array`, got `object`"),
-    (b'[{"patient_id": "1"', "truncated"),
-    (b"[" * 100_000, "not readable as JSON"),
+    *((b"[]", "the array has no records"), (b'{"patient_id": 1}', "Expected `array`, got `object`")),
+    *((b'[{"patient_id": "1"', "truncated"), (b"[" * 100_000, "not readable as JSON")),
     ('[{"report": "Überblähung"}]'.encode("latin-1"), "not UTF-8 (from byte 13)"),
-    ('[{"report": "x"}]'.encode("utf-16"), "UTF-16"),
-    ('[{"report": "x"}]'.encode("utf-32"), "UTF-32"),
+    *(('[{"report": "x"}]'.encode("utf-16"), "UTF-16"), ('[{"report": "x"}]'.encode("utf-32"), "UTF-32")),
 ]
 
 
@@ -121,11 +110,10 @@ def test_refuses_a_file_that_is_no_array_of_records(root, content, found):
         assert_says(refusal(root, content, on_bad_record=on_bad_record), found, "expected a JSON array of records")
     (root / "data.json").unlink()
     os.mkfifo(root / "data.json")
-    with pytest.raises(BadInput, match="not a regular file"):
-        read_records(root, step_names=NAMES)
+    refuses("not a regular file", read_records, root, step_names=NAMES)
 
 
-def test_a_file_is_read_in_parts_as_its_records_are_taken(root, monkeypatch):
+def test_a_file_is_read_in_parts_and_records_with_ever_new_options_are_refused(root, monkeypatch):
     monkeypatch.setattr(data_json, "_CHUNK_BYTES", 64)
     write(root, [make_record(name) for name in "abcde"])
     seen = []
@@ -135,6 +123,11 @@ def test_a_file_is_read_in_parts_as_its_records_are_taken(root, monkeypatch):
     assert [json.loads(record)["patient_id"] for record in records] == [f"patient-{name}" for name in "bcde"]
     assert seen == [*range(64, seen[-1], 64), (root / "data.json").stat().st_size]
     assert len(read_records(root, step_names=NAMES).cases) == 5
+    monkeypatch.setattr(data_json, "_MOST_KEPT", 3 * data_json._COST_OF_STEPS)
+    records = [change_step(make_record(name), 0, options=["No", f"Yes {name}"]) for name in "abcde"]
+    message = refusal(root, records, on_bad_record="skip")
+    assert_says(message, "different lists of options", "all records must have the same")
+    assert len(read(root, [make_record(name) for name in "abcde"]).cases) == 5
 
 
 @pytest.mark.parametrize("chunk_bytes", [7, 2**18])
@@ -145,14 +138,6 @@ def test_a_fault_far_in_the_file_refuses_it_whatever_the_setting(root, monkeypat
     for odd, found in ((b"\xff", f"not UTF-8 (from byte {place})"), (b"\x01", f"(byte {place}) (record 1, from byte")):
         damaged = content[:place] + odd + content[place + 1 :]
         assert_says(refusal(root, damaged, on_bad_record="skip"), found, "expected a JSON array of records")
-
-
-def test_refuses_records_with_ever_new_options(root, monkeypatch):
-    monkeypatch.setattr(data_json, "_MOST_KEPT", 3 * data_json._COST_OF_STEPS)
-    records = [change_step(make_record(name), 0, options=["No", f"Yes {name}"]) for name in "abcde"]
-    message = refusal(root, records, on_bad_record="skip")
-    assert_says(message, "different lists of options", "all records must have the same")
-    assert len(read(root, [make_record(name) for name in "abcde"]).cases) == 5
 
 
 def step_two(**changes):
@@ -187,14 +172,6 @@ def test_a_bad_record_is_named_with_its_field_and_without_its_report(root, damag
     assert "Example" not in message
 
 
-def test_skipping_keeps_the_options_of_most(root):
-    odd = change_step(make_record("a"), 1, options=["A. Normal", "B. Nodule"], answer="A")
-    collection = read(root, [odd, make_record("b"), make_record("c")], on_bad_record="skip")
-    assert collection.chain.steps[1].options == ("Normal", "Mass")
-    assert [aside.record for aside in collection.set_aside] == [0]
-    assert_says(collection.set_aside[0].reason, "differ from", "in record 1")
-
-
 @pytest.mark.parametrize(
     "again", ["images/a.png", "./images/a.png", "images//a.png", "images\\a.png", "images/link.png"]
 )
@@ -206,14 +183,8 @@ def test_refuses_an_image_twice_and_names_both_records(root, again):
 
 
 ESCAPES = [
-    "../secret.png",
-    "images/../../secret.png",
-    "/etc/passwd",
-    "C:\\x.png",
-    "C:x.png",
-    "\\\\host\\x.png",
-    "..\\x.png",
-    "",
+    *("../secret.png", "images/../../secret.png", "/etc/passwd", "C:\\x.png", "C:x.png", "\\\\host\\x.png"),
+    *("..\\x.png", ""),
 ]
 
 
@@ -235,13 +206,10 @@ def test_refuses_links_out_of_the_data_root(root, tmp_path_factory, require_imag
 
 
 ABSENT = [
-    ("nowhere/none.png", "does not exist"),
-    ("images", "is not a file"),
-    ("images/a.png/b.png", "cannot be read as a path"),
-    ("im\0ages/a.png", "cannot be read as a path"),
+    *(("nowhere/none.png", "does not exist"), ("images", "is not a file")),
+    *(("images/a.png/b.png", "cannot be read as a path"), ("im\0ages/a.png", "cannot be read as a path")),
     ("images/" + "x" * 4000, "cannot be read as a path"),
-    ("images/" + "x" * 5000, "5007 characters; at most 4096"),
-    ("images/loop.png", "cannot be read as a path"),
+    *(("images/" + "x" * 5000, "5007 characters; at most 4096"), ("images/loop.png", "cannot be read as a path")),
 ]
 
 
@@ -254,10 +222,7 @@ def test_refuses_an_image_that_is_not_there(root, image_path, found):
 
 def test_bad_records_stop_with_their_number_or_are_set_aside_each_with_its_reason(root):
     records = [
-        make_record("a"),
-        make_record("b", report=1),
-        make_record("c"),
-        make_record("a", patient_id="other"),
+        *(make_record("a"), make_record("b", report=1), make_record("c"), make_record("a", patient_id="other")),
         change_step(make_record("d"), 0, answer="Z"),
     ]
     collection = read(root, records, on_bad_record="skip")
@@ -269,6 +234,11 @@ def test_bad_records_stop_with_their_number_or_are_set_aside_each_with_its_reaso
     assert_says(message, "record 1 ", "2 more of the 5 records are bad", "data.on_bad_record=skip")
     assert "\n" not in message
     assert_says(refusal(root, [records[1], [7]], on_bad_record="skip"), "record 0", "no record is valid")
+    odd = change_step(make_record("a"), 1, options=["A. Normal", "B. Nodule"], answer="A")
+    collection = read(root, [odd, make_record("b"), make_record("c")], on_bad_record="skip")
+    assert collection.chain.steps[1].options == ("Normal", "Mass")
+    assert [aside.record for aside in collection.set_aside] == [0]
+    assert_says(collection.set_aside[0].reason, "differ from", "in record 1")
 
 
 def test_quarantine_is_one_json_object_a_line(tmp_path):
@@ -318,8 +288,7 @@ def test_written_cases_read_back_equal(tmp_path_factory, chain_with_cases):
     root = tmp_path_factory.mktemp("written")
     write_records(root, chain=chain, cases=cases)
     collection = read_records(root, step_names=[step.name for step in chain.steps], require_images=False)
-    assert collection.cases == cases
-    assert collection.chain == chain
+    assert (collection.cases, collection.chain) == (cases, chain)
 
 
 @given(st.recursive(st.none() | st.integers() | texts, lambda inner: st.lists(inner) | st.dictionaries(texts, inner)))
@@ -339,7 +308,6 @@ def test_reads_the_real_sample(shared, tmp_path):
     assert collection.cases[0].answers == (0, 3, 5, 6, 4, 6, 0)
     assert 100 < sum(NOT_ANNOTATED in case.answers for case in collection.cases) < 489
     write_records(tmp_path, chain=collection.chain, cases=collection.cases)
-    again = read_records(tmp_path, require_images=False)
-    assert dataclasses.replace(again, root=collection.root) == collection
+    assert dataclasses.replace(read_records(tmp_path, require_images=False), root=collection.root) == collection
     original = msgspec.json.decode((shared / "data" / "nih_sample" / "data.json").read_bytes())
     assert msgspec.json.decode((tmp_path / "data.json").read_bytes()) == original

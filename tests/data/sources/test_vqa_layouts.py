@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from refusals import refuses
 
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
@@ -24,13 +25,10 @@ def test_released_boxes_become_records_that_are_read_back(shared, tmp_path):
     assert not aside
     write_vqa_records(tmp_path / "records.jsonl", records)
     assert read_vqa_records(tmp_path).records == tuple(records)
-    again = list(read_vqa_source(source, require_images=False, with_normal=False))
-    assert again == records
-    other = list(read_vqa_source(source, require_images=False, with_normal=False, seed=1))
-    assert other != records
+    assert list(read_vqa_source(source, require_images=False, with_normal=False)) == records
+    assert list(read_vqa_source(source, require_images=False, with_normal=False, seed=1)) != records
     for record in records:
-        assert record.image_size == (1024, 1024)
-        assert record.patient == record.image[7:15]
+        assert (record.image_size, record.patient) == ((1024, 1024), record.image[7:15])
         assert record.provenance["licence"].startswith("NIH")
 
 
@@ -50,14 +48,12 @@ def test_layouts_are_recognised_by_the_first_record(tmp_path):
         folder.mkdir()
         (folder / "some.jsonl").write_text(json.dumps(record) + "\n")
         (folder / "notes.json").write_text("{}")
-        assert detect_vqa_layout(folder) == name
-        assert detect_vqa_layout(folder / "some.jsonl") == name
+        assert (detect_vqa_layout(folder), detect_vqa_layout(folder / "some.jsonl")) == (name, name)
         (read,) = read_vqa_source(folder, box_size=(8, 8), require_images=False)
         assert isinstance(read, Record)
         assert read.answer == "Yes"
     (tmp_path / "gemex/other.jsonl").write_text(json.dumps(MEDSAGE) + "\n")
-    with pytest.raises(BadInput, match="has files of the layouts gemex and medsage; choose one"):
-        read_vqa_source(tmp_path / "gemex")
+    refuses("has files of the layouts gemex and medsage; choose one", read_vqa_source, tmp_path / "gemex")
     (read,) = read_vqa_source(tmp_path / "gemex", layout="gemex", box_size=(8, 8), require_images=False)
     assert read.id == "some.jsonl:1"
 
@@ -68,34 +64,27 @@ def test_a_file_whose_first_line_is_broken_is_read_or_named(tmp_path):
     (tmp_path / "b.jsonl").write_text("{broken\n" + good)
     (tmp_path / "settings.json").write_text('{\n"visual": 1\n}\n')
     options = {"box_size": (8, 8), "require_images": False}
-    with pytest.raises(BadInput, match=r"b\.jsonl, line 1, "):
-        list(read_vqa_source(tmp_path, **options))
+    refuses(r"b\.jsonl, line 1, ", lambda: list(read_vqa_source(tmp_path, **options)))
     aside = []
     records = list(read_vqa_source(tmp_path, on_bad_record="skip", set_aside=aside, **options))
     assert [record.id for record in records] == ["a.jsonl:1", "b.jsonl:2"]
     assert [each.reason.partition(", ")[0] for each in aside] == ["b.jsonl"]
     (tmp_path / "b.jsonl").write_text("{broken\n")
-    with pytest.raises(BadInput, match=r"b\.jsonl: no record is valid"):
-        list(read_vqa_source(tmp_path, on_bad_record="skip", **options))
+    refuses(r"b\.jsonl: no record is valid", lambda: list(read_vqa_source(tmp_path, on_bad_record="skip", **options)))
     (tmp_path / "a.jsonl").unlink()
-    with pytest.raises(BadInput, match=r"records \(records.jsonl\); gemex, medsage .*b\.jsonl: no record can be"):
-        detect_vqa_layout(tmp_path)
+    refuses(r"records \(records.jsonl\); gemex, medsage .*b\.jsonl: no record can be", detect_vqa_layout, tmp_path)
 
 
 def test_what_cannot_be_a_source(tmp_path, shared):
-    with pytest.raises(BadInput, match="none: is not a folder or a file"):
-        read_vqa_source(tmp_path / "none")
-    with pytest.raises(BadInput, match="has no known detection list"):
-        read_vqa_source(tmp_path)
+    refuses("none: is not a folder or a file", read_vqa_source, tmp_path / "none")
+    refuses("has no known detection list", read_vqa_source, tmp_path)
     with pytest.raises(BadInput, match="layout: 'coco' is not one of auto, records, gemex, medsage, chestxray8"):
         read_vqa_source(tmp_path, layout="coco")
     with pytest.raises(BadInput, match="layout chestxray8 states the size of its boxes"):
         read_vqa_source(shared / "data/nih_chestxray8", box_size=(9, 9))
-    with pytest.raises(BadInput, match="has no files of layout medsage"):
-        read_vqa_source(tmp_path, layout="medsage")
+    refuses("has no files of layout medsage", read_vqa_source, tmp_path, layout="medsage")
     (tmp_path / "x.jsonl").write_text("junk\n")
-    with pytest.raises(BadInput, match="has no known"):
-        read_vqa_source(tmp_path)
+    refuses("has no known", read_vqa_source, tmp_path)
 
 
 def run(*arguments):
@@ -107,8 +96,7 @@ def test_releases_need_no_images_where_none_are_copied(tmp_path):
     source.mkdir()
     (source / "closed.jsonl").write_text(json.dumps(GEMEX) + "\n")
     flags = (f"--source={source}", "--box-size", 8, 8)
-    with pytest.raises(BadInput, match=r"a\.png"):
-        run("vqa", out, *flags)
+    refuses(r"a\.png", run, "vqa", out, *flags)
     run("vqa", out, *flags, "--images=none")
     assert len(read_vqa_records(out).records) == 1
     with pytest.raises(BadInput, match="--with-normal has no effect on --source=FOLDER of layout gemex"):

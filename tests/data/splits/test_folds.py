@@ -36,16 +36,13 @@ def test_every_case_is_a_test_case_once_and_in_one_split_of_each_fold(num_folds)
         assert sum(map(len, patients)) == len(set.union(*patients))
 
 
-def test_folds_are_of_one_size_with_the_diagnoses_spread_over_them():
+def test_folds_are_of_one_size_depend_on_the_seed_and_keep_joined_patients():
     folds = make_all()
     sizes = [len(splits.test) for splits in folds]
     assert max(sizes) - min(sizes) <= 4  # images of the largest patient
     for label in (0, 1):
         counts = [sum(CASES[index].answers[-1] == label for index in splits.test) for splits in folds]
         assert max(counts) - min(counts) <= 6
-
-
-def test_folds_depend_on_the_seed_and_not_on_the_order_of_the_cases():
     order = np.random.default_rng(1).permutation(len(CASES))
     shuffled = [CASES[index] for index in order]
 
@@ -54,9 +51,6 @@ def test_folds_depend_on_the_seed_and_not_on_the_order_of_the_cases():
 
     assert images(shuffled, make_all(shuffled)) == images(CASES, make_all())
     assert images(CASES, make_all(seed=1)) != images(CASES, make_all())
-
-
-def test_joined_patients_are_in_one_split_of_every_fold():
     first = {case.patient: index for index, case in reversed(list(enumerate(CASES)))}
     pair = (first["P1"], first["P2"])
     for splits in make_all(joined=[pair]):

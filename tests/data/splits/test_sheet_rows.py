@@ -6,10 +6,10 @@ import zipfile
 import numpy as np
 import openpyxl
 import pytest
+from refusals import refuses
 
 from benchmarks.hostile_tables import write_book
 from stepcot_jax.data.splits.sheet_rows import UNCOMPUTED, iterate_sheet
-from stepcot_jax.host.errors import BadInput
 
 VALUES = [
     "p1", " p 2 ", "ünal <&> 胸", "", None, "1e5",
@@ -57,8 +57,7 @@ def test_rows_are_those_of_openpyxl(tmp_path, seed):
     book.save(tmp_path / "a.xlsx")
     rows = iterate_sheet(tmp_path / "a.xlsx")
     found = [(number, ["" if cell == UNCOMPUTED else cell for cell in cells]) for number, cells in rows]
-    expected = read_with_openpyxl(tmp_path / "a.xlsx")
-    assert shorten(found) == shorten(expected)
+    assert shorten(found) == shorten(read_with_openpyxl(tmp_path / "a.xlsx"))
     assert len(shorten(found)) > 30
 
 
@@ -97,5 +96,4 @@ def test_cells_that_name_nothing_are_refused(tmp_path, cell, found):
     path = tmp_path / "a.xlsx"
     write_book(path)
     rewrite(path, sheet1=f"<worksheet><sheetData><row>{cell}</row></sheetData></worksheet>")
-    with pytest.raises(BadInput, match=found):
-        list(iterate_sheet(path))
+    refuses(found, lambda: list(iterate_sheet(path)))

@@ -14,6 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.patches import PathPatch, Rectangle, Wedge
 from matplotlib.text import Text
 from PIL import Image
+from refusals import refuses
 
 from stepcot_jax.chain import DEFAULT_CHAIN, DIAGNOSIS_OPTIONS, NOT_ANNOTATED, Chain, Step
 from stepcot_jax.data.phantom.answers import draw_answers
@@ -22,7 +23,6 @@ from stepcot_jax.data.splits.making import make_splits
 from stepcot_jax.data.splits.split_resolver import read_splits
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.data.statistics import compute_statistics
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import plain_text_style
 from stepcot_jax.record import Record
 from stepcot_jax.tools.data import pictures
@@ -126,8 +126,7 @@ def test_reasoning_lengths_by_diagnosis(tables, cases):
         number = place // len(names)
         texts = [case.reasoning[number] for case in cases if name_of(CHAIN.steps[-1], case.answers[-1]) == row[1]]
         lengths = [text.count(" ") + 1 for text in texts if text]
-        assert int(row[2]) == len(lengths)
-        assert float(row[3]) == pytest.approx(python_statistics.fmean(lengths), abs=1e-3)
+        assert (int(row[2]), float(row[3])) == (len(lengths), pytest.approx(python_statistics.fmean(lengths), abs=1e-3))
         assert float(row[6]) == python_statistics.median(lengths)
         expected = [sum(low <= length <= high for length in lengths) for low, high in ranges.values()]
         assert [int(cell) for cell in row[9:]] == expected
@@ -140,12 +139,8 @@ def test_flow_of_answers(tables, cases):
         for number, (step, following) in enumerate(itertools.pairwise(CHAIN.steps)):
             labels = case.answers[number : number + 2]
             expected[step.name, name_of(step, labels[0]), following.name, name_of(following, labels[1])] += 1
-    found = {tuple(cell.removeprefix("'") for cell in row[:4]): int(row[4]) for row in rows}
-    assert found == expected
+    assert {tuple(cell.removeprefix("'") for cell in row[:4]): int(row[4]) for row in rows} == expected
     assert all(expected.values())
-
-
-def test_flow_without_the_usual_first_answer(cases):
     usual = collections.Counter(case.answers[0] for case in cases).most_common(1)[0][0]
     rest = count([case for case in cases if case.answers[0] != usual]).flows
     assert [flow.tolist() for flow in count(cases).rest_flows] == [flow.tolist() for flow in rest]
@@ -210,8 +205,7 @@ def assert_readable(figure):
         assert box.y1 <= height + 1, text
     for (one, box), (other, other_box) in itertools.combinations(texts, 2):
         across = min(box.x1, other_box.x1) - max(box.x0, other_box.x0)
-        down = min(box.y1, other_box.y1) - max(box.y0, other_box.y0)
-        assert across < 2 or down < 2, (one, other)
+        assert across < 2 or (min(box.y1, other_box.y1) - max(box.y0, other_box.y0)) < 2, (one, other)
 
 
 LONG_CHAIN = Chain(
@@ -226,9 +220,7 @@ WIDE_CHAIN = Chain(tuple(Step(f"Step {number}", "?", tuple(f"answer {k}" for k i
 
 
 CHAINS = [
-    (CHAIN, {"num_origins": 12}),
-    (CHAIN, {"num_cases": 12, "num_origins": 1}),
-    (LONG_CHAIN, {"num_origins": 2}),
+    *((CHAIN, {"num_origins": 12}), (CHAIN, {"num_cases": 12, "num_origins": 1}), (LONG_CHAIN, {"num_origins": 2})),
     (WIDE_CHAIN, {"num_cases": 600, "share_of_first": 0.95}),
 ]
 
@@ -318,20 +310,11 @@ def test_the_command_writes_everything_twice_alike(tmp_path, capsys):
     for folder in ("one", "two"):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            main(
-                [
-                    "stats",
-                    str(tmp_path / "root"),
-                    f"--out={tmp_path / folder}",
-                    "--split-seed=5",
-                    "--step-names",
-                    *names,
-                ]
-            )
+            flags = [f"--out={tmp_path / folder}", "--split-seed=5", "--step-names", *names]
+            main(["stats", str(tmp_path / "root"), *flags])
     assert "60 cases in" in capsys.readouterr().out
     one, two = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("one", "two"))
-    assert one == two
-    assert len(one) == 20
+    assert (one, len(one)) == (two, 20)
     assert "made from seed 5" in one["splits.md"].decode()
     for name, content in one.items():
         if name.endswith(".png"):
@@ -340,8 +323,7 @@ def test_the_command_writes_everything_twice_alike(tmp_path, capsys):
     flow = "".join(ElementTree.fromstring(one["answer_flow.svg"]).itertext())  # noqa: S314
     for word in ("cases", "Größe", "Пневмония", "Mass|<b>", "$x_1$"):
         assert word in flow
-    with pytest.raises(BadInput, match="does not exist"):
-        main(["stats", str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")])
+    refuses("does not exist", main, ["stats", str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
 
 
