@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from stepcot_jax.reading.trained_model import Trained
 
 EXIT_UNREADABLE = 1
+_CHECKPOINT = "of a finished run of distill or chain_grpo (an export has no maps); or gs://, s3://, hf://OWNER/NAME"
 
 
 def _add_network(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--checkpoint", required=True, metavar="WORKDIR", help="of a run of main; or gs://, s3://")
+    parser.add_argument("--checkpoint", required=True, metavar="WORKDIR", help=_CHECKPOINT)
     parser.add_argument("--model", choices=("teacher", "student"), help="default: the student, if the run has one")
 
 
