@@ -88,10 +88,18 @@ def open_text(path: Path, *, errors: str = "strict") -> TextIO:
 
 
 _CONTENTS = {
-    b"PK\x03\x04": "a zip archive, as an .xlsx is",
+    b"PK\x03\x04": "a zip archive, as an .xlsx or .ods is",
     b"\xd0\xcf\x11\xe0": "an .xls of before 2007, another old Office file, or an .xlsx with a password",
     b"version https://git-lfs": "a Git LFS pointer: fetch the file itself with `git lfs pull`",
     b"PAR1": "a Parquet file",
+    b"%PDF": "a PDF file",
+    b"\x89PNG": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"\0": "no text: it begins with zeros, as a copy that was cut off does",
+    b"SQLite format 3": "an SQLite database",
+    b"{": "JSON",
+    b"[{": "JSON",
+    b"<?xml": "XML, such as a workbook saved as XML of 2003",
     b"\x1f\x8b": "compressed by gzip",
     b"<!doctype html": "an HTML page, such as a download's login page",
     b"<html": "an HTML page, such as a download's login page",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stepcot_jax.reading.trained_model import Trained
 
 EXIT_UNREADABLE = 1
-_CHECKPOINT = "of a finished run of distill or chain_grpo (an export has no maps); or gs://, s3://, hf://OWNER/NAME"
+_CHECKPOINT = "of a run or an export with a student or teacher; or gs://, s3://, hf://OWNER/NAME"
 
 
 def _add_network(parser: argparse.ArgumentParser) -> None:
