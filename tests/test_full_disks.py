@@ -1,5 +1,6 @@
 """A disk that is full, read-only or failing, or no more files: each command ends in one line that names the file."""
 
+import builtins
 import errno
 import itertools
 import json
@@ -7,24 +8,34 @@ import os
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 import safetensors.numpy
+from cloud.memory_store import new_address
 from full_disk import FailingDisk
+from policies.policy_workdir import make_policy_workdir
+from report.finished_workdir import make_finished_workdir
+from run.small_run import small_settings
 from trained_workdir import make_trained_workdir
 
+from stepcot_jax.contrib.cloud import sync
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.host.array_files import save_safetensors
 from stepcot_jax.host.errors import BadInput, RunStopped, run_tool
 from stepcot_jax.host.files import read_file
 from stepcot_jax.reasoning.dialects import write_reply
-from stepcot_jax.tools import convert, export, features, predict
+from stepcot_jax.run.training_run import Run
+from stepcot_jax.tools import answer, convert, export, features, predict
 from stepcot_jax.tools.annotate import command as annotate
+from stepcot_jax.tools.conformance import command as conformance
 from stepcot_jax.tools.constrain import command as constrain
 from stepcot_jax.tools.data import command as data
 from stepcot_jax.tools.evaluate_replies import command as evaluate
 from stepcot_jax.tools.explain import command as explain
 from stepcot_jax.tools.readers import command as readers
+from stepcot_jax.tools.report import command as report
+from stepcot_jax.tools.tables import command as tables
 
 pytestmark = pytest.mark.usefixtures("small_encoder")
 
@@ -48,9 +59,24 @@ COMMANDS = {
     "readers": (readers.main, "sample IN/phantom --readers=a,b --num-cases=8 --out=OUT/x"),
     "features import": (features.main, "IN/features.npz --root=IN/phantom --store=OUT/x"),
     "convert": (convert.main, "IN/run OUT/x.safetensors --to=torch --ignore=image_encoder"),
+    "tables": (lambda arguments: tables.make_tables(["vqa"], None, command=[], folder=arguments[0]), "OUT/x"),
     "predict": (predict.main, "IN/phantom/images/phantom_000000.png --checkpoint=IN/run --out=OUT/x.csv"),
 }
+
+
+def train(arguments):
+    with jax.numpy_dtype_promotion("standard"):  # for Optax's Adam
+        Run(small_settings(), arguments[0]).execute()
+
+
+QUESTION = "What is the main abnormality?"
 SLOW = {
+    "train": (train, "OUT/x"),
+    "report": (report.main, "IN/finished --without-maps --out=OUT/x.html"),
+    "answer": (
+        lambda arguments: answer.main([arguments[0], QUESTION, *arguments[1:]]),
+        "IN/phantom/images/phantom_000000.png --checkpoint=IN/policy --out=OUT/x.png",
+    ),
     "constrain": (constrain.main, "IN/phantom --simulated --num-cases=4 --num-resamples=5 --out=OUT/x"),
     "explain": (explain.main, "IN/phantom/images/phantom_000000.png --checkpoint=IN/run --out=OUT/x"),
     "export": (export.main, "--checkpoint=IN/run --model=student --out=OUT/x"),
@@ -77,6 +103,8 @@ def inputs(tmp_path_factory):
     ids = [f"images/phantom_{number:06}.png" for number in range(30)]
     np.savez(folder / "features.npz", features=np.ones((30, 4), np.float32), ids=np.array(ids))
     make_trained_workdir(folder / "run")
+    make_finished_workdir(folder / "finished")
+    make_policy_workdir(folder / "policy")
     return folder
 
 
@@ -120,7 +148,8 @@ def test_a_failing_disk_is_one_line_and_leaves_no_half_file(name, inputs, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
 def test_a_failing_disk_under_slow_commands(name, inputs, tmp_path, capsys):
-    assert fail(SLOW[name], inputs, tmp_path, errno.EDQUOT, "write", 1, capsys)
+    first = int(name not in ("report", "answer"))  # which write one file
+    assert fail(SLOW[name], inputs, tmp_path, errno.EDQUOT, "write", first, capsys)
     assert fail(SLOW[name], inputs, tmp_path, errno.ENFILE, "open", 0, capsys)
 
 
@@ -138,6 +167,37 @@ def test_a_file_that_a_fault_of_the_machine_hides_is_not_set_aside_as_bad(number
             read_file(path, max_bytes=10)
     with pytest.raises(FileNotFoundError):
         read_file(tmp_path / "absent.png", max_bytes=10)
+
+
+@pytest.mark.parametrize("name", ["sync", "conformance"])
+def test_a_command_that_only_reads_stops_at_a_failing_disk(name, tmp_path, monkeypatch, capsys):
+    np.savez(tmp_path / "golden.npz", a=np.ones(3))
+
+    def failing(opened):
+        def fault(path, *arguments, **named):
+            if str(path).endswith("golden.npz"):
+                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+            return opened(path, *arguments, **named)
+
+        return fault
+
+    for module in (os, builtins):
+        monkeypatch.setattr(module, "open", failing(module.open))
+    main, arguments = conformance.main, [str(tmp_path / "golden.npz")]
+    if name == "sync":
+        main, arguments = sync.main, [str(tmp_path), new_address(monkeypatch)]
+    with pytest.raises(SystemExit) as ended:
+        run_tool(lambda: main(arguments))
+    (said,) = capsys.readouterr().err.splitlines()
+    assert (ended.value.code, said.startswith("stopped: "), "golden.npz: " in said) == (3, True, True)
+    assert os.strerror(errno.EIO) in said
+
+
+def test_an_output_that_a_full_disk_takes_no_more_of_is_one_line():
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run([sys.executable, "-m", "stepcot_jax"], stdout=full, stderr=subprocess.PIPE, text=True)
+    (said,) = done.stderr.splitlines()
+    assert (done.returncode, said.startswith("stopped: "), "the standard output" in said) == (3, True, True)
 
 
 def test_an_error_that_a_failing_disk_caused_is_not_blamed_on_the_input(capsys):

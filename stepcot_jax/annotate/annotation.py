@@ -68,6 +68,7 @@ class Reason(enum.StrEnum):
     FILTERED = Unsaid.FILTERED.value
     EMPTY = Unsaid.EMPTY.value
     CUT = Unsaid.CUT.value
+    CUT_EMPTY = Unsaid.CUT_EMPTY.value
     CUT_BEHIND = Unsaid.CUT_BEHIND.value
     NO_ANSWER = "no answer of the annotator"
     NOT_TRUSTED = "annotator does not trust its chain"

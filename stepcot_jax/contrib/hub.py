@@ -145,7 +145,7 @@ def push_export(
 def describe_address(address: str, folder: pathlib.Path) -> str:
     """Return where an export was uploaded and how to use it: `sc.load` reads all kinds but ONNX and checkpoints."""
     repository, _, revision = address.removeprefix(SCHEME).partition("@")
-    download = f"hf download {repository} --revision={revision} --local-dir=DIR"
+    download = f"{name_command('hf')} download {repository} --revision={revision} --local-dir=DIR"
     return f"uploaded: {address}\nnext: " + (
         f'sc.load("{address}")' if (folder / MANIFEST_FILE).is_file() else download
     )

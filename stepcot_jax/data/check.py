@@ -495,7 +495,11 @@ def decode_pictures(
 
 
 _EXAMPLES_OF_DIALECT = 5
-_CONTROL_TOKEN = re.compile(r"<\|\w{1,40}\|>|</?(?:image|think|response|answer|s)>")
+_CONTROL_TOKEN = re.compile(
+    r"<[|\uff5c][^|\uff5c<>\s]{1,40}[|\uff5c]>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_(?:turn|image)>|</?(?:"
+    r"image|img|video|audio|im_\w{1,10}|think(?:ing)?|response|answer|s|bos|eos|pad|unk|mask|box|ref|quad|tool_\w{1,10})>",
+    re.IGNORECASE,
+)
 _MISSING = "does not exist below the data root"
 
 

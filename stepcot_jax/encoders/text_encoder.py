@@ -22,11 +22,13 @@ from stepcot_jax.host.files import read_json
 from stepcot_jax.host.text import one_line, shorten
 
 _MOST_BYTES = 2**26  # published files have 0.5 to 34 MB
-_MOST_PARTS, _MOST_ADDED, _LONGEST = 16, 2**14, 16
+_MOST_PARTS, _MOST_ADDED, _LONGEST, _LONGEST_ADDED, _MOST_PIECES = 16, 2**14, 16, 256, 64
+_TRIAL = "".join(map(chr, range(0x20, 0x2800)))
 
 _KINDS = {
     "normalizer": "NFC NFD NFKC NFKD Lowercase Strip StripAccents BertNormalizer Replace Prepend Precompiled",
     "pre_tokenizer": "ByteLevel Split BertPreTokenizer Whitespace WhitespaceSplit Metaspace Digits Punctuation",
+    "post_processor": "TemplateProcessing ByteLevel BertProcessing RobertaProcessing",
     "decoder": "ByteLevel WordPiece Metaspace Replace ByteFallback Fuse Strip BPEDecoder",
 }
 """Kinds of the parts of published files: BERT, CLIP, Qwen, Llama, and those that SentencePiece made."""
@@ -48,8 +50,9 @@ class _File(msgspec.Struct):
 
     normalizer: dict[str, Any] | None = None
     pre_tokenizer: dict[str, Any] | None = None
+    post_processor: dict[str, Any] | None = None
     decoder: dict[str, Any] | None = None
-    added_tokens: list[Any] = []
+    added_tokens: list[dict[str, Any]] = []
 
 
 _FILES = (
@@ -73,6 +76,7 @@ def load_tokenizer_files(source: str | pathlib.Path) -> Any:
     try:
         loaded = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         loaded.get_vocab()
+        loaded.encode(_TRIAL, verbose=False)  # some damage panics first where a text is read
     except BaseException as error:  # transformers raises many kinds; a panic of tokenizers is no Exception
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             raise BadInput(f"{type(error).__name__}: {one_line(error)}") from None
@@ -84,6 +88,9 @@ def _check(path: pathlib.Path) -> None:
     file = read_json(path, _File, accepted="expected a Hugging Face tokenizer", max_bytes=_MOST_BYTES)
     if len(file.added_tokens) > _MOST_ADDED:
         raise BadInput(f"{path}, added_tokens: {len(file.added_tokens)}; at most {_MOST_ADDED} are accepted")
+    longest = max((len(str(token.get("content", ""))) for token in file.added_tokens), default=0)
+    if longest > _LONGEST_ADDED:
+        raise BadInput(f"{path}, added_tokens: one of {longest} characters; at most {_LONGEST_ADDED} are accepted")
     for section, kinds in _KINDS.items():
         for number, part in enumerate(_list_parts(getattr(file, section)), start=1):
             if number > _MOST_PARTS:
@@ -98,7 +105,9 @@ def _list_parts(part: Any) -> Iterator[Any]:
     while waiting:
         part = waiting.pop()
         if isinstance(part, Mapping) and part.get("type") == "Sequence":
-            listed: Any = next((part[key] for key in ("normalizers", "pretokenizers", "decoders") if key in part), [])
+            listed: Any = next(
+                (part[key] for key in ("normalizers", "pretokenizers", "processors", "decoders") if key in part), []
+            )
             waiting += listed if isinstance(listed, list) else [listed]
         yield part
 
@@ -108,6 +117,10 @@ def _find_problem(part: Any, kinds: list[str]) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else part
     if kind not in ("Sequence", *kinds) or not isinstance(part, Mapping):
         return f"{shorten(repr(kind))} is not one of {', '.join(kinds)}"
+    listed = [part.get(key) for key in ("single", "pair", "special_tokens")]
+    pieces = max(len(pieces) if isinstance(pieces, list | dict) else 0 for pieces in listed)
+    if kind == "TemplateProcessing" and pieces > _MOST_PIECES:
+        return f"{kind} of {pieces} pieces; at most {_MOST_PIECES} are accepted"
     pattern = part.get("pattern", {})
     for form, value in pattern.items() if isinstance(pattern, Mapping) else [("pattern", pattern)]:
         if form == "Regex" and value not in _PATTERNS:

@@ -326,7 +326,7 @@ def read_ended(text: str, record: Record, settings: ScoringSettings, *, finish: 
         reply = read(text, settings)
         is_open, says_nothing = UNCLOSED in reply.problems, reply.answer is None and not reply.references
         if finish == "length":
-            unsaid = Unsaid.CUT if is_open or (unsaid and says_nothing) else _find_cut(reply, record)
+            unsaid = Unsaid.CUT if is_open else unsaid if unsaid and says_nothing else _find_cut(reply, record)
         elif is_open or not says_nothing:
             unsaid = None
     if unsaid is None:

@@ -1,11 +1,14 @@
 """Exceptions with one-line messages, and the exit codes that every tool gives them."""
 
+import contextlib
 import errno
 import os
 import shutil
 import sys
 import traceback
 from collections.abc import Callable
+
+from stepcot_jax.host.text import make_printable
 
 _LONGEST_MESSAGE = 4000
 
@@ -91,9 +94,10 @@ def end_process(code: int) -> None:
     sys.exit(code)
 
 
-def _cut(message: str) -> str:
-    """Return a message with at most 4,000 characters: libraries quote what a file holds in full."""
-    return message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}…"
+def _say(message: str) -> None:
+    """Print a message on one line of at most 4,000 characters: libraries, and we, quote what a file holds."""
+    line = make_printable(" ".join(message.splitlines()))
+    print(line if len(line) <= _LONGEST_MESSAGE else f"{line[:_LONGEST_MESSAGE]}…", file=sys.stderr)
 
 
 def _describe_platform(error: Exception) -> str:
@@ -106,35 +110,54 @@ def _describe_platform(error: Exception) -> str:
     return f"no {named} found (JAX_PLATFORMS={asked}); JAX_PLATFORMS=cpu computes on the CPU"
 
 
+def _flush_output() -> None:
+    """Write what was printed: a full disk behind `> FILE` fails here, and not in Python's own exit."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        error.filename = error.filename or "the standard output"
+        raise
+
+
+def _drop_output() -> None:
+    """Let Python's exit not fail once more on what could not be printed."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: an output without a descriptor, as in a notebook
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+
 def run_tool(main: Callable[[], int | None], *, end: Callable[[int], None] = sys.exit) -> None:
     """Run a tool's main and exit with its code: one line on stderr for the expected ends."""
     try:
         code = main()
+        _flush_output()
     except BadInput as error:
         is_fault = is_machine_fault(error)  # of the disk that a file lies on: the input may be right
-        print(f"{'stopped' if is_fault else 'error'}: {_cut(str(error))}", file=sys.stderr)
+        _say(f"{'stopped' if is_fault else 'error'}: {error}")
         code = EXIT_STOPPED if is_fault else EXIT_BAD_INPUT
     except RunStopped as error:
-        print(f"stopped: {error}", file=sys.stderr)
+        _say(f"stopped: {error}")
         code = EXIT_STOPPED
     except Preempted as error:
-        print(f"preempted: {error}", file=sys.stderr)
+        _say(f"preempted: {error}")
         code = EXIT_PREEMPTED
     except KeyboardInterrupt as error:
-        print("; ".join(("interrupted", *map(str, error.args))), file=sys.stderr)
+        _say("; ".join(("interrupted", *map(str, error.args))))
         code = EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of our output (head, grep -q) closed it
-        sys.stderr.close()
+        _drop_output()
         code = 0
     except Exception as error:
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
-            print(f"stopped: {describe_disk(error, 'a file')}", file=sys.stderr)
+            _drop_output()
+            _say(f"stopped: {describe_disk(error, 'a file, or the standard output')}")
             code = EXIT_STOPPED
         elif problem := _describe_memory(error):
-            print(f"stopped: {problem}", file=sys.stderr)
+            _say(f"stopped: {problem}")
             code = EXIT_STOPPED
         elif problem := _describe_platform(error):
-            print(f"error: {problem}", file=sys.stderr)
+            _say(f"error: {problem}")
             code = EXIT_BAD_INPUT
         elif end is sys.exit:
             raise

@@ -6,8 +6,10 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +24,7 @@ from stepcot_jax.host.text import one_line
 from stepcot_jax.host.untrusted import open_untrusted, reading
 
 T = TypeVar("T")
+_STALE = re.compile(r"[0-9a-f]{8}\.partial")
 
 _MAX_JSON_BYTES = 2**26
 """Limit for untyped JSON, such as nested lists, which takes up to 21 times its size in memory."""
@@ -91,9 +94,12 @@ def writing_folder(folder: Path) -> Iterator[Path]:
     partial = folder.parent / f".{folder.name[:100]}.{secrets.token_hex(4)}.partial"
     try:
         partial.mkdir()
-        yield partial
-        sync_folder(partial)
-        partial.replace(folder)
+        with _open_lock(partial, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
+            _try_lock(descriptor, partial)
+            _remove_stale(partial)
+            yield partial
+            sync_folder(partial)
+            partial.replace(folder)
         sync_folder(folder.parent)
     except OSError as error:  # some writes name no file, and the temporary folder says nothing to the user
         if error.errno and str(error.filename or partial).startswith(str(partial)):
@@ -101,6 +107,18 @@ def writing_folder(folder: Path) -> Iterator[Path]:
         raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _remove_stale(partial: Path) -> None:
+    """Remove temporary folders beside `partial` that a killed process left: no process holds their locks."""
+    stem = partial.name[: -len("12345678.partial")]
+    for path in partial.parent.iterdir():
+        if path == partial or not (path.name.startswith(stem) and _STALE.fullmatch(path.name[len(stem) :])):
+            continue
+        with contextlib.suppress(BadInput), _open_lock(path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
+            if _try_lock(descriptor, path):
+                shutil.rmtree(path, ignore_errors=True)
+                print(f"note: removed {path}, which a process that was killed left half-written", file=sys.stderr)
 
 
 def read_file(path: Path, *, max_bytes: int, accepted: str = "an image file") -> bytes:
@@ -228,10 +246,10 @@ def wait_for_lock(path: Path, *, say: Callable[[], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _open_lock(path: Path) -> Iterator[int]:
+def _open_lock(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int]:
     """Open a lock file, created if missing. It is never removed: another process may have opened it already."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise BadInput(f"{path}: cannot be opened for locking ({error.strerror})") from None
     try:

@@ -18,8 +18,11 @@ def name_command(program: str = "stepcot") -> str:
     if not script.exists():  # run from a source folder
         return f"{shlex.quote(sys.executable)} -m stepcot_jax" if program == "stepcot" else program
     known = shutil.which(program)
-    if known is not None and pathlib.Path(known).resolve() == script.resolve():
-        return program
+    if known is not None:
+        is_here = pathlib.Path(known).parent.resolve() == script.parent.resolve()
+        # Every environment's python is a link to one interpreter, but a linked script runs in its own environment.
+        if is_here or (program != "python" and pathlib.Path(known).resolve() == script.resolve()):
+            return program
     near = os.path.relpath(script)
     return shlex.quote(str(script) if near.startswith(os.pardir) else near)
 

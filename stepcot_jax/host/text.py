@@ -69,7 +69,9 @@ def plain_text_style(**settings: Any) -> Iterator[None]:
 
 def install_extra(extra: str) -> str:
     """Return the command that installs optional packages; the project is on no package index."""
-    return f'pip install -e ".[{extra}]" in the checkout of stepcot_jax'
+    from stepcot_jax.host.terminal import name_command
+
+    return f'{name_command("pip")} install -e ".[{extra}]" in the checkout of stepcot_jax'
 
 
 def one_line(error: BaseException) -> str:

@@ -4,7 +4,7 @@ import enum
 import re
 from typing import Literal
 
-from stepcot_jax.reasoning.free_replies import split_thoughts
+from stepcot_jax.reasoning.free_replies import find_last_thought
 
 Finish = Literal["", "stop", "length", "content_filter", "refusal"]
 """Why an endpoint ended a reply; "" if it does not say."""
@@ -36,7 +36,8 @@ class Unsaid(enum.StrEnum):
     REFUSED = "refused"
     FILTERED = "filtered"
     EMPTY = "without content"
-    CUT = "without content: cut while thinking"
+    CUT = "without content: cut while thinking"  # all tokens are thoughts, which an endpoint may keep to itself
+    CUT_EMPTY = "without content: cut at the limit of its length"
     CUT_BEHIND = "cut behind its answer"
 
 
@@ -57,9 +58,11 @@ def hear(text: str, finish: str = "") -> tuple[str, Unsaid | None]:
     """
     if finish in ("content_filter", "refusal"):
         return "", Unsaid.FILTERED if finish == "content_filter" else Unsaid.REFUSED
-    _, behind, is_open = split_thoughts(text)
+    tag = find_last_thought(text)
+    is_open, behind = tag is not None and not tag[1], text[tag.end() :] if tag else text
     if is_open or not behind.strip():
-        return "", Unsaid.CUT if finish == "length" else Unsaid.EMPTY
+        cut = Unsaid.CUT if is_open or not text else Unsaid.CUT_EMPTY
+        return "", cut if finish == "length" else Unsaid.EMPTY
     return behind, None
 
 

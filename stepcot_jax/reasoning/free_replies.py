@@ -28,6 +28,7 @@ _LONGEST = 2**16
 """Of a longer text only the beginning and the end are read, where answers stand."""
 
 _THOUGHTS = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
+_WINDOW, _LONGEST_TAG = 2**12, len("</thinking>")
 _TAGGED = tuple(
     re.compile(rf"<({names})>([^<]*)", re.IGNORECASE) for names in ("final_answer|answer", "conclusion|con|response")
 )
@@ -107,12 +108,21 @@ def split_thoughts(text: str) -> tuple[str, str, bool]:
     >>> split_thoughts("It is wide.</think> Yes")
     ('It is wide.', ' Yes', False)
     """
-    tags = list(_THOUGHTS.finditer(text))
-    if not tags:
+    tag = find_last_thought(text)
+    if tag is None:
         return "", text, False
-    if not tags[-1][1]:
-        return text[tags[-1].end() :].strip(), "", True
-    return _THOUGHTS.sub("", text[: tags[-1].start()]).strip(), text[tags[-1].end() :], False
+    if not tag[1]:
+        return text[tag.end() :].strip(), "", True
+    return _THOUGHTS.sub("", text[: tag.start()]).strip(), text[tag.end() :], False
+
+
+def find_last_thought(text: str) -> re.Match[str] | None:
+    """Return the last opening or closing tag of thoughts, searched from the end; its group 1 is "/" if it closes."""
+    for start in range(max(0, len(text) - _WINDOW), -_WINDOW, -_WINDOW):
+        tags = [*_THOUGHTS.finditer(text, max(0, start), max(0, start) + _WINDOW + _LONGEST_TAG)]
+        if tags:
+            return tags[-1]
+    return None
 
 
 def _find_boxes(text: str) -> list[Box]:

@@ -217,15 +217,21 @@ _LONGEST_STOP = 64
 _FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {0x3000: 0x20, 0x3002: 0x2E, 0x3001: 0x2C}
 _AROUND = "*_`#$\"'\u201c\u201d\u2018\u2019\u201e\u00ab\u00bb\u2039\u203a\u300c\u300d\u300e\u300f"
 _CLOSING = ".,;:!"
+_SPACES = "".join(filter(str.isspace, map(chr, range(0x3001))))
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
 def without_stop_tokens(text: str) -> str:
     """Return a text without the stop tokens and white space at its end."""
-    text = text.rstrip()
-    while match := _STOP_TOKEN.search(text[-_LONGEST_STOP:]):
-        text = text[: len(text) - len(match[0])].rstrip()
-    return text
+    end = len(text)
+    while end:
+        tail = text[max(0, end - _LONGEST_STOP) : end]
+        match = _STOP_TOKEN.search(tail)
+        cut = len(match[0]) if match else len(tail) - len(tail.rstrip())
+        if not cut:
+            break
+        end -= cut
+    return text[:end]
 
 
 def normalise(text: str) -> str:
@@ -246,7 +252,7 @@ def tidy(text: str) -> str:
     before = None
     while text != before:
         before = text
-        text = text.strip().strip(_AROUND).rstrip(_CLOSING).strip()
+        text = text.lstrip(_AROUND + _SPACES).rstrip(_AROUND + _SPACES + _CLOSING)
         if text and _BRACKETS.get(text[0]) == text[-1] and not any(mark in text[1:-1] for mark in "()[]{}"):
             text = text[1:-1]
     return text

@@ -87,7 +87,8 @@ def make_dataset(
 ) -> Dataset:
     """Return the dataset of a run from a collection and its images; see `load_dataset`."""
     max_pixels, file, numbers = settings.data.max_pixels, str(collection.path), collection.record_numbers
-    cache = PixelCache(FilePixels(images, preprocessing, max_pixels, file, numbers), _budget(settings))
+    read = FilePixels(images, preprocessing, max_pixels, file, numbers, says_notes=are_checked)
+    cache = PixelCache(read, _budget(settings))
     digests: dict[str, str] = {}  # by image path
 
     def digest_known(case: Record, content: bytes) -> bool:

@@ -60,11 +60,13 @@ def test_replies_are_escaped_and_boxes_listed():
         boxes=(Box("<i>lung</i>", (1.2, 2.0, 30.0, 39.6)),),
         image_size=(50, 40),
         picture=np.repeat(PICTURE[..., None], 3, axis=2),
+        notes=("its window misses <the> pixels",),
     )
     page = write_answer_view(answered)
     assert "<script>" not in page
     assert "&lt;i&gt;lung&lt;/i&gt;: 1, 2, 30, 40 in pixels of 50 x 40" in page
     assert "Not well formed: &lt;think&gt; is missing." in page
+    assert "Note: its window misses &lt;the&gt; pixels." in page
     assert page.count("data:image/png;base64,") == 1
 
 

@@ -44,6 +44,11 @@ def replace(pattern, content=" "):
     return {"type": "Replace", "pattern": pattern, "content": content}
 
 
+def template(*tokens):
+    single = [{"SpecialToken": {"id": token, "type_id": 0}} for token in tokens]
+    return {"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": {}}
+
+
 def in_sequence(key, *parts):
     return {"type": "Sequence", key: list(parts)}
 
@@ -66,6 +71,10 @@ def test_the_published_kinds_are_read(tmp_path):
         ({"decoder": {"type": "x" * 10**6}}, "decoder: 'xxx.{0,90} is not one of ByteLevel"),
         ({"decoder": [1]}, "tokenizer.json"),
         ({"added_tokens": [{}] * 20_000}, "added_tokens: 20000; at most 16384"),
+        ({"added_tokens": [{"content": "x" * 10**6}]}, "added_tokens: one of 1000000 characters"),
+        ({"post_processor": template(*["z"] * 10**5)}, "post_processor: TemplateProcessing of 100000 pieces"),
+        ({"post_processor": template("z")}, "PanicException|Exception"),  # a token that the file lacks
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "A" * 1000}}, "PanicException|Exception"),
         ({"model": "z" * 10**5}, "z|model|Exception"),
     ],
 )

@@ -185,6 +185,8 @@ CUT, BEHIND = "without content: cut while thinking", "cut behind its answer"
         ("closed", "gemex", "", "stop", "without content"),
         ("closed", "free", "<think>Maybe</think>", "stop", "without content"),
         ("closed", "free", "<think>Maybe <answer>Yes</answer>", "length", CUT),
+        ("closed", "free", "", "length", CUT),  # the endpoint keeps thoughts to itself
+        ("closed", "gemex", "<think>Maybe</think>\n\n", "length", "without content: cut at the limit of its length"),
         ("closed", "free", "No", "length", ""),
         ("closed", "free", "No, the heart", "length", BEHIND),
         ("single", "free", "**B**", "length", ""),  # a limit of one token

@@ -65,12 +65,13 @@ def test_a_clock_counts_the_seconds_of_what_reports_no_progress(capsys):
 def test_a_printed_command_works_in_the_shell_that_printed_it(tmp_path, monkeypatch, path, folder, name):
     for place in ("venv/bin", "other"):
         (tmp_path / place).mkdir(parents=True)
-        for program in ("stepcot", "python"):
-            (tmp_path / place / program).touch(mode=0o755)
+        (tmp_path / place / "stepcot").touch(mode=0o755)
+        (tmp_path / place / "python").symlink_to(sys.executable)  # of both environments one interpreter
     monkeypatch.setattr(sys, "executable", str(tmp_path / "venv" / "bin" / "python"))
     monkeypatch.setenv("PATH", str(tmp_path / path) if path else "/nowhere")
     monkeypatch.chdir(tmp_path / folder)
     assert name_command() == name.format(here=tmp_path)
+    assert name_command("python") == name.format(here=tmp_path).replace("stepcot", "python")
 
 
 def test_without_a_script_the_package_is_run_as_a_module(tmp_path, monkeypatch):

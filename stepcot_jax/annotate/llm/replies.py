@@ -123,6 +123,8 @@ def reply_text(entry: Entry, *, model: str) -> str:
     text, unsaid = hear(entry.answer, entry.finish)
     if unsaid is Unsaid.CUT:
         raise CannotAnnotate(Reason.CUT, f"{model}: all {entry.answer_tokens} tokens are thoughts; allow more")
+    if unsaid is Unsaid.CUT_EMPTY:
+        raise CannotAnnotate(Reason.CUT_EMPTY, f"{model}: no text in {entry.answer_tokens} tokens; allow more")
     if unsaid is not None:
         what = "thoughts are not closed" if split_thoughts(entry.answer)[2] else "no text"
         raise CannotAnnotate(Reason(unsaid.value), f"{model}: {what}")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.errors import BadInput, describe_disk, is_machine_fault
 from stepcot_jax.host.text import install_extra, one_line, shorten
 
 EXTRAS = {"gs": "gcs", "s3": "s3"}  # Schemes of stores -> the optional dependencies that read and write them
@@ -129,6 +129,8 @@ class StoreFolder:
         try:
             yield
         except Exception as error:  # botocore, aiohttp, google.auth and the system raise dozens of kinds
+            if isinstance(error, OSError) and error.filename and is_machine_fault(error):  # of this machine's disk
+                raise StoreError(f"{describe_disk(error, self.address)}; {self.address} is not {done}") from error
             raise StoreError(f"{self.address}: cannot be {done} ({_describe(error)})") from error
         finally:
             timer.cancel()

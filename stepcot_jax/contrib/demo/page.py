@@ -1,6 +1,7 @@
 """The demo's page in Gradio: its parts and their events."""
 
 import base64
+import dataclasses
 import functools
 import html
 import pathlib
@@ -26,7 +27,7 @@ from stepcot_jax.host.text import escape_markdown
 from stepcot_jax.pages.shell import make_environment
 from stepcot_jax.reading.explain import Explainer
 from stepcot_jax.reading.policy_reader import Answered, PolicyReader, list_questions
-from stepcot_jax.reading.radiographs import read_pixels
+from stepcot_jax.reading.radiographs import Header, read_unresized
 from stepcot_jax.record import KINDS
 
 # The demo's tab for a policy: a radiograph, a question, and the reply with its boxes drawn.
@@ -72,12 +73,17 @@ def add_answering(reader: PolicyReader, gradio: Any, uploads: Uploads) -> None:
     def read_picture(path: str | None) -> tuple[Any, str]:
         if not path:
             return None, _NOTHING_YET
-        return say(lambda: read_pixels(uploads.read_once(path), max_pixels=reader.trained.max_pixels)), _NOTHING_YET
+        limit = reader.trained.max_pixels
+        return say(lambda: read_unresized(uploads.read_once(path), max_pixels=limit)), _NOTHING_YET
+
+    def answer(seen: Any, *asked: Any) -> str:
+        picture, header = seen or (None, Header())
+        return say(lambda: answer_question(reader, picture, *asked, notes=header.notes))
 
     file.upload(read_picture, file, [picture, view], **how)
     file.clear(lambda: (None, _NOTHING_YET), None, [picture, view], **how)
     asked = [picture, question, choices, kind, sample, seed]
-    ask.click(lambda *asked: say(answer_question, reader, *asked), asked, view, **how)
+    ask.click(answer, asked, view, **how)
 
 
 def answer_question(
@@ -88,6 +94,8 @@ def answer_question(
     kind: str,
     sample: bool,
     seed: float | None,
+    *,
+    notes: tuple[str, ...] = (),
 ) -> str:
     """Return the reply to a visitor's question, as markup."""
     if picture is None:
@@ -101,7 +109,7 @@ def answer_question(
         greedy=not sample,
         seed=int(seed or 0),
     )
-    return write_answer_view(answered)
+    return write_answer_view(dataclasses.replace(answered, notes=notes))
 
 
 def write_answer_view(answered: Answered) -> str:

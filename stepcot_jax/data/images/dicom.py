@@ -565,6 +565,8 @@ def _read_dataset(file: HeaderFile, syntax: str, *, all_elements: bool) -> "Data
 
 def _read_format(fields: Fields, *, max_pixels: int) -> PixelFormat:
     if fields.value("PixelData") in (None, "", b""):
+        if fields.value("DirectoryRecordSequence") is not None or fields.kind == "Media Storage Directory Storage":
+            raise fields.refuse(f"is a DICOMDIR, the index of other files, which hold the pictures; {_EXPECTED}")
         raise fields.refuse(f"has no PixelData ({fields.kind}); {_EXPECTED}")
     num_frames = fields.integer("NumberOfFrames", default=1)
     if num_frames != 1:

@@ -1,6 +1,7 @@
 """Pixels of cases at the encoder's size: cached in memory up to a budget, and augmented for training."""
 
 import dataclasses
+import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -25,6 +26,8 @@ from stepcot_jax.record import Record
 Pixels = UInt8[np.ndarray, "size size 3"]
 CompactPixels = UInt8[np.ndarray, "size size"] | UInt8[np.ndarray, "size size 3"]
 """One channel where all three are equal."""
+_LOG = logging.getLogger(__name__)
+_SAID = set[tuple[str, str]]()  # the notes of each file that this process has said
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,14 +39,22 @@ class FilePixels:
     max_pixels: int  # largest accepted width times height
     file: str  # with the records, for messages
     records: Sequence[int]  # position of each case in that file
+    says_notes: bool = False  # whether to warn of the first picture with each DICOM note; a check counts them
 
     def __call__(self, index: int) -> CompactPixels:
         """Return the pixels of a case; a `BadInput` names record and file."""
         try:
             content, name = self.images.read(index), self.images.name(index)
-            return prepare_image(content, name=name, preprocessing=self.preprocessing, max_pixels=self.max_pixels)
+            limits: Any = {"preprocessing": self.preprocessing, "max_pixels": self.max_pixels}
+            notes = list[str]()
+            pixels = prepare_image(content, name=name, note=notes.append, **limits)
         except BadInput as error:
             raise BadInput(f"{self.file}, record {self.records[index]}: {error}") from None
+        for note in notes if self.says_notes else ():
+            if (self.file, note) not in _SAID:
+                _SAID.add((self.file, note))
+                _LOG.warning("%s: %s: %s; `stepcot data check` counts such pictures", self.file, name, note)
+        return pixels
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,7 @@ import msgspec
 
 from stepcot_jax.data.images.image_decoding import decode_picture, most_bytes
 from stepcot_jax.data.images.image_files import folder_files, set_aside_cases
+from stepcot_jax.data.reasons import Reasons, note_oddities
 from stepcot_jax.data.records import records
 from stepcot_jax.data.records.data_json import FILE_NAME
 from stepcot_jax.data.records.records import Collection, OnBadRecord
@@ -26,7 +27,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import MAX_LISTING_BYTES, digest_file, make_workdir, read_file, read_json, write_whole
 from stepcot_jax.host.machine import map_in_threads
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.record import Record
+from stepcot_jax.record import Record, SetAside
 
 INDEX_NAME = "image_shards.json"
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -215,6 +216,7 @@ class _ShardWriter:
     max_pixels: int
     shard_bytes: int
     num_threads: int
+    notes: list[tuple[int, str]] = dataclasses.field(default_factory=list)  # DICOM notes of cases, by their index
 
     def write(self, progress: Callable[[Sequence[Record]], Iterable[Record]]) -> tuple[ShardIndex, int]:
         """Write the remaining shards; until `finish`, readers do not see them. `progress` wraps the remaining cases."""
@@ -247,7 +249,9 @@ class _ShardWriter:
         images = folder_files(self.collection, max_pixels=self.max_pixels)
         try:
             content = images.read(item[0])
-            decode_picture(content, name=images.name(item[0]), max_pixels=self.max_pixels)
+            found = list[str]()
+            decode_picture(content, name=images.name(item[0]), max_pixels=self.max_pixels, note=found.append)
+            self.notes.extend((item[0], note) for note in found)
         except BadInput as error:
             return error
         return content
@@ -370,6 +374,9 @@ def make_shards(
         source = hashlib.sha256(content).hexdigest()
         writer = _ShardWriter(collection, out, source, reading["on_bad_record"], max_pixels, shard_bytes, num_threads)
         index, num_earlier = writer.write(lambda left: terminal.watch(left, "writing shards"))
+        oddities = Reasons()
+        for case, note in sorted(writer.notes):
+            oddities.append(SetAside(collection.record_numbers[case], cases.image_paths[case], note))
         missing = find_missing(index, cases.image_paths)
         set_aside = set_aside_cases(collection, missing, on_bad_record="skip").set_aside
         with _as_bad_input(out):
@@ -380,9 +387,8 @@ def make_shards(
             if set_aside:
                 records.write_quarantine(out / _QUARANTINE_NAME, set_aside)
         writer.finish(index)
-    return _describe(
-        index, num_earlier, out, names=tuple(step.name for step in chain.steps), num_set_aside=len(set_aside)
-    )
+    names = tuple(step.name for step in chain.steps)
+    return _describe(index, num_earlier, out, names=names, num_set_aside=len(set_aside)) + note_oddities(oddities)
 
 
 def _describe(

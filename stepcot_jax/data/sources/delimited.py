@@ -18,6 +18,7 @@ from stepcot_jax.host.untrusted import Meter, exceeds, open_untrusted, read_limi
 _DELIMITERS = ",;\t"
 _EXPECTED = "expected a UTF-8 table with a header, separated by comma, semicolon or tab"
 _OTHER_SEPARATORS = "|^~"
+_IN_NAMES = " :/.#&*_=+!\\-\x01\x1c\x1d\x1e\x1f\xa0"  # separators if they give more columns with known names
 _LONGEST_HEADER = 2**16
 _OTHER_ENCODINGS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
 
@@ -87,10 +88,18 @@ def open_text(path: Path, *, errors: str = "strict") -> TextIO:
 
 
 _CONTENTS = {
-    b"PK\x03\x04": "a zip archive, as an .xlsx is",
+    b"PK\x03\x04": "a zip archive, as an .xlsx or .ods is",
     b"\xd0\xcf\x11\xe0": "an .xls of before 2007, another old Office file, or an .xlsx with a password",
     b"version https://git-lfs": "a Git LFS pointer: fetch the file itself with `git lfs pull`",
     b"PAR1": "a Parquet file",
+    b"%PDF": "a PDF file",
+    b"\x89PNG": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"\0": "no text: it begins with zeros, as a copy that was cut off does",
+    b"SQLite format 3": "an SQLite database",
+    b"{": "JSON",
+    b"[{": "JSON",
+    b"<?xml": "XML, such as a workbook saved as XML of 2003",
     b"\x1f\x8b": "compressed by gzip",
     b"<!doctype html": "an HTML page, such as a download's login page",
     b"<html": "an HTML page, such as a download's login page",
@@ -159,7 +168,7 @@ def _find_delimiter(file: TextIO, *, known_columns: Collection[str], path: Path)
     if first.startswith("sep=") and len(first) == 5 and first[4] in _DELIMITERS:
         return first[4], 1
     num_known = {}
-    for delimiter in _DELIMITERS + _OTHER_SEPARATORS:
+    for delimiter in _DELIMITERS + _OTHER_SEPARATORS + _IN_NAMES:
         file.seek(0)
         try:
             _, header = next(iterate_rows(file, delimiter=delimiter, path=path), (0, []))
@@ -168,6 +177,9 @@ def _find_delimiter(file: TextIO, *, known_columns: Collection[str], path: Path)
         num_known[delimiter] = (sum(fold_column(name) in known_columns for name in header), len(header))
     file.seek(0)
     best, other = max(_DELIMITERS, key=num_known.__getitem__), max(_OTHER_SEPARATORS, key=num_known.__getitem__)
+    odd = max(_IN_NAMES, key=num_known.__getitem__)
+    if num_known[odd][0] > num_known[best][0]:
+        other = max(other, odd, key=num_known.__getitem__)
     if num_known[best][1] == 1 < num_known[other][1] and num_known[other][0] >= num_known[best][0]:
         raise BadInput(f"{path}: the columns are separated by {other!r}; {_EXPECTED}")
     return best, 0

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from stepcot_jax.reading.trained_model import Trained
 
 EXIT_UNREADABLE = 1
+_CHECKPOINT = "of a run or an export with a student or teacher; or gs://, s3://, hf://OWNER/NAME"
 
 
 def _add_network(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--checkpoint", required=True, metavar="WORKDIR", help="of a run of main; or gs://, s3://")
+    parser.add_argument("--checkpoint", required=True, metavar="WORKDIR", help=_CHECKPOINT)
     parser.add_argument("--model", choices=("teacher", "student"), help="default: the student, if the run has one")
 
 
