@@ -591,8 +591,8 @@ def _find_continued(last: list[Mention], sentence: Sentence, number: int) -> lis
     line = sentence.line
     if not (last and last[0].status == Status.ABSENT and (match := _CONTINUED.fullmatch(line))):
         return []
-    found = {"sentence": sentence, "number": number, "start": 0, "end": match.end(), "clause": (0, len(line))}
-    return [dataclasses.replace(last[0], status=Status.STATED, denied_wholly=False, **found)]
+    whole = dataclasses.replace(last[0], sentence=sentence, number=number, start=0, end=match.end())
+    return [dataclasses.replace(whole, status=Status.STATED, clause=(0, len(line)), denied_wholly=False)]
 
 
 def _is_routine(text: str, named: list[tuple[str, int, int]]) -> bool:
