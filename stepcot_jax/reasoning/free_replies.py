@@ -5,6 +5,7 @@ any of these, the text behind the thoughts. `read_free_answer` turns it into let
 last </think> is thoughts; a text that opens thoughts and does not close them has no answer.
 """
 
+import itertools
 import re
 
 from stepcot_jax.box import Box
@@ -29,6 +30,7 @@ _LONGEST = 2**16
 
 _LONGEST_SENTENCE = 400
 """Characters before and behind an option's name that are searched for a denial."""
+_MOST_NAMES = 500
 
 _THOUGHTS = re.compile(
     r"<(?P<a>/?)(?:seed:)?(?:think(?:ing)?|thoughts?)>|\[(?P<b>/?)THINK\]|\u25c1(?P<c>/?)think\u25b7"
@@ -319,13 +321,10 @@ def _own_letter(piece: str, options: dict[str, str]) -> str | None:
 
 def _read_words(folded: str, options: dict[str, str]) -> str | None:
     """Return the letter of the one option that a text states; None if it denies or doubts that one, or states more."""
-    spans: list[tuple[int, int, str]] = []
-    for option in sorted(options, key=len, reverse=True):
-        for match in re.finditer(rf"(?<!\w){re.escape(option)}(?!\w)", folded):
-            if not any(start <= match.start() < end for start, end, _ in spans):
-                spans.append((*match.span(), options[option]))
+    names = "|".join(map(re.escape, sorted(filter(None, options), key=len, reverse=True)))
     stated = set()
-    for start, end, letter in spans:
+    for match in itertools.islice(re.finditer(rf"(?<!\w)(?:{names})(?!\w)", folded), _MOST_NAMES):
+        start, end, letter = *match.span(), options[match[0]]
         before = re.split(r"[.;\n]", folded[max(0, start - _LONGEST_SENTENCE) : start])[-1]
         behind = re.split(r"[.;\n]", folded[end : end + _LONGEST_SENTENCE])[0]
         if _DENIED_BEFORE.search(before) or _DENIED_BEHIND.match(behind):
