@@ -33,7 +33,7 @@ _LONGEST_SENTENCE = 400
 _MOST_NAMES = 500
 
 _THOUGHTS = re.compile(
-    r"<(?P<a>/?)(?:seed:)?(?:think(?:ing)?|thoughts?)>|\[(?P<b>/?)THINK\]|\u25c1(?P<c>/?)think\u25b7"
+    r"< ?(?P<a>/?)(?:seed:)?(?:think(?:ing)?|thoughts?) ?>|\[(?P<b>/?)THINK\]|\u25c1(?P<c>/?)think\u25b7"
     r"|<unused9(?:4|(?P<d>5))>(?:thought\b)?|<\|(?:begin|(?P<e>end))_of_thought\|>"
     r"|<\|channel\|>(?:analysis|(?P<f>final))<\|message\|>",
     re.IGNORECASE,

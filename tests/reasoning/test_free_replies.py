@@ -145,7 +145,20 @@ def test_labels_of_boxes_are_no_answers_and_a_draft_in_open_thoughts_is_none():
 
 
 def test_a_long_reply_takes_little_time():
-    for piece in ("(", "answer ", "so ", "\\boxed{", "<think>", "A, ", "[1,", "no ", "<answer>", "option ", "the ", "mass "):
+    for piece in (
+        "(",
+        "answer ",
+        "so ",
+        "\\boxed{",
+        "<think>",
+        "A, ",
+        "[1,",
+        "no ",
+        "<answer>",
+        "option ",
+        "the ",
+        "mass ",
+    ):
         text = piece * (2**17 // len(piece))
         assert least_seconds(functools.partial(read, text, MULTI), 10) < 10, piece  # minutes if it were quadratic
 
