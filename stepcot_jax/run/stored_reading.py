@@ -129,8 +129,6 @@ def _read_text(path: pathlib.Path, chain: Chain, digest: str) -> Float[np.ndarra
         raise BadInput(f"{error}; {_WAY_OUT}") from None
     except OSError as error:
         raise BadInput(f"{path} cannot be read ({error.strerror}); {_WAY_OUT}") from None
-    if digest and hashlib.sha256(content).hexdigest() != digest:
-        raise BadInput(f"{path} has changed since it was saved; {_WAY_OUT}")
     accepted = f"expected finite float32 numbers of shape [{chain.num_steps}, width] ({_WAY_OUT})"
     try:
         # Refuses pickled objects, and a header that declares more than the file holds.
@@ -142,4 +140,6 @@ def _read_text(path: pathlib.Path, chain: Chain, digest: str) -> Float[np.ndarra
         raise BadInput(f"{path} is not a float32 matrix; {accepted}")
     if len(features) != chain.num_steps or not np.isfinite(features).all():
         raise BadInput(f"{path} has {len(features)} vectors, or numbers that are not finite; {accepted}")
+    if digest and hashlib.sha256(content).hexdigest() != digest:
+        raise BadInput(f"{path} has changed since it was saved; {_WAY_OUT}")
     return features
