@@ -12,8 +12,9 @@ from stepcot_jax.record import Split
 
 _MISSING = frozenset(
     (
-        *("nan", "-nan", "none", "null", "nil", "na", "n/a", "nat", "<na>", "missing", "unknown", "undefined"),
-        *("#n/a", "#na", "#null!", "#value!", "#ref!", "#name?", "#num!", "#div/0!", "-", "--", "?"),
+        *("nan", "-nan", "none", "null", "(null)", "nil", "na", "n/a", "n.a.", "nat", "<na>", "missing", "unknown"),
+        *("undefined", "#n/a", "#n/a n/a", "#na", "#null!", "#value!", "#ref!", "#name?", "#num!", "#div/0!"),
+        *("1.#qnan", "-1.#qnan", "1.#ind", "-1.#ind", "\\n", "-", "--", "?"),
     )
 )
 _SHORTENED = re.compile(r"[0-9]+(?:[.,][0-9]+E[+-]|E\+)[0-9]+", re.IGNORECASE)
@@ -30,7 +31,8 @@ def _normalise_characters(text: str) -> str:
     if text.isascii():
         return text
     # Format characters, such as a byte order mark or a joiner, are invisible.
-    return "".join(letter for letter in unicodedata.normalize("NFKC", text) if unicodedata.category(letter) != "Cf")
+    kept = (letter for letter in unicodedata.normalize("NFKC", text) if unicodedata.category(letter) != "Cf")
+    return "".join(str(unicodedata.decimal(letter)) if letter.isdecimal() else letter for letter in kept)
 
 
 def _drop_decimals(text: str) -> str:

@@ -13,15 +13,24 @@ _FINISHES: dict[str, Finish] = {
     "": "",
     **dict.fromkeys(("stop", "eos", "eos_token", "end_turn", "stop_sequence", "tool_calls", "function_call"), "stop"),
     **dict.fromkeys(
-        ("length", "max_tokens", "max_length", "model_length", "model_context_window_exceeded", "abort"), "length"
+        (
+            *("length", "max_tokens", "max_length", "model_length", "model_context_window_exceeded", "abort"),
+            *("max_output_tokens", "max_completion_tokens", "token_limit", "length_limit", "context_length_exceeded"),
+            *("incomplete", "error_limit", "repetition_truncation", "insufficient_system_resource"),
+        ),
+        "length",
     ),
     **dict.fromkeys(
-        ("content_filter", "safety", "image_safety", "recitation", "blocklist", "prohibited_content", "spii"),
+        (
+            *("content_filter", "safety", "image_safety", "recitation", "blocklist", "prohibited_content", "spii"),
+            *("contentfilter", "content_filtered", "guardrail_intervened", "moderation", "sensitive", "error_toxic"),
+        ),
         "content_filter",
     ),
     "refusal": "refusal",
 }
-"""Finish reasons of OpenAI-compatible servers (vLLM, TGI, Mistral), Anthropic and Gemini; others say nothing."""
+"""Finish reasons of OpenAI-compatible servers (vLLM, TGI, Mistral, DeepSeek, GLM), Anthropic, Bedrock, Cohere and
+Gemini; others say nothing."""
 
 _LONGEST_END = 40
 _TRAILING = "`*_ \t\r\n"
@@ -47,7 +56,8 @@ def read_finish(written: str) -> Finish:
     >>> read_finish("MAX_TOKENS"), read_finish("FinishReason.SAFETY"), read_finish("pause_turn")
     ('length', 'content_filter', '')
     """
-    return _FINISHES.get(written.strip().casefold().removeprefix("finishreason."), "")
+    plain = written.strip().casefold().replace("-", "_").removeprefix("finishreason.").removeprefix("finish_reason_")
+    return _FINISHES.get(plain, "")
 
 
 def hear(text: str, finish: str = "") -> tuple[str, Unsaid | None]:
@@ -59,7 +69,7 @@ def hear(text: str, finish: str = "") -> tuple[str, Unsaid | None]:
     if finish in ("content_filter", "refusal"):
         return "", Unsaid.FILTERED if finish == "content_filter" else Unsaid.REFUSED
     tag = find_last_thought(text)
-    is_open, behind = tag is not None and not tag[1], text[tag.end() :] if tag else text
+    is_open, behind = tag is not None and not any(tag.groups()), text[tag.end() :] if tag else text
     if is_open or not behind.strip():
         cut = Unsaid.CUT if is_open or not text else Unsaid.CUT_EMPTY
         return "", cut if finish == "length" else Unsaid.EMPTY

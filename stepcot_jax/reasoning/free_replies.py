@@ -5,6 +5,7 @@ any of these, the text behind the thoughts. `read_free_answer` turns it into let
 last </think> is thoughts; a text that opens thoughts and does not close them has no answer.
 """
 
+import itertools
 import re
 
 from stepcot_jax.box import Box
@@ -27,23 +28,55 @@ NOTHING_SAID = "no answer and no box"
 _LONGEST = 2**16
 """Of a longer text only the beginning and the end are read, where answers stand."""
 
-_THOUGHTS = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
-_WINDOW, _LONGEST_TAG = 2**12, len("</thinking>")
+_LONGEST_SENTENCE = 400
+"""Characters before and behind an option's name that are searched for a denial."""
+_MOST_NAMES = 500
+
+_THOUGHTS = re.compile(
+    r"< ?(?P<a>/?)(?:seed:)?(?:think(?:ing)?|thoughts?) ?>|\[(?P<b>/?)THINK\]|\u25c1(?P<c>/?)think\u25b7"
+    r"|<unused9(?:4|(?P<d>5))>(?:thought\b)?|<\|(?:begin|(?P<e>end))_of_thought\|>"
+    r"|<\|channel\|>(?:analysis|(?P<f>final))<\|message\|>",
+    re.IGNORECASE,
+)
+"""Marks of thoughts: DeepSeek, Qwen and Seed; Magistral; Kimi; MedGemma; Sky-T1; gpt-oss. A closing one has a group."""
+_WINDOW, _LONGEST_MARK = 2**12, 40  # characters of a text that are searched at a time, and of a mark of thoughts
+_TURN_OF_MODEL = re.compile(
+    r"<\|im_start\|>assistant\b|<start_of_turn>model\b|\[/INST\]|<\|assistant\|>|<\|start_header_id\|>assistant"
+    r"<\|end_header_id\|>|(?:\A|\n)\s*assistant\s*(?::|\n)",
+    re.IGNORECASE,
+)
+"""Where the model's turn begins in a text that repeats its prompt or the head of its turn."""
 _TAGGED = tuple(
-    re.compile(rf"<({names})>([^<]*)", re.IGNORECASE) for names in ("final_answer|answer", "conclusion|con|response")
+    re.compile(rf"[<\[]({names})[>\]]((?:[^<\[]|\[(?!/))*)", re.IGNORECASE)
+    for names in ("final_answer|answer", "conclusion|con|response")
 )
-_ANY_TAG = re.compile(r"</?[A-Za-z_]{1,20}>")
+_ANY_TAG = re.compile(r"</?[A-Za-z_]{1,20}>|\[/?(?:answer|final_answer)\]", re.IGNORECASE)
 _LATEX_BOX = re.compile(r"\\f?boxe?d?\s?\{")
+_BESIDE = re.compile(r"(?:[\s,;&$]|\band\b|\\[()\[\]])*", re.IGNORECASE)
 _LATEX_TEXT = re.compile(r"\\(?:text|mathrm|mathbf|textbf|mbox|rm)\s?\{([^{}]{0,500})\}")
-_JSON_ANSWER = re.compile(
-    r"[\"'](?:final[_ ]?)?answer[\"']\s?:\s?(?:\"((?:[^\"\\]|\\.)*)\"|'([^']*)'|\[([^\[\]]{0,500})\])", re.IGNORECASE
+_JSON_ANSWERS = tuple(
+    re.compile(
+        rf"[\"'](?:{keys})[\"']\s?:\s?(?:\{{\s*[\"']\w{{1,20}}[\"']\s?:\s?)?"
+        r"(?:\"((?:[^\"\\]|\\.)*)\"|'([^']*)'|\[([^\[\]]{0,500})\]|(true|false)\b)",
+        re.IGNORECASE,
+    )
+    for keys in (
+        r"(?:(?:final|correct|predicted|model)[_ ]?)?answers?",
+        r"(?:selected[_ ]?|predicted[_ ]?)?(?:choices?|options?)|predictions?|responses?|results?",
+    )
 )
-_LINK = r"(?:is|are|was|(?:would|should|must|will)(?: \w{1,12}){0,2} be|:|=|-+>?|\u2192|\u2013|\u2014)"
+_LINK = (
+    r"(?:(?:is|are|was|(?:appears?|seems?) to be|(?:would|should|must|will)(?: \w{1,12}){0,2} be)(?!\w)"
+    r"|:|=|-+>?|\u2192|\u2013|\u2014)"
+)
 _ANSWER_IS = re.compile(
-    r"\b(?:answers?|ans|choice|option)\b\.?"
+    r"(?m:^)[#*_ ]{0,6}(?:(?:final|correct|my|the) )?answer[*_ ]{0,3}:?[*_ ]{0,3}\n\s{0,4}"
+    r"|(?:\u7b54\u6848|\u6545?\u9009)(?:\u662f|\u4e3a|\u9009|\u9879)?[:*_ ]{0,3}"
+    r"|\b(?:answers?|ans|choices?|options?)\b\.?"
     r"(?:[*_\"]{0,3}\s?(?:to|for|in|of|given|here|choice|option|letter)\b[^.\n:]{0,80}?)?"
-    rf"[*_\"]{{0,3}}\s?{_LINK}(?![\w])[*_:]{{0,3}}\s{{0,4}}"
-    r"|\bI(?: would|'d| will|'ll)? (?:choose|select|pick|answer|go with)\b(?: option| choice)?[ :]{0,2}"
+    rf"[*_\"]{{0,3}}\s?{_LINK}[*_:]{{0,3}}\s{{0,4}}"
+    r"|\bI(?: would|'d| will|'ll)? (?:choose|select|pick|answer|say|go with)\b(?: option| choice)?[ :]{0,2}"
+    r"|\b(?:it(?:'s| is| would be)|that(?:'s| is| would be))\s(?=(?-i:\(?[A-Z]\)?[.]?\s{0,4}\Z))"
     r"|\b(?:so|therefore|thus|hence|in conclusion|overall)\b[ ,:]{0,2}"
     r"(?=(?-i:\(?[A-Z]\)?[.]?\s{0,4}\Z)|(?:yes|no)\b)",
     re.IGNORECASE,
@@ -53,7 +86,9 @@ _NOT_SAID = re.compile(
 )
 
 _JSON_BOX = re.compile(
-    r"[\"']bbox(?:_2d)?[\"']\s?:\s{0,9}\[\s{0,9}" + r"\s{0,9},\s{0,9}".join([NUMBER] * 4) + r"\s{0,9}\]"
+    r"[\"'](?:b?box(?:_2d)?|bounding_?box|coordinates)[\"']\s?:\s{0,9}\[\s{0,9}"
+    + r"\s{0,9},\s{0,9}".join([NUMBER] * 4)
+    + r"\s{0,9}\]"
 )
 _JSON_LABEL = re.compile(r"[\"'](?:label|name|sub_label)[\"']\s?:\s?[\"']([^\"']{0,200})[\"']")
 _PAIRS = re.compile(rf"\(\s?{NUMBER}\s?,\s?{NUMBER}\s?\)\s?,\s?\(\s?{NUMBER}\s?,\s?{NUMBER}\s?\)")
@@ -66,22 +101,41 @@ _LABELLED = re.compile(
     r"(?:[(\[{] ?([A-Za-z]) ?[)\]}]|([A-Z])(?![A-Za-z'\u2019])|([a-z])(?=[.):]))",
     re.IGNORECASE,
 )
-_OTHERS = re.compile(r"\beither\b|\b[A-Z]\b[.)]{0,2} ?(?:\bor\b|/) ?\(?[A-Z]\b|\b[A-Z] ?/ ?[A-Z]\b")
+_OTHERS = re.compile(
+    r"\beither\b|\b[A-Z]\b[.)?]{0,2},? ?\(?(?:\b[Oo]r\b(?: \w+ly)?|/) ?\(?[A-Z]\b|\b[A-Z] ?/ ?[A-Z]\b"
+    r"|(?:[,;]|\b(?:and|but)) (?:maybe|possibly|perhaps|potentially|probably) \(?[A-Z]\b"
+)
+_SEVERAL = re.compile(r"\(?[A-Z]\b[).]?(?:\s*(?:[,;&+]|\band\b)\s*\(?[A-Z]\b[).]?)+\W*")
+_NO_ANSWER = re.compile(
+    r"no,? (?:idea|answer|image|picture|x-?ray|radiograph|information|conclusion|comment|opinion|response|data|clue|way"
+    r"|definit(?:iv)?e|conclusive|certain\w*|clear (?:answer|conclusion))\b(?! (?:evidence|sign|finding))"
+)
 _FOLLOWS = re.compile(
-    r"[.):,;\-\u2013\u2014\n(]|\s(?:because|since|as|is|due|given|for|[-\u2013\u2014])\b|\s[-\u2013\u2014]|\s*\Z",
+    r"[.):,;\-\u2013\u2014\n(]|\s(?:because|since|as|is|due|given|for|seems|appears|looks|fits|[-\u2013\u2014])\b|\s[-\u2013\u2014]|\s*\Z",
     re.IGNORECASE,
 )
-_DOUBT = re.compile(
-    r"\b(?:no|not|without|neither|nor|or|either|un\w+|cannot|can't|isn't|rather than|instead of|negative|absent|absence"
-    r"|exclude[sd]?|ruled? out|denie[sd])\b"
+_DENIED_BEFORE = re.compile(
+    r"\b(?:no|not|without|neither|nor|negative for|absence of|rather than|instead of|isn't|aren't|lacks?|excludes?"
+    r"|rules? out)\b(?:(?!\b(?:but|however|although|instead)\b).)*\Z",
+    re.DOTALL,
+)
+_DENIED_BEHIND = re.compile(
+    r"[\w ]{0,30}?\b(?:not|absent|unlikely|excluded|ruled out|cannot|can't|isn't|aren't|less likely|incorrect|wrong)\b"
+)
+_HEDGED = re.compile(
+    r"\b(?:or|either|vs|versus|possibly|maybe|perhaps|may|might|could|can|unclear|uncertain|unsure|whether|if|question\w*"
+    r"|differential|between|un\w+)\b|/|\?"
 )
 _TURN = re.compile(r"\b(?:wait|actually|rather|correction|scratch|or|sorry|instead|mistaken?)\b")
 _MARKED = re.compile(r"\((?-i:([A-Z]))\)|\b(?:option|choice) (?-i:([A-Z]))\b", re.IGNORECASE)
 _LIST = re.compile(r"\s*(?:[,;&+\n]|\band\b)\s*", re.IGNORECASE)
+_OPENING = re.compile(r"\A(?:>+|\d[.)])\s+(?=\S)")  # of a quote, or of a list with one item
+_ALONE = re.compile(r"\A(?:only|just) (?=\(?[A-Z]\b)|(?<=[A-Z]) only\b|(?<=[A-Z]\)) only\b", re.IGNORECASE)
+_LATEX_MATH = re.compile(r"\\[()\[\]]")
 _LETTERS_FIRST = re.compile(
     r"(?:[Bb]oth |[Oo]ptions? |[Cc]hoices? |[Aa]nswers? |[Ll]etters? |[Tt]he )*"
-    r"(\(?[A-Z]\)?(?:\.?\s?(?:,|;|&|\+|/|\band\b|\s)\s?(?:and )?\(?[A-Z]\)?)+)"
-    r"(?=\s*(?:[.:;\n\-\u2013\u2014]|\b(?:are|because|since|is|as|were)\b|\Z))"
+    r"(\(?[A-Z]\)?(?:\.?\s?(?:,|;|&|\+|/|\band\b|\s|(?<=\))(?=\())\s?(?:and )?\(?[A-Z]\)?)+)"
+    r"(?=\s*(?:[.,:;\n\-\u2013\u2014]|\b(?:are|because|since|is|as|were)\b|\Z))"
 )
 _ALL = re.compile(
     r"all (?:of (?:the above|them|these)|(?:the )?(?:options|choices|above)(?: are correct)?)\b", re.IGNORECASE
@@ -93,6 +147,8 @@ def read_free(text: str) -> Reply:
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST // 2]}\n{text[-_LONGEST // 2 :]}"
     text = normalise(text)
+    if turns := list(_TURN_OF_MODEL.finditer(text)):
+        text = text[turns[-1].end() :]
     thinking, text, is_open = split_thoughts(text)
     if is_open:
         return Reply("free", thinking=thinking, problems=(UNCLOSED,))
@@ -111,15 +167,15 @@ def split_thoughts(text: str) -> tuple[str, str, bool]:
     tag = find_last_thought(text)
     if tag is None:
         return "", text, False
-    if not tag[1]:
+    if not any(tag.groups()):
         return text[tag.end() :].strip(), "", True
     return _THOUGHTS.sub("", text[: tag.start()]).strip(), text[tag.end() :], False
 
 
 def find_last_thought(text: str) -> re.Match[str] | None:
-    """Return the last opening or closing tag of thoughts, searched from the end; its group 1 is "/" if it closes."""
+    """Return the last opening or closing tag of thoughts, searched from the end; a closing one has a group."""
     for start in range(max(0, len(text) - _WINDOW), -_WINDOW, -_WINDOW):
-        tags = [*_THOUGHTS.finditer(text, max(0, start), max(0, start) + _WINDOW + _LONGEST_TAG)]
+        tags = [*_THOUGHTS.finditer(text, max(0, start), max(0, start) + _WINDOW + _LONGEST_MARK)]
         if tags:
             return tags[-1]
     return None
@@ -150,9 +206,9 @@ def _find_answer(text: str) -> str:
     boxed = _read_latex_box(tagged or text)
     if tagged or boxed:
         return _ANY_TAG.sub(" ", _LATEX_TEXT.sub(r"\1", boxed or tagged)).strip()
-    in_json = list(_JSON_ANSWER.finditer(text))
-    if in_json:
-        return next(group for group in in_json[-1].groups() if group is not None).strip()
+    for pattern in _JSON_ANSWERS:
+        if in_json := list(pattern.finditer(text)):
+            return next(group for group in in_json[-1].groups() if group is not None).strip()
     plain = _ANY_TAG.sub(" ", _without_boxes(text)).strip()
     said = [plain[match.end() :].lstrip().partition("\n\n")[0] for match in _ANSWER_IS.finditer(plain)]
     said = [text for text in said if tidy(text[:200]) and not _NOT_SAID.match(text)]
@@ -169,15 +225,27 @@ def _find_tagged(text: str) -> str:
 
 
 def _read_latex_box(text: str) -> str:
-    starts = list(_LATEX_BOX.finditer(text))
-    if not starts:
-        return ""
-    depth, start = 1, starts[-1].end()
+    """Return the content of the last box, or of several that stand side by side; "" for none."""
+    boxes: list[tuple[int, int, str]] = []
+    for opening in _LATEX_BOX.finditer(text):
+        if not boxes or opening.start() >= boxes[-1][1]:
+            boxes.append((opening.start(), *_read_braces(text, opening.end())))
+    last = boxes[-1:]
+    for box in boxes[-2::-1]:
+        if not _BESIDE.fullmatch(text, box[1], last[0][0]):
+            break
+        last.insert(0, box)
+    return ", ".join(content for _, _, content in last)
+
+
+def _read_braces(text: str, start: int) -> tuple[int, str]:
+    """Return the end of the braces that open before `start`, and what they hold."""
+    depth = 1
     for position in range(start, len(text)):
         depth += {"{": 1, "}": -1}.get(text[position], 0)
         if depth == 0:
-            return text[start:position]
-    return text[start:]
+            return position + 1, text[start:position]
+    return len(text), text[start:]
 
 
 def _without_boxes(text: str) -> str:
@@ -201,6 +269,10 @@ def read_free_answer(text: str, record: Record) -> str | tuple[str, ...] | None:
     ['B', 'B', None]
     """
     plain = tidy(normalise(_LATEX_TEXT.sub(r"\1", text)).replace("**", "").replace("`", ""))
+    plain = _LATEX_MATH.sub("", plain)
+    plain = tidy(_ALONE.sub("", _OPENING.sub("", plain)).replace("[[", "[").replace("]]", "]"))
+    if record.kind == "closed" and _NO_ANSWER.match(fold(plain)):
+        return None
     usual = read_answer(plain, record)
     if usual is not None or record.kind == "open":
         return usual
@@ -211,9 +283,17 @@ def read_free_answer(text: str, record: Record) -> str | tuple[str, ...] | None:
     return _read_several(plain, record)
 
 
+_BEFORE_YES = re.compile(
+    r"\A(?:\(?[a-z][).:] ?|(?:definitely|certainly|clearly|absolutely|surely|indeed|well|okay|ok|so"
+    r"|(?:based on|from|in|looking at) [\w -]{1,60}),? )(?=yes\b|no\b)"
+)
+
+
 def _read_yes_or_no(text: str) -> str | None:
     folded = fold(text)
-    folded = re.sub(r"^\(?[a-z][).:] ?(?=yes\b|no\b)", "", folded)
+    if folded in ("true", "false"):
+        return "Yes" if folded == "true" else "No"
+    folded = _BEFORE_YES.sub("", folded)
     first = re.match(r"(yes|no)\b(?= ?(?:[.,;:!(\-\u2013\u2014]|\Z|because|since|there|the|it|as))", folded)
     if first:
         other = "no" if first[1] == "yes" else "yes"
@@ -225,9 +305,12 @@ def _read_yes_or_no(text: str) -> str | None:
 
 
 def _read_one(text: str, record: Record) -> str | None:
-    if _OTHERS.search(text):
+    if _OTHERS.search(text) or _SEVERAL.fullmatch(text):
         return None
     options = {fold(option): letter for letter, option in zip(record.letters, record.options, strict=True)}
+    listed = [_own_letter(piece, options) for piece in re.split(r"[\n;,]", text)]
+    if None not in listed and len(set(listed)) > 1:
+        return None
     labelled = _LABELLED.match(text)
     if labelled:
         letter = next(group for group in labelled.groups() if group).upper()
@@ -241,20 +324,25 @@ def _read_one(text: str, record: Record) -> str | None:
     return _read_words(fold(text), options) or (marked[0] if len(marked) == 1 else None)
 
 
+def _own_letter(piece: str, options: dict[str, str]) -> str | None:
+    """Return the letter of a piece that is an option, with or without its letter; None for any other text."""
+    return options.get(fold(tidy(re.sub(r"\A\W*[A-Z][).:]\s*", "", piece))))
+
+
 def _read_words(folded: str, options: dict[str, str]) -> str | None:
-    """Return the letter of the one option whose words stand in a text, if nothing there denies or doubts it."""
-    spans: list[tuple[int, int, str]] = []
-    for option in sorted(options, key=len, reverse=True):
-        for match in re.finditer(rf"(?<!\w){re.escape(option)}(?!\w)", folded):
-            if not any(start <= match.start() < end for start, end, _ in spans):
-                spans.append((*match.span(), options[option]))
-    letters = {letter for _, _, letter in spans}
-    if len(letters) != 1:
-        return None
-    start, end, letter = min(spans)
-    around = f"{folded[:start]} {re.split(r'[.;,]', folded[end:])[0]}"
-    is_first = start == 0 or folded[:start].strip() in ("the", "a", "an", "it is", "this is", "there is", "there is a")
-    return letter if (is_first and not re.match(r" ?or\b", folded[end:])) or not _DOUBT.search(around) else None
+    """Return the letter of the one option that a text states; None if it denies or doubts that one, or states more."""
+    names = "|".join(map(re.escape, sorted(filter(None, options), key=len, reverse=True)))
+    stated = set()
+    for match in itertools.islice(re.finditer(rf"(?<!\w)(?:{names})(?!\w)", folded), _MOST_NAMES):
+        start, end, letter = *match.span(), options[match[0]]
+        before = re.split(r"[.;\n]", folded[max(0, start - _LONGEST_SENTENCE) : start])[-1]
+        behind = re.split(r"[.;\n]", folded[end : end + _LONGEST_SENTENCE])[0]
+        if _DENIED_BEFORE.search(before) or _DENIED_BEHIND.match(behind):
+            continue
+        if _HEDGED.search(f"{before} {behind.split(',')[0]}"):
+            return None
+        stated.add(letter)
+    return stated.pop() if len(stated) == 1 else None
 
 
 def _read_marked(text: str, record: Record) -> tuple[str, ...]:

@@ -212,9 +212,12 @@ def check_text(field: str, text: str, names: Sequence[str]) -> str:
 # Answers as models write them, read by the kind of question.
 
 
-_STOP_TOKEN = re.compile(r"(?:<\|[\w ]{1,40}\|>|<\uff5c[^\uff5c<>]{1,40}\uff5c>|</?s>|<eos>|<pad>|<end_of_turn>)\Z")
+_STOP_TOKEN = re.compile(
+    r"(?:<\|[\w ]{1,40}\|>|<\uff5c[^\uff5c<>]{1,40}\uff5c>|</?s>|<eos>|<pad>|<end_of_turn>|\[end of text\])\Z"
+)
 _LONGEST_STOP = 64
-_FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {0x3000: 0x20, 0x3002: 0x2E, 0x3001: 0x2C}
+_FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
+_FULL_WIDTH |= dict(zip((0x3000, 0x3002, 0x3001, 0x3010, 0x3011), map(ord, " .,[]"), strict=True))
 _AROUND = "*_`#$\"'\u201c\u201d\u2018\u2019\u201e\u00ab\u00bb\u2039\u203a\u300c\u300d\u300e\u300f"
 _CLOSING = ".,;:!"
 _SPACES = "".join(filter(str.isspace, map(chr, range(0x3001))))

@@ -50,6 +50,7 @@ class _StoredChain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     has_text: bool
     encoder_digest: str = ""
     trained_on: str = ""
+    text_digest: str = ""  # SHA-256 of the file of prompt vectors; "" in runs of earlier versions
 
 
 class _StoredShapes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,14 +76,16 @@ def write_reading(
 ) -> None:
     """Write the files of `read_reading`, each atomically."""
     folder = workdir / FOLDER
+    text_digest = ""
     if text_features is None:
         (folder / TEXT_FILE).unlink(missing_ok=True)
     else:
         content = io.BytesIO()
         np.save(content, np.asarray(text_features, np.float32), allow_pickle=False)
         write_whole(folder / TEXT_FILE, content.getvalue())
+        text_digest = hashlib.sha256(content.getvalue()).hexdigest()
     steps = tuple(_StoredStep(**vars(step)) for step in chain.steps)
-    stored = _StoredChain(steps, text_features is not None, encoder_digest, trained_on)
+    stored = _StoredChain(steps, text_features is not None, encoder_digest, trained_on, text_digest)
     write_whole(folder / CHAIN_FILE, msgspec.json.format(msgspec.json.encode(stored), indent=1) + b"\n")
 
 
@@ -95,7 +98,7 @@ def read_reading(workdir: pathlib.Path) -> StoredReading:
         chain = Chain(tuple(Step(**msgspec.structs.asdict(step)) for step in stored.steps))
     except BadInput as error:
         raise BadInput(f"{path}: {error}; {accepted}") from None
-    text_features = _read_text(path.with_name(TEXT_FILE), chain) if stored.has_text else None
+    text_features = _read_text(path.with_name(TEXT_FILE), chain, stored.text_digest) if stored.has_text else None
     return StoredReading(chain, text_features, stored.encoder_digest, stored.trained_on)
 
 
@@ -122,7 +125,7 @@ def _digest_networks(workdir: pathlib.Path, inputs: Sequence[int]) -> str:
     return hashlib.sha256(f"{digests} {list(inputs)}".encode()).hexdigest()
 
 
-def _read_text(path: pathlib.Path, chain: Chain) -> Float[np.ndarray, "step width"]:
+def _read_text(path: pathlib.Path, chain: Chain, digest: str) -> Float[np.ndarray, "step width"]:
     try:
         content = read_file(path, max_bytes=_MOST_TEXT_BYTES)
     except BadInput as error:
@@ -140,4 +143,6 @@ def _read_text(path: pathlib.Path, chain: Chain) -> Float[np.ndarray, "step widt
         raise BadInput(f"{path} is not a float32 matrix; {accepted}")
     if len(features) != chain.num_steps or not np.isfinite(features).all():
         raise BadInput(f"{path} has {len(features)} vectors, or numbers that are not finite; {accepted}")
+    if digest and hashlib.sha256(content).hexdigest() != digest:
+        raise BadInput(f"{path} has changed since it was saved; {_WAY_OUT}")
     return features

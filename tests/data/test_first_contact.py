@@ -28,7 +28,7 @@ from stepcot_jax.reading.answer_sheet import write_sheet
 from stepcot_jax.record import Record
 from stepcot_jax.tools.options import ReadStepNames
 
-SPELLINGS = ("0001", "1", "1.0", "1,00", "\uff11", " 1 ", "\ufeff1")
+SPELLINGS = ("0001", "1", "1.0", "1,00", "\uff11", "\u0661", " 1 ", "\ufeff1")
 COLUMNS = "image,patient_id,diagnosis"
 
 
@@ -48,7 +48,7 @@ def test_spellings_of_a_patient():
     assert fold_patient("1 11") != fold_patient("11 1")
     assert fold_patient("1.5") != fold_patient("15")
     assert fold_patient("0") == fold_patient("000") == "0"
-    for missing in ("nan", "None", "NULL", "NA", "N/A", "#N/A", "<NA>", "NaT", " nan "):
+    for missing in ("nan", "None", "NULL", "NA", "N/A", "#N/A", "<NA>", "NaT", " nan ", "\\N", "(null)", "1.#QNAN"):
         assert read_patient(missing) == ""
     for kept in ("8E35", "12E-03", "Nan Li", "1.2.3", "0001"):
         assert read_patient(kept) == kept

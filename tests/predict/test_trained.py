@@ -147,6 +147,12 @@ def edit(name, change):
     return lambda folder: change_json(folder / name, change)
 
 
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 1
+    path.write_bytes(content)
+
+
 def remove(name):
     def act(folder):
         path = folder / name
@@ -164,6 +170,7 @@ DAMAGES = [
     (edit("reading/chain.json", lambda found: found["steps"][0].update(options=["A"])), "'Detection': 1 options"),
     (edit("reading/chain.json", lambda found: found["steps"].pop()), "has 7 vectors"),
     (lambda folder: np.save(folder / "reading/text_features.npy", np.array([print], object)), "is not an array"),
+    (lambda folder: flip(folder / "reading/text_features.npy"), "has changed since it was saved"),
     (edit("settings.json", lambda found: found["student"].update(width=16)), "does not fit settings.json"),
     (
         edit("settings.json", lambda found: found["image_encoder"].update(name="imported", weights="x")),

@@ -68,19 +68,43 @@ ANSWERS = [
     (MULTI, ("A", "B", "C", "D"), [
         "All of the above",
     ]),
+    (SINGLE, "B", [
+        "### Answer\nB", "**Final Answer**\n\nB", "<|im_start|>assistant\nB<|im_end|>", "USER: Which?\nASSISTANT: B",
+        "[THINK]A?[/THINK]B. Edema",
+        "<unused94>thought\nA?<unused95>**B**", "<|begin_of_thought|>A?<|end_of_thought|>B",
+        "<|channel|>analysis<|message|>A?<|end|><|start|>assistant<|channel|>final<|message|>B",
+        "{\"choice\": \"B\"}",
+        "{\"answer\": {\"letter\": \"B\"}}", "[ANSWER]B[/ANSWER]", "[[B]]", "\u3010B\u3011", "\u7b54\u6848\uff1aB",
+        "> B", "1. B",
+        "There is no mass and no pneumothorax. There is edema.", "It shows edema, not a mass.", "\\(B\\)", "Answer:B",
+        "I cannot diagnose, but the correct option appears to be B) Edema.", "It's B.", "Only B", "B [end of text]",
+    ]),
+    (CLOSED, "Yes", [
+        "True", "I would say yes.", "Definitely yes.", "Based on the X-ray, yes, the heart is large.",
+        "{\"answer\": true}",
+    ]),
+    (MULTI, ("A", "C"), [
+        "\\boxed{A} and \\boxed{C}", "(A)(C)", "The correct choices are A and C", "A and C, because both are seen.",
+    ]),
     (OPEN, "cardiomegaly", [
         "Cardiomegaly.", "**Cardiomegaly**", "The answer is cardiomegaly.", "<answer>cardiomegaly</answer>",
     ]),
     (SINGLE, None, [
         "A large heart is seen.", "either C or D", "C or D", "(C) or (D)", "It is either (C) or (D).",
         "The answer is either C or D.", "The answer could be C or D", "D/C", "There is no edema.", "B) Pneumothorax",
-        "E", "<think>Maybe B", "I'm sorry, I can't help with that.", "", "### Answer\nB", "The answer is not B.",
+        "E", "<think>Maybe B", "I'm sorry, I can't help with that.", "", "The answer is not B.",
     ]),
     (CLOSED, None, [
+        "No idea.", "No image was provided.", "No conclusion is possible.", "Probably yes, but maybe no",
         "Yes or no", "Yes and no", "I cannot tell.", "Yes. Wait, actually no.", "Maybe",
     ]),
     (MULTI, None, [
-        "A or B",
+        "A or B", "A, maybe C",
+    ]),
+    (SINGLE, None, [
+        "B, or C if the patient is supine", "B, C", "Edema is ruled out.", "Edema cannot be seen",
+        "[THINK]The answer is B",
+        "A. Mass\nB. Edema", "<|channel|>analysis<|message|>The answer is B",
     ]),
 ]  # fmt: skip
 
@@ -103,6 +127,7 @@ def test_the_answer_of_a_reply_is_read_or_none_where_there_is_not_one(record, an
         ),
         ("The **mass** [2, 3, 4.5, 5] is large.", [("mass", (2, 3, 4.5, 5))]),
         ("mass<|box_start|>(2,3),(4,5)<|box_end|>", [("mass", (2, 3, 4, 5))]),
+        ('[{"box_2d": [2, 3, 4, 5], "label": "Mass"}]', [("Mass", (2, 3, 4, 5))]),
         ("<think>[1, 2, 3, 4]</think> Yes", []),
     ],
 )
@@ -120,7 +145,20 @@ def test_labels_of_boxes_are_no_answers_and_a_draft_in_open_thoughts_is_none():
 
 
 def test_a_long_reply_takes_little_time():
-    for piece in ("(", "answer ", "so ", "\\boxed{", "<think>", "A, ", "[1,", "no ", "<answer>", "option ", "the "):
+    for piece in (
+        "(",
+        "answer ",
+        "so ",
+        "\\boxed{",
+        "<think>",
+        "A, ",
+        "[1,",
+        "no ",
+        "<answer>",
+        "option ",
+        "the ",
+        "mass ",
+    ):
         text = piece * (2**17 // len(piece))
         assert least_seconds(functools.partial(read, text, MULTI), 10) < 10, piece  # minutes if it were quadratic
 

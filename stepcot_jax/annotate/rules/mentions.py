@@ -55,14 +55,19 @@ _VERDICT = r"(?:none|no|not|nil|absent|negative|neg)\b\s*(?:seen|identified|pres
 # "No effusion / pneumothorax" is one list; "no effusion / nodule in the left lung" is two items.
 _DESCRIBED = r"(?=[^.;|/\n]{0,80}\b(?i:left|right|upper|lower|small|large|moderate|tiny|mild|bibasilar)\b)"
 _NO_VERDICT = rf"(?!\s*(?i:{_VERDICT}))"
+_PLACED = rf"(?:/|[-=>]{{1,5}}|\+){_DESCRIBED}"
+# A symbol alone between spaces opens the next item of a list, whichever it is; signs such as (+) or a tick do not.
+_BULLET = r"[^\w\s,.;:!?()\[\]{}'\"/&+=<>%\u00b0\u00b1\u00d7\u2264\u2265\u2212\u2610-\u2612\u2713-\u2718-]{1,3}|_"
+_LETTERED = r"\(?(?:[a-h]|i{1,3}|i?v|vi{1,3}|\d{1,2})\)"
 _STOP = re.compile(
-    r"[.!?]+(?=\s|$)|(?<=[a-z)])\.(?=[A-Z])|(?:</?(?i:br|p|li|div|ul|ol|tr|td|span)\b[^<>]{0,40}>\s*)+|\n[ \t]*\n"
+    r"(?:[.!]|\?(?!\s+(?:[Yy]es|[Nn]o)\b))+(?=\s|$)|(?<=[a-z)])\.(?=[A-Z])|\n[ \t]*\n"
+    r"|(?:</?(?i:[bh]r|p|li|div|[uod]l|d[dt]|t[rdh]|h[1-6]|table|section|span|pre)\b[^<>]{0,40}>\s*)+"
     r"|\n(?=[ \t]*(?:\d+[.)]|[-*\u2022])[ \t])"
-    rf"|(?:(?<=\s)(?:[*|\u2022\u2023\u25cf\u2013\u2014]|/{_DESCRIBED})(?=\s)|\s*\u2022|\t+){_NO_VERDICT}"
-    r"|\s(?=\d{1,2}[.)]\s+[A-Z])"
+    rf"|(?:(?<=\s)(?:{_BULLET}|{_PLACED})(?=\s)|\s*[\u2022\u00b7\u25aa]|\t+|(?:\\r)?\\n){_NO_VERDICT}"
+    rf"|(?<![:=])\s(?=(?:#?\d{{1,2}}[.):-]|#\d|{_LETTERED})\s+[A-Z]|\((?:[b-h]|i[iv]{{1,3}}|\d)\)\s)"
     rf"|(?<=[a-z])\s(?={_OPENING} [a-z])"
 )
-_ITEM = re.compile(r"\s*(?:(?:\d{1,2}[.)]|[-*\u2022])\s+)?")
+_ITEM = re.compile(rf"\s*(?:(?:\d{{1,2}}[.)]|{_LETTERED}|[-*\u2022])\s+)?")
 _LONGEST_ABBREVIATION = 8
 _LONGEST_WORD = 20
 _LONGEST_SENTENCE = 600
@@ -161,7 +166,7 @@ class Status(enum.IntEnum):
 _SEEN = (
     r"(?:seen|identified|appreciated|present|visuali[sz]ed|evident|noted|demonstrated|detected|observed|found|shown"
     r"|apparent|suspected|visible|displayed|recogni[sz]ed|discern(?:ed|ible)|delineated|perceived|revealed|confirmed"
-    r"|substantiated|verified)"
+    r"|substantiated|verified|prove[dn]|established|supported|corroborated)"
 )
 # "Not seen on the lateral view", "on the prior" or "previously" says nothing against the finding today.
 _ELSEWHERE = (
@@ -175,7 +180,8 @@ _CHANGE = (
     r"(?:(?:significant\w*|substantial|appreciable|definite|interval|short|term|further|major|gross|obvious|apparent"
     r"|other|XXXX|acute|evidence|of|for|suggestion|sign|real|great|dramatic|radiographic|visible|notable"
     r"|marked|new) ){0,4}?"
-    r"(?:changes?|difference|(?:increase|decrease|improvement|progression|worsening|enlargement|growth|resolution"
+    r"(?:changes?|difference|(?:increase|decrease|reduction|regression|improvement|progression"
+    r"|worsening|enlargement|growth|resolution"
     r"|clearing) (?:of|in)\b(?! (?:the )?(?:heart|cardiac|interstitial|lung mark|pulmonary vasc|vascul|markings)))"
 )
 _CANNOT = r"(?:cannot|can ?not|could not|couldn't|can't|not)"
@@ -190,7 +196,8 @@ _PARTLY = (
 )
 
 _UNASSESSED = (
-    r"(?:not|cannot be|can ?not be|could not be|unable to be) (?:\w+ ){0,2}?(?:assess(?:ed|able)|evaluat(?:ed|able))"
+    r"(?:not|cannot be|can ?not be|could not be|unable to be) (?:\w+ ){0,2}?(?:assess(?:ed|able)"
+    r"|evaluat(?:ed|able)|evaluable|judged|examined|commented on|determined|interpret(?:ed|able))"
 )
 
 _BEFORE: dict[Status, tuple[str, ...]] = {
@@ -206,18 +213,18 @@ _BEFORE: dict[Status, tuple[str, ...]] = {
     ),
     Status.ABSENT: (
         rf"no(?! {_CHANGE}| longer| doubt)",
-        rf"not(?! (?:\w+ )?(?:(?:un)?changed|only|(?:increased|decreased|enlarged|improved|resolved|cleared) in)|"
-        rf" {_CHANGE})",
-        rf"without(?! {_CHANGE})|w/o|no(?=(?:focal|acute|evidence|definite|large)\b)",
+        rf"not(?! (?:\w+ )?(?:(?:un)?changed|only|without|unlikely"
+        rf"|(?:increased|decreased|enlarged|improved|resolved|cleared) in)| {_CHANGE})",
+        rf"(?<!not )without(?! {_CHANGE})|w/o|no(?=(?:focal|acute|evidence|definite|large)\b)",
         r"(?:is|are|was|were|do|does|did|has|have)n't|fail(?:s|ed)? to (?:show|demonstrate|reveal)",
         r"negative (?:for|XXXX)|free (?:of|from)|clear of|clear (?=air-?space|focal)|absence of|absent",
         r"lack(?:s|ing)? (?:of|any)",
         r"nor|neither|none of|nothing|never|devoid of|rather than|instead of|no longer|non-(?=enlarged|dilated)",
-        r"(?:resolution|clearing|removal) of|ruled-out",
+        r"(?:resolution|clearing|removal) of|ruled-out|ruled out(?=:)|nil|den(?:y|ies|ied)|non-?visuali[sz]ation of",
     ),
     Status.ASKED: (
         r"do(?:es)? not (?:\w+ )?exclude",
-        r"(?:to|for) (?:evaluate|assess|exclude|rule out|detect|look)(?: for)?|rule out|r/o|exclude",
+        r"(?:to|for) (?:evaluate|assess|exclude|rule out|detect|look)(?: for)?|rule[- ]out|r/o|exclude",
         r"(?:evaluat|assess|correlat|screen|look|search)\w* for|correlat\w+ (?:clinically (?:for|with)|with)"
         r"|(?:treatment|therapy) (?:of|for)|follow-?up (?:of|for)",
         r"for (?:the )?(?:evaluation|assessment|detection|exclusion|diagnosis) of|(?:in)?sensitive (?:for|to)",
@@ -250,15 +257,19 @@ _BEHIND: dict[Status, tuple[str, ...]] = {
         rf"(?:may not|might not|could not|can ?not|can) be (?:\w+ )?{_SEEN}(?! (?:with|in)\b)",
         rf"(?:{_MAY}|can) be (?:\w+ )?(?:missed|obscured|overlooked|occult|hidden)",
         _UNASSESSED,
+        r"rule[- ]?out|(?::| -+) ?(?:n/a|unknown|limited)(?= ?(?:[.,;]|$))",
     ),
     Status.ABSENT: (
         rf"(?:(?:is|are|was|were|has been|have been) (?:not|un)|(?:is|are|was|were)n't"
         rf"|not)(?: (?!previously)\w+)? ?{_SEEN}{_ELSEWHERE}",
         rf"no longer {_SEEN}",
-        r"(?:is|are) (?:absent|unlikely|excluded|ruled[- ]out|resolved)|ruled[- ]out|excluded|unlikely|doubtful",
+        r"(?:is|are) (?:absent|unlikely|excluded|ruled[- ]out|resolved)|ruled[- ]out|excluded|(?<!not )unlikely"
+        r"|doubtful|refuted|discarded|disprove[dn]",
         r"(?:interval|complete|full|total|shows?|with|undergone) resolution",
         r"(?:has|have)(?: (?!not|partially|nearly|almost)\w+)? (?:resolved|cleared|disappeared)",
-        r"(?::| -+) ?(?:none|no|absent|negative)(?= ?(?:[.,;]|$))",
+        r"(?::| -+) ?(?:none|no|absent|negative)(?= ?(?:[.,;]|$))|nil",
+        r"(?:suspected|suspicious|questioned|queried|considered),? but (?:\w+ ){0,2}?not (?:\w+ )?"
+        rf"{_SEEN}{_ELSEWHERE}",
     ),
 }
 
@@ -274,8 +285,10 @@ _CLOSING = (
     r"(?:, [\w -]{1,40}?){0,2},? n?or\b"
 )
 _BARRIER = re.compile(
-    r";|:(?! (?:none|no|absent|negative)\b)|\b(?:but|however|although|though|except|aside from|other than"
-    r"|apart from|exception of|which|while|superimposed on|in the setting of)\b"
+    r";|(?<!ruled[- ]out)(?<!negative for)(?<!excluded):"
+    r"(?! (?:none|no|not|absent|negative|excluded|ruled[- ]out|n/a|unknown|limited)\b)"
+    r"|\b(?:but|however|although|though|except|aside from|other than|apart from|exception of|which|while"
+    r"|superimposed on|in the setting of)\b"
     r"| with (?=(?:an? )?(?:residual|moderate|new|worsening|increas\w+|resultant|associated|bilateral|left|right)\b)"
     r"|,? (?:and|with) (?=(?:an? )?(?:there (?:is|are)|stable|mild\w*|minimal|unchanged|persistent|small|tiny|trace"
     r"|multiple|scattered|calcified|moderate)\b)"
@@ -383,18 +396,47 @@ class Assertions:
             yield _Reach(Status[match.lastgroup or ""], start, match.end())
 
 
-_NOT_TOLD = re.compile(_UNASSESSED, re.IGNORECASE)
-# "Pneumothorax (-), effusion (+)"; "[x] Effusion [ ] Pneumothorax", with the mark on either side.
-_SIGN_BEHIND = re.compile(r"\s*(?:\(\s*(?P<sign>[-+\u2212\u2013])\s*(?:ve)?\s*\)|(?P<word>[-+\u2212])ve\b)")
-_BOX_BEHIND, _BOX_BEFORE = re.compile(r"\s*\[\s*(\S?)\s*\]"), re.compile(r"\[\s*(\S?)\s*\]\s*$")
-_FIRST_BOX = re.compile(r"\[\s*\S?\s*\]")
+_NOT_TOLD = re.compile(rf"{_UNASSESSED}|[:-] ?(?:n/a|unknown|limited)\b|(?:is|are|was) limited\b", re.IGNORECASE)
+# "Pneumothorax (-), effusion: +"; "[x] Effusion [ ] Pneumothorax", with the mark on either side.
+_POSITIVE, _NEGATIVE = (
+    r"\+{1,4}|[\u2713\u2714]|yes|y|true|pos(?:itive)?|present|1",
+    r"[-\u2212\u2013]|[\u2717\u2718]|no|n|false|neg(?:ative)?|absent|none|0",
+)
+_SIGN = rf"(?:(?P<FORMyes>{_POSITIVE})|(?P<FORMno>{_NEGATIVE}))(?: ?ve)?"
+_BEFORE_END = r"(?=\s*(?:[,;)\[(]|\.(?!\d)|$)|\s+(?-i:[A-Z]))"
+_SIGN_BEHIND = re.compile(
+    rf"\s*[:=?]?\s*(?:[(\[]\s*{_SIGN.replace('FORM', 'a')}\s*[)\]]"
+    rf"|(?<=[:=?]) ?{_SIGN.replace('FORM', 'b')}{_BEFORE_END}"
+    rf"|(?:-\s+(?P<cyes>yes|present)|-\s+(?P<cno>no|absent)){_BEFORE_END}"
+    r"|(?P<dyes>\+{1,4}|[\u2713\u2714])(?: ?ve)?(?!\w)|(?P<dno>[\u2717\u2718]|[-\u2212]ve\b)"
+    rf"|(?<=\s)(?P<eno>[-\u2212\u2013])(?=\s*(?:[,;.]|$)))",
+    re.IGNORECASE,
+)
+_MARK = r"(?:\[\s*([^\s\]]?)\s*\]|\(\s*([xX+\u2713\u2714\u2212\u2013-]?)\s*\)|([\u2610-\u2612\u2713-\u2718]))"
+_BARE = r"(?:^|(?<=[,;] ))([+-])(?=\s)"
+_BOX_BEHIND, _BOX_BEFORE = re.compile(rf"\s*[:=]?\s*{_MARK}"), re.compile(rf"(?:{_MARK}|{_BARE})\s*$")
+_FIRST_BOX = re.compile(rf"{_MARK}|^\+(?=\s)")
+_UNTICKED = frozenset({"", "_", "-", "\u2212", "\u2013", "\u2610", "\u2715", "\u2716", "\u2717", "\u2718"})
 _JOINED = re.compile(r"\s*(?:,|and|or|/|&)\s*(?:and|or)?\s*", re.IGNORECASE)
-# "No effusion on the right, moderate on the left", "no pneumothorax on the left but a small one on the right".
+# "No effusion on the right, moderate on the left", "no left pneumothorax, small right one", "none but a small one".
+_SIZE = (
+    r"(?:small|moderate\w*|large|tiny|trace|minimal|mild|slight|subtle|new|residual|loculated|massive|persistent"
+    r"|stable|unchanged)"
+)
+_SIDE = r"(?:left|right|other|contralateral|both|bilateral)"
+_AT_SIDE = rf"(?:on|in|at|along) (?:the )?{_SIDE}\b"
 _ELIDED = re.compile(
-    r"(?:[,;]|\b(?:but|and|with|although)\b)\s+(?:there (?:is|are) )?(?:only )?(?:an? )?"
-    r"(?:very )?(?:small|moderate\w*|large|tiny|trace|minimal|mild|slight|subtle|new|residual|loculated|massive"
-    r"|persistent|stable|unchanged)(?:[- ](?:to[- ])?(?:small|moderate|large|sized?|amount|volume|one))*(?:,? ?one)?,?"
-    r" (?:is (?:seen|present|noted) )?(?:on|in|at|along) (?:the )?(?:left|right|other|contralateral|both)\b",
+    rf"(?:[,;]|\b(?:but|and|with|although)\b)\s+(?:there (?:is|are) )?(?:only )?(?:an? )?(?:very )?"
+    rf"(?:{_SIZE}(?:[- ](?:to[- ])?(?:small|moderate|large|sized?|amount|volume|one))*(?:,? ?one)?,?"
+    rf" (?:is (?:seen|present|noted) )?(?:{_AT_SIDE}|{_SIDE}(?:[- ]sided)?(?: one)?(?= ?(?:[.,;]|$)))"
+    rf"|(?:there (?:is|are)|is|are|present|seen|one)(?: (?:one|some|present|seen))? {_AT_SIDE}"
+    rf"|{_SIDE} (?:is )?(?:present|positive|{_SIZE})(?= ?(?:[.,;]|$)))"
+    rf"|\b(?:except|apart from|other than|aside from|but)(?: for)?(?: an?)? {_SIZE}(?: (?:one|{_SIDE}|{_AT_SIDE}))+",
+    re.IGNORECASE,
+)
+_CONTINUED = re.compile(
+    rf"(?:(?:an? )?{_SIZE}(?: one)? (?:{_AT_SIDE}|{_SIDE})|{_SIDE}(?:[- ]sided)? (?:is |one is )?{_SIZE}"
+    rf"|(?:one )?(?:is )?(?:present|seen) {_AT_SIDE})(?: side)? ?[.;]?",
     re.IGNORECASE,
 )
 
@@ -457,7 +499,10 @@ class Reading:
 def read_report(text: str) -> Reading:
     """Read findings and impression of a report."""
     sentences = split_sentences(text)
-    mentions = (mention for number, sentence in enumerate(sentences) for mention in _mentions(sentence, number))
+    mentions: list[Mention] = []
+    for number, sentence in enumerate(sentences):
+        last = [mention for mention in mentions[-1:] if mention.number == number - 1]
+        mentions += _mentions(sentence, number) or _find_continued(last, sentence, number)
     return Reading(sentences, tuple(mentions))
 
 
@@ -510,9 +555,10 @@ def _apply_marks(mentions: list[Mention], line: str) -> list[Mention]:
         sign = _SIGN_BEHIND.match(line, mention.end)
         box = _BOX_BEFORE.search(line, 0, mention.start) if is_ahead else _BOX_BEHIND.match(line, mention.end)
         if sign:
-            status = Status.STATED if "+" in (sign["sign"], sign["word"]) else Status.ABSENT
+            status = Status.STATED if any(sign[f"{form}yes"] for form in "abcd") else Status.ABSENT
         elif first and box:
-            status = Status.STATED if box[1] else Status.ABSENT
+            mark = next(filter(None, box.groups()), "")
+            status = Status.ABSENT if mark in _UNTICKED else Status.STATED
         elif marked and marked[-1].signed and _JOINED.fullmatch(line, mention.end, marked[-1].start):
             status = marked[-1].status
         else:
@@ -538,6 +584,15 @@ def _find_elided(mentions: list[Mention], line: str) -> list[Mention]:
                 )
             )
     return elided
+
+
+def _find_continued(last: list[Mention], sentence: Sentence, number: int) -> list[Mention]:
+    """Return the finding of the sentence before where this one states its other side: "Small on the right."."""
+    line = sentence.line
+    if not (last and last[0].status == Status.ABSENT and (match := _CONTINUED.fullmatch(line))):
+        return []
+    whole = dataclasses.replace(last[0], sentence=sentence, number=number, start=0, end=match.end())
+    return [dataclasses.replace(whole, status=Status.STATED, clause=(0, len(line)), denied_wholly=False)]
 
 
 def _is_routine(text: str, named: list[tuple[str, int, int]]) -> bool:

@@ -18,6 +18,8 @@ from stepcot_jax.tools.annotate.coding import read_coded_reports
         *("Pleuraerguss links, kein Pneumothorax. Infiltrat rechts.", "Herz normal groß.", "Poumons clairs."),
         *("Épanchement pleural gauche. Pas de pneumothorax.", "Sem derrame pleural.", "Geen pleuravocht."),
         *("Versamento pleurico sinistro.", "\u53cc\u80ba\u7eb9\u7406\u589e\u591a\uff0c\u672a\u89c1\u5b9e\u53d8\u3002"),
+        *("Hjertet normalt. Ingen effusion.", "F\u0103r\u0103 leziuni. Cord normal.", "Tidak tampak pneumothorax."),
+        *("Silhouette cardiom\u00e9diastinale normal.", "Normal heart. Pas de pneumothorax.", "Befund: normal."),
         "\u041b\u0451\u0433\u043a\u0438\u0435 \u0431\u0435\u0437 \u0442\u0435\u043d\u0435\u0439.",
     ],
 )  # fmt: skip
@@ -28,7 +30,13 @@ def test_a_report_in_another_language_is_set_aside(text):
 
 
 @pytest.mark.parametrize(
-    "text", ["Lungs clear.", "Status post CABG, Dr. del Rosario. No effusion.", "Nodule in situ, per se unchanged."]
+    "text",
+    [
+        "Lungs clear.",
+        "Status post CABG, Dr. del Rosario. No effusion.",
+        "Nodule in situ, per se unchanged.",
+        "Sj\u00f6gren's.",
+    ],
 )
 def test_a_report_in_english_is_not(text):
     assert not find_foreign_words(text)
