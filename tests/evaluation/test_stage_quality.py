@@ -105,13 +105,7 @@ def test_facts_in_other_words():
 
 def test_step_quality_by_hand():
     labels = np.array([[1, 0.5, 1, 0], [1, 1, NAN, NAN], [NAN, NAN, 1, 0], [0, 0, 1, 1], [NAN] * 4])
-    expected = [
-        [0.75, 0.5, math.sqrt(0.375)],
-        [1, NAN, 1],
-        [NAN, 0.5, 0.5],
-        [0, 1, 0],
-        [NAN, NAN, NAN],
-    ]
+    expected = [[0.75, 0.5, math.sqrt(0.375)], [1, NAN, 1], [NAN, 0.5, 0.5], [0, 1, 0], [NAN, NAN, NAN]]
     np.testing.assert_allclose(step_quality(labels), expected)
     found = stage_figures(count_once(5), labels=labels)
     assert found["step_quality", "together"][0] == pytest.approx((math.sqrt(0.375) + 1 + 0.5 + 0) / 4)

@@ -160,12 +160,7 @@ STEPS = [{"name": f"{number}", "question": "?", "options": ["a", "b"]} for numbe
         ("teacher", "settings.json", lambda file: file["teacher"].update(num_layers=2), "num_layers: 2, but .* have 1"),
         ("student", "labels.json", lambda file: file["steps"].extend(STEPS), r"steps: 30007, but .* 7"),
         ("teacher", "labels.json", lambda file: file["steps"].extend(STEPS), r"expected \[30007"),
-        (
-            "grpo",
-            "settings.json",
-            lambda file: file["policy"].update(num_layers=200),
-            r"num_layers: 200, but .* \d\b",
-        ),
+        ("grpo", "settings.json", lambda file: file["policy"].update(num_layers=200), r"num_layers: 200, but .* \d\b"),
         ("grpo", "settings.json", lambda file: file["policy"].update(encoder_widths=[8] * 12), r"widths: 1\d+, but"),
     ],
 )

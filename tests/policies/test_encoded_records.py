@@ -34,10 +34,7 @@ def encoded(draw):
     return EncodedRecord(tuple(draw(TOKENS)), (*reasoning, *answer), tuple(parts))
 
 
-@given(
-    some.lists(some.tuples(some.integers(1, 9), some.integers(0, 3)), max_size=30),
-    some.integers(0, 12),
-)
+@given(some.lists(some.tuples(some.integers(1, 9), some.integers(0, 3)), max_size=30), some.integers(0, 12))
 def test_packs_hold_every_record_once_of_one_image_and_are_not_too_long(records, longest):
     lengths, image_of = [length for length, _ in records], [image for _, image in records]
     packs = pack_records(lengths, image_of, longest=longest)
