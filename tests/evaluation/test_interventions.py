@@ -5,25 +5,10 @@ import pytest
 from scipy.special import softmax
 
 from stepcot_jax.chain import Chain, Step
-from stepcot_jax.evaluation.interventions import (
-    POLICIES,
-    as_distributions,
-    as_probabilities,
-    choose_steps,
-    correct_in_turn,
-    describe_reliance,
-    exchange,
-    expected_gains,
-    measure_reliance,
-)
+from stepcot_jax.evaluation import interventions as tested
 
 CHAIN = Chain(
-    (
-        Step("A", "A?", ("a", "b")),
-        Step("B", "B?", ("a", "b", "c")),
-        Step("C", "C?", ("a", "b", "c")),
-        Step("D", "D?", ("a", "b")),
-    )
+    tuple(Step(name, f"{name}?", tuple("abc"[:size])) for name, size in zip("ABCD", (2, 3, 3, 2), strict=True))
 )
 NUM_CASES, MOST = 40, 3
 RNG = np.random.default_rng(0)
@@ -44,13 +29,13 @@ def chain_network(given):
     return logits
 
 
-READ = as_probabilities(chain_network)
+READ = tested.as_probabilities(chain_network)
 NONE = np.zeros((NUM_CASES, 4, MOST), np.float32)
 LABELS = np.stack([RNG.integers(0, len(step.options), NUM_CASES) for step in CHAIN.steps], axis=1)
 
 
 def test_gain_is_the_mutual_information_of_the_two_answers():
-    gains, found = expected_gains(READ, NONE, CHAIN)
+    gains, found = tested.expected_gains(READ, NONE, CHAIN)
     before = softmax(OWN, axis=-1)
     assert found.shape == (1 + 2 + 3 + 3, NUM_CASES, 4, MOST)
     for position, step in enumerate(CHAIN.steps[:-1]):
@@ -64,42 +49,39 @@ def test_gain_is_the_mutual_information_of_the_two_answers():
     assert (gains[:, 3] == -np.inf).all()
 
 
-def test_given_steps_are_not_asked_again():
+def test_given_steps_are_not_asked_again_and_the_cost_of_a_step_divides_its_gain():
     given = NONE.copy()
-    given[::2, 1] = as_distributions(LABELS, CHAIN)[::2, 1]
-    gains, _ = expected_gains(READ, given, CHAIN)
+    given[::2, 1] = tested.as_distributions(LABELS, CHAIN)[::2, 1]
+    gains, _ = tested.expected_gains(READ, given, CHAIN)
     assert (gains[::2, 1] == -np.inf).all()
     assert np.isfinite(gains[1::2, :3]).all()
-    for policy in POLICIES:
-        chosen = choose_steps(policy, READ, given, CHAIN, can_ask=np.ones(LABELS.shape, bool))
+    for policy in tested.POLICIES:
+        chosen = tested.choose_steps(policy, READ, given, CHAIN, can_ask=np.ones(LABELS.shape, bool))
         assert (chosen[::2] != 1).all()
         assert set(chosen.tolist()) <= {0, 1, 2}
-
-
-def test_cost_of_a_step_divides_its_gain():
-    ones, (gains, _) = np.ones(LABELS.shape, bool), expected_gains(READ, NONE, CHAIN)
-    plain = choose_steps("expected gain", READ, NONE, CHAIN, can_ask=ones)
+    ones, (gains, _) = np.ones(LABELS.shape, bool), tested.expected_gains(READ, NONE, CHAIN)
+    plain = tested.choose_steps("expected gain", READ, NONE, CHAIN, can_ask=ones)
     np.testing.assert_array_equal(plain, gains.argmax(axis=1))
     costs = np.array([1.0, 4.0, 1.0, 1.0])
-    costly = choose_steps("expected gain", READ, NONE, CHAIN, can_ask=ones, costs=costs.tolist())
+    costly = tested.choose_steps("expected gain", READ, NONE, CHAIN, can_ask=ones, costs=costs.tolist())
     np.testing.assert_array_equal(costly, (gains / costs).argmax(axis=1))
     assert (plain != costly).any()
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", tested.POLICIES)
 def test_steps_are_corrected_one_by_one(policy):
     labels = LABELS.copy()
     labels[3, :2] = -1
-    found, corrected = correct_in_turn(policy, READ, labels, CHAIN)
+    found, corrected = tested.correct_in_turn(policy, READ, labels, CHAIN)
     assert found.shape == (4, NUM_CASES, 4, MOST)
     counts = corrected.sum(axis=-1)
     np.testing.assert_array_equal(np.delete(counts, 3, axis=1), np.arange(4)[:, None] * np.ones((1, NUM_CASES - 1)))
     np.testing.assert_array_equal(counts[:, 3], [0, 1, 1, 1])  # two of its steps nobody can answer
     np.testing.assert_allclose(
-        found[-1], READ((as_distributions(labels, CHAIN) * (np.arange(4) < 3)[:, None])[None])[0]
+        found[-1], READ((tested.as_distributions(labels, CHAIN) * (np.arange(4) < 3)[:, None])[None])[0]
     )
     if policy == "chain order":  # whatever the costs
-        _, corrected = correct_in_turn(policy, READ, LABELS, CHAIN, costs=(1, 10, 1, 1))
+        _, corrected = tested.correct_in_turn(policy, READ, LABELS, CHAIN, costs=(1, 10, 1, 1))
         for count in range(4):
             np.testing.assert_array_equal(corrected[count], np.broadcast_to(np.arange(4) < count, LABELS.shape))
 
@@ -107,7 +89,7 @@ def test_steps_are_corrected_one_by_one(policy):
 def test_reliance_is_the_distance_that_an_answer_moves_a_later_step():
     labels = LABELS.copy()
     labels[:5, 0] = -1
-    found = measure_reliance(READ, labels, CHAIN)
+    found = tested.measure_reliance(READ, labels, CHAIN)
     after = softmax(OWN[5:, 3] + PULL[0, labels[5:, 0], 3], axis=-1)
     expected = (np.abs(after - softmax(OWN[5:, 3], axis=-1)).sum(axis=-1) / 2).mean()
     assert found["true"]["A"]["D"] == pytest.approx(expected)
@@ -116,27 +98,27 @@ def test_reliance_is_the_distance_that_an_answer_moves_a_later_step():
         assert set(found[kind]["B"]) == {"C", "D"}
     moved = [value for own in found["true"].values() for value in own.values()]
     assert found["mean_movement"] == pytest.approx(np.mean(moved))
-    (line,) = describe_reliance({"teacher": found})
+    (line,) = tested.describe_reliance({"teacher": found})
     assert f"{100 * found['mean_movement']:.1f} points" in line
 
 
 def test_network_that_ignores_answers_has_no_reliance_and_no_gain():
-    still = as_probabilities(lambda given: np.broadcast_to(OWN, given.shape), temperatures=(1.0, 2.0, 1.0, 3.0))
-    assert measure_reliance(still, LABELS, CHAIN)["mean_movement"] == 0
-    np.testing.assert_allclose(expected_gains(still, NONE, CHAIN)[0][:, :3], 0, atol=1e-12)
-    unanswered = measure_reliance(still, np.full_like(LABELS, -1), CHAIN)
+    still = tested.as_probabilities(lambda given: np.broadcast_to(OWN, given.shape), temperatures=(1.0, 2.0, 1.0, 3.0))
+    assert tested.measure_reliance(still, LABELS, CHAIN)["mean_movement"] == 0
+    np.testing.assert_allclose(tested.expected_gains(still, NONE, CHAIN)[0][:, :3], 0, atol=1e-12)
+    unanswered = tested.measure_reliance(still, np.full_like(LABELS, -1), CHAIN)
     assert (unanswered["mean_movement"], unanswered["true"]["A"]["D"]) == (None, None)
-    one_step = measure_reliance(
-        as_probabilities(lambda given: np.zeros(given.shape)), np.zeros((3, 1), int), Chain(CHAIN.steps[:1])
+    one_step = tested.measure_reliance(
+        tested.as_probabilities(lambda given: np.zeros(given.shape)), np.zeros((3, 1), int), Chain(CHAIN.steps[:1])
     )
     assert one_step == {"own": {}, "true": {}, "another case's": {}, "uniform": {}, "mean_movement": None}
-    assert describe_reliance({"teacher": unanswered, "student": one_step}) == []
+    assert tested.describe_reliance({"teacher": unanswered, "student": one_step}) == []
 
 
 @pytest.mark.parametrize("num_cases", [2, 3, 50])
 def test_exchanged_answers_are_another_cases_and_each_is_used_once(num_cases):
     labels = np.arange(num_cases)[:, None]
     for seed in range(20):
-        found = exchange(labels, np.random.default_rng(seed))
+        found = tested.exchange(labels, np.random.default_rng(seed))
         assert sorted(found[:, 0]) == list(range(num_cases))
         assert (found != labels).all()

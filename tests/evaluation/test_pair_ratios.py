@@ -5,14 +5,7 @@ import pytest
 from scipy.special import log_softmax
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
-from stepcot_jax.evaluation.consistency import (
-    PairRatios,
-    count_answers,
-    count_pairs,
-    fit_pair_ratios,
-    make_ratios,
-    true_prefixes,
-)
+from stepcot_jax.evaluation import consistency as tested
 from stepcot_jax.evaluation.interventions import as_distributions
 
 CHAIN = Chain((Step("A", "A?", ("one", "two")), Step("B", "B?", ("up", "down", "off")), Step("C", "C?", ("yes", "no"))))
@@ -27,17 +20,17 @@ def draw(num_cases, follow=0.9):
 
 
 def count(labels):
-    return count_pairs(labels, CHAIN)
+    return tested.count_pairs(labels, CHAIN)
 
 
 def fit(read, train, labels, temperatures=(1.0, 1.0, 1.0)):
-    logits = read(true_prefixes(labels, CHAIN))
-    return fit_pair_ratios(logits, counts=count(train), labels=labels, temperatures=temperatures, chain=CHAIN)
+    logits = read(tested.true_prefixes(labels, CHAIN))
+    return tested.fit_pair_ratios(logits, counts=count(train), labels=labels, temperatures=temperatures, chain=CHAIN)
 
 
 def test_ratios_are_those_of_counted_answers():
     labels = np.array([[0, 0, 0], [0, 1, 0], [1, 1, 1], [1, NOT_ANNOTATED, 1], [NOT_ANNOTATED, 2, 0]], np.int32)
-    ratios = make_ratios(count(labels), CHAIN)
+    ratios = tested.make_ratios(count(labels), CHAIN)
     # A and C: four cases, two with each pair of equal answers; shares with one case more for each answer of C.
     shares = np.array([3, 3]) / 6
     given = (np.array([[2, 0], [0, 2]]) + 2 * shares) / (2 + 2)
@@ -72,7 +65,7 @@ def test_double_counting_is_mended_by_the_weight():
     given = as_distributions(np.where(np.arange(3) < 2, labels, -1), CHAIN)
 
     def loss(weight):
-        read = PairRatios(found.ratios, (0.0, 0.0, weight)).follow(network)
+        read = tested.PairRatios(found.ratios, (0.0, 0.0, weight)).follow(network)
         return -log_softmax(read(given)[:, 2], axis=-1)[np.arange(len(labels)), labels[:, 2]].mean()
 
     assert loss(found.weights[2]) < loss(1.0)
@@ -93,9 +86,9 @@ def test_counting_without_a_picture_is_naive_bayes():
     labels[:20, 1] = NOT_ANNOTATED
     given = np.zeros((1, 4, 3, 3), np.float32)
     given[0, 1:, 0, 1], given[0, 2:, 1, 2], given[0, 3, 0] = 1, 1, (0.5, 0.5, 0)
-    logits = count_answers(labels, CHAIN)(given)
+    logits = tested.count_answers(labels, CHAIN)(given)
     prior = (np.bincount(labels[:, 2]) + 1) / (len(labels) + 2)
-    ratios = make_ratios(count(labels), CHAIN)
+    ratios = tested.make_ratios(count(labels), CHAIN)
     expected = [np.log(prior)]
     expected.append(expected[0] + ratios[0, 1, 2, :2])
     expected.append(expected[1] + ratios[1, 2, 2, :2])

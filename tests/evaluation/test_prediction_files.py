@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import json
 import os
 import zipfile
 
@@ -104,10 +103,7 @@ class Trap:
     [
         (lambda arrays: arrays.pop("labels"), "array 'labels' is missing"),
         (lambda arrays: arrays.update(about=np.frombuffer(b"[]", np.uint8)), "description of the steps"),
-        (
-            lambda arrays: arrays.update(about=np.frombuffer(json.dumps({"format": "2", "steps": []}).encode(), "u1")),
-            "layout '2'",
-        ),
+        (lambda arrays: arrays.update(about=np.frombuffer(b'{"format": "2", "steps": []}', "u1")), "layout '2'"),
         (lambda arrays: arrays.update(labels=np.array([Trap()], object)), "cannot be read"),
     ],
 )
