@@ -3,9 +3,9 @@ import json
 import numpy as np
 import pytest
 import safetensors.numpy
+from convert.named_tensors import random_tensors
 
 from stepcot_jax.export import authors as named_tensors
-from stepcot_jax.export.authors import entries
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tools import convert
 from stepcot_jax.training import state as parameter_paths
@@ -14,9 +14,7 @@ WIDTHS = {"student_width": 3, "image_width": 4, "answers_0": 2, "answers_1": 3, 
 
 
 def tensors_of(network):
-    rng = np.random.default_rng(0)
-    table = entries(network, num_steps=2, num_layers=0)
-    return {entry.torch_name: rng.standard_normal([WIDTHS[axis] for axis in entry.axes], np.float32) for entry in table}
+    return random_tensors([network], WIDTHS, num_steps=2, num_layers=0)[network]
 
 
 @pytest.fixture
@@ -89,19 +87,9 @@ def test_the_best_weights_of_a_run_are_taken(tmp_path, capsys):
     progress = {"best": {"student": {"score": 0.5, "step": 4}}}
     with ocp.CheckpointManager((tmp_path / "run" / "checkpoints").resolve()) as manager:
         for step in (4, 8):
-            tree = {}
-            for name, array in ours.items():
-                *path, leaf = name.split("/")
-                node = tree
-                for part in path:
-                    node = node.setdefault(part, {})
-                node[leaf] = jnp.asarray(array) + step
-            manager.save(
-                step,
-                args=ocp.args.Composite(
-                    state=ocp.args.StandardSave({"params": tree}), progress=ocp.args.JsonSave(progress)
-                ),
-            )
+            tree = parameter_paths.unflatten({name: jnp.asarray(array) + step for name, array in ours.items()})
+            state, kept = ocp.args.StandardSave({"params": tree}), ocp.args.JsonSave(progress)
+            manager.save(step, args=ocp.args.Composite(state=state, progress=kept))
     dest = tmp_path / "theirs.safetensors"
     assert run(tmp_path / "run", dest, "--to", "torch", "--network", "student") == 0
     assert "student: from the checkpoint of step 4" in capsys.readouterr().err

@@ -1,5 +1,3 @@
-"""The commands, from files to figures."""
-
 import csv
 import json
 import os

@@ -23,7 +23,6 @@ def path(tmp_path):
 
 
 def rewrite(path, edit):
-    """Rewrite the file after `edit`, a function of its dict of arrays."""
     with np.load(path) as archive:
         arrays = dict(archive)
     edit(arrays)

@@ -1,5 +1,3 @@
-"""Scores of single replies: answers, boxes, form and stages."""
-
 import dataclasses
 import math
 

@@ -1,5 +1,3 @@
-"""The text table and the JSON report."""
-
 import json
 
 import numpy as np

@@ -151,9 +151,6 @@ def test_it_is_strict_json_where_a_step_has_no_answer_at_all():
     assert found["intervals"][TRUE_CHAINS]["value"] is None
 
 
-# Subgroups
-
-
 MIXED = make_split(0, num_cases=120, num_patients=60)
 SUBGROUPS = score_subgroups(MIXED, CHAIN, num_resamples=30)
 

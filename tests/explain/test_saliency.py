@@ -12,17 +12,10 @@ from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.encoders.torchvision_networks import FrozenDenseNet, FrozenResNet
 from stepcot_jax.encoders.transformer import TransformerSizes, VisionTransformer
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reading.explain import (
-    Explainer,
-    choose_modules,
-    choose_taps,
-    find_values,
-    make_maps,
-    normalise_maps,
-    step_gradients,
-)
+from stepcot_jax.reading import explain as tested
 from stepcot_jax.reading.programs import Reader
 from stepcot_jax.reading.trained_model import load_trained
+from stepcot_jax.systems.networks import init_params
 
 VIT = VisionTransformer(TransformerSizes(8, 2, 2, 16, "quick_gelu", 1e-5, True), 32, 8, projected_width=6)
 IMAGES = jnp.asarray(np.random.default_rng(0).standard_normal((2, SIDE, SIDE, 3)).astype(np.float32))
@@ -38,15 +31,15 @@ def random_params(network):
 
 def follow(network, params, read, images=IMAGES, least_rows=4, labels=None):
     labels = jnp.full((len(images), 2), -1, jnp.int32) if labels is None else labels
-    choose = choose_modules(network)
-    tapped = choose_taps(network, find_values(network, params, images, choose), least_rows=least_rows)
+    choose = tested.choose_modules(network)
+    tapped = tested.choose_taps(network, tested.find_values(network, params, images, choose), least_rows=least_rows)
 
     @jax.jit
     def run(params, images):
-        found = step_gradients(
+        found = tested.step_gradients(
             network=network, params=params, images=images, read=read, labels=labels, choose=choose, tapped=tapped
         )
-        return found, normalise_maps(jnp.moveaxis(make_maps(network, *found[2:]), 0, 1))
+        return found, tested.normalise_maps(jnp.moveaxis(tested.make_maps(network, *found[2:]), 0, 1))
 
     return run(params, jnp.asarray(images))
 
@@ -111,10 +104,10 @@ def test_gradients_are_those_of_finite_differences(name):
     params = random_params(network)
     if name != "transformer":
         params = jax.tree.map(jnp.abs, params)  # far from the kinks of the ReLUs
-    choose = choose_modules(network)
+    choose = tested.choose_modules(network)
     labels = jnp.zeros((2, 2), jnp.int32)
-    shapes = find_values(network, params, IMAGES, choose)
-    tapped = choose_taps(network, shapes, least_rows=1)
+    shapes = tested.find_values(network, params, IMAGES, choose)
+    tapped = tested.choose_taps(network, shapes, least_rows=1)
     ((logits, _), followed, values, gradients), maps = follow(
         network, params, read_two_steps, labels=labels, least_rows=1
     )
@@ -123,17 +116,12 @@ def test_gradients_are_those_of_finite_differences(name):
     np.testing.assert_allclose(maps.sum(axis=(2, 3)), 1, atol=1e-5)
     generator = np.random.default_rng(3)
     at = sorted(gradients)[-1]
-    direction = generator.standard_normal(values[at].shape).astype(np.float32)
+    direction = jnp.asarray(generator.standard_normal(values[at].shape).astype(np.float32))
 
-    direction = jnp.asarray(direction)
-
+    @jax.jit
     def logits_at(amount):
-        from stepcot_jax.reading.explain import TappedModules, encode
-
-        with nn.intercept_methods(TappedModules(choose, {at: amount * direction})):
-            return read_two_steps(encode(network, params, IMAGES))[0]
-
-    logits_at = jax.jit(logits_at)
+        with nn.intercept_methods(tested.TappedModules(choose, {at: amount * direction})):
+            return read_two_steps(tested.encode(network, params, IMAGES))[0]
 
     step = 2e-3 * float(np.abs(values[at]).mean())
     numeric = (logits_at(step) - logits_at(-step))[:, :, 0] / (2 * step)
@@ -194,13 +182,13 @@ def test_transformer_maps_follow_the_rule_written_out():
 
 def test_the_last_map_that_is_fine_enough_is_taken():
     found = {
-        name: jax.ShapeDtypeStruct((1, rows, rows, 4), np.float32) for name, rows in (("a", 8), ("b", 7), ("c", 4))
+        name: jax.ShapeDtypeStruct((1, rows, rows, 4), np.float32) for name, rows in zip("abc", (8, 7, 4), strict=True)
     }
     network = NETWORKS["resnet"]
-    assert list(choose_taps(network, found, least_rows=7)) == ["b"]
-    assert list(choose_taps(network, found, least_rows=9)) == ["a"]
+    assert list(tested.choose_taps(network, found, least_rows=7)) == ["b"]
+    assert list(tested.choose_taps(network, found, least_rows=9)) == ["a"]
     with pytest.raises(TypeError, match="no known feature maps"):
-        choose_taps(network, {}, least_rows=7)
+        tested.choose_taps(network, {}, least_rows=7)
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +200,7 @@ def trained(tmp_path_factory, small_encoder):
 
 @pytest.fixture(scope="module")
 def teacher(trained):
-    return Explainer(trained, model="teacher", batch_size=2)
+    return tested.Explainer(trained, model="teacher", batch_size=2)
 
 
 def test_an_explainer_reads_as_a_reader_does(trained, teacher):
@@ -237,7 +225,7 @@ def test_an_explainer_reads_as_a_reader_does(trained, teacher):
         name, width, preprocessing, digest = "x", 6, Preprocessing(32), ""
 
     with pytest.raises(BadInput, match="runs in PyTorch"):
-        Explainer(dataclasses.replace(trained, frozen_encoder=Foreign()), model="teacher")
+        tested.Explainer(dataclasses.replace(trained, frozen_encoder=Foreign()), model="teacher")
 
 
 def test_a_frozen_transformer_is_explained(trained):
@@ -247,15 +235,13 @@ def test_a_frozen_transformer_is_explained(trained):
         preprocessing=Preprocessing(32),
     )  # fmt: skip
     networks = trained.networks.replace(image_encoder=None)
-    from stepcot_jax.systems.networks import init_params
-
     batch = {"image_features": jax.ShapeDtypeStruct((1, 6), np.float32)}
     make = lambda batch: init_params(networks, key=jax.random.key(0), batch=batch, text_features=trained.text_features)  # noqa: E731
     shapes = jax.eval_shape(make, batch)
     generator = np.random.default_rng(2)
     random = jax.tree.map(lambda leaf: generator.standard_normal(leaf.shape).astype(np.float32), shapes)
     own = dataclasses.replace(trained, networks=networks, frozen_encoder=frozen, params={"student": random})
-    explained = Explainer(own, model="student", batch_size=2).explain(IMAGES)
+    explained = tested.Explainer(own, model="student", batch_size=2).explain(IMAGES)
     expected = Reader(own, model="student", batch_size=2).read(IMAGES)
     np.testing.assert_allclose(explained.reading.logits, expected.logits, rtol=1e-5, atol=1e-5)
     assert explained.maps.shape == (2, 7, 4, 4)

@@ -133,16 +133,10 @@ def test_pixels_are_normalised_as_in_training_and_other_images_are_refused(run, 
     grey = pixels[..., 0]
     assert (rules.normalise(grey) == normalise(np.repeat(grey[..., None], 3, -1), run.preprocessing)).all()
     assert rules.normalise(expected) is expected
-    shapes = (
-        ((1, 32, 31, 3), "f4"),
-        ((1, 32, 32, 3), "f8"),
-        ((32, 32), "u1"),
-        ((0, 32, 32, 3), "f4"),
-        ((1, 32, 32), "f4"),
-    )
-    for shape, dtype in shapes:
+    floats = [np.zeros(shape, np.float32) for shape in ((1, 32, 31, 3), (0, 32, 32, 3), (1, 32, 32))]
+    for images in (*floats, np.zeros((1, 32, 32, 3)), np.zeros((32, 32), np.uint8)):
         with pytest.raises(ValueError, match=r"images must be uint8\[case, 32, 32\].*got "):
-            student.logits(np.zeros(shape, dtype))
+            student.logits(images)
 
 
 def test_programs_are_for_every_platform_and_tensors_of_each_networks_own_best_step(run, exported, student):

@@ -151,12 +151,7 @@ STEPS = [{"name": f"{number}", "question": "?", "options": ["a", "b"]} for numbe
 @pytest.mark.parametrize(
     ("model", "file", "edit", "words"),
     [
-        (
-            "teacher",
-            "settings.json",
-            lambda file: file["teacher"].update(num_layers=200),
-            "num_layers: 200, but .* have 1",
-        ),
+        ("teacher", "settings.json", lambda file: file["teacher"].update(num_layers=200), "200, but .* have 1"),
         ("teacher", "settings.json", lambda file: file["teacher"].update(num_layers=2), "num_layers: 2, but .* have 1"),
         ("student", "labels.json", lambda file: file["steps"].extend(STEPS), r"steps: 30007, but .* 7"),
         ("teacher", "labels.json", lambda file: file["steps"].extend(STEPS), r"expected \[30007"),

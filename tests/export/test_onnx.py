@@ -171,10 +171,7 @@ def test_other_image_encoders_are_converted(network):
     ("read", "words"),
     [
         (lambda _, images: jnp.cumsum(images, axis=1), "the network uses cumsum, which has no ONNX form here"),
-        (
-            lambda _, images: images.astype(jnp.bfloat16),
-            r"bfloat16; expected float32 \(config\.training\.compute_dtype",
-        ),
+        (lambda _, images: images.astype(jnp.bfloat16), r"bfloat16; expected float32 \(config\.training\.compute_d"),
         (lambda _, images: images[:, jnp.argmax(images)], "ONNX: "),
     ],
 )

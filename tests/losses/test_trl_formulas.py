@@ -17,7 +17,6 @@ LEVELS = {"token": "token", "sequence": "sequence_mean"}
 
 
 def trl_loss(policy, sampler, reference, gain, mask, *, loss_type, level, low, high, beta):
-    """The value that TRL minimises."""
     change = policy - sampler
     if level == "sequence":
         change = np.sum(mask * change, axis=1, keepdims=True) / mask.sum(axis=1, keepdims=True)

@@ -1,5 +1,3 @@
-"""Weighted rewards and the three presets."""
-
 import dataclasses
 import math
 

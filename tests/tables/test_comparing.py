@@ -52,9 +52,8 @@ def test_an_interval_without_width_is_not_believed_of_few_patients_or_against_mc
 
 
 def test_all_patients_alike_are_no_better_than_their_number():
-    alike = evidence([1.0], 1.0, 1.0, num_patients=10)
-    assert decide([alike] * 25) == ["higher"] * 25  # 25 * 2 ** -9 < 0.05
-    assert decide([alike] * 26) == ["no difference shown"] * 26
+    for count, said in ((25, "higher"), (26, "no difference shown")):  # 25 * 2 ** -9 < 0.05
+        assert decide([evidence([1.0], 1.0, 1.0, num_patients=10)] * count) == [said] * count
 
 
 @given(st.floats(0.001, 0.2), st.floats(0.01, 0.5))
@@ -63,7 +62,7 @@ def test_alone_and_of_one_run_the_p_is_that_of_the_interval(width, value):
     assert said == ["higher" if value - width > 1e-9 else "no difference shown"] or abs(value - width) < 1e-6
 
 
-def test_patients_and_runs_add_up():
+def test_patients_and_runs_add_up_and_many_questions_ask_for_more():
     """Each alone would show it, both together do not."""
     values = [0.05, 0.10, 0.15]
     error = np.std(values, ddof=1) / math.sqrt(3)
@@ -78,6 +77,10 @@ def test_patients_and_runs_add_up():
     tighter = 0.1 - 1.959964 * 0.005, 0.1 + 1.959964 * 0.005
     assert decide([evidence([0.09, 0.1, 0.11], *tighter)]) == ["higher"]
     assert decide([evidence([0.01, 0.1, 0.19], *tighter)]) == ["no difference shown"]
+    clear, weak = evidence([0.1], 0.06, 0.14), evidence([0.1], 0.01, 0.19)
+    assert decide([clear, weak]) == ["higher", "higher"]
+    assert decide([clear, *[weak] * 3]) == ["higher", *["no difference shown"] * 3]
+    assert decide([weak, *[evidence([0.1], 0.01, 0.19, num_patients=3)] * 3])[0] == "higher"
 
 
 @given(st.lists(st.floats(0, 1) | st.just(math.nan), max_size=8))
@@ -91,16 +94,6 @@ def test_holm_is_scipys_step_down(p_values):
         rejected.add(place)
     assert {place for _, place in known if found[place] < 0.05} == rejected
     assert all(math.isnan(found[place]) == math.isnan(p) for place, p in enumerate(p_values))
-
-
-def test_many_questions_ask_for_more():
-    clear, weak = evidence([0.1], 0.06, 0.14), evidence([0.1], 0.01, 0.19)
-    assert decide([clear, weak]) == ["higher", "higher"]
-    assert decide([clear, *[weak] * 3]) == ["higher", *["no difference shown"] * 3]
-    assert decide([weak, *[evidence([0.1], 0.01, 0.19, num_patients=3)] * 3])[0] == "higher"
-
-
-# Comparisons of predictions
 
 
 def few_annotated():

@@ -63,7 +63,6 @@ OWN, LABELS = make_cases()
 
 
 def expected_answers(count):
-    """What the counting teacher answers with so many given, case by case."""
     found = []
     for own, labels in zip(OWN.tolist(), LABELS.tolist(), strict=True):
         error, answers = 0, []

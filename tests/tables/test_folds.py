@@ -17,8 +17,8 @@ from stepcot_jax.tools.tables.folds_table import CONSTANT, pool_folds, validatio
 def choose(split, cases):
     found = split.predictions
     logits = {name: values[cases] for name, values in found.logits.items()}
-    chosen = Predictions(found.index[cases], found.labels[cases], logits)
-    return SplitPredictions(chosen, {fact: values[cases] for fact, values in split.facts.items()})
+    facts = {fact: values[cases] for fact, values in split.facts.items()}
+    return SplitPredictions(Predictions(found.index[cases], found.labels[cases], logits), facts)
 
 
 def folds_of(split):

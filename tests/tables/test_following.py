@@ -132,20 +132,14 @@ def test_schedules_have_a_row_for_each_training_and_network_after_the_one_withou
     (table,) = find_recipe("schedules").tabulate(plan)
     trainings = list(correction_tables.TRAININGS)
     assert asked == [f"given answers: {training}" for training in trainings]
-    assert [row[:2] for row in table.rows[:3]] == [
-        COUNTED,
-        (trainings[0], "teacher"),
-        (trainings[0], "teacher and pairs"),
-    ]
+    of_first = [(trainings[0], network) for network in ("teacher", "teacher and pairs")]
+    assert [row[:2] for row in table.rows[:3]] == [COUNTED, *of_first]
     assert len(table.rows) == 1 + 4 * len(trainings)
     found = {row[:2]: dict(zip([column.name for column in table.columns], row, strict=True)) for row in table.rows}
     first, last = found[trainings[0], "student"], found[trainings[-1], "student"]
     own = plan.cells.predictions(correction_tables._schedule_cell(plan, trainings[0], 0)).predictions.logits["student"]
-    right = [
-        (own[:, step, :number].argmax(axis=1) == labels[:, step]).mean()
-        for step, number in enumerate(chain.answers_per_step)
-    ]
-    assert first["mean step accuracy, own answers"].value == pytest.approx(np.mean(right))
+    answers = [own[:, step, :number].argmax(axis=1) for step, number in enumerate(chain.answers_per_step)]
+    assert first["mean step accuracy, own answers"].value == pytest.approx((np.stack(answers, axis=1) == labels).mean())
     assert first[f"difference from {trainings[0]!r}"] is None
     assert last[f"difference from {trainings[0]!r}"].value == 0
     assert last[f"{chain.steps[-1].name}, all true"].value == pytest.approx((labels[:, -1] == 0).mean())

@@ -71,7 +71,6 @@ def test_policies_of_a_seed_start_from_one_fine_tuning_and_tables_share_cells(pl
 
 @pytest.fixture(scope="module")
 def made(plan):
-    """The tables that more than one test reads."""
     return {name: find_recipe(name).tabulate(plan) for name in ("vqa", "self_check", "stages")}
 
 

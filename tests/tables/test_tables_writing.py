@@ -61,7 +61,6 @@ def typeset(text):
 
 
 def render(text):
-    """What Markdown shows of a cell."""
     assert not re.search(r"(?<!\\)(?:\\\\)*[`~$*]", text), text
     return re.sub(r"\\([^a-z0-9\s])", r"\1", text).replace("&lt;", "<").replace("&amp;", "&")
 

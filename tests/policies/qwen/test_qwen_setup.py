@@ -35,7 +35,6 @@ def settings_of(weights, **changes):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A tiny checkpoint."""
     folder = tmp_path_factory.mktemp("checkpoint")
     write_reader(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(LIMITS))
