@@ -8,6 +8,7 @@ import sys
 import msgspec
 import pytest
 from evaluate_replies.asked import ask, write_folder, write_replies
+from refusals import refuse
 
 from stepcot_jax.evaluation.interventions import spread
 from stepcot_jax.evaluation.replies import reference_kind
@@ -41,8 +42,7 @@ def test_a_full_file_of_replies_to_records_with_bad_lines(folder, capsys):
     lines[unnamed] = lines[unnamed][:-20]
     path.write_text("\n".join(lines) + "\n")
     replies = write_replies(folder / "mine.jsonl", RECORDS)
-    with pytest.raises(BadInput, match="on_bad_record=skip sets bad lines aside"):
-        run(folder, replies, "--out", folder / "out")
+    refuse("on_bad_record=skip sets bad lines aside", run, folder, replies, "--out", folder / "out")
     run(folder, replies, "--out", folder / "out", "--num-resamples", 20, "--on-bad-record=skip")
     assert "2 bad lines set aside" in capsys.readouterr().out
     found = read(folder / "out")
@@ -120,8 +120,7 @@ def test_missing_replies_are_wrong_skipped_or_refused(folder, capsys):
         shares[missing] = read(folder / "out")["models"]["mine"]["figures"]["v_score"]["all"]["value"]
         assert "mine: 16 of 32 records have no reply" in capsys.readouterr().out
     assert shares == {"wrong": 0.5, "skip": 1.0}
-    with pytest.raises(BadInput, match="no reply to 16 of 32 records"):
-        run(folder, path, "--out", folder / "out", "--missing", "stop")
+    refuse("no reply to 16 of 32 records", run, folder, path, "--out", folder / "out", "--missing", "stop")
 
 
 def test_without_training_records_there_is_no_baseline_and_the_table_says_so(tmp_path):
@@ -219,8 +218,7 @@ def test_bad_flags(folder):
         (["--perturbed", "x.jsonl"], "--perturbed and --perturbed-records are required together"),
         ([taken], r"constant box\.jsonl: a row of the tables has this name; rename the file"),
     ):
-        with pytest.raises(BadInput, match=words):
-            run(folder, replies, *flags, "--out", folder / "out")
+        refuse(words, run, folder, replies, *flags, "--out", folder / "out")
     assert not (folder / "out" / "metrics.json").exists()
 
 

@@ -5,13 +5,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import refuse
 from trained_workdir import SIDE, make_trained_workdir
 
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.encoders.torchvision_networks import FrozenDenseNet, FrozenResNet
 from stepcot_jax.encoders.transformer import TransformerSizes, VisionTransformer
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading import explain as tested
 from stepcot_jax.reading.programs import Reader
 from stepcot_jax.reading.trained_model import load_trained
@@ -187,8 +187,7 @@ def test_the_last_map_that_is_fine_enough_is_taken():
     network = NETWORKS["resnet"]
     assert list(tested.choose_taps(network, found, least_rows=7)) == ["b"]
     assert list(tested.choose_taps(network, found, least_rows=9)) == ["a"]
-    with pytest.raises(TypeError, match="no known feature maps"):
-        tested.choose_taps(network, {}, least_rows=7)
+    refuse("no known feature maps", tested.choose_taps, network, {}, least_rows=7, error=TypeError)
 
 
 @pytest.fixture(scope="module")
@@ -216,16 +215,14 @@ def test_an_explainer_reads_as_a_reader_does(trained, teacher):
     np.testing.assert_allclose(explained.maps.sum(axis=(2, 3)), 1, atol=1e-5)
     np.testing.assert_allclose(explained.maps[0], explained.maps[2], atol=1e-6)
     assert (explained.maps >= 0).all()
-    with pytest.raises(BadInput, match="must be labels of shape"):
-        teacher.explain(images, given_answers=given[:2])
+    refuse("must be labels of shape", teacher.explain, images, given_answers=given[:2])
     others = teacher.explain(IMAGES, labels=np.full((2, 7), 1)).maps
     assert np.abs(others - teacher.explain(IMAGES, labels=np.full((2, 7), 0)).maps).max() > 1e-3
 
     class Foreign:
         name, width, preprocessing, digest = "x", 6, Preprocessing(32), ""
 
-    with pytest.raises(BadInput, match="runs in PyTorch"):
-        tested.Explainer(dataclasses.replace(trained, frozen_encoder=Foreign()), model="teacher")
+    refuse("runs in PyTorch", tested.Explainer, dataclasses.replace(trained, frozen_encoder=Foreign()), model="teacher")
 
 
 def test_a_frozen_transformer_is_explained(trained):

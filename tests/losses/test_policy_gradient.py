@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles.quick_jit import quick_jit
 from oracles.random_params import assert_close, normal, with_arrays
+from refusals import refuse
 
 from stepcot_jax.losses import policy_gradient as tested
 from stepcot_jax.losses.policy_gradient import PolicyGradient
@@ -141,8 +142,7 @@ def test_the_printed_divergence_is_the_sum_over_a_completion(norm):
     assert_close(found.total, beta * np.mean(sums) - np.mean(terms), 1e-5)
     assert_close(sum_of_shares(inputs, counted, settings, at=3), found.total, 1e-5)
     for accepted in ("token_mean", "constant"):
-        with pytest.raises(ValueError, match="length_norm by sequence"):
-            dataclasses.replace(settings, length_norm=accepted)
+        refuse("length_norm by sequence", dataclasses.replace, settings, length_norm=accepted, error=ValueError)
 
 
 @functools.cache
@@ -244,11 +244,9 @@ def test_self_check_by_hand():
     [{"dual_clip": 0.5}, {"dual_clip": np.nan}, {"clip_low": -0.1}, {"beta": np.nan}, {"clamp_log_ratio": -1.0}],
 )
 def test_settings_are_checked(settings):
-    with pytest.raises(ValueError, match="must"):
-        PolicyGradient(**settings)
+    refuse("must", PolicyGradient, **settings, error=ValueError)
 
 
 @pytest.mark.parametrize(("number", "settings", "words"), [(1, {}, "2 rollouts"), (2, {"std_ddof": 2}, "std_ddof")])
 def test_settings_of_advantages_are_checked(number, settings, words):
-    with pytest.raises(ValueError, match=words):
-        tested.advantages(jnp.zeros((2, number)), **settings)
+    refuse(words, tested.advantages, jnp.zeros((2, number)), **settings, error=ValueError)

@@ -23,12 +23,12 @@ class Cells(nn.Module):
         return nn.Dense(GRID * GRID * 3)(images.reshape(len(images), -1))
 
 
+SIZES = {"width": 8, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "head_width": 8, "mlp_width": 8}
+SIZES |= {"num_words": WORDS, "sections": (2, 1, 1)}
 NETWORK = PrefixVlm(
     encoder=Cells(),
     grid=GRID,
-    sizes=DecoderSizes(
-        8, 2, num_heads=2, num_kv_heads=1, head_width=8, mlp_width=8, num_words=WORDS, sections=(2, 1, 1)
-    ),
+    sizes=DecoderSizes(**SIZES),
 )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pandas
 import pytest
 from PIL import Image
+from refusals import refuse
 from scipy.special import softmax
 from trained_workdir import make_trained_workdir
 
@@ -18,7 +19,6 @@ from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.evaluation.calibration import Calibration
 from stepcot_jax.evaluation.consistency import count_pairs, make_ratios, make_rules, write_pairs
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.answer_sheet import find_columns
 from stepcot_jax.reading.corrections import check_given, given_distributions, read_corrections
 from stepcot_jax.reading.image_reader import load
@@ -97,8 +97,7 @@ def test_one_picture_reads_the_same_from_everywhere(student, images):
     ],
 )
 def test_what_is_no_image_is_refused(image, scale, words):
-    with pytest.raises(BadInput, match=words):
-        read_picture(image, Preprocessing(32), scale=scale)
+    refuse(words, read_picture, image, Preprocessing(32), scale=scale)
 
 
 def test_a_list_or_a_folder_gives_rows(student, images, tmp_path):
@@ -114,8 +113,7 @@ def test_a_list_or_a_folder_gives_rows(student, images, tmp_path):
     folder = student.read(images)
     assert [reading.source for reading in folder] == [str(images / name) for name in NAMES]
     assert folder[0].probabilities == found[0].probabilities
-    with pytest.raises(BadInput, match="holds no PNG"):
-        student.read(tmp_path)
+    refuse("holds no PNG", student.read, tmp_path)
 
 
 def test_a_correction_is_followed(teacher, images):
@@ -203,8 +201,7 @@ def test_an_uncertain_answer_lies_between_none_and_a_certain_one(teacher, images
     as_labels, as_shares = (check_given(each, teacher.trained, model="teacher", num_cases=1) for each in given)
     assert (as_labels == as_shares).all()
     for wrong in (np.full((1, 7, 8), 0.5), np.full((1, 7, 3), 1 / 3), -as_shares, np.eye(9)[None, [8] * 7]):
-        with pytest.raises(BadInput, match="distributions of shape"):
-            check_given(wrong, teacher.trained, model="teacher", num_cases=1)
+        refuse("distributions of shape", check_given, wrong, teacher.trained, model="teacher", num_cases=1)
 
 
 def test_counted_pairs_are_added_to_later_steps_alone(workdir, images):
@@ -227,8 +224,7 @@ def test_counted_pairs_are_added_to_later_steps_alone(workdir, images):
     assert found.answers["Diagnosis"] == chain.steps[6].options[4]
     asked = paired.ask_next(plain.read(path))
     assert asked.step.name == chain.steps[2].name  # the only one that says anything of the last
-    with pytest.raises(BadInput, match="'weights', 'teacher': found 0, expected 7"):
-        load(workdir, model="teacher", pairs=True)
+    refuse("'weights', 'teacher': found 0, expected 7", load, workdir, model="teacher", pairs=True)
 
 
 @pytest.mark.parametrize(
@@ -274,8 +270,7 @@ def test_steps_and_answers_may_be_abbreviated_and_uncertain(name, answer, expect
     ],
 )
 def test_a_wrong_correction_names_what_is_accepted(given, words):
-    with pytest.raises(BadInput, match=words):
-        given_distributions(given if isinstance(given, dict) else read_corrections(given), OPTIONS)
+    refuse(words, given_distributions, given if isinstance(given, dict) else read_corrections(given), OPTIONS)
     assert read_corrections(["a=b\n=c="]) == {"a": "b\n=c="}
 
 
@@ -380,8 +375,7 @@ def test_the_tool_prints_seven_answers_first_and_what_they_mean_below(workdir, i
     ],
 )
 def test_wrong_flags_are_named(workdir, images, image, flags, words):
-    with pytest.raises(BadInput, match=words):
-        predict.main([str(images / image), f"--checkpoint={workdir}", *flags])
+    refuse(words, predict.main, [str(images / image), f"--checkpoint={workdir}", *flags])
 
 
 def test_help_needs_no_jax():

@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+from refusals import refuse
 from report.finished_workdir import make_finished_workdir, make_split, write_run_files
 from sklearn.metrics import average_precision_score, roc_auc_score
 
@@ -17,7 +18,6 @@ from stepcot_jax.evaluation.calibration import calibrated_probabilities, read_ca
 from stepcot_jax.evaluation.chains import evaluate
 from stepcot_jax.evaluation.operating_points import read_points
 from stepcot_jax.evaluation.predictions import read_predictions, write_predictions
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_json
 from stepcot_jax.reading.finished import read_run
 from stepcot_jax.run.settings import read_settings, write_settings
@@ -139,8 +139,7 @@ def test_wrong_flags_are_named(workdir, tmp_path):
         ("--model=studen", "has no predictions of 'studen'; it has teacher, student"),
         ("--num-cases=0", "--num-cases must be at least 1; got 0"),
     ):
-        with pytest.raises(BadInput, match=words):
-            main([str(workdir), f"--out={tmp_path / 'page.html'}", flag])
+        refuse(words, main, [str(workdir), f"--out={tmp_path / 'page.html'}", flag])
 
 
 @pytest.mark.parametrize("name", ["report.json", "settings.json", "metrics.jsonl", "predictions/test.npz"])
@@ -148,8 +147,7 @@ def test_an_unfinished_or_damaged_run_is_named(workdir, tmp_path, name):
     copy = shutil.copytree(workdir, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
     for damage in (lambda: (copy / name).write_bytes(b"{"), (copy / name).unlink):
         damage()
-        with pytest.raises(BadInput, match=re.escape(str(copy / name))):
-            main([str(copy), f"--out={tmp_path / 'page.html'}"])
+        refuse(re.escape(str(copy / name)), main, [str(copy), f"--out={tmp_path / 'page.html'}"])
     assert not (tmp_path / "page.html").exists()
 
 
@@ -197,8 +195,7 @@ def test_data_that_changed_is_refused_with_a_way_out(folder_run, tmp_path):
     labels = split.predictions.labels.copy()
     labels[0, 6] = (labels[0, 6] + 1) % 9
     write(labels)
-    with pytest.raises(BadInput, match=r"phantom_\d+\.png: labels .* are not those of the run, .* --without-data"):
-        main(flags)
+    refuse(r"phantom_\d+\.png: labels .* are not those of the run, .* --without-data", main, flags)
     # Steps that were not supervised may be annotated in the data.
     labels = split.predictions.labels.copy()
     labels[:, :6] = NOT_ANNOTATED

@@ -6,10 +6,10 @@ import json
 import msgspec
 import pytest
 from constrain.asked import NO_IMAGE, ask, make_asking
+from refusals import refuse
 from tables.finished_cells import CHAIN, LABELS, NUM_CASES, finish_all, make_plan
 
 from stepcot_jax.evaluation.published import FILE_NAME, digest_cases, read_constrained, write_constrained
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.ranges import Interval
 from stepcot_jax.tools.constrain.asking_levels import AskedCase
 from stepcot_jax.tools.constrain.models import Faults, SimulatedModel, Skill
@@ -89,13 +89,11 @@ def test_notes_say_whether_the_cases_are_the_same(plan, found):
         assert "Other: other cases than the networks', 40 cases of made up." in notes
         assert [note for note in table.notes if missing in note] == [f"Other: {missing}"]
         assert "Large models" not in " ".join(recipe.tabulate(alone)[0].notes)
-        with pytest.raises(BadInput, match="--constrained, model 'LLaVA-Med': another chain"):
-            recipe.tabulate(wrong)
+        refuse("--constrained, model 'LLaVA-Med': another chain", recipe.tabulate, wrong)
 
 
 def test_a_file_is_read_back(found, tmp_path):
-    with pytest.raises(BadInput, match="cannot be read"):
-        read_constrained(tmp_path)
+    refuse("cannot be read", read_constrained, tmp_path)
     write_constrained(tmp_path, found)
     assert read_constrained(tmp_path) == read_constrained(tmp_path / FILE_NAME) == found
     assert digest_cases(["b", "a"]) == digest_cases(["a", "b"]) != digest_cases(["a"])
@@ -117,5 +115,4 @@ def test_other_files_are_refused(found, tmp_path, change, words):
     tree = json.loads((tmp_path / FILE_NAME).read_text())
     change(tree)
     (tmp_path / FILE_NAME).write_text(json.dumps(tree))
-    with pytest.raises(BadInput, match=words):
-        read_constrained(tmp_path)
+    refuse(words, read_constrained, tmp_path)

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from refusals import refuse
 from tables import finished_cells as made
 
 from stepcot_jax.chain import Chain
@@ -149,8 +150,7 @@ def test_a_finished_cell_is_not_used_with_other_records(tmp_path, monkeypatch):
     plan.cells.run([cell])
     records = json.loads((root / "data.json").read_text())
     (root / "data.json").write_text(json.dumps(records[1:]))
-    with pytest.raises(BadInput, match=r"cell 'x' in .*: the records in .*data have changed"):
-        plan.cells.run([cell])
+    refuse(r"cell 'x' in .*: the records in .*data have changed", plan.cells.run, [cell])
 
 
 def test_waiting_cells_are_run_once_in_order_and_an_error_names_the_cell(tmp_path, monkeypatch, capsys):
@@ -168,8 +168,7 @@ def test_waiting_cells_are_run_once_in_order_and_an_error_names_the_cell(tmp_pat
         plan.cells.run([*find_recipe("components").list_cells(plan), *find_recipe("components").list_cells(plan)])
     assert ran == ["without memory"]
     assert "cell 1 of 5: without memory, seed 0" in capsys.readouterr().err
-    with pytest.raises(BadInput, match=r"chain.json: cannot be read"):
-        plan.cells.chain(plan.main(1))
+    refuse(r"chain.json: cannot be read", plan.cells.chain, plan.main(1))
 
 
 def test_ablations_change_what_they_say(tmp_path):
@@ -188,8 +187,7 @@ def test_ablations_change_what_they_say(tmp_path):
     alone = made.make_plan(tmp_path, seeds=(1,))
     digests = [[own.cells.digest(cell) for cell in own.baselines(1)] for own in (plan, alone)]
     assert digests[0] == digests[1]
-    with pytest.raises(BadInput, match=r"config\.job='teacher' is not 'distill'"):
-        Plan(vary(plan.settings, {"job": "teacher"}), (0,), plan.cells)
+    refuse(r"config\.job='teacher' is not 'distill'", Plan, vary(plan.settings, {"job": "teacher"}), (0,), plan.cells)
     with pytest.raises(BadInput, match=r"config\.teacher\.memory, write_back and text must be True"):
         Plan(vary(plan.settings, {"teacher.memory": False}), (0,), plan.cells)
 
@@ -222,8 +220,7 @@ def test_restricted_predictions_choose_among_what_is_there():
     agree = np.isin(unrestricted, (0, 2))
     np.testing.assert_array_equal(answers[agree, 0], unrestricted[agree])
     nothing = comparing.last_step_alone(made.make_split({"teacher": 0.5}, labels=np.full_like(made.LABELS, -100)))
-    with pytest.raises(BadInput, match="no case has an answer to 'Diagnosis'"):
-        restrict(nothing, chain)
+    refuse("no case has an answer to 'Diagnosis'", restrict, nothing, chain)
 
 
 def test_a_step_that_follows_from_earlier_ones_is_known_from_them():

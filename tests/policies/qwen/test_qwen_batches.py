@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from oracles.quick_jit import quick_jit
 from policies.qwen.tiny_qwen import IMAGE, PREPROCESSING, VISION, cut_pictures, picture, tiny
+from refusals import refuse
 
 from stepcot_jax.box import qwen_size
 from stepcot_jax.host.errors import BadInput
@@ -92,12 +93,9 @@ def test_sizes_of_images():
     assert qwen_size((1024, 1024)) == (1036, 1036)
     assert qwen_size((2500, 3000), limits=(56 * 56, 28 * 28 * 1280)) == (896, 1092)
     assert qwen_size((70, 42), limits=(784, 10**6)) == (56, 56)  # halves to even, as the processor
-    with pytest.raises(BadInput, match="more than 200 times"):
-        qwen_size((201, 1))
-    with pytest.raises(BadInput, match=r"x\.png: image of 201 x 1 px"):
-        tested.cut_image(np.zeros((1, 201, 3), np.uint8), published, name="x.png")
-    with pytest.raises(BadInput, match=r"x\.png: float32 of shape"):
-        tested.cut_image(np.zeros((5, 5, 3), np.float32), published, name="x.png")
+    refuse("more than 200 times", qwen_size, (201, 1))
+    refuse(r"x\.png: image of 201 x 1 px", tested.cut_image, np.zeros((1, 201, 3), np.uint8), published, name="x.png")
+    refuse(r"x\.png: float32 of shape", tested.cut_image, np.zeros((5, 5, 3), np.float32), published, name="x.png")
 
 
 @pytest.mark.parametrize(
@@ -117,10 +115,8 @@ def test_bad_preprocessing(tmp_path, change, message):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(given))
     assert tested.read_qwen_preprocessing(tmp_path, vision).max_pixels == 1000
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(given | change))
-    with pytest.raises(BadInput, match=message):
-        tested.read_qwen_preprocessing(tmp_path, vision)
-    with pytest.raises(BadInput, match=r"no preprocessor_config\.json"):
-        tested.read_qwen_preprocessing(tmp_path / "nowhere", vision)
+    refuse(message, tested.read_qwen_preprocessing, tmp_path, vision)
+    refuse(r"no preprocessor_config\.json", tested.read_qwen_preprocessing, tmp_path / "nowhere", vision)
 
 
 def test_preprocessing_inside_processor_config(tmp_path):

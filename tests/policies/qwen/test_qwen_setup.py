@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from policies.qwen.test_qwen_loading import PUBLISHED
 from policies.qwen.tiny_qwen import IMAGES, write_config, write_qwen, write_reader
+from refusals import refuse
 
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.models.qwen import SquareQwen
 from stepcot_jax.policies import qwen_weights as qwen_export
 from stepcot_jax.policies import qwen_weights as qwen_published
@@ -67,8 +67,7 @@ def test_prompts_are_turns_of_the_published_template(folder, tmp_path):
     several = find_qwen(settings_of(tmp_path / "several")).read_tokenizer()
     assert (several.stop, several.more_stops) == (258, (256,))
     assert several.decode([*several.encode("a mass"), 256, 258, 65]) == "a mass"
-    with pytest.raises(BadInput, match=r"special token|control token"):
-        tokenizer.encode(f"x{IMAGE_TOKEN}")
+    refuse(r"special token|control token", tokenizer.encode, f"x{IMAGE_TOKEN}")
 
 
 def test_a_closed_vocabulary_takes_the_tokenizers_place():
@@ -145,8 +144,7 @@ def test_a_run_has_what_it_is_read_with(folder, tmp_path):
     source = find_qwen(gone, workdir=tmp_path)
     assert source.folder == tmp_path / FOLDER
     assert source.read_tokenizer().num_words == 262
-    with pytest.raises(BadInput, match=r"config.policy.weights: .*gone: no such folder"):
-        find_qwen(gone)
+    refuse(r"config.policy.weights: .*gone: no such folder", find_qwen, gone)
     # Of an earlier version, which let a setting without effect pass.
     earlier = settings_of(tmp_path / "gone", **{"policy.random": True, "policy.num_merges": 10})
     assert find_qwen(earlier, workdir=tmp_path).folder == tmp_path / FOLDER
@@ -176,5 +174,4 @@ def test_what_is_refused(folder, tmp_path, weights, changes, message):
     if weights == "text":
         write_reader(tmp_path, images=False)
     weights = {"folder": folder, "text": tmp_path}.get(weights, weights)
-    with pytest.raises(BadInput, match=message):
-        find_qwen(settings_of(weights, **changes))
+    refuse(message, find_qwen, settings_of(weights, **changes))
