@@ -1,4 +1,6 @@
-"""Refusals on one line."""
+"""Refusals on one line, and files that are changed to be refused."""
+
+import json
 
 import pytest
 
@@ -9,3 +11,10 @@ def refuse(words, call, /, *arguments, error=BadInput, **options):
     """The call raises the error, and `words`, a regular expression, match its message."""
     with pytest.raises(error, match=words):
         call(*arguments, **options)
+
+
+def edit_json(path, edit):
+    """Rewrite a JSON file after `edit`, a function of its content."""
+    content = json.loads(path.read_text())
+    edit(content)
+    path.write_text(json.dumps(content))

@@ -36,12 +36,9 @@ SIZES = {"teacher_width": 6, "student_width": 5, "image_width": 12, "num_heads":
 SIZES |= {"projection_width": 4, **{f"answers_{n}": size for n, size in enumerate(DEFAULT_CHAIN.answers_per_step)}}
 CONFIG = """
 from configs import paper
-
-
 def get_config():
     config = paper.get_config()
-    config.prompts.encoder = "hashed"
-    config.prompts.width = 6
+    config.prompts.encoder, config.prompts.width = "hashed", 6
     return config
 """
 

@@ -10,6 +10,7 @@ import pytest
 from evaluation.small_splits import CHAIN, make_split
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import edit_json
 from scipy.special import log_softmax
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
@@ -137,20 +138,15 @@ def test_what_the_phantom_never_does_is_learned():
     assert tested.share_inconsistent(np.stack([rng.permutation(own) for own in test.T], axis=1), rules) > 0.8
 
 
-def measure(labels, logits, chain, rules) -> dict[str, np.ndarray]:
-    predictions = Predictions(np.arange(len(labels)), labels.astype(np.int32), {"model": logits})
-    before, after = tested.answer_and_decode(predictions, chain, rules, model="model")
-    np.testing.assert_array_equal(before, logits.argmax(axis=2))
-    figures = tested.decoding_figures(count_once(len(labels)), before=before, after=after, labels=labels, rules=rules)
-    return {"after": after, **{name: values[0] for name, values in figures.items()}}
-
-
 def test_the_effect_is_that_of_the_decoded_chains():
     split = make_split(4, num_cases=80)
     rules = draw_rules(np.random.default_rng(1), CHAIN.answers_per_step, share_allowed=0.7)
     labels, logits = split.predictions.labels, split.predictions.logits["student"]
-    effect = measure(labels, logits, CHAIN, rules)
-    before, after = logits.argmax(axis=2), effect["after"]
+    predictions = Predictions(np.arange(80), labels, {"model": logits})
+    before, after = tested.answer_and_decode(predictions, CHAIN, rules, model="model")
+    np.testing.assert_array_equal(before, logits.argmax(axis=2))
+    figures = tested.decoding_figures(count_once(80), before=before, after=after, labels=labels, rules=rules)
+    effect = {name: values[0] for name, values in figures.items()}
     assert effect["share_changed"] == effect["share_inconsistent"] == tested.inconsistent(before, rules).mean() > 0
     for position in range(3):
         known = labels[:, position] >= 0
@@ -204,9 +200,7 @@ def test_pairs_on_disk_come_back_and_those_of_earlier_versions_make_rules_alone(
 def test_a_file_of_pairs_that_cannot_be_used_is_named(tmp_path, edit, message):
     path = tmp_path / "pairs.json"
     tested.write_pairs(path, tested.count_pairs(np.array([NORMAL, NODULE]), DEFAULT_CHAIN), DEFAULT_CHAIN)
-    file = json.loads(path.read_text())
-    edit(file)
-    path.write_text(json.dumps(file))
+    edit_json(path, edit)
     with pytest.raises(BadInput, match=message) as refused:
         tested.read_pairs(path, DEFAULT_CHAIN)
     assert str(path) in str(refused.value)

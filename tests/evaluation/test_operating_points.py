@@ -21,15 +21,9 @@ from stepcot_jax.host.errors import BadInput
 VAL = make_split(3, num_cases=120, num_patients=70)
 TEST = make_split(4, num_cases=90, num_patients=40)
 CALIBRATION = fit_calibration(VAL.predictions, CHAIN)
-RULES = [
-    tested.Rule(),
-    tested.Rule("sensitivity", target=0.8),
-    tested.Rule("sensitivity", target=1.0),
-    tested.Rule("specificity", target=0.9),
-    tested.Rule("specificity", target=1.0),
-    tested.Rule("cost", miss_cost=3.0),
-    tested.Rule("cost", miss_cost=0.01),
-]
+TARGETS = (("sensitivity", 0.8), ("sensitivity", 1.0), ("specificity", 0.9), ("specificity", 1.0))
+RULES = [tested.Rule(), *(tested.Rule(name, target=target) for name, target in TARGETS)]
+RULES += [tested.Rule("cost", miss_cost=cost) for cost in (3.0, 0.01)]
 
 
 def draw(seed):

@@ -34,14 +34,6 @@ def check_repeated(compute, weights, **cases):
             np.testing.assert_allclose(found[name][number], values[0], atol=1e-12, err_msg=name)
 
 
-def draw_weights(rng, labels):
-    """Weights that are all 0, all 1, 0 for every case of answer 0, and any."""
-    weights = rng.integers(0, 4, (6, len(labels)))
-    weights[0], weights[1] = 0, 1
-    weights[2, labels == 0] = 0
-    return weights
-
-
 def every_statistic(weights, **cases):
     figures = step_figures(weights, probabilities=cases["raw"], labels=cases["labels"])
     in_one_bin = calibration_figures(weights, probabilities=cases["raw"], labels=cases["labels"], num_bins=1)
@@ -52,7 +44,10 @@ def every_statistic(weights, **cases):
 def test_statistics_of_a_step_are_those_of_the_repeated_cases(seed, num_cases, num_answers):
     (raw, labels), rng = draw_step(seed, num_cases, num_answers), np.random.default_rng(seed)
     calibrated, sets = draw_step(seed + 1, num_cases, num_answers)[0], rng.random(raw.shape) < 0.5
-    check_repeated(every_statistic, draw_weights(rng, labels), labels=labels, raw=raw, calibrated=calibrated, sets=sets)
+    weights = rng.integers(0, 4, (6, num_cases))
+    weights[0], weights[1] = 0, 1
+    weights[2, labels == 0] = 0
+    check_repeated(every_statistic, weights, labels=labels, raw=raw, calibrated=calibrated, sets=sets)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 25))

@@ -46,10 +46,6 @@ def take(scored, rows):
     return dataclasses.replace(scored, **{name: values[rows] for name, values in vars(scored).items()})
 
 
-def mask(scored, dropped):
-    return dataclasses.replace(scored, **{name: np.where(dropped, NAN, getattr(scored, name)) for name in SCORES})
-
-
 def naive(rows, scored, open_score):
     """Figures of a list of rows, repeated as often as they were drawn, by loops."""
 
@@ -163,7 +159,8 @@ def test_the_order_of_rows_does_not_matter_and_masked_rows_are_dropped_rows(seed
     # Patients stay in the draw when one of their replies does.
     for patient in np.unique(scored.patients):
         dropped[np.flatnonzero(scored.patients == patient)[0]] = False
-    pairs = ((scored, take(scored, rng.permutation(num))), (mask(scored, dropped), take(scored, ~dropped)))
+    masked = dataclasses.replace(scored, **{name: np.where(dropped, NAN, getattr(scored, name)) for name in SCORES})
+    pairs = ((scored, take(scored, rng.permutation(num))), (masked, take(scored, ~dropped)))
     for pair in pairs:
         first, second = (tested.score_models({"m": one}, open_score="relative", num_resamples=20)["m"] for one in pair)
         for key, interval in second.items():

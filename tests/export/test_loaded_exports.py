@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import safetensors.numpy
-from refusals import refuse
+from refusals import edit_json, refuse
 
 from stepcot_jax.encoders.load import describe_network, make_network
 from stepcot_jax.encoders.torchvision_networks import FrozenDenseNet, make_frozen_resnet
@@ -134,9 +134,7 @@ def test_a_changed_cut_or_missing_file_is_refused_when_it_is_read(chain_export, 
 
 
 def change(path, edit):
-    content = json.loads(path.read_text())
-    edit(content)
-    path.write_text(json.dumps(content))
+    edit_json(path, edit)
     write_sums(path.parent)
 
 

@@ -55,7 +55,7 @@ print(json.dumps([model.answer(images, question), drawn]))"""
     assert drawn[0] != greedy[0]
 
 
-def test_samples_follow_the_probabilities_of_the_network(model, monkeypatch):
+def test_samples_follow_the_probabilities_of_the_network_and_every_place_is_drawn_anew(model, monkeypatch):
     """First tokens of many samples, against the softmax of the scores at the temperature."""
     monkeypatch.setitem(model.facts, "reply_length", 1)
     number, temperature = 4000, 3.0
@@ -71,10 +71,6 @@ def test_samples_follow_the_probabilities_of_the_network(model, monkeypatch):
     assert frequent.sum() > 3
     error = np.abs(counts - number * expected)[frequent] / np.sqrt(number * expected * (1 - expected))[frequent]
     assert error.max() < 4.5
-
-
-def test_every_place_of_a_sample_is_drawn_anew():
-    """Two places with the same scores: equal as often as two independent draws are, not always."""
     keys, scores = jax.random.split(jax.random.key(0), 2000), jnp.zeros((2000, 8))
     first, second = (np.asarray(policy_loader._draw(keys, scores, place, greedy=False)) for place in (0, 1))
     assert np.mean(first == second) == pytest.approx(1 / 8, abs=0.04)

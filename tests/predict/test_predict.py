@@ -330,7 +330,7 @@ def test_the_tool_reads_what_it_can_and_names_the_rest(workdir, images, capsys, 
     assert [entry["image"] for entry in found] == [str(images / name) for name in NAMES]
     words = {"image", "model", "calibrated", "coverage", "coverage_of", "steps", "flipped", "shifted", "paragraph"}
     of_the_image = {"trained_on", "gate_score", "outside", "projection", "notes", "warnings"}
-    assert set(found[0]) == words | {"never_together", "operating_rule"} | of_the_image
+    assert set(found[0]) == {"never_together", "operating_rule", *words, *of_the_image}
     assert (found[0]["outside"], found[0]["gate_score"]) == (None, None)
     paths = [images / "c.png", bad, images]
     code, told, complained = run_tool_here(capsys, *paths, f"--checkpoint={workdir}", f"--out={sheet}")

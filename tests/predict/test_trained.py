@@ -1,11 +1,10 @@
 import dataclasses
-import json
 import shutil
 
 import jax
 import numpy as np
 import pytest
-from refusals import refuse
+from refusals import edit_json, refuse
 from trained_workdir import BEST, SIDE, make_text, make_trained_workdir
 
 from stepcot_jax.chain import DEFAULT_CHAIN
@@ -135,14 +134,8 @@ def test_calibrated_probabilities_and_answer_sets(trained, student):
     assert scaled.answer_sets.any(axis=-1).all()
 
 
-def change_json(path, change):
-    found = json.loads(path.read_text())
-    change(found)
-    path.write_text(json.dumps(found))
-
-
 def edit(name, change):
-    return lambda folder: change_json(folder / name, change)
+    return lambda folder: edit_json(folder / name, change)
 
 
 def remove(name):
@@ -192,10 +185,10 @@ def test_stored_shapes_are_compared_without_tracing_the_networks(copy, trained, 
     monkeypatch.setattr(trained_model, "init_params", trace)
     assert load_trained(copy).best_steps == BEST
     assert not traced
-    change_json(copy / "settings.json", lambda found: found["student"].update(width=16))
+    edit_json(copy / "settings.json", lambda found: found["student"].update(width=16))
     with pytest.raises(BadInput, match=r"does not fit settings\.json"):  # shapes of other settings tell nothing
         load_trained(copy)
     assert traced
-    change_json(copy / "settings.json", lambda found: found["student"].update(width=8))
+    edit_json(copy / "settings.json", lambda found: found["student"].update(width=8))
     write_shapes(copy, dict.fromkeys(shapes, (1,)), inputs=inputs)  # that the weights do not have
     assert load_trained(copy).best_steps == BEST

@@ -25,12 +25,8 @@ TINY = {
 CHAIN = Chain((DEFAULT_CHAIN.steps[0], *DEFAULT_CHAIN.steps[-2:]))  # fewer steps, less to resample
 
 
-def make_labels():
-    rng = np.random.default_rng(0)
-    return np.stack([rng.integers(0, count, NUM_CASES) for count in CHAIN.answers_per_step], axis=1).astype(np.int32)
-
-
-LABELS = make_labels()
+_RNG = np.random.default_rng(0)
+LABELS = np.stack([_RNG.integers(0, count, NUM_CASES) for count in CHAIN.answers_per_step], axis=1).astype(np.int32)
 
 
 def make_split(qualities, *, seed=0, labels=LABELS):

@@ -1,6 +1,5 @@
 """When a difference is called one: few patients, few training runs, many comparisons and a second test."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -96,27 +95,21 @@ def test_holm_is_scipys_step_down(p_values):
     assert all(math.isnan(found[place]) == math.isnan(p) for place, p in enumerate(p_values))
 
 
-def few_annotated():
+def test_two_patients_give_no_verdict_however_narrow_their_interval():
     """The first step is annotated in the two cases of two patients, where one model is right and the other wrong."""
     labels = LABELS.copy()
     labels[:, 0] = NOT_ANNOTATED
     labels[[0, 2], 0] = LABELS[[0, 2], 0]
     split = make_split({"right": 1.0, "wrong": 0.0}, labels=labels)
-    logits = dict(split.predictions.logits)
-    logits["wrong"] = logits["wrong"] - 30 * (np.arange(9) == LABELS[..., None]).astype(np.float32)
-    return dataclasses.replace(split, predictions=dataclasses.replace(split.predictions, logits=logits))
-
-
-def test_two_patients_give_no_verdict_however_narrow_their_interval():
-    comparison = AnswerComparison([few_annotated()], 60, chain=CHAIN)
+    split.predictions.logits["wrong"] -= 30 * (np.arange(9) == LABELS[..., None]).astype(np.float32)
+    comparison = AnswerComparison([split], 60, chain=CHAIN)
     found = comparison.difference("right", "wrong", "accuracy", 0)
     assert (found.value, found.low, found.high) == (1, 1, 1)
     assert comparison.p_value("right", "wrong", "accuracy", 0) == 0.5
     assert comparison.num_patients("accuracy", 0) == 2
-    assert comparison.verdicts([("right", "wrong", "accuracy", 0)]) == ["too few patients"]
-    assert comparison.verdicts([("right", "wrong", "auc", 0)]) == ["too few patients"]
     # The mean counts that step as much as any other, a whole chain does not.
-    assert comparison.verdicts([("right", "wrong", "mean_accuracy", None)]) == ["too few patients"]
+    for figure, place in (("accuracy", 0), ("auc", 0), ("mean_accuracy", None)):
+        assert comparison.verdicts([("right", "wrong", figure, place)]) == ["too few patients"]
     assert comparison.verdicts([("right", "wrong", "chain_accuracy", None)]) == ["higher in this run"]
     assert comparison.num_patients("chain_accuracy") == NUM_CASES // 2
 
@@ -124,11 +117,9 @@ def test_two_patients_give_no_verdict_however_narrow_their_interval():
 def test_verdicts_are_worded_for_the_training_runs():
     qualities = {"better": 0.9, "worse": 0.3}
     splits = [make_split(qualities, seed=seed) for seed in range(3)]
-    said = [
-        AnswerComparison(splits[:count], 60, chain=CHAIN).verdicts([("worse", "better", "accuracy", 1)])[0]
-        for count in (1, 2, 3)
-    ]
-    assert said == ["lower in this run", "lower in both runs", "lower"]
+    for count, said in ((1, "lower in this run"), (2, "lower in both runs"), (3, "lower")):
+        comparison = AnswerComparison(splits[:count], 60, chain=CHAIN)
+        assert comparison.verdicts([("worse", "better", "accuracy", 1)]) == [said]
 
 
 def test_p_is_the_larger_of_two_runs_and_twice_the_median_of_three():
@@ -138,9 +129,8 @@ def test_p_is_the_larger_of_two_runs_and_twice_the_median_of_three():
         answers = {name: found[:, 2, : CHAIN.steps[2].num_answers].argmax(-1)
                    for name, found in split.predictions.logits.items()}  # fmt: skip
         each.append(compare_accuracy(labels=LABELS[:, 2], first=answers["one"], second=answers["other"]).exact_p)
-    p_of = [
-        AnswerComparison(splits[:count], 60, chain=CHAIN).p_value("one", "other", "accuracy", 2) for count in (1, 2, 3)
-    ]
-    assert p_of == [each[0], max(each[:2]), min(1, 2 * sorted(each)[1])]
+    comparisons = [AnswerComparison(splits[:count], 60, chain=CHAIN) for count in (1, 2, 3)]
+    found = [comparison.p_value("one", "other", "accuracy", 2) for comparison in comparisons]
+    assert found == [each[0], max(each[:2]), min(1, 2 * sorted(each)[1])]
     unknown = make_split({"one": 0.6, "other": 0.45}, labels=np.full_like(LABELS, NOT_ANNOTATED))
     assert math.isnan(AnswerComparison([unknown], 60, chain=CHAIN).p_value("one", "other", "accuracy", 2))

@@ -1,12 +1,11 @@
 """Large models put through the steps beside the trained networks, and files that are none."""
 
 import dataclasses
-import json
 
 import msgspec
 import pytest
 from constrain.asked import NO_IMAGE, ask, make_asking
-from refusals import refuse
+from refusals import edit_json, refuse
 from tables.finished_cells import CHAIN, LABELS, NUM_CASES, finish_all, make_plan
 
 from stepcot_jax.evaluation.published import FILE_NAME, digest_cases, read_constrained, write_constrained
@@ -20,10 +19,8 @@ ABOUT = {"about": "Simulated", "source": "made up", "prompt": "p", "lists_diagno
 
 
 def measure(model, *, variants=("constraints", "true"), num_cases=NUM_CASES, levels=(0, 3)):
-    cases = [
-        AskedCase(f"images/{case}.png", f"P{case // 2}", tuple(map(int, LABELS[case])), NO_IMAGE)
-        for case in range(num_cases)
-    ]
+    truths = LABELS[:num_cases].tolist()
+    cases = [AskedCase(f"images/{n}.png", f"P{n // 2}", tuple(truth), NO_IMAGE) for n, truth in enumerate(truths)]
     skill = Skill(accuracy=(0.9, 0.9), direct=0.2, gains=(0.3, 0.4), losses=(0.0, 0.0))
     simulated = SimulatedModel({case.id: case.truth for case in cases}, CHAIN, skill=skill, faults=Faults(*[0.0] * 5))
     replies = ask(cases, simulated, make_asking(variants=variants, levels=levels, chain=CHAIN))
@@ -112,7 +109,5 @@ def test_a_file_is_read_back(found, tmp_path):
 )
 def test_other_files_are_refused(found, tmp_path, change, words):
     write_constrained(tmp_path, found)
-    tree = json.loads((tmp_path / FILE_NAME).read_text())
-    change(tree)
-    (tmp_path / FILE_NAME).write_text(json.dumps(tree))
+    edit_json(tmp_path / FILE_NAME, change)
     refuse(words, read_constrained, tmp_path)
