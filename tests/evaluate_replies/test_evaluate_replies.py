@@ -63,12 +63,10 @@ def test_perfect_replies_beside_the_baseline(folder, capsys):
         "questions": 32, "missing": 0, "ill_formed": 0, "without_answer": 0, "unscored": 0, "unread": 0
     }  # fmt: skip
     assert baseline["figures"]["v_score"]["findings"]["value"] < 0.5
-    assert baseline["figures"]["format"] == {"open": _nothing(), "closed": _nothing()} | {
-        group: _nothing() for group in baseline["figures"]["format"]
-    }
-    assert baseline["less_first"]["a_score"]["mean"]["value"] == pytest.approx(
-        baseline["figures"]["a_score"]["mean"]["value"] - 1
-    )
+    nothing = {"value": None, "low": None, "high": None, "undefined": 1.0}
+    formats, mean = baseline["figures"]["format"], baseline["figures"]["a_score"]["mean"]["value"]
+    assert formats == dict.fromkeys({"open", "closed", *formats}, nothing)
+    assert baseline["less_first"]["a_score"]["mean"]["value"] == pytest.approx(mean - 1)
     shown = [reference_kind(record) for record in TEST]
     neither = sum(each not in ("findings", "regions") for each in shown)
     assert 0 < neither < 32
@@ -78,18 +76,14 @@ def test_perfect_replies_beside_the_baseline(folder, capsys):
     assert found["settings"]["dialect"] == "gemex"
     assert found["settings"]["least_iou"] == 0.75
     assert "100.0 [100.0, 100.0]" in capsys.readouterr().out
-    written = {path.name for path in (folder / "out").iterdir()}
-    assert {"metrics.json", "scores.jsonl", "index.html", "table.csv", "table.md", "table.tex"} <= written
+    names = ("metrics.json", "scores.jsonl", "index.html", "table.csv", "table.md", "table.tex")
+    assert all((folder / "out" / name).is_file() for name in names)
     rows = list(csv.DictReader((folder / "out" / "table.csv").open()))
     assert [row["replies"] for row in rows] == ["majority answer + constant box", "mine"]
     assert float(rows[1]["mean A"]) == 1
     scores = [json.loads(line) for line in (folder / "out" / "scores.jsonl").open()]
     assert [score["id"] for score in scores] == [record.id for record in TEST]
     assert scores[0]["boxes"][0]["box"] == list(TEST[0].references[0].corners)
-
-
-def _nothing():
-    return {"value": None, "low": None, "high": None, "undefined": 1.0}
 
 
 def test_several_files_are_compared_with_the_first(folder):
@@ -164,11 +158,8 @@ def test_perturbed_questions_and_the_replies_to_them(folder, capsys):
     originals = {record.id: record for record in TEST}
     assert [each["question"] for each in perturbed[0]] != [originals[each["id"]].question for each in perturbed[0]]
     # A model that answers every perturbed question as if it were the original one.
-    files = []
-    for number, records in enumerate(perturbed, start=1):
-        path = folder / f"r{number}.jsonl"
-        asked = [originals[each["id"]] for each in records]
-        files.append(write_replies(path, asked))
+    asked = [[originals[each["id"]] for each in records] for records in perturbed]
+    files = [write_replies(folder / f"r{number}.jsonl", own) for number, own in enumerate(asked, start=1)]
     mine = write_replies(folder / "mine.jsonl", RECORDS)
     flags = ["--perturbed-records", folder / "p", "--num-resamples", 20]
     run(folder, mine, "--out", folder / "out", "--perturbed", *files, *flags)

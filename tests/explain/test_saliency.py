@@ -51,36 +51,17 @@ def read_two_steps(features):
     return jnp.stack([first, second], axis=1), None
 
 
-@pytest.fixture(scope="module")
-def one_patch():
+def test_the_map_points_at_the_only_patch_that_counts():
     """A transformer whose class token attends to patches by brightness and copies the result to feature 0."""
     network = VisionTransformer(TransformerSizes(8, 1, 1, 16, "quick_gelu", 1e-5, True), 32, 8, projected_width=6)
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), random_params(network))
-    params = dict(zeros)
-    kernel = np.zeros((8 * 8 * 3, 8), np.float32)
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), random_params(network))
+    kernel, block = params["patch_embedding"]["kernel"], params["blocks"]["layer_0"]
     kernel[:, 0], kernel[:, 1] = 1 / 192, -1 / 192  # brightness with both signs, so that LayerNorm preserves it
-    params["patch_embedding"] = {"kernel": jnp.asarray(kernel)}
-    for norm in ("pre_norm", "post_norm"):
-        params[norm] = {"scale": jnp.ones(8), "bias": jnp.zeros(8)}
-    qkv = np.zeros((8, 24), np.float32)
-    qkv[0, 16] = 1.0  # the value is the normalized brightness
-    block = dict(zeros["blocks"]["layer_0"])
-    block["attention_norm"] = {"scale": jnp.ones(8), "bias": jnp.zeros(8)}
-    out = np.zeros((8, 8), np.float32)
-    out[0, 3] = 1.0
-    block["attention"] = {
-        "qkv": {"kernel": jnp.asarray(qkv), "bias": jnp.zeros(24)},
-        "out": {"kernel": jnp.asarray(out), "bias": jnp.zeros(8)},
-    }
-    params["blocks"] = {"layer_0": block}
-    projection = np.zeros((8, 6), np.float32)
-    projection[3, 0] = 1.0
-    params["projection"] = {"kernel": jnp.asarray(projection)}
-    return network, params
-
-
-def test_the_map_points_at_the_only_patch_that_counts(one_patch):
-    network, params = one_patch
+    for norm in (params["pre_norm"], params["post_norm"], block["attention_norm"]):
+        norm["scale"][:] = 1.0
+    block["attention"]["qkv"]["kernel"][0, 16] = 1.0  # the value is the normalized brightness
+    block["attention"]["out"]["kernel"][0, 3] = params["projection"]["kernel"][3, 0] = 1.0
+    params = jax.tree.map(jnp.asarray, params)
     for row, column in ((0, 0), (2, 3)):
         images = np.zeros((1, 32, 32, 3), np.float32)
         images[0, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] = 1.0

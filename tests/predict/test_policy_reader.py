@@ -1,6 +1,5 @@
 """Questions about pictures: prompts, replies, boxes in the given picture's pixels, and what is refused."""
 
-import functools
 import json
 import pathlib
 import re
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from policies.policy_workdir import BEST, LATEST, SIDE, make_policy_workdir
-from refusals import refuse
+from refusals import edit_json, refuse
 
 import stepcot_jax as sc
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, resize_image
@@ -158,23 +157,19 @@ def test_load_returns_what_fits_the_run(run):
         refuse(words, load)
 
 
-def change_json(path, **changes):
-    found = json.loads(path.read_text())
-    for name, value in changes.items():
-        *groups, key = name.split("__")
-        functools.reduce(dict.__getitem__, groups, found)[key] = value
-    path.write_text(json.dumps(found))
+def edit(name, change):
+    return lambda folder: edit_json(folder / name, change)
 
 
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda folder: change_json(folder / "settings.json", job="teacher"), "trains no policy that answers"),
+        (edit("settings.json", lambda found: found.update(job="teacher")), "trains no policy that answers"),
         (
-            lambda folder: change_json(folder / "settings.json", policy__mlp_width=24),
+            edit("settings.json", lambda found: found["policy"].update(mlp_width=24)),
             r"decoder/layer_0/down/kernel: \(16, 16\) does not fit .* \(24, 16\); 3 tensors",
         ),
-        (lambda folder: change_json(folder / "policy.json", num_words=7), "policy.json 7"),
+        (edit("policy.json", lambda found: found.update(num_words=7)), "policy.json 7"),
         (lambda folder: (folder / "vocabulary.json").unlink(), "vocabulary.json: cannot be read"),
         (lambda folder: shutil.rmtree(folder / "checkpoints"), "no checkpoints"),
     ],
