@@ -46,16 +46,9 @@ def draw(seed, spread=0.4, num_advantages=1):
 def sum_of_shares(inputs, counted, settings, *, at):
     """The sum of the losses of the rows before and after `at`, each with the divisor of all."""
     parts = (slice(None, at), slice(at, None))
-    divisor = sum(aggregate_weight(counted[part], settings) for part in parts)
-    return sum(
-        policy_gradient_loss(
-            **{name: rows[part] for name, rows in inputs.items()},
-            counted=counted[part],
-            settings=settings,
-            divisor=divisor,
-        ).total
-        for part in parts
-    )
+    shared = {"settings": settings, "divisor": sum(aggregate_weight(counted[part], settings) for part in parts)}
+    rows_of = [{name: rows[part] for name, rows in (inputs | {"counted": counted}).items()} for part in parts]
+    return sum(policy_gradient_loss(**rows, **shared).total for rows in rows_of)
 
 
 def oracle(inputs, counted, s):

@@ -25,11 +25,7 @@ class Cells(nn.Module):
 
 SIZES = {"width": 8, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "head_width": 8, "mlp_width": 8}
 SIZES |= {"num_words": WORDS, "sections": (2, 1, 1)}
-NETWORK = PrefixVlm(
-    encoder=Cells(),
-    grid=GRID,
-    sizes=DecoderSizes(**SIZES),
-)
+NETWORK = PrefixVlm(encoder=Cells(), grid=GRID, sizes=DecoderSizes(**SIZES))
 
 
 def normalise(pixels):
