@@ -19,6 +19,7 @@ from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.evaluation.calibration import Calibration
 from stepcot_jax.evaluation.consistency import count_pairs, make_ratios, make_rules, write_pairs
+from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.answer_sheet import find_columns
 from stepcot_jax.reading.corrections import check_given, given_distributions, read_corrections
 from stepcot_jax.reading.image_reader import load
@@ -270,7 +271,8 @@ def test_steps_and_answers_may_be_abbreviated_and_uncertain(name, answer, expect
     ],
 )
 def test_a_wrong_correction_names_what_is_accepted(given, words):
-    refuse(words, given_distributions, given if isinstance(given, dict) else read_corrections(given), OPTIONS)
+    with pytest.raises(BadInput, match=words):
+        given_distributions(given if isinstance(given, dict) else read_corrections(given), OPTIONS)
     assert read_corrections(["a=b\n=c="]) == {"a": "b\n=c="}
 
 
