@@ -22,8 +22,9 @@ sequence_loss = with_arrays(tested.sequence_loss)
 sequence_weight = with_arrays(tested.sequence_weight)
 token_log_probs = with_arrays(tested.token_log_probs)
 
-row = st.lists(st.integers(NO_PART, PARTS - 1), min_size=TOKENS, max_size=TOKENS)
-parts_of = st.lists(row, min_size=CASES, max_size=CASES).map(np.array)
+parts_of = st.lists(
+    st.lists(st.integers(NO_PART, PARTS - 1), min_size=TOKENS, max_size=TOKENS), min_size=CASES, max_size=CASES
+).map(np.array)
 seeds = st.integers(0, 10**6)
 
 
@@ -81,7 +82,9 @@ def test_shares_of_devices_add_up(reduction):
     inputs, parts = draw(1), np.random.default_rng(2).integers(NO_PART, PARTS, (CASES, TOKENS))
     halves = [slice(0, 1), slice(1, CASES)]
     weights = inputs["part_weights"]
-    divisor = sum(sequence_weight(parts=parts[h], part_weights=weights[h], reduction=reduction) for h in halves)
+    divisor = sum(
+        sequence_weight(parts=parts[half], part_weights=weights[half], reduction=reduction) for half in halves
+    )
     rows_of = ({name: rows[half] for name, rows in {**inputs, "parts": parts}.items()} for half in halves)
     shares = [sequence_loss(**rows, reduction=reduction, divisor=divisor) for rows in rows_of]
     assert_close(sum(shares), sequence_loss(**inputs, parts=parts, reduction=reduction), 1e-5)

@@ -32,11 +32,16 @@ def test_student_agrees_with_the_oracle(steps):
     assert_close(reading.image_features, expected["image_features"])
 
 
+def given_to(counts, share=0.6):
+    """Given answers of the cases, -1 for some steps."""
+    rng = np.random.default_rng(4)
+    given = np.stack([rng.integers(0, count, len(IMAGES)) for count in counts], axis=1).astype(np.int32)
+    return np.where(rng.random(given.shape) < share, given, -1).astype(np.int32)
+
+
 def test_given_answers_take_the_place_of_the_logits_that_are_passed_on():
     student, params = make(ANSWERS[3])
-    rng = np.random.default_rng(4)
-    given = np.stack([rng.integers(0, count, len(IMAGES)) for count in ANSWERS[3]], axis=1)
-    given = np.where(rng.random(given.shape) < 0.6, given, -1).astype(np.int32)  # -1 for some steps
+    given = given_to(ANSWERS[3])
     read_given = quick_jit(lambda given: read(student, params, IMAGES, given).logits)
     found = read_given(given)
     assert_logits(found, oracle.student(oracle.as_float64(params), IMAGES, given)["logits"])

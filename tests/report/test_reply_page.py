@@ -1,3 +1,5 @@
+"""The page in a browser."""
+
 import json
 
 import msgspec
@@ -19,6 +21,11 @@ def browser():
 
 def open_page(browser, folder, **options):
     return watch(browser, f"file://{folder}/out/index.html", ready="#gallery li", **options)
+
+
+def data_of(folder):
+    page = (folder / "out" / "index.html").read_text()
+    return page, json.loads(page.partition('id="reply-data">')[2].partition("</script>")[0])
 
 
 def change(text, place):
@@ -135,8 +142,7 @@ def test_a_page_shows_no_more_than_asked_shortens_long_replies_and_counts_unread
     (folder / records[0].image).write_bytes(b"no picture")
     path = write_replies(folder / "mine.jsonl", records, change=lambda text, place: text + "x" * 100_000)
     main([str(folder), str(path), "--out", str(folder / "out"), "--num-shown", "5", "--num-resamples", "5"])
-    page = (folder / "out" / "index.html").read_text()
-    data = json.loads(page.partition('id="reply-data">')[2].partition("</script>")[0])
+    page, data = data_of(folder)
     assert "1 images could not be read" in capsys.readouterr().out
     assert [picture is None for picture in data["pictures"]] == [True, False]
     assert "The page shows the first 5 of 16." in page
