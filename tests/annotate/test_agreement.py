@@ -11,7 +11,7 @@ import pytest
 from host.test_pages import Seen
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import refuses
+from refusals import refuse
 from report.browser import Watched, find_violations, open_browser
 from sklearn.metrics import cohen_kappa_score
 
@@ -153,10 +153,10 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
         *(([a, d], "no image_path in common"), ([a, e], ", step 7: the options"), ([a, a / "none"], "cannot be read")),
         ([f], r"record 0 \(image_path '../1.png'\).*1 more of the 3 records are bad"),
     ):
-        assert "Report of" not in refuses(words, lambda folders=folders: compare(align(folders)))
+        assert "Report of" not in refuse(words, lambda folders=folders: compare(align(folders)))
     assert align([a, a], names=["x", "y"]).names == ("x", "y")
     for names in (["x"], ["x", "x"], ["x", " "], ["x", "\n"]):
-        refuses("--names", align, [a, a], names=names)
+        refuse("--names", align, [a, a], names=names)
 
 
 HOSTILE = (

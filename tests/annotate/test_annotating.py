@@ -5,7 +5,7 @@ import json
 import pytest
 from annotate.misbehaving_server import MisbehavingServer
 from annotate.phantom_records import write_folder
-from refusals import refuses
+from refusals import refuse
 
 import stepcot_jax as sc
 from stepcot_jax.data.splits.split_resolver import read_splits
@@ -32,7 +32,7 @@ def test_reports_of_several_sources_share_one_folder_of_images(tables, tmp_path,
     assert all((made.records.root / record.image).is_file() for record in made.records)
     assert (tmp_path / "out" / "source_1" / "data.json").is_file() is is_kept
     if is_kept:
-        refuses("overwrite", sc.annotate_reports, tables, out=tmp_path / "out")
+        refuse("overwrite", sc.annotate_reports, tables, out=tmp_path / "out")
 
 
 def test_an_official_split_is_kept(tmp_path):
@@ -51,7 +51,7 @@ def test_an_official_split_is_kept(tmp_path):
     assert [record.split for record in again.records] == ["train", "val", "test"]
     assert read_splits(tmp_path / "b", again.records).by_name() == {"train": (0,), "val": (1,), "test": (2,)}
     table.write_text(table.read_text().replace("validate", "fold 2"))
-    refuses(r"reports\.csv, row 3, field split: 'fold 2' is not one of train, val", sc.annotate_reports, table)
+    refuse(r"reports\.csv, row 3, field split: 'fold 2' is not one of train, val", sc.annotate_reports, table)
 
 
 def test_a_second_annotator_is_compared_with_the_first(tables):
@@ -76,7 +76,7 @@ def test_records_are_made_beside_their_source_and_what_cannot_be_made_is_named(t
         (lambda: sc.make_records(tmp_path, recipe="cot"), "recipe must be one of rmcot, lvkc, medclm; got 'cot'"),
         (lambda: sc.make_records(tmp_path, recipe="lvkc", num_regions=9), "must be from 0 to 4"),
     ):
-        refuses(words, call)
+        refuse(words, call)
 
 
 def test_replies_are_scored_from_texts_as_from_a_file(tmp_path):
@@ -94,4 +94,4 @@ def test_replies_are_scored_from_texts_as_from_a_file(tmp_path):
         (texts, {"open_score": "relative"}, "needs a judge"),
         (texts, {"dialect": "latin"}, "dialect must be one of"),
     ):
-        refuses(words, sc.score_replies, records, replies, **{**how, **changes})
+        refuse(words, sc.score_replies, records, replies, **{**how, **changes})

@@ -17,7 +17,7 @@ from annotate.test_pipeline import KEY, command, read_lines, six, write_reports 
 from annotate.test_sharding import entries, files
 from annotate.vqa.test_vqa_pipeline import answer, learn
 from annotate.vqa.test_vqa_pipeline import command as vqa_command
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.annotate.llm.answers import Answers
 from stepcot_jax.data.records.records import read_records
@@ -108,7 +108,7 @@ def test_files_keep_their_limits(tmp_path, six):  # noqa: F811
     assert [len(read_lines(path)) for path in paths] == [2, 2]
     assert all(path.stat().st_size <= 1_000_000 for path in paths)
     for flag in ("--max-requests", "--max-megabytes"):
-        refuses(f"{flag} must be above 0", ask, six, tmp_path / "none", f"{flag}=0")
+        refuse(f"{flag} must be above 0", ask, six, tmp_path / "none", f"{flag}=0")
 
 
 def start(source, out, server):
@@ -136,7 +136,7 @@ def test_partial_repeated_foreign_and_damaged_lines_are_named(tmp_path, six, cap
         "3 requests have no reply yet",
     ]
     path.write_text("\n".join([json.dumps(replies[3]), "{", "[]", "", json.dumps(replies[4])[:-20]]))
-    refuses(r"replies.jsonl, line 2 \(.*\) and 2 more lines: not a reply of a batch", take, out, path)
+    refuse(r"replies.jsonl, line 2 \(.*\) and 2 more lines: not a reply of a batch", take, out, path)
     assert "1 answers taken\n2 requests have no reply yet" in capsys.readouterr().out
     ask(six, out)
     assert "2 requests of earlier rounds have no reply yet; --again" in capsys.readouterr().out
@@ -151,7 +151,7 @@ def test_partial_repeated_foreign_and_damaged_lines_are_named(tmp_path, six, cap
     assert len(read_records(out, require_images=False).cases) == 6
     with pytest.raises(BadInput, match=r"none of 1 replies is about a request of \S*out \(first custom_id: 'x-r1'\)"):
         take(out, write_lines(path, foreign[1:]))
-    refuses(r"nowhere has no batch; expected a folder that `annotate requests` wrote", take, tmp_path / "nowhere", path)
+    refuse(r"nowhere has no batch; expected a folder that `annotate requests` wrote", take, tmp_path / "nowhere", path)
 
 
 ERRORS = {

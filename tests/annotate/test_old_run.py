@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 from annotate.misbehaving_server import MisbehavingServer
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.tools.annotate.command import main
 
@@ -45,5 +45,5 @@ def test_answers_to_the_prompt_without_quotes_are_refused_before_a_request(tmp_p
     old = tmp_path / "ledger" / "annotate-m-cf2a986ef0e5.jsonl"
     old.parent.mkdir()
     shutil.copy(OLD / "version_1.jsonl", old)
-    refuses("has answers to version 1 of the prompt, expected version 2", annotate, server, tmp_path)
+    refuse("has answers to version 1 of the prompt, expected version 2", annotate, server, tmp_path)
     assert old.read_bytes() == (OLD / "version_1.jsonl").read_bytes()

@@ -16,7 +16,7 @@ from annotate.answer_files import read_rows
 from annotate.archive import sample_archive
 from annotate.misbehaving_server import GOOD, NORMAL, NUM_TOKENS, REPORT, MisbehavingServer, read_data
 from PIL import Image
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.annotate import runner
 from stepcot_jax.annotate.llm.prompts import write_annotation_prompt
@@ -100,7 +100,7 @@ def test_a_second_run_pays_nothing_and_one_of_another_setting_or_model_pays_anew
     with MisbehavingServer() as server:
         first = run(six, tmp_path / "out", server)
         assert (run(six, tmp_path / "out", server, "--overwrite"), len(server.paid)) == (first, 6)
-        refuses(r"data\.json exists", run, six, tmp_path / "out", server)
+        refuse(r"data\.json exists", run, six, tmp_path / "out", server)
         run(six, tmp_path / "out", server, "--overwrite", "--seed=1")
         run(six, tmp_path / "out", server, "--overwrite", "--model=n")
         assert len(server.paid) == 18
@@ -227,7 +227,7 @@ def test_a_voter_elsewhere_is_not_told_the_annotators_key(tmp_path, six, monkeyp
 
 def test_one_run_at_a_time_and_a_result_that_another_run_left_meanwhile_is_not_replaced(tmp_path, six, monkeypatch):
     with lock_folder(tmp_path / "locked"), MisbehavingServer() as server:
-        refuses(r"\.lock: in use", run, six, tmp_path / "locked", server, "--model=n")
+        refuse(r"\.lock: in use", run, six, tmp_path / "locked", server, "--model=n")
         assert server.requests == []
 
     @contextlib.contextmanager
@@ -238,7 +238,7 @@ def test_one_run_at_a_time_and_a_result_that_another_run_left_meanwhile_is_not_r
 
     monkeypatch.setattr(runner, "lock_folder", write_and_lock)
     with MisbehavingServer() as server:
-        refuses(r"data\.json exists", run, six, tmp_path / "out", server)
+        refuse(r"data\.json exists", run, six, tmp_path / "out", server)
         assert server.requests == []
     assert (tmp_path / "out" / "data.json").read_text() == "[]"
 
@@ -249,7 +249,7 @@ def test_an_image_named_like_an_output_is_refused(tmp_path):
         (tmp_path / "in" / name).write_bytes(b"source")
         row = json.dumps({"id": "r", "report": REPORT.format(1), "image": name})
         (tmp_path / "in" / "reports.jsonl").write_text(row)
-        refuses("name of an output", main, [str(tmp_path / "in" / "reports.jsonl"), f"--out={tmp_path / 'out'}"])
+        refuse("name of an output", main, [str(tmp_path / "in" / "reports.jsonl"), f"--out={tmp_path / 'out'}"])
         assert (tmp_path / "in" / name).read_bytes() == b"source"
     assert not (tmp_path / "out" / "data.json").exists()
 
@@ -287,7 +287,7 @@ def test_images_that_are_there_come_along(tmp_path, six):
     for number in range(5):
         Image.new("L", (8, 8), number).save(tmp_path / "images" / f"{number}.png")
     (tmp_path / "images" / "5.png").symlink_to("/etc/hostname")
-    refuses("a link out", main, [str(six), f"--out={tmp_path / 'out'}"])
+    refuse("a link out", main, [str(six), f"--out={tmp_path / 'out'}"])
     (tmp_path / "images" / "5.png").unlink()
     main([str(six), f"--out={tmp_path / 'out'}"])
     linked = sorted((tmp_path / "out" / "images").iterdir())
@@ -296,7 +296,7 @@ def test_images_that_are_there_come_along(tmp_path, six):
     main([str(six), f"--out={tmp_path / 'out'}", "--overwrite"])
     (tmp_path / "images" / "3.png").unlink()
     (tmp_path / "images" / "3.png").write_bytes(b"other")
-    refuses("exists and differs", main, [str(six), f"--out={tmp_path / 'out'}", "--overwrite"])
+    refuse("exists and differs", main, [str(six), f"--out={tmp_path / 'out'}", "--overwrite"])
     main([str(six), f"--out={tmp_path / 'bare'}", "--images=none"])
     assert not (tmp_path / "bare" / "images").exists()
 
@@ -310,7 +310,7 @@ def test_a_source_is_never_overwritten(tmp_path, six):
         (tmp_path / "data.json", ["--overwrite"], "data.json is the source itself"),
         (tmp_path / "gone" / "reports.csv", ["--overwrite"], "does not exist"),
     ):
-        refuses(words, main, [str(source), f"--out={tmp_path}", *more])
+        refuse(words, main, [str(source), f"--out={tmp_path}", *more])
     assert (tmp_path / "data.json").read_bytes() == before
     main([str(tmp_path), f"--out={tmp_path / 'second'}"])
     assert read_records(tmp_path / "second", require_images=False).cases[0].patient == "r0"
@@ -318,13 +318,13 @@ def test_a_source_is_never_overwritten(tmp_path, six):
 
 def test_a_bad_row_or_none_is_found_before_anything_is_paid_for_and_if_nothing_is_kept_the_reasons_are(tmp_path, six):
     (tmp_path / "r.csv").write_text("id,report,image\n")
-    refuses("holds no report", main, [str(tmp_path / "r.csv"), f"--out={tmp_path / 'out'}"])
+    refuse("holds no report", main, [str(tmp_path / "r.csv"), f"--out={tmp_path / 'out'}"])
     six.write_text(six.read_text() + "\nbad")
     with MisbehavingServer() as server:
-        refuses("line 7", run, six, tmp_path / "out", server)
+        refuse("line 7", run, six, tmp_path / "out", server)
         assert server.requests == []
     source = write_reports(tmp_path, ["", " "])
-    refuses(r"all 2 reports were set aside \(.+: [12]", main, [str(source), f"--out={tmp_path / 'out'}"])
+    refuse(r"all 2 reports were set aside \(.+: [12]", main, [str(source), f"--out={tmp_path / 'out'}"])
     assert len(read_lines(tmp_path / "out" / "set_aside.jsonl")) == 2
     assert not (tmp_path / "out" / "data.json").exists()
 

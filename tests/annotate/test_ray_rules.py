@@ -12,7 +12,7 @@ import pytest
 from annotate.test_sharding import TEXTS, files
 from PIL import Image
 from ray_cluster import run_cluster
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.annotate.runner import BLOCK_SIZE
 from stepcot_jax.tools.annotate.command import main
@@ -47,8 +47,8 @@ def test_a_killed_driver_is_resumed_with_the_blocks_that_are_missing(tmp_path):
     Image.new("L", (4, 4)).save(tmp_path / "3.png")
     main([str(source), f"--out={local}"])
     on_ray = [str(source), f"--out={out}", "--engine=ray"]
-    refuses("is for --annotator=rules without", main, [*on_ray, "--voter=v"])
-    refuses("at least 1; got 0", main, [*on_ray, "--ray-workers=0"])
+    refuse("is for --annotator=rules without", main, [*on_ray, "--voter=v"])
+    refuse("at least 1; got 0", main, [*on_ray, "--ray-workers=0"])
     with run_cluster() as environment:
 
         def start():

@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.annotate.annotation import Aside, Reason, Report
 from stepcot_jax.annotate.reports import read_reports
@@ -103,7 +103,7 @@ def test_odd_published_records_are_named(tmp_path):
         ({"report": 3}, "Expected `str | null`"),
     ):
         write(tmp_path, json.dumps([record, {**record, "image_path": "b.png", **change}]), "data.json")
-        message = refuses("", lambda: list(read_reports(tmp_path)))
+        message = refuse("", lambda: list(read_reports(tmp_path)))
         assert words in message
         assert "data.json" in message
 

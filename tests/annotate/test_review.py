@@ -6,7 +6,7 @@ import re
 
 import pytest
 from annotate.test_agreement import MASS, NORMAL, make_case, write
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.annotate.agreement import align
 from stepcot_jax.annotate.review import apply_review, write_review
@@ -68,7 +68,7 @@ def test_a_form_has_what_is_disputed_unless_all_is_asked_for_and_no_formula(tmp_
     assert (rows[6]["answer of a"], rows[6]["answer of b"]) == ("H. Mass", "A. Normal")
     assert write_review(tmp_path / "all.csv", aligned, every=True) == 3
     assert write_review(tmp_path / "one.csv", align([tmp_path / "a"]), every=False) == 3
-    refuses("exists", write_review, tmp_path / "all.csv", aligned, every=True)
+    refuse("exists", write_review, tmp_path / "all.csv", aligned, every=True)
     with pytest.raises(BadInput, match="do not disagree"):
         write_review(tmp_path / "none.csv", align([tmp_path / "a"] * 2, names=["x", "y"]), every=False)
     write_review(tmp_path / "form.csv", aligned, every=True)
@@ -159,7 +159,7 @@ REFUSED = (
 
 def test_incomplete_altered_and_contradictory_forms_are_refused_by_row_and_column(tmp_path, aligned):
     for row, change, words in REFUSED:
-        refuses(re.escape(words), review, tmp_path, aligned, changing({row: change}))
+        refuse(re.escape(words), review, tmp_path, aligned, changing({row: change}))
     assert not (tmp_path / "out" / "data.json").exists()
 
 
@@ -180,15 +180,15 @@ def test_rows_that_are_missing_moved_or_new_and_other_odd_input_are_refused(tmp_
         text = io.StringIO()
         csv.writer(text).writerows(content)
         form.write_text(text.getvalue(), encoding="utf-8", newline="")
-        refuses(re.escape(words), apply_review, form, aligned, every=True, reviewer="x", folder=tmp_path / "out")
+        refuse(re.escape(words), apply_review, form, aligned, every=True, reviewer="x", folder=tmp_path / "out")
     for content in (b"\xff", b'"a', b"a,b\n"):
         form.write_bytes(content)
-        refuses(r"form\.csv", apply_review, form, aligned, every=True, reviewer="x", folder=tmp_path / "out")
+        refuse(r"form\.csv", apply_review, form, aligned, every=True, reviewer="x", folder=tmp_path / "out")
     for reviewer in ("", " ", "a\nb", "x" * 300):
-        refuses("--reviewer", review, tmp_path, aligned, reviewer=reviewer)
-    refuses("exists", apply_review, form, aligned, every=True, reviewer="x", folder=tmp_path / "a")
+        refuse("--reviewer", review, tmp_path, aligned, reviewer=reviewer)
+    refuse("exists", apply_review, form, aligned, every=True, reviewer="x", folder=tmp_path / "a")
     form.unlink()
-    refuses("cannot be read", apply_review, form, aligned, every=True, reviewer="x", folder=tmp_path / "out")
+    refuse("cannot be read", apply_review, form, aligned, every=True, reviewer="x", folder=tmp_path / "out")
 
 
 def test_ok_leaves_an_answer_uncertain_and_writing_it_out_makes_it_certain(tmp_path):

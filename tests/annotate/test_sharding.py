@@ -8,7 +8,7 @@ from annotate.answer_files import read_rows
 from annotate.misbehaving_server import MisbehavingServer, read_data
 from annotate.test_pipeline import command, read_funnel
 from PIL import Image
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.annotate import runner
 from stepcot_jax.annotate.output import Shard, read_shard
@@ -84,7 +84,7 @@ def test_a_shard_depends_on_the_id_alone_and_other_flags_are_refused():
     # Fixed forever: a shard of an older run must stay that shard.
     assert [next(i for i in range(7) if Shard(i, 7).has(name)) for name in names[:8]] == [0, 5, 0, 6, 5, 2, 1, 4]
     for written in ("", "3", "4/4", "-1/4", "1/0", "a/b", "1/2/3"):
-        refuses(r"--shard: .* is not I/N", read_shard, written)
+        refuse(r"--shard: .* is not I/N", read_shard, written)
 
 
 def test_gaps_doubles_and_strangers_are_refused_by_name(tmp_path, source):
@@ -104,12 +104,12 @@ def test_gaps_doubles_and_strangers_are_refused_by_name(tmp_path, source):
         ([*folders[:4], tmp_path / "four"], r"four/shard.json: is one of 4 shards, \S*shards/0 one of 5"),
         ([*folders[:4], strange], r"strange/shard.json: was made from another source than \S*shards/0"),
     ):
-        refuses(words, merge, given, out)
+        refuse(words, merge, given, out)
     assert not out.exists()
     merge(folders, out)
-    refuses(r"out/data.json exists; choose another folder or pass --overwrite", merge, folders, out)
+    refuse(r"out/data.json exists; choose another folder or pass --overwrite", merge, folders, out)
     before = files(folders[0])
-    refuses(r"shards/0 is one of the shards; choose another folder", merge, folders, folders[0] / ".", "--overwrite")
+    refuse(r"shards/0 is one of the shards; choose another folder", merge, folders, folders[0] / ".", "--overwrite")
     assert files(folders[0]) == before
 
 
@@ -123,26 +123,26 @@ def test_a_report_in_two_shards_or_none_and_a_changed_shard_are_refused(tmp_path
         merge(folders, tmp_path / "out")
     first = json.loads((folders[0] / "shard.json").read_text())["annotated"][0][0]
     path.write_text(json.dumps({**shard, "annotated": [[first, number], *others]}))
-    refuses(rf"report {first} of the source is in \S*shards/0 and in \S*shards/2", merge, folders, tmp_path / "out")
+    refuse(rf"report {first} of the source is in \S*shards/0 and in \S*shards/2", merge, folders, tmp_path / "out")
     path.write_text(json.dumps(shard))
     records, asides = folders[1] / "data.json", folders[1] / "set_aside.jsonl"
     content = records.read_text()
     records.write_text(json.dumps(json.loads(content)[1:]))
-    refuses(r"shards/1/data.json has \d+ records; its shard.json says \d+", merge, folders, tmp_path / "out")
+    refuse(r"shards/1/data.json has \d+ records; its shard.json says \d+", merge, folders, tmp_path / "out")
     records.unlink()
-    refuses(r"shards/1: shard 1/5 is not complete", merge, folders, tmp_path / "out")
+    refuse(r"shards/1: shard 1/5 is not complete", merge, folders, tmp_path / "out")
     records.write_text(content)
     asides.write_text(asides.read_text() + asides.read_text())
-    refuses(r"shards/1/set_aside.jsonl has \d+ lines", merge, folders, tmp_path / "out")
+    refuse(r"shards/1/set_aside.jsonl has \d+ lines", merge, folders, tmp_path / "out")
     asides.write_text("{")
-    refuses(r"shards/1/set_aside.jsonl cannot be read", merge, folders, tmp_path / "out")
+    refuse(r"shards/1/set_aside.jsonl cannot be read", merge, folders, tmp_path / "out")
 
 
 def test_a_folder_holds_one_shard_and_one_killed_while_it_is_replaced_is_not_merged(tmp_path, source, monkeypatch):
     main([str(source), f"--out={tmp_path / 'a'}", "--shard=0/5"])
     with pytest.raises(BadInput, match=r"a holds shard 0/5, expected 1/5; each shard needs its own folder"):
         main([str(source), f"--out={tmp_path / 'a'}", "--shard=1/5", "--overwrite"])
-    refuses(r"a/data.json exists", main, [str(source), f"--out={tmp_path / 'a'}", "--shard=0/5"])
+    refuse(r"a/data.json exists", main, [str(source), f"--out={tmp_path / 'a'}", "--shard=0/5"])
     folders = annotate_shards(source, tmp_path / "shards", count=2)
 
     def stop(*_, **__):
@@ -151,7 +151,7 @@ def test_a_folder_holds_one_shard_and_one_killed_while_it_is_replaced_is_not_mer
     monkeypatch.setattr(runner, "write_records", stop)
     with pytest.raises(KeyboardInterrupt):
         main([str(source), f"--out={folders[0]}", "--shard=0/2", "--overwrite"])
-    refuses(r"shard 0/2 is not complete \(data\.json is missing\)", merge, folders, tmp_path / "merged")
+    refuse(r"shard 0/2 is not complete \(data\.json is missing\)", merge, folders, tmp_path / "merged")
 
 
 def entries(folder):
@@ -186,7 +186,7 @@ def test_blocks_of_an_engine_are_kept_for_a_rerun_and_damaged_ones_are_named(tmp
     (kept,) = (tmp_path / "blocks" / "blocks").iterdir()
     content, stops = kept.read_bytes(), False
     kept.write_text("[]")
-    refuses(rf"{kept.name} is not a block of 8 reports; remove it and rerun", run)
+    refuse(rf"{kept.name} is not a block of 8 reports; remove it and rerun", run)
     kept.write_bytes(content)
     run()
     assert annotated == [8] * 5  # each block once
@@ -219,4 +219,4 @@ def test_merged_shards_of_a_language_model_have_the_ledger_of_one_run(tmp_path, 
     assert entries(tmp_path / "merged") == entries(tmp_path / "whole")
     with MisbehavingServer() as server:
         main(command(source, folders[2], server, *more, "--shard=2/3", "--repairs=1", "--overwrite"))
-    refuses(r"was made with other settings \(repairs: 1 instead of 2\)", merge, folders, tmp_path / "other")
+    refuse(r"was made with other settings \(repairs: 1 instead of 2\)", merge, folders, tmp_path / "other")

@@ -1,5 +1,3 @@
-"""The command: what it prints and writes, and its errors on one line."""
-
 import json
 
 import numpy as np

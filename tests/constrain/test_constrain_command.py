@@ -11,7 +11,7 @@ from annotate.answer_files import read_entries
 from annotate.misbehaving_server import MisbehavingServer
 from PIL import Image
 from readers.reader_samples import SECRETS, write_folder, write_run
-from refusals import refuses
+from refusals import refuse
 from report.browser import Watched, contrasts_of, find_broken_words, find_violations, open_browser
 
 from stepcot_jax.annotate.llm.client import bound_prompt_tokens
@@ -246,7 +246,7 @@ def test_axe_finds_nothing_on_the_page_and_print_opens_the_dialogues(tmp_path):
     ],
 )
 def test_wrong_flags_are_named(flags, words, tmp_path):
-    refuses(words, main, [*flags, f"--out={tmp_path}"])
+    refuse(words, main, [*flags, f"--out={tmp_path}"])
 
 
 def test_a_resumed_run_charges_a_lost_reply_by_the_prompts_that_the_ledger_counted(phantoms, tmp_path):

@@ -1,7 +1,7 @@
 """Levels: what each asks and gives, and that no dialogue gives the answer that it asks for."""
 
 import pytest
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.tools.constrain import command
@@ -32,4 +32,4 @@ def test_what_is_asked_is_never_given(variant):
 
 @pytest.mark.parametrize("text", ["8", "-1", "1,,2", "1000000", "²"])
 def test_levels_that_are_none(text):
-    refuses(r"--levels: .* is not a list of levels from 0 to 7", choose_levels, text, 7)
+    refuse(r"--levels: .* is not a list of levels from 0 to 7", choose_levels, text, 7)

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from policies.qwen.tiny_qwen import write_reader
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.policies.qwen_chat import QwenReader
 from stepcot_jax.tools.constrain import models as local_model
@@ -62,4 +62,4 @@ def test_another_checkpoint_has_another_ledger(folder, tmp_path):
 
 def test_a_text_model_is_refused(tmp_path):
     write_reader(tmp_path / "text", images=False)
-    refuses(r"--local: .*text is a text model", run, tmp_path / "text", tmp_path / "out")
+    refuse(r"--local: .*text is a text model", run, tmp_path / "text", tmp_path / "out")

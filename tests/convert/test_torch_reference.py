@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from convert.named_tensors import random_tensors
 
 from stepcot_jax.export.authors import NETWORKS, entries, flatten, from_torch_networks, to_torch_networks
 from stepcot_jax.host.errors import BadInput
@@ -10,23 +11,8 @@ SIZES = {
 }  # fmt: skip
 
 
-def length(axis):
-    if isinstance(axis, int):
-        return axis
-    factor, _, name = axis.rpartition("*")
-    return int(factor or 1) * SIZES[name]
-
-
-def make_tensors(seed=0, memory=True):
-    """Random tensors of all networks under the authors' names, without torch."""
-    rng = np.random.default_rng(seed)
-    return {
-        network: {
-            entry.torch_name: rng.standard_normal([length(axis) for axis in entry.axes], np.float32)
-            for entry in entries(network, num_steps=3, num_layers=2, memory=memory)
-        }
-        for network in NETWORKS
-    }
+def make_tensors(memory=True):
+    return random_tensors(NETWORKS, SIZES, num_steps=3, num_layers=2, memory=memory)
 
 
 def assert_same(found, expected):

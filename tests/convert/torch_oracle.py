@@ -264,7 +264,6 @@ def golden_arrays(meta=None, seed=0):
 
 
 def part_arrays(teacher, meta, seed):
-    """Graph attention and memory cell alone."""
     torch.manual_seed(seed + 2)
     batch, nodes, width = meta["batch"], len(meta["step_num_classes"]) + 1, meta["teacher_dim"]
     nodes_in, x, h = torch.randn(batch, nodes, width), torch.randn(batch, width), torch.randn(batch, width)

@@ -14,7 +14,7 @@ import grain
 import msgspec
 import numpy as np
 import pytest
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.data import reading_ahead
@@ -131,7 +131,7 @@ def read_badly(index):
 def test_what_a_worker_refuses_arrives_as_it_is_and_what_cannot_cross_as_a_message():
     data = dataset_reading(read_badly)
     iterator = iterate(evaluation_batches(data, "val", batch_size=3), num_threads=1, num_workers=1)
-    refuses(f"record {data.splits.val[0]}: cannot be decoded", next, iterator)
+    refuse(f"record {data.splits.val[0]}: cannot be decoded", next, iterator)
     assert not multiprocessing.active_children()
     iterator = reading_ahead.ReadAhead(grain.MapDataset.range(9).map(refuse_oddly), int, num_threads=0, num_workers=1)
     with pytest.raises(RunStopped, match="ended with exit code 1"):

@@ -2,7 +2,7 @@
 
 import pytest
 from cloud.memory_store import new_address, put_files
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
 from stepcot_jax.data.sources.layouts import read_source
@@ -32,5 +32,5 @@ def test_a_fetched_folder_is_read_as_the_one_that_was_uploaded(address, tmp_path
 
 
 def test_an_empty_address_and_a_path_are_refused(tmp_path, monkeypatch):
-    refuses("holds no files", lambda: main(["fetch", new_address(monkeypatch), str(tmp_path / "here")]))
-    refuses("not an address", main, ["fetch", str(tmp_path), str(tmp_path / "here")])
+    refuse("holds no files", lambda: main(["fetch", new_address(monkeypatch), str(tmp_path / "here")]))
+    refuse("not an address", main, ["fetch", str(tmp_path), str(tmp_path / "here")])

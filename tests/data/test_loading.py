@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 from PIL import Image
-from refusals import refuses
+from refusals import refuse
 from run.small_run import small_settings
 
 from stepcot_jax.data.batches import training_batches
@@ -34,7 +34,7 @@ def load(root, *, source="folder", **changes):
 
 
 def refusal(root, **changes):
-    return refuses("", load, root, **changes)
+    return refuse("", load, root, **changes)
 
 
 def test_prepared_data_train_as_their_folder_does(folder, tmp_path):

@@ -10,7 +10,7 @@ import sys
 import msgspec
 import numpy as np
 import pytest
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.box import Box
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
@@ -80,7 +80,7 @@ def prepared(original, tmp_path):
 
 
 def refusal(function, *arguments, **settings):
-    return refuses("", function, *arguments, **settings)
+    return refuse("", function, *arguments, **settings)
 
 
 def run(script, *arguments):

@@ -9,7 +9,7 @@ from data.records.test_records import NAMES, change_step, make_record, read, ref
 from data.test_batches import PREPROCESSING
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.data.batches import evaluation_batches, training_batches
@@ -74,7 +74,7 @@ def test_the_limits_of_soft_targets_are_hard(weight, treatment):
 def test_a_step_without_a_negative_option_is_refused(treatment):
     chain = Chain((CHAIN.steps[0], Step("Zone", "?", ("Upper", "Lower", "Middle"))))
     message = r"config\.data\.uncertain: .*'Zone' \(2 uncertain training answers\) offers none"
-    refuses(message, targets, treatment, chain=chain)
+    refuse(message, targets, treatment, chain=chain)
     assert targets("positive", chain=chain).labels[3, 1] == 1
     rule, certain = UncertainAnswers(treatment), np.full_like(LABELS, NO)
     found = make_targets(labels=LABELS, uncertain=certain, chain=chain, rule=rule)

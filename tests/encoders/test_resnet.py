@@ -1,5 +1,3 @@
-"""The residual networks that are trained along."""
-
 import math
 
 import jax

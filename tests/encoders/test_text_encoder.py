@@ -1,5 +1,3 @@
-"""Prompts from templates, and hashed prompt vectors."""
-
 import numpy as np
 import pytest
 
@@ -16,10 +14,7 @@ CHAIN = Chain((Step("Size", "How large?", ("Small", "Large")), Step("Side", "Whi
     ("template", "prompts"),
     [
         ("{question}", ("How large?", "Which side?")),
-        (
-            "{name}: {question} [{options}]",
-            ("Size: How large? [A. Small; B. Large]", "Side: Which side? [A. Left; B. Right; N/A]"),
-        ),
+        ("{name}: [{options}]", ("Size: [A. Small; B. Large]", "Side: [A. Left; B. Right; N/A]")),
         ("{{{name}}}", ("{Size}", "{Side}")),
     ],
 )

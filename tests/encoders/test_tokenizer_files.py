@@ -4,6 +4,7 @@ import json
 import types
 
 import pytest
+from refusals import refuse
 
 from stepcot_jax.encoders import text_encoder
 from stepcot_jax.encoders.checkpoints import resolve
@@ -94,19 +95,16 @@ def test_a_file_has_a_largest_size_and_a_panic_is_a_sentence(tmp_path, monkeypat
         raise PanicException("called `Result::unwrap()` on an `Err` value")
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", panic)
-    with pytest.raises(BadInput, match=r"^PanicException: called `Result"):
-        load_tokenizer_files(write(tmp_path))
+    refuse(r"^PanicException: called `Result", load_tokenizer_files, write(tmp_path))
     monkeypatch.setattr(text_encoder, "_MOST_BYTES", 100)
-    with pytest.raises(BadInput, match=r"tokenizer\.json: \d+ bytes, more than 100"):
-        load_tokenizer_files(tmp_path)
+    refuse(r"tokenizer\.json: \d+ bytes, more than 100", load_tokenizer_files, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["a/b@v1/../../x", "a/..", "../b", "./b", "a/b@", "-a/b", "a/b/c"])
 @pytest.mark.parametrize("load", [load_tokenizer_files, load_pretrained, read_preprocessing, resolve])
 def test_a_name_that_is_no_hub_id_is_refused_before_anything_is_fetched(load, name, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("was asked for"))
-    with pytest.raises(BadInput, match=r"not a Hugging Face id|is not the name of a repository or revision"):
-        load(name)
+    refuse(r"not a Hugging Face id|is not the name of a repository or revision", load, name)
 
 
 def test_the_tokenizer_of_a_hub_id_is_checked_as_that_of_a_folder(tmp_path, monkeypatch):
@@ -117,6 +115,5 @@ def test_the_tokenizer_of_a_hub_id_is_checked_as_that_of_a_folder(tmp_path, monk
         return [types.SimpleNamespace(file_size=1)] if dry_run else write(tmp_path, normalizer={"type": "Evil"})
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    with pytest.raises(BadInput, match="'Evil' is not one of NFC"):
-        load_pretrained("owner/name@v1")
+    refuse("'Evil' is not one of NFC", load_pretrained, "owner/name@v1")
     assert asked == {("owner/name", "v1")}

@@ -1,11 +1,10 @@
-"""Reading, assigning and digesting named tensors, without torch."""
-
 import json
 import sys
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import refuse
 from safetensors.numpy import save_file
 
 from stepcot_jax.encoders.checkpoints import Architecture, read_preprocessing, recognise, resolve
@@ -50,8 +49,7 @@ def test_features_without_torch(tmp_path):
     assert (features.shape, patches.shape, encoder.width) == ((3, 12), (3, 4, 16), 12)
     alone = np.concatenate([encoder.encode(IMAGES[k : k + 1]) for k in range(3)])
     np.testing.assert_allclose(features, alone, atol=1e-5)
-    with pytest.raises(BadInput, match="has no text encoder"):
-        load_text_encoder(str(tmp_path / "a"))
+    refuse("has no text encoder", load_text_encoder, str(tmp_path / "a"))
     coarse = np.asarray(load_image_encoder(str(tmp_path / "a"), dtype="bfloat16").encode(IMAGES))
     assert np.abs(coarse - features).max() <= 0.05 * np.abs(features).max()
 
@@ -79,8 +77,7 @@ def test_shards_read_as_the_whole(tmp_path):
         *((without | {names[0]: path}, r"not a \.safetensors file name in the same folder") for path in outside),
     ):
         index.write_text(json.dumps({"weight_map": weights}))
-        with pytest.raises(BadInput, match=message):
-            read_tensors(tmp_path / "shards")
+        refuse(message, read_tensors, tmp_path / "shards")
 
 
 def test_leftover_missing_and_misshapen_are_all_listed(tmp_path):
@@ -110,20 +107,17 @@ def test_broken_and_truncated_files_are_refused_and_a_bin_needs_torch(tmp_path, 
     index = tmp_path / "model.safetensors.index.json"
     for text in ("", "[]", "{}", '{"weight_map": []}', "{" * 10_000):
         index.write_text(text)
-        with pytest.raises(BadInput, match=r"index\.json: .*; expected a weight_map"):
-            read_tensors(tmp_path)
+        refuse(r"index\.json: .*; expected a weight_map", read_tensors, tmp_path)
     index.unlink()
     write_clip(tmp_path)
     path = tmp_path / "model.safetensors"
     whole = path.read_bytes()
     for size in (0, 5, 100, len(whole) - 1):
         path.write_bytes(whole[:size])
-        with pytest.raises(BadInput, match="not a complete safetensors file"):
-            read_tensors(tmp_path)
+        refuse("not a complete safetensors file", read_tensors, tmp_path)
     path.rename(tmp_path / "pytorch_model.bin")
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(BadInput, match=r"need torch.*pip install.*\.safetensors"):
-        load_image_encoder(str(tmp_path))
+    refuse(r"need torch.*pip install.*\.safetensors", load_image_encoder, str(tmp_path))
 
 
 def test_pickle_is_never_run(tmp_path):
@@ -134,8 +128,7 @@ def test_pickle_is_never_run(tmp_path):
             return (open, (str(tmp_path / "trapped"), "w"))
 
     torch.save({"tensor": Trap()}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(BadInput, match=r"state_dict written by torch\.save"):
-        read_tensors(tmp_path)
+    refuse(r"state_dict written by torch\.save", read_tensors, tmp_path)
     assert not (tmp_path / "trapped").exists()
 
 
@@ -152,8 +145,7 @@ def test_downloads(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     for source in ("./nowhere", "/nowhere/at/all", "a/b/c", "../x"):
-        with pytest.raises(BadInput, match="no such folder or file"):
-            resolve(source)
+        refuse("no such folder or file", resolve, source)
     assert resolve("owner/name@abc") == tmp_path
     torch_files = ["pytorch_model.bin", "open_clip_pytorch_model.bin"]
     assert asked == [("owner/name", "abc", []), ("owner/name", "abc", torch_files)]
@@ -161,10 +153,8 @@ def test_downloads(tmp_path, monkeypatch):
     resolve("owner/name")
     assert asked[2:] == [("owner/name", None, [])]
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *args, **named: 1 / 0)
-    with pytest.raises(BadInput, match=r"hf download openai/clip .*or import features made elsewhere$"):
-        load_image_encoder("openai/clip")
-    with pytest.raises(BadInput, match=r"hf download owner/qwen --local-dir FOLDER\) and name the folder$"):
-        load_qwen("owner/qwen")
+    refuse(r"hf download openai/clip .*or import features made elsewhere$", load_image_encoder, "openai/clip")
+    refuse(r"hf download owner/qwen --local-dir FOLDER\) and name the folder$", load_qwen, "owner/qwen")
 
 
 def test_digest():
@@ -172,13 +162,8 @@ def test_digest():
     digest = weights_digest(tensors)
     assert digest == weights_digest(dict(reversed(tensors.items())))
     assert digest == weights_digest(tensors | {"a": np.asfortranarray(tensors["a"])})
-    changed = [
-        tensors | {"b": tensors["b"] + np.float32(1e-6)},
-        tensors | {"b": tensors["b"].astype(np.float64)},
-        tensors | {"a": np.ones(4, np.float32)},
-        {"b": tensors["b"], "c": tensors["a"]},
-        {"b": tensors["b"]},
-    ]
+    changed = [tensors | {"b": b} for b in (tensors["b"] + np.float32(1e-6), tensors["b"].astype(np.float64))]
+    changed += [tensors | {"a": np.ones(4, np.float32)}, {"b": tensors["b"], "c": tensors["a"]}, {"b": tensors["b"]}]
     assert len({digest, *map(weights_digest, changed)}) == 6
     # Stored features are found by it: it may not change between versions or machines.
     assert digest == "73133731ed6a951cb4f1033833e8707b8d9cee2d32216d68e44e39f864a5b8ee"
@@ -214,8 +199,7 @@ def test_configs(tmp_path):
     ):
         for message, change in bad.items():
             (tmp_path / name).write_text(json.dumps(known | change))
-            with pytest.raises(BadInput, match=message):
-                load_image_encoder(str(tmp_path))
+            refuse(message, load_image_encoder, str(tmp_path))
         (tmp_path / name).write_text(json.dumps(known))
     for config, fit in [
         ({"size": 32, "crop_size": 32, "resample": 3}, "crop"),

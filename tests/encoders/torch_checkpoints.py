@@ -37,7 +37,6 @@ SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "nu
 
 
 def make_clip(folder, *, shards=None, **text):
-    """A tiny CLIP, saved in `folder`."""
     config = transformers.CLIPConfig(
         vision_config=SIZES | {"image_size": 36, "patch_size": 8},
         text_config=SIZES | {"vocab_size": 99, "max_position_embeddings": 20} | text,
@@ -50,7 +49,6 @@ def make_clip(folder, *, shards=None, **text):
 
 
 def make_bert(folder):
-    """A tiny BERT, saved in `folder` with a tokenizer."""
     torch.manual_seed(0)
     model = randomise(transformers.BertModel(transformers.BertConfig(**SIZES)))
     model.save_pretrained(folder)
@@ -62,7 +60,6 @@ WORDS = ["is", "there", "any", "abnormal", "density", "lesion", "normal", "effus
 
 
 def write_tokenizer(folder):
-    """A BERT tokenizer that knows a few words."""
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     (pathlib.Path(folder) / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
     config = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "model_max_length": 512}
@@ -70,7 +67,6 @@ def write_tokenizer(folder):
 
 
 def network_of(folder):
-    """The text network of a checkpoint and its parameters."""
     tensors = read_tensors(folder)
     architecture = recognise(folder, tensors, jnp.float32)
     params = assign(architecture.table, tensors, shapes=architecture.shapes(), unused=architecture.unused)
@@ -86,7 +82,6 @@ def minilm_folder():
 
 
 def pictures(seed, num_cases, size):
-    """Normalised pictures [case, size, size, 3]."""
     return np.random.default_rng(seed).standard_normal((num_cases, size, size, 3)).astype(np.float32)
 
 

@@ -23,7 +23,6 @@ def ask(num_images, *, num_train=0, size=64):
 
 
 def write_folder(folder, records, pictures=None):
-    """Write records.jsonl and the images; return the folder."""
     write_vqa_records(folder / "records.jsonl", records)
     for path, pixels in (pictures or {}).items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,3 @@
-"""The commands, from files to figures."""
-
 import csv
 import json
 import os
@@ -10,6 +8,7 @@ import sys
 import msgspec
 import pytest
 from evaluate_replies.asked import ask, write_folder, write_replies
+from refusals import refuse
 
 from stepcot_jax.evaluation.interventions import spread
 from stepcot_jax.evaluation.replies import reference_kind
@@ -43,8 +42,7 @@ def test_a_full_file_of_replies_to_records_with_bad_lines(folder, capsys):
     lines[unnamed] = lines[unnamed][:-20]
     path.write_text("\n".join(lines) + "\n")
     replies = write_replies(folder / "mine.jsonl", RECORDS)
-    with pytest.raises(BadInput, match="on_bad_record=skip sets bad lines aside"):
-        run(folder, replies, "--out", folder / "out")
+    refuse("on_bad_record=skip sets bad lines aside", run, folder, replies, "--out", folder / "out")
     run(folder, replies, "--out", folder / "out", "--num-resamples", 20, "--on-bad-record=skip")
     assert "2 bad lines set aside" in capsys.readouterr().out
     found = read(folder / "out")
@@ -65,12 +63,10 @@ def test_perfect_replies_beside_the_baseline(folder, capsys):
         "questions": 32, "missing": 0, "ill_formed": 0, "without_answer": 0, "unscored": 0, "unread": 0
     }  # fmt: skip
     assert baseline["figures"]["v_score"]["findings"]["value"] < 0.5
-    assert baseline["figures"]["format"] == {"open": _nothing(), "closed": _nothing()} | {
-        group: _nothing() for group in baseline["figures"]["format"]
-    }
-    assert baseline["less_first"]["a_score"]["mean"]["value"] == pytest.approx(
-        baseline["figures"]["a_score"]["mean"]["value"] - 1
-    )
+    nothing = {"value": None, "low": None, "high": None, "undefined": 1.0}
+    formats, mean = baseline["figures"]["format"], baseline["figures"]["a_score"]["mean"]["value"]
+    assert formats == dict.fromkeys({"open", "closed", *formats}, nothing)
+    assert baseline["less_first"]["a_score"]["mean"]["value"] == pytest.approx(mean - 1)
     shown = [reference_kind(record) for record in TEST]
     neither = sum(each not in ("findings", "regions") for each in shown)
     assert 0 < neither < 32
@@ -80,18 +76,14 @@ def test_perfect_replies_beside_the_baseline(folder, capsys):
     assert found["settings"]["dialect"] == "gemex"
     assert found["settings"]["least_iou"] == 0.75
     assert "100.0 [100.0, 100.0]" in capsys.readouterr().out
-    written = {path.name for path in (folder / "out").iterdir()}
-    assert {"metrics.json", "scores.jsonl", "index.html", "table.csv", "table.md", "table.tex"} <= written
+    names = ("metrics.json", "scores.jsonl", "index.html", "table.csv", "table.md", "table.tex")
+    assert all((folder / "out" / name).is_file() for name in names)
     rows = list(csv.DictReader((folder / "out" / "table.csv").open()))
     assert [row["replies"] for row in rows] == ["majority answer + constant box", "mine"]
     assert float(rows[1]["mean A"]) == 1
     scores = [json.loads(line) for line in (folder / "out" / "scores.jsonl").open()]
     assert [score["id"] for score in scores] == [record.id for record in TEST]
     assert scores[0]["boxes"][0]["box"] == list(TEST[0].references[0].corners)
-
-
-def _nothing():
-    return {"value": None, "low": None, "high": None, "undefined": 1.0}
 
 
 def test_several_files_are_compared_with_the_first(folder):
@@ -122,8 +114,7 @@ def test_missing_replies_are_wrong_skipped_or_refused(folder, capsys):
         shares[missing] = read(folder / "out")["models"]["mine"]["figures"]["v_score"]["all"]["value"]
         assert "mine: 16 of 32 records have no reply" in capsys.readouterr().out
     assert shares == {"wrong": 0.5, "skip": 1.0}
-    with pytest.raises(BadInput, match="no reply to 16 of 32 records"):
-        run(folder, path, "--out", folder / "out", "--missing", "stop")
+    refuse("no reply to 16 of 32 records", run, folder, path, "--out", folder / "out", "--missing", "stop")
 
 
 def test_without_training_records_there_is_no_baseline_and_the_table_says_so(tmp_path):
@@ -167,11 +158,8 @@ def test_perturbed_questions_and_the_replies_to_them(folder, capsys):
     originals = {record.id: record for record in TEST}
     assert [each["question"] for each in perturbed[0]] != [originals[each["id"]].question for each in perturbed[0]]
     # A model that answers every perturbed question as if it were the original one.
-    files = []
-    for number, records in enumerate(perturbed, start=1):
-        path = folder / f"r{number}.jsonl"
-        asked = [originals[each["id"]] for each in records]
-        files.append(write_replies(path, asked))
+    asked = [[originals[each["id"]] for each in records] for records in perturbed]
+    files = [write_replies(folder / f"r{number}.jsonl", own) for number, own in enumerate(asked, start=1)]
     mine = write_replies(folder / "mine.jsonl", RECORDS)
     flags = ["--perturbed-records", folder / "p", "--num-resamples", 20]
     run(folder, mine, "--out", folder / "out", "--perturbed", *files, *flags)
@@ -221,8 +209,7 @@ def test_bad_flags(folder):
         (["--perturbed", "x.jsonl"], "--perturbed and --perturbed-records are required together"),
         ([taken], r"constant box\.jsonl: a row of the tables has this name; rename the file"),
     ):
-        with pytest.raises(BadInput, match=words):
-            run(folder, replies, *flags, "--out", folder / "out")
+        refuse(words, run, folder, replies, *flags, "--out", folder / "out")
     assert not (folder / "out" / "metrics.json").exists()
 
 

@@ -1,5 +1,3 @@
-"""A judge behind a local endpoint."""
-
 import json
 
 import msgspec

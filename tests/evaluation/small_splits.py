@@ -5,13 +5,8 @@ import numpy as np
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions
 
-CHAIN = Chain(
-    (
-        Step("Detection", "Anything?", ("No", "Yes")),
-        Step("Distribution", "How?", ("Focal", "Diffuse", "N/A")),
-        Step("Diagnosis", "What?", ("Normal", "Mass", "Effusion", "Nodule")),
-    )
-)
+_FIRST = Step("Detection", "Anything?", ("No", "Yes")), Step("Distribution", "How?", ("Focal", "Diffuse", "N/A"))
+CHAIN = Chain((*_FIRST, Step("Diagnosis", "What?", ("Normal", "Mass", "Effusion", "Nodule"))))
 
 
 def draw_labels(rng: np.random.Generator, num_cases: int, *, missing: float = 0.2) -> np.ndarray:

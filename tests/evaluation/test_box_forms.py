@@ -24,7 +24,6 @@ def make_record(number=0):
 
 
 def write(record, form):
-    """Write the true box in a form, by hand."""
     x1, y1, x2, y2 = record.references[0].corners
     sizes = {"unit": (1, 1), "1000": (1000, 1000), "qwen": (644, 476), "320x240": (320, 240)}
     across, down = sizes.get(form.space, (WIDTH, HEIGHT))

@@ -43,7 +43,7 @@ def look_up(batch):
     return {"teacher": TEACHER[batch["index"]], "student": STUDENT[batch["index"]]}
 
 
-def in_order(size: int = 4) -> list[dict[str, np.ndarray]]:
+def in_order(size=4):
     return make_batches(np.arange(NUM_CASES), size)
 
 
@@ -164,13 +164,10 @@ def test_the_majority_of_whole_chains_is_the_better_of_two_constant_chains():
         assert (math.isnan(found) and not shares) or shares[0] <= found <= max(shares) + 1e-12
 
 
-def test_a_case_without_labels_equals_a_dropped_case():
+def test_a_case_without_labels_equals_a_dropped_case_and_unfit_logits_are_refused():
     kept = np.arange(NUM_CASES) % 3 != 0
     masked = np.where(kept[:, None], LABELS, NOT_ANNOTATED)
     assert evaluate_teacher(masked) == evaluate_teacher(LABELS[kept], TEACHER[kept])
-
-
-def test_logits_that_are_not_finite_or_do_not_fit_the_chain_are_refused():
     for bad in (math.nan, math.inf):
         logits = STUDENT.copy()
         logits[[2, 5], 1, 0] = bad

@@ -7,13 +7,7 @@ import pytest
 from evaluation.small_splits import CHAIN, make_split, of_arrays
 
 from stepcot_jax.chain import Chain, Step
-from stepcot_jax.evaluation.chains import (
-    FIGURES,
-    bootstrap,
-    bootstrap_differences,
-    evaluate,
-    prepare_metrics,
-)
+from stepcot_jax.evaluation.chains import FIGURES, bootstrap, bootstrap_differences, evaluate, prepare_metrics
 from stepcot_jax.evaluation.statistics import draw_weights
 from stepcot_jax.host.ranges import Interval
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as sklearn_metrics
 
 from stepcot_jax.chain import NOT_ANNOTATED, Step
-from stepcot_jax.evaluation.chains import answer_accuracy, step_metrics
-from stepcot_jax.evaluation.statistics import count_once
+from stepcot_jax.evaluation.chains import step_metrics
 
 
 def measure(probabilities, labels):
@@ -67,18 +66,3 @@ def test_a_masked_case_equals_a_dropped_one_and_order_does_not_matter(drawn, ran
     one = measure(probabilities, labels)
     for rows in (np.flatnonzero(labels >= 0), order):
         np.testing.assert_equal(vars(measure(probabilities[rows], labels[rows])), vars(one))
-
-
-@given(st.integers(0, 2**32 - 1), st.integers(0, 30), st.integers(1, 4))
-def test_chain_accuracy_agrees_with_counting(seed, num_cases, num_steps):
-    rng = np.random.default_rng(seed)
-    answers = rng.integers(0, 2, (num_cases, num_steps))
-    labels = rng.choice([0, 1, NOT_ANNOTATED], (num_cases, num_steps))
-    outcomes = [
-        all(a == t for a, t in zip(given_, truth, strict=True) if t != NOT_ANNOTATED)
-        for given_, truth in zip(answers, labels, strict=True)
-        if any(t != NOT_ANNOTATED for t in truth)
-    ]
-    expected = sum(outcomes) / len(outcomes) if outcomes else math.nan
-    found = answer_accuracy(count_once(num_cases), answers=answers, labels=labels)[1].item()
-    np.testing.assert_allclose(found, expected)

@@ -13,30 +13,17 @@ from oracles.operating_points import operating_points
 from scipy import stats
 
 from stepcot_jax.chain import NOT_ANNOTATED
+from stepcot_jax.evaluation import operating_points as tested
 from stepcot_jax.evaluation.calibration import calibrated_probabilities, fit_calibration
-from stepcot_jax.evaluation.operating_points import (
-    OperatingPoints,
-    Rule,
-    count_levels,
-    describe_points,
-    figures_at,
-    read_points,
-)
 from stepcot_jax.evaluation.statistics import as_plain, count_once, draw_weights
 from stepcot_jax.host.errors import BadInput
 
 VAL = make_split(3, num_cases=120, num_patients=70)
 TEST = make_split(4, num_cases=90, num_patients=40)
 CALIBRATION = fit_calibration(VAL.predictions, CHAIN)
-RULES = [
-    Rule(),
-    Rule("sensitivity", target=0.8),
-    Rule("sensitivity", target=1.0),
-    Rule("specificity", target=0.9),
-    Rule("specificity", target=1.0),
-    Rule("cost", miss_cost=3.0),
-    Rule("cost", miss_cost=0.01),
-]
+TARGETS = (("sensitivity", 0.8), ("sensitivity", 1.0), ("specificity", 0.9), ("specificity", 1.0))
+RULES = [tested.Rule(), *(tested.Rule(name, target=target) for name, target in TARGETS)]
+RULES += [tested.Rule("cost", miss_cost=cost) for cost in (3.0, 0.01)]
 
 
 def draw(seed):
@@ -48,7 +35,7 @@ def draw(seed):
 
 
 def levels_of(scores, positive, weights):
-    return count_levels(weights[None].astype(float), scores=scores, positive=positive)
+    return tested.count_levels(weights[None].astype(float), scores=scores, positive=positive)
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from(RULES))
@@ -79,13 +66,13 @@ def test_weights_are_repeated_cases_and_the_order_of_cases_does_not_matter(seed,
     scores, positive, weights = draw(seed)
     levels = levels_of(scores, positive, weights)
     repeated, truth = np.repeat(scores, weights), np.repeat(positive, weights)
-    plain = count_levels(count_once(len(repeated)), scores=repeated, positive=truth)
+    plain = tested.count_levels(count_once(len(repeated)), scores=repeated, positive=truth)
     np.testing.assert_array_equal(rule.choose(levels), rule.choose(plain))
     order = np.random.default_rng(seed).permutation(len(scores))
     moved = levels_of(scores[order], positive[order], weights[order])
     np.testing.assert_array_equal(rule.choose(levels), rule.choose(moved))
     for threshold in (*levels.thresholds, 0.33):
-        own = figures_at(weights[None].astype(float), scores=scores, positive=positive, threshold=threshold)[0]
+        own = tested.figures_at(weights[None].astype(float), scores=scores, positive=positive, threshold=threshold)[0]
         above = repeated >= threshold
         with np.errstate(invalid="ignore"):
             expected = [truth[above].sum() / truth.sum(), (~truth[~above]).sum() / (~truth).sum(),
@@ -108,7 +95,7 @@ def shares_and_truth(split, finding):
 
 
 def test_validation_chooses_and_test_measures():
-    points = choose(Rule("sensitivity", target=0.9), num_resamples=200)
+    points = choose(tested.Rule("sensitivity", target=0.9), num_resamples=200)
     assert len(points) == 2 * (2 + 3 + 4)
     for finding, point in points.items():
         (of_val, chosen_on, _), (shares, truth, _) = (shares_and_truth(split, finding) for split in (VAL, TEST))
@@ -134,7 +121,7 @@ def test_intervals_are_those_of_a_bootstrap_by_patient():
 
 
 def test_where_all_cases_agree_the_interval_is_exact_over_patients():
-    rule = Rule("specificity", target=0.0)  # everything is called
+    rule = tested.Rule("specificity", target=0.0)  # everything is called
     for finding, point in choose(rule, val=VAL, test=VAL, num_resamples=50).items():
         _, truth, known = shares_and_truth(VAL, finding)
         patients = VAL.facts["patient_id"][known]
@@ -167,20 +154,20 @@ def test_an_answer_of_no_or_every_validation_case_has_no_point_and_one_missing_i
 
 def write(path, points):
     path.write_text(
-        json.dumps({"num_cases": 3, "operating_points": as_plain(describe_points(points))}, allow_nan=False)
+        json.dumps({"num_cases": 3, "operating_points": as_plain(tested.describe_points(points))}, allow_nan=False)
     )
 
 
 @pytest.mark.parametrize(
-    ("rule", "val"), [(RULES[3], VAL), (Rule("cost", miss_cost=1e-6), make_split(5, skills=(-5.0, -5.0)))]
+    ("rule", "val"), [(RULES[3], VAL), (tested.Rule("cost", miss_cost=1e-6), make_split(5, skills=(-5.0, -5.0)))]
 )
 def test_what_is_written_comes_back_thresholds_of_what_is_never_called_too(tmp_path, rule, val):
     found = choose(rule, val=val, num_resamples=20)
     never = [point for point in found.values() if math.isinf(point.threshold.value)]
     assert (len(never) > 9) == (rule.name == "cost")
     assert all((point.sensitivity.value, point.specificity.value) == (0, 1) for point in never)
-    write(tmp_path / "statistics.json", OperatingPoints(rule, found))
-    back = read_points(tmp_path / "statistics.json", CHAIN)
+    write(tmp_path / "statistics.json", tested.OperatingPoints(rule, found))
+    back = tested.read_points(tmp_path / "statistics.json", CHAIN)
     assert (back.rule, back.points.keys()) == (rule, found.keys())
     for finding, point in found.items():
         for name, value in dataclasses.asdict(point).items():
@@ -195,12 +182,12 @@ def test_what_is_written_comes_back_thresholds_of_what_is_never_called_too(tmp_p
 def test_a_run_without_points_and_damaged_files_are_told(tmp_path):
     path = tmp_path / "statistics.json"
     path.write_text("{}")
-    assert read_points(path, CHAIN) is None
+    assert tested.read_points(path, CHAIN) is None
     points = choose()
     fracture = {("teacher", "Diagnosis", "Fracture"): points["teacher", "Diagnosis", "Mass"]}
-    write(path, OperatingPoints(RULES[0], points | fracture))
+    write(path, tested.OperatingPoints(RULES[0], points | fracture))
     with pytest.raises(BadInput, match="operating points of teacher: 'Fracture' at 'Diagnosis' is no answer"):
-        read_points(path, CHAIN)
+        tested.read_points(path, CHAIN)
     path.write_text('{"operating_points": {"rule": 3}}')
     with pytest.raises(BadInput, match=r"statistics\.json"):
-        read_points(path, CHAIN)
+        tested.read_points(path, CHAIN)

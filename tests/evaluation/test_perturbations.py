@@ -3,6 +3,7 @@ import statistics
 
 import hypothesis
 import hypothesis.strategies as st
+import msgspec
 import pytest
 
 from stepcot_jax.evaluation.interventions import negate, perturb, perturb_records, reorder, spread
@@ -34,16 +35,11 @@ def test_the_spread_of_table_5(row):
     assert math.isnan(spread([0.5], original=0.5, std="sample"))
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: spread([0.5], original=0.5, std="variance"), "population, sample, from_original"),
-        (lambda: negate(ask("Is it?"), prefer_is=True, negated_answer="drop"), "flip, keep"),
-    ],
-)
-def test_arguments_outside_are_refused(call, words):
-    with pytest.raises(ValueError, match=words):
-        call()
+def test_arguments_outside_are_refused():
+    with pytest.raises(ValueError, match="population, sample, from_original"):
+        spread([0.5], original=0.5, std="variance")
+    with pytest.raises(ValueError, match="flip, keep"):
+        negate(ask("Is it?"), prefer_is=True, negated_answer="drop")
 
 
 @pytest.mark.parametrize(
@@ -78,12 +74,16 @@ def test_a_kept_answer():
     assert negate(record, prefer_is=False, negated_answer="keep").answer == "No"  # "normal" turns it in any case
 
 
-def test_each_question_is_changed_with_probability_one_half_and_each_way_has_half():
+def test_each_question_is_changed_by_halves_and_rounds_and_seeds_differ():
     records = [ask("Is the heart abnormal?", name=f"q{k}") for k in range(4000)]
     found = [record.provenance.get("perturbation") for record in perturb_records(records, seed=0, round_number=1)]
     assert abs(found.count(None) / 4000 - 0.5) < 0.03
     assert abs(found.count("isn't") / 4000 - 0.25) < 0.03
     assert abs(found.count("normal") / 4000 - 0.25) < 0.03
+    records = [ask("Is it abnormal?", name=f"q{k}") for k in range(50)]
+    draws = [(seed, number) for seed in (0, 1) for number in (1, 2, 3)]
+    rounds = [perturb_records(records, seed=seed, round_number=number) for seed, number in draws]
+    assert len({tuple(record.question for record in changed) for changed in rounds}) == 6
 
 
 @hypothesis.given(st.integers(0, 10**6), st.integers(1, 5), st.randoms())
@@ -93,13 +93,6 @@ def test_a_record_depends_on_seed_round_and_id_alone(seed, number, random):
     alone = {record.id: perturb(record, seed=seed, round_number=number) for record in records}
     random.shuffle(records)
     assert {each.id: each for each in perturb_records(records, seed=seed, round_number=number)} == alone
-
-
-def test_rounds_and_seeds_differ():
-    records = [ask("Is it abnormal?", name=f"q{k}") for k in range(50)]
-    draws = [(seed, number) for seed in (0, 1) for number in (1, 2, 3)]
-    rounds = [perturb_records(records, seed=seed, round_number=number) for seed, number in draws]
-    assert len({tuple(record.question for record in changed) for changed in rounds}) == 6
 
 
 @hypothesis.given(st.permutations(range(4)))
@@ -122,20 +115,11 @@ def test_the_right_option_stays_right(places):
     )
     assert found.stages.conclusion == f"So the answer is {new['effusion']}."
     assert found.question == f"Which of ({new['mass']}) to ({new['normal']})?"
-    several = Record(
-        id="1", image="a.png", image_size=(9, 9), patient="p", kind="multi", question="Which?", options=choices,
-        answer=("A", "C"),
-    )  # fmt: skip
-    assert {reorder(several, places).options["ABCD".index(x)] for x in reorder(several, places).answer} == {
-        "mass",
-        "effusion",
-    }
+    several = reorder(msgspec.structs.replace(record, kind="multi", answer=("A", "C")), places)
+    assert {several.options["ABCD".index(letter)] for letter in several.answer} == {"mass", "effusion"}
 
 
 def test_other_kinds_stay_and_are_left_out():
-    record = Record(
-        id="1", image="a.png", image_size=(9, 9), patient="p", kind="open", question="Is it abnormal?",
-        answer="mass",
-    )  # fmt: skip
+    record = msgspec.structs.replace(ask("Is it abnormal?"), kind="open", answer="mass")
     assert perturb(record, seed=0, round_number=1) is record
     assert perturb_records([record], seed=0, round_number=1) == []

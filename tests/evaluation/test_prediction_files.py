@@ -2,13 +2,13 @@
 
 import dataclasses
 import io
-import json
 import os
 import zipfile
 
 import numpy as np
 import pytest
 from evaluation.small_splits import CHAIN, make_split, of_arrays
+from refusals import refuse
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.evaluation.predictions import FACTS, join_models, read_predictions, write_predictions
@@ -24,7 +24,6 @@ def path(tmp_path):
 
 
 def rewrite(path, edit):
-    """Rewrite the file after `edit`, a function of its dict of arrays."""
     with np.load(path) as archive:
         arrays = dict(archive)
     edit(arrays)
@@ -67,8 +66,7 @@ def test_the_wording_of_a_question_makes_no_other_chain_but_an_option_does(path)
         Chain((Step("Finding", first.question, first.options), *CHAIN.steps[1:])),
         Chain(CHAIN.steps[:2]),
     ):
-        with pytest.raises(BadInput, match=r"test.npz: predictions of another chain: .* not "):
-            read_predictions(path, other)
+        refuse(r"test.npz: predictions of another chain: .* not ", read_predictions, path, other)
 
 
 @pytest.mark.parametrize(
@@ -85,8 +83,7 @@ def test_the_wording_of_a_question_makes_no_other_chain_but_an_option_does(path)
     ],
 )
 def test_what_does_not_fit_is_neither_written_nor_read(path, field, value, message):
-    with pytest.raises(ValueError, match=message):
-        write_predictions(path, replace(field, value), CHAIN)
+    refuse(message, write_predictions, path, replace(field, value), CHAIN, error=ValueError)
     name = "logits/teacher" if field == "logits" else f"facts/{field}" if field in FACTS else field
     rewrite(path, lambda arrays: arrays.update({name: value["teacher"] if field == "logits" else value}))
     with pytest.raises(BadInput, match=message) as refused:
@@ -104,18 +101,14 @@ class Trap:
     [
         (lambda arrays: arrays.pop("labels"), "array 'labels' is missing"),
         (lambda arrays: arrays.update(about=np.frombuffer(b"[]", np.uint8)), "description of the steps"),
-        (
-            lambda arrays: arrays.update(about=np.frombuffer(json.dumps({"format": "2", "steps": []}).encode(), "u1")),
-            "layout '2'",
-        ),
+        (lambda arrays: arrays.update(about=np.frombuffer(b'{"format": "2", "steps": []}', "u1")), "layout '2'"),
         (lambda arrays: arrays.update(labels=np.array([Trap()], object)), "cannot be read"),
     ],
 )
 def test_another_layout_is_refused_and_no_code_is_run(path, tmp_path, monkeypatch, edit, message):
     monkeypatch.chdir(tmp_path)
     rewrite(path, edit)
-    with pytest.raises(BadInput, match=message):
-        read_predictions(path, CHAIN)
+    refuse(message, read_predictions, path, CHAIN)
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -128,8 +121,7 @@ def test_a_small_file_cannot_fill_the_memory(path):
     ):
         with zipfile.ZipFile(path, "w", how) as archive:
             archive.writestr("labels.npy", content)
-        with pytest.raises(BadInput, match=words):
-            read_predictions(path, CHAIN)
+        refuse(words, read_predictions, path, CHAIN)
 
 
 def test_damage_anywhere_is_refused_or_harmless(path):
@@ -138,8 +130,7 @@ def test_damage_anywhere_is_refused_or_harmless(path):
     rng = np.random.default_rng(0)
     for length in (0, 1, 30, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:length])
-        with pytest.raises(BadInput, match=r"test\.npz"):
-            read_predictions(path, CHAIN)
+        refuse(r"test\.npz", read_predictions, path, CHAIN)
     num_refused = 0
     for _ in range(150):
         damaged = bytearray(whole)
@@ -152,8 +143,7 @@ def test_damage_anywhere_is_refused_or_harmless(path):
             num_refused += 1
     assert num_refused > 100  # the archive's checksums detect damage within arrays
     path.unlink()
-    with pytest.raises(BadInput, match=r"test\.npz: no such file"):
-        read_predictions(path, CHAIN)
+    refuse(r"test\.npz: no such file", read_predictions, path, CHAIN)
 
 
 def test_models_of_several_runs_are_matched_by_case():
@@ -175,5 +165,4 @@ def test_models_of_several_runs_are_matched_by_case():
     ],
 )
 def test_models_over_other_cases_or_labels_are_not_joined(other, model, words):
-    with pytest.raises(BadInput, match=words):
-        join_models({"here": (SPLIT, "teacher"), "there": (other, model)})
+    refuse(words, join_models, {"here": (SPLIT, "teacher"), "there": (other, model)})

@@ -1,5 +1,3 @@
-"""Scores of single replies: answers, boxes, form and stages."""
-
 import dataclasses
 import math
 
@@ -11,16 +9,7 @@ import pytest
 from evaluate_replies.asked import ask
 
 from stepcot_jax.box import Box
-from stepcot_jax.evaluation.replies import (
-    ScoringSettings,
-    as_columns,
-    count_replies,
-    reference_kind,
-    score_all,
-    score_models,
-    score_text,
-    summarise,
-)
+from stepcot_jax.evaluation import replies as tested
 from stepcot_jax.reasoning.dialects import DIALECTS, write_reply
 from stepcot_jax.reasoning.replies import Judged
 from stepcot_jax.record import Record
@@ -41,10 +30,10 @@ NAN = math.nan
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_perfect_replies_have_full_marks(dialect):
-    settings = ScoringSettings(dialect=dialect)
+    settings = tested.ScoringSettings(dialect=dialect)
     replies = {record.id: write_reply(record, dialect) for record in RECORDS}
-    scores = score_all(RECORDS, replies, settings)
-    figures = score_models({"m": as_columns(RECORDS, scores)}, num_resamples=20)["m"]
+    scores = tested.score_all(RECORDS, replies, settings)
+    figures = tested.score_models({"m": tested.as_columns(RECORDS, scores)}, num_resamples=20)["m"]
     for (name, group), interval in figures.items():
         least = LEAST_V.get(dialect, 1.0) if name == "v_score" else 1.0
         assert least <= interval.value <= 1, (name, group)
@@ -56,7 +45,7 @@ def test_perfect_replies_have_full_marks(dialect):
 def test_any_text_is_scored(texts, dialect):
     for text, record in zip(texts, RECORDS, strict=False):
         for reading in ("strict", "parts"):
-            found = score_text(text, record, ScoringSettings(dialect=dialect, reading=reading))
+            found = tested.score_text(text, record, tested.ScoringSettings(dialect=dialect, reading=reading))
             for value in (found.a_score, found.v_score, found.grounding, found.format):
                 assert 0 <= value <= 1
 
@@ -81,44 +70,35 @@ def test_any_text_is_scored(texts, dialect):
     ],
 )
 def test_what_a_reply_earns(text, settings, expected):
-    found = score_text(text, HEART, ScoringSettings(**settings))
+    found = tested.score_text(text, HEART, tested.ScoringSettings(**settings))
     assert (found.a_score, found.v_score, found.grounding, found.format) == pytest.approx(expected, nan_ok=True)
     assert bool(found.problems) == (found.format != 1)
 
 
-def test_boxes_of_another_number_than_the_truth():
+def test_replies_are_counted_by_outcome_and_boxes_by_number():
     two = WHOLE.replace("</location>", "<ref>x</ref><box>[0, 0, 5, 5]</box></location>")
     for unequal, expected in (("penalise", 0.5), ("zero", 0), ("matched", 1)):
-        found = score_text(two, HEART, ScoringSettings(unequal_counts=unequal))
+        found = tested.score_text(two, HEART, tested.ScoringSettings(unequal_counts=unequal))
         assert (found.v_score, found.grounding) == (expected, 0)
     assert [region.corners for region in found.boxes] == [(10, 20, 50, 60), (0, 0, 5, 5)]
-
-
-def test_replies_are_counted_by_outcome():
-    scores = [score_text(text, HEART, ScoringSettings()) for text in (None, "", WHOLE)]
+    scores = [tested.score_text(text, HEART, tested.ScoringSettings()) for text in (None, "", WHOLE)]
     assert scores[0].problems == ("no reply",)
-    counts = count_replies([HEART] * 3, scores)
+    counts = tested.count_replies([HEART] * 3, scores)
     assert counts["closed"] == counts["all"]
-    assert counts["all"] == {
-        "questions": 3,
-        "missing": 1,
-        "ill_formed": 1,
-        "without_answer": 1,
-        "unscored": 0,
-        "unread": 1,
-    }
+    names = ("questions", "missing", "ill_formed", "without_answer", "unscored", "unread")
+    assert counts["all"] == dict(zip(names, (3, 1, 1, 1, 0, 1), strict=True))
 
 
 def test_judged_open_answers():
     opened = [each for each in RECORDS if each.kind == "open"][:3]
-    settings = ScoringSettings(open_score="relative")
+    settings = tested.ScoringSettings(open_score="relative")
     replies = {each.id: write_reply(each, "gemex") for each in opened[:2]} | {opened[2].id: "unreadable"}
     judged = {opened[0].id: Judged(reference=9, reply=6)}
-    scores = score_all(opened, replies, settings, judged=judged)
+    scores = tested.score_all(opened, replies, settings, judged=judged)
     assert [score.a_score for score in scores] == pytest.approx([0, NAN, 0], nan_ok=True)
-    found = as_columns(opened, scores)
+    found = tested.as_columns(opened, scores)
     np.testing.assert_array_equal(found.judged_reply, [6, NAN, NAN])
-    figure = score_models({"m": found}, open_score="relative", num_resamples=1)["m"]["a_score", "open"]
+    figure = tested.score_models({"m": found}, open_score="relative", num_resamples=1)["m"]["a_score", "open"]
     assert figure.value == pytest.approx(6 / 9 / 2)
 
 
@@ -137,22 +117,18 @@ def test_judged_open_answers():
 def test_what_references_show(labels, stated, kind):
     boxes = tuple(Box(label, (1, 1, 5, 5)) for label in labels)
     provenance = {} if stated is None else {"references": stated}
-    record = Record(
-        id="1", image="a.png", image_size=(64, 64), patient="p", kind="closed", question="Is it?", answer="No",
-        references=boxes, provenance=provenance,
-    )  # fmt: skip
-    assert reference_kind(record) == kind
+    assert tested.reference_kind(msgspec.structs.replace(HEART, references=boxes, provenance=provenance)) == kind
 
 
 @pytest.mark.parametrize("dialect", ["lvkc", "lvkc_released"])
 def test_stages_of_true_replies_are_right_and_of_missing_or_ill_formed_ones_worth_nothing(dialect):
-    settings = ScoringSettings(dialect=dialect)
+    settings = tested.ScoringSettings(dialect=dialect)
     true = {record.id: write_reply(record, dialect) for record in RECORDS}
     broken = {name: text.rpartition("</")[0] for name, text in true.items()}
 
     def stages(replies, **changes):
         own = dataclasses.replace(settings, **changes)
-        return np.array([score.stages for score in score_all(RECORDS, replies, own)])
+        return np.array([score.stages for score in tested.score_all(RECORDS, replies, own)])
 
     perfect = stages(true)
     assert np.isfinite(perfect).any(axis=0).sum() == (4 if dialect == "lvkc" else 2)
@@ -167,7 +143,7 @@ def test_stages_of_true_replies_are_right_and_of_missing_or_ill_formed_ones_wort
     alone = stages({first: true[first]})
     np.testing.assert_array_equal(alone[0], perfect[0])
     np.testing.assert_array_equal(alone[1:], 0 * perfect[1:])
-    assert np.isnan([score.stages for score in score_all(RECORDS, {}, ScoringSettings())]).all()
+    assert np.isnan([score.stages for score in tested.score_all(RECORDS, {}, tested.ScoringSettings())]).all()
 
 
 CUT, BEHIND = "without content: cut while thinking", "cut behind its answer"
@@ -203,7 +179,7 @@ def test_a_reply_that_was_cut_refused_or_filtered_has_no_answer(kind, dialect, t
     answers = {"single": "B", "multi": ("A", "B"), "open": "Cardiomegaly", "closed": "Yes"}
     options = ("Heart", "Lung", "Spine") if kind in ("single", "multi") else ()
     record = msgspec.structs.replace(HEART, kind=kind, options=options, answer=answers[kind])
-    found = score_text(text, record, ScoringSettings(dialect=dialect), finish=finish)
+    found = tested.score_text(text, record, tested.ScoringSettings(dialect=dialect), finish=finish)
     if unread is not None:
         assert found.unread == unread
     assert (found.answer is None and found.boxes == ()) == bool(found.unread)
@@ -213,10 +189,10 @@ def test_a_reply_that_was_cut_refused_or_filtered_has_no_answer(kind, dialect, t
 def test_refused_filtered_empty_and_cut_replies_are_counted_apart():
     ends = ("refusal", "refusal", "content_filter", "length", "stop")
     scores = [
-        score_text(text, HEART, ScoringSettings(), finish=finish)
+        tested.score_text(text, HEART, tested.ScoringSettings(), finish=finish)
         for text, finish in zip((WHOLE, "", WHOLE, "<think>Maybe", WHOLE), ends, strict=True)
     ]
-    table = make_tables(summarise([HEART] * 5, {"mine": scores}, ScoringSettings(), num_resamples=5))[0]
+    table = make_tables(tested.summarise([HEART] * 5, {"mine": scores}, tested.ScoringSettings(), num_resamples=5))[0]
     counts = {column.heading: cell for column, cell in zip(table.columns, table.rows[0], strict=True)}
     assert [counts[name] for name in ("unread", "refused", "filtered", CUT)] == [4, 2, 1, 1]
     assert "without content" not in counts

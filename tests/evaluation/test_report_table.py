@@ -1,5 +1,3 @@
-"""The text table and the JSON report."""
-
 import json
 
 import numpy as np
@@ -9,13 +7,9 @@ from stepcot_jax.evaluation.chains import ModelMetrics, evaluate
 from stepcot_jax.evaluation.predictions import Predictions
 from stepcot_jax.evaluation.summary import format_table, report_dict
 
-CHAIN = Chain(
-    (
-        Step("Detection", "Anything?", ("No abnormality", "Increased opacity", "Mixed")),
-        Step("Distribution", "How?", ("Focal", "Diffuse")),
-        Step("Side", "Where?", ("Left", "Right")),
-    )
-)
+DETECTION = Step("Detection", "Anything?", ("No abnormality", "Increased opacity", "Mixed"))
+OTHERS = Step("Distribution", "How?", ("Focal", "Diffuse")), Step("Side", "Where?", ("Left", "Right"))
+CHAIN = Chain((DETECTION, *OTHERS))
 LABELS = np.array([[0, 0, -100], [0, 0, -100], [1, 0, -100], [1, -100, -100]], np.int32)
 NUM_CASES = {"train": 70, "val": 15, "test": 4}
 

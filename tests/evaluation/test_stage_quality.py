@@ -8,14 +8,7 @@ from reasoning_records import make_record
 
 from stepcot_jax.annotate.recipes import lvkc
 from stepcot_jax.annotate.recipes.items import TaskSettings
-from stepcot_jax.evaluation.stage_claims import (
-    Claims,
-    find_claims,
-    label_stages,
-    stage_consistency,
-    stage_figures,
-    step_quality,
-)
+from stepcot_jax.evaluation import stage_claims as tested
 from stepcot_jax.evaluation.statistics import count_once
 from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.reasoning.rules import KNOWLEDGE
@@ -38,14 +31,6 @@ TRUE = {
     "knowledge": "Airspace filling in one or several areas without loss of volume suggests infection.",
     "conclusion": "This is most consistent with pneumonia. So the answer is B, pleural effusion.",
 }
-
-
-def test_a_true_reply_has_full_marks():
-    assert label_stages(TRUE, FACTS) == (1, 1, 1, 1)
-
-
-def test_stages_about_another_finding_are_not_held_against_the_facts():
-    assert np.isnan(label_stages(TRUE, FACTS | {"asked": "Effusion"})).all()
 
 
 @pytest.mark.parametrize(
@@ -71,17 +56,25 @@ def test_stages_about_another_finding_are_not_held_against_the_facts():
 )
 def test_labels(stage, text, value):
     names = ("localisation", "visual", "knowledge", "conclusion")
-    np.testing.assert_equal(label_stages({**TRUE, stage: text}, FACTS)[names.index(stage)], value)
+    np.testing.assert_equal(tested.label_stages({**TRUE, stage: text}, FACTS)[names.index(stage)], value)
 
 
 def test_missing_stages_and_unknown_facts():
-    assert label_stages({}, FACTS) == (0, 0, 0, 0)
-    assert all(map(math.isnan, label_stages(TRUE, {})))
-    found = label_stages(TRUE, {"diagnosis": "Pneumonia"})
+    assert tested.label_stages(TRUE, FACTS) == (1, 1, 1, 1)
+    assert np.isnan(tested.label_stages(TRUE, FACTS | {"asked": "Effusion"})).all()  # stages about another finding
+    assert tested.label_stages({}, FACTS) == (0, 0, 0, 0)
+    assert all(map(math.isnan, tested.label_stages(TRUE, {})))
+    found = tested.label_stages(TRUE, {"diagnosis": "Pneumonia"})
     assert found == pytest.approx((NAN, NAN, 1, 1), nan_ok=True)
-    assert math.isnan(label_stages(TRUE, {"diagnosis": "Rib fracture"})[2])  # the table has no rule of it
+    assert math.isnan(tested.label_stages(TRUE, {"diagnosis": "Rib fracture"})[2])  # the table has no rule of it
     # Nothing is known of the pattern: the claim is not borne out.
-    assert find_claims("Focal reticular change.", stage="visual", facts={"distribution": "Focal"}) == Claims(1, 0, 1)
+    assert tested.find_claims(
+        "Focal reticular change.", stage="visual", facts={"distribution": "Focal"}
+    ) == tested.Claims(1, 0, 1)
+    elsewhere = {"zone": "costophrenic angle"}  # in other words
+    assert tested.find_claims("Left costophrenic angle.", stage="localisation", facts=elsewhere) == tested.Claims(
+        1, 0, 1
+    )
 
 
 def test_nothing_lies_nowhere():
@@ -92,28 +85,16 @@ def test_nothing_lies_nowhere():
         "knowledge": KNOWLEDGE["Normal"][1],
         "conclusion": "The picture fits normal chest radiograph.",
     }
-    assert label_stages(stages, facts) == pytest.approx((NAN, 1, 1, 1), nan_ok=True)
+    assert tested.label_stages(stages, facts) == pytest.approx((NAN, 1, 1, 1), nan_ok=True)
     wrong = {**stages, "visual": "Focal opacity.", "knowledge": KNOWLEDGE["Mass"][0], "conclusion": "Pneumonia."}
-    assert label_stages(wrong, facts) == pytest.approx((NAN, 0, 0, 0), nan_ok=True)
-
-
-def test_facts_in_other_words():
-    assert find_claims(
-        "Left costophrenic angle.", stage="localisation", facts={"zone": "costophrenic angle"}
-    ) == Claims(1, 0, 1)
+    assert tested.label_stages(wrong, facts) == pytest.approx((NAN, 0, 0, 0), nan_ok=True)
 
 
 def test_step_quality_by_hand():
     labels = np.array([[1, 0.5, 1, 0], [1, 1, NAN, NAN], [NAN, NAN, 1, 0], [0, 0, 1, 1], [NAN] * 4])
-    expected = [
-        [0.75, 0.5, math.sqrt(0.375)],
-        [1, NAN, 1],
-        [NAN, 0.5, 0.5],
-        [0, 1, 0],
-        [NAN, NAN, NAN],
-    ]
-    np.testing.assert_allclose(step_quality(labels), expected)
-    found = stage_figures(count_once(5), labels=labels)
+    expected = [[0.75, 0.5, math.sqrt(0.375)], [1, NAN, 1], [NAN, 0.5, 0.5], [0, 1, 0], [NAN, NAN, NAN]]
+    np.testing.assert_allclose(tested.step_quality(labels), expected)
+    found = tested.stage_figures(count_once(5), labels=labels)
     assert found["step_quality", "together"][0] == pytest.approx((math.sqrt(0.375) + 1 + 0.5 + 0) / 4)
     assert found["stage", "localisation"][0] == pytest.approx(2 / 3)
     assert found["stage", "conclusion"][0] == pytest.approx(1 / 3)
@@ -134,7 +115,7 @@ def test_step_quality_by_hand():
     ],
 )
 def test_stages_agree_with_each_other(stages, expected):
-    np.testing.assert_equal(stage_consistency(make_record(), Reply("lvkc", stages=stages)), expected)
+    np.testing.assert_equal(tested.stage_consistency(make_record(), Reply("lvkc", stages=stages)), expected)
 
 
 @pytest.mark.parametrize("source", ["data vqa", "annotate vqa --task=lvkc"])
@@ -144,7 +125,7 @@ def test_records_that_commands_make_have_full_marks(source):
         settings = TaskSettings(root=phantom_folder(), folder=phantom_folder(), num_regions=4, num_templates=3)
         items = lvkc.TASK.plan(phantom_questions(), settings)
         records = [lvkc.assemble(item, lvkc.write_parts(item)) for item in items]
-    labels = np.array([label_stages(msgspec.structs.asdict(record.stages), record.facts) for record in records])
+    labels = np.array([tested.label_stages(msgspec.structs.asdict(record.stages), record.facts) for record in records])
     known = ~np.isnan(labels)
     assert (labels[known] == 1).all()
     assert (known.mean(axis=0) > 0.5).all()

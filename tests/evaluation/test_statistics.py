@@ -12,7 +12,7 @@ from scipy import stats
 from stepcot_jax.evaluation.statistics import compare_accuracy, count_patients, draw_weights, resample, weighted_mean
 
 
-def test_patients_are_drawn_whole_and_a_case_without_one_stands_for_itself():
+def test_patients_are_drawn_whole_in_blocks_of_any_size(monkeypatch):
     patients = np.array(["a", "b", "a", "", "c", "", "b"])
     weights = np.concatenate(list(draw_weights(patients, num_resamples=400, seed=0)))
     np.testing.assert_array_equal(weights[:, 0], weights[:, 2])
@@ -21,9 +21,6 @@ def test_patients_are_drawn_whole_and_a_case_without_one_stands_for_itself():
     assert (weights[:, [0, 1, 3, 4, 5]].sum(axis=1) == 5).all()
     assert weights[:, 0].mean() == pytest.approx(1, abs=0.2)
     assert count_patients(patients) == 5
-
-
-def test_the_size_of_a_block_makes_no_difference(monkeypatch):
     patients = make_split().facts["patient_id"]
     whole = list(draw_weights(patients, num_resamples=50, seed=1))
     parts = list(draw_weights(patients, num_resamples=50, seed=1, num_at_once=7 * 60))

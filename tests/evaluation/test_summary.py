@@ -151,9 +151,6 @@ def test_it_is_strict_json_where_a_step_has_no_answer_at_all():
     assert found["intervals"][TRUE_CHAINS]["value"] is None
 
 
-# Subgroups
-
-
 MIXED = make_split(0, num_cases=120, num_patients=60)
 SUBGROUPS = score_subgroups(MIXED, CHAIN, num_resamples=30)
 
@@ -170,6 +167,13 @@ def test_every_case_is_in_one_group_of_each_grouping():
         "sex": ["F", "M", UNKNOWN],
         "age": ["0-17", "18-39", "40-64", "65+", UNKNOWN],
     }
+    bands = [UNKNOWN, "0-17", "0-17", "18-39", "18-39", "40-64", "40-64", "65+", "65+"]
+    assert list(map(age_band, ("", "0", "17.99", "18", "39.9", "40", "64", "65.0", "150"))) == bands
+    patients = MIXED.facts["patient_id"]
+    ten = MIXED.take(np.isin(patients, np.unique(patients)[:10]))
+    ten.facts["origin"][:] = "Ward A"
+    (group,) = (group for group in score_subgroups(ten, CHAIN, num_resamples=2) if group.grouping == "origin")
+    assert (group.num_patients, group.models is None) == (10, False)
 
 
 def test_a_group_has_the_figures_of_its_cases_alone():
@@ -182,20 +186,6 @@ def test_a_group_has_the_figures_of_its_cases_alone():
         assert found.mean_accuracy.value == expected.mean_accuracy
         assert found.steps[2].auc.value == expected.steps[2].auc
         assert found.mean_accuracy.low < found.mean_accuracy.value < found.mean_accuracy.high
-
-
-def test_ten_patients_are_enough():
-    patients = MIXED.facts["patient_id"]
-    ten = MIXED.take(np.isin(patients, np.unique(patients)[:10]))
-    ten.facts["origin"][:] = "Ward A"
-    (group,) = (group for group in score_subgroups(ten, CHAIN, num_resamples=2) if group.grouping == "origin")
-    assert (group.num_patients, group.models is None) == (10, False)
-
-
-def test_bands_of_age():
-    ages = ("", "0", "17.99", "18", "39.9", "40", "64", "65.0", "150")
-    bands = [UNKNOWN, "0-17", "0-17", "18-39", "18-39", "40-64", "40-64", "65+", "65+"]
-    assert list(map(age_band, ages)) == bands
 
 
 def test_means_of_all_groups_are_over_the_steps_of_the_whole_split():

@@ -8,27 +8,18 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from stepcot_jax.evaluation.replies import (
-    A_SCORE,
-    FORMAT,
-    GROUNDING,
-    V_SCORE,
-    ScoredReplies,
-    compare_answers,
-    score_difference,
-    score_models,
-)
+from stepcot_jax.evaluation import replies as tested
 
 NAN = math.nan
 KINDS = ("open", "closed", "single", "multi")
-SCORES = (A_SCORE, V_SCORE, GROUNDING, FORMAT)
+SCORES = (tested.A_SCORE, tested.V_SCORE, tested.GROUNDING, tested.FORMAT)
 
 
 def make(kinds, *, a, **columns):
     num = len(kinds)
-    columns = {"v_score": np.zeros(num), "grounding": np.zeros(num), "format": np.zeros(num)} | columns
-    columns = {"judged_reply": np.full(num, NAN), "judged_reference": np.full(num, NAN)} | columns
-    return ScoredReplies(
+    unknown = dict.fromkeys(("judged_reply", "judged_reference"), np.full(num, NAN))
+    columns = dict.fromkeys(("v_score", "grounding", "format"), np.zeros(num)) | unknown | columns
+    return tested.ScoredReplies(
         kinds=np.array(kinds),
         patients=np.array([f"p{k}" for k in range(num)]),
         references=np.array(["findings"] * num),
@@ -40,7 +31,7 @@ def make(kinds, *, a, **columns):
 def draw(num, seed=0):
     rng = np.random.default_rng(seed)
     scores = {name: np.where(rng.random(num) < 0.1, NAN, rng.uniform(0, 1, num)) for name in SCORES[1:]}
-    return ScoredReplies(
+    return tested.ScoredReplies(
         kinds=rng.choice(KINDS, num),
         patients=rng.choice([f"p{k}" for k in range(max(2, num // 4))], num),
         references=rng.choice(["findings", "regions", "both", ""], num),
@@ -52,23 +43,16 @@ def draw(num, seed=0):
 
 
 def take(scored, rows):
-    return dataclasses.replace(
-        scored, **{field.name: getattr(scored, field.name)[rows] for field in dataclasses.fields(scored)}
-    )
-
-
-def mask(scored, dropped):
-    return dataclasses.replace(scored, **{name: np.where(dropped, NAN, getattr(scored, name)) for name in SCORES})
+    return dataclasses.replace(scored, **{name: values[rows] for name, values in vars(scored).items()})
 
 
 def naive(rows, scored, open_score):
     """Figures of a list of rows, repeated as often as they were drawn, by loops."""
 
     def mean(name, chosen):
-        values = [
-            getattr(scored, name)[row] for row in rows if chosen(row) and not math.isnan(getattr(scored, name)[row])
-        ]
-        return sum(values) / len(values) if values else NAN
+        values = [float(getattr(scored, name)[row]) for row in rows if chosen(row)]
+        known = [value for value in values if not math.isnan(value)]
+        return sum(known) / len(known) if known else NAN
 
     found = {}
     for kind in sorted(set(scored.kinds.tolist())):
@@ -76,19 +60,19 @@ def naive(rows, scored, open_score):
         def of(row, kind=kind):
             return scored.kinds[row] == kind
 
-        found[A_SCORE, kind] = mean("a_score", of)
+        found[tested.A_SCORE, kind] = mean("a_score", of)
         if kind == "open" and open_score != "exact":
             chosen = [row for row in rows if of(row) and not math.isnan(scored.a_score[row])]
             pairs = [(scored.judged_reply[row], scored.judged_reference[row]) for row in chosen]
             if open_score == "relative":
-                found[A_SCORE, kind] = sum(p[0] for p in pairs) / sum(p[1] for p in pairs) if pairs else NAN
+                found[tested.A_SCORE, kind] = sum(p[0] for p in pairs) / sum(p[1] for p in pairs) if pairs else NAN
             else:
-                found[A_SCORE, kind] = sum(abs(p[0] - p[1]) < 2 for p in pairs) / len(pairs) if pairs else NAN
-        for name in (V_SCORE, GROUNDING, FORMAT):
+                found[tested.A_SCORE, kind] = sum(abs(p[0] - p[1]) < 2 for p in pairs) / len(pairs) if pairs else NAN
+        for name in (tested.V_SCORE, tested.GROUNDING, tested.FORMAT):
             found[name, kind] = mean(name, of)
-    averaged = [value for (name, _), value in found.items() if name == A_SCORE and not math.isnan(value)]
-    found[A_SCORE, "mean"] = sum(averaged) / len(averaged) if averaged else NAN
-    for name in (V_SCORE, GROUNDING, FORMAT):
+    averaged = [value for (name, _), value in found.items() if name == tested.A_SCORE and not math.isnan(value)]
+    found[tested.A_SCORE, "mean"] = sum(averaged) / len(averaged) if averaged else NAN
+    for name in (tested.V_SCORE, tested.GROUNDING, tested.FORMAT):
         found[name, "all"] = mean(name, lambda row: True)
         for group in ("findings", "regions"):
             if group in scored.references:
@@ -115,7 +99,7 @@ def check_same(found, expected):
 @pytest.mark.parametrize("open_score", ["exact", "relative", "within_two"])
 def test_figures_and_intervals_agree_with_a_loop_over_drawn_patients(open_score):
     scored = draw(60)
-    found = score_models({"m": scored}, open_score=open_score, num_resamples=30, seed=3)["m"]
+    found = tested.score_models({"m": scored}, open_score=open_score, num_resamples=30, seed=3)["m"]
     check_same(found, resample(lambda rows: naive(rows, scored, open_score), scored.patients))
 
 
@@ -124,7 +108,7 @@ def test_differences_are_of_the_same_resamples_and_of_the_replies_that_both_have
     first = draw(60)
     shared = {name: getattr(first, name) for name in ("kinds", "patients", "references")}
     second = dataclasses.replace(draw(60, seed=1), **shared)
-    found = score_difference(first=first, second=second, open_score=open_score, num_resamples=30, seed=3)
+    found = tested.score_difference(first=first, second=second, open_score=open_score, num_resamples=30, seed=3)
     pair = []
     for one, other in ((first, second), (second, first)):
         columns = {name: np.where(np.isnan(getattr(other, name)), NAN, getattr(one, name)) for name in SCORES}
@@ -136,9 +120,9 @@ def test_differences_are_of_the_same_resamples_and_of_the_replies_that_both_have
 
     check_same(found, resample(measure, first.patients))
     better = dataclasses.replace(first, v_score=first.v_score + 0.25)
-    gain = score_difference(first=better, second=first, num_resamples=50)
-    assert dataclasses.astuple(gain[V_SCORE, "all"])[:3] == pytest.approx((0.25, 0.25, 0.25))
-    assert (gain[A_SCORE, "mean"].low, gain[A_SCORE, "mean"].high) == (0, 0)
+    gain = tested.score_difference(first=better, second=first, num_resamples=50)
+    assert dataclasses.astuple(gain[tested.V_SCORE, "all"])[:3] == pytest.approx((0.25, 0.25, 0.25))
+    assert (gain[tested.A_SCORE, "mean"].low, gain[tested.A_SCORE, "mean"].high) == (0, 0)
 
 
 def test_the_average_is_over_kinds_and_not_over_questions():
@@ -146,8 +130,8 @@ def test_the_average_is_over_kinds_and_not_over_questions():
     shares = {"open": (0.8513, 1144), "closed": (0.3039, 543), "single": (0.49, 1300), "multi": (0.1202, 973)}
     kinds = [kind for kind, (_, number) in shares.items() for _ in range(number)]
     a = [share for share, number in shares.values() for _ in range(number)]
-    found = score_models({"m": make(kinds, a=a)}, num_resamples=1)["m"]
-    assert 100 * found[A_SCORE, "mean"].value == pytest.approx(44.14, abs=0.005)
+    found = tested.score_models({"m": make(kinds, a=a)}, num_resamples=1)["m"]
+    assert 100 * found[tested.A_SCORE, "mean"].value == pytest.approx(44.14, abs=0.005)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +146,9 @@ def test_the_average_is_over_kinds_and_not_over_questions():
 )
 def test_open_scores_of_a_judge(open_score, a, reply, reference, expected):
     scored = make(["open"] * len(a), a=a, judged_reply=reply, judged_reference=reference)
-    found = score_models({"m": scored}, open_score=open_score, num_resamples=1)["m"][A_SCORE, "open"].value
+    found = tested.score_models({"m": scored}, open_score=open_score, num_resamples=1)["m"][
+        tested.A_SCORE, "open"
+    ].value
     assert found == pytest.approx(expected, nan_ok=True)
 
 
@@ -173,9 +159,10 @@ def test_the_order_of_rows_does_not_matter_and_masked_rows_are_dropped_rows(seed
     # Patients stay in the draw when one of their replies does.
     for patient in np.unique(scored.patients):
         dropped[np.flatnonzero(scored.patients == patient)[0]] = False
-    pairs = ((scored, take(scored, rng.permutation(num))), (mask(scored, dropped), take(scored, ~dropped)))
+    masked = dataclasses.replace(scored, **{name: np.where(dropped, NAN, getattr(scored, name)) for name in SCORES})
+    pairs = ((scored, take(scored, rng.permutation(num))), (masked, take(scored, ~dropped)))
     for pair in pairs:
-        first, second = (score_models({"m": one}, open_score="relative", num_resamples=20)["m"] for one in pair)
+        first, second = (tested.score_models({"m": one}, open_score="relative", num_resamples=20)["m"] for one in pair)
         for key, interval in second.items():
             expected = pytest.approx(dataclasses.astuple(first[key]), abs=1e-12, nan_ok=True)
             assert dataclasses.astuple(interval) == expected
@@ -185,7 +172,7 @@ def test_mcnemar_by_kind():
     kinds = ["closed"] * 6 + ["open"] * 3 + ["multi"] * 2
     first = make(kinds, a=[1, 1, 1, 1, 0, NAN, 1, 1, 0, 0.5, 1])
     second = make(kinds, a=[0, 0, 0, 1, 1, 0, 1, NAN, 0, 1, 1])
-    found = compare_answers(first=first, second=second)
+    found = tested.compare_answers(first=first, second=second)
     assert set(found) == {"closed", "open"}  # jaccard scores are no counts of right answers
     assert (found["closed"].num_cases, found["closed"].only_first, found["closed"].only_second) == (5, 3, 1)
     assert found["closed"].exact_p == pytest.approx(0.625)
@@ -197,15 +184,15 @@ def test_the_mean_is_over_the_kinds_that_every_model_is_scored_on():
     whole = dataclasses.replace(whole, a_score=np.nan_to_num(whole.a_score))
     is_open = whole.kinds == "open"
     part = dataclasses.replace(whole, a_score=np.where(is_open, NAN, whole.a_score))
-    found = score_models({"whole": whole, "part": part}, num_resamples=20)
+    found = tested.score_models({"whole": whole, "part": part}, num_resamples=20)
     others = [kind for kind in ("closed", "single", "multi") if (whole.kinds == kind).any()]
     expected = np.mean([whole.a_score[whole.kinds == kind].mean() for kind in others])
-    assert found["whole"][A_SCORE, "mean"].value == pytest.approx(expected)
-    assert found["part"][A_SCORE, "mean"] == found["whole"][A_SCORE, "mean"]
-    assert not math.isnan(found["whole"][A_SCORE, "open"].value)
-    alone = score_models({"whole": whole}, num_resamples=20)["whole"][A_SCORE, "mean"].value
+    assert found["whole"][tested.A_SCORE, "mean"].value == pytest.approx(expected)
+    assert found["part"][tested.A_SCORE, "mean"] == found["whole"][tested.A_SCORE, "mean"]
+    assert not math.isnan(found["whole"][tested.A_SCORE, "open"].value)
+    alone = tested.score_models({"whole": whole}, num_resamples=20)["whole"][tested.A_SCORE, "mean"].value
     assert alone != pytest.approx(expected)
-    assert score_difference(first=whole, second=part, num_resamples=20)[A_SCORE, "mean"].value == 0
+    assert tested.score_difference(first=whole, second=part, num_resamples=20)[tested.A_SCORE, "mean"].value == 0
     nothing = dataclasses.replace(whole, a_score=np.where(is_open, whole.a_score, NAN))
-    found = score_models({"part": part, "nothing": nothing}, num_resamples=20)
-    assert math.isnan(found["part"][A_SCORE, "mean"].value)
+    found = tested.score_models({"part": part, "nothing": nothing}, num_resamples=20)
+    assert math.isnan(found["part"][tested.A_SCORE, "mean"].value)

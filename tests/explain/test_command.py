@@ -23,7 +23,6 @@ def workdir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-    """A picture in each of two folders, of one name."""
     folder = tmp_path_factory.mktemp("images")
     for index, name in enumerate(("one", "two")):
         (folder / name).mkdir()

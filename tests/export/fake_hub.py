@@ -14,24 +14,15 @@ TOKEN = "hf_of_this_test"  # noqa: S105
 
 
 class FakeHub:
-    """Repositories in memory; every commit keeps its files, revisions name commits.
-
-    Attributes:
-      repositories: name -> revision -> commit; commits are revisions of themselves.
-      files: commit -> path -> content.
-      stored: large files by SHA-256, as uploaded.
-      private: names that need the token to be read.
-      cut_after: a file's path -> bytes after which its download breaks off.
-      asked: method and path of each request.
-    """
+    """Repositories in memory; every commit keeps its files, revisions name commits."""
 
     def __init__(self) -> None:
-        self.repositories: dict[str, dict[str, str]] = {}
-        self.files: dict[str, dict[str, bytes]] = {}
-        self.stored: dict[str, bytes] = {}
-        self.private: set[str] = set()
-        self.cut_after: dict[str, int] = {}
-        self.asked: list[str] = []
+        self.repositories: dict[str, dict[str, str]] = {}  # revision -> commit; commits are revisions of themselves
+        self.files: dict[str, dict[str, bytes]] = {}  # commit -> path -> content
+        self.stored: dict[str, bytes] = {}  # large files by SHA-256, as uploaded
+        self.private: set[str] = set()  # names that need the token to be read
+        self.cut_after: dict[str, int] = {}  # a file's path -> bytes after which its download breaks off
+        self.asked: list[str] = []  # method and path of each request
         self.endpoint = ""
 
     def commit(self, repository: str, files: dict[str, bytes], revision: str = "main") -> str:

@@ -64,18 +64,10 @@ def make_run(workdir: pathlib.Path, *, frozen: bool = False, calibrated: bool = 
         lambda: init_params(networks, key=jax.random.key(0), batch=shape, text_features=jnp.asarray(text))
     )
     params = {name: random_tree(shapes, seed) for seed, name in enumerate(("teacher", "student"))}
-    return Trained(
-        workdir=workdir,
-        run=StoredRun(settings),
-        chain=CHAIN,
-        networks=networks,
-        params=params,
-        best_steps={"teacher": 845, "student": 910},
-        text_features=text,
-        preprocessing=preprocessing,
-        frozen_encoder=frozen_encoder,
-        calibration=CALIBRATION if calibrated else None,
-    )
+    calibration, best = CALIBRATION if calibrated else None, {"teacher": 845, "student": 910}
+    read = {"text_features": text, "preprocessing": preprocessing, "frozen_encoder": frozen_encoder}
+    found = {"networks": networks, "params": params, "best_steps": best, "calibration": calibration, **read}
+    return Trained(workdir=workdir, run=StoredRun(settings), chain=CHAIN, **found)
 
 
 def write_gate(found: Trained) -> None:
@@ -102,15 +94,8 @@ def make_frozen_encoder(preprocessing: Preprocessing) -> ImageEncoder:
     network = VisionTransformer(sizes, SIZE, 8, 8)
     images = np.zeros((1, SIZE, SIZE, 3), np.float32)
     params = random_tree(jax.eval_shape(lambda: network.init(jax.random.key(0), jnp.asarray(images))["params"]), 7)
-    return ImageEncoder(
-        name="CLIP of somewhere/clip",
-        width=8,
-        preprocessing=preprocessing,
-        digest="0" * 64,
-        num_parameters=1,
-        network=network,
-        read_params=lambda: params,
-    )
+    given = {"preprocessing": preprocessing, "network": network, "read_params": lambda: params}
+    return ImageEncoder(name="CLIP of somewhere/clip", width=8, digest="0" * 64, num_parameters=1, **given)
 
 
 def expected_logits(run: Trained, name: str, images: np.ndarray) -> np.ndarray:
@@ -132,18 +117,8 @@ def expected_logits(run: Trained, name: str, images: np.ndarray) -> np.ndarray:
 
 
 def write_report(run: Trained) -> None:
-    """A report as `main` writes it."""
-    steps = [
-        {
-            "name": step.name,
-            "num_cases": 40,
-            "accuracy": 0.1 * k + 0.5,
-            "auc": None,
-            "sensitivity": 0.25,
-            "specificity": 1,
-        }
-        for k, step in enumerate(run.chain.steps)
-    ]
+    figures = {"num_cases": 40, "auc": None, "sensitivity": 0.25, "specificity": 1}
+    steps = [{"name": step.name, "accuracy": 0.1 * k + 0.5, **figures} for k, step in enumerate(run.chain.steps)]
     model = {"mean_accuracy": 0.612, "mean_majority_accuracy": 0.4, "chain_accuracy": 0.123, "steps": steps}
     report = {"num_cases": {"train": 300, "val": 40, "test": 41}, "wall_seconds": 1.0, "test": {"student": model}}
     run.workdir.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from PIL import Image
+from refusals import refuse
 from trained_workdir import write_operating_points
 
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, prepare_image
@@ -133,16 +134,9 @@ def test_pixels_are_normalised_as_in_training_and_other_images_are_refused(run, 
     grey = pixels[..., 0]
     assert (rules.normalise(grey) == normalise(np.repeat(grey[..., None], 3, -1), run.preprocessing)).all()
     assert rules.normalise(expected) is expected
-    shapes = (
-        ((1, 32, 31, 3), "f4"),
-        ((1, 32, 32, 3), "f8"),
-        ((32, 32), "u1"),
-        ((0, 32, 32, 3), "f4"),
-        ((1, 32, 32), "f4"),
-    )
-    for shape, dtype in shapes:
-        with pytest.raises(ValueError, match=r"images must be uint8\[case, 32, 32\].*got "):
-            student.logits(np.zeros(shape, dtype))
+    floats = [np.zeros(shape, np.float32) for shape in ((1, 32, 31, 3), (0, 32, 32, 3), (1, 32, 32))]
+    for images in (*floats, np.zeros((1, 32, 32, 3)), np.zeros((32, 32), np.uint8)):
+        refuse(r"images must be uint8\[case, 32, 32\].*got ", student.logits, images, error=ValueError)
 
 
 def test_programs_are_for_every_platform_and_tensors_of_each_networks_own_best_step(run, exported, student):
@@ -171,8 +165,7 @@ def test_every_file_has_its_digest_and_a_changed_missing_or_cut_one_is_refused(e
         flipped[len(whole) // 2] ^= 1
         for content in (bytes(flipped), whole[:-1], None):
             (copy / name).unlink() if content is None else (copy / name).write_bytes(content)
-            with pytest.raises(exported_files.RefusedExport, match=name.replace(".", r"\.")):
-                exported_files.Files(copy)
+            refuse(name.replace(".", r"\."), exported_files.Files, copy, error=exported_files.RefusedExport)
         (copy / name).write_bytes(whole)
 
 
@@ -184,8 +177,7 @@ def test_sums_that_lead_elsewhere_or_name_too_little_are_refused(copy):
     cases += [("".join(line for line in sums.splitlines(True) if "labels.json" not in line), r"labels\.json")]
     for content, words in (*cases, (None, "cannot be read")):
         (copy / "SHA256SUMS").unlink() if content is None else (copy / "SHA256SUMS").write_text(content)
-        with pytest.raises(exported_files.RefusedExport, match=words):
-            loader.load(copy)
+        refuse(words, loader.load, copy, error=exported_files.RefusedExport)
 
 
 def test_another_model_format_or_a_program_that_calls_out_is_refused(copy):
@@ -195,13 +187,11 @@ def test_another_model_format_or_a_program_that_calls_out_is_refused(copy):
     calling = jax.export.export(jax.jit(jnp.linalg.cholesky), platforms=("cpu",))(*shapes)
     (copy / "student.stablehlo").write_bytes(calling.serialize())
     write_sums(copy)
-    with pytest.raises(exported_files.RefusedExport, match="custom calls"):
-        loader.load(copy)
+    refuse("custom calls", loader.load, copy, error=exported_files.RefusedExport)
     manifest = json.loads((copy / "export.json").read_text())
     (copy / "export.json").write_text(json.dumps({**manifest, "format": 2}))
     write_sums(copy)
-    with pytest.raises(exported_files.RefusedExport, match="format 2 is not supported; expected 1"):
-        loader.load(copy)
+    refuse("format 2 is not supported; expected 1", loader.load, copy, error=exported_files.RefusedExport)
 
 
 def test_load_py_checks_this_machine(copy, capsys):
@@ -221,8 +211,7 @@ def test_load_py_checks_this_machine(copy, capsys):
     words = [r"exported teacher .* differ by 1\.0e-04, gate scores by 0", "exported student .* gate scores by nan"]
     for result, expected in zip(results, words, strict=True):
         require_equal([{**result, "ok": True}], tolerance=1e-6)
-        with pytest.raises(RunStopped, match=expected):
-            require_equal([{**result, "ok": False}], tolerance=1e-6)
+        refuse(expected, require_equal, [{**result, "ok": False}], tolerance=1e-6, error=RunStopped)
 
 
 def test_the_authors_names_convert_back(run, exported):
@@ -245,8 +234,7 @@ def test_what_does_not_run_in_jax_is_refused(run, tmp_path):
         name = "transformers:blip"
 
     for encoder, words in ((Foreign(), "blip, which runs in PyTorch"), (None, "imported features")):
-        with pytest.raises(BadInput, match=words):
-            make_program(dataclasses.replace(frozen, frozen_encoder=encoder), "student")
+        refuse(words, make_program, dataclasses.replace(frozen, frozen_encoder=encoder), "student")
     with pytest.raises(BadInput, match="no trained 'student'; it has teacher"):
         make_program(dataclasses.replace(run, params={"teacher": run.params["teacher"]}), "student")
 

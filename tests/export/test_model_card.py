@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import numpy as np
 import pytest
@@ -14,14 +15,7 @@ from stepcot_jax.export.model_card import list_files, write_model_card
 from stepcot_jax.host.errors import BadInput
 from tests.export import random_run
 
-
-@dataclasses.dataclass
-class FakeProgram:
-    name: str
-    tensors: dict
-
-
-PROGRAMS = [FakeProgram("student", {"a": np.zeros((1000, 5))})]
+PROGRAMS = [types.SimpleNamespace(name="student", tensors={"a": np.zeros((1000, 5))})]
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
+from refusals import refuse
 from trained_workdir import write_operating_points
 
 from stepcot_jax.contrib.onnx import folder as onnx_folder
@@ -21,7 +22,7 @@ from stepcot_jax.data.images.preprocessing import prepare_image
 from stepcot_jax.encoders.torchvision_networks import FrozenDenseNet, FrozenResNet
 from stepcot_jax.evaluation.calibration import calibrated_probabilities
 from stepcot_jax.export.program import make_gate_program, make_program
-from stepcot_jax.host.errors import BadInput, RunStopped
+from stepcot_jax.host.errors import RunStopped
 from stepcot_jax.host.exported_files import RefusedExport
 from stepcot_jax.reading.programs import Reader
 from tests.export import random_run
@@ -139,8 +140,7 @@ def test_the_folder_says_what_it_holds_and_refuses_changed_files(exported, tmp_p
     copy = pathlib.Path(shutil.copytree(out, tmp_path / "copy"))
     assert onnx_loader.main([str(copy)]) == 0
     assert [json.loads(line)["ok"] for line in capsys.readouterr().out.splitlines()] == [True, True]
-    with pytest.raises(RefusedExport, match="no model 'reader'; it has student, teacher"):
-        onnx_loader.load(copy, "reader")
+    refuse("no model 'reader'; it has student, teacher", onnx_loader.load, copy, "reader", error=RefusedExport)
     (copy / "student.onnx").write_bytes(b"x")
     assert onnx_loader.main([str(copy)]) == 2
     assert "student.onnx has changed" in capsys.readouterr().err
@@ -171,25 +171,19 @@ def test_other_image_encoders_are_converted(network):
     ("read", "words"),
     [
         (lambda _, images: jnp.cumsum(images, axis=1), "the network uses cumsum, which has no ONNX form here"),
-        (
-            lambda _, images: images.astype(jnp.bfloat16),
-            r"bfloat16; expected float32 \(config\.training\.compute_dtype",
-        ),
+        (lambda _, images: images.astype(jnp.bfloat16), r"bfloat16; expected float32 \(config\.training\.compute_d"),
         (lambda _, images: images[:, jnp.argmax(images)], "ONNX: "),
     ],
 )
 def test_what_has_no_onnx_form_is_named(read, words):
-    with pytest.raises(BadInput, match=words):
-        trace_to_onnx({"found": read}, {}, size=8)
+    refuse(words, trace_to_onnx, {"found": read}, {}, size=8)
 
 
 def test_other_logits_stop_the_export_and_a_missing_package_is_named(exported, tmp_path, monkeypatch):
     wrong = [{"model": "student", "max_error": 0.5, "ok": False}]
     monkeypatch.setattr(onnx_folder, "_write", lambda *_, **__: None)
     monkeypatch.setattr(onnx_folder.onnx_loader, "check", lambda folder, tolerance: wrong)
-    with pytest.raises(RunStopped, match=r"differ by 5\.0e-01"):
-        export_onnx(exported[0], tmp_path / "out", models=["student"])
+    refuse(r"differ by 5\.0e-01", export_onnx, exported[0], tmp_path / "out", models=["student"], error=RunStopped)
     assert not (tmp_path / "out").exists()
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(BadInput, match=r"--format=onnx needs onnx \(pip install -e \"\.\[onnx\]\""):
-        export_onnx(tmp_path, tmp_path / "out")
+    refuse(r"--format=onnx needs onnx \(pip install -e \"\.\[onnx\]\"", export_onnx, tmp_path, tmp_path / "out")

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from policies.policy_workdir import BEST, SIDE, make_policy_workdir
+from refusals import refuse
 
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.export import policy_folder, policy_loader
 from stepcot_jax.export.policy_folder import export_policy
-from stepcot_jax.host.errors import BadInput, RunStopped
+from stepcot_jax.host.errors import RunStopped
 from stepcot_jax.host.exported_files import RefusedExport, write_sums
 from stepcot_jax.host.terminal import name_command
 from stepcot_jax.policies.tokenizers import Vocabulary
@@ -54,7 +55,7 @@ print(json.dumps([model.answer(images, question), drawn]))"""
     assert drawn[0] != greedy[0]
 
 
-def test_samples_follow_the_probabilities_of_the_network(model, monkeypatch):
+def test_samples_follow_the_probabilities_of_the_network_and_every_place_is_drawn_anew(model, monkeypatch):
     """First tokens of many samples, against the softmax of the scores at the temperature."""
     monkeypatch.setitem(model.facts, "reply_length", 1)
     number, temperature = 4000, 3.0
@@ -70,10 +71,6 @@ def test_samples_follow_the_probabilities_of_the_network(model, monkeypatch):
     assert frequent.sum() > 3
     error = np.abs(counts - number * expected)[frequent] / np.sqrt(number * expected * (1 - expected))[frequent]
     assert error.max() < 4.5
-
-
-def test_every_place_of_a_sample_is_drawn_anew():
-    """Two places with the same scores: equal as often as two independent draws are, not always."""
     keys, scores = jax.random.split(jax.random.key(0), 2000), jnp.zeros((2000, 8))
     first, second = (np.asarray(policy_loader._draw(keys, scores, place, greedy=False)) for place in (0, 1))
     assert np.mean(first == second) == pytest.approx(1 / 8, abs=0.04)
@@ -135,10 +132,8 @@ def test_the_command_writes_programs_for_every_platform_and_any_number(policy_ex
     assert lines[2].startswith(f"next: {name_command('python')} {out}/load.py ")
     flags = [f"--checkpoint={workdir}", f"--out={tmp_path / 'out'}"]
     for more in ("--model=teacher", "--torch-names", "--format=onnx"):
-        with pytest.raises(BadInput, match="--model, --torch-names and --format=onnx do not apply"):
-            main([*flags, more])
-    with pytest.raises(BadInput, match="exists and is not an empty folder"):
-        main([flags[0], f"--out={out}"])
+        refuse("--model, --torch-names and --format=onnx do not apply", main, [*flags, more])
+    refuse("exists and is not an empty folder", main, [flags[0], f"--out={out}"])
 
 
 def test_load_py_checks_this_machine_and_changed_files_are_refused(policy_export, copy, capsys):
@@ -150,15 +145,13 @@ def test_load_py_checks_this_machine_and_changed_files_are_refused(policy_export
     facts = json.loads((copy / "export.json").read_text())
     (copy / "export.json").write_text(json.dumps(facts | {"format": 2}))
     write_sums(copy)
-    with pytest.raises(RefusedExport, match="expected \\('policy', 1\\)"):
-        policy_loader.load(copy)
+    refuse("expected \\('policy', 1\\)", policy_loader.load, copy, error=RefusedExport)
 
 
 def test_nothing_is_left_of_an_export_that_fails(policy_export, tmp_path, monkeypatch):
     monkeypatch.setattr(policy_folder, "_write", lambda *_: None)
     monkeypatch.setattr(policy_folder.policy_loader, "check", lambda folder: {"same_tokens": 0.5, "ok": False})
-    with pytest.raises(RunStopped, match="50% of the network's own tokens"):
-        export_policy(policy_export[0], tmp_path / "out")
+    refuse("50% of the network's own tokens", export_policy, policy_export[0], tmp_path / "out", error=RunStopped)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -189,8 +182,6 @@ def test_a_policy_with_a_pretrained_tokenizer_answers_alone_and_here(tmp_path, m
     card = (out / "README.md").read_text()
     assert "pip install tokenizers" in card
     assert "vocabulary.json" not in card
-    with pytest.raises(ValueError, match=r"special token '\[UNK\]'"):
-        loaded.encode("a-word-of-no-record")
+    refuse(r"special token '\[UNK\]'", loaded.encode, "a-word-of-no-record", error=ValueError)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(RefusedExport, match="pip install tokenizers"):
-        policy_loader.load(out)
+    refuse("pip install tokenizers", policy_loader.load, out, error=RefusedExport)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from cloud.memory_store import register_extra
-from refusals import refuses
+from refusals import refuse
 
 import stepcot_jax
 from stepcot_jax.encoders.checkpoints import resolve
@@ -31,7 +31,7 @@ def test_an_address_stays_one_after_pathlib_has_dropped_a_slash(place):
     assert is_address(pathlib.Path(place))
     with pytest.raises(BadInput, match=r"is an address; expected a folder or file of this machine .*stepcot sync"):
         refuse_address(pathlib.Path(place))
-    refuses(r"^config\.x: .*: not an address with :// \(pass it as text", find_path, pathlib.Path(place), "config.x")
+    refuse(r"^config\.x: .*: not an address with :// \(pass it as text", find_path, pathlib.Path(place), "config.x")
 
 
 def test_paths_and_hugging_face_names_are_no_addresses_and_no_folder_is_made_of_one(tmp_path, monkeypatch):
@@ -42,7 +42,7 @@ def test_paths_and_hugging_face_names_are_no_addresses_and_no_folder_is_made_of_
         *(make_workdir, lambda path: filling_folder(path).__enter__(), lambda path: writing_folder(path).__enter__()),
         lambda path: write_whole(path / "file", b""),
     ):
-        refuses("is an address; expected a folder", write, pathlib.Path("gs://bucket/run"))
+        refuse("is an address; expected a folder", write, pathlib.Path("gs://bucket/run"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -69,10 +69,10 @@ def test_paths_stay_and_addresses_are_downloaded_by_the_extra_of_their_scheme(tm
     register_extra(monkeypatch, "scheme", "ours", f"{__name__}:_download")
     monkeypatch.setitem(sys.modules, __name__, sys.modules[_download.__module__])
     assert find_path("ours://b/run") == pathlib.Path("ours://b/run here")
-    refuses(r"^az://b/run: unknown scheme; expected .*gs://, hf://, ours://, s3://$", find_path, "az://b/run")
+    refuse(r"^az://b/run: unknown scheme; expected .*gs://, hf://, ours://, s3://$", find_path, "az://b/run")
     monkeypatch.delitem(list_extras("scheme"), "s3", raising=False)
-    refuses(r"^--x: s3: this scheme is an extra .* not installed: pip install .*\[s3\]", find_path, "s3://b/run", "--x")
-    refuses(r"^hf://b/run: nothing is written to hf://; expected", open_remote, "hf://b/run", say=print)
+    refuse(r"^--x: s3: this scheme is an extra .* not installed: pip install .*\[s3\]", find_path, "s3://b/run", "--x")
+    refuse(r"^hf://b/run: nothing is written to hf://; expected", open_remote, "hf://b/run", say=print)
 
 
 def _download(address, folder):
@@ -114,5 +114,5 @@ def test_no_flag_takes_a_path_in_another_way():
 
 @pytest.mark.parametrize("name", ["a/b@v1/../../x", "a/b@v1/..", "a/b@v1//x", "a/..@x", "a/b@../../x", "a/..@main"])
 def test_nothing_outside_of_the_cache_is_named(name):
-    refuses(r"not (an address on|the name of)", find_path, f"hf://{name}")
-    refuses(r"is not the name of a repository|not a Hugging Face id", resolve, name)
+    refuse(r"not (an address on|the name of)", find_path, f"hf://{name}")
+    refuse(r"is not the name of a repository|not a Hugging Face id", resolve, name)

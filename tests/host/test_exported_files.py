@@ -11,7 +11,7 @@ import hypothesis.strategies as some
 import numpy as np
 import pytest
 import safetensors.numpy
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.host import exported_files
 from stepcot_jax.host.errors import BadInput
@@ -117,6 +117,6 @@ def test_weights_are_float32_of_the_same_folder_and_stay_when_the_file_changes(f
     assert weights.flags.writeable
     safetensors.numpy.save_file({"w": np.zeros(2, np.float16)}, folder / "m.safetensors")
     write_sums(folder)
-    refuses("tensor 'w' has the type float16; expected float32", read_weights, folder, ["m.safetensors"])
+    refuse("tensor 'w' has the type float16; expected float32", read_weights, folder, ["m.safetensors"])
     for name in ("../m.safetensors", "a.json"):
-        refuses(r"export\.json: .* is not a \.safetensors file of the same folder", read_weights, folder, [name])
+        refuse(r"export\.json: .* is not a \.safetensors file of the same folder", read_weights, folder, [name])

@@ -4,7 +4,7 @@ import os
 
 import msgspec
 import pytest
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.host import files
 from stepcot_jax.host.errors import BadInput
@@ -34,9 +34,9 @@ def test_a_private_folder_is_closed_to_others_and_is_ones_own(tmp_path, monkeypa
         make_private_folder(folder)
         assert folder.stat().st_mode & 0o777 == 0o700
     (tmp_path / "file").touch()
-    refuses(r"file: cannot be made a folder of this user alone \(File exists\)", make_private_folder, tmp_path / "file")
+    refuse(r"file: cannot be made a folder of this user alone \(File exists\)", make_private_folder, tmp_path / "file")
     monkeypatch.setattr(os, "getuid", lambda: old.stat().st_uid + 1)
-    refuses(r"old: belongs to user \d+; expected a folder of this user", make_private_folder, old)
+    refuse(r"old: belongs to user \d+; expected a folder of this user", make_private_folder, old)
 
 
 def test_json_is_read_as_its_type_from_a_regular_file(tmp_path):
@@ -62,7 +62,7 @@ def test_json_is_read_as_its_type_from_a_regular_file(tmp_path):
 def test_what_is_no_such_json_is_refused_by_name(tmp_path, content, words):
     path = tmp_path / "note.json"
     path.write_bytes(content)
-    message = refuses(words, read_json, path, Note, accepted=ACCEPTED, max_bytes=500 if len(content) < 2000 else 10**6)
+    message = refuse(words, read_json, path, Note, accepted=ACCEPTED, max_bytes=500 if len(content) < 2000 else 10**6)
     assert message.startswith(f"{path}: ")
     assert message.endswith(f"; {ACCEPTED}")
 

@@ -7,7 +7,7 @@ import pathlib
 import zipfile
 
 import pytest
-from refusals import refuses
+from refusals import refuse
 
 import stepcot_jax
 from stepcot_jax.host import untrusted
@@ -61,13 +61,13 @@ def test_what_is_no_regular_file_or_too_large_is_refused_at_once(tmp_path, monke
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "zero").symlink_to("/dev/zero")
     for path in (tmp_path / "pipe", tmp_path / "zero", tmp_path):
-        refuses("not a regular file; expected a table", open_untrusted, path, accepted="a table")
+        refuse("not a regular file; expected a table", open_untrusted, path, accepted="a table")
     (tmp_path / "file").write_bytes(b"12345")
     (tmp_path / "link").symlink_to("file")
     with open_untrusted(tmp_path / "link", accepted="a file", max_bytes=5) as file:
         assert file.read() == b"12345"
-    refuses("5 bytes, more than 4", open_untrusted, tmp_path / "file", accepted="a file", max_bytes=4)
-    refuses("not a regular file", open_untrusted, tmp_path / "link", accepted="a file", follow=False)
+    refuse("5 bytes, more than 4", open_untrusted, tmp_path / "file", accepted="a file", max_bytes=4)
+    refuse("not a regular file", open_untrusted, tmp_path / "link", accepted="a file", follow=False)
     path = tmp_path / "file"
     path.write_bytes(b"12345")
     regular = path.stat()
@@ -85,7 +85,7 @@ def test_limits_come_from_the_environment_and_others_are_refused_by_name(monkeyp
     assert read_limits() == Limits(rows=7, seconds=3)
     for written in ("row=7", "rows", "rows=", "rows=0", "rows=-1", "rows=1e3", "rows=٣", "=7"):
         monkeypatch.setenv(VARIABLE, f"cells=9,{written}")
-        refuses(f"{VARIABLE}: '{written}' is not one of the limits .*blank_rows", read_limits)
+        refuse(f"{VARIABLE}: '{written}' is not one of the limits .*blank_rows", read_limits)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_table_above_a_limit_is_refused_where_it_exceeds_it(monkeypatch, limit
     clock = iter(range(100))
     monkeypatch.setattr(untrusted.time, "monotonic", lambda: next(clock))
     meter = Meter("train.csv")
-    refuses(f"^train.csv: {found}", lambda: any(meter.add_row(4, blank=row > 0) for row in range(10 * 1024)))
+    refuse(f"^train.csv: {found}", lambda: any(meter.add_row(4, blank=row > 0) for row in range(10 * 1024)))
 
 
 def test_lines_are_numbered_without_blank_ones_which_are_limited(monkeypatch):

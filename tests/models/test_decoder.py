@@ -15,22 +15,15 @@ SIZES = DecoderSizes(
 ROLLOUTS, TOKENS = 2, 7
 
 
-def make(sizes=SIZES, seed=0):
+def make(sizes=SIZES):
     decoder = Decoder(sizes)
 
     def run(module, tokens, positions, visible):
         return module.score(module(module.embed(tokens), positions=positions, visible=visible)[0])
 
-    shapes = jax.eval_shape(
-        lambda: decoder.init(
-            jax.random.key(0),
-            jnp.zeros((1, 2), jnp.int32),
-            jnp.zeros((1, 1, 2), jnp.int32),
-            jnp.ones((1, 2, 2), bool),
-            method=run,
-        )
-    )["params"]
-    return decoder, randomise(shapes, seed), run
+    tokens, visible = jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2, 2), bool)
+    shapes = jax.eval_shape(lambda: decoder.init(jax.random.key(0), tokens, tokens[None], visible, method=run))
+    return decoder, randomise(shapes["params"]), run
 
 
 def causal(num_tokens=TOKENS):
@@ -42,7 +35,6 @@ def places(num_tokens=TOKENS, rollouts=ROLLOUTS):
 
 
 def oracle(params, tokens, positions, sizes):
-    """Token by token, head by head, in float64."""
     p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
 
     def norm(x, scale):
@@ -65,10 +57,8 @@ def oracle(params, tokens, positions, sizes):
             q = p[f"layer_{layer}"]
             normed = norm(hidden, q["attention_norm"]["scale"])
             attention = q["attention"]
-            heads = {
-                n: np.einsum("tw,whd->thd", normed, attention[n]["kernel"]) + attention[n]["bias"]
-                for n in ("query", "key", "value")
-            }
+            heads = {n: np.einsum("tw,whd->thd", normed, attention[n]["kernel"]) for n in ("query", "key", "value")}
+            heads = {n: head + attention[n]["bias"] for n, head in heads.items()}
             mixed = np.zeros((len(own), sizes.num_heads, sizes.head_width))
             for head in range(sizes.num_heads):
                 shared = head // (sizes.num_heads // sizes.num_kv_heads)

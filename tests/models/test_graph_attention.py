@@ -75,10 +75,8 @@ def test_dropout_scales_kept_attention_weights():
 
 
 def test_masked_softmax_is_a_softmax_over_what_is_allowed():
-    scores, allowed = (
-        normal(4, 4, 6),
-        np.array([[1, 1, 1, 1, 1, 1], [1, 0, 1, 0, 0, 1], [0, 0, 0, 1, 0, 0], [0] * 6], bool),
-    )
+    allowed = np.array([[1] * 6, [1, 0, 1, 0, 0, 1], [0, 0, 0, 1, 0, 0], [0] * 6], bool)
+    scores = normal(4, 4, 6)
     found = np.asarray(masked_softmax(jnp.asarray(scores), allowed=jnp.asarray(allowed)))
     for row, mask, values in zip(found, allowed, scores, strict=True):
         assert (row[~mask] == 0).all()

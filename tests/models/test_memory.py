@@ -1,5 +1,3 @@
-"""The memory's GRU cell against NumPy and PyTorch."""
-
 import jax.numpy as jnp
 import numpy as np
 import pytest

@@ -1,5 +1,3 @@
-"""The baseline against its equations in NumPy."""
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,20 +11,13 @@ IMAGES, TEXT = normal(1, 4, 6), normal(2, 2, 5)
 BASELINE = Baseline(answers_per_step=COUNTS, hidden=7)
 
 
-@pytest.fixture(scope="module")
-def params():
-    return randomise(declare(BASELINE, image_features=IMAGES, text_features=TEXT))
+def test_logits_are_those_of_the_equations():
+    params = randomise(declare(BASELINE, image_features=IMAGES, text_features=TEXT))
 
-
-@pytest.fixture(scope="module")
-def logits(params):
-    def apply(params, images, text):
+    def apply(images, text):
         return BASELINE.apply({"params": params}, image_features=images, text_features=text)
 
-    return np.asarray(quick_jit(apply)(params, IMAGES, TEXT))
-
-
-def test_logits_are_those_of_the_equations(params, logits):
+    logits = np.asarray(quick_jit(apply)(IMAGES, TEXT))
     for case, image in enumerate(np.float64(IMAGES)):
         for step, num_answers in enumerate(COUNTS):
             pair = np.concatenate([image, np.float64(TEXT[step])])
@@ -34,8 +25,5 @@ def test_logits_are_those_of_the_equations(params, logits):
             head = params[f"head_{step}"]
             expected = hidden @ np.float64(head["kernel"]) + np.float64(head["bias"])
             np.testing.assert_allclose(logits[case, step, :num_answers], expected, rtol=2e-5, atol=2e-5)
-
-
-def test_a_step_without_its_prompt_is_refused(params):
     with pytest.raises(ValueError, match=r"must have shape \[2, width\]"):
-        BASELINE.apply({"params": params}, image_features=jnp.asarray(IMAGES), text_features=jnp.asarray(TEXT[:1]))
+        apply(jnp.asarray(IMAGES), jnp.asarray(TEXT[:1]))

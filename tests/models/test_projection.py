@@ -1,5 +1,3 @@
-"""The projection (Linear, LayerNorm, ReLU, Dropout) against NumPy."""
-
 import jax.numpy as jnp
 import numpy as np
 from oracles import reference_numpy as oracle

@@ -1,5 +1,3 @@
-"""The parameter counts of the paper, from shapes only."""
-
 import jax
 import jax.numpy as jnp
 import pytest

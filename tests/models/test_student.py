@@ -1,5 +1,3 @@
-"""The student against the equations of D.3."""
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -55,7 +55,6 @@ class Reader:
 
 @functools.cache
 def reader(steps, *, shared=True, **settings):
-    """The tests of this module share teachers."""
     return Reader(steps, text_of(steps, shared=shared), **settings)
 
 

@@ -34,7 +34,6 @@ def randomise(shapes, seed=0):
 
 
 def normal(seed, *shape):
-    """Random float32 array."""
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 

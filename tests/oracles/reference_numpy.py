@@ -61,7 +61,6 @@ def layer_norm(x, params, epsilon=1e-5):
 
 
 def block(x, params):
-    """Linear, LayerNorm, ReLU."""
     return relu(layer_norm(linear(x, params["linear"]), params["norm"]))
 
 
@@ -246,7 +245,6 @@ def alignment_weight(u, v, normaliser="cka"):
 
 
 def channel_alignment(teacher_projected, student_projected, annotated, temperature=2.0, normaliser="cka"):
-    """Loss and weight."""
     u, v = np.asarray(teacher_projected, np.float64)[annotated], np.asarray(student_projected, np.float64)[annotated]
     if len(u) < 2:
         return 0.0, 0.0

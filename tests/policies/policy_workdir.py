@@ -49,7 +49,6 @@ def small_settings(**changes):
 
 
 def random_params(network, *, seed):
-    """Random parameters of a policy's network."""
     tokens = jnp.zeros((1, 1), jnp.int32)
     images = jnp.zeros((1, SIDE, SIDE, 3))
     shapes = jax.eval_shape(lambda: network.init(jax.random.key(0), images, tokens, tokens[0] + 1, tokens))["params"]
@@ -73,12 +72,8 @@ def _build():
     replies = [write_reply(record, dialect) for record in records]
     vocabulary = Vocabulary.count([*prompts, *replies], largest=SIDE)
     vocabulary.write(folder / "vocabulary.json")
-    lengths = PolicyLengths(
-        prompt_length=max(len(vocabulary.encode(prompt)) for prompt in prompts),
-        reply_length=12,
-        num_words=vocabulary.num_words,
-        largest_coordinate=SIDE,
-    )
+    longest, num_words = max(len(vocabulary.encode(prompt)) for prompt in prompts), vocabulary.num_words
+    lengths = PolicyLengths(prompt_length=longest, reply_length=12, num_words=num_words, largest_coordinate=SIDE)
     write_lengths(folder, lengths)
     tests = [record for record in records if record.split == "test"]
     (folder / "records").mkdir()

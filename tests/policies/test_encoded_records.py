@@ -10,17 +10,7 @@ from policies.policy_workdir import small_settings
 from policies.tiny_policy import STOP, WORDS
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.policies.records import (
-    ANSWER,
-    NO_PART,
-    REASONING,
-    EncodedRecord,
-    RecordEncoder,
-    lay_out_pack,
-    lay_out_prompts,
-    pack_records,
-    write_texts,
-)
+from stepcot_jax.policies import records as tested
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.run.loading_questions import load_vqa_dataset
 
@@ -30,17 +20,14 @@ TOKENS = some.lists(some.integers(2, WORDS - 1), min_size=1, max_size=4)
 @some.composite
 def encoded(draw):
     reasoning, answer = draw(TOKENS), [*draw(TOKENS), STOP]
-    parts = [REASONING] * len(reasoning) + [ANSWER] * len(answer)
-    return EncodedRecord(tuple(draw(TOKENS)), (*reasoning, *answer), tuple(parts))
+    parts = [tested.REASONING] * len(reasoning) + [tested.ANSWER] * len(answer)
+    return tested.EncodedRecord(tuple(draw(TOKENS)), (*reasoning, *answer), tuple(parts))
 
 
-@given(
-    some.lists(some.tuples(some.integers(1, 9), some.integers(0, 3)), max_size=30),
-    some.integers(0, 12),
-)
+@given(some.lists(some.tuples(some.integers(1, 9), some.integers(0, 3)), max_size=30), some.integers(0, 12))
 def test_packs_hold_every_record_once_of_one_image_and_are_not_too_long(records, longest):
     lengths, image_of = [length for length, _ in records], [image for _, image in records]
-    packs = pack_records(lengths, image_of, longest=longest)
+    packs = tested.pack_records(lengths, image_of, longest=longest)
     assert sorted(place for pack in packs for place in pack) == list(range(len(records)))
     for pack in packs:
         assert list(pack) == sorted(pack)
@@ -54,9 +41,9 @@ def test_packs_hold_every_record_once_of_one_image_and_are_not_too_long(records,
 @given(some.lists(encoded(), min_size=1, max_size=4), some.integers(0, 3))
 def test_a_row_predicts_every_token_of_every_reply_and_nothing_else(records, room):
     length = sum(record.length for record in records) + room
-    row = lay_out_pack(records, length)
+    row = tested.lay_out_pack(records, length)
     assert {(array.shape, array.dtype) for array in row.values()} == {((length,), np.dtype(np.int32))}
-    counted = row["parts"] != NO_PART
+    counted = row["parts"] != tested.NO_PART
     # The target at t is the token at t + 1 of the same text; a pack's last target is followed by no token.
     following = np.append(row["tokens"][1:], 0)
     same_text = np.append(row["segments"][1:], 0) == row["segments"]
@@ -75,11 +62,11 @@ def test_a_row_predicts_every_token_of_every_reply_and_nothing_else(records, roo
 
 
 def test_prompts_are_padded_on_the_right():
-    found = lay_out_prompts([(5, 6), (7,)], 3, pad=9)
+    found = tested.lay_out_prompts([(5, 6), (7,)], 3, pad=9)
     np.testing.assert_array_equal(found["prompts"], [[5, 6, 9], [7, 9, 9]])
     np.testing.assert_array_equal(found["lengths"], [2, 1])
     with pytest.raises(BadInput, match="a prompt has 4 tokens; at most 3"):
-        lay_out_prompts([(5, 6, 7, 8)], 3, pad=9)
+        tested.lay_out_prompts([(5, 6, 7, 8)], 3, pad=9)
 
 
 @pytest.fixture(scope="module")
@@ -92,21 +79,23 @@ def records():
     [("gemex", True), ("gemex", False), ("lvkc", True), ("medclm", False), ("gemex_plain", True)],
 )
 def test_an_encoded_record_is_its_prompt_its_reasoning_and_its_answer(records, dialect, with_thinking):
-    texts = [text for record in records for text in write_texts(record, dialect, with_thinking=with_thinking)]
+    texts = [text for record in records for text in tested.write_texts(record, dialect, with_thinking=with_thinking)]
     vocabulary = Vocabulary.count(texts, largest=32, num_merges=50, least_count=2)
-    encoder = RecordEncoder(vocabulary, dialect, with_thinking=with_thinking)
+    encoder = tested.RecordEncoder(vocabulary, dialect, with_thinking=with_thinking)
     for record in records:
-        prompt, reply = write_texts(record, dialect, with_thinking=with_thinking)
+        prompt, reply = tested.write_texts(record, dialect, with_thinking=with_thinking)
         found = encoder.encode(record)
         assert vocabulary.decode(found.prompt) == prompt
         assert vocabulary.decode(found.target) == reply
         assert found.target.index(vocabulary.stop) == len(found.target) - 1
         assert found.parts == tuple(sorted(found.parts, reverse=True))  # reasoning, then the answer
-        answer = vocabulary.decode([t for t, part in zip(found.target, found.parts, strict=True) if part == ANSWER])
+        answer = vocabulary.decode(
+            [t for t, part in zip(found.target, found.parts, strict=True) if part == tested.ANSWER]
+        )
         assert reply.endswith(answer)
         assert answer
 
 
 def test_a_record_that_the_dialect_cannot_write_is_named(records):
     with pytest.raises(BadInput, match=f"record '{records[0].id}', thinking: blank"):
-        write_texts(records[0], "gemex_plain", with_thinking=False)
+        tested.write_texts(records[0], "gemex_plain", with_thinking=False)

@@ -43,10 +43,7 @@ def test_pictures_are_normalised_as_on_the_host():
     of = settings().image_encoder
     expected = normalise_on_host(pixels, Preprocessing(size=5, mean=of.mean, std=of.std))
     np.testing.assert_allclose(
-        jax.jit(lambda each: normalise(each, mean=of.mean, std=of.std))(pixels),
-        expected,
-        rtol=0,
-        atol=1e-6,
+        jax.jit(lambda each: normalise(each, mean=of.mean, std=of.std))(pixels), expected, rtol=0, atol=1e-6
     )
 
 

@@ -23,20 +23,9 @@ class Cells(nn.Module):
         return nn.Dense(GRID * GRID * 3)(images.reshape(len(images), -1))
 
 
-NETWORK = PrefixVlm(
-    encoder=Cells(),
-    grid=GRID,
-    sizes=DecoderSizes(
-        width=8,
-        num_layers=2,
-        num_heads=2,
-        num_kv_heads=1,
-        head_width=8,
-        mlp_width=8,
-        num_words=WORDS,
-        sections=(2, 1, 1),
-    ),
-)
+SIZES = {"width": 8, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "head_width": 8, "mlp_width": 8}
+SIZES |= {"num_words": WORDS, "sections": (2, 1, 1)}
+NETWORK = PrefixVlm(encoder=Cells(), grid=GRID, sizes=DecoderSizes(**SIZES))
 
 
 def normalise(pixels):
@@ -44,14 +33,12 @@ def normalise(pixels):
 
 
 def random_params(seed=1):
-    """Random parameters of `NETWORK`."""
     tokens, images = jnp.zeros((1, 1), jnp.int32), jnp.zeros((1, SIDE, SIDE, 3))
     shapes = jax.eval_shape(lambda: NETWORK.init(jax.random.key(0), images, tokens, tokens[0] + 1, tokens))["params"]
     return randomise(shapes, seed)
 
 
 def draw_pictures(number, seed=0):
-    """Random pictures, uint8 [case, side, side, 3]."""
     return np.random.default_rng(seed).integers(0, 256, (number, SIDE, SIDE, 3), np.uint8)
 
 
@@ -63,7 +50,6 @@ def draw_record(rng):
 
 
 def draw_packs(number, seed=0):
-    """Packs of 1 to 3 records."""
     rng = np.random.default_rng(seed)
     return [[draw_record(rng) for _ in range(rng.integers(1, 4))] for _ in range(number)]
 

@@ -39,7 +39,6 @@ UIDS = {"SOPInstanceUID": "1.2.3.1", "SeriesInstanceUID": "1.2.3.2", "StudyInsta
 
 
 def dicom(*, syntax=uid.ExplicitVRLittleEndian, **elements):
-    """The bytes of a radiograph; elements by keyword, None leaves one out."""
     image = Dataset()
     image.file_meta = FileMetaDataset()
     image.file_meta.TransferSyntaxUID = syntax

@@ -76,15 +76,7 @@ def test_a_damaged_file_is_named(made, tmp_path):
         load(tmp_path / "run").read(made[2])
 
 
-def test_what_was_not_measured_and_what_is_never_called_are_told():
-    never = Finding("Mass", 0.999, math.inf, math.nan, 1.0)
-    assert never.as_dict() == {"threshold": None, "sensitivity": None, "specificity": 1.0, "above": False}
-    assert str(never) == "Mass (specificity 100 %)"
-    lines = describe_called({"One": (never,), "Two": ()}, "rule")
-    assert lines == ["above the operating point (rule; figures of the test cases):", "  One: none"]
-
-
-def test_findings_are_the_most_probable_first_and_equal_ones_in_the_order_of_the_options():
+def test_findings_are_told_and_the_most_probable_come_first():
     options = ("Mass", "Edema", "Effusion", "Normal")
     points = {label: (options[label], 0.2, 0.8, 0.7) for label in range(3)}
     answered = StepAnswer(Step("One", "?", options), 2, (0.2, 0.2, 0.5, 0.1), (), None, points=points)
@@ -92,3 +84,8 @@ def test_findings_are_the_most_probable_first_and_equal_ones_in_the_order_of_the
     lower = dataclasses.replace(answered, probabilities=(0.1, 0.3, 0.0, 0.6))
     assert [finding.answer for finding in lower.findings] == ["Edema", "Mass", "Effusion"]
     assert lower.above == ("Edema",)
+    never = Finding("Mass", 0.999, math.inf, math.nan, 1.0)
+    assert never.as_dict() == {"threshold": None, "sensitivity": None, "specificity": 1.0, "above": False}
+    assert str(never) == "Mass (specificity 100 %)"
+    lines = describe_called({"One": (never,), "Two": ()}, "rule")
+    assert lines == ["above the operating point (rule; figures of the test cases):", "  One: none"]

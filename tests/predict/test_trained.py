@@ -1,10 +1,10 @@
 import dataclasses
-import json
 import shutil
 
 import jax
 import numpy as np
 import pytest
+from refusals import edit_json, refuse
 from trained_workdir import BEST, SIDE, make_text, make_trained_workdir
 
 from stepcot_jax.chain import DEFAULT_CHAIN
@@ -49,8 +49,7 @@ def test_each_network_has_the_weights_of_its_best_step(run, trained):
     np.testing.assert_array_equal(trained.text_features, make_text(trained.run.settings))
     assert trained.calibration is None
     assert list(load_trained(run[0], names=("teacher",)).params) == ["teacher"]
-    with pytest.raises(BadInput, match="it has teacher, student"):
-        load_trained(run[0], names=("professor",))
+    refuse("it has teacher, student", load_trained, run[0], names=("professor",))
 
 
 @pytest.fixture(scope="module")
@@ -115,16 +114,14 @@ def test_a_given_answer_changes_later_steps_alone(model, request):
     ],
 )
 def test_other_images_and_labels_are_refused(teacher, images, given, words):
-    with pytest.raises(BadInput, match=words):
-        teacher.read(images, given)
+    refuse(words, teacher.read, images, given)
 
 
 def test_a_teacher_without_write_back_takes_no_given_answers(trained):
     own = trained.run.settings
     without = dataclasses.replace(own, teacher=dataclasses.replace(own.teacher, write_back=False))
     reader = Reader(dataclasses.replace(trained, run=StoredRun(without)), model="teacher")
-    with pytest.raises(BadInput, match="write_back=False"):
-        reader.read(IMAGES[:1], np.zeros((1, 7), int))
+    refuse("write_back=False", reader.read, IMAGES[:1], np.zeros((1, 7), int))
 
 
 def test_calibrated_probabilities_and_answer_sets(trained, student):
@@ -137,14 +134,8 @@ def test_calibrated_probabilities_and_answer_sets(trained, student):
     assert scaled.answer_sets.any(axis=-1).all()
 
 
-def change_json(path, change):
-    found = json.loads(path.read_text())
-    change(found)
-    path.write_text(json.dumps(found))
-
-
 def edit(name, change):
-    return lambda folder: change_json(folder / name, change)
+    return lambda folder: edit_json(folder / name, change)
 
 
 def flip(path):
@@ -172,10 +163,7 @@ DAMAGES = [
     (lambda folder: np.save(folder / "reading/text_features.npy", np.array([print], object)), "is not an array"),
     (lambda folder: flip(folder / "reading/text_features.npy"), "has changed since it was saved"),
     (edit("settings.json", lambda found: found["student"].update(width=16)), "does not fit settings.json"),
-    (
-        edit("settings.json", lambda found: found["image_encoder"].update(name="imported", weights="x")),
-        "cannot read images",
-    ),
+    (edit("settings.json", lambda found: found["image_encoder"].update(name="imported", weights="x")), "read images"),
     (lambda folder: (folder / "calibration.json").write_text("{"), "calibration.json"),
 ]
 
@@ -204,10 +192,10 @@ def test_stored_shapes_are_compared_without_tracing_the_networks(copy, trained, 
     monkeypatch.setattr(trained_model, "init_params", trace)
     assert load_trained(copy).best_steps == BEST
     assert not traced
-    change_json(copy / "settings.json", lambda found: found["student"].update(width=16))
+    edit_json(copy / "settings.json", lambda found: found["student"].update(width=16))
     with pytest.raises(BadInput, match=r"does not fit settings\.json"):  # shapes of other settings tell nothing
         load_trained(copy)
     assert traced
-    change_json(copy / "settings.json", lambda found: found["student"].update(width=8))
+    edit_json(copy / "settings.json", lambda found: found["student"].update(width=8))
     write_shapes(copy, dict.fromkeys(shapes, (1,)), inputs=inputs)  # that the weights do not have
     assert load_trained(copy).best_steps == BEST

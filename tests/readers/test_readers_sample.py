@@ -20,7 +20,7 @@ from readers.reader_samples import (
     write_folder,
     write_run,
 )
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.phantom.phantom import draw_case
@@ -157,11 +157,11 @@ def test_the_key_comes_back_and_a_sample_is_made_again_alike(sample, root, tmp_p
 
 def test_names_that_are_no_folders_a_used_folder_and_too_many_cases_are_refused(sample, root, tmp_path):
     for name in ("", "a/b", "..", ".a", "a.", " a", "CON", "nul.x", "a" * 41, "a\n", "a:b", "-a"):
-        refuses("--readers", check_names, [name])
+        refuse("--readers", check_names, [name])
     check_names(["Dr. Größe", "reader_2", "x"])
-    refuses("not distinct", check_names, ["Ann", "ann"])
-    refuses("is not empty", make_sample, sample[0], root)
-    refuses("--num-cases=25 is not 1 to 24", make_sample, tmp_path / "new", root, num_cases=25)
+    refuse("not distinct", check_names, ["Ann", "ann"])
+    refuse("is not empty", make_sample, sample[0], root)
+    refuse("--num-cases=25 is not 1 to 24", make_sample, tmp_path / "new", root, num_cases=25)
     assert not (tmp_path / "new").exists()
 
 
@@ -181,7 +181,7 @@ def test_a_key_that_is_not_as_it_was_written_is_refused(sample, tmp_path, change
     key = json.loads((sample[0] / "key.json").read_text())
     change(key)
     (tmp_path / "key.json").write_text(json.dumps(key))
-    message = refuses("", read_key, tmp_path)
+    message = refuse("", read_key, tmp_path)
     assert words in message
     assert message.startswith(str(tmp_path / "key.json"))
 
@@ -193,14 +193,14 @@ def test_cases_of_a_run_are_those_it_predicted_with_its_images_and_other_data_ar
     assert [case.image for case in source.cases] == [case.image for case in tested]
     np.testing.assert_array_equal(np.asarray(source.picture(4)), np.asarray(Image.open(root / tested[4].image)))
     assert open_run(run, "test", root=root).cases == source.cases
-    refuses(r"val\.npz", open_run, run, "val")
+    refuse(r"val\.npz", open_run, run, "val")
     cases = make_cases()
     changed = [*cases[:2], msgspec.structs.replace(cases[2], answers=(0,) * 7)]
     run = write_run(tmp_path / "labels", changed, data__source="folder", data__root=str(root))
-    refuses(r"SECRETNAME_2\.png' in .* has another labels", open_run, run, "test")
+    refuse(r"SECRETNAME_2\.png' in .* has another labels", open_run, run, "test")
     absent = [msgspec.structs.replace(cases[0], image="images/absent.png")]
     run = write_run(tmp_path / "absent", absent, data__source="folder", data__root=str(root))
-    refuses(r"case 'images/absent.png' is missing", open_run, run, "test")
+    refuse(r"case 'images/absent.png' is missing", open_run, run, "test")
 
 
 def test_a_run_on_the_phantom_has_its_cases_drawn_anew(tmp_path):
@@ -211,7 +211,7 @@ def test_a_run_on_the_phantom_has_its_cases_drawn_anew(tmp_path):
     assert [case.answers for case in source.cases] == [each.case.answers for each in drawn]
     np.testing.assert_array_equal(np.asarray(source.picture(1)), drawn[1].image)
     other = write_run(tmp_path / "other", [each.case for each in drawn], **{**phantom, "phantom__seed": 6})
-    refuses(r"case 'images/phantom_000008\.png', drawn again, has another", lambda: open_run(other, "test").picture(1))
+    refuse(r"case 'images/phantom_000008\.png', drawn again, has another", lambda: open_run(other, "test").picture(1))
 
 
 def test_the_command_writes_a_sample_of_a_run_and_says_who_gets_what(root, tmp_path, capsys):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from readers.reader_samples import CHAIN, fill, guess, make_sample, read_cells, write_cells, write_folder
-from refusals import refuses
+from refusals import refuse
 from sklearn.metrics import accuracy_score, cohen_kappa_score, f1_score, recall_score
 
 from stepcot_jax.annotate.agreement import fleiss_kappa
@@ -154,8 +154,8 @@ def test_a_form_of_another_sample_or_twice_and_files_that_are_none_are_refused(s
     folder, key = sample
     other = make_sample(tmp_path / "other", root, readers=READERS, num_cases=24, seed=1)
     path = fill(tmp_path / "other" / "Ann" / "form.csv", other, answers["Ann"])
-    refuses("is of another sample", read_forms, key, folder, [path])
-    message = refuses("", read_forms, key, folder, [*forms, forms[1]])
+    refuse("is of another sample", read_forms, key, folder, [path])
+    message = refuse("", read_forms, key, folder, [*forms, forms[1]])
     assert message.startswith(f"{forms[1]}: a second form of Bo (the first is {forms[1]})")
     (folder, key), path = sample, tmp_path / "form.csv"
     header = b"form,case,image,step,question,options,answer\r\n"
@@ -165,8 +165,8 @@ def test_a_form_of_another_sample_or_twice_and_files_that_are_none_are_refused(s
     ):
         if content is not None:
             path.write_bytes(content)
-        refuses(words, read_forms, key, folder, [path])
-    refuses("not a regular file", read_forms, key, folder, [tmp_path])
+        refuse(words, read_forms, key, folder, [path])
+    refuse("not a regular file", read_forms, key, folder, [tmp_path])
 
 
 def test_changed_images_are_refused(root, tmp_path):
@@ -182,10 +182,10 @@ def test_changed_images_are_refused(root, tmp_path):
     for path in (back / "images" / "case_0002.png", folder / "Ann" / "images" / "case_0001.png"):
         whole = path.read_bytes()
         path.write_bytes(whole[:-1] + b"?")
-        assert refuses("", read_forms, key, folder, [form]).startswith(f"{path} was changed")
+        assert refuse("", read_forms, key, folder, [form]).startswith(f"{path} was changed")
         path.write_bytes(whole)
     (folder / "Ann" / "images" / "case_0003.png").unlink()
-    refuses(r"case_0003\.png cannot be read", read_forms, key, folder, [form])
+    refuse(r"case_0003\.png cannot be read", read_forms, key, folder, [form])
 
 
 def test_accuracy_is_scikit_learns_over_the_cases_with_an_answer(sample, answers, comparison, predictions):
@@ -363,8 +363,8 @@ def test_one_reader_and_no_model_are_enough_and_predictions_of_other_cases_are_r
     assert (comparison.models, comparison.steps[0].agreements) == ((), ())
     assert comparison.steps[0].accuracy["readers"] == comparison.steps[0].accuracy["reader Ann"]
     assert tabulate_agreement(comparison).rows == ()
-    refuses("--num-resamples=0", lambda: compare_readers(key, [form_of(key, "Ann", answers["Ann"])], num_resamples=0))
-    refuses("FORM is required", compare_readers, key, [])
+    refuse("--num-resamples=0", lambda: compare_readers(key, [form_of(key, "Ann", answers["Ann"])], num_resamples=0))
+    refuse("FORM is required", compare_readers, key, [])
     for changes, words in (
         ({"image_path": "images/no.png"}, "case 'images/no.png' is missing"),
         ({"labels": (0,) * 7}, "other labels than in the sample's key"),

@@ -123,8 +123,6 @@ def test_the_prompt_is_the_papers():
     )
 
 
-# Fuzz.
-
 PIECES = (
     *("<think>", "</think>", "<response>", "</response>", "<answer>", "</answer>", "<location>", "</location>"),
     *("<ref>", "</ref>", "<box>", "</box>", "<reason>", "<LOC>", "</LOC>", "<VISUAL>", "</VISUAL>", "<VIS>", "</VIS>"),

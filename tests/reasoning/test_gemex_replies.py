@@ -83,12 +83,8 @@ def test_a_name_may_have_several_boxes():
     )
     reply = read_reply(f" {PUBLISHED.replace(LOCATION, location)}\n", "gemex")
     assert reply.problems == ()
-    assert [(each.label, each.corners) for each in reply.references] == [
-        ("lung", (1, 2, 3, 4)),
-        ("lung", (5, 6, 7, 8)),
-        ("lung", (-1.5, 0, 9, 9.25)),
-        ("heart", (1, 1, 2, 2)),
-    ]
+    of_lung = [("lung", corners) for corners in ((1, 2, 3, 4), (5, 6, 7, 8), (-1.5, 0, 9, 9.25))]
+    assert [(each.label, each.corners) for each in reply.references] == [*of_lung, ("heart", (1, 1, 2, 2))]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,3 @@
-"""Answers as models write them."""
-
 import functools
 
 import pytest

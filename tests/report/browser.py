@@ -21,13 +21,7 @@ def open_browser():
 
 
 class Watched:
-    """A tab that records console messages, page errors and requests.
-
-    Args:
-      browser: to open it in.
-      width: of the window in pixels.
-      scheme: "light" or "dark".
-    """
+    """A tab that records console messages, page errors and requests; `scheme` is "light" or "dark"."""
 
     def __init__(self, browser, *, width=1280, scheme="light"):
         self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)

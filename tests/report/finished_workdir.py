@@ -15,8 +15,6 @@ from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredicti
 from stepcot_jax.evaluation.statistics import as_plain
 from stepcot_jax.host.files import write_json
 
-EVIL_NAME = "images/<script>x</script>.png"
-
 
 def make_split(cases, *, seed, skill=2.0, models=("teacher", "student")):
     """Random predictions with `skill` added to the true answer's logit."""

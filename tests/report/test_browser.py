@@ -1,5 +1,3 @@
-"""The report page in a browser."""
-
 import numpy as np
 import pytest
 from oracles.operating_points import operating_points

@@ -7,8 +7,8 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 from PIL import Image
+from refusals import refuse
 
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.pages.figures import draw_lines, draw_reliability
 from stepcot_jax.pages.pictures import MAX_SIDE, write_map, write_overlay, write_picture
 from stepcot_jax.reading.finished import read_metrics
@@ -103,12 +103,10 @@ def test_curves_are_means_of_each_epoch():
 
 def test_a_log_that_is_none_is_named(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    with pytest.raises(BadInput, match=r"metrics\.jsonl"):
-        read_metrics(path)
+    refuse(r"metrics\.jsonl", read_metrics, path)
     for line in ("[1]", "{", '{"kind": "val"}', '{"kind": "val", "epoch": 0, "x": [1]}', '{"kind": 3, "epoch": 1}'):
         path.write_text('{"kind": "val", "step": 1, "epoch": 0}\n' + line + "\n")
-        with pytest.raises(BadInput, match=r"metrics\.jsonl, line 2: "):
-            read_metrics(path)
+        refuse(r"metrics\.jsonl, line 2: ", read_metrics, path)
 
 
 def decode(uri):
@@ -147,8 +145,7 @@ def test_a_map_runs_from_its_lowest_to_its_highest_and_a_fine_one_is_averaged():
     assert (found[:11] == 255).all()
     assert not found[13:].any()
     for bad in (np.nan, -1.0, np.inf):
-        with pytest.raises(ValueError, match="finite and not negative"):
-            write_map(np.array([[0.0, bad]]))
+        refuse("finite and not negative", write_map, np.array([[0.0, bad]]), error=ValueError)
 
 
 def test_an_overlay_is_bright_where_the_map_is_and_an_even_map_shows_nothing():

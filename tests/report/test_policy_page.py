@@ -6,10 +6,10 @@ import re
 import numpy as np
 import pytest
 from policies.policy_workdir import SIDE, make_policy_workdir
+from refusals import refuse
 from report.browser import find_broken_words, find_violations, open_browser, watch
 
 from stepcot_jax.evaluation.replies import BASELINE, ScoringSettings, encode, score_text, summarise, to_json
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import write_reply
 from stepcot_jax.run.scored_baseline import score_baseline
 from stepcot_jax.tools.report.command import main
@@ -114,20 +114,16 @@ def test_the_baseline_and_the_notes_of_the_run_are_on_the_page(run, tmp_path):
     assert page.index(BASELINE) < page.index('scope="row">sft<')
     assert BASELINE not in run[2]  # of a run that did not write it
     (folder / "statistics.json").write_text(json.dumps({"models": {BASELINE: {"figures": {"a_score": {"mean": 3}}}}}))
-    with pytest.raises(BadInput, match=r"statistics\.json: the figures of 'majority answer"):
-        main([str(folder)])
+    refuse(r"statistics\.json: the figures of 'majority answer", main, [str(folder)])
 
 
 def test_what_is_refused(run, tmp_path):
     folder = tmp_path / "other"
     make_policy_workdir(folder)
-    with pytest.raises(BadInput, match="--model and --without-maps do not apply"):
-        main([str(folder), "--model=teacher"])
+    refuse("--model and --without-maps do not apply", main, [str(folder), "--model=teacher"])
     replies = folder / "replies" / "grpo_test.jsonl"
     replies.write_text("".join(replies.read_text().splitlines(keepends=True)[1:]))
-    with pytest.raises(BadInput, match=r"grpo_test\.jsonl: no reply to 1 of"):
-        main([str(folder)])
+    refuse(r"grpo_test\.jsonl: no reply to 1 of", main, [str(folder)])
     for path in (folder / "replies").iterdir():
         path.unlink()
-    with pytest.raises(BadInput, match="no replies to the test split; expected the workdir of a finished run"):
-        main([str(folder)])
+    refuse("no replies to the test split; expected the workdir of a finished run", main, [str(folder)])

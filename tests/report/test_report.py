@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+from refusals import refuse
 from report.finished_workdir import make_finished_workdir, make_split, write_run_files
 from sklearn.metrics import average_precision_score, roc_auc_score
 
@@ -17,7 +18,6 @@ from stepcot_jax.evaluation.calibration import calibrated_probabilities, read_ca
 from stepcot_jax.evaluation.chains import evaluate
 from stepcot_jax.evaluation.operating_points import read_points
 from stepcot_jax.evaluation.predictions import read_predictions, write_predictions
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_json
 from stepcot_jax.reading.finished import read_run
 from stepcot_jax.run.settings import read_settings, write_settings
@@ -52,17 +52,6 @@ def section(page, name):
 
 def read_test(workdir):
     return read_predictions(workdir / "predictions" / "test.npz", DEFAULT_CHAIN)
-
-
-def report_changed(workdir, folder, *, labels):
-    """The page of a copy of the run with other labels of its test cases."""
-    run = shutil.copytree(workdir, folder / "run")
-    split = read_test(run)
-    changed = dataclasses.replace(split, predictions=dataclasses.replace(split.predictions, labels=labels))
-    write_predictions(run / "predictions" / "test.npz", changed, DEFAULT_CHAIN)
-    write_json(run / "statistics.json", {})  # the operating points are of the labels as they were
-    assert main([str(run), "--without-data"]) == 0
-    return (run / "report.html").read_text(), changed
 
 
 @pytest.mark.slow
@@ -103,12 +92,16 @@ def test_figures_are_the_evaluators(page, workdir):
 
 
 def test_the_cards_leave_steps_with_one_answer_out_and_say_so(workdir, tmp_path):
-    labels = read_test(workdir).predictions.labels.copy()
-    labels[:, :5] = 1
-    text, changed = report_changed(workdir, tmp_path, labels=labels)
+    run = shutil.copytree(workdir, tmp_path / "run")
+    split = read_test(run)
+    split.predictions.labels[:, :5] = 1
+    write_predictions(run / "predictions" / "test.npz", split, DEFAULT_CHAIN)
+    write_json(run / "statistics.json", {})  # the operating points are of the labels as they were
+    assert main([str(run), "--without-data"]) == 0
+    text = (run / "report.html").read_text()
     assert text.count("<dt>mean of 2 of 7 steps</dt>") == 2
     assert "Detection: every case has the same answer; the mean over the steps leaves it out." in text
-    student = evaluate(changed.predictions, DEFAULT_CHAIN)["student"]
+    student = evaluate(split.predictions, DEFAULT_CHAIN)["student"]
     right = np.mean([step.accuracy for step in student.steps[5:]])
     assert f'<dt>mean of 2 of 7 steps</dt><dd><span class="value">{100 * right:.1f}</span>' in text
     assert "This run chose none" in section(text, "operating")
@@ -140,8 +133,7 @@ def test_wrong_flags_are_named(workdir, tmp_path):
         ("--model=studen", "has no predictions of 'studen'; it has teacher, student"),
         ("--num-cases=0", "--num-cases must be at least 1; got 0"),
     ):
-        with pytest.raises(BadInput, match=words):
-            main([str(workdir), f"--out={tmp_path / 'page.html'}", flag])
+        refuse(words, main, [str(workdir), f"--out={tmp_path / 'page.html'}", flag])
 
 
 @pytest.mark.parametrize("name", ["report.json", "settings.json", "metrics.jsonl", "predictions/test.npz"])
@@ -149,8 +141,7 @@ def test_an_unfinished_or_damaged_run_is_named(workdir, tmp_path, name):
     copy = shutil.copytree(workdir, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
     for damage in (lambda: (copy / name).write_bytes(b"{"), (copy / name).unlink):
         damage()
-        with pytest.raises(BadInput, match=re.escape(str(copy / name))):
-            main([str(copy), f"--out={tmp_path / 'page.html'}"])
+        refuse(re.escape(str(copy / name)), main, [str(copy), f"--out={tmp_path / 'page.html'}"])
     assert not (tmp_path / "page.html").exists()
 
 
@@ -198,8 +189,7 @@ def test_data_that_changed_is_refused_with_a_way_out(folder_run, tmp_path):
     labels = split.predictions.labels.copy()
     labels[0, 6] = (labels[0, 6] + 1) % 9
     write(labels)
-    with pytest.raises(BadInput, match=r"phantom_\d+\.png: labels .* are not those of the run, .* --without-data"):
-        main(flags)
+    refuse(r"phantom_\d+\.png: labels .* are not those of the run, .* --without-data", main, flags)
     # Steps that were not supervised may be annotated in the data.
     labels = split.predictions.labels.copy()
     labels[:, :6] = NOT_ANNOTATED

@@ -11,13 +11,7 @@ from stepcot_jax.evaluation.calibration import answer_sets, calibrated_probabili
 from stepcot_jax.evaluation.consistency import count_pairs, write_pairs
 from stepcot_jax.reading.finished import FinishedRun
 from stepcot_jax.run.stored_reading import PAIRS_FILE
-from stepcot_jax.tools.report.sections import (
-    NOT_GIVEN,
-    Plausibility,
-    read_corrections,
-    write_calibration_section,
-    write_corrections,
-)
+from stepcot_jax.tools.report import sections as tested
 
 VAL, TEST = make_split(3, num_cases=200), make_split(4, num_cases=100)
 
@@ -34,7 +28,7 @@ def finished(workdir, chain=CHAIN, calibration=None):
 )
 def test_the_promise_of_the_sets_is_true_and_every_answer_has_its_coverage(tmp_path, by, promise):
     calibration = fit_calibration(VAL.predictions, CHAIN, coverage_by=by)
-    section = write_calibration_section(finished(tmp_path, calibration=calibration))
+    section = tested.write_calibration_section(finished(tmp_path, calibration=calibration))
     assert f"Answer sets aim to hold the true answer in {promise}." in section.lead
     logits, labels = TEST.predictions.logits["student"], TEST.predictions.labels
     probabilities = calibrated_probabilities(logits, "student", calibration, CHAIN)
@@ -49,7 +43,7 @@ def test_the_promise_of_the_sets_is_true_and_every_answer_has_its_coverage(tmp_p
 def test_a_rule_that_the_chains_contradict_is_said_not_to_be_applied(tmp_path):
     labels = np.array([[0, 3, 5, 6, 4, 6, 1]] * 50)
     write_pairs(tmp_path / PAIRS_FILE, count_pairs(labels, DEFAULT_CHAIN), DEFAULT_CHAIN)
-    plausibility = Plausibility.of_run(finished(tmp_path, DEFAULT_CHAIN))
+    plausibility = tested.Plausibility.of_run(finished(tmp_path, DEFAULT_CHAIN))
     assert plausibility.source.endswith(
         "Not applied: 'No abnormality' does not settle Diagnosis as 'Normal': "
         "50 of 50 training chains have another answer."
@@ -65,7 +59,7 @@ def follow(given):
     answers = np.zeros_like(given)
     for step in range(1, given.shape[1]):
         before = given[:, step - 1]
-        answers[:, step] = np.where(before == NOT_GIVEN, answers[:, step - 1], before)
+        answers[:, step] = np.where(before == tested.NOT_GIVEN, answers[:, step - 1], before)
     return certain(answers)
 
 
@@ -76,7 +70,7 @@ def certain(answers):
 
 def test_later_answers_that_follow_a_given_one_are_flips():
     truth = np.array([[1, 1, 0], [0, 0, 0], [NOT_ANNOTATED, 1, 1]])
-    found = read_corrections(follow, truth=truth, names=["a", "b", "c"])
+    found = tested.read_corrections(follow, truth=truth, names=["a", "b", "c"])
     assert found.answers.shape == (3, 3, 3)
     expected = np.zeros((3, 3, 3), bool)
     expected[1, 0, 1:] = True  # given "yes" first, it answers "yes" twice
@@ -87,7 +81,7 @@ def test_later_answers_that_follow_a_given_one_are_flips():
 
 def test_what_changed_is_counted_for_better_and_worse():
     truth = np.array([[1, 1, 0], [0, 0, 0]])
-    page = write_corrections(read_corrections(follow, truth=truth, names=["<a>", "b"]), LISTENING)
+    page = tested.write_corrections(tested.read_corrections(follow, truth=truth, names=["<a>", "b"]), LISTENING)
     assert "In 1 of 2 cases" in page
     assert "2 changes, 1 of them from wrong to right, 1 from right to wrong and 0 between" in page
     assert page.count('class="flipped"') == 2
@@ -103,11 +97,11 @@ def test_a_network_that_does_not_listen_has_no_flips():
     def lean(given):
         """Every given answer raises the last step's probability a little."""
         shares = certain(np.zeros_like(given))
-        shares[:, -1, 0] += 0.01 * (given != NOT_GIVEN).sum(axis=1)
-        shares[:, 0, 0] += 0.2 * (given[:, 0] != NOT_GIVEN)  # given, so not a later answer
+        shares[:, -1, 0] += 0.01 * (given != tested.NOT_GIVEN).sum(axis=1)
+        shares[:, 0, 0] += 0.2 * (given[:, 0] != tested.NOT_GIVEN)  # given, so not a later answer
         return shares
 
-    found = read_corrections(lean, truth=truth, names=["a", "b"])
+    found = tested.read_corrections(lean, truth=truth, names=["a", "b"])
     assert not found.flipped.any()
     assert found.largest_shift == pytest.approx(0.01)
-    assert "In none of 2 cases" in write_corrections(found, LISTENING)
+    assert "In none of 2 cases" in tested.write_corrections(found, LISTENING)

@@ -1,5 +1,3 @@
-"""The answer reward."""
-
 import math
 
 import pytest
@@ -91,9 +89,3 @@ def test_strict_reading_refuses_what_is_hedged_or_taken_back():
     record = make_record("single", options=("Unlikely", "Possible", "Certain"))
     for answer in ("B", "Possible", "B: possible"):  # words of the options are no hedge
         assert answer_reward(reply_of(answer), record, choice_reading="strict") == 1
-
-
-def test_an_ill_formed_reply_earns_nothing_unless_its_parts_do():
-    reply = reply_of("Yes", "<think> is missing")
-    assert answer_reward(reply, make_record()) == 0
-    assert answer_reward(reply, make_record(), ill_formed="parts") == 1

@@ -1,5 +1,3 @@
-"""The grounding reward and the localisation score."""
-
 import itertools
 
 import pytest

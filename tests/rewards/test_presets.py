@@ -1,13 +1,11 @@
-"""Weighted rewards and the three presets."""
-
 import dataclasses
 import math
 
 import pytest
 from reasoning_records import make_record
+from refusals import refuse
 
 from stepcot_jax.box import Box
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import DIALECTS, read_reply, write_reply
 from stepcot_jax.reasoning.replies import Judged, Reply
 from stepcot_jax.rewards.presets import PRESETS, Rewards, RewardSettings, reward
@@ -109,11 +107,9 @@ def test_consistency():
     found = reward(reply_of(), RECORD, settings, consistency=lambda record, reply: math.nan)
     assert math.isnan(found.total)
     assert reward(reply_of(problems=("x",)), RECORD, settings, consistency=lambda record, reply: 1.0).total == 0
-    with pytest.raises(BadInput, match="a consistency function is required"):
-        reward(reply_of(), RECORD, settings)
+    refuse("a consistency function is required", reward, reply_of(), RECORD, settings)
     for number in (-0.1, 1.1):
-        with pytest.raises(BadInput, match="0 to 1"):
-            reward(reply_of(), RECORD, settings, consistency=lambda record, reply, number=number: number)
+        refuse("0 to 1", reward, reply_of(), RECORD, settings, consistency=lambda record, reply, number=number: number)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +120,5 @@ def test_consistency():
     ],
 )
 def test_settings_are_checked(name, value):
-    with pytest.raises(BadInput, match=rf"^rewards\.{name}"):
-        RewardSettings(**{name: value})
-    with pytest.raises(BadInput, match="at least one must be positive"):
-        RewardSettings(answer_weight=0.0, grounding_weight=0.0)
+    refuse(rf"^rewards\.{name}", RewardSettings, **{name: value})
+    refuse("at least one must be positive", RewardSettings, answer_weight=0.0, grounding_weight=0.0)

@@ -25,12 +25,8 @@ TINY = {
 CHAIN = Chain((DEFAULT_CHAIN.steps[0], *DEFAULT_CHAIN.steps[-2:]))  # fewer steps, less to resample
 
 
-def make_labels():
-    rng = np.random.default_rng(0)
-    return np.stack([rng.integers(0, count, NUM_CASES) for count in CHAIN.answers_per_step], axis=1).astype(np.int32)
-
-
-LABELS = make_labels()
+_RNG = np.random.default_rng(0)
+LABELS = np.stack([_RNG.integers(0, count, NUM_CASES) for count in CHAIN.answers_per_step], axis=1).astype(np.int32)
 
 
 def make_split(qualities, *, seed=0, labels=LABELS):
@@ -41,16 +37,13 @@ def make_split(qualities, *, seed=0, labels=LABELS):
         noise = rng.standard_normal((NUM_CASES, CHAIN.num_steps, 9)).astype(np.float32)
         knows = rng.random(LABELS.shape) < quality
         logits[name] = noise + 8 * (np.arange(9) == LABELS[..., None]) * knows[..., None].astype(np.float32)
-    case_ids = np.array([f"images/{case}.png" for case in range(NUM_CASES)])
-    facts = {fact: np.full(NUM_CASES, "", "U1") for fact in FACTS} | {
-        "case_id": case_ids,
-        "patient_id": np.array([f"P{case // 2}" for case in range(NUM_CASES)]),
-    }
+    facts = {fact: np.full(NUM_CASES, "", "U1") for fact in FACTS}
+    facts["case_id"] = np.array([f"images/{case}.png" for case in range(NUM_CASES)])
+    facts["patient_id"] = np.array([f"P{case // 2}" for case in range(NUM_CASES)])
     return SplitPredictions(Predictions(np.arange(NUM_CASES, dtype=np.int32), labels, logits), facts)
 
 
 def finish(cells, cell, qualities, *, labels=LABELS):
-    """Write what a run of the cell would leave behind."""
     split = make_split(qualities, seed=cell.settings.seed, labels=labels)
     write_finished(cells.folder(cell), val=split, test=split)
 

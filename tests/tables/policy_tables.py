@@ -36,14 +36,7 @@ def read_tests(plan):
 
 
 def finish_policy(plan, cell, right, *, metrics=()):
-    """Write what a run of the cell would leave behind; replies to other questions than `right` are empty.
-
-    Args:
-      plan: the plan.
-      cell: its cell.
-      right: whether the reply to a test question is the true one, from its place.
-      metrics: entries of the log.
-    """
+    """Write what a run of the cell would leave behind; `right` says from a question's place if its reply is true."""
     folder, settings = plan.cells.folder(cell), cell.settings
     (folder / "records").mkdir(parents=True)
     (folder / "replies").mkdir()
@@ -59,17 +52,14 @@ def finish_policy(plan, cell, right, *, metrics=()):
 
 
 def columns_of(table):
-    """Entries of each column by its marked name."""
     return {column.marked_name: [row[place] for row in table.rows] for place, column in enumerate(table.columns)}
 
 
 def published_columns(tables):
     """Entries of the published and the recomputed columns of all tables, those without an entry left out."""
-    found = {}
-    for table in tables:
-        for place, column in enumerate(table.columns):
-            if column.keeps_digits and column.kind != "text":
-                found[table.name, column.marked_name] = sorted(
-                    row[place] for row in table.rows if row[place] is not None
-                )
-    return found
+    return {
+        (table.name, column.marked_name): sorted(row[place] for row in table.rows if row[place] is not None)
+        for table in tables
+        for place, column in enumerate(table.columns)
+        if column.keeps_digits and column.kind != "text"
+    }

@@ -38,13 +38,12 @@ def test_figures_are_means_over_seeds_with_paired_differences(plan):
             logits = make_split(QUALITIES[rewards], seed=seed).predictions.logits
             absent = np.arange(9) >= np.array(CHAIN.answers_per_step)[:, None]
             own = {name: np.where(absent, -np.inf, found).argmax(axis=-1) for name, found in logits.items()}
-            figures.append(
-                [
-                    [(own[name][:, -1] == LABELS[:, -1]).mean() for name in ("start", "teacher")],
-                    [(own[name] == LABELS).mean() for name in ("start", "teacher")],
-                    [1 - inconsistent(own[name], rules).mean() for name in ("start", "teacher")],
-                ]
-            )
+            pair = [own[name] for name in ("start", "teacher")]
+            right = [
+                [(each[:, -1] == LABELS[:, -1]).mean() for each in pair],
+                [(each == LABELS).mean() for each in pair],
+            ]
+            figures.append([*right, [1 - inconsistent(each, rules).mean() for each in pair]])
         for place, (before, after) in enumerate(np.mean(figures, axis=0)):
             found = row[1 + 3 * place : 4 + 3 * place]
             assert [each.value for each in found] == pytest.approx([before, after, after - before])

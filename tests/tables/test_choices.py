@@ -68,7 +68,5 @@ def test_the_constant_of_a_fold_does_not_depend_on_its_test_cases():
     noisy = np.random.default_rng(3).permutation(folds[first].predictions.labels)
     noisy[: len(noisy) // 2] = NOT_ANNOTATED
     changed = pool_folds({**folds, first: with_labels(folds[first], noisy)}, ["teacher"])
-    size = len(noisy)
-    np.testing.assert_array_equal(
-        pooled.predictions.logits[CONSTANT][:size], changed.predictions.logits[CONSTANT][:size]
-    )
+    before, after = (each.predictions.logits[CONSTANT][: len(noisy)] for each in (pooled, changed))
+    np.testing.assert_array_equal(before, after)

@@ -1,6 +1,5 @@
 """When a difference is called one: few patients, few training runs, many comparisons and a second test."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -52,9 +51,8 @@ def test_an_interval_without_width_is_not_believed_of_few_patients_or_against_mc
 
 
 def test_all_patients_alike_are_no_better_than_their_number():
-    alike = evidence([1.0], 1.0, 1.0, num_patients=10)
-    assert decide([alike] * 25) == ["higher"] * 25  # 25 * 2 ** -9 < 0.05
-    assert decide([alike] * 26) == ["no difference shown"] * 26
+    for count, said in ((25, "higher"), (26, "no difference shown")):  # 25 * 2 ** -9 < 0.05
+        assert decide([evidence([1.0], 1.0, 1.0, num_patients=10)] * count) == [said] * count
 
 
 @given(st.floats(0.001, 0.2), st.floats(0.01, 0.5))
@@ -63,7 +61,7 @@ def test_alone_and_of_one_run_the_p_is_that_of_the_interval(width, value):
     assert said == ["higher" if value - width > 1e-9 else "no difference shown"] or abs(value - width) < 1e-6
 
 
-def test_patients_and_runs_add_up():
+def test_patients_and_runs_add_up_and_many_questions_ask_for_more():
     """Each alone would show it, both together do not."""
     values = [0.05, 0.10, 0.15]
     error = np.std(values, ddof=1) / math.sqrt(3)
@@ -78,6 +76,10 @@ def test_patients_and_runs_add_up():
     tighter = 0.1 - 1.959964 * 0.005, 0.1 + 1.959964 * 0.005
     assert decide([evidence([0.09, 0.1, 0.11], *tighter)]) == ["higher"]
     assert decide([evidence([0.01, 0.1, 0.19], *tighter)]) == ["no difference shown"]
+    clear, weak = evidence([0.1], 0.06, 0.14), evidence([0.1], 0.01, 0.19)
+    assert decide([clear, weak]) == ["higher", "higher"]
+    assert decide([clear, *[weak] * 3]) == ["higher", *["no difference shown"] * 3]
+    assert decide([weak, *[evidence([0.1], 0.01, 0.19, num_patients=3)] * 3])[0] == "higher"
 
 
 @given(st.lists(st.floats(0, 1) | st.just(math.nan), max_size=8))
@@ -93,37 +95,21 @@ def test_holm_is_scipys_step_down(p_values):
     assert all(math.isnan(found[place]) == math.isnan(p) for place, p in enumerate(p_values))
 
 
-def test_many_questions_ask_for_more():
-    clear, weak = evidence([0.1], 0.06, 0.14), evidence([0.1], 0.01, 0.19)
-    assert decide([clear, weak]) == ["higher", "higher"]
-    assert decide([clear, *[weak] * 3]) == ["higher", *["no difference shown"] * 3]
-    assert decide([weak, *[evidence([0.1], 0.01, 0.19, num_patients=3)] * 3])[0] == "higher"
-
-
-# Comparisons of predictions
-
-
-def few_annotated():
+def test_two_patients_give_no_verdict_however_narrow_their_interval():
     """The first step is annotated in the two cases of two patients, where one model is right and the other wrong."""
     labels = LABELS.copy()
     labels[:, 0] = NOT_ANNOTATED
     labels[[0, 2], 0] = LABELS[[0, 2], 0]
     split = make_split({"right": 1.0, "wrong": 0.0}, labels=labels)
-    logits = dict(split.predictions.logits)
-    logits["wrong"] = logits["wrong"] - 30 * (np.arange(9) == LABELS[..., None]).astype(np.float32)
-    return dataclasses.replace(split, predictions=dataclasses.replace(split.predictions, logits=logits))
-
-
-def test_two_patients_give_no_verdict_however_narrow_their_interval():
-    comparison = AnswerComparison([few_annotated()], 60, chain=CHAIN)
+    split.predictions.logits["wrong"] -= 30 * (np.arange(9) == LABELS[..., None]).astype(np.float32)
+    comparison = AnswerComparison([split], 60, chain=CHAIN)
     found = comparison.difference("right", "wrong", "accuracy", 0)
     assert (found.value, found.low, found.high) == (1, 1, 1)
     assert comparison.p_value("right", "wrong", "accuracy", 0) == 0.5
     assert comparison.num_patients("accuracy", 0) == 2
-    assert comparison.verdicts([("right", "wrong", "accuracy", 0)]) == ["too few patients"]
-    assert comparison.verdicts([("right", "wrong", "auc", 0)]) == ["too few patients"]
     # The mean counts that step as much as any other, a whole chain does not.
-    assert comparison.verdicts([("right", "wrong", "mean_accuracy", None)]) == ["too few patients"]
+    for figure, place in (("accuracy", 0), ("auc", 0), ("mean_accuracy", None)):
+        assert comparison.verdicts([("right", "wrong", figure, place)]) == ["too few patients"]
     assert comparison.verdicts([("right", "wrong", "chain_accuracy", None)]) == ["higher in this run"]
     assert comparison.num_patients("chain_accuracy") == NUM_CASES // 2
 
@@ -131,11 +117,9 @@ def test_two_patients_give_no_verdict_however_narrow_their_interval():
 def test_verdicts_are_worded_for_the_training_runs():
     qualities = {"better": 0.9, "worse": 0.3}
     splits = [make_split(qualities, seed=seed) for seed in range(3)]
-    said = [
-        AnswerComparison(splits[:count], 60, chain=CHAIN).verdicts([("worse", "better", "accuracy", 1)])[0]
-        for count in (1, 2, 3)
-    ]
-    assert said == ["lower in this run", "lower in both runs", "lower"]
+    for count, said in ((1, "lower in this run"), (2, "lower in both runs"), (3, "lower")):
+        comparison = AnswerComparison(splits[:count], 60, chain=CHAIN)
+        assert comparison.verdicts([("worse", "better", "accuracy", 1)]) == [said]
 
 
 def test_p_is_the_larger_of_two_runs_and_twice_the_median_of_three():
@@ -145,9 +129,8 @@ def test_p_is_the_larger_of_two_runs_and_twice_the_median_of_three():
         answers = {name: found[:, 2, : CHAIN.steps[2].num_answers].argmax(-1)
                    for name, found in split.predictions.logits.items()}  # fmt: skip
         each.append(compare_accuracy(labels=LABELS[:, 2], first=answers["one"], second=answers["other"]).exact_p)
-    p_of = [
-        AnswerComparison(splits[:count], 60, chain=CHAIN).p_value("one", "other", "accuracy", 2) for count in (1, 2, 3)
-    ]
-    assert p_of == [each[0], max(each[:2]), min(1, 2 * sorted(each)[1])]
+    comparisons = [AnswerComparison(splits[:count], 60, chain=CHAIN) for count in (1, 2, 3)]
+    found = [comparison.p_value("one", "other", "accuracy", 2) for comparison in comparisons]
+    assert found == [each[0], max(each[:2]), min(1, 2 * sorted(each)[1])]
     unknown = make_split({"one": 0.6, "other": 0.45}, labels=np.full_like(LABELS, NOT_ANNOTATED))
     assert math.isnan(AnswerComparison([unknown], 60, chain=CHAIN).p_value("one", "other", "accuracy", 2))

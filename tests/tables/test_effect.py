@@ -22,9 +22,8 @@ from stepcot_jax.tools.tables.command import find_recipe
 
 OPTIONS = (3, 3, 4, 2)
 UNANNOTATED = 3
-CHAIN = Chain(
-    tuple(Step(f"Step {number}", "?", tuple(f"Answer {k}" for k in range(n))) for number, n in enumerate(OPTIONS))
-)
+TEXTS = [tuple(f"Answer {k}" for k in range(number)) for number in OPTIONS]
+CHAIN = Chain(tuple(Step(f"Step {place}", "?", texts) for place, texts in enumerate(TEXTS)))
 NUM_CASES = 40
 
 
@@ -50,20 +49,13 @@ class CountingTeacher:
         return types.SimpleNamespace(logits=5.0 * jax.nn.one_hot(answers, max(OPTIONS)))
 
 
-def make_cases():
-    rng = np.random.default_rng(6)
-    own = np.stack([rng.integers(0, count, NUM_CASES) for count in OPTIONS], axis=1)
-    labels = np.stack([rng.integers(0, count, NUM_CASES) for count in OPTIONS], axis=1)
-    labels[rng.random(labels.shape) < 0.3] = NOT_ANNOTATED
-    labels[:, UNANNOTATED] = NOT_ANNOTATED
-    return own, labels
-
-
-OWN, LABELS = make_cases()
+RNG = np.random.default_rng(6)
+OWN, LABELS = (np.stack([RNG.integers(0, count, NUM_CASES) for count in OPTIONS], axis=1) for _ in range(2))
+LABELS[RNG.random(LABELS.shape) < 0.3] = NOT_ANNOTATED
+LABELS[:, UNANNOTATED] = NOT_ANNOTATED
 
 
 def expected_answers(count):
-    """What the counting teacher answers with so many given, case by case."""
     found = []
     for own, labels in zip(OWN.tolist(), LABELS.tolist(), strict=True):
         error, answers = 0, []
@@ -86,14 +78,13 @@ def make_inputs():
     return Inputs(dataset, None, None, prepare)
 
 
-def make_weights(teacher):
-    networks = types.SimpleNamespace(teacher=teacher, image_encoder=None, remat=False)
+def make_weights():
+    networks = types.SimpleNamespace(teacher=CountingTeacher(), image_encoder=None, remat=False)
     return Weights(None, CHAIN, networks, {"teacher": {"teacher": {}}}, None)
 
 
 def test_true_answers_are_given_in_order_and_missing_ones_stay_the_networks_own():
-    predict = read_given(make_weights(CountingTeacher()), range(3))
-    split = read_cases(predict, make_inputs(), "test", small_settings())
+    split = read_cases(read_given(make_weights(), range(3)), make_inputs(), "test", small_settings())
     assert list(split.predictions.logits) == ["0 given", "1 given", "2 given"]
     answers = {name: logits.argmax(-1) for name, logits in split.predictions.logits.items()}
     for count in range(3):
@@ -108,7 +99,7 @@ def test_true_answers_are_given_in_order_and_missing_ones_stay_the_networks_own(
 def test_the_table_counts_annotated_cases_alone(tmp_path, monkeypatch):
     plan = make_plan(tmp_path, seeds=(0,))
     monkeypatch.setattr(cells.Cells, "chain", lambda self, cell: CHAIN)
-    monkeypatch.setattr(cell_networks, "load_weights", lambda folder, names: make_weights(CountingTeacher()))
+    monkeypatch.setattr(cell_networks, "load_weights", lambda folder, names: make_weights())
     monkeypatch.setattr(inputs, "load_inputs", lambda settings, folder, terminal: make_inputs())
     (table,) = find_recipe("effect").tabulate(plan)
     expected = [(f"Step {step}", count) for step in range(3) for count in range(step + 1)]

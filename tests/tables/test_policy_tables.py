@@ -58,7 +58,7 @@ def right_share(plan, number, kind):
     return [float(np.mean([every(number, seed)(index) for index in indices])) for seed in plan.seeds]
 
 
-def test_policies_of_a_seed_start_from_one_fine_tuning_and_tables_share_cells(plan):
+def test_cells_of_a_seed_start_from_one_fine_tuning_and_keep_their_digest_in_another_workdir(plan, tmp_path):
     cells = {cell.name: cell.settings for cell in find_recipe("vqa").list_cells(plan)[:6]}
     start = str(plan.cells.folder(policy_tables.sft_of(plan, 0, policy_tables.THINKING)))
     grpo = [own for name, own in cells.items() if "GRPO" in name]
@@ -67,15 +67,18 @@ def test_policies_of_a_seed_start_from_one_fine_tuning_and_tables_share_cells(pl
     assert rewards == [(1, 0, False), (0, 1, False), (1, 1, False), (1, 1, True)]
     own = {plan.cells.digest(cell) for cell in find_recipe("self_check").list_cells(plan)}
     assert {plan.cells.digest(cell) for cell in find_recipe("stages").list_cells(plan)} < own
+    moved = make_policy_plan(tmp_path / "moved")
+    names = [[own.cells.digest(cell) for cell in find_recipe("vqa").list_cells(own)] for own in (plan, moved)]
+    assert names[0] == names[1]
+    assert len(set(names[0])) == 12
 
 
 @pytest.fixture(scope="module")
 def made(plan):
-    """The tables that more than one test reads."""
     return {name: find_recipe(name).tabulate(plan) for name in ("vqa", "self_check", "stages")}
 
 
-def test_figures_are_the_shares_of_right_replies(plan, made):
+def test_figures_are_the_shares_of_right_replies_and_differences_are_judged_together(plan, made):
     found = columns_of(made["vqa"][0])
     for name, number in ((policy_tables.THINKING, 2), (policy_tables.BOTH, 5), (policy_tables.SHUFFLED, 2)):
         row = found["training"].index(name)
@@ -86,24 +89,6 @@ def test_figures_are_the_shares_of_right_replies(plan, made):
             assert found[f"{kind} V"][row].value == pytest.approx(np.mean(shares))
             assert figure.low <= figure.value <= figure.high
         assert found["mean A"][row].value == pytest.approx(np.mean(by_kind))
-
-
-def test_the_baseline_is_that_of_the_training_split(plan, made):
-    dataset = load_vqa_dataset(plan.settings)
-    records = [record for record in dataset.records if record.split == "test"]
-    scores, _ = score_baseline(dataset.records, records, ScoringSettings())
-    by_kind = [
-        np.mean([score.a_score for score, record in zip(scores, records, strict=True) if record.kind == kind])
-        for kind in KINDS
-    ]
-    found = columns_of(made["vqa"][0])
-    assert found["training"][0] == BASELINE
-    assert found["mean A"][0].value == pytest.approx(np.mean(by_kind))
-    assert found["V"][0].value == pytest.approx(np.mean([score.v_score for score in scores]))
-    assert (found["mean A"][0].deviation, math.isnan(found["well formed"][0].value)) == (0.0, True)
-
-
-def test_differences_are_paired_and_judged_together(plan, made):
     found = columns_of(made["vqa"][1])
     assert list(zip(found["training"], found["less"], strict=True)) == list(policy_tables._PAIRS)
     row, same = (found["training"].index(name) for name in (policy_tables.BOTH, policy_tables.SHUFFLED))
@@ -113,6 +98,20 @@ def test_differences_are_paired_and_judged_together(plan, made):
     assert 0 < difference.low < difference.value < difference.high
     assert found["mean A: verdict"][row] == "higher in both runs"
     assert (found["mean A"][same].value, found["mean A: verdict"][same]) == (0.0, "no difference shown")
+
+
+def test_the_baseline_is_that_of_the_training_split(plan, made):
+    dataset = load_vqa_dataset(plan.settings)
+    records = [record for record in dataset.records if record.split == "test"]
+    scores, _ = score_baseline(dataset.records, records, ScoringSettings())
+    of_kind = {kind: [] for kind in KINDS}
+    for score, record in zip(scores, records, strict=True):
+        of_kind[record.kind].append(score.a_score)
+    found = columns_of(made["vqa"][0])
+    assert found["training"][0] == BASELINE
+    assert found["mean A"][0].value == pytest.approx(np.mean([np.mean(own) for own in of_kind.values()]))
+    assert found["V"][0].value == pytest.approx(np.mean([score.v_score for score in scores]))
+    assert (found["mean A"][0].deviation, math.isnan(found["well formed"][0].value)) == (0.0, True)
 
 
 def test_published_columns_do_not_depend_on_our_figures(made):
@@ -178,10 +177,9 @@ def test_stages_are_worth_what_their_replies_say(plan, made):
     right, wrong = ([score_text(text(record), record, scoring).stages[0] for record in records]
                     for text in (lambda record: write_reply(record, "lvkc"), lambda record: "none"))  # fmt: skip
     for row, number in enumerate((2, 4)):
-        of_seeds = [
-            np.where([every(number, seed)(i) for i in range(len(records))], right, wrong) for seed in plan.seeds
-        ]
-        assert found["localisation"][row].value == pytest.approx(np.mean([np.nanmean(own) for own in of_seeds]))
+        are_right = [[every(number, seed)(place) for place in range(len(records))] for seed in plan.seeds]
+        of_seeds = [np.nanmean(np.where(own, right, wrong)) for own in are_right]
+        assert found["localisation"][row].value == pytest.approx(np.mean(of_seeds))
         assert found["published: knowledge"][row] is None
     assert found["localisation"][2:] == [None] * 9
 
@@ -195,13 +193,6 @@ def test_other_cells_are_refused(plan):
     path.write_text(json.dumps({"kind": "train", "step": 1, "epoch": 0, "loss": 1.0}) + "\n")
     with pytest.raises(BadInput, match=r"metrics\.jsonl: 'rollouts/self_check_rate' is not logged"):
         policy_tables.read_rates(plan, cell)
-
-
-def test_cells_keep_their_digest_where_the_workdir_is_moved(plan, tmp_path):
-    moved = make_policy_plan(tmp_path / "moved")
-    names = [[own.cells.digest(cell) for cell in find_recipe("vqa").list_cells(own)] for own in (plan, moved)]
-    assert names[0] == names[1]
-    assert len(set(names[0])) == 12
 
 
 def test_patients_of_a_figure_are_those_of_its_smallest_kind(plan):

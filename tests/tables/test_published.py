@@ -32,7 +32,7 @@ def after(text, name):
     return shares(text[text.index(name) + len(name) :].split(";")[0])
 
 
-def test_diagnosis_is_as_in_the_facts(facts):
+def test_diagnosis_components_and_readers_are_as_in_the_facts(facts):
     text = line(facts, "Published diagnosis-step results")
     figures = {model: tuple(found.values()) for model, found in published_figures.DIAGNOSIS_FIGURES.items()}
     assert {tuple(found) for found in published_figures.DIAGNOSIS_FIGURES.values()} == {METRICS}
@@ -44,17 +44,11 @@ def test_diagnosis_is_as_in_the_facts(facts):
     assert len(figures) == text.count(";")
     for model, found in figures.items():
         assert found == after(text, f"{model} ")
-
-
-def test_components_are_as_in_the_facts(facts):
     text = line(facts, "Published ablation").split(": ", 1)[1]
     assert len(published_figures.COMPONENT_ACCURACY) == text.count(";") + 1
     for model, found in published_figures.COMPONENT_ACCURACY.items():
         assert tuple(found) == (DETECTION, DISTRIBUTION, LOCATION, DIAGNOSIS)
         assert tuple(found.values()) == after(text, f"{model} ")
-
-
-def test_readers_are_as_in_the_facts(facts):
     text = line(facts, "Readers, N = 200").split(": ", 1)[1]
     detection, *others = [shares(part.replace(" - ", " 0.0 ")) for part in text.split(";")]
     of_step = {DETECTION: detection} | dict(zip((DISTRIBUTION, LOCATION, SECONDARY_EFFECTS), others, strict=True))

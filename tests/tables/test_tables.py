@@ -4,17 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from tables.finished_cells import (
-    CHAIN,
-    LABELS,
-    NUM_CASES,
-    finish,
-    finish_all,
-    last_step_labels,
-    make_plan,
-    make_split,
-    read_rows,
-)
+from refusals import refuse
+from tables import finished_cells as made
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.phantom.phantom import export_phantom
@@ -36,8 +27,8 @@ METRICS = ("accuracy", "mAUC", "sensitivity", "specificity")
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
-    plan = make_plan(tmp_path_factory.mktemp("tables"))
-    finish_all(plan)
+    plan = made.make_plan(tmp_path_factory.mktemp("tables"))
+    made.finish_all(plan)
     return plan
 
 
@@ -52,13 +43,15 @@ def written(plan):
 def accuracy(plan, cell, model, step):
     predictions = plan.cells.predictions(cell).predictions
     options = plan.cells.chain(cell).steps[step].num_answers
-    return float((predictions.logits[model][:, step, :options].argmax(-1) == LABELS[:, step]).mean())
+    return float((predictions.logits[model][:, step, :options].argmax(-1) == made.LABELS[:, step]).mean())
 
 
 def test_diagnosis_has_both_baselines_of_each_encoder_and_the_published_rows(plan, written):
-    constant, *found = read_rows(written[0], "diagnosis")
+    constant, *found = made.read_rows(written[0], "diagnosis")
     assert constant["model"] == "most frequent answer"
-    assert float(constant["accuracy"]) == pytest.approx(np.bincount(LABELS[:, -1]).max() / NUM_CASES, rel=1e-5)
+    assert float(constant["accuracy"]) == pytest.approx(
+        np.bincount(made.LABELS[:, -1]).max() / made.NUM_CASES, rel=1e-5
+    )
     assert [row["intermediate steps"] for row in found] == ["without", "with"] * 3 + ["with"] * 2 + [""] * 3
     means = [np.mean([accuracy(plan, plan.baselines(seed)[i], "baseline", -1) for seed in (0, 1)]) for i in (0, 1)]
     assert [float(row["accuracy"]) for row in found[:2]] == pytest.approx(means, rel=1e-5)
@@ -72,13 +65,13 @@ def test_diagnosis_has_both_baselines_of_each_encoder_and_the_published_rows(pla
 
 
 def test_steps_have_every_model_and_the_constant_answer(plan, written):
-    found = read_rows(written[0], "steps")
-    assert len(found) == CHAIN.num_steps * (1 + 3 + 2)
+    found = made.read_rows(written[0], "steps")
+    assert len(found) == made.CHAIN.num_steps * (1 + 3 + 2)
     constant = [row for row in found if row["model"] == "most frequent answer"]
-    patients = np.array([f"P{case // 2}" for case in range(NUM_CASES)])
+    patients = np.array([f"P{case // 2}" for case in range(made.NUM_CASES)])
     weights = np.concatenate(list(draw_weights(patients, num_resamples=40, seed=0)))
     for step, row in enumerate(constant):
-        right = LABELS[:, step] == np.bincount(LABELS[:, step]).argmax()
+        right = made.LABELS[:, step] == np.bincount(made.LABELS[:, step]).argmax()
         ends = np.quantile([np.repeat(right, counts).mean() for counts in weights.astype(int)], [0.025, 0.975])
         figures = [float(row[f"accuracy{end}"]) for end in ("", " low", " high")]
         assert figures == pytest.approx([right.mean(), *ends], rel=1e-5)
@@ -91,7 +84,7 @@ def test_steps_have_every_model_and_the_constant_answer(plan, written):
 
 def test_components_say_what_helps_and_what_is_not_shown_to(written):
     folder, _ = written
-    found = {row["model"]: row for row in read_rows(folder, "components")}
+    found = {row["model"]: row for row in made.read_rows(folder, "components")}
     teachers = ["teacher", "teacher without memory", "teacher without text", "teacher without write-back"]
     assert list(found)[:5] == ["most frequent answer", *teachers]
     assert found["teacher without memory"]["mean accuracy without it"] == "lower in both runs"
@@ -105,8 +98,8 @@ def test_components_say_what_helps_and_what_is_not_shown_to(written):
 
 
 def test_differences_are_paired_and_have_p_values(plan, written):
-    first, *others = read_rows(written[0], "components_differences")
-    assert 1 + len(others) == 8 * CHAIN.num_steps
+    first, *others = made.read_rows(written[0], "components_differences")
+    assert 1 + len(others) == 8 * made.CHAIN.num_steps
     assert (first["model"], first["less"], first["step"]) == ("teacher without memory", "teacher", "Detection")
     without, full = (
         np.mean([accuracy(plan, cell(seed), "teacher", 0) for seed in (0, 1)])
@@ -115,9 +108,6 @@ def test_differences_are_paired_and_have_p_values(plan, written):
     assert float(first["accuracy"]) == pytest.approx(without - full, rel=1e-4)
     assert 0 <= float(first["p"]) < 0.05
     assert first["accuracy is"] == "lower in both runs"
-
-
-# Cells
 
 
 def test_cells_are_shared_and_none_is_run_again(plan, monkeypatch, capsys):
@@ -129,8 +119,8 @@ def test_cells_are_shared_and_none_is_run_again(plan, monkeypatch, capsys):
     assert "24 cells, 24 of them finished" in capsys.readouterr().err
 
 
-def test_a_cell_is_known_by_what_changes_its_results_and_its_workdir_may_be_moved(tmp_path):
-    plan, moved = make_plan(tmp_path / "here"), make_plan(tmp_path / "there")
+def test_a_finished_cell_is_known_by_what_changes_its_results_and_its_workdir_may_be_moved(tmp_path):
+    plan, moved = made.make_plan(tmp_path / "here"), made.make_plan(tmp_path / "there")
     main = plan.main(0)
     same = vary(main.settings, {"data.num_threads": 7, "features.folder": "elsewhere", "training.log_every": 3,
                                  "evaluation.num_resamples": 17, "evaluation.coverage": 0.5})  # fmt: skip
@@ -146,45 +136,43 @@ def test_a_cell_is_known_by_what_changes_its_results_and_its_workdir_may_be_move
 def test_a_finished_cell_is_not_used_with_other_records(tmp_path, monkeypatch):
     root = tmp_path / "data"
     export_phantom(root, num_cases=12, seed=3, size=16)
-    plan = make_plan(tmp_path / "tables", seeds=(0,))
+    plan = made.make_plan(tmp_path / "tables", seeds=(0,))
     cell = Cell("x", vary(plan.main(0).settings, {"data.source": "folder", "data.root": str(root)}))
 
     class Finishing:
         place = Place(plan.cells.folder(cell), say=print)
 
         def execute(self):
-            finish(plan.cells, cell, {"teacher": 0.5, "student": 0.5})
+            made.finish(plan.cells, cell, {"teacher": 0.5, "student": 0.5})
 
     monkeypatch.setattr(training_run, "Run", lambda settings, folder: Finishing())
     plan.cells.run([cell])
     plan.cells.run([cell])
     records = json.loads((root / "data.json").read_text())
     (root / "data.json").write_text(json.dumps(records[1:]))
-    with pytest.raises(BadInput, match=r"cell 'x' in .*: the records in .*data have changed"):
-        plan.cells.run([cell])
+    refuse(r"cell 'x' in .*: the records in .*data have changed", plan.cells.run, [cell])
 
 
 def test_waiting_cells_are_run_once_in_order_and_an_error_names_the_cell(tmp_path, monkeypatch, capsys):
-    plan, ran = make_plan(tmp_path, seeds=(0,)), []
-    finish(plan.cells, plan.main(0), {"teacher": 0.5, "student": 0.5})
+    plan, ran = made.make_plan(tmp_path, seeds=(0,)), []
+    made.finish(plan.cells, plan.main(0), {"teacher": 0.5, "student": 0.5})
 
     def run(cell):
         if cell.name == "without text":
             raise BadInput("config.x: found y")
         ran.append(cell.name)
-        finish(plan.cells, cell, {"teacher": 0.5, "student": 0.5})
+        made.finish(plan.cells, cell, {"teacher": 0.5, "student": 0.5})
 
     monkeypatch.setattr(plan.cells, "_run", run)
     with pytest.raises(BadInput, match=r"cell 'without text' in .*: config.x: found y"):
         plan.cells.run([*find_recipe("components").list_cells(plan), *find_recipe("components").list_cells(plan)])
     assert ran == ["without memory"]
     assert "cell 1 of 5: without memory, seed 0" in capsys.readouterr().err
-    with pytest.raises(BadInput, match=r"chain.json: cannot be read"):
-        plan.cells.chain(plan.main(1))
+    refuse(r"chain.json: cannot be read", plan.cells.chain, plan.main(1))
 
 
 def test_ablations_change_what_they_say(tmp_path):
-    plan = make_plan(tmp_path)
+    plan = made.make_plan(tmp_path)
     settings = {name: plan.ablation(name, 0).settings for name in ABLATIONS}
     assert not settings["without memory"].teacher.memory
     assert not settings["without text"].teacher.text
@@ -196,16 +184,12 @@ def test_ablations_change_what_they_say(tmp_path):
     assert last.settings.training.batch_size == last.settings.baseline.batch_size == 8
     weights = [plan.encoders(seed)[1].changes["image_encoder.weights"] for seed in (0, 1)]
     assert weights[0] != weights[1]  # the encoder from the teacher is that of the seed
-    alone = make_plan(tmp_path, seeds=(1,))
+    alone = made.make_plan(tmp_path, seeds=(1,))
     digests = [[own.cells.digest(cell) for cell in own.baselines(1)] for own in (plan, alone)]
     assert digests[0] == digests[1]
-    with pytest.raises(BadInput, match=r"config\.job='teacher' is not 'distill'"):
-        Plan(vary(plan.settings, {"job": "teacher"}), (0,), plan.cells)
+    refuse(r"config\.job='teacher' is not 'distill'", Plan, vary(plan.settings, {"job": "teacher"}), (0,), plan.cells)
     with pytest.raises(BadInput, match=r"config\.teacher\.memory, write_back and text must be True"):
         Plan(vary(plan.settings, {"teacher.memory": False}), (0,), plan.cells)
-
-
-# Comparing
 
 
 def test_seeds_are_summarised():
@@ -215,29 +199,28 @@ def test_seeds_are_summarised():
 
 
 def test_a_run_of_the_last_step_alone_joins_and_other_labels_do_not():
-    main = make_split({"teacher": 0.5})
-    last = make_split({"baseline": 0.5}, seed=3, labels=last_step_labels())
+    main = made.make_split({"teacher": 0.5})
+    last = made.make_split({"baseline": 0.5}, seed=3, labels=made.last_step_labels())
     joined = comparing.join({"teacher": (main, "teacher"), "base": (last, "baseline")})
-    np.testing.assert_array_equal(joined.predictions.labels, LABELS)
+    np.testing.assert_array_equal(joined.predictions.labels, made.LABELS)
     np.testing.assert_array_equal(joined.predictions.logits["base"], last.predictions.logits["baseline"])
-    wrong = LABELS.copy()
+    wrong = made.LABELS.copy()
     wrong[0, -1] = (wrong[0, -1] + 1) % 9
     with pytest.raises(BadInput, match="labels differ"):
-        comparing.join({"a": (main, "teacher"), "b": (make_split({"baseline": 0.5}, labels=wrong), "baseline")})
+        comparing.join({"a": (main, "teacher"), "b": (made.make_split({"baseline": 0.5}, labels=wrong), "baseline")})
 
 
 def test_restricted_predictions_choose_among_what_is_there():
-    chain, split = Chain(CHAIN.steps[-1:]), make_split({"teacher": 0.5})
-    kept = np.where(np.isin(LABELS, (0, 2)), LABELS, -100)
-    last = comparing.last_step_alone(make_split({"teacher": 0.5}, labels=kept))
+    chain, split = Chain(made.CHAIN.steps[-1:]), made.make_split({"teacher": 0.5})
+    kept = np.where(np.isin(made.LABELS, (0, 2)), made.LABELS, -100)
+    last = comparing.last_step_alone(made.make_split({"teacher": 0.5}, labels=kept))
     answers = restrict(last, chain).predictions.logits["teacher"].argmax(-1)
     assert set(np.unique(answers)) == {0, 2}
     unrestricted = split.predictions.logits["teacher"][:, -1].argmax(-1)
     agree = np.isin(unrestricted, (0, 2))
     np.testing.assert_array_equal(answers[agree, 0], unrestricted[agree])
-    nothing = comparing.last_step_alone(make_split({"teacher": 0.5}, labels=np.full_like(LABELS, -100)))
-    with pytest.raises(BadInput, match="no case has an answer to 'Diagnosis'"):
-        restrict(nothing, chain)
+    nothing = comparing.last_step_alone(made.make_split({"teacher": 0.5}, labels=np.full_like(made.LABELS, -100)))
+    refuse("no case has an answer to 'Diagnosis'", restrict, nothing, chain)
 
 
 def test_a_step_that_follows_from_earlier_ones_is_known_from_them():

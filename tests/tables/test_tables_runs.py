@@ -135,9 +135,6 @@ def test_a_target_is_read_by_the_cells_of_the_other_tables_and_other_data_requir
         find_recipe("transfer").list_cells(dataclasses.replace(plan, settings=of_folder("x"), target=None))
 
 
-# Cost
-
-
 @pytest.fixture(scope="module")
 def random_encoder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("random")
@@ -216,9 +213,6 @@ def test_the_cost_table_has_published_columns(made, random_encoder, monkeypatch)
     (table,) = find_recipe("cost").tabulate(dataclasses.replace(plan, named_encoders={"clip": str(random_encoder)}))
     of_clip = [row for row in table.rows if "clip" in str(row[0]).casefold() and "biomed" not in str(row[0]).casefold()]
     assert [(row[0], row[9]) for row in of_clip] == [("encoder clip", 151_810_000)]
-
-
-# Encoders
 
 
 def test_named_encoders_come_after_and_imports_are_told_by_their_files(made, random_encoder):

@@ -26,10 +26,6 @@ ROWS = (
 TABLE = Table("small", "A small table", COLUMNS, ROWS, ("One note.",), {"small.png": b"picture"})
 
 
-def read(text):
-    return list(csv.DictReader(io.StringIO(text)))
-
-
 def test_markdown_and_latex_show_intervals_units_and_what_is_published():
     lines = to_markdown(TABLE).splitlines()
     assert lines[0] == "# A small table"
@@ -61,7 +57,6 @@ def typeset(text):
 
 
 def render(text):
-    """What Markdown shows of a cell."""
     assert not re.search(r"(?<!\\)(?:\\\\)*[`~$*]", text), text
     return re.sub(r"\\([^a-z0-9\s])", r"\1", text).replace("&lt;", "<").replace("&amp;", "&")
 
@@ -84,7 +79,7 @@ def tables(draw):
 
 @given(tables())
 def test_the_same_numbers_stand_in_all_three(table):
-    in_csv = read(to_csv(table))
+    in_csv = list(csv.DictReader(io.StringIO(to_csv(table))))
     markdown = [line for line in to_markdown(table).splitlines() if line.startswith("|")]
     body = re.search(r"\\toprule\n(.*)\n\\midrule\n(.*)\n\\bottomrule", to_latex(table), re.DOTALL)
     latex = [body[1], *body[2].split("\n")]

@@ -42,9 +42,6 @@ def export(root, seed, num_cases=30):
     return of_folder(root)
 
 
-# Relabelling
-
-
 def test_last_answers_are_matched_by_their_texts(folders):
     root, chain = folders
     dataset = load(of_folder(root / "nih"))
@@ -56,6 +53,7 @@ def test_last_answers_are_matched_by_their_texts(folders):
     for index in members:
         text = DEFAULT_CHAIN.steps[-1].options[dataset.cases[index].answers[-1]].casefold()
         assert relabelled.cases[index].answers == (NOT_ANNOTATED, NOT_ANNOTATED, options.index(text))
+    assert set(TRANSFER_SAMPLES) == {ORIGIN}  # the origin by which published samples are found
     assert left_out == (  # two images are of two classes each
         "Left out: 4 cases of classes that the networks do not have (Nodule 4), 2 records set aside by the loader."
     )
@@ -74,9 +72,6 @@ def test_cases_without_an_answer_are_counted_and_other_numbers_of_steps_do():
     np.testing.assert_array_equal(relabelled.labels[:, 1], dataset.labels[:, -1])
     assert left_out == "Left out: 5 unannotated cases."
     assert relabelled.splits == dataset.splits
-
-
-# What was learned from
 
 
 def check(source, target):
@@ -161,7 +156,3 @@ def test_imported_features_are_known_by_the_paths_that_they_are_found_by(folders
     (tmp_path / "images").rename(tmp_path / "pictures")
     (tmp_path / "data.json").write_text((tmp_path / "data.json").read_text().replace("images/", "pictures/"))
     check(source, other)
-
-
-def test_published_samples_are_found_by_the_origin_that_loaders_give():
-    assert set(TRANSFER_SAMPLES) == {ORIGIN}

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 from annotate.misbehaving_server import GOOD, NUM_TOKENS, MisbehavingServer
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.annotate.llm import client
 from stepcot_jax.annotate.llm.client import (
@@ -222,7 +222,7 @@ def test_the_cap_is_never_passed_and_counts_lost_requests():
     ],
 )
 def test_bad_settings_are_refused_without_their_secrets(changes, words):
-    message = refuses("", Endpoint, **{"model": "m", **changes})
+    message = refuse("", Endpoint, **{"model": "m", **changes})
     assert words in message
     assert "topsecret" not in message
 
@@ -247,15 +247,15 @@ def test_keys(monkeypatch):
     with MisbehavingServer() as server:
         ask(server, key_variable="")
     assert KEY not in repr(server.headers)
-    refuses("key-variable=", lambda: read_key(Endpoint("m", key_variable="")))
+    refuse("key-variable=", lambda: read_key(Endpoint("m", key_variable="")))
     local = Endpoint("m", "http://localhost:1/v1", key_variable="SOME_KEY")
     assert read_key(local) == "none"
     monkeypatch.setenv("SOME_KEY", " ollama \n")
     assert read_key(local) == "ollama"
     monkeypatch.setenv("SOME_KEY", "top\nsecret")
-    assert "secret" not in refuses("", read_key, local)
+    assert "secret" not in refuse("", read_key, local)
     monkeypatch.delenv("OPENAI_API_KEY")
-    refuses("OPENAI_API_KEY is required", lambda: read_key(Endpoint("m")))
+    refuse("OPENAI_API_KEY is required", lambda: read_key(Endpoint("m")))
     assert hide_key("an ollama", "ollama") == "an ollama"
     monkeypatch.setenv("OPENAI_ORG_ID", "org-marker")
     monkeypatch.setenv("OPENAI_PROJECT_ID", "project-marker")

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from annotate.misbehaving_server import MisbehavingServer, read_data
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.annotate.llm.client import Endpoint
 from stepcot_jax.annotate.llm.judge import Exchange, Judge, judge_answers, judge_stages, label_steps
@@ -74,7 +74,7 @@ def test_an_endpoint_that_is_gone_and_a_wrong_key_stop(tmp_path):
         with pytest.raises(RunStopped, match="3 requests in a row"):
             judge_answers(exchanges(5), make_judge(server, tmp_path, concurrency=1))
         server.behave = lambda request, _: ("status", (401, {}, {}))
-        refuses("401", lambda: judge_answers(exchanges(5), make_judge(server, tmp_path)))
+        refuse("401", lambda: judge_answers(exchanges(5), make_judge(server, tmp_path)))
         with pytest.raises(RunStopped, match="--max-tokens"):
             judge_answers(exchanges(5), make_judge(server, tmp_path, cap=10))
 

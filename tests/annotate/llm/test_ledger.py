@@ -5,7 +5,7 @@ import json
 
 import pytest
 from msgspec.structs import asdict as to_dict
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.annotate.llm.answers import Answers, Asked, Ledger, digest_text
 from stepcot_jax.annotate.llm.replies import Entry
@@ -70,7 +70,7 @@ def test_paid_answers_to_another_version_of_the_prompt_are_refused(tmp_path):
 
 def test_two_runs_in_one_folder_are_refused(tmp_path):
     with opened(tmp_path) as (_, ledger):
-        refuses("in use by another process", Answers, tmp_path)
+        refuse("in use by another process", Answers, tmp_path)
         ledger.append(entry("a"))
     with opened(tmp_path) as (_, ledger):
         assert len(ledger) == 1
@@ -93,7 +93,7 @@ def test_a_full_disk_stops_the_run_and_leaves_no_part(tmp_path):
 def test_a_file_that_is_no_database_is_refused_and_answers_are_written_in_transactions(tmp_path):
     for content in (b"no database", b"SQLite format 3\0" + b"x" * 5000):
         (tmp_path / "answers.sqlite").write_bytes(content)
-        refuses(r"answers\.sqlite is not a file of answers", Answers, tmp_path)
+        refuse(r"answers\.sqlite is not a file of answers", Answers, tmp_path)
         assert (tmp_path / "answers.sqlite").read_bytes() == content
     (tmp_path / "answers.sqlite").unlink()
     with opened(tmp_path) as (answers, ledger):
@@ -129,7 +129,7 @@ def test_a_ledger_of_before_is_imported_once_and_left_as_it_is(tmp_path):
 def test_damage_before_the_last_line_is_refused_by_line(tmp_path):
     for bad in ("{]", "", "[]", '{"rapport": 1}'):
         path = write_old(tmp_path, entry("a"), end=f"{bad}\n{json.dumps(to_dict(entry('b')))}\n")
-        refuses(rf"{path.name}, line 3 is not a ledger entry", Answers, tmp_path)
+        refuse(rf"{path.name}, line 3 is not a ledger entry", Answers, tmp_path)
     path.unlink()
     with opened(tmp_path) as (answers, _):
         assert answers.num_tokens == 0

@@ -8,7 +8,7 @@ from annotate.rules.tables import read_table
 from answers import named
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import refuses
+from refusals import refuse
 from timing import least_seconds
 
 from stepcot_jax.annotate.annotation import CannotAnnotate, Reason, Report
@@ -170,8 +170,8 @@ def test_answers_follow_the_order_of_the_chains_options_and_another_chain_is_ref
     text = report("IMPRESSION: Small effusion.")
     assert (annotate_report(text).labels[0], annotate_report(text, chain=turned).labels[0]) == (1, 2)
     other = Chain((dataclasses.replace(first, options=("Yes", "No")), *rest))
-    refuses(r"'Detection'.*'No abnormality'", lambda: annotate_report(report("IMPRESSION: Mass."), chain=other))
-    refuses("7", lambda: annotate_report(report("IMPRESSION: Mass."), chain=Chain((first,))))
+    refuse(r"'Detection'.*'No abnormality'", lambda: annotate_report(report("IMPRESSION: Mass."), chain=other))
+    refuse("7", lambda: annotate_report(report("IMPRESSION: Mass."), chain=Chain((first,))))
 
 
 WORDS = (

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.annotate.recipes.items import TaskSettings
 from stepcot_jax.annotate.recipes.pictures import UNKNOWN, find_hosts, name_host, read_masks
@@ -50,7 +50,7 @@ def test_methods_differ_as_the_facts_say():
     assert find_hosts([box], {}, method="coverage") == UNKNOWN
     boxes = [(8.0, 8.0, 12.0, 12.0), (0.0, 0.0, 2.0, 2.0)]  # the order of the boxes does not matter
     assert find_hosts(boxes, {"small": small, "large": large}, method="iou_mask") == "large and small"
-    refuses("--host-organ", find_hosts, [box], {"large": large}, method="guess")
+    refuse("--host-organ", find_hosts, [box], {"large": large}, method="guess")
 
 
 def save(path, mask):
@@ -68,9 +68,9 @@ def test_masks_are_read_in_both_layouts(tmp_path):
     assert list(read_masks(tmp_path / "cases", "case_1.dcm")) == ["left lung"]
     assert (read_masks(tmp_path / "organs", "case_2.png"), read_masks(tmp_path / "nowhere", "case_1.png")) == ({}, {})
     save(tmp_path / "cases" / "case_1" / "heart.png", grey[:2])
-    refuses("differ in size", read_masks, tmp_path / "cases", "case_1.png")
+    refuse("differ in size", read_masks, tmp_path / "cases", "case_1.png")
     (tmp_path / "cases" / "case_1" / "heart.png").write_bytes(b"no picture")
-    refuses(r"heart\.png", read_masks, tmp_path / "cases", "case_1.png")
+    refuse(r"heart\.png", read_masks, tmp_path / "cases", "case_1.png")
 
 
 @pytest.mark.parametrize("linked", ["lung/case_1.png", "lung", ""])
@@ -90,4 +90,4 @@ def test_a_mask_outside_of_the_root_is_never_read(tmp_path, linked, is_own):
     if not is_own and not linked:  # the folder that the user names may itself be a link
         assert name_host(record, settings) == "right lung"
         return
-    refuses("link out of", name_host, record, settings)
+    refuse("link out of", name_host, record, settings)

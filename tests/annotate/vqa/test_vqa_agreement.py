@@ -5,7 +5,7 @@ import math
 
 import msgspec
 import pytest
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.annotate.agreement import compare_records
 from stepcot_jax.data.questions.record_files import write_vqa_records
@@ -48,10 +48,10 @@ def test_figures_by_hand_are_printed_and_written_and_nothing_in_common_is_refuse
     assert "| all | 2 | 0.500 | 0.667 |" in printed
     assert "4 items: Cohen's kappa 0.500" in printed
     assert json.loads((tmp_path / "out" / "agreement.json").read_text())["annotators"] == ["one", "two"]
-    refuses("two annotators; got 1", main, ["agree", str(two[0])])
+    refuse("two annotators; got 1", main, ["agree", str(two[0])])
     (two[1] / "set_aside.jsonl").unlink()
     assert math.isnan(compare_records(*two)[2])
     other = write(tmp_path / "other", [msgspec.structs.replace(RECORD, id="z")], [])
-    refuses("no record id in common", compare_records, two[0], other)
+    refuse("no record id in common", compare_records, two[0], other)
     (two[0] / "set_aside.jsonl").write_text("{")
-    refuses("set_aside", compare_records, *two)
+    refuse("set_aside", compare_records, *two)

@@ -15,7 +15,7 @@ from annotate.answer_files import read_entries
 from annotate.misbehaving_server import MisbehavingServer, read_data
 from annotate.phantom_records import phantom_folder, write_folder
 from PIL import Image
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.annotate.annotation import Aside, Reason
 from stepcot_jax.annotate.recipes.items import TaskSettings, read_questions
@@ -121,7 +121,7 @@ def test_offline_records_are_complete_and_well_formed_in_their_dialect(task, cha
     assert funnel.pop(("written", "records")) == len(records)
     assert funnel.pop(("collected", TASKS[task].units)) == sum(funnel.values())
     assert f"{len(records)} records in" in capsys.readouterr().out
-    refuses("exists", main, arguments)
+    refuse("exists", main, arguments)
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -209,7 +209,7 @@ def test_pictures_are_sent_where_the_task_shows_them(tmp_path, few):
         crops = {(item.question.record.image, cut_by_hand(item)) for item in list_items("lvkc", few)}
         assert len(kinds) == (len(crops) if task == "lvkc" else 6)
     for more in (["--task=rmcot"], ["--task=lvkc", "--annotator=rules"]):
-        refuses("--send-images", main, ["vqa", str(few), f"--out={tmp_path / 'no'}", "--send-images", *more])
+        refuse("--send-images", main, ["vqa", str(few), f"--out={tmp_path / 'no'}", "--send-images", *more])
 
 
 def read_url(url):
@@ -317,7 +317,7 @@ def test_easy_views_have_their_boxes_drawn_and_hard_ones_are_other_cases(tmp_pat
     ],
 )
 def test_flags_that_cannot_be_are_said(tmp_path, few, more, words):
-    refuses(words, main, ["vqa", str(few), "--task=medclm", f"--out={tmp_path}", *more])
+    refuse(words, main, ["vqa", str(few), "--task=medclm", f"--out={tmp_path}", *more])
 
 
 def test_a_record_that_cannot_be_made_or_shown_is_set_aside_alone(tmp_path):

@@ -7,7 +7,7 @@ import pathlib
 
 import pytest
 from annotate.phantom_records import phantom_folder
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.annotate.review import draw_sample
 from stepcot_jax.data.questions.record_files import read_vqa_records
@@ -56,7 +56,7 @@ def test_rejected_records_are_set_aside_and_others_say_who_confirmed_them(tmp_pa
     assert aside == {"id": rows[1][1], "reason": "rejected in review", "detail": "Dr Example: wrong side"}
     reviewed = {name for name, record in after.items() if "review 1 by" in record.provenance}
     assert (reviewed, after[rows[12][1]].provenance["review 1 comment"]) == ({row[1] for row in rows[2:]}, "well put")
-    refuses("exists", read, form, tmp_path / "out")
+    refuse("exists", read, form, tmp_path / "out")
 
 
 def test_a_verdict_that_cannot_be_an_altered_and_a_short_form_are_refused_by_record(tmp_path):
@@ -68,16 +68,16 @@ def test_a_verdict_that_cannot_be_an_altered_and_a_short_form_are_refused_by_rec
         (("reject", " "), "column 'comment' is required"),
     ):
         fill(form, rows, [("ok", "")] * 4 + [verdict] + [("ok", "")] * 7)
-        assert f"record 5 ({rows[5][1]})" in refuses(words, read, form, tmp_path / "out")
+        assert f"record 5 ({rows[5][1]})" in refuse(words, read, form, tmp_path / "out")
     rows[3][6] = "another answer"
     fill(form, rows, [("ok", "")] * 12)
-    refuses(r"record 3 .*column 'answer' was altered", read, form, tmp_path / "out")
+    refuse(r"record 3 .*column 'answer' was altered", read, form, tmp_path / "out")
     intact = write_form(tmp_path / "intact.csv")
     fill(form, [*intact[:3], *intact[4:]], [("ok", "")] * 11)
-    refuses(rf"record 3 .*missing, moved .* found row '4' with the id '{intact[4][1]}", read, form, tmp_path / "out")
+    refuse(rf"record 3 .*missing, moved .* found row '4' with the id '{intact[4][1]}", read, form, tmp_path / "out")
     fill(form, rows[:2], [("ok", "")])
-    refuses(r"record 2 .*row is missing", read, form, tmp_path / "out")
-    refuses("overwritten", write_form, form)
+    refuse(r"record 2 .*row is missing", read, form, tmp_path / "out")
+    refuse("overwritten", write_form, form)
     with pytest.raises(BadInput, match="--sample: 0"):
         main(["review-out", str(phantom_folder()), f"--out={tmp_path / 'x.csv'}", "--sample=0"])
     with pytest.raises(BadInput, match="without --all"):

@@ -5,7 +5,7 @@ import shutil
 
 import msgspec
 import pytest
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.data.check import find_difference
 from stepcot_jax.data.questions.making import make_phantom_records, write_records
@@ -127,7 +127,7 @@ def test_missing_and_unreadable_images_stop_a_run_and_the_way_on_is_named(damage
     assert f"records.jsonl: {missing}" in facts["stops"]
     assert _check(damaged, "--images=exists", capsys=capsys)[1]["set_aside"] == 4
     for root in (damaged / "none", damaged / "images"):
-        refuses(r"a folder with records\.jsonl \(reasoning records\)", main, ["check", str(root)])
+        refuse(r"a folder with records\.jsonl \(reasoning records\)", main, ["check", str(root)])
 
 
 def test_patients_in_several_splits_stop_a_run(damaged, capsys):

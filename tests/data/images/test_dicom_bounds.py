@@ -5,7 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
-from refusals import refuses
+from refusals import refuse
 
 pydicom = pytest.importorskip("pydicom")
 
@@ -73,7 +73,7 @@ def test_values_are_limited_before_they_are_converted(monkeypatch, syntax, kind)
     content = write(syntax=syntax, change=CHANGES[kind])
     monkeypatch.setenv(VARIABLE, "header_bytes=1000")
     for reading in (lambda: read(content, whole=False), lambda: read_projection(content, name="scan.dcm")):
-        refuses(r"^scan.dcm: the elements of its header take too .* at most 1000 ", reading)
+        refuse(r"^scan.dcm: the elements of its header take too .* at most 1000 ", reading)
 
 
 @pytest.mark.parametrize("syntax", SYNTAXES)
@@ -94,7 +94,7 @@ def test_overlays_private_values_and_pixels_do_not_count(monkeypatch, syntax):
 def test_private_values_of_another_type_count(monkeypatch):
     content = write(change=lambda image: image.add_new(0x60003000, "DS", ["1"] * 1000))
     monkeypatch.setenv(VARIABLE, "header_bytes=1000")
-    refuses("the elements of its header", read, content, whole=True)
+    refuse("the elements of its header", read, content, whole=True)
 
 
 def nest(depth, *, undefined, syntax, innermost=b""):
@@ -148,6 +148,6 @@ def test_items_are_counted_before_they_are_made(monkeypatch):
         make(self, *arguments, **options)
 
     monkeypatch.setattr(Dataset, "__init__", count)
-    refuses("its header has too many elements and items", read, content, whole=True)
+    refuse("its header has too many elements and items", read, content, whole=True)
     assert read_projection(code, name="scan.dcm") == ""
     assert len(made) < 100

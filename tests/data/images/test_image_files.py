@@ -5,7 +5,7 @@ import os
 import pickle
 
 import pytest
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.data.images.image_decoding import most_bytes
 from stepcot_jax.data.images.image_files import FolderFiles, ImageFiles, Selection, digest_content
@@ -38,7 +38,7 @@ def test_reads_by_number_also_as_a_copy_or_a_selection(root):
 
 @pytest.mark.parametrize("path", ["../secret.png", "/etc/hostname", "images/../../secret.png", ""])
 def test_refuses_paths_that_leave_the_root(root, path):
-    refuses("must be a path below the data root", lambda: files(root, path).read(0))
+    refuse("must be a path below the data root", lambda: files(root, path).read(0))
 
 
 @pytest.mark.parametrize("linked", ["images/a.png", "images"])
@@ -47,15 +47,15 @@ def test_refuses_links_that_lead_out_even_if_they_are_made_after_the_first_look(
     assert images.read(0)
     (root / linked).rename(tmp_path / "elsewhere")
     (root / linked).symlink_to(tmp_path / "elsewhere")
-    refuses(r"images/a\.png: .* is a link out of the data root", images.read, 0)
+    refuse(r"images/a\.png: .* is a link out of the data root", images.read, 0)
 
 
 def test_refuses_what_is_missing_no_file_or_large_before_reading_it(root):
     os.mkfifo(root / "pipe.png")
     for path, found in (("none.png", "does not exist"), ("images", "is not a file"), ("pipe.png", "is not a file")):
-        assert str(root / path) in refuses(found, files(root, path).read, 0)
+        assert str(root / path) in refuse(found, files(root, path).read, 0)
     with (root / "images/a.png").open("wb") as file:
         file.truncate(10**12)  # a hole: nobody could read it whole
-    refuses(r"images/a\.png: 1000000000000 bytes, more than 100", lambda: files(root, "images/a.png").read(0))
-    message = refuses("1000000000000 bytes, more than", decode_image, root / "images/a.png", max_pixels=1000)
+    refuse(r"images/a\.png: 1000000000000 bytes, more than 100", lambda: files(root, "images/a.png").read(0))
+    message = refuse("1000000000000 bytes, more than", decode_image, root / "images/a.png", max_pixels=1000)
     assert str(most_bytes(1000)) in message

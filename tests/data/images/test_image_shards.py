@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 from PIL import Image
-from refusals import refuses
+from refusals import refuse
 from run.small_run import small_settings
 
 from stepcot_jax.data.batches import training_batches
@@ -74,8 +74,8 @@ def test_shards_hold_the_files_byte_for_byte_and_train_as_they_do(folder, sharde
     }
     index = read_index(sharded)
     images = ShardFiles(sharded, index, index.shards[0].paths, max_bytes=5)
-    refuses("more than 5", images.read, 0)
-    refuses(r"no image 'other\.png'", ShardFiles, sharded, index, ["other.png"], max_bytes=5)
+    refuse("more than 5", images.read, 0)
+    refuse(r"no image 'other\.png'", ShardFiles, sharded, index, ["other.png"], max_bytes=5)
     preprocessing = Preprocessing(32)
     from_files, from_shards = (load_dataset(settings(root), preprocessing=preprocessing) for root in (folder, sharded))
     assert from_files.digest == from_shards.digest
@@ -92,7 +92,7 @@ def test_a_shard_of_another_size_is_refused_by_name_at_the_start(copy, change):
     path.write_bytes(content[:-1] if change == "truncated" else content + b"x")
     if change == "missing":
         path.unlink()
-    refuses(r"images-00001\.array_record: ", lambda: load_dataset(settings(copy), preprocessing=Preprocessing(32)))
+    refuse(r"images-00001\.array_record: ", lambda: load_dataset(settings(copy), preprocessing=Preprocessing(32)))
 
 
 def test_a_shard_in_anothers_place_is_refused(copy):
@@ -107,7 +107,7 @@ def test_a_shard_in_anothers_place_is_refused(copy):
         entry["num_bytes"] = path.stat().st_size
     (copy / INDEX_NAME).write_text(json.dumps(content))
     images, _ = files_of(copy)
-    refuses("the image does not have its SHA-256", images.read, 0)
+    refuse("the image does not have its SHA-256", images.read, 0)
 
 
 DAMAGES = [
@@ -123,21 +123,21 @@ def test_an_index_that_makes_no_sense_is_refused(copy, damage, found):
     content = json.loads((copy / INDEX_NAME).read_text())
     damage(content)
     (copy / INDEX_NAME).write_text(json.dumps(content))
-    assert INDEX_NAME in refuses(found, read_index, copy)
+    assert INDEX_NAME in refuse(found, read_index, copy)
 
 
 def test_a_record_without_its_image_in_the_shards_is_set_aside_with_its_reason(folder, tmp_path, capsys):
     root = pathlib.Path(shutil.copytree(folder, tmp_path / "root"))
     paths = [case.image for case in read_records(root).cases]
     (root / paths[4]).write_bytes(b"GIF89a")
-    assert "skip" in refuses(r"record 4 .*is a GIF file", shard, root, tmp_path / "stopped")
+    assert "skip" in refuse(r"record 4 .*is a GIF file", shard, root, tmp_path / "stopped")
     assert not has_shards(tmp_path / "stopped")
     (root / paths[9]).unlink()
     shard(root, tmp_path / "out", "--on-bad-record", "skip")
     assert "2 records are set aside" in capsys.readouterr().out
     lines = [json.loads(line) for line in (tmp_path / "out/quarantine.jsonl").read_text().splitlines()]
     assert [line["record"] for line in lines] == [4, 9]
-    refuses("record 4", lambda: load_dataset(settings(tmp_path / "out"), preprocessing=Preprocessing(32)))
+    refuse("record 4", lambda: load_dataset(settings(tmp_path / "out"), preprocessing=Preprocessing(32)))
     data = load_dataset(settings(tmp_path / "out", data__on_bad_record="skip"), preprocessing=Preprocessing(32))
     assert [(aside.record, aside.image_path) for aside in data.set_aside] == [(4, paths[4]), (9, paths[9])]
     assert "is a GIF file" in data.set_aside[0].reason
@@ -155,9 +155,9 @@ def test_a_second_start_writes_nothing_and_another_source_is_refused(folder, sha
     assert {path.name: path.stat().st_mtime_ns for path in sharded.glob("images-*")} == before
     other = tmp_path / "other"
     export_phantom(other, num_cases=NUM_CASES, seed=1, size=48, prevalence="flat")
-    refuses("has shards of other records", shard, other, sharded)
+    refuse("has shards of other records", shard, other, sharded)
     for root, out, found in ((sharded, tmp_path / "x", "has shards already"), (folder, folder, "the folder that is")):
-        refuses(found, shard, root, out)
+        refuse(found, shard, root, out)
 
 
 def test_a_kill_at_any_point_leaves_nothing_half_and_is_gone_on_from(folder, sharded, tmp_path, monkeypatch):
@@ -220,7 +220,7 @@ def test_a_full_disk_and_a_folder_that_cannot_be_written_are_named(folder, tmp_p
     assert message.startswith(f"error: {tmp_path / 'out' / 'images-00000.array_record'}: cannot be written (")
     assert "File too large" in message
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [".lock"]
-    refuses("/proc/none: ", shard, folder, "/proc/none")
+    refuse("/proc/none: ", shard, folder, "/proc/none")
     with shard_writing.only_writer(tmp_path), pytest.raises(BadInput, match="another process is writing shards"):
         shard(folder, tmp_path)
 

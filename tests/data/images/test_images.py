@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.data.images.image_files import check_images
 from stepcot_jax.data.images.preprocessing import (
@@ -63,7 +63,7 @@ def png(*, width, height, depth, colour_type, rows, extra=b""):
 
 
 def refusal(path, **settings):
-    message = refuses("", decode_image, path, **settings)
+    message = refuse("", decode_image, path, **settings)
     assert str(path) in message
     return message
 
@@ -294,7 +294,7 @@ SENSELESS = [{"size": 0}, {"std": (1.0, 0.0, 1.0)}, {"mean": (1.0, 2.0)}, {"mean
 
 @pytest.mark.parametrize("settings", SENSELESS)
 def test_refuses_preprocessing_that_makes_no_sense(settings):
-    refuses(f"preprocessing {next(iter(settings))}: ", Preprocessing, **{"size": 8, **settings})
+    refuse(f"preprocessing {next(iter(settings))}: ", Preprocessing, **{"size": 8, **settings})
 
 
 @pytest.fixture
@@ -328,7 +328,7 @@ def test_check_images_visits_all_but_what_is_known_and_stops_or_sets_aside_at_un
     assert watched == [case.image for case in collection.cases]
     for number in (1, 5):
         (collection.root / f"{number}.png").write_bytes(b"")
-    refuses(r"data\.json, record 1 \(image_path '1\.png'\).*; 1 more of the 6 records are", check_images, collection)
+    refuse(r"data\.json, record 1 \(image_path '1\.png'\).*; 1 more of the 6 records are", check_images, collection)
     indices = []
     checked = check_images(collection, on_bad_record="skip", visit=lambda index, _: indices.append(index))
     assert ([case.image for case in checked.cases], indices) == (["0.png", "2.png", "4.png", "6.png"], [0, 1, 2, 3])

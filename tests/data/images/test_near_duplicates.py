@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from refusals import refuses
+from refusals import refuse
 from scipy.fft import dctn
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
@@ -111,4 +111,4 @@ def test_equal_images_are_joined_without_all_their_pairs_and_all_images_are_not(
     hashes = np.uint64(1) << np.arange(50, dtype=np.uint64)
     assert len(find_near_duplicates(hashes, radius=2)) == 50 * 49 // 2
     monkeypatch.setattr(near_duplicates, "MAX_PAIRS", 100)
-    refuses("2 gives more than 100 pairs of 50 images", find_near_duplicates, hashes, radius=2)
+    refuse("2 gives more than 100 pairs of 50 images", find_near_duplicates, hashes, radius=2)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from PIL import Image
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.box import Box
 from stepcot_jax.chain import DEFAULT_CHAIN, DIAGNOSIS_OPTIONS
@@ -164,4 +164,4 @@ REFUSED = [({"seed": -1}, "seed -1"), ({"size": 8}, "size: 8"), ({"size": 20_000
 
 @pytest.mark.parametrize(("settings", "message"), [*REFUSED, ({"prevalence": "flatt"}, "prevalence: 'flatt'")])
 def test_settings_out_of_range_are_refused(settings, message):
-    refuses(message, draw_case, 0, **{"seed": 0, "size": 32, "prevalence": "flat", **settings})
+    refuse(message, draw_case, 0, **{"seed": 0, "size": 32, "prevalence": "flat", **settings})

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.box import Box
 from stepcot_jax.data.check import find_difference
@@ -34,7 +34,7 @@ def test_majority_and_median_by_hand():
     assert told.thinking == "The usual answer to this question, with the usual boxes."
     assert baseline.answer(_record(9, topic="u")).references == ()
     assert baseline.answer(_record(9, topic="unseen")).answer == "Yes"  # three of five
-    refuses("no training records", fit_baseline, [])
+    refuse("no training records", fit_baseline, [])
     with pytest.raises(BadInput, match="no training record of kind 'open'"):
         fit_baseline([_record(1)]).answer(_record(2, "open", answer="x"))
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 from PIL import Image
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.box import Box
 from stepcot_jax.data.questions.making import ground_phantom, make_folder_records
@@ -39,7 +39,7 @@ def test_splits_are_by_patient_and_near_their_shares():
     counts = collections.Counter(image.split for image in split)
     assert (counts["train"], counts["val"]) == (pytest.approx(70, abs=4), pytest.approx(15, abs=4))
     assert ([image.id for image in split], split_images(split, seed=7)) == ([image.id for image in images], split)
-    refuses("99 of 100 images have no split", split_images, [split[0], *images[1:]], seed=0)
+    refuse("99 of 100 images have no split", split_images, [split[0], *images[1:]], seed=0)
 
 
 @pytest.mark.parametrize("dialect", [*DIALECTS][::2])
@@ -82,7 +82,7 @@ def test_a_detection_list_keeps_its_splits_and_paths(tmp_path):
     assert [(record.kind, record.split) for record in records] == [("open", "test")] * 4
     assert (tmp_path / "out/deep/3.png").read_bytes() == (tmp_path / "in/deep/3.png").read_bytes()
     (tmp_path / "in/deep/3.png").unlink()
-    refuses(r"3\.png: cannot be copied", make_folder_records, tmp_path / "again", images, root=tmp_path / "in", seed=0)
+    refuse(r"3\.png: cannot be copied", make_folder_records, tmp_path / "again", images, root=tmp_path / "in", seed=0)
 
 
 REFUSED = [
@@ -96,7 +96,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("flags", "message"), REFUSED)
 def test_settings_that_cannot_be_or_would_be_ignored_leave_the_folder_empty(tmp_path, flags, message):
-    refuses(message, main, ["vqa", str(tmp_path / "out"), *flags])
+    refuse(message, main, ["vqa", str(tmp_path / "out"), *flags])
     assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
 
 
@@ -107,6 +107,6 @@ def test_a_failure_leaves_the_folder_as_it_was(tmp_path, monkeypatch):
     monkeypatch.setattr("stepcot_jax.data.questions.making.write_records", fail)
     (tmp_path / "empty").mkdir()
     for name in ("new", "empty"):
-        refuses("48 records, 2 folders", main, ["vqa", str(tmp_path / name), "--num-cases=12", "--size=32"])
+        refuse("48 records, 2 folders", main, ["vqa", str(tmp_path / name), "--num-cases=12", "--size=32"])
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
     assert not any((tmp_path / "empty").iterdir())

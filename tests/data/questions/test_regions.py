@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.data.phantom import phantom
 from stepcot_jax.data.phantom.anatomy import Frame, render_anatomy
@@ -59,4 +59,4 @@ REFUSED = [(_mask(), HEART, "mask of the lungs"), (LUNGS, _mask(), "mask of the 
 
 @pytest.mark.parametrize(("lungs", "heart", "message"), REFUSED)
 def test_masks_that_give_no_regions_are_refused(lungs, heart, message):
-    refuses(message, find_regions, lungs, heart)
+    refuse(message, find_regions, lungs, heart)

@@ -5,7 +5,7 @@ import re
 import hypothesis
 import hypothesis.strategies as st
 import pytest
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.data.questions.reply_files import name_models, read_replies
 from stepcot_jax.host.errors import BadInput
@@ -57,7 +57,7 @@ def test_finish_reasons(tmp_path, fields, finish, caplog):
     ],
 )
 def test_a_bad_line_is_named(tmp_path, content, words):
-    message = refuses("", read, tmp_path, content)
+    message = refuse("", read, tmp_path, content)
     assert words in message
     assert str(tmp_path / "replies.jsonl") in message
 
@@ -68,7 +68,7 @@ def test_replies_to_lines_that_were_set_aside_are_counted(tmp_path):
     assert (set(found.replies), found.num_unused, found.num_set_aside, found.num_unknown) == ({"a", "b"}, 1, 1, 1)
     with pytest.raises(BadInput, match=r"line 5, id: 'z' is not the id of a record; expected one of the records' ids$"):
         read(tmp_path, content, set_aside={"y"})
-    refuses(r"line 5, id: 'z' .* of 1 bad lines without a readable id$", read, tmp_path, content, most_unknown=1)
+    refuse(r"line 5, id: 'z' .* of 1 bad lines without a readable id$", read, tmp_path, content, most_unknown=1)
 
 
 @hypothesis.given(st.text(st.sampled_from('ab\\u"\ud800\udbff\udc00\udfff\U0001f600d8'), max_size=12), st.booleans())
@@ -84,7 +84,7 @@ def test_halves_of_surrogate_pairs_are_replaced(tmp_path, text, is_upper):
 def test_a_missing_reply_and_names_of_models(tmp_path):
     assert read(tmp_path, '{"id": "a", "reply": "x"}', missing="wrong").replies == {"a": "x"}
     assert read(tmp_path, '{"id": "a", "reply": "x"}', missing="skip").replies == {"a": "x"}
-    refuses("no reply to 1 of 2 records, the first 'b'", read, tmp_path, '{"id": "a", "reply": "x"}', missing="stop")
+    refuse("no reply to 1 of 2 records, the first 'b'", read, tmp_path, '{"id": "a", "reply": "x"}', missing="stop")
     with pytest.raises(BadInput, match=r"absent\.jsonl: does not exist; expected one reply per line"):
         read_replies(tmp_path / "absent.jsonl", name="m", chosen={"a"}, known=IDS)
 
@@ -93,4 +93,4 @@ def test_a_missing_reply_and_names_of_models(tmp_path):
 
     assert named("x/sft.jsonl", "y/grpo.jsonl") == ["sft", "grpo"]
     assert named("x/1/r.jsonl", "y/1/r.jsonl") == ["x/1/r.jsonl", "y/1/r.jsonl"]
-    refuses("a file comes twice", named, "x/r.jsonl", "x/../x/r.jsonl")
+    refuse("a file comes twice", named, "x/r.jsonl", "x/../x/r.jsonl")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from reasoning_records import make_record
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.box import Box
 from stepcot_jax.data.images.drawn_boxes import draw_boxes
@@ -86,7 +86,7 @@ def test_hard_is_the_answer_of_another_case_where_the_dialect_has_an_answer_alon
         if dialect in ("gemex", "medclm"):
             assert _view(views, 0, "hard").stage == "hard"
             continue
-        refuses(rf"config\.vqa\.dialect: '{dialect}' has no reply of the answer alone", _view, views, 0, "hard")
+        refuse(rf"config\.vqa\.dialect: '{dialect}' has no reply of the answer alone", _view, views, 0, "hard")
 
 
 def test_hard_draws_among_cases_of_domain_kind_and_split_of_other_patients():

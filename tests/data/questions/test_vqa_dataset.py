@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from reasoning_records import make_record, records
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.box import Box
 from stepcot_jax.data.questions.record_files import FILE_NAME, read_vqa_records, write_vqa_records
@@ -138,7 +138,7 @@ CONTRADICTING = [
 @pytest.mark.parametrize(("changes", "message"), CONTRADICTING)
 def test_splits_that_contradict_each_other_are_refused(tmp_path, changes, message):
     records = [msgspec.structs.replace(record, **changes.get(at, {})) for at, record in enumerate(_records())]
-    assert "secret" not in refuses(message, lambda: load_vqa_dataset(_settings(_write(tmp_path, records=records))))
+    assert "secret" not in refuse(message, lambda: load_vqa_dataset(_settings(_write(tmp_path, records=records))))
 
 
 def test_boxes_scale_by_the_stated_size_whatever_the_image_has(tmp_path):
@@ -209,9 +209,9 @@ def test_a_missing_image_is_found_at_once_and_a_broken_one_at_its_use(tmp_path):
     bad = root / records[4].image
     bad.write_bytes(bad.read_bytes()[:60])
     dataset = load_vqa_dataset(settings)
-    assert "10002" not in refuses("image of record 'record 4': cannot be decoded", dataset.load_images, [2])
+    assert "10002" not in refuse("image of record 'record 4': cannot be decoded", dataset.load_images, [2])
     bad.unlink()
-    assert "10002" not in refuses(r"image of record 'record 4': .*does not exist", load_vqa_dataset, settings)
+    assert "10002" not in refuse(r"image of record 'record 4': .*does not exist", load_vqa_dataset, settings)
 
 
 @pytest.mark.parametrize("edge", [15, 30, 60, 63])

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.data.records.array_splitter import ArraySplitter
 from stepcot_jax.host.errors import BadInput
@@ -95,7 +95,7 @@ def test_damaged_arrays_are_refused_as_msgspec_refuses_them(array, data):
 def test_messages_name_the_place_in_the_file(content, message, step):
     if len(content) > 1000 and step < 1000:
         step = 997
-    assert message in refuses("", lambda: split(content, range(0, len(content), step)))
+    assert message in refuse("", lambda: split(content, range(0, len(content), step)))
 
 
 @pytest.mark.parametrize("step", [1, 3, 100])
@@ -111,4 +111,4 @@ def test_what_is_kept_of_a_file_without_end_is_bounded():
     splitter.feed(b'["')
     for _ in range(9):
         splitter.feed(b"\\" * 1000)
-    refuses("record 0, from byte 1: larger than the accepted 10000 bytes", splitter.feed, b"\\" * 1000)
+    refuse("record 0, from byte 1: larger than the accepted 10000 bytes", splitter.feed, b"\\" * 1000)

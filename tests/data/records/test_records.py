@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import assert_says, refuses
+from refusals import assert_says, refuse
 
 from stepcot_jax.box import Box
 from stepcot_jax.chain import NOT_ANNOTATED, PUBLISHED_STEPS, Chain, Step
@@ -110,7 +110,7 @@ def test_refuses_a_file_that_is_no_array_of_records(root, content, found):
         assert_says(refusal(root, content, on_bad_record=on_bad_record), found, "expected a JSON array of records")
     (root / "data.json").unlink()
     os.mkfifo(root / "data.json")
-    refuses("not a regular file", read_records, root, step_names=NAMES)
+    refuse("not a regular file", read_records, root, step_names=NAMES)
 
 
 def test_a_file_is_read_in_parts_and_records_with_ever_new_options_are_refused(root, monkeypatch):

@@ -9,7 +9,7 @@ from answers import named
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.records.records import read_records
@@ -212,25 +212,25 @@ def test_an_image_in_two_folders_and_links_out_of_the_root_are_refused(tmp_path)
         write_image(tmp_path / f"images/00000001_000{ending}")
     assert read_chestxray8(tmp_path).cases[0].image == "images/00000001_000.png"
     write_image(tmp_path / "images_001/images/00000001_000.png")
-    refuses(r"images/00000001_000\.png and images_001/images/00000001_000\.png", read_chestxray8, tmp_path)
+    refuse(r"images/00000001_000\.png and images_001/images/00000001_000\.png", read_chestxray8, tmp_path)
     (tmp_path / "root").mkdir()
     write_image(tmp_path / "elsewhere/00000001_000.png")
     (tmp_path / "root/images").symlink_to(tmp_path / "elsewhere")
     write_boxes(tmp_path / "root", "00000001_000.png,Mass,1,1,1,1")
-    refuses("is a link out of the data root", read_chestxray8, tmp_path / "root")
+    refuse("is a link out of the data root", read_chestxray8, tmp_path / "root")
 
 
 def test_tables_that_cannot_be_used(tmp_path):
-    refuses("has no Data_Entry_2017", read_chestxray8, tmp_path)
+    refuse("has no Data_Entry_2017", read_chestxray8, tmp_path)
     write_boxes(tmp_path, header="Image,Label,x,y,w,h")
-    refuses(r"header \['Image', 'Label'.*is not Image Index,Finding Label,Bbox", read_chestxray8, tmp_path)
+    refuse(r"header \['Image', 'Label'.*is not Image Index,Finding Label,Bbox", read_chestxray8, tmp_path)
     write_boxes(tmp_path)
-    refuses("has no records", read_chestxray8, tmp_path)
+    refuse("has no records", read_chestxray8, tmp_path)
     write_entries(tmp_path, header="Image Index,Finding Labels")
-    refuses("lacks Patient ID, Patient Age, Patient Gender, View Position", read_chestxray8, tmp_path)
+    refuse("lacks Patient ID, Patient Age, Patient Gender, View Position", read_chestxray8, tmp_path)
     (tmp_path / "Data_Entry_2017.csv").write_text(ENTRY_HEADER)
-    refuses("several files Data_Entry_2017", read_chestxray8, tmp_path)
-    refuses("labels_from: 'x'", read_chestxray8, tmp_path, labels_from="x")
+    refuse("several files Data_Entry_2017", read_chestxray8, tmp_path)
+    refuse("labels_from: 'x'", read_chestxray8, tmp_path, labels_from="x")
 
 
 ROWS = st.tuples(

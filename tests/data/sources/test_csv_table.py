@@ -9,7 +9,7 @@ import pytest
 from answers import named
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
 from stepcot_jax.data.sources.csv_table import read_csv_table
@@ -88,7 +88,7 @@ def test_a_line_names_the_separator_and_images_must_be_there_unless_told_otherwi
     assert [case.image for case in collection.cases] == ["b.png"]
     assert "row 2: column image: " in collection.set_aside[0].reason
     write(tmp_path, "image,label\nc.png,Mass\n")
-    refuses("is a link out of the data root", read_csv_table, tmp_path)
+    refuse("is a link out of the data root", read_csv_table, tmp_path)
 
 
 ODD_ROWS = [
@@ -134,17 +134,17 @@ TABLES = [
 @pytest.mark.parametrize(("text", "message"), TABLES)
 def test_tables_that_cannot_be_used(tmp_path, text, message):
     write(tmp_path, text)
-    assert refuses(message, read, tmp_path, on_bad_record="skip").startswith(f"{tmp_path}/cases.csv: ")
+    assert refuse(message, read, tmp_path, on_bad_record="skip").startswith(f"{tmp_path}/cases.csv: ")
 
 
 def test_other_encodings_are_refused(tmp_path):
     for encoding, message in (("utf-16", "is UTF-16"), ("latin-1", "row 2 is not UTF-8"), ("utf-32", "is UTF-16 or")):
         write(tmp_path, "image,report,label\na.png,Größe,Mass\n", encoding=encoding)
-        refuses(message, read, tmp_path)
+        refuse(message, read, tmp_path)
     (tmp_path / "cases.csv").unlink()
-    refuses("cannot be read", read, tmp_path)
+    refuse("cannot be read", read, tmp_path)
     os.mkfifo(tmp_path / "cases.csv")
-    refuses(r"(regular|ordinary) file", read, tmp_path)
+    refuse(r"(regular|ordinary) file", read, tmp_path)
 
 
 def test_a_chain_of_ones_own(tmp_path):
@@ -155,7 +155,7 @@ def test_a_chain_of_ones_own(tmp_path):
     assert collection.chain.steps[1].options == ("Left", "Right", "N/A")
     assert [named(case.answers, collection.chain) for case in collection.cases] == [["Yes", "Left"], ["No", "N/A"]]
     write(tmp_path, "image,side\na.png,Up\n")
-    assert "chain.json" not in refuses("'Up' is not one of", read, tmp_path)
+    assert "chain.json" not in refuse("'Up' is not one of", read, tmp_path)
     write(tmp_path, "image,label\na.png,Left\n")
     assert [named(case.answers, collection.chain) for case in read(tmp_path).cases] == [[None, "Left"]]
     assert read(tmp_path, step_names=["Anything", "Side"]).chain == collection.chain
@@ -164,7 +164,7 @@ def test_a_chain_of_ones_own(tmp_path):
     ):
         read(tmp_path, step_names=["Other"])
     (tmp_path / "chain.json").unlink()
-    refuses(r"without chain\.json: step_names \['Other'\]", read, tmp_path, step_names=["Other"])
+    refuse(r"without chain\.json: step_names \['Other'\]", read, tmp_path, step_names=["Other"])
 
 
 CHAINS = [
@@ -228,4 +228,4 @@ def test_a_question_mark_behind_an_answer_marks_it_uncertain_and_one_of_an_optio
     plain, marked = read(tmp_path, step_names=("Anything",)).cases
     assert (plain.answers, plain.uncertain, marked.answers, marked.uncertain) == ((1,), (), (NOT_ANNOTATED,), (1,))
     write(tmp_path, "image,anything\na.png,?\n")
-    refuses(r"row 2.*'\?' without an answer", read, tmp_path, step_names=("Anything",))
+    refuse(r"row 2.*'\?' without an answer", read, tmp_path, step_names=("Anything",))

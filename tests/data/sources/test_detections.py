@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.box import Box
 from stepcot_jax.data.phantom.phantom import export_phantom
@@ -72,7 +72,7 @@ def test_normal_images_deny_all_classes_and_come_on_request(shared):
 def test_a_bad_row_of_the_box_list_stops_or_sets_its_image_aside(tmp_path, numbers):
     text = f"Image Index,Finding Label,Bbox [x,y,w,h],,,\na.png,Mass,1,2,3,4\nb.png,{numbers}\nb.png,Mass,1,2,3,4\n"
     (tmp_path / "BBox_List_2017.csv").write_text(text)
-    refuses(r"BBox_List_2017.csv, row 3: .*; on_bad_record=skip", read_detections, tmp_path, require_images=False)
+    refuse(r"BBox_List_2017.csv, row 3: .*; on_bad_record=skip", read_detections, tmp_path, require_images=False)
     aside = []
     (image,) = read_detections(tmp_path, require_images=False, on_bad_record="skip", set_aside=aside)
     assert (boxes(image), [item.record for item in aside]) == ([("Mass", (1, 2, 4, 6))], [1])
@@ -108,7 +108,7 @@ def test_boxes_of_agreeing_readers_are_averaged(tmp_path):
     assert [(each.id, each.absent) for each in both] == [("a", ()), ("b", CLASSES)]
     (every,) = read_detections(tmp_path, require_images=False, readers="all")
     assert [label for label, _ in boxes(every)] == ["Nodule/Mass"] * 3 + ["ILD"]
-    refuses("no image has a box", read_detections, tmp_path, require_images=False, readers=3)
+    refuse("no image has a box", read_detections, tmp_path, require_images=False, readers=3)
 
 
 BAD_ROWS = [
@@ -126,7 +126,7 @@ BAD_ROWS = [
 @pytest.mark.parametrize(("row", "message"), BAD_ROWS)
 def test_bad_rows_of_train_csv(tmp_path, row, message):
     write_vinbig(tmp_path, "a,ILD,5,R1,1,1,9,9", row)
-    refuses(rf"train\.csv, image.*{message}", read_detections, tmp_path, require_images=False)
+    refuse(rf"train\.csv, image.*{message}", read_detections, tmp_path, require_images=False)
 
 
 def test_sizes_come_from_image_files_without_the_table(tmp_path):
@@ -183,7 +183,7 @@ def test_sentences_regions_and_denied_labels_of_padchest(tmp_path):
 def test_regions_that_no_record_could_hold_are_bad_records(tmp_path):
     write_padchest(tmp_path, sentence("A.", ["nodule"], [[0, 0, 0.5, 0.5]], locations=["left *lung*\n[1]"]))
     path = tmp_path / "grounded_reports_20240819.json"
-    refuses(r"20240819\.json, record 0: region: 'left", read_detections, tmp_path)
+    refuse(r"20240819\.json, record 0: region: 'left", read_detections, tmp_path)
     good = {"StudyID": "2", "ImageID": "x.png", "findings": [sentence("B.", ["mass"], [[0, 0, 0.5, 0.5]])]}
     path.write_text(json.dumps([*json.loads(path.read_text()), good]))
     aside = []
@@ -235,4 +235,4 @@ NO_LISTS = [
 
 @pytest.mark.parametrize(("options", "message"), NO_LISTS)
 def test_folders_without_a_list_and_settings_that_do_not_exist(tmp_path, options, message):
-    refuses(message, read_detections, tmp_path, **options)
+    refuse(message, read_detections, tmp_path, **options)

@@ -6,7 +6,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.data.sources.intake import split_question, strip_letters
 from stepcot_jax.data.sources.layouts import detect_vqa_layout, read_vqa_source
@@ -120,8 +120,8 @@ def test_thinking_columns(tmp_path, suffix, tagged):
 
 def test_box_size_is_required_and_checked(tmp_path):
     write_lines(tmp_path / "closed.jsonl", a_test_record())
-    refuses("--box-size is required: width and height", read, tmp_path, box_size=None)
-    refuses("--box-size", read, tmp_path, box_size=(0, 10))
+    refuse("--box-size is required: width and height", read, tmp_path, box_size=None)
+    refuse("--box-size", read, tmp_path, box_size=(0, 10))
     with pytest.raises(BadInput, match=r"line 1, references\[0\].box: .* leaves the picture of image_size 224 by 224"):
         read(tmp_path, box_size=(224, 224))
 
@@ -151,7 +151,7 @@ BAD = [
 @pytest.mark.parametrize(("bad", "message"), BAD)
 def test_bad_records_name_file_line_and_field(tmp_path, bad, message):
     write_lines(tmp_path / "x.jsonl", a_test_record(), bad, a_test_record())
-    refuses(rf"x\.jsonl, line 2, {message}", read, tmp_path)
+    refuse(rf"x\.jsonl, line 2, {message}", read, tmp_path)
     aside = []
     assert (len(read(tmp_path, on_bad_record="skip", set_aside=aside)), [item.record for item in aside]) == (2, [1])
 

@@ -11,7 +11,7 @@ import tracemalloc
 
 import pytest
 from PIL import Image
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
 from stepcot_jax.data.records.records import SetAside
@@ -129,7 +129,7 @@ BAD_FILES = [
 
 @pytest.mark.parametrize(("content", "found"), BAD_FILES)
 def test_bad_files(content, found):
-    assert found in refuses("", read_report, content)
+    assert found in refuse("", read_report, content)
 
 
 def test_no_entities(tmp_path):
@@ -144,7 +144,7 @@ def test_no_entities(tmp_path):
     ):
         for head in (f"<!DOCTYPE eCitation [{declared}]>", f'<!DOCTYPE eCitation SYSTEM "file://{secret}">'):
             tracemalloc.start()
-            message = refuses("document type declaration", read_report, report_xml(head=head, findings=used))
+            message = refuse("document type declaration", read_report, report_xml(head=head, findings=used))
             assert tracemalloc.get_traced_memory()[1] < 1_000_000
             tracemalloc.stop()
             assert "TOP-SECRET" not in message
@@ -178,7 +178,7 @@ def test_projection_list(tmp_path):
     }
     for content, found in bad.items():
         path.write_text(content and f"filename,projection\n{content}")
-        refuses(f"{path}: {found}", read_projection_list, path)
+        refuse(f"{path}: {found}", read_projection_list, path)
 
 
 def test_folder_and_archives_agree(tmp_path):
@@ -282,7 +282,7 @@ def test_bad_archives(tmp_path, monkeypatch, kind):
     if "bomb" in kind:
         monkeypatch.setattr(iu_archive, "MAX_ARCHIVE_BYTES", 500_000)
     tracemalloc.start()
-    message = refuses("", lambda: list(read_reports(path)))
+    message = refuse("", lambda: list(read_reports(path)))
     assert tracemalloc.get_traced_memory()[1] < 5_000_000
     tracemalloc.stop()
     assert str(path) in message
@@ -296,7 +296,7 @@ def test_archive_bomb(tmp_path, monkeypatch):
     write_tar(path, [entry("1.xml", report_xml()), entry("big.bin", content), entry("2.xml", report_xml("CXR2"))])
     assert len(list(read_reports(path))) == 2
     monkeypatch.setattr(iu_archive, "MAX_ARCHIVE_BYTES", 2_000_000)
-    refuses("more than 2000000 bytes unpacked", lambda: list(read_reports(path)))
+    refuse("more than 2000000 bytes unpacked", lambda: list(read_reports(path)))
     monkeypatch.setattr(iu_archive, "MAX_REPORTS", 2)
     with pytest.raises(BadInput, match="more than 2 entries"):
         list(read_reports(write_tar(path, [entry(f"{number}.xml", report_xml()) for number in range(3)])))
@@ -326,4 +326,4 @@ def test_collection(tmp_path, coding, folder, ending):
     assert (first.report, first.view) == ("FINDINGS: Clear lungs. IMPRESSION: Normal.", "PA")
     asides = [(aside.record, aside.patient_id) for aside in collection.set_aside]
     assert asides == [(0, "CXR1"), (4, "CXR2"), (5, "CXR3"), (6, "")]
-    refuses(r"NLMCXR_reports\.tgz, record 6 .*4\.xml: is not XML", read_iu_xray, root)
+    refuse(r"NLMCXR_reports\.tgz, record 6 .*4\.xml: is not XML", read_iu_xray, root)

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.data.sources.layouts import LAYOUTS, detect_layout, read_source
 from stepcot_jax.host.errors import BadInput
@@ -21,12 +21,12 @@ def test_a_layout_is_told_by_its_file(tmp_path, name, layout):
 
 
 def test_nothing_and_several_are_refused_with_what_is_accepted(tmp_path):
-    message = refuses("does not exist; expected a folder with data", detect_layout, tmp_path / "nowhere")
+    message = refuse("does not exist; expected a folder with data", detect_layout, tmp_path / "nowhere")
     assert all(f"({name})" in message for name in LAYOUTS)
-    refuses("has no known layout", detect_layout, tmp_path)
+    refuse("has no known layout", detect_layout, tmp_path)
     for name in ("data.json", "cases.csv"):
         (tmp_path / name).write_text("")
-    refuses("has files of the layouts published and csv", detect_layout, tmp_path)
+    refuse("has files of the layouts published and csv", detect_layout, tmp_path)
     for path in ("a\0b", "a" * 5000):
         with pytest.raises(BadInput):
             detect_layout(path)
@@ -47,10 +47,10 @@ def test_every_layout_is_read_the_same_way(tmp_path):
         collection = read_source(folder, require_images=False, single_label=False)
         assert (collection.layout, len(collection.cases)) == (folder.name, 1)
         assert read_source(folder, layout=folder.name, require_images=False, single_label=False) == collection
-        refuses(r"'(a|1|00000001_000)\.png'", read_source, folder, single_label=False)
+        refuse(r"'(a|1|00000001_000)\.png'", read_source, folder, single_label=False)
     for folder in (chestxray8, padchest_gr):
-        refuses("single_label", read_source, folder, require_images=False)
-        refuses(rf"step_names \['One'\] do not match the layout {folder.name}", read_source, folder, step_names=["One"])
+        refuse("single_label", read_source, folder, require_images=False)
+        refuse(rf"step_names \['One'\] do not match the layout {folder.name}", read_source, folder, step_names=["One"])
     assert read_source(chestxray8, require_images=False, labels_from="entries").cases[0].answers[-1] == 7
-    refuses(r"step_names.*'One'", read_source, table, step_names=["One"])
-    refuses("layout: 'other' is not one of auto, published, chestxray8", read_source, table, layout="other")
+    refuse(r"step_names.*'One'", read_source, table, step_names=["One"])
+    refuse("layout: 'other' is not one of auto, published, chestxray8", read_source, table, layout="other")

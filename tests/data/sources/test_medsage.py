@@ -4,7 +4,7 @@ import json
 
 import pytest
 from PIL import Image
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.data.sources.layouts import detect_vqa_layout, read_vqa_source
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
@@ -95,12 +95,12 @@ def test_bad_conversations_name_file_record_and_field(tmp_path, record, message)
     aside = []
     assert len(read(tmp_path, on_bad_record="skip", set_aside=aside)) == len(aside) == 1
     if len(json.dumps(record)) < 10_000:
-        refuses(rf"sft\.json, record 1, .*{message}", read, tmp_path)
+        refuse(rf"sft\.json, record 1, .*{message}", read, tmp_path)
 
 
 def test_without_image_files_the_size_is_required(tmp_path):
     write(tmp_path, conversation(PRINTED))
     (tmp_path / "x.png").unlink()
-    refuses("so --box-size is required", read, tmp_path, require_images=False)
+    refuse("so --box-size is required", read, tmp_path, require_images=False)
     (record,) = read(tmp_path, require_images=False, box_size=(1000, 1000))
     assert record.references[0].corners == (150, 830, 870, 965)

@@ -7,7 +7,7 @@ from answers import named
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.box import Box
 from stepcot_jax.chain import DEFAULT_CHAIN
@@ -86,7 +86,7 @@ def test_without_the_image_there_are_no_boxes_and_a_warning_says_so(tmp_path, ca
     collection = read_padchest_gr(tmp_path, require_images=False)
     assert [case.boxes for case in collection.cases] == [(), ()]
     assert "1 studies with boxes have no image file: their boxes are ignored" in caplog.text
-    refuses(r"no image 'image_1.png'.*`\$\[0\].ImageID`", read_padchest_gr, tmp_path)
+    refuse(r"no image 'image_1.png'.*`\$\[0\].ImageID`", read_padchest_gr, tmp_path)
 
 
 def test_answers_follow_from_the_labels(tmp_path):
@@ -167,11 +167,11 @@ def test_bad_studies(tmp_path, changes, message):
 
 
 def test_roots_and_master_tables_that_cannot_be_used(tmp_path):
-    refuses("has no grounded_reports", read_padchest_gr, tmp_path)
+    refuse("has no grounded_reports", read_padchest_gr, tmp_path)
     (tmp_path / "grounded_reports_20240819.json").write_text('[{"StudyID": "1", "ImageID"')
-    refuses("grounded_reports_20240819", read_padchest_gr, tmp_path)
+    refuse("grounded_reports_20240819", read_padchest_gr, tmp_path)
     (tmp_path / "grounded_reports_1.json").write_text("[]")
-    refuses(r"grounded_reports_1\.json, grounded_reports_20240819\.json", read_padchest_gr, tmp_path)
+    refuse(r"grounded_reports_1\.json, grounded_reports_20240819\.json", read_padchest_gr, tmp_path)
     first, other = ("1", "mass", "train", "P1", "F", "61"), ("1", "mass", "train", "P2", "F", "61")
     nobody = ("1", "mass", "train", "", "F", "61")
     bad = {
@@ -180,9 +180,9 @@ def test_roots_and_master_tables_that_cannot_be_used(tmp_path):
     }
     for rows, message in bad.items():
         write_table(tmp_path, *rows)
-        refuses(message, read_master_table, tmp_path / "master_table.csv")
+        refuse(message, read_master_table, tmp_path / "master_table.csv")
     (tmp_path / "master_table.csv").write_text("StudyID,Patient\n1,2\n")
-    refuses(r"columns \['StudyID', 'Patient'\] lack PatientID", read_master_table, tmp_path / "master_table.csv")
+    refuse(r"columns \['StudyID', 'Patient'\] lack PatientID", read_master_table, tmp_path / "master_table.csv")
 
 
 FRACTIONS = st.lists(st.floats(0, 1), min_size=2, max_size=2, unique=True).map(sorted)

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
@@ -53,7 +53,7 @@ def test_layouts_are_recognised_by_the_first_record(tmp_path):
         assert isinstance(read, Record)
         assert read.answer == "Yes"
     (tmp_path / "gemex/other.jsonl").write_text(json.dumps(MEDSAGE) + "\n")
-    refuses("has files of the layouts gemex and medsage; choose one", read_vqa_source, tmp_path / "gemex")
+    refuse("has files of the layouts gemex and medsage; choose one", read_vqa_source, tmp_path / "gemex")
     (read,) = read_vqa_source(tmp_path / "gemex", layout="gemex", box_size=(8, 8), require_images=False)
     assert read.id == "some.jsonl:1"
 
@@ -64,27 +64,27 @@ def test_a_file_whose_first_line_is_broken_is_read_or_named(tmp_path):
     (tmp_path / "b.jsonl").write_text("{broken\n" + good)
     (tmp_path / "settings.json").write_text('{\n"visual": 1\n}\n')
     options = {"box_size": (8, 8), "require_images": False}
-    refuses(r"b\.jsonl, line 1, ", lambda: list(read_vqa_source(tmp_path, **options)))
+    refuse(r"b\.jsonl, line 1, ", lambda: list(read_vqa_source(tmp_path, **options)))
     aside = []
     records = list(read_vqa_source(tmp_path, on_bad_record="skip", set_aside=aside, **options))
     assert [record.id for record in records] == ["a.jsonl:1", "b.jsonl:2"]
     assert [each.reason.partition(", ")[0] for each in aside] == ["b.jsonl"]
     (tmp_path / "b.jsonl").write_text("{broken\n")
-    refuses(r"b\.jsonl: no record is valid", lambda: list(read_vqa_source(tmp_path, on_bad_record="skip", **options)))
+    refuse(r"b\.jsonl: no record is valid", lambda: list(read_vqa_source(tmp_path, on_bad_record="skip", **options)))
     (tmp_path / "a.jsonl").unlink()
-    refuses(r"records \(records.jsonl\); gemex, medsage .*b\.jsonl: no record can be", detect_vqa_layout, tmp_path)
+    refuse(r"records \(records.jsonl\); gemex, medsage .*b\.jsonl: no record can be", detect_vqa_layout, tmp_path)
 
 
 def test_what_cannot_be_a_source(tmp_path, shared):
-    refuses("none: is not a folder or a file", read_vqa_source, tmp_path / "none")
-    refuses("has no known detection list", read_vqa_source, tmp_path)
+    refuse("none: is not a folder or a file", read_vqa_source, tmp_path / "none")
+    refuse("has no known detection list", read_vqa_source, tmp_path)
     with pytest.raises(BadInput, match="layout: 'coco' is not one of auto, records, gemex, medsage, chestxray8"):
         read_vqa_source(tmp_path, layout="coco")
     with pytest.raises(BadInput, match="layout chestxray8 states the size of its boxes"):
         read_vqa_source(shared / "data/nih_chestxray8", box_size=(9, 9))
-    refuses("has no files of layout medsage", read_vqa_source, tmp_path, layout="medsage")
+    refuse("has no files of layout medsage", read_vqa_source, tmp_path, layout="medsage")
     (tmp_path / "x.jsonl").write_text("junk\n")
-    refuses("has no known", read_vqa_source, tmp_path)
+    refuse("has no known", read_vqa_source, tmp_path)
 
 
 def run(*arguments):
@@ -96,7 +96,7 @@ def test_releases_need_no_images_where_none_are_copied(tmp_path):
     source.mkdir()
     (source / "closed.jsonl").write_text(json.dumps(GEMEX) + "\n")
     flags = (f"--source={source}", "--box-size", 8, 8)
-    refuses(r"a\.png", run, "vqa", out, *flags)
+    refuse(r"a\.png", run, "vqa", out, *flags)
     run("vqa", out, *flags, "--images=none")
     assert len(read_vqa_records(out).records) == 1
     with pytest.raises(BadInput, match="--with-normal has no effect on --source=FOLDER of layout gemex"):

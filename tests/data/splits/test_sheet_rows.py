@@ -6,7 +6,7 @@ import zipfile
 import numpy as np
 import openpyxl
 import pytest
-from refusals import refuses
+from refusals import refuse
 
 from benchmarks.hostile_tables import write_book
 from stepcot_jax.data.splits.sheet_rows import UNCOMPUTED, iterate_sheet
@@ -96,4 +96,4 @@ def test_cells_that_name_nothing_are_refused(tmp_path, cell, found):
     path = tmp_path / "a.xlsx"
     write_book(path)
     rewrite(path, sheet1=f"<worksheet><sheetData><row>{cell}</row></sheetData></worksheet>")
-    refuses(found, lambda: list(iterate_sheet(path)))
+    refuse(found, lambda: list(iterate_sheet(path)))

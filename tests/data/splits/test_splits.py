@@ -12,7 +12,7 @@ import openpyxl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import assert_says, refuses
+from refusals import assert_says, refuse
 
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.records.records import SetAside
@@ -117,7 +117,7 @@ def test_formulas_without_stored_values_are_refused_where_they_matter(tmp_path):
     write_tables(tmp_path, {**PATIENT_ROWS, "train": [["patient_id", "n"], ["0001", "=1+1"]]}, suffix="xlsx")
     assert read_splits(tmp_path, CASES) == EXPECTED
     write_tables(tmp_path, {"train": [["patient_id"], ["=1"], ["=1+1"]]}, suffix="xlsx")
-    refuses(r"train.xlsx: 2 cells have formulas without stored values; open and save it", read_splits, tmp_path, CASES)
+    refuse(r"train.xlsx: 2 cells have formulas without stored values; open and save it", read_splits, tmp_path, CASES)
 
 
 @pytest.mark.parametrize("names", [["train"], ["train", "test"], ["val", "test"]])
@@ -300,14 +300,14 @@ def test_refuses_a_group_that_the_smallest_split_cannot_hold():
     chain = [(number, number + 1) for number in range(20, 35)]
     make_splits(cases, seed=0, joined=chain[:-1])
     group = r"16 patients with 16 images of 100 to one group \(one is 'images/20.png'\)"
-    refuses(rf"{group}; the smallest split holds 15: a smaller radius", make_splits, cases, seed=0, joined=chain)
+    refuse(rf"{group}; the smallest split holds 15: a smaller radius", make_splits, cases, seed=0, joined=chain)
 
 
 @pytest.mark.parametrize(
     "fractions", [(0.7, 0.2, 0.2), (1.0, 0.0, 0.0), (1.2, -0.1, -0.1), (0.5, 0.5), (float("nan"),) * 3]
 )
 def test_refuses_fractions_that_are_none(fractions):
-    refuses(r"split fractions: .* three numbers above 0 with sum 1", make_splits, CASES, seed=0, fractions=fractions)
+    refuse(r"split fractions: .* three numbers above 0 with sum 1", make_splits, CASES, seed=0, fractions=fractions)
 
 
 def test_a_manifest_names_images_and_accepts_its_own_data_in_the_same_splits(tmp_path):
@@ -329,7 +329,7 @@ def test_a_manifest_names_images_and_accepts_its_own_data_in_the_same_splits(tmp
 
 
 def manifest_refusal(path, splits=EXPECTED, cases=CASES):
-    message = refuses("", check_manifest, path, splits, cases)
+    message = refuse("", check_manifest, path, splits, cases)
     assert_says(message, str(path))
     return message
 

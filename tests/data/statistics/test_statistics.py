@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.patches import PathPatch, Rectangle, Wedge
 from matplotlib.text import Text
 from PIL import Image
-from refusals import refuses
+from refusals import refuse
 
 from stepcot_jax.chain import DEFAULT_CHAIN, DIAGNOSIS_OPTIONS, NOT_ANNOTATED, Chain, Step
 from stepcot_jax.data.phantom.answers import draw_answers
@@ -323,7 +323,7 @@ def test_the_command_writes_everything_twice_alike(tmp_path, capsys):
     flow = "".join(ElementTree.fromstring(one["answer_flow.svg"]).itertext())  # noqa: S314
     for word in ("cases", "Größe", "Пневмония", "Mass|<b>", "$x_1$"):
         assert word in flow
-    refuses("does not exist", main, ["stats", str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")])
+    refuse("does not exist", main, ["stats", str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
 
 

@@ -9,19 +9,12 @@ import numpy as np
 import pytest
 from oracles.quick_jit import quick_jit
 from policies.qwen.tiny_qwen import IMAGE, PREPROCESSING, VISION, cut_pictures, picture, tiny
+from refusals import refuse
 
 from stepcot_jax.box import qwen_size
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.models.qwen import VisionTower
-from stepcot_jax.policies.qwen_inputs import (
-    QwenPreprocessing,
-    QwenPrompt,
-    cut_image,
-    lay_out_prompts,
-    pack_images,
-    read_qwen_preprocessing,
-    rope_positions,
-)
+from stepcot_jax.policies import qwen_inputs as tested
 
 
 def test_padding_changes_nothing():
@@ -31,7 +24,7 @@ def test_padding_changes_nothing():
     cut = cut_pictures((12, 20), (4, 4), (36, 8))
 
     def encode(images, *, noise=0.0, **sizes):
-        packed, units = pack_images(images, config.vision, **sizes)
+        packed, units = tested.pack_images(images, config.vision, **sizes)
         filling = noise * np.random.default_rng(5).standard_normal(packed.patches.shape)
         patches = np.where(packed.is_real[..., None], packed.patches, filling).astype(np.float32)
         found = np.asarray(run(params["tower"], jax.tree.map(jnp.asarray, packed._replace(patches=patches))))
@@ -50,8 +43,8 @@ def test_padding_changes_nothing():
 
 def test_a_patch_sees_its_window_or_its_image():
     config, params = tiny()
-    cut = cut_image(picture(0, 16, 8), PREPROCESSING)
-    packed, (units,) = pack_images([cut], config.vision)
+    cut = tested.cut_image(picture(0, 16, 8), PREPROCESSING)
+    packed, (units,) = tested.pack_images([cut], config.vision)
     assert packed.is_real.all()
     for full, reaches in (((), False), ((1,), True)):
         tower = VisionTower(dataclasses.replace(config.vision, full_layers=full))
@@ -69,43 +62,40 @@ def test_a_patch_sees_its_window_or_its_image():
 
 def test_positions():
     tokens = [1, *[IMAGE] * 6, 2, 3, *[IMAGE] * 2, 4]
-    found, start = rope_positions(tokens, [(3, 2), (1, 2)], image_token=IMAGE)
+    found, start = tested.rope_positions(tokens, [(3, 2), (1, 2)], image_token=IMAGE)
     assert found.tolist() == [
         [0, 1, 1, 1, 1, 1, 1, 4, 5, 6, 6, 8],
         [0, 1, 1, 2, 2, 3, 3, 4, 5, 6, 6, 8],
         [0, 1, 2, 1, 2, 1, 2, 4, 5, 6, 7, 8],
     ]
     assert start == 9
-    assert rope_positions([5, 6], [], image_token=IMAGE)[0].tolist() == [[0, 1]] * 3
+    assert tested.rope_positions([5, 6], [], image_token=IMAGE)[0].tolist() == [[0, 1]] * 3
 
 
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        (QwenPrompt([]), "prompt 2: 0 tokens"),
-        (QwenPrompt([1, IMAGE]), "prompt 2: 2 tokens, 1 of them for images .*each of 0 images"),
-        (QwenPrompt([1], [cut_image(picture(0, 8, 8), PREPROCESSING)]), "1 tokens, 0 of them for images"),
+        (tested.QwenPrompt([]), "prompt 2: 0 tokens"),
+        (tested.QwenPrompt([1, IMAGE]), "prompt 2: 2 tokens, 1 of them for images .*each of 0 images"),
+        (tested.QwenPrompt([1], [tested.cut_image(picture(0, 8, 8), PREPROCESSING)]), "1 tokens, 0 of them for images"),
     ],
 )
 def test_prompts_that_do_not_fit_their_images(prompt, message):
     with pytest.raises(BadInput, match=message):
-        lay_out_prompts([QwenPrompt([1]), prompt], image_token=IMAGE, vision=tiny()[0].vision)
+        tested.lay_out_prompts([tested.QwenPrompt([1]), prompt], image_token=IMAGE, vision=tiny()[0].vision)
     with pytest.raises(BadInput, match=r"the model has no vision tower|prompt 2"):
-        lay_out_prompts([QwenPrompt([1]), prompt], image_token=IMAGE)
+        tested.lay_out_prompts([tested.QwenPrompt([1]), prompt], image_token=IMAGE)
 
 
 def test_sizes_of_images():
-    published = QwenPreprocessing()
+    published = tested.QwenPreprocessing()
     assert qwen_size((28, 28)) == (56, 56)
     assert qwen_size((1024, 1024)) == (1036, 1036)
     assert qwen_size((2500, 3000), limits=(56 * 56, 28 * 28 * 1280)) == (896, 1092)
     assert qwen_size((70, 42), limits=(784, 10**6)) == (56, 56)  # halves to even, as the processor
-    with pytest.raises(BadInput, match="more than 200 times"):
-        qwen_size((201, 1))
-    with pytest.raises(BadInput, match=r"x\.png: image of 201 x 1 px"):
-        cut_image(np.zeros((1, 201, 3), np.uint8), published, name="x.png")
-    with pytest.raises(BadInput, match=r"x\.png: float32 of shape"):
-        cut_image(np.zeros((5, 5, 3), np.float32), published, name="x.png")
+    refuse("more than 200 times", qwen_size, (201, 1))
+    refuse(r"x\.png: image of 201 x 1 px", tested.cut_image, np.zeros((1, 201, 3), np.uint8), published, name="x.png")
+    refuse(r"x\.png: float32 of shape", tested.cut_image, np.zeros((5, 5, 3), np.float32), published, name="x.png")
 
 
 @pytest.mark.parametrize(
@@ -123,12 +113,10 @@ def test_bad_preprocessing(tmp_path, change, message):
     given = {"patch_size": VISION["patch_size"], "merge_size": 2, "min_pixels": 100, "max_pixels": 1000}
     vision = tiny()[0].vision
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(given))
-    assert read_qwen_preprocessing(tmp_path, vision).max_pixels == 1000
+    assert tested.read_qwen_preprocessing(tmp_path, vision).max_pixels == 1000
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(given | change))
-    with pytest.raises(BadInput, match=message):
-        read_qwen_preprocessing(tmp_path, vision)
-    with pytest.raises(BadInput, match=r"no preprocessor_config\.json"):
-        read_qwen_preprocessing(tmp_path / "nowhere", vision)
+    refuse(message, tested.read_qwen_preprocessing, tmp_path, vision)
+    refuse(r"no preprocessor_config\.json", tested.read_qwen_preprocessing, tmp_path / "nowhere", vision)
 
 
 def test_preprocessing_inside_processor_config(tmp_path):
@@ -139,12 +127,12 @@ def test_preprocessing_inside_processor_config(tmp_path):
     own |= nulls  # as missing keys
     inside = {"processor_class": "Qwen2_5_VLProcessor", "image_processor": own | {"image_mean": [0.1, 0.2, 0.3]}}
     (tmp_path / "processor_config.json").write_text(json.dumps(inside))
-    found = read_qwen_preprocessing(tmp_path, vision)
+    found = tested.read_qwen_preprocessing(tmp_path, vision)
     assert (found.min_pixels, found.max_pixels, found.mean) == (64, 640, (0.1, 0.2, 0.3))
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(own | {"image_mean": [0.5, 0.5, 0.5]}))
-    assert read_qwen_preprocessing(tmp_path, vision) == found  # transformers reads this one too
+    assert tested.read_qwen_preprocessing(tmp_path, vision) == found  # transformers reads this one too
     (tmp_path / "processor_config.json").write_text(json.dumps({"processor_class": "Qwen2_5_VLProcessor"}))
-    assert read_qwen_preprocessing(tmp_path, vision).mean == (0.5, 0.5, 0.5)
+    assert tested.read_qwen_preprocessing(tmp_path, vision).mean == (0.5, 0.5, 0.5)
     (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": own | {"resample": 2}}))
     with pytest.raises(BadInput, match=r"processor_config\.json\.image_processor\.resample: 2 is not one of 3"):
-        read_qwen_preprocessing(tmp_path, vision)
+        tested.read_qwen_preprocessing(tmp_path, vision)

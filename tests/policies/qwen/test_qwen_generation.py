@@ -17,11 +17,7 @@ from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
 
 LONGEST = 6
 CUT = cut_pictures((12, 20), (36, 8), (8, 8))
-PROMPTS = [
-    QwenPrompt([3, IMAGE, 4, 5, 6, 7], CUT[:1]),
-    QwenPrompt([6]),
-    QwenPrompt([IMAGE, 8, IMAGE, 9], CUT[1:]),
-]
+PROMPTS = [QwenPrompt([3, IMAGE, 4, 5, 6, 7], CUT[:1]), QwenPrompt([6]), QwenPrompt([IMAGE, 8, IMAGE, 9], CUT[1:])]
 
 
 def lay_out(config, prompts):

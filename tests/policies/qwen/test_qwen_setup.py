@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from policies.qwen.test_qwen_loading import PUBLISHED
 from policies.qwen.tiny_qwen import IMAGES, write_config, write_qwen, write_reader
+from refusals import refuse
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.models.qwen import SquareQwen
@@ -35,7 +36,6 @@ def settings_of(weights, **changes):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A tiny checkpoint."""
     folder = tmp_path_factory.mktemp("checkpoint")
     write_reader(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(LIMITS))
@@ -68,8 +68,7 @@ def test_prompts_are_turns_of_the_published_template(folder, tmp_path):
     several = find_qwen(settings_of(tmp_path / "several")).read_tokenizer()
     assert (several.stop, several.more_stops) == (258, (256,))
     assert several.decode([*several.encode("a mass"), 256, 258, 65]) == "a mass"
-    with pytest.raises(BadInput, match=r"special token|control token"):
-        tokenizer.encode(f"x{IMAGE_TOKEN}")
+    refuse(r"special token|control token", tokenizer.encode, f"x{IMAGE_TOKEN}")
 
 
 def test_a_closed_vocabulary_takes_the_tokenizers_place():
@@ -146,8 +145,7 @@ def test_a_run_has_what_it_is_read_with(folder, tmp_path):
     source = find_qwen(gone, workdir=tmp_path)
     assert source.folder == tmp_path / FOLDER
     assert source.read_tokenizer().num_words == 262
-    with pytest.raises(BadInput, match=r"config.policy.weights: .*gone: no such folder"):
-        find_qwen(gone)
+    refuse(r"config.policy.weights: .*gone: no such folder", find_qwen, gone)
     # Of an earlier version, which let a setting without effect pass.
     earlier = settings_of(tmp_path / "gone", **{"policy.random": True, "policy.num_merges": 10})
     assert find_qwen(earlier, workdir=tmp_path).folder == tmp_path / FOLDER

@@ -33,7 +33,6 @@ def words(seed, number):
 
 
 def logits(model, prompts, **sizes):
-    """Scores of prompts, and their lengths."""
     config = model.config
     images, laid, ends = lay_out_prompts(prompts, image_token=config.image_token, vision=config.vision, **sizes)
     run = jax.jit(lambda params, *given: model.network.apply({"params": params}, *given, method="score_texts"))
@@ -54,7 +53,6 @@ def test_logits_of_text(tmp_path):
 
 @pytest.fixture(scope="module")
 def vl(tmp_path_factory):
-    """transformers' model, ours, and its preprocessing."""
     folder = tmp_path_factory.mktemp("vl")
     model = make_vl(folder)
     ours = load_qwen(str(folder), dtype=jnp.float32)

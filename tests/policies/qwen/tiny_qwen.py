@@ -55,7 +55,6 @@ def published(width, layers, heads, kv_heads, mlp, words, tied, *, images):
 
 
 def write_config(folder, config, **changes):
-    """config.json in a folder, which is made."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config | changes))
     return folder
@@ -63,7 +62,6 @@ def write_config(folder, config, **changes):
 
 @functools.cache
 def tiny():
-    """Config and random parameters of the model with images."""
     with tempfile.TemporaryDirectory() as folder:
         config = read_qwen_config(write_config(pathlib.Path(folder), IMAGES))
     return config, randomise(qwen_shapes(config.sizes, config.vision), seed=3)
@@ -78,14 +76,12 @@ def cut_pictures(*sizes):
 
 
 def draw_tensors(config, *, is_new=False, seed=0):
-    """Random tensors under the names of a checkpoint, and the parameters that they are."""
     params = randomise(qwen_shapes(config.sizes, config.vision), seed)
     network = QwenVl(config.sizes, config.vision)
     return name_tensors(params, network, prefix=NEW_TEXT if is_new else OLD_TEXT), params
 
 
 def write_qwen(folder, config, *, is_new=False, shards=1, bfloat16=False, **changes):
-    """A checkpoint in `folder`; returns its tensors and parameters."""
     write_config(folder, config, **changes)
     tensors, params = draw_tensors(read_qwen_config(folder), is_new=is_new)
     if bfloat16:

@@ -17,14 +17,12 @@ _NOT_TEXT = ("model_type", "rope_theta", "eos_token_id", "tie_word_embeddings")
 
 
 def make_text(folder, *, shards=None, **changes):
-    """A Qwen2.5 saved in `folder`."""
     sizes = {key: value for key, value in TEXT.items() if key not in _NOT_TEXT}
     config = transformers.Qwen2Config(**sizes | SPECIAL | {"rope_parameters": ROTARY} | changes)
     return _save(transformers.Qwen2ForCausalLM(config), folder, shards)
 
 
 def make_vl(folder, *, shards=None, vision=None, tied=False, **changes):
-    """A Qwen2.5-VL saved in `folder`, with a preprocessor_config.json."""
     sizes = {key: value for key, value in TEXT.items() if key not in _NOT_TEXT}
     rotary = ROTARY | {"mrope_section": [1, 2, 1]}
     config = transformers.Qwen2_5_VLConfig(
@@ -52,7 +50,6 @@ def _save(model, folder, shards):
 
 
 def torch_inputs(tokens, images=()):
-    """What the model takes for one prompt whose image tokens are already repeated."""
     tokens = torch.tensor([tokens])
     found = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
     if not images:
