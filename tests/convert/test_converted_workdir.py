@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from cloud.memory_store import new_address
-from convert import named_tensors
 from encoders.test_weights import write_clip
 from oracles.quick_jit import quick_jit
 from run.small_run import first_params, small_run
@@ -19,7 +18,7 @@ from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.contrib.cloud.stores import StoreFolder
 from stepcot_jax.data.images.preprocessing import normalise_grey
 from stepcot_jax.data.phantom.phantom import draw_case
-from stepcot_jax.export.authors import NETWORKS, from_torch_networks
+from stepcot_jax.export.authors import NETWORKS, entries, from_torch_networks
 from stepcot_jax.export.folder import export_model
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import name_command
@@ -36,15 +35,33 @@ SIZES = {"teacher_width": 6, "student_width": 5, "image_width": 12, "num_heads":
 SIZES |= {"projection_width": 4, **{f"answers_{n}": size for n, size in enumerate(DEFAULT_CHAIN.answers_per_step)}}
 CONFIG = """
 from configs import paper
+
+
 def get_config():
     config = paper.get_config()
-    config.prompts.encoder, config.prompts.width = "hashed", 6
+    config.prompts.encoder = "hashed"
+    config.prompts.width = 6
     return config
 """
 
 
+def length(axis):
+    if isinstance(axis, int):
+        return axis
+    factor, _, name = axis.rpartition("*")
+    return int(factor or 1) * SIZES[name]
+
+
 def random_tensors(networks):
-    return named_tensors.random_tensors(networks, SIZES, num_steps=DEFAULT_CHAIN.num_steps, num_layers=1)
+    """A random state dict of each network, in the authors' names and shapes."""
+    rng = np.random.default_rng(0)
+    return {
+        name: {
+            entry.torch_name: rng.standard_normal([length(axis) for axis in entry.axes], np.float32)
+            for entry in entries(name, num_steps=DEFAULT_CHAIN.num_steps, num_layers=1)
+        }
+        for name in networks
+    }
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +69,11 @@ def sources(tmp_path_factory):
     """A folder with the authors' checkpoint, an image encoder, the chain and a config."""
     folder = tmp_path_factory.mktemp("authors")
     write_clip(folder / "clip")
-    for name, networks in (("theirs", NETWORKS), ("teacher", ["teacher"]), ("student", ["student"])):
-        safetensors.numpy.save_file(flatten(random_tensors(networks)), folder / f"{name}.safetensors")
+    safetensors.numpy.save_file(flatten(random_tensors(NETWORKS)), folder / "theirs.safetensors")
+    alone = flatten(random_tensors(["teacher"]))
+    safetensors.numpy.save_file(alone, folder / "teacher.safetensors")
+    student = flatten(random_tensors(["student"]))
+    safetensors.numpy.save_file(student, folder / "student.safetensors")
     (folder / "chain.json").write_text(json.dumps([dataclasses.asdict(step) for step in DEFAULT_CHAIN.steps]))
     (folder / "hashed.py").write_text(CONFIG)
     return folder
@@ -105,10 +125,10 @@ def test_export_names_where_the_weights_come_from(workdir, tmp_path):
 
 def test_a_run_starts_from_it(workdir, sources, params, tmp_path, monkeypatch, capsys):
     changes = {"image_encoder__name": "pretrained", "image_encoder__weights": str(sources / "clip")}
-    changes |= {"teacher__width": 6, "student__width": 5, "prompts__width": 6, "training__joint_epochs": 0}
-    changes |= {"start__checkpoint": str(workdir), "training__given_answers": "none"}
+    sizes = {"teacher__width": 6, "student__width": 5, "prompts__width": 6, "training__joint_epochs": 0}
+    start = {"start__checkpoint": str(workdir), "training__given_answers": "none"}
     with jax.numpy_dtype_promotion("standard"):  # optax adds integers to floats
-        found = first_params(small_run(tmp_path, monkeypatch, **changes), monkeypatch)
+        found = first_params(small_run(tmp_path, monkeypatch, **changes, **sizes, **start), monkeypatch)
     for path, array in flatten(params).items():
         np.testing.assert_array_equal(found[path], array)
     assert f"from update 0 of {workdir}" in capsys.readouterr().err
