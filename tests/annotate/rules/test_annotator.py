@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 from annotate.rules.tables import read_table
-from answers import named
+from answers import name_answers
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refuse
@@ -22,7 +22,7 @@ def report(text):
 
 
 def answers(text):
-    return named(annotate_report(report(text)).labels)
+    return name_answers(annotate_report(report(text)).labels)
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,14 @@
 import pytest
 from annotate.rules.tables import read_table
 from annotate.rules.test_annotator import report
-from answers import named
+from answers import name_answers
 
 from stepcot_jax.annotate.annotation import CannotAnnotate
 from stepcot_jax.annotate.rules.annotator import annotate_report, describe_report
 
 
 def described(text, describe=describe_report):
-    return named(describe(report(text)).labels)
+    return name_answers(describe(report(text)).labels)
 
 
 def test_a_lesion_outside_the_taxonomy_can_be_described_and_nothing_else_changes():

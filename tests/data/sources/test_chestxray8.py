@@ -5,7 +5,7 @@ import csv
 import shutil
 
 import pytest
-from answers import named
+from answers import name_answers
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -48,7 +48,7 @@ def test_single_label_rule_on_the_released_box_list(shared):
         labels[row[0]].add(row[1].replace("Infiltrate", "Infiltration"))
     collection = read_chestxray8(root, require_images=False)
     assert collection.layout == "chestxray8"
-    assert {case.image: named(case.answers)[-1] for case in collection.cases} == {
+    assert {case.image: name_answers(case.answers)[-1] for case in collection.cases} == {
         f"images/{image}": next(iter(found)) for image, found in labels.items() if len(found) == 1
     }
     assert (len(collection.cases), len(collection.set_aside)) == (787, 93)
@@ -115,11 +115,11 @@ def test_answers_follow_from_the_labels(tmp_path):
     labels += ["Hernia|Edema", "Hernia|Cardiomegaly"]
     write_entries(tmp_path, *(f"{k:08d}_000.png,{label},0,{k},50,F,AP,{ENTRY_REST}" for k, label in enumerate(labels)))
     collection = read_chestxray8(tmp_path, single_label=False, require_images=False)
-    assert [(found := named(case.answers))[:1] + found[-1:] for case in collection.cases] == [
+    assert [(found := name_answers(case.answers))[:1] + found[-1:] for case in collection.cases] == [
         *(["No abnormality", "Normal"], ["Decreased opacity", "Pneumothorax"], [None, "Cardiomegaly"]),
         *(["Mixed", None], ["Increased opacity", None], [None, None]),
     ]
-    assert [set(named(case.answers)[1:6]) for case in collection.cases] == [{"N/A"}, *[{None}] * 5]
+    assert [set(name_answers(case.answers)[1:6]) for case in collection.cases] == [{"N/A"}, *[{None}] * 5]
     assert [aside.record for aside in collection.set_aside] == [5, 6]
     assert collection.cases[3].reasoning == ("NIH label: Emphysema, Nodule.", *[""] * 6)
     single = read_chestxray8(tmp_path, require_images=False)

@@ -6,7 +6,7 @@ import json
 import os
 
 import pytest
-from answers import named
+from answers import name_answers
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refuse
@@ -47,7 +47,7 @@ def test_all_columns_in_any_spelling(tmp_path):
     collection = read(tmp_path)
     first, second = collection.cases
     assert (collection.layout, collection.file, collection.chain) == ("csv", "cases.csv", DEFAULT_CHAIN)
-    assert named(first.answers) == ["Increased opacity", "Focal", "Nodular", "Upper lung zone", None, "N/A", "Nodule"]
+    assert name_answers(first.answers) == ["Increased opacity", "Focal", "Nodular", "Upper lung zone", None, "N/A", "Nodule"]
     assert first.report == 'A nodule, 8 mm.\nNo "effusion".'
     assert (first.patient, first.origin, first.sex, first.age, first.view) == ("007", "Ward 3", "F", 61.0, "PA")
     assert (second.image, second.sex, second.age, set(second.answers)) == ("images/b.png", "M", 45.0, {NOT_ANNOTATED})
@@ -57,7 +57,7 @@ def test_all_columns_in_any_spelling(tmp_path):
 @pytest.mark.parametrize("column", ["diagnosis", "Label"])
 def test_a_lone_diagnosis_answers_what_follows_from_it(tmp_path, column):
     write(tmp_path, f"image,{column}\na.png,Normal\nb.png,Pneumothorax\nc.png,G\nd.png,\n")
-    assert [named(case.answers) for case in read(tmp_path).cases] == [
+    assert [name_answers(case.answers) for case in read(tmp_path).cases] == [
         *(["No abnormality", *["N/A"] * 5, "Normal"], ["Decreased opacity", *[None] * 5, "Pneumothorax"]),
         *([None] * 6 + ["Cardiomegaly"], [None] * 7),
     ]
@@ -153,11 +153,11 @@ def test_a_chain_of_ones_own(tmp_path):
     collection = read(tmp_path)
     assert [step.name for step in collection.chain.steps] == ["Anything", "Side"]
     assert collection.chain.steps[1].options == ("Left", "Right", "N/A")
-    assert [named(case.answers, collection.chain) for case in collection.cases] == [["Yes", "Left"], ["No", "N/A"]]
+    assert [name_answers(case.answers, collection.chain) for case in collection.cases] == [["Yes", "Left"], ["No", "N/A"]]
     write(tmp_path, "image,side\na.png,Up\n")
     assert "chain.json" not in refuse("'Up' is not one of", read, tmp_path)
     write(tmp_path, "image,label\na.png,Left\n")
-    assert [named(case.answers, collection.chain) for case in read(tmp_path).cases] == [[None, "Left"]]
+    assert [name_answers(case.answers, collection.chain) for case in read(tmp_path).cases] == [[None, "Left"]]
     assert read(tmp_path, step_names=["Anything", "Side"]).chain == collection.chain
     with pytest.raises(
         BadInput, match=r"chain\.json: step_names \['Other'\] do not match the chain's \['Anything', 'Side'\]"
@@ -202,7 +202,7 @@ def test_any_text_survives_the_way_through_a_table(tmp_path_factory, cells, deli
     writer.writerow(["report", "image", "origin", "detection", "diagnosis"])
     writer.writerows([a, f"{k}.png", b, "", answer] for k, (a, b, answer) in enumerate(cells))
     write(root, text.getvalue())
-    found = [(case.report, case.origin, named(case.answers)[-1] or "") for case in read(root).cases]
+    found = [(case.report, case.origin, name_answers(case.answers)[-1] or "") for case in read(root).cases]
     assert found == [(a.strip(), b.strip(), answer) for a, b, answer in cells]
 
 

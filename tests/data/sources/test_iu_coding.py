@@ -2,13 +2,13 @@
 
 import pytest
 from annotate.rules.tables import read_table
-from answers import named
+from answers import name_answers
 
 from stepcot_jax.data.sources.iu_xray import read_coding
 
 
 def answers(*mesh):
-    return named(read_coding(mesh))
+    return name_answers(read_coding(mesh))
 
 
 DIAGNOSES = {

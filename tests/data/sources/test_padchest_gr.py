@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from answers import named
+from answers import name_answers
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -68,7 +68,7 @@ def test_boxes_sentences_and_labels_of_a_study(tmp_path):
     assert case.image == "Padchest_GR_files/PadChest_GR/image_1.png"
     assert (case.patient, case.origin) == ("251488034551", "PadChest-GR")
     assert case.report == "There is nodule. Hay  Calcified  granuloma . No pleural effusion."
-    assert named(case.answers) == ["Increased opacity", *[None] * 5, "Nodule"]
+    assert name_answers(case.answers) == ["Increased opacity", *[None] * 5, "Nodule"]
     assert case.reasoning[-1] == "PadChest-GR labels: Calcified granuloma, nodule."
     assert case.boxes == (
         Box.of_size("nodule", 50, 50, 50, 25, "There is nodule."),
@@ -103,18 +103,18 @@ def test_answers_follow_from_the_labels(tmp_path):
         study(9, finding("pneumonia", "infiltrates", abnormal=False), finding("consolidation")),
     )
     single = read_padchest_gr(tmp_path)
-    assert [(case.patient[-1], named(case.answers)[0], named(case.answers)[-1]) for case in single.cases] == [
+    assert [(case.patient[-1], name_answers(case.answers)[0], name_answers(case.answers)[-1]) for case in single.cases] == [
         *(("1", "No abnormality", "Normal"), ("2", "Increased opacity", "Atelectasis"), ("3", None, "Cardiomegaly")),
         *(("4", "Mixed", "Pneumothorax"), ("9", "Increased opacity", "Infiltration")),
     ]
-    assert (named(single.cases[0].answers)[1:6], [aside.record for aside in single.set_aside]) == (
+    assert (name_answers(single.cases[0].answers)[1:6], [aside.record for aside in single.set_aside]) == (
         ["N/A"] * 5,
         [4, 5, 6, 7],
     )
     assert "2 diagnoses (Effusion, Mass) instead of one (single_label)" in single.set_aside[0].reason
     assert "the abnormal labels have none of Normal" in single.set_aside[2].reason
     several = read_padchest_gr(tmp_path, single_label=False)
-    assert [(named(case.answers)[0], named(case.answers)[-1]) for case in several.cases[4:6]] == [
+    assert [(name_answers(case.answers)[0], name_answers(case.answers)[-1]) for case in several.cases[4:6]] == [
         ("Increased opacity", None),
         ("Mixed", None),
     ]
