@@ -10,7 +10,7 @@ from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import Record
 
 WIDTH, HEIGHT = 640, 480
-SPACES = ("", "pixels", "unit", "1000", "qwen", "320x240")
+SPACES = ("", "pixels", "unit", "1000", "qwen", "320x240", "896x896")
 FORMS = [BoxForm(space, order) for space in SPACES for order in ("", "xywh", "yxyx")]
 
 
@@ -41,7 +41,7 @@ def test_a_stated_form_places_the_box_and_one_that_is_not_stated_is_named(form):
     np.testing.assert_allclose(placed.boxes(records[0].image_size)[0], records[0].references[0].corners, rtol=1e-12)
     assert turned == 0
     assert find_better_form(replies, records, form) == ""
-    if form.space == "320x240":  # of sizes none but the named spaces are tried
+    if form.space == "320x240":  # of sizes only the usual ones are tried
         return
     note = find_better_form(replies, records, BoxForm())
     # 644 x 476 pixels are 640 x 480 within 1 %.
