@@ -26,7 +26,7 @@ def make_record(number=0):
 def write(record, form):
     """Write the true box in a form, by hand."""
     x1, y1, x2, y2 = record.references[0].corners
-    sizes = {"unit": (1, 1), "1000": (1000, 1000), "qwen": (644, 476), "320x240": (320, 240)}
+    sizes = {"unit": (1, 1), "1000": (1000, 1000), "qwen": (644, 476), "320x240": (320, 240), "896x896": (896, 896)}
     across, down = sizes.get(form.space, (WIDTH, HEIGHT))
     x1, x2, y1, y2 = x1 / WIDTH * across, x2 / WIDTH * across, y1 / HEIGHT * down, y2 / HEIGHT * down
     written = {"xywh": (x1, y1, x2 - x1, y2 - y1), "yxyx": (y1, x1, y2, x2)}.get(form.order, (x1, y1, x2, y2))
