@@ -16,6 +16,8 @@ from stepcot_jax.record import Record
 Order = Literal["", "xyxy", "xywh", "yxyx"]
 SPACES = ("pixels", "unit", "1000", "qwen")
 """Named spaces: pixels of the record's picture, shares of its sides, 0 to 1000, pixels of Qwen's resized picture."""
+_USUAL = ("100x100", *(f"{side}x{side}" for side in (224, 336, 448, 512, 896, 1024)))
+"""Percent, and the sizes to which models stretch pictures: `find_better_form` tries them, too."""
 
 _SIZE = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,5})")
 _NUM_TESTED = 300
@@ -99,7 +101,7 @@ def find_better_form(replies: Sequence[Reply], records: Sequence[Record], form: 
         return float(np.mean(overlaps))
 
     stated = score(form)
-    others = [BoxForm(space, order) for space, order in itertools.product(("", *SPACES), get_args(Order))]
+    others = [BoxForm(space, order) for space, order in itertools.product(("", *SPACES, *_USUAL), get_args(Order))]
     best = max(others, key=score)
     if score(best) < stated + _MARGIN:
         return ""

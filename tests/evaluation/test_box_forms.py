@@ -10,7 +10,7 @@ from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import Record
 
 WIDTH, HEIGHT = 640, 480
-SPACES = ("", "pixels", "unit", "1000", "qwen", "320x240")
+SPACES = ("", "pixels", "unit", "1000", "qwen", "320x240", "896x896")
 FORMS = [BoxForm(space, order) for space in SPACES for order in ("", "xywh", "yxyx")]
 
 
@@ -25,7 +25,7 @@ def make_record(number=0):
 
 def write(record, form):
     x1, y1, x2, y2 = record.references[0].corners
-    sizes = {"unit": (1, 1), "1000": (1000, 1000), "qwen": (644, 476), "320x240": (320, 240)}
+    sizes = {"unit": (1, 1), "1000": (1000, 1000), "qwen": (644, 476), "320x240": (320, 240), "896x896": (896, 896)}
     across, down = sizes.get(form.space, (WIDTH, HEIGHT))
     x1, x2, y1, y2 = x1 / WIDTH * across, x2 / WIDTH * across, y1 / HEIGHT * down, y2 / HEIGHT * down
     written = {"xywh": (x1, y1, x2 - x1, y2 - y1), "yxyx": (y1, x1, y2, x2)}.get(form.order, (x1, y1, x2, y2))
@@ -40,7 +40,7 @@ def test_a_stated_form_places_the_box_and_one_that_is_not_stated_is_named(form):
     np.testing.assert_allclose(placed.boxes(records[0].image_size)[0], records[0].references[0].corners, rtol=1e-12)
     assert turned == 0
     assert find_better_form(replies, records, form) == ""
-    if form.space == "320x240":  # of sizes none but the named spaces are tried
+    if form.space == "320x240":  # of sizes only the usual ones are tried
         return
     note = find_better_form(replies, records, BoxForm())
     # 644 x 476 pixels are 640 x 480 within 1 %.

