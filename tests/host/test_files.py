@@ -1,6 +1,7 @@
 """Files: reading checks type and size; writing is atomic."""
 
 import os
+import shutil
 
 import msgspec
 import pytest
@@ -100,8 +101,16 @@ def _fill(folder, link_to):
 
 def test_a_new_folder_is_written_whole_or_not_at_all(tmp_path):
     out = tmp_path / "deep" / "out"
+    killed, other = (out.with_name(f".{out.name}{name}") for name in (".0123abcd.partial", ".x.0123abcd.partial"))
+    killed.mkdir(parents=True)
+    other.mkdir()
     with writing_folder(out) as partial:
         (partial / "a").write_text("x")
+        assert (killed.exists(), other.exists()) == (False, True)
+        with writing_folder(out):  # of another process: what is locked stays
+            assert partial.exists()
+        shutil.rmtree(out)
+        other.rmdir()
         assert not out.exists()
     assert ([path.name for path in out.iterdir()], out.stat().st_mode & 0o777) == (["a"], 0o755)
     (tmp_path / "file").touch()

@@ -88,7 +88,7 @@ def open_text(path: Path, *, errors: str = "strict") -> TextIO:
 
 
 _CONTENTS = {
-    b"PK\x03\x04": "a zip archive, as an .xlsx or .ods is",
+    b"PK\x03\x04": "a zip archive, as an .xlsx is",
     b"\xd0\xcf\x11\xe0": "an .xls of before 2007, another old Office file, or an .xlsx with a password",
     b"version https://git-lfs": "a Git LFS pointer: fetch the file itself with `git lfs pull`",
     b"PAR1": "a Parquet file",
