@@ -17,6 +17,7 @@ from stepcot_jax.run.settings import load_settings
 from stepcot_jax.run.training_run import Run
 from stepcot_jax.systems.grpo import REFERENCE, GrpoUpdate, Rollouts
 from stepcot_jax.systems.sft import POLICY
+from stepcot_jax.training.state import TrainState
 from stepcot_jax.training.system import COLLECTED_NUMBERS
 
 PUBLISHED = "Qwen/Qwen2.5-VL-7B-Instruct"
@@ -48,9 +49,9 @@ def settings_of(job, weights, **changes):
 
 
 @contextlib.contextmanager
-def tiny_published(folder):
-    """Within this context every published id has the sizes of `tiny_qwen.IMAGES`."""
-    (folder / "config.json").write_text(json.dumps(IMAGES | {"vision_config": VISION}))
+def tiny_published(folder, **sizes):
+    """Within this context every published id has the sizes of `tiny_qwen.IMAGES`, but for those that are given."""
+    (folder / "config.json").write_text(json.dumps(IMAGES | {"vision_config": VISION} | sizes))
     config = read_qwen_config(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(qwen_setup, "published_config", lambda name: config)
@@ -62,7 +63,7 @@ def make_run(workdir, **changes):
     return Run(settings_of("grpo", PUBLISHED, **DRY, **{"grpo.batch_size": 8, **changes}), workdir)
 
 
-def start(run, *, likely=()):
+def start(run, *, likely=(), seed=0):
     """A state with random values everywhere, biases too, and a reference that is near the policy but another.
 
     Scores of the tokens in `likely` are eight times as large, so that some are sampled in most replies.
@@ -76,7 +77,8 @@ def start(run, *, likely=()):
         head["kernel"] = head["kernel"].at[:, list(likely)].multiply(8.0)
     near = jax.tree.map(lambda one, two: 0.9 * one + 0.1 * two, policy, other)
     params = {POLICY: policy, "frozen": frozen, REFERENCE: near}
-    state = jax.jit(run._init)().replace(params=params)
+    optimizers = {name: run.system.optimizers[name].init({POLICY: policy}) for name in shapes.optimizers}
+    state = TrainState(np.int32(0), params, optimizers, jax.random.key_data(jax.random.key(seed)))
 
     def place(leaf, to):
         return jax.device_put(np.asarray(leaf).astype(to.dtype), to.sharding)
@@ -114,14 +116,9 @@ def differentiate(run, name, state, batch):
         batch = update.freeze(state.params, batch, whole) if isinstance(update, GrpoUpdate) else batch
         return state, update.gradients(state.params, batch, whole)
 
-    numbers, gradients = run_update(run, name, compute, state, batch)
-    return gradients[POLICY], {name: float(number) for name, number in numbers.items()}
-
-
-def run_update(run, name, compute, state, batch):
-    """What `compute` returns beside the state, of the update of a phase, on the host; the state is used up."""
     with run.task.stream():
         (update,) = (phase.update for phase in run.system.phases() if phase.name == name)
     placed = run.task.prepare(batch)
     compiled = run.devices.compile_update(functools.partial(compute, update), state=run.state_shapes, batch=placed)
-    return jax.device_get(compiled(state, placed)[1])
+    numbers, gradients = jax.device_get(compiled(state, placed)[1])
+    return gradients[POLICY], {name: float(number) for name, number in numbers.items()}

@@ -1,16 +1,12 @@
 """Updates of a run on a mesh and in several passes: the rollouts and raw gradients of one device in one pass."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from run.small_qwen_run import differentiate, draw_rows, make_run, roll, run_update, start, tiny_published
+from policies.qwen.tiny_qwen import VISION
+from run.small_qwen_run import differentiate, draw_rows, make_run, roll, start, tiny_published
 
-from stepcot_jax.policies.policy import policy_params
 from stepcot_jax.policies.records import CheckMarks
-from stepcot_jax.systems.grpo import NAME
-from stepcot_jax.systems.sft import POLICY
-from stepcot_jax.training.state import apply_gradients
 
 pytestmark = pytest.mark.slow
 
@@ -19,12 +15,12 @@ EIGHT = {"parallel.transform": "mesh", "parallel.num_devices": 8, "parallel.mode
 PASSES = {"parallel.num_passes": 2, "parallel.remat": True}
 CHECKED = {"self_check.enabled": True, "self_check.context": "first"}
 LOW_RANK = {"policy.low_rank": 4, "policy.low_rank_alpha": 1.0}
-HALF = {"training.compute_dtype": "bfloat16"}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def tiny_config(tmp_path_factory):
-    with tiny_published(tmp_path_factory.mktemp("config")):
+    towers = VISION | {"depth": 2}  # a layer with windows, and one without
+    with tiny_published(tmp_path_factory.mktemp("config"), num_hidden_layers=1, vision_config=towers):
         yield
 
 
@@ -62,8 +58,8 @@ def test_fine_tuning_on_a_mesh_in_passes(runs, changes):
 
 def test_rollouts_and_optimisation_with_self_checks_on_a_mesh_in_passes(runs):
     def start_checking(run):
-        """A state that closes most of its checks, and so tries again."""
-        return start(run, likely=CheckMarks.of(run.task.tokenizer).closes)
+        """A state that closes most of its checks, and so tries again, sometimes with success."""
+        return start(run, likely=CheckMarks.of(run.task.tokenizer).closes, seed=6)
 
     run = runs(**CHECKED)
     batch = roll(run, start_checking(run))
@@ -81,43 +77,3 @@ def test_rollouts_and_optimisation_with_self_checks_on_a_mesh_in_passes(runs):
     assert numbers == pytest.approx(wanted, rel=1e-5, abs=1e-6)
     assert min(numbers["self_check_loss"], numbers["kl"]) > 1e-3
     assert min(np.abs(leaf).max() for leaf in jax.tree.leaves(expected)) > 1e-4
-
-
-def test_passes_in_bfloat16(runs):
-    """Within 0.05 of each gradient's norm: bfloat16 has 8 bits, and each pass rounds its own sums."""
-    whole, parts = runs(**EIGHT, **HALF), runs(**EIGHT, **HALF, **PASSES)
-    batch = draw_rows(whole)
-    expected, wanted = differentiate(whole, "sft", start(whole), batch)
-    found, numbers = differentiate(parts, "sft", start(parts), batch)
-    assert max(jax.tree.leaves(errors(found, expected))) <= 0.05
-    assert numbers == pytest.approx(wanted, rel=1e-3)
-
-
-TWICE = HALF | {"grpo.num_updates": 2, "grpo.learning_rate": 3e-3, "grpo.clip_low": 0.0, "grpo.clip_high": 0.0}
-"""Two passes over the rollouts; any ratio but 1 is clipped, if the advantage has the sign of its logarithm."""
-
-
-def pass_twice(update, state, batch, whole):
-    """Of each of two passes, as `GrpoUpdate` makes them: log-ratios of all tokens, and the numbers."""
-    batch = update.freeze(state.params, batch, whole)
-
-    def one_pass(state, place):
-        log_probs = update.log_probs(policy_params(state.params, POLICY), batch)
-        numbers, gradients = update.gradients(state.params, batch, whole, is_first=place == 0)
-        log_ratios = log_probs.reshape(batch["counted"].shape) - batch["old_log_probs"]
-        return apply_gradients(state, NAME, update.optimizer, gradients), (log_ratios, numbers)
-
-    return jax.lax.scan(one_pass, state, jnp.arange(2, dtype=jnp.int32))
-
-
-def test_two_passes_over_the_rollouts_in_bfloat16(runs):
-    """On a mesh in passes; the first has ratios of one, for any other would be clipped."""
-    run = runs(**MESH, **PASSES, **TWICE)
-    batch = roll(run, start(run))
-    log_ratios, numbers = run_update(run, "grpo", pass_twice, start(run), batch)
-    first, second = log_ratios[:, batch["counted"]]
-    assert numbers["clipped"][0] == 0
-    assert 0.3 < numbers["clipped"][1] < 1
-    assert np.abs(first).max() < 0.05  # rounding between two programs
-    assert np.abs(second).mean() > 0.1
-    assert numbers["kl"][0] > 1e-3
