@@ -47,7 +47,15 @@ def test_all_columns_in_any_spelling(tmp_path):
     collection = read(tmp_path)
     first, second = collection.cases
     assert (collection.layout, collection.file, collection.chain) == ("csv", "cases.csv", DEFAULT_CHAIN)
-    assert name_answers(first.answers) == ["Increased opacity", "Focal", "Nodular", "Upper lung zone", None, "N/A", "Nodule"]
+    assert name_answers(first.answers) == [
+        "Increased opacity",
+        "Focal",
+        "Nodular",
+        "Upper lung zone",
+        None,
+        "N/A",
+        "Nodule",
+    ]
     assert first.report == 'A nodule, 8 mm.\nNo "effusion".'
     assert (first.patient, first.origin, first.sex, first.age, first.view) == ("007", "Ward 3", "F", 61.0, "PA")
     assert (second.image, second.sex, second.age, set(second.answers)) == ("images/b.png", "M", 45.0, {NOT_ANNOTATED})
@@ -153,7 +161,10 @@ def test_a_chain_of_ones_own(tmp_path):
     collection = read(tmp_path)
     assert [step.name for step in collection.chain.steps] == ["Anything", "Side"]
     assert collection.chain.steps[1].options == ("Left", "Right", "N/A")
-    assert [name_answers(case.answers, collection.chain) for case in collection.cases] == [["Yes", "Left"], ["No", "N/A"]]
+    assert [name_answers(case.answers, collection.chain) for case in collection.cases] == [
+        ["Yes", "Left"],
+        ["No", "N/A"],
+    ]
     write(tmp_path, "image,side\na.png,Up\n")
     assert "chain.json" not in refuse("'Up' is not one of", read, tmp_path)
     write(tmp_path, "image,label\na.png,Left\n")

@@ -103,7 +103,9 @@ def test_answers_follow_from_the_labels(tmp_path):
         study(9, finding("pneumonia", "infiltrates", abnormal=False), finding("consolidation")),
     )
     single = read_padchest_gr(tmp_path)
-    assert [(case.patient[-1], name_answers(case.answers)[0], name_answers(case.answers)[-1]) for case in single.cases] == [
+    assert [
+        (case.patient[-1], name_answers(case.answers)[0], name_answers(case.answers)[-1]) for case in single.cases
+    ] == [
         *(("1", "No abnormality", "Normal"), ("2", "Increased opacity", "Atelectasis"), ("3", None, "Cardiomegaly")),
         *(("4", "Mixed", "Pneumothorax"), ("9", "Increased opacity", "Infiltration")),
     ]
