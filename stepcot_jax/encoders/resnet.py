@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 _SMALL_SIDE = 8
-"""Maps of at most this many pixels a side are convolved on a CPU as one matrix product (benchmarks/convolution.py)."""
+"""Maps of at most this many pixels a side are convolved on a CPU as one matrix product."""
 
 
 class Convolution(nn.Module):

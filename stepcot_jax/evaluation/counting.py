@@ -100,7 +100,8 @@ def choose_counting(
     """Return the better baseline: mean accuracy of the last step after one to all answers that it asks for."""
     chosen = validation[np.unique(np.linspace(0, len(validation) - 1, _MOST_COMPARED).round().astype(int))]
     baselines = [Counting("naive Bayes", NaiveBayes(training, chain)), Counting("joint model", PriorReader(tree))]
-    return max(baselines, key=lambda baseline: np.nanmean(correction_curve(baseline.read, chosen, chain)[1:]))
+    means = [correction_curve(baseline.read, chosen, chain)[1:].mean() for baseline in baselines if chain.num_steps > 1]
+    return baselines[int(np.nanargmax(means))] if np.isfinite(means).any() else baselines[0]
 
 
 def correction_curve(

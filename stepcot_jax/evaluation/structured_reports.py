@@ -91,7 +91,10 @@ def answer_no(chain: Chain, num_cases: int) -> Int[np.ndarray, "case step"]:
     >>> answer_no(tree, 1).tolist()
     [[1, -100]]
     """
-    labels = [NO if is_whole_yes_or_no(step) else YES for step in chain.steps]
+    says_no = [
+        is_whole_yes_or_no(step) or (step.choice and fold(step.choice) not in NOTHING_CHOSEN) for step in chain.steps
+    ]
+    labels = [NO if no else YES for no in says_no]
     return chain.close(np.tile(labels, (num_cases, 1)))
 
 
@@ -115,7 +118,7 @@ class Form:
         steps, labels, says_no, parts = map(np.array, zip(*cells, strict=True))
         names = [name for name in dict.fromkeys(step.part for step in chain.steps) if name]
         wider = dict.fromkeys(prefix for name in sorted(names) for prefix in (name.partition("/")[0], name))
-        of_part = {name: np.char.startswith(parts, name) for name in wider}
+        of_part = {name: (parts == name) | np.char.startswith(parts, f"{name}/") for name in wider}
         return Form(steps, labels, says_no, {ALL: np.ones(len(cells), bool), **of_part})
 
     def fill(self, answers: Int[np.ndarray, "case step"]) -> Bool[np.ndarray, "case cell"]:

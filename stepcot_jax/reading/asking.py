@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcot_jax.chain import Chain, Step
-from stepcot_jax.evaluation.interventions import ReadGiven, expected_gains, look_ahead
+from stepcot_jax.evaluation.interventions import Gains, ReadGiven, expected_gains, look_ahead
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.readings import percent
 
@@ -59,7 +59,7 @@ def find_next_steps(
 ) -> list[NextStep | None]:
     """Return the step worth checking in each case, by expected accuracy per cost.
 
-    None where all steps are given, or where the gain of each is less than `least_gain`.
+    None where all steps are given, or where the gain of each is less than `least_gain`, whatever it costs.
     """
     if costs and len(costs) != chain.num_steps:
         raise BadInput(
@@ -70,11 +70,12 @@ def find_next_steps(
     can_ask = given.sum(axis=-1) == 0
     can_ask[:, [step.name in leave_out for step in chain.steps]] = False
     gains = expected_gains(pairs, can_ask)
-    chosen = gains.choose(costs=costs).tolist()
+    worth = Gains(
+        *(np.where(gains.accuracy < least_gain, -np.inf, each) for each in (gains.accuracy, gains.information))
+    )
+    chosen = worth.choose(costs=costs).tolist()
     return [
-        None
-        if position < 0 or gains.accuracy[case, position] < least_gain
-        else _describe(pairs[position][case], now[case], position, gains.accuracy[case], chain)
+        None if position < 0 else _describe(pairs[position][case], now[case], position, gains.accuracy[case], chain)
         for case, position in enumerate(chosen)
     ]
 

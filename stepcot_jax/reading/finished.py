@@ -17,7 +17,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
 from stepcot_jax.host.untrusted import iterate_lines, open_untrusted
 from stepcot_jax.run.stored import StoredSettings, read_stored
-from stepcot_jax.run.stored_reading import CALIBRATION_FILE, STATISTICS_FILE, read_reading
+from stepcot_jax.run.stored_reading import CALIBRATION_FILE, STATISTICS_FILE, check_choices, read_reading
 from stepcot_jax.training.log import METRICS_FILE
 
 _MOST_LOG_BYTES = 2**28
@@ -69,6 +69,7 @@ def read_run(workdir: pathlib.Path) -> FinishedRun:
     report = _read_report(workdir / "report.json")
     settings = read_stored(workdir).settings
     chain = read_reading(workdir).chain
+    check_choices(workdir)
     chain.refuse_tree("the report page")
     calibration, statistics = workdir / CALIBRATION_FILE, workdir / STATISTICS_FILE
     split = read_predictions(workdir / "predictions" / "test.npz", chain)

@@ -506,8 +506,7 @@ def make_readings(
     if uncorrected is not None:
         cases = zip(answered, uncorrected.probabilities, strict=True)
         changes = [find_changes(*case, of_all=joined) for case in cases]
-    voice = name_joined(model) if joined else model
-    words = _describe_network(name_reading(model, joined=joined), chain, voice, calibration, points)
+    words = _describe_network(chain, model, calibration, points, joined=joined)
     return [
         ChainReading(
             source,
@@ -525,13 +524,14 @@ def make_readings(
 
 
 def _describe_network(
-    name: str, chain: Chain, model: str, calibration: "Calibration | None", points: "OperatingPoints | None"
+    chain: Chain, model: str, calibration: "Calibration | None", points: "OperatingPoints | None", *, joined: bool
 ) -> dict[str, Any]:
     """Return the fields of a `ChainReading` that are the same for all images."""
+    name = name_reading(model, joined=joined)
     fields: dict[str, Any] = {"model": name, "calibrated": calibration is not None, "coverage": None}
     if calibration is not None:
         fields["coverage"] = calibration.coverage
-        fields["coverage_of"] = calibration.describe_coverage(model)
+        fields["coverage_of"] = calibration.describe_coverage(name_joined(model) if joined else model)
         unfitted = calibration.steps_without_temperature(model)
         fields["uncalibrated"] = tuple(chain.steps[position].name for position in unfitted)
     return fields | {"rule": "" if points is None else points.rule.describe()}

@@ -36,6 +36,7 @@ from stepcot_jax.run.stored_reading import (
     NORMAL_FILE,
     PAIRS_FILE,
     STATISTICS_FILE,
+    check_choices,
     read_reading,
     read_shapes,
 )
@@ -179,6 +180,7 @@ def load_trained(
     if system is None:
         check_readable(workdir)
     exported = is_export(workdir)
+    check_choices(workdir)
     held = list_exported_models(workdir) if exported else run.names
     for name in names or ():
         if name not in held:

@@ -33,7 +33,7 @@ from stepcot_jax.evaluation.statistics import MIN_PATIENTS, as_plain, count_pati
 from stepcot_jax.evaluation.summary import describe, format_table, report_dict, summarise
 from stepcot_jax.host.files import write_json
 from stepcot_jax.run.sections import EvaluationSettings
-from stepcot_jax.run.stored_reading import CALIBRATION_FILE, JOINT_FILE, PAIRS_FILE, STATISTICS_FILE
+from stepcot_jax.run.stored_reading import CALIBRATION_FILE, JOINT_FILE, PAIRS_FILE, STATISTICS_FILE, write_choices
 from stepcot_jax.training.checkpoints import Best
 
 PREDICTIONS = "predictions"
@@ -132,6 +132,7 @@ def write_results(
     print("".join(f"consistency: {note}\n" for note in chosen.rules.notes), end="")
     statistics = _measure(test, chain, chosen, evaluation.num_resamples) | {"reliance": reliance or None}
     write_json(workdir / STATISTICS_FILE, statistics)
+    write_choices(workdir)
     metrics = evaluate(test.predictions, chain)
     report = report_dict(metrics=metrics, num_cases=dataset.num_cases, wall_seconds=wall_seconds)
     for name, figures in report["test"].items():

@@ -17,6 +17,7 @@ from stepcot_jax.run.given import Given, check_same_given
 from stepcot_jax.run.settings import Settings, changed_keys, read_settings
 from stepcot_jax.run.stored_reading import (
     CALIBRATION_FILE,
+    CHOICES_FILE,
     GATE_FILE,
     JOINT_FILE,
     NORMAL_FILE,
@@ -26,7 +27,7 @@ from stepcot_jax.run.stored_reading import (
 from stepcot_jax.training.checkpoints import saved_steps
 
 _RESULTS = (
-    CALIBRATION_FILE, GATE_FILE, JOINT_FILE, NORMAL_FILE, PAIRS_FILE, STATISTICS_FILE,
+    CHOICES_FILE, CALIBRATION_FILE, GATE_FILE, JOINT_FILE, NORMAL_FILE, PAIRS_FILE, STATISTICS_FILE,
     "report.json", "predictions", "replies",
 )  # fmt: skip
 
@@ -134,7 +135,7 @@ def _schedules(settings: Settings, key: str) -> Iterator[str]:
         yield f"config.sft.warmup_epochs={settings.sft.warmup_epochs}"
     if key == "sft.epochs" and settings.curriculum.schedule == "epochs":
         yield "config.curriculum.schedule='epochs'"
-    if key == "training.joint_epochs" and settings.training.schedule == "cosine":
+    if key in ("training.teacher_epochs", "training.joint_epochs") and settings.training.schedule == "cosine":
         yield "config.training.schedule='cosine'"
     if section == "training" and settings.training.given_answers == "annealed":
         yield "config.training.given_answers='annealed'"

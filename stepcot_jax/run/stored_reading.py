@@ -23,6 +23,9 @@ CALIBRATION_FILE, PAIRS_FILE, STATISTICS_FILE = "calibration.json", "pairs.json"
 GATE_FILE, JOINT_FILE, NORMAL_FILE = "gate.npz", "joint.json", "normal_picture.npz"
 """Files that a finished run leaves in its workdir."""
 
+CHOICES_FILE = "choices.sha256"
+"""File with the digests of what a run fitted, counted and measured for its readings, as `sha256sum -c` reads them."""
+
 CONVERTED_FILE = "converted.json"
 """File of a workdir whose networks were converted from another package's file, with that file's name."""
 
@@ -34,6 +37,29 @@ SHAPES_FILE = "shapes.json"
 _MOST_CHAIN_BYTES = 4 * 2**20
 _MOST_TEXT_BYTES = 64 * 2**20
 _WAY_OUT = "running main again with the same --config and --workdir writes it"
+
+
+def write_choices(workdir: pathlib.Path) -> None:
+    """Write the digests of calibration, joint models, counted pairs and statistics, those that the run has."""
+    paths = [workdir / name for name in (CALIBRATION_FILE, JOINT_FILE, PAIRS_FILE, STATISTICS_FILE)]
+    lines = [f"{digest_file(path)[1]}  {path.name}\n" for path in paths if path.exists()]
+    write_whole(workdir / CHOICES_FILE, "".join(lines).encode())
+
+
+def check_choices(workdir: pathlib.Path) -> None:
+    """Refuse files that differ from those that the run wrote; runs of earlier versions have no digests."""
+    if not (workdir / CHOICES_FILE).exists():
+        return
+    for line in (
+        read_file(workdir / CHOICES_FILE, max_bytes=4096, accepted="digests").decode("ascii", "replace").splitlines()
+    ):
+        digest, _, name = line.partition("  ")
+        if name not in (CALIBRATION_FILE, JOINT_FILE, PAIRS_FILE, STATISTICS_FILE):
+            raise BadInput(f"{workdir / CHOICES_FILE}: {line[:100]!r} is not a digest and the name of a run's file")
+        path = workdir / name
+        if not path.exists() or digest_file(path)[1] != digest:
+            found = "changed since the run wrote it" if path.exists() else "missing"
+            raise BadInput(f"{path}: {found} ({CHOICES_FILE} has its digest); {_WAY_OUT}")
 
 
 class _StoredStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

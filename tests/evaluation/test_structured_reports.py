@@ -56,6 +56,10 @@ def test_cells_are_filled_by_answers_and_closed_questions_say_no_or_nothing():
         "all": 14, "level 1": 2, "level 2": 6, "level 2/body_regions": 2, "level 2/signs": 4, "level 3": 6
     }  # fmt: skip
     np.testing.assert_array_equal(answer_no(TREE, 2), [NORMAL, NORMAL])
+    always = Chain(tuple(Step(name, "?", ("yes", "no"), choice=name, part=part) for name, part in
+                         (("apex", "level 1"), ("no selection", "level 10"))))  # fmt: skip
+    np.testing.assert_array_equal(answer_no(always, 1), [[1, 0]])
+    assert Form.of(always).parts["level 1"].tolist() == [True, False]
 
 
 def test_a_network_answers_with_its_own_history():

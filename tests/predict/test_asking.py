@@ -52,6 +52,8 @@ def test_costs_given_and_left_out_steps_count():
     gain = find_next_steps(READ, NONE, CHAIN)[0].gain
     assert find_next_steps(READ, NONE, CHAIN, least_gain=gain)[0].step.name == "B"
     assert find_next_steps(READ, NONE, CHAIN, least_gain=gain + 1e-6) == [None, None]
+    costly = find_next_steps(READ, NONE, CHAIN, costs=(1e-6, 1, 1), least_gain=gain)  # A is cheap, B worth asking
+    assert costly[0].step.name == "B"
     given = as_distributions(np.array([[-1, 0, -1], [0, 0, -1]]), CHAIN)
     first, second = find_next_steps(READ, given, CHAIN)
     assert first.step.name == "A"

@@ -1,4 +1,5 @@
 import dataclasses
+import pathlib
 import shutil
 
 import jax
@@ -15,7 +16,7 @@ from stepcot_jax.reading import trained_model
 from stepcot_jax.reading.programs import Reader
 from stepcot_jax.reading.trained_model import load_trained
 from stepcot_jax.run.stored import StoredRun
-from stepcot_jax.run.stored_reading import read_shapes, write_shapes
+from stepcot_jax.run.stored_reading import read_shapes, write_choices, write_shapes
 from stepcot_jax.systems.networks import make_predict
 from stepcot_jax.training.state import shapes_by_name
 
@@ -152,6 +153,14 @@ def remove(name):
     return act
 
 
+def choose(folder, spoil):
+    """Write what the run measured and its digest, then spoil it."""
+    (folder / "statistics.json").write_text('{"reliance": {}, "cases": 10}')
+    write_choices(folder)
+    load_trained(folder)
+    spoil(folder / "statistics.json")
+
+
 DAMAGES = [
     (shutil.rmtree, "no such folder"),
     (remove("checkpoints"), "no checkpoints"),
@@ -165,6 +174,12 @@ DAMAGES = [
     (edit("settings.json", lambda found: found["student"].update(width=16)), "does not fit settings.json"),
     (edit("settings.json", lambda found: found["image_encoder"].update(name="imported", weights="x")), "read images"),
     (lambda folder: (folder / "calibration.json").write_text("{"), "calibration.json"),
+    (
+        lambda folder: choose(folder, lambda path: path.write_bytes(path.read_bytes().replace(b"0", b"1", 1))),
+        "changed since",
+    ),
+    (lambda folder: choose(folder, pathlib.Path.unlink), "statistics.json: missing (choices.sha256 has its digest)"),
+    (lambda folder: (folder / "choices.sha256").write_text("0" * 64 + "  ../x\n"), "is not a digest and the name of"),
 ]
 
 

@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -28,6 +28,8 @@ REPORTS = "iu_xray"  # subfolder with the collection's report files, for their t
 MAX_REPORTS = 100_000  # most reports of a split; the released splits have 2,877, 360 and 360
 _MAX_BYTES = 2**22  # of a file; the largest released one has 161 kB
 _MOST_INSTANCES = 20  # occurrences of a finding that are asked for; 5 in the release
+_MOST_OPTIONS = 200  # of a question; 71 in the release
+_MOST_STEPS = 20_000  # of the tree; 1,702 in the release
 _EVERY = 10  # without a test part, one in ten training reports is for validation
 _REPORT_ID = re.compile(r"[0-9]{1,9}")
 _EXPECTED = "expected the folder data/radrestruct of Rad-ReStruct"
@@ -48,8 +50,12 @@ class _Info(msgspec.Struct, frozen=True):
     """A question about a finding, as the template and the reports write it."""
 
     answer_type: Literal["single_choice", "multi_choice", "fixed_choice"]
-    options: tuple[str, ...]
+    options: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=_MOST_OPTIONS)]
     path: str = ""
+
+    def __post_init__(self) -> None:
+        if len(set(self.options)) < len(self.options):
+            raise ValueError(f"options {self.options[:3]} repeat one")
 
 
 class _Element(msgspec.Struct, frozen=True):
@@ -87,10 +93,15 @@ class _Growing:
         self.steps: list[Step] = []
         self.questions: list[Question] = []
 
+    def _add(self, step: Step) -> None:
+        if len(self.steps) == _MOST_STEPS:
+            raise BadInput(f"more than {_MOST_STEPS:,} steps, from {step.name[:80]!r} on")
+        self.steps.append(step)
+
     def ask(self, name: str, question: str, path: str, *, asked_if: int | None, part: str) -> int:
         """Add a question of yes or no; return its position."""
         opens = None if asked_if is None else (asked_if, YES)
-        self.steps.append(Step(name, question, _YES_NO, opens, part=part))
+        self._add(Step(name, question, _YES_NO, opens, part=part))
         self.questions.append(Question(range(len(self.steps) - 1, len(self.steps)), path, _YES_NO))
         return len(self.steps) - 1
 
@@ -98,10 +109,10 @@ class _Growing:
         """Add a question about a finding: one step, or one for each option where several may be right."""
         start, opens, part = len(self.steps), (asked_if, YES), "level 3"
         if info.answer_type == "single_choice":
-            self.steps.append(Step(name, question, info.options, opens, part=part))
+            self._add(Step(name, question, info.options, opens, part=part))
         else:  # the answer to a question with a fixed choice is its only option
             for option in info.options:
-                self.steps.append(Step(f"{name}: {option}", question, _YES_NO, opens, choice=option, part=part))
+                self._add(Step(f"{name}: {option}", question, _YES_NO, opens, choice=option, part=part))
         self.questions.append(Question(range(start, len(self.steps)), path, info.options))
 
 

@@ -51,6 +51,7 @@ def explain(arguments: list[str]) -> int:
     written = "folder for pictures and JSON"
     parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help=written)
     parser.add_argument("--given", action="append", default=[], metavar="STEP=ANSWER", help="as for predict")
+    parser.add_argument("--as-published", action="store_true", help="as for predict")
     options = parser.parse_args(arguments)
     from stepcot_jax.host.download import find_path
     from stepcot_jax.host.text import make_printable
@@ -67,7 +68,13 @@ def explain(arguments: list[str]) -> int:
     trained = _load(options)
     make_workdir(options.out)
     explained = write_explanations(
-        trained, paths, model=options.model, given=given, out=options.out, refuse=complaints.refuse
+        trained,
+        paths,
+        model=options.model,
+        given=given,
+        out=options.out,
+        refuse=complaints.refuse,
+        as_published=options.as_published,
     )
     for path, reading in explained:
         print(path)

@@ -16,7 +16,7 @@ from stepcot_jax.chain import Chain
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import removing_half, write_whole, writing_for
 from stepcot_jax.host.text import make_printable, plain_text_style, wrap_text
-from stepcot_jax.reading.corrections import Given, check_given, given_distributions
+from stepcot_jax.reading.corrections import Given, given_distributions
 from stepcot_jax.reading.explain import Claim, Explainer, Explanation, change_a_step, describe_change, spread
 from stepcot_jax.reading.image_reader import explain_pictures
 from stepcot_jax.reading.radiographs import Pixels, read_pictures
@@ -39,12 +39,13 @@ def write_explanations(
     given: Given,
     out: pathlib.Path,
     refuse: Callable[[str], None],
+    as_published: bool = False,
 ) -> list[tuple[pathlib.Path, ChainReading]]:
     """Write `NAME.maps.png`, `NAME.json` with the numbers, and the teacher's `NAME.attention.png`."""
     shares = given_distributions(given, trained.chain)
     paths = list(paths)
-    explainer = Explainer(trained, model=model)
-    check_given(shares[None], trained, model=model, num_cases=1)
+    explainer = Explainer(trained, model=model, as_published=as_published)
+    explainer.reader.check_given(shares[None], 1)
     batches = read_pictures(
         paths,
         trained.preprocessing,

@@ -120,7 +120,10 @@ def _list_case_sections(
     body = Markup('<p class="note">{}</p>').format(correction_note)
     if corrections is not None:
         body = write_corrections(corrections, run.chain) + body
-    lead = "The teacher's answers once the truth of the first steps is given; changed answers are marked."
+    lead = (
+        "The teacher's own answers (as published) once the truth of the first steps is given; changed answers are "
+        "marked. Readings of `predict` join them with the training labels."
+    )
     return [write_cases(cases, run.chain, notes=notes), Section("corrections", "Corrections", lead, body)]
 
 
@@ -163,7 +166,7 @@ def _make_maps(
     """Return the maps of each case with their claims in words, and a note on all maps."""
     from stepcot_jax.reading.explain import Explainer
 
-    explainer = Explainer(trained, model=model)
+    explainer = Explainer(trained, model=model, as_published=True)  # the page shows the network's own answers
     maps = []
     for case in progress(range(len(loaded)), "making maps (cases)"):
         images = _to_input(loaded[case : case + 1], trained.preprocessing)
@@ -180,9 +183,9 @@ def _correct(
         return None, f"There are none: {_why_unread(run)}."
     if "teacher" not in trained.params:
         return None, "There are none: this section is of a teacher, and this run has none."
-    reader = Reader(trained, model="teacher", batch_size=_BATCH_SIZE)
-    if reader.joint is None and not accepts_answers(trained, model="teacher"):
+    if not accepts_answers(trained, model="teacher"):
         return None, "There are none: the teacher of this run takes no given answers (memory or write-back is off)."
+    reader = Reader(trained, model="teacher", batch_size=_BATCH_SIZE, as_published=True)
     num_corrected = min(NUM_CORRECTED, len(loaded))
     images = _to_input(loaded[:num_corrected], trained.preprocessing)
     bar = iter(progress(range(run.chain.num_steps), "reading again with answers given (steps)"))

@@ -119,12 +119,26 @@ def test_a_report_that_does_not_fit_the_template_is_a_bad_record(root, name):
     assert [case.patient for case in collection.cases] == ["CXR2", "CXR3", "CXR4"]
 
 
+def with_options(options, number=1):
+    """A template with a question of these options about each of some elements."""
+    infos = {"infos": {"attributes": {"answer_type": "multi_choice", "options": options}}}
+    return json.dumps([{"area": "lung", "signs": {f"opacity {each}": infos for each in range(number)}}])
+
+
 @pytest.mark.parametrize(
     ("file", "content", "problem"),
     [
         ("template_final_clean.json", "{}", "Expected `array`"),
         ("template_final_clean.json", '[{"area": "lung", "signs": {"opacity": {"infos": 3}}}]', "Expected `object`"),
         ("template_final_clean.json", "[]", "at least one step"),
+        ("template_final_clean.json", with_options([]), "length >= 1"),
+        ("template_final_clean.json", with_options(["x", "x"]), "repeat one"),
+        ("template_final_clean.json", with_options([str(number) for number in range(201)]), "length <= 200"),
+        (
+            "template_final_clean.json",
+            with_options([str(number) for number in range(200)], 101),
+            "more than 20,000 steps",
+        ),
         ("max_instances.json", '{"lung/opacity": 1000000}', "is not 1 to 20"),
         ("id_to_img_mapping_frontal_reports.json", '{"1": ["../secret"]}', "not a file name without folders"),
         ("id_to_img_mapping_frontal_reports.json", "{}", "names no image of report '1'"),
