@@ -118,7 +118,7 @@ def test_every_layout_joins_the_spellings_and_keeps_the_splits(tmp_path, caplog)
         (f'{COLUMNS}\n0.png,"a\nb",Normal\n1.png,é,Normal'.encode("cp1252"), "row 3 is not UTF-8 (Windows-1252?)"),
         (f"{COLUMNS}\n".encode() + b"0.png,1,Normal\n" * 4000 + b"\xe9,1,Normal", "row 4002 is not UTF-8"),
         (b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
-        (b"PK\x03\x04", "is a zip archive, as an .xlsx or .ods is"),
+        (b"PK\x03\x04", "is a zip archive, as an .xlsx is"),
     ],
 )  # fmt: skip
 def test_a_table_that_cannot_be_used_is_named(tmp_path, text, says):

@@ -100,7 +100,7 @@ def test_a_text_does_not_depend_on_its_batch(tmp_path):
 
 def test_tokenizer_missing_or_of_another_model(tmp_path):
     tiny.make_bert(tmp_path)
-    (tmp_path / "vocab.txt").write_text("\n".join(f"w{k}" for k in range(30_600)))
+    (tmp_path / "vocab.txt").write_text("\n".join(["[UNK]", *(f"w{k}" for k in range(30_600))]))
     refuse(r"largest token is 306\d\d, but the network has 30522 embeddings", load_text_encoder, str(tmp_path))
     (tmp_path / "vocab.txt").unlink()
     refuse("no tokenizer", load_text_encoder, str(tmp_path))
