@@ -153,7 +153,7 @@ def test_a_model_is_trained_and_its_chain_read(execute):
     runs, outputs = execute("reading_a_chain")
     assert text_of(outputs["correct"]).startswith("given: {")
     assert any("image/png" in output.get("data", {}) for output in outputs["explain"])
-    assert "later" in outputs["correct"][1]["data"]["text/html"]
+    assert "another probability" in outputs["correct"][1]["data"]["text/html"]
     *lines, told = text_of(outputs["entropy"]).splitlines()
     assert told.startswith("the focus ")
     shares = [float(line.rsplit(" ", 1)[1]) for line in lines]

@@ -13,6 +13,7 @@ import urllib.request
 import pytest
 from PIL import Image
 from policies.policy_workdir import make_policy_workdir
+from refusals import edit_json
 from report.browser import (
     Watched,
     contrasts_of,
@@ -55,6 +56,7 @@ IS_OPAQUE = """() => {
 def workdir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo") / "run"
     make_trained_workdir(folder)
+    edit_json(folder / "settings.json", lambda found: found["evaluation"].update(least_gain=0.0))  # random networks
     # The page marks a step as worth checking only if the run measured that later answers follow.
     write_json(folder / "statistics.json", {"reliance": {"teacher": {"mean_movement": 0.2}}})
     return folder
