@@ -137,7 +137,7 @@ def draw_explanation(
         empty.set_axis_off()
     name = make_printable(pathlib.PurePath(reading.source).name)[:80]
     title = (
-        f"{name}: bright parts lower the {reading.model}'s answer most when they are replaced by\n{filled_with}; "
+        f"{name} ({reading.model}): bright parts lower the answer most when they are replaced by\n{filled_with}; "
         "for research only"
     )
     warnings = [wrap_text(make_printable(f"Warning: {line}"), 110, num_lines=2) for line in reading.warnings]
