@@ -13,6 +13,7 @@ from stepcot_jax.contrib.hub import download_folder
 from stepcot_jax.export import folder as export_folder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.exported_files import write_sums
+from stepcot_jax.host.terminal import name_command
 from stepcot_jax.reading.image_reader import load
 from stepcot_jax.tools.export import main
 
@@ -101,7 +102,7 @@ def test_a_checkpoint_without_a_card_leaves_the_cards_of_the_hub(hub, tmp_path, 
     hub.commit("ann/qwen", {"README.md": b"---\nlicense: other\n---\n"})
     assert main(["push", str(tmp_path / "out"), "ann/qwen"]) == 0
     assert card_of(hub, "ann/qwen") == "---\nlicense: other\n---\n"
-    assert "next: hf download ann/qwen --revision=" in capsys.readouterr().out
+    assert f"next: {name_command('hf')} download ann/qwen --revision=" in capsys.readouterr().out
     with pytest.raises(BadInput, match=r"no README\.md, so there is no card"):
         main(["push", str(tmp_path / "out"), "ann/qwen", "--license=mit"])
 

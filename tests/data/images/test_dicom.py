@@ -28,6 +28,7 @@ from stepcot_jax.data.images.dicom import read_dicom
 from stepcot_jax.data.images.dicom_fields import EXTRA
 from stepcot_jax.data.images.image_decoding import read_projection
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import install_extra
 
 MAX_PIXELS = 10_000
 MARKERS = {
@@ -416,7 +417,7 @@ def test_a_missing_decoder_is_named_with_its_command(monkeypatch):
 
     monkeypatch.setattr(base.Decoder, "available_plugins", property(lambda _: ("gdcm",)))
     message = refusal(write(make(GREY8, syntax=uid.JPEGBaseline8Bit, data=encapsulate([jpeg(GREY8)]))))
-    assert 'no decoder for JPEG Baseline is installed: pip install -e ".[dicom]"' in message
+    assert f"no decoder for JPEG Baseline is installed: {install_extra('dicom')}" in message
 
 
 def test_compressed_size_has_to_match():
