@@ -47,7 +47,7 @@ def test_the_listed_functions_alone_open_the_test_split():
 @pytest.fixture(scope="module")
 def whole():
     sizes = {"phantom.num_cases": 40, "phantom.image_size": 32, "image_encoder.image_size": 32}
-    return load_cases("quickstart", **sizes)
+    return load_cases("tables_phantom", **sizes)
 
 
 def test_the_view_of_chains_lacks_labels_and_pictures_of_test_cases_alone(whole):

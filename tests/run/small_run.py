@@ -1,4 +1,4 @@
-"""A run that compiles in seconds: 60 phantom cases, a linear image encoder, narrow networks."""
+"""A run that compiles in seconds: 60 phantom cases, a linear image encoder, narrow networks with dropout."""
 
 import dataclasses
 import json
@@ -27,11 +27,16 @@ class LinearEncoder(nn.Module):
 SIZES = {
     "phantom.num_cases": 60,
     "phantom.image_size": 32,
+    "data.split_fractions": (0.7, 0.15, 0.15),
     "image_encoder.image_size": 32,
     "teacher.width": 8,
     "teacher.num_layers": 1,
     "teacher.num_heads": 2,
+    "teacher.attention_dropout": 0.1,
+    "teacher.context_dropout": 0.1,
+    "teacher.head_dropout": 0.1,
     "student.width": 8,
+    "student.dropout": 0.1,
     "loss.projection_width": 4,
     "prompts.width": 8,
 }

@@ -22,7 +22,7 @@ def with_noise(dataset, split):
 
 
 def load():
-    return load_cases("quickstart", **{"phantom.num_cases": 80, "phantom.image_size": 32})
+    return load_cases("tables_phantom", **{"phantom.num_cases": 80, "phantom.image_size": 32})
 
 
 def test_earlier_answers_are_counted_among_training_cases():
