@@ -55,6 +55,8 @@ def get_config():
     config.phantom.num_cases = 2000  # cases, all splits together
     config.phantom.image_size = 128  # px, square
     config.phantom.prevalence = "published"  # of the nine diagnoses: "published" (67 % normal) or "flat"
+    # "second": as from another origin, with other exposure, noise, anatomy and prevalence; for tests, not for training
+    config.phantom.style = "first"
     config.phantom.seed = 0  # of the drawn cases; separate from `seed`
 
     config.image_encoder = config_dict.ConfigDict()
@@ -196,6 +198,7 @@ def get_config():
     config.grpo.std_epsilon = 1e-6  # added to it
     config.grpo.scale = "group"  # whose deviation divides advantages; or "batch", "none"
     config.grpo.mask_truncated = False  # True: replies cut at the longest length take no part
+    config.grpo.stage_credit = "none"  # or "released": advantages of tokens by stage, as in MEDSAGE's public code
     config.grpo.shuffle_rewards = False  # True: rewards are shuffled within the batch (a control that must not learn)
 
     config.rewards = config_dict.ConfigDict()  # weights of the parts, and their definitions (docs/grounded.md)

@@ -16,7 +16,7 @@ from stepcot_jax.run import sections
 from stepcot_jax.run.configs import load_config
 from stepcot_jax.run.fields import describe_key, make, naming
 from stepcot_jax.run.sections import list_unread
-from stepcot_jax.systems.options import CurriculumOptions, GrpoOptions, SelfCheckOptions, SftOptions
+from stepcot_jax.systems.options import STAGED, CurriculumOptions, GrpoOptions, SelfCheckOptions, SftOptions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,6 +158,11 @@ class Settings:
                 "config.grpo.shuffle_rewards: must be False with config.self_check.enabled=True; got True (who tries "
                 "again follows the true answer, so that the control would learn from it)"
             )
+        if self.grpo.stage_credit != "none" and (self.vqa.dialect not in STAGED or self.self_check.enabled):
+            raise BadInput(
+                f"config.grpo.stage_credit: {self.grpo.stage_credit!r} needs config.vqa.dialect of {', '.join(STAGED)} "
+                f"and config.self_check.enabled=False; got {self.vqa.dialect!r} and {self.self_check.enabled}"
+            )
         if self.curriculum.schedule != "none" and self.sft.pack_length:
             raise BadInput(
                 f"config.sft.pack_length: {self.sft.pack_length} must be 0 with config.curriculum.schedule="
@@ -277,9 +282,10 @@ _LATER = {
     "curriculum": "first_loss first_overall least_loss",
     "data": "fold uncertain uncertain_weight",
     "evaluation": "coverage_by gate_false_alarms least_gain miss_cost operating_point operating_target step_costs",
-    "grpo": "epoch_end kl_norm",
+    "grpo": "epoch_end kl_norm stage_credit",
     "loss": "parts",
     "parallel": "model_devices",
+    "phantom": "style",
     "policy": "low_rank low_rank_alpha low_rank_targets random shrink weights",
     "sft": "epoch_end",
     "training": "given_answers given_noise given_rate given_to profile_updates schedule",

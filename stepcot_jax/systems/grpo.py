@@ -12,7 +12,7 @@ import optax
 from jaxtyping import Array, Bool, Float
 
 from stepcot_jax.evaluation.stage_claims import stage_consistency
-from stepcot_jax.host.errors import RunStopped
+from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.losses.policy_gradient import (
     PolicyGradient,
     advantages,
@@ -32,6 +32,7 @@ from stepcot_jax.rewards.presets import Rewards, RewardSettings, reward
 from stepcot_jax.systems.options import REFERENCE, GrpoOptions, SelfCheckOptions
 from stepcot_jax.systems.self_check import CHECK, Attempts, SelfCheck, describe_checks, token_advantages
 from stepcot_jax.systems.sft import POLICY, Batch, Normalise
+from stepcot_jax.systems.stage_credit import credit_tokens
 from stepcot_jax.training.devices import Devices, GlobalBatch, differentiate
 from stepcot_jax.training.optimizers import global_norm
 from stepcot_jax.training.state import Params, TrainState, apply_gradients
@@ -264,6 +265,8 @@ class Rollouts:
             temperature=self.settings.temperature,
         )
         group = self.settings.group_size
+        if self.settings.stage_credit != "none" and self.functions and "answer" not in self.functions:
+            raise BadInput("GRPO: stage_credit tells right replies from wrong ones; rewards needs sc.rewards.answer")
 
         def sample(params: Any, rows: Mapping[str, Array], key: Array) -> Replies:
             prompts = rows["prompts"]
@@ -306,7 +309,7 @@ class Rollouts:
             "completions": made.tokens,
             "counted": self._counted(made, parts["total"]),
             "old_log_probs": made.log_probs,
-            "advantages": relative[local, :, None],
+            "advantages": self._advantages(relative[local], replies, parts),
             COLLECTED_NUMBERS: self._describe(gathered, relative, made),
         }
         if self.self_check is not None and isinstance(made, Attempts):
@@ -320,6 +323,16 @@ class Rollouts:
             if settings.alpha:
                 made_batch |= {"check": made.checks & made_batch["counted"], "check_success": success}
         return made_batch
+
+    def _advantages(
+        self, relative: Float[np.ndarray, "row rollout"], replies: Replies, parts: Mapping[str, np.ndarray]
+    ) -> Float[np.ndarray, "row rollout #token"]:
+        """Return the advantages of this process's rollouts, by token with `stage_credit`."""
+        if self.settings.stage_credit == "none":
+            return relative[..., None]
+        tokens = np.asarray(replies.tokens)
+        credited = {"answers": parts["answer"], "tokenizer": self.tokenizer, "dialect": self.dialect}
+        return credit_tokens(relative, tokens=tokens, **credited)
 
     def _reward_all(
         self, tokens: np.ndarray, indices: Sequence[int], chosen: np.ndarray | None = None

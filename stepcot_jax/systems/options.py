@@ -14,6 +14,9 @@ from stepcot_jax.host.ranges import Count, NotNegative, Positive, PositiveShare,
 
 EpochEnd = Literal["floor", "ceil"]
 
+STAGED = ("lvkc", "lvkc_released")
+"""Dialects whose replies run through MEDSAGE's stages."""
+
 REFERENCE = "reference"
 """Name of the parameters of GRPO's frozen start."""
 
@@ -74,6 +77,7 @@ class GrpoOptions:
     scale: Literal["group", "batch", "none"] = "group"
     mask_truncated: bool = False
     shuffle_rewards: bool = False
+    stage_credit: Literal["none", "released"] = "none"
 
     def __post_init__(self) -> None:
         if self.dual_clip and self.dual_clip <= 1:
