@@ -1,11 +1,11 @@
-"""Options of fine-tuning, GRPO, the self-check and the curriculum; `configs/base.py` documents every field.
+"""Options of fine-tuning, GRPO, DPO, the self-check and the curriculum; `configs/base.py` documents every field.
 
 Defaults are those of `configs/base.py` (a test compares them), except for the two that enable a part. This module does
 not import jax, as settings import it.
 """
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -89,9 +89,26 @@ class GrpoOptions:
             )
 
 
-def count_updates(options: SftOptions | GrpoOptions, num_rows: int) -> int:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DpoOptions:
+    """Direct preference optimisation on pairs of the start's replies (MEDSAGE's public code)."""
+
+    epochs: Whole = 1
+    batch_size: Count = 32
+    epoch_end: EpochEnd = "floor"
+    updates_per_epoch: Whole = 0
+    group_size: Annotated[int, msgspec.Meta(ge=2)] = 6
+    learning_rate: Positive = 5e-05
+    schedule: Literal["cosine", "constant"] = "constant"
+    weight_decay: NotNegative = 0.0
+    temperature: Positive = 1.0
+    beta: Positive = 0.1
+    num_updates: ClassVar[int] = 1
+
+
+def count_updates(options: SftOptions | GrpoOptions | DpoOptions, num_rows: int) -> int:
     """Return the updates of an epoch, at least one; batches go on over its end, so none is short."""
-    if isinstance(options, GrpoOptions) and options.updates_per_epoch:
+    if not isinstance(options, SftOptions) and options.updates_per_epoch:
         return options.updates_per_epoch
     number, rest = divmod(num_rows, options.batch_size)
     return max(number + (options.epoch_end == "ceil" and rest > 0), 1)

@@ -29,6 +29,7 @@ from systems.test_policy_parallel import assert_same
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.reasoning import dialects
 from stepcot_jax.reasoning.dialects import find_stages
+from stepcot_jax.rewards.presets import Rewards
 from stepcot_jax.systems import stage_credit as tested
 from stepcot_jax.systems.options import STAGED
 from stepcot_jax.systems.stage_credit import StageCredit, credit_tokens, similarity, stage_multipliers
@@ -171,19 +172,17 @@ def test_tokens_have_the_multiplier_of_their_stage():
 
 
 class StagedWords(Words):
-    """Texts in which the first half of a reply's tokens is the visual analysis, and the third token the conclusion."""
+    """Texts in which the first two tokens of a longer reply are the visual analysis."""
 
     def decode(self, tokens):
         kept = super().decode(tokens).split()
-        names = ["<VIS>", *kept[:2], "</VIS>"] + (["<CON>", *kept[2:], "</CON>"] if len(kept) > 2 else [])
-        return " ".join(names)
+        return "<VIS>" + " ".join(kept[:2]) + "".join(["</VIS>", *kept[2:]] if len(kept) > 2 else [])
 
 
 class StagedRollouts(NumberRollouts):
     def reward(self, tokens, record):
-        number = sum(int(token) for token in tokens)
-        total = (number + len(record.id)) % 2 * 1.0
-        return dataclasses.replace(super().reward(tokens, record), answer=total, total=total)
+        total = float((int(tokens.sum()) + len(record.id)) % 2)
+        return Rewards(total, total, 0.0, 0.0, total)
 
 
 def collect(transform="pmap", num_devices=1, **changes):
@@ -206,7 +205,9 @@ def test_several_devices_have_the_credit_and_the_gradients_of_one():
     assert expected["advantages"].shape == (PROMPTS, GROUP, LONGEST)
     np.testing.assert_array_equal(found["advantages"], expected["advantages"])
     ratio = expected["advantages"] / np.where(plain["advantages"] == 0, 1, plain["advantages"])
-    assert np.ptp(ratio[plain["advantages"][..., 0] != 0]) > 0.05
+    ratio = ratio[plain["advantages"][..., 0] != 0]
+    assert np.ptp(ratio[..., :2]) > 0.05
+    assert (ratio[..., 2:] == 1).all()
     update = make_update("grpo", stage_credit="released")
     gradients, _ = descend(update, expected)
     assert_same(descend(update, found, devices=make_devices("shard_map", 8))[0], gradients)
