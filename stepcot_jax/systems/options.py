@@ -5,7 +5,7 @@ not import jax, as settings import it.
 """
 
 import dataclasses
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -103,7 +103,6 @@ class DpoOptions:
     weight_decay: NotNegative = 0.0
     temperature: Positive = 1.0
     beta: Positive = 0.1
-    num_updates: ClassVar[int] = 1
 
 
 def count_updates(options: SftOptions | GrpoOptions | DpoOptions, num_rows: int) -> int:

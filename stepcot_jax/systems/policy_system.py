@@ -181,7 +181,8 @@ def sft_schedule(settings: SftOptions, updates_per_epoch: int) -> optax.Schedule
 
 def grpo_schedule(settings: GrpoOptions | DpoOptions, updates_per_epoch: int) -> optax.Schedule:
     """Return the learning rate by pass over a batch of rollouts: constant, or a cosine to 0."""
-    total = max(settings.epochs * updates_per_epoch * settings.num_updates, 1)
+    num_passes = settings.num_updates if isinstance(settings, GrpoOptions) else 1
+    total = max(settings.epochs * updates_per_epoch * num_passes, 1)
     if settings.schedule == "cosine":
         return optax.cosine_decay_schedule(settings.learning_rate, total)
     return optax.constant_schedule(settings.learning_rate)

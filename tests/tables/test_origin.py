@@ -1,4 +1,4 @@
-"""Tables `origin` and `released` from finished cells, the choice on validation, and figures recomputed from kept replies."""
+"""Tables `origin` and `released` from finished cells: the choice on validation, and figures from kept replies."""
 
 import gzip
 import json
