@@ -107,10 +107,12 @@ def _credit(
 ) -> Float[np.ndarray, "reply"]:
     """Return how much more a text is like those of the other right replies than like those of the other wrong ones."""
     others = ~np.eye(len(alike), dtype=bool)
-    sums, counts = zip(*(((alike * (others & chosen)).sum(1), (others & chosen).sum(1)) for chosen in (right, wrong)),
-                       strict=True)  # fmt: skip
-    means = [total / np.maximum(count, 1) for total, count in zip(sums, counts, strict=True)]
-    return np.where((counts[0] > 0) & (counts[1] > 0), np.clip(means[0] - means[1], -1, 1), 0.0)
+    counts = [(others & chosen).sum(1) for chosen in (right, wrong)]
+    means = [
+        (alike * (others & chosen)).sum(1) / np.maximum(count, 1)
+        for chosen, count in zip((right, wrong), counts, strict=True)
+    ]
+    return np.where(np.minimum(*counts) > 0, np.clip(means[0] - means[1], -1, 1), 0.0)
 
 
 def _correct(row: Float[np.ndarray, "stage"], settings: StageCredit) -> Float[np.ndarray, "stage"]:

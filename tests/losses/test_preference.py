@@ -65,11 +65,3 @@ def test_at_the_reference_the_loss_is_log_two_and_without_a_pair_nothing():
     assert_close(dpo_loss(**given, counted=COUNTED).total, np.log(2), 1e-6)
     none = dpo_loss(**given, counted=np.zeros_like(COUNTED))
     assert (float(none.total), float(none.margin)) == (0, 0)
-
-
-def test_shares_of_a_batch_add_up():
-    given, divisor = draw(), jnp.float32(COUNTED.sum())
-    parts = [{name: values[part] for name, values in given.items()} | {"counted": COUNTED[part]}
-             for part in (slice(2), slice(2, None))]  # fmt: skip
-    total = sum(float(dpo_loss(**part, divisor=divisor).total) for part in parts)
-    assert_close(total, dpo_loss(**given, counted=COUNTED).total, 1e-6)

@@ -35,6 +35,7 @@ from stepcot_jax.systems.grpo import REFERENCE
 from stepcot_jax.systems.options import DpoOptions
 from stepcot_jax.systems.sft import POLICY
 from stepcot_jax.training.checkpoints import restore_params
+from stepcot_jax.training.devices import GlobalBatch
 from stepcot_jax.training.system import COLLECTED_NUMBERS
 
 BETA, TEMPERATURE, SIX = 0.3, 0.7, 6
@@ -112,21 +113,10 @@ def test_the_loss_is_that_of_whole_texts(batch):
         "loss": np.log1p(np.exp(-BETA * margins)).mean(), "margin": margins.mean(), "accuracy": (margins > 0).mean(),
     }  # fmt: skip
     assert numbers == pytest.approx(expected, rel=2e-5, abs=1e-5)
-    state, params = start(), make_params()
-    frozen = make_update().freeze(jax.tree.map(jax.numpy.asarray, params), as_arrays(batch), dpo_batch())[dpo._FROZEN]
+    params, rows = jax.tree.map(jax.numpy.asarray, (make_params(), batch))
+    frozen = make_update().freeze(params, rows, GlobalBatch())[dpo._FROZEN]
     np.testing.assert_allclose(frozen, sums[REFERENCE], atol=1e-4)
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(gradients)) > 1e-3
-    assert int(state.step) == 0
-
-
-def as_arrays(batch):
-    return {name: jax.numpy.asarray(rows) for name, rows in batch.items() if name != "index"}
-
-
-def dpo_batch():
-    from stepcot_jax.training.devices import GlobalBatch
-
-    return GlobalBatch()
 
 
 @pytest.mark.slow
