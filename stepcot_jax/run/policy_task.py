@@ -97,7 +97,9 @@ def write_policy_results(
         notes=[remark],
     )
     write_whole(workdir / STATISTICS_FILE, replies.encode(replies.to_json(results)))
-    notes = [_note_start(outcome.best["sft"].step, end_of_sft)] if end_of_sft and "sft" in outcome.best else []
+    notes = []
+    if end_of_sft and "sft" in outcome.best:
+        notes.append(_note_start(outcome.best["sft"].step, end_of_sft, phase=list(answered)[-1].upper()))
     notes = [note for note in notes if note]
     report = {
         "num_questions": results.num_records,
@@ -114,13 +116,13 @@ def write_policy_results(
     return report
 
 
-def _note_start(best: int, end_of_sft: int) -> str:
-    """Return a note on "GRPO less SFT" if GRPO did not begin at the row of SFT, else ""."""
+def _note_start(best: int, end_of_sft: int, *, phase: str = "GRPO") -> str:
+    """Return a note on "GRPO less SFT" if GRPO, or DPO, did not begin at the row of SFT, else ""."""
     if best == end_of_sft:
         return ""
     return (
-        f"GRPO began at the last weights of SFT (update {end_of_sft}); the row of SFT is of its best (update {best}): "
-        "a part of GRPO less SFT is fine-tuning."
+        f"{phase} began at the last weights of SFT (update {end_of_sft}); the row of SFT is of its best (update {best}): "
+        f"a part of {phase} less SFT is fine-tuning."
     )
 
 

@@ -82,6 +82,11 @@ class GrpoOptions:
     def __post_init__(self) -> None:
         if self.dual_clip and self.dual_clip <= 1:
             raise BadInput(f"config.grpo.dual_clip: {self.dual_clip} is not above 1, or 0 for none")
+        if self.stage_credit != "none" and self.shuffle_rewards:
+            raise BadInput(
+                "config.grpo.shuffle_rewards: must be False with config.grpo.stage_credit='released', which follows the "
+                "true answers; got True"
+            )
         if self.kl_norm == "sequence_sum" and self.length_norm in ("token_mean", "constant"):
             raise BadInput(
                 f"config.grpo.kl_norm: 'sequence_sum' needs config.grpo.length_norm='sequence_mean' or 'sequence_sum'; "

@@ -225,5 +225,6 @@ def test_what_has_no_stages_or_no_answer_reward_is_refused():
     refuse(
         "and config.self_check.enabled=False; got 'lvkc' and True", small_settings, self_check__enabled=True, **staged
     )
+    refuse("config.grpo.shuffle_rewards: must be False", small_settings, grpo__shuffle_rewards=True, **staged)
     rollouts = make_rollouts(make_devices(), stage_credit="released")
     refuse("rewards needs sc.rewards.answer", dataclasses.replace, rollouts, functions={"brief": (len, 1.0)})

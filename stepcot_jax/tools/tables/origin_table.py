@@ -21,7 +21,6 @@ from stepcot_jax.host.files import read_json
 from stepcot_jax.pages.sheets import Row, Table, columns
 from stepcot_jax.reading.policy_reader import load_policy
 from stepcot_jax.record import Record
-from stepcot_jax.rewards.presets import RewardSettings
 from stepcot_jax.run.configs import load_config
 from stepcot_jax.run.loading_questions import load_vqa_dataset
 from stepcot_jax.run.scored_baseline import score_baseline
@@ -60,9 +59,8 @@ _RATES = {NO_SIGNAL: "rollouts/equal_groups"}
 def take_objective(name: str, *further: str) -> dict[str, Any]:
     """Return the settings of GRPO's objective and of the rewards of a config, and further ones of GRPO."""
     config = load_config(name)
-    rewards = [field for field in RewardSettings.__dataclass_fields__ if field in config.rewards]
     objective = {f"grpo.{key}": config.grpo[key] for key in (*_OBJECTIVE, *further)}
-    return objective | {f"rewards.{key}": config.rewards[key] for key in rewards}
+    return objective | {f"rewards.{key}": value for key, value in config.rewards.items()}
 
 
 def _start(plan: Plan, seed: int) -> Cell:

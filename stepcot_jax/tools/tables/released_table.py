@@ -1,13 +1,11 @@
 """Table `released`: stage credit and DPO, which MEDSAGE's authors released beyond the paper, beside SFT and GRPO."""
 
-import dataclasses
 from typing import Any
 
 from stepcot_jax.evaluation.comparison import DESCRIPTION, INTERVALS, MEANS
 from stepcot_jax.evaluation.replies import BASELINE
 from stepcot_jax.evaluation.statistics import mean_of_seeds
 from stepcot_jax.pages.sheets import Column, Row, Table, columns
-from stepcot_jax.rewards.presets import PRESETS
 from stepcot_jax.tools.tables.cells import Cell, vary
 from stepcot_jax.tools.tables.origin_table import take_objective
 from stepcot_jax.tools.tables.plan import Plan
@@ -32,7 +30,7 @@ _SIGNALS = {
 def _cells(plan: Plan, seed: int) -> dict[str, Cell]:
     start = sft_cell(plan, seed, "SFT, released form", {"vqa.dialect": "lvkc_released", "vqa.with_thinking": True})
     released = take_objective("medsage_released", "group_size", "temperature")
-    rewards = {f"rewards.{name}": value for name, value in dataclasses.asdict(PRESETS["released"]).items()}
+    rewards = {key: value for key, value in released.items() if key.startswith("rewards.")}
     dpo: dict[str, Any] = {"job": "dpo", "policy.start": plan.cells.source(start), "sft.epochs": 0, **rewards}
     return {
         SFT: start,
