@@ -121,8 +121,8 @@ def _note_start(best: int, end_of_sft: int, *, phase: str = "GRPO") -> str:
     if best == end_of_sft:
         return ""
     return (
-        f"{phase} began at the last weights of SFT (update {end_of_sft}); the row of SFT is of its best (update {best}): "
-        f"a part of {phase} less SFT is fine-tuning."
+        f"{phase} began at the last weights of SFT (update {end_of_sft}); the row of SFT is of its best (update "
+        f"{best}): a part of {phase} less SFT is fine-tuning."
     )
 
 

@@ -84,8 +84,8 @@ class GrpoOptions:
             raise BadInput(f"config.grpo.dual_clip: {self.dual_clip} is not above 1, or 0 for none")
         if self.stage_credit != "none" and self.shuffle_rewards:
             raise BadInput(
-                "config.grpo.shuffle_rewards: must be False with config.grpo.stage_credit='released', which follows the "
-                "true answers; got True"
+                "config.grpo.shuffle_rewards: must be False with config.grpo.stage_credit='released', which follows "
+                "the true answers; got True"
             )
         if self.kl_norm == "sequence_sum" and self.length_norm in ("token_mean", "constant"):
             raise BadInput(
