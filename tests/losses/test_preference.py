@@ -54,7 +54,7 @@ def test_gradients():
     given = arrays(draw())
 
     def loss(chosen, rejected):
-        return tested.dpo_loss(**given | {"chosen": chosen, "rejected": rejected}, beta=0.5).total
+        return dpo_loss(**given | {"chosen": chosen, "rejected": rejected}, beta=0.5).total
 
     jax.test_util.check_grads(loss, (given["chosen"], given["rejected"]), order=1, modes=["rev"], rtol=1e-2)
 

@@ -143,7 +143,7 @@ def test_a_run_goes_on_to_the_same_bits(tmp_path, monkeypatch):
     whole.execute()
     with pytest.MonkeyPatch.context() as patch:
         run = small_run(tmp_path / "stopped", patch, **CHANGES)
-        stop_at(run.task, "prepare", 9, patch, None)  # 6 of fine-tuning, then the third of DPO
+        stop_at(run.task, "prepare", 7, patch, None)  # 4 of fine-tuning, then the third of DPO
         with pytest.raises(Killed):
             run.execute()
     small_run(tmp_path / "stopped", monkeypatch, **CHANGES).execute()
@@ -152,7 +152,7 @@ def test_a_run_goes_on_to_the_same_bits(tmp_path, monkeypatch):
     assert results["report"]["test"].keys() == {"sft", "dpo"}
     entries = [entry for entry in read_log(tmp_path / "whole", "train") if "dpo/loss" in entry]
     assert entries[0]["dpo/gradient_norm"] > 0
-    saved = restore_params(tmp_path / "whole" / "checkpoints", 10)
+    saved = restore_params(tmp_path / "whole" / "checkpoints", 8)
     assert max(np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (saved["policy"], saved["reference"])),
                                                    strict=True)) > 0  # fmt: skip
 

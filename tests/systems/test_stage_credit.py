@@ -210,7 +210,7 @@ def test_several_devices_have_the_credit_and_the_gradients_of_one():
     assert (ratio[..., 2:] == 1).all()
     update = make_update("grpo", stage_credit="released")
     gradients, _ = descend(update, expected)
-    assert_same(descend(update, found, devices=make_devices("shard_map", 8))[0], gradients)
+    assert_same(descend(update, expected, devices=make_devices("shard_map", 8))[0], gradients)
     without = descend(update, {**expected, "advantages": plain["advantages"]})[0]
     change = [np.abs(one - other).max() for one, other in zip(*map(jax.tree.leaves, (gradients, without)), strict=True)]
     assert max(change) > 1e-3
