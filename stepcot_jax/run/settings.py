@@ -146,7 +146,7 @@ class Settings:
     @property
     def optimising(self) -> GrpoOptions | DpoOptions | None:
         """Options of the phase after fine-tuning, for a policy that has one."""
-        return {"grpo": self.grpo, "dpo": self.dpo}.get(self.job)
+        return self.grpo if self.job == "grpo" else self.dpo if self.job == "dpo" else None
 
     @property
     def named_job(self) -> str:

@@ -59,8 +59,8 @@ def make_released(plan: Plan) -> list[Table]:
         INTERVALS,
         DESCRIPTION,
     )
-    signals = dict.fromkeys(heading for own in _SIGNALS.values() for heading in own)
-    heads = (Column("training"), *columns("percent", *(heading for heading, _ in MEANS), *signals))
+    shares = dict.fromkeys(heading for own in _SIGNALS.values() for heading in own)
+    heads = (Column("training"), *columns("percent", *(heading for heading, _ in MEANS), *shares))
     pairs = [(GRPO, SFT), (CREDIT, SFT), (DPO, SFT), (CREDIT, GRPO), (DPO, GRPO)]
     title = "What MEDSAGE's public code adds"
     return [
