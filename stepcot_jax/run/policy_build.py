@@ -14,7 +14,6 @@ from stepcot_jax.run.sections import RewardsSettings
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.stored_policy import StoredPolicy
 from stepcot_jax.systems.curriculum import StagedRows
-from stepcot_jax.systems.dpo import Pairs
 from stepcot_jax.systems.grpo import Rollouts
 from stepcot_jax.systems.options import GrpoOptions, count_updates
 from stepcot_jax.systems.policy_system import PolicySystem
@@ -78,8 +77,11 @@ def _make_rollouts(
         from stepcot_jax.run.judged_rewards import JudgedRewards, make_judge  # a client of endpoints
 
         judge = JudgedRewards(make_judge(settings.rewards, data.workdir), ill_formed=settings.rewards.ill_formed)
-    options, is_dpo = settings.grpo, settings.job == "dpo"
-    if is_dpo:
+    options, kind = settings.grpo, Rollouts
+    if settings.job == "dpo":
+        from stepcot_jax.systems.dpo import Pairs  # for this job alone
+
+        kind = Pairs
         dpo = settings.dpo
         options = GrpoOptions(group_size=dpo.group_size, temperature=dpo.temperature)
     elif settings.self_check.enabled:
@@ -94,7 +96,7 @@ def _make_rollouts(
             longest=longest,
             longest_check=data.tokens.longest_check,
         )
-    return (Pairs if is_dpo else Rollouts)(
+    return kind(
         policy=policy,
         normalise=normalise,
         tokenizer=tokenizer,

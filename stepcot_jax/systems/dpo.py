@@ -19,15 +19,12 @@ from stepcot_jax.losses.preference import dpo_loss
 from stepcot_jax.policies.policy import AnyPolicy, policy_params
 from stepcot_jax.policies.sampling import Replies, generate, rollout_keys
 from stepcot_jax.systems.grpo import Rollouts, sampled_log_probs, score_in_passes
-from stepcot_jax.systems.options import REFERENCE, DpoOptions
+from stepcot_jax.systems.options import DPO, REFERENCE, DpoOptions
 from stepcot_jax.systems.sft import POLICY, Batch, Normalise
 from stepcot_jax.training.devices import GlobalBatch, differentiate
 from stepcot_jax.training.optimizers import global_norm
 from stepcot_jax.training.state import Params, TrainState, apply_gradients
 from stepcot_jax.training.system import COLLECTED_NUMBERS
-
-NAME = "dpo"
-"""Name of the phase, its optimizer and its best weights."""
 
 _STREAM = 2**31 - 4  # folded into the run's key; no update is as late
 _FROZEN = "reference_log_probs"
@@ -79,8 +76,8 @@ class DpoUpdate:
         batch = self.freeze(state.params, batch, global_batch)
         numbers, gradients = self.gradients(state.params, batch, global_batch)
         numbers = {**numbers, "gradient_norm": global_norm(gradients)}
-        state = apply_gradients(state, NAME, self.optimizer, gradients)
-        named = {f"{NAME}/{name}": number for name, number in numbers.items()}
+        state = apply_gradients(state, DPO, self.optimizer, gradients)
+        named = {f"{DPO}/{name}": number for name, number in numbers.items()}
         return state.replace(step=state.step + jnp.int32(1)), named
 
 

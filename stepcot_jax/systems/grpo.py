@@ -32,7 +32,6 @@ from stepcot_jax.rewards.presets import Rewards, RewardSettings, reward
 from stepcot_jax.systems.options import REFERENCE, GrpoOptions, SelfCheckOptions
 from stepcot_jax.systems.self_check import CHECK, Attempts, SelfCheck, describe_checks, token_advantages
 from stepcot_jax.systems.sft import POLICY, Batch, Normalise
-from stepcot_jax.systems.stage_credit import credit_tokens
 from stepcot_jax.training.devices import Devices, GlobalBatch, differentiate
 from stepcot_jax.training.optimizers import global_norm
 from stepcot_jax.training.state import Params, TrainState, apply_gradients
@@ -345,6 +344,8 @@ class Rollouts:
         """Return the advantages of this process's rollouts, by token with `stage_credit`."""
         if self.settings.stage_credit == "none":
             return relative[..., None]
+        from stepcot_jax.systems.stage_credit import credit_tokens  # for this option alone
+
         tokens = np.asarray(replies.tokens)
         return credit_tokens(
             relative, tokens=tokens, answers=parts["answer"], tokenizer=self.tokenizer, dialect=self.dialect

@@ -20,6 +20,9 @@ STAGED = ("lvkc", "lvkc_released")
 REFERENCE = "reference"
 """Name of the parameters of GRPO's frozen start."""
 
+DPO = "dpo"
+"""Name of DPO's phase, its optimizer and its best weights."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SftOptions:

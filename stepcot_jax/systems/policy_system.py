@@ -11,15 +11,14 @@ from jaxtyping import Array
 
 from stepcot_jax.policies.policy import AnyPolicy, copy_frozen, policy_params, split_parts
 from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
-from stepcot_jax.systems import dpo, grpo, sft
+from stepcot_jax.systems import grpo, sft
 from stepcot_jax.systems.curriculum import CURRICULUM, CurriculumState, StagedRows, StagedSftUpdate
-from stepcot_jax.systems.dpo import DpoUpdate
 from stepcot_jax.systems.grpo import GrpoUpdate, Rollouts
-from stepcot_jax.systems.options import REFERENCE, DpoOptions, GrpoOptions, SelfCheckOptions, SftOptions
+from stepcot_jax.systems.options import DPO, REFERENCE, DpoOptions, GrpoOptions, SelfCheckOptions, SftOptions
 from stepcot_jax.systems.sft import POLICY, Batch, Normalise, SftUpdate
 from stepcot_jax.training.optimizers import make_optimizer
 from stepcot_jax.training.state import Params, TrainState, put_given
-from stepcot_jax.training.system import Phase, Stream, System
+from stepcot_jax.training.system import Phase, Stream, System, Update
 
 
 @dataclasses.dataclass
@@ -48,7 +47,7 @@ class PolicySystem(System):
         self.end_of_sft = self.fine_tuning.epochs * self.sft_updates
         schedule = sft_schedule(self.fine_tuning, self.sft_updates)
         self.optimizers = {sft.NAME: self._make_optimizer(schedule, self.fine_tuning.weight_decay)}
-        self.second = dpo.NAME if isinstance(self.optimising, DpoOptions) else grpo.NAME
+        self.second = DPO if isinstance(self.optimising, DpoOptions) else grpo.NAME
         if self.optimising is not None:
             schedule = grpo_schedule(self.optimising, self.grpo_updates)
             self.optimizers[self.second] = self._make_optimizer(schedule, self.optimising.weight_decay)
@@ -117,11 +116,12 @@ class PolicySystem(System):
             phases.append(Phase(sft.NAME, self.fine_tuning.epochs, update, self.streams[sft.NAME], staged))
         if self.optimising is not None and self.rollouts is not None and self.optimising.epochs:
             common, options = (self.policy, self.normalise, self.optimizers[self.second]), self.optimising
-            optimise = (
-                DpoUpdate(*common, options)
-                if isinstance(options, DpoOptions)
-                else GrpoUpdate(*common, options, self.checking)
-            )
+            if isinstance(options, DpoOptions):
+                from stepcot_jax.systems.dpo import DpoUpdate  # for this job alone
+
+                optimise: Update = DpoUpdate(*common, options)
+            else:
+                optimise = GrpoUpdate(*common, options, self.checking)
             phases.append(Phase(self.second, options.epochs, optimise, self.streams[self.second], self.rollouts))
         return phases
 
