@@ -13,8 +13,8 @@ def get_config():
     config = config_dict.ConfigDict()
 
     # "distill": teacher, then both; "teacher": the teacher only, with plateau and early stop; "baseline": a perceptron;
-    # "sft": fine-tune a policy on reasoning records; "grpo": fine-tune it, then optimise rewards; "chain_grpo": train a
-    # teacher, then optimise the rewards of its chains
+    # "sft": fine-tune a policy on reasoning records; "grpo": fine-tune it, then optimise rewards; "dpo": fine-tune it,
+    # then prefer the better of two replies; "chain_grpo": train a teacher, then optimise the rewards of its chains
     config.job = "distill"
     config.seed = 0  # of parameters, dropout, order of cases and augmentation
     config.resume = True  # resume from the latest checkpoint in the workdir; False: refuse a workdir that has one
@@ -55,6 +55,8 @@ def get_config():
     config.phantom.num_cases = 2000  # cases, all splits together
     config.phantom.image_size = 128  # px, square
     config.phantom.prevalence = "published"  # of the nine diagnoses: "published" (67 % normal) or "flat"
+    # "second": as from another origin, with other exposure, noise, anatomy and prevalence; for tests, not for training
+    config.phantom.style = "first"
     config.phantom.seed = 0  # of the drawn cases; separate from `seed`
 
     config.image_encoder = config_dict.ConfigDict()
@@ -196,7 +198,20 @@ def get_config():
     config.grpo.std_epsilon = 1e-6  # added to it
     config.grpo.scale = "group"  # whose deviation divides advantages; or "batch", "none"
     config.grpo.mask_truncated = False  # True: replies cut at the longest length take no part
+    config.grpo.stage_credit = "none"  # or "released": advantages of tokens by stage, as in MEDSAGE's public code
     config.grpo.shuffle_rewards = False  # True: rewards are shuffled within the batch (a control that must not learn)
+
+    config.dpo = config_dict.ConfigDict()  # after SFT, as in MEDSAGE's public code; needs rewards.gate="released"
+    config.dpo.epochs = 1
+    config.dpo.batch_size = 32  # prompts, each with at most one pair
+    config.dpo.epoch_end = "floor"  # or "ceil", as of sft
+    config.dpo.updates_per_epoch = 0  # batches of prompts; 0: each training record once
+    config.dpo.group_size = 6  # replies of the start, among which are the best and the worst
+    config.dpo.learning_rate = 5e-5  # AdamW
+    config.dpo.schedule = "constant"  # or "cosine" to 0
+    config.dpo.weight_decay = 0.0
+    config.dpo.temperature = 1.0  # of sampling and of every log-probability
+    config.dpo.beta = 0.1  # scale of the difference of log-ratios; the public code has none
 
     config.rewards = config_dict.ConfigDict()  # weights of the parts, and their definitions (docs/grounded.md)
     config.rewards.answer_weight = 1.0

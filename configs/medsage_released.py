@@ -1,9 +1,9 @@
 """The public code of MEDSAGE (4c8030a): rewards of answer, boxes and format, all or nothing; no self-check, no retry.
 
-The code trains Qwen2.5-VL-7B-Instruct with a frozen vision encoder on four GPUs, and weighs tokens by how much the
-stages of a group disagree, which the paper does not mention and this config leaves out. It trains projector and
-decoder, on any folder of records whose stages are written (docs/policies.md). It never ran on an accelerator; nothing
-is measured. Dry run: as in medsage.
+The code trains Qwen2.5-VL-7B-Instruct with a frozen vision encoder on four GPUs. It also weighs tokens by the credit of
+their stages (--config.grpo.stage_credit=released) and has a DPO baseline (--config.job=dpo); the paper has neither, and
+this config leaves them out. It trains projector and decoder, on any folder of records whose stages are written
+(docs/policies.md). It never ran on an accelerator; nothing is measured. Dry run: as in medsage.
 
 python -m stepcot_jax.main --config=medsage_released --config.vqa.root=FOLDER --workdir=runs/medsage_released \
     --config.parallel.model_devices=4

@@ -1,6 +1,7 @@
 """Policies by fine-tuning, rewards, self-check and curriculum on phantom chests, beside the published figures.
 
 stepcot tables vqa robustness curriculum self_check stages --config=tables_vqa --workdir=runs/tables_vqa
+stepcot tables origin --config=tables_vqa --workdir=runs/tables_vqa --seeds=1,2,3 --keep_replies
 
 Of `vqa`, with seeds 0, 1 and 2 (docs/results/policies_grpo.md): A 48.5, V 43.9 % after fine-tuning, 50.6 and 45.3
 after GRPO with both rewards (majority answer and constant box: 32.3 and 26.9). On one busy core a fine-tuning took 15
@@ -21,6 +22,8 @@ def get_config():
     config.grpo.updates_per_epoch = 50
     config.grpo.temperature = 0.6
     config.grpo.beta = 0.0
+    config.dpo.epochs = 5
+    config.dpo.updates_per_epoch = 50
     # The constants of MedCLM's public code are for 100 epochs; fine-tuning has 8 here.
     config.curriculum.easy_epochs = 1
     config.curriculum.ramp_epochs = 3

@@ -6,11 +6,13 @@ Every file of a user is opened here or by `files`, which uses this module; a tes
 import contextlib
 import dataclasses
 import functools
+import gzip
 import io
 import os
 import stat
 import time
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, BinaryIO, cast
@@ -135,6 +137,35 @@ class _ShortReads:
         if self.largest is not None and size > self.largest:
             raise BadInput(f"{self._path}: its list of files has {size} bytes; at most {self.largest} are accepted")
         return self._file.read(size)
+
+
+def open_lines(path: str | os.PathLike[str], *, accepted: str) -> BinaryIO:
+    """Open a file of lines; one whose name ends in .gz is unpacked, up to `Limits.unpacked_bytes`."""
+    file = open_untrusted(path, accepted=accepted)
+    return cast(BinaryIO, _Unpacked(file, path)) if os.fspath(path).endswith(".gz") else file
+
+
+class _Unpacked:
+    """The lines of a gzip file; the size that it would have is unknown until it is read."""
+
+    def __init__(self, file: BinaryIO, path: object) -> None:
+        self._file, self._lines, self._path, self._num_bytes = file, gzip.GzipFile(fileobj=file), path, 0
+
+    def __enter__(self) -> "_Unpacked":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def readline(self, size: int) -> bytes:
+        try:
+            line = self._lines.readline(size)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise BadInput(f"{self._path}: cannot be unpacked ({error}); expected a whole gzip file") from None
+        self._num_bytes += len(line)
+        if self._num_bytes > read_limits().unpacked_bytes:
+            raise exceeds(self._path, f"more than {read_limits().unpacked_bytes} bytes when unpacked", "unpacked_bytes")
+        return line
 
 
 def iterate_lines(file: BinaryIO, path: object, *, most_bytes: int) -> Iterator[tuple[int, bytes]]:

@@ -35,6 +35,7 @@ alone, has neither reasoning nor boxes, only the answer:
     Answer: ..
 """
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -251,6 +252,27 @@ def read_lvkc_released(text: str) -> Reply:
     return Reply(
         "lvkc_released", answer=parts.texts.get("CON"), references=references, stages=stages, problems=tuple(problems)
     )
+
+
+_MARKED_STAGES = {"lvkc": (_STAGE_TAGS, _LVKC_TAGS), "lvkc_released": (_RELEASED_TAGS, tuple(_RELEASED_TAGS))}
+_MOST_STAGE_TAGS = 64
+
+
+def find_stages(text: str, dialect: str) -> dict[str, tuple[int, int]]:
+    """Return where the text of each stage starts and ends; a stage that repeats or holds a tag is left out.
+
+    >>> find_stages("<VIS>dense</VIS><KNO>a <CON>b</CON>", "lvkc_released")
+    {'visual': (5, 10), 'conclusion': (28, 29)}
+    """
+    stages, names = _MARKED_STAGES[dialect]
+    tags = scan_tags(text, names, most=_MOST_STAGE_TAGS) or []
+    counts = collections.Counter(tag.mark for tag in tags)
+    return {
+        stages[opening.mark]: (opening.end, closing.start)
+        for opening, closing in itertools.pairwise(tags)
+        if opening.mark in stages and closing.mark == f"/{opening.mark}" and counts[opening.mark] == 1
+        if counts[closing.mark] == 1
+    }
 
 
 def _read_locations(text: str, *, largest: float) -> tuple[tuple[Box, ...] | None, str]:

@@ -140,7 +140,7 @@ def _budget(settings: Settings) -> float:
 
 def _load_phantom(settings: Settings, preprocessing: Preprocessing, progress: Progress) -> Dataset:
     phantom = settings.phantom
-    drawing = PhantomPixels(phantom.seed, phantom.image_size, phantom.prevalence, preprocessing)
+    drawing = PhantomPixels(phantom.seed, phantom.image_size, phantom.prevalence, preprocessing, phantom.style)
     pixels, cases = PixelCache(drawing, _budget(settings)), RecordTable()
     for index in progress(range(phantom.num_cases), "drawing the phantom"):
         case, drawn = drawing.draw(index)
@@ -148,7 +148,7 @@ def _load_phantom(settings: Settings, preprocessing: Preprocessing, progress: Pr
         pixels.put(index, drawn)
 
     def draw_full_size(index: int) -> np.ndarray:
-        return draw_case(index, seed=phantom.seed, size=phantom.image_size, prevalence=phantom.prevalence).image
+        return draw_case(index, **phantom.drawing).image
 
     splits, source = _make_splits(settings, cases, "the phantom", draw_full_size, progress)
     rule = _read_rule(settings)  # the phantom has no uncertain answers, but a caller can mark some

@@ -15,7 +15,7 @@ from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.stored_policy import StoredPolicy
 from stepcot_jax.systems.curriculum import StagedRows
 from stepcot_jax.systems.grpo import Rollouts
-from stepcot_jax.systems.options import count_updates
+from stepcot_jax.systems.options import GrpoOptions, count_updates
 from stepcot_jax.systems.policy_system import PolicySystem
 from stepcot_jax.systems.self_check import SelfCheck
 from stepcot_jax.systems.sft import Normalise
@@ -38,25 +38,25 @@ def make_policy_system(
     devices: Devices,
     functions: Mapping[str, tuple[RewardFunction, float]],
 ) -> PolicySystem:
-    """Return the system of a policy, with rollouts for the job "grpo"."""
+    """Return the system of a policy, with rollouts for the jobs "grpo" and "dpo"."""
     tokens, tokenizer = data.tokens, data.tokens.tokenizer
     longest = tokens.lengths.reply_length
     policy = choose_policy(settings, tokenizer, data.source, mesh=devices.named_mesh)
     normalise = make_normalise(settings)
-    has_grpo = "grpo.epochs" in settings.trains.epochs
+    optimising = settings.optimising
     num_train = len(data.dataset.splits["train"])
     return PolicySystem(
         policy,
         normalise,
         Sampling(longest=longest, stop=tokenizer.stop, more_stops=tokenizer.more_stops, greedy=True),
         fine_tuning=settings.sft,
-        optimising=settings.grpo if has_grpo else None,
+        optimising=optimising,
         checking=settings.self_check,
         epsilon=settings.training.adam_epsilon,
         clip_norm=settings.training.clip_norm,
         sft_updates=count_updates(settings.sft, num_rows),
-        grpo_updates=count_updates(settings.grpo, num_train),
-        rollouts=_make_rollouts(settings, policy, normalise, data, devices, functions) if has_grpo else None,
+        grpo_updates=count_updates(optimising or settings.grpo, num_train),
+        rollouts=_make_rollouts(settings, policy, normalise, data, devices, functions) if optimising else None,
         staged=staged,
         start=given_start(policy, start, data.source),
         begin=smooth_start(policy, tokenizer, largest=tokens.lengths.largest_coordinate),
@@ -77,7 +77,14 @@ def _make_rollouts(
         from stepcot_jax.run.judged_rewards import JudgedRewards, make_judge  # a client of endpoints
 
         judge = JudgedRewards(make_judge(settings.rewards, data.workdir), ill_formed=settings.rewards.ill_formed)
-    if settings.self_check.enabled:
+    options, kind = settings.grpo, Rollouts
+    if settings.job == "dpo":
+        from stepcot_jax.systems.dpo import Pairs  # for this job alone
+
+        kind = Pairs
+        dpo = settings.dpo
+        options = GrpoOptions(group_size=dpo.group_size, temperature=dpo.temperature)
+    elif settings.self_check.enabled:
         self_check = SelfCheck(
             policy=policy,
             normalise=normalise,
@@ -89,7 +96,7 @@ def _make_rollouts(
             longest=longest,
             longest_check=data.tokens.longest_check,
         )
-    return Rollouts(
+    return kind(
         policy=policy,
         normalise=normalise,
         tokenizer=tokenizer,
@@ -97,7 +104,7 @@ def _make_rollouts(
         with_thinking=settings.vqa.with_thinking,
         records=data.dataset.records,
         devices=devices,
-        settings=settings.grpo,
+        settings=options,
         rewards=make_reward_settings(settings.rewards),
         longest=longest,
         self_check=self_check,

@@ -36,7 +36,7 @@ from stepcot_jax.run.results import REPORT
 from stepcot_jax.run.scored_baseline import score_baseline
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.task import Outcome, Task
-from stepcot_jax.systems import grpo, sft
+from stepcot_jax.systems import sft
 from stepcot_jax.systems.curriculum import StagedRows, make_staged_rows
 from stepcot_jax.systems.sft import PackedRows, draw_batches, pack_split
 from stepcot_jax.training.devices import Devices
@@ -97,7 +97,9 @@ def write_policy_results(
         notes=[remark],
     )
     write_whole(workdir / STATISTICS_FILE, replies.encode(replies.to_json(results)))
-    notes = [_note_start(outcome.best["sft"].step, end_of_sft)] if end_of_sft and "sft" in outcome.best else []
+    notes = []
+    if end_of_sft and "sft" in outcome.best:
+        notes.append(_note_start(outcome.best["sft"].step, end_of_sft, phase=list(answered)[-1].upper()))
     notes = [note for note in notes if note]
     report = {
         "num_questions": results.num_records,
@@ -114,13 +116,13 @@ def write_policy_results(
     return report
 
 
-def _note_start(best: int, end_of_sft: int) -> str:
-    """Return a note on "GRPO less SFT" if GRPO did not begin at the row of SFT, else ""."""
+def _note_start(best: int, end_of_sft: int, *, phase: str = "GRPO") -> str:
+    """Return a note on "GRPO less SFT" if GRPO, or DPO, did not begin at the row of SFT, else ""."""
     if best == end_of_sft:
         return ""
     return (
-        f"GRPO began at the last weights of SFT (update {end_of_sft}); the row of SFT is of its best (update {best}): "
-        "a part of GRPO less SFT is fine-tuning."
+        f"{phase} began at the last weights of SFT (update {end_of_sft}); the row of SFT is of its best (update "
+        f"{best}): a part of {phase} less SFT is fine-tuning."
     )
 
 
@@ -204,7 +206,7 @@ def _check_phases(settings: Settings, devices: Devices) -> None:
 
 
 class PolicyTask(Task):
-    """The task of the jobs "sft" and "grpo"."""
+    """The task of the jobs "sft", "grpo" and "dpo"."""
 
     def __init__(
         self,
@@ -295,7 +297,8 @@ class PolicyTask(Task):
             self._local_rows(settings.sft.batch_size),
             self.see,
         )
-        local_rows = self._local_rows(settings.grpo.batch_size)
+        optimising = settings.optimising or settings.grpo
+        local_rows = self._local_rows(optimising.batch_size)
         rows = pack if self.staged is None else self.staged.read
 
         def prompt(update: int, numbers: np.ndarray) -> Batch:
@@ -308,7 +311,7 @@ class PolicyTask(Task):
             streams = {}
             for name, number, size, make, length in (
                 (sft.NAME, len(self.packs), settings.sft.batch_size, rows, self.system.sft_updates),
-                (grpo.NAME, len(train), settings.grpo.batch_size, prompt, self.system.grpo_updates),
+                (self.system.second, len(train), optimising.batch_size, prompt, self.system.grpo_updates),
             ):
                 items = draw_batches(number, batch_size=size, seed=settings.seed, make=make)
                 batches = ReadAhead(items, lambda batch: batch, num_threads=settings.data.num_threads)
@@ -441,7 +444,7 @@ class PolicyTask(Task):
             scoring=self.scoring,
             outcome=outcome,
             num_resamples=self.settings.evaluation.num_resamples,
-            end_of_sft=self.system.end_of_sft if grpo.NAME in answered else 0,
+            end_of_sft=self.system.end_of_sft if self.system.second in answered else 0,
         )
         outcome.log(
             {f"{phase}/{name}": figure for phase, row in report["test"].items() for name, figure in row.items()}

@@ -129,7 +129,7 @@ def _value(settings: Settings, key: str) -> int:
 def _schedules(settings: Settings, key: str) -> Iterator[str]:
     """Yield the settings, with their values, whose schedules span the epochs of `key`."""
     section = key.partition(".")[0]
-    if section in ("baseline", "sft", "grpo") and getattr(settings, section).schedule == "cosine":
+    if section in ("baseline", "sft", "grpo", "dpo") and getattr(settings, section).schedule == "cosine":
         yield f"config.{section}.schedule='cosine'"
     if key == "sft.epochs" and settings.sft.warmup_epochs > settings.sft.epochs:
         yield f"config.sft.warmup_epochs={settings.sft.warmup_epochs}"

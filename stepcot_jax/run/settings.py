@@ -16,7 +16,7 @@ from stepcot_jax.run import sections
 from stepcot_jax.run.configs import load_config
 from stepcot_jax.run.fields import describe_key, make, naming
 from stepcot_jax.run.sections import list_unread
-from stepcot_jax.systems.options import CurriculumOptions, GrpoOptions, SelfCheckOptions, SftOptions
+from stepcot_jax.systems.options import STAGED, CurriculumOptions, DpoOptions, GrpoOptions, SelfCheckOptions, SftOptions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +62,7 @@ JOBS = {
         Job("baseline", ("baseline",), ("baseline.epochs",)),
         Job("sft", ("sft",), ("sft.epochs",), is_policy=True),
         Job("grpo", ("grpo",), ("sft.epochs", "grpo.epochs"), is_policy=True),
+        Job("dpo", ("dpo",), ("sft.epochs", "dpo.epochs"), is_policy=True),
         Job("own", ("own",), ()),
     )
 }
@@ -106,7 +107,7 @@ def find_unread(config: Mapping[str, Any]) -> dict[str, tuple[Any, Any, str]]:
 class Settings:
     """All settings of a run."""
 
-    job: Literal["teacher", "distill", "baseline", "sft", "grpo", "chain_grpo", "own"]
+    job: Literal["teacher", "distill", "baseline", "sft", "grpo", "dpo", "chain_grpo", "own"]
     seed: Seed
     resume: bool
     data: sections.DataSettings
@@ -122,6 +123,7 @@ class Settings:
     policy: sections.PolicySettings
     sft: SftOptions
     grpo: GrpoOptions
+    dpo: DpoOptions
     rewards: sections.RewardsSettings
     self_check: SelfCheckOptions
     curriculum: CurriculumOptions
@@ -142,6 +144,11 @@ class Settings:
         return self.trains.is_policy
 
     @property
+    def optimising(self) -> GrpoOptions | DpoOptions | None:
+        """Options of the phase after fine-tuning, for a policy that has one."""
+        return self.grpo if self.job == "grpo" else self.dpo if self.job == "dpo" else None
+
+    @property
     def named_job(self) -> str:
         """The setting of the job, for messages."""
         return f"config.job={self.job!r}"
@@ -157,6 +164,17 @@ class Settings:
             raise BadInput(
                 "config.grpo.shuffle_rewards: must be False with config.self_check.enabled=True; got True (who tries "
                 "again follows the true answer, so that the control would learn from it)"
+            )
+        if self.job == "dpo" and not (self.rewards.gate == "released" and self.rewards.format_weight):
+            raise BadInput(
+                "config.rewards.gate: must be 'released', with config.rewards.format_weight above 0, with "
+                f"config.job='dpo'; got {self.rewards.gate!r} and {self.rewards.format_weight} (a reply is valid where "
+                "its reward is above 0)"
+            )
+        if self.grpo.stage_credit != "none" and (self.vqa.dialect not in STAGED or self.self_check.enabled):
+            raise BadInput(
+                f"config.grpo.stage_credit: {self.grpo.stage_credit!r} needs config.vqa.dialect of {', '.join(STAGED)} "
+                f"and config.self_check.enabled=False; got {self.vqa.dialect!r} and {self.self_check.enabled}"
             )
         if self.curriculum.schedule != "none" and self.sft.pack_length:
             raise BadInput(
@@ -213,7 +231,8 @@ class Settings:
     def _check_large_policy(self) -> None:
         if not self.trains_policy:
             raise BadInput(
-                f"config.policy.weights: {self.policy.weights!r} needs the job 'sft' or 'grpo'; got {self.named_job}"
+                f"config.policy.weights: {self.policy.weights!r} needs the job 'sft', 'grpo' or 'dpo'; got "
+                f"{self.named_job}"
             )
         if self.sft.pack_length:
             raise BadInput(
@@ -272,14 +291,15 @@ PATH_KEYS = (
 # Settings in a workdir: written, read back (also from earlier versions), and compared.
 
 
-_LATER_SECTIONS = ("vqa", "policy", "sft", "grpo", "rewards", "self_check", "curriculum", "start", "loggers")
+_LATER_SECTIONS = ("vqa", "policy", "sft", "grpo", "dpo", "rewards", "self_check", "curriculum", "start", "loggers")
 _LATER = {
     "curriculum": "first_loss first_overall least_loss",
     "data": "fold uncertain uncertain_weight",
     "evaluation": "coverage_by gate_false_alarms least_gain miss_cost operating_point operating_target step_costs",
-    "grpo": "epoch_end kl_norm",
+    "grpo": "epoch_end kl_norm stage_credit",
     "loss": "parts",
     "parallel": "model_devices",
+    "phantom": "style",
     "policy": "low_rank low_rank_alpha low_rank_targets random shrink weights",
     "sft": "epoch_end",
     "training": "given_answers given_noise given_rate given_to profile_updates schedule",

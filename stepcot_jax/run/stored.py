@@ -174,7 +174,7 @@ class StoredRun:
         from stepcot_jax.data.phantom.phantom import draw_case
 
         phantom = self.settings.phantom
-        return draw_case(number, seed=phantom.seed, size=phantom.image_size, prevalence=phantom.prevalence)
+        return draw_case(number, **phantom.drawing)
 
     @property
     def data_source(self) -> str:

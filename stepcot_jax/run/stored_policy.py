@@ -40,7 +40,7 @@ FROZEN_ENCODER = "frozen_encoder"
 """First part of the names of a frozen encoder's tensors in that file."""
 
 _MOST_MANIFEST_BYTES = 2**22
-_PHASES = ("grpo", "sft")
+_PHASES = ("dpo", "grpo", "sft")
 """Phases of a run, the last first."""
 
 
@@ -56,7 +56,7 @@ class StoredPolicy:
     patches: PatchInput | None  # of the frozen encoder that the network reads; None if it reads pictures
     tokenizer: AnyTokenizer
     lengths: PolicyLengths
-    phase: str  # of these weights, "sft" or "grpo"
+    phase: str  # of these weights, "sft", "grpo" or "dpo"
     step: int
 
     def see(self, pictures: UInt8[np.ndarray, "case size size 3"]) -> Array:
@@ -80,7 +80,7 @@ def read_policy(
     if not settings.trains_policy:
         raise BadInput(
             f"{workdir}: {settings.named_job} trains no policy that answers questions; expected a run of the "
-            f"job 'sft' or 'grpo' (stepcot predict reads radiographs with this one)"
+            f"job 'sft', 'grpo' or 'dpo' (stepcot predict reads radiographs with this one)"
         )
     exported = is_export(workdir)
     if exported:
@@ -175,7 +175,7 @@ def _find_step(folder: pathlib.Path, phase: str | None) -> tuple[str, int]:
 class _Manifest(msgspec.Struct):
     format: Literal[1]
     kind: Literal["policy"]
-    phase: Literal["sft", "grpo"]
+    phase: Literal["sft", "grpo", "dpo"]
     step: int
     encoder: CarriedEncoder | None = None
 

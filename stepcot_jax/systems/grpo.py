@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -12,7 +12,7 @@ import optax
 from jaxtyping import Array, Bool, Float
 
 from stepcot_jax.evaluation.stage_claims import stage_consistency
-from stepcot_jax.host.errors import RunStopped
+from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.losses.policy_gradient import (
     PolicyGradient,
     advantages,
@@ -74,21 +74,7 @@ class GrpoUpdate:
 
     def log_probs(self, params: Params, rows: Batch) -> Float[Array, "rollout token"]:
         """Return the log-probability of each sampled token, at the temperature of sampling."""
-        completions = flatten_groups(rows["completions"])
-        logits = self.policy.apply(
-            {"params": params},
-            self.normalise(rows["images"]),
-            rows["prompts"],
-            rows["lengths"],
-            completions,
-            hidden=flatten_groups(rows["hidden"]) if "hidden" in rows else None,
-        )
-        return token_log_probs(
-            logits=logits,
-            tokens=completions,
-            counted=flatten_groups(rows["counted"]),
-            temperature=self.settings.temperature,
-        )
+        return sampled_log_probs(self.policy, self.normalise, params, rows, temperature=self.settings.temperature)
 
     def gradients(
         self, params: Params, batch: Batch, global_batch: GlobalBatch, *, is_first: Bool[Array, ""] | None = None
@@ -139,12 +125,8 @@ class GrpoUpdate:
         rows = {name: value for name, value in batch.items() if name not in (_OLD, _FROZEN)}
 
         def score(params: Params) -> Array:
-            log_probs = (
-                self.log_probs(params, rows)
-                if global_batch.num_passes == 1
-                else jax.lax.map(lambda part: self.log_probs(params, part), global_batch.split(rows)[0])
-            )
-            return jax.lax.stop_gradient(log_probs).reshape(batch["counted"].shape)
+            log_probs = score_in_passes(lambda part: self.log_probs(params, part), rows, global_batch)
+            return log_probs.reshape(batch["counted"].shape)
 
         frozen = score(policy_params(params, REFERENCE)) if self.settings.beta else batch[_OLD]
         if jnp.dtype(self.policy.dtype) == jnp.float32:
@@ -175,6 +157,29 @@ class GrpoUpdate:
         return state.replace(step=state.step + jnp.int32(1)), {
             f"{NAME}/{name}": number for name, number in numbers.items()
         }
+
+
+def sampled_log_probs(
+    policy: AnyPolicy, normalise: Normalise, params: Params, rows: Batch, *, temperature: float
+) -> Float[Array, "rollout token"]:
+    """Return the log-probability of each token of completions [row, rollout, token]; 0 where it does not count."""
+    completions = flatten_groups(rows["completions"])
+    logits = policy.apply(
+        {"params": params},
+        normalise(rows["images"]),
+        rows["prompts"],
+        rows["lengths"],
+        completions,
+        hidden=flatten_groups(rows["hidden"]) if "hidden" in rows else None,
+    )
+    counted = flatten_groups(rows["counted"])
+    return token_log_probs(logits=logits, tokens=completions, counted=counted, temperature=temperature)
+
+
+def score_in_passes(score: Callable[[Batch], Array], rows: Batch, global_batch: GlobalBatch) -> Array:
+    """Return scores of a device's rows without gradients, computed pass by pass; those of passes are stacked."""
+    scores = score(rows) if global_batch.num_passes == 1 else jax.lax.map(score, global_batch.split(rows)[0])
+    return jax.lax.stop_gradient(scores)
 
 
 def flatten_groups(rows: Array) -> Array:
@@ -257,13 +262,15 @@ class Rollouts:
     functions: Mapping[str, tuple[RewardFunction, float]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        sampling = Sampling(
+        self.sampling = sampling = Sampling(
             longest=self.longest,
             stop=self.tokenizer.stop,
             more_stops=self.tokenizer.more_stops,
             temperature=self.settings.temperature,
         )
         group = self.settings.group_size
+        if self.settings.stage_credit != "none" and self.functions and "answer" not in self.functions:
+            raise BadInput("GRPO: stage_credit tells right replies from wrong ones; rewards needs sc.rewards.answer")
 
         def sample(params: Any, rows: Mapping[str, Array], key: Array) -> Replies:
             prompts = rows["prompts"]
@@ -282,13 +289,23 @@ class Rollouts:
         )
         return replies
 
-    def __call__(self, state: TrainState, batch: Batch) -> Batch:
-        """Return prompts with completions and advantages, [prompt, rollout, ...], and numbers for the log."""
-        number, group = len(batch["index"]), self.settings.group_size
-        local = slice(jax.process_index() * number, (jax.process_index() + 1) * number)
+    @staticmethod
+    def _local(batch: Batch) -> slice:
+        """Return this process's rows among those of all."""
+        number = len(batch["index"])
+        return slice(jax.process_index() * number, (jax.process_index() + 1) * number)
+
+    def sample_groups(self, state: TrainState, batch: Batch) -> Replies:
+        """Return the replies to this process's prompts, [row, rollout, ...]."""
+        group, local = self.settings.group_size, self._local(batch)
         replies: Replies = jax.tree.map(
             lambda rows: rows.reshape(-1, group, rows.shape[-1])[local], self.sample(state, batch)
         )
+        return replies
+
+    def __call__(self, state: TrainState, batch: Batch) -> Batch:
+        """Return prompts with completions and advantages, [prompt, rollout, ...], and numbers for the log."""
+        local, replies = self._local(batch), self.sample_groups(state, batch)
         parts = self._reward_all(np.asarray(replies.tokens), batch["index"])
         made: Replies | Attempts = replies
         checked: dict[str, np.ndarray] = {}
@@ -306,7 +323,7 @@ class Rollouts:
             "completions": made.tokens,
             "counted": self._counted(made, parts["total"]),
             "old_log_probs": made.log_probs,
-            "advantages": relative[local, :, None],
+            "advantages": self._advantages(relative[local], replies, parts),
             COLLECTED_NUMBERS: self._describe(gathered, relative, made),
         }
         if self.self_check is not None and isinstance(made, Attempts):
@@ -320,6 +337,19 @@ class Rollouts:
             if settings.alpha:
                 made_batch |= {"check": made.checks & made_batch["counted"], "check_success": success}
         return made_batch
+
+    def _advantages(
+        self, relative: Float[np.ndarray, "row rollout"], replies: Replies, parts: Mapping[str, np.ndarray]
+    ) -> Float[np.ndarray, "row rollout #token"]:
+        """Return the advantages of this process's rollouts, by token with `stage_credit`."""
+        if self.settings.stage_credit == "none":
+            return relative[..., None]
+        from stepcot_jax.systems.stage_credit import credit_tokens  # for this option alone
+
+        tokens = np.asarray(replies.tokens)
+        return credit_tokens(
+            relative, tokens=tokens, answers=parts["answer"], tokenizer=self.tokenizer, dialect=self.dialect
+        )
 
     def _reward_all(
         self, tokens: np.ndarray, indices: Sequence[int], chosen: np.ndarray | None = None
@@ -367,13 +397,17 @@ class Rollouts:
                 scale=self.settings.scale,
             )
         )
-        self.signal.add(mean=float(np.nanmean(totals)), differs=bool(relative.any()))
+        self.count(totals, differs=bool(relative.any()), step=step)
+        return relative
+
+    def count(self, totals: Float[np.ndarray, "prompt rollout"], *, differs: bool, step: int) -> None:
+        """Count an update's signal; stop after many updates without any."""
+        self.signal.add(mean=float(np.nanmean(totals)), differs=differs)
         if self.signal.num_in_a_row == _PATIENCE:
             raise RunStopped(
                 f"step {step}: the rewards of each prompt's replies were equal for {_PATIENCE} updates in a row (mean "
                 f"{np.nanmean(totals):.3f}); nothing can be learnt from them: check config.rewards, or fine-tune longer"
             )
-        return relative
 
     def _counted(
         self, replies: Replies | Attempts, totals: Float[np.ndarray, "prompt rollout"]

@@ -1,4 +1,4 @@
-"""Options of fine-tuning, GRPO, the self-check and the curriculum; `configs/base.py` documents every field.
+"""Options of fine-tuning, GRPO, DPO, the self-check and the curriculum; `configs/base.py` documents every field.
 
 Defaults are those of `configs/base.py` (a test compares them), except for the two that enable a part. This module does
 not import jax, as settings import it.
@@ -14,8 +14,14 @@ from stepcot_jax.host.ranges import Count, NotNegative, Positive, PositiveShare,
 
 EpochEnd = Literal["floor", "ceil"]
 
+STAGED = ("lvkc", "lvkc_released")
+"""Dialects whose replies run through MEDSAGE's stages."""
+
 REFERENCE = "reference"
 """Name of the parameters of GRPO's frozen start."""
+
+DPO = "dpo"
+"""Name of DPO's phase, its optimizer and its best weights."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,10 +80,16 @@ class GrpoOptions:
     scale: Literal["group", "batch", "none"] = "group"
     mask_truncated: bool = False
     shuffle_rewards: bool = False
+    stage_credit: Literal["none", "released"] = "none"
 
     def __post_init__(self) -> None:
         if self.dual_clip and self.dual_clip <= 1:
             raise BadInput(f"config.grpo.dual_clip: {self.dual_clip} is not above 1, or 0 for none")
+        if self.stage_credit != "none" and self.shuffle_rewards:
+            raise BadInput(
+                "config.grpo.shuffle_rewards: must be False with config.grpo.stage_credit='released', which follows "
+                "the true answers; got True"
+            )
         if self.kl_norm == "sequence_sum" and self.length_norm in ("token_mean", "constant"):
             raise BadInput(
                 f"config.grpo.kl_norm: 'sequence_sum' needs config.grpo.length_norm='sequence_mean' or 'sequence_sum'; "
@@ -85,9 +97,25 @@ class GrpoOptions:
             )
 
 
-def count_updates(options: SftOptions | GrpoOptions, num_rows: int) -> int:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DpoOptions:
+    """Direct preference optimisation on pairs of the start's replies (MEDSAGE's public code)."""
+
+    epochs: Whole = 1
+    batch_size: Count = 32
+    epoch_end: EpochEnd = "floor"
+    updates_per_epoch: Whole = 0
+    group_size: Annotated[int, msgspec.Meta(ge=2)] = 6
+    learning_rate: Positive = 5e-05
+    schedule: Literal["cosine", "constant"] = "constant"
+    weight_decay: NotNegative = 0.0
+    temperature: Positive = 1.0
+    beta: Positive = 0.1
+
+
+def count_updates(options: SftOptions | GrpoOptions | DpoOptions, num_rows: int) -> int:
     """Return the updates of an epoch, at least one; batches go on over its end, so none is short."""
-    if isinstance(options, GrpoOptions) and options.updates_per_epoch:
+    if not isinstance(options, SftOptions) and options.updates_per_epoch:
         return options.updates_per_epoch
     number, rest = divmod(num_rows, options.batch_size)
     return max(number + (options.epoch_end == "ceil" and rest > 0), 1)

@@ -14,23 +14,23 @@ from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
 from stepcot_jax.systems import grpo, sft
 from stepcot_jax.systems.curriculum import CURRICULUM, CurriculumState, StagedRows, StagedSftUpdate
 from stepcot_jax.systems.grpo import GrpoUpdate, Rollouts
-from stepcot_jax.systems.options import REFERENCE, GrpoOptions, SelfCheckOptions, SftOptions
+from stepcot_jax.systems.options import DPO, REFERENCE, DpoOptions, GrpoOptions, SelfCheckOptions, SftOptions
 from stepcot_jax.systems.sft import POLICY, Batch, Normalise, SftUpdate
 from stepcot_jax.training.optimizers import make_optimizer
 from stepcot_jax.training.state import Params, TrainState, put_given
-from stepcot_jax.training.system import Phase, Stream, System
+from stepcot_jax.training.system import Phase, Stream, System, Update
 
 
 @dataclasses.dataclass
 class PolicySystem(System):
-    """The phases "sft" and "grpo" of one policy."""
+    """The phase "sft" of one policy, and "grpo" or "dpo" after it."""
 
     policy: AnyPolicy
     normalise: Normalise
     sampling: Sampling
     fine_tuning: SftOptions
     sft_updates: int
-    optimising: GrpoOptions | None = None
+    optimising: GrpoOptions | DpoOptions | None = None
     grpo_updates: int = 0
     checking: SelfCheckOptions = SelfCheckOptions()  # noqa: RUF009 - frozen
     rollouts: Rollouts | None = None
@@ -47,9 +47,10 @@ class PolicySystem(System):
         self.end_of_sft = self.fine_tuning.epochs * self.sft_updates
         schedule = sft_schedule(self.fine_tuning, self.sft_updates)
         self.optimizers = {sft.NAME: self._make_optimizer(schedule, self.fine_tuning.weight_decay)}
+        self.second = DPO if isinstance(self.optimising, DpoOptions) else grpo.NAME
         if self.optimising is not None:
             schedule = grpo_schedule(self.optimising, self.grpo_updates)
-            self.optimizers[grpo.NAME] = self._make_optimizer(schedule, self.optimising.weight_decay)
+            self.optimizers[self.second] = self._make_optimizer(schedule, self.optimising.weight_decay)
         self.names = tuple(self.optimizers)
 
     def _make_optimizer(self, schedule: optax.Schedule, weight_decay: float) -> optax.GradientTransformation:
@@ -93,7 +94,7 @@ class PolicySystem(System):
         return self._freeze(state.replace(params=params))
 
     def _freeze(self, state: TrainState) -> TrainState:
-        """Return the state with the policy as the frozen start of GRPO, if there is one."""
+        """Return the state with the policy as the frozen start of GRPO or DPO, if there is one."""
         if REFERENCE not in state.params:
             return state
         return state.replace(params={**state.params, REFERENCE: copy_frozen(self.policy, state.params[POLICY])})
@@ -106,7 +107,7 @@ class PolicySystem(System):
         return {CURRICULUM: curriculum.to_arrays(CurriculumState.first(curriculum.settings))}
 
     def phases(self) -> Sequence[Phase]:
-        """Return fine-tuning, and GRPO with its rollouts on the host."""
+        """Return fine-tuning, and GRPO or DPO with its rollouts on the host."""
         phases = []
         if self.fine_tuning.epochs:
             parts = (self.policy, self.normalise, self.optimizers[sft.NAME], self.fine_tuning)
@@ -114,19 +115,23 @@ class PolicySystem(System):
             update = SftUpdate(*parts) if staged is None else StagedSftUpdate(*parts, len(staged.curriculum.domains))
             phases.append(Phase(sft.NAME, self.fine_tuning.epochs, update, self.streams[sft.NAME], staged))
         if self.optimising is not None and self.rollouts is not None and self.optimising.epochs:
-            optimizer = self.optimizers[grpo.NAME]
-            optimise = GrpoUpdate(self.policy, self.normalise, optimizer, self.optimising, self.checking)
-            stream = self.streams[grpo.NAME]
-            phases.append(Phase(grpo.NAME, self.optimising.epochs, optimise, stream, self.rollouts))
+            common, options = (self.policy, self.normalise, self.optimizers[self.second]), self.optimising
+            if isinstance(options, DpoOptions):
+                from stepcot_jax.systems.dpo import DpoUpdate  # for this job alone
+
+                optimise: Update = DpoUpdate(*common, options)
+            else:
+                optimise = GrpoUpdate(*common, options, self.checking)
+            phases.append(Phase(self.second, options.epochs, optimise, self.streams[self.second], self.rollouts))
         return phases
 
     def end_phase(self, name: str) -> str:
-        """Return a warning if all rewards of GRPO were equal within their groups."""
-        return self.rollouts.signal.warn(name) if name == grpo.NAME and self.rollouts is not None else ""
+        """Return a warning if all rewards of GRPO were equal within their groups, or no prompt of DPO had a pair."""
+        return self.rollouts.signal.warn(name) if name == self.second and self.rollouts is not None else ""
 
     def phase_of(self, step: int) -> str:
         """Return the name of the phase that the update `step`, counted from 1, belongs to."""
-        return sft.NAME if self.optimising is None or step <= self.end_of_sft else grpo.NAME
+        return sft.NAME if self.optimising is None or step <= self.end_of_sft else self.second
 
     def predict(self, params: Params, batch: Batch) -> dict[str, Array]:
         """Return greedy replies as "tokens" [case, token]."""
@@ -174,9 +179,10 @@ def sft_schedule(settings: SftOptions, updates_per_epoch: int) -> optax.Schedule
     return optax.join_schedules([rise, after], [warmup])
 
 
-def grpo_schedule(settings: GrpoOptions, updates_per_epoch: int) -> optax.Schedule:
+def grpo_schedule(settings: GrpoOptions | DpoOptions, updates_per_epoch: int) -> optax.Schedule:
     """Return the learning rate by pass over a batch of rollouts: constant, or a cosine to 0."""
-    total = max(settings.epochs * updates_per_epoch * settings.num_updates, 1)
+    num_passes = settings.num_updates if isinstance(settings, GrpoOptions) else 1
+    total = max(settings.epochs * updates_per_epoch * num_passes, 1)
     if settings.schedule == "cosine":
         return optax.cosine_decay_schedule(settings.learning_rate, total)
     return optax.constant_schedule(settings.learning_rate)

@@ -70,7 +70,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--sample", action="store_true", help="draw the reply; default: the likeliest token each time")
     parser.add_argument("--seed", type=int, help="of --sample, default 0")
     parser.add_argument("--temperature", type=float, help="of --sample, default 1")
-    parser.add_argument("--phase", choices=("sft", "grpo"), help="phase whose best weights answer; default: the last")
+    parser.add_argument(
+        "--phase", choices=("sft", "grpo", "dpo"), help="phase whose best weights answer; default: the last"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args(arguments)
 

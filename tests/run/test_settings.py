@@ -81,7 +81,7 @@ REFUSED = [
       (("random", True), ("shrink", 2), ("low_rank", 4))),
     (QWEN | {"policy.shrink": 2}, "policy.shrink: 2 needs config.policy.random=True"),
     (QWEN | {"policy.low_rank": 2, "policy.low_rank_targets": "("}, "policy.low_rank_targets: .*regular expression"),
-    (QWEN | {"job": "distill"}, "policy.weights: .* needs the job 'sft' or 'grpo'"),
+    (QWEN | {"job": "distill"}, "policy.weights: .* needs the job 'sft', 'grpo' or 'dpo'"),
     (QWEN | {"sft.pack_length": 9}, r"sft.pack_length: 9 must be 0 with config.policy.weights"),
     ({"rewards.open_answer": "judge"}, "rewards.open_answer: 'judge' needs config.rewards.judge_url"),
     ({"grpo.shuffle_rewards": True, "self_check.enabled": True}, "grpo.shuffle_rewards: must be False"),

@@ -57,7 +57,7 @@ def find_examples(folder: str | os.PathLike[str] | None, trained: Trained) -> tu
 def _draw_phantoms(trained: Trained) -> tuple[Example, ...]:
     phantom, by_label = trained.run.settings.phantom, dict[int, Example]()
     for index in range(phantom.num_cases, phantom.num_cases + _MAX_TRIES):
-        drawn = draw_case(index, seed=phantom.seed, size=phantom.image_size, prevalence=phantom.prevalence)
+        drawn = draw_case(index, **phantom.drawing)
         label = drawn.case.answers[-1]
         if label not in by_label:
             name = trained.chain.steps[-1].options[label]

@@ -1,6 +1,7 @@
 """Phantom chests: drawn frontal radiographs that show their seven answers, for runs without data.
 
-Answers are drawn first, then the picture. A case depends on (seed, index, prevalence), its pixels also on the size.
+Answers are drawn first, then the picture. A case depends on (seed, index, prevalence, style), its pixels also on the
+size.
 """
 
 import dataclasses
@@ -13,6 +14,8 @@ from jaxtyping import Bool, UInt8
 from stepcot_jax.box import Box
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.phantom.anatomy import (
+    SECOND_LIMITS,
+    SECOND_STYLES,
     STYLES,
     Frame,
     Pose,
@@ -23,7 +26,14 @@ from stepcot_jax.data.phantom.anatomy import (
     expose,
     render_anatomy,
 )
-from stepcot_jax.data.phantom.answers import Prevalence, answer_texts, draw_answers, generator, write_report
+from stepcot_jax.data.phantom.answers import (
+    DrawingStyle,
+    Prevalence,
+    answer_texts,
+    draw_answers,
+    generator,
+    write_report,
+)
 from stepcot_jax.data.phantom.findings import Mark, Scene, draw_findings, plan_scene
 from stepcot_jax.data.records.records import write_records
 from stepcot_jax.host.errors import BadInput
@@ -31,7 +41,7 @@ from stepcot_jax.host.files import removing_half
 from stepcot_jax.host.text import write_csv
 from stepcot_jax.record import Record
 
-__all__ = ["Box", "PhantomCase", "Prevalence", "draw_answers", "draw_case", "export_phantom"]
+__all__ = ["Box", "DrawingStyle", "PhantomCase", "Prevalence", "draw_answers", "draw_case", "export_phantom"]
 ORIGINS = tuple(style.origin for style in STYLES)  # names of the three origins, each with its own acquisition style
 _PATIENTS_OF_BLOCK = (*range(12), 10, 11, 11)
 """Patient of each of 15 images: ten patients have one image, one has two and one has three."""
@@ -72,7 +82,14 @@ class PlannedCase:
     pose: Pose
 
 
-def draw_case(index: int, *, seed: int = 0, size: int = 224, prevalence: Prevalence = "published") -> PhantomCase:
+def draw_case(
+    index: int,
+    *,
+    seed: int = 0,
+    size: int = 224,
+    prevalence: Prevalence = "published",
+    style: DrawingStyle = "first",
+) -> PhantomCase:
     """Draw one phantom case.
 
     Args:
@@ -80,6 +97,7 @@ def draw_case(index: int, *, seed: int = 0, size: int = 224, prevalence: Prevale
       seed: seed of the collection, from 0.
       size: side of the square picture in pixels, 16 to 4096.
       prevalence: "published" for the diagnoses' published shares (67 % Normal), "flat" for equal shares.
+      style: "second" for another origin: other exposure, noise, anatomy and prevalence; for tests, never for training.
 
     Returns:
       The case; another size shows the same patient with the same findings.
@@ -87,7 +105,7 @@ def draw_case(index: int, *, seed: int = 0, size: int = 224, prevalence: Prevale
     Raises:
       BadInput: a setting is out of range.
     """
-    return draw_planned(plan_case(index, seed=seed, prevalence=prevalence), size=size)
+    return draw_planned(plan_case(index, seed=seed, prevalence=prevalence, style=style), size=size)
 
 
 def export_phantom(
@@ -145,24 +163,28 @@ def _patient(index: int, *, seed: int) -> int:
     return block * (max(_PATIENTS_OF_BLOCK) + 1) + _PATIENTS_OF_BLOCK[order[position]]
 
 
-def plan_case(index: int, *, seed: int = 0, prevalence: Prevalence = "published") -> PlannedCase:
+def plan_case(
+    index: int, *, seed: int = 0, prevalence: Prevalence = "published", style: DrawingStyle = "first"
+) -> PlannedCase:
     """Return a case without drawing it, in a fifth of the time; arguments and errors are those of `draw_case`."""
-    answers = answer_texts(index, seed=seed, prevalence=prevalence)
+    answers = answer_texts(index, seed=seed, prevalence=prevalence, style=style)
     patient = _patient(index, seed=seed)
     of_patient, of_image = generator(seed, patient, stream=3), generator(seed, index, stream=4)
-    style, anatomy = draw_style(of_patient), draw_anatomy(of_patient)
-    pose = draw_pose(of_image, style)
+    is_first = style == "first"
+    look = draw_style(of_patient, STYLES if is_first else SECOND_STYLES)
+    anatomy = draw_anatomy(of_patient, None if is_first else SECOND_LIMITS)
+    pose = draw_pose(of_image, look)
     scene = plan_scene(answers, anatomy, of_image)
     report, reasoning = write_report(answers, scene.side, generator(seed, index, stream=5))
     case = Record(
         patient=f"P{patient:06d}",
         image=f"images/phantom_{index:06d}.png",
-        origin=style.origin,
+        origin=look.origin,
         report=report,
         answers=tuple(step.options.index(answer) for step, answer in zip(DEFAULT_CHAIN.steps, answers, strict=True)),
         reasoning=reasoning,
     )
-    return PlannedCase(index, seed, case, scene, style, pose)
+    return PlannedCase(index, seed, case, scene, look, pose)
 
 
 def draw_planned(shot: PlannedCase, *, size: int, healthy: bool = False) -> PhantomCase:

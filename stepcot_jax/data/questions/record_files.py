@@ -16,7 +16,7 @@ from stepcot_jax.data.records.data_json import ImageLocator, normalise_image_pat
 from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import writing_whole
-from stepcot_jax.host.untrusted import iterate_lines, open_untrusted
+from stepcot_jax.host.untrusted import iterate_lines, open_lines
 from stepcot_jax.record import KINDS, Cue, Record, SetAside, Split
 
 FILE_NAME = "records.jsonl"
@@ -179,7 +179,7 @@ def read_lines(
     try:
         if not path.is_file():
             raise BadInput(f"{path}: {'is not a file' if path.exists() else 'does not exist'}; {expected}")
-        with open_untrusted(path, accepted="records, one a line") as file:
+        with open_lines(path, accepted="records, one a line") as file:
             for number, line in iterate_lines(file, path, most_bytes=most_bytes):
                 if len(line) == most_bytes:
                     raise BadInput(f"{path}, line {number}: exceeds {most_bytes} bytes; {expected}")

@@ -91,7 +91,7 @@ def draw_boxed(
     seed = (phantom.seed + later) % 2**32
     pictures: list[BoxedPicture] = []
     for index in range(_MOST_DRAWN * num_cases):
-        drawn = draw_case(index, seed=seed, size=size, prevalence=phantom.prevalence)
+        drawn = draw_case(index, **phantom.drawing | {"seed": seed, "size": size})
         pixels = repeat_grey(drawn.image)
         boxed = _make(drawn.case.image, drawn.case.patient, pixels, drawn.boxes, preprocessing)
         if boxed is not None:

@@ -25,7 +25,7 @@ from stepcot_jax.run.stored_reading import STATISTICS_FILE
 from stepcot_jax.tools.report.sections import find_lines, make_curves
 from stepcot_jax.training.log import METRICS_FILE
 
-_PHASES = ("sft", "grpo")
+_PHASES = ("sft", "grpo", "dpo")
 _UNCHARTED = ("kind", "step", "epoch", "cases_per_second")
 _MOST_LINES = 6
 _PARTS = ("value", "low", "high", "undefined")

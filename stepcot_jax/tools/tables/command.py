@@ -1,11 +1,12 @@
 """Make the paper's tables, and others of given answers, corrections, schedules and folds, from runs on any data.
 
 NAME is diagnosis, steps, components, effect, transfer, cost, corrections, schedules, folds, chain_grpo, curriculum,
-vqa, robustness, self_check or stages, several of them, or all: the first six. The last four have published figures of
-GEMeX-RMCoT and MEDSAGE; without --config they are printed alone, and nothing is trained.
+origin, released, vqa, robustness, self_check or stages, several of them, or all: the first six. The last four have
+published figures of GEMeX-RMCoT and MEDSAGE; without --config they are printed alone, and nothing is trained.
 
 stepcot tables NAME --config=NAME --workdir=DIR [--seeds=0,1,2] [--encoders=NAME=WEIGHTS,...]
-    [--constrained=DIR,...] [--target_config=NAME] [--out=DIR] [--resamples=1000] [--config.a.b=value ...]
+    [--constrained=DIR,...] [--target_config=NAME] [--out=DIR] [--resamples=1000] [--keep_replies]
+    [--config.a.b=value ...]
 
 Every run is a folder below DIR/cells and is shared by the tables that need it; the same command resumes interrupted
 runs. DIR may be gs://BUCKET/FOLDER or s3://BUCKET/FOLDER, as for `main`. Tables are written as CSV, Markdown and LaTeX
@@ -48,6 +49,8 @@ TABLES: dict[str, tuple[str, ...]] = {
     "folds": ("folds_table",),
     "chain_grpo": ("correction_tables",),
     "curriculum": ("policy_tables", "policy"),
+    "origin": ("origin_table", "policy"),
+    "released": ("released_table", "policy"),
     "vqa": ("policy_tables", "policy", "printed"),
     "robustness": ("robustness_table", "policy", "printed"),
     "self_check": ("policy_tables", "policy", "printed"),
@@ -104,13 +107,19 @@ def read_seeds(entries: list[str], settings: Settings) -> tuple[int, ...]:
 
 
 def make_tables(
-    names: Sequence[str], plan: "Plan | None", *, command: Sequence[str], folder: pathlib.Path | str
+    names: Sequence[str],
+    plan: "Plan | None",
+    *,
+    command: Sequence[str],
+    folder: pathlib.Path | str,
+    keeps_replies: bool = False,
 ) -> list[str]:
-    """Run the unfinished cells, then make and write the tables."""
+    """Run the unfinished cells, then make and write the tables, with the replies behind them if they are kept."""
     # Imported here: jax takes seconds, and --help and a wrong flag should not.
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.pages.sheets import write_table
     from stepcot_jax.run.places import Place
+    from stepcot_jax.tools.tables.kept_replies import keep_replies
 
     recipes = {name: find_recipe(name) for name in names}
     terminal = Terminal()
@@ -118,12 +127,15 @@ def make_tables(
     target = Place(folder, say=terminal.say)
     target.bring()
     if plan is not None:
+        plan.cells.run([cell for recipe in recipes.values() if recipe.first for cell in recipe.first(plan)])
         plan.cells.run([cell for recipe in recipes.values() for cell in recipe.list_cells(plan)])
     for name, recipe in recipes.items():
         terminal.say(f"table {name}")
         for table in recipe.tabulate(plan):
             notes = (*table.notes, f"Made by: {shlex.join(command)}")
             written += write_table(target.folder, dataclasses.replace(table, notes=notes))
+        if keeps_replies and plan is not None and recipe.replies:
+            written += keep_replies(target.folder, name, recipe.replies(plan))
     target.finish()
     return written
 
@@ -164,6 +176,11 @@ def main(arguments: list[str]) -> None:
             raise BadInput(
                 f"--constrained is accepted only with {' and '.join(list_names('large'))}; got {', '.join(names)}"
             )
+        if values.keep_replies and (values.published or not set(names) <= set(list_names("policy"))):
+            raise BadInput(
+                f"--keep_replies is accepted only with runs of {', '.join(list_names('policy'))}; got "
+                f"{', '.join(names)}"
+            )
         if not values.workdir:
             raise BadInput("--workdir is required (a writable folder)")
         workdir = values.workdir.rstrip("/") if is_address(values.workdir) else values.workdir
@@ -174,7 +191,7 @@ def main(arguments: list[str]) -> None:
         plan = None if values.published else _make_plan(workdir)
         if not is_address(workdir):
             make_workdir(pathlib.Path(workdir))
-        written = make_tables(names, plan, command=command, folder=folder)
+        written = make_tables(names, plan, command=command, folder=folder, keeps_replies=values.keep_replies)
         print(f"written to {folder}: {', '.join(written)}")
 
     run_tool(run)
@@ -188,6 +205,7 @@ def define_table_flags() -> None:
     flags.DEFINE_list("constrained", [], large)
     flags.DEFINE_string("out", None, "Folder for the tables; WORKDIR/tables by default.")
     flags.DEFINE_integer("resamples", 1000, "Resamples of every bootstrap.", lower_bound=10)
+    flags.DEFINE_bool("keep_replies", False, "Keep the replies behind tables of policies, compressed, beside them.")
     flags.DEFINE_bool("published", False, f"Print the published figures of {', '.join(list_names('printed'))} alone.")
     config_flags.DEFINE_config_file("target_config", None, "Settings whose data `transfer` reads.")
 

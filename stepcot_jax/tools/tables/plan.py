@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from stepcot_jax.evaluation.comparison import AnswerComparison, join
@@ -12,6 +12,7 @@ from stepcot_jax.pages.sheets import Table
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.tools.tables.cells import Cell, Cells, vary
 from stepcot_jax.tools.tables.encoders import Encoder, list_encoders
+from stepcot_jax.tools.tables.kept_replies import KeptReplies
 
 ABLATIONS: dict[str, dict[str, Any]] = {
     "without memory": {"teacher.memory": False},
@@ -108,6 +109,8 @@ class Recipe:
     cells: Callable[[Plan, int], Sequence[Cell]]  # the runs that a seed needs
     make: Callable[[Plan], list[Table]]  # from finished runs
     published: Callable[[], list[Table]] | None = None  # the published figures alone; None for tables of runs
+    first: Callable[[Plan], Sequence[Cell]] | None = None  # runs that must be finished before `cells` is asked
+    replies: Callable[[Plan], Iterable[KeptReplies]] | None = None  # behind the figures; None for tables of chains
 
     def list_cells(self, plan: Plan) -> list[Cell]:
         """Return the runs of all seeds."""

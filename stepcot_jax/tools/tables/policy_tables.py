@@ -3,7 +3,7 @@
 import functools
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ from stepcot_jax.run.policy_data import TEST_RECORDS
 from stepcot_jax.run.scored_baseline import score_baseline
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.tools.tables.cells import Cell, vary
+from stepcot_jax.tools.tables.kept_replies import KeptReplies
 from stepcot_jax.tools.tables.plan import Plan, Recipe
 from stepcot_jax.training.log import METRICS_FILE
 
@@ -51,6 +52,7 @@ _PLAIN: dict[str, Any] = {
     "curriculum.schedule": "none",
     "self_check.enabled": False,
     "grpo.shuffle_rewards": False,
+    "grpo.stage_credit": "none",
 }
 """Settings of every cell whose row does not change them; they override the config."""
 
@@ -76,15 +78,27 @@ def read_test_records(plan: Plan, cell: Cell) -> list[Record]:
     return list(read_vqa_records(plan.cells.folder(cell) / TEST_RECORDS).records)
 
 
-def score_cell(plan: Plan, cell: Cell, records: Sequence[Record]) -> list[ReplyScore]:
-    """Score the replies of a finished cell with its best weights."""
+def read_test_replies(plan: Plan, cell: Cell, records: Sequence[Record]) -> Mapping[str, str]:
+    """Return the replies of a finished cell with its best weights, by id."""
     folder = plan.cells.folder(cell)
     if read_test_records(plan, cell) != list(records):
         raise BadInput(f"cell {cell.name!r} in {folder}: {TEST_RECORDS} has other records than the cells beside it")
     ids = {record.id: None for record in records}
     path = folder / cell.settings.trains.replies
-    file = read_replies(path, name=cell.name, chosen=ids.keys(), known=ids.keys(), missing="stop")
-    return score_all(records, file.replies, make_scoring(cell.settings))
+    return read_replies(path, name=cell.name, chosen=ids.keys(), known=ids.keys(), missing="stop").replies
+
+
+def score_cell(plan: Plan, cell: Cell, records: Sequence[Record]) -> list[ReplyScore]:
+    """Score the replies of a finished cell with its best weights."""
+    return score_all(records, read_test_replies(plan, cell, records), make_scoring(cell.settings))
+
+
+def list_replies(plan: Plan, cells_of: "CellsOf") -> Iterator[KeptReplies]:
+    """Yield the replies of each seed's cells to their test questions."""
+    for seed in plan.seeds:
+        for cell in cells_of(plan, seed).values():
+            records = read_test_records(plan, cell)
+            yield KeptReplies(seed, cell.name, "test", cell.settings, records, read_test_replies(plan, cell, records))
 
 
 def score_constant(settings: Settings, records: Sequence[Record]) -> list[ReplyScore]:
@@ -105,7 +119,7 @@ CellsOf = Callable[[Plan, int], Mapping[str, Cell]]
 """From a plan and a seed to the cells by the name of their row."""
 
 
-def _compare(plan: Plan, cells_of: CellsOf) -> tuple[ReplyComparison, int]:
+def compare_cells(plan: Plan, cells_of: CellsOf) -> tuple[ReplyComparison, int]:
     """Compare the cells of each seed by name, after the majority answer with the constant box."""
     first = next(iter(cells_of(plan, plan.seeds[0]).values()))
     records = read_test_records(plan, first)
@@ -118,11 +132,12 @@ def _compare(plan: Plan, cells_of: CellsOf) -> tuple[ReplyComparison, int]:
     return ReplyComparison(splits, plan.num_resamples), len(records)
 
 
-def _list_figures(comparison: ReplyComparison, name: str, figures: Sequence[tuple[str, Key]]) -> Row:
+def list_figures(comparison: ReplyComparison, name: str, figures: Sequence[tuple[str, Key]]) -> Row:
+    """Return a row's figures by their headings."""
     return {heading: comparison.figure(name, *key) for heading, key in figures}
 
 
-def _tabulate_differences(
+def tabulate_differences(
     name: str, title: str, comparison: ReplyComparison, pairs: Sequence[tuple[str, str]], note: str
 ) -> Table:
     """Return a table of paired differences, with verdicts on mean A, V and V on findings."""
@@ -185,12 +200,12 @@ def _vqa_cells(plan: Plan, seed: int) -> dict[str, Cell]:
 
 def make_vqa(plan: Plan) -> list[Table]:
     """Return our rows beside GEMeX-RMCoT's Table 4, their differences, and its counts of questions (Table 2)."""
-    comparison, num_questions = _compare(plan, _vqa_cells)
+    comparison, num_questions = compare_cells(plan, _vqa_cells)
     known, rows = _published_vqa(), list[Row]()
     for name in comparison.splits[0]:
         counterpart = COUNTERPARTS.get(name)
         row: Row = {"training": name, _IN_PAPER.marked_name: counterpart, **known.pop(counterpart, {})}
-        rows.append(row | _list_figures(comparison, name, HEADED_FIGURES))
+        rows.append(row | list_figures(comparison, name, HEADED_FIGURES))
     rows += [{_IN_PAPER.marked_name: name, **row} for name, row in known.items()]
     notes = (
         f"Test split, {num_questions} questions, seeds {list(plan.seeds)}. GRPO starts from SFT with thinking.",
@@ -204,7 +219,7 @@ def make_vqa(plan: Plan) -> list[Table]:
     note = f"Test split, seeds {list(plan.seeds)}; in the same resamples of patients."
     return [
         Table.of("vqa", "Answers and grounding of policies, beside GEMeX-RMCoT", heads, rows, notes),
-        _tabulate_differences("vqa_differences", "What thinking and rewards change", comparison, _PAIRS, note),
+        tabulate_differences("vqa_differences", "What thinking and rewards change", comparison, _PAIRS, note),
         _tabulate_questions(),
     ]
 
@@ -269,7 +284,7 @@ def _curriculum_cells(plan: Plan, seed: int) -> dict[str, Cell]:
 
 def make_curriculum(plan: Plan) -> list[Table]:
     """Return the figures of each schedule, and differences from the control."""
-    comparison, num_questions = _compare(plan, _curriculum_cells)
+    comparison, num_questions = compare_cells(plan, _curriculum_cells)
     shares = ", ".join(f"{share:.0%}" for share in plan.settings.curriculum.shares)
     notes = (
         f"Fine-tuning in the dialect of MedCLM; test split, {num_questions} questions about bare pictures, seeds "
@@ -281,12 +296,12 @@ def make_curriculum(plan: Plan) -> list[Table]:
         "the other. Adaptive: the formulas of MedCLM's public code. Only: every row the same stage.",
         "No published figures: our copy of MedCLM's text lacks its tables.",
     )
-    rows: list[Row] = [{"schedule": name, **_list_figures(comparison, name, MEANS)} for name in (BASELINE, *SCHEDULES)]
+    rows: list[Row] = [{"schedule": name, **list_figures(comparison, name, MEANS)} for name in (BASELINE, *SCHEDULES)]
     heads = (Column("schedule"), *columns("percent", *(heading for heading, _ in MEANS)))
     pairs = [(name, CONTROL) for name in SCHEDULES if name != CONTROL]
     return [
         Table.of("curriculum", "Schedules of easy, medium and hard views", heads, rows, notes),
-        _tabulate_differences("curriculum_differences", f"Schedules less {CONTROL!r}", comparison, pairs, notes[0]),
+        tabulate_differences("curriculum_differences", f"Schedules less {CONTROL!r}", comparison, pairs, notes[0]),
     ]
 
 
@@ -323,9 +338,9 @@ def _self_check_cells(plan: Plan, seed: int) -> dict[str, Cell]:
 
 def make_self_check(plan: Plan) -> list[Table]:
     """Return our figures beside MEDSAGE's Tables 4 and 5 with the recomputed averages, and their differences."""
-    comparison, num_questions = _compare(plan, _self_check_cells)
+    comparison, num_questions = compare_cells(plan, _self_check_cells)
     heads = (Column("method"), *columns("percent", *(heading for heading, _ in SHOWN), *RATES), *_THREE_COLUMNS)
-    measured = {name: _list_figures(comparison, name, SHOWN) for name in (BASELINE, SFT, GRPO, *ALPHAS)}
+    measured = {name: list_figures(comparison, name, SHOWN) for name in (BASELINE, SFT, GRPO, *ALPHAS)}
     for name in ALPHAS:
         of_seeds = [read_rates(plan, _self_check_cells(plan, seed)[name]) for seed in plan.seeds]
         measured[name] |= {rate: mean_of_seeds([of_seed[rate] for of_seed in of_seeds]) for rate in RATES}
@@ -346,7 +361,7 @@ def make_self_check(plan: Plan) -> list[Table]:
     return [
         Table.of("self_check", "Weight of the self-check, beside MEDSAGE's Table 4", heads, of_weights, notes),
         Table.of("self_check_parts", "Parts of the method, beside MEDSAGE's Table 5", heads, of_parts, notes),
-        _tabulate_differences("self_check_differences", title, comparison, pairs, notes[0]),
+        tabulate_differences("self_check_differences", title, comparison, pairs, notes[0]),
     ]
 
 
@@ -359,18 +374,21 @@ def make_published_self_check() -> list[Table]:
     ]
 
 
-def read_rates(plan: Plan, cell: Cell) -> dict[str, float]:
-    """Return the rates of `RATES`, means over the logged updates of the last epoch of GRPO; NaN without a check."""
+def read_rates(plan: Plan, cell: Cell, rates: Mapping[str, str] = RATES, *, whole: bool = False) -> dict[str, float]:
+    """Return numbers of the log by name, means over the logged updates of the last epoch, or of all (`whole`).
+
+    NaN where no update has the number, such as the success of checks without a check.
+    """
     path = plan.cells.folder(cell) / METRICS_FILE
     entries = [entry for entry in read_metrics(path) if entry["kind"] == "train"]
-    last = [entry for entry in entries if entry["epoch"] == entries[-1]["epoch"]]
-    rates = {}
-    for name, key in RATES.items():
+    last = [entry for entry in entries if whole or entry["epoch"] == entries[-1]["epoch"]]
+    found = {}
+    for name, key in rates.items():
         if not any(key in entry for entry in last):
-            raise BadInput(f"{path}: {key!r} is not logged in the last epoch; expected a run with a self-check")
+            raise BadInput(f"{path}: {key!r} is not logged in the last epoch; expected a run whose updates log it")
         values = [entry[key] for entry in last if isinstance(entry.get(key), int | float)]
-        rates[name] = statistics.fmean(values) if values else math.nan
-    return rates
+        found[name] = statistics.fmean(values) if values else math.nan
+    return found
 
 
 _THREE_COLUMNS = (
@@ -476,11 +494,31 @@ def _tabulate_benchmarks() -> list[Table]:
     ]
 
 
+def make_recipe(
+    cells_of: CellsOf,
+    make: Callable[[Plan], list[Table]],
+    published: Callable[[], list[Table]] | None = None,
+    *,
+    first: Callable[[Plan], Sequence[Cell]] | None = None,
+    replies: Callable[[Plan], Iterator[KeptReplies]] | None = None,
+) -> Recipe:
+    """Return the recipe of tables of policies, whose replies can be kept."""
+    return Recipe(
+        lambda plan, seed: [*cells_of(plan, seed).values()],
+        make,
+        published,
+        first=first,
+        replies=replies or (lambda plan: list_replies(plan, cells_of)),
+    )
+
+
+def _stages_by_model(plan: Plan, seed: int) -> dict[str, Cell]:
+    return dict(zip(MODELS, _stage_cells(plan, seed), strict=True))
+
+
 RECIPES = {
-    "curriculum": Recipe(lambda plan, seed: [*_curriculum_cells(plan, seed).values()], make_curriculum),
-    "vqa": Recipe(lambda plan, seed: [*_vqa_cells(plan, seed).values()], make_vqa, make_published_vqa),
-    "self_check": Recipe(
-        lambda plan, seed: [*_self_check_cells(plan, seed).values()], make_self_check, make_published_self_check
-    ),
-    "stages": Recipe(_stage_cells, make_stages, make_published_stages),
+    "curriculum": make_recipe(_curriculum_cells, make_curriculum),
+    "vqa": make_recipe(_vqa_cells, make_vqa, make_published_vqa),
+    "self_check": make_recipe(_self_check_cells, make_self_check, make_published_self_check),
+    "stages": make_recipe(_stages_by_model, make_stages, make_published_stages),
 }

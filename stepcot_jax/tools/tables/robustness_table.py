@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -40,11 +40,14 @@ from stepcot_jax.run.loading_questions import load_vqa_dataset
 from stepcot_jax.run.policy_networks import read_tokenizer
 from stepcot_jax.run.settings import read_settings
 from stepcot_jax.tools.tables.cells import Cell
-from stepcot_jax.tools.tables.plan import Plan, Recipe
+from stepcot_jax.tools.tables.kept_replies import KeptReplies
+from stepcot_jax.tools.tables.plan import Plan
 from stepcot_jax.tools.tables.policy_tables import (
     COUNTERPARTS,
     PLAIN,
     THINKING,
+    list_replies,
+    make_recipe,
     make_scoring,
     published_row,
     read_test_records,
@@ -128,13 +131,13 @@ def answer_rounds(folder: pathlib.Path, records: Sequence[Record], *, num_rounds
         folder / FOLDER / f"replies_{number}.jsonl": perturb_records(records, seed=ROUND_SEED, round_number=number)
         for number in range(1, num_rounds + 1)
     }
-    missing = [path for path, of_round in perturbed.items() if not _is_answered(path, of_round)]
+    missing = [path for path, of_round in perturbed.items() if not is_answered(path, of_round)]
     if missing:
         trained, dataset = load_policy(folder), load_vqa_dataset(settings, splits=("test",))
         if list(dataset.records) != list(records):
             raise BadInput(f"{folder}: the test records of its data have changed since it ran; restore them")
         for path in missing:
-            _write(path, perturbed[path], answer_records(trained, perturbed[path], dataset))
+            write_answered(path, perturbed[path], answer_records(trained, perturbed[path], dataset))
     tokenizer = read_tokenizer(folder, settings)
     left_out = [
         word.strip()
@@ -153,12 +156,13 @@ def _records_path(path: pathlib.Path) -> pathlib.Path:
     return path.with_name(path.name.replace("replies", "records"))
 
 
-def _is_answered(path: pathlib.Path, records: Sequence[Record]) -> bool:
+def is_answered(path: pathlib.Path, records: Sequence[Record]) -> bool:
+    """Return whether `write_answered` has written replies to these records."""
     written = _records_path(path)
     return path.is_file() and written.is_file() and list(read_vqa_records(written).records) == list(records)
 
 
-def _write(path: pathlib.Path, records: Sequence[Record], texts: Sequence[str]) -> None:
+def write_answered(path: pathlib.Path, records: Sequence[Record], texts: Sequence[str]) -> None:
     """Write replies, then their records, without which the replies do not count."""
     path.parent.mkdir(exist_ok=True)
     _records_path(path).unlink(missing_ok=True)
@@ -265,8 +269,17 @@ def _published_row(kind: str, training: str) -> Row:
     return published_row(figures, questions=kind) | {"recomputed: std": recomputed}
 
 
-RECIPES = {
-    "robustness": Recipe(
-        lambda plan, seed: [sft_of(plan, seed, name) for name in TRAININGS], make_tables, make_published
-    )
-}
+def _cells(plan: Plan, seed: int) -> dict[str, Cell]:
+    return {name: sft_of(plan, seed, name) for name in TRAININGS}
+
+
+def _list_replies(plan: Plan) -> Iterator[KeptReplies]:
+    """Yield the replies to the questions as asked, and to those of each round."""
+    yield from list_replies(plan, _cells)
+    for seed in plan.seeds:
+        for cell in _cells(plan, seed).values():
+            for number, (records, replies) in enumerate(_measure(plan, cell)[1].rounds, start=1):
+                yield KeptReplies(seed, cell.name, f"round {number}", cell.settings, records, replies)
+
+
+RECIPES = {"robustness": make_recipe(_cells, make_tables, make_published, replies=_list_replies)}
