@@ -8,11 +8,12 @@ Before and after, over seeds and beside shuffled rewards:
 stepcot tables chain_grpo --config=chain_grpo --workdir=runs/chain_tables --seeds=0,1,2
 """
 
-from configs import quickstart
+from configs import quickstart, tables_phantom
 
 
 def get_config():
     config = quickstart.get_config()
+    tables_phantom.use_3000_phantoms(config)
     config.job = "chain_grpo"
     config.training.teacher_job_epochs = 12
     config.grpo.epochs = 4
