@@ -4,12 +4,14 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from stepcot_jax.data.questions.record_files import VqaCollection, write_vqa_records
 from stepcot_jax.data.questions.reply_files import ReplyFile
+from stepcot_jax.data.questions.variants import VARIANT
 from stepcot_jax.evaluation.interventions import (
     PERTURBED_KINDS,
     NegatedAnswer,
@@ -70,17 +72,28 @@ def read_source(folder: Path) -> str:
 
 
 def write_prompts(
-    path: Path, records: Sequence[Record], *, root: Path, dialect: str, with_thinking: bool = True
+    path: Path,
+    records: Sequence[Record],
+    *,
+    root: Path,
+    dialect: str,
+    with_thinking: bool = True,
+    prompts: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Write the prompts of records: JSON lines with `id`, `image` (a path), `image_size` and `prompt`."""
+    """Write prompts: JSON lines with `id`, `image` (a path), `image_size`, `prompt` and, of an audit, `variant`.
+
+    `prompts` are those by record id that are not the question's own.
+    """
     with writing_whole(path) as file:
         for record in records:
             line = {
                 "id": record.id,
                 "image": os.path.abspath(root / record.image),  # noqa: PTH100 - links are kept
                 "image_size": record.image_size,
-                "prompt": write_question(record, dialect, with_thinking=with_thinking),
+                "prompt": prompts.get(record.id) or write_question(record, dialect, with_thinking=with_thinking),
             }
+            if VARIANT in record.provenance:
+                line["variant"] = record.provenance[VARIANT]
             file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
 
 
