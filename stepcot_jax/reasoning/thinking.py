@@ -4,8 +4,10 @@ import dataclasses
 import re
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from stepcot_jax.chain import fold
-from stepcot_jax.reasoning.dialects import answer_start, interpret_answer, read_reply, write_question
+from stepcot_jax.reasoning.dialects import answer_start, interpret_answer, read_reply
 from stepcot_jax.record import Record
 
 PRESENCE = "presence of "
@@ -18,10 +20,7 @@ _MARK = re.compile(r"(</?[A-Za-z]{1,12}>|(?m:^)(?:Reasoning|Boxes): ?|\{[^{}]*\}
 _BETWEEN = re.compile(r"(?<=[.!?])\s+")
 _LETTER = re.compile(r"(?<!\w)[A-Z](?=[,.:;)]| is\b)")
 _CLAIM = re.compile(r"\b(see|sees|shows?|has|have|is|are)( no| not)?(?= \w)")
-_FORM = (
-    "Reasoning about this picture is given: {thinking}\n"
-    "Do not reason again: give the final answer that follows from it, in the form asked for."
-)
+_TOLD = "This reasoning about the picture is given, give the answer that follows from it: {}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,10 +95,10 @@ def turn_claim(thinking: Thinking) -> Thinking | None:
     return None
 
 
-def ask_after(thinking: Thinking, record: Record, dialect: str) -> str:
-    """Return the prompt of a question with a thinking as text in it, for models that continue no prefix."""
-    question = write_question(record, dialect, with_thinking=False)
-    return f"{question}\n{_FORM.format(thinking=' '.join(thinking.sentences) or '(none)')}"
+def tell(record: Record, thinking: Thinking) -> Record:
+    """Return a question with a thinking as text in it, for models that continue no prefix."""
+    told = _TOLD.format(" ".join(thinking.sentences) or "(none)")
+    return msgspec.structs.replace(record, question=f"{record.question}\n{told}")
 
 
 def in_words(answer: str | tuple[str, ...] | None, record: Record) -> frozenset[str]:

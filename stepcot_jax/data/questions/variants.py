@@ -31,14 +31,18 @@ from stepcot_jax.reasoning.thinking import (
 )
 from stepcot_jax.record import Record
 
-OWN, DONOR, NOISE, GREY = "own", "donor", "noise", "grey"
-WITHOUT_CLAIMED, WITHOUT_OTHER = "without_claimed", "without_other"
-HEALTHY = "healthy"
+OWN, DONOR, NOISE, GREY = "own picture", "a donor's picture", "noise", "grey"
+WITHOUT_CLAIMED, WITHOUT_OTHER = "without the claimed finding", "without another finding"
+HEALTHY = "without any finding"
 LOOKS, COUNTERFACTUAL = (OWN, DONOR, NOISE, GREY), (WITHOUT_CLAIMED, HEALTHY, WITHOUT_OTHER)
-THINKS = ("thinking_own", "thinking_cut", "thinking_donor", "thinking_turned")
+THINKS = ("own thinking", "own, first half", "a donor's thinking", "own, one claim turned")
+OWN_THINKING, FIRST_HALF, DONATED, TURNED = THINKS
 
 VARIANT, MADE_OF, DONATED_BY, AGREE = "audit_variant", "audit_of", "audit_donor", "audit_agree"
 """Names in the provenance: the variant, ids of the question and of the donor, and how often donors agree anyway."""
+
+CONDITION = "audit_condition"
+"""Name in the provenance of how a thinking was given."""
 
 STEP, LAST = "audit_step", "audit_last"
 """Names in the provenance of a chain's questions: the step's position, and the last step's name there."""
@@ -171,7 +175,7 @@ def draw_without(planned: PlannedCase, label: str, *, size: int) -> PhantomCase:
 
 
 def vary_thinking(
-    records: Sequence[Record], replies: Mapping[str, str], *, dialect: str
+    records: Sequence[Record], replies: Mapping[str, str], dialect: str
 ) -> Iterator[tuple[Record, Thinking]]:
     """Yield the variants of answered questions, each with the thinking that its answer is to follow."""
     read = {record.id: read_thinking(replies.get(record.id, ""), record, dialect) for record in records}
@@ -184,17 +188,17 @@ def vary_thinking(
         others = [other for other in groups[subject_of(record)] if other.patient != record.patient]
         differing = [other for other in others if said[other.id] != words and can_say(said[other.id], record)]
         donor = choose_donor(record, differing)
-        yield make_variant(record, "thinking_own"), own
-        yield make_variant(record, "thinking_cut"), shorten(own)
+        yield make_variant(record, OWN_THINKING), own
+        yield make_variant(record, FIRST_HALF), shorten(own)
         if donor is not None:
             agree = sum(said[other.id] == words for other in others) / len(others)
             yield (
-                make_variant(record, "thinking_donor", **{DONATED_BY: donor.id, AGREE: f"{agree:.6f}"}),
+                make_variant(record, DONATED, **{DONATED_BY: donor.id, AGREE: f"{agree:.6f}"}),
                 texts[donor.id],
             )
         turned = turn_claim(own)
         if turned is not None:
-            yield make_variant(record, "thinking_turned"), turned
+            yield make_variant(record, TURNED), turned
 
 
 def _hash(text: str) -> bytes:

@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -72,25 +71,16 @@ def read_source(folder: Path) -> str:
 
 
 def write_prompts(
-    path: Path,
-    records: Sequence[Record],
-    *,
-    root: Path,
-    dialect: str,
-    with_thinking: bool = True,
-    prompts: Mapping[str, str] = MappingProxyType({}),
+    path: Path, records: Sequence[Record], *, root: Path, dialect: str, with_thinking: bool = True
 ) -> None:
-    """Write prompts: JSON lines with `id`, `image` (a path), `image_size`, `prompt` and, of an audit, `variant`.
-
-    `prompts` are those by record id that are not the question's own.
-    """
+    """Write prompts: JSON lines with `id`, `image` (a path), `image_size`, `prompt` and, of an audit, `variant`."""
     with writing_whole(path) as file:
         for record in records:
             line = {
                 "id": record.id,
                 "image": os.path.abspath(root / record.image),  # noqa: PTH100 - links are kept
                 "image_size": record.image_size,
-                "prompt": prompts.get(record.id) or write_question(record, dialect, with_thinking=with_thinking),
+                "prompt": write_question(record, dialect, with_thinking=with_thinking),
             }
             if VARIANT in record.provenance:
                 line["variant"] = record.provenance[VARIANT]
