@@ -16,7 +16,7 @@ PRESENCE = "presence of "
 ANSWERED_FIRST = ("gemex_plain",)
 """Dialects whose replies begin with the answer, so that no answer follows the thinking."""
 
-_MARK = re.compile(r"(</?[A-Za-z]{1,12}>|(?m:^)(?:Reasoning|Boxes): ?|\{[^{}]*\}|\n\s*)")
+_MARK = re.compile(r"(</?[A-Za-z]{1,12}>|(?m:^)Reasoning: ?|\{[^{}]*\}|\n\s*)")
 _BETWEEN = re.compile(r"(?<=[.!?])\s+")
 _LETTER = re.compile(r"(?<!\w)[A-Z](?=[,.:;)]| is\b)")
 _CLAIM = re.compile(r"\b(see|sees|shows?|has|have|is|are)( no| not)?(?= \w)")
@@ -38,6 +38,8 @@ class Thinking:
         """Return the start of a reply in its dialect, which the answer follows."""
         texts, after_sentence = [], False
         for text, is_sentence in self.pieces:
+            if text.isspace() and texts and texts[-1].isspace():  # around a sentence that was left out
+                texts.pop()
             texts.append(f" {text}" if is_sentence and after_sentence else text)
             after_sentence = is_sentence
         return "".join(texts)

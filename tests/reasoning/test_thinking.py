@@ -9,6 +9,7 @@ from stepcot_jax.reasoning.thinking import can_say, in_words, read_thinking, sho
 from stepcot_jax.record import Record, Stages
 
 SEEN = "I look at the **right lung** ([10, 8, 31, 52]) where I see air between lung and chest wall."
+UNBOXED = SEEN.replace(" ([10, 8, 31, 52])", "")
 SIZE = "The heart is not large."
 RECORD = Record(
     id="1", image="a.png", image_size=(64, 64), patient="7", kind="single", question="What is seen?",
@@ -22,7 +23,7 @@ RECORD = Record(
     ("dialect", "start", "kept"),
     [
         ("gemex", f"<think>{SEEN} {SIZE}</think>\n", (SEEN, SIZE)),
-        ("medclm", None, (SEEN.replace("([10, 8, 31, 52])", "[0.1563, 0.1250, 0.4844, 0.8125]"), SIZE)),
+        ("medclm", f"Reasoning: {UNBOXED} {SIZE}\n\n", (UNBOXED, SIZE)),
         ("lvkc", None, ("The right lung.", "I see air.", "Air is dark.")),
         ("lvkc_released", None, ("I see air.", "Air is dark.")),
     ],
@@ -32,11 +33,10 @@ def test_sentences_with_the_answer_or_an_option_are_left_out(dialect, start, kep
     thinking = read_thinking(reply, RECORD, dialect)
     assert thinking.sentences == kept
     assert start is None or thinking.write() == start
-    answer = reply[
-        reply.rindex({"gemex": "<response>", "medclm": "Answer:", "lvkc": "<ANSWER>"}.get(dialect, "<CON>")) :
-    ]
-    again = read_reply(thinking.write() + answer, dialect)
-    assert (again.is_well_formed, again.answer) == (True, read_reply(reply, dialect).answer)
+    mark = {"gemex": "<response>", "medclm": "Answer:", "lvkc": "<ANSWER>", "lvkc_released": "<CON>"}[dialect]
+    again = read_reply(thinking.write() + reply[reply.rindex(mark) :], dialect)
+    assert again.answer == read_reply(reply, dialect).answer
+    assert again.is_well_formed or dialect == "lvkc"  # its conclusion is empty now
 
 
 def test_no_thinking_of_replies_that_begin_with_the_answer_are_unread_or_only_conclude():

@@ -80,13 +80,12 @@ def _write(options: argparse.Namespace, out: pathlib.Path, *, is_policy: bool) -
         about, settings = describe_answers(run), write_settings(run.settings, run.report)
         with_maps = not options.without_maps
         sections = list_answer_sections(run, model=model, with_maps=with_maps, terminal=Terminal(), **how)
-    audit = list_audit_sections(
-        workdir / "audit", policy.scoring if is_policy else CHAIN_SCORING, with_pictures=not options.without_data
-    )
+    scoring = policy.scoring if is_policy else CHAIN_SCORING
+    audit = list_audit_sections(workdir / "audit", scoring, with_pictures=not options.without_data)
     make_workdir(out.parent)
     title = f"Run {workdir.resolve().name}"
-    sections = [*sections, *audit, settings]
-    page = write_report(title=title, about=about, sections=sections, writer="stepcot report").encode()
+    of_all = [*sections, *audit, settings]
+    page = write_report(title=title, about=about, sections=of_all, writer="stepcot report").encode()
     write_whole(out, page)
     return len(page)
 
