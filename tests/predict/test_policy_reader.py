@@ -193,3 +193,17 @@ def test_the_example_of_the_document_runs(run, tmp_path, monkeypatch, capsys):
     assert "answer: " in capsys.readouterr().out
     assert names["marked"].shape == (384, 512, 3)
     assert names["chosen"].kind == "single"
+
+
+def test_all_replies_are_those_of_each_question_and_begun_ones_go_on_where_they_would(reader, run):
+    _, _, records, _ = run
+    asked = [question_of(records, kind) for kind in ("closed", "single", "open")]
+    whole = reader.reply_all(asked, lambda record: PICTURE, batch_size=2)
+    vocabulary = reader.trained.tokenizer
+    for record, text in zip(asked, whole, strict=True):
+        assert text == reader.answer(PICTURE, record.question, choices=record.options, kind=record.kind).text
+    begun = [vocabulary.decode(vocabulary.encode(text)[:number]) for number, text in zip((3, 0, 5), whole, strict=True)]
+    assert all(map(reader.can_continue, begun))
+    assert not reader.can_continue("nevertheless")
+    gone_on = reader.reply_all(asked, lambda record: PICTURE, begun=begun, batch_size=2)
+    assert all(longer.startswith(text) for longer, text in zip(gone_on, whole, strict=True))

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from jaxtyping import UInt8
 
-from stepcot_jax.chain import DIAGNOSIS_OPTIONS, NOT_ANNOTATED, Chain
+from stepcot_jax.chain import DIAGNOSIS_OPTIONS, NOT_ANNOTATED, Chain, fold
 from stepcot_jax.data.phantom.findings import remove_findings
 from stepcot_jax.data.phantom.phantom import PhantomCase, PlannedCase, draw_planned, plan_case
 from stepcot_jax.data.questions.making import list_absent
@@ -97,9 +97,11 @@ def vary_picture(
     """Yield the variants of a question that show another picture, its own first; `among` are possible donors."""
     pixels = load(record)
     yield make_variant(record, OWN), pixels
-    truth = in_words(record.answer, record)
-    others = [other for other in among if other.patient != record.patient and in_words(other.answer, other) != truth]
-    donor = choose_donor(record, others)
+    truth, options = in_words(record.answer, record), set(map(fold, record.options))
+    said = {other.id: in_words(other.answer, other) for other in among if other.patient != record.patient}
+    if record.kind == "multi":  # what a donor shows beyond this question's options is no part of its answer
+        said = {name: words & options for name, words in said.items()}
+    donor = choose_donor(record, [other for other in among if said.get(other.id, truth) != truth])
     if donor is not None:
         yield make_variant(record, DONOR, **{DONATED_BY: donor.id}), load(donor)
     yield make_variant(record, NOISE), make_noise(pixels, record.image)
