@@ -276,7 +276,8 @@ class PolicyReader:
             temperature=1.0 if greedy else float(temperature),
             greedy=greedy,
         )
-        text = self._generate(picture, tokens, sampling, seed=seed)
+        replies = self._sample([picture], [tokens], sampling, length=trained.lengths.prompt_length, seed=seed)
+        text = trained.tokenizer.decode(replies[0].tolist())
         reply = read_reply(text, trained.run.dialect, with_thinking=trained.run.with_thinking)
         image_size = (picture.shape[1], picture.shape[0])
         return Answered(
@@ -294,9 +295,13 @@ class PolicyReader:
 
     def warm_up(self) -> None:
         """Compile the network for greedy replies, so that the first question does not wait."""
+        blank, stop = np.zeros((8, 8), np.uint8), self.trained.tokenizer.stop
+        self._sample([blank], [[stop]], self._greedy, length=self.trained.lengths.prompt_length)
+
+    @property
+    def _greedy(self) -> Sampling:
         tokenizer, longest = self.trained.tokenizer, self.trained.lengths.reply_length
-        sampling = Sampling(longest=longest, stop=tokenizer.stop, more_stops=tokenizer.more_stops, greedy=True)
-        self._generate(np.zeros((8, 8), np.uint8), [tokenizer.stop], sampling, seed=0)
+        return Sampling(longest=longest, stop=tokenizer.stop, more_stops=tokenizer.more_stops, greedy=True)
 
     def can_continue(self, text: str) -> bool:
         """Return whether the tokenizer knows a text, so that a reply can begin with it."""
@@ -311,12 +316,7 @@ class PolicyReader:
         batch_size: int = 32,
         watch: Callable[[range], Iterable[int]] = iter,
     ) -> list[str]:
-        """Return greedy replies to questions.
-
-        Args:
-          load: from a record to its picture, as of `answer`.
-          begun: texts that the replies begin with and continue, in the order of the records; () for none.
-        """
+        """Return greedy replies to questions about the pictures that `load` gives; each continues what is `begun`."""
         trained, starts = self.trained, begun or [""] * len(records)
         tokenizer, lengths = trained.tokenizer, trained.lengths
         prompts = [
@@ -325,21 +325,14 @@ class PolicyReader:
             for record, start in zip(records, starts, strict=True)
         ]
         longest = max(map(len, prompts), default=1)
-        sampling = Sampling(
-            longest=lengths.reply_length, stop=tokenizer.stop, more_stops=tokenizer.more_stops, greedy=True
-        )
 
         def ask(rows: Sequence[int]) -> np.ndarray:
             pictures = [read_unresized(load(records[row]), max_pixels=trained.max_pixels)[0] for row in rows]
-            return self._sample(pictures, [prompts[row] for row in rows], sampling, length=longest)
+            return self._sample(pictures, [prompts[row] for row in rows], self._greedy, length=longest)
 
         size = min(batch_size, max(len(records), 1))
         texts = reply_in_batches(ask, len(records), batch_size=size, tokenizer=tokenizer, watch=watch)
         return [f"{start}{text}" for start, text in zip(starts, texts, strict=True)]
-
-    def _generate(self, picture: np.ndarray, tokens: list[int], sampling: Sampling, *, seed: int) -> str:
-        replies = self._sample([picture], [tokens], sampling, length=self.trained.lengths.prompt_length, seed=seed)
-        return self.trained.tokenizer.decode(replies[0].tolist())
 
     def _sample(
         self,

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -88,17 +87,11 @@ def write_variants(
     return written
 
 
-Given = TypeVar("Given")
-
-
-def write_thinking(out: Path, varied: Iterable[tuple[Record, Given]], condition: str) -> list[tuple[Record, Given]]:
-    """Write the records of questions after another thinking, which `condition` describes; return them, or none."""
-    named = [
-        (msgspec.structs.replace(record, provenance={**record.provenance, CONDITION: condition}), given)
-        for record, given in varied
-    ]
+def write_thinking(out: Path, varied: Sequence[Record], condition: str) -> list[Record]:
+    """Write the records of questions after another thinking, which `condition` describes, if any; return them."""
+    named = [msgspec.structs.replace(each, provenance={**each.provenance, CONDITION: condition}) for each in varied]
     if named:
-        write_vqa_records(out / THINKING, [record for record, _ in named])
+        write_vqa_records(out / THINKING, named)
     return named
 
 

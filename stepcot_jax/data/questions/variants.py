@@ -7,6 +7,7 @@ import collections
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -39,13 +40,9 @@ THINKS = ("own thinking", "own, first half", "a donor's thinking", "own, one cla
 OWN_THINKING, FIRST_HALF, DONATED, TURNED = THINKS
 
 VARIANT, MADE_OF, DONATED_BY, AGREE = "audit_variant", "audit_of", "audit_donor", "audit_agree"
-"""Names in the provenance: the variant, ids of the question and of the donor, and how often donors agree anyway."""
-
-CONDITION = "audit_condition"
-"""Name in the provenance of how a thinking was given."""
-
-STEP, LAST = "audit_step", "audit_last"
-"""Names in the provenance of a chain's questions: the step's position, and the last step's name there."""
+CONDITION, STEP, LAST = "audit_condition", "audit_step", "audit_last"
+"""Names in the provenance: variant, ids of question and donor, share of donors that agree anyway, how the thinking was
+given; of a chain's question its step's position and, of the last step, the step's name."""
 
 Pixels = UInt8[np.ndarray, "height width"] | UInt8[np.ndarray, "height width 3"]
 _LABELS = {term.name: label for label, term in TERMS.items()}
@@ -82,13 +79,7 @@ def make_noise(pixels: Pixels, name: str) -> Pixels:
     """Return independent noise with the picture's mean and deviation, a function of the name."""
     rng = np.random.default_rng(int.from_bytes(_hash(name)[:8]))
     drawn = rng.normal(pixels.mean(), pixels.std(), pixels.shape[:2])
-    grey = np.clip(np.rint(drawn), 0, 255).astype(np.uint8)
-    return grey if pixels.ndim == 2 else np.repeat(grey[..., None], 3, axis=2)
-
-
-def make_grey(pixels: Pixels) -> Pixels:
-    """Return a picture of one grey level, the picture's mean."""
-    return np.full_like(pixels, round(float(pixels.mean())))
+    return _as_like(np.clip(np.rint(drawn), 0, 255).astype(np.uint8), pixels)
 
 
 def vary_picture(
@@ -105,7 +96,7 @@ def vary_picture(
     if donor is not None:
         yield make_variant(record, DONOR, **{DONATED_BY: donor.id}), load(donor)
     yield make_variant(record, NOISE), make_noise(pixels, record.image)
-    yield make_variant(record, GREY), make_grey(pixels)
+    yield make_variant(record, GREY), np.full_like(pixels, round(float(pixels.mean())))
     yield from _remove_marks(record, pixels)
 
 
@@ -176,31 +167,46 @@ def draw_without(planned: PlannedCase, label: str, *, size: int) -> PhantomCase:
     return draw_planned(dataclasses.replace(planned, scene=scene), size=size)
 
 
-def vary_thinking(
-    records: Sequence[Record], replies: Mapping[str, str], dialect: str
-) -> Iterator[tuple[Record, Thinking]]:
-    """Yield the variants of answered questions, each with the thinking that its answer is to follow."""
-    read = {record.id: read_thinking(replies.get(record.id, ""), record, dialect) for record in records}
-    texts = {name: thinking for name, thinking in read.items() if thinking is not None}
-    answered = [record for record in records if record.id in texts]
-    said = {record.id: say(replies[record.id], record, dialect) for record in answered}
-    groups = group_subjects(answered)
-    for record in answered:
-        own, words = texts[record.id], said[record.id]
+Given = TypeVar("Given")
+
+
+def vary_given(
+    records: Sequence[Record],
+    given: Mapping[str, Given],
+    said: Mapping[str, frozenset[str]],
+    *,
+    halve: Callable[[Given], Given],
+    turn: Callable[[Given], Given | None],
+) -> Iterator[tuple[Record, Given]]:
+    """Yield variants of questions, each with the thinking, or earlier answers, that its answer is to follow.
+
+    `given` are the model's own by id, `said` its answers in words; questions without either take no part.
+    """
+    groups = group_subjects([record for record in records if record.id in given])
+    for record in (record for record in records if record.id in given):
+        words, own = said[record.id], given[record.id]
         others = [other for other in groups[subject_of(record)] if other.patient != record.patient]
         differing = [other for other in others if said[other.id] != words and can_say(said[other.id], record)]
         donor = choose_donor(record, differing)
         yield make_variant(record, OWN_THINKING), own
-        yield make_variant(record, FIRST_HALF), shorten(own)
+        yield make_variant(record, FIRST_HALF), halve(own)
         if donor is not None:
             agree = sum(said[other.id] == words for other in others) / len(others)
-            yield (
-                make_variant(record, DONATED, **{DONATED_BY: donor.id, AGREE: f"{agree:.6f}"}),
-                texts[donor.id],
-            )
-        turned = turn_claim(own)
+            made = {DONATED_BY: donor.id, AGREE: f"{agree:.6f}"}
+            yield make_variant(record, DONATED, **made), given[donor.id]
+        turned = turn(own)
         if turned is not None:
             yield make_variant(record, TURNED), turned
+
+
+def vary_thinking(
+    records: Sequence[Record], replies: Mapping[str, str], dialect: str
+) -> Iterator[tuple[Record, Thinking]]:
+    """Yield variants of answered questions, each with the thinking that its answer is to follow."""
+    read = {record.id: read_thinking(replies.get(record.id, ""), record, dialect) for record in records}
+    given = {name: thinking for name, thinking in read.items() if thinking is not None}
+    said = {record.id: say(replies[record.id], record, dialect) for record in records if record.id in given}
+    return vary_given(records, given, said, halve=shorten, turn=turn_claim)
 
 
 def _hash(text: str) -> bytes:

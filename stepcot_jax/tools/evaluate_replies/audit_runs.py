@@ -2,7 +2,7 @@
 
 import argparse
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,21 +12,14 @@ from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.phantom.phantom import draw_planned
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.data.questions.variants import (
-    AGREE,
-    DONATED,
-    DONATED_BY,
-    FIRST_HALF,
     LAST,
     OWN,
-    OWN_THINKING,
     STEP,
-    TURNED,
     VARIANT,
     Pixels,
     ask_steps,
-    choose_donor,
-    make_variant,
     plan_again,
+    vary_given,
     vary_thinking,
 )
 from stepcot_jax.data.questions.vqa_dataset import scale_record
@@ -43,7 +36,7 @@ from stepcot_jax.reading.policy_reader import PolicyReader, load_reader
 from stepcot_jax.reading.programs import Reader
 from stepcot_jax.reading.radiographs import read_picture, read_pixels, to_input
 from stepcot_jax.reading.trained_model import load_trained, read_default_model
-from stepcot_jax.reasoning.thinking import ANSWERED_FIRST
+from stepcot_jax.reasoning.thinking import ANSWERED_FIRST, in_words
 from stepcot_jax.record import Record
 from stepcot_jax.run.audit_folder import (
     CHAIN_SCORING,
@@ -59,7 +52,7 @@ from stepcot_jax.run.audit_folder import (
 from stepcot_jax.run.loading_questions import load_vqa_dataset
 from stepcot_jax.run.scored_replies import choose_split, to_text
 
-Labels = npt.NDArray[np.int64]  # [case, step]
+Labels = npt.NDArray[np.int64]  # [step], or [case, step]
 _AS_PREFIX = "the reply continues the thinking"
 _AS_ANSWERS = "answers given to the earlier steps: its own, half of them, a donor's, or one replaced"
 _BATCH_SIZE = 32
@@ -94,11 +87,10 @@ def audit_policy(options: argparse.Namespace, out: Path) -> str:
     if run.with_thinking and run.dialect not in ANSWERED_FIRST:
         own = [record for record in written if record.provenance[VARIANT] == OWN]
         varied = vary_thinking(own, dict(zip((record.id for record in written), texts, strict=True)), run.dialect)
-        begun = [(record, each.write()) for record, each in varied]
-        given = write_thinking(out, [pair for pair in begun if reader.can_continue(pair[1])], _AS_PREFIX)
-        if given:
-            reply(THINKING_REPLIES, [record for record, _ in given], [text for _, text in given])
-            thinking = out / THINKING_REPLIES
+        begun = [(record, text) for record, each in varied if reader.can_continue(text := each.write())]
+        if begun:
+            made, thinking = write_thinking(out, [record for record, _ in begun], _AS_PREFIX), out / THINKING_REPLIES
+            reply(THINKING_REPLIES, made, [text for _, text in begun])
     who = f"{options.workdir.resolve().name}, {reader.trained.phase} at update {reader.trained.step}"
     return write_results(out, out / REPLIES, thinking, scoring, who=who)
 
@@ -169,14 +161,32 @@ def audit_chain(options: argparse.Namespace, out: Path) -> str:
     write_replies(out / REPLIES, written, _write(written, labels))
     if reader.joint is not None or accepts_answers(trained, model=model):
         asked = [record for record in written if record.provenance[VARIANT] == OWN and LAST in record.provenance]
-        own = np.array([place_of[record.image] for record in asked])
-        varied = write_thinking(out, _vary_given(asked, said[own], trained.chain.answers_per_step), _AS_ANSWERS)
-        places = [place_of[record.image] for record, _ in varied]
+        answers = {record.id: said[place_of[record.image]] for record in asked}
+        varied = list(_give_answers(asked, answers, trained.chain.answers_per_step))
+        made, thinking = write_thinking(out, [record for record, _ in varied], _AS_ANSWERS), out / THINKING_REPLIES
+        places = [place_of[record.image] for record in made]
         concluded = _read(reader, images[places], np.stack([given for _, given in varied]))[:, -1]
-        made, thinking = [record for record, _ in varied], out / THINKING_REPLIES
         write_replies(thinking, made, _write(made, concluded.tolist()))
     who = f"{options.workdir.resolve().name}, {model}{', joint reading' if reader.joint else ''}"
     return write_results(out, out / REPLIES, thinking, CHAIN_SCORING, who=who)
+
+
+def _give_answers(
+    asked: Sequence[Record], answers: Mapping[str, Labels], numbers: Sequence[int]
+) -> Iterator[tuple[Record, Labels]]:
+    """Return variants of the last step's questions with the answers that are given to the earlier steps."""
+    steps, last, rng = np.arange(len(numbers)), len(numbers) - 1, np.random.default_rng(0)
+    given = {name: np.where(steps < last, own, NOT_ANNOTATED) for name, own in answers.items()}
+    said = {record.id: in_words(record.letters[answers[record.id][last]], record) for record in asked}
+
+    def replace(own: Labels) -> Labels:
+        step = int(rng.integers(last))
+        return np.where(steps == step, (own[step] + rng.integers(1, numbers[step])) % numbers[step], own)
+
+    def halve(own: Labels) -> Labels:
+        return np.where(steps < last // 2, own, NOT_ANNOTATED)
+
+    return vary_given(asked, given, said, halve=halve, turn=replace)
 
 
 def _read(reader: Reader, images: np.ndarray, given: Labels | None = None) -> Labels:
@@ -187,22 +197,3 @@ def _read(reader: Reader, images: np.ndarray, given: Labels | None = None) -> La
 
 def _write(records: Sequence[Record], labels: Sequence[int]) -> list[str]:
     return [f"Answer: {record.letters[label]}" for record, label in zip(records, labels, strict=True)]
-
-
-def _vary_given(asked: Sequence[Record], own: Labels, numbers: Sequence[int]) -> Iterator[tuple[Record, Labels]]:
-    """Yield variants of the last step's questions with the answers [step] that are given."""
-    steps, rng = np.arange(own.shape[1]), np.random.default_rng(0)
-    last, earlier = own[:, -1], np.where(steps < len(steps) - 1, own, NOT_ANNOTATED)
-    for place, record in enumerate(asked):
-        others = [other for other in range(len(asked)) if asked[other].patient != record.patient]
-        differing = {asked[other].id: other for other in others if last[other] != last[place]}
-        donor = choose_donor(record, [asked[other] for other in differing.values()])
-        turned, step = earlier[place].copy(), int(rng.integers(len(steps) - 1))
-        turned[step] = (turned[step] + rng.integers(1, numbers[step])) % numbers[step]
-        yield make_variant(record, OWN_THINKING), earlier[place]
-        yield make_variant(record, FIRST_HALF), np.where(steps < (len(steps) - 1) // 2, own[place], NOT_ANNOTATED)
-        if donor is not None:
-            agree = np.mean(last[others] == last[place])
-            made = make_variant(record, DONATED, **{DONATED_BY: donor.id, AGREE: f"{agree:.6f}"})
-            yield made, earlier[differing[donor.id]]
-        yield make_variant(record, TURNED), turned
