@@ -106,7 +106,7 @@ def _score(options: argparse.Namespace) -> None:
     folder, replies = options.folder, find_path(options.replies, "REPLIES")
     thinking = options.thinking_replies and find_path(options.thinking_replies, "--thinking-replies")
     scoring = ScoringSettings(options.dialect, with_thinking=options.with_thinking, missing="stop")
-    print(write_results(folder, replies, thinking, scoring), end="")
+    print(write_results(folder, replies, thinking, scoring, who=replies.stem), end="")
     if thinking is None:
         records, questions = read_own(folder)
         texts = read_replies(replies, name="", chosen=dict.fromkeys(questions), known=records).replies

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.phantom.phantom import draw_planned
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.data.questions.variants import (
@@ -26,12 +25,13 @@ from stepcot_jax.data.questions.vqa_dataset import scale_record
 from stepcot_jax.evaluation.replies import ScoringSettings
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.exported_files import is_export
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.pages.sheets import write_table
 from stepcot_jax.pages.shell import tabulate, write_report
 from stepcot_jax.reading.cases import CaseSource, open_data, open_run
-from stepcot_jax.reading.corrections import accepts_answers
+from stepcot_jax.reading.corrections import NOT_GIVEN, accepts_answers
 from stepcot_jax.reading.policy_reader import PolicyReader, load_reader
 from stepcot_jax.reading.programs import Reader
 from stepcot_jax.reading.radiographs import read_picture, read_pixels, to_input
@@ -150,6 +150,8 @@ def audit_chain(options: argparse.Namespace, out: Path) -> str:
         index = str(int(Path(case.image).stem.rpartition("_")[2]))  # `open_run` draws it by this name
         return {"source": "phantom", "seed": str(phantom.seed), "index": index, "prevalence": phantom.prevalence}
 
+    if options.data is None and is_export(options.workdir):
+        raise BadInput(f"{options.workdir}: --data is required (a folder of radiographs; an export has no test split)")
     source = open_run(options.workdir, "test") if options.data is None else None
     source = source or open_data(find_path(options.data, "--data"), max_pixels=trained.max_pixels)
     written = ask_cases(out, source, most=options.num_questions, provenance=name_phantom)
@@ -176,7 +178,7 @@ def _give_answers(
 ) -> Iterator[tuple[Record, Labels]]:
     """Return variants of the last step's questions with the answers that are given to the earlier steps."""
     steps, last, rng = np.arange(len(numbers)), len(numbers) - 1, np.random.default_rng(0)
-    given = {name: np.where(steps < last, own, NOT_ANNOTATED) for name, own in answers.items()}
+    given = {name: np.where(steps < last, own, NOT_GIVEN) for name, own in answers.items()}
     said = {record.id: in_words(record.letters[answers[record.id][last]], record) for record in asked}
 
     def replace(own: Labels) -> Labels:
@@ -184,7 +186,7 @@ def _give_answers(
         return np.where(steps == step, (own[step] + rng.integers(1, numbers[step])) % numbers[step], own)
 
     def halve(own: Labels) -> Labels:
-        return np.where(steps < last // 2, own, NOT_ANNOTATED)
+        return np.where(steps < last // 2, own, NOT_GIVEN)
 
     return vary_given(asked, given, said, halve=halve, turn=replace)
 
