@@ -36,7 +36,7 @@ class Thinking:
 
     def write(self) -> str:
         """Return the start of a reply in its dialect, which the answer follows."""
-        texts, after_sentence = [], False
+        texts, after_sentence = list[str](), False
         for text, is_sentence in self.pieces:
             if text.isspace() and texts and texts[-1].isspace():  # around a sentence that was left out
                 texts.pop()
