@@ -52,7 +52,8 @@ _NOTES = {
         "Boxes that move: mean IoU with those of the own picture below 0.5. A: as in tables of replies.",
     ),
     "thinks": (
-        "Sentences with the answer or an option were removed; the donor was asked the same and concluded another.",
+        "Sentences of a thinking that name the answer or an option were removed; a donor was asked the same and concluded "
+        "another.",
         "Donor agrees anyway: share of the patients asked the same who concluded the same as this one.",
     ),
     "counterfactual": (
@@ -162,7 +163,8 @@ def _group(scored: Scored, names: Sequence[str]) -> Mapping[str, Scored]:
 
 
 def _tabulate(name: str, rows: Mapping[str, Row], condition: str = "") -> Table:
-    names = [key for key in dict.fromkeys(key for row in rows.values() for key in row) if key != CASES]
+    widest = sorted(rows.values(), key=len, reverse=True)  # its order is that of all
+    names = [key for key in dict.fromkeys(key for row in widest for key in row) if key != CASES]
     heads = (*columns("text", "variant"), Column(CASES, "number"), *columns("percent", *names))
     lines: list[SheetRow] = [{"variant": variant, **row} for variant, row in rows.items()]
     return Table.of(f"audit_{name}", _TITLES[name].format(condition), heads, lines, _NOTES[name])
