@@ -1,5 +1,6 @@
 """The folder of an audit: records of all variants with pictures, prompts, a model's replies, and its figures."""
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -141,6 +142,9 @@ def score_audit(
         rows = {variant: audit_thinking(own, pairs, questions) for variant, pairs in groups.items()}
         condition = next(iter(varied.values())).provenance.get(CONDITION, "")[:200]
         tables.insert(1, _tabulate("thinks", rows, condition))
+    if _group(scored, COUNTERFACTUAL) and not _group(right, COUNTERFACTUAL):
+        missed = "Counterfactual: no figure, since no finding of a phantom was claimed rightly."
+        tables[0] = dataclasses.replace(tables[0], notes=(*tables[0].notes, missed))
     return tables, _choose_examples(scored, own)
 
 
