@@ -41,6 +41,7 @@ CHAIN_SCORING = ScoringSettings("medclm", with_thinking=False)
 
 _PICTURES = "pictures"
 _MOST_EXAMPLES = 6
+_ROW = ".audit-row { grid-template-columns: repeat(auto-fill, minmax(min(100%, 9.5rem), 1fr)); }"
 _TITLES = {
     "looks": "Looks: the same questions about other pictures",
     "thinks": "Thinks: answers after other thinkings ({})",
@@ -188,7 +189,13 @@ def _choose_examples(scored: Scored, own: Mapping[str, ReplyScore]) -> list[Exam
         change = "" if answer == before else "changed" if answer else "unread"
         _, _, shown = examples.setdefault(made_of(record), (record.question, truth, []))
         shown.append((record.image, record.provenance[VARIANT], answer or "unread", change))
-    return sorted(examples.values(), key=lambda example: -len(example[2]))[:_MOST_EXAMPLES]
+    return sorted(examples.values(), key=_rank)[:_MOST_EXAMPLES]
+
+
+def _rank(example: Example) -> tuple[bool, int]:
+    """Return what examples are ordered by: right about the own picture, then many pictures."""
+    _, truth, shown = example
+    return shown[0][2] != truth, -len(shown)
 
 
 def show_examples(folder: Path, examples: Sequence[Example]) -> Section:
@@ -198,7 +205,8 @@ def show_examples(folder: Path, examples: Sequence[Example]) -> Section:
         for question, truth, shown in examples
     ]
     lead = "Answers to the same question about each picture; those that differ from the first are marked."
-    return Section("audit_pictures", "Audit: what changed", lead, render(SHARED, "audit.html.j2", examples=embedded))
+    body = render(SHARED, "audit.html.j2", examples=embedded)
+    return Section("audit_pictures", "Audit: what changed", lead, body, style=_ROW)
 
 
 def list_audit_sections(folder: Path, scoring: ScoringSettings, *, with_pictures: bool) -> list[Section]:

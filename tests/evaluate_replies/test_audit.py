@@ -88,7 +88,7 @@ def test_a_model_that_looks_and_follows_its_thinking(audit, capsys):
     number = sum(variant_of(record) == "without another finding" for record in records)
     assert counterfactual["without another finding"]["cases"] == number > 0
     page = (audit / "index.html").read_text()
-    rows = re.findall(r'<div class="charts small">(.*?)</div>', page, re.DOTALL)
+    rows = re.findall(r'<div class="charts audit-row">(.*?)</div>', page, re.DOTALL)
     assert len(rows) == 6
     assert rows[0].count("<img") == 6
     assert rows[0].count(">changed<") == 2
