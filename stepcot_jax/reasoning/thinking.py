@@ -8,10 +8,8 @@ import msgspec
 
 from stepcot_jax.chain import fold
 from stepcot_jax.reasoning.dialects import answer_start, interpret_answer, read_reply
+from stepcot_jax.reasoning.rules import PRESENCE
 from stepcot_jax.record import Record
-
-PRESENCE = "presence of "
-"""Start of the topic of questions of presence; the finding's name follows."""
 
 ANSWERED_FIRST = ("gemex_plain",)
 """Dialects whose replies begin with the answer, so that no answer follows the thinking."""

@@ -33,7 +33,7 @@ from stepcot_jax.data.questions.vocabulary import (
     write_thinking,
     zone_name,
 )
-from stepcot_jax.reasoning.thinking import PRESENCE
+from stepcot_jax.reasoning.rules import PRESENCE
 from stepcot_jax.record import KINDS, Cue, Kind, Record
 
 # Drafts of questions: question, answer, references and what is seen there.

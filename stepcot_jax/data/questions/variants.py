@@ -19,8 +19,8 @@ from stepcot_jax.data.phantom.phantom import PhantomCase, PlannedCase, draw_plan
 from stepcot_jax.data.questions.making import list_absent
 from stepcot_jax.data.questions.vocabulary import NORMAL, TERMS, canonical
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.rules import PRESENCE
 from stepcot_jax.reasoning.thinking import (
-    PRESENCE,
     Thinking,
     can_say,
     in_words,
