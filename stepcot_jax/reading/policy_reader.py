@@ -6,7 +6,7 @@ import difflib
 import os
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, get_args
 
 import jax
@@ -21,7 +21,8 @@ from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import make_printable
 from stepcot_jax.policies.policy_files import AnyTokenizer
-from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
+from stepcot_jax.policies.records import lay_out_prompts
+from stepcot_jax.policies.sampling import Sampling, generate, reply_in_batches, rollout_keys
 from stepcot_jax.policies.tokenizers import Vocabulary, split_pieces
 from stepcot_jax.reading.radiographs import read_unresized
 from stepcot_jax.reasoning.dialects import interpret_answer, read_reply, write_question
@@ -146,7 +147,7 @@ def _explain_unknown(record: Record, prompt: str, tokenizer: Vocabulary, workdir
     return message
 
 
-def _is_known(piece: str, tokenizer: Vocabulary) -> bool:
+def _is_known(piece: str, tokenizer: AnyTokenizer) -> bool:
     try:
         tokenizer.encode(piece)
     except BadInput:
@@ -275,7 +276,8 @@ class PolicyReader:
             temperature=1.0 if greedy else float(temperature),
             greedy=greedy,
         )
-        text = self._generate(picture, tokens, sampling, seed=seed)
+        replies = self._sample([picture], [tokens], sampling, length=trained.lengths.prompt_length, seed=seed)
+        text = trained.tokenizer.decode(replies[0].tolist())
         reply = read_reply(text, trained.run.dialect, with_thinking=trained.run.with_thinking)
         image_size = (picture.shape[1], picture.shape[0])
         return Answered(
@@ -293,26 +295,69 @@ class PolicyReader:
 
     def warm_up(self) -> None:
         """Compile the network for greedy replies, so that the first question does not wait."""
-        tokenizer, longest = self.trained.tokenizer, self.trained.lengths.reply_length
-        sampling = Sampling(longest=longest, stop=tokenizer.stop, more_stops=tokenizer.more_stops, greedy=True)
-        self._generate(np.zeros((8, 8), np.uint8), [tokenizer.stop], sampling, seed=0)
+        blank, stop = np.zeros((8, 8), np.uint8), self.trained.tokenizer.stop
+        self._sample([blank], [[stop]], self._greedy, length=self.trained.lengths.prompt_length)
 
-    def _generate(self, picture: np.ndarray, tokens: list[int], sampling: Sampling, *, seed: int) -> str:
+    @property
+    def _greedy(self) -> Sampling:
+        tokenizer, longest = self.trained.tokenizer, self.trained.lengths.reply_length
+        return Sampling(longest=longest, stop=tokenizer.stop, more_stops=tokenizer.more_stops, greedy=True)
+
+    def can_continue(self, text: str) -> bool:
+        """Return whether the tokenizer knows a text, so that a reply can begin with it."""
+        return _is_known(text, self.trained.tokenizer)
+
+    def reply_all(
+        self,
+        records: Sequence[Record],
+        load: Callable[[Record], Any],
+        *,
+        begun: Sequence[str] = (),
+        batch_size: int = 32,
+        watch: Callable[[range], Iterable[int]] = iter,
+    ) -> list[str]:
+        """Return greedy replies to questions about the pictures that `load` gives; each continues what is `begun`."""
+        trained, starts = self.trained, begun or [""] * len(records)
+        tokenizer, lengths = trained.tokenizer, trained.lengths
+        prompts = [
+            encode_prompt(record, tokenizer, trained.run, prompt_length=lengths.prompt_length, workdir=trained.workdir)
+            + tokenizer.encode(start)
+            for record, start in zip(records, starts, strict=True)
+        ]
+        longest = max(map(len, prompts), default=1)
+
+        def ask(rows: Sequence[int]) -> np.ndarray:
+            pictures = [read_unresized(load(records[row]), max_pixels=trained.max_pixels)[0] for row in rows]
+            return self._sample(pictures, [prompts[row] for row in rows], self._greedy, length=longest)
+
+        size = min(batch_size, max(len(records), 1))
+        texts = reply_in_batches(ask, len(records), batch_size=size, tokenizer=tokenizer, watch=watch)
+        return [f"{start}{text}" for start, text in zip(starts, texts, strict=True)]
+
+    def _sample(
+        self,
+        pictures: Sequence[np.ndarray],
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        *,
+        length: int,
+        seed: int = 0,
+    ) -> np.ndarray:
+        """Return the tokens of a reply to each prompt, padded to `length`."""
         trained = self.trained
-        resized = resize_image(picture, trained.preprocessing)
-        images = (repeat_grey(resized) if resized.ndim == 2 else resized)[None]
-        prompts = np.full((1, trained.lengths.prompt_length), trained.tokenizer.pad, np.int32)
-        prompts[0, : len(tokens)] = tokens
+        resized = [resize_image(picture, trained.preprocessing) for picture in pictures]
+        images = np.stack([repeat_grey(picture) if picture.ndim == 2 else picture for picture in resized])
+        laid_out = lay_out_prompts(prompts, length, pad=trained.tokenizer.pad)
         replies = generate(
             trained.network,
             trained.params,
             trained.see(images),
-            jnp.asarray(prompts),
-            jnp.asarray([len(tokens)], jnp.int32),
+            jnp.asarray(laid_out["prompts"]),
+            jnp.asarray(laid_out["lengths"]),
             sampling=sampling,
-            keys=rollout_keys(jax.random.key(seed), first=0, number=1),
+            keys=rollout_keys(jax.random.key(seed), first=0, number=len(prompts)),
         )
-        return trained.tokenizer.decode(np.asarray(replies.tokens[0]).tolist())
+        return np.asarray(replies.tokens)
 
 
 def load_reader(workdir: str | os.PathLike[str], *, phase: str | None = None) -> PolicyReader:

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 
 from stepcot_jax.chain import fold
 
+PRESENCE = "presence of "
+"""Start of the topic of questions of presence; the finding's name follows."""
+
 KNOWLEDGE: dict[str, tuple[str, str, str]] = {
     "Normal": (
         "Clear lung fields, sharp lung borders and a heart of ordinary width leave nothing to explain.",

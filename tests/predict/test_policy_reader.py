@@ -17,6 +17,7 @@ import stepcot_jax as sc
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, resize_image
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.policies.sampling import Replies
+from stepcot_jax.policies.tokenizers import split_pieces
 from stepcot_jax.reading import image_reader, policy_reader
 from stepcot_jax.reading.policy_reader import PolicyReader, load_policy, load_reader
 from stepcot_jax.reasoning.dialects import write_question, write_reply
@@ -193,3 +194,17 @@ def test_the_example_of_the_document_runs(run, tmp_path, monkeypatch, capsys):
     assert "answer: " in capsys.readouterr().out
     assert names["marked"].shape == (384, 512, 3)
     assert names["chosen"].kind == "single"
+
+
+def test_all_replies_are_those_of_each_question_and_begun_ones_go_on_where_they_would(reader, run):
+    _, _, records, _ = run
+    asked = [question_of(records, kind) for kind in ("closed", "single", "open")]
+    whole = reader.reply_all(asked, lambda record: PICTURE, batch_size=2)
+    for record, text in zip(asked, whole, strict=True):
+        assert text == reader.answer(PICTURE, record.question, choices=record.options, kind=record.kind).text
+    starts = [["".join(split_pieces(text)[:number]) for number in (3, 2, 1, 0)] for text in whole]
+    begun = [next(filter(reader.can_continue, of_text)) for of_text in starts]
+    assert any(begun)
+    assert not reader.can_continue("nevertheless")
+    gone_on = reader.reply_all(asked, lambda record: PICTURE, begun=begun, batch_size=2)
+    assert all(longer.startswith(text) for longer, text in zip(gone_on, whole, strict=True))

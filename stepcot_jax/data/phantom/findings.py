@@ -1,7 +1,8 @@
 """Draw lesions as layers of attenuation over a rendered chest, each with its bounding box."""
 
 import dataclasses
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import numpy as np
 
@@ -108,6 +109,27 @@ def change_anatomy(
         right, left = (lifted, anatomy.left_dome) if side < 0 else (anatomy.right_dome, lifted)
         anatomy = dataclasses.replace(anatomy, right_dome=right, left_dome=left)
     return anatomy, tuple(signs)
+
+
+_CHANGED = {
+    "Cardiomegaly": ("heart_size", "heart_x", "heart_blur"),
+    "Mediastinal shift": ("mediastinal_shift",),
+    "Volume loss": ("right_dome", "left_dome"),
+}
+"""Fields of the anatomy that each sign changes."""
+
+
+def remove_findings(scene: Scene, is_removed: Callable[[str], bool]) -> Scene:
+    """Return a scene without the lesions, fluid, air and signs of some labels; everything else stays as it is."""
+    changed = {name for sign in scene.signs if is_removed(sign.label) for name in _CHANGED[sign.label]}
+    restored: dict[str, Any] = {name: getattr(scene.healthy, name) for name in changed}
+    return dataclasses.replace(
+        scene,
+        anatomy=dataclasses.replace(scene.anatomy, **restored),
+        foci=tuple(focus for focus in scene.foci if not is_removed(focus.label)),
+        pleural=tuple(fluid for fluid in scene.pleural if not is_removed(fluid.label)),
+        signs=tuple(sign for sign in scene.signs if not is_removed(sign.label)),
+    )
 
 
 def _around_heart(anatomy: Anatomy) -> tuple[float, float, float, float]:

@@ -33,6 +33,7 @@ from stepcot_jax.data.questions.vocabulary import (
     write_thinking,
     zone_name,
 )
+from stepcot_jax.reasoning.rules import PRESENCE
 from stepcot_jax.record import KINDS, Cue, Kind, Record
 
 # Drafts of questions: question, answer, references and what is seen there.
@@ -428,7 +429,7 @@ def _ask_closed(image: Record, rng: np.random.Generator) -> Draft | None:
     question = pick(rng, wordings).format(phrase=term.phrase, name=term.name)
     is_diagnosis = answer == "Yes" and all(finding.label == diagnosis for finding in findings_of(image, label))
     asked = None if is_diagnosis else canonical(label)
-    return Draft(f"presence of {term.name}", question, answer, answer, references, asked=asked)
+    return Draft(f"{PRESENCE}{term.name}", question, answer, answer, references, asked=asked)
 
 
 def _ask_normality(image: Record, rng: np.random.Generator) -> Draft:

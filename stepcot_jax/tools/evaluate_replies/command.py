@@ -84,6 +84,11 @@ def perturb(options: argparse.Namespace) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the subcommand of the command line, or score replies."""
     given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == ["audit"]:
+        from stepcot_jax.tools.evaluate_replies.audit import main as audit
+
+        audit(given[1:])
+        return
     commands = {"perturb": _perturb_parser, "prompts": _prompts_parser}
     make = commands.get(given[0]) if given else None
     options = make().parse_args(given[1:]) if make else _score_parser().parse_args(given)
@@ -107,7 +112,8 @@ def _score_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=_PROGRAM,
         description="Score replies to grounded questions: metrics.json, tables, scores.jsonl and index.html.",
-        epilog=f"{_PROGRAM} prompts --help and {_PROGRAM} perturb --help: prompts for a model to answer.",
+        epilog=f"{_PROGRAM} prompts --help and {_PROGRAM} perturb --help: prompts for a model to answer; "
+        f"{_PROGRAM} audit --help: does the model look, and does its thinking carry its answer?",
     )
     _add_common(parser, also=("auto", "free"))
     replies = "JSON lines with id, reply and optionally finish_reason; or gs://, s3://"

@@ -10,6 +10,7 @@ import msgspec
 
 from stepcot_jax.data.questions.record_files import VqaCollection, write_vqa_records
 from stepcot_jax.data.questions.reply_files import ReplyFile
+from stepcot_jax.data.questions.variants import VARIANT
 from stepcot_jax.evaluation.interventions import (
     PERTURBED_KINDS,
     NegatedAnswer,
@@ -72,7 +73,7 @@ def read_source(folder: Path) -> str:
 def write_prompts(
     path: Path, records: Sequence[Record], *, root: Path, dialect: str, with_thinking: bool = True
 ) -> None:
-    """Write the prompts of records: JSON lines with `id`, `image` (a path), `image_size` and `prompt`."""
+    """Write prompts: JSON lines with `id`, `image` (a path), `image_size`, `prompt` and, of an audit, `variant`."""
     with writing_whole(path) as file:
         for record in records:
             line = {
@@ -81,6 +82,8 @@ def write_prompts(
                 "image_size": record.image_size,
                 "prompt": write_question(record, dialect, with_thinking=with_thinking),
             }
+            if VARIANT in record.provenance:
+                line["variant"] = record.provenance[VARIANT]
             file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
 
 

@@ -58,6 +58,7 @@ def _write(options: argparse.Namespace, out: pathlib.Path, *, is_policy: bool) -
     from stepcot_jax.host.files import write_whole
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.pages.shell import write_report
+    from stepcot_jax.run.audit_folder import CHAIN_SCORING, list_audit_sections
     from stepcot_jax.tools.report.sections import write_settings
 
     workdir, how = options.workdir, {"num_cases": options.num_cases, "with_data": not options.without_data}
@@ -79,9 +80,12 @@ def _write(options: argparse.Namespace, out: pathlib.Path, *, is_policy: bool) -
         about, settings = describe_answers(run), write_settings(run.settings, run.report)
         with_maps = not options.without_maps
         sections = list_answer_sections(run, model=model, with_maps=with_maps, terminal=Terminal(), **how)
+    scoring = policy.scoring if is_policy else CHAIN_SCORING
+    audit = list_audit_sections(workdir / "audit", scoring, with_pictures=not options.without_data)
     make_workdir(out.parent)
     title = f"Run {workdir.resolve().name}"
-    page = write_report(title=title, about=about, sections=[*sections, settings], writer="stepcot report").encode()
+    of_all = [*sections, *audit, settings]
+    page = write_report(title=title, about=about, sections=of_all, writer="stepcot report").encode()
     write_whole(out, page)
     return len(page)
 

@@ -1,0 +1,201 @@
+"""Audit a run of this package in one command: a policy by its replies, a network of chains step by step."""
+
+import argparse
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from stepcot_jax.data.phantom.phantom import draw_planned
+from stepcot_jax.data.questions.record_files import read_vqa_records
+from stepcot_jax.data.questions.variants import (
+    LAST,
+    OWN,
+    STEP,
+    VARIANT,
+    Pixels,
+    ask_steps,
+    plan_again,
+    vary_given,
+    vary_thinking,
+)
+from stepcot_jax.data.questions.vqa_dataset import scale_record
+from stepcot_jax.evaluation.replies import ScoringSettings
+from stepcot_jax.host.download import find_path
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.exported_files import is_export
+from stepcot_jax.host.files import write_whole
+from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.pages.sheets import write_table
+from stepcot_jax.pages.shell import tabulate, write_report
+from stepcot_jax.reading.cases import CaseSource, open_data, open_run
+from stepcot_jax.reading.corrections import NOT_GIVEN, accepts_answers
+from stepcot_jax.reading.policy_reader import PolicyReader, load_reader
+from stepcot_jax.reading.programs import Reader
+from stepcot_jax.reading.radiographs import read_picture, read_pixels, to_input
+from stepcot_jax.reading.trained_model import load_trained, read_default_model
+from stepcot_jax.reasoning.thinking import ANSWERED_FIRST, in_words
+from stepcot_jax.record import Record
+from stepcot_jax.run.audit_folder import (
+    CHAIN_SCORING,
+    REPLIES,
+    THINKING_REPLIES,
+    draw_places,
+    score_audit,
+    show_examples,
+    write_replies,
+    write_thinking,
+    write_variants,
+)
+from stepcot_jax.run.loading_questions import load_vqa_dataset
+from stepcot_jax.run.scored_replies import choose_split, to_text
+
+Labels = npt.NDArray[np.int64]  # [step], or [case, step]
+_AS_PREFIX = "the reply continues the thinking"
+_AS_ANSWERS = "answers given to the earlier steps: its own, half of them, a donor's, or one replaced"
+_BATCH_SIZE = 32
+
+
+def write_results(out: Path, replies: Path, thinking: Path | None, scoring: ScoringSettings, who: str = "") -> str:
+    """Write tables and index.html of an audit to its folder; return the tables as text."""
+    tables, examples = score_audit(out, replies, thinking, scoring)
+    names = [name for table in tables for name in write_table(out, table)]
+    sections = [*map(tabulate, tables), *([show_examples(out, examples)] if examples else [])]
+    page = write_report(title="Audit", about=[who], sections=sections, writer="stepcot evaluate_replies audit")
+    write_whole(out / "index.html", page.encode())
+    return "\n".join([who, "", *map(to_text, tables), f"in {out}: index.html, {', '.join(names)}\n"])
+
+
+def audit_policy(options: argparse.Namespace, out: Path) -> str:
+    """Audit the policy of a workdir, write the folder of the audit, and return the tables as text."""
+    reader, watch = load_reader(options.workdir, phase=options.phase), Terminal().watch
+    run = reader.trained.run
+    scoring = ScoringSettings(run.dialect, with_thinking=run.with_thinking)
+
+    def reply(name: str, records: Sequence[Record], begun: Sequence[str] = ()) -> list[str]:
+        watched, size = functools.partial(watch, description=name), run.settings.evaluation.batch_size
+        texts = reader.reply_all(
+            records, lambda record: out / record.image, begun=begun, batch_size=size, watch=watched
+        )
+        write_replies(out / name, records, texts)
+        return texts
+
+    written = write_variants(out, *_open_questions(reader, options.data), most=options.num_questions)
+    texts, thinking = reply(REPLIES, written), None
+    if run.with_thinking and run.dialect not in ANSWERED_FIRST:
+        own = [record for record in written if record.provenance[VARIANT] == OWN]
+        varied = vary_thinking(own, dict(zip((record.id for record in written), texts, strict=True)), run.dialect)
+        begun = [(record, text) for record, each in varied if reader.can_continue(text := each.write())]
+        if begun:
+            made, thinking = write_thinking(out, [record for record, _ in begun], _AS_PREFIX), out / THINKING_REPLIES
+            reply(THINKING_REPLIES, made, [text for _, text in begun])
+    who = f"{options.workdir.resolve().name}, {reader.trained.phase} at update {reader.trained.step}"
+    return write_results(out, out / REPLIES, thinking, scoring, who=who)
+
+
+def _open_questions(reader: PolicyReader, folder: str | None) -> tuple[Sequence[Record], Callable[[Record], Pixels]]:
+    """Return the test questions of a policy's run, or of a folder, and a function that loads their pictures."""
+    settings, size = reader.trained.run.settings, reader.trained.preprocessing.size
+    if folder is None and settings.vqa.source == "phantom":
+
+        def draw(record: Record) -> Pixels:
+            planned = plan_again(record.provenance)
+            assert planned is not None  # noqa: S101 - drawn from this plan a moment ago
+            return draw_planned(planned, size=settings.phantom.image_size).image
+
+        return load_vqa_dataset(settings, splits=("test",)).records, draw
+    if folder is None and settings.vqa.source == "given":
+        raise BadInput(f"{reader.trained.workdir}: --data is required (the run's questions were passed to sc.fit)")
+    path = find_path(settings.vqa.root, "config.vqa.root") if folder is None else find_path(folder, "--data")
+    collection = read_vqa_records(path)
+    if folder is None:
+        records: Sequence[Record] = load_vqa_dataset(settings, splits=("test",)).records
+    else:
+        records = choose_split(collection.records, "test", where=str(collection.path))
+    scaled = [scale_record(record, (size, size)) for record in records]
+    return scaled, lambda record: read_pixels(collection.root / record.image)
+
+
+def ask_cases(
+    out: Path, source: CaseSource, *, most: int, provenance: Callable[[Record], dict[str, str]] = lambda _: {}
+) -> list[Record]:
+    """Write variants of the pictures of at most `most` cases, with a question for each annotated step."""
+    chosen = [source.diagnosed[place] for place in draw_places(len(source.diagnosed), most)]
+    position = {source.cases[place].image: place for place in chosen}
+
+    @functools.cache
+    def load(image: str) -> Pixels:
+        return np.asarray(source.picture(position[image]))
+
+    asked = [
+        question
+        for case in (source.cases[place] for place in chosen)
+        for question in ask_steps(case, source.chain, size=load(case.image).shape[1::-1], provenance=provenance(case))
+    ]
+    return write_variants(out, asked, lambda record: load(record.image), most=len(asked))
+
+
+def audit_chain(options: argparse.Namespace, out: Path) -> str:
+    """Audit a network of a workdir, write the folder of the audit, and return the tables as text."""
+    model = options.model or read_default_model(options.workdir)
+    trained, published = load_trained(options.workdir, names=(model,)), options.as_published
+    reader = Reader(trained, model=model, batch_size=_BATCH_SIZE, with_attention=False, as_published=published)
+    phantom = trained.run.settings.phantom
+
+    def name_phantom(case: Record) -> dict[str, str]:
+        if options.data is not None or trained.run.settings.data.source != "phantom":
+            return {}
+        index = str(int(Path(case.image).stem.rpartition("_")[2]))  # `open_run` draws it by this name
+        return {"source": "phantom", "seed": str(phantom.seed), "index": index, "prevalence": phantom.prevalence}
+
+    if options.data is None and is_export(options.workdir):
+        raise BadInput(f"{options.workdir}: --data is required (a folder of radiographs; an export has no test split)")
+    source = open_run(options.workdir, "test") if options.data is None else None
+    source = source or open_data(find_path(options.data, "--data"), max_pixels=trained.max_pixels)
+    written = ask_cases(out, source, most=options.num_questions, provenance=name_phantom)
+    place_of = {path: place for place, path in enumerate(dict.fromkeys(record.image for record in written))}
+    watched = Terminal().watch(list(place_of), "pictures")
+    images = to_input([read_picture(out / path, trained.preprocessing) for path in watched], trained.preprocessing)
+    said, thinking = _read(reader, images), None
+    labels = [said[place_of[record.image], int(record.provenance[STEP])] for record in written]
+    write_replies(out / REPLIES, written, _write(written, labels))
+    if reader.joint is not None or accepts_answers(trained, model=model):
+        asked = [record for record in written if record.provenance[VARIANT] == OWN and LAST in record.provenance]
+        answers = {record.id: said[place_of[record.image]] for record in asked}
+        varied = list(_give_answers(asked, answers, trained.chain.answers_per_step))
+        made, thinking = write_thinking(out, [record for record, _ in varied], _AS_ANSWERS), out / THINKING_REPLIES
+        places = [place_of[record.image] for record in made]
+        concluded = _read(reader, images[places], np.stack([given for _, given in varied]))[:, -1]
+        write_replies(thinking, made, _write(made, concluded.tolist()))
+    who = f"{options.workdir.resolve().name}, {model}{', joint reading' if reader.joint else ''}"
+    return write_results(out, out / REPLIES, thinking, CHAIN_SCORING, who=who)
+
+
+def _give_answers(
+    asked: Sequence[Record], answers: Mapping[str, Labels], numbers: Sequence[int]
+) -> Iterator[tuple[Record, Labels]]:
+    """Return variants of the last step's questions with the answers that are given to the earlier steps."""
+    steps, last, rng = np.arange(len(numbers)), len(numbers) - 1, np.random.default_rng(0)
+    given = {name: np.where(steps < last, own, NOT_GIVEN) for name, own in answers.items()}
+    said = {record.id: in_words(record.letters[answers[record.id][last]], record) for record in asked}
+
+    def replace(own: Labels) -> Labels:
+        step = int(rng.integers(last))
+        return np.where(steps == step, (own[step] + rng.integers(1, numbers[step])) % numbers[step], own)
+
+    def halve(own: Labels) -> Labels:
+        return np.where(steps < last // 2, own, NOT_GIVEN)
+
+    return vary_given(asked, given, said, halve=halve, turn=replace)
+
+
+def _read(reader: Reader, images: np.ndarray, given: Labels | None = None) -> Labels:
+    probabilities = reader.read(images, given).probabilities
+    numbers = enumerate(reader.trained.chain.answers_per_step)
+    return np.stack([probabilities[:, step, :number].argmax(axis=-1) for step, number in numbers], axis=1)
+
+
+def _write(records: Sequence[Record], labels: Sequence[int]) -> list[str]:
+    return [f"Answer: {record.letters[label]}" for record, label in zip(records, labels, strict=True)]

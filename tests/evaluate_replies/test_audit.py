@@ -1,0 +1,187 @@
+"""Audits by files and of a policy's workdir: models whose figures are known, and files that are refused."""
+
+import csv
+import json
+import re
+
+import msgspec
+import numpy as np
+import pytest
+from evaluate_replies.asked import ask, write_folder
+from PIL import Image
+from policies.policy_workdir import make_policy_workdir
+from refusals import refuse
+
+from stepcot_jax.data.phantom.phantom import export_phantom
+from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
+from stepcot_jax.reading.policy_reader import PolicyReader
+from stepcot_jax.reasoning.dialects import read_reply, write_reply
+from stepcot_jax.tools.evaluate_replies.command import main
+from stepcot_jax.tools.report.command import main as report
+
+RECORDS, PICTURES = ask(48)
+BY_ID = {record.id: record for record in RECORDS}
+
+
+@pytest.fixture(scope="module")
+def audit(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("audit")
+    write_folder(folder / "asked", RECORDS, PICTURES)
+    run("questions", folder / "asked", "--out", folder / "audit")
+    return folder / "audit"
+
+
+def run(*arguments):
+    main(["audit", *map(str, arguments)])
+
+
+def variant_of(record):
+    return record.provenance["audit_variant"]
+
+
+def look(record):
+    """The true reply for the picture that is shown: a donor's answer to a donor's picture, the own one to noise."""
+    true = BY_ID[record.provenance["audit_of"]]
+    if "audit_donor" in record.provenance:
+        donor = BY_ID[record.provenance["audit_donor"]]
+        texts = {donor.options["ABCD".index(letter)] for letter in donor.answer} if donor.options else donor.answer
+        letters = tuple("ABCD"[place] for place, text in enumerate(true.options) if text in texts)
+        wrong = next(letter for letter in "ABCD" if letter not in true.answer) if true.options else ""
+        answer = {"single": (letters or (wrong,))[0], "multi": letters or (wrong,)}.get(true.kind, donor.answer)
+        return write_reply(msgspec.structs.replace(true, answer=answer, references=donor.references), "gemex")
+    if variant_of(record) == "without the claimed finding":
+        return write_reply(msgspec.structs.replace(true, answer="No"), "gemex")
+    return write_reply(true, "gemex")
+
+
+def write(path, records, reply):
+    path.write_text("".join(json.dumps({"id": record.id, "reply": reply(record)}) + "\n" for record in records))
+    return path
+
+
+def read_table(folder, name):
+    with (folder / f"audit_{name}.csv").open() as file:
+        rows = {row.pop("variant"): row for row in csv.DictReader(file)}
+    return {variant: {key: float(cell) for key, cell in row.items() if cell} for variant, row in rows.items()}
+
+
+def test_a_model_that_looks_and_follows_its_thinking(audit, capsys):
+    records = read_vqa_records(audit).records
+    prompts = [json.loads(line) for line in (audit / "prompts.jsonl").read_text().splitlines()]
+    assert [(line["id"], line["variant"]) for line in prompts] == [(each.id, variant_of(each)) for each in records]
+    own = {each.id: each for each in records if variant_of(each) == "own picture"}
+    assert set(own) == set(BY_ID)
+    for line, record in zip(prompts, records, strict=True):
+        if record.id in own:
+            assert np.array_equal(np.asarray(Image.open(line["image"])), PICTURES[BY_ID[record.id].image])
+    replies = write(audit / "replies.jsonl", records, look)
+    run("score", audit, replies)
+    looks, counterfactual = read_table(audit, "looks"), read_table(audit, "counterfactual")
+    assert looks["own picture"]["A"] == 1
+    assert looks["a donor's picture"]["answers that change"] == 1
+    assert looks["a donor's picture"]["A"] == 0
+    assert 0 < looks["a donor's picture"]["boxes that move"] < 1
+    for name in ("noise", "grey"):
+        assert (looks[name]["answers that change"], looks[name]["A"], looks[name]["boxes that move"]) == (0, 1, 0)
+    assert counterfactual["without the claimed finding"]["answers that change"] == 1
+    assert counterfactual["without another finding"]["answers that change"] == 0
+    number = sum(variant_of(record) == "without another finding" for record in records)
+    assert counterfactual["without another finding"]["cases"] == number > 0
+    page = (audit / "index.html").read_text()
+    rows = re.findall(r'<div class="charts audit-row">(.*?)</div>', page, re.DOTALL)
+    assert len(rows) == 6
+    assert rows[0].count("<img") == 6
+    assert rows[0].count(">changed<") == 2
+
+    def follow(record):
+        donor = BY_ID.get(record.provenance.get("audit_donor", ""))
+        if donor is not None:
+            assert record.question.rpartition("follows from it: ")[2].partition(".")[0] in donor.thinking
+        return look(record)
+
+    told = read_vqa_records(audit / "thinking.jsonl").records
+    prompts = map(json.loads, (audit / "thinking_prompts.jsonl").read_text().splitlines())
+    assert all(record.question in line["prompt"] for record, line in zip(told, prompts, strict=True))
+    run("score", audit, replies, "--thinking-replies", write(audit / "thinking_replies.jsonl", told, follow))
+    thinks = read_table(audit, "thinks")
+    assert (thinks["a donor's thinking"]["follows the donor"], thinks["own thinking"]["keeps"]) == (1, 1)
+    assert thinks["a donor's thinking"]["says something else"] == 0
+    assert 0 <= thinks["a donor's thinking"]["donor agrees anyway"] < 1
+    assert "the thinking as text in the question" in capsys.readouterr().out
+
+
+def test_a_model_that_says_the_same_of_every_picture_is_right_and_does_not_look(audit):
+    blind = write(audit / "blind.jsonl", read_vqa_records(audit).records, say_of_own)
+    run("score", audit, blind)
+    assert {row["answers that change"] for row in read_table(audit, "looks").values()} == {0}
+    assert {row["answers that change"] for row in read_table(audit, "counterfactual").values()} == {0}
+    assert read_table(audit, "looks")["a donor's picture"]["A"] == 1
+
+
+def say_of_own(record):
+    return write_reply(BY_ID[record.provenance["audit_of"]], "gemex")
+
+
+def test_a_chain_by_files_its_steps_are_questions(tmp_path, capsys):
+    export_phantom(tmp_path / "data", num_cases=6, seed=0, size=32, prevalence="flat")
+    run("questions", tmp_path / "data", "--out", tmp_path / "audit", "--dialect=medclm", "--without-thinking")
+    records = read_vqa_records(tmp_path / "audit").records
+    assert sum(variant_of(record) == "own picture" for record in records) == 6 * 7
+    own = {record.id: record for record in records if variant_of(record) == "own picture"}
+    replies = write(
+        tmp_path / "replies.jsonl", records, lambda record: f"Answer: {own[record.provenance['audit_of']].answer}"
+    )
+    run("score", tmp_path / "audit", replies, "--dialect=medclm", "--without-thinking")
+    looks = read_table(tmp_path / "audit", "looks")
+    assert looks["own picture, Diagnosis"]["cases"] == 6
+    assert looks["noise"]["answers that change"] == 0
+    assert "0 questions" in capsys.readouterr().out  # answers alone have no thinking
+
+
+def test_files_of_another_kind_are_refused(audit, tmp_path):
+    records = read_vqa_records(audit).records
+    short = write(tmp_path / "short.jsonl", records[1:], look)
+    refuse(f"no reply to 1 of {len(records)} records, the first '{records[0].id}'", run, "score", audit, short)
+    lines = short.read_text().splitlines()
+    for line, words in ((lines[0], "came in line 1"), ('{"id": "other", "reply": ""}', "'other' is not the id")):
+        short.write_text("\n".join([*lines, line]))
+        refuse(words, run, "score", audit, short)
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    write_vqa_records(plain / "records.jsonl", RECORDS)
+    refuse("audit_variant: 'None' is not one of own picture", run, "score", plain, short)
+    write_vqa_records(plain / "records.jsonl", records[1:])
+    refuse("is no question of the audit", run, "score", plain, short)
+    refuse("--num-questions must be at least 1; got 0", run, "questions", plain, "--out", plain, "--num-questions=0")
+
+
+def test_a_policy_in_one_command_with_its_page(tmp_path, monkeypatch, capsys):
+    _, records, _ = make_policy_workdir(tmp_path / "run")
+    tests = {record.id: record for record in records if record.split == "test"}
+    calls = []
+
+    def reply_all(reader, asked, load, *, begun=(), **options):
+        calls.append((list(asked), list(begun)))
+        assert all(load(record).is_file() for record in asked)
+        texts = [write_reply(tests[record.provenance["audit_of"]], "gemex") for record in asked]
+        answers = [text[text.index("<response>") :] for text in texts]
+        return [f"{start}{answer}" for start, answer in zip(begun, answers, strict=True)] if begun else texts
+
+    monkeypatch.setattr(PolicyReader, "reply_all", reply_all)
+    run(tmp_path / "run")
+    (asked, _), (told, begun) = calls
+    assert {record.provenance["audit_of"] for record in asked} == set(tests)
+    assert all(start.startswith("<think>") and start.endswith("</think>\n") for start in begun)
+    folder = tmp_path / "run" / "audit"
+    assert read_table(folder, "looks")["own picture"]["A"] == 1
+    thinks = read_table(folder, "thinks")
+    assert thinks["own thinking"]["keeps"] == 1
+    assert thinks["own thinking"]["cases"] == sum(variant_of(record) == "own thinking" for record in told)
+    assert "the reply continues the thinking" in capsys.readouterr().out
+    replies = map(json.loads, (folder / "thinking_replies.jsonl").read_text().splitlines())
+    assert all(read_reply(line["reply"], "gemex").answer for line in replies)
+    assert report([str(tmp_path / "run")]) == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Looks: the same questions about other pictures" in page
+    assert 'id="audit_pictures"' in page
+    refuse("--model does not apply", run, tmp_path / "run", "--model=teacher")

@@ -1,0 +1,79 @@
+"""Thinkings without their conclusion: what stays, in every dialect whose answer follows, and what is turned."""
+
+import msgspec
+import pytest
+
+from stepcot_jax.box import Box
+from stepcot_jax.reasoning.dialects import read_reply, write_reply
+from stepcot_jax.reasoning.thinking import can_say, in_words, read_thinking, shorten, subject_of, tell, turn_claim
+from stepcot_jax.record import Record, Stages
+
+SEEN = "I look at the **right lung** ([10, 8, 31, 52]) where I see air between lung and chest wall."
+UNBOXED = SEEN.replace(" ([10, 8, 31, 52])", "")
+SIZE = "The heart is not large."
+RECORD = Record(
+    id="1", image="a.png", image_size=(64, 64), patient="7", kind="single", question="What is seen?",
+    options=("Mass", "Pneumothorax"), answer="B", references=(Box("Pneumothorax", (10, 8, 31, 52)),),
+    thinking=f"{SEEN} Option A, mass: I see no such thing. {SIZE} So the answer is B, pneumothorax.",
+    stages=Stages("The right lung. There is a pneumothorax.", "I see air.", "Air is dark.", "So it is (B)."),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dialect", "start", "kept"),
+    [
+        ("gemex", f"<think>{SEEN} {SIZE}</think>\n", (SEEN, SIZE)),
+        ("medclm", f"Reasoning: {UNBOXED} {SIZE}\n\n", (UNBOXED, SIZE)),
+        ("lvkc", None, ("The right lung.", "I see air.", "Air is dark.")),
+        ("lvkc_released", None, ("I see air.", "Air is dark.")),
+    ],
+)
+def test_sentences_with_the_answer_or_an_option_are_left_out(dialect, start, kept):
+    reply = write_reply(RECORD, dialect)
+    thinking = read_thinking(reply, RECORD, dialect)
+    assert thinking.sentences == kept
+    assert start is None or thinking.write() == start
+    mark = {"gemex": "<response>", "medclm": "Answer:", "lvkc": "<ANSWER>", "lvkc_released": "<CON>"}[dialect]
+    again = read_reply(thinking.write() + reply[reply.rindex(mark) :], dialect)
+    assert again.answer == read_reply(reply, dialect).answer
+    assert again.is_well_formed or dialect == "lvkc"  # its conclusion is empty now
+
+
+def test_no_thinking_of_replies_that_begin_with_the_answer_are_unread_or_only_conclude():
+    assert read_thinking(write_reply(RECORD, "gemex_plain"), RECORD, "gemex_plain") is None
+    assert read_thinking("I see air.", RECORD, "gemex") is None
+    closed = msgspec.structs.replace(RECORD, kind="closed", options=(), answer="No", thinking="I see no air. So: No.")
+    assert read_thinking(write_reply(closed, "gemex"), closed, "gemex") is None
+
+
+def test_the_first_half_and_a_turned_claim():
+    thinking = read_thinking(write_reply(RECORD, "gemex"), RECORD, "gemex")
+    assert shorten(thinking).write() == f"<think>{SEEN}</think>\n"
+    assert shorten(shorten(thinking)).write() == "<think></think>\n"
+    turned = turn_claim(thinking)
+    assert turned.sentences == (SEEN.replace("see air", "see no air"), SIZE)
+    assert turn_claim(turned).sentences == thinking.sentences
+    assert turn_claim(thinking.keep([None, SIZE])).sentences == ("The heart is large.",)
+    assert turn_claim(thinking.keep([None, "Air."])) is None
+    assert f"{SEEN} {SIZE}" in tell(RECORD, thinking).question
+
+
+def test_answers_in_words_and_records_that_ask_the_same():
+    multi = msgspec.structs.replace(RECORD, kind="multi", answer=("A", "B"))
+    swapped = msgspec.structs.replace(RECORD, options=("Pneumothorax", "Edema"), answer="A")
+    assert in_words("B", RECORD) == in_words("A", swapped) == {"pneumothorax"}
+    assert in_words(("A", "B"), multi) == {"mass", "pneumothorax"}
+    assert in_words(None, RECORD) == frozenset()
+    assert (can_say({"mass"}, RECORD), can_say({"mass"}, swapped)) == (True, False)
+    asked = [
+        msgspec.structs.replace(RECORD, kind="closed", options=(), answer="No", topic=topic, question=question)
+        for topic, question in (
+            ("presence of edema", "Is there edema?"),
+            ("presence of edema", "Is edema visible?"),
+            ("normality", "Is it normal?"),
+            ("normality", "Is it abnormal?"),
+        )
+    ]
+    subjects = list(map(subject_of, asked))
+    assert subjects[0] == subjects[1]
+    assert len(set(subjects)) == 3
