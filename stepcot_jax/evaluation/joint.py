@@ -86,10 +86,12 @@ def learn_tree(labels: Int[np.ndarray, "case step"], sizes: Sequence[int]) -> An
     for above, child in _span(labels, sizes):
         parents[child] = above
     for step, parent in enumerate(parents):
-        of_last = _condition(labels, sizes, [len(sizes) - 1, step], last[:, None] * 0 + _share(labels, sizes, step))
+        of_last = condition_answers(
+            labels, sizes, [len(sizes) - 1, step], last[:, None] * 0 + _share(labels, sizes, step)
+        )
         table = of_last[:, None]
         if parent is not None:
-            table = _condition(labels, sizes, [len(sizes) - 1, parent, step], table)
+            table = condition_answers(labels, sizes, [len(sizes) - 1, parent, step], table)
         tables.append(table)
     return AnswerTree(last / last.sum(), tuple(parents), tuple(tables))
 
@@ -109,7 +111,7 @@ def _share(labels: Int[np.ndarray, "case step"], sizes: Sequence[int], step: int
     return counts / counts.sum()
 
 
-def _condition(
+def condition_answers(
     labels: Int[np.ndarray, "case step"], sizes: Sequence[int], steps: list[int], base: Float64[np.ndarray, "..."]
 ) -> Float64[np.ndarray, "..."]:
     """Return P(answer of the last of some steps | answers of the others), smoothed towards `base`."""

@@ -1,13 +1,13 @@
 """One joint distribution of a structured report: a network's reading times what answers go together.
 
 Steps with the same `asked_if` are asked together. A step depends on the step that opens it and on one partner among
-those asked with it: P(report) = prod_s P(a_s | opened, partner's answer), over the steps that are asked. Partners are
-the pairs of most mutual information (Chow and Liu, 1968) that pay for their parameters (BIC), topics included, so that
-one area's answer moves another's. A step that is not opened is "not asked", with probability one.
+those asked with it. Partners are the pairs of most mutual information in training reports (Chow and Liu, 1968) that pay
+for their parameters (BIC); topics have partners too, so that one area's answer moves another's. A step that is not
+opened is "not asked", with probability one.
 
 - Each step's own distribution Q_s is the network's P_s, shrunk towards the share in training labels:
   Q_s ~ P_s^w share^(1 - w), with one weight w for each part of the form. Without a network w is 0 (counting alone).
-- Pairs keep the odds ratios of training reports to the power of a coupling, and have the distributions Q (iterative
+- Partners keep the odds ratios of training reports to the power of a coupling, and have the distributions Q (iterative
   proportional fitting). So without given answers an asked step has exactly Q_s.
 - Given answers are virtual evidence, as in `joint`; "not asked" is as likely as the least likely answer.
 
@@ -18,55 +18,45 @@ import dataclasses
 import functools
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated
 
 import msgspec
 import numpy as np
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Bool, Float, Float64, Int
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
-from stepcot_jax.evaluation.joint import as_evidence, count_answers, measure_information
+from stepcot_jax.evaluation.joint import as_evidence, condition_answers, count_answers, measure_information
 from stepcot_jax.evaluation.predictions import describe_difference
 from stepcot_jax.evaluation.structured_reports import choose_threshold
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_json
 
-_SMOOTHING = 2.0  # cases that each distribution has in addition, spread as those of like steps
 _LEAST = 1e-9  # probability of an answer, so that no given answer is impossible
 _TINY = np.finfo(np.float64).tiny
 _SWEEPS = 60  # of iterative proportional fitting
 _TOLERANCE = 1e-6
 
-PARTNERS = ("none", "topics", "all")
-Partners = Literal["none", "topics", "all"]
+Pairs = Mapping[int, tuple[int, Float64[np.ndarray, "partner answer"]]]
+"""By step its partner, and P(answer | asked, partner's answer)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ReportTree:
-    """What answers of training reports go together.
-
-    Attributes:
-      partners: for each step a step with the same `asked_if`, or None.
-      shares: float64 [step, answer], P(answer | asked); 0 beyond a step's own answers.
-      tables: for each step float64 [partner's answer, answer], P(answer | asked, partner's answer); None without one.
-    """
+    """What answers of training reports go together: P(answer | asked) of each step, and pairs."""
 
     chain: Chain
-    partners: tuple[int | None, ...]
-    shares: Float64[np.ndarray, "step answer"]
-    tables: tuple[Float64[np.ndarray, "partner answer"] | None, ...]
+    shares: Float64[np.ndarray, "step answer"]  # 0 beyond a step's own answers
+    pairs: Pairs
 
     @functools.cached_property
     def parents(self) -> tuple[int | None, ...]:
-        """For each step the step that its table is for: its partner, or else the one that opens it."""
-        opened_by = [None if step.asked_if is None else step.asked_if[0] for step in self.chain.steps]
-        return tuple(
-            above if partner is None else partner for partner, above in zip(self.partners, opened_by, strict=True)
-        )
+        """For each step its partner, or else the step that opens it; None for a root."""
+        opened_by = [step.asked_if[0] if step.asked_if else None for step in self.chain.steps]
+        return tuple(self.pairs[step][0] if step in self.pairs else above for step, above in enumerate(opened_by))
 
     @functools.cached_property
-    def levels(self) -> tuple[Int[np.ndarray, "step"], ...]:
+    def levels(self) -> tuple[list[int], ...]:
         """Steps by their distance from a root, those of a parent next to each other; fewer if there is a circle."""
         children = dict[int | None, list[int]]()
         for step, parent in enumerate(self.parents):
@@ -74,54 +64,39 @@ class ReportTree:
         levels = [children.get(None, [])]
         while levels[-1]:
             levels.append([child for parent in levels[-1] for child in children.get(parent, [])])
-        return tuple(np.array(level) for level in levels[:-1])
-
-    def score(self, labels: Int[np.ndarray, "case step"]) -> float:
-        """Return the mean logarithm of P(report) of whole reports; closed steps have no label."""
-        total = np.zeros(len(labels))
-        for step, (partner, table) in enumerate(zip(self.partners, self.tables, strict=True)):
-            asked = labels[:, step] != NOT_ANNOTATED
-            own = labels[asked, step]
-            total[asked] += np.log(self.shares[step, own] if table is None else table[labels[asked, partner], own])
-        return float(total.mean())
+        return tuple(levels[:-1])
 
 
-def learn_report_tree(labels: Int[np.ndarray, "case step"], chain: Chain, *, partners: Partners = "all") -> ReportTree:
-    """Learn from training labels what answers go together; a missing label enters no count."""
+def learn_report_tree(labels: Int[np.ndarray, "case step"], chain: Chain) -> ReportTree:
+    """Learn from training labels what answers go together; a missing label enters no count.
+
+    A step's share is smoothed towards that of all steps of its part with the same options.
+    """
     sizes, kinds = chain.answers_per_step, [(step.part, step.options, bool(step.choice)) for step in chain.steps]
-    pooled = dict[tuple[object, ...], Float64[np.ndarray, "answer"]]()
-    counts = [count_answers(labels, sizes, [step]) for step in range(chain.num_steps)]
-    for kind, own in zip(kinds, counts, strict=True):
-        pooled[kind] = pooled.get(kind, np.ones(len(own))) + own
-    shares = np.zeros((chain.num_steps, max(sizes)))
-    for step, (kind, own) in enumerate(zip(kinds, counts, strict=True)):
-        shares[step, : len(own)] = (own + _SMOOTHING * pooled[kind] / pooled[kind].sum()) / (own.sum() + _SMOOTHING)
+    pooled = dict[tuple[object, ...], np.ndarray]()
     together = dict[tuple[int, int] | None, list[int]]()
-    for position, step in enumerate(chain.steps):
-        together.setdefault(step.asked_if, []).append(position)
-    chosen, tables = list[int | None]([None] * chain.num_steps), list[Float64[np.ndarray, "partner answer"] | None]()
-    for asked_if, group in together.items():
-        if partners == "all" or (partners == "topics" and asked_if is None):
-            for partner, step in _pair(labels, sizes, group):
-                chosen[step] = partner
-    for step, partner in enumerate(chosen):
-        if partner is None:
-            tables.append(None)
-            continue
-        pairs = count_answers(labels, sizes, [partner, step])
-        base = _SMOOTHING * shares[step, : sizes[step]]
-        tables.append((pairs + base) / (pairs.sum(axis=1, keepdims=True) + _SMOOTHING))
-    return ReportTree(chain, tuple(chosen), shares, tuple(tables))
+    for position, kind in enumerate(kinds):
+        pooled[kind] = pooled.get(kind, np.array(1)) + count_answers(labels, sizes, [position])
+        together.setdefault(chain.steps[position].asked_if, []).append(position)
+    shares = np.zeros((chain.num_steps, max(sizes)))
+    for position, kind in enumerate(kinds):
+        like = pooled[kind] / pooled[kind].sum()
+        shares[position, : sizes[position]] = condition_answers(labels, sizes, [position], like)
+    pairs = {}
+    for group in together.values():
+        for partner, step in _pair(labels, sizes, group):
+            table = condition_answers(labels, sizes, [partner, step], shares[step, : sizes[step]])
+            pairs[step] = (partner, table)
+    return ReportTree(chain, shares, pairs)
 
 
-def _pair(labels: Int[np.ndarray, "case step"], sizes: Sequence[int], group: list[int]) -> Iterator[tuple[int, int]]:
+def _pair(labels: Int[np.ndarray, "case step"], sizes: tuple[int, ...], group: list[int]) -> Iterator[tuple[int, int]]:
     """Yield (partner, step) of the forest of most information among steps asked together (Prim's algorithm)."""
     worth = dict[tuple[int, int], float]()
-    for pair in itertools.combinations(group, 2):
-        counts = count_answers(labels, sizes, list(pair))
-        parameters = (counts.shape[0] - 1) * (counts.shape[1] - 1)
-        price = parameters * np.log(max(counts.sum(), 1)) / 2
-        worth[pair] = worth[pair[::-1]] = measure_information(counts[None]) - price
+    for one, other in itertools.combinations(group, 2):
+        counts = count_answers(labels, sizes, [one, other])
+        price = (sizes[one] - 1) * (sizes[other] - 1) * np.log(max(counts.sum(), 1)) / 2
+        worth[one, other] = worth[other, one] = measure_information(counts[None]) - price
     inside, outside = group[:1], group[1:]
     while outside:
         best = max(itertools.product(inside, outside), key=lambda pair: worth[pair])
@@ -133,133 +108,112 @@ def _pair(labels: Int[np.ndarray, "case step"], sizes: Sequence[int], group: lis
 
 @dataclasses.dataclass(frozen=True)
 class ReportModel:
-    """What answers go together, and how much a network's reading counts.
-
-    Attributes:
-      weights: w of the module's formula, by part.
-      couplings: powers of the odds ratios of topics (steps that are always asked), and of other steps.
-      threshold: of `answer_tree`, chosen on validation.
-    """
+    """What answers go together, and how much a network's reading counts."""
 
     tree: ReportTree
-    weights: Mapping[str, float]
-    couplings: tuple[float, float] = (1.0, 1.0)
-    threshold: float = 0.5
+    weights: Mapping[str, float]  # w of the module's formula, by part
+    coupling: float = 1.0
+    threshold: float = 0.5  # of `answer_tree`, chosen on validation
 
     def calibrate(self, logits: Float[np.ndarray, "case step answer"]) -> Float64[np.ndarray, "case step answer"]:
         """Return each step's own distribution Q; 0 beyond its own answers."""
         shares = self.tree.shares
-        own, width = shares > 0, shares.shape[1]
         weights = np.array([self.weights[step.part] for step in self.tree.chain.steps])[:, None]
-        logs = weights * _log_softmax(logits[:, :, :width], own)
-        logs += (1 - weights) * np.log(np.where(own, shares, 1.0))
-        return np.where(own, np.maximum(np.exp(_log_softmax(logs, own)), _LEAST), 0.0)
+        own = _log_softmax(logits[:, :, : shares.shape[1]], shares > 0)
+        own = weights * own + (1 - weights) * np.log(np.where(shares > 0, shares, 1.0))
+        return np.where(shares > 0, np.maximum(np.exp(_log_softmax(own, shares > 0)), _LEAST), 0.0)
 
     def join(self, logits: Float[np.ndarray, "case step answer"]) -> "ReportReader":
-        """Return the reader of a few cases from logits of a pass without given answers; 2 MB a case."""
-        return ReportReader(self.tree, _make_transitions(self.tree, self.calibrate(logits), self.couplings))
+        """Return the reader of a few cases from logits of a pass without given answers; it takes 2 MB a case."""
+        own, tree = self.calibrate(logits), self.tree
+        width, steps = own.shape[2], tree.chain.steps
+        table = np.zeros((*own.shape[:2], width + 1, width + 1))
+        table[..., width] = 1  # not asked, unless opened
+        alone = [step for step in range(len(steps)) if step not in tree.pairs]
+        opens = [0 if key is None else key[1] for key in (steps[step].asked_if for step in alone)]
+        table[:, alone, opens, width] = 0
+        table[:, alone, opens, :width] = own[:, alone]
+        if tree.pairs:
+            paired, partners = list(tree.pairs), [partner for partner, _ in tree.pairs.values()]
+            odds = np.zeros((len(paired), width, width))
+            for place, (partner, rows) in enumerate(tree.pairs.values()):
+                shares = tree.shares[partner, : len(rows), None]
+                odds[place, : rows.shape[0], : rows.shape[1]] = (shares * rows) ** self.coupling
+            table[:, paired, :width, width] = 0
+            table[:, paired, :width, :width] = _fit_pairs(odds, own[:, partners], own[:, paired])
+        return ReportReader(tree, table)
 
 
 def _log_softmax(logits: Float[np.ndarray, "case step answer"], own: np.ndarray) -> Float64[np.ndarray, "..."]:
     logs = np.where(own, logits.astype(np.float64), -np.inf)
-    logs = logs - logs.max(axis=-1, keepdims=True)
+    logs -= logs.max(axis=-1, keepdims=True)
     return np.where(own, logs - np.log(np.exp(logs).sum(axis=-1, keepdims=True)), 0.0)
 
 
-def _make_transitions(
-    tree: ReportTree, own: Float64[np.ndarray, "case step answer"], couplings: tuple[float, float]
-) -> Float64[np.ndarray, "case step parent state"]:
-    """Return P(state | parent's state) of each step; the last state is "not asked", a root's parent has state 0."""
-    (num_cases, num_steps, width), steps = own.shape, tree.chain.steps
-    table = np.zeros((num_cases, num_steps, width + 1, width + 1))
-    paired = np.array([step for step in range(num_steps) if tree.partners[step] is not None], int)
-    alone = np.setdiff1d(np.arange(num_steps), paired)
-    opens = [0 if asked_if is None else asked_if[1] for asked_if in (steps[step].asked_if for step in alone)]
-    table[:, :, :, width] = 1
-    table[:, paired, :width, width] = 0
-    table[:, alone, opens, width] = 0
-    table[:, alone, opens, :width] = own[:, alone]
-    if len(paired):
-        partners = np.array([tree.partners[step] for step in paired], int)
-        pairs = np.zeros((len(paired), width, width))
-        for place, step in enumerate(paired):
-            rows = tree.tables[step]
-            pairs[place, : rows.shape[0], : rows.shape[1]] = rows
-            pairs[place] *= tree.shares[partners[place], :, None]
-        power = np.where([steps[step].asked_if is None for step in paired], *couplings)
-        pairs = np.where(pairs > 0, pairs, 1.0) ** power[:, None, None] * (pairs > 0)
-        table[:, paired, :width, :width] = _fit_pairs(pairs, own[:, partners], own[:, paired])
-    return table
-
-
 def _fit_pairs(
-    pairs: Float64[np.ndarray, "pair partner answer"],
+    odds: Float64[np.ndarray, "pair partner answer"],
     of_partner: Float64[np.ndarray, "case pair partner"],
     own: Float64[np.ndarray, "case pair answer"],
 ) -> Float64[np.ndarray, "case pair partner answer"]:
-    """Return P(answer | partner's answer) with given marginals and the pairs' odds ratios."""
+    """Return P(answer | partner's answer) with given marginals and odds ratios."""
     rows, columns = (shares.transpose(1, 2, 0) for shares in (of_partner, own))  # [pair, answer, case]
     column = np.ones_like(columns)
     for _ in range(_SWEEPS):
-        row = rows / np.maximum(pairs @ column, _TINY)
-        column = columns / np.maximum(pairs.swapaxes(1, 2) @ row, _TINY)
-    table = pairs * column.transpose(2, 0, 1)[:, :, None]
+        row = rows / np.maximum(odds @ column, _TINY)
+        column = columns / np.maximum(odds.swapaxes(1, 2) @ row, _TINY)
+    table = odds * column.transpose(2, 0, 1)[:, :, None]
     return table / np.maximum(table.sum(axis=-1, keepdims=True), _TINY)
 
 
 class ReportReader:
-    """Reads cases, which a network has read, under given answers."""
+    """Reads cases, which a network has read, under given answers.
+
+    `transitions` is P(state | parent's state); the last state is "not asked", the parent of a root has state 0.
+    """
 
     def __init__(self, tree: ReportTree, transitions: Float64[np.ndarray, "case step parent state"]) -> None:
-        self.tree = tree
-        self._order = np.concatenate(tree.levels)
-        self._transitions = transitions[:, self._order]
+        self.tree, self._order = tree, np.concatenate(tree.levels).astype(int)
+        self._tables = transitions[:, self._order]
         place, start = np.argsort(self._order), len(tree.levels[0])
         self._levels = list[tuple[slice, Int[np.ndarray, "step"], Int[np.ndarray, "parent"]]]()
         for level in tree.levels[1:]:
             parents = place[[tree.parents[step] for step in level]]
-            firsts = np.flatnonzero(np.diff(parents, prepend=-1))
-            self._levels.append((slice(start, start + len(level)), parents, firsts))
+            self._levels.append(
+                (slice(start, start + len(level)), parents, np.flatnonzero(np.diff(parents, prepend=-1)))
+            )
             start += len(level)
 
     def __call__(
         self, given: Float[np.ndarray, "variant case step answer"]
     ) -> Float64[np.ndarray, "variant case step answer"]:
         """Return P(asked, answer) of each step given all answers; the rest up to 1 is "not asked"."""
-        own = self.tree.shares > 0
-        told = given[..., : own.shape[1]].astype(np.float64)
-        least = np.where(own, told, np.inf).min(axis=-1, keepdims=True)
-        evidence = np.where(told.any(axis=-1, keepdims=True), np.concatenate([told, least], axis=-1), 1.0)
-        read = self._infer(evidence[:, :, self._order].transpose(1, 2, 0, 3))
+        given = given.astype(np.float64)
+        least = np.where(self.tree.shares > 0, given, np.inf).min(axis=-1, keepdims=True)
+        evidence = np.where(given.any(axis=-1, keepdims=True), np.concatenate([given, least], axis=-1), 1.0)
+        read = self._infer(evidence[:, :, self._order].transpose(1, 2, 0, 3).copy())
         found = np.zeros(given.shape)
-        found[:, :, self._order, : own.shape[1]] = read.transpose(2, 0, 1, 3)[..., :-1]
+        found[:, :, self._order] = read.transpose(2, 0, 1, 3)[..., :-1]
         return found
 
     def _infer(
         self, beliefs: Float64[np.ndarray, "case step variant state"]
     ) -> Float64[np.ndarray, "case step variant state"]:
         """Return each state's probability: messages from the leaves to the roots, and distributions back."""
-        beliefs, tables = beliefs.copy(), self._transitions
         messages, read = np.empty_like(beliefs), np.empty_like(beliefs)
         for level, parents, firsts in reversed(self._levels):
-            sent = beliefs[:, level] @ tables[:, level].swapaxes(-1, -2)
-            sent /= np.maximum(sent.max(axis=-1, keepdims=True), _TINY)
-            messages[:, level] = sent
-            beliefs[:, parents[firsts]] *= np.multiply.reduceat(sent, firsts, axis=1)
+            sent = beliefs[:, level] @ self._tables[:, level].swapaxes(-1, -2)
+            messages[:, level] = sent / np.maximum(sent.max(axis=-1, keepdims=True), _TINY)
+            beliefs[:, parents[firsts]] *= np.multiply.reduceat(messages[:, level], firsts, axis=1)
         roots = slice(0, len(self.tree.levels[0]))
-        read[:, roots] = tables[:, roots, :1] * beliefs[:, roots]
-        if not (read[:, roots].sum(axis=-1) > 0).all():
+        read[:, roots] = self._tables[:, roots, :1] * beliefs[:, roots]
+        if not read[:, roots].any(axis=-1).all():
             raise BadInput("given answers: one closes a question that another one answers")
-        _normalise(read[:, roots])
+        read[:, roots] /= read[:, roots].sum(axis=-1, keepdims=True)
         for level, parents, _ in self._levels:
             above = read[:, parents] / np.maximum(messages[:, level], _TINY)
-            read[:, level] = above @ tables[:, level] * beliefs[:, level]
-            _normalise(read[:, level])
+            found = above @ self._tables[:, level] * beliefs[:, level]
+            read[:, level] = found / np.maximum(found.sum(axis=-1, keepdims=True), _TINY)
         return read
-
-
-def _normalise(weights: Float64[np.ndarray, "..."]) -> None:
-    weights /= np.maximum(weights.sum(axis=-1, keepdims=True), _TINY)
 
 
 def as_logits(read: Float64[np.ndarray, "... answer"]) -> Float64[np.ndarray, "... answer"]:
@@ -271,74 +225,60 @@ def as_logits(read: Float64[np.ndarray, "... answer"]) -> Float64[np.ndarray, ".
 # Fit what a network's reading counts on validation reports.
 
 
-_MOST_FITTED = 200  # validation reports
-_NUM_DRAWS = 2  # of given answers, for each report
-_MOST_GIVEN = 10
+_MOST_FITTED, _NUM_DRAWS, _MOST_GIVEN = 200, 8, 10  # reports; draws of given answers for each; answers of a draw
 _WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5)
-_COUPLINGS = (1.0, 0.0, 0.25, 0.5, 0.75, 1.25)
+_COUPLINGS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25)
 _BATCH = 16  # reports that are read at once
 
 
 def fit_report_model(
-    tree: ReportTree,
-    logits: Float[np.ndarray, "case step answer"] | None,
-    labels: Int[np.ndarray, "case step"],
-    *,
-    seed: int = 0,
+    tree: ReportTree, logits: Float[np.ndarray, "case step answer"] | None, labels: Int[np.ndarray, "case step"]
 ) -> ReportModel:
-    """Fit weights, couplings and threshold on validation reports; of counting alone without logits.
+    """Fit weights, coupling and threshold on validation reports; of counting alone without logits.
 
-    Weights maximise the mean log-probability of asked steps without given answers, couplings that of all steps that are
-    not given, "not asked" included, with one to ten answers given in random order; the threshold maximises F1.
+    Weights maximise the log-probability of asked steps without given answers, the coupling that of all steps that are
+    not given, with one to ten answers given in random order; the threshold maximises F1.
     """
-    chain, rng = tree.chain, np.random.default_rng(seed)
-    if len(labels) > _MOST_FITTED:
-        chosen = np.sort(rng.permutation(len(labels))[:_MOST_FITTED])
-        labels, logits = labels[chosen], None if logits is None else logits[chosen]
-    model = ReportModel(tree, {step.part: 0.0 for step in chain.steps})
+    rng, parts = np.random.default_rng(0), [step.part for step in tree.chain.steps]
+    chosen = np.sort(rng.permutation(len(labels))[:_MOST_FITTED])
+    labels, weights = labels[chosen], dict.fromkeys(parts, 0.0)
     if logits is None:
         logits = np.zeros((*labels.shape, tree.shares.shape[1]))
     else:
-        model = dataclasses.replace(model, weights=_fit_weights(model, logits, labels))
-    told = np.stack([draw_told(labels, chain, rng=rng, most=_MOST_GIVEN) for _ in range(_NUM_DRAWS)])
-    for kind in (0, 1):
-        tried = [
-            dataclasses.replace(model, couplings=(*model.couplings[:kind], value, *model.couplings[kind + 1 :]))
-            for value in _COUPLINGS
-        ]
-        model = max(tried, key=lambda each: score_given(each, logits, labels, told))
-    threshold = choose_threshold(as_logits(model.calibrate(logits)), labels, chain)
+        logits, scores = logits[chosen], []
+        for weight in _WEIGHTS:
+            own = _choose(ReportModel(tree, dict.fromkeys(parts, weight)).calibrate(logits), labels)
+            scores.append((np.log(own) * (labels != NOT_ANNOTATED)).sum(axis=0))
+        for part in weights:
+            of_part = np.stack(scores)[:, [name == part for name in parts]].sum(axis=1)
+            weights[part] = _WEIGHTS[int(of_part.argmax())]
+    told = np.stack([draw_told(labels, tree.chain, rng=rng) for _ in range(_NUM_DRAWS)])
+    tried = [ReportModel(tree, weights, coupling) for coupling in _COUPLINGS]
+    model = max(tried, key=lambda each: score_given(each, logits, labels, told))
+    threshold = choose_threshold(as_logits(model.calibrate(logits)), labels, tree.chain)
     return dataclasses.replace(model, threshold=threshold)
 
 
-def _fit_weights(
-    model: ReportModel, logits: Float[np.ndarray, "case step answer"], labels: Int[np.ndarray, "case step"]
-) -> dict[str, float]:
-    parts, known = np.array([step.part for step in model.tree.chain.steps]), labels != NOT_ANNOTATED
-    scores = []
-    for weight in _WEIGHTS:
-        own = dataclasses.replace(model, weights=dict.fromkeys(model.weights, weight)).calibrate(logits)
-        chosen = np.take_along_axis(own, np.maximum(labels, 0)[..., None], axis=2)[..., 0]
-        scores.append((np.log(np.maximum(chosen, _LEAST)) * known).sum(axis=0))
-    totals = {part: np.stack(scores)[:, parts == part].sum(axis=1) for part in model.weights}
-    return {part: _WEIGHTS[int(of_weights.argmax())] for part, of_weights in totals.items()}
+def _choose(
+    read: Float64[np.ndarray, "... step answer"], labels: Int[np.ndarray, "... step"]
+) -> Float64[np.ndarray, "... step"]:
+    return np.maximum(np.take_along_axis(read, np.maximum(labels, 0)[..., None], axis=-1)[..., 0], _LEAST)
 
 
-def find_askable(told: Int[np.ndarray, "... step"], chain: Chain) -> np.ndarray:
-    """Return which questions [..., question] can be asked: not told yet, and always asked or opened by a told one."""
+def find_askable(told: Int[np.ndarray, "step"], chain: Chain) -> Bool[np.ndarray, "question"]:
+    """Return which questions can be asked: not told yet, and always asked or opened by a told answer."""
     firsts = [question[0] for question in chain.questions]
     opens = [chain.steps[first].asked_if for first in firsts]
-    opened = [np.ones(told.shape[:-1], bool) if key is None else told[..., key[0]] == key[1] for key in opens]
-    return np.stack(opened, axis=-1) & (told[..., firsts] == NOT_ANNOTATED)
+    return np.array([key is None or told[key[0]] == key[1] for key in opens]) & (told[firsts] == NOT_ANNOTATED)
 
 
 def draw_told(
-    labels: Int[np.ndarray, "case step"], chain: Chain, *, rng: np.random.Generator, most: int
+    labels: Int[np.ndarray, "case step"], chain: Chain, *, rng: np.random.Generator
 ) -> Int[np.ndarray, "case step"]:
-    """Return the labels of one to `most` questions of each report, drawn one after another among the askable ones."""
+    """Return the labels of one to ten questions of each report, drawn one after another among the askable ones."""
     told = np.full_like(labels, NOT_ANNOTATED)
     for truth, of_case in zip(labels, told, strict=True):
-        for _ in range(rng.integers(1, most + 1)):
+        for _ in range(rng.integers(1, _MOST_GIVEN + 1)):
             questions = np.flatnonzero(find_askable(of_case, chain))
             if len(questions):
                 question = chain.questions[rng.choice(questions)]
@@ -353,14 +293,14 @@ def score_given(
     told: Int[np.ndarray, "draw case step"],
 ) -> float:
     """Return the log-probability of what was not told, "not asked" included, summed over steps; mean over reports."""
-    total, sizes = 0.0, model.tree.chain.answers_per_step
+    total = 0.0
     for start in range(0, len(labels), _BATCH):
         cases = slice(start, start + _BATCH)
-        read = model.join(logits[cases])(as_evidence(told[:, cases], sizes))
+        read = model.join(logits[cases])(as_evidence(told[:, cases], model.tree.chain.answers_per_step))
         truth = np.broadcast_to(labels[cases], read.shape[:3])
-        asked = np.take_along_axis(read, np.maximum(truth, 0)[..., None], axis=3)[..., 0]
-        right = np.where(truth == NOT_ANNOTATED, 1 - read.sum(axis=-1), asked)
-        total += float((np.log(np.maximum(right, _LEAST)) * (told[:, cases] == NOT_ANNOTATED)).sum())
+        closed = np.maximum(1 - read.sum(axis=-1), _LEAST)
+        logs = np.log(np.where(truth == NOT_ANNOTATED, closed, _choose(read, truth)))
+        total += float((logs * (told[:, cases] == NOT_ANNOTATED)).sum())
     return total / max(told.shape[0] * len(labels), 1)
 
 
@@ -385,7 +325,7 @@ class _FileStep(msgspec.Struct, frozen=True):
 
 class _FileModel(msgspec.Struct, frozen=True):
     weights: dict[str, _Weight]
-    couplings: tuple[_Weight, _Weight]
+    coupling: _Weight
     threshold: Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
@@ -398,15 +338,14 @@ class _File(msgspec.Struct, frozen=True):
 def write_report_models(path: str | os.PathLike[str], models: Mapping[str, ReportModel]) -> None:
     """Write the joint models of a run, which share their tree, atomically."""
     tree = next(iter(models.values())).tree
-    steps = []
-    for step, shares, partner, table in zip(tree.chain.steps, tree.shares, tree.partners, tree.tables, strict=True):
-        own = {"name": step.name, "options": list(step.options), "shares": shares[: step.num_answers].tolist()}
-        steps.append(own if table is None else own | {"partner": partner, "table": table.tolist()})
-    stored = {
-        name: {"weights": dict(model.weights), "couplings": list(model.couplings), "threshold": model.threshold}
-        for name, model in models.items()
-    }
-    write_json(path, {"layout": _LAYOUT, "steps": steps, "models": stored})
+    steps = [
+        _FileStep(step.name, step.options, shares[: step.num_answers].tolist())
+        for step, shares in zip(tree.chain.steps, tree.shares, strict=True)
+    ]
+    for step, (partner, table) in tree.pairs.items():
+        steps[step] = msgspec.structs.replace(steps[step], partner=partner, table=table.tolist())
+    stored = {name: _FileModel(dict(each.weights), each.coupling, each.threshold) for name, each in models.items()}
+    write_json(path, msgspec.to_builtins(_File(_LAYOUT, steps, stored)))
 
 
 def read_report_models(path: str | os.PathLike[str], chain: Chain) -> dict[str, ReportModel]:
@@ -414,34 +353,27 @@ def read_report_models(path: str | os.PathLike[str], chain: Chain) -> dict[str, 
     file = read_json(path, _File, accepted="expected the joint.json of a run on reports", max_bytes=_MAX_BYTES)
     if file.layout != _LAYOUT:
         raise BadInput(f"{path}, 'layout': {file.layout[:80]!r} is not {_LAYOUT!r}")
-    difference = describe_difference([(step.name, step.options) for step in file.steps], chain)
-    if difference:
+    if difference := describe_difference([(step.name, step.options) for step in file.steps], chain):
         raise BadInput(f"{path}: joint model of another chain: {difference}")
-    shares = np.zeros((chain.num_steps, max(chain.answers_per_step)))
-    tables = list[Float64[np.ndarray, "partner answer"] | None]()
+    shares, pairs = np.zeros((chain.num_steps, max(chain.answers_per_step))), {}
     for position, (stored, step) in enumerate(zip(file.steps, chain.steps, strict=True)):
-        where = f"{path}, {step.name[:80]!r}"
+        where, partner = f"{path}, {step.name[:80]!r}", stored.partner
         shares[position, : step.num_answers] = _read_rows(where, "shares", [stored.shares], (1, step.num_answers))[0]
-        if stored.partner is None:
-            tables.append(None)
-            continue
-        if not 0 <= stored.partner < chain.num_steps or chain.steps[stored.partner].asked_if != step.asked_if:
-            raise BadInput(f"{where}, 'partner': {stored.partner} is no step that is asked together with this one")
-        shape = (chain.steps[stored.partner].num_answers, step.num_answers)
-        tables.append(_read_rows(where, "table", stored.table, shape))
-    tree = ReportTree(chain, tuple(step.partner for step in file.steps), shares, tuple(tables))
+        if partner is not None:
+            if not 0 <= partner < chain.num_steps or chain.steps[partner].asked_if != step.asked_if:
+                raise BadInput(f"{where}, 'partner': {partner} is no step that is asked together with this one")
+            shape = (chain.steps[partner].num_answers, step.num_answers)
+            pairs[position] = (partner, _read_rows(where, "table", stored.table, shape))
+    tree = ReportTree(chain, shares, pairs)
     if sum(map(len, tree.levels)) < chain.num_steps:
         raise BadInput(f"{path}, 'partner': steps are partners in a circle; expected a forest")
-    models = {}
     for name, model in file.models.items():
         if missing := {step.part for step in chain.steps} - model.weights.keys():
             raise BadInput(f"{path}, {name[:80]!r}, 'weights': none for {sorted(missing)[0]!r}")
-        models[name] = ReportModel(tree, model.weights, model.couplings, model.threshold)
-    return models
+    return {name: ReportModel(tree, each.weights, each.coupling, each.threshold) for name, each in file.models.items()}
 
 
 def _read_rows(where: str, field: str, rows: list[list[float]], shape: tuple[int, int]) -> Float64[np.ndarray, "..."]:
-    good = len(rows) == shape[0] and all(len(row) == shape[1] and abs(sum(row) - 1) < _TOLERANCE for row in rows)
-    if not good:
+    if len(rows) != shape[0] or any(len(row) != shape[1] or abs(sum(row) - 1) > _TOLERANCE for row in rows):
         raise BadInput(f"{where}, {field!r}: expected {shape[0]} times {shape[1]} shares that sum to 1")
     return np.array(rows)

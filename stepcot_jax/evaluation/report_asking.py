@@ -141,17 +141,36 @@ def _score(
     return figures["f1"], figures["report_accuracy"], float(right[counted].mean()) if counted.any() else np.nan
 
 
-def format_asking(rows: Sequence[AskedRow]) -> str:
-    """Return a Markdown table in percent."""
+def format_asking(rows: Sequence[AskedRow]) -> list[str]:
+    """Return the lines of a Markdown table in percent."""
     lines = [
         "| answers of | asked by | true answers | F1 | report accuracy | unasked questions right |",
         "|---" * 6 + "|",
     ]
     for row in rows:
-        cells = [format_percent(row.f1), format_percent(row.report_accuracy), _share(row.unasked_accuracy)]
-        lines.append("| " + " | ".join([row.network, row.way, str(row.number), *cells]) + " |")
-    return "\n".join(lines)
+        unasked = "-" if np.isnan(row.unasked_accuracy) else f"{100 * row.unasked_accuracy:.1f}"
+        cells = [str(row.number), format_percent(row.f1), format_percent(row.report_accuracy), unasked]
+        lines.append("| " + " | ".join([row.network, row.way, *cells]) + " |")
+    return lines
 
 
-def _share(value: float) -> str:
-    return "-" if np.isnan(value) else f"{100 * value:.1f}"
+_LEAST_SHOWN = 0.5  # probability from which a finding is listed
+_MOST_QUESTIONS = 5
+
+
+def describe_next(read: ReportReader, given: Float[np.ndarray, "step answer"]) -> list[str]:
+    """Return lines of text: the findings of one case under given answers, and the questions worth asking."""
+    steps, lines = read.tree.chain.steps, list[str]()
+    for step, shares, told in zip(steps, read(given[None, None])[0, 0], given.any(axis=1), strict=True):
+        likely = int(shares.argmax())
+        if shares[likely] >= _LEAST_SHOWN and likely != step.negative:
+            lines.append(
+                f"{step.name}: {step.options[likely]} ({100 * shares[likely]:.0f} %{', given' if told else ''})"
+            )
+    gains = expected_information(read, given)
+    for question in np.argsort(-gains, kind="stable")[:_MOST_QUESTIONS]:
+        if np.isfinite(gains[question]):
+            step = steps[read.tree.chain.questions[question][0]]
+            name = step.name.removesuffix(f": {step.choice}")
+            lines.append(f"Worth asking: {name}. {step.question} ({gains[question]:.2f} nats)")
+    return lines

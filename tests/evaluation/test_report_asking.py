@@ -26,7 +26,7 @@ def information(weights, question, told):
 def test_expected_information_is_that_of_all_reports(told):
     labels = np.array([told.get(step, N) for step in range(8)])
     given = as_evidence(labels, SIZES)
-    weights = report_probabilities(TREE, MODEL.calibrate(LOGITS)[2], MODEL.couplings)
+    weights = report_probabilities(TREE, MODEL.calibrate(LOGITS)[2], MODEL.coupling)
     weights = condition(CHAIN, weights, given)
     gains = expected_information(MODEL.join(LOGITS[2:3]), given)
     for question, gain in zip(CHAIN.questions, gains, strict=True):
@@ -64,5 +64,4 @@ def test_figures_after_true_answers():
         assert np.isnan(every.unasked_accuracy)
         assert none.f1 == rows[0].f1
     table = format_asking(rows)
-    assert table.count("\n") == 7
-    assert "| form | random | 8 | 100.0 [100.0, 100.0] | 100.0 [100.0, 100.0] | - |" in table
+    assert (len(table), table[-1]) == (8, "| form | random | 8 | 100.0 [100.0, 100.0] | 100.0 [100.0, 100.0] | - |")

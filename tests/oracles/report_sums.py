@@ -18,9 +18,10 @@ def _fit_group(tree, group, own, coupling):
     sizes = [tree.chain.steps[step].num_answers for step in group]
     weights = np.ones(sizes)
     for place, step in enumerate(group):
-        if (partner := tree.partners[step]) is not None:
+        if step in tree.pairs:
+            partner, rows = tree.pairs[step]
             axes = [place, group.index(partner)]
-            pair = tree.shares[partner, : sizes[axes[1]], None] * tree.tables[step]
+            pair = tree.shares[partner, : sizes[axes[1]], None] * rows
             shape = [size if axis in axes else 1 for axis, size in enumerate(sizes)]
             weights = weights * (pair if axes[0] > axes[1] else pair.T).reshape(shape) ** coupling
     for _ in range(2000):
@@ -31,13 +32,13 @@ def _fit_group(tree, group, own, coupling):
     return weights
 
 
-def report_probabilities(tree, own, couplings):
+def report_probabilities(tree, own, coupling):
     """P(report) of each of `list_reports` for one case's own distributions [step, answer]."""
     reports, steps = list_reports(tree.chain), tree.chain.steps
     total = np.ones(len(reports))
     for asked_if in {step.asked_if for step in steps}:
         group = [position for position, step in enumerate(steps) if step.asked_if == asked_if]
-        table = _fit_group(tree, group, own, couplings[asked_if is not None])
+        table = _fit_group(tree, group, own, coupling)
         labels = reports[:, group]
         total *= np.where(labels[:, 0] == NOT_ANNOTATED, 1.0, table[tuple(np.maximum(labels, 0).T)])
     return total
