@@ -28,7 +28,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation.joint import as_evidence, condition_answers, count_answers, measure_information
 from stepcot_jax.evaluation.predictions import describe_difference
-from stepcot_jax.evaluation.structured_reports import choose_threshold
+from stepcot_jax.evaluation.structured_reports import answer_tree, choose_threshold
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_json
 
@@ -65,6 +65,10 @@ class ReportTree:
         while levels[-1]:
             levels.append([child for parent in levels[-1] for child in children.get(parent, [])])
         return tuple(levels[:-1])
+
+    def count(self, num_cases: int) -> Float64[np.ndarray, "case step answer"]:
+        """Return the logarithms of the shares as logits of cases: counting alone."""
+        return np.tile(np.log(np.maximum(self.shares, _TINY)), (num_cases, 1, 1))
 
 
 def learn_report_tree(labels: Int[np.ndarray, "case step"], chain: Chain) -> ReportTree:
@@ -143,6 +147,14 @@ class ReportModel:
             table[:, paired, :width, :width] = _fit_pairs(odds, own[:, partners], own[:, paired])
         return ReportReader(tree, table)
 
+    def answer(
+        self, read: Float[np.ndarray, "case step answer"], logits: Float[np.ndarray, "case step answer"]
+    ) -> Int[np.ndarray, "case step"]:
+        """Return the answers of a reading: the network's own, moved by what given answers changed."""
+        own = _log_softmax(logits[:, :, : read.shape[2]], self.tree.shares > 0)
+        moved = _as_logits(read) - np.log(np.maximum(self.calibrate(logits), _TINY))
+        return answer_tree(own + moved, self.tree.chain, threshold=self.threshold)
+
 
 def _log_softmax(logits: Float[np.ndarray, "case step answer"], own: np.ndarray) -> Float64[np.ndarray, "..."]:
     logs = np.where(own, logits.astype(np.float64), -np.inf)
@@ -177,7 +189,7 @@ class ReportReader:
         place, start = np.argsort(self._order), len(tree.levels[0])
         self._levels = list[tuple[slice, Int[np.ndarray, "step"], Int[np.ndarray, "parent"]]]()
         for level in tree.levels[1:]:
-            parents = place[[tree.parents[step] for step in level]]
+            parents = place[np.array([tree.parents[step] for step in level], int)]
             self._levels.append(
                 (slice(start, start + len(level)), parents, np.flatnonzero(np.diff(parents, prepend=-1)))
             )
@@ -216,8 +228,8 @@ class ReportReader:
         return read
 
 
-def as_logits(read: Float64[np.ndarray, "... answer"]) -> Float64[np.ndarray, "... answer"]:
-    """Return log P(answer | asked) of a reading, for `answer_tree`; equal for a step that cannot be asked."""
+def _as_logits(read: Float64[np.ndarray, "... answer"]) -> Float64[np.ndarray, "... answer"]:
+    """Return log P(answer | asked) of a reading; equal for a step that cannot be asked."""
     share = read.sum(axis=-1, keepdims=True)
     return np.log(np.maximum(np.where(share > _TINY, read / np.maximum(share, _TINY), 1.0), _TINY))
 
@@ -243,7 +255,7 @@ def fit_report_model(
     chosen = np.sort(rng.permutation(len(labels))[:_MOST_FITTED])
     labels, weights = labels[chosen], dict.fromkeys(parts, 0.0)
     if logits is None:
-        logits = np.zeros((*labels.shape, tree.shares.shape[1]))
+        logits = tree.count(len(labels))
     else:
         logits, scores = logits[chosen], []
         for weight in _WEIGHTS:
@@ -255,8 +267,7 @@ def fit_report_model(
     told = np.stack([draw_told(labels, tree.chain, rng=rng) for _ in range(_NUM_DRAWS)])
     tried = [ReportModel(tree, weights, coupling) for coupling in _COUPLINGS]
     model = max(tried, key=lambda each: score_given(each, logits, labels, told))
-    threshold = choose_threshold(as_logits(model.calibrate(logits)), labels, tree.chain)
-    return dataclasses.replace(model, threshold=threshold)
+    return dataclasses.replace(model, threshold=choose_threshold(logits, labels, tree.chain))
 
 
 def _choose(

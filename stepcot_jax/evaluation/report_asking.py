@@ -11,9 +11,9 @@ from jaxtyping import Bool, Float, Float64, Int
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation.interventions import entropy
 from stepcot_jax.evaluation.joint import as_evidence
-from stepcot_jax.evaluation.joint_reports import ReportModel, ReportReader, as_logits, find_askable
+from stepcot_jax.evaluation.joint_reports import ReportModel, ReportReader, find_askable
 from stepcot_jax.evaluation.statistics import Interval
-from stepcot_jax.evaluation.structured_reports import ALL, Form, answer_tree, format_percent, prepare_figures, resample
+from stepcot_jax.evaluation.structured_reports import ALL, Form, format_percent, prepare_figures, resample
 
 Asking = Literal["information", "tree order", "random"]
 WAYS: tuple[Asking, ...] = ("information", "tree order", "random")
@@ -110,7 +110,7 @@ def measure_asking(
     """Return the figures of each network and way to ask, after each number of true answers."""
     rows, count_list = list[AskedRow](), sorted(set(counts))
     for name, (model, logits) in networks.items():
-        chain, readers = model.tree.chain, (model.join(logits[case : case + 1]) for case in range(len(labels)))
+        readers = (model.join(logits[case : case + 1]) for case in range(len(labels)))
         found = {way: list[list[tuple[np.ndarray, np.ndarray]]]() for way in WAYS}
         rng = np.random.default_rng(seed)
         for truth, read in zip(labels, readers, strict=True):
@@ -119,8 +119,10 @@ def measure_asking(
         for way, of_cases in found.items():
             for place, number in enumerate(count_list):
                 read_then, told = (np.stack([case[place][part] for case in of_cases]) for part in (0, 1))
-                answers = answer_tree(as_logits(read_then), chain, threshold=model.threshold)
-                rows.append(AskedRow(name, way, number, *_score(answers, labels, told, chain, patients, num_resamples)))
+                figures = _score(
+                    model.answer(read_then, logits), labels, told, model.tree.chain, patients, num_resamples
+                )
+                rows.append(AskedRow(name, way, number, *figures))
     return rows
 
 
@@ -161,7 +163,7 @@ _MOST_QUESTIONS = 5
 def describe_next(read: ReportReader, given: Float[np.ndarray, "step answer"]) -> list[str]:
     """Return lines of text: the findings of one case under given answers, and the questions worth asking."""
     steps, lines = read.tree.chain.steps, list[str]()
-    for step, shares, told in zip(steps, read(given[None, None])[0, 0], given.any(axis=1), strict=True):
+    for step, shares, told in zip(steps, read(given[None, None])[0, 0], given.sum(axis=1) > 0, strict=True):
         likely = int(shares.argmax())
         if shares[likely] >= _LEAST_SHOWN and likely != step.negative:
             lines.append(

@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> None:
         raise BadInput(f"{workdir / JOINT_FILE}: no joint model of {min(missing)!r}")
     if options.case is None:
         networks = {name: (models[name], of_network) for name, of_network in logits.items()}
-        networks["counting alone"] = models[COUNTING], np.zeros_like(next(iter(logits.values())))
+        networks["counting alone"] = models[COUNTING], models[COUNTING].tree.count(len(labels))
         lines = format_asking(measure_asking(networks, labels, split.facts["patient_id"]))
     else:
         facts = (split.facts[name] == options.case for name in ("case_id", "patient_id"))

@@ -14,7 +14,6 @@ from stepcot_jax.evaluation.joint import as_evidence
 from stepcot_jax.evaluation.joint_reports import (
     COUNTING,
     ReportModel,
-    as_logits,
     draw_told,
     find_askable,
     fit_report_model,
@@ -86,13 +85,16 @@ def test_readings_are_sums_over_all_reports():
 
 def test_without_given_answers_each_asked_step_has_its_own_distribution():
     read = MODEL.join(LOGITS)(np.zeros((1, 6, 8, 3)))[0]
-    np.testing.assert_allclose(softmax(as_logits(read), axis=-1), MODEL.calibrate(LOGITS), atol=1e-5)
+    np.testing.assert_allclose(read / read.sum(axis=-1, keepdims=True), MODEL.calibrate(LOGITS), atol=1e-5)
     plain = dataclasses.replace(MODEL, weights=dict.fromkeys(PARTS, 1.0)).calibrate(LOGITS)
     for step, size in enumerate(SIZES):
         np.testing.assert_allclose(plain[:, step, :size], softmax(LOGITS[:, step, :size], axis=1), atol=1e-8)
-    np.testing.assert_array_equal(
-        answer_tree(as_logits(read), CHAIN), answer_tree(as_logits(MODEL.calibrate(LOGITS)), CHAIN)
-    )
+    model = dataclasses.replace(MODEL, threshold=0.2)
+    np.testing.assert_array_equal(model.answer(read, LOGITS), answer_tree(LOGITS, CHAIN, threshold=0.2))
+    given = some_given()
+    answers, told = model.answer(model.join(LOGITS)(given[None])[0], LOGITS), given.max(axis=-1) == 1
+    np.testing.assert_array_equal(answers[told], given.argmax(axis=-1)[told])
+    np.testing.assert_array_equal(answers[3], [1, *[N] * 6, answers[3, 7]])
 
 
 def test_a_closed_parent_closes_its_children_and_a_given_child_opens_its_parents():
