@@ -119,9 +119,8 @@ def measure_asking(
         for way, of_cases in found.items():
             for place, number in enumerate(count_list):
                 read_then, told = (np.stack([case[place][part] for case in of_cases]) for part in (0, 1))
-                figures = _score(
-                    model.answer(read_then, logits), labels, told, model.tree.chain, patients, num_resamples
-                )
+                answers = np.where(told, labels, model.answer(read_then, logits))  # given options stay as they are
+                figures = _score(answers, labels, told, model.tree.chain, patients, num_resamples)
                 rows.append(AskedRow(name, way, number, *figures))
     return rows
 
