@@ -81,20 +81,24 @@ class AnswerTree:
 
 def learn_tree(labels: Int[np.ndarray, "case step"], sizes: Sequence[int]) -> AnswerTree:
     """Learn from training labels what answers go together; a missing label enters no count."""
-    last = _count(labels, sizes, [len(sizes) - 1]) + 1
+    last = count_answers(labels, sizes, [len(sizes) - 1]) + 1
     parents, tables = list[int | None]([None] * (len(sizes) - 1)), []
     for above, child in _span(labels, sizes):
         parents[child] = above
     for step, parent in enumerate(parents):
-        of_last = _condition(labels, sizes, [len(sizes) - 1, step], last[:, None] * 0 + _share(labels, sizes, step))
+        of_last = condition_answers(
+            labels, sizes, [len(sizes) - 1, step], last[:, None] * 0 + _share(labels, sizes, step)
+        )
         table = of_last[:, None]
         if parent is not None:
-            table = _condition(labels, sizes, [len(sizes) - 1, parent, step], table)
+            table = condition_answers(labels, sizes, [len(sizes) - 1, parent, step], table)
         tables.append(table)
     return AnswerTree(last / last.sum(), tuple(parents), tuple(tables))
 
 
-def _count(labels: Int[np.ndarray, "case step"], sizes: Sequence[int], steps: list[int]) -> Float64[np.ndarray, "..."]:
+def count_answers(
+    labels: Int[np.ndarray, "case step"], sizes: Sequence[int], steps: list[int]
+) -> Float64[np.ndarray, "..."]:
     """Count the cases with each combination of answers to some steps, among those with all of them."""
     known = labels[(labels[:, steps] != NOT_ANNOTATED).all(axis=1)]
     counts = np.zeros([sizes[step] for step in steps])
@@ -103,15 +107,15 @@ def _count(labels: Int[np.ndarray, "case step"], sizes: Sequence[int], steps: li
 
 
 def _share(labels: Int[np.ndarray, "case step"], sizes: Sequence[int], step: int) -> Float64[np.ndarray, "answer"]:
-    counts = _count(labels, sizes, [step]) + 1
+    counts = count_answers(labels, sizes, [step]) + 1
     return counts / counts.sum()
 
 
-def _condition(
+def condition_answers(
     labels: Int[np.ndarray, "case step"], sizes: Sequence[int], steps: list[int], base: Float64[np.ndarray, "..."]
 ) -> Float64[np.ndarray, "..."]:
     """Return P(answer of the last of some steps | answers of the others), smoothed towards `base`."""
-    counts = _count(labels, sizes, steps)
+    counts = count_answers(labels, sizes, steps)
     return (counts + _SMOOTHING * base) / (counts.sum(axis=-1, keepdims=True) + _SMOOTHING)
 
 
@@ -119,7 +123,8 @@ def _span(labels: Int[np.ndarray, "case step"], sizes: Sequence[int]) -> list[tu
     """Return (parent, child) of the tree of most mutual information given the last step (Prim's algorithm)."""
     steps = range(len(sizes) - 1)
     worth = {
-        pair: _information(_count(labels, sizes, [len(sizes) - 1, *pair])) for pair in itertools.combinations(steps, 2)
+        pair: measure_information(count_answers(labels, sizes, [len(sizes) - 1, *pair]))
+        for pair in itertools.combinations(steps, 2)
     }
     inside, edges = [0][: len(steps)], list[tuple[int, int]]()
     while len(inside) < len(steps):
@@ -130,7 +135,7 @@ def _span(labels: Int[np.ndarray, "case step"], sizes: Sequence[int]) -> list[tu
     return edges
 
 
-def _information(counts: Float64[np.ndarray, "last answer other"]) -> float:
+def measure_information(counts: Float64[np.ndarray, "last answer other"]) -> float:
     """Return the information that two steps' answers have of each other, given the last step's, in nats times cases."""
     totals = counts.sum(axis=(1, 2), keepdims=True)
     independent = counts.sum(axis=1, keepdims=True) * counts.sum(axis=2, keepdims=True)

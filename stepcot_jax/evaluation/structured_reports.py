@@ -223,9 +223,9 @@ def score_reports(
     differences: Rows = {}
     for model, given in {NO_TO_EVERYTHING: None, **answers}.items():
         compute = less if given is None else prepare_figures(form, truth, form.fill(given))
-        scores[model] = _resample(compute, form, patients, num_resamples)
+        scores[model] = resample(compute, form, patients, num_resamples)
         if given is not None:
-            differences[model] = _resample(_subtract(compute, less), form, patients, num_resamples)
+            differences[model] = resample(_subtract(compute, less), form, patients, num_resamples)
     return scores, differences
 
 
@@ -237,7 +237,7 @@ def _subtract(compute: Compute, less: Compute) -> Compute:
     return difference
 
 
-def _resample(
+def resample(
     compute: Compute, form: Form, patients: npt.NDArray[np.str_], num_resamples: int
 ) -> dict[str, dict[str, Interval]]:
     """Return figures with intervals of the Bayesian bootstrap by patient (Rubin, Ann. Stat. 9 (1981)).
@@ -265,8 +265,8 @@ def format_scores(scores: Rows, differences: Rows) -> str:
     ]
     for part in next(iter(scores.values())):
         for model, parts in scores.items():
-            cells = [_percent(parts[part][name]) for name in FIGURES[:4]]
-            less = _percent(differences[model][part]["f1"]) if model in differences else ""
+            cells = [format_percent(parts[part][name]) for name in FIGURES[:4]]
+            less = format_percent(differences[model][part]["f1"]) if model in differences else ""
             lines.append("| " + " | ".join([part, model, *cells, less]) + " |")
         if part in PUBLISHED and differences:
             cells = [f"{100 * PUBLISHED[part][name]:.1f}" for name in FIGURES[:4]]
@@ -276,7 +276,8 @@ def format_scores(scores: Rows, differences: Rows) -> str:
     return "\n".join(lines)
 
 
-def _percent(figure: Interval) -> str:
+def format_percent(figure: Interval) -> str:
+    """Return a figure in percent, with its interval if there is one."""
     if math.isnan(figure.low):
         return f"{100 * figure.value:.1f}"
     return f"{100 * figure.value:.1f} [{100 * figure.low:.1f}, {100 * figure.high:.1f}]"

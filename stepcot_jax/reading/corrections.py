@@ -22,6 +22,7 @@ Given = Mapping[str, str | Mapping[str, float]]  # Answers by step, certain or w
 
 _PERCENT = re.compile(r"(?P<option>.*\S)\s+(?P<percent>\d{1,3}(\.\d+)?)\s*%")
 _TOLERANCE = 1e-3
+_MOST_NAMED = 50  # steps that an error lists
 
 
 class _SavedStep(msgspec.Struct):
@@ -176,7 +177,8 @@ def _find_step(name: str, chain: Chain) -> int:
     positions = numbers | names
     if fold(name) in positions:
         return positions[fold(name)]
-    expected = ", ".join(step.name for step in chain.steps)
+    named = chain.steps if chain.num_steps <= _MOST_NAMED else ()
+    expected = ", ".join(step.name for step in named) or f"the {chain.num_steps:,} steps of reading/chain.json"
     nearest = chain.steps[positions[_nearest(fold(name), names)]].name
     raise BadInput(f"given answers: step {name[:80]!r} is not one of {expected} (nearest: {nearest})")
 

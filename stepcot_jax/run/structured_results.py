@@ -4,7 +4,10 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from stepcot_jax.data.dataset import Dataset
+from stepcot_jax.evaluation.joint_reports import COUNTING, fit_report_model, learn_report_tree, write_report_models
 from stepcot_jax.evaluation.predictions import SplitPredictions, write_predictions
 from stepcot_jax.evaluation.statistics import as_plain
 from stepcot_jax.evaluation.structured_reports import (
@@ -17,6 +20,7 @@ from stepcot_jax.evaluation.structured_reports import (
 )
 from stepcot_jax.host.files import write_json
 from stepcot_jax.run.results import PREDICTIONS, REPORT
+from stepcot_jax.run.stored_reading import JOINT_FILE, write_choices
 from stepcot_jax.run.task import Outcome
 from stepcot_jax.training.processes import is_first
 
@@ -28,7 +32,7 @@ def finish_tree(
     num_resamples: int,
     read: Callable[[str], SplitPredictions],
 ) -> dict[str, Any]:
-    """Write predictions and report; print test scores, with 0.5 and the threshold chosen on validation.
+    """Write predictions, joint models and report; print test scores, with 0.5 and the threshold chosen on validation.
 
     `read` returns the predictions of the best weights for a split; "test" is read after the choice.
     """
@@ -37,6 +41,11 @@ def finish_tree(
         name: choose_threshold(logits, validated.predictions.labels, dataset.chain)
         for name, logits in validated.predictions.logits.items()
     }
+    tree = learn_report_tree(dataset.labels[np.asarray(dataset.splits.train, int)], dataset.chain)
+    joints = {
+        name: fit_report_model(tree, logits, validated.predictions.labels)
+        for name, logits in {**validated.predictions.logits, COUNTING: None}.items()
+    }
     test, wall_seconds, best = read("test"), outcome.seconds(), outcome.best
     if not is_first():
         return {}
@@ -44,6 +53,8 @@ def finish_tree(
     folder.mkdir(exist_ok=True)
     for split, answers in (("val", validated), ("test", test)):
         write_predictions(folder / f"{split}.npz", answers, chain)
+    write_report_models(workdir / JOINT_FILE, joints)
+    write_choices(workdir)
     given = {
         f"{name}, threshold {threshold}{how}": answer_tree(logits, chain, threshold=threshold)
         for name, logits in test.predictions.logits.items()

@@ -27,6 +27,7 @@ from stepcot_jax.run.settings import load_settings
 from stepcot_jax.run.stored_reading import read_reading
 from stepcot_jax.systems.baseline import BaselineSystem
 from stepcot_jax.systems.structured_report import NAME, StructuredReport
+from stepcot_jax.tools import ask_report
 from stepcot_jax.training.devices import GlobalBatch
 
 TREE, RATE, WIDTH = make_tree(), 0.1, 6
@@ -181,3 +182,18 @@ def test_a_run_learns_and_stands_beside_the_constant(tmp_path, capsys):
     assert "published: hi-VQA" in shown
     assert sorted(path.name for path in (tmp_path / "predictions").iterdir()) == ["test.npz", "val.npz"]
     assert read_reading(tmp_path).chain == TREE
+    ask_report.main([str(tmp_path)])
+    table = capsys.readouterr().out
+    assert "| form | information | 0 |" in table
+    assert "| counting alone | random | 10 | 100.0" in table
+    ask_report.main([str(tmp_path), "--case=p75", "--given", "side=left 90 %"])
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("side: left (") and line.endswith(", given)") for line in lines)
+    assert sum(line.startswith("Worth asking: ") for line in lines) == 2
+    for flags, problem in (
+        (["--given", "side=left"], "--given needs --case"),
+        (["--case=x"], "'x' is no case or patient of the 20 test reports"),
+        (["--case=p75", "--given", "signs=no", "--given", "side=left"], "closes a question"),
+    ):
+        with pytest.raises(BadInput, match=problem):
+            ask_report.main([str(tmp_path), *flags])
