@@ -1,6 +1,6 @@
 """Measure what the settings of uncertain answers do: `python -m benchmarks.uncertain [--seeds 0 1 2]`.
 
-Draws phantoms at 32 px, marks a share of the training answers uncertain, and trains the quickstart's teacher and
+Draws phantoms at 32 px, marks a share of the training answers uncertain, and trains the tables' teacher and
 student with each `config.data.uncertain`, and once with all answers right and certain. The image features are the
 standardised pixels, so that a run is short. An uncertain answer is a finding, and a share of them is wrong: the truth
 is the step's negative option. Prints the accuracy of the last weights on test cases, whose answers are all right and
@@ -52,10 +52,10 @@ def main(arguments: list[str] | None = None) -> int:
         "image_encoder.image_size": SIZE,
         "training.teacher_epochs": 1,
         "training.joint_epochs": options.epochs,
-        "training.given_answers": "none",
+        "data.split_fractions": (0.7, 0.15, 0.15),
     }
-    settings = load_settings("quickstart", **overrides)
-    clean = load_cases("quickstart", **overrides)
+    settings = load_settings("tables_phantom", **overrides)
+    clean = load_cases("tables_phantom", **overrides)
     pixels = [clean.pixels[index] for index in terminal.watch(range(options.num_cases), "drawing the phantom")]
     clean = dataclasses.replace(clean, features=standardise(np.stack(pixels), clean.splits.train))
     marked, numbers = mark(clean, share=options.uncertain, wrong=options.wrong)
