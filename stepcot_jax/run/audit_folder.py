@@ -54,8 +54,8 @@ _NOTES = {
         "Boxes that move: mean IoU with those of the own picture below 0.5. A: as in tables of replies.",
     ),
     "thinks": (
-        "Sentences of a thinking that name the answer or an option were removed; a donor was asked the same and "
-        "concluded another.",
+        "Sentences of a thinking that name the answer or an option were removed, and boxes whose label does; a donor "
+        "was asked the same and concluded another.",
         "Donor agrees anyway: share of the patients asked the same who concluded the same as this one.",
     ),
     "counterfactual": (

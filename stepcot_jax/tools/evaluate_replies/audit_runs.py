@@ -56,6 +56,7 @@ Labels = npt.NDArray[np.int64]  # [step], or [case, step]
 _AS_PREFIX = "the reply continues the thinking"
 _AS_ANSWERS = "answers given to the earlier steps: its own, half of them, a donor's, or one replaced"
 _BATCH_SIZE = 32
+_MOST_KEPT = 64  # decoded pictures, of cases or of donors
 
 
 def write_results(out: Path, replies: Path, thinking: Path | None, scoring: ScoringSettings, who: str = "") -> str:
@@ -125,7 +126,7 @@ def ask_cases(
     chosen = [source.diagnosed[place] for place in draw_places(len(source.diagnosed), most)]
     position = {source.cases[place].image: place for place in chosen}
 
-    @functools.cache
+    @functools.lru_cache(_MOST_KEPT)
     def load(image: str) -> Pixels:
         return np.asarray(source.picture(position[image]))
 
@@ -148,7 +149,8 @@ def audit_chain(options: argparse.Namespace, out: Path) -> str:
         if options.data is not None or trained.run.settings.data.source != "phantom":
             return {}
         index = str(int(Path(case.image).stem.rpartition("_")[2]))  # `open_run` draws it by this name
-        return {"source": "phantom", "seed": str(phantom.seed), "index": index, "prevalence": phantom.prevalence}
+        drawn = {"seed": str(phantom.seed), "prevalence": phantom.prevalence, "style": phantom.style}
+        return {"source": "phantom", "index": index, **drawn}
 
     if options.data is None and is_export(options.workdir):
         raise BadInput(f"{options.workdir}: --data is required (a folder of radiographs; an export has no test split)")
