@@ -40,6 +40,7 @@ CHAIN_SCORING = ScoringSettings("medclm", with_thinking=False)
 """How replies to questions about the steps of a chain are written: "Answer: B"."""
 
 _PICTURES = "pictures"
+_TAKEN_FROM = "audit_replies"  # in the provenance of a thinking: digest of the replies that it is taken from
 _MOST_EXAMPLES = 6
 _ROW = ".audit-row { grid-template-columns: repeat(auto-fill, minmax(min(100%, 9.5rem), 1fr)); }"
 _TITLES = {
@@ -90,12 +91,20 @@ def write_variants(
     return written
 
 
-def write_thinking(out: Path, varied: Sequence[Record], condition: str) -> list[Record]:
-    """Write the records of questions after another thinking, which `condition` describes, if any; return them."""
-    named = [msgspec.structs.replace(each, provenance={**each.provenance, CONDITION: condition}) for each in varied]
+def write_thinking(out: Path, varied: Sequence[Record], condition: str, own: Mapping[str, str]) -> list[Record]:
+    """Write the records of questions after another thinking, if any; return them.
+
+    `condition` says how the thinking is given; `own` are the replies to own pictures, by id, that it is taken from.
+    """
+    made = {CONDITION: condition, _TAKEN_FROM: _digest(own)}
+    named = [msgspec.structs.replace(each, provenance={**each.provenance, **made}) for each in varied]
     if named:
         write_vqa_records(out / THINKING, named)
     return named
+
+
+def _digest(texts: Mapping[str, str]) -> str:
+    return hashlib.sha256(msgspec.json.encode(sorted(texts.items()))).hexdigest()[:24]
 
 
 def write_replies(path: Path, records: Sequence[Record], texts: Sequence[str]) -> None:
@@ -139,6 +148,12 @@ def score_audit(
     ]
     if thinking is not None:
         varied = read_variants(folder / THINKING, THINKS, questions)
+        taken_from = _digest({name: score.text or "" for name, score in own.items()})
+        if any(record.provenance.get(_TAKEN_FROM) != taken_from for record in varied.values()):
+            raise BadInput(
+                f"{folder / THINKING}: its thinkings are of other replies than {replies}; expected those of the same "
+                "replies (`audit score` without --thinking-replies writes them)"
+            )
         groups = _group(_score(varied, thinking, scoring), THINKS)
         rows = {variant: audit_thinking(own, pairs, questions) for variant, pairs in groups.items()}
         condition = next(iter(varied.values())).provenance.get(CONDITION, "")[:200]

@@ -108,6 +108,9 @@ def test_a_model_that_looks_and_follows_its_thinking(audit, capsys):
     assert thinks["a donor's thinking"]["says something else"] == 0
     assert 0 <= thinks["a donor's thinking"]["donor agrees anyway"] < 1
     assert "the thinking as text in the question" in capsys.readouterr().out
+    others = write(audit / "others.jsonl", records, lambda record: look(record).replace("see", "find"))
+    asked = audit / "thinking_replies.jsonl"
+    refuse("thinkings are of other replies than", run, "score", audit, others, "--thinking-replies", asked)
 
 
 def test_a_model_that_says_the_same_of_every_picture_is_right_and_does_not_look(audit):

@@ -111,7 +111,7 @@ def _score(options: argparse.Namespace) -> None:
         records, questions = read_own(folder)
         texts = read_replies(replies, name="", chosen=dict.fromkeys(questions), known=records).replies
         varied = vary_thinking(list(questions.values()), texts, options.dialect)
-        asked = write_thinking(folder, [tell(*pair) for pair in varied], _AS_TEXT)
+        asked = write_thinking(folder, [tell(*pair) for pair in varied], _AS_TEXT, texts)
         write_prompts(folder / THINKING_PROMPTS, asked, root=folder, dialect=options.dialect, with_thinking=False)
         print(f"{folder / THINKING_PROMPTS}: {len(asked)} questions; score with --thinking-replies")
 

@@ -86,14 +86,21 @@ def audit_policy(options: argparse.Namespace, out: Path) -> str:
     written = write_variants(out, *_open_questions(reader, options.data), most=options.num_questions)
     texts, thinking = reply(REPLIES, written), None
     if run.with_thinking and run.dialect not in ANSWERED_FIRST:
-        own = [record for record in written if record.provenance[VARIANT] == OWN]
-        varied = vary_thinking(own, dict(zip((record.id for record in written), texts, strict=True)), run.dialect)
+        own = _choose_own(written, texts)
+        varied = vary_thinking([record for record in written if record.id in own], own, run.dialect)
         begun = [(record, text) for record, each in varied if reader.can_continue(text := each.write())]
         if begun:
-            made, thinking = write_thinking(out, [record for record, _ in begun], _AS_PREFIX), out / THINKING_REPLIES
+            made = write_thinking(out, [record for record, _ in begun], _AS_PREFIX, own)
+            thinking = out / THINKING_REPLIES
             reply(THINKING_REPLIES, made, [text for _, text in begun])
     who = f"{options.workdir.resolve().name}, {reader.trained.phase} at update {reader.trained.step}"
     return write_results(out, out / REPLIES, thinking, scoring, who=who)
+
+
+def _choose_own(written: Sequence[Record], texts: Sequence[str]) -> dict[str, str]:
+    """Return the replies to own pictures by id."""
+    pairs = zip(written, texts, strict=True)
+    return {record.id: text for record, text in pairs if record.provenance[VARIANT] == OWN}
 
 
 def _open_questions(reader: PolicyReader, folder: str | None) -> tuple[Sequence[Record], Callable[[Record], Pixels]]:
@@ -162,12 +169,15 @@ def audit_chain(options: argparse.Namespace, out: Path) -> str:
     images = to_input([read_picture(out / path, trained.preprocessing) for path in watched], trained.preprocessing)
     said, thinking = _read(reader, images), None
     labels = [said[place_of[record.image], int(record.provenance[STEP])] for record in written]
-    write_replies(out / REPLIES, written, _write(written, labels))
+    texts = _write(written, labels)
+    write_replies(out / REPLIES, written, texts)
     if reader.joint is not None or accepts_answers(trained, model=model):
         asked = [record for record in written if record.provenance[VARIANT] == OWN and LAST in record.provenance]
         answers = {record.id: said[place_of[record.image]] for record in asked}
         varied = list(_give_answers(asked, answers, trained.chain.answers_per_step))
-        made, thinking = write_thinking(out, [record for record, _ in varied], _AS_ANSWERS), out / THINKING_REPLIES
+        own = _choose_own(written, texts)
+        made = write_thinking(out, [record for record, _ in varied], _AS_ANSWERS, own)
+        thinking = out / THINKING_REPLIES
         places = [place_of[record.image] for record in made]
         concluded = _read(reader, images[places], np.stack([given for _, given in varied]))[:, -1]
         write_replies(thinking, made, _write(made, concluded.tolist()))
