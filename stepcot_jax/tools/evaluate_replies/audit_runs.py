@@ -117,7 +117,7 @@ def _open_questions(reader: PolicyReader, folder: str | None) -> tuple[Sequence[
     if folder is None and settings.vqa.source == "given":
         raise BadInput(f"{reader.trained.workdir}: --data is required (the run's questions were passed to sc.fit)")
     path = find_path(settings.vqa.root, "config.vqa.root") if folder is None else find_path(folder, "--data")
-    collection = read_vqa_records(path)
+    collection = read_vqa_records(path, on_bad_record=settings.data.on_bad_record if folder is None else "stop")
     if folder is None:
         records: Sequence[Record] = load_vqa_dataset(settings, splits=("test",)).records
     else:
