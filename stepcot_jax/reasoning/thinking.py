@@ -50,7 +50,7 @@ class Thinking:
 
 
 def read_thinking(reply: str, record: Record, dialect: str) -> Thinking | None:
-    """Return the thinking without the sentences that name the answer or an option; None where none is left."""
+    """Return the thinking without what names the answer or an option, sentences or boxes; None where none is left."""
     written = read_reply(reply, dialect)
     answer = interpret_answer(written, record)
     if not written.counts or answer is None or dialect in ANSWERED_FIRST:
@@ -58,17 +58,20 @@ def read_thinking(reply: str, record: Record, dialect: str) -> Thinking | None:
     pieces: list[tuple[str, bool]] = []
     for place, part in enumerate(_MARK.split(reply[: answer_start(reply, dialect)])):
         texts = [part] if place % 2 else _BETWEEN.split(part)
-        pieces += [(text, place % 2 == 0) for text in texts if text]
-    thinking = Thinking(tuple(pieces))
+        pieces += [(text, place % 2 == 0 and not text.isspace()) for text in texts if text]
     phrases = ["answer", "answers", "option", "options", *map(fold, record.options)]
-    phrases += ["yes", "no"] if record.kind == "closed" else map(fold, record.accepted_texts)
-    phrases += [fold(answer)] if record.kind == "open" and isinstance(answer, str) else []
+    phrases += ["yes", "no"] if record.kind == "closed" else []
+    if record.kind == "open":  # of the other kinds the answer is a letter, for which `_LETTER` looks: "a" is a word
+        phrases += [fold(text) for text in (*record.accepted_texts, answer) if isinstance(text, str)]
     named = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, filter(None, phrases)))})(?!\w)")
 
     def concludes(sentence: str) -> bool:
         return bool(named.search(fold(sentence)) or (record.options and _LETTER.search(sentence)))
 
-    kept = thinking.keep([None if concludes(text) else text for text in thinking.sentences])
+    def names(text: str, is_sentence: bool) -> bool:
+        return concludes(text) if is_sentence else text.startswith("{") and bool(named.search(fold(text)))  # a box
+
+    kept = Thinking(tuple(piece for piece in pieces if not names(*piece)))
     return kept if kept.sentences else None
 
 
@@ -82,12 +85,16 @@ def shorten(thinking: Thinking) -> Thinking:
 def turn_claim(thinking: Thinking) -> Thinking | None:
     """Return the thinking with the first claim denied, or affirmed where it was denied; None without any claim.
 
+    What precedes the first tag describes the picture as a whole, alike for every patient, and stays.
+
     >>> turn_claim(Thinking((("I see air.", True), ("It is not wide.", True)))).sentences
     ('I see no air.', 'It is not wide.')
     """
     texts: list[str | None] = list(thinking.sentences)
+    starts = (place for place, (text, is_sentence) in enumerate(thinking.pieces) if text[0] == "<" and not is_sentence)
+    preamble = sum(is_sentence for _, is_sentence in thinking.pieces[: next(starts, 0)])
     for place, text in enumerate(thinking.sentences):
-        claim = _CLAIM.search(text)
+        claim = _CLAIM.search(text) if place >= preamble else None
         if claim:
             denial = "" if claim[2] else " not" if claim[1] in ("is", "are") else " no"
             texts[place] = f"{text[: claim.end(1)]}{denial}{text[claim.end() :]}"

@@ -2,7 +2,8 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ from stepcot_jax.data.images.preprocessing import decode_image
 from stepcot_jax.data.questions.record_files import FILE_NAME, read_vqa_records, write_vqa_records
 from stepcot_jax.data.questions.reply_files import read_replies
 from stepcot_jax.data.questions.variants import (
+    AGREE,
     CONDITION,
     COUNTERFACTUAL,
     LAST,
@@ -40,7 +42,9 @@ CHAIN_SCORING = ScoringSettings("medclm", with_thinking=False)
 """How replies to questions about the steps of a chain are written: "Answer: B"."""
 
 _PICTURES = "pictures"
+_TAKEN_FROM = "audit_replies"  # in the provenance of a thinking: digest of the replies that it is taken from
 _MOST_EXAMPLES = 6
+_SHARE = re.compile(r"0(\.[0-9]{1,9})?|1(\.0{1,9})?")
 _ROW = ".audit-row { grid-template-columns: repeat(auto-fill, minmax(min(100%, 9.5rem), 1fr)); }"
 _TITLES = {
     "looks": "Looks: the same questions about other pictures",
@@ -54,8 +58,8 @@ _NOTES = {
         "Boxes that move: mean IoU with those of the own picture below 0.5. A: as in tables of replies.",
     ),
     "thinks": (
-        "Sentences of a thinking that name the answer or an option were removed; a donor was asked the same and "
-        "concluded another.",
+        "Sentences of a thinking that name the answer or an option were removed, and boxes whose label does; a donor "
+        "was asked the same and concluded another.",
         "Donor agrees anyway: share of the patients asked the same who concluded the same as this one.",
     ),
     "counterfactual": (
@@ -90,12 +94,20 @@ def write_variants(
     return written
 
 
-def write_thinking(out: Path, varied: Sequence[Record], condition: str) -> list[Record]:
-    """Write the records of questions after another thinking, which `condition` describes, if any; return them."""
-    named = [msgspec.structs.replace(each, provenance={**each.provenance, CONDITION: condition}) for each in varied]
+def write_thinking(out: Path, varied: Sequence[Record], condition: str, own: Mapping[str, str]) -> list[Record]:
+    """Write the records of questions after another thinking, if any; return them.
+
+    `condition` says how the thinking is given; `own` are the replies to own pictures, by id, that it is taken from.
+    """
+    made = {CONDITION: condition, _TAKEN_FROM: _digest(own)}
+    named = [msgspec.structs.replace(each, provenance={**each.provenance, **made}) for each in varied]
     if named:
         write_vqa_records(out / THINKING, named)
     return named
+
+
+def _digest(texts: Mapping[str, str]) -> str:
+    return hashlib.sha256(msgspec.json.encode(sorted(texts.items()))).hexdigest()[:24]
 
 
 def write_replies(path: Path, records: Sequence[Record], texts: Sequence[str]) -> None:
@@ -104,10 +116,11 @@ def write_replies(path: Path, records: Sequence[Record], texts: Sequence[str]) -
     write_whole(path, b"".join(line + b"\n" for line in lines))
 
 
-def read_variants(path: Path, names: Sequence[str], known: Iterable[str] = ()) -> dict[str, Record]:
+def read_variants(path: Path, names: Sequence[str], known: Mapping[str, Record] | None = None) -> dict[str, Record]:
     """Read the records of some variants by id; each is made of a question with an own picture there or in `known`."""
     records = {record.id: record for record in read_vqa_records(path).records}
-    questions = {*known, *(name for name, record in records.items() if record.provenance.get(VARIANT) == OWN)}
+    questions = {name: record for name, record in records.items() if record.provenance.get(VARIANT) == OWN}
+    questions |= known or {}
     for name, record in records.items():
         if record.provenance.get(VARIANT) not in names:
             shown, expected = str(record.provenance.get(VARIANT))[:40], ", ".join(names)
@@ -115,6 +128,11 @@ def read_variants(path: Path, names: Sequence[str], known: Iterable[str] = ()) -
         for other in (made_of(record), record.provenance.get("audit_donor", "") if names == THINKS else ""):
             if other and other not in questions:
                 raise BadInput(f"{path}, record {name[:80]!r}, provenance: {other[:80]!r} is no question of the audit")
+        question = questions[made_of(record)]
+        if (record.kind, record.options) != (question.kind, question.options):
+            raise BadInput(f"{path}, record {name[:80]!r}: another kind or other options than {question.id[:80]!r}")
+        if not _SHARE.fullmatch(agree := record.provenance.get(AGREE, "0")):
+            raise BadInput(f"{path}, record {name[:80]!r}, provenance.{AGREE}: {agree[:40]!r} is no share from 0 to 1")
     return records
 
 
@@ -139,6 +157,12 @@ def score_audit(
     ]
     if thinking is not None:
         varied = read_variants(folder / THINKING, THINKS, questions)
+        taken_from = _digest({name: score.text or "" for name, score in own.items()})
+        if any(record.provenance.get(_TAKEN_FROM) != taken_from for record in varied.values()):
+            raise BadInput(
+                f"{folder / THINKING}: its thinkings are of other replies than {replies}; expected those of the same "
+                "replies (`audit score` without --thinking-replies writes them)"
+            )
         groups = _group(_score(varied, thinking, scoring), THINKS)
         rows = {variant: audit_thinking(own, pairs, questions) for variant, pairs in groups.items()}
         condition = next(iter(varied.values())).provenance.get(CONDITION, "")[:200]

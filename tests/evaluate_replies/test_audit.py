@@ -108,6 +108,9 @@ def test_a_model_that_looks_and_follows_its_thinking(audit, capsys):
     assert thinks["a donor's thinking"]["says something else"] == 0
     assert 0 <= thinks["a donor's thinking"]["donor agrees anyway"] < 1
     assert "the thinking as text in the question" in capsys.readouterr().out
+    others = write(audit / "others.jsonl", records, lambda record: look(record).replace("see", "find"))
+    asked = audit / "thinking_replies.jsonl"
+    refuse("thinkings are of other replies than", run, "score", audit, others, "--thinking-replies", asked)
 
 
 def test_a_model_that_says_the_same_of_every_picture_is_right_and_does_not_look(audit):
@@ -152,6 +155,15 @@ def test_files_of_another_kind_are_refused(audit, tmp_path):
     refuse("audit_variant: 'None' is not one of own picture", run, "score", plain, short)
     write_vqa_records(plain / "records.jsonl", records[1:])
     refuse("is no question of the audit", run, "score", plain, short)
+    for changed, words in (
+        ({"kind": "closed", "options": (), "answer": "No"}, "another kind or other options than"),
+        ({"provenance": {"audit_agree": "often"}}, "audit_agree: 'often' is no share from 0 to 1"),
+    ):
+        last = next(each for each in reversed(records) if each.kind == "single" and variant_of(each) == "grey")
+        provenance = {**last.provenance, **changed.get("provenance", {})}
+        edited = msgspec.structs.replace(last, **{**changed, "provenance": provenance})
+        write_vqa_records(plain / "records.jsonl", [edited if each is last else each for each in records])
+        refuse(words, run, "score", plain, short)
     refuse("--num-questions must be at least 1; got 0", run, "questions", plain, "--out", plain, "--num-questions=0")
 
 

@@ -37,6 +37,27 @@ def test_sentences_with_the_answer_or_an_option_are_left_out(dialect, start, kep
     again = read_reply(thinking.write() + reply[reply.rindex(mark) :], dialect)
     assert again.answer == read_reply(reply, dialect).answer
     assert again.is_well_formed or dialect == "lvkc"  # its conclusion is empty now
+    assert "pneumothorax" not in thinking.write().lower()  # no box's label either
+
+
+def test_the_article_is_not_the_letter_of_an_answer():
+    thinking = "I see a band. I see a mass. A is right."
+    for answer in "AB":
+        record = msgspec.structs.replace(RECORD, thinking=thinking, answer=answer)
+        assert read_thinking(write_reply(record, "gemex"), record, "gemex").sentences == ("I see a band.",)
+    options = ("Rib", "Band")
+    several = msgspec.structs.replace(RECORD, kind="multi", options=options, answer=("A",), thinking=thinking)
+    assert read_thinking(write_reply(several, "gemex"), several, "gemex").sentences == ("I see a mass.",)
+
+
+def test_boxes_of_other_findings_stay_and_blanks_between_them_are_no_sentences():
+    boxes = tuple(Box(label, (10, 8, 31, 52)) for label in ("Mass", "Rib", "Rib"))
+    stages = Stages("The right lung.", "I see air.", "It is a mass.", "So it is (A).")
+    record = msgspec.structs.replace(RECORD, references=boxes, stages=stages, answer="A", preamble="This is a film.")
+    thinking = read_thinking(write_reply(record, "lvkc"), record, "lvkc")
+    assert thinking.sentences == ("This is a film.", "The right lung.", "I see air.")
+    assert [thinking.write().count(f'"label": "{label}"') for label in ("Mass", "Rib")] == [0, 2]
+    assert turn_claim(thinking).sentences == ("This is a film.", "The right lung.", "I see no air.")
 
 
 def test_no_thinking_of_replies_that_begin_with_the_answer_are_unread_or_only_conclude():

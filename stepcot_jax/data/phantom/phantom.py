@@ -81,6 +81,11 @@ class PlannedCase:
     style: Style
     pose: Pose
 
+    @property
+    def drawing_style(self) -> DrawingStyle:
+        """The argument of `plan_case` that gives this look."""
+        return "second" if self.style in SECOND_STYLES else "first"
+
 
 def draw_case(
     index: int,

@@ -67,6 +67,8 @@ def ground_planned(planned: PlannedCase, *, size: int, prevalence: Prevalence = 
     drawn = draw_planned(planned, size=size)
     image = ground_marks(drawn.case, drawn.marks, side=drawn.side, lungs=drawn.lung_mask, heart=drawn.heart_mask)
     source = {"source": "phantom", "seed": str(planned.seed), "index": str(planned.index), "prevalence": prevalence}
+    if planned.drawing_style != "first":
+        source["style"] = planned.drawing_style
     return msgspec.structs.replace(image, provenance=source), drawn
 
 

@@ -88,7 +88,7 @@ def holds_records(root: Path) -> bool:
     """Return whether a path holds reasoning records: it is their file, or a folder with it and without `data.json`."""
     if root.is_dir():
         return (root / FILE_NAME).exists() and not (root / data_json.FILE_NAME).exists()
-    return root.suffix == ".jsonl"
+    return root.name.endswith((".jsonl", ".jsonl.gz"))
 
 
 def read_vqa_records(path: Path, *, on_bad_record: OnBadRecord = "stop", require_images: bool = False) -> VqaCollection:

@@ -37,7 +37,7 @@ def _define_workdir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=local_path, metavar="DIR", help="default: audit in WORKDIR, for `stepcot report`")
     data = "in place of the run's test split: a folder of questions for a policy, of radiographs for a chain"
     parser.add_argument("--data", metavar="DIR", help=data)
-    parser.add_argument("--phase", choices=("sft", "grpo"), help="of a policy; default: the last")
+    parser.add_argument("--phase", choices=("sft", "grpo", "dpo"), help="of a policy; default: the last")
     parser.add_argument("--model", choices=("teacher", "student"), help="of a chain; default: the student, if there")
     parser.add_argument("--as-published", action="store_true", help="of a chain: without the joint model")
     _add_number(parser)
@@ -111,7 +111,7 @@ def _score(options: argparse.Namespace) -> None:
         records, questions = read_own(folder)
         texts = read_replies(replies, name="", chosen=dict.fromkeys(questions), known=records).replies
         varied = vary_thinking(list(questions.values()), texts, options.dialect)
-        asked = write_thinking(folder, [tell(*pair) for pair in varied], _AS_TEXT)
+        asked = write_thinking(folder, [tell(*pair) for pair in varied], _AS_TEXT, texts)
         write_prompts(folder / THINKING_PROMPTS, asked, root=folder, dialect=options.dialect, with_thinking=False)
         print(f"{folder / THINKING_PROMPTS}: {len(asked)} questions; score with --thinking-replies")
 

@@ -56,6 +56,7 @@ Labels = npt.NDArray[np.int64]  # [step], or [case, step]
 _AS_PREFIX = "the reply continues the thinking"
 _AS_ANSWERS = "answers given to the earlier steps: its own, half of them, a donor's, or one replaced"
 _BATCH_SIZE = 32
+_MOST_KEPT = 64  # decoded pictures, of cases or of donors
 
 
 def write_results(out: Path, replies: Path, thinking: Path | None, scoring: ScoringSettings, who: str = "") -> str:
@@ -85,14 +86,21 @@ def audit_policy(options: argparse.Namespace, out: Path) -> str:
     written = write_variants(out, *_open_questions(reader, options.data), most=options.num_questions)
     texts, thinking = reply(REPLIES, written), None
     if run.with_thinking and run.dialect not in ANSWERED_FIRST:
-        own = [record for record in written if record.provenance[VARIANT] == OWN]
-        varied = vary_thinking(own, dict(zip((record.id for record in written), texts, strict=True)), run.dialect)
+        own = _choose_own(written, texts)
+        varied = vary_thinking([record for record in written if record.id in own], own, run.dialect)
         begun = [(record, text) for record, each in varied if reader.can_continue(text := each.write())]
         if begun:
-            made, thinking = write_thinking(out, [record for record, _ in begun], _AS_PREFIX), out / THINKING_REPLIES
+            made = write_thinking(out, [record for record, _ in begun], _AS_PREFIX, own)
+            thinking = out / THINKING_REPLIES
             reply(THINKING_REPLIES, made, [text for _, text in begun])
     who = f"{options.workdir.resolve().name}, {reader.trained.phase} at update {reader.trained.step}"
     return write_results(out, out / REPLIES, thinking, scoring, who=who)
+
+
+def _choose_own(written: Sequence[Record], texts: Sequence[str]) -> dict[str, str]:
+    """Return the replies to own pictures by id."""
+    pairs = zip(written, texts, strict=True)
+    return {record.id: text for record, text in pairs if record.provenance[VARIANT] == OWN}
 
 
 def _open_questions(reader: PolicyReader, folder: str | None) -> tuple[Sequence[Record], Callable[[Record], Pixels]]:
@@ -109,7 +117,7 @@ def _open_questions(reader: PolicyReader, folder: str | None) -> tuple[Sequence[
     if folder is None and settings.vqa.source == "given":
         raise BadInput(f"{reader.trained.workdir}: --data is required (the run's questions were passed to sc.fit)")
     path = find_path(settings.vqa.root, "config.vqa.root") if folder is None else find_path(folder, "--data")
-    collection = read_vqa_records(path)
+    collection = read_vqa_records(path, on_bad_record=settings.data.on_bad_record if folder is None else "stop")
     if folder is None:
         records: Sequence[Record] = load_vqa_dataset(settings, splits=("test",)).records
     else:
@@ -125,7 +133,7 @@ def ask_cases(
     chosen = [source.diagnosed[place] for place in draw_places(len(source.diagnosed), most)]
     position = {source.cases[place].image: place for place in chosen}
 
-    @functools.cache
+    @functools.lru_cache(_MOST_KEPT)
     def load(image: str) -> Pixels:
         return np.asarray(source.picture(position[image]))
 
@@ -148,7 +156,8 @@ def audit_chain(options: argparse.Namespace, out: Path) -> str:
         if options.data is not None or trained.run.settings.data.source != "phantom":
             return {}
         index = str(int(Path(case.image).stem.rpartition("_")[2]))  # `open_run` draws it by this name
-        return {"source": "phantom", "seed": str(phantom.seed), "index": index, "prevalence": phantom.prevalence}
+        drawn = {"seed": str(phantom.seed), "prevalence": phantom.prevalence, "style": phantom.style}
+        return {"source": "phantom", "index": index, **drawn}
 
     if options.data is None and is_export(options.workdir):
         raise BadInput(f"{options.workdir}: --data is required (a folder of radiographs; an export has no test split)")
@@ -160,12 +169,15 @@ def audit_chain(options: argparse.Namespace, out: Path) -> str:
     images = to_input([read_picture(out / path, trained.preprocessing) for path in watched], trained.preprocessing)
     said, thinking = _read(reader, images), None
     labels = [said[place_of[record.image], int(record.provenance[STEP])] for record in written]
-    write_replies(out / REPLIES, written, _write(written, labels))
+    texts = _write(written, labels)
+    write_replies(out / REPLIES, written, texts)
     if reader.joint is not None or accepts_answers(trained, model=model):
         asked = [record for record in written if record.provenance[VARIANT] == OWN and LAST in record.provenance]
         answers = {record.id: said[place_of[record.image]] for record in asked}
         varied = list(_give_answers(asked, answers, trained.chain.answers_per_step))
-        made, thinking = write_thinking(out, [record for record, _ in varied], _AS_ANSWERS), out / THINKING_REPLIES
+        own = _choose_own(written, texts)
+        made = write_thinking(out, [record for record, _ in varied], _AS_ANSWERS, own)
+        thinking = out / THINKING_REPLIES
         places = [place_of[record.image] for record in made]
         concluded = _read(reader, images[places], np.stack([given for _, given in varied]))[:, -1]
         write_replies(thinking, made, _write(made, concluded.tolist()))

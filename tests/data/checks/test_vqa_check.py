@@ -161,4 +161,5 @@ def test_records_that_a_dialect_cannot_write_are_noted(damaged, capsys):
 def test_data_json_wins_unless_the_file_is_named(damaged):
     assert holds_records(damaged)
     (damaged / "data.json").write_text("[]")
-    assert [holds_records(path) for path in (damaged, damaged / "records.jsonl")] == [False, True]
+    files = [damaged / f"records.{ending}" for ending in ("jsonl", "jsonl.gz", "csv.gz")]
+    assert [holds_records(path) for path in (damaged, *files)] == [False, True, True, False]
