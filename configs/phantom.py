@@ -12,5 +12,4 @@ def get_config():
     config = quickstart.get_config()
     config.phantom.num_cases = 40_000
     config.data.split_fractions = (0.95, 0.025, 0.025)
-    config.training.joint_epochs = 6
     return config

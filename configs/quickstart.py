@@ -21,14 +21,14 @@ def get_config():
     config.teacher.width = 96
     config.teacher.num_layers = 1
     config.student.width = 96
-    # Each drawing is seen six times, too few to over-fit; random numbers of dropout would take a third of an update.
+    # Each drawing is seen seven times, too few to over-fit; random numbers of dropout would take a third of an update.
     config.teacher.attention_dropout = 0.0
     config.teacher.context_dropout = 0.0
     config.teacher.head_dropout = 0.0
     config.student.dropout = 0.0
     config.loss.projection_width = 48
     config.training.teacher_epochs = 1
-    config.training.joint_epochs = 5
+    config.training.joint_epochs = 6
     config.training.schedule = "cosine"
     config.training.given_answers = "random"  # so that corrections change later answers (docs/corrections.md)
     config.training.teacher_learning_rate = 1e-3
