@@ -71,7 +71,9 @@ def test_paths_stay_and_addresses_are_downloaded_by_the_extra_of_their_scheme(tm
     assert find_path("ours://b/run") == pathlib.Path("ours://b/run here")
     refuse(r"^az://b/run: unknown scheme; expected .*gs://, hf://, ours://, s3://$", find_path, "az://b/run")
     monkeypatch.delitem(list_extras("scheme"), "s3", raising=False)
-    refuse(r"^--x: s3: this scheme is an extra .* not installed: .*pip install .*\[s3\]", find_path, "s3://b/run", "--x")
+    refuse(
+        r"^--x: s3: this scheme is an extra .* not installed: .*pip install .*\[s3\]", find_path, "s3://b/run", "--x"
+    )
     refuse(r"^hf://b/run: nothing is written to hf://; expected", open_remote, "hf://b/run", say=print)
 
 

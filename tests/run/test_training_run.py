@@ -101,7 +101,7 @@ def test_report_and_files_are_as_documented(uninterrupted):
     assert report["num_cases"] == {"train": 42, "val": 9, "test": 9}
     for network in ("teacher", "student"):
         figures = report["test"][network]
-        assert len(figures["steps"]) == 7
+        assert len(figures["steps"]) == 3
         counted = [step for step in figures["steps"] if len(step["answers"]) - len(step["left_out"]) > 1]
         assert figures["mean_accuracy"] == pytest.approx(np.mean([step["accuracy"] for step in counted]))
         scores = {line["step"]: line[f"{network}/mean_accuracy_own_and_given"] for line in read_log(workdir, "val")}
