@@ -39,7 +39,7 @@ hypothesis.settings.register_profile("suite", deadline=None, max_examples=25, de
 hypothesis.settings.load_profile("suite")
 
 # A run collects garbage after each compilation, which takes a tenth of the time in a process with many programs.
-machine.release_freed_memory = lambda *, generation=2: None
+_release_freed_memory, machine.release_freed_memory = machine.release_freed_memory, lambda *, generation=2: None
 
 
 def pytest_collection_finish():
@@ -92,16 +92,18 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(LONGEST)))
 
 
-_MOST_MAPS = 25_000
+_MOST_MAPS, _MOST_BYTES = 25_000, 2.5e9
 
 
 def pytest_runtest_teardown(item, nextitem):
     """Drop compiled programs between files once they are many: each takes memory maps, and a process has 65,530."""
     if nextitem is not None and nextitem.path == item.path:
         return
-    maps = pathlib.Path("/proc/self/maps")
+    maps, memory = pathlib.Path("/proc/self/maps"), pathlib.Path("/proc/self/statm")
     if maps.exists() and maps.read_bytes().count(b"\n") > _MOST_MAPS:
         jax.clear_caches()
+    if memory.exists() and int(memory.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > _MOST_BYTES:
+        _release_freed_memory()
 
 
 SHARED = pathlib.Path(__file__).resolve().parents[2] / "shared"
