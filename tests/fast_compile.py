@@ -5,7 +5,8 @@ import os
 
 FLAGS = ("--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true")
 if importlib.metadata.version("jaxlib").startswith("0.10."):
-    FLAGS = (*FLAGS, "--xla_cpu_use_fusion_emitters=false")  # later ones do not know it, and end the process
+    # Later ones may not know these, and end the process. Programs this small take longer in parts than in one.
+    FLAGS = (*FLAGS, "--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1")
 
 
 def set_flags(*more: str) -> None:

@@ -1,10 +1,11 @@
-"""A Ray cluster on this machine, of eight logical cores, for the tests of the extra `ray`."""
+"""A Ray cluster on this machine, of three logical cores, for the tests of the extra `ray`."""
 
 import contextlib
 import os
 import pathlib
 import re
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,17 +27,22 @@ def run_cluster():
         try:
             yield {**environment, "RAY_ADDRESS": address}
         finally:
-            process.terminate()
-            process.wait(60)
+            os.killpg(process.pid, signal.SIGKILL)  # Ray's own end takes half a minute
+            process.wait()
 
 
 def _start(folder, environment):
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port=0", "--num-cpus=8"]
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port=0", "--num-cpus=3"]
     command += ["--include-dashboard=false", "--disable-usage-stats", f"--temp-dir={folder}"]
     printed = ""
     for _ in range(_NUM_STARTS):
         process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
         )
         printed = ""
         for line in process.stdout:

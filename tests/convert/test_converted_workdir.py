@@ -11,7 +11,7 @@ import safetensors.numpy
 from cloud.memory_store import new_address
 from encoders.test_weights import write_clip
 from oracles.quick_jit import quick_jit
-from run.small_run import first_params, small_run
+from run.small_run import first_params, share_programs, small_settings
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.contrib.cloud.stores import StoreFolder
@@ -25,6 +25,7 @@ from stepcot_jax.reading.image_reader import load
 from stepcot_jax.reading.trained_model import load_trained
 from stepcot_jax.run.settings import read_run_settings
 from stepcot_jax.run.stored_reading import read_reading
+from stepcot_jax.run.training_run import Run
 from stepcot_jax.tools import convert
 from stepcot_jax.training.state import flatten
 
@@ -130,8 +131,9 @@ def test_a_run_starts_from_it(workdir, sources, params, tmp_path, monkeypatch, c
     changes = {"image_encoder__name": "pretrained", "image_encoder__weights": str(sources / "clip")}
     sizes = {"teacher__width": 6, "student__width": 5, "prompts__width": 6, "training__joint_epochs": 0}
     start = {"start__checkpoint": str(workdir), "training__given_answers": "none"}
+    share_programs(monkeypatch)
     with jax.numpy_dtype_promotion("standard"):  # optax adds integers to floats
-        found = first_params(small_run(tmp_path, monkeypatch, **changes, **sizes, **start), monkeypatch)
+        found = first_params(Run(small_settings(**changes, **sizes, **start), tmp_path), monkeypatch)
     for path, array in flatten(params).items():
         np.testing.assert_array_equal(found[path], array)
     assert f"from update 0 of {workdir}" in capsys.readouterr().err

@@ -1,7 +1,6 @@
 """Standard promotion: optax adds integers to floats, which the suite's strict promotion refuses."""
 
 import dataclasses
-import gc
 import pathlib
 
 import jax
@@ -15,13 +14,6 @@ from stepcot_jax.training.state import TrainState
 def standard_promotion():
     with jax.numpy_dtype_promotion("standard"):
         yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def frozen_modules():
-    """Runs collect garbage after each compilation: they need not search what was imported."""
-    gc.collect()
-    gc.freeze()
 
 
 @dataclasses.dataclass(frozen=True)

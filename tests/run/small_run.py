@@ -1,4 +1,4 @@
-"""A run that compiles in seconds: 60 phantom cases, a linear image encoder, narrow networks with dropout."""
+"""A run that compiles in seconds: 60 phantom cases, three steps, a linear image encoder, narrow networks."""
 
 import dataclasses
 import json
@@ -7,9 +7,12 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import msgspec
 import numpy as np
 import pytest
 
+from stepcot_jax.chain import Chain
+from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.run import chain_task, inputs, training_run
 from stepcot_jax.run.settings import load_settings
 from stepcot_jax.training.checkpoints import restore_params, saved_steps
@@ -59,9 +62,36 @@ def undot(changes):
     return {name.replace("__", "."): value for name, value in changes.items()}
 
 
+_LOAD = inputs.load_dataset
+
+
+def shorten(dataset):
+    """The same cases with the first and the last two of the seven steps, whose programs compile sooner."""
+
+    def keep(values):
+        return (values[0], *values[-2:]) if values else ()
+
+    cases = [
+        msgspec.structs.replace(case, answers=keep(case.answers), reasoning=keep(case.reasoning))
+        for case in dataset.cases
+    ]
+    return dataclasses.replace(dataset, chain=Chain(keep(dataset.chain.steps)), cases=RecordTable(cases))
+
+
+def shorten_runs(monkeypatch) -> None:
+    """Let runs on phantoms have three steps."""
+
+    def load(settings, **options):
+        dataset = _LOAD(settings, **options)
+        return shorten(dataset) if settings.data.source == "phantom" else dataset
+
+    monkeypatch.setattr(inputs, "load_dataset", load)
+
+
 def small_run(workdir: pathlib.Path, monkeypatch, **changes):
-    """A run whose programs are traced and compiled once per process for equal settings and networks."""
+    """A run of three steps, whose programs are traced and compiled once per process for equal settings and networks."""
     share_programs(monkeypatch)
+    shorten_runs(monkeypatch)
     return training_run.Run(small_settings(**changes), workdir)
 
 

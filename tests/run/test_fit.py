@@ -37,7 +37,7 @@ def agree(*, teacher, student, labels, annotated):
 
 @pytest.fixture(scope="module")
 def data():
-    return sc.load_dataset("base", **PICTURES)
+    return small_run.shorten(sc.load_dataset("base", **PICTURES))
 
 
 def make_system(data, **changes):
@@ -107,6 +107,7 @@ def test_a_run_with_a_network_of_its_caller_is_read_with_the_system_alone(whole,
 
 def test_values_that_settings_can_name_are_those_of_the_config(plain, data, tmp_path, monkeypatch):
     """`fit` and a config of the same values train to the same bits."""
+    small_run.shorten_runs(monkeypatch)
     for module in (fit_module, inputs, stored):
         monkeypatch.setattr(module, "make_resnet", lambda name: LinearEncoder())
     changes = {"teacher.width": 8, "teacher.num_layers": 1, "teacher.num_heads": 2, "student.width": 8, "seed": 3}
@@ -149,6 +150,6 @@ def test_what_fit_cannot_take_is_said(data, tmp_path):
         sc.fit(make_system(data), data, workdir=tmp_path / "a", **{"teacher.width": 16})
     with pytest.raises(BadInput, match=r"config.data.source: 'given' is of a dataset that a caller passed to sc.fit"):
         sc.Run("base", tmp_path / "c", **{"data.source": "given"})
-    with pytest.raises(BadInput, match=r"prompts: must have shape \[7, width\]; got \[3, 8\]"):
-        sc.fit(make_system(data), data, workdir=tmp_path / "b", prompts=np.zeros((3, 8), np.float32), **FURTHER)
+    with pytest.raises(BadInput, match=r"prompts: must have shape \[3, width\]; got \[4, 8\]"):
+        sc.fit(make_system(data), data, workdir=tmp_path / "b", prompts=np.zeros((4, 8), np.float32), **FURTHER)
     assert isinstance(sc.make_resnet("resnet_small"), ResNet)

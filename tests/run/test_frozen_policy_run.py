@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from encoders.test_weights import write_clip
 from oracles.random_params import randomise
-from run.small_policy_run import read_results, reward_tokens, small_settings
+from run.small_policy_run import read_results, reward_tokens, share_programs, small_settings
 from run.small_run import Killed, read_log, stop_at
 
 import stepcot_jax as sc
@@ -48,6 +48,7 @@ def encoder(tmp_path_factory):
 def rewarded():
     """Rewards of any reply: a policy of few updates writes none that is well formed, and GRPO would learn nothing."""
     with pytest.MonkeyPatch.context() as patch:
+        share_programs(patch)
         patch.setattr(Rollouts, "reward_all", reward_tokens)
         yield
 

@@ -118,7 +118,7 @@ def write_checkpoint(folder):
 def test_a_checkpoint_with_low_rank_layers(tmp_path):
     folder = tmp_path / "checkpoint"
     write_checkpoint(folder)
-    run = Run(settings_of("sft", folder, **{"policy.low_rank": 2}), tmp_path / "run")
+    run = Run(settings_of("sft", folder, **{"policy.low_rank": 2, "policy.longest_reply": 240}), tmp_path / "run")
     before = load_qwen(str(folder), dtype=np.float32).params
     run.execute()
     frozen = restore_params(run.workdir / "checkpoints", saved_steps(run.workdir / "checkpoints")[-1])["frozen"]

@@ -23,7 +23,7 @@ from stepcot_jax.training.checkpoints import Best, saved_steps
 
 pytestmark = pytest.mark.slow
 
-small_run = functools.partial(small_run_module.small_run, training__joint_epochs=2)
+small_run = functools.partial(small_run_module.small_run, training__joint_epochs=2, seed=2)
 """15 updates: an epoch of the teacher, two of both."""
 
 
@@ -101,7 +101,7 @@ def test_report_and_files_are_as_documented(uninterrupted):
     assert report["num_cases"] == {"train": 42, "val": 9, "test": 9}
     for network in ("teacher", "student"):
         figures = report["test"][network]
-        assert len(figures["steps"]) == 7
+        assert len(figures["steps"]) == 3
         counted = [step for step in figures["steps"] if len(step["answers"]) - len(step["left_out"]) > 1]
         assert figures["mean_accuracy"] == pytest.approx(np.mean([step["accuracy"] for step in counted]))
         scores = {line["step"]: line[f"{network}/mean_accuracy_own_and_given"] for line in read_log(workdir, "val")}

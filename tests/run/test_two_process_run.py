@@ -19,8 +19,9 @@ pytestmark = pytest.mark.slow
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SMALL = SIZES | {
-    "job": "teacher",  # whose update alone is compiled; test_parallel compares the gradients of both phases
-    "training.batch_size": 8,
+    "job": "baseline",  # which compiles soonest; test_parallel compares the gradients of both phases of Step-CoT
+    "baseline.batch_size": 8,
+    "baseline.schedule": "constant",  # so that the resumed run has the same rates
     "training.log_every": 1,
     "evaluation.num_resamples": 20,
 }
@@ -35,7 +36,7 @@ runpy.run_module("stepcot_jax.main", run_name="__main__")
 
 
 def settings_of(num_epochs, transform):
-    return SMALL | {"training.teacher_job_epochs": num_epochs, "parallel.transform": transform}
+    return SMALL | {"baseline.epochs": num_epochs, "parallel.transform": transform}
 
 
 def launch(workdir, folder, *, num_epochs, transform, environment=os.environ):
@@ -99,4 +100,4 @@ def test_two_processes_train_save_and_go_on_as_one_does(tmp_path, monkeypatch):
             )
     report, expected_report = (json.loads((workdir / "report.json").read_text()) for workdir in (two, one))
     assert report["num_cases"] == expected_report["num_cases"]
-    assert report["test"]["teacher"]["steps"][0]["num_cases"] == 9  # each case once, whatever the number of processes
+    assert report["test"]["baseline"]["steps"][0]["num_cases"] == 9  # each case once, whatever the number of processes

@@ -1,8 +1,9 @@
 """Encodes a folder of numbered images on a local Ray cluster; a program of its own, so that it can be killed.
 
-python -m features.ray_harness STORE LOG NUM_IMAGES NUM_WORKERS [SECONDS_A_BATCH]
+python -m cloud.ray_harness STORE LOG NUM_IMAGES NUM_WORKERS [SECONDS_A_BATCH]
 
 Prints the counts. The log has a line for each start of a worker and for each encoded image: "PID start", "PID NUMBER".
+Workers wait while LOG.hold exists.
 """
 
 import dataclasses
@@ -33,6 +34,8 @@ def load(log, seconds):
 
     def visit(numbers):
         time.sleep(seconds)
+        while os.path.exists(f"{log}.hold"):  # noqa: PTH110
+            time.sleep(0.02)
         for number in numbers:
             note(log, number)
 
