@@ -45,6 +45,9 @@ def main(arguments: list[str] | None = None) -> None:
         cases = np.flatnonzero(np.logical_or(*facts))
         if not len(cases):
             raise BadInput(f"--case: {options.case[:80]!r} is no case or patient of the {len(labels)} test reports")
+        if len(cases) > 1:
+            known = ", ".join(split.facts["case_id"][cases].tolist())
+            raise BadInput(f"--case: {options.case[:80]!r} has {len(cases)} test images; name one of {known[:200]}")
         name = next(iter(logits))
         given = given_distributions(read_corrections(options.given), chain)
         lines = describe_next(models[name].join(logits[name][cases[:1]]), given)

@@ -47,6 +47,7 @@ SHORT = {
     "training.batch_size": 8,
     "training.teacher_epochs": 1,
     "training.joint_epochs": 3,
+    "training.schedule": "constant",
     "training.log_every": 2,
     "parallel.num_devices": 1,  # the suite has eight virtual devices
     "evaluation.num_resamples": 50,

@@ -36,8 +36,10 @@ def keep_replies(folder: pathlib.Path, table: str, kept: Iterable[KeptReplies]) 
     The same replies give the same bytes.
     """
     written: dict[str, str] = {}
-    index = []
+    index, names = [], set[str]()
     (folder / FOLDER / table).mkdir(parents=True, exist_ok=True)
+    for stale in (folder / FOLDER / table).glob("*.jsonl.gz"):
+        stale.unlink()
 
     def write(name: str, lines: Iterable[object]) -> str:
         content = b"".join(map(encode, lines))
@@ -50,6 +52,9 @@ def keep_replies(folder: pathlib.Path, table: str, kept: Iterable[KeptReplies]) 
     for own in kept:
         said = {"seed": own.seed, "cell": own.cell, "condition": own.condition}
         name = _name(own.cell, f"seed {own.seed}", own.condition)
+        if name in names:
+            raise ValueError(f"two cells have the file name {name!r}")
+        names.add(name)
         lines = [{"id": record.id, **said, "reply": own.replies[record.id]} for record in own.records]
         vqa = own.settings.vqa
         index.append(
