@@ -27,8 +27,8 @@ def get_config():
     config.teacher.head_dropout = 0.0
     config.student.dropout = 0.0
     config.loss.projection_width = 48
-    config.training.teacher_epochs = 1
-    config.training.joint_epochs = 6
+    config.training.teacher_epochs = 0  # both networks from the start: one update to compile
+    config.training.joint_epochs = 7
     config.training.schedule = "cosine"
     config.training.given_answers = "random"  # so that corrections change later answers (docs/corrections.md)
     config.training.teacher_learning_rate = 1e-3
