@@ -14,10 +14,11 @@ from stepcot_jax.record import Record
 ANSWERED_FIRST = ("gemex_plain",)
 """Dialects whose replies begin with the answer, so that no answer follows the thinking."""
 
-_MARK = re.compile(r"(</?[A-Za-z]{1,12}>|(?m:^)Reasoning: ?|\{[^{}]*\}|\n\s*)")
+_MARK = re.compile(r"(</?[A-Za-z]{1,12}>|(?m:^)Reasoning: ?| ?\{[^{}]*\}|\n\s*)")
 _BETWEEN = re.compile(r"(?<=[.!?])\s+")
 _LETTER = re.compile(r"(?<!\w)[A-Z](?=[,.:;)]| is\b)")
 _CLAIM = re.compile(r"\b(see|sees|shows?|has|have|is|are)( no| not)?(?= \w)")
+_AROUND_NOTHING = re.compile(r"(?<=^Reasoning:) (?=\n)|(?<=<CON>)</CON>$")
 _TOLD = "This reasoning about the picture is given, give the answer that follows from it: {}"
 
 
@@ -33,14 +34,14 @@ class Thinking:
         return tuple(text for text, is_sentence in self.pieces if is_sentence)
 
     def write(self) -> str:
-        """Return the start of a reply in its dialect, which the answer follows."""
+        """Return the start of a reply in its dialect, which the answer follows; an empty conclusion is left open."""
         texts, after_sentence = list[str](), False
         for text, is_sentence in self.pieces:
             if text.isspace() and texts and texts[-1].isspace():  # around a sentence that was left out
                 texts.pop()
             texts.append(f" {text}" if is_sentence and after_sentence else text)
             after_sentence = is_sentence
-        return "".join(texts)
+        return _AROUND_NOTHING.sub("", "".join(texts))
 
     def keep(self, chosen: Sequence[str | None]) -> "Thinking":
         """Return the thinking with other sentences, one for each; None leaves a sentence out."""
@@ -50,16 +51,11 @@ class Thinking:
 
 
 def read_thinking(reply: str, record: Record, dialect: str) -> Thinking | None:
-    """Return the thinking without the sentences that name the answer or an option; None where none is left."""
+    """Return the thinking without the sentences and boxes that name the answer or an option; None without sentences."""
     written = read_reply(reply, dialect)
     answer = interpret_answer(written, record)
     if not written.counts or answer is None or dialect in ANSWERED_FIRST:
         return None
-    pieces: list[tuple[str, bool]] = []
-    for place, part in enumerate(_MARK.split(reply[: answer_start(reply, dialect)])):
-        texts = [part] if place % 2 else _BETWEEN.split(part)
-        pieces += [(text, place % 2 == 0) for text in texts if text]
-    thinking = Thinking(tuple(pieces))
     phrases = ["answer", "answers", "option", "options", *map(fold, record.options)]
     phrases += ["yes", "no"] if record.kind == "closed" else map(fold, record.accepted_texts)
     phrases += [fold(answer)] if record.kind == "open" and isinstance(answer, str) else []
@@ -68,7 +64,11 @@ def read_thinking(reply: str, record: Record, dialect: str) -> Thinking | None:
     def concludes(sentence: str) -> bool:
         return bool(named.search(fold(sentence)) or (record.options and _LETTER.search(sentence)))
 
-    kept = thinking.keep([None if concludes(text) else text for text in thinking.sentences])
+    pieces: list[tuple[str, bool]] = []
+    for place, part in enumerate(_MARK.split(reply[: answer_start(reply, dialect)])):
+        texts, is_removable = [part] if place % 2 else _BETWEEN.split(part), place % 2 == 0 or "{" in part
+        pieces += [(text, place % 2 == 0) for text in texts if text and not (is_removable and concludes(text))]
+    kept = Thinking(tuple(pieces))
     return kept if kept.sentences else None
 
 
