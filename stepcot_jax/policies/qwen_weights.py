@@ -326,7 +326,7 @@ def shrink_config(config: QwenConfig, factor: int) -> QwenConfig:
     """Return a config with widths and numbers of layers divided.
 
     The decoder keeps its heads, which become narrower, and its vocabulary; the tower keeps the width of its heads, has
-    fewer of them, and its last block alone is a full one.
+    fewer of them, and its last block alone is a full one. A factor of 1 changes nothing.
     """
     sizes, vision = config.sizes, config.vision
     divided = [sizes.width, sizes.head_width // 2, *sizes.sections]
@@ -334,6 +334,8 @@ def shrink_config(config: QwenConfig, factor: int) -> QwenConfig:
         divided.append(vision.num_heads)
     if factor not in FACTORS or any(size % factor for size in divided):
         raise BadInput(f"shrink: {factor} is not one of {FACTORS} that divides {divided}")
+    if factor == 1:
+        return config
     small = dataclasses.replace(
         sizes,
         width=sizes.width // factor,

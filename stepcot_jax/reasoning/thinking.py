@@ -14,10 +14,11 @@ from stepcot_jax.record import Record
 ANSWERED_FIRST = ("gemex_plain",)
 """Dialects whose replies begin with the answer, so that no answer follows the thinking."""
 
-_MARK = re.compile(r"(</?[A-Za-z]{1,12}>|(?m:^)Reasoning: ?|\{[^{}]*\}|\n\s*)")
+_MARK = re.compile(r"(</?[A-Za-z]{1,12}>|(?m:^)Reasoning: ?| ?\{[^{}]*\}|\n\s*)")
 _BETWEEN = re.compile(r"(?<=[.!?])\s+")
 _LETTER = re.compile(r"(?<!\w)[A-Z](?=[,.:;)]| is\b)")
 _CLAIM = re.compile(r"\b(see|sees|shows?|has|have|is|are)( no| not)?(?= \w)")
+_AROUND_NOTHING = re.compile(r"(?<=^Reasoning:) (?=\n)|(?<=<CON>)</CON>$")
 _TOLD = "This reasoning about the picture is given, give the answer that follows from it: {}"
 
 
@@ -33,14 +34,14 @@ class Thinking:
         return tuple(text for text, is_sentence in self.pieces if is_sentence)
 
     def write(self) -> str:
-        """Return the start of a reply in its dialect, which the answer follows."""
+        """Return the start of a reply in its dialect, which the answer follows; an empty conclusion is left open."""
         texts, after_sentence = list[str](), False
         for text, is_sentence in self.pieces:
             if text.isspace() and texts and texts[-1].isspace():  # around a sentence that was left out
                 texts.pop()
             texts.append(f" {text}" if is_sentence and after_sentence else text)
             after_sentence = is_sentence
-        return "".join(texts)
+        return _AROUND_NOTHING.sub("", "".join(texts))
 
     def keep(self, chosen: Sequence[str | None]) -> "Thinking":
         """Return the thinking with other sentences, one for each; None leaves a sentence out."""
@@ -68,10 +69,10 @@ def read_thinking(reply: str, record: Record, dialect: str) -> Thinking | None:
     def concludes(sentence: str) -> bool:
         return bool(named.search(fold(sentence)) or (record.options and _LETTER.search(sentence)))
 
-    def names(text: str, is_sentence: bool) -> bool:
-        return concludes(text) if is_sentence else text.startswith("{") and bool(named.search(fold(text)))  # a box
+    def leave_out(text: str, is_sentence: bool) -> bool:
+        return concludes(text) if is_sentence else "{" in text and bool(named.search(fold(text)))  # a box
 
-    kept = Thinking(tuple(piece for piece in pieces if not names(*piece)))
+    kept = Thinking(tuple(piece for piece in pieces if not leave_out(*piece)))
     return kept if kept.sentences else None
 
 

@@ -24,19 +24,34 @@ RECORD = Record(
     [
         ("gemex", f"<think>{SEEN} {SIZE}</think>\n", (SEEN, SIZE)),
         ("medclm", f"Reasoning: {UNBOXED} {SIZE}\n\n", (UNBOXED, SIZE)),
-        ("lvkc", None, ("The right lung.", "I see air.", "Air is dark.")),
-        ("lvkc_released", None, ("I see air.", "Air is dark.")),
+        (
+            "lvkc",
+            '<LOC>The right lung. {"box_2d": [0, 0, 1000, 500], "label": "right lung"}</LOC><VISUAL>I see air.</VISUAL>'
+            "<KNOWLEDGE>Air is dark.</KNOWLEDGE><CON>",
+            ("The right lung.", "I see air.", "Air is dark."),
+        ),
+        (
+            "lvkc_released",
+            '<LOC>{"bbox_xyxy_pixel": [[10, 8, 31, 52], [0, 0, 32, 64]]}</LOC><VIS>I see air.</VIS>'
+            "<KNO>Air is dark.</KNO>",
+            ("I see air.", "Air is dark."),
+        ),
     ],
 )
-def test_sentences_with_the_answer_or_an_option_are_left_out(dialect, start, kept):
-    reply = write_reply(RECORD, dialect)
-    thinking = read_thinking(reply, RECORD, dialect)
+def test_sentences_and_boxes_with_the_answer_or_an_option_are_left_out(dialect, start, kept):
+    record = RECORD
+    if dialect.startswith("lvkc"):
+        lung = Box("right lung", (0, 0, 32, 64))
+        record = msgspec.structs.replace(RECORD, references=(*RECORD.references, lung))
+    reply = write_reply(record, dialect)
+    thinking = read_thinking(reply, record, dialect)
     assert thinking.sentences == kept
-    assert start is None or thinking.write() == start
-    mark = {"gemex": "<response>", "medclm": "Answer:", "lvkc": "<ANSWER>", "lvkc_released": "<CON>"}[dialect]
+    assert thinking.write() == start
+    # A conclusion of which nothing stays is written anew.
+    mark = {"gemex": "<response>", "medclm": "Answer:", "lvkc": "So it is (B).", "lvkc_released": "<CON>"}[dialect]
     again = read_reply(thinking.write() + reply[reply.rindex(mark) :], dialect)
     assert again.answer == read_reply(reply, dialect).answer
-    assert again.is_well_formed or dialect == "lvkc"  # its conclusion is empty now
+    assert again.is_well_formed
     assert "pneumothorax" not in thinking.write().lower()  # no box's label either
 
 
@@ -71,6 +86,8 @@ def test_the_first_half_and_a_turned_claim():
     thinking = read_thinking(write_reply(RECORD, "gemex"), RECORD, "gemex")
     assert shorten(thinking).write() == f"<think>{SEEN}</think>\n"
     assert shorten(shorten(thinking)).write() == "<think></think>\n"
+    in_lines = read_thinking(write_reply(RECORD, "medclm"), RECORD, "medclm")
+    assert shorten(shorten(in_lines)).write() == "Reasoning:\n\n"  # no space that a closed vocabulary lacks
     turned = turn_claim(thinking)
     assert turned.sentences == (SEEN.replace("see air", "see no air"), SIZE)
     assert turn_claim(turned).sentences == thinking.sentences

@@ -1,21 +1,27 @@
 """Runs that start from a Qwen2.5-VL: random at small sizes with SFT and GRPO, a checkpoint with LoRA, and on a mesh."""
 
+import dataclasses
 import json
 import subprocess
 
 import jax
+import msgspec
 import numpy as np
 import pytest
+from PIL import Image
 from policies.qwen.tiny_qwen import write_reader
 from run.small_policy_run import reward_tokens
 from run.small_qwen_run import DRY, PUBLISHED, settings_of, tiny_published
 
 from stepcot_jax.export.policy_folder import export_policy
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.policies.qwen_weights import load_qwen
-from stepcot_jax.reading.policy_reader import load_reader
+from stepcot_jax.policies.qwen_inputs import cut_image, read_qwen_preprocessing
+from stepcot_jax.policies.qwen_weights import load_qwen, write_qwen
+from stepcot_jax.reading.policy_reader import PolicyReader, load_reader
+from stepcot_jax.reasoning.dialects import write_question, write_reply
 from stepcot_jax.run.training_run import Run
 from stepcot_jax.systems.grpo import Rollouts
+from stepcot_jax.tools.evaluate_replies.command import main as evaluate_replies
 from stepcot_jax.training.checkpoints import Checkpoints, restore_params, saved_steps
 
 pytestmark = pytest.mark.slow
@@ -115,20 +121,28 @@ def write_checkpoint(folder):
     (folder / "preprocessor_config.json").write_text(json.dumps(limits))
 
 
-def test_a_checkpoint_with_low_rank_layers(tmp_path):
-    folder = tmp_path / "checkpoint"
+@pytest.fixture(scope="module")
+def low_rank(tmp_path_factory):
+    """A finished run with LoRA, the parameters that it started from, and its export."""
+    root = tmp_path_factory.mktemp("low_rank")
+    folder = root / "checkpoint"
     write_checkpoint(folder)
-    run = Run(settings_of("sft", folder, **{"policy.low_rank": 2, "policy.longest_reply": 240}), tmp_path / "run")
+    run = Run(settings_of("sft", folder, **{"policy.low_rank": 2, "policy.longest_reply": 240}), root / "run")
     before = load_qwen(str(folder), dtype=np.float32).params
     run.execute()
+    (folder / "model.safetensors").unlink()  # the run has what answering needs
+    export_policy(run.workdir, root / "out")
+    return run, before, root / "out"
+
+
+def test_a_checkpoint_with_low_rank_layers(low_rank):
+    run, before, out = low_rank
     frozen = restore_params(run.workdir / "checkpoints", saved_steps(run.workdir / "checkpoints")[-1])["frozen"]
     jax.tree.map(np.testing.assert_array_equal, frozen["decoder"], before["decoder"])
-    (folder / "model.safetensors").unlink()  # the run has what answering needs
-    export_policy(run.workdir, tmp_path / "out")
     check = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
-    listed = subprocess.run(check, cwd=tmp_path / "out", check=True, capture_output=True, text=True).stdout
-    assert listed.count(": OK") == len(list((tmp_path / "out").iterdir())) - 1
-    after = load_qwen(str(tmp_path / "out"), dtype=np.float32).params
+    listed = subprocess.run(check, cwd=out, check=True, capture_output=True, text=True).stdout
+    assert listed.count(": OK") == len(list(out.iterdir())) - 1
+    after = load_qwen(str(out), dtype=np.float32).params
     block, old = (tree["decoder"]["layer_0"] for tree in (after, before))
     assert np.abs(block["gate"]["kernel"] - old["gate"]["kernel"]).max() > 1e-3
     np.testing.assert_array_equal(after["decoder"]["norm"]["scale"], before["decoder"]["norm"]["scale"])
@@ -136,3 +150,46 @@ def test_a_checkpoint_with_low_rank_layers(tmp_path):
         after["tower"]["layer_0"]["qkv"]["kernel"], before["tower"]["layer_0"]["qkv"]["kernel"]
     )
     assert load_reader(run.workdir).answer(np.zeros((32, 32), np.uint8), "Is there a mass?").kind == "closed"
+
+
+def test_in_an_audit_it_continues_a_thinking_as_transformers_does(low_rank, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("torch")
+    from policies.qwen.torch_qwen import torch_inputs, transformers
+
+    run, _, out = low_rank
+    records = {record.id: record for record in run.task.data.open_test().dataset.records}
+    reply_all, continued, longest = PolicyReader.reply_all, [], 24
+
+    def reply(reader, asked, load, *, begun=(), **options):
+        """The first replies are the true ones, since none of a tiny network is well formed."""
+        if not begun:
+            return [write_reply(records[record.provenance["audit_of"]], "gemex") for record in asked]
+        lengths = msgspec.structs.replace(reader.trained.lengths, reply_length=longest)
+        reader.trained = dataclasses.replace(reader.trained, lengths=lengths)
+        texts = reply_all(reader, asked, load, begun=begun, **options)
+        continued.extend(zip(asked, map(load, asked), begun, texts, strict=True))
+        return texts
+
+    monkeypatch.setattr(PolicyReader, "reply_all", reply)
+    evaluate_replies(["audit", str(run.workdir), "--num-questions=3"])
+    assert "Thinks: answers after other thinkings (the reply continues the thinking)" in capsys.readouterr().out
+    trained, source = load_reader(run.workdir).trained, out
+    out = tmp_path / "whole"
+    write_qwen(out, trained.network.merge(trained.params), trained.network.network, source=source, dtype=np.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    model = transformers.Qwen2_5_VLForConditionalGeneration.from_pretrained(out, dtype="float32")
+    preprocessing = read_qwen_preprocessing(out, load_qwen(str(out)).config.vision)
+    for record, picture, begun, text in continued:
+        image = cut_image(np.asarray(Image.open(picture).convert("RGB")), preprocessing)
+        shown = "<|image_pad|>" * (image.num_rows * image.num_columns)
+        chat = (
+            "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
+            f"<|vision_start|>{shown}<|vision_end|>{write_question(record, 'gemex')}<|im_end|>\n"
+            f"<|im_start|>assistant\n{begun}"
+        )
+        tokens = tokenizer.encode(chat, add_special_tokens=False)
+        inputs = torch_inputs(tokens, [image], image_token=tokenizer.convert_tokens_to_ids("<|image_pad|>"))
+        made = model.generate(**inputs, max_new_tokens=longest, do_sample=False, eos_token_id=258)[0, len(tokens) :]
+        assert text == begun + tokenizer.decode(made, skip_special_tokens=True)
+    assert len({begun for _, _, begun, _ in continued}) > len(continued) / 2
+    assert len({text.removeprefix(begun) for _, _, begun, text in continued}) > 1

@@ -165,7 +165,7 @@ REFUSED = [
     (ID, {"policy.low_rank_targets": "("}, r"low_rank_targets: '\(' is not a regular expression"),
     (ID, {"policy.low_rank_alpha": 16.0}, r"low_rank_alpha: 16.0 needs config.policy.low_rank above 0"),
     (ID, {"policy.width": 32}, r"policy.width: 32 has no effect with config.policy.weights"),
-    (ID, {"job": "distill"}, r"policy.weights: .* needs the job 'sft' or 'grpo'"),
+    (ID, {"job": "distill"}, r"policy.weights: .* needs the job 'sft', 'grpo' or 'dpo'"),
     (ID, {"policy.weights": "", "parallel.transform": "mesh"}, r"transform: 'mesh' needs config.policy.weights"),
 ]  # fmt: skip
 

@@ -49,12 +49,12 @@ def _save(model, folder, shards):
     return model
 
 
-def torch_inputs(tokens, images=()):
+def torch_inputs(tokens, images=(), *, image_token=IMAGE):
     tokens = torch.tensor([tokens])
     found = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
     if not images:
         return found
     sizes = [[1, 2 * image.num_rows, 2 * image.num_columns] for image in images]
     patches = torch.cat([torch.from_numpy(image.patches) for image in images])
-    kinds = (tokens == IMAGE).int()
+    kinds = (tokens == image_token).int()
     return found | {"pixel_values": patches, "image_grid_thw": torch.tensor(sizes), "mm_token_type_ids": kinds}
