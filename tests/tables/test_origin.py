@@ -26,6 +26,7 @@ from stepcot_jax.tools.tables.origin_table import AWAY, HOME, NO_SIGNAL, OURS, P
 
 WRONG = {SFT: 2, OURS: 5, PUBLISHED: 3}
 """Every how many-th reply of a training is wrong, at home and one more often on the second style."""
+READ = {name: getattr(origin_table, name) for name in ("load_policy", "answer_records")}
 GROUPS = {OURS: (0.25, 0.5), PUBLISHED: (1.0, 0.5)}
 """Shares of groups without a signal at two updates."""
 
@@ -206,6 +207,8 @@ def test_rows_as_released_start_from_one_fine_tuning_and_are_rewarded_alike(tmp_
 @pytest.mark.slow
 def test_both_tables_are_run_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(origin_table, "_SHORT", {"grpo.epochs": 1, "grpo.updates_per_epoch": 1})
+    for name, function in READ.items():  # `answered` has others in their place
+        monkeypatch.setattr(origin_table, name, function)
     plan = make_policy_plan(
         tmp_path, seeds=(0,), phantom__num_cases=30, policy__longest_reply=64, dpo__updates_per_epoch=1
     )
