@@ -78,7 +78,7 @@ def _make_rollouts(
 
         judge = JudgedRewards(make_judge(settings.rewards, data.workdir), ill_formed=settings.rewards.ill_formed)
     options, kind = settings.grpo, Rollouts
-    if settings.job == "dpo":
+    if settings.optimising is settings.dpo:
         from stepcot_jax.systems.dpo import Pairs  # for this job alone
 
         kind = Pairs

@@ -146,7 +146,8 @@ class Settings:
     @property
     def optimising(self) -> GrpoOptions | DpoOptions | None:
         """Options of the phase after fine-tuning, for a policy that has one."""
-        return self.grpo if self.job == "grpo" else self.dpo if self.job == "dpo" else None
+        last = [*self.trains.epochs, ""][-1]
+        return self.grpo if last == "grpo.epochs" else self.dpo if last == "dpo.epochs" else None
 
     @property
     def named_job(self) -> str:
@@ -165,7 +166,7 @@ class Settings:
                 "config.grpo.shuffle_rewards: must be False with config.self_check.enabled=True; got True (who tries "
                 "again follows the true answer, so that the control would learn from it)"
             )
-        if self.job == "dpo" and not (self.rewards.gate == "released" and self.rewards.format_weight):
+        if self.optimising is self.dpo and not (self.rewards.gate == "released" and self.rewards.format_weight):
             raise BadInput(
                 "config.rewards.gate: must be 'released', with config.rewards.format_weight above 0, with "
                 f"config.job='dpo'; got {self.rewards.gate!r} and {self.rewards.format_weight} (a reply is valid where "
