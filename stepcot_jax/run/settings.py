@@ -146,8 +146,8 @@ class Settings:
     @property
     def optimising(self) -> GrpoOptions | DpoOptions | None:
         """Options of the phase after fine-tuning, for a policy that has one."""
-        last = [*self.trains.epochs, ""][-1]
-        return self.grpo if last == "grpo.epochs" else self.dpo if last == "dpo.epochs" else None
+        options: dict[str, GrpoOptions | DpoOptions] = {"grpo.epochs": self.grpo, "dpo.epochs": self.dpo}
+        return options.get(self.trains.epochs[-1]) if self.trains_policy else None
 
     @property
     def named_job(self) -> str:
