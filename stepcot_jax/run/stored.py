@@ -30,7 +30,7 @@ def describe_source(settings: Settings) -> str:
 
     >>> from stepcot_jax.run.settings import load_settings
     >>> describe_source(load_settings("quickstart"))
-    'phantoms (drawn images), 3,000 cases'
+    'phantoms (drawn images), 10,000 cases'
     """
     if settings.data.source == "phantom":
         return f"phantoms (drawn images), {settings.phantom.num_cases:,} cases"
