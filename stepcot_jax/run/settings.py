@@ -160,7 +160,23 @@ class Settings:
             with naming(f"config.{key}"):
                 if is_address(value):
                     check_scheme(value)  # before anything is read
-        encoder, augment = self.image_encoder, self.data.augment
+        self._check_policy_training()
+        self._check_chain_training()
+        if self.trains_policy:
+            for name, (value, default, reason) in find_unread(dataclasses.asdict(self)).items():
+                raise BadInput(
+                    f"config.{name}: {value!r} has no effect with {self.named_job}; expected {default!r} (it {reason})"
+                )
+            self._check_policy_encoder()
+        if self.policy.weights:
+            self._check_large_policy()
+        elif self.parallel.transform == "mesh":
+            raise BadInput(
+                "config.parallel.transform: 'mesh' needs config.policy.weights (a Qwen2.5-VL); the other networks are "
+                "small and lie whole on every device ('shard_map')"
+            )
+
+    def _check_policy_training(self) -> None:
         if self.grpo.shuffle_rewards and self.self_check.enabled:
             raise BadInput(
                 "config.grpo.shuffle_rewards: must be False with config.self_check.enabled=True; got True (who tries "
@@ -182,7 +198,9 @@ class Settings:
                 f"config.sft.pack_length: {self.sft.pack_length} must be 0 with config.curriculum.schedule="
                 f"{self.curriculum.schedule!r} (boxes are drawn and images chosen for each question)"
             )
-        job = self.job
+
+    def _check_chain_training(self) -> None:
+        job, encoder, augment = self.job, self.image_encoder, self.data.augment
         if self.start.checkpoint and job not in ("teacher", "distill"):
             instead = "" if job == "baseline" else "; config.policy.start names the run that it starts from"
             raise BadInput(f"config.start.checkpoint: must be '' with {self.named_job}{instead}")
@@ -204,19 +222,6 @@ class Settings:
             raise BadInput(
                 "config.prompts.encoder: 'imported' needs config.image_encoder.name='imported'; got "
                 f"{encoder.name!r} (prompt features are imported with image features)"
-            )
-        if self.trains_policy:
-            for name, (value, default, reason) in find_unread(dataclasses.asdict(self)).items():
-                raise BadInput(
-                    f"config.{name}: {value!r} has no effect with {self.named_job}; expected {default!r} (it {reason})"
-                )
-            self._check_policy_encoder()
-        if self.policy.weights:
-            self._check_large_policy()
-        elif self.parallel.transform == "mesh":
-            raise BadInput(
-                "config.parallel.transform: 'mesh' needs config.policy.weights (a Qwen2.5-VL); the other networks are "
-                "small and lie whole on every device ('shard_map')"
             )
 
     def _check_policy_encoder(self) -> None:
