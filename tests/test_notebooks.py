@@ -65,7 +65,8 @@ def test_outputs_are_stored_without_what_belongs_to_one_machine(name):
         assert cell["metadata"] == {}, cell["id"]
         printed = "".join("".join(output["text"]) for output in cell["outputs"] if output["output_type"] == "stream")
         assert "\r" not in printed, cell["id"]
-        assert len(printed.splitlines()) <= 100, cell["id"]  # of 30 epochs two each: progress is one line that changed
+        # Progress is one line that changed: 30 epochs of two lines, two tables, what compiling took on a slow machine.
+        assert len(printed.splitlines()) <= 120, cell["id"]
         assert not re.search(r"(?<![\w.])/(tmp|home|root|Users|work)/", printed), cell["id"]
         source = "".join(cell["source"])
         assert "STEPCOT" not in source  # no scaffolding of this test
