@@ -12,7 +12,7 @@ import msgspec
 from stepcot_jax.box import Box, Corners
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.identities import read_patient
-from stepcot_jax.data.records import data_json
+from stepcot_jax.data.records.json_arrays import read_raw_records
 from stepcot_jax.data.records.records import Collection, OnBadRecord
 from stepcot_jax.data.sources.delimited import fold_column, read_age, read_table
 from stepcot_jax.data.sources.findings import DIAGNOSES, NORMAL, Finding, answer_findings, answer_normal
@@ -158,7 +158,7 @@ def read_padchest_gr(
         single_label=single_label,
         intake=Intake(root, file=path.name, layout="padchest_gr", on_bad_record=on_bad_record),
     )
-    for index, raw in enumerate(data_json.read_raw_records(path)):
+    for index, raw in enumerate(read_raw_records(path)):
         try:
             reader.read(decode_study(raw, index=index), index=index)
         except BadInput as error:
@@ -286,7 +286,7 @@ def list_padchest_gr(path: Path, require_images: bool, readers: Readers) -> List
     del require_images
     finder = ImageFinder(path.parent, folders=IMAGE_FOLDERS, require_images=True)
     facts = read_facts(path.parent, path=path)
-    for index, raw in enumerate(data_json.read_raw_records(path)):
+    for index, raw in enumerate(read_raw_records(path)):
         try:
             study = decode_study(raw, index=index)
             locations = [finding.locations for finding in msgspec.json.decode(raw, type=_LocatedStudy).findings]
