@@ -1,4 +1,4 @@
-"""Counts of records: origins, diagnoses, answers, reasoning, splits; kinds of questions, boxes, lengths, majorities.
+"""Counts of records: origins, answers, reasoning, splits; kinds of questions, boxes, lengths, majorities, dialects.
 
 `Statistics` has the counts of the paper's Figure 2 and Table 7; each count ends with the cases not annotated.
 """
