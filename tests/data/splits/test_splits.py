@@ -3,7 +3,9 @@
 import collections
 import dataclasses
 import hashlib
+import io
 import json
+import zipfile
 
 import hypothesis
 import msgspec
@@ -150,12 +152,28 @@ def test_refuses_rows_and_tables_that_name_nothing_or_something_twice(tmp_path, 
     assert_says(refusal(tmp_path, {"val": rows}), found)
 
 
+def zip_of(name):
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr(name, "<a/>")
+    return stream.getvalue()
+
+
 @pytest.mark.parametrize(
     ("name", "content", "found"),
     [
         ("val.xlsx", b"image_path\nimages/c.png", "val.xlsx: is not an .xlsx: no zip archive (a CSV?)"),
         ("val.xlsx", b"PK\x05\x06" + bytes(18), "val.xlsx: is a zip archive, but no .xlsx"),
-        ("val.xlsx", b"\xd0\xcf\x11\xe0" + bytes(8), "val.xlsx: is an .xls of before 2007"),
+        (
+            "val.xlsx",
+            b"\xd0\xcf\x11\xe0" + bytes(8),
+            "is an .xls of before 2007, another old Office file, or an .xlsx with a",
+        ),
+        (
+            "val.xlsx",
+            zip_of("content.xml"),
+            "val.xlsx: is an OpenDocument spreadsheet (.ods); expected a workbook saved",
+        ),
         ("val.csv", b"PK\x03\x04", "val.csv: is a zip archive, as an .xlsx is"),
         ("val.csv", b"\n<!DOCTYPE html>", "val.csv: is an HTML page"),
         ("val.csv", "image_path\nimages/ä.png".encode("latin-1"), "val.csv: row 2 is not UTF-8 (Windows-1252?); save"),
