@@ -21,6 +21,7 @@ from stepcot_jax.annotate.llm.answers import LEDGER_FOLDER, Answers
 from stepcot_jax.data.questions import record_files
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.data_json import ImageLocator
+from stepcot_jax.data.records.json_arrays import read_raw_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import (
     LOCK_NAME,
@@ -318,7 +319,7 @@ def _read_records(folder: Path, shard: ShardFile) -> Iterator[bytes]:
     expected, path = sum(number for _, number in shard.annotated), folder / data_json.FILE_NAME
     if not path.exists():
         raise BadInput(f"{folder}: shard {shard.name} is not complete ({path.name} is missing); annotate it again")
-    records = list(data_json.read_raw_records(path)) if expected else []
+    records = list(read_raw_records(path)) if expected else []
     if len(records) != expected:
         raise BadInput(f"{path} has {len(records)} records; its {FILE_NAME} says {expected}: annotate this shard again")
     return iter(records)

@@ -15,6 +15,7 @@ from stepcot_jax.data.identities import read_patient, read_split
 from stepcot_jax.data.questions.record_files import read_lines
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.data_json import ImageLocator, normalise_image_path
+from stepcot_jax.data.records.json_arrays import read_raw_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import one_line
 
@@ -86,7 +87,7 @@ def _read_published(folder: Path) -> Iterator[Report]:
     """Read the reports of a `data.json`, ignoring its chains."""
     path = folder / data_json.FILE_NAME
     locator = ImageLocator(folder, require_images=False)
-    for index, raw in enumerate(data_json.read_raw_records(path)):
+    for index, raw in enumerate(read_raw_records(path)):
         try:
             record = data_json.decode_record(raw)
             patient_id = read_patient(str(record.patient_id).strip())

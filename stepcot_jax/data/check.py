@@ -10,15 +10,13 @@ import hashlib
 import itertools
 import logging
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Int64
 
-from stepcot_jax.box import convert_rounded, pixels
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_APPLICABLE, Chain, Step, fold
 from stepcot_jax.data.columns import DigestColumn, RecordTable, find_first
 from stepcot_jax.data.images.image_decoding import most_bytes, read_projection
@@ -34,15 +32,21 @@ from stepcot_jax.data.sources.layouts import AUTO, detect_layout, read_source
 from stepcot_jax.data.splits.making import make_splits
 from stepcot_jax.data.splits.split_resolver import resolve_tables
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Assignment, count_shared
-from stepcot_jax.data.statistics import LENGTHS, count_form, count_lengths_of, count_records
+from stepcot_jax.data.statistics import (
+    LENGTHS,
+    count_control_tokens,
+    count_form,
+    count_formats,
+    count_lengths_of,
+    count_records,
+    spread_lengths,
+)
 from stepcot_jax.data.uncertain import IGNORED, Targets, Treatment, UncertainAnswers, make_targets, note_one_answers
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.machine import map_in_threads
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.reasoning.dialects import DIALECTS, read_reply, write_reply
-from stepcot_jax.reasoning.replies import read_answer
-from stepcot_jax.record import Record, SetAside
+from stepcot_jax.record import SetAside
 
 _NUM_EXAMPLES = 20
 
@@ -58,7 +62,7 @@ class Findings:
     oddities: Reasons = dataclasses.field(default_factory=Reasons)  # of readable images, such as a black one
     original: Int64[np.ndarray, " record"] | None = None
     assignment: Assignment | None = None  # the splits; None if no record is good
-    boxes_of: RecordTable | None = None  # cases whose boxes are counted; None for those of the scan
+    boxed: RecordTable | None = None  # cases whose boxes are counted; None for the good ones of the scan
     uncertain: UncertainAnswers = IGNORED  # treatment of uncertain answers in training
     stops: list[str] = dataclasses.field(default_factory=list)  # what would stop a run
     notes: list[str] = dataclasses.field(default_factory=list)  # what a run accepts but the user may want to know
@@ -66,12 +70,10 @@ class Findings:
 
 def gather(findings: Findings, *, images: str) -> dict[str, Any]:
     """Return the facts; stops and notes come last. `images` is "decode", "exists" or "none"."""
-    scan, assignment, num_aside = findings.scan, findings.assignment, len(findings.reasons)
-    table, num_cases = scan.table, int(scan.good.sum())
-    boxes_of, boxed = table, scan.good
-    if findings.boxes_of is not None:
-        boxes_of, boxed = findings.boxes_of, np.ones(len(findings.boxes_of), bool)
-    num_boxes, num_with_boxes, num_with_one_label = boxes_of.count_boxes(boxed)
+    scan, assignment, boxed = findings.scan, findings.assignment, findings.boxed
+    table, num_cases, num_aside = scan.table, int(scan.good.sum()), len(findings.reasons)
+    chosen = scan.good if boxed is None else np.ones(len(boxed), bool)
+    num_boxes, num_with_boxes, num_with_one_label = (table if boxed is None else boxed).count_boxes(chosen)
     targets, stops = _find_targets(findings)
     facts: dict[str, Any] = {
         "root": str(scan.root),
@@ -118,10 +120,11 @@ def _find_targets(findings: Findings) -> tuple[Targets | None, list[str]]:
 
 
 def _count_steps(scan: Scan, targets: Targets | None) -> list[dict[str, Any]]:
-    steps = []
+    if scan.chain is None:
+        return []
+    steps, uncertain = [], scan.table.count_uncertain(scan.good).tolist()
     trained = None if targets is None else (targets.labels >= 0).sum(axis=0).tolist()
-    uncertain = scan.table.count_uncertain(scan.good).tolist() if scan.chain else []
-    for number, step in enumerate(scan.chain.steps if scan.chain else ()):
+    for number, step in enumerate(scan.chain.steps):
         counts = scan.table.count_answers(scan.good, step=number, num_answers=step.num_answers).tolist()
         steps.append(
             {
@@ -153,14 +156,11 @@ def _describe_pictures(findings: Findings) -> dict[str, Any]:
     table = scan.table
     repeated = [index for index in np.flatnonzero(scan.good).tolist() if original[index] != index]
     member = assignment.member if assignment else np.zeros((len(SPLIT_NAMES), len(original)), bool)
-    groups = collections.defaultdict(list)
+    groups: dict[int, dict[int, list[str]]] = collections.defaultdict(dict)
     for index in repeated:
-        groups[original[index]].append(index)
-    leaks = []
-    for first, others in groups.items():
-        splits_of = {index: list(itertools.compress(SPLIT_NAMES, member[:, index])) for index in (first, *others)}
-        if len(set().union(*splits_of.values())) > 1:
-            leaks.append(splits_of)
+        for same in (original[index], index):
+            groups[original[index]][same] = list(itertools.compress(SPLIT_NAMES, member[:, same]))
+    leaks = [group for group in groups.values() if len(set().union(*group.values())) > 1]
     equal = [[table.image_paths[original[index]], table.image_paths[index]] for index in repeated[:_NUM_EXAMPLES]]
     listed = [
         [
@@ -324,14 +324,7 @@ def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict
                 "below); data.on_bad_record=skip continues without them"
             )
     if options.images == "decode":
-        findings.num_unreadable, findings.original = decode_pictures(
-            scan,
-            root,
-            findings.oddities,
-            max_pixels=options.max_pixels,
-            num_threads=options.num_threads,
-            progress=terminal.watch,
-        )
+        _decode_pictures(findings, root, options, terminal)
         if findings.num_unreadable and (options.on_bad_record == "stop" or not scan.good.any()):
             findings.stops.append(f"{scan.root}: {findings.num_unreadable} images cannot be decoded (set aside below)")
     if scan.good.any():
@@ -352,10 +345,8 @@ def _scan_published(
 
     num_bytes = path.stat().st_size if path.is_file() else 0
     with terminal.bar("reading the records (MB)", total=math.ceil(num_bytes / _MEGABYTE)):
-        names = options.step_names
-        return scan_records(
-            root, reasons, step_names=names, require_images=require_images, with_texts=False, visit=show
-        )
+        how: dict[str, Any] = {"step_names": options.step_names, "require_images": require_images}
+        return scan_records(root, reasons, with_texts=False, visit=show, **how)
 
 
 def _read_other(root: Path, layout: str, options: CheckOptions, require_images: bool) -> Findings:
@@ -369,11 +360,11 @@ def _read_other(root: Path, layout: str, options: CheckOptions, require_images: 
     with _recorded_warnings() as warnings:
         collection = read()
     reasons = Reasons()
-    findings = Findings(scan_collection(collection, reasons, require_images=require_images), reasons, layout)
-    findings.notes += warnings
+    scan = _scan_collection(collection, reasons, require_images=require_images)
+    findings = Findings(scan, reasons, layout, notes=warnings)
     with _recorded_warnings():  # these readings repeat the same warnings
         if layout in _SEVERAL_LABELS:
-            findings.boxes_of = read(single_label=False).cases
+            findings.boxed = read(single_label=False).cases
         try:
             read(on_bad_record=options.on_bad_record, require_images=require_images)
         except BadInput as error:
@@ -415,7 +406,7 @@ def _find_splits(scan: Scan, reasons: Reasons, seed: int) -> Assignment:
     return Assignment.of(splits, len(scan.table))
 
 
-def scan_collection(collection: Collection, reasons: Reasons, *, require_images: bool) -> Scan:
+def _scan_collection(collection: Collection, reasons: Reasons, *, require_images: bool) -> Scan:
     """Return a collection that was read without requiring images as a scan; it shares the collection's table."""
     for item in collection.set_aside:
         reasons.append(item)
@@ -442,24 +433,13 @@ def scan_collection(collection: Collection, reasons: Reasons, *, require_images:
     return scan
 
 
-def decode_pictures(
-    scan: Scan,
-    root: Path,
-    oddities: Reasons,
-    *,
-    max_pixels: int,
-    num_threads: int,
-    progress: Callable[[Iterable[Any], str], Iterable[Any]],
-) -> tuple[int, Int64[np.ndarray, " record"]]:
+def _decode_pictures(findings: Findings, root: Path, options: CheckOptions, terminal: Terminal) -> None:
     """Decode the image of every good record, from files or shards; set unreadable and lateral ones aside."""
-    good = np.flatnonzero(scan.good)
-    paths, limit = scan.table.image_paths, most_bytes(max_pixels)
-    files: ImageFiles
-    sharded = has_shards(root)
+    scan, good = findings.scan, np.flatnonzero(findings.scan.good).tolist()
+    paths, limit, sharded = scan.table.image_paths, most_bytes(options.max_pixels), has_shards(root)
+    files: ImageFiles = Selection(FolderFiles(scan.root, paths, limit), good)
     if sharded:
-        files = ShardFiles(scan.root, read_index(root), [paths[record] for record in good.tolist()], max_bytes=limit)
-    else:
-        files = Selection(FolderFiles(scan.root, paths, limit), good)
+        files = ShardFiles(scan.root, read_index(root), [paths[record] for record in good], max_bytes=limit)
 
     def digest(index: int) -> tuple[bytes, list[str]] | BadInput | str:
         notes: list[str] = []
@@ -469,52 +449,41 @@ def decode_pictures(
                 if not sharded:
                     return f"{name}: {LATERAL} (DICOM header)"
                 notes.append("the DICOM header names a lateral view; a run reads every image in shards")
-            pixels = decode_image_bytes(content, name=name, max_pixels=max_pixels, note=notes.append)
+            pixels = decode_image_bytes(content, name=name, max_pixels=options.max_pixels, note=notes.append)
         except BadInput as error:
             return error
         hashed = hashlib.blake2b(str(pixels.shape).encode())
         hashed.update(np.ascontiguousarray(pixels).data)
         return hashed.digest(), notes + describe_oddities(pixels)
 
-    column, num_unreadable = DigestColumn(), 0
-    watched = progress(range(len(good)), "reading the images")
-    for index, result in map_in_threads(digest, watched, num_threads=num_threads):
+    column, watched = DigestColumn(), terminal.watch(range(len(good)), "reading the images")
+    for index, result in map_in_threads(digest, watched, num_threads=options.num_threads):
+        record = good[index]
         if isinstance(result, BadInput):
-            num_unreadable += 1
-            scan.drop(int(good[index]), str(result))
+            findings.num_unreadable += 1
+            scan.drop(record, str(result))
         elif isinstance(result, str):
-            scan.drop_lateral(int(good[index]), result)
+            scan.drop_lateral(record, result)
         else:
             column.append(result[0])
             for note in result[1]:
-                oddities.append(SetAside(scan.numbers[good[index]], paths[int(good[index])], note))
-    original = np.arange(len(scan.table))
-    readable = np.flatnonzero(scan.good)
-    original[readable] = readable[find_first(column.halves)]
-    return num_unreadable, original
+                findings.oddities.append(SetAside(scan.numbers[record], paths[record], note))
+    findings.original, readable = np.arange(len(scan.table)), np.flatnonzero(scan.good)
+    findings.original[readable] = readable[find_first(column.halves)]
 
 
-_EXAMPLES_OF_DIALECT = 5
-_CONTROL_TOKEN = re.compile(
-    r"<[|\uff5c][^|\uff5c<>\s]{1,40}[|\uff5c]>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_(?:turn|image)>|</?(?:"
-    r"image|img|video|audio|im_\w{1,10}|think(?:ing)?|response|answer|s|bos|eos|pad|unk|mask|box|ref|quad|tool_\w{1,10})>",
-    re.IGNORECASE,
-)
 _MISSING = "does not exist below the data root"
 
 
 def _check_questions(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict[str, Any]:
     with _recorded_warnings() as warnings:
         collection = read_vqa_records(root, on_bad_record="skip", require_images=options.images != "none")
-    oddities = Reasons()
+    oddities, reasons = Reasons(), Reasons()
     unreadable = _find_unreadable_images(collection, oddities, options, terminal) if options.images == "decode" else {}
     records = [record for record in collection.records if record.image not in unreadable]
-    reasons = Reasons()
     for item in collection.set_aside:
         reasons.append(item)
-    bad_lines = {item.record for item in collection.set_aside}
-    lines = (line for line in itertools.count(1) if line not in bad_lines)
-    for line, record in zip(lines, collection.records, strict=False):
+    for line, record in zip(collection.lines, collection.records, strict=True):
         if record.image in unreadable:
             reasons.append(SetAside(line, record.image, unreadable[record.image], record.patient))
     watched = terminal.watch(records, "writing in every dialect")
@@ -527,13 +496,12 @@ def _check_questions(root: Path, options: CheckOptions, *, terminal: Terminal) -
         "set_aside_reasons": reasons.as_facts(),
         "images": options.images,
         **count_records(records),
-        "lengths": {name: _spread(count_lengths_of(records, name)) for name in LENGTHS},
-        "formats": _try_formats(watched),
+        "lengths": {name: spread_lengths(count_lengths_of(records, name)) for name in LENGTHS},
+        "formats": count_formats(watched),
     }
-    facts["patients_in_several_splits"] = count_shared(
-        {(record.patient, record.split) for record in records if record.split}
-    )
-    facts["control_tokens"] = _count_control_tokens(records)
+    members = {(record.patient, record.split) for record in records if record.split}
+    facts["patients_in_several_splits"] = count_shared(members)
+    facts["control_tokens"] = count_control_tokens(records)
     facts["stops"] = _find_stops_of_questions(facts, options)
     facts["odd_images"] = oddities.as_facts()
     facts["notes"] = [*warnings, *note_oddities(oddities), *_note_questions(facts)]
@@ -555,53 +523,6 @@ def _find_unreadable_images(
         except (BadInput, OSError) as error:
             unreadable[path] = f"image_path: {error}"
     return unreadable
-
-
-def _spread(lengths: Sequence[int]) -> dict[str, float]:
-    if not lengths:
-        return {"texts": 0}
-    names, spread = ("percentile_5", "median", "percentile_95"), np.percentile(lengths, (5, 50, 95)).tolist()
-    return {"texts": len(lengths), **dict(zip(names, spread, strict=True)), "longest": max(lengths)}
-
-
-def _try_formats(records: Iterable[Record]) -> list[dict[str, Any]]:
-    formats: dict[str, dict[str, Any]] = {
-        dialect: {"dialect": dialect, "written": 0, "read_back": 0, "refused": collections.Counter(), "differ": []}
-        for dialect in DIALECTS
-    }
-    for record in records:
-        for dialect, outcome in formats.items():
-            try:
-                text = write_reply(record, dialect)
-            except BadInput as error:
-                outcome["refused"][str(error)[:200]] += 1
-                continue
-            outcome["written"] += 1
-            if problem := find_difference(record, text, dialect):
-                outcome["differ"] = [*outcome["differ"], {"id": record.id, "problem": problem}][:_EXAMPLES_OF_DIALECT]
-            else:
-                outcome["read_back"] += 1
-    for outcome in formats.values():
-        outcome["refused"] = dict(outcome["refused"].most_common(_EXAMPLES_OF_DIALECT))
-    return list(formats.values())
-
-
-def find_difference(record: Record, text: str, dialect: str) -> str:
-    """Return how a written reply differs from its record when it is read; "" if it does not."""
-    reply = read_reply(text, dialect, with_thinking=bool(record.thinking.strip()))
-    if reply.problems:
-        return f"form: {reply.problems[0]}"
-    answer = fold(record.answer) if record.kind == "open" and isinstance(record.answer, str) else record.answer
-    if reply.answer is None or read_answer(reply.answer, record) != answer:
-        return f"answer: {reply.answer!r:.80}"
-    is_without_boxes = dialect == "medclm" and not record.thinking.strip()  # MedCLM's hard stage
-    source = pixels(record.image_size)
-    boxes = [] if is_without_boxes else [reference.corners for reference in record.references]
-    expected = convert_rounded(boxes, source=source, target=reply.space or source)
-    actual = np.array([region.corners for region in reply.references or ()]).reshape(-1, 4)
-    if actual.shape != expected.shape or not np.allclose(actual, expected, rtol=0, atol=1e-9):
-        return f"boxes: {actual.tolist()!r:.80}"
-    return ""
 
 
 def _find_stops_of_questions(facts: dict[str, Any], options: CheckOptions) -> list[str]:
@@ -645,10 +566,3 @@ def _note_questions(facts: dict[str, Any]) -> list[str]:
         for token, number in facts["control_tokens"].items()
     ]
     return notes
-
-
-def _count_control_tokens(records: Iterable[Record]) -> dict[str, int]:
-    """Return the number of records whose question or options have each control token, the most frequent first."""
-    texts = ("\n".join((record.question, *record.options)) for record in records)
-    counts = collections.Counter(token for text in texts for token in set(_CONTROL_TOKEN.findall(text)))
-    return dict(counts.most_common(_EXAMPLES_OF_DIALECT))

@@ -1,4 +1,4 @@
-"""Counts of records: origins, diagnoses, answers, reasoning, splits; kinds of questions, boxes, lengths, majorities.
+"""Counts of records: origins, answers, reasoning, splits; kinds of questions, boxes, lengths, majorities, dialects.
 
 `Statistics` has the counts of the paper's Figure 2 and Table 7; each count ends with the cases not annotated.
 """
@@ -6,15 +6,20 @@
 import collections
 import dataclasses
 import itertools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from stepcot_jax.chain import Chain
+from stepcot_jax.box import convert_rounded, pixels
+from stepcot_jax.chain import Chain, fold
 from stepcot_jax.data.columns import RecordTable, as_table, find_first
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.dialects import DIALECTS, read_reply, write_reply
+from stepcot_jax.reasoning.replies import read_answer
 from stepcot_jax.record import KINDS, STAGE_NAMES, Record
 
 NOT_ANNOTATED_NAME = "(not annotated)"
@@ -168,6 +173,14 @@ def count_lengths_of(records: Sequence[Record], name: str) -> list[int]:
     return [len(text.split()) for text in texts if text.strip()]
 
 
+def spread_lengths(lengths: Sequence[int]) -> dict[str, float]:
+    """Return the number of texts, the percentiles of their lengths, and the longest."""
+    if not lengths:
+        return {"texts": 0}
+    names, spread = ("percentile_5", "median", "percentile_95"), np.percentile(lengths, (5, 50, 95)).tolist()
+    return {"texts": len(lengths), **dict(zip(names, spread, strict=True)), "longest": max(lengths)}
+
+
 def find_majorities(records: Sequence[Record]) -> list[Majority]:
     """Return the most frequent answer of each kind and topic; ties go to the first in alphabetical order."""
     answers: dict[tuple[str, str], collections.Counter[str]] = collections.defaultdict(collections.Counter)
@@ -187,6 +200,62 @@ def answer_in_words(record: Record) -> str:
     if not record.options:
         return str(record.answer)
     return " + ".join(sorted(record.options[record.letters.index(letter)] for letter in record.answer))
+
+
+_EXAMPLES_OF_DIALECT = 5
+_CONTROL_TOKEN = re.compile(
+    r"<[|\uff5c][^|\uff5c<>\s]{1,40}[|\uff5c]>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_(?:turn|image)>|</?(?:"
+    r"image|img|video|audio|im_\w{1,10}|think(?:ing)?|response|answer|s|bos|eos|pad|unk|mask|box|ref|quad|tool_\w{1,10})>",
+    re.IGNORECASE,
+)
+
+
+def count_formats(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """Write records in every dialect and read them back; return counts, refusals and the first differences."""
+    formats: dict[str, dict[str, Any]] = {
+        dialect: {"dialect": dialect, "written": 0, "read_back": 0, "refused": collections.Counter(), "differ": []}
+        for dialect in DIALECTS
+    }
+    for record in records:
+        for dialect, outcome in formats.items():
+            try:
+                text = write_reply(record, dialect)
+            except BadInput as error:
+                outcome["refused"][str(error)[:200]] += 1
+                continue
+            outcome["written"] += 1
+            if problem := find_difference(record, text, dialect):
+                outcome["differ"] = [*outcome["differ"], {"id": record.id, "problem": problem}][:_EXAMPLES_OF_DIALECT]
+            else:
+                outcome["read_back"] += 1
+    for outcome in formats.values():
+        outcome["refused"] = dict(outcome["refused"].most_common(_EXAMPLES_OF_DIALECT))
+    return list(formats.values())
+
+
+def find_difference(record: Record, text: str, dialect: str) -> str:
+    """Return how a written reply differs from its record when it is read; "" if it does not."""
+    reply = read_reply(text, dialect, with_thinking=bool(record.thinking.strip()))
+    if reply.problems:
+        return f"form: {reply.problems[0]}"
+    answer = fold(record.answer) if record.kind == "open" and isinstance(record.answer, str) else record.answer
+    if reply.answer is None or read_answer(reply.answer, record) != answer:
+        return f"answer: {reply.answer!r:.80}"
+    is_without_boxes = dialect == "medclm" and not record.thinking.strip()  # MedCLM's hard stage
+    source = pixels(record.image_size)
+    boxes = [] if is_without_boxes else [reference.corners for reference in record.references]
+    expected = convert_rounded(boxes, source=source, target=reply.space or source)
+    actual = np.array([region.corners for region in reply.references or ()]).reshape(-1, 4)
+    if actual.shape != expected.shape or not np.allclose(actual, expected, rtol=0, atol=1e-9):
+        return f"boxes: {actual.tolist()!r:.80}"
+    return ""
+
+
+def count_control_tokens(records: Iterable[Record]) -> dict[str, int]:
+    """Return the number of records whose question or options have each control token, the most frequent first."""
+    texts = ("\n".join((record.question, *record.options)) for record in records)
+    counts = collections.Counter(token for text in texts for token in set(_CONTROL_TOKEN.findall(text)))
+    return dict(counts.most_common(_EXAMPLES_OF_DIALECT))
 
 
 @dataclasses.dataclass(frozen=True)

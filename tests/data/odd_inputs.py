@@ -53,20 +53,22 @@ def write_all(root, records):
     (root / "data.json").write_text(json.dumps(records, ensure_ascii=False, indent=1), encoding="utf-8")
 
 
-def change(root, number=4, **fields):
+def edit_records(root, edit):
     records = records_of(root)
-    records[number].update(fields)
+    edit(records)
     write_all(root, records)
 
 
-def change_step(root, number=4, place=3, **fields):
-    records = records_of(root)
-    records[number]["vqa_chain"][place].update(fields)
-    write_all(root, records)
+def change(root, **fields):
+    edit_records(root, lambda records: records[4].update(fields))
 
 
-def image_of(root, number=4):
-    return root / records_of(root)[number]["image_path"]
+def change_step(root, **fields):
+    edit_records(root, lambda records: records[4]["vqa_chain"][3].update(fields))
+
+
+def image_of(root):
+    return root / records_of(root)[4]["image_path"]
 
 
 def edit(change):
@@ -85,12 +87,10 @@ def use_latin_1(root):
 
 def share_a_patient(root):
     rows = {name: read_rows(root, name) for name in ("train", "val")}
-    records = records_of(root)
-    for record in records:
-        if record["image_path"] == rows["val"][0][1]:
-            record["patient_id"] = rows["train"][0][0]
-    write_all(root, records)
-    rows["val"][0][0] = rows["train"][0][0]
+    (patient, _), (_, image) = rows["train"][0], rows["val"][0]
+    named = [record | ({"patient_id": patient} if record["image_path"] == image else {}) for record in records_of(root)]
+    write_all(root, named)
+    rows["val"][0][0] = patient
     write_rows(root, "val", rows["val"])
 
 
@@ -129,12 +129,6 @@ def link_out(root):
     outside = root.parent / f"{root.name}-outside.png"
     image_of(root).rename(outside)
     image_of(root).symlink_to(outside)
-
-
-def lose_a_step(root):
-    records = records_of(root)
-    del records[4]["vqa_chain"][2]
-    write_all(root, records)
 
 
 def reorder_options(root):
@@ -192,33 +186,27 @@ def repeat_content_across_splits(root):
     Image.open(train).save(test, optimize=True)
 
 
-def answer_nothing(root):
-    records = records_of(root)
-    for record in records:
-        for step in record["vqa_chain"]:
-            step["answer"] = None
-    write_all(root, records)
+def answer_nothing(records):
+    for step in (step for record in records for step in record["vqa_chain"]):
+        step["answer"] = None
+
+
+def drop_tables(root):
+    for path in root.glob("*.csv"):
+        path.unlink()
 
 
 def keep_two_patients(root):
-    records = records_of(root)
-    for path in root.glob("*.csv"):
-        path.unlink()
-    for number, record in enumerate(records):
-        record["patient_id"] = f"P{number % 2}"
-    write_all(root, records)
+    drop_tables(root)
+    write_all(root, [{**record, "patient_id": f"P{number % 2}"} for number, record in enumerate(records_of(root))])
 
 
-def write_many(root, num_records=2000):
+def write_many(root):
     """Many records whose images are not there: for a check without images."""
-    for path in root.glob("*.csv"):
-        path.unlink()
+    drop_tables(root)
     records = records_of(root)
-    many = [
-        {**records[number % NUM_CASES], "patient_id": f"P{number}", "image_path": f"images/{number}.png"}
-        for number in range(num_records)
-    ]
-    write_all(root, many)
+    names = [{"patient_id": f"P{number}", "image_path": f"images/{number}.png"} for number in range(2000)]
+    write_all(root, [records[number % NUM_CASES] | own for number, own in enumerate(names)])
 
 
 ODD_INPUTS = {
@@ -243,7 +231,7 @@ ODD_INPUTS = {
     "decompression bomb": (plant_a_bomb, 1, "images unreadable 1", "pixels in its header"),
     "path escape": (lambda root: change(root, image_path="../../etc/passwd"), 1, "must be a path below the data root"),
     "symlink out": (link_out, 1, "is a link out of the data root"),
-    "step missing": (lose_a_step, 1, "6 steps"),
+    "step missing": (lambda root: edit_records(root, lambda records: records[4]["vqa_chain"].pop(2)), 1, "6 steps"),
     "answer not among options": (lambda root: change_step(root, answer="Somewhere"), 1, "… is not one of A. Upper"),
     "letter outside range": (lambda root: change_step(root, answer="Z"), 1, "… is not one of A. Upper lung zone"),
     "options in another order": (reorder_options, 1, "records with other options 1", "differ from"),
@@ -267,7 +255,7 @@ ODD_INPUTS = {
     "5 MB report": (lambda root: change(root, report="No acute disease. " * 280_000), 0, "a run can use it"),
     "image named twice": (repeat_an_image_path, 1, "records that repeat an image 1", "the image of record"),
     "one picture in two splits": (repeat_content_across_splits, 0, "pictures in several splits 1", "leakage"),
-    "no answer at all": (answer_nothing, 1, "no annotated answer"),
+    "no answer at all": (lambda root: edit_records(root, answer_nothing), 1, "no annotated answer"),
     "two patients, no tables": (keep_two_patients, 1, "2 patients cannot fill 3 splits"),
     "many records, images elsewhere": (write_many, 0, "records 2,000", "images found -"),
 }

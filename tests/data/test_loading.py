@@ -1,7 +1,6 @@
 """What the settings name, loaded: every source gives the same cases, pixels and batches."""
 
 import json
-import re
 import shutil
 
 import msgspec
@@ -12,6 +11,7 @@ from refusals import refuse
 from run.small_run import small_settings
 
 from stepcot_jax.data.batches import training_batches
+from stepcot_jax.data.dataset import check_same_images, write_account
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.records.records import read_records, write_records
@@ -33,10 +33,6 @@ def load(root, *, source="folder", **changes):
     return load_dataset(settings, preprocessing=Preprocessing(size=32))
 
 
-def refusal(root, **changes):
-    return refuse("", load, root, **changes)
-
-
 def test_prepared_data_train_as_their_folder_does(folder, tmp_path):
     tfds = pytest.importorskip("tensorflow_datasets", reason="needs the extra tfds")
     tfds.disable_progress_bar()
@@ -50,8 +46,8 @@ def test_prepared_data_train_as_their_folder_does(folder, tmp_path):
     for step in range(3):
         for name, rows in theirs[step].items():
             np.testing.assert_array_equal(ours[step][name], rows, err_msg=name)
-    message = refusal(tmp_path, source="tfds", data__step_names=("one", "two"))
-    assert re.search(r"config\.data\.step_names: \('one', 'two'\) must be \('Detection'", message)
+    message = r"config\.data\.step_names: \('one', 'two'\) must be \('Detection'"
+    refuse(message, load, tmp_path, source="tfds", data__step_names=("one", "two"))
 
 
 def with_copies(folder, root):
@@ -125,3 +121,18 @@ def test_a_fold_replaces_the_tables_of_a_folder(folder, tmp_path):
     folds = [load(root, data__fold=f"{fold}/4") for fold in range(1, 5)]
     assert folds[1].splits_source.startswith("fold 2/4 made from seed 0")
     assert sorted(index for dataset in folds for index in dataset.splits.test) == list(range(NUM_CASES))
+
+
+def test_other_pictures_under_the_same_names_are_refused(folder, tmp_path):
+    root = shutil.copytree(folder, tmp_path / "cases")
+    first = load(root, data__check_images="ahead")
+    write_account(first, tmp_path)
+    assert len((tmp_path / "images.sha256").read_text().splitlines()) == len(first.cases) == NUM_CASES
+    check_same_images(load(root, data__check_images="ahead"), tmp_path)
+    main(["shards", str(root), "--out", str(tmp_path / "shards")])
+    assert load(tmp_path / "shards", data__check_images="ahead").digests == first.digests
+    one, other = (root / first.cases.image_paths[index] for index in (3, 4))
+    shutil.copy(one, other)
+    changed = load(root, data__check_images="ahead")
+    refuse(rf"{other.name}: not the picture that the run .*; 1 of 40 differ", check_same_images, changed, tmp_path)
+    check_same_images(load(root, data__check_images="on_use"), tmp_path)  # nothing was read

@@ -79,10 +79,6 @@ def prepared(original, tmp_path):
     return pathlib.Path(shutil.copytree(original, tmp_path / "prepared"))
 
 
-def refusal(function, *arguments, **settings):
-    return refuse("", function, *arguments, **settings)
-
-
 def run(script, *arguments):
     root = pathlib.Path(__file__).parents[2]
     command = [sys.executable, "-c", script, *map(str, arguments)]
@@ -197,7 +193,7 @@ def add_bad_records(root):
 def test_bad_records_stop_or_are_set_aside_with_their_reasons(sources, tmp_path):
     root = pathlib.Path(shutil.copytree(sources, tmp_path / "root"))
     add_bad_records(root)
-    assert "record 3" in refusal(prepare, root, tmp_path / "stopped")
+    assert "record 3" in refuse("", prepare, root, tmp_path / "stopped")
     assert not list((tmp_path / "stopped").rglob("*.*"))
     folder = prepare(root, tmp_path / "skipped", Reading(on_bad_record="skip"))
     opened = open_prepared(folder)
@@ -235,17 +231,17 @@ def test_preparing_again_takes_what_is_there_unless_it_is_of_other_data(sources,
     assert prepare(sources, data_dir) == original
     assert {path: path.stat().st_mtime_ns for path in original.iterdir()} == before
     check_prepared_from(original, sources)
-    assert "prepared from other records" in refusal(prepare, sources, data_dir, Reading(on_bad_record="skip"))
+    assert "prepared from other records" in refuse("", prepare, sources, data_dir, Reading(on_bad_record="skip"))
     for name, change in {
         "data.json": lambda text: text.replace("Ä7", "Ä70"),
         "val.csv": lambda text: text + "\n",
     }.items():
         other = pathlib.Path(shutil.copytree(sources, tmp_path / name))
         (other / name).write_text(change((other / name).read_text()))
-        message = refusal(prepare, other, data_dir)
+        message = refuse("", prepare, other, data_dir)
         assert str(other) in message
         assert str(original) in message
-        assert "other records" in refusal(check_prepared_from, original, other)
+        assert "other records" in refuse("", check_prepared_from, original, other)
     overwriting = tfds.download.DownloadConfig(download_mode=tfds.GenerateMode.REUSE_CACHE_IF_EXISTS)
     shutil.copytree(original, tmp_path / "mine" / "step_cot" / "1.1.0")
     StepCot(data_root=other, data_dir=tmp_path / "mine").download_and_prepare(download_config=overwriting)
@@ -255,7 +251,7 @@ def test_preparing_again_takes_what_is_there_unless_it_is_of_other_data(sources,
 def test_refuses_a_folder_where_nothing_is_prepared(tmp_path):
     (tmp_path / "dataset_info.json").write_text("{}")
     for folder in (tmp_path, tmp_path / "dataset_info.json", tmp_path / "missing"):
-        assert f"{folder}: no prepared dataset" in refusal(open_prepared, folder)
+        assert f"{folder}: no prepared dataset" in refuse("", open_prepared, folder)
 
 
 SENSELESS = [
@@ -275,4 +271,4 @@ def test_refuses_contents_that_make_no_sense(prepared, change, found):
     content = json.loads(path.read_text())
     change(content)
     path.write_text(json.dumps(content))
-    assert found in refusal(open_prepared, prepared)
+    assert found in refuse("", open_prepared, prepared)

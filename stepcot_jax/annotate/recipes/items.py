@@ -16,7 +16,8 @@ from stepcot_jax.box import Box, Corners
 from stepcot_jax.chain import fold
 from stepcot_jax.data.questions.questions import ask_questions
 from stepcot_jax.data.questions.vocabulary import accepted_names, write_box
-from stepcot_jax.data.sources.layouts import DETECTION_LAYOUTS, detect_vqa_layout, read_detections, read_vqa_source
+from stepcot_jax.data.sources.detections import DETECTION_LAYOUTS, read_detections
+from stepcot_jax.data.sources.layouts import detect_vqa_layout, read_vqa_source
 from stepcot_jax.data.splits.making import split_images
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.replies import IN_ROUND_BRACKETS, find_named_boxes, write_answer

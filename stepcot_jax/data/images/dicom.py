@@ -91,7 +91,7 @@ def decode_stored(
     if (share := _share_beyond(values, form)) > 0:
         if form.bits_stored < precision <= 16:
             form = dataclasses.replace(form, bits_stored=precision)
-        elif not _has_packed_overlay(fields):
+        elif not any(tag in fields.dataset for tag in OVERLAY_POSITIONS):  # as old devices write an overlay
             raise fields.refuse(
                 f"BitsStored: {form.bits_stored}, but {share:.2%} of the pixels have higher bits (largest value "
                 f"{int(values.max())}); correct BitsStored and HighBit, or clear the bits above"
@@ -108,11 +108,6 @@ def _share_beyond(values: UInt16[np.ndarray, "..."], form: PixelFormat) -> float
         repeated = np.uint16(2 ** (17 - form.bits_stored) - 1)
         return float(((above > 1) & (above != repeated)).mean())
     return float((values >> np.uint16(form.bits_stored) > 0).mean())
-
-
-def _has_packed_overlay(fields: Fields) -> bool:
-    """Whether the header declares an overlay in the bits of the pixels, as old devices write it."""
-    return any(tag in fields.dataset for tag in OVERLAY_POSITIONS)
 
 
 def _decode_with_pydicom(fields: Fields, form: PixelFormat) -> np.ndarray:

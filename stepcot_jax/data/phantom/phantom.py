@@ -30,7 +30,6 @@ from stepcot_jax.data.phantom.answers import (
     DrawingStyle,
     Prevalence,
     answer_texts,
-    draw_answers,
     generator,
     write_report,
 )
@@ -41,7 +40,6 @@ from stepcot_jax.host.files import removing_half
 from stepcot_jax.host.text import write_csv
 from stepcot_jax.record import Record
 
-__all__ = ["Box", "DrawingStyle", "PhantomCase", "Prevalence", "draw_answers", "draw_case", "export_phantom"]
 ORIGINS = tuple(style.origin for style in STYLES)  # names of the three origins, each with its own acquisition style
 _PATIENTS_OF_BLOCK = (*range(12), 10, 11, 11)
 """Patient of each of 15 images: ten patients have one image, one has two and one has three."""

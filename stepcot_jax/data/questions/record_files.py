@@ -13,6 +13,7 @@ from stepcot_jax.box import Box, Corners
 from stepcot_jax.data.identities import join_spellings, read_patient
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.data_json import ImageLocator, normalise_image_path
+from stepcot_jax.data.records.json_arrays import MOST_SHORT_RECORDS, SHORT_RECORD
 from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import writing_whole
@@ -188,8 +189,8 @@ def read_lines(
                 content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
                 if not content.strip():
                     continue
-                num_short += len(content) < data_json.SHORT_RECORD
-                if num_short > data_json.MOST_SHORT_RECORDS:
+                num_short += len(content) < SHORT_RECORD
+                if num_short > MOST_SHORT_RECORDS:
                     raise BadInput(f"{path}, line {number}: {num_short} lines are too short to be records; {expected}")
                 yield number, content
     except OSError as error:

@@ -4,16 +4,15 @@ One array of records as on the authors' dataset card; the optional `stepcot_jax`
 """
 
 import array
-import codecs
 import dataclasses
 import logging
 import os
 import re
 import stat
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Annotated, Any, BinaryIO, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -24,26 +23,16 @@ from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold, read_options
 from stepcot_jax.data.columns import DigestColumn, RecordTable, find_first
 from stepcot_jax.data.identities import join_patients_of, read_patient, read_split
 from stepcot_jax.data.images.projections import LATERAL, name_projection
-from stepcot_jax.data.records.array_splitter import ArraySplitter
+from stepcot_jax.data.records.json_arrays import read_raw_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import shorten
-from stepcot_jax.host.untrusted import Limits, exceeds, open_untrusted, read_limits
+from stepcot_jax.host.untrusted import Limits, exceeds, read_limits
 from stepcot_jax.record import Record, SetAside
 
 FILE_NAME = "data.json"
-_CHUNK_BYTES = 2**18
 _MOST_OPTIONS = 1000
-SHORT_RECORD, MOST_SHORT_RECORDS = 16, 10_000
-"""Fewest bytes of a record, and how many entries may have fewer: each costs as much time as a complete record."""
 _LARGE_RECORD = 2**16
 _LONGEST_MESSAGE = 200
-
-_BYTE_ORDER_MARKS = {
-    codecs.BOM_UTF32_LE: "UTF-32",
-    codecs.BOM_UTF32_BE: "UTF-32",
-    codecs.BOM_UTF16_LE: "UTF-16",
-    codecs.BOM_UTF16_BE: "UTF-16",
-}
 
 
 class PublishedStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,42 +89,6 @@ class _Identity(msgspec.Struct):
 
 _DECODER = msgspec.json.Decoder(PublishedRecord)
 _IDENTITY_DECODER = msgspec.json.Decoder(_Identity)
-
-
-def read_raw_records(path: Path, *, visit: Callable[[int], None] | None = None) -> Iterator[bytes]:
-    """Yield the undecoded records of a `data.json`, so that one bad record leaves the others readable."""
-    accepted = "a JSON array of records in UTF-8"
-    num_records = num_short = 0
-    try:
-        with open_untrusted(path, accepted=accepted) as file:
-            splitter = ArraySplitter(start=_skip_byte_order_mark(file))
-            while chunk := file.read(_CHUNK_BYTES):
-                records = splitter.feed(chunk)
-                num_records += len(records)
-                num_short += sum(len(record) < SHORT_RECORD for record in records)
-                if num_short > MOST_SHORT_RECORDS:
-                    shortest = min(records, key=len).decode(errors="replace")
-                    raise BadInput(f"{num_short} entries such as {shortest!r} are too short to be records")
-                yield from records
-                if visit is not None:
-                    visit(file.tell())
-            splitter.close()
-    except BadInput as error:
-        if str(error).startswith(f"{path}: "):
-            raise
-        raise BadInput(f"{path}: {error}; expected {accepted}") from None
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror}); expected {accepted}") from error
-    if not num_records:
-        raise BadInput(f"{path}: the array has no records; expected {accepted}")
-
-
-def _skip_byte_order_mark(file: BinaryIO) -> int:
-    start = file.read(4)
-    for mark, encoding in _BYTE_ORDER_MARKS.items():
-        if start.startswith(mark):
-            raise BadInput(f"the text is {encoding}")
-    return file.seek(len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0)
 
 
 def decode_record(raw: bytes) -> PublishedRecord:

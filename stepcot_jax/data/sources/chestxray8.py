@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Literal
 from stepcot_jax.box import Box
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.records.records import Collection, OnBadRecord
-from stepcot_jax.data.sources.delimited import Row, fold_column, read_age, read_table
+from stepcot_jax.data.sources.delimited import Row, fold_column, read_age, read_four_numbers, read_table
 from stepcot_jax.data.sources.findings import DIAGNOSES, Finding, answer_findings, answer_normal
 from stepcot_jax.data.sources.intake import ImageFinder, Intake, find_file, read_image_size
 from stepcot_jax.host.errors import BadInput
@@ -96,10 +95,7 @@ def _split(header: Sequence[str]) -> list[str]:
 def _read_box(row: Row) -> ListedBox:
     image, label, *numbers = (*row.cells, *[""] * 6)[:6]
     name = _CLASS_OF.get(fold_column(label), "")
-    try:
-        x, y, width, height = map(float, numbers)
-    except ValueError:
-        x = y = width = height = math.nan
+    x, y, width, height = read_four_numbers(numbers)
     problem = ""
     if not image:
         problem = "the image index is empty"

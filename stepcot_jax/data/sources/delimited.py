@@ -7,6 +7,7 @@ import codecs
 import csv
 import dataclasses
 import io
+import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
@@ -44,6 +45,15 @@ def read_age(written: str, *, most: float) -> float | None:
     except ValueError:
         return None
     return age if 0 <= age <= most else None
+
+
+def read_four_numbers(cells: Sequence[str]) -> tuple[float, float, float, float]:
+    """Return four cells as numbers; four times NaN, which no range holds, if one of them is none."""
+    try:
+        first, second, third, fourth = map(float, cells)
+    except ValueError:
+        first = second = third = fourth = math.nan
+    return first, second, third, fourth
 
 
 def read_table(path: Path, *, known_columns: Collection[str]) -> tuple[tuple[str, ...], Iterator[Row]]:

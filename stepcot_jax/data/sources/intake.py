@@ -3,29 +3,21 @@
 import collections
 import functools
 import os
-import re
-import string
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
-import msgspec
 from PIL import JpegImagePlugin, PngImagePlugin
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.images.file_formats import describe_other
 from stepcot_jax.data.images.image_files import set_laterals_aside
-from stepcot_jax.data.questions.record_files import read_lines
-from stepcot_jax.data.records import data_json
-from stepcot_jax.data.records.data_json import ImageLocator, fold_name, normalise_image_path
+from stepcot_jax.data.records.data_json import ImageLocator, fold_name
 from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside, describe_bad_records
-from stepcot_jax.data.sources.delimited import read_table
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.text import one_line
 from stepcot_jax.host.untrusted import open_untrusted
-from stepcot_jax.reasoning.replies import read_answer
-from stepcot_jax.record import Kind, Record
+from stepcot_jax.record import Record
 
 
 class Intake:
@@ -206,150 +198,3 @@ def read_image_size(path: Path) -> tuple[int, int]:
             f"{path}: size cannot be read: {type(error).__name__}: {str(error)[:200]}; expected a PNG or JPEG image"
         ) from error
     return (height, width) if sideways else (width, height)
-
-
-# Shared by the readers of released VQA data: undecoded records, choices with letters, images and patients.
-
-TABLE_SUFFIXES = (".jsonl", ".json", ".csv")
-T = TypeVar("T")
-UNNAMED = "region"  # label of a box without a name in the release
-_CHOICE = re.compile(r"\s*([A-Z])\s*[:.)]\s*(\S.*)", re.DOTALL)
-_MIMIC_PATIENT = re.compile(r"(?:^|/)(p[0-9]{8})(?=/)")
-_CHOICES_MARK = "<choices>:"
-_IMAGE_MARK = "<image>"
-_ANY_ANSWER: dict[Kind, str | tuple[str, ...]] = {"open": "-", "closed": "Yes", "single": "A", "multi": ("A",)}
-
-
-class Turn(msgspec.Struct, frozen=True, rename={"speaker": "from"}):
-    """One turn of a conversation."""
-
-    speaker: str
-    value: str
-
-
-def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any] | BadInput]]:
-    """Yield the location and the content of each record, one at a time, or why it cannot be decoded."""
-    if path.suffix.lower() == ".csv":
-        header, rows = read_table(path, known_columns=())
-        for row in rows:
-            fits = len(row.cells) == len(header)
-            cells = dict(zip(header, row.cells, strict=False))
-            yield (
-                f"row {row.number}",
-                cells if fits else BadInput(f"has {len(row.cells)} cells; expected {len(header)}"),
-            )
-    elif _is_array(path):
-        for number, raw in enumerate(data_json.read_raw_records(path)):
-            yield f"record {number}", _decode(raw)
-    else:
-        for number, line in read_lines(path, expected="expected one JSON object per line"):
-            yield f"line {number}", _decode(line)
-
-
-def convert_fields(fields: dict[str, Any], kind: type[T]) -> T:
-    """Return a record's fields as a checked type; unknown fields are ignored."""
-    try:
-        return msgspec.convert(fields, kind)
-    except (msgspec.ValidationError, RecursionError) as error:
-        field, message = data_json.split_message(error)
-        raise BadInput(f"{field}: {message}" if field else message) from None
-
-
-def strip_letters(choices: Sequence[str]) -> tuple[str, ...]:
-    """Return choices without "A: ", "B: " and so on."""
-    stripped = []
-    for index, choice in enumerate(choices):
-        match = _CHOICE.fullmatch(choice)
-        letter = string.ascii_uppercase[index : index + 1]
-        if not match or match[1] != letter:
-            expected = f"expected a text after {letter + ': '!r}" if letter else "expected at most 26 choices"
-            raise BadInput(f"choices[{index}]: {choice[:80]!r}; {expected}")
-        stripped.append(match[2].strip())
-    return tuple(stripped)
-
-
-def split_question(text: str) -> tuple[str, tuple[str, ...]]:
-    r"""Return question and bare choices of a prompt; text after the choices' bracket is left out."""
-    question, mark, rest = text.strip().removeprefix(_IMAGE_MARK).partition(_CHOICES_MARK)
-    if not mark:
-        return question.strip(), ()
-    opening, closing = rest.find("["), rest.rfind("]")
-    if opening < 0 or closing < opening or rest[:opening].strip():
-        raise BadInput(f"choices: {rest[:80]!r} is not '[A: .., B: ..]'")
-    inner, pieces = rest[opening + 1 : closing], []
-    start = 0
-    for letter in string.ascii_uppercase[1:]:
-        position = inner.find(f", {letter}:", start)
-        if position < 0:
-            break
-        pieces.append(inner[start:position])
-        start = position + 2
-    return question.strip(), strip_letters([*pieces, inner[start:]])
-
-
-def locate_image(locator: ImageLocator, image_path: str) -> tuple[str, str]:
-    """Return an image's normal path below the root, and its real path; a leading slash is dropped."""
-    path = image_path.strip().lstrip("/")
-    try:
-        real_path = locator.locate(path)
-    except BadInput as error:
-        raise BadInput(f"image_path: {error}") from None
-    return normalise_image_path(path), real_path
-
-
-def find_patient(image_path: str) -> str:
-    """Return the patient in a MIMIC-CXR path ("files/p10/p10000032/.."), else the path: one patient per image."""
-    match = _MIMIC_PATIENT.search(image_path)
-    return match[1] if match else image_path
-
-
-def make_record(written: str, *, kind: Kind, field: str = "answer", **fields: Any) -> Record:
-    """Return a record with the answer read from its text, as `reasoning.replies.read_answer` reads it."""
-    record = Record(kind=kind, answer=_ANY_ANSWER[kind], **fields)
-    if kind == "open":
-        return msgspec.structs.replace(record, answer=written.strip())
-    answer = read_answer(written, record)
-    if answer is None:
-        raise BadInput(f"{field}: {written[:80]!r} is no readable answer of kind {kind!r}")
-    return msgspec.structs.replace(record, answer=answer)
-
-
-def _is_array(path: Path) -> bool:
-    try:
-        with open_untrusted(path, accepted="a JSON file") as file:
-            return file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror})") from None
-
-
-def _decode(raw: bytes) -> dict[str, Any] | BadInput:
-    try:
-        return msgspec.json.decode(raw, type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        return BadInput(f"{one_line(error)}; expected a JSON object")
-
-
-class NotARecord(BadInput):
-    """A valid record that is not a question with an answer about one image."""
-
-
-def iterate_records(
-    paths: Iterable[Path], read: Callable[..., Record], *, on_bad_record: OnBadRecord, set_aside: list[SetAside] | None
-) -> Iterator[Record]:
-    """Yield the records of files; bad ones stop or are set aside, those that `read` excludes are set aside."""
-    for path in paths:
-        sorting = Sorting(path, on_bad_record=on_bad_record, set_aside=set_aside)
-        for location, fields in read_objects(path):
-            try:
-                if isinstance(fields, BadInput):
-                    raise fields
-                record = read(fields, path=path, location=location)
-            except NotARecord as error:
-                sorting.leave_out(f"{location}, {error}")
-                continue
-            except BadInput as error:
-                sorting.refuse(f"{location}, {error}")
-                continue
-            sorting.count()
-            yield record
-        sorting.finish()

@@ -20,7 +20,6 @@ from xml.parsers import expat
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, NOT_APPLICABLE, fold
 from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside
-from stepcot_jax.data.sources import iu_xray
 from stepcot_jax.data.sources.delimited import read_table
 from stepcot_jax.data.sources.intake import ImageFinder, Intake
 from stepcot_jax.host.errors import BadInput
@@ -523,7 +522,7 @@ def _add_image(intake: Intake, report: IuReport, image: IuImage, finder: ImageFi
         image=image_path,
         origin=ORIGIN,
         report=report.text,
-        answers=iu_xray.read_coding(report.mesh),
+        answers=read_coding(report.mesh),
         reasoning=("",) * DEFAULT_CHAIN.num_steps,
         view=views.pop() if len(views) == 1 else "",  # a caption may name both
     )

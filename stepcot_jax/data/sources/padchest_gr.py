@@ -12,7 +12,7 @@ import msgspec
 from stepcot_jax.box import Box, Corners
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.identities import read_patient
-from stepcot_jax.data.records import data_json
+from stepcot_jax.data.records.json_arrays import read_raw_records
 from stepcot_jax.data.records.records import Collection, OnBadRecord
 from stepcot_jax.data.sources.delimited import fold_column, read_age, read_table
 from stepcot_jax.data.sources.findings import DIAGNOSES, NORMAL, Finding, answer_findings, answer_normal
@@ -39,6 +39,7 @@ class GroundedFinding(msgspec.Struct, frozen=True):
     boxes: tuple[Corners, ...] | None = None
     extra_boxes: tuple[Corners, ...] | None = None
     labels: tuple[str, ...] | None = None
+    locations: Any = None
 
 
 class GroundedStudy(msgspec.Struct, frozen=True, rename={"study": "StudyID", "image": "ImageID"}):
@@ -158,7 +159,7 @@ def read_padchest_gr(
         single_label=single_label,
         intake=Intake(root, file=path.name, layout="padchest_gr", on_bad_record=on_bad_record),
     )
-    for index, raw in enumerate(data_json.read_raw_records(path)):
+    for index, raw in enumerate(read_raw_records(path)):
         try:
             reader.read(decode_study(raw, index=index), index=index)
         except BadInput as error:
@@ -273,51 +274,36 @@ _LICENCE = "PadChest-GR: BIMCV data use agreement"
 _NORMAL = ("normal", "unchanged")
 
 
-class _LocatedFinding(msgspec.Struct, frozen=True):
-    locations: Any = None
-
-
-class _LocatedStudy(msgspec.Struct, frozen=True):
-    findings: tuple[_LocatedFinding, ...]
-
-
 def list_padchest_gr(path: Path, require_images: bool, readers: Readers) -> Listing:
     """List the studies of the grounded reports."""
     del require_images
     finder = ImageFinder(path.parent, folders=IMAGE_FOLDERS, require_images=True)
     facts = read_facts(path.parent, path=path)
-    for index, raw in enumerate(data_json.read_raw_records(path)):
+    for index, raw in enumerate(read_raw_records(path)):
         try:
             study = decode_study(raw, index=index)
-            locations = [finding.locations for finding in msgspec.json.decode(raw, type=_LocatedStudy).findings]
-            image = _ground(study, locations, finder=finder, facts=facts, readers=readers)
+            image = _ground(study, finder=finder, facts=facts, readers=readers)
             provenance = {"file": path.name, "row": str(index), "licence": _LICENCE}
             yield f"record {index}", msgspec.structs.replace(image, provenance=provenance)
         except BadInput as error:
             yield f"record {index}", error
 
 
-def _ground(
-    study: GroundedStudy,
-    locations: list[Any],
-    *,
-    finder: ImageFinder,
-    facts: Mapping[str, StudyFacts],
-    readers: Readers,
-) -> Record:
+def _ground(study: GroundedStudy, *, finder: ImageFinder, facts: Mapping[str, StudyFacts], readers: Readers) -> Record:
     study_id = str(study.study)
     if not study_id.strip() or (facts and study_id not in facts):
         raise BadInput(f"StudyID: {study_id[:80]!r} is {'not in the master table' if study_id.strip() else 'blank'}")
     image_path, real_path = finder.find(study.image)
     width, height = read_image_size(Path(real_path))
     findings, denied = [], []
-    for sentence, names in zip(study.findings, locations, strict=True):
+    for sentence in study.findings:
         labels = [" ".join(label.split()) for label in sentence.labels or () if label.strip()]
         extra = sentence.extra_boxes or ()
         boxes = (*(sentence.boxes or ()), *(extra if readers == "all" else ()))
         if not sentence.abnormal and not boxes and not extra:
             denied += [label for label in labels if label.casefold() not in _NORMAL]
-        region = ", ".join(name for name in names if isinstance(name, str)) if isinstance(names, list) else ""
+        names = sentence.locations if isinstance(sentence.locations, list) else []
+        region = ", ".join(name for name in names if isinstance(name, str))
         for corners in boxes:
             x1, y1, x2, y2 = (min(max(corner, 0.0), 1.0) for corner in corners)
             box = (x1 * width, y1 * height, x2 * width, y2 * height)

@@ -97,7 +97,8 @@ def _refuse_other(options: argparse.Namespace, names: Iterable[str], source: str
 
 def _read_vqa_source(options: argparse.Namespace) -> "list[Record]":
     from stepcot_jax.data.questions.making import copy_images, make_folder_records
-    from stepcot_jax.data.sources.layouts import DETECTION_LAYOUTS, detect_vqa_layout, read_detections, read_vqa_source
+    from stepcot_jax.data.sources.detections import DETECTION_LAYOUTS, read_detections
+    from stepcot_jax.data.sources.layouts import detect_vqa_layout, read_vqa_source
     from stepcot_jax.record import SetAside
 
     source = pathlib.Path(options.source)

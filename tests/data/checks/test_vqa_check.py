@@ -7,9 +7,9 @@ import msgspec
 import pytest
 from refusals import refuse
 
-from stepcot_jax.data.check import find_difference
 from stepcot_jax.data.questions.making import make_phantom_records, write_records
 from stepcot_jax.data.questions.record_files import holds_records, read_vqa_records, write_vqa_records
+from stepcot_jax.data.statistics import find_difference
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import DIALECTS, write_reply
 from stepcot_jax.record import KINDS

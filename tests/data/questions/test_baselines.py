@@ -5,9 +5,9 @@ import pytest
 from refusals import refuse
 
 from stepcot_jax.box import Box
-from stepcot_jax.data.check import find_difference
 from stepcot_jax.data.questions.making import ground_phantom
 from stepcot_jax.data.questions.questions import ask_questions
+from stepcot_jax.data.statistics import find_difference
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import DIALECTS, write_reply
 from stepcot_jax.record import Record

@@ -14,7 +14,7 @@ from refusals import assert_says, refuse
 
 from stepcot_jax.box import Box
 from stepcot_jax.chain import NOT_ANNOTATED, PUBLISHED_STEPS, Chain, Step
-from stepcot_jax.data.records import data_json
+from stepcot_jax.data.records import data_json, json_arrays
 from stepcot_jax.data.records.records import SetAside, read_records, write_quarantine, write_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
@@ -114,10 +114,10 @@ def test_refuses_a_file_that_is_no_array_of_records(root, content, found):
 
 
 def test_a_file_is_read_in_parts_and_records_with_ever_new_options_are_refused(root, monkeypatch):
-    monkeypatch.setattr(data_json, "_CHUNK_BYTES", 64)
+    monkeypatch.setattr(json_arrays, "_CHUNK_BYTES", 64)
     write(root, [make_record(name) for name in "abcde"])
     seen = []
-    records = data_json.read_raw_records(root / "data.json", visit=seen.append)
+    records = json_arrays.read_raw_records(root / "data.json", visit=seen.append)
     assert json.loads(next(records)) == make_record("a")
     assert sum(seen[-1:]) < 1500
     assert [json.loads(record)["patient_id"] for record in records] == [f"patient-{name}" for name in "bcde"]
@@ -132,7 +132,7 @@ def test_a_file_is_read_in_parts_and_records_with_ever_new_options_are_refused(r
 
 @pytest.mark.parametrize("chunk_bytes", [7, 2**18])
 def test_a_fault_far_in_the_file_refuses_it_whatever_the_setting(root, monkeypatch, chunk_bytes):
-    monkeypatch.setattr(data_json, "_CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(json_arrays, "_CHUNK_BYTES", chunk_bytes)
     content = json.dumps([make_record("a"), make_record("b")]).encode()
     place = content.index(b"patient-b")
     for odd, found in ((b"\xff", f"not UTF-8 (from byte {place})"), (b"\x01", f"(byte {place}) (record 1, from byte")):

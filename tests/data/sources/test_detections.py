@@ -16,8 +16,13 @@ from stepcot_jax.box import Box
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.questions.making import ground_phantom
 from stepcot_jax.data.questions.questions import ask_questions
-from stepcot_jax.data.sources.layouts import detect_detection_layout, read_detections
-from stepcot_jax.data.sources.vinbigdata import CLASSES, Mark, agree
+from stepcot_jax.data.sources.detections import (
+    VINBIG_CLASSES,
+    ReaderBox,
+    agree,
+    detect_detection_layout,
+    read_detections,
+)
 
 HEADER = "image_id,class_name,class_id,rad_id,x_min,y_min,x_max,y_max"
 
@@ -105,7 +110,7 @@ def test_boxes_of_agreeing_readers_are_averaged(tmp_path):
     assert image.provenance["row"] == "2, 4, 5, 6"
     assert image.provenance["readers"] == "mean box of at least 2 readers with IoU >= 0.5"
     both = read_detections(tmp_path, require_images=False, with_normal=True)
-    assert [(each.id, each.absent) for each in both] == [("a", ()), ("b", CLASSES)]
+    assert [(each.id, each.absent) for each in both] == [("a", ()), ("b", VINBIG_CLASSES)]
     (every,) = read_detections(tmp_path, require_images=False, readers="all")
     assert [label for label, _ in boxes(every)] == ["Nodule/Mass"] * 3 + ["ILD"]
     refuse("no image has a box", read_detections, tmp_path, require_images=False, readers=3)
@@ -142,7 +147,7 @@ def test_sizes_come_from_image_files_without_the_table(tmp_path):
     readers=st.integers(1, 3),
 )
 def test_agreement_uses_each_box_once_and_each_reader_once_per_finding(marks, readers):
-    rows = [Mark(k, f"R{who}", Box("ILD", (x, 0.0, x + wide, 4.0))) for k, (who, x, wide) in enumerate(marks)]
+    rows = [ReaderBox(k, f"R{who}", Box("ILD", (x, 0.0, x + wide, 4.0))) for k, (who, x, wide) in enumerate(marks)]
     found = list(agree(rows, readers=readers))
     assert all(readers <= number <= len({row.reader for row in rows}) for _, number in found)
     assert sum(number for _, number in found) <= len(rows)

@@ -16,7 +16,6 @@ from refusals import refuse
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
 from stepcot_jax.data.records.records import SetAside
 from stepcot_jax.data.sources import iu_xray
-from stepcot_jax.data.sources import iu_xray as iu_archive
 from stepcot_jax.data.sources.iu_xray import (
     decide_projections,
     is_iu_xray,
@@ -209,7 +208,7 @@ def test_hostile_entries(tmp_path, monkeypatch):
             *(entry("../../escaped.xml", good), entry("link.xml", type=tarfile.SYMTYPE, linkname="/etc/passwd")),
             entry("hard.xml", type=tarfile.LNKTYPE, linkname="../../escaped.xml"),
             *(entry("device.xml", type=tarfile.CHRTYPE), entry("pipe.xml", type=tarfile.FIFOTYPE)),
-            *(entry("large.xml", bytes(iu_archive.MAX_REPORT_BYTES + 1)), entry("again.xml", good)),
+            *(entry("large.xml", bytes(iu_xray.MAX_REPORT_BYTES + 1)), entry("again.xml", good)),
             entry("._mac.xml", b"x"),
         ],
     )
@@ -229,7 +228,7 @@ def test_hostile_folder(tmp_path):
     (folder / "1.xml").symlink_to(outside)
     os.mkfifo(folder / "2.xml")
     (folder / "3.xml").mkdir()
-    (folder / "4.xml").write_bytes(b"x" * (iu_archive.MAX_REPORT_BYTES + 1))
+    (folder / "4.xml").write_bytes(b"x" * (iu_xray.MAX_REPORT_BYTES + 1))
     (folder / "5.xml").write_bytes(report_xml("CXR5"))
     found = list(read_reports(tmp_path))
     assert [isinstance(each, SetAside) for each in found] == [True] * 4 + [False]
@@ -280,7 +279,7 @@ def test_bad_archives(tmp_path, monkeypatch, kind):
     path = tmp_path / "a.tgz"
     path.write_bytes(bad_archives()[kind])
     if "bomb" in kind:
-        monkeypatch.setattr(iu_archive, "MAX_ARCHIVE_BYTES", 500_000)
+        monkeypatch.setattr(iu_xray, "MAX_ARCHIVE_BYTES", 500_000)
     tracemalloc.start()
     message = refuse("", lambda: list(read_reports(path)))
     assert tracemalloc.get_traced_memory()[1] < 5_000_000
@@ -295,9 +294,9 @@ def test_archive_bomb(tmp_path, monkeypatch):
     content = bytes(3_000_000)
     write_tar(path, [entry("1.xml", report_xml()), entry("big.bin", content), entry("2.xml", report_xml("CXR2"))])
     assert len(list(read_reports(path))) == 2
-    monkeypatch.setattr(iu_archive, "MAX_ARCHIVE_BYTES", 2_000_000)
+    monkeypatch.setattr(iu_xray, "MAX_ARCHIVE_BYTES", 2_000_000)
     refuse("more than 2000000 bytes unpacked", lambda: list(read_reports(path)))
-    monkeypatch.setattr(iu_archive, "MAX_REPORTS", 2)
+    monkeypatch.setattr(iu_xray, "MAX_REPORTS", 2)
     with pytest.raises(BadInput, match="more than 2 entries"):
         list(read_reports(write_tar(path, [entry(f"{number}.xml", report_xml()) for number in range(3)])))
 

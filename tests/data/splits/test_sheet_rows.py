@@ -9,7 +9,7 @@ import pytest
 from refusals import refuse
 
 from benchmarks.hostile_tables import write_book
-from stepcot_jax.data.splits.sheet_rows import UNCOMPUTED, iterate_sheet
+from stepcot_jax.data.splits.split_resolver import UNCOMPUTED, iterate_sheet
 
 VALUES = [
     "p1", " p 2 ", "ünal <&> 胸", "", None, "1e5",

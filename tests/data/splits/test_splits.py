@@ -3,7 +3,9 @@
 import collections
 import dataclasses
 import hashlib
+import io
 import json
+import zipfile
 
 import hypothesis
 import msgspec
@@ -16,7 +18,7 @@ from refusals import assert_says, refuse
 
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.records.records import SetAside
-from stepcot_jax.data.splits.making import form_groups, make_splits
+from stepcot_jax.data.splits.making import form_groups, list_folds, make_fold, make_splits
 from stepcot_jax.data.splits.split_resolver import read_splits
 from stepcot_jax.data.splits.splits import Splits, check_manifest, write_manifest
 from stepcot_jax.host.errors import BadInput
@@ -150,12 +152,28 @@ def test_refuses_rows_and_tables_that_name_nothing_or_something_twice(tmp_path, 
     assert_says(refusal(tmp_path, {"val": rows}), found)
 
 
+def zip_of(name):
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr(name, "<a/>")
+    return stream.getvalue()
+
+
 @pytest.mark.parametrize(
     ("name", "content", "found"),
     [
         ("val.xlsx", b"image_path\nimages/c.png", "val.xlsx: is not an .xlsx: no zip archive (a CSV?)"),
         ("val.xlsx", b"PK\x05\x06" + bytes(18), "val.xlsx: is a zip archive, but no .xlsx"),
-        ("val.xlsx", b"\xd0\xcf\x11\xe0" + bytes(8), "val.xlsx: is an .xls of before 2007"),
+        (
+            "val.xlsx",
+            b"\xd0\xcf\x11\xe0" + bytes(8),
+            "is an .xls of before 2007, another old Office file, or an .xlsx with a",
+        ),
+        (
+            "val.xlsx",
+            zip_of("content.xml"),
+            "val.xlsx: is an OpenDocument spreadsheet (.ods); expected a workbook saved",
+        ),
         ("val.csv", b"PK\x03\x04", "val.csv: is a zip archive, as an .xlsx is"),
         ("val.csv", b"\n<!DOCTYPE html>", "val.csv: is an HTML page"),
         ("val.csv", "image_path\nimages/ä.png".encode("latin-1"), "val.csv: row 2 is not UTF-8 (Windows-1252?); save"),
@@ -390,3 +408,52 @@ def test_made_splits_stay_the_same_with_every_version_of_python():
     digests = [repr(dataclasses.astuple(make_splits(cases, seed=seed))) for cases, seed in collections_of]
     digests = [hashlib.sha256(digest.encode()).hexdigest()[:16] for digest in digests]
     assert digests == ["7421ed2a09829bf1", "e7ffcf748dc2af0a", "5f348b9c7b683aa6"]
+
+
+def make_patients():
+    rng, found = np.random.default_rng(0), []
+    for patient in range(60):
+        for image in range(int(rng.integers(1, 5))):
+            label = int(rng.choice([0, 1, NOT_ANNOTATED], p=[0.5, 0.2, 0.3]))
+            found.append(make_case(f"P{patient}", f"{patient}_{image}", label))
+    return found
+
+
+OF_FOLDS = make_patients()
+
+
+def make_all(cases=OF_FOLDS, num_folds=5, **arguments):
+    arguments = {"seed": 0, **arguments}
+    return [make_fold(cases, fold=fold, **arguments) for fold in list_folds(num_folds)]
+
+
+@pytest.mark.parametrize("num_folds", [2, 5])
+def test_every_case_is_a_test_case_once_and_in_one_split_of_each_fold(num_folds):
+    folds = make_all(num_folds=num_folds)
+    assert sorted(index for splits in folds for index in splits.test) == list(range(len(OF_FOLDS)))
+    for splits in folds:
+        assert sorted(splits.train + splits.val + splits.test) == list(range(len(OF_FOLDS)))
+        patients = [{OF_FOLDS[index].patient for index in indices} for indices in splits.by_name().values()]
+        assert sum(map(len, patients)) == len(set.union(*patients))
+
+
+def test_folds_are_of_one_size_depend_on_the_seed_and_keep_joined_patients():
+    folds = make_all()
+    sizes = [len(splits.test) for splits in folds]
+    assert max(sizes) - min(sizes) <= 4  # images of the largest patient
+    for label in (0, 1):
+        counts = [sum(OF_FOLDS[index].answers[-1] == label for index in splits.test) for splits in folds]
+        assert max(counts) - min(counts) <= 6
+    order = np.random.default_rng(1).permutation(len(OF_FOLDS))
+    shuffled = [OF_FOLDS[index] for index in order]
+
+    def images(cases, folds):
+        return [[{cases[i].image for i in own} for own in each.by_name().values()] for each in folds]
+
+    assert images(shuffled, make_all(shuffled)) == images(OF_FOLDS, make_all())
+    assert images(OF_FOLDS, make_all(seed=1)) != images(OF_FOLDS, make_all())
+    first = {case.patient: index for index, case in reversed(list(enumerate(OF_FOLDS)))}
+    pair = (first["P1"], first["P2"])
+    for splits in make_all(joined=[pair]):
+        split_of = {index: name for name, indices in splits.by_name().items() for index in indices}
+        assert split_of[pair[0]] == split_of[pair[1]]

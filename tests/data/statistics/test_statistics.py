@@ -146,40 +146,33 @@ def test_flow_of_answers(tables, cases):
     assert [flow.tolist() for flow in count(cases).rest_flows] == [flow.tolist() for flow in rest]
 
 
-def test_split_table_as_csv_and_markdown(tables, cases):
-    splits = make_splits(cases, seed=1).by_name()
-    head, *rows = read_table(tables / "splits.csv")
-    assert head == ["diagnosis", "train", "val", "test", "total"]
+SPLIT_TABLES = {
+    "diagnosis": ("splits.csv", lambda case: name_of(CHAIN.steps[-1], case.answers[-1])),
+    "origin": ("splits_by_origin.csv", lambda case: case.origin or "(none)"),
+}
+
+
+@pytest.mark.parametrize("what", SPLIT_TABLES)
+def test_split_tables_as_csv_and_markdown(tables, cases, what):
+    file, key = SPLIT_TABLES[what]
+    splits, totals = make_splits(cases, seed=1).by_name(), collections.Counter(map(key, cases))
+    order = [name for name, _ in totals.most_common()]
+    if what == "diagnosis":
+        order = [*CHAIN.steps[-1].options, "(not annotated)"]
+    head, *rows = read_table(tables / file)
+    assert head == [what, "train", "val", "test", "total"]
+    assert [row[0] for row in rows] == [*order, "total"]
     for row in rows[:-1]:
-        for name, value in zip(SPLIT_NAMES, row[1:4], strict=True):
-            labels = [cases[index].answers[-1] for index in splits[name]]
-            assert int(value) == sum(name_of(CHAIN.steps[-1], label) == row[0] for label in labels)
+        counts = [sum(key(cases[index]) == row[0] for index in splits[name]) for name in SPLIT_NAMES]
+        assert [int(value) for value in row[1:]] == [*counts, totals[row[0]]]
     assert [int(value) for value in rows[-1][1:]] == [*(len(splits[name]) for name in SPLIT_NAMES), len(cases)]
     lines = (tables / "splits.md").read_text(encoding="utf-8").splitlines()
-    assert lines[0] == "| Diagnosis | Train | Val | Test | Total | Train (%) | Val (%) | Test (%) |"
-    shown = [
-        line.replace("\\|", "!").replace("&lt;", "<").strip("| ").split(" | ") for line in lines[2 : lines.index("")]
-    ]
-    assert [row[:5] for row in shown] == [[row[0].replace("|", "!"), *row[1:]] for row in rows]
-    for row in shown:
-        assert row[5:] == [f"{100 * int(count) / int(row[4]):.1f}" for count in row[1:4]]
+    start = lines.index(f"| {what.title()} | Train | Val | Test | Total | Train (%) | Val (%) | Test (%) |") + 2
+    for line, row in zip(itertools.takewhile(bool, lines[start:]), rows, strict=True):
+        shown = line.replace("\\|", "!").replace("&lt;", "<").strip("| ").split(" | ")
+        assert shown[:5] == [row[0].replace("|", "!"), *row[1:]]
+        assert shown[5:] == [f"{100 * int(count) / int(row[4]):.1f}" for count in row[1:4]]
     assert lines[-1] == "Splits: made from seed 1."
-
-
-def test_origins_by_split_as_csv_and_markdown(tables, cases):
-    splits = make_splits(cases, seed=1).by_name()
-    head, *rows = read_table(tables / "splits_by_origin.csv")
-    assert head == ["origin", "train", "val", "test", "total"]
-    origins = collections.Counter(case.origin or "(none)" for case in cases)
-    assert [(row[0], int(row[4])) for row in rows] == [*origins.most_common(), ("total", len(cases))]
-    for row in rows[:-1]:
-        for name, value in zip(SPLIT_NAMES, row[1:4], strict=True):
-            assert int(value) == sum((cases[index].origin or "(none)") == row[0] for index in splits[name])
-    assert [int(value) for value in rows[-1][1:4]] == [len(splits[name]) for name in SPLIT_NAMES]
-    lines = (tables / "splits.md").read_text(encoding="utf-8").splitlines()
-    block = lines[lines.index("") + 1 : -2]
-    assert block[0] == "| Origin | Train | Val | Test | Total | Train (%) | Val (%) | Test (%) |"
-    assert [line.strip("| ").split(" | ")[:5] for line in block[2:]] == rows
 
 
 def texts_of(figure):

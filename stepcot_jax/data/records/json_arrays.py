@@ -1,18 +1,32 @@
-"""Split a JSON array into its elements chunk by chunk, without holding the whole file in memory.
+"""Read the elements of a JSON array from an untrusted file, chunk by chunk, without holding all of it in memory.
 
 The splitter finds the cuts from quotes, backslashes, brackets and commas; msgspec checks that each element is JSON.
 """
 
 import codecs
 import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import numpy as np
 from jaxtyping import Bool, UInt8
 
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.untrusted import open_untrusted
 
-MAX_RECORD_BYTES = 64_000_000  # largest accepted element: ten times the largest report tried
+SHORT_RECORD, MOST_SHORT_RECORDS = 16, 10_000
+"""Fewest bytes of a record, and how many entries may have fewer: each costs as much time as a complete record."""
+
+_MAX_RECORD_BYTES = 64_000_000  # largest accepted element: ten times the largest report tried
+_CHUNK_BYTES = 2**18
+_BYTE_ORDER_MARKS = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
 _WHITE = b" \t\n\r"
 _QUOTE, _BACKSLASH, _COMMA, _OPEN, _CLOSE = b'"\\,{}'
 _LOWER_CASE = 0x20  # turns [ into { and ] into }
@@ -21,10 +35,46 @@ _INCOMPLETE = "Input data was truncated"
 _POSITION = re.compile(r"\(byte (\d+)\)")
 
 
+def read_raw_records(path: Path, *, visit: Callable[[int], None] | None = None) -> Iterator[bytes]:
+    """Yield the undecoded records of a `data.json`, so that one bad record leaves the others readable."""
+    accepted = "a JSON array of records in UTF-8"
+    num_records = num_short = 0
+    try:
+        with open_untrusted(path, accepted=accepted) as file:
+            splitter = ArraySplitter(start=_skip_byte_order_mark(file))
+            while chunk := file.read(_CHUNK_BYTES):
+                records = splitter.feed(chunk)
+                num_records += len(records)
+                num_short += sum(len(record) < SHORT_RECORD for record in records)
+                if num_short > MOST_SHORT_RECORDS:
+                    shortest = min(records, key=len).decode(errors="replace")
+                    raise BadInput(f"{num_short} entries such as {shortest!r} are too short to be records")
+                yield from records
+                if visit is not None:
+                    visit(file.tell())
+            splitter.close()
+    except BadInput as error:
+        if str(error).startswith(f"{path}: "):
+            raise
+        raise BadInput(f"{path}: {error}; expected {accepted}") from None
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror}); expected {accepted}") from error
+    if not num_records:
+        raise BadInput(f"{path}: the array has no records; expected {accepted}")
+
+
+def _skip_byte_order_mark(file: BinaryIO) -> int:
+    start = file.read(4)
+    for mark, encoding in _BYTE_ORDER_MARKS.items():
+        if start.startswith(mark):
+            raise BadInput(f"the text is {encoding}")
+    return file.seek(len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0)
+
+
 class ArraySplitter:
     """Splits one JSON array, fed as chunks of any size, into its elements."""
 
-    def __init__(self, *, start: int = 0, max_record_bytes: int = MAX_RECORD_BYTES) -> None:
+    def __init__(self, *, start: int = 0, max_record_bytes: int = _MAX_RECORD_BYTES) -> None:
         self._position = start
         self._max = max_record_bytes
         self._half_character = b""

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from refusals import refuse
 
-from stepcot_jax.data.records.array_splitter import ArraySplitter
+from stepcot_jax.data.records.json_arrays import ArraySplitter
 from stepcot_jax.host.errors import BadInput
 
 
