@@ -11,6 +11,7 @@ import safetensors.numpy
 from cloud.memory_store import new_address
 from encoders.test_weights import write_clip
 from oracles.quick_jit import quick_jit
+from refusals import refuse
 from run.small_run import first_params, share_programs, small_settings
 
 from stepcot_jax.chain import DEFAULT_CHAIN
@@ -171,13 +172,11 @@ def test_what_does_not_fit_is_named_and_leaves_nothing(sources, tmp_path):
         ),
         (lambda: load_trained(sources / "theirs.safetensors"), r"theirs\.safetensors is a file; expected the workdir"),
     ):
-        with pytest.raises(BadInput, match=words):
-            refused()
+        refuse(words, refused)
     assert not dest.exists()
     dest.mkdir()
     (dest / "file").touch()
-    with pytest.raises(BadInput, match="exists and is not an empty folder"):
-        run(sources, dest)
+    refuse("exists and is not an empty folder", run, sources, dest)
 
 
 def test_sources_and_the_chain_may_be_on_a_store(workdir, sources, tmp_path, monkeypatch):

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import refuse
 from trained_workdir import SIDE, make_trained_workdir
 
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.encoders.transformer import TransformerSizes, VisionTransformer
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.explain import (
     GRID,
     TENTH,
@@ -165,8 +165,7 @@ def test_each_case_is_explained_by_itself(trained):
     np.testing.assert_allclose(together.maps.sum(axis=(2, 3)), 1, atol=1e-5)
     assert together.maps.shape == (3, 7, GRID, GRID)
     assert explainer.explain(IMAGES, with_claims=False).claims == ()
-    with pytest.raises(BadInput, match="must be labels of shape"):
-        explainer.explain(IMAGES, given_answers=np.full((2, 7), -1))
+    refuse("must be labels of shape", explainer.explain, IMAGES, given_answers=np.full((2, 7), -1))
 
 
 def test_what_replaces_a_window_is_named(trained, tmp_path):

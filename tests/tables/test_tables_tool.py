@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
+from refusals import refuse
 
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tools.tables import command as tables
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -37,8 +37,7 @@ def test_names_are_those_that_can_be_made():
     ],
 )
 def test_what_is_not_accepted_is_named(read, entries, words):
-    with pytest.raises(BadInput, match=words):
-        read(entries)
+    refuse(words, read, entries)
 
 
 @pytest.mark.parametrize(
