@@ -4,12 +4,12 @@ import json
 import threading
 
 import pytest
-from cloud.memory_store import Killed, count_downloads, disturb, names, new_address, objects
+from cloud.memory_store import Killed, check_objects, count_downloads, disturb, names, new_address, objects
 from refusals import refuse
 
 from stepcot_jax.contrib.cloud import copies, stores
 from stepcot_jax.contrib.cloud.copies import MANIFEST, UNFINISHED, Remote, download
-from stepcot_jax.contrib.cloud.stores import Stored, StoreError, StoreFolder
+from stepcot_jax.contrib.cloud.stores import StoreError, StoreFolder
 from stepcot_jax.contrib.cloud.sync import main as sync
 from stepcot_jax.host.errors import RunStopped
 from stepcot_jax.host.files import LOCK_NAME
@@ -55,20 +55,7 @@ def test_a_store_that_does_not_answer_is_named(store, monkeypatch, capsys):
 
 
 def test_objects_are_written_whole_and_removed(store, tmp_path):
-    assert (store.list(), store.read("a"), store.look_up("a")) == ({}, None, None)
-    store.write("a", b"1")
-    assert store.read("a") == b"1"
-    (tmp_path / "x").write_bytes(b"xyz")
-    store.upload({"deep/er/x": tmp_path / "x"})
-    assert {name: entry.size for name, entry in store.list().items()} == {"a": 1, "deep/er/x": 3}
-    before = store.list()
-    store.write("a", b"3")
-    assert store.list()["a"] != before["a"] == Stored(1, before["a"].tag)
-    assert store.look_up("a").size == 1
-    store.download({"deep/er/x": tmp_path / "new" / "y"})
-    assert (tmp_path / "new" / "y").read_bytes() == b"xyz"
-    store.remove(["a", "never"])
-    assert set(store.list()) == {"deep/er/x"}
+    check_objects(store, tmp_path)
 
 
 def test_an_error_of_the_store_is_one_line_with_its_address(store, tmp_path, monkeypatch):

@@ -8,8 +8,7 @@ from refusals import refuse
 
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.tools.conformance import command as conformance
-from stepcot_jax.tools.conformance.command import max_error
-from stepcot_jax.tools.conformance.golden import STUDENT_LOSS_PARTS, VARIANTS, Golden
+from stepcot_jax.tools.conformance.golden import STUDENT_LOSS_PARTS, VARIANTS, Golden, max_error
 
 pytestmark = pytest.mark.slow
 

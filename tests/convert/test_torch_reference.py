@@ -91,38 +91,3 @@ def test_half_precision_becomes_float32_exactly():
     params = from_torch_networks({"proj_s": tensors})["student_projection"]
     assert params["kernel"].dtype == np.float32
     np.testing.assert_array_equal(params["kernel"].T, tensors["weight"].astype(np.float32))
-
-
-def test_modules_agree_with_the_torch_networks_whose_weights_they_take():
-    torch = pytest.importorskip("torch")
-    import jax
-    from convert import torch_oracle
-
-    from stepcot_jax.models.student import Student
-    from stepcot_jax.models.teacher import Teacher
-
-    meta = torch_oracle.META
-    networks = torch_oracle.make_networks(meta, seed=3)
-    inputs = torch_oracle.make_inputs(meta, seed=4)
-    params = from_torch_networks({name: torch_oracle.tensors(network) for name, network in networks.items()})
-    answers = tuple(meta["step_num_classes"])
-    teacher = Teacher(answers, width=meta["teacher_dim"], num_layers=1, num_heads=2)
-    student = Student(answers, width=meta["student_dim"])
-    images, texts = inputs["image_features"], inputs["text_features"]
-
-    @jax.jit
-    def read(params, images, texts):
-        first = teacher.apply(
-            {"params": params["teacher"]}, image_features=images, text_features=texts, deterministic=True
-        )
-        return first, student.apply({"params": params["student"]}, image_features=images, deterministic=True)
-
-    as_teacher, as_student = read(params, images, texts)
-    with torch.no_grad():
-        logits, features = networks["teacher"](torch.from_numpy(images), torch.from_numpy(texts))
-        own, feature = networks["student"](torch.from_numpy(images))
-    for step, count in enumerate(answers):
-        np.testing.assert_allclose(as_teacher.logits[:, step, :count], logits[step], atol=2e-5, rtol=2e-5)
-        np.testing.assert_allclose(as_teacher.image_features[:, step], features[step], atol=2e-5, rtol=2e-5)
-        np.testing.assert_allclose(as_student.logits[:, step, :count], own[step], atol=2e-5, rtol=2e-5)
-    np.testing.assert_allclose(as_student.image_features, feature, atol=2e-5, rtol=2e-5)

@@ -8,8 +8,7 @@ import secrets
 import pytest
 from refusals import refuse
 
-from stepcot_jax.contrib.demo.guard import Guard
-from stepcot_jax.contrib.demo.uploads import Uploads
+from stepcot_jax.contrib.demo.guard import Guard, Uploads
 
 JOIN = "/gradio_api/queue/join"
 

@@ -145,9 +145,7 @@ def test_a_wrong_address_is_one_line(hub, address, words):
     hub.commit("ann/chest", {"config.json": b"{}"})
     hub.commit("ann/empty", {"README.md": b"-"})
     hub.commit("ann/other", {"config.json": b"{}"})
-    with pytest.raises(BadInput, match=words) as raised:
-        load(address)
-    assert "\n" not in str(raised.value)
+    refuse(words, load, address)
 
 
 def test_no_network_uses_what_was_downloaded_before(chain_export, hub, monkeypatch):
@@ -155,9 +153,7 @@ def test_no_network_uses_what_was_downloaded_before(chain_export, hub, monkeypat
     found = download_folder("hf://ann/chest")
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     assert download_folder("hf://ann/chest") == found
-    with pytest.raises(BadInput, match=r"hub cannot be reached .*and the cache does not have this revision") as raised:
-        download_folder("hf://ann/other")
-    assert "\n" not in str(raised.value)
+    refuse("hub cannot be reached .*and the cache does not have this revision", download_folder, "hf://ann/other")
     (found / "labels.json").unlink()
     refuse("an earlier download in the cache is incomplete", download_folder, "hf://ann/chest")
 
@@ -166,9 +162,7 @@ def test_a_download_that_breaks_off_is_said_and_goes_on(chain_export, hub, monke
     hub.commit("ann/chest", content_of(chain_export[1]))
     hub.cut_after["student.safetensors"] = 1000
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    with pytest.raises(BadInput, match=r"the download broke off .* running it again continues it") as raised:
-        load("hf://ann/chest")
-    assert "\n" not in str(raised.value)
+    refuse("the download broke off .* running it again continues it", load, "hf://ann/chest")
     hub.cut_after.clear()
     assert load("hf://ann/chest").model == "student"
 
@@ -211,9 +205,8 @@ def test_a_push_that_fails_is_one_line_with_the_way_on(
     if endpoint:
         monkeypatch.setattr(constants, "ENDPOINT", endpoint)
         monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("retries"))
-    with pytest.raises(BadInput, match=f"^hf://ann/chest: .*{words}.*export push .*out ann/chest uploads it") as raised:
-        main(["push", str(chain_export[1]), "ann/chest"])
-    assert "\n" not in str(raised.value)
+    push = ["push", str(chain_export[1]), "ann/chest"]
+    refuse(f"^hf://ann/chest: .*{words}.*export push .*out ann/chest uploads it", main, push)
     assert not endpoint or (caplog.records, capsys.readouterr()) == ([], ("", ""))
 
 

@@ -17,8 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from stepcot_jax.contrib.demo.guard import LOOPBACK, Guard
-from stepcot_jax.contrib.demo.uploads import MAX_MEGABYTES, Uploads
+from stepcot_jax.contrib.demo.guard import LOOPBACK, MAX_MEGABYTES, Guard, Uploads
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.text import install_extra
 

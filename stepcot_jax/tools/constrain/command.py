@@ -109,8 +109,6 @@ def _make_endpoint(options: argparse.Namespace) -> Endpoint | None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    from stepcot_jax.tools.constrain.models import check_side
-
     for name in ("num_cases", "num_resamples", "num_shown", "seed", "max_tokens", "max_answer_tokens"):
         least = 0 if name in ("num_shown", "seed") else 1
         value = getattr(options, name)
@@ -123,7 +121,8 @@ def _check(options: argparse.Namespace) -> None:
         raise BadInput("--split requires --workdir (a finished run)")
     if options.layout and options.data is None:
         raise BadInput("--layout requires DATA (a data root)")
-    check_side(options.image_size)
+    if not 32 <= options.image_size <= 4096:
+        raise BadInput(f"--image-size: {options.image_size} is not 32 to 4096 pixels")
 
 
 def _open_cases(options: argparse.Namespace) -> "CaseSource":

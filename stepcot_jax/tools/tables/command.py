@@ -50,7 +50,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "chain_grpo": ("correction_tables",),
     "curriculum": ("policy_tables", "policy"),
     "origin": ("origin_table", "policy"),
-    "released": ("released_table", "policy"),
+    "released": ("origin_table", "policy"),
     "vqa": ("policy_tables", "policy", "printed"),
     "robustness": ("robustness_table", "policy", "printed"),
     "self_check": ("policy_tables", "policy", "printed"),
