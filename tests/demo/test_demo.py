@@ -14,14 +14,7 @@ import pytest
 from PIL import Image
 from policies.policy_workdir import make_policy_workdir
 from refusals import edit_json, refuse
-from report.browser import (
-    Watched,
-    contrasts_of,
-    find_broken_words,
-    find_violations,
-    open_browser,
-    open_demo,
-)
+from report.browser import Watched, contrasts_of, find_broken_words, find_violations, open_browser, open_demo
 from trained_workdir import make_trained_workdir, tiny_encoder
 
 from stepcot_jax.chain import DEFAULT_CHAIN

@@ -300,9 +300,7 @@ def choose_examples(records: Sequence[Record]) -> list[Record]:
             images, topics = {record.image for record in chosen}, {(record.kind, record.topic) for record in chosen}
             left = (record for record in records if record.kind == kind and record not in chosen)
             best = min(
-                left,
-                key=lambda record: ((record.kind, record.topic) in topics, record.image in images),
-                default=None,
+                left, key=lambda record: ((record.kind, record.topic) in topics, record.image in images), default=None
             )
             chosen += [best] if best is not None else []
     return chosen

@@ -88,11 +88,7 @@ def write_prompts(
 
 
 def score_rounds(
-    rounds: Sequence[tuple[Sequence[Record], ReplyFile]],
-    settings: ScoringSettings,
-    *,
-    num_resamples: int,
-    seed: int,
+    rounds: Sequence[tuple[Sequence[Record], ReplyFile]], settings: ScoringSettings, *, num_resamples: int, seed: int
 ) -> list[dict[Key, Interval]]:
     """Compute the figures of each round from its records and replies."""
     columns_of = {

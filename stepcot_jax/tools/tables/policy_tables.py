@@ -12,15 +12,7 @@ import numpy as np
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.data.questions.reply_files import read_replies
 from stepcot_jax.evaluation import published
-from stepcot_jax.evaluation.comparison import (
-    CORRECTED,
-    DESCRIPTION,
-    INTERVALS,
-    JUDGED,
-    MEANS,
-    ReplyComparison,
-    settle,
-)
+from stepcot_jax.evaluation.comparison import CORRECTED, DESCRIPTION, INTERVALS, JUDGED, MEANS, ReplyComparison, settle
 from stepcot_jax.evaluation.replies import (
     BASELINE,
     HEADED_FIGURES,
