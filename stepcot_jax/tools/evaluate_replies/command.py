@@ -61,7 +61,7 @@ def score(options: argparse.Namespace) -> None:
 
 def prompts(options: argparse.Namespace) -> None:
     """Write the prompts of a split."""
-    from stepcot_jax.tools.evaluate_replies.robustness import write_prompts
+    from stepcot_jax.tools.evaluate_replies.scoring import write_prompts
 
     collection, chosen = choose_records(options)
     form = {"dialect": options.dialect, "with_thinking": options.with_thinking}
@@ -72,7 +72,7 @@ def prompts(options: argparse.Namespace) -> None:
 
 def perturb(options: argparse.Namespace) -> None:
     """Write perturbed records and their prompts."""
-    from stepcot_jax.tools.evaluate_replies.robustness import write_rounds
+    from stepcot_jax.tools.evaluate_replies.scoring import write_rounds
 
     if options.rounds < 1:
         raise BadInput(f"--rounds must be at least 1; got {options.rounds}")
@@ -243,7 +243,7 @@ def _write_questions(options: argparse.Namespace) -> None:
     from stepcot_jax.run.audit_folder import write_variants
     from stepcot_jax.run.scored_replies import choose_split
     from stepcot_jax.tools.evaluate_replies.audit_runs import ask_cases
-    from stepcot_jax.tools.evaluate_replies.robustness import write_prompts
+    from stepcot_jax.tools.evaluate_replies.scoring import write_prompts
 
     path, most, out = find_path(options.records, "RECORDS"), options.num_questions, options.out
     make_workdir(out)
@@ -264,7 +264,7 @@ def _score_audit(options: argparse.Namespace) -> None:
     from stepcot_jax.reasoning.thinking import tell
     from stepcot_jax.run.audit_folder import read_own, write_thinking
     from stepcot_jax.tools.evaluate_replies.audit_runs import write_results
-    from stepcot_jax.tools.evaluate_replies.robustness import write_prompts
+    from stepcot_jax.tools.evaluate_replies.scoring import write_prompts
 
     folder, replies = options.folder, find_path(options.replies, "REPLIES")
     thinking = options.thinking_replies and find_path(options.thinking_replies, "--thinking-replies")
