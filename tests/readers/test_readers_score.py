@@ -7,6 +7,7 @@ import shutil
 import msgspec
 import numpy as np
 import pytest
+from evaluation.small_splits import of_arrays
 from hypothesis import given
 from hypothesis import strategies as st
 from readers.reader_samples import CHAIN, fill, guess, make_sample, read_cells, write_cells, write_folder
@@ -16,7 +17,7 @@ from sklearn.metrics import accuracy_score, cohen_kappa_score, f1_score, recall_
 from stepcot_jax.annotate.agreement import fleiss_kappa
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation.chains import bootstrap, bootstrap_differences
-from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, write_predictions
+from stepcot_jax.evaluation.predictions import write_predictions
 from stepcot_jax.evaluation.statistics import draw_weights, flip_signs
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.ranges import Interval
@@ -61,15 +62,9 @@ def predictions(sample, tmp_path_factory):
     right = np.zeros((*truth.shape, 12), np.float32)
     np.put_along_axis(right, np.maximum(truth, 0)[:, :, None], 5.0, axis=2)
     student = np.random.default_rng(9).normal(size=right.shape).astype(np.float32)
-    unknown = np.full(len(truth), "")
-    facts = {
-        "case_id": paths,
-        "image_path": paths,
-        "patient_id": np.array([f"p{place}" for place in range(len(truth))]),
-    }
-    facts |= dict.fromkeys(("origin", "view", "sex", "age"), unknown)
+    patients = [f"p{place}" for place in range(len(truth))]
     models = {"teacher": right, "student": student}
-    split = SplitPredictions(Predictions(np.arange(len(truth), dtype=np.int32), truth, models), facts)
+    split = of_arrays(truth, models, case_id=paths, image_path=paths, patient_id=patients)
     write_predictions(path, split, CHAIN)
     return path
 
@@ -256,10 +251,8 @@ def test_intervals_are_those_of_the_evaluator_for_answers_given_once_a_reader(sa
         "reader Bo": np.tile(certain[answers["Bo"]], (3, 1, 1)),
         "student": np.tile(certain[read_answers(predictions, key)["student"]], (3, 1, 1)),
     }
-    text = np.array([f"{number}" for number in range(72)])
-    facts = dict.fromkeys(("case_id", "image_path", "origin", "view", "sex"), text) | {"age": np.full(72, "")}
-    facts["patient_id"] = np.tile([case.patient_id for case in key.cases], 3)
-    split = SplitPredictions(Predictions(np.arange(72, dtype=np.int32), np.tile(truth, (3, 1)), models), facts)
+    patients = np.tile([case.patient_id for case in key.cases], 3)
+    split = of_arrays(np.tile(truth, (3, 1)), models, case_id=[*map(str, range(72))], patient_id=patients)
     expected = bootstrap(split, CHAIN, num_resamples=100, seed=4)
     gains = bootstrap_differences(split, CHAIN, first="student", second="readers", num_resamples=100, seed=4)
     for place, step in enumerate(comparison.steps):
