@@ -23,7 +23,9 @@ def _cache(tmp_path, monkeypatch):
 
 
 def test_objects_are_written_whole_and_removed(tmp_path):
-    check_objects(StoreFolder(f"s3://{BUCKET}/objects"), tmp_path)
+    store = StoreFolder(f"s3://{BUCKET}/objects")
+    check_objects(store, tmp_path)
+    assert store.list()["a"] == store.look_up("a")
 
 
 def test_a_bucket_that_is_missing_is_one_line_without_the_key():
