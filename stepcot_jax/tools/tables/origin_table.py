@@ -250,7 +250,7 @@ def _released_cells(plan: Plan, seed: int) -> dict[str, Cell]:
 
 def make_released(plan: Plan) -> list[Table]:
     """Return the figures of each training, and their differences."""
-    comparison, num_questions = compare_cells(plan, _cells)
+    comparison, num_questions = compare_cells(plan, _released_cells)
     rows: list[Row] = []
     for name in (BASELINE, *_released_cells(plan, plan.seeds[0])):
         rows.append({"training": name, **list_figures(comparison, name, MEANS)})
