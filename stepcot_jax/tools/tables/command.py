@@ -168,19 +168,14 @@ def main(arguments: list[str]) -> None:
     def run() -> None:
         names = read_names(arguments[1:])
         values = flags.FLAGS
-        if values.published and not set(names) <= set(list_names("printed")):
-            raise BadInput(
-                f"--published is accepted only with {', '.join(list_names('printed'))}; got {', '.join(names)}"
-            )
-        if values.constrained and not set(names) & set(list_names("large")):
-            raise BadInput(
-                f"--constrained is accepted only with {' and '.join(list_names('large'))}; got {', '.join(names)}"
-            )
-        if values.keep_replies and (values.published or not set(names) <= set(list_names("policy"))):
-            raise BadInput(
-                f"--keep_replies is accepted only with runs of {', '.join(list_names('policy'))}; got "
-                f"{', '.join(names)}"
-            )
+        printed, large, policy = map(list_names, ("printed", "large", "policy"))
+        for flag, fits, accepted in (
+            ("published", set(names) <= set(printed), ", ".join(printed)),
+            ("constrained", set(names) & set(large), " and ".join(large)),
+            ("keep_replies", set(names) <= set(policy) and not values.published, f"runs of {', '.join(policy)}"),
+        ):
+            if getattr(values, flag) and not fits:
+                raise BadInput(f"--{flag} is accepted only with {accepted}; got {', '.join(names)}")
         if not values.workdir:
             raise BadInput("--workdir is required (a writable folder)")
         workdir = values.workdir.rstrip("/") if is_address(values.workdir) else values.workdir
