@@ -17,7 +17,6 @@ def main(arguments: list[str] | None = None) -> None:
     options = _parse(arguments)
     if options.case is None and options.given:
         raise BadInput("--given needs --case (the report that it is about)")
-    # Imported here: numpy takes a while, and `--help` and a wrong flag should not.
     import numpy as np
 
     from stepcot_jax.evaluation.joint_reports import COUNTING, read_report_models

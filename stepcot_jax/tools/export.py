@@ -49,7 +49,6 @@ def main(arguments: list[str] | None = None) -> int:
         raise BadInput(f"--model: {unknown[0]!r} is not one of {', '.join(MODELS)}")
     if flags.push_to_hub:
         _find_hub().check_account(flags.push_to_hub)  # before the work
-    # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
     from stepcot_jax.host.download import find_path
 
     flags.checkpoint = find_path(flags.checkpoint, "--checkpoint")

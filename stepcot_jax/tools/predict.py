@@ -45,7 +45,6 @@ BATCH_SIZE = 32
 def main(arguments: list[str] | None = None) -> int:
     """Read the images that the command line names."""
     options = _parse(arguments)
-    # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
     from absl import logging
 
     from stepcot_jax.host.download import find_path

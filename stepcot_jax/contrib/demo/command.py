@@ -76,7 +76,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Serve the page until it is interrupted."""
     options = _parse(arguments)
-    # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
     from stepcot_jax.host.download import find_path
 
     if options.examples is not None:

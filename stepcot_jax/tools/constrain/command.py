@@ -31,7 +31,6 @@ def main(arguments: list[str] | None = None) -> None:
     options = _parse(arguments)
     endpoint = _make_endpoint(options)
     _check(options)
-    # Imported here, as below, so that --help and a wrong flag are fast.
     from stepcot_jax.evaluation.published import FILE_NAME
     from stepcot_jax.tools.constrain.asking_levels import REPLIES_NAME
     from stepcot_jax.tools.constrain.results import PAGE_NAME, TABLE_NAMES

@@ -45,7 +45,6 @@ def choose_records(options: argparse.Namespace) -> "tuple[VqaCollection, list[Re
 
 def score(options: argparse.Namespace) -> None:
     """Score files of replies."""
-    # Imported here and below, so that --help is fast.
     from stepcot_jax.tools.evaluate_replies.scoring import score_command
 
     records = choose_records(options)

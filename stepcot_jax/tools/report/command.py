@@ -38,7 +38,6 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.num_cases < 1:
         raise BadInput(f"--num-cases must be at least 1; got {options.num_cases}")
-    # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
     from stepcot_jax.run.settings import read_settings
 
     source = options.workdir

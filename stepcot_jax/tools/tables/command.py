@@ -115,7 +115,6 @@ def make_tables(
     keeps_replies: bool = False,
 ) -> list[str]:
     """Run the unfinished cells, then make and write the tables, with the replies behind them if they are kept."""
-    # Imported here: jax takes seconds, and --help and a wrong flag should not.
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.pages.sheets import write_table
     from stepcot_jax.run.places import Place
