@@ -1,16 +1,5 @@
 """Read radiographs with a trained network: questions, answers with their probabilities, and a paragraph.
 
-    stepcot predict IMAGE... --checkpoint=WORKDIR [--given "STEP=ANSWER"]... [--model=teacher] [--json]
-
-IMAGE is a PNG, JPEG or DICOM file or a folder of them. A given answer replaces the network's own, and the other answers
-follow from it. `--ask` asks for corrections at the terminal, one step at a time, the most useful first. `--dicom-out`
-also writes a DICOM structured report of each DICOM image. Exit code 1: some images could not be read, or have no
-report; stderr names them. In Python:
-
-    import stepcot_jax as sc
-    reader = sc.load("runs/quickstart")
-    print(reader.read("image.png"))
-
 For research; not a medical device.
 """
 

@@ -1,7 +1,5 @@
 """Serve a page that reads a dropped radiograph step by step, with a map and a correctable answer for each step.
 
-    stepcot demo --checkpoint=WORKDIR [--model teacher] [--examples FOLDER] [--port 7860]
-
 A run that trained a policy answers questions instead; `--policy=WORKDIR` adds a tab for one. The page listens on this
 machine only, unless `--host` says otherwise, sends nothing to other hosts and keeps nothing: an upload is deleted as
 soon as it is read. Needs the extra `demo`. For research; not a medical device.
