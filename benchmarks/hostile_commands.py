@@ -70,7 +70,7 @@ def _run_loader(folder: str) -> int:
 
 def _upload(path: str, checkpoint: str) -> None:
     """Read an upload as the demo does."""
-    from stepcot_jax.contrib.demo.uploads import Uploads
+    from stepcot_jax.contrib.demo.guard import Uploads
     from stepcot_jax.reading.image_reader import load
     from stepcot_jax.reading.radiographs import read_unresized
 

@@ -14,15 +14,7 @@ from collections.abc import Iterator
 from stepcot_jax import __version__
 from stepcot_jax.host.download import explain_failure, fetch, find_path
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.exported_files import (
-    MANIFEST_FILE,
-    READ_SUFFIXES,
-    SUMS,
-    Files,
-    is_export,
-    read_sums,
-    write_sums,
-)
+from stepcot_jax.host.exported_files import MANIFEST_FILE, READ_SUFFIXES, SUMS, Files, is_export, read_sums, write_sums
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.terminal import name_command
 from stepcot_jax.host.text import make_printable, shorten

@@ -17,12 +17,7 @@ from stepcot_jax import __version__
 from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.export import exported_programs, exported_words, policy_loader
 from stepcot_jax.export.carried_files import describe_encoder, name_encoder
-from stepcot_jax.export.folder import (
-    copy_loader,
-    describe_preprocessing,
-    list_sizes,
-    save_tensors,
-)
+from stepcot_jax.export.folder import copy_loader, describe_preprocessing, list_sizes, save_tensors
 from stepcot_jax.export.model_card import list_files, write_front_matter, write_lifetime
 from stepcot_jax.export.program import PLATFORMS, Tensors
 from stepcot_jax.host.errors import BadInput, RunStopped

@@ -110,14 +110,7 @@ class Policy:
         return [self.decode(row) for row in replies.tolist()]
 
     def generate(
-        self,
-        images: Any,
-        prompts: Any,
-        lengths: Any,
-        *,
-        greedy: bool = True,
-        seed: int = 0,
-        temperature: float = 1.0,
+        self, images: Any, prompts: Any, lengths: Any, *, greedy: bool = True, seed: int = 0, temperature: float = 1.0
     ) -> np.ndarray:
         """Return int32 [rollout, token], the replies to normalised images and padded prompts, with stops at the end."""
         if not temperature > 0:

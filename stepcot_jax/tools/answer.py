@@ -20,7 +20,6 @@ def main(arguments: list[str] | None = None) -> None:
         raise BadInput("--seed and --temperature have no effect without --sample; add it or leave them out")
     if options.out is not None and not str(options.out).lower().endswith(".png"):
         raise BadInput(f"--out: {options.out} must end in .png")
-    # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
     from absl import logging
 
     from stepcot_jax.data.images.drawn_boxes import write_png

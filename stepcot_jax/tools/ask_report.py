@@ -1,9 +1,6 @@
 """Ask which question of a structured report is worth answering next, and what true answers are worth.
 
-    stepcot ask_report WORKDIR                                             a table over the test reports
-    stepcot ask_report WORKDIR --case=CXR1000 [--given "STEP=ANSWER"]...   one report: what it says, what to ask next
-
-WORKDIR is a finished run on a tree of questions; its stored predictions are read, not its images.
+Without --case the command prints a table over the test reports. Stored predictions are read, not images.
 """
 
 import argparse
@@ -17,7 +14,6 @@ def main(arguments: list[str] | None = None) -> None:
     options = _parse(arguments)
     if options.case is None and options.given:
         raise BadInput("--given needs --case (the report that it is about)")
-    # Imported here: numpy takes a while, and `--help` and a wrong flag should not.
     import numpy as np
 
     from stepcot_jax.evaluation.joint_reports import COUNTING, read_report_models

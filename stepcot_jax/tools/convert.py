@@ -41,15 +41,12 @@ from stepcot_jax.run.settings import Settings, load_settings, write_settings
 from stepcot_jax.run.stored_reading import CONVERTED_FILE, write_reading
 from stepcot_jax.systems.networks import init_params
 from stepcot_jax.tools.options import local_path
-from stepcot_jax.training.checkpoints import Checkpoints
+from stepcot_jax.training.checkpoints import Checkpoints, read_best, restore_params
 from stepcot_jax.training.state import Params, TrainState, flatten
 
 
 def _read_run(workdir: pathlib.Path) -> dict[str, np.ndarray]:
     """Return each network's parameters from its best checkpoint by '/'-joined paths, image encoders included."""
-    # Imported here: files do not need jax, which takes seconds.
-    from stepcot_jax.training.checkpoints import read_best, restore_params
-
     folder = workdir / "checkpoints"
     latest, best = read_best(folder)
     params, tensors = {latest: restore_params(folder, latest)}, dict[str, np.ndarray]()
@@ -85,14 +82,14 @@ def _convert(flags: argparse.Namespace, *, to_workdir: bool) -> list[str]:
         prefix = f"{NETWORKS[flags.network]}/"
         tensors = {name: array for name, array in tensors.items() if name.startswith(prefix)}
     tensors, ignored = drop_ignored(tensors, flags.ignore)
-    if recipe is not None:
-        return _make_workdir(flags, source, tensors, recipe)
     convert = to_jax_tensors if flags.to == "jax" else to_torch_tensors
     try:
+        if recipe is not None:
+            return _make_workdir(flags, source, tensors, recipe)
         converted = convert(tensors, network=flags.network)
     except BadInput as error:
         raise BadInput(f"{flags.source}: {error}") from None
-    write_tensors(flags.dest, converted, overwrite=flags.force)
+    write_tensors(flags.dest, converted)
     report = {
         "file": str(flags.dest),
         "tensors_read": len(tensors),
@@ -152,20 +149,14 @@ def _make_recipe(flags: argparse.Namespace) -> "Recipe":
         raise BadInput(f"--chain: {flags.chain} does not exist")
     root = flags.chain.rstrip("/").rpartition("/")[0] if is_address(flags.chain) else str(chain.parent)
     root = root if chain.is_file() else flags.chain
-    # Imported here: files do not need jax, which takes seconds.
-
     return Recipe(flags.config or "paper", chain, root, flags.image_encoder or "", flags.text_encoder or "")
 
 
 def _make_workdir(
     flags: argparse.Namespace, source: pathlib.Path, tensors: Mapping[str, Any], recipe: "Recipe"
 ) -> list[str]:
-
-    try:
-        networks = group_by_network(tensors, network=flags.network)
-        content = write_workdir(flags.dest, networks, recipe, source=source)
-    except BadInput as error:
-        raise BadInput(f"{flags.source}: {error}") from None
+    networks = group_by_network(tensors, network=flags.network)
+    content = write_workdir(flags.dest, networks, recipe, source=source)
     numbers = sum(int(np.size(array)) for arrays in networks.values() for array in arrays.values())
     lines = [f"{flags.dest}: {len(tensors)} tensors, {numbers:,} numbers: {', '.join(networks)}"]
     if content["fresh"]:
@@ -312,9 +303,8 @@ def read_tensors(path: pathlib.Path) -> dict[str, Any]:
     return {name: weights.to_numpy(leaf) for name, leaf in flatten(content).items()}
 
 
-def write_tensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray], *, overwrite: bool = False) -> None:
+def write_tensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
     """Write named tensors atomically."""
-    check_destination(path, overwrite=overwrite)
     with writing_whole(path) as file:
         if path.suffix in TORCH_SUFFIXES:
             _write_torch(path, file, tensors)
@@ -323,7 +313,7 @@ def write_tensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray], *, over
 
 
 def check_destination(path: pathlib.Path, *, overwrite: bool) -> None:
-    """Check a destination of `write_tensors` before long work."""
+    """Check a destination of `write_tensors`, before long work."""
     _check_suffix(path)
     if path.is_dir() or (path.exists() and not overwrite):
         raise BadInput(f"{path} exists; choose another name, or pass --force to replace a file")

@@ -27,8 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     if arguments[:1] == ["push"]:
         return _find_hub().main(arguments[1:])
     parser = argparse.ArgumentParser(
-        prog="stepcot export",
-        description="Export a trained model, with a loader that needs only jax and numpy.",
+        prog="stepcot export", description="Export a trained model, with a loader that needs only jax and numpy."
     )
     parser.add_argument("--checkpoint", required=True, metavar="WORKDIR", help="of a finished run; or gs://, s3://")
     parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help="new or empty folder")
@@ -50,7 +49,6 @@ def main(arguments: list[str] | None = None) -> int:
         raise BadInput(f"--model: {unknown[0]!r} is not one of {', '.join(MODELS)}")
     if flags.push_to_hub:
         _find_hub().check_account(flags.push_to_hub)  # before the work
-    # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
     from stepcot_jax.host.download import find_path
 
     flags.checkpoint = find_path(flags.checkpoint, "--checkpoint")

@@ -42,7 +42,6 @@ def fill(arguments: list[str]) -> None:
                 f"config.image_encoder.name={settings.image_encoder.name!r} with "
                 f"config.features.store={settings.features.store}"
             )
-        # Imported here: jax takes seconds, too long for `--help` and a wrong flag.
         from stepcot_jax.data.dataset import write_account
         from stepcot_jax.host.extras import find_extra
         from stepcot_jax.host.terminal import Terminal

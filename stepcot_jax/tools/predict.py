@@ -1,16 +1,5 @@
 """Read radiographs with a trained network: questions, answers with their probabilities, and a paragraph.
 
-    stepcot predict IMAGE... --checkpoint=WORKDIR [--given "STEP=ANSWER"]... [--model=teacher] [--json]
-
-IMAGE is a PNG, JPEG or DICOM file or a folder of them. A given answer replaces the network's own, and the other answers
-follow from it. `--ask` asks for corrections at the terminal, one step at a time, the most useful first. `--dicom-out`
-also writes a DICOM structured report of each DICOM image. Exit code 1: some images could not be read, or have no
-report; stderr names them. In Python:
-
-    import stepcot_jax as sc
-    reader = sc.load("runs/quickstart")
-    print(reader.read("image.png"))
-
 For research; not a medical device.
 """
 
@@ -45,7 +34,6 @@ BATCH_SIZE = 32
 def main(arguments: list[str] | None = None) -> int:
     """Read the images that the command line names."""
     options = _parse(arguments)
-    # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
     from absl import logging
 
     from stepcot_jax.host.download import find_path

@@ -15,7 +15,6 @@ def main(arguments: list[str]) -> None:
         if not flags.FLAGS.workdir:
             raise BadInput("--workdir is required (a writable folder)")
         settings = make_settings(flags.FLAGS.config)
-        # Imported here: jax takes seconds, too long for `--help` and a wrong flag.
         from stepcot_jax.training.processes import is_first, join_processes
 
         join_processes(

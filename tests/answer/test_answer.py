@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 from policies.policy_workdir import make_policy_workdir
+from refusals import refuse
 
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tools.answer import main
 
 
@@ -42,8 +42,6 @@ def test_what_is_refused(run):
         ("--checkpoint=nowhere", "nowhere is not the workdir of a run"),
         ("--choice=Mass", "choices: "),
     ):
-        with pytest.raises(BadInput, match=words):
-            main([str(folder / "a.png"), question, f"--checkpoint={folder / 'run'}", flag])
+        refuse(words, main, [str(folder / "a.png"), question, f"--checkpoint={folder / 'run'}", flag])
     picture = folder / "run" / "settings.json"
-    with pytest.raises(BadInput, match=r"settings\.json"):
-        main([str(picture), question, f"--checkpoint={folder / 'run'}"])
+    refuse(r"settings\.json", main, [str(picture), question, f"--checkpoint={folder / 'run'}"])

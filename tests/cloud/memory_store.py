@@ -49,6 +49,25 @@ def objects(address: str) -> dict[str, bytes]:
     return {path.removeprefix(root).lstrip("/"): files.cat_file(path) for path in files.find(root)}
 
 
+def check_objects(store, folder: pathlib.Path) -> None:
+    """Objects of a store, of whatever kind, are written whole, listed as they are now, and removed."""
+    assert (store.list(), store.read("a"), store.look_up("a")) == ({}, None, None)
+    store.write("a", b"1")
+    assert store.read("a") == b"1"
+    (folder / "x").write_bytes(bytes(2**20))
+    store.upload({f"deep/er/{number}": folder / "x" for number in range(20)})
+    before = store.list()
+    sizes = {"a": 1, **{f"deep/er/{number}": 2**20 for number in range(20)}}
+    assert {name: entry.size for name, entry in before.items()} == sizes
+    store.write("a", b"3")
+    assert store.list()["a"] != before["a"]
+    assert store.look_up("a").size == 1
+    store.download({"deep/er/3": folder / "new" / "y"})
+    assert (folder / "new" / "y").read_bytes() == bytes(2**20)
+    store.remove([*(name for name in before if name != "a"), "never"])
+    assert set(store.list()) == {"a"}
+
+
 class Killed(BaseException):
     """In the place of a kill."""
 

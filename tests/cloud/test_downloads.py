@@ -6,12 +6,12 @@ import threading
 
 import pytest
 from cloud.memory_store import count_downloads, names, new_address
+from refusals import refuse
 
 from stepcot_jax.contrib.cloud import copies
 from stepcot_jax.contrib.cloud.copies import MANIFEST
 from stepcot_jax.contrib.cloud.stores import StoreError, StoreFolder
 from stepcot_jax.host.download import download, find_path
-from stepcot_jax.host.errors import BadInput
 
 
 @pytest.fixture
@@ -53,15 +53,13 @@ def test_one_file_is_downloaded_alone_and_again_when_it_changes(store, monkeypat
     store.write("images/a.png", b"other")
     assert find_path(address).read_bytes() == b"other"
     assert names(find_path(store.address)) == {"data.json", "images/a.png", "profile/b"}
-    with pytest.raises(BadInput, match=r"^x: .*b\.png: holds no files"):
-        find_path(f"{store.address}/images/b.png", "x")
+    refuse(r"^x: .*b\.png: holds no files", find_path, f"{store.address}/images/b.png", "x")
     download = StoreFolder.download
     monkeypatch.setattr(
         StoreFolder, "download", lambda own, files: (own.write("a.png", b"12345"), download(own, files))
     )
     store.write("images/a.png", b"later")
-    with pytest.raises(BadInput, match=r"a\.png: has changed while it was downloaded; try again"):
-        find_path(address)
+    refuse(r"a\.png: has changed while it was downloaded; try again", find_path, address)
 
 
 def test_readers_of_a_run_leave_its_features_and_the_logs_of_other_programs(store, cache, tmp_path):
@@ -76,8 +74,7 @@ def test_readers_of_a_run_leave_its_features_and_the_logs_of_other_programs(stor
     store.write("checkpoints/1/a", b"B")
     kept = set(cache.iterdir())
     for _ in range(2):
-        with pytest.raises(BadInput, match="checkpoints/1: is not as it was written"):
-            find_path(store.address)
+        refuse("checkpoints/1: is not as it was written", find_path, store.address)
     assert set(cache.iterdir()) == kept
 
 
@@ -92,23 +89,19 @@ def test_a_download_to_a_folder_of_the_user_overwrites_nothing(store, tmp_path, 
     download(store.address, folder)
     assert downloaded == ["images/a.png"]
     (folder / "data.json").write_text("changed by me")
-    with pytest.raises(BadInput, match=r"data\.json: not the file of 9 bytes that .* has; nothing is overwritten"):
-        download(store.address, folder)
+    refuse(r"data\.json: not the file of 9 bytes that .* has; nothing is overwritten", download, store.address, folder)
     assert (folder / "data.json").read_text() == "changed by me"
 
 
 def test_what_cannot_be_used_is_one_line_with_the_setting(cache, monkeypatch):
     address = new_address(monkeypatch)
-    with pytest.raises(BadInput, match=rf"^config\.x: {address}: holds no files"):
-        find_path(address, "config.x")
+    refuse(rf"^config\.x: {address}: holds no files", find_path, address, "config.x")
     StoreFolder(address).write("a", b"a")
     with monkeypatch.context() as patch:
         patch.setattr(copies, "_SPARE_BYTES", 2**60)
-        with pytest.raises(BadInput, match=r"^config\.x: .*: the files to copy take 1 bytes; .* has \d+ free"):
-            find_path(address, "config.x")
+        refuse(r"^config\.x: .*: the files to copy take 1 bytes; .* has \d+ free", find_path, address, "config.x")
     monkeypatch.setattr(type(StoreFolder(address)._files), "get_file", lambda *given, **named: 1 / 0)
-    with pytest.raises(StoreError, match=r"^config\.x: .*cannot be read \(ZeroDivisionError"):
-        find_path(address, "config.x")
+    refuse(r"^config\.x: .*cannot be read \(ZeroDivisionError", find_path, address, "config.x", error=StoreError)
 
 
 def test_an_interrupted_download_goes_on_and_one_of_an_earlier_listing_is_removed(store, cache, monkeypatch):
@@ -143,8 +136,7 @@ def test_a_folder_that_changes_while_it_is_downloaded_is_not_kept(store, cache, 
     download = StoreFolder.download
     with monkeypatch.context() as patch:
         patch.setattr(StoreFolder, "download", lambda own, files: (download(own, files), own.write("new", b"x")))
-        with pytest.raises(BadInput, match="has changed while it was downloaded; try again"):
-            find_path(store.address)
+        refuse("has changed while it was downloaded; try again", find_path, store.address)
     assert names(cache) == {path.name for path in cache.glob(".lock-*")}
     assert "new" in names(find_path(store.address))
 

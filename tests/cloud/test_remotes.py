@@ -4,13 +4,14 @@ import json
 import threading
 
 import pytest
-from cloud.memory_store import Killed, count_downloads, disturb, names, new_address, objects
+from cloud.memory_store import Killed, check_objects, count_downloads, disturb, names, new_address, objects
+from refusals import refuse
 
 from stepcot_jax.contrib.cloud import copies, stores
 from stepcot_jax.contrib.cloud.copies import MANIFEST, UNFINISHED, Remote, download
-from stepcot_jax.contrib.cloud.stores import Stored, StoreError, StoreFolder
+from stepcot_jax.contrib.cloud.stores import StoreError, StoreFolder
 from stepcot_jax.contrib.cloud.sync import main as sync
-from stepcot_jax.host.errors import BadInput, RunStopped
+from stepcot_jax.host.errors import RunStopped
 from stepcot_jax.host.files import LOCK_NAME
 
 
@@ -40,8 +41,7 @@ def machine(store, tmp_path, monkeypatch):
     ["gs://bucket", "gs:///run", "s3://bucket/../x", "s3://bucket//x", "gs://b/a*", "gs://key:secret@b/x", "s3:/b/x"],
 )
 def test_addresses_of_another_form_are_refused(address):
-    with pytest.raises(BadInput, match="not the address of a folder on a store"):
-        StoreFolder(address)
+    refuse("not the address of a folder on a store", StoreFolder, address)
 
 
 def test_a_store_that_does_not_answer_is_named(store, monkeypatch, capsys):
@@ -55,28 +55,14 @@ def test_a_store_that_does_not_answer_is_named(store, monkeypatch, capsys):
 
 
 def test_objects_are_written_whole_and_removed(store, tmp_path):
-    assert (store.list(), store.read("a"), store.look_up("a")) == ({}, None, None)
-    store.write("a", b"1")
-    assert store.read("a") == b"1"
-    (tmp_path / "x").write_bytes(b"xyz")
-    store.upload({"deep/er/x": tmp_path / "x"})
-    assert {name: entry.size for name, entry in store.list().items()} == {"a": 1, "deep/er/x": 3}
-    before = store.list()
-    store.write("a", b"3")
-    assert store.list()["a"] != before["a"] == Stored(1, before["a"].tag)
-    assert store.look_up("a").size == 1
-    store.download({"deep/er/x": tmp_path / "new" / "y"})
-    assert (tmp_path / "new" / "y").read_bytes() == b"xyz"
-    store.remove(["a", "never"])
-    assert set(store.list()) == {"deep/er/x"}
+    check_objects(store, tmp_path)
 
 
 def test_an_error_of_the_store_is_one_line_with_its_address(store, tmp_path, monkeypatch):
     with pytest.raises(StoreError, match=r"memory://.*/run: cannot be read \(FileNotFoundError"):
         store.download({"never": tmp_path / "x"})
     monkeypatch.setattr(store._files, "find", lambda root, detail: {f"{root}/../x": {"size": 1}}, raising=False)
-    with pytest.raises(StoreError, match=r"'\.\./x' is not the name of a file"):
-        store.list()
+    refuse(r"'\.\./x' is not the name of a file", store.list, error=StoreError)
 
 
 def make(folder, **files):
@@ -139,11 +125,9 @@ def test_a_changed_checkpoint_is_left_out_and_if_all_are_changed_nothing_starts_
     store.write("checkpoints/2/a", b"C")
     assert names(machine("two").folder) == {"checkpoints/1/a"}
     assert "checkpoints/2: not as it was written" in machine.said[0]
-    with pytest.raises(BadInput, match="checkpoints/2: is not as it was written"):
-        download(store.address)
+    refuse("checkpoints/2: is not as it was written", download, store.address)
     store.remove(["checkpoints/1/a"])
-    with pytest.raises(StoreError, match="no checkpoint is as it was written"):
-        machine("three")
+    refuse("no checkpoint is as it was written", machine, "three", error=StoreError)
 
 
 @pytest.mark.parametrize(
@@ -152,8 +136,7 @@ def test_a_changed_checkpoint_is_left_out_and_if_all_are_changed_nothing_starts_
 def test_a_manifest_names_nothing_but_files_of_checkpoints(store, machine, name):
     make(machine("one").folder, precious="1")
     store.write(MANIFEST, json.dumps({"checkpoints": {name: [1, "0"]}}).encode())
-    with pytest.raises(StoreError, match="is not the name of a checkpoint's file"):
-        machine("one")
+    refuse("is not the name of a checkpoint's file", machine, "one", error=StoreError)
     assert (machine("one", starts=False).folder / "precious").exists()
 
 
@@ -175,8 +158,7 @@ def test_ratings_that_the_store_does_not_have_yet_are_kept(store, machine):
 
 def test_a_folder_with_other_files_is_refused_by_a_run(store, machine):
     store.write("data.json", b"[]")
-    with pytest.raises(BadInput, match=r"holds data\.json and no mirror\.json; expected an empty folder"):
-        machine("one")
+    refuse(r"holds data\.json and no mirror\.json; expected an empty folder", machine, "one")
     assert objects(store.address) == {"data.json": b"[]"}
 
 
@@ -192,8 +174,7 @@ def test_shards_are_added_and_never_removed(store, machine, monkeypatch):
     make(one.folder, **{"e.safetensors": "E"})
     with monkeypatch.context() as patch:
         disturb(patch, "upload", 2, StoreError("down"))
-        with pytest.raises(StoreError, match="down; the features are kept in"):
-            one.saved()
+        refuse("down; the features are kept in", one.saved, error=StoreError)
     one.start()
     one.saved()
     assert "e.safetensors" in store.list()
@@ -215,10 +196,8 @@ def test_sync_sends_what_is_missing_and_data_fetch_brings_it_back(store, tmp_pat
     store.write("deep/b", b"")  # another program
     sync([str(folder), store.address])
     assert store.read("deep/b") == b"B"
-    with pytest.raises(BadInput, match="not a folder"):
-        sync([str(folder / "a"), store.address])
-    with pytest.raises(BadInput, match="is an address; expected a folder or file of this machine"):
-        sync([store.address, store.address])
+    refuse("not a folder", sync, [str(folder / "a"), store.address])
+    refuse("is an address; expected a folder or file of this machine", sync, [store.address, store.address])
 
 
 @pytest.mark.parametrize(("method", "number"), [("upload", 1), ("upload", 2), ("write", 2), ("remove", 1)])
@@ -230,8 +209,7 @@ def test_a_half_uploaded_folder_is_noticed_and_completed(method, number, store, 
         with pytest.raises(Killed):
             sync([str(folder), store.address])
     for into in (None, tmp_path / "here"):
-        with pytest.raises(BadInput, match=f"holds {UNFINISHED}, so its upload is going on or was interrupted"):
-            download(store.address, into)
+        refuse(f"holds {UNFINISHED}, so its upload is going on or was interrupted", download, store.address, into)
     assert not (tmp_path / "here").exists()
     sync([str(folder), store.address])
     assert names(download(store.address)) == names(folder)

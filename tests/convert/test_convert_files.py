@@ -6,7 +6,7 @@ import pytest
 import safetensors.numpy
 from refusals import refuse
 
-from stepcot_jax.tools.convert import read_tensors, write_tensors
+from stepcot_jax.tools.convert import check_destination, read_tensors, write_tensors
 
 TENSORS = {"student/a.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "student/a.bias": np.ones(2, np.float32)}
 
@@ -30,7 +30,7 @@ def test_what_is_written_is_read(tmp_path, suffix):
 def test_a_file_is_replaced_only_when_asked_and_a_write_that_fails_leaves_it(tmp_path, monkeypatch):
     path = tmp_path / "a.safetensors"
     path.write_bytes(b"precious")
-    refuse("--force", write_tensors, path, TENSORS)
+    refuse("--force", check_destination, path, overwrite=False)
 
     def fail(tensors, target, metadata):
         pathlib.Path(target).write_bytes(b"half")
@@ -38,10 +38,11 @@ def test_a_file_is_replaced_only_when_asked_and_a_write_that_fails_leaves_it(tmp
 
     with monkeypatch.context() as patch:
         patch.setattr(safetensors.numpy, "save_file", fail)
-        refuse("disk full", write_tensors, path, TENSORS, overwrite=True, error=OSError)
+        refuse("disk full", write_tensors, path, TENSORS, error=OSError)
     assert path.read_bytes() == b"precious"
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
-    write_tensors(path, TENSORS, overwrite=True)
+    check_destination(path, overwrite=True)
+    write_tensors(path, TENSORS)
     assert_same(read_tensors(path), TENSORS)
 
 
@@ -58,7 +59,7 @@ def test_other_files_are_refused(tmp_path, name, content, words):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     refuse(words, read_tensors, tmp_path / name)
-    refuse(r"folder .* does not exist", write_tensors, tmp_path / "no" / "a.safetensors", TENSORS)
+    refuse(r"folder .* does not exist", check_destination, tmp_path / "no" / "a.safetensors", overwrite=False)
 
 
 def test_without_torch_a_pt_is_refused_with_the_ways_out(tmp_path, monkeypatch):
@@ -72,7 +73,7 @@ def test_without_torch_a_pt_is_refused_with_the_ways_out(tmp_path, monkeypatch):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", no_torch)
-    for action in (lambda: read_tensors(path), lambda: write_tensors(path, TENSORS, overwrite=True)):
+    for action in (lambda: read_tensors(path), lambda: check_destination(path, overwrite=True)):
         refuse(r"need torch.*\[torch\].*safetensors", action)
 
 

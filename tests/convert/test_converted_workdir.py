@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from cloud.memory_store import new_address
+from convert import named_tensors
 from encoders.test_weights import write_clip
 from oracles.quick_jit import quick_jit
+from refusals import refuse
 from run.small_run import first_params, share_programs, small_settings
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.contrib.cloud.stores import StoreFolder
 from stepcot_jax.data.images.preprocessing import normalise_grey
 from stepcot_jax.data.phantom.phantom import draw_case
-from stepcot_jax.export.authors import NETWORKS, entries, from_torch_networks
+from stepcot_jax.export.authors import NETWORKS, from_torch_networks
 from stepcot_jax.export.folder import export_model
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import name_command
@@ -45,23 +47,7 @@ def get_config():
 """
 
 
-def length(axis):
-    if isinstance(axis, int):
-        return axis
-    factor, _, name = axis.rpartition("*")
-    return int(factor or 1) * SIZES[name]
-
-
-def random_tensors(networks):
-    """A random state dict of each network, in the authors' names and shapes."""
-    rng = np.random.default_rng(0)
-    return {
-        name: {
-            entry.torch_name: rng.standard_normal([length(axis) for axis in entry.axes], np.float32)
-            for entry in entries(name, num_steps=DEFAULT_CHAIN.num_steps, num_layers=1)
-        }
-        for name in networks
-    }
+random_tensors = functools.partial(named_tensors.random_tensors, sizes=SIZES, num_steps=7, num_layers=1)
 
 
 def describe(step):
@@ -74,10 +60,8 @@ def sources(tmp_path_factory):
     folder = tmp_path_factory.mktemp("authors")
     write_clip(folder / "clip")
     safetensors.numpy.save_file(flatten(random_tensors(NETWORKS)), folder / "theirs.safetensors")
-    alone = flatten(random_tensors(["teacher"]))
-    safetensors.numpy.save_file(alone, folder / "teacher.safetensors")
-    student = flatten(random_tensors(["student"]))
-    safetensors.numpy.save_file(student, folder / "student.safetensors")
+    for name in ("teacher", "student"):
+        safetensors.numpy.save_file(flatten(random_tensors([name])), folder / f"{name}.safetensors")
     (folder / "chain.json").write_text(json.dumps([describe(step) for step in DEFAULT_CHAIN.steps]))
     (folder / "hashed.py").write_text(CONFIG)
     return folder
@@ -171,13 +155,11 @@ def test_what_does_not_fit_is_named_and_leaves_nothing(sources, tmp_path):
         ),
         (lambda: load_trained(sources / "theirs.safetensors"), r"theirs\.safetensors is a file; expected the workdir"),
     ):
-        with pytest.raises(BadInput, match=words):
-            refused()
+        refuse(words, refused)
     assert not dest.exists()
     dest.mkdir()
     (dest / "file").touch()
-    with pytest.raises(BadInput, match="exists and is not an empty folder"):
-        run(sources, dest)
+    refuse("exists and is not an empty folder", run, sources, dest)
 
 
 def test_sources_and_the_chain_may_be_on_a_store(workdir, sources, tmp_path, monkeypatch):

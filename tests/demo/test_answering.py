@@ -5,13 +5,14 @@ import types
 import numpy as np
 import pytest
 from policies.policy_workdir import make_policy_workdir
+from refusals import refuse
 
 from stepcot_jax.box import Box
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.contrib.demo import command
 from stepcot_jax.contrib.demo import page as page_module
+from stepcot_jax.contrib.demo.guard import Uploads
 from stepcot_jax.contrib.demo.page import answer_question, make_blocks, write_answer_view
-from stepcot_jax.contrib.demo.uploads import Uploads
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.policy_reader import Answered, list_questions, load_reader
 from stepcot_jax.reasoning.replies import Reply
@@ -44,8 +45,7 @@ def test_a_question_is_answered(run):
     [(None, "Is there a mass?", "no radiograph yet"), (PICTURE, None, "question: blank"), (PICTURE, " ", "blank")],
 )
 def test_what_cannot_be_asked(run, picture, question, words):
-    with pytest.raises(BadInput, match=words):
-        answer_question(run[0], picture, question, "", "guess", False, 0)
+    refuse(words, answer_question, run[0], picture, question, "", "guess", False, 0)
 
 
 def test_replies_are_escaped_and_boxes_listed():

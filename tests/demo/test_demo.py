@@ -13,15 +13,8 @@ import urllib.request
 import pytest
 from PIL import Image
 from policies.policy_workdir import make_policy_workdir
-from refusals import edit_json
-from report.browser import (
-    Watched,
-    contrasts_of,
-    find_broken_words,
-    find_violations,
-    open_browser,
-    open_demo,
-)
+from refusals import edit_json, refuse
+from report.browser import Watched, contrasts_of, find_broken_words, find_violations, open_browser, open_demo
 from trained_workdir import make_trained_workdir, tiny_encoder
 
 from stepcot_jax.chain import DEFAULT_CHAIN
@@ -347,13 +340,11 @@ def test_only_this_machine_is_listened_to_and_a_port_that_is_taken_is_named(work
 )
 def test_wrong_flags_are_named(workdir, flags, words):
     pytest.importorskip("gradio", reason="needs gradio (the extra demo)")
-    with pytest.raises(BadInput, match=words):
-        main([f"--checkpoint={workdir}", *flags])
+    refuse(words, main, [f"--checkpoint={workdir}", *flags])
 
 
 def test_without_gradio_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "gradio", None)
     monkeypatch.setenv("GRADIO_ANALYTICS_ENABLED", "")
-    with pytest.raises(BadInput, match=r'pip install -e "\.\[demo\]"'):
-        import_gradio()
+    refuse(r'pip install -e "\.\[demo\]"', import_gradio)
     assert os.environ["GRADIO_ANALYTICS_ENABLED"] == "False"

@@ -6,10 +6,9 @@ import os
 import secrets
 
 import pytest
+from refusals import refuse
 
-from stepcot_jax.contrib.demo.guard import Guard
-from stepcot_jax.contrib.demo.uploads import Uploads
-from stepcot_jax.host.errors import BadInput
+from stepcot_jax.contrib.demo.guard import Guard, Uploads
 
 JOIN = "/gradio_api/queue/join"
 
@@ -162,8 +161,7 @@ def test_an_upload_is_read_once_and_deleted(uploads):
     first, second = write_upload(uploads), write_upload(uploads)
     assert uploads.read_once(str(first)) == b"picture"
     assert not first.parent.exists()
-    with pytest.raises(BadInput, match="was read already"):
-        uploads.read_once(str(first))
+    refuse("was read already", uploads.read_once, str(first))
     assert uploads.read_once(str(second)) == b"picture"  # another visitor's copy of the same file
 
 
@@ -172,8 +170,7 @@ def test_an_upload_that_is_no_regular_file_any_more_is_not_read(uploads, replace
     path = write_upload(uploads)
     path.unlink()
     replace(path)
-    with pytest.raises(BadInput, match="not a regular file"):
-        uploads.read_once(str(path))
+    refuse("not a regular file", uploads.read_once, str(path))
     assert not path.parent.exists()
 
 
@@ -181,10 +178,8 @@ def test_only_files_below_the_folder_are_uploads(uploads, tmp_path):
     outside = tmp_path / "outside.png"
     outside.write_bytes(b"x")
     for path in (outside, uploads.folder / ".." / "outside.png"):
-        with pytest.raises(ValueError, match="does not lie below"):
-            uploads.add(str(path))
-        with pytest.raises(BadInput, match="not an upload of this page"):
-            uploads.read_once(str(path))
+        refuse("does not lie below", uploads.add, str(path), error=ValueError)
+        refuse("not an upload of this page", uploads.read_once, str(path))
 
 
 def test_uploads_that_nobody_reads_are_deleted(uploads, monkeypatch):

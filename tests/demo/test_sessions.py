@@ -7,6 +7,7 @@ import types
 import numpy as np
 import pytest
 from PIL import Image
+from refusals import refuse
 from trained_workdir import small_settings
 
 from stepcot_jax.chain import DEFAULT_CHAIN
@@ -15,7 +16,6 @@ from stepcot_jax.contrib.demo.sessions import MAX_DETAIL, start_session, write_r
 from stepcot_jax.data.images import preprocessing
 from stepcot_jax.data.images.image_decoding import decode_picture
 from stepcot_jax.data.images.preprocessing import Preprocessing
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading import radiographs
 from stepcot_jax.reading.corrections import given_distributions, read_corrections
 from stepcot_jax.reading.explain import Claim
@@ -77,15 +77,13 @@ def test_a_saved_correction_is_taken_by_predict(tmp_path):
     shares = given_distributions(given, DEFAULT_CHAIN)
     assert shares.any(axis=1).tolist() == [True, False, True, False, False, False, False]
     assert shares[2].argmax() == 1
-    with pytest.raises(BadInput, match="occurs twice"):
-        read_corrections([str(tmp_path / name), f"{third.name}=Mixed"])
+    refuse("occurs twice", read_corrections, [str(tmp_path / name), f"{third.name}=Mixed"])
 
 
 @pytest.mark.parametrize("content", ['{"steps": [{"step": "Detection", "given": false}]}', '{"steps": 3}', ""])
 def test_a_file_without_a_correction_is_named(tmp_path, content):
     (tmp_path / "saved.json").write_text(content)
-    with pytest.raises(BadInput, match=r"saved\.json.*expected a reading as the demo saves it"):
-        read_corrections([str(tmp_path / "saved.json")])
+    refuse(r"saved\.json.*expected a reading as the demo saves it", read_corrections, [str(tmp_path / "saved.json")])
 
 
 @pytest.mark.parametrize(("fit", "side"), [("crop", 100), ("pad", 300), ("stretch", 100)])
@@ -139,8 +137,7 @@ def test_examples_are_phantoms_or_of_a_folder(tmp_path, capsys):
     other = types.SimpleNamespace(run=StoredRun(small_settings(data__source="folder", data__root=str(tmp_path))))
     assert find_examples(None, other) == ()
     (tmp_path / "bad.png").write_bytes(b"no image")
-    with pytest.raises(BadInput, match="has no readable image"):
-        find_examples(tmp_path, trained)
+    refuse("has no readable image", find_examples, tmp_path, trained)
     Image.fromarray(np.zeros((20, 30), np.uint8)).save(tmp_path / "good.png")
     capsys.readouterr()
     assert [example.name for example in find_examples(tmp_path, trained)] == ["good.png"]

@@ -1,16 +1,12 @@
 """Audits by files and of a policy's workdir: models whose figures are known, and files that are refused."""
 
-import asyncio
-import base64
 import csv
-import io
 import json
 import re
 
 import msgspec
 import numpy as np
 import pytest
-from annotate.misbehaving_server import MisbehavingServer
 from evaluate_replies.asked import ask, write_folder
 from PIL import Image
 from policies.policy_workdir import make_policy_workdir
@@ -80,6 +76,7 @@ def test_a_model_that_looks_and_follows_its_thinking(audit, capsys):
             assert np.array_equal(np.asarray(Image.open(line["image"])), PICTURES[BY_ID[record.id].image])
     replies = write(audit / "replies.jsonl", records, look)
     run("score", audit, replies)
+    assert "Thinks" not in capsys.readouterr().out
     looks, counterfactual = read_table(audit, "looks"), read_table(audit, "counterfactual")
     assert looks["own picture"]["A"] == 1
     assert looks["a donor's picture"]["answers that change"] == 1
@@ -111,66 +108,12 @@ def test_a_model_that_looks_and_follows_its_thinking(audit, capsys):
     assert (thinks["a donor's thinking"]["follows the donor"], thinks["own thinking"]["keeps"]) == (1, 1)
     assert thinks["a donor's thinking"]["says something else"] == 0
     assert 0 <= thinks["a donor's thinking"]["donor agrees anyway"] < 1
-    assert "the thinking as text in the question" in capsys.readouterr().out
+    title = "Thinks: answers after other thinkings (the thinking as text in the question)"
+    shown = (capsys.readouterr().out, *((audit / name).read_text() for name in ("audit_thinks.md", "index.html")))
+    assert all(title in text for text in shown)
     others = write(audit / "others.jsonl", records, lambda record: look(record).replace("see", "find"))
     asked = audit / "thinking_replies.jsonl"
     refuse("thinkings are of other replies than", run, "score", audit, others, "--thinking-replies", asked)
-
-
-def test_a_chat_endpoint_gets_the_thinking_as_text_which_the_table_names(tmp_path, monkeypatch, capsys):
-    """The files of an audit, answered by a chat endpoint that the client of `constrain` asks."""
-    pytest.importorskip("openai", reason="the extra annotate")
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-marker-0123456789")
-    folder, said = tmp_path / "audit", {}
-    write_folder(tmp_path / "asked", RECORDS, PICTURES)
-    run("questions", tmp_path / "asked", "--out", folder, "--num-questions=12")
-
-    def ask_all(server, name, records):
-        """Write the endpoint's replies to a file of prompts; it knows a question by its text and its picture."""
-        lines = [json.loads(line) for line in (folder / name).read_text().splitlines()]
-        for line, record in zip(lines, records, strict=True):
-            said.setdefault((line["prompt"], Image.open(line["image"]).tobytes()), look(record))
-        texts = asyncio.run(ask_endpoint(server, lines))
-        return write(tmp_path / f"replies_to_{name}", records, lambda record: texts[record.id])
-
-    def behave(request, number):
-        (message,) = request["messages"]  # no turn of the model's own, which it would continue
-        shown, text = message["content"]
-        png = base64.b64decode(shown["image_url"]["url"].removeprefix("data:image/png;base64,"))
-        return "answer", said[text["text"], Image.open(io.BytesIO(png)).convert("L").tobytes()]
-
-    with MisbehavingServer(behave) as server:
-        replies = ask_all(server, "prompts.jsonl", read_vqa_records(folder).records)
-        run("score", folder, replies)
-        assert "Thinks" not in capsys.readouterr().out
-        told = read_vqa_records(folder / "thinking.jsonl").records
-        thinking = ask_all(server, "thinking_prompts.jsonl", told)
-        sent = [request["messages"][0]["content"][1]["text"] for request in server.requests[-len(told) :]]
-        assert all("give the answer that follows from it: " in text for text in sent)
-        run("score", folder, replies, "--thinking-replies", thinking)
-    title = "Thinks: answers after other thinkings (the thinking as text in the question)"
-    assert title in capsys.readouterr().out
-    for name in ("audit_thinks.md", "index.html"):
-        assert title in (folder / name).read_text()
-    assert read_table(folder, "looks")["a donor's picture"]["answers that change"] == 1
-    assert read_table(folder, "thinks")["own thinking"]["keeps"] == 1
-
-
-async def ask_endpoint(server, prompts):
-    from stepcot_jax.annotate.llm.client import Budget, Client, Endpoint
-    from stepcot_jax.annotate.recipes.pictures import write_data_url
-    from stepcot_jax.tools.constrain.models import attach
-
-    client, texts = Client(Endpoint("m", server.base_url, timeout=5.0), Budget(None), {}), {}
-    try:
-        for line in prompts:
-            message = {"role": "user", "content": line["prompt"]}
-            asked = attach([message], [write_data_url(Image.open(line["image"]))])
-            about = {"report": line["id"], "text": "", "request": ""}
-            texts[line["id"]] = (await client.ask(asked, about=about, record=lambda entry: None)).answer
-    finally:
-        await client.close()
-    return texts
 
 
 def test_a_model_that_says_the_same_of_every_picture_is_right_and_does_not_look(audit):

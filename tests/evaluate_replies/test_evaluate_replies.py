@@ -12,7 +12,6 @@ from refusals import refuse
 
 from stepcot_jax.evaluation.interventions import spread
 from stepcot_jax.evaluation.replies import reference_kind
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import DIALECTS, write_question
 from stepcot_jax.tools.evaluate_replies.command import _DIALECTS, main
 
@@ -178,11 +177,11 @@ def test_perturbed_questions_and_the_replies_to_them(folder, capsys):
     # The same ids with other questions are other records.
     changed = [msgspec.structs.replace(record, question=f"{record.question} ") for record in RECORDS]
     write_folder(folder, changed)
-    with pytest.raises(BadInput, match=r"p: not made of .*records\.jsonl as it is now; run `perturb` again"):
-        run(folder, mine, "--out", folder / "out", "--perturbed", *files, *flags)
+    words = r"p: not made of .*records\.jsonl as it is now; run `perturb` again"
+    refuse(words, run, folder, mine, "--out", folder / "out", "--perturbed", *files, *flags)
     (folder / "p" / "source.json").unlink()
-    with pytest.raises(BadInput, match=r"source\.json: cannot be read; expected a folder that `perturb` wrote"):
-        run(folder, mine, "--out", folder / "out", "--perturbed", *files, *flags)
+    words = r"source\.json: cannot be read .*; expected a folder that `perturb` wrote"
+    refuse(words, run, folder, mine, "--out", folder / "out", "--perturbed", *files, *flags)
 
 
 def test_prompts(folder):

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from annotate.misbehaving_server import MisbehavingServer, read_data
 from evaluate_replies.asked import ask, write_folder, write_replies
+from refusals import refuse
 
 from stepcot_jax.host.errors import RunStopped
 from stepcot_jax.tools.evaluate_replies.command import main
@@ -76,8 +77,7 @@ def test_answers_without_a_usable_score_take_no_part(folder):
 def test_a_cap_stops_the_run_and_a_larger_one_resumes(folder):
     replies = write_replies(folder / "mine.jsonl", RECORDS)
     with MisbehavingServer(judge) as server:
-        with pytest.raises(RunStopped, match="--max-tokens"):
-            score(folder, replies, server, "--max-tokens", "100")
+        refuse("--max-tokens", score, folder, replies, server, "--max-tokens", "100", error=RunStopped)
         assert not (folder / "out" / "metrics.json").exists()
         score(folder, replies, server, "--max-tokens", "10000000")
         assert len(server.requests) == 4

@@ -6,8 +6,8 @@ import re
 
 import pytest
 from evaluate_replies.asked import ask, write_folder, write_replies
+from refusals import refuse
 
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import interpret_answer, read_reply, write_reply
 from stepcot_jax.tools.evaluate_replies.command import main
 
@@ -87,8 +87,7 @@ def test_unread_replies_are_counted_with_reasons_and_end_with_exit_2(tmp_path, c
     mine, _, _ = run(folder, half, "--dialect=gemex")
     assert mine["counts"]["all"]["unread"] == len(RECORDS) // 2 == sum(mine["unread"].values())
     none = write_replies(folder / "none.jsonl", RECORDS, change=lambda text, place: "<think>Yes")
-    with pytest.raises(BadInput, match=f"none: {len(RECORDS)} of {len(RECORDS)} replies have neither"):
-        run(folder, none)
+    refuse(f"none: {len(RECORDS)} of {len(RECORDS)} replies have neither", run, folder, none)
     assert (folder / "out" / "index.html").exists()
     assert f"thoughts are opened and not closed ({len(RECORDS)})" in capsys.readouterr().out
 
@@ -106,8 +105,7 @@ def test_without_true_boxes_there_is_no_v_and_a_true_box_below_one_pixel_is_refu
         path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
     rewrite([0.1, 0.2, 0.4, 0.6])
-    with pytest.raises(BadInput, match="less than a pixel wide or high"):
-        run(folder, replies)
+    refuse("less than a pixel wide or high", run, folder, replies)
     for record in records:
         record["references"] = []
     rewrite([])

@@ -3,11 +3,11 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
+from refusals import refuse
 from trained_workdir import make_trained_workdir
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.phantom.phantom import draw_case
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tools.explain import scoring
 from stepcot_jax.tools.explain.command import main
 
@@ -83,5 +83,4 @@ def test_scores_stand_less_those_of_no_explanation(workdir, tmp_path, capsys, mo
 )
 def test_wrong_flags_are_bad_input(workdir, images, tmp_path, monkeypatch, flags, words):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(BadInput, match=words):
-        main([*(flag.format(images=images) for flag in flags), f"--checkpoint={workdir}"])
+    refuse(words, main, [*(flag.format(images=images) for flag in flags), f"--checkpoint={workdir}"])

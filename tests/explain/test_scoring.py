@@ -2,12 +2,12 @@ import json
 
 import numpy as np
 import pytest
+from refusals import refuse
 
 from stepcot_jax.box import Box
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.images.preprocessing import Preprocessing, resize_image
 from stepcot_jax.evaluation.statistics import Interval
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tools.explain.drawing import attention_table, node_names, step_attention
 from stepcot_jax.tools.explain.scoring import (
     MapScores,
@@ -74,8 +74,7 @@ def test_attention_is_that_of_the_step_whose_turn_it_is():
     attention[0, 1, 1, :, 1] = [[1, 0, 0], [0, 0, 1]]
     weights = step_attention(attention)
     np.testing.assert_allclose(weights[0], [[0.3, 0.2, 0.5], [0.5, 0, 0.5]], atol=1e-6)
-    with pytest.raises(BadInput, match="over 3 nodes"):
-        node_names(DEFAULT_CHAIN, num_nodes=3)
+    refuse("over 3 nodes", node_names, DEFAULT_CHAIN, num_nodes=3)
     table = attention_table(np.eye(7, 8), DEFAULT_CHAIN)
     assert table["Diagnosis"]["Diagnosis"] == 1
     assert table["Diagnosis"]["Memory"] == 0
@@ -92,5 +91,4 @@ def test_boxed_pictures_of_the_real_sample(shared):
     )
     assert len(pictures) == 4
     assert all(0 < picture.inside.mean() < 0.6 for picture in pictures)
-    with pytest.raises(BadInput, match="no image with a box"):
-        read_boxed(data / "nih_sample", Preprocessing(64), num_cases=4, max_pixels=10**7)
+    refuse("no image with a box", read_boxed, data / "nih_sample", Preprocessing(64), num_cases=4, max_pixels=10**7)

@@ -7,12 +7,12 @@ import types
 import numpy as np
 import pytest
 from evaluation.small_splits import of_arrays
+from refusals import refuse
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.evaluation.gate import fit_gate, write_gates
 from stepcot_jax.evaluation.predictions import write_predictions
 from stepcot_jax.export.model_card import list_files, write_model_card
-from stepcot_jax.host.errors import BadInput
 from tests.export import random_run
 
 PROGRAMS = [types.SimpleNamespace(name="student", tensors={"a": np.zeros((1000, 5))})]
@@ -80,8 +80,7 @@ def test_a_damaged_report_is_refused_and_one_of_other_networks_is_said(run, cont
     (run.workdir / "report.json").write_text(json.dumps({"num_cases": {"test": 3}, "test": {}}))
     assert "student: not measured." in write_model_card(run, PROGRAMS)
     (run.workdir / "report.json").write_text(content)
-    with pytest.raises(BadInput, match=r"report\.json: .*expected the report of a run"):
-        write_model_card(run, PROGRAMS)
+    refuse(r"report\.json: .*expected the report of a run", write_model_card, run, PROGRAMS)
 
 
 def test_every_file_has_its_line_in_the_order_of_the_table_and_an_unknown_one_stops_the_export(tmp_path):
@@ -95,5 +94,4 @@ def test_every_file_has_its_line_in_the_order_of_the_table_and_an_unknown_one_st
         "| `SHA256SUMS` | digests of all files (`sha256sum -c SHA256SUMS`) |",
     ]
     (tmp_path / "stray").touch()
-    with pytest.raises(ValueError, match="no description of stray"):
-        list_files(tmp_path, {"a.onnx": "the network"})
+    refuse("no description of stray", list_files, tmp_path, {"a.onnx": "the network"}, error=ValueError)

@@ -16,8 +16,7 @@ from trained_workdir import write_operating_points
 
 from stepcot_jax.contrib.onnx import folder as onnx_folder
 from stepcot_jax.contrib.onnx import loader as onnx_loader
-from stepcot_jax.contrib.onnx.converter import trace_to_onnx
-from stepcot_jax.contrib.onnx.folder import export_onnx
+from stepcot_jax.contrib.onnx.folder import export_onnx, trace_to_onnx
 from stepcot_jax.data.images.preprocessing import prepare_image
 from stepcot_jax.encoders.torchvision_networks import FrozenDenseNet, FrozenResNet
 from stepcot_jax.evaluation.calibration import calibrated_probabilities

@@ -114,10 +114,7 @@ def test_slurms_variables_without_srun_are_named_at_once_and_end_with_2():
     names |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_NODELIST": "localhost", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", code], env=os.environ | names, capture_output=True, text=True)
     first, last = done.stderr.splitlines()
-    assert (done.returncode, first) == (
-        2,
-        "waiting for 3 more processes of Slurm's 4 (SLURM_NTASKS); start with srun",
-    )
+    assert (done.returncode, first) == (2, "waiting for 3 more processes of Slurm's 4 (SLURM_NTASKS); start with srun")
     assert last.startswith("error: the platform's coordinator: the processes did not join")
 
 

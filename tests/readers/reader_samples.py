@@ -4,12 +4,13 @@ import csv
 import io
 
 import numpy as np
+from evaluation.small_splits import of_arrays
 from PIL import Image, PngImagePlugin
 
 from configs import quickstart
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
 from stepcot_jax.data.records.records import write_records
-from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, write_predictions
+from stepcot_jax.evaluation.predictions import write_predictions
 from stepcot_jax.reading.cases import open_data
 from stepcot_jax.record import Record
 from stepcot_jax.run.settings import make_settings, write_settings
@@ -69,12 +70,8 @@ def write_run(workdir, cases, **changes):
     chain = DEFAULT_CHAIN if "data__root" not in changes else CHAIN
     labels = np.array([case.answers for case in cases], np.int32)
     logits = {"teacher": np.zeros((*labels.shape, 9), np.float32)}
-    facts = {"patient_id": [case.patient for case in cases], "image_path": [case.image for case in cases]}
-    facts |= {"case_id": facts["image_path"], **dict.fromkeys(("origin", "view", "sex", "age"), [""] * len(cases))}
-    split = SplitPredictions(
-        Predictions(np.arange(len(cases), dtype=np.int32), labels, logits),
-        {name: np.array(values, np.str_) for name, values in facts.items()},
-    )
+    paths, patients = [case.image for case in cases], [case.patient for case in cases]
+    split = of_arrays(labels, logits, case_id=paths, image_path=paths, patient_id=patients)
     write_predictions(workdir / "predictions" / "test.npz", split, chain)
     return workdir
 

@@ -7,16 +7,17 @@ import shutil
 import msgspec
 import numpy as np
 import pytest
+from evaluation.small_splits import of_arrays
 from hypothesis import given
 from hypothesis import strategies as st
 from readers.reader_samples import CHAIN, fill, guess, make_sample, read_cells, write_cells, write_folder
-from refusals import refuse
+from refusals import assert_says, refuse
 from sklearn.metrics import accuracy_score, cohen_kappa_score, f1_score, recall_score
 
 from stepcot_jax.annotate.agreement import fleiss_kappa
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation.chains import bootstrap, bootstrap_differences
-from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, write_predictions
+from stepcot_jax.evaluation.predictions import write_predictions
 from stepcot_jax.evaluation.statistics import draw_weights, flip_signs
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.ranges import Interval
@@ -61,15 +62,9 @@ def predictions(sample, tmp_path_factory):
     right = np.zeros((*truth.shape, 12), np.float32)
     np.put_along_axis(right, np.maximum(truth, 0)[:, :, None], 5.0, axis=2)
     student = np.random.default_rng(9).normal(size=right.shape).astype(np.float32)
-    unknown = np.full(len(truth), "")
-    facts = {
-        "case_id": paths,
-        "image_path": paths,
-        "patient_id": np.array([f"p{place}" for place in range(len(truth))]),
-    }
-    facts |= dict.fromkeys(("origin", "view", "sex", "age"), unknown)
+    patients = [f"p{place}" for place in range(len(truth))]
     models = {"teacher": right, "student": student}
-    split = SplitPredictions(Predictions(np.arange(len(truth), dtype=np.int32), truth, models), facts)
+    split = of_arrays(truth, models, case_id=paths, image_path=paths, patient_id=patients)
     write_predictions(path, split, CHAIN)
     return path
 
@@ -141,13 +136,9 @@ FIRST = "row 2 (case {case}, Step 1)"
 def test_incomplete_and_altered_forms_are_refused_by_name(sample, answers, tmp_path, change, words):
     folder, key = sample
     path = fill(folder / "Ann" / "form.csv", key, answers["Ann"], out=tmp_path / "ann.csv", change=change)
-    with pytest.raises(BadInput) as caught:
-        read_forms(key, folder, [path])
-    message = str(caught.value)
+    message = refuse("", read_forms, key, folder, [path])
     assert message.startswith(f"{path}, ")
-    assert "\n" not in message
-    for word in words:
-        assert word.format(case=key.readers[0].order[0]) in message
+    assert_says(message, *(word.format(case=key.readers[0].order[0]) for word in words))
 
 
 def test_a_form_of_another_sample_or_twice_and_files_that_are_none_are_refused(sample, forms, answers, root, tmp_path):
@@ -256,10 +247,8 @@ def test_intervals_are_those_of_the_evaluator_for_answers_given_once_a_reader(sa
         "reader Bo": np.tile(certain[answers["Bo"]], (3, 1, 1)),
         "student": np.tile(certain[read_answers(predictions, key)["student"]], (3, 1, 1)),
     }
-    text = np.array([f"{number}" for number in range(72)])
-    facts = dict.fromkeys(("case_id", "image_path", "origin", "view", "sex"), text) | {"age": np.full(72, "")}
-    facts["patient_id"] = np.tile([case.patient_id for case in key.cases], 3)
-    split = SplitPredictions(Predictions(np.arange(72, dtype=np.int32), np.tile(truth, (3, 1)), models), facts)
+    patients = np.tile([case.patient_id for case in key.cases], 3)
+    split = of_arrays(np.tile(truth, (3, 1)), models, case_id=[*map(str, range(72))], patient_id=patients)
     expected = bootstrap(split, CHAIN, num_resamples=100, seed=4)
     gains = bootstrap_differences(split, CHAIN, first="student", second="readers", num_resamples=100, seed=4)
     for place, step in enumerate(comparison.steps):

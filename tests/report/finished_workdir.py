@@ -4,6 +4,7 @@ import json
 import pathlib
 
 import numpy as np
+from evaluation.small_splits import of_arrays
 from oracles.operating_points import operating_points
 from trained_workdir import make_trained_workdir
 
@@ -11,7 +12,7 @@ from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.evaluation.calibration import read_calibration
 from stepcot_jax.evaluation.operating_points import OperatingPoints, Rule, describe_points
-from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions, write_predictions
+from stepcot_jax.evaluation.predictions import write_predictions
 from stepcot_jax.evaluation.statistics import as_plain
 from stepcot_jax.host.files import write_json
 
@@ -28,11 +29,9 @@ def make_split(cases, *, seed, skill=2.0, models=("teacher", "student")):
             drawn[known, place, labels[known, place]] += skill
             drawn[:, place, step.num_answers :] = -1e9
         logits[model] = drawn
-    facts = {fact: np.array([""] * len(cases)) for fact in FACTS}
-    facts["case_id"] = facts["image_path"] = np.array([case.image for case in cases])
-    facts["patient_id"] = np.array([case.patient for case in cases])
-    facts["origin"] = np.array([case.origin for case in cases])
-    return SplitPredictions(Predictions(np.arange(len(cases), dtype=np.int32), labels, logits), facts)
+    paths = [case.image for case in cases]
+    facts = {"patient_id": [case.patient for case in cases], "origin": [case.origin for case in cases]}
+    return of_arrays(labels, logits, case_id=paths, image_path=paths, **facts)
 
 
 def make_finished_workdir(folder: pathlib.Path, *, num_test=12, **changes):

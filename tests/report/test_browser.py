@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from evaluation.small_splits import of_arrays
 from oracles.operating_points import operating_points
 from PIL import Image
 from report.browser import contrasts_of, find_broken_words, find_violations, open_browser, watch
@@ -11,7 +12,6 @@ from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.evaluation.calibration import fit_calibration
 from stepcot_jax.evaluation.chains import bootstrap, evaluate
 from stepcot_jax.evaluation.operating_points import OperatingPoints, Rule
-from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions
 from stepcot_jax.pages.figures import draw_lines
 from stepcot_jax.pages.pictures import write_picture
 from stepcot_jax.pages.shell import Section, write_report
@@ -299,8 +299,7 @@ def curves(tmp_path_factory):
         logits = {model: (rng.normal(0, 1, (120, 2, 3)) + true).astype(np.float32) for model in ("teacher", "student")}
         for own in logits.values():
             own[:, 0, 2] = -1e9
-        facts = {fact: np.array([""] * 120) for fact in FACTS}
-        splits.append(SplitPredictions(Predictions(np.arange(120, dtype=np.int32), labels, logits), facts))
+        splits.append(of_arrays(labels, logits))
     val, test = splits
     calibration, rule = fit_calibration(val.predictions, chain), Rule()
     points = operating_points(val, test, chain, calibration=calibration, rule=rule, num_resamples=20)

@@ -3,10 +3,11 @@
 import csv
 
 import numpy as np
+from evaluation.small_splits import of_arrays
 from run.small_run import small_settings
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain
-from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions, write_predictions
+from stepcot_jax.evaluation.predictions import write_predictions
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.stored_reading import write_reading
 from stepcot_jax.tools.tables.cells import Cells
@@ -37,10 +38,8 @@ def make_split(qualities, *, seed=0, labels=LABELS):
         noise = rng.standard_normal((NUM_CASES, CHAIN.num_steps, 9)).astype(np.float32)
         knows = rng.random(LABELS.shape) < quality
         logits[name] = noise + 8 * (np.arange(9) == LABELS[..., None]) * knows[..., None].astype(np.float32)
-    facts = {fact: np.full(NUM_CASES, "", "U1") for fact in FACTS}
-    facts["case_id"] = np.array([f"images/{case}.png" for case in range(NUM_CASES)])
-    facts["patient_id"] = np.array([f"P{case // 2}" for case in range(NUM_CASES)])
-    return SplitPredictions(Predictions(np.arange(NUM_CASES, dtype=np.int32), labels, logits), facts)
+    names = [f"images/{case}.png" for case in range(NUM_CASES)]
+    return of_arrays(labels, logits, case_id=names, patient_id=[f"P{case // 2}" for case in range(NUM_CASES)])
 
 
 def finish(cells, cell, qualities, *, labels=LABELS):

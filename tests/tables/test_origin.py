@@ -19,7 +19,7 @@ from stepcot_jax.rewards.presets import PRESETS
 from stepcot_jax.run.policy_build import make_reward_settings
 from stepcot_jax.tools.evaluate_replies import command as evaluating
 from stepcot_jax.tools.tables import command as making
-from stepcot_jax.tools.tables import origin_table, released_table
+from stepcot_jax.tools.tables import origin_table
 from stepcot_jax.tools.tables.command import find_recipe
 from stepcot_jax.tools.tables.kept_replies import keep_replies
 from stepcot_jax.tools.tables.origin_table import AWAY, HOME, NO_SIGNAL, OURS, PUBLISHED, SFT
@@ -184,11 +184,11 @@ def test_a_broken_or_too_large_file_of_replies_is_refused(tmp_path, monkeypatch)
 
 def test_rows_as_released_start_from_one_fine_tuning_and_are_rewarded_alike(tmp_path):
     plan, done = make_policy_plan(tmp_path, seeds=(0,)), set()
-    cells = released_table._cells(plan, 0)
+    cells = origin_table._released_cells(plan, 0)
     for cell in cells.values():
         finish(plan, cell, done)
     start, grpo, credit, dpo = (cells[name].settings for name in cells)
-    assert {own.policy.start for own in (grpo, credit, dpo)} == {str(plan.cells.folder(cells[released_table.SFT]))}
+    assert {own.policy.start for own in (grpo, credit, dpo)} == {str(plan.cells.folder(cells[origin_table.SFT]))}
     assert {make_reward_settings(own.rewards) for own in (grpo, credit, dpo)} == {PRESETS["released"]}
     assert (grpo.grpo.group_size, grpo.grpo.beta, grpo.grpo.length_norm) == (6, 0.03, "token_mean")
     assert (grpo.grpo.stage_credit, credit.grpo.stage_credit, dpo.job) == ("none", "released", "dpo")
@@ -198,7 +198,7 @@ def test_rows_as_released_start_from_one_fine_tuning_and_are_rewarded_alike(tmp_
     assert found["training"] == [BASELINE, *cells]
     assert [entry and entry.value for entry in found["prompts with a pair"]] == [None, None, None, None, 0.5]
     assert list(zip(*[columns_of(differences)[name] for name in ("training", "less")], strict=True))[3] == (
-        released_table.CREDIT, released_table.GRPO,
+        origin_table.CREDIT, origin_table.GRPO,
     )  # fmt: skip
     kept = keep_replies(tmp_path, "released", find_recipe("released").replies(plan))
     assert pathlib.PurePath(kept[0]).name == "sft-released-form_seed-0_test.jsonl.gz"

@@ -12,7 +12,6 @@ from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.evaluation import comparison as comparing
 from stepcot_jax.evaluation.statistics import draw_weights
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.ranges import Interval
 from stepcot_jax.run import training_run
 from stepcot_jax.run.places import Place
 from stepcot_jax.tools.tables import command
@@ -190,12 +189,6 @@ def test_ablations_change_what_they_say(tmp_path):
     refuse(r"config\.job='teacher' is not 'distill'", Plan, vary(plan.settings, {"job": "teacher"}), (0,), plan.cells)
     with pytest.raises(BadInput, match=r"config\.teacher\.memory, write_back and text must be True"):
         Plan(vary(plan.settings, {"teacher.memory": False}), (0,), plan.cells)
-
-
-def test_seeds_are_summarised():
-    figure = comparing.summarise([Interval(0.4, 0.3, 0.5), Interval(0.6, 0.5, 0.7)])
-    assert (figure.value, figure.low, figure.high) == pytest.approx((0.5, 0.4, 0.6))
-    assert figure.deviation == pytest.approx(np.std([0.4, 0.6], ddof=1))
 
 
 def test_a_run_of_the_last_step_alone_joins_and_other_labels_do_not():

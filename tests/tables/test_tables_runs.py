@@ -7,6 +7,7 @@ import types
 
 import numpy as np
 import pytest
+from refusals import refuse
 from tables.finished_cells import make_plan, read_rows
 from tables.sources import NUM_OF_EACH, make_chestxray8, make_source, of_folder, of_source, tiny_settings
 
@@ -172,8 +173,7 @@ def test_an_encoder_is_measured_in_a_process_of_its_own(random_encoder, monkeypa
         cost_table.main(["encoder", "--reference=FLAVA"])
     ended = subprocess.CompletedProcess([], 2, "", "a warning\nerror: x: no such folder\n")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
-    with pytest.raises(BadInput, match=r"^x: no such folder$"):
-        cost_table.measure_apart(["encoder"])
+    refuse(r"^x: no such folder$", cost_table.measure_apart, ["encoder"])
 
 
 def test_networks_of_a_run_are_counted_and_timed(made):
@@ -231,8 +231,7 @@ def test_named_encoders_come_after_and_imports_are_told_by_their_files(made, ran
     assert transfer_table._encoders(with_named, 0)[1] == ["made elsewhere"]
     frozen = vary(plan.settings, {"image_encoder.name": "pretrained", "image_encoder.weights": "some/where"})
     assert [encoder.name for encoder in list_encoders(frozen, plan.cells, plan.main(0), {})] == ["where"]
-    with pytest.raises(BadInput, match="'where' comes twice"):
-        list_encoders(frozen, plan.cells, plan.main(0), {"where": "x"})
+    refuse("'where' comes twice", list_encoders, frozen, plan.cells, plan.main(0), {"where": "x"})
 
 
 def test_a_named_encoder_reads_texts_with_its_own_text_encoder(made, tmp_path):

@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
+from refusals import refuse
 
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tools.tables import command as tables
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -37,21 +37,14 @@ def test_names_are_those_that_can_be_made():
     ],
 )
 def test_what_is_not_accepted_is_named(read, entries, words):
-    with pytest.raises(BadInput, match=words):
-        read(entries)
+    refuse(words, read, entries)
 
 
-@pytest.mark.parametrize(
-    ("flags", "code", "words"),
-    [
-        (["--help"], 0, "--encoders"),
-        (["vqa", "stages", "curriculum", "--workdir=x"], 2, "(a shipped config such as tables_vqa, "),
-    ],
-)
-def test_the_tool_ends_without_a_traceback(flags, code, words):
-    command = [sys.executable, "-m", "stepcot_jax", "tables", *flags]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
-    assert result.returncode == code
-    assert words in result.stdout + result.stderr
+def test_without_a_config_one_that_fits_the_tables_is_named_without_a_traceback():
+    command = [sys.executable, "-m", "stepcot_jax", "tables", "vqa", "stages", "curriculum", "--workdir=x"]
+    result = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True
+    )
+    assert result.returncode == 2
+    assert "(a shipped config such as tables_vqa, " in result.stderr
     assert "Traceback" not in result.stderr

@@ -8,6 +8,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refuse
 
 from stepcot_jax.host.ranges import Interval
 from stepcot_jax.pages.sheets import Column, Table, to_csv, to_latex, to_markdown, write_table
@@ -133,5 +134,4 @@ def test_files_are_written_with_pictures_and_rows_have_the_length_of_the_head(tm
     assert names == ["small.csv", "small.md", "small.tex", "small.png"]
     assert sorted(path.name for path in (tmp_path / "tables").iterdir()) == sorted(names)
     assert (tmp_path / "tables" / "small.png").read_bytes() == b"picture"
-    with pytest.raises(ValueError, match="a row has 1 entries for 5 columns"):
-        Table("small", "A", COLUMNS, (("teacher",),))
+    refuse("a row has 1 entries for 5 columns", Table, "small", "A", COLUMNS, (("teacher",),), error=ValueError)

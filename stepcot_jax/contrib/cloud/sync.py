@@ -1,8 +1,5 @@
 """Upload a folder of this machine to gs:// or s3://; files that the store already has are not sent again.
 
-stepcot sync FOLDER gs://BUCKET/FOLDER
-stepcot sync FOLDER s3://BUCKET/FOLDER
-
 `stepcot data fetch ADDRESS DIR` downloads a folder. No lock keeps a second process from writing to the same address.
 """
 

@@ -1,7 +1,5 @@
 """Serve a page that reads a dropped radiograph step by step, with a map and a correctable answer for each step.
 
-    stepcot demo --checkpoint=WORKDIR [--model teacher] [--examples FOLDER] [--port 7860]
-
 A run that trained a policy answers questions instead; `--policy=WORKDIR` adds a tab for one. The page listens on this
 machine only, unless `--host` says otherwise, sends nothing to other hosts and keeps nothing: an upload is deleted as
 soon as it is read. Needs the extra `demo`. For research; not a medical device.
@@ -17,8 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from stepcot_jax.contrib.demo.guard import LOOPBACK, Guard
-from stepcot_jax.contrib.demo.uploads import MAX_MEGABYTES, Uploads
+from stepcot_jax.contrib.demo.guard import LOOPBACK, MAX_MEGABYTES, Guard, Uploads
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.text import install_extra
 
@@ -77,7 +74,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Serve the page until it is interrupted."""
     options = _parse(arguments)
-    # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
     from stepcot_jax.host.download import find_path
 
     if options.examples is not None:

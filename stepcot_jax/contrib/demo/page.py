@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from stepcot_jax.contrib.demo.examples import CLICKED, Example, write_examples
+from stepcot_jax.contrib.demo.guard import MAX_MEGABYTES, SUFFIXES, Uploads
 from stepcot_jax.contrib.demo.sessions import (
     SECONDS_KEPT,
     Session,
@@ -20,7 +21,6 @@ from stepcot_jax.contrib.demo.sessions import (
     start_session,
     takes_corrections,
 )
-from stepcot_jax.contrib.demo.uploads import MAX_MEGABYTES, SUFFIXES, Uploads
 from stepcot_jax.data.images.drawn_boxes import write_png
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import escape_markdown

@@ -75,11 +75,7 @@ def read_session(session: Session, explainer: Explainer) -> tuple[str, tuple[Sho
     chain = explainer.trained.chain
     given = given_distributions(session.given, chain)
     explained, (reading,) = explain_pictures(
-        explainer,
-        names=["radiograph"],
-        pictures=[session.picture],
-        given=given,
-        headers=[session.header],
+        explainer, names=["radiograph"], pictures=[session.picture], given=given, headers=[session.header]
     )
     asked = None
     if takes_corrections(explainer) and follows_corrections(explainer):

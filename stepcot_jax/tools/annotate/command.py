@@ -262,7 +262,6 @@ COMPARISONS = {"agree": _agree, "review-out": _write_form, "review-in": _read_fo
 
 def annotate(options: argparse.Namespace) -> None:
     """Annotate a source of reports."""
-    # Imported here, as below, to keep --help and the other subcommands fast.
     from stepcot_jax.annotate.agreement import read_annotator
     from stepcot_jax.annotate.output import as_markdown, read_shard
     from stepcot_jax.annotate.runner import annotate_source

@@ -31,7 +31,6 @@ def main(arguments: list[str] | None = None) -> None:
     options = _parse(arguments)
     endpoint = _make_endpoint(options)
     _check(options)
-    # Imported here, as below, so that --help and a wrong flag are fast.
     from stepcot_jax.evaluation.published import FILE_NAME
     from stepcot_jax.tools.constrain.asking_levels import REPLIES_NAME
     from stepcot_jax.tools.constrain.results import PAGE_NAME, TABLE_NAMES
@@ -109,8 +108,6 @@ def _make_endpoint(options: argparse.Namespace) -> Endpoint | None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    from stepcot_jax.tools.constrain.models import check_side
-
     for name in ("num_cases", "num_resamples", "num_shown", "seed", "max_tokens", "max_answer_tokens"):
         least = 0 if name in ("num_shown", "seed") else 1
         value = getattr(options, name)
@@ -123,7 +120,8 @@ def _check(options: argparse.Namespace) -> None:
         raise BadInput("--split requires --workdir (a finished run)")
     if options.layout and options.data is None:
         raise BadInput("--layout requires DATA (a data root)")
-    check_side(options.image_size)
+    if not 32 <= options.image_size <= 4096:
+        raise BadInput(f"--image-size: {options.image_size} is not 32 to 4096 pixels")
 
 
 def _open_cases(options: argparse.Namespace) -> "CaseSource":

@@ -163,13 +163,6 @@ def attach(messages: Sequence[Message], urls: Sequence[str]) -> list[Message]:
     return [*others, {**last, "content": [*shown, {"type": "text", "text": last["content"]}]}]
 
 
-def check_side(longest_side: int) -> int:
-    """Return a side in pixels that pictures may be resized to."""
-    if not 32 <= longest_side <= 4096:
-        raise BadInput(f"--image-size: {longest_side} is not 32 to 4096 pixels")
-    return longest_side
-
-
 def _describe_decoding(endpoint: Endpoint) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in endpoint.decoding)
 

@@ -145,7 +145,7 @@ def _write_statistics(options: argparse.Namespace) -> None:
         source = f"made from seed {options.split_seed}, there being no tables"
     make_workdir(options.out)
     if collection.chain.is_tree:
-        from stepcot_jax.tools.data.forms import write_form_statistics
+        from stepcot_jax.tools.data.statistics import write_form_statistics
 
         names = write_form_statistics(options.out, collection, splits)
         print(make_printable(f"{len(collection.cases):,} cases in {options.out}: {', '.join(names)}"))

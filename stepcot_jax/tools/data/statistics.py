@@ -1,11 +1,11 @@
-"""Write the counts of records as CSV and Markdown, and draw examples of questions with their boxes.
+"""Write the counts of cases, structured reports and questions as CSV and Markdown, and draw examples of questions.
 
 The csv module writes the tables: pandas would turn the integers of columns with empty cells into floats.
 """
 
 import io
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,19 +15,25 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from stepcot_jax.chain import NOT_ANNOTATED, Chain
+from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
 from stepcot_jax.data.questions.record_files import VqaCollection
-from stepcot_jax.data.splits.splits import SPLIT_NAMES
+from stepcot_jax.data.records.records import Collection
+from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits
 from stepcot_jax.data.statistics import (
     LENGTHS,
+    FormPart,
     Statistics,
     answer_in_words,
+    count_form,
     count_lengths,
     count_lengths_of,
     count_records,
     find_majorities,
     list_ranges,
 )
+from stepcot_jax.evaluation.structured_reports import format_scores, score_reports
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file, removing_half, write_whole
 from stepcot_jax.host.text import escape_markdown, make_printable, plain_text_style, write_csv
@@ -149,6 +155,62 @@ def _to_markdown(table: Sequence[Row]) -> list[str]:
     return lines
 
 
+# Structured reports: counts of a form's answers, and the figures of the constant that says no to everything.
+
+
+def write_form_statistics(folder: Path, collection: Collection, splits: Splits) -> list[str]:
+    """Write questions.csv and reports.md; return their names. The constant is scored on one image a report."""
+    table, chain = collection.cases, collection.chain
+    members = {}
+    for name, indices in splits.by_name().items():
+        members[name] = np.zeros(len(table), bool)
+        members[name][list(indices)] = True
+    head = ["question", "wording", "part", "asked if", "answer", *members]
+    _write_csv(folder / "questions.csv", [head, *_list_answers(chain, table, members)])
+    lines = ["# Structured reports", "", *_list_parts(count_form(table, chain, members))]
+    patients = np.array(list(table.patient_ids))
+    for name, chosen in members.items():
+        rows = np.flatnonzero(chosen)
+        first = rows[np.unique(patients[rows], return_index=True)[1]]
+        scores, differences = score_reports({}, table.labels[first].astype(int), chain, patients=patients[first])
+        lines += ["", f"## No to everything: {name}, {len(first):,} reports", "", format_scores(scores, differences)]
+    write_whole(folder / "reports.md", ("\n".join(lines) + "\n").encode())
+    return ["questions.csv", "reports.md"]
+
+
+def _list_answers(chain: Chain, table: RecordTable, members: dict[str, np.ndarray]) -> Iterator[Row]:
+    """Yield a row for each answer of each step, with the cases of each split."""
+    for position, step in enumerate(chain.steps):
+        opened = "" if step.asked_if is None else _name(chain, *step.asked_if)
+        for label, option in [*enumerate(step.options), (NOT_ANNOTATED, "(not asked)")]:
+            counts = [int((table.labels[chosen, position] == label).sum()) for chosen in members.values()]
+            yield [step.name, step.question, step.part, opened, option, *counts]
+
+
+def _name(chain: Chain, position: int, label: int) -> str:
+    step = chain.steps[position]
+    return f"{step.name}: {step.options[label]}"
+
+
+def _list_parts(parts: list[FormPart]) -> Iterator[str]:
+    """Yield the lines of a Markdown table of the parts."""
+    splits = list(parts[0].asked)
+    yield (
+        "| part | questions | several right | "
+        + " | ".join(f"asked, {name} | only no, {name}" for name in splits)
+        + " |"
+    )
+    yield "|---|" + "---:|" * (2 + 2 * len(splits))
+    for part in parts:
+        counts = [
+            f"{part.asked[name]:,} | {part.only_no[name]:,} ({part.only_no[name] / max(part.patients[name], 1):.1%})"
+            for name in splits
+        ]
+        yield "| " + " | ".join([part.name, f"{part.questions:,}", f"{part.several_right:,}", *counts]) + " |"
+
+
+# Questions: counts of reasoning records, and examples with their boxes.
+
 EXAMPLES = "examples.png"
 
 _NUM_COLUMNS = 4
@@ -238,9 +300,7 @@ def choose_examples(records: Sequence[Record]) -> list[Record]:
             images, topics = {record.image for record in chosen}, {(record.kind, record.topic) for record in chosen}
             left = (record for record in records if record.kind == kind and record not in chosen)
             best = min(
-                left,
-                key=lambda record: ((record.kind, record.topic) in topics, record.image in images),
-                default=None,
+                left, key=lambda record: ((record.kind, record.topic) in topics, record.image in images), default=None
             )
             chosen += [best] if best is not None else []
     return chosen

@@ -1,12 +1,7 @@
 """Map which parts of a radiograph each answer depends on, and score the maps against lesion boxes.
 
-    stepcot explain IMAGE... --checkpoint=WORKDIR --out=DIR [--model=teacher] [--given "STEP=ANSWER"]
-    stepcot explain score --checkpoint=WORKDIR [--data=DIR] [--boxes=FILE]
-
-The first writes pictures and a JSON file for each radiograph, and prints their paths: the seven maps with what each
-claims, their spread, and the teacher's attention between its steps. The second prints how well the maps find lesion
-boxes, less the best constant map, the maps of other cases with the same answer, and a model with random weights: an
-explanation that is no better explains nothing.
+Scores stand less those of the best constant map, of the maps of other cases with the same answer, and of a model with
+random weights: an explanation that is no better explains nothing.
 """
 
 import argparse

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,28 +33,26 @@ _DPI = 130
 
 def write_explanations(
     trained: Trained,
-    paths: Iterable[pathlib.Path],
+    paths: Sequence[pathlib.Path],
     *,
     model: str,
     given: Given,
     out: pathlib.Path,
     refuse: Callable[[str], None],
     as_published: bool = False,
-) -> list[tuple[pathlib.Path, ChainReading]]:
-    """Write `NAME.maps.png`, `NAME.json` with the numbers, and the teacher's `NAME.attention.png`."""
+) -> Iterator[tuple[pathlib.Path, ChainReading]]:
+    """Write `NAME.maps.png`, `NAME.json` with the numbers, and the teacher's `NAME.attention.png`, and yield each."""
     shares = given_distributions(given, trained.chain)
-    paths = list(paths)
     explainer = Explainer(trained, model=model, as_published=as_published)
     explainer.reader.check_given(shares[None], 1)
     batches = read_pictures(
         paths,
         trained.preprocessing,
-        batch_size=min(BATCH_SIZE, max(len(paths), 1)),
+        batch_size=min(BATCH_SIZE, len(paths)),
         max_pixels=trained.max_pixels,
         num_threads=trained.run.settings.data.num_threads,
         refuse=refuse,
     )
-    written: list[tuple[pathlib.Path, ChainReading]] = []
     taken: set[str] = set()
     for names, pictures, headers in batches:
         sources = [str(name) for name in names]
@@ -65,8 +63,7 @@ def write_explanations(
             name = _free_name(names[case].stem, taken)
             with writing_for("--out", out / name):
                 path = _write(out / name, explainer, explained, case, pictures[case], reading)
-            written.append((path, reading))
-    return written
+            yield path, reading
 
 
 def _free_name(name: str, taken: set[str]) -> str:

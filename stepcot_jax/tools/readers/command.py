@@ -13,7 +13,6 @@ _MAX_MEGAPIXELS = 64.0
 
 def sample(options: argparse.Namespace) -> None:
     """Write forms, images and the key."""
-    # Imported here and below, so that --help is fast.
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.reading.cases import open_data, open_run
     from stepcot_jax.tools.readers.forms import FORM_NAME, KEY_NAME, check_names, write_sample

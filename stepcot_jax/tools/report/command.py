@@ -1,10 +1,7 @@
 """Write a finished run as one web page: figures with intervals, curves, calibration, and cases to browse.
 
-Of a policy's run the page has its replies to the test questions, with true and predicted boxes.
-
-    stepcot report WORKDIR [--out FILE] [--num-cases 200] [--model student]
-
-The page is a single file that loads nothing. It holds pictures and reports of the data: protect it like the data.
+Of a policy's run the page has its replies to the test questions, with true and predicted boxes. The page is a single
+file that loads nothing. It holds pictures and reports of the data: protect it like the data.
 """
 
 import argparse
@@ -38,7 +35,6 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.num_cases < 1:
         raise BadInput(f"--num-cases must be at least 1; got {options.num_cases}")
-    # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
     from stepcot_jax.run.settings import read_settings
 
     source = options.workdir

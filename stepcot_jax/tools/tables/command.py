@@ -50,7 +50,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "chain_grpo": ("correction_tables",),
     "curriculum": ("policy_tables", "policy"),
     "origin": ("origin_table", "policy"),
-    "released": ("released_table", "policy"),
+    "released": ("origin_table", "policy"),
     "vqa": ("policy_tables", "policy", "printed"),
     "robustness": ("robustness_table", "policy", "printed"),
     "self_check": ("policy_tables", "policy", "printed"),
@@ -115,7 +115,6 @@ def make_tables(
     keeps_replies: bool = False,
 ) -> list[str]:
     """Run the unfinished cells, then make and write the tables, with the replies behind them if they are kept."""
-    # Imported here: jax takes seconds, and --help and a wrong flag should not.
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.pages.sheets import write_table
     from stepcot_jax.run.places import Place
@@ -168,19 +167,14 @@ def main(arguments: list[str]) -> None:
     def run() -> None:
         names = read_names(arguments[1:])
         values = flags.FLAGS
-        if values.published and not set(names) <= set(list_names("printed")):
-            raise BadInput(
-                f"--published is accepted only with {', '.join(list_names('printed'))}; got {', '.join(names)}"
-            )
-        if values.constrained and not set(names) & set(list_names("large")):
-            raise BadInput(
-                f"--constrained is accepted only with {' and '.join(list_names('large'))}; got {', '.join(names)}"
-            )
-        if values.keep_replies and (values.published or not set(names) <= set(list_names("policy"))):
-            raise BadInput(
-                f"--keep_replies is accepted only with runs of {', '.join(list_names('policy'))}; got "
-                f"{', '.join(names)}"
-            )
+        printed, large, policy = map(list_names, ("printed", "large", "policy"))
+        for flag, fits, accepted in (
+            ("published", set(names) <= set(printed), ", ".join(printed)),
+            ("constrained", set(names) & set(large), " and ".join(large)),
+            ("keep_replies", set(names) <= set(policy) and not values.published, f"runs of {', '.join(policy)}"),
+        ):
+            if getattr(values, flag) and not fits:
+                raise BadInput(f"--{flag} is accepted only with {accepted}; got {', '.join(names)}")
         if not values.workdir:
             raise BadInput("--workdir is required (a writable folder)")
         workdir = values.workdir.rstrip("/") if is_address(values.workdir) else values.workdir

@@ -126,6 +126,4 @@ def _list_rows(comparison: AnswerComparison, validation: Mapping[str, npt.NDArra
     return settle(rows)
 
 
-RECIPES = {
-    "folds": Recipe(lambda plan, seed: [_cell(plan, fold, seed) for fold in list_folds()], make_tables),
-}
+RECIPES = {"folds": Recipe(lambda plan, seed: [_cell(plan, fold, seed) for fold in list_folds()], make_tables)}

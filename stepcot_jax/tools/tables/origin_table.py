@@ -1,7 +1,9 @@
-"""Table `origin`: what GRPO adds to fine-tuning at home, and on phantoms of a second drawing style.
+"""Tables `origin` and `released`: what published objectives and rewards of GRPO add to fine-tuning.
 
-Each seed has phantoms, splits and a fine-tuning of its own. Ours is the GRPO of the config; the published one has
-GEMeX-RMCoT's objective and rewards. The rate and the temperature of both are chosen alike, on validation.
+Origin: at home, and on phantoms of a second drawing style. Each seed has phantoms, splits and a fine-tuning of its own.
+Ours is the GRPO of the config; the published one has GEMeX-RMCoT's objective and rewards. The rate and the temperature
+of both are chosen alike, on validation. Released: stage credit and DPO, which MEDSAGE's authors released beyond the
+paper, beside SFT and GRPO.
 """
 
 import functools
@@ -11,34 +13,35 @@ from typing import Any
 
 import msgspec
 
-from stepcot_jax.data.questions.reply_files import read_replies
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.evaluation.comparison import CORRECTED, DESCRIPTION, INTERVALS, JUDGED, MEANS, ReplyComparison, settle
 from stepcot_jax.evaluation.replies import BASELINE, as_columns, score_all
 from stepcot_jax.evaluation.statistics import mean_of_seeds, t_interval
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
-from stepcot_jax.pages.sheets import Row, Table, columns
+from stepcot_jax.pages.sheets import Column, Row, Table, columns
 from stepcot_jax.reading.policy_reader import load_policy
 from stepcot_jax.record import Record
 from stepcot_jax.run.configs import load_config
 from stepcot_jax.run.loading_questions import load_vqa_dataset
-from stepcot_jax.run.scored_baseline import score_baseline
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.tools.tables.cells import Cell, vary
 from stepcot_jax.tools.tables.kept_replies import KeptReplies
 from stepcot_jax.tools.tables.plan import Plan
 from stepcot_jax.tools.tables.policy_tables import (
+    compare_cells,
     grpo_cell,
     list_figures,
     list_replies,
-    load_training_records,
     make_recipe,
     make_scoring,
+    read_all_replies,
     read_rates,
     read_test_records,
     read_test_replies,
+    score_constant,
     sft_cell,
+    tabulate_differences,
 )
 from stepcot_jax.tools.tables.robustness_table import answer_records, is_answered, write_answered
 
@@ -139,8 +142,7 @@ def answer_away(plan: Plan, cell: Cell, seed: int) -> tuple[Sequence[Record], Ma
     path, records = folder / "second_style" / "replies.jsonl", dataset.records
     if not is_answered(path, records):
         write_answered(path, records, answer_records(load_policy(folder), records, dataset))
-    ids = {record.id: None for record in records}.keys()
-    return records, read_replies(path, name=cell.name, chosen=ids, known=ids, missing="stop").replies
+    return records, read_all_replies(path, records, name=cell.name)
 
 
 def _compare(plan: Plan, where: str) -> ReplyComparison:
@@ -155,9 +157,7 @@ def _compare(plan: Plan, where: str) -> ReplyComparison:
             else:
                 records, replies = answer_away(plan, cell, seed)
             split[name] = as_columns(records, score_all(records, replies, scoring))
-        baseline, remark = score_baseline(load_training_records(cells[SFT].settings), records, scoring)
-        if baseline is None:
-            raise BadInput(remark)
+        baseline = score_constant(cells[SFT].settings, records)
         splits.append({BASELINE: as_columns(records, baseline), **split})
     return ReplyComparison(splits, plan.num_resamples)
 
@@ -229,4 +229,55 @@ def _list_replies(plan: Plan) -> Iterator[KeptReplies]:
             yield KeptReplies(seed, cell.name, AWAY, cell.settings, *answer_away(plan, cell, seed))
 
 
-RECIPES = {"origin": make_recipe(_cells, make_origin, first=_first_cells, replies=_list_replies)}
+# Table `released`: stage credit and DPO of MEDSAGE's public code, beside SFT and GRPO.
+
+GRPO, CREDIT, DPO = "+ GRPO, as released", "+ GRPO with stage credit", "+ DPO"
+_SIGNALS = {GRPO: _RATES, CREDIT: _RATES, DPO: {"prompts with a pair": "rollouts/pairs"}}
+
+
+def _released_cells(plan: Plan, seed: int) -> dict[str, Cell]:
+    start = sft_cell(plan, seed, "SFT, released form", {"vqa.dialect": "lvkc_released", "vqa.with_thinking": True})
+    released = take_objective("medsage_released", "group_size", "temperature")
+    rewards = {key: value for key, value in released.items() if key.startswith("rewards.")}
+    dpo: dict[str, Any] = {"job": "dpo", "policy.start": plan.cells.source(start), "sft.epochs": 0, **rewards}
+    return {
+        SFT: start,
+        GRPO: grpo_cell(plan, start, "GRPO, as released", released),
+        CREDIT: grpo_cell(plan, start, "GRPO with stage credit", {**released, "grpo.stage_credit": "released"}),
+        DPO: Cell("DPO", vary(start.settings, dpo)),
+    }
+
+
+def make_released(plan: Plan) -> list[Table]:
+    """Return the figures of each training, and their differences."""
+    comparison, num_questions = compare_cells(plan, _released_cells)
+    rows: list[Row] = []
+    for name in (BASELINE, *_released_cells(plan, plan.seeds[0])):
+        rows.append({"training": name, **list_figures(comparison, name, MEANS)})
+        for heading in (signals := _SIGNALS.get(name, {})):
+            of_seeds = [read_rates(plan, _released_cells(plan, seed)[name], signals, whole=True) for seed in plan.seeds]
+            rows[-1][heading] = mean_of_seeds([of_seed[heading] for of_seed in of_seeds])
+    dpo = plan.settings.dpo
+    notes = (
+        f"Test split, {num_questions} questions, seeds {list(plan.seeds)}; all from one fine-tuning in the form of "
+        "MEDSAGE's public code (4c8030a), which is not the paper's method.",
+        "GRPO: its objective, rewards, six replies and temperature (configs/medsage_released.py), at the rate and "
+        f"number of updates of the config. DPO: the same rewards, rate {dpo.learning_rate:g}; its beta {dpo.beta:g} is "
+        "ours.",
+        INTERVALS,
+        DESCRIPTION,
+    )
+    shares = dict.fromkeys(heading for own in _SIGNALS.values() for heading in own)
+    heads = (Column("training"), *columns("percent", *(heading for heading, _ in MEANS), *shares))
+    pairs = [(GRPO, SFT), (CREDIT, SFT), (DPO, SFT), (CREDIT, GRPO), (DPO, GRPO)]
+    title = "What MEDSAGE's public code adds"
+    return [
+        Table.of("released", "Stage credit and DPO, as released", heads, rows, notes),
+        tabulate_differences("released_differences", title, comparison, pairs, notes[0]),
+    ]
+
+
+RECIPES = {
+    "origin": make_recipe(_cells, make_origin, first=_first_cells, replies=_list_replies),
+    "released": make_recipe(_released_cells, make_released),
+}

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import pathlib
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,15 +12,7 @@ import numpy as np
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.data.questions.reply_files import read_replies
 from stepcot_jax.evaluation import published
-from stepcot_jax.evaluation.comparison import (
-    CORRECTED,
-    DESCRIPTION,
-    INTERVALS,
-    JUDGED,
-    MEANS,
-    ReplyComparison,
-    settle,
-)
+from stepcot_jax.evaluation.comparison import CORRECTED, DESCRIPTION, INTERVALS, JUDGED, MEANS, ReplyComparison, settle
 from stepcot_jax.evaluation.replies import (
     BASELINE,
     HEADED_FIGURES,
@@ -83,9 +76,13 @@ def read_test_replies(plan: Plan, cell: Cell, records: Sequence[Record]) -> Mapp
     folder = plan.cells.folder(cell)
     if read_test_records(plan, cell) != list(records):
         raise BadInput(f"cell {cell.name!r} in {folder}: {TEST_RECORDS} has other records than the cells beside it")
-    ids = {record.id: None for record in records}
-    path = folder / cell.settings.trains.replies
-    return read_replies(path, name=cell.name, chosen=ids.keys(), known=ids.keys(), missing="stop").replies
+    return read_all_replies(folder / cell.settings.trains.replies, records, name=cell.name)
+
+
+def read_all_replies(path: pathlib.Path, records: Sequence[Record], *, name: str) -> Mapping[str, str]:
+    """Return the replies of a file by id; one to each record, and no others."""
+    ids = {record.id: None for record in records}.keys()
+    return read_replies(path, name=name, chosen=ids, known=ids, missing="stop").replies
 
 
 def score_cell(plan: Plan, cell: Cell, records: Sequence[Record]) -> list[ReplyScore]:

@@ -10,20 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
-from stepcot_jax.data.questions.reply_files import read_replies
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.evaluation import published
 from stepcot_jax.evaluation.comparison import INTERVALS
 from stepcot_jax.evaluation.interventions import PERTURBED_KINDS, perturb_records, spread
-from stepcot_jax.evaluation.replies import (
-    A_SCORE,
-    BASELINE,
-    ScoredReplies,
-    as_columns,
-    encode,
-    score_all,
-    score_models,
-)
+from stepcot_jax.evaluation.replies import A_SCORE, BASELINE, ScoredReplies, as_columns, encode, score_all, score_models
 from stepcot_jax.evaluation.statistics import mean_of_seeds, summarise
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
@@ -50,6 +41,7 @@ from stepcot_jax.tools.tables.policy_tables import (
     make_recipe,
     make_scoring,
     published_row,
+    read_all_replies,
     read_test_records,
     score_cell,
     score_constant,
@@ -145,10 +137,7 @@ def answer_rounds(folder: pathlib.Path, records: Sequence[Record], *, num_rounds
         for record in of_round
         for word in leave_out(write_question(record, vqa.dialect, with_thinking=vqa.with_thinking), tokenizer)[1]
     ]
-    rounds = []
-    for path, of_round in perturbed.items():
-        ids = {record.id: None for record in of_round}.keys()
-        rounds.append((of_round, read_replies(path, name=path.stem, chosen=ids, known=ids, missing="stop").replies))
+    rounds = [(of_round, read_all_replies(path, of_round, name=path.stem)) for path, of_round in perturbed.items()]
     return PerturbedReplies(rounds, left_out)
 
 
