@@ -33,12 +33,11 @@ from stepcot_jax.rewards.presets import RewardSettings
 from stepcot_jax.run.policy_data import PolicyData, load_policy_data
 from stepcot_jax.run.policy_networks import choose_policy, find_qwen, load_patches, make_normalise
 from stepcot_jax.run.policy_start import given_start, naming_start, read_policy_start, smooth_start
-from stepcot_jax.run.results import REPORT
 from stepcot_jax.run.scored_baseline import score_baseline
 from stepcot_jax.run.sections import RewardsSettings
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.stored_policy import StoredPolicy
-from stepcot_jax.run.task import Outcome, Task
+from stepcot_jax.run.task import REPORT, Outcome, Task
 from stepcot_jax.systems import sft
 from stepcot_jax.systems.curriculum import StagedRows, make_staged_rows
 from stepcot_jax.systems.grpo import Rollouts

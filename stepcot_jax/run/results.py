@@ -34,12 +34,11 @@ from stepcot_jax.evaluation.summary import describe, format_table, report_dict, 
 from stepcot_jax.host.files import write_json
 from stepcot_jax.run.sections import EvaluationSettings
 from stepcot_jax.run.stored_reading import CALIBRATION_FILE, JOINT_FILE, PAIRS_FILE, STATISTICS_FILE, write_choices
-from stepcot_jax.run.task import Outcome
+from stepcot_jax.run.task import REPORT, Outcome
 from stepcot_jax.training.checkpoints import Best
 from stepcot_jax.training.processes import is_first
 
 PREDICTIONS = "predictions"
-REPORT = "report.json"
 NUM_GIVEN = 500
 """Largest number of cases of a split that are read with given answers."""
 
