@@ -22,8 +22,8 @@ from stepcot_jax.data.splits.split_resolver import read_splits
 from stepcot_jax.encoders.load import load_text_encoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.models.form_reader import FormReader
-from stepcot_jax.systems.baseline import make_baseline_optimizer
 from stepcot_jax.systems.structured_report import StructuredReport
+from stepcot_jax.training.optimizers import make_optimizer, make_rate
 
 MAX_TOKENS = 256
 
@@ -64,14 +64,7 @@ def main() -> None:
     system = StructuredReport(
         data.chain,
         FormReader(data.chain.answers_per_step, hidden=options.hidden),
-        optimizer=make_baseline_optimizer(
-            learning_rate=options.learning_rate,
-            schedule="cosine",
-            num_batches=options.epochs * batches,
-            weight_decay=0.01,
-            epsilon=1e-8,
-            clip_norm=1.0,
-        ),
+        optimizer=make_optimizer(learning_rate=make_rate(options.learning_rate, "cosine", options.epochs * batches)),
         num_epochs=options.epochs,
     )
     sc.fit(system, data, workdir=options.workdir, seed=options.seed)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from stepcot_jax import load_dataset
-from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.configs import load_config
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -142,13 +142,3 @@ def test_a_bad_folder_is_named(tmp_path, content):
     (tmp_path / "data.json").write_text(content)
     with pytest.raises(BadInput, match=r"data\.json"):
         load_dataset("step_cot", **{"data.root": str(tmp_path)})
-
-
-def test_an_interrupted_tool_says_so_in_one_line(capsys):
-    def main():
-        raise KeyboardInterrupt
-
-    with pytest.raises(SystemExit) as ended:
-        run_tool(main)
-    assert ended.value.code == 130
-    assert capsys.readouterr().err == "interrupted\n"

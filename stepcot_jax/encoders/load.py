@@ -178,8 +178,8 @@ def load_text_encoder(source: str, *, dtype: DTypeLike = jnp.float32, max_tokens
 
 def _describe(network: nn.Module) -> str:
     """Return the network's type and settings as a string, part of an encoder's digest."""
-    names = sorted(field.name for field in dataclasses.fields(network) if field.name not in ("parent", "name"))
-    return f"{type(network).__name__}({', '.join(f'{name}={getattr(network, name)}' for name in names)})"
+    fields = (f"{name}={getattr(network, name)}" for name in sorted(_fields(type(network))))
+    return f"{type(network).__name__}({', '.join(fields)})"
 
 
 def _join(*parts: str) -> str:

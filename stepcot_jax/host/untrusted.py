@@ -101,9 +101,9 @@ def _open(path: str | os.PathLike[str], *, accepted: str, max_bytes: int | None,
         raise
 
 
-def require_file(path: str | os.PathLike[str], *, accepted: str, max_bytes: int | None = None) -> None:
+def require_file(path: str | os.PathLike[str], *, accepted: str) -> None:
     """Check a file that a library opens by its name; errors as for `open_untrusted`."""
-    open_untrusted(path, accepted=accepted, max_bytes=max_bytes).close()
+    open_untrusted(path, accepted=accepted).close()
 
 
 def _require_regular(status: os.stat_result, path: object, accepted: str) -> None:

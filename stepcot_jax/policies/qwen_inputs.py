@@ -146,7 +146,7 @@ def bucket_size(number: int, *, least: int = 1) -> int:
 
 
 def lay_out_prompts(
-    prompts: Sequence[QwenPrompt], *, image_token: int = -1, vision: VisionSizes | None = None, num_tokens: int = 0
+    prompts: Sequence[QwenPrompt], *, image_token: int = -1, vision: VisionSizes | None = None
 ) -> tuple[QwenImages | None, QwenPrompts, PromptEnds]:
     """Return a batch for `models.qwen.QwenVl`."""
     images = [image for prompt in prompts for image in prompt.images]
@@ -158,7 +158,7 @@ def lay_out_prompts(
         own = units[first : first + len(prompt.images)]
         laid.append(_lay_out(prompt, own, image_token, name=f"prompt {place + 1}"))
         first += len(prompt.images)
-    longest = bucket_size(max(num_tokens, *(len(row) for row, _, _ in laid)), least=16)
+    longest = bucket_size(max(len(row) for row, _, _ in laid), least=16)
     shape = (len(laid), longest)
     blank: Any = (np.zeros(shape, np.int32), np.zeros((3, *shape), np.int32), np.full(shape, -1, np.int32))
     rows, ends = QwenPrompts(*blank), PromptEnds(*np.zeros((2, len(laid)), np.int32))
@@ -209,14 +209,12 @@ def rope_positions(
     return np.concatenate(parts, axis=1).astype(np.int32), start + num_left
 
 
-def pack_images(
-    images: Sequence[CutImage], vision: VisionSizes, *, num_images: int = 0, num_windows: int = 0
-) -> tuple[QwenImages, list[np.ndarray]]:
+def pack_images(images: Sequence[CutImage], vision: VisionSizes) -> tuple[QwenImages, list[np.ndarray]]:
     """Return images in windows, padded to one size, and the places of each one's units among those of all images."""
     side, joined = vision.window_units, vision.merge_size**2
     counts = [-(-image.num_rows // side) * -(-image.num_columns // side) for image in images]
-    num_windows = bucket_size(max(num_windows, *counts))
-    shape = (bucket_size(max(num_images, len(images))), num_windows, side**2 * joined)
+    num_windows = bucket_size(max(counts))
+    shape = (bucket_size(len(images)), num_windows, side**2 * joined)
     patches = np.zeros((*shape, vision.num_features), np.float32)
     blank: Any = (patches, np.zeros((2, *shape), np.int32), np.zeros(shape, bool))
     packed, units = QwenImages(*blank), []

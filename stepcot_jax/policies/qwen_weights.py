@@ -375,7 +375,7 @@ def draw_params(network: QwenVl, key: jax.Array, *, dtype: DTypeLike = jnp.float
     return jax.tree.unflatten(tree, drawn)
 
 
-# Write a Qwen2.5 or Qwen2.5-VL as a checkpoint folder that transformers, and `qwen_loading`, read.
+# Write a Qwen2.5 or Qwen2.5-VL as a checkpoint folder that transformers, and `load_qwen`, read.
 
 
 MOST_BYTES = 4 * 2**30
@@ -390,7 +390,7 @@ COPIED = (
 
 
 def name_tensors(params: Any, network: QwenVl, *, prefix: str = OLD_TEXT) -> dict[str, np.ndarray]:
-    """Return parameters as the named tensors of a checkpoint, in their dtype; undoes `qwen_loading.assign_qwen`."""
+    """Return parameters as the named tensors of a checkpoint, in their dtype; undoes `assign_qwen`."""
     flat = flax.traverse_util.flatten_dict(params, sep="/")
     tensors = {}
     for name, place in qwen_table([f"{prefix}norm.weight"], network.sizes, network.vision).items():

@@ -95,11 +95,10 @@ def _teaching(
         "projection_width": settings.loss.projection_width,
         "remat": networks.remat,
         "optimizers": {
-            name: make_optimizer(
-                learning_rate=make_rate(rate, schedule, max(epochs_of[name] * batches_per_epoch, 1)),
-                weight_decay=training.weight_decay,
-                epsilon=training.adam_epsilon,
-                clip_norm=training.clip_norm,
+            name: _make_adamw(
+                settings,
+                make_rate(rate, schedule, max(epochs_of[name] * batches_per_epoch, 1)),
+                training.weight_decay,
             )
             for name, rate in rates.items()
         },
@@ -143,17 +142,14 @@ def _make_structured_report(
 
 
 def _make_baseline_optimizer(settings: Settings, batches_per_epoch: int) -> optax.GradientTransformation:
-    from stepcot_jax.systems.baseline import make_baseline_optimizer
-
     baseline = settings.baseline
-    return make_baseline_optimizer(
-        learning_rate=baseline.learning_rate,
-        schedule=baseline.schedule,
-        num_batches=baseline.epochs * batches_per_epoch,
-        weight_decay=baseline.weight_decay,
-        epsilon=settings.training.adam_epsilon,
-        clip_norm=settings.training.clip_norm,
-    )
+    rate = make_rate(baseline.learning_rate, baseline.schedule, baseline.epochs * batches_per_epoch)
+    return _make_adamw(settings, rate, baseline.weight_decay)
+
+
+def _make_adamw(settings: Settings, rate: float | optax.Schedule, weight_decay: float) -> optax.GradientTransformation:
+    epsilon, clip_norm = settings.training.adam_epsilon, settings.training.clip_norm
+    return make_optimizer(learning_rate=rate, weight_decay=weight_decay, epsilon=epsilon, clip_norm=clip_norm)
 
 
 def _make_baseline(
@@ -183,10 +179,9 @@ def _make_chain_grpo(
     read_batches: Callable[[int], ReadAhead],
 ) -> System:
     """Return the system of the job "chain_grpo"; pairs of answers of the training split give its rules."""
-    from stepcot_jax.systems.baseline import make_baseline_optimizer
     from stepcot_jax.systems.chain_grpo import ChainGrpo, ChainRewards  # imports policies, for this job alone
 
-    grpo, training, rewards, start = settings.grpo, settings.training, settings.rewards, settings.policy.start
+    grpo, rewards, start = settings.grpo, settings.rewards, settings.policy.start
     if not grpo.epochs:
         raise BadInput("config.grpo.epochs: 0; expected 1 or more with the job 'chain_grpo'")
     if not (settings.teacher.memory and settings.teacher.write_back):
@@ -206,13 +201,10 @@ def _make_chain_grpo(
             make_rules(chain, counts=counts), rewards.diagnosis_weight, rewards.steps_weight, rewards.chain_weight
         ),
         rollouts=grpo,  # `mask_truncated` has no effect, as every chain has all steps
-        refining=make_baseline_optimizer(
-            learning_rate=grpo.learning_rate,
-            schedule=grpo.schedule,
-            num_batches=grpo.epochs * length * grpo.num_updates,
-            weight_decay=grpo.weight_decay,
-            epsilon=training.adam_epsilon,
-            clip_norm=training.clip_norm,
+        refining=_make_adamw(
+            settings,
+            make_rate(grpo.learning_rate, grpo.schedule, grpo.epochs * length * grpo.num_updates),
+            grpo.weight_decay,
         ),
         grpo_epochs=grpo.epochs,
         grpo_stream=Stream(batches, length),

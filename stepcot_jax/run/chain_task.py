@@ -23,7 +23,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.build import make_system
 from stepcot_jax.run.inputs import Inputs, hides_steps, load_inputs
-from stepcot_jax.run.results import NUM_GIVEN, Validated, choose, with_facts, write_results
+from stepcot_jax.run.results import NUM_GIVEN, Validated, choose, finish_tree, with_facts, write_results
 from stepcot_jax.run.run_checks import check_annotated, check_step_costs
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.start import WarmStart, read_warm_start, refuse_seen_cases
@@ -76,11 +76,6 @@ class Feed:
     def training_batches(self) -> ReadAhead:
         """Return endless batches, to be closed; batch n is a function of the seed and n."""
         return read_training_batches(self.settings, self.inputs.dataset, self.settings.training.batch_size)
-
-    def put_training_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return a batch on the devices, with the prompts and collected entries, as a compiled update takes it."""
-        collected = {name: array for name, array in batch.items() if name not in _READ}
-        return self.devices.put_training_rows(self.inputs.prepare(batch) | self.shared | collected)
 
     def answer(self, predict: Callable[[dict[str, Any]], Any], split: str) -> Predictions:
         """Return the predictions for a split, the same in every process; each process loads its rows.
@@ -249,7 +244,8 @@ class ChainTask(Task):
 
     def prepare(self, batch: Batch) -> Batch:
         """Return a batch on the devices, with the prompts and collected entries."""
-        return self.feed.put_training_batch(batch)
+        collected = {name: array for name, array in batch.items() if name not in _READ}
+        return self.devices.put_training_rows(self.inputs.prepare(batch) | self.feed.shared | collected)
 
     @functools.cached_property
     def predict(self) -> Any:
@@ -365,8 +361,6 @@ class ChainTask(Task):
         """Predict with the best weights; write predictions, choices, statistics and report."""
         chain, evaluation = self.dataset.chain, self.settings.evaluation
         if chain.is_tree:
-            from stepcot_jax.run.structured_results import finish_tree  # for trees alone
-
             report = finish_tree(
                 outcome,
                 self.workdir,

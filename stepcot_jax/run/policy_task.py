@@ -24,21 +24,27 @@ from stepcot_jax.evaluation.statistics import count_once
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file, write_whole, writing_whole
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.policies.policy import AnyPolicy
 from stepcot_jax.policies.policy_files import read_lengths
-from stepcot_jax.policies.sampling import reply_in_batches
+from stepcot_jax.policies.sampling import Sampling, reply_in_batches
 from stepcot_jax.record import KINDS, Record
 from stepcot_jax.rewards.functions import RewardFunction
-from stepcot_jax.run.policy_build import make_policy_system
+from stepcot_jax.rewards.presets import RewardSettings
 from stepcot_jax.run.policy_data import PolicyData, load_policy_data
-from stepcot_jax.run.policy_networks import find_qwen, load_patches
-from stepcot_jax.run.policy_start import naming_start, read_policy_start
-from stepcot_jax.run.results import REPORT
+from stepcot_jax.run.policy_networks import choose_policy, find_qwen, load_patches, make_normalise
+from stepcot_jax.run.policy_start import given_start, naming_start, read_policy_start, smooth_start
 from stepcot_jax.run.scored_baseline import score_baseline
+from stepcot_jax.run.sections import RewardsSettings
 from stepcot_jax.run.settings import Settings
-from stepcot_jax.run.task import Outcome, Task
+from stepcot_jax.run.stored_policy import StoredPolicy
+from stepcot_jax.run.task import REPORT, Outcome, Task
 from stepcot_jax.systems import sft
 from stepcot_jax.systems.curriculum import StagedRows, make_staged_rows
-from stepcot_jax.systems.sft import PackedRows, draw_batches, pack_split
+from stepcot_jax.systems.grpo import Rollouts
+from stepcot_jax.systems.options import GrpoOptions, count_updates
+from stepcot_jax.systems.policy_system import PolicySystem
+from stepcot_jax.systems.self_check import SelfCheck
+from stepcot_jax.systems.sft import Normalise, PackedRows, draw_batches, pack_split
 from stepcot_jax.training.devices import Devices
 from stepcot_jax.training.processes import is_first
 from stepcot_jax.training.state import TrainState
@@ -190,6 +196,100 @@ def write_examples(
     for index, tile in enumerate(tiles):
         sheet.paste(tile, (index % 4 * tile.width, index // 4 * tile.height))
     sheet.save(folder / f"{step:06}.png")
+
+
+# The system of a policy from its settings: fine-tuning, and GRPO or DPO with rewards, judge and self-check.
+
+
+def make_reward_settings(settings: RewardsSettings) -> RewardSettings:
+    """Return the rewards of a reply."""
+    names = [field.name for field in dataclasses.fields(RewardSettings)]
+    return RewardSettings(**{name: getattr(settings, name) for name in names})
+
+
+def make_policy_system(
+    settings: Settings,
+    *,
+    data: PolicyData,
+    num_rows: int,
+    staged: StagedRows | None,
+    start: StoredPolicy | None,
+    devices: Devices,
+    functions: Mapping[str, tuple[RewardFunction, float]],
+) -> PolicySystem:
+    """Return the system of a policy, with rollouts for the jobs "grpo" and "dpo"."""
+    tokens, tokenizer = data.tokens, data.tokens.tokenizer
+    longest = tokens.lengths.reply_length
+    policy = choose_policy(settings, tokenizer, data.source, mesh=devices.named_mesh)
+    normalise = make_normalise(settings)
+    optimising = settings.optimising
+    num_train = len(data.dataset.splits["train"])
+    return PolicySystem(
+        policy,
+        normalise,
+        Sampling(longest=longest, stop=tokenizer.stop, more_stops=tokenizer.more_stops, greedy=True),
+        fine_tuning=settings.sft,
+        optimising=optimising,
+        checking=settings.self_check,
+        epsilon=settings.training.adam_epsilon,
+        clip_norm=settings.training.clip_norm,
+        sft_updates=count_updates(settings.sft, num_rows),
+        grpo_updates=count_updates(optimising or settings.grpo, num_train),
+        rollouts=_make_rollouts(settings, policy, normalise, data, devices, functions) if optimising else None,
+        staged=staged,
+        start=given_start(policy, start, data.source),
+        begin=smooth_start(policy, tokenizer, largest=tokens.lengths.largest_coordinate),
+    )
+
+
+def _make_rollouts(
+    settings: Settings,
+    policy: AnyPolicy,
+    normalise: Normalise,
+    data: PolicyData,
+    devices: Devices,
+    functions: Mapping[str, tuple[RewardFunction, float]],
+) -> Rollouts:
+    tokenizer, longest = data.tokens.tokenizer, data.tokens.lengths.reply_length
+    judge = self_check = None
+    if settings.rewards.open_answer == "judge":
+        from stepcot_jax.run.judged_rewards import JudgedRewards, make_judge  # a client of endpoints
+
+        judge = JudgedRewards(make_judge(settings.rewards, data.workdir), ill_formed=settings.rewards.ill_formed)
+    options, kind = settings.grpo, Rollouts
+    if settings.optimising is settings.dpo:
+        from stepcot_jax.systems.dpo import Pairs  # for this job alone
+
+        kind = Pairs
+        dpo = settings.dpo
+        options = GrpoOptions(group_size=dpo.group_size, temperature=dpo.temperature)
+    elif settings.self_check.enabled:
+        self_check = SelfCheck(
+            policy=policy,
+            normalise=normalise,
+            tokenizer=tokenizer,
+            devices=devices,
+            settings=settings.self_check,
+            group_size=settings.grpo.group_size,
+            temperature=settings.grpo.temperature,
+            longest=longest,
+            longest_check=data.tokens.longest_check,
+        )
+    return kind(
+        policy=policy,
+        normalise=normalise,
+        tokenizer=tokenizer,
+        dialect=settings.vqa.dialect,
+        with_thinking=settings.vqa.with_thinking,
+        records=data.dataset.records,
+        devices=devices,
+        settings=options,
+        rewards=make_reward_settings(settings.rewards),
+        longest=longest,
+        self_check=self_check,
+        judge=judge,
+        functions=functions,
+    )
 
 
 _MOST_EXAMPLE_BYTES = 2**26

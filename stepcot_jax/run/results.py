@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -34,10 +34,11 @@ from stepcot_jax.evaluation.summary import describe, format_table, report_dict, 
 from stepcot_jax.host.files import write_json
 from stepcot_jax.run.sections import EvaluationSettings
 from stepcot_jax.run.stored_reading import CALIBRATION_FILE, JOINT_FILE, PAIRS_FILE, STATISTICS_FILE, write_choices
+from stepcot_jax.run.task import REPORT, Outcome
 from stepcot_jax.training.checkpoints import Best
+from stepcot_jax.training.processes import is_first
 
 PREDICTIONS = "predictions"
-REPORT = "report.json"
 NUM_GIVEN = 500
 """Largest number of cases of a split that are read with given answers."""
 
@@ -121,10 +122,7 @@ def write_results(
 ) -> dict[str, Any]:
     """Write predictions, calibration, statistics and report; print the scores of the test split."""
     chain: Chain = dataset.chain
-    folder = workdir / PREDICTIONS
-    folder.mkdir(exist_ok=True)
-    for split, answers in (("val", validated.answers), ("test", test)):
-        write_predictions(folder / f"{split}.npz", answers, chain)
+    _write_predictions(workdir, chain, val=validated.answers, test=test)
     write_calibration(workdir / CALIBRATION_FILE, chosen.calibration, chain)
     consistency.write_pairs(workdir / PAIRS_FILE, chosen.counts, chain)
     if chosen.joints:
@@ -138,7 +136,7 @@ def write_results(
     for name, figures in report["test"].items():
         interval = statistics["models"][name]["intervals"]
         figures["interval"] = interval and [interval["mean_accuracy"][end] for end in ("low", "high")]
-    report["best"] = {name: {"step": entry.step, "validation_score": entry.score} for name, entry in best.items()}
+    report["best"] = _describe_best(best)
     write_json(workdir / REPORT, report)
     print(format_table(metrics))
     print()
@@ -154,6 +152,16 @@ def write_results(
     return report
 
 
+def _write_predictions(workdir: pathlib.Path, chain: Chain, **splits: SplitPredictions | ValidationPredictions) -> None:
+    (workdir / PREDICTIONS).mkdir(exist_ok=True)
+    for split, answers in splits.items():
+        write_predictions(workdir / PREDICTIONS / f"{split}.npz", answers, chain)
+
+
+def _describe_best(best: Mapping[str, Best]) -> dict[str, dict[str, float]]:
+    return {name: {"step": entry.step, "validation_score": entry.score} for name, entry in best.items()}
+
+
 def _measure(test: SplitPredictions, chain: Chain, chosen: Chosen, num_resamples: int) -> dict[str, Any]:
     calibration = chosen.calibration
     statistics = summarise(test, chain, calibration=calibration, rules=chosen.rules, num_resamples=num_resamples)
@@ -165,3 +173,67 @@ def _measure(test: SplitPredictions, chain: Chain, chosen: Chosen, num_resamples
         operating_points.describe_points(operating_points.OperatingPoints(chosen.rule, points))
     )
     return statistics
+
+
+# Results of a tree of questions: the constant that says no to everything stands beside every figure.
+
+
+def finish_tree(
+    outcome: Outcome,
+    workdir: pathlib.Path,
+    dataset: Dataset,
+    num_resamples: int,
+    read: Callable[[str], SplitPredictions],
+) -> dict[str, Any]:
+    """Write predictions, joint models and report; print test scores, with 0.5 and the threshold chosen on validation.
+
+    `read` returns the predictions of the best weights for a split; "test" is read after the choice.
+    """
+    from stepcot_jax.evaluation import joint_reports, structured_reports  # for trees alone
+
+    validated = read("val")
+    thresholds = {
+        name: structured_reports.choose_threshold(logits, validated.predictions.labels, dataset.chain)
+        for name, logits in validated.predictions.logits.items()
+    }
+    tree = joint_reports.learn_report_tree(dataset.labels[np.asarray(dataset.splits.train, int)], dataset.chain)
+    joints = {
+        name: joint_reports.fit_report_model(tree, logits, validated.predictions.labels)
+        for name, logits in {**validated.predictions.logits, joint_reports.COUNTING: None}.items()
+    }
+    test, wall_seconds, best = read("test"), outcome.seconds(), outcome.best
+    if not is_first():
+        return {}
+    chain = dataset.chain
+    _write_predictions(workdir, chain, val=validated, test=test)
+    joint_reports.write_report_models(workdir / JOINT_FILE, joints)
+    write_choices(workdir)
+    given = {
+        f"{name}, threshold {threshold}{how}": structured_reports.answer_tree(logits, chain, threshold=threshold)
+        for name, logits in test.predictions.logits.items()
+        for threshold, how in ((0.5, ""), (thresholds[name], " (chosen on validation)"))
+    }
+    scores, differences = structured_reports.score_reports(
+        given,
+        test.predictions.labels,
+        chain,
+        patients=test.facts["patient_id"],
+        num_resamples=num_resamples,
+    )
+    report = {
+        "num_cases": dataset.num_cases,
+        "wall_seconds": round(wall_seconds, 1),
+        "thresholds": thresholds,
+        "best": _describe_best(best),
+        "test": as_plain(scores),
+        "test_less_constant": as_plain(differences),
+        "published_test_of_hi_vqa": structured_reports.PUBLISHED,
+    }
+    write_json(workdir / REPORT, report)
+    print(structured_reports.format_scores(scores, differences))
+    for model, parts in differences.items():
+        gain = 100 * parts[structured_reports.ALL]["f1"].value
+        print(f"{model}: F1 {gain:+.1f} points against the constant that says no to everything")
+    print(f"\n{wall_seconds:.0f} s; written to {workdir / REPORT}")
+    outcome.log({f"{model}/f1": parts[structured_reports.ALL]["f1"].value for model, parts in scores.items()})
+    return report

@@ -13,6 +13,8 @@ from stepcot_jax.training.checkpoints import Best
 from stepcot_jax.training.state import Params, TrainState
 from stepcot_jax.training.system import Batch, Stream, System
 
+REPORT = "report.json"
+
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:

@@ -24,7 +24,7 @@ from stepcot_jax.systems.networks import (
 )
 from stepcot_jax.systems.updates import SHARED, Metrics, describe_losses, named_numbers, split_shared
 from stepcot_jax.training.devices import ONE_DEVICE, GlobalBatch, differentiate
-from stepcot_jax.training.optimizers import global_norm, make_optimizer, make_rate
+from stepcot_jax.training.optimizers import global_norm
 from stepcot_jax.training.state import Params, TrainState, apply_gradients
 from stepcot_jax.training.system import Phase, System
 
@@ -134,11 +134,3 @@ class BaselineSystem(System):
     def describe(self, numbers: dict[str, float]) -> str:
         """Return the loss in a few words."""
         return describe_losses(numbers, self.names)
-
-
-def make_baseline_optimizer(
-    *, learning_rate: float, schedule: str, num_batches: int, weight_decay: float, epsilon: float, clip_norm: float
-) -> optax.GradientTransformation:
-    """Return AdamW behind a global-norm clip, its rate constant or falling to 0 as a cosine over the run."""
-    rate = make_rate(learning_rate, schedule, num_batches)
-    return make_optimizer(learning_rate=rate, weight_decay=weight_decay, epsilon=epsilon, clip_norm=clip_norm)

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from stepcot_jax.losses.preference import dpo_loss
+from stepcot_jax.losses.policy_gradient import dpo_loss
 from stepcot_jax.policies.policy import AnyPolicy, policy_params
 from stepcot_jax.policies.sampling import Replies, generate, rollout_keys
 from stepcot_jax.systems.grpo import Rollouts, sampled_log_probs, score_in_passes

@@ -1,7 +1,7 @@
 """Recipes by which `fit` trains a policy: the policy, fine-tuning, GRPO. This module does not import jax.
 
 A policy's tokens and lengths come from its records, so a run builds its system after loading them:
-`run/policy_build.py` makes the same system from a recipe as from a config.
+`run/policy_task.py` makes the same system from a recipe as from a config.
 """
 
 import dataclasses

@@ -22,6 +22,7 @@ ROLLOUTS, TOKENS = 6, 5
 
 aggregate = with_arrays(tested.aggregate)
 aggregate_weight = with_arrays(tested.aggregate_weight)
+dpo_loss = with_arrays(tested.dpo_loss)
 policy_gradient_loss = with_arrays(tested.policy_gradient_loss)
 self_check_loss = with_arrays(tested.self_check_loss)
 
@@ -186,21 +187,6 @@ def test_shares_of_devices_add_up_to_the_whole(norm):
     assert float(nothing) == 0
 
 
-def test_the_first_update_moves_by_the_advantage():
-    """At ratio 1 the loss is -mean(A) + beta KL, and its gradient that of -A log pi."""
-    inputs = draw(4)
-    inputs["log_probs"] = inputs["old_log_probs"]
-    settings = PolicyGradient(beta=0.0, length_norm="sequence_sum")
-    counted = np.ones((ROLLOUTS, TOKENS), bool)
-
-    def loss(own):
-        return policy_gradient_loss(**{**inputs, "log_probs": own}, counted=counted, settings=settings).total
-
-    value, slope = jax.value_and_grad(loss)(inputs["log_probs"])
-    assert_close(value, -TOKENS * inputs["advantage"].mean(), 1e-5)
-    assert_close(slope, -np.repeat(inputs["advantage"], TOKENS, 1) / ROLLOUTS, 1e-6)
-
-
 @pytest.mark.parametrize("ratio", ["token", "sequence", "sequence_mean"])
 @pytest.mark.parametrize(("gain", "dual", "expected"), [(0.0, 0.0, 0.0), (1.0, 0.0, -1.2), (-1.0, 3.0, 3.0)])
 def test_a_ratio_beyond_float32_is_held_by_the_clip(ratio, gain, dual, expected):
@@ -243,3 +229,56 @@ def test_settings_are_checked(settings):
 @pytest.mark.parametrize(("number", "settings", "words"), [(1, {}, "2 rollouts"), (2, {"std_ddof": 2}, "std_ddof")])
 def test_settings_of_advantages_are_checked(number, settings, words):
     refuse(words, tested.advantages, jnp.zeros((2, number)), **settings, error=ValueError)
+
+
+# The loss of direct preference optimisation.
+
+NAMES = ("chosen", "rejected", "reference_chosen", "reference_rejected")
+PAIRED = np.array([True, False, True, True, False])
+
+
+def draw_pairs(seed=3):
+    return {name: 3 * normal(seed + place, len(PAIRED)) - 9 for place, name in enumerate(NAMES)}
+
+
+def oracle_of_pairs(given, counted, beta):
+    """Pair by pair in float64."""
+    losses, margins = [], []
+    for pair in np.flatnonzero(counted):
+        chosen, rejected, of_chosen, of_rejected = (float(given[name][pair]) for name in NAMES)
+        margins.append(chosen - rejected - (of_chosen - of_rejected))
+        losses.append(-np.log(1 / (1 + np.exp(-beta * margins[-1]))))
+    return np.mean(losses), np.mean(margins), np.mean(np.array(margins) > 0)
+
+
+@pytest.mark.parametrize("beta", [0.1, 2.0])
+def test_the_loss_is_that_of_each_pair_and_what_does_not_count_may_be_nan(beta):
+    given = draw_pairs()
+    expected = oracle_of_pairs(given, PAIRED, beta)
+    given = {name: np.where(PAIRED, values, np.nan) for name, values in given.items()}
+    found = dpo_loss(**given, counted=PAIRED, beta=beta)
+    for one, other in zip((found.total, found.margin, found.accuracy), expected, strict=True):
+        assert_close(one, other, 1e-5)
+    assert 0 < expected[2] < 1
+    slope = jax.grad(lambda chosen: dpo_loss(**{**given, "chosen": chosen}, counted=PAIRED, beta=beta).total)
+    slope = np.asarray(slope(jnp.asarray(given["chosen"])))
+    np.testing.assert_array_equal(slope[~PAIRED], 0)  # nor NaN
+    assert (slope[PAIRED] < 0).all()
+
+
+def test_gradients_by_the_pairs():
+    given = draw_pairs()
+
+    def loss(chosen, rejected):
+        return dpo_loss(**given | {"chosen": chosen, "rejected": rejected}, counted=PAIRED, beta=0.5).total
+
+    pairs = tuple(jnp.asarray(given[name]) for name in ("chosen", "rejected"))
+    jax.test_util.check_grads(loss, pairs, order=1, modes=["rev"], rtol=1e-2)
+
+
+def test_at_the_reference_the_loss_is_log_two_and_without_a_pair_nothing():
+    given = draw_pairs()
+    given |= {"reference_chosen": given["chosen"], "reference_rejected": given["rejected"]}
+    assert_close(dpo_loss(**given, counted=PAIRED).total, np.log(2), 1e-6)
+    none = dpo_loss(**given, counted=np.zeros_like(PAIRED))
+    assert (float(none.total), float(none.margin)) == (0, 0)

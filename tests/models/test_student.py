@@ -6,7 +6,7 @@ from oracles import reference_numpy as oracle
 from oracles.quick_jit import quick_jit
 from oracles.random_params import ANSWERS, assert_close, assert_logits, declare, normal, randomise
 
-from stepcot_jax.models.student import Student
+from stepcot_jax.models.student import Baseline, Student
 
 IMAGES = normal(1, 4, 7)
 
@@ -90,3 +90,21 @@ def test_bfloat16_keeps_float32_parameters_and_logits():
     expected = oracle.student(oracle.as_float64(params), IMAGES)["logits"]
     assert_logits(reading.logits, expected, 0.1)
     assert np.abs(np.asarray(reading.logits)[:, 0, :3] - expected[0]).max() > 1e-4  # shows that it computed in bfloat16
+
+
+def test_the_baselines_logits_are_those_of_the_equations():
+    counts, text = (3, 2), normal(2, 2, 5)
+    baseline = Baseline(answers_per_step=counts, hidden=7)
+    params = randomise(declare(baseline, image_features=IMAGES, text_features=text))
+
+    def apply(images, text):
+        return baseline.apply({"params": params}, image_features=images, text_features=text)
+
+    logits, weights = np.asarray(quick_jit(apply)(IMAGES, text)), oracle.as_float64(params)
+    for case, image in enumerate(np.float64(IMAGES)):
+        for step, num_answers in enumerate(counts):
+            hidden = oracle.relu(oracle.linear(np.concatenate([image, text[step]]), weights["hidden"]))
+            expected = oracle.linear(hidden, weights[f"head_{step}"])
+            np.testing.assert_allclose(logits[case, step, :num_answers], expected, rtol=2e-5, atol=2e-5)
+    with pytest.raises(ValueError, match=r"must have shape \[2, width\]"):
+        apply(jnp.asarray(IMAGES), jnp.asarray(text[:1]))

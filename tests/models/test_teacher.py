@@ -11,7 +11,10 @@ from oracles.quick_jit import quick_jit
 from oracles.random_params import ANSWERS, assert_close, assert_logits, declare, normal, randomise
 
 from stepcot_jax.models import teacher
+from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
+from stepcot_jax.systems.networks import Networks, init_params
+from stepcot_jax.training.state import count_parameters
 
 CASES, WIDTH, HEADS, LAYERS = 4, 8, 2, 2
 IMAGES = normal(1, CASES, 5)
@@ -120,6 +123,15 @@ def test_without_memory_agrees_with_the_oracle_and_has_no_memory_parameters():
     assert_close(bare.read(given=given, mask=mask).logits, found.logits, 0)
 
 
+def test_without_write_back_the_memory_is_constant_and_no_answer_reaches_a_later_step():
+    bare = reader(3, write_back=False)
+    assert set(reader(3).shapes) - set(bare.shapes) == {"memory_cell", "conclusion"}
+    assert bare.shapes["context"]["linear"]["kernel"].shape == (2 * WIDTH, WIDTH)  # a step still reads the memory
+    none, given = (bare.read(given=np.full((CASES, 3), answer, np.int32)).logits for answer in (-1, 1))
+    np.testing.assert_array_equal(none, given)
+    assert np.abs(none[:, :, :2]).max() > 1e-3
+
+
 def test_without_text_agrees_with_the_oracle_and_has_step_vectors():
     bare = Reader(3, None, text=False)
     assert bare.shapes["step_vectors"].shape == (3, WIDTH)
@@ -201,3 +213,15 @@ def test_text_without_one_vector_a_step_is_refused(text):
         reader(3).module.apply(
             {"params": reader(3).params}, image_features=jnp.asarray(IMAGES), text_features=text, deterministic=True
         )
+
+
+def test_the_networks_train_the_published_numbers():
+    answers = ANSWERS[7]
+    networks = Networks(teacher=Teacher(answers_per_step=answers), student=Student(answers_per_step=answers))
+
+    def init():
+        batch = {"image_features": jnp.zeros((1, 512))}
+        return init_params(networks, key=jax.random.key(0), batch=batch, text_features=jnp.zeros((7, 768)))
+
+    shapes = jax.eval_shape(init)
+    assert [count_parameters(shapes[name]) for name in ("teacher", "student")] == [22_904_874, 285_226]

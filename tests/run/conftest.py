@@ -1,4 +1,4 @@
-"""Standard promotion: optax adds integers to floats, which the suite's strict promotion refuses."""
+"""A finished run that several files read."""
 
 import dataclasses
 import pathlib
@@ -8,12 +8,6 @@ import pytest
 from run.small_run import small_run
 
 from stepcot_jax.training.state import TrainState
-
-
-@pytest.fixture(scope="module", autouse=True)
-def standard_promotion():
-    with jax.numpy_dtype_promotion("standard"):
-        yield
 
 
 @dataclasses.dataclass(frozen=True)

@@ -134,12 +134,6 @@ def _compile_once(run, phase, state, batch):
     return _first(run, f"{phase.name} {shapes}", lambda: _COMPILE(run, phase, state, batch))
 
 
-def leaves(tree):
-    """Arrays of a tree, with random keys as their data."""
-    is_key = lambda leaf: jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)  # noqa: E731
-    return [jax.random.key_data(leaf) if is_key(leaf) else leaf for leaf in jax.tree.leaves(tree)]
-
-
 def final_state(run, monkeypatch):
     """Execute a run; return its report, its last state on the host and its best checkpoints."""
     kept = {}

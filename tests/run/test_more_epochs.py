@@ -45,10 +45,14 @@ def test_a_plateau_halves_the_rate_and_ends_training_which_more_epochs_do_not_ch
 
 @pytest.mark.parametrize("schedule", ["cosine", "constant"])
 def test_the_rate_of_each_network_falls_over_its_epochs_or_stays(tmp_path, monkeypatch, schedule):
-    task = small_run(tmp_path, monkeypatch, training__schedule=schedule, training__weight_decay=0.0).task
+    chosen = {f"{section}__{name}": value for section in ("training", "baseline")
+              for name, value in (("schedule", schedule), ("weight_decay", 0.0))}  # fmt: skip
+    task = small_run(tmp_path / "both", monkeypatch, **chosen).task
+    baseline = small_run(tmp_path / "baseline", monkeypatch, job="baseline", baseline__epochs=2, **chosen).task.system
     params, per_epoch = {"weight": jnp.zeros(2)}, task.batches_per_epoch
-    for name, num_epochs in {"teacher": 4, "student": 3}.items():
-        optimizer, rates = task.system.optimizers[name], []
+    optimizers = {**task.system.optimizers, "baseline": baseline.optimizer}
+    for name, num_epochs in {"teacher": 4, "student": 3, "baseline": 2}.items():
+        optimizer, rates = optimizers[name], []
         state, update = optimizer.init(params), jax.jit(optimizer.update)
         for _ in range(num_epochs * per_epoch + 1):
             updates, state = update({"weight": jnp.full(2, 0.1)}, state, params)

@@ -7,26 +7,7 @@ import pytest
 from PIL import Image
 from run.small_run import small_run
 
-from stepcot_jax.training.log import MetricsLog
-
 DIAGNOSES = {"train": ("Normal", "Nodule") * 8, "val": ("Nodule",), "test": ("Mass",)}
-
-
-def test_an_undefined_number_is_null_in_every_writer(tmp_path):
-    class Heard:
-        def write(self, numbers, *, step):
-            heard.append((numbers, step))
-
-        def close(self):
-            pass
-
-    heard = []
-    log = MetricsLog(tmp_path, first_step=0, loggers=[Heard()])
-    log.write("test", step=3, epoch=1, numbers={"a": None, "b": float("nan"), "c": float("inf"), "d": 0.5})
-    log.close()
-    entry = {"kind": "test", "step": 3, "epoch": 1, "a": None, "b": None, "c": None, "d": 0.5}
-    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == entry
-    assert heard == [({"test/d": 0.5}, 3)]
 
 
 @pytest.mark.slow

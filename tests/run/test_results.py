@@ -36,33 +36,41 @@ def splits(trained):
     return {name: read_predictions(folder / f"{name}.npz", chain) for name in ("val", "test")}
 
 
-def test_the_calibration_is_fitted_to_the_validation_split(trained, splits):
+@pytest.fixture(scope="module")
+def joints(trained):
+    path, chain = trained.workdir / "joint.json", trained.run.task.dataset.chain
+    return {model: read_joint(path, chain, model=model) for model in ("teacher", "student")}
+
+
+@pytest.fixture(scope="module")
+def train_labels(trained):
+    dataset = trained.run.task.dataset
+    return np.array([dataset.cases[index].answers for index in dataset.splits.train])
+
+
+def test_the_calibration_is_fitted_to_the_validation_split(trained, splits, joints):
     chain = trained.run.task.dataset.chain
     found = read_calibration(trained.workdir / "calibration.json", chain)
-    models = ("teacher", "student")
-    joints = {model: read_joint(trained.workdir / "joint.json", chain, model=model) for model in models}
     fitted, on_test = (
         fit_calibration(
             add_joined(split, joints).predictions,
             chain,
             confidence=0.95,
             patients=split.facts["patient_id"],
-            joined=[name_joined(model) for model in models],
+            joined=[name_joined(model) for model in joints],
         )
         for split in (splits["val"], splits["test"])
     )
     assert found == fitted
-    for model in models:
+    for model in joints:
         assert found.temperatures[model] != on_test.temperatures[model]
         assert found.temperatures[name_joined(model)] == (1.0,) * chain.num_steps
 
 
-def test_operating_points_are_chosen_on_the_validation_split_and_measured_on_the_test_split(trained, splits):
+def test_operating_points_are_chosen_on_the_validation_split_and_measured_on_the_test_split(trained, splits, joints):
     chain, evaluation = trained.run.task.dataset.chain, trained.run.settings.evaluation
     found = read_points(trained.workdir / "statistics.json", chain)
     assert found.rule == Rule("youden", 0.9, 1.0)
-    models = ("teacher", "student")
-    joints = {model: read_joint(trained.workdir / "joint.json", chain, model=model) for model in models}
     expected = operating_points(
         add_joined(splits["val"], joints),
         add_joined(splits["test"], joints),
@@ -80,34 +88,30 @@ def test_operating_points_are_chosen_on_the_validation_split_and_measured_on_the
         assert found.points[finding].test == point.test
 
 
-def test_pairs_are_those_of_the_training_labels(trained):
-    dataset = trained.run.task.dataset
-    labels = np.array([dataset.cases[index].answers for index in dataset.splits.train])
-    for (earlier, later), counts in read_pairs(trained.workdir / "pairs.json", dataset.chain).items():
+def test_pairs_are_those_of_the_training_labels(trained, train_labels):
+    chain = trained.run.task.dataset.chain
+    for (earlier, later), counts in read_pairs(trained.workdir / "pairs.json", chain).items():
         expected = np.zeros_like(counts)
-        np.add.at(expected, (labels[:, earlier], labels[:, later]), 1)
+        np.add.at(expected, (train_labels[:, earlier], train_labels[:, later]), 1)
         np.testing.assert_array_equal(counts, expected)
 
 
-def test_the_joint_model_is_of_training_labels_and_validation_predictions(trained, splits):
-    dataset = trained.run.task.dataset
-    labels = np.array([dataset.cases[index].answers for index in dataset.splits.train])
-    tree = learn_tree(labels, dataset.chain.answers_per_step)
-    expected = fit_joints(tree, splits["val"].predictions, ["teacher", "student"], dataset.chain)
-    for model in ("teacher", "student"):
-        found = read_joint(trained.workdir / "joint.json", dataset.chain, model=model)
+def test_the_joint_model_is_of_training_labels_and_validation_predictions(trained, splits, joints, train_labels):
+    chain = trained.run.task.dataset.chain
+    tree = learn_tree(train_labels, chain.answers_per_step)
+    expected = fit_joints(tree, splits["val"].predictions, ["teacher", "student"], chain)
+    for model, found in joints.items():
         assert (found.temperatures, found.weights) == (expected[model].temperatures, expected[model].weights)
         for own, table in zip((tree.last, *tree.tables), (found.tree.last, *found.tree.tables), strict=True):
             np.testing.assert_array_equal(own, table)
 
 
-def test_corrections_stand_beside_a_baseline_without_the_picture(trained, splits):
+def test_corrections_stand_beside_a_baseline_without_the_picture(trained, splits, joints):
     chain, test = trained.run.task.dataset.chain, splits["test"].predictions
     found = read_statistics(trained.workdir)["corrections"]
     assert found["baseline"] in ("naive Bayes", "joint model")
     assert len(found["without_picture"]) == chain.num_steps
-    for model in ("teacher", "student"):
-        joint = read_joint(trained.workdir / "joint.json", chain, model=model)
+    for model, joint in joints.items():
         expected = correction_curve(joint.join(test.logits[model]), test.labels, chain)
         assert found["joined"][model] == pytest.approx(expected.tolist())
 

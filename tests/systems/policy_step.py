@@ -12,7 +12,7 @@ from policies.tiny_policy import NETWORK, STOP, WORDS, draw_packs, draw_pictures
 
 from stepcot_jax.record import Record
 from stepcot_jax.rewards.presets import Rewards
-from stepcot_jax.run.policy_build import make_reward_settings
+from stepcot_jax.run.policy_task import make_reward_settings
 from stepcot_jax.systems import grpo, sft
 from stepcot_jax.systems.grpo import REFERENCE, GrpoUpdate, Rollouts
 from stepcot_jax.systems.sft import POLICY, SftUpdate

@@ -1,11 +1,12 @@
 """Whole runs of "chain_grpo": what they report, that readers load them, and that a resumed run is the same."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from cloud.memory_store import put_workdir
-from run.small_run import LinearEncoder, kill_at_entry, leaves, read_log, small_run
+from run.small_run import LinearEncoder, assert_same, kill_at_entry, read_log, small_run
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.evaluation.consistency import make_rules
@@ -60,15 +61,11 @@ def test_a_run_reports_the_teacher_and_its_start(finished):
 def test_grpo_moves_the_teacher_and_the_encoder_but_not_the_start(finished):
     workdir, run, _ = finished
     before, after = (restore_params(workdir / "checkpoints", step) for step in (run.checkpoints.latest_step - 5, 15))
-    for found, expected in zip(leaves(after["reference"]), leaves(before["reference"]), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    assert_same(after["reference"], before["reference"])
     for name in ("teacher", "image_encoder"):
-        moved = [
-            np.abs(a - b).max() for a, b in zip(leaves(after[name]), leaves(after["reference"][name]), strict=True)
-        ]
-        assert max(moved) > 1e-4
-    for found, expected in zip(leaves(after["student"]), leaves(run._init().params["student"]), strict=True):
-        np.testing.assert_array_equal(found, expected)
+        moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), after[name], after["reference"][name])
+        assert max(jax.tree.leaves(moved)) > 1e-4
+    assert_same(after["student"], run._init().params["student"])
 
 
 @pytest.mark.slow
@@ -79,8 +76,7 @@ def test_readers_load_the_refined_teacher(finished, monkeypatch):
     loaded = trained_model.load_trained(workdir).params["teacher"]
     best = restore_params(workdir / "checkpoints", report["best"]["teacher"]["step"])
     for name in ("teacher", "image_encoder"):
-        for found, expected in zip(leaves(loaded[name]), leaves(best[name]), strict=True):
-            np.testing.assert_array_equal(found, expected)
+        assert_same(loaded[name], best[name])
     with pytest.raises(BadInput, match="has no trained 'student'; it has teacher"):
         trained_model.load_trained(workdir, names=("student",))
 
@@ -93,8 +89,7 @@ def test_a_run_killed_within_an_epoch_of_rollouts_goes_on_to_the_same_bits(finis
     resumed = small_run(tmp_path, monkeypatch, **CHANGES).execute()
     assert (resumed["test"], resumed["best"]) == (report["test"], report["best"])
     found, expected = (restore_params(folder / "checkpoints", 15) for folder in (tmp_path, workdir))
-    for leaf, other in zip(leaves(found), leaves(expected), strict=True):
-        np.testing.assert_array_equal(leaf, other)
+    assert_same(found, expected)
     assert read_log(tmp_path) == read_log(workdir)
 
 
@@ -107,8 +102,7 @@ def test_a_run_may_start_from_the_teacher_of_another_on_a_store(finished, tmp_pa
     state, best = run._init(), restore_params(workdir / "checkpoints", report["best"]["teacher"]["step"])
     for name in ("teacher", "image_encoder"):
         for tree in (state.params, state.params["reference"]):
-            for found, expected in zip(leaves(tree[name]), leaves(best[name]), strict=True):
-                np.testing.assert_array_equal(found, expected)
+            assert_same(tree[name], best[name])
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.reasoning.dialects import write_reply
 from stepcot_jax.rewards.presets import Rewards
 from stepcot_jax.run.loading_questions import load_vqa_dataset
-from stepcot_jax.run.policy_build import make_reward_settings
+from stepcot_jax.run.policy_task import make_reward_settings
 from stepcot_jax.systems.grpo import Rollouts
 from stepcot_jax.training.system import COLLECTED_NUMBERS
 

@@ -15,7 +15,7 @@ from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
 from stepcot_jax.reasoning.replies import Judged
 from stepcot_jax.run.judged_rewards import JudgedRewards, make_judge
-from stepcot_jax.run.policy_build import make_reward_settings
+from stepcot_jax.run.policy_task import make_reward_settings
 from stepcot_jax.run.settings import load_settings
 from stepcot_jax.systems.grpo import Rollouts
 

@@ -16,7 +16,7 @@ from stepcot_jax.evaluation.statistics import t_interval
 from stepcot_jax.reasoning.dialects import write_reply
 from stepcot_jax.record import KINDS
 from stepcot_jax.rewards.presets import PRESETS
-from stepcot_jax.run.policy_build import make_reward_settings
+from stepcot_jax.run.policy_task import make_reward_settings
 from stepcot_jax.tools.evaluate_replies import command as evaluating
 from stepcot_jax.tools.tables import command as making
 from stepcot_jax.tools.tables import origin_table

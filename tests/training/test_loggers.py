@@ -1,6 +1,7 @@
 """Loggers beside metrics.jsonl: the numbers they get, failures that do not stop a run, resuming, offline stores."""
 
 import json
+import math
 
 import pytest
 from run.small_run import read_log, small_run, small_settings
@@ -73,8 +74,9 @@ def test_a_logger_that_fails_is_named_once_and_the_others_go_on(tmp_path, opened
     found[1].fails_at = None
     log = MetricsLog(tmp_path, first_step=0, loggers=first)
     for step in (1, 2, 3):
-        log.write("train", step=step, epoch=0, numbers={"a b": step / 2, "undefined": float("nan")})
+        log.write("train", step=step, epoch=0, numbers={"a b": step / 2, "undefined": math.nan, "endless": math.inf})
     log.close()
+    assert {(entry["undefined"], entry["endless"]) for entry in read_log(tmp_path)} == {(None, None)}
     assert found[0].got == [(1, {"train/a_b": 0.5})]
     assert [step for step, _ in found[1].got] == [1, 2, 3]
     assert said == [
