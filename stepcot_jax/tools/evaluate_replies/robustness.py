@@ -11,7 +11,7 @@ import msgspec
 from stepcot_jax.data.questions.record_files import VqaCollection, write_vqa_records
 from stepcot_jax.data.questions.reply_files import ReplyFile
 from stepcot_jax.data.questions.variants import VARIANT
-from stepcot_jax.evaluation.interventions import (
+from stepcot_jax.evaluation.audits import (
     PERTURBED_KINDS,
     NegatedAnswer,
     PerturbationStd,

@@ -11,8 +11,8 @@ from stepcot_jax.annotate.llm.judge import Judge
 from stepcot_jax.annotate.output import LEDGER_FOLDER
 from stepcot_jax.data.questions.record_files import VqaCollection, read_vqa_records
 from stepcot_jax.data.questions.reply_files import ReplyFile, as_text, name_models, read_replies
+from stepcot_jax.evaluation.audits import PERTURBED_KINDS
 from stepcot_jax.evaluation.box_forms import BoxForm
-from stepcot_jax.evaluation.interventions import PERTURBED_KINDS
 from stepcot_jax.evaluation.replies import BASELINE, JUDGED, OpenScore, Results, ScoringSettings, to_json
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, make_workdir

@@ -13,8 +13,8 @@ from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_
 from stepcot_jax.data.questions.reply_files import read_replies
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.evaluation import published
+from stepcot_jax.evaluation.audits import PERTURBED_KINDS, perturb_records, spread
 from stepcot_jax.evaluation.comparison import INTERVALS
-from stepcot_jax.evaluation.interventions import PERTURBED_KINDS, perturb_records, spread
 from stepcot_jax.evaluation.replies import (
     A_SCORE,
     BASELINE,
