@@ -29,7 +29,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation.interventions import entropy
 from stepcot_jax.evaluation.joint import as_evidence, condition_answers, count_answers, measure_information
-from stepcot_jax.evaluation.predictions import describe_difference
+from stepcot_jax.evaluation.predictions import refuse_other_chain
 from stepcot_jax.evaluation.statistics import Interval
 from stepcot_jax.evaluation.structured_reports import (
     ALL,
@@ -539,8 +539,8 @@ def read_report_models(path: str | os.PathLike[str], chain: Chain) -> dict[str, 
     file = read_json(path, _File, accepted="expected the joint.json of a run on reports", max_bytes=_MAX_BYTES)
     if file.layout != _LAYOUT:
         raise BadInput(f"{path}, 'layout': {file.layout[:80]!r} is not {_LAYOUT!r}")
-    if difference := describe_difference([(step.name, step.options) for step in file.steps], chain):
-        raise BadInput(f"{path}: joint model of another chain: {difference}")
+    described = [(step.name, step.options) for step in file.steps]
+    refuse_other_chain(f"{path}: joint model of another chain", described, chain)
     shares, pairs = np.zeros((chain.num_steps, max(chain.answers_per_step))), {}
     for position, (stored, step) in enumerate(zip(file.steps, chain.steps, strict=True)):
         where, partner = f"{path}, {step.name[:80]!r}", stored.partner
