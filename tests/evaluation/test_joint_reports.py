@@ -2,11 +2,11 @@
 
 import dataclasses
 import itertools
-import json
 
 import numpy as np
 import pytest
 from oracles.report_sums import condition, list_reports, report_probabilities, step_shares
+from refusals import refuse_edited
 from scipy.special import softmax
 from structured_folder import make_tree
 
@@ -233,8 +233,4 @@ def test_models_on_disk_come_back_and_a_file_that_cannot_be_used_is_named(tmp_pa
         (lambda file: file["models"]["form"]["weights"].pop("level 3"), "'weights': none for 'level 3'"),
     ):
         write_report_models(path, {"form": MODEL})
-        file = json.loads(path.read_text())
-        edit(file)
-        path.write_text(json.dumps(file))
-        with pytest.raises(BadInput, match=message):
-            read_report_models(path, CHAIN)
+        refuse_edited(message, path, edit, read_report_models, CHAIN)
