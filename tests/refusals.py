@@ -26,3 +26,9 @@ def edit_json(path, edit):
     content = json.loads(path.read_text())
     edit(content)
     path.write_text(json.dumps(content))
+
+
+def refuse_edited(words, path, edit, read, /, *arguments, **options):
+    """Assert that a JSON file is refused after `edit`, in a line that names the file."""
+    edit_json(path, edit)
+    assert str(path) in refuse(words, read, path, *arguments, **options)

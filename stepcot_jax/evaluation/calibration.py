@@ -16,9 +16,9 @@ import numpy.typing as npt
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.evaluation.predictions import (
     Predictions,
-    describe_difference,
     logits_by_step,
     probabilities_by_step,
+    refuse_other_chain,
     softmax,
 )
 from stepcot_jax.evaluation.statistics import Weights, count_once, divide, name_patients, weighted_mean
@@ -240,9 +240,8 @@ def read_calibration(path: str | os.PathLike[str], chain: Chain) -> Calibration:
     if file.layout != _LAYOUT:
         raise BadInput(f"{path}, 'layout': {file.layout[:80]!r} is not {_LAYOUT!r}")
     for model, steps in file.models.items():
-        difference = describe_difference([(step.name, step.options) for step in steps], chain)
-        if difference:
-            raise BadInput(f"{path}, {model}: calibration of another chain: {difference}")
+        described = [(step.name, step.options) for step in steps]
+        refuse_other_chain(f"{path}, {model}: calibration of another chain", described, chain)
     limits = _collect(path, file, "answer_thresholds")
     if limits and len(limits) < len(file.models):
         raise BadInput(f"{path}: 'answer_thresholds' of {min(file.models.keys() - limits.keys())} are missing")

@@ -24,7 +24,7 @@ from stepcot_jax.chain import (
     fold,
 )
 from stepcot_jax.evaluation.chains import answer_accuracy, mean_over_steps
-from stepcot_jax.evaluation.predictions import Predictions, describe_difference, logits_by_step
+from stepcot_jax.evaluation.predictions import Predictions, logits_by_step, refuse_other_chain
 from stepcot_jax.evaluation.statistics import Weights, weighted_mean
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_json
@@ -224,9 +224,7 @@ def read_pairs(path: str | os.PathLike[str], chain: Chain) -> dict[Pair, npt.NDA
     file = read_json(path, _File, accepted="expected the pairs.json of a run", max_bytes=_MAX_BYTES)
     if file.layout not in (_LAYOUT, _LAYOUT_OF_RULES):
         raise BadInput(f"{path}, 'layout': {file.layout[:80]!r} is not {_LAYOUT!r}")
-    difference = describe_difference(file.steps, chain)
-    if difference:
-        raise BadInput(f"{path}: pairs of another chain: {difference}")
+    refuse_other_chain(f"{path}: pairs of another chain", file.steps, chain)
     by_steps = {(pair.earlier, pair.later): pair.counts for pair in file.pairs}
     all_pairs = tuple(itertools.combinations(range(chain.num_steps), 2))
     expected = all_pairs if file.layout == _LAYOUT else pairs_of(chain.num_steps)

@@ -29,7 +29,7 @@ import numpy as np
 from jaxtyping import Float, Float64, Int
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
-from stepcot_jax.evaluation.predictions import SplitPredictions, describe_difference
+from stepcot_jax.evaluation.predictions import SplitPredictions, refuse_other_chain
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_json
 
@@ -463,9 +463,8 @@ def read_joint(path: str | os.PathLike[str], chain: Chain, *, model: str) -> Joi
     file = read_json(path, _File, accepted="expected the joint.json of a run", max_bytes=_MAX_BYTES)
     if file.layout != _LAYOUT:
         raise BadInput(f"{path}, 'layout': {file.layout[:80]!r} is not {_LAYOUT!r}")
-    difference = describe_difference([(step.name, step.options) for step in file.steps], chain)
-    if difference:
-        raise BadInput(f"{path}: joint model of another chain: {difference}")
+    described = [(step.name, step.options) for step in file.steps]
+    refuse_other_chain(f"{path}: joint model of another chain", described, chain)
     *steps, last = file.steps
     tree = AnswerTree(
         _read_table(path, last, (1, 1, chain.steps[-1].num_answers))[0, 0],

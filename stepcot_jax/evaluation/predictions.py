@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -57,16 +57,14 @@ def probabilities_by_step(
     return tuple(softmax(of_step, axis=1) for of_step in logits_by_step(logits, chain=chain, model=model))
 
 
-def describe_difference(steps: list[tuple[str, tuple[str, ...]]], chain: Chain) -> str | None:
-    """Describe how step names and options differ from a chain's; None if they are equal, whatever the questions."""
+def refuse_other_chain(what: str, steps: Sequence[tuple[str, tuple[str, ...]]], chain: Chain) -> None:
+    """Refuse what is of a chain of other step names or options, whatever the questions, and say where they differ."""
     if len(steps) != chain.num_steps:
-        return f"it has {len(steps)} steps, not {chain.num_steps}"
+        raise BadInput(f"{what}: it has {len(steps)} steps, not {chain.num_steps}")
     for number, ((name, options), step) in enumerate(zip(steps, chain.steps, strict=True), start=1):
         if (name, options) != (step.name, step.options):
-            return (
-                f"step {number} is {name!r} with options {list(options)}, not {step.name!r} with {list(step.options)}"
-            )
-    return None
+            found = f"step {number} is {name!r} with options {list(options)}"
+            raise BadInput(f"{what}: {found}, not {step.name!r} with {list(step.options)}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,9 +246,7 @@ def _check_about(path: str | os.PathLike[str], arrays: Mapping[str, npt.NDArray]
         raise BadInput(f"{path}: the description of the steps is missing; {_EXPECTED}") from None
     if layout != _FORMAT:
         raise BadInput(f"{path}: layout {str(layout)[:80]!r} is not {_FORMAT!r}")
-    difference = describe_difference(steps, chain)
-    if difference:
-        raise BadInput(f"{path}: predictions of another chain: {difference}")
+    refuse_other_chain(f"{path}: predictions of another chain", steps, chain)
 
 
 def _find_problem(split: SplitPredictions, chain: Chain) -> str | None:

@@ -166,6 +166,8 @@ def t_interval(values: Sequence[float]) -> Interval:
     >>> interval = t_interval([1.0, 2.0, 3.0])
     >>> round(interval.low, 3), round(interval.high, 3)
     (-0.484, 4.484)
+    >>> t_interval([2.0]).low
+    nan
     """
     from scipy import stats  # takes half a second to import
 

@@ -16,9 +16,14 @@ def main(arguments: list[str] | None = None) -> None:
         raise BadInput("--given needs --case (the report that it is about)")
     import numpy as np
 
-    from stepcot_jax.evaluation.joint_reports import COUNTING, read_report_models
+    from stepcot_jax.evaluation.joint_reports import (
+        COUNTING,
+        describe_next,
+        format_asking,
+        measure_asking,
+        read_report_models,
+    )
     from stepcot_jax.evaluation.predictions import read_predictions
-    from stepcot_jax.evaluation.report_asking import describe_next, format_asking, measure_asking
     from stepcot_jax.host.text import make_printable
     from stepcot_jax.reading.corrections import given_distributions, read_corrections
     from stepcot_jax.run.stored_reading import JOINT_FILE, check_choices, read_reading

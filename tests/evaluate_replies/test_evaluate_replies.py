@@ -10,7 +10,7 @@ import pytest
 from evaluate_replies.asked import ask, write_folder, write_replies
 from refusals import refuse
 
-from stepcot_jax.evaluation.interventions import spread
+from stepcot_jax.evaluation.audits import spread
 from stepcot_jax.evaluation.replies import reference_kind
 from stepcot_jax.reasoning.dialects import DIALECTS, write_question
 from stepcot_jax.tools.evaluate_replies.command import _DIALECTS, main

@@ -8,7 +8,7 @@ import pytest
 from evaluation.small_splits import CHAIN, make_split
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import edit_json
+from refusals import refuse_edited
 from scipy import stats
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
@@ -261,7 +261,5 @@ def test_what_is_written_comes_back_and_earlier_files_have_no_range(tmp_path):
 def test_a_file_that_cannot_be_used_is_named(tmp_path, model, changes, message):
     path = tmp_path / "calibration.json"
     tested.write_calibration(path, tested.fit_calibration(VAL, CHAIN), CHAIN)
-    edit_json(path, lambda found: (found if model is None else found["models"][model][0]).update(changes))
-    with pytest.raises(BadInput, match=message) as refused:
-        tested.read_calibration(path, CHAIN)
-    assert str(path) in str(refused.value)
+    edit = lambda found: (found if model is None else found["models"][model][0]).update(changes)  # noqa: E731
+    refuse_edited(message, path, edit, tested.read_calibration, CHAIN)

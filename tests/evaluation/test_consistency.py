@@ -10,6 +10,7 @@ import pytest
 from evaluation.small_splits import CHAIN, make_split
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refuse_edited
 from scipy.special import log_softmax
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
@@ -230,9 +231,4 @@ def test_pairs_on_disk_come_back_and_those_of_earlier_versions_make_rules_alone(
 def test_a_file_of_pairs_that_cannot_be_used_is_named(tmp_path, edit, message):
     path = tmp_path / "pairs.json"
     write_pairs(path, count_pairs(np.array([NORMAL, NODULE]), DEFAULT_CHAIN), DEFAULT_CHAIN)
-    file = json.loads(path.read_text())
-    edit(file)
-    path.write_text(json.dumps(file))
-    with pytest.raises(BadInput, match=message) as refused:
-        read_pairs(path, DEFAULT_CHAIN)
-    assert str(path) in str(refused.value)
+    refuse_edited(message, path, edit, read_pairs, DEFAULT_CHAIN)

@@ -15,7 +15,7 @@ from stepcot_jax.evaluation.counting import (
     measure_corrections,
 )
 from stepcot_jax.evaluation.interventions import as_distributions, look_ahead
-from stepcot_jax.evaluation.joint import as_evidence, learn_tree
+from stepcot_jax.evaluation.joint import learn_tree
 from stepcot_jax.evaluation.predictions import Predictions
 
 CHAIN = Chain((Step("A", "A?", ("one", "two")), Step("B", "B?", ("up", "down", "off")), Step("C", "C?", ("yes", "no"))))
@@ -96,12 +96,3 @@ def test_joint_readings_and_the_baseline_are_measured_on_the_same_cases():
     assert lines[0].startswith(f"student, joint reading: C right after 0, 1, ... true answers {100 * own[0]:.1f} ")
     assert lines[1].startswith("naive Bayes without the picture: C right")
     assert describe_corrections(measure_corrections(predictions, {}, counting, CHAIN), CHAIN) == []
-
-
-def test_a_hesitant_answer_weighs_less():
-    read = NaiveBayes(draw(2000), CHAIN)
-    told = np.array([[1, NOT_ANNOTATED, NOT_ANNOTATED]])
-    sure, unsure, nothing = (
-        read(as_evidence(told, SIZES, reliability=reliability)[None])[0, 0, 2, 1] for reliability in (1.0, 0.7, 0.5)
-    )
-    assert sure > unsure > nothing == pytest.approx(read(np.zeros((1, 1, 3, 3)))[0, 0, 2, 1])

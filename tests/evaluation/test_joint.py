@@ -2,10 +2,10 @@
 
 import dataclasses
 import itertools
-import json
 
 import numpy as np
 import pytest
+from refusals import refuse_edited
 from scipy.special import log_softmax, softmax
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
@@ -25,7 +25,6 @@ from stepcot_jax.evaluation.joint import (
     write_joints,
 )
 from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions
-from stepcot_jax.host.errors import BadInput
 
 SIZES = (3, 2, 4, 3)
 CHAIN = Chain(tuple(Step(f"S{step}", "?", tuple("ABCD"[:size])) for step, size in enumerate(SIZES)))
@@ -299,9 +298,4 @@ def nonroot(file):
 def test_a_file_that_cannot_be_used_is_named(tmp_path, edit, message):
     path = tmp_path / "joint.json"
     write_joints(path, {"student": MODEL}, CHAIN)
-    file = json.loads(path.read_text())
-    edit(file)
-    path.write_text(json.dumps(file))
-    with pytest.raises(BadInput, match=message) as refused:
-        read_joint(path, CHAIN, model="student")
-    assert str(path) in str(refused.value)
+    refuse_edited(message, path, edit, read_joint, CHAIN, model="student")

@@ -19,7 +19,6 @@ from stepcot_jax.evaluation.maps import (
     score_others,
     sharpen,
 )
-from stepcot_jax.evaluation.statistics import t_interval
 from stepcot_jax.reading.explain import spread
 
 
@@ -74,15 +73,6 @@ def test_other_cases_maps_are_those_with_the_same_answer_on_this_cases_boxes(ran
             assert scores[POINTING][case, step] == pytest.approx(hits)
 
 
-def test_maps_that_are_all_the_same_have_nothing_over_other_cases_maps(random_cases):
-    maps, labels, targets = random_cases
-    same = np.repeat(maps[:1], 9, axis=0)
-    own, others = score_maps(same, targets), score_others(same, labels, targets)
-    for score in (SHARE, POINTING):
-        known = ~np.isnan(others[score])
-        np.testing.assert_allclose((own[score] - others[score])[known], 0, atol=1e-12)
-
-
 @given(st.floats(0.05, 0.95), st.integers(0, 30))
 def test_a_sharpened_map_has_the_spread_that_was_asked_for(wanted, seed):
     cells = np.random.default_rng(seed).random(64)
@@ -129,10 +119,3 @@ def test_figures_begin_with_the_best_constant_map(random_cases):
     assert means[name][0].low < means[name][0].value < means[name][0].high
     together = mean_intervals(figures, ["a"] * 9)
     assert np.isnan(together[name][0].low)
-
-
-def test_a_t_interval_is_that_of_the_table():
-    interval = t_interval([4.0, 6.0, 5.0, 7.0, 3.0])
-    half = 2.776 * np.sqrt(2.5) / np.sqrt(5)  # Student's t on four degrees of freedom
-    assert (interval.low, interval.value, interval.high) == pytest.approx((5 - half, 5, 5 + half), abs=1e-3)
-    assert np.isnan(t_interval([4.0]).low)

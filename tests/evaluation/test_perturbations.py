@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import msgspec
 import pytest
 
-from stepcot_jax.evaluation.interventions import negate, perturb, perturb_records, reorder, spread
+from stepcot_jax.evaluation.audits import negate, perturb, perturb_records, reorder, spread
 from stepcot_jax.record import Record, Stages
 
 TABLE_5 = {  # GEMeX-RMCoT, Table 5: original, three rounds, printed std; and the one about the original

@@ -12,8 +12,8 @@ from policies.policy_workdir import make_policy_workdir
 from refusals import refuse
 from tables.policy_tables import columns_of, finish_policy, make_policy_plan, published_columns, read_tests
 
+from stepcot_jax.evaluation.audits import perturb_records
 from stepcot_jax.evaluation.comparison import ReplyComparison
-from stepcot_jax.evaluation.interventions import perturb_records
 from stepcot_jax.evaluation.replies import BASELINE, ScoringSettings, as_columns, score_text
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.ranges import Interval

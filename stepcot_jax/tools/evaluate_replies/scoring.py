@@ -16,14 +16,14 @@ from stepcot_jax.annotate.output import LEDGER_FOLDER
 from stepcot_jax.data.questions.record_files import VqaCollection, read_vqa_records, write_vqa_records
 from stepcot_jax.data.questions.reply_files import ReplyFile, as_text, name_models, read_replies
 from stepcot_jax.data.questions.variants import VARIANT
-from stepcot_jax.evaluation.box_forms import BoxForm
-from stepcot_jax.evaluation.interventions import (
+from stepcot_jax.evaluation.audits import (
     PERTURBED_KINDS,
     NegatedAnswer,
     PerturbationStd,
     perturb_records,
     spread,
 )
+from stepcot_jax.evaluation.box_forms import BoxForm
 from stepcot_jax.evaluation.replies import (
     A_SCORE,
     BASELINE,

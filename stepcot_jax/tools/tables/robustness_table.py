@@ -12,8 +12,8 @@ import numpy as np
 from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.evaluation import published
+from stepcot_jax.evaluation.audits import PERTURBED_KINDS, perturb_records, spread
 from stepcot_jax.evaluation.comparison import INTERVALS
-from stepcot_jax.evaluation.interventions import PERTURBED_KINDS, perturb_records, spread
 from stepcot_jax.evaluation.replies import A_SCORE, BASELINE, ScoredReplies, as_columns, encode, score_all, score_models
 from stepcot_jax.evaluation.statistics import mean_of_seeds, summarise
 from stepcot_jax.host.errors import BadInput

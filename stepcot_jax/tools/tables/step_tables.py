@@ -18,7 +18,7 @@ from stepcot_jax.evaluation.comparison import (
     Evidence,
     settle,
 )
-from stepcot_jax.evaluation.predictions import SplitPredictions, describe_difference
+from stepcot_jax.evaluation.predictions import SplitPredictions, refuse_other_chain
 from stepcot_jax.evaluation.published import (
     COMPONENT_ACCURACY,
     DIAGNOSIS_FIGURES,
@@ -27,7 +27,6 @@ from stepcot_jax.evaluation.published import (
     digest_cases,
     step_figures,
 )
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.ranges import Interval
 from stepcot_jax.pages.sheets import Entry, Row, Table, columns
 from stepcot_jax.run.sections import PromptSettings
@@ -160,9 +159,8 @@ def _list_large(large: Constrained) -> list[dict[str, Any]]:
 def check_chain(models: Sequence[Constrained], chain: Chain) -> None:
     """Require that large models answered the questions of a table."""
     for large in models:
-        difference = describe_difference([(name, tuple(options)) for name, options in large.steps], chain)
-        if difference:
-            raise BadInput(f"--constrained, model {large.model!r}: another chain than the runs': {difference}")
+        steps = [(name, tuple(options)) for name, options in large.steps]
+        refuse_other_chain(f"--constrained, model {large.model!r}: another chain than the runs'", steps, chain)
 
 
 def _list_step_rows(large: Constrained, step: str) -> list[Row]:
