@@ -40,11 +40,9 @@ ALPHA = 0.05
 MIN_RUNS = 3  # Smallest number of training runs whose spread is used; the t interval of two is too wide to be useful
 
 CORRECTED = (
-    f"A difference is higher or lower only if {MIN_PATIENTS} patients or more are annotated, its paired interval "
-    f"excludes 0 and its p is below {ALPHA}: the p of a normal distribution with an interval of that width, or the "
-    "exact McNemar test's where that is larger (accuracy of a step). Verdicts from one training run, or from two that "
-    "must agree in sign, hold for these runs; from three on p is Student's t, with an error for other patients and for "
-    "other training runs. The verdicts of this table are corrected for their number (Holm)."
+    f"Higher, lower, gain, loss: {MIN_PATIENTS} patients or more are annotated, the paired interval excludes 0, and p, "
+    f"corrected for the verdicts of this table (Holm), is below {ALPHA} (docs/tables.md). With one or two seeds a "
+    "verdict holds for these runs, from three on for other training runs too."
 )
 _NORMAL = float(special.ndtri(0.975))
 

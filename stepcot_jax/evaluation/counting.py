@@ -1,4 +1,4 @@
-"""Answers counted in training labels, without a picture: the baseline of everything that corrections are worth."""
+"""Answers counted in training labels, without a picture: the baseline for the figures of corrections."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,6 +1,5 @@
 """Tables 3, 6, 8 and 9: baselines without and with the intermediate steps, teacher, student and their ablations."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ from stepcot_jax.evaluation.comparison import (
     LOWER,
     MCNEMAR,
     NONE_SHOWN,
-    TOO_FEW,
     AnswerComparison,
     Evidence,
     settle,
@@ -27,7 +25,6 @@ from stepcot_jax.evaluation.published import (
     digest_cases,
     step_figures,
 )
-from stepcot_jax.host.ranges import Interval
 from stepcot_jax.pages.sheets import Entry, Row, Table, columns
 from stepcot_jax.run.sections import PromptSettings
 from stepcot_jax.tools.tables.cells import Cell
@@ -303,7 +300,6 @@ def _tabulate_accuracy(comparison: AnswerComparison, plan: Plan) -> Table:
         describe_text(plan.settings.prompts),
         INTERVALS,
         CORRECTED,
-        *conclude(comparison),
     )
     return Table("components", "Accuracy of the ablations", headings, tuple(rows), notes)
 
@@ -331,35 +327,6 @@ def describe_text(prompts: PromptSettings) -> str:
 def _judge(comparison: AnswerComparison) -> dict[str, str]:
     questions = [(variant, base, "mean_accuracy", None) for variant, base in VARIANTS.items()]
     return dict(zip(VARIANTS, comparison.verdicts(questions), strict=True))
-
-
-def conclude(comparison: AnswerComparison) -> list[str]:
-    """Return one sentence on the effect of each part."""
-    sentences = []
-    for variant, verdict in _judge(comparison).items():
-        base = VARIANTS[variant]
-        if verdict.startswith(HIGHER):
-            effect = f"the {base} is better without it{verdict.removeprefix(HIGHER)}"
-        elif verdict.startswith(LOWER):
-            effect = f"the {base} needs it{verdict.removeprefix(LOWER)}"
-        else:
-            effect = "too few patients to tell" if verdict == TOO_FEW else "no significant difference"
-        difference = _describe(comparison.difference(variant, base, "mean_accuracy"))
-        sentences.append(f"{variant[0].upper()}{variant[1:]}: mean accuracy {difference}; {effect}.")
-    return sentences
-
-
-def _describe(difference: Interval) -> str:
-    """Describe a difference with its interval, if it has one.
-
-    >>> _describe(Interval(0.012, 0.001, 0.025)), _describe(Interval(0.012, math.nan, math.nan))
-    ('+1.2 [+0.1, +2.5] points', '+1.2 points (no interval)')
-    """
-    if math.isnan(difference.value):
-        return "is undefined"
-    value, low, high = (100 * end for end in (difference.value, difference.low, difference.high))
-    interval = " points (no interval)" if math.isnan(low + high) else f" [{low:+.1f}, {high:+.1f}] points"
-    return f"{value:+.1f}{interval}"
 
 
 def _tabulate_differences(comparison: AnswerComparison, plan: Plan) -> Table:
