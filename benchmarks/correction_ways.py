@@ -255,7 +255,7 @@ class WrittenBackReader:
 
     def __init__(self, model: JointModel, cases: Cases) -> None:
         self._model, self._cases = model, cases
-        self._alone = model.join(cases.logits).alone
+        self._alone = dataclasses.replace(model, exponents=()).join(cases.logits).alone
 
     def __call__(self, given: Any) -> Any:
         """Return probabilities of given answers."""

@@ -37,7 +37,15 @@ from stepcot_jax.data.phantom.phantom import PlannedCase, draw_case, draw_planne
 from stepcot_jax.evaluation.calibration import calibration_figures
 from stepcot_jax.evaluation.counting import Counting, NaiveBayes, choose_counting, correction_curve, fit_joints
 from stepcot_jax.evaluation.interventions import ReadGiven, as_probabilities, correct_in_turn
-from stepcot_jax.evaluation.joint import AnswerTree, JointModel, as_evidence, draw_given, learn_tree, score_answers
+from stepcot_jax.evaluation.joint import (
+    AnswerTree,
+    JointModel,
+    as_evidence,
+    draw_given,
+    learn_tree,
+    read_written_back,
+    score_answers,
+)
 from stepcot_jax.evaluation.predictions import Predictions
 from stepcot_jax.evaluation.statistics import correct, count_once, percentiles, resample, weighted_mean
 from stepcot_jax.host.errors import BadInput, run_tool
@@ -45,6 +53,7 @@ from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.reading.radiographs import read_picture, to_input
 from stepcot_jax.record import Record
 from stepcot_jax.run.networks import trained_preprocessing
+from stepcot_jax.run.results import NUM_GIVEN
 from stepcot_jax.run.settings import read_settings
 from stepcot_jax.systems.networks import encode_in_parts, make_read_given
 from stepcot_jax.tools.tables.cell_networks import load_weights
@@ -105,11 +114,19 @@ def load_set(workdir: pathlib.Path, *, further: int, num_conflicts: int, termina
     for name in NETWORKS:
         parts = {part: read_cases(weights, name, cases) for part, cases in drawn.items() if cases}
         val = parts["val"]
-        predictions = Predictions(np.arange(len(val.labels)), val.labels, {name: val.logits})
-        joint = fit_joints(tree, predictions, [name], chain)[name]
+        joint = fit(tree, val, chain)
         counting = choose_counting(tree, training, val.labels, chain)
         found[name] = Fitted(chain, training, tree, joint, counting, parts)
     return found
+
+
+def fit(tree: AnswerTree, val: Cases, chain: Chain) -> JointModel:
+    """Return the joint model of validation cases, fitted as a run does."""
+    rows = np.unique(np.linspace(0, len(val.labels) - 1, min(NUM_GIVEN, len(val.labels))).round().astype(int))
+    some = val.take(rows)
+    predictions = Predictions(np.arange(len(val.labels)), val.labels, {"": val.logits})
+    written = read_written_back(some.read, some.labels, chain.answers_per_step)
+    return fit_joints(tree, predictions, {"": written}, chain)[""]
 
 
 def read_cases(weights: Any, name: str, drawn: Sequence[Any]) -> Cases:
@@ -283,11 +300,11 @@ def measure_network(found: Fitted, *, say: Callable[[str], None]) -> tuple[dict[
     """Return the differences of a set's network by (bound, what, least, most), and facts for printing."""
     chain, sizes, test = found.chain, found.sizes, found.parts["test"]
     labels, patients = test.labels, test.patients
-    joined, counting = found.joint.join(test.logits), found.counting.read
+    joined, counting = found.joint.join(test.logits, test.read), found.counting.read
     hits, last = ask(joined, labels, chain)
     without, _ = ask(counting, labels, chain)
-    foreign = np.random.default_rng(0).permutation(len(labels))
-    of_others, _ = ask(found.joint.join(test.logits[foreign]), labels, chain)
+    foreign = test.take(np.random.default_rng(0).permutation(len(labels)))
+    of_others, _ = ask(found.joint.join(foreign.logits, foreign.read), labels, chain)
     trial, _ = ask(make_trial(found)(test), labels, chain)
     values: dict[tuple[Any, ...], Any] = {}
 
@@ -319,7 +336,9 @@ def measure_network(found: Fitted, *, say: Callable[[str], None]) -> tuple[dict[
     facts |= {"curves": (hits.mean(axis=1), without.mean(axis=1), trial.mean(axis=1), of_others.mean(axis=1))}
     facts |= {"asked": asked, "labels": labels[:, -1], "baseline": found.counting.name, "today": name}
     facts |= {"conflict": _measure_conflict(found, values)}
-    say(f"weights {np.round(found.joint.weights, 2).tolist()}; baseline {found.counting.name}; today's best {name}")
+    facts |= {"warned": [float(warn(found, test, count).mean()) for count in range(chain.num_steps)]}
+    exponents = np.round(found.joint.exponents, 2).tolist()
+    say(f"exponents {exponents}; baseline {found.counting.name}; today's best {name}")
     return values, facts
 
 
@@ -380,15 +399,18 @@ def _measure_conflict(found: Fitted, values: Any) -> dict[str, Any]:
         if part not in found.parts:
             continue
         cases, sizes = found.parts[part], found.sizes
-        joined, own = found.joint.join(cases.logits), answer_alone(found, cases)
+        joined, own = found.joint.join(cases.logits, cases.read), answer_alone(found, cases)
         for count in (0, 3):
             given = prefix(cases.labels, count, sizes)[None].astype(np.float32)
             read, counted = (reader(given)[0].argmax(axis=-1)[:, count:] for reader in (joined, found.counting.read))
             alone, truth = own[:, count:], cases.labels[:, count:]
             difference = (read == truth).mean(axis=1) - (alone == truth).mean(axis=1)
-            values[7, f"{part}, {count} answers, less each step alone", -0.02, None] = (difference, cases.patients)
+            warned = warn(found, cases, count)
+            what = f"{part}, {count} answers, without a warning, less each step alone"
+            values[7, what, -0.02, None] = (difference[~warned], cases.patients[~warned])
             differ = alone != counted
             facts[f"{part}, {count} answers"] = (
+                float(warned.mean()),
                 float((read == truth).mean()),
                 float((alone == truth).mean()),
                 float(differ.mean()),
@@ -396,6 +418,12 @@ def _measure_conflict(found: Fitted, values: Any) -> dict[str, Any]:
                 float((read == counted)[differ].mean()),
             )
     return facts
+
+
+def warn(found: Fitted, cases: Cases, count: int) -> Any:
+    """Return whether the readings under the first true answers warn that picture and answers disagree."""
+    conflicts = found.joint.measure_conflict(cases.logits, prefix(cases.labels, count, found.sizes))
+    return conflicts > (np.inf if found.joint.conflict_limit is None else found.joint.conflict_limit)
 
 
 def measure_calibration(
@@ -420,9 +448,7 @@ def compare_ways(found: Fitted) -> dict[str, Float64[np.ndarray, "figure"]]:
     figures: dict[str, list[Any]] = {}
     for fitted_on, judged_on in (halves, halves[::-1]):
         part, fresh = val.take(fitted_on), val.take(judged_on)
-        predictions = Predictions(np.arange(len(part.labels)), part.labels, {"": part.logits})
-        joint = fit_joints(found.tree, predictions, [""], found.chain)[""]
-        half = dataclasses.replace(found, joint=joint, parts={"val": part})
+        half = dataclasses.replace(found, joint=fit(found.tree, part, found.chain), parts={"val": part})
         for name, read in _list_ways(half, fresh).items():
             figures.setdefault(name, []).append(_score(read, fresh.labels, found.chain))
     return {name: np.mean(of_halves, axis=0) for name, of_halves in figures.items()}
@@ -443,7 +469,8 @@ def _list_ways(found: Fitted, fresh: Cases) -> dict[str, ReadGiven]:
             fresh
         ),
         "written-back logits, potentials on top": fit_written_back(found.tree, joint, val)(fresh),
-        "joint reading (the package)": joint.join(fresh.logits),
+        "joint model, nothing written back": dataclasses.replace(joint, exponents=()).join(fresh.logits),
+        "joint reading (the package)": joint.join(fresh.logits, fresh.read),
     }
 
 
@@ -537,9 +564,14 @@ def describe_bounds(rows: Mapping[tuple[Any, ...], Any], facts: Mapping[str, Seq
             )
             met = "met" if error - own <= 0.02 else "not met"
             lines.append(f"| {network} | {count} | {100 * error:.1f} | {100 * own:.1f} | {met} |")
-    lines += ["", "| network | set | joined | each step alone | alone differs from counting | then follows picture | "]
-    lines[-1] += "follows counting |"
-    lines += ["|---" * 7 + "|"]
+    lines += ["", "| network | ordinary test cases with a warning after | 0 answers | 1 | 2 | 3 | 4 | 5 | 6 |"]
+    lines += ["|---" * 9 + "|"]
+    for network, of_sets in facts.items():
+        shares = np.mean([fact["warned"] for fact in of_sets], axis=0)
+        lines.append(f"| {network} | (%) | {' | '.join(f'{100 * share:.1f}' for share in shares)} |")
+    lines += ["", "| network | set | with a warning | joined | each step alone | alone differs from counting | "]
+    lines[-1] += "then follows picture | follows counting |"
+    lines += ["|---" * 8 + "|"]
     for network, of_sets in facts.items():
         for name in of_sets[0]["conflict"]:
             mean = np.mean([fact["conflict"][name] for fact in of_sets], axis=0)

@@ -17,7 +17,8 @@ from stepcot_jax.encoders.resnet import ResNet
 from stepcot_jax.encoders.text_encoder import hash_prompts, write_prompts
 from stepcot_jax.evaluation.calibration import Calibration, read_calibration, write_calibration
 from stepcot_jax.evaluation.gate import fit_gate, write_gates
-from stepcot_jax.evaluation.joint import JointModel, learn_tree, name_joined, write_joints
+from stepcot_jax.evaluation.joint import JointModel, learn_tree, name_joined
+from stepcot_jax.evaluation.joint_files import write_joints
 from stepcot_jax.evaluation.operating_points import OperatingPoint, OperatingPoints, Rule, describe_points
 from stepcot_jax.evaluation.statistics import as_plain
 from stepcot_jax.host.files import write_json

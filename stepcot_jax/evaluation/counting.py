@@ -1,7 +1,7 @@
 """Answers counted in training labels, without a picture: the baseline for the figures of corrections."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,16 @@ from jaxtyping import Float, Float64, Int
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation.calibration import fit_temperature
 from stepcot_jax.evaluation.interventions import LooksAhead, correct_in_turn
-from stepcot_jax.evaluation.joint import AnswerTree, JointModel, JointReader, Pairs, fit_joint
+from stepcot_jax.evaluation.joint import (
+    AnswerTree,
+    JointModel,
+    JointReader,
+    Pairs,
+    WrittenBack,
+    fit_conflict,
+    fit_joint,
+    fit_pool,
+)
 from stepcot_jax.evaluation.predictions import Predictions, logits_by_step
 
 _SMOOTHING = 2.0  # cases that each row of a table has in addition, spread as the answers are over all cases
@@ -115,29 +124,29 @@ def correction_curve(
     return (readings[:, known, -1].argmax(axis=-1) == labels[known, -1]).mean(axis=1)
 
 
-def fit_joints(tree: AnswerTree, validation: Predictions, models: Iterable[str], chain: Chain) -> dict[str, JointModel]:
-    """Fit the joint model of each network on validation cases."""
+def fit_joints(
+    tree: AnswerTree, validation: Predictions, written: Mapping[str, WrittenBack], chain: Chain
+) -> dict[str, JointModel]:
+    """Fit the joint model of each network that takes given answers on validation cases."""
     joints, labels = {}, validation.labels
-    for model in models:
+    for model, cases in written.items():
         steps = logits_by_step(validation.logits[model], chain=chain, model=model)
         known = [of_step != NOT_ANNOTATED for of_step in labels.T]
         temperatures = [
             fit_temperature(own[of_step], truth[of_step])[0]
             for own, truth, of_step in zip(steps, labels.T, known, strict=True)
         ]
-        joints[model] = fit_joint(tree, validation.logits[model], labels, temperatures=temperatures)
+        joint = fit_joint(tree, validation.logits[model], labels, temperatures=temperatures)
+        joints[model] = fit_conflict(fit_pool(joint, cases), cases)
     return joints
 
 
 def measure_corrections(
-    test: Predictions, joints: Mapping[str, JointModel], counting: Counting, chain: Chain
+    readers: Mapping[str, LooksAhead], labels: Int[np.ndarray, "case step"], counting: Counting, chain: Chain
 ) -> dict[str, Any]:
-    """Return the curves of joint readings beside that of the baseline."""
-    curves = {
-        model: correction_curve(joint.join(test.logits[model]), test.labels, chain).tolist()
-        for model, joint in joints.items()
-    }
-    without = correction_curve(counting.read, test.labels, chain).tolist() if curves else None
+    """Return the curves of joint readings of the same cases beside that of the baseline."""
+    curves = {model: correction_curve(read, labels, chain).tolist() for model, read in readers.items()}
+    without = correction_curve(counting.read, labels, chain).tolist() if curves else None
     return {"joined": curves, "without_picture": without, "baseline": counting.name}
 
 

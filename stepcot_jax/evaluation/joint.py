@@ -14,28 +14,26 @@
   random answers given. In between the logarithms of both are mixed by the information in the given answers.
 
 Inference is exact: belief propagation in the tree, for each answer of the last step.
+
+A network that was trained with given answers also reads them itself, N_s, each given answer written back to it. Its
+reading under given answers and that of the joint model, J_s, are pooled: P_s ~ N_s^a J_s^b, with exponents for each
+step fitted on validation cases (logarithmic pool, Genest and Zidek 1986).
 """
 
 import dataclasses
 import functools
 import itertools
-import os
-import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Annotated, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 from jaxtyping import Float, Float64, Int
 
-from stepcot_jax.chain import NOT_ANNOTATED, Chain
-from stepcot_jax.evaluation.predictions import SplitPredictions, refuse_other_chain
-from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_json, write_json
+from stepcot_jax.chain import NOT_ANNOTATED
+from stepcot_jax.evaluation.predictions import SplitPredictions, softmax
 
 _SMOOTHING = 2.0  # cases that each row of a table has in addition, spread as the row without the other step
 _TINY = np.finfo(np.float64).tiny
-_TOLERANCE = 1e-6
 
 Split = TypeVar("Split", bound=SplitPredictions)
 
@@ -184,11 +182,15 @@ class JointModel:
     Attributes:
       temperatures: divisors of each step's logits.
       weights: for each step w_s of the module's formula.
+      exponents: for each step those of the network's reading and of the joint model's, a and b; () for 0 and 1.
+      conflict_limit: readings with a larger `measure_conflict` are warned of; None for never.
     """
 
     tree: AnswerTree
     temperatures: tuple[float, ...]
     weights: tuple[float, ...]
+    exponents: tuple[tuple[float, float], ...] = ()
+    conflict_limit: float | None = None
 
     def calibrate(self, logits: Float[np.ndarray, "case step answer"]) -> Evidence:
         """Return the logarithms of the network's distributions P_s."""
@@ -204,11 +206,34 @@ class JointModel:
         shares = zip(own, self.tree.marginals, self.weights, strict=True)
         return [weight * (logs - np.log(marginal)) for logs, marginal, weight in shares]
 
-    def join(self, logits: Float[np.ndarray, "case step answer"]) -> "JointReader":
-        """Return the reader of cases from logits of a pass without given answers."""
+    def join(
+        self, logits: Float[np.ndarray, "case step answer"], read: "ReadLogits | None" = None
+    ) -> "JointReader | PooledReader":
+        """Return the reader of cases from logits of a pass without given answers.
+
+        Args:
+          read: the network with given answers written back to it, for the same cases; without it the reader, if the
+            model has exponents, takes no given answers.
+        """
         own = self.calibrate(logits)
         weighed = self.weigh(own)
-        return JointReader(self.tree, match_marginals(self.tree, own, start=weighed), weighed)
+        joined = JointReader(self.tree, match_marginals(self.tree, own, start=weighed), weighed)
+        return PooledReader(self, joined, own, read) if self.exponents else joined
+
+    def measure_conflict(
+        self, logits: Float[np.ndarray, "case step answer"], given: Float[np.ndarray, "case step answer"]
+    ) -> Float64[np.ndarray, "case"]:
+        """Return how much less probable picture and given answers are together than each by itself, in nats.
+
+        It is the conflict measure log prod P(e_i) / P(e) (Jensen et al., 1991) of what the picture and a person say of
+        the steps, of a pass without given answers; above 0 they rather contradict each other.
+        """
+        evidence, apart = [], np.zeros(len(logits))
+        for step, (own, marginal) in enumerate(zip(self.calibrate(logits), self.tree.marginals, strict=True)):
+            known = own - np.log(marginal) + _log_likelihood(given[:, step, : own.shape[1]])
+            evidence.append(known)
+            apart += _sum_exp(known + np.log(marginal))
+        return apart - infer(self.tree, evidence)[1]
 
 
 _LEAST_LOG = -25.0  # of a network's probability, so that no given answer is impossible beside it
@@ -290,11 +315,92 @@ class JointReader:
         if share is None:
             share = np.minimum(count_given(given, self.tree.sizes), 1.0)[:, None]
         for step, (alone, beside) in enumerate(zip(self.alone, self.beside, strict=True)):
-            told = given[:, step, : alone.shape[1]].astype(np.float64)
-            with np.errstate(divide="ignore"):
-                likelihood = np.where(told.any(axis=1, keepdims=True), np.log(told), 0.0)
+            likelihood = _log_likelihood(given[:, step, : alone.shape[1]])
             evidence.append((1 - share) * alone[cases] + share * beside[cases] + likelihood)
         return evidence
+
+
+def _log_likelihood(given: Float[np.ndarray, "case answer"]) -> Float64[np.ndarray, "case answer"]:
+    """Return the logarithm of a step's given answers, 0 where none is given."""
+    told = given.astype(np.float64)
+    with np.errstate(divide="ignore"):
+        return np.where(told.any(axis=1, keepdims=True), np.log(told), 0.0)
+
+
+ReadLogits = Callable[[Any], Any]
+"""Given answers [variant, case, step, answer], written back to a network -> its logits, of the same shape."""
+
+_LEAST_SHARE = 1e-12
+_UNINFORMED = 1e-9  # entropy that a given answer lacks at most, as a share, and is none
+
+
+@dataclasses.dataclass(frozen=True)
+class PooledReader:
+    """Reads cases under given answers by the pool of a network's reading and of the joint model's.
+
+    Attributes:
+      own: the logarithms of the network's distributions without given answers.
+    """
+
+    model: JointModel
+    joined: JointReader
+    own: Evidence
+    read: ReadLogits | None
+
+    def __call__(
+        self, given: Float[np.ndarray, "variant case step answer"]
+    ) -> Float64[np.ndarray, "variant case step answer"]:
+        """Return each step's distribution given the answers to the other steps; 0 beyond a step's own answers."""
+        joined = self.joined(given)
+        shares = [np.minimum(count_given(of_variant, self.model.tree.sizes), 1.0)[:, None] for of_variant in given]
+        if not np.any(shares):
+            return joined
+        if self.read is None:
+            raise TypeError("given answers need the network that they are written back to")
+        written = self.read(np.stack([self.write(of_variant) for of_variant in given]).astype(np.float32))
+        for of_variant, logits, share in zip(joined, np.asarray(written), shares, strict=True):
+            for step, logs in enumerate(self.model.calibrate(logits)):
+                of_joint = _log(of_variant[:, step, : logs.shape[1]])
+                network, joint = self.model.exponents[step]
+                pooled = (1 - share) * of_joint + share * (network * logs + joint * of_joint)
+                of_variant[:, step, : logs.shape[1]] = softmax(pooled, axis=1)
+        return joined
+
+    def write(self, given: Float[np.ndarray, "case step answer"]) -> Float64[np.ndarray, "case step answer"]:
+        """Return what is written back: the network's own distribution times what was given of the step.
+
+        A certain answer stays as it is; one that says nothing is not given, so that the network writes its own.
+        """
+        written = np.zeros(given.shape)
+        for step, own in enumerate(self.own):
+            size = own.shape[1]
+            says = count_given(given[:, step : step + 1], (size,)) > _UNINFORMED
+            written[says, step, :size] = softmax(own[says] + _log_likelihood(given[says, step, :size]), axis=1)
+        return written
+
+    def look_ahead(self, given: Float[np.ndarray, "case step answer"]) -> Pairs:
+        """Return P(answer) of each step as it is read now, times P(last step's answer) if it is given that answer.
+
+        What the answer would change in the last step is taken from the joint model: no further pass of the network.
+        """
+        now, exponent = self(given[None])[0], self.model.exponents[-1][1]
+        last = _log(now[:, -1, : self.model.tree.sizes[-1]])
+        pairs = []
+        for step, pair in enumerate(self.joined.look_ahead(given)):
+            before, after = pair.sum(axis=1, keepdims=True), pair / np.maximum(pair.sum(axis=2, keepdims=True), _TINY)
+            ahead = softmax(last[:, None] + exponent * (_log(after) - _log(before)), axis=2)
+            pairs.append(now[:, step, : pair.shape[1], None] * ahead)
+        return pairs
+
+
+def _sum_exp(logs: Float64[np.ndarray, "case answer"]) -> Float64[np.ndarray, "case"]:
+    """Return the logarithm of the sum of exponentials."""
+    top = logs.max(axis=1)
+    return top + np.log(np.exp(logs - top[:, None]).sum(axis=1))
+
+
+def _log(shares: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
+    return np.log(np.maximum(shares, _LEAST_SHARE))
 
 
 def count_given(given: Float[np.ndarray, "case step answer"], sizes: Sequence[int]) -> Float64[np.ndarray, "case"]:
@@ -341,6 +447,7 @@ _NUM_DRAWS = 2  # of given answers, for each case
 _LARGEST_WEIGHT = 2.0
 _RIDGE = 5.0  # of squared distances to the best common weight, over the number of answers; decides with few cases
 _COMMON = (0.1, 0.2, 0.35, 0.5, 0.7, 1.0)
+_JOINT_ALONE = (0.0, 1.0)
 
 
 def draw_given(labels: Int[np.ndarray, "case step"], *, seed: int) -> Int[np.ndarray, "case step"]:
@@ -409,94 +516,67 @@ def score_answers(
     return float(np.log(np.maximum(np.concatenate(chosen), _TINY)).mean())
 
 
-# Joint models on disk, as JSON: one tree of answers, and weights for each network.
+@dataclasses.dataclass(frozen=True)
+class WrittenBack:
+    """What a network says of cases under random given answers.
+
+    Attributes:
+      alone: logits [case, step, answer] of a pass without given answers.
+      told: labels [draw, case, step] of the given answers, missing where none is given.
+      written: logits [draw, case, step, answer] with the given answers written back.
+    """
+
+    labels: Int[np.ndarray, "case step"]
+    alone: Float[np.ndarray, "case step answer"]
+    told: Int[np.ndarray, "draw case step"]
+    written: Float[np.ndarray, "draw case step answer"]
 
 
-_LAYOUT = "stepcot_jax joint model 1"
-_MAX_BYTES = 2**26
-
-_Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
-_Weight = Annotated[float, msgspec.Meta(ge=0, le=2)]
-_Temperature = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
-
-
-class _FileStep(msgspec.Struct, frozen=True):
-    name: str
-    options: tuple[str, ...]
-    parent: int | None
-    table: list[list[list[_Share]]]
+def read_written_back(
+    read: ReadLogits, labels: Int[np.ndarray, "case step"], sizes: Sequence[int], *, seed: int = 0
+) -> WrittenBack:
+    """Read cases under random subsets of their true answers."""
+    told = np.stack([draw_given(labels, seed=seed + number) for number in range(_NUM_DRAWS)])
+    nothing = np.zeros((1, *labels.shape, max(sizes)), np.float32)
+    given = as_evidence(told, sizes).astype(np.float32)
+    return WrittenBack(labels, np.asarray(read(nothing))[0], told, np.asarray(read(given)))
 
 
-class _FileModel(msgspec.Struct, frozen=True):
-    temperatures: list[_Temperature]
-    weights: list[_Weight]
+_CONFLICTS = 0.025
+"""Share of validation readings that conflict more than the limit."""
 
 
-class _File(msgspec.Struct, frozen=True):
-    layout: str
-    steps: list[_FileStep]
-    models: dict[str, _FileModel]
+def fit_conflict(model: JointModel, cases: WrittenBack) -> JointModel:
+    """Return the model with the limit of conflict, fitted on validation cases under random given answers."""
+    if not len(cases.labels):
+        return model
+    given = as_evidence(cases.told, model.tree.sizes)
+    conflicts = [model.measure_conflict(cases.alone, of_draw) for of_draw in given]
+    return dataclasses.replace(model, conflict_limit=float(np.quantile(conflicts, 1 - _CONFLICTS)))
 
 
-def write_joints(path: str | os.PathLike[str], joints: Mapping[str, JointModel], chain: Chain) -> None:
-    """Write the joint models of a run's networks, which share their tree, atomically."""
-    tree = next(iter(joints.values())).tree
-    tables, parents = [*tree.tables, tree.last[None, None]], [*tree.parents, None]
-    steps = [
-        {"name": step.name, "options": list(step.options), "parent": parent, "table": table.tolist()}
-        for step, parent, table in zip(chain.steps, parents, tables, strict=True)
-    ]
-    models = {
-        name: {
-            "temperatures": list(joint.temperatures),
-            "weights": list(joint.weights),
-        }
-        for name, joint in joints.items()
-    }
-    write_json(path, {"layout": _LAYOUT, "steps": steps, "models": models})
+def fit_pool(model: JointModel, cases: WrittenBack) -> JointModel:
+    """Return the model with exponents, fitted on validation cases by the log-probability of answers that are not given.
 
+    With few cases they are near 0 and 1, the joint model alone.
+    """
+    from scipy.optimize import minimize
 
-def read_joint(path: str | os.PathLike[str], chain: Chain, *, model: str) -> JointModel | None:
-    """Read a network's joint model; None if there is no such file, or it has none of this network."""
-    if not pathlib.Path(path).exists():
-        return None
-    file = read_json(path, _File, accepted="expected the joint.json of a run", max_bytes=_MAX_BYTES)
-    if file.layout != _LAYOUT:
-        raise BadInput(f"{path}, 'layout': {file.layout[:80]!r} is not {_LAYOUT!r}")
-    described = [(step.name, step.options) for step in file.steps]
-    refuse_other_chain(f"{path}: joint model of another chain", described, chain)
-    *steps, last = file.steps
-    tree = AnswerTree(
-        _read_table(path, last, (1, 1, chain.steps[-1].num_answers))[0, 0],
-        tuple(step.parent for step in steps),
-        tuple(_read_table(path, step, _shape(path, step, steps, chain)) for step in steps),
-    )
-    if last.parent is not None or sorted(tree.order) != list(range(len(steps))):
-        raise BadInput(f"{path}, 'parent': {[*tree.parents, last.parent]} are not a tree of the steps before the last")
-    if model not in file.models:
-        return None
-    stored = file.models[model]
-    for field in ("temperatures", "weights"):
-        if len(getattr(stored, field)) != chain.num_steps:
-            found = len(getattr(stored, field))
-            raise BadInput(f"{path}, {model!r}, {field!r}: found {found} numbers, expected {chain.num_steps}")
-    return JointModel(tree, tuple(stored.temperatures), tuple(stored.weights))
+    given = as_evidence(cases.told, model.tree.sizes)
+    joined = model.join(cases.alone)(given)
+    labels, told = np.tile(cases.labels, (len(given), 1)), np.concatenate(cases.told)
+    network, exponents = model.calibrate(np.concatenate(cases.written)), []
+    for step, (size, logs) in enumerate(zip(model.tree.sizes, network, strict=True)):
+        free = (told[:, step] == NOT_ANNOTATED) & (labels[:, step] != NOT_ANNOTATED)
+        free &= (told != NOT_ANNOTATED).any(axis=1)
+        both, truth = np.stack([logs, _log(np.concatenate(joined)[:, step, :size])])[:, free], labels[free, step]
 
+        def loss(pair: Any, both: Any = both, truth: Any = truth) -> float:
+            pooled = np.tensordot(pair, both, axes=1)
+            gained = (pooled[np.arange(len(truth)), truth] - _sum_exp(pooled)).sum()
+            far = ((pair - np.array(_JOINT_ALONE)) ** 2).sum()
+            return float(_RIDGE * far - gained) / max(len(truth), 1)
 
-def _shape(
-    path: str | os.PathLike[str], step: _FileStep, steps: Sequence[_FileStep], chain: Chain
-) -> tuple[int, int, int]:
-    if step.parent is not None and not 0 <= step.parent < len(steps):
-        raise BadInput(f"{path}, {step.name!r}, 'parent': {step.parent} is not null or 0 to {len(steps) - 1}")
-    num_parent = 1 if step.parent is None else len(steps[step.parent].options)
-    return chain.steps[-1].num_answers, num_parent, len(step.options)
-
-
-def _read_table(
-    path: str | os.PathLike[str], step: _FileStep, shape: tuple[int, int, int]
-) -> Float64[np.ndarray, "last parent answer"]:
-    if len(step.table) != shape[0] or any(len(rows) != shape[1] for rows in step.table):
-        raise BadInput(f"{path}, {step.name!r}, 'table': expected {shape[0]} times {shape[1]} rows")
-    if any(len(row) != shape[2] or abs(sum(row) - 1) > _TOLERANCE for rows in step.table for row in rows):
-        raise BadInput(f"{path}, {step.name!r}, 'table': expected rows of {shape[2]} shares that sum to 1")
-    return np.array(step.table)
+        found = minimize(loss, np.array(_JOINT_ALONE), method="L-BFGS-B", bounds=[(0.0, _LARGEST_WEIGHT)] * 2).x
+        exponents.append((float(found[0]), float(found[1])))
+    return dataclasses.replace(model, exponents=tuple(exponents))

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32, Int
 
 from stepcot_jax.evaluation.interventions import ReadGiven, as_probabilities
-from stepcot_jax.evaluation.joint import name_joined
+from stepcot_jax.evaluation.joint import ReadLogits, name_joined
 from stepcot_jax.evaluation.predictions import softmax
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.corrections import check_given
@@ -130,6 +130,7 @@ class Reading:
     answer_sets: Bool[np.ndarray, "case step answer"] | None  # their coverage does not hold after a given answer
     attention: Float32[np.ndarray, "case step layer head node node"] | None  # of the teacher, for each layer
     gate_scores: Float[np.ndarray, "case"] | None = None  # above 1: outside of the training images
+    conflicts: Float[np.ndarray, "case"] | None = None  # nats above the joint model's limit; None without one
 
 
 class _Part(NamedTuple):
@@ -188,14 +189,23 @@ class Reader:
         side = self.trained.preprocessing.size
         if images.ndim != 4 or not len(images) or images.shape[1:] != (side, side, 3):
             raise BadInput(f"images must have shape [case, {side}, {side}, 3], case >= 1; got {list(images.shape)}")
-        parts = [
-            self._read_batch(images[start : start + self.batch_size], told[start : start + self.batch_size])
-            for start in range(0, len(images), self.batch_size)
-        ]
+
+        def read_parts(given: np.ndarray) -> list[_Part]:
+            starts = range(0, len(images), self.batch_size)
+            return [
+                self._read_batch(images[start : start + self.batch_size], given[start : start + self.batch_size])
+                for start in starts
+            ]
+
+        parts = read_parts(told)
         logits = np.concatenate([part.logits for part in parts])
         attention = None if parts[0].attention is None else np.concatenate([part.attention for part in parts])
         scores = None if self._gate is None else np.concatenate([part.gate_scores for part in parts])
-        return self.interpret(logits, given, attention, None if scores is None else scores.astype(np.float64))
+
+        def read(given: np.ndarray) -> np.ndarray:
+            return np.stack([np.concatenate([part.logits for part in read_parts(variant)]) for variant in given])
+
+        return self.interpret(logits, given, attention, None if scores is None else scores.astype(np.float64), read)
 
     def check_given(self, given_answers: Any, num_cases: int) -> Float32[np.ndarray, "case step answer"]:
         """Return given answers as distributions; see `corrections.check_given`."""
@@ -240,7 +250,7 @@ class Reader:
         if self.joint is not None:
             chain = self.trained.chain
             nothing = np.zeros((1, len(images), chain.num_steps, max(chain.answers_per_step)), np.float32)
-            return self.joint.join(np.asarray(read(nothing))[0])
+            return self.joint.join(np.asarray(read(nothing))[0], read)
         return as_probabilities(read, () if calibration is None else calibration.temperatures[self.model])
 
     def _read_batch(self, images: np.ndarray, given: np.ndarray) -> _Part:
@@ -264,19 +274,23 @@ class Reader:
         given: Float32[np.ndarray, "case step answer"],
         attention: Any = None,
         gate_scores: Any = None,
+        read: ReadLogits | None = None,
     ) -> Reading:
         """Return logits with probabilities and, if the run fitted them, answer sets.
 
-        Logits of a joint reading are those of a pass without the given answers.
+        Logits of a joint reading are those of a pass without the given answers; `read` makes another pass with them.
         """
         calibration, chain = self.trained.calibration, self.trained.chain
         if self.joint is not None:
-            probabilities, sets = self.joint.join(logits)(given[None])[0], None
+            probabilities, sets = self.joint.join(logits, read)(given[None])[0], None
+            conflicts, limit = None, self.joint.conflict_limit
+            if limit is not None:
+                conflicts = self.joint.measure_conflict(logits, given) - limit
             if calibration is not None:
                 from stepcot_jax.evaluation.calibration import answer_sets
 
                 sets = answer_sets(probabilities, name_joined(self.model), calibration, chain)
-            return Reading(logits, probabilities, sets, attention, gate_scores)
+            return Reading(logits, probabilities, sets, attention, gate_scores, conflicts)
         if calibration is None:
             return Reading(logits, softmax(logits.astype(np.float64)), None, attention, gate_scores)
         from stepcot_jax.evaluation.calibration import answer_sets, calibrated_probabilities

@@ -340,11 +340,18 @@ class ChainReading:
     check: ImageCheck = dataclasses.field(default_factory=ImageCheck)
     report: str = ""  # file of its structured report, or why there is none
     joined: bool = False  # whether the network's joint model read
+    conflict: float | None = None  # of picture, given and trained answers, nats above the limit; None without a limit
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """Reasons to distrust the answers, such as an image unlike the training images or a lateral view."""
-        return self.check.warnings
+        if self.conflict is None or self.conflict <= 0:
+            return self.check.warnings
+        what = "picture and given answers disagree" if self.has_given else "the picture's answers seldom go together"
+        return (
+            *self.check.warnings,
+            f"{what}, by the training labels ({self.conflict:.1f} nats above the limit)",
+        )
 
     @property
     def has_given(self) -> bool:
@@ -405,6 +412,8 @@ class ChainReading:
             "shifted": [dataclasses.asdict(shift) for shift in self.shifted],
             "never_together": list(self.never_together),
             **self.check.as_dict(),
+            "warnings": list(self.warnings),
+            "conflict": self.conflict,
             "paragraph": self.paragraph,
             **({"report": self.report} if self.report else {}),
         }
@@ -501,6 +510,7 @@ def make_readings(
     labels = np.array([[answer.label for answer in answers] for answers in by_step]).T
     unseen = [()] * len(sources) if rules is None else list_broken(labels, rules, chain)
     scores = [None] * len(sources) if reading.gate_scores is None else reading.gate_scores.tolist()
+    conflicts = [None] * len(sources) if reading.conflicts is None else reading.conflicts.tolist()
     changes: list[Any] = [((), ())] * len(sources)
     answered = list(zip(*by_step, strict=True))
     if uncorrected is not None:
@@ -517,6 +527,7 @@ def make_readings(
             never_together=unseen[case],
             check=ImageCheck(trained_on, scores[case], *(headers[case] if headers else ())),
             joined=joined,
+            conflict=conflicts[case],
             **words,
         )
         for case, (source, steps) in enumerate(zip(sources, answered, strict=True))

@@ -14,7 +14,8 @@ from stepcot_jax.chain import Chain
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.evaluation.consistency import Rules, make_rules, read_pairs
 from stepcot_jax.evaluation.gate import Gate, read_gate
-from stepcot_jax.evaluation.joint import JointModel, read_joint
+from stepcot_jax.evaluation.joint import JointModel
+from stepcot_jax.evaluation.joint_files import read_joint
 from stepcot_jax.features.carried_encoder import read_carried_preprocessing
 from stepcot_jax.features.store import FrozenImageEncoder
 from stepcot_jax.host.errors import BadInput

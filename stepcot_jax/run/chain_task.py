@@ -16,14 +16,22 @@ from stepcot_jax.data.dataset import Dataset, check_same_images, write_account
 from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.data.splits.splits import check_manifest
 from stepcot_jax.evaluation.gate import Gate, fit_gate, write_gates
-from stepcot_jax.evaluation.interventions import ReadGiven, as_probabilities, measure_reliance
+from stepcot_jax.evaluation.joint import ReadLogits, read_written_back
 from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, ValidationPredictions, collect
 from stepcot_jax.features.encode import Processes
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.build import make_system
 from stepcot_jax.run.inputs import Inputs, hides_steps, load_inputs
-from stepcot_jax.run.results import NUM_GIVEN, Validated, choose, finish_tree, with_facts, write_results
+from stepcot_jax.run.results import (
+    NUM_GIVEN,
+    Validated,
+    choose,
+    finish_tree,
+    measure_given,
+    with_facts,
+    write_results,
+)
 from stepcot_jax.run.run_checks import check_annotated, check_step_costs
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.start import WarmStart, read_warm_start, refuse_seen_cases
@@ -310,9 +318,9 @@ class ChainTask(Task):
         params_of: Callable[[str], Any],
         split: str,
         feed: Feed,
-        read_given: Callable[[ReadGiven, np.ndarray], Any] | None = None,
+        read_given: Callable[[ReadLogits, np.ndarray], Any] | None = None,
     ) -> tuple[SplitPredictions, dict[str, Any]]:
-        """Return predictions of the best weights, and outputs of `read_given` by network."""
+        """Return predictions of the best weights, and outputs of `read_given` for some cases by network."""
         logits, given = dict[str, Any](), dict[str, Any]()
         rows: dict[str, Any] = {"labels": np.zeros((0, 0), np.int32)}
         if read_given is not None and self.system.takes_given:
@@ -374,18 +382,18 @@ class ChainTask(Task):
             if is_first():
                 self._write_shapes(params)
             return report
-        answers, _ = self._read(outcome.params_of, "val", self.feed)
-        joinable = self.system.names if self.system.takes_given else ()
-        validated = Validated(ValidationPredictions(answers.predictions, answers.facts), joinable)
+        answers, written = self._read(
+            outcome.params_of,
+            "val",
+            self.feed,
+            lambda read, labels: read_written_back(read, labels, chain.answers_per_step),
+        )
+        validated = Validated(ValidationPredictions(answers.predictions, answers.facts), written)
         gates = self._fit_gates(outcome.params_of)
         chosen = choose(self.dataset, validated, evaluation)
         opened = self.open_test()  # after every choice on training and validation cases
-        test, reliance = self._read(
-            outcome.params_of,
-            "test",
-            opened,
-            lambda read, labels: measure_reliance(as_probabilities(read), labels, chain),
-        )
+        test, readers = self._read(outcome.params_of, "test", opened, lambda read, labels: (read, labels))
+        given = measure_given(readers, chosen, chain)
         params = outcome.params_of(self.system.names[0])
         wall_seconds = outcome.seconds()
         if not is_first():
@@ -399,7 +407,7 @@ class ChainTask(Task):
             validated=validated,
             chosen=chosen,
             test=test,
-            reliance=reliance,
+            given=given,
             best=outcome.best,
             wall_seconds=wall_seconds,
             evaluation=evaluation,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.dataset import Dataset
@@ -19,8 +20,9 @@ from stepcot_jax.evaluation.counting import (
     fit_joints,
     measure_corrections,
 )
-from stepcot_jax.evaluation.interventions import describe_reliance
-from stepcot_jax.evaluation.joint import JointModel, add_joined, learn_tree, name_joined, write_joints
+from stepcot_jax.evaluation.interventions import as_probabilities, describe_reliance, measure_reliance
+from stepcot_jax.evaluation.joint import JointModel, ReadLogits, WrittenBack, add_joined, learn_tree, name_joined
+from stepcot_jax.evaluation.joint_files import write_joints
 from stepcot_jax.evaluation.operating_points import Rule
 from stepcot_jax.evaluation.predictions import (
     FACTS,
@@ -48,7 +50,7 @@ class Validated:
     """Predictions of the best weights for the validation split."""
 
     answers: ValidationPredictions  # of every network
-    joinable: tuple[str, ...]  # networks that read step by step
+    written: Mapping[str, WrittenBack]  # of networks that take given answers, some cases under such answers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +71,7 @@ def choose(dataset: Dataset, validated: Validated, evaluation: EvaluationSetting
     chain, validation = dataset.chain, validated.answers
     training, own = dataset.labels[np.asarray(dataset.splits.train, int)], validation.predictions
     tree = learn_tree(training, chain.answers_per_step)
-    joints = fit_joints(tree, own, validated.joinable, chain)
+    joints = fit_joints(tree, own, validated.written, chain)
     joined = add_joined(validation, joints)
     calibration = fit_calibration(
         joined.predictions,
@@ -88,6 +90,26 @@ def choose(dataset: Dataset, validated: Validated, evaluation: EvaluationSetting
     )
     rules = consistency.make_rules(chain, counts=counts)
     return Chosen(calibration, counts, joints, counting, rules, rule, thresholds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """What given answers change, on test cases."""
+
+    reliance: Mapping[str, Mapping[str, Any]]  # by network
+    corrections: Mapping[str, Any]
+
+
+def measure_given(
+    networks: Mapping[str, tuple[ReadLogits, Int[np.ndarray, "case step"]]], chosen: Chosen, chain: Chain
+) -> Given:
+    """Measure how networks follow given answers to the same cases, and what corrections are worth."""
+    reliance, joined, labels = dict[str, Any](), dict[str, Any](), np.zeros((0, chain.num_steps), np.int32)
+    for name, (read, labels) in networks.items():
+        nothing = np.zeros((1, *labels.shape, max(chain.answers_per_step)), np.float32)
+        joined[name] = chosen.joints[name].join(np.asarray(read(nothing))[0], read)
+        reliance[name] = measure_reliance(as_probabilities(read), labels, chain)
+    return Given(reliance, measure_corrections(joined, labels, chosen.counting, chain))
 
 
 _FIELDS = {"patient_id": "patient", "image_path": "image"}
@@ -115,7 +137,7 @@ def write_results(
     validated: Validated,
     chosen: Chosen,
     test: SplitPredictions,
-    reliance: Mapping[str, Mapping[str, Any]],
+    given: Given,
     best: Mapping[str, Best],
     wall_seconds: float,
     evaluation: EvaluationSettings,
@@ -128,7 +150,8 @@ def write_results(
     if chosen.joints:
         write_joints(workdir / JOINT_FILE, chosen.joints, chain)
     print("".join(f"consistency: {note}\n" for note in chosen.rules.notes), end="")
-    statistics = _measure(test, chain, chosen, evaluation.num_resamples) | {"reliance": reliance or None}
+    statistics = _measure(test, chain, chosen, evaluation.num_resamples)
+    statistics |= {"reliance": given.reliance or None, "corrections": as_plain(given.corrections)}
     write_json(workdir / STATISTICS_FILE, statistics)
     write_choices(workdir)
     metrics = evaluate(test.predictions, chain)
@@ -141,7 +164,7 @@ def write_results(
     print(format_table(metrics))
     print()
     print("\n".join(describe(statistics, decoded=evaluation.decoding == "consistent")))
-    print("\n".join(describe_reliance(reliance)))
+    print("\n".join(describe_reliance(given.reliance)))
     print("\n".join(describe_corrections(statistics["corrections"], chain)))
     if (num_patients := count_patients(test.facts["patient_id"])) < MIN_PATIENTS:
         cases = f"{len(test.predictions.labels)} test cases of {num_patients} patients"
@@ -168,7 +191,6 @@ def _measure(test: SplitPredictions, chain: Chain, chosen: Chosen, num_resamples
     points = operating_points.measure_thresholds(
         chosen.thresholds, add_joined(test, chosen.joints), chain, calibration=calibration, num_resamples=num_resamples
     )
-    statistics["corrections"] = as_plain(measure_corrections(test.predictions, chosen.joints, chosen.counting, chain))
     statistics["operating_points"] = as_plain(
         operating_points.describe_points(operating_points.OperatingPoints(chosen.rule, points))
     )

@@ -15,7 +15,7 @@ from stepcot_jax.evaluation.counting import (
     measure_corrections,
 )
 from stepcot_jax.evaluation.interventions import as_distributions, look_ahead
-from stepcot_jax.evaluation.joint import learn_tree
+from stepcot_jax.evaluation.joint import learn_tree, read_written_back
 from stepcot_jax.evaluation.predictions import Predictions
 
 CHAIN = Chain((Step("A", "A?", ("one", "two")), Step("B", "B?", ("up", "down", "off")), Step("C", "C?", ("yes", "no"))))
@@ -86,13 +86,15 @@ def test_joint_readings_and_the_baseline_are_measured_on_the_same_cases():
     logits[:, 2] += 1.4 * as_distributions(told[:, None], CHAIN)[:, 0]
     predictions = Predictions(np.arange(500), labels, {"student": logits.astype(np.float32)})
     tree = learn_tree(training, SIZES)
-    joints = fit_joints(tree, predictions, ["student"], CHAIN)
+    written = read_written_back(lambda given: logits + np.zeros(given.shape), labels, SIZES)
+    joint = fit_joints(tree, predictions, {"student": written}, CHAIN)["student"]
+    readers = {"student": joint.join(logits, lambda given: logits + np.zeros(given.shape))}
     counting = Counting("naive Bayes", NaiveBayes(training, CHAIN))
-    found = measure_corrections(predictions, joints, counting, CHAIN)
+    found = measure_corrections(readers, labels, counting, CHAIN)
     own, without = found["joined"]["student"], found["without_picture"]
     assert own[0] == pytest.approx((told == labels[:, 2]).mean())
     assert own[1] > without[1] > without[0]
     lines = describe_corrections(found, CHAIN)
     assert lines[0].startswith(f"student, joint reading: C right after 0, 1, ... true answers {100 * own[0]:.1f} ")
     assert lines[1].startswith("naive Bayes without the picture: C right")
-    assert describe_corrections(measure_corrections(predictions, {}, counting, CHAIN), CHAIN) == []
+    assert describe_corrections(measure_corrections({}, labels, counting, CHAIN), CHAIN) == []

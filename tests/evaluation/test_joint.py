@@ -13,17 +13,21 @@ from stepcot_jax.evaluation.joint import (
     AnswerTree,
     JointModel,
     JointReader,
+    PooledReader,
+    WrittenBack,
     add_joined,
     as_evidence,
     count_given,
     draw_given,
+    fit_conflict,
     fit_joint,
+    fit_pool,
     infer,
     learn_tree,
     name_joined,
-    read_joint,
-    write_joints,
+    read_written_back,
 )
+from stepcot_jax.evaluation.joint_files import read_joint, write_joints
 from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions
 
 SIZES = (3, 2, 4, 3)
@@ -256,13 +260,111 @@ def test_joint_readings_stand_beside_the_networks():
     )
 
 
+NETWORK = RNG.normal(size=(4, 4, 4, 4))
+EXPONENTS = ((0.4, 0.7), (1.0, 0.0), (0.0, 1.0), (0.6, 0.5))
+POOLED = dataclasses.replace(MODEL, exponents=EXPONENTS)
+
+
+def write_back(given):
+    """Return logits of a network that the given answers move."""
+    return LOGITS + np.einsum("vcsa,satb->vctb", given, NETWORK)
+
+
+def test_a_pooled_reading_is_the_product_of_both_to_their_exponents():
+    told = np.array([[1, -1, 2, -1], [-1, 0, -1, -1], [2, 1, 3, -1]] * 2)
+    given = as_evidence(told, SIZES)[None]
+    found, joint = POOLED.join(LOGITS, write_back)(given)[0], MODEL.join(LOGITS)(given)[0]
+    assert isinstance(POOLED.join(LOGITS), PooledReader)
+    for step, (size, (of_network, of_joint)) in enumerate(zip(SIZES, EXPONENTS, strict=True)):
+        network = softmax(write_back(given)[0][:, step, :size] / MODEL.temperatures[step], axis=1)
+        product = network**of_network * joint[:, step, :size] ** of_joint
+        np.testing.assert_allclose(found[:, step, :size], product / product.sum(axis=1, keepdims=True), rtol=1e-9)
+        assert not found[:, step, size:].any()
+
+
+def test_nothing_given_is_the_joint_models_reading_without_another_pass():
+    nothing = np.zeros((2, 6, 4, 4))
+    np.testing.assert_array_equal(POOLED.join(LOGITS)(nothing), MODEL.join(LOGITS)(nothing))
+    with pytest.raises(TypeError, match="given answers need the network"):
+        POOLED.join(LOGITS)(as_evidence(LABELS[:6], SIZES)[None])
+
+
+def test_an_answer_that_says_nothing_changes_no_pooled_reading():
+    told = np.where(np.arange(4) == 2, LABELS[:6], NOT_ANNOTATED)
+    sure = as_evidence(told, SIZES)
+    for given in (np.zeros_like(sure), sure):
+        vague = given.copy()
+        vague[:, 1, :2] = 0.5
+        reader = POOLED.join(LOGITS, write_back)
+        np.testing.assert_allclose(reader(vague[None]), reader(given[None]), atol=1e-12)
+
+
+def test_what_is_written_back_is_the_networks_belief_under_what_was_given():
+    given = as_evidence(np.where(np.arange(4) == 0, LABELS[:6], NOT_ANNOTATED), SIZES, reliability=0.6)
+    reader = POOLED.join(LOGITS, write_back)
+    own = softmax(LOGITS[:, 0, :3] / MODEL.temperatures[0], axis=1) * given[:, 0, :3]
+    np.testing.assert_allclose(reader.write(given)[:, 0, :3], own / own.sum(axis=1, keepdims=True))
+    assert not reader.write(given)[:, 1:].any()
+    certain = as_evidence(LABELS[:6], SIZES)
+    np.testing.assert_array_equal(reader.write(certain), certain)
+
+
+def test_a_pooled_reader_looks_ahead_from_its_own_reading():
+    reader, given = POOLED.join(LOGITS, write_back), as_evidence(np.array([[1, -1, -1, -1]] * 6), SIZES)
+    now, joint = reader(given[None])[0], MODEL.join(LOGITS).look_ahead(given)
+    for step, pair in enumerate(reader.look_ahead(given)):
+        np.testing.assert_allclose(pair.sum(axis=2), now[:, step, : SIZES[step]], atol=1e-9)
+        if step in (1, 2):
+            after = joint[step] / joint[step].sum(axis=2, keepdims=True)
+            product = now[:, None, 3, :3] * (after / joint[step].sum(axis=1, keepdims=True)) ** EXPONENTS[3][1]
+            np.testing.assert_allclose(pair / pair.sum(axis=2, keepdims=True), product / product.sum(2, keepdims=True))
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_exponents_favour_the_network_where_it_knows_what_follows(knows):
+    labels = draw_labels(800)
+    logits = np.zeros((800, 4, 4))
+    model = JointModel(TREE_OF_WORLD, (1.0,) * 4, (0.1,) * 4)
+    seen = 3.0 * np.eye(4)[np.where(knows, labels, RNG.integers(2, size=labels.shape))]
+    cases = read_written_back(lambda given: seen + np.zeros(given.shape), labels, SIZES)
+    found = fit_pool(model, dataclasses.replace(cases, alone=logits))
+    network = [pair[0] for pair in found.exponents]
+    assert min(network) > 0.5 if knows else max(network) < 0.1
+    few = WrittenBack(labels[:0], logits[:0], np.zeros((2, 0, 4), int), np.zeros((2, 0, 4, 4)))
+    assert fit_pool(model, few).exponents == ((0.0, 1.0),) * 4
+    assert fit_conflict(model, few).conflict_limit is None
+
+
+def test_conflict_is_how_much_less_probable_all_is_together():
+    given = as_evidence(np.where(np.arange(4) < 2, LABELS[:6], NOT_ANNOTATED), SIZES, reliability=0.8)
+    own = MODEL.calibrate(LOGITS)
+    found = MODEL.measure_conflict(LOGITS, given)
+    for case in range(6):
+        factors = [
+            np.exp(logs[case]) / marginal * (given[case, step, : len(marginal)] if given[case, step].any() else 1.0)
+            for step, (logs, marginal) in enumerate(zip(own, TREE.marginals, strict=True))
+        ]
+        together = sum(
+            probability(TREE, chain) * np.prod([factors[step][answer] for step, answer in enumerate(chain)])
+            for chain in CHAINS
+        )
+        apart = np.prod([factor @ marginal for factor, marginal in zip(factors, TREE.marginals, strict=True)])
+        assert found[case] == pytest.approx(np.log(apart / together))
+    cases = read_written_back(lambda given: np.zeros(given.shape) + RNG.normal(size=given.shape[1:]), LABELS, SIZES)
+    limit = fit_conflict(MODEL, cases).conflict_limit
+    above = [MODEL.measure_conflict(cases.alone, as_evidence(told, SIZES)) > limit for told in cases.told]
+    assert np.mean(above) == pytest.approx(0.025, abs=0.003)
+
+
 def test_a_model_on_disk_comes_back(tmp_path):
     path = tmp_path / "joint.json"
     assert read_joint(path, CHAIN, model="student") is None
-    other = dataclasses.replace(MODEL, weights=(0.0, 1.5, 0.25, 1.0))
+    other = dataclasses.replace(POOLED, weights=(0.0, 1.5, 0.25, 1.0), conflict_limit=-0.5)
     write_joints(path, {"teacher": MODEL, "student": other}, CHAIN)
     found = read_joint(path, CHAIN, model="student")
-    assert (found.temperatures, found.weights, found.tree.parents) == (other.temperatures, other.weights, TREE.parents)
+    assert dataclasses.replace(found, tree=other.tree) == other
+    assert found.tree.parents == TREE.parents
+    assert dataclasses.replace(read_joint(path, CHAIN, model="teacher"), tree=TREE) == MODEL
     for own, stored in zip((TREE.last, *TREE.tables), (found.tree.last, *found.tree.tables), strict=True):
         np.testing.assert_array_equal(own, stored)
     assert read_joint(path, CHAIN, model="baseline") is None
@@ -272,6 +374,17 @@ def test_a_model_on_disk_comes_back(tmp_path):
     assert reader(np.zeros((1, 6, 4, 4))).shape == (1, 6, 4, 4)
 
 
+def test_a_file_of_before_reads_by_the_joint_model_alone(tmp_path):
+    path = tmp_path / "joint.json"
+    write_joints(path, {"student": POOLED}, CHAIN)
+    file = json.loads(path.read_text())
+    file["layout"] = "stepcot_jax joint model 1"
+    for name in ("exponents", "conflict_limit"):
+        del file["models"]["student"][name]
+    path.write_text(json.dumps(file))
+    assert dataclasses.replace(read_joint(path, CHAIN, model="student"), tree=TREE) == MODEL
+
+
 def nonroot(file):
     return next(step for step in file["steps"] if step["parent"] is not None)
 
@@ -279,7 +392,7 @@ def nonroot(file):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda file: file.update(layout="other"), "'layout': 'other' is not 'stepcot_jax joint model 1'"),
+        (lambda file: file.update(layout="other"), "'layout': 'other' is not 'stepcot_jax joint model 2'"),
         (lambda file: file["steps"].pop(), "joint model of another chain: it has 3 steps, not 4"),
         (lambda file: file["steps"][0].update(parent=9), r"'S0', 'parent': 9 is not null or 0 to 2"),
         (lambda file: nonroot(file).update(parent=None, table=[rows[:1] for rows in nonroot(file)["table"]]),
@@ -292,6 +405,8 @@ def nonroot(file):
         (lambda file: file["steps"][1]["table"][0][0].__setitem__(0, 0), r"\$\.steps\[1\]\.table"),
         (lambda file: file["models"]["student"]["weights"].pop(), "'student', 'weights': found 3 numbers, expected 4"),
         (lambda file: file["models"]["student"]["weights"].__setitem__(0, -1), r"\.weights"),
+        (lambda file: file["models"]["student"].update(exponents=[[1, 0]]), "'exponents': found 1 numbers, expected 4"),
+        (lambda file: file["models"]["student"].update(exponents=[[1]] * 4), r"\.exponents"),
         (lambda file: file["models"]["student"]["temperatures"].__setitem__(0, 0), r"\.temperatures"),
     ],
 )  # fmt: skip

@@ -18,6 +18,7 @@ from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.evaluation.calibration import Calibration
 from stepcot_jax.evaluation.consistency import count_pairs, make_rules
+from stepcot_jax.evaluation.joint_files import write_joints
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.answer_sheet import find_columns
 from stepcot_jax.reading.corrections import check_given, given_distributions, read_corrections
@@ -256,6 +257,30 @@ def test_a_joint_reading_is_the_networks_own_until_an_answer_is_given(joined, im
     )
 
 
+def test_given_answers_are_also_written_back_to_the_network(joined, images, tmp_path):
+    """With exponents 1 and 0 a reading under given answers is the network's own, as published."""
+    (folder, model), path = joined, images / "b.png"
+    copied = shutil.copytree(folder, tmp_path / "run")
+    given = {"Radiographic pattern": DEFAULT_CHAIN.steps[2].options[4], "Detection": DEFAULT_CHAIN.steps[0].options[1]}
+    for limit, warns in ((-1e3, True), (1e3, False)):
+        written = dataclasses.replace(model, exponents=((1.0, 0.0),) * 7, conflict_limit=limit)
+        write_joints(copied / "joint.json", {"student": written}, DEFAULT_CHAIN)
+        reader = load(copied)
+        found, expected = reader.read(path, given=given), load(copied, as_published=True).read(path, given=given)
+        for step in DEFAULT_CHAIN.steps[3:]:
+            of_step = expected.probabilities[step.name]
+            assert found.probabilities[step.name] == pytest.approx(of_step, abs=1e-5)
+            assert reader.read(path).probabilities[step.name] != pytest.approx(of_step, abs=1e-3)
+        pixels = to_input([found.picture], reader.trained.preprocessing)
+        read = Reader(reader.trained, model="student").given_reader(pixels)
+        shares = given_distributions(given, DEFAULT_CHAIN)[None, None]
+        np.testing.assert_allclose(read(shares)[0, 0, 6], list(found.probabilities["Diagnosis"].values()), atol=1e-5)
+        told = [line for line in found.warnings if "picture and given answers disagree" in line]
+        assert bool(told) == warns == bool(found.as_dict()["conflict"] > 0)
+        assert told == [line for line in found.as_dict()["warnings"] if line in told]
+        assert ("warning: picture and given answers disagree, by the training labels" in str(found)) == warns
+
+
 def test_the_step_that_decides_is_asked_for_and_then_nothing(joined, images):
     (folder, _), path = joined, images / "b.png"
     reader = load(folder)
@@ -408,7 +433,7 @@ def test_the_tool_reads_what_it_can_and_names_the_rest(workdir, images, capsys, 
     found = [json.loads(line) for line in lines.read_text().splitlines()]
     assert [entry["image"] for entry in found] == [str(images / name) for name in NAMES]
     words = {"image", "model", "calibrated", "coverage", "coverage_of", "steps", "flipped", "shifted", "paragraph"}
-    of_the_image = {"trained_on", "gate_score", "outside", "projection", "notes", "warnings"}
+    of_the_image = {"trained_on", "gate_score", "outside", "projection", "notes", "warnings", "conflict"}
     assert set(found[0]) == words | {"never_together", "operating_rule"} | of_the_image
     assert (found[0]["outside"], found[0]["gate_score"]) == (None, None)
     paths = [images / "c.png", bad, images]

@@ -14,12 +14,13 @@ from stepcot_jax.evaluation.calibration import fit_calibration, read_calibration
 from stepcot_jax.evaluation.chains import evaluate
 from stepcot_jax.evaluation.consistency import count_pairs, make_rules, read_pairs, share_inconsistent
 from stepcot_jax.evaluation.counting import correction_curve, fit_joints
-from stepcot_jax.evaluation.joint import add_joined, learn_tree, name_joined, read_joint
+from stepcot_jax.evaluation.joint import add_joined, learn_tree, name_joined, read_written_back
+from stepcot_jax.evaluation.joint_files import read_joint
 from stepcot_jax.evaluation.operating_points import Rule, read_points
 from stepcot_jax.evaluation.predictions import ValidationPredictions, read_predictions
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.chain_task import fit_gates
-from stepcot_jax.run.results import Validated, choose, write_results
+from stepcot_jax.run.results import Validated, choose, measure_given, write_results
 from stepcot_jax.run.run_checks import check_step_costs
 from stepcot_jax.run.settings import load_settings
 from stepcot_jax.run.stored import describe_cases, describe_source
@@ -99,9 +100,14 @@ def test_pairs_are_those_of_the_training_labels(trained, train_labels):
 def test_the_joint_model_is_of_training_labels_and_validation_predictions(trained, splits, joints, train_labels):
     chain = trained.run.task.dataset.chain
     tree = learn_tree(train_labels, chain.answers_per_step)
-    expected = fit_joints(tree, splits["val"].predictions, ["teacher", "student"], chain)
+    written = {
+        model: read_written_back(*open_given_reader(trained, trained.run.task.feed, "val", model), tree.sizes)
+        for model in joints
+    }
+    expected = fit_joints(tree, splits["val"].predictions, written, chain)
     for model, found in joints.items():
-        assert (found.temperatures, found.weights) == (expected[model].temperatures, expected[model].weights)
+        assert len(found.exponents) == chain.num_steps
+        assert dataclasses.replace(found, tree=expected[model].tree) == expected[model]
         for own, table in zip((tree.last, *tree.tables), (found.tree.last, *found.tree.tables), strict=True):
             np.testing.assert_array_equal(own, table)
 
@@ -112,8 +118,18 @@ def test_corrections_stand_beside_a_baseline_without_the_picture(trained, splits
     assert found["baseline"] in ("naive Bayes", "joint model")
     assert len(found["without_picture"]) == chain.num_steps
     for model, joint in joints.items():
-        expected = correction_curve(joint.join(test.logits[model]), test.labels, chain)
+        read, labels = open_given_reader(trained, trained.run.task.open_test(), "test", model)
+        np.testing.assert_array_equal(labels, test.labels)
+        expected = correction_curve(joint.join(test.logits[model], read), labels, chain)
         assert found["joined"][model] == pytest.approx(expected.tolist())
+
+
+def open_given_reader(trained, feed, split, model):
+    """Return a network's function from given answers to logits of a split, and the labels."""
+    step = trained.report["best"][model]["step"]
+    rows = feed.sample_rows(split, 1000)
+    params = restore_params(trained.workdir / "checkpoints", step)
+    return trained.run.task.system.given_reader(model, params, rows | trained.run.task.feed.shared), rows["labels"]
 
 
 def read_statistics(workdir):
@@ -147,14 +163,15 @@ def test_rules_are_those_of_the_training_labels_and_coverage_by_answer_reaches_t
         miss_cost=4.0,
     )
     validation = ValidationPredictions(splits["val"].predictions, splits["val"].facts)
-    validated = Validated(validation, ())
+    validated = Validated(validation, {})
+    chosen = choose(dataset, validated, evaluation)
     write_results(
         tmp_path,
         dataset,
         validated=validated,
-        chosen=choose(dataset, validated, evaluation),
+        chosen=chosen,
         test=splits["test"],
-        reliance={},
+        given=measure_given({}, chosen, dataset.chain),
         best=best,
         wall_seconds=1.0,
         evaluation=evaluation,

@@ -29,7 +29,14 @@ from stepcot_jax.evaluation.interventions import (
     correct_in_turn,
     exchange,
 )
-from stepcot_jax.evaluation.joint import JointModel, as_evidence, learn_tree, name_joined
+from stepcot_jax.evaluation.joint import (
+    JointModel,
+    ReadLogits,
+    as_evidence,
+    learn_tree,
+    name_joined,
+    read_written_back,
+)
 from stepcot_jax.evaluation.predictions import Predictions, logits_by_step
 from stepcot_jax.evaluation.statistics import bootstrap, count_once, mean_of_seeds, summarise, weighted_mean
 from stepcot_jax.host.files import read_json
@@ -87,22 +94,20 @@ class Fitted:
     rules: Rules
 
 
-ReadLogits = Callable[[npt.NDArray[np.float32]], Any]
-"""Given answers [variant, case, step, answer] -> logits of the same shape."""
-
-
 def fit_readers(
     dataset: Dataset, validation: Mapping[str, tuple[ReadLogits, npt.NDArray[np.int32]]], chain: Chain
 ) -> Fitted:
     """Learn which answers go together from training labels, and fit each network's weights on validation cases."""
     training = dataset.labels[np.asarray(dataset.splits.train, int)]
-    tree, logits = learn_tree(training, chain.answers_per_step), {}
-    for name, (read, labels) in validation.items():
-        logits[name] = _read_alone(read, labels, chain)
+    sizes = chain.answers_per_step
+    tree = learn_tree(training, sizes)
+    written = {name: read_written_back(read, labels, sizes) for name, (read, labels) in validation.items()}
+    labels = next(iter(written.values())).labels
+    logits = {name: cases.alone for name, cases in written.items()}
     predictions = Predictions(np.arange(len(labels), dtype=np.int32), labels, logits)
     counts = count_pairs(training, chain)
     return Fitted(
-        fit_joints(tree, predictions, validation, chain),
+        fit_joints(tree, predictions, written, chain),
         choose_counting(tree, training, labels, chain),
         make_rules(chain, counts=counts),
     )
@@ -136,7 +141,7 @@ def read_networks(plan: Plan, cell: Cell, chain: Chain) -> Readers:
     for name in NETWORKS:
         alone, labels, patients = read_split(name, opened, "test")
         read[name] = as_probabilities(alone, calibration.temperatures[name])
-        read[name_joined(name)] = fitted.joints[name].join(_read_alone(alone, labels, chain))
+        read[name_joined(name)] = fitted.joints[name].join(_read_alone(alone, labels, chain), alone)
     return Readers(read, fitted.counting.read, labels, patients, fitted.rules)
 
 
