@@ -59,7 +59,8 @@ def find_next_steps(
 ) -> list[NextStep | None]:
     """Return the step worth checking in each case, by expected accuracy per cost.
 
-    None where all steps are given, or where the gain of each is less than `least_gain`, whatever it costs.
+    None where all steps are given, or where the gain of each is less than `least_gain`, whatever it costs. Outcomes are
+    what the reading becomes with each answer; gains are those of `interventions.look_ahead`.
     """
     if costs and len(costs) != chain.num_steps:
         raise BadInput(
@@ -73,24 +74,36 @@ def find_next_steps(
     worth = Gains(
         *(np.where(gains.accuracy < least_gain, -np.inf, each) for each in (gains.accuracy, gains.information))
     )
-    chosen = worth.choose(costs=costs).tolist()
-    return [
-        None if position < 0 else _describe(pairs[position][case], now[case], position, gains.accuracy[case], chain)
-        for case, position in enumerate(chosen)
-    ]
+    chosen = worth.choose(costs=costs)
+    after = _read_after(read, given, chosen)
+    steps: list[NextStep | None] = [None] * len(given)
+    for case in np.flatnonzero(chosen >= 0).tolist():
+        position = int(chosen[case])
+        shares = pairs[position][case].sum(axis=1)
+        steps[case] = _describe(shares, after[:, case], now[case], position, gains.accuracy[case], chain)
+    return steps
 
 
-def _describe(joint: npt.NDArray, now: npt.NDArray, position: int, gains: npt.NDArray, chain: Chain) -> NextStep:
+def _read_after(read: ReadGiven, given: npt.NDArray[np.float32], chosen: npt.NDArray[np.int64]) -> npt.NDArray:
+    """Return the last step's distribution [answer, case, last answer] as it is read with each answer to the step."""
+    asked = np.flatnonzero(chosen >= 0)
+    varied = np.repeat(given[None], given.shape[-1], axis=0)
+    varied[:, asked, chosen[asked]] = np.eye(given.shape[-1], dtype=np.float32)[:, None]
+    return read(varied)[:, :, -1] if len(asked) else varied[:, :, -1]
+
+
+def _describe(
+    shares: npt.NDArray, after: npt.NDArray, now: npt.NDArray, position: int, gains: npt.NDArray, chain: Chain
+) -> NextStep:
     step, last = chain.steps[position], chain.steps[-1]
 
     def conclude(probabilities: npt.NDArray) -> tuple[str, float]:
         of_last = probabilities[: last.num_answers]
         return last.options[int(of_last.argmax())], float(of_last.max())
 
-    shares = joint.sum(axis=1)
     outcomes = [
-        Outcome(option, float(share), *conclude(of_last / max(share, 1e-300)))
-        for option, share, of_last in zip(step.options, shares, joint, strict=True)
+        Outcome(option, float(share), *conclude(of_last))
+        for option, share, of_last in zip(step.options, shares, after, strict=False)
     ]
     known = {other.name: float(gain) for other, gain in zip(chain.steps, gains, strict=True) if np.isfinite(gain)}
     outcomes.sort(key=lambda outcome: -outcome.probability)

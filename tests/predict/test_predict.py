@@ -281,6 +281,20 @@ def test_given_answers_are_also_written_back_to_the_network(joined, images, tmp_
         assert ("warning: picture and given answers disagree, by the training labels" in str(found)) == warns
 
 
+def test_the_outcomes_of_a_pooled_reading_are_what_it_becomes(joined, images, tmp_path):
+    (folder, model), path = joined, images / "b.png"
+    copied = shutil.copytree(folder, tmp_path / "run")
+    pooled = dataclasses.replace(model, exponents=((0.7, 0.8),) * 7)
+    write_joints(copied / "joint.json", {"student": pooled}, DEFAULT_CHAIN)
+    reader = load(copied)
+    asked = reader.ask_next(reader.read(path))
+    for outcome in asked.outcomes:
+        followed = reader.read(path, given={asked.step.name: outcome.answer})
+        assert followed.answers["Diagnosis"] == outcome.last_answer
+        share = followed.probabilities["Diagnosis"][outcome.last_answer]
+        assert share == pytest.approx(outcome.last_probability, abs=1e-5)
+
+
 def test_the_step_that_decides_is_asked_for_and_then_nothing(joined, images):
     (folder, _), path = joined, images / "b.png"
     reader = load(folder)
