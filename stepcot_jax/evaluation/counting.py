@@ -147,7 +147,7 @@ def measure_corrections(
     """Return the curves of joint readings of the same cases beside that of the baseline."""
     curves = {model: correction_curve(read, labels, chain).tolist() for model, read in readers.items()}
     without = correction_curve(counting.read, labels, chain).tolist() if curves else None
-    return {"joined": curves, "without_picture": without, "baseline": counting.name}
+    return {"joined": curves, "without_picture": without, "baseline": counting.name, "num_cases": len(labels)}
 
 
 def describe_corrections(corrections: Mapping[str, Any], chain: Chain) -> list[str]:

@@ -15,8 +15,8 @@
 
 Inference is exact: belief propagation in the tree, for each answer of the last step.
 
-A network that was trained with given answers also reads them itself, N_s, each given answer written back to it. Its
-reading under given answers and that of the joint model, J_s, are pooled: P_s ~ N_s^a J_s^b, with exponents for each
+The network also reads given answers itself, N_s, each written back to it. Its reading and that of the joint model, J_s,
+are pooled: P_s ~ N_s^a J_s^b, with exponents for each
 step fitted on validation cases (logarithmic pool, Genest and Zidek 1986).
 """
 
@@ -218,7 +218,7 @@ class JointModel:
         own = self.calibrate(logits)
         weighed = self.weigh(own)
         joined = JointReader(self.tree, match_marginals(self.tree, own, start=weighed), weighed)
-        return PooledReader(self, joined, own, read) if self.exponents else joined
+        return PooledReader(self, joined, read) if self.exponents else joined
 
     def measure_conflict(
         self, logits: Float[np.ndarray, "case step answer"], given: Float[np.ndarray, "case step answer"]
@@ -331,20 +331,15 @@ ReadLogits = Callable[[Any], Any]
 """Given answers [variant, case, step, answer], written back to a network -> its logits, of the same shape."""
 
 _LEAST_SHARE = 1e-12
-_UNINFORMED = 1e-9  # entropy that a given answer lacks at most, as a share, and is none
+_UNINFORMED = 1e-9  # weight up to which a given answer says nothing, and short of 1 from which it is certain
 
 
 @dataclasses.dataclass(frozen=True)
 class PooledReader:
-    """Reads cases under given answers by the pool of a network's reading and of the joint model's.
-
-    Attributes:
-      own: the logarithms of the network's distributions without given answers.
-    """
+    """Reads cases under given answers by the pool of a network's reading and of the joint model's."""
 
     model: JointModel
     joined: JointReader
-    own: Evidence
     read: ReadLogits | None
 
     def __call__(
@@ -352,43 +347,58 @@ class PooledReader:
     ) -> Float64[np.ndarray, "variant case step answer"]:
         """Return each step's distribution given the answers to the other steps; 0 beyond a step's own answers."""
         joined = self.joined(given)
-        shares = [np.minimum(count_given(of_variant, self.model.tree.sizes), 1.0)[:, None] for of_variant in given]
-        if not np.any(shares):
+        says = [weigh_given(of_variant, self.model.tree.sizes) for of_variant in given]
+        if not np.any(says):
             return joined
-        if self.read is None:
-            raise TypeError("given answers need the network that they are written back to")
-        written = self.read(np.stack([self.write(of_variant) for of_variant in given]).astype(np.float32))
-        for of_variant, logits, share in zip(joined, np.asarray(written), shares, strict=True):
+        written = self._read_network(given, np.stack(says))
+        for read, logits, weights in zip(joined, written, says, strict=True):
             for step, logs in enumerate(self.model.calibrate(logits)):
-                of_joint = _log(of_variant[:, step, : logs.shape[1]])
+                of_others = weights.sum(axis=1) - weights[:, step]
+                share, of_joint = np.minimum(of_others, 1.0)[:, None], _log(read[:, step, : logs.shape[1]])
                 network, joint = self.model.exponents[step]
                 pooled = (1 - share) * of_joint + share * (network * logs + joint * of_joint)
-                of_variant[:, step, : logs.shape[1]] = softmax(pooled, axis=1)
+                read[:, step, : logs.shape[1]] = softmax(pooled, axis=1)
         return joined
 
-    def write(self, given: Float[np.ndarray, "case step answer"]) -> Float64[np.ndarray, "case step answer"]:
-        """Return what is written back: the network's own distribution times what was given of the step.
+    def _read_network(
+        self, given: Float[np.ndarray, "variant case step answer"], says: Float64[np.ndarray, "variant case step"]
+    ) -> Float[np.ndarray, "variant case step answer"]:
+        """Return the network's logits with the given answers written back to it, uncertain ones after the certain."""
+        if self.read is None:
+            raise TypeError("given answers need the network that they are written back to")
+        certain = says > 1 - _UNINFORMED
+        written = np.where(certain[..., None], given, 0.0).astype(np.float32)
+        logits = np.asarray(self.read(written))
+        uncertain = (says > _UNINFORMED) & ~certain
+        if not uncertain.any():
+            return logits
+        again = written.copy()
+        for of_variant in zip(again, logits, given, says, uncertain, strict=True):
+            self._write_uncertain(*of_variant)
+        return np.asarray(self.read(again))
 
-        A certain answer stays as it is; one that says nothing is not given, so that the network writes its own.
+    def _write_uncertain(self, written: Any, logits: Any, given: Any, says: Any, uncertain: Any) -> None:
+        """Set what is written of uncertain answers: the network's distribution times what was given of the step.
+
+        The less an answer says, the more it is what the network would write itself, which is not calibrated.
         """
-        written = np.zeros(given.shape)
-        for step, own in enumerate(self.own):
-            size = own.shape[1]
-            says = count_given(given[:, step : step + 1], (size,)) > _UNINFORMED
-            written[says, step, :size] = softmax(own[says] + _log_likelihood(given[says, step, :size]), axis=1)
-        return written
+        for step, (size, temperature) in enumerate(zip(self.model.tree.sizes, self.model.temperatures, strict=True)):
+            cases = uncertain[:, step]
+            share = np.sqrt(says[cases, step])[:, None]
+            own = logits[cases, step, :size].astype(np.float64) * (1 - share + share / temperature)
+            written[cases, step, :size] = softmax(own + _log_likelihood(given[cases, step, :size]), axis=1)
 
     def look_ahead(self, given: Float[np.ndarray, "case step answer"]) -> Pairs:
         """Return P(answer) of each step as it is read now, times P(last step's answer) if it is given that answer.
 
         What the answer would change in the last step is taken from the joint model: no further pass of the network.
         """
-        now, exponent = self(given[None])[0], self.model.exponents[-1][1]
+        now = self(given[None])[0]
         last = _log(now[:, -1, : self.model.tree.sizes[-1]])
         pairs = []
         for step, pair in enumerate(self.joined.look_ahead(given)):
             before, after = pair.sum(axis=1, keepdims=True), pair / np.maximum(pair.sum(axis=2, keepdims=True), _TINY)
-            ahead = softmax(last[:, None] + exponent * (_log(after) - _log(before)), axis=2)
+            ahead = softmax(last[:, None] + _log(after) - _log(before), axis=2)
             pairs.append(now[:, step, : pair.shape[1], None] * ahead)
         return pairs
 
@@ -404,13 +414,18 @@ def _log(shares: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
 
 
 def count_given(given: Float[np.ndarray, "case step answer"], sizes: Sequence[int]) -> Float64[np.ndarray, "case"]:
-    """Return the number of given answers; one with the entropy H of n options counts as 1 - H / log n."""
-    total = np.zeros(len(given))
+    """Return the number of given answers, as `weigh_given` counts them."""
+    return weigh_given(given, sizes).sum(axis=1)
+
+
+def weigh_given(given: Float[np.ndarray, "case step answer"], sizes: Sequence[int]) -> Float64[np.ndarray, "case step"]:
+    """Return how much each given answer says: with the entropy H of n options 1 - H / log n, 0 without an answer."""
+    weights = np.zeros(given.shape[:2])
     for step, size in enumerate(sizes):
         told = given[:, step, :size].astype(np.float64)
         entropy = -(told * np.log(np.where(told > 0, told, 1.0))).sum(axis=1)
-        total += np.where(told.any(axis=1), np.maximum(1 - entropy / np.log(max(size, 2)), 0.0), 0.0)
-    return total
+        weights[:, step] = np.where(told.any(axis=1), np.maximum(1 - entropy / np.log(max(size, 2)), 0.0), 0.0)
+    return weights
 
 
 def name_joined(model: str) -> str:
@@ -542,17 +557,22 @@ def read_written_back(
     return WrittenBack(labels, np.asarray(read(nothing))[0], told, np.asarray(read(given)))
 
 
-_CONFLICTS = 0.025
-"""Share of validation readings that conflict more than the limit."""
+_CONFLICTS = 0.03
+"""Share of readings that conflict more than the limit, at most, of cases like those of validation."""
 
 
 def fit_conflict(model: JointModel, cases: WrittenBack) -> JointModel:
-    """Return the model with the limit of conflict, fitted on validation cases under random given answers."""
-    if not len(cases.labels):
+    """Return the model with the limit of conflict, fitted on validation cases under random given answers.
+
+    The limit is a conformal quantile over n cases; with fewer than 33, or one step, there is none.
+    """
+    num_cases = len(cases.labels)
+    rank = np.ceil((num_cases + 1) * (1 - _CONFLICTS))
+    if rank > num_cases or len(model.tree.sizes) < 2:
         return model
     given = as_evidence(cases.told, model.tree.sizes)
     conflicts = [model.measure_conflict(cases.alone, of_draw) for of_draw in given]
-    return dataclasses.replace(model, conflict_limit=float(np.quantile(conflicts, 1 - _CONFLICTS)))
+    return dataclasses.replace(model, conflict_limit=float(np.quantile(conflicts, rank / num_cases, method="higher")))
 
 
 def fit_pool(model: JointModel, cases: WrittenBack) -> JointModel:

@@ -288,7 +288,7 @@ class ImageReader:
         uncorrected = self._reader.read(images)
         reading = uncorrected
         if given is not None:
-            reading = self._reader.read(images, np.repeat(given[None], len(images), axis=0))
+            reading = self._reader.read_again(uncorrected, images, np.repeat(given[None], len(images), axis=0))
         return make_readings(
             reading,
             self.trained.chain,

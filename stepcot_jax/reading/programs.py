@@ -190,22 +190,33 @@ class Reader:
         if images.ndim != 4 or not len(images) or images.shape[1:] != (side, side, 3):
             raise BadInput(f"images must have shape [case, {side}, {side}, 3], case >= 1; got {list(images.shape)}")
 
-        def read_parts(given: np.ndarray) -> list[_Part]:
-            starts = range(0, len(images), self.batch_size)
-            return [
-                self._read_batch(images[start : start + self.batch_size], given[start : start + self.batch_size])
-                for start in starts
-            ]
-
-        parts = read_parts(told)
+        parts = self._read_parts(images, told)
         logits = np.concatenate([part.logits for part in parts])
         attention = None if parts[0].attention is None else np.concatenate([part.attention for part in parts])
         scores = None if self._gate is None else np.concatenate([part.gate_scores for part in parts])
+        alone = self.interpret(logits, told, attention, None if scores is None else scores.astype(np.float64))
+        return self.read_again(alone, images, given) if self.joint is not None and given.any() else alone
 
-        def read(given: np.ndarray) -> np.ndarray:
-            return np.stack([np.concatenate([part.logits for part in read_parts(variant)]) for variant in given])
+    def read_again(
+        self, alone: Reading, images: Float32[np.ndarray, "case height width 3"], given_answers: Any
+    ) -> Reading:
+        """Return a reading of the same images with given answers, from the one without."""
+        given = self.check_given(given_answers, len(images))
+        if self.joint is None:
+            return self.read(images, given)
 
-        return self.interpret(logits, given, attention, None if scores is None else scores.astype(np.float64), read)
+        def read(variants: np.ndarray) -> np.ndarray:
+            parts = [self._read_parts(images, variant) for variant in variants]
+            return np.stack([np.concatenate([part.logits for part in of_variant]) for of_variant in parts])
+
+        return self.interpret(alone.logits, given, alone.attention, alone.gate_scores, read)
+
+    def _read_parts(self, images: np.ndarray, given: np.ndarray) -> list[_Part]:
+        starts = range(0, len(images), self.batch_size)
+        return [
+            self._read_batch(images[start : start + self.batch_size], given[start : start + self.batch_size])
+            for start in starts
+        ]
 
     def check_given(self, given_answers: Any, num_cases: int) -> Float32[np.ndarray, "case step answer"]:
         """Return given answers as distributions; see `corrections.check_given`."""

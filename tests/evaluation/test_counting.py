@@ -88,6 +88,8 @@ def test_joint_readings_and_the_baseline_are_measured_on_the_same_cases():
     tree = learn_tree(training, SIZES)
     written = read_written_back(lambda given: logits + np.zeros(given.shape), labels, SIZES)
     joint = fit_joints(tree, predictions, {"student": written}, CHAIN)["student"]
+    assert joint.conflict_limit is not None
+    assert len(joint.exponents) == 3
     readers = {"student": joint.join(logits, lambda given: logits + np.zeros(given.shape))}
     counting = Counting("naive Bayes", NaiveBayes(training, CHAIN))
     found = measure_corrections(readers, labels, counting, CHAIN)

@@ -27,6 +27,7 @@ from stepcot_jax.evaluation.joint import (
     learn_tree,
     name_joined,
     read_written_back,
+    weigh_given,
 )
 from stepcot_jax.evaluation.joint_files import read_joint, write_joints
 from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions
@@ -272,7 +273,7 @@ def write_back(given):
 
 
 def test_a_pooled_reading_is_the_product_of_both_to_their_exponents():
-    told = np.array([[1, -1, 2, -1], [-1, 0, -1, -1], [2, 1, 3, -1]] * 2)
+    told = np.array([[1, -1, 2, -1], [-1, 0, 1, -1], [2, 1, 3, -1]] * 2)
     given = as_evidence(told, SIZES)[None]
     found, joint = POOLED.join(LOGITS, write_back)(given)[0], MODEL.join(LOGITS)(given)[0]
     assert isinstance(POOLED.join(LOGITS), PooledReader)
@@ -301,13 +302,34 @@ def test_an_answer_that_says_nothing_changes_no_pooled_reading():
 
 
 def test_what_is_written_back_is_the_networks_belief_under_what_was_given():
-    given = as_evidence(np.where(np.arange(4) == 0, LABELS[:6], NOT_ANNOTATED), SIZES, reliability=0.6)
-    reader = POOLED.join(LOGITS, write_back)
-    own = softmax(LOGITS[:, 0, :3] / MODEL.temperatures[0], axis=1) * given[:, 0, :3]
-    np.testing.assert_allclose(reader.write(given)[:, 0, :3], own / own.sum(axis=1, keepdims=True))
-    assert not reader.write(given)[:, 1:].any()
-    certain = as_evidence(LABELS[:6], SIZES)
-    np.testing.assert_array_equal(reader.write(certain), certain)
+    """Certain answers are written as they are; an uncertain one changes what the network says with those, by Bayes."""
+    told, passes = np.where(np.arange(4) < 2, LABELS[:6], NOT_ANNOTATED), []
+    given = as_evidence(told, SIZES)
+    given[:, 0] = as_evidence(told, SIZES, reliability=0.6)[:, 0]
+
+    def read(written):
+        passes.append(written[0])
+        return write_back(written)
+
+    POOLED.join(LOGITS, read)(given[None])
+    certain = np.where(np.arange(4)[:, None] == 1, given, 0)
+    np.testing.assert_allclose(passes[0], certain)
+    share = np.sqrt(weigh_given(given, SIZES)[:, :1])
+    own = write_back(certain[None])[0][:, 0, :3] * (1 - share + share / MODEL.temperatures[0])
+    product = softmax(own, axis=1) * given[:, 0, :3]
+    np.testing.assert_allclose(passes[1][:, 0, :3], product / product.sum(axis=1, keepdims=True), rtol=1e-5)
+    np.testing.assert_allclose(passes[1][:, 1:], certain[:, 1:])
+    # An answer that says next to nothing is next to what the network writes itself.
+    given[:, 0] = as_evidence(told, SIZES, reliability=1 / 3 + 1e-3)[:, 0]
+    POOLED.join(LOGITS, read)(given[None])
+    expected = softmax(write_back(certain[None])[0][:, 0, :3], axis=1)
+    np.testing.assert_allclose(passes[-1][:, 0, :3], expected, atol=0.01)
+
+
+def test_a_steps_own_answer_changes_nothing_in_its_reading():
+    told = np.where(np.arange(4) == 2, LABELS[:6], NOT_ANNOTATED)
+    reader, nothing = POOLED.join(LOGITS, write_back), np.zeros((1, 6, 4, 4))
+    np.testing.assert_allclose(reader(as_evidence(told, SIZES)[None])[0, :, 2], reader(nothing)[0, :, 2], atol=1e-12)
 
 
 def test_a_pooled_reader_looks_ahead_from_its_own_reading():
@@ -317,7 +339,7 @@ def test_a_pooled_reader_looks_ahead_from_its_own_reading():
         np.testing.assert_allclose(pair.sum(axis=2), now[:, step, : SIZES[step]], atol=1e-9)
         if step in (1, 2):
             after = joint[step] / joint[step].sum(axis=2, keepdims=True)
-            product = now[:, None, 3, :3] * (after / joint[step].sum(axis=1, keepdims=True)) ** EXPONENTS[3][1]
+            product = now[:, None, 3, :3] * after / joint[step].sum(axis=1, keepdims=True)
             np.testing.assert_allclose(pair / pair.sum(axis=2, keepdims=True), product / product.sum(2, keepdims=True))
 
 
@@ -355,6 +377,10 @@ def test_conflict_is_how_much_less_probable_all_is_together():
     limit = fit_conflict(MODEL, cases).conflict_limit
     above = [MODEL.measure_conflict(cases.alone, as_evidence(told, SIZES)) > limit for told in cases.told]
     assert np.mean(above) == pytest.approx(0.025, abs=0.003)
+    few = read_written_back(lambda given: np.zeros(given.shape), LABELS[:31], SIZES)
+    assert fit_conflict(MODEL, few).conflict_limit is None
+    more = read_written_back(lambda given: np.zeros(given.shape), LABELS[:33], SIZES)
+    assert fit_conflict(MODEL, more).conflict_limit is not None
 
 
 def test_a_model_on_disk_comes_back(tmp_path):
