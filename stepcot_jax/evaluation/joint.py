@@ -16,8 +16,8 @@
 Inference is exact: belief propagation in the tree, for each answer of the last step.
 
 The network also reads given answers itself, N_s, each written back to it. Its reading and that of the joint model, J_s,
-are pooled: P_s ~ N_s^a J_s^b, with exponents for each
-step fitted on validation cases (logarithmic pool, Genest and Zidek 1986).
+are pooled: P_s ~ (N_s^a J_s^b)^(k^r) beside k answers to other steps, with exponents for each step fitted on validation
+cases (logarithmic pool, Genest and Zidek 1986).
 """
 
 import dataclasses
@@ -182,14 +182,14 @@ class JointModel:
     Attributes:
       temperatures: divisors of each step's logits.
       weights: for each step w_s of the module's formula.
-      exponents: for each step those of the network's reading and of the joint model's, a and b; () for 0 and 1.
+      exponents: for each step a, b and r of the module's formula; () for the joint model alone.
       conflict_limit: readings with a larger `measure_conflict` are warned of; None for never.
     """
 
     tree: AnswerTree
     temperatures: tuple[float, ...]
     weights: tuple[float, ...]
-    exponents: tuple[tuple[float, float], ...] = ()
+    exponents: tuple[tuple[float, float, float], ...] = ()
     conflict_limit: float | None = None
 
     def calibrate(self, logits: Float[np.ndarray, "case step answer"]) -> Evidence:
@@ -355,9 +355,9 @@ class PooledReader:
             for step, logs in enumerate(self.model.calibrate(logits)):
                 of_others = weights.sum(axis=1) - weights[:, step]
                 share, of_joint = np.minimum(of_others, 1.0)[:, None], _log(read[:, step, : logs.shape[1]])
-                network, joint = self.model.exponents[step]
-                pooled = (1 - share) * of_joint + share * (network * logs + joint * of_joint)
-                read[:, step, : logs.shape[1]] = softmax(pooled, axis=1)
+                pooled = pool(logs, of_joint, self.model.exponents[step], of_others)
+                mixed = (1 - share) * of_joint + share * pooled
+                read[:, step, : logs.shape[1]] = softmax(mixed, axis=1)
         return joined
 
     def _read_network(
@@ -401,6 +401,17 @@ class PooledReader:
             ahead = softmax(last[:, None] + _log(after) - _log(before), axis=2)
             pairs.append(now[:, step, : pair.shape[1], None] * ahead)
         return pairs
+
+
+def pool(
+    network: Float64[np.ndarray, "case answer"],
+    joint: Float64[np.ndarray, "case answer"],
+    exponents: Sequence[float],
+    num_given: Float64[np.ndarray, "case"],
+) -> Float64[np.ndarray, "case answer"]:
+    """Return the logarithm of (N^a J^b)^(k^r), not normalised; k is the number of given answers, at least 1."""
+    of_network, of_joint, growth = exponents
+    return (of_network * network + of_joint * joint) * (np.maximum(num_given, 1.0) ** growth)[:, None]
 
 
 def _sum_exp(logs: Float64[np.ndarray, "case answer"]) -> Float64[np.ndarray, "case"]:
@@ -462,7 +473,8 @@ _NUM_DRAWS = 2  # of given answers, for each case
 _LARGEST_WEIGHT = 2.0
 _RIDGE = 5.0  # of squared distances to the best common weight, over the number of answers; decides with few cases
 _COMMON = (0.1, 0.2, 0.35, 0.5, 0.7, 1.0)
-_JOINT_ALONE = (0.0, 1.0)
+_JOINT_ALONE = (0.0, 1.0, 0.0)
+_LARGEST_GROWTH = 1.0
 
 
 def draw_given(labels: Int[np.ndarray, "case step"], *, seed: int) -> Int[np.ndarray, "case step"]:
@@ -578,7 +590,7 @@ def fit_conflict(model: JointModel, cases: WrittenBack) -> JointModel:
 def fit_pool(model: JointModel, cases: WrittenBack) -> JointModel:
     """Return the model with exponents, fitted on validation cases by the log-probability of answers that are not given.
 
-    With few cases they are near 0 and 1, the joint model alone.
+    With few cases they are near 0, 1 and 0, the joint model alone.
     """
     from scipy.optimize import minimize
 
@@ -589,14 +601,18 @@ def fit_pool(model: JointModel, cases: WrittenBack) -> JointModel:
     for step, (size, logs) in enumerate(zip(model.tree.sizes, network, strict=True)):
         free = (told[:, step] == NOT_ANNOTATED) & (labels[:, step] != NOT_ANNOTATED)
         free &= (told != NOT_ANNOTATED).any(axis=1)
-        both, truth = np.stack([logs, _log(np.concatenate(joined)[:, step, :size])])[:, free], labels[free, step]
+        of_joint, truth = _log(np.concatenate(joined)[free, step, :size]), labels[free, step]
+        of_network, num_given = logs[free], (told[free] != NOT_ANNOTATED).sum(axis=1).astype(np.float64)
 
-        def loss(pair: Any, both: Any = both, truth: Any = truth) -> float:
-            pooled = np.tensordot(pair, both, axes=1)
+        def loss(
+            found: Any, own: Any = of_network, joint: Any = of_joint, truth: Any = truth, num_given: Any = num_given
+        ) -> float:
+            pooled = pool(own, joint, found, num_given)
             gained = (pooled[np.arange(len(truth)), truth] - _sum_exp(pooled)).sum()
-            far = ((pair - np.array(_JOINT_ALONE)) ** 2).sum()
+            far = ((found - np.array(_JOINT_ALONE)) ** 2).sum()
             return float(_RIDGE * far - gained) / max(len(truth), 1)
 
-        found = minimize(loss, np.array(_JOINT_ALONE), method="L-BFGS-B", bounds=[(0.0, _LARGEST_WEIGHT)] * 2).x
-        exponents.append((float(found[0]), float(found[1])))
+        bounds = [(0.0, _LARGEST_WEIGHT)] * 2 + [(-_LARGEST_GROWTH, _LARGEST_GROWTH)]
+        found = minimize(loss, np.array(_JOINT_ALONE), method="L-BFGS-B", bounds=bounds).x
+        exponents.append(tuple(found.tolist()))
     return dataclasses.replace(model, exponents=tuple(exponents))

@@ -24,7 +24,7 @@ _TOLERANCE = 1e-6
 _Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 _Weight = Annotated[float, msgspec.Meta(ge=0, le=2)]
 _Temperature = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
-_Exponents = Annotated[list[_Weight], msgspec.Meta(min_length=2, max_length=2)]
+_Growth = Annotated[float, msgspec.Meta(ge=-1, le=1)]
 
 
 class _FileStep(msgspec.Struct, frozen=True):
@@ -37,7 +37,7 @@ class _FileStep(msgspec.Struct, frozen=True):
 class _FileModel(msgspec.Struct, frozen=True):
     temperatures: list[_Temperature]
     weights: list[_Weight]
-    exponents: list[_Exponents] = []
+    exponents: list[tuple[_Weight, _Weight, _Growth]] = []
     conflict_limit: float | None = None
 
 
@@ -94,7 +94,7 @@ def read_joint(path: str | os.PathLike[str], chain: Chain, *, model: str) -> Joi
         tree,
         tuple(stored.temperatures),
         tuple(stored.weights),
-        tuple((network, joint) for network, joint in stored.exponents),
+        tuple(stored.exponents),
         stored.conflict_limit,
     )
 

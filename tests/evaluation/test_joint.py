@@ -263,7 +263,7 @@ def test_joint_readings_stand_beside_the_networks():
 
 
 NETWORK = RNG.normal(size=(4, 4, 4, 4))
-EXPONENTS = ((0.4, 0.7), (1.0, 0.0), (0.0, 1.0), (0.6, 0.5))
+EXPONENTS = ((0.4, 0.7, 0.2), (1.0, 0.0, 0.0), (0.0, 1.0, -0.3), (0.6, 0.5, 0.4))
 POOLED = dataclasses.replace(MODEL, exponents=EXPONENTS)
 
 
@@ -277,9 +277,11 @@ def test_a_pooled_reading_is_the_product_of_both_to_their_exponents():
     given = as_evidence(told, SIZES)[None]
     found, joint = POOLED.join(LOGITS, write_back)(given)[0], MODEL.join(LOGITS)(given)[0]
     assert isinstance(POOLED.join(LOGITS), PooledReader)
-    for step, (size, (of_network, of_joint)) in enumerate(zip(SIZES, EXPONENTS, strict=True)):
+    for step, (size, (of_network, of_joint, growth)) in enumerate(zip(SIZES, EXPONENTS, strict=True)):
         network = softmax(write_back(given)[0][:, step, :size] / MODEL.temperatures[step], axis=1)
         product = network**of_network * joint[:, step, :size] ** of_joint
+        num_others = (told >= 0).sum(axis=1) - (told[:, step] >= 0)
+        product **= num_others[:, None] ** growth
         np.testing.assert_allclose(found[:, step, :size], product / product.sum(axis=1, keepdims=True), rtol=1e-9)
         assert not found[:, step, size:].any()
 
@@ -354,8 +356,21 @@ def test_exponents_favour_the_network_where_it_knows_what_follows(knows):
     network = [pair[0] for pair in found.exponents]
     assert min(network) > 0.5 if knows else max(network) < 0.1
     few = WrittenBack(labels[:0], logits[:0], np.zeros((2, 0, 4), int), np.zeros((2, 0, 4, 4)))
-    assert fit_pool(model, few).exponents == ((0.0, 1.0),) * 4
+    assert fit_pool(model, few).exponents == ((0.0, 1.0, 0.0),) * 4
     assert fit_conflict(model, few).conflict_limit is None
+
+
+def test_readings_grow_firmer_with_answers_where_the_network_does_not():
+    """The network says the same however many answers it is given; it is right more often with more of them."""
+    labels = draw_labels(3000)
+    cases = read_written_back(lambda given: np.zeros(given.shape), labels, SIZES)
+    num_told = (cases.told != NOT_ANNOTATED).sum(axis=2)[..., None]
+    right = RNG.random((*cases.told.shape[:2], 4)) < np.array([0, 0.4, 0.6, 0.9])[num_told]
+    sizes = np.array(SIZES)
+    seen = np.where(right, labels, (labels + RNG.integers(1, sizes, right.shape)) % sizes)
+    model = JointModel(TREE_OF_WORLD, (1.0,) * 4, (0.1,) * 4)
+    found = fit_pool(model, dataclasses.replace(cases, written=1.5 * np.eye(4)[seen]))
+    assert found.exponents[0][2] > 0.2  # the first step, of which the others say nothing
 
 
 def test_conflict_is_how_much_less_probable_all_is_together():
@@ -432,8 +447,8 @@ def nonroot(file):
         (lambda file: file["steps"][1]["table"][0][0].__setitem__(0, 0), r"\$\.steps\[1\]\.table"),
         (lambda file: file["models"]["student"]["weights"].pop(), "'student', 'weights': found 3 numbers, expected 4"),
         (lambda file: file["models"]["student"]["weights"].__setitem__(0, -1), r"\.weights"),
-        (lambda file: file["models"]["student"].update(exponents=[[1, 0]]), "'exponents': found 1 numbers, expected 4"),
-        (lambda file: file["models"]["student"].update(exponents=[[1]] * 4), r"\.exponents"),
+        (lambda file: file["models"]["student"].update(exponents=[[1, 0, 0]]), "'exponents': found 1 numbers"),
+        (lambda file: file["models"]["student"].update(exponents=[[1, 0]] * 4), r"\.exponents"),
         (lambda file: file["models"]["student"]["temperatures"].__setitem__(0, 0), r"\.temperatures"),
     ],
 )  # fmt: skip

@@ -263,7 +263,7 @@ def test_given_answers_are_also_written_back_to_the_network(joined, images, tmp_
     copied = shutil.copytree(folder, tmp_path / "run")
     given = {"Radiographic pattern": DEFAULT_CHAIN.steps[2].options[4], "Detection": DEFAULT_CHAIN.steps[0].options[1]}
     for limit, warns in ((-1e3, True), (1e3, False)):
-        written = dataclasses.replace(model, exponents=((1.0, 0.0),) * 7, conflict_limit=limit)
+        written = dataclasses.replace(model, exponents=((1.0, 0.0, 0.0),) * 7, conflict_limit=limit)
         write_joints(copied / "joint.json", {"student": written}, DEFAULT_CHAIN)
         reader = load(copied)
         found, expected = reader.read(path, given=given), load(copied, as_published=True).read(path, given=given)
@@ -284,7 +284,7 @@ def test_given_answers_are_also_written_back_to_the_network(joined, images, tmp_
 def test_the_outcomes_of_a_pooled_reading_are_what_it_becomes(joined, images, tmp_path):
     (folder, model), path = joined, images / "b.png"
     copied = shutil.copytree(folder, tmp_path / "run")
-    pooled = dataclasses.replace(model, exponents=((0.7, 0.8),) * 7)
+    pooled = dataclasses.replace(model, exponents=((0.7, 0.8, 0.1),) * 7)
     write_joints(copied / "joint.json", {"student": pooled}, DEFAULT_CHAIN)
     reader = load(copied)
     asked = reader.ask_next(reader.read(path))
