@@ -316,6 +316,11 @@ def test_inverse_frequency_of_steps_is_the_mean_over_the_annotated_ones():
     np.testing.assert_allclose(found, [2 * at_first / total, 2 * at_last / total], atol=0.02)
     rare_at_first, rare_at_last = share_of_draws(uneven_dataset(), "inverse_frequency")
     assert (rare_at_last, rare_at_first) == (pytest.approx(0.5, abs=0.03), pytest.approx(0.5 * 2 / 62, abs=0.01))
+    one, again, other = (
+        training_batches(uneven_dataset(), batch_size=64, seed=seed, sampling="inverse_frequency").read[0]["index"]
+        for seed in (0, 0, 1)
+    )
+    assert ((one == again).all(), (one == other).all()) == (True, False)
 
 
 def test_augmentation_is_a_function_of_seed_step_and_row_and_a_copied_cache_keeps_nothing():

@@ -19,6 +19,7 @@ def record_of(*boxes):
 
 
 A, B = (0, 0, 100, 100), (200, 200, 300, 300)
+C, D, E = (0, 200, 100, 300), (200, 0, 300, 100), (120, 120, 180, 180)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,7 @@ A, B = (0, 0, 100, 100), (200, 200, 300, 300)
         (((0, 0, 100, 76),), (A,), 1), (((0, 0, 100, 75),), (A,), 0),  # exactly 0.75
         ((B, A), (A, B), 1),  # paired by overlap, not by place
         (((0, 0, 100, 51), B), (A, B), 1), (((0, 0, 100, 50), B), (A, B), 0),  # (0.51 + 1) / 2, and exactly 0.75
-        (((100, 100, 0, 0),), (A,), 0),
+        (((100, 100, 0, 0),), (A,), 0), ((A, B, C, D, E), (A, B, C, D), 0),  # four right boxes of five: 0.8
     ],
 )  # fmt: skip
 def test_by_hand(predicted, true, expected):
