@@ -21,6 +21,7 @@ from systems.policy_step import (
 )
 
 from stepcot_jax.host.errors import RunStopped
+from stepcot_jax.policies.records import write_texts
 from stepcot_jax.policies.sampling import Replies
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.reasoning.dialects import write_reply
@@ -154,3 +155,7 @@ def test_rewards_are_those_of_the_decoded_reply():
         right = np.array([*vocabulary.encode(text), vocabulary.stop, vocabulary.stop])
         assert rollouts.reward_all([(record, right)])[0] == Rewards(1.0, 1.0, 1.0, 0.0, 2.5)
         assert rollouts.reward_all([(record, right[: len(right) // 2])])[0].total == 0
+        brief = np.array([*vocabulary.encode(write_texts(record, "gemex", with_thinking=False)[1]), vocabulary.stop])
+        for asked, worth in ((True, 0), (False, 2.5)):
+            each = dataclasses.replace(rollouts, with_thinking=asked)
+            assert each.reward_all([(record, brief)])[0].total == worth

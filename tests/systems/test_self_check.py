@@ -77,7 +77,7 @@ class FirstLetter(Rollouts):
 
     def reward_all(self, replies):
         found = [WORTH.get(int(tokens[0]), 0.0) for _, tokens in replies]
-        return [Rewards(answer=worth, grounding=0.0, format=1.0, consistency=0.0, total=worth) for worth in found]
+        return [Rewards(answer=worth, grounding=1.0, format=1.0, consistency=0.0, total=worth + 1) for worth in found]
 
 
 WORTH = {2: 1.0, 3: 1.0, 4: 1.0, 5: 1.0, 0: np.nan, 6: np.nan}
