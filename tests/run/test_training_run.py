@@ -173,7 +173,7 @@ def test_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(tmp
             return {**prepared, "images": prepared["images"] * np.float32("nan")}
         return prepared
 
-    run.task.feed.inputs = dataclasses.replace(run.task.inputs, prepare=poison)
+    run.task.inputs = dataclasses.replace(run.task.inputs, prepare=poison)
     with pytest.raises(RunStopped, match=r"step 8: teacher/hard_label/Detection is nan; checkpoint 5 holds the last"):
         run.execute()
     assert saved_steps(tmp_path / "checkpoints") == [5]
