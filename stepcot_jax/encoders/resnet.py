@@ -11,15 +11,16 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-_SMALL_SIDE = 8
+_SMALL_SIDE = 2
 """Maps of at most this many pixels a side are convolved on a CPU as one matrix product."""
 
 
 class Convolution(nn.Module):
     """`flax.linen.Conv` without a bias, of an odd square kernel padded by its half; the parameter is Conv's.
 
-    XLA's convolution over small maps takes up to ten times as long on a CPU as one product of the shifted maps, side
-    by side, with the kernel; elsewhere, and over larger maps, XLA's is used.
+    XLA's convolution over maps of 2 x 2 takes five times as long on a CPU as one product of the shifted maps, side by
+    side, with the kernel; elsewhere, and over larger maps, where the product gains nothing, XLA's is used
+    (`benchmarks/small_convolutions.py`).
     """
 
     width: int

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from scipy.special import log_softmax
 
 from stepcot_jax.chain import (
     DETECTION_OPTIONS,
@@ -278,6 +277,8 @@ def answer_and_decode(
     predictions: Predictions, chain: Chain, rules: Rules, *, model: str
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return a model's answers [case, step], each step for itself, and the decoded chains [case, step]."""
+    from scipy.special import log_softmax  # takes a tenth of a second to import, which a first answer need not wait for
+
     logits = logits_by_step(predictions.logits[model], chain=chain, model=model)
     scores = tuple(log_softmax(of_step, axis=1) for of_step in logits)
     return np.stack([of_step.argmax(axis=1) for of_step in scores], axis=1), decode_consistent(scores, rules)
