@@ -2,11 +2,11 @@
 
 Each RUN is a finished run on phantoms; several differ in phantom, split and training seed. Every way maps the same
 answers to the same unseen phantoms with boxes. Prints, for each way, its scores less those of constant maps, other
-cases' maps and random weights; the area under the answer's probability as the brightest cells are replaced (deletion)
-and as they alone are shown (insertion), by a blurred copy and by the same chest drawn without findings; and the
-correlation with the map that the drawing program's own removal of all findings gives. `--claims` counts the claims
-that the package's maps are drawn with, `--speed` times one picture. Choose on `--phantoms validation`, report
-`--phantoms test`: they are of different seeds.
+cases' maps and random weights; and, of several ways, the area under the answer's probability as the brightest cells are
+replaced (deletion) and as they alone are shown (insertion), by a blurred copy and by the same chest drawn without
+findings, and the correlation with the map that the drawing program's own removal of all findings gives. `--claims`
+counts the claims that the package's maps are drawn with, `--speed` times one picture. Choose on `--phantoms
+validation`, report `--phantoms test`: they are of different seeds.
 """
 
 import argparse
@@ -216,13 +216,13 @@ def measure_run(
     explainer = Explainer(trained, model=model)
     cases = draw_cases(explainer, num_cases=num_cases, later=later)
     fitted_on = fit_on_training(trained)
-    truth = make_maps(DRAWN, explainer, cases)
+    truth = make_maps(DRAWN, explainer, cases) if len(ways) > 1 else None
     shuffled = Explainer(randomise(trained, model, seed=0), model=model)
     few = dataclasses.replace(cases, images=cases.images[:num_curves], labels=cases.labels[:num_curves])
     figures: dict[str, dict[str, np.ndarray]] = {}
-    for way in (*ways, DRAWN):
+    for way in ways if truth is None else (*ways, DRAWN):
         start = time.perf_counter()
-        maps = truth if way == DRAWN else make_maps(way, explainer, cases)
+        maps = truth if truth is not None and way == DRAWN else make_maps(way, explainer, cases)
         seconds = time.perf_counter() - start
         random: Scores = score_maps(make_maps(way, shuffled, cases), cases.targets)
         figures[way] = dict(
@@ -236,13 +236,15 @@ def measure_run(
                 random=random,
             )
         )
+        print(f"{trained.workdir}, {way}: {seconds:.1f} s for {len(maps)} cases", flush=True)
+        if truth is None:
+            continue
         figures[way]["correlation with drawn healthy"] = correlate(maps, truth)
         for drawn, name in ((False, "blurred"), (True, "drawn healthy")) if num_curves else ():
             for curve, values in measure_curves(explainer, few, maps[:num_curves], drawn=drawn).items():
                 rows = np.full(cases.labels.shape, np.nan)
                 rows[:num_curves] = values
                 figures[way][f"{curve}, {name}"] = rows
-        print(f"{trained.workdir}, {way}: {seconds:.1f} s for {len(maps)} cases", flush=True)
     return figures, cases.patients
 
 

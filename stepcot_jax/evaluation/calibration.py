@@ -343,6 +343,48 @@ def fit_temperature(logits: npt.NDArray[np.float64], labels: npt.NDArray[np.inte
     return math.exp(-brentq(slope, -_LOG_BOUND, _LOG_BOUND, xtol=1e-12)), ""
 
 
+Mixture = tuple[float, float, float]
+"""Two temperatures and the share of the second: (1 - share) softmax(z / first) + share softmax(z / second)."""
+
+_FEWEST_MIXED = 200  # cases for two parameters more
+_MOST_APART = 3.0  # of logarithms of temperatures, and of the share's odds
+
+
+def mix_temperatures(logits: npt.NDArray[np.float64], mixture: Mixture) -> npt.NDArray[np.float64]:
+    """Return the logarithms of a mixture's probabilities; the order of answers is that of the logits."""
+    first, second, share = mixture
+    logs = _log_softmax(logits / first)
+    return np.logaddexp(math.log1p(-share) + logs, math.log(share) + _log_softmax(logits / second)) if share else logs
+
+
+def fit_mixture(logits: npt.NDArray[np.float64], labels: npt.NDArray[np.integer]) -> Mixture:
+    """Fit two temperatures by maximum likelihood: one temperature cannot mend answers that are sure and wrong.
+
+    It is the fitted temperature, twice, with few cases or where Akaike's criterion does not prefer two.
+    """
+    temperature, note = fit_temperature(logits, labels)
+    alone = (temperature, temperature, 0.0)
+    if note or len(labels) < _FEWEST_MIXED:
+        return alone
+    from scipy.optimize import minimize
+
+    def decode(found: npt.NDArray[np.float64]) -> Mixture:
+        first, second = (temperature * math.exp(log) for log in found[:2])
+        return first, second, 1 / (1 + math.exp(-found[2]))
+
+    def cost(mixture: Mixture) -> float:
+        return -float(mix_temperatures(logits, mixture)[np.arange(len(labels)), labels].mean())
+
+    start, bounds = np.array([-0.5, 0.7, 0.0]), [(-_MOST_APART, _MOST_APART)] * 3
+    found = minimize(lambda found: cost(decode(found)), start, method="L-BFGS-B", bounds=bounds).x
+    return decode(found) if (cost(alone) - cost(decode(found))) * len(labels) > 2 else alone
+
+
+def _log_softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    logits = logits - logits.max(axis=1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+
+
 @dataclasses.dataclass(frozen=True)
 class _Wanted:
     """The coverage that thresholds are fitted for, and the patient of each case."""

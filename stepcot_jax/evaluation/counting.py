@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Float64, Int
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
-from stepcot_jax.evaluation.calibration import fit_temperature
+from stepcot_jax.evaluation.calibration import fit_mixture, fit_temperature
 from stepcot_jax.evaluation.interventions import LooksAhead, correct_in_turn
 from stepcot_jax.evaluation.joint import (
     AnswerTree,
@@ -132,11 +132,10 @@ def fit_joints(
     for model, cases in written.items():
         steps = logits_by_step(validation.logits[model], chain=chain, model=model)
         known = [of_step != NOT_ANNOTATED for of_step in labels.T]
-        temperatures = [
-            fit_temperature(own[of_step], truth[of_step])[0]
-            for own, truth, of_step in zip(steps, labels.T, known, strict=True)
-        ]
-        joint = fit_joint(tree, validation.logits[model], labels, temperatures=temperatures)
+        annotated = [(own[of_step], truth[of_step]) for own, truth, of_step in zip(steps, labels.T, known, strict=True)]
+        temperatures = [fit_temperature(*columns)[0] for columns in annotated]
+        mixtures = [fit_mixture(*columns) for columns in annotated]
+        joint = fit_joint(tree, validation.logits[model], labels, temperatures=temperatures, mixtures=mixtures)
         joints[model] = fit_conflict(fit_pool(joint, cases), cases)
     return joints
 

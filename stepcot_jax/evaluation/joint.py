@@ -30,6 +30,7 @@ import numpy as np
 from jaxtyping import Float, Float64, Int
 
 from stepcot_jax.chain import NOT_ANNOTATED
+from stepcot_jax.evaluation.calibration import Mixture, mix_temperatures
 from stepcot_jax.evaluation.predictions import SplitPredictions, softmax
 
 _SMOOTHING = 2.0  # cases that each row of a table has in addition, spread as the row without the other step
@@ -184,6 +185,8 @@ class JointModel:
       weights: for each step w_s of the module's formula.
       exponents: for each step a, b and r of the module's formula; () for the joint model alone.
       conflict_limit: readings with a larger `measure_conflict` are warned of; None for never.
+      mixtures: for each step two temperatures and the share of the second, of the pass without given answers; () if
+        `temperatures` serve that too.
     """
 
     tree: AnswerTree
@@ -191,15 +194,17 @@ class JointModel:
     weights: tuple[float, ...]
     exponents: tuple[tuple[float, float, float], ...] = ()
     conflict_limit: float | None = None
+    mixtures: tuple[Mixture, ...] = ()
 
     def calibrate(self, logits: Float[np.ndarray, "case step answer"]) -> Evidence:
-        """Return the logarithms of the network's distributions P_s."""
-        steps = []
-        for step, size in enumerate(self.tree.sizes):
-            own = logits[:, step, :size].astype(np.float64) / self.temperatures[step]
-            own = own - own.max(axis=1, keepdims=True)
-            steps.append(np.maximum(own - np.log(np.exp(own).sum(axis=1, keepdims=True)), _LEAST_LOG))
-        return steps
+        """Return the logarithms of the network's distributions P_s without given answers."""
+        mixtures = self.mixtures or tuple((temperature, temperature, 0.0) for temperature in self.temperatures)
+        own = [logits[:, step, :size].astype(np.float64) for step, size in enumerate(self.tree.sizes)]
+        return [np.maximum(mix_temperatures(*columns), _LEAST_LOG) for columns in zip(own, mixtures, strict=True)]
+
+    def scale(self, logits: Float[np.ndarray, "case step answer"]) -> Evidence:
+        """Return the logarithms of the network's distributions N_s with given answers written back."""
+        return dataclasses.replace(self, mixtures=()).calibrate(logits)
 
     def weigh(self, own: Evidence) -> Evidence:
         """Return the picture's evidence log U_s beside a certain answer."""
@@ -352,7 +357,7 @@ class PooledReader:
             return joined
         written = self._read_network(given, np.stack(says))
         for read, logits, weights in zip(joined, written, says, strict=True):
-            for step, logs in enumerate(self.model.calibrate(logits)):
+            for step, logs in enumerate(self.model.scale(logits)):
                 of_others = weights.sum(axis=1) - weights[:, step]
                 share, of_joint = np.minimum(of_others, 1.0)[:, None], _log(read[:, step, : logs.shape[1]])
                 pooled = pool(logs, of_joint, self.model.exponents[step], of_others)
@@ -491,6 +496,7 @@ def fit_joint(
     labels: Int[np.ndarray, "case step"],
     *,
     temperatures: Sequence[float],
+    mixtures: Sequence[Mixture] = (),
     seed: int = 0,
 ) -> JointModel:
     """Fit the weights on validation cases by the mean log-probability of answers, given random subsets of the others.
@@ -498,7 +504,7 @@ def fit_joint(
     Args:
       tree: of training labels.
       logits: of a pass without given answers.
-      temperatures: fitted on the same cases.
+      temperatures, mixtures: fitted on the same cases.
     """
     from scipy.optimize import minimize  # takes a quarter of a second to import
 
@@ -509,7 +515,7 @@ def fit_joint(
     labels, logits = np.tile(labels, (_NUM_DRAWS, 1)), np.tile(logits, (_NUM_DRAWS, 1, 1))
     given, free = as_evidence(told, tree.sizes), (told == NOT_ANNOTATED) & (labels != NOT_ANNOTATED)
     free &= (told != NOT_ANNOTATED).any(axis=1, keepdims=True)
-    model = JointModel(tree, tuple(temperatures), (_COMMON[0],) * len(tree.sizes))
+    model = JointModel(tree, tuple(temperatures), (_COMMON[0],) * len(tree.sizes), mixtures=tuple(mixtures))
     if not free.any():
         return model
     own = model.calibrate(logits)
@@ -597,7 +603,7 @@ def fit_pool(model: JointModel, cases: WrittenBack) -> JointModel:
     given = as_evidence(cases.told, model.tree.sizes)
     joined = model.join(cases.alone)(given)
     labels, told = np.tile(cases.labels, (len(given), 1)), np.concatenate(cases.told)
-    network, exponents = model.calibrate(np.concatenate(cases.written)), []
+    network, exponents = model.scale(np.concatenate(cases.written)), []
     for step, (size, logs) in enumerate(zip(model.tree.sizes, network, strict=True)):
         free = (told[:, step] == NOT_ANNOTATED) & (labels[:, step] != NOT_ANNOTATED)
         free &= (told != NOT_ANNOTATED).any(axis=1)

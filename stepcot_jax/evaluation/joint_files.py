@@ -15,9 +15,9 @@ from stepcot_jax.evaluation.predictions import refuse_other_chain
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_json
 
-_LAYOUT = "stepcot_jax joint model 2"
-_BEFORE = "stepcot_jax joint model 1"
-"""Without exponents and limit: such a run reads by the joint model alone, and never warns."""
+_LAYOUT = "stepcot_jax joint model 3"
+_BEFORE = ("stepcot_jax joint model 2", "stepcot_jax joint model 1")
+"""Without mixtures; 1 without exponents and limit too: such a run reads by the joint model alone, and never warns."""
 _MAX_BYTES = 2**26
 _TOLERANCE = 1e-6
 
@@ -39,6 +39,7 @@ class _FileModel(msgspec.Struct, frozen=True):
     weights: list[_Weight]
     exponents: list[tuple[_Weight, _Weight, _Growth]] = []
     conflict_limit: float | None = None
+    mixtures: list[tuple[_Temperature, _Temperature, Annotated[float, msgspec.Meta(ge=0, lt=1)]]] = []
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -61,6 +62,7 @@ def write_joints(path: str | os.PathLike[str], joints: Mapping[str, JointModel],
             "weights": list(joint.weights),
             "exponents": [list(of_step) for of_step in joint.exponents],
             "conflict_limit": joint.conflict_limit,
+            "mixtures": [list(of_step) for of_step in joint.mixtures],
         }
         for name, joint in joints.items()
     }
@@ -72,7 +74,7 @@ def read_joint(path: str | os.PathLike[str], chain: Chain, *, model: str) -> Joi
     if not pathlib.Path(path).exists():
         return None
     file = read_json(path, _File, accepted="expected the joint.json of a run", max_bytes=_MAX_BYTES)
-    if file.layout not in (_LAYOUT, _BEFORE):
+    if file.layout not in (_LAYOUT, *_BEFORE):
         raise BadInput(f"{path}, 'layout': {file.layout[:80]!r} is not {_LAYOUT!r}")
     described = [(step.name, step.options) for step in file.steps]
     refuse_other_chain(f"{path}: joint model of another chain", described, chain)
@@ -87,7 +89,7 @@ def read_joint(path: str | os.PathLike[str], chain: Chain, *, model: str) -> Joi
     if model not in file.models:
         return None
     stored = file.models[model]
-    for field, accepted in (("temperatures", ()), ("weights", ()), ("exponents", (0,))):
+    for field, accepted in (("temperatures", ()), ("weights", ()), ("exponents", (0,)), ("mixtures", (0,))):
         if (found := len(getattr(stored, field))) not in (chain.num_steps, *accepted):
             raise BadInput(f"{path}, {model!r}, {field!r}: found {found} numbers, expected {chain.num_steps}")
     return JointModel(
@@ -96,6 +98,7 @@ def read_joint(path: str | os.PathLike[str], chain: Chain, *, model: str) -> Joi
         tuple(stored.weights),
         tuple(stored.exponents),
         stored.conflict_limit,
+        tuple(stored.mixtures),
     )
 
 

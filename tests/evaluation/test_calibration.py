@@ -9,7 +9,7 @@ from evaluation.small_splits import CHAIN, make_split
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refuse_edited
-from scipy import stats
+from scipy import special, stats
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.evaluation import calibration as tested
@@ -64,6 +64,28 @@ def test_what_fits_no_temperature_keeps_one_and_says_why():
         temperature, note = tested.fit_temperature(*case)
         assert temperature == pytest.approx(expected)
         assert words in note
+
+
+def test_two_temperatures_are_fitted_where_one_cannot_serve_and_only_there():
+    rng = np.random.default_rng(5)
+    logits = rng.normal(size=(6000, 5)) * 2
+    for world in ((0.4, 4.0, 0.3), (1.7, 1.7, 0.0)):
+        shares = np.exp(tested.mix_temperatures(logits, world))
+        first, second, share = world
+        oracle = (1 - share) * special.softmax(logits / first, axis=1) + share * special.softmax(
+            logits / second, axis=1
+        )
+        np.testing.assert_allclose(shares, oracle, rtol=1e-12)
+        labels = (shares.cumsum(axis=1) < rng.random((6000, 1))).sum(axis=1)
+        found = tested.fit_mixture(logits, labels)
+        temperature, _ = tested.fit_temperature(logits, labels)
+        if share:
+            np.testing.assert_allclose(found, world, rtol=0.25)
+        else:
+            assert found == (temperature, temperature, 0.0)
+        few = tested.fit_mixture(logits[:199], labels[:199])
+        assert few[0] == few[1]
+        assert few[2] == 0
 
 
 def test_each_step_is_fitted_by_its_own_annotated_cases_and_padding_stays_impossible():

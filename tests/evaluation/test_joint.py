@@ -398,10 +398,26 @@ def test_conflict_is_how_much_less_probable_all_is_together():
     assert fit_conflict(MODEL, more).conflict_limit is not None
 
 
+def test_two_temperatures_serve_readings_without_given_answers_alone():
+    mixtures = ((0.5, 3.0, 0.3), (1.0, 1.0, 0.0), (2.0, 0.7, 0.6), (0.4, 2.5, 0.5))
+    two = dataclasses.replace(POOLED, mixtures=mixtures)
+    read = two.join(LOGITS, write_back)
+    nothing, told = np.zeros((1, 6, 4, 4)), as_evidence(np.tile([[1, -1, -1, -1]], (6, 1)), SIZES)[None]
+    for step, (size, (first, second, share)) in enumerate(zip(SIZES, mixtures, strict=True)):
+        own = LOGITS[:, step, :size]
+        expected = (1 - share) * softmax(own / first, axis=1) + share * softmax(own / second, axis=1)
+        np.testing.assert_allclose(read(nothing)[0, :, step, :size], expected, atol=1e-9 if step == 3 else 2e-3)
+    joint, network = two.join(LOGITS, write_back).joined(told)[0, :, 3, :3], write_back(told)[0][:, 3, :3]
+    of_network, of_joint, _ = two.exponents[3]
+    pooled = softmax(of_network * log_softmax(network / two.temperatures[3], axis=1) + of_joint * np.log(joint), axis=1)
+    np.testing.assert_allclose(read(told)[0, :, 3, :3], pooled, atol=1e-9)
+
+
 def test_a_model_on_disk_comes_back(tmp_path):
     path = tmp_path / "joint.json"
     assert read_joint(path, CHAIN, model="student") is None
-    other = dataclasses.replace(POOLED, weights=(0.0, 1.5, 0.25, 1.0), conflict_limit=-0.5)
+    mixtures = ((0.5, 2.0, 0.25),) * 4
+    other = dataclasses.replace(POOLED, weights=(0.0, 1.5, 0.25, 1.0), conflict_limit=-0.5, mixtures=mixtures)
     write_joints(path, {"teacher": MODEL, "student": other}, CHAIN)
     found = read_joint(path, CHAIN, model="student")
     assert dataclasses.replace(found, tree=other.tree) == other
@@ -421,7 +437,7 @@ def test_a_file_of_before_reads_by_the_joint_model_alone(tmp_path):
     write_joints(path, {"student": POOLED}, CHAIN)
     file = json.loads(path.read_text())
     file["layout"] = "stepcot_jax joint model 1"
-    for name in ("exponents", "conflict_limit"):
+    for name in ("exponents", "conflict_limit", "mixtures"):
         del file["models"]["student"][name]
     path.write_text(json.dumps(file))
     assert dataclasses.replace(read_joint(path, CHAIN, model="student"), tree=TREE) == MODEL
@@ -434,7 +450,7 @@ def nonroot(file):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda file: file.update(layout="other"), "'layout': 'other' is not 'stepcot_jax joint model 2'"),
+        (lambda file: file.update(layout="other"), "'layout': 'other' is not 'stepcot_jax joint model 3'"),
         (lambda file: file["steps"].pop(), "joint model of another chain: it has 3 steps, not 4"),
         (lambda file: file["steps"][0].update(parent=9), r"'S0', 'parent': 9 is not null or 0 to 2"),
         (lambda file: nonroot(file).update(parent=None, table=[rows[:1] for rows in nonroot(file)["table"]]),
@@ -449,6 +465,8 @@ def nonroot(file):
         (lambda file: file["models"]["student"]["weights"].__setitem__(0, -1), r"\.weights"),
         (lambda file: file["models"]["student"].update(exponents=[[1, 0, 0]]), "'exponents': found 1 numbers"),
         (lambda file: file["models"]["student"].update(exponents=[[1, 0]] * 4), r"\.exponents"),
+        (lambda file: file["models"]["student"].update(mixtures=[[1, 1, 0]]), "'mixtures': found 1 numbers"),
+        (lambda file: file["models"]["student"].update(mixtures=[[1, 1, 1]] * 4), r"\.mixtures"),
         (lambda file: file["models"]["student"]["temperatures"].__setitem__(0, 0), r"\.temperatures"),
     ],
 )  # fmt: skip
