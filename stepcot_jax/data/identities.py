@@ -20,6 +20,7 @@ _MISSING = frozenset(
 _SHORTENED = re.compile(r"[0-9]+(?:[.,][0-9]+E[+-]|E\+)[0-9]+", re.IGNORECASE)
 _ZERO_DECIMALS = re.compile(r"([0-9]+)[.,]0+")
 _BLANK_INSIDE = re.compile(r"(?<![0-9]) | (?![0-9])")  # between two digits a blank separates two numbers
+_FOLDED = re.compile(r"[1-9][0-9]*|[a-z][a-z0-9_-]*")  # most identifiers: nothing is taken away
 _SPLITS: dict[str, Split] = {
     "train": "train",
     **dict.fromkeys(("val", "valid", "validate", "validation", "dev"), "val"),
@@ -60,6 +61,8 @@ def fold_patient(patient: str) -> str:
     >>> fold_patient("000001"), fold_patient("1.0"), fold_patient(" p-01 "), fold_patient("P-1")
     ('1', '1', 'p-01', 'p-1')
     """
+    if _FOLDED.fullmatch(patient):
+        return patient
     for fold in _FOLDS.values():
         patient = fold(patient)
     return patient
@@ -85,6 +88,8 @@ def read_split(written: str) -> Split:
 
 def join_spellings(patients: Sequence[str] | TextColumn) -> tuple[dict[str, str], str]:
     """Return the first spelling of each patient for the others, and a sentence on them, "" without any."""
+    if all(fold_patient(patient) == patient for patient in patients):
+        return {}, ""
     first = find_first(DigestColumn(map(fold_patient, patients)).halves)
     kept = {}
     for index in np.flatnonzero(first != np.arange(len(first))).tolist():
