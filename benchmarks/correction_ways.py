@@ -18,7 +18,8 @@ from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation.consistency import count_pairs
 from stepcot_jax.evaluation.counting import NaiveBayes
 from stepcot_jax.evaluation.interventions import as_distributions, as_probabilities
-from stepcot_jax.evaluation.joint import AnswerTree, JointModel, JointReader, as_evidence, draw_given, score_answers
+from stepcot_jax.evaluation.joint import AnswerTree, JointModel, JointReader, as_evidence
+from stepcot_jax.evaluation.joint_fit import draw_given, score_answers
 
 Labels = Int[np.ndarray, "case step"]
 ReadLogits = Callable[[Any], Any]
@@ -255,7 +256,7 @@ class WrittenBackReader:
 
     def __init__(self, model: JointModel, cases: Cases) -> None:
         self._model, self._cases = model, cases
-        self._alone = dataclasses.replace(model, exponents=()).join(cases.logits).alone
+        self._own = model.calibrate(cases.logits)
 
     def __call__(self, given: Any) -> Any:
         """Return probabilities of given answers."""
@@ -267,7 +268,7 @@ class WrittenBackReader:
 
     def _join(self, given: Any) -> JointReader:
         logits = np.asarray(self._cases.read(given[None].astype(np.float32)))[0]
-        return JointReader(self._model.tree, self._alone, self._model.weigh(self._model.calibrate(logits)))
+        return JointReader(self._model.tree, self._own, self._model.weigh(self._model.scale(logits)))
 
 
 def fit_written_back(tree: AnswerTree, model: JointModel, cases: Cases) -> Any:
@@ -275,11 +276,11 @@ def fit_written_back(tree: AnswerTree, model: JointModel, cases: Cases) -> Any:
     told = draw_given(cases.labels, seed=0)
     free = (told == NOT_ANNOTATED) & (cases.labels != NOT_ANNOTATED) & (told != NOT_ANNOTATED).any(1, keepdims=True)
     given = as_evidence(told, tree.sizes)
-    own = model.calibrate(np.asarray(cases.read(given[None].astype(np.float32)))[0])
+    own = model.scale(np.asarray(cases.read(given[None].astype(np.float32)))[0])
 
     def loss(weights: Any) -> float:
         weighed = dataclasses.replace(model, weights=tuple(weights.tolist())).weigh(own)
-        pairs = JointReader(tree, weighed, weighed).look_ahead(given)
+        pairs = JointReader(tree, own, weighed).look_ahead(given)
         return -score_answers([pair.sum(axis=2) for pair in pairs], cases.labels, free)
 
     found = minimize(loss, np.full(len(tree.sizes), 0.5), method="L-BFGS-B", bounds=[(0.0, 2.0)] * len(tree.sizes)).x

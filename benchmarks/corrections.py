@@ -37,15 +37,8 @@ from stepcot_jax.data.phantom.phantom import PlannedCase, draw_case, draw_planne
 from stepcot_jax.evaluation.calibration import calibration_figures
 from stepcot_jax.evaluation.counting import Counting, NaiveBayes, choose_counting, correction_curve, fit_joints
 from stepcot_jax.evaluation.interventions import ReadGiven, as_probabilities, correct_in_turn
-from stepcot_jax.evaluation.joint import (
-    AnswerTree,
-    JointModel,
-    as_evidence,
-    draw_given,
-    learn_tree,
-    read_written_back,
-    score_answers,
-)
+from stepcot_jax.evaluation.joint import AnswerTree, JointModel, as_evidence, learn_tree
+from stepcot_jax.evaluation.joint_fit import draw_given, read_written_back, score_answers
 from stepcot_jax.evaluation.predictions import Predictions
 from stepcot_jax.evaluation.statistics import correct, count_once, percentiles, resample, weighted_mean
 from stepcot_jax.host.errors import BadInput, run_tool

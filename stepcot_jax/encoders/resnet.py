@@ -18,7 +18,7 @@ _SMALL_SIDE = 2
 class Convolution(nn.Module):
     """`flax.linen.Conv` without a bias, of an odd square kernel padded by its half; the parameter is Conv's.
 
-    XLA's convolution over maps of 2 x 2 takes five times as long on a CPU as one product of the shifted maps, side by
+    XLA's convolution over maps of 2 x 2 takes four times as long on a CPU as one product of the shifted maps, side by
     side, with the kernel; elsewhere, and over larger maps, where the product gains nothing, XLA's is used
     (`benchmarks/small_convolutions.py`).
     """

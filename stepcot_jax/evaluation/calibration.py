@@ -16,6 +16,7 @@ import numpy.typing as npt
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.evaluation.predictions import (
     Predictions,
+    log_softmax,
     logits_by_step,
     probabilities_by_step,
     refuse_other_chain,
@@ -353,8 +354,12 @@ _MOST_APART = 3.0  # of logarithms of temperatures, and of the share's odds
 def mix_temperatures(logits: npt.NDArray[np.float64], mixture: Mixture) -> npt.NDArray[np.float64]:
     """Return the logarithms of a mixture's probabilities; the order of answers is that of the logits."""
     first, second, share = mixture
-    logs = _log_softmax(logits / first)
-    return np.logaddexp(math.log1p(-share) + logs, math.log(share) + _log_softmax(logits / second)) if share else logs
+    logs = log_softmax(logits / first, axis=1)
+    return (
+        np.logaddexp(math.log1p(-share) + logs, math.log(share) + log_softmax(logits / second, axis=1))
+        if share
+        else logs
+    )
 
 
 def fit_mixture(logits: npt.NDArray[np.float64], labels: npt.NDArray[np.integer]) -> Mixture:
@@ -378,11 +383,6 @@ def fit_mixture(logits: npt.NDArray[np.float64], labels: npt.NDArray[np.integer]
     start, bounds = np.array([-0.5, 0.7, 0.0]), [(-_MOST_APART, _MOST_APART)] * 3
     found = minimize(lambda found: cost(decode(found)), start, method="L-BFGS-B", bounds=bounds).x
     return decode(found) if (cost(alone) - cost(decode(found))) * len(labels) > 2 else alone
-
-
-def _log_softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    logits = logits - logits.max(axis=1, keepdims=True)
-    return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
 
 
 @dataclasses.dataclass(frozen=True)

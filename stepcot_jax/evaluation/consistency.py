@@ -23,7 +23,7 @@ from stepcot_jax.chain import (
     fold,
 )
 from stepcot_jax.evaluation.chains import answer_accuracy, mean_over_steps
-from stepcot_jax.evaluation.predictions import Predictions, logits_by_step, refuse_other_chain
+from stepcot_jax.evaluation.predictions import Predictions, log_softmax, logits_by_step, refuse_other_chain
 from stepcot_jax.evaluation.statistics import Weights, weighted_mean
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_json
@@ -277,8 +277,6 @@ def answer_and_decode(
     predictions: Predictions, chain: Chain, rules: Rules, *, model: str
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return a model's answers [case, step], each step for itself, and the decoded chains [case, step]."""
-    from scipy.special import log_softmax  # takes a tenth of a second to import, which a first answer need not wait for
-
     logits = logits_by_step(predictions.logits[model], chain=chain, model=model)
     scores = tuple(log_softmax(of_step, axis=1) for of_step in logits)
     return np.stack([of_step.argmax(axis=1) for of_step in scores], axis=1), decode_consistent(scores, rules)

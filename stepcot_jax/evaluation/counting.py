@@ -10,16 +10,8 @@ from jaxtyping import Float, Float64, Int
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation.calibration import fit_mixture, fit_temperature
 from stepcot_jax.evaluation.interventions import LooksAhead, correct_in_turn
-from stepcot_jax.evaluation.joint import (
-    AnswerTree,
-    JointModel,
-    JointReader,
-    Pairs,
-    WrittenBack,
-    fit_conflict,
-    fit_joint,
-    fit_pool,
-)
+from stepcot_jax.evaluation.joint import AnswerTree, JointModel, JointReader, Pairs
+from stepcot_jax.evaluation.joint_fit import WrittenBack, fit_conflict, fit_joint, fit_pool
 from stepcot_jax.evaluation.predictions import Predictions, logits_by_step
 
 _SMOOTHING = 2.0  # cases that each row of a table has in addition, spread as the answers are over all cases
@@ -88,8 +80,8 @@ class PriorReader:
         return self._join(len(given)).look_ahead(given)
 
     def _join(self, num_cases: int) -> JointReader:
-        nothing = [np.zeros((num_cases, size)) for size in self._tree.sizes]
-        return JointReader(self._tree, nothing, nothing)
+        own = [np.tile(np.log(shares), (num_cases, 1)) for shares in self._tree.marginals]
+        return JointReader(self._tree, own, [np.zeros_like(logs) for logs in own])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -221,8 +221,7 @@ class JointModel:
             model has exponents, takes no given answers.
         """
         own = self.calibrate(logits)
-        weighed = self.weigh(own)
-        joined = JointReader(self.tree, match_marginals(self.tree, own, start=weighed), weighed)
+        joined = JointReader(self.tree, own, self.weigh(own))
         return PooledReader(self, joined, read) if self.exponents else joined
 
     def measure_conflict(
@@ -235,9 +234,9 @@ class JointModel:
         """
         evidence, apart = [], np.zeros(len(logits))
         for step, (own, marginal) in enumerate(zip(self.calibrate(logits), self.tree.marginals, strict=True)):
-            known = own - np.log(marginal) + _log_likelihood(given[:, step, : own.shape[1]])
+            known = own - np.log(marginal) + log_likelihood(given[:, step, : own.shape[1]])
             evidence.append(known)
-            apart += _sum_exp(known + np.log(marginal))
+            apart += log_sum_exp(known + np.log(marginal))
         return apart - infer(self.tree, evidence)[1]
 
 
@@ -271,13 +270,24 @@ class JointReader:
     """Reads cases, whose pictures a network has read, under given answers.
 
     Attributes:
-      alone: log U_s without given answers.
+      own: log P_s, each step's distribution where nothing is given to the other steps.
       beside: log U_s beside certain answers.
     """
 
     tree: AnswerTree
-    alone: Evidence
+    own: Evidence
     beside: Evidence
+
+    @functools.cached_property
+    def alone(self) -> Evidence:
+        """Log U_s without given answers, of up to 50 inferences for each step."""
+        return match_marginals(self.tree, self.own, start=self.beside)
+
+    @functools.cached_property
+    def _left(self) -> Evidence:
+        """What `alone` leaves of log P_s, so that an answer that says nearly nothing changes nearly nothing."""
+        found = infer(self.tree, self.alone)[0]
+        return [own - np.log(np.maximum(pair.sum(axis=2), _TINY)) for own, pair in zip(self.own, found, strict=True)]
 
     def __call__(
         self, given: Float[np.ndarray, "variant case step answer"]
@@ -290,42 +300,54 @@ class JointReader:
 
         From one certain answer on this is the joint distribution of both.
         """
-        now = infer(self.tree, self._add(given, slice(None)))[0]
-        following = infer(self.tree, self._add(given, slice(None), share=np.ones((len(given), 1))))[0]
+        now = self._condition(given, np.arange(len(given)))
+        following = infer(self.tree, self._add(given, np.arange(len(given)), np.ones((len(given), 1))))[0]
         return [
-            pair.sum(axis=2, keepdims=True) * ahead / np.maximum(ahead.sum(axis=2, keepdims=True), _TINY)
-            for pair, ahead in zip(now, following, strict=True)
+            of_step[..., None] * ahead / np.maximum(ahead.sum(axis=2, keepdims=True), _TINY)
+            for of_step, ahead in zip(now, following, strict=True)
         ]
 
     def _read(self, given: Float[np.ndarray, "case step answer"]) -> Float64[np.ndarray, "case step answer"]:
         read = np.zeros(given.shape)
-        pairs = infer(self.tree, self._add(given, slice(None)))[0]
-        for step, size in enumerate(self.tree.sizes):
-            read[:, step, :size] = pairs[step].sum(axis=2)
+        for step, found in enumerate(self._condition(given, np.arange(len(given)))):
+            read[:, step, : found.shape[1]] = found
             told = np.flatnonzero(given[:, step].any(axis=1))
             if len(told):
                 without = given[told]
                 without[:, step] = 0
-                read[told, step, :size] = infer(self.tree, self._add(without, told))[0][step].sum(axis=2)
+                read[told, step, : found.shape[1]] = self._condition(without, told)[step]
         return read
+
+    def _condition(self, given: Float[np.ndarray, "case step answer"], cases: Int[np.ndarray, "case"]) -> Evidence:
+        """Return each step's distribution of some cases, given the answers to all steps."""
+        share = np.minimum(count_given(given, self.tree.sizes), 1.0)[:, None]
+        own = [np.exp(logs[cases]) for logs in self.own]
+        if not share.any():
+            return own
+        found = [pair.sum(axis=2) for pair in infer(self.tree, self._add(given, cases, share))[0]]
+        if (share == 1).all():
+            return found
+        left = [(1 - share) * logs[cases] for logs in self._left]
+        mended = [softmax(np.log(np.maximum(one, _TINY)) + logs, axis=1) for one, logs in zip(found, left, strict=True)]
+        return [np.where(share == 0, one, other) for one, other in zip(own, mended, strict=True)]
 
     def _add(
         self,
         given: Float[np.ndarray, "case step answer"],
-        cases: slice | np.ndarray,
-        share: Float64[np.ndarray, "case 1"] | None = None,
+        cases: Int[np.ndarray, "case"],
+        share: Float64[np.ndarray, "case 1"],
     ) -> Evidence:
-        """Return the evidence of picture and given answers; `share` of `beside` is that of the answers if None."""
+        """Return the evidence of picture and given answers; `share` of the picture's is that beside answers."""
         evidence = []
-        if share is None:
-            share = np.minimum(count_given(given, self.tree.sizes), 1.0)[:, None]
-        for step, (alone, beside) in enumerate(zip(self.alone, self.beside, strict=True)):
-            likelihood = _log_likelihood(given[:, step, : alone.shape[1]])
-            evidence.append((1 - share) * alone[cases] + share * beside[cases] + likelihood)
+        for step, beside in enumerate(self.beside):
+            picture = beside[cases]
+            if (share < 1).any():
+                picture = (1 - share) * self.alone[step][cases] + share * picture
+            evidence.append(picture + log_likelihood(given[:, step, : beside.shape[1]]))
         return evidence
 
 
-def _log_likelihood(given: Float[np.ndarray, "case answer"]) -> Float64[np.ndarray, "case answer"]:
+def log_likelihood(given: Float[np.ndarray, "case answer"]) -> Float64[np.ndarray, "case answer"]:
     """Return the logarithm of a step's given answers, 0 where none is given."""
     told = given.astype(np.float64)
     with np.errstate(divide="ignore"):
@@ -359,7 +381,7 @@ class PooledReader:
         for read, logits, weights in zip(joined, written, says, strict=True):
             for step, logs in enumerate(self.model.scale(logits)):
                 of_others = weights.sum(axis=1) - weights[:, step]
-                share, of_joint = np.minimum(of_others, 1.0)[:, None], _log(read[:, step, : logs.shape[1]])
+                share, of_joint = np.minimum(of_others, 1.0)[:, None], log_shares(read[:, step, : logs.shape[1]])
                 pooled = pool(logs, of_joint, self.model.exponents[step], of_others)
                 mixed = (1 - share) * of_joint + share * pooled
                 read[:, step, : logs.shape[1]] = softmax(mixed, axis=1)
@@ -391,7 +413,7 @@ class PooledReader:
             cases = uncertain[:, step]
             share = np.sqrt(says[cases, step])[:, None]
             own = logits[cases, step, :size].astype(np.float64) * (1 - share + share / temperature)
-            written[cases, step, :size] = softmax(own + _log_likelihood(given[cases, step, :size]), axis=1)
+            written[cases, step, :size] = softmax(own + log_likelihood(given[cases, step, :size]), axis=1)
 
     def look_ahead(self, given: Float[np.ndarray, "case step answer"]) -> Pairs:
         """Return P(answer) of each step as it is read now, times P(last step's answer) if it is given that answer.
@@ -399,11 +421,11 @@ class PooledReader:
         What the answer would change in the last step is taken from the joint model: no further pass of the network.
         """
         now = self(given[None])[0]
-        last = _log(now[:, -1, : self.model.tree.sizes[-1]])
+        last = log_shares(now[:, -1, : self.model.tree.sizes[-1]])
         pairs = []
         for step, pair in enumerate(self.joined.look_ahead(given)):
             before, after = pair.sum(axis=1, keepdims=True), pair / np.maximum(pair.sum(axis=2, keepdims=True), _TINY)
-            ahead = softmax(last[:, None] + _log(after) - _log(before), axis=2)
+            ahead = softmax(last[:, None] + log_shares(after) - log_shares(before), axis=2)
             pairs.append(now[:, step, : pair.shape[1], None] * ahead)
         return pairs
 
@@ -419,13 +441,14 @@ def pool(
     return (of_network * network + of_joint * joint) * (np.maximum(num_given, 1.0) ** growth)[:, None]
 
 
-def _sum_exp(logs: Float64[np.ndarray, "case answer"]) -> Float64[np.ndarray, "case"]:
+def log_sum_exp(logs: Float64[np.ndarray, "case answer"]) -> Float64[np.ndarray, "case"]:
     """Return the logarithm of the sum of exponentials."""
     top = logs.max(axis=1)
     return top + np.log(np.exp(logs - top[:, None]).sum(axis=1))
 
 
-def _log(shares: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
+def log_shares(shares: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
+    """Return the logarithms of shares, of 1e-12 for smaller ones."""
     return np.log(np.maximum(shares, _LEAST_SHARE))
 
 
@@ -467,158 +490,3 @@ def as_evidence(
     others = (1 - reliability) / np.maximum(counts - 1, 1) * (answers < counts)
     given = np.where(labels[..., None] == answers, reliability, others)
     return np.where(labels[..., None] < 0, 0.0, given)
-
-
-# Fit the weights on validation cases.
-
-
-_MOST_FITTED = 1000
-"""Largest number of validation cases on which weights are fitted."""
-_NUM_DRAWS = 2  # of given answers, for each case
-_LARGEST_WEIGHT = 2.0
-_RIDGE = 5.0  # of squared distances to the best common weight, over the number of answers; decides with few cases
-_COMMON = (0.1, 0.2, 0.35, 0.5, 0.7, 1.0)
-_JOINT_ALONE = (0.0, 1.0, 0.0)
-_LARGEST_GROWTH = 1.0
-
-
-def draw_given(labels: Int[np.ndarray, "case step"], *, seed: int) -> Int[np.ndarray, "case step"]:
-    """Return the labels of a random subset of each case's steps, one to all but one; other labels are missing."""
-    draw, num_steps = np.random.default_rng(seed), labels.shape[1]
-    num_given = draw.integers(1, max(num_steps, 2), size=len(labels))
-    order = draw.permuted(np.tile(np.arange(num_steps), (len(labels), 1)), axis=1)
-    return np.where(order < num_given[:, None], labels, NOT_ANNOTATED)
-
-
-def fit_joint(
-    tree: AnswerTree,
-    logits: Float[np.ndarray, "case step answer"],
-    labels: Int[np.ndarray, "case step"],
-    *,
-    temperatures: Sequence[float],
-    mixtures: Sequence[Mixture] = (),
-    seed: int = 0,
-) -> JointModel:
-    """Fit the weights on validation cases by the mean log-probability of answers, given random subsets of the others.
-
-    Args:
-      tree: of training labels.
-      logits: of a pass without given answers.
-      temperatures, mixtures: fitted on the same cases.
-    """
-    from scipy.optimize import minimize  # takes a quarter of a second to import
-
-    if len(labels) > _MOST_FITTED:
-        chosen = np.sort(np.random.default_rng(seed).permutation(len(labels))[:_MOST_FITTED])
-        logits, labels = logits[chosen], labels[chosen]
-    told = np.concatenate([draw_given(labels, seed=seed + number) for number in range(_NUM_DRAWS)])
-    labels, logits = np.tile(labels, (_NUM_DRAWS, 1)), np.tile(logits, (_NUM_DRAWS, 1, 1))
-    given, free = as_evidence(told, tree.sizes), (told == NOT_ANNOTATED) & (labels != NOT_ANNOTATED)
-    free &= (told != NOT_ANNOTATED).any(axis=1, keepdims=True)
-    model = JointModel(tree, tuple(temperatures), (_COMMON[0],) * len(tree.sizes), mixtures=tuple(mixtures))
-    if not free.any():
-        return model
-    own = model.calibrate(logits)
-
-    def loss(weights: Float64[np.ndarray, "step"]) -> float:
-        weighed = dataclasses.replace(model, weights=tuple(weights.tolist())).weigh(own)
-        pairs = JointReader(tree, weighed, weighed).look_ahead(given)
-        return -score_answers([pair.sum(axis=2) for pair in pairs], labels, free)
-
-    start = min((np.full(len(tree.sizes), weight) for weight in _COMMON), key=loss)
-    found = minimize(
-        lambda weights: loss(weights) + _RIDGE * float(((weights - start) ** 2).sum()) / int(free.sum()),
-        start,
-        method="L-BFGS-B",
-        bounds=[(0.0, _LARGEST_WEIGHT)] * len(tree.sizes),
-        options={"maxiter": 15},
-    )
-    return dataclasses.replace(model, weights=tuple(found.x.tolist()))
-
-
-def score_answers(
-    steps: Sequence[Float64[np.ndarray, "case answer"]],
-    labels: Int[np.ndarray, "case step"],
-    counted: Int[np.ndarray, "case step"],
-) -> float:
-    """Return the mean log-probability of the labels that count."""
-    chosen = [
-        shares[np.arange(len(labels)), np.maximum(labels[:, step], 0)][counted[:, step]]
-        for step, shares in enumerate(steps)
-    ]
-    return float(np.log(np.maximum(np.concatenate(chosen), _TINY)).mean())
-
-
-@dataclasses.dataclass(frozen=True)
-class WrittenBack:
-    """What a network says of cases under random given answers.
-
-    Attributes:
-      alone: logits [case, step, answer] of a pass without given answers.
-      told: labels [draw, case, step] of the given answers, missing where none is given.
-      written: logits [draw, case, step, answer] with the given answers written back.
-    """
-
-    labels: Int[np.ndarray, "case step"]
-    alone: Float[np.ndarray, "case step answer"]
-    told: Int[np.ndarray, "draw case step"]
-    written: Float[np.ndarray, "draw case step answer"]
-
-
-def read_written_back(
-    read: ReadLogits, labels: Int[np.ndarray, "case step"], sizes: Sequence[int], *, seed: int = 0
-) -> WrittenBack:
-    """Read cases under random subsets of their true answers."""
-    told = np.stack([draw_given(labels, seed=seed + number) for number in range(_NUM_DRAWS)])
-    nothing = np.zeros((1, *labels.shape, max(sizes)), np.float32)
-    given = as_evidence(told, sizes).astype(np.float32)
-    return WrittenBack(labels, np.asarray(read(nothing))[0], told, np.asarray(read(given)))
-
-
-_CONFLICTS = 0.03
-"""Share of readings that conflict more than the limit, at most, of cases like those of validation."""
-
-
-def fit_conflict(model: JointModel, cases: WrittenBack) -> JointModel:
-    """Return the model with the limit of conflict, fitted on validation cases under random given answers.
-
-    The limit is a conformal quantile over n cases; with fewer than 33, or one step, there is none.
-    """
-    num_cases = len(cases.labels)
-    rank = np.ceil((num_cases + 1) * (1 - _CONFLICTS))
-    if rank > num_cases or len(model.tree.sizes) < 2:
-        return model
-    given = as_evidence(cases.told, model.tree.sizes)
-    conflicts = [model.measure_conflict(cases.alone, of_draw) for of_draw in given]
-    return dataclasses.replace(model, conflict_limit=float(np.quantile(conflicts, rank / num_cases, method="higher")))
-
-
-def fit_pool(model: JointModel, cases: WrittenBack) -> JointModel:
-    """Return the model with exponents, fitted on validation cases by the log-probability of answers that are not given.
-
-    With few cases they are near 0, 1 and 0, the joint model alone.
-    """
-    from scipy.optimize import minimize
-
-    given = as_evidence(cases.told, model.tree.sizes)
-    joined = model.join(cases.alone)(given)
-    labels, told = np.tile(cases.labels, (len(given), 1)), np.concatenate(cases.told)
-    network, exponents = model.scale(np.concatenate(cases.written)), []
-    for step, (size, logs) in enumerate(zip(model.tree.sizes, network, strict=True)):
-        free = (told[:, step] == NOT_ANNOTATED) & (labels[:, step] != NOT_ANNOTATED)
-        free &= (told != NOT_ANNOTATED).any(axis=1)
-        of_joint, truth = _log(np.concatenate(joined)[free, step, :size]), labels[free, step]
-        of_network, num_given = logs[free], (told[free] != NOT_ANNOTATED).sum(axis=1).astype(np.float64)
-
-        def loss(
-            found: Any, own: Any = of_network, joint: Any = of_joint, truth: Any = truth, num_given: Any = num_given
-        ) -> float:
-            pooled = pool(own, joint, found, num_given)
-            gained = (pooled[np.arange(len(truth)), truth] - _sum_exp(pooled)).sum()
-            far = ((found - np.array(_JOINT_ALONE)) ** 2).sum()
-            return float(_RIDGE * far - gained) / max(len(truth), 1)
-
-        bounds = [(0.0, _LARGEST_WEIGHT)] * 2 + [(-_LARGEST_GROWTH, _LARGEST_GROWTH)]
-        found = minimize(loss, np.array(_JOINT_ALONE), method="L-BFGS-B", bounds=bounds).x
-        exponents.append(tuple(found.tolist()))
-    return dataclasses.replace(model, exponents=tuple(exponents))

@@ -23,7 +23,7 @@ _TOLERANCE = 1e-6
 
 _Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 _Weight = Annotated[float, msgspec.Meta(ge=0, le=2)]
-_Temperature = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+_Temperature = Annotated[float, msgspec.Meta(ge=1e-6, le=1e6)]
 _Growth = Annotated[float, msgspec.Meta(ge=-1, le=1)]
 
 

@@ -31,6 +31,13 @@ def softmax(logits: npt.NDArray[_Float], axis: int = -1) -> npt.NDArray[_Float]:
     return weights
 
 
+def log_softmax(logits: npt.NDArray[_Float], axis: int = -1) -> npt.NDArray[_Float]:
+    """Return the logarithm of the softmax along an axis."""
+    shifted: npt.NDArray[_Float] = logits - logits.max(axis=axis, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(axis=axis, keepdims=True))
+    return shifted
+
+
 def logits_by_step(
     logits: npt.NDArray[np.floating], *, chain: Chain, model: str = "model"
 ) -> tuple[npt.NDArray[np.float64], ...]:

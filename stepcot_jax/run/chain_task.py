@@ -16,7 +16,8 @@ from stepcot_jax.data.dataset import Dataset, check_same_images, write_account
 from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.data.splits.splits import check_manifest
 from stepcot_jax.evaluation.gate import Gate, fit_gate, write_gates
-from stepcot_jax.evaluation.joint import ReadLogits, read_written_back
+from stepcot_jax.evaluation.joint import ReadLogits
+from stepcot_jax.evaluation.joint_fit import read_written_back
 from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, ValidationPredictions, collect
 from stepcot_jax.features.encode import Processes
 from stepcot_jax.host.errors import BadInput

@@ -21,8 +21,9 @@ from stepcot_jax.evaluation.counting import (
     measure_corrections,
 )
 from stepcot_jax.evaluation.interventions import as_probabilities, describe_reliance, measure_reliance
-from stepcot_jax.evaluation.joint import JointModel, ReadLogits, WrittenBack, add_joined, learn_tree, name_joined
+from stepcot_jax.evaluation.joint import JointModel, ReadLogits, add_joined, learn_tree, name_joined
 from stepcot_jax.evaluation.joint_files import write_joints
+from stepcot_jax.evaluation.joint_fit import WrittenBack
 from stepcot_jax.evaluation.operating_points import Rule
 from stepcot_jax.evaluation.predictions import (
     FACTS,

@@ -31,11 +31,12 @@ def expect(images):
     return np.concatenate([cell.mean(axis=(1, 2)) for cell in cells], axis=1)
 
 
-def test_network_agrees_with_the_oracle(encode):
-    found = encode(IMAGES)
+@pytest.mark.parametrize("images", [IMAGES, IMAGES[:, :, :16]], ids=["convolved", "maps of 2 x 2 as one product"])
+def test_network_agrees_with_the_oracle(encode, images):
+    found = encode(images)
     assert found.shape == (3, 2 * 2 * 8)
     assert found.dtype == np.float32
-    assert_close(found, expect(IMAGES))
+    assert_close(found, expect(images))
 
 
 def test_features_of_a_case_do_not_depend_on_its_batch(encode):

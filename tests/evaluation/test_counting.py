@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
+from stepcot_jax.evaluation.calibration import fit_mixture
 from stepcot_jax.evaluation.counting import (
     Counting,
     NaiveBayes,
@@ -15,8 +16,9 @@ from stepcot_jax.evaluation.counting import (
     measure_corrections,
 )
 from stepcot_jax.evaluation.interventions import as_distributions, look_ahead
-from stepcot_jax.evaluation.joint import learn_tree, read_written_back
-from stepcot_jax.evaluation.predictions import Predictions
+from stepcot_jax.evaluation.joint import learn_tree
+from stepcot_jax.evaluation.joint_fit import read_written_back
+from stepcot_jax.evaluation.predictions import Predictions, softmax
 
 CHAIN = Chain((Step("A", "A?", ("one", "two")), Step("B", "B?", ("up", "down", "off")), Step("C", "C?", ("yes", "no"))))
 SIZES = CHAIN.answers_per_step
@@ -100,3 +102,26 @@ def test_joint_readings_and_the_baseline_are_measured_on_the_same_cases():
     assert lines[0].startswith(f"student, joint reading: C right after 0, 1, ... true answers {100 * own[0]:.1f} ")
     assert lines[1].startswith("naive Bayes without the picture: C right")
     assert describe_corrections(measure_corrections({}, labels, counting, CHAIN), CHAIN) == []
+
+
+def test_readings_that_are_sure_and_wrong_get_two_temperatures_beside_nothing_given_alone():
+    labels = draw(1000)
+    logits = np.where(np.arange(3) < np.array(SIZES)[:, None], 0.0, -1e9) + np.zeros((1000, 3, 3))
+    sure = RNG.random(1000) < 0.5
+    wrong = RNG.random(1000) < np.where(sure, 0.1, 0.15)
+    told = np.where(wrong, 1 - labels[:, 2], labels[:, 2])
+    logits[:, 2] += np.where(sure, 9.0, 2.0)[:, None] * as_distributions(told[:, None], CHAIN)[:, 0]
+    logits = logits.astype(np.float32)
+    predictions = Predictions(np.arange(1000), labels, {"student": logits})
+    written = read_written_back(lambda given: logits + given, labels, SIZES)
+    joint = fit_joints(learn_tree(draw(500), SIZES), predictions, {"student": written}, CHAIN)["student"]
+    assert joint.mixtures[2] == fit_mixture(logits[:, 2, :2].astype(np.float64), labels[:, 2])
+    assert joint.mixtures[2][2] > 0
+    one = [np.log(softmax(logits[:, step, :size] / joint.temperatures[step])) for step, size in enumerate(SIZES)]
+    for found, expected in zip(joint.scale(logits), one, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+    calibrated = np.exp(joint.calibrate(logits)[2]).max(axis=1)
+    right = labels[:, 2] == told
+    for group in (sure, ~sure):
+        assert calibrated[group].mean() == pytest.approx(right[group].mean(), abs=0.03)
+    assert np.exp(one[2]).max(axis=1)[sure].mean() > right[sure].mean() + 0.04

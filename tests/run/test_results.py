@@ -14,8 +14,9 @@ from stepcot_jax.evaluation.calibration import fit_calibration, read_calibration
 from stepcot_jax.evaluation.chains import evaluate
 from stepcot_jax.evaluation.consistency import count_pairs, make_rules, read_pairs, share_inconsistent
 from stepcot_jax.evaluation.counting import correction_curve, fit_joints
-from stepcot_jax.evaluation.joint import add_joined, learn_tree, name_joined, read_written_back
+from stepcot_jax.evaluation.joint import add_joined, learn_tree, name_joined
 from stepcot_jax.evaluation.joint_files import read_joint
+from stepcot_jax.evaluation.joint_fit import read_written_back
 from stepcot_jax.evaluation.operating_points import Rule, read_points
 from stepcot_jax.evaluation.predictions import ValidationPredictions, read_predictions
 from stepcot_jax.host.errors import BadInput

@@ -29,14 +29,8 @@ from stepcot_jax.evaluation.interventions import (
     correct_in_turn,
     exchange,
 )
-from stepcot_jax.evaluation.joint import (
-    JointModel,
-    ReadLogits,
-    as_evidence,
-    learn_tree,
-    name_joined,
-    read_written_back,
-)
+from stepcot_jax.evaluation.joint import JointModel, ReadLogits, as_evidence, learn_tree, name_joined
+from stepcot_jax.evaluation.joint_fit import read_written_back
 from stepcot_jax.evaluation.predictions import Predictions, logits_by_step
 from stepcot_jax.evaluation.statistics import bootstrap, count_once, mean_of_seeds, summarise, weighted_mean
 from stepcot_jax.host.files import read_json
