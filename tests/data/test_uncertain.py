@@ -104,6 +104,11 @@ def test_training_follows_the_setting_and_evaluation_never_sees_an_uncertain_ans
     np.testing.assert_array_equal(dataset.batch(range(4))["labels"], LABELS)
 
 
+def test_the_last_step_alone_forgets_the_other_steps_marks():
+    batch = training_batches(make_dataset("positive").with_last_step_alone(), batch_size=4, seed=0)[0]
+    assert batch["labels"][np.argsort(batch["index"])].tolist() == [[NO, 0], [NO, 1], [NO, 2], [NO, 1]]
+
+
 @pytest.mark.parametrize(
     ("treatment", "noted"), [("ignore", True), ("positive", True), ("negative", False), ("soft", False)]
 )
