@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import flax.linen as nn
 import jax
@@ -80,6 +80,7 @@ def open_run_store(
 
 
 Prepare = Callable[[dict[str, Any]], dict[str, Any]]
+Chosen = TypeVar("Chosen")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +97,11 @@ class Inputs:
         """Return the inputs without the test split's labels and pictures, and held-out ones with them."""
         view, _ = self.dataset.hold_out()
         return dataclasses.replace(self, dataset=view), HeldOut(self)
+
+    def choose_then_open(self, choose: Callable[["Inputs"], Chosen]) -> "tuple[Chosen, Inputs]":
+        """Return what a function makes of the inputs without the test split, all that it sees, and the whole ones."""
+        view, held_out = self.hold_out()
+        return choose(view), held_out.open_test()
 
     @functools.cached_property
     def example(self) -> dict[str, np.ndarray]:

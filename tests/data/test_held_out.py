@@ -22,8 +22,7 @@ OPENERS = {
     "run/chain_task.py": ("open_test", "digest", "check_same_splits", "write_facts", "finish"),
     "run/policy_data.py": ("open_test", "write"),
     "run/policy_task.py": ("finish",),
-    "tools/tables/effect_table.py": ("_read",),
-    "tools/tables/correction_tables.py": ("read_networks",),
+    "run/inputs.py": ("choose_then_open",),
 }
 """Functions that open the test split: last evaluations; the account of the data, its digest, the copied records."""
 

@@ -3,11 +3,13 @@
 import dataclasses
 
 import numpy as np
+import pytest
 from tables.finished_cells import LABELS, make_split
 from tables.test_folds import folds_of, with_labels
 
 from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.run.inputs import load_cases
+from stepcot_jax.data.dataset import TestSplitClosed
+from stepcot_jax.run.inputs import Inputs, load_cases
 from stepcot_jax.tools.tables.correction_tables import NETWORKS, fit_readers
 from stepcot_jax.tools.tables.effect_table import EarlierAnswers
 from stepcot_jax.tools.tables.folds_table import CONSTANT, pool_folds
@@ -31,6 +33,17 @@ def test_earlier_answers_are_counted_among_training_cases():
     assert counted == EarlierAnswers.count(with_noise(with_noise(dataset, "test"), "val"))
     assert counted == EarlierAnswers.count(dataset.hold_out()[0])
     assert counted != EarlierAnswers.count(with_noise(dataset, "train"))
+
+
+def test_what_chooses_sees_no_test_labels():
+    inputs = Inputs(load(), None, None, lambda batch: batch)
+    labels = inputs.dataset.labels
+    test = list(inputs.dataset.splits.test)
+    seen, opened = inputs.choose_then_open(lambda view: view.dataset)
+    with pytest.raises(TestSplitClosed):
+        seen.pixels[test[0]]
+    assert (seen.labels[test] == NOT_ANNOTATED).all()
+    np.testing.assert_array_equal(opened.dataset.labels, labels)
 
 
 def test_joint_models_are_learned_from_training_labels_and_fitted_on_validation_cases():

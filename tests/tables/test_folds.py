@@ -32,11 +32,13 @@ def with_labels(split, labels):
 
 
 def finish(plan, qualities, labels=LABELS):
-    """Write what the folds' runs would leave behind; the validation split is the next fold's test split."""
+    """Write what the folds' runs would leave behind; the validation cases are half as often right."""
     for seed in plan.seeds:
         folds = list(folds_of(with_labels(make_split(qualities, seed=seed), labels)).values())
+        halved = {name: quality / 2 for name, quality in qualities.items()}
+        validated = list(folds_of(with_labels(make_split(halved, seed=seed), labels)).values())
         cells = [cell for cell in find_recipe("folds").list_cells(plan) if cell.settings.seed == seed]
-        for cell, test, val in zip(cells, folds, folds[1:] + folds[:1], strict=True):
+        for cell, test, val in zip(cells, folds, validated[1:] + validated[:1], strict=True):
             write_finished(plan.cells.folder(cell), val=val, test=test)
 
 
@@ -95,7 +97,7 @@ def test_the_table_has_figures_of_all_cases_and_leaves_steps_with_one_answer_out
         assert difference.value == pytest.approx(row["accuracy"].value - base["accuracy"].value)
         assert difference.low <= difference.value <= difference.high
         assert row["accuracy is"] == "higher in both runs"
-        assert row["accuracy on validation"] == pytest.approx(row["accuracy"].value, abs=1e-6)
+        assert row["accuracy on validation"] < row["accuracy"].value - 0.2  # of other cases
     assert any("120 cases of 60 patients" in note for note in table.notes)
     plan = make_plan(tmp_path / "some", seeds=(0,))
     labels = LABELS.copy()

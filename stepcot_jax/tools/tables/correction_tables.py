@@ -121,7 +121,6 @@ def read_networks(plan: Plan, cell: Cell, chain: Chain) -> Readers:
     from stepcot_jax.tools.tables.cell_networks import load_weights, read_features
 
     folder = plan.cells.folder(cell)
-    view, held_out = load_inputs(plan.cells.share_features(cell.settings), folder, Terminal()).hold_out()
     weights = load_weights(folder, NETWORKS)
     calibration = read_calibration(folder / CALIBRATION_FILE, chain)
 
@@ -130,8 +129,11 @@ def read_networks(plan: Plan, cell: Cell, chain: Chain) -> Readers:
         of_network = weights.networks, name, weights.params[name]
         return make_read_given(*of_network, features, weights.text_features), labels, patients
 
-    fitted = fit_readers(view.dataset, {name: read_split(name, view, "val")[:2] for name in NETWORKS}, chain)
-    opened, read = held_out.open_test(), dict[str, ReadGiven]()
+    def fit(view: Inputs) -> Fitted:
+        return fit_readers(view.dataset, {name: read_split(name, view, "val")[:2] for name in NETWORKS}, chain)
+
+    fitted, opened = load_inputs(plan.cells.share_features(cell.settings), folder, Terminal()).choose_then_open(fit)
+    read = dict[str, ReadGiven]()
     for name in NETWORKS:
         alone, labels, patients = read_split(name, opened, "test")
         read[name] = as_probabilities(alone, calibration.temperatures[name])

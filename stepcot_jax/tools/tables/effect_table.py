@@ -65,10 +65,10 @@ def _read(plan: Plan, cell: Cell, num_steps: int) -> tuple[SplitPredictions, lis
     from stepcot_jax.tools.tables.cell_networks import load_weights, read_cases, read_given
 
     folder, settings = plan.cells.folder(cell), plan.cells.share_features(cell.settings)
-    view, held_out = load_inputs(settings, folder, Terminal()).hold_out()
-    counted = EarlierAnswers.count(view.dataset)
+    counted, opened = load_inputs(settings, folder, Terminal()).choose_then_open(
+        lambda view: EarlierAnswers.count(view.dataset)
+    )
     predict = read_given(load_weights(folder, ("teacher",)), range(num_steps))
-    opened = held_out.open_test()
     split = read_cases(predict, opened, "test", settings)
     return split, counted.accuracies(opened.dataset.labels[np.asarray(opened.dataset.splits.test, int)])
 
