@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 from oracles.random_params import random_labels
 
+from stepcot_jax.run.build import make_system
+from stepcot_jax.run.inputs import load_cases
+from stepcot_jax.run.settings import load_settings
 from stepcot_jax.systems.updates import AnswerSchedule, certain_labels
 
 COUNTS = (3, 2, 4, 5)
@@ -23,6 +26,18 @@ def draw(schedule, labels=LABELS, step=0, key=KEY, first_case=0):
 
 def share(given):
     return (given >= 0)[LABELS >= 0].mean()
+
+
+def test_a_config_says_how_often_wrong_and_to_whom_answers_are_given():
+    small = {"phantom.num_cases": 30, "phantom.image_size": 32, "image_encoder.image_size": 32}
+    dataset = load_cases("quickstart", **small)
+    for given_to in ("both", "teacher"):
+        chosen = {"given_answers": "annealed", "given_rate": 0.6, "given_noise": 0.1, "given_to": given_to}
+        settings = load_settings("quickstart", **small, **{f"training.{name}": value for name, value in chosen.items()})
+        system = make_system(settings, dataset, None, batches_per_epoch=3, read_batches=None)
+        num_updates = 3 * (settings.training.teacher_epochs + settings.training.joint_epochs)
+        expected = AnswerSchedule("annealed", 0.6, noise=0.1, student=given_to == "both", num_updates=num_updates)
+        assert system.given == expected
 
 
 @pytest.mark.parametrize("name", ["random", "prefix", "annealed"])

@@ -74,6 +74,7 @@ def test_hard_is_the_answer_of_another_case_where_the_dialect_has_an_answer_alon
     assert view.index != 0
     assert (view.stage, view.boxes, view.with_thinking, view.record.id) == ("hard", (), False, records[view.index].id)
     assert write_reply(view.record, "medclm") == "Answer: Yes"
+    assert view.record.references == ()
     assert '"Reasoning:"' not in write_question(view.record, "medclm", with_thinking=view.with_thinking)
     gemex = _view(StageViews(records, range(4), dialect="gemex"), 0, "hard").record
     reply = write_reply(gemex, "gemex")

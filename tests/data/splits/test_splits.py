@@ -437,6 +437,11 @@ def test_every_case_is_a_test_case_once_and_in_one_split_of_each_fold(num_folds)
         assert sum(map(len, patients)) == len(set.union(*patients))
 
 
+def test_folds_keep_the_ratio_of_training_to_validation():
+    for splits in make_all(fractions=(0.6, 0.2, 0.2)):
+        assert len(splits.val) == pytest.approx((len(splits.train) + len(splits.val)) / 4, abs=4)
+
+
 def test_folds_are_of_one_size_depend_on_the_seed_and_keep_joined_patients():
     folds = make_all()
     sizes = [len(splits.test) for splits in folds]
