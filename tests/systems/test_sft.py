@@ -129,7 +129,11 @@ def test_rows_of_a_process_are_its_packs_about_their_pictures():
 
 
 def test_each_item_comes_once_before_any_repeats_and_in_another_order():
-    batches = draw_batches(6, batch_size=2, seed=3, make=lambda update, numbers: (update, numbers.tolist()))
+    batches, others = (
+        draw_batches(6, batch_size=2, seed=seed, make=lambda update, numbers: (update, numbers.tolist()))
+        for seed in (3, 4)
+    )
+    assert [batches[place] for place in range(3)] != [others[place] for place in range(3)]
     drawn = [batches[place] for place in range(6)]
     assert [update for update, _ in drawn] == list(range(6))
     orders = [[number for _, numbers in drawn[first : first + 3] for number in numbers] for first in (0, 3)]

@@ -8,7 +8,7 @@ import pytest
 from oracles.random_params import assert_close, normal
 from policies.qwen.tiny_qwen import IMAGE, tiny
 
-from stepcot_jax.models.low_rank import LowRankSettings, init_low_rank
+from stepcot_jax.models.low_rank import LowRankSettings, init_low_rank, merge_low_rank
 from stepcot_jax.models.qwen import SquareQwen
 from stepcot_jax.policies.policy import TRAINED
 from stepcot_jax.policies.qwen_policy import LOW_RANK, PLAIN, QwenPolicy
@@ -48,6 +48,15 @@ def test_low_rank_layers():
     assert_close(score(network, policy.merge(parts)), adapted, 1e-5)
     gradients = jax.grad(lambda own: jnp.sum(jnp.sin(score(policy, {**parts, TRAINED: own}))))(parts[TRAINED])
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(gradients[LOW_RANK]))
+
+
+def test_the_product_is_scaled_by_alpha_over_rank():
+    rng = np.random.default_rng(1)
+    down, up, kernel = (rng.normal(size=shape).astype(np.float32) for shape in ((4, 3), (3, 5), (4, 5)))
+    pairs = {"decoder/layer_0/gate": {"down": jnp.asarray(down), "up": jnp.asarray(up)}}
+    params = {"decoder": {"layer_0": {"gate": {"kernel": jnp.asarray(kernel)}}}}
+    merged = merge_low_rank(params, pairs, LowRankSettings(rank=3, alpha=12.0))["decoder"]["layer_0"]["gate"]["kernel"]
+    assert_close(merged, kernel + 12 / 3 * down @ up)
 
 
 def test_settings_of_low_rank():
