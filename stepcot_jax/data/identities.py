@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from stepcot_jax.data.columns import DigestColumn, RecordTable, TextColumn, find_first
+from stepcot_jax.data.columns import RecordTable, TextColumn
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Split
 
@@ -37,7 +37,7 @@ def _normalise_characters(text: str) -> str:
 
 
 def _drop_decimals(text: str) -> str:
-    match = _ZERO_DECIMALS.fullmatch(text)
+    match = _ZERO_DECIMALS.fullmatch(text) if text.endswith("0") else None
     return match[1] if match else text
 
 
@@ -90,10 +90,12 @@ def join_spellings(patients: Sequence[str] | TextColumn) -> tuple[dict[str, str]
     """Return the first spelling of each patient for the others, and a sentence on them, "" without any."""
     if all(fold_patient(patient) == patient for patient in patients):
         return {}, ""
-    first = find_first(DigestColumn(map(fold_patient, patients)).halves)
+    hashes = np.fromiter((hash(fold_patient(patient)) for patient in patients), np.int64, len(patients))
+    _, firsts, which = np.unique(hashes, return_index=True, return_inverse=True)
     kept = {}
-    for index in np.flatnonzero(first != np.arange(len(first))).tolist():
-        if (patient := patients[index]) != (other := patients[int(first[index])]):
+    for index in np.flatnonzero(firsts[which] != np.arange(len(hashes))).tolist():
+        patient, other = patients[index], patients[int(firsts[which[index]])]
+        if patient != other and fold_patient(patient) == fold_patient(other):
             kept[patient] = other
     number = len(set(kept.values()))
     who = "1 patient is" if number == 1 else f"{number} patients are"
