@@ -1,11 +1,9 @@
-"""Measure the joint reading against its bounds: `python -m benchmarks.corrections WORKDIR... [--ways]`.
+"""Measure the joint reading against its bounds: `python -m benchmarks.corrections WORKDIR...`.
 
 Each WORKDIR is a finished run on phantoms with its own phantom set, split and training seed: one *set*. Test cases are
 those of the run and `--further` new chests of its collection. A difference is a mean over a set's cases; its interval
 is a t interval over the sets, with the bootstrap by patient beside it (mean of the sets). Within a bound the p values
-are corrected by Holm's method. Joint models, baselines and choices use training labels and validation cases alone. With
-`--ways`, ways to join picture and answers are compared on validation cases instead, fitted on the other half of the
-patients.
+are corrected by Holm's method. Joint models, baselines and choices use training labels and validation cases alone.
 """
 
 import argparse
@@ -24,10 +22,7 @@ from benchmarks.correction_ways import (
     Cases,
     TrialReader,
     as_published,
-    fit_chains,
     fit_pairs,
-    fit_written_back,
-    learn_chains,
 )
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.data.phantom.anatomy import draw_anatomy, draw_pose, draw_style
@@ -35,10 +30,10 @@ from stepcot_jax.data.phantom.answers import draw_answers, generator
 from stepcot_jax.data.phantom.findings import plan_scene
 from stepcot_jax.data.phantom.phantom import PlannedCase, draw_case, draw_planned
 from stepcot_jax.evaluation.calibration import calibration_figures
-from stepcot_jax.evaluation.counting import Counting, NaiveBayes, choose_counting, correction_curve, fit_joints
+from stepcot_jax.evaluation.counting import Counting, NaiveBayes, choose_counting, fit_joints
 from stepcot_jax.evaluation.interventions import ReadGiven, as_probabilities, correct_in_turn
 from stepcot_jax.evaluation.joint import AnswerTree, JointModel, as_evidence, learn_tree
-from stepcot_jax.evaluation.joint_fit import draw_given, read_written_back, score_answers
+from stepcot_jax.evaluation.joint_fit import read_written_back
 from stepcot_jax.evaluation.predictions import Predictions
 from stepcot_jax.evaluation.statistics import correct, count_once, percentiles, resample, weighted_mean
 from stepcot_jax.host.errors import BadInput, run_tool
@@ -214,11 +209,9 @@ def choose_today(found: Fitted, given: Callable[[Any, float], Any], reliabilitie
 
 def make_trial(found: Fitted) -> Callable[[Cases], TrialReader]:
     """Return the trial's method, fitted on validation cases."""
-    prior = learn_chains(found.training, found.sizes, share=0.5)
-    others = fit_chains(prior, found.joint, found.parts["val"], shares=(0.5,))
     counted = NaiveBayes(found.training, found.chain)
     own = lambda cases: np.exp(found.joint.calibrate(cases.logits)[-1])  # noqa: E731
-    return lambda cases: TrialReader(own(cases), counted, others(cases))
+    return lambda cases: TrialReader(own(cases), counted)
 
 
 # Bounds: differences case by case, judged over the sets.
@@ -431,54 +424,6 @@ def measure_calibration(
     return error(truth), float(np.mean([error(np.minimum(rows, shares.shape[1] - 1)) for rows in drawn]))
 
 
-# Ways to join picture and answers, compared on validation cases.
-
-
-def compare_ways(found: Fitted) -> dict[str, Float64[np.ndarray, "figure"]]:
-    """Return for each way: last step after 0 to all answers, later steps after the first 1 to 4, step mean, score."""
-    val = found.parts["val"]
-    halves = [np.flatnonzero(val.patients % 2 == half) for half in (0, 1)]
-    figures: dict[str, list[Any]] = {}
-    for fitted_on, judged_on in (halves, halves[::-1]):
-        part, fresh = val.take(fitted_on), val.take(judged_on)
-        half = dataclasses.replace(found, joint=fit(found.tree, part, found.chain), parts={"val": part})
-        for name, read in _list_ways(half, fresh).items():
-            figures.setdefault(name, []).append(_score(read, fresh.labels, found.chain))
-    return {name: np.mean(of_halves, axis=0) for name, of_halves in figures.items()}
-
-
-def _list_ways(found: Fitted, fresh: Cases) -> dict[str, ReadGiven]:
-    val, joint = found.parts["val"], found.joint
-    prior = learn_chains(found.training, found.sizes, share=0.5)
-    pairs = fit_pairs(found.training, val, found.chain, joint.temperatures)
-    return {
-        "naive Bayes, no picture": NaiveBayes(found.training, found.chain),
-        f"{found.counting.name}, no picture (chosen)": found.counting.read,
-        "as published": as_published(fresh, joint.temperatures),
-        "counted pairs": as_probabilities(pairs.follow(fresh.read), joint.temperatures),
-        "the trial's": make_trial(found)(fresh),
-        "tree of pairs, one weight": fit_chains(prior, joint, val, shares=(0.0,))(fresh),
-        "chains that occur and tree, one weight": fit_chains(prior, joint, val, shares=(0.2, 0.35, 0.5, 0.65, 0.8))(
-            fresh
-        ),
-        "written-back logits, potentials on top": fit_written_back(found.tree, joint, val)(fresh),
-        "joint model, nothing written back": dataclasses.replace(joint, exponents=()).join(fresh.logits),
-        "joint reading (the package)": joint.join(fresh.logits, fresh.read),
-    }
-
-
-def _score(read: ReadGiven, labels: Any, chain: Chain) -> Float64[np.ndarray, "figure"]:
-    sizes, told = chain.answers_per_step, draw_given(labels, seed=11)
-    curve = correction_curve(read, labels, chain)
-    later = [later_hits(read, labels, count, sizes).mean() for count in range(1, 5)]
-    nothing = np.zeros((1, *labels.shape, max(sizes)), np.float32)
-    alone = (read(nothing)[0].argmax(axis=-1) == labels).mean()
-    answers = read(as_evidence(told, sizes)[None].astype(np.float32))[0]
-    free = (told == NOT_ANNOTATED) & (labels != NOT_ANNOTATED)
-    steps = [answers[:, step, :size] for step, size in enumerate(sizes)]
-    return np.array([*curve, *later, alone, score_answers(steps, labels, free)])
-
-
 # Printing.
 
 
@@ -490,19 +435,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("workdirs", nargs="+", type=pathlib.Path, metavar="WORKDIR", help="finished runs, one a set")
     parser.add_argument("--further", type=int, default=4000, help="new test chests of each set (default: %(default)s)")
     parser.add_argument("--conflicts", type=int, default=1000, help="chests of each special set (default: %(default)s)")
-    parser.add_argument("--ways", action="store_true", help="compare ways on validation cases instead")
     options = parser.parse_args(arguments)
     terminal = Terminal()
-    further, conflicts = (0, 0) if options.ways else (options.further, options.conflicts)
-    ways: dict[str, dict[str, list[Any]]] = {name: {} for name in NETWORKS}
+    sizes = {"further": options.further, "num_conflicts": options.conflicts}
     rows: dict[tuple[Any, ...], list[Any]] = {}
     facts: dict[str, list[dict[str, Any]]] = {name: [] for name in NETWORKS}
     for workdir in options.workdirs:
-        for name, found in load_set(workdir, further=further, num_conflicts=conflicts, terminal=terminal).items():
-            if options.ways:
-                for way, figures in compare_ways(found).items():
-                    ways[name].setdefault(way, []).append(figures)
-                continue
+        for name, found in load_set(workdir, **sizes, terminal=terminal).items():
             values, of_set = measure_network(found, say=lambda text, name=name: terminal.say(f"{name}: {text}"))
             facts[name].append(of_set)
             for (bound, what, least, most), value in values.items():
@@ -510,7 +449,7 @@ def main(arguments: list[str] | None = None) -> int:
                 rows.setdefault((bound, name, what.partition(", less ")[0], least, most, _name_kind(what)), []).append(
                     (what, value)
                 )
-    print(describe_ways(ways) if options.ways else describe_bounds(rows, facts))
+    print(describe_bounds(rows, facts))
     return 0
 
 
@@ -521,19 +460,6 @@ def _name_kind(what: str) -> str:
     if "published" in other or "pairs" in other:
         return "today"
     return kinds.get(other, "baseline" if other else "")
-
-
-def describe_ways(ways: Mapping[str, Mapping[str, Sequence[Any]]]) -> str:
-    """Return the table of ways, means over the sets."""
-    num = 7
-    heads = ["network", "way", *(f"{count}" for count in range(num)), *(f"later {count}" for count in range(1, 5))]
-    lines = [f"| {' | '.join([*heads, 'steps, none given', 'log-probability'])} |", "|---" * (len(heads) + 2) + "|"]
-    for network, of_network in ways.items():
-        for way, figures in of_network.items():
-            mean = np.mean(figures, axis=0)
-            cells = [f"{100 * value:.1f}" for value in mean[:-1]] + [f"{mean[-1]:.3f}"]
-            lines.append(f"| {network} | {way} | {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
 def describe_bounds(rows: Mapping[tuple[Any, ...], Any], facts: Mapping[str, Sequence[dict[str, Any]]]) -> str:
@@ -586,7 +512,7 @@ def describe_bounds(rows: Mapping[tuple[Any, ...], Any], facts: Mapping[str, Seq
         ends = [f"[{100 * low:+.1f}, {100 * high:+.1f}]" for low, high in (interval, boot)]
         aim = "no gain" if row.most is not None else f"> {100 * row.least:g}"
         p_text = "-" if np.isnan(p) else f"{p:.3f}"
-        cells = (bound, network, what, f"{100 * mean:+.1f}", *ends, p_text, aim, "met" if met else "**not met**")
+        cells = (bound, network, what, f"{100 * mean:+.1f}", *ends, p_text, aim, "met" if met else "not met")
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 

@@ -14,12 +14,10 @@ import dataclasses
 import json
 import pathlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -27,7 +25,6 @@ from stepcot_jax.data.images.preprocessing import Preprocessing, repeat_grey, re
 from stepcot_jax.data.phantom.phantom import draw_planned, plan_case
 from stepcot_jax.encoders.checkpoints import CLIP_VISION_SIZES
 from stepcot_jax.encoders.load import ImageEncoder
-from stepcot_jax.encoders.resnet import ResidualBlock
 from stepcot_jax.encoders.transformer import VisionTransformer
 from stepcot_jax.evaluation.maps import Scores, Targets, list_figures, mean_intervals, score_maps
 from stepcot_jax.evaluation.statistics import Interval, as_plain, t_interval
@@ -40,34 +37,23 @@ from stepcot_jax.reading.explain import (
     highest_cells,
     lay_falls,
     normalise_maps,
-    random_masks,
     spread,
     take_answers,
     window_masks,
 )
-from stepcot_jax.reading.programs import read_features
 from stepcot_jax.reading.radiographs import to_input
 from stepcot_jax.reading.trained_model import Trained, load_trained, read_default_model
 from stepcot_jax.systems.networks import init_params
 from stepcot_jax.tools.explain.scoring import draw_boxed, fit_on_training, place_boxes, randomise, write_figures
 
 LATER = {"test": 1, "validation": 2}  # Seeds after the run's own; `stepcot explain score` draws those of "test"
-REPLACED, BLURRED, DRAWN, GRADIENTS = (
-    "windows, mean normal picture",
-    "windows, blurred",
-    "windows, drawn healthy",
-    "gradients",
-)
-MASKED, MASKED_BLURRED = "random masks, mean normal picture", "random masks, blurred"
+REPLACED, BLURRED, DRAWN = "windows, mean normal picture", "windows, blurred", "windows, drawn healthy"
 SMALLER = "smaller windows, mean normal picture"
-WAYS = (REPLACED, SMALLER, MASKED, BLURRED, MASKED_BLURRED, GRADIENTS)
+WAYS = (REPLACED, SMALLER, BLURRED)
 """Ways that could be a user's; `DRAWN` needs the drawing program and is the truth."""
 
 TENTHS = (1, 2, 4, 7)
 """Tenths of the cells at which deletion and insertion are read, between none and all."""
-
-_NUM_MASKS, _MASK_CELLS = 196, 26  # Random masks: as many as windows, each of a tenth
-_LEAST_ROWS = 7  # Rows of the feature map that gradients are taken at
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,71 +95,13 @@ def make_maps(way: str, explainer: Explainer, cases: Cases) -> Float[np.ndarray,
     """Return one way's maps of the cases' answers."""
     if way == REPLACED:
         return explainer.explain(cases.images, labels=cases.labels, with_claims=False).maps
-    if way == GRADIENTS:
-        return gradient_maps(explainer, cases)
-    masks = window_masks(2) if way == SMALLER else window_masks()
-    if way in (MASKED, MASKED_BLURRED):
-        masks = random_masks(_NUM_MASKS, num_cells=_MASK_CELLS, seed=1)
-    masks = np.concatenate([np.zeros((1, GRID, GRID), bool), masks])
+    masks = np.concatenate([np.zeros((1, GRID, GRID), bool), window_masks(2) if way == SMALLER else window_masks()])
     maps = []
     for image, healthy, labels in zip(cases.images, cases.healthy, cases.labels, strict=True):
-        filler = healthy if way == DRAWN else blur(image) if way in (BLURRED, MASKED_BLURRED) else None
+        filler = healthy if way == DRAWN else blur(image) if way == BLURRED else None
         chosen = take_answers(explainer.read_replaced(image, masks, cases.given, filler=filler), labels)
-        falls = np.log(chosen[:1]) - np.log(chosen[1:])
-        if way in (MASKED, MASKED_BLURRED):
-            falls = falls - falls.mean(axis=0)
-        maps.append(normalise_maps(lay_falls(falls, masks[1:])))
+        maps.append(normalise_maps(lay_falls(np.log(chosen[:1]) - np.log(chosen[1:]), masks[1:])))
     return np.stack(maps)
-
-
-def gradient_maps(explainer: Explainer, cases: Cases) -> Float[np.ndarray, "case step row column"]:
-    """Return HiResCAM's maps (the default until 2026-11): features times gradients at the last fine feature map."""
-    networks, params = explainer.trained.networks, explainer.reader.params
-    seen: dict[str, tuple[int, ...]] = {}
-
-    def encode(params: Any, images: Any, name: str = "", tap: Any = 0.0) -> tuple[Any, Any]:
-        kept = []
-
-        def intercept(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
-            value = call(*args, **kwargs)
-            if isinstance(context.module, ResidualBlock) and context.method_name == "__call__":
-                path = "/".join(context.module.path)
-                seen[path] = value.shape
-                if path == name:
-                    value = value + tap
-                    kept.append(value)
-            return value
-
-        with nn.intercept_methods(intercept):
-            features = networks.image_encoder.apply({"params": params["image_encoder"]}, images)
-        return features.astype(jnp.float32), kept
-
-    jax.eval_shape(encode, params, cases.images[:1])
-    fine = [name for name, shape in seen.items() if min(shape[1:3]) >= _LEAST_ROWS]
-    if not fine:
-        raise BadInput(f"{explainer.trained.workdir}: gradients are of this package's residual networks alone")
-
-    @jax.jit
-    def explain(params: Any, image: Any, labels: Any) -> Any:
-        def answer(tap: Any) -> tuple[Any, Any]:
-            features, kept = encode(params, image[None], fine[-1], tap)
-            logits, _ = read_features(
-                features,
-                params=params,
-                text_features=explainer.reader.text_features,
-                given_answers=cases.given[None],
-                networks=networks,
-                model=explainer.model,
-            )
-            return jnp.take_along_axis(logits[0], labels[:, None], axis=-1)[:, 0], kept[0][0]
-
-        tap = jnp.zeros((1, *seen[fine[-1]][1:]))
-        gradients, value = jax.jacrev(answer, has_aux=True)(tap)
-        return jnp.maximum((gradients[:, 0] * value[None]).sum(axis=-1), 0)
-
-    maps = np.stack([explain(params, image, labels) for image, labels in zip(cases.images, cases.labels, strict=True)])
-    rows = np.arange(GRID) * maps.shape[-1] // GRID
-    return normalise_maps(maps[..., rows[:, None], rows[None]])
 
 
 def measure_curves(explainer: Explainer, cases: Cases, maps: np.ndarray, *, drawn: bool) -> dict[str, np.ndarray]:

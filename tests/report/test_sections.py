@@ -1,5 +1,6 @@
 """Sections of the page: what answer sets promise, rules that were not applied, and corrections."""
 
+import json
 import re
 
 import numpy as np
@@ -89,6 +90,18 @@ def test_what_changed_is_counted_for_better_and_worse():
     assert "&lt;yes&gt;" in page
     assert "<yes>" not in page
     assert "<caption>b" not in page  # no flips there
+
+
+def test_what_true_answers_add_stands_beside_the_baseline(tmp_path):
+    measured = {"joined": {"teacher": [0.5, None]}, "without_picture": [0.25, 0.75], "baseline": "naive Bayes"}
+    (tmp_path / "statistics.json").write_text(json.dumps({"corrections": measured}), encoding="utf-8")
+    shares = tested.read_shares(tmp_path)
+    assert shares == {"teacher": [0.5, None], "naive Bayes without the picture": [0.25, 0.75]}
+    found = tested.read_corrections(follow, truth=np.ones((1, 3), int), names=["a"])
+    page = tested.write_corrections(found, LISTENING, shares=shares)
+    rows = [re.findall(r"<td>(.*?)</td>", row) for row in page.split("<tr>") if "without the picture" in row]
+    assert rows == [["25.0", "75.0"]]
+    assert tested.read_shares(tmp_path / "none") == {}
 
 
 def test_a_network_that_does_not_listen_has_no_flips():

@@ -33,6 +33,7 @@ from stepcot_jax.tools.report.sections import (
     Corrections,
     Plausibility,
     read_corrections,
+    read_shares,
     render,
     write_calibration_section,
     write_corrections,
@@ -119,11 +120,8 @@ def _list_case_sections(
     cases = _show(run, indices, model, loaded, maps, plausibility.broken_rules(answers))
     body = Markup('<p class="note">{}</p>').format(correction_note)
     if corrections is not None:
-        body = write_corrections(corrections, run.chain) + body
-    lead = (
-        "The teacher's own answers (as published) once the truth of the first steps is given; changed answers are "
-        "marked. Readings of `predict` join them with the training labels."
-    )
+        body = write_corrections(corrections, run.chain, shares=read_shares(run.workdir)) + body
+    lead = "The teacher's answers once the truth of the first steps is given, read as `predict` reads them."
     return [write_cases(cases, run.chain, notes=notes), Section("corrections", "Corrections", lead, body)]
 
 
@@ -183,9 +181,9 @@ def _correct(
         return None, f"There are none: {_why_unread(run)}."
     if "teacher" not in trained.params:
         return None, "There are none: this section is of a teacher, and this run has none."
-    if not accepts_answers(trained, model="teacher"):
+    reader = Reader(trained, model="teacher", batch_size=_BATCH_SIZE)
+    if reader.joint is None and not accepts_answers(trained, model="teacher"):
         return None, "There are none: the teacher of this run takes no given answers (memory or write-back is off)."
-    reader = Reader(trained, model="teacher", batch_size=_BATCH_SIZE, as_published=True)
     num_corrected = min(NUM_CORRECTED, len(loaded))
     images = _to_input(loaded[:num_corrected], trained.preprocessing)
     bar = iter(progress(range(run.chain.num_steps), "reading again with answers given (steps)"))
@@ -202,7 +200,8 @@ def _correct(
     corrections = read_corrections(read, truth=truth, names=names, asked=asked)
     for _ in bar:  # ends the bar
         pass
-    return corrections, f"The first {num_corrected} cases of this page, read by the teacher."
+    how = "as published: this run has no joint model" if reader.joint is None else "joined with the training labels"
+    return corrections, f"The first {num_corrected} cases of this page, read by the teacher ({how})."
 
 
 def _to_input(loaded: Sequence[LoadedCase], preprocessing: Preprocessing) -> Float[np.ndarray, "case size size 3"]:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from markupsafe import Markup, escape
@@ -19,13 +20,14 @@ from stepcot_jax.evaluation.consistency import read_pairs
 from stepcot_jax.evaluation.operating_points import FIGURES, Finding, Levels, OperatingPoint, count_levels
 from stepcot_jax.evaluation.predictions import logits_by_step, read_predictions
 from stepcot_jax.evaluation.statistics import count_once
+from stepcot_jax.host.files import read_json
 from stepcot_jax.pages import shell
 from stepcot_jax.pages.figures import Line, draw_lines, draw_reliability
 from stepcot_jax.pages.shell import Section, decimal, make_environment, name_unseen, percent
 from stepcot_jax.reading.asking import NextStep
 from stepcot_jax.reading.finished import Entry, FinishedRun
 from stepcot_jax.run.settings import Settings
-from stepcot_jax.run.stored_reading import PAIRS_FILE
+from stepcot_jax.run.stored_reading import PAIRS_FILE, STATISTICS_FILE
 
 _HERE = pathlib.Path(__file__).parent
 _TEMPLATES = make_environment(_HERE)
@@ -282,12 +284,39 @@ def _is_later(num_steps: int) -> Bool[np.ndarray, "num_given step"]:
     return np.arange(num_steps) >= np.arange(num_steps)[:, None]
 
 
-def write_corrections(corrections: Corrections, chain: Chain, *, num_shown: int = 4) -> Markup:
-    """Write how many later answers flipped, for better or worse, and the cases with the most flips."""
+Curve = list[float | None]  # share of the last step that is right after 0, 1, ... true answers
+
+
+class _Shares(msgspec.Struct):
+    joined: dict[str, Curve]
+    without_picture: Curve
+    baseline: str
+
+
+class _Statistics(msgspec.Struct):
+    corrections: _Shares | None = None
+
+
+def read_shares(workdir: pathlib.Path) -> dict[str, Curve]:
+    """Return the curve of each network that a run measured, and that of its baseline; nothing of an older run."""
+    path = workdir / STATISTICS_FILE
+    if not path.exists():
+        return {}
+    measured = read_json(path, _Statistics, accepted="expected the statistics.json of a run").corrections
+    if measured is None or not measured.joined:
+        return {}
+    return {**measured.joined, f"{measured.baseline} without the picture": measured.without_picture}
+
+
+def write_corrections(
+    corrections: Corrections, chain: Chain, *, shares: Mapping[str, Curve] | None = None, num_shown: int = 4
+) -> Markup:
+    """Write what true answers add beside not looking, how many later answers flipped, and the cases with most flips."""
     by_case = corrections.flipped.sum(axis=(0, 2))
     order = np.argsort(-by_case, kind="stable")[:num_shown]
     return render(
         "corrections.html.j2",
+        shares=shares or {},
         summary=_summarise(corrections),
         headers=["Step", "Truth", "as read", *(f"{number} given" for number in range(1, len(corrections.answers)))],
         cases=[_list_rows(corrections, int(case), chain) for case in order if by_case[case]],
