@@ -59,20 +59,21 @@ def _moves(first: ReplyScore, score: ReplyScore) -> float:
 
 
 def audit_thinking(own: Mapping[str, ReplyScore], scored: Scored, questions: Mapping[str, Record], **how: Any) -> Row:
-    """Return how often an answer after another thinking follows the donor, keeps, or is something else or unread.
+    """Return how often an answer after another thinking follows the donor, keeps, is something else, or is unread.
 
     Args:
       own: scores of the replies to the own picture, by id.
       questions: records by id, donors among them.
     """
-    shares: dict[str, list[float]] = {FOLLOWS: [], KEEPS: [], ELSE: [], AGREES: []}
+    shares: dict[str, list[float]] = {FOLLOWS: [], KEEPS: [], ELSE: [], UNREAD: [], AGREES: []}
     for record, score in scored:
         said, kept = in_words(score.answer, record), in_words(own[made_of(record)].answer, record)
         donor = record.provenance.get("audit_donor", "")
         follows = float(said == in_words(own[donor].answer, questions[donor])) if donor else math.nan
         shares[FOLLOWS].append(follows)
         shares[KEEPS].append(float(said == kept))
-        shares[ELSE].append(float(follows != 1 and said != kept))
+        shares[ELSE].append(float(bool(said) and follows != 1 and said != kept))
+        shares[UNREAD].append(float(not said))
         shares[AGREES].append(float(record.provenance.get("audit_agree", "nan")))
     return _take_means(shares, scored, **how)
 

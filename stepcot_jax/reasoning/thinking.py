@@ -76,11 +76,11 @@ def read_thinking(reply: str, record: Record, dialect: str) -> Thinking | None:
     return kept if kept.sentences else None
 
 
-def shorten(thinking: Thinking) -> Thinking:
-    """Return the first half of the sentences, rounded down: of a single one, nothing."""
+def shorten(thinking: Thinking) -> Thinking | None:
+    """Return the first half of the sentences, rounded down; None of a single one, of which nothing would be left."""
     texts = thinking.sentences
     half = len(texts) // 2
-    return thinking.keep([*texts[:half], *[None] * (len(texts) - half)])
+    return thinking.keep([*texts[:half], *[None] * (len(texts) - half)]) if half else None
 
 
 def turn_claim(thinking: Thinking) -> Thinking | None:

@@ -72,9 +72,9 @@ def test_following_the_donor_keeping_and_something_else():
         (question("4x", of="4", agree="0.3", **made), score(None)),
     ]
     row = audit_thinking(own, asked, {"d": swapped}, num_resamples=50)
-    assert values(row) == {CASES: 4, FOLLOWS: 0.25, KEEPS: 0.25, ELSE: 0.5, AGREES: 0.3}
+    assert values(row) == {CASES: 4, FOLLOWS: 0.25, KEEPS: 0.25, ELSE: 0.25, UNREAD: 0.25, AGREES: 0.3}
     alone = [(msgspec.structs.replace(record, provenance={"audit_of": record.id[0]}), said) for record, said in asked]
-    assert values(audit_thinking(own, alone, {}, num_resamples=50)) == {CASES: 4, KEEPS: 0.25, ELSE: 0.75}
+    assert values(audit_thinking(own, alone, {}, num_resamples=50)) == {CASES: 4, KEEPS: 0.25, ELSE: 0.5, UNREAD: 0.25}
 
 
 def test_intervals_resample_patients_with_all_their_questions():

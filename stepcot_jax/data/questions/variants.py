@@ -176,7 +176,7 @@ def vary_given(
     given: Mapping[str, Given],
     said: Mapping[str, frozenset[str]],
     *,
-    halve: Callable[[Given], Given],
+    halve: Callable[[Given], Given | None],
     turn: Callable[[Given], Given | None],
 ) -> Iterator[tuple[Record, Given]]:
     """Yield variants of questions, each with the thinking, or earlier answers, that its answer is to follow.
@@ -190,7 +190,9 @@ def vary_given(
         differing = [other for other in others if said[other.id] != words and can_say(said[other.id], record)]
         donor = choose_donor(record, differing)
         yield make_variant(record, OWN_THINKING), own
-        yield make_variant(record, FIRST_HALF), halve(own)
+        half = halve(own)
+        if half is not None:
+            yield make_variant(record, FIRST_HALF), half
         if donor is not None:
             agree = sum(said[other.id] == words for other in others) / len(others)
             made = {DONATED_BY: donor.id, AGREE: f"{agree:.6f}"}
