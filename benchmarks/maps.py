@@ -48,9 +48,8 @@ from stepcot_jax.tools.explain.scoring import draw_boxed, fit_on_training, place
 
 LATER = {"test": 1, "validation": 2}  # Seeds after the run's own; `stepcot explain score` draws those of "test"
 REPLACED, BLURRED, DRAWN = "windows, mean normal picture", "windows, blurred", "windows, drawn healthy"
-SMALLER = "smaller windows, mean normal picture"
-WAYS = (REPLACED, SMALLER, BLURRED)
-"""Ways that could be a user's; `DRAWN` needs the drawing program and is the truth."""
+WAYS = (REPLACED, BLURRED)
+"""The package's ways, with and without a stored mean picture; `DRAWN` needs the drawing program and is the truth."""
 
 TENTHS = (1, 2, 4, 7)
 """Tenths of the cells at which deletion and insertion are read, between none and all."""
@@ -95,7 +94,7 @@ def make_maps(way: str, explainer: Explainer, cases: Cases) -> Float[np.ndarray,
     """Return one way's maps of the cases' answers."""
     if way == REPLACED:
         return explainer.explain(cases.images, labels=cases.labels, with_claims=False).maps
-    masks = np.concatenate([np.zeros((1, GRID, GRID), bool), window_masks(2) if way == SMALLER else window_masks()])
+    masks = np.concatenate([np.zeros((1, GRID, GRID), bool), window_masks()])
     maps = []
     for image, healthy, labels in zip(cases.images, cases.healthy, cases.labels, strict=True):
         filler = healthy if way == DRAWN else blur(image) if way == BLURRED else None
