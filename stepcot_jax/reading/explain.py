@@ -34,13 +34,13 @@ Image = Float32[np.ndarray, "height width 3"]
 
 
 @functools.cache
-def window_masks(side: int = _WINDOW) -> Masks:
-    """Return all windows of `side` cells inside the grid."""
-    starts = range(GRID - side + 1)
+def window_masks() -> Masks:
+    """Return all windows inside the grid."""
+    starts = range(GRID - _WINDOW + 1)
     masks = np.zeros((len(starts) ** 2, GRID, GRID), bool)
     for number, mask in enumerate(masks):
         row, column = divmod(number, len(starts))
-        mask[row : row + side, column : column + side] = True
+        mask[row : row + _WINDOW, column : column + _WINDOW] = True
     return masks
 
 
