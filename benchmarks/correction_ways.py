@@ -18,8 +18,6 @@ Labels = Int[np.ndarray, "case step"]
 ReadLogits = Callable[[Any], Any]
 """Given answers [variant, case, step, answer] -> a network's logits with each answer written back to it."""
 
-_TINY = np.finfo(np.float64).tiny
-
 
 @dataclasses.dataclass(frozen=True)
 class Cases:
@@ -88,7 +86,7 @@ def fit_pairs(training: Labels, cases: Cases, chain: Chain, temperatures: Sequen
 
 
 class TrialReader:
-    """The last step's own distribution times naive Bayes; other steps by naive Bayes alone."""
+    """The last step's own distribution times naive Bayes; of a reading only the last step is used."""
 
     def __init__(self, own: Float64[np.ndarray, "case answer"], counted: NaiveBayes) -> None:
         self._own, self._counted = own, counted

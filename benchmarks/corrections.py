@@ -18,12 +18,7 @@ import numpy as np
 from jaxtyping import Float, Float64, Int
 from scipy import stats
 
-from benchmarks.correction_ways import (
-    Cases,
-    TrialReader,
-    as_published,
-    fit_pairs,
-)
+from benchmarks.correction_ways import Cases, TrialReader, as_published, fit_pairs
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.data.phantom.anatomy import draw_anatomy, draw_pose, draw_style
 from stepcot_jax.data.phantom.answers import draw_answers, generator

@@ -45,9 +45,9 @@ def window_masks() -> Masks:
 
 
 @functools.cache
-def random_masks(number: int, *, num_cells: int, seed: int = 0) -> Masks:
+def random_masks(number: int, *, num_cells: int) -> Masks:
     """Return masks of the highest cells of smooth noise: connected parts about as wide as a window."""
-    noise = np.random.default_rng(seed).standard_normal((number, GRID, GRID))
+    noise = np.random.default_rng(0).standard_normal((number, GRID, GRID))
     return highest_cells(ndimage.gaussian_filter(noise, (0, _SIGMA, _SIGMA), mode="wrap"), num_cells)
 
 

@@ -10,6 +10,7 @@ from evaluation.small_splits import CHAIN, make_split
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
 from stepcot_jax.evaluation.calibration import answer_sets, calibrated_probabilities, fit_calibration
 from stepcot_jax.evaluation.consistency import count_pairs, write_pairs
+from stepcot_jax.evaluation.counting import Counting, measure_corrections
 from stepcot_jax.reading.finished import FinishedRun
 from stepcot_jax.run.stored_reading import PAIRS_FILE
 from stepcot_jax.tools.report import sections as tested
@@ -95,13 +96,16 @@ def test_what_changed_is_counted_for_better_and_worse():
 def test_what_true_answers_add_stands_beside_the_baseline(tmp_path):
     measured = {"joined": {"teacher": [0.5, None]}, "without_picture": [0.25, 0.75], "baseline": "naive Bayes"}
     (tmp_path / "statistics.json").write_text(json.dumps({"corrections": measured}), encoding="utf-8")
-    shares = tested.read_shares(tmp_path)
-    assert shares == {"teacher": [0.5, None], "naive Bayes without the picture": [0.25, 0.75]}
-    found = tested.read_corrections(follow, truth=np.ones((1, 3), int), names=["a"])
-    page = tested.write_corrections(found, LISTENING, shares=shares)
-    rows = [re.findall(r"<td>(.*?)</td>", row) for row in page.split("<tr>") if "without the picture" in row]
-    assert rows == [["25.0", "75.0"]]
-    assert tested.read_shares(tmp_path / "none") == {}
+    page = tested.write_shares(tmp_path, LISTENING)
+    rows = [re.findall(r'scope="row">(.*?)</th>|<td>(.*?)</td>', row) for row in page.split("<tr>")[2:]]
+    assert [["".join(cell) for cell in row] for row in rows] == [
+        ["teacher, joint reading", "50.0", "\N{EN DASH}"],
+        ["naive Bayes without the picture", "25.0", "75.0"],
+    ]
+    nothing = measure_corrections({}, np.ones((1, 3), int), Counting("joint model", None), LISTENING)
+    (tmp_path / "statistics.json").write_text(json.dumps({"corrections": nothing}), encoding="utf-8")
+    assert not tested.write_shares(tmp_path, LISTENING)
+    assert not tested.write_shares(tmp_path / "none", LISTENING)
 
 
 def test_a_network_that_does_not_listen_has_no_flips():

@@ -197,8 +197,8 @@ def _give_answers(
         step = int(rng.integers(last))
         return np.where(steps == step, (own[step] + rng.integers(1, numbers[step])) % numbers[step], own)
 
-    def halve(own: Labels) -> Labels:
-        return np.where(steps < last // 2, own, NOT_GIVEN)
+    def halve(own: Labels) -> Labels | None:
+        return np.where(steps < last // 2, own, NOT_GIVEN) if last // 2 else None
 
     return vary_given(asked, given, said, halve=halve, turn=replace)
 

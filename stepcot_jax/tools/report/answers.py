@@ -33,12 +33,12 @@ from stepcot_jax.tools.report.sections import (
     Corrections,
     Plausibility,
     read_corrections,
-    read_shares,
     render,
     write_calibration_section,
     write_corrections,
     write_curves,
     write_operating_section,
+    write_shares,
 )
 
 
@@ -106,7 +106,7 @@ def _list_case_sections(
     corrections = None
     if not with_data:
         notes.append("Pictures, reports and maps were left out.")
-        correction_note = "There are none: they need the data of the run, which were left out."
+        correction_note = "No case was read again: that needs the data of the run, which were left out."
     else:
         trained = None if _why_unread(run) else load_trained(run.workdir)
         loaded = _find(run, indices, trained, progress)
@@ -118,10 +118,13 @@ def _list_case_sections(
         notes.append(note)
         corrections, correction_note = _correct(run, trained, loaded, indices, progress)
     cases = _show(run, indices, model, loaded, maps, plausibility.broken_rules(answers))
-    body = Markup('<p class="note">{}</p>').format(correction_note)
+    body = write_shares(run.workdir, run.chain)
     if corrections is not None:
-        body = write_corrections(corrections, run.chain, shares=read_shares(run.workdir)) + body
-    lead = "The teacher's answers once the truth of the first steps is given, read as `predict` reads them."
+        body += write_corrections(corrections, run.chain)
+    body += Markup('<p class="note">{}</p>').format(correction_note)
+    lead = (
+        "What true answers to some steps do to the others, and cases that the teacher reads again with the first given."
+    )
     return [write_cases(cases, run.chain, notes=notes), Section("corrections", "Corrections", lead, body)]
 
 
@@ -178,12 +181,12 @@ def _correct(
 ) -> tuple[Corrections | None, str]:
     """Return the teacher's answers with earlier answers given, and a note on the cases or on why there are none."""
     if trained is None:
-        return None, f"There are none: {_why_unread(run)}."
+        return None, f"No case was read again: {_why_unread(run)}."
     if "teacher" not in trained.params:
-        return None, "There are none: this section is of a teacher, and this run has none."
+        return None, "No case was read again: this run has no teacher."
     reader = Reader(trained, model="teacher", batch_size=_BATCH_SIZE)
     if reader.joint is None and not accepts_answers(trained, model="teacher"):
-        return None, "There are none: the teacher of this run takes no given answers (memory or write-back is off)."
+        return None, "No case was read again: the teacher takes no given answers (memory or write-back is off)."
     num_corrected = min(NUM_CORRECTED, len(loaded))
     images = _to_input(loaded[:num_corrected], trained.preprocessing)
     bar = iter(progress(range(run.chain.num_steps), "reading again with answers given (steps)"))

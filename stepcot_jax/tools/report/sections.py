@@ -245,7 +245,7 @@ def _count_known_pairs(run: FinishedRun) -> tuple[dict[consistency.Pair, np.ndar
 NOT_GIVEN = -1
 
 ReadGiven = Callable[[Int[np.ndarray, "case step"]], Float[np.ndarray, "case step answer"]]
-"""From given answers (`NOT_GIVEN` where the network answers) to the network's probabilities."""
+"""From given answers (`NOT_GIVEN` where there is none) to the reading's probabilities."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,8 +253,8 @@ class Corrections:
     """Readings of the same cases, each with the truth of one more step given."""
 
     names: Sequence[str]
-    truth: Int[np.ndarray, "case step"]  # the network answers a step itself that nobody annotated
-    answers: Int[np.ndarray, "num_given case step"]  # the network's own
+    truth: Int[np.ndarray, "case step"]  # a step that nobody annotated is not given
+    answers: Int[np.ndarray, "num_given case step"]  # of the reading
     largest_shift: float  # largest change of a later answer's probability when one more step was given, 0 to 1
     asked: Sequence[NextStep | None] = ()  # the step of each case that is worth checking at first
 
@@ -289,7 +289,7 @@ Curve = list[float | None]  # share of the last step that is right after 0, 1, .
 
 class _Shares(msgspec.Struct):
     joined: dict[str, Curve]
-    without_picture: Curve
+    without_picture: Curve | None  # None where no network takes given answers
     baseline: str
 
 
@@ -297,26 +297,25 @@ class _Statistics(msgspec.Struct):
     corrections: _Shares | None = None
 
 
-def read_shares(workdir: pathlib.Path) -> dict[str, Curve]:
-    """Return the curve of each network that a run measured, and that of its baseline; nothing of an older run."""
+def write_shares(workdir: pathlib.Path, chain: Chain) -> Markup:
+    """Write the curve of each network that a run measured, and that of its baseline; nothing of an older run."""
     path = workdir / STATISTICS_FILE
     if not path.exists():
-        return {}
+        return Markup()
     measured = read_json(path, _Statistics, accepted="expected the statistics.json of a run").corrections
-    if measured is None or not measured.joined:
-        return {}
-    return {**measured.joined, f"{measured.baseline} without the picture": measured.without_picture}
+    if measured is None or measured.without_picture is None:
+        return Markup()
+    shares = {f"{model}, joint reading": curve for model, curve in measured.joined.items()}
+    shares[f"{measured.baseline} without the picture"] = measured.without_picture
+    return render("correction_shares.html.j2", shares=shares, last=chain.steps[-1].name)
 
 
-def write_corrections(
-    corrections: Corrections, chain: Chain, *, shares: Mapping[str, Curve] | None = None, num_shown: int = 4
-) -> Markup:
-    """Write what true answers add beside not looking, how many later answers flipped, and the cases with most flips."""
+def write_corrections(corrections: Corrections, chain: Chain, *, num_shown: int = 4) -> Markup:
+    """Write how many later answers flipped, for better or worse, and the cases with the most flips."""
     by_case = corrections.flipped.sum(axis=(0, 2))
     order = np.argsort(-by_case, kind="stable")[:num_shown]
     return render(
         "corrections.html.j2",
-        shares=shares or {},
         summary=_summarise(corrections),
         headers=["Step", "Truth", "as read", *(f"{number} given" for number in range(1, len(corrections.answers)))],
         cases=[_list_rows(corrections, int(case), chain) for case in order if by_case[case]],
@@ -344,7 +343,7 @@ def _summarise(corrections: Corrections) -> str:
     num_cases, num_flips = flipped.shape[1], int(flipped.sum())
     num_changed = int(flipped.any(axis=(0, 2)).sum())
     if not num_flips:
-        hardly = ": this teacher reads each step from the picture, and hardly from its earlier answers"
+        hardly = ": the teacher reads each step from the picture, and hardly from earlier answers"
         return (
             f"In none of {num_cases} cases did a later answer change when the truth of earlier steps was given, and no "
             f"later probability moved by more than {100 * corrections.largest_shift:.2g} percentage points"
