@@ -130,8 +130,16 @@ def test_figures_are_those_of_the_replies_at_home_and_away(plan, answered):
             assert found["mean A"][row].value == pytest.approx(np.mean(shares))
         silent = {OURS: 0.375, PUBLISHED: 0.75}.get(name)
         assert (found[NO_SIGNAL][row].value if silent else found[NO_SIGNAL][row]) == silent
-    assert gains["seed"] == ["all", "1", "2"] * 4
+    assert gains["seed"] == ["all", "1", "2"] * 6
+    assert list(zip(gains["training"], gains["less"], strict=True))[::3] == [
+        (SFT, BASELINE), (OURS, SFT), (PUBLISHED, SFT),
+    ] * 2  # fmt: skip
     for row, (where, name) in enumerate(zip(gains["phantoms"], gains["training"], strict=True)):
+        if name == SFT:
+            if gains["seed"][row] == "all":
+                own = found["mean A"][found["phantoms"].index(where) :]
+                assert gains["mean A"][row].value == pytest.approx(own[1].value - own[0].value)
+            continue
         by_seed = [share(plan, where, name, seed) - share(plan, where, SFT, seed) for seed in plan.seeds]
         if gains["seed"][row] != "all":
             assert gains["mean A"][row].value == pytest.approx(by_seed[int(gains["seed"][row]) - 1])

@@ -202,15 +202,15 @@ def make_origin(plan: Plan) -> list[Table]:
 def _tabulate_gains(plan: Plan, compared: Mapping[str, ReplyComparison], note: str) -> Table:
     rows: list[dict[str, Any]] = []
     for where, comparison in compared.items():
-        for method in (OURS, PUBLISHED):
-            about = {"phantoms": where, "training": method, "less": SFT}
+        for method, less in ((SFT, BASELINE), (OURS, SFT), (PUBLISHED, SFT)):
+            about = {"phantoms": where, "training": method, "less": less}
             alone = [ReplyComparison([split], plan.num_resamples) for split in comparison.splits]
-            by_seed = [{name: own.difference(method, SFT, *key) for name, key in MEANS} for own in alone]
+            by_seed = [{name: own.difference(method, less, *key) for name, key in MEANS} for own in alone]
             rows.append(
                 {**about, "seed": "all"}
-                | {name: comparison.difference(method, SFT, *key) for name, key in MEANS}
+                | {name: comparison.difference(method, less, *key) for name, key in MEANS}
                 | {f"{name}: over the sets": t_interval([own[name].value for own in by_seed]) for name, _ in JUDGED}
-                | {f"{name}: verdict": comparison.evidence(method, SFT, *key) for name, key in JUDGED}
+                | {f"{name}: verdict": comparison.evidence(method, less, *key) for name, key in JUDGED}
             )
             rows += [{**about, "seed": str(seed), **own} for seed, own in zip(plan.seeds, by_seed, strict=True)]
     heads = (
@@ -219,7 +219,7 @@ def _tabulate_gains(plan: Plan, compared: Mapping[str, ReplyComparison], note: s
         *columns("text", *(f"{name}: verdict" for name, _ in JUDGED)),
     )
     over = "Over the sets: the mean of one difference a seed with its t interval."
-    return Table.of("origin_gains", "What GRPO adds", heads, settle(rows), (note, INTERVALS, over, CORRECTED))
+    return Table.of("origin_gains", "What fine-tuning and GRPO add", heads, settle(rows), (note, INTERVALS, over, CORRECTED))
 
 
 def _list_replies(plan: Plan) -> Iterator[KeptReplies]:
