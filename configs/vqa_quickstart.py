@@ -3,8 +3,8 @@
 python -m stepcot_jax.main --config=vqa_quickstart --workdir=runs/vqa
 
 Scores are in docs/results/policies_grpo.md: A 36, V 36 % after fine-tuning (majority answer and constant box: 31 and
-27 %). The sixteen updates of GRPO that fit into five minutes on two cores trade one for the other; hundreds lifted both
-in four of six runs (`tables_vqa`).
+27 %). The sixteen updates of GRPO that fit into five minutes on two cores trade one for the other; hundreds
+add little (`tables_vqa`).
 """
 
 from configs import base

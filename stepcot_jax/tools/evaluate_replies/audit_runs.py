@@ -59,11 +59,19 @@ _BATCH_SIZE = 32
 _MOST_KEPT = 64  # decoded pictures, of cases or of donors
 
 
-def write_results(out: Path, replies: Path, thinking: Path | None, scoring: ScoringSettings, who: str = "") -> str:
+def write_results(
+    out: Path,
+    replies: Path,
+    thinking: Path | None,
+    scoring: ScoringSettings,
+    who: str = "",
+    *,
+    with_pictures: bool = True,
+) -> str:
     """Write tables and index.html of an audit to its folder; return the tables as text."""
     tables, examples = score_audit(out, replies, thinking, scoring)
     names = [name for table in tables for name in write_table(out, table)]
-    sections = [*map(tabulate, tables), *([show_examples(out, examples)] if examples else [])]
+    sections = [*map(tabulate, tables), *([show_examples(out, examples)] if with_pictures and examples else [])]
     page = write_report(title="Audit", about=[who], sections=sections, writer="stepcot evaluate_replies audit")
     write_whole(out / "index.html", page.encode())
     return "\n".join([who, "", *map(to_text, tables), f"in {out}: index.html, {', '.join(names)}\n"])

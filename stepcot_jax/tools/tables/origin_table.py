@@ -219,7 +219,8 @@ def _tabulate_gains(plan: Plan, compared: Mapping[str, ReplyComparison], note: s
         *columns("text", *(f"{name}: verdict" for name, _ in JUDGED)),
     )
     over = "Over the sets: the mean of one difference a seed with its t interval."
-    return Table.of("origin_gains", "What fine-tuning and GRPO add", heads, settle(rows), (note, INTERVALS, over, CORRECTED))
+    title = "What fine-tuning and GRPO add"
+    return Table.of("origin_gains", title, heads, settle(rows), (note, INTERVALS, over, CORRECTED))
 
 
 def _list_replies(plan: Plan) -> Iterator[KeptReplies]:

@@ -1,0 +1,91 @@
+"""Figures that docs/results quotes of policies, computed once more from the replies that lie beside them."""
+
+import gzip
+import json
+import pathlib
+import re
+
+import numpy as np
+import pytest
+
+from stepcot_jax.data.questions.record_files import read_vqa_records
+from stepcot_jax.data.questions.reply_files import read_replies
+from stepcot_jax.evaluation.replies import ScoringSettings, score_all
+from stepcot_jax.record import KINDS
+from stepcot_jax.tools.evaluate_replies.audit_runs import write_results
+
+RESULTS = pathlib.Path(__file__).parents[2] / "docs" / "results"
+REPLIES = RESULTS / "replies"
+ROWS = {
+    "origin": {
+        ("GRPO, ours", "test"): "| home | GRPO, ours |",
+        ("GRPO, published", "second style"): "| second style | GRPO, published |",
+    },
+    "released": {("DPO", "test"): "| + DPO |"},
+}
+"""Rows of each table by cell and condition of their replies; every row takes 2 s a seed."""
+
+
+def score(folder, own):
+    """The mean over the kinds of the shares of right answers, and the mean IoU."""
+    records = read_vqa_records(folder / own["records"]).records
+    ids = {record.id: None for record in records}.keys()
+    replies = read_replies(folder / own["replies"], name="", chosen=ids, known=ids, missing="stop").replies
+    scored = score_all(records, replies, ScoringSettings(own["dialect"], with_thinking=own["with_thinking"]))
+    right = [
+        [each.a_score for record, each in zip(records, scored, strict=True) if record.kind == kind] for kind in KINDS
+    ]
+    return np.mean([np.mean(of_kind) for of_kind in right if of_kind]), np.mean([each.v_score for each in scored])
+
+
+@pytest.mark.parametrize("table", ROWS)
+def test_quoted_rows_are_those_of_the_kept_replies(table):
+    page, folder = (RESULTS / f"{table}.md").read_text(), REPLIES / table
+    index = [json.loads(line) for line in (folder / "files.jsonl").read_text().splitlines()]
+    for key, start in ROWS[table].items():
+        scores = [score(folder, own) for own in index if (own["cell"], own["condition"]) == key]
+        assert len(scores) == (3 if table == "origin" else 1)
+        (row,) = [line for line in page.splitlines() if line.startswith(start)]
+        quoted = [float(cell.split()[0]) for cell in row.removeprefix(start).split("|")[:2]]
+        assert quoted == pytest.approx(100 * np.mean(scores, axis=0), abs=0.0501)
+
+
+@pytest.mark.slow
+def test_quoted_audits_are_those_of_the_kept_replies(tmp_path):
+    for packed in (REPLIES / "audit").glob("*.jsonl.gz"):
+        (tmp_path / packed.stem).write_bytes(gzip.decompress(packed.read_bytes()))
+    files = tmp_path / "replies.jsonl", tmp_path / "thinking_replies.jsonl"
+    write_results(tmp_path, *files, ScoringSettings("gemex"), with_pictures=False)
+    page = (RESULTS / "audits.md").read_text()
+    for name in ("looks", "thinks", "counterfactual"):
+        rows = [line for line in (tmp_path / f"audit_{name}.md").read_text().splitlines() if re.match(r"\| \w", line)]
+        assert len(rows) > 2
+        assert all(row in page for row in rows)
+
+
+def test_the_quoted_trial_of_counterfactual_pairs_is_that_of_the_kept_replies():
+    folder, page = REPLIES / "pairs", (RESULTS / "audits.md").read_text()
+    records = read_vqa_records(folder / "records.jsonl.gz").records
+    ids = {record.id: None for record in records}.keys()
+    own = [record for record in records if record.provenance["audit_variant"] == "own picture"]
+    shares, claimed = {}, []
+    for name in ("without-pairs", "with-pairs"):
+        replies = read_replies(folder / f"{name}.jsonl.gz", name="", chosen=ids, known=ids, missing="stop").replies
+        answers = {key: re.search("<answer>(.*?)</answer>", reply)[1] for key, reply in replies.items()}
+        right = {record.provenance["audit_of"] for record in own if answers[record.id] == "Yes"}
+        claimed.append(len(right))
+        for variant in ("without the claimed finding", "without another finding"):
+            varied = [record for record in records if record.provenance["audit_variant"] == variant]
+            asked = [record.id for record in varied if record.provenance["audit_of"] in right]
+            changed = [answers[one] != "Yes" for one in asked]
+            shares.setdefault(variant, []).append((100 * np.mean(changed), len(changed)))
+    assert "| claims it rightly | {} | {} |".format(*claimed) in page
+    for variant, figures in shares.items():
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| changes {variant} |")]
+        quoted = re.findall(r"([0-9.]+) % \[[^]]*\] of ([0-9]+)", row)
+        assert [(float(share), int(number)) for share, number in quoted] == [
+            (pytest.approx(share, abs=0.0501), number) for share, number in figures
+        ]
+    test = {"records": "../origin/records_seed-1_test.jsonl.gz", "replies": "with-pairs_test.jsonl.gz"}
+    a, v = score(folder, test | {"dialect": "gemex", "with_thinking": True})
+    assert f", 45.3 % | {100 * a:.1f}, {100 * v:.1f} % |" in page
