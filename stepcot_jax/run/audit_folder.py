@@ -35,7 +35,7 @@ from stepcot_jax.pages.sheets import Column, Table, columns
 from stepcot_jax.pages.sheets import Row as SheetRow
 from stepcot_jax.pages.shell import SHARED, Section, render, tabulate
 from stepcot_jax.reasoning.thinking import in_words, subject_of
-from stepcot_jax.record import Record
+from stepcot_jax.record import KINDS, Record
 
 THINKING, REPLIES, THINKING_REPLIES = "thinking.jsonl", "replies.jsonl", "thinking_replies.jsonl"
 CHAIN_SCORING = ScoringSettings("medclm", with_thinking=False)
@@ -163,7 +163,7 @@ def score_audit(
                 f"{folder / THINKING}: its thinkings are of other replies than {replies}; expected those of the same "
                 "replies (`audit score` without --thinking-replies writes them)"
             )
-        groups = _group(_score(varied, thinking, scoring), THINKS)
+        groups = _add_kinds(_group(_score(varied, thinking, scoring), THINKS))
         rows = {variant: audit_thinking(own, pairs, questions) for variant, pairs in groups.items()}
         condition = next(iter(varied.values())).provenance.get(CONDITION, "")[:200]
         tables.insert(1, _tabulate("thinks", rows, condition))
@@ -189,6 +189,16 @@ def _group(scored: Scored, names: Sequence[str]) -> Mapping[str, Scored]:
             if name in LOOKS and (last := pair[0].provenance.get(LAST)):
                 groups.setdefault(f"{name}, {last}", []).append(pair)
     return groups
+
+
+def _add_kinds(groups: Mapping[str, Scored]) -> dict[str, Scored]:
+    """Return groups, each followed by its parts by kind of question if there are several kinds."""
+    added: dict[str, Scored] = {}
+    several = len({record.kind for pairs in groups.values() for record, _ in pairs}) > 1
+    for variant, pairs in groups.items():
+        of_kinds = {kind: [pair for pair in pairs if pair[0].kind == kind] for kind in KINDS if several}
+        added |= {variant: pairs} | {f"{variant}, {kind}": own for kind, own in of_kinds.items() if own}
+    return added
 
 
 def _tabulate(name: str, rows: Mapping[str, Row], condition: str = "") -> Table:

@@ -17,13 +17,14 @@ from stepcot_jax.tools.evaluate_replies.audit_runs import write_results
 RESULTS = pathlib.Path(__file__).parents[2] / "docs" / "results"
 REPLIES = RESULTS / "replies"
 ROWS = {
-    "origin": {
-        ("GRPO, ours", "test"): "| home | GRPO, ours |",
-        ("GRPO, published", "second style"): "| second style | GRPO, published |",
-    },
-    "released": {("DPO", "test"): "| + DPO |"},
+    ("origin", "GRPO, published", "second style"): "| second style | GRPO, published |",
+    ("released", "DPO", "test"): "| + DPO |",
 }
-"""Rows of each table by cell and condition of their replies; every row takes 2 s a seed."""
+"""A row of a table's page by table, cell and condition of its replies."""
+DIFFERENCES = {
+    "GRPO, ours": "| home | GRPO, ours | SFT | all |",
+    "GRPO, published": "| home | GRPO, published | SFT | all |",
+}
 
 
 def score(folder, own):
@@ -38,16 +39,43 @@ def score(folder, own):
     return np.mean([np.mean(of_kind) for of_kind in right if of_kind]), np.mean([each.v_score for each in scored])
 
 
-@pytest.mark.parametrize("table", ROWS)
-def test_quoted_rows_are_those_of_the_kept_replies(table):
-    page, folder = (RESULTS / f"{table}.md").read_text(), REPLIES / table
+def score_seeds(table, cell, condition):
+    folder = REPLIES / table
     index = [json.loads(line) for line in (folder / "files.jsonl").read_text().splitlines()]
-    for key, start in ROWS[table].items():
-        scores = [score(folder, own) for own in index if (own["cell"], own["condition"]) == key]
-        assert len(scores) == (3 if table == "origin" else 1)
-        (row,) = [line for line in page.splitlines() if line.startswith(start)]
-        quoted = [float(cell.split()[0]) for cell in row.removeprefix(start).split("|")[:2]]
-        assert quoted == pytest.approx(100 * np.mean(scores, axis=0), abs=0.0501)
+    return np.array([score(folder, own) for own in index if (own["cell"], own["condition"]) == (cell, condition)])
+
+
+def read_row(page, start):
+    (row,) = [line for line in (RESULTS / f"{page}.md").read_text().splitlines() if line.startswith(start)]
+    return [cell.strip() for cell in row.removeprefix(start).split("|")]
+
+
+@pytest.mark.parametrize("key", ROWS, ids=" ".join)
+def test_quoted_rows_are_those_of_the_kept_replies(key):
+    scores = score_seeds(*key)
+    assert len(scores) == (3 if key[0] == "origin" else 1)
+    quoted = [float(cell.split()[0]) for cell in read_row(key[0], ROWS[key])[:2]]
+    assert quoted == pytest.approx(100 * scores.mean(axis=0), abs=0.0501)
+
+
+@pytest.mark.slow
+def test_what_readme_quotes_of_rewards_is_of_the_kept_replies():
+    """Differences of A and V over the three sets, with t intervals of 2 degrees of freedom."""
+    start = score_seeds("origin", "SFT", "test")
+    quoted = [float(cell.split()[0]) for cell in read_row("origin", "| home | SFT |")[:2]]
+    assert quoted == pytest.approx(100 * start.mean(axis=0), abs=0.0501)
+    readme, policies = (
+        " ".join(path.read_text().replace(" points", "").split())
+        for path in (RESULTS.parents[1] / "README.md", RESULTS.parent / "policies.md")
+    )
+    for cell, row in DIFFERENCES.items():
+        gains = 100 * (score_seeds("origin", cell, "test") - start)
+        mean, half = gains.mean(axis=0), 4.303 * gains.std(axis=0, ddof=1) / 3**0.5
+        for place, column in enumerate((6, 7)):  # A and V "over the sets"
+            figure = f"{mean[place]:+.1f} [{mean[place] - half[place]:+.1f}, {mean[place] + half[place]:+.1f}]"
+            assert re.sub(" ± [0-9.]+", "", read_row("origin_gains", row)[column]) == figure
+            assert figure in readme
+            assert figure in policies
 
 
 @pytest.mark.slow

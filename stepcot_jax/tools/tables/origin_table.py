@@ -270,8 +270,8 @@ def make_released(plan: Plan) -> list[Table]:
     )
     shares = dict.fromkeys(heading for own in _SIGNALS.values() for heading in own)
     heads = (Column("training"), *columns("percent", *(heading for heading, _ in MEANS), *shares))
-    pairs = [(GRPO, SFT), (CREDIT, SFT), (DPO, SFT), (CREDIT, GRPO), (DPO, GRPO)]
-    title = "What MEDSAGE's public code adds"
+    pairs = [(SFT, BASELINE), (GRPO, SFT), (CREDIT, SFT), (DPO, SFT), (CREDIT, GRPO), (DPO, GRPO)]
+    title = "What fine-tuning and MEDSAGE's public code add"
     return [
         Table.of("released", "Stage credit and DPO, as released", heads, rows, notes),
         tabulate_differences("released_differences", title, comparison, pairs, notes[0]),
