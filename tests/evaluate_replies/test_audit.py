@@ -1,5 +1,6 @@
 """Audits by files and of a policy's workdir: models whose figures are known, and files that are refused."""
 
+import collections
 import csv
 import json
 import re
@@ -108,6 +109,12 @@ def test_a_model_that_looks_and_follows_its_thinking(audit, capsys):
     assert (thinks["a donor's thinking"]["follows the donor"], thinks["own thinking"]["keeps"]) == (1, 1)
     assert thinks["a donor's thinking"]["says something else"] == 0
     assert 0 <= thinks["a donor's thinking"]["donor agrees anyway"] < 1
+    kinds = [record.kind for record in told if variant_of(record) == "own thinking"]
+    of_kinds = {
+        name.partition(", ")[2]: row["cases"] for name, row in thinks.items() if name.startswith("own thinking,")
+    }
+    assert of_kinds == collections.Counter(kinds)
+    assert len(of_kinds) > 1
     title = "Thinks: answers after other thinkings (the thinking as text in the question)"
     shown = (capsys.readouterr().out, *((audit / name).read_text() for name in ("audit_thinks.md", "index.html")))
     assert all(title in text for text in shown)

@@ -1,5 +1,6 @@
 """Tables `origin` and `released` from finished cells: the choice on validation, and figures from kept replies."""
 
+import functools
 import gzip
 import json
 import pathlib
@@ -109,25 +110,30 @@ def test_each_seed_has_its_own_phantoms_and_the_published_objective_is_the_paper
     refuse("config.vqa.source: 'folder'; the table origin needs 'phantom'", origin_table._start, elsewhere, 1)
 
 
-def share(plan, where, name, seed):
+@functools.cache
+def read_kinds(path):
+    return [record.kind for record in read_vqa_records(path).records]
+
+
+def share(folder, where, name, seed):
     """The mean over the kinds of the right replies' shares, by the rule that the fixtures follow."""
-    cell = origin_table._cells(plan, seed)[name]
-    folder = plan.cells.folder(cell)
     path = folder / ("records/test.jsonl" if where == HOME else "second_style/records.jsonl")
-    records, number = read_vqa_records(path).records, WRONG[name] + (where == AWAY)
+    kinds, number = read_kinds(path), WRONG[name] + (where == AWAY)
     return np.mean(
-        [np.mean([(place + seed) % number > 0 for place, record in enumerate(records) if record.kind == kind])
-         for kind in KINDS]
-    )  # fmt: skip
+        [np.mean([(place + seed) % number > 0 for place, own in enumerate(kinds) if own == kind]) for kind in KINDS]
+    )
 
 
 def test_figures_are_those_of_the_replies_at_home_and_away(plan, answered):
     found, gains = (columns_of(table) for table in answered)
     assert found["training"] == [BASELINE, SFT, OURS, PUBLISHED] * 2
+    folders = {seed: {name: plan.cells.folder(cell) for name, cell in origin_table._cells(plan, seed).items()}
+               for seed in plan.seeds}  # fmt: skip
+    shares_of = {(where, name): [share(folders[seed][name], where, name, seed) for seed in plan.seeds]
+                 for where in (HOME, AWAY) for name in WRONG}  # fmt: skip
     for row, (where, name) in enumerate(zip(found["phantoms"], found["training"], strict=True)):
         if name != BASELINE:
-            shares = [share(plan, where, name, seed) for seed in plan.seeds]
-            assert found["mean A"][row].value == pytest.approx(np.mean(shares))
+            assert found["mean A"][row].value == pytest.approx(np.mean(shares_of[where, name]))
         silent = {OURS: 0.375, PUBLISHED: 0.75}.get(name)
         assert (found[NO_SIGNAL][row].value if silent else found[NO_SIGNAL][row]) == silent
     assert gains["seed"] == ["all", "1", "2"] * 6
@@ -141,7 +147,7 @@ def test_figures_are_those_of_the_replies_at_home_and_away(plan, answered):
             constant, trained = found["mean A"][found["phantoms"].index(where) :][:2]
             assert np.mean(by_seed) == pytest.approx(trained.value - constant.value)
         else:
-            by_seed = [share(plan, where, name, seed) - share(plan, where, SFT, seed) for seed in plan.seeds]
+            by_seed = list(np.subtract(shares_of[where, name], shares_of[where, SFT]))
         if gains["seed"][row] != "all":
             assert gains["mean A"][row].value == pytest.approx(by_seed[int(gains["seed"][row]) - 1])
             assert gains["mean A: verdict"][row] is None
