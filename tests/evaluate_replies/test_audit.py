@@ -94,6 +94,8 @@ def test_a_model_that_looks_and_follows_its_thinking(audit, capsys):
     assert len(rows) == 6
     assert rows[0].count("<img") == 6
     assert rows[0].count(">changed<") == 2
+    run("score", audit, replies, "--without-pictures")
+    assert "<img" not in (audit / "index.html").read_text()
 
     def follow(record):
         donor = BY_ID.get(record.provenance.get("audit_donor", ""))
