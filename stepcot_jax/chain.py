@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import re
 import string
+import unicodedata
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,12 +32,13 @@ _LETTERED = re.compile(r"\(?([A-Za-z])(?:[.):]*|[.):]+\s*(\S.*))", re.DOTALL)
 
 
 def fold(text: str) -> str:
-    """Return `text` with case folded and white space collapsed, for comparing answers.
+    """Return `text` with case folded, white space collapsed and Unicode's form NFKC, for comparing answers.
 
     >>> fold("  Ill-Defined   margin ")
     'ill-defined margin'
     """
-    return " ".join(text.split()).casefold()
+    plain = text if text.isascii() else unicodedata.normalize("NFKC", text)
+    return " ".join(plain.split()).casefold()
 
 
 def find_one_answer(labels: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:

@@ -18,8 +18,8 @@ from stepcot_jax.chain import Chain, fold
 from stepcot_jax.data.columns import RecordTable, as_table, find_first
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.answers import read_answer
 from stepcot_jax.reasoning.dialects import DIALECTS, read_reply, write_reply
-from stepcot_jax.reasoning.replies import read_answer
 from stepcot_jax.record import KINDS, STAGE_NAMES, Record
 
 NOT_ANNOTATED_NAME = "(not annotated)"

@@ -29,10 +29,11 @@ from stepcot_jax.evaluation.statistics import (
     weighted_mean,
 )
 from stepcot_jax.host.ranges import Interval
+from stepcot_jax.reasoning.answers import read_answer
 from stepcot_jax.reasoning.dialects import DIALECTS, FREE, interpret_answer, read_reply
 from stepcot_jax.reasoning.endings import PART_ENDS, Unsaid, goes_on_behind, hear
 from stepcot_jax.reasoning.free_replies import UNCLOSED
-from stepcot_jax.reasoning.replies import Judged, Missing, Reply, normalise, read_answer, tidy
+from stepcot_jax.reasoning.replies import Judged, Missing, Reply, normalise, tidy
 from stepcot_jax.record import KINDS, STAGE_NAMES, Record
 from stepcot_jax.rewards.answers import IllFormed, OpenAnswer, answer_reward, format_reward
 from stepcot_jax.rewards.boxes import LEAST_IOU, grounding_reward, localisation

@@ -49,7 +49,8 @@ import msgspec
 from stepcot_jax.box import GRID_1000, UNIT_SQUARE, Box, Corners
 from stepcot_jax.chain import fold
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.free_replies import UNCLOSED, read_free, read_free_answer, split_thoughts
+from stepcot_jax.reasoning.answers import find_answer, read_answer
+from stepcot_jax.reasoning.free_replies import UNCLOSED, find_ending, read_free, split_thoughts
 from stepcot_jax.reasoning.replies import (
     BOX,
     BOX_AFTER_NAME,
@@ -62,7 +63,6 @@ from stepcot_jax.reasoning.replies import (
     corners_of,
     find_named_boxes,
     normalise,
-    read_answer,
     read_boxes,
     read_parts,
     scan_tags,
@@ -513,10 +513,14 @@ def read_reply(text: str, dialect: str, *, with_thinking: bool = True, in_any_sp
         reply = min(reply, read(plain), key=lambda reply: len(reply.problems))
     thinking, behind, is_open = split_thoughts(plain)
     if is_open and not plain.endswith("</response>"):  # a draft; GEMeX's complete response only lacks a </think>
-        reply = Reply(dialect, thinking=thinking, problems=(*reply.problems, UNCLOSED), space=reply.space)
+        problems, ending = (*reply.problems, UNCLOSED), find_ending(thinking)
+        reply = Reply(dialect, answer=ending or None, thinking=thinking, problems=problems, space=reply.space)
     elif thinking and not is_open and reply.problems:
-        problems = reply.problems
-        reply = dataclasses.replace(read(behind), thinking=thinking, regions=reply.regions, problems=problems)
+        problems, read_behind = reply.problems, read(behind)
+        answer = read_behind.answer if behind.strip() else find_ending(thinking) or None
+        reply = dataclasses.replace(
+            read_behind, answer=answer, thinking=thinking, regions=reply.regions, problems=problems
+        )
     return dataclasses.replace(reply, text=text)
 
 
@@ -524,7 +528,9 @@ def interpret_answer(reply: Reply, record: Record) -> str | tuple[str, ...] | No
     """Return the answer of a reply in the form of `record.answer`; None if it has none that can be read."""
     if reply.answer is None:
         return None
-    return (read_free_answer if reply.dialect == FREE else read_answer)(reply.answer, record)
+    if record.kind == "open":
+        return read_answer(reply.answer, record)
+    return find_answer((reply.answer, *reply.others), record)
 
 
 def answer_start(reply: str, dialect: str) -> int:

@@ -4,9 +4,9 @@ import dataclasses
 import functools
 import itertools
 import re
-import string
+import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from stepcot_jax.box import Box, Corners, Space, convert, convert_rounded, pixels
-from stepcot_jax.chain import NOT_ANNOTATED, Step, fold
+from stepcot_jax.chain import fold
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
 
@@ -42,6 +42,7 @@ class Reply:
       problems: why the text violates the dialect's grammar, each a short phrase.
       space: coordinates of its boxes; None for pixels of the record's `image_size`.
       text: what was read.
+      others: further parts that may be the answer, in order, where `answer` names no option.
     """
 
     dialect: str
@@ -54,6 +55,7 @@ class Reply:
     problems: tuple[str, ...] = ()
     space: Space | None = None
     text: str = dataclasses.field(default="", compare=False, repr=False)
+    others: tuple[str, ...] = ()
 
     @property
     def is_well_formed(self) -> bool:
@@ -166,9 +168,10 @@ def read_boxes(text: str) -> list[Corners] | None:
 
 
 def corners_of(match: re.Match[str]) -> Corners:
-    """Return the four numbers of a box."""
-    first, second, third, fourth = map(float, match.groups())
-    return first, second, third, fourth
+    """Return the four numbers of a box; a group "sized" marks one that is written as x, y, width and height."""
+    first, second, third, fourth = (float(number) for number in match.groups() if number)
+    is_sized = match.re.groupindex and match["sized"] is not None
+    return (first, second, first + third, second + fourth) if is_sized else (first, second, third, fourth)
 
 
 def find_named_boxes(text: str, pattern: re.Pattern[str]) -> Iterator[tuple[Box, int, int]]:
@@ -216,8 +219,10 @@ _STOP_TOKEN = re.compile(
     r"(?:<\|[\w ]{1,40}\|>|<\uff5c[^\uff5c<>]{1,40}\uff5c>|</?s>|<eos>|<pad>|<end_of_turn>|\[end of text\])\Z"
 )
 _LONGEST_STOP = 64
-_FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
-_FULL_WIDTH |= dict(zip((0x3000, 0x3002, 0x3001, 0x3010, 0x3011), map(ord, " .,[]"), strict=True))
+_PLAIN = dict(zip((0x3002, 0x3001, 0x3010, 0x3011), map(ord, ".,[]"), strict=True))
+_PLAIN |= {start + place: ord("A") + place for start in (0x1F150, 0x1F170) for place in range(26)}  # white on black
+_FORMAT = re.compile(r"[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]")
+"""Characters that are not seen: zero-width and soft breaks, marks of direction, variation selectors."""
 _AROUND = "*_`#$\"'\u201c\u201d\u2018\u2019\u201e\u00ab\u00bb\u2039\u203a\u300c\u300d\u300e\u300f"
 _CLOSING = ".,;:!"
 _SPACES = "".join(filter(str.isspace, map(chr, range(0x3001))))
@@ -238,12 +243,17 @@ def without_stop_tokens(text: str) -> str:
 
 
 def normalise(text: str) -> str:
-    r"""Return a text without stop tokens at its end and with ASCII in the place of full-width forms.
+    r"""Return a text without stop tokens at its end and without format characters, its letters as one usually types them.
+
+    Full-width, mathematical, circled and decomposed letters become plain ones (Unicode's form NFKC).
 
     >>> normalise("\N{FULLWIDTH LATIN CAPITAL LETTER B}<|im_end|>")
     'B'
     """
-    return without_stop_tokens(text).translate(_FULL_WIDTH)
+    text = without_stop_tokens(text)
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", _FORMAT.sub("", text).translate(_PLAIN))
+    return text
 
 
 def tidy(text: str) -> str:
@@ -259,77 +269,6 @@ def tidy(text: str) -> str:
         if text and _BRACKETS.get(text[0]) == text[-1] and not any(mark in text[1:-1] for mark in "()[]{}"):
             text = text[1:-1]
     return text
-
-
-_WORD = re.compile(r"\w+")
-_LETTER = re.compile(r"\(?([A-Za-z])[.):]*")
-_BETWEEN_LETTERS = re.compile(r"(?:[\s,;]|\band\b)+", re.IGNORECASE)
-_BETWEEN_TEXTS = (
-    re.compile(r"[;\n]"),
-    re.compile(r"[;\n,]\s*(?=\(?[A-Za-z][.):])"),
-    re.compile(r"[;\n,]"),
-    re.compile(r"[;\n,]|\band\b", re.IGNORECASE),
-)
-_LONGEST = 2**16
-"""Longer texts are not read as a choice, which would take much memory."""
-
-
-def read_answer(text: str, record: Record) -> str | tuple[str, ...] | None:
-    """Return a written answer in the form of `record.answer`, the folded text of an open one; None if unreadable."""
-    if record.kind == "open":
-        return fold(tidy(normalise(text))) or fold(text) or None
-    if len(text) > _LONGEST:
-        return None
-    as_written = _read_as_written(text, record)
-    return _read_as_written(tidy(normalise(text)), record) if as_written is None else as_written
-
-
-def _read_as_written(text: str, record: Record) -> str | tuple[str, ...] | None:
-    if record.kind == "closed":
-        return _read_yes_or_no(text)
-    step = Step("choices", record.question, record.options)
-    if record.kind == "single":
-        return _read_choice(text, step)
-    letters = _read_letters(text, step)
-    for between in (None, *_BETWEEN_TEXTS):
-        if letters:
-            break
-        letters = _read_choices([text] if between is None else between.split(text), step)
-    return tuple(sorted(letters)) if letters else None
-
-
-def _read_yes_or_no(text: str) -> str | None:
-    words = _WORD.findall(fold(text))
-    decisions = {"yes", "no"}.intersection(words)  # the first word decides, unless both occur
-    return words[0].capitalize() if len(decisions) == 1 and words[0] in decisions else None
-
-
-def _read_choice(text: str, step: Step) -> str | None:
-    try:
-        label = step.read_answer(text)
-    except BadInput:
-        return None
-    return None if label == NOT_ANNOTATED else string.ascii_uppercase[label]
-
-
-def _read_letters(text: str, step: Step) -> set[str] | None:
-    """Return the letters of a text that consists of option letters; None for any other text."""
-    if len(text) > 1 and len(set(text)) == len(text) and set(text) <= set(string.ascii_uppercase[: step.num_answers]):
-        return set(text)
-    matches = [_LETTER.fullmatch(piece) for piece in _BETWEEN_LETTERS.split(text) if piece]
-    letters = {match[1].upper() for match in matches if match}
-    return letters if None not in matches and letters <= set(string.ascii_uppercase[: step.num_answers]) else None
-
-
-def _read_choices(pieces: Iterable[str], step: Step) -> set[str] | None:
-    letters: set[str] = set()
-    for piece in pieces:
-        letter = _read_choice(piece, step) if piece.strip() else None
-        if letter is None and piece.strip():
-            return None
-        if letter is not None:
-            letters.add(letter)
-    return letters
 
 
 _TOKEN = re.compile(r"\w+")

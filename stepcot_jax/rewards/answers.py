@@ -5,8 +5,9 @@ import re
 from typing import Literal
 
 from stepcot_jax.chain import fold
+from stepcot_jax.reasoning.answers import open_text
 from stepcot_jax.reasoning.dialects import interpret_answer
-from stepcot_jax.reasoning.replies import Judged, Reply, normalise, tidy, token_f1
+from stepcot_jax.reasoning.replies import Judged, Reply, token_f1
 from stepcot_jax.record import Record
 
 MultiChoice = Literal["exact", "jaccard"]
@@ -70,7 +71,7 @@ def _open_reward(answer: str, record: Record, open_answer: OpenAnswer, judged: J
     if open_answer == "token_f1":
         return float(max(token_f1(answer, text) for text in accepted) >= LEAST_TOKEN_F1)
     texts = {fold(text) for text in accepted}
-    return float(fold(answer) in texts or fold(tidy(normalise(answer))) in texts)
+    return float(fold(answer) in texts or fold(open_text(answer)) in texts)
 
 
 def is_hedged(answer: str, record: Record) -> bool:

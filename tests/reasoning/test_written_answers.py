@@ -7,14 +7,14 @@ from reasoning_records import make_record, records
 from timing import least_seconds
 
 from stepcot_jax.chain import fold
-from stepcot_jax.reasoning.replies import read_answer
+from stepcot_jax.reasoning.answers import read_answer
 
 
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        *((text, "B") for text in ("B", "b", "B.", "(B)", "B: Effusion", "(B) effusion", " EFFUSION ", "Effusion")),
-        *((text, None) for text in ("B: Nodule", "A, B", "A B", "E", "Pneumonia", "The answer is B", "", " \n")),
+        *((text, "B") for text in ("B", "b", "B.", "(B)", "The answer is B", "B: Effusion", "(B) effusion", " EFFUSION ", "Effusion")),
+        *((text, None) for text in ("B: Nodule", "A, B", "A B", "E", "Pneumonia", "", " \n")),
     ],
 )
 def test_single(text, answer):
@@ -47,9 +47,9 @@ def test_options_that_hold_a_separator():
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        *((text, "Yes") for text in ("Yes", "YES.", "Yes, the heart is enlarged.")),
+        *((text, "Yes") for text in ("Yes", "YES.", "Yes, the heart is enlarged.", "The answer is yes")),
         *((text, "No") for text in ("no", "**No**", "No: nothing is seen")),
-        *((text, None) for text in ("Yes and no", "Yes. No effusion is seen.", "The answer is yes", "Nothing", "")),
+        *((text, None) for text in ("Yes and no", "Yes or no?", "Options: yes, no", "Nothing", "")),
     ],
 )
 def test_closed(text, answer):

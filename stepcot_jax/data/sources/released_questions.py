@@ -24,8 +24,9 @@ from stepcot_jax.data.sources.intake import Sorting, read_image_size
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import one_line
 from stepcot_jax.host.untrusted import open_untrusted
+from stepcot_jax.reasoning.answers import read_answer
 from stepcot_jax.reasoning.dialects import read_reply
-from stepcot_jax.reasoning.replies import Reply, read_answer
+from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import KINDS, STAGE_NAMES, Kind, Record, SetAside, Stages
 
 # Files: undecoded records, one at a time; bad ones stop or are set aside.

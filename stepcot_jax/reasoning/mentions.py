@@ -1,0 +1,287 @@
+"""Where a text names the options of a question, by letter or by name, and which of them it denies, doubts or lists."""
+
+import bisect
+import dataclasses
+import functools
+import itertools
+import re
+import string
+from collections.abc import Sequence
+
+from stepcot_jax.chain import fold
+
+_MOST = 500
+"""Most names and most letters that are looked at: a text with more decides on nothing."""
+
+_LONGEST_CLAUSE = 400
+"""Characters before and behind a mention that are searched for a denial."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Mention:
+    """One option in a text.
+
+    Attributes:
+      letter: of the option.
+      start: position of its first character.
+      end: position behind its last character.
+      is_labelled: whether its letter stands there, not its name alone.
+      sentence: number of its sentence.
+      is_denied: whether the text says that it is not the answer.
+      is_doubted: whether the text offers it as one of several, or as a possibility.
+      is_listed: whether it stands in a list of all options.
+    """
+
+    letter: str
+    start: int
+    end: int
+    is_labelled: bool
+    sentence: int = 0
+    is_denied: bool = False
+    is_doubted: bool = False
+    is_listed: bool = False
+
+    @property
+    def is_stated(self) -> bool:
+        """Whether the text states this option rather than denying it or listing all."""
+        return not self.is_denied and not self.is_listed
+
+
+@dataclasses.dataclass(frozen=True)
+class Mentions:
+    """All options that a text names, in order; `contradict`: a letter stands directly before another option's name."""
+
+    text: str
+    found: tuple[Mention, ...]
+    ends: tuple[int, ...]  # of the sentences
+    contradict: bool = False
+
+    def sentence_of(self, mention: Mention) -> str:
+        """Return the sentence of a mention."""
+        start = self.ends[mention.sentence - 1] if mention.sentence else 0
+        return self.text[start : self.ends[mention.sentence]]
+
+    def groups(self) -> list[list[Mention]]:
+        """Return runs of mentions with nothing but commas, line breaks, "and" or "or" between them."""
+        return _group(self.text, self.found)
+
+    def group_of(self, mention: Mention) -> list[Mention]:
+        """Return the run of mentions that one belongs to."""
+        return next(group for group in self.groups() if mention in group)
+
+    def last_cue(self, cue: re.Pattern[str], end: int) -> int:
+        """Return the start of the last match of a pattern that begins before a position; the length of the text if none."""
+        return max((match.start() for match in cue.finditer(self.text, 0, end)), default=len(self.text))
+
+    def leading_group(self) -> list[Mention]:
+        """Return the mentions that the text begins with, behind a list of all options; none if it begins otherwise."""
+        rest = [mention for mention in self.found if not mention.is_listed]
+        start = max((mention.end for mention in self.found[: len(self.found) - len(rest)] if mention.is_listed), default=0)
+        if not rest or not _LEAD.fullmatch(self.text, start, rest[0].start):
+            return []
+        return _group(self.text, rest)[0]
+
+    def leading_lines(self) -> list[Mention]:
+        """Return the mentions at the start of the first line and of each following line that begins with one."""
+        chosen = [group for group in self.groups() if _LEAD.fullmatch(self.text, self.text.rfind("\n", 0, group[0].start) + 1, group[0].start)]
+        if not chosen or chosen[0][0].start > len(self.text) - len(self.text.lstrip()) + 40 or self.found[0] not in chosen[0]:
+            return []
+        return [mention for group in chosen for mention in group]
+
+    def concluding(self, cue: re.Pattern[str]) -> list[Mention]:
+        """Return the stated mentions of the last sentence that states any, if it has a cue."""
+        stated = [mention for mention in self.found if mention.is_stated]
+        last = [mention for mention in stated if mention.sentence == stated[-1].sentence]
+        return last if last and cue.search(self.sentence_of(last[0])) else []
+
+
+_GLUE = re.compile(
+    r"[\s\"'\u2019*)\].,;/&+\-\u2022]{0,12}(?:(?:and|or|nor|as well as|vs\.?|versus|and/or|option|choice|the|an?)\b"
+    r"[\s\"'\u2019*(\[,]{0,6}){0,3}"
+)
+_ALTERNATIVE = re.compile(r"\b(?:or|vs|versus)\b|/")
+_LEAD = re.compile(
+    r"\W*(?:(?:so|therefore|thus|hence|the|my|best|correct|right|final|only|just|both|most likely|answers?|options?|choices?|letters?"
+    r"|finding|diagnosis|there|it|this|that|i see|i think|image|picture|radiograph|x-ray|shows?|is|are|'s|a|an|would be)\W*)*",
+    re.IGNORECASE,
+)
+
+_BARRIERS = re.compile(
+    r"\b(?:but|however|although|though|yet|so|therefore|thus|hence|leav(?:es|ing)|while|whereas|it is|it's|consistent with"
+    r"|suggest\w*|indicat\w*|points? to|speaks? for|represents?|fits?|confirm\w*|only|instead,|rather,|because|since)\b",
+    re.IGNORECASE,
+)
+_DENIED_BEFORE = re.compile(
+    r"\b(?:no(?! doubt)|not(?! only)|without|neither|nor|negative for|absence of|lack of|rather than|instead of|unlike"
+    r"|isn't|aren't|doesn't|don't|wasn't|cannot|can't|lacks?|exclud(?:e|es|ing)|rul(?:es?|ed|ing) out|against|other than"
+    r"|free of)\b",
+    re.IGNORECASE,
+)
+_DENIED_BEHIND = re.compile(
+    r"[\w ]{0,30}?\b(?:is|are|was|were|be|been|being|seems?|appears?|looks?)\s+(?:\w+ )?(?:not|absent|unlikely|excluded"
+    r"|ruled out|incorrect|wrong|false|out|less likely|improbable|negative)\b"
+    r"|[\w ]{0,30}?\b(?:cannot|can't|isn't|aren't|wasn't|doesn't|does not|don't|do not|has no|have no|shows no)\b"
+    r"|\W{0,4}not(?=\s*(?:[.,;)]|\Z|(?:seen|present|visible|shown|likely|possible|correct|identified|the (?:case|answer))\b))"
+    r"|\W{0,4}(?:absent|unlikely|excluded|ruled out|incorrect|wrong|false|less likely)\b"
+    r"|\W{0,4}(?:no|nor|none)\b(?=\s*(?:[.,;)\n]|\Z))|[\s,]{1,3}none (?:fits?|of)\b",
+    re.IGNORECASE,
+)
+_SEEN = re.compile(r"\b(?:may|could|can|might) be (?:seen|noted|identified|observed|appreciated)\b", re.IGNORECASE)
+_DOUBTED_BEFORE = re.compile(
+    r"\b(?:possibl[ey]|maybe|perhaps|may|might|could|unclear|uncertain|unsure|whether|if|differential\w*|questionable"
+    r"|either|potential(?:ly)?|equivocal|between|or)\b\W*(?:[\w-]+\W+){0,6}\Z",
+    re.IGNORECASE,
+)
+_DOUBTED_BEHIND = re.compile(
+    r"\s*\?|\W{0,3}(?:\w+ )?(?:or|possibly|maybe|perhaps|if|vs|versus)\b"
+    r"|[\w ]{0,15}\b(?:is|was|are|were|remains?|seems?)\s+(?:\w+ )?(?:considered|possible|tempting|suspected|questionable)\b",
+    re.IGNORECASE,
+)
+_WORDS = ("no", "yes", "none", "both", "neither", "all", "other")
+"""Options that are also words of any sentence: they count where punctuation follows."""
+_ENDS = re.compile(r"\s*(?:[.,;:!)\]\n*\"'(\-\u2013\u2014]|\Z)")
+_SENTENCE_ENDS = re.compile(r"[.!?]+(?=\s|\Z)|[;\n]+")
+_NO_LETTER_BEFORE = re.compile(
+    r"(?:hepatitis|vitamin|kerley|type|stanford|group|class|grade|stage|factor|protein|[\u00b0\d])\s?\Z", re.IGNORECASE
+)
+_NO_LETTER_BEHIND = re.compile(r"[ -](?:lines?|arm|dimer|waves?|cells?|scan|mode)\b", re.IGNORECASE)
+_NO_ARTICLE = re.compile(
+    r"\s*(?:[.,:;!?)\]\n*\"']|\Z|[-\u2013\u2014=]|(?:is|was|are|because|since|as|and|or|seems|appears|fits|looks|due|given"
+    r"|for|but|not|can|would|describes|matches|[A-Z])\b)"
+)
+
+
+def find_mentions(text: str, options: tuple[str, ...]) -> Mentions:
+    """Return the options that a text names."""
+    pattern, by_name = _names(options)
+    names = [
+        (match.start(), match.end(), by_name[_core(match[0])])
+        for match in itertools.islice(pattern.finditer(text), _MOST)
+        if fold(match[0]) not in _WORDS or _ENDS.match(text, match.end())
+    ]
+    letters = _find_letters(text, string.ascii_uppercase[: len(options)])
+    if len(names) >= _MOST or len(letters) >= _MOST:
+        return Mentions(text, (), (len(text),))
+    found, contradict = _join(text, letters, names)
+    ends = [match.end() for match in _SENTENCE_ENDS.finditer(text) if not _is_within(match.start(), found)]
+    ends.append(len(text) + 1)
+    found = [dataclasses.replace(mention, sentence=bisect.bisect_right(ends, mention.start)) for mention in found]
+    return Mentions(text, tuple(_judge(text, found, ends, len(options))), tuple(ends), contradict)
+
+
+def _core(name: str) -> str:
+    """Return a name without the ending of its plural."""
+    folded = fold(name)
+    return re.sub(r"(?<=[a-z]{4})(?<!s)s\Z|(?<=ss)es\Z", "", folded)
+
+
+@functools.lru_cache(maxsize=256)
+def _names(options: tuple[str, ...]) -> tuple[re.Pattern[str], dict[str, str]]:
+    """Return the pattern of the options' names, the longest first, and the letter of each."""
+    by_name = {_core(option): letter for option, letter in zip(options, string.ascii_uppercase, strict=False)}
+    if len(by_name) < len(options):  # options that differ by their plural alone
+        by_name = {fold(option): letter for option, letter in zip(options, string.ascii_uppercase, strict=False)}
+    names = sorted(filter(None, by_name), key=len, reverse=True)
+    written = "|".join(r"\s+".join(map(re.escape, name.split())) + "(?:(?<=ss)es|s)?" for name in names)
+    return re.compile(rf"(?<!\w)(?:{written})(?!\w)", re.IGNORECASE), by_name
+
+
+@functools.lru_cache(maxsize=32)
+def _letter_pattern(letters: str) -> re.Pattern[str]:
+    upper, lower = f"[{letters}]", f"[{letters.lower()}]"
+    return re.compile(
+        rf"[(\[{{]\s?({upper}|{lower})\s?[)\]}}]|\b(?i:options?|choices?|answers?|letters?)\s(?i:is\s)?\(?({upper}|{lower})\b[).]?(?![\w'\u2019])"
+        rf"|(?<![\w'\u2019.-])({upper}|{lower}(?=[.:)]))(?![\w'\u2019])(?:[.):]+(?=\s|\Z|[A-Z*]))?"
+    )
+
+
+def _find_letters(text: str, letters: str) -> list[tuple[int, int, str]]:
+    found = []
+    for match in itertools.islice(_letter_pattern(letters).finditer(text), _MOST):
+        bare = match[3] is not None and match.end() == match.end(3)
+        letter = next(group for group in match.groups() if group).upper()
+        if match[3] and _NO_LETTER_BEFORE.search(text, max(0, match.start() - 20), match.start()):
+            continue
+        if bare and (_NO_LETTER_BEHIND.match(text, match.end()) or (letter in "AI" and not _NO_ARTICLE.match(text, match.end()))):
+            continue
+        found.append((match.start(), match.end(), letter))
+    return found
+
+
+_BEFORE_NAME = re.compile(r"[\s).:\]\-\u2013\u2014\"'*=]{0,6}")
+_BEFORE_LETTER = re.compile(r"[\s*\"']{0,3}")
+
+
+def _join(
+    text: str, letters: Sequence[tuple[int, int, str]], names: Sequence[tuple[int, int, str]]
+) -> tuple[list[Mention], bool]:
+    """Return letters and names in order, a letter and the name beside it as one; and whether such a pair disagrees."""
+    found: list[Mention] = []
+    contradict = False
+    everything = sorted([(*name, False) for name in names] + [(*letter, True) for letter in letters])
+    for start, end, letter, is_label in everything:
+        last = found[-1] if found else None
+        if last and start < last.end:
+            continue
+        between = text[last.end : start] if last else ""
+        is_pair = last is not None and (
+            (last.is_labelled and not is_label and _BEFORE_NAME.fullmatch(between))
+            or (not last.is_labelled and is_label and text[start] in "([" and _BEFORE_LETTER.fullmatch(between))
+        )
+        if is_pair and last is not None and "\n" not in between:
+            contradict |= last.letter != letter
+            found[-1] = Mention(last.letter, last.start, end, is_labelled=True)
+        else:
+            found.append(Mention(letter, start, end, is_labelled=is_label))
+    return found, contradict
+
+
+def _is_within(position: int, found: Sequence[Mention]) -> bool:
+    place = bisect.bisect_right(found, position, key=lambda mention: mention.start) - 1
+    return place >= 0 and position < found[place].end - 1
+
+
+def _group(text: str, found: Sequence[Mention]) -> list[list[Mention]]:
+    groups: list[list[Mention]] = []
+    for mention in found:
+        joins = bool(groups) and _GLUE.fullmatch(text, groups[-1][-1].end, mention.start)
+        if joins and all(mention.letter != other.letter for other in groups[-1]):
+            groups[-1].append(mention)
+        else:
+            groups.append([mention])
+    return groups
+
+
+def _judge(text: str, found: Sequence[Mention], ends: Sequence[int], num_options: int) -> list[Mention]:
+    """Return the mentions with what the text says of them; those of a group are denied, doubted and listed together."""
+    walked = _find_walk(text, found, num_options)
+    judged = []
+    for group in _group(text, found):
+        first, last = group[0], group[-1]
+        start = max(ends[first.sentence - 1] if first.sentence else 0, first.start - _LONGEST_CLAUSE)
+        before = _BARRIERS.split(text[start : first.start])[-1]
+        behind = _BARRIERS.split(text[last.end : min(ends[last.sentence], last.end + _LONGEST_CLAUSE)])[0]
+        is_denied = bool(_DENIED_BEFORE.search(before) or _DENIED_BEHIND.match(behind))
+        is_listed = len({mention.letter for mention in group}) == num_options
+        doubted = _DOUBTED_BEFORE.search(_SEEN.sub("", before)) or _DOUBTED_BEHIND.match(behind)
+        several = len({mention.letter for mention in group}) > 1
+        is_doubted = bool(doubted) or (several and any(map(_ALTERNATIVE.search, _between(text, group))))
+        judged += [
+            dataclasses.replace(
+                mention, is_denied=is_denied, is_doubted=is_doubted, is_listed=is_listed or mention.start in walked
+            )
+            for mention in group
+        ]
+    return judged
+
+
+def _between(text: str, group: Sequence[Mention]) -> list[str]:
+    return [text[first.end : second.start] for first, second in itertools.pairwise(group)]
+
+
+def _find_walk(text: str, found: Sequence[Mention], num_options: int) -> set[int]:
+    """Return the starts of mentions that head one line each for all options in order, whatever the lines say."""
+    heads = [mention for mention in found if not text[text.rfind("\n", 0, mention.start) + 1 : mention.start].strip(" \t*-#>\u2022")]
+    letters = "".join(mention.letter for mention in heads)
+    place = letters.find(string.ascii_uppercase[:num_options])
+    return {mention.start for mention in heads[place : place + num_options]} if place >= 0 and num_options > 1 else set()
