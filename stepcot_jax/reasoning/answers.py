@@ -1,7 +1,8 @@
 """Written answers, read by the kind of question: one reader for the answers of every dialect.
 
-A text may wrap its answer (LaTeX's box, JSON, a list, "the answer is"), name options by letter or by name, deny or doubt
-some, and list them all. A choice is what the text begins with, what its conclusion names, or the one option it states.
+A text may wrap its answer (LaTeX's box, JSON, a list, "the answer is"), name options by letter or by name, deny or
+doubt some, and list them all. A choice is what the text begins with, what its conclusion names, or the one option that
+it states.
 """
 
 import re
@@ -67,7 +68,7 @@ def names_option(text: str, record: Record) -> bool:
 
 def spell_out(text: str) -> str:
     """Return an answer without Markdown, LaTeX, the mark of a list or quote, and "only" around it."""
-    plain = tidy(_LATEX_TEXT.sub(r"\1", text).replace("**", "").replace("`", ""))
+    plain = tidy(_HTML.sub(" ", _LATEX_TEXT.sub(r"\1", text)).replace("**", "").replace("`", ""))
     plain = _LATEX_MATH.sub("", plain)
     return tidy(_ALONE.sub("", _OPENING.sub("", plain)).replace("[[", "[").replace("]]", "]"))
 
@@ -79,6 +80,7 @@ _MOST_SAID = 64
 _LATEX_BOX = re.compile(r"\\f?boxe?d?\s?\{")
 _BESIDE = re.compile(r"(?:[\s,;&$]|\band\b|\\[()\[\]])*", re.IGNORECASE)
 _LATEX_TEXT = re.compile(r"\\(?:text|mathrm|mathbf|textbf|mbox|rm)\s?\{([^{}]{0,500})\}")
+_HTML = re.compile(r"</?(?:b|i|em|strong|u|br|p|span|div)\s?/?>", re.IGNORECASE)
 _LATEX_MATH = re.compile(r"\\[()\[\]]")
 _OPENING = re.compile(r"\A(?:>+|\d[.)]|[-\u2022+])\s+(?=\S)")  # of a quote, or of a list with one item
 _ALONE = re.compile(r"\A(?:only|just) (?=\(?[A-Z]\b)|(?<=[A-Z]) only\b|(?<=[A-Z]\)) only\b", re.IGNORECASE)
@@ -172,7 +174,7 @@ def _read_braces(text: str, start: int) -> tuple[int, str]:
 
 
 _LETTER = re.compile(r"[(\[]?([A-Za-z])[.):\]]*")
-_BETWEEN_LETTERS = re.compile(r"(?:[\s,;&+'\"]|\band\b)+", re.IGNORECASE)
+_BETWEEN_LETTERS = re.compile(r"(?:[\s,;&+/'\"]|\band\b)+", re.IGNORECASE)
 _BETWEEN_TEXTS = (
     re.compile(r"[;\n]"),
     re.compile(r"[;\n,]\s*(?=\(?[A-Za-z][.):])"),
@@ -259,7 +261,7 @@ _CONCLUDES = re.compile(
     r"|I (?:would|will|see|think|choose))\b",
     re.IGNORECASE,
 )
-_MORE = re.compile(r"\b(?:also|additional(?:ly)?|as well|another|too|furthermore|moreover|incidental\w*)\b", re.IGNORECASE)
+_MORE = re.compile(r"\b(?:also|additional(?:ly)?|as well|another|too|moreover|incidental\w*)\b", re.IGNORECASE)
 
 
 def _read_plain(text: str, record: Record) -> str | tuple[str, ...] | None:
@@ -301,8 +303,10 @@ def _read_one(mentions: Mentions) -> str | None:
     overrules = _OVERRULES.search(sentence) is not None
     if lead and (not end or not overrules):
         return lead
-    if end and not _MORE.search(sentence) and (
-        overrules or sure == {end} or last[-1].is_labelled or _CONCLUDES.search(sentence)
+    if (
+        end
+        and not _MORE.search(sentence)
+        and (overrules or sure == {end} or last[-1].is_labelled or _CONCLUDES.search(sentence))
     ):
         return end
     return sure.pop() if len(sure) == 1 and {mention.letter for mention in stated} == sure else None
@@ -328,8 +332,10 @@ def _read_several(text: str, mentions: Mentions, record: Record) -> tuple[str, .
 
 
 _YES_NO: Mapping[str, str] = {
-    **dict.fromkeys(["yes", "y", "yeah", "yep", "yup", "true", "affirmative", "present", "是", "是的", "有", "对", "oui", "ja", "sí"], "Yes"),
-    **dict.fromkeys(["no", "n", "nope", "nah", "false", "absent", "否", "不是", "没有", "无", "不", "non", "nein"], "No"),
+    **dict.fromkeys(["yes", "y", "yeah", "yep", "yup", "true", "affirmative", "present", "oui", "ja", "sí"], "Yes"),
+    **dict.fromkeys(["no", "n", "nope", "nah", "false", "absent", "non", "nein", "нет"], "No"),
+    **dict.fromkeys(["是", "是的", "有", "对", "да"], "Yes"),
+    **dict.fromkeys(["否", "不是", "没有", "无", "不"], "No"),
 }
 _ANY_YES_NO = re.compile(r"(?<!\w)(?:" + "|".join(sorted(_YES_NO, key=len, reverse=True)) + r")(?!\w)")
 _NO_ANSWER = re.compile(

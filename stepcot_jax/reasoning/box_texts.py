@@ -16,7 +16,8 @@ def _keyed(*keys: str) -> str:
     return r"[\s,;]{0,9}".join(rf"(?<![a-z])[\"']?(?:{key})[\"']?\s?[:=]\s?{_NUMBER}" for key in keys)
 
 
-_POINT = rf"{_OPENS}(?:[\"']?x[\"']?\s?[:=]\s?)?{_NUMBER}\s{{0,9}},\s{{0,9}}(?:[\"']?y[\"']?\s?[:=]\s?)?{_NUMBER}{_CLOSES}"
+_X, _Y = (rf"(?:[\"']?{name}[\"']?\s?[:=]\s?)?{_NUMBER}" for name in "xy")
+_POINT = rf"{_OPENS}{_X}\s{{0,9}},\s{{0,9}}{_Y}{_CLOSES}"
 _BOXES = re.compile(
     "|".join(
         (

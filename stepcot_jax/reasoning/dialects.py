@@ -513,11 +513,11 @@ def read_reply(text: str, dialect: str, *, with_thinking: bool = True, in_any_sp
         reply = min(reply, read(plain), key=lambda reply: len(reply.problems))
     thinking, behind, is_open = split_thoughts(plain)
     if is_open and not plain.endswith("</response>"):  # a draft; GEMeX's complete response only lacks a </think>
-        problems, ending = (*reply.problems, UNCLOSED), find_ending(thinking)
+        problems, (ending, _) = (*reply.problems, UNCLOSED), find_ending(thinking)
         reply = Reply(dialect, answer=ending or None, thinking=thinking, problems=problems, space=reply.space)
     elif thinking and not is_open and reply.problems:
         problems, read_behind = reply.problems, read(behind)
-        answer = read_behind.answer if behind.strip() else find_ending(thinking) or None
+        answer = read_behind.answer if behind.strip() else find_ending(thinking)[0] or None
         reply = dataclasses.replace(
             read_behind, answer=answer, thinking=thinking, regions=reply.regions, problems=problems
         )

@@ -35,21 +35,25 @@ _TURN_OF_MODEL = re.compile(
 _MOST_TAGS = 64
 _NAMES = "final_answer|answer|ans"
 _TAGGED = re.compile(
-    rf"(?:<(?:{_NAMES})(?:\s[^<>]{{0,100}})?>|\[(?:{_NAMES})\])((?:[^<\[]|\[(?!/)|<(?!/?[a-z_]))*)(</(?:{_NAMES})>|\[/(?:{_NAMES})\])?",
+    rf"(?:<(?:{_NAMES})(?:\s[^<>]{{0,100}})?>|\[(?:{_NAMES})\])"
+    rf"((?:[^<\[]|\[(?!/)|<(?!/?[a-z_]))*)(</(?:{_NAMES})>|\[/(?:{_NAMES})\])?",
     re.IGNORECASE,
 )
 _CONCLUSIONS = re.compile(r"[<\[](?:conclusion|con|response)[>\]]((?:[^<\[]|\[(?!/))*)", re.IGNORECASE)
 _ANY_TAG = re.compile(rf"</?[A-Za-z_]{{1,20}}(?:\s[^<>]{{0,100}})?>|\[/?(?:{_NAMES})\]", re.IGNORECASE)
 _LAST_LINE = re.compile(
-    r"(?:\A|\n)[\s#*_>-]{0,9}(?:(?:the|my) )?(?:(?:final|correct|best) )?answer[*_ ]{0,3}(?::|is:)[*_ ]{0,3}((?:\(?[A-Za-z][.):] ?)?[^\n.!?]{1,200})[.!?]?\Z",
+    r"(?:\A|\n)[\s#*_>-]{0,9}(?:(?:the|my) )?(?:(?:final|correct|best) )?answer[*_ ]{0,3}(?::|is:)[*_ ]{0,3}"
+    r"((?:\(?[A-Za-z][.):] ?)?[^\n.!?]{1,200})[.!?]?\Z",
     re.IGNORECASE,
 )
-_TOOL_NAMES = "(?:tool|function)_(?:calls?|responses?|results?|use|code|outputs?)"
+_TOOL = "(?:tool|function)_(?:calls?|responses?|results?|use|code|outputs?)"
+_TOOL_CALLS = r"<\|tool[_\u2581]calls?(?:[_\u2581]section)?[_\u2581]"
 _TOOLS = re.compile(
-    rf"<\|?(?P<name>{_TOOL_NAMES})(?:\s[^<>]{{0,100}})?\|?>(?:(?!<\|?/?(?P=name)\|?>).){{0,{_LONGEST}}}(?:<\|?/(?P=name)\|?>|\Z)"
-    r"|<\|tool[_\u2581]calls?(?:[_\u2581]section)?[_\u2581]begin\|>.*?(?:<\|tool[_\u2581]calls?(?:[_\u2581]section)?[_\u2581]end\|>|\Z)",
+    rf"<\|?(?P<name>{_TOOL})(?:\s[^<>]{{0,100}})?\|?>(?:(?!<\|?/?(?P=name)\|?>).)*(?:<\|?/(?P=name)\|?>|\Z)"
+    rf"|{_TOOL_CALLS}begin\|>.*?(?:{_TOOL_CALLS}end\|>|\Z)",
     re.IGNORECASE | re.DOTALL,
 )
+"""Calls of tools and their answers: Qwen's and Hermes' tags, DeepSeek's and Kimi's tokens."""
 
 
 def read_free(text: str) -> Reply:
@@ -60,10 +64,11 @@ def read_free(text: str) -> Reply:
     if turns := list(_TURN_OF_MODEL.finditer(text)):
         text = text[turns[-1].end() :]
     thinking, said, is_open = split_thoughts(_TOOLS.sub(" ", text))
-    problems: tuple[str, ...] = (UNCLOSED,) if is_open else ()
     if is_open or not said.strip():
-        ending = find_ending(thinking)
-        return Reply("free", answer=ending or None, thinking=thinking, problems=problems or (() if ending else (NOTHING_SAID,)))
+        (ending, behind), problem = find_ending(thinking), UNCLOSED if is_open else NOTHING_SAID
+        problems = () if ending else (problem,)
+        boxes = tuple(find_boxes(behind))
+        return Reply("free", answer=ending or None, references=boxes or None, thinking=thinking, problems=problems)
     boxes, (answer, *others) = tuple(find_boxes(said)), _find_answers(said)
     problems = () if answer or boxes else (NOTHING_SAID,)
     return Reply(
@@ -76,20 +81,21 @@ def read_free(text: str) -> Reply:
     )
 
 
-def find_ending(thinking: str) -> str:
-    """Return the answer that thoughts end with: a closed tag or box of LaTeX, or a line "Answer: .."; "" for none.
+def find_ending(thinking: str) -> tuple[str, str]:
+    """Return the answer that thoughts end with, and what stands behind it: tags and boxes; two empty texts for none.
+
+    The answer is a closed tag, a closed box of LaTeX or a last line "Answer: ..".
 
     >>> find_ending("It is wide. <answer>Yes</answer>"), find_ending("Maybe <answer>Yes</answer>, or not")
-    ('Yes', '')
+    (('Yes', ''), ('', ''))
     """
     text = thinking.rstrip()
     tags = [tag for tag in _TAGGED.finditer(text) if tag[2]]
-    if tags and not _ANY_TAG.sub("", without_boxes(text[tags[-1].end() :])).strip():
-        return tags[-1][1].strip()
-    if box := read_last_box(text.rstrip(" .$*)")):
-        return box
+    behind = text[tags[-1].end() :] if tags else ""
+    if tags and not _plain(behind):
+        return tags[-1][1].strip(), behind
     line = _LAST_LINE.search(text)
-    return line[1].strip() if line else ""
+    return read_last_box(text.rstrip(" .$*)")) or (line[1].strip() if line else ""), ""
 
 
 def split_thoughts(text: str) -> tuple[str, str, bool]:

@@ -61,32 +61,33 @@ class Mentions:
         start = self.ends[mention.sentence - 1] if mention.sentence else 0
         return self.text[start : self.ends[mention.sentence]]
 
-    def groups(self) -> list[list[Mention]]:
-        """Return runs of mentions with nothing but commas, line breaks, "and" or "or" between them."""
-        return _group(self.text, self.found)
-
     def group_of(self, mention: Mention) -> list[Mention]:
-        """Return the run of mentions that one belongs to."""
-        return next(group for group in self.groups() if mention in group)
+        """Return the run of mentions that one belongs to: nothing but commas, line breaks, "and" or "or" between."""
+        return next(group for group in _group(self.text, self.found) if mention in group)
 
     def last_cue(self, cue: re.Pattern[str], end: int) -> int:
-        """Return the start of the last match of a pattern that begins before a position; the length of the text if none."""
+        """Return where the last match of a pattern before a position begins; the length of the text without one."""
         return max((match.start() for match in cue.finditer(self.text, 0, end)), default=len(self.text))
 
     def leading_group(self) -> list[Mention]:
         """Return the mentions that the text begins with, behind a list of all options; none if it begins otherwise."""
         rest = [mention for mention in self.found if not mention.is_listed]
-        start = max((mention.end for mention in self.found[: len(self.found) - len(rest)] if mention.is_listed), default=0)
-        if not rest or not _LEAD.fullmatch(self.text, start, rest[0].start):
+        start = max((mention.end for mention in self.found if mention.is_listed), default=0)
+        if not rest or not _LEAD.fullmatch(self.text, min(start, rest[0].start), rest[0].start):
             return []
         return _group(self.text, rest)[0]
 
     def leading_lines(self) -> list[Mention]:
-        """Return the mentions at the start of the first line and of each following line that begins with one."""
-        chosen = [group for group in self.groups() if _LEAD.fullmatch(self.text, self.text.rfind("\n", 0, group[0].start) + 1, group[0].start)]
-        if not chosen or chosen[0][0].start > len(self.text) - len(self.text.lstrip()) + 40 or self.found[0] not in chosen[0]:
-            return []
-        return [mention for group in chosen for mention in group]
+        """Return the mentions that the text and further lines begin with; none if the text begins otherwise."""
+        groups = _group(self.text, self.found)
+        starts = [self.text.rfind("\n", 0, group[0].start) + 1 for group in groups]
+        heads = [
+            group
+            for group, start in zip(groups, starts, strict=True)
+            if _LEAD.fullmatch(self.text, start, group[0].start)
+        ]
+        is_first = heads and heads[0][0] is self.found[0] and not self.text[: starts[0]].strip()
+        return [mention for group in heads for mention in group] if is_first else []
 
     def concluding(self, cue: re.Pattern[str]) -> list[Mention]:
         """Return the stated mentions of the last sentence that states any, if it has a cue."""
@@ -101,27 +102,31 @@ _GLUE = re.compile(
 )
 _ALTERNATIVE = re.compile(r"\b(?:or|vs|versus)\b|/")
 _LEAD = re.compile(
-    r"\W*(?:(?:so|therefore|thus|hence|the|my|best|correct|right|final|only|just|both|most likely|answers?|options?|choices?|letters?"
-    r"|finding|diagnosis|there|it|this|that|i see|i think|image|picture|radiograph|x-ray|shows?|is|are|'s|a|an|would be)\W*)*",
+    r"\W*(?:(?:so|therefore|thus|hence|the|my|best|correct|right|final|only|just|both|most likely|answers?|options?"
+    r"|choices?|letters?|finding|diagnosis|there|it|this|that|i see|i think|image|picture|radiograph|x-ray"
+    r"|shows?|is|are|'s|a|an|would be)\W*)*",
     re.IGNORECASE,
 )
 
 _BARRIERS = re.compile(
-    r"\b(?:but|however|although|though|yet|so|therefore|thus|hence|leav(?:es|ing)|while|whereas|it is|it's|consistent with"
-    r"|suggest\w*|indicat\w*|points? to|speaks? for|represents?|fits?|confirm\w*|only|instead,|rather,|because|since)\b",
+    r"\b(?:but|however|although|though|yet|so|therefore|thus|hence|leav(?:es|ing)|while|whereas|it is|it's"
+    r"|consistent with|suggest\w*|indicat\w*|points? to|speaks? for|represents?|fits?|confirm\w*"
+    r"|left with|remain\w*|only|instead,|rather,|because|since)\b",
     re.IGNORECASE,
 )
 _DENIED_BEFORE = re.compile(
     r"\b(?:no(?! doubt)|not(?! only)|without|neither|nor|negative for|absence of|lack of|rather than|instead of|unlike"
-    r"|isn't|aren't|doesn't|don't|wasn't|cannot|can't|lacks?|exclud(?:e|es|ing)|rul(?:es?|ed|ing) out|against|other than"
-    r"|free of)\b",
+    r"|isn't|aren't|doesn't|don't|wasn't|cannot|can't|lacks?|exclud(?:e|es|ing)|rul(?:es?|ed|ing) out|against"
+    r"|other than|free of)\b"
+    r"|\b(?:behind|near|beside|next to|adjacent to|close to|in front of|compared (?:to|with))\s+(?:the\s+)?\Z",
     re.IGNORECASE,
 )
 _DENIED_BEHIND = re.compile(
     r"[\w ]{0,30}?\b(?:is|are|was|were|be|been|being|seems?|appears?|looks?)\s+(?:\w+ )?(?:not|absent|unlikely|excluded"
     r"|ruled out|incorrect|wrong|false|out|less likely|improbable|negative)\b"
     r"|[\w ]{0,30}?\b(?:cannot|can't|isn't|aren't|wasn't|doesn't|does not|don't|do not|has no|have no|shows no)\b"
-    r"|\W{0,4}not(?=\s*(?:[.,;)]|\Z|(?:seen|present|visible|shown|likely|possible|correct|identified|the (?:case|answer))\b))"
+    r"|\W{0,4}not(?=\s*(?:[.,;)]|\Z"
+    r"|(?:seen|present|visible|shown|likely|possible|correct|identified|the (?:case|answer))\b))"
     r"|\W{0,4}(?:absent|unlikely|excluded|ruled out|incorrect|wrong|false|less likely)\b"
     r"|\W{0,4}(?:no|nor|none)\b(?=\s*(?:[.,;)\n]|\Z))|[\s,]{1,3}none (?:fits?|of)\b",
     re.IGNORECASE,
@@ -134,7 +139,8 @@ _DOUBTED_BEFORE = re.compile(
 )
 _DOUBTED_BEHIND = re.compile(
     r"\s*\?|\W{0,3}(?:\w+ )?(?:or|possibly|maybe|perhaps|if|vs|versus)\b"
-    r"|[\w ]{0,15}\b(?:is|was|are|were|remains?|seems?)\s+(?:\w+ )?(?:considered|possible|tempting|suspected|questionable)\b",
+    r"|[\w ]{0,15}\b(?:is|was|are|were|remains?|seems?)\s+(?:\w+ )?"
+    r"(?:considered|possible|tempting|suspected|questionable)\b",
     re.IGNORECASE,
 )
 _WORDS = ("no", "yes", "none", "both", "neither", "all", "other")
@@ -145,10 +151,11 @@ _NO_LETTER_BEFORE = re.compile(
     r"(?:hepatitis|vitamin|kerley|type|stanford|group|class|grade|stage|factor|protein|[\u00b0\d])\s?\Z", re.IGNORECASE
 )
 _NO_LETTER_BEHIND = re.compile(r"[ -](?:lines?|arm|dimer|waves?|cells?|scan|mode)\b", re.IGNORECASE)
-_NO_ARTICLE = re.compile(
-    r"\s*(?:[.,:;!?)\]\n*\"']|\Z|[-\u2013\u2014=]|(?:is|was|are|because|since|as|and|or|seems|appears|fits|looks|due|given"
-    r"|for|but|not|can|would|describes|matches|[A-Z])\b)"
+_ARTICLE = re.compile(
+    r"\s+(?!(?:is|was|are|because|since|as|and|or|seems|appears|fits|looks|due|given|for|but|not|can|would|if|when|unless"
+    r"|which|rather|over|describes|matches)\b)[a-z]"
 )
+"""What follows the article A and the pronoun I, rather than the letter of an option."""
 
 
 def find_mentions(text: str, options: tuple[str, ...]) -> Mentions:
@@ -190,7 +197,8 @@ def _names(options: tuple[str, ...]) -> tuple[re.Pattern[str], dict[str, str]]:
 def _letter_pattern(letters: str) -> re.Pattern[str]:
     upper, lower = f"[{letters}]", f"[{letters.lower()}]"
     return re.compile(
-        rf"[(\[{{]\s?({upper}|{lower})\s?[)\]}}]|\b(?i:options?|choices?|answers?|letters?)\s(?i:is\s)?\(?({upper}|{lower})\b[).]?(?![\w'\u2019])"
+        rf"[(\[{{]\s?({upper}|{lower})\s?[)\]}}]"
+        rf"|\b(?i:options?|choices?|answers?|letters?)\s(?i:is\s)?\(?({upper}|{lower})\b[).]?(?![\w'\u2019])"
         rf"|(?<![\w'\u2019.-])({upper}|{lower}(?=[.:)]))(?![\w'\u2019])(?:[.):]+(?=\s|\Z|[A-Z*]))?"
     )
 
@@ -200,15 +208,16 @@ def _find_letters(text: str, letters: str) -> list[tuple[int, int, str]]:
     for match in itertools.islice(_letter_pattern(letters).finditer(text), _MOST):
         bare = match[3] is not None and match.end() == match.end(3)
         letter = next(group for group in match.groups() if group).upper()
-        if match[3] and _NO_LETTER_BEFORE.search(text, max(0, match.start() - 20), match.start()):
+        behind = text[match.end() : match.end() + 30]
+        if match[3] and _NO_LETTER_BEFORE.search(text[max(0, match.start() - 20) : match.start()]):
             continue
-        if bare and (_NO_LETTER_BEHIND.match(text, match.end()) or (letter in "AI" and not _NO_ARTICLE.match(text, match.end()))):
+        if bare and (_NO_LETTER_BEHIND.match(behind) or (letter in "AI" and _ARTICLE.match(behind))):
             continue
         found.append((match.start(), match.end(), letter))
     return found
 
 
-_BEFORE_NAME = re.compile(r"[\s).:\]\-\u2013\u2014\"'*=]{0,6}")
+_BEFORE_NAME = re.compile(r"[\s().:\]\-\u2013\u2014\"'*=]{0,6}")
 _BEFORE_LETTER = re.compile(r"[\s*\"']{0,3}")
 
 
@@ -281,7 +290,12 @@ def _between(text: str, group: Sequence[Mention]) -> list[str]:
 
 def _find_walk(text: str, found: Sequence[Mention], num_options: int) -> set[int]:
     """Return the starts of mentions that head one line each for all options in order, whatever the lines say."""
-    heads = [mention for mention in found if not text[text.rfind("\n", 0, mention.start) + 1 : mention.start].strip(" \t*-#>\u2022")]
+    starts = [text.rfind("\n", 0, mention.start) + 1 for mention in found]
+    heads = [
+        mention
+        for mention, start in zip(found, starts, strict=True)
+        if not text[start : mention.start].strip(" \t*-#>\u2022")
+    ]
     letters = "".join(mention.letter for mention in heads)
     place = letters.find(string.ascii_uppercase[:num_options])
-    return {mention.start for mention in heads[place : place + num_options]} if place >= 0 and num_options > 1 else set()
+    return {mention.start for mention in heads[place : place + num_options]} if place >= 0 else set()

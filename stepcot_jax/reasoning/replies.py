@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import html
 import itertools
 import re
 import unicodedata
@@ -243,14 +244,14 @@ def without_stop_tokens(text: str) -> str:
 
 
 def normalise(text: str) -> str:
-    r"""Return a text without stop tokens at its end and without format characters, its letters as one usually types them.
+    r"""Return a text without stop tokens at its end, format characters and HTML's entities.
 
     Full-width, mathematical, circled and decomposed letters become plain ones (Unicode's form NFKC).
 
     >>> normalise("\N{FULLWIDTH LATIN CAPITAL LETTER B}<|im_end|>")
     'B'
     """
-    text = without_stop_tokens(text)
+    text = html.unescape(without_stop_tokens(text))
     if not text.isascii():
         text = unicodedata.normalize("NFKC", _FORMAT.sub("", text).translate(_PLAIN))
     return text

@@ -12,7 +12,7 @@ WRITTEN = [
     for line in pathlib.Path(__file__).with_name("replies_by_hand.jsonl").read_text(encoding="utf-8").splitlines()
 ]
 RIGHT = {"single": "A", "closed": "Yes", "multi": ("A",), "open": "mass"}
-LEAST_RIGHT = 0.73  # of the reader as it is
+LEAST_RIGHT = 0.98
 
 
 def read(written):
@@ -25,9 +25,12 @@ def read(written):
 
 
 def test_replies_by_hand_are_read_as_a_person_reads_them():
-    differing = []
+    unread, others = [], []
     for written in WRITTEN:
         answer, boxes = read(written)
-        if answer != written["answer"] or boxes != written.get("boxes", boxes):
-            differing.append((written["reply"], answer, boxes))
-    assert len(differing) <= (1 - LEAST_RIGHT) * len(WRITTEN), differing
+        if boxes != written.get("boxes", boxes) or answer not in (None, written["answer"]):
+            others.append((written["reply"], answer, boxes))
+        elif answer != written["answer"]:
+            unread.append(written["reply"])
+    assert not others
+    assert len(unread) <= (1 - LEAST_RIGHT) * len(WRITTEN), unread

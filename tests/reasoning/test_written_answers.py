@@ -13,7 +13,20 @@ from stepcot_jax.reasoning.answers import read_answer
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        *((text, "B") for text in ("B", "b", "B.", "(B)", "The answer is B", "B: Effusion", "(B) effusion", " EFFUSION ", "Effusion")),
+        *(
+            (text, "B")
+            for text in (
+                "B",
+                "b",
+                "B.",
+                "(B)",
+                "The answer is B",
+                "B: Effusion",
+                "(B) effusion",
+                " EFFUSION ",
+                "Effusion",
+            )
+        ),
         *((text, None) for text in ("B: Nodule", "A, B", "A B", "E", "Pneumonia", "", " \n")),
     ],
 )
