@@ -253,7 +253,7 @@ _OVERRULES = re.compile(
     re.IGNORECASE,
 )
 """Words of a sentence that states the answer, whatever stands before it."""
-_TURNS = re.compile(rf"{_OVERRULES.pattern}|\b(?:but|yet|however)\b", re.IGNORECASE)
+_CONTRASTS = re.compile(r"\b(?:but|yet|however)\b", re.IGNORECASE)
 _CONCLUDES = re.compile(
     r"\b(?:conclu\w+|best|correct|most|options?|choices?|points?|suggest\w*|indicat\w*|consistent|diagnos\w+"
     r"|(?:finding|picture|image) (?:is|shows)|main|primary|dominant|fits?|match\w*|demonstrates?|represents?"
@@ -296,18 +296,14 @@ def _read_one(mentions: Mentions) -> str | None:
     lead = _only([mention for mention in mentions.leading_group() if mention.is_stated])
     last = [mention for mention in stated if mention.sentence == stated[-1].sentence]
     sentence = mentions.sentence_of(last[0])
-    behind = [mention for mention in last if mention.start >= mentions.last_cue(_TURNS, last[-1].start)]
-    end = _only(last) or _only(behind)
+    concluded = None if _MORE.search(sentence) else _only(mentions.behind_cue(_OVERRULES, last))
+    if lead:
+        return concluded or lead
+    end = concluded or _only(last) or _only(mentions.behind_cue(_CONTRASTS, last))
     if end and _only([mention for mention in mentions.group_of(last[-1]) if mention.is_stated]) is None:
         end = None
-    overrules = _OVERRULES.search(sentence) is not None
-    if lead and (not end or not overrules):
-        return lead
-    if (
-        end
-        and not _MORE.search(sentence)
-        and (overrules or sure == {end} or last[-1].is_labelled or _CONCLUDES.search(sentence))
-    ):
+    is_said = concluded or sure == {end} or last[-1].is_labelled or _CONCLUDES.search(sentence)
+    if end and is_said and not _MORE.search(sentence):
         return end
     return sure.pop() if len(sure) == 1 and {mention.letter for mention in stated} == sure else None
 
@@ -324,7 +320,9 @@ def _read_several(text: str, mentions: Mentions, record: Record) -> tuple[str, .
         return tuple(record.letters)
     if mentions.contradict:
         return None
-    chosen = mentions.leading_lines() or mentions.concluding(_OVERRULES) or mentions.found
+    listed = mentions.leading_lines()
+    is_list = len(listed) > 1 or any(mention.is_labelled for mention in listed)
+    chosen = (listed if is_list else None) or mentions.concluding(_OVERRULES) or mentions.found
     chosen = [mention for mention in chosen if not mention.is_denied]
     if any(mention.is_doubted for mention in chosen):
         return None
@@ -366,7 +364,7 @@ def _read_yes_or_no(text: str) -> str | None:
     decisions = re.findall(r"\b(?:yes|no)\b", folded)
     last = re.search(r"(?:^|[.\n:;,] ?)(yes|no)[.!]?\Z", folded)
     begins = re.match(r"\W*(yes|no)\b", folded)
-    if (last or begins) and len(set(decisions)) == 1:
+    if (last or (begins and not _CONTRASTS.search(folded))) and len(set(decisions)) == 1:
         return decisions[0].capitalize()
     sentence = re.split(r"[.;\n!] ", folded)[-1]
     found = re.findall(r"\b(yes|no)\b", sentence)

@@ -65,9 +65,11 @@ class Mentions:
         """Return the run of mentions that one belongs to: nothing but commas, line breaks, "and" or "or" between."""
         return next(group for group in _group(self.text, self.found) if mention in group)
 
-    def last_cue(self, cue: re.Pattern[str], end: int) -> int:
-        """Return where the last match of a pattern before a position begins; the length of the text without one."""
-        return max((match.start() for match in cue.finditer(self.text, 0, end)), default=len(self.text))
+    def behind_cue(self, cue: re.Pattern[str], mentions: Sequence[Mention]) -> list[Mention]:
+        """Return those of one sentence's mentions that stand behind, or begin with, its last match of a pattern."""
+        start = self.ends[mentions[0].sentence - 1] if mentions[0].sentence else 0
+        cues = [match.start() for match in cue.finditer(self.text, start, mentions[-1].start + 1)]
+        return [mention for mention in mentions if cues and mention.start >= cues[-1]]
 
     def leading_group(self) -> list[Mention]:
         """Return the mentions that the text begins with, behind a list of all options; none if it begins otherwise."""
@@ -110,21 +112,23 @@ _LEAD = re.compile(
 
 _BARRIERS = re.compile(
     r"\b(?:but|however|although|though|yet|so|therefore|thus|hence|leav(?:es|ing)|while|whereas|it is|it's"
-    r"|consistent with|suggest\w*|indicat\w*|points? to|speaks? for|represents?|fits?|confirm\w*"
-    r"|left with|remain\w*|only|instead,|rather,|because|since)\b",
+    r"|left with|remain\w*|only|instead,|rather,|because|since)\b"
+    r"|\b(?P<verb>consistent with|suggest\w*|indicat\w*|points? to|speaks? for|represents?|fits?|confirm\w*)\b",
     re.IGNORECASE,
 )
+"""Words that end what "no" and the like deny, unless they are denied themselves (`_DENIES_VERB`)."""
+_DENIES_VERB = re.compile(r"(?:\b(?:no|not|nothing|none|never|neither)|n't)\b(?: +[\w-]+){0,4} *\Z", re.IGNORECASE)
 _DENIED_BEFORE = re.compile(
     r"\b(?:no(?! doubt)|not(?! only)|without|neither|nor|negative for|absence of|lack of|rather than|instead of|unlike"
-    r"|isn't|aren't|doesn't|don't|wasn't|cannot|can't|lacks?|exclud(?:e|es|ing)|rul(?:es?|ed|ing) out|against"
+    r"|isn't|aren't|doesn't|don't|wasn't|cannot|can't|lacks?|exclud(?:e[ds]?|ing)|rul(?:es?|ed|ing) out|against"
     r"|other than|free of)\b"
     r"|\b(?:behind|near|beside|next to|adjacent to|close to|in front of|compared (?:to|with))\s+(?:the\s+)?\Z",
     re.IGNORECASE,
 )
 _DENIED_BEHIND = re.compile(
-    r"[\w ]{0,30}?\b(?:is|are|was|were|be|been|being|seems?|appears?|looks?)\s+(?:\w+ )?(?:not|absent|unlikely|excluded"
-    r"|ruled out|incorrect|wrong|false|out|less likely|improbable|negative)\b"
-    r"|[\w ]{0,30}?\b(?:cannot|can't|isn't|aren't|wasn't|doesn't|does not|don't|do not|has no|have no|shows no)\b"
+    r"[\w ,]{0,40}?\b(?:is|are|was|were|be|been|being|seems?|appears?|looks?)\s+(?:\w+ )?(?:not|absent|unlikely"
+    r"|excluded|ruled out|incorrect|wrong|false|out|less likely|improbable|negative)\b"
+    r"|[\w ,]{0,40}?\b(?:cannot|can't|isn't|aren't|wasn't|doesn't|does not|don't|do not|has no|have no|shows no)\b"
     r"|\W{0,4}not(?=\s*(?:[.,;)]|\Z"
     r"|(?:seen|present|visible|shown|likely|possible|correct|identified|the (?:case|answer))\b))"
     r"|\W{0,4}(?:absent|unlikely|excluded|ruled out|incorrect|wrong|false|less likely)\b"
@@ -138,7 +142,8 @@ _DOUBTED_BEFORE = re.compile(
     re.IGNORECASE,
 )
 _DOUBTED_BEHIND = re.compile(
-    r"\s*\?|\W{0,3}(?:\w+ )?(?:or|possibly|maybe|perhaps|if|vs|versus)\b"
+    r"\s*\?|\W{0,3}(?:would|should|could|might|may)\b(?! be (?:the|my|best|most|seen|noted|identified|observed))"
+    r"|\W{0,3}(?:\w+ )?(?:or|possibly|maybe|perhaps|if|vs|versus)\b"
     r"|[\w ]{0,15}\b(?:is|was|are|were|remains?|seems?)\s+(?:\w+ )?"
     r"(?:considered|possible|tempting|suspected|questionable)\b",
     re.IGNORECASE,
@@ -253,7 +258,8 @@ def _is_within(position: int, found: Sequence[Mention]) -> bool:
 def _group(text: str, found: Sequence[Mention]) -> list[list[Mention]]:
     groups: list[list[Mention]] = []
     for mention in found:
-        joins = bool(groups) and _GLUE.fullmatch(text, groups[-1][-1].end, mention.start)
+        between = text[groups[-1][-1].end : mention.start][:50] if groups else ""
+        joins = bool(groups) and _GLUE.fullmatch(between) and "\n\n" not in between
         if joins and all(mention.letter != other.letter for other in groups[-1]):
             groups[-1].append(mention)
         else:
@@ -265,11 +271,13 @@ def _judge(text: str, found: Sequence[Mention], ends: Sequence[int], num_options
     """Return the mentions with what the text says of them; those of a group are denied, doubted and listed together."""
     walked = _find_walk(text, found, num_options)
     judged = []
-    for group in _group(text, found):
+    groups = _group(text, found)
+    for group, following in itertools.zip_longest(groups, groups[1:]):
         first, last = group[0], group[-1]
         start = max(ends[first.sentence - 1] if first.sentence else 0, first.start - _LONGEST_CLAUSE)
-        before = _BARRIERS.split(text[start : first.start])[-1]
-        behind = _BARRIERS.split(text[last.end : min(ends[last.sentence], last.end + _LONGEST_CLAUSE)])[0]
+        end = min(ends[last.sentence], last.end + _LONGEST_CLAUSE, following[0].start if following else len(text))
+        before = _behind_barrier(text[start : first.start])
+        behind = _BARRIERS.split(text[last.end : end])[0] + ("~" if following else "")  # where it ends is no end
         is_denied = bool(_DENIED_BEFORE.search(before) or _DENIED_BEHIND.match(behind))
         is_listed = len({mention.letter for mention in group}) == num_options
         doubted = _DOUBTED_BEFORE.search(_SEEN.sub("", before)) or _DOUBTED_BEHIND.match(behind)
@@ -282,6 +290,16 @@ def _judge(text: str, found: Sequence[Mention], ends: Sequence[int], num_options
             for mention in group
         ]
     return judged
+
+
+def _behind_barrier(clause: str) -> str:
+    """Return what stands behind the last word that ends a denial."""
+    ends = [
+        match.end()
+        for match in _BARRIERS.finditer(clause)
+        if not match["verb"] or not _DENIES_VERB.search(clause, 0, match.start())
+    ]
+    return clause[ends[-1] :] if ends else clause
 
 
 def _between(text: str, group: Sequence[Mention]) -> list[str]:
