@@ -12,8 +12,8 @@ from timing import least_seconds
 
 from stepcot_jax.box import Box, convert_rounded, pixels
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.dialects import DIALECTS, read_reply, write_question, write_reply
 from stepcot_jax.reasoning.answers import read_answer
+from stepcot_jax.reasoning.dialects import DIALECTS, read_reply, write_question, write_reply
 from stepcot_jax.rewards.presets import PRESETS, reward
 
 KINDS = ("open", "closed", "single", "multi")

@@ -129,8 +129,20 @@ def test_the_answer_of_a_reply_is_read_or_none_where_there_is_not_one(record, an
         ("mass<|box_start|>(2,3),(4,5)<|box_end|>", [("mass", (2, 3, 4, 5))]),
         ('[{"box_2d": [2, 3, 4, 5], "label": "Mass"}]', [("Mass", (2, 3, 4, 5))]),
         ("<think>[1, 2, 3, 4]</think> Yes", []),
+        ('<tool_call>{"bbox_2d": [9, 9, 10, 10]}</tool_call>[1, 2, 3, 4]', [("", (1, 2, 3, 4))]),
+        ("[[1, 2], [3, 4], [5, 6]]", []),  # a polygon
+        *(
+            (text, [("", (1, 2, 3, 4))])
+            for text in (
+                '{"bbox": {"x1": 1, "y1": 2, "x2": 3, "y2": 4}}', '{"left": 1, "top": 2, "right": 3, "bottom": 4}',
+                '{"x": 1, "y": 2, "width": 2, "height": 2}', "(1, 2, 3, 4)", '[{"bbox_2d": ["1", "2", "3", "4"]}]',
+                '{"bbox_2d": "1, 2, 3, 4"}', "[[1, 2], [3, 4]]", "(1, 2) to (3, 4)", '{"p1": {"x": 1, "y": 2}, "p2": '
+                '{"x": 3, "y": 4}}', '{"bbox_2d": [1, 2, 3, 4], "score": 0.9}', "[1, 2, 3, 4, 0.93]", "[1px, 2px, 3px, 4px]",
+                "x1: 1px, y1: 2px, x2: 3px, y2: 4px", "<box>1, 2, 3, 4</box>", "{<1><2><3><4>}", "[1 2 3 4]",
+            )
+        ),
     ],
-)
+)  # fmt: skip
 def test_boxes_are_read_with_their_names(text, expected):
     reply = read_reply(text, "free")
     assert [(box.label, box.corners) for box in reply.references or ()] == expected
@@ -163,9 +175,29 @@ def test_a_long_reply_takes_little_time():
         assert least_seconds(functools.partial(read, text, MULTI), 10) < 10, piece  # minutes if it were quadratic
 
 
-def test_every_dialect_reads_an_answer_without_its_wrapping():
-    for written in ("**B**", "B.", '"B"', "`B`", "\uff22", "B<|im_end|>", "(B)."):
-        reply = read_reply(f"<answer> {written} <reason> It is wide. <location> []", "gemex_plain")
-        assert interpret_answer(reply, SINGLE) == "B"
-    reply = read_reply("<answer> ABD <reason> It is. <location> []<|im_end|>", "gemex_plain")
-    assert interpret_answer(reply, MULTI) == tuple("ABD")
+FORMS = {
+    "gemex": "<think>x</think><response><answer>{}</answer>"
+    "<location><ref>a</ref><box>[1, 2, 3, 4]</box></location></response>",
+    "gemex_plain": "<answer> {} <reason> It is wide. <location> []",
+    "lvkc": "<LOC>l</LOC><VISUAL>v</VISUAL><KNOWLEDGE>k</KNOWLEDGE><CON>c</CON><ANSWER>{}</ANSWER>",
+    "lvkc_released": '<LOC>{{"bbox_xyxy_pixel": []}}</LOC><VIS>v</VIS><KNO>k</KNO><CON>{}</CON>',
+    "medclm": "Reasoning: It is wide.\n\nAnswer: {}",
+    "free": "{}",
+}
+ACCENTED = make_record("multi", options=("Mass", "Edema", "\u00c9panchement pleural", "Nodule"), answer=("A", "C"))
+
+
+@pytest.mark.parametrize("dialect", FORMS)
+def test_every_dialect_reads_an_answer_without_its_wrapping(dialect):
+    """The dialect's grammar alone decides what is well formed: what the answer's part holds is read alike in all."""
+    single = ("**B**", "B.", '"B"', "`B`", "\uff22", "B<|im_end|>", "(B).", "\\boxed{B}", "The answer is B.", "['B']")
+    single += ("\U0001d401", "\u200bB\ufeff", "\\text{B}", "<b>B</b>", "Edema, not a mass", "edema")
+    several = ("['A', 'C']", '["A", "C"]', "\\boxed{A, C}", "A\uff0c C", "{A, C}", "A/C", "A and C.", "AC")
+    several += ("['Mass', '\u00c9panchement pleural']", "Mass; E\u0301panchement pleural", "<b>A</b>, <b>C</b>")
+    texts = {**dict.fromkeys(single, (SINGLE, "B")), **dict.fromkeys(several, (ACCENTED, ("A", "C")))}
+    texts |= dict.fromkeys(("['Yes']", "\\boxed{Yes}", "The answer is yes.", "Y\u200bes"), (CLOSED, "Yes"))
+    texts |= dict.fromkeys(("\\boxed{mass}", "The answer is mass.", "\U0001d40cass", '"Mass."'), (OPEN, "mass"))
+    for text, (record, expected) in texts.items():
+        reply = read_reply(FORMS[dialect].format(text), dialect)
+        assert reply.is_well_formed, text
+        assert interpret_answer(reply, record) == expected, text

@@ -12,6 +12,7 @@ from stepcot_jax.data.sources.layouts import detect_vqa_layout, read_vqa_source
 from stepcot_jax.data.sources.released_questions import split_question, strip_letters
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
+from stepcot_jax.rewards.presets import PRESETS, reward
 
 IMAGE = "files/p10/p10000032/s50414267/one.jpg"
 SIZE = (336, 336)
@@ -87,6 +88,18 @@ def test_training_conversations(tmp_path):
     assert {reference.label for reference in first.references} == {"region"}
     assert (second.kind, second.answer, second.references) == ("closed", "No", ())
     assert read_reply(write_reply(first, "gemex_plain"), "gemex_plain") == read_reply(reply, "gemex_plain")
+
+
+def test_several_choices_are_read_as_they_were_released(tmp_path):
+    """All multi-choice records of the public training subset write a list as Python does."""
+    prompt = f"<image>\nWhich? <choices>: [{', '.join(CHOICES)}]\nChoose one."
+    answers = ("['A', 'C']", '["A","C"]', "['A: left lung', 'C: both: lungs']", "A, C")
+    replies = [f"<answer> {answer} <reason> r <location> [[1, 2, 30, 40]]" for answer in answers]
+    rows = [training(prompt, reply, "multi_choice_questions", row_id=row) for row, reply in enumerate(replies)]
+    (tmp_path / "train.json").write_text(json.dumps(rows))
+    for record, reply in zip(read(tmp_path), replies, strict=True):
+        assert record.answer == ("A", "C")
+        assert reward(read_reply(reply, "gemex_plain"), record, PRESETS["gemex"]).total == 2
 
 
 THINKING = "I look at the **right lung** ([1, 2, 30, 40]), which is dense."
