@@ -41,6 +41,29 @@ def fold(text: str) -> str:
     return " ".join(plain.split()).casefold()
 
 
+_OWN_LETTER = r"\s*(?:(?:option|choice)\s+)?(?:[(\[]\s*{0}\s*[)\]]\s*[.:)]?|{0}\s*[.:)]|{0}\s+[-\u2013\u2014])\s*(\S.*)"
+_FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
+
+
+def strip_letters(options: Sequence[str]) -> tuple[str, ...] | None:
+    """Return options without the letters that they carry; None unless each carries its own, in order.
+
+    An "N/A" at the end may stand without a letter, as the published files write it.
+
+    >>> strip_letters(["A. Mass", "(B) Edema"]), strip_letters(["A. fib", "Edema"])
+    (('Mass', 'Edema'), None)
+    """
+    bare = list[str]()
+    for letter, option in zip(string.ascii_uppercase, options, strict=False):
+        pattern = re.compile(_OWN_LETTER.format(letter), re.IGNORECASE | re.DOTALL)
+        match = pattern.fullmatch(option.translate(_FULL_WIDTH))
+        is_last = bool(bare) and len(bare) == len(options) - 1
+        if match is None and not (is_last and fold(option) == fold(NOT_APPLICABLE)):
+            return None
+        bare.append(option if match is None else option[match.start(1) :].strip())
+    return tuple(bare) if bare and len(bare) == len(options) else None
+
+
 def find_one_answer(labels: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
     """Return for each step whether its annotated cases all have the same answer.
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, overload
 import msgspec
 
 from stepcot_jax.box import Box, Corners
-from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold
+from stepcot_jax.chain import NOT_ANNOTATED, YES_NO, Chain, Step, fold, strip_letters
 from stepcot_jax.host.errors import BadInput
 
 Kind = Literal["open", "closed", "single", "multi"]
@@ -74,8 +74,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
       kind: kind of the question.
       topic: template or subject of the question; majority answers are counted by it.
       question: "" without a question.
-      options: bare texts without letters, 2 to 26; empty for "open" and "closed".
-      answer: "Yes" or "No"; one letter; distinct letters in order; or a text.
+      options: 2 to 26 texts; letters that they all carry ("A. Mass", "B. Edema") are taken off; empty for "open" and
+        "closed".
+      answer: "Yes" or "No", one letter, distinct letters in order, or a text. An option's text, another case and
+        another order are taken too, and kept as letters.
       synonyms: further accepted texts of an open answer.
       references: boxes of the final answer, in order.
       thinking: reasoning before the answer; "" for none.
@@ -121,6 +123,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.question or self.answer or self.options or self.references:
+            if (bare := strip_letters(self.options)) is not None:
+                msgspec.structs.force_setattr(self, "options", bare)
+            _check_options(self)
+            msgspec.structs.force_setattr(self, "answer", _settle_answer(self))
             _check_question(self)
 
     @property
@@ -186,7 +192,6 @@ def _check_question(record: Record) -> None:
         raise BadInput(f"image_size: {shown} is not [width, height] of 1 to {_LONGEST_SIDE} pixels")
     if not record.question.strip():
         raise BadInput("question: blank; a text is required")
-    _check_options(record)
     _check_answer(record)
     width, height = record.image_size
     for index, reference in enumerate(record.references):
@@ -210,6 +215,31 @@ def _check_options(record: Record) -> None:
         Step("choices", record.question, record.options)
     except BadInput as error:
         raise BadInput(f"choices: {str(error).partition(': ')[2]}") from None
+
+
+def _settle_answer(record: Record) -> Any:
+    """Return the answer as letters in order, "Yes" or "No"; an answer that is none of these as it is."""
+    answer: Any = record.answer
+    if record.kind == "closed" and isinstance(answer, str):
+        return answer.strip().capitalize() if fold(answer) in YES_NO else answer
+    if record.kind not in ("single", "multi"):
+        return answer
+    step = Step("choices", record.question, record.options)
+
+    def read(text: str) -> str:
+        try:
+            label = step.read_answer(text)
+        except BadInput:
+            return text
+        return text if label == NOT_ANNOTATED else string.ascii_uppercase[label]
+
+    if record.kind == "single":
+        return read(answer) if isinstance(answer, str) else answer
+    texts = [answer] if isinstance(answer, str) else answer
+    if isinstance(answer, str) and read(answer) == answer:
+        texts = answer.replace(";", ",").split(",")
+    letters = [read(text) for text in texts]
+    return tuple(sorted(letters)) if set(letters) <= set(record.letters) else answer
 
 
 def _check_answer(record: Record) -> None:

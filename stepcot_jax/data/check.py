@@ -19,7 +19,7 @@ from jaxtyping import Int64
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_APPLICABLE, Chain, Step, fold
 from stepcot_jax.data.columns import DigestColumn, RecordTable, find_first
-from stepcot_jax.data.images.image_decoding import most_bytes, read_projection
+from stepcot_jax.data.images.image_decoding import compare_sizes, most_bytes, read_projection
 from stepcot_jax.data.images.image_files import FolderFiles, ImageFiles, Selection
 from stepcot_jax.data.images.preprocessing import decode_image_bytes
 from stepcot_jax.data.images.projections import LATERAL, is_frontal_task
@@ -512,12 +512,15 @@ def _find_unreadable_images(
     collection: VqaCollection, oddities: Reasons, options: CheckOptions, terminal: Terminal
 ) -> dict[str, str]:
     unreadable, notes = {}, list[str]()
+    sizes = {record.image: record.image_size for record in reversed(collection.records)}
     paths = list(dict.fromkeys(record.image for record in collection.records))
     for path in terminal.watch(paths, "reading the images"):
         try:
             content = read_file(collection.root / path, max_bytes=most_bytes(options.max_pixels))
             pixels = decode_image_bytes(content, name=path, max_pixels=options.max_pixels, note=notes.append)
-            for note in notes + describe_oddities(pixels):
+            height, width = pixels.shape[:2]
+            difference = compare_sizes(sizes[path], content, (width, height))
+            for note in [*notes, *describe_oddities(pixels), *filter(None, [difference])]:
                 oddities.append(SetAside(-1, path, note))
             notes.clear()
         except (BadInput, OSError) as error:

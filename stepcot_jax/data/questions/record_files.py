@@ -1,15 +1,18 @@
 """Reasoning records as JSON lines, written atomically; messages about faults name file, line and field."""
 
 import codecs
+import collections
 import dataclasses
 import logging
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
 
 from stepcot_jax.box import Box, Corners
+from stepcot_jax.chain import fold
 from stepcot_jax.data.identities import join_spellings, read_patient
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.data_json import ImageLocator, normalise_image_path
@@ -43,7 +46,8 @@ class _BoxOfLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _field(name: str) -> tuple[Any, ...]:
-    kind = tuple[_BoxOfLine, ...] if name == "references" else _FIELDS[name].type
+    kinds: dict[str, Any] = {"references": tuple[_BoxOfLine, ...], "id": str | int, "patient": str | int}
+    kind = kinds.get(name, _FIELDS[name].type)
     if name in _REQUIRED:
         return name, kind
     default = _FIELDS[name].default
@@ -61,8 +65,11 @@ def as_line(record: Record) -> dict[str, Any]:
     return line
 
 
+_IMAGES = re.compile("unknown field `(?:images|image_?paths|image_path_?2|image_2)`")
+
+
 class _Named(msgspec.Struct, frozen=True):
-    id: str
+    id: str | int
 
 
 _ID_DECODER = msgspec.json.Decoder(_Named)
@@ -99,9 +106,10 @@ def read_vqa_records(path: Path, *, on_bad_record: OnBadRecord = "stop", require
     locator = ImageLocator(path.parent, require_images=require_images)
     records, set_aside, lines, seen = [], [], [], set()
     names: list[str | None] = []
+    said = list[str]()
     for number, line in read_lines(path):
         try:
-            record = decode_record(line)
+            record = decode_record(line, said.append)
             if record.id in seen:
                 raise BadInput(f"id: {record.id[:80]!r} came before; each record needs an id of its own")
             try:
@@ -120,6 +128,10 @@ def read_vqa_records(path: Path, *, on_bad_record: OnBadRecord = "stop", require
     if not records:
         why = f"no line is valid (line {set_aside[0].record}, {set_aside[0].reason})" if set_aside else "is empty"
         raise BadInput(f"{path}: {why}; {_EXPECTED}")
+    for note, count in collections.Counter(said).items():
+        _LOG.warning("%s: of %d records the %s", path, count, note)
+    if number := _count_contradictions(records):
+        _LOG.warning("%s: %d questions are asked of the same picture with different answers", path, number)
     kept, sentence = join_spellings([record.patient for record in records])
     if kept:
         _LOG.warning("%s: %s", path, sentence)
@@ -128,30 +140,45 @@ def read_vqa_records(path: Path, *, on_bad_record: OnBadRecord = "stop", require
     return VqaCollection(path, tuple(records), tuple(set_aside), tuple(lines), ids, names.count(None))
 
 
+def _count_contradictions(records: Iterable[Record]) -> int:
+    """Return the number of questions that some picture is asked more than once, with different answers."""
+    answers = collections.defaultdict[tuple[Any, ...], set[frozenset[str]]](set)
+    for record in records:
+        named = dict(zip(record.letters, map(fold, record.options), strict=True))
+        letters = (record.answer,) if isinstance(record.answer, str) else record.answer
+        question = (record.image, record.kind, fold(record.question), frozenset(named.values()))
+        answers[question].add(frozenset(named.get(letter, fold(letter)) for letter in letters))
+    return sum(len(different) > 1 for different in answers.values())
+
+
 def _find_id(line: bytes) -> str | None:
     try:
-        return _ID_DECODER.decode(line).id
+        return str(_ID_DECODER.decode(line).id)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 
-def decode_record(content: bytes) -> Record:
-    """Decode one line."""
+def decode_record(content: bytes, note: Callable[[str], object] = str) -> Record:
+    """Decode one line; `note` gets what was read in another form than it is written in."""
     try:
         line: Any = _DECODER.decode(content)
     except UnicodeDecodeError:
         raise BadInput("not UTF-8 text") from None
     except (msgspec.MsgspecError, RecursionError) as error:
-        field, message = (part[:_LONGEST_MESSAGE] for part in data_json.split_message(error))
+        field, message = (part[:_LONGEST_MESSAGE] for part in data_json.split_message(error, content))
         if field in _ACCEPTED:
             message += f"; expected one of {', '.join(map(repr, _ACCEPTED[field]))}"
+        elif _IMAGES.search(message):
+            message = "a record is about one image: image_path"
         elif "unknown field" in message:
             message += f"; expected some of {', '.join(_FILE_NAMES.get(name, name) for name in _LINE)}"
         raise BadInput(f"{field}: {message}" if field else message) from None
     fields = msgspec.structs.asdict(line)
     fields["references"] = tuple([Box(box.label, box.box) for box in line.references])
-    fields["image"] = normalise_image_path(line.image)
+    fields |= {"image": normalise_image_path(line.image), "id": str(line.id), "patient": str(line.patient)}
     record = Record(**fields)
+    if record.options != line.options:
+        note(f"{_FILE_NAMES['options']} carry their letters ('B. Edema'), which are taken off")
     if not record.question:
         raise BadInput("question: blank; a text is required")
     if not read_patient(record.patient):

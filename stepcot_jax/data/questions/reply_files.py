@@ -25,7 +25,7 @@ _EXPECTED = 'expected one reply per line, as JSON: {"id": "..", "reply": ".."}'
 class ReplyLine(msgspec.Struct, frozen=True):
     """A line of a file of replies. Further fields are ignored, so that a model's log can be used unchanged."""
 
-    id: str  # of the record that it answers
+    id: str | int  # of the record that it answers; a number stands for its text
     reply: str  # everything that the model wrote; "" for nothing
     finish_reason: str | None = None  # why the model ended, as an endpoint says it: `reasoning.endings.read_finish`
     refusal: str | None = None  # text of a refusal, as OpenAI's endpoint returns it beside an empty reply
@@ -78,22 +78,24 @@ def read_replies(
         except BadInput as error:
             raise BadInput(f"{where}, {error}") from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            field, message = split_message(error)
+            field, message = split_message(error, content)
             raise BadInput(f"{where}, {f'{field}: ' if field else ''}{message}; {_EXPECTED}") from None
-        if line.id in seen:
-            raise BadInput(f"{where}, id: {line.id[:80]!r} came in line {seen[line.id]}; expected one reply per record")
-        if line.id not in known and line.id in set_aside:
+        record_id = str(line.id)
+        if record_id in seen:
+            before = seen[record_id]
+            raise BadInput(f"{where}, id: {record_id[:80]!r} came in line {before}; expected one reply per record")
+        if record_id not in known and record_id in set_aside:
             num_set_aside += 1
-        elif line.id not in known:
+        elif record_id not in known:
             num_unknown += 1
             if num_unknown > most_unknown:
-                problem = f"{where}, id: {line.id[:80]!r} is not the id of a record"
+                problem = f"{where}, id: {record_id[:80]!r} is not the id of a record"
                 bad = f" and of {most_unknown} bad lines without a readable id" if most_unknown else ""
                 raise BadInput(f"{problem}; expected one of the records' ids{bad}")
-        seen[line.id] = number
-        if line.id in chosen:
-            replies[line.id] = line.reply
-            finishes |= {line.id: finish} if finish else {}
+        seen[record_id] = number
+        if record_id in chosen:
+            replies[record_id] = line.reply
+            finishes |= {record_id: finish} if finish else {}
     absent = [record_id for record_id in chosen if record_id not in replies]
     if absent and missing == "stop":
         raise BadInput(f"{path}: no reply to {len(absent)} of {len(chosen)} records, the first {absent[0][:80]!r}")

@@ -15,7 +15,7 @@ from stepcot_jax.box import Box, Corners, Space, convert, convert_rounded, pixel
 from stepcot_jax.data.dataset import ClosedPixels, HeldOut
 from stepcot_jax.data.images.image_decoding import most_bytes
 from stepcot_jax.data.images.image_files import FolderFiles
-from stepcot_jax.data.images.pixels import CompactPixels, PhantomPixels, PixelCache
+from stepcot_jax.data.images.pixels import CompactPixels, PhantomPixels, PixelCache, say_notes
 from stepcot_jax.data.images.preprocessing import Preprocessing, drop_equal_channels, prepare_image, resize_image
 from stepcot_jax.data.phantom.phantom import DrawingStyle, Prevalence
 from stepcot_jax.data.questions.making import Progress, draw_phantoms, plan_phantoms
@@ -85,14 +85,23 @@ class RecordPictures:
     root: Path  # folder that image paths are relative to
     paths: tuple[str, ...]
     names: tuple[str, ...]  # name of each image in messages
+    sizes: tuple[tuple[int, int], ...]  # that the records state
     preprocessing: Preprocessing
     max_pixels: int  # largest accepted width times height
 
     def __call__(self, index: int) -> CompactPixels:
         """Return the pixels of an image; a `BadInput` names the record, never the path."""
-        content = self.read(index)
-        name = self.names[index]
-        return prepare_image(content, name=name, preprocessing=self.preprocessing, max_pixels=self.max_pixels)
+        notes, name = list[str](), self.names[index]
+        pixels = prepare_image(
+            self.read(index),
+            name=name,
+            preprocessing=self.preprocessing,
+            max_pixels=self.max_pixels,
+            note=notes.append,
+            stated_size=self.sizes[index],
+        )
+        say_notes(str(self.root), name, notes)
+        return pixels
 
     def read(self, index: int) -> bytes:
         """Return the content of an image file; `BadInput` if it is missing, too large or outside of the root."""
@@ -118,8 +127,8 @@ class RecordPictures:
 
     def select(self, indices: Sequence[int]) -> "RecordPictures":
         """Return some of the images, in this order."""
-        paths, names = (tuple(column[index] for index in indices) for column in (self.paths, self.names))
-        return dataclasses.replace(self, paths=paths, names=names)
+        columns = {name: tuple(getattr(self, name)[index] for index in indices) for name in ("paths", "names", "sizes")}
+        return dataclasses.replace(self, **columns)
 
 
 def split_records(collection: VqaCollection, *, fractions: Sequence[float], seed: int) -> tuple[Record, ...]:
@@ -190,10 +199,11 @@ def load_pictures(
     """Load the records of a collection that are in `splits`, with boxes as in the file, and their pictures."""
     split = split_records(collection, fractions=fractions, seed=seed)
     chosen = [(record, line) for record, line in zip(split, collection.lines, strict=True) if record.split in splits]
-    first: dict[str, str] = {}
+    first: dict[str, tuple[str, tuple[int, int]]] = {}
     for record, line in chosen:
-        first.setdefault(record.image, f"line {line}, image of record {record.id[:80]!r}")
-    pictures = RecordPictures(collection.root, tuple(first), tuple(first.values()), preprocessing, max_pixels)
+        first.setdefault(record.image, (f"line {line}, image of record {record.id[:80]!r}", record.image_size))
+    names, sizes = zip(*first.values(), strict=True) if first else ((), ())
+    pictures = RecordPictures(collection.root, tuple(first), names, sizes, preprocessing, max_pixels)
     pixels = PixelCache(pictures, cache_bytes)
     decodes = check_images == "ahead"
     digests, reasons = _examine(pictures, pixels, decodes=decodes, num_threads=num_threads, progress=progress)

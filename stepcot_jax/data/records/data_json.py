@@ -96,17 +96,26 @@ def decode_record(raw: bytes) -> PublishedRecord:
     try:
         record = _DECODER.decode(raw)
     except (msgspec.DecodeError, RecursionError) as error:
-        field, message = (part[:_LONGEST_MESSAGE] for part in split_message(error))
+        field, message = (part[:_LONGEST_MESSAGE] for part in split_message(error, raw))
         raise BadInput(f"{field}: {message}" if field else message) from error
     if len(raw) > _LARGE_RECORD:  # comparing lengths takes as long as decoding
         _check_lengths(record, read_limits())
     return record
 
 
-def split_message(error: Exception) -> tuple[str, str]:
-    """Return the field that an error of msgspec names, "" if none, and the rest of its message."""
+def split_message(error: Exception, content: bytes = b"") -> tuple[str, str]:
+    """Return the field that an error of msgspec about some JSON names, "" if none, and the rest of its message."""
     message, _, field = str(error).partition(" - at `$")
-    return field.rstrip("`").lstrip("."), message
+    field = field.rstrip("`").lstrip(".")
+    if field in _IMAGE_FIELDS and "got `array`" in message:
+        message = "a list of images; a record is about one image"
+    if "malformed" in message and (number := _NO_NUMBER.search(content)):
+        message = f"{number[0].decode()} is no number in JSON"
+    return field, message
+
+
+_IMAGE_FIELDS = ("image", "image_path")
+_NO_NUMBER = re.compile(rb"(?<![\w\"])(?:NaN|-?Infinity|nan|-?inf)(?=\s*[,\]}])")
 
 
 def _check_lengths(record: PublishedRecord, limits: Limits) -> None:
@@ -177,6 +186,9 @@ class _Cache(dict[Any, Any]):
             self[key] = value
 
 
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{1,9}://|//\w|www\.|data:image/")
+
+
 class ImageLocator:
     """Locates images below a data root, which may be a link itself, and refuses paths that leave it."""
 
@@ -188,6 +200,8 @@ class ImageLocator:
     def locate(self, image_path: str) -> str:
         """Return the image's path with every link resolved."""
         shown = repr(image_path[:_NUM_SHOWN])
+        if _ADDRESS.match(image_path):
+            raise BadInput(f"{shown} is a web address; addresses are not fetched: download the image first")
         if len(image_path) > (most := read_limits().name):
             raise BadInput(f"{shown} … has {len(image_path)} characters; at most {most} are accepted")
         if not _PLAIN_PATH.fullmatch(image_path):

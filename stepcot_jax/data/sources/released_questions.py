@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from stepcot_jax.box import Box, Corners
-from stepcot_jax.chain import fold
+from stepcot_jax.chain import fold, strip_letters
 from stepcot_jax.data.questions.record_files import read_lines
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.data_json import ImageLocator, normalise_image_path
@@ -22,7 +22,7 @@ from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.data.sources.delimited import read_table
 from stepcot_jax.data.sources.intake import Sorting, read_image_size
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.text import one_line
+from stepcot_jax.host.text import list_texts
 from stepcot_jax.host.untrusted import open_untrusted
 from stepcot_jax.reasoning.answers import read_answer
 from stepcot_jax.reasoning.dialects import read_reply
@@ -98,7 +98,7 @@ def _decode(raw: bytes) -> dict[str, Any] | BadInput:
     try:
         return msgspec.json.decode(raw, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        return BadInput(f"{one_line(error)}; expected a JSON object")
+        return BadInput(f"{data_json.split_message(error, raw)[1][:200]}; expected a JSON object")
 
 
 def _convert(fields: dict[str, Any], kind: type[T]) -> T:
@@ -112,7 +112,6 @@ def _convert(fields: dict[str, Any], kind: type[T]) -> T:
 
 # Parts of a record that both releases have: question and choices, image, answer, boxes.
 
-_CHOICE = re.compile(r"\s*([A-Z])\s*[:.)]\s*(\S.*)", re.DOTALL)
 _CHOICES_MARK = "<choices>:"
 _IMAGE_MARK = "<image>"
 _UNNAMED = "region"  # label of a box without a name in the release
@@ -125,17 +124,12 @@ class _Turn(msgspec.Struct, frozen=True, rename={"speaker": "from"}):
     value: str
 
 
-def strip_letters(choices: Sequence[str]) -> tuple[str, ...]:
+def _bare(choices: Sequence[str]) -> tuple[str, ...]:
     """Return choices without "A: ", "B: " and so on."""
-    stripped = []
-    for index, choice in enumerate(choices):
-        match = _CHOICE.fullmatch(choice)
-        letter = string.ascii_uppercase[index : index + 1]
-        if not match or match[1] != letter:
-            expected = f"expected a text after {letter + ': '!r}" if letter else "expected at most 26 choices"
-            raise BadInput(f"choices[{index}]: {choice[:80]!r}; {expected}")
-        stripped.append(match[2].strip())
-    return tuple(stripped)
+    bare = strip_letters(choices)
+    if choices and bare is None:
+        raise BadInput(f"choices: {list_texts(choices)} do not carry the letters A, B, C and so on in order")
+    return bare or ()
 
 
 def split_question(text: str) -> tuple[str, tuple[str, ...]]:
@@ -154,7 +148,7 @@ def split_question(text: str) -> tuple[str, tuple[str, ...]]:
             break
         pieces.append(inner[start:position])
         start = position + 2
-    return question.strip(), strip_letters([*pieces, inner[start:]])
+    return question.strip(), _bare([*pieces, inner[start:]])
 
 
 def _locate_image(locator: ImageLocator, image_path: str) -> tuple[str, str]:
@@ -264,7 +258,7 @@ def _read_test(record: _TestRecord, *, path: Path) -> dict[str, Any]:
         "written": record.answer if isinstance(record.answer, str) else ", ".join(record.answer),
         "kind": _kind_of_test(record, path),
         "question": record.question.strip(),
-        "options": strip_letters(record.choices or ()),
+        "options": _bare(record.choices or ()),
         "references": _label_regions(record.visual_regions, record.visual_locations),
         "thinking": record.reason.strip(),
         "topic": record.type,
