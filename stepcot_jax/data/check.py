@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,7 +46,8 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.machine import map_in_threads
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.record import SetAside
+from stepcot_jax.reasoning.dialects import DIALECTS
+from stepcot_jax.record import Record, SetAside
 
 _NUM_EXAMPLES = 20
 
@@ -206,15 +207,19 @@ def _find_stops(assignment: Assignment | None, scan: Scan, targets: Targets | No
     ]
 
 
-def _find_lost(facts: dict[str, Any]) -> str:
-    """Return a note where a program may have read the answer N/A as a missing cell; "" elsewhere."""
-    offered = [step for step in facts["steps"] if NOT_APPLICABLE in step["answers"] and step["annotated"]]
-    cases, number = facts["cases"], len(offered) and max(facts["cases"] - step["annotated"] for step in offered)
-    if any(step["answers"][NOT_APPLICABLE] for step in offered) or number < _LOST_SHARE * cases or not number:
-        return ""
-    step = min(offered, key=lambda step: step["annotated"])["name"]
-    what = f"no case has the answer {NOT_APPLICABLE}, and {number} of {cases} cells of {step} are empty"
-    return f"{what}: did a program (pandas) read {NOT_APPLICABLE} as missing?"
+def _find_lost(facts: dict[str, Any]) -> list[str]:
+    """Return a note of each step where a program may have read the answer N/A as a missing cell."""
+    lost = [
+        (step["name"], number)
+        for step in facts["steps"]
+        if step["annotated"] and step["answers"].get(NOT_APPLICABLE) == 0
+        if (number := facts["cases"] - step["annotated"]) >= max(1, _LOST_SHARE * facts["cases"])
+    ]
+    return [
+        f"no case has the answer {NOT_APPLICABLE}, and {number} of {facts['cases']} cells of {name} are empty: did "
+        f"a program (pandas) read {NOT_APPLICABLE} as missing?"
+        for name, number in lost
+    ]
 
 
 _LOST_SHARE = 0.1
@@ -251,8 +256,7 @@ def _note(facts: dict[str, Any], assignment: Assignment | None, scan: Scan, targ
             f"{num_uncertain} answers are uncertain: never the truth in validation or test; training "
             f"{_TRAINED_AS[facts['uncertain']]} (config.data.uncertain={facts['uncertain']})"
         )
-    if lost := _find_lost(facts):
-        notes.append(lost)
+    notes += _find_lost(facts)
     if assignment is not None and targets is not None and scan.chain is not None and len(targets.labels):
         untrained = [step["name"] for step in facts["steps"] if not step["trained"]]
         if untrained and scan.chain.is_tree:
@@ -289,6 +293,8 @@ class CheckOptions:
     single_label: bool = True  # leave images with several findings out, in layouts with lists of findings
     labels_from: Literal["auto", "boxes", "entries"] = "auto"  # table that ChestX-ray8's labels come from
     uncertain: Treatment = "ignore"  # treatment of uncertain answers in training
+    dialect: str = AUTO  # of a run on questions; "auto": gemex, or medclm for records of its views
+    with_thinking: bool = True  # whether its replies have a part before the answer
 
 
 def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict[str, Any]:
@@ -497,7 +503,8 @@ def _check_questions(root: Path, options: CheckOptions, *, terminal: Terminal) -
         "images": options.images,
         **count_records(records),
         "lengths": {name: spread_lengths(count_lengths_of(records, name)) for name in LENGTHS},
-        "formats": count_formats(watched),
+        "formats": count_formats(watched, with_thinking=options.with_thinking),
+        "dialect": _choose_dialect(records) if options.dialect == AUTO else options.dialect,
     }
     members = {(record.patient, record.split) for record in records if record.split}
     facts["patients_in_several_splits"] = count_shared(members)
@@ -543,14 +550,27 @@ def _find_stops_of_questions(facts: dict[str, Any], options: CheckOptions) -> li
     by_split = facts["splits"]
     if any(by_split.get(name) for name in SPLIT_NAMES) and not by_split.get("train"):
         stops.append(f"{file}: no record is in the train split")
-    for outcome in facts["formats"]:
-        if outcome["read_back"] < outcome["written"]:
-            number, example = outcome["written"] - outcome["read_back"], outcome["differ"][0]
-            stops.append(
-                f"{file}: {number} records written in dialect {outcome['dialect']} do not read back "
-                f"(record {example['id']}, {example['problem']})"
-            )
-    return stops
+    of_run = next(outcome for outcome in facts["formats"] if outcome["dialect"] == facts["dialect"])
+    if number := of_run["refused_in_training"]:
+        able = [outcome["dialect"] for outcome in facts["formats"] if not outcome["refused_in_training"]]
+        advice = f"config.vqa.dialect (here --dialect) {', '.join(able)} can write all" if able else "no dialect can"
+        reason = next(iter(of_run["refused"]))
+        stops.append(
+            f"{file}: {number} records cannot be trained on in dialect {of_run['dialect']} ({reason}); {advice}"
+        )
+    return stops + ([f"{file}: {_describe_differing(of_run)}"] if of_run["differ"] else [])
+
+
+def _choose_dialect(records: Sequence[Record]) -> str:
+    """Return the dialect that a run reads records in: a run's default, or MedCLM's for its views."""
+    are_views = all(record.provenance.get("stage") in ("easy", "medium", "hard") for record in records)
+    return "medclm" if records and are_views else DIALECTS[0]
+
+
+def _describe_differing(outcome: dict[str, Any]) -> str:
+    number, example = outcome["written"] - outcome["read_back"], outcome["differ"][0]
+    what = f"{number} records written in dialect {outcome['dialect']} do not read back"
+    return f"{what} (record {example['id']}, {example['problem']})"
 
 
 def _note_questions(facts: dict[str, Any]) -> list[str]:
@@ -561,6 +581,10 @@ def _note_questions(facts: dict[str, Any]) -> list[str]:
         for outcome in facts["formats"]
         if outcome["written"] < num_good
     ]
+    differing = [
+        outcome for outcome in facts["formats"] if outcome["differ"] and outcome["dialect"] != facts["dialect"]
+    ]
+    notes += map(_describe_differing, differing)
     if facts["splits"].get(""):
         notes.append(f"{facts['splits']['']} records are in no split")
     notes += [

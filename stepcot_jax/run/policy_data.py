@@ -34,10 +34,9 @@ from stepcot_jax.policies.records import (
     encode_checks,
     lay_out_prompts,
     longest_check,
-    write_texts,
 )
 from stepcot_jax.policies.tokenizers import Vocabulary
-from stepcot_jax.reasoning.dialects import read_reply, write_question
+from stepcot_jax.reasoning.dialects import read_reply, write_question, write_texts
 from stepcot_jax.record import Record
 from stepcot_jax.run.inputs import open_run_store
 from stepcot_jax.run.loading_questions import load_vqa_dataset

@@ -186,7 +186,7 @@ class _Cache(dict[Any, Any]):
             self[key] = value
 
 
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{1,9}://|//\w|www\.|data:image/")
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{1,9}:/|//\w|www\.|data:image/")
 
 
 class ImageLocator:

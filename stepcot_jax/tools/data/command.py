@@ -79,6 +79,11 @@ def _add_check(commands: Any) -> None:
         default="ignore",
         help="config.data.uncertain of the run: what training makes of uncertain answers; default ignore",
     )
+    dialects = ("auto", "gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm")
+    dialect = "config.vqa.dialect of a run on questions; default gemex, for views of MedCLM medclm"
+    parser.add_argument("--dialect", choices=dialects, default="auto", help=dialect)
+    without = "config.vqa.with_thinking=False: replies without a part before the answer"
+    parser.add_argument("--without-thinking", dest="with_thinking", action="store_false", help=without)
     parser.set_defaults(run=_check)
 
 
@@ -92,6 +97,8 @@ def _check(options: argparse.Namespace) -> int:
         split_seed=options.split_seed,
         num_threads=options.num_threads,
         uncertain=options.uncertain,
+        dialect=options.dialect,
+        with_thinking=options.with_thinking,
     )
     try:
         facts = check_root(options.root, check_options, terminal=Terminal())
@@ -309,7 +316,8 @@ def print_facts(facts: dict[str, Any], file: TextIO | None = None) -> None:
     for word, lines in (("note", facts["notes"]), ("stops a run", facts["stops"])):
         for line in lines:
             print(f"{word}: {make_printable(line)}", file=file)
-    print("a run would stop" if facts["stops"] else "a run can use it", file=file)
+    dialect = f" (config.vqa.dialect={facts['dialect']})" if "dialect" in facts else ""
+    print("a run would stop" if facts["stops"] else f"a run can use it{dialect}", file=file)
 
 
 def list_tables(facts: dict[str, Any]) -> list[Table]:
