@@ -42,10 +42,10 @@ _TAGGED = re.compile(
 _CONCLUSIONS = re.compile(r"[<\[](?:conclusion|con|response)[>\]]((?:[^<\[]|\[(?!/))*)", re.IGNORECASE)
 _ANY_TAG = re.compile(rf"</?[A-Za-z_]{{1,20}}(?:\s[^<>]{{0,100}})?>|\[/?(?:{_NAMES})\]", re.IGNORECASE)
 _LAST_LINE = re.compile(
-    r"(?:\A|\n)[\s#*_>-]{0,9}(?:(?:the|my) )?(?:(?:final|correct|best) )?answer[*_ ]{0,3}(?::|is:)[*_ ]{0,3}"
-    r"((?:\(?[A-Za-z][.):] ?)?[^\n.!?]{1,200})[.!?]?\Z",
+    r"(?:\A|\n)[^\n:]{0,80}\banswers?(?: is)?[*_ ]{0,3}:[*_\s]{0,5}((?:\(?[A-Za-z][.):] ?)?[^\n.!?]{1,200})[.!?]?\Z",
     re.IGNORECASE,
 )
+_LONE_END = re.compile(rf"([^\n]+)</(?:{_NAMES})>\Z", re.IGNORECASE)
 _TOOL = "(?:tool|function)_(?:calls?|responses?|results?|use|code|outputs?)"
 _TOOL_CALLS = r"<\|tool[_\u2581]calls?(?:[_\u2581]section)?[_\u2581]"
 _TOOLS = re.compile(
@@ -84,7 +84,7 @@ def read_free(text: str) -> Reply:
 def find_ending(thinking: str) -> tuple[str, str]:
     """Return the answer that thoughts end with, and what stands behind it: tags and boxes; two empty texts for none.
 
-    The answer is a closed tag, a closed box of LaTeX or a last line "Answer: ..".
+    The answer is a closed tag, a closed box of LaTeX or a last line "Answer: .."; a lone closing tag ends one, too.
 
     >>> find_ending("It is wide. <answer>Yes</answer>"), find_ending("Maybe <answer>Yes</answer>, or not")
     (('Yes', ''), ('', ''))
@@ -94,7 +94,7 @@ def find_ending(thinking: str) -> tuple[str, str]:
     behind = text[tags[-1].end() :] if tags else ""
     if tags and not _plain(behind):
         return tags[-1][1].strip(), behind
-    line = _LAST_LINE.search(text)
+    line = _LONE_END.search(text) or _LAST_LINE.search(text)
     return read_last_box(text.rstrip(" .$*)")) or (line[1].strip() if line else ""), ""
 
 

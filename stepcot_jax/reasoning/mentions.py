@@ -30,6 +30,7 @@ class Mention:
       is_denied: whether the text says that it is not the answer.
       is_doubted: whether the text offers it as one of several, or as a possibility.
       is_listed: whether it stands in a list of all options.
+      is_aside: whether it is named as a cause or example of something else.
     """
 
     letter: str
@@ -40,6 +41,7 @@ class Mention:
     is_denied: bool = False
     is_doubted: bool = False
     is_listed: bool = False
+    is_aside: bool = False
 
     @property
     def is_stated(self) -> bool:
@@ -122,6 +124,7 @@ _DENIED_BEFORE = re.compile(
     r"\b(?:no(?! doubt)|not(?! only)|without|neither|nor|negative for|absence of|lack of|rather than|instead of|unlike"
     r"|isn't|aren't|doesn't|don't|wasn't|cannot|can't|lacks?|exclud(?:e[ds]?|ing)|rul(?:es?|ed|ing) out|against"
     r"|other than|free of)\b"
+    r"|\b(?:other|remaining) (?:options|choices|findings|conditions|possibilities|answers)\b"
     r"|\b(?:behind|near|beside|next to|adjacent to|close to|in front of|compared (?:to|with))\s+(?:the\s+)?\Z",
     re.IGNORECASE,
 )
@@ -135,14 +138,22 @@ _DENIED_BEHIND = re.compile(
     r"|\W{0,4}(?:no|nor|none)\b(?=\s*(?:[.,;)\n]|\Z))|[\s,]{1,3}none (?:fits?|of)\b",
     re.IGNORECASE,
 )
+_ASIDE = re.compile(
+    r"\b(?:due to|caused by|causes|such as|secondary to|associated with|related to|e\.g\.,?|including|mistaken for)\b"
+    r"[^.;\n]{0,80}\Z",
+    re.IGNORECASE,
+)
 _SEEN = re.compile(r"\b(?:may|could|can|might) be (?:seen|noted|identified|observed|appreciated)\b", re.IGNORECASE)
 _DOUBTED_BEFORE = re.compile(
     r"\b(?:possibl[ey]|maybe|perhaps|may|might|could|unclear|uncertain|unsure|whether|if|differential\w*|questionable"
-    r"|either|potential(?:ly)?|equivocal|between|or)\b\W*(?:[\w-]+\W+){0,6}\Z",
+    r"|either|potential(?:ly)?|equivocal|between|or|(?:look|check|assess|search|evaluat|examin)\w* for"
+    r"|(?:signs?|features?|causes?|patients|cases) (?:of|with)|common\w*)\b\W*(?:[\w-]+\W+){0,6}\Z",
     re.IGNORECASE,
 )
 _DOUBTED_BEHIND = re.compile(
     r"\s*\?|\W{0,3}(?:would|should|could|might|may)\b(?! be (?:the|my|best|most|seen|noted|identified|observed))"
+    r"|\W{0,4}(?:(?:is|are) (?:characteri[sz]ed|defined|an? (?:condition|term|type|common)|often|usually|typically)"
+    r"|refers to|typically|usually|often|occurs|means)\b"
     r"|\W{0,3}(?:\w+ )?(?:or|possibly|maybe|perhaps|if|vs|versus)\b"
     r"|[\w ]{0,15}\b(?:is|was|are|were|remains?|seems?)\s+(?:\w+ )?"
     r"(?:considered|possible|tempting|suspected|questionable)\b",
@@ -163,15 +174,19 @@ _ARTICLE = re.compile(
 """What follows the article A and the pronoun I, rather than the letter of an option."""
 
 
-def find_mentions(text: str, options: tuple[str, ...]) -> Mentions:
-    """Return the options that a text names."""
+_MOST_BARE = 11
+"""Options up to which a capital that stands alone is a letter of theirs."""
+
+
+def find_mentions(text: str, options: tuple[str, ...], *, has_letters: bool = True) -> Mentions:
+    """Return the options that a text names, by letters too unless they have none."""
     pattern, by_name = _names(options)
     names = [
         (match.start(), match.end(), by_name[_core(match[0])])
         for match in itertools.islice(pattern.finditer(text), _MOST)
         if fold(match[0]) not in _WORDS or _ENDS.match(text, match.end())
     ]
-    letters = _find_letters(text, string.ascii_uppercase[: len(options)])
+    letters = _find_letters(text, string.ascii_uppercase[: len(options)]) if has_letters else []
     if len(names) >= _MOST or len(letters) >= _MOST:
         return Mentions(text, (), (len(text),))
     found, contradict = _join(text, letters, names)
@@ -215,6 +230,8 @@ def _find_letters(text: str, letters: str) -> list[tuple[int, int, str]]:
         letter = next(group for group in match.groups() if group).upper()
         behind = text[match.end() : match.end() + 30]
         if match[3] and _NO_LETTER_BEFORE.search(text[max(0, match.start() - 20) : match.start()]):
+            continue
+        if bare and len(letters) > _MOST_BARE:
             continue
         if bare and (_NO_LETTER_BEHIND.match(behind) or (letter in "AI" and _ARTICLE.match(behind))):
             continue
@@ -269,7 +286,6 @@ def _group(text: str, found: Sequence[Mention]) -> list[list[Mention]]:
 
 def _judge(text: str, found: Sequence[Mention], ends: Sequence[int], num_options: int) -> list[Mention]:
     """Return the mentions with what the text says of them; those of a group are denied, doubted and listed together."""
-    walked = _find_walk(text, found, num_options)
     judged = []
     groups = _group(text, found)
     for group, following in itertools.zip_longest(groups, groups[1:]):
@@ -279,13 +295,18 @@ def _judge(text: str, found: Sequence[Mention], ends: Sequence[int], num_options
         before = _behind_barrier(text[start : first.start])
         behind = _BARRIERS.split(text[last.end : end])[0] + ("~" if following else "")  # where it ends is no end
         is_denied = bool(_DENIED_BEFORE.search(before) or _DENIED_BEHIND.match(behind))
+        is_aside = _ASIDE.search(before) is not None
         is_listed = len({mention.letter for mention in group}) == num_options
         doubted = _DOUBTED_BEFORE.search(_SEEN.sub("", before)) or _DOUBTED_BEHIND.match(behind)
         several = len({mention.letter for mention in group}) > 1
         is_doubted = bool(doubted) or (several and any(map(_ALTERNATIVE.search, _between(text, group))))
         judged += [
             dataclasses.replace(
-                mention, is_denied=is_denied, is_doubted=is_doubted, is_listed=is_listed or mention.start in walked
+                mention,
+                is_denied=is_denied,
+                is_doubted=is_doubted,
+                is_listed=is_listed,
+                is_aside=is_aside,
             )
             for mention in group
         ]
@@ -306,14 +327,28 @@ def _between(text: str, group: Sequence[Mention]) -> list[str]:
     return [text[first.end : second.start] for first, second in itertools.pairwise(group)]
 
 
-def _find_walk(text: str, found: Sequence[Mention], num_options: int) -> set[int]:
-    """Return the starts of mentions that head one line each for all options in order, whatever the lines say."""
-    starts = [text.rfind("\n", 0, mention.start) + 1 for mention in found]
-    heads = [
-        mention
-        for mention, start in zip(found, starts, strict=True)
-        if not text[start : mention.start].strip(" \t*-#>\u2022")
-    ]
-    letters = "".join(mention.letter for mention in heads)
-    place = letters.find(string.ascii_uppercase[:num_options])
-    return {mention.start for mention in heads[place : place + num_options]} if place >= 0 else set()
+_HEAD = re.compile(
+    r"[ \t]*[-*#>\u2022]*[ \t]*[*_]*(?i:option |choice )?[(\[]?([A-Z])(?:[)\]]?[*_]*[.):]|[)\]]|\b(?=[*_ ]))"
+)
+_INNER = re.compile(r"\s|[-*\u2022]\s|\Z")
+
+
+def without_walk(text: str, num_options: int) -> str:
+    """Return a text without the parts that go through the options line by line, each with what is said of it."""
+    lines = text.split("\n")
+    heads = [(place, match[1]) for place, line in enumerate(lines) if (match := _HEAD.match(line))]
+    heads = [(place, letter) for place, letter in heads if letter in string.ascii_uppercase[:num_options]]
+    dropped: set[int] = set()
+    run: list[tuple[int, str]] = []
+    for head in [*heads, (len(lines), "")]:
+        if run and head[1] <= run[-1][1]:
+            if len(run) >= min(3, num_options):
+                for place, _ in run:
+                    dropped.add(place)
+                    rest = itertools.takewhile(
+                        lambda at: at != head[0] and _INNER.match(lines[at]), range(place + 1, len(lines))
+                    )
+                    dropped.update(rest)
+            run = []
+        run.append(head)
+    return "\n".join("" if place in dropped else line for place, line in enumerate(lines)) if dropped else text
