@@ -43,7 +43,8 @@ def find_answer(texts: Iterable[str], record: Record) -> str | tuple[str, ...] |
         if as_written is not None:
             return as_written
         plain = normalise(text)
-        for whole in dict.fromkeys((without_walk(plain, len(record.options)), plain)):
+        rest = without_walk(plain, len(record.options)) if record.options else plain
+        for whole in dict.fromkeys((rest, plain) if record.kind == "multi" else (rest,)):
             for stated in map(spell_out, _find_stated(whole)):
                 if names_option(stated, record):
                     answer = _read_plain(stated, record)
@@ -107,7 +108,8 @@ _LINK = (
 _ANSWER_IS = re.compile(
     r"(?m:^)[#*_ ]{0,6}(?:(?:final|correct|my|the) )?answer[*_ ]{0,3}:?[*_ ]{0,3}\n\s{0,4}"
     r"|(?:\u7b54\u6848|\u6545?\u9009)(?:\u662f|\u4e3a|\u9009|\u9879)?[:*_ ]{0,3}"
-    r"|(?:\b(?:the|my) )?(?:\b(?:best|correct|final|right|most likely) )?\b(?:answers?|ans|choices?|options?)\b\.?"
+    r"|(?:\b(?:the|my) )?(?:\b(?:best|correct|final|right|most likely) )?\b(?:answers?|ans|choice|option"
+    r"|(?<=correct )(?:choices|options)|(?<=right )(?:choices|options)|(?<=best )(?:choices|options))\b\.?"
     r"(?:[*_\"]{0,3}\s?(?:to|for|in|of|given|here|choice|option|letter)\b[^.\n:]{0,80}?)?"
     rf"[*_\"]{{0,3}}\s?{_LINK}[*_:]{{0,3}}\s{{0,4}}"
     r"|\bI(?: would|'d| will|'ll)? (?:choose|select|pick|answer|say|go with)\b(?: option| choice)?[ :]{0,2}"
@@ -306,6 +308,8 @@ def _read_one(mentions: Mentions) -> str | None:
     last = [mention for mention in stated if mention.sentence == stated[-1].sentence]
     sentence = mentions.sentence_of(last[0])
     concluded = None if _MORE.search(sentence) else _only(mentions.behind_cue(_OVERRULES, last))
+    if lead and not concluded and len(sure) > 2 and not mentions.leading_group()[0].is_labelled:
+        return None  # one of three or more that are stated alike
     if lead:
         return concluded or lead
     end = concluded or _only(last) or _only(mentions.behind_cue(_CONTRASTS, last))
@@ -319,7 +323,8 @@ def _read_one(mentions: Mentions) -> str | None:
 
 _SUBJECT = re.compile(
     r"\b(?:does|do|is|are|can)\b.{1,60}?\b(?:show|have|there|contain|demonstrate|reveal|indicate|see)\b"
-    r"(?:\s+(?:an?|any|the|evidence of|(?:a )?signs? of))*\s+([\w -]{3,60}?)(?:\s+(?:in|on|within)\b[\w ]{1,60})?\s*\?",
+    r"(?:\s+(?:an?|any|the|evidence of|(?:a )?signs? of))*\s+([\w -]{3,60}?)"
+    r"(?:\s+(?:in|on|within)\b[^?]{1,60})?\s*(?:\?|\Z)",
     re.IGNORECASE,
 )
 
@@ -329,7 +334,7 @@ def _read_assertion(text: str, question: str) -> str | None:
     subject = _SUBJECT.search(question)
     found = find_mentions(text, (subject[1],), has_letters=False).found if subject else ()
     said = {not mention.is_denied for mention in found if not mention.is_aside}
-    if len(said) != 1 or any(mention.is_doubted for mention in found):
+    if len(said) != 1 or any(mention.is_doubted and not mention.is_denied for mention in found):
         return None
     return "Yes" if said.pop() else "No"
 
@@ -391,7 +396,7 @@ _BEFORE_YES = re.compile(
     r"|(?:most )?likely|probably|(?:based on|from|in|looking at) [\w -]{1,60}),? ?)+(?=(?:yes|no|true|false)\b)"
 )
 _YES_LINE = re.compile(r"(?m)^\W*(?:option )?(?:\(?[a-z]\)?[.):])?\W*(yes|no)\W*$", re.IGNORECASE)
-_TURN = re.compile(r"\b(?:wait|actually|rather|correction|scratch|or|sorry|instead|mistaken?)\b")
+_TURN = re.compile(r"\b(?:wait|actually|rather|correction|scratch|or|sorry|instead|mistaken?|maybe|perhaps)\b")
 _BOTH = re.compile(r"\W*(?:yes\W+(?:(?:or|and)\W+)?no|no\W+(?:(?:or|and)\W+)?yes)\W*")
 _DOUBTED = re.compile(r"\b(?:yes or no|yes/no|impossible|cannot|can't|unable|unclear|either)\b")
 

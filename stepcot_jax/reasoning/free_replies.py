@@ -45,7 +45,7 @@ _LAST_LINE = re.compile(
     r"(?:\A|\n)[^\n:]{0,80}\banswers?(?: is)?[*_ ]{0,3}:[*_\s]{0,5}((?:\(?[A-Za-z][.):] ?)?[^\n.!?]{1,200})[.!?]?\Z",
     re.IGNORECASE,
 )
-_LONE_END = re.compile(rf"([^\n]+)</(?:{_NAMES})>\Z", re.IGNORECASE)
+_LONE_END = re.compile(rf"(?:\A|\n)([^\n]+)</(?:{_NAMES})>\Z", re.IGNORECASE)
 _TOOL = "(?:tool|function)_(?:calls?|responses?|results?|use|code|outputs?)"
 _TOOL_CALLS = r"<\|tool[_\u2581]calls?(?:[_\u2581]section)?[_\u2581]"
 _TOOLS = re.compile(
@@ -69,15 +69,11 @@ def read_free(text: str) -> Reply:
         problems = () if ending else (problem,)
         boxes = tuple(find_boxes(behind))
         return Reply("free", answer=ending or None, references=boxes or None, thinking=thinking, problems=problems)
-    boxes, (answer, *others) = tuple(find_boxes(said)), _find_answers(said)
+    boxes, parts, said_last = tuple(find_boxes(said)), _find_parts(said), find_said(_plain(said))
+    answer = parts[0] if len(parts) > 1 or not said_last else said_last[0]
     problems = () if answer or boxes else (NOTHING_SAID,)
     return Reply(
-        "free",
-        answer=answer or None,
-        others=tuple(others),
-        references=boxes or None,
-        thinking=thinking,
-        problems=problems,
+        "free", answer=answer or None, parts=parts, references=boxes or None, thinking=thinking, problems=problems
     )
 
 
@@ -121,15 +117,15 @@ def find_last_thought(text: str) -> re.Match[str] | None:
     return None
 
 
-def _find_answers(text: str) -> list[str]:
-    """Return where an answer may stand, the most explicit first: the first that names an option counts."""
+def _find_parts(text: str) -> tuple[str, ...]:
+    """Return where an answer may stand, the most explicit first; behind answer tags all but the whole text."""
     plain = _plain(text)
-    explicit = [*filter(None, (read_latex_box(text), read_json_answer(text))), *find_said(plain)]
+    explicit = [*filter(None, (read_latex_box(text), read_json_answer(text)))]
     for pattern in (_TAGGED, _CONCLUSIONS):
         tagged = [_plain(match[1]) for match in pattern.finditer(text)][-_MOST_TAGS:]
         if tagged := [answer for answer in reversed(tagged) if re.search(r"\w", answer)]:
-            return [*tagged, *explicit]
-    return [*explicit, plain]
+            return (*tagged, *explicit, *find_said(plain))
+    return (*explicit, plain)
 
 
 def _plain(text: str) -> str:

@@ -91,6 +91,10 @@ class Mentions:
             if _LEAD.fullmatch(self.text, start, group[0].start)
         ]
         is_first = heads and heads[0][0] is self.found[0] and not self.text[: starts[0]].strip()
+        if is_first and len(heads) == 1 and _MARKED.match(self.text, heads[0][0].start):  # "A) .., C) .. and D) .."
+            line = self.text.find("\n", heads[0][0].start) % (len(self.text) + 1)
+            marked = [mention for mention in self.found if _MARKED.match(self.text, mention.start)]
+            return [mention for mention in marked if mention.end <= line or mention in heads[0]]
         return [mention for group in heads for mention in group] if is_first else []
 
     def concluding(self, cue: re.Pattern[str]) -> list[Mention]:
@@ -100,6 +104,7 @@ class Mentions:
         return last if last and cue.search(self.sentence_of(last[0])) else []
 
 
+_MARKED = re.compile(r"[(\[]?[A-Z][)\]]")
 _GLUE = re.compile(
     r"[\s\"'\u2019*)\].,;/&+\-\u2022]{0,12}(?:(?:and|or|nor|as well as|vs\.?|versus|and/or|option|choice|the|an?)\b"
     r"[\s\"'\u2019*(\[,]{0,6}){0,3}"
@@ -184,6 +189,7 @@ def find_mentions(text: str, options: tuple[str, ...], *, has_letters: bool = Tr
     names = [
         (match.start(), match.end(), by_name[_core(match[0])])
         for match in itertools.islice(pattern.finditer(text), _MOST)
+        if _core(match[0]) in by_name
         if fold(match[0]) not in _WORDS or _ENDS.match(text, match.end())
     ]
     letters = _find_letters(text, string.ascii_uppercase[: len(options)]) if has_letters else []
@@ -335,20 +341,18 @@ _INNER = re.compile(r"\s|[-*\u2022]\s|\Z")
 
 def without_walk(text: str, num_options: int) -> str:
     """Return a text without the parts that go through the options line by line, each with what is said of it."""
-    lines = text.split("\n")
-    heads = [(place, match[1]) for place, line in enumerate(lines) if (match := _HEAD.match(line))]
-    heads = [(place, letter) for place, letter in heads if letter in string.ascii_uppercase[:num_options]]
+    lines, letters = text.split("\n"), string.ascii_uppercase[:num_options]
+    heads = [
+        (place, match[1]) for place, line in enumerate(lines) if (match := _HEAD.match(line)) and match[1] in letters
+    ]
+    runs: list[list[tuple[int, str]]] = []
+    for head in heads:
+        if runs and head[1] > runs[-1][-1][1]:
+            runs[-1].append(head)
+        else:
+            runs.append([head])
     dropped: set[int] = set()
-    run: list[tuple[int, str]] = []
-    for head in [*heads, (len(lines), "")]:
-        if run and head[1] <= run[-1][1]:
-            if len(run) >= min(3, num_options):
-                for place, _ in run:
-                    dropped.add(place)
-                    rest = itertools.takewhile(
-                        lambda at: at != head[0] and _INNER.match(lines[at]), range(place + 1, len(lines))
-                    )
-                    dropped.update(rest)
-            run = []
-        run.append(head)
+    for place, _ in itertools.chain.from_iterable(run for run in runs if len(run) >= min(3, num_options)):
+        inner = itertools.takewhile(lambda line: _INNER.match(line) and not _HEAD.match(line), lines[place + 1 :])
+        dropped.update(range(place, place + 1 + sum(1 for _ in inner)))
     return "\n".join("" if place in dropped else line for place, line in enumerate(lines)) if dropped else text
