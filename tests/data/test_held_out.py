@@ -15,7 +15,7 @@ from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.dataset import ClosedFeatures, TestSplitClosed
 from stepcot_jax.record import Record
-from stepcot_jax.run.inputs import load_cases
+from stepcot_jax.run.inputs import Inputs, load_cases
 from stepcot_jax.run.loading_questions import load_vqa_dataset
 from stepcot_jax.run.settings import load_settings
 
@@ -89,7 +89,8 @@ def test_no_door_to_the_test_split_stays_open(whole):
     assert (view.images, view.digests) == (None, {})
     assert (view.cases.uncertain == NOT_ANNOTATED).all(axis=1).nonzero()[0].tolist() == sorted(test)
     assert len(view.batch(whole.splits.val)["image_features"]) == len(whole.splits.val)
-    for closed in (view, dataclasses.replace(view, features=None)):
+    of_run, _ = Inputs(full, None, None, dict).hold_out()
+    for closed in (view, dataclasses.replace(view, features=None), of_run.dataset):
         with pytest.raises(TestSplitClosed):
             closed.batch(test[:1])
 
