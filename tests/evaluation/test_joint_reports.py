@@ -28,7 +28,7 @@ from stepcot_jax.evaluation.joint_reports import (
     score_given,
     write_report_models,
 )
-from stepcot_jax.evaluation.structured_reports import answer_tree
+from stepcot_jax.evaluation.structured_reports import answer_tree, choose_threshold
 from stepcot_jax.host.errors import BadInput
 
 N, CHAIN = NOT_ANNOTATED, make_tree()
@@ -152,6 +152,8 @@ def test_what_counts_is_fitted_on_validation():
     assert max(fitted.weights.values()) <= 0.1
     knows = noise + 6 * (labels[:, :, None] == np.arange(3))
     assert min(fit_report_model(TREE, knows, labels).weights.values()) >= 0.5
+    timid = knows - 4 * (np.arange(3) == 0)
+    assert fit_report_model(TREE, timid, labels).threshold == choose_threshold(timid, labels, CHAIN) < 0.5
     counting = fit_report_model(TREE, None, labels)
     assert set(counting.weights.values()) == {0.0}
     assert counting.coupling >= 0.5
