@@ -1,11 +1,14 @@
-"""The answer reward (semantics reward of GEMeX-RMCoT, Section 4.2.2; accuracy of MEDSAGE)."""
+"""The answer reward (semantics reward of GEMeX-RMCoT, Section 4.2.2; accuracy of MEDSAGE).
+
+And what a record asks of a reply: thinking and boxes where it has some; and why a part of a reply cannot be read.
+"""
 
 import math
 import re
 from typing import Literal
 
 from stepcot_jax.chain import fold
-from stepcot_jax.reasoning.dialects import interpret_answer
+from stepcot_jax.reasoning.dialects import interpret_answer, read_reply
 from stepcot_jax.reasoning.replies import Judged, Reply, normalise, tidy, token_f1
 from stepcot_jax.record import Record
 
@@ -24,6 +27,51 @@ _HEDGED = re.compile(
     r"may|maybe|might|mistaken?|not (?:sure|certain|clear)|perhaps|possibl[ey]|probabl[ey]|rather|retract|scratch|"
     r"seems?|sorry|suspect(?:ed)?|uncertain|unclear|unlikely|unsure|wait)\b|\?"
 )
+
+_WITHOUT_THINKING = ("gemex", "medclm")  # dialects with a reply that has no thinking
+_OF_BOXES = re.compile(r"loc|box|number", re.IGNORECASE)
+_UNNAMED = {"closed": "neither yes nor no", "open": "the answer is empty"}
+
+
+def read_bare(reply: Reply, *, in_any_space: bool = False) -> Reply:
+    """Return the reply as one that needs no thinking, if it is well formed then; else as it was read."""
+    if not reply.problems or not reply.text or reply.dialect not in _WITHOUT_THINKING:
+        return reply
+    bare = read_reply(reply.text, reply.dialect, with_thinking=False, in_any_space=in_any_space)
+    return bare if bare.is_well_formed else reply
+
+
+def suit(reply: Reply, record: Record) -> Reply:
+    """Return the reply as its record asks for it: a record without thinking asks for none."""
+    return reply if record.thinking.strip() else read_bare(reply)
+
+
+def asks_for_boxes(reply: Reply, record: Record, *, with_thinking: bool = True) -> bool:
+    """Return whether the boxes of a reply count: the record has some, and the form of the reply has a place for them.
+
+    MedCLM's answer without reasoning has none; it is the whole reply where record or prompt have no thinking.
+    """
+    is_bare = reply.dialect == "medclm" and not (with_thinking and record.thinking.strip())
+    return bool(record.references) and (not is_bare or bool(reply.references) or "Reasoning:" in reply.text)
+
+
+def why_no_answer(reply: Reply, record: Record) -> str:
+    """Return why the answer cannot be read as one of the record's kind; "" if it can."""
+    if interpret_answer(reply, record) is not None:
+        return ""
+    if reply.answer is None:
+        return reply.problems[0] if reply.problems else "no answer is found"
+    return _UNNAMED.get(record.kind, "not one reading as options")
+
+
+def why_no_box(reply: Reply) -> str:
+    """Return why no box can be read; "" if one can."""
+    if reply.references:
+        return ""
+    if reply.references is not None:
+        return "no box is written"
+    of_boxes = [problem for problem in reply.problems if _OF_BOXES.search(problem)]
+    return (of_boxes or reply.problems or ("no box in a known form",))[0]
 
 
 def answer_reward(
@@ -48,6 +96,7 @@ def answer_reward(
       ill_formed: reward of a reply that violates its dialect's grammar: "nothing", or that of its readable "parts".
       judged: scores of this reply.
     """
+    reply = suit(reply, record)
     if reply.answer is None or (ill_formed == "nothing" and not reply.counts):
         return 0.0
     if record.kind == "open":
@@ -84,6 +133,9 @@ def is_hedged(answer: str, record: Record) -> bool:
     return _HEDGED.search(text) is not None
 
 
-def format_reward(reply: Reply) -> float:
-    """Return 1 if the reply follows its dialect's grammar, else 0 (MEDSAGE, Table 4; none in GEMeX-RMCoT)."""
-    return float(reply.is_well_formed)
+def format_reward(reply: Reply, record: Record | None = None) -> float:
+    """Return 1 if the reply follows its dialect's grammar, else 0 (MEDSAGE, Table 4; none in GEMeX-RMCoT).
+
+    A reply to a record without thinking needs none.
+    """
+    return float((reply if record is None else suit(reply, record)).is_well_formed)

@@ -10,7 +10,18 @@ from stepcot_jax.box import EmptyBoxes, Matching
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.replies import Judged, Reply
 from stepcot_jax.record import Record
-from stepcot_jax.rewards.answers import ChoiceReading, IllFormed, MultiChoice, OpenAnswer, answer_reward, format_reward
+from stepcot_jax.rewards.answers import (
+    ChoiceReading,
+    IllFormed,
+    MultiChoice,
+    OpenAnswer,
+    answer_reward,
+    asks_for_boxes,
+    format_reward,
+    suit,
+    why_no_answer,
+    why_no_box,
+)
 from stepcot_jax.rewards.boxes import LEAST_IOU, grounding_reward, localisation
 
 GroundingReward = Literal["threshold", "mean_iou"]
@@ -100,6 +111,8 @@ class Rewards:
       format: 0 or 1.
       consistency: 0 to 1; NaN if unscored, 0 without a function.
       total: weighted sum; NaN if a part of positive weight is unscored.
+      unread_answers: 1 if the answer cannot be read, else 0.
+      unread_boxes: 1 if no box can be read, else 0; NaN where none is asked for, as by a record without boxes.
     """
 
     answer: float
@@ -107,6 +120,8 @@ class Rewards:
     format: float
     consistency: float
     total: float
+    unread_answers: float = dataclasses.field(default=math.nan, compare=False)
+    unread_boxes: float = dataclasses.field(default=math.nan, compare=False)
 
 
 def reward(
@@ -140,6 +155,7 @@ def reward(
     >>> reward(reply, record, PRESETS["gemex"]).total
     2.0
     """
+    reply = suit(reply, record)
     parts = {
         "answer": answer_reward(
             reply,
@@ -151,14 +167,20 @@ def reward(
             judged=judged,
         ),
         "grounding": _grounding(reply, record, settings),
-        "format": format_reward(reply),
+        "format": format_reward(reply, record),
         "consistency": _consistency(reply, record, settings, consistency),
     }
     weights = {name: getattr(settings, f"{name}_weight") for name in parts}
     total = math.fsum(weight * parts[name] for name, weight in weights.items() if weight)
     if settings.gate == "released" and not _passes_gate(reply, record):
         total = 0.0
-    return Rewards(**parts, total=total)
+    return Rewards(**parts, total=total, **find_unread(reply, record))
+
+
+def find_unread(reply: Reply, record: Record) -> dict[str, float]:
+    """Return `unread_answers` and `unread_boxes` of `Rewards`."""
+    unread_boxes = float(bool(why_no_box(reply))) if asks_for_boxes(reply, record) else math.nan
+    return {"unread_answers": float(bool(why_no_answer(reply, record))), "unread_boxes": unread_boxes}
 
 
 def _grounding(reply: Reply, record: Record, settings: RewardSettings) -> float:
@@ -185,5 +207,5 @@ def _consistency(reply: Reply, record: Record, settings: RewardSettings, functio
 def _passes_gate(reply: Reply, record: Record) -> bool:
     """Return whether a reply is well formed, has a conclusion, and has as many boxes as the record, if that has any."""
     has_conclusion = bool(reply.answer and reply.stages.get("conclusion", reply.answer))
-    are_counts_right = not record.references or len(reply.references or ()) == len(record.references)
+    are_counts_right = not asks_for_boxes(reply, record) or len(reply.references or ()) == len(record.references)
     return reply.is_well_formed and has_conclusion and are_counts_right

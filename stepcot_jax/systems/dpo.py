@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from stepcot_jax.losses.policy_gradient import dpo_loss
 from stepcot_jax.policies.policy import AnyPolicy, policy_params
 from stepcot_jax.policies.sampling import Replies, generate, rollout_keys
-from stepcot_jax.systems.grpo import Rollouts, sampled_log_probs, score_in_passes
+from stepcot_jax.systems.grpo import UNREAD, Rollouts, sampled_log_probs, score_in_passes
 from stepcot_jax.systems.options import DPO, REFERENCE, DpoOptions
 from stepcot_jax.systems.sft import POLICY, Batch, Normalise
 from stepcot_jax.training.devices import GlobalBatch, differentiate
@@ -121,11 +121,14 @@ class Pairs(Rollouts):
         """Return prompts with the chosen and the rejected reply, [prompt, 2, ...], and numbers for the log."""
         replies = self.sample_groups(state, batch)
         tokens, counted = np.asarray(replies.tokens), np.asarray(replies.counted)
-        totals = self._reward_all(tokens, batch["index"])["total"]
+        parts = self._reward_all(tokens, batch["index"])
+        totals = parts["total"]
         pairs = [choose_pair(group) for group in totals]
         paired = np.array([pair is not None for pair in pairs])
         rows, places = np.arange(len(pairs))[:, None], np.array([pair or (0, 0) for pair in pairs])
-        gathered = self.devices.gather_rows({"paired": paired, "totals": totals})
+        unread = {name: part for name, part in parts.items() if name in UNREAD}
+        gathered = self.devices.gather_rows({"paired": paired, "totals": totals, **unread})
+        shares = self.signal.note_unread(gathered)
         self.count(gathered["totals"], differs=bool(gathered["paired"].any()), step=int(jax.device_get(state.step)))
         return {
             **{name: batch[name] for name in ("images", "prompts", "lengths")},
@@ -136,5 +139,6 @@ class Pairs(Rollouts):
                 "rollouts/pairs": float(gathered["paired"].mean()),
                 "rollouts/valid": float((gathered["totals"] > 0).mean()),
                 "rollouts/reward/total": float(np.nanmean(gathered["totals"])),
+                **shares,
             },
         }

@@ -85,8 +85,8 @@ def test_replies_are_counted_by_outcome_and_boxes_by_number():
     assert scores[0].problems == ("no reply",)
     counts = tested.count_replies([HEART] * 3, scores)
     assert counts["closed"] == counts["all"]
-    names = ("questions", "missing", "ill_formed", "without_answer", "unscored", "unread")
-    assert counts["all"] == dict(zip(names, (3, 1, 1, 1, 0, 1), strict=True))
+    names = ("questions", "missing", "ill_formed", "unread_answers", "unread_boxes", "unscored")
+    assert counts["all"] == dict(zip(names, (3, 1, 1, 1, 1, 0), strict=True))
 
 
 def test_judged_open_answers():
@@ -181,9 +181,10 @@ def test_a_reply_that_was_cut_refused_or_filtered_has_no_answer(kind, dialect, t
     record = msgspec.structs.replace(HEART, kind=kind, options=options, answer=answers[kind])
     found = tested.score_text(text, record, tested.ScoringSettings(dialect=dialect), finish=finish)
     if unread is not None:
-        assert found.unread == unread
-    assert (found.answer is None and found.boxes == ()) == bool(found.unread)
-    assert not found.unread or (found.a_score, found.format) == (0, 0)
+        assert found.unread_answer == unread
+    assert (found.answer is None) == bool(found.unread_answer)
+    assert (found.boxes == ()) == bool(found.unread_boxes)
+    assert not found.unread_answer or (found.a_score, found.format) == (0, 0)
 
 
 def test_refused_filtered_empty_and_cut_replies_are_counted_apart():
@@ -194,5 +195,6 @@ def test_refused_filtered_empty_and_cut_replies_are_counted_apart():
     ]
     table = make_tables(tested.summarise([HEART] * 5, {"mine": scores}, tested.ScoringSettings(), num_resamples=5))[0]
     counts = {column.heading: cell for column, cell in zip(table.columns, table.rows[0], strict=True)}
-    assert [counts[name] for name in ("unread", "refused", "filtered", CUT)] == [4, 2, 1, 1]
+    assert [counts[name] for name in ("unread answers", "refused", "filtered", CUT)] == [4, 2, 1, 1]
+    assert counts["unread boxes"] == 4
     assert "without content" not in counts
