@@ -14,7 +14,7 @@ from stepcot_jax.box import UnequalCounts
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
 from stepcot_jax.data.questions.reply_files import ReplyFile, read_replies
 from stepcot_jax.data.records.data_json import ImageLocator
-from stepcot_jax.evaluation.box_forms import BoxForm, find_better_form
+from stepcot_jax.evaluation.box_forms import BoxForm, find_better_form, keep_smallest
 from stepcot_jax.evaluation.replies import (
     CHECKED_STAGES,
     JUDGED,
@@ -49,6 +49,7 @@ TABLE_NAMES = ("table", "differences", "stages", "rated_stages", "perturbed")
 """Names of all tables that an evaluation may write."""
 
 _NUM_TESTED = 1000  # replies that are tested for another form of boxes
+_MOST_TESTED = 2_000_000  # characters of these
 
 
 def to_text(table: Table) -> str:
@@ -330,6 +331,7 @@ def _describe_boxes(
     if num_turned := sum(score.num_turned for score in scores):
         yield f"{file.name}: {num_turned} boxes have swapped corners, which were sorted."
     located = [record for record in records if record.references and record.id in file.replies][:_NUM_TESTED]
+    located = keep_smallest(located, lambda record: len(file.replies[record.id]), most=_MOST_TESTED)
     replies = [read(file.replies[record.id], settings, record, in_any_space=True) for record in located]
     if note := find_better_form(replies, located, settings.boxes or BoxForm()):
         yield f"{file.name}: {note}."

@@ -431,8 +431,8 @@ class Rollouts:
         if self.signal.num_in_a_row == _PATIENCE:
             raise RunStopped(
                 f"step {step}: the rewards of each prompt's replies were equal for {_PATIENCE} updates in a row (mean "
-                f"{np.nanmean(totals):.3f}){self.signal.unread}; nothing can be learnt from them: check config.rewards, "
-                "or fine-tune longer"
+                f"{np.nanmean(totals):.3f}){self.signal.unread}; nothing can be learnt from them: check "
+                "config.rewards, or fine-tune longer"
             )
 
     def _counted(
