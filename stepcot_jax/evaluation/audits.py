@@ -24,7 +24,6 @@ LEAST_IOU = 0.5
 """Boxes have moved where their mean IoU with those of the own picture is lower."""
 
 CASES, CHANGED, UNREAD, MOVED, A = "cases", "answers that change", "unread", "boxes that move", "A"
-UNREAD_BOXES = "unread boxes"  # where there are any
 FOLLOWS, KEEPS, ELSE, AGREES = "follows the donor", "keeps", "says something else", "donor agrees anyway"
 
 Row = dict[str, int | Interval]  # the number of cases, and shares with intervals by patient
@@ -42,9 +41,6 @@ def audit_pictures(own: Mapping[str, ReplyScore], scored: Scored, **how: Any) ->
     Questions whose own answer cannot be read take no part in shares of change.
     """
     shares: dict[str, list[float]] = {CHANGED: [], UNREAD: [], MOVED: []}
-    if any(score.unread_boxes for _, score in scored):
-        located = ((score.unread_boxes, math.isnan(score.v_score)) for _, score in scored)
-        shares[UNREAD_BOXES] = [math.nan if is_unasked else float(bool(reason)) for reason, is_unasked in located]
     for record, score in scored:
         first = own[made_of(record)]
         said, before = in_words(score.answer, record), in_words(first.answer, record)

@@ -27,23 +27,14 @@ from stepcot_jax.evaluation.statistics import (
     divide,
     weighted_mean,
 )
-from stepcot_jax.evaluation.unread import MISSING, UnreadParts, count_replies, count_unread, unread_to_json
+from stepcot_jax.evaluation.unread import MISSING, UnreadParts, count_replies, count_unread
 from stepcot_jax.host.ranges import Interval
 from stepcot_jax.reasoning.dialects import DIALECTS, FREE, interpret_answer, read_reply
 from stepcot_jax.reasoning.endings import PART_ENDS, Unsaid, goes_on_behind, hear
 from stepcot_jax.reasoning.free_replies import UNCLOSED
 from stepcot_jax.reasoning.replies import Judged, Missing, Reply, normalise, read_answer, tidy
 from stepcot_jax.record import KINDS, STAGE_NAMES, Record
-from stepcot_jax.rewards.answers import (
-    IllFormed,
-    OpenAnswer,
-    answer_reward,
-    asks_for_boxes,
-    format_reward,
-    read_bare,
-    why_no_answer,
-    why_no_box,
-)
+from stepcot_jax.rewards.answers import IllFormed, OpenAnswer, answer_reward, format_reward, suit, why_unread
 from stepcot_jax.rewards.boxes import LEAST_IOU, grounding_reward, localisation
 
 # Columns of one model's scored replies, which every figure is computed from.
@@ -284,9 +275,9 @@ def score_text(
     if text is None:
         if settings.missing == "skip":
             return ReplyScore(record.id, None, None, (), *(4 * (math.nan,)), problems=(MISSING,))
-        asked = asks_for_boxes(Reply(settings.dialect), record, with_thinking=settings.with_thinking)
-        worth, stages = (0.0, *(2 * (0.0 if asked else math.nan,)), 0.0), _label({}, record, settings)
-        return ReplyScore(record.id, None, None, (), *worth, stages=stages, problems=(MISSING,))
+        nothing = Reply(settings.dialect, problems=(MISSING,))
+        worth = dataclasses.replace(score_reply(nothing, record, settings), a_score=0.0, format=0.0)
+        return dataclasses.replace(worth, stages=_label({}, record, settings), unread_answer="", unread_boxes="")
     reply, num_turned = read_ended(text, record, settings, finish=finish), 0
     if settings.boxes is not None:
         reply, num_turned = place_boxes(reply, record, settings.boxes)
@@ -296,8 +287,6 @@ def score_text(
         score,
         text=text,
         stages=_label(counted, record, settings),
-        unread_answer=why_no_answer(reply, record),
-        unread_boxes="" if math.isnan(score.v_score) else why_no_box(reply),
         num_turned=num_turned,
     )
 
@@ -317,8 +306,9 @@ def read(text: str, settings: ScoringSettings, record: Record | None = None, *, 
     """Read a reply; where the settings or the record ask for no thinking, one without it is well formed too."""
     in_any_space = in_any_space or (settings.boxes is not None and settings.boxes.space != "")
     reply = read_reply(text, settings.dialect, in_any_space=in_any_space)
-    is_bare = not settings.with_thinking or (record is not None and not record.thinking.strip())
-    return read_bare(reply, in_any_space=in_any_space) if is_bare else reply
+    if settings.with_thinking and record is None:
+        return reply
+    return suit(reply, record if settings.with_thinking else None, in_any_space=in_any_space)
 
 
 def read_ended(text: str, record: Record, settings: ScoringSettings, *, finish: str = "") -> Reply:
@@ -362,24 +352,25 @@ def score_reply(reply: Reply, record: Record, settings: ScoringSettings, *, judg
     """Score a reply that was read, or made without a text."""
     open_answer: OpenAnswer = "judge" if settings.open_score in JUDGED else settings.open_score  # type: ignore[assignment]
     ill_formed: IllFormed = "nothing" if settings.reading == "strict" else "parts"
-    answer, located = interpret_answer(reply, record), (math.nan, math.nan)
-    if asks_for_boxes(reply, record, with_thinking=settings.with_thinking):
-        overlap = localisation(reply, record, unequal_counts=settings.unequal_counts, ill_formed=ill_formed)
-        located = overlap, grounding_reward(reply, record, ill_formed=ill_formed)
+    unread_answer, unread_boxes = why_unread(reply, record, with_thinking=settings.with_thinking)
+    overlap = localisation(reply, record, unequal_counts=settings.unequal_counts, ill_formed=ill_formed)
+    passes = grounding_reward(reply, record, ill_formed=ill_formed)
     return ReplyScore(
         id=record.id,
         text=None,
-        answer=answer,
+        answer=interpret_answer(reply, record),
         boxes=tuple(
             Box(region.label, tuple(box))
             for region, box in zip(reply.references or (), reply.boxes(record.image_size).tolist(), strict=True)
         ),
         a_score=answer_reward(reply, record, open_answer=open_answer, ill_formed=ill_formed, judged=judged),
-        v_score=located[0],
-        grounding=located[1],
+        v_score=math.nan if unread_boxes is None else overlap,
+        grounding=math.nan if unread_boxes is None else passes,
         format=format_reward(reply, record),
         judged=judged,
         problems=reply.problems,
+        unread_answer=unread_answer,
+        unread_boxes=unread_boxes or "",
     )
 
 
@@ -579,7 +570,7 @@ def to_json(results: Results) -> dict[str, Any]:
         if name in results.stages:
             models[name]["stages"] = figures(results.stages[name])
             models[name]["num_stages"] = dict(results.num_stages[name])
-        models[name]["unread"] = unread_to_json(results.unread.get(name, {}))
+        models[name]["unread"] = dict(results.unread.get(name, {}))
         if name in results.differences:
             models[name]["less_first"] = figures(results.differences[name])
             models[name]["mcnemar"] = dict(results.tests[name])

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from stepcot_jax.record import KINDS, Record
 
@@ -12,54 +12,34 @@ MISSING = "no reply"
 WARNING = "WARNING: "
 """Begins the line on a model with at least 5 % unread answers or boxes."""
 _DOUBTFUL = 0.05
-_NUM_REASONS = 3
-
-
-class _Scored(Protocol):  # of `replies.ReplyScore`
-    @property
-    def problems(self) -> tuple[str, ...]: ...
-    @property
-    def a_score(self) -> float: ...
-    @property
-    def v_score(self) -> float: ...
-    @property
-    def unread_answer(self) -> str: ...
-    @property
-    def unread_boxes(self) -> str: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Unread:
-    """Replies in which answers, or boxes, were looked for, and why none could be read."""
+    """Replies in which answers, or boxes, were looked for, and why they cannot be read in some."""
 
     num_replies: int
     reasons: collections.Counter[str]  # of the unread ones
 
     @property
-    def number(self) -> int:
-        """Number of unread replies."""
-        return self.reasons.total()
-
-    @property
     def share(self) -> float:
         """Share of the replies; NaN without any."""
-        return self.number / self.num_replies if self.num_replies else math.nan
+        return self.reasons.total() / self.num_replies if self.num_replies else math.nan
 
     @property
     def because(self) -> str:
-        """The most frequent reasons with their numbers."""
-        return "; ".join(f"{reason} ({number})" for reason, number in self.reasons.most_common(_NUM_REASONS))
+        """The three most frequent reasons with their numbers."""
+        return "; ".join(f"{reason} ({number})" for reason, number in self.reasons.most_common(3))
 
     def __str__(self) -> str:
-        because = f" [{self.because}]" if self.reasons else ""
-        return f"{self.number} of {self.num_replies}{because}" if self.num_replies else "none asked for"
+        return f"{self.reasons.total()} of {self.num_replies}"
 
 
 UnreadParts = Mapping[str, Unread]  # by "answers" and "boxes"
 
 
-def count_unread(scores: Iterable[_Scored]) -> dict[str, Unread]:
-    """Count the unread answers of replies, and the unread boxes of those whose record has some; no reply is neither."""
+def count_unread(scores: Iterable[Any]) -> dict[str, Unread]:
+    """Count the unread answers of replies (`ReplyScore`), and the unread boxes of those that are asked for boxes."""
     replies = [score for score in scores if MISSING not in score.problems]
     located = [score for score in replies if not math.isnan(score.v_score)]
     answers = collections.Counter(score.unread_answer for score in replies if score.unread_answer)
@@ -68,33 +48,26 @@ def count_unread(scores: Iterable[_Scored]) -> dict[str, Unread]:
 
 
 def describe_unread(models: Mapping[str, UnreadParts]) -> list[str]:
-    """Return a line for each model; lines of 5 % or more begin with WARNING and come first."""
+    """Return a line for each model; those with 5 % or more begin with WARNING and come first."""
     lines = []
     for name, parts in models.items():
         mark = WARNING if any(part.share >= _DOUBTFUL for part in parts.values()) else ""
-        lines.append(f"{mark}{name}: " + "; ".join(f"unread {what} {part}" for what, part in parts.items()))
+        told = [f"unread {what} {part}" + f" [{part.because}]" * bool(part.reasons) for what, part in parts.items()]
+        lines.append(f"{mark}{name}: {'; '.join(told)}")
     return sorted(lines, key=lambda line: not line.startswith(WARNING))
 
 
 def find_doubts(models: Mapping[str, UnreadParts], dialects: Mapping[str, str]) -> str:
     """Return which models have more than half of their answers or boxes unread; "" for none."""
     return "; ".join(
-        f"{name}: the {what} of {part.number} of {part.num_replies} replies cannot be read, as dialect {dialects[name]}"
+        f"{name}: the {what} of {part} replies cannot be read, as dialect {dialects[name]}"
         for name, parts in models.items()
         for what, part in parts.items()
         if part.share > 0.5
     )
 
 
-def unread_to_json(parts: UnreadParts) -> dict[str, dict[str, Any]]:
-    """Return numbers and reasons, for metrics.json."""
-    return {
-        what: {"number": part.number, "of": part.num_replies, "reasons": dict(part.reasons.most_common())}
-        for what, part in parts.items()
-    }
-
-
-def count_replies(records: Sequence[Record], scores: Sequence[_Scored]) -> dict[str, dict[str, int]]:
+def count_replies(records: Sequence[Record], scores: Sequence[Any]) -> dict[str, dict[str, int]]:
     """Count, for each kind and "all": questions, missing and ill-formed replies, unread answers and boxes, unscored."""
     counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for record, score in zip(records, scores, strict=True):

@@ -28,7 +28,7 @@ from stepcot_jax.reading.radiographs import read_unresized
 from stepcot_jax.reasoning.dialects import interpret_answer, read_reply, write_question
 from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import Kind, Record
-from stepcot_jax.rewards.answers import why_no_answer, why_no_box
+from stepcot_jax.rewards.answers import why_unread
 from stepcot_jax.run.stored import StoredRun
 from stepcot_jax.run.stored_policy import StoredPolicy, read_policy
 
@@ -283,7 +283,9 @@ class PolicyReader:
         replies = self._sample([picture], [tokens], sampling, length=trained.lengths.prompt_length, seed=seed)
         text = trained.tokenizer.decode(replies[0].tolist())
         reply = read_reply(text, trained.run.dialect, with_thinking=trained.run.with_thinking)
-        unread = {"answer": why_no_answer(reply, record), "boxes": "" if reply.references == () else why_no_box(reply)}
+        unread = {"answer": why_unread(reply, record)[0]}
+        if reply.references is None:
+            unread["boxes"] = "; ".join(reply.problems)
         image_size = (picture.shape[1], picture.shape[0])
         return Answered(
             question=question,

@@ -33,45 +33,31 @@ _OF_BOXES = re.compile(r"loc|box|number", re.IGNORECASE)
 _UNNAMED = {"closed": "neither yes nor no", "open": "the answer is empty"}
 
 
-def read_bare(reply: Reply, *, in_any_space: bool = False) -> Reply:
-    """Return the reply as one that needs no thinking, if it is well formed then; else as it was read."""
-    if not reply.problems or not reply.text or reply.dialect not in _WITHOUT_THINKING:
+def suit(reply: Reply, record: Record | None, *, in_any_space: bool = False) -> Reply:
+    """Return the reply as a record without thinking (None: any record) asks for it: well formed without thinking."""
+    needs_thinking = record is not None and record.thinking.strip()
+    if needs_thinking or not reply.problems or not reply.text or reply.dialect not in _WITHOUT_THINKING:
         return reply
     bare = read_reply(reply.text, reply.dialect, with_thinking=False, in_any_space=in_any_space)
     return bare if bare.is_well_formed else reply
 
 
-def suit(reply: Reply, record: Record) -> Reply:
-    """Return the reply as its record asks for it: a record without thinking asks for none."""
-    return reply if record.thinking.strip() else read_bare(reply)
+def why_unread(reply: Reply, record: Record, *, with_thinking: bool = True) -> tuple[str, str | None]:
+    """Return why the answer cannot be read and why no box can, "" where one can; None where no box is asked for.
 
-
-def asks_for_boxes(reply: Reply, record: Record, *, with_thinking: bool = True) -> bool:
-    """Return whether the boxes of a reply count: the record has some, and the form of the reply has a place for them.
-
-    MedCLM's answer without reasoning has none; it is the whole reply where record or prompt have no thinking.
+    A record without boxes asks for none, nor does MedCLM's answer alone where record or prompt have no thinking.
     """
+    answer = ""
+    if interpret_answer(reply, record) is None:
+        unnamed = _UNNAMED.get(record.kind, "not one reading as options")
+        answer = unnamed if reply.answer is not None else next(iter(reply.problems), "no answer is found")
     is_bare = reply.dialect == "medclm" and not (with_thinking and record.thinking.strip())
-    return bool(record.references) and (not is_bare or bool(reply.references) or "Reasoning:" in reply.text)
-
-
-def why_no_answer(reply: Reply, record: Record) -> str:
-    """Return why the answer cannot be read as one of the record's kind; "" if it can."""
-    if interpret_answer(reply, record) is not None:
-        return ""
-    if reply.answer is None:
-        return reply.problems[0] if reply.problems else "no answer is found"
-    return _UNNAMED.get(record.kind, "not one reading as options")
-
-
-def why_no_box(reply: Reply) -> str:
-    """Return why no box can be read; "" if one can."""
-    if reply.references:
-        return ""
+    if not record.references or (is_bare and not reply.references and "Reasoning:" not in reply.text):
+        return answer, None
     if reply.references is not None:
-        return "no box is written"
-    of_boxes = [problem for problem in reply.problems if _OF_BOXES.search(problem)]
-    return (of_boxes or reply.problems or ("no box in a known form",))[0]
+        return answer, "" if reply.references else "no box is written"
+    of_boxes = filter(_OF_BOXES.search, reply.problems)
+    return answer, next(of_boxes, next(iter(reply.problems), "no box in a known form"))
 
 
 def answer_reward(

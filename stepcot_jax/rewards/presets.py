@@ -16,11 +16,9 @@ from stepcot_jax.rewards.answers import (
     MultiChoice,
     OpenAnswer,
     answer_reward,
-    asks_for_boxes,
     format_reward,
     suit,
-    why_no_answer,
-    why_no_box,
+    why_unread,
 )
 from stepcot_jax.rewards.boxes import LEAST_IOU, grounding_reward, localisation
 
@@ -111,8 +109,6 @@ class Rewards:
       format: 0 or 1.
       consistency: 0 to 1; NaN if unscored, 0 without a function.
       total: weighted sum; NaN if a part of positive weight is unscored.
-      unread_answers: 1 if the answer cannot be read, else 0.
-      unread_boxes: 1 if no box can be read, else 0; NaN where none is asked for, as by a record without boxes.
     """
 
     answer: float
@@ -120,8 +116,6 @@ class Rewards:
     format: float
     consistency: float
     total: float
-    unread_answers: float = dataclasses.field(default=math.nan, compare=False)
-    unread_boxes: float = dataclasses.field(default=math.nan, compare=False)
 
 
 def reward(
@@ -174,13 +168,7 @@ def reward(
     total = math.fsum(weight * parts[name] for name, weight in weights.items() if weight)
     if settings.gate == "released" and not _passes_gate(reply, record):
         total = 0.0
-    return Rewards(**parts, total=total, **find_unread(reply, record))
-
-
-def find_unread(reply: Reply, record: Record) -> dict[str, float]:
-    """Return `unread_answers` and `unread_boxes` of `Rewards`."""
-    unread_boxes = float(bool(why_no_box(reply))) if asks_for_boxes(reply, record) else math.nan
-    return {"unread_answers": float(bool(why_no_answer(reply, record))), "unread_boxes": unread_boxes}
+    return Rewards(**parts, total=total)
 
 
 def _grounding(reply: Reply, record: Record, settings: RewardSettings) -> float:
@@ -207,5 +195,5 @@ def _consistency(reply: Reply, record: Record, settings: RewardSettings, functio
 def _passes_gate(reply: Reply, record: Record) -> bool:
     """Return whether a reply is well formed, has a conclusion, and has as many boxes as the record, if that has any."""
     has_conclusion = bool(reply.answer and reply.stages.get("conclusion", reply.answer))
-    are_counts_right = not asks_for_boxes(reply, record) or len(reply.references or ()) == len(record.references)
+    are_counts_right = why_unread(reply, record)[1] is None or len(reply.references or ()) == len(record.references)
     return reply.is_well_formed and has_conclusion and are_counts_right

@@ -21,7 +21,7 @@ from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.evaluation import replies
 from stepcot_jax.evaluation.replies import BASELINE, ReplyScore, Results, ScoringSettings
 from stepcot_jax.evaluation.statistics import count_once
-from stepcot_jax.evaluation.unread import WARNING, count_unread, describe_unread, unread_to_json
+from stepcot_jax.evaluation.unread import WARNING, count_unread, describe_unread
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file, write_whole, writing_whole
 from stepcot_jax.host.terminal import Terminal
@@ -114,7 +114,7 @@ def write_policy_results(
         "best": {name: {"step": best.step, "validation_score": best.score} for name, best in outcome.best.items()},
         "baseline": _figures(results, BASELINE),
         "test": {phase: _figures(results, phase) for phase in answered},
-        "unread": {phase: unread_to_json(parts) for phase, parts in results.unread.items()},
+        "unread": results.unread,
         "notes": [*(line for line in told if line.startswith(WARNING)), *notes],
     }
     write_whole(workdir / REPORT, msgspec.json.format(replies.encode(report), indent=2) + b"\n")
@@ -472,10 +472,7 @@ class PolicyTask(Task):
         return self.system.fill(state)
 
     def validate(self, state: TrainState) -> dict[str, float]:
-        """Return (A + V) / 2 on validation questions under the name of the phase, and write some replies.
-
-        Without a record with boxes it is A alone.
-        """
+        """Return (A + V) / 2 on validation questions under the name of the phase, and write some replies."""
         step = int(jax.device_get(state.step))
         phase = self.system.phase_of(step)
         answered = self.answer(state.params, self.validated)
@@ -483,9 +480,8 @@ class PolicyTask(Task):
         figures = replies.prepare_figures(columns)(count_once(len(columns.patients)))
         a_score, v_score = (float(figures[key][0]) for key in (("a_score", "mean"), ("v_score", "all")))
         unread = count_unread(answered.scores)
-        shares = {f"unread_{what}": part.share for what, part in unread.items()}
-        figures_of_phase = {"a_score": a_score, "v_score": v_score, **shares}
-        self._numbers = {f"{phase}/{name}": number for name, number in figures_of_phase.items()}
+        self._numbers = {f"{phase}/a_score": a_score, f"{phase}/v_score": v_score}
+        self._numbers |= {f"{phase}/unread_{what}": part.share for what, part in unread.items()}
         for line in describe_unread({f"{phase}, validation": unread}):
             if line.startswith(WARNING):
                 self.terminal.say(line)

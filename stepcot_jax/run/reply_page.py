@@ -65,8 +65,8 @@ def _with_unread(table: Table, results: Results) -> Table:
         if name not in results.unread:
             return (None,) * (len(apart) + 4)
         answers, boxes = results.unread[name].values()
-        told = (answers.number, *(answers.reasons[reason] for reason in apart), answers.because or None)
-        return (*told, boxes.number if boxes.num_replies else None, boxes.because or None)
+        told = (answers.reasons.total(), *(answers.reasons[reason] for reason in apart), answers.because or None)
+        return (*told, boxes.reasons.total() if boxes.num_replies else None, boxes.because or None)
 
     of_answers = (*columns("number", "unread answers", *map(str, apart)), *columns("text", "answers: because"))
     heads = (*table.columns, *of_answers, *columns("number", "unread boxes"), *columns("text", "boxes: because"))

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from stepcot_jax.losses.policy_gradient import dpo_loss
 from stepcot_jax.policies.policy import AnyPolicy, policy_params
 from stepcot_jax.policies.sampling import Replies, generate, rollout_keys
-from stepcot_jax.systems.grpo import UNREAD, Rollouts, sampled_log_probs, score_in_passes
+from stepcot_jax.systems.grpo import Rollouts, sampled_log_probs, score_in_passes
 from stepcot_jax.systems.options import DPO, REFERENCE, DpoOptions
 from stepcot_jax.systems.sft import POLICY, Batch, Normalise
 from stepcot_jax.training.devices import GlobalBatch, differentiate
@@ -122,14 +122,12 @@ class Pairs(Rollouts):
         replies = self.sample_groups(state, batch)
         tokens, counted = np.asarray(replies.tokens), np.asarray(replies.counted)
         parts = self._reward_all(tokens, batch["index"])
-        totals = parts["total"]
-        pairs = [choose_pair(group) for group in totals]
+        pairs = [choose_pair(group) for group in parts["total"]]
         paired = np.array([pair is not None for pair in pairs])
         rows, places = np.arange(len(pairs))[:, None], np.array([pair or (0, 0) for pair in pairs])
-        unread = {name: part for name, part in parts.items() if name in UNREAD}
-        gathered = self.devices.gather_rows({"paired": paired, "totals": totals, **unread})
+        gathered = self.devices.gather_rows({"paired": paired, **parts})
         shares = self.signal.note_unread(gathered)
-        self.count(gathered["totals"], differs=bool(gathered["paired"].any()), step=int(jax.device_get(state.step)))
+        self.count(gathered["total"], differs=bool(gathered["paired"].any()), step=int(jax.device_get(state.step)))
         return {
             **{name: batch[name] for name in ("images", "prompts", "lengths")},
             "completions": tokens[rows, places],
@@ -137,8 +135,8 @@ class Pairs(Rollouts):
             "paired": paired,
             COLLECTED_NUMBERS: {
                 "rollouts/pairs": float(gathered["paired"].mean()),
-                "rollouts/valid": float((gathered["totals"] > 0).mean()),
-                "rollouts/reward/total": float(np.nanmean(gathered["totals"])),
+                "rollouts/valid": float((gathered["total"] > 0).mean()),
+                "rollouts/reward/total": float(np.nanmean(gathered["total"])),
                 **shares,
             },
         }

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
-import msgspec
 import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float
@@ -28,9 +27,9 @@ from stepcot_jax.policies.tokenizers import Tokenizer
 from stepcot_jax.reasoning.dialects import read_reply
 from stepcot_jax.reasoning.replies import Judged, Reply
 from stepcot_jax.record import Record
-from stepcot_jax.rewards.answers import suit
+from stepcot_jax.rewards.answers import suit, why_unread
 from stepcot_jax.rewards.functions import RewardFunction, apply_functions
-from stepcot_jax.rewards.presets import Rewards, RewardSettings, find_unread, reward
+from stepcot_jax.rewards.presets import Rewards, RewardSettings, reward
 from stepcot_jax.systems.options import REFERENCE, GrpoOptions, SelfCheckOptions
 from stepcot_jax.systems.sft import POLICY, Batch, Normalise
 from stepcot_jax.training.devices import Devices, GlobalBatch, differentiate
@@ -191,7 +190,7 @@ def flatten_groups(rows: Array) -> Array:
     return rows.reshape(-1, *rows.shape[2:])
 
 
-UNREAD = ("unread_answers", "unread_boxes")
+_UNREAD = ("unread_answers", "unread_boxes")
 """Shares beside the rewards, which earn nothing."""
 
 # Updates without a signal, as all rewards of a group are equal, are counted and reported.
@@ -220,7 +219,7 @@ class RewardSignal:
 
     def note_unread(self, rewards: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Return the shares of unread answers and boxes of an update, for the log; messages repeat the last ones."""
-        shares = {name: _mean(rewards[name]) for name in UNREAD if name in rewards}
+        shares = {name: _mean(rewards[name]) for name in _UNREAD if name in rewards}
         told = [f"{100 * share:.0f} % {name.replace('_', ' ')}" for name, share in shares.items() if share > 0]
         self.unread = f" ({', '.join(told)} in the last update)" if told else ""
         return {f"rollouts/{name}": share for name, share in shares.items()}
@@ -375,15 +374,16 @@ class Rollouts:
         """Return each part of the rewards of replies [row, rollout, token], float32 [row, rollout]; 0 if not chosen."""
         chosen = np.ones(tokens.shape[:2], bool) if chosen is None else chosen
         replies = [(self.records[indices[row]], tokens[row, rollout]) for row, rollout in np.argwhere(chosen)]
+        records = [record for record, _ in replies]
+        read = [suit(self.read(tokens), record) for record, tokens in replies]
         if self.functions:
-            records = [record for record, _ in replies]
-            read = [suit(self.read(tokens), record) for record, tokens in replies]
             rewards = apply_functions(self.functions, read, records)
-            unread = [find_unread(reply, self._as_asked(record)) for reply, record in zip(read, records, strict=True)]
-            rewards |= {name: [each[name] for each in unread] for name in UNREAD}
         else:
             scored = self.reward_all(replies)
-            rewards = {name: [getattr(parts, name) for parts in scored] for name in (*_PARTS, *UNREAD)}
+            rewards = {name: [getattr(parts, name) for parts in scored] for name in _PARTS}
+        why = [why_unread(*pair, with_thinking=self.with_thinking) for pair in zip(read, records, strict=True)]
+        unread = [[float("nan") if each is None else float(bool(each)) for each in pair] for pair in why]
+        rewards |= {name: [pair[place] for pair in unread] for place, name in enumerate(_UNREAD)}
         parts = {name: np.zeros(chosen.shape, np.float32) for name in rewards}
         for name, part in parts.items():
             part[chosen] = rewards[name]
@@ -395,13 +395,9 @@ class Rollouts:
         judged = [None] * len(read) if self.judge is None else self.judge(read)
         consistency = stage_consistency if self.rewards.consistency_weight else None
         return [
-            reward(reply, self._as_asked(record), self.rewards, judged=rating, consistency=consistency)
+            reward(reply, record, self.rewards, judged=rating, consistency=consistency)
             for (record, reply), rating in zip(read, judged, strict=True)
         ]
-
-    def _as_asked(self, record: Record) -> Record:
-        """Return the record without thinking if no prompt asks for it."""
-        return record if self.with_thinking else msgspec.structs.replace(record, thinking="")
 
     def read(self, tokens: np.ndarray) -> Reply:
         """Return the reply that tokens encode."""
@@ -453,7 +449,7 @@ class Rollouts:
     ) -> dict[str, float]:
         """Return the numbers of an update for the log."""
         is_off = {"consistency": not self.rewards.consistency_weight}
-        parts = {name: part for name, part in rewards.items() if name not in UNREAD and not is_off.get(name)}
+        parts = {name: part for name, part in rewards.items() if name not in _UNREAD and not is_off.get(name)}
         numbers = {f"reward/{name}": _mean(part) for name, part in parts.items()}
         numbers["scored"] = float((~np.isnan(rewards["total"])).mean())
         scored = rewards["total"][~np.isnan(rewards["total"]).all(axis=1)]

@@ -151,10 +151,7 @@ class PolicySystem(System):
         return {"tokens": replies.tokens}
 
     def evaluate(self, predictions: Any) -> dict[str, float]:
-        """Return (A + V) / 2 of the figures "a_score" and "v_score" under the name of their "phase".
-
-        A figure that does not exist, NaN, is left out: V where no record has boxes.
-        """
+        """Return (A + V) / 2 under the name of the "phase"; V takes no part where no record has boxes (NaN)."""
         figures = [predictions[name] for name in ("a_score", "v_score") if not math.isnan(predictions[name])]
         return {predictions["phase"]: sum(figures) / len(figures) if figures else math.nan}
 
