@@ -14,6 +14,7 @@ from stepcot_jax.reasoning.dialects import DIALECTS, write_reply
 from stepcot_jax.reasoning.replies import Judged
 from stepcot_jax.record import Record
 from stepcot_jax.run.reply_page import make_tables
+from stepcot_jax.systems.policy_system import PolicySystem
 
 RECORDS, _ = ask(24)
 LEAST_V = {"lvkc": 0.97, "medclm": 0.999}  # boxes of a few pixels on a grid of 1000; four decimals
@@ -144,6 +145,27 @@ def test_stages_of_true_replies_are_right_and_of_missing_or_ill_formed_ones_wort
     np.testing.assert_array_equal(alone[0], perfect[0])
     np.testing.assert_array_equal(alone[1:], 0 * perfect[1:])
     assert np.isnan([score.stages for score in tested.score_all(RECORDS, {}, tested.ScoringSettings())]).all()
+
+
+@pytest.mark.parametrize("number", [0, 1, 4])
+def test_a_record_without_boxes_has_no_v_in_validation_as_in_the_test_table(number):
+    records = [msgspec.structs.replace(HEART, id=str(place)) for place in range(4)]
+    records[number:] = [msgspec.structs.replace(each, references=()) for each in records[number:]]
+    settings = tested.ScoringSettings("gemex_plain")
+    wrong = [write_reply(record, "gemex_plain").replace("Yes", "No") for record in records]
+    scores = [tested.score_text(text, record, settings) for text, record in zip(wrong, records, strict=True)]
+    scores[3] = tested.score_text(None, records[3], settings)
+    expected = [1.0] * min(number, 3) + [NAN] * (3 - number) + [0.0 if number == 4 else NAN]
+    assert [score.v_score for score in scores] == pytest.approx(expected, nan_ok=True)
+    assert [score.grounding for score in scores] == pytest.approx(expected, nan_ok=True)
+    (a,), (v,) = (
+        tested.prepare_figures(tested.as_columns(records, scores))(np.ones((1, 4)))[key]
+        for key in (("a_score", "mean"), ("v_score", "all"))
+    )
+    table = tested.summarise(records, {"mine": scores}, settings, num_resamples=2).figures["mine"]
+    assert (a, table["v_score", "all"].value) == pytest.approx((0, v), nan_ok=True)
+    score = PolicySystem.evaluate(None, {"phase": "sft", "a_score": a, "v_score": v})["sft"]
+    assert score == {0: 0, 1: 0.5, 4: 0.375}[number]  # of wrong answers
 
 
 CUT, BEHIND = "without content: cut while thinking", "cut behind its answer"
