@@ -115,7 +115,7 @@ def write_policy_results(
         "baseline": _figures(results, BASELINE),
         "test": {phase: _figures(results, phase) for phase in answered},
         "unread": results.unread,
-        "notes": [*(line for line in told if line.startswith(WARNING)), *notes],
+        "notes": notes,
     }
     write_whole(workdir / REPORT, msgspec.json.format(replies.encode(report), indent=2) + b"\n")
     print("\n".join([*told, *describe_results(results, with_intervals=num_resamples > 0), *notes]))
@@ -480,8 +480,7 @@ class PolicyTask(Task):
         figures = replies.prepare_figures(columns)(count_once(len(columns.patients)))
         a_score, v_score = (float(figures[key][0]) for key in (("a_score", "mean"), ("v_score", "all")))
         unread = count_unread(answered.scores)
-        self._numbers = {f"{phase}/a_score": a_score, f"{phase}/v_score": v_score}
-        self._numbers |= {f"{phase}/unread_{what}": part.share for what, part in unread.items()}
+        self._numbers = {f"{phase}/unread_{what}": part.share for what, part in unread.items()}
         for line in describe_unread({f"{phase}, validation": unread}):
             if line.startswith(WARNING):
                 self.terminal.say(line)
@@ -490,7 +489,7 @@ class PolicyTask(Task):
         return self.system.evaluate({"phase": phase, "a_score": a_score, "v_score": v_score})
 
     def numbers(self, step: int) -> dict[str, float]:  # noqa: ARG002
-        """Return A, V and the shares of unread answers and boxes that `validate` found."""
+        """Return the shares of unread answers and boxes that `validate` found."""
         return self._numbers
 
     def pictures(self, step: int) -> dict[str, bytes]:
