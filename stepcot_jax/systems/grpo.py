@@ -219,7 +219,7 @@ class RewardSignal:
 
     def note_unread(self, rewards: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Return the shares of unread answers and boxes of an update, for the log; messages repeat the last ones."""
-        shares = {name: _mean(rewards[name]) for name in _UNREAD if name in rewards}
+        shares = {name: _mean(rewards[name]) for name in _UNREAD if not np.isnan(rewards[name]).all()}
         told = [f"{100 * share:.0f} % {name.replace('_', ' ')}" for name, share in shares.items() if share > 0]
         self.unread = f"; {', '.join(told)} in the last update" if told else ""
         return {f"rollouts/{name}": share for name, share in shares.items()}
