@@ -9,6 +9,7 @@ from typing import Literal
 
 from stepcot_jax.chain import fold
 from stepcot_jax.reasoning.dialects import interpret_answer, read_reply
+from stepcot_jax.reasoning.endings import Unsaid
 from stepcot_jax.reasoning.replies import Judged, Reply, normalise, tidy, token_f1
 from stepcot_jax.record import Record
 
@@ -36,7 +37,8 @@ _UNNAMED = {"closed": "neither yes nor no", "open": "the answer is empty"}
 def suit(reply: Reply, record: Record | None, *, in_any_space: bool = False) -> Reply:
     """Return the reply as a record without thinking (None: any record) asks for it: well formed without thinking."""
     needs_thinking = record is not None and record.thinking.strip()
-    if needs_thinking or not reply.problems or not reply.text or reply.dialect not in _WITHOUT_THINKING:
+    is_unsaid = any(isinstance(problem, Unsaid) for problem in reply.problems)  # refused, or cut
+    if needs_thinking or is_unsaid or not reply.problems or reply.dialect not in _WITHOUT_THINKING:
         return reply
     bare = read_reply(reply.text, reply.dialect, with_thinking=False, in_any_space=in_any_space)
     return bare if bare.is_well_formed else reply

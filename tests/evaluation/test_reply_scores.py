@@ -195,17 +195,19 @@ CUT, BEHIND = "without content: cut while thinking", "cut behind its answer"
         ("single", "free", '{"answer": "B"} Hmm', "length", BEHIND),
         ("multi", "free", "A, B", "length", BEHIND),  # more letters may follow
         ("open", "free", "Cardiomegaly", "length", BEHIND),  # so may more words
+        ("closed", "medclm", "Answer: Yes", "refusal", "refused"),
     ],
 )
-def test_a_reply_that_was_cut_refused_or_filtered_has_no_answer(kind, dialect, text, finish, unread):
+@pytest.mark.parametrize("thinking", [HEART.thinking, ""])
+def test_a_reply_that_was_cut_refused_or_filtered_has_no_answer(kind, dialect, text, finish, unread, thinking):
     answers = {"single": "B", "multi": ("A", "B"), "open": "Cardiomegaly", "closed": "Yes"}
     options = ("Heart", "Lung", "Spine") if kind in ("single", "multi") else ()
-    record = msgspec.structs.replace(HEART, kind=kind, options=options, answer=answers[kind])
+    record = msgspec.structs.replace(HEART, kind=kind, options=options, answer=answers[kind], thinking=thinking)
     found = tested.score_text(text, record, tested.ScoringSettings(dialect=dialect), finish=finish)
     if unread is not None:
         assert found.unread_answer == unread
     assert (found.answer is None) == bool(found.unread_answer)
-    assert (found.boxes == ()) == bool(found.unread_boxes)
+    assert (found.boxes == ()) == (bool(found.unread_boxes) or math.isnan(found.v_score))
     assert not found.unread_answer or (found.a_score, found.format) == (0, 0)
 
 
