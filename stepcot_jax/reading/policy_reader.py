@@ -283,9 +283,8 @@ class PolicyReader:
         replies = self._sample([picture], [tokens], sampling, length=trained.lengths.prompt_length, seed=seed)
         text = trained.tokenizer.decode(replies[0].tolist())
         reply = read_reply(text, trained.run.dialect, with_thinking=trained.run.with_thinking)
-        unread = {"answer": why_unread(reply, record)[0]}
-        if reply.references is None:
-            unread["boxes"] = "; ".join(reply.problems)
+        no_boxes = "; ".join(reply.problems) if reply.references is None else ""
+        unread = {"answer": why_unread(reply, record)[0], "boxes": no_boxes}
         image_size = (picture.shape[1], picture.shape[0])
         return Answered(
             question=question,

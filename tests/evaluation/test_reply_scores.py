@@ -147,25 +147,18 @@ def test_stages_of_true_replies_are_right_and_of_missing_or_ill_formed_ones_wort
     assert np.isnan([score.stages for score in tested.score_all(RECORDS, {}, tested.ScoringSettings())]).all()
 
 
-@pytest.mark.parametrize("number", [0, 1, 4])
-def test_a_record_without_boxes_has_no_v_in_validation_as_in_the_test_table(number):
-    records = [msgspec.structs.replace(HEART, id=str(place)) for place in range(4)]
-    records[number:] = [msgspec.structs.replace(each, references=()) for each in records[number:]]
+@pytest.mark.parametrize(("number", "v", "score"), [(0, NAN, 0), (1, 1, 0.5), (4, 0.75, 0.375)])
+def test_a_record_without_boxes_has_no_v_in_validation_as_in_the_test_table(number, v, score):
+    records = [HEART] * number + [msgspec.structs.replace(HEART, references=())] * (4 - number)
     settings = tested.ScoringSettings("gemex_plain")
-    wrong = [write_reply(record, "gemex_plain").replace("Yes", "No") for record in records]
-    scores = [tested.score_text(text, record, settings) for text, record in zip(wrong, records, strict=True)]
-    scores[3] = tested.score_text(None, records[3], settings)
-    expected = [1.0] * min(number, 3) + [NAN] * (3 - number) + [0.0 if number == 4 else NAN]
-    assert [score.v_score for score in scores] == pytest.approx(expected, nan_ok=True)
-    assert [score.grounding for score in scores] == pytest.approx(expected, nan_ok=True)
-    (a,), (v,) = (
-        tested.prepare_figures(tested.as_columns(records, scores))(np.ones((1, 4)))[key]
-        for key in (("a_score", "mean"), ("v_score", "all"))
-    )
+    texts = [*(write_reply(record, "gemex_plain").replace("Yes", "No") for record in records[:3]), None]
+    scores = [tested.score_text(text, record, settings) for text, record in zip(texts, records, strict=True)]
+    figures = tested.prepare_figures(tested.as_columns(records, scores))(np.ones((1, 4)))
     table = tested.summarise(records, {"mine": scores}, settings, num_resamples=2).figures["mine"]
-    assert (a, table["v_score", "all"].value) == pytest.approx((0, v), nan_ok=True)
-    score = PolicySystem.evaluate(None, {"phase": "sft", "a_score": a, "v_score": v})["sft"]
-    assert score == {0: 0, 1: 0.5, 4: 0.375}[number]  # of wrong answers
+    for name in ("v_score", "grounding"):
+        assert [figures[name, "all"][0], table[name, "all"].value] == pytest.approx([v, v], nan_ok=True)
+    found = {"phase": "sft", "a_score": figures["a_score", "mean"][0], "v_score": figures["v_score", "all"][0]}
+    assert PolicySystem.evaluate(None, found) == {"sft": score}  # of wrong answers
 
 
 CUT, BEHIND = "without content: cut while thinking", "cut behind its answer"
