@@ -28,8 +28,7 @@ def grounding(replies: Sequence[Reply], records: Sequence[Record]) -> list[float
 
 def well_formed(replies: Sequence[Reply], records: Sequence[Record]) -> list[float]:
     """Return 1 for each reply that keeps its dialect's grammar, else 0."""
-    del records
-    return [format_reward(reply) for reply in replies]
+    return [format_reward(reply, record) for reply, record in zip(replies, records, strict=True)]
 
 
 def name_functions(rewards: Sequence[Weighted]) -> dict[str, tuple[RewardFunction, float]]:

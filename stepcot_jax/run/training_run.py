@@ -318,6 +318,7 @@ class Run:
             compiled=compiled,
             profiler=Profiler(self.workdir / "profile", training.profile_updates, say=self.terminal.say),
             pictures=self.task.pictures,
+            further=self.task.numbers,
         )
 
     def _compile_ahead(self, plan: Plan, step: int, compiled: Mapping[str, Compiled]) -> dict[str, Compiled]:
