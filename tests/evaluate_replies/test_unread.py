@@ -44,7 +44,7 @@ def some(number, bad, good=None):
     ("texts", "record", "flags", "answers", "boxes"),
     [  # unread of how many
         (some(100, gemex("perhaps")), {}, (), (100, 100), (0, 100)),
-        (some(100, "<answer>Yes</answer> at <9;20;34;32>"), {}, (), (0, 100), (100, 100)),
+        (some(100, "<answer>Yes</answer> at 9 by 20 to 34 by 32"), {}, (), (0, 100), (100, 100)),
         (some(50, gemex("perhaps"), gemex(box="there")), {}, ("--dialect=gemex",), (50, 100), (50, 100)),
         (some(4, gemex("perhaps")), {}, (), (4, 100), (0, 100)),
         (some(6, gemex(box="there")), {}, (), (0, 100), (6, 100)),
