@@ -276,3 +276,14 @@ def test_each_step_that_may_have_lost_an_answer_is_noted(tmp_path):
     notes = [note for note in check(write(tmp_path, *rows, header=header))["notes"] if "pandas" in note]
     assert len(notes) == 1
     assert "6 of 12 cells of Secondary effects are empty" in notes[0]
+
+
+def test_the_records_of_a_fourth_contact(shared):
+    root = shared / "data" / "first_contact_4" / "records"
+    notes = {name: " ".join(check(root / name, images="decode")["notes"]) for name in ("size_swapped", "control_ok")}
+    assert (
+        "12 images: image_size has another shape than the picture, which fits it with sides swapped"
+        in notes["size_swapped"]
+    )
+    assert "image_size" not in notes["control_ok"]
+    assert "of 12 records the choices carry their letters" in " ".join(check(root / "choices_lettered")["notes"])

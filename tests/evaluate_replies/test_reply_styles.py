@@ -58,6 +58,27 @@ def test_the_inputs_of_first_contact(tmp_path, name, flags, a, v, note):
     assert note or "overlap the true ones" not in notes
 
 
+FOURTH = SHARED.with_name("first_contact_4")
+
+
+@pytest.mark.skipif(not FOURTH.is_dir(), reason="the inputs of first contact are not here")
+@pytest.mark.parametrize("path", sorted(FOURTH.glob("replies/*.jsonl")), ids=lambda path: path.stem)
+def test_the_replies_of_a_fourth_contact_are_all_right(tmp_path, path):
+    (tmp_path / "records.jsonl").symlink_to(FOURTH / "replies" / "records" / "records.jsonl")
+    mine, values, _ = run(tmp_path, path)
+    assert values == [100, 100]
+    assert (mine["counts"]["all"]["unread_answers"], mine["counts"]["all"]["unread_boxes"]) == (0, 0)
+    assert mine["figures"]["format"]["all"]["value"] == 1
+
+
+@pytest.mark.skipif(not FOURTH.is_dir(), reason="the inputs of first contact are not here")
+@pytest.mark.parametrize("form", ["text", "letter"])
+def test_options_with_letters_are_answered_by_text_and_by_letter(tmp_path, form):
+    folder = FOURTH / "records" / "choices_lettered"
+    (tmp_path / "records.jsonl").symlink_to(folder / "records.jsonl")
+    assert run(tmp_path, folder / f"{form}.jsonl", "--split=all")[1][0] == 100
+
+
 @pytest.mark.parametrize("dialect", ["medclm", "lvkc"])
 def test_boxes_of_another_space_than_the_dialects_are_read_where_it_is_stated(tmp_path, dialect):
     """MedCLM writes shares of the sides and MEDSAGE 0 to 1000; a model that writes pixels follows no one's grammar."""
