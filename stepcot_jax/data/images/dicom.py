@@ -27,6 +27,7 @@ from stepcot_jax.data.images.dicom_fields import (
     clean_items,
     is_packed,
 )
+from stepcot_jax.data.images.dicom_notes import GROUPS, lift_groups, note_header
 from stepcot_jax.data.images.file_formats import DICOM_START, RESAVE, Note, ignore_note, is_dicom
 from stepcot_jax.data.images.projections import VIEWS, Projection, name_projection
 from stepcot_jax.host.errors import BadInput
@@ -64,6 +65,23 @@ class PixelFormat:
         return self.num_rows * self.num_columns * self.num_samples * self.bits_allocated // 8
 
 
+_OTHER_LENGTH = (
+    "PixelData: {} bytes instead of {}, as its header says: incomplete, or sent in text mode, which changes line ends; "
+    "send it again in binary mode"
+)
+
+
+def _refuse_longer(fields: Fields, form: PixelFormat, content: bytes) -> None:
+    """Refuse uncompressed pixels that go on behind their element, where only elements of higher groups may follow."""
+    element = fields.dataset["PixelData"]
+    if SYNTAXES[fields.syntax].decoders or fields.syntax == RLE or element.file_tell is None:
+        return
+    rest = content[element.file_tell + len(element.value) :]
+    group = int.from_bytes(rest[:2], "little" if fields.word == "<u2" else "big")
+    if any(rest) and group < _PIXELS >> 16:
+        raise fields.refuse(_OTHER_LENGTH.format(len(element.value) + len(rest), form.num_bytes))
+
+
 def decode_stored(
     fields: Fields, form: PixelFormat
 ) -> tuple[UInt8[np.ndarray, "row column *sample"] | UInt16[np.ndarray, "row column *sample"], PixelFormat]:
@@ -82,8 +100,8 @@ def decode_stored(
         if SYNTAXES[fields.syntax].decoders:
             precision, signed = _check_compressed_size(_join_fragments(data, fields), fields, form)
             form = dataclasses.replace(form, signed=form.signed or signed)
-        elif len(data) < form.num_bytes:
-            raise fields.refuse(f"PixelData: {len(data)} bytes instead of {form.num_bytes}, as its header says")
+        elif len(data) < form.num_bytes or any(data[form.num_bytes + 1 :]):  # zeros may pad it
+            raise fields.refuse(_OTHER_LENGTH.format(len(data), form.num_bytes))
         pixels = _decode_with_pydicom(fields, form)
     if form.bits_stored == 8 and pixels.itemsize == 1:
         return pixels.astype(np.uint8, copy=False), form
@@ -360,7 +378,7 @@ def _look_up(
 ) -> tuple[Float64[np.ndarray, "value"], float]:
     """Return the entries of a LUT for values, and the largest number that an entry can be.
 
-    Many devices write 16, the width of storage, for entries of fewer bits: then the largest entry decides.
+    Many devices write the width of storage, or of the detector, for entries of fewer bits: the largest entry decides.
     """
     descriptor = item.numbers("LUTDescriptor")
     if len(descriptor) != 3:
@@ -372,8 +390,9 @@ def _look_up(
     if not 8 <= bits <= 16:
         raise item.refuse(f"LUTDescriptor: entries of {bits} bits; expected 8 to 16")
     entries = _read_entries(item, num_entries=num_entries, bits=bits)
-    if bits == 16 or entries.max() >= 2**bits:
-        bits = max(1, int(entries.max()).bit_length())
+    needed = max(1, int(entries.max()).bit_length())
+    if bits > 8 or needed > bits:
+        bits = needed
     indices = np.clip(np.floor(values - first), 0, num_entries - 1).astype(np.int64)
     return entries[indices], float(2**bits - 1)
 
@@ -401,23 +420,6 @@ def _check_number(fields: Fields, keyword: str, number: float) -> float:
     return number
 
 
-# Headers that contradict themselves or the picture. Notes name elements; values only if these are numbers or codes.
-
-
-def _note_header(fields: Fields, form: PixelFormat, note: Note) -> None:
-    with contextlib.suppress(BadInput):
-        shape = fields.choice("PresentationLUTShape", ("", "IDENTITY", "INVERSE"))
-        if (form.photometric, shape) in (("MONOCHROME1", "IDENTITY"), ("MONOCHROME2", "INVERSE")):
-            note(f"PresentationLUTShape {shape} contradicts PhotometricInterpretation {form.photometric}, which counts")
-    for keyword in ("PixelSpacing", "ImagerPixelSpacing", "PixelAspectRatio"):
-        with contextlib.suppress(BadInput):
-            numbers = fields.numbers(keyword)
-            if len(numbers) == 2:
-                if min(numbers) > 0 and max(numbers) > _SQUARE * min(numbers):
-                    note(f"its pixels are not square: {keyword} {numbers[0]:g} by {numbers[1]:g} (rows, columns)")
-                break
-
-
 def _refuse_unprocessed(fields: Fields) -> None:
     intent = fields.value("PresentationIntentType")
     if str(intent).strip().upper() == "FOR PROCESSING" or fields.kind.endswith("For Processing"):
@@ -429,7 +431,6 @@ def _refuse_unprocessed(fields: Fields) -> None:
 
 _EXPECTED = "expected a DICOM file of one grey picture of 8 to 16 bits, or of one 8-bit RGB picture"
 _MAX_SIDE = 65_535
-_SQUARE = 1.01  # sides of a square pixel differ by at most this factor
 _FILE_META_GROUP, _PIXELS = 2, 0x7FE00000
 _PARSED = (
     *("SOPClassUID", "ViewPosition", "ViewCodeSequence"),
@@ -438,6 +439,7 @@ _PARSED = (
     *("PixelPaddingValue", "PixelPaddingRangeLimit", "RescaleIntercept", "RescaleSlope", "ModalityLUTSequence"),
     *("WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence", "PixelData"),
     *("PresentationIntentType", "PresentationLUTShape", "PixelSpacing", "ImagerPixelSpacing", "PixelAspectRatio"),
+    *("PatientOrientation", "BodyPartExamined", "Modality", "ShutterShape"),
 )
 
 _QUOTING = r"(pydicom|highdicom|pylibjpeg|openjpeg|libjpeg|rle|jpeg_ls|_CharLS|gdcm)(\.|$)"
@@ -449,17 +451,21 @@ def read_dicom(
 ) -> UInt8[np.ndarray, "height width"]:
     """Return the picture of a DICOM file, high is bright, as a workstation first shows it.
 
-    Stored values go through the modality LUT or slope and intercept, then through the first VOI LUT, else the first
-    window (linear, linear exact or sigmoid; DICOM PS3.3 C.11.2). One that spreads the pixels over less than a tenth of
-    the brightness is passed over, and `note` told. Without any, the range of the pixels is shown, less 1 % at either
-    end. MONOCHROME1 is inverted. Padding does not count for the range and is black. RGB becomes grey with ITU-R 601
-    weights. Overlays and presentation states are not applied. Pictures FOR PROCESSING are refused.
+    What is in the functional groups of the only frame counts instead of the root's. Stored values go through the
+    modality LUT or slope and intercept, then through the first VOI LUT, else the first window (linear, linear exact or
+    sigmoid; DICOM PS3.3 C.11.2). One that spreads the pixels over less than a tenth of the brightness is passed over,
+    and `note` told. Without any, the range of the pixels is shown, less 1 % at either end. MONOCHROME1 is inverted.
+    Padding does not count for the range and is black. RGB becomes grey with ITU-R 601 weights. Overlays, shutters and
+    presentation states are not applied. Pictures FOR PROCESSING are refused.
     """
     _silence_pydicom(name)
     fields = _read_fields(content, name=name)
     _refuse_unprocessed(fields)
-    stored, form = decode_stored(fields, _read_format(fields, max_pixels=max_pixels))
-    _note_header(fields, form, note)
+    lift_groups(fields, _PARSED, note)
+    form = _read_format(fields, max_pixels=max_pixels)
+    _refuse_longer(fields, form, content)
+    stored, form = decode_stored(fields, form)
+    note_header(fields, form.photometric, note)
     if form.num_samples == 1:
         pixels = make_tone_table(fields, form, stored, note=note)[stored]
     else:
@@ -540,7 +546,9 @@ def _read_dataset(file: HeaderFile, syntax: str, *, all_elements: bool) -> "Data
     from pydicom.tag import BaseTag, Tag
     from pydicom.uid import UID
 
-    tags: list[BaseTag | int] = [Tag(tag) for keyword in _PARSED if (tag := tag_for_keyword(keyword)) is not None]
+    tags: list[BaseTag | int] = [
+        Tag(tag) for keyword in (*_PARSED, *GROUPS) if (tag := tag_for_keyword(keyword)) is not None
+    ]
     tags += map(Tag, OVERLAY_POSITIONS)
     uid = UID(syntax)
     implicit, little_endian = uid.is_implicit_VR, uid.is_little_endian

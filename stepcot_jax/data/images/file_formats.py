@@ -1,5 +1,6 @@
 """Formats of image files by their first bytes, and what a file is that is no accepted image."""
 
+import re
 import struct
 from collections.abc import Callable
 
@@ -37,6 +38,20 @@ _OTHER_FORMATS: dict[bytes, tuple[str, str]] = {
     b"<html": (_PAGE, _AGAIN),
     b"<": ("an XML or HTML text, such as a store's error", _AGAIN),
     b"{": ("a JSON text, such as a store's error", _AGAIN),
+    b"[": ("a JSON text, such as a store's error", _AGAIN),
+}
+_FETCH = "which has no pixels: fetch the instance itself (WADO-RS, application/dicom)"
+_DICOM_TEXTS: dict[bytes, tuple[str, str]] = {
+    rb"\A(?:--|http/1|mime-version:|content-type:)[^\0]{0,2000}content-type:\s*(?:application|image|multipart)/": (
+        "a multipart answer of DICOMweb, or one with its HTTP head",
+        "save its parts, each without its head",
+    ),
+    rb"\A(?:content-type:\s*(?:application|image|multipart)/)": (
+        "an answer of DICOMweb with its head",
+        "save its part without the head",
+    ),
+    rb"\A[\[{][\[{\s]*\"[0-9a-f]{8}\"\s*:\s*\{\s*\"": ("DICOM JSON", _FETCH),
+    rb"\A[^\0]{0,400}<nativedicommodel": ("DICOM XML", _FETCH),
 }
 
 
@@ -66,7 +81,10 @@ def describe_other(content: bytes) -> str:
     """Return what a file is that is no accepted image, and the next step where it can be told."""
     if lacks_preamble(content):
         return f"is a DICOM file without the preamble of 128 bytes and DICM; {RESAVE}"
-    start = content[:64].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    start = content[:4096].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    for pattern, (kind, step) in _DICOM_TEXTS.items():
+        if re.match(pattern, start):
+            return f"is {kind}, whatever its name says; {step}"
     for magic, (kind, step) in _OTHER_FORMATS.items():
         if content.startswith(magic) or start.startswith(magic):
             return f"is {kind}, whatever its name says; {step}"

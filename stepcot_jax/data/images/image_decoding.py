@@ -51,6 +51,8 @@ def decode_picture(content: bytes, *, name: str, max_pixels: int, note: Note = i
     """
     opener = next((opener for magic, opener in _OPENERS.items() if content.startswith(magic)), None)
     try:
+        if opener is PngImagePlugin.PngImageFile:
+            content = _without_comments(content)
         if opener is not None:
             return _open_and_load(opener(io.BytesIO(content)), content, name=name, max_pixels=max_pixels)
         if is_dicom(content):
@@ -63,6 +65,18 @@ def decode_picture(content: bytes, *, name: str, max_pixels: int, note: Note = i
     except Exception as error:
         raise BadInput(f"{name}: cannot be decoded: {type(error).__name__}: {str(error)[:200]}; {EXPECTED}") from error
     raise BadInput(f"{name}: {describe_other(content)}; {EXPECTED}")
+
+
+def _without_comments(content: bytes) -> bytes:
+    """Return a PNG without texts and colour profile, which Pillow refuses if they are long; the picture is the same."""
+    kept, position = [memoryview(content)[:8]], 8
+    while position + 12 <= len(content):
+        length, kind = int.from_bytes(content[position : position + 4]), content[position + 4 : position + 8]
+        if kind not in (b"tEXt", b"zTXt", b"iTXt", b"iCCP"):
+            kept.append(memoryview(content)[position : position + 12 + length])
+        position += 12 + length
+    kept.append(memoryview(content)[position:])
+    return b"".join(kept) if sum(map(len, kept)) < len(content) else content
 
 
 def compare_sizes(stated: tuple[int, int], content: bytes, shown: tuple[int, int]) -> str:

@@ -262,6 +262,16 @@ NOTES = [
     ({"PixelSpacing": [0.4, 0.2]}, "its pixels are not square: PixelSpacing 0.4 by 0.2"),
     ({"ImagerPixelSpacing": [0.2, 0.2], "PixelAspectRatio": [2, 1]}, ""),
     ({"PixelAspectRatio": [2, 1]}, "its pixels are not square: PixelAspectRatio 2 by 1"),
+    *(({"PatientOrientation": way}, "") for way in (["L", "F"], ["A", "F"], ["P", "F"], ["LA", "FP"], "", ["1", "2"])),
+    ({"PatientOrientation": ["R", "F"]}, "PatientOrientation R\\F: it is shown mirrored"),
+    ({"PatientOrientation": ["L", "H"]}, "PatientOrientation L\\H: it is shown upside down"),
+    ({"PatientOrientation": ["R", "H"]}, "PatientOrientation R\\H: it is shown turned by half"),
+    ({"PatientOrientation": ["F", "R"]}, "PatientOrientation F\\R: it is shown turned by a quarter"),
+    *(({"BodyPartExamined": part}, "") for part in ("CHEST", "THORAX", "RIBS", "PORT CHEST", "")),
+    *(({"BodyPartExamined": part}, f"BodyPartExamined {part} is no chest") for part in ("KNEE", "HAND", "ABDOMEN")),
+    *(({"Modality": kind}, "") for kind in ("CR", "DX", "RF", "XA", "OT", "")),
+    *(({"Modality": kind}, f"Modality {kind} is no projection") for kind in ("CT", "MG", "US")),
+    ({"ShutterShape": "CIRCULAR"}, "its display shutter"),
 ]
 
 
@@ -270,6 +280,46 @@ def test_notes_of_headers_that_contradict_the_picture(elements, found):
     notes = []
     np.testing.assert_array_equal(read(write(make(GREY8, **elements)), note=notes.append), show_range(GREY8))
     assert [note[: len(found)] for note in notes] == ([found] if found else [])
+
+
+def macro(keyword, **elements):
+    inner, group = Dataset(), Dataset()
+    for name, value in elements.items():
+        setattr(inner, name, value)
+    setattr(group, keyword, Sequence([inner]))
+    return Sequence([group])
+
+
+@pytest.mark.parametrize("sequence", ["SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"])
+def test_functional_groups_of_the_only_frame_count_as_if_they_stood_at_the_root(sequence):
+    window, slope = {"WindowCenter": "1000", "WindowWidth": "700"}, {"RescaleSlope": "-1", "RescaleIntercept": "9"}
+    bright = {"VOILUTSequence": lut(np.arange(4096), first=0, bits=14)}
+    for keyword, elements in (
+        ("FrameVOILUTSequence", window), ("PixelValueTransformationSequence", slope), ("FrameVOILUTSequence", bright),
+    ):  # fmt: skip
+        notes = []
+        grouped = read(write(make(GREY12, **{sequence: macro(keyword, **elements)}, **STORED12)), note=notes.append)
+        np.testing.assert_array_equal(grouped, decode(GREY12, **elements, **STORED12))
+        assert notes == []
+    other = make(
+        GREY12, WindowCenter="1", WindowWidth="7", **{sequence: macro("FrameVOILUTSequence", **window)}, **STORED12
+    )
+    np.testing.assert_array_equal(read(write(other), note=notes.append), decode(GREY12, **window, **STORED12))
+    assert notes == [
+        f"{keyword} of its functional groups differs from that of its root, and counts" for keyword in window
+    ]
+    turned = macro("PatientOrientationInFrameSequence", PatientOrientation=["R", "F"])
+    read(write(make(GREY12, **{sequence: turned}, **STORED12)), note=notes.append)
+    assert "shown mirrored" in notes[-1]
+
+
+def test_a_file_sent_in_text_mode_is_named_as_such():
+    content = write(make(np.full((32, 32), 10, np.uint16), **STORED12))
+    header, stored = content[:-2048], content[-2048:]
+    for damaged in (header + stored.replace(b"\n", b"\r\n"), content[:-500], content + b"\1\2\3\4"):
+        assert "PixelData" in refusal(damaged)
+        assert "text mode" in refusal(damaged)
+    assert read(content + b"\0\0").shape == (32, 32)
 
 
 WINDOWS = [("LINEAR", 2e3, 1500.0), ("LINEAR_EXACT", 2e3, 1500.0), ("SIGMOID", 2e3, 800.0), ("LINEAR", 1e3, 1)]
@@ -317,7 +367,15 @@ def test_voi_lut(pixels, syntax):
     np.testing.assert_array_equal(read(write(dataset)), round_half_up(entries[places] / 1023))
 
 
-RANGES = [(16, 4095, 4095), (16, 2500, 4095), (8, 4000, 4095), (8, 200, 255)]
+RANGES = [
+    (16, 4095, 4095),
+    (16, 2500, 4095),
+    (14, 4095, 4095),
+    (13, 2500, 4095),
+    (12, 4095, 4095),
+    (8, 4000, 4095),
+    (8, 200, 255),
+]
 
 
 @pytest.mark.parametrize(("bits", "largest", "range_"), RANGES)

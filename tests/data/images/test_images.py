@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, PngImagePlugin
 from refusals import refuse
 
 from stepcot_jax.data.images.image_files import check_images
@@ -334,3 +334,33 @@ def test_check_images_visits_all_but_what_is_known_and_stops_or_sets_aside_at_un
     assert ([case.image for case in checked.cases], indices) == (["0.png", "2.png", "4.png", "6.png"], [0, 1, 2, 3])
     assert [(aside.record, aside.image_path) for aside in checked.set_aside] == [(n, f"{n}.png") for n in (1, 3, 5)]
     assert check_images(checked) == checked
+
+
+@pytest.mark.parametrize("kind", ["text", "compressed", "international", "profile"])
+def test_a_png_with_a_long_comment_is_decoded_without_it(kind):
+    picture, options = np.arange(1024, dtype=np.uint8).reshape(32, 32), {}
+    information = PngImagePlugin.PngInfo()
+    if kind == "profile":
+        options["icc_profile"] = bytes(3_000_000)
+    elif kind == "international":
+        information.add_itxt("Comment", "\u00e4" * 2_000_000, zip=True)
+    else:
+        information.add_text("Comment", "a" * 2_000_000, zip=kind == "compressed")
+    file = io.BytesIO()
+    Image.fromarray(picture).save(file, "PNG", pnginfo=information, **options)
+    np.testing.assert_array_equal(decode_image_bytes(file.getvalue(), name="x")[..., 0], picture)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        *((start + b"\r\nContent-Type: application/dicom\r\n\r\nDICM", "save its parts") for start in
+          (b"--b1", b"\r\n--=_b", b"HTTP/1.1 200 OK", b"MIME-Version: 1.0")),
+        (b"Content-Type: application/dicom\r\n\r\nDICM", "save its part"),
+        (b'{"00080005": {"vr": "CS"}}', "has no pixels: fetch the instance"),
+        (b'[{"00080005":{"vr":"CS"}}]', "has no pixels: fetch the instance"),
+        (b"<?xml version='1.0'?>\n<NativeDicomModel>", "has no pixels: fetch the instance"),
+    ],
+)  # fmt: skip
+def test_answers_of_dicomweb_are_named(content, words):
+    refuse(words, decode_image_bytes, content, name="x")
