@@ -5,7 +5,6 @@ curly quotes as delimiters, and names without quotes. What is inside a string is
 """
 
 import json
-import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -25,73 +24,95 @@ class BadAnswer(ValueError):
         self.reason = reason  # why the item is set aside if no repair helps
 
 
-class _Broken(ValueError):
-    def __init__(self, text: str, at: int, expected: str) -> None:
-        self.at, self.expected = at, expected
-        if text[at : at + 1] in ("'", '"', "\u201c") and not _STRING.match(text, at):
-            self.expected = "the quotation mark that closes this text"
-
-
-_DEEPEST = 20
-_SPACE = re.compile(r"(?:[\s\u200b\ufeff]|//[^\n]*|#[^\n]*|/\*.{0,1000}?\*/)*", re.DOTALL)
-_STRING = re.compile(
-    r'"([^"\\]*(?:\\.[^"\\]*)*)"|\'([^\'\\]*(?:\\.[^\'\\]*)*)\'|\u201c([^\u201c\u201d"]*)\u201d', re.DOTALL
+_MAX_OBJECTS = 200
+_COMMENT = r"//[^\n]*|#[^\n]*|/\*.{0,1000}?\*/|[^\S \t\r\n]|[\u200b\ufeff]"  # and spaces that JSON does not know
+_TOKEN = re.compile(
+    r'("[^"\\]*(?:\\.[^"\\]*)*"|\'[^\'\\]*(?:\\.[^\'\\]*)*\'|\u201c[^\u201c\u201d"]*\u201d)'
+    rf"|({_COMMENT}|,(?=(?:\s|{_COMMENT})*+[}}\]]))|\b([^\W\d]\w*+)(?=\s*+:)|(True|False|None)\b|[{{}}\[\]]",
+    re.DOTALL,
 )
-_ESCAPE = re.compile(
-    r'\\(?:u[0-9a-fA-F]{4}|["\\/bfnrt])|\\(?:x([0-9a-fA-F]{2})|U(000[0-9a-fA-F]{5}))|\\(.)|"', re.DOTALL
-)
-_NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,99})(?:\.\d{1,99})?(?:[eE][+-]?\d{1,3})?(?![\w.])", re.ASCII)
-_WORD = re.compile(r"[^\W\d]\w*")
-_LITERALS = {"true": True, "false": False, "null": None, "NaN": math.nan, "Infinity": math.inf}
-_LITERALS |= {"True": True, "False": False, "None": None}
+_ESCAPE = re.compile(r'\\x([0-9a-fA-F]{2})|\\([\'\n])|\\([^"\\/bfnrtu])|\\.|"', re.DOTALL)
 
 
 def find_object(text: str, names: Sequence[str]) -> dict[str, Any]:
-    """Return the one object of a text with exactly these names, also if another object or a list wraps it."""
-    objects, broken = read_objects(text)
-    complete: list[dict[str, Any]] = []
-    other, where = "no JSON object", ""
-    for candidate in (unwrap(each, names) for each in objects):
+    """Return the one object of a text with exactly these names, also if another object or a list holds it alone."""
+    objects, where, excerpt = _read_objects(text)
+    complete, other = [], "no JSON object"
+    for candidate in (_unwrap(each, names) for each in objects):
         missing = [name for name in names if name not in candidate]
         more = [str(name)[:80] for name in candidate if name not in names]
         if missing:
-            other, where = f"an object with the names {missing} missing", ", which lacks names"
+            other = f"an object with the names {missing} missing"
         elif more:
-            other, where = f"an object with more names: {more[:8]}", ", which has more names"
+            other = f"an object with more names: {more[:8]}"
         else:
             complete.append(candidate)
     if complete and all(candidate == complete[0] for candidate in complete):
         return complete[0]
     if complete:
-        other, where = f"{len(complete)} objects that differ", ", of which there are several"
-    elif broken is not None:
-        line, column = text.count("\n", 0, broken.at) + 1, broken.at - text.rfind("\n", 0, broken.at)
-        where = f" (line {line}, column {column}: expected {broken.expected})"
-        other = f"an object that is no JSON{where}, before {text[broken.at : broken.at + 30] or 'the end'!r}"
+        other = f"{len(complete)} objects that differ"
+    elif where:
+        other = f"an object that is no JSON{where} before {excerpt!r}"
     raise BadAnswer(f"found {other}, accepted is one JSON object with the names {', '.join(names)}", where=where)
 
 
-def read_objects(text: str) -> tuple[list[dict[str, Any]], _Broken | None]:
-    """Return the outermost objects of a text, and what is wrong with the longest part that is none, if it is longer."""
-    objects, broken, longest = [], None, 0
+def _read_objects(text: str) -> tuple[list[dict[str, Any]], str, str]:
+    """Return the outermost objects; of a longer one that cannot be read, where it breaks, and what stands there."""
+    decoder = json.JSONDecoder(object_pairs_hook=_refuse_repetition, strict=False, parse_int=_read_int)
+    objects, where, excerpt, longest, is_cut = [], "", "", 0, False
     start = text.find("{")
-    while start >= 0:
+    # Bounded: a text of opening brackets would take quadratic time.
+    for _ in range(_MAX_OBJECTS):
+        if start < 0:
+            break
+        end = start if is_cut else _find_end(text, start)
+        is_cut = end == start
+        piece = text[start:] if is_cut else _TOKEN.sub(_as_json, text[start:end])
         try:
-            value, end = _read_members(text, start, 0)
+            value, length = decoder.raw_decode(piece)
             objects.append(value)
-            if end - start >= longest:
-                broken, longest = None, end - start
-        except _Broken as error:
-            # Not from behind the bracket: an object within one that breaks off later may not be the answer.
-            end = error.at
-            if end - start > longest:
-                broken, longest = error, end - start
+            end, problem = start + length if is_cut else end, ""
+        except json.JSONDecodeError as error:
+            # Go on where it breaks off: an object before that place is part of another one, not the answer.
+            end, problem = start + error.pos, error.msg
+        except RecursionError:
+            end, problem = start + 1, "too many levels"
+        if end - start > longest:
+            line, column = text.count("\n", 0, end) + 1, end - text.rfind("\n", 0, end)
+            where = f" (line {line}, column {column}: {problem})" if problem else ""
+            excerpt, longest = text[end : end + 30], end - start
         start = text.find("{", end)
-    return objects, broken
+    return objects, where, excerpt
 
 
-def unwrap(value: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return the object that alone is in another one, or in a list of it."""
+def _find_end(text: str, start: int) -> int:
+    """Return the end of the object that opens at `start`; `start` if it does not close."""
+    depth = 0
+    for token in _TOKEN.finditer(text, start):
+        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(token[0], 0)
+        if not depth:
+            return token.end()
+    return start
+
+
+def _as_json(token: re.Match[str]) -> str:
+    """Return a part of an object as JSON writes it, of the same length unless a string has other escapes."""
+    string, empty, name, literal = token.groups()
+    if string:
+        return f'"{_ESCAPE.sub(_as_escape, string[1:-1])}"'
+    if empty:
+        return re.sub(r"[^\n]", " ", empty)
+    return f'"{name}"' if name else {"None": "null"}.get(literal, literal.lower()) if literal else token[0]
+
+
+def _as_escape(found: re.Match[str]) -> str:
+    code, plain, unknown = found.groups()
+    if code or unknown:
+        return rf"\u00{code}" if code else rf"\\{unknown}"
+    return plain.strip() if plain else '\\"' if found[0] == '"' else found[0]
+
+
+def _unwrap(value: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     while len(value) == 1:
         ((name, inner),) = value.items()
         inner = inner[0] if isinstance(inner, list) and len(inner) == 1 else inner
@@ -101,61 +122,12 @@ def unwrap(value: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return value
 
 
-def _skip(text: str, at: int) -> int:
-    return _SPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches anywhere
+def _read_int(digits: str) -> float:
+    return int(digits) if len(digits) < 99 else float(digits)  # Python refuses thousands of digits
 
 
-def _read_value(text: str, at: int, depth: int) -> tuple[Any, int]:
-    at = _skip(text, at)
-    if text[at : at + 1] in ("{", "["):
-        return _read_members(text, at, depth)
-    if found := _STRING.match(text, at):
-        return _read_string(found), found.end()
-    if found := _NUMBER.match(text, at):
-        return json.loads(found[0]), found.end()
-    if (found := _WORD.match(text, at)) and found[0] in _LITERALS:
-        return _LITERALS[found[0]], found.end()
-    raise _Broken(text, at, "a value")
-
-
-def _read_members(text: str, at: int, depth: int) -> tuple[Any, int]:
-    """Return the object or list that opens at a place, and its end."""
-    if depth > _DEEPEST:
-        raise _Broken(text, at, f"at most {_DEEPEST} levels")
-    is_object = text[at] == "{"
-    closing, fields, entries = "}" if is_object else "]", dict[str, Any](), list[Any]()
-    at = _skip(text, at + 1)
-    while text[at : at + 1] != closing:
-        if is_object:
-            found = _STRING.match(text, at) or _WORD.match(text, at)
-            if found is None:
-                raise _Broken(text, at, "a name in quotes")
-            name, at = _read_string(found) if found.lastindex else found[0], _skip(text, found.end())
-            if text[at : at + 1] not in (":", "\uff1a"):
-                raise _Broken(text, at, "':'")
-            if name in fields:
-                raise BadAnswer("found a name twice in one object, accepted is each name once", where=", a name twice")
-            fields[name], at = _read_value(text, at + 1, depth + 1)
-        else:
-            entry, at = _read_value(text, at, depth + 1)
-            entries.append(entry)
-        at = _skip(text, at)
-        if text[at : at + 1] in (",", "\uff0c"):
-            at = _skip(text, at + 1)
-        elif text[at : at + 1] != closing:
-            raise _Broken(text, at, f"',' or '{closing}'")
-    return (fields if is_object else entries), at + 1
-
-
-def _read_string(found: re.Match[str]) -> str:
-    content: str = json.loads(f'"{_ESCAPE.sub(_as_json, found[found.lastindex or 0])}"', strict=False)
-    return content
-
-
-def _as_json(found: re.Match[str]) -> str:
-    """Return an escape of a string as JSON writes it; one that neither JSON nor Python has stays as it is."""
-    if code := found[1] or found[2]:
-        return json.dumps(chr(int(code, 16)))[1:-1]
-    if found[3]:
-        return {"'": "'", "\n": ""}.get(found[3], f"\\\\{found[3]}")
-    return '\\"' if found[0] == '"' else found[0]
+def _refuse_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise BadAnswer("found a name twice in one object, accepted is each name once", where=" (a name twice)")
+    return fields
