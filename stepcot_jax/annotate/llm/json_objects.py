@@ -31,7 +31,7 @@ _TOKEN = re.compile(
     rf"|({_COMMENT}|,(?=(?:\s|{_COMMENT})*+[}}\]]))|\b([^\W\d]\w*+)(?=\s*+:)|(True|False|None)\b|[{{}}\[\]]",
     re.DOTALL,
 )
-_ESCAPE = re.compile(r'\\x([0-9a-fA-F]{2})|\\([\'\n])|\\([^"\\/bfnrtu])|\\.|"', re.DOTALL)
+_ESCAPE = re.compile(r"\\(')|(\\.)|\"", re.DOTALL)
 
 
 def find_object(text: str, names: Sequence[str]) -> dict[str, Any]:
@@ -57,31 +57,30 @@ def find_object(text: str, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _read_objects(text: str) -> tuple[list[dict[str, Any]], str, str]:
-    """Return the outermost objects; of a longer one that cannot be read, where it breaks, and what stands there."""
-    decoder = json.JSONDecoder(object_pairs_hook=_refuse_repetition, strict=False, parse_int=_read_int)
+    """Return the outermost objects; of a longer one that cannot be read, where it breaks off, and what stands there."""
+    decoder = json.JSONDecoder(object_pairs_hook=_refuse_repetition, strict=False)
     objects, where, excerpt, longest, is_cut = [], "", "", 0, False
     start = text.find("{")
     # Bounded: a text of opening brackets would take quadratic time.
-    for _ in range(_MAX_OBJECTS):
-        if start < 0:
-            break
+    for _ in range(_MAX_OBJECTS if start >= 0 else 0):
         end = start if is_cut else _find_end(text, start)
         is_cut = end == start
         piece = text[start:] if is_cut else _TOKEN.sub(_as_json, text[start:end])
         try:
             value, length = decoder.raw_decode(piece)
-            objects.append(value)
             end, problem = start + length if is_cut else end, ""
-        except json.JSONDecodeError as error:
+            objects.append(value)
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, BadAnswer):
+                raise
             # Go on where it breaks off: an object before that place is part of another one, not the answer.
-            end, problem = start + error.pos, error.msg
-        except RecursionError:
-            end, problem = start + 1, "too many levels"
+            end, problem = start + getattr(error, "pos", 1), getattr(error, "msg", "too many levels or digits")
         if end - start > longest:
             line, column = text.count("\n", 0, end) + 1, end - text.rfind("\n", 0, end)
             where = f" (line {line}, column {column}: {problem})" if problem else ""
             excerpt, longest = text[end : end + 30], end - start
-        start = text.find("{", end)
+        if (start := text.find("{", end)) < 0:
+            break
     return objects, where, excerpt
 
 
@@ -96,20 +95,13 @@ def _find_end(text: str, start: int) -> int:
 
 
 def _as_json(token: re.Match[str]) -> str:
-    """Return a part of an object as JSON writes it, of the same length unless a string has other escapes."""
+    """Return a part of an object as JSON writes it, of the same length unless it is a string with escapes."""
     string, empty, name, literal = token.groups()
     if string:
-        return f'"{_ESCAPE.sub(_as_escape, string[1:-1])}"'
+        return f'"{_ESCAPE.sub(lambda found: found[1] or found[2] or chr(92) + found[0], string[1:-1])}"'
     if empty:
         return re.sub(r"[^\n]", " ", empty)
-    return f'"{name}"' if name else {"None": "null"}.get(literal, literal.lower()) if literal else token[0]
-
-
-def _as_escape(found: re.Match[str]) -> str:
-    code, plain, unknown = found.groups()
-    if code or unknown:
-        return rf"\u00{code}" if code else rf"\\{unknown}"
-    return plain.strip() if plain else '\\"' if found[0] == '"' else found[0]
+    return f'"{name}"' if name else {"True": "true", "False": "false", "None": "null"}.get(literal, token[0])
 
 
 def _unwrap(value: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -120,10 +112,6 @@ def _unwrap(value: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
             break
         value = inner
     return value
-
-
-def _read_int(digits: str) -> float:
-    return int(digits) if len(digits) < 99 else float(digits)  # Python refuses thousands of digits
 
 
 def _refuse_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
