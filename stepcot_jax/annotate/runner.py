@@ -144,7 +144,7 @@ def _read_block(path: Path, *, num_reports: int) -> list[_Done]:
 TASKS: Mapping[str, Task[Any]] = {task.name: task for task in (rmcot.TASK, lvkc.TASK, medclm.TASK)}
 
 _PROMPTS = (write_annotation_prompt, write_trust_prompt, write_vote_prompt)
-_RULES = 2
+_RULES = 3
 """Version of the rules' answers, raised when they change; shards of different versions are not merged."""
 
 

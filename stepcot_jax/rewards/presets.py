@@ -8,6 +8,7 @@ from typing import Literal, get_args, get_type_hints
 
 from stepcot_jax.box import EmptyBoxes, Matching
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.functions import find_misfit
 from stepcot_jax.reasoning.replies import Judged, Reply
 from stepcot_jax.record import Record
 from stepcot_jax.rewards.answers import (
@@ -21,6 +22,7 @@ from stepcot_jax.rewards.answers import (
     why_unread,
 )
 from stepcot_jax.rewards.boxes import LEAST_IOU, grounding_reward, localisation
+from stepcot_jax.rewards.functions import read_numbers
 
 GroundingReward = Literal["threshold", "mean_iou"]
 Gate = Literal["none", "released"]
@@ -186,7 +188,9 @@ def _consistency(reply: Reply, record: Record, settings: RewardSettings, functio
         raise BadInput("rewards.consistency_weight is positive; a consistency function is required")
     if settings.ill_formed == "nothing" and not reply.is_well_formed:
         return 0.0
-    share = function(record, reply)
+    if misfit := find_misfit(function, ("record", "reply")):
+        raise BadInput(f"the consistency function {misfit}; expected (record, reply) -> a number")
+    (share,) = read_numbers("the consistency function", [function(record, reply)], number=1)
     if not (0 <= share <= 1 or math.isnan(share)):
         raise BadInput(f"the consistency function must return 0 to 1, or NaN for unscored; got {share}")
     return float(share)

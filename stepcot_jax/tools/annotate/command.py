@@ -263,7 +263,7 @@ COMPARISONS = {"agree": _agree, "review-out": _write_form, "review-in": _read_fo
 def annotate(options: argparse.Namespace) -> None:
     """Annotate a source of reports."""
     from stepcot_jax.annotate.agreement import read_annotator
-    from stepcot_jax.annotate.output import as_markdown, read_shard
+    from stepcot_jax.annotate.output import read_shard
     from stepcot_jax.annotate.runner import annotate_source
     from stepcot_jax.chain import DEFAULT_CHAIN
     from stepcot_jax.host.terminal import Terminal
@@ -273,23 +273,22 @@ def annotate(options: argparse.Namespace) -> None:
     plan = _make_plan(options)
     reports = find_path(options.reports, "REPORTS")
     result = annotate_source(reports, options.out, plan, Terminal(), chain=chain, shard=shard)
-    print(as_markdown(result.funnel()), end="")
+    print(result.describe(), end="")
     print(f"{len(result.records)} records in {options.out}" + (f", shard {shard}" if shard else ""))
 
 
 def merge(options: argparse.Namespace) -> None:
     """Merge the folders of all shards."""
-    from stepcot_jax.annotate.output import as_markdown, merge_shards
+    from stepcot_jax.annotate.output import merge_shards
 
     shards = [find_path(shard, "SHARD") for shard in options.shards]
     result = merge_shards(shards, options.out, overwrite=options.overwrite)
-    print(as_markdown(result.funnel()), end="")
+    print(result.describe(), end="")
     print(f"{len(result.records)} records of {len(shards)} shards in {options.out}")
 
 
 def annotate_vqa(options: argparse.Namespace) -> None:
     """Make reasoning records from questions or boxes."""
-    from stepcot_jax.annotate.output import as_markdown
     from stepcot_jax.annotate.recipes.items import TaskSettings
     from stepcot_jax.annotate.runner import annotate_questions
     from stepcot_jax.host.terminal import Terminal
@@ -321,7 +320,7 @@ def annotate_vqa(options: argparse.Namespace) -> None:
         ),
         num_regenerations=options.regenerate,
     )
-    print(as_markdown(result.funnel()), end="")
+    print(result.describe(), end="")
     print(f"{len(result.records)} records in {options.out}")
 
 
