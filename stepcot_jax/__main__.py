@@ -9,7 +9,7 @@ import sys
 
 from stepcot_jax import __version__
 from stepcot_jax.host.errors import BadInput, run_tool
-from stepcot_jax.host.extras import find_extra, list_extras
+from stepcot_jax.host.extras import find_extra, list_extras, name_package
 
 _HERE = pathlib.Path(__file__).parent
 _TRAIN = ("train", "main")  # two names of stepcot_jax.main
@@ -23,8 +23,16 @@ def find_commands() -> dict[str, str]:
     names = {path.parent.name if path.name == "command.py" else path.stem: path for path in tools}
     names.pop("options")
     modules = {name: ".".join(path.relative_to(_HERE.parent).with_suffix("").parts) for name, path in names.items()}
-    modules |= {name: point.value for name, point in list_extras("command").items()}
-    return dict(sorted((modules | {"train": "stepcot_jax.main"}).items()))
+    modules |= {"train": "stepcot_jax.main"}
+    for name, point in list_extras("command").items():
+        if name in modules or name in _TRAIN:
+            print(
+                f"note: {name} of {name_package(point)} is passed over: a built-in command has this name",
+                file=sys.stderr,
+            )
+        else:
+            modules[name] = point.value
+    return dict(sorted(modules.items()))
 
 
 def describe(commands: dict[str, str]) -> str:
@@ -35,9 +43,14 @@ def describe(commands: dict[str, str]) -> str:
 
 
 def _summarise(module: str) -> str:
-    spec = importlib.util.find_spec(module)
-    source = "" if spec is None or spec.origin is None else pathlib.Path(spec.origin).read_text(encoding="utf-8")
-    return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+    """Return the first line of a module's docstring; of another package's extra, which is not imported, its package."""
+    point = next((point for point in list_extras("command").values() if point.value == module), None)
+    if point is not None and not module.startswith("stepcot_jax."):
+        is_there = importlib.util.find_spec(point.module.partition(".")[0]) is not None
+        return f"(of {name_package(point)}{'' if is_there else ', whose module is missing'})"
+    path = _HERE.parent.joinpath(*module.split("."))
+    source = next((each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()), None)
+    return (ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or "").partition("\n")[0] if source else ""
 
 
 def run(arguments: list[str]) -> None:
@@ -61,6 +74,9 @@ def run(arguments: list[str]) -> None:
     if here not in sys.path:
         sys.path.insert(0, here)
     sys.argv = [f"stepcot {name}", *rest]
+    if not module.startswith("stepcot_jax."):
+        find_extra("command", name, packages="").main()
+        return
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

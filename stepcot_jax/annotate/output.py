@@ -33,6 +33,7 @@ from stepcot_jax.host.files import (
     write_whole,
 )
 from stepcot_jax.host.text import make_printable, one_line, write_csv
+from stepcot_jax.host.untrusted import resolve
 
 SET_ASIDE_NAME = "set_aside.jsonl"
 FUNNEL_NAME = "funnel.csv"
@@ -262,13 +263,13 @@ def merge_shards(folders: Sequence[Path], out: Path, *, overwrite: bool = False)
 
 def _read_shards(folders: Sequence[Path], out: Path) -> dict[Path, ShardFile]:
     """Return the files of the shards; require all shards of one run, each once."""
-    resolved = [folder.resolve() for folder in folders]
+    resolved = [resolve(folder) for folder in folders]
     for index, folder in enumerate(folders):
         if resolved[index] in resolved[:index]:
             first = folders[resolved.index(resolved[index])]
             also = "" if first == folder else f" (also as {first})"
             raise BadInput(f"{folder}: the shard's folder was given twice{also}; expected each shard once")
-    if out.resolve() in resolved:
+    if resolve(out) in resolved:
         raise BadInput(f"--out: {out} is one of the shards; choose another folder")
     shards = {folder: read_shard_file(folder) for folder in folders}
     first, run = next(iter(shards.items()))

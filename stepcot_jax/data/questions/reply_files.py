@@ -13,6 +13,7 @@ import msgspec
 from stepcot_jax.data.questions.record_files import read_lines
 from stepcot_jax.data.records.data_json import split_message
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.untrusted import resolve
 from stepcot_jax.reasoning.endings import Finish, read_finish
 from stepcot_jax.reasoning.replies import Missing
 
@@ -121,7 +122,7 @@ def _decode(content: bytes) -> ReplyLine:
 
 def name_models(paths: Sequence[Path]) -> list[str]:
     """Return a name for each file: its stem, with its folder where stems repeat, else its path."""
-    if len({path.resolve() for path in paths}) < len(paths):
+    if len({resolve(path) for path in paths}) < len(paths):
         raise BadInput(f"REPLIES: a file comes twice in {' '.join(map(str, paths))}")
     for named in ([path.stem for path in paths], [f"{path.parent.name}/{path.stem}" for path in paths]):
         if len({as_text(name) for name in named}) == len(named):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from stepcot_jax.annotate.llm.client import DEFAULT_BASE_URL, DEFAULT_KEY_VARIABLE, Endpoint
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.host.untrusted import resolve
 from stepcot_jax.tools.options import local_path
 
 if TYPE_CHECKING:
@@ -252,7 +253,7 @@ def _agree_on_records(options: argparse.Namespace) -> None:
     print(show_agreement(rows), end="")
     print(f"kept or set aside, {num_items} items: Cohen's kappa {show_figure(kappa)}")
     if options.out is not None:
-        names = options.names or [path.resolve().name for path in options.annotators]
+        names = options.names or [resolve(path).name for path in options.annotators]
         write_record_agreement(options.out, names, rows, kappa)
 
 

@@ -446,7 +446,7 @@ def _print_rich(tables: Sequence[Table], file: TextIO) -> None:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    console = Console(file=file)
+    console = Console(file=getattr(file, "unescaped", file))
     for title, head, rows in tables:
         shown = RichTable(title=Text(title), title_justify="left")
         for name, is_number in zip(head, _find_numeric(rows), strict=True):

@@ -29,6 +29,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.exported_files import is_export
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.host.untrusted import resolve
 from stepcot_jax.pages.sheets import write_table
 from stepcot_jax.pages.shell import tabulate, write_report
 from stepcot_jax.reading.cases import CaseSource, open_data, open_run
@@ -103,7 +104,7 @@ def audit_policy(options: argparse.Namespace, out: Path) -> str:
             made = write_thinking(out, [record for record, _ in begun], _AS_PREFIX, own)
             thinking = out / THINKING_REPLIES
             reply(THINKING_REPLIES, made, [text for _, text in begun])
-    who = f"{options.workdir.resolve().name}, {reader.trained.phase} at update {reader.trained.step}"
+    who = f"{resolve(options.workdir).name}, {reader.trained.phase} at update {reader.trained.step}"
     return write_results(out, out / REPLIES, thinking, scoring, who=who)[0]
 
 
@@ -191,7 +192,7 @@ def audit_chain(options: argparse.Namespace, out: Path) -> str:
         places = [place_of[record.image] for record in made]
         concluded = _read(reader, images[places], np.stack([given for _, given in varied]))[:, -1]
         write_replies(thinking, made, _write(made, concluded.tolist()))
-    who = f"{options.workdir.resolve().name}, {model}{', joint reading' if reader.joint else ''}"
+    who = f"{resolve(options.workdir).name}, {model}{', joint reading' if reader.joint else ''}"
     return write_results(out, out / REPLIES, thinking, CHAIN_SCORING, who=who)[0]
 
 
