@@ -500,8 +500,8 @@ def nonroot(file):
         (lambda file: nonroot(file)["table"][0].pop(), "'table': expected 3 times"),
         (lambda file: file["steps"][1]["table"][0][0].__setitem__(0, 0.9999), "rows of 2 shares that sum to 1"),
         *(
-            (lambda file, share=share: file["steps"][1]["table"][0].__setitem__(0, [share, 1 - share]), "Expected `float` >=")
-            for share in (5e-324, 0.0, -0.0, 1e-31)
+            (lambda file, low=low: file["steps"][1]["table"][0].__setitem__(0, [low, 1 - low]), "Expected `float` >=")
+            for low in (5e-324, 0.0, -0.0, 1e-31)
         ),
         (lambda file: file["steps"][1]["table"][0][0].append(0.5), "rows of 2 shares that sum to 1"),
         (lambda file: file["steps"][1]["table"][0][0].__setitem__(0, 0), r"\$\.steps\[1\]\.table"),
