@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, overload
 import msgspec
 
 from stepcot_jax.box import Box, Corners
-from stepcot_jax.chain import NOT_ANNOTATED, YES_NO, Chain, Step, fold, strip_letters
+from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold
 from stepcot_jax.host.errors import BadInput
 
 Kind = Literal["open", "closed", "single", "multi"]
@@ -74,10 +74,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
       kind: kind of the question.
       topic: template or subject of the question; majority answers are counted by it.
       question: "" without a question.
-      options: 2 to 26 texts; letters that they all carry ("A. Mass", "B. Edema") are taken off; empty for "open" and
-        "closed".
-      answer: "Yes" or "No", one letter, distinct letters in order, or a text. An option's text, another case and
-        another order are taken too, and kept as letters.
+      options: texts, 2 to 26, from which `chain.strip_letters` takes letters off; empty for "open" and "closed".
+      answer: "Yes" or "No"; one letter; distinct letters in order; or a text. Other letter case, and an option's text
+        for its letter, are brought into this form.
       synonyms: further accepted texts of an open answer.
       references: boxes of the final answer, in order.
       thinking: reasoning before the answer; "" for none.
@@ -123,10 +122,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.question or self.answer or self.options or self.references:
-            if (bare := strip_letters(self.options)) is not None:
-                msgspec.structs.force_setattr(self, "options", bare)
-            _check_options(self)
-            msgspec.structs.force_setattr(self, "answer", _settle_answer(self))
             _check_question(self)
 
     @property
@@ -192,7 +187,7 @@ def _check_question(record: Record) -> None:
         raise BadInput(f"image_size: {shown} is not [width, height] of 1 to {_LONGEST_SIDE} pixels")
     if not record.question.strip():
         raise BadInput("question: blank; a text is required")
-    _check_answer(record)
+    _check_answer(record, _check_options(record))
     width, height = record.image_size
     for index, reference in enumerate(record.references):
         try:
@@ -204,63 +199,56 @@ def _check_question(record: Record) -> None:
             raise BadInput(f"{shown} of image_size {width} by {height}")
 
 
-def _check_options(record: Record) -> None:
+def _check_options(record: Record) -> Step | None:
+    """Check the options, take their letters off, and return them as a step."""
     if record.kind in ("open", "closed"):
         if record.options:
             raise BadInput(
                 f"choices: {len(record.options)} choices of a question of kind {record.kind!r}; none expected"
             )
-        return
+        return None
     try:
-        Step("choices", record.question, record.options)
+        step = Step("choices", record.question, tuple(record.options))
     except BadInput as error:
         raise BadInput(f"choices: {str(error).partition(': ')[2]}") from None
+    msgspec.structs.force_setattr(record, "options", step.options)
+    return step
 
 
-def _settle_answer(record: Record) -> Any:
-    """Return the answer as letters in order, "Yes" or "No"; an answer that is none of these as it is."""
+def _check_answer(record: Record, step: Step | None) -> None:
+    """Check the answer and bring it into the form of its kind."""
     answer: Any = record.answer
-    if record.kind == "closed" and isinstance(answer, str):
-        return answer.strip().capitalize() if fold(answer) in YES_NO else answer
-    if record.kind not in ("single", "multi"):
-        return answer
-    step = Step("choices", record.question, record.options)
-
-    def read(text: str) -> str:
-        try:
-            label = step.read_answer(text)
-        except BadInput:
-            return text
-        return text if label == NOT_ANNOTATED else string.ascii_uppercase[label]
-
-    if record.kind == "single":
-        return read(answer) if isinstance(answer, str) else answer
-    texts = [answer] if isinstance(answer, str) else answer
-    if isinstance(answer, str) and read(answer) == answer:
-        texts = answer.replace(";", ",").split(",")
-    letters = [read(text) for text in texts]
-    return tuple(sorted(letters)) if set(letters) <= set(record.letters) else answer
-
-
-def _check_answer(record: Record) -> None:
-    answer: Any = record.answer
-    if record.kind == "multi":
-        letters = () if isinstance(answer, str) else answer
-        if not letters or list(letters) != sorted(set(letters)) or not set(letters) <= set(record.letters):
+    if record.kind == "multi" and step is not None:
+        letters = () if isinstance(answer, str) else tuple(_read_letter(item, step) or "" for item in answer)
+        if not letters or list(letters) != sorted(set(letters)) or not all(letters):
             expected = f"expected distinct letters of {record.letters} in order, at least one"
             raise BadInput(f"answer: {answer!r:.80} is not an answer of kind 'multi'; {expected}")
+        msgspec.structs.force_setattr(record, "answer", letters)
         return
     if not isinstance(answer, str):
         raise BadInput(f"answer: {list(answer)!r:.80} is a list; kind {record.kind!r} expects a text")
-    accepted = {"closed": ("Yes", "No"), "single": tuple(record.letters)}.get(record.kind)
-    if accepted is not None and answer not in accepted:
-        raise BadInput(f"answer: {answer[:80]!r} is not one of {', '.join(accepted)} (kind {record.kind!r})")
     if not answer.strip():
         raise BadInput("answer: blank; a text is required")
+    if record.kind != "open":
+        accepted = ("Yes", "No") if step is None else tuple(record.letters)
+        word = answer.strip(" .").capitalize() if step is None else _read_letter(answer, step)
+        if word not in accepted:
+            near = "" if step is None else ", or the text of an option"
+            raise BadInput(f"answer: {answer[:80]!r} is not one of {', '.join(accepted)}{near} (kind {record.kind!r})")
+        msgspec.structs.force_setattr(record, "answer", word)
     if record.synonyms and record.kind != "open":
         raise BadInput(
             f"synonyms: {len(record.synonyms)} synonyms of a question of kind {record.kind!r}; only open has any"
         )
+
+
+def _read_letter(answer: Any, step: Step) -> str | None:
+    """Return the letter of an answer that is a letter or an option's text; None for any other."""
+    try:
+        label = step.read_answer(answer) if isinstance(answer, str) else NOT_ANNOTATED
+    except BadInput:
+        return None
+    return None if label == NOT_ANNOTATED else string.ascii_uppercase[label]
 
 
 class Records(Sequence[Record]):

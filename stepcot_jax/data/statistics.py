@@ -14,12 +14,12 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from stepcot_jax.box import convert_rounded, pixels
-from stepcot_jax.chain import Chain
+from stepcot_jax.chain import Chain, fold
 from stepcot_jax.data.columns import RecordTable, as_table, find_first
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.answers import read_answer
-from stepcot_jax.reasoning.dialects import DIALECTS, read_reply, write_texts
+from stepcot_jax.reasoning.dialects import DIALECTS, read_reply, write_reply
 from stepcot_jax.record import KINDS, STAGE_NAMES, Record
 
 NOT_ANNOTATED_NAME = "(not annotated)"
@@ -202,6 +202,17 @@ def answer_in_words(record: Record) -> str:
     return " + ".join(sorted(record.options[record.letters.index(letter)] for letter in record.answer))
 
 
+def find_contradictions(records: Iterable[Record]) -> list[tuple[str, str]]:
+    """Return the ids of the first records that ask one question with the same choices of a picture and differ."""
+    answers: dict[Any, dict[str, set[str]]] = collections.defaultdict(dict)
+    for record in records:
+        texts = set(map(fold, record.accepted_texts)) if record.kind == "open" else {fold(answer_in_words(record))}
+        asked = answers[record.image, record.kind, fold(record.question), frozenset(map(fold, record.options))]
+        if not any(texts & known for known in asked.values()):
+            asked[record.id] = texts
+    return [(first, second) for first, second, *_ in (list(asked) for asked in answers.values() if len(asked) > 1)]
+
+
 _EXAMPLES_OF_DIALECT = 5
 _CONTROL_TOKEN = re.compile(
     r"<[|\uff5c][^|\uff5c<>\s]{1,40}[|\uff5c]>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_(?:turn|image)>|</?(?:"
@@ -210,29 +221,21 @@ _CONTROL_TOKEN = re.compile(
 )
 
 
-def count_formats(records: Iterable[Record], *, with_thinking: bool = True) -> list[dict[str, Any]]:
-    """Write records in every dialect, as a run does, and read them back; return counts, refusals, first differences."""
+def count_formats(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """Write records in every dialect and read them back; return counts, refusals and the first differences."""
     formats: dict[str, dict[str, Any]] = {
-        dialect: {
-            "dialect": dialect,
-            "written": 0,
-            "read_back": 0,
-            "refused_in_training": 0,
-            "refused": collections.Counter(),
-            "differ": [],
-        }
+        dialect: {"dialect": dialect, "written": 0, "read_back": 0, "refused": collections.Counter(), "differ": []}
         for dialect in DIALECTS
     }
     for record in records:
         for dialect, outcome in formats.items():
             try:
-                _, text = write_texts(record, dialect, with_thinking=with_thinking)
+                text = write_reply(record, dialect)
             except BadInput as error:
-                outcome["refused"][str(error).partition(", ")[2][:200]] += 1
-                outcome["refused_in_training"] += record.split in ("", "train")
+                outcome["refused"][str(error)[:200]] += 1
                 continue
             outcome["written"] += 1
-            if problem := find_difference(record, text, dialect, with_thinking=with_thinking):
+            if problem := find_difference(record, text, dialect):
                 outcome["differ"] = [*outcome["differ"], {"id": record.id, "problem": problem}][:_EXAMPLES_OF_DIALECT]
             else:
                 outcome["read_back"] += 1
@@ -241,17 +244,15 @@ def count_formats(records: Iterable[Record], *, with_thinking: bool = True) -> l
     return list(formats.values())
 
 
-def find_difference(record: Record, text: str, dialect: str, *, with_thinking: bool = True) -> str:
+def find_difference(record: Record, text: str, dialect: str) -> str:
     """Return how a written reply differs from its record when it is read; "" if it does not."""
-    has_thinking = with_thinking and bool(record.thinking.strip())
-    reply = read_reply(text, dialect, with_thinking=has_thinking)
+    reply = read_reply(text, dialect, with_thinking=bool(record.thinking.strip()))
     if reply.problems:
         return f"form: {reply.problems[0]}"
-    is_open = record.kind == "open" and isinstance(record.answer, str)
-    answer = read_answer(record.answer, record) if is_open else record.answer  # type: ignore[arg-type]
+    answer = read_answer(record.answer, record) if isinstance(record.answer, str) else record.answer
     if reply.answer is None or read_answer(reply.answer, record) != answer:
         return f"answer: {reply.answer!r:.80}"
-    is_without_boxes = dialect == "medclm" and not has_thinking  # MedCLM's hard stage
+    is_without_boxes = dialect == "medclm" and not record.thinking.strip()  # MedCLM's hard stage
     source = pixels(record.image_size)
     boxes = [] if is_without_boxes else [reference.corners for reference in record.references]
     expected = convert_rounded(boxes, source=source, target=reply.space or source)

@@ -559,15 +559,6 @@ def write_question(record: Record, dialect: str, *, with_thinking: bool = True) 
     return "\n".join(lines)
 
 
-def write_texts(record: Record, dialect: str, *, with_thinking: bool = True) -> tuple[str, str]:
-    """Return the prompt and the reply of a record, as a run trains on them and `data check` tests them."""
-    try:
-        reply = write_reply(record if with_thinking else msgspec.structs.replace(record, thinking=""), dialect)
-    except BadInput as error:
-        raise BadInput(f"record {record.id[:80]!r}, {error}") from None
-    return write_question(record, dialect, with_thinking=with_thinking), reply
-
-
 def _find(dialect: str) -> _Dialect:
     if dialect not in _DIALECTS:
         raise BadInput(f"dialect must be one of {', '.join(DIALECTS)}; got {dialect!r}")

@@ -11,21 +11,19 @@ import unicodedata
 import msgspec
 import numpy as np
 import pytest
-from PIL import Image
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.data.check import CheckOptions, check_root
 from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.identities import fold_patient, join_spellings, read_patient, read_split
-from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
-from stepcot_jax.data.questions.vqa_dataset import RecordPictures
 from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.data.sources.csv_table import read_csv_table
 from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.reading.answer_sheet import write_sheet
+from stepcot_jax.reasoning.dialects import interpret_answer, read_reply
 from stepcot_jax.record import Record
 from stepcot_jax.tools.options import ReadStepNames
 
@@ -124,6 +122,14 @@ def test_lost_answers_are_noted(tmp_path):
     rows = [f"{number}.png,{number},{('', 'Pleural effusion')[number % 2]},Effusion" for number in range(12)]
     notes = check(write(tmp_path, *rows, header=header))["notes"]
     assert sum("6 of 12 cells of Secondary effects are empty: did a program (pandas)" in note for note in notes) == 1
+    (other,) = (
+        note
+        for note in check(write(tmp_path, *[f"{row},N/A" for row in rows], header=f"{header},Anatomical location"))[
+            "notes"
+        ]
+        if "pandas" in note
+    )
+    assert other.startswith("no case has the answer N/A of Secondary effects, and 6 of 12 cells of Secondary effects")
     kept = [row.replace(",,", ",N/A,") for row in rows]
     assert not any("pandas" in note for note in check(write(tmp_path, *kept, header=header))["notes"])
 
@@ -149,6 +155,21 @@ def test_the_inputs_of_first_contact(shared, name, num_patients, words):
     facts = check(shared / "data" / "first_contact" / name)
     assert words in json.dumps([facts["notes"], facts["stops"]])
     assert facts["patients"] == num_patients
+
+
+def test_the_records_of_first_contact(shared):
+    root = shared / "data" / "first_contact_4" / "records"
+    letters = "letters (A, B, ...) are taken off the options in 12 of 12 records"
+    said = (("size_swapped", "12 fit with sides swapped"), ("choices_lettered", letters), ("control_ok", ""))
+    for name, words in said:
+        facts = check(root / name, images="decode")
+        notes = [note for note in facts["notes"] if "cannot be written" not in note]
+        assert ([words in note for note in notes], facts["stops"]) == ([True] * bool(words), [])
+    for name in ("text", "letter"):
+        records = read_vqa_records(root / "choices_lettered").records
+        replies = map(json.loads, (root / "choices_lettered" / f"{name}.jsonl").open())
+        for record, reply in zip(records, replies, strict=True):
+            assert interpret_answer(read_reply(reply["reply"], "free"), record) == record.answer
 
 
 def test_the_splits_and_names_of_first_contact(shared, tmp_path):
@@ -182,108 +203,3 @@ def test_the_header_of_a_sheet_of_answers_runs_no_formula(tmp_path):
     assert not any(name.startswith("=") for name in header)
     row = next(csv.DictReader(io.StringIO((tmp_path / "a.csv").read_text())))
     assert (row["image"], row["'=1+1"], row["Last"]) == ("'@a.png", "'=2", "Bad")
-
-
-def write_questions(root, *changes, size=(40, 20), picture=None):
-    """A folder with one picture, or a given one, and a question about it for each dictionary of changes."""
-    root.mkdir(exist_ok=True)
-    picture = picture or Image.fromarray(np.arange(800, dtype=np.uint8).reshape(20, 40) // 4)
-    picture.save(root / "a.png", exif=picture.getexif())
-    line = {"id": "q", "image_path": "a.png", "image_size": size, "patient_id": "P", "split": "train", "kind": "closed"}
-    line |= {"question": "Is it wide?", "answer": "Yes", "references": [{"label": "heart", "box": [1, 1, 9, 9]}]}
-    lines = [json.dumps(line | {"id": f"q{number}"} | change) for number, change in enumerate(changes or ({},))]
-    (root / "records.jsonl").write_text("\n".join(lines))
-    return root
-
-
-def turned(orientation):
-    picture = Image.fromarray(np.arange(800, dtype=np.uint8).reshape(20, 40) // 4)
-    picture.getexif()[274] = orientation
-    return picture
-
-
-@pytest.mark.parametrize(
-    ("size", "picture", "note"),
-    [
-        *((size, None, "") for size in ((40, 20), (400, 200), (20, 10), (399, 200), (1000, 502))),
-        *((size, None, "fits it with sides swapped") for size in ((20, 40), (200, 400), (11, 21))),
-        *((size, None, "another shape than the picture: boxes") for size in ((40, 40), (30, 20), (336, 336))),
-        ((20, 40), turned(6), ""), ((40, 20), turned(6), "before its EXIF turn"),
-        ((40, 20), turned(3), ""), ((20, 40), turned(3), "fits it with sides swapped"),
-    ],
-)  # fmt: skip
-def test_the_stated_size_is_compared_with_the_picture_in_a_check_and_in_a_run(tmp_path, caplog, size, picture, note):
-    root = write_questions(tmp_path / "data", size=size, picture=picture)
-    noted = [text for text in check(root, images="decode")["notes"] if "image_size" in text]
-    assert [note in text for text in noted] == [True] * bool(note)
-    pictures = RecordPictures(root, ("a.png",), ("line 1",), (size,), Preprocessing(16, fit="stretch"), 10**6)
-    pictures(0)
-    assert ("image_size" in caplog.text) == bool(note)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"references": [{"label": "heart", "box": [float("nan"), 1, 9, 9]}]}, "NaN is no number in JSON"),
-        ({"references": [{"label": "heart", "box": [1, 1, float("inf"), 9]}]}, "Infinity is no number in JSON"),
-        ({"image_path": ["a.png", "b.png"]}, "a record is about one image"),
-        ({"images": ["a.png", "b.png"]}, "a record is about one image"),
-        *(({"image_path": address}, "download the image first") for address in
-          ("https://x.org/a.png", "http://x/a.png", "s3://x/a.png", "www.x.org/a.png", "data:image/png;base64,AA")),
-        ({"answer": "perhaps"}, "is not one of Yes, No"),
-        ({"kind": "single", "choices": ["Mass", "Edema"], "answer": "Nodule"}, "is not one of A, B"),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_with_a_record_is_named(tmp_path, changes, words):
-    facts = check(write_questions(tmp_path, {}, changes))
-    (reason,) = facts["set_aside_reasons"]
-    assert words in reason["examples"][0]["reason"]
-    assert facts["stops"]
-
-
-def test_records_in_other_forms_are_read(tmp_path):
-    choices = {"kind": "single", "choices": ["A. Mass", "B. Edema"]}
-    changes = (
-        {"id": 7, "patient_id": 12},
-        {"answer": "yes"},
-        {**choices, "answer": "Edema"},
-        {**choices, "answer": "b"},
-    )
-    root = write_questions(tmp_path, *changes, {"answer": "No"})
-    records = read_vqa_records(root).records
-    assert [record.id for record in records] == ["7", "q1", "q2", "q3", "q4"]
-    assert [record.answer for record in records] == ["Yes", "Yes", "B", "B", "No"]
-    notes = " ".join(check(root)["notes"])
-    assert "of 2 records the choices carry their letters" in notes
-    assert "1 questions are asked of the same picture with different answers" in notes
-
-
-def test_a_check_names_what_the_usual_run_refuses(tmp_path):
-    root = write_questions(tmp_path, {"references": []})
-    assert "1 records cannot be trained on in dialect gemex (references: none" in check(root)["stops"][0]
-    for dialect, stops in (("gemex", True), ("medclm", False)):
-        options = CheckOptions(images="none", dialect=dialect)
-        assert bool(check_root(root, options, terminal=Terminal())["stops"]) == stops
-
-
-def test_each_step_that_may_have_lost_an_answer_is_noted(tmp_path):
-    header = "image,patient_id,Pattern,Secondary effects,Diagnosis"
-    cells = [("N/A", ""), ("Nodular", "Edema")]
-    rows = [f"{number}.png,{number},{','.join(cells[number % 2])},Mass" for number in range(12)]
-    options = {"Pattern": ["Nodular", "N/A"], "Secondary effects": ["Edema", "N/A"], "Diagnosis": ["Mass", "Normal"]}
-    chain = [{"name": name, "question": name, "options": offered} for name, offered in options.items()]
-    (tmp_path / "chain.json").write_text(json.dumps(chain))
-    notes = [note for note in check(write(tmp_path, *rows, header=header))["notes"] if "pandas" in note]
-    assert len(notes) == 1
-    assert "6 of 12 cells of Secondary effects are empty" in notes[0]
-
-
-def test_the_records_of_a_fourth_contact(shared):
-    root = shared / "data" / "first_contact_4" / "records"
-    notes = {name: " ".join(check(root / name, images="decode")["notes"]) for name in ("size_swapped", "control_ok")}
-    assert (
-        "12 images: image_size has another shape than the picture, which fits it with sides swapped"
-        in notes["size_swapped"]
-    )
-    assert "image_size" not in notes["control_ok"]
-    assert "of 12 records the choices carry their letters" in " ".join(check(root / "choices_lettered")["notes"])

@@ -9,10 +9,10 @@ from hypothesis import strategies as some
 from policies.policy_workdir import small_settings
 from policies.tiny_policy import STOP, WORDS
 
+from stepcot_jax.data.questions.making import write_texts
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.policies import records as tested
 from stepcot_jax.policies.tokenizers import Vocabulary
-from stepcot_jax.reasoning.dialects import write_texts
 from stepcot_jax.run.loading_questions import load_vqa_dataset
 
 TOKENS = some.lists(some.integers(2, WORDS - 1), min_size=1, max_size=4)

@@ -27,12 +27,12 @@ from stepcot_jax.record import Record, Stages
         ("single", {"options": ("one",)}, "choices: 1 options; 2 to 26 are required"),
         ("single", {"options": tuple(f"c{k}" for k in range(27))}, "choices: 27 options"),
         ("single", {"options": ("one", "One ")}, "choices: options .* must be distinct"),
-        ("closed", {"answer": "maybe"}, "answer: 'maybe' is not one of Yes, No"),
+        ("closed", {"answer": "y"}, "answer: 'y' is not one of Yes, No"),
         ("closed", {"answer": ("Yes",)}, "answer: .* is a list; kind 'closed' expects a text"),
         ("single", {"answer": "E"}, "answer: 'E' is not one of A, B, C, D"),
-        ("multi", {"answer": "A or C"}, "answer: 'A or C' is not an answer of kind 'multi'"),
+        ("multi", {"answer": "A"}, "answer: 'A' is not an answer of kind 'multi'"),
         ("multi", {"answer": ()}, "answer: .* at least one"),
-        ("multi", {"answer": ("C", "C")}, "answer: .* in order"),
+        ("multi", {"answer": ("C", "A")}, "answer: .* in order"),
         ("multi", {"answer": ("A", "E")}, "answer: .* letters of ABCD"),
         ("open", {"answer": " "}, "answer: blank"),
         ("closed", {"synonyms": ("Yeah",)}, "synonyms: 1 synonyms of a question of kind 'closed'; only open has any"),
@@ -42,36 +42,6 @@ from stepcot_jax.record import Record, Stages
 def test_each_field_is_checked(kind, changes, message):
     with pytest.raises(BadInput, match=f"^{message}"):
         make_record(kind, **changes)
-
-
-@pytest.mark.parametrize(
-    "form", ["{}. {}", "{}: {}", "({}) {}", "{}) {}", "{} - {}", "[{}] {}", "Option {}: {}", "{}.{}"]
-)
-@pytest.mark.parametrize("case", [str.upper, str.lower])
-def test_letters_that_the_options_carry_are_taken_off(form, case):
-    options = ("Mass", "Edema: mild", "N/A")
-    lettered = tuple(form.format(case(letter), option) for letter, option in zip("ABC", options, strict=True))
-    for written in (lettered, (*lettered[:2], "N/A")):
-        record = make_record("single", options=written, answer="Edema: mild")
-        assert (record.options, record.answer) == (options, "B")
-
-
-@pytest.mark.parametrize(
-    "options",
-    [("A fib", "B-lines"), ("A. fib", "Edema"), ("B. Mass", "A. Edema"), ("T. 1", "T. 2"), ("A-lines", "B-lines")],
-)
-def test_letters_that_do_not_run_through_the_options_stay(options):
-    assert make_record("single", options=options, answer="A").options == options
-
-
-def test_an_answer_is_kept_in_one_form():
-    options = ("Mass, large", "Edema", "Normal")
-    for kind, written, kept in (
-        *(("closed", text, "Yes") for text in ("yes", "YES", " Yes ")),
-        *(("single", text, "B") for text in ("b", "B.", "(B)", "B. Edema", "edema", "EDEMA")),
-        *(("multi", texts, ("A", "B")) for texts in (("B", "A"), ["a", "b"], ("Edema", "mass, large"), "A, B", "b;a")),
-    ):
-        assert make_record(kind, options=() if kind == "closed" else options, answer=written).answer == kept
 
 
 LABELS = ("", " ", "a\nb", "a" * 201, *(f"a{sign}" for sign in "<>[](){}*\"'`|\\"), "a\u2028b", "\x00")

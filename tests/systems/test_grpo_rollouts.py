@@ -21,10 +21,11 @@ from systems.policy_step import (
     start,
 )
 
+from stepcot_jax.data.questions.making import write_texts
 from stepcot_jax.host.errors import RunStopped
 from stepcot_jax.policies.sampling import Replies
 from stepcot_jax.policies.tokenizers import Vocabulary
-from stepcot_jax.reasoning.dialects import read_reply, write_reply, write_texts
+from stepcot_jax.reasoning.dialects import read_reply, write_reply
 from stepcot_jax.rewards.presets import Rewards
 from stepcot_jax.run.loading_questions import load_vqa_dataset
 from stepcot_jax.run.policy_task import make_reward_settings

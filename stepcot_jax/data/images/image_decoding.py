@@ -79,24 +79,6 @@ def _without_comments(content: bytes) -> bytes:
     return b"".join(kept) if sum(map(len, kept)) < len(content) else content
 
 
-def compare_sizes(stated: tuple[int, int], content: bytes, shown: tuple[int, int]) -> str:
-    """Return how a stated (width, height) differs in shape from the picture that a file shows; "" if it does not."""
-
-    def fits(width: int, height: int) -> bool:
-        scaled = stated[0] * height / stated[1]  # the picture's width at the stated shape
-        return abs(scaled - width) <= max(1.5, 0.01 * width)
-
-    width, height = shown
-    if fits(width, height):
-        return ""
-    if not fits(height, width):
-        return "image_size has another shape than the picture: boxes are stretched over it"
-    opener = next((opener for magic, opener in _OPENERS.items() if content.startswith(magic)), None)
-    if opener is not None and opener(io.BytesIO(content)).size != shown:
-        return "image_size is that of the picture before its EXIF turn: boxes are stretched over the turned one"
-    return "image_size has another shape than the picture, which fits it with sides swapped: boxes are stretched"
-
-
 def read_projection(content: bytes, *, name: str) -> Projection:
     """Return the projection that the header of a file names, without decoding its picture; "" if it is not DICOM."""
     if not is_dicom(content):

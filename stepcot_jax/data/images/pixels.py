@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,14 +30,6 @@ _LOG = logging.getLogger(__name__)
 _SAID = set[tuple[str, str]]()  # the notes of each file that this process has said
 
 
-def say_notes(file: str, name: str, notes: Iterable[str]) -> None:
-    """Warn of the first picture with each note, once for each file of records and process."""
-    for note in notes:
-        if (file, note) not in _SAID:
-            _SAID.add((file, note))
-            _LOG.warning("%s: %s: %s; `stepcot data check` counts such pictures", file, name, note)
-
-
 @dataclasses.dataclass(frozen=True)
 class FilePixels:
     """Reads, decodes and resizes the image of a case."""
@@ -58,7 +50,10 @@ class FilePixels:
             pixels = prepare_image(content, name=name, note=notes.append, **limits)
         except BadInput as error:
             raise BadInput(f"{self.file}, record {self.records[index]}: {error}") from None
-        say_notes(self.file, name, notes if self.says_notes else ())
+        for note in notes if self.says_notes else ():
+            if (self.file, note) not in _SAID:
+                _SAID.add((self.file, note))
+                _LOG.warning("%s: %s: %s; `stepcot data check` counts such pictures", self.file, name, note)
         return pixels
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Float32, UInt8
 from PIL import Image
 
 from stepcot_jax.data.images.file_formats import Note, ignore_note
-from stepcot_jax.data.images.image_decoding import EXPECTED, MAX_PIXELS, compare_sizes, decode_picture, most_bytes
+from stepcot_jax.data.images.image_decoding import EXPECTED, MAX_PIXELS, decode_picture, most_bytes
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 
@@ -90,16 +90,9 @@ def prepare_image(
     preprocessing: Preprocessing,
     max_pixels: int = MAX_PIXELS,
     note: Note = ignore_note,
-    stated_size: tuple[int, int] | None = None,
 ) -> UInt8[np.ndarray, "size size"] | UInt8[np.ndarray, "size size 3"]:
-    """Decode and resize an image; one channel if all three are equal. `note`: see `decode_picture`.
-
-    Args:
-      stated_size: width and height that a record states; `note` also hears if the picture has another shape.
-    """
+    """Decode and resize an image; one channel if all three are equal. `note`: see `decode_picture`."""
     picture = decode_picture(content, name=name, max_pixels=max_pixels, note=note)
-    if stated_size is not None and (difference := compare_sizes(stated_size, content, picture.size)):
-        note(difference)
     return drop_equal_channels(np.array(_resize(picture, preprocessing)))
 
 

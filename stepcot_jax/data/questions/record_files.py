@@ -4,15 +4,13 @@ import codecs
 import collections
 import dataclasses
 import logging
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
 
 from stepcot_jax.box import Box, Corners
-from stepcot_jax.chain import fold
 from stepcot_jax.data.identities import join_spellings, read_patient
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.data_json import ImageLocator, normalise_image_path
@@ -65,7 +63,8 @@ def as_line(record: Record) -> dict[str, Any]:
     return line
 
 
-_IMAGES = re.compile("unknown field `(?:images|image_?paths|image_path_?2|image_2)`")
+def _list_starts(letter: str) -> tuple[str, ...]:
+    return f"{letter} ", f"{letter}.", f"{letter}:", f"{letter})", f"({letter})"
 
 
 class _Named(msgspec.Struct, frozen=True):
@@ -106,10 +105,10 @@ def read_vqa_records(path: Path, *, on_bad_record: OnBadRecord = "stop", require
     locator = ImageLocator(path.parent, require_images=require_images)
     records, set_aside, lines, seen = [], [], [], set()
     names: list[str | None] = []
-    said = list[str]()
+    changed = collections.Counter[str]()
     for number, line in read_lines(path):
         try:
-            record = decode_record(line, said.append)
+            record = decode_record(line, changed=changed)
             if record.id in seen:
                 raise BadInput(f"id: {record.id[:80]!r} came before; each record needs an id of its own")
             try:
@@ -128,27 +127,14 @@ def read_vqa_records(path: Path, *, on_bad_record: OnBadRecord = "stop", require
     if not records:
         why = f"no line is valid (line {set_aside[0].record}, {set_aside[0].reason})" if set_aside else "is empty"
         raise BadInput(f"{path}: {why}; {_EXPECTED}")
-    for note, count in collections.Counter(said).items():
-        _LOG.warning("%s: of %d records the %s", path, count, note)
-    if number := _count_contradictions(records):
-        _LOG.warning("%s: %d questions are asked of the same picture with different answers", path, number)
+    for change, count in changed.items():
+        _LOG.warning("%s: %s in %d of %d records", path, change, count, len(records) + len(set_aside))
     kept, sentence = join_spellings([record.patient for record in records])
     if kept:
         _LOG.warning("%s: %s", path, sentence)
         records = [msgspec.structs.replace(r, patient=kept.get(r.patient, r.patient)) for r in records]
     ids = frozenset(name for name in names if name is not None)
     return VqaCollection(path, tuple(records), tuple(set_aside), tuple(lines), ids, names.count(None))
-
-
-def _count_contradictions(records: Iterable[Record]) -> int:
-    """Return the number of questions that some picture is asked more than once, with different answers."""
-    answers = collections.defaultdict[tuple[Any, ...], set[frozenset[str]]](set)
-    for record in records:
-        named = dict(zip(record.letters, map(fold, record.options), strict=True))
-        letters = (record.answer,) if isinstance(record.answer, str) else record.answer
-        question = (record.image, record.kind, fold(record.question), frozenset(named.values()))
-        answers[question].add(frozenset(named.get(letter, fold(letter)) for letter in letters))
-    return sum(len(different) > 1 for different in answers.values())
 
 
 def _find_id(line: bytes) -> str | None:
@@ -158,27 +144,29 @@ def _find_id(line: bytes) -> str | None:
         return None
 
 
-def decode_record(content: bytes, note: Callable[[str], object] = str) -> Record:
-    """Decode one line; `note` gets what was read in another form than it is written in."""
+def decode_record(content: bytes, *, changed: collections.Counter[str] | None = None) -> Record:
+    """Decode one line; `changed` counts what is done to options that carry letters."""
     try:
         line: Any = _DECODER.decode(content)
     except UnicodeDecodeError:
         raise BadInput("not UTF-8 text") from None
     except (msgspec.MsgspecError, RecursionError) as error:
         field, message = (part[:_LONGEST_MESSAGE] for part in data_json.split_message(error, content))
-        if field in _ACCEPTED:
+        if "field `image" in message or (field == "image_path" and "array" in message):
+            message += f"; {data_json.ONE_IMAGE}"
+        elif field in _ACCEPTED:
             message += f"; expected one of {', '.join(map(repr, _ACCEPTED[field]))}"
-        elif _IMAGES.search(message):
-            message = "a record is about one image: image_path"
         elif "unknown field" in message:
             message += f"; expected some of {', '.join(_FILE_NAMES.get(name, name) for name in _LINE)}"
         raise BadInput(f"{field}: {message}" if field else message) from None
     fields = msgspec.structs.asdict(line)
     fields["references"] = tuple([Box(box.label, box.box) for box in line.references])
-    fields |= {"image": normalise_image_path(line.image), "id": str(line.id), "patient": str(line.patient)}
+    fields |= {"id": str(line.id), "patient": str(line.patient), "image": normalise_image_path(line.image)}
     record = Record(**fields)
-    if record.options != line.options:
-        note(f"{_FILE_NAMES['options']} carry their letters ('B. Edema'), which are taken off")
+    if changed is not None and record.options != line.options:
+        changed["letters (A, B, ...) are taken off the options"] += 1
+    elif changed is not None and sum(map(str.startswith, record.options, map(_list_starts, record.letters))) > 1:
+        changed["options begin with their letter, not all or without a mark behind it (left as they are)"] += 1
     if not record.question:
         raise BadInput("question: blank; a text is required")
     if not read_patient(record.patient):

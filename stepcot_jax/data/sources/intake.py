@@ -1,9 +1,10 @@
 """Collect the records of a source: cases, bad records, and records that a rule of the reader excludes."""
 
 import collections
+import contextlib
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +14,7 @@ from stepcot_jax.chain import Chain
 from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.images.file_formats import describe_other
 from stepcot_jax.data.images.image_files import set_laterals_aside
+from stepcot_jax.data.images.stated_sizes import StatedSizes
 from stepcot_jax.data.records.data_json import ImageLocator, fold_name
 from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside, describe_bad_records
 from stepcot_jax.host.errors import BadInput
@@ -176,6 +178,18 @@ class ImageFinder:
     @functools.cached_property
     def _near_names(self) -> dict[str, str]:
         return {fold_name(stem): paths[0] for stem, paths in self._paths.items()}
+
+
+def compare_sizes(records: Iterable[Record], root: Path, field: str) -> Iterator[Record]:
+    """Yield records, then warn of images whose stated size has another shape than the header of their file says."""
+    stated, first = StatedSizes(field), dict[str, int]()
+    for number, record in enumerate(records):
+        path = root / record.image
+        if first.setdefault(record.image, number) == number and path.is_file():
+            with contextlib.suppress(BadInput):
+                stated.compare(number, f"record {record.id!r}", [record.image_size], read_image_size(path), path)
+        yield record
+    stated.warn(root)
 
 
 def read_image_size(path: Path) -> tuple[int, int]:

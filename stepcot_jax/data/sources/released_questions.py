@@ -12,17 +12,18 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from stepcot_jax import chain
 from stepcot_jax.box import Box, Corners
-from stepcot_jax.chain import fold, strip_letters
+from stepcot_jax.chain import fold
 from stepcot_jax.data.questions.record_files import read_lines
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.data_json import ImageLocator, normalise_image_path
-from stepcot_jax.data.records.json_arrays import read_raw_records
+from stepcot_jax.data.records.json_arrays import find_no_json, read_raw_records
 from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.data.sources.delimited import read_table
 from stepcot_jax.data.sources.intake import Sorting, read_image_size
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.text import list_texts
+from stepcot_jax.host.text import one_line
 from stepcot_jax.host.untrusted import open_untrusted
 from stepcot_jax.reasoning.answers import read_answer
 from stepcot_jax.reasoning.dialects import read_reply
@@ -98,7 +99,8 @@ def _decode(raw: bytes) -> dict[str, Any] | BadInput:
     try:
         return msgspec.json.decode(raw, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        return BadInput(f"{data_json.split_message(error, raw)[1][:200]}; expected a JSON object")
+        found = find_no_json(raw)
+        return BadInput(f"{': '.join(found) if found else one_line(error)}; expected a JSON object")
 
 
 def _convert(fields: dict[str, Any], kind: type[T]) -> T:
@@ -112,6 +114,7 @@ def _convert(fields: dict[str, Any], kind: type[T]) -> T:
 
 # Parts of a record that both releases have: question and choices, image, answer, boxes.
 
+_FIRST_CHOICE = re.compile(r"\s*(\(?)A([:.)])")
 _CHOICES_MARK = "<choices>:"
 _IMAGE_MARK = "<image>"
 _UNNAMED = "region"  # label of a box without a name in the release
@@ -124,12 +127,15 @@ class _Turn(msgspec.Struct, frozen=True, rename={"speaker": "from"}):
     value: str
 
 
-def _bare(choices: Sequence[str]) -> tuple[str, ...]:
-    """Return choices without "A: ", "B: " and so on."""
-    bare = strip_letters(choices)
-    if choices and bare is None:
-        raise BadInput(f"choices: {list_texts(choices)} do not carry the letters A, B, C and so on in order")
-    return bare or ()
+def strip_letters(choices: Sequence[str]) -> tuple[str, ...]:
+    """Return choices without "A: ", "B: " and so on, which each must have."""
+    bare = chain.strip_letters(choices)
+    if choices and bare == tuple(choices):
+        pairs = enumerate(zip(choices, string.ascii_uppercase, strict=False))
+        bad = ((k, letter) for k, (choice, letter) in pairs if not choice.lstrip(" (").startswith(letter))
+        index, letter = next(bad, (0, "A"))
+        raise BadInput(f"choices[{index}]: {choices[index][:80]!r}; expected a text after {letter + ': '!r} (2 to 26)")
+    return bare
 
 
 def split_question(text: str) -> tuple[str, tuple[str, ...]]:
@@ -141,14 +147,16 @@ def split_question(text: str) -> tuple[str, tuple[str, ...]]:
     if opening < 0 or closing < opening or rest[:opening].strip():
         raise BadInput(f"choices: {rest[:80]!r} is not '[A: .., B: ..]'")
     inner, pieces = rest[opening + 1 : closing], []
+    first = _FIRST_CHOICE.match(inner)
+    before, behind = first.groups() if first else ("", ":")
     start = 0
     for letter in string.ascii_uppercase[1:]:
-        position = inner.find(f", {letter}:", start)
+        position = inner.find(f", {before}{letter}{behind}", start)
         if position < 0:
             break
         pieces.append(inner[start:position])
         start = position + 2
-    return question.strip(), _bare([*pieces, inner[start:]])
+    return question.strip(), strip_letters([*pieces, inner[start:]])
 
 
 def _locate_image(locator: ImageLocator, image_path: str) -> tuple[str, str]:
@@ -258,7 +266,7 @@ def _read_test(record: _TestRecord, *, path: Path) -> dict[str, Any]:
         "written": record.answer if isinstance(record.answer, str) else ", ".join(record.answer),
         "kind": _kind_of_test(record, path),
         "question": record.question.strip(),
-        "options": _bare(record.choices or ()),
+        "options": strip_letters(record.choices or ()),
         "references": _label_regions(record.visual_regions, record.visual_locations),
         "thinking": record.reason.strip(),
         "topic": record.type,

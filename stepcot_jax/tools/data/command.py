@@ -56,6 +56,8 @@ def main(arguments: list[str] | None = None) -> int | None:
 
 
 def _add_check(commands: Any) -> None:
+    from stepcot_jax.reasoning.dialects import DIALECTS
+
     parser = commands.add_parser(
         "check",
         help="show what a folder holds and whether a run can use it",
@@ -79,10 +81,9 @@ def _add_check(commands: Any) -> None:
         default="ignore",
         help="config.data.uncertain of the run: what training makes of uncertain answers; default ignore",
     )
-    dialects = ("auto", "gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm")
-    dialect = "config.vqa.dialect of a run on questions; default gemex, for views of MedCLM medclm"
-    parser.add_argument("--dialect", choices=dialects, default="auto", help=dialect)
-    without = "config.vqa.with_thinking=False: replies without a part before the answer"
+    dialect = "config.vqa.dialect of a run on reasoning records; default: that of the config that is meant for them"
+    parser.add_argument("--dialect", choices=(AUTO, *DIALECTS), default=AUTO, help=dialect)
+    without = "the run has config.vqa.with_thinking=False"
     parser.add_argument("--without-thinking", dest="with_thinking", action="store_false", help=without)
     parser.set_defaults(run=_check)
 
@@ -316,8 +317,7 @@ def print_facts(facts: dict[str, Any], file: TextIO | None = None) -> None:
     for word, lines in (("note", facts["notes"]), ("stops a run", facts["stops"])):
         for line in lines:
             print(f"{word}: {make_printable(line)}", file=file)
-    dialect = f" (config.vqa.dialect={facts['dialect']})" if "dialect" in facts else ""
-    print("a run would stop" if facts["stops"] else f"a run can use it{dialect}", file=file)
+    print("a run would stop" if facts["stops"] else "a run can use it", file=file)
 
 
 def list_tables(facts: dict[str, Any]) -> list[Table]:

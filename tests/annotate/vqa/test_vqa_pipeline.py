@@ -8,30 +8,24 @@ import io
 import json
 import pathlib
 import time
-import types
 
-import msgspec
 import numpy as np
 import pytest
 from annotate.answer_files import read_entries
 from annotate.misbehaving_server import MisbehavingServer, read_data
 from annotate.phantom_records import phantom_folder, write_folder
 from PIL import Image
-from policies.policy_workdir import small_settings
 from refusals import refuse
 
 from stepcot_jax.annotate.annotation import Aside, Reason
 from stepcot_jax.annotate.recipes.items import TaskSettings, read_questions
 from stepcot_jax.annotate.recipes.pictures import show_picture
 from stepcot_jax.annotate.runner import TASKS
-from stepcot_jax.data.check import CheckOptions, check_root
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.data.sources.detections import read_detections
 from stepcot_jax.data.splits.making import split_images
 from stepcot_jax.host.errors import BadInput, RunStopped
-from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
-from stepcot_jax.run.policy_data import tokenize_records
 from stepcot_jax.tools.annotate.command import main
 
 pytest.importorskip("openai", reason="the extra annotate")
@@ -128,28 +122,6 @@ def test_offline_records_are_complete_and_well_formed_in_their_dialect(task, cha
     assert funnel.pop(("collected", TASKS[task].units)) == sum(funnel.values())
     assert f"{len(records)} records in" in capsys.readouterr().out
     refuse("exists", main, arguments)
-    assert_check_and_run_agree(tmp_path, DIALECTS[task])
-
-
-def assert_check_and_run_agree(folder, usual):
-    """A dialect in which `data check` says that a run can use a folder starts a run, and no other does."""
-    chosen = [record for record in read_vqa_records(folder).records if record.split in ("", "train")][:60]
-    records, able = [msgspec.structs.replace(record, split="train") for record in chosen], []
-    dataset = types.SimpleNamespace(records=records, splits={"train": range(len(records))})
-    for dialect in ("gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm"):
-        stops = check_root(folder, CheckOptions(images="none", dialect=dialect), terminal=Terminal())["stops"]
-        settings = small_settings(vqa__source="folder", vqa__root=str(folder), vqa__dialect=dialect)
-        if stops:
-            refuse("record ", tokenize_records, settings, dataset, None)
-        else:
-            assert len(tokenize_records(settings, dataset, None).encoded) == len(records) > 0
-            able.append(dialect)
-    assert usual in able
-    assert not check_root(folder, CheckOptions(images="none"), terminal=Terminal())["stops"]
-
-
-def test_records_of_phantoms_pass_the_check_and_start_a_run():
-    assert_check_and_run_agree(phantom_folder(), "gemex")
 
 
 @pytest.mark.parametrize("task", TASKS)
