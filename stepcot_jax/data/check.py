@@ -24,6 +24,7 @@ from stepcot_jax.data.images.image_files import FolderFiles, ImageFiles, Selecti
 from stepcot_jax.data.images.preprocessing import decode_image_bytes
 from stepcot_jax.data.images.projections import LATERAL, is_frontal_task
 from stepcot_jax.data.images.shards import ShardFiles, find_missing, has_shards, read_index
+from stepcot_jax.data.images.stated_sizes import StatedSizes, list_sizes
 from stepcot_jax.data.questions.record_files import VqaCollection, holds_records, read_vqa_records
 from stepcot_jax.data.reasons import Reasons, describe_oddities, note_oddities
 from stepcot_jax.data.records.data_json import FILE_NAME, ImageLocator, MissingImage, Scan, scan_records
@@ -478,8 +479,10 @@ _MISSING = "does not exist below the data root"
 def _check_questions(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict[str, Any]:
     with _recorded_warnings() as warnings:
         collection = read_vqa_records(root, on_bad_record="skip", require_images=options.images != "none")
-    oddities, reasons = Reasons(), Reasons()
-    unreadable = _find_unreadable_images(collection, oddities, options, terminal) if options.images == "decode" else {}
+    oddities, reasons, stated = Reasons(), Reasons(), StatedSizes()
+    unreadable: dict[str, str] = {}
+    if options.images == "decode":
+        unreadable = _find_unreadable_images(collection, oddities, stated, options, terminal)
     records = [record for record in collection.records if record.image not in unreadable]
     for item in collection.set_aside:
         reasons.append(item)
@@ -504,19 +507,20 @@ def _check_questions(root: Path, options: CheckOptions, *, terminal: Terminal) -
     facts["control_tokens"] = count_control_tokens(records)
     facts["stops"] = _find_stops_of_questions(facts, options)
     facts["odd_images"] = oddities.as_facts()
-    facts["notes"] = [*warnings, *note_oddities(oddities), *_note_questions(facts)]
+    facts["notes"] = [*warnings, *note_oddities(oddities), *filter(None, [stated.note()]), *_note_questions(facts)]
     return facts
 
 
 def _find_unreadable_images(
-    collection: VqaCollection, oddities: Reasons, options: CheckOptions, terminal: Terminal
+    collection: VqaCollection, oddities: Reasons, stated: StatedSizes, options: CheckOptions, terminal: Terminal
 ) -> dict[str, str]:
     unreadable, notes = {}, list[str]()
-    paths = list(dict.fromkeys(record.image for record in collection.records))
-    for path in terminal.watch(paths, "reading the images"):
+    sizes = list_sizes(collection.records)
+    for number, path in enumerate(terminal.watch(list(sizes), "reading the images")):
         try:
             content = read_file(collection.root / path, max_bytes=most_bytes(options.max_pixels))
             pixels = decode_image_bytes(content, name=path, max_pixels=options.max_pixels, note=notes.append)
+            stated.compare(number, path, sizes[path], (pixels.shape[1], pixels.shape[0]), content)
             for note in notes + describe_oddities(pixels):
                 oddities.append(SetAside(-1, path, note))
             notes.clear()

@@ -2,10 +2,11 @@
 
 import dataclasses
 import hashlib
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -17,6 +18,7 @@ from stepcot_jax.data.images.image_decoding import most_bytes
 from stepcot_jax.data.images.image_files import FolderFiles
 from stepcot_jax.data.images.pixels import CompactPixels, PhantomPixels, PixelCache
 from stepcot_jax.data.images.preprocessing import Preprocessing, drop_equal_channels, prepare_image, resize_image
+from stepcot_jax.data.images.stated_sizes import StatedSizes, list_sizes
 from stepcot_jax.data.phantom.phantom import DrawingStyle, Prevalence
 from stepcot_jax.data.questions.making import Progress, draw_phantoms, plan_phantoms
 from stepcot_jax.data.questions.record_files import VqaCollection, as_line
@@ -32,6 +34,7 @@ from stepcot_jax.record import Record, SetAside
 
 # Reasoning records whose boxes refer to a picture of another size.
 
+_LOG = logging.getLogger(__name__)
 _THINNEST = 1e-6  # pixels
 
 
@@ -87,12 +90,23 @@ class RecordPictures:
     names: tuple[str, ...]  # name of each image in messages
     preprocessing: Preprocessing
     max_pixels: int  # largest accepted width times height
+    sizes: tuple[tuple[tuple[int, int], ...], ...] = ()  # `image_size` of the records of each image
+    says: bool = False  # whether to warn of the first one whose size has another shape; a check counts them
+    stated: StatedSizes = dataclasses.field(default_factory=StatedSizes, compare=False)
 
     def __call__(self, index: int) -> CompactPixels:
         """Return the pixels of an image; a `BadInput` names the record, never the path."""
-        content = self.read(index)
-        name = self.names[index]
-        return prepare_image(content, name=name, preprocessing=self.preprocessing, max_pixels=self.max_pixels)
+        content, name = self.read(index), self.names[index]
+
+        def compare(size: tuple[int, int]) -> None:
+            num_other = len(self.stated.other)
+            if self.sizes:
+                self.stated.compare(index, name, self.sizes[index], size, content)
+            if self.says and not num_other and self.stated.other:
+                _LOG.warning("%s: %s; `stepcot data check` counts them", self.root, self.stated.note())
+
+        how: Any = {"preprocessing": self.preprocessing, "max_pixels": self.max_pixels, "see": compare}
+        return prepare_image(content, name=name, **how)
 
     def read(self, index: int) -> bytes:
         """Return the content of an image file; `BadInput` if it is missing, too large or outside of the root."""
@@ -118,8 +132,9 @@ class RecordPictures:
 
     def select(self, indices: Sequence[int]) -> "RecordPictures":
         """Return some of the images, in this order."""
-        paths, names = (tuple(column[index] for index in indices) for column in (self.paths, self.names))
-        return dataclasses.replace(self, paths=paths, names=names)
+        columns = (self.paths, self.names, self.sizes)
+        paths, names, sizes = (tuple(column[index] for index in indices) if column else () for column in columns)
+        return dataclasses.replace(self, paths=paths, names=names, sizes=sizes, stated=StatedSizes())
 
 
 def split_records(collection: VqaCollection, *, fractions: Sequence[float], seed: int) -> tuple[Record, ...]:
@@ -193,10 +208,13 @@ def load_pictures(
     first: dict[str, str] = {}
     for record, line in chosen:
         first.setdefault(record.image, f"line {line}, image of record {record.id[:80]!r}")
-    pictures = RecordPictures(collection.root, tuple(first), tuple(first.values()), preprocessing, max_pixels)
+    sizes = tuple(list_sizes(record for record, _ in chosen).values())
+    how: Any = {"sizes": sizes, "says": not (decodes := check_images == "ahead")}
+    pictures = RecordPictures(collection.root, tuple(first), tuple(first.values()), preprocessing, max_pixels, **how)
     pixels = PixelCache(pictures, cache_bytes)
-    decodes = check_images == "ahead"
     digests, reasons = _examine(pictures, pixels, decodes=decodes, num_threads=num_threads, progress=progress)
+    if note := pictures.stated.note():
+        _LOG.warning("%s: %s", collection.path, note)
     bad = {pictures.paths[index]: reason for index, reason in reasons.items()}
     if bad and (on_bad_record == "stop" or len(bad) == len(first)):
         more = f"; {len(bad) - 1} more of {len(first)} images are bad" if len(bad) > 1 else ""

@@ -1,6 +1,7 @@
 """Collect the records of a source: cases, bad records, and records that a rule of the reader excludes."""
 
 import collections
+import contextlib
 import functools
 import os
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ from stepcot_jax.chain import Chain
 from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.images.file_formats import describe_other
 from stepcot_jax.data.images.image_files import set_laterals_aside
+from stepcot_jax.data.images.stated_sizes import StatedSizes
 from stepcot_jax.data.records.data_json import ImageLocator, fold_name
 from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside, describe_bad_records
 from stepcot_jax.host.errors import BadInput
@@ -176,6 +178,13 @@ class ImageFinder:
     @functools.cached_property
     def _near_names(self) -> dict[str, str]:
         return {fold_name(stem): paths[0] for stem, paths in self._paths.items()}
+
+
+def compare_size(stated: StatedSizes, number: int, image: Record, real_path: Path) -> None:
+    """Compare a record's `image_size` with the size of its image's file, where the file's header can be read."""
+    with contextlib.suppress(BadInput):
+        if real_path.is_file():
+            stated.compare(number, image.image, [image.image_size], read_image_size(real_path), real_path)
 
 
 def read_image_size(path: Path) -> tuple[int, int]:
