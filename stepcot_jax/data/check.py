@@ -519,7 +519,7 @@ def _check_questions(root: Path, options: CheckOptions, *, terminal: Terminal) -
     if not facts["patients_in_several_splits"]:
         facts["stops"] += _find_stops_of_training(collection, records, facts, options)
     facts["odd_images"] = oddities.as_facts()
-    facts["notes"] = [*warnings, *note_oddities(oddities), *filter(None, [stated.note()]), *_note_questions(facts)]
+    facts["notes"] = [*warnings, *note_oddities(oddities), *stated.list_notes(), *_note_questions(facts)]
     return facts
 
 

@@ -1,7 +1,6 @@
 """Prepare radiographs from image files for an image encoder."""
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -91,15 +90,9 @@ def prepare_image(
     preprocessing: Preprocessing,
     max_pixels: int = MAX_PIXELS,
     note: Note = ignore_note,
-    see: Callable[[tuple[int, int]], None] | None = None,
 ) -> UInt8[np.ndarray, "size size"] | UInt8[np.ndarray, "size size 3"]:
-    """Decode and resize an image; one channel if all three are equal. `note`: see `decode_picture`.
-
-    `see` gets the width and height of the picture before it is resized.
-    """
+    """Decode and resize an image; one channel if all three are equal. `note`: see `decode_picture`."""
     picture = decode_picture(content, name=name, max_pixels=max_pixels, note=note)
-    if see is not None:
-        see(picture.size)
     return drop_equal_channels(np.array(_resize(picture, preprocessing)))
 
 

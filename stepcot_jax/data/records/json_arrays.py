@@ -35,17 +35,15 @@ _INCOMPLETE = "Input data was truncated"
 _POSITION = re.compile(r"\(byte (\d+)\)")
 
 
-_NO_JSON = re.compile(rb'("(?:[^"\\]|\\.)*")(\s*:)?|(?<![\w.])([-+]?(?:NaN|nan|Infinity|inf)|None|True|False)\b')
+_NO_JSON = re.compile(rb'("(?:[^"\\]|\\.)*")(\s*:)?|(?<![\w.])([-+]?(?:NaN|nan|Infinity|inf))\b')
 
 
 def find_no_json(content: bytes) -> tuple[str, str] | None:
-    """Return the field and the fault of the first NaN, infinity or word of Python in a text that is no JSON."""
+    """Return the field and the fault of the first NaN or infinity in a text that is no JSON."""
     field = ""
     for match in _NO_JSON.finditer(content):
         if match[3]:
-            word = match[3].decode()
-            expected = "no number" if word.lstrip("+-").lower()[0] in "ni" and word != "None" else "no value"
-            return field, f"{word} is {expected} in JSON"
+            return field, f"{match[3].decode()} is no number in JSON"
         field = match[1][1:-1].decode(errors="replace")[:80] if match[2] else field
     return None
 

@@ -246,11 +246,10 @@ def read_chestxray8(
     records = list((list_box_images if from_boxes else _list_entries)(boxes, entries))
     finder = ImageFinder(root, folders=IMAGE_FOLDERS, require_images=require_images)
     intake = Intake(root, file=source.name, layout="chestxray8", on_bad_record=on_bad_record)
-    stated = StatedSizes(f"the released size of {RELEASED_SIDE} pixels a side")
+    stated = StatedSizes("the released size")
     how: Any = {"finder": finder, "intake": intake, "single_label": single_label, "stated": stated}
     num_unscaled = sum(_add(record, **how) for record in records)
-    if note := stated.note():
-        _LOG.warning("%s: %s", source, note)
+    stated.warn(source)
     if num_unscaled:
         message = "%s: %d images with boxes have no file: their boxes are in pixels of the released %d x %d image"
         _LOG.warning(message, source, num_unscaled, RELEASED_SIDE, RELEASED_SIDE)

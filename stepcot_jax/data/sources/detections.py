@@ -16,7 +16,6 @@ import numpy as np
 from PIL import Image
 
 from stepcot_jax.box import Box, Corners, iou
-from stepcot_jax.data.images.stated_sizes import StatedSizes
 from stepcot_jax.data.phantom.findings import Mark
 from stepcot_jax.data.phantom.phantom import BOX_COLUMNS
 from stepcot_jax.data.questions.making import as_grounded, corners_of, ground_marks, list_answers
@@ -29,7 +28,7 @@ from stepcot_jax.data.sources.intake import (
     Listing,
     Readers,
     Sorting,
-    compare_size,
+    compare_sizes,
     find_file,
     read_image_size,
 )
@@ -48,11 +47,7 @@ DETECTION_LAYOUTS: Mapping[str, tuple[str, ...]] = {
 }
 """Name of each layout and the files that it is recognised by."""
 
-_SIZES = {
-    "chestxray8": f"the released size of {nih.RELEASED_SIDE} pixels a side",
-    "vinbigdata": "train_meta.csv",
-    "phantom": "the size of the masks",
-}
+_SIZES = {"chestxray8": "the released size", "padchest_gr": "", "vinbigdata": "train_meta.csv", "phantom": "masks/"}
 _NIH_LICENCE = "NIH Clinical Center: use is unrestricted with attribution and a link to the NIH download site"
 _LOG = logging.getLogger(__name__)
 
@@ -78,7 +73,7 @@ def read_detections(
     if path is None:
         raise BadInput(f"{root}: has no {DETECTION_LAYOUTS[layout][0]}")
     sorting = Sorting(path, on_bad_record=on_bad_record, set_aside=set_aside)
-    images, num_boxless, stated = [], 0, StatedSizes(_SIZES.get(layout, "image_size"))
+    images, num_boxless = [], 0
     listings: dict[str, Callable[[Path, bool, Readers], Listing]] = {
         "chestxray8": functools.partial(_list_chestxray8, with_normal=with_normal),
         "padchest_gr": list_padchest_gr,
@@ -92,8 +87,6 @@ def read_detections(
         if not sorting.keep(image.id, location=location):
             continue
         image = _drop_repeats(image)
-        if layout in _SIZES:  # the others take the size of the file
-            compare_size(stated, len(stated.seen), image, root / image.image)
         if image.boxes or (with_normal and image.absent):
             images.append(image)
         else:
@@ -103,11 +96,9 @@ def read_detections(
     for message, number in ((boxless, num_boxless), ("set aside as bad", len(sorting.set_aside))):
         if number:
             _LOG.warning("%s: %d image%s %s", path, number, "" if number == 1 else "s", message)
-    if note := stated.note():
-        _LOG.warning("%s: %s", path, note)
     if not images:
         raise BadInput(f"{path}: no image has a box")
-    return images
+    return list(compare_sizes(images, root, _SIZES[layout]))
 
 
 def detect_detection_layout(root: Path) -> str:

@@ -4,7 +4,7 @@ import collections
 import contextlib
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -180,11 +180,16 @@ class ImageFinder:
         return {fold_name(stem): paths[0] for stem, paths in self._paths.items()}
 
 
-def compare_size(stated: StatedSizes, number: int, image: Record, real_path: Path) -> None:
-    """Compare a record's `image_size` with the size of its image's file, where the file's header can be read."""
-    with contextlib.suppress(BadInput):
-        if real_path.is_file():
-            stated.compare(number, image.image, [image.image_size], read_image_size(real_path), real_path)
+def compare_sizes(records: Iterable[Record], root: Path, field: str) -> Iterator[Record]:
+    """Yield records, then warn of images whose stated size has another shape than the header of their file says."""
+    stated, first = StatedSizes(field), dict[str, int]()
+    for number, record in enumerate(records):
+        path = root / record.image
+        if first.setdefault(record.image, number) == number and path.is_file():
+            with contextlib.suppress(BadInput):
+                stated.compare(number, f"record {record.id!r}", [record.image_size], read_image_size(path), path)
+        yield record
+    stated.warn(root)
 
 
 def read_image_size(path: Path) -> tuple[int, int]:

@@ -4,7 +4,6 @@ GEMeX-RMCoT, Section 3: no release states the size of the picture that its boxes
 MEDSAGE, Section 3.1 (training tuple) and public code: trajectories through the stages L, V, K, C, and bare answers.
 """
 
-import logging
 import re
 import string
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,14 +15,13 @@ import msgspec
 from stepcot_jax import chain
 from stepcot_jax.box import Box, Corners
 from stepcot_jax.chain import fold
-from stepcot_jax.data.images.stated_sizes import StatedSizes
 from stepcot_jax.data.questions.record_files import read_lines
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.data_json import ImageLocator, normalise_image_path
 from stepcot_jax.data.records.json_arrays import find_no_json, read_raw_records
 from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.data.sources.delimited import read_table
-from stepcot_jax.data.sources.intake import Sorting, compare_size, read_image_size
+from stepcot_jax.data.sources.intake import Sorting, read_image_size
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import one_line
 from stepcot_jax.host.untrusted import open_untrusted
@@ -33,7 +31,6 @@ from stepcot_jax.record import KINDS, STAGE_NAMES, Kind, Record, SetAside, Stage
 
 # Files: undecoded records, one at a time; bad ones stop or are set aside.
 
-_LOG = logging.getLogger(__name__)
 TABLE_SUFFIXES = (".jsonl", ".json", ".csv")
 T = TypeVar("T")
 
@@ -53,8 +50,7 @@ def iterate_records(
     set_aside: list[SetAside] | None,
 ) -> Iterator[Record]:
     """Yield the records of files; bad ones stop or are set aside, those that `read` excludes are set aside."""
-    locator, stated = ImageLocator(root, require_images=require_images), StatedSizes("--box-size")
-    numbers: dict[str, int] = {}  # of the images
+    locator = ImageLocator(root, require_images=require_images)
     for path in paths:
         sorting = Sorting(path, on_bad_record=on_bad_record, set_aside=set_aside)
         for location, fields in read_objects(path):
@@ -69,13 +65,8 @@ def iterate_records(
                 sorting.refuse(f"{location}, {error}")
                 continue
             sorting.count()
-            if box_size is not None and record.image not in numbers:
-                number = numbers.setdefault(record.image, len(numbers))
-                compare_size(stated, number, record, root / record.image)
             yield record
         sorting.finish()
-    if note := stated.note():
-        _LOG.warning("%s: %s", root, note)
 
 
 def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any] | BadInput]]:
