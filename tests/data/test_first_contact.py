@@ -23,6 +23,7 @@ from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.reading.answer_sheet import write_sheet
+from stepcot_jax.reasoning.dialects import interpret_answer, read_reply
 from stepcot_jax.record import Record
 from stepcot_jax.tools.options import ReadStepNames
 
@@ -121,6 +122,14 @@ def test_lost_answers_are_noted(tmp_path):
     rows = [f"{number}.png,{number},{('', 'Pleural effusion')[number % 2]},Effusion" for number in range(12)]
     notes = check(write(tmp_path, *rows, header=header))["notes"]
     assert sum("6 of 12 cells of Secondary effects are empty: did a program (pandas)" in note for note in notes) == 1
+    (other,) = (
+        note
+        for note in check(write(tmp_path, *[f"{row},N/A" for row in rows], header=f"{header},Anatomical location"))[
+            "notes"
+        ]
+        if "pandas" in note
+    )
+    assert other.startswith("no case has the answer N/A of Secondary effects, and 6 of 12 cells of Secondary effects")
     kept = [row.replace(",,", ",N/A,") for row in rows]
     assert not any("pandas" in note for note in check(write(tmp_path, *kept, header=header))["notes"])
 
@@ -146,6 +155,21 @@ def test_the_inputs_of_first_contact(shared, name, num_patients, words):
     facts = check(shared / "data" / "first_contact" / name)
     assert words in json.dumps([facts["notes"], facts["stops"]])
     assert facts["patients"] == num_patients
+
+
+def test_the_records_of_first_contact(shared):
+    root = shared / "data" / "first_contact_4" / "records"
+    letters = "letters (A, B, ...) are taken off the options in 12 of 12 records"
+    said = (("size_swapped", "12 fit with sides swapped"), ("choices_lettered", letters), ("control_ok", ""))
+    for name, words in said:
+        facts = check(root / name, images="decode")
+        notes = [note for note in facts["notes"] if "cannot be written" not in note]
+        assert ([words in note for note in notes], facts["stops"]) == ([True] * bool(words), [])
+    for name in ("text", "letter"):
+        records = read_vqa_records(root / "choices_lettered").records
+        replies = map(json.loads, (root / "choices_lettered" / f"{name}.jsonl").open())
+        for record, reply in zip(records, replies, strict=True):
+            assert interpret_answer(read_reply(reply["reply"], "free"), record) == record.answer
 
 
 def test_the_splits_and_names_of_first_contact(shared, tmp_path):
