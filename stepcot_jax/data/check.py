@@ -212,10 +212,10 @@ def _find_stops(assignment: Assignment | None, scan: Scan, targets: Targets | No
 
 def _find_lost(facts: dict[str, Any]) -> str:
     """Return a note where a program may have read the answer N/A as a missing cell; "" elsewhere."""
-    cases, offered = facts["cases"], [step for step in facts["steps"] if NOT_APPLICABLE in step["answers"]]
-    without = [step for step in offered if step["annotated"] and not step["answers"][NOT_APPLICABLE]]
-    empty = {step["name"]: cases - step["annotated"] for step in without if step["annotated"] < cases}
-    lost = {name: number for name, number in empty.items() if number >= _LOST_SHARE * cases}
+    offered = [step for step in facts["steps"] if NOT_APPLICABLE in step["answers"] and step["annotated"]]
+    without = {step["name"]: step["annotated"] for step in offered if not step["answers"][NOT_APPLICABLE]}
+    cases, most = facts["cases"], min((1 - _LOST_SHARE) * facts["cases"], facts["cases"] - 1)
+    lost = {name: cases - number for name, number in without.items() if number <= most}
     if not lost:
         return ""
     cells = "".join(f", and {number} of {cases} cells of {name} are empty" for name, number in lost.items())
@@ -545,9 +545,10 @@ def _find_stops_of_questions(facts: dict[str, Any], options: CheckOptions) -> li
     stops, file = [], facts["file"]
     num_good = facts["records"] - facts["set_aside"]
     if facts["set_aside"] and (options.on_bad_record == "stop" or not num_good):
+        first = facts["set_aside_reasons"][0]["examples"][0]
         stops.append(
-            f"{file}: {facts['set_aside']} of {facts['records']} lines are bad (set aside below); on_bad_record=skip "
-            "continues without them"
+            f"{file}: {facts['set_aside']} of {facts['records']} lines are bad (set aside below, such as line "
+            f"{first['record']}, {first['reason']}); on_bad_record=skip continues without them"
         )
         missing = next((item["reason"] for item in facts["set_aside_reasons"] if _MISSING in item["reason"]), "")
         stops += [f"{file}: {missing}"] if missing else []

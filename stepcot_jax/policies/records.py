@@ -7,6 +7,7 @@ import numpy as np
 
 from stepcot_jax.data.questions.check_examples import CHECK_CLOSES, CHECK_OPENS, CheckExample
 from stepcot_jax.data.questions.making import write_texts
+from stepcot_jax.host.errors import BadInput
 from stepcot_jax.policies.tokenizers import Tokenizer
 from stepcot_jax.reasoning.dialects import answer_start, write_question
 from stepcot_jax.record import Record

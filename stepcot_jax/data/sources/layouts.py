@@ -152,7 +152,7 @@ def read_vqa_source(
         collection = read_vqa_records(root, **options)
         if set_aside is not None:
             set_aside += collection.set_aside
-        return iter(collection.records)
+        return compare_sizes(collection.records, collection.root, "image_size")
     if box_size is not None and min(box_size) < 1:
         raise BadInput(f"--box-size: {list(box_size)} is not a width and a height of at least 1 pixel")
     read = read_gemex if layout == GEMEX else read_medsage

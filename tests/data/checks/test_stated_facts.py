@@ -118,8 +118,8 @@ def test_the_size_of_released_boxes_is_compared_with_the_pictures(tmp_path, capl
         assert caplog.text.count("--box-size has another shape than the picture in 1 of 1 pictures") == number
 
 
-FAULTS = (('"id"', '"images": ["a", "b"], "id"', "a record is about one image"), ("9]", "NaN]", "box: NaN is no number"),
-          ('"0.png"', '["a", "b"]', "about one image"), ('"0.png"', '"https://x.org/a.png"', "download the image first"),
+FAULTS = (('"id"', '"images": ["a", "b"], "id"', "record is about one image"), ("9]", "NaN]", "box: NaN is no number"),
+          ('"0.png"', '["a", "b"]', "about one image"), ('"0.png"', '"https://x.org/a.png"', "download the image"),
           ('"Yes"', '"maybe"', "'maybe' is not one of Yes, No"))  # fmt: skip
 
 
@@ -157,7 +157,7 @@ def test_check_and_run_agree_on_every_output_and_dialect(name, made):
         for with_thinking in (True, False):
             stops = check(made / name, dialect=dialect, with_thinking=with_thinking)["stops"]
             settings = settings_of(made / name, **{"vqa.dialect": dialect, "vqa.with_thinking": with_thinking})
-            with pytest.raises(BadInput, match="^record ") if stops else contextlib.nullcontext():
+            with pytest.raises(BadInput, match=r"^record ") if stops else contextlib.nullcontext():
                 tokenize_records(settings, load_vqa_dataset(settings), None)
     assert not check(made / name)["stops"]
     if name == "medclm":
