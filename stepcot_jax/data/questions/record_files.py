@@ -63,6 +63,10 @@ def as_line(record: Record) -> dict[str, Any]:
     return line
 
 
+def _list_starts(letter: str) -> tuple[str, ...]:
+    return f"{letter} ", f"{letter}.", f"{letter}:", f"{letter})", f"({letter})"
+
+
 class _Named(msgspec.Struct, frozen=True):
     id: str | int
 
@@ -161,8 +165,8 @@ def decode_record(content: bytes, *, changed: collections.Counter[str] | None = 
     record = Record(**fields)
     if changed is not None and record.options != line.options:
         changed["letters (A, B, ...) are taken off the options"] += 1
-    elif changed is not None and sum(map(str.startswith, record.options, map("{}. ".format, record.letters))) > 1:
-        changed["some options begin with their letter, others do not (left as they are)"] += 1
+    elif changed is not None and sum(map(str.startswith, record.options, map(_list_starts, record.letters))) > 1:
+        changed["options begin with their letter, not all or without a mark behind it (left as they are)"] += 1
     if not record.question:
         raise BadInput("question: blank; a text is required")
     if not read_patient(record.patient):

@@ -70,11 +70,14 @@ def test_letters_that_run_through_the_options_are_taken_off(form, tmp_path):
     assert any("letters (A, B, ...) are taken off the options in 1 of 1" in note for note in check(tmp_path)["notes"])
 
 
-def test_other_letters_stay_and_letters_out_of_order_are_refused():
+def test_other_letters_stay_and_letters_out_of_order_are_refused(tmp_path):
     for options in KEPT:
         assert question(kind="single", options=options, answer="B").options == options
     with pytest.raises(BadInput, match=r"choices: the letters of .* are not in order"):
         question(kind="single", options=("B. Edema", "A. Mass"), answer="B")
+    for options, number in ((("A Mass", "B Edema"), 1), (("A. Mass", "B. Edema", "None"), 1), (KEPT[2], 0)):
+        write_vqa_records(tmp_path / "records.jsonl", [question(kind="single", options=options, answer="B")])
+        assert sum("options begin with their letter, not all" in note for note in check(tmp_path)["notes"]) == number
 
 
 def draw(root, *, orientation=0, records):
