@@ -12,7 +12,11 @@ from stepcot_jax.data.images.file_formats import Note
 from stepcot_jax.host.errors import BadInput
 
 _SQUARE = 1.01  # sides of a square pixel differ by at most this factor
-_CHEST = re.compile("CHEST|THORA|TORAX|LUNG|RIB|HEART|STERN|CLAV|PULMO|MEDIAST|TRUNK|BODY|^$")
+_CHEST = re.compile(
+    "CHEST|THORA|TORA[XK]|LUNG|RIB|HEART|CARDI|CXR|STERN|CLAV|PULM|POUMON|BRUST|MEDIAST|TRUNK|BODY"
+    "|^(?:UNKNOWN|OTHER|NONE|N/?A|NULL|DEFAULT|UNSPECIFIED|UNDEFINED)?$"
+)
+"""Parts of a body with a chest, and words that name none."""
 _PROJECTIONS = ("", "CR", "DX", "DR", "RF", "XA", "RG", "OT", "SC")
 GROUPS = ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
 _MACROS = (
