@@ -27,7 +27,7 @@ from stepcot_jax.data.images.dicom_fields import (
     clean_items,
     is_packed,
 )
-from stepcot_jax.data.images.dicom_notes import GROUPS, lift_groups, note_header
+from stepcot_jax.data.images.dicom_notes import OVERLAY_POSITIONS, PARSED, lift_groups, note_header
 from stepcot_jax.data.images.file_formats import DICOM_START, RESAVE, Note, ignore_note, is_dicom
 from stepcot_jax.data.images.projections import VIEWS, Projection, name_projection
 from stepcot_jax.host.errors import BadInput
@@ -35,9 +35,7 @@ from stepcot_jax.host.errors import BadInput
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-OVERLAY_POSITIONS = tuple(0x60000102 + (number << 16) for number in range(0, 32, 2))
-"""Tags of the bit that an overlay takes up in the pixels, one for each overlay."""
-
+_PADDED = 16  # bytes of zeros behind the pixels, at most; one is usual
 _SIGNED = 0x80  # bit of a JPEG 2000 component's depth
 
 
@@ -65,23 +63,6 @@ class PixelFormat:
         return self.num_rows * self.num_columns * self.num_samples * self.bits_allocated // 8
 
 
-_OTHER_LENGTH = (
-    "PixelData: {} bytes instead of {}, as its header says: incomplete, or sent in text mode, which changes line ends; "
-    "send it again in binary mode"
-)
-
-
-def _refuse_longer(fields: Fields, form: PixelFormat, content: bytes) -> None:
-    """Refuse uncompressed pixels that go on behind their element, where only elements of higher groups may follow."""
-    element = fields.dataset["PixelData"]
-    if SYNTAXES[fields.syntax].decoders or fields.syntax == RLE or element.file_tell is None:
-        return
-    rest = content[element.file_tell + len(element.value) :]
-    group = int.from_bytes(rest[:2], "little" if fields.word == "<u2" else "big")
-    if any(rest) and group < _PIXELS >> 16:
-        raise fields.refuse(_OTHER_LENGTH.format(len(element.value) + len(rest), form.num_bytes))
-
-
 def decode_stored(
     fields: Fields, form: PixelFormat
 ) -> tuple[UInt8[np.ndarray, "row column *sample"] | UInt16[np.ndarray, "row column *sample"], PixelFormat]:
@@ -100,8 +81,11 @@ def decode_stored(
         if SYNTAXES[fields.syntax].decoders:
             precision, signed = _check_compressed_size(_join_fragments(data, fields), fields, form)
             form = dataclasses.replace(form, signed=form.signed or signed)
-        elif len(data) < form.num_bytes or any(data[form.num_bytes + 1 :]):  # zeros may pad it
-            raise fields.refuse(_OTHER_LENGTH.format(len(data), form.num_bytes))
+        elif len(data) < form.num_bytes or len(data) > form.num_bytes + _PADDED or any(data[form.num_bytes :]):
+            raise fields.refuse(
+                f"PixelData: {len(data)} bytes instead of {form.num_bytes}, Rows x Columns x samples x bytes of its "
+                "header: is it cut, of several frames, or was it sent in text mode (FTP, mail)? Send it as binary"
+            )
         pixels = _decode_with_pydicom(fields, form)
     if form.bits_stored == 8 and pixels.itemsize == 1:
         return pixels.astype(np.uint8, copy=False), form
@@ -378,7 +362,7 @@ def _look_up(
 ) -> tuple[Float64[np.ndarray, "value"], float]:
     """Return the entries of a LUT for values, and the largest number that an entry can be.
 
-    Many devices write the width of storage, or of the detector, for entries of fewer bits: the largest entry decides.
+    Many devices write 16, the width of storage, or another number for entries of fewer bits: the largest entry decides.
     """
     descriptor = item.numbers("LUTDescriptor")
     if len(descriptor) != 3:
@@ -390,9 +374,7 @@ def _look_up(
     if not 8 <= bits <= 16:
         raise item.refuse(f"LUTDescriptor: entries of {bits} bits; expected 8 to 16")
     entries = _read_entries(item, num_entries=num_entries, bits=bits)
-    needed = max(1, int(entries.max()).bit_length())
-    if bits > 8 or needed > bits:
-        bits = needed
+    bits = max(1, int(entries.max()).bit_length())
     indices = np.clip(np.floor(values - first), 0, num_entries - 1).astype(np.int64)
     return entries[indices], float(2**bits - 1)
 
@@ -436,10 +418,7 @@ _PARSED = (
     *("SOPClassUID", "ViewPosition", "ViewCodeSequence"),
     *("SamplesPerPixel", "PhotometricInterpretation", "PlanarConfiguration"),
     *("NumberOfFrames", "Rows", "Columns", "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation"),
-    *("PixelPaddingValue", "PixelPaddingRangeLimit", "RescaleIntercept", "RescaleSlope", "ModalityLUTSequence"),
-    *("WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence", "PixelData"),
-    *("PresentationIntentType", "PresentationLUTShape", "PixelSpacing", "ImagerPixelSpacing", "PixelAspectRatio"),
-    *("PatientOrientation", "BodyPartExamined", "Modality", "ShutterShape"),
+    *("PixelData", "PresentationIntentType", *PARSED),
 )
 
 _QUOTING = r"(pydicom|highdicom|pylibjpeg|openjpeg|libjpeg|rle|jpeg_ls|_CharLS|gdcm)(\.|$)"
@@ -451,21 +430,20 @@ def read_dicom(
 ) -> UInt8[np.ndarray, "height width"]:
     """Return the picture of a DICOM file, high is bright, as a workstation first shows it.
 
-    What is in the functional groups of the only frame counts instead of the root's. Stored values go through the
-    modality LUT or slope and intercept, then through the first VOI LUT, else the first window (linear, linear exact or
-    sigmoid; DICOM PS3.3 C.11.2). One that spreads the pixels over less than a tenth of the brightness is passed over,
-    and `note` told. Without any, the range of the pixels is shown, less 1 % at either end. MONOCHROME1 is inverted.
-    Padding does not count for the range and is black. RGB becomes grey with ITU-R 601 weights. Overlays, shutters and
-    presentation states are not applied. Pictures FOR PROCESSING are refused.
+    Stored values go through the modality LUT or slope and intercept, then through the first VOI LUT, else the first
+    window (linear, linear exact or sigmoid; DICOM PS3.3 C.11.2). One that spreads the pixels over less than a tenth of
+    the brightness is passed over, and `note` told. Without any, the range of the pixels is shown, less 1 % at either
+    end. Functional groups of the only frame count as the root does. MONOCHROME1 is inverted. Padding does not count for
+    the range and is black. RGB becomes grey with ITU-R 601 weights. Overlays, shutters and presentation states are not
+    applied. Pictures FOR PROCESSING are refused.
     """
     _silence_pydicom(name)
     fields = _read_fields(content, name=name)
     _refuse_unprocessed(fields)
-    lift_groups(fields, _PARSED, note)
     form = _read_format(fields, max_pixels=max_pixels)
-    _refuse_longer(fields, form, content)
+    lift_groups(fields, note)
     stored, form = decode_stored(fields, form)
-    note_header(fields, form.photometric, note)
+    note_header(fields, form.photometric, find_projection(fields), note)
     if form.num_samples == 1:
         pixels = make_tone_table(fields, form, stored, note=note)[stored]
     else:
@@ -523,6 +501,12 @@ def _read_fields(content: bytes, *, name: str, all_elements: bool = False) -> Fi
         accepted = ", ".join(known.name for known in SYNTAXES.values())
         raise BadInput(f"{name}: TransferSyntaxUID: {syntax_name} is not one of {accepted}")
     dataset = file.parse(lambda: _read_dataset(file, syntax, all_elements=all_elements), otherwise)
+    behind = content[file.pixels_end :]
+    if behind.strip(b"\0\r\n") and not (file.is_followed and len(behind) >= 8):
+        raise BadInput(
+            f"{name}: PixelData: {len(behind)} bytes more than its length says: was the file sent in text mode (FTP, "
+            "mail), or saved with something behind it? Send it as binary"
+        )
     return Fields(dataset, name=name, syntax=syntax)
 
 
@@ -546,9 +530,7 @@ def _read_dataset(file: HeaderFile, syntax: str, *, all_elements: bool) -> "Data
     from pydicom.tag import BaseTag, Tag
     from pydicom.uid import UID
 
-    tags: list[BaseTag | int] = [
-        Tag(tag) for keyword in (*_PARSED, *GROUPS) if (tag := tag_for_keyword(keyword)) is not None
-    ]
+    tags: list[BaseTag | int] = [Tag(tag) for keyword in _PARSED if (tag := tag_for_keyword(keyword)) is not None]
     tags += map(Tag, OVERLAY_POSITIONS)
     uid = UID(syntax)
     implicit, little_endian = uid.is_implicit_VR, uid.is_little_endian

@@ -1,87 +1,156 @@
-"""What a DICOM header says of its picture: functional groups, orientation, body part, contradictions.
+"""What DICOM headers say beside the pixels: functional groups of the only frame, and notes of what is odd.
 
-Notes name elements; values only if these are numbers or codes.
+Notes name elements; values only if these are numbers or known codes.
 """
 
 import contextlib
+import functools
+import itertools
+import operator
 import re
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from stepcot_jax.data.images.dicom_fields import Fields
+from stepcot_jax.data.images.dicom_fields import Fields, attempt
 from stepcot_jax.data.images.file_formats import Note
+from stepcot_jax.data.images.projections import Projection
 from stepcot_jax.host.errors import BadInput
 
+OVERLAY_POSITIONS = tuple(0x60000102 + (number << 16) for number in range(0, 32, 2))
+"""Tags of the bit that an overlay takes up in the pixels, one for each overlay."""
+
+_GROUPS = ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
+_TONES = (
+    ("ModalityLUTSequence", "RescaleSlope", "RescaleIntercept"),
+    ("VOILUTSequence", "WindowCenter", "WindowWidth", "VOILUTFunction"),
+    ("PixelPaddingValue", "PixelPaddingRangeLimit"),
+)
+_SPACINGS = ("PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing", "PixelAspectRatio")
+_ORIENTATIONS = ("PatientOrientation", "ImageOrientationPatient")
+_LATERALITIES = ("ImageLaterality", "FrameLaterality")
+_OTHERS = (*_SPACINGS, *_ORIENTATIONS, *_LATERALITIES, "ShutterShape", "AnatomicRegionSequence", "PresentationLUTShape")
+_KINDS = (*_TONES, *((keyword,) for keyword in _OTHERS))
+_DEFAULTS = {"RescaleSlope": 1, "RescaleIntercept": 0, "VOILUTFunction": "LINEAR"}
+PARSED = (
+    *(*_GROUPS, *_OTHERS, "Modality", "BodyPartExamined", "FieldOfViewHorizontalFlip", "FieldOfViewRotation"),
+    *(keyword for kind in _TONES for keyword in kind),
+)
+"""Keywords of the elements that this module looks at."""
+
+
+def lift_groups(fields: Fields, note: Note) -> None:
+    """Copy what the functional groups say of the only frame to where a plain picture has it."""
+    for groups in _GROUPS:
+        for number, group in enumerate(fields.items(groups)):
+            if number:
+                raise fields.refuse(f"{groups}: several items for one frame; expected 1")
+            for holder, kind in itertools.product((group, *_open_macros(group)), _KINDS):
+                found, known = _collect(kind, holder), _collect(kind, fields)
+                words = f"{' or '.join(kind)}: {groups} contradicts what else the header says"
+                alike = functools.partial(operator.eq, {**_DEFAULTS, **found}, {**_DEFAULTS, **known})
+                for keyword in found if not known else ():
+                    fields.dataset[keyword] = holder.dataset[keyword]
+                if found and known and not attempt(alike, fields.refuse(f"{kind[0]}: cannot be read")):
+                    if kind in _TONES:
+                        raise fields.refuse(f"{words}; expected the same or one of them")
+                    note(f"{words}, which counts")
+
+
+def _open_macros(group: Fields) -> Iterator[Fields]:
+    from pydicom.datadict import dictionary_VR, keyword_for_tag
+
+    for tag in list(group.dataset.keys()):
+        if (keyword := keyword_for_tag(tag)) and dictionary_VR(tag) == "SQ" and (macro := group.item(keyword)):
+            yield macro
+
+
+def _collect(kind: Sequence[str], fields: Fields) -> dict[str, Any]:
+    return {keyword: value for keyword in kind if (value := fields.value(keyword)) not in (None, "", b"", [])}
+
+
+_MODALITIES = ("CR", "DX", "RF", "XA", "DR", "RG", "OT", "SC", "")  # OT and SC are converted pictures
+_OTHER_MODALITIES = ("CT", "MR", "MG", "US", "PT", "NM", "IO", "PX", "ES", "XC", "BMD", "IVUS", "OCT", "OP", "SM", "GM")
+_CHEST = re.compile("CHEST|THORA|TORA[XK]|LUNG|PULM|RIB|HEART|CARDI|CXR|BRUST|POUMON|STERN|CLAVIC|MEDIAST|\u80f8")
+_UNSAID = ("", "UNKNOWN", "OTHER", "NONE", "NA", "N/A", "NULL", "DEFAULT", "UNSPECIFIED", "UNDEFINED")
+_OTHER_PARTS = re.compile(
+    "SPINE|ABDOMEN|PELVIS|SKULL|HEAD|NECK|JAW|SHOULDER|HUMERUS|ELBOW|FOREARM|WRIST|HAND|FINGER|HIP|FEMUR|KNEE|TIBIA|"
+    "LEG|ARM|ANKLE|FOOT|TOE|BREAST|EXTREMITY|BODY"
+)
+_CHEST_CODES = re.compile(
+    "51185008|43799004|816094009|39607008|80891009|113197003|56873002|72410000|51299004|416152001|416319003|416550000|"
+    "416775004|417437006|86598002|T-(D3000|28000|32000|11210|11300|12310|280A0|D3200|D3300)|R-FAB5[2-6]"
+)  # of SNOMED CT and RT, for PS3.16's context group 4031
+_DIRECTION = re.compile("[AFHLPR]{1,3}")
 _SQUARE = 1.01  # sides of a square pixel differ by at most this factor
-_CHEST = re.compile(
-    "CHEST|THORA|TORA[XK]|LUNG|RIB|HEART|CARDI|CXR|STERN|CLAV|PULM|POUMON|BRUST|MEDIAST|TRUNK|BODY"
-    "|^(?:UNKNOWN|OTHER|NONE|N/?A|NULL|DEFAULT|UNSPECIFIED|UNDEFINED)?$"
-)
-"""Parts of a body with a chest, and words that name none."""
-_PROJECTIONS = ("", "CR", "DX", "DR", "RF", "XA", "RG", "OT", "SC")
-GROUPS = ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
-_MACROS = (
-    *("FrameVOILUTSequence", "PixelValueTransformationSequence", "PixelMeasuresSequence"),
-    *("FrameDisplayShutterSequence", "PatientOrientationInFrameSequence"),
-)
 
 
-def lift_groups(fields: Fields, keywords: Iterable[str], note: Note) -> None:
-    """Move the elements of the only frame's functional groups to the root, where they count instead of the root's."""
-    macros = (group.item(macro) for name in GROUPS for group in fields.items(name) for macro in _MACROS)
-    for macro in filter(None, macros):
-        for keyword in keywords:
-            value = macro.value(keyword)
-            if value in (None, ""):
-                continue
-            if fields.value(keyword) not in (None, "", value):
-                note(f"{keyword} of its functional groups differs from that of its root, and counts")
-            fields.dataset[keyword] = macro.dataset[keyword]
+def note_header(fields: Fields, photometric: str, projection: Projection, note: Note) -> None:
+    """Note what contradicts the picture or an upright chest radiograph; what cannot be read is passed over."""
 
-
-def _describe_orientation(fields: Fields) -> str:
-    """Return how a picture is shown otherwise than upright, the patient's left on the right side; "" if it is not."""
-    value = fields.value("PatientOrientation")
-    if value is None or isinstance(value, str) or len(value) != 2:
-        return ""
-    row, column = (str(direction).strip().upper() for direction in value)
-    if not re.fullmatch("[LRAPHF]{1,3},[LRAPHF]{1,3}", f"{row},{column}"):
-        return ""
-    if row[0] in "HF" or column[0] not in "HF":
-        how = "turned by a quarter"
-    else:
-        mirrored, inverted = row[0] == "R", column[0] == "H"
-        how = ("", "mirrored", "upside down", "turned by half")[mirrored + 2 * inverted]
-    return f"PatientOrientation {row}\\{column}: it is shown {how}" if how else ""
-
-
-def _note_subject(fields: Fields, note: Note) -> None:
-    with contextlib.suppress(BadInput):
-        if how := _describe_orientation(fields):
-            note(how)
-    for keyword, accepted, what in (
-        ("BodyPartExamined", _CHEST.search, "is no chest"),
-        ("Modality", _PROJECTIONS.__contains__, "is no projection radiograph"),
-    ):
+    def read(keyword: str) -> str:
         with contextlib.suppress(BadInput):
-            code = str(fields.value(keyword) or "").strip().upper()
-            if not accepted(code):
-                note(f"{keyword} {code if re.fullmatch('[A-Z0-9 _]{1,16}', code) else 'of another code'} {what}")
+            return str(fields.value(keyword) or "").strip().upper()
+        return ""
+
+    shape = read("PresentationLUTShape")
+    if (photometric, shape) in (("MONOCHROME1", "IDENTITY"), ("MONOCHROME2", "INVERSE")):
+        note(f"PresentationLUTShape {shape} contradicts PhotometricInterpretation {photometric}, which counts")
+    if (modality := read("Modality")) not in _MODALITIES:
+        shown = f" {modality}" if modality in _OTHER_MODALITIES else ""
+        note(f"Modality{shown}: no projection radiograph; expected CR, DX, RF or XA")
+    part = read("BodyPartExamined")
+    if part not in _UNSAID and ("SPINE" in part or not _CHEST.search(part)):
+        note(" ".join(("BodyPartExamined", *_OTHER_PARTS.findall(part)[:1])) + ": no chest")
     with contextlib.suppress(BadInput):
-        if fields.value("ShutterShape") not in (None, ""):
-            note("its display shutter (ShutterShape) is not applied: what it hides is shown")
+        region = fields.item("AnatomicRegionSequence") if part in _UNSAID else None
+        if region and (code := str(region.value("CodeValue") or "").strip()) and not _CHEST_CODES.fullmatch(code):
+            note("AnatomicRegionSequence: no code of the chest")
+    for keyword in _LATERALITIES:
+        if projection == "frontal" and (side := read(keyword)) in ("L", "R"):
+            note(f"{keyword} {side} contradicts a frontal view: one side of the body")
+    if read("ShutterShape"):
+        note("its display shutter (ShutterShape) is not applied: a workstation covers a part of the picture")
+    if any(tag in fields.dataset for tag in OVERLAY_POSITIONS):
+        note("its overlays are not applied")
+    turned = read("FieldOfViewHorizontalFlip") == "YES" or read("FieldOfViewRotation") not in ("", "360")
+    if turned and not read("PatientOrientation"):
+        note("FieldOfViewHorizontalFlip or -Rotation without PatientOrientation: it may be mirrored or turned")
+    for found in (*_note_orientation(fields, projection), *_note_spacing(fields)):
+        note(found)
 
 
-def note_header(fields: Fields, photometric: str, note: Note) -> None:
-    """Note what a workstation would show otherwise, and what is no chest radiograph."""
-    _note_subject(fields, note)
-    with contextlib.suppress(BadInput):
-        shape = fields.choice("PresentationLUTShape", ("", "IDENTITY", "INVERSE"))
-        if (photometric, shape) in (("MONOCHROME1", "IDENTITY"), ("MONOCHROME2", "INVERSE")):
-            note(f"PresentationLUTShape {shape} contradicts PhotometricInterpretation {photometric}, which counts")
-    for keyword in ("PixelSpacing", "ImagerPixelSpacing", "PixelAspectRatio"):
+def _note_orientation(fields: Fields, projection: Projection) -> Iterator[str]:
+    """Yield how the picture is mirrored or turned: its rows should run to the patient's left, its columns down."""
+    for keyword in _ORIENTATIONS:
+        with contextlib.suppress(BadInput):
+            value: Any = fields.value(keyword) or ()
+            directions = [value] if isinstance(value, str) else [str(item).strip().upper() for item in value]
+            if keyword == "ImageOrientationPatient":
+                directions = _name_directions(fields.numbers(keyword))
+            if len(directions) != 2 or not all(map(_DIRECTION.fullmatch, directions)):
+                if directions:
+                    yield f"{keyword}: cannot be read; expected two directions, such as L\\F"
+                continue
+            pair, shown = directions[0][0] + directions[1][0], f"{keyword} {directions[0]}\\{directions[1]}"
+            is_lateral = bool({"A", "P"} & {*pair}) and projection != "frontal"
+            words = ["mirrored"] * (not is_lateral and pair in "LHRFL") + ["turned"] * (pair[1] != "F")
+            if words:
+                yield f"{shown}: shown {' and '.join(words)}; expected L\\F (to the patient's left, down)"
+            elif {"frontal": "L", "lateral": "AP"}.get(projection, "LAP").find(pair[0]) < 0:
+                yield f"{shown} contradicts a {projection} view"
+
+
+def _name_directions(numbers: tuple[float, ...]) -> list[str]:
+    largest = [max(zip(numbers[at : at + 3], ("LR", "PA", "HF"), strict=False), key=lambda axis: abs(axis[0]))
+               for at in (0, 3) if len(numbers) == 6]  # fmt: skip
+    return [letters[number < 0] for number, letters in largest]
+
+
+def _note_spacing(fields: Fields) -> Iterator[str]:
+    for keyword in _SPACINGS:
         with contextlib.suppress(BadInput):
             numbers = fields.numbers(keyword)
             if len(numbers) == 2:
                 if min(numbers) > 0 and max(numbers) > _SQUARE * min(numbers):
-                    note(f"its pixels are not square: {keyword} {numbers[0]:g} by {numbers[1]:g} (rows, columns)")
-                break
+                    yield f"its pixels are not square: {keyword} {numbers[0]:g} by {numbers[1]:g} (rows, columns)"
+                return
