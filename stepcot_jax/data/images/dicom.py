@@ -27,15 +27,13 @@ from stepcot_jax.data.images.dicom_fields import (
     clean_items,
     is_packed,
 )
+from stepcot_jax.data.images.dicom_notes import OVERLAY_POSITIONS, PARSED, lift_groups, note_header
 from stepcot_jax.data.images.file_formats import DICOM_START, RESAVE, Note, ignore_note, is_dicom
 from stepcot_jax.data.images.projections import VIEWS, Projection, name_projection
 from stepcot_jax.host.errors import BadInput
 
 if TYPE_CHECKING:
     from pydicom import Dataset
-
-OVERLAY_POSITIONS = tuple(0x60000102 + (number << 16) for number in range(0, 32, 2))
-"""Tags of the bit that an overlay takes up in the pixels, one for each overlay."""
 
 _SIGNED = 0x80  # bit of a JPEG 2000 component's depth
 
@@ -360,7 +358,7 @@ def _look_up(
 ) -> tuple[Float64[np.ndarray, "value"], float]:
     """Return the entries of a LUT for values, and the largest number that an entry can be.
 
-    Many devices write 16, the width of storage, for entries of fewer bits: then the largest entry decides.
+    Many devices write 16, the width of storage, or another number for entries of fewer bits: the largest entry decides.
     """
     descriptor = item.numbers("LUTDescriptor")
     if len(descriptor) != 3:
@@ -372,8 +370,7 @@ def _look_up(
     if not 8 <= bits <= 16:
         raise item.refuse(f"LUTDescriptor: entries of {bits} bits; expected 8 to 16")
     entries = _read_entries(item, num_entries=num_entries, bits=bits)
-    if bits == 16 or entries.max() >= 2**bits:
-        bits = max(1, int(entries.max()).bit_length())
+    bits = max(1, int(entries.max()).bit_length())
     indices = np.clip(np.floor(values - first), 0, num_entries - 1).astype(np.int64)
     return entries[indices], float(2**bits - 1)
 
@@ -401,23 +398,6 @@ def _check_number(fields: Fields, keyword: str, number: float) -> float:
     return number
 
 
-# Headers that contradict themselves or the picture. Notes name elements; values only if these are numbers or codes.
-
-
-def _note_header(fields: Fields, form: PixelFormat, note: Note) -> None:
-    with contextlib.suppress(BadInput):
-        shape = fields.choice("PresentationLUTShape", ("", "IDENTITY", "INVERSE"))
-        if (form.photometric, shape) in (("MONOCHROME1", "IDENTITY"), ("MONOCHROME2", "INVERSE")):
-            note(f"PresentationLUTShape {shape} contradicts PhotometricInterpretation {form.photometric}, which counts")
-    for keyword in ("PixelSpacing", "ImagerPixelSpacing", "PixelAspectRatio"):
-        with contextlib.suppress(BadInput):
-            numbers = fields.numbers(keyword)
-            if len(numbers) == 2:
-                if min(numbers) > 0 and max(numbers) > _SQUARE * min(numbers):
-                    note(f"its pixels are not square: {keyword} {numbers[0]:g} by {numbers[1]:g} (rows, columns)")
-                break
-
-
 def _refuse_unprocessed(fields: Fields) -> None:
     intent = fields.value("PresentationIntentType")
     if str(intent).strip().upper() == "FOR PROCESSING" or fields.kind.endswith("For Processing"):
@@ -429,15 +409,12 @@ def _refuse_unprocessed(fields: Fields) -> None:
 
 _EXPECTED = "expected a DICOM file of one grey picture of 8 to 16 bits, or of one 8-bit RGB picture"
 _MAX_SIDE = 65_535
-_SQUARE = 1.01  # sides of a square pixel differ by at most this factor
 _FILE_META_GROUP, _PIXELS = 2, 0x7FE00000
 _PARSED = (
     *("SOPClassUID", "ViewPosition", "ViewCodeSequence"),
     *("SamplesPerPixel", "PhotometricInterpretation", "PlanarConfiguration"),
     *("NumberOfFrames", "Rows", "Columns", "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation"),
-    *("PixelPaddingValue", "PixelPaddingRangeLimit", "RescaleIntercept", "RescaleSlope", "ModalityLUTSequence"),
-    *("WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence", "PixelData"),
-    *("PresentationIntentType", "PresentationLUTShape", "PixelSpacing", "ImagerPixelSpacing", "PixelAspectRatio"),
+    *("PixelData", "PresentationIntentType", *PARSED),
 )
 
 _QUOTING = r"(pydicom|highdicom|pylibjpeg|openjpeg|libjpeg|rle|jpeg_ls|_CharLS|gdcm)(\.|$)"
@@ -452,14 +429,16 @@ def read_dicom(
     Stored values go through the modality LUT or slope and intercept, then through the first VOI LUT, else the first
     window (linear, linear exact or sigmoid; DICOM PS3.3 C.11.2). One that spreads the pixels over less than a tenth of
     the brightness is passed over, and `note` told. Without any, the range of the pixels is shown, less 1 % at either
-    end. MONOCHROME1 is inverted. Padding does not count for the range and is black. RGB becomes grey with ITU-R 601
+    end. Functional groups of the only frame count as the root does. MONOCHROME1 is inverted. Padding does not count for the range and is black. RGB becomes grey with ITU-R 601
     weights. Overlays and presentation states are not applied. Pictures FOR PROCESSING are refused.
     """
     _silence_pydicom(name)
     fields = _read_fields(content, name=name)
     _refuse_unprocessed(fields)
-    stored, form = decode_stored(fields, _read_format(fields, max_pixels=max_pixels))
-    _note_header(fields, form, note)
+    form = _read_format(fields, max_pixels=max_pixels)
+    lift_groups(fields, note)
+    stored, form = decode_stored(fields, form)
+    note_header(fields, form.photometric, find_projection(fields), note)
     if form.num_samples == 1:
         pixels = make_tone_table(fields, form, stored, note=note)[stored]
     else:
