@@ -35,6 +35,7 @@ from stepcot_jax.host.errors import BadInput
 if TYPE_CHECKING:
     from pydicom import Dataset
 
+_PADDED = 16  # bytes of zeros behind the pixels, at most; one is usual
 _SIGNED = 0x80  # bit of a JPEG 2000 component's depth
 
 
@@ -80,8 +81,11 @@ def decode_stored(
         if SYNTAXES[fields.syntax].decoders:
             precision, signed = _check_compressed_size(_join_fragments(data, fields), fields, form)
             form = dataclasses.replace(form, signed=form.signed or signed)
-        elif len(data) < form.num_bytes:
-            raise fields.refuse(f"PixelData: {len(data)} bytes instead of {form.num_bytes}, as its header says")
+        elif len(data) < form.num_bytes or len(data) > form.num_bytes + _PADDED or any(data[form.num_bytes :]):
+            raise fields.refuse(
+                f"PixelData: {len(data)} bytes instead of {form.num_bytes}, Rows x Columns x samples x bytes of its "
+                "header: is it cut, of several frames, or was it sent in text mode (FTP, mail)? Send it as binary"
+            )
         pixels = _decode_with_pydicom(fields, form)
     if form.bits_stored == 8 and pixels.itemsize == 1:
         return pixels.astype(np.uint8, copy=False), form
@@ -429,8 +433,9 @@ def read_dicom(
     Stored values go through the modality LUT or slope and intercept, then through the first VOI LUT, else the first
     window (linear, linear exact or sigmoid; DICOM PS3.3 C.11.2). One that spreads the pixels over less than a tenth of
     the brightness is passed over, and `note` told. Without any, the range of the pixels is shown, less 1 % at either
-    end. Functional groups of the only frame count as the root does. MONOCHROME1 is inverted. Padding does not count for the range and is black. RGB becomes grey with ITU-R 601
-    weights. Overlays and presentation states are not applied. Pictures FOR PROCESSING are refused.
+    end. Functional groups of the only frame count as the root does. MONOCHROME1 is inverted. Padding does not count for
+    the range and is black. RGB becomes grey with ITU-R 601 weights. Overlays, shutters and presentation states are not
+    applied. Pictures FOR PROCESSING are refused.
     """
     _silence_pydicom(name)
     fields = _read_fields(content, name=name)
@@ -496,6 +501,12 @@ def _read_fields(content: bytes, *, name: str, all_elements: bool = False) -> Fi
         accepted = ", ".join(known.name for known in SYNTAXES.values())
         raise BadInput(f"{name}: TransferSyntaxUID: {syntax_name} is not one of {accepted}")
     dataset = file.parse(lambda: _read_dataset(file, syntax, all_elements=all_elements), otherwise)
+    behind = content[file.pixels_end :]
+    if any(behind) and not (file.is_followed and len(behind) >= 8):
+        raise BadInput(
+            f"{name}: PixelData: {len(behind)} bytes more than its length says: was the file sent in text mode (FTP, "
+            "mail)? Send it as binary"
+        )
     return Fields(dataset, name=name, syntax=syntax)
 
 

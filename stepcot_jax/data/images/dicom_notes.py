@@ -4,9 +4,11 @@ Notes name elements; values only if these are numbers or known codes.
 """
 
 import contextlib
+import functools
 import itertools
+import operator
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from typing import Any
 
 from stepcot_jax.data.images.dicom_fields import Fields, attempt
@@ -65,12 +67,18 @@ def _find_contradictions(fields: Fields, holders: Sequence[Fields]) -> Iterator[
             for keyword in found:
                 fields.dataset[keyword] = holder.dataset[keyword]
         otherwise = fields.refuse(f"{' or '.join(kind)}: cannot be read; expected a value as in DICOM PS3.6")
-        if found and known and not attempt(lambda: {**_DEFAULTS, **found} == {**_DEFAULTS, **known}, otherwise):  # noqa: B023
+        sides = {**_DEFAULTS, **found}, {**_DEFAULTS, **known}
+        if found and known and not attempt(functools.partial(operator.eq, *sides), otherwise):
             yield kind
 
 
 def _collect(kind: Sequence[str], fields: Fields) -> dict[str, Any]:
-    return {keyword: value for keyword in kind if (value := fields.value(keyword)) is not None and len(str(value)) > 0}
+    values = {keyword: fields.value(keyword) for keyword in kind}
+    return {key: value for key, value in values.items() if value is not None and not _is_empty(value)}
+
+
+def _is_empty(value: object) -> bool:
+    return isinstance(value, Sized) and len(value) == 0
 
 
 _MODALITIES = ("CR", "DX", "RF", "XA", "DR", "RG", "OT", "SC", "")  # OT and SC are converted pictures
@@ -81,10 +89,9 @@ _OTHER_PARTS = re.compile(
     "SPINE|ABDOMEN|PELVIS|SKULL|HEAD|NECK|JAW|SHOULDER|HUMERUS|ELBOW|FOREARM|WRIST|HAND|FINGER|HIP|FEMUR|KNEE|TIBIA|"
     "LEG|ARM|ANKLE|FOOT|TOE|BREAST|EXTREMITY|BODY"
 )
-_CHEST_CODES = (
-    *("51185008", "43799004", "816094009", "39607008", "80891009", "113197003", "56873002", "72410000", "51299004"),
-    *("416152001", "416319003", "416550000", "416775004", "417437006", "86598002", "T-D3000", "T-28000", "T-32000"),
-    *("T-11210", "T-11300", "T-12310", "T-280A0", "T-D3200", "T-D3300", *(f"R-FAB{number}" for number in range(52, 57))),
+_CHEST_CODES = re.compile(
+    "51185008|43799004|816094009|39607008|80891009|113197003|56873002|72410000|51299004|416152001|416319003|416550000|"
+    "416775004|417437006|86598002|T-(D3000|28000|32000|11210|11300|12310|280A0|D3200|D3300)|R-FAB5[2-6]"
 )  # of SNOMED CT and RT, for PS3.16's context group 4031
 _DIRECTION = re.compile("[AFHLPR]{1,3}")
 _SQUARE = 1.01  # sides of a square pixel differ by at most this factor
@@ -104,13 +111,12 @@ def note_header(fields: Fields, photometric: str, projection: Projection, note: 
     if (modality := read("Modality")) not in _MODALITIES:
         shown = f" {modality}" if modality in _OTHER_MODALITIES else ""
         note(f"Modality{shown}: no projection radiograph; expected CR, DX, RF or XA")
-    if (part := read("BodyPartExamined")) not in _UNSAID:
-        other = _OTHER_PARTS.search(part)
-        if not _CHEST.search(part) or "SPINE" in part:
-            note(f"BodyPartExamined{f' {other[0]}' if other else ''}: no chest")
+    part = read("BodyPartExamined")
+    if part not in _UNSAID and ("SPINE" in part or not _CHEST.search(part)):
+        note(" ".join(("BodyPartExamined", *_OTHER_PARTS.findall(part)[:1])) + ": no chest")
     with contextlib.suppress(BadInput):
         region = fields.item("AnatomicRegionSequence") if part in _UNSAID else None
-        if region and (code := str(region.value("CodeValue") or "").strip()) and code not in _CHEST_CODES:
+        if region and (code := str(region.value("CodeValue") or "").strip()) and not _CHEST_CODES.fullmatch(code):
             note("AnatomicRegionSequence: no code of the chest")
     for keyword in _LATERALITIES:
         if projection == "frontal" and (side := read(keyword)) in ("L", "R"):
@@ -119,9 +125,9 @@ def note_header(fields: Fields, photometric: str, projection: Projection, note: 
         note("its display shutter (ShutterShape) is not applied: a workstation covers a part of the picture")
     if any(tag in fields.dataset for tag in OVERLAY_POSITIONS):
         note("its overlays are not applied")
-    turned = read("FieldOfViewHorizontalFlip") == "YES" or read("FieldOfViewRotation") not in ("", "0", "0.0", "360")
+    turned = read("FieldOfViewHorizontalFlip") == "YES" or read("FieldOfViewRotation") not in ("", "360")
     if turned and not read("PatientOrientation"):
-        note("FieldOfViewHorizontalFlip or FieldOfViewRotation without PatientOrientation: it may be mirrored or turned")
+        note("FieldOfViewHorizontalFlip or -Rotation without PatientOrientation: it may be mirrored or turned")
     for found in (*_note_orientation(fields, projection), *_note_spacing(fields)):
         note(found)
 
