@@ -502,10 +502,10 @@ def _read_fields(content: bytes, *, name: str, all_elements: bool = False) -> Fi
         raise BadInput(f"{name}: TransferSyntaxUID: {syntax_name} is not one of {accepted}")
     dataset = file.parse(lambda: _read_dataset(file, syntax, all_elements=all_elements), otherwise)
     behind = content[file.pixels_end :]
-    if any(behind) and not (file.is_followed and len(behind) >= 8):
+    if behind.strip(b"\0\r\n") and not (file.is_followed and len(behind) >= 8):
         raise BadInput(
             f"{name}: PixelData: {len(behind)} bytes more than its length says: was the file sent in text mode (FTP, "
-            "mail)? Send it as binary"
+            "mail), or saved with something behind it? Send it as binary"
         )
     return Fields(dataset, name=name, syntax=syntax)
 
