@@ -8,7 +8,7 @@ import functools
 import itertools
 import operator
 import re
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stepcot_jax.data.images.dicom_fields import Fields, attempt
@@ -29,6 +29,7 @@ _SPACINGS = ("PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing",
 _ORIENTATIONS = ("PatientOrientation", "ImageOrientationPatient")
 _LATERALITIES = ("ImageLaterality", "FrameLaterality")
 _OTHERS = (*_SPACINGS, *_ORIENTATIONS, *_LATERALITIES, "ShutterShape", "AnatomicRegionSequence", "PresentationLUTShape")
+_KINDS = (*_TONES, *((keyword,) for keyword in _OTHERS))
 _DEFAULTS = {"RescaleSlope": 1, "RescaleIntercept": 0, "VOILUTFunction": "LINEAR"}
 PARSED = (
     *(*_GROUPS, *_OTHERS, "Modality", "BodyPartExamined", "FieldOfViewHorizontalFlip", "FieldOfViewRotation"),
@@ -43,42 +44,28 @@ def lift_groups(fields: Fields, note: Note) -> None:
         for number, group in enumerate(fields.items(groups)):
             if number:
                 raise fields.refuse(f"{groups}: several items for one frame; expected 1")
-            holders = (group, *_open_macros(group))
-            for kind in _find_contradictions(fields, holders):
+            for holder, kind in itertools.product((group, *_open_macros(group)), _KINDS):
+                found, known = _collect(kind, holder), _collect(kind, fields)
                 words = f"{' or '.join(kind)}: {groups} contradicts what else the header says"
-                if kind in _TONES:
-                    raise fields.refuse(f"{words}; expected the same or one of them")
-                note(f"{words}, which counts")
+                alike = functools.partial(operator.eq, {**_DEFAULTS, **found}, {**_DEFAULTS, **known})
+                for keyword in found if not known else ():
+                    fields.dataset[keyword] = holder.dataset[keyword]
+                if found and known and not attempt(alike, fields.refuse(f"{kind[0]}: cannot be read")):
+                    if kind in _TONES:
+                        raise fields.refuse(f"{words}; expected the same or one of them")
+                    note(f"{words}, which counts")
 
 
 def _open_macros(group: Fields) -> Iterator[Fields]:
     from pydicom.datadict import dictionary_VR, keyword_for_tag
 
     for tag in list(group.dataset.keys()):
-        if (keyword := keyword_for_tag(tag)) and dictionary_VR(tag) == "SQ":
-            yield from group.items(keyword)
-
-
-def _find_contradictions(fields: Fields, holders: Sequence[Fields]) -> Iterator[tuple[str, ...]]:
-    """Copy each kind of elements that the root does not have; yield those of which it has others."""
-    for holder, kind in itertools.product(holders, (*_TONES, *((keyword,) for keyword in _OTHERS))):
-        found, known = _collect(kind, holder), _collect(kind, fields)
-        if not known:
-            for keyword in found:
-                fields.dataset[keyword] = holder.dataset[keyword]
-        otherwise = fields.refuse(f"{' or '.join(kind)}: cannot be read; expected a value as in DICOM PS3.6")
-        sides = {**_DEFAULTS, **found}, {**_DEFAULTS, **known}
-        if found and known and not attempt(functools.partial(operator.eq, *sides), otherwise):
-            yield kind
+        if (keyword := keyword_for_tag(tag)) and dictionary_VR(tag) == "SQ" and (macro := group.item(keyword)):
+            yield macro
 
 
 def _collect(kind: Sequence[str], fields: Fields) -> dict[str, Any]:
-    values = {keyword: fields.value(keyword) for keyword in kind}
-    return {key: value for key, value in values.items() if value is not None and not _is_empty(value)}
-
-
-def _is_empty(value: object) -> bool:
-    return isinstance(value, Sized) and len(value) == 0
+    return {keyword: value for keyword in kind if (value := fields.value(keyword)) not in (None, "", b"", [])}
 
 
 _MODALITIES = ("CR", "DX", "RF", "XA", "DR", "RG", "OT", "SC", "")  # OT and SC are converted pictures

@@ -147,9 +147,8 @@ def test_orientation_is_applied(tmp_path, kind, tolerance):
 
 
 LONG = zlib.compress(b"x" * 2_000_000)
-TURN = zlib.compress(
-    b"\nexif\n      32\n" + (b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x03" + bytes(12)).hex().encode()
-)
+EXIF = b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x03" + bytes(12)
+TURN = zlib.compress(b"\nexif\n      32\n" + EXIF.hex().encode())
 COMMENTS = {
     "zTXt": [chunk(b"zTXt", b"Comment\0\0" + LONG)],
     "iTXt": [chunk(b"iTXt", b"Comment\0\1\0\0\0" + LONG)],
