@@ -46,23 +46,24 @@ def _summarise(module: str) -> str:
     """Return the first line of a module's docstring; of another package's extra, which is not imported, its package."""
     point = next((point for point in list_extras("command").values() if point.value == module), None)
     if point is not None and not module.startswith("stepcot_jax."):
-        is_there = importlib.util.find_spec(point.module.partition(".")[0]) is not None
+        package = point.value.partition(":")[0].partition(".")[0].strip()
+        is_there = package and importlib.util.find_spec(package) is not None
         return f"(of {name_package(point)}{'' if is_there else ', whose module is missing'})"
     path = _HERE.parent.joinpath(*module.split("."))
     source = next((each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()), None)
     return (ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or "").partition("\n")[0] if source else ""
 
 
-def run(arguments: list[str]) -> None:
+def run(arguments: list[str]) -> int | None:
     """List the commands, or run the first argument as a command with the remaining ones."""
     commands = find_commands()
     if not arguments or arguments[0] in ("-h", "--help"):
         print(describe(commands))
-        return
+        return None
     name, *rest = arguments
     if name == "--version":
         print(f"stepcot-jax {__version__}")
-        return
+        return None
     module = "stepcot_jax.main" if name in _TRAIN else commands.get(name)
     if module is None and name in _EXTRAS:
         find_extra("command", name, packages=_EXTRAS[name])  # raises with the command that installs it
@@ -75,9 +76,13 @@ def run(arguments: list[str]) -> None:
         sys.path.insert(0, here)
     sys.argv = [f"stepcot {name}", *rest]
     if not module.startswith("stepcot_jax."):
-        find_extra("command", name, packages="").main()
-        return
+        extra = find_extra("command", name, packages="")
+        if (start := extra if callable(extra) else getattr(extra, "main", None)) is None:
+            raise BadInput(f"{name}: {module}, an extra of another package, has no main()")
+        code: int | None = start()
+        return code
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+    return None
 
 
 def main() -> None:

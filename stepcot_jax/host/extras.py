@@ -44,7 +44,7 @@ def list_extras(kind: str) -> dict[str, EntryPoint]:
         of_kind, _, name = point.name.partition(".")
         if of_kind != kind:
             continue
-        if name in listed or not name.isprintable():
+        if name in listed or not name or not name.isprintable():
             _LOG.warning("the extra %r of %s is passed over: the name is taken, or no name", name, name_package(point))
         else:
             listed[name] = point

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import fcntl
-import glob
 import hashlib
 import json
 import os
@@ -155,19 +154,26 @@ def _read_boot() -> str:
 
 _MACHINE = hashlib.sha256(f"{platform.node()} {_read_boot()}".encode()).hexdigest()[:8]
 """This machine since it started, in the names of unfinished files."""
-_PARTIAL = re.compile(r"\.([0-9a-f]{8})-(\d+)-[0-9a-f]{8}\.partial\Z")
+_PARTIAL = re.compile(r"\..+\.(?:([0-9a-f]{8})-)?(\d+)-[0-9a-f]{8}\.partial", re.DOTALL)
 _OLD = 24 * 3600.0
 """Seconds after which an unfinished file of another machine, which cannot be asked, counts as left behind."""
+_next_look = dict[Path, float]()
 
 
-def remove_stale(target: Path) -> None:
-    """Remove what killed processes left of a file: of this machine once the process is gone, else a day later."""
-    for partial in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
-        match = _PARTIAL.search(partial.name)
-        with contextlib.suppress(OSError):
-            is_old = time.time() - partial.stat().st_mtime > _OLD
-            if is_old or (match and match[1] == _MACHINE and not _is_alive(int(match[2]))):
-                partial.unlink(missing_ok=True)
+def remove_stale(folder: Path) -> None:
+    """Remove what killed processes left half-written: of this machine once the process is gone, else a day later."""
+    start = time.monotonic()
+    if start < _next_look.get(folder, 0.0):
+        return
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if match := _PARTIAL.fullmatch(entry.name):
+                with contextlib.suppress(OSError):
+                    is_old = time.time() - entry.stat(follow_symlinks=False).st_mtime > _OLD
+                    if is_old or (match[1] == _MACHINE and not _is_alive(int(match[2]))):
+                        os.unlink(entry.path)  # noqa: PTH108
+    end = time.monotonic()
+    _next_look[folder] = end + 100 * max(end - start - 2e-3, 0.0)  # of folders with thousands of files: 1 % of the time
 
 
 def _is_alive(process: int) -> bool:
@@ -186,9 +192,9 @@ def writing_whole(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     refuse_address(path)
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    remove_stale(target)
+    remove_stale(target.parent)
     # Random: processes on several machines, which may share a process id, write the same file.
-    partial = target.with_name(f".{target.name}.{_MACHINE}-{os.getpid()}-{secrets.token_hex(4)}.partial")
+    partial = target.with_name(f".{target.name[:40]}.{_MACHINE}-{os.getpid()}-{secrets.token_hex(4)}.partial")
     try:
         with partial.open("wb") as file:
             yield file

@@ -232,6 +232,7 @@ def test_models_on_disk_come_back_and_a_file_that_cannot_be_used_is_named(tmp_pa
         (lambda file: file["steps"][paired].update(partner=paired), "in a circle"),
         (lambda file: file["steps"][paired]["table"].pop(), "'table': expected 2 times 2 shares"),
         (lambda file: file["steps"][1]["shares"].__setitem__(0, 0.9999), "'shares': expected 1 times 2 shares"),
+        (lambda file: file["steps"][1].update(shares=[5e-324, 1.0]), ">= 1e-30"),
         (lambda file: file["models"]["form"]["weights"].pop("level 3"), "'weights': none for 'level 3'"),
     ):
         write_report_models(path, {"form": MODEL})

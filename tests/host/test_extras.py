@@ -12,6 +12,10 @@ command.mine = intruder.commands
 command.gone = missing_package.commands
 command.broken = intruder.broken
 command.leaves = intruder.leaves
+command.odd = a b c!!
+command.called = intruder.commands:main
+command.empty = intruder
+command. = intruder.commands
 format.bad = intruder.broken:nothing
 """
 
@@ -45,12 +49,17 @@ def test_built_in_names_win_and_help_imports_nothing(call):
     assert not (package / "imported").exists()
     assert "note: predict of the package intruder is passed over" in helped.stderr
     assert run("predict", "--help").stdout.startswith("usage: stepcot predict")
-    assert run("mine").stdout == "mine ran\n"
+    assert [run(name).stdout for name in ("mine", "called")] == ["mine ran\n"] * 2
 
 
-@pytest.mark.parametrize("name", ["gone", "broken", "leaves"])
+@pytest.mark.parametrize("name", ["gone", "broken", "leaves", "odd", "empty"])
 def test_a_broken_extra_is_one_line(call, name):
     ended = call[0](name)
     assert ended.returncode == 2
     assert "Traceback" not in ended.stderr
-    assert f"{name}: this command of the package intruder cannot be loaded" in ended.stderr
+    words = (
+        "intruder, an extra of another package, has no main()"
+        if name == "empty"
+        else ("this command of the package intruder cannot be loaded")
+    )
+    assert f"{name}: {words}" in ended.stderr
