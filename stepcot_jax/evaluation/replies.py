@@ -29,7 +29,7 @@ from stepcot_jax.evaluation.statistics import (
 )
 from stepcot_jax.evaluation.unread import MISSING, UnreadParts, count_replies, count_unread
 from stepcot_jax.host.ranges import Interval
-from stepcot_jax.reasoning.answers import read_answer
+from stepcot_jax.reasoning.answers import is_choice_alone
 from stepcot_jax.reasoning.dialects import DIALECTS, FREE, interpret_answer, read_reply
 from stepcot_jax.reasoning.endings import PART_ENDS, Unsaid, goes_on_behind, hear
 from stepcot_jax.reasoning.free_replies import UNCLOSED
@@ -335,7 +335,7 @@ def _find_cut(reply: Reply, record: Record) -> Unsaid | None:
         return None
     answer = tidy(normalise(reply.answer or ""))
     is_last = bool(answer) and tidy(normalise(reply.text)).endswith(answer)
-    is_choice = record.kind == "single" and read_answer(answer, record) is not None
+    is_choice = record.kind == "single" and is_choice_alone(answer, record)
     is_choice |= record.kind == "closed" and fold(answer) in ("yes", "no")
     return None if is_last and is_choice else Unsaid.CUT_BEHIND
 

@@ -53,6 +53,11 @@ def find_answer(texts: Iterable[str], record: Record) -> str | tuple[str, ...] |
     return None
 
 
+def is_choice_alone(text: str, record: Record) -> bool:
+    """Return whether a text is an option's letter or name, or several, and nothing else."""
+    return record.kind in ("single", "multi") and _read_exactly(text, record) is not None
+
+
 def open_text(text: str) -> str:
     """Return an open answer without what wraps it: a box of LaTeX, JSON, quotes, "The answer is"."""
     plain = normalise(text)
