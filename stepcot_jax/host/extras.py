@@ -15,8 +15,9 @@ An entry point of the group `stepcot_jax.extras` is called KIND.NAME. The kinds,
 """
 
 import functools
+import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeAlias
 
@@ -69,3 +70,41 @@ def find_extra(kind: str, name: str, *, packages: str) -> Any:
         advice = f"; {install_extra(packages)}" if point.value.startswith(_OURS) else ""
         problem = f"{type(error).__name__}: {one_line(error)}"
         raise BadInput(f"{name}: this {kind} of {name_package(point)} cannot be loaded ({problem}){advice}") from error
+
+
+# Functions that a caller brings: whether they take what they will be given, told before the first call.
+
+
+_NOT_PLAIN = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+
+
+def find_misfit(
+    function: Any, expected: Sequence[str], *, foreign: Collection[str] = (), by_keyword: bool = False
+) -> str:
+    """Return why a function cannot be called with these arguments, or must not; "" if it can or nothing is known.
+
+    Parameters may have any names, except those in `foreign` and those of `expected` in another order.
+    """
+    if not callable(function) or isinstance(function, type):
+        return f"is {function!r:.80}, no function"
+    if any(is_kind(function) or is_kind(getattr(function, "__call__", None)) for is_kind in _NOT_PLAIN):  # noqa: B004
+        return "is async or a generator, no plain function"
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a builtin
+        return ""
+    nothing = inspect.Parameter.empty
+    plain = [each.replace(annotation=nothing) for each in signature.parameters.values()]
+    taken = f"takes {signature.replace(parameters=plain, return_annotation=nothing)}"
+    try:
+        bound = signature.bind(**dict.fromkeys(expected)) if by_keyword else signature.bind(*expected)
+    except TypeError:
+        return taken
+    stems = [name[:4] for name in expected]  # "reply" and "replies" are one name
+    for position, each in enumerate(signature.parameters[name] for name in bound.arguments):
+        name = each.name.strip("_").lower()
+        is_elsewhere = name[:4] in stems and stems.index(name[:4]) != position
+        is_option = each.default is not None and each.default is not nothing
+        if not by_keyword and (name in foreign or is_elsewhere or is_option):
+            return taken
+    return ""
