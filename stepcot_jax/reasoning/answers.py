@@ -334,12 +334,19 @@ _SUBJECT = re.compile(
 )
 
 
+_UNABLE = re.compile(
+    r"\b(?:sorry|unable|without the|(?:cannot|can't|can not|not possible to|impossible to|difficult to)"
+    r" (?:\w+ )?(?:determine|tell|say|confirm|identify|assess|view|see|diagnose|provide|answer))\b",
+    re.IGNORECASE,
+)
+
+
 def _read_assertion(text: str, question: str) -> str | None:
     """Return "Yes" where a text states what the question asks for, "No" where it denies it, else None."""
     subject = _SUBJECT.search(question)
     found = find_mentions(text, (subject[1],), has_letters=False).found if subject else ()
     said = {not mention.is_denied for mention in found if not mention.is_aside}
-    if len(said) != 1 or any(mention.is_doubted and not mention.is_denied for mention in found):
+    if len(said) != 1 or _UNABLE.search(text) or any(mention.is_doubted and not mention.is_denied for mention in found):
         return None
     return "Yes" if said.pop() else "No"
 
@@ -382,7 +389,10 @@ def _read_several(text: str, mentions: Mentions, record: Record) -> tuple[str, .
     chosen = [mention for mention in chosen if not mention.is_denied]
     if any(mention.is_doubted for mention in chosen):
         return None
-    return tuple(sorted({mention.letter for mention in chosen})) or None
+    letters = tuple(sorted({mention.letter for mention in chosen}))
+    told = sum(mention.end - mention.start for mention in mentions.found)
+    goes_through = len(letters) == len(record.options) > 3 and len(text) > 3 * told  # all, each with what is said of it
+    return None if goes_through else letters or None
 
 
 _YES_NO: Mapping[str, str] = {

@@ -128,7 +128,7 @@ _DENIES_VERB = re.compile(r"(?:\b(?:no|not|nothing|none|never|neither)|n't)\b(?:
 _DENIED_BEFORE = re.compile(
     r"\b(?:no(?! doubt)|not(?! only)|without|neither|nor|negative for|absence of|lack of|rather than|instead of|unlike"
     r"|isn't|aren't|doesn't|don't|wasn't|cannot|can't|lacks?|exclud(?:e[ds]?|ing)|rul(?:es?|ed|ing) out|against"
-    r"|other than|free of)\b"
+    r"|other than|free of|mistaken for)\b"
     r"|\b(?:other|remaining) (?:options|choices|findings|conditions|possibilities|answers)\b"
     r"|\b(?:behind|near|beside|next to|adjacent to|close to|in front of|compared (?:to|with))\s+(?:the\s+)?\Z",
     re.IGNORECASE,
@@ -144,15 +144,16 @@ _DENIED_BEHIND = re.compile(
     re.IGNORECASE,
 )
 _ASIDE = re.compile(
-    r"\b(?:due to|caused by|causes|such as|secondary to|associated with|related to|e\.g\.,?|including|mistaken for)\b"
+    r"\b(?:due to|caused by|causes|such as|secondary to|associated with|related to|e\.g\.,?|including)\b"
     r"[^.;\n]{0,80}\Z",
     re.IGNORECASE,
 )
 _SEEN = re.compile(r"\b(?:may|could|can|might) be (?:seen|noted|identified|observed|appreciated)\b", re.IGNORECASE)
 _DOUBTED_BEFORE = re.compile(
     r"\b(?:possibl[ey]|maybe|perhaps|may|might|could|unclear|uncertain|unsure|whether|if|differential\w*|questionable"
-    r"|either|potential(?:ly)?|equivocal|between|or|(?:look|check|assess|search|evaluat|examin)\w* for"
-    r"|(?:signs?|features?|causes?|patients|cases) (?:of|with)|common\w*)\b\W*(?:[\w-]+\W+){0,6}\Z",
+    r"|either|potential(?:ly)?|equivocal|between|or"
+    r"|(?:signs?|features?|causes?|patients|cases) (?:of|with)|common\w*)\b\W*(?:[\w-]+\W+){0,6}\Z"
+    r"|\b(?:look|check|assess|search|evaluat|examin)\w* for\b[^.;]{0,120}\Z",
     re.IGNORECASE,
 )
 _DOUBTED_BEHIND = re.compile(
