@@ -304,7 +304,8 @@ def _judge(text: str, found: Sequence[Mention], ends: Sequence[int], num_options
         is_denied = bool(_DENIED_BEFORE.search(before) or _DENIED_BEHIND.match(behind))
         is_aside = _ASIDE.search(before) is not None
         is_listed = len({mention.letter for mention in group}) == num_options
-        doubted = _DOUBTED_BEFORE.search(_SEEN.sub("", before)) or _DOUBTED_BEHIND.match(behind)
+        is_asked = text[: ends[last.sentence]].endswith("?")
+        doubted = is_asked or _DOUBTED_BEFORE.search(_SEEN.sub("", before)) or _DOUBTED_BEHIND.match(behind)
         several = len({mention.letter for mention in group}) > 1
         is_doubted = bool(doubted) or (several and any(map(_ALTERNATIVE.search, _between(text, group))))
         judged += [
