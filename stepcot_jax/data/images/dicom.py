@@ -12,7 +12,7 @@ import re
 import struct
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, UInt8, UInt16
@@ -27,15 +27,20 @@ from stepcot_jax.data.images.dicom_fields import (
     clean_items,
     is_packed,
 )
+from stepcot_jax.data.images.dicom_notes import (
+    NOTED,
+    OVERLAYS,
+    find_projection,
+    note_header,
+    refuse_unprocessed,
+    take_frame_groups,
+)
 from stepcot_jax.data.images.file_formats import DICOM_START, RESAVE, Note, ignore_note, is_dicom
-from stepcot_jax.data.images.projections import VIEWS, Projection, name_projection
+from stepcot_jax.data.images.projections import Projection
 from stepcot_jax.host.errors import BadInput
 
 if TYPE_CHECKING:
     from pydicom import Dataset
-
-OVERLAY_POSITIONS = tuple(0x60000102 + (number << 16) for number in range(0, 32, 2))
-"""Tags of the bit that an overlay takes up in the pixels, one for each overlay."""
 
 _SIGNED = 0x80  # bit of a JPEG 2000 component's depth
 
@@ -91,7 +96,7 @@ def decode_stored(
     if (share := _share_beyond(values, form)) > 0:
         if form.bits_stored < precision <= 16:
             form = dataclasses.replace(form, bits_stored=precision)
-        elif not any(tag in fields.dataset for tag in OVERLAY_POSITIONS):  # as old devices write an overlay
+        elif not any(tag in fields.dataset for tag in OVERLAYS):  # as old devices write an overlay
             raise fields.refuse(
                 f"BitsStored: {form.bits_stored}, but {share:.2%} of the pixels have higher bits (largest value "
                 f"{int(values.max())}); correct BitsStored and HighBit, or clear the bits above"
@@ -206,25 +211,6 @@ def _read_jpeg_2000_sizes(frame: bytes) -> list[tuple[int, int, int, int]]:
         return []
     _, _, right, bottom, left, top, *_, num_samples, depth = struct.unpack_from(">HHIIIIIIIIHB", frame, 4)
     return [(right - left, bottom - top, num_samples, (depth & ~_SIGNED) + 1 | depth & _SIGNED)]
-
-
-# `ViewPosition` decides, else the first code of `ViewCodeSequence` (PS3.16, context group 4010); no free text is read.
-
-_SCHEMES = ("SCT", "SRT", "SNM3", "99SDM")
-
-
-def find_projection(fields: Fields) -> Projection:
-    """Return the projection that a header names; "" if it names none or cannot be read."""
-    with contextlib.suppress(BadInput):
-        position = fields.value("ViewPosition")
-        if isinstance(position, str) and position.strip():
-            return name_projection(position)
-    with contextlib.suppress(BadInput):
-        code = fields.item("ViewCodeSequence")
-        if code is not None and str(code.value("CodingSchemeDesignator")).strip() in _SCHEMES:
-            value = str(code.value("CodeValue")).strip()
-            return next((projection for projection, codes in VIEWS["codes"].items() if value in codes), "")
-    return ""
 
 
 # A grey value depends on the stored value and not on the pixel, so it is computed once for each of the at most 65,536
@@ -360,7 +346,7 @@ def _look_up(
 ) -> tuple[Float64[np.ndarray, "value"], float]:
     """Return the entries of a LUT for values, and the largest number that an entry can be.
 
-    Many devices write 16, the width of storage, for entries of fewer bits: then the largest entry decides.
+    Many devices state the width of storage, or another one, for entries of fewer bits: so the largest entry decides.
     """
     descriptor = item.numbers("LUTDescriptor")
     if len(descriptor) != 3:
@@ -372,8 +358,7 @@ def _look_up(
     if not 8 <= bits <= 16:
         raise item.refuse(f"LUTDescriptor: entries of {bits} bits; expected 8 to 16")
     entries = _read_entries(item, num_entries=num_entries, bits=bits)
-    if bits == 16 or entries.max() >= 2**bits:
-        bits = max(1, int(entries.max()).bit_length())
+    bits = max(1, int(entries.max()).bit_length())
     indices = np.clip(np.floor(values - first), 0, num_entries - 1).astype(np.int64)
     return entries[indices], float(2**bits - 1)
 
@@ -401,43 +386,14 @@ def _check_number(fields: Fields, keyword: str, number: float) -> float:
     return number
 
 
-# Headers that contradict themselves or the picture. Notes name elements; values only if these are numbers or codes.
-
-
-def _note_header(fields: Fields, form: PixelFormat, note: Note) -> None:
-    with contextlib.suppress(BadInput):
-        shape = fields.choice("PresentationLUTShape", ("", "IDENTITY", "INVERSE"))
-        if (form.photometric, shape) in (("MONOCHROME1", "IDENTITY"), ("MONOCHROME2", "INVERSE")):
-            note(f"PresentationLUTShape {shape} contradicts PhotometricInterpretation {form.photometric}, which counts")
-    for keyword in ("PixelSpacing", "ImagerPixelSpacing", "PixelAspectRatio"):
-        with contextlib.suppress(BadInput):
-            numbers = fields.numbers(keyword)
-            if len(numbers) == 2:
-                if min(numbers) > 0 and max(numbers) > _SQUARE * min(numbers):
-                    note(f"its pixels are not square: {keyword} {numbers[0]:g} by {numbers[1]:g} (rows, columns)")
-                break
-
-
-def _refuse_unprocessed(fields: Fields) -> None:
-    intent = fields.value("PresentationIntentType")
-    if str(intent).strip().upper() == "FOR PROCESSING" or fields.kind.endswith("For Processing"):
-        raise fields.refuse(
-            "is FOR PROCESSING, the raw picture of the detector (PresentationIntentType or SOPClassUID); expected "
-            "FOR PRESENTATION: export the processed picture"
-        )
-
-
 _EXPECTED = "expected a DICOM file of one grey picture of 8 to 16 bits, or of one 8-bit RGB picture"
 _MAX_SIDE = 65_535
-_SQUARE = 1.01  # sides of a square pixel differ by at most this factor
 _FILE_META_GROUP, _PIXELS = 2, 0x7FE00000
 _PARSED = (
     *("SOPClassUID", "ViewPosition", "ViewCodeSequence"),
     *("SamplesPerPixel", "PhotometricInterpretation", "PlanarConfiguration"),
     *("NumberOfFrames", "Rows", "Columns", "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation"),
-    *("PixelPaddingValue", "PixelPaddingRangeLimit", "RescaleIntercept", "RescaleSlope", "ModalityLUTSequence"),
-    *("WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence", "PixelData"),
-    *("PresentationIntentType", "PresentationLUTShape", "PixelSpacing", "ImagerPixelSpacing", "PixelAspectRatio"),
+    *("PixelData", *NOTED),
 )
 
 _QUOTING = r"(pydicom|highdicom|pylibjpeg|openjpeg|libjpeg|rle|jpeg_ls|_CharLS|gdcm)(\.|$)"
@@ -457,9 +413,12 @@ def read_dicom(
     """
     _silence_pydicom(name)
     fields = _read_fields(content, name=name)
-    _refuse_unprocessed(fields)
-    stored, form = decode_stored(fields, _read_format(fields, max_pixels=max_pixels))
-    _note_header(fields, form, note)
+    refuse_unprocessed(fields)
+    form = _read_format(fields, max_pixels=max_pixels)
+    take_frame_groups(fields)
+    stored, form = decode_stored(fields, form)
+    shape: Any = {"num_rows": form.num_rows, "num_columns": form.num_columns}
+    note_header(fields, photometric=form.photometric, **shape, note=note)
     if form.num_samples == 1:
         pixels = make_tone_table(fields, form, stored, note=note)[stored]
     else:
@@ -541,7 +500,7 @@ def _read_dataset(file: HeaderFile, syntax: str, *, all_elements: bool) -> "Data
     from pydicom.uid import UID
 
     tags: list[BaseTag | int] = [Tag(tag) for keyword in _PARSED if (tag := tag_for_keyword(keyword)) is not None]
-    tags += map(Tag, OVERLAY_POSITIONS)
+    tags += map(Tag, OVERLAYS)
     uid = UID(syntax)
     implicit, little_endian = uid.is_implicit_VR, uid.is_little_endian
     if all_elements:
