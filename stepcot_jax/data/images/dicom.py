@@ -35,7 +35,15 @@ from stepcot_jax.data.images.dicom_notes import (
     refuse_unprocessed,
     take_frame_groups,
 )
-from stepcot_jax.data.images.file_formats import DICOM_START, RESAVE, Note, ignore_note, is_dicom
+from stepcot_jax.data.images.file_formats import (
+    DICOM_START,
+    RESAVE,
+    TEXT_MODE,
+    Note,
+    has_crlf_only,
+    ignore_note,
+    is_dicom,
+)
 from stepcot_jax.data.images.projections import Projection
 from stepcot_jax.host.errors import BadInput
 
@@ -87,8 +95,11 @@ def decode_stored(
         if SYNTAXES[fields.syntax].decoders:
             precision, signed = _check_compressed_size(_join_fragments(data, fields), fields, form)
             form = dataclasses.replace(form, signed=form.signed or signed)
-        elif len(data) < form.num_bytes:
-            raise fields.refuse(f"PixelData: {len(data)} bytes instead of {form.num_bytes}, as its header says")
+        elif len(data) < form.num_bytes or not _is_padding(data[form.num_bytes :], data, form):
+            raise fields.refuse(
+                f"PixelData: {len(data)} bytes instead of {form.num_bytes}, as Rows x Columns x samples x bytes of its "
+                "header says: cut off, sent in text mode, or another size"
+            )
         pixels = _decode_with_pydicom(fields, form)
     if form.bits_stored == 8 and pixels.itemsize == 1:
         return pixels.astype(np.uint8, copy=False), form
@@ -102,6 +113,13 @@ def decode_stored(
                 f"{int(values.max())}); correct BitsStored and HighBit, or clear the bits above"
             )
     return values & np.uint16(2**form.bits_stored - 1), form
+
+
+def _is_padding(rest: bytes, data: bytes, form: PixelFormat) -> bool:
+    """Whether bytes behind a picture's values may be left out: not if other numbers of rows or columns would fit."""
+    if len(rest) <= 1:
+        return True
+    return not rest.strip(b"\0") and len(rest) < form.num_bytes // form.num_rows and not has_crlf_only(data)
 
 
 def _share_beyond(values: UInt16[np.ndarray, "..."], form: PixelFormat) -> float:
@@ -412,10 +430,19 @@ def read_dicom(
     weights. Overlays and presentation states are not applied. Pictures FOR PROCESSING are refused.
     """
     _silence_pydicom(name)
-    fields = _read_fields(content, name=name)
+    try:
+        return _read_picture(_read_fields(content, name=name), content, max_pixels=max_pixels, note=note)
+    except BadInput as error:
+        if has_crlf_only(content):
+            raise BadInput(f"{error}; it {TEXT_MODE}") from None
+        raise
+
+
+def _read_picture(fields: Fields, content: bytes, *, max_pixels: int, note: Note) -> UInt8[np.ndarray, "height width"]:
     refuse_unprocessed(fields)
     form = _read_format(fields, max_pixels=max_pixels)
     take_frame_groups(fields)
+    _refuse_text_mode(fields, content)
     stored, form = decode_stored(fields, form)
     shape: Any = {"num_rows": form.num_rows, "num_columns": form.num_columns}
     note_header(fields, photometric=form.photometric, **shape, note=note)
@@ -426,6 +453,17 @@ def read_dicom(
         red, green, blue = (stored[..., channel].astype(np.uint32) for channel in range(3))
         pixels = ((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16).astype(np.uint8)
     return pixels
+
+
+def _refuse_text_mode(fields: Fields, content: bytes) -> None:
+    data = fields.dataset["PixelData"]
+    if fields.syntax == RLE or SYNTAXES[fields.syntax].decoders:
+        if has_crlf_only(data.value, least=8):
+            raise fields.refuse("PixelData: CR stands before each LF")
+        return
+    num_behind = len(content) - (data.file_tell or len(content)) - len(data.value)
+    if num_behind > 0 and has_crlf_only(content):
+        raise fields.refuse(f"PixelData: {num_behind} bytes stand behind its end")
 
 
 def read_projection(content: bytes, *, name: str) -> Projection:

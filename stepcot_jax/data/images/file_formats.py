@@ -1,5 +1,6 @@
 """Formats of image files by their first bytes, and what a file is that is no accepted image."""
 
+import re
 import struct
 from collections.abc import Callable
 
@@ -11,10 +12,21 @@ RESAVE = (
     "save_as(NEW, enforce_file_format=True)"
 )
 
+TEXT_MODE = "was sent in text mode, which changes line ends: send it again in binary mode"
+"""What to say of a file in which line feeds became CR LF, or the other way round."""
+
 DICOM_START = 132  # bytes of the preamble and "DICM"
 _MAGIC = b"DICM"
 
+_PNG_TEXT = re.compile(rb"\x89PNG[\r\n]+\x1a[\r\n]+")
+_MULTIPART = re.compile(
+    rb"^--[^\r\n]{1,200}\r?\n(([\w-]+:[^\r\n]*\r?\n)*content-|\r?\n[\s\S]{128}DICM)", re.IGNORECASE | re.MULTILINE
+)
+_HEAD = re.compile(rb"\s*(HTTP/[\d.]+ [^\r\n]*\r?\n)?([\w-]+:[^\r\n]*\r?\n)*?(content|mime)-[\w-]+:", re.IGNORECASE)
+_DICOM_KEY = re.compile(rb"[\"'][0-9a-f]{8}[\"']\s*:\s*\{\s*[\"'](vr|value|bulkdatauri)", re.IGNORECASE)
+
 _CONVERT = "convert it to PNG"
+_FETCH = "fetch the instance itself (WADO-RS, C-GET)"
 _OTHER_FORMATS: dict[bytes, tuple[str, str]] = {
     b"BM": ("a BMP file", _CONVERT),
     b"GIF8": ("a GIF file", _CONVERT),
@@ -31,12 +43,27 @@ _OTHER_FORMATS: dict[bytes, tuple[str, str]] = {
     b"\x28\xb5\x2f\xfd": ("a Zstandard archive", "unpack it"),
     b"8BPS": ("a Photoshop file", _CONVERT),
     b"\x93numpy": ("a NumPy array", "pass its pixels, as sc.load(RUN).read(ARRAY) takes them, or save them as PNG"),
-    b"\x5c\x01\0\0": ("a NIfTI volume", "save the radiograph as PNG or DICOM"),
+    **dict.fromkeys(
+        (b"\x5c\x01\0\0", b"\0\0\x01\x5c", b"\x1c\x02\0\0"), ("a NIfTI volume", "save the radiograph as PNG or DICOM")
+    ),
+    b"NRRD": (_VOLUME := "an NRRD or MetaImage volume", "save the radiograph as PNG or DICOM"),
+    b"ObjectType": (_VOLUME, "save the radiograph as PNG or DICOM"),
+    b"\x89HDF": ("an HDF5 file", "save its pictures as PNG"),
+    b"BZh": ("a bzip2 archive", "unpack it"),
+    b"\xfd7zXZ": ("an XZ archive", "unpack it"),
+    b"data:image": (_BASE64 := "a picture as Base64 text", "decode it"),
+    b"iVBORw0KGgo": (_BASE64, "decode it"),
+    b"/9j/": (_BASE64, "decode it"),
+    b"AAAAAAAAAAAAAAAAAAAA": (_BASE64, "decode it"),
+    b"\xef\xbf\xbdPNG": (_RECODED := "a PNG or JPEG that was read and written as text", "copy it again as bytes"),
+    b"\xef\xbf\xbd\xef\xbf\xbd": (_RECODED, "copy it again as bytes"),
+    b"\xc2\x89PNG": (_RECODED, "copy it again as bytes"),
     b"<svg": ("an SVG drawing", _CONVERT),
     b"<!doctype": (_PAGE := "a web page (HTML), not the image", _AGAIN := "sign in and download it again"),
     b"<html": (_PAGE, _AGAIN),
     b"<": ("an XML or HTML text, such as a store's error", _AGAIN),
-    b"{": ("a JSON text, such as a store's error", _AGAIN),
+    b"{": (_JSON := "a JSON text, such as a store's error", _AGAIN),
+    b"[": (_JSON, _AGAIN),
 }
 
 
@@ -47,6 +74,11 @@ def ignore_note(_: str) -> None:
 def is_dicom(start: bytes) -> bool:
     """Whether a file with this start is DICOM: "DICM" after a preamble of 128 bytes."""
     return start[DICOM_START - len(_MAGIC) : DICOM_START] == _MAGIC
+
+
+def has_crlf_only(content: bytes, *, least: int = 1) -> bool:
+    """Whether there are line feeds and each follows a carriage return; of 8 in compressed data that is no chance."""
+    return least <= content.count(b"\n") == content.count(b"\r\n")
 
 
 def lacks_preamble(start: bytes) -> bool:
@@ -66,10 +98,22 @@ def describe_other(content: bytes) -> str:
     """Return what a file is that is no accepted image, and the next step where it can be told."""
     if lacks_preamble(content):
         return f"is a DICOM file without the preamble of 128 bytes and DICM; {RESAVE}"
+    if _PNG_TEXT.match(content):
+        return f"is a PNG that {TEXT_MODE}"
+    if _MULTIPART.search(content[:4096]):
+        return "is a multipart answer of DICOMweb: save its parts, each as a file of its own"
+    if _HEAD.match(content[:4096]):
+        return "is a server's answer with its head (Content-Type ...): save what follows the first empty line"
+    if b"<NativeDicomModel" in content[:1024]:
+        return f"is DICOM XML, which has no pixels: {_FETCH}"
+    if content[:64].lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[") and _DICOM_KEY.search(content[:65536]):
+        return f"is DICOM JSON, which has no pixels: {_FETCH}"
     start = content[:64].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     for magic, (kind, step) in _OTHER_FORMATS.items():
         if content.startswith(magic) or start.startswith(magic):
             return f"is {kind}, whatever its name says; {step}"
+    if content[257:262] == b"ustar":
+        return "is a tar archive, whatever its name says; unpack it"
     if content[4:8] == b"ftyp":
         return f"is a HEIC, AVIF or MP4 file, whatever its name says; {_CONVERT}"
     return f"starts with bytes {content[:8].hex(' ')}" if content else "is an empty file"
