@@ -12,11 +12,12 @@ import re
 import struct
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, UInt8, UInt16
 
+from stepcot_jax.data.images import dicom_notes
 from stepcot_jax.data.images.dicom_fields import (
     EXTRA,
     RLE,
@@ -27,23 +28,7 @@ from stepcot_jax.data.images.dicom_fields import (
     clean_items,
     is_packed,
 )
-from stepcot_jax.data.images.dicom_notes import (
-    NOTED,
-    OVERLAYS,
-    find_projection,
-    note_header,
-    refuse_unprocessed,
-    take_frame_groups,
-)
-from stepcot_jax.data.images.file_formats import (
-    DICOM_START,
-    RESAVE,
-    TEXT_MODE,
-    Note,
-    has_crlf_only,
-    ignore_note,
-    is_dicom,
-)
+from stepcot_jax.data.images.file_formats import DICOM_START, RESAVE, Note, ignore_note, is_dicom, say_text_mode
 from stepcot_jax.data.images.projections import Projection
 from stepcot_jax.host.errors import BadInput
 
@@ -95,7 +80,7 @@ def decode_stored(
         if SYNTAXES[fields.syntax].decoders:
             precision, signed = _check_compressed_size(_join_fragments(data, fields), fields, form)
             form = dataclasses.replace(form, signed=form.signed or signed)
-        elif len(data) < form.num_bytes or not _is_padding(data[form.num_bytes :], data, form):
+        elif len(data) < form.num_bytes or not _may_follow(data[form.num_bytes :], form):
             raise fields.refuse(
                 f"PixelData: {len(data)} bytes instead of {form.num_bytes}, as Rows x Columns x samples x bytes of its "
                 "header says: cut off, sent in text mode, or another size"
@@ -107,7 +92,9 @@ def decode_stored(
     if (share := _share_beyond(values, form)) > 0:
         if form.bits_stored < precision <= 16:
             form = dataclasses.replace(form, bits_stored=precision)
-        elif not any(tag in fields.dataset for tag in OVERLAYS):  # as old devices write an overlay
+        elif not any(
+            tag in fields.dataset for tag in dicom_notes.OVERLAYS if tag & 0x0100
+        ):  # as old devices write an overlay
             raise fields.refuse(
                 f"BitsStored: {form.bits_stored}, but {share:.2%} of the pixels have higher bits (largest value "
                 f"{int(values.max())}); correct BitsStored and HighBit, or clear the bits above"
@@ -115,11 +102,9 @@ def decode_stored(
     return values & np.uint16(2**form.bits_stored - 1), form
 
 
-def _is_padding(rest: bytes, data: bytes, form: PixelFormat) -> bool:
-    """Whether bytes behind a picture's values may be left out: not if other numbers of rows or columns would fit."""
-    if len(rest) <= 1:
-        return True
-    return not rest.strip(b"\0") and len(rest) < form.num_bytes // form.num_rows and not has_crlf_only(data)
+def _may_follow(rest: bytes, form: PixelFormat) -> bool:
+    """Whether bytes behind the pixels are padding: one, or zeros of less than a row (else Columns may be wrong)."""
+    return len(rest) < 2 or (len(rest) < form.num_bytes // form.num_rows and not any(rest))
 
 
 def _share_beyond(values: UInt16[np.ndarray, "..."], form: PixelFormat) -> float:
@@ -411,7 +396,7 @@ _PARSED = (
     *("SOPClassUID", "ViewPosition", "ViewCodeSequence"),
     *("SamplesPerPixel", "PhotometricInterpretation", "PlanarConfiguration"),
     *("NumberOfFrames", "Rows", "Columns", "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation"),
-    *("PixelData", *NOTED),
+    *("PixelData", *dicom_notes.NOTED),
 )
 
 _QUOTING = r"(pydicom|highdicom|pylibjpeg|openjpeg|libjpeg|rle|jpeg_ls|_CharLS|gdcm)(\.|$)"
@@ -433,19 +418,17 @@ def read_dicom(
     try:
         return _read_picture(_read_fields(content, name=name), content, max_pixels=max_pixels, note=note)
     except BadInput as error:
-        if has_crlf_only(content):
-            raise BadInput(f"{error}; it {TEXT_MODE}") from None
-        raise
+        told = "text mode" in str(error)
+        raise BadInput(f"{error}{'' if told else say_text_mode(content, '; it ')}") from None
 
 
 def _read_picture(fields: Fields, content: bytes, *, max_pixels: int, note: Note) -> UInt8[np.ndarray, "height width"]:
-    refuse_unprocessed(fields)
+    dicom_notes.refuse_unprocessed(fields)
     form = _read_format(fields, max_pixels=max_pixels)
-    take_frame_groups(fields)
+    dicom_notes.take_frame_groups(fields)
     _refuse_text_mode(fields, content)
     stored, form = decode_stored(fields, form)
-    shape: Any = {"num_rows": form.num_rows, "num_columns": form.num_columns}
-    note_header(fields, photometric=form.photometric, **shape, note=note)
+    dicom_notes.note_header(fields, note)
     if form.num_samples == 1:
         pixels = make_tone_table(fields, form, stored, note=note)[stored]
     else:
@@ -458,18 +441,18 @@ def _read_picture(fields: Fields, content: bytes, *, max_pixels: int, note: Note
 def _refuse_text_mode(fields: Fields, content: bytes) -> None:
     data = fields.dataset["PixelData"]
     if fields.syntax == RLE or SYNTAXES[fields.syntax].decoders:
-        if has_crlf_only(data.value, least=8):
-            raise fields.refuse("PixelData: CR stands before each LF")
-        return
-    num_behind = len(content) - (data.file_tell or len(content)) - len(data.value)
-    if num_behind > 0 and has_crlf_only(content):
-        raise fields.refuse(f"PixelData: {num_behind} bytes stand behind its end")
+        if told := say_text_mode(data.value, "it "):
+            raise fields.refuse(f"PixelData: {told}")
+    elif (behind := len(content) - (data.file_tell or len(content)) - len(data.value)) > 0 and (
+        told := say_text_mode(content, "it ", least=1)
+    ):
+        raise fields.refuse(f"PixelData: {behind} bytes stand behind its end: {told}")
 
 
 def read_projection(content: bytes, *, name: str) -> Projection:
     """Return the projection that the header of a DICOM file names, without decoding its picture."""
     _silence_pydicom(name)
-    return find_projection(_read_fields(content, name=name))
+    return dicom_notes.find_projection(_read_fields(content, name=name))
 
 
 def read_header(content: bytes, *, name: str) -> Fields:
@@ -538,7 +521,7 @@ def _read_dataset(file: HeaderFile, syntax: str, *, all_elements: bool) -> "Data
     from pydicom.uid import UID
 
     tags: list[BaseTag | int] = [Tag(tag) for keyword in _PARSED if (tag := tag_for_keyword(keyword)) is not None]
-    tags += map(Tag, OVERLAYS)
+    tags += map(Tag, dicom_notes.OVERLAYS)
     uid = UID(syntax)
     implicit, little_endian = uid.is_implicit_VR, uid.is_little_endian
     if all_elements:

@@ -23,19 +23,16 @@ _PLACES = (
     *("ShutterLowerHorizontalEdge", "FieldOfViewRotation", "FieldOfViewHorizontalFlip"),
     *("ImageRotation", "ImageHorizontalFlip", "PixelSpacing", "ImagerPixelSpacing", "PixelAspectRatio"),
 )
-OVERLAYS = tuple(
-    tag + (number << 16) for tag in (0x60000010, 0x60000102) for number in range(0, 32, 2)
-)  # rows and bit position of each
+OVERLAYS = [tag + (number << 17) for tag in (0x60000010, 0x60000102) for number in range(16)]  # rows and bit position
 NOTED = (*_TONES, *_PLACES, *GROUPS, "Modality", "PresentationIntentType")
 """Elements that are read, beside those that say how pixels are stored."""
 
 _SQUARE = 1.01  # sides of a square pixel differ by at most this factor
 _RADIOGRAPHS = ("", "CR", "DX", "DR", "RF", "XA", "RG", "OT", "SC", "HC", "DF")
-_OTHERS = ("CT", "MR", "MG", "US", "PT", "NM", "IO", "PX", "BMD", "OP", "OPT", "XC", "ES", "ECG", "SM", "DOC", "SR")
 _OTHER_KINDS = r"\b(CT|MR|Mammography|Ultrasound|Intra-Oral|Nuclear|Positron|VL|Ophthalmic|Tomosynthesis)\b"
 _CHEST = (
-    r"CHEST|THORA|TORA[XKC]|TORSO|TRUNK|LUNG|PULM|POUMON|\bRIBS?\b|HEART|CARD|CXR|STERN|CLAVIC|MEDIAST|BRONCH|PLEUR"
-    r"|BRUST|POITRINE|WHOLE|ENTIRE BODY"
+    r"CHEST|THORA|TORA[XKC]|TORSO|TRUNK|LUNG|PULM|POUMON|\bRIB|HEART|CARD|CXR|STERN|CLAVIC|MEDIAST|BRONCH|PLEUR"
+    r"|BRUST|POITRINE|WHOLE|ENTIRE BODY|胸"
 )
 _UNSTATED = ("", "UNKNOWN", "OTHER", "NONE", "N/A", "NA", "ANY", "UNSPECIFIED", "NULL", "DEFAULT")
 _PARTS = (
@@ -43,9 +40,8 @@ _PARTS = (
     r"|WRIST|HAND|FINGER|ARM|BREAST|JAW|TEETH|EXTREMITY|SACRUM|PATELLA|CALCANEUS|BLADDER|KIDNEY|LIVER|BRAIN)S?\b"
 )
 _CHEST_CODES = (
-    *("51185008", "43799004", "39607008", "80891009", "113197003", "78904004", "72410000", "56873002", "51299004"),
-    *("955009", "3120008", "416550000", "416775004", "38266002", "816094009", "T-D3000", "T-D3050", "T-28000"),
-    *("T-32000", "T-11300", "T-D3300", "T-11210", "T-12310", "T-26000", "T-29000", "T-D0010"),
+    *("51185008", "43799004", "39607008", "80891009", "113197003", "78904004", "72410000", "416550000", "416775004"),
+    *("816094009", "38266002", "T-D3000", "T-D3050", "T-D3300", "T-28000", "T-32000", "T-11300", "T-D0010"),
 )
 
 
@@ -113,12 +109,33 @@ def refuse_unprocessed(fields: Fields) -> None:
         )
 
 
-def note_header(fields: Fields, *, photometric: str, num_rows: int, num_columns: int, note: Note) -> None:
+def note_header(fields: Fields, note: Note) -> None:
     """Note what a header says that is not applied, or that contradicts the picture or a chest radiograph."""
-    with contextlib.suppress(BadInput):
-        shape = fields.choice("PresentationLUTShape", ("", "IDENTITY", "INVERSE"))
-        if (photometric, shape) in (("MONOCHROME1", "IDENTITY"), ("MONOCHROME2", "INVERSE")):
-            note(f"PresentationLUTShape {shape} contradicts PhotometricInterpretation {photometric}, which counts")
+    if any(tag in fields.dataset for tag in OVERLAYS):
+        note("it has overlays, which are not drawn")
+    for check in (
+        _note_tones,
+        _note_spacing,
+        _note_orientation,
+        _note_turns,
+        _note_body,
+        _note_modality,
+        _note_shutter,
+    ):
+        with contextlib.suppress(BadInput):
+            check(fields, note)
+
+
+def _note_tones(fields: Fields, note: Note) -> None:
+    if fields.value("ModalityLUTSequence") and fields.numbers("RescaleSlope") not in ((), (1.0,)):
+        note("it has a ModalityLUTSequence, which counts, and a RescaleSlope")
+    meaning = fields.choice("PhotometricInterpretation", ("MONOCHROME1", "MONOCHROME2", "RGB"))
+    shape = fields.choice("PresentationLUTShape", ("", "IDENTITY", "INVERSE"))
+    if (meaning, shape) in (("MONOCHROME1", "IDENTITY"), ("MONOCHROME2", "INVERSE")):
+        note(f"PresentationLUTShape {shape} contradicts PhotometricInterpretation {meaning}, which counts")
+
+
+def _note_spacing(fields: Fields, note: Note) -> None:
     for keyword in ("PixelSpacing", "ImagerPixelSpacing", "PixelAspectRatio"):
         with contextlib.suppress(BadInput):
             numbers = fields.numbers(keyword)
@@ -126,16 +143,6 @@ def note_header(fields: Fields, *, photometric: str, num_rows: int, num_columns:
                 if min(numbers) > 0 and max(numbers) > _SQUARE * min(numbers):
                     note(f"its pixels are not square: {keyword} {numbers[0]:g} by {numbers[1]:g} (rows, columns)")
                 break
-    with contextlib.suppress(BadInput):
-        if fields.value("ModalityLUTSequence") and fields.numbers("RescaleSlope") not in ((), (1.0,)):
-            note("it has a ModalityLUTSequence, which counts, and a RescaleSlope")
-    if any(tag in fields.dataset for tag in OVERLAYS):
-        note("it has overlays, which are not drawn")
-    for check in (_note_orientation, _note_turns, _note_body_part, _note_modality):
-        with contextlib.suppress(BadInput):
-            check(fields, note)
-    with contextlib.suppress(BadInput):
-        _note_shutter(fields, num_rows, num_columns, note)
 
 
 def _find_orientation(fields: Fields) -> list[str]:
@@ -175,7 +182,7 @@ def _note_turns(fields: Fields, note: Note) -> None:
             note(f"{flip} mirrors it, {what}")
 
 
-def _note_body_part(fields: Fields, note: Note) -> None:
+def _note_body(fields: Fields, note: Note) -> None:
     part = re.sub("[_^]", " ", str(fields.value("BodyPartExamined") or "")).strip().upper()
     if part not in _UNSTATED:
         if not re.search(_CHEST, part) or "SPINE" in part:
@@ -193,18 +200,17 @@ def _note_modality(fields: Fields, note: Note) -> None:
     modality = str(fields.value("Modality") or "").strip().upper()
     kind = re.search(_OTHER_KINDS, fields.kind)
     if modality not in _RADIOGRAPHS:
-        note(
-            f"Modality {modality if modality in _OTHERS else 'is another one'}: expected a radiograph (CR, DX, RF, XA)"
-        )
+        named = modality if re.fullmatch("[A-Z]{2}", modality) else "is another one"
+        note(f"Modality {named}: expected a radiograph (CR, DX, RF, XA)")
     elif kind:
         note(f"SOPClassUID names {kind[0]}: expected a radiograph (CR, DX, RF, XA)")
 
 
-def _note_shutter(fields: Fields, num_rows: int, num_columns: int, note: Note) -> None:
-    shapes = fields.value("ShutterShape")
-    shapes = [str(shape).strip().upper() for shape in ([shapes] if isinstance(shapes, str) else shapes or ())]
+def _note_shutter(fields: Fields, note: Note) -> None:
+    shapes = str(fields.value("ShutterShape") or "").strip().upper()
     names = ("LeftVertical", "UpperHorizontal", "RightVertical", "LowerHorizontal")
     edges = [number for name in names for number in fields.numbers(f"Shutter{name}Edge")[:1]]
-    hides = len(edges) != 4 or max(edges[:2]) > 1 or edges[2] < num_columns or edges[3] < num_rows
-    if any(shapes) and (shapes != ["RECTANGULAR"] or hides):
+    sides = fields.integer("Columns"), fields.integer("Rows")
+    hides = len(edges) != 4 or max(edges[:2]) > 1 or edges[2] < sides[0] or edges[3] < sides[1]
+    if shapes and (hides or shapes != "RECTANGULAR"):
         note("it has a display shutter (ShutterShape), which is not applied: what it hides is shown")

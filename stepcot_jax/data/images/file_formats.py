@@ -12,8 +12,7 @@ RESAVE = (
     "save_as(NEW, enforce_file_format=True)"
 )
 
-TEXT_MODE = "was sent in text mode, which changes line ends: send it again in binary mode"
-"""What to say of a file in which line feeds became CR LF, or the other way round."""
+_TEXT_MODE = "was sent in text mode, which changes line ends: send it again in binary mode"
 
 DICOM_START = 132  # bytes of the preamble and "DICM"
 _MAGIC = b"DICM"
@@ -46,18 +45,14 @@ _OTHER_FORMATS: dict[bytes, tuple[str, str]] = {
     **dict.fromkeys(
         (b"\x5c\x01\0\0", b"\0\0\x01\x5c", b"\x1c\x02\0\0"), ("a NIfTI volume", "save the radiograph as PNG or DICOM")
     ),
-    b"NRRD": (_VOLUME := "an NRRD or MetaImage volume", "save the radiograph as PNG or DICOM"),
-    b"ObjectType": (_VOLUME, "save the radiograph as PNG or DICOM"),
-    b"\x89HDF": ("an HDF5 file", "save its pictures as PNG"),
+    b"NRRD": ("an NRRD volume", "save the radiograph as PNG or DICOM"),
     b"BZh": ("a bzip2 archive", "unpack it"),
-    b"\xfd7zXZ": ("an XZ archive", "unpack it"),
     b"data:image": (_BASE64 := "a picture as Base64 text", "decode it"),
     b"iVBORw0KGgo": (_BASE64, "decode it"),
     b"/9j/": (_BASE64, "decode it"),
     b"AAAAAAAAAAAAAAAAAAAA": (_BASE64, "decode it"),
     b"\xef\xbf\xbdPNG": (_RECODED := "a PNG or JPEG that was read and written as text", "copy it again as bytes"),
     b"\xef\xbf\xbd\xef\xbf\xbd": (_RECODED, "copy it again as bytes"),
-    b"\xc2\x89PNG": (_RECODED, "copy it again as bytes"),
     b"<svg": ("an SVG drawing", _CONVERT),
     b"<!doctype": (_PAGE := "a web page (HTML), not the image", _AGAIN := "sign in and download it again"),
     b"<html": (_PAGE, _AGAIN),
@@ -76,9 +71,9 @@ def is_dicom(start: bytes) -> bool:
     return start[DICOM_START - len(_MAGIC) : DICOM_START] == _MAGIC
 
 
-def has_crlf_only(content: bytes, *, least: int = 1) -> bool:
-    """Whether there are line feeds and each follows a carriage return; of 8 in compressed data that is no chance."""
-    return least <= content.count(b"\n") == content.count(b"\r\n")
+def say_text_mode(content: bytes, start: str = "", *, least: int = 8) -> str:
+    """Return what to say where CR stands before each of `least` LF or more, no chance in compressed data; else ""."""
+    return start + _TEXT_MODE if least <= content.count(b"\n") == content.count(b"\r\n") else ""
 
 
 def lacks_preamble(start: bytes) -> bool:
@@ -99,7 +94,7 @@ def describe_other(content: bytes) -> str:
     if lacks_preamble(content):
         return f"is a DICOM file without the preamble of 128 bytes and DICM; {RESAVE}"
     if _PNG_TEXT.match(content):
-        return f"is a PNG that {TEXT_MODE}"
+        return f"is a PNG that {_TEXT_MODE}"
     if _MULTIPART.search(content[:4096]):
         return "is a multipart answer of DICOMweb: save its parts, each as a file of its own"
     if _HEAD.match(content[:4096]):

@@ -1,9 +1,7 @@
 """Decode PNG, JPEG and DICOM to upright grey or RGB pictures, without trusting the files."""
 
-import contextlib
 import io
 import warnings
-import zlib
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
@@ -11,7 +9,7 @@ import numpy as np
 from jaxtyping import UInt8, UInt16
 from PIL import ExifTags, Image, ImageFile, ImageOps, JpegImagePlugin, PngImagePlugin
 
-from stepcot_jax.data.images.file_formats import TEXT_MODE, Note, describe_other, has_crlf_only, ignore_note, is_dicom
+from stepcot_jax.data.images.file_formats import Note, describe_other, ignore_note, is_dicom, say_text_mode
 from stepcot_jax.data.images.projections import Projection
 from stepcot_jax.host.errors import BadInput
 
@@ -19,11 +17,11 @@ MAX_PIXELS = 50_000_000  # default limit of width times height; the largest dete
 MAX_SIDE = 65_535  # longest side in pixels (JPEG's own limit): the memory of resampling is proportional to it
 EXPECTED = "expected a PNG (8- or 16-bit grey, palette, RGB, RGBA), JPEG (grey, RGB, CMYK) or DICOM image"
 
-_OPENERS: dict[bytes, Callable[[BinaryIO], ImageFile.ImageFile]] = {
+_Opener = Callable[[BinaryIO], ImageFile.ImageFile]
+_OPENERS: dict[bytes, _Opener] = {
     b"\x89PNG\r\n\x1a\n": PngImagePlugin.PngImageFile,
     b"\xff\xd8\xff": JpegImagePlugin.JpegImageFile,
 }
-_TEXTS = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
 _TURNED = range(2, 9)  # values of the EXIF orientation
 _FULL_SCALES = tuple(2**bits - 1 for bits in (10, 12, 14, 16))
 _SHARE_BELOW, _TOLERANCE = 0.999, 1.001  # share of 16-bit values that full scale holds, within 0.1 %
@@ -53,13 +51,14 @@ def decode_picture(content: bytes, *, name: str, max_pixels: int, note: Note = i
     `note` gets what is odd about a readable file, such as a DICOM window that misses the pixels.
     """
     opener = next((opener for magic, opener in _OPENERS.items() if content.startswith(magic)), None)
-    if opener is PngImagePlugin.PngImageFile:
-        content = _leave_long_texts_out(content, note)
-    elif opener is not None and has_crlf_only(content[content.rfind(b"\xff\xda") :], least=8):
-        raise BadInput(f"{name}: is a JPEG that {TEXT_MODE}")
+    if content.startswith(b"\xff\xd8\xff") and (told := say_text_mode(content[content.rfind(b"\xff\xda") :])):
+        raise BadInput(f"{name}: is a JPEG that {told}")
     try:
         if opener is not None:
-            return _open_and_load(opener(io.BytesIO(content)), content, name=name, max_pixels=max_pixels)
+            try:
+                return _open_and_load(opener, content, name=name, max_pixels=max_pixels)
+            except ValueError:  # Pillow's limits of texts in a PNG are one
+                return _open_and_load(opener, leave_texts_out(content, note), name=name, max_pixels=max_pixels)
         if is_dicom(content):
             from stepcot_jax.data.images.dicom import read_dicom  # a thousand lines, for this format alone
 
@@ -81,8 +80,8 @@ def read_projection(content: bytes, *, name: str) -> Projection:
     return dicom.read_projection(content, name=name)
 
 
-def _open_and_load(image: ImageFile.ImageFile, content: bytes, *, name: str, max_pixels: int) -> Image.Image:
-    with image:
+def _open_and_load(opener: _Opener, content: bytes, *, name: str, max_pixels: int) -> Image.Image:
+    with opener(io.BytesIO(content)) as image:
         width, height = image.size
         if width * height > max_pixels or max(width, height) > MAX_SIDE:
             raise BadInput(
@@ -95,37 +94,19 @@ def _open_and_load(image: ImageFile.ImageFile, content: bytes, *, name: str, max
         return _as_grey_or_rgb(_upright(image))
 
 
-def _leave_long_texts_out(content: bytes, note: Note) -> bytes:
-    """Return a PNG without the texts and colour profiles that Pillow refuses, since these may expand to any size."""
-    if not any(kind in content for kind in _TEXTS):
+def leave_texts_out(content: bytes, note: Note = ignore_note) -> bytes:
+    """Return a PNG without texts and colour profile, which may expand to any size, and another file as it is."""
+    if content.startswith(b"\xff\xd8"):
         return content
-    kept, position, memory = [content[:8]], 8, 0
+    kept, position = [content[:8]], 8
     while position < len(content):
-        length, kind = int.from_bytes(content[position : position + 4], "big"), content[position + 4 : position + 8]
-        chunk = content[position : position + 12 + length]
+        chunk = content[position : position + 12 + int.from_bytes(content[position : position + 4], "big")]
         position += len(chunk)
-        if kind in _TEXTS:
-            keyword, _, text = chunk[8:-4].partition(b"\0")
-            size = _measure_text(kind, text)
-            if size is None or memory + size > PngImagePlugin.MAX_TEXT_MEMORY:
-                if keyword.startswith((b"XML:com.adobe.xmp", b"Raw profile")):  # may hold an orientation
-                    note("the EXIF or XMP text of its PNG is too long to be read: it may be turned")
-                continue
-            memory += size
-        kept.append(chunk)
+        if chunk[4:8] not in (b"tEXt", b"zTXt", b"iTXt", b"iCCP"):
+            kept.append(chunk)
+        elif chunk[8:].startswith((b"XML:com.adobe.xmp\0", b"Raw profile type ")):  # may hold an orientation
+            note("the texts of its PNG are too long to be read, EXIF or XMP among them: it may be turned")
     return b"".join(kept)
-
-
-def _measure_text(kind: bytes, text: bytes) -> int | None:
-    """Return the bytes of a text, None if it expands to more than Pillow accepts."""
-    packed = text[2:].split(b"\0", 2)[-1] if kind == b"iTXt" else text[1:]  # behind language and translated keyword
-    if kind == b"tEXt" or (kind == b"iTXt" and text[:1] == b"\0"):
-        return len(text)
-    most = PngImagePlugin.MAX_TEXT_CHUNK
-    with contextlib.suppress(zlib.error):
-        size = len(zlib.decompressobj().decompress(packed, most))
-        return size if size < most else None
-    return len(text)
 
 
 def _load_deep(image: ImageFile.ImageFile, content: bytes) -> Image.Image:

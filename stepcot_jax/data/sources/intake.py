@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import io
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from PIL import JpegImagePlugin, PngImagePlugin
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.images.file_formats import describe_other
+from stepcot_jax.data.images.image_decoding import MAX_PIXELS, leave_texts_out, most_bytes
 from stepcot_jax.data.images.image_files import set_laterals_aside
 from stepcot_jax.data.records.data_json import ImageLocator, fold_name
 from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside, describe_bad_records
@@ -186,7 +188,12 @@ def read_image_size(path: Path) -> tuple[int, int]:
             file.seek(0)
             if start[:2] not in _OPENERS:
                 raise BadInput(f"{path}: {describe_other(start)}; size cannot be read: neither a PNG nor a JPEG image")
-            with _OPENERS[start[:2]](file) as image:
+            try:
+                opened = _OPENERS[start[:2]](file)
+            except ValueError:  # Pillow's limits of texts in a PNG
+                file.seek(0)
+                opened = _OPENERS[start[:2]](io.BytesIO(leave_texts_out(file.read(most_bytes(MAX_PIXELS)))))
+            with opened as image:
                 width, height = image.size
                 # Without this check Pillow would decode the picture to look for metadata behind it.
                 sideways = "exif" in image.info and image.getexif().get(_ORIENTATION) in _SIDEWAYS
