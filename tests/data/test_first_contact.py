@@ -16,6 +16,7 @@ from stepcot_jax.chain import Chain, Step
 from stepcot_jax.data.check import CheckOptions, check_root
 from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.identities import fold_patient, join_spellings, read_patient, read_split
+from stepcot_jax.data.images.preprocessing import decode_image
 from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
 from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.data.sources.csv_table import read_csv_table
@@ -179,3 +180,18 @@ def test_the_header_of_a_sheet_of_answers_runs_no_formula(tmp_path):
     assert not any(name.startswith("=") for name in header)
     row = next(csv.DictReader(io.StringIO((tmp_path / "a.csv").read_text())))
     assert (row["image"], row["'=1+1"], row["Last"]) == ("'@a.png", "'=2", "Bad")
+
+
+def test_headers_of_dicom_files_are_noted(shared, tmp_path):
+    pytest.importorskip("pydicom")
+    names = ("orient_RF", "knee", "root_window", "shared_window")
+    paths = [shared / "data" / "first_contact_4" / "dicom" / f"{name}.dcm" for name in names]
+    for path in paths:
+        shutil.copy(path, tmp_path)
+    write(tmp_path, *(f"{name}.dcm,{name},Normal" for name in names))
+    notes = str(check(tmp_path, images="decode")["notes"])
+    assert "1 image: PatientOrientation R" in notes
+    assert "1 image: BodyPartExamined KNEE" in notes
+    assert [decode_image(path)[..., 0][[16, 16, 16, 40], [16, 4, 30, 60]].tolist() for path in paths[2:]] == [
+        [255, 31, 230, 255]
+    ] * 2

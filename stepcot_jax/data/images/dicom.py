@@ -418,8 +418,10 @@ def read_dicom(
     try:
         return _read_picture(_read_fields(content, name=name), content, max_pixels=max_pixels, note=note)
     except BadInput as error:
-        told = "text mode" in str(error)
-        raise BadInput(f"{error}{'' if told else say_text_mode(content, '; it ')}") from None
+        problem = str(error)
+    if b"\xe0\x7f\x10\0" in content and "text mode" not in problem:  # a report has line ends, and no PixelData
+        problem += say_text_mode(content, "; it ")
+    raise BadInput(problem)  # outside of the except block, as in `dicom_fields.attempt`
 
 
 def _read_picture(fields: Fields, content: bytes, *, max_pixels: int, note: Note) -> UInt8[np.ndarray, "height width"]:

@@ -71,7 +71,7 @@ def is_dicom(start: bytes) -> bool:
     return start[DICOM_START - len(_MAGIC) : DICOM_START] == _MAGIC
 
 
-def say_text_mode(content: bytes, start: str = "", *, least: int = 8) -> str:
+def say_text_mode(content: bytes, start: str = "", *, least: int = 4) -> str:
     """Return what to say where CR stands before each of `least` LF or more, no chance in compressed data; else ""."""
     return start + _TEXT_MODE if least <= content.count(b"\n") == content.count(b"\r\n") else ""
 

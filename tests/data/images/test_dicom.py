@@ -262,6 +262,23 @@ NOTES = [
     ({"PixelSpacing": [0.4, 0.2]}, "its pixels are not square: PixelSpacing 0.4 by 0.2"),
     ({"ImagerPixelSpacing": [0.2, 0.2], "PixelAspectRatio": [2, 1]}, ""),
     ({"PixelAspectRatio": [2, 1]}, "its pixels are not square: PixelAspectRatio 2 by 1"),
+    *(({"PatientOrientation": codes}, "") for codes in (["L", "F"], ["LA", "FR"], ["", ""])),
+    ({"PatientOrientation": ["P", "F"], "ViewPosition": "LL"}, ""),
+    ({"PatientOrientation": ["R", "F"]}, "PatientOrientation R\\F: it is shown mirrored"),
+    ({"PatientOrientation": ["F", "R"]}, "PatientOrientation F\\R: it is shown turned"),
+    ({"PatientOrientation": ["L", "H"]}, "PatientOrientation L\\H: it is shown turned"),
+    ({"PatientOrientation": ["A", "F"]}, "PatientOrientation A\\F contradicts its frontal view"),
+    ({"PatientOrientation": "MARKER"}, "PatientOrientation is not two codes"),
+    ({"ImageOrientationPatient": [-1, 0, 0, 0, 0, -1]}, "PatientOrientation R\\F: it is shown mirrored"),
+    ({"FieldOfViewHorizontalFlip": "YES"}, "FieldOfViewHorizontalFlip mirrors it, and no PatientOrientation"),
+    ({"FieldOfViewHorizontalFlip": "YES", "PatientOrientation": ["L", "F"]}, ""),
+    *(({"BodyPartExamined": part}, "") for part in ("", "CHEST 2 VIEWS", "THORAX", "LUNG", "RIBS", "HEART")),
+    *(({"BodyPartExamined": part}, f"BodyPartExamined {part}: expected a chest") for part in ("KNEE", "TSPINE")),
+    ({"BodyPartExamined": "MARKER"}, "BodyPartExamined names another part: expected a chest"),
+    ({"Modality": "CT"}, "Modality CT: expected a radiograph"),
+    ({"Modality": "RF"}, ""),
+    ({"SOPClassUID": uid.CTImageStorage}, "SOPClassUID names CT"),
+    ({"ShutterShape": "CIRCULAR"}, "it has a display shutter (ShutterShape), which is not applied"),
 ]
 
 
@@ -270,6 +287,47 @@ def test_notes_of_headers_that_contradict_the_picture(elements, found):
     notes = []
     np.testing.assert_array_equal(read(write(make(GREY8, **elements)), note=notes.append), show_range(GREY8))
     assert [note[: len(found)] for note in notes] == ([found] if found else [])
+
+
+def item(**elements):
+    part = Dataset()
+    for keyword, value in elements.items():
+        setattr(part, keyword, value)
+    return Sequence([part])
+
+
+@pytest.mark.parametrize("group", ["SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"])
+def test_functional_groups_of_a_single_frame_are_applied(group):
+    """As the same elements at the root; two values of one element are refused."""
+    ramp = lut(range(4096), first=0, bits=14)
+    cases = [
+        ("FrameVOILUTSequence", {"WindowCenter": "1000", "WindowWidth": "900"}),
+        ("FrameVOILUTSequence", {"VOILUTSequence": ramp}),
+        ("PixelValueTransformationSequence", {"RescaleSlope": "-1", "RescaleIntercept": "4095"}),
+        ("PixelValueTransformationSequence", {"ModalityLUTSequence": ramp, "PixelPaddingValue": 7}),
+    ]
+    for macro, elements in cases:
+        dataset = make(GREY12, **STORED12, NumberOfFrames=1, **{group: item(**{macro: item(**elements)})})
+        np.testing.assert_array_equal(read(write(dataset)), decode(GREY12, **STORED12, **elements))
+    dataset.ModalityLUTSequence = lut(range(9), first=0, bits=14)
+    assert f"ModalityLUTSequence: {group} contradicts another value" in refusal(write(dataset))
+    notes = []
+    turned = item(PatientOrientationInFrameSequence=item(PatientOrientation=["R", "F"]))
+    read(write(make(GREY8, **{group: turned})), note=notes.append)
+    assert "R\\F: it is shown mirrored" in notes[0]
+
+
+@pytest.mark.parametrize("pixels", [GREY8, GREY12, GREY16], ids=["8", "12", "16"])
+def test_text_mode(pixels):
+    """Line feeds that became CR LF shift what follows; so does PixelData of another length."""
+    stored = STORED12 if pixels is GREY12 else {}
+    pixels = np.where(pixels % 5 == 0, 10, pixels).astype(pixels.dtype)
+    content = write(make(pixels, **stored)).replace(b"\n", b"\r\n")
+    assert "sent in text mode" in refusal(content)
+    for data in (pixels.tobytes().replace(b"\n", b"\r\n"), pixels.tobytes()[:-2]):
+        assert f"PixelData: {len(data) + len(data) % 2} bytes instead of" in refusal(
+            write(make(pixels, data=data, **stored))
+        )
 
 
 WINDOWS = [("LINEAR", 2e3, 1500.0), ("LINEAR_EXACT", 2e3, 1500.0), ("SIGMOID", 2e3, 800.0), ("LINEAR", 1e3, 1)]
@@ -317,7 +375,7 @@ def test_voi_lut(pixels, syntax):
     np.testing.assert_array_equal(read(write(dataset)), round_half_up(entries[places] / 1023))
 
 
-RANGES = [(16, 4095, 4095), (16, 2500, 4095), (8, 4000, 4095), (8, 200, 255)]
+RANGES = [(16, 4095, 4095), (14, 4095, 4095), (16, 2500, 4095), (8, 4000, 4095), (8, 200, 255)]
 
 
 @pytest.mark.parametrize(("bits", "largest", "range_"), RANGES)

@@ -26,10 +26,12 @@ from stepcot_jax.data.images.preprocessing import (
     resize_image,
 )
 from stepcot_jax.data.records.records import read_records
+from stepcot_jax.data.sources.intake import read_image_size
 from stepcot_jax.host.errors import BadInput
 
 GREY = np.array([[0, 50, 100], [150, 200, 255]], np.uint8)
 COLOUR = np.stack([GREY, GREY[::-1], GREY[:, ::-1]], axis=2)
+NOISE = np.random.default_rng(0).integers(0, 256, (128, 128), np.uint8)
 ALPHA = np.array([[255, 0, 128], [255, 255, 0]], np.uint8)
 
 
@@ -145,6 +147,17 @@ def test_orientation_is_applied(tmp_path, kind, tolerance):
     np.testing.assert_allclose(pixels[:, :, 0].astype(int), np.rot90(np.asarray(image), -1).astype(int), atol=tolerance)
 
 
+@pytest.mark.parametrize("kind", [b"zTXtC\0\0", b"iTXtC\0\1\0\0\0", b"iCCPp\0\0"], ids=lambda kind: kind[:4].decode())
+@pytest.mark.parametrize("place", [33, -12], ids=["before", "behind"])
+def test_a_png_is_decoded_without_texts_that_expand_too_far(tmp_path, kind, place):
+    body, content = kind + zlib.compress(bytes(2 * 10**6)), saved(GREY, "PNG")
+    chunk = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
+    path = tmp_path / "image.png"
+    path.write_bytes(content[:place] + chunk + content[place:])
+    np.testing.assert_array_equal(decode_image(path)[..., 0], GREY)
+    assert read_image_size(path) == (3, 2)
+
+
 @pytest.mark.parametrize(
     ("content", "found"),
     [
@@ -165,6 +178,13 @@ def test_orientation_is_applied(tmp_path, kind, tolerance):
         (b"\x08\0\x16\0UI\x1a\0" + bytes(30), "is a DICOM file without the preamble"),
         (b"\0\x08\0\x05CS\0\x0aISO_IR 100", "is a DICOM file without the preamble"),
         (b"\x08\0\x05\0\x0a\0\0\0ISO_IR 100", "is a DICOM file without the preamble"),
+        *((start + b"--b\r\nContent-Type: application/dicom\r\n\r\n", "save its parts") for start in (b"", b"\r\n")),
+        (b"HTTP/1.1 200 OK\r\nDate: x\r\nContent-Type: multipart/related\r\n\r\n--b\nContent-", "save its parts"),
+        (b"Content-Type: application/dicom\r\n\r\n" + bytes(128) + b"DICM", "a server's answer with its head"),
+        *((start + b'{"00080018": {"vr": "UI"', "has no pixels: fetch the instance") for start in (b"", b"[\n ")),
+        *((b'<?xml version="1.0"?><NativeDicomModel>', "is DICOM XML"), (b'[{"error": 1}]', "is a JSON text")),
+        (saved(GREY, "PNG").replace(b"\r\n", b"\n"), "is a PNG that was sent in text mode"),
+        (saved(NOISE, "JPEG").replace(b"\n", b"\r\n"), "is a JPEG that was sent in text mode"),
         *((b"\x89PNG\r\n\x1a\n", "cannot be decoded"), (b"\xff\xd8\xff\xe0", "cannot be decoded")),
     ],
 )
