@@ -80,10 +80,10 @@ def decode_stored(
         if SYNTAXES[fields.syntax].decoders:
             precision, signed = _check_compressed_size(_join_fragments(data, fields), fields, form)
             form = dataclasses.replace(form, signed=form.signed or signed)
-        elif len(data) < form.num_bytes or not _may_follow(data[form.num_bytes :], form):
+        elif len(data) < form.num_bytes or any(data[form.num_bytes + 1 :]):  # zeros may pad it
             raise fields.refuse(
                 f"PixelData: {len(data)} bytes instead of {form.num_bytes}, as Rows x Columns x samples x bytes of its "
-                "header says: cut off, sent in text mode, or another size"
+                "header says: cut off, of another size, or sent in text mode (send it again in binary mode)"
             )
         pixels = _decode_with_pydicom(fields, form)
     if form.bits_stored == 8 and pixels.itemsize == 1:
@@ -100,11 +100,6 @@ def decode_stored(
                 f"{int(values.max())}); correct BitsStored and HighBit, or clear the bits above"
             )
     return values & np.uint16(2**form.bits_stored - 1), form
-
-
-def _may_follow(rest: bytes, form: PixelFormat) -> bool:
-    """Whether bytes behind the pixels are padding: one, or zeros of less than a row (else Columns may be wrong)."""
-    return len(rest) < 2 or (len(rest) < form.num_bytes // form.num_rows and not any(rest))
 
 
 def _share_beyond(values: UInt16[np.ndarray, "..."], form: PixelFormat) -> float:
@@ -445,10 +440,13 @@ def _refuse_text_mode(fields: Fields, content: bytes) -> None:
     if fields.syntax == RLE or SYNTAXES[fields.syntax].decoders:
         if told := say_text_mode(data.value, "it "):
             raise fields.refuse(f"PixelData: {told}")
-    elif (behind := len(content) - (data.file_tell or len(content)) - len(data.value)) > 0 and (
-        told := say_text_mode(content, "it ", least=1)
-    ):
-        raise fields.refuse(f"PixelData: {behind} bytes stand behind its end: {told}")
+        return
+    rest = content[(data.file_tell or len(content)) + len(data.value) :]
+    told = say_text_mode(content, ": it ", least=1) if rest else ""
+    group = int.from_bytes(rest[:2], "little" if fields.word == "<u2" else "big")
+    if told or (any(rest) and group < _PIXELS >> 16):  # elements of higher groups may follow
+        found = f"{len(data.value) + len(rest)} bytes instead of {len(data.value)}"
+        raise fields.refuse(f"PixelData: {found}{told or ': what stands behind it is no element'}")
 
 
 def read_projection(content: bytes, *, name: str) -> Projection:
