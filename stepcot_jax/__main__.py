@@ -9,7 +9,7 @@ import sys
 
 from stepcot_jax import __version__
 from stepcot_jax.host.errors import BadInput, run_tool
-from stepcot_jax.host.extras import find_extra, list_extras
+from stepcot_jax.host.extras import find_extra, list_extras, name_package
 
 _HERE = pathlib.Path(__file__).parent
 _TRAIN = ("train", "main")  # two names of stepcot_jax.main
@@ -23,8 +23,16 @@ def find_commands() -> dict[str, str]:
     names = {path.parent.name if path.name == "command.py" else path.stem: path for path in tools}
     names.pop("options")
     modules = {name: ".".join(path.relative_to(_HERE.parent).with_suffix("").parts) for name, path in names.items()}
-    modules |= {name: point.value for name, point in list_extras("command").items()}
-    return dict(sorted((modules | {"train": "stepcot_jax.main"}).items()))
+    modules |= {"train": "stepcot_jax.main"}
+    for name, point in list_extras("command").items():
+        if name in modules or name in _TRAIN:
+            print(
+                f"note: {name} of {name_package(point)} is passed over: a built-in command has this name",
+                file=sys.stderr,
+            )
+        else:
+            modules[name] = point.value
+    return dict(sorted(modules.items()))
 
 
 def describe(commands: dict[str, str]) -> str:
@@ -35,21 +43,27 @@ def describe(commands: dict[str, str]) -> str:
 
 
 def _summarise(module: str) -> str:
-    spec = importlib.util.find_spec(module)
-    source = "" if spec is None or spec.origin is None else pathlib.Path(spec.origin).read_text(encoding="utf-8")
-    return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+    """Return the first line of a module's docstring; of another package's extra, which is not imported, its package."""
+    point = next((point for point in list_extras("command").values() if point.value == module), None)
+    if point is not None and not module.startswith("stepcot_jax."):
+        package = point.value.partition(":")[0].partition(".")[0].strip()
+        is_there = package and importlib.util.find_spec(package) is not None
+        return f"(of {name_package(point)}{'' if is_there else ', whose module is missing'})"
+    path = _HERE.parent.joinpath(*module.split("."))
+    source = next((each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()), None)
+    return (ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or "").partition("\n")[0] if source else ""
 
 
-def run(arguments: list[str]) -> None:
+def run(arguments: list[str]) -> int | None:
     """List the commands, or run the first argument as a command with the remaining ones."""
     commands = find_commands()
     if not arguments or arguments[0] in ("-h", "--help"):
         print(describe(commands))
-        return
+        return None
     name, *rest = arguments
     if name == "--version":
         print(f"stepcot-jax {__version__}")
-        return
+        return None
     module = "stepcot_jax.main" if name in _TRAIN else commands.get(name)
     if module is None and name in _EXTRAS:
         find_extra("command", name, packages=_EXTRAS[name])  # raises with the command that installs it
@@ -61,7 +75,14 @@ def run(arguments: list[str]) -> None:
     if here not in sys.path:
         sys.path.insert(0, here)
     sys.argv = [f"stepcot {name}", *rest]
+    if not module.startswith("stepcot_jax."):
+        extra = find_extra("command", name, packages="")
+        if (start := extra if callable(extra) else getattr(extra, "main", None)) is None:
+            raise BadInput(f"{name}: {module}, an extra of another package, has no main()")
+        code: int | None = start()
+        return code
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+    return None
 
 
 def main() -> None:

@@ -28,7 +28,17 @@ NEGATIVE_OPTIONS = ("No abnormality", "Normal", "No finding", "None", "Absent", 
 YES_NO = ("yes", "no")
 """Options, with case folded, of a step that decides on one option of a question with several right answers."""
 
-_LETTERED = re.compile(r"\(?([A-Za-z])(?:[.):]*|[.):]+\s*(\S.*))", re.DOTALL)
+# How files write a letter alone, and letters or numbers before options: "(B) text", "**B**: text", "Option B - text".
+_BEFORE = r"[\s(\[{<*_`\uff08\uff3b\u3010\u200b\ufeff]{0,6}(?:(?:option|choice|answer)[\s:*_]+[(\[]?)?"
+_BEHIND = r"[.:)\]}>|=,;\uff0e\uff1a\uff09\uff3d\u3011\u3001\uff0c\u3002]"
+_DASH = r"[-\u2010-\u2015\u2212]+"  # beside a space: "A-lines" is no letter A
+_ALONE = re.compile(rf"{_BEFORE}([^\W\d_])(?:{_BEHIND}|[\s*_`])*", re.IGNORECASE)
+_LETTERED = re.compile(
+    rf"{_BEFORE}([^\W\d_])(?:[\s*_`]*{_BEHIND}+[*_`]*\s*|\s+{_DASH}\s*|{_DASH}\s+)(\S.*)", re.IGNORECASE | re.DOTALL
+)
+_NUMBERED = re.compile(r"[(\[]?([0-9]{1,2})[.:)\]]+\s+(\D.*)", re.DOTALL)
+_LETTERS, _NUMBERS = tuple(string.ascii_uppercase), tuple(map(str, range(1, 27)))
+_MARKS = ((_LETTERED, _LETTERS), (_NUMBERED, _NUMBERS))
 
 
 def fold(text: str) -> str:
@@ -39,6 +49,31 @@ def fold(text: str) -> str:
     """
     plain = text if text.isascii() else unicodedata.normalize("NFKC", text)
     return " ".join(plain.split()).casefold()
+
+
+def strip_letters(options: Sequence[str]) -> tuple[str, ...]:
+    """Return options without the letters, or numbers, that run through all but "N/A" in order; other options stay.
+
+    >>> strip_letters(["(A) Mass", "(B) Edema"]), strip_letters(["C. difficile", "E. coli"])
+    (('Mass', 'Edema'), ('C. difficile', 'E. coli'))
+    """
+    lettered = [option for option in options if fold(option) != fold(NOT_APPLICABLE)]
+    for pattern, marks in _MARKS:
+        matches = [match for option in lettered if (match := pattern.fullmatch(option))]
+        if not 0 < len(matches) == len(lettered):
+            continue
+        found, texts = [_plain(match[1]) for match in matches], [match[2].strip() for match in matches]
+        if tuple(found) == marks[: len(found)] and (pattern is _LETTERED or len(set(texts)) == len(texts)):
+            rest = iter(texts)
+            bare = [option if fold(option) == fold(NOT_APPLICABLE) else next(rest) for option in options]
+            return strip_letters(bare)  # "A: A. Mass" has two
+        if pattern is _LETTERED and len(found) > 1 and tuple(sorted(found)) == marks[: len(found)] != tuple(found):
+            raise BadInput(f"the letters of {list_texts(options)} are not in order")
+    return tuple(options)
+
+
+def _plain(mark: str) -> str:
+    return unicodedata.normalize("NFKC", mark).upper()
 
 
 def find_one_answer(labels: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
@@ -64,7 +99,7 @@ class Step:
     Attributes:
       name: short name for tables, such as "Diagnosis".
       question: the question as readers are asked.
-      options: the answers without letter prefixes, in label order; "N/A", where offered, is last.
+      options: the answers in label order, from which `strip_letters` takes letters off; "N/A", where offered, is last.
       asked_if: position of an earlier step and its label that opens this one; None for a step that is always asked.
       choice: the option on which this step decides with yes or no, of a question with several right answers; "" for a
         step that is a whole question.
@@ -79,7 +114,12 @@ class Step:
     part: str = ""
 
     def __post_init__(self) -> None:
-        folded, where = [fold(option) for option in self.options], f"step {shorten(self.name)!r}"
+        where = f"step {shorten(self.name)!r}"
+        try:
+            object.__setattr__(self, "options", strip_letters(self.options))
+        except BadInput as error:
+            raise BadInput(f"{where}: {error}") from None
+        folded = [fold(option) for option in self.options]
         if len(folded) < 2 or len(folded) > len(string.ascii_uppercase):
             raise BadInput(f"{where}: {len(folded)} options; 2 to 26 are required")
         if len(set(folded)) != len(folded) or "" in folded:
@@ -150,11 +190,13 @@ class Step:
         by_text = {fold(option): label for label, option in enumerate(self.options)}
         if folded in by_text:
             return by_text[folded]
-        lettered = _LETTERED.fullmatch(folded)
-        if lettered:
-            label = string.ascii_lowercase.index(lettered[1])
-            text = lettered[2]
-            if label < self.num_answers and (text is None or by_text.get(fold(text)) == label):
+        alone = _ALONE.fullmatch(folded)
+        if alone and _plain(alone[1]) in _LETTERS[: self.num_answers]:
+            return _LETTERS.index(_plain(alone[1]))
+        for pattern, marks in _MARKS:
+            match = pattern.fullmatch(folded)
+            label = by_text.get(fold(match[2])) if match else None
+            if match and label is not None and _plain(match[1]) == marks[label]:
                 return label
         raise BadInput(f"{answer[:80]!r} is not one of {', '.join(map(shorten, self.lettered_options))} or null")  # type: ignore[index]
 
@@ -259,11 +301,11 @@ def read_options(options: Sequence[str]) -> tuple[str, ...]:
     present = [" ".join(option.split()) for option in options if fold(option) != fold(NOT_APPLICABLE)]
     if len(absent) > 1:
         raise BadInput(f"{NOT_APPLICABLE} occurs {len(absent)} times; once is allowed")
-    matches = [match for option in present if (match := _LETTERED.fullmatch(option)) and match[2]]
-    if matches and matches[0].string == present[0] and matches[0][1] in "Aa" and len(matches) < len(present):
+    matches = [match for option in present if (match := _LETTERED.fullmatch(option))]
+    if matches and matches[0].string == present[0] and _plain(matches[0][1]) == "A" and len(matches) < len(present):
         raise BadInput(f"only some of the options {list_texts(options)} have a letter; all or none must")
     if matches and len(matches) == len(present):
-        by_letter = {match[1].upper(): match[2] for match in matches}
+        by_letter = {_plain(match[1]): match[2] for match in matches}
         expected = string.ascii_uppercase[: len(present)]
         if "".join(sorted(by_letter)) != expected or len(matches) != len(by_letter):
             raise BadInput(f"option letters {sorted(by_letter)} must be {list(expected)}, each once")

@@ -74,8 +74,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
       kind: kind of the question.
       topic: template or subject of the question; majority answers are counted by it.
       question: "" without a question.
-      options: bare texts without letters, 2 to 26; empty for "open" and "closed".
-      answer: "Yes" or "No"; one letter; distinct letters in order; or a text.
+      options: texts, 2 to 26, from which `chain.strip_letters` takes letters off; empty for "open" and "closed".
+      answer: "Yes" or "No"; one letter; distinct letters in order; or a text. Other letter case, and an option's text
+        for its letter, are brought into this form.
       synonyms: further accepted texts of an open answer.
       references: boxes of the final answer, in order.
       thinking: reasoning before the answer; "" for none.
@@ -186,8 +187,7 @@ def _check_question(record: Record) -> None:
         raise BadInput(f"image_size: {shown} is not [width, height] of 1 to {_LONGEST_SIDE} pixels")
     if not record.question.strip():
         raise BadInput("question: blank; a text is required")
-    _check_options(record)
-    _check_answer(record)
+    _check_answer(record, _check_options(record))
     width, height = record.image_size
     for index, reference in enumerate(record.references):
         try:
@@ -199,38 +199,56 @@ def _check_question(record: Record) -> None:
             raise BadInput(f"{shown} of image_size {width} by {height}")
 
 
-def _check_options(record: Record) -> None:
+def _check_options(record: Record) -> Step | None:
+    """Check the options, take their letters off, and return them as a step."""
     if record.kind in ("open", "closed"):
         if record.options:
             raise BadInput(
                 f"choices: {len(record.options)} choices of a question of kind {record.kind!r}; none expected"
             )
-        return
+        return None
     try:
-        Step("choices", record.question, record.options)
+        step = Step("choices", record.question, tuple(record.options))
     except BadInput as error:
         raise BadInput(f"choices: {str(error).partition(': ')[2]}") from None
+    msgspec.structs.force_setattr(record, "options", step.options)
+    return step
 
 
-def _check_answer(record: Record) -> None:
+def _check_answer(record: Record, step: Step | None) -> None:
+    """Check the answer and bring it into the form of its kind."""
     answer: Any = record.answer
-    if record.kind == "multi":
-        letters = () if isinstance(answer, str) else answer
-        if not letters or list(letters) != sorted(set(letters)) or not set(letters) <= set(record.letters):
+    if record.kind == "multi" and step is not None:
+        letters = () if isinstance(answer, str) else tuple(_read_letter(item, step) or "" for item in answer)
+        if not letters or list(letters) != sorted(set(letters)) or not all(letters):
             expected = f"expected distinct letters of {record.letters} in order, at least one"
             raise BadInput(f"answer: {answer!r:.80} is not an answer of kind 'multi'; {expected}")
+        msgspec.structs.force_setattr(record, "answer", letters)
         return
     if not isinstance(answer, str):
         raise BadInput(f"answer: {list(answer)!r:.80} is a list; kind {record.kind!r} expects a text")
-    accepted = {"closed": ("Yes", "No"), "single": tuple(record.letters)}.get(record.kind)
-    if accepted is not None and answer not in accepted:
-        raise BadInput(f"answer: {answer[:80]!r} is not one of {', '.join(accepted)} (kind {record.kind!r})")
     if not answer.strip():
         raise BadInput("answer: blank; a text is required")
+    if record.kind != "open":
+        accepted = ("Yes", "No") if step is None else tuple(record.letters)
+        word = answer.strip(" .").capitalize() if step is None else _read_letter(answer, step)
+        if word not in accepted:
+            near = "" if step is None else ", or the text of an option"
+            raise BadInput(f"answer: {answer[:80]!r} is not one of {', '.join(accepted)}{near} (kind {record.kind!r})")
+        msgspec.structs.force_setattr(record, "answer", word)
     if record.synonyms and record.kind != "open":
         raise BadInput(
             f"synonyms: {len(record.synonyms)} synonyms of a question of kind {record.kind!r}; only open has any"
         )
+
+
+def _read_letter(answer: Any, step: Step) -> str | None:
+    """Return the letter of an answer that is a letter or an option's text; None for any other."""
+    try:
+        label = step.read_answer(answer) if isinstance(answer, str) else NOT_ANNOTATED
+    except BadInput:
+        return None
+    return None if label == NOT_ANNOTATED else string.ascii_uppercase[label]
 
 
 class Records(Sequence[Record]):

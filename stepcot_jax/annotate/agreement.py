@@ -24,6 +24,7 @@ from stepcot_jax.data.records.records import Collection, read_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_workdir, write_whole
 from stepcot_jax.host.text import escape_markdown
+from stepcot_jax.host.untrusted import resolve
 from stepcot_jax.pages.sheets import Table, columns
 from stepcot_jax.pages.shell import Section, make_environment, render, tabulate, write_report
 from stepcot_jax.reasoning.replies import BOX, corners_of, token_f1, write_answer
@@ -102,7 +103,7 @@ def _join(matched: Sequence[tuple[Record, ...]]) -> tuple[Unit, ...]:
 
 def _choose_names(roots: Sequence[Path], names: Sequence[str] | None) -> tuple[str, ...]:
     if names is None:
-        names = [root.resolve().name for root in roots]
+        names = [resolve(root).name for root in roots]
         if len(set(names)) < len(names):
             names = [str(root) for root in roots]
     are_names = all(name.strip() and name.isprintable() for name in names)

@@ -20,6 +20,7 @@ from stepcot_jax.chain import DEFAULT_CHAIN, Chain
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.host.untrusted import resolve
 from stepcot_jax.record import Record, Records
 
 
@@ -81,7 +82,7 @@ def annotate_reports(
     options = {"images": "none" if out is None else "link"} | options
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary if out is None else out)
-        root = Path(os.path.commonpath([locate_images(path).resolve() for path in found])) if out is None else folder
+        root = Path(os.path.commonpath([resolve(locate_images(path)) for path in found])) if out is None else folder
         parts: list[list[Result[Record]]] = []
         comparable: list[Aligned] = []
         records: list[Record] = []
@@ -95,7 +96,7 @@ def annotate_reports(
                     for chosen, below in zip(annotators, folders, strict=True)
                 ]
             )
-            prefix = (locate_images(source).resolve() if out is None else folders[0]).relative_to(root)
+            prefix = (resolve(locate_images(source)) if out is None else folders[0]).relative_to(root)
             records += [replace(case, image=(prefix / case.image).as_posix()) for case in parts[-1][0].records]
             comparable += [align(folders)] if len(annotators) > 1 else []
     firsts = [results[0] for results in parts]

@@ -32,7 +32,8 @@ from stepcot_jax.host.files import (
     removing_half,
     write_whole,
 )
-from stepcot_jax.host.text import one_line, write_csv
+from stepcot_jax.host.text import make_printable, one_line, write_csv
+from stepcot_jax.host.untrusted import resolve
 
 SET_ASIDE_NAME = "set_aside.jsonl"
 FUNNEL_NAME = "funnel.csv"
@@ -92,6 +93,18 @@ class Result(Generic[Record]):
         ends = [("kept", self.units, self.num_kept), ("written", self._written, len(self.records))]
         return [("collected", self.units, self.num_collected), *filtered, *ends]
 
+    def describe(self) -> str:
+        """Return the funnel as Markdown, and below it the most frequent reason with its most frequent detail."""
+        return as_markdown(self.funnel()) + (f"most frequent reason: {self._chief()}\n" if self.set_aside else "")
+
+    def _chief(self) -> str:
+        ((reason, number),) = collections.Counter(aside.reason for aside in self.set_aside).most_common(1)
+        details = collections.Counter(
+            aside.detail for aside in self.set_aside if aside.reason == reason and aside.detail
+        )
+        such_as = "".join(f", such as {make_printable(detail[:200])}" for detail, _ in details.most_common(1))
+        return f"{reason}, {number} of {len(self.set_aside)}{such_as}"
+
     def write(self, folder: Path, *, is_part: bool = False) -> None:
         """Write funnel and items set aside; a part of a run may have kept nothing."""
         funnel = self.funnel()
@@ -104,7 +117,9 @@ class Result(Generic[Record]):
         if not self.records and not is_part:
             reasons = ", ".join(f"{reason}: {number}" for stage, reason, number in funnel if stage == "set aside")
             where, number = folder / SET_ASIDE_NAME, self.num_collected
-            raise BadInput(f"{where}: all {number} {self.units} were set aside ({reasons})")
+            raise BadInput(
+                f"{where}: all {number} {self.units} were set aside ({reasons}); most frequent: {self._chief()}"
+            )
 
 
 def as_markdown(funnel: Sequence[tuple[str, str, int]]) -> str:
@@ -248,13 +263,13 @@ def merge_shards(folders: Sequence[Path], out: Path, *, overwrite: bool = False)
 
 def _read_shards(folders: Sequence[Path], out: Path) -> dict[Path, ShardFile]:
     """Return the files of the shards; require all shards of one run, each once."""
-    resolved = [folder.resolve() for folder in folders]
+    resolved = [resolve(folder) for folder in folders]
     for index, folder in enumerate(folders):
         if resolved[index] in resolved[:index]:
             first = folders[resolved.index(resolved[index])]
             also = "" if first == folder else f" (also as {first})"
             raise BadInput(f"{folder}: the shard's folder was given twice{also}; expected each shard once")
-    if out.resolve() in resolved:
+    if resolve(out) in resolved:
         raise BadInput(f"--out: {out} is one of the shards; choose another folder")
     shards = {folder: read_shard_file(folder) for folder in folders}
     first, run = next(iter(shards.items()))

@@ -62,6 +62,7 @@ from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.extras import MapBlocks
 from stepcot_jax.host.files import lock_folder, read_file, write_whole
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.host.untrusted import resolve
 from stepcot_jax.record import Record, SetAside
 
 FOLDER = "blocks"
@@ -144,7 +145,7 @@ def _read_block(path: Path, *, num_reports: int) -> list[_Done]:
 TASKS: Mapping[str, Task[Any]] = {task.name: task for task in (rmcot.TASK, lvkc.TASK, medclm.TASK)}
 
 _PROMPTS = (write_annotation_prompt, write_trust_prompt, write_vote_prompt)
-_RULES = 2
+_RULES = 3
 """Version of the rules' answers, raised when they change; shards of different versions are not merged."""
 
 
@@ -266,7 +267,7 @@ def _require_no_result(source: Path, folder: Path, plan: Plan, name: str) -> Non
 
 def _link_images(records: Sequence[WithImage], root: Path, folder: Path, plan: Plan, terminal: Terminal) -> bool:
     """Link images into the folder if the plan requires it; return whether it does."""
-    if plan.images == "none" or root.resolve() == folder.resolve():
+    if plan.images == "none" or resolve(root) == resolve(folder):
         return False
     num_images = bring_images(records, source=root, folder=folder)
     terminal.say(f"images of {num_images} of {len(records)} records found and linked")

@@ -18,6 +18,7 @@ from stepcot_jax.host.exported_files import MANIFEST_FILE, READ_SUFFIXES, SUMS, 
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.terminal import name_command
 from stepcot_jax.host.text import make_printable, shorten
+from stepcot_jax.host.untrusted import resolve
 
 SCHEME = "hf://"
 
@@ -194,7 +195,7 @@ def with_licence(folder: pathlib.Path, repository: str, licence: str | None) -> 
 
 def _link(source: str, target: str) -> None:
     """Link to a file instead of copying its gigabytes."""
-    pathlib.Path(target).symlink_to(pathlib.Path(source).resolve())
+    pathlib.Path(target).symlink_to(resolve(source))
 
 
 def read_licence(card: str) -> list[str]:

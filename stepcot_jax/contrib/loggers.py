@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from stepcot_jax.host.untrusted import resolve
+
 _NOT_IN_MLFLOW = re.compile(r"[^\w\-. :/]", re.ASCII)  # characters that it refuses in a metric's name
 
 
@@ -78,12 +80,12 @@ class Mlflow:
         from mlflow.entities import Metric, Param
         from mlflow.tracking import MlflowClient
 
-        offline = f"sqlite:///{workdir.resolve() / 'mlflow.db'}"
+        offline = f"sqlite:///{resolve(workdir) / 'mlflow.db'}"
         self._client, self._make_metric = MlflowClient(tracking_uri=offline if is_offline else None), Metric
         if run_id is None:
             experiment = self._client.get_experiment_by_name(project)
             if experiment is None:
-                artifacts = (workdir.resolve() / "mlartifacts").as_uri() if is_offline else None
+                artifacts = (resolve(workdir) / "mlartifacts").as_uri() if is_offline else None
                 experiment_id = self._client.create_experiment(project, artifact_location=artifacts)
             else:
                 experiment_id = experiment.experiment_id

@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,12 +24,15 @@ from stepcot_jax.data.images.image_files import FolderFiles, ImageFiles, Selecti
 from stepcot_jax.data.images.preprocessing import decode_image_bytes
 from stepcot_jax.data.images.projections import LATERAL, is_frontal_task
 from stepcot_jax.data.images.shards import ShardFiles, find_missing, has_shards, read_index
+from stepcot_jax.data.images.stated_sizes import StatedSizes, list_sizes
+from stepcot_jax.data.questions.making import write_texts
 from stepcot_jax.data.questions.record_files import VqaCollection, holds_records, read_vqa_records
+from stepcot_jax.data.questions.vqa_dataset import split_records
 from stepcot_jax.data.reasons import Reasons, describe_oddities, note_oddities
 from stepcot_jax.data.records.data_json import FILE_NAME, ImageLocator, MissingImage, Scan, scan_records
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, Collection, OnBadRecord
 from stepcot_jax.data.sources.layouts import AUTO, detect_layout, read_source
-from stepcot_jax.data.splits.making import make_splits
+from stepcot_jax.data.splits.making import PUBLISHED_FRACTIONS, make_splits
 from stepcot_jax.data.splits.split_resolver import resolve_tables
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Assignment, count_shared
 from stepcot_jax.data.statistics import (
@@ -39,6 +42,7 @@ from stepcot_jax.data.statistics import (
     count_formats,
     count_lengths_of,
     count_records,
+    find_contradictions,
     spread_lengths,
 )
 from stepcot_jax.data.uncertain import IGNORED, Targets, Treatment, UncertainAnswers, make_targets, note_one_answers
@@ -46,7 +50,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.machine import map_in_threads
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.record import SetAside
+from stepcot_jax.record import Record, SetAside
 
 _NUM_EXAMPLES = 20
 
@@ -209,11 +213,14 @@ def _find_stops(assignment: Assignment | None, scan: Scan, targets: Targets | No
 def _find_lost(facts: dict[str, Any]) -> str:
     """Return a note where a program may have read the answer N/A as a missing cell; "" elsewhere."""
     offered = [step for step in facts["steps"] if NOT_APPLICABLE in step["answers"] and step["annotated"]]
-    cases, number = facts["cases"], len(offered) and max(facts["cases"] - step["annotated"] for step in offered)
-    if any(step["answers"][NOT_APPLICABLE] for step in offered) or number < _LOST_SHARE * cases or not number:
+    without = {step["name"]: step["annotated"] for step in offered if not step["answers"][NOT_APPLICABLE]}
+    cases, most = facts["cases"], min((1 - _LOST_SHARE) * facts["cases"], facts["cases"] - 1)
+    lost = {name: cases - number for name, number in without.items() if number <= most}
+    if not lost:
         return ""
-    step = min(offered, key=lambda step: step["annotated"])["name"]
-    what = f"no case has the answer {NOT_APPLICABLE}, and {number} of {cases} cells of {step} are empty"
+    cells = "".join(f", and {number} of {cases} cells of {name} are empty" for name, number in lost.items())
+    some = "" if len(without) == len(offered) else f" of {', '.join(lost)}"
+    what = f"no case has the answer {NOT_APPLICABLE}{some}{cells}"
     return f"{what}: did a program (pandas) read {NOT_APPLICABLE} as missing?"
 
 
@@ -289,6 +296,8 @@ class CheckOptions:
     single_label: bool = True  # leave images with several findings out, in layouts with lists of findings
     labels_from: Literal["auto", "boxes", "entries"] = "auto"  # table that ChestX-ray8's labels come from
     uncertain: Treatment = "ignore"  # treatment of uncertain answers in training
+    dialect: str = AUTO  # of a run on questions; "auto": the one of the config that is meant for them
+    with_thinking: bool = True  # whether the run's replies have the part before the answer
 
 
 def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict[str, Any]:
@@ -478,8 +487,10 @@ _MISSING = "does not exist below the data root"
 def _check_questions(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict[str, Any]:
     with _recorded_warnings() as warnings:
         collection = read_vqa_records(root, on_bad_record="skip", require_images=options.images != "none")
-    oddities, reasons = Reasons(), Reasons()
-    unreadable = _find_unreadable_images(collection, oddities, options, terminal) if options.images == "decode" else {}
+    oddities, reasons, stated = Reasons(), Reasons(), StatedSizes()
+    unreadable: dict[str, str] = {}
+    if options.images == "decode":
+        unreadable = _find_unreadable_images(collection, oddities, stated, options, terminal)
     records = [record for record in collection.records if record.image not in unreadable]
     for item in collection.set_aside:
         reasons.append(item)
@@ -502,21 +513,26 @@ def _check_questions(root: Path, options: CheckOptions, *, terminal: Terminal) -
     members = {(record.patient, record.split) for record in records if record.split}
     facts["patients_in_several_splits"] = count_shared(members)
     facts["control_tokens"] = count_control_tokens(records)
+    facts["contradictions"] = find_contradictions(records)
+    facts["dialect"] = _choose_dialect(records) if options.dialect == AUTO else options.dialect
     facts["stops"] = _find_stops_of_questions(facts, options)
+    if not facts["patients_in_several_splits"]:
+        facts["stops"] += _find_stops_of_training(collection, records, facts, options)
     facts["odd_images"] = oddities.as_facts()
-    facts["notes"] = [*warnings, *note_oddities(oddities), *_note_questions(facts)]
+    facts["notes"] = [*warnings, *note_oddities(oddities), *stated.list_notes(), *_note_questions(facts)]
     return facts
 
 
 def _find_unreadable_images(
-    collection: VqaCollection, oddities: Reasons, options: CheckOptions, terminal: Terminal
+    collection: VqaCollection, oddities: Reasons, stated: StatedSizes, options: CheckOptions, terminal: Terminal
 ) -> dict[str, str]:
     unreadable, notes = {}, list[str]()
-    paths = list(dict.fromkeys(record.image for record in collection.records))
-    for path in terminal.watch(paths, "reading the images"):
+    sizes = list_sizes(collection.records)
+    for number, path in enumerate(terminal.watch(list(sizes), "reading the images")):
         try:
             content = read_file(collection.root / path, max_bytes=most_bytes(options.max_pixels))
             pixels = decode_image_bytes(content, name=path, max_pixels=options.max_pixels, note=notes.append)
+            stated.compare(number, path, sizes[path], (pixels.shape[1], pixels.shape[0]), content)
             for note in notes + describe_oddities(pixels):
                 oddities.append(SetAside(-1, path, note))
             notes.clear()
@@ -529,24 +545,47 @@ def _find_stops_of_questions(facts: dict[str, Any], options: CheckOptions) -> li
     stops, file = [], facts["file"]
     num_good = facts["records"] - facts["set_aside"]
     if facts["set_aside"] and (options.on_bad_record == "stop" or not num_good):
+        first = facts["set_aside_reasons"][0]["examples"][0]
         stops.append(
-            f"{file}: {facts['set_aside']} of {facts['records']} lines are bad (set aside below); on_bad_record=skip "
-            "continues without them"
+            f"{file}: {facts['set_aside']} of {facts['records']} lines are bad (set aside below, such as line "
+            f"{first['record']}, {first['reason']}); on_bad_record=skip continues without them"
         )
         missing = next((item["reason"] for item in facts["set_aside_reasons"] if _MISSING in item["reason"]), "")
         stops += [f"{file}: {missing}"] if missing else []
     if facts["patients_in_several_splits"]:
         stops.append(f"{file}: {facts['patients_in_several_splits']} patients are in more than one split")
-    by_split = facts["splits"]
-    if any(by_split.get(name) for name in SPLIT_NAMES) and not by_split.get("train"):
-        stops.append(f"{file}: no record is in the train split")
-    for outcome in facts["formats"]:
-        if outcome["read_back"] < outcome["written"]:
-            number, example = outcome["written"] - outcome["read_back"], outcome["differ"][0]
-            stops.append(
-                f"{file}: {number} records written in dialect {outcome['dialect']} do not read back "
-                f"(record {example['id']}, {example['problem']})"
-            )
+    return stops
+
+
+def _choose_dialect(records: Sequence[Record]) -> str:
+    """Return the dialect of the config for records of MedCLM's views, of MEDSAGE's stages, or for any others."""
+    if all(record.provenance.get("stage") in ("easy", "medium", "hard") for record in records):
+        return "medclm"
+    return "lvkc" if all(record.stages and not record.thinking.strip() for record in records) else "gemex"
+
+
+def _find_stops_of_training(
+    collection: VqaCollection, good: Sequence[Record], facts: dict[str, Any], options: CheckOptions
+) -> list[str]:
+    """Split the records and write the replies of the train split, as a run does."""
+    try:
+        split = split_records(collection, fractions=PUBLISHED_FRACTIONS, seed=options.split_seed)
+    except BadInput as error:
+        return [str(error)]
+    file, dialect, names = facts["file"], facts["dialect"], {record.id for record in good}
+    kept = [record for record in split if record.id in names]
+    stops = [f"{file}: no record is in the {name} split" for name in SPLIT_NAMES if all(name != r.split for r in kept)]
+    train, problems = [record for record in kept if record.split == "train"], list[str]()
+    for record in train:
+        try:
+            write_texts(record, dialect, with_thinking=options.with_thinking)
+        except BadInput as error:
+            problems.append(str(error))
+    if problems:
+        able = [each["dialect"] for each in facts["formats"] if each["written"] == len(good)]
+        other = f"; config.vqa.dialect={' or '.join(able)} (here --dialect) can write all" if able else ""
+        what = f"{len(problems)} of {len(train)} training records cannot be written in dialect {dialect}"
+        stops.append(f"{file}: {what} ({problems[0]}){other}")
     return stops
 
 
@@ -558,8 +597,17 @@ def _note_questions(facts: dict[str, Any]) -> list[str]:
         for outcome in facts["formats"]
         if outcome["written"] < num_good
     ]
+    notes += [
+        f"{outcome['written'] - outcome['read_back']} records written in dialect {outcome['dialect']} do not read back "
+        f"(record {outcome['differ'][0]['id']}, {outcome['differ'][0]['problem']}): true replies would count as wrong"
+        for outcome in facts["formats"]
+        if outcome["read_back"] < outcome["written"]
+    ]
     if facts["splits"].get(""):
         notes.append(f"{facts['splits']['']} records are in no split")
+    if pairs := facts["contradictions"]:
+        first = " and ".join(map(repr, pairs[0]))
+        notes.append(f"{len(pairs)} questions of a picture have two answers (first in records {first})")
     notes += [
         f"{number} {'question has' if number == 1 else 'questions have'} {token!r}, which tokenizers read as a control "
         "token"

@@ -202,6 +202,17 @@ def answer_in_words(record: Record) -> str:
     return " + ".join(sorted(record.options[record.letters.index(letter)] for letter in record.answer))
 
 
+def find_contradictions(records: Iterable[Record]) -> list[tuple[str, str]]:
+    """Return the ids of the first records that ask one question with the same choices of a picture and differ."""
+    answers: dict[Any, dict[str, set[str]]] = collections.defaultdict(dict)
+    for record in records:
+        texts = set(map(fold, record.accepted_texts)) if record.kind == "open" else {fold(answer_in_words(record))}
+        asked = answers[record.image, record.kind, fold(record.question), frozenset(map(fold, record.options))]
+        if not any(texts & known for known in asked.values()):
+            asked[record.id] = texts
+    return [(first, second) for first, second, *_ in (list(asked) for asked in answers.values() if len(asked) > 1)]
+
+
 _EXAMPLES_OF_DIALECT = 5
 _CONTROL_TOKEN = re.compile(
     r"<[|\uff5c][^|\uff5c<>\s]{1,40}[|\uff5c]>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_(?:turn|image)>|</?(?:"
@@ -238,7 +249,7 @@ def find_difference(record: Record, text: str, dialect: str) -> str:
     reply = read_reply(text, dialect, with_thinking=bool(record.thinking.strip()))
     if reply.problems:
         return f"form: {reply.problems[0]}"
-    answer = fold(record.answer) if record.kind == "open" and isinstance(record.answer, str) else record.answer
+    answer = read_answer(record.answer, record) if isinstance(record.answer, str) else record.answer
     if reply.answer is None or read_answer(reply.answer, record) != answer:
         return f"answer: {reply.answer!r:.80}"
     is_without_boxes = dialect == "medclm" and not record.thinking.strip()  # MedCLM's hard stage

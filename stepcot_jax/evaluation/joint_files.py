@@ -21,7 +21,7 @@ _BEFORE = ("stepcot_jax joint model 2", "stepcot_jax joint model 1")
 _MAX_BYTES = 2**26
 _TOLERANCE = 1e-6
 
-_Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+_Share = Annotated[float, msgspec.Meta(ge=1e-30, le=1)]  # products of smaller ones underflow
 _Weight = Annotated[float, msgspec.Meta(ge=0, le=2)]
 _Temperature = Annotated[float, msgspec.Meta(ge=1e-6, le=1e6)]
 _Growth = Annotated[float, msgspec.Meta(ge=-1, le=1)]

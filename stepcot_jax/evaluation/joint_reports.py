@@ -497,7 +497,7 @@ COUNTING = "counting"
 _LAYOUT = "stepcot_jax joint model of reports 1"
 _MAX_BYTES = 2**26
 
-_Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+_Share = Annotated[float, msgspec.Meta(ge=1e-30, le=1)]  # as in `joint_files`
 _Weight = Annotated[float, msgspec.Meta(ge=0, le=2)]
 
 

@@ -3,7 +3,6 @@
 GEMeX-RMCoT, Section 5.1: the A-score is the share of right answers of a kind, the V-score the mean IoU.
 """
 
-import collections
 import dataclasses
 import math
 import re
@@ -28,14 +27,15 @@ from stepcot_jax.evaluation.statistics import (
     divide,
     weighted_mean,
 )
+from stepcot_jax.evaluation.unread import MISSING, UnreadParts, count_replies, count_unread
 from stepcot_jax.host.ranges import Interval
-from stepcot_jax.reasoning.answers import read_answer
+from stepcot_jax.reasoning.answers import is_choice_alone
 from stepcot_jax.reasoning.dialects import DIALECTS, FREE, interpret_answer, read_reply
 from stepcot_jax.reasoning.endings import PART_ENDS, Unsaid, goes_on_behind, hear
 from stepcot_jax.reasoning.free_replies import UNCLOSED
 from stepcot_jax.reasoning.replies import Judged, Missing, Reply, normalise, tidy
 from stepcot_jax.record import KINDS, STAGE_NAMES, Record
-from stepcot_jax.rewards.answers import IllFormed, OpenAnswer, answer_reward, format_reward
+from stepcot_jax.rewards.answers import IllFormed, OpenAnswer, answer_reward, format_reward, suit, why_unread
 from stepcot_jax.rewards.boxes import LEAST_IOU, grounding_reward, localisation
 
 # Columns of one model's scored replies, which every figure is computed from.
@@ -221,7 +221,6 @@ def _bootstrap(
 
 Reading = Literal["strict", "parts"]
 
-MISSING = "no reply"
 CHECKED_STAGES = {"lvkc": STAGE_NAMES, "lvkc_released": ("visual", "knowledge")}
 """Stages in words, by dialect; the released code's localisation is boxes and its conclusion the answer."""
 UNKNOWN = (math.nan,) * len(STAGE_NAMES)
@@ -258,14 +257,15 @@ class ReplyScore:
     answer: str | tuple[str, ...] | None  # the answer that was read, in words for the page; None if none could be read
     boxes: tuple[Box, ...]  # of the reply, in pixels of the record's image
     a_score: float  # of the answer, 0 to 1
-    v_score: float
+    v_score: float  # NaN also where no box is asked for, as of a record without boxes
     grounding: float  # 1 if the boxes pass
     format: float
     judged: Judged | None = None  # the judge's scores of an open answer
     stages: tuple[float, ...] = UNKNOWN  # value of each stage, NaN without; see `evaluation.stage_claims`
     rated_stages: tuple[float, ...] = UNKNOWN  # a judge's score of each stage from 1 to 5, NaN without
     problems: tuple[str, ...] = ()  # why the reply is not well formed
-    unread: str = ""  # why neither an answer nor a box could be read; "" if one could
+    unread_answer: str = ""  # why no answer could be read; "" if one could
+    unread_boxes: str = ""  # why no box could be read; "" if one could, or none is asked for
     num_turned: int = 0  # boxes whose corners were swapped
 
 
@@ -276,8 +276,9 @@ def score_text(
     if text is None:
         if settings.missing == "skip":
             return ReplyScore(record.id, None, None, (), *(4 * (math.nan,)), problems=(MISSING,))
-        stages = _label({}, record, settings)
-        return ReplyScore(record.id, None, None, (), *(4 * (0.0,)), stages=stages, problems=(MISSING,))
+        nothing = Reply(settings.dialect, problems=(MISSING,))
+        worth = dataclasses.replace(score_reply(nothing, record, settings), a_score=0.0, format=0.0)
+        return dataclasses.replace(worth, stages=_label({}, record, settings), unread_answer="", unread_boxes="")
     reply, num_turned = read_ended(text, record, settings, finish=finish), 0
     if settings.boxes is not None:
         reply, num_turned = place_boxes(reply, record, settings.boxes)
@@ -287,15 +288,8 @@ def score_text(
         score,
         text=text,
         stages=_label(counted, record, settings),
-        unread="" if score.answer is not None or score.boxes else _explain_unread(reply, record),
         num_turned=num_turned,
     )
-
-
-def _explain_unread(reply: Reply, record: Record) -> str:
-    if reply.problems:
-        return reply.problems[0]
-    return "neither yes nor no" if record.kind == "closed" else "not one reading as options"
 
 
 def _label(stages: Mapping[str, str], record: Record, settings: ScoringSettings) -> tuple[float, ...]:
@@ -309,14 +303,13 @@ def _label(stages: Mapping[str, str], record: Record, settings: ScoringSettings)
     return tuple(value if name in checked else math.nan for name, value in zip(STAGE_NAMES, worth, strict=True))
 
 
-def read(text: str, settings: ScoringSettings, *, in_any_space: bool = False) -> Reply:
-    """Read a reply; where no thinking is needed, one without it is well formed too."""
+def read(text: str, settings: ScoringSettings, record: Record | None = None, *, in_any_space: bool = False) -> Reply:
+    """Read a reply; where the settings or the record ask for no thinking, one without it is well formed too."""
     in_any_space = in_any_space or (settings.boxes is not None and settings.boxes.space != "")
-    if not settings.with_thinking:
-        alone = read_reply(text, settings.dialect, with_thinking=False, in_any_space=in_any_space)
-        if alone.is_well_formed:
-            return alone
-    return read_reply(text, settings.dialect, in_any_space=in_any_space)
+    reply = read_reply(text, settings.dialect, in_any_space=in_any_space)
+    if settings.with_thinking and record is None:
+        return reply
+    return suit(reply, record if settings.with_thinking else None, in_any_space=in_any_space)
 
 
 def read_ended(text: str, record: Record, settings: ScoringSettings, *, finish: str = "") -> Reply:
@@ -324,8 +317,9 @@ def read_ended(text: str, record: Record, settings: ScoringSettings, *, finish: 
     unsaid = hear(normalise(text), finish)[1]
     reply = Reply(settings.dialect)
     if unsaid not in (Unsaid.REFUSED, Unsaid.FILTERED):
-        reply = read(text, settings)
-        is_open, says_nothing = UNCLOSED in reply.problems, reply.answer is None and not reply.references
+        reply = read(text, settings, record)
+        is_open = unsaid is Unsaid.CUT or UNCLOSED in reply.problems
+        says_nothing = reply.answer is None and not reply.references
         if finish == "length":
             unsaid = Unsaid.CUT if is_open else unsaid if unsaid and says_nothing else _find_cut(reply, record)
         elif is_open or not says_nothing:
@@ -341,7 +335,7 @@ def _find_cut(reply: Reply, record: Record) -> Unsaid | None:
         return None
     answer = tidy(normalise(reply.answer or ""))
     is_last = bool(answer) and tidy(normalise(reply.text)).endswith(answer)
-    is_choice = record.kind == "single" and read_answer(answer, record) is not None
+    is_choice = record.kind == "single" and is_choice_alone(answer, record)
     is_choice |= record.kind == "closed" and fold(answer) in ("yes", "no")
     return None if is_last and is_choice else Unsaid.CUT_BEHIND
 
@@ -360,21 +354,25 @@ def score_reply(reply: Reply, record: Record, settings: ScoringSettings, *, judg
     """Score a reply that was read, or made without a text."""
     open_answer: OpenAnswer = "judge" if settings.open_score in JUDGED else settings.open_score  # type: ignore[assignment]
     ill_formed: IllFormed = "nothing" if settings.reading == "strict" else "parts"
-    answer = interpret_answer(reply, record)
+    unread_answer, unread_boxes = why_unread(reply, record, with_thinking=settings.with_thinking)
+    overlap = localisation(reply, record, unequal_counts=settings.unequal_counts, ill_formed=ill_formed)
+    passes = grounding_reward(reply, record, ill_formed=ill_formed)
     return ReplyScore(
         id=record.id,
         text=None,
-        answer=answer,
+        answer=interpret_answer(reply, record),
         boxes=tuple(
             Box(region.label, tuple(box))
             for region, box in zip(reply.references or (), reply.boxes(record.image_size).tolist(), strict=True)
         ),
         a_score=answer_reward(reply, record, open_answer=open_answer, ill_formed=ill_formed, judged=judged),
-        v_score=localisation(reply, record, unequal_counts=settings.unequal_counts, ill_formed=ill_formed),
-        grounding=grounding_reward(reply, record, ill_formed=ill_formed),
-        format=format_reward(reply),
+        v_score=math.nan if unread_boxes is None else overlap,
+        grounding=math.nan if unread_boxes is None else passes,
+        format=format_reward(reply, record),
         judged=judged,
         problems=reply.problems,
+        unread_answer=unread_answer,
+        unread_boxes=unread_boxes or "",
     )
 
 
@@ -439,7 +437,7 @@ class Results:
     figures: Mapping[str, Mapping[Key, Interval]]  # by model, with intervals; the baseline's first, where there is one
     stages: Mapping[str, Mapping[Key, Interval]]  # by model whose replies have stages
     num_stages: Mapping[str, Mapping[str, int]]  # by model and stage
-    unread: Mapping[str, collections.Counter[str]]  # by model, replies of which nothing could be read, by reason
+    unread: Mapping[str, UnreadParts]  # by model
     differences: Mapping[str, Mapping[Key, Interval]]  # by model, its figures less those of the first model
     tests: Mapping[str, Mapping[str, McNemar]]  # by model, McNemar's test against the first model, by kind
     notes: tuple[str, ...]  # what a reader of the tables must know
@@ -458,11 +456,6 @@ def summarise(
     """Compute every figure with its interval by patient; the others are compared with the first model."""
     rows = {**({} if baseline is None else {BASELINE: baseline}), **models}
     replies = {name: as_columns(records, scores) for name, scores in rows.items()}
-    if not any(record.references for record in records):  # nothing to locate: no V, rather than 1 for no box
-        nothing = np.full(len(records), math.nan)
-        replies = {
-            name: dataclasses.replace(columns, v_score=nothing, grounding=nothing) for name, columns in replies.items()
-        }
     how: dict[str, Any] = {"num_resamples": num_resamples, "seed": seed}
     first, mean_kinds = next(iter(models)), find_scored_kinds(*replies.values())
     others = {name: columns for name, columns in replies.items() if name != first}
@@ -492,10 +485,7 @@ def summarise(
             }
             for name, scores in models.items()
         },
-        unread={
-            name: collections.Counter(score.unread for score in scores if score.unread)
-            for name, scores in models.items()
-        },
+        unread={name: count_unread(scores) for name, scores in models.items()},
         differences=differences,
         tests=tests,
         notes=(
@@ -547,24 +537,6 @@ def _score_stages(
     return {name: figures for name, figures in stages.items() if figures}
 
 
-def count_replies(records: Sequence[Record], scores: Sequence[ReplyScore]) -> dict[str, dict[str, int]]:
-    """Count, for each kind and "all": questions, missing, not well formed, without answer, unscored and unread."""
-    counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    for record, score in zip(records, scores, strict=True):
-        missing = MISSING in score.problems
-        for group in (record.kind, "all"):
-            counts[group] += collections.Counter(
-                questions=1,
-                missing=missing,
-                ill_formed=bool(score.problems) and not missing,
-                without_answer=score.answer is None and not missing,
-                unscored=math.isnan(score.a_score) and not missing,
-                unread=bool(score.unread),
-            )
-    names = ("questions", "missing", "ill_formed", "without_answer", "unscored", "unread")
-    return {group: {name: counts[group][name] for name in names} for group in (*KINDS, "all") if group in counts}
-
-
 def _explain(settings: ScoringSettings, mean_kinds: Sequence[str], references: np.ndarray) -> list[str]:
     missing = {"wrong": "counts as wrong", "skip": "takes no part", "stop": "is refused"}[settings.missing]
     reading = {
@@ -576,10 +548,11 @@ def _explain(settings: ScoringSettings, mean_kinds: Sequence[str], references: n
         f"A: right answers. Mean A: unweighted over the kinds that every row is scored on "
         f"({', '.join(mean_kinds) or 'none'}). V: mean IoU. Passed: replies whose boxes earn the grounding reward. "
         "Well formed: replies that follow the dialect.",
-        f"{reading} A missing reply {missing}. Unread: no answer and no box can be read; it counts as wrong. "
+        f"{reading} A missing reply {missing}. Answers and boxes that cannot be read count as wrong. "
         f"Open questions: {settings.open_score}.",
         "V on findings and V on regions: by what the true boxes show. Boxes of regions hardly vary between pictures. "
-        f"{num_neither} of {len(references)} records have boxes of both, or none, and are in neither.",
+        f"{num_neither} of {len(references)} records have boxes of both, or none, and are in neither. A record without "
+        "boxes has no V.",
         "Intervals are 95 %, from resampling patients.",
     ]
 

@@ -15,6 +15,7 @@ from typing import Any
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.extras import find_extra, list_extras
 from stepcot_jax.host.text import one_line, shorten
+from stepcot_jax.host.untrusted import resolve
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _PACKAGES = {"gs": "gcs", "hf": "hub", "s3": "s3"}
@@ -76,7 +77,7 @@ def open_remote(address: str, *, say: Callable[[str], None], part: str = "", onl
 
 def name_source(name: str) -> str:
     """Return a canonical name: an address without a slash at its end, or an absolute path without links."""
-    return name.rstrip("/") if is_address(name) else str(pathlib.Path(name).resolve())
+    return name.rstrip("/") if is_address(name) else str(resolve(name))
 
 
 def _find_extra(kind: str, address: str) -> Any:

@@ -7,7 +7,9 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable
+from typing import TextIO, cast
 
+from stepcot_jax.host.terminal import SafeOutput, open_output
 from stepcot_jax.host.text import make_printable
 
 _LONGEST_MESSAGE = 4000
@@ -24,6 +26,8 @@ DISK_ERRORS = frozenset(
 )
 """A disk that is full, read-only or failing, a quota, a limit of files: of the machine, not of the program."""
 
+UNUSABLE_NAMES = frozenset({errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR})
+"""A ring of links, a name that is too long, a file where a folder is expected: of what the user named."""
 
 _OF_THE_MACHINE = DISK_ERRORS - {errno.EACCES, errno.EPERM}
 
@@ -129,8 +133,10 @@ def _drop_output() -> None:
 
 def run_tool(main: Callable[[], int | None], *, end: Callable[[int], None] = sys.exit) -> None:
     """Run a tool's main and exit with its code: one line on stderr for the expected ends."""
+    open_output()
     try:
-        code = main()
+        with contextlib.redirect_stdout(cast(TextIO, SafeOutput(sys.stdout))):
+            code = main()
         _flush_output()
     except BadInput as error:
         is_fault = is_machine_fault(error)  # of the disk that a file lies on: the input may be right
@@ -153,6 +159,9 @@ def run_tool(main: Callable[[], int | None], *, end: Callable[[int], None] = sys
             _drop_output()
             _say(f"stopped: {describe_disk(error, 'a file, or the standard output')}")
             code = EXIT_STOPPED
+        elif isinstance(error, OSError) and error.errno in UNUSABLE_NAMES and error.filename:
+            _say(f"error: {os.fsdecode(error.filename)}: cannot be used ({error.strerror}); expected another path")
+            code = EXIT_BAD_INPUT
         elif problem := _describe_memory(error):
             _say(f"stopped: {problem}")
             code = EXIT_STOPPED

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
+import platform
 import re
 import secrets
 import shutil
@@ -21,7 +22,7 @@ import msgspec
 from stepcot_jax.host.download import refuse_address
 from stepcot_jax.host.errors import DISK_ERRORS, BadInput
 from stepcot_jax.host.text import one_line
-from stepcot_jax.host.untrusted import open_untrusted, reading
+from stepcot_jax.host.untrusted import open_untrusted, reading, resolve
 
 T = TypeVar("T")
 _STALE = re.compile(r"[0-9a-f]{8}\.partial")
@@ -89,7 +90,7 @@ def filling_folder(folder: Path) -> Iterator[None]:
 def writing_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder that replaces `folder` when the block ends, and is removed if it fails."""
     require_new(folder)
-    folder = folder.resolve()  # a link stays, and leads to the new folder
+    folder = resolve(folder)  # a link stays, and leads to the new folder
     make_workdir(folder.parent)
     partial = folder.parent / f".{folder.name[:100]}.{secrets.token_hex(4)}.partial"
     try:
@@ -143,14 +144,57 @@ def read_json(path: str | os.PathLike[str], kind: type[T], *, accepted: str, max
         raise BadInput(f"{where}: its content does not fit into memory; {accepted}") from None
 
 
+def _read_boot() -> str:
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii") + str(
+            Path("/proc/self/ns/pid").readlink()
+        )
+    return ""
+
+
+_MACHINE = hashlib.sha256(f"{platform.node()} {_read_boot()}".encode()).hexdigest()[:8]
+"""This machine since it started, in the names of unfinished files."""
+_PARTIAL = re.compile(r"\..+\.(?:([0-9a-f]{8})-)?(\d+)-[0-9a-f]{8}\.partial", re.DOTALL)
+_OLD = 24 * 3600.0
+"""Seconds after which an unfinished file of another machine, which cannot be asked, counts as left behind."""
+_next_look = dict[Path, float]()
+
+
+def remove_stale(folder: Path) -> None:
+    """Remove what killed processes left half-written: of this machine once the process is gone, else a day later."""
+    start = time.monotonic()
+    if start < _next_look.get(folder, 0.0):
+        return
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if match := _PARTIAL.fullmatch(entry.name):
+                with contextlib.suppress(OSError):
+                    is_old = time.time() - entry.stat(follow_symlinks=False).st_mtime > _OLD
+                    if is_old or (match[1] == _MACHINE and not _is_alive(int(match[2]))):
+                        os.unlink(entry.path)  # noqa: PTH108
+    end = time.monotonic()
+    _next_look[folder] = end + 100 * max(end - start - 2e-3, 0.0)  # of folders with thousands of files: 1 % of the time
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
 @contextlib.contextmanager
 def writing_whole(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `path` once the block ends and all is on the disk, and not if it fails."""
     refuse_address(path)
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
+    remove_stale(target.parent)
     # Random: processes on several machines, which may share a process id, write the same file.
-    partial = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
+    partial = target.with_name(f".{target.name[:40]}.{_MACHINE}-{os.getpid()}-{secrets.token_hex(4)}.partial")
     try:
         with partial.open("wb") as file:
             yield file

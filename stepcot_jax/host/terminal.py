@@ -1,6 +1,7 @@
 """Progress output: a live bar on a terminal, one changing line in a notebook, plain lines elsewhere."""
 
 import contextlib
+import io
 import os
 import pathlib
 import shlex
@@ -10,6 +11,8 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
+
+from stepcot_jax.host.text import escape_controls
 
 
 def name_command(program: str = "stepcot") -> str:
@@ -27,10 +30,44 @@ def name_command(program: str = "stepcot") -> str:
     return shlex.quote(str(script) if near.startswith(os.pardir) else near)
 
 
+def open_output() -> None:
+    """Let no print fail: what the encoding of an output lacks is escaped, and a closed output drops what it gets."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:
+            try:
+                os.fstat(number)
+            except OSError:  # else the next opened file gets this number, and with it what libraries in C print
+                null = os.open(os.devnull, os.O_RDWR)
+                if null != number:
+                    os.dup2(null, number)
+                    os.close(null)
+                os.set_inheritable(number, True)
+            setattr(sys, name, open(os.devnull, "w" if number else "r", encoding="utf-8"))  # noqa: PTH123, SIM115
+        elif number and isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+class SafeOutput:
+    """The standard output of a program, whose prints quote what files hold: no character controls the terminal."""
+
+    def __init__(self, stream: Any) -> None:
+        self.unescaped = getattr(stream, "unescaped", stream)
+
+    def write(self, text: str) -> int:
+        """Write text."""
+        written: int = self.unescaped.write(escape_controls(text))
+        return written
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.unescaped, name)
+
+
 class Terminal:
     """Prints progress: a live bar on a terminal, one line that changes in a notebook, plain lines elsewhere."""
 
     def __init__(self, *, every_seconds: float = 5.0, silent: bool = False) -> None:
+        open_output()
         self._silent = silent
         self._live = sys.stderr.isatty() and not silent
         self._rewrites = type(sys.stderr).__module__.startswith("ipykernel")
@@ -42,6 +79,7 @@ class Terminal:
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
+        text = escape_controls(text)
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False)
         elif not self._silent:

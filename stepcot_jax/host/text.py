@@ -11,6 +11,8 @@ from typing import Any, TextIO
 _FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")
 # Underscores within words, and brackets without a link after them, need no escape.
 _MARKDOWN = re.compile(r"[\\|*`~$]|(?<![^\W_])_|_(?![^\W_])|\](?=\()|^#")
+# Controls except line breaks and tabs, separators of lines, what turns text around, and halves of surrogate pairs.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)")
 
 _NUM_SHOWN = 80
 _MOST_LISTED = 26
@@ -30,15 +32,20 @@ def defuse_formula(cell: str) -> str:
 
 
 def write_csv(file: TextIO, rows: Iterable[Iterable[Any]], *, end: str = "\n") -> None:
-    """Write rows, the header among them, as CSV; no cell runs as a formula."""
-    safe = ([defuse_formula(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    """Write rows, the header among them, as CSV; no cell runs as a formula or controls a terminal."""
+    safe = ([defuse_formula(escape_controls(cell)) if isinstance(cell, str) else cell for cell in row] for row in rows)
     csv.writer(file, lineterminator=end).writerows(safe)
 
 
 def escape_markdown(text: str) -> str:
     """Return `text` on one line with Markdown and HTML markup escaped, also inside a table cell."""
-    folded = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
+    folded = escape_controls(" ".join(text.split())).replace("&", "&amp;").replace("<", "&lt;")
     return _MARKDOWN.sub(r"\\\g<0>", folded)
+
+
+def escape_controls(text: str) -> str:
+    """Return text that keeps its lines, tabs and joiners, but cannot control a terminal or turn its lines around."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def make_printable(text: str) -> str:

@@ -5,6 +5,7 @@ Every file of a user is opened here or by `files`, which uses this module; a tes
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import gzip
 import io
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import IO, BinaryIO, cast
 
 from stepcot_jax.host.errors import BadInput, RunStopped, is_machine_fault
+from stepcot_jax.host.text import one_line, show
 
 VARIABLE = "STEPCOT_JAX_LIMITS"
 
@@ -64,6 +66,21 @@ def exceeds(where: object, excess: str, limit: str) -> BadInput:
     """Return the error for a file above a limit, which names the limit and how to raise it."""
     most = getattr(read_limits(), limit)
     return BadInput(f"{where}: {excess}; at most {most} are accepted (raise it by {VARIABLE}={limit}=NUMBER)")
+
+
+def resolve(path: str | os.PathLike[str]) -> Path:
+    """Return the absolute path without links; what lies there may be missing, but a ring of links is refused."""
+    try:
+        found = os.path.realpath(
+            path
+        )  # pathlib's own raises a RuntimeError for rings, or nothing: it depends on Python
+        os.stat(found)  # noqa: PTH116
+    except ValueError as error:  # a zero byte, or a character that the locale lacks
+        raise BadInput(f"{show(os.fspath(path))}: cannot be a path ({one_line(error)})") from None
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
+            raise BadInput(f"{path}: cannot be followed ({error.strerror}); expected a path") from None
+    return Path(found)
 
 
 def open_untrusted(

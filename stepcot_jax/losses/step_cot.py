@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from stepcot_jax.host.extras import find_misfit
+
 # Means over the cases that count: the only averaging of losses.
 
 
@@ -352,6 +354,10 @@ class Objective:
                 )
             if not callable(function) or not 0 <= weight < float("inf"):
                 raise ValueError(f"parts[{name!r}]: expected a function and a weight of 0 or more; got {weight!r}")
+            if misfit := find_misfit(function, ("teacher", "student", "labels", "annotated"), by_keyword=True):
+                raise ValueError(
+                    f"parts[{name!r}]: it {misfit}; expected (teacher, student, labels, annotated), by name"
+                )
 
 
 class LossParts(flax.struct.PyTreeNode):
@@ -515,23 +521,30 @@ def student_objective(
     total += objective.channel_alignment_scale * jnp.sum(alignment)
     further = {}
     for name, (part, scale) in objective.parts.items():
-        further[name] = _further_loss(part, teacher_logits, student_logits, labels, add_up)
+        further[name] = _further_loss(name, part, teacher_logits, student_logits, labels, add_up)
         total += scale * further[name]
     return LossParts(total, hard, soft, alignment, weight, further)
 
 
 def _further_loss(
-    part: Part, teacher_logits: Array, student_logits: Array, labels: Array, add_up: Callable[[Any], Any] | None
+    name: str,
+    part: Part,
+    teacher_logits: Array,
+    student_logits: Array,
+    labels: Array,
+    add_up: Callable[[Any], Any] | None,
 ) -> Array:
     """Return a part's sum over this part of the batch, divided by its count in the global batch."""
     with jax.numpy_dtype_promotion("standard"):  # a caller's function, in a program that may be strict
-        summed, number = part(
+        returned = part(
             teacher=jax.lax.stop_gradient(teacher_logits.astype(jnp.float32)),
             student=student_logits.astype(jnp.float32),
             labels=labels,
             annotated=labels >= 0,
         )
-    number = jax.lax.stop_gradient(jnp.asarray(number, jnp.float32))
+    if not isinstance(returned, tuple) or len(returned) != 2 or any(map(jnp.ndim, returned)):
+        raise ValueError(f"parts[{name!r}] returned {returned!r:.80}; expected a tuple of two numbers: sum, how many")
+    summed, number = returned[0], jax.lax.stop_gradient(jnp.asarray(returned[1], jnp.float32))
     return summed / jnp.maximum(number if add_up is None else add_up(number), 1.0)
 
 

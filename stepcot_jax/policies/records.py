@@ -3,13 +3,13 @@
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
-import msgspec
 import numpy as np
 
 from stepcot_jax.data.questions.check_examples import CHECK_CLOSES, CHECK_OPENS, CheckExample
+from stepcot_jax.data.questions.making import write_texts
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.policies.tokenizers import Tokenizer
-from stepcot_jax.reasoning.dialects import answer_start, write_question, write_reply
+from stepcot_jax.reasoning.dialects import answer_start, write_question
 from stepcot_jax.record import Record
 
 NO_PART, ANSWER, REASONING = -1, 0, 1
@@ -57,15 +57,6 @@ class RecordEncoder:
         answer = [*answer, self.tokenizer.stop]
         parts = [REASONING] * len(reasoning) + [ANSWER] * len(answer)
         return EncodedRecord(self.encode_prompt(record), (*reasoning, *answer), tuple(parts))
-
-
-def write_texts(record: Record, dialect: str, *, with_thinking: bool = True) -> tuple[str, str]:
-    """Return the prompt and the reply of a record."""
-    try:
-        reply = write_reply(record if with_thinking else msgspec.structs.replace(record, thinking=""), dialect)
-    except BadInput as error:
-        raise BadInput(f"record {record.id[:80]!r}, {error}") from None
-    return write_question(record, dialect, with_thinking=with_thinking), reply
 
 
 def pack_records(lengths: Sequence[int], image_of: Sequence[int], *, longest: int) -> list[tuple[int, ...]]:

@@ -6,7 +6,7 @@ import difflib
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 import jax
@@ -28,6 +28,7 @@ from stepcot_jax.reading.radiographs import read_unresized
 from stepcot_jax.reasoning.dialects import interpret_answer, read_reply, write_question
 from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import Kind, Record
+from stepcot_jax.rewards.answers import why_unread
 from stepcot_jax.run.stored import StoredRun
 from stepcot_jax.run.stored_policy import StoredPolicy, read_policy
 
@@ -179,6 +180,7 @@ class Answered:
     answer: str | tuple[str, ...] | None  # by the kind; None if none could be read
     boxes: tuple[Box, ...]  # named boxes of the answer, corners in pixels of the image as given
     image_size: tuple[int, int]  # width and height of the image as given
+    unread: Mapping[str, str] = dataclasses.field(default_factory=dict)  # why "answer" or "boxes" cannot be read
     picture: UInt8[np.ndarray, "height width 3"] = dataclasses.field(repr=False, compare=False)
     notes: tuple[str, ...] = ()  # what is odd about the picture in its DICOM header
 
@@ -206,19 +208,21 @@ class Answered:
             "answer": list(self.answer) if isinstance(self.answer, tuple) else self.answer,
             "boxes": [{"name": region.label, "box": list(region.corners)} for region in self.boxes],
             "image_size": list(self.image_size),
+            "unread": dict(self.unread),
             "problems": list(self.reply.problems),
             "notes": list(self.notes),
         }
 
     def __str__(self) -> str:
         """Return the reply, the answer that was read from it, and its boxes."""
-        lines = [self.text, "", f"answer: {self.answer_text or 'none could be read'}"]
+        lines = [f"WARNING: the {part} of the reply cannot be read: {why}" for part, why in self.unread.items()]
+        lines += [self.text, "", f"answer: {self.answer_text or 'none could be read'}"]
         width, height = self.image_size
         for region in self.boxes:
             corners = ", ".join(f"{number:.0f}" for number in region.corners)
             lines.append(f"box: {region.label or 'without a name'} [{corners}] in pixels of {width} x {height}")
         if not self.boxes:
-            lines.append("box: none")
+            lines.append("box: none could be read" if "boxes" in self.unread else "box: none")
         if self.reply.problems:
             lines.append(f"not well formed: {'; '.join(self.reply.problems)}")
         lines += [f"note: {line}" for line in self.notes]
@@ -279,6 +283,8 @@ class PolicyReader:
         replies = self._sample([picture], [tokens], sampling, length=trained.lengths.prompt_length, seed=seed)
         text = trained.tokenizer.decode(replies[0].tolist())
         reply = read_reply(text, trained.run.dialect, with_thinking=trained.run.with_thinking)
+        no_boxes = "; ".join(reply.problems) if reply.references is None else ""
+        unread = {"answer": why_unread(reply, record)[0], "boxes": no_boxes}
         image_size = (picture.shape[1], picture.shape[0])
         return Answered(
             question=question,
@@ -289,6 +295,7 @@ class PolicyReader:
             answer=interpret_answer(reply, record),
             boxes=_scale_boxes(reply, read_size=size, image_size=image_size),
             image_size=image_size,
+            unread={part: why for part, why in unread.items() if why},
             picture=repeat_grey(picture) if picture.ndim == 2 else picture,
             notes=header.notes,
         )

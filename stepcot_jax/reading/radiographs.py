@@ -25,7 +25,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.machine import map_in_threads
 from stepcot_jax.host.text import make_printable, one_line
-from stepcot_jax.host.untrusted import open_untrusted
+from stepcot_jax.host.untrusted import open_untrusted, resolve
 
 _SIGNS = ((0, b"\x89PNG\r\n\x1a\n"), (0, b"\xff\xd8\xff"), (128, b"DICM"))
 _NUM_SIGN_BYTES = 132
@@ -68,10 +68,10 @@ def find_images(
     """Return files as named, and all images below folders, sorted, by first bytes or suffix, but no links out."""
     images: dict[pathlib.Path, None] = {}
     for path in paths:
-        if not path.is_dir():
+        if not os.path.isdir(path):  # noqa: PTH112 - pathlib's raises for a name that is too long
             images[path] = None
             continue
-        below, num_others, num_links = _look_below(path)
+        below, num_others, num_links = _look_below(path, refuse)
         images |= dict.fromkeys(below)
         links = f"{num_links} links out of the folder were not followed: copy it with cp -rL" if num_links else ""
         if not below:
@@ -83,16 +83,23 @@ def find_images(
     return list(images)
 
 
-def _look_below(folder: pathlib.Path) -> tuple[list[pathlib.Path], int, int]:
+def _look_below(folder: pathlib.Path, refuse: Callable[[str], None]) -> tuple[list[pathlib.Path], int, int]:
     """Return the images below a folder, sorted, the number of other files, and that of links out of the folder."""
-    images, num_others, num_links, root = [], 0, 0, folder.resolve()
+    images, num_others, num_links, root = [], 0, 0, resolve(folder)
     for parent, folders, names in os.walk(folder):
         folders.sort()
         num_links += sum(pathlib.Path(parent, name).is_symlink() for name in folders)  # which are not walked
         for name in sorted(names):
             path = pathlib.Path(parent, name)
-            if not path.resolve().is_relative_to(root):
+            try:
+                is_below = resolve(path).is_relative_to(root)
+            except BadInput as error:
+                refuse(str(error))
+                continue
+            if not is_below:
                 num_links += 1
+            elif path.is_symlink() and not path.exists():
+                refuse(f"{path}: a link to a file that is missing; expected an image")
             elif _is_image(path):
                 images.append(path)
             else:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from stepcot_jax.chain import NOT_ANNOTATED, Step, fold
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.mentions import Mention, Mentions, find_mentions
+from stepcot_jax.reasoning.mentions import Mention, Mentions, find_mentions, without_walk
 from stepcot_jax.reasoning.replies import normalise, tidy
 from stepcot_jax.record import Record
 
@@ -42,11 +42,20 @@ def find_answer(texts: Iterable[str], record: Record) -> str | tuple[str, ...] |
         as_written = _read_exactly(text, record)
         if as_written is not None:
             return as_written
-        for stated in _find_stated(normalise(text)):
-            plain = spell_out(stated)
-            if names_option(plain, record):
-                return _read_plain(plain, record)
+        plain = normalise(text)
+        rest = without_walk(plain, len(record.options)) if record.options else plain
+        for whole in dict.fromkeys((rest, plain) if record.kind == "multi" else (rest,)):
+            for stated in map(spell_out, _find_stated(whole)):
+                if names_option(stated, record):
+                    answer = _read_plain(stated, record)
+                    if answer is not None or record.kind != "multi" or whole is plain:
+                        return answer
     return None
+
+
+def is_choice_alone(text: str, record: Record) -> bool:
+    """Return whether a text is an option's letter or name, or several, and nothing else."""
+    return record.kind in ("single", "multi") and _read_exactly(text, record) is not None
 
 
 def open_text(text: str) -> str:
@@ -62,8 +71,10 @@ def open_text(text: str) -> str:
 def names_option(text: str, record: Record) -> bool:
     """Return whether a text names an option of its question, also one that it denies or doubts."""
     if record.kind == "closed":
-        return _ANY_YES_NO.search(fold(text)) is not None
-    return _read_exactly(text, record) is not None or bool(_ALL.match(text)) or bool(_mentions(text, record).found)
+        return _ANY_YES_NO.search(fold(text)) is not None or _read_assertion(text, record.question) is not None
+    if _read_exactly(text, record) is not None or _ALL.match(text) or _mentions(text, record).found:
+        return True
+    return record.kind == "single" and _read_plain(text, record) is not None
 
 
 def spell_out(text: str) -> str:
@@ -102,7 +113,8 @@ _LINK = (
 _ANSWER_IS = re.compile(
     r"(?m:^)[#*_ ]{0,6}(?:(?:final|correct|my|the) )?answer[*_ ]{0,3}:?[*_ ]{0,3}\n\s{0,4}"
     r"|(?:\u7b54\u6848|\u6545?\u9009)(?:\u662f|\u4e3a|\u9009|\u9879)?[:*_ ]{0,3}"
-    r"|(?:\b(?:the|my) )?(?:\b(?:best|correct|final|right|most likely) )?\b(?:answers?|ans|choices?|options?)\b\.?"
+    r"|(?:\b(?:the|my) )?(?:\b(?:best|correct|final|right|most likely) )?\b(?:answers?|ans|choice|option"
+    r"|(?<=correct )(?:choices|options)|(?<=right )(?:choices|options)|(?<=best )(?:choices|options))\b\.?"
     r"(?:[*_\"]{0,3}\s?(?:to|for|in|of|given|here|choice|option|letter)\b[^.\n:]{0,80}?)?"
     rf"[*_\"]{{0,3}}\s?{_LINK}[*_:]{{0,3}}\s{{0,4}}"
     r"|\bI(?: would|'d| will|'ll)? (?:choose|select|pick|answer|say|go with)\b(?: option| choice)?[ :]{0,2}"
@@ -269,7 +281,7 @@ def _read_plain(text: str, record: Record) -> str | tuple[str, ...] | None:
     if exactly is not None:
         return exactly
     if record.kind == "closed":
-        return _read_yes_or_no(text)
+        return _read_yes_or_no(text) or _read_assertion(text, record.question)
     if all(_LETTER.fullmatch(piece) for piece in _BETWEEN_LETTERS.split(text) if piece):
         return None  # letters alone, too many or of no option
     decided = {fold(option): letter for option, letter in zip(record.options, record.letters, strict=True)}
@@ -278,7 +290,10 @@ def _read_plain(text: str, record: Record) -> str | tuple[str, ...] | None:
         if word is not None:
             return decided[fold(word)]
     mentions = _mentions(text, record)
-    return _read_one(mentions) if record.kind == "single" else _read_several(text, mentions, record)
+    if record.kind == "multi":
+        return _read_several(text, mentions, record)
+    word = _read_assertion(text, record.question) if set(decided) == {"yes", "no"} else None
+    return _read_one(mentions) or (decided[fold(word)] if word else _read_set(text, record))
 
 
 def _mentions(text: str, record: Record) -> Mentions:
@@ -290,6 +305,7 @@ def _read_one(mentions: Mentions) -> str | None:
     if mentions.contradict:
         return None
     stated = [mention for mention in mentions.found if mention.is_stated]
+    stated = [mention for mention in stated if not mention.is_aside] or stated
     if not stated:
         return None
     sure = {mention.letter for mention in stated if not mention.is_doubted}
@@ -297,6 +313,8 @@ def _read_one(mentions: Mentions) -> str | None:
     last = [mention for mention in stated if mention.sentence == stated[-1].sentence]
     sentence = mentions.sentence_of(last[0])
     concluded = None if _MORE.search(sentence) else _only(mentions.behind_cue(_OVERRULES, last))
+    if lead and not concluded and len(sure) > 2 and not mentions.leading_group()[0].is_labelled:
+        return None  # one of three or more that are stated alike
     if lead:
         return concluded or lead
     end = concluded or _only(last) or _only(mentions.behind_cue(_CONTRASTS, last))
@@ -306,6 +324,44 @@ def _read_one(mentions: Mentions) -> str | None:
     if end and is_said and not _MORE.search(sentence):
         return end
     return sure.pop() if len(sure) == 1 and {mention.letter for mention in stated} == sure else None
+
+
+_SUBJECT = re.compile(
+    r"\b(?:does|do|is|are|can)\b.{1,60}?\b(?:show|have|there|contain|demonstrate|reveal|indicate|see)\b"
+    r"(?:\s+(?:an?|any|the|evidence of|(?:a )?signs? of))*\s+([\w -]{3,60}?)"
+    r"(?:\s+(?:in|on|within)\b[^?]{1,60})?\s*(?:\?|\Z)",
+    re.IGNORECASE,
+)
+
+
+def _read_assertion(text: str, question: str) -> str | None:
+    """Return "Yes" where a text states what the question asks for, "No" where it denies it, else None."""
+    subject = _SUBJECT.search(question)
+    found = find_mentions(text, (subject[1],), has_letters=False).found if subject else ()
+    said = {not mention.is_denied for mention in found if not mention.is_aside}
+    if len(said) != 1 or any(mention.is_doubted and not mention.is_denied for mention in found):
+        return None
+    return "Yes" if said.pop() else "No"
+
+
+def _read_set(text: str, record: Record) -> str | None:
+    """Return the one option that lists exactly the findings that a text states, of options that are lists."""
+    sets = [
+        frozenset(fold(name) for name in re.split(r",|\band\b", option) if name.strip()) for option in record.options
+    ]
+    names = tuple(sorted(frozenset().union(*sets)))
+    if min(map(len, sets)) < 2 or len(set(sets)) < len(sets) or len(names) > _MOST_NAMES:
+        return None
+    mentions = find_mentions(text, names, has_letters=False)
+    stated = {
+        names[ord(mention.letter) - ord("A")]
+        for mention in mentions.found
+        if mention.is_stated and not mention.is_doubted
+    }
+    return next((letter for letter, names in zip(record.letters, sets, strict=True) if names == stated), None)
+
+
+_MOST_NAMES = 26
 
 
 def _only(mentions: Sequence[Mention]) -> str | None:
@@ -341,10 +397,11 @@ _NO_ANSWER = re.compile(
     r"|definit(?:iv)?e|conclusive|certain\w*|clear (?:answer|conclusion))\b(?! (?:evidence|sign|finding))"
 )
 _BEFORE_YES = re.compile(
-    r"\A(?:\(?[a-z][).:] ?|(?:definitely|certainly|clearly|absolutely|surely|indeed|well|okay|ok|so|no doubt:?"
-    r"|(?:based on|from|in|looking at) [\w -]{1,60}),? )(?=yes\b|no\b)"
+    r"\A(?:(?:\(?[a-z][).:]|definitely|certainly|clearly|absolutely|surely|indeed|well|okay|ok|so|no doubt:?"
+    r"|(?:most )?likely|probably|(?:based on|from|in|looking at) [\w -]{1,60}),? ?)+(?=(?:yes|no|true|false)\b)"
 )
-_TURN = re.compile(r"\b(?:wait|actually|rather|correction|scratch|or|sorry|instead|mistaken?)\b")
+_YES_LINE = re.compile(r"(?m)^\W*(?:option )?(?:\(?[a-z]\)?[.):])?\W*(yes|no)\W*$", re.IGNORECASE)
+_TURN = re.compile(r"\b(?:wait|actually|rather|correction|scratch|or|sorry|instead|mistaken?|maybe|perhaps)\b")
 _BOTH = re.compile(r"\W*(?:yes\W+(?:(?:or|and)\W+)?no|no\W+(?:(?:or|and)\W+)?yes)\W*")
 _DOUBTED = re.compile(r"\b(?:yes or no|yes/no|impossible|cannot|can't|unable|unclear|either)\b")
 
@@ -357,6 +414,10 @@ def _read_yes_or_no(text: str) -> str | None:
         return None
     folded = _BEFORE_YES.sub("", folded)
     first = re.match(r"(yes|no)\b(?= ?(?:[.,;:!(\-\u2013\u2014]|\Z|because|since|there|the|it|as))", folded)
+    if verdict := re.match(r"(true|false)\b", folded):
+        return _YES_NO[verdict[1]]
+    if not first and len(lines := set(map(str.capitalize, _YES_LINE.findall(text)))) == 1:
+        return lines.pop()
     if first:
         other = "no" if first[1] == "yes" else "yes"
         turned = _TURN.search(folded)

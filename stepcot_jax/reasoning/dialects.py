@@ -530,7 +530,7 @@ def interpret_answer(reply: Reply, record: Record) -> str | tuple[str, ...] | No
         return None
     if record.kind == "open":
         return read_answer(reply.answer, record)
-    return find_answer((reply.answer, *reply.others), record)
+    return find_answer(reply.parts or (reply.answer,), record)
 
 
 def answer_start(reply: str, dialect: str) -> int:

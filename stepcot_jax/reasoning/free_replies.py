@@ -42,10 +42,10 @@ _TAGGED = re.compile(
 _CONCLUSIONS = re.compile(r"[<\[](?:conclusion|con|response)[>\]]((?:[^<\[]|\[(?!/))*)", re.IGNORECASE)
 _ANY_TAG = re.compile(rf"</?[A-Za-z_]{{1,20}}(?:\s[^<>]{{0,100}})?>|\[/?(?:{_NAMES})\]", re.IGNORECASE)
 _LAST_LINE = re.compile(
-    r"(?:\A|\n)[\s#*_>-]{0,9}(?:(?:the|my) )?(?:(?:final|correct|best) )?answer[*_ ]{0,3}(?::|is:)[*_ ]{0,3}"
-    r"((?:\(?[A-Za-z][.):] ?)?[^\n.!?]{1,200})[.!?]?\Z",
+    r"(?:\A|\n)[^\n:]{0,80}\banswers?(?: is)?[*_ ]{0,3}:[*_\s]{0,5}((?:\(?[A-Za-z][.):] ?)?[^\n.!?]{1,200})[.!?]?\Z",
     re.IGNORECASE,
 )
+_LONE_END = re.compile(rf"(?:\A|\n)([^\n]+)</(?:{_NAMES})>\Z", re.IGNORECASE)
 _TOOL = "(?:tool|function)_(?:calls?|responses?|results?|use|code|outputs?)"
 _TOOL_CALLS = r"<\|tool[_\u2581]calls?(?:[_\u2581]section)?[_\u2581]"
 _TOOLS = re.compile(
@@ -69,22 +69,18 @@ def read_free(text: str) -> Reply:
         problems = () if ending else (problem,)
         boxes = tuple(find_boxes(behind))
         return Reply("free", answer=ending or None, references=boxes or None, thinking=thinking, problems=problems)
-    boxes, (answer, *others) = tuple(find_boxes(said)), _find_answers(said)
+    boxes, parts, said_last = tuple(find_boxes(said)), _find_parts(said), find_said(_plain(said))
+    answer = parts[0] if len(parts) > 1 or not said_last else said_last[0]
     problems = () if answer or boxes else (NOTHING_SAID,)
     return Reply(
-        "free",
-        answer=answer or None,
-        others=tuple(others),
-        references=boxes or None,
-        thinking=thinking,
-        problems=problems,
+        "free", answer=answer or None, parts=parts, references=boxes or None, thinking=thinking, problems=problems
     )
 
 
 def find_ending(thinking: str) -> tuple[str, str]:
     """Return the answer that thoughts end with, and what stands behind it: tags and boxes; two empty texts for none.
 
-    The answer is a closed tag, a closed box of LaTeX or a last line "Answer: ..".
+    The answer is a closed tag, a closed box of LaTeX or a last line "Answer: .."; a lone closing tag ends one, too.
 
     >>> find_ending("It is wide. <answer>Yes</answer>"), find_ending("Maybe <answer>Yes</answer>, or not")
     (('Yes', ''), ('', ''))
@@ -94,7 +90,7 @@ def find_ending(thinking: str) -> tuple[str, str]:
     behind = text[tags[-1].end() :] if tags else ""
     if tags and not _plain(behind):
         return tags[-1][1].strip(), behind
-    line = _LAST_LINE.search(text)
+    line = _LONE_END.search(text) or _LAST_LINE.search(text)
     return read_last_box(text.rstrip(" .$*)")) or (line[1].strip() if line else ""), ""
 
 
@@ -121,15 +117,15 @@ def find_last_thought(text: str) -> re.Match[str] | None:
     return None
 
 
-def _find_answers(text: str) -> list[str]:
-    """Return where an answer may stand, the most explicit first: the first that names an option counts."""
+def _find_parts(text: str) -> tuple[str, ...]:
+    """Return where an answer may stand, the most explicit first; behind answer tags all but the whole text."""
     plain = _plain(text)
-    explicit = [*filter(None, (read_latex_box(text), read_json_answer(text))), *find_said(plain)]
+    explicit = [*filter(None, (read_latex_box(text), read_json_answer(text)))]
     for pattern in (_TAGGED, _CONCLUSIONS):
         tagged = [_plain(match[1]) for match in pattern.finditer(text)][-_MOST_TAGS:]
         if tagged := [answer for answer in reversed(tagged) if re.search(r"\w", answer)]:
-            return [*tagged, *explicit]
-    return [*explicit, plain]
+            return (*tagged, *explicit, *find_said(plain))
+    return (*explicit, plain)
 
 
 def _plain(text: str) -> str:

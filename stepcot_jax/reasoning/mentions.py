@@ -30,6 +30,7 @@ class Mention:
       is_denied: whether the text says that it is not the answer.
       is_doubted: whether the text offers it as one of several, or as a possibility.
       is_listed: whether it stands in a list of all options.
+      is_aside: whether it is named as a cause or example of something else.
     """
 
     letter: str
@@ -40,6 +41,7 @@ class Mention:
     is_denied: bool = False
     is_doubted: bool = False
     is_listed: bool = False
+    is_aside: bool = False
 
     @property
     def is_stated(self) -> bool:
@@ -89,6 +91,10 @@ class Mentions:
             if _LEAD.fullmatch(self.text, start, group[0].start)
         ]
         is_first = heads and heads[0][0] is self.found[0] and not self.text[: starts[0]].strip()
+        if is_first and len(heads) == 1 and _MARKED.match(self.text, heads[0][0].start):  # "A) .., C) .. and D) .."
+            line = self.text.find("\n", heads[0][0].start) % (len(self.text) + 1)
+            marked = [mention for mention in self.found if _MARKED.match(self.text, mention.start)]
+            return [mention for mention in marked if mention.end <= line or mention in heads[0]]
         return [mention for group in heads for mention in group] if is_first else []
 
     def concluding(self, cue: re.Pattern[str]) -> list[Mention]:
@@ -98,6 +104,7 @@ class Mentions:
         return last if last and cue.search(self.sentence_of(last[0])) else []
 
 
+_MARKED = re.compile(r"[(\[]?[A-Z][)\]]")
 _GLUE = re.compile(
     r"[\s\"'\u2019*)\].,;/&+\-\u2022]{0,12}(?:(?:and|or|nor|as well as|vs\.?|versus|and/or|option|choice|the|an?)\b"
     r"[\s\"'\u2019*(\[,]{0,6}){0,3}"
@@ -122,6 +129,7 @@ _DENIED_BEFORE = re.compile(
     r"\b(?:no(?! doubt)|not(?! only)|without|neither|nor|negative for|absence of|lack of|rather than|instead of|unlike"
     r"|isn't|aren't|doesn't|don't|wasn't|cannot|can't|lacks?|exclud(?:e[ds]?|ing)|rul(?:es?|ed|ing) out|against"
     r"|other than|free of)\b"
+    r"|\b(?:other|remaining) (?:options|choices|findings|conditions|possibilities|answers)\b"
     r"|\b(?:behind|near|beside|next to|adjacent to|close to|in front of|compared (?:to|with))\s+(?:the\s+)?\Z",
     re.IGNORECASE,
 )
@@ -135,14 +143,22 @@ _DENIED_BEHIND = re.compile(
     r"|\W{0,4}(?:no|nor|none)\b(?=\s*(?:[.,;)\n]|\Z))|[\s,]{1,3}none (?:fits?|of)\b",
     re.IGNORECASE,
 )
+_ASIDE = re.compile(
+    r"\b(?:due to|caused by|causes|such as|secondary to|associated with|related to|e\.g\.,?|including|mistaken for)\b"
+    r"[^.;\n]{0,80}\Z",
+    re.IGNORECASE,
+)
 _SEEN = re.compile(r"\b(?:may|could|can|might) be (?:seen|noted|identified|observed|appreciated)\b", re.IGNORECASE)
 _DOUBTED_BEFORE = re.compile(
     r"\b(?:possibl[ey]|maybe|perhaps|may|might|could|unclear|uncertain|unsure|whether|if|differential\w*|questionable"
-    r"|either|potential(?:ly)?|equivocal|between|or)\b\W*(?:[\w-]+\W+){0,6}\Z",
+    r"|either|potential(?:ly)?|equivocal|between|or|(?:look|check|assess|search|evaluat|examin)\w* for"
+    r"|(?:signs?|features?|causes?|patients|cases) (?:of|with)|common\w*)\b\W*(?:[\w-]+\W+){0,6}\Z",
     re.IGNORECASE,
 )
 _DOUBTED_BEHIND = re.compile(
     r"\s*\?|\W{0,3}(?:would|should|could|might|may)\b(?! be (?:the|my|best|most|seen|noted|identified|observed))"
+    r"|\W{0,4}(?:(?:is|are) (?:characteri[sz]ed|defined|an? (?:condition|term|type|common)|often|usually|typically)"
+    r"|refers to|typically|usually|often|occurs|means)\b"
     r"|\W{0,3}(?:\w+ )?(?:or|possibly|maybe|perhaps|if|vs|versus)\b"
     r"|[\w ]{0,15}\b(?:is|was|are|were|remains?|seems?)\s+(?:\w+ )?"
     r"(?:considered|possible|tempting|suspected|questionable)\b",
@@ -163,15 +179,20 @@ _ARTICLE = re.compile(
 """What follows the article A and the pronoun I, rather than the letter of an option."""
 
 
-def find_mentions(text: str, options: tuple[str, ...]) -> Mentions:
-    """Return the options that a text names."""
+_MOST_BARE = 11
+"""Options up to which a capital that stands alone is a letter of theirs."""
+
+
+def find_mentions(text: str, options: tuple[str, ...], *, has_letters: bool = True) -> Mentions:
+    """Return the options that a text names, by letters too unless they have none."""
     pattern, by_name = _names(options)
     names = [
         (match.start(), match.end(), by_name[_core(match[0])])
         for match in itertools.islice(pattern.finditer(text), _MOST)
+        if _core(match[0]) in by_name
         if fold(match[0]) not in _WORDS or _ENDS.match(text, match.end())
     ]
-    letters = _find_letters(text, string.ascii_uppercase[: len(options)])
+    letters = _find_letters(text, string.ascii_uppercase[: len(options)]) if has_letters else []
     if len(names) >= _MOST or len(letters) >= _MOST:
         return Mentions(text, (), (len(text),))
     found, contradict = _join(text, letters, names)
@@ -215,6 +236,8 @@ def _find_letters(text: str, letters: str) -> list[tuple[int, int, str]]:
         letter = next(group for group in match.groups() if group).upper()
         behind = text[match.end() : match.end() + 30]
         if match[3] and _NO_LETTER_BEFORE.search(text[max(0, match.start() - 20) : match.start()]):
+            continue
+        if bare and len(letters) > _MOST_BARE:
             continue
         if bare and (_NO_LETTER_BEHIND.match(behind) or (letter in "AI" and _ARTICLE.match(behind))):
             continue
@@ -269,7 +292,6 @@ def _group(text: str, found: Sequence[Mention]) -> list[list[Mention]]:
 
 def _judge(text: str, found: Sequence[Mention], ends: Sequence[int], num_options: int) -> list[Mention]:
     """Return the mentions with what the text says of them; those of a group are denied, doubted and listed together."""
-    walked = _find_walk(text, found, num_options)
     judged = []
     groups = _group(text, found)
     for group, following in itertools.zip_longest(groups, groups[1:]):
@@ -279,13 +301,18 @@ def _judge(text: str, found: Sequence[Mention], ends: Sequence[int], num_options
         before = _behind_barrier(text[start : first.start])
         behind = _BARRIERS.split(text[last.end : end])[0] + ("~" if following else "")  # where it ends is no end
         is_denied = bool(_DENIED_BEFORE.search(before) or _DENIED_BEHIND.match(behind))
+        is_aside = _ASIDE.search(before) is not None
         is_listed = len({mention.letter for mention in group}) == num_options
         doubted = _DOUBTED_BEFORE.search(_SEEN.sub("", before)) or _DOUBTED_BEHIND.match(behind)
         several = len({mention.letter for mention in group}) > 1
         is_doubted = bool(doubted) or (several and any(map(_ALTERNATIVE.search, _between(text, group))))
         judged += [
             dataclasses.replace(
-                mention, is_denied=is_denied, is_doubted=is_doubted, is_listed=is_listed or mention.start in walked
+                mention,
+                is_denied=is_denied,
+                is_doubted=is_doubted,
+                is_listed=is_listed,
+                is_aside=is_aside,
             )
             for mention in group
         ]
@@ -306,14 +333,26 @@ def _between(text: str, group: Sequence[Mention]) -> list[str]:
     return [text[first.end : second.start] for first, second in itertools.pairwise(group)]
 
 
-def _find_walk(text: str, found: Sequence[Mention], num_options: int) -> set[int]:
-    """Return the starts of mentions that head one line each for all options in order, whatever the lines say."""
-    starts = [text.rfind("\n", 0, mention.start) + 1 for mention in found]
+_HEAD = re.compile(
+    r"[ \t]*[-*#>\u2022]*[ \t]*[*_]*(?i:option |choice )?[(\[]?([A-Z])(?:[)\]]?[*_]*[.):]|[)\]]|\b(?=[*_ ]))"
+)
+_INNER = re.compile(r"\s|[-*\u2022]\s|\Z")
+
+
+def without_walk(text: str, num_options: int) -> str:
+    """Return a text without the parts that go through the options line by line, each with what is said of it."""
+    lines, letters = text.split("\n"), string.ascii_uppercase[:num_options]
     heads = [
-        mention
-        for mention, start in zip(found, starts, strict=True)
-        if not text[start : mention.start].strip(" \t*-#>\u2022")
+        (place, match[1]) for place, line in enumerate(lines) if (match := _HEAD.match(line)) and match[1] in letters
     ]
-    letters = "".join(mention.letter for mention in heads)
-    place = letters.find(string.ascii_uppercase[:num_options])
-    return {mention.start for mention in heads[place : place + num_options]} if place >= 0 else set()
+    runs: list[list[tuple[int, str]]] = []
+    for head in heads:
+        if runs and head[1] > runs[-1][-1][1]:
+            runs[-1].append(head)
+        else:
+            runs.append([head])
+    dropped: set[int] = set()
+    for place, _ in itertools.chain.from_iterable(run for run in runs if len(run) >= min(3, num_options)):
+        inner = itertools.takewhile(lambda line: _INNER.match(line) and not _HEAD.match(line), lines[place + 1 :])
+        dropped.update(range(place, place + 1 + sum(1 for _ in inner)))
+    return "\n".join("" if place in dropped else line for place, line in enumerate(lines)) if dropped else text

@@ -43,7 +43,7 @@ class Reply:
       problems: why the text violates the dialect's grammar, each a short phrase.
       space: coordinates of its boxes; None for pixels of the record's `image_size`.
       text: what was read.
-      others: further parts that may be the answer, in order, where `answer` names no option.
+      parts: where the answer to a question with options may stand, in order; () where `answer` is the only place.
     """
 
     dialect: str
@@ -56,7 +56,7 @@ class Reply:
     problems: tuple[str, ...] = ()
     space: Space | None = None
     text: str = dataclasses.field(default="", compare=False, repr=False)
-    others: tuple[str, ...] = ()
+    parts: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
     @property
     def is_well_formed(self) -> bool:

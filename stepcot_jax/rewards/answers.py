@@ -1,4 +1,7 @@
-"""The answer reward (semantics reward of GEMeX-RMCoT, Section 4.2.2; accuracy of MEDSAGE)."""
+"""The answer reward (semantics reward of GEMeX-RMCoT, Section 4.2.2; accuracy of MEDSAGE).
+
+And what a record asks of a reply: thinking and boxes where it has some; and why a part of a reply cannot be read.
+"""
 
 import math
 import re
@@ -6,7 +9,8 @@ from typing import Literal
 
 from stepcot_jax.chain import fold
 from stepcot_jax.reasoning.answers import open_text
-from stepcot_jax.reasoning.dialects import interpret_answer
+from stepcot_jax.reasoning.dialects import interpret_answer, read_reply
+from stepcot_jax.reasoning.endings import Unsaid
 from stepcot_jax.reasoning.replies import Judged, Reply, token_f1
 from stepcot_jax.record import Record
 
@@ -25,6 +29,38 @@ _HEDGED = re.compile(
     r"may|maybe|might|mistaken?|not (?:sure|certain|clear)|perhaps|possibl[ey]|probabl[ey]|rather|retract|scratch|"
     r"seems?|sorry|suspect(?:ed)?|uncertain|unclear|unlikely|unsure|wait)\b|\?"
 )
+
+_WITHOUT_THINKING = ("gemex", "medclm")  # dialects with a reply that has no thinking
+_OF_BOXES = re.compile(r"loc|box|number", re.IGNORECASE)
+_UNNAMED = {"closed": "neither yes nor no", "open": "the answer is empty"}
+
+
+def suit(reply: Reply, record: Record | None, *, in_any_space: bool = False) -> Reply:
+    """Return the reply as a record without thinking (None: any record) asks for it: well formed without thinking."""
+    needs_thinking = record is not None and record.thinking.strip()
+    is_unsaid = any(isinstance(problem, Unsaid) for problem in reply.problems)  # refused, or cut
+    if needs_thinking or is_unsaid or not reply.problems or reply.dialect not in _WITHOUT_THINKING:
+        return reply
+    bare = read_reply(reply.text, reply.dialect, with_thinking=False, in_any_space=in_any_space)
+    return bare if bare.is_well_formed else reply
+
+
+def why_unread(reply: Reply, record: Record, *, with_thinking: bool = True) -> tuple[str, str | None]:
+    """Return why the answer cannot be read and why no box can, "" where one can; None where no box is asked for.
+
+    A record without boxes asks for none, nor does MedCLM's answer alone where record or prompt have no thinking.
+    """
+    answer = ""
+    if interpret_answer(reply, record) is None:
+        unnamed = _UNNAMED.get(record.kind, "not one reading as options")
+        answer = unnamed if reply.answer is not None else next(iter(reply.problems), "no answer is found")
+    is_bare = reply.dialect == "medclm" and not (with_thinking and record.thinking.strip())
+    if not record.references or (is_bare and not reply.references and "Reasoning:" not in reply.text):
+        return answer, None
+    if reply.references is not None:
+        return answer, "" if reply.references else "no box is written"
+    of_boxes = filter(_OF_BOXES.search, reply.problems)
+    return answer, next(of_boxes, next(iter(reply.problems), "no box in a known form"))
 
 
 def answer_reward(
@@ -49,6 +85,7 @@ def answer_reward(
       ill_formed: reward of a reply that violates its dialect's grammar: "nothing", or that of its readable "parts".
       judged: scores of this reply.
     """
+    reply = suit(reply, record)
     if reply.answer is None or (ill_formed == "nothing" and not reply.counts):
         return 0.0
     if record.kind == "open":
@@ -69,7 +106,7 @@ def _open_reward(answer: str, record: Record, open_answer: OpenAnswer, judged: J
         return float(abs(round(judged.reply - judged.reference, 9)) < JUDGE_MARGIN)  # 4.1 - 2.1 is 2, not less
     accepted = record.accepted_texts[:1] if open_answer == "equal" else record.accepted_texts
     if open_answer == "token_f1":
-        return float(max(token_f1(answer, text) for text in accepted) >= LEAST_TOKEN_F1)
+        return float(max(token_f1(open_text(answer), text) for text in accepted) >= LEAST_TOKEN_F1)
     texts = {fold(text) for text in accepted}
     return float(fold(answer) in texts or fold(open_text(answer)) in texts)
 
@@ -85,6 +122,9 @@ def is_hedged(answer: str, record: Record) -> bool:
     return _HEDGED.search(text) is not None
 
 
-def format_reward(reply: Reply) -> float:
-    """Return 1 if the reply follows its dialect's grammar, else 0 (MEDSAGE, Table 4; none in GEMeX-RMCoT)."""
-    return float(reply.is_well_formed)
+def format_reward(reply: Reply, record: Record | None = None) -> float:
+    """Return 1 if the reply follows its dialect's grammar, else 0 (MEDSAGE, Table 4; none in GEMeX-RMCoT).
+
+    A reply to a record without thinking needs none.
+    """
+    return float((reply if record is None else suit(reply, record)).is_well_formed)

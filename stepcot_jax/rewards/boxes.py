@@ -3,7 +3,7 @@
 from stepcot_jax.box import EmptyBoxes, Matching, UnequalCounts, mean_iou
 from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import Record
-from stepcot_jax.rewards.answers import IllFormed
+from stepcot_jax.rewards.answers import IllFormed, suit
 
 LEAST_IOU = 0.75
 
@@ -58,6 +58,7 @@ def localisation(
       empty_boxes: value of no box on either side, "one" or "zero".
       ill_formed: as in `rewards.answers.answer_reward`.
     """
+    reply = suit(reply, record)
     if reply.references is None or (ill_formed == "nothing" and not reply.counts):
         return 0.0
     return mean_iou(

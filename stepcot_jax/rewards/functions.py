@@ -1,10 +1,16 @@
 """Rewards as plain functions of replies and their records, for `sc.GRPO(policy, rewards=[...])`."""
 
+import functools
+import numbers
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.errors import BadInput, RunStopped
+from stepcot_jax.host.extras import find_misfit
+from stepcot_jax.host.text import one_line
 from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import Record
 from stepcot_jax.rewards.answers import answer_reward, format_reward
@@ -14,6 +20,13 @@ RewardFunction = Callable[[Sequence[Reply], Sequence[Record]], Sequence[float]]
 """(replies, records) -> one number each; NaN for a reply that it cannot score."""
 
 Weighted = RewardFunction | tuple[RewardFunction, float]
+
+_FOREIGN = (
+    "prompt prompts prompt_ids query queries completion completions completion_ids solution solutions solution_str "
+    "solution_strs data data_source data_sources ground_truth ground_truths extra_info reward_input reward_inputs "
+    "predict_str inputs outputs samples labels trainer_state return_dict"
+)
+"""Parameters of reward functions of TRL, verl, EasyR1 and OpenRLHF, which mean something else than ours."""
 
 
 def answer(replies: Sequence[Reply], records: Sequence[Record]) -> list[float]:
@@ -28,8 +41,7 @@ def grounding(replies: Sequence[Reply], records: Sequence[Record]) -> list[float
 
 def well_formed(replies: Sequence[Reply], records: Sequence[Record]) -> list[float]:
     """Return 1 for each reply that keeps its dialect's grammar, else 0."""
-    del records
-    return [format_reward(reply) for reply in replies]
+    return [format_reward(reply, record) for reply, record in zip(replies, records, strict=True)]
 
 
 def name_functions(rewards: Sequence[Weighted]) -> dict[str, tuple[RewardFunction, float]]:
@@ -42,12 +54,19 @@ def name_functions(rewards: Sequence[Weighted]) -> dict[str, tuple[RewardFunctio
     0.1
     """
     named: dict[str, tuple[RewardFunction, float]] = {}
+    if not isinstance(rewards, Sequence):
+        raise BadInput(f"rewards: {rewards!r:.80} is no list of functions, such as [sc.rewards.answer]")
     for position, reward in enumerate(rewards):
-        function, weight = reward if isinstance(reward, tuple) else (reward, 1.0)
-        name = getattr(function, "__name__", "")
+        function, weight = reward if isinstance(reward, tuple) and len(reward) == 2 else (reward, 1.0)
+        inner = function.func if isinstance(function, functools.partial) else function
+        name = getattr(inner, "__name__", type(inner).__name__ if callable(inner) else "")
         if not callable(function) or not name.isidentifier() or name in (*named, "total"):
             raise BadInput(f"rewards[{position}]: {name or function!r} is not a function with a name of its own")
-        if not 0 <= weight < float("inf"):
+        if misfit := find_misfit(function, ("replies", "records"), foreign=_FOREIGN.split()):
+            raise BadInput(
+                f"rewards[{position}]: {name} {misfit}; expected (replies, records) -> a number for each reply"
+            )
+        if not isinstance(weight, numbers.Real) or not 0 <= weight < float("inf"):
             raise BadInput(f"rewards[{position}]: the weight of {name} is {weight!r}; expected a finite number >= 0")
         named[name] = function, float(weight)
     if not any(weight for _, weight in named.values()):
@@ -66,15 +85,34 @@ def apply_functions(
       records: what `replies` answer, in their order.
 
     Raises:
-      BadInput: a function returns another number of rewards than there are replies, or infinity.
+      BadInput: a function fails, or does not return a finite number or NaN for each reply.
     """
     parts: dict[str, list[float]] = {}
     for name, (function, _) in named.items():
-        values = np.asarray(function(replies, records), np.float64)
-        if values.shape != (len(replies),) or np.isinf(values).any():
-            returned = "infinity" if values.shape == (len(replies),) else f"shape {list(values.shape)}"
-            raise BadInput(f"rewards: {name} returned {returned}; expected a number for each of {len(replies)} replies")
-        parts[name] = values.tolist()
+        try:
+            returned = function(replies, records)
+        except (RunStopped, MemoryError):
+            raise
+        except Exception as error:
+            raise BadInput(f"rewards: {name} failed with {type(error).__name__}: {one_line(error)}") from error
+        parts[name] = read_numbers(f"rewards: {name}", returned, number=len(replies)).tolist()
     weighted = [(weight, parts[name]) for name, (_, weight) in named.items() if weight]
     total = np.sum([weight * np.asarray(values) for weight, values in weighted], axis=0)
     return {**parts, "total": total.tolist()}
+
+
+def read_numbers(name: str, returned: Any, *, number: int) -> npt.NDArray[np.float64]:
+    """Return what a function returned as finite numbers or NaN, one for each reply; texts and None are none."""
+    try:
+        values = np.asarray(returned)
+    except (TypeError, ValueError):  # lists of several lengths, tensors of another device
+        values = np.empty((), object)
+    if not np.can_cast(values.dtype, np.float64, "same_kind"):
+        found = f"{returned!r:.80}"
+    elif values.shape != (number,):
+        found = f"shape {list(values.shape)}"
+    elif (np.abs(values := values.astype(np.float64)) > np.finfo(np.float32).max).any():
+        found = "infinity"
+    else:
+        return values
+    raise BadInput(f"{name} returned {found}; expected a number for each of {number} replies")

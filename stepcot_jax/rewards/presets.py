@@ -8,10 +8,21 @@ from typing import Literal, get_args, get_type_hints
 
 from stepcot_jax.box import EmptyBoxes, Matching
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.extras import find_misfit
 from stepcot_jax.reasoning.replies import Judged, Reply
 from stepcot_jax.record import Record
-from stepcot_jax.rewards.answers import ChoiceReading, IllFormed, MultiChoice, OpenAnswer, answer_reward, format_reward
+from stepcot_jax.rewards.answers import (
+    ChoiceReading,
+    IllFormed,
+    MultiChoice,
+    OpenAnswer,
+    answer_reward,
+    format_reward,
+    suit,
+    why_unread,
+)
 from stepcot_jax.rewards.boxes import LEAST_IOU, grounding_reward, localisation
+from stepcot_jax.rewards.functions import read_numbers
 
 GroundingReward = Literal["threshold", "mean_iou"]
 Gate = Literal["none", "released"]
@@ -140,6 +151,7 @@ def reward(
     >>> reward(reply, record, PRESETS["gemex"]).total
     2.0
     """
+    reply = suit(reply, record)
     parts = {
         "answer": answer_reward(
             reply,
@@ -151,7 +163,7 @@ def reward(
             judged=judged,
         ),
         "grounding": _grounding(reply, record, settings),
-        "format": format_reward(reply),
+        "format": format_reward(reply, record),
         "consistency": _consistency(reply, record, settings, consistency),
     }
     weights = {name: getattr(settings, f"{name}_weight") for name in parts}
@@ -176,7 +188,9 @@ def _consistency(reply: Reply, record: Record, settings: RewardSettings, functio
         raise BadInput("rewards.consistency_weight is positive; a consistency function is required")
     if settings.ill_formed == "nothing" and not reply.is_well_formed:
         return 0.0
-    share = function(record, reply)
+    if misfit := find_misfit(function, ("record", "reply")):
+        raise BadInput(f"the consistency function {misfit}; expected (record, reply) -> a number")
+    (share,) = read_numbers("the consistency function", [function(record, reply)], number=1)
     if not (0 <= share <= 1 or math.isnan(share)):
         raise BadInput(f"the consistency function must return 0 to 1, or NaN for unscored; got {share}")
     return float(share)
@@ -185,5 +199,5 @@ def _consistency(reply: Reply, record: Record, settings: RewardSettings, functio
 def _passes_gate(reply: Reply, record: Record) -> bool:
     """Return whether a reply is well formed, has a conclusion, and has as many boxes as the record, if that has any."""
     has_conclusion = bool(reply.answer and reply.stages.get("conclusion", reply.answer))
-    are_counts_right = not record.references or len(reply.references or ()) == len(record.references)
+    are_counts_right = why_unread(reply, record)[1] is None or len(reply.references or ()) == len(record.references)
     return reply.is_well_formed and has_conclusion and are_counts_right

@@ -28,6 +28,7 @@ from stepcot_jax.data.questions.variants import (
 )
 from stepcot_jax.evaluation.audits import CASES, Row, Scored, audit_pictures, audit_thinking, made_of
 from stepcot_jax.evaluation.replies import ReplyScore, ScoringSettings, score_all
+from stepcot_jax.evaluation.unread import WARNING, UnreadParts, count_unread, describe_unread
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.pages.pictures import write_picture
@@ -144,11 +145,12 @@ def read_own(folder: Path) -> tuple[dict[str, Record], dict[str, Record]]:
 
 def score_audit(
     folder: Path, replies: Path, thinking: Path | None, scoring: ScoringSettings
-) -> "tuple[list[Table], list[Example]]":
-    """Return the tables of an audit from a model's replies, and the questions with the most pictures as examples."""
+) -> "tuple[list[Table], list[Example], dict[str, UnreadParts]]":
+    """Return the tables of an audit from a model's replies, questions with the most pictures, and what is unread."""
     records, questions = read_own(folder)
     scored = _score(records, replies, scoring)
     own = {record.id: score for record, score in scored if record.id in questions}
+    unread: dict[str, UnreadParts] = {replies.stem: count_unread(score for _, score in scored)}
     right = [(record, score) for record, score in scored if own[made_of(record)].a_score == 1]
     tables = [
         _tabulate(name, {variant: audit_pictures(own, pairs) for variant, pairs in groups.items()})
@@ -163,14 +165,18 @@ def score_audit(
                 f"{folder / THINKING}: its thinkings are of other replies than {replies}; expected those of the same "
                 "replies (`audit score` without --thinking-replies writes them)"
             )
-        groups = _add_kinds(_group(_score(varied, thinking, scoring), THINKS))
+        thought = _score(varied, thinking, scoring)
+        unread[thinking.stem] = count_unread(score for _, score in thought)
+        groups = _add_kinds(_group(thought, THINKS))
         rows = {variant: audit_thinking(own, pairs, questions) for variant, pairs in groups.items()}
         condition = next(iter(varied.values())).provenance.get(CONDITION, "")[:200]
         tables.insert(1, _tabulate("thinks", rows, condition))
     if _group(scored, COUNTERFACTUAL) and not _group(right, COUNTERFACTUAL):
         missed = "Counterfactual: no figure, since no finding of a phantom was claimed rightly."
         tables[0] = dataclasses.replace(tables[0], notes=(*tables[0].notes, missed))
-    return tables, _choose_examples(scored, own)
+    doubtful = [line for line in describe_unread(unread) if line.startswith(WARNING)]
+    tables[0] = dataclasses.replace(tables[0], notes=(*tables[0].notes, *doubtful))
+    return tables, _choose_examples(scored, own), unread
 
 
 def _score(records: Mapping[str, Record], path: Path, scoring: ScoringSettings) -> Scored:
@@ -248,5 +254,5 @@ def list_audit_sections(folder: Path, scoring: ScoringSettings, *, with_pictures
     if not (folder / REPLIES).exists():
         return []
     thinking = folder / THINKING_REPLIES
-    tables, examples = score_audit(folder, folder / REPLIES, thinking if thinking.exists() else None, scoring)
+    tables, examples, _ = score_audit(folder, folder / REPLIES, thinking if thinking.exists() else None, scoring)
     return [*map(tabulate, tables), *([show_examples(folder, examples)] if with_pictures and examples else [])]

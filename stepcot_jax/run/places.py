@@ -10,6 +10,7 @@ import jax
 from stepcot_jax.host.download import is_address, open_remote
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import lock_folder, make_workdir, write_whole
+from stepcot_jax.host.untrusted import resolve
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.training.processes import all_agree, check_shared, is_first, wait_for_all
 
@@ -32,7 +33,7 @@ class Place:
             self.title = self.name.rpartition("/")[2]  # the run's name in loggers
         else:
             self.folder, self.name = pathlib.Path(workdir), str(pathlib.Path(workdir))
-            self.title = self.folder.resolve().name
+            self.title = resolve(self.folder).name
         make_workdir(self.folder)
 
     @property

@@ -11,6 +11,7 @@ import numpy as np
 
 from stepcot_jax.data.dataset import HeldOut
 from stepcot_jax.data.questions.check_examples import CheckExample, draw_check_examples
+from stepcot_jax.data.questions.making import write_texts
 from stepcot_jax.data.questions.record_files import write_vqa_records
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.features.encode import ALONE, ImageItem, Processes, encode_together
@@ -34,7 +35,6 @@ from stepcot_jax.policies.records import (
     encode_checks,
     lay_out_prompts,
     longest_check,
-    write_texts,
 )
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.reasoning.dialects import read_reply, write_question

@@ -21,6 +21,7 @@ from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.evaluation import replies
 from stepcot_jax.evaluation.replies import BASELINE, ReplyScore, Results, ScoringSettings
 from stepcot_jax.evaluation.statistics import count_once
+from stepcot_jax.evaluation.unread import WARNING, count_unread, describe_unread
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file, write_whole, writing_whole
 from stepcot_jax.host.terminal import Terminal
@@ -43,7 +44,6 @@ from stepcot_jax.systems.curriculum import StagedRows, make_staged_rows
 from stepcot_jax.systems.grpo import Rollouts
 from stepcot_jax.systems.options import GrpoOptions, count_updates
 from stepcot_jax.systems.policy_system import PolicySystem
-from stepcot_jax.systems.self_check import SelfCheck
 from stepcot_jax.systems.sft import Normalise, PackedRows, draw_batches, pack_split
 from stepcot_jax.training.devices import Devices
 from stepcot_jax.training.processes import is_first
@@ -103,7 +103,7 @@ def write_policy_results(
         notes=[remark],
     )
     write_whole(workdir / STATISTICS_FILE, replies.encode(replies.to_json(results)))
-    notes = []
+    told, notes = describe_unread(results.unread), []
     if end_of_sft and "sft" in outcome.best:
         notes.append(_note_start(outcome.best["sft"].step, end_of_sft, phase=list(answered)[-1].upper()))
     notes = [note for note in notes if note]
@@ -114,10 +114,11 @@ def write_policy_results(
         "best": {name: {"step": best.step, "validation_score": best.score} for name, best in outcome.best.items()},
         "baseline": _figures(results, BASELINE),
         "test": {phase: _figures(results, phase) for phase in answered},
+        "unread": results.unread,
         "notes": notes,
     }
     write_whole(workdir / REPORT, msgspec.json.format(replies.encode(report), indent=2) + b"\n")
-    print("\n".join(describe_results(results, with_intervals=num_resamples > 0) + notes))
+    print("\n".join([*told, *describe_results(results, with_intervals=num_resamples > 0), *notes]))
     print(f"\n{report['wall_seconds']:.0f} s; written to {workdir / REPORT}")
     return report
 
@@ -144,7 +145,8 @@ def describe_results(results: Results, *, with_intervals: bool = True) -> list[s
     lines = [f"{'test split, %':{width}}  " + "  ".join(f"{name:>11}" for name in names)]
     keys = dict(_SHOWN)
     for row, figures in results.figures.items():
-        cells = [f"{100 * figures[keys[name]].value:11.1f}" if keys[name] in figures else " " * 11 for name in names]
+        values = [figures[keys[name]].value if keys[name] in figures else math.nan for name in names]
+        cells = [f"{'-' if math.isnan(value) else f'{100 * value:.1f}':>11}" for value in values]
         lines.append(f"{row:{width}}  " + "  ".join(cells))
     for row, figures in results.differences.items() if with_intervals else ():
         if row == BASELINE:
@@ -152,7 +154,7 @@ def describe_results(results: Results, *, with_intervals: bool = True) -> list[s
         shown = [
             f"{name} {100 * difference.value:+.1f} [{100 * difference.low:+.1f}, {100 * difference.high:+.1f}]"
             for name in ("A", "V", "V findings")
-            if (difference := figures.get(keys[name])) is not None
+            if (difference := figures.get(keys[name])) is not None and not math.isnan(difference.value)
         ]
         lines.append(f"{row} less {next(iter(results.counts.keys() - {BASELINE, row}), 'sft')}: " + ", ".join(shown))
     return lines
@@ -264,6 +266,8 @@ def _make_rollouts(
         dpo = settings.dpo
         options = GrpoOptions(group_size=dpo.group_size, temperature=dpo.temperature)
     elif settings.self_check.enabled:
+        from stepcot_jax.systems.self_check import SelfCheck  # for this option alone
+
         self_check = SelfCheck(
             policy=policy,
             normalise=normalise,
@@ -339,6 +343,7 @@ class PolicyTask(Task):
             self.dataset, self.tokens.encoded, pack_length=settings.sft.pack_length
         )
         self.staged = None if settings.curriculum.schedule == "none" else self._stage_rows()
+        self._numbers: dict[str, float] = {}
         self.scoring = ScoringSettings(dialect=settings.vqa.dialect, with_thinking=settings.vqa.with_thinking)
         self.system = make_policy_system(
             settings,
@@ -474,9 +479,18 @@ class PolicyTask(Task):
         columns = replies.as_columns(answered.records, answered.scores)
         figures = replies.prepare_figures(columns)(count_once(len(columns.patients)))
         a_score, v_score = (float(figures[key][0]) for key in (("a_score", "mean"), ("v_score", "all")))
+        unread = count_unread(answered.scores)
+        self._numbers = {f"{phase}/unread_{what}": part.share for what, part in unread.items()}
+        for line in describe_unread({f"{phase}, validation": unread}):
+            if line.startswith(WARNING):
+                self.terminal.say(line)
         if is_first():
             write_examples(self.workdir, answered, step=step, load_image=self._load_image)
         return self.system.evaluate({"phase": phase, "a_score": a_score, "v_score": v_score})
+
+    def numbers(self, step: int) -> dict[str, float]:  # noqa: ARG002
+        """Return the shares of unread answers and boxes that `validate` found."""
+        return self._numbers
 
     def pictures(self, step: int) -> dict[str, bytes]:
         """Return the examples of replies that `validate` wrote, in the first process."""

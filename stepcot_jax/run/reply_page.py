@@ -58,17 +58,18 @@ def make_tables(results: Results) -> list[Table]:
 
 
 def _with_unread(table: Table, results: Results) -> Table:
-    """Return the table with the number of unread replies, of which refused, filtered, empty and cut ones apart."""
-    apart = [reason for reason in Unsaid if any(reasons[reason] for reasons in results.unread.values())]
+    """Return the table with unread answers, of which refused, filtered, empty and cut ones apart, and unread boxes."""
+    apart = [reason for reason in Unsaid if any(parts["answers"].reasons[reason] for parts in results.unread.values())]
 
     def describe(name: str) -> tuple[Entry, ...]:
-        reasons = results.unread.get(name)
-        if reasons is None:
-            return (None,) * (len(apart) + 2)
-        because = "; ".join(f"{text} ({count})" for text, count in reasons.most_common(3)) or None
-        return (reasons.total(), *(reasons[reason] for reason in apart), because)
+        if name not in results.unread:
+            return (None,) * (len(apart) + 4)
+        answers, boxes = results.unread[name].values()
+        told = (answers.reasons.total(), *(answers.reasons[reason] for reason in apart), answers.because or None)
+        return (*told, boxes.reasons.total() if boxes.num_replies else None, boxes.because or None)
 
-    heads = (*table.columns, *columns("number", "unread", *map(str, apart)), *columns("text", "because"))
+    of_answers = (*columns("number", "unread answers", *map(str, apart)), *columns("text", "answers: because"))
+    heads = (*table.columns, *of_answers, *columns("number", "unread boxes"), *columns("text", "boxes: because"))
     rows = tuple((*row, *describe(str(row[0]))) for row in table.rows)
     return dataclasses.replace(table, columns=heads, rows=rows)
 

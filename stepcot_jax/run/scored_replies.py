@@ -14,7 +14,7 @@ from stepcot_jax.box import UnequalCounts
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
 from stepcot_jax.data.questions.reply_files import ReplyFile, read_replies
 from stepcot_jax.data.records.data_json import ImageLocator
-from stepcot_jax.evaluation.box_forms import BoxForm, find_better_form
+from stepcot_jax.evaluation.box_forms import BoxForm, find_better_form, keep_smallest
 from stepcot_jax.evaluation.replies import (
     CHECKED_STAGES,
     JUDGED,
@@ -32,6 +32,7 @@ from stepcot_jax.evaluation.replies import (
     to_json,
 )
 from stepcot_jax.evaluation.stage_claims import LABEL_VALUES
+from stepcot_jax.evaluation.unread import describe_unread, find_doubts
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_workdir, read_file, write_whole, writing_whole
@@ -48,6 +49,7 @@ TABLE_NAMES = ("table", "differences", "stages", "rated_stages", "perturbed")
 """Names of all tables that an evaluation may write."""
 
 _NUM_TESTED = 1000  # replies that are tested for another form of boxes
+_MOST_TESTED = 2_000_000  # characters of these
 
 
 def to_text(table: Table) -> str:
@@ -131,7 +133,7 @@ class ReplyScores:
       records: the questions that were scored, in that order.
       root: folder of their images.
       dialects: by model, the dialect that its replies were read in.
-      doubt: says of which models most replies cannot be read; "" if of none.
+      doubt: says of which models most answers, or boxes, cannot be read; "" if of none.
     """
 
     results: Results
@@ -152,8 +154,9 @@ class ReplyScores:
         return {name: model["figures"] for name, model in to_json(self.results)["models"].items()}
 
     def table(self) -> str:
-        """Return the tables as text: A by kind, V, well formed, with intervals by patient, and notes."""
-        return "\n".join(to_text(table) for table in make_tables(self.results) if table.name in _PRINTED)
+        """Return unread answers and boxes, and the tables: A by kind, V, well formed, with intervals by patient."""
+        tables = [to_text(table) for table in make_tables(self.results) if table.name in _PRINTED]
+        return "\n".join([*describe_unread(self.results.unread), "", *tables])
 
     def write(
         self,
@@ -196,7 +199,8 @@ class ReplyScores:
             num_shown=num_shown,
         )
         sections = [*map(tabulate, tables), replies]
-        page = write_report(title=title, about=(), sections=sections, writer="stepcot evaluate_replies").encode()
+        about = describe_unread(self.results.unread)
+        page = write_report(title=title, about=about, sections=sections, writer="stepcot evaluate_replies").encode()
         write_whole(folder / "index.html", page)
         lines = [f"{unread} images could not be read; the page shows boxes without them"] if unread else []
         lines.append(
@@ -308,13 +312,7 @@ def score_files(
     settings = dataclasses.replace(settings, dialect=", ".join(dict.fromkeys(dialects.values())))
     how: dict[str, Any] = {"num_resamples": num_resamples, "seed": seed, "notes": notes}
     results = summarise(chosen, scores, settings, baseline=baseline, **how)
-    doubts = [
-        f"{file.name}: {number} of {len(file.replies)} replies have neither an answer nor a box that can be read, as "
-        f"dialect {dialects[file.name]}"
-        for file in files
-        if 2 * (number := results.unread[file.name].total()) > len(file.replies)
-    ]
-    return ReplyScores(results, scores, chosen, root, dialects, "; ".join(doubts))
+    return ReplyScores(results, scores, chosen, root, dialects, find_doubts(results.unread, dialects))
 
 
 def _refuse_small_boxes(records: Sequence[Record]) -> None:
@@ -333,7 +331,8 @@ def _describe_boxes(
     if num_turned := sum(score.num_turned for score in scores):
         yield f"{file.name}: {num_turned} boxes have swapped corners, which were sorted."
     located = [record for record in records if record.references and record.id in file.replies][:_NUM_TESTED]
-    replies = [read(file.replies[record.id], settings, in_any_space=True) for record in located]
+    located = keep_smallest(located, lambda record: len(file.replies[record.id]), most=_MOST_TESTED)
+    replies = [read(file.replies[record.id], settings, record, in_any_space=True) for record in located]
     if note := find_better_form(replies, located, settings.boxes or BoxForm()):
         yield f"{file.name}: {note}."
 
@@ -372,6 +371,8 @@ def _write_scores(path: Path, models: Mapping[str, Sequence[ReplyScore]]) -> Non
                     "answer": score.answer,
                     "boxes": [{"label": region.label, "box": region.corners} for region in score.boxes],
                     "problems": score.problems,
+                    "unread_answer": score.unread_answer,
+                    "unread_boxes": score.unread_boxes,
                 }
                 for key in ("stages", "rated_stages"):
                     if not np.isnan(getattr(score, key)).all():

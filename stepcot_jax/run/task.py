@@ -69,6 +69,10 @@ class Task(Protocol):
         """Return PNG files by name for the log, of the validation after `step` updates, in the first process."""
         return {}
 
+    def numbers(self, step: int) -> Mapping[str, float]:  # noqa: ARG002
+        """Return further numbers by name for the log, of the validation after `step` updates."""
+        return {}
+
     @property
     def next_commands(self) -> tuple[str, ...]:
         """Commands for a finished run, without "stepcot"; "{workdir}" stands for its folder."""

@@ -20,6 +20,7 @@ from stepcot_jax.host.files import read_json, write_whole
 from stepcot_jax.host.machine import release_freed_memory, use_compilation_cache
 from stepcot_jax.host.terminal import Terminal, name_command
 from stepcot_jax.host.text import install_extra, one_line
+from stepcot_jax.host.untrusted import resolve
 from stepcot_jax.run.given import Given, write_given
 from stepcot_jax.run.places import Place, check_judge
 from stepcot_jax.run.run_checks import check_earlier_run, describe_longer, explain_disk, remove_results
@@ -55,7 +56,7 @@ def open_loggers(
     path, loggers = workdir / "loggers.json", list[Logger]()
     ids = read_json(path, dict[str, str], accepted="expected the ids of a run's loggers") if path.is_file() else {}
     options = settings.loggers
-    title = options.run or name or workdir.resolve().name
+    title = options.run or name or resolve(workdir).name
     for logger in options.names:
         guarded = _Guarded(logger, say)
         with guarded.guard("cannot be opened"):
@@ -318,6 +319,7 @@ class Run:
             compiled=compiled,
             profiler=Profiler(self.workdir / "profile", training.profile_updates, say=self.terminal.say),
             pictures=self.task.pictures,
+            further=self.task.numbers,
         )
 
     def _compile_ahead(self, plan: Plan, step: int, compiled: Mapping[str, Compiled]) -> dict[str, Compiled]:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from stepcot_jax.data.questions.making import write_texts
 from stepcot_jax.data.questions.stage_views import (
     DIALECTS_WITH_HARD,
     STAGES,
@@ -28,7 +29,7 @@ from stepcot_jax.data.questions.stage_views import (
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.policies.policy_files import AnyTokenizer
-from stepcot_jax.policies.records import EncodedRecord, RecordEncoder, lay_out_pack, stack_rows, write_texts
+from stepcot_jax.policies.records import EncodedRecord, RecordEncoder, lay_out_pack, stack_rows
 from stepcot_jax.systems.options import CurriculumOptions, SftOptions, count_updates
 from stepcot_jax.systems.sft import NAME, Batch, See, SftUpdate
 from stepcot_jax.training.devices import GlobalBatch

@@ -121,12 +121,13 @@ class Pairs(Rollouts):
         """Return prompts with the chosen and the rejected reply, [prompt, 2, ...], and numbers for the log."""
         replies = self.sample_groups(state, batch)
         tokens, counted = np.asarray(replies.tokens), np.asarray(replies.counted)
-        totals = self._reward_all(tokens, batch["index"])["total"]
-        pairs = [choose_pair(group) for group in totals]
+        parts = self._reward_all(tokens, batch["index"])
+        pairs = [choose_pair(group) for group in parts["total"]]
         paired = np.array([pair is not None for pair in pairs])
         rows, places = np.arange(len(pairs))[:, None], np.array([pair or (0, 0) for pair in pairs])
-        gathered = self.devices.gather_rows({"paired": paired, "totals": totals})
-        self.count(gathered["totals"], differs=bool(gathered["paired"].any()), step=int(jax.device_get(state.step)))
+        gathered = self.devices.gather_rows({"paired": paired, **parts})
+        shares = self.signal.note_unread(gathered)
+        self.count(gathered["total"], differs=bool(gathered["paired"].any()), step=int(jax.device_get(state.step)))
         return {
             **{name: batch[name] for name in ("images", "prompts", "lengths")},
             "completions": tokens[rows, places],
@@ -134,7 +135,8 @@ class Pairs(Rollouts):
             "paired": paired,
             COLLECTED_NUMBERS: {
                 "rollouts/pairs": float(gathered["paired"].mean()),
-                "rollouts/valid": float((gathered["totals"] > 0).mean()),
-                "rollouts/reward/total": float(np.nanmean(gathered["totals"])),
+                "rollouts/valid": float((gathered["total"] > 0).mean()),
+                "rollouts/reward/total": float(np.nanmean(gathered["total"])),
+                **shares,
             },
         }

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -27,15 +27,18 @@ from stepcot_jax.policies.tokenizers import Tokenizer
 from stepcot_jax.reasoning.dialects import read_reply
 from stepcot_jax.reasoning.replies import Judged, Reply
 from stepcot_jax.record import Record
+from stepcot_jax.rewards.answers import suit, why_unread
 from stepcot_jax.rewards.functions import RewardFunction, apply_functions
 from stepcot_jax.rewards.presets import Rewards, RewardSettings, reward
 from stepcot_jax.systems.options import REFERENCE, GrpoOptions, SelfCheckOptions
-from stepcot_jax.systems.self_check import CHECK, Attempts, SelfCheck, describe_checks, token_advantages
 from stepcot_jax.systems.sft import POLICY, Batch, Normalise
 from stepcot_jax.training.devices import Devices, GlobalBatch, differentiate
 from stepcot_jax.training.optimizers import global_norm
 from stepcot_jax.training.state import Params, TrainState, apply_gradients
 from stepcot_jax.training.system import COLLECTED_NUMBERS
+
+if TYPE_CHECKING:
+    from stepcot_jax.systems.self_check import Attempts, SelfCheck
 
 # The objective of GRPO, for replies and for chains.
 
@@ -187,6 +190,9 @@ def flatten_groups(rows: Array) -> Array:
     return rows.reshape(-1, *rows.shape[2:])
 
 
+_UNREAD = ("unread_answers", "unread_boxes")
+"""Shares beside the rewards, which earn nothing."""
+
 # Updates without a signal, as all rewards of a group are equal, are counted and reported.
 
 
@@ -200,6 +206,7 @@ class RewardSignal:
     num_unscored: int = 0
     num_in_a_row: int = 0
     mean: float = float("nan")
+    unread: str = ""  # of the last update
 
     def add(self, *, mean: float, differs: bool) -> None:
         """Count an update."""
@@ -209,6 +216,13 @@ class RewardSignal:
         self.num_equal += is_scored and not differs
         self.num_in_a_row = 0 if is_scored and differs else self.num_in_a_row + 1
         self.mean = mean if is_scored else self.mean
+
+    def note_unread(self, rewards: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Return the shares of unread answers and boxes of an update, for the log; messages repeat the last ones."""
+        shares = {name: _mean(rewards[name]) for name in _UNREAD if not np.isnan(rewards[name]).all()}
+        told = [f"{100 * share:.0f} % {name.replace('_', ' ')}" for name, share in shares.items() if share > 0]
+        self.unread = f"; {', '.join(told)} in the last update" if told else ""
+        return {f"rollouts/{name}": share for name, share in shares.items()}
 
     def warn(self, phase: str) -> str:
         """Return a warning if a phase could learn nothing from its rewards, else ""; "" also without an update."""
@@ -220,7 +234,7 @@ class RewardSignal:
         unscored = f", {self.num_unscored} without any reward" if self.num_unscored else ""
         return (
             f"phase {phase!r}: the rewards of {self.units} were equal in all {self.num_updates} updates (mean "
-            f"{self.mean:.3f}{unscored}); {advice}"
+            f"{self.mean:.3f}{unscored}){self.unread}; {advice}"
         )
 
 
@@ -256,7 +270,7 @@ class Rollouts:
     settings: GrpoOptions
     rewards: RewardSettings
     longest: int
-    self_check: SelfCheck | None = None
+    self_check: "SelfCheck | None" = None
     judge: Rating | None = None
     # Used instead of `rewards`, unless empty.
     functions: Mapping[str, tuple[RewardFunction, float]] = dataclasses.field(default_factory=dict)
@@ -317,6 +331,7 @@ class Rollouts:
             success = wrong & (parts["answer"] == 1)
             checked = self.devices.gather_rows({"wrong": wrong, "success": success, "first": first["answer"]})
         gathered = self.devices.gather_rows(parts)
+        unread = self.signal.note_unread(gathered)
         relative = self.compare(gathered["total"], step=int(jax.device_get(state.step)))
         made_batch: Batch = {
             **{name: batch[name] for name in ("images", "prompts", "lengths")},
@@ -324,9 +339,11 @@ class Rollouts:
             "counted": self._counted(made, parts["total"]),
             "old_log_probs": made.log_probs,
             "advantages": self._advantages(relative[local], replies, parts),
-            COLLECTED_NUMBERS: self._describe(gathered, relative, made),
+            COLLECTED_NUMBERS: self._describe(gathered, relative, made) | unread,
         }
-        if self.self_check is not None and isinstance(made, Attempts):
+        if self.self_check is not None and not isinstance(made, Replies):
+            from stepcot_jax.systems.self_check import CHECK, describe_checks, token_advantages  # for this option alone
+
             settings = self.self_check.settings
             made_batch["advantages"] = token_advantages(
                 relative[local], kinds=made.kinds, wrong=wrong, settings=settings
@@ -357,12 +374,16 @@ class Rollouts:
         """Return each part of the rewards of replies [row, rollout, token], float32 [row, rollout]; 0 if not chosen."""
         chosen = np.ones(tokens.shape[:2], bool) if chosen is None else chosen
         replies = [(self.records[indices[row]], tokens[row, rollout]) for row, rollout in np.argwhere(chosen)]
+        records = [record for record, _ in replies]
+        read = [suit(self.read(tokens), record) for record, tokens in replies]
         if self.functions:
-            records = [record for record, _ in replies]
-            rewards = apply_functions(self.functions, [self.read(reply) for _, reply in replies], records)
+            rewards = apply_functions(self.functions, read, records)
         else:
             scored = self.reward_all(replies)
             rewards = {name: [getattr(parts, name) for parts in scored] for name in _PARTS}
+        why = [why_unread(*pair, with_thinking=self.with_thinking) for pair in zip(read, records, strict=True)]
+        unread = [[float("nan") if each is None else float(bool(each)) for each in pair] for pair in why]
+        rewards |= {name: [pair[place] for pair in unread] for place, name in enumerate(_UNREAD)}
         parts = {name: np.zeros(chosen.shape, np.float32) for name in rewards}
         for name, part in parts.items():
             part[chosen] = rewards[name]
@@ -370,7 +391,7 @@ class Rollouts:
 
     def reward_all(self, replies: Sequence[tuple[Record, np.ndarray]]) -> list[Rewards]:
         """Return the rewards of the tokens of this process's replies, each with its record."""
-        read = [(record, self.read(tokens)) for record, tokens in replies]
+        read = [(record, suit(self.read(tokens), record)) for record, tokens in replies]
         judged = [None] * len(read) if self.judge is None else self.judge(read)
         consistency = stage_consistency if self.rewards.consistency_weight else None
         return [
@@ -406,28 +427,30 @@ class Rollouts:
         if self.signal.num_in_a_row == _PATIENCE:
             raise RunStopped(
                 f"step {step}: the rewards of each prompt's replies were equal for {_PATIENCE} updates in a row (mean "
-                f"{np.nanmean(totals):.3f}); nothing can be learnt from them: check config.rewards, or fine-tune longer"
+                f"{np.nanmean(totals):.3f}){self.signal.unread}; nothing can be learnt from them: check "
+                "config.rewards, or fine-tune longer"
             )
 
     def _counted(
-        self, replies: Replies | Attempts, totals: Float[np.ndarray, "prompt rollout"]
+        self, replies: "Replies | Attempts", totals: Float[np.ndarray, "prompt rollout"]
     ) -> Bool[np.ndarray, "prompt rollout token"]:
         """Return which tokens count: none of an unscored reply, nor, with `mask_truncated`, of a truncated one."""
         counted, tokens = np.asarray(replies.counted), np.asarray(replies.tokens)
         counted = counted & ~np.isnan(totals)[..., None]
         if not self.settings.mask_truncated:
             return counted
-        if isinstance(replies, Attempts):
+        if not isinstance(replies, Replies):
             return counted & replies.ended[..., None]
         stops = [self.tokenizer.stop, *self.tokenizer.more_stops]
         return counted & (counted & np.isin(tokens, stops)).any(axis=-1, keepdims=True)
 
     def _describe(
-        self, rewards: Mapping[str, np.ndarray], relative: np.ndarray, replies: Replies | Attempts
+        self, rewards: Mapping[str, np.ndarray], relative: np.ndarray, replies: "Replies | Attempts"
     ) -> dict[str, float]:
         """Return the numbers of an update for the log."""
         is_off = {"consistency": not self.rewards.consistency_weight}
-        numbers = {f"reward/{name}": _mean(part) for name, part in rewards.items() if not is_off.get(name)}
+        parts = {name: part for name, part in rewards.items() if name not in _UNREAD and not is_off.get(name)}
+        numbers = {f"reward/{name}": _mean(part) for name, part in parts.items()}
         numbers["scored"] = float((~np.isnan(rewards["total"])).mean())
         scored = rewards["total"][~np.isnan(rewards["total"]).all(axis=1)]
         numbers["reward/deviation_in_group"] = _mean(np.nanstd(scored, axis=1))

@@ -1,6 +1,7 @@
 """A policy over replies: fine-tuned on records, then optimised for rewards against its frozen start."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -150,8 +151,9 @@ class PolicySystem(System):
         return {"tokens": replies.tokens}
 
     def evaluate(self, predictions: Any) -> dict[str, float]:
-        """Return (A + V) / 2 of the figures "a_score" and "v_score" under the name of their "phase"."""
-        return {predictions["phase"]: (predictions["a_score"] + predictions["v_score"]) / 2}
+        """Return (A + V) / 2 under the name of the "phase"; V takes no part where no record has boxes (NaN)."""
+        figures = [predictions[name] for name in ("a_score", "v_score") if not math.isnan(predictions[name])]
+        return {predictions["phase"]: sum(figures) / len(figures) if figures else math.nan}
 
     def after_epoch(self, state: TrainState, scores: dict[str, float]) -> TrainState:
         """Return the state with the curriculum updated, and with the reference frozen when fine-tuning ends."""

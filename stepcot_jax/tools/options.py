@@ -13,6 +13,7 @@ from typing import Any
 
 from stepcot_jax.host.download import refuse_address
 from stepcot_jax.host.errors import EXIT_BAD_INPUT, BadInput
+from stepcot_jax.host.terminal import open_output
 
 _CONFIG_FLAGS = ("config", "target_config")
 
@@ -62,6 +63,7 @@ def parse(arguments: list[str], *, example: str = "quickstart") -> list[str]:
     from stepcot_jax.run.fields import describe_key
     from stepcot_jax.run.settings import Settings
 
+    open_output()  # this runs before `run_tool`
     accepted: dict[str, tuple[str, str]] = {}
     try:
         for argument in arguments[1:]:

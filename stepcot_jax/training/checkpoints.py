@@ -28,6 +28,7 @@ from orbax.checkpoint.checkpoint_managers import PreservationContext, Preservati
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.files import digest_file, read_json, write_whole
 from stepcot_jax.host.machine import release_freed_memory
+from stepcot_jax.host.untrusted import resolve
 from stepcot_jax.training.processes import all_agree, any_process, gather_on_first, is_first, wait_for_all
 from stepcot_jax.training.state import Params, TrainState, shapes_by_name
 
@@ -254,7 +255,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: pathlib.Path, *, saved: Callable[[], None] | None = None) -> None:
-        self.folder = folder.resolve()
+        self.folder = resolve(folder)
         self._saved, self._is_local = saved, saved is not None and jax.process_count() > 1
         self._policy = LatestAndBest()
         if self._is_local:  # Orbax makes only the folder of the first process
@@ -450,7 +451,7 @@ def read_best(folder: pathlib.Path) -> tuple[int, dict[str, Best]]:
     steps = committed_steps(folder)
     if not steps:
         raise BadInput(f"{folder}: no checkpoints; expected the workdir of a run that has finished an epoch")
-    latest = folder.resolve() / str(steps[-1])
+    latest = resolve(folder) / str(steps[-1])
     try:
         check_complete(latest)
         check_digests(latest, below="progress")
@@ -472,7 +473,7 @@ def restore_params(
     """Return the parameters of a saved step, without the optimizer states."""
     if step not in committed_steps(folder):
         raise BadInput(f"{folder}: there is no checkpoint {step}; found {saved_steps(folder)}")
-    checkpoint = folder.resolve() / str(step)
+    checkpoint = resolve(folder) / str(step)
     handler = ocp.PyTreeCheckpointHandler()
     try:
         check_digests(checkpoint)

@@ -143,6 +143,7 @@ class Loop:
     compiled: dict[str, Compiled] = dataclasses.field(default_factory=dict)  # updates compiled ahead, by phase
     profiler: Profiler = dataclasses.field(default_factory=lambda: Profiler(pathlib.Path()))
     pictures: Callable[[int], Mapping[str, bytes]] = lambda _: {}  # updates -> PNG files by name, for the log
+    further: Callable[[int], Mapping[str, float]] = lambda _: {}  # updates -> numbers of validation that choose nothing
 
     def run(self, state: TrainState, progress: dict[str, Any] | None = None) -> tuple[TrainState, dict[str, Best]]:
         """Train to the end of the last phase; return the last state, and the best scores with their steps.
@@ -270,7 +271,8 @@ class Loop:
         self._keep_best(scores, step)
         state = self.system.after_epoch(state, scores)
         measure = self.system.score_name
-        self.metrics.write("val", step=step, epoch=epoch, numbers={f"{n}/{measure}": s for n, s in scores.items()})
+        numbers = {f"{name}/{measure}": score for name, score in scores.items()} | dict(self.further(step))
+        self.metrics.write("val", step=step, epoch=epoch, numbers=numbers)
         shown = ", ".join(f"{name} {score:.3f}" for name, score in scores.items())
         for name, png in self.pictures(step).items():
             self.metrics.write_picture(name, png, step=step)

@@ -24,11 +24,12 @@ def test_reply_answer_and_picture(run, capsys, tmp_path):
     asked = [str(folder / "a.png"), question, f"--checkpoint={folder / 'run'}"]
     main([*asked, f"--out={tmp_path / 'new' / 'out.png'}"])
     told = capsys.readouterr().out
+    assert told.startswith("WARNING: the answer of the reply cannot be read: ")
     assert "\nanswer: none could be read\n" in told
     assert Image.open(tmp_path / "new" / "out.png").size == (384, 384)
     main([*asked, "--json"])
     greedy = json.loads(capsys.readouterr().out)
-    assert greedy["kind"] == "closed"
+    assert (greedy["kind"], sorted(greedy["unread"])) == ("closed", ["answer", "boxes"])
     assert greedy["reply"].split("\n")[0] in told
     main([*asked, "--json", "--sample", "--seed=3", "--temperature=2", "--phase=sft"])
     assert json.loads(capsys.readouterr().out)["reply"] != greedy["reply"]

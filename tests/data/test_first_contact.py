@@ -24,6 +24,7 @@ from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.reading.answer_sheet import write_sheet
+from stepcot_jax.reasoning.dialects import interpret_answer, read_reply
 from stepcot_jax.record import Record
 from stepcot_jax.tools.options import ReadStepNames
 
@@ -122,6 +123,14 @@ def test_lost_answers_are_noted(tmp_path):
     rows = [f"{number}.png,{number},{('', 'Pleural effusion')[number % 2]},Effusion" for number in range(12)]
     notes = check(write(tmp_path, *rows, header=header))["notes"]
     assert sum("6 of 12 cells of Secondary effects are empty: did a program (pandas)" in note for note in notes) == 1
+    (other,) = (
+        note
+        for note in check(write(tmp_path, *[f"{row},N/A" for row in rows], header=f"{header},Anatomical location"))[
+            "notes"
+        ]
+        if "pandas" in note
+    )
+    assert other.startswith("no case has the answer N/A of Secondary effects, and 6 of 12 cells of Secondary effects")
     kept = [row.replace(",,", ",N/A,") for row in rows]
     assert not any("pandas" in note for note in check(write(tmp_path, *kept, header=header))["notes"])
 
@@ -149,6 +158,21 @@ def test_the_inputs_of_first_contact(shared, name, num_patients, words):
     assert facts["patients"] == num_patients
 
 
+def test_the_records_of_first_contact(shared):
+    root = shared / "data" / "first_contact_4" / "records"
+    letters = "letters (A, B, ...) are taken off the options in 12 of 12 records"
+    said = (("size_swapped", "12 fit with sides swapped"), ("choices_lettered", letters), ("control_ok", ""))
+    for name, words in said:
+        facts = check(root / name, images="decode")
+        notes = [note for note in facts["notes"] if "cannot be written" not in note]
+        assert ([words in note for note in notes], facts["stops"]) == ([True] * bool(words), [])
+    for name in ("text", "letter"):
+        records = read_vqa_records(root / "choices_lettered").records
+        replies = map(json.loads, (root / "choices_lettered" / f"{name}.jsonl").open())
+        for record, reply in zip(records, replies, strict=True):
+            assert interpret_answer(read_reply(reply["reply"], "free"), record) == record.answer
+
+
 def test_the_splits_and_names_of_first_contact(shared, tmp_path):
     folder = shared / "data" / "first_contact" / "csv"
     collection = read_source(folder / "c22_split_column", require_images=False)
@@ -166,6 +190,21 @@ def test_the_splits_and_names_of_first_contact(shared, tmp_path):
     assert f"'images/{name}' does: its name differs in Unicode form" in stops[0]
 
 
+def test_the_dicom_files_of_first_contact(shared, tmp_path):
+    pytest.importorskip("pydicom")
+    folder = shared / "data" / "first_contact_4" / "dicom"
+    for name in ("shared_window.dcm", "root_window.dcm"):
+        pixels = decode_image(folder / name)[..., 0]
+        assert [pixels[place] for place in ((16, 16), (16, 4), (16, 30), (40, 60))] == [255, 31, 230, 255]
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    facts = check(
+        write(tmp_path, "orient_RF.dcm,1,Normal", "knee.dcm,2,Normal", "multipart.dcm,3,Normal"), images="decode"
+    )
+    assert any("PatientOrientation R\\F: shown mirrored" in note for note in facts["notes"])
+    assert any("BodyPartExamined KNEE: no chest" in note for note in facts["notes"])
+    assert "is a multipart answer of DICOMweb: save its parts" in str(facts["set_aside_reasons"])
+
+
 def test_a_relative_root_names_the_folder_that_it_starts_from(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadInput, match=f"data/mine: does not exist in {tmp_path} \\(another folder than the run's"):
@@ -180,18 +219,3 @@ def test_the_header_of_a_sheet_of_answers_runs_no_formula(tmp_path):
     assert not any(name.startswith("=") for name in header)
     row = next(csv.DictReader(io.StringIO((tmp_path / "a.csv").read_text())))
     assert (row["image"], row["'=1+1"], row["Last"]) == ("'@a.png", "'=2", "Bad")
-
-
-def test_headers_of_dicom_files_are_noted(shared, tmp_path):
-    pytest.importorskip("pydicom")
-    names = ("orient_RF", "knee", "root_window", "shared_window")
-    paths = [shared / "data" / "first_contact_4" / "dicom" / f"{name}.dcm" for name in names]
-    for path in paths:
-        shutil.copy(path, tmp_path)
-    write(tmp_path, *(f"{name}.dcm,{name},Normal" for name in names))
-    notes = str(check(tmp_path, images="decode")["notes"])
-    assert "1 image: PatientOrientation R" in notes
-    assert "1 image: BodyPartExamined KNEE" in notes
-    assert [decode_image(path)[..., 0][[16, 16, 16, 40], [16, 4, 30, 60]].tolist() for path in paths[2:]] == [
-        [255, 31, 230, 255]
-    ] * 2

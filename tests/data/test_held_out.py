@@ -1,6 +1,7 @@
 """The view without the test split, and who opens it."""
 
 import ast
+import dataclasses
 import pathlib
 import pickle
 
@@ -14,7 +15,7 @@ from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.dataset import ClosedFeatures, TestSplitClosed
 from stepcot_jax.record import Record
-from stepcot_jax.run.inputs import load_cases
+from stepcot_jax.run.inputs import Inputs, load_cases
 from stepcot_jax.run.loading_questions import load_vqa_dataset
 from stepcot_jax.run.settings import load_settings
 
@@ -72,6 +73,26 @@ def test_the_view_of_chains_lacks_labels_and_pictures_of_test_cases_alone(whole)
             with pytest.raises(TestSplitClosed):
                 pixels.select([index], whole.pixels.read)
     assert view.cases.count_boxes(test) == (0, 0, 0)
+
+
+def test_no_door_to_the_test_split_stays_open(whole):
+    """A field that the view shares with the whole must be listed here, so a new one cannot leak unseen."""
+    number, test = len(whole.labels), list(whole.splits.test)
+    cases, features = (
+        whole.cases.with_labels(whole.labels, np.zeros((number, 7), int)),
+        np.zeros((number, 2), np.float32),
+    )
+    full = dataclasses.replace(whole, cases=cases, features=features, images=object(), digests={test[0]: "0"})
+    view, _ = full.hold_out()
+    shared = {name for name in vars(full) if getattr(view, name) is getattr(full, name)}
+    assert shared == {"chain", "splits", "preprocessing", "set_aside", "splits_source", "uncertain"}
+    assert (view.images, view.digests) == (None, {})
+    assert (view.cases.uncertain == NOT_ANNOTATED).all(axis=1).nonzero()[0].tolist() == sorted(test)
+    assert len(view.batch(whole.splits.val)["image_features"]) == len(whole.splits.val)
+    of_run, _ = Inputs(full, None, None, dict).hold_out()
+    for closed in (view, dataclasses.replace(view, features=None), of_run.dataset):
+        with pytest.raises(TestSplitClosed):
+            closed.batch(test[:1])
 
 
 def test_texts_and_boxes_of_test_cases_are_gone_from_the_view():

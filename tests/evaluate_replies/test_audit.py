@@ -209,3 +209,11 @@ def test_a_policy_in_one_command_with_its_page(tmp_path, monkeypatch, capsys):
     assert "Looks: the same questions about other pictures" in page
     assert 'id="audit_pictures"' in page
     refuse("--model does not apply", run, tmp_path / "run", "--model=teacher")
+
+
+def test_an_audit_of_answers_that_cannot_be_read_says_so_first_and_fails(audit, capsys):
+    records = read_vqa_records(audit).records
+    replies = write(audit / "unread.jsonl", records, lambda record: look(record).replace("<answer>", "<answer>Maybe "))
+    refuse("^unread: the answers of [0-9]+ of [0-9]+ replies cannot be read", run, "score", audit, replies)
+    assert capsys.readouterr().out.startswith("WARNING: unread: unread answers ")
+    assert "WARNING: unread" in (audit / "audit_looks.md").read_text()

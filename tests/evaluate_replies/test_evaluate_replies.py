@@ -59,7 +59,7 @@ def test_perfect_replies_beside_the_baseline(folder, capsys):
     for figure in mine["figures"]:
         assert all(each["value"] == 1 for each in mine["figures"][figure].values())
     assert mine["counts"]["all"] == {
-        "questions": 32, "missing": 0, "ill_formed": 0, "without_answer": 0, "unscored": 0, "unread": 0
+        "questions": 32, "missing": 0, "ill_formed": 0, "unread_answers": 0, "unread_boxes": 0, "unscored": 0
     }  # fmt: skip
     assert baseline["figures"]["v_score"]["findings"]["value"] < 0.5
     nothing = {"value": None, "low": None, "high": None, "undefined": 1.0}

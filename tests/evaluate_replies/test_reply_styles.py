@@ -1,5 +1,6 @@
 """Replies as the field writes them: which dialect reads them, what is said about boxes, and what ends with exit 2."""
 
+import contextlib
 import json
 import pathlib
 import re
@@ -8,6 +9,7 @@ import pytest
 from evaluate_replies.asked import ask, write_folder, write_replies
 from refusals import refuse
 
+from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import interpret_answer, read_reply, write_reply
 from stepcot_jax.tools.evaluate_replies.command import main
 
@@ -16,10 +18,11 @@ RECORDS, _ = ask(6)
 SINGLE = next(record for record in RECORDS if record.kind == "single")
 
 
-def run(folder, replies, *flags):
+def run(folder, replies, *flags, doubt=None):
     """Score; return a model's part of metrics.json, its figures A and V in percent, and the notes."""
     out = folder / "out"
-    main([str(folder), str(replies), "--out", str(out), "--num-resamples=20", "--without-pictures", *flags])
+    with contextlib.nullcontext() if doubt is None else pytest.raises(BadInput, match=doubt):
+        main([str(folder), str(replies), "--out", str(out), "--num-resamples=20", "--without-pictures", *flags])
     found = json.loads((out / "metrics.json").read_text())
     mine = found["models"][replies.stem]
     score = {name: mine["figures"][f"{name.lower()}_score"] for name in "AV"}
@@ -46,11 +49,34 @@ def run(folder, replies, *flags):
 )
 def test_the_inputs_of_first_contact(tmp_path, name, flags, a, v, note):
     (tmp_path / "records.jsonl").symlink_to(SHARED / "records" / "records.jsonl")
-    _, (mean_a, mean_v), notes = run(tmp_path, SHARED / "replies" / f"{name}.jsonl", "--split=all", *flags)
+    doubt = "the answers of" if a is None else None  # boxes alone
+    path = SHARED / "replies" / f"{name}.jsonl"
+    _, (mean_a, mean_v), notes = run(tmp_path, path, "--split=all", *flags, doubt=doubt)
     assert a is None or mean_a == a
     assert v is None or mean_v == pytest.approx(v, abs=0.1)
     assert note in notes
     assert note or "overlap the true ones" not in notes
+
+
+FOURTH = SHARED.with_name("first_contact_4")
+
+
+@pytest.mark.skipif(not FOURTH.is_dir(), reason="the inputs of first contact are not here")
+@pytest.mark.parametrize("path", sorted(FOURTH.glob("replies/*.jsonl")), ids=lambda path: path.stem)
+def test_the_replies_of_a_fourth_contact_are_all_right(tmp_path, path):
+    (tmp_path / "records.jsonl").symlink_to(FOURTH / "replies" / "records" / "records.jsonl")
+    mine, values, _ = run(tmp_path, path)
+    assert values == [100, 100]
+    assert (mine["counts"]["all"]["unread_answers"], mine["counts"]["all"]["unread_boxes"]) == (0, 0)
+    assert mine["figures"]["format"]["all"]["value"] == 1
+
+
+@pytest.mark.skipif(not FOURTH.is_dir(), reason="the inputs of first contact are not here")
+@pytest.mark.parametrize("form", ["text", "letter"])
+def test_options_with_letters_are_answered_by_text_and_by_letter(tmp_path, form):
+    folder = FOURTH / "records" / "choices_lettered"
+    (tmp_path / "records.jsonl").symlink_to(folder / "records.jsonl")
+    assert run(tmp_path, folder / f"{form}.jsonl", "--split=all")[1][0] == 100
 
 
 @pytest.mark.parametrize("dialect", ["medclm", "lvkc"])
@@ -69,7 +95,7 @@ def test_boxes_of_another_space_than_the_dialects_are_read_where_it_is_stated(tm
         return re.sub(r"\[[\d., ]+\]", rewrite, text)
 
     replies = write_replies(folder / "mine.jsonl", records, dialect=dialect, change=in_pixels)
-    mine, (_, v), notes = run(folder, replies, f"--dialect={dialect}")
+    mine, (_, v), notes = run(folder, replies, f"--dialect={dialect}", doubt="the boxes of")
     assert mine["figures"]["format"]["all"]["value"] < 1
     assert v < 50
     assert "--box-space=pixels" in notes
@@ -85,9 +111,12 @@ def test_unread_replies_are_counted_with_reasons_and_end_with_exit_2(tmp_path, c
         folder / "half.jsonl", RECORDS, change=lambda text, place: texts[place % 3] if place % 2 else text
     )
     mine, _, _ = run(folder, half, "--dialect=gemex")
-    assert mine["counts"]["all"]["unread"] == len(RECORDS) // 2 == sum(mine["unread"].values())
+    for what in ("answers", "boxes"):
+        told = mine["unread"][what]
+        assert mine["counts"]["all"][f"unread_{what}"] == len(RECORDS) // 2 == sum(told["reasons"].values())
+        assert told["num_replies"] == len(RECORDS)
     none = write_replies(folder / "none.jsonl", RECORDS, change=lambda text, place: "<think>Yes")
-    refuse(f"none: {len(RECORDS)} of {len(RECORDS)} replies have neither", run, folder, none)
+    refuse(f"none: the answers of {len(RECORDS)} of {len(RECORDS)} replies cannot be read", run, folder, none)
     assert (folder / "out" / "index.html").exists()
     assert f"thoughts are opened and not closed ({len(RECORDS)})" in capsys.readouterr().out
 

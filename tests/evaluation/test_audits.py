@@ -77,6 +77,14 @@ def test_following_the_donor_keeping_and_something_else():
     assert values(audit_thinking(own, alone, {}, num_resamples=50)) == {CASES: 4, KEEPS: 0.25, ELSE: 0.5, UNREAD: 0.25}
 
 
+@pytest.mark.parametrize(("said", "counted"), [("B", FOLLOWS), ("A", KEEPS), ("C", ELSE)])
+def test_what_is_followed_or_kept_is_what_the_model_said_and_not_what_is_true(said, counted):
+    own, donor = {"1": score("A"), "d": score("B")}, question("d", answer="C")
+    asked = [(question("1x", answer="C", of="1", donor="d"), score(said))]
+    row = values(audit_thinking(own, asked, {"d": donor}, num_resamples=2))
+    assert {name: row[name] for name in (FOLLOWS, KEEPS, ELSE)} == {FOLLOWS: 0, KEEPS: 0, ELSE: 0, counted: 1}
+
+
 def test_intervals_resample_patients_with_all_their_questions():
     own = {name: score("A") for name in ("1", "2")}
     asked = [(question(f"{name}{place}", of=name), score("AB"[name == "2"])) for name in own for place in range(40)]

@@ -1,5 +1,7 @@
 """Forms of boxes: one that is stated places the boxes, one that is not is noticed."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -66,3 +68,12 @@ def test_swapped_corners_are_sorted_and_counted_and_a_dialects_own_order_stays_u
 def test_other_forms_are_refused(form):
     with pytest.raises(BadInput, match="--box-"):
         BoxForm(**form)
+
+
+def test_forms_are_tested_with_the_replies_of_few_boxes_if_there_are_many():
+    records = [make_record(number) for number in range(6)]
+    replies = [write(record, BoxForm("unit")) for record in records]
+    crowd = dataclasses.replace(replies[0], references=2300 * (Box("mass", (0.0, 0.0, 1.0, 1.0)),))
+    note = find_better_form([*replies, *(40 * [crowd])], [*records, *(40 * records[:1])], BoxForm())
+    assert note.startswith("the boxes of 7 replies overlap the true ones by 0.0 %")
+    assert note.endswith("with --box-space=unit")

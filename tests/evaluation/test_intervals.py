@@ -34,6 +34,9 @@ def test_a_resample_is_the_evaluation_of_its_cases():
             for position, step in enumerate(expected.steps):
                 figures = [getattr(step, name) for name in FIGURES]
                 np.testing.assert_allclose(resampled[model, "steps"][number, position], figures)
+    found = bootstrap(SPLIT, CHAIN, num_resamples=5, seed=3)["teacher"].mean_accuracy
+    ends = np.quantile(resampled["teacher", "mean_accuracy"], [0.025, 0.975])
+    assert (found.low, found.high) == pytest.approx(tuple(ends))
 
 
 def test_intervals_hold_the_true_figure_about_as_often_as_stated():

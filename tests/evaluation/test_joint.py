@@ -263,6 +263,22 @@ def test_too_few_or_no_labels_leave_common_weights():
     assert all(0 <= weight <= 2 for weight in few.weights)
 
 
+@pytest.mark.parametrize("num_cases", [4, 400])
+def test_fitted_weights_are_a_minimum_of_the_loss_with_its_ridge(num_cases):
+    labels, logits = draw_world(num_cases, noise=0.5, copies=True)
+    found = fit_joint(TREE_OF_WORLD, logits, labels, temperatures=(1.0,) * 4)
+    told, truth = np.concatenate([draw_given(labels, seed=seed) for seed in (0, 1)]), np.tile(labels, (2, 1))
+
+    def loss(weights, start=0.0, ridge=0.0):
+        read = dataclasses.replace(found, weights=tuple(weights)).join(np.tile(logits, (2, 1, 1)))
+        shares = np.take_along_axis(read(as_evidence(told, SIZES)[None])[0], truth[..., None], 2)[told < 0]
+        return -np.log(shares).mean() + ridge * ((weights - start) ** 2).sum() / len(shares)
+
+    start = min((np.full(4, weight) for weight in (0.1, 0.2, 0.35, 0.5, 0.7, 1.0)), key=loss)
+    moved = [np.clip(found.weights + step * row, 0, 2) for row in np.eye(4) for step in (-0.1, 0.1)]
+    assert loss(np.array(found.weights), start, 5.0) <= min(loss(weights, start, 5.0) for weights in moved)
+
+
 def test_joint_readings_stand_beside_the_networks():
     facts = {"patient_id": np.array([""] * 6)}
     split = SplitPredictions(Predictions(np.arange(6), LABELS[:6], {"student": LOGITS.astype(np.float32)}), facts)
@@ -366,6 +382,8 @@ def test_exponents_favour_the_network_where_it_knows_what_follows(knows):
     found = fit_pool(model, dataclasses.replace(cases, alone=logits))
     network = [pair[0] for pair in found.exponents]
     assert min(network) > 0.5 if knows else max(network) < 0.1
+    few = WrittenBack(labels[:2], logits[:2], cases.told[:, :2], cases.written[:, :2])
+    np.testing.assert_allclose(fit_pool(model, few).exponents, [(0, 1, 0)] * 4, atol=0.35)
     few = WrittenBack(labels[:0], logits[:0], np.zeros((2, 0, 4), int), np.zeros((2, 0, 4, 4)))
     assert fit_pool(model, few).exponents == ((0.0, 1.0, 0.0),) * 4
     assert fit_conflict(model, few).conflict_limit is None
@@ -481,6 +499,10 @@ def nonroot(file):
         (lambda file: file["steps"][0]["table"].pop(), "'S0', 'table': expected 3 times"),
         (lambda file: nonroot(file)["table"][0].pop(), "'table': expected 3 times"),
         (lambda file: file["steps"][1]["table"][0][0].__setitem__(0, 0.9999), "rows of 2 shares that sum to 1"),
+        *(
+            (lambda file, low=low: file["steps"][1]["table"][0].__setitem__(0, [low, 1 - low]), "Expected `float` >=")
+            for low in (5e-324, 0.0, -0.0, 1e-31)
+        ),
         (lambda file: file["steps"][1]["table"][0][0].append(0.5), "rows of 2 shares that sum to 1"),
         (lambda file: file["steps"][1]["table"][0][0].__setitem__(0, 0), r"\$\.steps\[1\]\.table"),
         (lambda file: file["models"]["student"]["weights"].pop(), "'student', 'weights': found 3 numbers, expected 4"),

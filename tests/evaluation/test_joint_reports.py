@@ -28,7 +28,7 @@ from stepcot_jax.evaluation.joint_reports import (
     score_given,
     write_report_models,
 )
-from stepcot_jax.evaluation.structured_reports import answer_tree
+from stepcot_jax.evaluation.structured_reports import answer_tree, choose_threshold
 from stepcot_jax.host.errors import BadInput
 
 N, CHAIN = NOT_ANNOTATED, make_tree()
@@ -152,6 +152,8 @@ def test_what_counts_is_fitted_on_validation():
     assert max(fitted.weights.values()) <= 0.1
     knows = noise + 6 * (labels[:, :, None] == np.arange(3))
     assert min(fit_report_model(TREE, knows, labels).weights.values()) >= 0.5
+    timid = knows - 4 * (np.arange(3) == 0)
+    assert fit_report_model(TREE, timid, labels).threshold == choose_threshold(timid, labels, CHAIN) < 0.5
     counting = fit_report_model(TREE, None, labels)
     assert set(counting.weights.values()) == {0.0}
     assert counting.coupling >= 0.5
@@ -230,6 +232,7 @@ def test_models_on_disk_come_back_and_a_file_that_cannot_be_used_is_named(tmp_pa
         (lambda file: file["steps"][paired].update(partner=paired), "in a circle"),
         (lambda file: file["steps"][paired]["table"].pop(), "'table': expected 2 times 2 shares"),
         (lambda file: file["steps"][1]["shares"].__setitem__(0, 0.9999), "'shares': expected 1 times 2 shares"),
+        (lambda file: file["steps"][1].update(shares=[5e-324, 1.0]), ">= 1e-30"),
         (lambda file: file["models"]["form"]["weights"].pop("level 3"), "'weights': none for 'level 3'"),
     ):
         write_report_models(path, {"form": MODEL})

@@ -100,6 +100,9 @@ def test_constant_maps_are_fitted_on_training_boxes_or_on_other_patients():
     # Left out: each case is scored on the other patient's boxes alone, which are elsewhere.
     left_out = score_constant(targets, spreads=spreads, fitted_on=None, patients=["a", "b"])
     np.testing.assert_array_equal(left_out[POINTING], np.zeros((2, 2)))
+    pair = place_targets(inside[[0, 0, 1]], rows=2, columns=2)
+    same_patient = score_constant(pair, spreads=spreads, fitted_on=None, patients=["a", "a", "b"])
+    np.testing.assert_array_equal(same_patient[POINTING], np.zeros((3, 2)))
     unknown = score_constant(targets, spreads=spreads, fitted_on=None, patients=["", ""])
     np.testing.assert_array_equal(unknown[POINTING], np.zeros((2, 2)))
 
@@ -117,5 +120,7 @@ def test_figures_begin_with_the_best_constant_map(random_cases):
     name = f"{SHARE} less {OTHERS}"
     assert means[name][0].value == pytest.approx(np.nanmean(figures[name][:, 0]))
     assert means[name][0].low < means[name][0].value < means[name][0].high
+    often = mean_intervals({name: np.repeat(figures[name], 5, axis=0)}, np.repeat(how["patients"], 5))[name][0]
+    assert (often.low, often.high) == pytest.approx((means[name][0].low, means[name][0].high))
     together = mean_intervals(figures, ["a"] * 9)
     assert np.isnan(together[name][0].low)

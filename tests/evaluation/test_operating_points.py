@@ -132,6 +132,12 @@ def test_where_all_cases_agree_the_interval_is_exact_over_patients():
             assert (share.value, share.low, share.high) == pytest.approx((successes, exact.low, exact.high))
         assert math.isnan(point.npv.value)
         assert point.ppv.low < point.ppv.value < point.ppv.high
+    never_wrong = choose(tested.Rule("specificity", target=1.0), val=VAL, test=VAL, num_resamples=50)
+    for finding, point in never_wrong.items():
+        shares, _, known = shares_and_truth(VAL, finding)
+        number = len(set(VAL.facts["patient_id"][known][shares >= point.threshold.value]))
+        exact = stats.binomtest(number, number).proportion_ci(0.95, "exact") if number else None
+        assert exact is None or (point.ppv.value, point.ppv.low) == pytest.approx((1, exact.low))
     found = choose(rule, val=VAL, test=VAL)["student", "Detection", "Yes"].sensitivity
     assert found.value == 1
     assert math.isnan(found.low)

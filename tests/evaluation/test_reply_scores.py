@@ -14,6 +14,7 @@ from stepcot_jax.reasoning.dialects import DIALECTS, write_reply
 from stepcot_jax.reasoning.replies import Judged
 from stepcot_jax.record import Record
 from stepcot_jax.run.reply_page import make_tables
+from stepcot_jax.systems.policy_system import PolicySystem
 
 RECORDS, _ = ask(24)
 LEAST_V = {"lvkc": 0.97, "medclm": 0.999}  # boxes of a few pixels on a grid of 1000; four decimals
@@ -85,8 +86,8 @@ def test_replies_are_counted_by_outcome_and_boxes_by_number():
     assert scores[0].problems == ("no reply",)
     counts = tested.count_replies([HEART] * 3, scores)
     assert counts["closed"] == counts["all"]
-    names = ("questions", "missing", "ill_formed", "without_answer", "unscored", "unread")
-    assert counts["all"] == dict(zip(names, (3, 1, 1, 1, 0, 1), strict=True))
+    names = ("questions", "missing", "ill_formed", "unread_answers", "unread_boxes", "unscored")
+    assert counts["all"] == dict(zip(names, (3, 1, 1, 1, 1, 0), strict=True))
 
 
 def test_judged_open_answers():
@@ -146,6 +147,20 @@ def test_stages_of_true_replies_are_right_and_of_missing_or_ill_formed_ones_wort
     assert np.isnan([score.stages for score in tested.score_all(RECORDS, {}, tested.ScoringSettings())]).all()
 
 
+@pytest.mark.parametrize(("number", "v", "score"), [(0, NAN, 0), (1, 1, 0.5), (4, 0.75, 0.375)])
+def test_a_record_without_boxes_has_no_v_in_validation_as_in_the_test_table(number, v, score):
+    records = [HEART] * number + [msgspec.structs.replace(HEART, references=())] * (4 - number)
+    settings = tested.ScoringSettings("gemex_plain")
+    texts = [*(write_reply(record, "gemex_plain").replace("Yes", "No") for record in records[:3]), None]
+    scores = [tested.score_text(text, record, settings) for text, record in zip(texts, records, strict=True)]
+    figures = tested.prepare_figures(tested.as_columns(records, scores))(np.ones((1, 4)))
+    table = tested.summarise(records, {"mine": scores}, settings, num_resamples=2).figures["mine"]
+    for name in ("v_score", "grounding"):
+        assert [figures[name, "all"][0], table[name, "all"].value] == pytest.approx([v, v], nan_ok=True)
+    found = {"phase": "sft", "a_score": figures["a_score", "mean"][0], "v_score": figures["v_score", "all"][0]}
+    assert PolicySystem.evaluate(None, found) == {"sft": score}  # of wrong answers
+
+
 CUT, BEHIND = "without content: cut while thinking", "cut behind its answer"
 
 
@@ -173,17 +188,20 @@ CUT, BEHIND = "without content: cut while thinking", "cut behind its answer"
         ("single", "free", '{"answer": "B"} Hmm', "length", BEHIND),
         ("multi", "free", "A, B", "length", BEHIND),  # more letters may follow
         ("open", "free", "Cardiomegaly", "length", BEHIND),  # so may more words
+        ("closed", "medclm", "Answer: Yes", "refusal", "refused"),
     ],
 )
-def test_a_reply_that_was_cut_refused_or_filtered_has_no_answer(kind, dialect, text, finish, unread):
+@pytest.mark.parametrize("thinking", [HEART.thinking, ""])
+def test_a_reply_that_was_cut_refused_or_filtered_has_no_answer(kind, dialect, text, finish, unread, thinking):
     answers = {"single": "B", "multi": ("A", "B"), "open": "Cardiomegaly", "closed": "Yes"}
     options = ("Heart", "Lung", "Spine") if kind in ("single", "multi") else ()
-    record = msgspec.structs.replace(HEART, kind=kind, options=options, answer=answers[kind])
+    record = msgspec.structs.replace(HEART, kind=kind, options=options, answer=answers[kind], thinking=thinking)
     found = tested.score_text(text, record, tested.ScoringSettings(dialect=dialect), finish=finish)
     if unread is not None:
-        assert found.unread == unread
-    assert (found.answer is None and found.boxes == ()) == bool(found.unread)
-    assert not found.unread or (found.a_score, found.format) == (0, 0)
+        assert found.unread_answer == unread
+    assert (found.answer is None) == bool(found.unread_answer)
+    assert (found.boxes == ()) == (bool(found.unread_boxes) or math.isnan(found.v_score))
+    assert not found.unread_answer or (found.a_score, found.format) == (0, 0)
 
 
 def test_refused_filtered_empty_and_cut_replies_are_counted_apart():
@@ -194,5 +212,6 @@ def test_refused_filtered_empty_and_cut_replies_are_counted_apart():
     ]
     table = make_tables(tested.summarise([HEART] * 5, {"mine": scores}, tested.ScoringSettings(), num_resamples=5))[0]
     counts = {column.heading: cell for column, cell in zip(table.columns, table.rows[0], strict=True)}
-    assert [counts[name] for name in ("unread", "refused", "filtered", CUT)] == [4, 2, 1, 1]
+    assert [counts[name] for name in ("unread answers", "refused", "filtered", CUT)] == [4, 2, 1, 1]
+    assert counts["unread boxes"] == 4
     assert "without content" not in counts

@@ -170,6 +170,15 @@ def test_the_constant_comes_first_and_differences_are_paired():
     assert set(PUBLISHED) == set(NO_ON_TEST) == {"level 2/diseases", "level 2/objects", *FORM.parts}
 
 
+def test_intervals_are_those_of_patients_however_many_pictures_each_has():
+    found = []
+    for number in (1, 7):
+        labels, patients = np.repeat([NORMAL, NORMAL, OPACITY], number, axis=0), np.repeat(["a", "b", "c"], number)
+        scores, _ = score_reports({}, labels, TREE, patients=patients, num_resamples=50)
+        found.append(scores[NO_TO_EVERYTHING]["all"]["report_accuracy"])
+    assert (found[0].low, found[0].high) == pytest.approx((found[1].low, found[1].high))
+
+
 def test_the_threshold_is_chosen_by_f1():
     labels = np.array([NORMAL] * 6 + [OPACITY] * 4)
     timid = as_logits(labels)

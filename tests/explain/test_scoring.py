@@ -1,4 +1,5 @@
 import json
+import types
 
 import numpy as np
 import pytest
@@ -6,8 +7,11 @@ from refusals import refuse
 
 from stepcot_jax.box import Box
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.data.images.preprocessing import Preprocessing, resize_image
+from stepcot_jax.data.images.preprocessing import Preprocessing, repeat_grey, resize_image
+from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.evaluation.statistics import Interval
+from stepcot_jax.run.settings import load_settings
+from stepcot_jax.tools.explain import scoring
 from stepcot_jax.tools.explain.drawing import attention_table, node_names, step_attention
 from stepcot_jax.tools.explain.scoring import (
     MapScores,
@@ -78,6 +82,20 @@ def test_attention_is_that_of_the_step_whose_turn_it_is():
     table = attention_table(np.eye(7, 8), DEFAULT_CHAIN)
     assert table["Diagnosis"]["Diagnosis"] == 1
     assert table["Diagnosis"]["Memory"] == 0
+
+
+def test_scored_phantoms_are_none_of_the_runs_and_constant_maps_are_fitted_on_the_runs(monkeypatch):
+    settings, preprocessing = load_settings("quickstart", **{"phantom.image_size": 32}), Preprocessing(32)
+    scored, own = (scoring.draw_boxed(settings, preprocessing, num_cases=4, **later) for later in ({}, {"later": 0}))
+    seen = [resize_image(repeat_grey(draw_case(k, **settings.phantom.drawing).image), preprocessing) for k in range(12)]
+    in_run = [
+        [any(np.array_equal(each.picture, picture) for picture in seen) for each in made] for made in (scored, own)
+    ]
+    assert in_run == [[False] * 4, [True] * 4]
+    monkeypatch.setattr(scoring, "_NUM_FITTED", 4)
+    trained = types.SimpleNamespace(run=types.SimpleNamespace(settings=settings), preprocessing=preprocessing)
+    expected = scoring.place_boxes(np.stack([each.inside for each in own]))
+    np.testing.assert_array_equal(scoring.fit_on_training(trained).cover, expected.cover)
 
 
 def test_boxed_pictures_of_the_real_sample(shared):

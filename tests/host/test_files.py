@@ -1,7 +1,10 @@
 """Files: reading checks type and size; writing is atomic."""
 
+import contextlib
 import os
 import shutil
+import subprocess
+import sys
 
 import msgspec
 import pytest
@@ -152,3 +155,39 @@ def test_a_folder_that_is_filled_is_as_before_after_an_error(tmp_path):
     with filling_folder(tmp_path / "new"):
         (tmp_path / "new" / "a").write_text("x")
     assert (tmp_path / "new" / "a").exists()
+
+
+def test_what_a_killed_write_left_is_removed_by_the_next_one(tmp_path):
+    code = "import os, sys, time\nfrom stepcot_jax.host.files import writing_whole\n"
+    code += "with writing_whole(sys.argv[1]) as file:\n    print('begun', flush=True)\n    time.sleep(60)"
+    target = tmp_path / "result[1].json"
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(target)], stdout=subprocess.PIPE) for _ in range(2)]
+    for writer in writers:
+        assert writer.stdout.readline() == b"begun\n"
+    foreign = [tmp_path / f".{target.name}.00000000-{number}-00000000.partial" for number in (1, 2)]
+    for path in foreign:
+        path.touch()
+    os.utime(foreign[1], (0, 0))
+    try:
+        writers[0].kill()
+        writers[0].wait()
+        write_whole(target, b"done")
+        left = sorted(path.name for path in tmp_path.glob(".*.partial"))
+        assert len(left) == 2  # of the living writer, and of another machine since less than a day
+        assert foreign[0].name in left
+        assert any(f"-{writers[1].pid}-" in name for name in left)
+    finally:
+        writers[1].kill()
+        writers[1].wait()
+    assert target.read_bytes() == b"done"
+    write_whole(tmp_path / ("肺" * 80), b"a name of 240 bytes")
+    assert [path.name for path in tmp_path.glob(".*.partial")] == [foreign[0].name]
+
+
+def test_a_large_folder_is_not_listed_at_every_write(tmp_path, monkeypatch):
+    looks, seconds = [], iter(range(0, 10**6, 60))
+    monkeypatch.setattr(files.time, "monotonic", lambda: next(seconds))  # a look takes a minute
+    monkeypatch.setattr(files.os, "scandir", lambda folder: looks.append(folder) or contextlib.nullcontext(()))
+    for number in range(50):
+        write_whole(tmp_path / str(number), b"")
+    assert len(looks) == 1

@@ -31,7 +31,8 @@ features/store.py: own shards, whose digest is compared
 annotate/llm/answers.py: own file of answers, opened for writing | annotate/llm/request_files.py: writes
 contrib/demo/page.py: own script | data/splits/split_resolver.py: an entry of an untrusted archive
 host/errors.py: /dev/null | host/machine.py: /proc/cpuinfo | host/array_files.py: an entry of an untrusted archive
-host/files.py: writes; locks folders | pages/shell.py: own style | tools/report/answers.py: own script
+host/terminal.py: /dev/null | host/files.py: writes; locks folders | pages/shell.py: own style
+tools/report/answers.py: own script | data/images/stated_sizes.py: after open_untrusted
 tools/report/sections.py: own script | run/stored_reading.py: bytes in memory | tools/tables/cost_table.py: /proc
 training/log.py: the run's own log
 """

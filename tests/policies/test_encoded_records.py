@@ -9,6 +9,7 @@ from hypothesis import strategies as some
 from policies.policy_workdir import small_settings
 from policies.tiny_policy import STOP, WORDS
 
+from stepcot_jax.data.questions.making import write_texts
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.policies import records as tested
 from stepcot_jax.policies.tokenizers import Vocabulary
@@ -79,11 +80,11 @@ def records():
     [("gemex", True), ("gemex", False), ("lvkc", True), ("medclm", False), ("gemex_plain", True)],
 )
 def test_an_encoded_record_is_its_prompt_its_reasoning_and_its_answer(records, dialect, with_thinking):
-    texts = [text for record in records for text in tested.write_texts(record, dialect, with_thinking=with_thinking)]
+    texts = [text for record in records for text in write_texts(record, dialect, with_thinking=with_thinking)]
     vocabulary = Vocabulary.count(texts, largest=32, num_merges=50, least_count=2)
     encoder = tested.RecordEncoder(vocabulary, dialect, with_thinking=with_thinking)
     for record in records:
-        prompt, reply = tested.write_texts(record, dialect, with_thinking=with_thinking)
+        prompt, reply = write_texts(record, dialect, with_thinking=with_thinking)
         found = encoder.encode(record)
         assert vocabulary.decode(found.prompt) == prompt
         assert vocabulary.decode(found.target) == reply
@@ -98,4 +99,4 @@ def test_an_encoded_record_is_its_prompt_its_reasoning_and_its_answer(records, d
 
 def test_a_record_that_the_dialect_cannot_write_is_named(records):
     with pytest.raises(BadInput, match=f"record '{records[0].id}', thinking: blank"):
-        tested.write_texts(records[0], "gemex_plain", with_thinking=False)
+        write_texts(records[0], "gemex_plain", with_thinking=False)

@@ -1,5 +1,6 @@
 """Grammar of MedCLM's replies, by hand (its public code)."""
 
+import msgspec
 import pytest
 from reasoning_records import make_record
 
@@ -54,9 +55,12 @@ def test_the_hard_stage_is_the_answer_alone():
     ],
 )
 def test_an_answer_alone_has_no_format_outside_of_the_hard_stage(text, with_thinking, expected):
-    record = make_record("open", answer="Nodule", references=(), thinking="")
+    record = make_record("open", answer="Nodule", references=())
     score = score_text(text, record, ScoringSettings(dialect="medclm", with_thinking=with_thinking))
     assert (score.a_score, score.format) == expected
+    hard = msgspec.structs.replace(record, thinking="")  # asks for no reasoning
+    bare = score_text(text, record, ScoringSettings(dialect="medclm", with_thinking=False))
+    assert score_text(text, hard, ScoringSettings(dialect="medclm", with_thinking=with_thinking)) == bare
     reply = read_reply(text, "medclm", with_thinking=with_thinking)
     paper = reward(reply, record, PRESETS["paper"])
     assert paper.total == pytest.approx(0.9 * paper.answer + 0.1 * expected[1])

@@ -27,7 +27,7 @@ from stepcot_jax.record import Record, Stages
         ("single", {"options": ("one",)}, "choices: 1 options; 2 to 26 are required"),
         ("single", {"options": tuple(f"c{k}" for k in range(27))}, "choices: 27 options"),
         ("single", {"options": ("one", "One ")}, "choices: options .* must be distinct"),
-        ("closed", {"answer": "yes"}, "answer: 'yes' is not one of Yes, No"),
+        ("closed", {"answer": "y"}, "answer: 'y' is not one of Yes, No"),
         ("closed", {"answer": ("Yes",)}, "answer: .* is a list; kind 'closed' expects a text"),
         ("single", {"answer": "E"}, "answer: 'E' is not one of A, B, C, D"),
         ("multi", {"answer": "A"}, "answer: 'A' is not an answer of kind 'multi'"),

@@ -5,6 +5,7 @@ import pytest
 from reasoning_records import make_record
 from refusals import refuse
 
+from stepcot_jax import rewards
 from stepcot_jax.box import Box
 from stepcot_jax.reasoning.dialects import DIALECTS, read_reply, write_reply
 from stepcot_jax.reasoning.replies import Judged, Reply
@@ -49,6 +50,19 @@ def test_presets_by_hand(preset, reply, expected):
     found = reward(reply, RECORD, PRESETS[preset])
     assert (found.answer, found.grounding, found.format, found.total) == pytest.approx(expected)
     assert found.consistency == 0
+
+
+@pytest.mark.parametrize("dialect", ["gemex", "medclm"])
+def test_a_true_reply_to_a_record_without_thinking_has_full_marks(dialect):
+    """MedCLM's hard stage writes no box: the grounding, which its record does not ask for, adds nothing."""
+    record = make_record(thinking="")
+    reply = read_reply(write_reply(record, dialect), dialect)
+    found = {name: reward(reply, record, preset) for name, preset in PRESETS.items()}
+    located = float(dialect == "gemex")
+    assert [(each.answer, each.format, each.grounding) for each in found.values()] == [(1, 1, located)] * 3
+    assert found["released"].total == pytest.approx(0.7 + 0.3 * located)
+    assert (rewards.answer([reply], [record]), rewards.well_formed([reply], [record])) == ([1], [1])
+    assert rewards.well_formed([reply], [make_record()]) == [0]
 
 
 def test_released_without_boxes():
@@ -108,6 +122,8 @@ def test_consistency():
     assert math.isnan(found.total)
     assert reward(reply_of(problems=("x",)), RECORD, settings, consistency=lambda record, reply: 1.0).total == 0
     refuse("a consistency function is required", reward, reply_of(), RECORD, settings)
+    refuse("expected .record, reply.", reward, reply_of(), RECORD, settings, consistency=lambda reply, record: 1.0)
+    refuse("returned .'1'", reward, reply_of(), RECORD, settings, consistency=lambda record, reply: "1")
     for number in (-0.1, 1.1):
         refuse("0 to 1", reward, reply_of(), RECORD, settings, consistency=lambda record, reply, number=number: number)
 

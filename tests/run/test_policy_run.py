@@ -80,6 +80,8 @@ def test_rewards_and_losses_are_logged(whole):
         (entry["step"], [name for name in entry if name.endswith("score")]) for entry in log if "val" in entry["kind"]
     ]
     assert scores == [(3, ["sft/score"]), (6, ["sft/score"]), (8, ["grpo/score"]), (10, ["grpo/score"])]
+    unread = [name for entry in log for name in entry if name.endswith("unread_answers")]
+    assert sorted(unread) == sorted(2 * [f"{name}/unread_answers" for name in ("sft", "grpo", "rollouts")])
     assert max(entry.get("rollouts/self_check_rate", 0) for entry in log) > 0  # some first attempts were checked
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from policies.policy_workdir import small_settings
 from policies.tiny_policy import STOP
+from reasoning_records import make_record
 from systems.policy_step import (
     GROUP,
     LONGEST,
@@ -20,11 +21,11 @@ from systems.policy_step import (
     start,
 )
 
+from stepcot_jax.data.questions.making import write_texts
 from stepcot_jax.host.errors import RunStopped
-from stepcot_jax.policies.records import write_texts
 from stepcot_jax.policies.sampling import Replies
 from stepcot_jax.policies.tokenizers import Vocabulary
-from stepcot_jax.reasoning.dialects import write_reply
+from stepcot_jax.reasoning.dialects import read_reply, write_reply
 from stepcot_jax.rewards.presets import Rewards
 from stepcot_jax.run.loading_questions import load_vqa_dataset
 from stepcot_jax.run.policy_task import make_reward_settings
@@ -68,6 +69,21 @@ def test_a_reward_that_is_off_is_not_logged():
         numbers = each._describe(rewards, np.ones((2, 2)), replies)
         assert ("rollouts/reward/consistency" in numbers) == is_logged
         assert numbers["rollouts/reward/total"] == 1
+
+
+def test_shares_of_unread_answers_and_boxes_are_logged_beside_the_rewards():
+    rollouts = make_rollouts(ONE, Constant)
+    texts = [f"<think>x</think><response><answer>{answer}</answer><location>{box}</location></response>"
+             for answer in ("Yes", "perhaps") for box in ("<ref>a</ref><box>[1, 1, 9, 9]</box>", "")]  # fmt: skip
+    rollouts.read = lambda tokens: read_reply(texts[int(tokens[0]) % 3], "gemex")
+    rollouts.records = [make_record()] * PROMPTS
+    batch, numbers = collect(rollouts)
+    drawn = batch["completions"][..., 0] % 3
+    assert numbers["rollouts/unread_answers"] == pytest.approx((drawn == 2).mean())
+    assert numbers["rollouts/unread_boxes"] == pytest.approx((drawn == 1).mean())
+    assert f"{100 * (drawn == 2).mean():.0f} % unread answers" in rollouts.signal.warn("grpo")
+    rollouts.records = [make_record(references=())] * PROMPTS
+    assert "rollouts/unread_boxes" not in collect(rollouts)[1]  # none is asked for
 
 
 def test_tokens_are_counted_up_to_the_stop_token():

@@ -80,7 +80,7 @@ class FirstLetter(Rollouts):
         return [Rewards(answer=worth, grounding=1.0, format=1.0, consistency=0.0, total=worth + 1) for worth in found]
 
 
-WORTH = {2: 1.0, 3: 1.0, 4: 1.0, 5: 1.0, 0: np.nan, 6: np.nan}
+WORTH = {2: 1.0, 3: 1.0, 4: 1.0, 5: 0.6, 7: 0.6, 0: np.nan, 6: np.nan}  # 0.6 is wrong
 
 
 @functools.cache

@@ -144,13 +144,14 @@ def write(visual, answer):
     return f"<LOC>[1]</LOC><VIS>{visual}</VIS><KNO>rule</KNO><CON>{answer}</CON>"
 
 
-def test_tokens_have_the_multiplier_of_their_stage():
-    texts = [write("a dense mass", "Yes"), write("clear", "No"), write("a mass", "Yes"), "no stages"]
+@pytest.mark.parametrize("third", [1.0, 0.6])  # 0.6 is not right
+def test_tokens_have_the_multiplier_of_their_stage(third):
+    texts = [write("a dense mass", "Yes"), write("no mass", "No"), write("a mass", "Yes"), "no stages"]
     tokenizer = Vocabulary.count(texts, largest=1)
     encoded = [[*tokenizer.encode(text), tokenizer.stop] for text in texts]
     longest = max(map(len, encoded))
     tokens = np.array([row + [tokenizer.stop] * (longest - len(row)) for row in encoded])
-    relative, answers = np.array([[1.0, -1.0, 0.5, -0.5]]), np.array([[1.0, 0.0, 1.0, np.nan]])
+    relative, answers = np.array([[1.0, -1.0, 0.5, -0.5]]), np.array([[1.0, 0.0, third, np.nan]])
     found = credit_tokens(relative, tokens=tokens[None], answers=answers, tokenizer=tokenizer, dialect="lvkc_released")[
         0
     ]

@@ -1,5 +1,8 @@
 """A tree of questions is trained on what was asked alone, and its run scores whole reports beside the constant."""
 
+import dataclasses
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +18,7 @@ from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.pixels import PixelCache
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.splits.splits import Splits
+from stepcot_jax.evaluation.joint_reports import COUNTING, learn_report_tree, read_report_models
 from stepcot_jax.evaluation.predictions import Predictions
 from stepcot_jax.evaluation.structured_reports import answer_tree, measure_f1
 from stepcot_jax.host.errors import BadInput
@@ -22,6 +26,7 @@ from stepcot_jax.models.form_reader import FormReader
 from stepcot_jax.models.student import ABSENT_LOGIT, Baseline
 from stepcot_jax.record import Record
 from stepcot_jax.run.build import make_system as make_system_of_run
+from stepcot_jax.run.results import finish_tree, with_facts
 from stepcot_jax.run.run_checks import check_annotated
 from stepcot_jax.run.settings import load_settings
 from stepcot_jax.run.stored_reading import read_reading
@@ -167,6 +172,24 @@ def make_data():
     return Dataset(
         TREE, cases, splits, PixelCache(None, 0), Preprocessing(32), np.float32(features), splits_source="test"
     )
+
+
+def test_test_reports_are_answered_at_half_and_at_the_threshold_of_validation(tmp_path):
+    data, outcome = make_data(), types.SimpleNamespace(seconds=float, best={}, log=dict)
+
+    def read(split):
+        labels = data.labels[list(data.splits.by_name()[split])]
+        timid = 5 * (labels[..., None] == np.arange(3)) - 6 * (np.arange(3) == 0)  # a right yes has 27 %
+        read = with_facts(data, split, Predictions(np.arange(len(labels)), labels, {NAME: np.float32(timid)}))
+        return dataclasses.replace(read, facts=dict(read.facts, patient_id=np.full(len(labels), "the same")))
+
+    report = finish_tree(outcome, tmp_path, data, 20, read)
+    half, chosen = (figures["all"]["f1"]["value"] for name, figures in report["test"].items() if NAME in name)
+    assert report["thresholds"][NAME] < 0.3
+    assert half + 0.2 < chosen
+    learnt = read_report_models(tmp_path / "joint.json", TREE)[COUNTING].tree
+    np.testing.assert_allclose(learnt.shares, learn_report_tree(data.labels[:50], TREE).shares)
+    assert report["test"]["no to everything"]["all"]["f1"]["low"] is None  # of one patient there is no interval
 
 
 @pytest.mark.slow

@@ -10,33 +10,20 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from stepcot_jax.annotate.annotation import Annotation, CannotAnnotate, Item, Provenance, Reason
 from stepcot_jax.annotate.llm.answers import Answers, Ledger, digest_messages, digest_text
 from stepcot_jax.annotate.llm.client import Budget, Client, Endpoint, Record
+from stepcot_jax.annotate.llm.json_objects import BadAnswer, find_object
 from stepcot_jax.annotate.llm.prompts import TRUST, VOTES, Message, Prompt, write_repair
 from stepcot_jax.annotate.llm.replies import Entry, reply_text
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.endings import goes_on_behind
 
-# Read the JSON object of an answer; errors are worded so that the model can correct it.
-#
-# The wording of `BadAnswer` is sent back to the model and is part of the ledger's request digest: changing it makes
-# resumed runs pay for repairs again.
+# Read an answer; errors are worded so that the model can correct it.
 
 
 MAX_REASONING = 4000
 
 MIN_QUOTED_LETTERS = 3
 """Minimal number of letters of a quote: "no" and "." are in every report."""
-
-_MAX_OBJECTS = 200
-
-
-class BadAnswer(ValueError):
-    """An answer that violates the schema: the message tells the model what to correct, `field` quotes no answer."""
-
-    def __init__(self, message: str, *, field: str = "", reason: Reason = Reason.NO_ANSWER) -> None:
-        super().__init__(f"{field}: {message}" if field else message)
-        self.field = field or "the JSON object"  # name of the part that is wrong
-        self.reason = reason  # why the item is set aside if no repair helps
 
 
 def read_chain_answer(text: str, *, chain: Chain, report: str) -> Annotation:
@@ -123,48 +110,6 @@ def _read_label(answer: Any, *, name: str, step: Step) -> int:
         accepted = f"accepted is one of {', '.join(step.lettered_options)}"
         raise BadAnswer(f"found {answer!r:.80}, {accepted}", field=f"{name}.answer")
     return label
-
-
-def find_object(text: str, names: Sequence[str]) -> dict[str, Any]:
-    """Return the one JSON object of a text with exactly these names."""
-    other = "no JSON object"
-    objects: list[dict[str, Any]] = []
-    for candidate in _objects(text):
-        missing = [name for name in names if name not in candidate]
-        more = [str(name)[:80] for name in candidate if name not in names]
-        if missing:
-            other = f"an object with the names {missing} missing"
-        elif more:
-            other = f"an object with more names: {more[:8]}"
-        else:
-            objects.append(candidate)
-    if objects and all(candidate == objects[0] for candidate in objects):
-        return objects[0]
-    what = f"{len(objects)} objects that differ" if objects else other
-    raise BadAnswer(f"found {what}, accepted is one JSON object with the names {', '.join(names)}")
-
-
-def _objects(text: str) -> list[dict[str, Any]]:
-    decoder = json.JSONDecoder(object_pairs_hook=_refuse_repetition)
-    objects, position = [], text.find("{")
-    # Bounded: a text of opening brackets would take quadratic time.
-    for _ in range(_MAX_OBJECTS):
-        if position < 0:
-            break
-        try:
-            value, position = decoder.raw_decode(text, position)
-            objects.append(value)
-        except (json.JSONDecodeError, RecursionError):
-            position += 1
-        position = text.find("{", position)
-    return objects
-
-
-def _refuse_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        raise BadAnswer("found a name twice in one object, accepted is each name once")
-    return fields
 
 
 _Value = TypeVar("_Value")

@@ -15,7 +15,8 @@ from typing import Any, Generic, TypeVar
 from stepcot_jax.annotate.annotation import Provenance
 from stepcot_jax.annotate.llm.client import Endpoint
 from stepcot_jax.annotate.llm.crew import Crew, Streak, process_items
-from stepcot_jax.annotate.llm.interviews import BadAnswer, find_object, read_scores
+from stepcot_jax.annotate.llm.interviews import read_scores
+from stepcot_jax.annotate.llm.json_objects import BadAnswer, find_object
 from stepcot_jax.annotate.llm.prompts import RATE_ANSWERS, RATE_STAGES, Message, Prompt, rate_steps_prompt
 from stepcot_jax.chain import fold
 from stepcot_jax.reasoning.replies import Judged, Reply

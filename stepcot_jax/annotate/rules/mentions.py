@@ -51,7 +51,10 @@ _CONTINUES = re.compile(
     r"|over|per|this|focal|acute|evidence|definite|significant|large|small|mild|new|any)$"
 )
 # "Pneumothorax | none" is one entry of a table; elsewhere such a mark begins the next item of a list.
-_VERDICT = r"(?:none|no|not|nil|absent|negative|neg)\b\s*(?:seen|identified|present|evident)?\s*(?=[.,;|/*\t\n]|$)"
+_VERDICT = (
+    r"(?:none|no|not|nil|absent|negative|neg|(?:grade )?0(?: ?/ ?\d+)?)\b"
+    r"\s*(?:seen|identified|present|evident)?\s*(?=[.,;|/*\t\n]|$)"
+)
 # "No effusion / pneumothorax" is one list; "no effusion / nodule in the left lung" is two items.
 _DESCRIBED = r"(?=[^.;|/\n]{0,80}\b(?i:left|right|upper|lower|small|large|moderate|tiny|mild|bibasilar)\b)"
 _NO_VERDICT = rf"(?!\s*(?i:{_VERDICT}))"
@@ -64,7 +67,7 @@ _STOP = re.compile(
     r"|(?:</?(?i:[bh]r|p|li|div|[uod]l|d[dt]|t[rdh]|h[1-6]|table|section|span|pre)\b[^<>]{0,40}>\s*)+"
     r"|\n(?=[ \t]*(?:\d+[.)]|[-*\u2022])[ \t])"
     rf"|(?:(?<=\s)(?:{_BULLET}|{_PLACED})(?=\s)|\s*[\u2022\u00b7\u25aa]|\t+|(?:\\r)?\\n){_NO_VERDICT}"
-    rf"|(?<![:=])\s(?=(?:#?\d{{1,2}}[.):-]|#\d|{_LETTERED})\s+[A-Z]|\((?:[b-h]|i[iv]{{1,3}}|\d)\)\s)"
+    rf"|(?<![:=])\s(?=(?:#?(?!0)\d{{1,2}}[.):-]|#\d|{_LETTERED})\s+[A-Z]|\((?:[b-h]|i[iv]{{1,3}}|\d)\)\s)"
     rf"|(?<=[a-z])\s(?={_OPENING} [a-z])"
 )
 _ITEM = re.compile(rf"\s*(?:(?:\d{{1,2}}[.)]|{_LETTERED}|[-*\u2022])\s+)?")
@@ -200,6 +203,22 @@ _UNASSESSED = (
     r"|evaluat(?:ed|able)|evaluable|judged|examined|commented on|determined|interpret(?:ed|able))"
 )
 
+# A shadow that only looks like the finding, and a sentence that explains a word: never the finding.
+_LOOKS_LIKE = (
+    r"(?:simulat|imitat|resembl|masquerad)\w+|mimic\w*|look(?:s|ing)? like|pseudo|spurious|false|factitious"
+    r"|projecting as|(?:mistaken|misread|misinterpreted|misdiagnosed|confused) (?:for|as|with)"
+    r"|(?:false|giv(?:es?|ing) (?:the|an?)) (?:\w+ )?(?:impression|appearance) of"
+)
+_ONLY_LOOKS = (
+    r"(?:simulat|mimick|imitat)ed by|(?:is|are) (?:only |merely )?(?:apparent|projectional|spurious|factitious)"
+)
+_EXPLAINS = (
+    r"(?<!\bno )means(?! of)|(?:we|is|are|what) (?:we )?(?:mean|meant|call(?:ed)?|define[sd]?)|defin(?:ed as|itions?)"
+    r"|refers? to|denot(?:es?|ing)|stands? for|(?:the|an?) (?:\w+ )?(?:term|word|name)|glossary|legend|abbreviations?"
+    r"|(?<=[a-z] )= ?(?!(?:yes|no|none|present|absent|n|y|pos\w*|neg\w*|mild|moderate|severe|small|large)\b)[a-z]+"
+    r"|(?:^|^note: )(?!th|it )(?:an? )?(?:[\w-]+ ){1,3}(?:is|are) an? (?:collection|infection|inflammation|lesion)"
+)
+
 _BEFORE: dict[Status, tuple[str, ...]] = {
     Status.POSSIBLE: (
         rf"(?:{_CANNOT}|(?:difficult|hard|impossible) to) (?:\w+ ){{0,2}}?{_DOUBT}",
@@ -230,6 +249,7 @@ _BEFORE: dict[Status, tuple[str, ...]] = {
         r"for (?:the )?(?:evaluation|assessment|detection|exclusion|diagnosis) of|(?:in)?sensitive (?:for|to)",
         r"if|clinical (?:concern|suspicion) (?:for|of)",
         r"(?:could|may|might|can) (?:obscure|mask|hide)",
+        _LOOKS_LIKE,
     ),
     Status.PAST: (
         r"history of|h/o|hx of|s/p|status[- ]post|resolved|treated",
@@ -257,6 +277,7 @@ _BEHIND: dict[Status, tuple[str, ...]] = {
         rf"(?:may not|might not|could not|can ?not|can) be (?:\w+ )?{_SEEN}(?! (?:with|in)\b)",
         rf"(?:{_MAY}|can) be (?:\w+ )?(?:missed|obscured|overlooked|occult|hidden)",
         _UNASSESSED,
+        _ONLY_LOOKS,
         r"rule[- ]?out|(?::| -+) ?(?:n/a|unknown|limited)(?= ?(?:[.,;]|$))",
     ),
     Status.ABSENT: (
@@ -396,6 +417,8 @@ class Assertions:
             yield _Reach(Status[match.lastgroup or ""], start, match.end())
 
 
+_NO_FINDING = re.compile(rf"\b(?:{_LOOKS_LIKE}|{_ONLY_LOOKS})\b", re.IGNORECASE)
+_DEFINITION = re.compile(rf"(?:\b|^|(?<= )){_EXPLAINS.join(('(?:', ')'))}\b", re.IGNORECASE)
 _NOT_TOLD = re.compile(rf"{_UNASSESSED}|[:-] ?(?:n/a|unknown|limited)\b|(?:is|are|was) limited\b", re.IGNORECASE)
 # "Pneumothorax (-), effusion: +"; "[x] Effusion [ ] Pneumothorax", with the mark on either side.
 _POSITIVE, _NEGATIVE = (
@@ -404,8 +427,20 @@ _POSITIVE, _NEGATIVE = (
 )
 _SIGN = rf"(?:(?P<FORMyes>{_POSITIVE})|(?P<FORMno>{_NEGATIVE}))(?: ?ve)?"
 _BEFORE_END = r"(?=\s*(?:[,;)\[(]|\.(?!\d)|$)|\s+(?-i:[A-Z]))"
+# "Grade 0/4", "(0/3)", "score: none", and a zero elsewhere in the sentence, which may be the finding's.
+_SCALE = r"(?:(?:is |was )?(?:grad|scor|severit|class|stag|degree|level|extent)\w*[ :=]*(?:of |is |as )?)"
+_OF = r" ?(?:/|of|out of) ?[\dIVX]+"
+_NO_GRADE = (
+    rf"(?:{_SCALE}{{1,2}}(?:0(?:{_OF})?|zero|none|nil|absent)|0(?:{_OF}| ?%| ?ml)|(?<=[:=] )0)"
+    r"(?: ?[-(] ?(?:none|absent)\)?)?"
+)
+_OWN_GRADE = re.compile(rf"[ :=,(\[-]*{_SCALE}{{0,2}}[1-9]", re.IGNORECASE)
+_ZERO_BEFORE = re.compile(rf"(?:^|[,;:] |\b(?:is|are|and|with) ){_SCALE}?(?:0|zero)(?:{_OF})? $", re.IGNORECASE)
+_ZERO = re.compile(
+    rf"(?<![\d.,:/-])0(?![\d:/]*[.,]?\d)|\bzero\b|(?<![\d.])0{_OF}|{_SCALE}(?:none|nil)\b", re.IGNORECASE
+)
 _SIGN_BEHIND = re.compile(
-    rf"\s*[:=?]?\s*(?:[(\[]\s*{_SIGN.replace('FORM', 'a')}\s*[)\]]"
+    rf"[ :=,(\[-]*(?P<fno>{_NO_GRADE})[)\]]?{_BEFORE_END}|\s*[:=?]?\s*(?:[(\[]\s*{_SIGN.replace('FORM', 'a')}\s*[)\]]"
     rf"|(?<=[:=?]) ?{_SIGN.replace('FORM', 'b')}{_BEFORE_END}"
     rf"|(?:-\s+(?P<cyes>yes|present)|-\s+(?P<cno>no|absent)){_BEFORE_END}"
     r"|(?P<dyes>\+{1,4}|[\u2713\u2714])(?: ?ve)?(?!\w)|(?P<dno>[\u2717\u2718]|[-\u2212]ve\b)"
@@ -423,6 +458,7 @@ _SIZE = (
     r"(?:small|moderate\w*|large|tiny|trace|minimal|mild|slight|subtle|new|residual|loculated|massive|persistent"
     r"|stable|unchanged)"
 )
+_SIZED = re.compile(rf"\b{_SIZE} (?:left |right |bilateral )?$", re.IGNORECASE)
 _SIDE = r"(?:left|right|other|contralateral|both|bilateral)"
 _AT_SIDE = rf"(?:on|in|at|along) (?:the )?{_SIDE}\b"
 _ELIDED = re.compile(
@@ -519,10 +555,11 @@ def _mentions(sentence: Sentence, number: int) -> list[Mention]:
         return []
     assertions = Assertions(line)
     routine = _is_routine(line, named)
+    most = Status.ASKED if _DEFINITION.search(line) else Status.STATED
     mentions: list[Mention] = []
     for finding, start, end in named:
         clause = assertions.clause(start)
-        status = Status.ABSENT if routine else assertions.status(start, end)
+        status = Status.ABSENT if routine else min(assertions.status(start, end), most)
         leading = line[max(0, start - _LONGEST_CONCLUSION) : start]
         concluded = status >= Status.LIKELY and _CONCLUDES.search(leading) is not None
         # After "or" or "versus" a finding is the less likely alternative of the diagnosis before it.
@@ -540,7 +577,8 @@ def _mentions(sentence: Sentence, number: int) -> list[Mention]:
                 alternative=diagnosed is not None and _OR.fullmatch(line, diagnosed, start) is not None,
                 concluded=concluded,
                 denied_wholly=assertions.denies_all(start),
-                unassessed=status == Status.ASKED and _NOT_TOLD.search(line, end) is not None,
+                unassessed=status == Status.ASKED
+                and (most == status or bool(_NO_FINDING.search(line)) or bool(_NOT_TOLD.search(line, end))),
             )
         )
     return [*_apply_marks(mentions, line), *_find_elided(mentions, line)]
@@ -551,21 +589,29 @@ def _apply_marks(mentions: list[Mention], line: str) -> list[Mention]:
     first = _FIRST_BOX.search(line)
     is_ahead = first is not None and bool(mentions) and first.start() < mentions[0].start
     marked: list[Mention] = []
+    rest = line
     for mention in reversed(mentions):
-        sign = _SIGN_BEHIND.match(line, mention.end)
+        sign = _SIGN_BEHIND.match(line, mention.end) or _ZERO_BEFORE.search(line[: mention.start])
         box = _BOX_BEFORE.search(line, 0, mention.start) if is_ahead else _BOX_BEHIND.match(line, mention.end)
+        joined = marked and marked[-1].signed and _JOINED.fullmatch(line, mention.end, marked[-1].start)
         if sign:
-            status = Status.STATED if any(sign[f"{form}yes"] for form in "abcd") else Status.ABSENT
+            is_positive = sign.re is _SIGN_BEHIND and any(sign[f"{form}yes"] for form in "abcd")
+            status = Status.STATED if is_positive else Status.ABSENT
         elif first and box:
             mark = next(filter(None, box.groups()), "")
             status = Status.ABSENT if mark in _UNTICKED else Status.STATED
-        elif marked and marked[-1].signed and _JOINED.fullmatch(line, mention.end, marked[-1].start):
+        elif joined and not _SIZED.search(line[: mention.start]):  # "large effusion, pneumothorax (-)" is no list
             status = marked[-1].status
         else:
             marked.append(mention)
             continue
+        if sign:  # its number is not another finding's
+            rest = rest[: sign.start()] + " " * len(sign[0]) + rest[sign.end() :]
         denied = status == Status.ABSENT
         marked.append(dataclasses.replace(mention, status=status, denied_wholly=denied, signed=True))
+    for place, mention in enumerate(marked if _ZERO.search(rest) else ()):
+        if mention.status > Status.ASKED and not mention.signed and not _OWN_GRADE.match(line, mention.end):
+            marked[place] = dataclasses.replace(mention, status=Status.ASKED, unassessed=True)
     return marked[::-1]
 
 

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.untrusted import open_untrusted
+from stepcot_jax.host.untrusted import open_untrusted, resolve
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")  # Names of this machine for itself
 
@@ -45,14 +45,14 @@ class Uploads:
     """The uploaded files that are not read yet: only paths that this server's upload route wrote are read."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        self.folder = folder.resolve()
+        self.folder = resolve(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._paths: dict[str, float] = {}  # when each was written
         self._lock = threading.Lock()
 
     def add(self, path: str) -> None:
         """Register a file that the upload route wrote."""
-        if not pathlib.Path(path).resolve().is_relative_to(self.folder):
+        if not resolve(path).is_relative_to(self.folder):
             raise ValueError(f"{path} does not lie below {self.folder}")
         with self._lock:
             self._paths[path] = time.monotonic()

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, UInt8, UInt16
 
-from stepcot_jax.data.images import dicom_notes
 from stepcot_jax.data.images.dicom_fields import (
     EXTRA,
     RLE,
@@ -28,13 +27,15 @@ from stepcot_jax.data.images.dicom_fields import (
     clean_items,
     is_packed,
 )
-from stepcot_jax.data.images.file_formats import DICOM_START, RESAVE, Note, ignore_note, is_dicom, say_text_mode
-from stepcot_jax.data.images.projections import Projection
+from stepcot_jax.data.images.dicom_notes import OVERLAY_POSITIONS, PARSED, lift_groups, note_header
+from stepcot_jax.data.images.file_formats import DICOM_START, RESAVE, Note, ignore_note, is_dicom
+from stepcot_jax.data.images.projections import VIEWS, Projection, name_projection
 from stepcot_jax.host.errors import BadInput
 
 if TYPE_CHECKING:
     from pydicom import Dataset
 
+_PADDED = 16  # bytes of zeros behind the pixels, at most; one is usual
 _SIGNED = 0x80  # bit of a JPEG 2000 component's depth
 
 
@@ -80,10 +81,10 @@ def decode_stored(
         if SYNTAXES[fields.syntax].decoders:
             precision, signed = _check_compressed_size(_join_fragments(data, fields), fields, form)
             form = dataclasses.replace(form, signed=form.signed or signed)
-        elif len(data) < form.num_bytes or any(data[form.num_bytes + 1 :]):  # zeros may pad it
+        elif len(data) < form.num_bytes or len(data) > form.num_bytes + _PADDED or any(data[form.num_bytes :]):
             raise fields.refuse(
-                f"PixelData: {len(data)} bytes instead of {form.num_bytes}, as Rows x Columns x samples x bytes of its "
-                "header says: cut off, of another size, or sent in text mode (send it again in binary mode)"
+                f"PixelData: {len(data)} bytes instead of {form.num_bytes}, Rows x Columns x samples x bytes of its "
+                "header: is it cut, of several frames, or was it sent in text mode (FTP, mail)? Send it as binary"
             )
         pixels = _decode_with_pydicom(fields, form)
     if form.bits_stored == 8 and pixels.itemsize == 1:
@@ -92,9 +93,7 @@ def decode_stored(
     if (share := _share_beyond(values, form)) > 0:
         if form.bits_stored < precision <= 16:
             form = dataclasses.replace(form, bits_stored=precision)
-        elif not any(
-            tag in fields.dataset for tag in dicom_notes.OVERLAYS if tag & 0x0100
-        ):  # as old devices write an overlay
+        elif not any(tag in fields.dataset for tag in OVERLAY_POSITIONS):  # as old devices write an overlay
             raise fields.refuse(
                 f"BitsStored: {form.bits_stored}, but {share:.2%} of the pixels have higher bits (largest value "
                 f"{int(values.max())}); correct BitsStored and HighBit, or clear the bits above"
@@ -209,6 +208,25 @@ def _read_jpeg_2000_sizes(frame: bytes) -> list[tuple[int, int, int, int]]:
         return []
     _, _, right, bottom, left, top, *_, num_samples, depth = struct.unpack_from(">HHIIIIIIIIHB", frame, 4)
     return [(right - left, bottom - top, num_samples, (depth & ~_SIGNED) + 1 | depth & _SIGNED)]
+
+
+# `ViewPosition` decides, else the first code of `ViewCodeSequence` (PS3.16, context group 4010); no free text is read.
+
+_SCHEMES = ("SCT", "SRT", "SNM3", "99SDM")
+
+
+def find_projection(fields: Fields) -> Projection:
+    """Return the projection that a header names; "" if it names none or cannot be read."""
+    with contextlib.suppress(BadInput):
+        position = fields.value("ViewPosition")
+        if isinstance(position, str) and position.strip():
+            return name_projection(position)
+    with contextlib.suppress(BadInput):
+        code = fields.item("ViewCodeSequence")
+        if code is not None and str(code.value("CodingSchemeDesignator")).strip() in _SCHEMES:
+            value = str(code.value("CodeValue")).strip()
+            return next((projection for projection, codes in VIEWS["codes"].items() if value in codes), "")
+    return ""
 
 
 # A grey value depends on the stored value and not on the pixel, so it is computed once for each of the at most 65,536
@@ -344,7 +362,7 @@ def _look_up(
 ) -> tuple[Float64[np.ndarray, "value"], float]:
     """Return the entries of a LUT for values, and the largest number that an entry can be.
 
-    Many devices state the width of storage, or another one, for entries of fewer bits: so the largest entry decides.
+    Many devices write 16, the width of storage, or another number for entries of fewer bits: the largest entry decides.
     """
     descriptor = item.numbers("LUTDescriptor")
     if len(descriptor) != 3:
@@ -384,6 +402,15 @@ def _check_number(fields: Fields, keyword: str, number: float) -> float:
     return number
 
 
+def _refuse_unprocessed(fields: Fields) -> None:
+    intent = fields.value("PresentationIntentType")
+    if str(intent).strip().upper() == "FOR PROCESSING" or fields.kind.endswith("For Processing"):
+        raise fields.refuse(
+            "is FOR PROCESSING, the raw picture of the detector (PresentationIntentType or SOPClassUID); expected "
+            "FOR PRESENTATION: export the processed picture"
+        )
+
+
 _EXPECTED = "expected a DICOM file of one grey picture of 8 to 16 bits, or of one 8-bit RGB picture"
 _MAX_SIDE = 65_535
 _FILE_META_GROUP, _PIXELS = 2, 0x7FE00000
@@ -391,7 +418,7 @@ _PARSED = (
     *("SOPClassUID", "ViewPosition", "ViewCodeSequence"),
     *("SamplesPerPixel", "PhotometricInterpretation", "PlanarConfiguration"),
     *("NumberOfFrames", "Rows", "Columns", "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation"),
-    *("PixelData", *dicom_notes.NOTED),
+    *("PixelData", "PresentationIntentType", *PARSED),
 )
 
 _QUOTING = r"(pydicom|highdicom|pylibjpeg|openjpeg|libjpeg|rle|jpeg_ls|_CharLS|gdcm)(\.|$)"
@@ -406,26 +433,17 @@ def read_dicom(
     Stored values go through the modality LUT or slope and intercept, then through the first VOI LUT, else the first
     window (linear, linear exact or sigmoid; DICOM PS3.3 C.11.2). One that spreads the pixels over less than a tenth of
     the brightness is passed over, and `note` told. Without any, the range of the pixels is shown, less 1 % at either
-    end. MONOCHROME1 is inverted. Padding does not count for the range and is black. RGB becomes grey with ITU-R 601
-    weights. Overlays and presentation states are not applied. Pictures FOR PROCESSING are refused.
+    end. Functional groups of the only frame count as the root does. MONOCHROME1 is inverted. Padding does not count for
+    the range and is black. RGB becomes grey with ITU-R 601 weights. Overlays, shutters and presentation states are not
+    applied. Pictures FOR PROCESSING are refused.
     """
     _silence_pydicom(name)
-    try:
-        return _read_picture(_read_fields(content, name=name), content, max_pixels=max_pixels, note=note)
-    except BadInput as error:
-        problem = str(error)
-    if b"\xe0\x7f\x10\0" in content and "text mode" not in problem:  # a report has line ends, and no PixelData
-        problem += say_text_mode(content, "; it ")
-    raise BadInput(problem)  # outside of the except block, as in `dicom_fields.attempt`
-
-
-def _read_picture(fields: Fields, content: bytes, *, max_pixels: int, note: Note) -> UInt8[np.ndarray, "height width"]:
-    dicom_notes.refuse_unprocessed(fields)
+    fields = _read_fields(content, name=name)
+    _refuse_unprocessed(fields)
     form = _read_format(fields, max_pixels=max_pixels)
-    dicom_notes.take_frame_groups(fields)
-    _refuse_text_mode(fields, content)
+    lift_groups(fields, note)
     stored, form = decode_stored(fields, form)
-    dicom_notes.note_header(fields, note)
+    note_header(fields, form.photometric, find_projection(fields), note)
     if form.num_samples == 1:
         pixels = make_tone_table(fields, form, stored, note=note)[stored]
     else:
@@ -435,24 +453,10 @@ def _read_picture(fields: Fields, content: bytes, *, max_pixels: int, note: Note
     return pixels
 
 
-def _refuse_text_mode(fields: Fields, content: bytes) -> None:
-    data = fields.dataset["PixelData"]
-    if fields.syntax == RLE or SYNTAXES[fields.syntax].decoders:
-        if told := say_text_mode(data.value, "it "):
-            raise fields.refuse(f"PixelData: {told}")
-        return
-    rest = content[(data.file_tell or len(content)) + len(data.value) :]
-    told = say_text_mode(content, ": it ", least=1) if rest else ""
-    group = int.from_bytes(rest[:2], "little" if fields.word == "<u2" else "big")
-    if told or (any(rest) and group < _PIXELS >> 16):  # elements of higher groups may follow
-        found = f"{len(data.value) + len(rest)} bytes instead of {len(data.value)}"
-        raise fields.refuse(f"PixelData: {found}{told or ': what stands behind it is no element'}")
-
-
 def read_projection(content: bytes, *, name: str) -> Projection:
     """Return the projection that the header of a DICOM file names, without decoding its picture."""
     _silence_pydicom(name)
-    return dicom_notes.find_projection(_read_fields(content, name=name))
+    return find_projection(_read_fields(content, name=name))
 
 
 def read_header(content: bytes, *, name: str) -> Fields:
@@ -497,6 +501,12 @@ def _read_fields(content: bytes, *, name: str, all_elements: bool = False) -> Fi
         accepted = ", ".join(known.name for known in SYNTAXES.values())
         raise BadInput(f"{name}: TransferSyntaxUID: {syntax_name} is not one of {accepted}")
     dataset = file.parse(lambda: _read_dataset(file, syntax, all_elements=all_elements), otherwise)
+    behind = content[file.pixels_end :]
+    if behind.strip(b"\0\r\n") and not (file.is_followed and len(behind) >= 8):
+        raise BadInput(
+            f"{name}: PixelData: {len(behind)} bytes more than its length says: was the file sent in text mode (FTP, "
+            "mail), or saved with something behind it? Send it as binary"
+        )
     return Fields(dataset, name=name, syntax=syntax)
 
 
@@ -521,7 +531,7 @@ def _read_dataset(file: HeaderFile, syntax: str, *, all_elements: bool) -> "Data
     from pydicom.uid import UID
 
     tags: list[BaseTag | int] = [Tag(tag) for keyword in _PARSED if (tag := tag_for_keyword(keyword)) is not None]
-    tags += map(Tag, dicom_notes.OVERLAYS)
+    tags += map(Tag, OVERLAY_POSITIONS)
     uid = UID(syntax)
     implicit, little_endian = uid.is_implicit_VR, uid.is_little_endian
     if all_elements:

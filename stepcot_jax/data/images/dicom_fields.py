@@ -56,6 +56,7 @@ class HeaderFile(io.BytesIO):
         self._reads_left = _READS_PER_ELEMENT * limits.elements
         self._bytes_left = limits.header_bytes
         self._is_packed = False
+        self.pixels_end, self.is_followed = len(content), True  # by a known element, or by nothing
         self._refusal: BadInput | None = None
 
     def read(self, size: int | None = -1, /) -> bytes:
@@ -73,10 +74,13 @@ class HeaderFile(io.BytesIO):
         return super().read(size)
 
     def watch(self, tag: int, kind: str | None, length: int) -> bool:
-        """Note the element whose value comes next; as pydicom's `stop_when` it returns False, which never stops."""
+        """Note the element whose value comes next; as pydicom's `stop_when`, stop at none behind the pixels."""
         is_one_value = length != _UNDEFINED or (tag == PIXELS and kind != "UN")  # else pydicom looks for items
         self._is_packed = is_packed(tag) and kind in _PACKED and is_one_value
-        return False
+        if tag == PIXELS and length != _UNDEFINED:
+            self.pixels_end = self.tell() + length
+        self.is_followed = self.tell() <= self.pixels_end or tag > PIXELS or bool(_type_of(tag))
+        return not self.is_followed
 
     def parse(self, parse: Callable[[], _Parsed], otherwise: BadInput) -> _Parsed:
         """Return what `parse` returns."""

@@ -12,20 +12,12 @@ RESAVE = (
     "save_as(NEW, enforce_file_format=True)"
 )
 
-_TEXT_MODE = "was sent in text mode, which changes line ends: send it again in binary mode"
-
+_LEAST_LINES = 4  # by chance once in 256 ** 4
 DICOM_START = 132  # bytes of the preamble and "DICM"
 _MAGIC = b"DICM"
 
-_PNG_TEXT = re.compile(rb"\x89PNG[\r\n]+\x1a[\r\n]+")
-_MULTIPART = re.compile(
-    rb"^--[^\r\n]{1,200}\r?\n(([\w-]+:[^\r\n]*\r?\n)*content-|\r?\n[\s\S]{128}DICM)", re.IGNORECASE | re.MULTILINE
-)
-_HEAD = re.compile(rb"\s*(HTTP/[\d.]+ [^\r\n]*\r?\n)?([\w-]+:[^\r\n]*\r?\n)*?(content|mime)-[\w-]+:", re.IGNORECASE)
-_DICOM_KEY = re.compile(rb"[\"'][0-9a-f]{8}[\"']\s*:\s*\{\s*[\"'](vr|value|bulkdatauri)", re.IGNORECASE)
-
+SENT_AS_TEXT = ("a file that was changed as text on its way (FTP's text mode, a mail, an editor)", "send it as binary")
 _CONVERT = "convert it to PNG"
-_FETCH = "fetch the instance itself (WADO-RS, C-GET)"
 _OTHER_FORMATS: dict[bytes, tuple[str, str]] = {
     b"BM": ("a BMP file", _CONVERT),
     b"GIF8": ("a GIF file", _CONVERT),
@@ -42,24 +34,31 @@ _OTHER_FORMATS: dict[bytes, tuple[str, str]] = {
     b"\x28\xb5\x2f\xfd": ("a Zstandard archive", "unpack it"),
     b"8BPS": ("a Photoshop file", _CONVERT),
     b"\x93numpy": ("a NumPy array", "pass its pixels, as sc.load(RUN).read(ARRAY) takes them, or save them as PNG"),
-    **dict.fromkeys(
-        (b"\x5c\x01\0\0", b"\0\0\x01\x5c", b"\x1c\x02\0\0"), ("a NIfTI volume", "save the radiograph as PNG or DICOM")
-    ),
-    b"NRRD": ("an NRRD volume", "save the radiograph as PNG or DICOM"),
-    b"BZh": ("a bzip2 archive", "unpack it"),
-    b"data:image": (_BASE64 := "a picture as Base64 text", "decode it"),
-    b"iVBORw0KGgo": (_BASE64, "decode it"),
-    b"/9j/": (_BASE64, "decode it"),
-    b"AAAAAAAAAAAAAAAAAAAA": (_BASE64, "decode it"),
-    b"\xef\xbf\xbdPNG": (_RECODED := "a PNG or JPEG that was read and written as text", "copy it again as bytes"),
-    b"\xef\xbf\xbd\xef\xbf\xbd": (_RECODED, "copy it again as bytes"),
+    b"\x5c\x01\0\0": (_VOLUME := "a NIfTI volume", _SAVE := "save the radiograph as PNG or DICOM"),
+    **dict.fromkeys((b"\0\0\x01\x5c", b"\x1c\x02\0\0", b"\0\0\x02\x1c"), (_VOLUME, _SAVE)),
+    **dict.fromkeys((b"nrrd", b"objecttype"), ("a volume of ITK (NRRD, MetaImage)", _SAVE)),
+    b"\x89HDF": ("an HDF5 file", _SAVE),
+    **dict.fromkeys((b"BZh", b"\xfd7zXZ"), ("a bzip2 or xz archive", "unpack it")),
+    **dict.fromkeys((b"\x89PNG", b"\x09PNG", b"\xc2\x89PNG", b"\xef\xbf\xbd", b"\xc3\xbf\xc3\x98"), SENT_AS_TEXT),
+    **dict.fromkeys((b"data:image/", b"ivborw0kgg", b"/9j/"), ("a picture in Base64", "decode it")),
     b"<svg": ("an SVG drawing", _CONVERT),
     b"<!doctype": (_PAGE := "a web page (HTML), not the image", _AGAIN := "sign in and download it again"),
     b"<html": (_PAGE, _AGAIN),
     b"<": ("an XML or HTML text, such as a store's error", _AGAIN),
-    b"{": (_JSON := "a JSON text, such as a store's error", _AGAIN),
-    b"[": (_JSON, _AGAIN),
+    **dict.fromkeys((b"{", b"["), ("a JSON text, such as a store's error", _AGAIN)),
 }
+_LONGEST_HEAD = 4096
+_NO_PIXELS = "which has no pixels: fetch the instance"
+_MESSAGES = {
+    rb"(^|\n)--[^\r\n]{1,74}\r?\n([\w-]+:[^\r\n]*\r?\n)*content-\w+:|^[^{<]*content-type: *multipart/": (
+        "is a multipart answer of DICOMweb: save its parts"
+    ),
+    rb"^(http/[\d.]+ \d|content-[\w-]+:|mime-version:)": "is an answer with its head: save what follows the empty line",
+    rb'^[\[{\s]*"[0-9a-f]{8}"\s*:': f"is DICOM JSON, {_NO_PIXELS}",
+    rb"^<[^\0]*(<nativedicommodel|nema\.org|<dicomattribute)": f"is DICOM XML, {_NO_PIXELS}",
+    rb"^(# *dicom-|dataset\.file_meta)": f"is a dump of a DICOM header, {_NO_PIXELS}",
+}
+"""What texts around DICOM are, by a pattern of their first bytes in small letters."""
 
 
 def ignore_note(_: str) -> None:
@@ -71,9 +70,12 @@ def is_dicom(start: bytes) -> bool:
     return start[DICOM_START - len(_MAGIC) : DICOM_START] == _MAGIC
 
 
-def say_text_mode(content: bytes, start: str = "", *, least: int = 4) -> str:
-    """Return what to say where CR stands before each of `least` LF or more, no chance in compressed data; else ""."""
-    return start + _TEXT_MODE if least <= content.count(b"\n") == content.count(b"\r\n") else ""
+def looks_like_text(content: bytes) -> bool:
+    """Whether every line feed of binary content follows a carriage return, or all is UTF-8: a transfer as text."""
+    try:
+        return content.count(b"\n") == content.count(b"\r\n") >= _LEAST_LINES or bool(content.decode())
+    except UnicodeDecodeError:
+        return False
 
 
 def lacks_preamble(start: bytes) -> bool:
@@ -93,22 +95,15 @@ def describe_other(content: bytes) -> str:
     """Return what a file is that is no accepted image, and the next step where it can be told."""
     if lacks_preamble(content):
         return f"is a DICOM file without the preamble of 128 bytes and DICM; {RESAVE}"
-    if _PNG_TEXT.match(content):
-        return f"is a PNG that {_TEXT_MODE}"
-    if _MULTIPART.search(content[:4096]):
-        return "is a multipart answer of DICOMweb: save its parts, each as a file of its own"
-    if _HEAD.match(content[:4096]):
-        return "is a server's answer with its head (Content-Type ...): save what follows the first empty line"
-    if b"<NativeDicomModel" in content[:1024]:
-        return f"is DICOM XML, which has no pixels: {_FETCH}"
-    if content[:64].lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[") and _DICOM_KEY.search(content[:65536]):
-        return f"is DICOM JSON, which has no pixels: {_FETCH}"
-    start = content[:64].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    start = content[:_LONGEST_HEAD].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    for pattern, sentence in _MESSAGES.items():
+        if re.search(pattern, start):
+            return sentence
     for magic, (kind, step) in _OTHER_FORMATS.items():
         if content.startswith(magic) or start.startswith(magic):
             return f"is {kind}, whatever its name says; {step}"
-    if content[257:262] == b"ustar":
-        return "is a tar archive, whatever its name says; unpack it"
     if content[4:8] == b"ftyp":
         return f"is a HEIC, AVIF or MP4 file, whatever its name says; {_CONVERT}"
+    if (place := content[:_LONGEST_HEAD].find(_MAGIC)) >= 0:
+        return f"has DICM at byte {place} instead of 128: was it sent in text mode, or with a head in front?"
     return f"starts with bytes {content[:8].hex(' ')}" if content else "is an empty file"

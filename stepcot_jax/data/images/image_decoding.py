@@ -1,5 +1,6 @@
 """Decode PNG, JPEG and DICOM to upright grey or RGB pictures, without trusting the files."""
 
+import contextlib
 import io
 import warnings
 from collections.abc import Callable
@@ -9,7 +10,8 @@ import numpy as np
 from jaxtyping import UInt8, UInt16
 from PIL import ExifTags, Image, ImageFile, ImageOps, JpegImagePlugin, PngImagePlugin
 
-from stepcot_jax.data.images.file_formats import Note, describe_other, ignore_note, is_dicom, say_text_mode
+from stepcot_jax.data.images import file_formats
+from stepcot_jax.data.images.file_formats import Note, describe_other, ignore_note, is_dicom
 from stepcot_jax.data.images.projections import Projection
 from stepcot_jax.host.errors import BadInput
 
@@ -17,11 +19,12 @@ MAX_PIXELS = 50_000_000  # default limit of width times height; the largest dete
 MAX_SIDE = 65_535  # longest side in pixels (JPEG's own limit): the memory of resampling is proportional to it
 EXPECTED = "expected a PNG (8- or 16-bit grey, palette, RGB, RGBA), JPEG (grey, RGB, CMYK) or DICOM image"
 
-_Opener = Callable[[BinaryIO], ImageFile.ImageFile]
-_OPENERS: dict[bytes, _Opener] = {
+_OPENERS: dict[bytes, Callable[[BinaryIO], ImageFile.ImageFile]] = {
     b"\x89PNG\r\n\x1a\n": PngImagePlugin.PngImageFile,
     b"\xff\xd8\xff": JpegImagePlugin.JpegImageFile,
 }
+_SCAN = b"\xff\xda"  # begins a JPEG's pixels
+_COMMENTS, _TURNING = (b"tEXt", b"zTXt", b"iTXt", b"iCCP"), (b"Raw profile type exif", b"XML:com.adobe.xmp")
 _TURNED = range(2, 9)  # values of the EXIF orientation
 _FULL_SCALES = tuple(2**bits - 1 for bits in (10, 12, 14, 16))
 _SHARE_BELOW, _TOLERANCE = 0.999, 1.001  # share of 16-bit values that full scale holds, within 0.1 %
@@ -48,22 +51,26 @@ def most_bytes(max_pixels: int) -> int:
 def decode_picture(content: bytes, *, name: str, max_pixels: int, note: Note = ignore_note) -> Image.Image:
     """Decode a file's content to an upright picture of mode "L" or "RGB", as `decode_image_bytes` does.
 
-    `note` gets what is odd about a readable file, such as a DICOM window that misses the pixels.
+    `note` gets what is odd about a readable DICOM file, such as a window that misses the pixels.
     """
     opener = next((opener for magic, opener in _OPENERS.items() if content.startswith(magic)), None)
-    if content.startswith(b"\xff\xd8\xff") and (told := say_text_mode(content[content.rfind(b"\xff\xda") :])):
-        raise BadInput(f"{name}: is a JPEG that {told}")
     try:
+        if (
+            opener is JpegImagePlugin.JpegImageFile
+            and _SCAN in content
+            and file_formats.looks_like_text(content[content.find(_SCAN) :])
+        ):
+            raise BadInput(f"{name}: is {'; '.join(file_formats.SENT_AS_TEXT)}")
         if opener is not None:
-            try:
-                return _open_and_load(opener, content, name=name, max_pixels=max_pixels)
-            except ValueError:  # Pillow's limits of texts in a PNG are one
-                return _open_and_load(opener, leave_texts_out(content, note), name=name, max_pixels=max_pixels)
+            return _decode_common(opener, content, name=name, max_pixels=max_pixels, note=note)
         if is_dicom(content):
             from stepcot_jax.data.images.dicom import read_dicom  # a thousand lines, for this format alone
 
             return Image.fromarray(read_dicom(content, name=name, max_pixels=max_pixels, note=note))
-    except BadInput:
+    except BadInput as error:
+        if opener is None and file_formats.looks_like_text(content):
+            words = "; ".join(file_formats.SENT_AS_TEXT)
+            raise BadInput(f"{name}: is {words}: {str(error).removeprefix(f'{name}: ')}") from None
         raise
     # Pillow's decoders raise a dozen types of error on broken files.
     except Exception as error:
@@ -80,8 +87,39 @@ def read_projection(content: bytes, *, name: str) -> Projection:
     return dicom.read_projection(content, name=name)
 
 
-def _open_and_load(opener: _Opener, content: bytes, *, name: str, max_pixels: int) -> Image.Image:
-    with opener(io.BytesIO(content)) as image:
+def _decode_common(
+    opener: Callable[[BinaryIO], ImageFile.ImageFile], content: bytes, *, name: str, max_pixels: int, note: Note
+) -> Image.Image:
+    """Decode a PNG or JPEG; a PNG whose comments or colour profile exceed Pillow's limits without them."""
+    try:
+        return _open_and_load(opener(io.BytesIO(content)), content, name=name, max_pixels=max_pixels)
+    except BadInput:
+        raise
+    except Exception:
+        for keeps_turns in (True, False):
+            kept = drop_comments(content, keeps_turns=keeps_turns)
+            with contextlib.suppress(ValueError, SyntaxError):
+                picture = _open_and_load(opener(io.BytesIO(kept)), kept, name=name, max_pixels=max_pixels)
+                if not keeps_turns:
+                    note("a comment is too long to be read: if it turns the picture, this is not applied")
+                return picture
+        raise
+
+
+def drop_comments(content: bytes, *, keeps_turns: bool = True) -> bytes:
+    """Return a PNG without its texts and colour profile; `keeps_turns`: with texts that may hold an orientation."""
+    kept, position = [content[:8]], 8
+    while content.startswith(b"\x89PNG") and position < len(content):
+        end = position + 12 + int.from_bytes(content[position : position + 4], "big")
+        kind, text = content[position + 4 : position + 8], content[position + 8 : position + 40]
+        if kind not in _COMMENTS or (keeps_turns and text.startswith(_TURNING)):
+            kept.append(content[position:end])
+        position = end
+    return b"".join(kept)
+
+
+def _open_and_load(image: ImageFile.ImageFile, content: bytes, *, name: str, max_pixels: int) -> Image.Image:
+    with image:
         width, height = image.size
         if width * height > max_pixels or max(width, height) > MAX_SIDE:
             raise BadInput(
@@ -92,21 +130,6 @@ def _open_and_load(opener: _Opener, content: bytes, *, name: str, max_pixels: in
             return _load_deep(image, content)
         image.load()
         return _as_grey_or_rgb(_upright(image))
-
-
-def leave_texts_out(content: bytes, note: Note = ignore_note) -> bytes:
-    """Return a PNG without texts and colour profile, which may expand to any size, and another file as it is."""
-    if content.startswith(b"\xff\xd8"):
-        return content
-    kept, position = [content[:8]], 8
-    while position < len(content):
-        chunk = content[position : position + 12 + int.from_bytes(content[position : position + 4], "big")]
-        position += len(chunk)
-        if chunk[4:8] not in (b"tEXt", b"zTXt", b"iTXt", b"iCCP"):
-            kept.append(chunk)
-        elif chunk[8:].startswith((b"XML:com.adobe.xmp\0", b"Raw profile type ")):  # may hold an orientation
-            note("the texts of its PNG are too long to be read, EXIF or XMP among them: it may be turned")
-    return b"".join(kept)
 
 
 def _load_deep(image: ImageFile.ImageFile, content: bytes) -> Image.Image:

@@ -27,6 +27,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import MAX_LISTING_BYTES, digest_file, make_workdir, read_file, read_json, write_whole
 from stepcot_jax.host.machine import map_in_threads
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.host.untrusted import resolve
 from stepcot_jax.record import Record, SetAside
 
 INDEX_NAME = "image_shards.json"
@@ -360,7 +361,7 @@ def make_shards(
 
     if has_shards(root):
         raise BadInput(f"{root} has shards already ({INDEX_NAME}); a folder with image files is required")
-    if out.resolve() == root.resolve():
+    if resolve(out) == resolve(root):
         raise BadInput(f"--out: {out} is the folder that is read; another one is required")
     collection = read_source(root, **reading)
     make_workdir(out)

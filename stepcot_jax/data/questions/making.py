@@ -277,6 +277,15 @@ def _copy(name: str, *, source: Path, target: Path) -> None:
         raise BadInput(f"{source / name}: cannot be copied ({error.strerror})") from None
 
 
+def write_texts(record: Record, dialect: str, *, with_thinking: bool = True) -> tuple[str, str]:
+    """Return the prompt and the reply of a record, from which a run learns."""
+    try:
+        reply = write_reply(record if with_thinking else msgspec.structs.replace(record, thinking=""), dialect)
+    except BadInput as error:
+        raise BadInput(f"record {record.id[:80]!r}, {error}") from None
+    return write_question(record, dialect, with_thinking=with_thinking), reply
+
+
 def write_records(out: Path, records: Sequence[Record], *, dialect: str | None = None) -> int:
     """Write `records.jsonl`, and with a dialect `conversations.jsonl`; return the number of conversations."""
     number, problem = 0, ""

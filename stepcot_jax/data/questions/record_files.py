@@ -1,6 +1,7 @@
 """Reasoning records as JSON lines, written atomically; messages about faults name file, line and field."""
 
 import codecs
+import collections
 import dataclasses
 import logging
 from collections.abc import Iterable, Iterator
@@ -43,7 +44,8 @@ class _BoxOfLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _field(name: str) -> tuple[Any, ...]:
-    kind = tuple[_BoxOfLine, ...] if name == "references" else _FIELDS[name].type
+    kinds: dict[str, Any] = {"references": tuple[_BoxOfLine, ...], "id": str | int, "patient": str | int}
+    kind = kinds.get(name, _FIELDS[name].type)
     if name in _REQUIRED:
         return name, kind
     default = _FIELDS[name].default
@@ -61,8 +63,12 @@ def as_line(record: Record) -> dict[str, Any]:
     return line
 
 
+def _list_starts(letter: str) -> tuple[str, ...]:
+    return f"{letter} ", f"{letter}.", f"{letter}:", f"{letter})", f"({letter})"
+
+
 class _Named(msgspec.Struct, frozen=True):
-    id: str
+    id: str | int
 
 
 _ID_DECODER = msgspec.json.Decoder(_Named)
@@ -99,9 +105,10 @@ def read_vqa_records(path: Path, *, on_bad_record: OnBadRecord = "stop", require
     locator = ImageLocator(path.parent, require_images=require_images)
     records, set_aside, lines, seen = [], [], [], set()
     names: list[str | None] = []
+    changed = collections.Counter[str]()
     for number, line in read_lines(path):
         try:
-            record = decode_record(line)
+            record = decode_record(line, changed=changed)
             if record.id in seen:
                 raise BadInput(f"id: {record.id[:80]!r} came before; each record needs an id of its own")
             try:
@@ -120,6 +127,8 @@ def read_vqa_records(path: Path, *, on_bad_record: OnBadRecord = "stop", require
     if not records:
         why = f"no line is valid (line {set_aside[0].record}, {set_aside[0].reason})" if set_aside else "is empty"
         raise BadInput(f"{path}: {why}; {_EXPECTED}")
+    for change, count in changed.items():
+        _LOG.warning("%s: %s in %d of %d records", path, change, count, len(records) + len(set_aside))
     kept, sentence = join_spellings([record.patient for record in records])
     if kept:
         _LOG.warning("%s: %s", path, sentence)
@@ -130,28 +139,34 @@ def read_vqa_records(path: Path, *, on_bad_record: OnBadRecord = "stop", require
 
 def _find_id(line: bytes) -> str | None:
     try:
-        return _ID_DECODER.decode(line).id
+        return str(_ID_DECODER.decode(line).id)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 
-def decode_record(content: bytes) -> Record:
-    """Decode one line."""
+def decode_record(content: bytes, *, changed: collections.Counter[str] | None = None) -> Record:
+    """Decode one line; `changed` counts what is done to options that carry letters."""
     try:
         line: Any = _DECODER.decode(content)
     except UnicodeDecodeError:
         raise BadInput("not UTF-8 text") from None
     except (msgspec.MsgspecError, RecursionError) as error:
-        field, message = (part[:_LONGEST_MESSAGE] for part in data_json.split_message(error))
-        if field in _ACCEPTED:
+        field, message = (part[:_LONGEST_MESSAGE] for part in data_json.split_message(error, content))
+        if "field `image" in message or (field == "image_path" and "array" in message):
+            message += f"; {data_json.ONE_IMAGE}"
+        elif field in _ACCEPTED:
             message += f"; expected one of {', '.join(map(repr, _ACCEPTED[field]))}"
         elif "unknown field" in message:
             message += f"; expected some of {', '.join(_FILE_NAMES.get(name, name) for name in _LINE)}"
         raise BadInput(f"{field}: {message}" if field else message) from None
     fields = msgspec.structs.asdict(line)
     fields["references"] = tuple([Box(box.label, box.box) for box in line.references])
-    fields["image"] = normalise_image_path(line.image)
+    fields |= {"id": str(line.id), "patient": str(line.patient), "image": normalise_image_path(line.image)}
     record = Record(**fields)
+    if changed is not None and record.options != line.options:
+        changed["letters (A, B, ...) are taken off the options"] += 1
+    elif changed is not None and sum(map(str.startswith, record.options, map(_list_starts, record.letters))) > 1:
+        changed["options begin with their letter, not all or without a mark behind it (left as they are)"] += 1
     if not record.question:
         raise BadInput("question: blank; a text is required")
     if not read_patient(record.patient):

@@ -13,6 +13,7 @@ import msgspec
 from stepcot_jax.data.questions.record_files import read_lines
 from stepcot_jax.data.records.data_json import split_message
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.untrusted import resolve
 from stepcot_jax.reasoning.endings import Finish, read_finish
 from stepcot_jax.reasoning.replies import Missing
 
@@ -25,7 +26,7 @@ _EXPECTED = 'expected one reply per line, as JSON: {"id": "..", "reply": ".."}'
 class ReplyLine(msgspec.Struct, frozen=True):
     """A line of a file of replies. Further fields are ignored, so that a model's log can be used unchanged."""
 
-    id: str  # of the record that it answers
+    id: str | int  # of the record that it answers; a number is taken as text
     reply: str  # everything that the model wrote; "" for nothing
     finish_reason: str | None = None  # why the model ended, as an endpoint says it: `reasoning.endings.read_finish`
     refusal: str | None = None  # text of a refusal, as OpenAI's endpoint returns it beside an empty reply
@@ -72,28 +73,31 @@ def read_replies(
         where = f"{path}, line {number}"
         try:
             line = _decode(content)
+            answered = str(line.id)
             finish = "refusal" if line.refusal else read_finish(line.finish_reason or "")
             if line.finish_reason and not finish:
                 unknown[line.finish_reason[:40]] += 1
         except BadInput as error:
             raise BadInput(f"{where}, {error}") from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            field, message = split_message(error)
+            field, message = split_message(error, content)
             raise BadInput(f"{where}, {f'{field}: ' if field else ''}{message}; {_EXPECTED}") from None
-        if line.id in seen:
-            raise BadInput(f"{where}, id: {line.id[:80]!r} came in line {seen[line.id]}; expected one reply per record")
-        if line.id not in known and line.id in set_aside:
+        if answered in seen:
+            raise BadInput(
+                f"{where}, id: {answered[:80]!r} came in line {seen[answered]}; expected one reply per record"
+            )
+        if answered not in known and answered in set_aside:
             num_set_aside += 1
-        elif line.id not in known:
+        elif answered not in known:
             num_unknown += 1
             if num_unknown > most_unknown:
-                problem = f"{where}, id: {line.id[:80]!r} is not the id of a record"
+                problem = f"{where}, id: {answered[:80]!r} is not the id of a record"
                 bad = f" and of {most_unknown} bad lines without a readable id" if most_unknown else ""
                 raise BadInput(f"{problem}; expected one of the records' ids{bad}")
-        seen[line.id] = number
-        if line.id in chosen:
-            replies[line.id] = line.reply
-            finishes |= {line.id: finish} if finish else {}
+        seen[answered] = number
+        if answered in chosen:
+            replies[answered] = line.reply
+            finishes |= {answered: finish} if finish else {}
     absent = [record_id for record_id in chosen if record_id not in replies]
     if absent and missing == "stop":
         raise BadInput(f"{path}: no reply to {len(absent)} of {len(chosen)} records, the first {absent[0][:80]!r}")
@@ -119,7 +123,7 @@ def _decode(content: bytes) -> ReplyLine:
 
 def name_models(paths: Sequence[Path]) -> list[str]:
     """Return a name for each file: its stem, with its folder where stems repeat, else its path."""
-    if len({path.resolve() for path in paths}) < len(paths):
+    if len({resolve(path) for path in paths}) < len(paths):
         raise BadInput(f"REPLIES: a file comes twice in {' '.join(map(str, paths))}")
     for named in ([path.stem for path in paths], [f"{path.parent.name}/{path.stem}" for path in paths]):
         if len({as_text(name) for name in named}) == len(named):

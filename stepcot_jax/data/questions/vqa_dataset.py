@@ -5,7 +5,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -13,10 +13,11 @@ from jaxtyping import Int32, UInt8
 
 from stepcot_jax.box import Box, Corners, Space, convert, convert_rounded, pixels
 from stepcot_jax.data.dataset import ClosedPixels, HeldOut
-from stepcot_jax.data.images.image_decoding import most_bytes
+from stepcot_jax.data.images.image_decoding import decode_picture, most_bytes
 from stepcot_jax.data.images.image_files import FolderFiles
 from stepcot_jax.data.images.pixels import CompactPixels, PhantomPixels, PixelCache
-from stepcot_jax.data.images.preprocessing import Preprocessing, drop_equal_channels, prepare_image, resize_image
+from stepcot_jax.data.images.preprocessing import Preprocessing, drop_equal_channels, resize_image
+from stepcot_jax.data.images.stated_sizes import StatedSizes, list_sizes
 from stepcot_jax.data.phantom.phantom import DrawingStyle, Prevalence
 from stepcot_jax.data.questions.making import Progress, draw_phantoms, plan_phantoms
 from stepcot_jax.data.questions.record_files import VqaCollection, as_line
@@ -87,12 +88,18 @@ class RecordPictures:
     names: tuple[str, ...]  # name of each image in messages
     preprocessing: Preprocessing
     max_pixels: int  # largest accepted width times height
+    sizes: tuple[tuple[tuple[int, int], ...], ...]  # `image_size` of the records of each image
+    says: bool = False  # whether to warn of the first one whose size has another shape; a check counts them
+    stated: StatedSizes = dataclasses.field(default_factory=StatedSizes, compare=False)
 
     def __call__(self, index: int) -> CompactPixels:
         """Return the pixels of an image; a `BadInput` names the record, never the path."""
-        content = self.read(index)
-        name = self.names[index]
-        return prepare_image(content, name=name, preprocessing=self.preprocessing, max_pixels=self.max_pixels)
+        content, name = self.read(index), self.names[index]
+        picture, is_first = decode_picture(content, name=name, max_pixels=self.max_pixels), not self.stated.other
+        self.stated.compare(index, name, self.sizes[index], picture.size, content)
+        if self.says and is_first:
+            self.stated.warn(self.root)
+        return drop_equal_channels(resize_image(np.asarray(picture), self.preprocessing))
 
     def read(self, index: int) -> bytes:
         """Return the content of an image file; `BadInput` if it is missing, too large or outside of the root."""
@@ -118,8 +125,9 @@ class RecordPictures:
 
     def select(self, indices: Sequence[int]) -> "RecordPictures":
         """Return some of the images, in this order."""
-        paths, names = (tuple(column[index] for index in indices) for column in (self.paths, self.names))
-        return dataclasses.replace(self, paths=paths, names=names)
+        columns: tuple[tuple[Any, ...], ...] = (self.paths, self.names, self.sizes)
+        paths, names, sizes = (tuple(column[index] for index in indices) for column in columns)
+        return dataclasses.replace(self, paths=paths, names=names, sizes=sizes, stated=StatedSizes())
 
 
 def split_records(collection: VqaCollection, *, fractions: Sequence[float], seed: int) -> tuple[Record, ...]:
@@ -193,10 +201,12 @@ def load_pictures(
     first: dict[str, str] = {}
     for record, line in chosen:
         first.setdefault(record.image, f"line {line}, image of record {record.id[:80]!r}")
-    pictures = RecordPictures(collection.root, tuple(first), tuple(first.values()), preprocessing, max_pixels)
+    sizes = tuple(list_sizes(record for record, _ in chosen).values())
+    how = (preprocessing, max_pixels, sizes, not (decodes := check_images == "ahead"))
+    pictures = RecordPictures(collection.root, tuple(first), tuple(first.values()), *how)
     pixels = PixelCache(pictures, cache_bytes)
-    decodes = check_images == "ahead"
     digests, reasons = _examine(pictures, pixels, decodes=decodes, num_threads=num_threads, progress=progress)
+    pictures.stated.warn(collection.path)
     bad = {pictures.paths[index]: reason for index, reason in reasons.items()}
     if bad and (on_bad_record == "stop" or len(bad) == len(first)):
         more = f"; {len(bad) - 1} more of {len(first)} images are bad" if len(bad) > 1 else ""

@@ -23,7 +23,7 @@ from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold, read_options
 from stepcot_jax.data.columns import DigestColumn, RecordTable, find_first
 from stepcot_jax.data.identities import join_patients_of, read_patient, read_split
 from stepcot_jax.data.images.projections import LATERAL, name_projection
-from stepcot_jax.data.records.json_arrays import read_raw_records
+from stepcot_jax.data.records.json_arrays import find_no_json, read_raw_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import shorten
 from stepcot_jax.host.untrusted import Limits, exceeds, read_limits
@@ -32,6 +32,7 @@ from stepcot_jax.record import Record, SetAside
 FILE_NAME = "data.json"
 _MOST_OPTIONS = 1000
 _LARGE_RECORD = 2**16
+ONE_IMAGE = "a record is about one image, whose path is a text in image_path"
 _LONGEST_MESSAGE = 200
 
 
@@ -96,15 +97,19 @@ def decode_record(raw: bytes) -> PublishedRecord:
     try:
         record = _DECODER.decode(raw)
     except (msgspec.DecodeError, RecursionError) as error:
-        field, message = (part[:_LONGEST_MESSAGE] for part in split_message(error))
+        field, message = (part[:_LONGEST_MESSAGE] for part in split_message(error, raw))
+        if field == "image_path" and "array" in message:
+            message += f"; {ONE_IMAGE}"
         raise BadInput(f"{field}: {message}" if field else message) from error
     if len(raw) > _LARGE_RECORD:  # comparing lengths takes as long as decoding
         _check_lengths(record, read_limits())
     return record
 
 
-def split_message(error: Exception) -> tuple[str, str]:
-    """Return the field that an error of msgspec names, "" if none, and the rest of its message."""
+def split_message(error: Exception, content: bytes = b"") -> tuple[str, str]:
+    """Return the field that an error of msgspec about a content names, "" if none, and the rest of its message."""
+    if not isinstance(error, msgspec.ValidationError) and (found := find_no_json(content)):
+        return found
     message, _, field = str(error).partition(" - at `$")
     return field.rstrip("`").lstrip("."), message
 
@@ -148,6 +153,7 @@ def identify(raw: bytes) -> tuple[str, str]:
 _STEP_LABEL = re.compile(r"step\s*([0-9]{1,4})(?:\s*[:.-].*)?", re.IGNORECASE | re.DOTALL)
 # Nearly every image path: already normal, and without a part that begins with a dot it cannot leave the root.
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*")
+_ADDRESS = re.compile(r"\s*(?:[A-Za-z][A-Za-z0-9+.-]+:/|data:image/|//?www\.|www\.)")
 _NUM_SHOWN = 80
 _MOST_REMEMBERED = 4096
 _LONGEST_REMEMBERED = 10_000
@@ -191,6 +197,8 @@ class ImageLocator:
         if len(image_path) > (most := read_limits().name):
             raise BadInput(f"{shown} … has {len(image_path)} characters; at most {most} are accepted")
         if not _PLAIN_PATH.fullmatch(image_path):
+            if _ADDRESS.match(image_path):
+                raise BadInput(f"{shown} is an address; addresses are not fetched: download the image first")
             windows = PureWindowsPath(image_path)
             if windows.drive or windows.root or ".." in windows.parts or not windows.parts:
                 raise BadInput(f"{shown} must be a path below the data root (not empty, not absolute, without '..')")

@@ -35,6 +35,19 @@ _INCOMPLETE = "Input data was truncated"
 _POSITION = re.compile(r"\(byte (\d+)\)")
 
 
+_NO_JSON = re.compile(rb'("(?:[^"\\]|\\.)*")(\s*:)?|(?<![\w.])([-+]?(?:NaN|nan|Infinity|inf))\b')
+
+
+def find_no_json(content: bytes) -> tuple[str, str] | None:
+    """Return the field and the fault of the first NaN or infinity in a text that is no JSON."""
+    field = ""
+    for match in _NO_JSON.finditer(content):
+        if match[3]:
+            return field, f"{match[3].decode()} is no number in JSON"
+        field = match[1][1:-1].decode(errors="replace")[:80] if match[2] else field
+    return None
+
+
 def read_raw_records(path: Path, *, visit: Callable[[int], None] | None = None) -> Iterator[bytes]:
     """Yield the undecoded records of a `data.json`, so that one bad record leaves the others readable."""
     accepted = "a JSON array of records in UTF-8"
@@ -204,6 +217,7 @@ class ArraySplitter:
             msgspec.json.decode(content, type=msgspec.Raw)
         except (msgspec.DecodeError, RecursionError) as error:
             message = _POSITION.sub(lambda match: f"(byte {start + int(match[1])})", str(error))
+            message = ": ".join(find_no_json(content) or (message,))
             raise BadInput(f"not readable as JSON: {message} ({self._name(start)})") from None
 
     def _name(self, start: int) -> str:

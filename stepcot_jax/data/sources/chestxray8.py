@@ -5,10 +5,11 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from stepcot_jax.box import Box
 from stepcot_jax.chain import DEFAULT_CHAIN
+from stepcot_jax.data.images.stated_sizes import StatedSizes
 from stepcot_jax.data.records.records import Collection, OnBadRecord
 from stepcot_jax.data.sources.delimited import Row, fold_column, read_age, read_four_numbers, read_table
 from stepcot_jax.data.sources.findings import DIAGNOSES, Finding, answer_findings, answer_normal
@@ -245,7 +246,10 @@ def read_chestxray8(
     records = list((list_box_images if from_boxes else _list_entries)(boxes, entries))
     finder = ImageFinder(root, folders=IMAGE_FOLDERS, require_images=require_images)
     intake = Intake(root, file=source.name, layout="chestxray8", on_bad_record=on_bad_record)
-    num_unscaled = sum(_add(record, finder=finder, intake=intake, single_label=single_label) for record in records)
+    stated = StatedSizes("the released size")
+    how: Any = {"finder": finder, "intake": intake, "single_label": single_label, "stated": stated}
+    num_unscaled = sum(_add(record, **how) for record in records)
+    stated.warn(source)
     if num_unscaled:
         message = "%s: %d images with boxes have no file: their boxes are in pixels of the released %d x %d image"
         _LOG.warning(message, source, num_unscaled, RELEASED_SIDE, RELEASED_SIDE)
@@ -253,7 +257,7 @@ def read_chestxray8(
     return intake.finish(DEFAULT_CHAIN)
 
 
-def _add(record: ImageRecord, *, finder: ImageFinder, intake: Intake, single_label: bool) -> bool:
+def _add(record: ImageRecord, *, finder: ImageFinder, intake: Intake, single_label: bool, stated: StatedSizes) -> bool:
     """Add one record to the intake; return whether its boxes could not be scaled."""
     patient = record.patient_id
     if record.problem:
@@ -266,6 +270,8 @@ def _add(record: ImageRecord, *, finder: ImageFinder, intake: Intake, single_lab
     except BadInput as error:
         intake.refuse(f"{record.location}: {error}", image_path=record.image, patient_id=patient)
         return False
+    if is_scaled:
+        stated.compare(len(stated.seen), image_path, [(RELEASED_SIDE, RELEASED_SIDE)], size, Path(real_path))
     reason = _find_no_use(record.labels, single_label=single_label)
     if reason:
         intake.leave_out(f"{record.location}: {reason}", image_path=image_path, patient_id=patient)

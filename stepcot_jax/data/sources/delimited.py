@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TextIO
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.text import write_csv
+from stepcot_jax.host.text import escape_controls, write_csv
 from stepcot_jax.host.untrusted import Meter, exceeds, open_untrusted, read_limits
 
 _DELIMITERS = ",;\t"
@@ -203,8 +203,9 @@ def encode_rows(rows: Iterable[Sequence[str]]) -> bytes:
 
 
 def is_same_cell(one: str, two: str) -> bool:
-    """Return whether two cells are equal except for white space, a plus sign and the apostrophe of `defuse_formula`."""
-    return " ".join(one.split()).lstrip("'+ ") == " ".join(two.split()).lstrip("'+ ")
+    """Return whether two cells are equal except for white space, a plus sign and what `write_csv` makes safe."""
+    one, two = (" ".join(escape_controls(cell).split()).lstrip("'+ ") for cell in (one, two))
+    return one == two
 
 
 def read_sheet_rows(path: Path) -> Iterator[list[str]]:

@@ -23,7 +23,15 @@ from stepcot_jax.data.questions.vocabulary import NORMAL, find_regions
 from stepcot_jax.data.records.records import Collection, OnBadRecord, read_records
 from stepcot_jax.data.sources import chestxray8 as nih
 from stepcot_jax.data.sources.delimited import Row, fold_column, read_four_numbers, read_table
-from stepcot_jax.data.sources.intake import ImageFinder, Listing, Readers, Sorting, find_file, read_image_size
+from stepcot_jax.data.sources.intake import (
+    ImageFinder,
+    Listing,
+    Readers,
+    Sorting,
+    compare_sizes,
+    find_file,
+    read_image_size,
+)
 from stepcot_jax.data.sources.padchest_gr import REPORTS, list_padchest_gr
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import open_untrusted
@@ -39,6 +47,7 @@ DETECTION_LAYOUTS: Mapping[str, tuple[str, ...]] = {
 }
 """Name of each layout and the files that it is recognised by."""
 
+_SIZES = {"chestxray8": "the released size", "padchest_gr": "", "vinbigdata": "train_meta.csv", "phantom": "masks/"}
 _NIH_LICENCE = "NIH Clinical Center: use is unrestricted with attribution and a link to the NIH download site"
 _LOG = logging.getLogger(__name__)
 
@@ -89,7 +98,7 @@ def read_detections(
             _LOG.warning("%s: %d image%s %s", path, number, "" if number == 1 else "s", message)
     if not images:
         raise BadInput(f"{path}: no image has a box")
-    return images
+    return list(compare_sizes(images, root, _SIZES[layout]))
 
 
 def detect_detection_layout(root: Path) -> str:
@@ -432,5 +441,5 @@ def _read_binary(path: Path) -> np.ndarray:
     try:
         with open_untrusted(path, accepted="a PNG mask") as file, Image.open(file, formats=("PNG",)) as mask:
             return np.asarray(mask.convert("L")) > 127
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise BadInput(f"{path}: cannot be decoded ({str(error)[:200]}); expected a PNG mask") from None

@@ -1,20 +1,22 @@
 """Collect the records of a source: cases, bad records, and records that a rule of the reader excludes."""
 
 import collections
+import contextlib
 import functools
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
-from PIL import JpegImagePlugin, PngImagePlugin
+from PIL import ImageFile, JpegImagePlugin, PngImagePlugin
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.images.file_formats import describe_other
-from stepcot_jax.data.images.image_decoding import MAX_PIXELS, leave_texts_out, most_bytes
+from stepcot_jax.data.images.image_decoding import MAX_PIXELS, drop_comments, most_bytes
 from stepcot_jax.data.images.image_files import set_laterals_aside
+from stepcot_jax.data.images.stated_sizes import StatedSizes
 from stepcot_jax.data.records.data_json import ImageLocator, fold_name
 from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside, describe_bad_records
 from stepcot_jax.host.errors import BadInput
@@ -180,20 +182,35 @@ class ImageFinder:
         return {fold_name(stem): paths[0] for stem, paths in self._paths.items()}
 
 
+def compare_sizes(records: Iterable[Record], root: Path, field: str) -> Iterator[Record]:
+    """Yield records, then warn of images whose stated size has another shape than the header of their file says."""
+    stated, first = StatedSizes(field), dict[str, int]()
+    for number, record in enumerate(records):
+        path = root / record.image
+        if first.setdefault(record.image, number) == number and path.is_file():
+            with contextlib.suppress(BadInput):
+                stated.compare(number, f"record {record.id!r}", [record.image_size], read_image_size(path), path)
+        yield record
+    stated.warn(root)
+
+
+def _open_header(magic: bytes, file: BinaryIO) -> ImageFile.ImageFile:
+    try:
+        return _OPENERS[magic](file)
+    except ValueError:  # of Pillow's limit for a PNG's comments
+        file.seek(0)
+        return _OPENERS[magic](io.BytesIO(drop_comments(file.read(most_bytes(MAX_PIXELS)))))
+
+
 def read_image_size(path: Path) -> tuple[int, int]:
     """Return width and height in pixels after EXIF orientation; reads only the header."""
     try:
         with open_untrusted(path, accepted="a PNG or JPEG image") as file:
-            start = file.read(64)
+            start = file.read(1024)
             file.seek(0)
             if start[:2] not in _OPENERS:
                 raise BadInput(f"{path}: {describe_other(start)}; size cannot be read: neither a PNG nor a JPEG image")
-            try:
-                opened = _OPENERS[start[:2]](file)
-            except ValueError:  # Pillow's limits of texts in a PNG
-                file.seek(0)
-                opened = _OPENERS[start[:2]](io.BytesIO(leave_texts_out(file.read(most_bytes(MAX_PIXELS)))))
-            with opened as image:
+            with _open_header(start[:2], file) as image:
                 width, height = image.size
                 # Without this check Pillow would decode the picture to look for metadata behind it.
                 sideways = "exif" in image.info and image.getexif().get(_ORIENTATION) in _SIDEWAYS

@@ -15,7 +15,7 @@ from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, Collection, O
 from stepcot_jax.data.sources.chestxray8 import BOX_LIST, ENTRY_TABLE, read_chestxray8
 from stepcot_jax.data.sources.csv_table import TABLE_NAME, read_csv_table
 from stepcot_jax.data.sources.detections import AUTO, DETECTION_LAYOUTS, detect_detection_layout, read_detections
-from stepcot_jax.data.sources.intake import Readers
+from stepcot_jax.data.sources.intake import Readers, compare_sizes
 from stepcot_jax.data.sources.iu_xray import is_iu_xray, read_iu_xray
 from stepcot_jax.data.sources.padchest_gr import REPORTS, read_padchest_gr
 from stepcot_jax.data.sources.rad_restruct import TEMPLATE, read_rad_restruct
@@ -152,14 +152,15 @@ def read_vqa_source(
         collection = read_vqa_records(root, **options)
         if set_aside is not None:
             set_aside += collection.set_aside
-        return iter(collection.records)
+        return compare_sizes(collection.records, collection.root, "image_size")
     if box_size is not None and min(box_size) < 1:
         raise BadInput(f"--box-size: {list(box_size)} is not a width and a height of at least 1 pixel")
     read = read_gemex if layout == GEMEX else read_medsage
     folder, files = root if root.is_dir() else root.parent, _list_files(root, layout=layout)
     if layout == GEMEX and box_size is None:
         raise BadInput("--box-size is required: width and height in pixels of the picture that GEMeX's boxes refer to")
-    return iterate_records(files, read, root=folder, box_size=box_size, set_aside=set_aside, **options)
+    records = iterate_records(files, read, root=folder, box_size=box_size, set_aside=set_aside, **options)
+    return compare_sizes(records, folder, "--box-size")
 
 
 def detect_vqa_layout(root: Path) -> str:

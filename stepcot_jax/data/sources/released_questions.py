@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from stepcot_jax import chain
 from stepcot_jax.box import Box, Corners
 from stepcot_jax.chain import fold
 from stepcot_jax.data.questions.record_files import read_lines
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.data_json import ImageLocator, normalise_image_path
-from stepcot_jax.data.records.json_arrays import read_raw_records
+from stepcot_jax.data.records.json_arrays import find_no_json, read_raw_records
 from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.data.sources.delimited import read_table
 from stepcot_jax.data.sources.intake import Sorting, read_image_size
@@ -98,7 +99,8 @@ def _decode(raw: bytes) -> dict[str, Any] | BadInput:
     try:
         return msgspec.json.decode(raw, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        return BadInput(f"{one_line(error)}; expected a JSON object")
+        found = find_no_json(raw)
+        return BadInput(f"{': '.join(found) if found else one_line(error)}; expected a JSON object")
 
 
 def _convert(fields: dict[str, Any], kind: type[T]) -> T:
@@ -112,7 +114,7 @@ def _convert(fields: dict[str, Any], kind: type[T]) -> T:
 
 # Parts of a record that both releases have: question and choices, image, answer, boxes.
 
-_CHOICE = re.compile(r"\s*([A-Z])\s*[:.)]\s*(\S.*)", re.DOTALL)
+_FIRST_CHOICE = re.compile(r"\s*(\(?)A([:.)])")
 _CHOICES_MARK = "<choices>:"
 _IMAGE_MARK = "<image>"
 _UNNAMED = "region"  # label of a box without a name in the release
@@ -126,16 +128,14 @@ class _Turn(msgspec.Struct, frozen=True, rename={"speaker": "from"}):
 
 
 def strip_letters(choices: Sequence[str]) -> tuple[str, ...]:
-    """Return choices without "A: ", "B: " and so on."""
-    stripped = []
-    for index, choice in enumerate(choices):
-        match = _CHOICE.fullmatch(choice)
-        letter = string.ascii_uppercase[index : index + 1]
-        if not match or match[1] != letter:
-            expected = f"expected a text after {letter + ': '!r}" if letter else "expected at most 26 choices"
-            raise BadInput(f"choices[{index}]: {choice[:80]!r}; {expected}")
-        stripped.append(match[2].strip())
-    return tuple(stripped)
+    """Return choices without "A: ", "B: " and so on, which each must have."""
+    bare = chain.strip_letters(choices)
+    if choices and bare == tuple(choices):
+        pairs = enumerate(zip(choices, string.ascii_uppercase, strict=False))
+        bad = ((k, letter) for k, (choice, letter) in pairs if not choice.lstrip(" (").startswith(letter))
+        index, letter = next(bad, (0, "A"))
+        raise BadInput(f"choices[{index}]: {choices[index][:80]!r}; expected a text after {letter + ': '!r} (2 to 26)")
+    return bare
 
 
 def split_question(text: str) -> tuple[str, tuple[str, ...]]:
@@ -147,9 +147,11 @@ def split_question(text: str) -> tuple[str, tuple[str, ...]]:
     if opening < 0 or closing < opening or rest[:opening].strip():
         raise BadInput(f"choices: {rest[:80]!r} is not '[A: .., B: ..]'")
     inner, pieces = rest[opening + 1 : closing], []
+    first = _FIRST_CHOICE.match(inner)
+    before, behind = first.groups() if first else ("", ":")
     start = 0
     for letter in string.ascii_uppercase[1:]:
-        position = inner.find(f", {letter}:", start)
+        position = inner.find(f", {before}{letter}{behind}", start)
         if position < 0:
             break
         pieces.append(inner[start:position])

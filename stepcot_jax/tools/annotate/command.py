@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from stepcot_jax.annotate.llm.client import DEFAULT_BASE_URL, DEFAULT_KEY_VARIABLE, Endpoint
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.host.untrusted import resolve
 from stepcot_jax.tools.options import local_path
 
 if TYPE_CHECKING:
@@ -252,7 +253,7 @@ def _agree_on_records(options: argparse.Namespace) -> None:
     print(show_agreement(rows), end="")
     print(f"kept or set aside, {num_items} items: Cohen's kappa {show_figure(kappa)}")
     if options.out is not None:
-        names = options.names or [path.resolve().name for path in options.annotators]
+        names = options.names or [resolve(path).name for path in options.annotators]
         write_record_agreement(options.out, names, rows, kappa)
 
 
@@ -263,7 +264,7 @@ COMPARISONS = {"agree": _agree, "review-out": _write_form, "review-in": _read_fo
 def annotate(options: argparse.Namespace) -> None:
     """Annotate a source of reports."""
     from stepcot_jax.annotate.agreement import read_annotator
-    from stepcot_jax.annotate.output import as_markdown, read_shard
+    from stepcot_jax.annotate.output import read_shard
     from stepcot_jax.annotate.runner import annotate_source
     from stepcot_jax.chain import DEFAULT_CHAIN
     from stepcot_jax.host.terminal import Terminal
@@ -273,23 +274,22 @@ def annotate(options: argparse.Namespace) -> None:
     plan = _make_plan(options)
     reports = find_path(options.reports, "REPORTS")
     result = annotate_source(reports, options.out, plan, Terminal(), chain=chain, shard=shard)
-    print(as_markdown(result.funnel()), end="")
+    print(result.describe(), end="")
     print(f"{len(result.records)} records in {options.out}" + (f", shard {shard}" if shard else ""))
 
 
 def merge(options: argparse.Namespace) -> None:
     """Merge the folders of all shards."""
-    from stepcot_jax.annotate.output import as_markdown, merge_shards
+    from stepcot_jax.annotate.output import merge_shards
 
     shards = [find_path(shard, "SHARD") for shard in options.shards]
     result = merge_shards(shards, options.out, overwrite=options.overwrite)
-    print(as_markdown(result.funnel()), end="")
+    print(result.describe(), end="")
     print(f"{len(result.records)} records of {len(shards)} shards in {options.out}")
 
 
 def annotate_vqa(options: argparse.Namespace) -> None:
     """Make reasoning records from questions or boxes."""
-    from stepcot_jax.annotate.output import as_markdown
     from stepcot_jax.annotate.recipes.items import TaskSettings
     from stepcot_jax.annotate.runner import annotate_questions
     from stepcot_jax.host.terminal import Terminal
@@ -321,7 +321,7 @@ def annotate_vqa(options: argparse.Namespace) -> None:
         ),
         num_regenerations=options.regenerate,
     )
-    print(as_markdown(result.funnel()), end="")
+    print(result.describe(), end="")
     print(f"{len(result.records)} records in {options.out}")
 
 

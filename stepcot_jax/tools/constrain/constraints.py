@@ -7,11 +7,13 @@ Nothing raises on any text. A reply is read up to `MAX_CHARACTERS`, each form at
 the time is linear in its length.
 """
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping
 from typing import Any
 
+from stepcot_jax.annotate.llm.json_objects import BadAnswer, find_object
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold
 from stepcot_jax.evaluation.consistency import find_clear_chest
 from stepcot_jax.host.errors import BadInput
@@ -97,6 +99,11 @@ def verify(text: str | None, *, chain: Chain, dialogue: Dialogue, lists_diagnose
         labels = {**read, **labels}
         checked.append([_is_followed(constraint, form, read, chain, dialogue) for constraint in constraints])
     loose = tuple(any(column) for column in zip(*checked, strict=True))
+    if not labels:  # no JSON breaks the constraints, but what it plainly answers is its answer
+        with contextlib.suppress(BadAnswer):
+            form = _Form(find_object(text[:MAX_CHARACTERS], dialogue.fields), is_alone=False)
+            answers = {field: _read(form, field, chain, is_open) for field in dialogue.fields}
+            labels = {field: label for field, label in answers.items() if label is not None}
     return Verified(constraints, tuple(checked[0]), loose, labels)
 
 

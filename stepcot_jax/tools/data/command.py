@@ -56,6 +56,8 @@ def main(arguments: list[str] | None = None) -> int | None:
 
 
 def _add_check(commands: Any) -> None:
+    from stepcot_jax.reasoning.dialects import DIALECTS
+
     parser = commands.add_parser(
         "check",
         help="show what a folder holds and whether a run can use it",
@@ -79,6 +81,10 @@ def _add_check(commands: Any) -> None:
         default="ignore",
         help="config.data.uncertain of the run: what training makes of uncertain answers; default ignore",
     )
+    dialect = "config.vqa.dialect of a run on reasoning records; default: that of the config that is meant for them"
+    parser.add_argument("--dialect", choices=(AUTO, *DIALECTS), default=AUTO, help=dialect)
+    without = "the run has config.vqa.with_thinking=False"
+    parser.add_argument("--without-thinking", dest="with_thinking", action="store_false", help=without)
     parser.set_defaults(run=_check)
 
 
@@ -92,6 +98,8 @@ def _check(options: argparse.Namespace) -> int:
         split_seed=options.split_seed,
         num_threads=options.num_threads,
         uncertain=options.uncertain,
+        dialect=options.dialect,
+        with_thinking=options.with_thinking,
     )
     try:
         facts = check_root(options.root, check_options, terminal=Terminal())
@@ -438,7 +446,7 @@ def _print_rich(tables: Sequence[Table], file: TextIO) -> None:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    console = Console(file=file)
+    console = Console(file=getattr(file, "unescaped", file))
     for title, head, rows in tables:
         shown = RichTable(title=Text(title), title_justify="left")
         for name, is_number in zip(head, _find_numeric(rows), strict=True):

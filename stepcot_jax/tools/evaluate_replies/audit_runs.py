@@ -23,11 +23,13 @@ from stepcot_jax.data.questions.variants import (
 )
 from stepcot_jax.data.questions.vqa_dataset import scale_record
 from stepcot_jax.evaluation.replies import ScoringSettings
+from stepcot_jax.evaluation.unread import describe_unread, find_doubts
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.exported_files import is_export
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.host.untrusted import resolve
 from stepcot_jax.pages.sheets import write_table
 from stepcot_jax.pages.shell import tabulate, write_report
 from stepcot_jax.reading.cases import CaseSource, open_data, open_run
@@ -67,14 +69,15 @@ def write_results(
     who: str = "",
     *,
     with_pictures: bool = True,
-) -> str:
-    """Write tables and index.html of an audit to its folder; return the tables as text."""
-    tables, examples = score_audit(out, replies, thinking, scoring)
+) -> tuple[str, str]:
+    """Write tables and index.html of an audit to its folder; return the tables as text, and why to doubt them or ""."""
+    tables, examples, unread = score_audit(out, replies, thinking, scoring)
     names = [name for table in tables for name in write_table(out, table)]
     sections = [*map(tabulate, tables), *([show_examples(out, examples)] if with_pictures and examples else [])]
     page = write_report(title="Audit", about=[who], sections=sections, writer="stepcot evaluate_replies audit")
     write_whole(out / "index.html", page.encode())
-    return "\n".join([who, "", *map(to_text, tables), f"in {out}: index.html, {', '.join(names)}\n"])
+    text = [*describe_unread(unread), "", who, "", *map(to_text, tables), f"in {out}: index.html, {', '.join(names)}\n"]
+    return "\n".join(text), find_doubts(unread, dict.fromkeys(unread, scoring.dialect))
 
 
 def audit_policy(options: argparse.Namespace, out: Path) -> str:
@@ -101,8 +104,8 @@ def audit_policy(options: argparse.Namespace, out: Path) -> str:
             made = write_thinking(out, [record for record, _ in begun], _AS_PREFIX, own)
             thinking = out / THINKING_REPLIES
             reply(THINKING_REPLIES, made, [text for _, text in begun])
-    who = f"{options.workdir.resolve().name}, {reader.trained.phase} at update {reader.trained.step}"
-    return write_results(out, out / REPLIES, thinking, scoring, who=who)
+    who = f"{resolve(options.workdir).name}, {reader.trained.phase} at update {reader.trained.step}"
+    return write_results(out, out / REPLIES, thinking, scoring, who=who)[0]
 
 
 def _choose_own(written: Sequence[Record], texts: Sequence[str]) -> dict[str, str]:
@@ -189,8 +192,8 @@ def audit_chain(options: argparse.Namespace, out: Path) -> str:
         places = [place_of[record.image] for record in made]
         concluded = _read(reader, images[places], np.stack([given for _, given in varied]))[:, -1]
         write_replies(thinking, made, _write(made, concluded.tolist()))
-    who = f"{options.workdir.resolve().name}, {model}{', joint reading' if reader.joint else ''}"
-    return write_results(out, out / REPLIES, thinking, CHAIN_SCORING, who=who)
+    who = f"{resolve(options.workdir).name}, {model}{', joint reading' if reader.joint else ''}"
+    return write_results(out, out / REPLIES, thinking, CHAIN_SCORING, who=who)[0]
 
 
 def _give_answers(

@@ -270,14 +270,17 @@ def _score_audit(options: argparse.Namespace) -> None:
     thinking = options.thinking_replies and find_path(options.thinking_replies, "--thinking-replies")
     scoring = ScoringSettings(options.dialect, with_thinking=options.with_thinking, missing="stop")
     pictured = not options.without_pictures
-    print(write_results(folder, replies, thinking, scoring, replies.stem, with_pictures=pictured), end="")
+    text, doubt = write_results(folder, replies, thinking, scoring, replies.stem, with_pictures=pictured)
+    print(text, end="", flush=True)
     if thinking is None:
         records, questions = read_own(folder)
         texts = read_replies(replies, name="", chosen=dict.fromkeys(questions), known=records).replies
         varied = vary_thinking(list(questions.values()), texts, options.dialect)
         asked = write_thinking(folder, [tell(*pair) for pair in varied], _AS_TEXT, texts)
         write_prompts(folder / THINKING_PROMPTS, asked, root=folder, dialect=options.dialect, with_thinking=False)
-        print(f"{folder / THINKING_PROMPTS}: {len(asked)} questions; score with --thinking-replies")
+        print(f"{folder / THINKING_PROMPTS}: {len(asked)} questions; score with --thinking-replies", flush=True)
+    if doubt:
+        raise BadInput(f"{doubt}; the results are in {folder}")
 
 
 def _audit_workdir(options: argparse.Namespace) -> None:

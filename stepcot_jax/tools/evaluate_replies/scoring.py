@@ -37,6 +37,7 @@ from stepcot_jax.evaluation.replies import (
     score_models,
     to_json,
 )
+from stepcot_jax.evaluation.unread import count_unread, describe_unread
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, make_workdir, read_json, write_whole, writing_whole
 from stepcot_jax.host.ranges import Interval
@@ -108,13 +109,12 @@ def write_prompts(
 
 def score_rounds(
     rounds: Sequence[tuple[Sequence[Record], ReplyFile]], settings: ScoringSettings, *, num_resamples: int, seed: int
-) -> list[dict[Key, Interval]]:
-    """Compute the figures of each round from its records and replies."""
-    columns_of = {
-        str(number): as_columns(records, score_all(records, file.replies, settings, finishes=file.finishes))
-        for number, (records, file) in enumerate(rounds)
-    }
-    return list(score_models(columns_of, num_resamples=num_resamples, seed=seed).values())
+) -> tuple[list[dict[Key, Interval]], list[str]]:
+    """Compute the figures of each round from its records and replies, and describe what could not be read."""
+    scores = [score_all(records, file.replies, settings, finishes=file.finishes) for records, file in rounds]
+    columns_of = {str(place): as_columns(rounds[place][0], scored) for place, scored in enumerate(scores)}
+    unread = {f"per. {number}": count_unread(scored) for number, scored in enumerate(scores, start=1)}
+    return list(score_models(columns_of, num_resamples=num_resamples, seed=seed).values()), describe_unread(unread)
 
 
 def tabulate_rounds(
@@ -258,8 +258,9 @@ def _score_perturbed(
         file = read_replies(path, name=path.stem, chosen=ids.keys(), known=ids.keys(), missing=options.missing)
         rounds.append((records, file))
     how: dict[str, Any] = {"num_resamples": options.num_resamples, "seed": options.seed}
-    figures = score_rounds(rounds, settings, **how)
-    return tabulate_rounds(figures, results.figures[model], model=model, std=options.perturbation_std)
+    figures, unread = score_rounds(rounds, settings, **how)
+    table = tabulate_rounds(figures, results.figures[model], model=model, std=options.perturbation_std)
+    return dataclasses.replace(table, notes=(*unread, *table.notes))
 
 
 def _describe(

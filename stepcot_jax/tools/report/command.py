@@ -10,6 +10,7 @@ import pathlib
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
+from stepcot_jax.host.untrusted import resolve
 from stepcot_jax.tools.options import local_path
 
 _PAGE = "report.html"
@@ -79,7 +80,7 @@ def _write(options: argparse.Namespace, out: pathlib.Path, *, is_policy: bool) -
     scoring = policy.scoring if is_policy else CHAIN_SCORING
     audit = list_audit_sections(workdir / "audit", scoring, with_pictures=not options.without_data)
     make_workdir(out.parent)
-    title = f"Run {workdir.resolve().name}"
+    title = f"Run {resolve(workdir).name}"
     of_all = [*sections, *audit, settings]
     page = write_report(title=title, about=about, sections=of_all, writer="stepcot report").encode()
     write_whole(out, page)

@@ -9,6 +9,7 @@ from typing import Any
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.data.questions.reply_files import read_replies
 from stepcot_jax.evaluation.replies import BASELINE, Key, ReplyScore, ScoringSettings, score_all, summarise
+from stepcot_jax.evaluation.unread import count_unread, describe_unread
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
 from stepcot_jax.host.ranges import Interval
@@ -126,6 +127,7 @@ def describe_replies(run: FinishedPolicy) -> list[str]:
     vqa = run.settings.vqa
     source = {"phantom": "drawn phantoms", "given": "records that a caller passed to sc.fit"}.get(vqa.source, vqa.root)
     lines = [f"A policy trained on {source}, replies in the dialect {vqa.dialect}; figures are of the test split."]
+    lines += describe_unread({phase: count_unread(scores) for phase, scores in run.scores.items()})
     best = run.report.get("best")
     if isinstance(best, dict) and best:
         updates = ", ".join(f"{name.upper()} at update {entry.get('step')}" for name, entry in best.items())

@@ -29,6 +29,7 @@ import numpy as np
 from stepcot_jax.evaluation.published import COST, COST_MEGABYTES, COST_OF_ENCODERS
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.host.untrusted import resolve
 from stepcot_jax.pages.sheets import Entry, Row, Table, columns
 from stepcot_jax.tools.options import local_path
 from stepcot_jax.tools.tables.encoders import Encoder
@@ -187,7 +188,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.cell is None and options.what != "encoder":
         parser.error("give --cell, or --weights or --reference with `encoder`")
     if options.compilation_cache is not None:
-        jax.config.update("jax_compilation_cache_dir", str(options.compilation_cache.resolve()))
+        jax.config.update("jax_compilation_cache_dir", str(resolve(options.compilation_cache)))
     if options.reference:
         model = make_reference(options.reference)
     elif options.weights:

@@ -26,7 +26,7 @@ from pydicom.sr.codedict import codes
 
 from stepcot_jax.data.images.dicom import read_dicom
 from stepcot_jax.data.images.dicom_fields import EXTRA
-from stepcot_jax.data.images.image_decoding import read_projection
+from stepcot_jax.data.images.image_decoding import decode_picture, read_projection
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import install_extra
 
@@ -262,72 +262,33 @@ NOTES = [
     ({"PixelSpacing": [0.4, 0.2]}, "its pixels are not square: PixelSpacing 0.4 by 0.2"),
     ({"ImagerPixelSpacing": [0.2, 0.2], "PixelAspectRatio": [2, 1]}, ""),
     ({"PixelAspectRatio": [2, 1]}, "its pixels are not square: PixelAspectRatio 2 by 1"),
-    *(({"PatientOrientation": codes}, "") for codes in (["L", "F"], ["LA", "FR"], ["", ""])),
+    ({"PatientOrientation": ["R", "F"]}, "PatientOrientation R\\F: shown mirrored; expected L\\F"),
+    ({"PatientOrientation": ["R", "H"]}, "PatientOrientation R\\H: shown turned"),
+    ({"PatientOrientation": ["F", "L"]}, "PatientOrientation F\\L: shown mirrored and turned"),
+    ({"PatientOrientation": ["MARKER", "F"]}, "PatientOrientation: cannot be read"),
+    ({"PatientOrientation": ["LA", "F"]}, ""),
+    ({"PatientOrientation": ["P", "F"]}, "PatientOrientation P\\F contradicts a frontal view"),
     ({"PatientOrientation": ["P", "F"], "ViewPosition": "LL"}, ""),
-    ({"PatientOrientation": ["R", "F"]}, "PatientOrientation R\\F: it is shown mirrored"),
-    ({"PatientOrientation": ["F", "R"]}, "PatientOrientation F\\R: it is shown turned"),
-    ({"PatientOrientation": ["L", "H"]}, "PatientOrientation L\\H: it is shown turned"),
-    ({"PatientOrientation": ["A", "F"]}, "PatientOrientation A\\F contradicts its frontal view"),
-    ({"PatientOrientation": "MARKER"}, "PatientOrientation is not two codes"),
-    ({"ImageOrientationPatient": [-1, 0, 0, 0, 0, -1]}, "PatientOrientation R\\F: it is shown mirrored"),
-    ({"FieldOfViewHorizontalFlip": "YES"}, "FieldOfViewHorizontalFlip mirrors it, and no PatientOrientation"),
-    ({"FieldOfViewHorizontalFlip": "YES", "PatientOrientation": ["L", "F"]}, ""),
+    ({"ImageOrientationPatient": [-1, 0, 0, 0, 0, -1]}, "ImageOrientationPatient R\\F: shown mirrored"),
+    ({"BodyPartExamined": "KNEE"}, "BodyPartExamined KNEE: no chest"),
+    ({"BodyPartExamined": "T SPINE"}, "BodyPartExamined SPINE: no chest"),
+    ({"BodyPartExamined": "MARKER^JANE"}, "BodyPartExamined: no chest"),
     *(({"BodyPartExamined": part}, "") for part in ("", "CHEST 2 VIEWS", "THORAX", "LUNG", "RIBS", "HEART")),
-    *(({"BodyPartExamined": part}, f"BodyPartExamined {part}: expected a chest") for part in ("KNEE", "TSPINE")),
-    ({"BodyPartExamined": "MARKER"}, "BodyPartExamined names another part: expected a chest"),
-    ({"Modality": "CT"}, "Modality CT: expected a radiograph"),
-    ({"Modality": "RF"}, ""),
-    ({"SOPClassUID": uid.CTImageStorage}, "SOPClassUID names CT"),
-    ({"ShutterShape": "CIRCULAR"}, "it has a display shutter (ShutterShape), which is not applied"),
+    *(({"Modality": modality}, "") for modality in ("CR", "RF", "XA", "OT")),
+    *(({"Modality": modality}, f"Modality {modality}: no projection radiograph") for modality in ("CT", "MG")),
+    ({"ShutterShape": "CIRCULAR"}, "its display shutter (ShutterShape) is not applied"),
+    ({"ImageLaterality": "L"}, "ImageLaterality L contradicts a frontal view"),
+    ({"FieldOfViewHorizontalFlip": "YES"}, "FieldOfViewHorizontalFlip or -Rotation without PatientOrientation"),
+    ({"FieldOfViewRotation": "180", "PatientOrientation": ["L", "F"]}, ""),
 ]
 
 
+@pytest.mark.filterwarnings("ignore:Invalid value")  # of a marker
 @pytest.mark.parametrize(("elements", "found"), NOTES)
 def test_notes_of_headers_that_contradict_the_picture(elements, found):
     notes = []
     np.testing.assert_array_equal(read(write(make(GREY8, **elements)), note=notes.append), show_range(GREY8))
     assert [note[: len(found)] for note in notes] == ([found] if found else [])
-
-
-def item(**elements):
-    part = Dataset()
-    for keyword, value in elements.items():
-        setattr(part, keyword, value)
-    return Sequence([part])
-
-
-@pytest.mark.parametrize("group", ["SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"])
-def test_functional_groups_of_a_single_frame_are_applied(group):
-    """As the same elements at the root; two values of one element are refused."""
-    ramp = lut(range(4096), first=0, bits=14)
-    cases = [
-        ("FrameVOILUTSequence", {"WindowCenter": "1000", "WindowWidth": "900"}),
-        ("FrameVOILUTSequence", {"VOILUTSequence": ramp}),
-        ("PixelValueTransformationSequence", {"RescaleSlope": "-1", "RescaleIntercept": "4095"}),
-        ("PixelValueTransformationSequence", {"ModalityLUTSequence": ramp, "PixelPaddingValue": 7}),
-    ]
-    for macro, elements in cases:
-        dataset = make(GREY12, **STORED12, NumberOfFrames=1, **{group: item(**{macro: item(**elements)})})
-        np.testing.assert_array_equal(read(write(dataset)), decode(GREY12, **STORED12, **elements))
-    dataset.ModalityLUTSequence = lut(range(9), first=0, bits=14)
-    assert f"ModalityLUTSequence: {group} contradicts another value" in refusal(write(dataset))
-    notes = []
-    turned = item(PatientOrientationInFrameSequence=item(PatientOrientation=["R", "F"]))
-    read(write(make(GREY8, **{group: turned})), note=notes.append)
-    assert "R\\F: it is shown mirrored" in notes[0]
-
-
-@pytest.mark.parametrize("pixels", [GREY8, GREY12, GREY16], ids=["8", "12", "16"])
-def test_text_mode(pixels):
-    """Line feeds that became CR LF shift what follows; so does PixelData of another length."""
-    stored = STORED12 if pixels is GREY12 else {}
-    pixels = np.where(pixels % 5 == 0, 10, pixels).astype(pixels.dtype)
-    content = write(make(pixels, **stored)).replace(b"\n", b"\r\n")
-    assert "sent in text mode" in refusal(content)
-    for data in (pixels.tobytes().replace(b"\n", b"\r\n"), pixels.tobytes()[:-2]):
-        assert f"PixelData: {len(data) + len(data) % 2} bytes instead of" in refusal(
-            write(make(pixels, data=data, **stored))
-        )
 
 
 WINDOWS = [("LINEAR", 2e3, 1500.0), ("LINEAR_EXACT", 2e3, 1500.0), ("SIGMOID", 2e3, 800.0), ("LINEAR", 1e3, 1)]
@@ -375,15 +336,72 @@ def test_voi_lut(pixels, syntax):
     np.testing.assert_array_equal(read(write(dataset)), round_half_up(entries[places] / 1023))
 
 
-RANGES = [(16, 4095, 4095), (14, 4095, 4095), (16, 2500, 4095), (8, 4000, 4095), (8, 200, 255)]
+RANGES = [(16, 4095, 4095), (14, 4095, 4095), (12, 900, 1023), (16, 2500, 4095), (8, 4000, 4095), (8, 200, 255)]
 
 
 @pytest.mark.parametrize(("bits", "largest", "range_"), RANGES)
-def test_the_largest_entry_decides_where_a_lut_states_the_width_of_storage(bits, largest, range_):
+def test_the_largest_entry_decides_whatever_a_lut_states(bits, largest, range_):
     entries = np.linspace(0, largest, 4096).astype(int)
     dataset = make(GREY12, VOILUTSequence=lut(entries, first=0, bits=bits), **STORED12)
     result = read(write(dataset))
     np.testing.assert_array_equal(result, round_half_up(entries[GREY12] / range_))
+
+
+GROUPS = {
+    "PixelValueTransformationSequence": {"RescaleSlope": -1, "RescaleIntercept": 4095},
+    "FrameVOILUTSequence": {"WindowCenter": 1000, "WindowWidth": 2000, "VOILUTFunction": "SIGMOID"},
+    "FrameDisplayShutterSequence": {"ShutterShape": "CIRCULAR"},
+    "PatientOrientationInFrameSequence": {"PatientOrientation": ["R", "F"]},
+    "PixelMeasuresSequence": {"PixelSpacing": [1, 2]},
+    "FramePixelDataPropertiesSequence": {"PixelPaddingValue": 0, "PixelPaddingRangeLimit": 300},
+}
+
+
+def nest_in(keyword, **elements):
+    item = Dataset()
+    item.update(elements)
+    return {keyword: Sequence([item])}
+
+
+@pytest.mark.parametrize("syntax", [uid.ExplicitVRLittleEndian, uid.ImplicitVRLittleEndian])
+@pytest.mark.parametrize("groups", ["SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"])
+def test_functional_groups_of_one_frame_count_as_the_root(groups, syntax):
+    table = lut(np.arange(4096)[::-1] // 2, first=0, bits=12)
+    macros = list(GROUPS.items())
+    macros += [("FrameVOILUTSequence", {"VOILUTSequence": table}), (None, {"ModalityLUTSequence": table})]
+    plain = read(write(make(GREY12, syntax=syntax, **STORED12)))
+    for macro, elements in macros:
+        seen, shown = [], []
+        grouped = nest_in(groups, **(nest_in(macro, **elements) if macro else elements))
+        root = read(write(make(GREY12, syntax=syntax, **STORED12, **elements)), note=seen.append)
+        result = read(write(make(GREY12, syntax=syntax, **STORED12, **grouped)), note=shown.append)
+        np.testing.assert_array_equal(result, root)
+        assert (seen, len(seen) + (root != plain).any()) == (shown, 1)
+        both = write(make(GREY12, syntax=syntax, **STORED12, **grouped, **elements))
+        np.testing.assert_array_equal(read(both), root)
+
+
+def test_functional_groups_that_contradict_the_root():
+    groups = nest_in("SharedFunctionalGroupsSequence", **nest_in("PixelValueTransformationSequence", RescaleSlope=-1))
+    assert "SharedFunctionalGroupsSequence contradicts" in refusal(write(make(GREY8, RescaleSlope=1, **groups)))
+    groups = nest_in("SharedFunctionalGroupsSequence", **nest_in("PixelMeasuresSequence", PixelSpacing=[1, 2]))
+    notes = []
+    read(write(make(GREY8, PixelSpacing=[1, 1], **groups)), note=notes.append)
+    assert notes == ["PixelSpacing: SharedFunctionalGroupsSequence contradicts what else the header says, which counts"]
+
+
+def test_text_mode_is_said_before_the_bits():
+    content, data = write(make(GREY12, **STORED12)), GREY12.astype("<u2").tobytes()
+    place = content.index(data)
+    for changed in (data.replace(b"\1", b"\r\1"), data.replace(b"\1", b"")):
+        assert f"PixelData: {len(changed) + len(changed) % 2} bytes instead" in refusal(
+            write(make(GREY12, data=changed + b"\0" * (len(changed) % 2), **STORED12))
+        )
+    behind = data.replace(b"\1", b"\r\1")
+    message = refusal(content[:place] + behind + content[place + len(data) :])
+    assert f"PixelData: {len(behind) - len(data)} bytes more than its length says: was the file sent in tex" in message
+    with pytest.raises(BadInput, match=r"^x: is a file that was changed as text on its way .*: has no PixelData"):
+        decode_picture(content.replace(b"\n", b"\r\n") + b"\r\n" * 4, name="x", max_pixels=MAX_PIXELS)
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -31,7 +31,6 @@ from stepcot_jax.host.errors import BadInput
 
 GREY = np.array([[0, 50, 100], [150, 200, 255]], np.uint8)
 COLOUR = np.stack([GREY, GREY[::-1], GREY[:, ::-1]], axis=2)
-NOISE = np.random.default_rng(0).integers(0, 256, (128, 128), np.uint8)
 ALPHA = np.array([[255, 0, 128], [255, 255, 0]], np.uint8)
 
 
@@ -147,15 +146,28 @@ def test_orientation_is_applied(tmp_path, kind, tolerance):
     np.testing.assert_allclose(pixels[:, :, 0].astype(int), np.rot90(np.asarray(image), -1).astype(int), atol=tolerance)
 
 
-@pytest.mark.parametrize("kind", [b"zTXtC\0\0", b"iTXtC\0\1\0\0\0", b"iCCPp\0\0"], ids=lambda kind: kind[:4].decode())
-@pytest.mark.parametrize("place", [33, -12], ids=["before", "behind"])
-def test_a_png_is_decoded_without_texts_that_expand_too_far(tmp_path, kind, place):
-    body, content = kind + zlib.compress(bytes(2 * 10**6)), saved(GREY, "PNG")
-    chunk = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
-    path = tmp_path / "image.png"
-    path.write_bytes(content[:place] + chunk + content[place:])
-    np.testing.assert_array_equal(decode_image(path)[..., 0], GREY)
-    assert read_image_size(path) == (3, 2)
+LONG = zlib.compress(b"x" * 2_000_000)
+EXIF = b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x03" + bytes(12)
+TURN = zlib.compress(b"\nexif\n      32\n" + EXIF.hex().encode())
+COMMENTS = {
+    "zTXt": [chunk(b"zTXt", b"Comment\0\0" + LONG)],
+    "iTXt": [chunk(b"iTXt", b"Comment\0\1\0\0\0" + LONG)],
+    "iCCP": [chunk(b"iCCP", b"sRGB\0\0" + LONG)],
+    "many": [chunk(b"zTXt", b"C\0\0" + zlib.compress(bytes(10**6)))] * 80,
+    "xmp": [chunk(b"iTXt", b"XML:com.adobe.xmp\0\1\0\0\0" + LONG)],
+    "turned": [chunk(b"zTXt", b"Raw profile type exif\0\0" + TURN), chunk(b"zTXt", b"Comment\0\0" + LONG)],
+}
+
+
+@pytest.mark.parametrize("kind", COMMENTS)
+def test_a_png_is_decoded_without_a_long_comment(tmp_path, kind):
+    rows = b"".join(b"\0" + row.tobytes() for row in GREY)
+    content, notes = png(width=3, height=2, depth=8, colour_type=0, rows=rows, extra=b"".join(COMMENTS[kind])), []
+    pixels = decode_image_bytes(content, name="x", note=notes.append)[..., 0]
+    np.testing.assert_array_equal(pixels, GREY[::-1, ::-1] if kind == "turned" else GREY)
+    assert [note[:26] for note in notes] == ["a comment is too long to b"] * (kind == "xmp")
+    (tmp_path / "a.png").write_bytes(content)
+    assert kind == "xmp" or read_image_size(tmp_path / "a.png") == (3, 2)
 
 
 @pytest.mark.parametrize(
@@ -178,13 +190,20 @@ def test_a_png_is_decoded_without_texts_that_expand_too_far(tmp_path, kind, plac
         (b"\x08\0\x16\0UI\x1a\0" + bytes(30), "is a DICOM file without the preamble"),
         (b"\0\x08\0\x05CS\0\x0aISO_IR 100", "is a DICOM file without the preamble"),
         (b"\x08\0\x05\0\x0a\0\0\0ISO_IR 100", "is a DICOM file without the preamble"),
-        *((start + b"--b\r\nContent-Type: application/dicom\r\n\r\n", "save its parts") for start in (b"", b"\r\n")),
-        (b"HTTP/1.1 200 OK\r\nDate: x\r\nContent-Type: multipart/related\r\n\r\n--b\nContent-", "save its parts"),
-        (b"Content-Type: application/dicom\r\n\r\n" + bytes(128) + b"DICM", "a server's answer with its head"),
-        *((start + b'{"00080018": {"vr": "UI"', "has no pixels: fetch the instance") for start in (b"", b"[\n ")),
-        *((b'<?xml version="1.0"?><NativeDicomModel>', "is DICOM XML"), (b'[{"error": 1}]', "is a JSON text")),
-        (saved(GREY, "PNG").replace(b"\r\n", b"\n"), "is a PNG that was sent in text mode"),
-        (saved(NOISE, "JPEG").replace(b"\n", b"\r\n"), "is a JPEG that was sent in text mode"),
+        (b"\r\n--b_1\r\nContent-Type: application/dicom\r\n\r\n", "is a multipart answer of DICOMweb: save its par"),
+        (b"--b\nMIME-Version: 1.0\nContent-ID: <1>\n\n", "is a multipart answer of DICOMweb: save its parts"),
+        (b"HTTP/1.1 200 OK\r\nContent-Type: multipart/related; boundary=b\r\n", "is a multipart answer of DICOMweb"),
+        (b"Content-Type: application/dicom\r\n\r\n" + bytes(128) + b"DICM", "is an answer with its head: save what"),
+        *(
+            (start + b'{ "00080005" : {}}', "is DICOM JSON, which has no pixels: fetch the instance")
+            for start in (b"", b"[\n")
+        ),
+        (b"<?xml version='1.0'?><NativeDicomModel>", "is DICOM XML, which has no pixels: fetch the instance"),
+        *(
+            (b"[]", "is a JSON text"),
+            (bytes(130) + b"DICM", "has DICM at byte 130 instead of 128: was it sent in text"),
+        ),
+        *((b"\x89PNG\n\x1a\n", "as text on its way"), (b"\xff\xd8\xff\xda" + b"a\r\n" * 4, "as text on its way")),
         *((b"\x89PNG\r\n\x1a\n", "cannot be decoded"), (b"\xff\xd8\xff\xe0", "cannot be decoded")),
     ],
 )

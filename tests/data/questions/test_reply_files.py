@@ -46,7 +46,7 @@ def test_finish_reasons(tmp_path, fields, finish, caplog):
         ('{"id": "a", "reply": "x"}\n{"id": "a", "reply": "y"}', "line 2, id: 'a' came in line 1"),
         ('{"id": "z", "reply": "x"}', "line 1, id: 'z' is not the id of a record"),
         ('{"id": "a"}', "line 1, Object missing required field `reply`"),
-        ('{"id": 3, "reply": "x"}', "line 1, id: Expected `str`, got `int`"),
+        ('{"id": 3.5, "reply": "x"}', "line 1, id: Expected `int | str`, got `float`"),
         ('\n{"id": "a", "reply": null}', "line 2, reply: Expected `str`, got `null`"),
         ('{"id": "a", "reply": "x"', "line 1, Input data was truncated"),
         *((b'{"id": "a", "reply": "\xff"}', "line 1"), (b"\xff\xfe{", "UTF-16")),

@@ -163,15 +163,20 @@ def test_steps_of_a_chain_become_questions_with_a_healthy_variant_of_the_last():
 
 
 def test_thinkings_of_donors_who_were_asked_the_same_and_concluded_another(asked):
-    records, _ = asked
+    true, flipped = asked[0], {"Yes": "No", "No": "Yes"}
+    records = [
+        msgspec.structs.replace(record, answer=flipped.get(record.answer, record.answer)) if place % 3 else record
+        for place, record in enumerate(true)
+    ]  # what the model says, whose answers count
     replies = {record.id: write_reply(record, "gemex") for record in records}
     by_id, number = {record.id: record for record in records}, 0
-    for made, thinking in vary_thinking(records, replies, "gemex"):
+    for made, thinking in vary_thinking(true, replies, "gemex"):
         record = by_id[made.provenance["audit_of"]]
         assert thinking.sentences
         if made.provenance[VARIANT] == variants.DONATED:
             number += 1
             donor = by_id[made.provenance["audit_donor"]]
+            assert spell(donor) != spell(record)
             assert thinking.write().startswith("<think>")
             assert all(sentence in donor.thinking for sentence in thinking.sentences)
             same = [
