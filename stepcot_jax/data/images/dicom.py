@@ -27,7 +27,7 @@ from stepcot_jax.data.images.dicom_fields import (
     clean_items,
     is_packed,
 )
-from stepcot_jax.data.images.dicom_notes import OVERLAY_POSITIONS, PARSED, lift_groups, note_header
+from stepcot_jax.data.images.dicom_notes import OVERLAY_POSITIONS, OVERLAY_ROWS, PARSED, lift_groups, note_header
 from stepcot_jax.data.images.file_formats import DICOM_START, RESAVE, Note, ignore_note, is_dicom
 from stepcot_jax.data.images.projections import VIEWS, Projection, name_projection
 from stepcot_jax.host.errors import BadInput
@@ -35,7 +35,7 @@ from stepcot_jax.host.errors import BadInput
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-_PADDED = 16  # bytes of zeros behind the pixels, at most; one is usual
+_PADDED = 512  # bytes of zeros behind the pixels, at most (a block); one is usual
 _SIGNED = 0x80  # bit of a JPEG 2000 component's depth
 
 
@@ -81,7 +81,7 @@ def decode_stored(
         if SYNTAXES[fields.syntax].decoders:
             precision, signed = _check_compressed_size(_join_fragments(data, fields), fields, form)
             form = dataclasses.replace(form, signed=form.signed or signed)
-        elif len(data) < form.num_bytes or len(data) > form.num_bytes + _PADDED or any(data[form.num_bytes :]):
+        elif len(data) < form.num_bytes or len(data) > form.num_bytes + _PADDED or any(data[form.num_bytes + 1 :]):
             raise fields.refuse(
                 f"PixelData: {len(data)} bytes instead of {form.num_bytes}, Rows x Columns x samples x bytes of its "
                 "header: is it cut, of several frames, or was it sent in text mode (FTP, mail)? Send it as binary"
@@ -531,7 +531,7 @@ def _read_dataset(file: HeaderFile, syntax: str, *, all_elements: bool) -> "Data
     from pydicom.uid import UID
 
     tags: list[BaseTag | int] = [Tag(tag) for keyword in _PARSED if (tag := tag_for_keyword(keyword)) is not None]
-    tags += map(Tag, OVERLAY_POSITIONS)
+    tags += map(Tag, (*OVERLAY_POSITIONS, *OVERLAY_ROWS))
     uid = UID(syntax)
     implicit, little_endian = uid.is_implicit_VR, uid.is_little_endian
     if all_elements:

@@ -6,6 +6,7 @@ Notes name elements; values only if these are numbers or known codes.
 import contextlib
 import functools
 import itertools
+import math
 import operator
 import re
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from stepcot_jax.host.errors import BadInput
 
 OVERLAY_POSITIONS = tuple(0x60000102 + (number << 16) for number in range(0, 32, 2))
 """Tags of the bit that an overlay takes up in the pixels, one for each overlay."""
+OVERLAY_ROWS = tuple(tag - 0xF2 for tag in OVERLAY_POSITIONS)
 
 _GROUPS = ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
 _TONES = (
@@ -28,11 +30,20 @@ _TONES = (
 _SPACINGS = ("PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing", "PixelAspectRatio")
 _ORIENTATIONS = ("PatientOrientation", "ImageOrientationPatient")
 _LATERALITIES = ("ImageLaterality", "FrameLaterality")
-_OTHERS = (*_SPACINGS, *_ORIENTATIONS, *_LATERALITIES, "ShutterShape", "AnatomicRegionSequence", "PresentationLUTShape")
-_KINDS = (*_TONES, *((keyword,) for keyword in _OTHERS))
+_EDGES = tuple(f"Shutter{edge}Edge" for edge in ("LeftVertical", "UpperHorizontal", "RightVertical", "LowerHorizontal"))
+_OTHERS = (*_SPACINGS, *_ORIENTATIONS, *_LATERALITIES, "ShutterShape", *_EDGES, "AnatomicRegionSequence")
+_KINDS = (*_TONES, *((keyword,) for keyword in (*_OTHERS, "PresentationLUTShape")))
 _DEFAULTS = {"RescaleSlope": 1, "RescaleIntercept": 0, "VOILUTFunction": "LINEAR"}
 PARSED = (
-    *(*_GROUPS, *_OTHERS, "Modality", "BodyPartExamined", "FieldOfViewHorizontalFlip", "FieldOfViewRotation"),
+    *(
+        *_GROUPS,
+        *_OTHERS,
+        "PresentationLUTShape",
+        "Modality",
+        "BodyPartExamined",
+        "FieldOfViewHorizontalFlip",
+        "FieldOfViewRotation",
+    ),
     *(keyword for kind in _TONES for keyword in kind),
 )
 """Keywords of the elements that this module looks at."""
@@ -70,7 +81,10 @@ def _collect(kind: Sequence[str], fields: Fields) -> dict[str, Any]:
 
 _MODALITIES = ("CR", "DX", "RF", "XA", "DR", "RG", "OT", "SC", "")  # OT and SC are converted pictures
 _OTHER_MODALITIES = ("CT", "MR", "MG", "US", "PT", "NM", "IO", "PX", "ES", "XC", "BMD", "IVUS", "OCT", "OP", "SM", "GM")
-_CHEST = re.compile("CHEST|THORA|TORA[XK]|LUNG|PULM|RIB|HEART|CARDI|CXR|BRUST|POUMON|STERN|CLAVIC|MEDIAST|\u80f8")
+_OTHER_KINDS = re.compile(r"\b(CT|MR|Mammography|Ultrasound|Intra-Oral|Nuclear|Positron|Ophthalmic|Tomosynthesis)\b")
+_CHEST = re.compile(
+    "CHEST|THORA|TORA[XK]|LUNG|PULM|RIB|HEART|CARDI|CXR|BRUST|POUMON|STERN|CLAVIC|MEDIAST|TRUNK|TORSO|WHOLE|\u80f8"
+)
 _UNSAID = ("", "UNKNOWN", "OTHER", "NONE", "NA", "N/A", "NULL", "DEFAULT", "UNSPECIFIED", "UNDEFINED")
 _OTHER_PARTS = re.compile(
     "SPINE|ABDOMEN|PELVIS|SKULL|HEAD|NECK|JAW|SHOULDER|HUMERUS|ELBOW|FOREARM|WRIST|HAND|FINGER|HIP|FEMUR|KNEE|TIBIA|"
@@ -98,6 +112,8 @@ def note_header(fields: Fields, photometric: str, projection: Projection, note: 
     if (modality := read("Modality")) not in _MODALITIES:
         shown = f" {modality}" if modality in _OTHER_MODALITIES else ""
         note(f"Modality{shown}: no projection radiograph; expected CR, DX, RF or XA")
+    elif kind := _OTHER_KINDS.search(fields.kind):
+        note(f"SOPClassUID of {kind[0]}: no projection radiograph; expected CR, DX, RF or XA")
     part = read("BodyPartExamined")
     if part not in _UNSAID and ("SPINE" in part or not _CHEST.search(part)):
         note(" ".join(("BodyPartExamined", *_OTHER_PARTS.findall(part)[:1])) + ": no chest")
@@ -108,15 +124,24 @@ def note_header(fields: Fields, photometric: str, projection: Projection, note: 
     for keyword in _LATERALITIES:
         if projection == "frontal" and (side := read(keyword)) in ("L", "R"):
             note(f"{keyword} {side} contradicts a frontal view: one side of the body")
-    if read("ShutterShape"):
+    if read("ShutterShape") and not _shows_all(fields):
         note("its display shutter (ShutterShape) is not applied: a workstation covers a part of the picture")
-    if any(tag in fields.dataset for tag in OVERLAY_POSITIONS):
+    if any(tag in fields.dataset for tag in (*OVERLAY_POSITIONS, *OVERLAY_ROWS)):
         note("its overlays are not applied")
     turned = read("FieldOfViewHorizontalFlip") == "YES" or read("FieldOfViewRotation") not in ("", "360")
     if turned and not read("PatientOrientation"):
         note("FieldOfViewHorizontalFlip or -Rotation without PatientOrientation: it may be mirrored or turned")
     for found in (*_note_orientation(fields, projection), *_note_spacing(fields)):
         note(found)
+
+
+def _shows_all(fields: Fields) -> bool:
+    """Whether a shutter is a rectangle around the whole picture."""
+    with contextlib.suppress(BadInput):
+        left, top, right, bottom = (number for edge in _EDGES for number in fields.numbers(edge)[:1] or (math.nan,))
+        shows_all = max(left, top) <= 1 and right >= fields.integer("Columns") and bottom >= fields.integer("Rows")
+        return str(fields.value("ShutterShape")).strip().upper() == "RECTANGULAR" and shows_all
+    return False
 
 
 def _note_orientation(fields: Fields, projection: Projection) -> Iterator[str]:
@@ -128,7 +153,7 @@ def _note_orientation(fields: Fields, projection: Projection) -> Iterator[str]:
             if keyword == "ImageOrientationPatient":
                 directions = _name_directions(fields.numbers(keyword))
             if len(directions) != 2 or not all(map(_DIRECTION.fullmatch, directions)):
-                if directions:
+                if any(directions):
                     yield f"{keyword}: cannot be read; expected two directions, such as L\\F"
                 continue
             pair, shown = directions[0][0] + directions[1][0], f"{keyword} {directions[0]}\\{directions[1]}"

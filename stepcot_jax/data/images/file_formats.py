@@ -40,7 +40,7 @@ _OTHER_FORMATS: dict[bytes, tuple[str, str]] = {
     b"\x89HDF": ("an HDF5 file", _SAVE),
     **dict.fromkeys((b"BZh", b"\xfd7zXZ"), ("a bzip2 or xz archive", "unpack it")),
     **dict.fromkeys((b"\x89PNG", b"\x09PNG", b"\xc2\x89PNG", b"\xef\xbf\xbd", b"\xc3\xbf\xc3\x98"), SENT_AS_TEXT),
-    **dict.fromkeys((b"data:image/", b"ivborw0kgg", b"/9j/"), ("a picture in Base64", "decode it")),
+    **dict.fromkeys((b"data:image/", b"ivborw0kgg", b"/9j/", b"a" * 20), ("a picture in Base64", "decode it")),
     b"<svg": ("an SVG drawing", _CONVERT),
     b"<!doctype": (_PAGE := "a web page (HTML), not the image", _AGAIN := "sign in and download it again"),
     b"<html": (_PAGE, _AGAIN),
@@ -55,7 +55,7 @@ _MESSAGES = {
     ),
     rb"^(http/[\d.]+ \d|content-[\w-]+:|mime-version:)": "is an answer with its head: save what follows the empty line",
     rb'^[\[{\s]*"[0-9a-f]{8}"\s*:': f"is DICOM JSON, {_NO_PIXELS}",
-    rb"^<[^\0]*(<nativedicommodel|nema\.org|<dicomattribute)": f"is DICOM XML, {_NO_PIXELS}",
+    rb"^(?=<)[^\0]*(<nativedicommodel|nema\.org|<dicomattribute)": f"is DICOM XML, {_NO_PIXELS}",
     rb"^(# *dicom-|dataset\.file_meta)": f"is a dump of a DICOM header, {_NO_PIXELS}",
 }
 """What texts around DICOM are, by a pattern of their first bytes in small letters."""
@@ -104,6 +104,8 @@ def describe_other(content: bytes) -> str:
             return f"is {kind}, whatever its name says; {step}"
     if content[4:8] == b"ftyp":
         return f"is a HEIC, AVIF or MP4 file, whatever its name says; {_CONVERT}"
+    if content[257:262] == b"ustar":
+        return "is a tar archive, whatever its name says; unpack it"
     if (place := content[:_LONGEST_HEAD].find(_MAGIC)) >= 0:
         return f"has DICM at byte {place} instead of 128: was it sent in text mode, or with a head in front?"
     return f"starts with bytes {content[:8].hex(' ')}" if content else "is an empty file"

@@ -256,6 +256,8 @@ def test_windows_that_miss_the_pixels(photometric):
         assert [note[: len(MISSED)] for note in notes] == [MISSED] * number
 
 
+EDGES = [f"Shutter{edge}Edge" for edge in ("LeftVertical", "UpperHorizontal", "RightVertical", "LowerHorizontal")]
+ROUND = [(GREY8.shape[1], ""), (3, "its display shutter (ShutterShape) is not applied")]
 NOTES = [
     ({"PresentationLUTShape": "INVERSE"}, "PresentationLUTShape INVERSE contradicts PhotometricInterpretation MONOC"),
     ({"PresentationLUTShape": "IDENTITY"}, ""),
@@ -277,6 +279,14 @@ NOTES = [
     *(({"Modality": modality}, "") for modality in ("CR", "RF", "XA", "OT")),
     *(({"Modality": modality}, f"Modality {modality}: no projection radiograph") for modality in ("CT", "MG")),
     ({"ShutterShape": "CIRCULAR"}, "its display shutter (ShutterShape) is not applied"),
+    *(
+        ({"ShutterShape": "RECTANGULAR", **dict(zip(EDGES, (1, 1, right, 5), strict=True))}, found)
+        for right, found in ROUND
+    ),
+    ({"PatientOrientation": ["", ""]}, ""),
+    ({"SOPClassUID": uid.CTImageStorage}, "SOPClassUID of CT: no projection radiograph"),
+    ({"BodyPartExamined": "WHOLEBODY"}, ""),
+    ({"PixelData": GREY8.tobytes() + bytes(21)}, ""),
     ({"ImageLaterality": "L"}, "ImageLaterality L contradicts a frontal view"),
     ({"FieldOfViewHorizontalFlip": "YES"}, "FieldOfViewHorizontalFlip or -Rotation without PatientOrientation"),
     ({"FieldOfViewRotation": "180", "PatientOrientation": ["L", "F"]}, ""),
