@@ -441,5 +441,5 @@ def _read_binary(path: Path) -> np.ndarray:
     try:
         with open_untrusted(path, accepted="a PNG mask") as file, Image.open(file, formats=("PNG",)) as mask:
             return np.asarray(mask.convert("L")) > 127
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise BadInput(f"{path}: cannot be decoded ({str(error)[:200]}); expected a PNG mask") from None
