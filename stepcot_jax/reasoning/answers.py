@@ -42,7 +42,9 @@ def find_answer(texts: Iterable[str], record: Record) -> str | tuple[str, ...] |
         as_written = _read_exactly(text, record)
         if as_written is not None:
             return as_written
-        plain = normalise(text)
+        plain = _only_ticked(normalise(text))
+        if (told := _read_verdicts(plain, record)) is not None:
+            return told or None
         rest = without_walk(plain, len(record.options)) if record.options else plain
         for whole in dict.fromkeys((rest, plain) if record.kind == "multi" else (rest,)):
             for stated in map(spell_out, _find_stated(whole)):
@@ -50,6 +52,39 @@ def find_answer(texts: Iterable[str], record: Record) -> str | tuple[str, ...] |
                     answer = _read_plain(stated, record)
                     if answer is not None or record.kind != "multi" or whole is plain:
                         return answer
+    return None
+
+
+_TICKED = re.compile(r"\[[xX]\]|[\u2611\u2705\u2713\u2714]")
+_UNTICKED = re.compile(r"\[ \]|[\u2610\u2612\u2717\u2718\u274c]")
+_VERDICT = r"(true|false|yes|no|\d*\.?\d+\s?%?)"
+_VERDICTS = (
+    re.compile(rf"(?<![\w\"'])[\"'(]?([A-Z])[\"')]?\s?[:=]\s?{_VERDICT}(?![\w.])", re.IGNORECASE),
+    re.compile(rf"(?m)^\|\s?\(?([A-Z])\)?[.:]?(?:\s[^|\n]*)?\|(?:[^|\n]*\|)*?\s?{_VERDICT}\s?\|\s*$", re.IGNORECASE),
+)
+"""An option's letter and its verdict or share: in JSON, in a line, or in a row of a Markdown table."""
+
+
+def _only_ticked(text: str) -> str:
+    """Return a list of ticked and other options without the others; ticks in a line as "yes" and "no"."""
+    lines = text.split("\n")
+    begins = [_UNTICKED.match(line.lstrip("-* \t")) is not None for line in lines]
+    if any(begins) and any(map(_TICKED.search, lines)):
+        lines = [_TICKED.sub(" ", line) for line, is_other in zip(lines, begins, strict=True) if not is_other]
+    return _UNTICKED.sub(": no, ", _TICKED.sub(": yes, ", "\n".join(lines)))
+
+
+def _read_verdicts(text: str, record: Record) -> str | tuple[str, ...] | None:
+    """Return the options that a text calls true where it judges each, () where it does not say one; None elsewhere."""
+    for pattern in _VERDICTS:
+        verdicts = {letter: verdict.lower() for letter, verdict in pattern.findall(text) if letter in record.letters}
+        if len(verdicts) < max(2, len(record.options) - 1):
+            continue
+        if not set(verdicts.values()) <= {"true", "false", "yes", "no"}:
+            return ()  # shares: which of them counts is not said
+        chosen = tuple(sorted(letter for letter, verdict in verdicts.items() if verdict in ("true", "yes")))
+        if chosen:
+            return chosen if record.kind == "multi" else chosen[0] if len(chosen) == 1 else ()
     return None
 
 
@@ -113,7 +148,8 @@ _LINK = (
 _ANSWER_IS = re.compile(
     r"(?m:^)[#*_ ]{0,6}(?:(?:final|correct|my|the) )?answer[*_ ]{0,3}:?[*_ ]{0,3}\n\s{0,4}"
     r"|(?:\u7b54\u6848|\u6545?\u9009)(?:\u662f|\u4e3a|\u9009|\u9879)?[:*_ ]{0,3}"
-    r"|(?:\b(?:the|my) )?(?:\b(?:best|correct|final|right|most likely) )?\b(?:answers?|ans|choice|option"
+    r"|(?:\b(?:the|my) )?(?:\b(?:best|correct|final|right|most likely) )?"
+    r"(?<!second )(?<!other )(?<!wrong )(?<!least likely )(?<!incorrect )\b(?:answers?|ans|choice|option"
     r"|(?<=correct )(?:choices|options)|(?<=right )(?:choices|options)|(?<=best )(?:choices|options))\b\.?"
     r"(?:[*_\"]{0,3}\s?(?:to|for|in|of|given|here|choice|option|letter)\b[^.\n:]{0,80}?)?"
     rf"[*_\"]{{0,3}}\s?{_LINK}[*_:]{{0,3}}\s{{0,4}}"
@@ -258,10 +294,13 @@ def step_letters(step: Step) -> str:
 
 
 _ALL = re.compile(
-    r"all (?:of (?:the above|them|these)|(?:the )?(?:options|choices|above)(?: are correct)?)\b", re.IGNORECASE
+    r"all (?:but|except|of (?:the above|them|these)|(?:the )?(?:options|choices|above)(?: are correct)?)\b",
+    re.IGNORECASE,
 )
+_EXCEPT = re.compile(r"all\b[\w ]{0,40}?\b(?:but|except|other than|excluding)\b", re.IGNORECASE)
 _OVERRULES = re.compile(
-    r"\b(?:therefore|thus|hence|so|in conclusion|conclude|final(?:ly)?|answer|overall|leav(?:es|ing)|in summary)\b",
+    r"\b(?:therefore|thus|hence|so|in conclusion|conclude|final(?:ly)?|answer|overall|leav(?:es|ing)|in summary"
+    r"|actually|correction)\b(?<!least likely answer)(?<!incorrect answer)",
     re.IGNORECASE,
 )
 """Words of a sentence that states the answer, whatever stands before it."""
@@ -310,6 +349,9 @@ def _read_one(mentions: Mentions) -> str | None:
         return None
     sure = {mention.letter for mention in stated if not mention.is_doubted}
     lead = _only([mention for mention in mentions.leading_group() if mention.is_stated])
+    if lead and not mentions.leading_group()[0].is_labelled:  # "cardiomegaly with edema"
+        beside = {each.letter for each in stated if each.sentence == 0 and not each.is_doubted}
+        lead = lead if beside == {lead} else None
     last = [mention for mention in stated if mention.sentence == stated[-1].sentence]
     sentence = mentions.sentence_of(last[0])
     concluded = None if _MORE.search(sentence) else _only(mentions.behind_cue(_OVERRULES, last))
@@ -380,7 +422,8 @@ def _only(mentions: Sequence[Mention]) -> str | None:
 def _read_several(text: str, mentions: Mentions, record: Record) -> tuple[str, ...] | None:
     """Return the options of the list that a text begins with, else all that it states."""
     if _ALL.match(text):
-        return tuple(record.letters)
+        left = {mention.letter for mention in mentions.found} if _EXCEPT.match(text) else set()
+        return tuple(letter for letter in record.letters if letter not in left) or None
     if mentions.contradict:
         return None
     listed = mentions.leading_lines()

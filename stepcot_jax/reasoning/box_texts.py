@@ -45,7 +45,7 @@ _FENCE = re.compile(r"```\w{0,10}")
 
 
 def find_boxes(text: str) -> list[Box]:
-    """Return the boxes of a text, x and y as written; those of JSON objects alone, where there are any."""
+    """Return the boxes of a text, x and y as written; those of JSON objects alone, else those not in round brackets."""
     text = _POLYGON.sub(" ", _TOKEN.sub(" ", text))
     found = [
         Box(label[1] if (label := _LABEL.search(match[0])) else "", box.corners)
@@ -53,11 +53,22 @@ def find_boxes(text: str) -> list[Box]:
         if _KEY.search(match[0])
         for box, _, _ in find_named_boxes(match[0], _BOXES)
     ]
-    return found or [Box(box.label[:200], box.corners) for box, _, _ in find_named_boxes(text, _BOXES)]
+    written = [(Box(box.label[:200], box.corners), text[end - 1]) for box, _, end in find_named_boxes(text, _BOXES)]
+    # In prose round brackets may hold any numbers, such as those of ribs.
+    return found or [box for box, last in written if last != ")"] or [box for box, _ in written]
+
+
+_AROUND = re.compile(
+    r"(?:\b(?:at|in|bounding|b?box(?:es)?|bbox_2d|location|coordinates)\b[\s:=\"']{0,5}){0,4}\0", re.IGNORECASE
+)
+_EMPTY = re.compile(r"[\[({][\s,;]*[\])}]")
 
 
 def without_boxes(text: str) -> str:
-    """Return a text without boxes and the JSON around them; "" if it holds nothing else."""
-    text = _OBJECT.sub(lambda match: " " if _KEY.search(match[0]) else match[0], text)
-    text = _FENCE.sub(" ", _BOXES.sub(" ", _POLYGON.sub(" ", _TOKEN.sub(" ", text))))
-    return text if re.search(r"\w", text) else ""
+    """Return a text without boxes, the words and JSON around them; "" if it holds nothing else."""
+    marked = _OBJECT.sub(lambda match: "\0" if _KEY.search(match[0]) else match[0], text)
+    marked = _BOXES.sub("\0", _POLYGON.sub("\0", _TOKEN.sub(" ", marked)))
+    rest = _FENCE.sub(" ", _AROUND.sub(" ", marked))
+    while "\0" in marked and rest != (rest := _EMPTY.sub(" ", rest)):
+        pass  # lists of what was left out
+    return rest if re.search(r"\w", rest) else ""

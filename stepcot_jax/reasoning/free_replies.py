@@ -46,14 +46,16 @@ _LAST_LINE = re.compile(
     re.IGNORECASE,
 )
 _LONE_END = re.compile(rf"(?:\A|\n)([^\n]+)</(?:{_NAMES})>\Z", re.IGNORECASE)
-_TOOL = "(?:tool|function)_(?:calls?|responses?|results?|use|code|outputs?)"
+_TOOL = "(?:tool|function)_(?:calls?|responses?|results?|use|code|outputs?)|observation|python|execute"
 _TOOL_CALLS = r"<\|tool[_\u2581]calls?(?:[_\u2581]section)?[_\u2581]"
 _TOOLS = re.compile(
     rf"<\|?(?P<name>{_TOOL})(?:\s[^<>]{{0,100}})?\|?>(?:(?!<\|?/?(?P=name)\|?>).)*(?:<\|?/(?P=name)\|?>|\Z)"
-    rf"|{_TOOL_CALLS}begin\|>.*?(?:{_TOOL_CALLS}end\|>|\Z)",
+    rf"|{_TOOL_CALLS}(?:begin|start)\|>.*?(?:{_TOOL_CALLS}end\|>|\Z)|<function=[^<>]{{1,100}}>.*?(?:</function>|\Z)"
+    r"|\[TOOL_CALLS\][^\n]*|(?m:^)\s{0,9}(?:Action(?: Input)?|Observation)\s?:[^\n]*"
+    r"|\u273f(?:FUNCTION|ARGS|RESULT)\u273f[^\n]*",
     re.IGNORECASE | re.DOTALL,
 )
-"""Calls of tools and their answers: Qwen's and Hermes' tags, DeepSeek's and Kimi's tokens."""
+"""Calls of tools and their answers: tags of Qwen and Hermes, tokens of DeepSeek, Kimi and Mistral, lines of ReAct."""
 
 
 def read_free(text: str) -> Reply:

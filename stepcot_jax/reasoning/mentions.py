@@ -106,10 +106,10 @@ class Mentions:
 
 _MARKED = re.compile(r"[(\[]?[A-Z][)\]]")
 _GLUE = re.compile(
-    r"[\s\"'\u2019*)\].,;/&+\-\u2022]{0,12}(?:(?:and|or|nor|as well as|vs\.?|versus|and/or|option|choice|the|an?)\b"
-    r"[\s\"'\u2019*(\[,]{0,6}){0,3}"
+    r"[\s\"'\u2019*)\].,;/&+\-\u2022]{0,12}(?:(?:and|or|nor|to|as well as|vs\.?|versus|and/or|options?|choice|the"
+    r"|an?)\b[\s\"'\u2019*(\[,]{0,6}){0,3}"
 )
-_ALTERNATIVE = re.compile(r"\b(?:or|vs|versus)\b|/")
+_ALTERNATIVE = re.compile(r"\b(?:or|to|vs|versus)\b|/")
 _LEAD = re.compile(
     r"\W*(?:(?:so|therefore|thus|hence|the|my|best|correct|right|final|only|just|both|most likely|answers?|options?"
     r"|choices?|letters?|finding|diagnosis|there|it|this|that|i see|i think|image|picture|radiograph|x-ray"
@@ -128,8 +128,9 @@ _DENIES_VERB = re.compile(r"(?:\b(?:no|not|nothing|none|never|neither)|n't)\b(?:
 _DENIED_BEFORE = re.compile(
     r"\b(?:no(?! doubt)|not(?! only)|without|neither|nor|negative for|absence of|lack of|rather than|instead of|unlike"
     r"|isn't|aren't|doesn't|don't|wasn't|cannot|can't|lacks?|exclud(?:e[ds]?|ing)|rul(?:es?|ed|ing) out|against"
-    r"|other than|free of|mistaken for)\b"
+    r"|other than|free of|mistaken for|fail(?:s|ed)? to)\b"
     r"|\b(?:other|remaining) (?:options|choices|findings|conditions|possibilities|answers)\b"
+    r"|\b(?:least likely|incorrect|wrong|false)\s*\Z"
     r"|\b(?:behind|near|beside|next to|adjacent to|close to|in front of|compared (?:to|with))\s+(?:the\s+)?\Z",
     re.IGNORECASE,
 )
@@ -167,6 +168,7 @@ _DOUBTED_BEHIND = re.compile(
 )
 _WORDS = ("no", "yes", "none", "both", "neither", "all", "other")
 """Options that are also words of any sentence: they count where punctuation follows."""
+_OF = re.compile(r"\s+(?:of|for|that|to suggest|suggest\w*)\b")
 _ENDS = re.compile(r"\s*(?:[.,;:!)\]\n*\"'(\-\u2013\u2014]|\Z)")
 _SENTENCE_ENDS = re.compile(r"[.!?]+(?=\s|\Z)|[;\n]+")
 _NO_LETTER_BEFORE = re.compile(
@@ -175,7 +177,7 @@ _NO_LETTER_BEFORE = re.compile(
 _NO_LETTER_BEHIND = re.compile(r"[ -](?:lines?|arm|dimer|waves?|cells?|scan|mode)\b", re.IGNORECASE)
 _ARTICLE = re.compile(
     r"\s+(?!(?:is|was|are|because|since|as|and|or|seems|appears|fits|looks|due|given|for|but|not|can|would|if|when|unless"
-    r"|which|rather|over|describes|matches)\b)[a-z]"
+    r"|which|rather|over|describes|matches)\b)[a-z0-9]"
 )
 """What follows the article A and the pronoun I, rather than the letter of an option."""
 
@@ -192,6 +194,7 @@ def find_mentions(text: str, options: tuple[str, ...], *, has_letters: bool = Tr
         for match in itertools.islice(pattern.finditer(text), _MOST)
         if _core(match[0]) in by_name
         if fold(match[0]) not in _WORDS or _ENDS.match(text, match.end())
+        if not (match[0][:3].lower() == "no " and _OF.match(text, match.end()))  # "no finding of a mass"
     ]
     letters = _find_letters(text, string.ascii_uppercase[: len(options)]) if has_letters else []
     if len(names) >= _MOST or len(letters) >= _MOST:
@@ -247,6 +250,7 @@ def _find_letters(text: str, letters: str) -> list[tuple[int, int, str]]:
 
 
 _BEFORE_NAME = re.compile(r"[\s().:\]\-\u2013\u2014\"'*=]{0,6}")
+_PREDICATE = re.compile(r"\s+(?:is|are|was|were|has|have|can|cannot|would|does|do)\b", re.IGNORECASE)
 _BEFORE_LETTER = re.compile(r"[\s*\"']{0,3}")
 
 
@@ -266,7 +270,8 @@ def _join(
             (last.is_labelled and not is_label and _BEFORE_NAME.fullmatch(between))
             or (not last.is_labelled and is_label and text[start] in "([" and _BEFORE_LETTER.fullmatch(between))
         )
-        if is_pair and last is not None and "\n" not in between:
+        begins = "." in text[start - len(between) - 1 : start] and _PREDICATE.match(text, end)  # "D. Mass is not seen"
+        if is_pair and last is not None and "\n" not in between and not begins:
             contradict |= last.letter != letter
             found[-1] = Mention(last.letter, last.start, end, is_labelled=True)
         else:
@@ -284,6 +289,8 @@ def _group(text: str, found: Sequence[Mention]) -> list[list[Mention]]:
     for mention in found:
         between = text[groups[-1][-1].end : mention.start][:50] if groups else ""
         joins = bool(groups) and _GLUE.fullmatch(between) and "\n\n" not in between
+        if joins and groups[-1][-1].sentence != mention.sentence and not re.search(r"[\n;]", between):
+            joins = False  # "C. Option A is wrong"
         if joins and all(mention.letter != other.letter for other in groups[-1]):
             groups[-1].append(mention)
         else:

@@ -149,6 +149,21 @@ def test_boxes_are_read_with_their_names(text, expected):
     assert [(box.label, box.corners) for box in reply.references or ()] == expected
 
 
+@pytest.mark.parametrize("text", [
+    'mass\n```json\n[{"bbox_2d": [9, 20, 34, 32], "label": "mass"}]\n```', "mass, bounding box: [9, 20, 34, 32]",
+    'Answer: mass\n[{"box": [9, 20, 34, 32], "score": 0.9}]', 'Answer: mass\n{"xmin": 9, "ymin": 20, "xmax": 34, "ymax": 32}',
+    *(f"{call}\n<answer>mass</answer> [9, 20, 34, 32]" for call in (
+        '[TOOL_CALLS][{"name": "zoom", "arguments": {"bbox_2d": [0, 0, 9, 9]}}]', "<python>x = [0, 0, 9, 9]</python>",
+        '<function=zoom>{"bbox_2d": [0, 0, 9, 9]}</function>', 'Action: zoom\nAction Input: {"bbox_2d": [0, 0, 9, 9]}',
+        "<|tool_call_start|>[0, 0, 9, 9]<|tool_call_end|>", "<observation>[0, 0, 9, 9]</observation>",
+    )),
+    "<answer>mass</answer> [9, 20, 34, 32], seen on days (1, 2, 3, 4)",
+])  # fmt: skip
+def test_open_answers_stand_apart_from_boxes_and_calls_of_tools(text):
+    assert read(text, OPEN) == "mass"
+    assert [box.corners for box in read_reply(text, "free").references] == [(9, 20, 34, 32)]
+
+
 def test_labels_of_boxes_are_no_answers_and_a_draft_in_open_thoughts_is_none():
     boxes = read_reply('[{"bbox_2d": [2, 3, 4, 5], "label": "Mass"}]', "free")
     assert boxes.answer is None
