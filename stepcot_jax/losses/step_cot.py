@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from stepcot_jax.host.functions import find_misfit
+from stepcot_jax.host.extras import find_misfit
 
 # Means over the cases that count: the only averaging of losses.
 

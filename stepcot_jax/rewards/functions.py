@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcot_jax.host.errors import BadInput, RunStopped
-from stepcot_jax.host.functions import find_misfit
+from stepcot_jax.host.extras import find_misfit
 from stepcot_jax.host.text import one_line
 from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import Record

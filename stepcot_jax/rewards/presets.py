@@ -8,7 +8,7 @@ from typing import Literal, get_args, get_type_hints
 
 from stepcot_jax.box import EmptyBoxes, Matching
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.functions import find_misfit
+from stepcot_jax.host.extras import find_misfit
 from stepcot_jax.reasoning.replies import Judged, Reply
 from stepcot_jax.record import Record
 from stepcot_jax.rewards.answers import ChoiceReading, IllFormed, MultiChoice, OpenAnswer, answer_reward, format_reward

@@ -110,7 +110,7 @@ def test_a_second_run_pays_nothing_and_one_of_another_setting_or_model_pays_anew
     assert len({json.dumps(fields) for fields, _ in read_rows(tmp_path / "out")}) == 4
 
 
-def test_an_unreadable_answer_is_repaired_with_what_was_wrong_or_its_report_is_set_aside(tmp_path, six):
+def test_an_unreadable_answer_is_repaired_with_what_was_wrong_or_its_report_is_set_aside(tmp_path, six, capsys):
     answer = GOOD.replace('"answer": "A"', '"answer": "Q"')
 
     def cut(request, number):
@@ -134,6 +134,10 @@ def test_an_unreadable_answer_is_repaired_with_what_was_wrong_or_its_report_is_s
     (aside,) = read_lines(tmp_path / "aside" / "set_aside.jsonl")
     assert (aside["id"], aside["detail"]) == ("r3", "m: 3 unreadable answers, the last at step_1.answer")
     assert ("set aside", "no answer of the annotator", 1) in read_funnel(tmp_path / "aside")
+    said = (
+        "most frequent reason: no answer of the annotator, 1 of 1, such as m: 3 unreadable answers, the last at step_1"
+    )
+    assert said in capsys.readouterr().out
 
 
 def stop(source, out, server, *more):

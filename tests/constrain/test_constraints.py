@@ -123,6 +123,16 @@ def test_the_last_object_with_a_name_asked_for_is_read():
     assert verify(f"{draft}\n{write(GOOD)}", chain=DEFAULT_CHAIN, dialogue=TWO).labels["diagnosis"] == 1
 
 
+def test_answers_of_an_object_that_is_nearly_json_count_though_it_breaks_the_constraints():
+    for text in (
+        write(GOOD)[:-1] + ",}",
+        json.dumps({"result": json.loads(write(GOOD))}),
+        str(json.loads(write(GOOD))),
+    ):
+        assert verify(text, chain=DEFAULT_CHAIN, dialogue=TWO).labels == {"step_1": 1, "step_2": 0, "diagnosis": 1}
+        assert "schema" in broken(text)
+
+
 def test_an_open_diagnosis_counts_as_the_one_option_that_it_mentions():
     said = write(GOOD, diagnosis="A solitary pulmonary nodule, most likely.")
     assert broken(said, lists_diagnoses=False) == set()

@@ -204,6 +204,7 @@ def test_a_part_of_the_caller_is_its_mean_times_its_weight_and_trains_the_studen
         ({"total": (agree, 1.0)}, "'total' is not a free name"),
         ({"a/b": (agree, 1.0)}, "'a/b' is not a free name"),
         ({"mine": (agree, float("inf"))}, "a weight of 0 or more; got inf"),
+        ({"mine": (lambda logits, labels: 0, 1.0)}, r"takes \(logits, labels\); expected \(teacher, student, labels"),
     ],
 )
 def test_parts_that_cannot_be_summed_are_refused(parts, words):

@@ -1,7 +1,11 @@
 """Rewards as functions: ours equal the preset's parts, a caller's are summed by weight, bad ones are named."""
 
+import functools
 import math
+import re
+import runpy
 
+import numpy as np
 import pytest
 from reasoning_records import make_record
 
@@ -56,6 +60,7 @@ def test_a_callers_reward_is_summed_with_its_weight_and_unscored_where_it_is_nan
         ([(brief, float("nan"))], "the weight of brief is nan"),
         ([lambda replies, records: [0.0]], "'<lambda>' is not a function with a name"),
         ([(brief, 0.0)], "no function has a weight above 0"),
+        *((brief, "no list of functions"), ([(brief, "1")], "weight of brief is '1'"), ([(brief,)], "not a function")),
     ],
 )
 def test_what_is_no_reward_is_refused(given, words):
@@ -72,3 +77,56 @@ def test_a_function_that_returns_something_else_is_named():
 
         with pytest.raises(BadInput, match=rf"rewards: mine returned {words}"):
             apply_functions(name_functions([mine]), replies[:2], records[:2])
+
+
+class Scorer:
+    def __call__(self, texts, rows, scale=1.0, **more):
+        return [scale] * len(texts)
+
+
+async def waits(replies, records):
+    return []
+
+
+SIGNATURES = {
+    "(prompts, completions, **kwargs)": lambda prompts, completions, **kwargs: [],
+    "(completions, answer)": lambda completions, answer: [],
+    "(reward_inputs, weight=0.1)": lambda reward_inputs, weight=0.1: [],
+    "(records, replies)": lambda records, replies: [],
+    "(replies)": lambda replies: [],
+    "(a, b, c)": lambda a, b, c: [],
+    "(*, replies, records)": lambda *, replies, records: [],
+}
+
+
+def test_signatures_are_looked_at_before_the_first_call():
+    for signature, function in SIGNATURES.items():
+        function.__name__ = "mine"
+        with pytest.raises(BadInput, match=rf"mine takes {re.escape(signature)}; expected \(replies, records\) ->"):
+            name_functions([function])
+    for function in (waits, Scorer):
+        with pytest.raises(BadInput, match=r"no (plain )?function"):
+            name_functions([function])
+    assert list(name_functions([Scorer(), functools.partial(brief), (max, 0.0)])) == ["Scorer", "brief", "max"]
+
+
+@pytest.mark.parametrize(
+    "returned", [["1", "0"], None, {"score": 1.0}, [1.0, None], [{}, {}], iter([1.0, 0.0]), np.ones(2) * 1j, [[1], []]]
+)
+def test_what_is_no_number_or_fails_is_refused_under_the_rewards_name(returned):
+    replies, records = read_all()
+
+    def mine(replies, records):
+        return returned if len(replies) == 2 else replies[0].nothing
+
+    with pytest.raises(BadInput, match=r"rewards: mine returned .+; expected a number for each of 2 replies"):
+        apply_functions(name_functions([mine]), replies[:2], records[:2])
+    with pytest.raises(BadInput, match=r"rewards: mine failed with AttributeError: .*nothing") as caught:
+        apply_functions(name_functions([mine]), replies, records)
+    assert isinstance(caught.value.__cause__, AttributeError)
+
+
+def test_functions_of_public_reports_are_refused_by_name(shared):
+    for function in runpy.run_path(str(shared / "data/first_contact_4/rewards/signatures.py"))["FUNCTIONS"]:
+        with pytest.raises(BadInput, match=function.__name__):
+            apply_functions(name_functions([function]), *read_all())

@@ -108,6 +108,8 @@ def test_consistency():
     assert math.isnan(found.total)
     assert reward(reply_of(problems=("x",)), RECORD, settings, consistency=lambda record, reply: 1.0).total == 0
     refuse("a consistency function is required", reward, reply_of(), RECORD, settings)
+    refuse("expected .record, reply.", reward, reply_of(), RECORD, settings, consistency=lambda reply, record: 1.0)
+    refuse("returned .'1'", reward, reply_of(), RECORD, settings, consistency=lambda record, reply: "1")
     for number in (-0.1, 1.1):
         refuse("0 to 1", reward, reply_of(), RECORD, settings, consistency=lambda record, reply, number=number: number)
 

@@ -589,6 +589,7 @@ def _apply_marks(mentions: list[Mention], line: str) -> list[Mention]:
     first = _FIRST_BOX.search(line)
     is_ahead = first is not None and bool(mentions) and first.start() < mentions[0].start
     marked: list[Mention] = []
+    rest = line
     for mention in reversed(mentions):
         sign = _SIGN_BEHIND.match(line, mention.end) or _ZERO_BEFORE.search(line[: mention.start])
         box = _BOX_BEFORE.search(line, 0, mention.start) if is_ahead else _BOX_BEHIND.match(line, mention.end)
@@ -602,12 +603,15 @@ def _apply_marks(mentions: list[Mention], line: str) -> list[Mention]:
         elif joined and not _SIZED.search(line[: mention.start]):  # "large effusion, pneumothorax (-)" is no list
             status = marked[-1].status
         else:
-            if mention.status > Status.ASKED and _ZERO.search(line) and not _OWN_GRADE.match(line, mention.end):
-                mention = dataclasses.replace(mention, status=Status.ASKED, unassessed=True)
             marked.append(mention)
             continue
+        if sign:  # its number is not another finding's
+            rest = rest[: sign.start()] + " " * len(sign[0]) + rest[sign.end() :]
         denied = status == Status.ABSENT
         marked.append(dataclasses.replace(mention, status=status, denied_wholly=denied, signed=True))
+    for place, mention in enumerate(marked if _ZERO.search(rest) else ()):
+        if mention.status > Status.ASKED and not mention.signed and not _OWN_GRADE.match(line, mention.end):
+            marked[place] = dataclasses.replace(mention, status=Status.ASKED, unassessed=True)
     return marked[::-1]
 
 

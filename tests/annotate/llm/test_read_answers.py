@@ -1,6 +1,8 @@
 """Answers of a model: what is read, what is refused, and what the refusal says to it."""
 
 import json
+import re
+import runpy
 
 import pytest
 from hypothesis import given
@@ -9,13 +11,13 @@ from hypothesis import strategies as st
 from stepcot_jax.annotate.annotation import Annotation, Reason
 from stepcot_jax.annotate.llm.interviews import (
     MAX_REASONING,
-    BadAnswer,
     read_chain_answer,
     read_choice,
     read_scores,
     read_texts,
     write_chain_answer,
 )
+from stepcot_jax.annotate.llm.json_objects import BadAnswer, find_object
 from stepcot_jax.chain import DEFAULT_CHAIN
 
 CHAIN = DEFAULT_CHAIN
@@ -131,3 +133,55 @@ def test_choices_texts_and_scores_are_read_or_refused():
     for value in ("0", "6", "true", '"3"', "null", "NaN", "Infinity"):
         with pytest.raises(BadAnswer, match="x: found"):
             read_scores(f'{{"reason": "", "x": {value}}}', names=["x"], least=1, greatest=5)
+
+
+PARTS = ("a", "'", '"', "\\", "{", "}]", ":", "/*", "#", "\n", "\t", "\u00e9", "\u201d", " True", "// x", ",}", "\\n")
+SAID = st.lists(st.sampled_from(PARTS), max_size=6).map("".join)
+VALUES = st.recursive(st.none() | st.booleans() | st.integers(-9, 9) | SAID, lambda inner: st.lists(inner, max_size=3))
+
+
+def write_lines(value, pattern, replacement):
+    return re.sub(pattern, replacement, json.dumps(value, indent=1), flags=re.MULTILINE)
+
+
+NEARLY = {
+    "Python": repr,
+    "wrapped": lambda value: f"\ufeffSo it's:\n```json\n{json.dumps({'result': [value]}, ensure_ascii=False)}\n```",
+    "comments": lambda value: write_lines(value, r"(,?)$", r"\1 // it's {"),
+    "commas": lambda value: write_lines(value, r"\n( *)([}\]])", r", /* ] */\n\1\2"),
+    "names": lambda value: write_lines(value, r'^ "(.)":', " \\1:\u00a0"),
+    "raw": lambda value: re.sub(
+        r"\\(.)", lambda found: {"n": "\n", "t": "\t"}.get(found[1], found[0]), json.dumps(value)
+    ),
+}
+
+
+@pytest.mark.parametrize("write", NEARLY.values(), ids=NEARLY)
+@given(st.fixed_dictionaries({"a": VALUES, "b": SAID}))
+def test_what_is_nearly_json_reads_as_its_json_with_its_strings_unchanged(write, value):
+    assert find_object(write(value), ["a", "b"]) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"a": "x",\n "b": "he said "no" twice"}', " (line 2, column 17: Expecting ',' delimiter)"),
+        ('{"a": "x", "b": "cut', " (line 1, column 17: Unterminated string starting at)"),
+        ('{"a": "x",}{"a": "y", "b": "z",}{"b": "z", "a": "x"}', "2 objects that differ"),
+        ('{"draft": {"a": "x", "b": "y"}, "a": "p "q"", "b": "z"}', "column 42"),
+        *(('{"a": 1, "a": 1, "b": 2,}', "a name twice"), ('{"state": "ok", "it": {"a": 1, "b": 2}}', "missing")),
+        *(('{"a": [1,,], "b": 2}', "Expecting value"), ('{"a": 1, ..., "b": 2}', "column 10")),
+        ('{"a": __import__("os").getpid(), "b": 2}', "Expecting value"),
+    ],
+)
+def test_what_is_not_plain_is_refused_with_its_place(text, words):
+    with pytest.raises(BadAnswer) as caught:
+        find_object(text, ["a", "b"])
+    assert words in f"{caught.value} {caught.value.field}"
+
+
+def test_answers_of_public_reports_are_read(shared):
+    ways = runpy.run_path(str(shared / "data" / "first_contact_4" / "llm" / "ways.py"))
+    for text in ways["WAYS"].values():
+        found = find_object(text, list(ways["STEPS"]))
+        assert {name: {**found[name], "reasoning": "Clear lungs."} for name in found} == ways["STEPS"]

@@ -321,6 +321,18 @@ aside: Effusion not evaluable. | Pneumothorax: not assessed. | Evaluation for pn
 aside: No effusion, nodule in left upper lobe. | No effusion, left upper lobe nodule. | No effusion.nodule in left lung
 aside: No right effusion, yet a left one is seen. | No effusion right, yes left. | No effusion except on the left.
 aside: No right pleural effusion. There is one on the left. | No effusion, only on the left a small amount.
+Cardiomegaly: Pleural effusion: grade 0/4. Cardiomegaly: 2/4. | Effusion score 0. Cardiomegaly score 2.
+Cardiomegaly: Grade 0 effusion, cardiomegaly. | Effusion (0/3), heart enlarged. | Effusion - 0/4. Cardiomegaly - 2/4.
+Cardiomegaly: Effusion: grade: none. Cardiomegaly: mild. | Effusion is graded 0 of 4. Cardiomegaly is graded 1 of 4.
+Cardiomegaly: There are 0 nodules. Cardiomegaly. | Effusion means fluid. Cardiomegaly.
+Effusion: Effusion 2/4, pneumothorax 0/4. | Large effusion, pneumothorax: 0/4. | Effusion mimicking a mass.
+Nodule: Nodule of 0.5 cm. | Effusion: 0/4, nodule: 1/4. | Right nodule. The left nipple simulates another nodule.
+Normal: Pleural effusion: grade 0/4. | Effusion: 0 ml. | Nodule severity score of 0.
+aside: Effusion: grade 0-1. | Effusion: 0/4 on the right, 2/4 on the left. | By nodule we mean a round opacity.
+aside: Effusion means fluid. Lungs clear. | A mass is a lesion above 3 cm. Lungs clear. | The term mass refers to 3 cm.
+aside: Pneumothorax is defined as pleural air. Lungs clear. | Nodule = opacity below 3 cm.
+aside: Nipple shadow simulating a nodule. Lungs clear. | Pseudo-nodule of the nipple. | Density resembling a nodule.
+aside: Artefact that could be mistaken for a nodule. | Nodule simulated by a rib. | Skin fold mimics pneumothorax.
 """
 
 
