@@ -151,7 +151,8 @@ def test_boxes_are_read_with_their_names(text, expected):
 
 @pytest.mark.parametrize("text", [
     'mass\n```json\n[{"bbox_2d": [9, 20, 34, 32], "label": "mass"}]\n```', "mass, bounding box: [9, 20, 34, 32]",
-    'Answer: mass\n[{"box": [9, 20, 34, 32], "score": 0.9}]', 'Answer: mass\n{"xmin": 9, "ymin": 20, "xmax": 34, "ymax": 32}',
+    'Answer: mass\n[{"box": [9, 20, 34, 32], "score": 0.9}]',
+    'Answer: mass\n{"xmin": 9, "ymin": 20, "xmax": 34, "ymax": 32}',
     *(f"{call}\n<answer>mass</answer> [9, 20, 34, 32]" for call in (
         '[TOOL_CALLS][{"name": "zoom", "arguments": {"bbox_2d": [0, 0, 9, 9]}}]', "<python>x = [0, 0, 9, 9]</python>",
         '<function=zoom>{"bbox_2d": [0, 0, 9, 9]}</function>', 'Action: zoom\nAction Input: {"bbox_2d": [0, 0, 9, 9]}',
