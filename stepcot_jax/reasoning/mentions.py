@@ -7,6 +7,7 @@ import itertools
 import re
 import string
 from collections.abc import Sequence
+from typing import Any
 
 from stepcot_jax.chain import fold
 
@@ -19,29 +20,17 @@ _LONGEST_CLAUSE = 400
 
 @dataclasses.dataclass(frozen=True)
 class Mention:
-    """One option in a text.
-
-    Attributes:
-      letter: of the option.
-      start: position of its first character.
-      end: position behind its last character.
-      is_labelled: whether its letter stands there, not its name alone.
-      sentence: number of its sentence.
-      is_denied: whether the text says that it is not the answer.
-      is_doubted: whether the text offers it as one of several, or as a possibility.
-      is_listed: whether it stands in a list of all options.
-      is_aside: whether it is named as a cause or example of something else.
-    """
+    """One option in a text."""
 
     letter: str
-    start: int
+    start: int  # position of its first character
     end: int
-    is_labelled: bool
-    sentence: int = 0
+    is_labelled: bool  # whether its letter stands there, not its name alone
+    sentence: int = 0  # number of its sentence
     is_denied: bool = False
-    is_doubted: bool = False
-    is_listed: bool = False
-    is_aside: bool = False
+    is_doubted: bool = False  # offered as one of several, or as a possibility
+    is_listed: bool = False  # in a list of all options
+    is_aside: bool = False  # as a cause or example of something else
 
     @property
     def is_stated(self) -> bool:
@@ -308,23 +297,16 @@ def _judge(text: str, found: Sequence[Mention], ends: Sequence[int], num_options
         end = min(ends[last.sentence], last.end + _LONGEST_CLAUSE, following[0].start if following else len(text))
         before = _behind_barrier(text[start : first.start])
         behind = _BARRIERS.split(text[last.end : end])[0] + ("~" if following else "")  # where it ends is no end
-        is_denied = bool(_DENIED_BEFORE.search(before) or _DENIED_BEHIND.match(behind))
-        is_aside = _ASIDE.search(before) is not None
-        is_listed = len({mention.letter for mention in group}) == num_options
+        letters = {mention.letter for mention in group}
         is_asked = text[: ends[last.sentence]].endswith("?")
         doubted = is_asked or _DOUBTED_BEFORE.search(_SEEN.sub("", before)) or _DOUBTED_BEHIND.match(behind)
-        several = len({mention.letter for mention in group}) > 1
-        is_doubted = bool(doubted) or (several and any(map(_ALTERNATIVE.search, _between(text, group))))
-        judged += [
-            dataclasses.replace(
-                mention,
-                is_denied=is_denied,
-                is_doubted=is_doubted,
-                is_listed=is_listed,
-                is_aside=is_aside,
-            )
-            for mention in group
-        ]
+        says: dict[str, Any] = {
+            "is_denied": bool(_DENIED_BEFORE.search(before) or _DENIED_BEHIND.match(behind)),
+            "is_doubted": bool(doubted) or (len(letters) > 1 and any(map(_ALTERNATIVE.search, _between(text, group)))),
+            "is_listed": len(letters) == num_options,
+            "is_aside": _ASIDE.search(before) is not None,
+        }
+        judged += [dataclasses.replace(mention, **says) for mention in group]
     return judged
 
 

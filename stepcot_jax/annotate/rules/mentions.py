@@ -5,7 +5,7 @@ import enum
 import functools
 import re
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from stepcot_jax.annotate.rules.terms import LESIONS, NO_FINDING, PNEUMOTHORAX, TERMS
 from stepcot_jax.chain import DIAGNOSIS_OPTIONS
@@ -623,12 +623,8 @@ def _find_elided(mentions: list[Mention], line: str) -> list[Mention]:
         is_named = any(match.start() <= mention.start < match.end() + _LONGEST_WORD for mention in mentions)
         if before and before[-1].status == Status.ABSENT and not is_named:
             start, end = match.span()
-            clause = start, len(line)
-            elided.append(
-                dataclasses.replace(
-                    before[-1], status=Status.STATED, start=start, end=end, clause=clause, denied_wholly=False
-                )
-            )
+            says: dict[str, Any] = {"status": Status.STATED, "clause": (start, len(line)), "denied_wholly": False}
+            elided.append(dataclasses.replace(before[-1], start=start, end=end, **says))
     return elided
 
 
