@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import pathlib
+import re
 import shlex
 import shutil
 import sys
@@ -12,7 +13,13 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from stepcot_jax.host.text import escape_controls
+# Controls except line breaks and tabs, separators of lines, what turns text around, and halves of surrogate pairs.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)")
+
+
+def escape_controls(text: str) -> str:
+    """Return text that keeps its lines, tabs and joiners, but cannot control a terminal or turn its lines around."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def name_command(program: str = "stepcot") -> str:

@@ -7,12 +7,12 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TextIO
 
+from stepcot_jax.host.terminal import escape_controls, name_command
+
 # Characters that start a formula in spreadsheets, including their full-width forms.
 _FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")
 # Underscores within words, and brackets without a link after them, need no escape.
 _MARKDOWN = re.compile(r"[\\|*`~$]|(?<![^\W_])_|_(?![^\W_])|\](?=\()|^#")
-# Controls except line breaks and tabs, separators of lines, what turns text around, and halves of surrogate pairs.
-_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)")
 
 _NUM_SHOWN = 80
 _MOST_LISTED = 26
@@ -43,11 +43,6 @@ def escape_markdown(text: str) -> str:
     return _MARKDOWN.sub(r"\\\g<0>", folded)
 
 
-def escape_controls(text: str) -> str:
-    """Return text that keeps its lines, tabs and joiners, but cannot control a terminal or turn its lines around."""
-    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
-
-
 def make_printable(text: str) -> str:
     """Return text that cannot control a terminal: control characters and text reversals are escaped."""
     return "".join(
@@ -76,8 +71,6 @@ def plain_text_style(**settings: Any) -> Iterator[None]:
 
 def install_extra(extra: str) -> str:
     """Return the command that installs optional packages; the project is on no package index."""
-    from stepcot_jax.host.terminal import name_command
-
     return f'{name_command("pip")} install -e ".[{extra}]" in the checkout of stepcot_jax'
 
 
