@@ -70,7 +70,7 @@ def _run_loader(folder: str) -> int:
 
 def _upload(path: str, checkpoint: str) -> None:
     """Read an upload as the demo does."""
-    from stepcot_jax.contrib.demo.guard import Uploads
+    from stepcot_jax.extras.demo.guard import Uploads
     from stepcot_jax.reading.image_reader import load
     from stepcot_jax.reading.radiographs import read_unresized
 
@@ -84,7 +84,7 @@ def _upload(path: str, checkpoint: str) -> None:
 
 def _show_examples(folder: str, checkpoint: str) -> None:
     """Read the examples of the demo's page."""
-    from stepcot_jax.contrib.demo.examples import find_examples
+    from stepcot_jax.extras.demo.examples import find_examples
     from stepcot_jax.reading.image_reader import load
 
     print(len(find_examples(folder, load(checkpoint).trained)))

@@ -14,7 +14,7 @@ from stepcot_jax.host.extras import find_extra, list_extras, name_package
 _HERE = pathlib.Path(__file__).parent
 _TRAIN = ("train", "main")  # two names of stepcot_jax.main
 _EXTRAS = {"demo": "demo", "sync": "s3"}
-"""Commands of `contrib` and the optional dependencies that each needs."""
+"""Commands of `extras` and the optional dependencies that each needs."""
 
 
 def find_commands() -> dict[str, str]:

@@ -19,8 +19,8 @@ from report.finished_workdir import make_finished_workdir
 from run.small_run import small_settings
 from trained_workdir import make_trained_workdir
 
-from stepcot_jax.contrib.cloud import sync
 from stepcot_jax.data.questions.record_files import read_vqa_records
+from stepcot_jax.extras.cloud import sync
 from stepcot_jax.host.array_files import save_safetensors
 from stepcot_jax.host.errors import BadInput, RunStopped, run_tool
 from stepcot_jax.host.files import read_file

@@ -1,4 +1,4 @@
-"""Extras: entry points that `stepcot_jax.contrib` or another package registers, looked up by kind and name.
+"""Extras: entry points that `stepcot_jax.extras` or another package registers, looked up by kind and name.
 
 An entry point of the group `stepcot_jax.extras` is called KIND.NAME. The kinds, and what each names:
 

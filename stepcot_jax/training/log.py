@@ -19,7 +19,7 @@ _FLUSH_SECONDS = 30.0
 
 
 class Logger(Protocol):
-    """A destination of numbers besides `metrics.jsonl`: TensorBoard, or a writer of `contrib.loggers`."""
+    """A destination of numbers besides `metrics.jsonl`: TensorBoard, or a writer of `extras.loggers`."""
 
     def write(self, numbers: Mapping[str, float], *, step: int) -> None:
         """Append finite numbers of an update, by names such as "train/teacher/total"."""

@@ -6,16 +6,16 @@ import uuid
 
 import fsspec
 
-from stepcot_jax.contrib.cloud import copies, stores
-from stepcot_jax.contrib.cloud.stores import StoreFolder
+from stepcot_jax.extras.cloud import copies, stores
+from stepcot_jax.extras.cloud.stores import StoreFolder
 from stepcot_jax.host.extras import GROUP, list_extras
 
 
 def new_address(monkeypatch) -> str:
     """An address in memory that no other test has."""
     monkeypatch.setitem(stores.EXTRAS, "memory", "none")
-    register_extra(monkeypatch, "scheme", "memory", "stepcot_jax.contrib.cloud.copies:download")
-    register_extra(monkeypatch, "remote", "memory", "stepcot_jax.contrib.cloud.copies:Remote")
+    register_extra(monkeypatch, "scheme", "memory", "stepcot_jax.extras.cloud.copies:download")
+    register_extra(monkeypatch, "remote", "memory", "stepcot_jax.extras.cloud.copies:Remote")
     return f"memory://bucket/{uuid.uuid4().hex}/run"
 
 

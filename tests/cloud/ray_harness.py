@@ -16,7 +16,7 @@ import types
 
 from features.fake_encoders import FakeImageEncoder, draw
 
-from stepcot_jax.contrib.cloud.ray_blocks import RayCluster
+from stepcot_jax.extras.cloud.ray_blocks import RayCluster
 from stepcot_jax.features.encode import encode_in_blocks, image_keys
 from stepcot_jax.features.store import FeatureStore, describe_image_store, digest_pixels
 

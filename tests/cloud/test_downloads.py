@@ -8,9 +8,9 @@ import pytest
 from cloud.memory_store import count_downloads, names, new_address
 from refusals import refuse
 
-from stepcot_jax.contrib.cloud import copies
-from stepcot_jax.contrib.cloud.copies import MANIFEST
-from stepcot_jax.contrib.cloud.stores import StoreError, StoreFolder
+from stepcot_jax.extras.cloud import copies
+from stepcot_jax.extras.cloud.copies import MANIFEST
+from stepcot_jax.extras.cloud.stores import StoreError, StoreFolder
 from stepcot_jax.host.download import download, find_path
 
 

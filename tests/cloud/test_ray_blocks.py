@@ -18,7 +18,7 @@ from ray_cluster import run_cluster
 from refusals import refuse
 
 from stepcot_jax.annotate.runner import BLOCK_SIZE
-from stepcot_jax.contrib.cloud.ray_blocks import RayCluster
+from stepcot_jax.extras.cloud.ray_blocks import RayCluster
 from stepcot_jax.features.encode import encode_images, image_item
 from stepcot_jax.features.store import FeatureStore, describe_image_store
 from stepcot_jax.tools.annotate.command import main

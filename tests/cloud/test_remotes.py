@@ -7,10 +7,10 @@ import pytest
 from cloud.memory_store import Killed, check_objects, count_downloads, disturb, names, new_address, objects
 from refusals import refuse
 
-from stepcot_jax.contrib.cloud import copies, stores
-from stepcot_jax.contrib.cloud.copies import MANIFEST, UNFINISHED, Remote, download
-from stepcot_jax.contrib.cloud.stores import StoreError, StoreFolder
-from stepcot_jax.contrib.cloud.sync import main as sync
+from stepcot_jax.extras.cloud import copies, stores
+from stepcot_jax.extras.cloud.copies import MANIFEST, UNFINISHED, Remote, download
+from stepcot_jax.extras.cloud.stores import StoreError, StoreFolder
+from stepcot_jax.extras.cloud.sync import main as sync
 from stepcot_jax.host.errors import RunStopped
 from stepcot_jax.host.files import LOCK_NAME
 

@@ -6,9 +6,9 @@ import pytest
 from cloud.memory_store import check_objects
 from cloud.s3_server import BUCKET, s3_server
 
-from stepcot_jax.contrib.cloud.copies import download
-from stepcot_jax.contrib.cloud.stores import StoreError, StoreFolder
-from stepcot_jax.contrib.cloud.sync import main as sync
+from stepcot_jax.extras.cloud.copies import download
+from stepcot_jax.extras.cloud.stores import StoreError, StoreFolder
+from stepcot_jax.extras.cloud.sync import main as sync
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -12,8 +12,8 @@ import pytest
 from cloud.s3_server import BUCKET, s3_server
 from run.small_run import assert_same, final_state, read_log, small_run
 
-from stepcot_jax.contrib.cloud.copies import MANIFEST, download
-from stepcot_jax.contrib.cloud.stores import StoreFolder
+from stepcot_jax.extras.cloud.copies import MANIFEST, download
+from stepcot_jax.extras.cloud.stores import StoreFolder
 
 pytestmark = pytest.mark.slow
 

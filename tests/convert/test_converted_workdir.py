@@ -16,11 +16,11 @@ from refusals import refuse
 from run.small_run import first_params, share_programs, small_settings
 
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.contrib.cloud.stores import StoreFolder
 from stepcot_jax.data.images.preprocessing import normalise_grey
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.export.authors import NETWORKS, from_torch_networks
 from stepcot_jax.export.folder import export_model
+from stepcot_jax.extras.cloud.stores import StoreFolder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import name_command
 from stepcot_jax.reading.image_reader import load

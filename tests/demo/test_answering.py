@@ -9,10 +9,10 @@ from refusals import refuse
 
 from stepcot_jax.box import Box
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.contrib.demo import command
-from stepcot_jax.contrib.demo import page as page_module
-from stepcot_jax.contrib.demo.guard import Uploads
-from stepcot_jax.contrib.demo.page import answer_question, make_blocks, write_answer_view
+from stepcot_jax.extras.demo import command
+from stepcot_jax.extras.demo import page as page_module
+from stepcot_jax.extras.demo.guard import Uploads
+from stepcot_jax.extras.demo.page import answer_question, make_blocks, write_answer_view
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.policy_reader import Answered, list_questions, load_reader
 from stepcot_jax.reasoning.replies import Reply

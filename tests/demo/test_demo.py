@@ -18,8 +18,8 @@ from report.browser import Watched, contrasts_of, find_broken_words, find_violat
 from trained_workdir import make_trained_workdir, tiny_encoder
 
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.contrib.demo.command import import_gradio, main
 from stepcot_jax.data.phantom.phantom import draw_case
+from stepcot_jax.extras.demo.command import import_gradio, main
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_json
 from stepcot_jax.reading.corrections import read_corrections
@@ -30,7 +30,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 TINY_DEMO = """
 import sys
 from trained_workdir import tiny_encoder
-from stepcot_jax.contrib.demo.command import main
+from stepcot_jax.extras.demo.command import main
 from stepcot_jax.host.errors import run_tool
 with tiny_encoder():
     run_tool(lambda: main(sys.argv[1:]))

@@ -8,7 +8,7 @@ import secrets
 import pytest
 from refusals import refuse
 
-from stepcot_jax.contrib.demo.guard import Guard, Uploads
+from stepcot_jax.extras.demo.guard import Guard, Uploads
 
 JOIN = "/gradio_api/queue/join"
 

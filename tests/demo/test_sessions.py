@@ -11,11 +11,11 @@ from refusals import refuse
 from trained_workdir import small_settings
 
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.contrib.demo.examples import find_examples
-from stepcot_jax.contrib.demo.sessions import MAX_DETAIL, start_session, write_reading_view
 from stepcot_jax.data.images import preprocessing
 from stepcot_jax.data.images.image_decoding import decode_picture
 from stepcot_jax.data.images.preprocessing import Preprocessing
+from stepcot_jax.extras.demo.examples import find_examples
+from stepcot_jax.extras.demo.sessions import MAX_DETAIL, start_session, write_reading_view
 from stepcot_jax.reading import radiographs
 from stepcot_jax.reading.corrections import given_distributions, read_corrections
 from stepcot_jax.reading.explain import Claim

@@ -10,8 +10,8 @@ import pytest
 from export.fake_hub import TOKEN, FakeHub
 from refusals import refuse
 
-from stepcot_jax.contrib.hub import download_folder
 from stepcot_jax.export import folder as export_folder
+from stepcot_jax.extras.hub import download_folder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.exported_files import write_sums
 from stepcot_jax.host.terminal import name_command
@@ -186,7 +186,7 @@ def test_nothing_outside_of_the_folder_is_written_or_run_and_a_changed_file_is_r
 
 def test_files_of_terabytes_are_refused_before_the_download(chain_export, hub, monkeypatch):
     hub.commit("ann/chest", content_of(chain_export[1]))
-    monkeypatch.setattr("stepcot_jax.contrib.hub._MOST_BYTES", 1000)
+    monkeypatch.setattr("stepcot_jax.extras.hub._MOST_BYTES", 1000)
     refuse(r"take \d+ bytes; the limit is 1000", download_folder, "hf://ann/chest")
     assert not any(line.startswith("GET") and "/resolve/" in line for line in hub.asked)
 

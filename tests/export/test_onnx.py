@@ -14,13 +14,13 @@ from PIL import Image
 from refusals import refuse
 from trained_workdir import write_operating_points
 
-from stepcot_jax.contrib.onnx import folder as onnx_folder
-from stepcot_jax.contrib.onnx import loader as onnx_loader
-from stepcot_jax.contrib.onnx.folder import export_onnx, trace_to_onnx
 from stepcot_jax.data.images.preprocessing import prepare_image
 from stepcot_jax.encoders.torchvision_networks import FrozenDenseNet, FrozenResNet
 from stepcot_jax.evaluation.calibration import calibrated_probabilities
 from stepcot_jax.export.program import make_gate_program, make_program
+from stepcot_jax.extras.onnx import folder as onnx_folder
+from stepcot_jax.extras.onnx import loader as onnx_loader
+from stepcot_jax.extras.onnx.folder import export_onnx, trace_to_onnx
 from stepcot_jax.host.errors import RunStopped
 from stepcot_jax.host.exported_files import RefusedExport
 from stepcot_jax.reading.programs import Reader

@@ -5,9 +5,9 @@ from cloud.memory_store import new_address, objects
 from features.test_inputs import FakeEncoder, FakeTextEncoder
 
 from configs import paper
-from stepcot_jax.contrib.cloud.copies import MANIFEST, Remote
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.encoders import load as encoder_loading
+from stepcot_jax.extras.cloud.copies import MANIFEST, Remote
 from stepcot_jax.tools import features as command
 
 

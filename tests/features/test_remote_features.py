@@ -8,9 +8,9 @@ import pytest
 from cloud.memory_store import new_address, objects, put_files
 from features.test_inputs import FakeEncoder, FakeTextEncoder, frozen_settings
 
-from stepcot_jax.contrib.cloud.stores import StoreError, StoreFolder
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.encoders import load as encoder_loading
+from stepcot_jax.extras.cloud.stores import StoreError, StoreFolder
 from stepcot_jax.features import encode
 from stepcot_jax.features.encode import Processes
 from stepcot_jax.host.errors import BadInput

@@ -96,7 +96,7 @@ def test_a_user_without_a_home_trains(tmp_path):
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout.strip()
 
-    code = "from stepcot_jax.contrib.cloud.copies import _cache_folder; print(_cache_folder('runs'))"
+    code = "from stepcot_jax.extras.cloud.copies import _cache_folder; print(_cache_folder('runs'))"
     assert pathlib.Path(start("-c", code)).parent == work / "stepcot_jax-1000"
     settings = SIZES | {"parallel.num_devices": 1, "job": "baseline", "baseline.epochs": 1}
     flags = [f"--config.{name}={value}" for name, value in settings.items()]

@@ -14,9 +14,9 @@ from pydicom import uid
 from pydicom.dataset import Dataset, FileMetaDataset
 
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.contrib.dicom_sr import ReportingNetwork, make_report
 from stepcot_jax.data.images.dicom import read_header
 from stepcot_jax.data.phantom.phantom import draw_case
+from stepcot_jax.extras.dicom_sr import ReportingNetwork, make_report
 from stepcot_jax.reading.readings import ChainReading, ImageCheck, StepAnswer
 
 NETWORK = ReportingNetwork("student", "1.2.3", "ab" * 32)

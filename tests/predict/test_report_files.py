@@ -18,7 +18,7 @@ from pydicom.dataset import Dataset
 from pydicom.uid import ExplicitVRLittleEndian
 
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.contrib.dicom_sr import ReportFolder
+from stepcot_jax.extras.dicom_sr import ReportFolder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tools import predict
 
@@ -69,9 +69,9 @@ def test_a_folder_or_package_that_is_missing_is_told_first(tmp_path, monkeypatch
         ReportFolder(tmp_path / "file", NETWORK, max_pixels=10)
     for name in ("highdicom", "highdicom.sr"):
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, "stepcot_jax.contrib.dicom_sr")
+    monkeypatch.delitem(sys.modules, "stepcot_jax.extras.dicom_sr")
     with pytest.raises(BadInput, match=r'--dicom-out needs highdicom: .*pip install -e "\.\[sr\]"'):
-        importlib.import_module("stepcot_jax.contrib.dicom_sr")
+        importlib.import_module("stepcot_jax.extras.dicom_sr")
 
 
 @pytest.mark.usefixtures("small_encoder")

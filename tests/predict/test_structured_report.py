@@ -17,8 +17,8 @@ from pydicom import uid
 from pydicom.dataset import Dataset
 
 from stepcot_jax.chain import DEFAULT_CHAIN, Step
-from stepcot_jax.contrib.dicom_sr import NOT_A_DIAGNOSIS, SCHEME, make_report
 from stepcot_jax.data.images.dicom import read_header
+from stepcot_jax.extras.dicom_sr import NOT_A_DIAGNOSIS, SCHEME, make_report
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.readings import ChainReading, StepAnswer
 

@@ -8,9 +8,9 @@ import pytest
 from cloud.memory_store import new_address, put_files
 from run.small_run import small_run, small_settings
 
-from stepcot_jax.contrib.cloud.stores import StoreFolder
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.encoders.load import load_image_encoder
+from stepcot_jax.extras.cloud.stores import StoreFolder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.reading.cases import open_run

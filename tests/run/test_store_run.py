@@ -10,8 +10,8 @@ from cloud.memory_store import Killed, disturb, new_address, objects
 from run import small_run as small_run_module
 from run.small_run import assert_same, final_state, read_log
 
-from stepcot_jax.contrib.cloud.copies import MANIFEST
-from stepcot_jax.contrib.cloud.stores import StoreError
+from stepcot_jax.extras.cloud.copies import MANIFEST
+from stepcot_jax.extras.cloud.stores import StoreError
 from stepcot_jax.host.errors import RunStopped
 
 pytestmark = pytest.mark.slow

@@ -71,7 +71,7 @@ def go_on(workdir, folder, **options):
     """Resume the run with its workdir on a store, of which each process has a copy; without moto in its folder."""
     if importlib.util.find_spec("moto") is None:
         return launch(workdir, folder, **options), workdir
-    from stepcot_jax.contrib.cloud.copies import download, upload
+    from stepcot_jax.extras.cloud.copies import download, upload
 
     with contextlib.ExitStack() as stack:
         environment = stack.enter_context(s3_server())

@@ -9,7 +9,7 @@ from cloud.memory_store import objects, put_workdir
 from run.small_run import first_params, small_run, small_settings, train
 
 from stepcot_jax.chain import DEFAULT_CHAIN, Chain
-from stepcot_jax.contrib.cloud.stores import StoreFolder
+from stepcot_jax.extras.cloud.stores import StoreFolder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run import loading
 from stepcot_jax.run.settings import write_settings

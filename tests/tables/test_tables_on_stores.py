@@ -6,7 +6,7 @@ import pytest
 from cloud.memory_store import Killed, disturb, new_address, objects
 from tables.sources import make_source, of_source
 
-from stepcot_jax.contrib.cloud.copies import MANIFEST
+from stepcot_jax.extras.cloud.copies import MANIFEST
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run import training_run
 from stepcot_jax.tools.tables import command as making

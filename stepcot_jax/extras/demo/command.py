@@ -15,12 +15,12 @@ import tempfile
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from stepcot_jax.contrib.demo.guard import LOOPBACK, MAX_MEGABYTES, Guard, Uploads
+from stepcot_jax.extras.demo.guard import LOOPBACK, MAX_MEGABYTES, Guard, Uploads
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.text import install_extra
 
 if TYPE_CHECKING:
-    from stepcot_jax.contrib.demo.examples import Example
+    from stepcot_jax.extras.demo.examples import Example
     from stepcot_jax.reading.explain import Explainer
     from stepcot_jax.reading.policy_reader import PolicyReader
 
@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise BadInput(
                 f"--examples: {options.examples} is not a folder; expected one with PNG, JPEG or DICOM files"
             )
-    from stepcot_jax.contrib.demo.examples import find_examples
+    from stepcot_jax.extras.demo.examples import find_examples
     from stepcot_jax.reading.explain import Explainer
     from stepcot_jax.reading.policy_reader import load_reader
     from stepcot_jax.reading.trained_model import load_trained
@@ -143,8 +143,8 @@ def serve(
     """Serve the page until a signal comes; uploads go to a temporary folder, deleted when the server ends."""
     import uvicorn
 
-    from stepcot_jax.contrib.demo.page import make_blocks
-    from stepcot_jax.contrib.demo.sessions import warm_up
+    from stepcot_jax.extras.demo.page import make_blocks
+    from stepcot_jax.extras.demo.sessions import warm_up
 
     with _listen(host, port) as listening, tempfile.TemporaryDirectory(prefix="stepcot-demo-") as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder

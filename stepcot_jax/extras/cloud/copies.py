@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from stepcot_jax.contrib.cloud.stores import Stored, StoreError, StoreFolder
+from stepcot_jax.extras.cloud.stores import Stored, StoreError, StoreFolder
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.files import LOCK_NAME, digest_file, make_private_folder, make_workdir, read_file, wait_for_lock
 from stepcot_jax.host.machine import user_folder

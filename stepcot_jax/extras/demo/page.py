@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
-from stepcot_jax.contrib.demo.examples import CLICKED, Example, write_examples
-from stepcot_jax.contrib.demo.guard import MAX_MEGABYTES, SUFFIXES, Uploads
-from stepcot_jax.contrib.demo.sessions import (
+from stepcot_jax.data.images.drawn_boxes import write_png
+from stepcot_jax.extras.demo.examples import CLICKED, Example, write_examples
+from stepcot_jax.extras.demo.guard import MAX_MEGABYTES, SUFFIXES, Uploads
+from stepcot_jax.extras.demo.sessions import (
     SECONDS_KEPT,
     Session,
     follows_corrections,
@@ -21,7 +22,6 @@ from stepcot_jax.contrib.demo.sessions import (
     start_session,
     takes_corrections,
 )
-from stepcot_jax.data.images.drawn_boxes import write_png
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import escape_markdown
 from stepcot_jax.pages.shell import make_environment

@@ -6,8 +6,8 @@
 import argparse
 import pathlib
 
-from stepcot_jax.contrib.cloud.copies import upload
-from stepcot_jax.contrib.cloud.stores import StoreError
+from stepcot_jax.extras.cloud.copies import upload
+from stepcot_jax.extras.cloud.stores import StoreError
 from stepcot_jax.host.download import refuse_address
 from stepcot_jax.host.errors import BadInput, RunStopped, run_tool
 

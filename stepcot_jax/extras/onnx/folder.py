@@ -19,12 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from stepcot_jax import __version__
-from stepcot_jax.contrib.onnx import loader as onnx_loader
 from stepcot_jax.export import exported_models
 from stepcot_jax.export.carried_files import read_kept_statistics
 from stepcot_jax.export.folder import copy_loader, export_networks, name_parts, write_described, write_readme
 from stepcot_jax.export.model_card import fill_use, list_files
 from stepcot_jax.export.program import Program, make_gate_program
+from stepcot_jax.extras.onnx import loader as onnx_loader
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_json
 from stepcot_jax.host.text import install_extra
