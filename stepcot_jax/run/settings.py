@@ -76,7 +76,7 @@ _ENCODER = (
     "patches of a frozen one ('pretrained')"
 )
 _RECORDS = "is read of cases alone; reasoning records are named by config.vqa.source and config.vqa.root"
-_CHAINS = "is a reward of the job 'chain_grpo'; those of replies are config.rewards.answer_weight and others"
+_CHAINS = "is a reward of the job 'chain_grpo'; those of replies are config.rewards.functions"
 _REASONS = {
     "image_encoder.name": _ENCODER,
     "image_encoder.fit": "has no effect on reasoning records, whose images and boxes are stretched to a square",
@@ -182,10 +182,12 @@ class Settings:
                 "config.grpo.shuffle_rewards: must be False with config.self_check.enabled=True; got True (who tries "
                 "again follows the true answer, so that the control would learn from it)"
             )
-        if self.optimising is self.dpo and not (self.rewards.gate == "released" and self.rewards.format_weight):
+        if self.optimising is self.dpo and not (
+            self.rewards.gate == "released" and self.rewards.weights.get("well_formed")
+        ):
             raise BadInput(
-                "config.rewards.gate: must be 'released', with config.rewards.format_weight above 0, with "
-                f"config.job='dpo'; got {self.rewards.gate!r} and {self.rewards.format_weight} (a reply is valid where "
+                "config.rewards.gate: must be 'released', with well_formed in config.rewards.functions, with "
+                f"config.job='dpo'; got {self.rewards.gate!r} and {self.rewards.functions} (a reply is valid where "
                 "its reward is above 0)"
             )
         if self.grpo.stage_credit != "none" and (self.vqa.dialect not in STAGED or self.self_check.enabled):

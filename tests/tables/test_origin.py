@@ -16,8 +16,7 @@ from stepcot_jax.evaluation.replies import BASELINE
 from stepcot_jax.evaluation.statistics import t_interval
 from stepcot_jax.reasoning.dialects import write_reply
 from stepcot_jax.record import KINDS
-from stepcot_jax.rewards.presets import PRESETS
-from stepcot_jax.run.policy_task import make_reward_settings
+from stepcot_jax.rewards.options import PRESETS
 from stepcot_jax.tools.evaluate_replies import command as evaluating
 from stepcot_jax.tools.tables import command as making
 from stepcot_jax.tools.tables import origin_table
@@ -104,7 +103,7 @@ def test_each_seed_has_its_own_phantoms_and_the_published_objective_is_the_paper
         assert starts == {str(plan.cells.folder(cells[SFT]))}
         grpo = cells[PUBLISHED].settings.grpo
         assert (grpo.scale, grpo.beta, grpo.ratio, grpo.learning_rate) == ("group", 1e-3, "sequence", 1.25e-3)
-        assert make_reward_settings(cells[PUBLISHED].settings.rewards) == PRESETS["gemex"]
+        assert cells[PUBLISHED].settings.rewards.functions == PRESETS["gemex"].functions
         assert cells[OURS].settings.rewards == plan.settings.rewards
     elsewhere = make_policy_plan(plan.workdir, vqa__source="folder", vqa__root=str(plan.workdir))
     refuse("config.vqa.source: 'folder'; the table origin needs 'phantom'", origin_table._start, elsewhere, 1)
@@ -204,7 +203,7 @@ def test_rows_as_released_start_from_one_fine_tuning_and_are_rewarded_alike(tmp_
         finish(plan, cell, done)
     start, grpo, credit, dpo = (cells[name].settings for name in cells)
     assert {own.policy.start for own in (grpo, credit, dpo)} == {str(plan.cells.folder(cells[origin_table.SFT]))}
-    assert {make_reward_settings(own.rewards) for own in (grpo, credit, dpo)} == {PRESETS["released"]}
+    assert {own.rewards.functions for own in (grpo, credit, dpo)} == {PRESETS["released"].functions}
     assert (grpo.grpo.group_size, grpo.grpo.beta, grpo.grpo.length_norm) == (6, 0.03, "token_mean")
     assert (grpo.grpo.stage_credit, credit.grpo.stage_credit, dpo.job) == ("none", "released", "dpo")
     assert start.vqa.dialect == "lvkc_released"
