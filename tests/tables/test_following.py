@@ -4,7 +4,6 @@ import itertools
 
 import numpy as np
 import pytest
-from tables import finished_cells
 
 from configs import quickstart
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
@@ -14,7 +13,6 @@ from stepcot_jax.host.ranges import Interval
 from stepcot_jax.run.settings import make_settings
 from stepcot_jax.tools.tables import correction_tables
 from stepcot_jax.tools.tables.cells import Cells
-from stepcot_jax.tools.tables.command import find_recipe
 from stepcot_jax.tools.tables.correction_tables import COUNTED
 from stepcot_jax.tools.tables.plan import Plan
 
@@ -113,41 +111,3 @@ def test_differences_are_taken_case_by_case(tmp_path):
         difference = np.mean([one[count].mean() - base[count].mean() for one, base in pairs])
         assert found[name].value == pytest.approx(difference)
         assert found[name].low < difference < found[name].high
-
-
-def test_schedules_have_a_row_for_each_training_and_network_after_the_one_without_a_picture(tmp_path, monkeypatch):
-    plan, asked = finished_cells.make_plan(tmp_path, seeds=(0,)), []
-    for training in correction_tables.TRAININGS:
-        cell = correction_tables._schedule_cell(plan, training, 0)
-        finished_cells.finish(plan.cells, cell, {"teacher": 0.6, "student": 0.5})
-    labels, chain = finished_cells.LABELS, finished_cells.CHAIN
-    blind = as_probabilities(lambda given: np.where(np.arange(9) == 0, 1.0, 0.0) + np.zeros(given.shape))
-
-    def read_networks(plan, cell, chain):
-        asked.append(cell.name)
-        patients = np.array([f"P{case // 2}" for case in range(len(labels))])
-        rules = make_rules(chain, counts=count_pairs(labels, chain))
-        read = dict.fromkeys(("teacher", "teacher, joined", "student", "student, joined"), blind)
-        return correction_tables.Readers(read, blind, labels, patients, rules)
-
-    monkeypatch.setattr(correction_tables, "read_networks", read_networks)
-    (table,) = find_recipe("schedules").tabulate(plan)
-    trainings = list(correction_tables.TRAININGS)
-    assert asked == [f"given answers: {training}" for training in trainings]
-    assert [row[:2] for row in table.rows[:3]] == [
-        COUNTED,
-        (trainings[0], "teacher"),
-        (trainings[0], "teacher, joined"),
-    ]
-    assert len(table.rows) == 1 + 4 * len(trainings)
-    found = {row[:2]: dict(zip([column.name for column in table.columns], row, strict=True)) for row in table.rows}
-    first, last = found[trainings[0], "student"], found[trainings[-1], "student"]
-    own = plan.cells.predictions(correction_tables._schedule_cell(plan, trainings[0], 0)).predictions.logits["student"]
-    right = [
-        (own[:, step, :number].argmax(axis=1) == labels[:, step]).mean()
-        for step, number in enumerate(chain.answers_per_step)
-    ]
-    assert first["mean step accuracy, own answers"].value == pytest.approx(np.mean(right))
-    assert first[f"difference from {trainings[0]!r}"] is None
-    assert last[f"difference from {trainings[0]!r}"].value == 0
-    assert last[f"{chain.steps[-1].name}, all true"].value == pytest.approx((labels[:, -1] == 0).mean())

@@ -1,4 +1,4 @@
-"""Tables `corrections` and `schedules`: how networks follow given answers, by training; and `chain_grpo`."""
+"""Table `corrections`: how networks follow given answers, by training; and `chain_grpo`."""
 
 import dataclasses
 import pathlib
@@ -40,7 +40,6 @@ from stepcot_jax.pages.sheets import Column, Entry, Kind, Table, columns
 from stepcot_jax.run.inputs import Inputs
 from stepcot_jax.run.stored_reading import CALIBRATION_FILE, PAIRS_FILE
 from stepcot_jax.tools.tables.cells import Cell, vary
-from stepcot_jax.tools.tables.encoders import OF_TEACHER
 from stepcot_jax.tools.tables.plan import Plan, Recipe
 
 NETWORKS = ("teacher", "student")
@@ -435,56 +434,6 @@ def draw_curves(figures: Mapping[tuple[str, str, str], Sequence[Interval]], num_
     return to_png(picture)
 
 
-# Table `schedules`: schedules of given answers.
-
-_NONE = "none (as published)"
-
-
-def _make_changes(schedule: str, rate: float, **more: Any) -> dict[str, Any]:
-    changes = {"given_answers": schedule, "given_rate": rate, "given_noise": 0.0, "given_to": "both"} | more
-    return {f"training.{name}": value for name, value in changes.items()}
-
-
-TRAININGS: dict[str, dict[str, Any]] = {
-    _NONE: _make_changes("none", 0.75),
-    **{f"random, {rate:.0%}": _make_changes("random", rate) for rate in (0.25, 0.5, 0.75, 1.0)},
-    "prefix, 75%": _make_changes("prefix", 0.75),
-    **{f"annealed to {rate:.0%}": _make_changes("annealed", rate) for rate in (0.0, 0.5)},
-    **{
-        f"random, 75%, of them {noise:.0%} wrong": _make_changes("random", 0.75, given_noise=noise)
-        for noise in (0.1, 0.2)
-    },
-    "random, 75%, teacher alone": _make_changes("random", 0.75, given_to="teacher"),
-}
-"""Trainings with their changes of the settings; the first is the base of all differences."""
-
-
-def _schedule_cell(plan: Plan, training: str, seed: int) -> Cell:
-    """Return a cell that trains on the frozen features of the seed's own teacher, or of the config's frozen encoder."""
-    encoders = plan.encoders(seed)
-    encoder = next((encoder for encoder in encoders if encoder.name.endswith(OF_TEACHER)), encoders[0])
-    settings = vary(plan.main(seed).settings, {**encoder.changes, **TRAININGS[training]})
-    return Cell(f"given answers: {training}", settings, prepare=encoder.prepare)
-
-
-def make_schedules(plan: Plan) -> list[Table]:
-    """Make the table of schedules."""
-    chain = plan.cells.chain(_schedule_cell(plan, _NONE, plan.seeds[0]))
-    followed: dict[tuple[str, str], list[Following]] = {}
-    for key, _, readers, _, following in _follow_all(plan, [*TRAININGS], _schedule_cell, chain):
-        followed.setdefault(key, []).append(following)
-        patients = readers.patients
-    heads, rows = _tabulate_following(plan, chain, _schedule_cell, followed, patients)
-    notes = (
-        "All trainings of a seed read the same image features, of the encoder that the config's own training left, and "
-        "differ in nothing but the answers given in training.",
-        "Random: each earlier true answer with this probability, by case and step. Prefix: the first answers, one to "
-        "all but the last, in this share of the cases. Annealed: as random, from 100 % down to this rate.",
-        *_describe_following(plan),
-    )
-    return [Table("schedules", "Schedules of answers given in training", heads, rows, notes)]
-
-
 # Table `chain_grpo`: the teacher before and after GRPO, with true and with shuffled rewards.
 
 REWARDS = ("true", "shuffled")
@@ -555,11 +504,6 @@ def _best(folder: pathlib.Path) -> str:
 RECIPES = {
     "corrections": Recipe(
         lambda plan, seed: [_correction_cell(plan, training, seed) for training in trainings(plan)], make_corrections
-    ),
-    # The trainings of schedules share the image features of the seed's full networks.
-    "schedules": Recipe(
-        lambda plan, seed: [plan.main(seed), *(_schedule_cell(plan, training, seed) for training in TRAININGS)],
-        make_schedules,
     ),
     "chain_grpo": Recipe(lambda plan, seed: [_grpo_cell(plan, rewards, seed) for rewards in REWARDS], make_chain_grpo),
 }
