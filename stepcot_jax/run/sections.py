@@ -278,7 +278,6 @@ class EvaluationSettings:
     coverage: Annotated[float, msgspec.Meta(gt=0, le=0.999)]
     coverage_by: Literal["step", "answer"]
     coverage_confidence: Annotated[float, msgspec.Meta(ge=0, le=0.999)]
-    decoding: Literal["independent", "consistent"]
     step_costs: tuple[Positive, ...]
     least_gain: Annotated[float, msgspec.Meta(ge=0, le=1)]
     gate_false_alarms: Annotated[float, msgspec.Meta(ge=0, le=0.5)]
