@@ -41,7 +41,7 @@ REPORTS = "reports"
 WRITTEN = "records, one a frontal image"
 
 _FILES = (data_json.FILE_NAME, record_files.FILE_NAME, SET_ASIDE_NAME, FUNNEL_NAME, "funnel.md", "shard.json")
-_OUTPUTS = (*_FILES, "batch", "blocks", LEDGER_FOLDER, LOCK_NAME)
+_OUTPUTS = (*_FILES, "blocks", LEDGER_FOLDER, LOCK_NAME)
 
 
 class WithImage(Protocol):
@@ -66,7 +66,6 @@ class Result(Generic[Record]):
         self.set_aside: list[Aside] = []
         self.failed: list[Aside] = []  # items set aside because a request was given up
         self.counts: list[int] = []  # number of records of each item, in order
-        self.num_waiting = 0  # items whose requests are in batch files; they are not collected
 
     @property
     def num_collected(self) -> int:
@@ -75,9 +74,6 @@ class Result(Generic[Record]):
 
     def add(self, outcome: Outcome[Any, Any]) -> None:
         """Add one item."""
-        if outcome.is_waiting:
-            self.num_waiting += 1
-            return
         made = self._make(outcome) if outcome.made is not None else []
         self.num_kept += outcome.made is not None
         self.records += made

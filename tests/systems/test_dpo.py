@@ -159,6 +159,6 @@ def test_a_run_goes_on_to_the_same_bits(tmp_path, monkeypatch):
 
 def test_rewards_by_which_validity_cannot_be_told_are_refused():
     for changes in ({}, {**RELEASED, "rewards.functions": ("answer=1",)}):
-        refuse("config.rewards.gate: must be 'released', with", small_settings, job="dpo", **changes)
+        refuse("config.rewards.gate: .* expected 'released' and well_formed", small_settings, job="dpo", **changes)
     assert small_settings(job="dpo", **RELEASED).dpo == DpoOptions()
     assert RewardSettings(**{name.partition(".")[2]: value for name, value in RELEASED.items()}) == PRESETS["released"]

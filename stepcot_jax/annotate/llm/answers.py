@@ -1,13 +1,12 @@
-"""The paid answers of a folder and the requests of its batches, in one SQLite file, so that nothing is paid twice.
+"""The paid answers of a folder in one SQLite file, so that nothing is paid twice.
 
-Each answer is on the disk before it is used. Ledgers and batch journals of earlier versions (JSON Lines) are imported.
+Each answer is on the disk before it is used. Ledgers of earlier versions (JSON Lines) are imported.
 """
 
 import contextlib
 import hashlib
 import json
 import os
-import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,14 +31,11 @@ PRAGMA locking_mode = EXCLUSIVE;
 PRAGMA journal_mode = TRUNCATE;
 BEGIN EXCLUSIVE;
 CREATE TABLE IF NOT EXISTS identities (
-  digest TEXT PRIMARY KEY, fields TEXT NOT NULL, num_attempts INTEGER, form TEXT, tokens_name TEXT);
+  digest TEXT PRIMARY KEY, fields TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS answers (
   id INTEGER PRIMARY KEY, ledger TEXT NOT NULL, report TEXT NOT NULL, request TEXT NOT NULL, is_final INTEGER NOT NULL,
   tokens INTEGER NOT NULL, counted INTEGER, entry BLOB NOT NULL);
 CREATE INDEX IF NOT EXISTS of_request ON answers (ledger, report, request);
-CREATE TABLE IF NOT EXISTS requests (
-  name TEXT PRIMARY KEY, round INTEGER NOT NULL, asked BLOB NOT NULL, num_failures INTEGER NOT NULL, how TEXT NOT NULL,
-  problem TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS imported (path TEXT PRIMARY KEY, size INTEGER NOT NULL);
 COMMIT;
 """
@@ -58,46 +54,6 @@ def digest_messages(messages: Sequence[Message]) -> str:
 def digest_identity(identity: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a ledger's identity."""
     return digest_text(json.dumps({"format": LEDGER_FORMAT, **identity}, sort_keys=True))
-
-
-def shorten_model(model: str) -> str:
-    """Return a model's name as a part of a file's name."""
-    return re.sub(r"[^A-Za-z0-9.-]+", "_", model).strip("._")[:60]
-
-
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A request in a batch file."""
-
-    id: str  # its name, the same in all rounds; with the round it is the line's `custom_id`
-    round: int  # number of the round, from 1
-    ledger: str  # digest of the identity of its ledger
-    report: str
-    text: str  # SHA-256 of the report's text
-    request: str
-    form: str
-    tokens_name: str  # name of the limit of the answer
-    prompt_tokens: int  # upper bound of the prompt
-    answer_tokens: int
-    has_picture: bool = False  # whether the prompt shows a picture
-
-    @property
-    def custom_id(self) -> str:
-        """Name of the request in its file; tells a late reply of an earlier round from one of this round."""
-        return f"{self.id}-r{self.round}"
-
-    @property
-    def num_tokens(self) -> int:
-        """Upper bound of prompt and answer."""
-        return self.prompt_tokens + self.answer_tokens
-
-
-class Request(msgspec.Struct, frozen=True):
-    """A request's last `Asked`, its attempts without an answer, and how the last one ended."""
-
-    asked: Asked
-    num_failures: int = 0
-    how: str = ""  # "" if outstanding, "answered", "failed", "reworded" (to be asked again), "refused" (for good)
-    problem: str = ""
 
 
 class Answers:
@@ -159,20 +115,11 @@ class Answers:
         """Tokens of all answers and lost attempts in the folder."""
         return int(self._run("SELECT total(tokens) FROM answers")[0][0])
 
-    def add_identity(self, fields: Mapping[str, Any], *, num_attempts: int | None = None) -> str:
+    def add_identity(self, fields: Mapping[str, Any]) -> str:
         """Store the identity that the answers of a ledger share, and return its digest."""
         digest = digest_identity(fields)
-        self._run(
-            "INSERT INTO identities (digest, fields, num_attempts) VALUES (?, ?, ?) ON CONFLICT (digest) DO UPDATE "
-            "SET num_attempts = coalesce(excluded.num_attempts, num_attempts)",
-            *(digest, json.dumps(dict(fields)), num_attempts),
-        )
+        self._run("INSERT OR IGNORE INTO identities VALUES (?, ?)", digest, json.dumps(dict(fields)))
         return digest
-
-    def identity(self, digest: str) -> tuple[dict[str, Any], int]:
-        """Return the identity of a ledger, and the number of attempts until a request is given up."""
-        ((fields, number),) = self._run("SELECT fields, num_attempts FROM identities WHERE digest = ?", digest)
-        return json.loads(fields), number or 1
 
     def add(self, ledger: str, entry: Entry, *, once: bool = False) -> None:
         """Write an entry; with `once` only if the ledger does not have it, byte for byte."""
@@ -257,77 +204,6 @@ class Answers:
                     size = end
                 if is_same_folder:
                     self._run("REPLACE INTO imported VALUES (?, ?)", path.name, size)
-
-    def import_journal(self, path: Path) -> None:
-        """Import the batch journal of an earlier version, once."""
-        if not path.exists() or self._run("SELECT 1 FROM imported WHERE path = ?", path.name):
-            return
-        with self.transaction():
-            for number, line, _, is_last in _read_lines(path):
-                try:
-                    fields = msgspec.json.decode(line, type=dict)
-                    self._import_journal_line(fields.pop("type", ""), fields)
-                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError) as error:
-                    if is_last:
-                        break
-                    problem = f"line {number} is not an entry ({one_line(error)[:80]})"
-                    raise BadInput(f"{path}, {problem}; restore the file") from None
-            self._run("INSERT INTO imported VALUES (?, ?)", path.name, 0)
-
-    def _import_journal_line(self, kind: str, fields: dict[str, Any]) -> None:
-        if kind == "asked":
-            self.ask(msgspec.convert(fields, Asked))
-        elif kind == "ended":
-            self.end(fields["id"], fields["how"], fields.get("problem", ""))
-        elif kind == "identity":
-            self.add_identity(fields["fields"], num_attempts=fields["num_attempts"])
-        elif kind == "learned":
-            self.learn(fields["ledger"], fields["form"], fields["tokens_name"])
-        else:
-            raise msgspec.ValidationError(f"{kind!r} is no kind of line")
-
-    # Requests of batches.
-
-    def ask(self, asked: Asked) -> None:
-        """Store a request that was written to a file; earlier failed attempts still count."""
-        name = asked.id
-        self._run(
-            "INSERT INTO requests VALUES (?, ?, ?, 0, '', '') ON CONFLICT (name) DO UPDATE SET round = excluded.round, "
-            "asked = excluded.asked, how = '', problem = '', "
-            "num_failures = CASE WHEN how IN ('failed', 'reworded') THEN num_failures ELSE 0 END",
-            *(name, asked.round, msgspec.json.encode(asked)),
-        )
-
-    def end(self, name: str, how: str, problem: str = "") -> None:
-        """Store the outcome of a request."""
-        self._run(
-            "UPDATE requests SET how = ?, problem = ?, num_failures = num_failures + ? WHERE name = ?",
-            *(how, problem, how == "failed", name),
-        )
-
-    def find_request(self, name: str) -> Request | None:
-        """Return a request by its name, or None."""
-        rows = self._run("SELECT asked, num_failures, how, problem FROM requests WHERE name = ?", name)
-        return Request(msgspec.json.decode(rows[0][0], type=Asked), *rows[0][1:]) if rows else None
-
-    def outstanding(self) -> list[Asked]:
-        """Return the requests without a reply."""
-        rows = self._run("SELECT asked FROM requests WHERE how = ''")
-        return [msgspec.json.decode(content, type=Asked) for (content,) in rows]
-
-    @property
-    def num_rounds(self) -> int:
-        """Number of the last round."""
-        return int(self._run("SELECT coalesce(max(round), 0) FROM requests")[0][0])
-
-    def learn(self, ledger: str, form: str, tokens_name: str) -> None:
-        """Store the wording that the endpoint of a ledger accepts."""
-        self._run("UPDATE identities SET form = ?, tokens_name = ? WHERE digest = ?", form, tokens_name, ledger)
-
-    def wording(self, ledger: str, *, first: tuple[str, str]) -> tuple[str, str]:
-        """Return form and name of the limit for the next request of a ledger; `first` if none is known yet."""
-        ((form, name),) = self._run("SELECT form, tokens_name FROM identities WHERE digest = ?", ledger)
-        return form or first[0], name or first[1]
 
 
 class Ledger:

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import asdict as to_dict
 from refusals import refuse
 
-from stepcot_jax.annotate.llm.answers import Answers, Asked, Ledger, digest_text
+from stepcot_jax.annotate.llm.answers import Answers, Ledger, digest_text
 from stepcot_jax.annotate.llm.replies import Entry
 from stepcot_jax.host.errors import BadInput, RunStopped
 
@@ -149,29 +149,3 @@ def test_folders_are_merged_each_answer_once(tmp_path):
     (tmp_path / "x" / "answers.sqlite").write_bytes(b"x" * 5000)
     with opened(tmp_path / "merged") as (answers, _), pytest.raises(BadInput, match=r"x/answers\.sqlite is not a file"):
         answers.merge(tmp_path / "x")
-
-
-def test_requests_of_batches_go_through_their_states(tmp_path):
-    about = {"report": "r", "text": "t", "request": "q", "form": "plain", "tokens_name": "max_tokens"}
-    asked = Asked(id="n", round=1, ledger="l", **about, prompt_tokens=3, answer_tokens=4)
-    journal = tmp_path / "journal.jsonl"
-    lines = [
-        {"type": "identity", "ledger": "l", "fields": IDENTITY, "num_attempts": 3},
-        *({"type": "asked", **to_dict(asked)}, {"type": "ended", "id": "n", "how": "failed", "problem": "HTTP 500"}),
-        {"type": "learned", "ledger": "l", "form": "plain", "tokens_name": "max_completion_tokens"},
-    ]
-    journal.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"type": "as')
-    with opened(tmp_path / "ledger") as (answers, ledger):
-        for _ in range(2):
-            answers.import_journal(journal)
-        assert answers.identity(ledger.digest) == (IDENTITY, 3)
-        request = answers.find_request("n")
-        assert (request.asked, request.num_failures, request.how, request.problem) == (asked, 1, "failed", "HTTP 500")
-        again = Asked(**{**to_dict(asked), "round": 2})
-        answers.ask(again)
-        assert (answers.outstanding(), answers.find_request("n").num_failures, answers.num_rounds) == ([again], 1, 2)
-        answers.end("n", "answered")
-        assert answers.outstanding() == []
-    journal.write_text("nonsense\n" + journal.read_text())
-    with opened(tmp_path / "other") as (answers, _), pytest.raises(BadInput, match="line 1 is not an entry"):
-        answers.import_journal(journal)
