@@ -185,8 +185,6 @@ Counts = Mapping[Pair, npt.NDArray[np.integer]]  # Training chains that have eac
 
 
 _LAYOUT = "stepcot_jax pairs of answers 2"
-_LAYOUT_OF_RULES = "stepcot_jax pairs of answers 1"
-"""Layout of runs before version 2: the pairs that rules need."""
 _MAX_BYTES = 2**24
 
 
@@ -218,12 +216,11 @@ def write_pairs(path: str | os.PathLike[str], counts: Counts, chain: Chain) -> N
 def read_pairs(path: str | os.PathLike[str], chain: Chain) -> dict[Pair, npt.NDArray[np.int64]]:
     """Read the counts of `write_pairs`."""
     file = read_json(path, _File, accepted="expected the pairs.json of a run", max_bytes=_MAX_BYTES)
-    if file.layout not in (_LAYOUT, _LAYOUT_OF_RULES):
+    if file.layout != _LAYOUT:
         raise BadInput(f"{path}, 'layout': {file.layout[:80]!r} is not {_LAYOUT!r}")
     refuse_other_chain(f"{path}: pairs of another chain", file.steps, chain)
     by_steps = {(pair.earlier, pair.later): pair.counts for pair in file.pairs}
-    all_pairs = tuple(itertools.combinations(range(chain.num_steps), 2))
-    expected = all_pairs if file.layout == _LAYOUT else pairs_of(chain.num_steps)
+    expected = tuple(itertools.combinations(range(chain.num_steps), 2))
     if len(file.pairs) != len(expected) or set(by_steps) != set(expected):
         raise BadInput(f"{path}, 'pairs': {sorted(by_steps)} are not {list(expected)}, each once")
     return {pair: _read_counts(path, by_steps[pair], pair, chain) for pair in expected}

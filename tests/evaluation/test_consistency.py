@@ -1,7 +1,6 @@
 """Consistency rules against written-out chains, and counts of pairs."""
 
 import dataclasses
-import json
 import math
 
 import numpy as np
@@ -126,20 +125,12 @@ def test_what_does_not_fit_is_refused():
         count_pairs(np.array([[0, 0, 0], [0, 3, 0]]), CHAIN)
 
 
-def test_pairs_on_disk_come_back_and_those_of_earlier_versions_make_rules_alone(tmp_path, phantom):
+def test_pairs_on_disk_come_back(tmp_path, phantom):
     path, counts = tmp_path / "pairs.json", count_pairs(phantom, DEFAULT_CHAIN)
     write_pairs(path, counts, DEFAULT_CHAIN)
     found = read_pairs(path, DEFAULT_CHAIN)
     assert list(found) == list(counts)
     assert all((found[pair] == own).all() for pair, own in counts.items())
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"weights": {"teacher": [0.0] * 7}}))  # before version 3
-    assert list(read_pairs(path, DEFAULT_CHAIN)) == list(counts)
-    write_pairs(path, {pair: counts[pair] for pair in pairs_of(DEFAULT_CHAIN.num_steps)}, DEFAULT_CHAIN)
-    file = json.loads(path.read_text())
-    path.write_text(json.dumps(file | {"layout": "stepcot_jax pairs of answers 1"}))
-    rules, expected = (make_rules(DEFAULT_CHAIN, counts=own) for own in (read_pairs(path, DEFAULT_CHAIN), counts))
-    assert rules.allowed.keys() == expected.allowed.keys()
-    assert all((rules.allowed[pair] == own).all() for pair, own in expected.allowed.items())
 
 
 @pytest.mark.parametrize(
