@@ -314,8 +314,6 @@ def get_config():
     config.evaluation.coverage = 0.9  # target share of cases whose answer sets contain the true answer
     config.evaluation.coverage_by = "step"  # of all cases of a step together, or of each true "answer": larger sets
     config.evaluation.coverage_confidence = 0.95  # share of validation splits that reach it; 0: on average over them
-    # "consistent": also report the most probable chains without contradictions; see docs/tables.md
-    config.evaluation.decoding = "independent"
     # threshold of each answer, chosen on validation: highest sensitivity + specificity ("youden"), a fixed
     # "sensitivity" or "specificity", or lowest "cost"
     config.evaluation.operating_point = "youden"
