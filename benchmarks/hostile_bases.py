@@ -1,4 +1,4 @@
-"""Folders that are good but for one file, which `hostile_commands` replaces: runs, exports, batches, shards, samples.
+"""Folders that are good but for one file, which `hostile_commands` replaces: runs, exports, shards, samples.
 
 Tests write the runs, without training. Each folder is made once in a process, by a fork of it, as JAX must not have
 started where hostile files are tried.
@@ -98,10 +98,6 @@ def _shard(folder: Path) -> None:
     _call("annotate", str(base("cases") / "cases.csv"), f"--out={folder}", "--shard=0/1", "--images=none")
 
 
-def _batch(folder: Path) -> None:
-    _call("annotate", "requests", str(base("cases") / "cases.csv"), f"--out={folder}", "--model=a", "--images=none")
-
-
 def _sample(folder: Path) -> None:
     source = str(base("phantoms"))
     _call("readers", "sample", source, "--readers=A", f"--out={folder}", "--num-cases=2")
@@ -123,7 +119,6 @@ _MAKERS: dict[str, Callable[[Path], None]] = {
     "phantoms": _phantoms,
     "questions": _questions,
     "shard": _shard,
-    "batch": _batch,
     "sample": _sample,
     "shards": _shards,
     "perturbed": _perturbed,

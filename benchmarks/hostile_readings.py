@@ -78,12 +78,6 @@ READINGS: list[Reading] = [
     Reading("annotate {file} " + _OUT, "input.jsonl"),
     Reading("annotate {file} --shard=0/2 " + _OUT, "part.csv"),
     Reading("annotate {cases}/cases.csv --chain={file} " + _OUT, "data.json"),
-    Reading("annotate requests {file} --model=a " + _OUT, "input.jsonl"),
-    *reads(
-        "batch", "annotate requests {cases}/cases.csv --model=a --images=none --out={root}/batch", "batch/journal.jsonl"
-    ),
-    *reads("batch", "annotate replies {root}/batch {file}", "replies.jsonl", "batch/journal.jsonl"),
-    *reads("batch", "annotate replies {root}/batch {file}", "ledger/answers.sqlite", like=".jsonl"),
     *reads("shard", "annotate merge {root}/shard " + _OUT, "shard.json", "data.json", "set_aside.jsonl"),
     *reads("shard", "annotate agree {root}/shard {root}/shard", "data.json"),
     *reads("questions", "annotate agree {root}/questions {root}/questions", "records.jsonl"),

@@ -1,9 +1,8 @@
 """Policies by fine-tuning, rewards, self-check and curriculum on phantom chests, beside the published figures.
 
 stepcot tables vqa robustness curriculum self_check stages --config=tables_vqa --workdir=runs/tables_vqa
-stepcot tables origin --config=tables_vqa --workdir=runs/tables_vqa --seeds=1,2,3 --keep_replies
 
-Of `origin` (docs/results/origin.md; commit 21a6cd39): A 50.1, V 44.3 % after fine-tuning, 50.4 and 45.3 after GRPO
+At commit 21a6cd39 (docs/results/origin.md): A 50.1, V 44.3 % after fine-tuning, 50.4 and 45.3 after GRPO
 with both rewards (majority answer and constant box: 32.6 and 27.2). Alone on one core a fine-tuning took 10 to 14
 minutes, GRPO 21 to 25, the published one 40; of `vqa` (docs/results/policies_grpo.md) on one busy core a fine-tuning
 took 15 to 21 minutes, GRPO 32 to 42.

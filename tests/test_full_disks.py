@@ -47,10 +47,6 @@ COMMANDS = {
     "data shards": (data.main, "shards IN/phantom --out=OUT/x"),
     "annotate": (annotate.main, "IN/reports.csv --out=OUT/x"),
     "annotate vqa": (annotate.main, "vqa IN/phantom --task=medclm --out=OUT/x"),
-    "annotate requests": (
-        annotate.main,
-        "requests IN/reports.csv --model=m --base-url=http://localhost:1/v1 --out=OUT/x",
-    ),
     "annotate agree": (annotate.main, "agree IN/a IN/b --out=OUT/x"),
     "annotate review-out": (annotate.main, "review-out IN/a IN/b --all --out=OUT/x.csv"),
     "evaluate_replies": (evaluate.main, "IN/vqa IN/replies.jsonl --split=all --num-resamples=2 --out=OUT/x"),
@@ -81,7 +77,7 @@ SLOW = {
     "explain": (explain.main, "IN/phantom/images/phantom_000000.png --checkpoint=IN/run --out=OUT/x"),
     "export": (export.main, "--checkpoint=IN/run --model=student --out=OUT/x"),
 }
-NOT_BY_PYTHON = ("annotate requests", "convert")  # written by a descriptor, or by a library in Rust
+NOT_BY_PYTHON = ("convert",)  # written by a library in Rust
 FAULTS = [("write", errno.EDQUOT), ("write", errno.EIO), ("open", errno.EMFILE), ("open", errno.EROFS)]
 
 

@@ -217,7 +217,7 @@ def test_every_table_has_a_test_that_reads_it():
         assert any(re.search(rf"[\"'_]{table}\b|\b{table}_", source) for source in sources), f"{row[0]}: {table}"
         assert (ROOT / "stepcot_jax" / "tools" / "tables" / f"{DESCRIBED[table][0]}.py").is_file()
     named = {table for _, table in TABLES}
-    assert named == {"diagnosis", "steps", "components", "transfer", "cost", "effect", *list_names("printed")}
+    assert named == {"diagnosis", "steps", "components", "transfer", "cost", *list_names("printed")}
 
 
 @functools.cache

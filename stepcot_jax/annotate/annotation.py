@@ -122,7 +122,6 @@ class Outcome(Generic[ItemT, Made]):
     provenance: Provenance = ()
     aside: Aside | None = None
     has_failed: bool = False  # whether a request was given up, so that another run may succeed
-    is_waiting: bool = False  # whether a request is in a batch file, so that the outcome is unknown
 
 
 class CannotAnnotate(Exception):

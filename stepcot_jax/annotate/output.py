@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
+from stepcot_jax import __version__
 from stepcot_jax.annotate.annotation import Aside, Outcome, Reason
 from stepcot_jax.annotate.llm.answers import LEDGER_FOLDER, Answers
 from stepcot_jax.data.questions import record_files
@@ -41,7 +42,7 @@ REPORTS = "reports"
 WRITTEN = "records, one a frontal image"
 
 _FILES = (data_json.FILE_NAME, record_files.FILE_NAME, SET_ASIDE_NAME, FUNNEL_NAME, "funnel.md", "shard.json")
-_OUTPUTS = (*_FILES, "batch", "blocks", LEDGER_FOLDER, LOCK_NAME)
+_OUTPUTS = (*_FILES, "blocks", LEDGER_FOLDER, LOCK_NAME)
 
 
 class WithImage(Protocol):
@@ -66,7 +67,6 @@ class Result(Generic[Record]):
         self.set_aside: list[Aside] = []
         self.failed: list[Aside] = []  # items set aside because a request was given up
         self.counts: list[int] = []  # number of records of each item, in order
-        self.num_waiting = 0  # items whose requests are in batch files; they are not collected
 
     @property
     def num_collected(self) -> int:
@@ -75,9 +75,6 @@ class Result(Generic[Record]):
 
     def add(self, outcome: Outcome[Any, Any]) -> None:
         """Add one item."""
-        if outcome.is_waiting:
-            self.num_waiting += 1
-            return
         made = self._make(outcome) if outcome.made is not None else []
         self.num_kept += outcome.made is not None
         self.records += made
@@ -166,7 +163,6 @@ def _link(original: Path, target: Path) -> None:
 
 
 FILE_NAME = "shard.json"
-FORMAT = "stepcot_jax annotate shard 1"
 
 _WRITTEN = re.compile(r"(\d{1,7})/(\d{1,7})")
 
@@ -195,10 +191,13 @@ def read_shard(written: str) -> Shard:
     return Shard(int(match[1]), int(match[2]))
 
 
-class ShardFile(msgspec.Struct, frozen=True, kw_only=True):
+class _Written(msgspec.Struct, frozen=True, kw_only=True):
+    version: str
+
+
+class ShardFile(_Written, frozen=True, kw_only=True):
     """The run that a shard belongs to, and the outcomes of its reports."""
 
-    format: str = FORMAT
     shard: int
     count: int
     source: str  # SHA-256 of all items of the source, in order: the same in every shard
@@ -225,10 +224,11 @@ def read_shard_file(folder: Path) -> ShardFile:
     path = folder / FILE_NAME
     if not path.exists():
         raise BadInput(f"{folder} has no {FILE_NAME}: expected the folder of a complete run with --shard")
-    file = read_json(path, ShardFile, accepted="expected the file of a shard", max_bytes=MAX_LISTING_BYTES)
-    if file.format != FORMAT or not 0 <= file.shard < file.count:
-        raise BadInput(f"{path} is of format {file.format[:40]!r}, shard {file.shard}/{file.count}; expected {FORMAT}")
-    return file
+    accepted = f"expected the file of a shard, written by stepcot_jax {__version__}"
+    version = read_json(path, _Written, accepted=accepted, max_bytes=MAX_LISTING_BYTES).version
+    if version != __version__:
+        raise BadInput(f"{path} was written by stepcot_jax {version[:40]!r}; {accepted}; annotate this shard again")
+    return read_json(path, ShardFile, accepted=accepted, max_bytes=MAX_LISTING_BYTES)
 
 
 # Merge the folders of all shards into the result of one run: records, funnel, reports set aside, images, ledgers.

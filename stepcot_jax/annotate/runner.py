@@ -2,7 +2,6 @@
 
 import asyncio
 import collections
-import contextlib
 import dataclasses
 import datetime
 import functools
@@ -30,12 +29,11 @@ from stepcot_jax.annotate.annotation import (
     Report,
 )
 from stepcot_jax.annotate.checks import INSTRUCTION_WORDS, find_word
-from stepcot_jax.annotate.llm.answers import Answers, digest_text
+from stepcot_jax.annotate.llm.answers import digest_text
 from stepcot_jax.annotate.llm.client import Endpoint
 from stepcot_jax.annotate.llm.crew import Crew, Process, process_items
 from stepcot_jax.annotate.llm.interviews import examine, read_chain_answer, read_texts, write_chain_answer
 from stepcot_jax.annotate.llm.prompts import write_annotation_prompt, write_trust_prompt, write_vote_prompt
-from stepcot_jax.annotate.llm.request_files import BatchLimits, Outbox
 from stepcot_jax.annotate.output import FILE_NAME as SHARD_NAME
 from stepcot_jax.annotate.output import (
     LEDGER_FOLDER,
@@ -163,7 +161,6 @@ class Plan:
     on_failure: Literal["stop", "set-aside"] = "stop"
     images: Literal["link", "none"] = "link"  # "link" links the records' images into the folder, "none" leaves them
     overwrite: bool = False  # whether to replace an earlier result in the folder
-    batch: BatchLimits | None = None  # writes requests to files instead of sending them; None to send them
     # annotates by rules in the processes of an engine; None to annotate in this process
     map_blocks: MapBlocks | None = None
 
@@ -178,15 +175,11 @@ class Plan:
         if self.asks_trust and self.annotator is None:
             raise BadInput("--trust requires --annotator=llm")
         if self.map_blocks is not None and (self.annotator is not None or self.voters):
-            raise BadInput("--engine=ray is for --annotator=rules without --voter; see `requests` for language models")
+            raise BadInput("--engine=ray is for --annotator=rules without --voter")
         models = [voter.model for voter in self.voters]
         again = [model for model in models if models.count(model) > 1]
         if again:
             raise BadInput(f"--voter: {again[0]!r} appears twice; name each model once")
-
-
-class RoundWritten(Exception):
-    """Some items wait for replies to requests in batch files; the message names the files."""
 
 
 def run_items(
@@ -200,7 +193,6 @@ def run_items(
     terminal: Terminal,
 ) -> None:
     """Annotate items into a result, with the models' answers below `folder`."""
-    settings: dict[str, Any] = {"cap": plan.cap, "num_repairs": plan.num_repairs}
     asks_models = plan.annotator is not None or bool(plan.voters)
 
     async def collect(crew: Crew) -> None:
@@ -216,14 +208,7 @@ def run_items(
             await crew.close()
 
     try:
-        if plan.batch is None:
-            asyncio.run(collect(Crew(folder / LEDGER_FOLDER, **settings)))
-        else:
-            with contextlib.closing(Answers(folder / LEDGER_FOLDER)) as answers:
-                with Outbox(folder, answers, plan.batch) as outbox:
-                    crew = Crew(folder / LEDGER_FOLDER, **settings, connect=outbox.connect, answers=answers)
-                    asyncio.run(collect(crew))
-                _report_round(outbox, crew, result)
+        asyncio.run(collect(Crew(folder / LEDGER_FOLDER, cap=plan.cap, num_repairs=plan.num_repairs)))
     except (KeyboardInterrupt, RunStopped) as error:
         why = str(error) if isinstance(error, RunStopped) else "interrupted; rerun the command to resume"
         num_done = result.num_collected - len(result.failed)
@@ -234,24 +219,6 @@ def run_items(
             f"requests for {len(result.failed)} of {total} {result.units} were given up (first: {first}); all other "
             "answers are in the ledger, rerun the command to ask again or pass --on-failure=set-aside"
         )
-
-
-def _report_round(outbox: Outbox, crew: Crew, result: Result) -> None:
-    """Raise `RoundWritten` with the files of a round, unless no item waits for a reply."""
-    if not result.num_waiting:
-        return
-    waiting, unaffordable = len(outbox.outstanding), outbox.num_unaffordable
-    if unaffordable and not outbox.files and not waiting:
-        raise RunStopped(
-            f"--max-tokens: {crew.budget.num_spent} of {crew.budget.cap} tokens are spent and up to "
-            f"{outbox.num_reserved} may be charged for requests without a reply, which is too much for the next "
-            "request; every answer is in the ledger, rerun with a larger --max-tokens to go on"
-        )
-    lines = [f"{path}: {number} requests for {model}" for path, (number, model) in outbox.files.items()]
-    lines += [f"{waiting} requests of earlier rounds have no reply yet; --again writes them anew"] if waiting else []
-    lines += [f"{unaffordable} requests have to wait for tokens under --max-tokens"] if unaffordable else []
-    lines += [f"{result.num_waiting} of {result.num_waiting + result.num_collected} {result.units} wait for replies"]
-    raise RoundWritten("\n".join(lines))
 
 
 def _require_no_result(source: Path, folder: Path, plan: Plan, name: str) -> None:
@@ -325,6 +292,7 @@ def annotate_source(
         result.write(folder, is_part=shard is not None)
         if shard is not None:
             described = ShardFile(
+                version=__version__,
                 shard=shard.index,
                 count=shard.count,
                 source=contents.digest,
@@ -375,7 +343,6 @@ def _describe(plan: Plan, chain: Chain) -> dict[str, Any]:
     """Return the settings that answers depend on, which must be the same for all shards of a run."""
     models = [plan.annotator, *plan.voters]
     return {
-        "version": __version__,
         "rules": _RULES,
         "chain": _digest_chain(chain),
         "prompts": digest_text("".join(write(chain).digest for write in _PROMPTS)),

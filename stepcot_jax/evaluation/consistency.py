@@ -19,12 +19,9 @@ from stepcot_jax.chain import (
     NOT_ANNOTATED,
     NOT_APPLICABLE,
     Chain,
-    find_one_answer,
     fold,
 )
-from stepcot_jax.evaluation.chains import answer_accuracy, mean_over_steps
-from stepcot_jax.evaluation.predictions import Predictions, log_softmax, logits_by_step, refuse_other_chain
-from stepcot_jax.evaluation.statistics import Weights, weighted_mean
+from stepcot_jax.evaluation.predictions import refuse_other_chain
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_json
 
@@ -188,8 +185,6 @@ Counts = Mapping[Pair, npt.NDArray[np.integer]]  # Training chains that have eac
 
 
 _LAYOUT = "stepcot_jax pairs of answers 2"
-_LAYOUT_OF_RULES = "stepcot_jax pairs of answers 1"
-"""Layout of runs before version 2: the pairs that rules need."""
 _MAX_BYTES = 2**24
 
 
@@ -221,12 +216,11 @@ def write_pairs(path: str | os.PathLike[str], counts: Counts, chain: Chain) -> N
 def read_pairs(path: str | os.PathLike[str], chain: Chain) -> dict[Pair, npt.NDArray[np.int64]]:
     """Read the counts of `write_pairs`."""
     file = read_json(path, _File, accepted="expected the pairs.json of a run", max_bytes=_MAX_BYTES)
-    if file.layout not in (_LAYOUT, _LAYOUT_OF_RULES):
+    if file.layout != _LAYOUT:
         raise BadInput(f"{path}, 'layout': {file.layout[:80]!r} is not {_LAYOUT!r}")
     refuse_other_chain(f"{path}: pairs of another chain", file.steps, chain)
     by_steps = {(pair.earlier, pair.later): pair.counts for pair in file.pairs}
-    all_pairs = tuple(itertools.combinations(range(chain.num_steps), 2))
-    expected = all_pairs if file.layout == _LAYOUT else pairs_of(chain.num_steps)
+    expected = tuple(itertools.combinations(range(chain.num_steps), 2))
     if len(file.pairs) != len(expected) or set(by_steps) != set(expected):
         raise BadInput(f"{path}, 'pairs': {sorted(by_steps)} are not {list(expected)}, each once")
     return {pair: _read_counts(path, by_steps[pair], pair, chain) for pair in expected}
@@ -240,93 +234,3 @@ def _read_counts(
     if not fits or not all(0 <= count < 2**53 for row in counts for count in row):
         raise BadInput(f"{path}, counts of steps {pair} must be {num_rows} rows of {num_columns} whole numbers from 0")
     return np.array(counts, dtype=np.int64)
-
-
-# Decode the most probable consistent chain by exact dynamic programming, and measure what that changes.
-#
-# The score of a chain is the sum of its answers' log probabilities. Rules bind neighbouring steps, and step 1 with
-# every later step: given its answer, the rest is a chain of neighbours, which the Viterbi recursion solves exactly.
-
-
-_LEAST_LOG_PROBABILITY = -1e6  # an answer of probability 0 is still better than a contradiction
-
-
-def decode_consistent(log_probabilities: tuple[npt.NDArray[np.float64], ...], rules: Rules) -> npt.NDArray[np.int64]:
-    """Decode the most probable chain of each case [case, step] that breaks no rule; log probabilities may be -inf."""
-    scores = [np.maximum(of_step, _LEAST_LOG_PROBABILITY) for of_step in log_probabilities]
-    num_cases, num_steps = len(scores[0]), len(scores)
-    best = np.full(num_cases, -np.inf)
-    chains = np.zeros((num_cases, num_steps), dtype=np.int64)
-    possible = False
-    for first in range(rules.answers_per_step[0]):
-        moves = _moves_after(first, rules)
-        if moves is None:
-            continue
-        possible = True
-        score, rest = _decode_rest(scores[0][:, first], scores[1:], moves)
-        better = score > best
-        best = np.where(better, score, best)
-        chains[better, 0] = first
-        chains[better, 1:] = rest[better]
-    if not possible:
-        raise BadInput("consistency rules: no chain keeps them all")
-    return chains
-
-
-def answer_and_decode(
-    predictions: Predictions, chain: Chain, rules: Rules, *, model: str
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return a model's answers [case, step], each step for itself, and the decoded chains [case, step]."""
-    logits = logits_by_step(predictions.logits[model], chain=chain, model=model)
-    scores = tuple(log_softmax(of_step, axis=1) for of_step in logits)
-    return np.stack([of_step.argmax(axis=1) for of_step in scores], axis=1), decode_consistent(scores, rules)
-
-
-def decoding_figures(
-    weights: Weights,
-    *,
-    before: npt.NDArray[np.integer],
-    after: npt.NDArray[np.integer],
-    labels: npt.NDArray[np.integer],
-    rules: Rules,
-) -> dict[str, npt.NDArray[np.float64]]:
-    """Compute in each resample what decoding changes: shares of chains; accuracies before, after, and differences."""
-    chains = np.stack([inconsistent(before, rules), (before != after).any(axis=1)], axis=1)
-    shares = weighted_mean(weights, values=chains, counted=np.ones(chains.shape, dtype=bool))
-    figures = {"share_inconsistent": shares[:, 0], "share_changed": shares[:, 1]}
-    for when, answers in (("before", before), ("after", after)):
-        accuracies, chain_accuracy = answer_accuracy(weights, answers=answers, labels=labels)
-        figures[f"accuracy_{when}"], figures[f"chain_accuracy_{when}"] = accuracies, chain_accuracy
-        figures[f"mean_accuracy_{when}"] = mean_over_steps(accuracies, left_out=find_one_answer(labels))
-    for kind in ("accuracy", "mean_accuracy", "chain_accuracy"):
-        figures[f"{kind}_difference"] = figures[f"{kind}_after"] - figures[f"{kind}_before"]
-    return figures
-
-
-def _moves_after(first: int, rules: Rules) -> list[npt.NDArray[np.float64]] | None:
-    """Return for an answer of step 1 the moves between neighbours, 0 or -inf if forbidden; None without any chain."""
-    moves: list[npt.NDArray[np.float64]] = []
-    reachable: npt.NDArray[np.bool_] = np.ones(1, dtype=bool)
-    for later in range(1, len(rules.answers_per_step)):
-        allowed = rules.allowed[later - 1, later] & rules.allowed[0, later][first]
-        allowed = allowed[first : first + 1] if later == 1 else allowed
-        reachable = np.any(allowed & reachable[:, None], axis=0)
-        moves.append(np.where(allowed, 0.0, -np.inf))
-    return moves if reachable.any() else None
-
-
-def _decode_rest(
-    start: npt.NDArray[np.float64], scores: list[npt.NDArray[np.float64]], moves: list[npt.NDArray[np.float64]]
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """Return score [case] and answers [case, later step] of the best path through the steps after the first."""
-    reached, came_from = start[:, None], []
-    for of_step, move in zip(scores, moves, strict=True):
-        ways = reached[:, :, None] + move
-        came_from.append(ways.argmax(axis=1))
-        reached = ways.max(axis=1) + of_step
-    rest = np.zeros((len(start), len(scores)), dtype=np.int64)
-    answer = reached.argmax(axis=1)
-    for later in reversed(range(len(scores))):
-        rest[:, later] = answer
-        answer = came_from[later][np.arange(len(start)), answer]
-    return reached.max(axis=1), rest

@@ -16,8 +16,6 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_json
 
 _LAYOUT = "stepcot_jax joint model 3"
-_BEFORE = ("stepcot_jax joint model 2", "stepcot_jax joint model 1")
-"""Without mixtures; 1 without exponents and limit too: such a run reads by the joint model alone, and never warns."""
 _MAX_BYTES = 2**26
 _TOLERANCE = 1e-6
 
@@ -74,7 +72,7 @@ def read_joint(path: str | os.PathLike[str], chain: Chain, *, model: str) -> Joi
     if not pathlib.Path(path).exists():
         return None
     file = read_json(path, _File, accepted="expected the joint.json of a run", max_bytes=_MAX_BYTES)
-    if file.layout not in (_LAYOUT, *_BEFORE):
+    if file.layout != _LAYOUT:
         raise BadInput(f"{path}, 'layout': {file.layout[:80]!r} is not {_LAYOUT!r}")
     described = [(step.name, step.options) for step in file.steps]
     refuse_other_chain(f"{path}: joint model of another chain", described, chain)

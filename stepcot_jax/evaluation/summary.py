@@ -26,8 +26,8 @@ from stepcot_jax.evaluation.chains import (
     step_cases,
     step_statistics,
 )
-from stepcot_jax.evaluation.consistency import Rules, answer_and_decode, decoding_figures, inconsistent
-from stepcot_jax.evaluation.predictions import SplitPredictions
+from stepcot_jax.evaluation.consistency import Rules, inconsistent
+from stepcot_jax.evaluation.predictions import SplitPredictions, logits_by_step
 from stepcot_jax.evaluation.statistics import (
     MIN_PATIENTS,
     Weights,
@@ -85,17 +85,8 @@ def age_band(age: str) -> str:
 
 
 TRUE_CHAINS = "share_of_true_chains_that_break_a_rule"
+CONTRADICTING = "share_inconsistent"
 
-_DECODING = (
-    "share_inconsistent",
-    "share_changed",
-    "accuracy_before",
-    "accuracy_after",
-    "mean_accuracy_before",
-    "mean_accuracy_after",
-    "chain_accuracy_before",
-    "chain_accuracy_after",
-)
 _MAJORITIES = ("mean_majority_accuracy", "majority_chain_accuracy")
 _SEED = 0  # one for all intervals, so that they share their resamples
 
@@ -115,10 +106,10 @@ def summarise(
 
     options = {step.name: step.options for step in chain.steps}
 
-    def describe_figures(model: str, step: str, names: tuple[str, ...] | None = None) -> dict[str, Any]:
+    def describe_figures(model: str, step: str) -> dict[str, Any]:
         figures = {key[2]: values[key] for key in values if key[:2] == (model, step)}
         keys = {SUREST: [f"{share:.0%}" for share in COVERAGES], BY_ANSWER: options.get(step)}
-        numbers = {name: _name_numbers(figures[name][0].tolist(), keys.get(name)) for name in names or figures}
+        numbers = {name: _name_numbers(figures[name][0].tolist(), keys.get(name)) for name in figures}
         ends = resampled and {
             name: _name_numbers(intervals(value[0], resampled[model, step, name]), keys.get(name))
             for name, value in figures.items()
@@ -135,7 +126,7 @@ def summarise(
                 **{name: getattr(metrics[model], name) for name in _MAJORITIES},
                 "intervals": of_models.get(model),
                 "steps": {step.name: describe_figures(model, step.name) for step in chain.steps},
-                "consistent_decoding": describe_figures(model, "", _DECODING),
+                "consistency": describe_figures(model, ""),
             }
             for model in split.predictions.logits
         },
@@ -167,27 +158,32 @@ def prepare_statistics(
     predictions, labels = split.predictions, split.predictions.labels
     complete = (labels != NOT_ANNOTATED).all(axis=1, keepdims=True)
     broken = inconsistent(labels, rules)[:, None]
-    answers = {model: answer_and_decode(predictions, chain, rules, model=model) for model in predictions.logits}
+    contradicting = {
+        model: inconsistent(
+            np.stack([own.argmax(axis=1) for own in logits_by_step(logits, chain=chain, model=model)], axis=1), rules
+        )[:, None]
+        for model, logits in predictions.logits.items()
+    }
     cases = {
         model: step_cases(predictions, chain, model=model, calibration=calibration) for model in predictions.logits
     }
 
     def compute(weights: Weights) -> Statistics:
         statistics = {("", "", TRUE_CHAINS): weighted_mean(weights, values=broken, counted=complete)[:, 0]}
-        for model, (before, after) in answers.items():
+        for model, wrong in contradicting.items():
             for step in cases[model]:
                 statistics |= {
                     (model, step.name, name): values for name, values in step_statistics(weights, step).items()
                 }
-            decoded = decoding_figures(weights, before=before, after=after, labels=labels, rules=rules)
-            statistics |= {(model, "", name): values for name, values in decoded.items()}
+            shares = weighted_mean(weights, values=wrong, counted=np.ones(wrong.shape, bool))
+            statistics[model, "", CONTRADICTING] = shares[:, 0]
         return statistics
 
     return compute
 
 
-def describe(summary: Mapping[str, Any], *, decoded: bool) -> list[str]:
-    """Describe each model's mean accuracy with its interval and, if `decoded`, the effect of consistent decoding."""
+def describe(summary: Mapping[str, Any]) -> list[str]:
+    """Describe each model's mean accuracy with its interval."""
     lines = []
     left_out = summary["steps_with_one_answer"]
     if left_out:
@@ -200,16 +196,6 @@ def describe(summary: Mapping[str, Any], *, decoded: bool) -> list[str]:
             lines.append(
                 f"{model}: mean step accuracy {value} %, 95 % interval by patient {low} to {high}; "
                 f"most frequent answers {majority} %"
-            )
-        if decoded:
-            effect = figures["consistent_decoding"]
-            shares = (effect["share_inconsistent"], effect["chain_accuracy_before"], effect["chain_accuracy_after"])
-            contradictory, chains_before, chains_after = map(_percent, shares)
-            before, after = (_percent(effect[f"mean_accuracy_{when}"]) for when in ("before", "after"))
-            lines.append(
-                f"{model}: {contradictory} % of the chains contradict themselves; decoded to the most probable "
-                f"consistent chains, mean step accuracy goes from {before} to {after} %, whole chains correct from "
-                f"{chains_before} to {chains_after} %"
             )
     return lines
 

@@ -389,7 +389,7 @@ def load(
         weights, "sft" or "grpo"; None for the last phase.
       batch_size: images that `ImageReader.read_files` reads at once; not for a policy.
       as_published: whether the network's own answers are read, each given one written back to it, and not its joint
-        model, which a run of an earlier version lacks (`evaluation.joint`); not for a policy.
+        model (`evaluation.joint`); not for a policy.
       system: of a run that `fit` trained with networks of its caller: a system with the same networks.
 
     Returns:

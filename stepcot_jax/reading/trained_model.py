@@ -137,7 +137,7 @@ class Trained:
         return make_rules(self.chain, counts=read_pairs(path, self.chain)) if path.exists() else None
 
     def joint(self, model: str) -> JointModel | None:
-        """Return the joint model of a network; None for a run of an earlier version."""
+        """Return the joint model of a network; None for a run that fitted none."""
         return read_joint(self.workdir / JOINT_FILE, self.chain, model=model)
 
     def gate(self, model: str) -> Gate | None:

@@ -77,8 +77,7 @@ def write_patients(workdir: pathlib.Path, dataset: VqaDataset) -> None:
 def refuse_seen_patients(settings: Settings, dataset: VqaDataset) -> None:
     """Refuse a test split with patients that `policy.start`, or a run that it started from, has learnt from.
 
-    Patients cannot be compared with those of other phantoms, of another folder, of runs whose folder is gone, and of
-    runs of earlier versions, which did not write them.
+    Patients cannot be compared with those of other phantoms, of another folder, and of runs whose folder is gone.
     """
     of_test = {dataset.records[index].patient for index in dataset.splits["test"]}
     for start, workdir in _earlier_runs(settings):

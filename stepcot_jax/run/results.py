@@ -164,7 +164,7 @@ def write_results(
     write_json(workdir / REPORT, report)
     print(format_table(metrics))
     print()
-    print("\n".join(describe(statistics, decoded=evaluation.decoding == "consistent")))
+    print("\n".join(describe(statistics)))
     print("\n".join(describe_reliance(given.reliance)))
     print("\n".join(describe_corrections(statistics["corrections"], chain)))
     if (num_patients := count_patients(test.facts["patient_id"])) < MIN_PATIENTS:

@@ -5,7 +5,6 @@ Types give the accepted values; `__post_init__` refuses settings of one section 
 
 import dataclasses
 import re
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -24,7 +23,7 @@ from stepcot_jax.host.ranges import (
     Whole,
     Width,
 )
-from stepcot_jax.run.configs import load_config
+from stepcot_jax.rewards.options import RewardSettings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,11 +63,6 @@ class DataSettings:
             raise BadInput(f"config.data.step_names: {self.step_names} is not a list of distinct, non-empty names")
         if self.source in ("folder", "tfds") and not self.root:
             raise BadInput(f"config.data.root is required with config.data.source={self.source!r} (a folder)")
-        if self.check_images == "on_use" and self.on_bad_record == "skip":
-            raise BadInput(
-                "config.data.check_images: 'on_use' needs config.data.on_bad_record='stop'; got 'skip' (a bad image "
-                "found during training cannot be left out)"
-            )
         if len(self.split_fractions) != 3 or abs(sum(self.split_fractions) - 1) > 1e-6:
             raise BadInput(f"config.data.split_fractions: {self.split_fractions} is not three shares that add up to 1")
         if self.fold:
@@ -263,12 +257,6 @@ class LoggerSettings:
     project: str
     run: str
 
-    def __post_init__(self) -> None:
-        if len(set(self.names)) < len(self.names):
-            raise BadInput(f"config.loggers.names: {self.names} names a logger twice")
-        if not self.project.strip():
-            raise BadInput(f"config.loggers.project: {self.project!r} is empty; expected a name")
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParallelSettings:
@@ -279,13 +267,6 @@ class ParallelSettings:
     model_devices: Count
     num_passes: Count
     remat: bool
-
-    def __post_init__(self) -> None:
-        if self.model_devices > 1 and self.transform != "mesh":
-            raise BadInput(
-                f"config.parallel.model_devices: {self.model_devices} needs config.parallel.transform='mesh'; got "
-                f"{self.transform!r}"
-            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -298,7 +279,6 @@ class EvaluationSettings:
     coverage: Annotated[float, msgspec.Meta(gt=0, le=0.999)]
     coverage_by: Literal["step", "answer"]
     coverage_confidence: Annotated[float, msgspec.Meta(ge=0, le=0.999)]
-    decoding: Literal["independent", "consistent"]
     step_costs: tuple[Positive, ...]
     least_gain: Annotated[float, msgspec.Meta(ge=0, le=1)]
     gate_false_alarms: Annotated[float, msgspec.Meta(ge=0, le=0.5)]
@@ -366,72 +346,30 @@ class PolicySettings:
             raise BadInput("config.policy.encoder_widths: () is not a tuple of channels, one for each stage")
         if len(self.encoder_widths) > _MOST_STAGES:
             raise BadInput(f"config.policy.encoder_widths: {len(self.encoder_widths)} stages, above {_MOST_STAGES}")
-        if not self.weights:
-            for name, unused in (("random", False), ("shrink", 1), ("low_rank", 0)):
-                if (value := getattr(self, name)) != unused:
-                    raise BadInput(f"config.policy.{name}: {value!r} needs config.policy.weights (a Qwen2.5-VL)")
-        if self.shrink > 1 and not self.random:
-            raise BadInput(
-                f"config.policy.shrink: {self.shrink} needs config.policy.random=True (weights of a checkpoint have "
-                "its size)"
-            )
         try:
             re.compile(self.low_rank_targets)
         except re.error as error:
             raise BadInput(
                 f"config.policy.low_rank_targets: {self.low_rank_targets!r} is not a regular expression ({error})"
             ) from None
-        defaults = load_config("base").policy
-        for name, reason in list_unread(vars(self)).items():
-            if (value := getattr(self, name)) != defaults[name]:
-                raise BadInput(f"config.policy.{name}: {value!r} {reason}")
-
-
-_OF_THE_SMALL_DECODER = (
-    "tokenizer", "grid", "encoder_widths", "width", "num_layers", "num_heads", "num_kv_heads", "head_width",
-    "mlp_width",
-)  # fmt: skip
-
-
-def list_unread(policy: Mapping[str, Any]) -> dict[str, str]:
-    """Return the names of a policy's settings that nothing reads, with the reasons."""
-    unread: dict[str, str] = {}
-    if policy.get("weights"):
-        names = _OF_THE_SMALL_DECODER if policy.get("random") else (*_OF_THE_SMALL_DECODER, "num_merges")
-        others = ", ".join(_OF_THE_SMALL_DECODER)
-        reason = "has no effect with config.policy.weights, which brings its own network and tokenizer"
-        unread |= dict.fromkeys(names, f"{reason}; leave out {others}")
-    if not policy.get("low_rank"):
-        of_low_rank = ("low_rank_alpha", "low_rank_targets")
-        unread |= dict.fromkeys(of_low_rank, "needs config.policy.low_rank above 0 (LoRA's rank)")
-    return unread
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RewardsSettings:
-    """Rewards of a reply, see `rewards.presets.RewardSettings`; and of a chain, for the job "chain_grpo"."""
+class RewardsSettings(RewardSettings):
+    """Rewards of a reply and the judge of open answers; and rewards of a chain, for the job "chain_grpo"."""
 
-    answer_weight: NotNegative
-    grounding_weight: NotNegative
-    format_weight: NotNegative
-    consistency_weight: NotNegative
-    grounding: Literal["threshold", "mean_iou"]
-    least_iou: Annotated[float, msgspec.Meta(ge=0, lt=1)]
-    matching: Literal["optimal", "ordered"]
-    empty_boxes: Literal["one", "zero"]
-    multi_choice: Literal["exact", "jaccard"]
-    open_answer: Literal["judge", "exact", "equal", "token_f1"]
-    choice_reading: Literal["plain", "strict"]
-    ill_formed: Literal["nothing", "parts"]
-    gate: Literal["none", "released"]
-    judge_url: str
-    judge_model: str
-    judge_cap: Whole
-    diagnosis_weight: NotNegative
-    steps_weight: NotNegative
-    chain_weight: NotNegative
+    judge_url: str = ""
+    judge_model: str = ""
+    judge_cap: Whole = 0
+    diagnosis_weight: NotNegative = 1.0
+    steps_weight: NotNegative = 0.0
+    chain_weight: NotNegative = 0.0
 
     def __post_init__(self) -> None:
+        try:
+            super().__post_init__()
+        except BadInput as error:
+            raise BadInput(f"config.{error}") from None
         if (self.open_answer == "judge") != bool(self.judge_url and self.judge_model):
             raise BadInput(
                 "config.rewards.open_answer: 'judge' needs config.rewards.judge_url and config.rewards.judge_model, "

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import operator
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from stepcot_jax.host.download import check_scheme, is_address
@@ -15,7 +15,6 @@ from stepcot_jax.host.ranges import Seed
 from stepcot_jax.run import sections
 from stepcot_jax.run.configs import load_config
 from stepcot_jax.run.fields import describe_key, make, naming
-from stepcot_jax.run.sections import list_unread
 from stepcot_jax.systems.options import STAGED, CurriculumOptions, DpoOptions, GrpoOptions, SelfCheckOptions, SftOptions
 
 
@@ -66,41 +65,6 @@ JOBS = {
         Job("own", ("own",), ()),
     )
 }
-
-
-# Settings that the jobs of policies ("sft" and "grpo") do not read; they are refused.
-
-
-_ENCODER = (
-    "is read by chain networks alone; a policy trains its own encoder (config.policy.encoder_widths) or reads the "
-    "patches of a frozen one ('pretrained')"
-)
-_RECORDS = "is read of cases alone; reasoning records are named by config.vqa.source and config.vqa.root"
-_CHAINS = "is a reward of the job 'chain_grpo'; those of replies are config.rewards.answer_weight and others"
-_REASONS = {
-    "image_encoder.name": _ENCODER,
-    "image_encoder.fit": "has no effect on reasoning records, whose images and boxes are stretched to a square",
-    **dict.fromkeys(
-        ("data.source", "data.root", "data.layout", "data.augment", "data.sampling", "data.uncertain"), _RECORDS
-    ),
-    **dict.fromkeys(("rewards.diagnosis_weight", "rewards.steps_weight", "rewards.chain_weight"), _CHAINS),
-}
-_ACCEPTED = {"image_encoder.name": ("resnet_small", "resnet18", "pretrained")}
-"""Further accepted values: of a config for chains whose job is changed, and of a frozen encoder that a policy reads."""
-
-
-def find_unread(config: Mapping[str, Any]) -> dict[str, tuple[Any, Any, str]]:
-    """Return the settings that a policy's run does not read and that are not at their defaults."""
-    defaults, unread = load_config("base"), {}
-    for name, reason in _REASONS.items():
-        section, key = name.split(".")
-        of_section = config.get(section)
-        if not isinstance(of_section, Mapping) or key not in of_section:
-            continue
-        value, default = of_section[key], defaults[section][key]
-        if value != default and value not in _ACCEPTED.get(name, ()):
-            unread[name] = (value, default, reason)
-    return unread
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -160,91 +124,45 @@ class Settings:
             with naming(f"config.{key}"):
                 if is_address(value):
                     check_scheme(value)  # before anything is read
-        self._check_policy_training()
-        self._check_chain_training()
+        for key, is_wrong, expected in self._contradictions():
+            if is_wrong:
+                found = operator.attrgetter(key)(self)
+                raise BadInput(f"config.{key}: {found!r} with {self.named_job}; expected {expected}")
+
+    def _contradictions(self) -> Iterator[tuple[str, bool, str]]:
+        """Yield a setting, whether a run would silently compute something else than it says, and what is expected."""
+        encoder, augments = self.image_encoder, self.data.augment != "none"
+        is_imported, is_large = encoder.name == "imported", bool(self.policy.weights)
+        retries = self.self_check.enabled
+        is_gated = self.rewards.gate == "released" and self.rewards.weights.get("well_formed", 0) > 0
+        if self.start.checkpoint:
+            expected = "'' (config.policy.start names the run that a policy starts from)"
+            yield "start.checkpoint", self.job not in ("teacher", "distill"), expected
         if self.trains_policy:
-            for name, (value, default, reason) in find_unread(dataclasses.asdict(self)).items():
-                raise BadInput(
-                    f"config.{name}: {value!r} has no effect with {self.named_job}; expected {default!r} (it {reason})"
-                )
-            self._check_policy_encoder()
-        if self.policy.weights:
-            self._check_large_policy()
-        elif self.parallel.transform == "mesh":
-            raise BadInput(
-                "config.parallel.transform: 'mesh' needs config.policy.weights (a Qwen2.5-VL); the other networks are "
-                "small and lie whole on every device ('shard_map')"
-            )
-
-    def _check_policy_training(self) -> None:
-        if self.grpo.shuffle_rewards and self.self_check.enabled:
-            raise BadInput(
-                "config.grpo.shuffle_rewards: must be False with config.self_check.enabled=True; got True (who tries "
-                "again follows the true answer, so that the control would learn from it)"
-            )
-        if self.optimising is self.dpo and not (self.rewards.gate == "released" and self.rewards.format_weight):
-            raise BadInput(
-                "config.rewards.gate: must be 'released', with config.rewards.format_weight above 0, with "
-                f"config.job='dpo'; got {self.rewards.gate!r} and {self.rewards.format_weight} (a reply is valid where "
-                "its reward is above 0)"
-            )
-        if self.grpo.stage_credit != "none" and (self.vqa.dialect not in STAGED or self.self_check.enabled):
-            raise BadInput(
-                f"config.grpo.stage_credit: {self.grpo.stage_credit!r} needs config.vqa.dialect of {', '.join(STAGED)} "
-                f"and config.self_check.enabled=False; got {self.vqa.dialect!r} and {self.self_check.enabled}"
-            )
-        if self.curriculum.schedule != "none" and self.sft.pack_length:
-            raise BadInput(
-                f"config.sft.pack_length: {self.sft.pack_length} must be 0 with config.curriculum.schedule="
-                f"{self.curriculum.schedule!r} (boxes are drawn and images chosen for each question)"
-            )
-
-    def _check_chain_training(self) -> None:
-        job, encoder, augment = self.job, self.image_encoder, self.data.augment
-        if self.start.checkpoint and job not in ("teacher", "distill"):
-            instead = "" if job == "baseline" else "; config.policy.start names the run that it starts from"
-            raise BadInput(f"config.start.checkpoint: must be '' with {self.named_job}{instead}")
-        if job == "baseline" and not self.teacher.text:
-            raise BadInput(
-                f"config.teacher.text: must be True with {self.named_job}; got False (only prompts distinguish the "
-                "baseline's steps)"
-            )
-        if augment != "none" and encoder.name == "imported":
-            raise BadInput(
-                f"config.data.augment: must be 'none' with config.image_encoder.name='imported'; got {augment!r}"
-            )
-        if augment != "none" and encoder.is_frozen and self.features.store:
-            raise BadInput(
-                f"config.data.augment: must be 'none' with config.features.store=True; got {augment!r} (stored "
-                "features are of unaugmented images)"
-            )
-        if self.prompts.encoder == "imported" and encoder.name != "imported":
-            raise BadInput(
-                "config.prompts.encoder: 'imported' needs config.image_encoder.name='imported'; got "
-                f"{encoder.name!r} (prompt features are imported with image features)"
-            )
-
-    def _check_policy_encoder(self) -> None:
-        if not self.image_encoder.is_frozen:
-            return
-        for name, default in (("weights", ""), ("encoder_widths", load_config("base").policy.encoder_widths)):
-            if (value := getattr(self.policy, name)) != default:
-                raise BadInput(
-                    f"config.policy.{name}: {value!r} has no effect with config.image_encoder.name="
-                    f"{self.image_encoder.name!r}, whose patches the policy reads; expected {default!r}"
-                )
-
-    def _check_large_policy(self) -> None:
-        if not self.trains_policy:
-            raise BadInput(
-                f"config.policy.weights: {self.policy.weights!r} needs the job 'sft', 'grpo' or 'dpo'; got "
-                f"{self.named_job}"
-            )
-        if self.sft.pack_length:
-            raise BadInput(
-                f"config.sft.pack_length: {self.sft.pack_length} must be 0 with config.policy.weights (the image "
-                "stands in the prompt, so that a row is one question)"
-            )
+            yield "data.source", self.data.source != "phantom", "'phantom': config.vqa.source and config.vqa.root count"
+            expected = "an encoder that reads pictures, and none beside a Qwen2.5-VL"
+            yield "image_encoder.name", is_imported or (encoder.is_frozen and is_large), expected
+        expected = "True (only prompts tell the steps of a baseline apart)"
+        yield "teacher.text", self.job == "baseline" and not self.teacher.text, expected
+        expected = "'none' with imported features or config.features.store=True, which are of unaugmented images"
+        is_stored = is_imported or (encoder.is_frozen and self.features.store)
+        yield "data.augment", augments and is_stored, expected
+        expected = "features imported with those of images (config.image_encoder.name='imported')"
+        yield "prompts.encoder", self.prompts.encoder == "imported" and not is_imported, expected
+        expected = "config.policy.weights of a Qwen2.5-VL, or another transform"
+        yield "parallel.transform", self.parallel.transform == "mesh" and not is_large, expected
+        expected = "False with config.self_check.enabled=True, which follows the true answer, as the control then would"
+        yield "grpo.shuffle_rewards", self.grpo.shuffle_rewards and retries, expected
+        expected = f"config.vqa.dialect of {', '.join(STAGED)} and config.self_check.enabled=False"
+        is_read = self.vqa.dialect in STAGED and not retries
+        yield "grpo.stage_credit", self.grpo.stage_credit != "none" and not is_read, expected
+        expected = (
+            "'released' and well_formed in config.rewards.functions (a reply is valid where its reward is above 0)"
+        )
+        yield "rewards.gate", self.optimising is self.dpo and not is_gated, expected
+        expected = "0 with config.curriculum.schedule or config.policy.weights (a row is one question)"
+        is_alone = self.curriculum.schedule != "none" or is_large
+        yield "sft.pack_length", is_alone and self.sft.pack_length > 0, expected
 
 
 def make_settings(config: Mapping[str, Any]) -> Settings:
@@ -294,26 +212,8 @@ PATH_KEYS = (
 )
 """Settings whose value may be a path or an address, without "config."."""
 
-# Settings in a workdir: written, read back (also from earlier versions), and compared.
+# Settings in a workdir: written, read back, and compared.
 
-
-_LATER_SECTIONS = ("vqa", "policy", "sft", "grpo", "dpo", "rewards", "self_check", "curriculum", "start", "loggers")
-_LATER = {
-    "curriculum": "first_loss first_overall least_loss",
-    "data": "fold uncertain uncertain_weight",
-    "evaluation": "coverage_by gate_false_alarms least_gain miss_cost operating_point operating_target step_costs",
-    "grpo": "epoch_end kl_norm stage_credit",
-    "loss": "parts",
-    "parallel": "model_devices",
-    "phantom": "style",
-    "policy": "low_rank low_rank_alpha low_rank_targets random shrink weights",
-    "sft": "epoch_end",
-    "training": "given_answers given_noise given_rate given_to profile_updates schedule",
-}
-"""Sections and settings that earlier versions lacked; their defaults reproduce those versions."""
-
-_READS_PATCHES = "first_loss"
-"""A setting of the curriculum that is as old as frozen encoders for policies: runs without it did not read one."""
 
 _MAY_CHANGE = {
     "data": "cache_megabytes check_images num_threads num_workers",
@@ -322,7 +222,7 @@ _MAY_CHANGE = {
     "rewards": "judge_cap judge_url",
     "training": "checkpoint_minutes log_every profile_updates",
     "parallel": "model_devices num_devices num_passes remat transform",
-    "evaluation": "batch_size coverage coverage_by coverage_confidence decoding gate_false_alarms "
+    "evaluation": "batch_size coverage coverage_by coverage_confidence gate_false_alarms "
     "least_gain miss_cost num_resamples operating_point operating_target step_costs",
 }
 MAY_CHANGE = {"config.resume"} | {
@@ -352,28 +252,8 @@ def write_settings(path: pathlib.Path, settings: Settings) -> None:
 
 
 def read_settings(path: pathlib.Path) -> Settings:
-    """Return the settings that `write_settings` wrote, also of earlier versions."""
+    """Return the settings that `write_settings` wrote."""
     stored = read_json(path, dict[str, Any], accepted="expected the settings.json of a run")
-    is_earlier = _READS_PATCHES not in (stored["curriculum"] if isinstance(stored.get("curriculum"), dict) else {})
-    defaults = load_config("base").to_dict()
-    for section in _LATER_SECTIONS:
-        stored.setdefault(section, defaults[section])
-    for section, names in _LATER.items():
-        if isinstance(values := stored.get(section), dict):
-            stored[section] = {name: defaults[section][name] for name in names.split()} | values
-    if isinstance(stored.get("evaluation"), dict):
-        stored["evaluation"].setdefault("coverage_confidence", 0.0)  # on average over validation splits
-    if isinstance(stored["policy"], dict):
-        stored["policy"] |= {name: defaults["policy"][name] for name in list_unread(stored["policy"])}
-    job = stored.get("job")
-    if isinstance(job, str) and job in JOBS and JOBS[job].is_policy:
-        encoder = stored.get("image_encoder")
-        if is_earlier and isinstance(encoder, dict) and encoder.get("name") in ("pretrained", "imported"):
-            # Such runs did not read them.
-            encoder |= {name: defaults["image_encoder"][name] for name in ("name", "weights")}
-        for name, (_, default, _) in find_unread(stored).items():
-            section, key = name.split(".")
-            stored[section][key] = default
     try:
         return make_settings(stored)
     except BadInput as error:

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 EXIT_UNREADABLE = 1
 _HARDLY_FOLLOWS = (
     "note: the run measured that this network's later answers hardly follow given ones, or did not measure it; a joint "
-    "reading follows them: without --as-published, and of an earlier run once its command has been started once more "
-    "(docs/corrections.md)"
+    "reading follows them: without --as-published (docs/corrections.md)"
 )
 BATCH_SIZE = 32
 """Images that the command reads at once."""

@@ -7,7 +7,6 @@ renamed, and the one before it is used.
 import asyncio
 import contextlib
 import dataclasses
-import functools
 import itertools
 import math
 import pathlib
@@ -105,21 +104,17 @@ class _Hashing(ocp.future.Future):
 
 
 def check_digests(checkpoint: pathlib.Path, *, below: str = "", part: int = 0, num_parts: int = 1) -> None:
-    """Compare a checkpoint's files with its digests; a checkpoint of an older version, without any, gets a note.
+    """Compare a checkpoint's files with its digests.
 
     Args:
       below: a folder of the checkpoint, to which the check is limited.
       part: of the `num_parts` that the files are divided into, so that processes share the work.
 
     Raises:
-      Changed: a file was changed, is missing or was added, or the digests are missing beside steps that have them.
+      Changed: a file was changed, is missing or was added, or the digests are missing.
     """
     if not (checkpoint / DIGESTS).is_file():
-        others = sorted(path.parent.name for path in checkpoint.parent.glob(f"*/{DIGESTS}"))
-        if others:
-            raise Changed(f"{DIGESTS} is missing, which the checkpoints {', '.join(others)} have")
-        _note_missing(checkpoint.parent)
-        return
+        raise Changed(f"{DIGESTS} is missing")
     try:
         digests = _read(checkpoint / DIGESTS)
     except BadInput as error:
@@ -137,11 +132,6 @@ def check_digests(checkpoint: pathlib.Path, *, below: str = "", part: int = 0, n
 
 def _read(path: pathlib.Path) -> dict[str, tuple[int, str]]:
     return read_json(path, dict[str, tuple[int, str]], accepted="expected digests of files")
-
-
-@functools.cache
-def _note_missing(folder: pathlib.Path) -> None:
-    print(f"note: {folder}: saved by an older version, without digests: damaged files are not noticed", file=sys.stderr)
 
 
 def committed_steps(folder: pathlib.Path) -> list[int]:
@@ -378,7 +368,7 @@ class Checkpoints:
                 raise BadInput(
                     f"{self.folder / str(step)}: {name} has shape {saved.get(name, 'none')}, "
                     f"expected {expected.get(name, 'none')}; "
-                    "the checkpoint is of another chain, of other sizes or of another version: use a new workdir"
+                    "the checkpoint is of another chain or of other sizes: use a new workdir"
                 )
 
     def _put_aside(self, damages: dict[int, Exception], resumed_step: int) -> list[str]:

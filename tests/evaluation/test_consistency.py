@@ -1,26 +1,18 @@
-"""Consistency rules against written-out chains; decoding against an exhaustive search."""
+"""Consistency rules against written-out chains, and counts of pairs."""
 
 import dataclasses
-import itertools
-import json
 import math
 
 import numpy as np
 import pytest
-from evaluation.small_splits import CHAIN, make_split
-from hypothesis import given
-from hypothesis import strategies as st
+from evaluation.small_splits import CHAIN
 from refusals import refuse_edited
-from scipy.special import log_softmax
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
 from stepcot_jax.data.phantom.answers import draw_answers
 from stepcot_jax.evaluation.consistency import (
-    answer_and_decode,
     count_broken,
     count_pairs,
-    decode_consistent,
-    decoding_figures,
     find_clear_chest,
     inconsistent,
     list_broken,
@@ -30,9 +22,6 @@ from stepcot_jax.evaluation.consistency import (
     share_inconsistent,
     write_pairs,
 )
-from stepcot_jax.evaluation.predictions import Predictions
-from stepcot_jax.evaluation.statistics import count_once
-from stepcot_jax.host.errors import BadInput
 
 NORMAL = [0, 3, 5, 6, 4, 6, 0]
 NODULE = [1, 0, 2, 0, 0, 6, 1]
@@ -41,49 +30,6 @@ CLEAR_NODULE = [*NORMAL[:-1], 1]
 
 def learn(labels, chain=DEFAULT_CHAIN, **options):
     return make_rules(chain, counts=count_pairs(labels, chain), **options)
-
-
-def draw_rules(rng: np.random.Generator, answers_per_step: tuple[int, ...], *, share_allowed: float):
-    """Rules with random forbidden pairs of every kind."""
-    options = [tuple(f"Answer {answer}" for answer in range(number)) for number in answers_per_step]
-    rules = make_rules(Chain(tuple(Step(f"Step {place}", "What?", own) for place, own in enumerate(options))))
-    allowed = {pair: rng.random(own.shape) < share_allowed for pair, own in rules.allowed.items()}
-    return dataclasses.replace(rules, allowed=allowed)
-
-
-@given(
-    st.integers(0, 2**32 - 1),
-    st.lists(st.integers(2, 4), min_size=1, max_size=5).map(tuple),
-    st.sampled_from([0.4, 0.7, 1.0]),
-)
-def test_decoding_finds_the_best_of_all_consistent_chains(seed, answers_per_step, share_allowed):
-    rng = np.random.default_rng(seed)
-    rules = draw_rules(rng, answers_per_step, share_allowed=share_allowed)
-    scores = tuple(log_softmax(rng.normal(0, 2, (3, num_answers)), axis=1) for num_answers in answers_per_step)
-    consistent = [
-        chain
-        for chain in itertools.product(*map(range, answers_per_step))
-        if all(own[chain[earlier], chain[later]] for (earlier, later), own in rules.allowed.items())
-    ]
-    if not consistent:
-        with pytest.raises(BadInput, match="no chain keeps them all"):
-            decode_consistent(scores, rules)
-        return
-    decoded = decode_consistent(scores, rules)
-    assert not inconsistent(decoded, rules).any()
-    for case, found in enumerate(decoded.tolist()):
-        worth = {chain: sum(own[case, answer] for own, answer in zip(scores, chain, strict=True))
-                 for chain in consistent}  # fmt: skip
-        assert worth[tuple(found)] == pytest.approx(max(worth.values()))
-
-
-def test_an_impossible_answer_still_gives_way_to_the_rules():
-    """The model is certain of "No abnormality" and of a mass: every consistent chain has probability 0."""
-    scores = [np.full((1, step.num_answers), -np.inf) for step in DEFAULT_CHAIN.steps]
-    for own, label in zip(scores, [*NORMAL[:-1], 7], strict=True):
-        own[0, label] = 0
-    decoded = decode_consistent(tuple(scores), make_rules(DEFAULT_CHAIN))
-    assert not inconsistent(decoded, make_rules(DEFAULT_CHAIN)).any()
 
 
 def test_the_given_rule_by_hand():
@@ -172,29 +118,6 @@ def test_what_the_phantom_never_does_is_learned(phantom):
     assert share_inconsistent(np.stack([rng.permutation(own) for own in test.T], axis=1), rules) > 0.8
 
 
-def measure(labels, logits, chain, rules) -> dict[str, np.ndarray]:
-    predictions = Predictions(np.arange(len(labels)), labels.astype(np.int32), {"model": logits})
-    before, after = answer_and_decode(predictions, chain, rules, model="model")
-    np.testing.assert_array_equal(before, logits.argmax(axis=2))
-    figures = decoding_figures(count_once(len(labels)), before=before, after=after, labels=labels, rules=rules)
-    return {"after": after, **{name: values[0] for name, values in figures.items()}}
-
-
-def test_the_effect_is_that_of_the_decoded_chains():
-    split = make_split(4, num_cases=80)
-    rules = draw_rules(np.random.default_rng(1), CHAIN.answers_per_step, share_allowed=0.7)
-    labels, logits = split.predictions.labels, split.predictions.logits["student"]
-    effect = measure(labels, logits, CHAIN, rules)
-    before, after = logits.argmax(axis=2), effect["after"]
-    assert effect["share_changed"] == effect["share_inconsistent"] == inconsistent(before, rules).mean() > 0
-    for position in range(3):
-        known = labels[:, position] >= 0
-        for answers, accuracy in ((before, effect["accuracy_before"]), (after, effect["accuracy_after"])):
-            assert accuracy[position] == (answers == labels)[known, position].mean()
-    right = ((after == labels) | (labels < 0)).all(axis=1)[(labels >= 0).any(axis=1)]
-    assert effect["chain_accuracy_after"] == pytest.approx(right.mean())
-
-
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=r"\[case, 3\]; got \(1, 2\)"):
         inconsistent(np.zeros((1, 2), int), make_rules(CHAIN))
@@ -202,20 +125,12 @@ def test_what_does_not_fit_is_refused():
         count_pairs(np.array([[0, 0, 0], [0, 3, 0]]), CHAIN)
 
 
-def test_pairs_on_disk_come_back_and_those_of_earlier_versions_make_rules_alone(tmp_path, phantom):
+def test_pairs_on_disk_come_back(tmp_path, phantom):
     path, counts = tmp_path / "pairs.json", count_pairs(phantom, DEFAULT_CHAIN)
     write_pairs(path, counts, DEFAULT_CHAIN)
     found = read_pairs(path, DEFAULT_CHAIN)
     assert list(found) == list(counts)
     assert all((found[pair] == own).all() for pair, own in counts.items())
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"weights": {"teacher": [0.0] * 7}}))  # before version 3
-    assert list(read_pairs(path, DEFAULT_CHAIN)) == list(counts)
-    write_pairs(path, {pair: counts[pair] for pair in pairs_of(DEFAULT_CHAIN.num_steps)}, DEFAULT_CHAIN)
-    file = json.loads(path.read_text())
-    path.write_text(json.dumps(file | {"layout": "stepcot_jax pairs of answers 1"}))
-    rules, expected = (make_rules(DEFAULT_CHAIN, counts=own) for own in (read_pairs(path, DEFAULT_CHAIN), counts))
-    assert rules.allowed.keys() == expected.allowed.keys()
-    assert all((rules.allowed[pair] == own).all() for pair, own in expected.allowed.items())
 
 
 @pytest.mark.parametrize(

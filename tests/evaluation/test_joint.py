@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 
 import numpy as np
 import pytest
@@ -466,21 +465,6 @@ def test_a_model_on_disk_comes_back(tmp_path):
         AnswerTree(found.tree.last, found.tree.parents, found.tree.tables), *2 * [found.calibrate(LOGITS)]
     )
     assert reader(np.zeros((1, 6, 4, 4))).shape == (1, 6, 4, 4)
-
-
-@pytest.mark.parametrize(
-    ("layout", "absent", "expected"),
-    [(1, ("exponents", "conflict_limit", "mixtures"), MODEL), (2, ("mixtures",), POOLED)],
-)
-def test_a_file_of_before_reads_as_it_did(tmp_path, layout, absent, expected):
-    path = tmp_path / "joint.json"
-    write_joints(path, {"student": POOLED}, CHAIN)
-    file = json.loads(path.read_text())
-    file["layout"] = f"stepcot_jax joint model {layout}"
-    for name in absent:
-        del file["models"]["student"][name]
-    path.write_text(json.dumps(file))
-    assert dataclasses.replace(read_joint(path, CHAIN, model="student"), tree=TREE) == expected
 
 
 def nonroot(file):

@@ -4,15 +4,12 @@ import warnings
 
 import numpy as np
 import pytest
-from evaluation.small_splits import CHAIN, draw_labels, draw_logits, draw_step
+from evaluation.small_splits import draw_step
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation.calibration import calibration_figures
 from stepcot_jax.evaluation.chains import StepCases, step_figures, step_statistics
-from stepcot_jax.evaluation.consistency import answer_and_decode, decoding_figures, make_rules
-from stepcot_jax.evaluation.predictions import Predictions
 from stepcot_jax.evaluation.statistics import count_once
 
 
@@ -48,24 +45,3 @@ def test_statistics_of_a_step_are_those_of_the_repeated_cases(seed, num_cases, n
     weights[0], weights[1] = 0, 1
     weights[2, labels == 0] = 0
     check_repeated(every_statistic, weights, labels=labels, raw=raw, calibrated=calibrated, sets=sets)
-
-
-@given(st.integers(0, 2**32 - 1), st.integers(0, 25))
-def test_the_effect_of_decoding_is_that_of_the_repeated_cases(seed, num_cases):
-    rng = np.random.default_rng(seed)
-    labels, rules = draw_labels(rng, num_cases, missing=0.4), make_rules(CHAIN)
-    for allowed in rules.allowed.values():  # the chain of first answers keeps every rule
-        allowed &= rng.random(allowed.shape) < 0.6
-        allowed[0, 0] = True
-    predictions = Predictions(np.arange(num_cases), labels, {"model": draw_logits(rng, labels)})
-    before, after = answer_and_decode(predictions, CHAIN, rules, model="model")
-
-    def compute(weights, **cases):
-        figures = decoding_figures(weights, **cases, rules=rules)
-        # The steps of a mean are those of the split in every resample.
-        return {name: values for name, values in figures.items() if not name.startswith("mean")}
-
-    weights = rng.integers(0, 3, (4, num_cases))
-    weights[0], weights[1] = 0, 1
-    weights[2, labels[:, 1] != NOT_ANNOTATED] = 0
-    check_repeated(compute, weights, before=before, after=after, labels=labels)

@@ -1,7 +1,6 @@
 """statistics.json: every figure has its own interval, and the file is strict JSON."""
 
 import json
-import math
 
 import numpy as np
 import pytest
@@ -10,8 +9,8 @@ from evaluation.small_splits import CHAIN, make_split
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation.calibration import fit_calibration, step_reliability
 from stepcot_jax.evaluation.chains import bootstrap, evaluate, step_cases
-from stepcot_jax.evaluation.consistency import answer_and_decode, decoding_figures, make_rules
-from stepcot_jax.evaluation.statistics import as_plain, count_once
+from stepcot_jax.evaluation.consistency import make_rules, share_inconsistent
+from stepcot_jax.evaluation.statistics import as_plain
 from stepcot_jax.evaluation.summary import GROUPINGS, UNKNOWN, age_band, describe, score_subgroups, summarise
 
 SPLIT = make_split(3, num_cases=120, num_patients=50)
@@ -44,7 +43,7 @@ def with_intervals(tree):
     """Every number that has an interval, with its path and interval."""
     groups = [{TRUE_CHAINS: tree[TRUE_CHAINS], "intervals": tree["intervals"]}]
     for model in tree["models"].values():
-        groups += [*model["steps"].values(), model["consistent_decoding"]]
+        groups += [*model["steps"].values(), model["consistency"]]
     for figures in groups:
         for path, value in leaves({name: value for name, value in figures.items() if name != "intervals"}):
             interval = figures["intervals"]
@@ -62,8 +61,8 @@ def test_every_figure_has_an_interval_of_its_own_value(summary):
         if path[0] not in ("ece", "ece_calibrated"):  # resamples are biased upwards: resampling adds noise
             assert interval["low"] <= value <= interval["high"], path
     # Of the labels, and for each of 2 models 3 steps of 8 figures and 4 shares, coverage by 2 + 3 + 4 answers, and
-    # decoding of 6 and 2 for 3 steps.
-    assert len(found) == 1 + 2 * (3 * 12 + 9 + 6 + 6)
+    # contradictions.
+    assert len(found) == 1 + 2 * (3 * 12 + 9 + 1)
 
 
 def test_values_and_resamples_are_those_of_the_plain_functions(summary):
@@ -85,31 +84,8 @@ def test_values_and_resamples_are_those_of_the_plain_functions(summary):
             assert step["answer_set_coverage"] == pytest.approx(held / sum(counts.values()))
             accuracy = as_plain(metrics[model].steps[position].accuracy)
             assert step["intervals"]["accuracy_of_the_surest"]["100%"] == pytest.approx(accuracy)
-        effect = found["consistent_decoding"]["intervals"]
-        before, after = answer_and_decode(SPLIT.predictions, CHAIN, RULES, model=model)
-        plain = decoding_figures(count_once(120), before=before, after=after, labels=LABELS, rules=RULES)
-        assert effect["chain_accuracy_after"]["value"] == plain["chain_accuracy_after"]
-        assert effect["mean_accuracy_before"] == pytest.approx(as_plain(metrics[model].mean_accuracy))
-        assert effect["chain_accuracy_before"] == pytest.approx(as_plain(metrics[model].chain_accuracy))
-
-
-def test_differences_of_decoding_have_the_same_resamples_on_both_sides():
-    little = make_rules(CHAIN)
-    little.allowed[0, 2][0, 3] = False
-    split = SPLIT.change(logits={"teacher": SPLIT.predictions.logits["teacher"]})
-    same, near = (
-        run(split, rules=rules, num_resamples=100)["models"]["teacher"]["consistent_decoding"]["intervals"]
-        for rules in (make_rules(CHAIN), little)
-    )
-    zero = {"value": 0.0, "low": 0.0, "high": 0.0, "undefined": 0.0}
-    assert same["accuracy_difference"] == [zero] * 3
-    for kind in ("mean_accuracy", "chain_accuracy"):
-        assert same[f"{kind}_difference"] == zero
-        difference, before, after = (near[f"{kind}_{name}"] for name in ("difference", "before", "after"))
-        assert difference["value"] == pytest.approx(after["value"] - before["value"])
-        width, *apart = (interval["high"] - interval["low"] for interval in (difference, before, after))
-        assert 0 < width < 0.7 * math.hypot(*apart)  # the value with separate resamples per side
-    assert near["share_changed"]["value"] > 0
+        share = share_inconsistent(SPLIT.predictions.logits[model].argmax(axis=2), RULES)
+        assert found["consistency"]["share_inconsistent"] == share > 0
 
 
 def test_no_resamples_leave_the_figures_and_no_intervals(summary):
@@ -119,9 +95,9 @@ def test_no_resamples_leave_the_figures_and_no_intervals(summary):
         assert found["intervals"] is None
         for name, step in found["steps"].items():
             assert step == {**summary["models"][model]["steps"][name], "intervals": None}
-        assert found["consistent_decoding"]["intervals"] is None
-    assert [line.count("%") for line in describe(plain, decoded=True)] == [3, 3]
-    assert len(describe(summary, decoded=True)) == 4
+        assert found["consistency"]["intervals"] is None
+    assert describe(plain) == []
+    assert [line.count("%") for line in describe(summary)] == [3, 3]
 
 
 @pytest.mark.parametrize("num_cases", [0, 4])
@@ -145,9 +121,7 @@ def test_it_is_strict_json_where_a_step_has_no_answer_at_all():
     assert step["intervals"]["accuracy_of_the_surest"]["50%"]["low"] is None
     assert step["answer_set_coverage_by_answer"] == {"Focal": None, "Diffuse": None, "N/A": None}
     assert found["num_cases_by_answer"]["Distribution"] == {"Focal": 0, "Diffuse": 0, "N/A": 0}
-    decoding = found["models"]["student"]["consistent_decoding"]["intervals"]
-    assert decoding["accuracy_difference"][1]["high"] is None
-    assert decoding["mean_accuracy_difference"]["high"] is not None
+    assert found["models"]["student"]["consistency"]["intervals"]["share_inconsistent"]["high"] is not None
     assert found["intervals"][TRUE_CHAINS]["value"] is None
 
 

@@ -28,7 +28,7 @@ encoders/weights.py: safetensors, after require_file | evaluation/published.py: 
 host/exported_files.py: part of exports; needs no stepcot_jax | export/model_card.py: own template
 export/policy_folder.py: own template | features/importing.py: an entry of an untrusted archive
 features/store.py: own shards, whose digest is compared
-annotate/llm/answers.py: own file of answers, opened for writing | annotate/llm/request_files.py: writes
+annotate/llm/answers.py: own file of answers, opened for writing
 extras/demo/page.py: own script | data/splits/split_resolver.py: an entry of an untrusted archive
 host/errors.py: /dev/null | host/machine.py: /proc/cpuinfo | host/array_files.py: an entry of an untrusted archive
 host/terminal.py: /dev/null | host/files.py: writes; locks folders | pages/shell.py: own style

@@ -215,7 +215,6 @@ def test_a_damaged_encoder_of_an_export_is_refused(exported, tmp_path, path, val
     [
         ({"image_encoder__image_size": 64}, r"config\.image_encoder\.image_size: 64 is not 32"),
         ({"policy__grid": 3}, r"config\.policy\.grid: 3 is more than 2"),
-        ({"policy__encoder_widths": (8, 8)}, r"config\.policy\.encoder_widths: \(8, 8\) has no effect"),
     ],
 )
 def test_what_does_not_suit_the_encoder_is_refused(encoder, tmp_path, changes, message):

@@ -185,7 +185,7 @@ def test_rules_are_those_of_the_training_labels_and_coverage_by_answer_reaches_t
     )
     statistics = read_statistics(tmp_path)
     for model, logits in splits["test"].predictions.logits.items():
-        share = statistics["models"][model]["consistent_decoding"]["share_inconsistent"]
+        share = statistics["models"][model]["consistency"]["share_inconsistent"]
         answers = logits.argmax(axis=2)
         assert share == share_inconsistent(answers, rules) != share_inconsistent(answers, of_test)
     found = read_calibration(tmp_path / "calibration.json", chain)

@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+from refusals import refuse
 
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.data.questions.reply_files import read_replies
@@ -89,6 +90,16 @@ def test_quoted_audits_are_those_of_the_kept_replies(tmp_path):
         rows = [line for line in (tmp_path / f"audit_{name}.md").read_text().splitlines() if re.match(r"\| \w", line)]
         assert len(rows) > 2
         assert all(row in page for row in rows)
+
+
+def test_a_broken_or_too_large_file_of_replies_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "replies.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"id": "1", "reply": "x"}\n' * 1000)[:-9])
+    refuse("replies.jsonl.gz: cannot be unpacked .*; expected a whole gzip file", read_vqa_records, path,
+           on_bad_record="skip")  # fmt: skip
+    path.write_bytes(gzip.compress(b"{" * 100_000))
+    monkeypatch.setenv("STEPCOT_JAX_LIMITS", "unpacked_bytes=1000")
+    refuse("more than 1000 bytes when unpacked", read_vqa_records, path, on_bad_record="skip")
 
 
 def test_the_quoted_trial_of_counterfactual_pairs_is_that_of_the_kept_replies():

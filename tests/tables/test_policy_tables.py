@@ -1,6 +1,7 @@
 """Tables of policies from finished cells: figures by hand, published columns, rows, cells and notes."""
 
 import csv
+import gzip
 import json
 import math
 import statistics
@@ -21,9 +22,11 @@ from stepcot_jax.reasoning.dialects import write_reply
 from stepcot_jax.record import KINDS
 from stepcot_jax.run.loading_questions import load_vqa_dataset
 from stepcot_jax.run.scored_baseline import score_baseline
+from stepcot_jax.tools.evaluate_replies import command as evaluating
 from stepcot_jax.tools.tables import command as making
 from stepcot_jax.tools.tables import policy_tables, robustness_table
 from stepcot_jax.tools.tables.command import find_recipe
+from stepcot_jax.tools.tables.kept_replies import keep_replies
 from stepcot_jax.tools.tables.robustness_table import PerturbedReplies
 
 RATES = {"rollouts/self_check_rate": (0.9, 0.5, 0.25), "rollouts/self_check_success": (0.1, None, 0.75)}
@@ -64,7 +67,7 @@ def test_cells_of_a_seed_start_from_one_fine_tuning_and_keep_their_digest_in_ano
     start = str(plan.cells.folder(policy_tables.sft_of(plan, 0, policy_tables.THINKING)))
     grpo = [own for name, own in cells.items() if "GRPO" in name]
     assert {(own.job, own.sft.epochs, own.policy.start) for own in grpo} == {("grpo", 0, start)}
-    rewards = [(own.rewards.answer_weight, own.rewards.grounding_weight, own.grpo.shuffle_rewards) for own in grpo]
+    rewards = [(*map(own.rewards.weights.get, ("answer", "grounding")), own.grpo.shuffle_rewards) for own in grpo]
     assert rewards == [(1, 0, False), (0, 1, False), (1, 1, False), (1, 1, True)]
     own = {plan.cells.digest(cell) for cell in find_recipe("self_check").list_cells(plan)}
     assert {plan.cells.digest(cell) for cell in find_recipe("stages").list_cells(plan)} < own
@@ -99,6 +102,34 @@ def test_figures_are_the_shares_of_right_replies_and_differences_are_judged_toge
     assert 0 < difference.low < difference.value < difference.high
     assert found["mean A: verdict"][row] == "higher in both runs"
     assert (found["mean A"][same].value, found["mean A: verdict"][same]) == (0.0, "no difference shown")
+
+
+def test_a_cell_of_a_table_is_recomputed_from_the_kept_replies(plan, made, tmp_path):
+    recipe = find_recipe("vqa")
+    written = keep_replies(tmp_path, "vqa", recipe.replies(plan))
+    folder = tmp_path / "replies" / "vqa"
+    index = [json.loads(line) for line in (folder / "files.jsonl").read_text().splitlines()]
+    assert len(index) == len(plan.seeds) * 6
+    assert len(written) == len(set(written)) == 12 + 1 + 1  # replies, the records of both seeds once, and the index
+    figures = []
+    for own in index:
+        if own["cell"] != policy_tables.BOTH:
+            continue
+        lines = gzip.decompress((folder / own["replies"]).read_bytes()).splitlines()
+        assert json.loads(lines[0]).keys() == {"id", "seed", "cell", "condition", "reply"}
+        out = tmp_path / str(own["seed"])
+        flags = [f"--dialect={own['dialect']}", "--without-pictures", "--num-resamples=60", f"--out={out}"]
+        evaluating.main([str(folder / own["records"]), str(folder / own["replies"]), *flags])
+        (model,) = json.loads((out / "metrics.json").read_text())["models"].values()
+        figures.append(model["figures"]["a_score"]["mean"])
+    assert len(figures) == len(plan.seeds)
+    found = columns_of(made["vqa"][0])
+    entry = found["mean A"][found["training"].index(policy_tables.BOTH)]
+    for part in ("value", "low", "high"):
+        assert np.mean([figure[part] for figure in figures]) == pytest.approx(getattr(entry, part)), part
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    keep_replies(tmp_path, "vqa", recipe.replies(plan))
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_the_baseline_is_that_of_the_training_split(plan, made):

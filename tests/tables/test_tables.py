@@ -17,7 +17,6 @@ from stepcot_jax.run.places import Place
 from stepcot_jax.tools.tables import command
 from stepcot_jax.tools.tables.cells import Cell, vary
 from stepcot_jax.tools.tables.command import find_recipe
-from stepcot_jax.tools.tables.effect_table import EarlierAnswers
 from stepcot_jax.tools.tables.plan import ABLATIONS, Plan
 from stepcot_jax.tools.tables.transfer_table import restrict
 
@@ -210,13 +209,3 @@ def test_restricted_predictions_choose_among_what_is_there():
     np.testing.assert_array_equal(answers[agree, 0], unrestricted[agree])
     nothing = comparing.last_step_alone(made.make_split({"teacher": 0.5}, labels=np.full_like(made.LABELS, -100)))
     refuse("no case has an answer to 'Diagnosis'", restrict, nothing, chain)
-
-
-def test_a_step_that_follows_from_earlier_ones_is_known_from_them():
-    rng = np.random.default_rng(0)
-    first, second = rng.integers(0, 3, 400), rng.integers(0, 2, 400)
-    labels = np.stack([first, second, (first + second) % 3, rng.integers(0, 4, 400)], axis=1)
-    shares = EarlierAnswers.of_labels(labels[:300]).accuracies(labels[300:])
-    assert shares[2] == 1.0
-    assert shares[0] == pytest.approx((first[300:] == np.bincount(first[:300]).argmax()).mean())
-    assert shares[3] < 0.5

@@ -40,13 +40,13 @@ def made(tmp_path_factory, small_networks):
     target = of_folder(workdir / "nih", student__width=64)  # of which the data alone are read
     cells = Cells(workdir, Terminal())
     plan = Plan(of_source(workdir / "source"), (0,), cells, target=target, num_resamples=30)
-    names = making.make_tables(["steps", "effect", "transfer"], plan, command=["python"], folder=workdir / "tables")
+    names = making.make_tables(["steps", "transfer"], plan, command=["python"], folder=workdir / "tables")
     return plan, workdir / "tables", names
 
 
 def test_every_baseline_was_trained_and_measured(made):
     plan, folder, names = made
-    assert {"steps.csv", "effect.csv", "effect.png", "transfer.tex"} <= set(names)
+    assert {"steps.csv", "transfer.tex"} <= set(names)
     assert {row["model"] for row in read_rows(folder, "steps")} == {
         "most frequent answer", "teacher", "student", f"{OWN}, with steps",
         "resnet_small, from the teacher, frozen, with steps", "random ViT, frozen, with steps",
@@ -56,17 +56,6 @@ def test_every_baseline_was_trained_and_measured(made):
     assert settings["image_encoder"]["name"] == "imported"
     encoders = {path.name for path in (plan.workdir / "encoders").iterdir()}
     assert encoders == {f"teacher-{plan.cells.digest(plan.main(0))}", "random"}
-
-
-def test_the_effect_begins_with_what_the_run_itself_measured(made):
-    plan, folder, _ = made
-    found = read_rows(folder, "effect")
-    assert [row["answers given"] for row in found] == ["0", "0", "1", "0", "1", "2"]
-    report = json.loads((plan.cells.folder(plan.main(0)) / "report.json").read_text())["test"]["teacher"]["steps"]
-    first = [float(row["accuracy"]) for row in found if row["answers given"] == "0"]
-    assert first == pytest.approx([step["accuracy"] for step in report], abs=1e-6)
-    assert all(row["difference from none given low"] for row in found if row["answers given"] != "0")
-    assert (folder / "effect.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_networks_of_another_chain_read_chestxray8(made):

@@ -269,10 +269,6 @@ class RequestRefused(RequestFailed):
     """The endpoint refuses this request, for example by a content filter; others may succeed."""
 
 
-class AwaitsReply(Exception):
-    """A request is in a batch file; its answer comes with a file of replies."""
-
-
 class _TooLarge(Exception):
     """An answer is longer than `max_response_bytes`; a retry would be as long again, at the same price."""
 

@@ -9,8 +9,8 @@ from typing import TypeAlias, TypeVar
 
 from stepcot_jax.annotate.annotation import Aside, CannotAnnotate, ItemT, Made, Outcome, Provenance, Reason
 from stepcot_jax.annotate.llm.answers import Answers
-from stepcot_jax.annotate.llm.client import AwaitsReply, Budget, Endpoint, RequestFailed, RequestRefused
-from stepcot_jax.annotate.llm.interviews import Connect, Interviewer, connect_live
+from stepcot_jax.annotate.llm.client import Budget, Endpoint, RequestFailed, RequestRefused
+from stepcot_jax.annotate.llm.interviews import Interviewer
 from stepcot_jax.annotate.llm.prompts import Prompt
 from stepcot_jax.host.errors import BadInput, RunStopped
 
@@ -24,19 +24,11 @@ _Result = TypeVar("_Result")
 
 
 class Crew:
-    """The interviewers of a run, with one budget; `answers` are closed by the caller, None opens the folder's."""
+    """The interviewers of a run, with one budget and the answers of one folder."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        cap: int | None,
-        num_repairs: int,
-        connect: Connect = connect_live,
-        answers: Answers | None = None,
-    ) -> None:
-        self.budget, self._num_repairs, self._connect = Budget(cap), num_repairs, connect
-        self._folder, self._answers, self._is_lent = folder, answers, answers is not None
+    def __init__(self, folder: Path, *, cap: int | None, num_repairs: int) -> None:
+        self.budget, self._folder, self._num_repairs = Budget(cap), folder, num_repairs
+        self._answers: Answers | None = None
         self._open = list[Interviewer]()
 
     def interview(self, endpoint: Endpoint, prompt: Prompt) -> Interviewer:
@@ -47,14 +39,7 @@ class Crew:
         self._answers = self._answers or Answers(self._folder)
         if not self._open:
             self.budget.num_spent += self._answers.num_tokens
-        made = Interviewer(
-            endpoint,
-            prompt,
-            answers=self._answers,
-            budget=self.budget,
-            num_repairs=self._num_repairs,
-            connect=self._connect,
-        )
+        made = Interviewer(endpoint, prompt, answers=self._answers, budget=self.budget, num_repairs=self._num_repairs)
         self._open.append(made)
         return made
 
@@ -62,7 +47,7 @@ class Crew:
         """Close all interviewers and the answers."""
         for interviewer in self._open:
             await interviewer.close()
-        if self._answers is not None and not self._is_lent:
+        if self._answers is not None:
             self._answers.close()
 
 
@@ -89,8 +74,6 @@ async def process_items(
         async with slots:
             try:
                 made, provenance = await process(item)
-            except AwaitsReply:
-                return Outcome(item, is_waiting=True)
             except CannotAnnotate as error:
                 streak.number = 0
                 return Outcome(item, aside=Aside(item.id, error.reason, error.detail))

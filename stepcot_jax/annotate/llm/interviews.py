@@ -5,11 +5,12 @@ A new answer is written to the ledger before it is read, so a repeated run asks 
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
+from stepcot_jax import __version__
 from stepcot_jax.annotate.annotation import Annotation, CannotAnnotate, Item, Provenance, Reason
 from stepcot_jax.annotate.llm.answers import Answers, Ledger, digest_messages, digest_text
-from stepcot_jax.annotate.llm.client import Budget, Client, Endpoint, Record
+from stepcot_jax.annotate.llm.client import Budget, Client, Endpoint
 from stepcot_jax.annotate.llm.json_objects import BadAnswer, find_object
 from stepcot_jax.annotate.llm.prompts import TRUST, VOTES, Message, Prompt, write_repair
 from stepcot_jax.annotate.llm.replies import Entry, reply_text
@@ -115,54 +116,22 @@ def _read_label(answer: Any, *, name: str, step: Step) -> int:
 _Value = TypeVar("_Value")
 
 
-class Asker(Protocol):
-    """Asks an endpoint, as `client.Client` does."""
-
-    answered_before: bool
-    largest_counted: int | None
-
-    async def ask(self, messages: Sequence[Message], *, about: Mapping[str, str], record: Record) -> Entry:
-        """Return the entry of an answer, already recorded."""
-
-    async def close(self) -> None:
-        """Close connections."""
-
-
-Connect: TypeAlias = Callable[[Endpoint, Budget, Prompt], Asker]
-
-
-def connect_live(endpoint: Endpoint, budget: Budget, prompt: Prompt) -> Asker:
-    """Return a client that sends each request."""
-    return Client(endpoint, budget, prompt.schema)
-
-
-def identify(endpoint: Endpoint, prompt: Prompt) -> dict[str, Any]:
-    """Return the identity of the ledger of a model and a prompt."""
-    return {
-        "task": prompt.task,
-        "prompt_version": prompt.version,
-        "prompt_digest": prompt.digest,
-        "model": endpoint.model,
-        "decoding": dict(endpoint.decoding),
-    }
-
-
 class Interviewer:
     """Asks one model the questions of one task; a ledger in `answers` keeps the answers."""
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        prompt: Prompt,
-        *,
-        answers: Answers,
-        budget: Budget,
-        num_repairs: int,
-        connect: Connect = connect_live,
+        self, endpoint: Endpoint, prompt: Prompt, *, answers: Answers, budget: Budget, num_repairs: int
     ) -> None:
         self.prompt, self.endpoint = prompt, endpoint
-        self._client, self._num_tries = connect(endpoint, budget, prompt), num_repairs + 1
-        self.ledger = Ledger(answers, identify(endpoint, prompt))
+        self._client, self._num_tries = Client(endpoint, budget, prompt.schema), num_repairs + 1
+        identity = {
+            "task": prompt.task,
+            "prompt_version": prompt.version,
+            "prompt_digest": prompt.digest,
+            "model": endpoint.model,
+            "decoding": dict(endpoint.decoding),
+        }
+        self.ledger = Ledger(answers, identity)
         self._client.answered_before = len(self.ledger) > 0
         self._client.largest_counted = self.ledger.largest_counted
 
@@ -210,6 +179,7 @@ class Interviewer:
             "annotator": "llm",
             "model": self.endpoint.model,
             "prompt": f"{self.prompt.version} {self.prompt.digest[:12]}",
+            "version": __version__,
             "date": entry.time[:10],
         }
         if entry.served_model and entry.served_model != self.endpoint.model:

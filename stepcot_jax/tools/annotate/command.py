@@ -1,12 +1,12 @@
 """Make chains from radiology reports and reasoning from boxes, compare annotators, and review the records.
 
-Also the commands vqa, requests, replies, merge, agree, review-out, review-in and coding, each with a --help.
+Also the commands vqa, merge, agree, review-out, review-in and coding, each with a --help.
 """
 
 import argparse
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from stepcot_jax.annotate.llm.client import DEFAULT_BASE_URL, DEFAULT_KEY_VARIABLE, Endpoint
@@ -17,7 +17,6 @@ from stepcot_jax.tools.options import local_path
 
 if TYPE_CHECKING:
     from stepcot_jax.annotate.agreement import Aligned
-    from stepcot_jax.annotate.llm.request_files import BatchLimits
     from stepcot_jax.annotate.runner import Plan
     from stepcot_jax.host.extras import MapBlocks
 
@@ -31,7 +30,7 @@ TASK_FLAGS = {"lvkc": ("num_regions", "num_templates"), "medclm": ("host_organ",
 def annotate_parser() -> argparse.ArgumentParser:
     """Return the parser of `annotate REPORTS`."""
     prog = "stepcot annotate"
-    others = "vqa, requests, replies, merge, agree, review-out, review-in"
+    others = "vqa, merge, agree, review-out, review-in"
     also = f"Also the commands {others}; each has a --help."
     parser = argparse.ArgumentParser(prog=prog, description="Make chains from reports.", epilog=also)
     reports = "IU X-Ray, published layout, .csv or .jsonl; also on gs://"
@@ -56,30 +55,6 @@ def merge_parser() -> argparse.ArgumentParser:
     parser.add_argument("shards", nargs="+", metavar="SHARD", help="folder of a run with --shard; or gs://")
     parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help=_OUT)
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier result in DIR")
-    return parser
-
-
-def add_batch_flags(parser: argparse.ArgumentParser, command: str) -> argparse.ArgumentParser:
-    """Return the parser of an annotating command as that of `annotate requests`, with the flags of batch files."""
-    parser.prog = f"stepcot annotate {command}"
-    parser.description = "Write the requests of one round to batch files (JSON Lines) instead of sending them."
-    parser.set_defaults(annotator="llm")
-    batch = parser.add_argument_group("batch files", "In DIR/batch; `annotate replies` adds the replies.")
-    batch.add_argument("--max-requests", type=int, default=50_000, metavar="N", help="of a file, default 50000")
-    batch.add_argument("--max-megabytes", type=int, default=200, metavar="N", help="of a file, default 200")
-    again = "write requests without an answer again: outstanding, given up or refused"
-    batch.add_argument("--again", action="store_true", help=again)
-    return parser
-
-
-def replies_parser() -> argparse.ArgumentParser:
-    """Return the parser of `annotate replies`."""
-    prog = "stepcot annotate replies"
-    parser = argparse.ArgumentParser(prog=prog, description="Add the replies of a batch to the ledgers.")
-    out = "folder that `requests` was given as --out"
-    parser.add_argument("out", type=local_path, metavar="DIR", help=out)
-    files = "output or error file of a batch; or gs://"
-    parser.add_argument("files", nargs="+", metavar="FILE", help=files)
     return parser
 
 
@@ -323,42 +298,11 @@ def annotate_vqa(options: argparse.Namespace) -> None:
     print(f"{len(result.records)} records in {options.out}")
 
 
-def write_requests(options: argparse.Namespace, run: Callable[[argparse.Namespace], None]) -> None:
-    """Write the requests of the next round to files, or the result if all answers are there."""
-    from stepcot_jax.annotate.runner import RoundWritten
-    from stepcot_jax.host.terminal import name_command
-
-    try:
-        run(options)
-    except RoundWritten as written:
-        print(written)
-        again = "this command again for the next round"
-        print(f"next: send the files, {name_command()} annotate replies {options.out} FILE ..., then {again}")
-
-
-def read_replies(options: argparse.Namespace) -> None:
-    """Add the replies of a batch to the ledgers."""
-    from stepcot_jax.annotate.llm.request_files import import_replies
-
-    files = [find_path(path, "FILE") for path in options.files]
-    taken = import_replies(files, options.out)
-    print("\n".join(taken.describe()))
-    if taken.unreadable:
-        more = f" and {len(taken.unreadable) - 1} more lines" if len(taken.unreadable) > 1 else ""
-        raise BadInput(f"{taken.unreadable[0]}{more}: not a reply of a batch; the other lines are taken")
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Run a command line."""
     arguments = sys.argv[1:] if arguments is None else arguments
     # `annotate REPORTS` has no subcommand name; pass a file called "agree" as "./agree".
-    if arguments[:1] == ["requests"]:
-        is_vqa = arguments[1:2] == ["vqa"]
-        parser = add_batch_flags(*((vqa_parser(), "requests vqa") if is_vqa else (annotate_parser(), "requests")))
-        write_requests(parser.parse_args(arguments[1 + is_vqa :]), annotate_vqa if is_vqa else annotate)
-    elif arguments[:1] == ["replies"]:
-        read_replies(replies_parser().parse_args(arguments[1:]))
-    elif arguments[:1] == ["coding"]:
+    if arguments[:1] == ["coding"]:
         from stepcot_jax.tools.annotate.coding import main as compare_coding
 
         compare_coding(arguments[1:])
@@ -392,7 +336,6 @@ def _make_plan(options: argparse.Namespace) -> "Plan":
         on_failure=options.on_failure,
         images=options.images,
         overwrite=options.overwrite,
-        batch=_read_limits(options),
         map_blocks=_find_engine(options),
     )
 
@@ -404,16 +347,6 @@ def _find_engine(options: argparse.Namespace) -> "MapBlocks | None":
         return None
     make_engine = find_extra("engine", options.engine, packages="ray")
     return make_engine(address=options.ray_address, num_workers=options.ray_workers)
-
-
-def _read_limits(options: argparse.Namespace) -> "BatchLimits | None":
-    from stepcot_jax.annotate.llm.request_files import BatchLimits
-
-    if not hasattr(options, "max_requests"):
-        return None
-    if options.annotator == "rules" and not options.voter:
-        raise BadInput("requests needs a language model: --model, or --voter with --annotator=rules")
-    return BatchLimits(options.max_requests, options.max_megabytes * 1_000_000, options.again)
 
 
 def _make_endpoint(options: argparse.Namespace, model: str, base_url: str, key_variable: str) -> Endpoint:

@@ -1,4 +1,4 @@
-"""Load the networks of a finished cell, and predict with them on other data or with given answers.
+"""Load the networks of a finished cell, and predict with them on other data.
 
 `reading.trained_model` serves reading images and refuses runs that cannot; tables also read stored and imported
 features, and baselines.
@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -70,29 +70,6 @@ def read_cases(predict: Predict, inputs: Inputs, split: str, settings: Settings)
     with contextlib.closing(iterate(batches, num_threads=settings.data.num_threads)) as read:
         predictions: Predictions = collect(lambda batch: predict(inputs.prepare(batch)), read)
     return with_facts(dataset, split, predictions)
-
-
-def read_given(trained: Weights, counts: Sequence[int]) -> Predict:
-    """Return a function that predicts with the teacher, given the true answers of the first steps."""
-
-    @jax.jit
-    def read(params: Any, batch: dict[str, Any], count: jax.Array) -> jax.Array:
-        labels = batch["labels"]
-        given = jnp.where((jnp.arange(labels.shape[1]) < count)[None] & (labels >= 0), labels, -1)
-        reading = trained.networks.teacher.apply(
-            {"params": params["teacher"]},
-            image_features=encode_images(trained.networks, params, batch),
-            text_features=trained.text_features,
-            given_answers=given,
-            deterministic=True,
-        )
-        return reading.logits
-
-    def predict(batch: dict[str, Any]) -> dict[str, jax.Array]:
-        params = trained.params["teacher"]
-        return {f"{count} given": read(params, batch, jnp.int32(count)) for count in counts}
-
-    return predict
 
 
 def read_features(

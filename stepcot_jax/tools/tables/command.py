@@ -1,8 +1,8 @@
-"""Make the paper's tables, and others of given answers, corrections, schedules and folds, from runs on any data.
+"""Make the paper's tables, and others of corrections, folds and policies, from runs on any data.
 
-NAME is diagnosis, steps, components, effect, transfer, cost, corrections, schedules, folds, chain_grpo, curriculum,
-origin, released, vqa, robustness, self_check or stages, several of them, or all: the first six. The last four have
-published figures of GEMeX-RMCoT and MEDSAGE; without --config they are printed alone, and nothing is trained.
+NAME is diagnosis, steps, components, transfer, cost, corrections, folds, chain_grpo, curriculum, vqa, robustness,
+self_check or stages, several of them, or all: the first five. The last four have published figures of GEMeX-RMCoT and
+MEDSAGE; without --config they are printed alone, and nothing is trained.
 
 stepcot tables NAME --config=NAME --workdir=DIR [--seeds=0,1,2] [--encoders=NAME=WEIGHTS,...]
     [--constrained=DIR,...] [--target_config=NAME] [--out=DIR] [--resamples=1000] [--keep_replies]
@@ -41,16 +41,12 @@ TABLES: dict[str, tuple[str, ...]] = {
     "diagnosis": ("step_tables", "all", "large"),
     "steps": ("step_tables", "all", "large"),
     "components": ("step_tables", "all"),
-    "effect": ("effect_table", "all"),
     "transfer": ("transfer_table", "all"),
     "cost": ("cost_table", "all"),
     "corrections": ("correction_tables",),
-    "schedules": ("correction_tables",),
     "folds": ("folds_table",),
     "chain_grpo": ("correction_tables",),
     "curriculum": ("policy_tables", "policy"),
-    "origin": ("origin_table", "policy"),
-    "released": ("origin_table", "policy"),
     "vqa": ("policy_tables", "policy", "printed"),
     "robustness": ("robustness_table", "policy", "printed"),
     "self_check": ("policy_tables", "policy", "printed"),
@@ -126,7 +122,6 @@ def make_tables(
     target = Place(folder, say=terminal.say)
     target.bring()
     if plan is not None:
-        plan.cells.run([cell for recipe in recipes.values() if recipe.first for cell in recipe.first(plan)])
         plan.cells.run([cell for recipe in recipes.values() for cell in recipe.list_cells(plan)])
     for name, recipe in recipes.items():
         terminal.say(f"table {name}")

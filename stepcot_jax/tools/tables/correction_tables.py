@@ -1,38 +1,34 @@
-"""Tables `corrections` and `schedules`: how networks follow given answers, by training; and `chain_grpo`."""
+"""Table `corrections`: accuracy as steps are corrected, by training; and `chain_grpo`."""
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from stepcot_jax.chain import NOT_ANNOTATED, Chain
+from stepcot_jax.chain import Chain
 from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.evaluation.calibration import calibration_figures, read_calibration
-from stepcot_jax.evaluation.comparison import INTERVALS, AnswerComparison, join
+from stepcot_jax.evaluation.calibration import read_calibration
+from stepcot_jax.evaluation.comparison import INTERVALS
 from stepcot_jax.evaluation.consistency import (
     Rules,
-    count_pairs,
     inconsistent,
     make_rules,
     read_pairs,
-    share_inconsistent,
 )
 from stepcot_jax.evaluation.counting import Counting, choose_counting, fit_joints
 from stepcot_jax.evaluation.interventions import (
     POLICIES,
     ReadGiven,
-    as_distributions,
     as_probabilities,
     correct_in_turn,
-    exchange,
 )
-from stepcot_jax.evaluation.joint import JointModel, ReadLogits, as_evidence, learn_tree, name_joined
+from stepcot_jax.evaluation.joint import JointModel, ReadLogits, learn_tree, name_joined
 from stepcot_jax.evaluation.joint_fit import read_written_back
 from stepcot_jax.evaluation.predictions import Predictions, logits_by_step
-from stepcot_jax.evaluation.statistics import bootstrap, count_once, mean_of_seeds, summarise, weighted_mean
+from stepcot_jax.evaluation.statistics import bootstrap, summarise, weighted_mean
 from stepcot_jax.host.files import read_json
 from stepcot_jax.host.ranges import Interval
 from stepcot_jax.host.terminal import Terminal
@@ -40,12 +36,9 @@ from stepcot_jax.pages.sheets import Column, Entry, Kind, Table, columns
 from stepcot_jax.run.inputs import Inputs
 from stepcot_jax.run.stored_reading import CALIBRATION_FILE, PAIRS_FILE
 from stepcot_jax.tools.tables.cells import Cell, vary
-from stepcot_jax.tools.tables.encoders import OF_TEACHER
 from stepcot_jax.tools.tables.plan import Plan, Recipe
 
 NETWORKS = ("teacher", "student")
-NOISE, CERTAINTY = (0.1, 0.2), 0.7
-"""Shares of wrong answers of careless readers, and the probability that a hesitant one gives the true answer."""
 _JOINED_NOTE = (
     "Joined: the network's own answers, times how often answers go together in the training labels, weighed on the "
     "validation split (stepcot_jax/evaluation/joint.py)."
@@ -58,15 +51,6 @@ _COUNTED_NOTE = (
 COUNTED = ("no picture", "counting")
 """Training and network of the baseline, which sees no picture (`counting.choose_counting`)."""
 
-KINDS = (
-    "none given",
-    "all true",
-    "all true at 70 %",
-    *(f"one in {words} wrong{how}" for words in ("ten", "five") for how in ("", ", and so stated")),
-    "another case's",
-)
-"""Answers to the steps before the last, in the order of `Following.right`."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Readers:
@@ -76,7 +60,6 @@ class Readers:
     counted: ReadGiven  # the baseline that sees no picture
     labels: npt.NDArray[np.int32]
     patients: npt.NDArray[np.str_]
-    rules: Rules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +68,6 @@ class Fitted:
 
     joints: Mapping[str, JointModel]  # by network
     counting: Counting
-    rules: Rules
 
 
 def fit_readers(
@@ -99,11 +81,9 @@ def fit_readers(
     labels = next(iter(written.values())).labels
     logits = {name: cases.alone for name, cases in written.items()}
     predictions = Predictions(np.arange(len(labels), dtype=np.int32), labels, logits)
-    counts = count_pairs(training, chain)
     return Fitted(
         fit_joints(tree, predictions, written, chain),
         choose_counting(tree, training, labels, chain),
-        make_rules(chain, counts=counts),
     )
 
 
@@ -138,55 +118,7 @@ def read_networks(plan: Plan, cell: Cell, chain: Chain) -> Readers:
         alone, labels, patients = read_split(name, opened, "test")
         read[name] = as_probabilities(alone, calibration.temperatures[name])
         read[name_joined(name)] = fitted.joints[name].join(_read_alone(alone, labels, chain), alone)
-    return Readers(read, fitted.counting.read, labels, patients, fitted.rules)
-
-
-@dataclasses.dataclass(frozen=True)
-class Following:
-    """How a network follows given answers."""
-
-    right: npt.NDArray[np.float64]  # [kind, case], 1 where the last step is answered rightly, by `KINDS`
-    shares: Mapping[str, float]  # figures of the test split by name, 0 to 1
-
-
-def follow(read: ReadGiven, labels: npt.NDArray[np.int32], chain: Chain, rules: Rules, *, seed: int) -> Following:
-    """Return how a network follows true, hesitant, careless and foreign answers to all steps but the last."""
-    rng, counts = np.random.default_rng(seed), np.asarray(chain.answers_per_step)
-    others = (labels + rng.integers(1, np.maximum(counts, 2), labels.shape)) % counts
-    errs = rng.random(labels.shape)
-    before_last = np.arange(chain.num_steps) < chain.num_steps - 1
-    careless = [
-        as_evidence(
-            np.where(before_last, np.where((errs < noise) & (labels >= 0), others, labels), NOT_ANNOTATED),
-            chain.answers_per_step,
-            reliability=reliability,
-        )
-        for noise in NOISE
-        for reliability in (1.0, 1 - noise)
-    ]
-    foreign = exchange(labels, rng)
-    known = np.where(before_last, labels, NOT_ANNOTATED)
-    true, hesitant = (as_evidence(known, chain.answers_per_step, reliability=share) for share in (1.0, CERTAINTY))
-    exchanged = as_distributions(np.where(before_last, foreign, NOT_ANNOTATED), chain)
-    given = [np.zeros_like(true), true, hesitant, *careless, exchanged]
-    probabilities = read(np.stack(given).astype(np.float32))
-    answers, counted = probabilities.argmax(axis=-1), labels[:, -1] >= 0
-    annotated = (labels >= 0) & (foreign >= 0) & before_last
-    wrong = annotated & (foreign != labels)
-    corrected = np.where(before_last & (labels >= 0), labels, answers[1])
-    calibrated = calibration_figures(
-        count_once(len(labels)), probabilities=probabilities[1, :, -1], labels=labels[:, -1]
-    )
-    shares = {
-        "calibration error, all true": calibrated["ece"][0],
-        "contradicts true answers": np.mean(answers[1] != labels, where=annotated) if annotated.any() else np.nan,
-        "contradicts wrong answers": np.mean(answers[-1] != foreign, where=wrong) if wrong.any() else np.nan,
-        "breaks rules, none given": share_inconsistent(answers[0], rules),
-        "breaks rules, all true": share_inconsistent(corrected, rules),
-        "breaks rules, true chains": share_inconsistent(labels, rules),
-    }
-    right = np.where(counted, answers[:, :, -1] == labels[:, -1], np.nan)
-    return Following(right, {name: float(value) for name, value in shares.items()})
+    return Readers(read, fitted.counting.read, labels, patients)
 
 
 def share_figures(
@@ -202,77 +134,6 @@ def share_figures(
         for of_seed in right
     ]
     return [summarise(of_seeds) for of_seeds in zip(*by_seed, strict=True)]
-
-
-MakeCell = Callable[[Plan, str, int], Cell]
-"""Returns the cell of a training, by its name, and a seed."""
-
-
-def _follow_all(
-    plan: Plan, trainings: Sequence[str], make_cell: MakeCell, chain: Chain
-) -> Iterator[tuple[tuple[str, str], ReadGiven, Readers, int, Following]]:
-    """Yield training and network, the network, its readers, the seed, and how it follows; the baseline comes first."""
-    for seed in plan.seeds:
-        for training in trainings:
-            readers = read_networks(plan, make_cell(plan, training, seed), chain)
-            read_by = {(training, network): read for network, read in readers.read.items()}
-            if training == trainings[0]:  # the labels of a seed are the same for all trainings
-                read_by = {COUNTED: readers.counted, **read_by}
-            for key, read in read_by.items():
-                yield key, read, readers, seed, follow(read, readers.labels, chain, readers.rules, seed=seed)
-
-
-def _tabulate_following(
-    plan: Plan,
-    chain: Chain,
-    make_cell: MakeCell,
-    followed: Mapping[tuple[str, str], Sequence[Following]],
-    patients: npt.NDArray[np.str_],
-) -> tuple[tuple[Column, ...], tuple[tuple[Any, ...], ...]]:
-    """Return columns and rows: accuracy without given answers, with true ones and with wrong ones, by training."""
-    trainings, splits = list(dict.fromkeys(key[0] for key in followed if key != COUNTED)), []
-    for seed in plan.seeds:
-        by_training = {training: plan.cells.predictions(make_cell(plan, training, seed)) for training in trainings}
-        parts = {f"{name} {training}": (split, name) for training, split in by_training.items() for name in NETWORKS}
-        splits.append(join(parts))
-    comparison, base, rows = AnswerComparison(splits, plan.num_resamples, chain=chain), trainings[0], []
-    for (training, network), of_seeds in followed.items():
-        alone = network in NETWORKS  # the stored predictions have their own answers alone
-        model, of_base = f"{network} {training}", f"{network} {base}"
-        rows.append(
-            (
-                training,
-                network,
-                comparison.figure(model, "mean_accuracy") if alone else None,
-                comparison.difference(model, of_base, "mean_accuracy") if alone and training != base else None,
-                *share_figures([following.right for following in of_seeds], patients, plan.num_resamples),
-                *(mean_of_seeds([following.shares[name] for following in of_seeds]) for name in of_seeds[0].shares),
-            )
-        )
-    last = chain.steps[-1].name
-    heads = (
-        *columns("text", "training", "network"),
-        *columns("percent", "mean step accuracy, own answers"),
-        *columns("points", f"difference from {base!r}"),
-        *columns("percent", *(f"{last}, {kind}" for kind in KINDS), *followed[next(iter(followed))][0].shares),
-    )
-    return heads, tuple(rows)
-
-
-def _describe_following(plan: Plan) -> tuple[str, ...]:
-    return (
-        f"Test split, seeds {list(plan.seeds)}. Given are the answers to all steps but the last.",
-        INTERVALS,
-        "At 70 %: the true answer with that probability, the rest spread evenly. One in ten, one in five wrong: "
-        "another answer of the same step; so stated: given at 90 or 80 %. Another case's: all answers of one other "
-        "test case.",
-        "Contradicts: share of the given answers (of another case's that are wrong) that are not the network's own "
-        "most probable answer to that step, which it still reports.",
-        "Breaks rules: share of the chains with a pair of answers that the rules of the training chains forbid; given "
-        "answers stand in place of the network's.",
-        _JOINED_NOTE,
-        _COUNTED_NOTE,
-    )
 
 
 # Table `corrections`: accuracy of the last step as steps are corrected, by policy, network and training.
@@ -292,15 +153,24 @@ def _correction_cell(plan: Plan, training: str, seed: int) -> Cell:
     return Cell(f"trained {training}", vary(plan.main(seed).settings, trainings(plan)[training]))
 
 
+def _read_all(plan: Plan, chain: Chain) -> Iterator[tuple[tuple[str, str], ReadGiven, Readers, int]]:
+    """Yield training and network, the network, its readers and the seed; the baseline comes first."""
+    for seed in plan.seeds:
+        for training in trainings(plan):
+            readers = read_networks(plan, _correction_cell(plan, training, seed), chain)
+            if training == _PUBLISHED:  # the labels of a seed are the same for all trainings
+                yield COUNTED, readers.counted, readers, seed
+            for network, read in readers.read.items():
+                yield (training, network), read, readers, seed
+
+
 def make_corrections(plan: Plan) -> list[Table]:
-    """Make the tables of corrections with their curves, of differences, of steps, and of the cost of the training."""
+    """Make the tables of corrections with their curves, of differences, and of steps."""
     chain = plan.cells.chain(_correction_cell(plan, _PUBLISHED, plan.seeds[0]))
     right: dict[tuple[str, str, str], list[npt.NDArray[np.float64]]] = {}
     by_step: dict[tuple[str, str], list[npt.NDArray[np.float64]]] = {}
-    followed: dict[tuple[str, str], list[Following]] = {}
     costs = plan.settings.evaluation.step_costs
-    for key, read, readers, seed, following in _follow_all(plan, [*trainings(plan)], _correction_cell, chain):
-        followed.setdefault(key, []).append(following)
+    for key, read, readers, seed in _read_all(plan, chain):
         for policy in POLICIES:
             probabilities, _ = correct_in_turn(policy, read, readers.labels, chain, costs=costs, seed=seed)
             hits = np.where(readers.labels >= 0, probabilities.argmax(axis=-1) == readers.labels, np.nan)
@@ -310,13 +180,10 @@ def make_corrections(plan: Plan) -> list[Table]:
                 by_step.setdefault(key, []).append(np.moveaxis(hits, 2, 1))
     patients = readers.patients
     figures = {key: share_figures(values, patients, plan.num_resamples) for key, values in right.items()}
-    heads, rows = _tabulate_following(plan, chain, _correction_cell, followed, patients)
-    title = "The price of following corrections"
     return [
         _tabulate_curves(figures, chain, plan),
         _tabulate_differences(right, patients, chain, plan),
         _tabulate_steps(by_step, patients, chain, plan),
-        Table("corrections_cost", title, heads, rows, _describe_following(plan)),
     ]
 
 
@@ -435,56 +302,6 @@ def draw_curves(figures: Mapping[tuple[str, str, str], Sequence[Interval]], num_
     return to_png(picture)
 
 
-# Table `schedules`: schedules of given answers.
-
-_NONE = "none (as published)"
-
-
-def _make_changes(schedule: str, rate: float, **more: Any) -> dict[str, Any]:
-    changes = {"given_answers": schedule, "given_rate": rate, "given_noise": 0.0, "given_to": "both"} | more
-    return {f"training.{name}": value for name, value in changes.items()}
-
-
-TRAININGS: dict[str, dict[str, Any]] = {
-    _NONE: _make_changes("none", 0.75),
-    **{f"random, {rate:.0%}": _make_changes("random", rate) for rate in (0.25, 0.5, 0.75, 1.0)},
-    "prefix, 75%": _make_changes("prefix", 0.75),
-    **{f"annealed to {rate:.0%}": _make_changes("annealed", rate) for rate in (0.0, 0.5)},
-    **{
-        f"random, 75%, of them {noise:.0%} wrong": _make_changes("random", 0.75, given_noise=noise)
-        for noise in (0.1, 0.2)
-    },
-    "random, 75%, teacher alone": _make_changes("random", 0.75, given_to="teacher"),
-}
-"""Trainings with their changes of the settings; the first is the base of all differences."""
-
-
-def _schedule_cell(plan: Plan, training: str, seed: int) -> Cell:
-    """Return a cell that trains on the frozen features of the seed's own teacher, or of the config's frozen encoder."""
-    encoders = plan.encoders(seed)
-    encoder = next((encoder for encoder in encoders if encoder.name.endswith(OF_TEACHER)), encoders[0])
-    settings = vary(plan.main(seed).settings, {**encoder.changes, **TRAININGS[training]})
-    return Cell(f"given answers: {training}", settings, prepare=encoder.prepare)
-
-
-def make_schedules(plan: Plan) -> list[Table]:
-    """Make the table of schedules."""
-    chain = plan.cells.chain(_schedule_cell(plan, _NONE, plan.seeds[0]))
-    followed: dict[tuple[str, str], list[Following]] = {}
-    for key, _, readers, _, following in _follow_all(plan, [*TRAININGS], _schedule_cell, chain):
-        followed.setdefault(key, []).append(following)
-        patients = readers.patients
-    heads, rows = _tabulate_following(plan, chain, _schedule_cell, followed, patients)
-    notes = (
-        "All trainings of a seed read the same image features, of the encoder that the config's own training left, and "
-        "differ in nothing but the answers given in training.",
-        "Random: each earlier true answer with this probability, by case and step. Prefix: the first answers, one to "
-        "all but the last, in this share of the cases. Annealed: as random, from 100 % down to this rate.",
-        *_describe_following(plan),
-    )
-    return [Table("schedules", "Schedules of answers given in training", heads, rows, notes)]
-
-
 # Table `chain_grpo`: the teacher before and after GRPO, with true and with shuffled rewards.
 
 REWARDS = ("true", "shuffled")
@@ -555,11 +372,6 @@ def _best(folder: pathlib.Path) -> str:
 RECIPES = {
     "corrections": Recipe(
         lambda plan, seed: [_correction_cell(plan, training, seed) for training in trainings(plan)], make_corrections
-    ),
-    # The trainings of schedules share the image features of the seed's full networks.
-    "schedules": Recipe(
-        lambda plan, seed: [plan.main(seed), *(_schedule_cell(plan, training, seed) for training in TRAININGS)],
-        make_schedules,
     ),
     "chain_grpo": Recipe(lambda plan, seed: [_grpo_cell(plan, rewards, seed) for rewards in REWARDS], make_chain_grpo),
 }

@@ -109,7 +109,6 @@ class Recipe:
     cells: Callable[[Plan, int], Sequence[Cell]]  # the runs that a seed needs
     make: Callable[[Plan], list[Table]]  # from finished runs
     published: Callable[[], list[Table]] | None = None  # the published figures alone; None for tables of runs
-    first: Callable[[Plan], Sequence[Cell]] | None = None  # runs that must be finished before `cells` is asked
     replies: Callable[[Plan], Iterable[KeptReplies]] | None = None  # behind the figures; None for tables of chains
 
     def list_cells(self, plan: Plan) -> list[Cell]:

@@ -164,8 +164,8 @@ BOTH, SHUFFLED = "+ GRPO, both rewards", "+ GRPO, both rewards shuffled"
 
 _SFT: dict[str, dict[str, Any]] = {PLAIN: {"vqa.with_thinking": False}, THINKING: {"vqa.with_thinking": True}}
 _GRPO: dict[str, dict[str, Any]] = {
-    "+ GRPO, answer reward alone": {"rewards.grounding_weight": 0.0},
-    "+ GRPO, grounding reward alone": {"rewards.answer_weight": 0.0},
+    "+ GRPO, answer reward alone": {"rewards.functions": ("answer=1", "grounding=0", "well_formed=0")},
+    "+ GRPO, grounding reward alone": {"rewards.functions": ("answer=0", "grounding=1", "well_formed=0")},
     BOTH: {},
     SHUFFLED: {"grpo.shuffle_rewards": True},
 }
@@ -371,16 +371,16 @@ def make_published_self_check() -> list[Table]:
     ]
 
 
-def read_rates(plan: Plan, cell: Cell, rates: Mapping[str, str] = RATES, *, whole: bool = False) -> dict[str, float]:
-    """Return numbers of the log by name, means over the logged updates of the last epoch, or of all (`whole`).
+def read_rates(plan: Plan, cell: Cell) -> dict[str, float]:
+    """Return `RATES` by name, means over the logged updates of the last epoch.
 
     NaN where no update has the number, such as the success of checks without a check.
     """
     path = plan.cells.folder(cell) / METRICS_FILE
     entries = [entry for entry in read_metrics(path) if entry["kind"] == "train"]
-    last = [entry for entry in entries if whole or entry["epoch"] == entries[-1]["epoch"]]
+    last = [entry for entry in entries if entry["epoch"] == entries[-1]["epoch"]]
     found = {}
-    for name, key in rates.items():
+    for name, key in RATES.items():
         if not any(key in entry for entry in last):
             raise BadInput(f"{path}: {key!r} is not logged in the last epoch; expected a run whose updates log it")
         values = [entry[key] for entry in last if isinstance(entry.get(key), int | float)]
@@ -496,7 +496,6 @@ def make_recipe(
     make: Callable[[Plan], list[Table]],
     published: Callable[[], list[Table]] | None = None,
     *,
-    first: Callable[[Plan], Sequence[Cell]] | None = None,
     replies: Callable[[Plan], Iterator[KeptReplies]] | None = None,
 ) -> Recipe:
     """Return the recipe of tables of policies, whose replies can be kept."""
@@ -504,7 +503,6 @@ def make_recipe(
         lambda plan, seed: [*cells_of(plan, seed).values()],
         make,
         published,
-        first=first,
         replies=replies or (lambda plan: list_replies(plan, cells_of)),
     )
 
