@@ -38,7 +38,7 @@ def add_vqa(commands: Any) -> None:
         "--source",
         default="phantom",
         metavar="phantom|FOLDER",
-        help=f"{source}, also on gs:// or s3://; default phantom",
+        help=f"{source}, also on gs://; default phantom",
     )
     parser.add_argument("--num-cases", type=int, help="phantoms to draw, default 2000")
     parser.add_argument("--size", type=int, help="their height and width in pixels, default 64")
