@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cloud.memory_store import put_workdir
+from memory_store import put_workdir
 from run.small_run import LinearEncoder, assert_same, kill_at_entry, read_log, small_run
 
 from stepcot_jax.chain import DEFAULT_CHAIN

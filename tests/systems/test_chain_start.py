@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 import pytest
-from cloud.memory_store import new_address
+from memory_store import new_address
 from run.small_run import small_settings
 
 from stepcot_jax.host.errors import BadInput
