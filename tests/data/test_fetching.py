@@ -5,7 +5,7 @@ from memory_store import new_address, put_files
 from refusals import refuse
 
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
-from stepcot_jax.data.sources.layouts import read_source
+from stepcot_jax.data.sources.loading import read_source
 from stepcot_jax.tools.data.command import main
 
 

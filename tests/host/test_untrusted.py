@@ -23,7 +23,7 @@ TABLE = """
 host/untrusted.py: the one place | __main__.py: own sources | tools/conformance/golden.py: numpy, after open_archive
 tools/constrain/results.py: own style | data/images/shards.py: a lock | data/phantom/phantom.py: writes
 data/sources/iu_xray.py: a tar archive around an untrusted file
-data/sources/detections.py: a picture in an untrusted file | extras/demo/command.py: own style
+data/sources/phantom.py: a picture in an untrusted file | extras/demo/command.py: own style
 encoders/weights.py: safetensors, after require_file | evaluation/published.py: own data
 host/exported_files.py: part of exports; needs no stepcot_jax | export/model_card.py: own template
 export/policy_folder.py: own template | features/importing.py: an entry of an untrusted archive

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
-from stepcot_jax.data.sources.layouts import AUTO, LAYOUTS
+from stepcot_jax.data.sources.layouts import AUTO, CASES
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.host.download import download
 from stepcot_jax.host.errors import BadInput, run_tool
@@ -137,7 +137,7 @@ def _write_statistics(options: argparse.Namespace) -> None:
     if holds_records(options.root):
         _write_vqa_statistics(options)
         return
-    from stepcot_jax.data.sources.layouts import read_source
+    from stepcot_jax.data.sources.loading import read_source
     from stepcot_jax.data.splits.making import make_splits
     from stepcot_jax.data.splits.split_resolver import read_splits
     from stepcot_jax.data.statistics import compute_statistics
@@ -239,7 +239,7 @@ def _add_reading_options(parser: argparse.ArgumentParser) -> None:
     """Add ROOT and the options that `config.data` has for reading it."""
     root = "folder or file in any layout, or a folder on gs://, which is downloaded"
     parser.add_argument("root", metavar="ROOT", help=root)
-    parser.add_argument("--layout", choices=(AUTO, *LAYOUTS), default=AUTO, help="default: detected from the files")
+    parser.add_argument("--layout", choices=(AUTO, *CASES), default=AUTO, help="default: detected from the files")
     names = "of the chain's steps, in order (config.data.step_names); default: the seven of the paper"
     parser.add_argument(
         "--step-names", nargs="+", action=ReadStepNames, default=PUBLISHED_STEP_NAMES, metavar="NAME", help=names
