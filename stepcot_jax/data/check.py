@@ -12,10 +12,10 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int32, Int64
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_APPLICABLE, Chain, Step, fold
 from stepcot_jax.data.columns import DigestColumn, find_first
@@ -48,7 +48,7 @@ from stepcot_jax.data.statistics import (
     find_contradictions,
     spread_lengths,
 )
-from stepcot_jax.data.uncertain import IGNORED, Targets, Treatment, UncertainAnswers, make_targets, note_one_answers
+from stepcot_jax.data.uncertain import Treatment, make_targets, note_one_answers
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.machine import map_in_threads
@@ -56,6 +56,7 @@ from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.record import Record, SetAside
 
 _NUM_EXAMPLES = 20
+_Targets: TypeAlias = Int32[np.ndarray, "case step"]
 _BOXES = ("boxes", "images_with_boxes", "images_with_one_box_label")
 _MEGABYTE = 1_000_000
 _RECORDS = "a folder with records.jsonl (reasoning records)"
@@ -282,23 +283,23 @@ def _decode_pictures(scan: Scan, root: Path, options: CheckOptions, terminal: Te
     return pictures
 
 
-def _find_targets(scan: Scan, assignment: Assignment | None, treatment: Treatment) -> tuple[Targets | None, list[str]]:
+def _find_targets(scan: Scan, assignment: Assignment | None, treatment: Treatment) -> tuple[_Targets | None, list[str]]:
     """Return the training targets of the train split, and why a run could not make them."""
     if assignment is None or scan.chain is None:
         return None, []
     chosen = assignment.member[0] & scan.good
     answers = {"labels": scan.table.labels[chosen], "uncertain": scan.table.uncertain[chosen]}
     try:
-        return make_targets(**answers, chain=scan.chain, rule=UncertainAnswers(treatment)), []
+        return make_targets(**answers, chain=scan.chain, treatment=treatment), []
     except BadInput as error:
-        return make_targets(**answers, chain=scan.chain, rule=IGNORED), [str(error)]
+        return make_targets(**answers, chain=scan.chain, treatment="ignore"), [str(error)]
 
 
-def _count_steps(scan: Scan, targets: Targets | None) -> list[dict[str, Any]]:
+def _count_steps(scan: Scan, targets: _Targets | None) -> list[dict[str, Any]]:
     if scan.chain is None:
         return []
     steps, uncertain = [], scan.table.count_uncertain(scan.good).tolist()
-    trained = None if targets is None else (targets.labels >= 0).sum(axis=0).tolist()
+    trained = None if targets is None else (targets >= 0).sum(axis=0).tolist()
     for number, step in enumerate(scan.chain.steps):
         counts = scan.table.count_answers(scan.good, step=number, num_answers=step.num_answers).tolist()
         steps.append(
@@ -368,11 +369,11 @@ def _describe_splits(assignment: Assignment | None, scan: Scan) -> dict[str, Any
     }
 
 
-def _find_stops(assignment: Assignment | None, scan: Scan, targets: Targets | None) -> list[str]:
+def _find_stops(assignment: Assignment | None, scan: Scan, targets: _Targets | None) -> list[str]:
     if assignment is None:
         return []
     val = scan.table.labels[assignment.member[1]]
-    answers = {"train": val[:0] if targets is None else targets.labels, "val": val}
+    answers = {"train": val[:0] if targets is None else targets, "val": val}
     return [f"splits: {problem}" for problem in assignment.problems.values()] + [
         f"splits: the {name} split has no annotated answer; at least one is required"
         for name, labels in answers.items()
@@ -399,7 +400,6 @@ _TRAINED_AS = {
     "ignore": "ignores them",
     "negative": "takes the negative option in their place",
     "positive": "takes them for certain",
-    "soft": "takes them and the negative option as soft targets",
 }
 
 
@@ -413,7 +413,7 @@ def _has_borrowed_names(chain: Chain) -> bool:
     return all(step.name == known.name and read(step).isdisjoint(read(known)) for step, known in pairs)
 
 
-def _note(facts: dict[str, Any], assignment: Assignment | None, scan: Scan, targets: Targets | None) -> list[str]:
+def _note(facts: dict[str, Any], assignment: Assignment | None, scan: Scan, targets: _Targets | None) -> list[str]:
     notes = [
         f"{facts[name]} {what}"
         for name, what in (
@@ -430,7 +430,7 @@ def _note(facts: dict[str, Any], assignment: Assignment | None, scan: Scan, targ
         )
     if lost := _find_lost(facts):
         notes.append(lost)
-    if assignment is not None and targets is not None and scan.chain is not None and len(targets.labels):
+    if assignment is not None and targets is not None and scan.chain is not None and len(targets):
         untrained = [step["name"] for step in facts["steps"] if not step["trained"]]
         if untrained and scan.chain.is_tree:
             notes.append(f"{len(untrained)} of {len(facts['steps'])} steps are never asked in the train split")

@@ -28,7 +28,7 @@ from stepcot_jax.systems.grpo import RewardSignal, flatten_groups, make_objectiv
 from stepcot_jax.systems.networks import Batch, Networks, encode_images, predict_logits, read_as_teacher
 from stepcot_jax.systems.options import REFERENCE, GrpoOptions
 from stepcot_jax.systems.step_cot import StepCoT
-from stepcot_jax.systems.updates import certain_labels, split_shared, teacher_part
+from stepcot_jax.systems.updates import split_shared, teacher_part
 from stepcot_jax.training.devices import ONE_DEVICE, GlobalBatch, differentiate
 from stepcot_jax.training.optimizers import global_norm
 from stepcot_jax.training.state import Params, TrainState, apply_gradients
@@ -211,7 +211,7 @@ def sample_rollouts(
     global_batch: GlobalBatch = ONE_DEVICE,
 ) -> tuple[Batch, dict[str, Array]]:
     """Return sampled chains of a device's cases by name, [case, rollout, ...], and numbers of the global batch."""
-    labels, size = certain_labels(rows), rollouts.group_size
+    labels, size = rows["labels"], rollouts.group_size
     num_cases, num_steps = labels.shape
     read, read_reference = (
         _make_reader(networks, params["teacher"], encode_images(networks, params, rows), text_features, size)
