@@ -21,7 +21,7 @@ def get_config():
 
     config.data = config_dict.ConfigDict()
     config.data.source = "phantom"  # "phantom": drawn in memory; "folder": files in `root`; "tfds": prepared in `root`
-    # Every setting that names a folder may also name one on a store, gs://BUCKET/FOLDER or s3://BUCKET/FOLDER.
+    # Every setting that names a folder may also name one on a store, gs://BUCKET/FOLDER.
     config.data.root = ""  # data folder of "folder" (docs/data.md), or the data_dir of "tfds"
     config.data.layout = (
         "auto"  # detected; or "published", "chestxray8", "padchest_gr", "iu_xray", "rad_restruct", "csv"

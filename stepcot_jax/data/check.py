@@ -31,7 +31,8 @@ from stepcot_jax.data.questions.vqa_dataset import split_records
 from stepcot_jax.data.reasons import Reasons, describe_oddities, note_oddities
 from stepcot_jax.data.records.data_json import FILE_NAME, ImageLocator, MissingImage, Scan, scan_records
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, Collection, OnBadRecord
-from stepcot_jax.data.sources.layouts import AUTO, detect_layout, read_source
+from stepcot_jax.data.sources.layouts import AUTO, detect_layout
+from stepcot_jax.data.sources.loading import read_source
 from stepcot_jax.data.splits.making import PUBLISHED_FRACTIONS, make_splits
 from stepcot_jax.data.splits.split_resolver import resolve_tables
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Assignment, count_shared

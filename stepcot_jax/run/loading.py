@@ -42,7 +42,7 @@ def load_dataset(
     if settings.data.source == "tfds":
         return _load_prepared(settings, preprocessing, watch)
     from stepcot_jax.data.images.shards import has_shards, open_sharded  # phantoms need no reader of files
-    from stepcot_jax.data.sources.layouts import read_source
+    from stepcot_jax.data.sources.loading import read_source
 
     data, root = settings.data, find_path(settings.data.root, "config.data.root")
     sharded = has_shards(root)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from stepcot_jax.data.sources.layouts import CaseLayout
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.ranges import (
     Count,
@@ -32,7 +33,7 @@ class DataSettings:
 
     source: Literal["phantom", "folder", "tfds", "given"]
     root: str
-    layout: Literal["auto", "published", "chestxray8", "padchest_gr", "iu_xray", "rad_restruct", "csv"]
+    layout: CaseLayout
     single_label: bool
     labels_from: Literal["auto", "boxes", "entries"]
     step_names: tuple[str, ...]

@@ -9,7 +9,7 @@ stepcot tables NAME --config=NAME --workdir=DIR [--seeds=0,1,2] [--encoders=NAME
     [--config.a.b=value ...]
 
 Every run is a folder below DIR/cells and is shared by the tables that need it; the same command resumes interrupted
-runs. DIR may be gs://BUCKET/FOLDER or s3://BUCKET/FOLDER, as for `main`. Tables are written as CSV, Markdown and LaTeX
+runs. DIR may be gs://BUCKET/FOLDER, as for `main`. Tables are written as CSV, Markdown and LaTeX
 to DIR/tables, or to --out.
 Human readers have their own command, stepcot readers.
 """
