@@ -46,10 +46,9 @@ def get_config():
     # the mean over the annotated steps (authors' code)
     config.data.sampling = "uniform"
     config.data.augment = "none"  # or "light": small rotations, shifts, scalings and exposure changes; no flips
-    # what training makes of answers marked uncertain: "ignore" (no loss), the step's "negative" option, "positive" (the
-    # answer itself), or "soft": the answer with probability uncertain_weight, else the negative option; docs/data.md
+    # what training makes of answers marked uncertain: "ignore" (no loss), the step's "negative" option, or "positive"
+    # (the answer itself); docs/data.md
     config.data.uncertain = "ignore"
-    config.data.uncertain_weight = 0.5  # above 0 and below 1, with "soft"
 
     config.phantom = config_dict.ConfigDict()
     config.phantom.num_cases = 2000  # cases, all splits together

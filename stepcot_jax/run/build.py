@@ -157,7 +157,5 @@ def _make_baseline(
 def _answer_weights(settings: Settings, dataset: Dataset) -> Array | None:
     if settings.loss.class_weights == "none":
         return None
-    targets, answers = dataset.training_targets, dataset.chain.answers_per_step
-    return jnp.asarray(
-        inverse_frequency_weights(labels=targets.labels, answers_per_step=answers, distributions=targets.distributions)
-    )
+    labels, answers = dataset.training_targets, dataset.chain.answers_per_step
+    return jnp.asarray(inverse_frequency_weights(labels=labels, answers_per_step=answers))

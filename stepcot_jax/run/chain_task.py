@@ -45,7 +45,7 @@ from stepcot_jax.training.processes import is_first, wait_for_all
 from stepcot_jax.training.state import TrainState, shapes_by_name
 from stepcot_jax.training.system import Batch, Stream, System
 
-_READ = frozenset({"images", "image_features", "labels", "targets", "index", "present"})
+_READ = frozenset({"images", "image_features", "labels", "index", "present"})
 """Batch entries of the data; a phase's `collect` may add others."""
 
 

@@ -50,8 +50,7 @@ class DataSettings:
     origins: tuple[str, ...]
     sampling: Literal["uniform", "inverse_frequency", "inverse_frequency_of_steps"]
     augment: Literal["none", "light"]
-    uncertain: Literal["ignore", "negative", "positive", "soft"]
-    uncertain_weight: Annotated[float, msgspec.Meta(gt=0, lt=1)]
+    uncertain: Literal["ignore", "negative", "positive"]
 
     @property
     def max_pixels(self) -> int:

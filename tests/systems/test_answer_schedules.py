@@ -9,7 +9,7 @@ from oracles.random_params import random_labels
 from stepcot_jax.run.build import make_system
 from stepcot_jax.run.inputs import load_cases
 from stepcot_jax.run.settings import load_settings
-from stepcot_jax.systems.updates import AnswerSchedule, certain_labels
+from stepcot_jax.systems.updates import AnswerSchedule
 
 COUNTS = (3, 2, 4, 5)
 LABELS = random_labels(0, 4000, COUNTS, missing=0.3)
@@ -85,12 +85,3 @@ def test_a_devices_rows_are_given_what_they_are_given_in_the_whole_batch():
     np.testing.assert_array_equal(whole[8:16], draw(schedule, LABELS[8:16], first_case=8))
     np.testing.assert_array_equal(whole, draw(schedule, LABELS[:32]))
     assert (whole != draw(schedule, LABELS[:32], key=jax.random.key(4))).any()
-
-
-def test_a_target_spread_over_answers_is_not_certain():
-    labels = jnp.array([[0, 1], [-100, 2]])
-    np.testing.assert_array_equal(certain_labels({"labels": labels}), labels)
-    targets = jnp.array([[[1, 0, 0], [0.3, 0.7, 0]], [[0, 0, 0], [0, 0, 1]]], jnp.float32)
-    found = np.asarray(certain_labels({"labels": labels, "targets": targets}))
-    assert (found < 0).tolist() == [[False, True], [True, False]]
-    assert (found[0, 0], found[1, 1]) == (0, 2)
