@@ -68,7 +68,6 @@ READINGS: list[Reading] = [
     Reading("explain score --checkpoint={run} --data={phantoms} --boxes={file}", "boxes.csv"),
     *reads("cases", "explain score --checkpoint={run} --data={root}/cases", "cases.csv"),
     *reads("run", "demo --checkpoint={root}/run", "settings.json"),
-    *reads("run", "demo.examples {root} {root}/run", "reading/chain.json", "calibration.json"),
     Reading("demo.upload {file} {run}", "picture.png", like=".txt", named="image"),
     Reading("tables diagnosis --config=quickstart --workdir={root}/out --constrained={file}", "constrained.json"),
     *reads("cases", "constrain {root}/cases " + _OUT, "cases.csv"),
@@ -131,7 +130,6 @@ def _pictures(command: str) -> None:
 for _command in (
     "predict {root}/pictures --checkpoint={run}",
     "explain {root}/pictures --checkpoint={run} --out={root}/out",
-    "demo.examples {root}/pictures {run}",
 ):
     _pictures(_command)
 

@@ -29,7 +29,7 @@ host/exported_files.py: part of exports; needs no stepcot_jax | export/model_car
 export/policy_folder.py: own template | features/importing.py: an entry of an untrusted archive
 features/store.py: own shards, whose digest is compared
 annotate/llm/answers.py: own file of answers, opened for writing
-extras/demo/page.py: own script | data/splits/split_resolver.py: an entry of an untrusted archive
+data/splits/split_resolver.py: an entry of an untrusted archive
 host/errors.py: /dev/null | host/machine.py: /proc/cpuinfo | host/array_files.py: an entry of an untrusted archive
 host/terminal.py: /dev/null | host/files.py: writes; locks folders | pages/shell.py: own style
 tools/report/answers.py: own script | data/images/stated_sizes.py: after open_untrusted
