@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from stepcot_jax.data.sources.layouts import CaseLayout
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.ranges import (
     Count,
@@ -23,6 +24,7 @@ from stepcot_jax.host.ranges import (
     Whole,
     Width,
 )
+from stepcot_jax.rewards.options import RewardSettings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,7 +33,7 @@ class DataSettings:
 
     source: Literal["phantom", "folder", "tfds", "given"]
     root: str
-    layout: Literal["auto", "published", "chestxray8", "padchest_gr", "iu_xray", "rad_restruct", "csv"]
+    layout: CaseLayout
     single_label: bool
     labels_from: Literal["auto", "boxes", "entries"]
     step_names: tuple[str, ...]
@@ -48,8 +50,7 @@ class DataSettings:
     origins: tuple[str, ...]
     sampling: Literal["uniform", "inverse_frequency", "inverse_frequency_of_steps"]
     augment: Literal["none", "light"]
-    uncertain: Literal["ignore", "negative", "positive", "soft"]
-    uncertain_weight: Annotated[float, msgspec.Meta(gt=0, lt=1)]
+    uncertain: Literal["ignore", "negative", "positive"]
 
     @property
     def max_pixels(self) -> int:
@@ -354,30 +355,18 @@ class PolicySettings:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RewardsSettings:
-    """Rewards of a reply, see `rewards.presets.RewardSettings`; and of a chain, for the job "chain_grpo"."""
+class RewardsSettings(RewardSettings):
+    """Rewards of a reply and the judge of open answers."""
 
-    answer_weight: NotNegative
-    grounding_weight: NotNegative
-    format_weight: NotNegative
-    consistency_weight: NotNegative
-    grounding: Literal["threshold", "mean_iou"]
-    least_iou: Annotated[float, msgspec.Meta(ge=0, lt=1)]
-    matching: Literal["optimal", "ordered"]
-    empty_boxes: Literal["one", "zero"]
-    multi_choice: Literal["exact", "jaccard"]
-    open_answer: Literal["judge", "exact", "equal", "token_f1"]
-    choice_reading: Literal["plain", "strict"]
-    ill_formed: Literal["nothing", "parts"]
-    gate: Literal["none", "released"]
-    judge_url: str
-    judge_model: str
-    judge_cap: Whole
-    diagnosis_weight: NotNegative
-    steps_weight: NotNegative
-    chain_weight: NotNegative
+    judge_url: str = ""
+    judge_model: str = ""
+    judge_cap: Whole = 0
 
     def __post_init__(self) -> None:
+        try:
+            super().__post_init__()
+        except BadInput as error:
+            raise BadInput(f"config.{error}") from None
         if (self.open_answer == "judge") != bool(self.judge_url and self.judge_model):
             raise BadInput(
                 "config.rewards.open_answer: 'judge' needs config.rewards.judge_url and config.rewards.judge_model, "

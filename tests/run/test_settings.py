@@ -9,7 +9,7 @@ import typing
 
 import pytest
 
-from stepcot_jax.data.sources.layouts import AUTO, LAYOUTS
+from stepcot_jax.data.sources.layouts import AUTO, CASES
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.configs import load_config
 from stepcot_jax.run.fields import describe_key
@@ -78,7 +78,7 @@ REFUSED = [
     ({"rewards.open_answer": "judge"}, "rewards.open_answer: 'judge' needs config.rewards.judge_url"),
     ({"grpo.shuffle_rewards": True, "self_check.enabled": True}, "grpo.shuffle_rewards: True .*; expected False with"),
     ({"grpo.stage_credit": "released"}, "grpo.stage_credit: 'released' .*; expected config.vqa.dialect of lvkc, "),
-    ({"job": "dpo", "rewards.format_weight": 0.5}, "rewards.gate: 'none' with config.job='dpo'; expected 'released'"),
+    ({"job": "dpo", "rewards.functions": ("well_formed=1",)}, "rewards.gate: 'none' .*; expected 'released'"),
     ({"curriculum.schedule": "epochs", "sft.pack_length": 9}, "sft.pack_length: 9 .*curriculum.schedule"),
     *(({"job": job, "start.checkpoint": "x"}, "start.checkpoint: 'x' .*; expected '' ") for job in ("sft", "baseline")),
     ({"job": "baseline", "teacher.text": False}, "teacher.text: False with config.job='baseline'; expected True"),
@@ -178,7 +178,7 @@ def test_base_has_exactly_the_fields_of_settings_and_layouts_those_that_are_read
         return {name: keys(value) if isinstance(value, dict) else None for name, value in tree.items()}
 
     assert keys(load_config("base").to_dict()) == fields(Settings)
-    assert typing.get_args(typing.get_type_hints(DataSettings)["layout"]) == (AUTO, *LAYOUTS)
+    assert typing.get_args(typing.get_type_hints(DataSettings)["layout"]) == (AUTO, *CASES)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
