@@ -101,8 +101,6 @@ READINGS: list[Reading] = [
     *reads("questions", "data stats {root}/questions " + _OUT, "records.jsonl"),
     *reads("questions", "data check {root}/questions", "records.jsonl"),
     *reads("cases", "data check {root}/cases", "chain.json"),
-    *reads("cases", "data shards {root}/cases " + _OUT, "cases.csv"),
-    *reads("shards", "data shards {phantoms} --out={root}/shards", "image_shards.json"),
     Reading("convert {file} {root}/b.safetensors --to=torch", "a.safetensors"),
     Reading("convert {file} {root}/b.safetensors --to=jax", "a.pt"),
     Reading("conformance {file}", "golden.npz"),

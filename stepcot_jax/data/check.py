@@ -20,10 +20,9 @@ from jaxtyping import Int64
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_APPLICABLE, Chain, Step, fold
 from stepcot_jax.data.columns import DigestColumn, RecordTable, find_first
 from stepcot_jax.data.images.image_decoding import most_bytes, read_projection
-from stepcot_jax.data.images.image_files import FolderFiles, ImageFiles, Selection
+from stepcot_jax.data.images.image_files import FolderFiles, Selection
 from stepcot_jax.data.images.preprocessing import decode_image_bytes
 from stepcot_jax.data.images.projections import LATERAL, is_frontal_task
-from stepcot_jax.data.images.shards import ShardFiles, find_missing, has_shards, read_index
 from stepcot_jax.data.images.stated_sizes import StatedSizes, list_sizes
 from stepcot_jax.data.questions.making import write_texts
 from stepcot_jax.data.questions.record_files import VqaCollection, holds_records, read_vqa_records
@@ -307,8 +306,7 @@ def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict
     if holds_records(root):
         return _check_questions(root, options, terminal=terminal)
     layout = detect_layout(root, further=_RECORDS) if options.layout == AUTO else options.layout
-    sharded = options.images != "none" and has_shards(root)
-    require_images = options.images != "none" and not sharded
+    require_images = options.images != "none"
     if layout == "published":
         reasons = Reasons()
         with _recorded_warnings() as warnings:
@@ -318,12 +316,6 @@ def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict
         findings = _read_other(root, layout, options, require_images)
     findings.uncertain = UncertainAnswers(options.uncertain)
     scan, reasons = findings.scan, findings.reasons
-    if sharded:
-        for index, reason in find_missing(read_index(root), scan.table.image_paths).items():
-            if scan.good[index]:
-                scan.num_missing += 1
-                scan.drop(index, reason)
-        scan.num_found = int(scan.good.sum())
     if layout == "published":
         if not scan.good.any():
             findings.stops.append(f"{scan.file}: no record is valid")
@@ -334,7 +326,7 @@ def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict
                 "below); data.on_bad_record=skip continues without them"
             )
     if options.images == "decode":
-        _decode_pictures(findings, root, options, terminal)
+        _decode_pictures(findings, options, terminal)
         if findings.num_unreadable and (options.on_bad_record == "stop" or not scan.good.any()):
             findings.stops.append(f"{scan.root}: {findings.num_unreadable} images cannot be decoded (set aside below)")
     if scan.good.any():
@@ -443,22 +435,18 @@ def _scan_collection(collection: Collection, reasons: Reasons, *, require_images
     return scan
 
 
-def _decode_pictures(findings: Findings, root: Path, options: CheckOptions, terminal: Terminal) -> None:
-    """Decode the image of every good record, from files or shards; set unreadable and lateral ones aside."""
+def _decode_pictures(findings: Findings, options: CheckOptions, terminal: Terminal) -> None:
+    """Decode the image of every good record; set unreadable and lateral ones aside."""
     scan, good = findings.scan, np.flatnonzero(findings.scan.good).tolist()
-    paths, limit, sharded = scan.table.image_paths, most_bytes(options.max_pixels), has_shards(root)
-    files: ImageFiles = Selection(FolderFiles(scan.root, paths, limit), good)
-    if sharded:
-        files = ShardFiles(scan.root, read_index(root), [paths[record] for record in good], max_bytes=limit)
+    paths, limit = scan.table.image_paths, most_bytes(options.max_pixels)
+    files = Selection(FolderFiles(scan.root, paths, limit), good)
 
     def digest(index: int) -> tuple[bytes, list[str]] | BadInput | str:
         notes: list[str] = []
         try:
             content, name = files.read(index), files.name(index)
             if scan.is_frontal and read_projection(content, name=name) == "lateral":
-                if not sharded:
-                    return f"{name}: {LATERAL} (DICOM header)"
-                notes.append("the DICOM header names a lateral view; a run reads every image in shards")
+                return f"{name}: {LATERAL} (DICOM header)"
             pixels = decode_image_bytes(content, name=name, max_pixels=options.max_pixels, note=notes.append)
         except BadInput as error:
             return error
