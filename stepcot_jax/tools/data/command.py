@@ -77,7 +77,7 @@ def _add_check(commands: Any) -> None:
     parser.add_argument("--split-seed", type=int, default=0, help="of splits drawn without split tables, default 0")
     parser.add_argument(
         "--uncertain",
-        choices=("ignore", "negative", "positive", "soft"),
+        choices=("ignore", "negative", "positive"),
         default="ignore",
         help="config.data.uncertain of the run: what training makes of uncertain answers; default ignore",
     )
