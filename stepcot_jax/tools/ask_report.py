@@ -26,12 +26,12 @@ def main(arguments: list[str] | None = None) -> None:
     from stepcot_jax.evaluation.predictions import read_predictions
     from stepcot_jax.host.text import make_printable
     from stepcot_jax.reading.corrections import given_distributions, read_corrections
-    from stepcot_jax.run.stored_reading import JOINT_FILE, check_choices, read_reading
+    from stepcot_jax.run.stored_reading import JOINT_FILE, check_sealed, read_reading
 
     workdir, chain = options.workdir, read_reading(options.workdir).chain
     if not chain.is_tree:
         raise BadInput(f"{workdir}: its chain asks every step; use stepcot predict --ask")
-    check_choices(workdir)
+    check_sealed(workdir)
     models = read_report_models(workdir / JOINT_FILE, chain)
     split = read_predictions(workdir / "predictions" / "test.npz", chain)
     logits, labels = split.predictions.logits, split.predictions.labels

@@ -303,7 +303,7 @@ def curves(tmp_path_factory):
     val, test = splits
     calibration, rule = fit_calibration(val.predictions, chain), Rule()
     points = operating_points(val, test, chain, calibration=calibration, rule=rule, num_resamples=20)
-    run = FinishedRun(None, None, chain, (), {}, test, calibration, OperatingPoints(rule, points))
+    run = FinishedRun(None, None, chain, (), {}, test, calibration, OperatingPoints.of_findings(rule, points))
     path = tmp_path_factory.mktemp("curves") / "report.html"
     path.write_text(write_report(title="Run", about=[], sections=[write_operating_section(run)], writer="a test"))
     return path, points

@@ -208,7 +208,7 @@ def test_the_styles_and_scripts_load_nothing():
 
 
 def test_operating_points_are_those_of_the_run_and_their_curves_those_of_the_test_cases(page, workdir):
-    found = read_points(workdir / "statistics.json", DEFAULT_CHAIN)
+    found = read_points(workdir / "points.json", DEFAULT_CHAIN)
     text, split = section(page, "operating"), read_test(workdir)
     assert "Thresholds: sensitivity of 80 % or more on validation." in text
     curves = json.loads(re.search(r'id="operating-data">(.*?)</script>', text, re.DOTALL)[1])

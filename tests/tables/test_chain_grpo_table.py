@@ -22,7 +22,7 @@ def plan(tmp_path_factory):
         rewards = "shuffled" if cell.settings.grpo.shuffle_rewards else "true"
         finish(plan.cells, cell, QUALITIES[rewards])
         folder = plan.cells.folder(cell)
-        write_pairs(folder / PAIRS_FILE, COUNTS, CHAIN)
+        write_pairs(folder / PAIRS_FILE, COUNTS)
         best = {"teacher": {"step": 9, "validation_score": 0.5}, "start": {"step": 4, "validation_score": 0.5}}
         (folder / "report.json").write_text(json.dumps({"best": best}))
     return plan
