@@ -80,7 +80,7 @@ def measure(task: PolicyTask, num_batches: int) -> dict[str, Any]:
             rows = {name: batch[name] for name in ("images", "prompts", "lengths")}
             rows |= {"completions": tokens, "counted": counted, "old_log_probs": log_probs}
             for name, gradients in found.items():
-                totals = jnp.array([getattr(each, name) for each in rewards]).reshape(shape)
+                totals = jnp.array(rewards[name]).reshape(shape)
                 relative = advantages(
                     totals, std_ddof=settings.std_ddof, std_epsilon=settings.std_epsilon, scale=settings.scale
                 )

@@ -213,11 +213,9 @@ def get_config():
     config.dpo.temperature = 1.0  # of sampling and of every log-probability
     config.dpo.beta = 0.1  # scale of the difference of log-ratios; the public code has none
 
-    config.rewards = config_dict.ConfigDict()  # weights of the parts, and their definitions (docs/grounded.md)
-    config.rewards.answer_weight = 1.0
-    config.rewards.grounding_weight = 1.0
-    config.rewards.format_weight = 0.0
-    config.rewards.consistency_weight = 0.0  # share of stage facts that agree with each other
+    config.rewards = config_dict.ConfigDict()  # rewards of a reply, and their definitions (docs/grounded.md)
+    # "name=weight" of rewards.functions.FUNCTIONS; one of weight 0 is logged alone; "consistency": of stage facts
+    config.rewards.functions = ("answer=1", "grounding=1", "well_formed=0")
     config.rewards.grounding = "threshold"  # 1 if mIoU > least_iou and the counts are equal; or "mean_iou"
     config.rewards.least_iou = 0.75
     config.rewards.matching = "optimal"  # which box with which; or "ordered"

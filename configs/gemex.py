@@ -24,7 +24,7 @@ The paper lets a model judge open answers; without an endpoint their text is com
 import dataclasses
 
 from configs import base
-from stepcot_jax.rewards.presets import PRESETS
+from stepcot_jax.rewards.options import PRESETS
 
 
 def get_config():

@@ -23,7 +23,7 @@ Everything else is ours. The code's algorithm is another one: medsage_released.
 import dataclasses
 
 from configs import base
-from stepcot_jax.rewards.presets import PRESETS
+from stepcot_jax.rewards.options import PRESETS
 
 
 def get_config():

@@ -14,7 +14,7 @@ python -m stepcot_jax.main --config=medsage_released --config.vqa.root=FOLDER --
 import dataclasses
 
 from configs import base
-from stepcot_jax.rewards.presets import PRESETS
+from stepcot_jax.rewards.options import PRESETS
 
 
 def get_config():

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Float64, Int, Real
 
+from stepcot_jax import __version__
 from stepcot_jax.annotate.output import SET_ASIDE_NAME, read_asides
 from stepcot_jax.box import mean_iou
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold
@@ -306,7 +307,7 @@ def write_record_agreement(folder: Path, names: Sequence[str], rows: Sequence[Re
 
 def _write_figures(folder: Path, figures: Mapping[str, Any], table: str) -> None:
     make_workdir(folder)
-    plain = json.loads(msgspec.json.encode(figures))  # NaN becomes null
+    plain = json.loads(msgspec.json.encode({"version": __version__, **figures}))  # NaN becomes null
     write_whole(folder / "agreement.json", json.dumps(plain, indent=1, ensure_ascii=False).encode() + b"\n")
     write_whole(folder / "agreement.md", table.encode())
 

@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
+from stepcot_jax import __version__
 from stepcot_jax.annotate.annotation import Aside, Outcome, Reason
 from stepcot_jax.annotate.llm.answers import LEDGER_FOLDER, Answers
 from stepcot_jax.data.questions import record_files
@@ -162,7 +163,6 @@ def _link(original: Path, target: Path) -> None:
 
 
 FILE_NAME = "shard.json"
-FORMAT = "stepcot_jax annotate shard 1"
 
 _WRITTEN = re.compile(r"(\d{1,7})/(\d{1,7})")
 
@@ -191,10 +191,13 @@ def read_shard(written: str) -> Shard:
     return Shard(int(match[1]), int(match[2]))
 
 
-class ShardFile(msgspec.Struct, frozen=True, kw_only=True):
+class _Written(msgspec.Struct, frozen=True, kw_only=True):
+    version: str
+
+
+class ShardFile(_Written, frozen=True, kw_only=True):
     """The run that a shard belongs to, and the outcomes of its reports."""
 
-    format: str = FORMAT
     shard: int
     count: int
     source: str  # SHA-256 of all items of the source, in order: the same in every shard
@@ -221,10 +224,11 @@ def read_shard_file(folder: Path) -> ShardFile:
     path = folder / FILE_NAME
     if not path.exists():
         raise BadInput(f"{folder} has no {FILE_NAME}: expected the folder of a complete run with --shard")
-    file = read_json(path, ShardFile, accepted="expected the file of a shard", max_bytes=MAX_LISTING_BYTES)
-    if file.format != FORMAT or not 0 <= file.shard < file.count:
-        raise BadInput(f"{path} is of format {file.format[:40]!r}, shard {file.shard}/{file.count}; expected {FORMAT}")
-    return file
+    accepted = f"expected the file of a shard, written by stepcot_jax {__version__}"
+    version = read_json(path, _Written, accepted=accepted, max_bytes=MAX_LISTING_BYTES).version
+    if version != __version__:
+        raise BadInput(f"{path} was written by stepcot_jax {version[:40]!r}; {accepted}; annotate this shard again")
+    return read_json(path, ShardFile, accepted=accepted, max_bytes=MAX_LISTING_BYTES)
 
 
 # Merge the folders of all shards into the result of one run: records, funnel, reports set aside, images, ledgers.

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from stepcot_jax import __version__
 from stepcot_jax.annotate.agreement import Aligned, Unit, find_disagreements, reasoning_of, show_answer
 from stepcot_jax.annotate.annotation import Aside, CannotAnnotate, Reason
 from stepcot_jax.annotate.checks import check_consistency
@@ -83,7 +84,7 @@ def _name_review(provenance: Mapping[str, str], reviewer: str) -> tuple[str, dic
     numbers = [int(match[1]) for name in provenance if (match := _REVIEW.fullmatch(name))]
     review = f"review {max(numbers, default=0) + 1}"
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    return review, {f"{review} by": reviewer, f"{review} date": today}
+    return review, {f"{review} by": reviewer, f"{review} date": today, f"{review} version": __version__}
 
 
 # Chains.

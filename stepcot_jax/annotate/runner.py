@@ -292,6 +292,7 @@ def annotate_source(
         result.write(folder, is_part=shard is not None)
         if shard is not None:
             described = ShardFile(
+                version=__version__,
                 shard=shard.index,
                 count=shard.count,
                 source=contents.digest,
@@ -342,7 +343,6 @@ def _describe(plan: Plan, chain: Chain) -> dict[str, Any]:
     """Return the settings that answers depend on, which must be the same for all shards of a run."""
     models = [plan.annotator, *plan.voters]
     return {
-        "version": __version__,
         "rules": _RULES,
         "chain": _digest_chain(chain),
         "prompts": digest_text("".join(write(chain).digest for write in _PROMPTS)),

@@ -35,8 +35,9 @@ from stepcot_jax.reasoning.endings import PART_ENDS, Unsaid, goes_on_behind, hea
 from stepcot_jax.reasoning.free_replies import UNCLOSED
 from stepcot_jax.reasoning.replies import Judged, Missing, Reply, normalise, tidy
 from stepcot_jax.record import KINDS, STAGE_NAMES, Record
-from stepcot_jax.rewards.answers import IllFormed, OpenAnswer, answer_reward, format_reward, suit, why_unread
+from stepcot_jax.rewards.answers import answer_reward, format_reward, suit, why_unread
 from stepcot_jax.rewards.boxes import LEAST_IOU, grounding_reward, localisation
+from stepcot_jax.rewards.options import IllFormed, OpenAnswer
 
 # Columns of one model's scored replies, which every figure is computed from.
 

@@ -1,9 +1,22 @@
 """Verifiable rewards: pure functions of replies and their records, on the host.
 
-The judge, which asks a language model, is in `annotate`. Read `functions` first, then `presets`.
+The judge, which asks a language model, is in `annotate`. Read `functions` first, then `weighted`.
 """
 
-from stepcot_jax.rewards.functions import answer, grounding, well_formed
-from stepcot_jax.rewards.presets import PRESETS, RewardSettings, reward
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from stepcot_jax.rewards.options import PRESETS, RewardSettings
+
+if TYPE_CHECKING:
+    from stepcot_jax.rewards.functions import answer, grounding, well_formed
+    from stepcot_jax.rewards.weighted import reward
 
 __all__ = ["PRESETS", "RewardSettings", "answer", "grounding", "reward", "well_formed"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a function at its first use: settings need the options alone."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{'weighted' if name == 'reward' else 'functions'}"), name)

@@ -5,7 +5,6 @@ And what a record asks of a reply: thinking and boxes where it has some; and why
 
 import math
 import re
-from typing import Literal
 
 from stepcot_jax.chain import fold
 from stepcot_jax.reasoning.answers import open_text
@@ -13,11 +12,7 @@ from stepcot_jax.reasoning.dialects import interpret_answer, read_reply
 from stepcot_jax.reasoning.endings import Unsaid
 from stepcot_jax.reasoning.replies import Judged, Reply, token_f1
 from stepcot_jax.record import Record
-
-MultiChoice = Literal["exact", "jaccard"]
-OpenAnswer = Literal["judge", "exact", "equal", "token_f1"]
-ChoiceReading = Literal["plain", "strict"]
-IllFormed = Literal["nothing", "parts"]
+from stepcot_jax.rewards.options import ChoiceReading, IllFormed, MultiChoice, OpenAnswer
 
 JUDGE_MARGIN = 2.0
 """A judged reply is right if its score is less than this far from the reference's."""

@@ -3,9 +3,8 @@
 from stepcot_jax.box import EmptyBoxes, Matching, UnequalCounts, mean_iou
 from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import Record
-from stepcot_jax.rewards.answers import IllFormed, suit
-
-LEAST_IOU = 0.75
+from stepcot_jax.rewards.answers import suit
+from stepcot_jax.rewards.options import LEAST_IOU, IllFormed
 
 _ROUNDING = 1e-12
 

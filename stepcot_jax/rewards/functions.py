@@ -1,6 +1,7 @@
-"""Rewards as plain functions of replies and their records, for `sc.GRPO(policy, rewards=[...])`."""
+"""Rewards as functions of replies and records: for `sc.GRPO(policy, rewards=[...])` and `config.rewards.functions`."""
 
 import functools
+import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,9 +12,10 @@ import numpy.typing as npt
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.extras import find_misfit
 from stepcot_jax.host.text import one_line
+from stepcot_jax.reasoning.claims import stage_consistency
 from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import Record
-from stepcot_jax.rewards.answers import answer_reward, format_reward
+from stepcot_jax.rewards.answers import answer_reward, format_reward, suit
 from stepcot_jax.rewards.boxes import grounding_reward
 
 RewardFunction = Callable[[Sequence[Reply], Sequence[Record]], Sequence[float]]
@@ -42,6 +44,23 @@ def grounding(replies: Sequence[Reply], records: Sequence[Record]) -> list[float
 def well_formed(replies: Sequence[Reply], records: Sequence[Record]) -> list[float]:
     """Return 1 for each reply that keeps its dialect's grammar, else 0."""
     return [format_reward(reply, record) for reply, record in zip(replies, records, strict=True)]
+
+
+def consistency(replies: Sequence[Reply], records: Sequence[Record]) -> list[float]:
+    """Return each reply's share of stage facts that agree with each other; 0 if ill-formed, NaN without such facts."""
+    return [
+        stage_consistency(reply) if suit(reply, record).is_well_formed else 0.0
+        for reply, record in zip(replies, records, strict=True)
+    ]
+
+
+FUNCTIONS: dict[str, RewardFunction] = {
+    "answer": answer,
+    "grounding": grounding,
+    "well_formed": well_formed,
+    "consistency": consistency,
+}
+"""The rewards of the package by name, for `config.rewards.functions`; a contributed one is added here."""
 
 
 def name_functions(rewards: Sequence[Weighted]) -> dict[str, tuple[RewardFunction, float]]:
@@ -96,9 +115,8 @@ def apply_functions(
         except Exception as error:
             raise BadInput(f"rewards: {name} failed with {type(error).__name__}: {one_line(error)}") from error
         parts[name] = read_numbers(f"rewards: {name}", returned, number=len(replies)).tolist()
-    weighted = [(weight, parts[name]) for name, (_, weight) in named.items() if weight]
-    total = np.sum([weight * np.asarray(values) for weight, values in weighted], axis=0)
-    return {**parts, "total": total.tolist()}
+    weighted = [[weight * value for value in parts[name]] for name, (_, weight) in named.items() if weight]
+    return {**parts, "total": list(map(math.fsum, zip(*weighted, strict=True)))}
 
 
 def read_numbers(name: str, returned: Any, *, number: int) -> npt.NDArray[np.float64]:

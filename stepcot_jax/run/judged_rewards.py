@@ -10,7 +10,7 @@ from stepcot_jax.annotate.llm.judge import Judge, make_exchange, open_answer_ses
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.reasoning.replies import Judged, Reply
 from stepcot_jax.record import Record
-from stepcot_jax.rewards.answers import IllFormed
+from stepcot_jax.rewards.options import IllFormed
 from stepcot_jax.run.sections import RewardsSettings
 from stepcot_jax.training.processes import any_process, wait_for_all
 

@@ -30,12 +30,11 @@ from stepcot_jax.policies.policy_files import read_lengths
 from stepcot_jax.policies.sampling import Sampling, reply_in_batches
 from stepcot_jax.record import KINDS, Record
 from stepcot_jax.rewards.functions import RewardFunction
-from stepcot_jax.rewards.presets import RewardSettings
+from stepcot_jax.rewards.weighted import make_functions
 from stepcot_jax.run.policy_data import PolicyData, load_policy_data
 from stepcot_jax.run.policy_networks import choose_policy, find_qwen, load_patches, make_normalise
 from stepcot_jax.run.policy_start import given_start, naming_start, read_policy_start, smooth_start
 from stepcot_jax.run.scored_baseline import score_baseline
-from stepcot_jax.run.sections import RewardsSettings
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.stored_policy import StoredPolicy
 from stepcot_jax.run.task import REPORT, Outcome, Task
@@ -203,12 +202,6 @@ def write_examples(
 # The system of a policy from its settings: fine-tuning, and GRPO or DPO with rewards, judge and self-check.
 
 
-def make_reward_settings(settings: RewardsSettings) -> RewardSettings:
-    """Return the rewards of a reply."""
-    names = [field.name for field in dataclasses.fields(RewardSettings)]
-    return RewardSettings(**{name: getattr(settings, name) for name in names})
-
-
 def make_policy_system(
     settings: Settings,
     *,
@@ -288,7 +281,7 @@ def _make_rollouts(
         records=data.dataset.records,
         devices=devices,
         settings=options,
-        rewards=make_reward_settings(settings.rewards),
+        rewards=settings.rewards,
         longest=longest,
         self_check=self_check,
         judge=judge,
@@ -300,10 +293,11 @@ _MOST_EXAMPLE_BYTES = 2**26
 
 
 def _check_phases(settings: Settings, devices: Devices) -> None:
-    """Refuse phases without epochs, and batches that the devices cannot divide."""
+    """Refuse phases without epochs, unknown rewards, and batches that the devices cannot divide."""
     if not any(operator.attrgetter(key)(settings) for key in settings.trains.epochs):
         others = "".join(f" and config.{key}=0" for key in settings.trains.epochs[1:])
         raise BadInput(f"config.sft.epochs: 0 with {settings.named_job}{others} leaves nothing to train")
+    make_functions(settings.rewards)
     for section in (name.partition(".")[0] for name in settings.trains.epochs):
         size = getattr(settings, section).batch_size
         devices.check_batch_size(size, setting=f"config.{section}.batch_size")

@@ -23,6 +23,7 @@ from stepcot_jax.host.ranges import (
     Whole,
     Width,
 )
+from stepcot_jax.rewards.options import RewardSettings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -354,30 +355,21 @@ class PolicySettings:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RewardsSettings:
-    """Rewards of a reply, see `rewards.presets.RewardSettings`; and of a chain, for the job "chain_grpo"."""
+class RewardsSettings(RewardSettings):
+    """Rewards of a reply and the judge of open answers; and rewards of a chain, for the job "chain_grpo"."""
 
-    answer_weight: NotNegative
-    grounding_weight: NotNegative
-    format_weight: NotNegative
-    consistency_weight: NotNegative
-    grounding: Literal["threshold", "mean_iou"]
-    least_iou: Annotated[float, msgspec.Meta(ge=0, lt=1)]
-    matching: Literal["optimal", "ordered"]
-    empty_boxes: Literal["one", "zero"]
-    multi_choice: Literal["exact", "jaccard"]
-    open_answer: Literal["judge", "exact", "equal", "token_f1"]
-    choice_reading: Literal["plain", "strict"]
-    ill_formed: Literal["nothing", "parts"]
-    gate: Literal["none", "released"]
-    judge_url: str
-    judge_model: str
-    judge_cap: Whole
-    diagnosis_weight: NotNegative
-    steps_weight: NotNegative
-    chain_weight: NotNegative
+    judge_url: str = ""
+    judge_model: str = ""
+    judge_cap: Whole = 0
+    diagnosis_weight: NotNegative = 1.0
+    steps_weight: NotNegative = 0.0
+    chain_weight: NotNegative = 0.0
 
     def __post_init__(self) -> None:
+        try:
+            super().__post_init__()
+        except BadInput as error:
+            raise BadInput(f"config.{error}") from None
         if (self.open_answer == "judge") != bool(self.judge_url and self.judge_model):
             raise BadInput(
                 "config.rewards.open_answer: 'judge' needs config.rewards.judge_url and config.rewards.judge_model, "

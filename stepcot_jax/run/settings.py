@@ -132,7 +132,8 @@ class Settings:
         """Yield a setting, whether a run would silently compute something else than it says, and what is expected."""
         encoder, augments = self.image_encoder, self.data.augment != "none"
         is_imported, is_large = encoder.name == "imported", bool(self.policy.weights)
-        retries, is_gated = self.self_check.enabled, self.rewards.gate == "released" and self.rewards.format_weight > 0
+        retries = self.self_check.enabled
+        is_gated = self.rewards.gate == "released" and self.rewards.weights.get("well_formed", 0) > 0
         if self.start.checkpoint:
             expected = "'' (config.policy.start names the run that a policy starts from)"
             yield "start.checkpoint", self.job not in ("teacher", "distill"), expected
@@ -154,7 +155,9 @@ class Settings:
         expected = f"config.vqa.dialect of {', '.join(STAGED)} and config.self_check.enabled=False"
         is_read = self.vqa.dialect in STAGED and not retries
         yield "grpo.stage_credit", self.grpo.stage_credit != "none" and not is_read, expected
-        expected = "'released' and config.rewards.format_weight above 0 (a reply is valid where its reward is above 0)"
+        expected = (
+            "'released' and well_formed in config.rewards.functions (a reply is valid where its reward is above 0)"
+        )
         yield "rewards.gate", self.optimising is self.dpo and not is_gated, expected
         expected = "0 with config.curriculum.schedule or config.policy.weights (a row is one question)"
         is_alone = self.curriculum.schedule != "none" or is_large

@@ -11,7 +11,6 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float
 
-from stepcot_jax.evaluation.stage_claims import stage_consistency
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.losses.policy_gradient import (
     PolicyGradient,
@@ -28,8 +27,9 @@ from stepcot_jax.reasoning.dialects import read_reply
 from stepcot_jax.reasoning.replies import Judged, Reply
 from stepcot_jax.record import Record
 from stepcot_jax.rewards.answers import suit, why_unread
-from stepcot_jax.rewards.functions import RewardFunction, apply_functions
-from stepcot_jax.rewards.presets import Rewards, RewardSettings, reward
+from stepcot_jax.rewards.functions import RewardFunction
+from stepcot_jax.rewards.options import RewardSettings
+from stepcot_jax.rewards.weighted import apply_settings, make_functions
 from stepcot_jax.systems.options import REFERENCE, GrpoOptions, SelfCheckOptions
 from stepcot_jax.systems.sft import POLICY, Batch, Normalise
 from stepcot_jax.training.devices import Devices, GlobalBatch, differentiate
@@ -241,7 +241,6 @@ class RewardSignal:
 # Rollouts of an update on the host: sample replies, read and reward them, and compare each with its group.
 
 
-_PARTS = ("total", "answer", "grounding", "format", "consistency")
 _SHUFFLE = 5  # stream of random numbers; sampling uses others
 _PATIENCE = 20
 
@@ -272,7 +271,7 @@ class Rollouts:
     longest: int
     self_check: "SelfCheck | None" = None
     judge: Rating | None = None
-    # Used instead of `rewards`, unless empty.
+    # A caller's functions, used instead of those of `rewards`, unless empty.
     functions: Mapping[str, tuple[RewardFunction, float]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -283,8 +282,11 @@ class Rollouts:
             temperature=self.settings.temperature,
         )
         group = self.settings.group_size
-        if self.settings.stage_credit != "none" and self.functions and "answer" not in self.functions:
-            raise BadInput("GRPO: stage_credit tells right replies from wrong ones; rewards needs sc.rewards.answer")
+        if self.functions:
+            self.rewards = RewardSettings()  # whose gate is open
+        self._functions = self.functions or make_functions(self.rewards, rate=self.judge)
+        if "answer" not in self._functions and (self.settings.stage_credit != "none" or self.self_check is not None):
+            raise BadInput("GRPO: stage_credit and self_check need the reward 'answer' (answer=0 is enough)")
 
         def sample(params: Any, rows: Mapping[str, Array], key: Array) -> Replies:
             prompts = rows["prompts"]
@@ -374,13 +376,9 @@ class Rollouts:
         """Return each part of the rewards of replies [row, rollout, token], float32 [row, rollout]; 0 if not chosen."""
         chosen = np.ones(tokens.shape[:2], bool) if chosen is None else chosen
         replies = [(self.records[indices[row]], tokens[row, rollout]) for row, rollout in np.argwhere(chosen)]
+        rewards = self.reward_all(replies)
         records = [record for record, _ in replies]
         read = [suit(self.read(tokens), record) for record, tokens in replies]
-        if self.functions:
-            rewards = apply_functions(self.functions, read, records)
-        else:
-            scored = self.reward_all(replies)
-            rewards = {name: [getattr(parts, name) for parts in scored] for name in _PARTS}
         why = [why_unread(*pair, with_thinking=self.with_thinking) for pair in zip(read, records, strict=True)]
         unread = [[float("nan") if each is None else float(bool(each)) for each in pair] for pair in why]
         rewards |= {name: [pair[place] for pair in unread] for place, name in enumerate(_UNREAD)}
@@ -389,15 +387,10 @@ class Rollouts:
             part[chosen] = rewards[name]
         return parts
 
-    def reward_all(self, replies: Sequence[tuple[Record, np.ndarray]]) -> list[Rewards]:
-        """Return the rewards of the tokens of this process's replies, each with its record."""
-        read = [(record, suit(self.read(tokens), record)) for record, tokens in replies]
-        judged = [None] * len(read) if self.judge is None else self.judge(read)
-        consistency = stage_consistency if self.rewards.consistency_weight else None
-        return [
-            reward(reply, record, self.rewards, judged=rating, consistency=consistency)
-            for (record, reply), rating in zip(read, judged, strict=True)
-        ]
+    def reward_all(self, replies: Sequence[tuple[Record, np.ndarray]]) -> dict[str, list[float]]:
+        """Return the rewards, by name, of the tokens of this process's replies, each with its record."""
+        read = [self.read(tokens) for _, tokens in replies]
+        return apply_settings(self.rewards, self._functions, read, [record for record, _ in replies])
 
     def read(self, tokens: np.ndarray) -> Reply:
         """Return the reply that tokens encode."""
@@ -448,8 +441,7 @@ class Rollouts:
         self, rewards: Mapping[str, np.ndarray], relative: np.ndarray, replies: "Replies | Attempts"
     ) -> dict[str, float]:
         """Return the numbers of an update for the log."""
-        is_off = {"consistency": not self.rewards.consistency_weight}
-        parts = {name: part for name, part in rewards.items() if name not in _UNREAD and not is_off.get(name)}
+        parts = {name: part for name, part in rewards.items() if name not in _UNREAD}
         numbers = {f"reward/{name}": _mean(part) for name, part in parts.items()}
         numbers["scored"] = float((~np.isnan(rewards["total"])).mean())
         scored = rewards["total"][~np.isnan(rewards["total"]).all(axis=1)]

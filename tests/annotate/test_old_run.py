@@ -1,16 +1,21 @@
 """A paid run goes on without a single request and gives the same records; an older prompt's answers are refused.
 
-`old_run/ledger` holds answers to version 2 of the annotation prompt, `old_run/version_1.jsonl` those to version 1.
+`old_run/*_2.jsonl` hold answers to version 2 of the prompts, `old_run/annotate_1.jsonl` those to version 1 of the
+annotation prompt: a first line with what they share, then one a line.
 """
 
+import contextlib
 import json
 import pathlib
-import shutil
 
+import msgspec
 import pytest
 from annotate.misbehaving_server import MisbehavingServer
 from refusals import refuse
 
+from stepcot_jax import __version__
+from stepcot_jax.annotate.llm.answers import Answers, Ledger
+from stepcot_jax.annotate.llm.replies import Entry
 from stepcot_jax.tools.annotate.command import main
 
 pytest.importorskip("openai", reason="the extra annotate")
@@ -31,19 +36,25 @@ def annotate(server, out, *more):
     main([str(OLD / "reports.jsonl"), f"--out={out}", *llm, *more])
 
 
-def test_an_old_ledger_with_repair_trust_and_votes_answers_everything(tmp_path, server):
-    shutil.copytree(OLD / "ledger", tmp_path / "ledger")
+def write_answers(folder, *names):
+    with contextlib.closing(Answers(folder / "ledger")) as answers:
+        for name in names:
+            identity, *lines = (OLD / name).read_text().splitlines()
+            ledger = Ledger(answers, json.loads(identity))
+            for line in lines:
+                ledger.append(msgspec.json.decode(line, type=Entry))
+
+
+def test_paid_answers_with_repair_trust_and_votes_answer_everything(tmp_path, server):
+    write_answers(tmp_path, "annotate_2.jsonl", "trust_2.jsonl", "vote_2.jsonl")
     annotate(server, tmp_path, "--trust", "--voter=v")
     for name in ("set_aside.jsonl", "funnel.csv"):
         assert (tmp_path / name).read_bytes() == (OLD / name).read_bytes()
-    assert json.loads((tmp_path / "data.json").read_text()) == json.loads((OLD / "data.json").read_text())
-    for path in (OLD / "ledger").iterdir():
-        assert (tmp_path / "ledger" / path.name).read_bytes() == path.read_bytes()
+    records = json.loads((tmp_path / "data.json").read_text())
+    assert {record["stepcot_jax"]["provenance"].pop("version") for record in records} == {__version__}
+    assert records == json.loads((OLD / "data.json").read_text())
 
 
 def test_answers_to_the_prompt_without_quotes_are_refused_before_a_request(tmp_path, server):
-    old = tmp_path / "ledger" / "annotate-m-cf2a986ef0e5.jsonl"
-    old.parent.mkdir()
-    shutil.copy(OLD / "version_1.jsonl", old)
+    write_answers(tmp_path, "annotate_1.jsonl")
     refuse("has answers to version 1 of the prompt, expected version 2", annotate, server, tmp_path)
-    assert old.read_bytes() == (OLD / "version_1.jsonl").read_bytes()

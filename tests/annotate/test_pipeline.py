@@ -18,6 +18,7 @@ from annotate.misbehaving_server import GOOD, NORMAL, NUM_TOKENS, REPORT, Misbeh
 from PIL import Image
 from refusals import refuse
 
+from stepcot_jax import __version__
 from stepcot_jax.annotate import runner
 from stepcot_jax.annotate.llm.prompts import write_annotation_prompt
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
@@ -82,6 +83,7 @@ def test_a_run_leaves_records_with_their_provenance(tmp_path, six, capsys):
     digest = write_annotation_prompt(DEFAULT_CHAIN).digest
     evidence = {f"step {number} evidence": "The lungs are clear" for number in range(1, 8)}
     model = {"annotator": "llm", "model": "m", "served model": "served-model-0613", "prompt": f"2 {digest[:12]}"}
+    model["version"] = __version__
     assert (said, read_lines(tmp_path / "out" / "set_aside.jsonl")) == (evidence | model, [])
     funnel = [("collected", "reports", 6), ("kept", "reports", 6), ("written", "records, one a frontal image", 6)]
     assert read_funnel(tmp_path / "out") == funnel

@@ -8,6 +8,7 @@ import pytest
 from annotate.test_agreement import MASS, NORMAL, make_case, write
 from refusals import refuse
 
+from stepcot_jax import __version__
 from stepcot_jax.annotate.agreement import align
 from stepcot_jax.annotate.review import apply_review, write_review
 from stepcot_jax.chain import DEFAULT_CHAIN
@@ -116,10 +117,11 @@ def test_corrections_come_back_with_who_made_them(tmp_path, aligned, format_of):
     date = said.pop("review 1 date")
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", date)
     steps = {f"review 1 step {step}{end}": said for step in "17" for end, said in (("", "A -> B"), (" was", "why"))}
-    assert said == {"annotator": "rules", "review 1 by": "Dr Example", **steps}
+    assert said == {"annotator": "rules", "review 1 by": "Dr Example", "review 1 version": __version__, **steps}
     assert (same_report.answers, same_report.provenance) == (first.answers, first.provenance)
     assert (second.answers, second.reasoning) == (MASS, aligned.collections[0].cases[1].reasoning)
-    said = {"review 1 by": "Dr Example", "review 1 date": date, "review 1 step 3 comment": "hard to say"}
+    said = {"review 1 by": "Dr Example", "review 1 date": date, "review 1 version": __version__}
+    said["review 1 step 3 comment"] = "hard to say"
     assert (dict(second.provenance), third.answers) == (said, NORMAL)
 
 

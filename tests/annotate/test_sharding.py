@@ -10,6 +10,7 @@ from annotate.test_pipeline import command, read_funnel
 from PIL import Image
 from refusals import refuse
 
+from stepcot_jax import __version__
 from stepcot_jax.annotate import runner
 from stepcot_jax.annotate.output import Shard, read_shard
 from stepcot_jax.chain import DEFAULT_CHAIN
@@ -118,6 +119,9 @@ def test_a_report_in_two_shards_or_none_and_a_changed_shard_are_refused(tmp_path
     path = folders[2] / "shard.json"
     shard = json.loads(path.read_text())
     (place, number), *others = shard["annotated"]
+    path.write_text(json.dumps({"version": "0.0.9"}))
+    said = rf"shards/2/shard.json was written by stepcot_jax '0.0.9'; expected \D* {__version__}; annotate this shard"
+    refuse(said, merge, folders, tmp_path / "out")
     path.write_text(json.dumps({**shard, "annotated": others}))
     with pytest.raises(BadInput, match=rf"41 of 42 reports are in the shards; report {place} of the source is in none"):
         merge(folders, tmp_path / "out")

@@ -4,7 +4,8 @@ from benchmarks import grounded
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.data.questions.reply_files import read_replies
 from stepcot_jax.reasoning.dialects import read_reply
-from stepcot_jax.rewards.presets import PRESETS, reward
+from stepcot_jax.rewards.options import PRESETS
+from stepcot_jax.rewards.weighted import reward
 from stepcot_jax.tools.data.command import main as run_data
 
 
@@ -15,7 +16,7 @@ def test_three_in_four_replies_are_right(tmp_path):
     assert number == len(records) == 120
     replies = read_replies(tmp_path / "replies.jsonl", name="", chosen=set(records), known=set(records)).replies
     totals = [
-        reward(read_reply(text, "gemex"), records[name], PRESETS["gemex"]).total for name, text in replies.items()
+        reward(read_reply(text, "gemex"), records[name], PRESETS["gemex"])["total"] for name, text in replies.items()
     ]
     assert 0.6 < totals.count(2.0) / number < 0.9
     assert totals.count(0.0) > 3

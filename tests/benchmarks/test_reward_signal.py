@@ -7,7 +7,6 @@ import pytest
 from policies.policy_workdir import make_policy_workdir, small_settings
 
 from benchmarks.reward_signal import make_task, mean_cosine, measure
-from stepcot_jax.rewards.presets import Rewards
 from stepcot_jax.systems.grpo import Rollouts
 
 pytestmark = pytest.mark.slow
@@ -23,7 +22,7 @@ def test_mean_cosine():
 def test_gradients_of_each_reward(tmp_path, monkeypatch):
     def reward_all(rollouts, replies):
         sums = [float(tokens.sum() % 7) for _, tokens in replies]
-        return [Rewards(total=2 * each, answer=each, grounding=0.5, format=1.0, consistency=0.0) for each in sums]
+        return {"answer": sums, "grounding": [0.5] * len(sums), "total": [2 * each for each in sums]}
 
     monkeypatch.setattr(Rollouts, "reward_all", reward_all)
     make_policy_workdir(tmp_path / "run")

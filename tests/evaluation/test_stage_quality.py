@@ -4,12 +4,12 @@ import msgspec
 import numpy as np
 import pytest
 from annotate.phantom_records import phantom_folder, phantom_questions
-from reasoning_records import make_record
 
 from stepcot_jax.annotate.recipes import lvkc
 from stepcot_jax.annotate.recipes.items import TaskSettings
 from stepcot_jax.evaluation import stage_claims as tested
 from stepcot_jax.evaluation.statistics import count_once
+from stepcot_jax.reasoning import claims
 from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.reasoning.rules import KNOWLEDGE
 
@@ -68,11 +68,11 @@ def test_missing_stages_and_unknown_facts():
     assert found == pytest.approx((NAN, NAN, 1, 1), nan_ok=True)
     assert math.isnan(tested.label_stages(TRUE, {"diagnosis": "Rib fracture"})[2])  # the table has no rule of it
     # Nothing is known of the pattern: the claim is not borne out.
-    assert tested.find_claims(
+    assert claims.find_claims(
         "Focal reticular change.", stage="visual", facts={"distribution": "Focal"}
-    ) == tested.Claims(1, 0, 1)
+    ) == claims.Claims(1, 0, 1)
     elsewhere = {"zone": "costophrenic angle"}  # in other words
-    assert tested.find_claims("Left costophrenic angle.", stage="localisation", facts=elsewhere) == tested.Claims(
+    assert claims.find_claims("Left costophrenic angle.", stage="localisation", facts=elsewhere) == claims.Claims(
         1, 0, 1
     )
 
@@ -115,7 +115,7 @@ def test_step_quality_by_hand():
     ],
 )
 def test_stages_agree_with_each_other(stages, expected):
-    np.testing.assert_equal(tested.stage_consistency(make_record(), Reply("lvkc", stages=stages)), expected)
+    np.testing.assert_equal(claims.stage_consistency(Reply("lvkc", stages=stages)), expected)
 
 
 @pytest.mark.parametrize("source", ["data vqa", "annotate vqa --task=lvkc"])

@@ -14,7 +14,8 @@ from stepcot_jax.box import Box, convert_rounded, pixels
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.answers import read_answer
 from stepcot_jax.reasoning.dialects import DIALECTS, read_reply, write_question, write_reply
-from stepcot_jax.rewards.presets import PRESETS, reward
+from stepcot_jax.rewards.options import PRESETS
+from stepcot_jax.rewards.weighted import reward
 
 KINDS = ("open", "closed", "single", "multi")
 
@@ -173,11 +174,11 @@ def test_any_of_2000_replies_a_dialect_is_read(dialect):
             assert np.isfinite(reply.boxes(record.image_size)).all()
         assert all(len(problem) < 100 and problem.isprintable() for problem in reply.problems)
         earned = reward(reply, record, PRESETS["released"])
-        assert 0 <= earned.total <= 1
+        assert 0 <= earned["total"] <= 1
         if not reply.is_well_formed:
-            assert earned.total == earned.format == 0
+            assert earned["total"] == earned["well_formed"] == 0
         if not reply.counts:
-            assert (earned.answer, earned.grounding) == (0, 0)
+            assert (earned["answer"], earned["grounding"]) == (0, 0)
     assert 10 < num_formed < 1_500
 
 

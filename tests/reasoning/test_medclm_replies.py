@@ -8,7 +8,8 @@ from stepcot_jax.box import UNIT_SQUARE, Box
 from stepcot_jax.evaluation.replies import ScoringSettings, score_text
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
-from stepcot_jax.rewards.presets import PRESETS, reward
+from stepcot_jax.rewards.options import PRESETS
+from stepcot_jax.rewards.weighted import reward
 
 MASS = Box("Mass", (15, 40, 20, 44))
 HEART = Box("heart", (0, 0, 64, 1))
@@ -63,7 +64,7 @@ def test_an_answer_alone_has_no_format_outside_of_the_hard_stage(text, with_thin
     assert score_text(text, hard, ScoringSettings(dialect="medclm", with_thinking=with_thinking)) == bare
     reply = read_reply(text, "medclm", with_thinking=with_thinking)
     paper = reward(reply, record, PRESETS["paper"])
-    assert paper.total == pytest.approx(0.9 * paper.answer + 0.1 * expected[1])
+    assert paper["total"] == pytest.approx(0.9 * paper["answer"] + 0.1 * expected[1])
 
 
 @pytest.mark.parametrize(

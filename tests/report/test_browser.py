@@ -1,23 +1,18 @@
 import numpy as np
 import pytest
-from evaluation.small_splits import of_arrays
-from oracles.operating_points import operating_points
 from PIL import Image
 from report.browser import contrasts_of, find_broken_words, find_violations, open_browser, watch
 from report.finished_workdir import make_split
 from trained_workdir import small_settings
 
-from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
+from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
 from stepcot_jax.data.phantom.phantom import draw_case
-from stepcot_jax.evaluation.calibration import fit_calibration
 from stepcot_jax.evaluation.chains import bootstrap, evaluate
-from stepcot_jax.evaluation.operating_points import OperatingPoints, Rule
 from stepcot_jax.pages.figures import draw_lines
 from stepcot_jax.pages.pictures import write_picture
 from stepcot_jax.pages.shell import Section, write_report
-from stepcot_jax.reading.finished import FinishedRun
 from stepcot_jax.tools.report.answers import ShownCase, write_cases
-from stepcot_jax.tools.report.sections import render, write_operating_section, write_settings
+from stepcot_jax.tools.report.sections import render, write_settings
 
 EVIL = '</script><script>document.title = "broken"</script>"><img src=x onerror="document.title=\'broken\'">'
 NUM_CASES = 60
@@ -285,61 +280,3 @@ def test_print_shows_what_the_screen_folds_away(browser, whole, tmp_path):
         assert not rule.is_visible()
         tab.pdf(path=tmp_path / "page.pdf", format="A4")
     assert (tmp_path / "page.pdf").read_bytes().count(b"/Type /Page\n") >= 7  # 12 cases, at most three of them on one
-
-
-@pytest.fixture(scope="module")
-def curves(tmp_path_factory):
-    """A page with the operating points of 120 phantoms, whose answers are named with markup."""
-    detection = Step("Detection", "?", ("No", "Yes"))
-    chain = Chain((detection, Step(f"Diagnosis {EVIL}", "?", ("Normal", f"Mass {EVIL}", "Nodule"))))
-    rng, splits = np.random.default_rng(0), []
-    for _ in range(2):
-        labels = np.stack([rng.integers(0, number, 120) for number in (2, 3)], axis=1).astype(np.int32)
-        true = 1.5 * (np.arange(3) == labels[..., None])
-        logits = {model: (rng.normal(0, 1, (120, 2, 3)) + true).astype(np.float32) for model in ("teacher", "student")}
-        for own in logits.values():
-            own[:, 0, 2] = -1e9
-        splits.append(of_arrays(labels, logits))
-    val, test = splits
-    calibration, rule = fit_calibration(val.predictions, chain), Rule()
-    points = operating_points(val, test, chain, calibration=calibration, rule=rule, num_resamples=20)
-    run = FinishedRun(None, None, chain, (), {}, test, calibration, OperatingPoints.of_findings(rule, points))
-    path = tmp_path_factory.mktemp("curves") / "report.html"
-    path.write_text(write_report(title="Run", about=[], sections=[write_operating_section(run)], writer="a test"))
-    return path, points
-
-
-def test_a_threshold_can_be_tried_by_keyboard_and_the_chosen_point_is_marked(browser, curves):
-    path, points = curves
-    with watch(browser, f"file://{path}", width=390, scheme="dark") as page:
-        tab = page.tab
-        assert tab.input_value("select[name=model]") == "student"
-        assert tab.input_value("select[name=step]").startswith("Diagnosis </script>")
-        tab.select_option("select[name=answer]", index=1)
-        point = next(own for (model, _, name), own in points.items() if model == "student" and name.startswith("Mass"))
-        said = tab.inner_text("#operating-figures")
-        assert said.startswith(f"Chosen on validation ({100 * point.threshold.value:.1f} %).")
-        shares = [100 * share.value for share in (point.sensitivity, point.specificity)]
-        assert "sensitivity {:.1f} %, specificity {:.1f} %".format(*shares) in said
-        for name in ("roc", "pr"):
-            marked, tried = (tab.locator(f"#{name} circle.{kind}") for kind in ("chosen", "current"))
-            assert all(marked.get_attribute(end) == tried.get_attribute(end) for end in ("cx", "cy"))
-        at = float(tab.locator("#roc circle.chosen").get_attribute("cx"))
-        assert at == pytest.approx(46 + 240 * (1 - point.specificity.value), abs=0.1)
-        tab.focus("input[name=level]")
-        for _ in range(5):
-            tab.keyboard.press("ArrowRight")
-        moved = tab.inner_text("#operating-figures")
-        assert moved.startswith("Called from ")
-        assert tab.locator("input[name=level]").get_attribute("aria-valuetext") == moved
-        tab.keyboard.press("Home")
-        assert tab.inner_text("#operating-figures").startswith("Nothing is called: 0 of ")
-        assert tab.locator("#pr circle.current").count() == 0  # nothing is called: no precision
-        tab.keyboard.press("Tab")
-        tab.keyboard.press("Enter")
-        assert tab.inner_text("#operating-figures") == said
-        tab.select_option("select[name=model]", "teacher")
-        tab.select_option("select[name=step]", "Detection")
-        assert "cases with “No”" in tab.inner_text("#operating-figures")
-        assert page.overflow == 0
-        assert tab.title() == "Run"

@@ -13,7 +13,8 @@ from stepcot_jax import rewards
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
 from stepcot_jax.rewards.functions import apply_functions, name_functions
-from stepcot_jax.rewards.presets import PRESETS, reward
+from stepcot_jax.rewards.options import PRESETS
+from stepcot_jax.rewards.weighted import reward
 
 RECORDS = [make_record(kind, id=kind) for kind in ("open", "closed", "single", "multi")]
 
@@ -31,9 +32,9 @@ def test_ours_are_the_parts_of_the_preset():
     replies[0] = read_reply("no grammar", "gemex")
     found = apply_functions(name_functions([rewards.answer, rewards.grounding, rewards.well_formed]), replies, records)
     expected = [reward(reply, record, PRESETS["gemex"]) for reply, record in zip(replies, records, strict=True)]
-    assert found["answer"] == [each.answer for each in expected]
-    assert found["grounding"] == [each.grounding for each in expected]
-    assert found["well_formed"] == [each.format for each in expected]
+    assert found["answer"] == [each["answer"] for each in expected]
+    assert found["grounding"] == [each["grounding"] for each in expected]
+    assert found["well_formed"] == [each["well_formed"] for each in expected]
     assert found["answer"][0] == 0 < found["answer"][1]
 
 

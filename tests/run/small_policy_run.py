@@ -8,7 +8,6 @@ import jax
 from policies.policy_workdir import small_settings as policy_settings
 from run.small_run import last_params, read_log, undot
 
-from stepcot_jax.rewards.presets import Rewards
 from stepcot_jax.run.policy_task import PolicyTask
 from stepcot_jax.run.training_run import Run
 from stepcot_jax.systems.grpo import Rollouts
@@ -23,7 +22,7 @@ SHORT = {
     "grpo.group_size": 3,
     "grpo.updates_per_epoch": 3,
     "grpo.num_updates": 2,
-    "rewards.format_weight": 1.0,
+    "rewards.functions": ("answer=1", "grounding=1", "well_formed=1"),
     "vqa.num_validated": 6,
     "evaluation.num_resamples": 20,
     "evaluation.batch_size": 32,
@@ -44,7 +43,7 @@ def reward_tokens(rollouts, replies):
     del rollouts
     sums = [(int(tokens.sum()), len(record.id)) for record, tokens in replies]
     totals = [float("nan") if tokens % 11 == 0 else float((tokens + length) % 5) / 4 for tokens, length in sums]
-    return [Rewards(total, total, 0.0, 0.0, total) for total in totals]
+    return dict.fromkeys(("answer", "grounding", "total"), totals)
 
 
 # Tracing takes most of a small run's time, and tests repeat runs; kill_harness.py does not use this.

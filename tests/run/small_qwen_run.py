@@ -35,7 +35,7 @@ SMALL = {
     "grpo.batch_size": 4,
     "grpo.group_size": 2,
     "grpo.updates_per_epoch": 2,
-    "rewards.format_weight": 1.0,
+    "rewards.functions": ("answer=1", "grounding=1", "well_formed=1"),
     "training.log_every": 1,
     "evaluation.num_resamples": 0,
     "evaluation.batch_size": 16,

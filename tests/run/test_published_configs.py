@@ -12,7 +12,7 @@ import pytest
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.losses.policy_gradient import PolicyGradient
 from stepcot_jax.policies.qwen_weights import qwen_shapes
-from stepcot_jax.rewards.presets import PRESETS
+from stepcot_jax.rewards.options import PRESETS
 from stepcot_jax.run.configs import load_config
 from stepcot_jax.run.policy_networks import make_policy
 from stepcot_jax.run.qwen_source import find_qwen

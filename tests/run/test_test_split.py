@@ -13,7 +13,6 @@ from run import small_policy_run, small_run
 from stepcot_jax.box import Box
 from stepcot_jax.data.dataset import TestSplitClosed
 from stepcot_jax.data.images.pixels import PixelCache
-from stepcot_jax.rewards.presets import Rewards
 from stepcot_jax.run import chain_task, policy_data
 from stepcot_jax.run.training_run import Run
 from stepcot_jax.systems.grpo import Rollouts
@@ -73,7 +72,7 @@ def reward_records(rollouts, replies):
         (int(tokens.sum()), record.answer, [box.corners for box in record.references]) for record, tokens in replies
     ]
     totals = [hashlib.sha256(repr(each).encode()).digest()[0] / 255 for each in seen]
-    return [Rewards(total, total, 0.0, 0.0, total) for total in totals]
+    return dict.fromkeys(("answer", "grounding", "total"), totals)
 
 
 FILES = ("calibration.json", "pairs.json", "joint.json", "gate.npz", "normal_picture.npz", "vocabulary.json",

@@ -11,8 +11,6 @@ from policies.policy_workdir import small_settings
 from policies.tiny_policy import NETWORK, STOP, WORDS, draw_packs, draw_pictures, lay_out, normalise, random_params
 
 from stepcot_jax.record import Record
-from stepcot_jax.rewards.presets import Rewards
-from stepcot_jax.run.policy_task import make_reward_settings
 from stepcot_jax.systems import grpo, sft
 from stepcot_jax.systems.grpo import REFERENCE, GrpoUpdate, Rollouts
 from stepcot_jax.systems.sft import POLICY, SftUpdate
@@ -43,12 +41,12 @@ class NumberRollouts(Rollouts):
     """Rewards that depend on tokens and record: NaN, unscored, where the sum of the tokens is a multiple of 7."""
 
     def reward_all(self, replies):
-        return [self.reward(tokens, record) for record, tokens in replies]
+        totals = [self.reward(tokens, record) for record, tokens in replies]
+        return dict.fromkeys(("answer", "grounding", "total"), totals)
 
     def reward(self, tokens, record):
         counted = self.tokenizer.encode(self.tokenizer.decode(tokens.tolist()))
-        total = float("nan") if sum(counted) % 7 == 3 else float((sum(counted) + len(record.id)) % 5) / 4
-        return Rewards(total, total, 0.0, 0.0, total)
+        return float("nan") if sum(counted) % 7 == 3 else float((sum(counted) + len(record.id)) % 5) / 4
 
 
 def make_record(place):
@@ -70,7 +68,7 @@ def make_rollouts(devices, kind=NumberRollouts, **changes):
         records=RECORDS,
         devices=devices,
         settings=dataclasses.replace(SETTINGS.grpo, **changes),
-        rewards=make_reward_settings(SETTINGS.rewards),
+        rewards=SETTINGS.rewards,
         longest=LONGEST,
     )
 

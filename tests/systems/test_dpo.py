@@ -28,7 +28,7 @@ from systems.policy_step import (
 from systems.test_grpo import log_probs_alone
 from systems.test_policy_parallel import assert_same
 
-from stepcot_jax.rewards.presets import PRESETS, RewardSettings
+from stepcot_jax.rewards.options import PRESETS, RewardSettings
 from stepcot_jax.systems import dpo
 from stepcot_jax.systems.dpo import DpoUpdate, Pairs, choose_pair
 from stepcot_jax.systems.grpo import REFERENCE
@@ -74,11 +74,11 @@ def test_pairs_depend_on_the_prompt_alone_and_their_rewards_differ():
     assert paired.mean() > 0.3
     sampled = pairs.sample_groups(start(), make_prompts()).tokens
     for row, record in enumerate(RECORDS):
-        rewards = np.array([pairs.reward(tokens, record).total for tokens in sampled[row]])
+        rewards = np.array([pairs.reward(tokens, record) for tokens in sampled[row]])
         valid = rewards[rewards > 0]
         assert paired[row] == (len(set(valid.tolist())) > 1)
         if paired[row]:
-            best, worst = (pairs.reward(tokens, record).total for tokens in batch["completions"][row])
+            best, worst = (pairs.reward(tokens, record) for tokens in batch["completions"][row])
             assert (best, worst) == (valid.max(), valid.min())
         assert batch["counted"][row].any() == paired[row]
 
@@ -158,7 +158,7 @@ def test_a_run_goes_on_to_the_same_bits(tmp_path, monkeypatch):
 
 
 def test_rewards_by_which_validity_cannot_be_told_are_refused():
-    for changes in ({}, {**RELEASED, "rewards.format_weight": 0.0}):
-        refuse("config.rewards.gate: must be 'released', with", small_settings, job="dpo", **changes)
+    for changes in ({}, {**RELEASED, "rewards.functions": ("answer=1",)}):
+        refuse("config.rewards.gate: .* expected 'released' and well_formed", small_settings, job="dpo", **changes)
     assert small_settings(job="dpo", **RELEASED).dpo == DpoOptions()
     assert RewardSettings(**{name.partition(".")[2]: value for name, value in RELEASED.items()}) == PRESETS["released"]

@@ -15,7 +15,6 @@ from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
 from stepcot_jax.reasoning.replies import Judged
 from stepcot_jax.run.judged_rewards import JudgedRewards, make_judge
-from stepcot_jax.run.policy_task import make_reward_settings
 from stepcot_jax.run.settings import load_settings
 from stepcot_jax.systems.grpo import Rollouts
 
@@ -83,7 +82,7 @@ def make_rollouts(judge, settings=None):
         records=RECORDS,
         devices=type("Devices", (), {"replicated": None}),
         settings=base.grpo,
-        rewards=make_reward_settings(settings or settings_with()),
+        rewards=settings or settings_with(),
         longest=10,
         judge=judge,
     )
@@ -99,14 +98,14 @@ def test_rewards_follow_the_ratings_and_an_unusable_one_takes_no_part(tmp_path):
         judge = judged(server, tmp_path)
         rollouts = make_rollouts(judge)
         rows = [(record, np.array([*rollouts.tokenizer.encode(write_reply(record, "gemex")), 1])) for record in RECORDS]
-        found = dict(zip([record.id for record in RECORDS], rollouts.reward_all(rows), strict=True))
+        found = dict(zip([record.id for record in RECORDS], rollouts.reward_all(rows)["total"], strict=True))
         wrong = (OPEN[0], rows[RECORDS.index(OPEN[2])][1])
-        assert rollouts.reward_all([wrong])[0].answer == 0
+        assert rollouts.reward_all([wrong])["answer"] == [0]
         judge.close()
     for record in RECORDS:
         is_unscored = record.kind == "open" and record.question == bad
-        assert math.isnan(found[record.id].total) == is_unscored
-        assert is_unscored or found[record.id].total == 2
+        assert math.isnan(found[record.id]) == is_unscored
+        assert is_unscored or found[record.id] == 2
 
 
 def test_a_dead_endpoint_a_cap_and_a_refused_key_are_named(tmp_path):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from run.small_policy_run import small_run
 
-from stepcot_jax.rewards.presets import Rewards
 from stepcot_jax.systems.chain_grpo import PHASE, ChainGrpo, ChainMetrics
 from stepcot_jax.systems.grpo import RewardSignal, Rollouts
 
@@ -47,7 +46,9 @@ def test_a_phase_without_a_signal_is_named(updates, found):
 def test_a_run_warns_at_the_end_of_a_short_phase_of_equal_rewards(tmp_path, monkeypatch, capsys):
     changes = {"sft__epochs": 0, "grpo__epochs": 2, "grpo__updates_per_epoch": 2}
     run = small_run(tmp_path, monkeypatch, **changes)
-    monkeypatch.setattr(Rollouts, "reward_all", lambda self, replies: [Rewards(1.0, 1.0, 1.0, 0.0, 3.0)] * len(replies))
+    monkeypatch.setattr(
+        Rollouts, "reward_all", lambda self, replies: {"answer": [1.0] * len(replies), "total": [3.0] * len(replies)}
+    )
     run.execute()
     lines = [line for line in capsys.readouterr().err.splitlines() if "warning: phase" in line]
     assert len(lines) == 1

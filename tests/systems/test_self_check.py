@@ -12,7 +12,7 @@ from reasoning_records import make_record
 from systems.policy_step import Words, expected_advantages
 
 from stepcot_jax.reasoning.dialects import read_reply
-from stepcot_jax.rewards.presets import PRESETS, Rewards
+from stepcot_jax.rewards.options import PRESETS
 from stepcot_jax.run.settings import load_settings
 from stepcot_jax.systems.grpo import REFERENCE, GrpoUpdate, Rollouts
 from stepcot_jax.systems.self_check import (
@@ -77,7 +77,7 @@ class FirstLetter(Rollouts):
 
     def reward_all(self, replies):
         found = [WORTH.get(int(tokens[0]), 0.0) for _, tokens in replies]
-        return [Rewards(answer=worth, grounding=1.0, format=1.0, consistency=0.0, total=worth + 1) for worth in found]
+        return {"answer": found, "grounding": [1.0] * len(found), "total": [worth + 1 for worth in found]}
 
 
 WORTH = {2: 1.0, 3: 1.0, 4: 1.0, 5: 0.6, 7: 0.6, 0: np.nan, 6: np.nan}  # 0.6 is wrong
@@ -143,7 +143,7 @@ def test_a_right_answer_in_a_broken_format_is_accepted_and_not_retried():
     rollouts = make_rollouts(kind=Rollouts, rewards="paper")
     rollouts.read = lambda tokens: read_reply(texts[int(tokens[0]) % len(texts)], "gemex")
     earned = rollouts.reward_all([(make_record(), np.array([number])) for number in range(len(texts))])
-    assert [reward.total for reward in earned] == pytest.approx([1, 0.9, 0.1, 0, 0])
+    assert earned["total"] == pytest.approx([1, 0.9, 0.1, 0, 0])
     batch = rollouts(state(), prompts())
     kinds = batch["completions"][..., 0] % len(texts)
     assert set(np.unique(kinds)) == set(range(len(texts)))

@@ -29,7 +29,6 @@ from systems.test_policy_parallel import assert_same
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.reasoning import dialects
 from stepcot_jax.reasoning.dialects import find_stages
-from stepcot_jax.rewards.presets import Rewards
 from stepcot_jax.systems import stage_credit as tested
 from stepcot_jax.systems.options import STAGED
 from stepcot_jax.systems.stage_credit import StageCredit, credit_tokens, similarity, stage_multipliers
@@ -182,8 +181,7 @@ class StagedWords(Words):
 
 class StagedRollouts(NumberRollouts):
     def reward(self, tokens, record):
-        total = float((int(tokens.sum()) + len(record.id)) % 2)
-        return Rewards(total, total, 0.0, 0.0, total)
+        return float((int(tokens.sum()) + len(record.id)) % 2)
 
 
 def collect(transform="pmap", num_devices=1, **changes):
@@ -228,4 +226,4 @@ def test_what_has_no_stages_or_no_answer_reward_is_refused():
     )
     refuse("config.grpo.shuffle_rewards: must be False", small_settings, grpo__shuffle_rewards=True, **staged)
     rollouts = make_rollouts(make_devices(), stage_credit="released")
-    refuse("rewards needs sc.rewards.answer", dataclasses.replace, rollouts, functions={"brief": (len, 1.0)})
+    refuse("need the reward 'answer'", dataclasses.replace, rollouts, functions={"brief": (len, 1.0)})

@@ -67,7 +67,7 @@ def test_cells_of_a_seed_start_from_one_fine_tuning_and_keep_their_digest_in_ano
     start = str(plan.cells.folder(policy_tables.sft_of(plan, 0, policy_tables.THINKING)))
     grpo = [own for name, own in cells.items() if "GRPO" in name]
     assert {(own.job, own.sft.epochs, own.policy.start) for own in grpo} == {("grpo", 0, start)}
-    rewards = [(own.rewards.answer_weight, own.rewards.grounding_weight, own.grpo.shuffle_rewards) for own in grpo]
+    rewards = [(*map(own.rewards.weights.get, ("answer", "grounding")), own.grpo.shuffle_rewards) for own in grpo]
     assert rewards == [(1, 0, False), (0, 1, False), (1, 1, False), (1, 1, True)]
     own = {plan.cells.digest(cell) for cell in find_recipe("self_check").list_cells(plan)}
     assert {plan.cells.digest(cell) for cell in find_recipe("stages").list_cells(plan)} < own

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from stepcot_jax import __version__
 from stepcot_jax.annotate.annotation import Annotation, CannotAnnotate, Item, Provenance, Reason
 from stepcot_jax.annotate.llm.answers import Answers, Ledger, digest_messages, digest_text
 from stepcot_jax.annotate.llm.client import Budget, Client, Endpoint
@@ -178,6 +179,7 @@ class Interviewer:
             "annotator": "llm",
             "model": self.endpoint.model,
             "prompt": f"{self.prompt.version} {self.prompt.digest[:12]}",
+            "version": __version__,
             "date": entry.time[:10],
         }
         if entry.served_model and entry.served_model != self.endpoint.model:

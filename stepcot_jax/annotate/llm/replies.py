@@ -28,7 +28,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_tokens: int
     answer_tokens: int
     is_counted: bool = True  # whether the endpoint counted the tokens; otherwise they are upper bounds
-    has_picture: bool = False  # whether the prompt shows a picture; False in ledgers of earlier versions
+    has_picture: bool = False  # whether the prompt shows a picture
     seconds: float
     time: str  # when the answer arrived, ISO 8601 with time zone
 

@@ -17,20 +17,18 @@ from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation import consistency
 from stepcot_jax.evaluation.calibration import Reliability, step_reliability
 from stepcot_jax.evaluation.consistency import read_pairs
-from stepcot_jax.evaluation.operating_points import FIGURES, Finding, Levels, OperatingPoint, count_levels
+from stepcot_jax.evaluation.operating_points import FIGURES, OperatingPoint
 from stepcot_jax.evaluation.predictions import logits_by_step, read_predictions
-from stepcot_jax.evaluation.statistics import count_once
 from stepcot_jax.host.files import read_json
 from stepcot_jax.pages import shell
 from stepcot_jax.pages.figures import Line, draw_lines, draw_reliability
-from stepcot_jax.pages.shell import Section, decimal, make_environment, name_unseen, percent
+from stepcot_jax.pages.shell import Section, decimal, make_environment, percent
 from stepcot_jax.reading.asking import NextStep
 from stepcot_jax.reading.finished import Entry, FinishedRun
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.stored_reading import PAIRS_FILE, STATISTICS_FILE
 
-_HERE = pathlib.Path(__file__).parent
-_TEMPLATES = make_environment(_HERE)
+_TEMPLATES = make_environment(pathlib.Path(__file__).parent)
 
 
 def render(name: str, **values: Any) -> Markup:
@@ -373,77 +371,26 @@ def _list_rows(corrections: Corrections, case: int, chain: Chain) -> dict[str, A
     return {"name": corrections.names[case], "rows": rows}
 
 
-# The section on operating points: a table of all, and the data of the curves that the page's script draws.
-
-
-MOST_LEVELS = 150
-"""Most thresholds of a curve on the page; if the test cases have more, evenly spaced ones are kept."""
+# The section on operating points: a table of all.
 
 
 def write_operating_section(run: FinishedRun) -> Section:
-    """Write the operating points with their figures, and curves of the test cases on which thresholds can be tried."""
+    """Write the operating points with their figures."""
     operating_points = run.operating_points
     if operating_points is None:
         lead = "This run chose none; python -m stepcot_jax.main with the same --config and --workdir chooses them."
-        return Section("operating", "Operating points", lead, render("operating.html.j2", models={}, data=None))
+        return Section("operating", "Operating points", lead, Markup())
     lead = (
         "From which probability on is an answer called, against all others of its step? Thresholds: "
-        f"{operating_points.rule.describe()}. Curves and figures are of the test cases, probabilities as in the "
-        "calibration above."
+        f"{operating_points.rule.describe()}. Figures are of the test cases, probabilities as in the calibration above."
     )
     models: dict[str, list[tuple[str, str, OperatingPoint]]] = {}
-    networks = run.split.predictions.logits  # the points of joint readings are not of these curves
+    networks = run.split.predictions.logits  # without the points of joint readings
     points = {finding: point for finding, point in operating_points.points.items() if finding[0] in networks}
     for (model, step, answer), point in points.items():
         models.setdefault(model, []).append((step, answer, point))
-    # Curves of the answers that some test cases have and others do not.
-    curves = [_draw(run, finding, point) for finding, point in points.items() if all(point.test)]
-    body = render("operating.html.j2", models=models, data=curves, figures=FIGURES)
-    script = (_HERE / "operating.js").read_text(encoding="utf-8")
-    return Section("operating", "Operating points", lead, body, script=script if curves else "")
-
-
-def _draw(run: FinishedRun, finding: Finding, point: OperatingPoint) -> dict[str, Any]:
-    model, name, option = finding
-    index = next(number for number, step in enumerate(run.chain.steps) if step.name == name)
-    answer = run.chain.steps[index].options.index(option)
-    labels = run.split.predictions.labels[:, index]
-    annotated = labels != NOT_ANNOTATED
-    levels = count_levels(
-        count_once(int(annotated.sum())),
-        scores=run.probabilities(model)[annotated, index, answer],
-        positive=labels[annotated] == answer,
-    )
-    chosen = int((levels.thresholds >= point.threshold.value).sum()) - 1
-    kept = _thin(len(levels.thresholds), chosen)
-    rows = zip(levels.thresholds[kept], levels.hits[0, kept], levels.alarms[0, kept], strict=True)
-    area, precision = _areas(levels)
-    return {
-        "model": model,
-        "step": name_unseen(name),
-        "answer": name_unseen(option),
-        "positive": point.test[0],
-        "negative": point.test[1],
-        "threshold": point.threshold.value if math.isfinite(point.threshold.value) else None,
-        "chosen": kept.index(chosen),
-        "area": round(area, 4),
-        "precision": round(precision, 4),
-        # The first level is infinite: nothing is called.
-        "levels": [[round(float(at), 4) if at < math.inf else None, int(hit), int(alarm)] for at, hit, alarm in rows],
-    }
-
-
-def _thin(num_levels: int, chosen: int) -> list[int]:
-    """Return the levels to keep, ascending: the first, the last, the chosen one, and evenly spaced ones."""
-    spaced = np.linspace(0, num_levels - 1, min(num_levels, MOST_LEVELS - 1)).round().astype(int).tolist()
-    return sorted({*spaced, chosen})
-
-
-def _areas(levels: Levels) -> tuple[float, float]:
-    """Return the area under the ROC curve and the average precision."""
-    recall, fallout = levels.hits[0] / levels.hits[0, -1], levels.alarms[0] / levels.alarms[0, -1]
-    precision = levels.hits[0, 1:] / (levels.hits[0, 1:] + levels.alarms[0, 1:])
-    return float(np.trapezoid(recall, fallout)), float((np.diff(recall) * precision).sum())
+    body = render("operating.html.j2", models=models, figures=FIGURES)
+    return Section("operating", "Operating points", lead, body)
 
 
 # Every setting of a run as a table.

@@ -164,8 +164,8 @@ BOTH, SHUFFLED = "+ GRPO, both rewards", "+ GRPO, both rewards shuffled"
 
 _SFT: dict[str, dict[str, Any]] = {PLAIN: {"vqa.with_thinking": False}, THINKING: {"vqa.with_thinking": True}}
 _GRPO: dict[str, dict[str, Any]] = {
-    "+ GRPO, answer reward alone": {"rewards.grounding_weight": 0.0},
-    "+ GRPO, grounding reward alone": {"rewards.answer_weight": 0.0},
+    "+ GRPO, answer reward alone": {"rewards.functions": ("answer=1", "grounding=0", "well_formed=0")},
+    "+ GRPO, grounding reward alone": {"rewards.functions": ("answer=0", "grounding=1", "well_formed=0")},
     BOTH: {},
     SHUFFLED: {"grpo.shuffle_rewards": True},
 }

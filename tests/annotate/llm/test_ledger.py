@@ -1,12 +1,11 @@
-"""The file of answers: what is written is found again, whatever happened in between; ledgers of before are imported."""
+"""The file of answers: what is written is found again, whatever happened in between."""
 
 import contextlib
-import json
 
 import pytest
-from msgspec.structs import asdict as to_dict
 from refusals import refuse
 
+from stepcot_jax import __version__
 from stepcot_jax.annotate.llm.answers import Answers, Ledger, digest_text
 from stepcot_jax.annotate.llm.replies import Entry
 from stepcot_jax.host.errors import BadInput, RunStopped
@@ -90,62 +89,44 @@ def test_a_full_disk_stops_the_run_and_leaves_no_part(tmp_path):
         assert ledger.find("c", "request c") == entry("c")
 
 
-def test_a_file_that_is_no_database_is_refused_and_answers_are_written_in_transactions(tmp_path):
+def test_a_file_that_is_no_database_is_refused_and_answers_are_on_the_disk_at_once(tmp_path):
     for content in (b"no database", b"SQLite format 3\0" + b"x" * 5000):
         (tmp_path / "answers.sqlite").write_bytes(content)
         refuse(r"answers\.sqlite is not a file of answers", Answers, tmp_path)
         assert (tmp_path / "answers.sqlite").read_bytes() == content
     (tmp_path / "answers.sqlite").unlink()
-    with opened(tmp_path) as (answers, ledger):
-        assert answers._db.execute("PRAGMA synchronous").fetchall() == [(2,)]  # on the disk at each commit
-        with contextlib.suppress(ZeroDivisionError), answers.transaction():
-            ledger.append(entry("a"))
-            raise ZeroDivisionError
-        assert len(ledger) == 0
-
-
-def write_old(folder, *entries, identity=IDENTITY, end="", name="annotate-m-1.jsonl"):
-    lines = map(json.dumps, [{"format": "stepcot_jax ledger 1", **identity}, *map(to_dict, entries)])
-    folder.mkdir(exist_ok=True)
-    path = folder / name
-    path.write_text("\n".join(lines) + "\n" + end)
-    return path
-
-
-def test_a_ledger_of_before_is_imported_once_and_left_as_it_is(tmp_path):
-    for end in ("", '{"report":"torn', "{]\n", "\0" * 7):  # what a kill left of the last line
-        folder = tmp_path / str(len(end))
-        path = write_old(folder, entry("a"), entry("b"), entry("b", answer=None, is_final=False), end=end)
-        before = path.read_bytes()
-        for _ in range(2):
-            with opened(folder) as (answers, ledger):
-                assert (ledger.find("a", "request a"), answers.num_tokens) == (entry("a"), 45)
-        assert path.read_bytes() == before
-        write_old(folder, entry("a"), entry("b"), entry("b", answer=None, is_final=False), entry("c"))
-        with opened(folder) as (answers, ledger):  # an earlier version went on in the meantime
-            assert (len(ledger), answers.num_tokens) == (3, 60)
-
-
-def test_damage_before_the_last_line_is_refused_by_line(tmp_path):
-    for bad in ("{]", "", "[]", '{"rapport": 1}'):
-        path = write_old(tmp_path, entry("a"), end=f"{bad}\n{json.dumps(to_dict(entry('b')))}\n")
-        refuse(rf"{path.name}, line 3 is not a ledger entry", Answers, tmp_path)
-    path.unlink()
     with opened(tmp_path) as (answers, _):
-        assert answers.num_tokens == 0
+        assert answers._db.execute("PRAGMA synchronous").fetchall() == [(2,)]  # on the disk at each commit
+
+
+def test_what_another_version_wrote_is_refused_with_both_versions(tmp_path):
+    with opened(tmp_path) as (answers, ledger):
+        ledger.append(entry("a"))
+        answers.run("UPDATE answers SET entry = ?", b'{"rapport": 1}')
+        answers.run("UPDATE written SET version = '0.0.9'")
+        said = rf"not a file of answers of stepcot_jax {__version__} \(written by 0\.0\.9: .*missing required field"
+        refuse(said, ledger.find, "a", "request a")
+        answers.run("DROP TABLE written")
+    refuse(r"\(written by an unknown version: no version\)", Answers, tmp_path)
+    with opened(tmp_path / "other") as (answers, _):
+        answers._db.execute("DROP TABLE answers")
+    with opened(tmp_path / "third") as (answers, _):
+        refuse(rf"other\S* is not .*written by {__version__}: no such table", answers.merge, tmp_path / "other")
 
 
 def test_folders_are_merged_each_answer_once(tmp_path):
-    for name, old in (("x", "a"), ("y", "b")):
-        write_old(tmp_path / name, entry(old))
+    for name in "xy":
         with opened(tmp_path / name) as (_, ledger):
-            ledger.append(entry("both"))
-    write_old(tmp_path / "old", entry("c"), entry("both"))
+            for other in (name, "both"):
+                ledger.append(entry(other))
+    with opened(tmp_path / "y", IDENTITY | {"task": "vote"}) as (_, ledger):
+        ledger.append(entry("x"))
     for _ in range(2):
         with opened(tmp_path / "merged") as (answers, ledger):
-            for name in ("x", "y", "old"):
+            for name in ("x", "y", "nowhere"):
                 answers.merge(tmp_path / name)
-            assert (len(ledger), answers.num_tokens) == (4, 60)
+            assert (len(ledger), answers.num_tokens) == (3, 60)
+            assert ledger.find("y", "request y") == entry("y")
     (tmp_path / "x" / "answers.sqlite").write_bytes(b"x" * 5000)
-    with opened(tmp_path / "merged") as (answers, _), pytest.raises(BadInput, match=r"x/answers\.sqlite is not a file"):
-        answers.merge(tmp_path / "x")
+    with opened(tmp_path / "merged") as (answers, _):
+        refuse(r"x/answers\.sqlite is not a file", answers.merge, tmp_path / "x")

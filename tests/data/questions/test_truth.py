@@ -17,7 +17,7 @@ from stepcot_jax.data.phantom.answers import WORDINGS
 from stepcot_jax.data.phantom.findings import draw_findings
 from stepcot_jax.data.questions.making import ground_phantom
 from stepcot_jax.data.questions.questions import ask_questions
-from stepcot_jax.evaluation.stage_claims import find_claims
+from stepcot_jax.reasoning.claims import find_claims
 from stepcot_jax.reasoning.rules import KNOWLEDGE, SIGN_RULES
 
 pytestmark = pytest.mark.slow

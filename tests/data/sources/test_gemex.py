@@ -13,7 +13,8 @@ from stepcot_jax.data.sources.layouts import detect_vqa_layout, read_vqa_source
 from stepcot_jax.data.sources.released_questions import split_question
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
-from stepcot_jax.rewards.presets import PRESETS, reward
+from stepcot_jax.rewards.options import PRESETS
+from stepcot_jax.rewards.weighted import reward
 
 IMAGE = "files/p10/p10000032/s50414267/one.jpg"
 SIZE = (336, 336)
@@ -100,7 +101,7 @@ def test_several_choices_are_read_as_they_were_released(tmp_path):
     (tmp_path / "train.json").write_text(json.dumps(rows))
     for record, reply in zip(read(tmp_path), replies, strict=True):
         assert record.answer == ("A", "C")
-        assert reward(read_reply(reply, "gemex_plain"), record, PRESETS["gemex"]).total == 2
+        assert reward(read_reply(reply, "gemex_plain"), record, PRESETS["gemex"])["total"] == 2
 
 
 THINKING = "I look at the **right lung** ([1, 2, 30, 40]), which is dense."
