@@ -6,7 +6,15 @@ import jax
 import numpy as np
 import pytest
 from refusals import edit_json, refuse
-from trained_workdir import BEST, SIDE, make_text, make_trained_workdir
+from trained_workdir import (
+    BEST,
+    SIDE,
+    make_text,
+    make_trained_workdir,
+    write_gate,
+    write_joint,
+    write_operating_points,
+)
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.evaluation.calibration import Calibration
@@ -16,7 +24,7 @@ from stepcot_jax.reading import trained_model
 from stepcot_jax.reading.programs import Reader
 from stepcot_jax.reading.trained_model import load_trained
 from stepcot_jax.run.stored import StoredRun
-from stepcot_jax.run.stored_reading import STATISTICS_FILE, read_shapes, seal, write_shapes
+from stepcot_jax.run.stored_reading import RESULT_FILES, STATISTICS_FILE, read_shapes, seal, write_shapes
 from stepcot_jax.systems.networks import make_predict
 from stepcot_jax.training.state import shapes_by_name
 
@@ -199,6 +207,26 @@ def test_a_workdir_that_cannot_be_read_is_refused_with_a_way_out(copy, spoil, wo
     assert words in str(caught.value)
     assert str(copy) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_twenty_flipped_bits_are_refused_twenty_times(tmp_path):
+    folder, random = tmp_path / "run", np.random.default_rng(0)
+    make_trained_workdir(folder, calibrated=True)
+    write_gate(folder)
+    write_joint(folder)
+    write_operating_points(folder)
+    seal(folder, RESULT_FILES)
+    load_trained(folder)
+    names = [line.partition("  ")[2] for line in (folder / "digests.sha256").read_text().splitlines()]
+    assert sorted(names) == ["calibration.json", "gate.npz", "joint.json", "points.json", "reading/chain.json"]
+    for name in 4 * names:
+        whole = (folder / name).read_bytes()
+        content = bytearray(whole)
+        content[random.integers(len(content))] ^= 1 << random.integers(8)
+        (folder / name).write_bytes(content)
+        refuse(rf"{name}: changed since it was written", load_trained, folder)
+        (folder / name).write_bytes(whole)
+    load_trained(folder)
 
 
 def test_stored_shapes_are_compared_without_tracing_the_networks(copy, trained, monkeypatch):
