@@ -12,8 +12,8 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
-from cloud.memory_store import new_address
 from full_disk import FailingDisk
+from memory_store import new_address
 from policies.policy_workdir import make_policy_workdir
 from report.finished_workdir import make_finished_workdir
 from run.small_run import small_settings

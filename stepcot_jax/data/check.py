@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int32, Int64
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_APPLICABLE, Chain, Step, fold
 from stepcot_jax.data.columns import DigestColumn, RecordTable, find_first
@@ -31,7 +31,8 @@ from stepcot_jax.data.questions.vqa_dataset import split_records
 from stepcot_jax.data.reasons import Reasons, describe_oddities, note_oddities
 from stepcot_jax.data.records.data_json import FILE_NAME, ImageLocator, MissingImage, Scan, scan_records
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, Collection, OnBadRecord
-from stepcot_jax.data.sources.layouts import AUTO, detect_layout, read_source
+from stepcot_jax.data.sources.layouts import AUTO, detect_layout
+from stepcot_jax.data.sources.loading import read_source
 from stepcot_jax.data.splits.making import PUBLISHED_FRACTIONS, make_splits
 from stepcot_jax.data.splits.split_resolver import resolve_tables
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Assignment, count_shared
@@ -45,7 +46,7 @@ from stepcot_jax.data.statistics import (
     find_contradictions,
     spread_lengths,
 )
-from stepcot_jax.data.uncertain import IGNORED, Targets, Treatment, UncertainAnswers, make_targets, note_one_answers
+from stepcot_jax.data.uncertain import Treatment, make_targets, note_one_answers
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.machine import map_in_threads
@@ -67,7 +68,7 @@ class Findings:
     original: Int64[np.ndarray, " record"] | None = None
     assignment: Assignment | None = None  # the splits; None if no record is good
     boxed: RecordTable | None = None  # cases whose boxes are counted; None for the good ones of the scan
-    uncertain: UncertainAnswers = IGNORED  # treatment of uncertain answers in training
+    uncertain: Treatment = "ignore"  # treatment of uncertain answers in training
     stops: list[str] = dataclasses.field(default_factory=list)  # what would stop a run
     notes: list[str] = dataclasses.field(default_factory=list)  # what a run accepts but the user may want to know
 
@@ -91,7 +92,7 @@ def gather(findings: Findings, *, images: str) -> dict[str, Any]:
         "origins": table.count_origins(scan.good),
         "steps": _count_steps(scan, targets),
         **_describe_tree(assignment, scan),
-        "uncertain": findings.uncertain.treatment,
+        "uncertain": findings.uncertain,
         "records_with_other_options": scan.num_other_options,
         "records_with_other_wordings": scan.count_other_wordings(),
         "records_that_repeat_an_image": scan.num_repeated,
@@ -110,7 +111,7 @@ def gather(findings: Findings, *, images: str) -> dict[str, Any]:
     return facts
 
 
-def _find_targets(findings: Findings) -> tuple[Targets | None, list[str]]:
+def _find_targets(findings: Findings) -> tuple[Int32[np.ndarray, "case step"] | None, list[str]]:
     """Return the training targets of the train split, and why a run could not make them."""
     scan, assignment = findings.scan, findings.assignment
     if assignment is None or scan.chain is None:
@@ -118,16 +119,16 @@ def _find_targets(findings: Findings) -> tuple[Targets | None, list[str]]:
     chosen = assignment.member[0] & scan.good
     answers = {"labels": scan.table.labels[chosen], "uncertain": scan.table.uncertain[chosen]}
     try:
-        return make_targets(**answers, chain=scan.chain, rule=findings.uncertain), []
+        return make_targets(**answers, chain=scan.chain, treatment=findings.uncertain), []
     except BadInput as error:
-        return make_targets(**answers, chain=scan.chain, rule=IGNORED), [str(error)]
+        return make_targets(**answers, chain=scan.chain, treatment="ignore"), [str(error)]
 
 
-def _count_steps(scan: Scan, targets: Targets | None) -> list[dict[str, Any]]:
+def _count_steps(scan: Scan, targets: Int32[np.ndarray, "case step"] | None) -> list[dict[str, Any]]:
     if scan.chain is None:
         return []
     steps, uncertain = [], scan.table.count_uncertain(scan.good).tolist()
-    trained = None if targets is None else (targets.labels >= 0).sum(axis=0).tolist()
+    trained = None if targets is None else (targets >= 0).sum(axis=0).tolist()
     for number, step in enumerate(scan.chain.steps):
         counts = scan.table.count_answers(scan.good, step=number, num_answers=step.num_answers).tolist()
         steps.append(
@@ -198,11 +199,11 @@ def _describe_splits(assignment: Assignment | None, scan: Scan) -> dict[str, Any
     }
 
 
-def _find_stops(assignment: Assignment | None, scan: Scan, targets: Targets | None) -> list[str]:
+def _find_stops(assignment: Assignment | None, scan: Scan, targets: Int32[np.ndarray, "case step"] | None) -> list[str]:
     if assignment is None:
         return []
     val = scan.table.labels[assignment.member[1]]
-    answers = {"train": val[:0] if targets is None else targets.labels, "val": val}
+    answers = {"train": val[:0] if targets is None else targets, "val": val}
     return [f"splits: {problem}" for problem in assignment.problems.values()] + [
         f"splits: the {name} split has no annotated answer; at least one is required"
         for name, labels in answers.items()
@@ -229,7 +230,6 @@ _TRAINED_AS = {
     "ignore": "ignores them",
     "negative": "takes the negative option in their place",
     "positive": "takes them for certain",
-    "soft": "takes them and the negative option as soft targets",
 }
 
 
@@ -243,7 +243,9 @@ def _has_borrowed_names(chain: Chain) -> bool:
     return all(step.name == known.name and read(step).isdisjoint(read(known)) for step, known in pairs)
 
 
-def _note(facts: dict[str, Any], assignment: Assignment | None, scan: Scan, targets: Targets | None) -> list[str]:
+def _note(
+    facts: dict[str, Any], assignment: Assignment | None, scan: Scan, targets: Int32[np.ndarray, "case step"] | None
+) -> list[str]:
     notes = [
         f"{facts[name]} {what}"
         for name, what in (
@@ -260,7 +262,7 @@ def _note(facts: dict[str, Any], assignment: Assignment | None, scan: Scan, targ
         )
     if lost := _find_lost(facts):
         notes.append(lost)
-    if assignment is not None and targets is not None and scan.chain is not None and len(targets.labels):
+    if assignment is not None and targets is not None and scan.chain is not None and len(targets):
         untrained = [step["name"] for step in facts["steps"] if not step["trained"]]
         if untrained and scan.chain.is_tree:
             notes.append(f"{len(untrained)} of {len(facts['steps'])} steps are never asked in the train split")
@@ -315,7 +317,7 @@ def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict
         findings = Findings(scanned, reasons, layout, notes=warnings)
     else:
         findings = _read_other(root, layout, options, require_images)
-    findings.uncertain = UncertainAnswers(options.uncertain)
+    findings.uncertain = options.uncertain
     scan, reasons = findings.scan, findings.reasons
     if sharded:
         for index, reason in find_missing(read_index(root), scan.table.image_paths).items():

@@ -6,7 +6,6 @@ A loss knows no module, file or setting; `Objective.parts` takes further parts. 
 from stepcot_jax.losses.step_cot import (
     alignment_weight,
     channel_alignment_loss,
-    distribution_loss,
     hard_label_loss,
     inverse_frequency_weights,
     masked_mean,
@@ -18,7 +17,6 @@ from stepcot_jax.losses.step_cot import (
 __all__ = [
     "alignment_weight",
     "channel_alignment_loss",
-    "distribution_loss",
     "hard_label_loss",
     "inverse_frequency_weights",
     "masked_mean",

@@ -247,8 +247,6 @@ def _restore(folder: pathlib.Path, names: tuple[str, ...]) -> tuple[dict[str, Pa
     steps = {name: best[name].step if name in best else latest for name in names}
     as_float32 = functools.partial(np.asarray, dtype=np.float32)
     by_step = {step: jax.tree.map(as_float32, restore_params(folder, step)) for step in sorted(set(steps.values()))}
-    for tree in by_step.values():
-        tree.pop("reference", None)  # the frozen start of "chain_grpo", which does not read images
     return {name: by_step[step] for name, step in steps.items()}, steps
 
 

@@ -17,7 +17,6 @@ from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.data.records.records import Collection
 from stepcot_jax.data.splits.making import make_fold, make_splits
 from stepcot_jax.data.splits.splits import Splits
-from stepcot_jax.data.uncertain import UncertainAnswers
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
@@ -42,7 +41,7 @@ def load_dataset(
     if settings.data.source == "tfds":
         return _load_prepared(settings, preprocessing, watch)
     from stepcot_jax.data.images.shards import has_shards, open_sharded  # phantoms need no reader of files
-    from stepcot_jax.data.sources.layouts import read_source
+    from stepcot_jax.data.sources.loading import read_source
 
     data, root = settings.data, find_path(settings.data.root, "config.data.root")
     sharded = has_shards(root)
@@ -124,12 +123,8 @@ def make_dataset(
         splits_source=source,
         images=images,
         digests={index: digests[path] for index, path in enumerate(collection.cases.image_paths) if path in digests},
-        uncertain=_read_rule(settings),
+        uncertain=settings.data.uncertain,
     )
-
-
-def _read_rule(settings: Settings) -> UncertainAnswers:
-    return UncertainAnswers(settings.data.uncertain, settings.data.uncertain_weight)
 
 
 def _budget(settings: Settings) -> float:
@@ -151,8 +146,9 @@ def _load_phantom(settings: Settings, preprocessing: Preprocessing, progress: Pr
         return draw_case(index, **phantom.drawing).image
 
     splits, source = _make_splits(settings, cases, "the phantom", draw_full_size, progress)
-    rule = _read_rule(settings)  # the phantom has no uncertain answers, but a caller can mark some
-    return Dataset(DEFAULT_CHAIN, cases, splits, pixels, preprocessing, splits_source=source, uncertain=rule)
+    return Dataset(
+        DEFAULT_CHAIN, cases, splits, pixels, preprocessing, splits_source=source, uncertain=settings.data.uncertain
+    )
 
 
 def _load_prepared(settings: Settings, preprocessing: Preprocessing, progress: Progress) -> Dataset:

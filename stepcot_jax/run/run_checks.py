@@ -156,7 +156,7 @@ def check_annotated(dataset: Dataset) -> list[str]:
     """Refuse a training or validation split without annotated answers; return notes on steps that learn nothing."""
     members = {name: list(indices) for name, indices in dataset.splits.by_name().items()}
     counts = {name: (dataset.labels[indices] >= 0).sum(axis=0) for name, indices in members.items()}
-    counts["train"] = (dataset.training_targets.labels >= 0).sum(axis=0)
+    counts["train"] = (dataset.training_targets >= 0).sum(axis=0)
     for name in ("train", "val"):
         if not counts[name].any():
             raise BadInput(f"{dataset.splits_source}: the {name} split has no annotated answer")

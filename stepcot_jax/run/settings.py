@@ -56,7 +56,6 @@ JOBS = {
     for job in (
         Job("teacher", ("teacher",), ("training.teacher_job_epochs",), _TEACHER),
         Job("distill", ("teacher", "student"), ("training.teacher_epochs", "training.joint_epochs"), _STUDENT),
-        Job("chain_grpo", ("teacher",), ("training.teacher_job_epochs", "grpo.epochs"), _TEACHER),
         Job("baseline", ("baseline",), ("baseline.epochs",)),
         Job("sft", ("sft",), ("sft.epochs",), is_policy=True),
         Job("grpo", ("grpo",), ("sft.epochs", "grpo.epochs"), is_policy=True),
@@ -70,7 +69,7 @@ JOBS = {
 class Settings:
     """All settings of a run."""
 
-    job: Literal["teacher", "distill", "baseline", "sft", "grpo", "dpo", "chain_grpo", "own"]
+    job: Literal["teacher", "distill", "baseline", "sft", "grpo", "dpo", "own"]
     seed: Seed
     resume: bool
     data: sections.DataSettings

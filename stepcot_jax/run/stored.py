@@ -98,7 +98,7 @@ class StoredRun:
                 "with stepcot answer"
             )
         if self.settings.job == "baseline":
-            return f"{self.settings.named_job} cannot be loaded here; expected 'teacher', 'distill' or 'chain_grpo'"
+            return f"{self.settings.named_job} cannot be loaded here; expected 'teacher' or 'distill'"
         if self.settings.image_encoder.name == "imported":
             return (
                 "with config.image_encoder.name='imported' the run cannot read images, as its features were computed "

@@ -5,7 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from cloud.memory_store import new_address, put_files
+from memory_store import new_address, put_files
 from run.small_run import small_run, small_settings
 
 from stepcot_jax.data.images.preprocessing import Preprocessing
@@ -49,7 +49,7 @@ def read(root, **changes):
 
 
 def refuse_downloads(monkeypatch):
-    monkeypatch.setattr(StoreFolder, "download", lambda store, files: pytest.fail(f"downloads {sorted(files)}"))
+    monkeypatch.setattr(StoreFolder, "download", lambda store, files, folder: pytest.fail(f"downloads {sorted(files)}"))
 
 
 def test_a_run_of_cases_on_a_store_is_that_of_their_folder_and_resumes(folder, address, tmp_path, monkeypatch, capsys):

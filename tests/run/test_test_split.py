@@ -144,13 +144,6 @@ def test_networks(tmp_path, monkeypatch, job):
     assert any(name[0] == "threshold" for name in found if isinstance(name, tuple))
 
 
-def test_grpo_of_chains(tmp_path, monkeypatch):
-    small_run.train(small_run.small_run(tmp_path / "start", monkeypatch, **SHORT, **TEACHER), monkeypatch)
-    changes = {"job": "chain_grpo", "policy__start": str(tmp_path / "start"), "grpo__epochs": 2, "grpo__batch_size": 8}
-    changes |= {**SHORT, "training__teacher_job_epochs": 2, "grpo__updates_per_epoch": 2}
-    compare_chains(lambda folder: small_run.small_run(folder, monkeypatch, **changes).execute(), tmp_path, monkeypatch)
-
-
 @pytest.mark.parametrize(
     "changes",
     [

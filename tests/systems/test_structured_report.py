@@ -152,13 +152,13 @@ def test_systems_of_chains_refuse_a_tree_and_this_one_a_chain():
 def test_a_config_makes_the_system_from_the_settings_of_the_baseline():
     data = make_data()
     settings = load_settings("base", **{"job": "baseline", "baseline.hidden": 9, "baseline.epochs": 4})
-    system = make_system_of_run(settings, data, None, batches_per_epoch=1, read_batches=None)
+    system = make_system_of_run(settings, data, None, batches_per_epoch=1)
     assert isinstance(system, StructuredReport)
     assert (system.reader, system.num_epochs) == (FormReader(COUNTS, hidden=9), 4)
     assert check_annotated(data) == ["note: 0 of 8 steps are never asked in the train split and are not trained"]
     for changed in ({"job": "distill"}, {"job": "baseline", "baseline.steps": "last"}):
         with pytest.raises(BadInput, match="a tree of questions"):
-            make_system_of_run(load_settings("base", **changed), data, None, batches_per_epoch=1, read_batches=None)
+            make_system_of_run(load_settings("base", **changed), data, None, batches_per_epoch=1)
 
 
 def make_data():

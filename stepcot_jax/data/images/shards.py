@@ -357,7 +357,7 @@ def make_shards(
     terminal: Terminal,
 ) -> list[str]:
     """Write a folder's images into shards, with records and split tables; return lines that describe them."""
-    from stepcot_jax.data.sources.layouts import read_source  # for writing alone
+    from stepcot_jax.data.sources.loading import read_source  # for writing alone
 
     if has_shards(root):
         raise BadInput(f"{root} has shards already ({INDEX_NAME}); a folder with image files is required")

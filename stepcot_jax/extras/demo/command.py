@@ -43,8 +43,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="stepcot demo", description="Serve a page that reads radiographs step by step."
     )
-    parser.add_argument("--checkpoint", metavar="WORKDIR", required=True, help="of a trained run; or gs://, s3://")
-    parser.add_argument("--policy", metavar="WORKDIR", help="of a policy's run, for a second tab; or gs://, s3://")
+    parser.add_argument("--checkpoint", metavar="WORKDIR", required=True, help="of a trained run; or gs://")
+    parser.add_argument("--policy", metavar="WORKDIR", help="of a policy's run, for a second tab; or gs://")
     parser.add_argument(
         "--model", choices=("teacher", "student"), default="teacher", help="network that reads (default: teacher)"
     )
@@ -61,7 +61,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--examples",
         metavar="FOLDER",
-        help="offer its images to try, to everyone who reaches the page; or gs://, s3:// (default: phantoms for a run "
+        help="offer its images to try, to everyone who reaches the page; or gs:// (default: phantoms for a run "
         "on phantoms)",
     )
     parser.add_argument("--port", type=int, default=7860, help="port to listen on; 0 picks a free one (default: 7860)")

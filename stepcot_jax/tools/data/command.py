@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
-from stepcot_jax.data.sources.layouts import AUTO, LAYOUTS
+from stepcot_jax.data.sources.layouts import AUTO, CASES
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.host.download import download
 from stepcot_jax.host.errors import BadInput, run_tool
@@ -77,7 +77,7 @@ def _add_check(commands: Any) -> None:
     parser.add_argument("--split-seed", type=int, default=0, help="of splits drawn without split tables, default 0")
     parser.add_argument(
         "--uncertain",
-        choices=("ignore", "negative", "positive", "soft"),
+        choices=("ignore", "negative", "positive"),
         default="ignore",
         help="config.data.uncertain of the run: what training makes of uncertain answers; default ignore",
     )
@@ -137,7 +137,7 @@ def _write_statistics(options: argparse.Namespace) -> None:
     if holds_records(options.root):
         _write_vqa_statistics(options)
         return
-    from stepcot_jax.data.sources.layouts import read_source
+    from stepcot_jax.data.sources.loading import read_source
     from stepcot_jax.data.splits.making import make_splits
     from stepcot_jax.data.splits.split_resolver import read_splits
     from stepcot_jax.data.statistics import compute_statistics
@@ -237,9 +237,9 @@ def _draw_phantom(options: argparse.Namespace) -> None:
 
 def _add_reading_options(parser: argparse.ArgumentParser) -> None:
     """Add ROOT and the options that `config.data` has for reading it."""
-    root = "folder or file in any layout, or a folder on gs:// or s3://, which is downloaded"
+    root = "folder or file in any layout, or a folder on gs://, which is downloaded"
     parser.add_argument("root", metavar="ROOT", help=root)
-    parser.add_argument("--layout", choices=(AUTO, *LAYOUTS), default=AUTO, help="default: detected from the files")
+    parser.add_argument("--layout", choices=(AUTO, *CASES), default=AUTO, help="default: detected from the files")
     names = "of the chain's steps, in order (config.data.step_names); default: the seven of the paper"
     parser.add_argument(
         "--step-names", nargs="+", action=ReadStepNames, default=PUBLISHED_STEP_NAMES, metavar="NAME", help=names
@@ -270,12 +270,12 @@ def add_fetch(commands: Any) -> None:
     """Add the command to the parser of `stepcot data`."""
     parser = commands.add_parser(
         "fetch",
-        help="copy a folder from gs:// or s3:// to this machine",
+        help="copy a folder from gs:// to this machine",
         description="Copies a folder of cases, shards, a run or anything else from a store. An interrupted copy "
         "resumes: files that are here with the size of the object are not copied again, and none is overwritten. "
         "stepcot sync DIR ADDRESS sends a folder.",
     )
-    parser.add_argument("address", metavar="ADDRESS", help="gs://BUCKET/FOLDER or s3://BUCKET/FOLDER (extras gcs, s3)")
+    parser.add_argument("address", metavar="ADDRESS", help="gs://BUCKET/FOLDER (extra gcs)")
     parser.add_argument("out", type=local_path, metavar="DIR", help="folder of this machine")
     parser.set_defaults(run=_run)
 
@@ -502,7 +502,7 @@ def _prepare_tfds(arguments: list[str]) -> None:
         description="Prepare a folder in the published layout as the dataset `step_cot` of tensorflow_datasets, "
         "without tensorflow.",
     )
-    parser.add_argument("root", metavar="ROOT", help="folder with data.json and images; or gs://, s3://")
+    parser.add_argument("root", metavar="ROOT", help="folder with data.json and images; or gs://")
     data_dir = "where datasets are kept"
     parser.add_argument("data_dir", type=local_path, metavar="DIR", help=data_dir)
     parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")
