@@ -216,29 +216,22 @@ def finish_tree(
     num_resamples: int,
     read: Callable[[str], SplitPredictions],
 ) -> dict[str, Any]:
-    """Write predictions, joint models and report; print test scores, with 0.5 and the threshold chosen on validation.
+    """Write predictions and report; print test scores, with 0.5 and the threshold chosen on validation.
 
     `read` returns the predictions of the best weights for a split; "test" is read after the choice.
     """
-    from stepcot_jax.evaluation import joint_reports, structured_reports  # for trees alone
+    from stepcot_jax.evaluation import structured_reports  # for trees alone
 
     validated = read("val")
     thresholds = {
         name: structured_reports.choose_threshold(logits, validated.predictions.labels, dataset.chain)
         for name, logits in validated.predictions.logits.items()
     }
-    tree = joint_reports.learn_report_tree(dataset.labels[np.asarray(dataset.splits.train, int)], dataset.chain)
-    joints = {
-        name: joint_reports.fit_report_model(tree, logits, validated.predictions.labels)
-        for name, logits in {**validated.predictions.logits, joint_reports.COUNTING: None}.items()
-    }
     test, wall_seconds, best = read("test"), outcome.seconds(), outcome.best
     if not is_first():
         return {}
     chain = dataset.chain
     _write_predictions(workdir, chain, val=validated, test=test)
-    joint_reports.write_report_models(workdir / JOINT_FILE, joints)
-    seal(workdir, RESULT_FILES)
     given = {
         f"{name}, threshold {threshold}{how}": structured_reports.answer_tree(logits, chain, threshold=threshold)
         for name, logits in test.predictions.logits.items()
