@@ -99,15 +99,16 @@ CALLS: dict[str, Callable[..., int | None]] = {
 """What reads files beside the commands."""
 
 _HEADS = {
-    "statistics.json": "operating_points",
+    "statistics.json": "reliance",
+    "points.json": "models",
     "shapes.json": "shapes",
     "report.json": "num_cases",
-    "calibration.json": "models",
+    "calibration.json": "temperatures",
     "pairs.json": "pairs",
     "joint.json": "models",
     "export.json": "models",
     "labels.json": "steps",
-    "chain.json": "steps",
+    "chain.json": "chain",
     "given.json": "steps",
     "shard.json": "settings",
     "key.json": "cases",

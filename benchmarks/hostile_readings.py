@@ -20,7 +20,7 @@ FILES: dict[str, str] = {}
 """By the name in `MAKERS`: name of the hostile file, which a message must have."""
 
 
-_RUN_FILES = ("settings.json", "reading/chain.json", "calibration.json", "statistics.json")
+_RUN_FILES = ("settings.json", "reading/chain.json", "calibration.json", "points.json")
 _EXPORT_FILES = ("export.json", "labels.json", "preprocessing.json", "settings.json", "student.safetensors")
 _OUT = "--out={root}/out"
 _GUESSED = ("gemex.json", "a.jsonl")
@@ -41,8 +41,7 @@ READINGS: list[Reading] = [
     *reads(
         "run", "predict {root}/run/good.png --checkpoint={root}/run", *_RUN_FILES, "reading/shapes.json", "gate.npz"
     ),
-    *reads("run", "predict {root}/run/good.png --checkpoint={root}/run", "pairs.json", "joint.json"),
-    *reads("run", "predict {root}/run/good.png --checkpoint={root}/run --model=teacher", "reading/text_features.npy"),
+    *reads("run", "predict {root}/run/good.png --checkpoint={root}/run", "statistics.json", "pairs.json", "joint.json"),
     Reading("predict {root}/good.png --checkpoint={run} --given={file}", "given.json"),
     Reading("explain {root}/good.png --checkpoint={run} --given={file} " + _OUT, "given.json"),
     *reads("run", "explain {root}/run/good.png --checkpoint={root}/run " + _OUT, "normal_picture.npz"),

@@ -91,8 +91,8 @@ def decided(workdir):
     report = json.loads((workdir / "report.json").read_text())
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     found["log"] = json.dumps([line for line in lines if line["kind"] != "test" and line.pop("cases_per_second", 1)])
-    found["best"], statistics = report["best"], json.loads((workdir / "statistics.json").read_text())
-    for model, steps in (statistics.get("operating_points") or {"models": {}})["models"].items():
+    found["best"], points = report["best"], workdir / "points.json"
+    for model, steps in (json.loads(points.read_text())["models"] if points.is_file() else {}).items():
         for step, points in steps.items():
             for answer, point in points.items():
                 found["threshold", model, step, answer] = point["threshold"], point["validation"]

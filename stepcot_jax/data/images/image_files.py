@@ -162,7 +162,10 @@ def set_aside_cases(collection: Collection, reasons: Mapping[int, str], *, on_ba
         return collection
     numbers, paths, patients = collection.record_numbers, collection.cases.image_paths, collection.cases.patient_ids
     cases = RecordTable(case for index, case in enumerate(collection.cases) if index not in reasons)
-    unusable = [SetAside(numbers[index], paths[index], reasons[index], patients[index]) for index in reasons]
+    unusable = [
+        SetAside(numbers[index], paths[index], reason, patients[index], by_rule=LATERAL in reason)
+        for index, reason in reasons.items()
+    ]
     if on_bad_record == "stop" or not cases:
         raise BadInput(describe_bad_records(collection.path, unusable, num_good=len(cases)))
     set_aside = sorted([*collection.set_aside, *unusable], key=lambda aside: aside.record)
