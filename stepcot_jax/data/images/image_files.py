@@ -1,4 +1,4 @@
-"""Sources of encoded images, one interface for folders, shards and others, and the check that all can be decoded."""
+"""Sources of encoded images, one interface for folders and others, and the check that all can be decoded."""
 
 import dataclasses
 import hashlib
