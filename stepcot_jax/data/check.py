@@ -20,16 +20,15 @@ from jaxtyping import Int32, Int64
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_APPLICABLE, Chain, Step, fold
 from stepcot_jax.data.columns import DigestColumn, find_first
 from stepcot_jax.data.images.image_decoding import most_bytes, read_projection
-from stepcot_jax.data.images.image_files import FolderFiles, ImageFiles, Selection
+from stepcot_jax.data.images.image_files import FolderFiles, Selection
 from stepcot_jax.data.images.preprocessing import decode_image_bytes
-from stepcot_jax.data.images.projections import LATERAL, is_frontal_task
-from stepcot_jax.data.images.shards import ShardFiles, find_missing, has_shards, read_index
 from stepcot_jax.data.images.stated_sizes import StatedSizes, list_sizes
 from stepcot_jax.data.questions.making import write_texts
 from stepcot_jax.data.questions.record_files import VqaCollection, holds_records, read_vqa_records
 from stepcot_jax.data.questions.vqa_dataset import split_records
 from stepcot_jax.data.reasons import Reasons, describe_oddities, note_oddities
 from stepcot_jax.data.records.data_json import FILE_NAME, Scan, scan_records
+from stepcot_jax.data.records.projections import LATERAL, is_frontal_task
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, OnBadRecord
 from stepcot_jax.data.sources.intake import Intake
 from stepcot_jax.data.sources.layouts import AUTO, CASES, check_layout, detect_layout
@@ -86,9 +85,8 @@ def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict
     if holds_records(root):
         return _check_questions(root, options, reasons, terminal)
     layout = detect_layout(root, further=_RECORDS) if options.layout == AUTO else check_layout(options.layout, CASES)
-    sharded = options.images != "none" and has_shards(root)
     how = How(
-        require_images=options.images != "none" and not sharded,
+        require_images=options.images != "none",
         step_names=options.step_names,
         single_label=options.single_label,
         labels_from=options.labels_from,
@@ -98,15 +96,9 @@ def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict
             scan, boxes = _scan_published(root, reasons, how, terminal), None
         else:
             scan, boxes = _scan_other(root, layout, reasons, how)
-    if sharded:
-        for index, reason in find_missing(read_index(root), scan.table.image_paths).items():
-            if scan.good[index]:
-                scan.num_missing += 1
-                scan.drop(index, reason)
-        scan.num_found = int(scan.good.sum())
     skips, num_good = options.on_bad_record == "skip", int(scan.good.sum())
     stops = _describe_bad(reasons, scan.file, "record", num_good, skips=skips)
-    pictures = _decode_pictures(scan, root, options, terminal) if options.images == "decode" else Pictures()
+    pictures = _decode_pictures(scan, options, terminal) if options.images == "decode" else Pictures()
     if pictures.num_unreadable and not (skips and scan.good.any()):
         stops.append(f"{scan.root}: {pictures.num_unreadable} images cannot be decoded (set aside below)")
     assignment = _find_splits(scan, reasons, options.split_seed) if scan.good.any() else None
@@ -244,22 +236,18 @@ class Pictures:
     original: Int64[np.ndarray, " record"] | None = None  # the first record with the same pixels; None: not decoded
 
 
-def _decode_pictures(scan: Scan, root: Path, options: CheckOptions, terminal: Terminal) -> Pictures:
-    """Decode the image of every good record, from files or shards; set unreadable and lateral ones aside."""
+def _decode_pictures(scan: Scan, options: CheckOptions, terminal: Terminal) -> Pictures:
+    """Decode the image of every good record; set unreadable and lateral ones aside."""
     good = np.flatnonzero(scan.good).tolist()
-    paths, limit, sharded = scan.table.image_paths, most_bytes(options.max_pixels), has_shards(root)
-    files: ImageFiles = Selection(FolderFiles(scan.root, paths, limit), good)
-    if sharded:
-        files = ShardFiles(scan.root, read_index(root), [paths[record] for record in good], max_bytes=limit)
+    paths = scan.table.image_paths
+    files = Selection(FolderFiles(scan.root, paths, most_bytes(options.max_pixels)), good)
 
     def digest(index: int) -> tuple[bytes, list[str]] | BadInput | str:
         notes: list[str] = []
         try:
             content, name = files.read(index), files.name(index)
             if scan.is_frontal and read_projection(content, name=name) == "lateral":
-                if not sharded:
-                    return f"{name}: {LATERAL} (DICOM header)"
-                notes.append("the DICOM header names a lateral view; a run reads every image in shards")
+                return f"{name}: {LATERAL} (DICOM header)"
             pixels = decode_image_bytes(content, name=name, max_pixels=options.max_pixels, note=notes.append)
         except BadInput as error:
             return error
