@@ -9,7 +9,6 @@ certain, with 95 % intervals by patient.
 
 import argparse
 import dataclasses
-import functools
 import pathlib
 
 import jax
@@ -19,13 +18,11 @@ from jaxtyping import Float, Int
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.batches import training_batches
 from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.data.uncertain import UncertainAnswers
 from stepcot_jax.evaluation.chains import bootstrap
 from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions
 from stepcot_jax.host.errors import run_tool
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.build import make_system
-from stepcot_jax.run.chain_task import read_training_batches
 from stepcot_jax.run.inputs import encode_prompts, load_cases
 from stepcot_jax.run.settings import Settings, load_settings
 
@@ -60,11 +57,8 @@ def main(arguments: list[str] | None = None) -> int:
     clean = dataclasses.replace(clean, features=standardise(np.stack(pixels), clean.splits.train))
     marked, numbers = mark(clean, share=options.uncertain, wrong=options.wrong)
     terminal.say(numbers)
-    rules = {
-        name: UncertainAnswers(name, 1 - options.wrong)  # type: ignore[arg-type]
-        for name in ("ignore", "negative", "positive", "soft")
-    }
-    datasets = {name: dataclasses.replace(marked, uncertain=rule) for name, rule in rules.items()} | {CLEAN: clean}
+    datasets = {name: dataclasses.replace(marked, uncertain=name) for name in ("ignore", "negative", "positive")}
+    datasets[CLEAN] = clean
     print("| `config.data.uncertain` | seed | teacher (%) | student (%) |\n|---|---|---|---|", flush=True)
     for seed in options.seeds:
         for name, dataset in datasets.items():
@@ -114,19 +108,18 @@ def choose(members: Int[np.ndarray, " case"], number: int, generator: np.random.
 def train(dataset: Dataset, settings: Settings, *, seed: int, terminal: Terminal) -> list[str]:
     """Train both networks and return the mean step accuracy of each on the test split, with its interval."""
     batch_size = settings.training.batch_size
-    read_batches = functools.partial(read_training_batches, settings, dataset)
     length = len(dataset.splits.train) // batch_size
-    system = make_system(settings, dataset, None, batches_per_epoch=length, read_batches=read_batches)
+    system = make_system(settings, dataset, None, batches_per_epoch=length)
     text = encode_prompts(settings, pathlib.Path(), Terminal(silent=True), dataset.chain)
     shared = {"text_features": jax.device_put(text)}
     batches = training_batches(dataset, batch_size=batch_size, seed=seed)
-    names = ("image_features", "labels", "targets")
+    names = ("image_features", "labels")
     read = lambda number: {name: rows for name, rows in batches[number].items() if name in names} | shared  # noqa: E731
     state, number = system.init(jax.random.key(seed), read(0)), 0
     for phase in system.phases():
         update = jax.jit(phase.update)
         num_updates = phase.num_epochs * max(1, len(dataset.splits.train) // batch_size)
-        for _ in terminal.watch(range(num_updates), f"{dataset.uncertain.treatment}, seed {seed}: {phase.name}"):
+        for _ in terminal.watch(range(num_updates), f"{dataset.uncertain}, seed {seed}: {phase.name}"):
             state, _ = update(state, read(number))
             number += 1
     test = list(dataset.splits.test)

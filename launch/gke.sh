@@ -14,7 +14,7 @@
 #   start:
 #   IMAGE           container image with this package, its extra tpu and the config, see launch/Dockerfile
 #   CONFIG          name of a shipped config, or a config file in the image
-#   WORKDIR         folder of the run, below /mnt/stepcot; or gs://BUCKET/FOLDER, s3://BUCKET/FOLDER
+#   WORKDIR         folder of the run, below /mnt/stepcot; or gs://BUCKET/FOLDER
 #   CLAIM           persistent volume claim (ReadWriteMany), mounted as /mnt/stepcot
 #   ACCELERATOR     such as tpu-v5-lite-podslice
 #   TOPOLOGY        such as 4x4
@@ -57,7 +57,7 @@ if [[ $action == start ]]; then
   check CLAIM '[a-z0-9]([-a-z0-9.]*[a-z0-9])?' "the name of a claim"
   check ACCELERATOR '[a-z][-a-z0-9]*' "the name of an accelerator, such as tpu-v5-lite-podslice"
   check TOPOLOGY '[0-9]+x[0-9]+(x[0-9]+)?' "a size such as 4x4 or 2x2x2"
-  check WORKDIR '(/mnt/stepcot/|gs://|s3://).+' "a folder below /mnt/stepcot, which all hosts share, or gs://, s3://"
+  check WORKDIR '(/mnt/stepcot/|gs://).+' "a folder below /mnt/stepcot, which all hosts share, or gs://"
   for name in NUM_HOSTS CHIPS_PER_HOST MAX_RESTARTS GRACE_SECONDS; do
     check "$name" '[0-9]+' "a whole number"
   done

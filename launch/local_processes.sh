@@ -14,7 +14,7 @@
 #   GPUS_PER_PROCESS     GPUs of each process, counted from GPU 0, instead of CPU devices; default none
 #   PORT                 port of process 0, the coordinator; default a free one
 #   GRACE_SECONDS        seconds to save after TERM, before a process is killed; default 120
-#   LOGS                 folder of the logs; default WORKDIR/logs; required if WORKDIR is gs:// or s3://
+#   LOGS                 folder of the logs; default WORKDIR/logs; required if WORKDIR is gs://
 #
 # Process I logs to LOGS/process_I.log; the output of process 0 is also printed. If a process fails, the others
 # get TERM. The script forwards TERM, INT (Ctrl-C) and HUP to all processes as TERM: the run saves and ends.

@@ -64,11 +64,10 @@ for number in "$poll_seconds" "$max_restarts" "$grace_seconds" "${NUM_WORKERS:-1
     fail "'$number' is not a whole number (POLL_SECONDS, MAX_RESTARTS, GRACE_SECONDS, NUM_WORKERS)"
 done
 
-[[ $action != run && $action != watch || $WORKDIR =~ ^(/|gs://|s3://) ]] ||
-  fail "WORKDIR: '$WORKDIR' is neither gs://, s3:// nor an absolute path (the same on all workers)"
+[[ $action != run && $action != watch || $WORKDIR =~ ^(/|gs://) ]] ||
+  fail "WORKDIR: '$WORKDIR' is neither gs:// nor an absolute path (the same on all workers)"
 extras=tpu
 [[ ${WORKDIR:-} != gs://* ]] || extras=tpu,gcs
-[[ ${WORKDIR:-} != s3://* ]] || extras=tpu,s3
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 tpu=(gcloud compute tpus tpu-vm)

@@ -13,7 +13,7 @@ from stepcot_jax.host.extras import find_extra, list_extras, name_package
 
 _HERE = pathlib.Path(__file__).parent
 _TRAIN = ("train", "main")  # two names of stepcot_jax.main
-_EXTRAS = {"demo": "demo", "sync": "s3"}
+_EXTRAS = {"demo": "demo", "sync": "gcs"}
 """Commands of `extras` and the optional dependencies that each needs."""
 
 

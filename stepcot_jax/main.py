@@ -1,6 +1,6 @@
 """Train, distil and evaluate.
 
-python -m stepcot_jax.main --config=NAME --workdir=DIR|gs://BUCKET/FOLDER|s3://BUCKET/FOLDER [--config.a.b=value ...]
+python -m stepcot_jax.main --config=NAME --workdir=DIR|gs://BUCKET/FOLDER [--config.a.b=value ...]
 
 NAME is a shipped config such as quickstart, or the path of a config file. One process uses all devices of its machine;
 docs/launch.md tells how to start several processes.

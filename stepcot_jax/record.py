@@ -168,12 +168,14 @@ class SetAside:
       image_path: its image as in the file; "" if unreadable.
       reason: the field, what it holds, and what is expected.
       patient_id: its patient, which lets split files resolve this patient; "" if unreadable.
+      by_rule: whether a rule of the layout excludes it, which stops no run.
     """
 
     record: int
     image_path: str
     reason: str
     patient_id: str = ""
+    by_rule: bool = False
 
 
 def _check_question(record: Record) -> None:

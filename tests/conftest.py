@@ -52,7 +52,7 @@ LONGEST = (
     "tests/run/test_test_split.py",
     "tests/run/test_qwen_run.py",
     "tests/test_notebooks.py",
-    "tests/cloud/test_ray_blocks.py",
+    "tests/extras/test_ray_blocks.py",
     "tests/run/test_frozen_policy_run.py",
     "tests/run/test_policy_run.py",
     "tests/run/test_training_run.py",
@@ -62,9 +62,6 @@ LONGEST = (
     "tests/test_api.py",
     "tests/conformance/test_conformance.py",
     "tests/training/test_parallel.py",
-    "tests/systems/test_chain_grpo.py",
-    "tests/systems/test_chain_update.py",
-    "tests/cloud/test_s3_run.py",
     "tests/convert/test_converted_workdir.py",
     "tests/tables/test_tables_runs.py",
     "tests/systems/test_step_cot.py",
@@ -72,9 +69,7 @@ LONGEST = (
 """Files of the longest tests, longest first."""
 
 
-NEEDS_MORE = re.compile(
-    r'importorskip\("(torch|ray|wandb|mlflow)|s3_server|torch_(oracle|checkpoints|qwen)|STEPCOT_LIBTPU'
-)
+NEEDS_MORE = re.compile(r'importorskip\("(torch|ray|wandb|mlflow)|torch_(oracle|checkpoints|qwen)|STEPCOT_LIBTPU')
 
 
 @functools.cache

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
-from cloud.memory_store import new_address
 from full_disk import FailingDisk
+from memory_store import new_address
 from policies.policy_workdir import make_policy_workdir
 from report.finished_workdir import make_finished_workdir
 from run.small_run import small_settings
@@ -44,7 +44,6 @@ COMMANDS = {
     "data vqa": (data.main, "vqa OUT/x --num-cases=4 --size=32"),
     "data check": (data.main, "check IN/phantom --json=OUT/x.json"),
     "data stats": (data.main, "stats IN/vqa --out=OUT/x"),
-    "data shards": (data.main, "shards IN/phantom --out=OUT/x"),
     "annotate": (annotate.main, "IN/reports.csv --out=OUT/x"),
     "annotate vqa": (annotate.main, "vqa IN/phantom --task=medclm --out=OUT/x"),
     "annotate agree": (annotate.main, "agree IN/a IN/b --out=OUT/x"),

@@ -8,14 +8,13 @@ from typing import Any, Literal
 
 import grain
 import numpy as np
-from jaxtyping import Float32, Int
+from jaxtyping import Int
 
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.pixels import PixelCache, augment_image
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, normalise_grey, repeat_grey
 from stepcot_jax.data.reading_ahead import ReadAhead
-from stepcot_jax.data.uncertain import Targets
 from stepcot_jax.host.errors import BadInput
 
 Batch = dict[str, Any]
@@ -63,15 +62,12 @@ class _Finish:
     preprocessing: Preprocessing
     labels: Int[np.ndarray, "position step"]
     num_rows: int
-    distributions: Float32[np.ndarray, "position step answer"] | None = None
 
     def __call__(self, read: Batch) -> Batch:
         batch = dict(read)
         num_cases = int(batch.pop("num_cases"))
         batch["index"] = np.array(batch["index"])
         batch["labels"] = self.labels[batch["index"]]
-        if self.distributions is not None:
-            batch["targets"] = self.distributions[batch["index"]]
         if (pixels := batch.pop("pixels", None)) is not None:
             batch["images"] = (normalise_grey if pixels.ndim == 3 else normalise)(pixels, self.preprocessing)
         num_missing = self.num_rows - len(batch["index"])
@@ -125,18 +121,17 @@ def training_batches(
     if augment and dataset.features is not None:
         raise BadInput("augment requires images; these features were encoded ahead")
     rows = _rows(batch_size, process_index, process_count)
-    indices, targets = dataset.splits.train, dataset.training_targets
+    indices, labels = dataset.splits.train, dataset.training_targets
     if sampling == "uniform":
         order = grain.MapDataset.range(len(indices)).seed(seed).shuffle().repeat()
         positions = order.batch(batch_size, drop_remainder=True)
     else:
-        labels = targets.labels
         of_steps = sampling == "inverse_frequency_of_steps"
         cumulative = np.cumsum(_mean_inverse_frequencies(labels) if of_steps else _inverse_frequencies(labels[:, -1]))
         cumulative[-1] = 1.0  # no draw may fall beyond it by rounding
         draw = functools.partial(_draw_rows, cumulative=cumulative, batch_size=batch_size, seed=seed)
         positions = grain.MapDataset.range(_ENDLESS).map(draw)
-    return _make_batches(dataset, indices, positions, rows, targets, augment_seed=seed if augment else None)
+    return _make_batches(dataset, indices, positions, rows, labels, augment_seed=seed if augment else None)
 
 
 def evaluation_batches(
@@ -154,7 +149,7 @@ def evaluation_batches(
     batch_size = -(-min(batch_size, len(indices)) // multiple_of) * multiple_of
     rows = _rows(batch_size, process_index, process_count)
     positions = grain.MapDataset.range(len(indices)).batch(batch_size, drop_remainder=False)
-    labels = Targets(dataset.labels[np.asarray(indices, int)])
+    labels = dataset.labels[np.asarray(indices, int)]
     return _make_batches(dataset, indices, positions, rows, labels, augment_seed=None)
 
 
@@ -184,12 +179,12 @@ def _make_batches(
     indices: Sequence[int],
     positions: grain.MapDataset,
     rows: slice,
-    targets: Targets,
+    labels: Int[np.ndarray, "position step"],
     *,
     augment_seed: int | None,
 ) -> Batches:
     read = _ReadBatch(indices, dataset.pixels, dataset.features, rows, augment_seed)
-    finish = _Finish(dataset.preprocessing, targets.labels, rows.stop - rows.start, targets.distributions)
+    finish = _Finish(dataset.preprocessing, labels, rows.stop - rows.start)
     return Batches(positions.map_with_index(read), finish)
 
 

@@ -18,7 +18,7 @@ from stepcot_jax.data.images.pixels import CompactPixels, PixelCache
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise
 from stepcot_jax.data.records.records import SetAside, write_quarantine
 from stepcot_jax.data.splits.splits import Splits, write_manifest
-from stepcot_jax.data.uncertain import IGNORED, Targets, UncertainAnswers, make_targets
+from stepcot_jax.data.uncertain import Treatment, make_targets
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file, write_whole
 
@@ -121,7 +121,7 @@ class Dataset:
     splits_source: str = ""
     images: ImageFiles | None = None
     digests: Mapping[int, str] = dataclasses.field(default_factory=dict)
-    uncertain: UncertainAnswers = IGNORED
+    uncertain: Treatment = "ignore"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cases", as_table(self.cases))
@@ -132,11 +132,11 @@ class Dataset:
         return self.cases.labels.astype(np.int32)
 
     @functools.cached_property
-    def training_targets(self) -> Targets:
-        """Targets of the training split's cases, in its order; `uncertain` sets the treatment of uncertain answers."""
+    def training_targets(self) -> Int32[np.ndarray, "case step"]:
+        """Labels that the training split's cases are trained with, in its order; see `uncertain`."""
         chosen = np.asarray(self.splits.train, int)
         labels, uncertain = self.cases.labels[chosen], self.cases.uncertain[chosen]
-        return make_targets(labels=labels, uncertain=uncertain, chain=self.chain, rule=self.uncertain)
+        return make_targets(labels=labels, uncertain=uncertain, chain=self.chain, treatment=self.uncertain)
 
     @property
     def digest(self) -> str:

@@ -41,6 +41,17 @@ class Gate:
         return np.sqrt((away**2).sum(axis=1)) / self.limit
 
 
+def shrink_covariance(rows: Float[np.ndarray, "case feature"]) -> Float[np.ndarray, "feature feature"]:
+    """Return Ledoit and Wolf's (2004) covariance: the empirical one, shrunk to a multiple of the identity."""
+    (number, width), centred = rows.shape, rows - rows.mean(axis=0)
+    empirical = centred.T @ centred / number
+    scale, squares = np.trace(empirical) / width, (empirical**2).sum()
+    noise = (((centred**2).sum(axis=1) ** 2).sum() / number - squares) / (width * number)
+    noise = min(noise, spread := squares / width - scale**2)
+    share = noise / spread if noise else 0.0
+    return (1 - share) * empirical + share * scale * np.eye(width)
+
+
 def fit_gate(
     training: Float[np.ndarray, "case feature"],
     validation: Float[np.ndarray, "case2 feature"],
@@ -48,16 +59,13 @@ def fit_gate(
     false_alarms: float,
 ) -> Gate | None:
     """Return the gate of a network; None with too few validation images for its limit, or if no feature varies."""
-    from sklearn.covariance import LedoitWolf  # takes a second to import
-
     rank = math.ceil((len(validation) + 1) * (1 - false_alarms) - 1e-9)
     if rank > len(validation) or len(training) < 2:
         return None
     training = training.astype(np.float64)
     spread = training.std(axis=0)
     spread[spread < 1e-6 * max(spread.max(), 1e-12)] = max(spread.max(), 1.0)  # a dead channel
-    fitted = LedoitWolf().fit(training / spread)
-    values, directions = np.linalg.eigh(fitted.covariance_)
+    values, directions = np.linalg.eigh(shrink_covariance(training / spread))
     if not values.max() > 0:  # all training images are the same
         return None
     smallest = np.finfo(np.float32).eps * values.max()

@@ -149,7 +149,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="stepcot export push", description="Upload an export to the Hugging Face hub."
     )
-    parser.add_argument("folder", metavar="DIR", help="of an export; or gs://, s3://")
+    parser.add_argument("folder", metavar="DIR", help="of an export; or gs://")
     parser.add_argument("repository", metavar="OWNER/NAME", help="created if missing")
     parser.add_argument("--private", action="store_true", help="a new repository is private")
     parser.add_argument("--license", metavar="ID", help=_LICENCE)

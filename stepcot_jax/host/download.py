@@ -18,7 +18,7 @@ from stepcot_jax.host.text import one_line, shorten
 from stepcot_jax.host.untrusted import resolve
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-_PACKAGES = {"gs": "gcs", "hf": "hub", "s3": "s3"}
+_PACKAGES = {"gs": "gcs", "hf": "hub"}
 """Schemes -> optional dependencies of pyproject.toml that read them."""
 
 
@@ -45,7 +45,8 @@ def check_scheme(address: str) -> str:
     if scheme not in known:
         raise BadInput(
             f"{shorten(address)}: unknown scheme; expected a path of this machine, or an address of "
-            f"{', '.join(f'{name}://' for name in known)}"
+            f"{', '.join(f'{name}://' for name in known)} (for another store: a folder here, sent by stepcot sync "
+            "FOLDER ADDRESS)"
         )
     return scheme
 
@@ -68,10 +69,8 @@ def find_path(name: str | os.PathLike[str], flag: str = "") -> pathlib.Path:
 def open_remote(address: str, *, say: Callable[[str], None], part: str = "", only_adds: bool = False) -> Any:
     """Return the extra that synchronises a local folder with an address; see the kind `remote` in `extras`."""
     scheme = check_scheme(address)
-    if scheme not in ("gs", "s3") and scheme not in list_extras("remote"):
-        raise BadInput(
-            f"{address}: nothing is written to {scheme}://; expected a folder of this machine, gs:// or s3://"
-        )
+    if scheme != "gs" and scheme not in list_extras("remote"):
+        raise BadInput(f"{address}: nothing is written to {scheme}://; expected a folder of this machine, or gs://")
     return _find_extra("remote", address)(address, say=say, part=part, only_adds=only_adds)
 
 

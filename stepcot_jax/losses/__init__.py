@@ -7,7 +7,6 @@ from stepcot_jax.losses.reductions import masked_mean
 from stepcot_jax.losses.step_cot import (
     alignment_weight,
     channel_alignment_loss,
-    distribution_loss,
     hard_label_loss,
     inverse_frequency_weights,
     soft_label_loss,
@@ -18,7 +17,6 @@ from stepcot_jax.losses.step_cot import (
 __all__ = [
     "alignment_weight",
     "channel_alignment_loss",
-    "distribution_loss",
     "hard_label_loss",
     "inverse_frequency_weights",
     "masked_mean",

@@ -163,7 +163,7 @@ def channel_alignment_loss(
     return ChannelAlignment(loss=weight * masked_mean(values=divergences, counted=annotated), weight=weight)
 
 
-# Cross-entropy against the annotated answers (paper: Eq. 3 and 17), or against distributions over answers (ours).
+# Cross-entropy against the annotated answers (paper: Eq. 3 and 17).
 
 
 def hard_label_loss(
@@ -195,42 +195,8 @@ def hard_label_loss(
     return masked_mean(values=values, counted=annotated, weights=weights, divisor=divisor)
 
 
-def distribution_loss(
-    *,
-    logits: Float[Array, "case answer"],
-    targets: Float[Array, "case answer"],
-    annotated: Bool[Array, "case"],
-    answer_weights: Float[Array, "answer"] | None = None,
-    divisor: Float[Array, ""] | None = None,
-) -> Float[Array, ""]:
-    """Return the mean cross-entropy -sum_a p_a log q_a of the annotated cases against their distributions p.
-
-    For one-hot targets it equals `hard_label_loss`. `answer_weights` w weigh the terms of the sum; a case weighs
-    sum_a w_a p_a in the mean.
-
-    Args:
-      logits: [case, answer].
-      targets: [case, answer], probabilities that add up to 1; those of cases that are not annotated are ignored.
-      annotated: bool [case]; a False case adds neither loss nor gradient.
-      answer_weights: [answer], >= 0; equal by default.
-      divisor: total weight over the global batch, see `masked_mean`.
-
-    Returns:
-      float32 scalar in nats; 0 if no case is annotated.
-    """
-    shares = jnp.where(annotated[:, None], targets.astype(jnp.float32), 0.0)
-    if answer_weights is not None:
-        shares = shares * answer_weights[None]
-        divisor = jnp.sum(shares) if divisor is None else divisor
-    log_probabilities = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
-    return masked_mean(values=-jnp.sum(shares * log_probabilities, axis=-1), counted=annotated, divisor=divisor)
-
-
 def inverse_frequency_weights(
-    *,
-    labels: Int[np.ndarray, "case step"],
-    answers_per_step: Sequence[int],
-    distributions: Float[np.ndarray, "case step answer"] | None = None,
+    *, labels: Int[np.ndarray, "case step"], answers_per_step: Sequence[int]
 ) -> Float[np.ndarray, "step answer"]:
     """Return 1 / frequency of each answer of each step, normalised to mean 1 over the step's answers.
 
@@ -239,19 +205,14 @@ def inverse_frequency_weights(
     Args:
       labels: int [case, step] of the training split, negative where not annotated.
       answers_per_step: number of answers of each step.
-      distributions: [case, step, answer], soft targets of the same cases, 0 where not annotated; frequencies are then
-        expected ones. None counts the labels.
 
     Returns:
       float32 [step, answer]; 0 for answers that a step does not have.
     """
     weights = np.zeros((len(answers_per_step), max(answers_per_step)), np.float32)
     for step, num_answers in enumerate(answers_per_step):
-        if distributions is None:
-            annotated = labels[labels[:, step] >= 0, step]
-            counts = np.bincount(annotated, minlength=num_answers)
-        else:
-            counts = distributions[:, step, :num_answers].sum(axis=0, dtype=np.float64)
+        annotated = labels[labels[:, step] >= 0, step]
+        counts = np.bincount(annotated, minlength=num_answers)
         inverse = 1.0 / np.maximum(counts, 1)
         weights[step, :num_answers] = inverse / inverse.mean()
     return weights
@@ -354,24 +315,18 @@ class BatchTotals(flax.struct.PyTreeNode):
 
 
 def batch_totals(
-    labels: Int[Array, "case step"],
-    answer_weights: Float[Array, "step answer"] | None = None,
-    targets: Float[Array, "case step answer"] | None = None,
+    labels: Int[Array, "case step"], answer_weights: Float[Array, "step answer"] | None = None
 ) -> BatchTotals:
     """Return the totals of these cases; totals of parts add up to those of their global batch.
 
     Args:
       labels: int [case, step], negative where not annotated.
       answer_weights: [step, answer] for class-weighted training.
-      targets: [case, step, answer], distributions that replace the labels; None for the labels.
     """
     annotated = labels >= 0
     cases = jnp.sum(annotated, axis=0, dtype=jnp.float32)
     if answer_weights is None:
         return BatchTotals(cases=cases, weights=cases)
-    if targets is not None:
-        shares = jnp.where(annotated[..., None], targets, 0.0) * answer_weights[None]
-        return BatchTotals(cases=cases, weights=jnp.sum(shares, axis=(0, 2)))
     of_answers = jax.vmap(lambda weights, labels: weights[labels])(answer_weights, jnp.where(annotated, labels, 0).T)
     return BatchTotals(cases=cases, weights=jnp.sum(jnp.where(annotated.T, of_answers, 0.0), axis=1))
 
@@ -397,7 +352,6 @@ def teacher_objective(
     *,
     logits: Float[Array, "case step answer"],
     labels: Int[Array, "case step"],
-    targets: Float[Array, "case step answer"] | None = None,
     answer_weights: Float[Array, "step answer"] | None = None,
     totals: BatchTotals | None = None,
 ) -> LossParts:
@@ -406,16 +360,15 @@ def teacher_objective(
     Args:
       logits: [case, step, answer], absent answers at -1e9.
       labels: int [case, step], negative where not annotated.
-      targets: [case, step, answer], distributions that replace the labels in the cross-entropy.
       answer_weights: [step, answer] for class-weighted training.
       totals: of the global batch; the losses are then the shares of this part.
 
     Returns:
       `LossParts` with only the hard-label part.
     """
-    totals = batch_totals(labels, answer_weights, targets) if totals is None else totals
-    axes = (1, 1, None if targets is None else 1, None if answer_weights is None else 0, 0)
-    hard = jax.vmap(_hard_label, in_axes=axes)(logits, labels, targets, answer_weights, totals.weights)
+    totals = batch_totals(labels, answer_weights) if totals is None else totals
+    axes = (1, 1, None if answer_weights is None else 0, 0)
+    hard = jax.vmap(_hard_label, in_axes=axes)(logits, labels, answer_weights, totals.weights)
     return LossParts(total=jnp.sum(hard), hard_label=hard)
 
 
@@ -429,7 +382,6 @@ def student_objective(
     student_projection: LinearMap,
     teacher_projection: LinearMap,
     objective: Objective = Objective(),
-    targets: Float[Array, "case step answer"] | None = None,
     totals: BatchTotals | None = None,
     gather: Gather | None = None,
     add_up: Callable[[Any], Any] | None = None,
@@ -448,7 +400,6 @@ def student_objective(
       student_projection: student width -> projected width.
       teacher_projection: teacher width -> projected width.
       objective: weights and kinds of the parts.
-      targets: [case, step, answer], distributions that replace the labels in CE.
       totals: of the global batch; the losses are then the shares of this part.
       gather: rows [case, ...] -> rows of the global batch, for the Gram matrices of channel alignment; required with
         `totals`.
@@ -469,8 +420,8 @@ def student_objective(
         gather=gather or (lambda rows: rows),
     )
     weights = objective.answer_weights
-    totals = batch_totals(labels, weights, targets) if totals is None else totals
-    hard, soft = _label_losses(student_logits, teacher_logits, labels, targets, weights, totals, objective.temperature)
+    totals = batch_totals(labels, weights) if totals is None else totals
+    hard, soft = _label_losses(student_logits, teacher_logits, labels, weights, totals, objective.temperature)
     total = jnp.sum(hard) + objective.soft_label_scale * jnp.sum(soft)
     total += objective.channel_alignment_scale * jnp.sum(alignment)
     further = {}
@@ -513,16 +464,13 @@ def _label_losses(
     logits: Array,
     soft: Array,
     labels: Array,
-    targets: Array | None,
     weights: Array | None,
     totals: BatchTotals,
     temperature: float,
 ) -> tuple[Float[Array, " step"], Float[Array, " step"]]:
     """Return CE and KD of each step, for logits [case, step, answer] of student and teacher."""
 
-    def label_losses(
-        logits: Array, soft: Array, labels: Array, targets: Array | None, weights: Array | None, totals: BatchTotals
-    ) -> Any:
+    def label_losses(logits: Array, soft: Array, labels: Array, weights: Array | None, totals: BatchTotals) -> Any:
         distilled = soft_label_loss(
             teacher_logits=soft,
             student_logits=logits,
@@ -530,10 +478,10 @@ def _label_losses(
             temperature=temperature,
             divisor=totals.cases,
         )
-        return _hard_label(logits, labels, targets, weights, totals.weights), distilled
+        return _hard_label(logits, labels, weights, totals.weights), distilled
 
-    axes = (1, 1, 1, None if targets is None else 1, None if weights is None else 0, 0)
-    return jax.vmap(label_losses, axes)(logits, soft, labels, targets, weights, totals)
+    axes = (1, 1, 1, None if weights is None else 0, 0)
+    return jax.vmap(label_losses, axes)(logits, soft, labels, weights, totals)
 
 
 def _align(
@@ -565,8 +513,5 @@ def _align(
     return share * loss, share * weight
 
 
-def _hard_label(logits: Array, labels: Array, targets: Array | None, weights: Array | None, divisor: Array) -> Array:
-    known = labels >= 0
-    if targets is None:
-        return hard_label_loss(logits=logits, labels=labels, annotated=known, answer_weights=weights, divisor=divisor)
-    return distribution_loss(logits=logits, targets=targets, annotated=known, answer_weights=weights, divisor=divisor)
+def _hard_label(logits: Array, labels: Array, weights: Array | None, divisor: Array) -> Array:
+    return hard_label_loss(logits=logits, labels=labels, annotated=labels >= 0, answer_weights=weights, divisor=divisor)

@@ -17,7 +17,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
 from stepcot_jax.host.untrusted import iterate_lines, open_untrusted
 from stepcot_jax.run.stored import StoredSettings, read_stored
-from stepcot_jax.run.stored_reading import CALIBRATION_FILE, STATISTICS_FILE, check_choices, read_reading
+from stepcot_jax.run.stored_reading import CALIBRATION_FILE, POINTS_FILE, check_sealed, read_reading
 from stepcot_jax.training.log import METRICS_FILE
 
 _MOST_LOG_BYTES = 2**28
@@ -68,10 +68,10 @@ def read_run(workdir: pathlib.Path) -> FinishedRun:
         raise BadInput(f"{workdir} is not the workdir of a finished run (no such folder)")
     report = _read_report(workdir / "report.json")
     settings = read_stored(workdir).settings
+    check_sealed(workdir)
     chain = read_reading(workdir).chain
-    check_choices(workdir)
     chain.refuse_tree("the report page")
-    calibration, statistics = workdir / CALIBRATION_FILE, workdir / STATISTICS_FILE
+    calibration, points = workdir / CALIBRATION_FILE, workdir / POINTS_FILE
     split = read_predictions(workdir / "predictions" / "test.npz", chain)
     if not len(split.predictions.index):
         raise BadInput(f"{workdir}: the test split has no cases; a report needs at least one")
@@ -83,7 +83,7 @@ def read_run(workdir: pathlib.Path) -> FinishedRun:
         report=report,
         split=split,
         calibration=read_calibration(calibration, chain) if calibration.exists() else None,
-        operating_points=read_points(statistics, chain) if statistics.exists() else None,
+        operating_points=read_points(points, chain) if points.exists() else None,
     )
 
 

@@ -383,7 +383,7 @@ def load(
 
     Args:
       workdir: a folder that `stepcot_jax.main` or `stepcot export` wrote, also on a store, "gs://BUCKET/FOLDER" or
-        "s3://BUCKET/FOLDER"; or an export on the Hugging Face hub, "hf://OWNER/NAME" or "hf://OWNER/NAME@REVISION",
+        "gs://BUCKET/FOLDER"; or an export on the Hugging Face hub, "hf://OWNER/NAME" or "hf://OWNER/NAME@REVISION",
         whose JSON and safetensors are downloaded and not run.
       model: "teacher" or "student"; None loads the student if the run has one. Of a policy, the phase with the wanted
         weights, "sft" or "grpo"; None for the last phase.

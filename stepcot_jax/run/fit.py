@@ -21,7 +21,8 @@ from stepcot_jax.data.images.image_files import folder_files
 from stepcot_jax.data.questions.record_files import FILE_NAME, VqaCollection, read_vqa_records
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.data.records.records import Collection, OnBadRecord
-from stepcot_jax.data.sources.layouts import AUTO, read_source
+from stepcot_jax.data.sources.layouts import AUTO
+from stepcot_jax.data.sources.loading import read_source
 from stepcot_jax.encoders.resnet import make_resnet
 from stepcot_jax.encoders.text_encoder import hash_prompts, write_prompts
 from stepcot_jax.host.download import find_path
@@ -237,7 +238,7 @@ def load_records(
       root: a folder in a layout that `stepcot data check` knows, or with `records.jsonl`, or such a file.
       layout: "auto" detects it.
       on_bad_record: "stop" raises at a bad record, "skip" sets it aside.
-      **reading: `step_names`, `single_label` and others of `data.sources.layouts.read_source`.
+      **reading: `step_names`, `single_label` and others of `data.sources.loading.read_source`.
 
     Raises:
       BadInput: the folder has no known layout, or a record is bad.

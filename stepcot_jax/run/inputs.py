@@ -112,8 +112,6 @@ class Inputs:
     def _make_example(self) -> dict[str, jax.Array]:
         dataset = self.dataset
         batch = {"labels": dataset.labels[:1]}
-        if (soft := dataset.training_targets.distributions) is not None:
-            batch["targets"] = soft[:1]
         if dataset.features is not None:
             features = jnp.zeros((1, dataset.features.shape[1]))
             return {"image_features": features, **{name: jnp.asarray(rows) for name, rows in batch.items()}}
@@ -191,7 +189,7 @@ def _load_in_worker(settings: Settings) -> FrozenImageEncoder:
 
 def select_entries(batch: dict[str, Any]) -> dict[str, Any]:
     """Return the entries of a batch of the pipeline that an update reads."""
-    return {name: batch[name] for name in ("images", "image_features", "labels", "targets") if name in batch}
+    return {name: batch[name] for name in ("images", "image_features", "labels") if name in batch}
 
 
 def _encode(encoder: FrozenImageEncoder, batch: dict[str, Any]) -> dict[str, Any]:

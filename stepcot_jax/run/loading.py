@@ -17,7 +17,6 @@ from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.data.records.records import Collection
 from stepcot_jax.data.splits.making import make_fold, make_splits
 from stepcot_jax.data.splits.splits import Splits
-from stepcot_jax.data.uncertain import UncertainAnswers
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
@@ -41,30 +40,24 @@ def load_dataset(
         return _load_phantom(settings, preprocessing, watch)
     if settings.data.source == "tfds":
         return _load_prepared(settings, preprocessing, watch)
-    from stepcot_jax.data.images.shards import has_shards, open_sharded  # phantoms need no reader of files
-    from stepcot_jax.data.sources.layouts import read_source
+    from stepcot_jax.data.sources.loading import read_source  # phantoms need no reader of files
 
     data, root = settings.data, find_path(settings.data.root, "config.data.root")
-    sharded = has_shards(root)
     collection = read_source(
         root,
         layout=data.layout,
         step_names=data.step_names,
         on_bad_record=data.on_bad_record,
-        require_images=require_images and not sharded,
+        require_images=require_images,
         single_label=data.single_label,
         labels_from=data.labels_from,
     )
-    max_pixels = settings.data.max_pixels
-    images: ImageFiles = folder_files(collection, max_pixels=max_pixels)
-    if sharded and require_images:
-        collection, images = open_sharded(collection, on_bad_record=data.on_bad_record, max_pixels=max_pixels)
     return make_dataset(
         settings,
         collection,
-        images,
+        folder_files(collection, max_pixels=data.max_pixels),
         preprocessing=preprocessing,
-        are_checked=sharded or not require_images or data.check_images == "on_use",
+        are_checked=not require_images or data.check_images == "on_use",
         is_known=is_known,
         progress=watch,
     )
@@ -111,7 +104,7 @@ def make_dataset(
         if len(kept) < len(numbers):
             images = Selection(images, np.searchsorted(numbers, kept).tolist())
             cache.read = FilePixels(images, preprocessing, max_pixels, file, kept)
-    elif known := getattr(images, "digest", None):  # shards know those of their files
+    elif known := getattr(images, "digest", None):  # a prepared dataset knows them
         digests = {path: known(index) for index, path in enumerate(collection.cases.image_paths)}
     chosen_splits, source = splits or _find_splits(settings, collection, images, progress)
     return Dataset(
@@ -124,12 +117,8 @@ def make_dataset(
         splits_source=source,
         images=images,
         digests={index: digests[path] for index, path in enumerate(collection.cases.image_paths) if path in digests},
-        uncertain=_read_rule(settings),
+        uncertain=settings.data.uncertain,
     )
-
-
-def _read_rule(settings: Settings) -> UncertainAnswers:
-    return UncertainAnswers(settings.data.uncertain, settings.data.uncertain_weight)
 
 
 def _budget(settings: Settings) -> float:
@@ -151,8 +140,9 @@ def _load_phantom(settings: Settings, preprocessing: Preprocessing, progress: Pr
         return draw_case(index, **phantom.drawing).image
 
     splits, source = _make_splits(settings, cases, "the phantom", draw_full_size, progress)
-    rule = _read_rule(settings)  # the phantom has no uncertain answers, but a caller can mark some
-    return Dataset(DEFAULT_CHAIN, cases, splits, pixels, preprocessing, splits_source=source, uncertain=rule)
+    return Dataset(
+        DEFAULT_CHAIN, cases, splits, pixels, preprocessing, splits_source=source, uncertain=settings.data.uncertain
+    )
 
 
 def _load_prepared(settings: Settings, preprocessing: Preprocessing, progress: Progress) -> Dataset:
@@ -204,7 +194,7 @@ def _make_splits(
     source += "disjoint by patient"
     joined: Any = ()
     if data.near_duplicate_radius:
-        from stepcot_jax.data.images.near_duplicates import find_near_duplicates, perceptual_hash
+        from stepcot_jax.data.splits.near_duplicates import find_near_duplicates, perceptual_hash
 
         watched = progress(range(len(cases)), "looking for near-duplicates")
         hashes = np.array([perceptual_hash(read_full_size(index)) for index in watched], np.uint64)

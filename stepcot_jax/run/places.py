@@ -16,7 +16,7 @@ from stepcot_jax.training.processes import all_agree, check_shared, is_first, wa
 
 
 class Place:
-    """A workdir, as the user names it: a folder, or an address such as s3://BUCKET/FOLDER.
+    """A workdir, as the user names it: a folder, or an address such as gs://BUCKET/FOLDER.
 
     With an address, every file is written to a folder of this machine. At the start the folder becomes a copy of the
     address; after each checkpoint and at the end, the first process uploads the changes of its folder.

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from stepcot_jax.data.sources.layouts import CaseLayout
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.ranges import (
     Count,
@@ -32,7 +33,7 @@ class DataSettings:
 
     source: Literal["phantom", "folder", "tfds", "given"]
     root: str
-    layout: Literal["auto", "published", "chestxray8", "padchest_gr", "iu_xray", "rad_restruct", "csv"]
+    layout: CaseLayout
     single_label: bool
     labels_from: Literal["auto", "boxes", "entries"]
     step_names: tuple[str, ...]
@@ -49,8 +50,7 @@ class DataSettings:
     origins: tuple[str, ...]
     sampling: Literal["uniform", "inverse_frequency", "inverse_frequency_of_steps"]
     augment: Literal["none", "light"]
-    uncertain: Literal["ignore", "negative", "positive", "soft"]
-    uncertain_weight: Annotated[float, msgspec.Meta(gt=0, lt=1)]
+    uncertain: Literal["ignore", "negative", "positive"]
 
     @property
     def max_pixels(self) -> int:
@@ -356,14 +356,11 @@ class PolicySettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RewardsSettings(RewardSettings):
-    """Rewards of a reply and the judge of open answers; and rewards of a chain, for the job "chain_grpo"."""
+    """Rewards of a reply and the judge of open answers."""
 
     judge_url: str = ""
     judge_model: str = ""
     judge_cap: Whole = 0
-    diagnosis_weight: NotNegative = 1.0
-    steps_weight: NotNegative = 0.0
-    chain_weight: NotNegative = 0.0
 
     def __post_init__(self) -> None:
         try:

@@ -136,7 +136,7 @@ class Run:
 
     Args:
       settings: all settings of the run, or the name of a shipped config, or the path of a config file.
-      workdir: folder of its files, made if missing, or gs://BUCKET/FOLDER or s3://BUCKET/FOLDER as text.
+      workdir: folder of its files, made if missing, or gs://BUCKET/FOLDER as text.
       **overrides: settings to change, full names without "config." -> values.
 
     Attributes:

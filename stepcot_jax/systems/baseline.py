@@ -100,7 +100,7 @@ class BaselineSystem(System):
     ) -> tuple[TrainState, Metrics]:
         """Return the state and metrics after one device's update."""
         rows, text_features = split_shared(batch)
-        totals = global_batch.add_up(batch_totals(rows["labels"], self.answer_weights, rows.get("targets")))
+        totals = global_batch.add_up(batch_totals(rows["labels"], self.answer_weights))
 
         def loss(params: Params, rows: Batch) -> tuple[Array, LossParts]:
             features = encode_images(self.networks, params, rows)
@@ -108,7 +108,6 @@ class BaselineSystem(System):
             parts = teacher_objective(
                 logits=logits,
                 labels=rows["labels"],
-                targets=rows.get("targets"),
                 answer_weights=self.answer_weights,
                 totals=totals,
             )

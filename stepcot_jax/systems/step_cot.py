@@ -69,8 +69,7 @@ class StepCoT(System):
       given: true answers that the networks are given in training; none as published.
 
     A batch holds "image_features" [case, width] or "images" [case, height, width, 3], "labels" int [case, step]
-    (negative where not annotated), and "text_features" [step, width] for a teacher with text. Optional "targets" [case,
-    step, answer] are the distributions of soft labels (`data.uncertain`).
+    (negative where not annotated), and "text_features" [step, width] for a teacher with text.
     """
 
     shared = SHARED

@@ -157,7 +157,7 @@ def teacher_gradients(
     global_batch: GlobalBatch = ONE_DEVICE,
 ) -> tuple[LossParts, Array, Params]:
     """Return loss parts, image features and gradients of the teacher's part of `params`."""
-    totals = global_batch.add_up(batch_totals(batch["labels"], objective.answer_weights, batch.get("targets")))
+    totals = global_batch.add_up(batch_totals(batch["labels"], objective.answer_weights))
 
     def loss(trained: Params, rows: Batch, first_case: Any) -> tuple[Array, tuple[LossParts, Array]]:
         features = encode_images(networks, trained, rows)
@@ -173,7 +173,6 @@ def teacher_gradients(
         parts = teacher_objective(
             logits=reading.logits,
             labels=rows["labels"],
-            targets=rows.get("targets"),
             answer_weights=objective.answer_weights,
             totals=totals,
         )
@@ -216,7 +215,7 @@ def student_gradients(
     global_batch: GlobalBatch = ONE_DEVICE,
 ) -> tuple[LossParts, Params]:
     """Return loss parts and gradients of the student's part of `params`, for targets of a teacher."""
-    totals = global_batch.add_up(batch_totals(batch["labels"], objective.answer_weights, batch.get("targets")))
+    totals = global_batch.add_up(batch_totals(batch["labels"], objective.answer_weights))
 
     def loss(trained: Params) -> tuple[Array, LossParts]:
         all_params = {**params, **trained}
@@ -237,7 +236,6 @@ def student_gradients(
             student_projection=LinearMap(**all_params["student_projection"]),
             teacher_projection=LinearMap(**all_params["teacher_projection"]),
             objective=objective,
-            targets=batch.get("targets"),
             totals=totals,
             gather=global_batch.gather,
             add_up=global_batch.add_up,
@@ -270,12 +268,6 @@ def split_shared(batch: Batch) -> tuple[Batch, Array | None]:
     return {name: rows for name, rows in batch.items() if name not in SHARED}, batch.get("text_features")
 
 
-def certain_labels(rows: Batch) -> Array:
-    """Return the labels [case, step] of the rows, -1 also where the target is spread over several answers."""
-    labels: Array = rows["labels"]
-    return jnp.where(jnp.max(rows["targets"], axis=-1) < 1, -1, labels) if "targets" in rows else labels
-
-
 def add_given_answers(
     state: TrainState, rows: Batch, given: AnswerSchedule, networks: Networks, global_batch: GlobalBatch
 ) -> Batch:
@@ -284,7 +276,7 @@ def add_given_answers(
         return rows
     answers = given.draw(
         state.key_of_update(),
-        labels=certain_labels(rows),
+        labels=rows["labels"],
         step=state.step,
         answers_per_step=tuple(networks.teacher.answers_per_step),
         first_case=global_batch.first_case(len(rows["labels"])),

@@ -54,10 +54,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         description="Ask a trained policy about a radiograph. For research; not a medical device.",
         epilog="Exit code 0: answered, even if the reply is not well formed; 2: wrong input.",
     )
-    parser.add_argument("image", metavar="IMAGE", help="a PNG, JPEG or DICOM file; or gs://, s3://")
+    parser.add_argument("image", metavar="IMAGE", help="a PNG, JPEG or DICOM file; or gs://")
     parser.add_argument("question", metavar="QUESTION", help="in the words of the training records")
     parser.add_argument(
-        "--checkpoint", required=True, metavar="WORKDIR", help="of a run of the job sft or grpo; or gs://, s3://, hf://"
+        "--checkpoint", required=True, metavar="WORKDIR", help="of a run of the job sft or grpo; or gs://, hf://"
     )
     parser.add_argument(
         "--choice", action="append", default=[], metavar="TEXT", help="an option to choose from; twice or more"

@@ -18,7 +18,7 @@ import numpy as np
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.sources.csv_table import read_chain
-from stepcot_jax.data.sources.layouts import read_source
+from stepcot_jax.data.sources.loading import read_source
 from stepcot_jax.encoders import weights
 from stepcot_jax.export.authors import (
     NETWORKS,
@@ -105,7 +105,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         prog="stepcot convert",
         description="Convert parameters between the authors' PyTorch names and layouts and ours.",
     )
-    parser.add_argument("source", help="file to read; with --to torch also a run's workdir; or gs://, s3://")
+    parser.add_argument("source", help="file to read; with --to torch also a run's workdir; or gs://")
     dest = "file to write; with --to jax also a new folder, a workdir"
     parser.add_argument("dest", type=local_path, help=dest)
     parser.add_argument("--to", choices=("jax", "torch"), required=True, help="names and layouts to write")
@@ -121,7 +121,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--force", action="store_true", help="replace the file DEST")
     workdir = parser.add_argument_group("a workdir (--to jax, DEST a new folder)")
-    chain = "data folder or chain.json: the steps; or gs://, s3://"
+    chain = "data folder or chain.json: the steps; or gs://"
     workdir.add_argument("--chain", metavar="DATA", help=chain)
     workdir.add_argument("--config", metavar="NAME", help="config of the training (default: paper)")
     workdir.add_argument("--image-encoder", metavar="WEIGHTS", help="frozen image encoder, if the config names none")

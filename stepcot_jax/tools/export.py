@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="stepcot export", description="Export a trained model, with a loader that needs only jax and numpy."
     )
-    parser.add_argument("--checkpoint", required=True, metavar="WORKDIR", help="of a finished run; or gs://, s3://")
+    parser.add_argument("--checkpoint", required=True, metavar="WORKDIR", help="of a finished run; or gs://")
     parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help="new or empty folder")
     parser.add_argument(
         "--model", metavar="NAME[,NAME]", help="student, teacher or both (default: all networks of the run)"

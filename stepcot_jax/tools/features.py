@@ -1,6 +1,6 @@
 """Fill a feature store ahead of training, or import features made elsewhere.
 
-stepcot features --config=NAME --workdir=DIR|gs://BUCKET/FOLDER|s3://BUCKET/FOLDER
+stepcot features --config=NAME --workdir=DIR|gs://BUCKET/FOLDER
     [--encoder=transformers:ID] [--config.a.b=value] [--engine=ray --ray_workers=N]
 stepcot features import FILE --root ROOT --store DIR [--ids IDS]
 """
@@ -76,7 +76,7 @@ def main(arguments: list[str]) -> None:
     """Import features for the cases of a folder: the command `import`."""
     parser = argparse.ArgumentParser(
         prog="stepcot features import",
-        description="Import features made elsewhere. FILE, IDS and ROOT may be on gs:// or s3://.",
+        description="Import features made elsewhere. FILE, IDS and ROOT may be on gs://.",
     )
     parser.add_argument("file", metavar="FILE", help=".npz (features, ids) or .npy [case, width]")
     parser.add_argument("--ids", help=".txt, .csv or .json with the image path of each row")
@@ -89,7 +89,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")
     options = parser.parse_args(arguments)
     from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
-    from stepcot_jax.data.sources.layouts import read_source
+    from stepcot_jax.data.sources.loading import read_source
     from stepcot_jax.features.importing import import_features
     from stepcot_jax.host.download import find_path
 

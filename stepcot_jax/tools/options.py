@@ -48,7 +48,7 @@ def define_flags() -> None:
     from ml_collections import config_flags
 
     config_flags.DEFINE_config_file("config", None, "Name of a shipped config, such as quickstart, or path of a file.")
-    flags.DEFINE_string("workdir", None, "Folder for checkpoints, logs and the report; or gs://, s3://.")
+    flags.DEFINE_string("workdir", None, "Folder for checkpoints, logs and the report; or gs://.")
     flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0; needed where the platform does not provide it.")
     flags.DEFINE_integer("num_processes", None, "Number of processes; checked where the platform provides it.")
     flags.DEFINE_integer("process_id", None, "Index of this process, from 0; needed where the platform has none.")

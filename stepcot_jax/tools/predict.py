@@ -164,10 +164,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "images",
         nargs="+",
         metavar="IMAGE",
-        help="PNG, JPEG or DICOM files, or folders of them; also on gs:// or s3://",
+        help="PNG, JPEG or DICOM files, or folders of them; also on gs://",
     )
     parser.add_argument(
-        "--checkpoint", required=True, metavar="WORKDIR", help="of a run or an export; or gs://, s3://, hf://OWNER/NAME"
+        "--checkpoint", required=True, metavar="WORKDIR", help="of a run or an export; or gs://, hf://OWNER/NAME"
     )
     parser.add_argument("--model", choices=("teacher", "student"), help="default: the student, if the run has one")
     parser.add_argument(

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
-from cloud.memory_store import new_address
 from convert import named_tensors
 from encoders.test_weights import write_clip
+from memory_store import new_address
 from oracles.quick_jit import quick_jit
 from refusals import refuse
 from run.small_run import first_params, share_programs, small_settings
@@ -186,7 +186,7 @@ def test_sources_and_the_chain_may_be_on_a_store(workdir, sources, tmp_path, mon
     with pytest.raises(BadInput, match=rf"^SOURCE: {place}/none\.safetensors: holds no files"):
         convert.main([f"{place}/none.safetensors", str(tmp_path / "none.safetensors"), "--to", "jax"])
     with monkeypatch.context() as patch:
-        patch.setattr(StoreFolder, "download", lambda store, files: pytest.fail(f"downloads {sorted(files)}"))
+        patch.setattr(StoreFolder, "download", lambda store, files, folder: pytest.fail(f"downloads {sorted(files)}"))
         with pytest.raises(BadInput, match="--chain is required"):
             convert.main([f"{place}/other.safetensors", str(tmp_path / "none"), "--to", "jax", *more])
     with pytest.raises(BadInput, match=r"^--chain: ftp://host/chain: unknown scheme"):

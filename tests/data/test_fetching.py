@@ -1,11 +1,11 @@
 """`data fetch`: a folder of cases from a store, continued after an interruption."""
 
 import pytest
-from cloud.memory_store import new_address, put_files
+from memory_store import new_address, put_files
 from refusals import refuse
 
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
-from stepcot_jax.data.sources.layouts import read_source
+from stepcot_jax.data.sources.loading import read_source
 from stepcot_jax.tools.data.command import main
 
 

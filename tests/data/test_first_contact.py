@@ -19,8 +19,7 @@ from stepcot_jax.data.identities import fold_patient, join_spellings, read_patie
 from stepcot_jax.data.images.preprocessing import decode_image
 from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
 from stepcot_jax.data.records.records import read_records, write_records
-from stepcot_jax.data.sources.csv_table import read_csv_table
-from stepcot_jax.data.sources.layouts import read_source
+from stepcot_jax.data.sources.loading import read_source
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.reading.answer_sheet import write_sheet
@@ -76,7 +75,7 @@ def test_every_layout_joins_the_spellings_and_keeps_the_splits(tmp_path, caplog)
     splits = ("train", "train", "val", "test")
     rows = [f"{number}.png,{patient},Normal,{split}" for number, (patient, split) in
             enumerate(zip(("01", "1", "2", "3"), splits, strict=True))]  # fmt: skip
-    table = read_csv_table(write(tmp_path, *rows, header=f"{COLUMNS},Split"), require_images=False)
+    table = read_source(write(tmp_path, *rows, header=f"{COLUMNS},Split"), require_images=False)
     assert table.cases.patient_ids[1] == "01"
     assert table.cases.count_patients() == 3
     assert "1 patient is written in several ways that differ only in leading zeros" in caplog.text

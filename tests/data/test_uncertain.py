@@ -1,5 +1,6 @@
 """Uncertain answers: what each setting makes of them in training, and that no figure takes them for the truth."""
 
+import contextlib
 import dataclasses
 import json
 
@@ -7,12 +8,10 @@ import numpy as np
 import pytest
 from data.records.test_records import NAMES, change_step, make_record, read, refusal, root, write
 from data.test_batches import PREPROCESSING
-from hypothesis import given
-from hypothesis import strategies as st
 from refusals import refuse
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
-from stepcot_jax.data.batches import evaluation_batches, training_batches
+from stepcot_jax.data.batches import evaluation_batches, iterate, training_batches
 from stepcot_jax.data.check import CheckOptions, check_root
 from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.dataset import Dataset
@@ -20,10 +19,13 @@ from stepcot_jax.data.images.pixels import PixelCache
 from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.data.statistics import compute_statistics
-from stepcot_jax.data.uncertain import UncertainAnswers, make_targets
+from stepcot_jax.data.uncertain import make_targets
+from stepcot_jax.evaluation.predictions import ValidationPredictions, collect
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.record import Record
+from stepcot_jax.run.results import Validated, choose, with_facts
 from stepcot_jax.run.run_checks import check_annotated
+from stepcot_jax.run.settings import load_settings
 from stepcot_jax.tools.data.statistics import UNCERTAIN_NAME, write_tables
 
 __all__ = ["root"]  # a fixture
@@ -34,74 +36,84 @@ LABELS = np.array([[0, NO], [NO, 1], [1, 2], [NO, NO]])
 UNCERTAIN = np.array([[NO, 0], [0, NO], [NO, NO], [NO, 1]])
 
 
-def targets(treatment, weight=0.5, chain=CHAIN):
-    return make_targets(labels=LABELS, uncertain=UNCERTAIN, chain=chain, rule=UncertainAnswers(treatment, weight))
+def targets(treatment, chain=CHAIN):
+    return make_targets(labels=LABELS, uncertain=UNCERTAIN, chain=chain, treatment=treatment)
 
 
-HARD = {
+TAKEN = {
     "ignore": [[0, NO], [NO, 1], [1, 2], [NO, NO]],
     "positive": [[0, 0], [0, 1], [1, 2], [NO, 1]],
     "negative": [[0, 2], [1, 1], [1, 2], [NO, 2]],
 }
 
 
-@pytest.mark.parametrize(("treatment", "expected"), HARD.items())
-def test_hard_treatments(treatment, expected):
+@pytest.mark.parametrize(("treatment", "expected"), TAKEN.items())
+def test_an_uncertain_answer_is_taken_for_what_the_setting_says(treatment, expected):
     found = targets(treatment)
-    assert (found.labels.tolist(), found.labels.dtype, found.distributions) == (expected, np.int32, None)
+    assert (found.tolist(), found.dtype) == (expected, np.int32)
 
 
-@given(st.floats(0, 1, width=32))
-def test_soft_targets_share_between_the_answer_and_the_negative_option(weight):
-    found = targets("soft", weight).distributions
-    certain = LABELS >= 0
-    for label, own in zip(LABELS[certain], found[certain], strict=True):
-        assert own.tolist() == (np.arange(3) == label).tolist()
-    np.testing.assert_allclose(found[0, 1], [weight, 0, 1 - weight], atol=1e-6)
-    np.testing.assert_allclose(found[1, 0], [weight, 1 - weight, 0], atol=1e-6)
-    np.testing.assert_allclose(found[3, 1], [0, weight, 1 - weight], atol=1e-6)
-    assert not found[3, 0].any()
-
-
-@pytest.mark.parametrize(("weight", "treatment"), [(1.0, "positive"), (0.0, "negative")])
-def test_the_limits_of_soft_targets_are_hard(weight, treatment):
-    soft, hard = targets("soft", weight), targets(treatment)
-    np.testing.assert_array_equal(soft.labels, hard.labels)
-    np.testing.assert_array_equal(soft.distributions, (hard.labels[..., None] == np.arange(3)).astype(np.float32))
-
-
-@pytest.mark.parametrize("treatment", ["negative", "soft"])
-def test_a_step_without_a_negative_option_is_refused(treatment):
+def test_a_step_without_a_negative_option_is_refused():
     chain = Chain((CHAIN.steps[0], Step("Zone", "?", ("Upper", "Lower", "Middle"))))
     message = r"config\.data\.uncertain: .*'Zone' \(2 uncertain training answers\) offers none"
-    refuse(message, targets, treatment, chain=chain)
-    assert targets("positive", chain=chain).labels[3, 1] == 1
-    rule, certain = UncertainAnswers(treatment), np.full_like(LABELS, NO)
-    found = make_targets(labels=LABELS, uncertain=certain, chain=chain, rule=rule)
-    np.testing.assert_array_equal(found.labels, LABELS)
+    refuse(message, targets, "negative", chain=chain)
+    assert targets("positive", chain=chain)[3, 1] == 1
+    found = make_targets(labels=LABELS, uncertain=np.full_like(LABELS, NO), chain=chain, treatment="negative")
+    np.testing.assert_array_equal(found, LABELS)
 
 
-def make_dataset(treatment="ignore", weight=0.5):
-    cases = RecordTable(Record(patient=f"p{n}", image=f"{n}.png", answers=(0, 0), reasoning=("", "")) for n in range(8))
-    table = cases.with_labels(np.tile(LABELS, (2, 1)), np.tile(UNCERTAIN, (2, 1)))
+def make_dataset(treatment="ignore"):
+    """Four cases in each split, each with the answers of `LABELS` and `UNCERTAIN`."""
+    cases = RecordTable(
+        Record(patient=f"p{n}", image=f"{n}.png", answers=(0, 0), reasoning=("", "")) for n in range(12)
+    )
+    table = cases.with_labels(np.tile(LABELS, (3, 1)), np.tile(UNCERTAIN, (3, 1)))
     pixels = PixelCache(lambda n: np.full((4, 4, 3), n, np.uint8), budget_bytes=0)
-    rule, splits = UncertainAnswers(treatment, weight), Splits((0, 1, 2, 3), (4, 5, 6, 7), ())
-    return Dataset(CHAIN, table, splits, pixels, PREPROCESSING, uncertain=rule)
+    splits = Splits((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11))
+    return Dataset(CHAIN, table, splits, pixels, PREPROCESSING, uncertain=treatment)
 
 
-@pytest.mark.parametrize("treatment", ["ignore", "negative", "positive", "soft"])
-def test_training_follows_the_setting_and_evaluation_never_sees_an_uncertain_answer(treatment):
+@pytest.mark.parametrize("treatment", TAKEN)
+def test_training_follows_the_setting(treatment):
+    batch = training_batches(make_dataset(treatment), batch_size=4, seed=0)[0]
+    np.testing.assert_array_equal(batch["labels"], targets(treatment)[batch["index"]])
+
+
+@pytest.mark.parametrize("treatment", TAKEN)
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_labels_of_validation_and_test_never_hold_an_uncertain_answer(split, treatment):
     dataset = make_dataset(treatment)
-    batch = training_batches(dataset, batch_size=4, seed=0)[0]
-    np.testing.assert_array_equal(batch["labels"], targets(treatment).labels[batch["index"]])
-    if treatment == "soft":
-        np.testing.assert_array_equal(batch["targets"], targets("soft").distributions[batch["index"]])
-    else:
-        assert "targets" not in batch
-    held_out = evaluation_batches(dataset, "val", batch_size=4)[0]
-    np.testing.assert_array_equal(held_out["labels"], LABELS)
-    assert "targets" not in held_out
-    np.testing.assert_array_equal(dataset.batch(range(4))["labels"], LABELS)
+    batch = evaluation_batches(dataset, split, batch_size=4)[0]
+    np.testing.assert_array_equal(batch["labels"], LABELS)
+    np.testing.assert_array_equal(dataset.batch(dataset.splits.by_name()[split])["labels"], LABELS)
+
+
+@pytest.mark.parametrize("treatment", TAKEN)
+def test_calibration_never_counts_an_uncertain_answer(treatment):
+    """Temperatures, thresholds, pairs and joint models are those of the same cases without marks."""
+    logits = np.random.default_rng(0).normal(size=(400, 2, 3)).astype(np.float32)
+    logits[:, 0, 2] = -1e9
+
+    def choose_for(uncertain, treatment):
+        many = np.tile(LABELS, (200, 1))
+        cases = RecordTable(
+            Record(patient=f"p{n}", image=f"{n}.png", answers=(0, 0), reasoning=("", "")) for n in range(len(many))
+        )
+        splits = Splits(tuple(range(400)), tuple(range(400, 800)), ())
+        pixels = PixelCache(lambda n: np.full((4, 4, 3), n % 256, np.uint8), budget_bytes=0)
+        table = cases.with_labels(many, np.tile(uncertain, (200, 1)))
+        dataset = Dataset(CHAIN, table, splits, pixels, PREPROCESSING, uncertain=treatment)
+        with contextlib.closing(iterate(evaluation_batches(dataset, "val", batch_size=100), num_threads=1)) as read:
+            predicted = collect(lambda batch: {"teacher": logits[batch["index"]]}, read)
+        facts = with_facts(dataset, "val", predicted).facts
+        return choose(dataset, Validated(ValidationPredictions(predicted, facts), {}), load_settings("base").evaluation)
+
+    marked, plain = choose_for(UNCERTAIN, treatment), choose_for(np.full_like(UNCERTAIN, NO), "ignore")
+    assert marked.calibration == plain.calibration
+    assert marked.thresholds == plain.thresholds
+    assert {pair: own.tolist() for pair, own in marked.counts.items()} == {
+        pair: own.tolist() for pair, own in plain.counts.items()
+    }
 
 
 def test_the_last_step_alone_forgets_the_other_steps_marks():
@@ -109,31 +121,21 @@ def test_the_last_step_alone_forgets_the_other_steps_marks():
     assert batch["labels"][np.argsort(batch["index"])].tolist() == [[NO, 0], [NO, 1], [NO, 2], [NO, 1]]
 
 
-@pytest.mark.parametrize(
-    ("treatment", "noted"), [("ignore", True), ("positive", True), ("negative", False), ("soft", False)]
-)
+@pytest.mark.parametrize(("treatment", "noted"), [("ignore", True), ("positive", True), ("negative", False)])
 def test_notes_on_the_train_split_are_of_its_targets(treatment, noted):
     """The certain answers of step 1 are all the first option; what its uncertain ones are taken for decides."""
-    labels, uncertain = np.array([[0, 0], [NO, 1]] * 4), np.array([[NO, NO], [0, NO]] * 4)
-    dataset = make_dataset(treatment, 0.7)
+    labels, uncertain = np.array([[0, 0], [NO, 1]] * 6), np.array([[NO, NO], [0, NO]] * 6)
+    dataset = make_dataset(treatment)
     dataset = dataclasses.replace(dataset, cases=dataset.cases.with_labels(labels, uncertain))
     of_train = [note for note in check_annotated(dataset) if "case of the train split" in note]
     assert [f"at {CHAIN.steps[0].name} (1 of 2 steps)" in note for note in of_train] == [True] * noted
 
 
-def test_the_digest_notices_marks_alone_and_a_doubtful_negative_option_has_no_soft_target():
+def test_the_digest_notices_marks_alone():
     plain, marked = make_dataset(), make_dataset()
-    unmarked = dataclasses.replace(marked, cases=plain.cases.with_labels(LABELS.repeat(2, 0), np.full((8, 2), NO)))
-    moved = dataclasses.replace(marked, cases=plain.cases.with_labels(LABELS.repeat(2, 0), UNCERTAIN.repeat(2, 0)))
+    unmarked = dataclasses.replace(marked, cases=plain.cases.with_labels(LABELS.repeat(3, 0), np.full((12, 2), NO)))
+    moved = dataclasses.replace(marked, cases=plain.cases.with_labels(LABELS.repeat(3, 0), UNCERTAIN.repeat(3, 0)))
     assert (len({unmarked.digest, moved.digest}), plain.digest) == (2, marked.digest)
-    negative = np.array([[NO, 2], [1, NO], [NO, NO], [NO, 1]])  # N/A?, No abnormality?
-    rule = UncertainAnswers("soft", 0.7)
-    found = make_targets(labels=LABELS, uncertain=negative, chain=CHAIN, rule=rule)
-    assert found.labels.tolist() == [[0, NO], [NO, 1], [1, 2], [NO, 1]]
-    assert not found.distributions[0, 1].any()
-    assert not found.distributions[1, 0].any()
-    soft = found.distributions.max(axis=-1) < 1  # what `certain_labels` takes no answer from
-    assert soft[found.labels != LABELS].all()
 
 
 def test_a_mark_survives_reading_and_writing_and_needs_an_answer(root):

@@ -5,7 +5,7 @@ import pytest
 from scipy.spatial.distance import mahalanobis
 from sklearn.covariance import LedoitWolf
 
-from stepcot_jax.evaluation.gate import fit_gate, read_gate, write_gates
+from stepcot_jax.evaluation.gate import fit_gate, read_gate, shrink_covariance, write_gates
 from stepcot_jax.host.errors import BadInput
 
 
@@ -42,6 +42,16 @@ def test_the_limit_leaves_the_wanted_share_outside_and_a_still_channel_counts_on
     moved = still.copy()
     moved[:, 5] = 500.0
     assert (gate.scores(moved) > gate.scores(still)).all()
+
+
+@pytest.mark.parametrize("shape", [(400, 5), (30, 64), (50, 1)])
+def test_the_covariance_is_that_of_scikit_learn(shape):
+    for seed in range(20):
+        generator = np.random.default_rng(seed)
+        rows = generator.standard_normal(shape) @ generator.standard_normal((shape[1], shape[1]))
+        rows /= rows.std(axis=0)
+        # 3e-16 where this was written; another processor may add up in another order.
+        np.testing.assert_allclose(shrink_covariance(rows), LedoitWolf().fit(rows).covariance_, rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize(("num_training", "num_validation", "is_fitted"), [(50, 18, 0), (50, 19, 1), (1, 19, 0)])

@@ -1,8 +1,8 @@
 """The command `features` with a workdir on a store: shards and splits are there, and another machine goes on."""
 
 import pytest
-from cloud.memory_store import new_address, objects
 from features.test_inputs import FakeEncoder, FakeTextEncoder
+from memory_store import new_address, objects
 
 from configs import paper
 from stepcot_jax.data.phantom.phantom import export_phantom

@@ -5,8 +5,8 @@ import pickle
 import shutil
 
 import pytest
-from cloud.memory_store import new_address, objects, put_files
 from features.test_inputs import FakeEncoder, FakeTextEncoder, frozen_settings
+from memory_store import new_address, objects, put_files
 
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.encoders import load as encoder_loading
@@ -59,7 +59,7 @@ def test_another_machine_encodes_nothing(load, monkeypatch):
     assert names[-2:] == ["store.json", "store.json"]
     second, seen = load("b")
     assert (seen, same(first, second)) == ((0, 0), True)
-    monkeypatch.setattr(StoreFolder, "download", lambda store, files: pytest.fail(f"downloads {sorted(files)}"))
+    monkeypatch.setattr(StoreFolder, "download", lambda store, files, folder: pytest.fail(f"downloads {sorted(files)}"))
     monkeypatch.setattr(StoreFolder, "upload", lambda store, files: files and pytest.fail(f"uploads {sorted(files)}"))
     third, seen = load("b")
     assert (seen, same(first, third)) == ((0, 0), True)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from cloud.memory_store import register_extra
+from memory_store import register_extra
 from refusals import refuse
 
 import stepcot_jax
@@ -69,12 +69,18 @@ def test_paths_stay_and_addresses_are_downloaded_by_the_extra_of_their_scheme(tm
     register_extra(monkeypatch, "scheme", "ours", f"{__name__}:_download")
     monkeypatch.setitem(sys.modules, __name__, sys.modules[_download.__module__])
     assert find_path("ours://b/run") == pathlib.Path("ours://b/run here")
-    refuse(r"^az://b/run: unknown scheme; expected .*gs://, hf://, ours://, s3://$", find_path, "az://b/run")
-    monkeypatch.delitem(list_extras("scheme"), "s3", raising=False)
+    refuse(r"^az://b/run: unknown scheme; expected .*gs://, hf://, ours://", find_path, "az://b/run")
+    monkeypatch.delitem(list_extras("scheme"), "gs", raising=False)
     refuse(
-        r"^--x: s3: this scheme is an extra .* not installed: .*pip install .*\[s3\]", find_path, "s3://b/run", "--x"
+        r"^--x: gs: this scheme is an extra .* not installed: .*pip install .*\[gcs\]", find_path, "gs://b/run", "--x"
     )
     refuse(r"^hf://b/run: nothing is written to hf://; expected", open_remote, "hf://b/run", say=print)
+    refuse(
+        r"^az://b/run: unknown scheme; .* a folder here, sent by stepcot sync FOLDER ADDRESS",
+        open_remote,
+        "az://b/run",
+        say=print,
+    )
 
 
 def _download(address, folder):
@@ -86,10 +92,10 @@ def test_a_flag_refuses_an_address_that_it_cannot_use_on_one_line(capsys):
     from stepcot_jax.tools.report.command import main as report
 
     for main, arguments, message in (
-        (report, ["runs/q", "--out=s3://bucket/page.html"], "argument --out: s3://bucket/page.html is an address; exp"),
-        (report, ["s3://bucket/run"], "s3://bucket/run is an address: --out=FILE is required"),
+        (report, ["runs/q", "--out=gs://bucket/page.html"], "argument --out: gs://bucket/page.html is an address; exp"),
+        (report, ["gs://bucket/run"], "gs://bucket/run is an address: --out=FILE is required"),
         (report, ["runs/q", "--out="], "'' names nothing; expected a path"),
-        (conformance, ["s3://bucket/run/x.npz"], "s3://bucket/run/x.npz is an address; expected"),
+        (conformance, ["gs://bucket/run/x.npz"], "gs://bucket/run/x.npz is an address; expected"),
     ):
         with pytest.raises(SystemExit) as ended:
             run_tool(lambda main=main, arguments=arguments: main(arguments))

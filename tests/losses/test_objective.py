@@ -34,11 +34,11 @@ def pad(logits):
 INPUTS |= {"student_logits": pad(LOGITS["s"]), "teacher_logits": pad(LOGITS["t"])}
 
 
-def run(inputs, labels, targets=None, **settings):
+def run(inputs, labels, **settings):
     maps = {name: LinearMap(**inputs[name]) for name in ("student_projection", "teacher_projection")}
     settings = {name: jnp.asarray(one) if name == "answer_weights" else one for name, one in settings.items()}
     objective = Objective(**settings)
-    return student_objective(**{**inputs, **maps}, labels=jnp.asarray(labels), targets=targets, objective=objective)
+    return student_objective(**{**inputs, **maps}, labels=jnp.asarray(labels), objective=objective)
 
 
 def expect(labels=LABELS, **settings):
@@ -144,31 +144,17 @@ def test_bad_settings_are_refused_by_name():
             untyped(**arrays, **maps, labels=jnp.asarray(LABELS), objective=objective)
 
 
-SOFT = (LABELS[..., None] == np.arange(4)).astype(np.float32)
-ONE_HOT = SOFT.copy()
-SOFT[0, 0], SOFT[4, 2] = (0.7, 0, 0, 0.3), (0.25, 0, 0.75, 0)
-
-
-def test_targets_take_the_place_of_labels_in_cross_entropy_alone():
-    compute = quick_jit(lambda inputs, targets: run(inputs, LABELS, targets=targets, answer_weights=WEIGHTS))
-    plain, one_hot, soft = (compute(INPUTS, targets) for targets in (None, ONE_HOT, SOFT))
-    jax.tree.map(lambda one, other: assert_close(one, other, 1e-6), one_hot, plain)
-    assert not np.allclose(soft.hard_label, plain.hard_label)
-    np.testing.assert_array_equal(soft.soft_label, plain.soft_label)
-    np.testing.assert_array_equal(soft.channel_alignment, plain.channel_alignment)
-
-
-@pytest.mark.parametrize(("weights", "targets"), [(None, None), (WEIGHTS, None), (WEIGHTS, SOFT)])
-def test_shares_of_two_devices_add_up_to_the_whole_batch(weights, targets):
+@pytest.mark.parametrize("weights", [None, WEIGHTS])
+def test_shares_of_two_devices_add_up_to_the_whole_batch(weights):
     objective = Objective(answer_weights=None if weights is None else jnp.asarray(weights), parts={"a": (agree, 0.3)})
     projections = ("student_projection", "teacher_projection")
     maps = {name: LinearMap(**jax.tree.map(jnp.asarray, INPUTS[name])) for name in projections}
     rows = {name: jnp.asarray(array) for name, array in INPUTS.items() if name not in projections}
-    rows |= {"labels": jnp.asarray(LABELS)} | ({} if targets is None else {"targets": jnp.asarray(targets)})
+    rows |= {"labels": jnp.asarray(LABELS)}
 
     def share(rows):
         both = GlobalBatch("device")
-        totals = both.add_up(batch_totals(rows["labels"], objective.answer_weights, rows.get("targets")))
+        totals = both.add_up(batch_totals(rows["labels"], objective.answer_weights))
         reductions = {"totals": totals, "gather": both.gather, "add_up": both.add_up}
         return student_objective(**rows, **maps, objective=objective, **reductions)
 

@@ -1,4 +1,4 @@
-"""Losses of one step against NumPy and PyTorch: cross-entropy, distributions, distillation, channel alignment."""
+"""Losses of one step against NumPy and PyTorch: cross-entropy, distillation, channel alignment."""
 
 import functools
 
@@ -23,11 +23,6 @@ masks = st.lists(st.booleans(), min_size=CASES, max_size=CASES).map(np.array)
 seeds = st.integers(0, 10**6)
 
 
-def distribution_oracle(targets, logits, annotated, weights=1.0):
-    terms = np.where(annotated[:, None], targets * weights, 0)
-    return -(terms * oracle.log_softmax(np.float64(logits))).sum() / max(terms.sum(), 1e-300)
-
-
 def align(fixed, moving, annotated, normaliser="cka"):
     return tested.channel_alignment_loss(
         teacher_projection=fixed, student_projection=moving, annotated=annotated, temperature=2.0, normaliser=normaliser
@@ -36,10 +31,6 @@ def align(fixed, moving, annotated, normaliser="cka"):
 
 def hard(labels, logits, annotated, weights=None):
     return tested.hard_label_loss(logits=logits, labels=labels, annotated=annotated, answer_weights=weights)
-
-
-def distribution(targets, logits, annotated, weights=None):
-    return tested.distribution_loss(logits=logits, targets=targets, annotated=annotated, answer_weights=weights)
 
 
 def soft(teacher, student, annotated, temperature=2.0):
@@ -53,11 +44,6 @@ LOSSES = {
     "hard weighted": (
         lambda *inputs: hard(*inputs, jnp.asarray(WEIGHTS)),
         lambda labels, logits, kept: oracle.cross_entropy(logits, labels, kept, WEIGHTS),
-    ),
-    "distribution": (distribution, distribution_oracle),
-    "distribution weighted": (
-        lambda *inputs: distribution(*inputs, jnp.asarray(WEIGHTS)),
-        lambda *inputs: distribution_oracle(*inputs, np.float64(WEIGHTS)),
     ),
     "soft": (soft, oracle.distillation),
     "alignment": (lambda *inputs: align(*inputs).loss, lambda *inputs: oracle.channel_alignment(*inputs)[0]),
@@ -80,8 +66,6 @@ def draw(kind, seed, scale=2.0):
     rng = np.random.default_rng(seed)
     if kind.startswith("hard"):
         fixed = rng.integers(0, ANSWERS, CASES).astype(np.int32)
-    elif kind.startswith("distribution"):
-        fixed = rng.dirichlet(np.ones(ANSWERS), CASES).astype(np.float32)
     else:
         fixed = scale * normal(seed + 10**7, CASES, ANSWERS)
     return fixed, scale * normal(seed, CASES, ANSWERS)
@@ -107,7 +91,7 @@ def test_masked_rows_equal_dropped_rows_and_get_no_gradient(kind, seed, annotate
         assert np.asarray(gradient)[annotated].any(axis=1).all()
 
 
-@pytest.mark.parametrize(("kind", "pad"), [("hard", 0), ("distribution", 0), ("soft", -1e9)])
+@pytest.mark.parametrize(("kind", "pad"), [("hard", 0), ("soft", -1e9)])
 def test_absent_answers_change_nothing(kind, pad):
     fixed, moving = draw(kind, 5)
     wide = np.pad(fixed, ((0, 0), (0, 2)), constant_values=pad) if fixed.ndim == 2 else fixed
@@ -208,11 +192,6 @@ def test_weights_are_inverse_frequencies_of_mean_one():
     assert found.dtype == np.float32
     nothing = tested.inverse_frequency_weights(labels=np.full((3, 1), -100), answers_per_step=(4,))
     assert nothing.tolist() == [[1, 1, 1, 1]]
-    # Of distributions the expected answers are counted.
-    spread = np.array([[[1, 0, 0]], [[0.5, 0.5, 0]], [[0, 1, 0]], [[0, 0, 0]]], np.float32)
-    labels = np.array([[0], [0], [1], [-100]])
-    found = tested.inverse_frequency_weights(labels=labels, answers_per_step=(3,), distributions=spread)
-    assert_close(found[0], np.array([1 / 1.5, 1 / 1.5, 1]) * 3 / (1 + 2 / 1.5), 1e-6)
 
 
 def test_divergence_by_hand():

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from cloud.memory_store import put_files, put_workdir
+from memory_store import put_files, put_workdir
 from PIL import Image
 from trained_workdir import make_trained_workdir
 

@@ -44,7 +44,7 @@ def test_the_promise_of_the_sets_is_true_and_every_answer_has_its_coverage(tmp_p
 
 def test_a_rule_that_the_chains_contradict_is_said_not_to_be_applied(tmp_path):
     labels = np.array([[0, 3, 5, 6, 4, 6, 1]] * 50)
-    write_pairs(tmp_path / PAIRS_FILE, count_pairs(labels, DEFAULT_CHAIN), DEFAULT_CHAIN)
+    write_pairs(tmp_path / PAIRS_FILE, count_pairs(labels, DEFAULT_CHAIN))
     plausibility = tested.Plausibility.of_run(finished(tmp_path, DEFAULT_CHAIN))
     assert plausibility.source.endswith(
         "Not applied: 'No abnormality' does not settle Diagnosis as 'Normal': "

@@ -8,7 +8,7 @@ import jax
 import msgspec
 import numpy as np
 import pytest
-from cloud.memory_store import put_workdir
+from memory_store import put_workdir
 from policies.policy_workdir import BEST, SIZES, make_policy_workdir
 
 from stepcot_jax.host.errors import BadInput

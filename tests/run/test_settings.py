@@ -9,7 +9,7 @@ import typing
 
 import pytest
 
-from stepcot_jax.data.sources.layouts import AUTO, LAYOUTS
+from stepcot_jax.data.sources.layouts import AUTO, CASES
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.configs import load_config
 from stepcot_jax.run.fields import describe_key
@@ -178,7 +178,7 @@ def test_base_has_exactly_the_fields_of_settings_and_layouts_those_that_are_read
         return {name: keys(value) if isinstance(value, dict) else None for name, value in tree.items()}
 
     assert keys(load_config("base").to_dict()) == fields(Settings)
-    assert typing.get_args(typing.get_type_hints(DataSettings)["layout"]) == (AUTO, *LAYOUTS)
+    assert typing.get_args(typing.get_type_hints(DataSettings)["layout"]) == (AUTO, *CASES)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

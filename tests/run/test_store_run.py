@@ -6,7 +6,7 @@ import shutil
 
 import jax
 import pytest
-from cloud.memory_store import Killed, disturb, new_address, objects
+from memory_store import Killed, disturb, new_address, objects
 from run import small_run as small_run_module
 from run.small_run import assert_same, final_state, read_log
 
@@ -42,8 +42,7 @@ def check_same(run, whole, monkeypatch, tmp_path):
     assert best == whole[2]
     assert_same(state, whole[1])
     there = objects(run.place.name)
-    named = json.loads(there[MANIFEST])["checkpoints"]
-    assert {name for name in there if name.startswith("checkpoints/")} == set(named)
+    assert there.keys() == {*json.loads(there[MANIFEST])["files"], MANIFEST}
     (tmp_path / "metrics.jsonl").write_bytes(there["metrics.jsonl"])
     assert read_log(tmp_path) == whole[4]
     return there

@@ -1,7 +1,5 @@
 """`main` in two processes, started by launch/local_processes.sh: trains, saves, and goes on with a store as workdir."""
 
-import contextlib
-import importlib.util
 import json
 import os
 import pathlib
@@ -9,9 +7,10 @@ import subprocess
 import sys
 
 import pytest
-from cloud.s3_server import BUCKET, s3_server
+from memory_store import use_shared_store
 from run.small_run import SIZES, read_log, share_programs
 
+from stepcot_jax.extras.cloud.copies import download, upload
 from stepcot_jax.run.settings import load_settings
 from stepcot_jax.run.training_run import Run
 
@@ -27,9 +26,12 @@ SMALL = SIZES | {
 }
 PROGRAM = """
 import runpy, sys
+import pytest
+from memory_store import use_shared_store
 from run.small_run import LinearEncoder
 from stepcot_jax.run import inputs, stored
 inputs.make_resnet = stored.make_resnet = lambda name: LinearEncoder()
+use_shared_store(pytest.MonkeyPatch())
 sys.argv = [sys.argv[0], *sys.argv[2:]]
 runpy.run_module("stepcot_jax.main", run_name="__main__")
 """
@@ -39,7 +41,7 @@ def settings_of(num_epochs, transform):
     return SMALL | {"baseline.epochs": num_epochs, "parallel.transform": transform}
 
 
-def launch(workdir, folder, *, num_epochs, transform, environment=os.environ):
+def launch(workdir, folder, *, num_epochs, transform):
     """Two processes with two devices each and a small encoder; their logs and the cache are in the folder."""
     folder.mkdir()
     (folder / "program.py").write_text(PROGRAM)
@@ -49,7 +51,7 @@ def launch(workdir, folder, *, num_epochs, transform, environment=os.environ):
         f'exec {sys.executable} "$@"\n'
     )
     python.chmod(0o755)
-    environment = environment | {
+    environment = os.environ | {
         "CONFIG": "configs/quickstart.py",
         "WORKDIR": str(workdir),
         "LOGS": str(folder / "logs"),
@@ -67,27 +69,16 @@ def launch(workdir, folder, *, num_epochs, transform, environment=os.environ):
     return found.stdout + found.stderr + logs
 
 
-def go_on(workdir, folder, **options):
-    """Resume the run with its workdir on a store, of which each process has a copy; without moto in its folder."""
-    if importlib.util.find_spec("moto") is None:
-        return launch(workdir, folder, **options), workdir
-    from stepcot_jax.extras.cloud.copies import download, upload
-
-    with contextlib.ExitStack() as stack:
-        environment = stack.enter_context(s3_server())
-        address = f"s3://{BUCKET}/runs/two"
-        upload(workdir, address)
-        printed = launch(address, folder, **options, environment=environment)
-        assert "never-printed" not in printed
-        return printed, download(address, folder / "there")
-
-
 def test_two_processes_train_save_and_go_on_as_one_does(tmp_path, monkeypatch):
     share_programs(monkeypatch)
     one = tmp_path / "one"
     Run(load_settings("quickstart", **settings_of(2, "pmap"), **{"parallel.num_devices": 2}), one).execute()
     launch(tmp_path / "two", tmp_path / "first", num_epochs=1, transform="pmap")
-    printed, two = go_on(tmp_path / "two", tmp_path / "second", num_epochs=2, transform="shard_map")
+    monkeypatch.setenv("SHARED_STORE", str(tmp_path / "store"))
+    use_shared_store(monkeypatch)
+    upload(tmp_path / "two", "shared://bucket/two")
+    printed = launch("shared://bucket/two", tmp_path / "second", num_epochs=2, transform="shard_map")
+    two = download("shared://bucket/two", tmp_path / "there")
     assert "resuming from step 5" in printed
     for kind in ("train", "val", "test"):
         found, expected = read_log(two, kind), read_log(one, kind)

@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from cloud.memory_store import objects, put_workdir
+from memory_store import objects, put_workdir
 from run.small_run import first_params, small_run, small_settings, train
 
 from stepcot_jax.chain import DEFAULT_CHAIN, Chain

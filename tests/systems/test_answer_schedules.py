@@ -9,7 +9,7 @@ from oracles.random_params import random_labels
 from stepcot_jax.run.build import make_system
 from stepcot_jax.run.inputs import load_cases
 from stepcot_jax.run.settings import load_settings
-from stepcot_jax.systems.updates import AnswerSchedule, certain_labels
+from stepcot_jax.systems.updates import AnswerSchedule
 
 COUNTS = (3, 2, 4, 5)
 LABELS = random_labels(0, 4000, COUNTS, missing=0.3)
@@ -34,7 +34,7 @@ def test_a_config_says_how_often_wrong_and_to_whom_answers_are_given():
     for given_to in ("both", "teacher"):
         chosen = {"given_answers": "annealed", "given_rate": 0.6, "given_noise": 0.1, "given_to": given_to}
         settings = load_settings("quickstart", **small, **{f"training.{name}": value for name, value in chosen.items()})
-        system = make_system(settings, dataset, None, batches_per_epoch=3, read_batches=None)
+        system = make_system(settings, dataset, None, batches_per_epoch=3)
         num_updates = 3 * (settings.training.teacher_epochs + settings.training.joint_epochs)
         expected = AnswerSchedule("annealed", 0.6, noise=0.1, student=given_to == "both", num_updates=num_updates)
         assert system.given == expected
@@ -85,12 +85,3 @@ def test_a_devices_rows_are_given_what_they_are_given_in_the_whole_batch():
     np.testing.assert_array_equal(whole[8:16], draw(schedule, LABELS[8:16], first_case=8))
     np.testing.assert_array_equal(whole, draw(schedule, LABELS[:32]))
     assert (whole != draw(schedule, LABELS[:32], key=jax.random.key(4))).any()
-
-
-def test_a_target_spread_over_answers_is_not_certain():
-    labels = jnp.array([[0, 1], [-100, 2]])
-    np.testing.assert_array_equal(certain_labels({"labels": labels}), labels)
-    targets = jnp.array([[[1, 0, 0], [0.3, 0.7, 0]], [[0, 0, 0], [0, 0, 1]]], jnp.float32)
-    found = np.asarray(certain_labels({"labels": labels, "targets": targets}))
-    assert (found < 0).tolist() == [[False, True], [True, False]]
-    assert (found[0, 0], found[1, 1]) == (0, 2)

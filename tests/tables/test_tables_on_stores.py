@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from cloud.memory_store import Killed, disturb, new_address, objects
+from memory_store import Killed, disturb, new_address, objects
 from tables.sources import make_source, of_source
 
 from stepcot_jax.extras.cloud.copies import MANIFEST
@@ -60,5 +60,6 @@ def test_tables_on_a_store_are_those_of_a_folder_and_go_on_elsewhere(tmp_path, m
     monkeypatch.setattr(training_run.Run, "execute", lambda run: pytest.fail("trains"))
     make(address, tmp_path / "source")
     assert tables_of(objects(address)) == here
-    assert objects(address) == there
+    again = objects(address)
+    assert {name for name in there.keys() | again if there.get(name) != again.get(name)} <= {f"tables/{MANIFEST}"}
     assert plan.cells.folder(plan.main(0)).is_relative_to(tmp_path / "cache")

@@ -3,17 +3,15 @@
 import dataclasses
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
-from typing import Any, Literal
+from typing import NamedTuple
 
 from stepcot_jax.box import Box
-from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.data.images.stated_sizes import StatedSizes
-from stepcot_jax.data.records.records import Collection, OnBadRecord
-from stepcot_jax.data.sources.delimited import Row, fold_column, read_age, read_four_numbers, read_table
+from stepcot_jax.data.delimited import Row, fold_column, read_age, read_four_numbers, read_table
 from stepcot_jax.data.sources.findings import DIAGNOSES, Finding, answer_findings, answer_normal
-from stepcot_jax.data.sources.intake import ImageFinder, Intake, find_file, read_image_size
+from stepcot_jax.data.sources.intake import ImageFinder, find_file
+from stepcot_jax.data.sources.listed import How, Listed, Source, refused
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
 
@@ -45,12 +43,6 @@ class ListedBox:
     image: str
     box: Box
     problem: str = ""
-
-    def scaled(self, width: int, height: int) -> Box:
-        """Return the box in an image of this size in pixels."""
-        across, down = width / RELEASED_SIDE, height / RELEASED_SIDE
-        box = self.box
-        return Box.of_size(box.label, box.x1 * across, box.y1 * down, box.size[0] * across, box.size[1] * down)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,9 +138,9 @@ def _unknown(label: str) -> str:
     return f"label {label[:_NUM_SHOWN]!r} is not one of {', '.join((*CLASSES, NO_FINDING))}"
 
 
-LabelsFrom = Literal["auto", "boxes", "entries"]
 ORIGIN = "NIH ChestX-ray8"
-IMAGE_FOLDERS = (".", "images", "images_*", "images_*/images")
+_LICENCE = "NIH Clinical Center: use is unrestricted with attribution and a link to the NIH download site"
+_IMAGE_FOLDERS = (".", "images", "images_*", "images_*/images")
 
 FINDINGS: dict[str, Finding] = DIAGNOSES | {
     "Consolidation": Finding(density="increased"),
@@ -163,26 +155,52 @@ FINDINGS: dict[str, Finding] = DIAGNOSES | {
 _LOG = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class ImageRecord:
+class _Image(NamedTuple):
     """One image with its rows of both tables; `problem` is the reason why it cannot be used, "" if it can."""
 
-    image: str
+    name: str
     location: str
     labels: tuple[str, ...]
     boxes: Sequence[ListedBox]
     entry: Entry | None
-    problem: str
+    problem: str = ""
 
     @property
-    def patient_id(self) -> str:
+    def patient(self) -> str:
         """The patient in the table of labels, else the number that the image's name begins with."""
         if self.entry and self.entry.patient_id:
             return self.entry.patient_id
-        return self.image.partition("_")[0] or self.image
+        return self.name.partition("_")[0] or self.name
 
 
-def list_box_images(boxes: Iterable[ListedBox], entries: Iterable[Entry]) -> Iterator[ImageRecord]:
+def list_chestxray8(root: Path, how: How) -> Source:
+    """List the images of the box list, or of the table of labels, with the labels and boxes of both.
+
+    Boxes are in the released 1024 x 1024 pixels. A rule excludes images whose classes are all outside the nine
+    diagnoses and, with `single_label`, those with several. With `with_normal` the normal images of the table follow.
+    """
+    if how.labels_from not in ("auto", "boxes", "entries"):
+        raise BadInput(f"labels_from: {how.labels_from!r} is not 'auto', 'boxes' or 'entries'")
+    box_list, entry_table = find_file(root, BOX_LIST), find_file(root, ENTRY_TABLE)
+    from_boxes = not how.for_cases or how.labels_from == "boxes" or (how.labels_from == "auto" and box_list is not None)
+    file = box_list if from_boxes else entry_table
+    if file is None:
+        raise BadInput(f"{root}: has no {BOX_LIST if from_boxes else ENTRY_TABLE}")
+    boxes = read_box_list(box_list) if box_list else []
+    entries = read_entries(entry_table) if entry_table else []
+    images = list((_list_box_images if from_boxes else _list_entries)(boxes, entries))
+    if how.for_cases:
+        _warn_of_entries(entry_table, entries, images=images, from_boxes=from_boxes)
+    finder = ImageFinder(root, folders=_IMAGE_FOLDERS, require_images=how.require_images)
+    records = [(image, file.name) for image in images]
+    if how.with_normal and entry_table:  # otherwise their files may be missing
+        normal = _list_normal(entries, entry_table.name, known={image.name for image in images})
+        records += [(image, entry_table.name) for image in normal]
+    listed = (_read_image(image, finder=finder, how=how, file=name) for image, name in records)
+    return Source(root, file.name, listed, size_from="the released size")
+
+
+def _list_box_images(boxes: Iterable[ListedBox], entries: Iterable[Entry]) -> Iterator[_Image]:
     """Yield the images of the box list, in its order, with the labels of their boxes."""
     entry_of = {entry.image: entry for entry in entries}
     for listed in _group(boxes).values():
@@ -192,10 +210,10 @@ def list_box_images(boxes: Iterable[ListedBox], entries: Iterable[Entry]) -> Ite
         if entry and entry.problem and not problem:
             problem = f"{location}: in the table of labels: {entry.problem}"
         labels = tuple(dict.fromkeys(row.box.label for row in listed))
-        yield ImageRecord(image, location, labels, listed, entry, problem)
+        yield _Image(image, location, labels, listed, entry, problem)
 
 
-def _list_entries(boxes: Iterable[ListedBox], entries: Iterable[Entry]) -> Iterator[ImageRecord]:
+def _list_entries(boxes: Iterable[ListedBox], entries: Iterable[Entry]) -> Iterator[_Image]:
     """Yield the rows of the table of labels, in its order, then the images that only the box list has."""
     boxes_of = _group(boxes)
     first: dict[str, int] = {}
@@ -205,11 +223,11 @@ def _list_entries(boxes: Iterable[ListedBox], entries: Iterable[Entry]) -> Itera
         known = first.setdefault(entry.image, entry.number)
         if known != entry.number and not problem:
             problem = f"row {entry.number}: has the same image as row {known}; expected one row per image"
-        yield ImageRecord(entry.image, f"row {entry.number}", entry.labels, listed, entry, problem)
+        yield _Image(entry.image, f"row {entry.number}", entry.labels, listed, entry, problem)
     for listed in (listed for image, listed in boxes_of.items() if image not in first):
         location = f"row {listed[0].number} of the box list"
         problem = listed[0].problem or f"{location}: the image is not in the table of labels"
-        yield ImageRecord(listed[0].image, location, (), listed, None, problem)
+        yield _Image(listed[0].image, location, (), listed, None, problem)
 
 
 def _group(boxes: Iterable[ListedBox]) -> dict[str, list[ListedBox]]:
@@ -219,85 +237,46 @@ def _group(boxes: Iterable[ListedBox]) -> dict[str, list[ListedBox]]:
     return groups
 
 
-def read_chestxray8(
-    root: Path,
-    *,
-    on_bad_record: OnBadRecord = "stop",
-    require_images: bool = True,
-    single_label: bool = True,
-    labels_from: LabelsFrom = "auto",
-) -> Collection:
-    """Read the box list, the table of labels, or both.
-
-    Boxes are scaled from the released 1024 x 1024 pixels to the image file; without a file they stay in released
-    pixels, with a warning. Images whose classes are all outside the nine diagnoses and those that `single_label`
-    excludes are set aside for any `on_bad_record`.
-    """
-    root = Path(root)
-    if labels_from not in ("auto", "boxes", "entries"):
-        raise BadInput(f"labels_from: {labels_from!r} is not 'auto', 'boxes' or 'entries'")
-    box_list, entry_table = find_file(root, BOX_LIST), find_file(root, ENTRY_TABLE)
-    from_boxes = labels_from == "boxes" or (labels_from == "auto" and box_list is not None)
-    source = box_list if from_boxes else entry_table
-    if source is None:
-        raise BadInput(f"{root}: has no {BOX_LIST if from_boxes else ENTRY_TABLE}")
-    boxes = read_box_list(box_list) if box_list else []
-    entries = read_entries(entry_table) if entry_table else []
-    records = list((list_box_images if from_boxes else _list_entries)(boxes, entries))
-    finder = ImageFinder(root, folders=IMAGE_FOLDERS, require_images=require_images)
-    intake = Intake(root, file=source.name, layout="chestxray8", on_bad_record=on_bad_record)
-    stated = StatedSizes("the released size")
-    how: Any = {"finder": finder, "intake": intake, "single_label": single_label, "stated": stated}
-    num_unscaled = sum(_add(record, **how) for record in records)
-    stated.warn(source)
-    if num_unscaled:
-        message = "%s: %d images with boxes have no file: their boxes are in pixels of the released %d x %d image"
-        _LOG.warning(message, source, num_unscaled, RELEASED_SIDE, RELEASED_SIDE)
-    _warn_of_entries(entry_table, entries, records=records, from_boxes=from_boxes)
-    return intake.finish(DEFAULT_CHAIN)
+def _list_normal(entries: Iterable[Entry], file: str, *, known: Set[str]) -> Iterator[_Image]:
+    for entry in entries:
+        if entry.labels == (NO_FINDING,) and entry.image not in known:
+            yield _Image(entry.image, f"{file}, row {entry.number}", entry.labels, (), entry)
 
 
-def _add(record: ImageRecord, *, finder: ImageFinder, intake: Intake, single_label: bool, stated: StatedSizes) -> bool:
-    """Add one record to the intake; return whether its boxes could not be scaled."""
-    patient = record.patient_id
-    if record.problem:
-        intake.refuse(record.problem, image_path=record.image, patient_id=patient)
-        return False
+def _read_image(image: _Image, *, finder: ImageFinder, how: How, file: str) -> Listed:
+    """Return an image with boxes in released pixels, and the answers that follow from its labels."""
+    if image.problem:
+        return refused(image.location, image.problem, image=image.name, patient=image.patient)
     try:
-        image_path, real_path = finder.find(record.image)
-        is_scaled = bool(record.boxes) and Path(real_path).is_file()
-        size = read_image_size(Path(real_path)) if is_scaled else (RELEASED_SIDE, RELEASED_SIDE)
+        found = finder.find(image.name)
     except BadInput as error:
-        intake.refuse(f"{record.location}: {error}", image_path=record.image, patient_id=patient)
-        return False
-    if is_scaled:
-        stated.compare(len(stated.seen), image_path, [(RELEASED_SIDE, RELEASED_SIDE)], size, Path(real_path))
-    reason = _find_no_use(record.labels, single_label=single_label)
-    if reason:
-        intake.leave_out(f"{record.location}: {reason}", image_path=image_path, patient_id=patient)
-        return False
-    reason = f"NIH label: {', '.join(sorted(record.labels))}."
-    if record.labels == (NO_FINDING,):
-        labels, reasoning = answer_normal(reason)
+        return refused(image.location, f"{image.location}: {error}", image=image.name, patient=image.patient)
+    labels, entry = image.labels, image.entry
+    rule, is_normal = _find_no_use(labels, single_label=how.single_label), labels == (NO_FINDING,)
+    reason = f"NIH label: {', '.join(sorted(labels))}."
+    if is_normal:
+        answers, reasoning = answer_normal(reason)
     else:
-        diagnosis = record.labels[0] if len(record.labels) == 1 else ""
-        labels, reasoning = answer_findings(
-            (FINDINGS[label] for label in record.labels), diagnosis=diagnosis, reason=reason
-        )
-    case = Record(
-        patient=patient,
-        image=image_path,
+        diagnosis = labels[0] if len(labels) == 1 and not rule else ""
+        answers, reasoning = answer_findings((FINDINGS[label] for label in labels), diagnosis=diagnosis, reason=reason)
+    rows = ", ".join(str(box.number) for box in image.boxes) or str(entry.number if entry else "")
+    record = Record(
+        id=Path(image.name).stem,
+        image=found.path,
+        image_size=(RELEASED_SIDE, RELEASED_SIDE),
+        patient=image.patient,
         origin=ORIGIN,
-        report="",
-        answers=labels,
+        boxes=tuple(row.box for row in image.boxes),
+        absent=CLASSES if is_normal else (),
+        provenance={"file": file, "row": rows, "licence": _LICENCE},
+        answers=answers,
         reasoning=reasoning,
-        boxes=tuple(box.scaled(*size) for box in record.boxes),
-        sex=record.entry.sex if record.entry else "",
-        age=record.entry.age if record.entry else None,
-        view=record.entry.view if record.entry else "",
+        sex=entry.sex if entry else "",
+        age=entry.age if entry else None,
+        view=entry.view if entry else "",
     )
-    intake.keep(case, real_path=real_path, location=record.location)
-    return bool(record.boxes) and not is_scaled
+    missing, rule = (reason and f"{image.location}: {reason}" for reason in (found.missing, rule))
+    return Listed(image.location, record, missing=missing, rule=rule, real_path=found.real_path)
 
 
 def _find_no_use(labels: Sequence[str], *, single_label: bool) -> str:
@@ -309,7 +288,7 @@ def _find_no_use(labels: Sequence[str], *, single_label: bool) -> str:
 
 
 def _warn_of_entries(
-    path: Path | None, entries: Sequence[Entry], *, records: Sequence[ImageRecord], from_boxes: bool
+    path: Path | None, entries: Sequence[Entry], *, images: Sequence[_Image], from_boxes: bool
 ) -> None:
     num_ageless = sum(not entry.problem and entry.age is None for entry in entries)
     if num_ageless:
@@ -318,7 +297,7 @@ def _warn_of_entries(
         return
     other = "%s: %d images of the box list have other labels here: the labels of their boxes are used"
     missing = "%s: %d images of the box list are missing here: their sex, age and view are unknown"
-    num_other = sum(record.entry is not None and set(record.labels) != set(record.entry.labels) for record in records)
-    for message, number in ((other, num_other), (missing, sum(record.entry is None for record in records))):
+    num_other = sum(image.entry is not None and set(image.labels) != set(image.entry.labels) for image in images)
+    for message, number in ((other, num_other), (missing, sum(image.entry is None for image in images))):
         if number:
             _LOG.warning(message, path, number)

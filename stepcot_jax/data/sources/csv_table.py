@@ -12,12 +12,12 @@ from pathlib import Path
 import msgspec
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step, fold, read_options
+from stepcot_jax.data.delimited import Row, fold_column, read_age, read_table
 from stepcot_jax.data.identities import read_patient, read_split
-from stepcot_jax.data.records.data_json import ImageLocator, normalise_image_path
-from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, Collection, OnBadRecord
-from stepcot_jax.data.sources.delimited import Row, fold_column, read_age, read_table
+from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
 from stepcot_jax.data.sources.findings import DIAGNOSES, NORMAL, Answers, answer_findings, answer_normal
-from stepcot_jax.data.sources.intake import Intake
+from stepcot_jax.data.sources.intake import Image, ImagePaths
+from stepcot_jax.data.sources.listed import How, Listed, Source, refused
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.text import one_line
@@ -47,14 +47,8 @@ class Columns:
     num_columns: int
 
 
-def read_csv_table(
-    root: Path,
-    *,
-    step_names: Sequence[str] = PUBLISHED_STEP_NAMES,
-    on_bad_record: OnBadRecord = "stop",
-    require_images: bool = True,
-) -> Collection:
-    """Read `cases.csv`: image, report, patient_id, origin, sex, age, view, split and one column per step.
+def list_csv(root: Path, how: How) -> Source:
+    """List `cases.csv`: image, report, patient_id, origin, sex, age, view, split and one column per step.
 
     Column names ignore letter case, spacing, "_" and "-". Only image and one column with answers are required. Answers
     are letters or texts of the options, with "?" after one that is uncertain; an empty cell is not annotated. The chain
@@ -62,49 +56,49 @@ def read_csv_table(
     answered, `findings` adds the answers that follow from it. Without patient_id each image counts as one patient, with
     a warning.
     """
-    path = Path(root) / TABLE_NAME if Path(root).is_dir() else Path(root)
+    path = root / TABLE_NAME if root.is_dir() else root
     folder = path.parent
     chain_path = folder / CHAIN_NAME
     chain = read_chain(chain_path) if chain_path.exists() else DEFAULT_CHAIN
     names = tuple(step.name for step in chain.steps)
-    if tuple(step_names) not in (names, PUBLISHED_STEP_NAMES):
+    if how.step_names not in (names, PUBLISHED_STEP_NAMES):
         where = chain_path if chain_path.exists() else f"{folder}: without {CHAIN_NAME}"
-        raise BadInput(f"{where}: step_names {list(step_names)} do not match the chain's {list(names)}")
+        raise BadInput(f"{where}: step_names {list(how.step_names)} do not match the chain's {list(names)}")
     header, rows = read_table(path, known_columns=known_columns(chain))
     columns = find_columns(header, chain=chain, path=path)
     if PATIENT_COLUMN not in columns.texts:
         _LOG.warning("%s: no column patient_id: each image counts as a patient of its own", path)
-    reader = _RowReader(folder, columns=columns, chain=chain, require_images=require_images)
-    intake = Intake(folder, file=path.name, layout="csv", on_bad_record=on_bad_record)
-    for row in rows:
-        try:
-            case, real_path = reader.read(row)
-        except BadInput as error:
-            cells = dict(enumerate(row.cells))  # the row may be too short
-            image, patient = cells.get(columns.image, ""), cells.get(columns.texts.get(PATIENT_COLUMN, -1), "")
-            intake.refuse(f"row {row.number}: {error}", image_path=image, patient_id=patient)
-        else:
-            intake.keep(case, real_path=real_path, location=f"row {row.number}")
-    return intake.finish(chain)
+    reader = _RowReader(folder, columns=columns, chain=chain, require_images=how.require_images)
+    return Source(folder, path.name, map(reader.read, rows), chain)
 
 
 class _RowReader:
     def __init__(self, folder: Path, *, columns: Columns, chain: Chain, require_images: bool) -> None:
-        self._locator = ImageLocator(folder, require_images=require_images)
+        self._paths = ImagePaths(folder, require_images=require_images)
         self._columns = columns
         self._chain = chain
         self._read_label = functools.cache(self._parse_label)
         self._derives = chain == DEFAULT_CHAIN and all(column is None for column in columns.steps[:-1])
 
-    def read(self, row: Row) -> tuple[Record, str]:
+    def read(self, row: Row) -> Listed:
+        where = f"row {row.number}"
+        try:
+            record, image = self._read(row)
+        except BadInput as error:
+            cells = dict(enumerate(row.cells))  # the row may be too short
+            patient = cells.get(self._columns.texts.get(PATIENT_COLUMN, -1), "")
+            return refused(where, f"{where}: {error}", image=cells.get(self._columns.image, ""), patient=patient)
+        missing = image.missing and f"{where}: column image: {image.missing}"
+        return Listed(where, record, missing=missing, real_path=image.real_path)
+
+    def _read(self, row: Row) -> tuple[Record, Image]:
         num_columns = self._columns.num_columns
         if len(row.cells) < num_columns or any(row.cells[num_columns:]):
             raise BadInput(f"{len(row.cells)} cells instead of {num_columns} as in the header")
         if any("\0" in cell for cell in row.cells):
             raise BadInput("a cell has a NUL byte; expected text")
-        image = row.cells[self._columns.image]
         try:
-            real_path = self._locator.locate(image)
+            image = self._paths.locate(row.cells[self._columns.image])
         except BadInput as error:
             raise BadInput(f"column image: {error}") from error
         texts = {name: row.cells[column] for name, column in self._columns.texts.items()}
@@ -112,7 +106,7 @@ class _RowReader:
             if len(texts.get(name, "")) > (most := read_limits().name):
                 raise BadInput(f"column {name}: has {len(texts[name])} characters; at most {most} are accepted")
         # Messages end up in logs: they must not quote a patient's cells.
-        patient = read_patient(texts[PATIENT_COLUMN]) if PATIENT_COLUMN in texts else normalise_image_path(image)
+        patient = read_patient(texts[PATIENT_COLUMN]) if PATIENT_COLUMN in texts else image.path
         if not patient:
             raise BadInput("column patient_id: is empty; expected a patient's identifier")
         sex = _SEXES.get(texts.get("sex", "").casefold())
@@ -124,7 +118,7 @@ class _RowReader:
         labels, reasoning, doubts = self._answer(row)
         case = Record(
             patient=patient,
-            image=normalise_image_path(image),
+            image=image.path,
             origin=texts.get("origin", ""),
             report=texts.get("report", ""),
             answers=labels,
@@ -134,7 +128,7 @@ class _RowReader:
             view=texts.get("view", ""),
             split=read_split(texts[SPLIT_COLUMN]) if SPLIT_COLUMN in texts else "",
         )
-        return case.with_stated(labels, doubts) if any(doubts) else case, real_path
+        return case.with_stated(labels, doubts) if any(doubts) else case, image
 
     def _answer(self, row: Row) -> tuple[tuple[int, ...], tuple[str, ...], tuple[bool, ...]]:
         answers = [

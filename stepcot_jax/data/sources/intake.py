@@ -1,119 +1,187 @@
-"""Collect the records of a source: cases, bad records, and records that a rule of the reader excludes."""
+"""One intake for every source: sorts records, joins sizes and duplicates, finds images and reads their sizes."""
 
 import collections
 import contextlib
 import functools
 import io
+import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO, NamedTuple
 
+import msgspec
 from PIL import ImageFile, JpegImagePlugin, PngImagePlugin
 
-from stepcot_jax.chain import Chain
+from stepcot_jax.box import Box
 from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.images.file_formats import describe_other
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, drop_comments, most_bytes
 from stepcot_jax.data.images.image_files import set_laterals_aside
 from stepcot_jax.data.images.stated_sizes import StatedSizes
-from stepcot_jax.data.records.data_json import ImageLocator, fold_name
-from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside, describe_bad_records
+from stepcot_jax.data.records.data_json import ImageLocator, fold_name, normalise_image_path
+from stepcot_jax.data.records.records import Collection, OnBadRecord, describe_bad_records
+from stepcot_jax.data.sources.listed import FRACTIONS, Listed, Source
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import open_untrusted
-from stepcot_jax.record import Record
+from stepcot_jax.record import Record, SetAside
+
+_LOG = logging.getLogger(__name__)
 
 
 class Intake:
-    """Collects every record of a source in order and numbers them from 0."""
-
-    def __init__(self, root: Path, *, file: str, layout: str, on_bad_record: OnBadRecord) -> None:
-        self._root, self._file, self._layout, self._on_bad_record = root, file, layout, on_bad_record
-        self._cases: list[Record] = []
-        self._bad: list[SetAside] = []
-        self._set_aside: list[SetAside] = []
-        self._first: dict[str, str] = {}
-
-    def keep(self, case: Record, *, real_path: str, location: str) -> None:
-        """Add a case; it is a bad record if another case has its image."""
-        known = self._first.setdefault(real_path, location)
-        if known != location:
-            reason = f"{location}: has the same image as {known}; expected one record per image"
-            self.refuse(reason, image_path=case.image, patient_id=case.patient)
-        else:
-            self._cases.append(case)
-
-    def refuse(self, reason: str, *, image_path: str = "", patient_id: str = "") -> None:
-        """Add a bad record."""
-        self.leave_out(reason, image_path=image_path, patient_id=patient_id)
-        self._bad.append(self._set_aside[-1])
-
-    def leave_out(self, reason: str, *, image_path: str, patient_id: str) -> None:
-        """Add a valid record that a rule of the reader excludes."""
-        number = len(self._cases) + len(self._set_aside)
-        self._set_aside.append(SetAside(number, image_path, reason, patient_id))
-
-    def finish(self, chain: Chain) -> Collection:
-        """Return all records as a collection, lateral views set aside."""
-        path = self._root / self._file
-        aside = self._set_aside
-        if self._bad and self._on_bad_record == "stop":
-            num_good = len(self._cases) + len(aside) - len(self._bad)
-            raise BadInput(describe_bad_records(path, self._bad, num_good=num_good))
-        if not self._cases:
-            raise BadInput(describe_bad_records(path, aside, num_good=0) if aside else f"{path}: has no records")
-        return set_laterals_aside(
-            Collection(self._root, chain, RecordTable(self._cases), tuple(aside), self._layout, self._file)
-        )
-
-
-# Bad records of a source that is read one record at a time: stop, or set them aside and continue.
-
-Readers = int | Literal["all"]
-Listing = Iterator[tuple[str, Record | BadInput]]
-"""Location of each image in its list, such as "row 7", and the image, or why it is bad."""
-
-
-class Sorting:
     """Sorts the records of a source into good ones and those set aside."""
 
-    def __init__(self, path: Path, *, on_bad_record: OnBadRecord, set_aside: list[SetAside] | None = None) -> None:
+    def __init__(self, source: Source, *, on_bad_record: OnBadRecord, set_aside: list[SetAside] | None = None) -> None:
         if on_bad_record not in ("stop", "skip"):
             raise BadInput(f"on_bad_record: {on_bad_record!r:.80} is not 'stop' or 'skip'")
-        self._path, self._on_bad_record = path, on_bad_record
+        self.source, self._on_bad_record = source, on_bad_record
         self.set_aside = [] if set_aside is None else set_aside
+        self.missing: dict[str, str] = {}  # by image, why a kept record's image cannot be found
         self._first: dict[str, str] = {}
-        self._num_good = 0
+        self._stated = StatedSizes(source.size_from)
+        self._num_good, self._unscaled = 0, list[tuple[int, int]]()
 
-    def keep(self, name: str, *, location: str) -> bool:
-        """Count a good record, unless another one has its name; return whether it was counted."""
-        known = self._first.setdefault(name, location)
-        if known != location:
-            self.refuse(f"{location}: has the same id {name[:80]!r} as {known}; expected one record per id")
-            return False
-        self.count()
-        return True
+    @property
+    def bad(self) -> list[SetAside]:
+        """The records set aside that no rule excludes."""
+        return [item for item in self.set_aside if not item.by_rule]
 
-    def count(self) -> None:
-        """Count a good record whose name is unique by construction."""
-        self._num_good += 1
+    def read_cases(self, layout: str, *, keeps_missing: bool = False) -> Collection:
+        """Return images with the answers of a chain, boxes in pixels of their files, lateral views set aside."""
+        source = self.source
+        sort = functools.partial(self._sort, self._scale_to_file, keeps_missing=keeps_missing)
+        table = RecordTable(sort(source.records, name="image", name_of=lambda item, _: item.real_path))
+        self._stated.warn(source.path)
+        if self._unscaled:
+            width, height = self._unscaled[0]
+            stated = f"in pixels of the released {width} x {height} image" if source.size_from else "ignored"
+            what = "%s: %d images with boxes have no file: their boxes are %s"
+            _LOG.warning(what, source.path, len(self._unscaled), stated)
+        aside, bad = self.set_aside, self.bad
+        if bad and self._on_bad_record == "stop":
+            num_good = len(table) + len(aside) - len(bad)
+            raise BadInput(describe_bad_records(source.path, bad, num_good=num_good))
+        if not len(table):
+            raise BadInput(
+                describe_bad_records(source.path, aside, num_good=0) if aside else f"{source.path}: has no records"
+            )
+        return set_laterals_aside(Collection(source.root, source.chain, table, tuple(aside), layout, source.file))
 
-    def refuse(self, reason: str, *, image_path: str = "", patient_id: str = "") -> None:
-        """Stop at a bad record or set it aside; `reason` begins with its file or row."""
-        if self._on_bad_record == "stop":
-            raise BadInput(f"{self._path}, {reason}; on_bad_record=skip sets bad records aside")
-        self.leave_out(reason, image_path=image_path, patient_id=patient_id)
+    def read_images(self, *, with_normal: bool) -> list[Record]:
+        """Return images with boxed findings and, with `with_normal`, those in which the source denies findings."""
+        path, images, num_boxless = self.source.path, [], 0
+        listed = (item._replace(rule="") for item in self.source.records)
+        for image in self._sort(_scale_fractions, listed, name="id", name_of=lambda _, image: image.id, at_once=True):
+            if image.boxes or (with_normal and image.absent):
+                images.append(_drop_repeats(image))
+            else:
+                num_boxless += 1
+        self._check_any()
+        boxless = "without a finding that counts (no box, or too few readers agree) left out"
+        for message, number in ((boxless, num_boxless), ("set aside as bad", len(self.set_aside))):
+            if number:
+                _LOG.warning("%s: %d image%s %s", path, number, "" if number == 1 else "s", message)
+        if not images:
+            raise BadInput(f"{path}: no image has a box")
+        return list(compare_sizes(images, self.source.root, self.source.size_from))
 
-    def leave_out(self, reason: str, *, image_path: str = "", patient_id: str = "") -> None:
-        """Set aside a valid record that a rule of the reader excludes."""
-        number = self._num_good + len(self.set_aside)
-        self.set_aside.append(SetAside(number, image_path, f"{self._path.name}, {reason}", patient_id))
+    def iterate_questions(self) -> Iterator[Record]:
+        """Yield the questions of a source."""
+        yield from self._sort(lambda item: item.record, self.source.records, at_once=True)
+        self._check_any()
 
-    def finish(self) -> None:
-        """Check that at least one record is good."""
+    def _sort(
+        self,
+        prepare: Callable[[Listed], Record],
+        items: Iterable[Listed],
+        *,
+        name: str = "",
+        name_of: Callable[[Listed, Record], str] | None = None,
+        keeps_missing: bool = False,
+        at_once: bool = False,
+    ) -> Iterator[Record]:
+        """Yield good records; of several with one name the first. `at_once`: stop at the first bad one, if at all."""
+        where = f"{self.source.path.name}, " if at_once else ""
+        for item in items:
+            record, reason = item.record, item.refusal or ("" if keeps_missing else item.missing)
+            try:
+                record = record if reason else prepare(item)
+            except BadInput as error:
+                reason = f"{item.location}: {error}"
+            if not reason and not item.rule and name_of is not None:
+                known = self._first.setdefault(name_of(item, record), item.location)
+                if known != item.location:
+                    shown = f" {record.id[:80]!r}" if name == "id" else ""
+                    reason = f"{item.location}: has the same {name}{shown} as {known}; expected one record per {name}"
+            if reason and at_once and self._on_bad_record == "stop":
+                raise BadInput(f"{self.source.path}, {reason}; on_bad_record=skip sets bad records aside")
+            if reason or item.rule:
+                number, why = self._num_good + len(self.set_aside), where + (reason or item.rule)
+                self.set_aside.append(SetAside(number, record.image, why, record.patient, by_rule=not reason))
+                continue
+            self._num_good += 1
+            if item.missing:
+                self.missing[record.image] = item.missing
+            yield record
+
+    def _check_any(self) -> None:
         if not self._num_good:
             why = f"no record is valid ({self.set_aside[0].reason})" if self.set_aside else "has no records"
-            raise BadInput(f"{self._path}: {why}")
+            raise BadInput(f"{self.source.path}: {why}")
+
+    def _scale_to_file(self, item: Listed) -> Record:
+        """Return a case with boxes in pixels of its file, without what belongs to questions alone."""
+        record, size, path = item.record, item.record.image_size, Path(item.real_path)
+        if not any(size):
+            return record
+        boxes = record.boxes
+        if boxes and path.is_file():
+            actual = read_image_size(path)
+            if size != FRACTIONS:
+                self._stated.compare(len(self._stated.seen), record.image, [size], actual, path)
+            across, down = (now / before for now, before in zip(actual, size, strict=True))
+            boxes = tuple(scale_box(box, across, down) for box in boxes)
+        elif boxes and not item.rule:
+            self._unscaled.append(size)
+            boxes = () if size == FRACTIONS else boxes
+        return msgspec.structs.replace(record, boxes=boxes, id="", image_size=(0, 0), absent=(), provenance={})
+
+
+def scale_box(box: Box, across: float, down: float) -> Box:
+    """Return a box in a picture that is stretched by two factors."""
+    width, height = box.size
+    return Box.of_size(box.label, box.x1 * across, box.y1 * down, width * across, height * down, box.sentence)
+
+
+def _scale_fractions(item: Listed) -> Record:
+    """Return an image with boxes in pixels, all of them usable."""
+    image = item.record
+    if image.image_size == FRACTIONS:
+        width, height = size = read_image_size(Path(item.real_path))
+        boxes = [(box, (box.x1 * width, box.y1 * height, box.x2 * width, box.y2 * height)) for box in image.boxes]
+        scaled = tuple(msgspec.structs.replace(box, corners=corners) for box, corners in boxes)
+        image = msgspec.structs.replace(image, image_size=size, boxes=scaled)
+    for box in image.boxes:
+        box.check()
+        try:
+            Box(box.region or "unknown", box.corners).check()
+        except BadInput as error:
+            raise BadInput(f"region: {str(error).removeprefix('label: ')}") from None
+        width, height = image.image_size
+        if box.x2 > width or box.y2 > height:
+            raise BadInput(f"box: {list(box.corners)} of {box.label!r} leaves the picture of {width} by {height}")
+    return image
+
+
+def _drop_repeats(image: Record) -> Record:
+    """Keep one of several equal findings, and note it in the provenance."""
+    findings = tuple(dict.fromkeys(image.boxes))
+    number = len(image.boxes) - len(findings)
+    if not number:
+        return image
+    provenance = {**image.provenance, "repeated": f"{number} box{'' if number == 1 else 'es'} listed again, kept once"}
+    return msgspec.structs.replace(image, boxes=findings, provenance=provenance)
 
 
 # Find a collection's files by name and read the size of images without decoding them.
@@ -137,11 +205,37 @@ def find_file(root: Path, *patterns: str) -> Path | None:
     return paths[0] if paths else None
 
 
+class Image(NamedTuple):
+    """Where a record's image is."""
+
+    path: str  # below the root, with "/" as separator
+    real_path: str  # with every link resolved
+    missing: str = ""  # why there is no such file; "" if there is one, or nobody asks
+
+
+class ImagePaths:
+    """Locates images by their paths below a root; a path out of it is refused, a missing file is told."""
+
+    def __init__(self, root: Path, *, require_images: bool) -> None:
+        self._loose = ImageLocator(root, require_images=False)
+        self._strict = ImageLocator(root, require_images=True) if require_images else None
+
+    def locate(self, path: str) -> Image:
+        """Return where an image is."""
+        real_path, missing = self._loose.locate(path), ""
+        if self._strict is not None:
+            try:
+                self._strict.locate(path)
+            except BadInput as error:
+                missing = str(error)
+        return Image(normalise_image_path(path), real_path, missing)
+
+
 class ImageFinder:
     """Finds the image of a name in the folders where a collection keeps its images."""
 
     def __init__(self, root: Path, *, folders: Sequence[str], require_images: bool) -> None:
-        self._locator = ImageLocator(root, require_images=require_images)
+        self._paths_below = ImagePaths(root, require_images=require_images)
         self._folders = tuple(folders)
         self._require_images = require_images
         self._paths: dict[str, list[str]] = collections.defaultdict(list)
@@ -158,8 +252,8 @@ class ImageFinder:
                 if suffix.lower() in SUFFIXES:
                     self._paths[stem].append(stem + suffix if folder == "." else f"{folder}/{stem}{suffix}")
 
-    def find(self, name: str) -> tuple[str, str]:
-        """Return the image's path below the root, and its real path with every link resolved."""
+    def find(self, name: str) -> Image:
+        """Return where the image of a file name is; `images/NAME` if it is nowhere."""
         if name in ("", ".", "..") or not _NOT_A_NAME.isdisjoint(name):
             raise BadInput(f"image {name[:_NUM_SHOWN]!r} is not a file name without folders")
         paths = self._paths.get(os.path.splitext(name)[0], [])  # noqa: PTH122
@@ -167,15 +261,18 @@ class ImageFinder:
         paths = exact or paths
         if len(paths) > 1:
             raise BadInput(f"image {name[:_NUM_SHOWN]!r} is ambiguous: {' and '.join(paths[:4])}")
-        if not paths and self._require_images:
-            near = self._near_names.get(fold_name(os.path.splitext(name)[0]), "")  # noqa: PTH122
-            near = near and f" ({near[:_NUM_SHOWN]!r} differs in Unicode form or letter case)"
-            raise BadInput(
-                f"no image {name[:_NUM_SHOWN]!r}{near}; expected a file of this name with suffix "
-                f"{', '.join(SUFFIXES)} in one of the folders {', '.join(self._folders)}"
-            )
-        path = paths[0] if paths else f"images/{name}"
-        return path, self._locator.locate(path)
+        if paths:
+            return self._paths_below.locate(paths[0])
+        image = self._paths_below.locate(f"images/{name}")
+        return image._replace(missing=self._describe_missing(name) if self._require_images else "")
+
+    def _describe_missing(self, name: str) -> str:
+        near = self._near_names.get(fold_name(os.path.splitext(name)[0]), "")  # noqa: PTH122
+        near = near and f" ({near[:_NUM_SHOWN]!r} differs in Unicode form or letter case)"
+        return (
+            f"no image {name[:_NUM_SHOWN]!r}{near}; expected a file of this name with suffix {', '.join(SUFFIXES)} in "
+            f"one of the folders {', '.join(self._folders)}"
+        )
 
     @functools.cached_property
     def _near_names(self) -> dict[str, str]:

@@ -19,12 +19,12 @@ from typing import Any, BinaryIO, Literal, TypeAlias, cast
 from xml.parsers import expat
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, NOT_APPLICABLE, fold
-from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside
-from stepcot_jax.data.sources.delimited import read_table
-from stepcot_jax.data.sources.intake import ImageFinder, Intake
+from stepcot_jax.data.delimited import read_table
+from stepcot_jax.data.sources.intake import ImageFinder
+from stepcot_jax.data.sources.listed import How, Listed, Source, refused
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import open_untrusted
-from stepcot_jax.record import Record
+from stepcot_jax.record import Record, SetAside
 
 _TABLES: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 DIAGNOSES: dict[str, list[str]] = _TABLES["diagnoses"]
@@ -483,50 +483,48 @@ def read_reports(source: Path) -> Iterator[IuReport | SetAside]:
         raise BadInput(f"{source}: has no .xml file; {_EXPECTED_FOLDER}")
 
 
-def read_iu_xray(root: Path, *, on_bad_record: OnBadRecord = "stop", require_images: bool = True) -> Collection:
-    """Read one case for each frontal image, labelled from the experts' coding (`read_coding`).
+def list_iu_xray(root: Path, how: How) -> Source:
+    """List each frontal image, labelled from the experts' coding (`read_coding`).
 
     A step that the coding leaves open or answers in several ways is not annotated. Every image, every report without an
-    image and every unusable file is a record, numbered from 0. Lateral and undecided images and reports without images
-    are set aside; unusable files and missing images are bad records.
+    image and every unusable file is a record. A rule excludes lateral and undecided images and reports without images.
     """
-    root = Path(root)
     folder, reports = _locate_data(root), _locate_reports(root)
-    finder = ImageFinder(folder, folders=IMAGE_FOLDERS, require_images=require_images)
+    finder = ImageFinder(folder, folders=IMAGE_FOLDERS, require_images=how.require_images)
     file = "" if reports == folder else reports.name
-    intake = Intake(folder, file=file, layout="iu_xray", on_bad_record=on_bad_record)
+    return Source(folder, file, _list_images(root, finder))
+
+
+def _list_images(root: Path, finder: ImageFinder) -> Iterator[Listed]:
     for report in read_reports(root):
         if isinstance(report, SetAside):
-            intake.refuse(report.reason)
+            yield refused("", report.reason)
             continue
         if not report.images:
-            reason = f"{report.uid}: has no image"
-            intake.leave_out(reason, image_path="", patient_id=report.uid)
+            yield Listed(report.uid, Record(image="", patient=report.uid), rule=f"{report.uid}: has no image")
         for image in report.images:
-            _add_image(intake, report, image, finder)
-    return intake.finish(DEFAULT_CHAIN)
+            yield _list_image(report, image, finder)
 
 
-def _add_image(intake: Intake, report: IuReport, image: IuImage, finder: ImageFinder) -> None:
+def _list_image(report: IuReport, image: IuImage, finder: ImageFinder) -> Listed:
+    location, uid = f"{report.uid} {image.id}", report.uid
     if image.projection != "frontal":
-        intake.leave_out(_explain(report, image), image_path=image.file_name, patient_id=report.uid)
-        return
+        return Listed(location, Record(image=image.file_name, patient=uid), rule=_explain(report, image))
     try:
-        image_path, real_path = finder.find(image.file_name)
+        found = finder.find(image.file_name)
     except BadInput as error:
-        intake.refuse(f"{report.uid}: {error}", image_path=image.file_name, patient_id=report.uid)
-        return
+        return refused(location, f"{uid}: {error}", image=image.file_name, patient=uid)
     views = set(re.findall(r"\b(PA|AP)\b", image.caption.upper()))
-    case = Record(
-        patient=report.uid,
-        image=image_path,
+    record = Record(
+        patient=uid,
+        image=found.path,
         origin=ORIGIN,
         report=report.text,
         answers=read_coding(report.mesh),
         reasoning=("",) * DEFAULT_CHAIN.num_steps,
         view=views.pop() if len(views) == 1 else "",  # a caption may name both
     )
-    intake.keep(case, real_path=real_path, location=f"{report.uid} {image.id}")
+    return Listed(location, record, missing=found.missing and f"{uid}: {found.missing}", real_path=found.real_path)
 
 
 def _explain(report: IuReport, image: IuImage) -> str:

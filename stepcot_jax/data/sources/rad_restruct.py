@@ -13,15 +13,14 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
-from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside
 from stepcot_jax.data.sources import iu_xray
-from stepcot_jax.data.sources.intake import ImageFinder, Intake
+from stepcot_jax.data.sources.intake import ImageFinder
+from stepcot_jax.data.sources.listed import How, Listed, Source, refused
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
-from stepcot_jax.record import Record, Split
+from stepcot_jax.record import Record, SetAside, Split
 
-LAYOUT = "rad_restruct"
 TEMPLATE, INSTANCES = "template_final_clean.json", "max_instances.json"
 IMAGES = "id_to_img_mapping_frontal_reports.json"
 REPORTS = "iu_xray"  # subfolder with the collection's report files, for their texts
@@ -206,51 +205,54 @@ def read_answers(content: Sequence[_Entry], form: Form) -> tuple[int, ...]:
     return tuple(labels)
 
 
-def read_rad_restruct(root: Path, *, on_bad_record: OnBadRecord = "stop", require_images: bool = True) -> Collection:
-    """Read one case for each frontal image of a report, with the answers to the tree of questions.
+def list_rad_restruct(root: Path, how: How) -> Source:
+    """List each frontal image of a report, with the answers to the tree of questions.
 
     Splits are the published ones. Without the test part, published validation is the test split, and every tenth
-    training report is for validation. With report files in `iu_xray/`, cases carry FINDINGS and IMPRESSION, and reports
-    that are not among them are set aside.
+    training report is for validation. With report files in `iu_xray/`, cases carry FINDINGS and IMPRESSION, and a rule
+    excludes reports that are not among them.
     """
-    root = Path(root)
     form = read_form(root)
-    images = read_json(root / IMAGES, dict[str, tuple[str, ...]], accepted=_EXPECTED, max_bytes=_MAX_BYTES)
-    finder = ImageFinder(root, folders=("images", "NLMCXR_png"), require_images=require_images)
-    intake = Intake(root, file=TEMPLATE, layout=LAYOUT, on_bad_record=on_bad_record)
+    return Source(root, TEMPLATE, _list_images(root, form, how), form.chain)
+
+
+def _list_images(root: Path, form: Form, how: How) -> Iterator[Listed]:
+    names_of = read_json(root / IMAGES, dict[str, tuple[str, ...]], accepted=_EXPECTED, max_bytes=_MAX_BYTES)
+    finder = ImageFinder(root, folders=("images", "NLMCXR_png"), require_images=how.require_images)
     texts = _read_texts(root)
     for split, path in _list_reports(root):
         where, report = f"{path.parent.name}/{path.name}", path.stem
         patient = f"CXR{report}"
         try:
             answers = read_answers(_read_entries(path), form)
-            names = images.get(report, ())
+            names = names_of.get(report, ())
             if not names:
                 raise BadInput(f"{IMAGES} names no image of report {report!r}")
         except BadInput as error:
-            intake.refuse(f"{where}: {error}", patient_id=patient)
+            yield refused(where, f"{where}: {error}", patient=patient)
             continue
         if texts is not None and patient not in texts:
-            intake.leave_out(f"{where}: no text in the report files of {REPORTS}/", image_path="", patient_id=patient)
+            rule = f"{where}: no text in the report files of {REPORTS}/"
+            yield Listed(where, Record(image="", patient=patient), rule=rule)
             continue
         for name in names:
+            location = f"{where} {name}"
             try:
-                image_path, real_path = finder.find(f"{name}.png")
+                image = finder.find(f"{name}.png")
             except BadInput as error:
-                intake.refuse(f"{where}: {error}", image_path=name[:80], patient_id=patient)
+                yield refused(location, f"{where}: {error}", image=name[:80], patient=patient)
                 continue
-            text = "" if texts is None else texts[patient]
-            case = Record(
+            record = Record(
                 patient=patient,
-                image=image_path,
+                image=image.path,
                 origin=iu_xray.ORIGIN,
                 split=split,
-                report=text,
+                report="" if texts is None else texts[patient],
                 answers=answers,
                 reasoning=("",) * len(answers),
             )
-            intake.keep(case, real_path=real_path, location=f"{where} {name}")
-    return intake.finish(form.chain)
+            missing = image.missing and f"{where}: {image.missing}"
+            yield Listed(location, record, missing=missing, real_path=image.real_path)
 
 
 def _read_entries(path: Path) -> tuple[_Entry, ...]:

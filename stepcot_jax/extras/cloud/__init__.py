@@ -1,1 +1,1 @@
-"""Folders on gs:// and s3://, brought to a folder of this machine and sent back, and an engine on Ray clusters."""
+"""Folders on gs://, brought to a folder of this machine and sent back; any store of fsspec for `stepcot sync`."""

@@ -4,64 +4,49 @@
 """
 
 import contextlib
-import dataclasses
 import hashlib
 import os
 import pathlib
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from stepcot_jax.extras.cloud.stores import Stored, StoreError, StoreFolder
 from stepcot_jax.host.errors import BadInput, RunStopped
-from stepcot_jax.host.files import LOCK_NAME, digest_file, make_private_folder, make_workdir, read_file, wait_for_lock
+from stepcot_jax.host.files import LOCK_NAME, make_private_folder, make_workdir, read_file, wait_for_lock
 from stepcot_jax.host.machine import user_folder
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.host.text import shorten
 
 MANIFEST = "mirror.json"
-UNFINISHED = "unfinished.json"
-CHECKPOINTS = "checkpoints"
-_LEASE = "run.lock"  # of earlier versions
 
 _PAID = "judge/"
 """Folder of a run with answers that are paid for: files that only grow, kept when they are ahead of the store."""
 
-_OURS = frozenset({MANIFEST, UNFINISHED, _LEASE})
-_LEFT_HERE = frozenset({"features"})
-_NOT_READ = frozenset({"tensorboard", "profile", "wandb", "mlartifacts", "report.html", *_LEFT_HERE})
+_MOST_PAID = 2**32
+_LEFT_HERE = "features/"
+_NOT_READ = ("tensorboard/", "profile/", "wandb/", "mlartifacts/", "report.html", _LEFT_HERE)
 """Entries of a run that stay on its machine, and those that its readers do not need."""
 
-_MOST_PAID = 2**32
-_AT_ONCE = 64
-_SPARE_BYTES = 2**28
+Mark: TypeAlias = tuple[int, int]
+"""Size of a file and its time of modification in nanoseconds."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """Content of `mirror.json`."""
+    """Content of `mirror.json`: the files of a folder, and whether all of them are on the store."""
 
-    checkpoints: dict[str, tuple[int, str]] = {}  # file of a complete checkpoint -> size and SHA-256
-    files: dict[str, tuple[int, int]] = {}  # file -> size and time of modification; of `upload` alone
+    files: dict[str, Mark] = {}
+    is_complete: bool = True
 
 
-@dataclasses.dataclass(frozen=True)
-class _Source:
+class _Source(NamedTuple):
     """Objects to download: those of a folder, or the single object `name`."""
 
     store: StoreFolder
     objects: dict[str, Stored]
-    checkpoints: dict[str, tuple[int, str]]
     name: str = ""
-
-    def require_undamaged(self, folder: pathlib.Path) -> None:
-        """Compare the checkpoints of a copy with their digests."""
-        if damaged := find_damaged(folder, self.checkpoints):
-            raise BadInput(
-                f"{self.store.address}/{damaged[0]}: is not as it was written, by the digests in {MANIFEST} (a run "
-                "that goes on may have removed it: try again)"
-            )
 
 
 def download(address: str, folder: pathlib.Path | None = None) -> pathlib.Path:
@@ -76,8 +61,7 @@ def download(address: str, folder: pathlib.Path | None = None) -> pathlib.Path:
                 f"{folder / name}: not the file of {stored.size} bytes that {address} has; nothing is overwritten: "
                 "remove it, or choose another folder"
             )
-    number = copy_missing(source.store, source.objects, folder)
-    source.require_undamaged(folder)
+    number = _copy_missing(source.store, source.objects, folder)
     Terminal().say(f"{folder}: {number} files copied")
     return folder
 
@@ -88,24 +72,23 @@ def _find_source(address: str, *, is_all: bool = False) -> _Source:
     if not listing:
         parent, _, name = store.address.rpartition("/")
         if parent.count("/") > 2 and (stored := StoreFolder(parent).look_up(name)) is not None:
-            return _Source(StoreFolder(parent), {name: stored}, {}, name)
+            return _Source(StoreFolder(parent), {name: stored}, name)
         raise BadInput(f"{store.address}: holds no files; expected a folder or a file on the store")
-    checkpoints = _read_manifest(store).checkpoints if MANIFEST in listing else {}
-    for name in listing:
-        if name == UNFINISHED or (name.endswith(f"/{UNFINISHED}") and not checkpoints):
-            raise BadInput(
-                f"{store.address}: holds {name}, so its upload is going on or was interrupted (run the command that "
-                "uploads it again)"
-            )
-    skipped = _NOT_READ if checkpoints and not is_all else frozenset()
-    objects = {
+    manifest = _read_manifest(store)
+    if not manifest.is_complete:
+        raise BadInput(f"{store.address}: its upload is going on or was interrupted; stepcot sync again completes it")
+    skipped = _NOT_READ if any(map(_is_checkpoint, manifest.files)) and not is_all else ()
+    wanted = _leave_half(listing, manifest) if MANIFEST in listing else listing
+    return _Source(store, {name: stored for name, stored in wanted.items() if not name.startswith(skipped)})
+
+
+def _leave_half(listing: Mapping[str, Stored], manifest: Manifest) -> dict[str, Stored]:
+    """Return the objects of a copied folder without its manifest and checkpoints that are half uploaded."""
+    return {
         name: stored
         for name, stored in listing.items()
-        if name not in _OURS
-        and (MANIFEST not in listing or not _is_checkpoint(name) or name in checkpoints)
-        and name.partition("/")[0] not in skipped
+        if name != MANIFEST and (name in manifest.files or not _is_checkpoint(name))
     }
-    return _Source(store, objects, checkpoints)
 
 
 def _download_to_cache(address: str, source: _Source) -> pathlib.Path:
@@ -114,77 +97,48 @@ def _download_to_cache(address: str, source: _Source) -> pathlib.Path:
     cache, title = _cache_folder("stores"), store.address.rpartition("/")[2]
     lines = [store.address, *(f"{name}\0{stored.size}\0{stored.tag}" for name, stored in sorted(objects.items()))]
     entry = cache / _digest("\n".join(lines))
-    folder, owner = entry / title, _digest(store.address)[:16]
-    if folder.is_dir():
+    folder, done, terminal = entry / title, entry / ".complete", Terminal()
+    if done.exists():
         return folder
-    terminal = Terminal()
     with wait_for_lock(
-        cache / f".lock-{owner}", say=lambda: terminal.say(f"{store.address}: another process is downloading it")
+        cache / f".lock-{_digest(store.address)[:16]}",
+        say=lambda: terminal.say(f"{store.address}: another process is downloading it"),
     ):
-        if folder.is_dir():
+        if done.exists():
             return folder
-        partial = cache / f".partial-{owner}-{entry.name}"
-        for stale in cache.glob(f".partial-{owner}-*"):
-            if stale != partial:  # of an earlier listing
-                shutil.rmtree(stale)
-        (partial / title).mkdir(parents=True, exist_ok=True)
-        size = sum(stored.size for stored in objects.values())
-        terminal.say(f"{address}: downloading {len(objects)} files, {size / 1e6:.1f} MB, to {folder}")
-        copy_missing(store, objects, partial / title)
-        try:
-            source.require_undamaged(partial / title)
-            if not source.checkpoints and _find_source(address).objects != objects:  # a run that goes on changes
-                raise BadInput(f"{address}: has changed while it was downloaded; try again")
-        except BadInput:
-            shutil.rmtree(partial)
-            raise
-        partial.rename(entry)
+        make_workdir(folder)
+        terminal.say(f"{address}: downloading {len(objects)} files to {folder}")
+        _copy_missing(store, objects, folder)
+        # A run that goes on changes its other files; its checkpoints have digests of their own.
+        if not any(map(_is_checkpoint, objects)) and _find_source(address).objects != objects:
+            shutil.rmtree(entry)
+            raise BadInput(f"{address}: has changed while it was downloaded; try again")
+        done.touch()
     return folder
 
 
-def copy_missing(store: StoreFolder, objects: Mapping[str, Stored], folder: pathlib.Path) -> int:
+def _copy_missing(store: StoreFolder, objects: Mapping[str, Stored], folder: pathlib.Path) -> int:
     """Copy the objects that a folder does not have with the same size, each atomically; return their number."""
-    missing = [name for name in sorted(objects) if _size_of(folder / name) != objects[name].size]
-    size, free = sum(objects[name].size for name in missing), shutil.disk_usage(folder).free
-    if missing and size + _SPARE_BYTES > free:
-        raise BadInput(f"{store.address}: the files to copy take {size} bytes; {folder} has {free} free")
-    terminal = Terminal()
-    with terminal.bar(f"download, {size / 1e6:.1f} MB", total=len(missing)):
-        for start in range(0, len(missing), _AT_ONCE):
-            names = missing[start : start + _AT_ONCE]
-            partials = {name: (folder / name).with_name(f".{pathlib.PurePath(name).name}.partial") for name in names}
-            store.download(partials)
-            for name, path in partials.items():
-                if path.stat().st_size != objects[name].size:
-                    raise StoreError(
-                        f"{store.address}/{name}: {path.stat().st_size} bytes came, {objects[name].size} were listed; "
-                        "it has changed or was cut off: try again"
-                    )
-                path.replace(folder / name)
-            terminal.update(start + len(names))
+    missing = {name: stored for name, stored in sorted(objects.items()) if _size_of(folder / name) != stored.size}
+    if missing:
+        store.download(missing, folder)
     return len(missing)
 
 
 def upload(folder: pathlib.Path, address: str) -> tuple[int, int]:
     """Upload a folder; return the number of files that were uploaded and of those with the size and time of before."""
-    store, files = StoreFolder(address), list_files(folder)
+    store, files = StoreFolder(address), _list_files(folder)
     if not files:
         raise BadInput(f"{folder}: holds no files to upload")
-    listing = store.list()
-    before = _read_manifest(store) if MANIFEST in listing else Manifest()
-    marks = {name: mark_file(path) for name, path in files.items()}
-    same = {
-        name
-        for name, mark in marks.items()
-        if before.files.get(name) == mark and name in listing and listing[name].size == mark[0]
-    }
-    changed = files.keys() - same
-    if changed or UNFINISHED in listing or MANIFEST not in listing:
-        store.write(UNFINISHED, b"{}")
+    listing, before = store.list(), _read_manifest(store)
+    marks = {name: _mark(path) for name, path in files.items()}
+    there = {name for name in listing if name in marks and listing[name].size == marks[name][0]}
+    changed = {name for name, mark in marks.items() if before.files.get(name) != mark or name not in there}
+    if changed or not before.is_complete or MANIFEST not in listing:
+        _write_manifest(store, Manifest(before.files, is_complete=False))
         _upload_in_order(store, {name: files[name] for name in changed})
-        _write_manifest(store, {name: digest_once(files[name]) for name in files if _is_checkpoint(name)}, marks)
-        store.remove([UNFINISHED])
-    return len(changed), len(same)
+        _write_manifest(store, Manifest(marks))
+    return len(changed), len(files) - len(changed)
 
 
 class Remote:
@@ -196,64 +150,43 @@ class Remote:
         kind = "features" if only_adds else "runs"
         self.folder = _cache_folder(kind) / _digest(f"{self.address} {part}".rstrip())
         make_private_folder(self.folder)
-        self._pushed: dict[str, tuple[int, int]] = {}
-        self._checkpoints: dict[str, tuple[int, str]] = {}
+        self._sent: dict[str, Mark] = {}  # files here that are on the store
 
     def start(self) -> None:
-        """Download the store's files."""
-        listing = self._store.list()
-        if self._only_adds:
-            shards = {name: stored for name, stored in listing.items() if "/" not in name and _is_shard_file(name)}
-            copy_missing(self._store, shards, self.folder)
-            self._pushed = {name: mark_file(self.folder / name) for name in shards}
-            return
-        if MANIFEST not in listing:
-            others = [name for name in listing if name not in _OURS and name.partition("/")[0] not in _LEFT_HERE]
-            if others:
+        """Make the folder a copy of the store's."""
+        listing, manifest = self._store.list(), _read_manifest(self._store)
+        wanted = {name: stored for name, stored in _leave_half(listing, manifest).items() if self._travels(name)}
+        if not self._only_adds:
+            if MANIFEST not in listing and wanted:
                 raise BadInput(
-                    f"{self.address}: holds {min(others)} and no {MANIFEST}; expected an empty folder, or one of a run"
+                    f"{self.address}: holds {min(wanted)} and no {MANIFEST}; expected an empty folder, or one of a run"
                 )
-            _write_manifest(self._store, {}, {})  # so that a store without write access fails before the work
-        self._bring(listing, _read_manifest(self._store).checkpoints)
+            if MANIFEST not in listing:  # so that a store without write access fails before the work
+                _write_manifest(self._store, Manifest())
+            self._remove_others(wanted, manifest)
+        ahead = {name for name in wanted if name.startswith(_PAID) and (self.folder / name).exists()}
+        _copy_missing(self._store, {name: wanted[name] for name in wanted.keys() - ahead}, self.folder)
+        there = {name for name in wanted if _size_of(self.folder / name) == wanted[name].size}
+        for name in there & manifest.files.keys():  # known again at the next start
+            os.utime(self.folder / name, ns=(manifest.files[name][1],) * 2)
+        self._sent = {name: _mark(self.folder / name) for name in there}
 
-    def _bring(self, listing: Mapping[str, Stored], complete: dict[str, tuple[int, str]]) -> None:
-        here = self._list_files()
-        kept = {
-            name
-            for name, path in here.items()
-            if (_is_as(path, complete[name]) if name in complete else self._continues(name, path))
-        }
-        for name in here.keys() - kept:
-            here[name].unlink()
-        wanted = {
-            name: stored
-            for name, stored in listing.items()
-            if (name in complete if _is_checkpoint(name) else name not in _OURS)
-            and name.partition("/")[0] not in _LEFT_HERE
-        }
-        copy_missing(self._store, {name: stored for name, stored in wanted.items() if name not in kept}, self.folder)
-        damaged = find_damaged(self.folder, complete)
-        if damaged and len(damaged) == len({_checkpoint_of(name) for name in complete}):
-            raise StoreError(
-                f"{self.address}: no checkpoint is as it was written ({MANIFEST} has their digests); nothing was "
-                "changed there; a new workdir starts over"
-            )
-        for checkpoint in damaged:
-            shutil.rmtree(self.folder / checkpoint, ignore_errors=True)
-            self._say(f"warning: {self.address}/{checkpoint}: not as it was written, by its digests; left out")
-        for path in sorted((path for path in self.folder.rglob("*") if path.is_dir()), reverse=True):
-            if not any(path.iterdir()):  # an empty checkpoint would count as one
-                path.rmdir()
-        self._checkpoints = {name: entry for name, entry in complete.items() if _checkpoint_of(name) not in damaged}
-        there = (name for name in wanted if _size_of(self.folder / name) == wanted[name].size)
-        self._pushed = {name: mark_file(self.folder / name) for name in there}
+    def _remove_others(self, wanted: Mapping[str, Stored], manifest: Manifest) -> None:
+        """Remove the files that are not as on the store, but for answers that are paid for."""
+        for name, path in self._list_files().items():
+            is_same = name in wanted and manifest.files.get(name) == _mark(path) and wanted[name].size == _size_of(path)
+            if not is_same and not self._continues(name, path):
+                path.unlink()
+        for folder in sorted((path for path in self.folder.rglob("*") if path.is_dir()), reverse=True):
+            if not any(folder.iterdir()):  # an empty checkpoint would count as one
+                folder.rmdir()
 
     def _continues(self, name: str, path: pathlib.Path) -> bool:
         """Return whether a file has answers that are paid for and begins with the store's object of its name."""
         if not name.startswith(_PAID):
             return False
-        stored = self._store.read(name) or b""
-        return read_file(path, max_bytes=_MOST_PAID, accepted="answers of a model").startswith(stored)
+        content = read_file(path, max_bytes=_MOST_PAID, accepted="answers of a model")
+        return content.startswith(self._store.read(name))
 
     def saved(self) -> None:
         """Upload changed files; if the store fails, a run tries again at its next checkpoint."""
@@ -282,25 +215,22 @@ class Remote:
         here, marks = self._list_files(), {}
         for name, path in here.items():
             with contextlib.suppress(FileNotFoundError):  # of a logger's background process
-                marks[name] = mark_file(path)
-        changed = {name: here[name] for name in marks if self._pushed.get(name) != marks[name]}
-        _upload_in_order(self._store, changed)
+                marks[name] = _mark(path)
+        _upload_in_order(self._store, {name: here[name] for name in marks if self._sent.get(name) != marks[name]})
         if not self._only_adds:
-            digests = {name: entry for name, entry in self._checkpoints.items() if name in marks}
-            digests |= {name: digest_once(path) for name, path in changed.items() if _is_checkpoint(name)}
-            _write_manifest(self._store, digests, {})
-            gone = {name for name in self._pushed if name not in marks and not (self.folder / name).exists()}
+            _write_manifest(self._store, Manifest(marks))
             # No manifest names the files that a killed run left of a checkpoint.
-            gone |= {name for name in self._store.list() if name == UNFINISHED or _is_checkpoint(name)} - marks.keys()
-            self._store.remove(gone)
-            self._checkpoints = digests
-        self._pushed, self.is_behind = marks, False
+            gone = [name for name in self._store.list() if name in self._sent or _is_checkpoint(name)]
+            self._store.remove(set(gone) - marks.keys())
+        self._sent, self.is_behind = marks, False
+
+    def _travels(self, name: str) -> bool:
+        if self._only_adds:
+            return "/" not in name and name.endswith((".json", ".safetensors")) and not name.startswith(".")
+        return not name.startswith(_LEFT_HERE)
 
     def _list_files(self) -> dict[str, pathlib.Path]:
-        files = list_files(self.folder).items()
-        if self._only_adds:
-            return {name: path for name, path in files if _is_shard_file(name)}
-        return {name: path for name, path in files if name.partition("/")[0] not in _LEFT_HERE}
+        return {name: path for name, path in _list_files(self.folder).items() if self._travels(name)}
 
 
 def _upload_in_order(store: StoreFolder, files: Mapping[str, pathlib.Path]) -> None:
@@ -312,75 +242,37 @@ def _upload_in_order(store: StoreFolder, files: Mapping[str, pathlib.Path]) -> N
 
 def _read_manifest(store: StoreFolder) -> Manifest:
     try:
-        manifest = msgspec.json.decode(store.read(MANIFEST) or b"{}", type=Manifest)
+        return msgspec.json.decode(store.read(MANIFEST) or b"{}", type=Manifest)
     except msgspec.DecodeError:
         raise StoreError(f"{store.address}/{MANIFEST}: damaged; expected the file that an upload wrote") from None
-    for name in manifest.checkpoints:
-        if not _is_checkpoint(name) or "\\" in name or {"", ".", ".."} & set(name.split("/")):
-            raise StoreError(f"{store.address}/{MANIFEST}: {shorten(name)!r} is not the name of a checkpoint's file")
-    return manifest
 
 
-def _write_manifest(
-    store: StoreFolder, checkpoints: Mapping[str, tuple[int, str]], files: Mapping[str, tuple[int, int]]
-) -> None:
-    manifest = Manifest(dict(sorted(checkpoints.items())), dict(sorted(files.items())))
-    store.write(MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+def _write_manifest(store: StoreFolder, manifest: Manifest) -> None:
+    store.write(MANIFEST, msgspec.json.encode(manifest, order="sorted"))
 
 
-def find_damaged(folder: pathlib.Path, complete: Mapping[str, tuple[int, str]]) -> list[str]:
-    """Return the checkpoints, such as "checkpoints/40", of which a file is missing or has another digest."""
-    return sorted({_checkpoint_of(name) for name, entry in complete.items() if not _is_as(folder / name, entry)})
-
-
-def _is_as(path: pathlib.Path, entry: tuple[int, str]) -> bool:
-    return _size_of(path) == entry[0] and digest_once(path) == entry
-
-
-_DIGESTS: dict[pathlib.Path, tuple[tuple[int, int, int], tuple[int, str]]] = {}
-"""Path -> size, time and inode of a file, and its size and SHA-256: a start compares each checkpoint several times."""
-
-
-def digest_once(path: pathlib.Path) -> tuple[int, str]:
-    """Return the size and the SHA-256 of a file; the file is read again only if it has changed."""
-    mark = (*mark_file(path), path.stat().st_ino)
-    if path not in _DIGESTS or _DIGESTS[path][0] != mark:
-        _DIGESTS[path] = mark, digest_file(path)
-    return _DIGESTS[path][1]
-
-
-def mark_file(path: pathlib.Path) -> tuple[int, int]:
-    """Return a file's size and time of modification in nanoseconds."""
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
-
-
-def list_files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
+def _list_files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
     """Return the files below a folder by name, without links, locks and half-written files."""
     files = {}
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
         is_partial = name.endswith(".partial") or "orbax-checkpoint-tmp" in name or path.name == LOCK_NAME
-        if path.is_file() and not path.is_symlink() and not is_partial and name not in _OURS:
+        if path.is_file() and not path.is_symlink() and not is_partial and name != MANIFEST:
             files[name] = path
     return files
+
+
+def _mark(path: pathlib.Path) -> Mark:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def _size_of(path: pathlib.Path) -> int:
     return path.stat().st_size if path.is_file() else -1
 
 
-def _checkpoint_of(name: str) -> str:
-    """Return the checkpoint of a file, such as "checkpoints/40"."""
-    return "/".join(name.split("/")[:2])
-
-
 def _is_checkpoint(name: str) -> bool:
-    return name.startswith(f"{CHECKPOINTS}/") and name.count("/") > 1
-
-
-def _is_shard_file(name: str) -> bool:
-    return name.endswith((".json", ".safetensors")) and not name.startswith(".")
+    return name.startswith("checkpoints/") and name.count("/") > 1
 
 
 def _digest(text: str) -> str:

@@ -1,6 +1,6 @@
-"""Upload a folder of this machine to gs:// or s3://; files that the store already has are not sent again.
+"""Send a folder of this machine to a store; files that it already has are not sent again.
 
-`stepcot data fetch ADDRESS DIR` downloads a folder. No lock keeps a second process from writing to the same address.
+No lock keeps a second process from writing to the same address.
 """
 
 import argparse
@@ -14,9 +14,10 @@ from stepcot_jax.host.errors import BadInput, RunStopped, run_tool
 
 def main(arguments: list[str] | None = None) -> None:
     """Upload the folder that the command line names."""
-    parser = argparse.ArgumentParser(prog="stepcot sync", description="Send a folder to gs:// or s3://.")
+    parser = argparse.ArgumentParser(prog="stepcot sync", description="Send a folder to a store.")
     parser.add_argument("folder", metavar="FOLDER", help="of this machine")
-    parser.add_argument("address", metavar="ADDRESS", help="gs://BUCKET/FOLDER or s3://BUCKET/FOLDER")
+    address = "gs://BUCKET/FOLDER, or s3:// with s3fs, az:// with adlfs, and others that fsspec opens"
+    parser.add_argument("address", metavar="ADDRESS", help=address)
     options = parser.parse_args(arguments)
     refuse_address(options.folder)
     folder = pathlib.Path(options.folder)

@@ -33,11 +33,9 @@ def annotate_parser() -> argparse.ArgumentParser:
     others = "vqa, merge, agree, review-out, review-in"
     also = f"Also the commands {others}; each has a --help."
     parser = argparse.ArgumentParser(prog=prog, description="Make chains from reports.", epilog=also)
-    reports = "IU X-Ray, published layout, .csv or .jsonl; also on gs:// or s3://"
+    reports = "IU X-Ray, published layout, .csv or .jsonl; also on gs://"
     parser.add_argument("reports", metavar="REPORTS", help=reports)
-    parser.add_argument(
-        "--chain", metavar="DATA", help="folder whose data.json has the chain to answer; or gs://, s3://"
-    )
+    parser.add_argument("--chain", metavar="DATA", help="folder whose data.json has the chain to answer; or gs://")
     shard = "annotate only part I of N of the reports (I from 0), by a hash of the id; see merge"
     parser.add_argument("--shard", metavar="I/N", help=shard)
     ray = parser.add_argument_group("Ray", "The rules on several processes or machines (extra: ray).")
@@ -54,7 +52,7 @@ def merge_parser() -> argparse.ArgumentParser:
     """Return the parser of `annotate merge`."""
     prog = "stepcot annotate merge"
     parser = argparse.ArgumentParser(prog=prog, description="Merge the folders of all shards into one result.")
-    parser.add_argument("shards", nargs="+", metavar="SHARD", help="folder of a run with --shard; or gs://, s3://")
+    parser.add_argument("shards", nargs="+", metavar="SHARD", help="folder of a run with --shard; or gs://")
     parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help=_OUT)
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier result in DIR")
     return parser
@@ -65,7 +63,7 @@ def vqa_parser() -> argparse.ArgumentParser:
     prog = "stepcot annotate vqa"
     parser = argparse.ArgumentParser(prog=prog, description="Make reasoning records from questions or boxes.")
     source = "reasoning records, GEMeX, MEDSAGE, ChestX-ray8 boxes, PadChest-GR, VinBigData, or a phantom folder"
-    parser.add_argument("source", metavar="SOURCE", help=f"{source}; also on gs:// or s3://")
+    parser.add_argument("source", metavar="SOURCE", help=f"{source}; also on gs://")
     tasks = "rmcot: thinking with regions; lvkc: four stages; medclm: easy, medium and hard views"
     parser.add_argument("--task", choices=("rmcot", "lvkc", "medclm"), required=True, help=tasks)
     parser.add_argument(
@@ -78,7 +76,7 @@ def vqa_parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-templates", type=int, metavar="T", help="lvkc: wordings, 1 to 3, default 1")
     hosts = "medclm: how the host organ is found, default coverage"
     parser.add_argument("--host-organ", choices=("coverage", "iou_mask", "iou_box"), help=hosts)
-    masks = "medclm: organ masks, default SOURCE/masks; or gs://, s3://"
+    masks = "medclm: organ masks, default SOURCE/masks; or gs://"
     parser.add_argument("--masks", metavar="DIR", help=masks)
     sends = "lvkc, medclm: show models the pictures, at most 768 pixels a side"
     parser.add_argument("--send-images", action="store_true", help=sends)
@@ -133,7 +131,7 @@ def comparison_parser(command: str) -> argparse.ArgumentParser:
             "a folder without data.json and records.jsonl",
         ),
     }[command]
-    holder = "folder with data.json (chains) or records.jsonl (reasoning), or such a file; or gs://, s3://"
+    holder = "folder with data.json (chains) or records.jsonl (reasoning), or such a file; or gs://"
     is_review = command != "agree"
     parser = argparse.ArgumentParser(prog=f"stepcot annotate {command}", description=description)
     if command == "review-in":

@@ -200,7 +200,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         description="Ask a large vision-language model for diagnoses, with the first 0 to 7 steps as constraints.",
         epilog="Without --endpoint a simulated model is measured, offline. For research; not a medical device.",
     )
-    root = "a data root in any layout, also of gs:// or s3://; default phantoms"
+    root = "a data root in any layout, also of gs://; default phantoms"
     parser.add_argument("data", nargs="?", metavar="DATA", help=root)
     out = "folder of results and ledger"
     parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help=out)

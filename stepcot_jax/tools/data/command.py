@@ -1,4 +1,4 @@
-"""`stepcot data`: check a folder of cases or reasoning records, count it, write shards, draw phantoms.
+"""`stepcot data`: check a folder of cases or reasoning records, count it, draw phantoms.
 
 Each command imports what it needs when it runs, so that `--help` is fast.
 """
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
-from stepcot_jax.data.sources.layouts import AUTO, LAYOUTS
+from stepcot_jax.data.sources.layouts import AUTO, CASES
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.host.download import download
 from stepcot_jax.host.errors import BadInput, run_tool
@@ -41,10 +41,10 @@ def main(arguments: list[str] | None = None) -> int | None:
         return 0
     parser = argparse.ArgumentParser(prog="stepcot data", description="Work with folders of cases.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_check, _add_stats, _add_shards, _add_phantom, add_vqa, add_fetch):
+    for add in (_add_check, _add_stats, _add_phantom, add_vqa, add_fetch):
         add(commands)
     options = parser.parse_args(arguments)
-    for name in ("max_megapixels", "shard_megabytes", "num_threads"):
+    for name in ("max_megapixels", "num_threads"):
         if hasattr(options, name) and not 0 < getattr(options, name) < math.inf:
             raise BadInput(f"--{name.replace('_', '-')} must be above 0; got {getattr(options, name)}")
     if hasattr(options, "root"):
@@ -77,7 +77,7 @@ def _add_check(commands: Any) -> None:
     parser.add_argument("--split-seed", type=int, default=0, help="of splits drawn without split tables, default 0")
     parser.add_argument(
         "--uncertain",
-        choices=("ignore", "negative", "positive", "soft"),
+        choices=("ignore", "negative", "positive"),
         default="ignore",
         help="config.data.uncertain of the run: what training makes of uncertain answers; default ignore",
     )
@@ -137,7 +137,7 @@ def _write_statistics(options: argparse.Namespace) -> None:
     if holds_records(options.root):
         _write_vqa_statistics(options)
         return
-    from stepcot_jax.data.sources.layouts import read_source
+    from stepcot_jax.data.sources.loading import read_source
     from stepcot_jax.data.splits.making import make_splits
     from stepcot_jax.data.splits.split_resolver import read_splits
     from stepcot_jax.data.statistics import compute_statistics
@@ -185,31 +185,6 @@ def _write_vqa_statistics(options: argparse.Namespace) -> None:
     print(make_printable(f"{len(collection.records):,} records in {options.out}: {', '.join(names)}"))
 
 
-def _add_shards(commands: Any) -> None:
-    parser = commands.add_parser("shards", help="write a folder's images into ArrayRecord shards to train from")
-    _add_reading_options(parser)
-    out = "new folder, or one to resume"
-    parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help=out)
-    parser.add_argument("--shard-megabytes", type=float, default=256.0, help="size of a shard, default 256")
-    _add_image_options(parser)
-    parser.set_defaults(run=_make_shards)
-
-
-def _make_shards(options: argparse.Namespace) -> None:
-    from stepcot_jax.data.images.shards import make_shards
-
-    lines = make_shards(
-        options.root,
-        options.out,
-        reading=_reading_arguments(options),
-        max_pixels=int(options.max_megapixels * 1e6),
-        shard_bytes=int(options.shard_megabytes * 2**20),
-        num_threads=options.num_threads,
-        terminal=Terminal(),
-    )
-    print("\n".join(lines))
-
-
 def _add_phantom(commands: Any) -> None:
     parser = commands.add_parser("phantom", help="draw chest phantoms with all seven answers, boxes and masks")
     parser.add_argument("folder", type=local_path, metavar="DIR", help="new or empty folder")
@@ -237,9 +212,9 @@ def _draw_phantom(options: argparse.Namespace) -> None:
 
 def _add_reading_options(parser: argparse.ArgumentParser) -> None:
     """Add ROOT and the options that `config.data` has for reading it."""
-    root = "folder or file in any layout, or a folder on gs:// or s3://, which is downloaded"
+    root = "folder or file in any layout, or a folder on gs://, which is downloaded"
     parser.add_argument("root", metavar="ROOT", help=root)
-    parser.add_argument("--layout", choices=(AUTO, *LAYOUTS), default=AUTO, help="default: detected from the files")
+    parser.add_argument("--layout", choices=(AUTO, *CASES), default=AUTO, help="default: detected from the files")
     names = "of the chain's steps, in order (config.data.step_names); default: the seven of the paper"
     parser.add_argument(
         "--step-names", nargs="+", action=ReadStepNames, default=PUBLISHED_STEP_NAMES, metavar="NAME", help=names
@@ -270,12 +245,12 @@ def add_fetch(commands: Any) -> None:
     """Add the command to the parser of `stepcot data`."""
     parser = commands.add_parser(
         "fetch",
-        help="copy a folder from gs:// or s3:// to this machine",
-        description="Copies a folder of cases, shards, a run or anything else from a store. An interrupted copy "
+        help="copy a folder from gs:// to this machine",
+        description="Copies a folder of cases, a run or anything else from a store. An interrupted copy "
         "resumes: files that are here with the size of the object are not copied again, and none is overwritten. "
         "stepcot sync DIR ADDRESS sends a folder.",
     )
-    parser.add_argument("address", metavar="ADDRESS", help="gs://BUCKET/FOLDER or s3://BUCKET/FOLDER (extras gcs, s3)")
+    parser.add_argument("address", metavar="ADDRESS", help="gs://BUCKET/FOLDER (extra gcs)")
     parser.add_argument("out", type=local_path, metavar="DIR", help="folder of this machine")
     parser.set_defaults(run=_run)
 
@@ -502,7 +477,7 @@ def _prepare_tfds(arguments: list[str]) -> None:
         description="Prepare a folder in the published layout as the dataset `step_cot` of tensorflow_datasets, "
         "without tensorflow.",
     )
-    parser.add_argument("root", metavar="ROOT", help="folder with data.json and images; or gs://, s3://")
+    parser.add_argument("root", metavar="ROOT", help="folder with data.json and images; or gs://")
     data_dir = "where datasets are kept"
     parser.add_argument("data_dir", type=local_path, metavar="DIR", help=data_dir)
     parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")

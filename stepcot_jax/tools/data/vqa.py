@@ -2,7 +2,6 @@
 
 import argparse
 import pathlib
-import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.tools.options import local_path
 
 if TYPE_CHECKING:
-    from stepcot_jax.data.sources.intake import Readers
+    from stepcot_jax.data.sources.listed import NumReaders
     from stepcot_jax.record import Record
 
 _OF_PHANTOM = ("num_cases", "size", "prevalence")
@@ -38,7 +37,7 @@ def add_vqa(commands: Any) -> None:
         "--source",
         default="phantom",
         metavar="phantom|FOLDER",
-        help=f"{source}, also on gs:// or s3://; default phantom",
+        help=f"{source}, also on gs://; default phantom",
     )
     parser.add_argument("--num-cases", type=int, help="phantoms to draw, default 2000")
     parser.add_argument("--size", type=int, help="their height and width in pixels, default 64")
@@ -97,8 +96,8 @@ def _refuse_other(options: argparse.Namespace, names: Iterable[str], source: str
 
 def _read_vqa_source(options: argparse.Namespace) -> "list[Record]":
     from stepcot_jax.data.questions.making import copy_images, make_folder_records
-    from stepcot_jax.data.sources.detections import DETECTION_LAYOUTS, read_detections
-    from stepcot_jax.data.sources.layouts import detect_vqa_layout, read_vqa_source
+    from stepcot_jax.data.sources.layouts import BOXED
+    from stepcot_jax.data.sources.loading import detect_vqa_layout, read_detections, read_vqa_source
     from stepcot_jax.record import SetAside
 
     source = pathlib.Path(options.source)
@@ -107,7 +106,7 @@ def _read_vqa_source(options: argparse.Namespace) -> "list[Record]":
     box_size = options.box_size and tuple(options.box_size)
     with_images = options.images != "none"
     reading = {"on_bad_record": options.on_bad_record or "stop", "require_images": with_images}
-    if layout in DETECTION_LAYOUTS and box_size is None:
+    if layout in BOXED and box_size is None:
         readers = _read_readers(options.readers)
         images = read_detections(root, layout=layout, with_normal=options.with_normal, readers=readers, **reading)
         num_open = sum(not image.absent for image in images)
@@ -131,13 +130,10 @@ def _read_vqa_source(options: argparse.Namespace) -> "list[Record]":
     return copy_images(options.out, Terminal().watch(records, "copying the images"), root=root)
 
 
-def _read_readers(written: str | None) -> "Readers":
+def _read_readers(written: str | None) -> "NumReaders":
     if written is not None and written != "all" and not written.isdecimal():
         raise BadInput(f"--readers: {written[:40]!r} is not a number or all")
     return 2 if written is None else "all" if written == "all" else int(written)
-
-
-_MISSING = re.compile(r"no image '|does not exist below the data root|cannot be copied \(No such file")
 
 
 def name_option(message: str, *, purpose: str) -> str:
@@ -146,4 +142,6 @@ def name_option(message: str, *, purpose: str) -> str:
     >>> name_option("row 2: no image 'a.png'", purpose="checks the records alone")
     "row 2: no image 'a.png'; --images=none checks the records alone"
     """
-    return f"{message}; --images=none {purpose}" if _MISSING.search(message) else message
+    from stepcot_jax.data.reasons import names_missing
+
+    return f"{message}; --images=none {purpose}" if names_missing(message) else message

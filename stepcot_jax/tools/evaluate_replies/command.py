@@ -103,7 +103,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _add_common(parser: argparse.ArgumentParser, *, also: tuple[str, ...] = ()) -> None:
-    records = "records.jsonl, or a folder that holds it; or gs://, s3://"
+    records = "records.jsonl, or a folder that holds it; or gs://"
     parser.add_argument("records", metavar="RECORDS", help=records)
     _add_dialect(parser, also, without="replies of gemex need no <think> part, and prompts do not ask for one")
     parser.add_argument("--split", default="test", help="train, val, test (default) or all")
@@ -126,7 +126,7 @@ def _score_parser() -> argparse.ArgumentParser:
         f"{_PROGRAM} audit --help: does the model look, and does its thinking carry its answer?",
     )
     _add_common(parser, also=("auto", "free"))
-    replies = "JSON lines with id, reply and optionally finish_reason; or gs://, s3://"
+    replies = "JSON lines with id, reply and optionally finish_reason; or gs://"
     parser.add_argument("replies", nargs="+", metavar="REPLIES", help=replies)
     out = "folder of the results"
     parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help=out)
@@ -202,7 +202,7 @@ def audit(arguments: list[str]) -> None:
 
 
 def _define_workdir(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("workdir", metavar="WORKDIR", help="of a run or an export; or gs://, s3://, hf://OWNER/NAME")
+    parser.add_argument("workdir", metavar="WORKDIR", help="of a run or an export; or gs://, hf://OWNER/NAME")
     parser.add_argument("--out", type=local_path, metavar="DIR", help="default: audit in WORKDIR, for `stepcot report`")
     data = "in place of the run's test split: a folder of questions for a policy, of radiographs for a chain"
     parser.add_argument("--data", metavar="DIR", help=data)

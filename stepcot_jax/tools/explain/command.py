@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stepcot_jax.reading.trained_model import Trained
 
 EXIT_UNREADABLE = 1
-_CHECKPOINT = "of a run or an export with a student or teacher; or gs://, s3://, hf://OWNER/NAME"
+_CHECKPOINT = "of a run or an export with a student or teacher; or gs://, hf://OWNER/NAME"
 
 
 def _add_network(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,7 @@ def explain(arguments: list[str]) -> int:
         description="Map which parts of a radiograph each answer depends on. For research; not a medical device.",
         epilog="For scores see: stepcot explain score --help",
     )
-    images = "files, or folders of them; also on gs:// or s3://"
+    images = "files, or folders of them; also on gs://"
     parser.add_argument("images", nargs="+", metavar="IMAGE", help=images)
     _add_network(parser)
     written = "folder for pictures and JSON"
@@ -86,9 +86,9 @@ def score(arguments: list[str]) -> int:
         description="Score the maps against lesion boxes, less constant maps, other cases' maps and random weights.",
     )
     _add_network(parser)
-    radiographs = "radiographs with boxes; or gs://, s3://; default: the phantom"
+    radiographs = "radiographs with boxes; or gs://; default: the phantom"
     parser.add_argument("--data", metavar="DIR", help=radiographs)
-    box_list = "ChestX-ray8's box list for images of --data; or gs://, s3://"
+    box_list = "ChestX-ray8's box list for images of --data; or gs://"
     parser.add_argument("--boxes", metavar="FILE", help=box_list)
     parser.add_argument("--num-cases", type=int, default=100, help="most radiographs with boxes (default: 100)")
     parser.add_argument("--json", type=local_path, metavar="FILE", help="also write the figures as JSON")

@@ -20,8 +20,9 @@ from scipy import ndimage
 from stepcot_jax.box import Box
 from stepcot_jax.data.images.preprocessing import Preprocessing, decode_image, repeat_grey, resize_image
 from stepcot_jax.data.phantom.phantom import draw_case
-from stepcot_jax.data.sources.chestxray8 import ListedBox, read_box_list
-from stepcot_jax.data.sources.layouts import read_source
+from stepcot_jax.data.sources.chestxray8 import RELEASED_SIDE, ListedBox, read_box_list
+from stepcot_jax.data.sources.intake import scale_box
+from stepcot_jax.data.sources.loading import read_source
 from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.evaluation.maps import Scores, Targets, list_figures, mean_intervals, place_targets, score_maps
 from stepcot_jax.evaluation.statistics import Interval, as_plain
@@ -120,7 +121,7 @@ def read_boxed(
         pixels = decode_image(collection.root / case.image, max_pixels=max_pixels)
         height, width = pixels.shape[:2]
         if listed is not None:
-            boxes = tuple(box.scaled(width, height) for box in boxes)
+            boxes = tuple(scale_box(row.box, width / RELEASED_SIDE, height / RELEASED_SIDE) for row in boxes)
         boxed = _make(case.image, case.patient, pixels, boxes, preprocessing)
         if boxed is not None:
             pictures.append(boxed)

@@ -99,7 +99,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _add_sample(parser: argparse.ArgumentParser) -> None:
     parser.description = "Draw cases in proportion by diagnosis and write a folder for each reader, with a form and "
     parser.description += "images, and the key, which readers must not get."
-    source = "folder or file in any supported layout; or a folder of gs:// or s3://"
+    source = "folder or file in any supported layout; or a folder of gs://"
     parser.add_argument("data", nargs="?", metavar="DATA", help=source)
     parser.add_argument("--readers", required=True, metavar="NAME,NAME", help="one folder and one form for each")
     parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help="a new folder")
@@ -124,7 +124,7 @@ def _add_sample(parser: argparse.ArgumentParser) -> None:
 def _add_score(parser: argparse.ArgumentParser) -> None:
     parser.description = "Read filled forms, refuse incomplete and altered ones, and compare readers, teacher and "
     parser.description += "student step by step."
-    parser.description += " Each of DIR, FORM and FILE, but no output, may be on gs:// or s3://."
+    parser.description += " Each of DIR, FORM and FILE, but no output, may be on gs://."
     parser.add_argument("sample", metavar="DIR", help="output of `sample`, with its key")
     parser.add_argument("forms", nargs="+", metavar="FORM", help="a filled form (CSV) of each reader")
     parser.add_argument("--predictions", metavar="FILE", help="of a run: RUN/predictions/test.npz")

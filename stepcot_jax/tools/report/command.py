@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="stepcot report", description="Write a finished run as one web page that loads nothing."
     )
-    parser.add_argument("workdir", metavar="WORKDIR", help="of a finished run; or gs://, s3://")
+    parser.add_argument("workdir", metavar="WORKDIR", help="of a finished run; or gs://")
     page = f"default: {_PAGE} in the workdir; required if that is an address"
     parser.add_argument("--out", metavar="FILE", type=local_path, help=page)
     shown = "most cases, or replies of a policy, to show (default: 200)"

@@ -49,7 +49,6 @@ _MEASURES = {
         "Mean accuracy of the steps on validation, mean of own answers and true ones given",
         "accuracy",
     ),
-    "mean_reward": ("Mean reward on validation, of the highest possible", "reward"),
     "mean_accuracy": ("Mean accuracy of the steps on validation", "accuracy"),
 }
 """Scores that keep the best weights: title and unit of their chart. A run logs one of them, and "mean_accuracy" at the

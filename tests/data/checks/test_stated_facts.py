@@ -15,7 +15,7 @@ from stepcot_jax.box import Box
 from stepcot_jax.chain import Step, read_options
 from stepcot_jax.data.check import CheckOptions, check_root
 from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
-from stepcot_jax.data.sources.layouts import read_vqa_source
+from stepcot_jax.data.sources.loading import read_vqa_source
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.reasoning.dialects import interpret_answer, read_reply

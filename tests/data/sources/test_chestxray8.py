@@ -13,7 +13,8 @@ from refusals import refuse
 
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.records.records import read_records
-from stepcot_jax.data.sources.chestxray8 import CLASSES, FINDINGS, read_chestxray8, read_entries
+from stepcot_jax.data.sources.chestxray8 import CLASSES, FINDINGS, read_entries
+from stepcot_jax.data.sources.loading import read_source
 from stepcot_jax.host.errors import BadInput
 
 ENTRY_HEADER = (
@@ -34,6 +35,10 @@ def write_entries(root, *rows, header=ENTRY_HEADER):
 def write_image(path, size=(64, 64), **options):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("L", size).save(path, **options)
+
+
+def read_chestxray8(root, **options):
+    return read_source(root, layout="chestxray8", **options)
 
 
 # The released files.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from refusals import assert_says, refuse
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
-from stepcot_jax.data.sources.csv_table import read_csv_table
+from stepcot_jax.data.sources.loading import read_source
 from stepcot_jax.host.errors import BadInput
 
 SMALL_CHAIN = [
@@ -26,7 +26,7 @@ def write(root, text, *, encoding="utf-8"):
 
 
 def read(root, **options):
-    return read_csv_table(root, require_images=False, **options)
+    return read_source(root, layout="csv", require_images=False, **options)
 
 
 ALL_STEPS = (
@@ -90,11 +90,11 @@ def test_a_line_names_the_separator_and_images_must_be_there_unless_told_otherwi
     write(tmp_path, "image,label\na.png,Mass\nb.png,Mass\n")
     (tmp_path / "b.png").write_bytes(b"")
     (tmp_path / "c.png").symlink_to("/etc/hostname")
-    collection = read_csv_table(tmp_path, on_bad_record="skip")
+    collection = read_source(tmp_path, on_bad_record="skip")
     assert [case.image for case in collection.cases] == ["b.png"]
     assert "row 2: column image: " in collection.set_aside[0].reason
     write(tmp_path, "image,label\nc.png,Mass\n")
-    refuse("is a link out of the data root", read_csv_table, tmp_path)
+    refuse("is a link out of the data root", read_source, tmp_path)
 
 
 ODD_ROWS = [

@@ -3,7 +3,6 @@
 import collections
 import csv
 import json
-import shutil
 
 import msgspec
 import pytest
@@ -15,14 +14,9 @@ from refusals import refuse
 from stepcot_jax.box import Box
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.questions.making import ground_phantom
-from stepcot_jax.data.questions.questions import ask_questions
-from stepcot_jax.data.sources.detections import (
-    VINBIG_CLASSES,
-    ReaderBox,
-    agree,
-    detect_detection_layout,
-    read_detections,
-)
+from stepcot_jax.data.sources.layouts import detect_boxed_layout
+from stepcot_jax.data.sources.loading import read_detections
+from stepcot_jax.data.sources.vinbigdata import VINBIG_CLASSES, ReaderBox, agree
 
 HEADER = "image_id,class_name,class_id,rad_id,x_min,y_min,x_max,y_max"
 
@@ -213,22 +207,7 @@ def test_phantom_folders_are_the_phantoms_that_were_drawn_and_no_vinbigdata(phan
         assert image.facts["side"] in ("", "right", "left", "bilateral")
     (tmp_path / "boxes.csv").write_text("image_path,label,x,y,width,height\n")
     (tmp_path / "train.csv").write_text("patient_id,image_path\n1,a.png\n")
-    assert detect_detection_layout(tmp_path) == "phantom"
-
-
-def test_earlier_exports_have_neither_side_nor_regions_of_findings(phantoms, tmp_path):
-    shutil.copytree(phantoms, tmp_path, dirs_exist_ok=True)
-    lines = [line.split(",")[:6] for line in (phantoms / "boxes.csv").read_text().splitlines()]
-    (tmp_path / "boxes.csv").write_text("\n".join(map(",".join, lines)) + "\n")
-    images = read_detections(tmp_path, with_normal=True)
-    assert any(image.boxes for image in images)
-    for image in images:
-        assert {finding.region for finding in image.boxes} <= {""}
-        assert ("side" in image.facts) == (image.facts["diagnosis"] == "Normal")
-        if image.boxes:  # where a finding is not known to lie elsewhere, no lung is called clear
-            for number in range(10):
-                asked = ask_questions(msgspec.structs.replace(image, id=f"{image.id}{number}"), seed=0)
-                assert not any(text.startswith("clear") for record in asked for text in record.options)
+    assert detect_boxed_layout(tmp_path) == "phantom"
 
 
 NO_LISTS = [

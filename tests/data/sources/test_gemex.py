@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from refusals import refuse
 
 from stepcot_jax.chain import strip_letters
-from stepcot_jax.data.sources.layouts import detect_vqa_layout, read_vqa_source
-from stepcot_jax.data.sources.released_questions import split_question
+from stepcot_jax.data.sources.loading import detect_vqa_layout, read_vqa_source
+from stepcot_jax.data.sources.released import split_question
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
 from stepcot_jax.rewards.options import PRESETS

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepcot_jax.data.sources.layouts import read_vqa_source
+from stepcot_jax.data.sources.loading import read_vqa_source
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
 

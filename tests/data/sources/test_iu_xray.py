@@ -20,11 +20,11 @@ from stepcot_jax.data.sources.iu_xray import (
     decide_projections,
     is_iu_xray,
     name_image,
-    read_iu_xray,
     read_projection_list,
     read_report,
     read_reports,
 )
+from stepcot_jax.data.sources.loading import read_source
 from stepcot_jax.host.errors import BadInput
 
 ARCHIVE = "data/iu_xray/NLMCXR_reports_sample.tgz"
@@ -107,7 +107,7 @@ def test_real_counts(raw, reports):
 
 
 def test_real_collection(shared, coding):
-    collection = read_iu_xray(shared / "data" / "iu_xray", require_images=False)
+    collection = read_source(shared / "data" / "iu_xray", require_images=False)
     assert (collection.layout, collection.chain) == ("iu_xray", DEFAULT_CHAIN)
     reasons = ("lateral", "no image", "neither the image's descriptors")
     counts = collections.Counter(next(name for name in reasons if name in item.reason) for item in collection.set_aside)
@@ -318,11 +318,11 @@ def make_root(tmp_path, folder, ending):
 @pytest.mark.parametrize(("folder", "ending"), [("NLMCXR_png", ".png"), ("images", ".jpg")])
 def test_collection(tmp_path, coding, folder, ending):
     root = make_root(tmp_path, folder, ending)
-    collection = read_iu_xray(root, on_bad_record="skip")
+    collection = read_source(root, on_bad_record="skip")
     assert [case.image for case in collection.cases] == [f"{folder}/{name}{ending}" for name in NAMES]
     assert [(case.patient, case.answers[0]) for case in collection.cases] == [("CXR1", 0), ("CXR2", 1), ("CXR2", 1)]
     first = collection.cases[0]
     assert (first.report, first.view) == ("FINDINGS: Clear lungs. IMPRESSION: Normal.", "PA")
     asides = [(aside.record, aside.patient_id) for aside in collection.set_aside]
     assert asides == [(0, "CXR1"), (4, "CXR2"), (5, "CXR3"), (6, "")]
-    refuse(r"NLMCXR_reports\.tgz, record 6 .*4\.xml: is not XML", read_iu_xray, root)
+    refuse(r"NLMCXR_reports\.tgz, record 6 .*4\.xml: is not XML", read_source, root)

@@ -1,11 +1,13 @@
 """Layouts: each is told by its files, and one way reads them all."""
 
 import json
+import pathlib
 
 import pytest
 from refusals import refuse
 
-from stepcot_jax.data.sources.layouts import LAYOUTS, detect_layout, read_source
+from stepcot_jax.data.sources.layouts import CASES, LAYOUTS, QUESTIONS, detect_layout, of_layout
+from stepcot_jax.data.sources.loading import read_source
 from stepcot_jax.host.errors import BadInput
 
 FILES = {"data.json": "published", "NLMCXR_reports.tgz": "iu_xray", "cases.csv": "csv"}
@@ -17,12 +19,20 @@ FILES |= {"grounded_reports_20240819.json": "padchest_gr"}
 def test_a_layout_is_told_by_its_file(tmp_path, name, layout):
     (tmp_path / name).write_text("")
     assert detect_layout(tmp_path) == layout
-    assert layout in LAYOUTS
+    assert layout in CASES
+
+
+def test_every_row_of_the_table_has_its_lister_and_its_place_in_the_docs():
+    page = (pathlib.Path(__file__).parents[3] / "docs/sources.md").read_text()
+    assert {*CASES, *QUESTIONS} == LAYOUTS.keys()
+    for name in LAYOUTS:
+        assert f"`{name}`" in page
+        assert name in ("published", "records") or callable(of_layout(name, "list"))
 
 
 def test_nothing_and_several_are_refused_with_what_is_accepted(tmp_path):
     message = refuse("does not exist; expected a folder with data", detect_layout, tmp_path / "nowhere")
-    assert all(f"({name})" in message for name in LAYOUTS)
+    assert all(f"({name})" in message for name in CASES)
     refuse("has no known layout", detect_layout, tmp_path)
     for name in ("data.json", "cases.csv"):
         (tmp_path / name).write_text("")

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 from refusals import refuse
 
-from stepcot_jax.data.sources.layouts import detect_vqa_layout, read_vqa_source
+from stepcot_jax.data.sources.loading import detect_vqa_layout, read_vqa_source
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
 
 PRINTED = (

@@ -12,7 +12,8 @@ from refusals import refuse
 from stepcot_jax.box import Box
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.records.records import read_records, write_records
-from stepcot_jax.data.sources.padchest_gr import read_master_table, read_padchest_gr
+from stepcot_jax.data.sources.loading import read_source
+from stepcot_jax.data.sources.padchest_gr import read_master_table
 from stepcot_jax.host.errors import BadInput
 
 HEADER = (
@@ -20,6 +21,10 @@ HEADER = (
     "sentence_en,sentence_es,study_is_benchmark,study_is_validation,split,PatientID,patient_is_benchmark,"
     "PatientBirth,PatientSex_DICOM,StudyDate_DICOM,StudyDate,PatientAge,label_group,Year\n"
 )
+
+
+def read_padchest_gr(root, **options):
+    return read_source(root, layout="padchest_gr", **options)
 
 
 def finding(*labels, **changes):
@@ -85,7 +90,7 @@ def test_without_the_image_there_are_no_boxes_and_a_warning_says_so(tmp_path, ca
         image.unlink()
     collection = read_padchest_gr(tmp_path, require_images=False)
     assert [case.boxes for case in collection.cases] == [(), ()]
-    assert "1 studies with boxes have no image file: their boxes are ignored" in caplog.text
+    assert "1 images with boxes have no file: their boxes are ignored" in caplog.text
     refuse(r"no image 'image_1.png'.*`\$\[0\].ImageID`", read_padchest_gr, tmp_path)
 
 

@@ -9,8 +9,8 @@ from PIL import Image
 from structured_folder import CYST, NORMAL, OPACITIES, questions_of, write_structured_folder
 
 from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.data.sources.layouts import detect_layout, read_source
-from stepcot_jax.data.sources.rad_restruct import read_rad_restruct
+from stepcot_jax.data.sources.layouts import detect_layout
+from stepcot_jax.data.sources.loading import read_source
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tools.data.command import main as data
 
@@ -73,7 +73,7 @@ def test_without_a_test_part_validation_is_held_out(tmp_path, caplog):
     root = write_structured_folder(
         tmp_path / "r", train=dict.fromkeys(range(1, 21), NORMAL), val={30: NORMAL, 31: CYST}
     )
-    cases = read_rad_restruct(root, require_images=False).cases
+    cases = read_source(root, require_images=False).cases
     of_split = {split: [case.patient for case in cases if case.split == split] for split in ("train", "val", "test")}
     assert (len(of_split["train"]), of_split["val"], of_split["test"]) == (18, ["CXR10", "CXR20"], ["CXR30", "CXR31"])
     assert "no test_qa_pairs" in caplog.text
@@ -87,7 +87,7 @@ def test_reports_without_text_are_set_aside_where_there_are_texts(root):
     mesh = "<MeSH><major>Opacity/lung</major></MeSH>"
     text = f'<eCitation><uId id="CXR1"/><Abstract>{abstract}</Abstract>{mesh}</eCitation>'
     (root / "iu_xray" / "1.xml").write_text(text)
-    collection = read_rad_restruct(root, require_images=False)
+    collection = read_source(root, require_images=False)
     assert [(case.patient, case.report) for case in collection.cases] == [("CXR1", "FINDINGS: Clear.")]
     assert len(collection.set_aside) == 3
 
@@ -112,10 +112,10 @@ def test_a_report_that_does_not_fit_the_template_is_a_bad_record(root, name):
     change(asked)
     (root / "train_qa_pairs" / "1.json").write_text(json.dumps(asked))
     with pytest.raises(BadInput) as error:
-        read_rad_restruct(root, require_images=False)
+        read_source(root, require_images=False)
     assert "train_qa_pairs/1.json: " in str(error.value)
     assert problem in str(error.value)
-    collection = read_rad_restruct(root, on_bad_record="skip", require_images=False)
+    collection = read_source(root, on_bad_record="skip", require_images=False)
     assert [case.patient for case in collection.cases] == ["CXR2", "CXR3", "CXR4"]
 
 
@@ -148,7 +148,7 @@ def with_options(options, number=1):
 def test_a_broken_folder_is_refused(root, file, content, problem):
     (root / file).write_text(content)
     with pytest.raises(BadInput, match=problem):
-        read_rad_restruct(root, require_images=False)
+        read_source(root, require_images=False)
 
 
 def test_check_and_statistics_count_by_part(root, tmp_path, capsys):

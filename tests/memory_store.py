@@ -1,22 +1,47 @@
-"""fsspec's store in memory, as if it were one of the stores that a run may use."""
+"""fsspec's store in memory and a folder that processes share, as if they were stores that a run may use."""
 
 import importlib.metadata
+import os
 import pathlib
 import uuid
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
-from stepcot_jax.extras.cloud import copies, stores
+from stepcot_jax.extras.cloud import copies
 from stepcot_jax.extras.cloud.stores import StoreFolder
 from stepcot_jax.host.extras import GROUP, list_extras
 
 
 def new_address(monkeypatch) -> str:
     """An address in memory that no other test has."""
-    monkeypatch.setitem(stores.EXTRAS, "memory", "none")
-    register_extra(monkeypatch, "scheme", "memory", "stepcot_jax.extras.cloud.copies:download")
-    register_extra(monkeypatch, "remote", "memory", "stepcot_jax.extras.cloud.copies:Remote")
+    register_store(monkeypatch, "memory")
     return f"memory://bucket/{uuid.uuid4().hex}/run"
+
+
+def register_store(monkeypatch, scheme: str) -> None:
+    """Register a scheme as one of those that a run may use."""
+    register_extra(monkeypatch, "scheme", scheme, "stepcot_jax.extras.cloud.copies:download")
+    register_extra(monkeypatch, "remote", scheme, "stepcot_jax.extras.cloud.copies:Remote")
+
+
+class SharedFiles(LocalFileSystem):
+    """shared://bucket/..., the folder SHARED_STORE."""
+
+    protocol = "shared"
+
+    def __init__(self) -> None:
+        super().__init__(auto_mkdir=True)
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.replace("shared://", os.environ["SHARED_STORE"] + "/"))
+
+
+def use_shared_store(monkeypatch) -> None:
+    """Register the store in this process."""
+    fsspec.register_implementation("shared", SharedFiles, clobber=True)
+    register_store(monkeypatch, "shared")
 
 
 def register_extra(monkeypatch, kind: str, name: str, value: str) -> None:
@@ -49,25 +74,6 @@ def objects(address: str) -> dict[str, bytes]:
     return {path.removeprefix(root).lstrip("/"): files.cat_file(path) for path in files.find(root)}
 
 
-def check_objects(store, folder: pathlib.Path) -> None:
-    """Objects of a store, of whatever kind, are written whole, listed as they are now, and removed."""
-    assert (store.list(), store.read("a"), store.look_up("a")) == ({}, None, None)
-    store.write("a", b"1")
-    assert store.read("a") == b"1"
-    (folder / "x").write_bytes(bytes(2**20))
-    store.upload({f"deep/er/{number}": folder / "x" for number in range(20)})
-    before = store.list()
-    sizes = {"a": 1, **{f"deep/er/{number}": 2**20 for number in range(20)}}
-    assert {name: entry.size for name, entry in before.items()} == sizes
-    store.write("a", b"3")
-    assert store.list()["a"] != before["a"]
-    assert store.look_up("a").size == 1
-    store.download({"deep/er/3": folder / "new" / "y"})
-    assert (folder / "new" / "y").read_bytes() == bytes(2**20)
-    store.remove([*(name for name in before if name != "a"), "never"])
-    assert set(store.list()) == {"a"}
-
-
 class Killed(BaseException):
     """In the place of a kill."""
 
@@ -90,5 +96,7 @@ def disturb(patch, method: str, number: int, error: BaseException) -> None:
 def count_downloads(monkeypatch) -> list[str]:
     """Names of the objects that are downloaded from now on."""
     found, download = [], StoreFolder.download
-    monkeypatch.setattr(StoreFolder, "download", lambda store, files: (found.extend(files), download(store, files)))
+    monkeypatch.setattr(
+        StoreFolder, "download", lambda store, files, folder: (found.extend(files), download(store, files, folder))
+    )
     return found

@@ -11,14 +11,14 @@ import time
 import pytest
 from annotate.test_sharding import TEXTS
 from annotate.test_sharding import files as annotated
-from cloud.ray_harness import BATCH_SIZE, SHARD_SIZE, make_dataset
+from extras.ray_harness import BATCH_SIZE, SHARD_SIZE, make_dataset
 from features.fake_encoders import FakeImageEncoder
 from PIL import Image
 from ray_cluster import run_cluster
 from refusals import refuse
 
 from stepcot_jax.annotate.runner import BLOCK_SIZE
-from stepcot_jax.extras.cloud.ray_blocks import RayCluster
+from stepcot_jax.extras.ray_blocks import RayCluster
 from stepcot_jax.features.encode import encode_images, image_item
 from stepcot_jax.features.store import FeatureStore, describe_image_store
 from stepcot_jax.tools.annotate.command import main
@@ -84,7 +84,7 @@ def test_a_store_is_the_local_engines_though_a_worker_and_then_the_driver_are_ki
     folder, log = tmp_path / "ray", tmp_path / "log"
 
     def start_encoding(seconds=0.0):
-        return start("cloud.ray_harness", folder, log, NUM_IMAGES, 2, seconds)
+        return start("extras.ray_harness", folder, log, NUM_IMAGES, 2, seconds)
 
     def starts():
         return collections.Counter(line for line in log.read_text().splitlines() if line.endswith("start"))

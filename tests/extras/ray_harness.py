@@ -1,6 +1,6 @@
 """Encodes a folder of numbered images on a local Ray cluster; a program of its own, so that it can be killed.
 
-python -m cloud.ray_harness STORE LOG NUM_IMAGES NUM_WORKERS [SECONDS_A_BATCH]
+python -m extras.ray_harness STORE LOG NUM_IMAGES NUM_WORKERS [SECONDS_A_BATCH]
 
 Prints the counts. The log has a line for each start of a worker and for each encoded image: "PID start", "PID NUMBER".
 Workers wait while LOG.hold exists.
@@ -16,7 +16,7 @@ import types
 
 from features.fake_encoders import FakeImageEncoder, draw
 
-from stepcot_jax.extras.cloud.ray_blocks import RayCluster
+from stepcot_jax.extras.ray_blocks import RayCluster
 from stepcot_jax.features.encode import encode_in_blocks, image_keys
 from stepcot_jax.features.store import FeatureStore, describe_image_store, digest_pixels
 

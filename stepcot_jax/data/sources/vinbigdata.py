@@ -1,0 +1,194 @@
+"""VinBigData: images with the boxes of several readers, one row per box and reader.
+
+Each training image of VinDr-CXR (Nguyen et al., Scientific Data 2022) was read by three of 17 radiologists, each alone.
+"""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from stepcot_jax.box import Box, Corners, iou
+from stepcot_jax.data.delimited import Row, fold_column, read_four_numbers, read_table
+from stepcot_jax.data.sources.intake import Image, ImageFinder, find_file, read_image_size
+from stepcot_jax.data.sources.listed import How, Listed, NumReaders, Source, refused
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.untrusted import open_untrusted
+from stepcot_jax.record import Record
+
+_SIZE_TABLE = "train_meta.csv"
+_NO_FINDING = "No finding"
+VINBIG_CLASSES = (
+    *("Aortic enlargement", "Atelectasis", "Calcification", "Cardiomegaly", "Consolidation", "ILD", "Infiltration"),
+    *("Lung Opacity", "Nodule/Mass", "Other lesion", "Pleural effusion", "Pleural thickening", "Pneumothorax"),
+    "Pulmonary fibrosis",
+)
+
+_LEAST_IOU = 0.5  # boxes of one class by two readers with at least this overlap mark the same finding
+_LICENCE = "VinDr-CXR: credentialed access (PhysioNet) or the rules of the Kaggle competition"
+_IMAGE_FOLDERS = (".", "train", "images", "train_images")
+_COLUMNS = ("image_id", "class_name", "rad_id", "x_min", "y_min", "x_max", "y_max")
+_NAME_OF = {fold_column(name): name for name in (*VINBIG_CLASSES, _NO_FINDING)}
+_MOST_ROWS = 300
+_MAX_SIDE = 100_000
+
+
+@dataclasses.dataclass(frozen=True)
+class ReaderBox:
+    """One reader's row: a box of a class, or no box for "No finding"."""
+
+    row: int
+    reader: str
+    box: Box | None
+
+
+def is_vinbigdata(root: Path) -> bool:
+    """Return whether `train.csv` names readers; a table of splits has the same name."""
+    with open_untrusted(root / "train.csv", accepted="a table") as file:
+        return b"rad_id" in file.readline(4096)
+
+
+def list_vinbigdata(root: Path, how: How) -> Source:
+    """List the images of `train.csv` in the order of their first rows; each counts as a patient."""
+    path = root / "train.csv"
+    if not path.is_file():
+        raise BadInput(f"{root}: has no train.csv")
+    return Source(root, path.name, _list_images(path, how), size_from=_SIZE_TABLE)
+
+
+def _list_images(path: Path, how: How) -> Iterator[Listed]:
+    columns, num_columns, rows = _read_columns(path, _COLUMNS)
+    finder = ImageFinder(path.parent, folders=_IMAGE_FOLDERS, require_images=how.require_images)
+    sizes = _read_sizes(path.parent)
+    marks: dict[str, list[ReaderBox | BadInput]] = collections.defaultdict(list)
+    for row in rows:
+        image, mark = _read_reader_box(row, columns=columns, num_columns=num_columns)
+        marks[image].append(mark)
+    for name, listed in marks.items():
+        bad = next((mark for mark in listed if isinstance(mark, BadInput)), None)
+        good = [mark for mark in listed if isinstance(mark, ReaderBox)]
+        location = f"image {name[:80]!r}"
+        try:
+            if bad:
+                raise bad
+            found = finder.find(f"{name}.png")
+            record = _ground(name, good, image=found, size=sizes.get(name), readers=how.readers)
+        except BadInput as error:
+            yield refused(location, f"{location}: {error}", image=name, patient=name)
+        else:
+            missing = found.missing and f"{location}: {found.missing}"
+            yield Listed(location, record, missing=missing, real_path=found.real_path)
+
+
+def _read_columns(path: Path, names: Sequence[str]) -> tuple[list[int], int, Iterator[Row]]:
+    """Return the positions of a table's columns, the number of all of them, and the rows."""
+    header, rows = read_table(path, known_columns=set(map(fold_column, names)))
+    folded = list(map(fold_column, header))
+    if missing := [name for name in names if fold_column(name) not in folded]:
+        raise BadInput(f"{path}: header {[name[:40] for name in header[:20]]} lacks {', '.join(missing)}")
+    return [folded.index(fold_column(name)) for name in names], len(header), rows
+
+
+def agree(marks: Sequence[ReaderBox], *, readers: int) -> Iterator[tuple[Corners, int]]:
+    """Yield the mean box of each finding that enough readers marked, and their number.
+
+    A box and the box of each other reader that overlaps it most, by `_LEAST_IOU` at least, are one finding. The finding
+    with the most readers comes first (the earliest row on a tie); its boxes are then left out.
+    """
+    boxes = np.array([mark.box.corners for mark in marks if mark.box], np.float64).reshape(-1, 4)
+    overlaps = iou(boxes, boxes)
+    left = list(range(len(marks)))
+    while left:
+        groups = []
+        for index in left:
+            nearest = {marks[index].reader: index}
+            for other in sorted(left, key=lambda candidate: -overlaps[index, candidate]):
+                if overlaps[index, other] >= _LEAST_IOU:
+                    nearest.setdefault(marks[other].reader, other)
+            groups.append(list(nearest.values()))
+        best = max(groups, key=len)
+        if len(best) < readers:
+            return
+        x1, y1, x2, y2 = boxes[best].mean(axis=0).tolist()
+        yield (x1, y1, x2, y2), len(best)
+        left = [index for index in left if index not in best]
+
+
+def _read_reader_box(row: Row, *, columns: Sequence[int], num_columns: int) -> tuple[str, ReaderBox | BadInput]:
+    cells = dict(enumerate(row.cells))
+    image, written, reader, *corners = (cells.get(column, "") for column in columns)
+    label = _NAME_OF.get(fold_column(written), "")
+    problem, box = "", None
+    if len(row.cells) != num_columns:
+        problem = f"has {len(row.cells)} cells; expected {num_columns}"
+    elif not image or not reader:
+        problem = f"{_COLUMNS[0] if not image else _COLUMNS[2]}: is empty"
+    elif not label:
+        problem = f"class_name: {written[:80]!r} is not one of {', '.join((*VINBIG_CLASSES, _NO_FINDING))}"
+    elif label == _NO_FINDING:
+        problem = f"x_min: a box {corners} of {_NO_FINDING!r}; expected empty cells" if any(corners) else ""
+    else:
+        x1, y1, x2, y2 = read_four_numbers(corners)
+        box = Box(label, (x1, y1, x2, y2))
+        if not (0 <= x1 < x2 < math.inf and 0 <= y1 < y2 < math.inf):
+            shown = [corner[:40] for corner in corners]
+            problem = f"x_min, y_min, x_max, y_max: {shown} is no box with 0 <= x_min < x_max, 0 <= y_min < y_max"
+    return image, BadInput(f"row {row.number}: {problem}") if problem else ReaderBox(row.number, reader, box)
+
+
+def _ground(
+    name: str, marks: Sequence[ReaderBox], *, image: Image, size: tuple[int, int] | None, readers: NumReaders
+) -> Record:
+    boxed = [(mark, mark.box) for mark in marks if mark.box]
+    normal = {mark.reader for mark in marks if not mark.box}
+    if len(marks) > _MOST_ROWS:
+        raise BadInput(f"{len(marks)} rows; expected at most {_MOST_ROWS} per image")
+    for mark, _ in boxed:
+        if mark.reader in normal:
+            raise BadInput(f"row {mark.row}: reader {mark.reader[:40]!r} has both a box and {_NO_FINDING!r}")
+    if size is None and Path(image.real_path).is_file():
+        size = read_image_size(Path(image.real_path))
+    elif size is None:
+        raise BadInput(f"size unknown: neither a file of the image nor a row of {_SIZE_TABLE}")
+    for mark, box in boxed:
+        if box.x2 > size[0] or box.y2 > size[1]:
+            raise BadInput(f"row {mark.row}: box {list(box.corners)} leaves the picture of {size[0]} by {size[1]}")
+    provenance = {"file": "train.csv", "row": ", ".join(str(mark.row) for mark in marks), "licence": _LICENCE}
+    findings = []
+    if readers == "all":
+        findings = [box for _, box in boxed]
+        provenance["readers"] = "every reader's box"
+    else:
+        for label in dict.fromkeys(box.label for _, box in boxed):
+            same = [mark for mark, box in boxed if box.label == label]
+            findings += [Box(label, corners) for corners, _ in agree(same, readers=readers)]
+        provenance["readers"] = f"mean box of at least {readers} readers with IoU >= {_LEAST_IOU}"
+    return Record(
+        id=name,
+        image=image.path,
+        image_size=size,
+        patient=name,
+        origin="VinBigData",
+        boxes=tuple(findings),
+        absent=VINBIG_CLASSES if not boxed else (),
+        provenance=provenance,
+    )
+
+
+def _read_sizes(root: Path) -> dict[str, tuple[int, int]]:
+    path = find_file(root, _SIZE_TABLE)
+    if path is None:
+        return {}
+    columns, _, rows = _read_columns(path, ("image_id", "dim0", "dim1"))
+    sizes = {}
+    for row in rows:
+        cells = dict(enumerate(row.cells))
+        image, height, width = (cells.get(column, "") for column in columns)
+        sides = [int(side) if side.isdecimal() and len(side) < 9 else 0 for side in (width, height)]
+        if not image or not 0 < min(sides) <= max(sides) <= _MAX_SIDE:
+            raise BadInput(f"{path}, row {row.number}: dim0, dim1: {[height[:40], width[:40]]} are no height and width")
+        sizes[image] = (sides[0], sides[1])
+    return sizes
