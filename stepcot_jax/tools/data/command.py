@@ -18,7 +18,7 @@ from stepcot_jax.data.sources.layouts import AUTO, CASES
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.host.download import download
 from stepcot_jax.host.errors import BadInput, run_tool
-from stepcot_jax.host.files import filling_folder, make_workdir, write_whole, writing_for
+from stepcot_jax.host.files import make_workdir, write_whole, writing_folder, writing_for
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.host.text import make_printable
 from stepcot_jax.tools.data.vqa import add_vqa, name_option
@@ -198,9 +198,9 @@ def _add_phantom(commands: Any) -> None:
 def _draw_phantom(options: argparse.Namespace) -> None:
     from stepcot_jax.data.phantom.phantom import export_phantom
 
-    with filling_folder(options.folder):
+    with writing_folder(options.folder) as partial:
         export_phantom(
-            options.folder,
+            partial,
             num_cases=options.num_cases,
             seed=options.seed,
             size=options.size,
