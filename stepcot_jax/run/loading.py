@@ -194,7 +194,7 @@ def _make_splits(
     source += "disjoint by patient"
     joined: Any = ()
     if data.near_duplicate_radius:
-        from stepcot_jax.data.images.near_duplicates import find_near_duplicates, perceptual_hash
+        from stepcot_jax.data.splits.near_duplicates import find_near_duplicates, perceptual_hash
 
         watched = progress(range(len(cases)), "looking for near-duplicates")
         hashes = np.array([perceptual_hash(read_full_size(index)) for index in watched], np.uint64)

@@ -18,7 +18,6 @@ import numpy as np
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, most_bytes
 from stepcot_jax.data.images.image_files import ImageFiles, check_images, folder_files
-from stepcot_jax.data.images.near_duplicates import find_near_duplicates, perceptual_hash
 from stepcot_jax.data.records.data_json import FILE_NAME
 from stepcot_jax.data.records.records import (
     PUBLISHED_STEP_NAMES,
@@ -30,6 +29,7 @@ from stepcot_jax.data.records.records import (
     write_records,
 )
 from stepcot_jax.data.splits.making import PUBLISHED_FRACTIONS, make_splits
+from stepcot_jax.data.splits.near_duplicates import find_near_duplicates, perceptual_hash
 from stepcot_jax.data.splits.split_resolver import find_tables, read_splits
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits, check_splits
 from stepcot_jax.data.tfds.shards import Location, ShardFiles, check_size
