@@ -9,7 +9,6 @@ certain, with 95 % intervals by patient.
 
 import argparse
 import dataclasses
-import functools
 import pathlib
 
 import jax
@@ -24,7 +23,6 @@ from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions
 from stepcot_jax.host.errors import run_tool
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.build import make_system
-from stepcot_jax.run.chain_task import read_training_batches
 from stepcot_jax.run.inputs import encode_prompts, load_cases
 from stepcot_jax.run.settings import Settings, load_settings
 
@@ -110,9 +108,8 @@ def choose(members: Int[np.ndarray, " case"], number: int, generator: np.random.
 def train(dataset: Dataset, settings: Settings, *, seed: int, terminal: Terminal) -> list[str]:
     """Train both networks and return the mean step accuracy of each on the test split, with its interval."""
     batch_size = settings.training.batch_size
-    read_batches = functools.partial(read_training_batches, settings, dataset)
     length = len(dataset.splits.train) // batch_size
-    system = make_system(settings, dataset, None, batches_per_epoch=length, read_batches=read_batches)
+    system = make_system(settings, dataset, None, batches_per_epoch=length)
     text = encode_prompts(settings, pathlib.Path(), Terminal(silent=True), dataset.chain)
     shared = {"text_features": jax.device_put(text)}
     batches = training_batches(dataset, batch_size=batch_size, seed=seed)

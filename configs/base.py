@@ -14,7 +14,7 @@ def get_config():
 
     # "distill": teacher, then both; "teacher": the teacher only, with plateau and early stop; "baseline": a perceptron;
     # "sft": fine-tune a policy on reasoning records; "grpo": fine-tune it, then optimise rewards; "dpo": fine-tune it,
-    # then prefer the better of two replies; "chain_grpo": train a teacher, then optimise the rewards of its chains
+    # then prefer the better of two replies
     config.job = "distill"
     config.seed = 0  # of parameters, dropout, order of cases and augmentation
     config.resume = True  # resume from the latest checkpoint in the workdir; False: refuse a workdir that has one
@@ -30,7 +30,7 @@ def get_config():
     config.data.labels_from = "auto"  # "boxes" or "entries" of ChestX-ray8, if both tables exist; "auto": boxes
     config.data.step_names = tuple(name for name, _ in PUBLISHED_STEPS)  # one short name per step, in order
     config.data.on_bad_record = "stop"  # "stop" at a bad record, or "skip" it into quarantine.jsonl
-    # "ahead": decode every image once before training (images in shards were checked when written); "on_use": start at
+    # "ahead": decode every image once before training (those of "tfds" were decoded when prepared); "on_use": start at
     # once and stop at the first image that cannot be decoded
     config.data.check_images = "ahead"
     config.data.split_fractions = (0.7, 0.15, 0.15)  # shares of train, val, test, if the root has no split tables
@@ -227,9 +227,6 @@ def get_config():
     config.rewards.judge_url = ""  # "judge": OpenAI-compatible endpoint; the key comes from OPENAI_API_KEY
     config.rewards.judge_model = ""
     config.rewards.judge_cap = 0  # tokens that the judge may take in a run, over all its starts; 0: no limit
-    config.rewards.diagnosis_weight = 1.0  # "chain_grpo": the last step is right
-    config.rewards.steps_weight = 0.0  # "chain_grpo": share of annotated steps that are right
-    config.rewards.chain_weight = 0.0  # "chain_grpo": the chain has no contradiction
 
     config.self_check = config_dict.ConfigDict()  # in GRPO: a wrong first attempt is checked and tried again (MEDSAGE)
     config.self_check.enabled = False
@@ -267,7 +264,7 @@ def get_config():
     config.training = config_dict.ConfigDict()
     config.training.batch_size = 32  # cases, over all devices; the job "baseline" uses baseline.batch_size
     config.training.teacher_epochs = 2  # job "distill": epochs of the teacher only, before the joint ones
-    config.training.teacher_job_epochs = 10  # job "teacher": largest number of epochs; "chain_grpo": epochs on labels
+    config.training.teacher_job_epochs = 10  # job "teacher": largest number of epochs
     config.training.joint_epochs = 40  # job "distill": epochs of both
     config.training.teacher_learning_rate = 5e-5  # AdamW
     config.training.student_learning_rate = 1e-4  # AdamW

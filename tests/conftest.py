@@ -62,8 +62,6 @@ LONGEST = (
     "tests/test_api.py",
     "tests/conformance/test_conformance.py",
     "tests/training/test_parallel.py",
-    "tests/systems/test_chain_grpo.py",
-    "tests/systems/test_chain_update.py",
     "tests/convert/test_converted_workdir.py",
     "tests/tables/test_tables_runs.py",
     "tests/systems/test_step_cot.py",

@@ -17,11 +17,9 @@ from stepcot_jax.encoders.resnet import ResNet
 from stepcot_jax.encoders.text_encoder import hash_prompts, write_prompts
 from stepcot_jax.evaluation.calibration import Calibration, read_calibration, write_calibration
 from stepcot_jax.evaluation.gate import fit_gate, write_gates
-from stepcot_jax.evaluation.joint import JointModel, learn_tree, name_joined
-from stepcot_jax.evaluation.joint_files import write_joints
-from stepcot_jax.evaluation.operating_points import OperatingPoint, OperatingPoints, Rule, describe_points
-from stepcot_jax.evaluation.statistics import as_plain
-from stepcot_jax.host.files import write_json
+from stepcot_jax.evaluation.joint import JointModel, learn_tree, name_joined, write_joints
+from stepcot_jax.evaluation.operating_points import OperatingPoint, OperatingPoints, Rule
+from stepcot_jax.host.own_folder import save
 from stepcot_jax.host.ranges import Interval
 from stepcot_jax.reading import trained_model
 from stepcot_jax.run import stored
@@ -91,12 +89,12 @@ def write_joint(folder: pathlib.Path):
     found = read_calibration(folder / "calibration.json", DEFAULT_CHAIN)
     tree = learn_tree(labels, DEFAULT_CHAIN.answers_per_step)
     model = JointModel(tree, found.temperatures["student"], (0.5,) * 7)
-    write_joints(folder / "joint.json", {"student": model}, DEFAULT_CHAIN)
+    write_joints(folder / "joint.json", {"student": model})
     joined = name_joined("student")
     temperatures = {**found.temperatures, joined: (1.0,) * 7}
     thresholds = {**found.thresholds, joined: found.thresholds["student"]}
     found = dataclasses.replace(found, temperatures=temperatures, thresholds=thresholds)
-    write_calibration(folder / "calibration.json", found, DEFAULT_CHAIN)
+    write_calibration(folder / "calibration.json", found)
     return model
 
 
@@ -110,7 +108,7 @@ def make_trained_workdir(folder: pathlib.Path, *, calibrated: bool = False):
     if calibrated:
         names, num_steps = ("teacher", "student"), DEFAULT_CHAIN.num_steps
         of_each = [dict.fromkeys(names, (number,) * num_steps) for number in (2.0, 0.7)]
-        write_calibration(folder / "calibration.json", Calibration(0.9, *of_each), DEFAULT_CHAIN)
+        write_calibration(folder / "calibration.json", Calibration(0.9, *of_each))
     return settings, params
 
 
@@ -134,7 +132,7 @@ def _build():
 
 
 def write_operating_points(folder: pathlib.Path, *, chain=DEFAULT_CHAIN, threshold: float = 0.3):
-    """Write a statistics.json with a point for every answer but the first of each step, and return the points."""
+    """Write a points.json with a point for every answer but the first of each step, and return the points."""
     points = {}
     for model in ("teacher", "student"):
         for place, step in enumerate(chain.steps):
@@ -142,6 +140,6 @@ def write_operating_points(folder: pathlib.Path, *, chain=DEFAULT_CHAIN, thresho
                 shares = [Interval(share, share - 0.05, share + 0.05) for share in (0.8, 0.7, 0.4, 0.9)]
                 at = Interval(threshold + 0.01 * place + 0.001 * answer, 0.2, 0.5)
                 points[model, step.name, option] = OperatingPoint(at, (9, 41), (8, 42), *shares)
-    found = OperatingPoints(Rule("sensitivity", target=0.8), points)
-    write_json(folder / "statistics.json", {"operating_points": as_plain(describe_points(found))})
+    found = OperatingPoints.of_findings(Rule("sensitivity", target=0.8), points)
+    save(folder / "points.json", found)
     return found

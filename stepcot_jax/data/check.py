@@ -1,6 +1,6 @@
 """Check a data root: its contents and whether a run can use it, as one object of plain facts; see `docs/data.md`.
 
-A check uses the code of a run, continues after the first fault, and keeps no texts.
+A check reads as a run does, once, continues after the first fault, and keeps no texts.
 """
 
 import collections
@@ -12,27 +12,28 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Int32, Int64
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_APPLICABLE, Chain, Step, fold
-from stepcot_jax.data.columns import DigestColumn, RecordTable, find_first
+from stepcot_jax.data.columns import DigestColumn, find_first
 from stepcot_jax.data.images.image_decoding import most_bytes, read_projection
-from stepcot_jax.data.images.image_files import FolderFiles, ImageFiles, Selection
+from stepcot_jax.data.images.image_files import FolderFiles, Selection
 from stepcot_jax.data.images.preprocessing import decode_image_bytes
-from stepcot_jax.data.images.projections import LATERAL, is_frontal_task
-from stepcot_jax.data.images.shards import ShardFiles, find_missing, has_shards, read_index
 from stepcot_jax.data.images.stated_sizes import StatedSizes, list_sizes
 from stepcot_jax.data.questions.making import write_texts
 from stepcot_jax.data.questions.record_files import VqaCollection, holds_records, read_vqa_records
 from stepcot_jax.data.questions.vqa_dataset import split_records
 from stepcot_jax.data.reasons import Reasons, describe_oddities, note_oddities
-from stepcot_jax.data.records.data_json import FILE_NAME, ImageLocator, MissingImage, Scan, scan_records
-from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, Collection, OnBadRecord
-from stepcot_jax.data.sources.layouts import AUTO, detect_layout
-from stepcot_jax.data.sources.loading import read_source
+from stepcot_jax.data.records.data_json import FILE_NAME, Scan, scan_records
+from stepcot_jax.data.records.projections import LATERAL, is_frontal_task
+from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, OnBadRecord
+from stepcot_jax.data.sources.intake import Intake
+from stepcot_jax.data.sources.layouts import AUTO, CASES, check_layout, detect_layout
+from stepcot_jax.data.sources.listed import How, LabelsFrom, Listed
+from stepcot_jax.data.sources.loading import list_cases
 from stepcot_jax.data.splits.making import PUBLISHED_FRACTIONS, make_splits
 from stepcot_jax.data.splits.split_resolver import resolve_tables
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Assignment, count_shared
@@ -54,77 +55,235 @@ from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.record import Record, SetAside
 
 _NUM_EXAMPLES = 20
+_Targets: TypeAlias = Int32[np.ndarray, "case step"]
+_BOXES = ("boxes", "images_with_boxes", "images_with_one_box_label")
+_MEGABYTE = 1_000_000
+_RECORDS = "a folder with records.jsonl (reasoning records)"
 
 
-@dataclasses.dataclass
-class Findings:
-    """The results of a check."""
+@dataclasses.dataclass(frozen=True)
+class CheckOptions:
+    """How to check a data root; names shared with a run's settings mean the same."""
 
-    scan: Scan
-    reasons: Reasons  # the records set aside, by reason
-    layout: str
-    num_unreadable: int = 0  # images that cannot be decoded
-    oddities: Reasons = dataclasses.field(default_factory=Reasons)  # of readable images, such as a black one
-    original: Int64[np.ndarray, " record"] | None = None
-    assignment: Assignment | None = None  # the splits; None if no record is good
-    boxed: RecordTable | None = None  # cases whose boxes are counted; None for the good ones of the scan
+    layout: str = AUTO  # one of `layouts.CASES`, or "auto"
+    images: Literal["decode", "exists", "none"] = "decode"  # "exists" looks for their files
+    step_names: tuple[str, ...] = PUBLISHED_STEP_NAMES  # name of each step, in order
+    on_bad_record: OnBadRecord = "stop"  # whether bad records would stop a run
+    max_pixels: int = 64_000_000  # largest accepted width times height of an image
+    split_seed: int = 0
+    num_threads: int = 2  # images decoded at the same time
+    single_label: bool = True  # leave images with several findings out, in layouts with lists of findings
+    labels_from: LabelsFrom = "auto"  # table that ChestX-ray8's labels come from
     uncertain: Treatment = "ignore"  # treatment of uncertain answers in training
-    stops: list[str] = dataclasses.field(default_factory=list)  # what would stop a run
-    notes: list[str] = dataclasses.field(default_factory=list)  # what a run accepts but the user may want to know
+    dialect: str = AUTO  # of a run on questions; "auto": the one of the config that is meant for them
+    with_thinking: bool = True  # whether the run's replies have the part before the answer
 
 
-def gather(findings: Findings, *, images: str) -> dict[str, Any]:
-    """Return the facts; stops and notes come last. `images` is "decode", "exists" or "none"."""
-    scan, assignment, boxed = findings.scan, findings.assignment, findings.boxed
-    table, num_cases, num_aside = scan.table, int(scan.good.sum()), len(findings.reasons)
-    chosen = scan.good if boxed is None else np.ones(len(boxed), bool)
-    num_boxes, num_with_boxes, num_with_one_label = (table if boxed is None else boxed).count_boxes(chosen)
-    targets, stops = _find_targets(findings)
+def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict[str, Any]:
+    """Return the facts of a folder or file in any layout, or of reasoning records, which `docs/data.md` explains."""
+    root, reasons = Path(root), Reasons()
+    if holds_records(root):
+        return _check_questions(root, options, reasons, terminal)
+    layout = detect_layout(root, further=_RECORDS) if options.layout == AUTO else check_layout(options.layout, CASES)
+    how = How(
+        require_images=options.images != "none",
+        step_names=options.step_names,
+        single_label=options.single_label,
+        labels_from=options.labels_from,
+    )
+    with _recorded_warnings() as notes:
+        if layout == "published":
+            scan, boxes = _scan_published(root, reasons, how, terminal), None
+        else:
+            scan, boxes = _scan_other(root, layout, reasons, how)
+    skips, num_good = options.on_bad_record == "skip", int(scan.good.sum())
+    stops = _describe_bad(reasons, scan.file, "record", num_good, skips=skips)
+    pictures = _decode_pictures(scan, options, terminal) if options.images == "decode" else Pictures()
+    if pictures.num_unreadable and not (skips and scan.good.any()):
+        stops.append(f"{scan.root}: {pictures.num_unreadable} images cannot be decoded (set aside below)")
+    assignment = _find_splits(scan, reasons, options.split_seed) if scan.good.any() else None
+    targets, problems = _find_targets(scan, assignment, options.uncertain)
     facts: dict[str, Any] = {
         "root": str(scan.root),
-        "layout": findings.layout,
+        "layout": layout,
         "file": scan.file.name,
-        "records": num_cases + num_aside,
-        "cases": num_cases,
-        "patients": table.count_patients(scan.good),
-        "set_aside": num_aside,
-        "set_aside_reasons": findings.reasons.as_facts(),
-        "origins": table.count_origins(scan.good),
+        "records": int(scan.good.sum()) + len(reasons),
+        "cases": int(scan.good.sum()),
+        "patients": scan.table.count_patients(scan.good),
+        "set_aside": len(reasons),
+        "set_aside_reasons": reasons.as_facts(),
+        "origins": scan.table.count_origins(scan.good),
         "steps": _count_steps(scan, targets),
         **_describe_tree(assignment, scan),
-        "uncertain": findings.uncertain,
+        "uncertain": options.uncertain,
         "records_with_other_options": scan.num_other_options,
         "records_with_other_wordings": scan.count_other_wordings(),
         "records_that_repeat_an_image": scan.num_repeated,
-        "images": images,
+        "images": options.images,
         "images_found": scan.num_found,
         "images_missing": None if scan.num_found is None else scan.num_missing,
-        **_describe_pictures(findings),
-        "odd_images": findings.oddities.as_facts(),
-        "boxes": num_boxes,
-        "images_with_boxes": num_with_boxes,
-        "images_with_one_box_label": num_with_one_label,
+        **_describe_pictures(pictures, assignment, scan),
+        "odd_images": pictures.oddities.as_facts(),
+        **dict(zip(_BOXES, boxes or scan.table.count_boxes(scan.good), strict=True)),
         **_describe_splits(assignment, scan),
     }
-    facts["stops"] = [*findings.stops, *stops, *_find_stops(assignment, scan, targets)]
-    facts["notes"] = [*findings.notes, *note_oddities(findings.oddities), *_note(facts, assignment, scan, targets)]
+    facts["stops"] = [*stops, *problems, *_find_stops(assignment, scan, targets)]
+    facts["notes"] = [*notes, *note_oddities(pictures.oddities), *_note(facts, assignment, scan, targets)]
     return facts
 
 
-def _find_targets(findings: Findings) -> tuple[Int32[np.ndarray, "case step"] | None, list[str]]:
+def _scan_published(root: Path, reasons: Reasons, how: How, terminal: Terminal) -> Scan:
+    path, shown = root / FILE_NAME, 0
+
+    def show(num_bytes: int) -> None:
+        nonlocal shown
+        if (megabytes := math.ceil(num_bytes / _MEGABYTE)) > shown:
+            shown = megabytes
+            terminal.update(megabytes)
+
+    num_bytes = path.stat().st_size if path.is_file() else 0
+    with terminal.bar("reading the records (MB)", total=math.ceil(num_bytes / _MEGABYTE)):
+        kept: dict[str, Any] = {"step_names": how.step_names, "require_images": how.require_images}
+        return scan_records(root, reasons, with_texts=False, visit=show, **kept)
+
+
+def _scan_other(root: Path, layout: str, reasons: Reasons, how: How) -> tuple[Scan, list[int]]:
+    """Return the records that are not refused, and numbers of boxes, of images with some, and with one label."""
+    boxes = [0, 0, 0]
+
+    def count(listed: Listed) -> Listed:
+        if not listed.refusal:
+            labels = {box.label for box in listed.record.boxes}
+            for place, number in enumerate((len(listed.record.boxes), len(labels) > 0, len(labels) == 1)):
+                boxes[place] += number
+        return listed
+
+    source = list_cases(root, layout, how)
+    intake = Intake(source._replace(records=map(count, source.records)), on_bad_record="skip")
+    collection = intake.read_cases(layout, keeps_missing=True)
+    for item in collection.set_aside:
+        reasons.append(item)
+    scan = Scan(
+        collection.root,
+        collection.path,
+        collection.cases,
+        collection.record_numbers,
+        reasons,
+        np.ones(len(collection.cases), bool),
+        collection.chain,
+        num_wordings=(1,) * collection.chain.num_steps,
+        is_frontal=is_frontal_task(case.view for case in collection.cases),
+    )
+    for index, path in enumerate(scan.table.image_paths if intake.missing else ()):
+        if path in intake.missing:
+            scan.num_missing += 1
+            scan.drop(index, intake.missing[path])
+    scan.num_found = int(scan.good.sum()) if how.require_images else None
+    return scan, boxes
+
+
+def _describe_bad(reasons: Reasons, file: Path | str, what: str, num_good: int, *, skips: bool) -> list[str]:
+    """Return what stops a run at bad records, with an example."""
+    example = reasons.example
+    if example is None or (skips and num_good):
+        return []
+    number, total = reasons.num_bad, num_good + len(reasons)
+    said = f"{number} of {total} {what}s are bad" if num_good else f"no {what} is valid"
+    way_on = "; on_bad_record=skip continues without them" if num_good else ""
+    return [f"{file}: {said} (set aside below, such as {what} {example.record}, {example.reason[:300]}){way_on}"]
+
+
+@contextlib.contextmanager
+def _recorded_warnings() -> Iterator[list[str]]:
+    heard: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("stepcot_jax.data")
+    logger.addHandler(handler)
+    propagates, logger.propagate = logger.propagate, False
+    try:
+        yield heard
+    finally:
+        logger.propagate = propagates
+        logger.removeHandler(handler)
+
+
+def _find_splits(scan: Scan, reasons: Reasons, seed: int) -> Assignment:
+    assignment = resolve_tables(
+        scan.root,
+        scan.table,
+        good=scan.good,
+        set_aside_paths=reasons.image_paths,
+        set_aside_patients=reasons.patient_ids,
+    )
+    if assignment is not None:
+        return assignment
+    try:
+        splits = make_splits(scan.table, seed=seed, chosen=scan.good)
+    except BadInput as error:
+        assignment = Assignment("made", np.zeros((len(SPLIT_NAMES), len(scan.table)), np.int32))
+        assignment.add_problem("splits cannot be made", str(error))
+        return assignment
+    return Assignment.of(splits, len(scan.table))
+
+
+@dataclasses.dataclass
+class Pictures:
+    """What decoding the images found."""
+
+    num_unreadable: int = 0
+    oddities: Reasons = dataclasses.field(default_factory=Reasons)  # of readable images, such as a black one
+    original: Int64[np.ndarray, " record"] | None = None  # the first record with the same pixels; None: not decoded
+
+
+def _decode_pictures(scan: Scan, options: CheckOptions, terminal: Terminal) -> Pictures:
+    """Decode the image of every good record; set unreadable and lateral ones aside."""
+    good = np.flatnonzero(scan.good).tolist()
+    paths = scan.table.image_paths
+    files = Selection(FolderFiles(scan.root, paths, most_bytes(options.max_pixels)), good)
+
+    def digest(index: int) -> tuple[bytes, list[str]] | BadInput | str:
+        notes: list[str] = []
+        try:
+            content, name = files.read(index), files.name(index)
+            if scan.is_frontal and read_projection(content, name=name) == "lateral":
+                return f"{name}: {LATERAL} (DICOM header)"
+            pixels = decode_image_bytes(content, name=name, max_pixels=options.max_pixels, note=notes.append)
+        except BadInput as error:
+            return error
+        hashed = hashlib.blake2b(str(pixels.shape).encode())
+        hashed.update(np.ascontiguousarray(pixels).data)
+        return hashed.digest(), notes + describe_oddities(pixels)
+
+    pictures, column = Pictures(), DigestColumn()
+    watched = terminal.watch(range(len(good)), "reading the images")
+    for index, result in map_in_threads(digest, watched, num_threads=options.num_threads):
+        record = good[index]
+        if isinstance(result, tuple):
+            column.append(result[0])
+            for note in result[1]:
+                pictures.oddities.append(SetAside(scan.numbers[record], paths[record], note))
+        else:
+            pictures.num_unreadable += isinstance(result, BadInput)
+            scan.drop(record, str(result), by_rule=isinstance(result, str))
+    pictures.original, readable = np.arange(len(scan.table)), np.flatnonzero(scan.good)
+    pictures.original[readable] = readable[find_first(column.halves)]
+    return pictures
+
+
+def _find_targets(scan: Scan, assignment: Assignment | None, treatment: Treatment) -> tuple[_Targets | None, list[str]]:
     """Return the training targets of the train split, and why a run could not make them."""
-    scan, assignment = findings.scan, findings.assignment
     if assignment is None or scan.chain is None:
         return None, []
     chosen = assignment.member[0] & scan.good
     answers = {"labels": scan.table.labels[chosen], "uncertain": scan.table.uncertain[chosen]}
     try:
-        return make_targets(**answers, chain=scan.chain, treatment=findings.uncertain), []
+        return make_targets(**answers, chain=scan.chain, treatment=treatment), []
     except BadInput as error:
         return make_targets(**answers, chain=scan.chain, treatment="ignore"), [str(error)]
 
 
-def _count_steps(scan: Scan, targets: Int32[np.ndarray, "case step"] | None) -> list[dict[str, Any]]:
+def _count_steps(scan: Scan, targets: _Targets | None) -> list[dict[str, Any]]:
     if scan.chain is None:
         return []
     steps, uncertain = [], scan.table.count_uncertain(scan.good).tolist()
@@ -153,12 +312,11 @@ def _describe_tree(assignment: Assignment | None, scan: Scan) -> dict[str, Any]:
     return {"parts": [dataclasses.asdict(row) for row in rows]}
 
 
-def _describe_pictures(findings: Findings) -> dict[str, Any]:
+def _describe_pictures(pictures: Pictures, assignment: Assignment | None, scan: Scan) -> dict[str, Any]:
     names = ("images_unreadable", "images_with_equal_pixels", "equal_images", "pictures_in_several_splits", "leaks")
-    if findings.original is None:
+    if pictures.original is None:
         return dict.fromkeys(names)
-    scan, assignment, original = findings.scan, findings.assignment, findings.original.tolist()
-    table = scan.table
+    table, original = scan.table, pictures.original.tolist()
     repeated = [index for index in np.flatnonzero(scan.good).tolist() if original[index] != index]
     member = assignment.member if assignment else np.zeros((len(SPLIT_NAMES), len(original)), bool)
     groups: dict[int, dict[int, list[str]]] = collections.defaultdict(dict)
@@ -174,7 +332,7 @@ def _describe_pictures(findings: Findings) -> dict[str, Any]:
         ]
         for group in leaks[:_NUM_EXAMPLES]
     ]
-    return dict(zip(names, (findings.num_unreadable, len(repeated), equal, len(leaks), listed), strict=True))
+    return dict(zip(names, (pictures.num_unreadable, len(repeated), equal, len(leaks), listed), strict=True))
 
 
 def _describe_splits(assignment: Assignment | None, scan: Scan) -> dict[str, Any]:
@@ -199,7 +357,7 @@ def _describe_splits(assignment: Assignment | None, scan: Scan) -> dict[str, Any
     }
 
 
-def _find_stops(assignment: Assignment | None, scan: Scan, targets: Int32[np.ndarray, "case step"] | None) -> list[str]:
+def _find_stops(assignment: Assignment | None, scan: Scan, targets: _Targets | None) -> list[str]:
     if assignment is None:
         return []
     val = scan.table.labels[assignment.member[1]]
@@ -243,9 +401,7 @@ def _has_borrowed_names(chain: Chain) -> bool:
     return all(step.name == known.name and read(step).isdisjoint(read(known)) for step, known in pairs)
 
 
-def _note(
-    facts: dict[str, Any], assignment: Assignment | None, scan: Scan, targets: Int32[np.ndarray, "case step"] | None
-) -> list[str]:
+def _note(facts: dict[str, Any], assignment: Assignment | None, scan: Scan, targets: _Targets | None) -> list[str]:
     notes = [
         f"{facts[name]} {what}"
         for name, what in (
@@ -279,217 +435,10 @@ def _note(
     return notes
 
 
-_SEVERAL_LABELS = ("chestxray8", "padchest_gr")
-_RECORDS = "a folder with records.jsonl (reasoning records)"
-_MEGABYTE = 1_000_000
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckOptions:
-    """How to check a data root; names shared with a run's settings mean the same."""
-
-    layout: str = AUTO  # a key of `layouts.LAYOUTS`, or "auto"
-    images: Literal["decode", "exists", "none"] = "decode"  # "exists" looks for their files
-    step_names: tuple[str, ...] = PUBLISHED_STEP_NAMES  # name of each step, in order
-    on_bad_record: OnBadRecord = "stop"  # whether bad records would stop a run
-    max_pixels: int = 64_000_000  # largest accepted width times height of an image
-    split_seed: int = 0
-    num_threads: int = 2  # images decoded at the same time
-    single_label: bool = True  # leave images with several findings out, in layouts with lists of findings
-    labels_from: Literal["auto", "boxes", "entries"] = "auto"  # table that ChestX-ray8's labels come from
-    uncertain: Treatment = "ignore"  # treatment of uncertain answers in training
-    dialect: str = AUTO  # of a run on questions; "auto": the one of the config that is meant for them
-    with_thinking: bool = True  # whether the run's replies have the part before the answer
-
-
-def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict[str, Any]:
-    """Return the facts of a folder or file in any layout, or of reasoning records, which `docs/data.md` explains."""
-    root = Path(root)
-    if holds_records(root):
-        return _check_questions(root, options, terminal=terminal)
-    layout = detect_layout(root, further=_RECORDS) if options.layout == AUTO else options.layout
-    sharded = options.images != "none" and has_shards(root)
-    require_images = options.images != "none" and not sharded
-    if layout == "published":
-        reasons = Reasons()
-        with _recorded_warnings() as warnings:
-            scanned = _scan_published(root, reasons, options, require_images, terminal)
-        findings = Findings(scanned, reasons, layout, notes=warnings)
-    else:
-        findings = _read_other(root, layout, options, require_images)
-    findings.uncertain = options.uncertain
-    scan, reasons = findings.scan, findings.reasons
-    if sharded:
-        for index, reason in find_missing(read_index(root), scan.table.image_paths).items():
-            if scan.good[index]:
-                scan.num_missing += 1
-                scan.drop(index, reason)
-        scan.num_found = int(scan.good.sum())
-    if layout == "published":
-        if not scan.good.any():
-            findings.stops.append(f"{scan.file}: no record is valid")
-        elif len(reasons) > scan.num_lateral and options.on_bad_record == "stop":
-            num_bad, num_records = len(reasons) - scan.num_lateral, int(scan.good.sum()) + len(reasons)
-            findings.stops.append(
-                f"{scan.file}: {num_bad} of {num_records} records are bad (set aside "
-                "below); data.on_bad_record=skip continues without them"
-            )
-    if options.images == "decode":
-        _decode_pictures(findings, root, options, terminal)
-        if findings.num_unreadable and (options.on_bad_record == "stop" or not scan.good.any()):
-            findings.stops.append(f"{scan.root}: {findings.num_unreadable} images cannot be decoded (set aside below)")
-    if scan.good.any():
-        findings.assignment = _find_splits(scan, reasons, options.split_seed)
-    return gather(findings, images=options.images)
-
-
-def _scan_published(
-    root: Path, reasons: Reasons, options: CheckOptions, require_images: bool, terminal: Terminal
-) -> Scan:
-    path, shown = root / FILE_NAME, 0
-
-    def show(num_bytes: int) -> None:
-        nonlocal shown
-        if (megabytes := math.ceil(num_bytes / _MEGABYTE)) > shown:
-            shown = megabytes
-            terminal.update(megabytes)
-
-    num_bytes = path.stat().st_size if path.is_file() else 0
-    with terminal.bar("reading the records (MB)", total=math.ceil(num_bytes / _MEGABYTE)):
-        how: dict[str, Any] = {"step_names": options.step_names, "require_images": require_images}
-        return scan_records(root, reasons, with_texts=False, visit=show, **how)
-
-
-def _read_other(root: Path, layout: str, options: CheckOptions, require_images: bool) -> Findings:
-    """Read a layout other than data.json; only its reader distinguishes bad records from those a rule leaves out."""
-
-    def read(**changes: Any) -> Collection:
-        kept = {name: getattr(options, name) for name in ("step_names", "single_label", "labels_from")}
-        how = kept | {"on_bad_record": "skip", "require_images": False} | changes
-        return read_source(root, layout=layout, **how)
-
-    with _recorded_warnings() as warnings:
-        collection = read()
-    reasons = Reasons()
-    scan = _scan_collection(collection, reasons, require_images=require_images)
-    findings = Findings(scan, reasons, layout, notes=warnings)
-    with _recorded_warnings():  # these readings repeat the same warnings
-        if layout in _SEVERAL_LABELS:
-            findings.boxed = read(single_label=False).cases
-        try:
-            read(on_bad_record=options.on_bad_record, require_images=require_images)
-        except BadInput as error:
-            findings.stops.append(str(error))
-    return findings
-
-
-@contextlib.contextmanager
-def _recorded_warnings() -> Iterator[list[str]]:
-    heard: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("stepcot_jax.data")
-    logger.addHandler(handler)
-    propagates, logger.propagate = logger.propagate, False
-    try:
-        yield heard
-    finally:
-        logger.propagate = propagates
-        logger.removeHandler(handler)
-
-
-def _find_splits(scan: Scan, reasons: Reasons, seed: int) -> Assignment:
-    assignment = resolve_tables(
-        scan.root,
-        scan.table,
-        good=scan.good,
-        set_aside_paths=reasons.image_paths,
-        set_aside_patients=reasons.patient_ids,
-    )
-    if assignment is not None:
-        return assignment
-    try:
-        splits = make_splits(scan.table, seed=seed, chosen=scan.good)
-    except BadInput as error:
-        assignment = Assignment("made", np.zeros((len(SPLIT_NAMES), len(scan.table)), np.int32))
-        assignment.add_problem("splits cannot be made", str(error))
-        return assignment
-    return Assignment.of(splits, len(scan.table))
-
-
-def _scan_collection(collection: Collection, reasons: Reasons, *, require_images: bool) -> Scan:
-    """Return a collection that was read without requiring images as a scan; it shares the collection's table."""
-    for item in collection.set_aside:
-        reasons.append(item)
-    scan = Scan(
-        collection.root,
-        collection.path,
-        collection.cases,
-        collection.record_numbers,
-        reasons,
-        np.ones(len(collection.cases), bool),
-        collection.chain,
-        num_wordings=(1,) * collection.chain.num_steps,
-        is_frontal=is_frontal_task(case.view for case in collection.cases),
-    )
-    if require_images:
-        locator = ImageLocator(collection.root, require_images=True)
-        for index, image_path in enumerate(scan.table.image_paths):
-            try:
-                locator.locate(image_path)
-            except BadInput as error:
-                scan.num_missing += isinstance(error, MissingImage)
-                scan.drop(index, str(error))
-        scan.num_found = int(scan.good.sum())
-    return scan
-
-
-def _decode_pictures(findings: Findings, root: Path, options: CheckOptions, terminal: Terminal) -> None:
-    """Decode the image of every good record, from files or shards; set unreadable and lateral ones aside."""
-    scan, good = findings.scan, np.flatnonzero(findings.scan.good).tolist()
-    paths, limit, sharded = scan.table.image_paths, most_bytes(options.max_pixels), has_shards(root)
-    files: ImageFiles = Selection(FolderFiles(scan.root, paths, limit), good)
-    if sharded:
-        files = ShardFiles(scan.root, read_index(root), [paths[record] for record in good], max_bytes=limit)
-
-    def digest(index: int) -> tuple[bytes, list[str]] | BadInput | str:
-        notes: list[str] = []
-        try:
-            content, name = files.read(index), files.name(index)
-            if scan.is_frontal and read_projection(content, name=name) == "lateral":
-                if not sharded:
-                    return f"{name}: {LATERAL} (DICOM header)"
-                notes.append("the DICOM header names a lateral view; a run reads every image in shards")
-            pixels = decode_image_bytes(content, name=name, max_pixels=options.max_pixels, note=notes.append)
-        except BadInput as error:
-            return error
-        hashed = hashlib.blake2b(str(pixels.shape).encode())
-        hashed.update(np.ascontiguousarray(pixels).data)
-        return hashed.digest(), notes + describe_oddities(pixels)
-
-    column, watched = DigestColumn(), terminal.watch(range(len(good)), "reading the images")
-    for index, result in map_in_threads(digest, watched, num_threads=options.num_threads):
-        record = good[index]
-        if isinstance(result, BadInput):
-            findings.num_unreadable += 1
-            scan.drop(record, str(result))
-        elif isinstance(result, str):
-            scan.drop_lateral(record, result)
-        else:
-            column.append(result[0])
-            for note in result[1]:
-                findings.oddities.append(SetAside(scan.numbers[record], paths[record], note))
-    findings.original, readable = np.arange(len(scan.table)), np.flatnonzero(scan.good)
-    findings.original[readable] = readable[find_first(column.halves)]
-
-
-_MISSING = "does not exist below the data root"
-
-
-def _check_questions(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict[str, Any]:
+def _check_questions(root: Path, options: CheckOptions, reasons: Reasons, terminal: Terminal) -> dict[str, Any]:
     with _recorded_warnings() as warnings:
         collection = read_vqa_records(root, on_bad_record="skip", require_images=options.images != "none")
-    oddities, reasons, stated = Reasons(), Reasons(), StatedSizes()
+    oddities, stated = Reasons(), StatedSizes()
     unreadable: dict[str, str] = {}
     if options.images == "decode":
         unreadable = _find_unreadable_images(collection, oddities, stated, options, terminal)
@@ -517,8 +466,10 @@ def _check_questions(root: Path, options: CheckOptions, *, terminal: Terminal) -
     facts["control_tokens"] = count_control_tokens(records)
     facts["contradictions"] = find_contradictions(records)
     facts["dialect"] = _choose_dialect(records) if options.dialect == AUTO else options.dialect
-    facts["stops"] = _find_stops_of_questions(facts, options)
-    if not facts["patients_in_several_splits"]:
+    facts["stops"] = _describe_bad(reasons, facts["file"], "line", len(records), skips=options.on_bad_record == "skip")
+    if number := facts["patients_in_several_splits"]:
+        facts["stops"].append(f"{facts['file']}: {number} patients are in more than one split")
+    else:
         facts["stops"] += _find_stops_of_training(collection, records, facts, options)
     facts["odd_images"] = oddities.as_facts()
     facts["notes"] = [*warnings, *note_oddities(oddities), *stated.list_notes(), *_note_questions(facts)]
@@ -541,22 +492,6 @@ def _find_unreadable_images(
         except (BadInput, OSError) as error:
             unreadable[path] = f"image_path: {error}"
     return unreadable
-
-
-def _find_stops_of_questions(facts: dict[str, Any], options: CheckOptions) -> list[str]:
-    stops, file = [], facts["file"]
-    num_good = facts["records"] - facts["set_aside"]
-    if facts["set_aside"] and (options.on_bad_record == "stop" or not num_good):
-        first = facts["set_aside_reasons"][0]["examples"][0]
-        stops.append(
-            f"{file}: {facts['set_aside']} of {facts['records']} lines are bad (set aside below, such as line "
-            f"{first['record']}, {first['reason']}); on_bad_record=skip continues without them"
-        )
-        missing = next((item["reason"] for item in facts["set_aside_reasons"] if _MISSING in item["reason"]), "")
-        stops += [f"{file}: {missing}"] if missing else []
-    if facts["patients_in_several_splits"]:
-        stops.append(f"{file}: {facts['patients_in_several_splits']} patients are in more than one split")
-    return stops
 
 
 def _choose_dialect(records: Sequence[Record]) -> str:

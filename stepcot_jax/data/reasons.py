@@ -22,16 +22,30 @@ _PARTICULAR = re.compile(
 )
 
 
+_MISSING_IMAGE = re.compile(r"no image '|does not exist below the data root|cannot be copied \(No such file")
+
+
+def names_missing(reason: str) -> bool:
+    """Return whether a message is about a missing image."""
+    return _MISSING_IMAGE.search(reason) is not None
+
+
 class Reasons:
     """Counts records set aside by reason; keeps their names, which split tables may use."""
 
     def __init__(self) -> None:
         self._reasons: dict[str, Problem] = {}
+        self.num_bad = 0  # records that no rule excludes
+        self.example: SetAside | None = None  # a bad record, one whose image is missing if there is one
         self.image_paths = TextColumn()
         self.patient_ids = TextColumn()
 
     def append(self, item: SetAside) -> None:
         """Add a record."""
+        if not item.by_rule:
+            self.num_bad += 1
+            if self.example is None or (names_missing(item.reason) and not names_missing(self.example.reason)):
+                self.example = item
         kind = _PARTICULAR.sub("…", item.reason)[:_NUM_SHOWN]
         if kind not in self._reasons and len(self._reasons) >= _MOST_KINDS:
             kind = "further reasons"

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -19,12 +19,12 @@ from stepcot_jax.evaluation.predictions import (
     log_softmax,
     logits_by_step,
     probabilities_by_step,
-    refuse_other_chain,
     softmax,
 )
 from stepcot_jax.evaluation.statistics import Weights, count_once, divide, name_patients, weighted_mean
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_json, write_json
+from stepcot_jax.host.own_folder import load, save
+from stepcot_jax.host.ranges import MOST, Share, Whole
 
 UNFITTED = "temperature 1"  # In the note of a step whose temperature could not be fitted
 CoverageBy = Literal["step", "answer"]
@@ -32,20 +32,36 @@ CoverageBy = Literal["step", "answer"]
 _Value = TypeVar("_Value")
 
 
+Temperature = Annotated[float, msgspec.Meta(gt=0, le=MOST)]
+Threshold = Annotated[float, msgspec.Meta(ge=0)]
+Divisor = Annotated[float, msgspec.Meta(ge=1e-6, le=1e6)]
+
+
 @dataclasses.dataclass(frozen=True)
 class Calibration:
     """Temperatures and conformal thresholds by model and step; the most probable answer is always in the set."""
 
-    coverage: float  # share of the cases, of each step, whose answer set holds the true answer
-    temperatures: Mapping[str, tuple[float, ...]]  # by model name, the divisor of each step's logits
-    thresholds: Mapping[str, tuple[float, ...]]  # of 1 - probability; infinite: too few cases
+    coverage: Annotated[float, msgspec.Meta(gt=0, lt=1)]  # share of cases, of each step, whose set holds the truth
+    temperatures: Mapping[str, tuple[Temperature, ...]]  # by model name, the divisor of each step's logits
+    thresholds: Mapping[str, tuple[Threshold, ...]]  # of 1 - probability; infinite: too few cases
     notes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)  # by step, "" if all was fitted
-    answer_thresholds: Mapping[str, tuple[tuple[float, ...], ...]] = dataclasses.field(default_factory=dict)
-    num_cases: Mapping[str, tuple[tuple[int, ...], ...]] = dataclasses.field(default_factory=dict)  # by step and answer
-    confidence: float = 0.0  # share of validation splits that reach the coverage; 0: on average
-    coverage_ranges: Mapping[str, tuple[tuple[float, float] | None, ...]] = dataclasses.field(
+    answer_thresholds: Mapping[str, tuple[tuple[Threshold, ...], ...]] = dataclasses.field(default_factory=dict)
+    num_cases: Mapping[str, tuple[tuple[Whole, ...], ...]] = dataclasses.field(default_factory=dict)  # by answer
+    confidence: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0  # share of splits that reach it; 0: on average
+    coverage_ranges: Mapping[str, tuple[tuple[Share, Share] | None, ...]] = dataclasses.field(
         default_factory=dict, compare=False, repr=False
     )  # by model name, for each step its `coverage_range` where a file has it; others are computed
+
+    def fits(self, sizes: Sequence[int]) -> bool:
+        """Whether it has the steps and answers of a chain, for the same models throughout."""
+        of_steps = (self.temperatures, self.thresholds, self.notes, self.coverage_ranges)
+        of_answers = (self.answer_thresholds, self.num_cases)
+        return (
+            all(by_model.keys() in (self.temperatures.keys(), set()) for by_model in (*of_steps, *of_answers))
+            and self.thresholds.keys() == self.temperatures.keys()
+            and all(len(values) == len(sizes) for by_model in of_steps for values in by_model.values())
+            and all(tuple(map(len, steps)) == tuple(sizes) for each in of_answers for steps in each.values())
+        )
 
     @property
     def coverage_by(self) -> CoverageBy:
@@ -174,112 +190,24 @@ def choose_one_per_patient(patients: npt.NDArray[np.str_]) -> npt.NDArray[np.int
     return np.sort(order[first])
 
 
-# A calibration on disk, as JSON: readings elsewhere have the probabilities and answer sets of the run.
+# A calibration on disk: readings elsewhere have the probabilities and answer sets of the run.
 
 
-_LAYOUT = "stepcot_jax calibration 1"
-_MAX_BYTES = 2**24
-
-_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-_Threshold = _Share | None
-
-
-class _FileStep(msgspec.Struct, frozen=True):
-    name: str
-    options: tuple[str, ...]
-    temperature: Annotated[float, msgspec.Meta(gt=0)]
-    threshold: _Threshold
-    note: str = ""
-    answer_thresholds: list[_Threshold] | None = None
-    num_cases: list[Annotated[int, msgspec.Meta(ge=0)]] | None = None
-    coverage_range: tuple[_Share, _Share] | None = None
-
-    def __post_init__(self) -> None:
-        for field in ("num_cases", "answer_thresholds"):
-            numbers = getattr(self, field)
-            if numbers is not None and len(numbers) != len(self.options):
-                raise ValueError(f"{self.name!r}, {field!r}: {len(numbers)} numbers for {len(self.options)} options")
-
-
-class _File(msgspec.Struct, frozen=True):
-    layout: str
-    coverage: Annotated[float, msgspec.Meta(gt=0, lt=1)]
-    models: dict[str, list[_FileStep]]
-    confidence: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
-
-
-def write_calibration(path: str | os.PathLike[str], calibration: Calibration, chain: Chain) -> None:
-    """Write a JSON file atomically; an infinite threshold becomes null."""
-
-    def describe(model: str, position: int, step: Step) -> dict[str, object]:
-        described = {
-            "name": step.name,
-            "options": list(step.options),
-            "temperature": calibration.temperatures[model][position],
-            "threshold": _finite_or_none(calibration.thresholds[model][position]),
-            "note": calibration.notes[model][position] if model in calibration.notes else "",
-        }
-        if calibration.coverage_by == "answer":
-            limits = calibration.answer_thresholds[model][position]
-            described["answer_thresholds"] = [_finite_or_none(limit) for limit in limits]
-        if model in calibration.num_cases:
-            described["num_cases"] = list(calibration.num_cases[model][position])
-            described["coverage_range"] = calibration.coverage_range(model, position)
-        return described
-
-    models = {
-        model: [describe(model, position, step) for position, step in enumerate(chain.steps)]
-        for model in calibration.temperatures
+def write_calibration(path: str | os.PathLike[str], calibration: Calibration) -> None:
+    """Write a calibration with the ranges of its coverage, which need SciPy."""
+    ranges = {
+        model: tuple(calibration.coverage_range(model, step) for step in range(len(steps)))
+        for model, steps in calibration.num_cases.items()
     }
-    aims = {"coverage": calibration.coverage, "confidence": calibration.confidence}
-    write_json(path, {"layout": _LAYOUT, **aims, "models": models})
+    save(path, dataclasses.replace(calibration, coverage_ranges=ranges))
 
 
 def read_calibration(path: str | os.PathLike[str], chain: Chain) -> Calibration:
     """Read a file of `write_calibration`."""
-    file = read_json(path, _File, accepted="expected the calibration.json of a run", max_bytes=_MAX_BYTES)
-    if file.layout != _LAYOUT:
-        raise BadInput(f"{path}, 'layout': {file.layout[:80]!r} is not {_LAYOUT!r}")
-    for model, steps in file.models.items():
-        described = [(step.name, step.options) for step in steps]
-        refuse_other_chain(f"{path}, {model}: calibration of another chain", described, chain)
-    limits = _collect(path, file, "answer_thresholds")
-    if limits and len(limits) < len(file.models):
-        raise BadInput(f"{path}: 'answer_thresholds' of {min(file.models.keys() - limits.keys())} are missing")
-    return Calibration(
-        coverage=file.coverage,
-        temperatures={model: tuple(step.temperature for step in steps) for model, steps in file.models.items()},
-        thresholds={
-            model: tuple(_infinite_if_none(step.threshold) for step in steps) for model, steps in file.models.items()
-        },
-        notes={model: tuple(step.note for step in steps) for model, steps in file.models.items()},
-        answer_thresholds={
-            model: tuple(tuple(map(_infinite_if_none, of_step)) for of_step in steps) for model, steps in limits.items()
-        },
-        num_cases=_collect(path, file, "num_cases"),
-        confidence=file.confidence,
-        coverage_ranges={model: tuple(step.coverage_range for step in steps) for model, steps in file.models.items()},
-    )
-
-
-def _collect(path: str | os.PathLike[str], file: _File, field: str) -> dict[str, tuple[tuple[Any, ...], ...]]:
-    """Return a field of each model that has it, for all steps; older files have none."""
-    collected = {}
-    for model, steps in file.models.items():
-        values = [getattr(step, field) for step in steps]
-        if any(value is not None for value in values):
-            if None in values:
-                raise BadInput(f"{path}, {model}, {steps[values.index(None)].name!r}: {field!r} is missing")
-            collected[model] = tuple(map(tuple, values))
-    return collected
-
-
-def _infinite_if_none(threshold: float | None) -> float:
-    return math.inf if threshold is None else threshold
-
-
-def _finite_or_none(threshold: float) -> float | None:
-    return threshold if math.isfinite(threshold) else None
+    calibration = load(path, Calibration)
+    if not calibration.fits(chain.answers_per_step):
+        raise BadInput(f"{path}: calibration of another chain")
+    return calibration
 
 
 # Fit temperatures and answer-set thresholds on the validation split.
@@ -344,7 +272,7 @@ def fit_temperature(logits: npt.NDArray[np.float64], labels: npt.NDArray[np.inte
     return math.exp(-brentq(slope, -_LOG_BOUND, _LOG_BOUND, xtol=1e-12)), ""
 
 
-Mixture = tuple[float, float, float]
+Mixture = tuple[Divisor, Divisor, Annotated[float, msgspec.Meta(ge=0, lt=1)]]
 """Two temperatures and the share of the second: (1 - share) softmax(z / first) + share softmax(z / second)."""
 
 _FEWEST_MIXED = 200  # cases for two parameters more

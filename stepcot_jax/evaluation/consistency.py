@@ -9,9 +9,9 @@ import itertools
 import os
 from collections.abc import Iterator, Mapping
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
+from jaxtyping import Int64
 
 from stepcot_jax.chain import (
     DETECTION_OPTIONS,
@@ -21,9 +21,8 @@ from stepcot_jax.chain import (
     Chain,
     fold,
 )
-from stepcot_jax.evaluation.predictions import refuse_other_chain
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_json, write_json
+from stepcot_jax.host.own_folder import load, save
 
 MIN_EXPECTED = 20.0  # chains expected by chance, from which an unseen pair is forbidden: evidence, not proof
 MAX_CONTRADICTING = 0.05  # share of clear chests that counts as errors of annotation; above it a given rule yields
@@ -184,53 +183,23 @@ Counts = Mapping[Pair, npt.NDArray[np.integer]]  # Training chains that have eac
 # Counts of answer pairs on disk: rules can be made from them without the training data.
 
 
-_LAYOUT = "stepcot_jax pairs of answers 2"
-_MAX_BYTES = 2**24
+@dataclasses.dataclass(frozen=True)
+class _CountedPairs:
+    pairs: tuple[tuple[Pair, Int64[np.ndarray, "answer answer2"]], ...]
 
 
-class _FilePair(msgspec.Struct, frozen=True):
-    earlier: int
-    later: int
-    counts: list[list[int]]
-
-
-class _File(msgspec.Struct, frozen=True):
-    layout: str
-    steps: list[tuple[str, tuple[str, ...]]]
-    pairs: list[_FilePair]
-
-
-def write_pairs(path: str | os.PathLike[str], counts: Counts, chain: Chain) -> None:
-    """Write the counts of `count_pairs` as JSON, atomically."""
-    report = {
-        "layout": _LAYOUT,
-        "steps": [[step.name, list(step.options)] for step in chain.steps],
-        "pairs": [
-            {"earlier": earlier, "later": later, "counts": of_pair.tolist()}
-            for (earlier, later), of_pair in counts.items()
-        ],
-    }
-    write_json(path, report)
+def write_pairs(path: str | os.PathLike[str], counts: Counts) -> None:
+    """Write the counts of `count_pairs`, atomically."""
+    save(path, {"pairs": list(counts.items())})
 
 
 def read_pairs(path: str | os.PathLike[str], chain: Chain) -> dict[Pair, npt.NDArray[np.int64]]:
     """Read the counts of `write_pairs`."""
-    file = read_json(path, _File, accepted="expected the pairs.json of a run", max_bytes=_MAX_BYTES)
-    if file.layout != _LAYOUT:
-        raise BadInput(f"{path}, 'layout': {file.layout[:80]!r} is not {_LAYOUT!r}")
-    refuse_other_chain(f"{path}: pairs of another chain", file.steps, chain)
-    by_steps = {(pair.earlier, pair.later): pair.counts for pair in file.pairs}
-    expected = tuple(itertools.combinations(range(chain.num_steps), 2))
-    if len(file.pairs) != len(expected) or set(by_steps) != set(expected):
-        raise BadInput(f"{path}, 'pairs': {sorted(by_steps)} are not {list(expected)}, each once")
-    return {pair: _read_counts(path, by_steps[pair], pair, chain) for pair in expected}
-
-
-def _read_counts(
-    path: str | os.PathLike[str], counts: list[list[int]], pair: Pair, chain: Chain
-) -> npt.NDArray[np.int64]:
-    num_rows, num_columns = (chain.answers_per_step[position] for position in pair)
-    fits = len(counts) == num_rows and all(len(row) == num_columns for row in counts)
-    if not fits or not all(0 <= count < 2**53 for row in counts for count in row):
-        raise BadInput(f"{path}, counts of steps {pair} must be {num_rows} rows of {num_columns} whole numbers from 0")
-    return np.array(counts, dtype=np.int64)
+    counts = dict(load(path, _CountedPairs).pairs)
+    sizes = dict(enumerate(chain.answers_per_step))
+    expected = {pair: (sizes[pair[0]], sizes[pair[1]]) for pair in itertools.combinations(sizes, 2)}
+    if {pair: of_pair.shape for pair, of_pair in counts.items()} != expected:
+        raise BadInput(f"{path}: pairs of another chain")
+    if any((of_pair < 0).any() for of_pair in counts.values()):
+        raise BadInput(f"{path}: a count is below 0")
+    return counts

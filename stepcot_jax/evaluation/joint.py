@@ -23,18 +23,28 @@ cases (logarithmic pool, Genest and Zidek 1986).
 import dataclasses
 import functools
 import itertools
+import os
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 import numpy as np
 from jaxtyping import Float, Float64, Int
 
-from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.evaluation.calibration import Mixture, mix_temperatures
+from stepcot_jax.chain import NOT_ANNOTATED, Chain
+from stepcot_jax.evaluation.calibration import Divisor, Mixture, mix_temperatures
 from stepcot_jax.evaluation.predictions import SplitPredictions, softmax
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.own_folder import load, save
+from stepcot_jax.host.ranges import Number
 
 _SMOOTHING = 2.0  # cases that each row of a table has in addition, spread as the row without the other step
 _TINY = np.finfo(np.float64).tiny
+_LEAST_SHARE, _TOLERANCE = 1e-30, 1e-6  # of a stored table: products of smaller shares underflow
+
+Weight = Annotated[float, msgspec.Meta(ge=0, le=2)]
+Growth = Annotated[float, msgspec.Meta(ge=-1, le=1)]
 
 Split = TypeVar("Split", bound=SplitPredictions)
 
@@ -62,6 +72,20 @@ class AnswerTree:
     def sizes(self) -> tuple[int, ...]:
         """Number of answers of each step."""
         return (*(table.shape[2] for table in self.tables), len(self.last))
+
+    def fits(self, sizes: Sequence[int]) -> bool:
+        """Whether it is a tree of steps with these numbers of answers, whose rows are shares that sum to 1."""
+        *before, num_last = sizes
+        if len(self.parents) != len(before) or sorted(self.order) != list(range(len(before))):
+            return False
+        shapes = [
+            (num_last, 1 if parent is None else before[parent], size)
+            for parent, size in zip(self.parents, before, strict=True)
+        ]
+        return [table.shape for table in (self.last, *self.tables)] == [(num_last,), *shapes] and all(
+            (table >= _LEAST_SHARE).all() and (np.abs(table.sum(axis=-1) - 1) < _TOLERANCE).all()
+            for table in (self.last, *self.tables)
+        )
 
     @functools.cached_property
     def order(self) -> tuple[int, ...]:
@@ -190,11 +214,19 @@ class JointModel:
     """
 
     tree: AnswerTree
-    temperatures: tuple[float, ...]
-    weights: tuple[float, ...]
-    exponents: tuple[tuple[float, float, float], ...] = ()
-    conflict_limit: float | None = None
+    temperatures: tuple[Divisor, ...]
+    weights: tuple[Weight, ...]
+    exponents: tuple[tuple[Weight, Weight, Growth], ...] = ()
+    conflict_limit: Number | None = None
     mixtures: tuple[Mixture, ...] = ()
+
+    def fits(self, sizes: Sequence[int]) -> bool:
+        """Whether it has the steps and answers of a chain."""
+        return (
+            self.tree.fits(sizes)
+            and len(self.temperatures) == len(self.weights) == len(sizes)
+            and {len(self.exponents), len(self.mixtures)} <= {0, len(sizes)}
+        )
 
     def calibrate(self, logits: Float[np.ndarray, "case step answer"]) -> Evidence:
         """Return the logarithms of the network's distributions P_s without given answers."""
@@ -238,6 +270,24 @@ class JointModel:
             evidence.append(known)
             apart += log_sum_exp(known + np.log(marginal))
         return apart - infer(self.tree, evidence)[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Joints:
+    models: Mapping[str, JointModel]  # by network
+
+
+def write_joints(path: str | os.PathLike[str], joints: Mapping[str, JointModel]) -> None:
+    """Write the joint models of a run's networks, atomically."""
+    save(path, _Joints(joints))
+
+
+def read_joint(path: str | os.PathLike[str], chain: Chain, *, model: str) -> JointModel | None:
+    """Read a network's joint model; None if there is no such file, or it has none of this network."""
+    joint = load(path, _Joints).models.get(model) if pathlib.Path(path).exists() else None
+    if joint is not None and not joint.fits(chain.answers_per_step):
+        raise BadInput(f"{path}, {model!r}: not a joint model of this chain")
+    return joint
 
 
 _LEAST_LOG = -25.0  # of a network's probability, so that no given answer is impossible beside it

@@ -5,12 +5,10 @@ An answer is taken against all others of its step; without one, or with nothing 
 
 import dataclasses
 import functools
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Literal
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -20,7 +18,6 @@ from stepcot_jax.evaluation.predictions import SplitPredictions, ValidationPredi
 from stepcot_jax.evaluation.statistics import (
     LEVEL,
     Weights,
-    as_plain,
     count_once,
     divide,
     name_patients,
@@ -29,7 +26,7 @@ from stepcot_jax.evaluation.statistics import (
     widen_agreement,
 )
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_json
+from stepcot_jax.host.own_folder import load
 from stepcot_jax.host.ranges import Interval
 
 RuleName = Literal["youden", "sensitivity", "specificity", "cost"]
@@ -237,88 +234,41 @@ def _interval(value: float, resampled: npt.NDArray[np.float64] | None) -> Interv
     return Interval(value, float(ends[0]), float(ends[1]), undefined=1 - len(defined) / len(resampled))
 
 
-# Operating points in `statistics.json`, which reports and readings read.
-
-
-_MAX_BYTES = 2**28
-
-
-class _FileInterval(msgspec.Struct, frozen=True):
-    value: float | None
-    low: float | None
-    high: float | None
-    undefined: float = 0.0
-
-    def as_interval(self, missing: float = math.nan) -> Interval:
-        """Return the interval; a value of None is `missing`."""
-        low, high = (math.nan if end is None else end for end in (self.low, self.high))
-        return Interval(missing if self.value is None else self.value, low, high, undefined=self.undefined)
-
-
-class _FilePoint(msgspec.Struct, frozen=True):
-    threshold: _FileInterval
-    validation: tuple[int, int]
-    test: tuple[int, int]
-    sensitivity: _FileInterval
-    specificity: _FileInterval
-    ppv: _FileInterval
-    npv: _FileInterval
-
-    def as_point(self) -> OperatingPoint:
-        """Return the point; a threshold of None is infinite."""
-        figures = (getattr(self, name).as_interval() for name in FIGURES)
-        return OperatingPoint(self.threshold.as_interval(math.inf), self.validation, self.test, *figures)
-
-
-class _FilePoints(msgspec.Struct, frozen=True):
-    rule: Rule
-    models: dict[str, dict[str, dict[str, _FilePoint]]]
-
-
-class _Statistics(msgspec.Struct, frozen=True):
-    operating_points: _FilePoints | None = None
-
-
 @dataclasses.dataclass(frozen=True)
 class OperatingPoints:
     """The operating points of a run, and the rule that chose them."""
 
     rule: Rule  # the rule that chose them
-    points: Mapping[Finding, OperatingPoint]  # by model, step and answer
+    models: Mapping[str, Mapping[str, Mapping[str, OperatingPoint]]]  # by model, step and answer
 
-    def of_step(self, model: str, step: str) -> dict[str, OperatingPoint]:
-        """Return the points of a step's answers that have one, by answer."""
-        return self._by_step.get((model, step), {})
+    @classmethod
+    def of_findings(cls, rule: Rule, points: Mapping[Finding, OperatingPoint]) -> "OperatingPoints":
+        """Return the points by model, step and answer."""
+        models: dict[str, dict[str, dict[str, OperatingPoint]]] = {}
+        for (model, step, answer), point in points.items():
+            models.setdefault(model, {}).setdefault(step, {})[answer] = point
+        return cls(rule, models)
 
     @functools.cached_property
-    def _by_step(self) -> dict[tuple[str, str], dict[str, OperatingPoint]]:
-        by_step: dict[tuple[str, str], dict[str, OperatingPoint]] = {}
-        for (model, step, answer), point in self.points.items():
-            by_step.setdefault((model, step), {})[answer] = point
-        return by_step
+    def points(self) -> Mapping[Finding, OperatingPoint]:
+        """The points by finding."""
+        return {
+            (model, step, answer): point
+            for model, steps in self.models.items()
+            for step, answers in steps.items()
+            for answer, point in answers.items()
+        }
+
+    def of_step(self, model: str, step: str) -> Mapping[str, OperatingPoint]:
+        """Return the points of a step's answers that have one, by answer."""
+        return self.models.get(model, {}).get(step, {})
 
 
-def describe_points(points: OperatingPoints) -> dict[str, Any]:
-    """Return the points as plain types."""
-    models: dict[str, dict[str, dict[str, Any]]] = {}
-    for (model, step, answer), point in points.points.items():
-        models.setdefault(model, {}).setdefault(step, {})[answer] = as_plain(point)
-    return {"rule": as_plain(points.rule), "models": models}
-
-
-def read_points(path: str | os.PathLike[str], chain: Chain) -> OperatingPoints | None:
-    """Read the operating points of a `statistics.json`; None if the run chose none."""
-    accepted = "expected the statistics.json of a run"
-    stored = read_json(path, _Statistics, accepted=accepted, max_bytes=_MAX_BYTES).operating_points
-    if stored is None:
-        return None
+def read_points(path: str | os.PathLike[str], chain: Chain) -> OperatingPoints:
+    """Read the operating points that a run saved."""
+    points = load(path, OperatingPoints)
     known = {step.name: step.options for step in chain.steps}
-    points = {}
-    for model, steps in stored.models.items():
-        for step, answers in steps.items():
-            for answer, point in answers.items():
-                if answer not in known.get(step, ()):
-                    where = f"{path}, operating points of {model}"
-                    raise BadInput(f"{where}: {answer!r} at {step!r} is no answer of this chain")
-                points[model, step, answer] = point.as_point()
-    return OperatingPoints(stored.rule, points)
+    for model, step, answer in points.points:
+        if answer not in known.get(step, ()):
+            raise BadInput(f"{path}: {answer!r} at {step!r} is no answer of this chain ({model})")
+    return points

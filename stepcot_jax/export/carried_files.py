@@ -18,13 +18,14 @@ from stepcot_jax.run.stored_reading import (
     JOINT_FILE,
     NORMAL_FILE,
     PAIRS_FILE,
+    POINTS_FILE,
     STATISTICS_FILE,
 )
 
-STATISTICS = ("reliance", "operating_points")
+STATISTICS = ("reliance",)
 """Parts of a run's statistics that readings use; the rest of statistics.json stays with the run."""
 
-COPIED = (PAIRS_FILE, JOINT_FILE, GATE_FILE, NORMAL_FILE, CONVERTED_FILE)
+COPIED = (PAIRS_FILE, POINTS_FILE, JOINT_FILE, GATE_FILE, NORMAL_FILE, CONVERTED_FILE)
 """Files of the workdir that are copied if the run wrote them; none has names of patients or images."""
 
 _MOST_BYTES = 2**26
@@ -34,7 +35,7 @@ def write_carried(folder: pathlib.Path, trained: Trained) -> None:
     """Write settings, calibration, joint models, counted pairs and statistics of a run, as far as the run has them."""
     trained.run.write_shared(folder / SETTINGS_FILE)
     if trained.calibration is not None:
-        write_calibration(folder / CALIBRATION_FILE, trained.calibration, trained.chain)
+        write_calibration(folder / CALIBRATION_FILE, trained.calibration)
     for name in COPIED:
         if (trained.workdir / name).exists():
             (folder / name).write_bytes(read_file(trained.workdir / name, max_bytes=_MOST_BYTES, accepted="a file"))

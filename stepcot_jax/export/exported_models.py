@@ -5,6 +5,7 @@ Every export has a copy of this file.
 
 import dataclasses
 import json
+import math
 import pathlib
 import sys
 from collections.abc import Callable
@@ -78,19 +79,23 @@ def read_pixel_rules(files: Files) -> Preprocessing:
         return Preprocessing(rules["size"], tuple(rules["mean"]), tuple(rules["std"]))
 
 
-def read_points(files: Files, name: str, facts: dict[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the points of statistics.json, or of export.json in exports of earlier versions; {} without any."""
-    if "operating_points" in facts:
-        return dict(facts["operating_points"])
-    if "statistics.json" not in files:
+def read_points(files: Files, name: str) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the points of points.json; {} without any."""
+    if "points.json" not in files:
         return {}
-    with files.expecting("statistics.json", "operating points"):
-        stored = files.read_json("statistics.json").get("operating_points")
-        of_steps = {} if stored is None else stored["models"].get(name, {})
+    with files.expecting("points.json", "operating points"):
         return {
-            step: {answer: {part: point[part]["value"] for part in _OF_A_POINT} for answer, point in answers.items()}
-            for step, answers in of_steps.items()
+            step: {
+                answer: {part: _finite_or_none(point[part]["value"]) for part in _OF_A_POINT}
+                for answer, point in answers.items()
+            }
+            for step, answers in files.read_json("points.json")["models"].get(name, {}).items()
         }
+
+
+def _finite_or_none(value: Any) -> float | None:
+    """Return a number of points.json, in which infinity is "inf"."""
+    return float(value) if math.isfinite(float(value)) else None
 
 
 class AnsweringModel:
@@ -111,7 +116,7 @@ class AnsweringModel:
             self.steps = tuple(Step(step["name"], step["question"], tuple(step["options"])) for step in steps)
         self.name, self.trained_on = facts["name"], content.get("trained_on", "")
         self.preprocessing = read_pixel_rules(files)
-        self.operating_points = read_points(files, self.name, facts)
+        self.operating_points = read_points(files, self.name)
         return facts
 
     def logits(self, images: Any) -> np.ndarray:

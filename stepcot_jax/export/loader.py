@@ -41,7 +41,7 @@ class Model(exported_models.AnsweringModel):
     def __init__(self, folder: str | pathlib.Path, name: str | None = None) -> None:
         files = Files(pathlib.Path(folder))
         facts = self.read(files, "export.json", name)
-        self.temperatures = _read_temperatures(files, self.name, facts, len(self.steps))
+        self.temperatures = _read_temperatures(files, self.name, len(self.steps))
         with files.expecting("export.json", "program, tensors and gate of each model"):
             self.exported = read_program(files.read(facts["program"]), folder)
             tensors = {key: value for file in facts["tensors"] for key, value in files.read_tensors(file).items()}
@@ -72,15 +72,12 @@ class Model(exported_models.AnsweringModel):
         return self.exported.mlir_module()
 
 
-def _read_temperatures(files: Files, name: str, facts: dict[str, Any], num_steps: int) -> tuple[float, ...]:
-    """Return the temperatures of calibration.json, or of export.json in older exports; 1 without calibration."""
-    if "temperatures" in facts:
-        return tuple(facts["temperatures"])
+def _read_temperatures(files: Files, name: str, num_steps: int) -> tuple[float, ...]:
+    """Return the temperatures of calibration.json; 1 without calibration."""
     if "calibration.json" not in files:
         return (1.0,) * num_steps
     with files.expecting("calibration.json", "a temperature for each step"):
-        steps = files.read_json("calibration.json")["models"].get(name)
-        return (1.0,) * num_steps if steps is None else tuple(float(step["temperature"]) for step in steps)
+        return tuple(map(float, files.read_json("calibration.json")["temperatures"].get(name, (1.0,) * num_steps)))
 
 
 def load(folder: str | pathlib.Path, model: str | None = None) -> Model:

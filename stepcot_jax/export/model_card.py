@@ -29,6 +29,7 @@ from stepcot_jax.run.stored_reading import (
     JOINT_FILE,
     NORMAL_FILE,
     PAIRS_FILE,
+    POINTS_FILE,
     STATISTICS_FILE,
 )
 
@@ -262,7 +263,8 @@ _OF_LOADERS = {
 _OF_ALL = {
     "torch_names.safetensors": "parameters under the authors' PyTorch names",
     CALIBRATION_FILE: "temperatures and answer sets, fitted on the validation cases",
-    STATISTICS_FILE: "operating points with their figures, and how far answers follow given ones",
+    POINTS_FILE: "operating points with their figures",
+    STATISTICS_FILE: "how far answers follow given ones",
     JOINT_FILE: "shares of answers in the training labels, with which `sc.load` joins the steps",
     PAIRS_FILE: "counted pairs of answers, for warnings of `sc.load`",
     GATE_FILE: "the gates, for `sc.load`",

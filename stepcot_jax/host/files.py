@@ -248,11 +248,9 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def digest_file(path: str | os.PathLike[str], *, sync: bool = False) -> tuple[int, str]:
+def digest_file(path: str | os.PathLike[str]) -> tuple[int, str]:
     """Return the size in bytes and the SHA-256 of a file."""
     with open_untrusted(path, accepted="a file") as file:
-        if sync:
-            os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return file.tell(), digest
 

@@ -1,13 +1,14 @@
 """Files of a policy's run beside its checkpoints: lengths of prompts and replies, and the vocabulary."""
 
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from stepcot_jax.encoders.text_encoder import load_tokenizer_files
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_json, write_whole
+from stepcot_jax.host.own_folder import load, save
 from stepcot_jax.policies.tokenizers import PretrainedTokenizer, Tokenizer
 
 LENGTHS_FILE = "policy.json"
@@ -16,33 +17,29 @@ VOCABULARY_FILE = "vocabulary.json"
 AnyTokenizer = Tokenizer
 """A closed vocabulary, a pretrained tokenizer, or one with the control tokens of a chat."""
 
-_LONGEST = 2**16
 _TOKENIZER = "config.policy.tokenizer"
 
+_Length = Annotated[int, msgspec.Meta(ge=1, le=2**17)]
 
-class PolicyLengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+
+class PolicyLengths(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes that a run settles when it counts its training records, and the encoder that it found."""
 
-    prompt_length: int
-    reply_length: int
-    num_words: int
+    prompt_length: _Length
+    reply_length: _Length
+    num_words: _Length
     largest_coordinate: int
     image_encoder: str = ""
-
-    def __post_init__(self) -> None:
-        for name in ("prompt_length", "reply_length", "num_words"):
-            if not 1 <= getattr(self, name) <= 2 * _LONGEST:
-                raise BadInput(f"{name}: {getattr(self, name)} is not 1 to {2 * _LONGEST}")
 
 
 def write_lengths(workdir: Path, lengths: PolicyLengths) -> None:
     """Write `policy.json`, atomically."""
-    write_whole(workdir / LENGTHS_FILE, msgspec.json.format(msgspec.json.encode(lengths), indent=1) + b"\n")
+    save(workdir / LENGTHS_FILE, lengths)
 
 
 def read_lengths(workdir: Path) -> PolicyLengths:
     """Read what `write_lengths` wrote."""
-    return read_json(workdir / LENGTHS_FILE, PolicyLengths, accepted="expected the lengths of a policy's run")
+    return load(workdir / LENGTHS_FILE, PolicyLengths)
 
 
 def load_pretrained(name: str) -> PretrainedTokenizer:

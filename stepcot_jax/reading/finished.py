@@ -17,7 +17,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
 from stepcot_jax.host.untrusted import iterate_lines, open_untrusted
 from stepcot_jax.run.stored import StoredSettings, read_stored
-from stepcot_jax.run.stored_reading import CALIBRATION_FILE, STATISTICS_FILE, check_choices, read_reading
+from stepcot_jax.run.stored_reading import CALIBRATION_FILE, POINTS_FILE, check_sealed, read_reading
 from stepcot_jax.training.log import METRICS_FILE
 
 _MOST_LOG_BYTES = 2**28
@@ -37,7 +37,7 @@ class FinishedRun:
     report: Mapping[str, Any]
     split: SplitPredictions  # each network's predictions for the test split
     calibration: Calibration  # fitted on the validation split
-    operating_points: OperatingPoints | None = None  # thresholds of the answers; None if the run chose none
+    operating_points: OperatingPoints  # thresholds of the answers
 
     def check_model(self, model: str) -> None:
         """Refuse a network without predictions."""
@@ -60,8 +60,8 @@ def read_run(workdir: pathlib.Path) -> FinishedRun:
         raise BadInput(f"{workdir} is not the workdir of a finished run (no such folder)")
     report = _read_report(workdir / "report.json")
     settings = read_stored(workdir).settings
+    check_sealed(workdir)
     chain = read_reading(workdir).chain
-    check_choices(workdir)
     chain.refuse_tree("the report page")
     split = read_predictions(workdir / "predictions" / "test.npz", chain)
     if not len(split.predictions.index):
@@ -74,7 +74,7 @@ def read_run(workdir: pathlib.Path) -> FinishedRun:
         report=report,
         split=split,
         calibration=read_calibration(workdir / CALIBRATION_FILE, chain),
-        operating_points=read_points(workdir / STATISTICS_FILE, chain),
+        operating_points=read_points(workdir / POINTS_FILE, chain),
     )
 
 

@@ -14,8 +14,7 @@ from stepcot_jax.chain import Chain
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.evaluation.consistency import Rules, make_rules, read_pairs
 from stepcot_jax.evaluation.gate import Gate, read_gate
-from stepcot_jax.evaluation.joint import JointModel
-from stepcot_jax.evaluation.joint_files import read_joint
+from stepcot_jax.evaluation.joint import JointModel, read_joint
 from stepcot_jax.features.carried_encoder import read_carried_preprocessing
 from stepcot_jax.features.store import FrozenImageEncoder
 from stepcot_jax.host.errors import BadInput
@@ -36,8 +35,9 @@ from stepcot_jax.run.stored_reading import (
     JOINT_FILE,
     NORMAL_FILE,
     PAIRS_FILE,
+    POINTS_FILE,
     STATISTICS_FILE,
-    check_choices,
+    check_sealed,
     read_reading,
     read_shapes,
 )
@@ -156,7 +156,7 @@ class Trained:
         """Thresholds of the answers with their figures on the test split; None for a run that chose none."""
         from stepcot_jax.evaluation.operating_points import read_points
 
-        path = self.workdir / STATISTICS_FILE
+        path = self.workdir / POINTS_FILE
         return read_points(path, self.chain) if path.exists() else None
 
     @property
@@ -181,7 +181,7 @@ def load_trained(
     if system is None:
         check_readable(workdir)
     exported = is_export(workdir)
-    check_choices(workdir)
+    check_sealed(workdir)
     held = list_exported_models(workdir) if exported else run.names
     for name in names or ():
         if name not in held:
@@ -247,8 +247,6 @@ def _restore(folder: pathlib.Path, names: tuple[str, ...]) -> tuple[dict[str, Pa
     steps = {name: best[name].step if name in best else latest for name in names}
     as_float32 = functools.partial(np.asarray, dtype=np.float32)
     by_step = {step: jax.tree.map(as_float32, restore_params(folder, step)) for step in sorted(set(steps.values()))}
-    for tree in by_step.values():
-        tree.pop("reference", None)  # the frozen start of "chain_grpo", which does not read images
     return {name: by_step[step] for name, step in steps.items()}, steps
 
 

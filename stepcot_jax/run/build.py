@@ -1,19 +1,14 @@
 """Builds losses, optimizers and the system of a chain's run from its settings; new ones are added here."""
 
 import dataclasses
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jaxtyping import Array
 
 from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.data.reading_ahead import ReadAhead
-from stepcot_jax.evaluation.consistency import count_pairs, make_rules
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.losses.step_cot import PARTS, Objective, Part, inverse_frequency_weights
 from stepcot_jax.models.student import Baseline
@@ -21,33 +16,24 @@ from stepcot_jax.run.inputs import hides_steps
 from stepcot_jax.run.networks import make_networks
 from stepcot_jax.run.sections import LossSettings
 from stepcot_jax.run.settings import Settings
-from stepcot_jax.run.start import read_start
-from stepcot_jax.systems.options import count_updates
 from stepcot_jax.systems.step_cot import StepCoT
 from stepcot_jax.systems.updates import AnswerSchedule
 from stepcot_jax.training.optimizers import Plateau, make_optimizer, make_rate
-from stepcot_jax.training.system import Stream, System
+from stepcot_jax.training.system import System
 
 
 def make_system(
-    settings: Settings,
-    dataset: Dataset,
-    image_encoder: nn.Module | None,
-    *,
-    batches_per_epoch: int,
-    read_batches: Callable[[int], ReadAhead],
+    settings: Settings, dataset: Dataset, image_encoder: nn.Module | None, *, batches_per_epoch: int
 ) -> System:
-    """Return the system that the settings describe, with class weights counted on the training split.
-
-    `read_batches` returns training batches of a size, for a system with a stream of its own.
-    """
-    if dataset.chain.is_tree:
-        return _make_structured_report(settings, dataset, image_encoder, batches_per_epoch)
+    """Return the system that the settings describe, with class weights counted on the training split."""
+    if dataset.chain.is_tree and (settings.job != "baseline" or hides_steps(settings)):
+        raise BadInput(
+            f"config.job: {settings.job!r} with config.baseline.steps={settings.baseline.steps!r} reads a chain of "
+            "steps; a tree of questions (layout rad_restruct) needs 'baseline' with steps='all'"
+        )
     if settings.job == "baseline":
         return _make_baseline(settings, dataset, image_encoder, batches_per_epoch)
-    if settings.job == "chain_grpo":
-        return _make_chain_grpo(settings, dataset, image_encoder, batches_per_epoch, read_batches)
-    return StepCoT(dataset.chain, **_teaching(settings, dataset, image_encoder, batches_per_epoch))
+    return _make_step_cot(settings, dataset, image_encoder, batches_per_epoch)
 
 
 def make_objective_of_run(loss: LossSettings, answer_weights: Array | None) -> Objective:
@@ -76,10 +62,10 @@ def _read_parts(texts: tuple[str, ...]) -> dict[str, tuple[Part, float]]:
     return parts
 
 
-def _teaching(
+def _make_step_cot(
     settings: Settings, dataset: Dataset, image_encoder: nn.Module | None, batches_per_epoch: int
-) -> dict[str, Any]:
-    """Return the arguments of `StepCoT`; `batches_per_epoch` is for the schedule of given answers."""
+) -> System:
+    """Return teacher and student; `batches_per_epoch` is for the schedules of rates and given answers."""
     training = settings.training
     networks = make_networks(settings, dataset.chain, image_encoder)
     rates = {"teacher": training.teacher_learning_rate, "student": training.student_learning_rate}
@@ -87,14 +73,15 @@ def _teaching(
     num_epochs = training.teacher_job_epochs if alone else training.teacher_epochs + training.joint_epochs
     schedule = training.schedule if settings.job == "distill" else "constant"
     epochs_of = {"teacher": num_epochs, "student": training.joint_epochs}
-    return {
-        "teacher": networks.teacher,
-        "student": networks.student,
-        "image_encoder": networks.image_encoder,
-        "objective": make_objective_of_run(settings.loss, _answer_weights(settings, dataset)),
-        "projection_width": settings.loss.projection_width,
-        "remat": networks.remat,
-        "optimizers": {
+    return StepCoT(
+        dataset.chain,
+        teacher=networks.teacher,
+        student=networks.student,
+        image_encoder=networks.image_encoder,
+        objective=make_objective_of_run(settings.loss, _answer_weights(settings, dataset)),
+        projection_width=settings.loss.projection_width,
+        remat=networks.remat,
+        optimizers={
             name: _make_adamw(
                 settings,
                 make_rate(rate, schedule, max(epochs_of[name] * batches_per_epoch, 1)),
@@ -102,49 +89,20 @@ def _teaching(
             )
             for name, rate in rates.items()
         },
-        "teacher_epochs": training.teacher_job_epochs if alone else training.teacher_epochs,
-        "joint_epochs": training.joint_epochs,
-        "teacher_only": alone,
-        "plateau": Plateau(training.plateau_patience, training.plateau_factor, training.plateau_stop)
+        teacher_epochs=training.teacher_job_epochs if alone else training.teacher_epochs,
+        joint_epochs=training.joint_epochs,
+        teacher_only=alone,
+        plateau=Plateau(training.plateau_patience, training.plateau_factor, training.plateau_stop)
         if settings.job == "teacher"
         else None,
-        "given": AnswerSchedule(
+        given=AnswerSchedule(
             schedule=training.given_answers,
             rate=training.given_rate,
             noise=training.given_noise,
             student=training.given_to == "both",
             num_updates=num_epochs * batches_per_epoch,
         ),
-    }
-
-
-def _make_structured_report(
-    settings: Settings, dataset: Dataset, image_encoder: nn.Module | None, batches_per_epoch: int
-) -> System:
-    """Return the system of a tree of questions, with the settings of the job "baseline"."""
-    from stepcot_jax.models.form_reader import FormReader  # for trees alone
-    from stepcot_jax.systems.structured_report import StructuredReport
-
-    if settings.job != "baseline" or hides_steps(settings):
-        raise BadInput(
-            f"config.job: {settings.job!r} with config.baseline.steps={settings.baseline.steps!r} reads a chain of "
-            "steps; a tree of questions (layout rad_restruct) needs 'baseline' with steps='all'"
-        )
-    baseline, training, chain = settings.baseline, settings.training, dataset.chain
-    return StructuredReport(
-        chain,
-        FormReader(chain.answers_per_step, hidden=baseline.hidden, dtype=jnp.dtype(training.compute_dtype)),
-        image_encoder=make_networks(settings, chain, image_encoder).image_encoder,
-        optimizer=_make_baseline_optimizer(settings, batches_per_epoch),
-        num_epochs=baseline.epochs,
-        answer_weights=_answer_weights(settings, dataset),
     )
-
-
-def _make_baseline_optimizer(settings: Settings, batches_per_epoch: int) -> optax.GradientTransformation:
-    baseline = settings.baseline
-    rate = make_rate(baseline.learning_rate, baseline.schedule, baseline.epochs * batches_per_epoch)
-    return _make_adamw(settings, rate, baseline.weight_decay)
 
 
 def _make_adamw(settings: Settings, rate: float | optax.Schedule, weight_decay: float) -> optax.GradientTransformation:
@@ -155,64 +113,26 @@ def _make_adamw(settings: Settings, rate: float | optax.Schedule, weight_decay: 
 def _make_baseline(
     settings: Settings, dataset: Dataset, image_encoder: nn.Module | None, batches_per_epoch: int
 ) -> System:
-    """Return the system of the job "baseline"; its rate falls to 0 over the run by `baseline.schedule`."""
-    from stepcot_jax.systems.baseline import BaselineSystem  # for this job alone
+    """Return the system of the job "baseline", for a chain or a tree; its rate falls by `baseline.schedule`."""
+    from stepcot_jax.models.form_reader import FormReader  # for this job alone
+    from stepcot_jax.systems.baseline import BaselineSystem
+    from stepcot_jax.systems.structured_report import StructuredReport
 
-    baseline, training, chain = settings.baseline, settings.training, dataset.chain
+    baseline, chain = settings.baseline, dataset.chain
     networks = make_networks(settings, chain, image_encoder)
-    return BaselineSystem(
+    make: Any = StructuredReport if chain.is_tree else BaselineSystem
+    network = FormReader if chain.is_tree else Baseline
+    rate = make_rate(baseline.learning_rate, baseline.schedule, baseline.epochs * batches_per_epoch)
+    system: System = make(
         chain,
-        Baseline(chain.answers_per_step, hidden=baseline.hidden, dtype=jnp.dtype(training.compute_dtype)),
+        network(chain.answers_per_step, hidden=baseline.hidden, dtype=jnp.dtype(settings.training.compute_dtype)),
         image_encoder=networks.image_encoder,
-        optimizer=_make_baseline_optimizer(settings, batches_per_epoch),
+        optimizer=_make_adamw(settings, rate, baseline.weight_decay),
         num_epochs=baseline.epochs,
         answer_weights=_answer_weights(settings, dataset),
         remat=networks.remat,
     )
-
-
-def _make_chain_grpo(
-    settings: Settings,
-    dataset: Dataset,
-    image_encoder: nn.Module | None,
-    batches_per_epoch: int,
-    read_batches: Callable[[int], ReadAhead],
-) -> System:
-    """Return the system of the job "chain_grpo"; pairs of answers of the training split give its rules."""
-    from stepcot_jax.systems.chain_grpo import ChainGrpo, ChainRewards  # imports policies, for this job alone
-
-    grpo, rewards, start = settings.grpo, settings.rewards, settings.policy.start
-    if not grpo.epochs:
-        raise BadInput("config.grpo.epochs: 0; expected 1 or more with the job 'chain_grpo'")
-    if not (settings.teacher.memory and settings.teacher.write_back):
-        raise BadInput(
-            "config.teacher.memory and write_back must be True with the job 'chain_grpo': a step must see the "
-            "answers before it"
-        )
-    chain = dataset.chain
-    counts = count_pairs(dataset.labels[np.asarray(dataset.splits.train, int)], chain)
-    batches = read_batches(grpo.batch_size)
-    length = count_updates(grpo, len(dataset.splits.train))
-    teaching = _teaching(settings, dataset, image_encoder, batches_per_epoch)
-    del teaching["teacher_only"], teaching["joint_epochs"], teaching["plateau"]
-    return ChainGrpo(
-        chain,
-        rewards=ChainRewards(
-            make_rules(chain, counts=counts), rewards.diagnosis_weight, rewards.steps_weight, rewards.chain_weight
-        ),
-        rollouts=grpo,  # `mask_truncated` has no effect, as every chain has all steps
-        refining=_make_adamw(
-            settings,
-            make_rate(grpo.learning_rate, grpo.schedule, grpo.epochs * length * grpo.num_updates),
-            grpo.weight_decay,
-        ),
-        grpo_epochs=grpo.epochs,
-        grpo_stream=Stream(batches, length),
-        stop_reading=batches.close,
-        teacher_updates=teaching["teacher_epochs"] * batches_per_epoch,
-        start=functools.partial(read_start, start, settings) if start else None,
-        **teaching,
-    )
+    return system
 
 
 def _answer_weights(settings: Settings, dataset: Dataset) -> Array | None:

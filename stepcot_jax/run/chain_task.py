@@ -39,7 +39,6 @@ from stepcot_jax.run.start import WarmStart, read_warm_start, refuse_seen_cases
 from stepcot_jax.run.stored import describe_cases
 from stepcot_jax.run.stored_reading import GATE_FILE, NORMAL_FILE, write_reading, write_shapes
 from stepcot_jax.run.task import Outcome, Task
-from stepcot_jax.systems.options import REFERENCE
 from stepcot_jax.training.checkpoints import saved_steps
 from stepcot_jax.training.devices import Devices
 from stepcot_jax.training.processes import is_first, wait_for_all
@@ -48,20 +47,6 @@ from stepcot_jax.training.system import Batch, Stream, System
 
 _READ = frozenset({"images", "image_features", "labels", "index", "present"})
 """Batch entries of the data; a phase's `collect` may add others."""
-
-
-def read_training_batches(settings: Settings, dataset: Dataset, batch_size: int) -> ReadAhead:
-    """Return endless batches, to be closed; batch n is a function of the seed and n."""
-    batches = training_batches(
-        dataset,
-        batch_size=batch_size,
-        seed=settings.seed,
-        sampling=settings.data.sampling,
-        augment=settings.data.augment == "light",
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
-    )
-    return read_ahead(settings, dataset, batches)
 
 
 def read_ahead(settings: Settings, dataset: Dataset, batches: Batches) -> ReadAhead:
@@ -84,7 +69,17 @@ class Feed:
 
     def training_batches(self) -> ReadAhead:
         """Return endless batches, to be closed; batch n is a function of the seed and n."""
-        return read_training_batches(self.settings, self.inputs.dataset, self.settings.training.batch_size)
+        settings, dataset = self.settings, self.inputs.dataset
+        batches = training_batches(
+            dataset,
+            batch_size=settings.training.batch_size,
+            seed=settings.seed,
+            sampling=settings.data.sampling,
+            augment=settings.data.augment == "light",
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+        )
+        return read_ahead(settings, dataset, batches)
 
     def answer(self, predict: Callable[[dict[str, Any]], Any], split: str) -> Predictions:
         """Return the predictions for a split, the same in every process; each process loads its rows.
@@ -165,10 +160,8 @@ def _read_split(feed: Feed, system: System, params: Any, split: str) -> np.ndarr
 
 
 def load_chain_task(settings: Settings, *, workdir: pathlib.Path, devices: Devices, terminal: Terminal) -> "ChainTask":
-    """Return the task of the jobs "teacher", "distill", "baseline" and "chain_grpo", with its data loaded."""
+    """Return the task of the jobs "teacher", "distill" and "baseline", with its data loaded."""
     devices.check_batch_size(settings.training.batch_size)  # before minutes of loading
-    if settings.job == "chain_grpo":
-        devices.check_batch_size(settings.grpo.batch_size, setting="config.grpo.batch_size")
     is_new = not saved_steps(workdir / "checkpoints")
     start = read_warm_start(settings) if settings.start.checkpoint and is_new else None
     processes = Processes(jax.process_index(), jax.process_count(), wait_for_all)
@@ -179,8 +172,7 @@ def load_chain_task(settings: Settings, *, workdir: pathlib.Path, devices: Devic
 
     def make(view: Inputs) -> System:
         length = batches_per_epoch(view.dataset, settings.training.batch_size)
-        read = functools.partial(read_training_batches, settings, view.dataset)
-        return make_system(settings, view.dataset, view.image_encoder, batches_per_epoch=length, read_batches=read)
+        return make_system(settings, view.dataset, view.image_encoder, batches_per_epoch=length)
 
     return ChainTask(settings, inputs, make, start=start, workdir=workdir, devices=devices, terminal=terminal)
 
@@ -363,8 +355,7 @@ class ChainTask(Task):
     def _write_shapes(self, params: Any) -> None:
         text, width = self.inputs.text_features, self.inputs.example.get("image_features", np.zeros((1, 0))).shape[1]
         inputs = (*(() if text is None else text.shape), width)
-        read = {name: part for name, part in params.items() if name != REFERENCE}
-        write_shapes(self.workdir, shapes_by_name(read), inputs=inputs)
+        write_shapes(self.workdir, shapes_by_name(params), inputs=inputs)
 
     def finish(self, outcome: Outcome) -> dict[str, Any]:
         """Predict with the best weights; write predictions, choices, statistics and report."""

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_json, write_whole
+from stepcot_jax.host.own_folder import load, save
 
 GIVEN_FILE = "given.json"
 
 
-class Given(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Given(msgspec.Struct, frozen=True, kw_only=True):
     """Names of the caller's values; all empty for a run from settings."""
 
     system: str = ""  # class of the system, such as "mine.Mine"
@@ -37,14 +37,14 @@ def name_class(value: Any) -> str:
 def read_given(workdir: pathlib.Path) -> Given:
     """Return the caller's values of a run; an empty `Given` for a run from settings."""
     path = workdir / GIVEN_FILE
-    return read_json(path, Given, accepted="expected what sc.fit wrote") if path.is_file() else Given()
+    return load(path, Given) if path.is_file() else Given()
 
 
 def write_given(workdir: pathlib.Path, given: Given) -> None:
     """Write the caller's values of a run; no file if there are none."""
     path = workdir / GIVEN_FILE
     if given:
-        write_whole(path, msgspec.json.format(msgspec.json.encode(given)) + b"\n")
+        save(path, given)
     else:
         path.unlink(missing_ok=True)
 

@@ -21,6 +21,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.machine import map_in_threads
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.policies.policy_files import (
+    LENGTHS_FILE,
     VOCABULARY_FILE,
     AnyTokenizer,
     PolicyLengths,
@@ -44,6 +45,7 @@ from stepcot_jax.run.loading_questions import load_vqa_dataset
 from stepcot_jax.run.policy_start import naming_start, refuse_seen_patients, write_patients
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.stored_policy import StoredPolicy, check_encoder
+from stepcot_jax.run.stored_reading import seal
 from stepcot_jax.systems.curriculum import stage_texts
 from stepcot_jax.systems.sft import See
 from stepcot_jax.training.checkpoints import saved_steps
@@ -201,6 +203,7 @@ class PolicyData:
         write_lengths(self.workdir, self.tokens.lengths)
         if (vocabulary := self.tokens.tokenizer.closed) is not None:
             vocabulary.write(self.workdir / VOCABULARY_FILE)
+        seal(self.workdir, [LENGTHS_FILE, VOCABULARY_FILE])
         if self.source is not None:
             self.source.copy_files(self.workdir)
         path = self.workdir / TEST_RECORDS

@@ -21,8 +21,7 @@ from stepcot_jax.evaluation.counting import (
     measure_corrections,
 )
 from stepcot_jax.evaluation.interventions import as_probabilities, describe_reliance, measure_reliance
-from stepcot_jax.evaluation.joint import JointModel, ReadLogits, add_joined, learn_tree, name_joined
-from stepcot_jax.evaluation.joint_files import write_joints
+from stepcot_jax.evaluation.joint import JointModel, ReadLogits, add_joined, learn_tree, name_joined, write_joints
 from stepcot_jax.evaluation.joint_fit import WrittenBack
 from stepcot_jax.evaluation.operating_points import Rule
 from stepcot_jax.evaluation.predictions import (
@@ -35,8 +34,17 @@ from stepcot_jax.evaluation.predictions import (
 from stepcot_jax.evaluation.statistics import MIN_PATIENTS, as_plain, count_patients
 from stepcot_jax.evaluation.summary import describe, format_table, report_dict, summarise
 from stepcot_jax.host.files import write_json
+from stepcot_jax.host.own_folder import save
 from stepcot_jax.run.sections import EvaluationSettings
-from stepcot_jax.run.stored_reading import CALIBRATION_FILE, JOINT_FILE, PAIRS_FILE, STATISTICS_FILE, write_choices
+from stepcot_jax.run.stored_reading import (
+    CALIBRATION_FILE,
+    JOINT_FILE,
+    PAIRS_FILE,
+    POINTS_FILE,
+    RESULT_FILES,
+    STATISTICS_FILE,
+    seal,
+)
 from stepcot_jax.run.task import REPORT, Outcome
 from stepcot_jax.training.checkpoints import Best
 from stepcot_jax.training.processes import is_first
@@ -146,15 +154,16 @@ def write_results(
     """Write predictions, calibration, statistics and report; print the scores of the test split."""
     chain: Chain = dataset.chain
     _write_predictions(workdir, chain, val=validated.answers, test=test)
-    write_calibration(workdir / CALIBRATION_FILE, chosen.calibration, chain)
-    consistency.write_pairs(workdir / PAIRS_FILE, chosen.counts, chain)
+    write_calibration(workdir / CALIBRATION_FILE, chosen.calibration)
+    consistency.write_pairs(workdir / PAIRS_FILE, chosen.counts)
     if chosen.joints:
-        write_joints(workdir / JOINT_FILE, chosen.joints, chain)
+        write_joints(workdir / JOINT_FILE, chosen.joints)
     print("".join(f"consistency: {note}\n" for note in chosen.rules.notes), end="")
-    statistics = _measure(test, chain, chosen, evaluation.num_resamples)
+    statistics, points = _measure(test, chain, chosen, evaluation.num_resamples)
+    save(workdir / POINTS_FILE, points)
     statistics |= {"reliance": given.reliance or None, "corrections": as_plain(given.corrections)}
     write_json(workdir / STATISTICS_FILE, statistics)
-    write_choices(workdir)
+    seal(workdir, RESULT_FILES)
     metrics = evaluate(test.predictions, chain)
     report = report_dict(metrics=metrics, num_cases=dataset.num_cases, wall_seconds=wall_seconds)
     for name, figures in report["test"].items():
@@ -186,16 +195,15 @@ def _describe_best(best: Mapping[str, Best]) -> dict[str, dict[str, float]]:
     return {name: {"step": entry.step, "validation_score": entry.score} for name, entry in best.items()}
 
 
-def _measure(test: SplitPredictions, chain: Chain, chosen: Chosen, num_resamples: int) -> dict[str, Any]:
+def _measure(
+    test: SplitPredictions, chain: Chain, chosen: Chosen, num_resamples: int
+) -> tuple[dict[str, Any], operating_points.OperatingPoints]:
     calibration = chosen.calibration
     statistics = summarise(test, chain, calibration=calibration, rules=chosen.rules, num_resamples=num_resamples)
     points = operating_points.measure_thresholds(
         chosen.thresholds, add_joined(test, chosen.joints), chain, calibration=calibration, num_resamples=num_resamples
     )
-    statistics["operating_points"] = as_plain(
-        operating_points.describe_points(operating_points.OperatingPoints(chosen.rule, points))
-    )
-    return statistics
+    return statistics, operating_points.OperatingPoints.of_findings(chosen.rule, points)
 
 
 # Results of a tree of questions: the constant that says no to everything stands beside every figure.
@@ -208,29 +216,22 @@ def finish_tree(
     num_resamples: int,
     read: Callable[[str], SplitPredictions],
 ) -> dict[str, Any]:
-    """Write predictions, joint models and report; print test scores, with 0.5 and the threshold chosen on validation.
+    """Write predictions and report; print test scores, with 0.5 and the threshold chosen on validation.
 
     `read` returns the predictions of the best weights for a split; "test" is read after the choice.
     """
-    from stepcot_jax.evaluation import joint_reports, structured_reports  # for trees alone
+    from stepcot_jax.evaluation import structured_reports  # for trees alone
 
     validated = read("val")
     thresholds = {
         name: structured_reports.choose_threshold(logits, validated.predictions.labels, dataset.chain)
         for name, logits in validated.predictions.logits.items()
     }
-    tree = joint_reports.learn_report_tree(dataset.labels[np.asarray(dataset.splits.train, int)], dataset.chain)
-    joints = {
-        name: joint_reports.fit_report_model(tree, logits, validated.predictions.labels)
-        for name, logits in {**validated.predictions.logits, joint_reports.COUNTING: None}.items()
-    }
     test, wall_seconds, best = read("test"), outcome.seconds(), outcome.best
     if not is_first():
         return {}
     chain = dataset.chain
     _write_predictions(workdir, chain, val=validated, test=test)
-    joint_reports.write_report_models(workdir / JOINT_FILE, joints)
-    write_choices(workdir)
     given = {
         f"{name}, threshold {threshold}{how}": structured_reports.answer_tree(logits, chain, threshold=threshold)
         for name, logits in test.predictions.logits.items()

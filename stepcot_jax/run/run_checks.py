@@ -15,21 +15,10 @@ from stepcot_jax.data.uncertain import note_one_answers
 from stepcot_jax.host.errors import DISK_ERRORS, BadInput, RunStopped, describe_disk
 from stepcot_jax.run.given import Given, check_same_given
 from stepcot_jax.run.settings import Settings, changed_keys, read_settings
-from stepcot_jax.run.stored_reading import (
-    CALIBRATION_FILE,
-    CHOICES_FILE,
-    GATE_FILE,
-    JOINT_FILE,
-    NORMAL_FILE,
-    PAIRS_FILE,
-    STATISTICS_FILE,
-)
+from stepcot_jax.run.stored_reading import RESULT_FILES, seal
 from stepcot_jax.training.checkpoints import saved_steps
 
-_RESULTS = (
-    CHOICES_FILE, CALIBRATION_FILE, GATE_FILE, JOINT_FILE, NORMAL_FILE, PAIRS_FILE, STATISTICS_FILE,
-    "report.json", "predictions", "replies",
-)  # fmt: skip
+_RESULTS = (*RESULT_FILES, "report.json", "predictions", "replies")
 
 
 @contextlib.contextmanager
@@ -148,6 +137,7 @@ def remove_results(workdir: pathlib.Path) -> None:
             shutil.rmtree(workdir / name)
         else:
             (workdir / name).unlink(missing_ok=True)
+    seal(workdir, RESULT_FILES)
 
 
 # The data of chains.

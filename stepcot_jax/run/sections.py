@@ -356,14 +356,11 @@ class PolicySettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RewardsSettings(RewardSettings):
-    """Rewards of a reply and the judge of open answers; and rewards of a chain, for the job "chain_grpo"."""
+    """Rewards of a reply and the judge of open answers."""
 
     judge_url: str = ""
     judge_model: str = ""
     judge_cap: Whole = 0
-    diagnosis_weight: NotNegative = 1.0
-    steps_weight: NotNegative = 0.0
-    chain_weight: NotNegative = 0.0
 
     def __post_init__(self) -> None:
         try:

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import json
 import operator
 import pathlib
 from collections.abc import Iterator, Mapping
@@ -10,7 +9,7 @@ from typing import Any, Literal
 
 from stepcot_jax.host.download import check_scheme, is_address
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_json, write_whole
+from stepcot_jax.host.own_folder import load, save
 from stepcot_jax.host.ranges import Seed
 from stepcot_jax.run import sections
 from stepcot_jax.run.configs import load_config
@@ -57,7 +56,6 @@ JOBS = {
     for job in (
         Job("teacher", ("teacher",), ("training.teacher_job_epochs",), _TEACHER),
         Job("distill", ("teacher", "student"), ("training.teacher_epochs", "training.joint_epochs"), _STUDENT),
-        Job("chain_grpo", ("teacher",), ("training.teacher_job_epochs", "grpo.epochs"), _TEACHER),
         Job("baseline", ("baseline",), ("baseline.epochs",)),
         Job("sft", ("sft",), ("sft.epochs",), is_policy=True),
         Job("grpo", ("grpo",), ("sft.epochs", "grpo.epochs"), is_policy=True),
@@ -71,7 +69,7 @@ JOBS = {
 class Settings:
     """All settings of a run."""
 
-    job: Literal["teacher", "distill", "baseline", "sft", "grpo", "dpo", "chain_grpo", "own"]
+    job: Literal["teacher", "distill", "baseline", "sft", "grpo", "dpo", "own"]
     seed: Seed
     resume: bool
     data: sections.DataSettings
@@ -199,7 +197,7 @@ def load_settings(config: str | pathlib.Path | Mapping[str, Any], **overrides: A
     return make_settings(tree)
 
 
-PATH_KEYS = (
+PATH_KEYS: tuple[str, ...] = (
     "data.root",
     "image_encoder.weights",
     "prompts.weights",
@@ -248,16 +246,12 @@ def changed_keys(before: Settings, after: Settings) -> list[str]:
 
 def write_settings(path: pathlib.Path, settings: Settings) -> None:
     """Write the resolved settings as JSON, atomically."""
-    write_whole(path, (json.dumps(dataclasses.asdict(settings), indent=2) + "\n").encode())
+    save(path, settings)
 
 
 def read_settings(path: pathlib.Path) -> Settings:
     """Return the settings that `write_settings` wrote."""
-    stored = read_json(path, dict[str, Any], accepted="expected the settings.json of a run")
-    try:
-        return make_settings(stored)
-    except BadInput as error:
-        raise BadInput(f"{path}: {error} (written by another version? start in a new workdir)") from None
+    return load(path, Settings)
 
 
 def read_run_settings(workdir: pathlib.Path) -> Settings:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import msgspec
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -137,17 +136,6 @@ _KEY = "config.start.checkpoint"
 _SPLITS_FILE = "splits.json"
 _NUM_SHOWN = 6
 
-# By kind of start: settings that must be those of the run that another one starts from, and exceptions.
-_SAME_CHAINS = tuple(f"config.{section}." for section in ("data", "phantom", "image_encoder", "prompts", "teacher"))
-_OTHER_CHAINS = ("config.data.sampling", "config.data.augment")
-
-
-def _find_run(source: str, key: str) -> pathlib.Path:
-    workdir = find_path(source, key)
-    if not workdir.is_dir():
-        raise BadInput(f"{key}: {source} is not a folder; expected the workdir of a run with a teacher")
-    return workdir
-
 
 def list_changed(before: Settings, settings: Settings, same: tuple[str, ...], other: tuple[str, ...]) -> list[str]:
     """Return the changed settings that start with `same`, without those of `other`."""
@@ -162,23 +150,6 @@ def have_same_source(one: Settings, other: Settings, section: str) -> bool:
     return mine.source == theirs.source and (
         mine.source == "given" or name_source(mine.root) == name_source(theirs.root)
     )
-
-
-def read_start(source: str, settings: Settings) -> Params:
-    """Return the parameters of a run's best teacher, on the same data, and of the image encoder trained with it."""
-    workdir = _find_run(source, POLICY_KEY)
-    with naming(POLICY_KEY):
-        changed = list_changed(read_settings(workdir / "settings.json"), settings, _SAME_CHAINS, _OTHER_CHAINS)
-        if changed:
-            raise BadInput(
-                f"{source} has other values of {', '.join(changed)}; expected a run with the same data and networks"
-            )
-        latest, best = read_best(workdir / "checkpoints")
-        params = restore_params(workdir / "checkpoints", best["teacher"].step if "teacher" in best else latest)
-        if "teacher" not in params:
-            raise BadInput(f"{source} has no teacher; it trained {', '.join(sorted(params))}")
-    parts = [part for part in ("teacher", "image_encoder") if part in params]
-    return {part: jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params[part]) for part in parts}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,7 +201,9 @@ class WarmStart:
 def read_warm_start(settings: Settings) -> WarmStart:
     """Return the run that `start.checkpoint` names, without its weights; its data may differ."""
     source = settings.start.checkpoint
-    workdir = _find_run(source, _KEY)
+    workdir = find_path(source, _KEY)
+    if not workdir.is_dir():
+        raise BadInput(f"{_KEY}: {source} is not a folder; expected the workdir of a run with a teacher")
     with naming(_KEY):
         before = read_settings(workdir / "settings.json")
         if not before.trains.parts:

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import json
 import pathlib
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from stepcot_jax.features.store import FrozenImageEncoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import escape_markdown
 from stepcot_jax.run.networks import load_frozen_encoder, make_networks, trained_preprocessing
-from stepcot_jax.run.settings import PATH_KEYS, Settings, make_settings, read_run_settings
+from stepcot_jax.run.settings import PATH_KEYS, Settings, make_settings, read_run_settings, write_settings
 from stepcot_jax.systems.networks import Networks
 
 if TYPE_CHECKING:
@@ -99,7 +98,7 @@ class StoredRun:
                 "with stepcot answer"
             )
         if self.settings.job == "baseline":
-            return f"{self.settings.named_job} cannot be loaded here; expected 'teacher', 'distill' or 'chain_grpo'"
+            return f"{self.settings.named_job} cannot be loaded here; expected 'teacher' or 'distill'"
         if self.settings.image_encoder.name == "imported":
             return (
                 "with config.image_encoder.name='imported' the run cannot read images, as its features were computed "
@@ -219,8 +218,7 @@ class StoredRun:
                 values[section][name] = hide_folder(values[section][name])
         if values["rewards"]["judge_url"]:
             values["rewards"]["judge_url"] = _REMOVED_URL
-        make_settings(values)  # an export that `load` refuses must not be written
-        path.write_text(f"{json.dumps(values, indent=2)}\n", encoding="utf-8")
+        write_settings(path, make_settings(values))
 
 
 def read_stored(workdir: pathlib.Path) -> StoredRun:

@@ -27,6 +27,7 @@ from stepcot_jax.run.policy_networks import (
 )
 from stepcot_jax.run.settings import Settings, read_run_settings
 from stepcot_jax.run.stored import StoredRun
+from stepcot_jax.run.stored_reading import check_sealed
 from stepcot_jax.training.checkpoints import MOST_BYTES, read_best, restore_params
 from stepcot_jax.training.state import Params, require_counts, shapes_by_name, unflatten
 
@@ -87,6 +88,7 @@ def read_policy(
         if settings.policy.weights:
             raise BadInput(f"{workdir / 'settings.json'}: an export names no config.policy.weights of another folder")
         require_read(workdir)
+    check_sealed(workdir)
     lengths = read_lengths(workdir)
     tokenizer = _read_tokenizer(workdir, settings, lengths, is_exported=exported)
     source = find_qwen(settings, workdir=workdir)

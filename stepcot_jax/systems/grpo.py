@@ -40,7 +40,7 @@ from stepcot_jax.training.system import COLLECTED_NUMBERS
 if TYPE_CHECKING:
     from stepcot_jax.systems.self_check import Attempts, SelfCheck
 
-# The objective of GRPO, for replies and for chains.
+# The objective of GRPO.
 
 
 def make_objective(settings: GrpoOptions) -> PolicyGradient:
@@ -200,7 +200,6 @@ _UNREAD = ("unread_answers", "unread_boxes")
 class RewardSignal:
     """Counts updates by rewards, and those without a signal, since the last start of the run."""
 
-    units: str
     num_updates: int = 0
     num_equal: int = 0
     num_unscored: int = 0
@@ -233,8 +232,8 @@ class RewardSignal:
             return f"phase {phase!r}: no reward in {self.num_updates} updates was defined (all are NaN); {advice}"
         unscored = f", {self.num_unscored} without any reward" if self.num_unscored else ""
         return (
-            f"phase {phase!r}: the rewards of {self.units} were equal in all {self.num_updates} updates (mean "
-            f"{self.mean:.3f}{unscored}){self.unread}; {advice}"
+            f"phase {phase!r}: the rewards of the replies to each prompt were equal in all {self.num_updates} updates "
+            f"(mean {self.mean:.3f}{unscored}){self.unread}; {advice}"
         )
 
 
@@ -295,7 +294,7 @@ class Rollouts:
             return generate(self.policy, params, images, prompts, rows["lengths"], sampling=sampling, keys=keys)
 
         self._sample = jax.jit(sample, out_shardings=self.devices.replicated)
-        self.signal = RewardSignal("the replies to each prompt")
+        self.signal = RewardSignal()
 
     def sample(self, state: TrainState, batch: Batch) -> Replies:
         """Return the replies to the prompts of all processes, on the host, grouped by prompt."""

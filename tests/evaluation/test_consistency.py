@@ -127,7 +127,7 @@ def test_what_does_not_fit_is_refused():
 
 def test_pairs_on_disk_come_back(tmp_path, phantom):
     path, counts = tmp_path / "pairs.json", count_pairs(phantom, DEFAULT_CHAIN)
-    write_pairs(path, counts, DEFAULT_CHAIN)
+    write_pairs(path, counts)
     found = read_pairs(path, DEFAULT_CHAIN)
     assert list(found) == list(counts)
     assert all((found[pair] == own).all() for pair, own in counts.items())
@@ -136,14 +136,15 @@ def test_pairs_on_disk_come_back(tmp_path, phantom):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda file: file["pairs"].pop(), "'pairs': "),
-        (lambda file: file["pairs"][0]["counts"].pop(), r"counts of steps \(0, 1\) must be 4 rows of 4"),
-        (lambda file: file["pairs"][0]["counts"][0].__setitem__(0, -1), "whole numbers from 0|pairs"),
-        (lambda file: file.update(layout="other"), "'layout': 'other'"),
-        (lambda file: file["steps"].pop(), "pairs of another chain: it has 6 steps, not 7"),
+        (lambda file: file["pairs"].pop(), "pairs of another chain"),
+        (lambda file: file["pairs"][0][1].pop(), "pairs of another chain"),
+        (lambda file: file["pairs"][0][1][0].pop(), r"inhomogeneous.* - at `\$\.pairs\[0\]\[1\]`"),
+        (lambda file: file["pairs"][0][1][0].__setitem__(0, -1), "a count is below 0"),
+        (lambda file: file["pairs"][0][1][0].__setitem__(0, 10**30), r"pairs\.json: "),
+        (lambda file: file["pairs"][0].__setitem__(0, [0, 9]), "pairs of another chain"),
     ],
 )
 def test_a_file_of_pairs_that_cannot_be_used_is_named(tmp_path, edit, message):
     path = tmp_path / "pairs.json"
-    write_pairs(path, count_pairs(np.array([NORMAL, NODULE]), DEFAULT_CHAIN), DEFAULT_CHAIN)
+    write_pairs(path, count_pairs(np.array([NORMAL, NODULE]), DEFAULT_CHAIN))
     refuse_edited(message, path, edit, read_pairs, DEFAULT_CHAIN)

@@ -20,9 +20,10 @@ from stepcot_jax.evaluation.joint import (
     infer,
     learn_tree,
     name_joined,
+    read_joint,
     weigh_given,
+    write_joints,
 )
-from stepcot_jax.evaluation.joint_files import read_joint, write_joints
 from stepcot_jax.evaluation.joint_fit import (
     WrittenBack,
     draw_given,
@@ -453,7 +454,7 @@ def test_a_model_on_disk_comes_back(tmp_path):
     assert read_joint(path, CHAIN, model="student") is None
     mixtures = ((0.5, 2.0, 0.25),) * 4
     other = dataclasses.replace(POOLED, weights=(0.0, 1.5, 0.25, 1.0), conflict_limit=-0.5, mixtures=mixtures)
-    write_joints(path, {"teacher": MODEL, "student": other}, CHAIN)
+    write_joints(path, {"teacher": MODEL, "student": other})
     found = read_joint(path, CHAIN, model="student")
     assert dataclasses.replace(found, tree=other.tree) == other
     assert found.tree.parents == TREE.parents
@@ -467,38 +468,41 @@ def test_a_model_on_disk_comes_back(tmp_path):
     assert reader(np.zeros((1, 6, 4, 4))).shape == (1, 6, 4, 4)
 
 
-def nonroot(file):
-    return next(step for step in file["steps"] if step["parent"] is not None)
+def tree_of(file):
+    return file["models"]["student"]["tree"]
+
+
+OTHER = "not a joint model of this chain"
 
 
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda file: file.update(layout="other"), "'layout': 'other' is not 'stepcot_jax joint model 3'"),
-        (lambda file: file["steps"].pop(), "joint model of another chain: it has 3 steps, not 4"),
-        (lambda file: file["steps"][0].update(parent=9), r"'S0', 'parent': 9 is not null or 0 to 2"),
-        (lambda file: nonroot(file).update(parent=None, table=[rows[:1] for rows in nonroot(file)["table"]]),
-         "are not a tree of the steps before the last"),
-        (lambda file: file["steps"][3].update(parent=0), "are not a tree"),
-        (lambda file: file["steps"][0]["table"].pop(), "'S0', 'table': expected 3 times"),
-        (lambda file: nonroot(file)["table"][0].pop(), "'table': expected 3 times"),
-        (lambda file: file["steps"][1]["table"][0][0].__setitem__(0, 0.9999), "rows of 2 shares that sum to 1"),
+        (lambda file: tree_of(file)["parents"].pop(), OTHER),
+        (lambda file: tree_of(file)["parents"].__setitem__(0, 9), OTHER),
+        (lambda file: tree_of(file)["parents"].__setitem__(0, -1), OTHER),
+        (lambda file: tree_of(file).update(parents=[None] * 3), OTHER),
+        (lambda file: tree_of(file)["tables"].pop(), OTHER),
+        (lambda file: tree_of(file)["tables"][0].pop(), OTHER),
+        (lambda file: tree_of(file)["tables"][1][0][0].__setitem__(0, 0.9999), OTHER),
         *(
-            (lambda file, low=low: file["steps"][1]["table"][0].__setitem__(0, [low, 1 - low]), "Expected `float` >=")
+            (lambda file, low=low: tree_of(file)["tables"][1][0].__setitem__(0, [low, 1 - low]), OTHER)
             for low in (5e-324, 0.0, -0.0, 1e-31)
         ),
-        (lambda file: file["steps"][1]["table"][0][0].append(0.5), "rows of 2 shares that sum to 1"),
-        (lambda file: file["steps"][1]["table"][0][0].__setitem__(0, 0), r"\$\.steps\[1\]\.table"),
-        (lambda file: file["models"]["student"]["weights"].pop(), "'student', 'weights': found 3 numbers, expected 4"),
+        (lambda file: tree_of(file)["tables"][1][0][0].__setitem__(0, "nan"), OTHER),
+        (lambda file: tree_of(file)["tables"][1][0][0].append(0.5), r"inhomogeneous.*tree\.tables\[1\]"),
+        (lambda file: tree_of(file).update(last=[[1.0]]), r"tree\.last"),
+        (lambda file: file["models"]["student"]["weights"].pop(), OTHER),
         (lambda file: file["models"]["student"]["weights"].__setitem__(0, -1), r"\.weights"),
-        (lambda file: file["models"]["student"].update(exponents=[[1, 0, 0]]), "'exponents': found 1 numbers"),
+        (lambda file: file["models"]["student"].update(exponents=[[1, 0, 0]]), OTHER),
         (lambda file: file["models"]["student"].update(exponents=[[1, 0]] * 4), r"\.exponents"),
-        (lambda file: file["models"]["student"].update(mixtures=[[1, 1, 0]]), "'mixtures': found 1 numbers"),
+        (lambda file: file["models"]["student"].update(mixtures=[[1, 1, 0]]), OTHER),
         (lambda file: file["models"]["student"].update(mixtures=[[1, 1, 1]] * 4), r"\.mixtures"),
+        (lambda file: file["models"]["student"].update(conflict_limit="inf"), r"\.conflict_limit"),
         (lambda file: file["models"]["student"]["temperatures"].__setitem__(0, 1e-308), r"\.temperatures"),
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_used_is_named(tmp_path, edit, message):
     path = tmp_path / "joint.json"
-    write_joints(path, {"student": MODEL}, CHAIN)
+    write_joints(path, {"student": MODEL})
     refuse_edited(message, path, edit, read_joint, CHAIN, model="student")

@@ -1,7 +1,6 @@
 """Operating points against scikit-learn, brute force and repeated cases; their file; what chooses and what measures."""
 
 import dataclasses
-import json
 import math
 
 import numpy as np
@@ -15,8 +14,9 @@ from scipy import stats
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation import operating_points as tested
 from stepcot_jax.evaluation.calibration import calibrated_probabilities, fit_calibration
-from stepcot_jax.evaluation.statistics import as_plain, count_once, draw_weights
+from stepcot_jax.evaluation.statistics import count_once, draw_weights
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.own_folder import save
 
 VAL = make_split(3, num_cases=120, num_patients=70)
 TEST = make_split(4, num_cases=90, num_patients=40)
@@ -158,12 +158,6 @@ def test_an_answer_of_no_or_every_validation_case_has_no_point_and_one_missing_i
     assert 0 <= mass.specificity.value <= 1
 
 
-def write(path, points):
-    path.write_text(
-        json.dumps({"num_cases": 3, "operating_points": as_plain(tested.describe_points(points))}, allow_nan=False)
-    )
-
-
 @pytest.mark.parametrize(
     ("rule", "val"), [(RULES[3], VAL), (tested.Rule("cost", miss_cost=1e-6), make_split(5, skills=(-5.0, -5.0)))]
 )
@@ -172,28 +166,23 @@ def test_what_is_written_comes_back_thresholds_of_what_is_never_called_too(tmp_p
     never = [point for point in found.values() if math.isinf(point.threshold.value)]
     assert (len(never) > 9) == (rule.name == "cost")
     assert all((point.sensitivity.value, point.specificity.value) == (0, 1) for point in never)
-    write(tmp_path / "statistics.json", tested.OperatingPoints(rule, found))
-    back = tested.read_points(tmp_path / "statistics.json", CHAIN)
+    save(tmp_path / "points.json", tested.OperatingPoints.of_findings(rule, found))
+    back = tested.read_points(tmp_path / "points.json", CHAIN)
     assert (back.rule, back.points.keys()) == (rule, found.keys())
     for finding, point in found.items():
         for name, value in dataclasses.asdict(point).items():
-            if name == "threshold" and point in never:
-                assert back.points[finding].threshold.value == math.inf
-            else:
-                assert dataclasses.asdict(back.points[finding])[name] == pytest.approx(value, nan_ok=True)
+            assert dataclasses.asdict(back.points[finding])[name] == pytest.approx(value, nan_ok=True)
     assert set(back.of_step("student", "Detection")) == {"No", "Yes"}
     assert back.of_step("student", "Other") == {}
 
 
-def test_a_run_without_points_and_damaged_files_are_told(tmp_path):
-    path = tmp_path / "statistics.json"
-    path.write_text("{}")
-    assert tested.read_points(path, CHAIN) is None
+def test_points_of_another_chain_and_damaged_files_are_told(tmp_path):
+    path = tmp_path / "points.json"
     points = choose()
     fracture = {("teacher", "Diagnosis", "Fracture"): points["teacher", "Diagnosis", "Mass"]}
-    write(path, tested.OperatingPoints(RULES[0], points | fracture))
-    with pytest.raises(BadInput, match="operating points of teacher: 'Fracture' at 'Diagnosis' is no answer"):
+    save(path, tested.OperatingPoints.of_findings(RULES[0], points | fracture))
+    with pytest.raises(BadInput, match="'Fracture' at 'Diagnosis' is no answer of this chain"):
         tested.read_points(path, CHAIN)
-    path.write_text('{"operating_points": {"rule": 3}}')
-    with pytest.raises(BadInput, match=r"statistics\.json"):
+    path.write_text('{"rule": 3}')
+    with pytest.raises(BadInput, match=r"points\.json"):
         tested.read_points(path, CHAIN)

@@ -93,19 +93,6 @@ def test_answers_temperatures_and_operating_points_are_those_of_the_run(run, exp
     assert "| Diagnosis | Mass | 8 | 32.1 (20.0 to 50.0) | 80.0 (75.0 to 85.0) | 70.0 (65.0 to 75.0) |" in card
 
 
-def test_temperatures_and_points_that_earlier_versions_wrote_to_export_json_are_read(copy):
-    manifest = json.loads((copy / "export.json").read_text())
-    assert not [model for model in manifest["models"].values() if {"temperatures", "operating_points"} & model.keys()]
-    points = {"Diagnosis": {"Mass": {"threshold": 0.25, "sensitivity": None, "specificity": 0.5}}}
-    manifest["models"]["student"] |= {"temperatures": [3.0, 2.0, 1.0], "operating_points": points}
-    (copy / "export.json").write_text(json.dumps(manifest))
-    (copy / "statistics.json").unlink()  # of a run without points
-    write_sums(copy)
-    earlier, other = loader.load(copy, "student"), loader.load(copy, "teacher")
-    assert (earlier.temperatures, earlier.operating_points) == ((3.0, 2.0, 1.0), points)
-    assert (other.operating_points, other.above(IMAGES[:2])) == ({}, {})
-
-
 @pytest.mark.slow
 def test_another_process_with_jax_and_numpy_alone_gives_the_same_logits(run, exported):
     body = """print(json.dumps([load(folder, "student").logits(images).tolist(),

@@ -16,6 +16,8 @@ command.odd = a b c!!
 command.called = intruder.commands:main
 command.empty = intruder
 command. = intruder.commands
+command.raises = intruder.raises
+command.red[31m = intruder.commands
 format.bad = intruder.broken:nothing
 """
 
@@ -28,6 +30,7 @@ def call(tmp_path):
     (package / "__init__.py").write_text("import pathlib\npathlib.Path(__file__).with_name('imported').touch()\n")
     (package / "commands.py").write_text('"""Mine."""\ndef main():\n    print("mine ran")\n')
     (package / "broken.py").write_text("def (")
+    (package / "raises.py").write_text("1 / 0")
     (package / "leaves.py").write_text("raise SystemExit('gone')")
     (described / "METADATA").write_text("Metadata-Version: 2.1\nName: intruder\nVersion: 1.0\n")
     (described / "entry_points.txt").write_text(POINTS)
@@ -45,14 +48,17 @@ def test_built_in_names_win_and_help_imports_nothing(call):
     helped = run("--help")
     assert helped.returncode == 0
     assert "mine" in helped.stdout
-    assert "missing" in next(line for line in helped.stdout.splitlines() if line.split()[:1] == ["gone"])
+    listed = {line.split()[0]: line for line in helped.stdout.splitlines() if line.startswith("  ")}
+    assert {"demo", "sync", "gone", "broken", "raises", "leaves", "odd"} <= listed.keys()
+    assert "missing" in listed["gone"]
+    assert "\x1b" not in helped.stdout + helped.stderr
     assert not (package / "imported").exists()
     assert "note: predict of the package intruder is passed over" in helped.stderr
     assert run("predict", "--help").stdout.startswith("usage: stepcot predict")
     assert [run(name).stdout for name in ("mine", "called")] == ["mine ran\n"] * 2
 
 
-@pytest.mark.parametrize("name", ["gone", "broken", "leaves", "odd", "empty"])
+@pytest.mark.parametrize("name", ["gone", "broken", "raises", "leaves", "odd", "empty"])
 def test_a_broken_extra_is_one_line(call, name):
     ended = call[0](name)
     assert ended.returncode == 2

@@ -71,8 +71,8 @@ def test_json_and_sheets_have_them(made, tmp_path, capsys):
 
 def test_a_damaged_file_is_named(made, tmp_path):
     make_trained_workdir(tmp_path / "run")
-    (tmp_path / "run" / "statistics.json").write_text('{"operating_points": []}')
-    with pytest.raises(BadInput, match=r"statistics\.json"):
+    (tmp_path / "run" / "points.json").write_text('{"models": []}')
+    with pytest.raises(BadInput, match=r"points\.json"):
         load(tmp_path / "run").read(made[2])
 
 

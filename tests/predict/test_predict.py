@@ -18,7 +18,7 @@ from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.evaluation.calibration import Calibration
 from stepcot_jax.evaluation.consistency import count_pairs, make_rules
-from stepcot_jax.evaluation.joint_files import write_joints
+from stepcot_jax.evaluation.joint import write_joints
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.answer_sheet import find_columns
 from stepcot_jax.reading.corrections import check_given, given_distributions, read_corrections
@@ -264,7 +264,7 @@ def test_given_answers_are_also_written_back_to_the_network(joined, images, tmp_
     given = {"Radiographic pattern": DEFAULT_CHAIN.steps[2].options[4], "Detection": DEFAULT_CHAIN.steps[0].options[1]}
     for limit, warns in ((-1e3, True), (1e3, False)):
         written = dataclasses.replace(model, exponents=((1.0, 0.0, 0.0),) * 7, conflict_limit=limit)
-        write_joints(copied / "joint.json", {"student": written}, DEFAULT_CHAIN)
+        write_joints(copied / "joint.json", {"student": written})
         reader = load(copied)
         found, expected = reader.read(path, given=given), load(copied, as_published=True).read(path, given=given)
         for step in DEFAULT_CHAIN.steps[3:]:
@@ -285,7 +285,7 @@ def test_the_outcomes_of_a_pooled_reading_are_what_it_becomes(joined, images, tm
     (folder, model), path = joined, images / "b.png"
     copied = shutil.copytree(folder, tmp_path / "run")
     pooled = dataclasses.replace(model, exponents=((0.7, 0.8, 0.1),) * 7)
-    write_joints(copied / "joint.json", {"student": pooled}, DEFAULT_CHAIN)
+    write_joints(copied / "joint.json", {"student": pooled})
     reader = load(copied)
     asked = reader.ask_next(reader.read(path))
     for outcome in asked.outcomes:

@@ -6,7 +6,15 @@ import jax
 import numpy as np
 import pytest
 from refusals import edit_json, refuse
-from trained_workdir import BEST, SIDE, make_text, make_trained_workdir
+from trained_workdir import (
+    BEST,
+    SIDE,
+    make_text,
+    make_trained_workdir,
+    write_gate,
+    write_joint,
+    write_operating_points,
+)
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.evaluation.calibration import Calibration
@@ -16,7 +24,7 @@ from stepcot_jax.reading import trained_model
 from stepcot_jax.reading.programs import Reader
 from stepcot_jax.reading.trained_model import load_trained
 from stepcot_jax.run.stored import StoredRun
-from stepcot_jax.run.stored_reading import read_shapes, write_choices, write_shapes
+from stepcot_jax.run.stored_reading import RESULT_FILES, STATISTICS_FILE, read_shapes, seal, write_shapes
 from stepcot_jax.systems.networks import make_predict
 from stepcot_jax.training.state import shapes_by_name
 
@@ -139,6 +147,16 @@ def edit(name, change):
     return lambda folder: edit_json(folder / name, change)
 
 
+def unsealed(change):
+    """Change what the networks are read with, and its digest with it."""
+
+    def act(folder):
+        edit_json(folder / "reading/chain.json", change)
+        seal(folder, ["reading/chain.json"])
+
+    return act
+
+
 def flip(path):
     content = bytearray(path.read_bytes())
     content[-2] ^= 1
@@ -156,7 +174,7 @@ def remove(name):
 def choose(folder, spoil):
     """Write what the run measured and its digest, then spoil it."""
     (folder / "statistics.json").write_text('{"reliance": {}, "cases": 10}')
-    write_choices(folder)
+    seal(folder, [STATISTICS_FILE])
     load_trained(folder)
     spoil(folder / "statistics.json")
 
@@ -166,11 +184,9 @@ DAMAGES = [
     (remove("checkpoints"), "no checkpoints"),
     (remove("checkpoints/3"), "no checkpoint 3"),
     (remove("checkpoints/5/state/d"), "cannot be restored"),
-    (remove("reading/text_features.npy"), "running main again"),
-    (edit("reading/chain.json", lambda found: found["steps"][0].update(options=["A"])), "'Detection': 1 options"),
-    (edit("reading/chain.json", lambda found: found["steps"].pop()), "has 7 vectors"),
-    (lambda folder: np.save(folder / "reading/text_features.npy", np.array([print], object)), "is not an array"),
-    (lambda folder: flip(folder / "reading/text_features.npy"), "has changed since it was saved"),
+    (remove("reading/chain.json"), "running main again"),
+    (unsealed(lambda found: found["chain"]["steps"][0].update(options=["A"])), "'Detection': 1 options"),
+    (lambda folder: flip(folder / "reading/chain.json"), "changed since it was written"),
     (edit("settings.json", lambda found: found["student"].update(width=16)), "does not fit settings.json"),
     (edit("settings.json", lambda found: found["image_encoder"].update(name="imported", weights="x")), "read images"),
     (lambda folder: (folder / "calibration.json").write_text("{"), "calibration.json"),
@@ -178,8 +194,8 @@ DAMAGES = [
         lambda folder: choose(folder, lambda path: path.write_bytes(path.read_bytes().replace(b"0", b"1", 1))),
         "changed since",
     ),
-    (lambda folder: choose(folder, pathlib.Path.unlink), "statistics.json: missing (choices.sha256 has its digest)"),
-    (lambda folder: (folder / "choices.sha256").write_text("0" * 64 + "  ../x\n"), "is not a digest and the name of"),
+    (lambda folder: choose(folder, pathlib.Path.unlink), "statistics.json: missing (digests.sha256 has its digest)"),
+    (lambda folder: (folder / "digests.sha256").write_text("0" * 64 + "  ../x\n"), "is not a digest and the name of"),
 ]
 
 
@@ -191,6 +207,26 @@ def test_a_workdir_that_cannot_be_read_is_refused_with_a_way_out(copy, spoil, wo
     assert words in str(caught.value)
     assert str(copy) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_twenty_flipped_bits_are_refused_twenty_times(tmp_path):
+    folder, random = tmp_path / "run", np.random.default_rng(0)
+    make_trained_workdir(folder, calibrated=True)
+    write_gate(folder)
+    write_joint(folder)
+    write_operating_points(folder)
+    seal(folder, RESULT_FILES)
+    load_trained(folder)
+    names = [line.partition("  ")[2] for line in (folder / "digests.sha256").read_text().splitlines()]
+    assert sorted(names) == ["calibration.json", "gate.npz", "joint.json", "points.json", "reading/chain.json"]
+    for name in 4 * names:
+        whole = (folder / name).read_bytes()
+        content = bytearray(whole)
+        content[random.integers(len(content))] ^= 1 << random.integers(8)
+        (folder / name).write_bytes(content)
+        refuse(rf"{name}: changed since it was written", load_trained, folder)
+        (folder / name).write_bytes(whole)
+    load_trained(folder)
 
 
 def test_stored_shapes_are_compared_without_tracing_the_networks(copy, trained, monkeypatch):

@@ -119,8 +119,7 @@ def _first(run, name, make):
     lengths = {"teacher_epochs": 0, "joint_epochs": 0, "checkpoint_minutes": 1.0, "log_every": 1}
     sections["training"] = dataclasses.replace(sections["training"], **lengths)
     left_out = {"evaluation", "resume"}
-    counts_labels = run.settings.loss.class_weights != "none" or run.settings.job == "chain_grpo"
-    if not counts_labels:  # else an update holds numbers of the data's labels: class weights, rules
+    if run.settings.loss.class_weights == "none":  # else an update holds numbers of the data's labels
         left_out |= {"data", "phantom", "start", "features", "loggers"}
     kept = {section: values for section, values in sections.items() if section not in left_out}
     key = (name, repr(kept), repr(getattr(run.system, "networks", None)), task.batches_per_epoch)

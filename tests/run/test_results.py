@@ -14,8 +14,7 @@ from stepcot_jax.evaluation.calibration import fit_calibration, read_calibration
 from stepcot_jax.evaluation.chains import evaluate
 from stepcot_jax.evaluation.consistency import count_pairs, make_rules, read_pairs, share_inconsistent
 from stepcot_jax.evaluation.counting import correction_curve, fit_joints
-from stepcot_jax.evaluation.joint import add_joined, learn_tree, name_joined
-from stepcot_jax.evaluation.joint_files import read_joint
+from stepcot_jax.evaluation.joint import add_joined, learn_tree, name_joined, read_joint
 from stepcot_jax.evaluation.joint_fit import read_written_back
 from stepcot_jax.evaluation.operating_points import Rule, read_points
 from stepcot_jax.evaluation.predictions import ValidationPredictions, read_predictions
@@ -71,7 +70,7 @@ def test_the_calibration_is_fitted_to_the_validation_split(trained, splits, join
 
 def test_operating_points_are_chosen_on_the_validation_split_and_measured_on_the_test_split(trained, splits, joints):
     chain, evaluation = trained.run.task.dataset.chain, trained.run.settings.evaluation
-    found = read_points(trained.workdir / "statistics.json", chain)
+    found = read_points(trained.workdir / "points.json", chain)
     assert found.rule == Rule("youden", 0.9, 1.0)
     expected = operating_points(
         add_joined(splits["val"], joints),
@@ -191,7 +190,7 @@ def test_rules_are_those_of_the_training_labels_and_coverage_by_answer_reaches_t
     found = read_calibration(tmp_path / "calibration.json", chain)
     assert found == fit_calibration(splits["val"].predictions, chain, coverage_by="answer")
     assert found.coverage_by == "answer"
-    assert read_points(tmp_path / "statistics.json", chain).rule == Rule("cost", 0.9, 4.0)
+    assert read_points(tmp_path / "points.json", chain).rule == Rule("cost", 0.9, 4.0)
     told = f"does not settle Diagnosis as 'Normal': {len(train)} of {len(train)} training chains have another answer"
     assert told in capsys.readouterr().out
 

@@ -91,8 +91,8 @@ def decided(workdir):
     report = json.loads((workdir / "report.json").read_text())
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     found["log"] = json.dumps([line for line in lines if line["kind"] != "test" and line.pop("cases_per_second", 1)])
-    found["best"], statistics = report["best"], json.loads((workdir / "statistics.json").read_text())
-    for model, steps in (statistics.get("operating_points") or {"models": {}})["models"].items():
+    found["best"], points = report["best"], workdir / "points.json"
+    for model, steps in (json.loads(points.read_text())["models"] if points.is_file() else {}).items():
         for step, points in steps.items():
             for answer, point in points.items():
                 found["threshold", model, step, answer] = point["threshold"], point["validation"]
@@ -142,13 +142,6 @@ def test_networks(tmp_path, monkeypatch, job):
     assert {"calibration.json", "pairs.json", "gate.npz"} <= found.keys()
     assert ("joint.json" in found) == (job != "baseline")
     assert any(name[0] == "threshold" for name in found if isinstance(name, tuple))
-
-
-def test_grpo_of_chains(tmp_path, monkeypatch):
-    small_run.train(small_run.small_run(tmp_path / "start", monkeypatch, **SHORT, **TEACHER), monkeypatch)
-    changes = {"job": "chain_grpo", "policy__start": str(tmp_path / "start"), "grpo__epochs": 2, "grpo__batch_size": 8}
-    changes |= {**SHORT, "training__teacher_job_epochs": 2, "grpo__updates_per_epoch": 2}
-    compare_chains(lambda folder: small_run.small_run(folder, monkeypatch, **changes).execute(), tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def test_a_config_says_how_often_wrong_and_to_whom_answers_are_given():
     for given_to in ("both", "teacher"):
         chosen = {"given_answers": "annealed", "given_rate": 0.6, "given_noise": 0.1, "given_to": given_to}
         settings = load_settings("quickstart", **small, **{f"training.{name}": value for name, value in chosen.items()})
-        system = make_system(settings, dataset, None, batches_per_epoch=3, read_batches=None)
+        system = make_system(settings, dataset, None, batches_per_epoch=3)
         num_updates = 3 * (settings.training.teacher_epochs + settings.training.joint_epochs)
         expected = AnswerSchedule("annealed", 0.6, noise=0.1, student=given_to == "both", num_updates=num_updates)
         assert system.given == expected

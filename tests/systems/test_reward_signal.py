@@ -2,18 +2,16 @@
 
 import math
 
-import numpy as np
 import pytest
 from run.small_policy_run import small_run
 
-from stepcot_jax.systems.chain_grpo import PHASE, ChainGrpo, ChainMetrics
 from stepcot_jax.systems.grpo import RewardSignal, Rollouts
 
 NAN = math.nan
 
 
 def count(*updates):
-    signal = RewardSignal("the replies to each prompt")
+    signal = RewardSignal()
     for mean, differs in updates:
         signal.add(mean=mean, differs=differs)
     return signal
@@ -53,23 +51,3 @@ def test_a_run_warns_at_the_end_of_a_short_phase_of_equal_rewards(tmp_path, monk
     lines = [line for line in capsys.readouterr().err.splitlines() if "warning: phase" in line]
     assert len(lines) == 1
     assert lines[0].startswith("warning: phase 'grpo': the rewards of the replies to each prompt were equal in all 4 ")
-
-
-@pytest.mark.parametrize(
-    ("reward", "scored", "equal", "found"),
-    [
-        (0.7, 1.0, 1.0, "the rewards of the chains of each case were equal in all 3 updates (mean 0.700)"),
-        (0.0, 0.0, 0.0, "no reward in 3 updates was defined (all are NaN)"),
-        (0.7, 0.5, 0.9, ""),
-    ],
-)
-def test_rewards_of_chains_that_are_constant_or_undefined_are_named(reward, scored, equal, found):
-    system = object.__new__(ChainGrpo)
-    system.signal = RewardSignal("the chains of each case")
-    for _ in range(3):
-        numbers = {"reward": reward, "scored": scored, "equal_groups": equal}
-        logged = system.numbers(ChainMetrics({name: np.float32(number) for name, number in numbers.items()}))
-        assert logged["teacher/reward"] == pytest.approx(reward)
-    assert found in system.end_phase(PHASE)
-    assert bool(system.end_phase(PHASE)) == bool(found)
-    assert system.end_phase("teacher") == ""

@@ -18,7 +18,6 @@ from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.pixels import PixelCache
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.splits.splits import Splits
-from stepcot_jax.evaluation.joint_reports import COUNTING, learn_report_tree, read_report_models
 from stepcot_jax.evaluation.predictions import Predictions
 from stepcot_jax.evaluation.structured_reports import answer_tree, measure_f1
 from stepcot_jax.host.errors import BadInput
@@ -32,7 +31,6 @@ from stepcot_jax.run.settings import load_settings
 from stepcot_jax.run.stored_reading import read_reading
 from stepcot_jax.systems.baseline import BaselineSystem
 from stepcot_jax.systems.structured_report import NAME, StructuredReport
-from stepcot_jax.tools import ask_report
 from stepcot_jax.training.devices import GlobalBatch
 
 TREE, RATE, WIDTH = make_tree(), 0.1, 6
@@ -152,13 +150,13 @@ def test_systems_of_chains_refuse_a_tree_and_this_one_a_chain():
 def test_a_config_makes_the_system_from_the_settings_of_the_baseline():
     data = make_data()
     settings = load_settings("base", **{"job": "baseline", "baseline.hidden": 9, "baseline.epochs": 4})
-    system = make_system_of_run(settings, data, None, batches_per_epoch=1, read_batches=None)
+    system = make_system_of_run(settings, data, None, batches_per_epoch=1)
     assert isinstance(system, StructuredReport)
     assert (system.reader, system.num_epochs) == (FormReader(COUNTS, hidden=9), 4)
     assert check_annotated(data) == ["note: 0 of 8 steps are never asked in the train split and are not trained"]
     for changed in ({"job": "distill"}, {"job": "baseline", "baseline.steps": "last"}):
         with pytest.raises(BadInput, match="a tree of questions"):
-            make_system_of_run(load_settings("base", **changed), data, None, batches_per_epoch=1, read_batches=None)
+            make_system_of_run(load_settings("base", **changed), data, None, batches_per_epoch=1)
 
 
 def make_data():
@@ -187,8 +185,6 @@ def test_test_reports_are_answered_at_half_and_at_the_threshold_of_validation(tm
     half, chosen = (figures["all"]["f1"]["value"] for name, figures in report["test"].items() if NAME in name)
     assert report["thresholds"][NAME] < 0.3
     assert half + 0.2 < chosen
-    learnt = read_report_models(tmp_path / "joint.json", TREE)[COUNTING].tree
-    np.testing.assert_allclose(learnt.shares, learn_report_tree(data.labels[:50], TREE).shares)
     assert report["test"]["no to everything"]["all"]["f1"]["low"] is None  # of one patient there is no interval
 
 
@@ -205,18 +201,3 @@ def test_a_run_learns_and_stands_beside_the_constant(tmp_path, capsys):
     assert "published: hi-VQA" in shown
     assert sorted(path.name for path in (tmp_path / "predictions").iterdir()) == ["test.npz", "val.npz"]
     assert read_reading(tmp_path).chain == TREE
-    ask_report.main([str(tmp_path)])
-    table = capsys.readouterr().out
-    assert "| form | information | 0 |" in table
-    assert "| counting alone | random | 10 | 100.0" in table
-    ask_report.main([str(tmp_path), "--case=p75", "--given", "side=left 90 %"])
-    lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("side: left (") and line.endswith(", given)") for line in lines)
-    assert sum(line.startswith("Worth asking: ") for line in lines) == 2
-    for flags, problem in (
-        (["--given", "side=left"], "--given needs --case"),
-        (["--case=x"], "'x' is no case or patient of the 20 test reports"),
-        (["--case=p75", "--given", "signs=no", "--given", "side=left"], "closes a question"),
-    ):
-        with pytest.raises(BadInput, match=problem):
-            ask_report.main([str(tmp_path), *flags])

@@ -22,8 +22,8 @@ from stepcot_jax.box import Box
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold, read_options
 from stepcot_jax.data.columns import DigestColumn, RecordTable, find_first
 from stepcot_jax.data.identities import join_patients_of, read_patient, read_split
-from stepcot_jax.data.images.projections import LATERAL, name_projection
 from stepcot_jax.data.records.json_arrays import find_no_json, read_raw_records
+from stepcot_jax.data.records.projections import LATERAL, name_projection
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import shorten
 from stepcot_jax.host.untrusted import Limits, exceeds, read_limits
@@ -365,19 +365,13 @@ class Scan:
     num_missing: int = 0
     num_other_options: int = 0  # records whose options are not those of most
     num_repeated: int = 0  # records whose image an earlier one has
-    num_lateral: int = 0  # lateral views among those set aside: not bad records
     is_frontal: bool = True  # whether lateral views are set aside
 
-    def drop(self, index: int, reason: str) -> None:
+    def drop(self, index: int, reason: str, *, by_rule: bool = False) -> None:
         """Set a valid record aside."""
         self.good[index] = False
         path, patient = self.table.image_paths[index], self.table.patient_ids[index]
-        self.set_aside.append(SetAside(self.numbers[index], path, reason, patient))
-
-    def drop_lateral(self, index: int, reason: str) -> None:
-        """Set a lateral view aside."""
-        self.num_lateral += 1
-        self.drop(index, reason)
+        self.set_aside.append(SetAside(self.numbers[index], path, reason, patient, by_rule))
 
     def count_other_wordings(self) -> int:
         """Count the good records whose questions differ from those of the first."""
@@ -435,7 +429,7 @@ def scan_records(
     scan.is_frontal = len(laterals) < len(numbers)
     for index in laterals if scan.is_frontal else ():
         if scan.good[index]:
-            scan.drop_lateral(index, f"stepcot_jax.view: {LATERAL}")
+            scan.drop(index, f"stepcot_jax.view: {LATERAL}", by_rule=True)
     return scan
 
 

@@ -16,7 +16,6 @@ from stepcot_jax.box import Box
 from stepcot_jax.chain import PUBLISHED_STEPS, Chain
 from stepcot_jax.data.columns import RecordTable, as_table
 from stepcot_jax.data.identities import join_patients_of
-from stepcot_jax.data.images.projections import LATERAL
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.data_json import (
     NOTHING_ADDED,
@@ -77,7 +76,7 @@ def read_records(
     scan = scan_records(root, set_aside, step_names=step_names, require_images=require_images, with_texts=True)
     set_aside.sort(key=lambda item: item.record)
     num_good = int(scan.good.sum())
-    bad = [item for item in set_aside if not item.reason.endswith(LATERAL)]
+    bad = [item for item in set_aside if not item.by_rule]
     if scan.chain is None or (bad and on_bad_record == "stop"):
         raise BadInput(describe_bad_records(scan.file, bad or set_aside, num_good=num_good))
     if num_other := scan.count_other_wordings():
@@ -102,11 +101,6 @@ def describe_bad_records(path: Path, set_aside: Sequence[SetAside], *, num_good:
 
 def write_records(root: Path, *, chain: Chain, cases: Sequence[Record]) -> None:
     """Write `root/data.json` in the published layout; with the chain's `step_names`, `read_records` reads it back."""
-    write_whole(Path(root) / data_json.FILE_NAME, encode_records(chain, cases))
-
-
-def encode_records(chain: Chain, cases: Sequence[Record]) -> bytes:
-    """Return cases as an indented `data.json`."""
     chain.refuse_tree("data.json")
     records = [
         PublishedRecord(
@@ -132,7 +126,8 @@ def encode_records(chain: Chain, cases: Sequence[Record]) -> bytes:
         )
         for case in cases
     ]
-    return msgspec.json.format(msgspec.json.encode(records), indent=1) + b"\n"
+    content = msgspec.json.format(msgspec.json.encode(records), indent=1) + b"\n"
+    write_whole(Path(root) / data_json.FILE_NAME, content)
 
 
 def _addition(case: Record) -> Addition | None:

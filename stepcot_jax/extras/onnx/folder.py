@@ -20,16 +20,16 @@ import numpy as np
 
 from stepcot_jax import __version__
 from stepcot_jax.export import exported_models
-from stepcot_jax.export.carried_files import read_kept_statistics
 from stepcot_jax.export.folder import copy_loader, export_networks, name_parts, write_described, write_readme
 from stepcot_jax.export.model_card import fill_use, list_files
 from stepcot_jax.export.program import Program, make_gate_program
 from stepcot_jax.extras.onnx import loader as onnx_loader
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_json
+from stepcot_jax.host.own_folder import save
 from stepcot_jax.host.text import install_extra
 from stepcot_jax.reading.trained_model import Trained
-from stepcot_jax.run.stored_reading import STATISTICS_FILE
+from stepcot_jax.run.stored_reading import POINTS_FILE
 
 # An ONNX graph under construction. The number of cases stays free: shapes with it are computed in the graph.
 
@@ -442,7 +442,7 @@ _HERE = pathlib.Path(__file__).parent
 _DESCRIBED = {
     onnx_loader.MANIFEST: "the file and the temperatures of each model, versions",
     "check.safetensors": "two images of noise and what the models compute of them, for `python load.py`",
-    STATISTICS_FILE: "operating points with their figures",
+    POINTS_FILE: "operating points with their figures",
 }
 
 
@@ -487,8 +487,8 @@ def _write(folder: pathlib.Path, trained: Trained, programs: Sequence[Program], 
     manifest = {"format": exported_models.FORMAT, "models": models, "opset": OPSET, "made_with": made_with}
     manifest["trained_on"] = trained.trained_on
     write_json(folder / onnx_loader.MANIFEST, manifest)
-    if points := read_kept_statistics(trained.workdir).get("operating_points"):
-        write_json(folder / STATISTICS_FILE, {"operating_points": points})
+    if trained.operating_points is not None:
+        save(folder / POINTS_FILE, trained.operating_points)
     copy_loader(folder, onnx_loader)
     files = list_files(folder, described | _DESCRIBED)
     use = fill_use(_HERE / "use.txt", trained, models, files, opset=f"opset {OPSET}", model=next(iter(models)))

@@ -1,4 +1,4 @@
-"""`stepcot data`: check a folder of cases or reasoning records, count it, write shards, draw phantoms.
+"""`stepcot data`: check a folder of cases or reasoning records, count it, draw phantoms.
 
 Each command imports what it needs when it runs, so that `--help` is fast.
 """
@@ -41,10 +41,10 @@ def main(arguments: list[str] | None = None) -> int | None:
         return 0
     parser = argparse.ArgumentParser(prog="stepcot data", description="Work with folders of cases.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_check, _add_stats, _add_shards, _add_phantom, add_vqa, add_fetch):
+    for add in (_add_check, _add_stats, _add_phantom, add_vqa, add_fetch):
         add(commands)
     options = parser.parse_args(arguments)
-    for name in ("max_megapixels", "shard_megabytes", "num_threads"):
+    for name in ("max_megapixels", "num_threads"):
         if hasattr(options, name) and not 0 < getattr(options, name) < math.inf:
             raise BadInput(f"--{name.replace('_', '-')} must be above 0; got {getattr(options, name)}")
     if hasattr(options, "root"):
@@ -185,31 +185,6 @@ def _write_vqa_statistics(options: argparse.Namespace) -> None:
     print(make_printable(f"{len(collection.records):,} records in {options.out}: {', '.join(names)}"))
 
 
-def _add_shards(commands: Any) -> None:
-    parser = commands.add_parser("shards", help="write a folder's images into ArrayRecord shards to train from")
-    _add_reading_options(parser)
-    out = "new folder, or one to resume"
-    parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help=out)
-    parser.add_argument("--shard-megabytes", type=float, default=256.0, help="size of a shard, default 256")
-    _add_image_options(parser)
-    parser.set_defaults(run=_make_shards)
-
-
-def _make_shards(options: argparse.Namespace) -> None:
-    from stepcot_jax.data.images.shards import make_shards
-
-    lines = make_shards(
-        options.root,
-        options.out,
-        reading=_reading_arguments(options),
-        max_pixels=int(options.max_megapixels * 1e6),
-        shard_bytes=int(options.shard_megabytes * 2**20),
-        num_threads=options.num_threads,
-        terminal=Terminal(),
-    )
-    print("\n".join(lines))
-
-
 def _add_phantom(commands: Any) -> None:
     parser = commands.add_parser("phantom", help="draw chest phantoms with all seven answers, boxes and masks")
     parser.add_argument("folder", type=local_path, metavar="DIR", help="new or empty folder")
@@ -271,7 +246,7 @@ def add_fetch(commands: Any) -> None:
     parser = commands.add_parser(
         "fetch",
         help="copy a folder from gs:// to this machine",
-        description="Copies a folder of cases, shards, a run or anything else from a store. An interrupted copy "
+        description="Copies a folder of cases, a run or anything else from a store. An interrupted copy "
         "resumes: files that are here with the size of the object are not copied again, and none is overwritten. "
         "stepcot sync DIR ADDRESS sends a folder.",
     )

@@ -2,7 +2,6 @@
 
 import argparse
 import pathlib
-import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -137,13 +136,12 @@ def _read_readers(written: str | None) -> "NumReaders":
     return 2 if written is None else "all" if written == "all" else int(written)
 
 
-_MISSING = re.compile(r"no image '|does not exist below the data root|cannot be copied \(No such file")
-
-
 def name_option(message: str, *, purpose: str) -> str:
     """Return a message, with the option `--images=none` named if the message is about a missing image.
 
     >>> name_option("row 2: no image 'a.png'", purpose="checks the records alone")
     "row 2: no image 'a.png'; --images=none checks the records alone"
     """
-    return f"{message}; --images=none {purpose}" if _MISSING.search(message) else message
+    from stepcot_jax.data.reasons import names_missing
+
+    return f"{message}; --images=none {purpose}" if names_missing(message) else message

@@ -49,7 +49,6 @@ _MEASURES = {
         "Mean accuracy of the steps on validation, mean of own answers and true ones given",
         "accuracy",
     ),
-    "mean_reward": ("Mean reward on validation, of the highest possible", "reward"),
     "mean_accuracy": ("Mean accuracy of the steps on validation", "accuracy"),
 }
 """Scores that keep the best weights: title and unit of their chart. A run logs one of them, and "mean_accuracy" at the
@@ -356,18 +355,14 @@ def _list_rows(corrections: Corrections, case: int, chain: Chain) -> dict[str, A
 
 def write_operating_section(run: FinishedRun) -> Section:
     """Write the operating points with their figures."""
-    operating_points = run.operating_points
-    if operating_points is None:
-        lead = "This run chose none; python -m stepcot_jax.main with the same --config and --workdir chooses them."
-        return Section("operating", "Operating points", lead, Markup())
     lead = (
         "From which probability on is an answer called, against all others of its step? Thresholds: "
-        f"{operating_points.rule.describe()}. Figures are of the test cases, probabilities as in the calibration "
+        f"{run.operating_points.rule.describe()}. Figures are of the test cases, probabilities as in the calibration "
         "above."
     )
     models: dict[str, list[tuple[str, str, OperatingPoint]]] = {}
     networks = run.split.predictions.logits  # without the points of joint readings
-    points = {finding: point for finding, point in operating_points.points.items() if finding[0] in networks}
+    points = {finding: point for finding, point in run.operating_points.points.items() if finding[0] in networks}
     for (model, step, answer), point in points.items():
         models.setdefault(model, []).append((step, answer, point))
     body = render("operating.html.j2", models=models, figures=FIGURES)

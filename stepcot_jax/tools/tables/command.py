@@ -1,6 +1,6 @@
 """Make the paper's tables, and others of corrections, folds and policies, from runs on any data.
 
-NAME is diagnosis, steps, components, transfer, cost, corrections, folds, chain_grpo, curriculum, vqa, robustness,
+NAME is diagnosis, steps, components, transfer, cost, corrections, folds, curriculum, vqa, robustness,
 self_check or stages, several of them, or all: the first five. The last four have published figures of GEMeX-RMCoT and
 MEDSAGE; without --config they are printed alone, and nothing is trained.
 
@@ -45,7 +45,6 @@ TABLES: dict[str, tuple[str, ...]] = {
     "cost": ("cost_table", "all"),
     "corrections": ("correction_tables",),
     "folds": ("folds_table",),
-    "chain_grpo": ("correction_tables",),
     "curriculum": ("policy_tables", "policy"),
     "vqa": ("policy_tables", "policy", "printed"),
     "robustness": ("robustness_table", "policy", "printed"),
