@@ -4,7 +4,6 @@ An entry point of the group `stepcot_jax.extras` is called KIND.NAME. The kinds,
 
 - command: a module with `main()`, run as `stepcot NAME`;
 - engine: `(*, address, num_workers, **resources) -> MapBlocks`, processes for `--engine=NAME`;
-- output: a further output of `predict`, written with its readings;
 - publisher: a module with `check_account`, `push_export`, `describe_address` and `main`;
 - remote: `(address, *, say, part, only_adds)`, for a workdir or feature store NAME://..., with the attribute `folder`,
   where a run works, and three hooks: `start()` downloads the contents of the address, `saved()` uploads changes after
