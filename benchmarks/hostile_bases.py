@@ -104,10 +104,6 @@ def _sample(folder: Path) -> None:
     _call("readers", "sample", source, "--readers=A", f"--out={folder}", "--num-cases=2")
 
 
-def _shards(folder: Path) -> None:
-    _call("data", "shards", str(base("phantoms")), f"--out={folder}")
-
-
 def _perturbed(folder: Path) -> None:
     _call("evaluate_replies", "perturb", str(base("questions")), f"--out={folder}", "--split=all", "--rounds=1")
 
@@ -121,6 +117,5 @@ _MAKERS: dict[str, Callable[[Path], None]] = {
     "questions": _questions,
     "shard": _shard,
     "sample": _sample,
-    "shards": _shards,
     "perturbed": _perturbed,
 }

@@ -82,19 +82,10 @@ def _upload(path: str, checkpoint: str) -> None:
     read_unresized(uploads.read_once(str(upload)), max_pixels=load(checkpoint).trained.max_pixels)
 
 
-def _show_examples(folder: str, checkpoint: str) -> None:
-    """Read the examples of the demo's page."""
-    from stepcot_jax.extras.demo.examples import find_examples
-    from stepcot_jax.reading.image_reader import load
-
-    print(len(find_examples(folder, load(checkpoint).trained)))
-
-
 CALLS: dict[str, Callable[..., int | None]] = {
     "sc.load": _load,
     "load.py": _run_loader,
     "demo.upload": _upload,
-    "demo.examples": _show_examples,
 }
 """What reads files beside the commands."""
 

@@ -67,7 +67,6 @@ READINGS: list[Reading] = [
     Reading("explain score --checkpoint={run} --data={phantoms} --boxes={file}", "boxes.csv"),
     *reads("cases", "explain score --checkpoint={run} --data={root}/cases", "cases.csv"),
     *reads("run", "demo --checkpoint={root}/run", "settings.json"),
-    *reads("run", "demo.examples {root} {root}/run", "reading/chain.json", "calibration.json"),
     Reading("demo.upload {file} {run}", "picture.png", like=".txt", named="image"),
     Reading("tables diagnosis --config=quickstart --workdir={root}/out --constrained={file}", "constrained.json"),
     *reads("cases", "constrain {root}/cases " + _OUT, "cases.csv"),
@@ -100,8 +99,6 @@ READINGS: list[Reading] = [
     *reads("questions", "data stats {root}/questions " + _OUT, "records.jsonl"),
     *reads("questions", "data check {root}/questions", "records.jsonl"),
     *reads("cases", "data check {root}/cases", "chain.json"),
-    *reads("cases", "data shards {root}/cases " + _OUT, "cases.csv"),
-    *reads("shards", "data shards {phantoms} --out={root}/shards", "image_shards.json"),
     Reading("convert {file} {root}/b.safetensors --to=torch", "a.safetensors"),
     Reading("convert {file} {root}/b.safetensors --to=jax", "a.pt"),
     Reading("conformance {file}", "golden.npz"),
@@ -130,7 +127,6 @@ def _pictures(command: str) -> None:
 for _command in (
     "predict {root}/pictures --checkpoint={run}",
     "explain {root}/pictures --checkpoint={run} --out={root}/out",
-    "demo.examples {root}/pictures {run}",
 ):
     _pictures(_command)
 

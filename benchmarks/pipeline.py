@@ -2,7 +2,7 @@
 
 Both read the same PNG files with two worker processes and return float32 batches of 32. Before each is timed, its
 prefetched batches are drained, while the other is idle with full buffers. The start-up time is for 10,068 cases in
-shards with small images, so that decoding does not hide the time that grows with the number of cases.
+small images, so that decoding does not hide the time that grows with the number of cases.
 """
 
 import contextlib
@@ -24,7 +24,6 @@ from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.run.loading import load_dataset
 from stepcot_jax.run.settings import Settings, make_settings
-from stepcot_jax.tools.data.command import main as data_main
 
 NUM_CASES = 10_068
 BATCH_SIZE = 32
@@ -64,13 +63,12 @@ def measure_throughput(root: pathlib.Path, rounds: int) -> dict[str, float]:
 
 
 def measure_start(root: pathlib.Path, rounds: int) -> dict[str, float]:
-    """Return the seconds to check the records of a full-size folder, and from its shards to the first batch."""
-    files, shards = root / "files", root / "shards"
+    """Return the seconds to check the records of a full-size folder, and from it to the first batch."""
+    files = root / "files"
     write_cases(files)
-    data_main(["shards", str(files), "--out", str(shards)])
 
     def start() -> None:
-        with contextlib.closing(_batches(_settings(shards, num_workers=0))) as batches:
+        with contextlib.closing(_batches(_settings(files, num_workers=0))) as batches:
             next(batches)
 
     tasks = {"records": lambda: read_records(files), "pipeline_start": start}

@@ -30,7 +30,7 @@ def get_config():
     config.data.labels_from = "auto"  # "boxes" or "entries" of ChestX-ray8, if both tables exist; "auto": boxes
     config.data.step_names = tuple(name for name, _ in PUBLISHED_STEPS)  # one short name per step, in order
     config.data.on_bad_record = "stop"  # "stop" at a bad record, or "skip" it into quarantine.jsonl
-    # "ahead": decode every image once before training (images in shards were checked when written); "on_use": start at
+    # "ahead": decode every image once before training (those of "tfds" were decoded when prepared); "on_use": start at
     # once and stop at the first image that cannot be decoded
     config.data.check_images = "ahead"
     config.data.split_fractions = (0.7, 0.15, 0.15)  # shares of train, val, test, if the root has no split tables

@@ -44,7 +44,6 @@ COMMANDS = {
     "data vqa": (data.main, "vqa OUT/x --num-cases=4 --size=32"),
     "data check": (data.main, "check IN/phantom --json=OUT/x.json"),
     "data stats": (data.main, "stats IN/vqa --out=OUT/x"),
-    "data shards": (data.main, "shards IN/phantom --out=OUT/x"),
     "annotate": (annotate.main, "IN/reports.csv --out=OUT/x"),
     "annotate vqa": (annotate.main, "vqa IN/phantom --task=medclm --out=OUT/x"),
     "annotate agree": (annotate.main, "agree IN/a IN/b --out=OUT/x"),

@@ -121,7 +121,7 @@ def _read_rows(path: Path) -> Iterator[Report]:
 
 
 def _read_csv(path: Path) -> Iterator[tuple[str, _Row]]:
-    from stepcot_jax.data.sources.delimited import fold_column, read_table
+    from stepcot_jax.data.delimited import fold_column, read_table
 
     folded = {fold_column(name): name for name in _COLUMNS}
     header, rows = read_table(path, known_columns=folded)

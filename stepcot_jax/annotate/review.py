@@ -20,10 +20,10 @@ from stepcot_jax.annotate.annotation import Aside, CannotAnnotate, Reason
 from stepcot_jax.annotate.checks import check_consistency
 from stepcot_jax.annotate.output import SET_ASIDE_NAME, bring_images
 from stepcot_jax.chain import NOT_ANNOTATED, Step
+from stepcot_jax.data.delimited import encode_rows, is_same_cell, read_sheet_rows
 from stepcot_jax.data.questions.record_files import FILE_NAME, VqaCollection, read_vqa_records, write_vqa_records
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.records import write_records
-from stepcot_jax.data.sources.delimited import encode_rows, is_same_cell, read_sheet_rows
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_workdir, write_whole
 from stepcot_jax.reasoning.replies import write_answer

@@ -20,20 +20,19 @@ from jaxtyping import Int32, Int64
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_APPLICABLE, Chain, Step, fold
 from stepcot_jax.data.columns import DigestColumn, find_first
 from stepcot_jax.data.images.image_decoding import most_bytes, read_projection
-from stepcot_jax.data.images.image_files import FolderFiles, ImageFiles, Selection
+from stepcot_jax.data.images.image_files import FolderFiles, Selection
 from stepcot_jax.data.images.preprocessing import decode_image_bytes
-from stepcot_jax.data.images.projections import LATERAL, is_frontal_task
-from stepcot_jax.data.images.shards import ShardFiles, find_missing, has_shards, read_index
 from stepcot_jax.data.images.stated_sizes import StatedSizes, list_sizes
 from stepcot_jax.data.questions.making import write_texts
 from stepcot_jax.data.questions.record_files import VqaCollection, holds_records, read_vqa_records
 from stepcot_jax.data.questions.vqa_dataset import split_records
 from stepcot_jax.data.reasons import Reasons, describe_oddities, note_oddities
 from stepcot_jax.data.records.data_json import FILE_NAME, Scan, scan_records
-from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, OnBadRecord
+from stepcot_jax.data.records.projections import LATERAL, is_frontal_task
+from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.data.sources.intake import Intake
 from stepcot_jax.data.sources.layouts import AUTO, CASES, check_layout, detect_layout
-from stepcot_jax.data.sources.listed import How, LabelsFrom, Listed
+from stepcot_jax.data.sources.listed import How, Listed
 from stepcot_jax.data.sources.loading import list_cases
 from stepcot_jax.data.splits.making import PUBLISHED_FRACTIONS, make_splits
 from stepcot_jax.data.splits.split_resolver import resolve_tables
@@ -62,19 +61,16 @@ _MEGABYTE = 1_000_000
 _RECORDS = "a folder with records.jsonl (reasoning records)"
 
 
-@dataclasses.dataclass(frozen=True)
-class CheckOptions:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckOptions(How):
     """How to check a data root; names shared with a run's settings mean the same."""
 
     layout: str = AUTO  # one of `layouts.CASES`, or "auto"
     images: Literal["decode", "exists", "none"] = "decode"  # "exists" looks for their files
-    step_names: tuple[str, ...] = PUBLISHED_STEP_NAMES  # name of each step, in order
     on_bad_record: OnBadRecord = "stop"  # whether bad records would stop a run
     max_pixels: int = 64_000_000  # largest accepted width times height of an image
     split_seed: int = 0
     num_threads: int = 2  # images decoded at the same time
-    single_label: bool = True  # leave images with several findings out, in layouts with lists of findings
-    labels_from: LabelsFrom = "auto"  # table that ChestX-ray8's labels come from
     uncertain: Treatment = "ignore"  # treatment of uncertain answers in training
     dialect: str = AUTO  # of a run on questions; "auto": the one of the config that is meant for them
     with_thinking: bool = True  # whether the run's replies have the part before the answer
@@ -86,27 +82,15 @@ def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict
     if holds_records(root):
         return _check_questions(root, options, reasons, terminal)
     layout = detect_layout(root, further=_RECORDS) if options.layout == AUTO else check_layout(options.layout, CASES)
-    sharded = options.images != "none" and has_shards(root)
-    how = How(
-        require_images=options.images != "none" and not sharded,
-        step_names=options.step_names,
-        single_label=options.single_label,
-        labels_from=options.labels_from,
-    )
+    how = dataclasses.replace(options, require_images=options.images != "none")
     with _recorded_warnings() as notes:
         if layout == "published":
             scan, boxes = _scan_published(root, reasons, how, terminal), None
         else:
             scan, boxes = _scan_other(root, layout, reasons, how)
-    if sharded:
-        for index, reason in find_missing(read_index(root), scan.table.image_paths).items():
-            if scan.good[index]:
-                scan.num_missing += 1
-                scan.drop(index, reason)
-        scan.num_found = int(scan.good.sum())
     skips, num_good = options.on_bad_record == "skip", int(scan.good.sum())
     stops = _describe_bad(reasons, scan.file, "record", num_good, skips=skips)
-    pictures = _decode_pictures(scan, root, options, terminal) if options.images == "decode" else Pictures()
+    pictures = _decode_pictures(scan, options, terminal) if options.images == "decode" else Pictures()
     if pictures.num_unreadable and not (skips and scan.good.any()):
         stops.append(f"{scan.root}: {pictures.num_unreadable} images cannot be decoded (set aside below)")
     assignment = _find_splits(scan, reasons, options.split_seed) if scan.good.any() else None
@@ -141,18 +125,17 @@ def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict
 
 
 def _scan_published(root: Path, reasons: Reasons, how: How, terminal: Terminal) -> Scan:
-    path, shown = root / FILE_NAME, 0
-
-    def show(num_bytes: int) -> None:
-        nonlocal shown
-        if (megabytes := math.ceil(num_bytes / _MEGABYTE)) > shown:
-            shown = megabytes
-            terminal.update(megabytes)
-
+    path = root / FILE_NAME
     num_bytes = path.stat().st_size if path.is_file() else 0
     with terminal.bar("reading the records (MB)", total=math.ceil(num_bytes / _MEGABYTE)):
-        kept: dict[str, Any] = {"step_names": how.step_names, "require_images": how.require_images}
-        return scan_records(root, reasons, with_texts=False, visit=show, **kept)
+        return scan_records(
+            root,
+            reasons,
+            step_names=how.step_names,
+            require_images=how.require_images,
+            with_texts=False,
+            visit=lambda done: terminal.update(math.ceil(done / _MEGABYTE)),
+        )
 
 
 def _scan_other(root: Path, layout: str, reasons: Reasons, how: How) -> tuple[Scan, list[int]]:
@@ -244,22 +227,18 @@ class Pictures:
     original: Int64[np.ndarray, " record"] | None = None  # the first record with the same pixels; None: not decoded
 
 
-def _decode_pictures(scan: Scan, root: Path, options: CheckOptions, terminal: Terminal) -> Pictures:
-    """Decode the image of every good record, from files or shards; set unreadable and lateral ones aside."""
+def _decode_pictures(scan: Scan, options: CheckOptions, terminal: Terminal) -> Pictures:
+    """Decode the image of every good record; set unreadable and lateral ones aside."""
     good = np.flatnonzero(scan.good).tolist()
-    paths, limit, sharded = scan.table.image_paths, most_bytes(options.max_pixels), has_shards(root)
-    files: ImageFiles = Selection(FolderFiles(scan.root, paths, limit), good)
-    if sharded:
-        files = ShardFiles(scan.root, read_index(root), [paths[record] for record in good], max_bytes=limit)
+    paths = scan.table.image_paths
+    files = Selection(FolderFiles(scan.root, paths, most_bytes(options.max_pixels)), good)
 
     def digest(index: int) -> tuple[bytes, list[str]] | BadInput | str:
         notes: list[str] = []
         try:
             content, name = files.read(index), files.name(index)
             if scan.is_frontal and read_projection(content, name=name) == "lateral":
-                if not sharded:
-                    return f"{name}: {LATERAL} (DICOM header)"
-                notes.append("the DICOM header names a lateral view; a run reads every image in shards")
+                return f"{name}: {LATERAL} (DICOM header)"
             pixels = decode_image_bytes(content, name=name, max_pixels=options.max_pixels, note=notes.append)
         except BadInput as error:
             return error

@@ -6,7 +6,7 @@ earlier answers (`answer_tree`); questions that these do not open are never aske
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -72,8 +72,7 @@ def answer_tree(
     for position, step in enumerate(chain.steps):
         probabilities = softmax(logits[:, position, : step.num_answers].astype(np.float64))
         is_binary = step.choice or is_whole_yes_or_no(step)
-        likely = probabilities[:, YES] < threshold if threshold != 0.5 else probabilities.argmax(axis=1)
-        answers[:, position] = likely if is_binary else probabilities.argmax(axis=1)
+        answers[:, position] = probabilities[:, YES] < threshold if is_binary else probabilities.argmax(axis=1)
     for question in chain.questions:
         choices = [fold(chain.steps[position].choice) for position in question]
         nothing = [position for position, choice in zip(question, choices, strict=True) if choice in NOTHING_CHOSEN]
@@ -127,27 +126,25 @@ class Form:
         return (of_cells == self.label) | ((of_cells == NOT_ANNOTATED) & self.says_no)
 
 
-Compute = Callable[[Weights], dict[tuple[str, str], npt.NDArray[np.float64]]]
+Figures = dict[tuple[str, str], npt.NDArray[np.float64]]
+"""Figures [resample] by part and name of `FIGURES`."""
 
 
-def prepare_figures(form: Form, truth: Bool[np.ndarray, "case cell"], given: Bool[np.ndarray, "case cell"]) -> Compute:
-    """Return a function from weights [resample, case] to figures [resample] by part and name of `FIGURES`.
+def compute_figures(
+    form: Form, truth: Bool[np.ndarray, "case cell"], given: Bool[np.ndarray, "case cell"], weights: Weights
+) -> Figures:
+    """Return figures for weights [resample, case].
 
     Report accuracy is the share of cases whose cells of the part are all right. Precision, recall and F1 are the
     published means: over the cells that are true in some case, and over the four averages of scikit-learn's
     `classification_report` (micro, macro over all cells, weighted, by case), each of which counts as one more cell;
     what is undefined counts 1. "f1_of_cells" is the mean F1 over the cells that are true in some case alone.
     """
-    chosen = {part: (truth[:, mask], given[:, mask]) for part, mask in form.parts.items()}
-
-    def compute(weights: Weights) -> dict[tuple[str, str], npt.NDArray[np.float64]]:
-        return {
-            (part, name): values
-            for part, (true, said) in chosen.items()
-            for name, values in zip(FIGURES, _compute_part(weights, true, said), strict=True)
-        }
-
-    return compute
+    return {
+        (part, name): values
+        for part, mask in form.parts.items()
+        for name, values in zip(FIGURES, _compute_part(weights, truth[:, mask], given[:, mask]), strict=True)
+    }
 
 
 def _compute_part(weights: Weights, true: npt.NDArray, said: npt.NDArray) -> Iterator[npt.NDArray[np.float64]]:
@@ -174,23 +171,19 @@ def _rates(hits: npt.NDArray, positive: npt.NDArray, claimed: npt.NDArray) -> tu
     return tuple(np.divide(part, of, out=np.ones_like(part), where=of > 0) for part, of in pairs)
 
 
-def measure_f1(logits: Float[np.ndarray, "case step answer"], labels: npt.NDArray, chain: Chain) -> float:
-    """Return the published F1 of a network with its own history, by which the best weights are chosen."""
+def measure_f1(
+    logits: Float[np.ndarray, "case step answer"], labels: npt.NDArray, chain: Chain, *, threshold: float = 0.5
+) -> float:
+    """Return the published F1 of a network with its own history, by which weights and threshold are chosen."""
     form = Form.of(chain)
-    compute = prepare_figures(form, form.fill(labels), form.fill(answer_tree(logits, chain)))
-    return float(compute(count_once(len(labels)))[ALL, "f1"][0])
+    given = form.fill(answer_tree(logits, chain, threshold=threshold))
+    return float(compute_figures(form, form.fill(labels), given, count_once(len(labels)))[ALL, "f1"][0])
 
 
 def choose_threshold(logits: Float[np.ndarray, "case step answer"], labels: npt.NDArray, chain: Chain) -> float:
     """Return the threshold of `answer_tree` with the highest F1, of 0.05, 0.1, .. 0.5; to be called on validation."""
-    form = Form.of(chain)
-    truth, once = form.fill(labels), count_once(len(labels))
-
-    def score(threshold: float) -> float:
-        given = form.fill(answer_tree(logits, chain, threshold=threshold))
-        return float(prepare_figures(form, truth, given)(once)[ALL, "f1"][0])
-
-    return max((0.5, *(round(0.05 * number, 2) for number in range(1, 10))), key=score)
+    thresholds = (0.5, *(round(0.05 * number, 2) for number in range(1, 10)))
+    return max(thresholds, key=lambda threshold: measure_f1(logits, labels, chain, threshold=threshold))
 
 
 Rows = dict[str, dict[str, dict[str, Interval]]]
@@ -216,45 +209,26 @@ def score_reports(
     Returns:
       By model, part and name of `FIGURES`; "no to everything" comes first. Differences are paired.
     """
-    form = Form.of(chain)
-    truth, constant = form.fill(labels), form.fill(answer_no(chain, len(labels)))
-    less = prepare_figures(form, truth, constant)
-    scores: Rows = {}
-    differences: Rows = {}
-    for model, given in {NO_TO_EVERYTHING: None, **answers}.items():
-        compute = less if given is None else prepare_figures(form, truth, form.fill(given))
-        scores[model] = resample(compute, form, patients, num_resamples)
-        if given is not None:
-            differences[model] = resample(_subtract(compute, less), form, patients, num_resamples)
-    return scores, differences
-
-
-def _subtract(compute: Compute, less: Compute) -> Compute:
-    def difference(weights: Weights) -> dict[tuple[str, str], npt.NDArray[np.float64]]:
-        others = less(weights)
-        return {key: values - others[key] for key, values in compute(weights).items()}
-
-    return difference
-
-
-def resample(
-    compute: Compute, form: Form, patients: npt.NDArray[np.str_], num_resamples: int
-) -> dict[str, dict[str, Interval]]:
-    """Return figures with intervals of the Bayesian bootstrap by patient (Rubin, Ann. Stat. 9 (1981)).
-
-    Its weights are positive. Drawing patients with replacement would drop the only report with a true cell, hence the
-    cell from the mean: F1 of such resamples is several points higher than that of the split.
-    """
-    values = compute(count_once(len(patients)))
-    if count_patients(patients) < 2:
-        return {part: {name: Interval(float(values[part, name][0])) for name in FIGURES} for part in form.parts}
+    form, once = Form.of(chain), count_once(len(labels))
+    truth, is_alone = form.fill(labels), count_patients(patients) < 2
+    # Positive weights (Rubin, Ann. Stat. 9 (1981)): drawing patients with replacement would drop the only report with a
+    # true cell, hence the cell from the mean, and F1 of such resamples is several points higher than that of the split.
     names, member = np.unique(name_patients(patients), return_inverse=True)
-    weights = np.random.default_rng(0).exponential(size=(num_resamples, len(names)))[:, member]
-    drawn = compute(weights)
-    return {
-        part: {name: percentiles(float(values[part, name][0]), drawn[part, name]) for name in FIGURES}
-        for part in form.parts
-    }
+    drawn = np.random.default_rng(0).exponential(size=(num_resamples, len(names)))[:, member]
+
+    def summarise(values: Figures, resampled: Figures) -> dict[str, dict[str, Interval]]:
+        found = {key: float(value[0]) for key, value in values.items()}
+        rows = {key: Interval(one) if is_alone else percentiles(one, resampled[key]) for key, one in found.items()}
+        return {part: {name: rows[part, name] for name in FIGURES} for part in form.parts}
+
+    scores, differences, less = Rows(), Rows(), list[Figures]()
+    for model, given in {NO_TO_EVERYTHING: answer_no(chain, len(labels)), **answers}.items():
+        figures = [compute_figures(form, truth, form.fill(given), weights) for weights in (once, drawn)]
+        scores[model], less = summarise(*figures), less or figures
+        if model != NO_TO_EVERYTHING:
+            pairs = zip(figures, less, strict=True)
+            differences[model] = summarise(*({key: mine[key] - of[key] for key in mine} for mine, of in pairs))
+    return scores, differences
 
 
 def format_scores(scores: Rows, differences: Rows) -> str:
@@ -265,8 +239,8 @@ def format_scores(scores: Rows, differences: Rows) -> str:
     ]
     for part in next(iter(scores.values())):
         for model, parts in scores.items():
-            cells = [format_percent(parts[part][name]) for name in FIGURES[:4]]
-            less = format_percent(differences[model][part]["f1"]) if model in differences else ""
+            cells = [_in_percent(parts[part][name]) for name in FIGURES[:4]]
+            less = _in_percent(differences[model][part]["f1"]) if model in differences else ""
             lines.append("| " + " | ".join([part, model, *cells, less]) + " |")
         if part in PUBLISHED and differences:
             cells = [f"{100 * PUBLISHED[part][name]:.1f}" for name in FIGURES[:4]]
@@ -276,8 +250,7 @@ def format_scores(scores: Rows, differences: Rows) -> str:
     return "\n".join(lines)
 
 
-def format_percent(figure: Interval) -> str:
-    """Return a figure in percent, with its interval if there is one."""
+def _in_percent(figure: Interval) -> str:
     if math.isnan(figure.low):
         return f"{100 * figure.value:.1f}"
     return f"{100 * figure.value:.1f} [{100 * figure.low:.1f}, {100 * figure.high:.1f}]"

@@ -14,9 +14,9 @@ from typing import IO, NamedTuple
 import msgspec
 import numpy as np
 
+from stepcot_jax.data.delimited import iterate_rows
 from stepcot_jax.data.identities import fold_patient
 from stepcot_jax.data.records.data_json import normalise_image_path
-from stepcot_jax.data.sources.delimited import iterate_rows
 from stepcot_jax.features.store import DESCRIPTION_FILE, FeatureStore, Kind, StoreSpec, digest_fields, digest_file
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file

@@ -70,23 +70,6 @@ def require_new(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def filling_folder(folder: Path) -> Iterator[None]:
-    """Create a folder, which may exist if it is empty; an error restores its earlier state, empty or missing."""
-    require_new(folder)
-    existed = folder.exists()
-    make_workdir(folder)
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(OSError):  # the first error is the one to tell
-            for path in folder.iterdir():
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-            if not existed:
-                folder.rmdir()
-        raise
-
-
-@contextlib.contextmanager
 def writing_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder that replaces `folder` when the block ends, and is removed if it fails."""
     require_new(folder)
@@ -248,11 +231,9 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def digest_file(path: str | os.PathLike[str], *, sync: bool = False) -> tuple[int, str]:
+def digest_file(path: str | os.PathLike[str]) -> tuple[int, str]:
     """Return the size in bytes and the SHA-256 of a file."""
     with open_untrusted(path, accepted="a file") as file:
-        if sync:
-            os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return file.tell(), digest
 

@@ -42,23 +42,10 @@ def write_overlay(pixels: UInt8[np.ndarray, "height width 3"], values: Float[np.
     """Return a picture with a map over it as one data URI, in the colours of the report page's script."""
     height, width = pixels.shape[:2]
     smooth = Image.fromarray(_scale(values).astype(np.float32)).resize((width, height), Image.Resampling.BILINEAR)
-    colour, opacity = _paint(np.asarray(smooth, np.float64))
+    part = np.asarray(smooth, np.float64)[..., None]
+    colour = np.concatenate([np.full_like(part, 255), 60 + 180 * part, 30 + 130 * part**2], axis=-1)
+    opacity = 190 / 255 * part**1.5
     return write_picture(np.round((1 - opacity) * pixels + opacity * colour).astype(np.uint8))
-
-
-def write_map_layer(values: Float[np.ndarray, "row column"]) -> str:
-    """Return a map as a data URI: a transparent PNG of one pixel a cell, in the colours of `write_overlay`."""
-    colour, opacity = _paint(_scale(values).astype(np.float64))
-    buffer = io.BytesIO()
-    Image.fromarray(np.round(np.concatenate([colour, 255 * opacity], axis=-1)).astype(np.uint8)).save(buffer, "PNG")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-
-
-def _paint(strength: Float[np.ndarray, "row column"]) -> tuple[np.ndarray, np.ndarray]:
-    """Return red, green and blue from 0 to 255, and opacity from 0 to 1, of a map from 0 to 1."""
-    part = strength[..., None]
-    red, green, blue = np.full_like(part, 255), 60 + 180 * part, 30 + 130 * part**2
-    return np.concatenate([red, green, blue], axis=-1), 190 / 255 * part**1.5
 
 
 def _scale(values: np.ndarray) -> np.ndarray:

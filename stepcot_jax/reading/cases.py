@@ -12,7 +12,6 @@ from PIL import Image
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain
 from stepcot_jax.data.images.image_decoding import decode_picture
 from stepcot_jax.data.images.image_files import ImageFiles, folder_files
-from stepcot_jax.data.images.shards import has_shards, open_sharded
 from stepcot_jax.data.records.records import Collection
 from stepcot_jax.data.sources.loading import read_source
 from stepcot_jax.evaluation.predictions import SplitPredictions, read_predictions
@@ -41,14 +40,9 @@ class CaseSource:
 
 
 def open_data(root: Path, *, max_pixels: int, **reading: Any) -> CaseSource:
-    """Open all cases of a data root in any layout, with images in files or in shards."""
-    sharded = has_shards(root)
-    collection = read_source(root, require_images=not sharded, **reading)
-    images: ImageFiles = folder_files(collection, max_pixels=max_pixels)
-    if sharded:
-        on_bad_record = reading.get("on_bad_record", "stop")
-        collection, images = open_sharded(collection, on_bad_record=on_bad_record, max_pixels=max_pixels)
-    return _with_files(str(root), collection, images, max_pixels)
+    """Open all cases of a data root in any layout."""
+    collection = read_source(root, **reading)
+    return _with_files(str(root), collection, folder_files(collection, max_pixels=max_pixels), max_pixels)
 
 
 def open_run(workdir: Path, split: str, *, root: Path | None = None) -> CaseSource:

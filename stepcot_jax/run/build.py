@@ -1,6 +1,7 @@
 """Builds losses, optimizers and the system of a chain's run from its settings; new ones are added here."""
 
 import dataclasses
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -25,8 +26,11 @@ def make_system(
     settings: Settings, dataset: Dataset, image_encoder: nn.Module | None, *, batches_per_epoch: int
 ) -> System:
     """Return the system that the settings describe, with class weights counted on the training split."""
-    if dataset.chain.is_tree:
-        return _make_structured_report(settings, dataset, image_encoder, batches_per_epoch)
+    if dataset.chain.is_tree and (settings.job != "baseline" or hides_steps(settings)):
+        raise BadInput(
+            f"config.job: {settings.job!r} with config.baseline.steps={settings.baseline.steps!r} reads a chain of "
+            "steps; a tree of questions (layout rad_restruct) needs 'baseline' with steps='all'"
+        )
     if settings.job == "baseline":
         return _make_baseline(settings, dataset, image_encoder, batches_per_epoch)
     return _make_step_cot(settings, dataset, image_encoder, batches_per_epoch)
@@ -101,35 +105,6 @@ def _make_step_cot(
     )
 
 
-def _make_structured_report(
-    settings: Settings, dataset: Dataset, image_encoder: nn.Module | None, batches_per_epoch: int
-) -> System:
-    """Return the system of a tree of questions, with the settings of the job "baseline"."""
-    from stepcot_jax.models.form_reader import FormReader  # for trees alone
-    from stepcot_jax.systems.structured_report import StructuredReport
-
-    if settings.job != "baseline" or hides_steps(settings):
-        raise BadInput(
-            f"config.job: {settings.job!r} with config.baseline.steps={settings.baseline.steps!r} reads a chain of "
-            "steps; a tree of questions (layout rad_restruct) needs 'baseline' with steps='all'"
-        )
-    baseline, training, chain = settings.baseline, settings.training, dataset.chain
-    return StructuredReport(
-        chain,
-        FormReader(chain.answers_per_step, hidden=baseline.hidden, dtype=jnp.dtype(training.compute_dtype)),
-        image_encoder=make_networks(settings, chain, image_encoder).image_encoder,
-        optimizer=_make_baseline_optimizer(settings, batches_per_epoch),
-        num_epochs=baseline.epochs,
-        answer_weights=_answer_weights(settings, dataset),
-    )
-
-
-def _make_baseline_optimizer(settings: Settings, batches_per_epoch: int) -> optax.GradientTransformation:
-    baseline = settings.baseline
-    rate = make_rate(baseline.learning_rate, baseline.schedule, baseline.epochs * batches_per_epoch)
-    return _make_adamw(settings, rate, baseline.weight_decay)
-
-
 def _make_adamw(settings: Settings, rate: float | optax.Schedule, weight_decay: float) -> optax.GradientTransformation:
     epsilon, clip_norm = settings.training.adam_epsilon, settings.training.clip_norm
     return make_optimizer(learning_rate=rate, weight_decay=weight_decay, epsilon=epsilon, clip_norm=clip_norm)
@@ -138,20 +113,26 @@ def _make_adamw(settings: Settings, rate: float | optax.Schedule, weight_decay: 
 def _make_baseline(
     settings: Settings, dataset: Dataset, image_encoder: nn.Module | None, batches_per_epoch: int
 ) -> System:
-    """Return the system of the job "baseline"; its rate falls to 0 over the run by `baseline.schedule`."""
-    from stepcot_jax.systems.baseline import BaselineSystem  # for this job alone
+    """Return the system of the job "baseline", for a chain or a tree; its rate falls by `baseline.schedule`."""
+    from stepcot_jax.models.form_reader import FormReader  # for this job alone
+    from stepcot_jax.systems.baseline import BaselineSystem
+    from stepcot_jax.systems.structured_report import StructuredReport
 
-    baseline, training, chain = settings.baseline, settings.training, dataset.chain
+    baseline, chain = settings.baseline, dataset.chain
     networks = make_networks(settings, chain, image_encoder)
-    return BaselineSystem(
+    make: Any = StructuredReport if chain.is_tree else BaselineSystem
+    network = FormReader if chain.is_tree else Baseline
+    rate = make_rate(baseline.learning_rate, baseline.schedule, baseline.epochs * batches_per_epoch)
+    system: System = make(
         chain,
-        Baseline(chain.answers_per_step, hidden=baseline.hidden, dtype=jnp.dtype(training.compute_dtype)),
+        network(chain.answers_per_step, hidden=baseline.hidden, dtype=jnp.dtype(settings.training.compute_dtype)),
         image_encoder=networks.image_encoder,
-        optimizer=_make_baseline_optimizer(settings, batches_per_epoch),
+        optimizer=_make_adamw(settings, rate, baseline.weight_decay),
         num_epochs=baseline.epochs,
         answer_weights=_answer_weights(settings, dataset),
         remat=networks.remat,
     )
+    return system
 
 
 def _answer_weights(settings: Settings, dataset: Dataset) -> Array | None:

@@ -40,30 +40,24 @@ def load_dataset(
         return _load_phantom(settings, preprocessing, watch)
     if settings.data.source == "tfds":
         return _load_prepared(settings, preprocessing, watch)
-    from stepcot_jax.data.images.shards import has_shards, open_sharded  # phantoms need no reader of files
-    from stepcot_jax.data.sources.loading import read_source
+    from stepcot_jax.data.sources.loading import read_source  # phantoms need no reader of files
 
     data, root = settings.data, find_path(settings.data.root, "config.data.root")
-    sharded = has_shards(root)
     collection = read_source(
         root,
         layout=data.layout,
         step_names=data.step_names,
         on_bad_record=data.on_bad_record,
-        require_images=require_images and not sharded,
+        require_images=require_images,
         single_label=data.single_label,
         labels_from=data.labels_from,
     )
-    max_pixels = settings.data.max_pixels
-    images: ImageFiles = folder_files(collection, max_pixels=max_pixels)
-    if sharded and require_images:
-        collection, images = open_sharded(collection, on_bad_record=data.on_bad_record, max_pixels=max_pixels)
     return make_dataset(
         settings,
         collection,
-        images,
+        folder_files(collection, max_pixels=data.max_pixels),
         preprocessing=preprocessing,
-        are_checked=sharded or not require_images or data.check_images == "on_use",
+        are_checked=not require_images or data.check_images == "on_use",
         is_known=is_known,
         progress=watch,
     )
@@ -110,7 +104,7 @@ def make_dataset(
         if len(kept) < len(numbers):
             images = Selection(images, np.searchsorted(numbers, kept).tolist())
             cache.read = FilePixels(images, preprocessing, max_pixels, file, kept)
-    elif known := getattr(images, "digest", None):  # shards know those of their files
+    elif known := getattr(images, "digest", None):  # a prepared dataset knows them
         digests = {path: known(index) for index, path in enumerate(collection.cases.image_paths)}
     chosen_splits, source = splits or _find_splits(settings, collection, images, progress)
     return Dataset(
@@ -200,7 +194,7 @@ def _make_splits(
     source += "disjoint by patient"
     joined: Any = ()
     if data.near_duplicate_radius:
-        from stepcot_jax.data.images.near_duplicates import find_near_duplicates, perceptual_hash
+        from stepcot_jax.data.splits.near_duplicates import find_near_duplicates, perceptual_hash
 
         watched = progress(range(len(cases)), "looking for near-duplicates")
         hashes = np.array([perceptual_hash(read_full_size(index)) for index in watched], np.uint64)

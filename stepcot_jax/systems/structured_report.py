@@ -14,7 +14,9 @@ from stepcot_jax.evaluation.structured_reports import measure_f1
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.losses.step_cot import BatchTotals, batch_totals, teacher_objective
 from stepcot_jax.models.form_reader import FormReader
-from stepcot_jax.systems.networks import Batch
+from stepcot_jax.models.student import Student
+from stepcot_jax.models.teacher import Teacher
+from stepcot_jax.systems.networks import Batch, Networks, encode_images, init_encoder
 from stepcot_jax.systems.updates import SHARED, split_shared
 from stepcot_jax.training.devices import ONE_DEVICE, GlobalBatch, differentiate
 from stepcot_jax.training.optimizers import global_norm
@@ -38,6 +40,7 @@ class StructuredReport(System):
       optimizer: of the network and the encoder.
       num_epochs: epochs of the run.
       answer_weights: [step, answer] weights of the labels; None weighs all answers the same.
+      remat: compute the encoder's activations again in the backward pass.
 
     Raises:
       BadInput: the chain is no tree.
@@ -56,20 +59,20 @@ class StructuredReport(System):
         optimizer: optax.GradientTransformation,
         num_epochs: int = 50,
         answer_weights: Array | None = None,
+        remat: bool = False,
     ) -> None:
         if not chain.is_tree:
             raise BadInput("chain: every step is asked; StructuredReport answers a tree of questions")
-        self.chain, self.reader, self.image_encoder = chain, reader, image_encoder
+        answers = chain.answers_per_step
+        self.chain, self.reader = chain, reader
+        self.networks = Networks(Teacher(answers), Student(answers), image_encoder, remat=remat)
         self.optimizer, self.num_epochs, self.answer_weights = optimizer, num_epochs, answer_weights
 
     def init(self, key: Array, example: Batch) -> TrainState:
         """Return random parameters; of `example` only shapes matter."""
         init_key, run_key = jax.random.split(key)
         encoder_key, reader_key = jax.random.split(init_key)
-        params: Params = {}
-        if self.image_encoder is not None:
-            params["image_encoder"] = self.image_encoder.init(encoder_key, example["images"][:1])["params"]
-        features = self._encode(params, {name: rows[:1] for name, rows in split_shared(example)[0].items()})
+        params, features = init_encoder(self.networks, key=encoder_key, batch=example)
         params[NAME] = self.reader.init(reader_key, features)["params"]
         return TrainState(
             step=jnp.zeros((), jnp.int32),
@@ -112,11 +115,5 @@ class StructuredReport(System):
         return {NAME: measure_f1(predictions.logits[NAME], predictions.labels, self.chain)}
 
     def _read(self, params: Params, rows: Batch) -> Array:
-        logits: Array = self.reader.apply({"params": params[NAME]}, self._encode(params, rows))
+        logits: Array = self.reader.apply({"params": params[NAME]}, encode_images(self.networks, params, rows))
         return logits
-
-    def _encode(self, params: Params, rows: Batch) -> Array:
-        if self.image_encoder is None:
-            return jnp.asarray(rows["image_features"])
-        features: Array = self.image_encoder.apply({"params": params["image_encoder"]}, rows["images"])
-        return features.astype(jnp.float32)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcot_jax.data.sources.delimited import encode_rows, is_same_cell, read_sheet_rows
+from stepcot_jax.data.delimited import encode_rows, is_same_cell, read_sheet_rows
 from stepcot_jax.host.text import defuse_formula
 
 CELLS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)

@@ -169,7 +169,7 @@ def test_what_is_opened_and_each_example_hold_all_of_a_case(sources, original):
 
 
 def test_cases_are_found_in_any_number_of_shards(sources, tmp_path, monkeypatch):
-    monkeypatch.setattr("stepcot_jax.data.images.shards._MOST_OPEN", 1)
+    monkeypatch.setattr("stepcot_jax.data.tfds.shards._MOST_OPEN", 1)
     root = pathlib.Path(shutil.copytree(sources, tmp_path / "root"))
     paths = [case.image for case in read_records(root).cases]
     for name, places in {"train": (1, 3, 5, 7), "val": (0, 2, 4, 6), "test": (8, 9, 10, 11)}.items():
@@ -272,3 +272,23 @@ def test_refuses_contents_that_make_no_sense(prepared, change, found):
     change(content)
     path.write_text(json.dumps(content))
     assert found in refuse("", open_prepared, prepared)
+
+
+@pytest.mark.parametrize("change", ["truncated", "longer", "missing"])
+def test_a_shard_of_another_size_is_refused_at_the_start(prepared, change):
+    (path,) = prepared.glob("*train*.array_record*")
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] if change == "truncated" else content + b"x")
+    if change == "missing":
+        path.unlink()
+    assert path.name in refuse("", open_prepared, prepared)
+
+
+def test_an_image_of_other_content_or_of_too_many_bytes_is_refused(prepared):
+    path = prepared / "step_cot.json"
+    content = json.loads(path.read_text())
+    content["digests"][0], content["sizes"][1] = "0" * 64, 10**9
+    path.write_text(json.dumps(content))
+    images = open_prepared(prepared).images
+    refuse("the image does not have its SHA-256", images.read, 0)
+    refuse("1000000000 bytes, more than", images.read, 1)

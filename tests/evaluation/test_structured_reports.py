@@ -20,9 +20,9 @@ from stepcot_jax.evaluation.structured_reports import (
     answer_no,
     answer_tree,
     choose_threshold,
+    compute_figures,
     format_scores,
     measure_f1,
-    prepare_figures,
     score_reports,
 )
 from stepcot_jax.host.errors import BadInput
@@ -81,7 +81,7 @@ def test_a_network_answers_with_its_own_history():
 def test_figures_by_hand():
     """Two reports, one normal; the network calls the second normal too."""
     truth, said = FORM.fill(np.array([NORMAL, OPACITY])), FORM.fill(np.array([NORMAL, NORMAL]))
-    found = prepare_figures(FORM, truth, said)(count_once(2))
+    found = compute_figures(FORM, truth, said, count_once(2))
     assert found["all", "report_accuracy"][0] == 0.5
     # Level 1: cells yes, no; truth 10/01, said 01/01. Yes: P 1 (undefined), R 0, F 0; no: P 1/2, R 1, F 2/3.
     micro, macro, weighted, by_case = 1 / 2, (0 + 2 / 3) / 2, (0 + 2 / 3) / 2, (0 + 1) / 2
@@ -100,7 +100,7 @@ def test_figures_are_those_of_scikit_learn_and_repeated_cases_are_weights():
         truth, said = rng.random((2, 7, 14)) < rng.random((2, 1, 14)) * 0.7
         counts = rng.integers(1, 3, 7)
         rows = np.repeat(np.arange(7), counts)
-        found = prepare_figures(FORM, truth, said)(counts[None].astype(float))
+        found = compute_figures(FORM, truth, said, counts[None].astype(float))
         for part, mask in FORM.parts.items():
             report = classification_report(truth[rows][:, mask], said[rows][:, mask], output_dict=True, zero_division=1)
             counted = [row for row in report.values() if row["support"] > 0]
@@ -140,7 +140,7 @@ def test_a_closed_branch_neither_asks_nor_scores_its_children(chain, seed):
     labels = chain.close(rng.integers(0, 2, (5, chain.num_steps)))
     truth = form.fill(labels)
     found = (
-        prepare_figures(form, truth, form.fill(given))(count_once(5)) for given in (answers, answer_tree(others, chain))
+        compute_figures(form, truth, form.fill(given), count_once(5)) for given in (answers, answer_tree(others, chain))
     )
     for mine, theirs in zip(*(figures.values() for figures in found), strict=True):
         np.testing.assert_array_equal(mine, theirs)

@@ -17,7 +17,6 @@ from stepcot_jax.features.store import FeatureStore, describe_image_store, diges
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run import chain_task, inputs
-from stepcot_jax.tools.data.command import main as data_main
 
 pytestmark = pytest.mark.slow
 
@@ -84,9 +83,7 @@ def load(tmp_path):
     return load
 
 
-def test_every_image_and_prompt_is_encoded_once_and_read_afterwards_from_files_and_shards(
-    folder, frozen, load, tmp_path, capsys
-):
+def test_every_image_and_prompt_is_encoded_once_and_read_afterwards(folder, frozen, load, capsys):
     first = load(folder)
     assert (frozen[0].num_seen, frozen[1].num_seen) == (48, 7)  # 40 images in batches of 16
     assert "images: 40 encoded, 0 read" in capsys.readouterr().err
@@ -95,13 +92,11 @@ def test_every_image_and_prompt_is_encoded_once_and_read_afterwards_from_files_a
     direct = load(folder, features__store=False).dataset
     images = normalise(np.stack([direct.pixels[index] for index in range(40)]), direct.preprocessing)
     np.testing.assert_allclose(first.dataset.features, FakeEncoder().encode(images), atol=1e-6)
-    data_main(["shards", str(folder), "--out", str(tmp_path / "shards")])
     capsys.readouterr()
-    for root in (folder, tmp_path / "shards"):
-        again = load(root)
-        assert "images: 0 encoded, 40 read" in capsys.readouterr().err
-        np.testing.assert_array_equal(first.dataset.features, again.dataset.features)
-        np.testing.assert_array_equal(first.text_features, again.text_features)
+    again = load(folder)
+    assert "images: 0 encoded, 40 read" in capsys.readouterr().err
+    np.testing.assert_array_equal(first.dataset.features, again.dataset.features)
+    np.testing.assert_array_equal(first.text_features, again.text_features)
     assert (frozen[0].num_seen, frozen[1].num_seen) == (48, 7)
 
 

@@ -21,7 +21,7 @@ OPENERS = {"open", "read_text", "read_bytes", "ZipFile", "memmap", "safe_open", 
 
 TABLE = """
 host/untrusted.py: the one place | __main__.py: own sources | tools/conformance/golden.py: numpy, after open_archive
-tools/constrain/results.py: own style | data/images/shards.py: a lock | data/phantom/phantom.py: writes
+tools/constrain/results.py: own style | data/phantom/phantom.py: writes
 data/sources/iu_xray.py: a tar archive around an untrusted file
 data/sources/phantom.py: a picture in an untrusted file | extras/demo/command.py: own style
 encoders/weights.py: safetensors, after require_file | evaluation/published.py: own data
@@ -29,11 +29,11 @@ host/exported_files.py: part of exports; needs no stepcot_jax | export/model_car
 export/policy_folder.py: own template | features/importing.py: an entry of an untrusted archive
 features/store.py: own shards, whose digest is compared
 annotate/llm/answers.py: own file of answers, opened for writing
-extras/demo/page.py: own script | data/splits/split_resolver.py: an entry of an untrusted archive
+data/splits/split_resolver.py: an entry of an untrusted archive
 host/errors.py: /dev/null | host/machine.py: /proc/cpuinfo | host/array_files.py: an entry of an untrusted archive
 host/terminal.py: /dev/null | host/files.py: writes; locks folders | pages/shell.py: own style
 tools/report/answers.py: own script | data/images/stated_sizes.py: after open_untrusted
-run/stored_reading.py: bytes in memory | tools/tables/cost_table.py: /proc
+tools/tables/cost_table.py: /proc
 training/log.py: the run's own log
 """
 OTHERS = dict(entry.split(": ", 1) for line in TABLE.strip().splitlines() for entry in line.split(" | "))

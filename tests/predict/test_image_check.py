@@ -12,7 +12,7 @@ from trained_workdir import SIDE, make_trained_workdir
 from stepcot_jax.data.images.preprocessing import repeat_grey
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.evaluation.gate import fit_gate, read_gate, write_gates
-from stepcot_jax.extras.demo.sessions import read_session, start_session
+from stepcot_jax.extras.demo.readings import read_session, start_session
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.explain import Explainer
 from stepcot_jax.reading.image_reader import load

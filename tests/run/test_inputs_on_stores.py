@@ -110,16 +110,12 @@ def test_cells_notice_records_that_changed_on_the_store(address, tmp_path, monke
         cells.run([cell])
 
 
-def test_check_and_shards_read_a_folder_on_a_store(folder, address, tmp_path, monkeypatch, capsys):
+def test_check_reads_a_folder_on_a_store(folder, address, capsys):
     found = []
-    for number, root in enumerate((str(folder), address)):
+    for root in (str(folder), address):
         assert data(["check", root, "--json=-"]) == 0
         found.append(json.loads(capsys.readouterr().out))
-        data(["shards", root, f"--out={tmp_path / str(number)}"])
-        capsys.readouterr()
     assert {key for key in found[0] if found[0][key] != found[1][key]} == {"root"}
-    names = [{path.name for path in (tmp_path / str(number)).iterdir()} for number in (0, 1)]
-    assert names[0] == names[1]
     with pytest.raises(BadInput, match=r"^ROOT: https://x\.org/run: unknown scheme"):
         data(["check", "https://x.org/run"])
 

@@ -14,11 +14,11 @@ from stepcot_jax.annotate.annotation import Aside, ItemT
 from stepcot_jax.annotate.llm.prompts import Prompt
 from stepcot_jax.box import Box, Corners
 from stepcot_jax.chain import fold
+from stepcot_jax.data.questions.making import split_images
 from stepcot_jax.data.questions.questions import ask_questions
 from stepcot_jax.data.questions.vocabulary import accepted_names, write_box
 from stepcot_jax.data.sources.layouts import BOXED
 from stepcot_jax.data.sources.loading import detect_vqa_layout, read_detections, read_vqa_source
-from stepcot_jax.data.splits.making import split_images
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.replies import IN_ROUND_BRACKETS, find_named_boxes, write_answer
 from stepcot_jax.record import Record, SetAside

@@ -1,1 +1,1 @@
-"""Images: decoding, DICOM, preprocessing, shards and near-duplicates."""
+"""Images: decoding, DICOM, preprocessing and near-duplicates."""

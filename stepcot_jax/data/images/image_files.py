@@ -1,4 +1,4 @@
-"""Sources of encoded images, one interface for folders, shards and others, and the check that all can be decoded."""
+"""Sources of encoded images, one interface for folders and others, and the check that all can be decoded."""
 
 import dataclasses
 import hashlib
@@ -13,8 +13,8 @@ from jaxtyping import UInt8
 from stepcot_jax.data.columns import RecordTable, TextColumn
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes, read_projection
 from stepcot_jax.data.images.preprocessing import Preprocessing, prepare_image
-from stepcot_jax.data.images.projections import LATERAL, is_frontal_task, name_projection
 from stepcot_jax.data.records.data_json import ImageLocator
+from stepcot_jax.data.records.projections import LATERAL, is_frontal_task, name_projection
 from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside, describe_bad_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file

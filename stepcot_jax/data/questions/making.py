@@ -40,7 +40,7 @@ from stepcot_jax.data.questions.vocabulary import (
     zone_name,
 )
 from stepcot_jax.data.records.data_json import normalise_image_path
-from stepcot_jax.data.splits.making import PUBLISHED_FRACTIONS, split_by_patient, split_images
+from stepcot_jax.data.splits.making import PUBLISHED_FRACTIONS, split_by_patient
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import removing_half, writing_whole
 from stepcot_jax.reasoning.dialects import write_question, write_reply
@@ -239,6 +239,20 @@ def draw_phantoms(
     for plan, split in progress(planned):
         image, drawn = ground_planned(plan, size=size, prevalence=prevalence)
         yield drawn, ask_questions(msgspec.structs.replace(image, split=split), seed=plan.seed)
+
+
+def split_images(images: Sequence[Record], *, seed: int) -> list[Record]:
+    """Return the images with splits by patient, stratified by diagnosis and origin; splits of the source are kept."""
+    named = [image for image in images if image.split]
+    if named:
+        if len(named) < len(images):
+            raise BadInput(f"{len(images) - len(named)} of {len(images)} images have no split; expected all or none")
+        return list(images)
+    strata = [
+        image.facts.get("diagnosis") or (canonical(image.boxes[0].label) if image.boxes else "") for image in images
+    ]
+    splits = split_by_patient(images, strata, seed=seed)
+    return [msgspec.structs.replace(image, split=split) for image, split in zip(images, splits, strict=True)]
 
 
 def make_folder_records(

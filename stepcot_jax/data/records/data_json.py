@@ -22,8 +22,8 @@ from stepcot_jax.box import Box
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold, read_options
 from stepcot_jax.data.columns import DigestColumn, RecordTable, find_first
 from stepcot_jax.data.identities import join_patients_of, read_patient, read_split
-from stepcot_jax.data.images.projections import LATERAL, name_projection
 from stepcot_jax.data.records.json_arrays import find_no_json, read_raw_records
+from stepcot_jax.data.records.projections import LATERAL, name_projection
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import shorten
 from stepcot_jax.host.untrusted import Limits, exceeds, read_limits

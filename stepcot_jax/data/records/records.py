@@ -101,11 +101,6 @@ def describe_bad_records(path: Path, set_aside: Sequence[SetAside], *, num_good:
 
 def write_records(root: Path, *, chain: Chain, cases: Sequence[Record]) -> None:
     """Write `root/data.json` in the published layout; with the chain's `step_names`, `read_records` reads it back."""
-    write_whole(Path(root) / data_json.FILE_NAME, encode_records(chain, cases))
-
-
-def encode_records(chain: Chain, cases: Sequence[Record]) -> bytes:
-    """Return cases as an indented `data.json`."""
     chain.refuse_tree("data.json")
     records = [
         PublishedRecord(
@@ -131,7 +126,8 @@ def encode_records(chain: Chain, cases: Sequence[Record]) -> bytes:
         )
         for case in cases
     ]
-    return msgspec.json.format(msgspec.json.encode(records), indent=1) + b"\n"
+    content = msgspec.json.format(msgspec.json.encode(records), indent=1) + b"\n"
+    write_whole(Path(root) / data_json.FILE_NAME, content)
 
 
 def _addition(case: Record) -> Addition | None:

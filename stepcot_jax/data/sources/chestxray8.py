@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stepcot_jax.box import Box
-from stepcot_jax.data.sources.delimited import Row, fold_column, read_age, read_four_numbers, read_table
+from stepcot_jax.data.delimited import Row, fold_column, read_age, read_four_numbers, read_table
 from stepcot_jax.data.sources.findings import DIAGNOSES, Finding, answer_findings, answer_normal
 from stepcot_jax.data.sources.intake import ImageFinder, find_file
 from stepcot_jax.data.sources.listed import How, Listed, Source, refused

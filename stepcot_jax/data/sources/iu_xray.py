@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Literal, TypeAlias, cast
 from xml.parsers import expat
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, NOT_APPLICABLE, fold
-from stepcot_jax.data.sources.delimited import read_table
+from stepcot_jax.data.delimited import read_table
 from stepcot_jax.data.sources.intake import ImageFinder
 from stepcot_jax.data.sources.listed import How, Listed, Source, refused
 from stepcot_jax.host.errors import BadInput

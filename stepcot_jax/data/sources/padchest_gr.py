@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from stepcot_jax.box import Box, Corners
+from stepcot_jax.data.delimited import fold_column, read_age, read_table
 from stepcot_jax.data.identities import read_patient
 from stepcot_jax.data.records.json_arrays import read_raw_records
-from stepcot_jax.data.sources.delimited import fold_column, read_age, read_table
 from stepcot_jax.data.sources.findings import DIAGNOSES, NORMAL, Finding, answer_findings, answer_normal
 from stepcot_jax.data.sources.intake import Image, ImageFinder, find_file
 from stepcot_jax.data.sources.listed import FRACTIONS, How, Listed, Source, refused

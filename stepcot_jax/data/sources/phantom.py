@@ -10,12 +10,12 @@ import numpy as np
 from PIL import Image
 
 from stepcot_jax.box import Box
+from stepcot_jax.data.delimited import Row, read_four_numbers, read_table
 from stepcot_jax.data.phantom.findings import Mark
 from stepcot_jax.data.phantom.phantom import BOX_COLUMNS
 from stepcot_jax.data.questions.making import as_grounded, corners_of, ground_marks, list_answers
 from stepcot_jax.data.questions.vocabulary import NORMAL, find_regions
 from stepcot_jax.data.records.records import Collection, read_records
-from stepcot_jax.data.sources.delimited import Row, read_four_numbers, read_table
 from stepcot_jax.data.sources.intake import read_image_size
 from stepcot_jax.data.sources.listed import How, Listed, Source, refused
 from stepcot_jax.host.errors import BadInput

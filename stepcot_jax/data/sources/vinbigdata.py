@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from stepcot_jax.box import Box, Corners, iou
-from stepcot_jax.data.sources.delimited import Row, fold_column, read_four_numbers, read_table
+from stepcot_jax.data.delimited import Row, fold_column, read_four_numbers, read_table
 from stepcot_jax.data.sources.intake import Image, ImageFinder, find_file, read_image_size
 from stepcot_jax.data.sources.listed import How, Listed, NumReaders, Source, refused
 from stepcot_jax.host.errors import BadInput

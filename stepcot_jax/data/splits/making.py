@@ -8,15 +8,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 from jaxtyping import Bool
 
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.columns import RecordTable, as_table
 from stepcot_jax.data.identities import join_patients_of
-from stepcot_jax.data.images.near_duplicates import join_patients
-from stepcot_jax.data.questions.vocabulary import canonical
+from stepcot_jax.data.splits.near_duplicates import join_patients
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits, check_splits
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
@@ -242,20 +240,6 @@ def make_fold(
     splits = Splits(train=train_cases, val=val_cases, test=test)
     check_splits(splits, table, source=f"fold {fold} made with seed {seed}")
     return splits
-
-
-def split_images(images: Sequence[Record], *, seed: int) -> list[Record]:
-    """Return the images with splits by patient, stratified by diagnosis and origin; splits of the source are kept."""
-    named = [image for image in images if image.split]
-    if named:
-        if len(named) < len(images):
-            raise BadInput(f"{len(images) - len(named)} of {len(images)} images have no split; expected all or none")
-        return list(images)
-    strata = [
-        image.facts.get("diagnosis") or (canonical(image.boxes[0].label) if image.boxes else "") for image in images
-    ]
-    splits = split_by_patient(images, strata, seed=seed)
-    return [msgspec.structs.replace(image, split=split) for image, split in zip(images, splits, strict=True)]
 
 
 def split_by_patient(

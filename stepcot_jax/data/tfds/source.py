@@ -6,7 +6,6 @@ Next to the shards are `data.json`, `quarantine.jsonl` and `step_cot.json`, whic
 import dataclasses
 import functools
 import hashlib
-import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -19,8 +18,6 @@ import numpy as np
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, most_bytes
 from stepcot_jax.data.images.image_files import ImageFiles, check_images, folder_files
-from stepcot_jax.data.images.near_duplicates import find_near_duplicates, perceptual_hash
-from stepcot_jax.data.images.shards import ShardEntry, ShardFiles, ShardIndex, check_size
 from stepcot_jax.data.records.data_json import FILE_NAME
 from stepcot_jax.data.records.records import (
     PUBLISHED_STEP_NAMES,
@@ -32,8 +29,10 @@ from stepcot_jax.data.records.records import (
     write_records,
 )
 from stepcot_jax.data.splits.making import PUBLISHED_FRACTIONS, make_splits
+from stepcot_jax.data.splits.near_duplicates import find_near_duplicates, perceptual_hash
 from stepcot_jax.data.splits.split_resolver import find_tables, read_splits
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits, check_splits
+from stepcot_jax.data.tfds.shards import Location, ShardFiles, check_size
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import MAX_LISTING_BYTES, digest_file
 from stepcot_jax.host.own_folder import load, save
@@ -219,24 +218,14 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     digests: tuple[str, ...]
     set_aside: tuple[SetAside, ...]
 
-    def index(self, paths: tuple[str, ...]) -> ShardIndex:
-        """Return the shards as `ShardFiles` expects them; `paths` has the image path of each case."""
+    def locate(self, paths: Sequence[str]) -> list[Location]:
+        """Return the location of each case's image; `paths` has their image paths."""
         # Shards follow each other as the splits do.
-        order = iter([case for name in SPLIT_NAMES for case in self.splits[name]])
-        entries = []
-        for shard in self.shards:
-            cases = list(itertools.islice(order, shard.num_records))
-            entries.append(
-                ShardEntry(
-                    file=shard.file,
-                    num_bytes=shard.num_bytes,
-                    sha256="",
-                    paths=tuple(paths[case] for case in cases),
-                    sizes=tuple(self.sizes[case] for case in cases),
-                    digests=tuple(self.digests[case] for case in cases),
-                )
-            )
-        return ShardIndex(source=self.source, shards=tuple(entries))
+        cases = [case for name in SPLIT_NAMES for case in self.splits[name]]
+        records = [(shard.file, record) for shard in self.shards for record in range(shard.num_records)]
+        place = dict(zip(cases, records, strict=True))
+        images = enumerate(zip(paths, self.sizes, self.digests, strict=True))
+        return [Location(path, *place[case], size, digest) for case, (path, size, digest) in images]
 
 
 def write_contents(
@@ -302,8 +291,8 @@ def open_prepared(folder: Path, *, max_pixels: int = MAX_PIXELS) -> Prepared:
     prepared = find_prepared(folder)
     contents = read_contents(prepared)
     collection, splits = read_collection(prepared, contents)
-    paths = tuple(collection.cases.image_paths)
-    images = ShardFiles(prepared, contents.index(paths), paths, max_bytes=most_bytes(max_pixels), unpack=read_image)
+    locations = contents.locate([case.image for case in collection.cases])
+    images = ShardFiles(prepared, locations, max_bytes=most_bytes(max_pixels), unpack=read_image)
     return Prepared(collection, splits, contents.splits_source, images)
 
 

@@ -20,7 +20,7 @@ from jaxtyping import Int32
 from PIL import Image
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
-from stepcot_jax.data.sources.delimited import encode_rows, is_same_cell, read_sheet_rows
+from stepcot_jax.data.delimited import encode_rows, is_same_cell, read_sheet_rows
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, make_workdir, read_json, write_whole
 from stepcot_jax.reading.cases import CaseSource

@@ -165,21 +165,6 @@ def test_equal_pictures_are_named_with_their_splits(root):
     assert (found, facts["stops"]) == ({train[1]: (train[0], ["train"]), test[1]: (test[0], ["test"])}, [])
 
 
-def test_shards_are_read_as_a_run_reads_them(root, tmp_path):
-    out = tmp_path / "shards"
-    main(["shards", str(root), "--out", str(out)])
-    assert not (out / "images").exists()
-    facts = facts_of(out)
-    assert (facts["cases"], facts["images_found"], facts["images_unreadable"], facts["stops"]) == (15, 15, 0, [])
-    assert try_run(out) is None
-    records = records_of(out)
-    write_all(out, [*records, {**records[0], "image_path": "images/new.png"}])
-    facts = facts_of(out)
-    assert facts["images_missing"] == 1
-    assert "1 of 16 records are bad" in facts["stops"][0]
-    assert try_run(out) is not None
-
-
 def test_nothing_of_reports_or_patients_but_their_identifiers_is_printed(root, capsys):
     records = records_of(root)
     for record in records:

@@ -8,9 +8,8 @@ from PIL import Image
 from refusals import refuse
 
 from stepcot_jax.box import Box
-from stepcot_jax.data.questions.making import ground_phantom, make_folder_records
+from stepcot_jax.data.questions.making import ground_phantom, make_folder_records, split_images
 from stepcot_jax.data.questions.record_files import read_vqa_records
-from stepcot_jax.data.splits.making import split_images
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import DIALECTS, read_reply, write_question
 from stepcot_jax.record import Record

@@ -13,10 +13,10 @@ from scipy.fft import dctn
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from stepcot_jax.data.images import near_duplicates
-from stepcot_jax.data.images.near_duplicates import find_near_duplicates, perceptual_hash
 from stepcot_jax.data.images.preprocessing import decode_image
 from stepcot_jax.data.phantom.phantom import draw_case
+from stepcot_jax.data.splits import near_duplicates
+from stepcot_jax.data.splits.near_duplicates import find_near_duplicates, perceptual_hash
 
 RADIUS = 4
 
