@@ -10,6 +10,8 @@ import threading
 import urllib.parse
 from collections.abc import Iterator
 
+import yaml
+
 TOKEN = "hf_of_this_test"  # noqa: S105
 
 
@@ -136,7 +138,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         files = self.hub.files[commit]
         if kind == "info":
             siblings = [{"rfilename": name} for name in files]
-            return self._json({"id": repository, "modelId": repository, "sha": commit, "siblings": siblings})
+            card = yaml.safe_load(files.get("README.md", b"").decode().partition("---\n")[2].partition("---\n")[0])
+            info = {"id": repository, "modelId": repository, "sha": commit, "siblings": siblings, "cardData": card}
+            return self._json(info)
         if kind == "tree":
             return self._json([_describe(name, content) for name, content in files.items()])
         if kind not in files:
