@@ -31,7 +31,6 @@ _NOT_LOADED = ("check.safetensors", "torch_names.safetensors", "*_gate.safetenso
 CARD_FILE = "README.md"
 _LICENCE = "licence of the weights in the card, such as cc-by-nc-4.0 (default: that of the repository's card)"
 
-_KEYS = ("license", "license_name", "license_link")
 _IDENTIFIER = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 
 
@@ -65,21 +64,6 @@ def download_folder(address: str) -> pathlib.Path:
 def pin_address(address: str, folder: pathlib.Path) -> str:
     """Return the address with the commit that `download_folder` read, whose files never change."""
     return f"{address.partition('@')[0]}@{folder.name}"
-
-
-def read_licence(repository: str) -> dict[str, str]:
-    """Return the licence in a repository's card before an upload; {} without one, or without the repository."""
-    import huggingface_hub
-    from huggingface_hub import errors
-
-    try:
-        card = huggingface_hub.HfApi().model_info(repository, revision="main").card_data
-    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
-        return {}
-    except Exception as error:
-        raise BadInput(explain_failure(f"{SCHEME}{repository}", error, writing=True)) from None
-    known = card.to_dict() if card else {}
-    return {key: known[key] for key in _KEYS if isinstance(known.get(key), str)}
 
 
 def check_account(repository: str) -> None:
@@ -158,33 +142,44 @@ def main(arguments: list[str]) -> int:
 
 @contextlib.contextmanager
 def with_licence(folder: pathlib.Path, repository: str, licence: str | None) -> Iterator[pathlib.Path]:
-    """Yield the export, or a copy whose card has the licence and whose digests fit the card."""
-    if licence is not None and not _IDENTIFIER.fullmatch(licence):
-        raise BadInput(
-            f"--license: {licence[:80]!r} is no identifier of a licence on the hub, such as apache-2.0, cc-by-nc-4.0 "
-            "or other"
-        )
-    if not (folder / CARD_FILE).is_file():
-        if licence is not None:
-            raise BadInput(f"{folder}: no {CARD_FILE}, so there is no card to write --license to")
-        yield folder  # the hub's own card stays
-        return
-    from huggingface_hub import metadata_load, metadata_save
+    """Yield the export, or a copy whose card has the licence given, or else the repository's, and fitting digests."""
+    from huggingface_hub import ModelCard
 
-    card = metadata_load(folder / CARD_FILE) or {}
-    kept = {"license": licence} if licence else card.get("license") is None and read_licence(repository)
-    if not kept:
+    if licence is not None and not _IDENTIFIER.fullmatch(licence):
+        named = "such as apache-2.0, cc-by-nc-4.0 or other"
+        raise BadInput(f"--license: {licence[:80]!r} is no identifier of a licence on the hub, {named}")
+    path = folder / CARD_FILE
+    if licence is not None and not path.is_file():
+        raise BadInput(f"{folder}: no {CARD_FILE}, so there is no card to write --license to")
+    card = ModelCard(path.read_text(encoding="utf-8")) if path.is_file() else None
+    has_licence = card is None or card.data.to_dict().get("license")
+    of_card = {"license": licence} if licence or has_licence else _find_licence(repository)
+    if card is None or not any(of_card.values()):
         yield folder
         return
+    vars(card.data).update(of_card)
     with tempfile.TemporaryDirectory(prefix="stepcot-licence-") as made:
         copy = pathlib.Path(made, folder.name)
         shutil.copytree(folder, copy, copy_function=_link)
         for name in (CARD_FILE, SUMS):
             (copy / name).unlink()  # a link
-        shutil.copy(folder / CARD_FILE, copy)
-        metadata_save(copy / CARD_FILE, kept | {key: value for key, value in card.items() if key not in _KEYS})
+        (copy / CARD_FILE).write_text(str(card), encoding="utf-8")
         write_sums(copy, {name: digest for name, digest in read_sums(folder).items() if name != CARD_FILE})
         yield copy
+
+
+def _find_licence(repository: str) -> dict[str, str | None]:
+    """Return what the card of a repository names as its licence; nothing without a repository."""
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    try:
+        data = huggingface_hub.HfApi().model_info(repository).card_data
+    except errors.RepositoryNotFoundError:
+        return {}
+    except Exception as error:
+        raise BadInput(explain_failure(f"{SCHEME}{repository}", error, writing=True)) from None
+    return {name: getattr(data, name, None) for name in ("license", "license_name", "license_link")}
 
 
 def _link(source: str, target: str) -> None:

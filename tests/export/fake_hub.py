@@ -10,7 +10,7 @@ import threading
 import urllib.parse
 from collections.abc import Iterator
 
-import yaml
+from huggingface_hub import ModelCard
 
 TOKEN = "hf_of_this_test"  # noqa: S105
 
@@ -138,9 +138,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         files = self.hub.files[commit]
         if kind == "info":
             siblings = [{"rfilename": name} for name in files]
-            card = yaml.safe_load(files.get("README.md", b"").decode().partition("---\n")[2].partition("---\n")[0])
-            info = {"id": repository, "modelId": repository, "sha": commit, "siblings": siblings, "cardData": card}
-            return self._json(info)
+            card = ModelCard(files.get("README.md", b"").decode()).data.to_dict()
+            about = {"id": repository, "modelId": repository, "sha": commit, "siblings": siblings}
+            return self._json({**about, "cardData": card})
         if kind == "tree":
             return self._json([_describe(name, content) for name, content in files.items()])
         if kind not in files:
