@@ -25,7 +25,6 @@ SCHEME = "hf://"
 _ID = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>\w[\w./-]*))?", re.ASCII)
 _FORM = "hf://OWNER/NAME or hf://OWNER/NAME@REVISION"
 _MOST_BYTES = 8 * 2**30
-_MOST_CARD_BYTES = 2**22
 _LOADED = ("*.safetensors", SUMS, *(f"*{suffix}" for suffix in READ_SUFFIXES))
 _NOT_LOADED = ("check.safetensors", "torch_names.safetensors", "*_gate.safetensors")
 """Patterns of an export's files that readers use; its programs and its loader are not among them."""
@@ -153,8 +152,7 @@ def with_licence(folder: pathlib.Path, repository: str, licence: str | None) -> 
     path = folder / CARD_FILE
     if licence is not None and not path.is_file():
         raise BadInput(f"{folder}: no {CARD_FILE}, so there is no card to write --license to")
-    content = read_file(path, max_bytes=_MOST_CARD_BYTES, accepted="a card").decode() if path.is_file() else None
-    card = None if content is None else ModelCard(content)
+    card = ModelCard(read_file(path, max_bytes=2**22, accepted="a card").decode()) if path.is_file() else None
     has_licence = card is None or card.data.to_dict().get("license")
     of_card = {"license": licence} if licence or has_licence else _find_licence(repository)
     if card is None or not any(of_card.values()):
