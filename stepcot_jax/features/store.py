@@ -15,14 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-import msgspec
 import numpy as np
 import safetensors.numpy
 
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.host import files
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_json, sync_folder, write_whole
+from stepcot_jax.host.files import sync_folder, write_whole
+from stepcot_jax.host.own_folder import load, save
 
 # A key is the SHA-256 of a canonical JSON text of named fields. The fields include the kind and version of the key, so
 # that different ingredients never give the same text.
@@ -206,12 +206,9 @@ def remove_stale_partials(folder: Path) -> None:
 
 # Frozen encoders as protocols, and the description of the store that holds their features (`store.json`).
 
-FORMAT_VERSION = 1
 DESCRIPTION_FILE = "store.json"
 Kind = Literal["image", "text", "imported images", "imported prompts"]
 Patches = Literal["none", "float16", "float32"]
-_FORMAT = "stepcot_jax features"
-_MAX_DESCRIPTION_BYTES = 1 << 20
 
 
 class _FrozenEncoder(Protocol):
@@ -273,7 +270,7 @@ class StoreSpec:
         """The fields that processes sharing a store must agree on."""
         fields = dataclasses.asdict(self)
         del fields["encoder"]
-        return {"version": FORMAT_VERSION, **fields}
+        return fields
 
     @property
     def identity_digest(self) -> str:
@@ -313,7 +310,7 @@ def open_spec(folder: Path, spec: StoreSpec | None) -> StoreSpec:
                 "folder, or a feature store)"
             )
         _write_once(path, spec)
-    stored = _read_spec(path)
+    stored = load(path, StoreSpec)
     if spec is None:
         return stored
     differing = [name for name, value in spec.identity.items() if stored.identity[name] != value]
@@ -331,9 +328,8 @@ def _list_fields(spec: StoreSpec, names: Sequence[str]) -> str:
 
 def _write_once(path: Path, spec: StoreSpec) -> None:
     """Write a store's description atomically unless it exists; several processes may do so at once."""
-    document = {"format": _FORMAT, "encoder": spec.encoder, **spec.identity}
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
-    write_whole(partial, (json.dumps(document, indent=2) + "\n").encode())
+    save(partial, spec)
     try:
         path.hardlink_to(partial)  # unlike a rename, fails if another process was first
     except FileExistsError:
@@ -342,19 +338,6 @@ def _write_once(path: Path, spec: StoreSpec) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _read_spec(path: Path) -> StoreSpec:
-    expected = "expected the description of a feature store"
-    document = read_json(path, dict[str, Any], accepted=expected, max_bytes=_MAX_DESCRIPTION_BYTES)
-    if (name := document.pop("format", None)) != _FORMAT:
-        raise BadInput(f"{path}, 'format': {name!r} is not {_FORMAT!r}; {expected}")
-    if (version := document.pop("version", None)) != FORMAT_VERSION:
-        raise BadInput(f"{path}: store version {version!r} is not {FORMAT_VERSION} (use another folder)")
-    try:
-        return msgspec.convert(document, StoreSpec)
-    except msgspec.ValidationError as error:
-        raise BadInput(f"{path}: {error}; {expected}") from None
 
 
 MAX_BYTES = 1 << 30  # default memory limit for features: half a million cases of width 512
