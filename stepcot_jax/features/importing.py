@@ -69,6 +69,8 @@ def _read_ids(path: Path) -> list[str]:
             if column is None:
                 raise BadInput(f"{path}: the columns are {list_texts(table.fieldnames or ())}; expected {_IDS}")
             return [row[column] or "" for row in table]
+    except BadInput:
+        raise
     except (OSError, ValueError, TypeError, RecursionError, csv.Error) as error:
         raise BadInput(f"{path}: cannot be read ({one_line(error)}); expected {_IDS}") from None
     raise BadInput(f"{path}: suffix {path.suffix!r} is not one of {_IDS}")
