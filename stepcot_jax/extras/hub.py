@@ -15,6 +15,7 @@ from stepcot_jax import __version__
 from stepcot_jax.host.download import explain_failure, fetch, find_path
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.exported_files import MANIFEST_FILE, READ_SUFFIXES, SUMS, Files, is_export, read_sums, write_sums
+from stepcot_jax.host.files import read_file
 from stepcot_jax.host.terminal import name_command
 from stepcot_jax.host.text import shorten
 from stepcot_jax.host.untrusted import resolve
@@ -114,7 +115,7 @@ def push_export(
 
 
 def describe_address(address: str, folder: pathlib.Path) -> str:
-    """Return where an export was uploaded and how to use it: `sc.load` reads all kinds but ONNX and checkpoints."""
+    """Return where an export was uploaded and how to use it: `sc.load` reads all kinds but checkpoints."""
     repository, _, revision = address.removeprefix(SCHEME).partition("@")
     download = f"{name_command('hf')} download {repository} --revision={revision} --local-dir=DIR"
     return f"uploaded: {address}\nnext: " + (
@@ -151,7 +152,7 @@ def with_licence(folder: pathlib.Path, repository: str, licence: str | None) -> 
     path = folder / CARD_FILE
     if licence is not None and not path.is_file():
         raise BadInput(f"{folder}: no {CARD_FILE}, so there is no card to write --license to")
-    card = ModelCard(path.read_text(encoding="utf-8")) if path.is_file() else None
+    card = ModelCard(read_file(path, max_bytes=2**22, accepted="a card").decode()) if path.is_file() else None
     has_licence = card is None or card.data.to_dict().get("license")
     of_card = {"license": licence} if licence or has_licence else _find_licence(repository)
     if card is None or not any(of_card.values()):
