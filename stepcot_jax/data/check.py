@@ -18,7 +18,6 @@ import numpy as np
 from jaxtyping import Int32, Int64
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_APPLICABLE, Chain, Step, fold
-from stepcot_jax.data.columns import DigestColumn, find_first
 from stepcot_jax.data.images.image_decoding import most_bytes, read_projection
 from stepcot_jax.data.images.image_files import FolderFiles, Selection
 from stepcot_jax.data.images.preprocessing import decode_image_bytes
@@ -27,6 +26,7 @@ from stepcot_jax.data.questions.making import write_texts
 from stepcot_jax.data.questions.record_files import VqaCollection, holds_records, read_vqa_records
 from stepcot_jax.data.questions.vqa_dataset import split_records
 from stepcot_jax.data.reasons import Reasons, describe_oddities, note_oddities
+from stepcot_jax.data.record_table import find_first
 from stepcot_jax.data.records.data_json import FILE_NAME, Scan, scan_records
 from stepcot_jax.data.records.projections import LATERAL, is_frontal_task
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, OnBadRecord
@@ -55,6 +55,7 @@ from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.record import Record, SetAside
 
 _NUM_EXAMPLES = 20
+_MOST_ORIGINS = 1000
 _Targets: TypeAlias = Int32[np.ndarray, "case step"]
 _BOXES = ("boxes", "images_with_boxes", "images_with_one_box_label")
 _MEGABYTE = 1_000_000
@@ -112,7 +113,7 @@ def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict
         "patients": scan.table.count_patients(scan.good),
         "set_aside": len(reasons),
         "set_aside_reasons": reasons.as_facts(),
-        "origins": scan.table.count_origins(scan.good),
+        "origins": _count_origins(scan),
         "steps": _count_steps(scan, targets),
         **_describe_tree(assignment, scan),
         "uncertain": options.uncertain,
@@ -251,23 +252,23 @@ def _decode_pictures(scan: Scan, options: CheckOptions, terminal: Terminal) -> P
             pixels = decode_image_bytes(content, name=name, max_pixels=options.max_pixels, note=notes.append)
         except BadInput as error:
             return error
-        hashed = hashlib.blake2b(str(pixels.shape).encode())
+        hashed = hashlib.blake2b(str(pixels.shape).encode(), digest_size=16)
         hashed.update(np.ascontiguousarray(pixels).data)
         return hashed.digest(), notes + describe_oddities(pixels)
 
-    pictures, column = Pictures(), DigestColumn()
+    pictures, digests = Pictures(), list[bytes]()
     watched = terminal.watch(range(len(good)), "reading the images")
     for index, result in map_in_threads(digest, watched, num_threads=options.num_threads):
         record = good[index]
         if isinstance(result, tuple):
-            column.append(result[0])
+            digests.append(result[0])
             for note in result[1]:
                 pictures.oddities.append(SetAside(scan.numbers[record], paths[record], note))
         else:
             pictures.num_unreadable += isinstance(result, BadInput)
             scan.drop(record, str(result), by_rule=isinstance(result, str))
     pictures.original, readable = np.arange(len(scan.table)), np.flatnonzero(scan.good)
-    pictures.original[readable] = readable[find_first(column.halves)]
+    pictures.original[readable] = readable[find_first(digests)]
     return pictures
 
 
@@ -281,6 +282,12 @@ def _find_targets(scan: Scan, assignment: Assignment | None, treatment: Treatmen
         return make_targets(**answers, chain=scan.chain, treatment=treatment), []
     except BadInput as error:
         return make_targets(**answers, chain=scan.chain, treatment="ignore"), [str(error)]
+
+
+def _count_origins(scan: Scan) -> dict[str, int]:
+    counts = list(scan.table.count_origins(scan.good).items())
+    others = sum(number for _, number in counts[_MOST_ORIGINS:])
+    return dict(counts[:_MOST_ORIGINS]) | ({"(further origins)": others} if others else {})
 
 
 def _count_steps(scan: Scan, targets: _Targets | None) -> list[dict[str, Any]]:

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
-from stepcot_jax.data.columns import TextColumn
 from stepcot_jax.data.splits.splits import Problem
 from stepcot_jax.record import SetAside
 
@@ -37,8 +36,8 @@ class Reasons:
         self._reasons: dict[str, Problem] = {}
         self.num_bad = 0  # records that no rule excludes
         self.example: SetAside | None = None  # a bad record, one whose image is missing if there is one
-        self.image_paths = TextColumn()
-        self.patient_ids = TextColumn()
+        self.image_paths: list[str] = []
+        self.patient_ids: list[str] = []
 
     def append(self, item: SetAside) -> None:
         """Add a record."""

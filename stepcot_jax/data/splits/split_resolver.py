@@ -1,5 +1,6 @@
 """Resolve the split tables of a data root, .xlsx or .csv, to cases, for a run and for `data check`."""
 
+import collections
 import dataclasses
 import posixpath
 import re
@@ -12,9 +13,9 @@ from xml.parsers import expat
 import numpy as np
 from jaxtyping import Bool
 
-from stepcot_jax.data.columns import RecordTable, TextColumn, TextIndex, as_table
 from stepcot_jax.data.delimited import fold_column, name_content, read_rows
 from stepcot_jax.data.identities import fold_patient, read_patient
+from stepcot_jax.data.record_table import RecordTable, as_table
 from stepcot_jax.data.records.data_json import normalise_image_path
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Assignment, Splits
 from stepcot_jax.host.errors import BadInput
@@ -94,8 +95,7 @@ TABLE_SUFFIXES = (".xlsx", ".csv")
 
 def read_splits(root: Path, cases: Iterable[Record], *, set_aside: Sequence[SetAside] = ()) -> Splits | None:
     """Return the splits of `train`, `val` and `test`, each .xlsx or .csv, below `root`, or those that records name."""
-    paths = TextColumn(item.image_path for item in set_aside)
-    patients = TextColumn(item.patient_id for item in set_aside)
+    paths, patients = [item.image_path for item in set_aside], [item.patient_id for item in set_aside]
     assignment = resolve_tables(Path(root), as_table(cases), set_aside_paths=paths, set_aside_patients=patients)
     if assignment is None:
         return None
@@ -108,8 +108,8 @@ def resolve_tables(
     table: RecordTable,
     *,
     good: Bool[np.ndarray, " case"] | None = None,
-    set_aside_paths: TextColumn,
-    set_aside_patients: TextColumn,
+    set_aside_paths: Sequence[str],
+    set_aside_patients: Sequence[str],
 ) -> Assignment | None:
     """Return the splits of the three tables or of the records with all problems; None if neither names any."""
     good = np.ones(len(table), bool) if good is None else good
@@ -132,7 +132,7 @@ def resolve_tables(
             assignment.add_problem("tables cannot be read", str(error))
     if of_records is not None:
         for case in np.flatnonzero((assignment.member != of_records.member).any(axis=0) & good).tolist():
-            shown = f"{table.splits[case] or 'none'} for {table.image_paths[case][:80]!r}"
+            shown = f"{table[case].split or 'none'} for {table[case].image[:80]!r}"
             assignment.add_problem("records name another split than the tables", shown)
     assignment.find_problems(table, good)
     return assignment
@@ -140,9 +140,7 @@ def resolve_tables(
 
 def _read_records(table: RecordTable, good: Bool[np.ndarray, " case"]) -> Assignment | None:
     """Return the splits that the records themselves name."""
-    numbers, names = table.splits.numbers, table.splits.names
-    rows = [(numbers == names.index(name)) & good if name in names else np.zeros_like(good) for name in SPLIT_NAMES]
-    member = np.stack(rows)
+    member = np.array([[case.split == name for case in table] for name in SPLIT_NAMES]) & good
     return Assignment("records", member.astype(np.int32)) if member.any() else None
 
 
@@ -184,29 +182,30 @@ def _claim(assignment: Assignment, split: int, path: Path, names: "_Names") -> N
 class _Names:
     """Finds the cases that a row names."""
 
-    def __init__(self, table: RecordTable, good: Sequence[int], aside_paths: TextColumn, aside: TextColumn) -> None:
-        self._table = table
-        self._by_path = TextIndex(table.image_paths, good)
-        self._by_patient = TextIndex(table.patient_ids, good, key=fold_patient)
-        self._paths_aside = TextIndex(
-            aside_paths, range(len(aside_paths)), key=lambda path: normalise_image_path(path) if path else None
-        )
-        self._aside = TextIndex(aside, range(len(aside)), key=lambda patient: fold_patient(patient) or None)
+    def __init__(self, table: RecordTable, good: Iterable[int], paths: Iterable[str], patients: Iterable[str]) -> None:
+        self._table, self._by_path = table, dict[str, int]()
+        self._by_patient = collections.defaultdict[str, list[int]](list)
+        for case in good:
+            self._by_path[table[case].image] = case
+            self._by_patient[fold_patient(table[case].patient)].append(case)
+        self._paths_aside = {normalise_image_path(path) for path in paths if path}
+        self._patients_aside = set(map(fold_patient, patients)) - {""}
 
     def find(self, row: SplitRow) -> list[int]:
         patient = fold_patient(row.patient_id)
         if row.image_path:
             path = normalise_image_path(row.image_path)
-            cases = self._by_path.find(path)[-1:]
-            if cases and patient and fold_patient(expected := self._table.patient_ids[cases[0]]) != patient:
+            case = self._by_path.get(path)
+            if case is None:
+                if path not in self._paths_aside:
+                    raise BadInput("an image_path that data.json does not have")
+                return []
+            if patient and fold_patient(expected := self._table[case].patient) != patient:
                 raise BadInput("another patient than the image's in data.json", f"expected {expected!r}")
-            if not cases and not self._paths_aside.find(path):
-                raise BadInput("an image_path that data.json does not have")
-            return cases
-        cases = self._by_patient.find(patient)
-        if not cases and not self._aside.find(patient):
+            return [case]
+        if patient not in self._by_patient and patient not in self._patients_aside:
             raise BadInput("a patient_id that data.json does not have")
-        return cases
+        return self._by_patient.get(patient, [])
 
 
 # Rows of an .xlsx as a stream, within `Limits`. Not openpyxl: it holds rows, shared strings and styles in memory before

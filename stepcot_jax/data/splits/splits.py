@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 from jaxtyping import Bool, Int32
 
-from stepcot_jax.data.columns import RecordTable, as_table, find_first
 from stepcot_jax.data.identities import join_patients_of
+from stepcot_jax.data.record_table import RecordTable, as_table, find_first
 from stepcot_jax.data.records.data_json import normalise_image_path
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import MAX_LISTING_BYTES, read_json, write_whole
@@ -101,7 +101,7 @@ class Assignment:
         for name, in_split in zip(SPLIT_NAMES, member, strict=True):
             if not in_split.any():
                 self.add_problem("splits have no case", name)
-        first = find_first(table.patients.halves)  # identifies a patient by their first case
+        first = find_first(table.patient_ids)  # identifies a patient by their first case
         inside = np.zeros_like(member)
         for split, in_split in enumerate(member):
             inside[split, first[in_split]] = True
