@@ -29,10 +29,10 @@ from stepcot_jax.data.reasons import Reasons, describe_oddities, note_oddities
 from stepcot_jax.data.record_table import find_first
 from stepcot_jax.data.records.data_json import FILE_NAME, Scan, scan_records
 from stepcot_jax.data.records.projections import LATERAL, is_frontal_task
-from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, OnBadRecord
+from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.data.sources.intake import Intake
 from stepcot_jax.data.sources.layouts import AUTO, CASES, check_layout, detect_layout
-from stepcot_jax.data.sources.listed import How, LabelsFrom, Listed
+from stepcot_jax.data.sources.listed import How, Listed
 from stepcot_jax.data.sources.loading import list_cases
 from stepcot_jax.data.splits.making import PUBLISHED_FRACTIONS, make_splits
 from stepcot_jax.data.splits.split_resolver import resolve_tables
@@ -62,19 +62,16 @@ _MEGABYTE = 1_000_000
 _RECORDS = "a folder with records.jsonl (reasoning records)"
 
 
-@dataclasses.dataclass(frozen=True)
-class CheckOptions:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckOptions(How):
     """How to check a data root; names shared with a run's settings mean the same."""
 
     layout: str = AUTO  # one of `layouts.CASES`, or "auto"
     images: Literal["decode", "exists", "none"] = "decode"  # "exists" looks for their files
-    step_names: tuple[str, ...] = PUBLISHED_STEP_NAMES  # name of each step, in order
     on_bad_record: OnBadRecord = "stop"  # whether bad records would stop a run
     max_pixels: int = 64_000_000  # largest accepted width times height of an image
     split_seed: int = 0
     num_threads: int = 2  # images decoded at the same time
-    single_label: bool = True  # leave images with several findings out, in layouts with lists of findings
-    labels_from: LabelsFrom = "auto"  # table that ChestX-ray8's labels come from
     uncertain: Treatment = "ignore"  # treatment of uncertain answers in training
     dialect: str = AUTO  # of a run on questions; "auto": the one of the config that is meant for them
     with_thinking: bool = True  # whether the run's replies have the part before the answer
@@ -86,12 +83,7 @@ def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict
     if holds_records(root):
         return _check_questions(root, options, reasons, terminal)
     layout = detect_layout(root, further=_RECORDS) if options.layout == AUTO else check_layout(options.layout, CASES)
-    how = How(
-        require_images=options.images != "none",
-        step_names=options.step_names,
-        single_label=options.single_label,
-        labels_from=options.labels_from,
-    )
+    how = dataclasses.replace(options, require_images=options.images != "none")
     with _recorded_warnings() as notes:
         if layout == "published":
             scan, boxes = _scan_published(root, reasons, how, terminal), None
@@ -134,18 +126,17 @@ def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict
 
 
 def _scan_published(root: Path, reasons: Reasons, how: How, terminal: Terminal) -> Scan:
-    path, shown = root / FILE_NAME, 0
-
-    def show(num_bytes: int) -> None:
-        nonlocal shown
-        if (megabytes := math.ceil(num_bytes / _MEGABYTE)) > shown:
-            shown = megabytes
-            terminal.update(megabytes)
-
+    path = root / FILE_NAME
     num_bytes = path.stat().st_size if path.is_file() else 0
     with terminal.bar("reading the records (MB)", total=math.ceil(num_bytes / _MEGABYTE)):
-        kept: dict[str, Any] = {"step_names": how.step_names, "require_images": how.require_images}
-        return scan_records(root, reasons, with_texts=False, visit=show, **kept)
+        return scan_records(
+            root,
+            reasons,
+            step_names=how.step_names,
+            require_images=how.require_images,
+            with_texts=False,
+            visit=lambda done: terminal.update(math.ceil(done / _MEGABYTE)),
+        )
 
 
 def _scan_other(root: Path, layout: str, reasons: Reasons, how: How) -> tuple[Scan, list[int]]:

@@ -65,6 +65,22 @@ def read_table(path: Path, *, known_columns: Collection[str]) -> tuple[tuple[str
     return header.cells, rows
 
 
+def read_columns(
+    path: Path, names: Sequence[str], *, optional: Sequence[str] = ()
+) -> Iterator[tuple[Row, list[str], str]]:
+    """Yield each row, its cells in the named columns ("" where it has none), and what is wrong with their number."""
+    folded = [fold_column(name) for name in (*names, *optional)]
+    header, rows = read_table(path, known_columns=set(folded))
+    columns = [fold_column(name) for name in header]
+    if missing := [name for name in names if fold_column(name) not in columns]:
+        raise BadInput(f"{path}: header {[name[:40] for name in header[:30]]} lacks {', '.join(missing)}")
+    for row in rows:
+        cells = dict(zip(columns, row.cells, strict=False))
+        number = len(row.cells)
+        problem = "" if number == len(columns) else f"has {number} cells; expected {len(columns)}"
+        yield row, [cells.get(name, "") for name in folded], problem
+
+
 def read_rows(path: Path, *, known_columns: Collection[str] = (), expected: str = _EXPECTED) -> Iterator[Row]:
     """Yield the header and the rows that are not empty, as `read_table`; `expected` ends the messages."""
     number, line = 0, 0

@@ -18,6 +18,7 @@ from stepcot_jax.encoders.torchvision_networks import (
     DENSENET_CLASSIFIER,
     RESNET_CLASSIFIER,
     FrozenDenseNet,
+    FrozenResNet,
     make_frozen_resnet,
     torchvision_table,
 )
@@ -271,6 +272,10 @@ class Architecture:
         if any(slot.path == "logit_scale" for slot in self.table.values()):
             shapes["logit_scale"] = jax.ShapeDtypeStruct((), jnp.float32)
         return shapes
+
+
+IMAGE_NETWORKS: tuple[type[nn.Module], ...] = (VisionTransformer, FrozenResNet, FrozenDenseNet)
+"""The classes of image networks that `recognise` returns; a contributed one is added here."""
 
 
 def recognise(path: pathlib.Path, tensors: Tensors, dtype: DTypeLike) -> Architecture:

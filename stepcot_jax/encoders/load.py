@@ -16,16 +16,14 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float32
 
 from stepcot_jax.data.images.preprocessing import Preprocessing
-from stepcot_jax.encoders.checkpoints import IMPORT_FEATURES, Architecture, recognise, resolve
+from stepcot_jax.encoders.checkpoints import IMAGE_NETWORKS, IMPORT_FEATURES, Architecture, recognise, resolve
 from stepcot_jax.encoders.text_encoder import FlaxEncoder, TextEncoder, load_tokenizer
-from stepcot_jax.encoders.torchvision_networks import FrozenDenseNet, FrozenResNet
-from stepcot_jax.encoders.transformer import Depth, Size, VisionTransformer
+from stepcot_jax.encoders.transformer import Depth, Size
 from stepcot_jax.encoders.weights import assign, read_tensors, weights_digest
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import one_line
 
-_KINDS: tuple[type[nn.Module], ...] = (VisionTransformer, FrozenResNet, FrozenDenseNet)
-_CLASSES = {kind.__name__: kind for kind in _KINDS}
+_CLASSES = {kind.__name__: kind for kind in IMAGE_NETWORKS}
 _DTYPES = ("float32", "bfloat16")
 _BOUNDED: dict[Any, Any] = {int: Size, tuple[int, ...]: Annotated[tuple[Depth, ...], msgspec.Meta(max_length=8)]}
 

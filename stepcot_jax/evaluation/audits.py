@@ -40,15 +40,14 @@ def audit_pictures(own: Mapping[str, ReplyScore], scored: Scored, **how: Any) ->
 
     Questions whose own answer cannot be read take no part in shares of change.
     """
-    shares: dict[str, list[float]] = {CHANGED: [], UNREAD: [], MOVED: []}
+    rows = []
     for record, score in scored:
         first = own[made_of(record)]
         said, before = in_words(score.answer, record), in_words(first.answer, record)
-        shares[CHANGED].append(float(bool(said) and said != before) if before else math.nan)
-        shares[UNREAD].append(float(not said) if before else math.nan)
-        shares[MOVED].append(_moves(first, score))
+        changes, unread = (bool(said) and said != before, not said) if before else (math.nan, math.nan)
+        rows.append({CHANGED: changes, UNREAD: unread, MOVED: _moves(first, score)})
     replies = as_columns([record for record, _ in scored], [score for _, score in scored])
-    return {**_take_means(shares, scored, **how), A: score_models({"": replies}, **how)[""][A_SCORE, "mean"]}
+    return {**_take_means(rows, scored, **how), A: score_models({"": replies}, **how)[""][A_SCORE, "mean"]}
 
 
 def _moves(first: ReplyScore, score: ReplyScore) -> float:
@@ -65,23 +64,21 @@ def audit_thinking(own: Mapping[str, ReplyScore], scored: Scored, questions: Map
       own: scores of the replies to the own picture, by id.
       questions: records by id, donors among them.
     """
-    shares: dict[str, list[float]] = {FOLLOWS: [], KEEPS: [], ELSE: [], UNREAD: [], AGREES: []}
+    rows = []
     for record, score in scored:
         said, kept = in_words(score.answer, record), in_words(own[made_of(record)].answer, record)
         donor = record.provenance.get("audit_donor", "")
-        follows = float(said == in_words(own[donor].answer, questions[donor])) if donor else math.nan
-        shares[FOLLOWS].append(follows)
-        shares[KEEPS].append(float(said == kept))
-        shares[ELSE].append(float(bool(said) and follows != 1 and said != kept))
-        shares[UNREAD].append(float(not said))
-        shares[AGREES].append(float(record.provenance.get("audit_agree", "nan")))
-    return _take_means(shares, scored, **how)
+        follows = said == in_words(own[donor].answer, questions[donor]) if donor else math.nan
+        is_else = bool(said) and follows != 1 and said != kept
+        agrees = float(record.provenance.get("audit_agree", "nan"))
+        rows.append({FOLLOWS: follows, KEEPS: said == kept, ELSE: is_else, UNREAD: not said, AGREES: agrees})
+    return _take_means(rows, scored, **how)
 
 
-def _take_means(shares: Mapping[str, Sequence[float]], scored: Scored, **how: Any) -> Row:
+def _take_means(rows: Sequence[Mapping[str, float]], scored: Scored, **how: Any) -> Row:
     """Return the number of records and the mean of each share over those that count in it; NaN does not."""
-    kept = {name: column for name, column in shares.items() if not all(map(math.isnan, column))}
-    values = np.array(list(kept.values()), np.float64).reshape(len(kept), len(scored)).T
+    kept = [name for name in rows[0] if not all(math.isnan(row[name]) for row in rows)]
+    values = np.array([[row[name] for row in rows] for name in kept], np.float64).T
 
     def compute(weights: Weights) -> dict[str, np.ndarray]:
         return dict(zip(kept, weighted_mean(weights, values=values, counted=~np.isnan(values)).T, strict=True))

@@ -160,24 +160,6 @@ def mean_of_seeds(values: Sequence[float]) -> Interval:
     return Interval(statistics.fmean(values), deviation=statistics.stdev(values) if known else None)
 
 
-def t_interval(values: Sequence[float]) -> Interval:
-    """Return the mean of independent figures, one a set, with its 95 % interval by Student's t.
-
-    >>> interval = t_interval([1.0, 2.0, 3.0])
-    >>> round(interval.low, 3), round(interval.high, 3)
-    (-0.484, 4.484)
-    >>> t_interval([2.0]).low
-    nan
-    """
-    from scipy import stats  # takes half a second to import
-
-    mean = mean_of_seeds(values)
-    if mean.deviation is None:
-        return mean
-    margin = float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1)) * mean.deviation / math.sqrt(len(values))
-    return dataclasses.replace(mean, low=mean.value - margin, high=mean.value + margin)
-
-
 def as_plain(tree: Any) -> Any:
     """Return a tree as plain values for strict JSON: None for what is not finite, intervals without deviation."""
     if dataclasses.is_dataclass(tree):

@@ -17,7 +17,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.exported_files import MANIFEST_FILE, READ_SUFFIXES, SUMS, Files, is_export, read_sums, write_sums
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.terminal import name_command
-from stepcot_jax.host.text import make_printable, shorten
+from stepcot_jax.host.text import shorten
 from stepcot_jax.host.untrusted import resolve
 
 SCHEME = "hf://"
@@ -32,10 +32,7 @@ _NOT_LOADED = ("check.safetensors", "torch_names.safetensors", "*_gate.safetenso
 CARD_FILE = "README.md"
 _LICENCE = "licence of the weights in the card, such as cc-by-nc-4.0 (default: that of the repository's card)"
 
-_KEY = re.compile(r"license(_name|_link)?:")
 _IDENTIFIER = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
-_MOST_LINES, _LONGEST = 20, 500
-_MOST_CARD_BYTES = 2**22
 
 
 def find_folder(address: str, folder: pathlib.Path | None = None) -> pathlib.Path:
@@ -68,24 +65,6 @@ def download_folder(address: str) -> pathlib.Path:
 def pin_address(address: str, folder: pathlib.Path) -> str:
     """Return the address with the commit that `download_folder` read, whose files never change."""
     return f"{address.partition('@')[0]}@{folder.name}"
-
-
-def read_hub_file(repository: str, name: str) -> bytes | None:
-    """Return a small file of a repository's main branch before an upload; None without such a file or repository."""
-    import huggingface_hub
-    from huggingface_hub import errors
-
-    try:
-        # Asked first: without a network it fails at once, where a download retries for half a minute.
-        info = huggingface_hub.HfApi().model_info(repository, revision="main")
-        if name not in {file.rfilename for file in info.siblings or ()}:
-            return None
-        path = huggingface_hub.hf_hub_download(repository, name, revision=info.sha)
-    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
-        return None
-    except Exception as error:
-        raise BadInput(explain_failure(f"{SCHEME}{repository}", error, writing=True)) from None
-    return read_file(pathlib.Path(path), max_bytes=_MOST_CARD_BYTES, accepted="a card")
 
 
 def check_account(repository: str) -> None:
@@ -164,61 +143,46 @@ def main(arguments: list[str]) -> int:
 
 @contextlib.contextmanager
 def with_licence(folder: pathlib.Path, repository: str, licence: str | None) -> Iterator[pathlib.Path]:
-    """Yield the export, or a copy whose card has the licence and whose digests fit the card."""
+    """Yield the export, or a copy whose card has the licence given, or else the repository's, and fitting digests."""
+    from huggingface_hub import ModelCard
+
     if licence is not None and not _IDENTIFIER.fullmatch(licence):
-        raise BadInput(
-            f"--license: {licence[:80]!r} is no identifier of a licence on the hub, such as apache-2.0, cc-by-nc-4.0 "
-            "or other"
-        )
+        named = "such as apache-2.0, cc-by-nc-4.0 or other"
+        raise BadInput(f"--license: {licence[:80]!r} is no identifier of a licence on the hub, {named}")
     path = folder / CARD_FILE
-    if not path.is_file():
-        if licence is not None:
-            raise BadInput(f"{folder}: no {CARD_FILE}, so there is no card to write --license to")
-        yield folder  # the hub's own card stays
-        return
-    card = read_file(path, max_bytes=_MOST_CARD_BYTES, accepted="a card").decode()
-    lines = [f"license: {licence}"] if licence else []
-    if not lines and not read_licence(card):
-        lines = read_licence((read_hub_file(repository, CARD_FILE) or b"").decode(errors="replace"))
-    if not lines:
+    if licence is not None and not path.is_file():
+        raise BadInput(f"{folder}: no {CARD_FILE}, so there is no card to write --license to")
+    card = ModelCard(read_file(path, max_bytes=2**22, accepted="a card").decode()) if path.is_file() else None
+    has_licence = card is None or card.data.to_dict().get("license")
+    of_card = {"license": licence} if licence or has_licence else _find_licence(repository)
+    if card is None or not any(of_card.values()):
         yield folder
         return
+    vars(card.data).update(of_card)
     with tempfile.TemporaryDirectory(prefix="stepcot-licence-") as made:
         copy = pathlib.Path(made, folder.name)
         shutil.copytree(folder, copy, copy_function=_link)
         for name in (CARD_FILE, SUMS):
             (copy / name).unlink()  # a link
-        (copy / CARD_FILE).write_bytes(write_licence(card, lines).encode())
+        (copy / CARD_FILE).write_text(str(card), encoding="utf-8")
         write_sums(copy, {name: digest for name, digest in read_sums(folder).items() if name != CARD_FILE})
         yield copy
+
+
+def _find_licence(repository: str) -> dict[str, str | None]:
+    """Return what the card of a repository names as its licence; nothing without a repository."""
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    try:
+        data = huggingface_hub.HfApi().model_info(repository).card_data
+    except errors.RepositoryNotFoundError:
+        return {}
+    except Exception as error:
+        raise BadInput(explain_failure(f"{SCHEME}{repository}", error, writing=True)) from None
+    return {name: getattr(data, name, None) for name in ("license", "license_name", "license_link")}
 
 
 def _link(source: str, target: str) -> None:
     """Link to a file instead of copying its gigabytes."""
     pathlib.Path(target).symlink_to(resolve(source))
-
-
-def read_licence(card: str) -> list[str]:
-    """Return the lines of a card's metadata that name its licence."""
-    return [line for line, is_licence in _mark(card) if is_licence][:_MOST_LINES]
-
-
-def write_licence(card: str, lines: list[str]) -> str:
-    """Return a card with these lines in place of its licence."""
-    marked = _mark(card)
-    kept = [line for line, is_licence in marked if not is_licence]
-    body = card.split("\n")[len(marked) + 2 :] if marked else card.split("\n")
-    return "\n".join(["---", *lines, *kept, "---", *body])
-
-
-def _mark(card: str) -> list[tuple[str, bool]]:
-    """Return the lines of the metadata, each with whether it belongs to the licence; [] without metadata."""
-    first, *rest = card.replace("\r\n", "\n").split("\n")
-    if first != "---" or "---" not in rest:
-        return []
-    marked, is_licence = [], False
-    for line in rest[: rest.index("---")]:
-        if not line.startswith((" ", "-")):
-            is_licence = bool(_KEY.match(line))
-        marked.append((make_printable(line[:_LONGEST]) if is_licence else line, is_licence))
-    return marked

@@ -95,19 +95,11 @@ class Mlflow:
                 self._client.log_batch(run_id, params=params[start : start + 100])
         else:
             self._client.update_run(run_id, status="RUNNING")
-            self._tag_changes(run_id, settings)
         self.id = run_id
         self.place = f"offline in {workdir}/mlflow.db (mlflow ui --backend-store-uri {offline})"
         if not is_offline:
             self.place = f"run {run_id} of the tracking server"
         self._done = self._find_done()
-
-    def _tag_changes(self, run_id: str, settings: Mapping[str, Any]) -> None:
-        """Write settings that have changed since the first start as tags: MLflow's parameters cannot change."""
-        first = self._client.get_run(run_id).data.params
-        for key, value in settings.items():
-            if first.get(key) != str(value):
-                self._client.set_tag(run_id, f"resumed.{key}", str(value))
 
     def _find_done(self) -> dict[str, int]:
         """Return the last update that each metric was logged for; an interrupted start may have logged later ones."""

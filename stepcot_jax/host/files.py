@@ -70,23 +70,6 @@ def require_new(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def filling_folder(folder: Path) -> Iterator[None]:
-    """Create a folder, which may exist if it is empty; an error restores its earlier state, empty or missing."""
-    require_new(folder)
-    existed = folder.exists()
-    make_workdir(folder)
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(OSError):  # the first error is the one to tell
-            for path in folder.iterdir():
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-            if not existed:
-                folder.rmdir()
-        raise
-
-
-@contextlib.contextmanager
 def writing_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder that replaces `folder` when the block ends, and is removed if it fails."""
     require_new(folder)

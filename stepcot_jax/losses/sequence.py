@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from stepcot_jax.losses.step_cot import masked_mean
+from stepcot_jax.losses.reductions import masked_mean
 
 Reduction = Literal["tokens", "parts"]
 

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation.calibration import Calibration, answer_sets, calibrated_probabilities, read_calibration
 from stepcot_jax.evaluation.operating_points import OperatingPoints, read_points
-from stepcot_jax.evaluation.predictions import SplitPredictions, probabilities_by_step, read_predictions
+from stepcot_jax.evaluation.predictions import SplitPredictions, read_predictions
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
 from stepcot_jax.host.untrusted import iterate_lines, open_untrusted
@@ -36,8 +36,8 @@ class FinishedRun:
     entries: Sequence[Entry]
     report: Mapping[str, Any]
     split: SplitPredictions  # each network's predictions for the test split
-    calibration: Calibration | None  # fitted on the validation split; None if the run fitted none
-    operating_points: OperatingPoints | None = None  # thresholds of the answers; None if the run chose none
+    calibration: Calibration  # fitted on the validation split
+    operating_points: OperatingPoints  # thresholds of the answers
 
     def check_model(self, model: str) -> None:
         """Refuse a network without predictions."""
@@ -46,19 +46,11 @@ class FinishedRun:
             raise BadInput(f"{self.workdir} has no predictions of {model!r}; it has {', '.join(names)}")
 
     def probabilities(self, model: str) -> Float[np.ndarray, "case step answer"]:
-        """Return distributions over the answers, calibrated if the run was; 0 beyond a step's own answers."""
-        logits = self.split.predictions.logits[model]
-        if self.calibration is not None and model in self.calibration.temperatures:
-            return calibrated_probabilities(logits, model, self.calibration, self.chain)
-        probabilities = np.zeros(logits.shape)
-        for position, of_step in enumerate(probabilities_by_step(logits, chain=self.chain, model=model)):
-            probabilities[:, position, : of_step.shape[1]] = of_step
-        return probabilities
+        """Return calibrated distributions over the answers; 0 beyond a step's own answers."""
+        return calibrated_probabilities(self.split.predictions.logits[model], model, self.calibration, self.chain)
 
-    def answer_sets(self, model: str) -> Bool[np.ndarray, "case step answer"] | None:
-        """Return the conformal answer sets; None without calibration."""
-        if self.calibration is None or model not in self.calibration.temperatures:
-            return None
+    def answer_sets(self, model: str) -> Bool[np.ndarray, "case step answer"]:
+        """Return the conformal answer sets."""
         return answer_sets(self.probabilities(model), model, self.calibration, self.chain)
 
 
@@ -71,7 +63,6 @@ def read_run(workdir: pathlib.Path) -> FinishedRun:
     check_sealed(workdir)
     chain = read_reading(workdir).chain
     chain.refuse_tree("the report page")
-    calibration, points = workdir / CALIBRATION_FILE, workdir / POINTS_FILE
     split = read_predictions(workdir / "predictions" / "test.npz", chain)
     if not len(split.predictions.index):
         raise BadInput(f"{workdir}: the test split has no cases; a report needs at least one")
@@ -82,8 +73,8 @@ def read_run(workdir: pathlib.Path) -> FinishedRun:
         entries=read_metrics(workdir / METRICS_FILE),
         report=report,
         split=split,
-        calibration=read_calibration(calibration, chain) if calibration.exists() else None,
-        operating_points=read_points(points, chain) if points.exists() else None,
+        calibration=read_calibration(workdir / CALIBRATION_FILE, chain),
+        operating_points=read_points(workdir / POINTS_FILE, chain),
     )
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from stepcot_jax.data.images.preprocessing import decode_image
 from stepcot_jax.data.questions.record_files import FILE_NAME, read_vqa_records, write_vqa_records
 from stepcot_jax.data.questions.reply_files import read_replies
 from stepcot_jax.data.questions.variants import (
-    AGREE,
     CONDITION,
     COUNTERFACTUAL,
     LAST,
@@ -45,7 +43,6 @@ CHAIN_SCORING = ScoringSettings("medclm", with_thinking=False)
 _PICTURES = "pictures"
 _TAKEN_FROM = "audit_replies"  # in the provenance of a thinking: digest of the replies that it is taken from
 _MOST_EXAMPLES = 6
-_SHARE = re.compile(r"0(\.[0-9]{1,9})?|1(\.0{1,9})?")
 _ROW = ".audit-row { grid-template-columns: repeat(auto-fill, minmax(min(100%, 9.5rem), 1fr)); }"
 _TITLES = {
     "looks": "Looks: the same questions about other pictures",
@@ -117,48 +114,36 @@ def write_replies(path: Path, records: Sequence[Record], texts: Sequence[str]) -
     write_whole(path, b"".join(line + b"\n" for line in lines))
 
 
-def read_variants(path: Path, names: Sequence[str], known: Mapping[str, Record] | None = None) -> dict[str, Record]:
+def _read_variants(path: Path, names: Sequence[str], known: Mapping[str, Record] | None = None) -> dict[str, Record]:
     """Read the records of some variants by id; each is made of a question with an own picture there or in `known`."""
     records = {record.id: record for record in read_vqa_records(path).records}
-    questions = {name: record for name, record in records.items() if record.provenance.get(VARIANT) == OWN}
-    questions |= known or {}
+    questions = known or {name: record for name, record in records.items() if record.provenance.get(VARIANT) == OWN}
     for name, record in records.items():
-        if record.provenance.get(VARIANT) not in names:
-            shown, expected = str(record.provenance.get(VARIANT))[:40], ", ".join(names)
-            raise BadInput(f"{path}, record {name[:80]!r}, provenance.{VARIANT}: {shown!r} is not one of {expected}")
-        for other in (made_of(record), record.provenance.get("audit_donor", "") if names == THINKS else ""):
-            if other and other not in questions:
-                raise BadInput(f"{path}, record {name[:80]!r}, provenance: {other[:80]!r} is no question of the audit")
-        question = questions[made_of(record)]
-        if (record.kind, record.options) != (question.kind, question.options):
-            raise BadInput(f"{path}, record {name[:80]!r}: another kind or other options than {question.id[:80]!r}")
-        if not _SHARE.fullmatch(agree := record.provenance.get(AGREE, "0")):
-            raise BadInput(f"{path}, record {name[:80]!r}, provenance.{AGREE}: {agree[:40]!r} is no share from 0 to 1")
+        of = questions.get(made_of(record))
+        is_known = of is not None and (record.kind, record.options) == (of.kind, of.options)
+        if record.provenance.get(VARIANT) not in names or not is_known:
+            raise BadInput(f"{path}, record {name[:80]!r}: not as an audit wrote it; write the audit again")
     return records
 
 
 def read_own(folder: Path) -> tuple[dict[str, Record], dict[str, Record]]:
     """Return the records of all pictures of an audit by id, and those of own pictures."""
-    records = read_variants(folder / FILE_NAME, (*LOOKS, *COUNTERFACTUAL))
+    records = _read_variants(folder / FILE_NAME, (*LOOKS, *COUNTERFACTUAL))
     return records, {name: record for name, record in records.items() if record.provenance[VARIANT] == OWN}
 
 
 def score_audit(
-    folder: Path, replies: Path, thinking: Path | None, scoring: ScoringSettings
-) -> "tuple[list[Table], list[Example], dict[str, UnreadParts]]":
-    """Return the tables of an audit from a model's replies, questions with the most pictures, and what is unread."""
+    folder: Path, replies: Path, thinking: Path | None, scoring: ScoringSettings, *, with_pictures: bool = True
+) -> tuple[list[Table], list[Section], dict[str, UnreadParts]]:
+    """Return the tables of an audit from a model's replies, the sections of its page, and what is unread."""
     records, questions = read_own(folder)
     scored = _score(records, replies, scoring)
     own = {record.id: score for record, score in scored if record.id in questions}
     unread: dict[str, UnreadParts] = {replies.stem: count_unread(score for _, score in scored)}
-    right = [(record, score) for record, score in scored if own[made_of(record)].a_score == 1]
-    tables = [
-        _tabulate(name, {variant: audit_pictures(own, pairs) for variant, pairs in groups.items()})
-        for name, groups in (("looks", _group(scored, LOOKS)), ("counterfactual", _group(right, COUNTERFACTUAL)))
-        if groups
-    ]
+    looks = _group(scored, LOOKS, lambda record: record.provenance.get(LAST, ""))
+    tables = [_tabulate("looks", {name: audit_pictures(own, pairs) for name, pairs in looks.items()})]
     if thinking is not None:
-        varied = read_variants(folder / THINKING, THINKS, questions)
+        varied = _read_variants(folder / THINKING, THINKS, questions)
         taken_from = _digest({name: score.text or "" for name, score in own.items()})
         if any(record.provenance.get(_TAKEN_FROM) != taken_from for record in varied.values()):
             raise BadInput(
@@ -167,16 +152,20 @@ def score_audit(
             )
         thought = _score(varied, thinking, scoring)
         unread[thinking.stem] = count_unread(score for _, score in thought)
-        groups = _add_kinds(_group(thought, THINKS))
-        rows = {variant: audit_thinking(own, pairs, questions) for variant, pairs in groups.items()}
-        condition = next(iter(varied.values())).provenance.get(CONDITION, "")[:200]
-        tables.insert(1, _tabulate("thinks", rows, condition))
-    if _group(scored, COUNTERFACTUAL) and not _group(right, COUNTERFACTUAL):
-        missed = "Counterfactual: no figure, since no finding of a phantom was claimed rightly."
-        tables[0] = dataclasses.replace(tables[0], notes=(*tables[0].notes, missed))
-    doubtful = [line for line in describe_unread(unread) if line.startswith(WARNING)]
-    tables[0] = dataclasses.replace(tables[0], notes=(*tables[0].notes, *doubtful))
-    return tables, _choose_examples(scored, own), unread
+        are_of_kinds = len({record.kind for record in varied.values()}) > 1
+        thinks = _group(thought, THINKS, lambda record: record.kind if are_of_kinds else "")
+        rows = {name: audit_thinking(own, pairs, questions) for name, pairs in thinks.items()}
+        tables.append(_tabulate("thinks", rows, next(iter(varied.values())).provenance.get(CONDITION, "")[:200]))
+    right = [(record, score) for record, score in scored if own[made_of(record)].a_score == 1]
+    claimed = _group(right, COUNTERFACTUAL)
+    notes = [line for line in describe_unread(unread) if line.startswith(WARNING)]
+    if claimed:
+        tables.append(_tabulate("counterfactual", {name: audit_pictures(own, each) for name, each in claimed.items()}))
+    elif _group(scored, COUNTERFACTUAL):
+        notes.insert(0, "Counterfactual: no figure, since no finding of a phantom was claimed rightly.")
+    tables[0] = dataclasses.replace(tables[0], notes=(*tables[0].notes, *notes))
+    sections = [*map(tabulate, tables), *([_show_examples(folder, scored, own)] if with_pictures else [])]
+    return tables, sections, unread
 
 
 def _score(records: Mapping[str, Record], path: Path, scoring: ScoringSettings) -> Scored:
@@ -186,25 +175,17 @@ def _score(records: Mapping[str, Record], path: Path, scoring: ScoringSettings) 
     return list(zip(records.values(), scores, strict=True))
 
 
-def _group(scored: Scored, names: Sequence[str]) -> Mapping[str, Scored]:
-    """Return records with scores by variant and, of a chain's questions, those of the last step by themselves."""
-    groups: dict[str, list[tuple[Record, ReplyScore]]] = {}
+def _group(scored: Scored, names: Sequence[str], part_of: Callable[[Record], str] = lambda _: "") -> dict[str, Scored]:
+    """Return records with scores by variant, each followed by its parts: kinds of questions, or a chain's last step."""
+    groups: dict[str, Scored] = {}
     for name in names:
-        for pair in (pair for pair in scored if pair[0].provenance[VARIANT] == name):
-            groups.setdefault(name, []).append(pair)
-            if name in LOOKS and (last := pair[0].provenance.get(LAST)):
-                groups.setdefault(f"{name}, {last}", []).append(pair)
+        pairs = [pair for pair in scored if pair[0].provenance[VARIANT] == name]
+        groups |= {name: pairs} if pairs else {}
+        for part in sorted(
+            {part_of(record) for record, _ in pairs} - {""}, key=lambda part: (*KINDS, part).index(part)
+        ):
+            groups[f"{name}, {part}"] = [pair for pair in pairs if part_of(pair[0]) == part]
     return groups
-
-
-def _add_kinds(groups: Mapping[str, Scored]) -> dict[str, Scored]:
-    """Return groups, each followed by its parts by kind of question if there are several kinds."""
-    added: dict[str, Scored] = {}
-    several = len({record.kind for pairs in groups.values() for record, _ in pairs}) > 1
-    for variant, pairs in groups.items():
-        of_kinds = {kind: [pair for pair in pairs if pair[0].kind == kind] for kind in KINDS if several}
-        added |= {variant: pairs} | {f"{variant}, {kind}": own for kind, own in of_kinds.items() if own}
-    return added
 
 
 def _tabulate(name: str, rows: Mapping[str, Row], condition: str = "") -> Table:
@@ -215,12 +196,9 @@ def _tabulate(name: str, rows: Mapping[str, Row], condition: str = "") -> Table:
     return Table.of(f"audit_{name}", _TITLES[name].format(condition), heads, lines, _NOTES[name])
 
 
-Example = tuple[str, str, list[tuple[str, str, str, str]]]
-"""A question, its true answer, and of each picture its path, the variant, the answer, and "changed", "unread" or ""."""
-
-
-def _choose_examples(scored: Scored, own: Mapping[str, ReplyScore]) -> list[Example]:
-    examples: dict[str, Example] = {}
+def _show_examples(folder: Path, scored: Scored, own: Mapping[str, ReplyScore]) -> Section:
+    """Return rows of pictures with what changed: first of questions answered rightly, then those with most pictures."""
+    examples: dict[str, tuple[str, str, list[tuple[str, str, str, str]]]] = {}
     for record, score in scored:
         answer, before, truth = (
             ", ".join(sorted(in_words(said, record)))
@@ -229,30 +207,23 @@ def _choose_examples(scored: Scored, own: Mapping[str, ReplyScore]) -> list[Exam
         change = "" if answer == before else "changed" if answer else "unread"
         _, _, shown = examples.setdefault(made_of(record), (record.question, truth, []))
         shown.append((record.image, record.provenance[VARIANT], answer or "unread", change))
-    return sorted(examples.values(), key=_rank)[:_MOST_EXAMPLES]
-
-
-def _rank(example: Example) -> tuple[bool, int]:
-    """Return what examples are ordered by: right about the own picture, then many pictures."""
-    _, truth, shown = example
-    return shown[0][2] != truth, -len(shown)
-
-
-def show_examples(folder: Path, examples: Sequence[Example]) -> Section:
-    """Return rows of pictures with what changed as a section of a page."""
+    chosen = sorted(examples.values(), key=lambda each: (each[2][0][2] != each[1], -len(each[2])))[:_MOST_EXAMPLES]
     embedded = [
         (question, truth, [(write_picture(decode_image(folder / image)), *rest) for image, *rest in shown])
-        for question, truth, shown in examples
+        for question, truth, shown in chosen
     ]
     lead = "Answers to the same question about each picture; those that differ from the first are marked."
     body = render(SHARED, "audit.html.j2", examples=embedded)
     return Section("audit_pictures", "Audit: what changed", lead, body, style=_ROW)
 
 
+def find_thinking(folder: Path) -> Path | None:
+    """Return the replies of a run after other thinkings; None for a run without any."""
+    return folder / THINKING_REPLIES if (folder / THINKING_REPLIES).exists() else None
+
+
 def list_audit_sections(folder: Path, scoring: ScoringSettings, *, with_pictures: bool) -> list[Section]:
     """Return the sections of an audit whose folder has replies; none without one."""
     if not (folder / REPLIES).exists():
         return []
-    thinking = folder / THINKING_REPLIES
-    tables, examples, _ = score_audit(folder, folder / REPLIES, thinking if thinking.exists() else None, scoring)
-    return [*map(tabulate, tables), *([show_examples(folder, examples)] if with_pictures and examples else [])]
+    return score_audit(folder, folder / REPLIES, find_thinking(folder), scoring, with_pictures=with_pictures)[1]

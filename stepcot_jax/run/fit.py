@@ -238,7 +238,7 @@ def load_records(
       root: a folder in a layout that `stepcot data check` knows, or with `records.jsonl`, or such a file.
       layout: "auto" detects it.
       on_bad_record: "stop" raises at a bad record, "skip" sets it aside.
-      **reading: `step_names`, `single_label` and others of `data.sources.loading.read_source`.
+      **reading: `step_names`, `single_label` and others of `data.sources.listed.How`.
 
     Raises:
       BadInput: the folder has no known layout, or a record is bad.

@@ -32,7 +32,7 @@ from stepcot_jax.export.authors import (
 from stepcot_jax.host.array_files import save_safetensors
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput, run_tool
-from stepcot_jax.host.files import digest_file, filling_folder, write_whole, writing_whole
+from stepcot_jax.host.files import digest_file, write_whole, writing_folder, writing_whole
 from stepcot_jax.host.terminal import Terminal, name_command
 from stepcot_jax.reading.trained_model import load_trained
 from stepcot_jax.run.inputs import encode_prompts
@@ -192,9 +192,9 @@ def write_workdir(workdir: pathlib.Path, networks: _Tensors, recipe: Recipe, *, 
     converted = from_torch_networks(networks)
     settings, chain = _read_recipe(recipe, sizes, converted)
     _check_chain(chain, sizes, recipe)
-    with filling_folder(workdir):
-        content = _write(workdir, converted, settings, chain, source=source)
-        load_trained(workdir)
+    with writing_folder(workdir) as partial:
+        content = _write(partial, converted, settings, chain, source=source)
+        load_trained(partial)
     return content
 
 

@@ -10,6 +10,8 @@ import threading
 import urllib.parse
 from collections.abc import Iterator
 
+from huggingface_hub import ModelCard
+
 TOKEN = "hf_of_this_test"  # noqa: S105
 
 
@@ -136,7 +138,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         files = self.hub.files[commit]
         if kind == "info":
             siblings = [{"rfilename": name} for name in files]
-            return self._json({"id": repository, "modelId": repository, "sha": commit, "siblings": siblings})
+            card = ModelCard(files.get("README.md", b"").decode()).data.to_dict()
+            about = {"id": repository, "modelId": repository, "sha": commit, "siblings": siblings}
+            return self._json({**about, "cardData": card})
         if kind == "tree":
             return self._json([_describe(name, content) for name, content in files.items()])
         if kind not in files:

@@ -16,7 +16,7 @@ from stepcot_jax.encoders.checkpoints import resolve
 from stepcot_jax.host.download import find_path, is_address, open_remote, refuse_address
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.extras import list_extras
-from stepcot_jax.host.files import filling_folder, make_workdir, write_whole, writing_folder
+from stepcot_jax.host.files import make_workdir, write_whole, writing_folder
 from stepcot_jax.run.settings import PATH_KEYS, load_settings
 from stepcot_jax.tools.options import local_path
 
@@ -39,7 +39,7 @@ def test_paths_and_hugging_face_names_are_no_addresses_and_no_folder_is_made_of_
         assert not is_address(place)
     monkeypatch.chdir(tmp_path)
     for write in (
-        *(make_workdir, lambda path: filling_folder(path).__enter__(), lambda path: writing_folder(path).__enter__()),
+        *(make_workdir, lambda path: writing_folder(path).__enter__()),
         lambda path: write_whole(path / "file", b""),
     ):
         refuse("is an address; expected a folder", write, pathlib.Path("gs://bucket/run"))

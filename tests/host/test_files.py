@@ -13,7 +13,6 @@ from refusals import refuse
 from stepcot_jax.host import files
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import (
-    filling_folder,
     make_private_folder,
     read_file,
     read_json,
@@ -122,9 +121,8 @@ def test_a_new_folder_is_written_whole_or_not_at_all(tmp_path):
         (tmp_path / "file", "is not an empty"),
         (tmp_path / ("x" * 300), "long"),
     ):
-        for make in (writing_folder, filling_folder):
-            with pytest.raises(BadInput, match=words), make(used):
-                pytest.fail("entered")
+        with pytest.raises(BadInput, match=words), writing_folder(used):
+            pytest.fail("entered")
     (tmp_path / "empty").mkdir()
     for target in (tmp_path / "empty", tmp_path / "new"):
         with pytest.raises(OSError, match="b"), writing_folder(target) as partial:
@@ -140,21 +138,6 @@ def test_a_new_folder_behind_a_link(tmp_path, is_dangling):
         (partial / "a").touch()
     assert (tmp_path / "link").is_symlink()
     assert [path.name for path in (tmp_path / "link").iterdir()] == ["a"]
-
-
-def test_a_folder_that_is_filled_is_as_before_after_an_error(tmp_path):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "kept").touch()
-    for target in (tmp_path / "empty", tmp_path / "new"):
-        with pytest.raises(OSError, match="b"), filling_folder(target):
-            _fill(target, tmp_path / "elsewhere")
-    assert {path.name for path in tmp_path.iterdir()} == {"empty", "elsewhere"}
-    assert not list((tmp_path / "empty").iterdir())
-    assert (tmp_path / "elsewhere" / "kept").exists()
-    with filling_folder(tmp_path / "new"):
-        (tmp_path / "new" / "a").write_text("x")
-    assert (tmp_path / "new" / "a").exists()
 
 
 def test_what_a_killed_write_left_is_removed_by_the_next_one(tmp_path):

@@ -47,16 +47,11 @@ def test_radiographs_on_a_store_read_as_those_here(run, tmp_path, monkeypatch, c
         picture = np.arange(1600, dtype=np.uint8).reshape(40, 40) // (number + 1)
         Image.fromarray(picture).save(tmp_path / "images" / f"{number}.png")
     address = put_files(tmp_path / "images", monkeypatch)
-    asked = ([f"{tmp_path}/images"], [address], [f"{address}/0.png", f"{address}/1.png"])
     found = []
-    for images in asked:
+    for images in ([f"{tmp_path}/images"], [address], [f"{address}/0.png", f"{address}/1.png"]):
         assert predict([*images, f"--checkpoint={folder}", "--json"]) == 0
-        found.append([json.loads(line) for line in capsys.readouterr().out.splitlines()])
-    for readings in found:
-        assert [each["image"].rpartition("/")[2] for each in readings] == ["0.png", "1.png"]
-        assert [each["steps"] for each in readings] == [each["steps"] for each in found[0]]
-    assert explain([f"{address}/0.png", f"--checkpoint={folder}", f"--out={tmp_path / 'maps'}"]) == 0
-    assert (tmp_path / "maps" / "0.json").is_file()
+        found.append([json.loads(line)["steps"] for line in capsys.readouterr().out.splitlines()])
+    assert found[0] == found[1] == found[2]
     with pytest.raises(BadInput, match=rf"^IMAGE: {address}/2\.png: holds no files"):
         predict([f"{address}/2.png", f"--checkpoint={folder}"])
     with pytest.raises(BadInput, match=r"^IMAGE: https://x\.org/a\.png: unknown scheme"):

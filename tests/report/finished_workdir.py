@@ -11,6 +11,7 @@ from trained_workdir import make_trained_workdir
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.evaluation.calibration import read_calibration
+from stepcot_jax.evaluation.consistency import count_pairs, write_pairs
 from stepcot_jax.evaluation.operating_points import OperatingPoints, Rule
 from stepcot_jax.evaluation.predictions import write_predictions
 from stepcot_jax.host.own_folder import save
@@ -53,6 +54,8 @@ def write_run_files(folder, *, val, test):
     rule = Rule("sensitivity", target=0.8)
     points = operating_points(val, test, DEFAULT_CHAIN, calibration=calibration, rule=rule, num_resamples=20)
     save(folder / "points.json", OperatingPoints.of_findings(rule, points))
+    write_pairs(folder / "pairs.json", count_pairs(val.predictions.labels, DEFAULT_CHAIN))
+    (folder / "statistics.json").write_text("{}")
     entries = [
         {"kind": "train", "step": 1, "epoch": 0, "teacher/total": 3.0},
         {"kind": "train", "step": 2, "epoch": 1, "teacher/total": 2.0, "student/total": 4.0},

@@ -11,6 +11,7 @@ from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
 from stepcot_jax.evaluation.calibration import answer_sets, calibrated_probabilities, fit_calibration
 from stepcot_jax.evaluation.consistency import count_pairs, write_pairs
 from stepcot_jax.evaluation.counting import Counting, measure_corrections
+from stepcot_jax.evaluation.operating_points import OperatingPoints, Rule
 from stepcot_jax.reading.finished import FinishedRun
 from stepcot_jax.run.stored_reading import PAIRS_FILE
 from stepcot_jax.tools.report import sections as tested
@@ -19,9 +20,7 @@ VAL, TEST = make_split(3, num_cases=200), make_split(4, num_cases=100)
 
 
 def finished(workdir, chain=CHAIN, calibration=None):
-    return FinishedRun(
-        workdir=workdir, settings=None, chain=chain, entries=(), report={}, split=TEST, calibration=calibration
-    )
+    return FinishedRun(workdir, None, chain, (), {}, TEST, calibration, OperatingPoints(Rule(), {}))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +104,6 @@ def test_what_true_answers_add_stands_beside_the_baseline(tmp_path):
     nothing = measure_corrections({}, np.ones((1, 3), int), Counting("joint model", None), LISTENING)
     (tmp_path / "statistics.json").write_text(json.dumps({"corrections": nothing}), encoding="utf-8")
     assert not tested.write_shares(tmp_path, LISTENING)
-    assert not tested.write_shares(tmp_path / "none", LISTENING)
 
 
 def test_a_network_that_does_not_listen_has_no_flips():

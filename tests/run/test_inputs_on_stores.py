@@ -18,7 +18,6 @@ from stepcot_jax.run.loading import load_dataset
 from stepcot_jax.run.loading_questions import load_vqa_dataset
 from stepcot_jax.run.places import Place
 from stepcot_jax.run.settings import load_settings, read_settings
-from stepcot_jax.tools.annotate.command import main as annotate
 from stepcot_jax.tools.data.command import main as data
 from stepcot_jax.tools.tables.cells import Cell, Cells
 from stepcot_jax.tools.tables.encoders import write_random_encoder
@@ -118,16 +117,3 @@ def test_check_reads_a_folder_on_a_store(folder, address, capsys):
     assert {key for key in found[0] if found[0][key] != found[1][key]} == {"root"}
     with pytest.raises(BadInput, match=r"^ROOT: https://x\.org/run: unknown scheme"):
         data(["check", "https://x.org/run"])
-
-
-def test_reports_may_be_one_file_on_a_store(tmp_path, monkeypatch, capsys):
-    source = tmp_path / "source" / "reports.jsonl"
-    source.parent.mkdir()
-    rows = [{"id": f"r{place}", "report": "IMPRESSION: Cardiomegaly.", "image": f"{place}.png"} for place in range(3)]
-    source.write_text("\n".join(map(json.dumps, rows)))
-    (tmp_path / "source" / "other.txt").write_text("not wanted")
-    address = f"{put_files(tmp_path / 'source', monkeypatch)}/reports.jsonl"
-    for reports, out in ((str(source), "here"), (address, "there")):
-        annotate([reports, f"--out={tmp_path / out}", "--images=none"])
-    assert (tmp_path / "here" / "data.json").read_bytes() == (tmp_path / "there" / "data.json").read_bytes()
-    assert "downloading 1 files" in capsys.readouterr().err

@@ -179,8 +179,6 @@ def list_chestxray8(root: Path, how: How) -> Source:
     Boxes are in the released 1024 x 1024 pixels. A rule excludes images whose classes are all outside the nine
     diagnoses and, with `single_label`, those with several. With `with_normal` the normal images of the table follow.
     """
-    if how.labels_from not in ("auto", "boxes", "entries"):
-        raise BadInput(f"labels_from: {how.labels_from!r} is not 'auto', 'boxes' or 'entries'")
     box_list, entry_table = find_file(root, BOX_LIST), find_file(root, ENTRY_TABLE)
     from_boxes = not how.for_cases or how.labels_from == "boxes" or (how.labels_from == "auto" and box_list is not None)
     file = box_list if from_boxes else entry_table

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Literal, TypeAlias, cast
 from xml.parsers import expat
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, NOT_APPLICABLE, fold
-from stepcot_jax.data.delimited import read_table
+from stepcot_jax.data.delimited import read_columns
 from stepcot_jax.data.sources.intake import ImageFinder
 from stepcot_jax.data.sources.listed import How, Listed, Source, refused
 from stepcot_jax.host.errors import BadInput
@@ -281,17 +281,12 @@ def read_projection_list(path: Path) -> ProjectionList:
     """Read the projections in `indiana_projections.csv`, by image (`name_image`)."""
     if path.stat().st_size > _MAX_LIST_BYTES:
         raise BadInput(f"{path}: has more than {_MAX_LIST_BYTES} bytes; {_EXPECTED_COLUMNS}")
-    header, rows = read_table(path, known_columns=_COLUMNS)
-    missing = [name for name in _COLUMNS if name not in header]
-    if missing:
-        raise BadInput(f"{path}: no column {' and '.join(missing)}; {_EXPECTED_COLUMNS}")
     projections: dict[str, Projection] = {}
-    for row in rows:
-        where, named = f"{path}: row {row.number}", dict(zip(header, row.cells, strict=False))
-        projection = named.get("projection", "").lower()
+    for row, (filename, written), _ in read_columns(path, _COLUMNS):
+        where, projection = f"{path}: row {row.number}", written.lower()
         if projection not in ("frontal", "lateral"):
             raise BadInput(f"{where}: projection {projection[:_NUM_SHOWN]!r}; {_EXPECTED_COLUMNS}")
-        image = name_image(named.get("filename", ""))
+        image = name_image(filename)
         if projections.setdefault(image, projection) != projection:  # type: ignore[arg-type]
             raise BadInput(f"{where}: {image[:_NUM_SHOWN]!r} already has another projection; {_EXPECTED_COLUMNS}")
     return projections

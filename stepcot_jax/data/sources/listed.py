@@ -3,10 +3,11 @@
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from stepcot_jax.chain import DEFAULT_CHAIN, Chain
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
+from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
 
 LabelsFrom = Literal["auto", "boxes", "entries"]
@@ -53,6 +54,16 @@ class How:
     with_normal: bool = False  # whether to list images without a box from a second table
     readers: NumReaders = 2  # VinBigData's readers who must agree on a box; "all": each one's boxes
     box_size: tuple[int, int] | None = None  # of the picture that released questions' boxes refer to
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "step_names", tuple(self.step_names))
+        number = self.readers
+        if number != "all" and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+            raise BadInput(f"readers: {number!r} is not 'all' or a number from 1")
+        if self.labels_from not in get_args(LabelsFrom):
+            raise BadInput(f"labels_from: {self.labels_from!r} is not one of {', '.join(get_args(LabelsFrom))}")
+        if self.box_size is not None and min(self.box_size) < 1:
+            raise BadInput(f"--box-size: {list(self.box_size)} is not a width and a height of at least 1 pixel")
 
 
 def refused(location: str, reason: str, *, image: str = "", patient: str = "") -> Listed:

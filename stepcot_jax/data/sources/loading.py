@@ -1,15 +1,16 @@
 """Every layout through one intake: the cases of a chain, images with boxed findings, and questions."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.questions.questions import ask_questions
 from stepcot_jax.data.questions.record_files import read_vqa_records
-from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, Collection, OnBadRecord, read_records
+from stepcot_jax.data.records.records import Collection, OnBadRecord, read_records
 from stepcot_jax.data.sources.intake import Intake, compare_sizes, find_file
 from stepcot_jax.data.sources.layouts import (
     AUTO,
@@ -22,7 +23,7 @@ from stepcot_jax.data.sources.layouts import (
     detect_layout,
     of_layout,
 )
-from stepcot_jax.data.sources.listed import How, LabelsFrom, NumReaders, Source
+from stepcot_jax.data.sources.listed import How, Source
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.record import Record, SetAside
@@ -41,27 +42,13 @@ def list_cases(root: Path, layout: str, how: How) -> Source:
     return source
 
 
-def read_source(
-    root: Path,
-    *,
-    layout: str = AUTO,
-    step_names: Sequence[str] = PUBLISHED_STEP_NAMES,
-    on_bad_record: OnBadRecord = "stop",
-    require_images: bool = True,
-    single_label: bool = True,
-    labels_from: LabelsFrom = "auto",
-) -> Collection:
-    """Read the cases of a data root in any layout."""
-    root = Path(root)
+def read_source(root: Path, *, layout: str = AUTO, on_bad_record: OnBadRecord = "stop", **options: Any) -> Collection:
+    """Read the cases of a data root in any layout; `options` are those of `How`."""
+    root, how = Path(root), How(**options)
     layout = detect_layout(root) if layout == AUTO else check_layout(layout, CASES)
     if layout == "published":
-        return read_records(root, step_names=step_names, on_bad_record=on_bad_record, require_images=require_images)
-    how = How(
-        require_images=require_images,
-        step_names=tuple(step_names),
-        single_label=single_label,
-        labels_from=labels_from,
-    )
+        kept: dict[str, Any] = {"step_names": how.step_names, "require_images": how.require_images}
+        return read_records(root, on_bad_record=on_bad_record, **kept)
     return Intake(list_cases(root, layout, how), on_bad_record=on_bad_record).read_cases(layout)
 
 
@@ -70,20 +57,14 @@ def read_detections(
     *,
     layout: str = AUTO,
     on_bad_record: OnBadRecord = "stop",
-    require_images: bool = True,
-    with_normal: bool = False,
-    readers: NumReaders = 2,
     set_aside: list[SetAside] | None = None,
+    **options: Any,
 ) -> list[Record]:
-    """Read the images of a detection list with their boxed findings."""
-    root = Path(root)
-    layout = detect_boxed_layout(root) if layout == AUTO else layout
-    if readers != "all" and (isinstance(readers, bool) or not isinstance(readers, int) or readers < 1):
-        raise BadInput(f"readers: {readers!r} is not 'all' or a number from 1")
-    how = How(require_images=require_images, for_cases=False, with_normal=with_normal, readers=readers)
-    source: Source = of_layout(check_layout(layout, BOXED), "list")(root, how)
-    intake = Intake(source, on_bad_record=on_bad_record, set_aside=set_aside)
-    return intake.read_images(with_normal=with_normal)
+    """Read the images of a detection list with their boxed findings; `options` are those of `How`."""
+    root, how = Path(root), How(for_cases=False, **options)
+    layout = detect_boxed_layout(root) if layout == AUTO else check_layout(layout, BOXED)
+    intake = Intake(of_layout(layout, "list")(root, how), on_bad_record=on_bad_record, set_aside=set_aside)
+    return intake.read_images(with_normal=how.with_normal)
 
 
 def read_vqa_source(
@@ -93,37 +74,25 @@ def read_vqa_source(
     box_size: tuple[int, int] | None = None,
     seed: int = 0,
     on_bad_record: OnBadRecord = "stop",
-    require_images: bool = True,
-    with_normal: bool = True,
-    readers: NumReaders = 2,
     set_aside: list[SetAside] | None = None,
+    **options: Any,
 ) -> Iterator[Record]:
-    """Yield the reasoning records of a folder or file, one at a time; `stepcot data vqa` writes them."""
-    root = Path(root)
+    """Yield the reasoning records of a folder or file, one at a time; `options` are those of `How`."""
+    root, options = Path(root), {"with_normal": True, **options}
     layout = detect_vqa_layout(root) if layout == AUTO else check_layout(layout, QUESTIONS)
     if layout not in RELEASED and box_size is not None:
         raise BadInput(
             f"--box-size: the layout {layout} states the size of its boxes; only {', '.join(RELEASED)} take one"
         )
     if layout in BOXED:
-        images = read_detections(
-            root,
-            layout=layout,
-            on_bad_record=on_bad_record,
-            require_images=require_images,
-            with_normal=with_normal,
-            readers=readers,
-            set_aside=set_aside,
-        )
+        images = read_detections(root, layout=layout, on_bad_record=on_bad_record, set_aside=set_aside, **options)
         return (record for image in images for record in ask_questions(image, seed=seed))
+    how = How(for_cases=False, box_size=box_size, **options)
     if layout not in RELEASED:
-        collection = read_vqa_records(root, on_bad_record=on_bad_record, require_images=require_images)
+        collection = read_vqa_records(root, on_bad_record=on_bad_record, require_images=how.require_images)
         if set_aside is not None:
             set_aside += collection.set_aside
         return compare_sizes(collection.records, collection.root, "image_size")
-    if box_size is not None and min(box_size) < 1:
-        raise BadInput(f"--box-size: {list(box_size)} is not a width and a height of at least 1 pixel")
-    how = How(require_images=require_images, for_cases=False, box_size=box_size)
     sources = [of_layout(layout, "list")(path, how) for path in _list_files(root, layout=layout)]
     intakes = [Intake(source, on_bad_record=on_bad_record, set_aside=set_aside) for source in sources]
     records = (record for intake in intakes for record in intake.iterate_questions())

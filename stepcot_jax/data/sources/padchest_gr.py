@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from stepcot_jax.box import Box, Corners
-from stepcot_jax.data.delimited import fold_column, read_age, read_table
+from stepcot_jax.data.delimited import read_age, read_columns
 from stepcot_jax.data.identities import read_patient
 from stepcot_jax.data.records.json_arrays import read_raw_records
 from stepcot_jax.data.sources.findings import DIAGNOSES, NORMAL, Finding, answer_findings, answer_normal
@@ -94,16 +94,8 @@ def identify(raw: bytes) -> tuple[str, str]:
 
 def read_master_table(path: Path) -> dict[str, StudyFacts]:
     """Return patient, sex and age of each study."""
-    header, rows = read_table(path, known_columns={fold_column(name) for name in _COLUMNS})
-    folded = [fold_column(name) for name in header]
-    missing = [name for name in _COLUMNS[:2] if fold_column(name) not in folded]
-    if missing:
-        shown = [name[:40] for name in header[:30]]
-        raise BadInput(f"{path}: columns {shown} lack {', '.join(missing)}")
     studies: dict[str, StudyFacts] = {}
-    for row in rows:
-        named = dict(zip(folded, row.cells, strict=False))
-        study, patient, sex, age = (named.get(fold_column(name), "") for name in _COLUMNS)
+    for row, (study, patient, sex, age), _ in read_columns(path, _COLUMNS[:2], optional=_COLUMNS[2:]):
         if not study or not read_patient(patient):
             raise BadInput(f"{path}: row {row.number}: study and patient are required")
         facts = StudyFacts(patient, sex if sex in _SEXES else "", read_age(age, most=_MAX_AGE), row.number)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from stepcot_jax.box import Box, Corners, iou
-from stepcot_jax.data.delimited import Row, fold_column, read_four_numbers, read_table
+from stepcot_jax.data.delimited import fold_column, read_columns, read_four_numbers
 from stepcot_jax.data.sources.intake import Image, ImageFinder, find_file, read_image_size
 from stepcot_jax.data.sources.listed import How, Listed, NumReaders, Source, refused
 from stepcot_jax.host.errors import BadInput
@@ -60,13 +60,11 @@ def list_vinbigdata(root: Path, how: How) -> Source:
 
 
 def _list_images(path: Path, how: How) -> Iterator[Listed]:
-    columns, num_columns, rows = _read_columns(path, _COLUMNS)
     finder = ImageFinder(path.parent, folders=_IMAGE_FOLDERS, require_images=how.require_images)
     sizes = _read_sizes(path.parent)
     marks: dict[str, list[ReaderBox | BadInput]] = collections.defaultdict(list)
-    for row in rows:
-        image, mark = _read_reader_box(row, columns=columns, num_columns=num_columns)
-        marks[image].append(mark)
+    for row, cells, problem in read_columns(path, _COLUMNS):
+        marks[cells[0]].append(_read_reader_box(row.number, cells, problem))
     for name, listed in marks.items():
         bad = next((mark for mark in listed if isinstance(mark, BadInput)), None)
         good = [mark for mark in listed if isinstance(mark, ReaderBox)]
@@ -81,15 +79,6 @@ def _list_images(path: Path, how: How) -> Iterator[Listed]:
         else:
             missing = found.missing and f"{location}: {found.missing}"
             yield Listed(location, record, missing=missing, real_path=found.real_path)
-
-
-def _read_columns(path: Path, names: Sequence[str]) -> tuple[list[int], int, Iterator[Row]]:
-    """Return the positions of a table's columns, the number of all of them, and the rows."""
-    header, rows = read_table(path, known_columns=set(map(fold_column, names)))
-    folded = list(map(fold_column, header))
-    if missing := [name for name in names if fold_column(name) not in folded]:
-        raise BadInput(f"{path}: header {[name[:40] for name in header[:20]]} lacks {', '.join(missing)}")
-    return [folded.index(fold_column(name)) for name in names], len(header), rows
 
 
 def agree(marks: Sequence[ReaderBox], *, readers: int) -> Iterator[tuple[Corners, int]]:
@@ -117,26 +106,23 @@ def agree(marks: Sequence[ReaderBox], *, readers: int) -> Iterator[tuple[Corners
         left = [index for index in left if index not in best]
 
 
-def _read_reader_box(row: Row, *, columns: Sequence[int], num_columns: int) -> tuple[str, ReaderBox | BadInput]:
-    cells = dict(enumerate(row.cells))
-    image, written, reader, *corners = (cells.get(column, "") for column in columns)
+def _read_reader_box(number: int, cells: Sequence[str], problem: str) -> ReaderBox | BadInput:
+    image, written, reader, *corners = cells
     label = _NAME_OF.get(fold_column(written), "")
-    problem, box = "", None
-    if len(row.cells) != num_columns:
-        problem = f"has {len(row.cells)} cells; expected {num_columns}"
-    elif not image or not reader:
+    box = None
+    if not problem and not (image and reader):
         problem = f"{_COLUMNS[0] if not image else _COLUMNS[2]}: is empty"
-    elif not label:
+    elif not problem and not label:
         problem = f"class_name: {written[:80]!r} is not one of {', '.join((*VINBIG_CLASSES, _NO_FINDING))}"
-    elif label == _NO_FINDING:
+    elif not problem and label == _NO_FINDING:
         problem = f"x_min: a box {corners} of {_NO_FINDING!r}; expected empty cells" if any(corners) else ""
-    else:
+    elif not problem:
         x1, y1, x2, y2 = read_four_numbers(corners)
         box = Box(label, (x1, y1, x2, y2))
         if not (0 <= x1 < x2 < math.inf and 0 <= y1 < y2 < math.inf):
             shown = [corner[:40] for corner in corners]
             problem = f"x_min, y_min, x_max, y_max: {shown} is no box with 0 <= x_min < x_max, 0 <= y_min < y_max"
-    return image, BadInput(f"row {row.number}: {problem}") if problem else ReaderBox(row.number, reader, box)
+    return BadInput(f"row {number}: {problem}") if problem else ReaderBox(number, reader, box)
 
 
 def _ground(
@@ -182,11 +168,8 @@ def _read_sizes(root: Path) -> dict[str, tuple[int, int]]:
     path = find_file(root, _SIZE_TABLE)
     if path is None:
         return {}
-    columns, _, rows = _read_columns(path, ("image_id", "dim0", "dim1"))
     sizes = {}
-    for row in rows:
-        cells = dict(enumerate(row.cells))
-        image, height, width = (cells.get(column, "") for column in columns)
+    for row, (image, height, width), _ in read_columns(path, ("image_id", "dim0", "dim1")):
         sides = [int(side) if side.isdecimal() and len(side) < 9 else 0 for side in (width, height)]
         if not image or not 0 < min(sides) <= max(sides) <= _MAX_SIDE:
             raise BadInput(f"{path}, row {row.number}: dim0, dim1: {[height[:40], width[:40]]} are no height and width")

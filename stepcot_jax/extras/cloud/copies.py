@@ -74,9 +74,7 @@ def _find_source(address: str, *, is_all: bool = False) -> _Source:
         if parent.count("/") > 2 and (stored := StoreFolder(parent).look_up(name)) is not None:
             return _Source(StoreFolder(parent), {name: stored}, name)
         raise BadInput(f"{store.address}: holds no files; expected a folder or a file on the store")
-    manifest = _read_manifest(store)
-    if not manifest.is_complete:
-        raise BadInput(f"{store.address}: its upload is going on or was interrupted; stepcot sync again completes it")
+    manifest = _read_complete(store)
     skipped = _NOT_READ if any(map(_is_checkpoint, manifest.files)) and not is_all else ()
     wanted = _leave_half(listing, manifest) if MANIFEST in listing else listing
     return _Source(store, {name: stored for name, stored in wanted.items() if not name.startswith(skipped)})
@@ -154,7 +152,7 @@ class Remote:
 
     def start(self) -> None:
         """Make the folder a copy of the store's."""
-        listing, manifest = self._store.list(), _read_manifest(self._store)
+        listing, manifest = self._store.list(), _read_complete(self._store)
         wanted = {name: stored for name, stored in _leave_half(listing, manifest).items() if self._travels(name)}
         if not self._only_adds:
             if MANIFEST not in listing and wanted:
@@ -245,6 +243,13 @@ def _read_manifest(store: StoreFolder) -> Manifest:
         return msgspec.json.decode(store.read(MANIFEST) or b"{}", type=Manifest)
     except msgspec.DecodeError:
         raise StoreError(f"{store.address}/{MANIFEST}: damaged; expected the file that an upload wrote") from None
+
+
+def _read_complete(store: StoreFolder) -> Manifest:
+    manifest = _read_manifest(store)
+    if not manifest.is_complete:
+        raise BadInput(f"{store.address}: its upload is going on or was interrupted; stepcot sync again completes it")
+    return manifest
 
 
 def _write_manifest(store: StoreFolder, manifest: Manifest) -> None:

@@ -4,12 +4,10 @@ Each command imports what it needs when it runs, so that `--help` is fast.
 """
 
 import argparse
-import itertools
 import json
 import math
 import pathlib
 import sys
-import textwrap
 from collections.abc import Sequence
 from typing import Any, TextIO
 
@@ -18,7 +16,7 @@ from stepcot_jax.data.sources.layouts import AUTO, CASES
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.host.download import download
 from stepcot_jax.host.errors import BadInput, run_tool
-from stepcot_jax.host.files import filling_folder, make_workdir, write_whole, writing_for
+from stepcot_jax.host.files import make_workdir, write_whole, writing_folder, writing_for
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.host.text import make_printable
 from stepcot_jax.tools.data.vqa import add_vqa, name_option
@@ -198,9 +196,9 @@ def _add_phantom(commands: Any) -> None:
 def _draw_phantom(options: argparse.Namespace) -> None:
     from stepcot_jax.data.phantom.phantom import export_phantom
 
-    with filling_folder(options.folder):
+    with writing_folder(options.folder) as partial:
         export_phantom(
-            options.folder,
+            partial,
             num_cases=options.num_cases,
             seed=options.seed,
             size=options.size,
@@ -281,14 +279,16 @@ def write_facts(facts: dict[str, Any]) -> str:
 
 
 def print_facts(facts: dict[str, Any], file: TextIO | None = None) -> None:
-    """Print the facts with rich on a terminal, as plain aligned text elsewhere."""
+    """Print the facts as tables, with rules on a terminal alone."""
     file = file or sys.stdout
     tables = _list_tables_of_questions(facts) if "formats" in facts else list_tables(facts)
-    if file.isatty():
-        _print_rich(tables, file)
-    else:
-        for table in tables:
-            print(_align(table), end="\n\n", file=file)
+    from rich.console import Console
+
+    on_screen = file.isatty()
+    to = getattr(file, "unescaped", file) if on_screen else file
+    console = Console(file=to, force_terminal=on_screen, width=None if on_screen else _WIDTH)
+    for table in tables:
+        _print_table(console, table)
     for word, lines in (("note", facts["notes"]), ("stops a run", facts["stops"])):
         for line in lines:
             print(f"{word}: {make_printable(line)}", file=file)
@@ -390,45 +390,20 @@ def _list_examples(reason: dict[str, Any]) -> str:
     )
 
 
-def _align(table: Table) -> str:
-    """Return a table as text; its last columns wrap if they do not fit."""
-    title, head, rows = table
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    room = _WIDTH - sum(widths) - 2 * (len(widths) - 1)
-    for index in reversed(range(1, len(widths))):
-        if room < 0:
-            width = max(30, widths[index] + room)
-            room += max(0, widths[index] - width)
-            widths[index] = min(widths[index], width)
-    lines, numeric = [title], _find_numeric(rows)
-    for row in (head, *rows):
-        cells = [textwrap.wrap(cell, width) or [""] for cell, width in zip(row, widths, strict=True)]
-        for parts in itertools.zip_longest(*cells, fillvalue=""):
-            columns = zip(parts, widths, numeric, strict=True)
-            shown = [part.rjust(width) if is_number else part.ljust(width) for part, width, is_number in columns]
-            lines.append("  " + "  ".join(shown).rstrip())
-    return "\n".join(lines)
-
-
-def _find_numeric(rows: list[list[str]]) -> list[bool]:
-    return [
-        all(cell.replace(",", "").isdigit() or cell == "-" for cell in column) for column in zip(*rows, strict=True)
-    ]
-
-
-def _print_rich(tables: Sequence[Table], file: TextIO) -> None:
-    from rich.console import Console
+def _print_table(console: Any, table: Table) -> None:
+    from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    console = Console(file=getattr(file, "unescaped", file))
-    for title, head, rows in tables:
-        shown = RichTable(title=Text(title), title_justify="left")
-        for name, is_number in zip(head, _find_numeric(rows), strict=True):
-            shown.add_column(name, justify="right" if is_number else "left", overflow="fold")
-        for row in rows:
-            shown.add_row(*map(Text, row))
-        console.print(shown)
+    title, head, rows = table
+    shown = RichTable(box=box.HEAVY_HEAD if console.is_terminal else None, pad_edge=console.is_terminal)
+    for name, cells in zip(head, zip(*rows, strict=True), strict=True):
+        is_number = all(cell.replace(",", "").isdigit() or cell == "-" for cell in cells)
+        shown.add_column(name, justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        shown.add_row(*map(Text, row))
+    console.print(Text(title), soft_wrap=True)
+    console.print(shown, Text())
 
 
 def _list_tables_of_questions(facts: dict[str, Any]) -> list[Table]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import filling_folder
+from stepcot_jax.host.files import writing_folder
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.tools.options import local_path
 
@@ -67,10 +67,10 @@ def _make_vqa(options: argparse.Namespace) -> None:
     _refuse_other(options, _OF_FOLDER if is_phantom else _OF_PHANTOM, "phantom" if is_phantom else "FOLDER")
     if not is_phantom:
         options.source = find_path(options.source, "--source")
-    with filling_folder(options.out):
+    with writing_folder(options.out) as partial:
         if is_phantom:
             records = make_phantom_records(
-                options.out,
+                partial,
                 num_cases=2000 if options.num_cases is None else options.num_cases,
                 size=64 if options.size is None else options.size,
                 seed=options.seed,
@@ -79,10 +79,10 @@ def _make_vqa(options: argparse.Namespace) -> None:
             )
         else:
             try:
-                records = _read_vqa_source(options)
+                records = _read_vqa_source(options, partial)
             except BadInput as error:
                 raise BadInput(name_option(str(error), purpose="makes records without the files")) from None
-        number = write_records(options.out, records, dialect=options.dialect)
+        number = write_records(partial, records, dialect=options.dialect)
     print(
         f"{len(records):,} records in {options.out}" + (f", {number:,} in {CONVERSATIONS}" if options.dialect else "")
     )
@@ -94,7 +94,7 @@ def _refuse_other(options: argparse.Namespace, names: Iterable[str], source: str
             raise BadInput(f"--{name.replace('_', '-')} has no effect on --source={source}; leave it out")
 
 
-def _read_vqa_source(options: argparse.Namespace) -> "list[Record]":
+def _read_vqa_source(options: argparse.Namespace, out: pathlib.Path) -> "list[Record]":
     from stepcot_jax.data.questions.making import copy_images, make_folder_records
     from stepcot_jax.data.sources.layouts import BOXED
     from stepcot_jax.data.sources.loading import detect_vqa_layout, read_detections, read_vqa_source
@@ -113,7 +113,7 @@ def _read_vqa_source(options: argparse.Namespace) -> "list[Record]":
         if num_open:
             print(f"{num_open:,} of {len(images):,} images deny no label: no closed question is asked about them")
         return make_folder_records(
-            options.out,
+            out,
             images,
             root=root,
             seed=options.seed,
@@ -127,7 +127,7 @@ def _read_vqa_source(options: argparse.Namespace) -> "list[Record]":
         print(f"{len(set_aside):,} of {len(records) + len(set_aside):,} records set aside; first {set_aside[0].reason}")
     if not with_images:
         return records
-    return copy_images(options.out, Terminal().watch(records, "copying the images"), root=root)
+    return copy_images(out, Terminal().watch(records, "copying the images"), root=root)
 
 
 def _read_readers(written: str | None) -> "NumReaders":

@@ -31,7 +31,7 @@ from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.host.untrusted import resolve
 from stepcot_jax.pages.sheets import write_table
-from stepcot_jax.pages.shell import tabulate, write_report
+from stepcot_jax.pages.shell import write_report
 from stepcot_jax.reading.cases import CaseSource, open_data, open_run
 from stepcot_jax.reading.corrections import NOT_GIVEN, accepts_answers
 from stepcot_jax.reading.policy_reader import PolicyReader, load_reader
@@ -46,7 +46,6 @@ from stepcot_jax.run.audit_folder import (
     THINKING_REPLIES,
     draw_places,
     score_audit,
-    show_examples,
     write_replies,
     write_thinking,
     write_variants,
@@ -71,17 +70,16 @@ def write_results(
     with_pictures: bool = True,
 ) -> tuple[str, str]:
     """Write tables and index.html of an audit to its folder; return the tables as text, and why to doubt them or ""."""
-    tables, examples, unread = score_audit(out, replies, thinking, scoring)
+    tables, sections, unread = score_audit(out, replies, thinking, scoring, with_pictures=with_pictures)
     names = [name for table in tables for name in write_table(out, table)]
-    sections = [*map(tabulate, tables), *([show_examples(out, examples)] if with_pictures and examples else [])]
     page = write_report(title="Audit", about=[who], sections=sections, writer="stepcot evaluate_replies audit")
     write_whole(out / "index.html", page.encode())
     text = [*describe_unread(unread), "", who, "", *map(to_text, tables), f"in {out}: index.html, {', '.join(names)}\n"]
     return "\n".join(text), find_doubts(unread, dict.fromkeys(unread, scoring.dialect))
 
 
-def audit_policy(options: argparse.Namespace, out: Path) -> str:
-    """Audit the policy of a workdir, write the folder of the audit, and return the tables as text."""
+def audit_policy(options: argparse.Namespace, out: Path) -> tuple[ScoringSettings, str]:
+    """Write the records and replies of an audit of a policy; return how they are scored, and its name."""
     reader, watch = load_reader(options.workdir, phase=options.phase), Terminal().watch
     run = reader.trained.run
     scoring = ScoringSettings(run.dialect, with_thinking=run.with_thinking)
@@ -95,17 +93,15 @@ def audit_policy(options: argparse.Namespace, out: Path) -> str:
         return texts
 
     written = write_variants(out, *_open_questions(reader, options.data), most=options.num_questions)
-    texts, thinking = reply(REPLIES, written), None
+    texts = reply(REPLIES, written)
     if run.with_thinking and run.dialect not in ANSWERED_FIRST:
         own = _choose_own(written, texts)
         varied = vary_thinking([record for record in written if record.id in own], own, run.dialect)
         begun = [(record, text) for record, each in varied if reader.can_continue(text := each.write())]
         if begun:
             made = write_thinking(out, [record for record, _ in begun], _AS_PREFIX, own)
-            thinking = out / THINKING_REPLIES
             reply(THINKING_REPLIES, made, [text for _, text in begun])
-    who = f"{resolve(options.workdir).name}, {reader.trained.phase} at update {reader.trained.step}"
-    return write_results(out, out / REPLIES, thinking, scoring, who=who)[0]
+    return scoring, f"{resolve(options.workdir).name}, {reader.trained.phase} at update {reader.trained.step}"
 
 
 def _choose_own(written: Sequence[Record], texts: Sequence[str]) -> dict[str, str]:
@@ -117,24 +113,25 @@ def _choose_own(written: Sequence[Record], texts: Sequence[str]) -> dict[str, st
 def _open_questions(reader: PolicyReader, folder: str | None) -> tuple[Sequence[Record], Callable[[Record], Pixels]]:
     """Return the test questions of a policy's run, or of a folder, and a function that loads their pictures."""
     settings, size = reader.trained.run.settings, reader.trained.preprocessing.size
-    if folder is None and settings.vqa.source == "phantom":
-
-        def draw(record: Record) -> Pixels:
-            planned = plan_again(record.provenance)
-            assert planned is not None  # noqa: S101 - drawn from this plan a moment ago
-            return draw_planned(planned, size=settings.phantom.image_size).image
-
-        return load_vqa_dataset(settings, splits=("test",)).records, draw
-    if folder is None and settings.vqa.source == "given":
+    if folder is not None:
+        collection = read_vqa_records(find_path(folder, "--data"))
+        chosen = choose_split(collection.records, "test", where=str(collection.path))
+        scaled = [scale_record(record, (size, size)) for record in chosen]
+        return scaled, lambda record: read_pixels(collection.root / record.image)
+    if settings.vqa.source == "given":
         raise BadInput(f"{reader.trained.workdir}: --data is required (the run's questions were passed to sc.fit)")
-    path = find_path(settings.vqa.root, "config.vqa.root") if folder is None else find_path(folder, "--data")
-    collection = read_vqa_records(path, on_bad_record=settings.data.on_bad_record if folder is None else "stop")
-    if folder is None:
-        records: Sequence[Record] = load_vqa_dataset(settings, splits=("test",)).records
-    else:
-        records = choose_split(collection.records, "test", where=str(collection.path))
-    scaled = [scale_record(record, (size, size)) for record in records]
-    return scaled, lambda record: read_pixels(collection.root / record.image)
+    records = load_vqa_dataset(settings, splits=("test",)).records
+    if settings.vqa.source == "folder":
+        path = find_path(settings.vqa.root, "config.vqa.root")
+        root = path if path.is_dir() else path.parent
+        return records, lambda record: read_pixels(root / record.image)
+
+    def draw(record: Record) -> Pixels:
+        planned = plan_again(record.provenance)
+        assert planned is not None  # noqa: S101 - drawn from this plan a moment ago
+        return draw_planned(planned, size=settings.phantom.image_size).image
+
+    return records, draw
 
 
 def ask_cases(
@@ -156,19 +153,19 @@ def ask_cases(
     return write_variants(out, asked, lambda record: load(record.image), most=len(asked))
 
 
-def audit_chain(options: argparse.Namespace, out: Path) -> str:
-    """Audit a network of a workdir, write the folder of the audit, and return the tables as text."""
+def audit_chain(options: argparse.Namespace, out: Path) -> tuple[ScoringSettings, str]:
+    """Write the records and replies of an audit of a network; return how they are scored, and its name."""
     model = options.model or read_default_model(options.workdir)
     trained, published = load_trained(options.workdir, names=(model,)), options.as_published
     reader = Reader(trained, model=model, batch_size=_BATCH_SIZE, with_attention=False, as_published=published)
-    phantom = trained.run.settings.phantom
+    settings = trained.run.settings
 
     def name_phantom(case: Record) -> dict[str, str]:
-        if options.data is not None or trained.run.settings.data.source != "phantom":
+        if options.data is not None or settings.data.source != "phantom":
             return {}
         index = str(int(Path(case.image).stem.rpartition("_")[2]))  # `open_run` draws it by this name
-        drawn = {"seed": str(phantom.seed), "prevalence": phantom.prevalence, "style": phantom.style}
-        return {"source": "phantom", "index": index, **drawn}
+        phantom = {name: str(getattr(settings.phantom, name)) for name in ("seed", "prevalence", "style")}
+        return {"source": "phantom", "index": index, **phantom}
 
     if options.data is None and is_export(options.workdir):
         raise BadInput(f"{options.workdir}: --data is required (a folder of radiographs; an export has no test split)")
@@ -178,7 +175,7 @@ def audit_chain(options: argparse.Namespace, out: Path) -> str:
     place_of = {path: place for place, path in enumerate(dict.fromkeys(record.image for record in written))}
     watched = Terminal().watch(list(place_of), "pictures")
     images = to_input([read_picture(out / path, trained.preprocessing) for path in watched], trained.preprocessing)
-    said, thinking = _read(reader, images), None
+    said = _read(reader, images)
     labels = [said[place_of[record.image], int(record.provenance[STEP])] for record in written]
     texts = _write(written, labels)
     write_replies(out / REPLIES, written, texts)
@@ -188,12 +185,10 @@ def audit_chain(options: argparse.Namespace, out: Path) -> str:
         varied = list(_give_answers(asked, answers, trained.chain.answers_per_step))
         own = _choose_own(written, texts)
         made = write_thinking(out, [record for record, _ in varied], _AS_ANSWERS, own)
-        thinking = out / THINKING_REPLIES
         places = [place_of[record.image] for record in made]
         concluded = _read(reader, images[places], np.stack([given for _, given in varied]))[:, -1]
-        write_replies(thinking, made, _write(made, concluded.tolist()))
-    who = f"{resolve(options.workdir).name}, {model}{', joint reading' if reader.joint else ''}"
-    return write_results(out, out / REPLIES, thinking, CHAIN_SCORING, who=who)[0]
+        write_replies(out / THINKING_REPLIES, made, _write(made, concluded.tolist()))
+    return CHAIN_SCORING, f"{resolve(options.workdir).name}, {model}{', joint reading' if reader.joint else ''}"
 
 
 def _give_answers(

@@ -288,8 +288,9 @@ def _audit_workdir(options: argparse.Namespace) -> None:
 
     from stepcot_jax.host.files import make_workdir
     from stepcot_jax.host.machine import use_compilation_cache
+    from stepcot_jax.run.audit_folder import REPLIES, find_thinking
     from stepcot_jax.run.stored import read_stored
-    from stepcot_jax.tools.evaluate_replies.audit_runs import audit_chain, audit_policy
+    from stepcot_jax.tools.evaluate_replies.audit_runs import audit_chain, audit_policy, write_results
 
     if options.out is None and is_address(options.workdir):
         raise BadInput(f"{options.workdir} is an address: --out=DIR is required (a folder of this machine)")
@@ -303,7 +304,8 @@ def _audit_workdir(options: argparse.Namespace) -> None:
             kind = "a policy" if is_policy else "a chain"
             raise BadInput(f"--{name.replace('_', '-')} does not apply to {options.workdir}, a run of {kind}")
     make_workdir(out)
-    print((audit_policy if is_policy else audit_chain)(options, out), end="")
+    scoring, who = (audit_policy if is_policy else audit_chain)(options, out)
+    print(write_results(out, out / REPLIES, find_thinking(out), scoring, who)[0], end="")
 
 
 if __name__ == "__main__":

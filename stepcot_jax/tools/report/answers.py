@@ -59,8 +59,8 @@ class ShownCase:
     picture: str | None  # data URI; None where the page has no pictures
     report: str  # of the radiologist; "" where there is none
     truth: Int[np.ndarray, "step"]  # `NOT_ANNOTATED` where nobody answered
-    probabilities: Float[np.ndarray, "step answer"]  # calibrated if the run was; padded beyond a step's answers
-    sets: Bool[np.ndarray, "step answer"] | None = None  # conformal answer sets; None without calibration
+    probabilities: Float[np.ndarray, "step answer"]  # calibrated; padded beyond a step's answers
+    sets: Bool[np.ndarray, "step answer"]  # conformal answer sets
     inconsistent: str = ""  # the rule that the answers break, in words; "" if none
     maps: Float[np.ndarray, "step height width"] | None = None  # not negative; None without maps
     claims: Sequence[str] = ()  # of the maps, in words
@@ -229,7 +229,7 @@ def _show(
             report="" if loaded is None else loaded[number].case.report,
             truth=labels[index],
             probabilities=probabilities[index],
-            sets=None if sets is None else sets[index],
+            sets=sets[index],
             inconsistent=broken[number],
             maps=maps[number][0],
             claims=maps[number][1],
@@ -417,10 +417,6 @@ def _as_data(case: ShownCase, chain: Chain) -> dict[str, Any]:
     probabilities = [
         row[:num_answers] for row, num_answers in zip(case.probabilities, chain.answers_per_step, strict=True)
     ]
-    sets = None
-    if case.sets is not None:
-        rows = zip(case.sets, chain.answers_per_step, strict=True)
-        sets = [np.flatnonzero(row[:num_answers]).tolist() for row, num_answers in rows]
     return {
         "name": name_unseen(case.name),
         "about": name_unseen(case.about),
@@ -429,7 +425,7 @@ def _as_data(case: ShownCase, chain: Chain) -> dict[str, Any]:
         "truth": case.truth.tolist(),
         "answers": [int(row.argmax()) for row in probabilities],
         "confidences": [round(float(row.max()), 4) for row in probabilities],
-        "sets": sets,
+        "sets": [np.flatnonzero(row).tolist() for row in case.sets],
         "inconsistent": name_unseen(case.inconsistent),
         "maps": None if case.maps is None else [write_map(values) for values in case.maps],
         "claims": list(case.claims),

@@ -111,13 +111,10 @@
     const share = entry.confidences[step];
     const fill = make("span", { className: "fill" });
     fill.style.width = `${(100 * share).toFixed(1)}%`;
-    const parts = [make("span", { className: "number" }, `${(100 * share).toFixed(0)} %`), make("span", { className: "bar" }, fill)];
-    if (entry.sets !== null) {
-      const texts = entry.sets[step].map((label) => answerText(step, label));
-      const all = texts.length === data.steps[step].options.length;
-      parts.push(make("span", { className: "set" }, all ? "set: any answer" : `set: ${texts.join(", ")}`));
-    }
-    return parts;
+    const texts = entry.sets[step].map((label) => answerText(step, label));
+    const all = texts.length === data.steps[step].options.length;
+    const set = make("span", { className: "set" }, all ? "set: any answer" : `set: ${texts.join(", ")}`);
+    return [make("span", { className: "number" }, `${(100 * share).toFixed(0)} %`), make("span", { className: "bar" }, fill), set];
   }
 
   function stepName(entry, step) {

@@ -18,7 +18,7 @@ from stepcot_jax.evaluation import consistency
 from stepcot_jax.evaluation.calibration import Reliability, step_reliability
 from stepcot_jax.evaluation.consistency import read_pairs
 from stepcot_jax.evaluation.operating_points import FIGURES, OperatingPoint
-from stepcot_jax.evaluation.predictions import logits_by_step, read_predictions
+from stepcot_jax.evaluation.predictions import logits_by_step
 from stepcot_jax.host.files import read_json
 from stepcot_jax.pages import shell
 from stepcot_jax.pages.figures import Line, draw_lines, draw_reliability
@@ -103,29 +103,28 @@ _NUM_RULES_SHOWN = 12
 
 def write_calibration_section(run: FinishedRun) -> Section:
     """Write, for every network, a reliability diagram for each step and a table of errors and answer sets."""
-    lead = "Accuracy against confidence. This run fitted no temperatures."
+    lead = (
+        "Accuracy against confidence, after temperature scaling with one temperature for each step, fitted on "
+        f"validation. Answer sets aim to hold the true answer in {run.calibration.describe_coverage()}."
+    )
+    calibrated = step_reliability(run.split.predictions, run.chain, calibration=run.calibration)
     raw = step_reliability(run.split.predictions, run.chain)
-    calibrated: Mapping[str, tuple[Reliability, ...] | None] = dict.fromkeys(raw)
-    if run.calibration is not None:
-        lead = (
-            "Accuracy against confidence, after temperature scaling with one temperature for each step, fitted on "
-            f"validation. Answer sets aim to hold the true answer in {run.calibration.describe_coverage()}."
-        )
-        calibrated = step_reliability(run.split.predictions, run.chain, calibration=run.calibration)
-    models = [_write_model(run, model, steps, calibrated[model]) for model, steps in raw.items()]
+    models = [_write_model(run, model, raw[model], steps) for model, steps in calibrated.items()]
     return Section("confidence", "Calibration", lead, Markup("").join(models))
 
 
+_CALIBRATION = (
+    *("Step", "Cases", "ECE, %", "Brier", "NLL", "Temperature"),
+    *("ECE before, %", "NLL before", "Set holds truth, %", "Mean set size"),
+)
+
+
 def _write_model(
-    run: FinishedRun, model: str, raw: tuple[Reliability, ...], calibrated: tuple[Reliability, ...] | None
+    run: FinishedRun, model: str, raw: tuple[Reliability, ...], calibrated: tuple[Reliability, ...]
 ) -> Markup:
-    headers = ["Step", "Cases", "ECE, %", "Brier", "NLL"]
-    if calibrated is not None:
-        headers += ["Temperature", "ECE before, %", "NLL before", "Set holds truth, %", "Mean set size"]
-    sets = run.answer_sets(model)
-    measured = [] if sets is None else _measure_sets(sets, run.split.predictions.labels)
-    diagrams, rows = [], []
-    for index, step in enumerate(calibrated or raw):
+    sets, labels, diagrams, rows = run.answer_sets(model), run.split.predictions.labels, [], []
+    measured, temperatures = _measure_sets(sets, labels), run.calibration.temperatures[model]
+    for step, before, (covered, size), temperature in zip(calibrated, raw, measured, temperatures, strict=True):
         bins = [reliability for reliability in step.bins if reliability.num_cases]
         diagrams.append(
             draw_reliability(
@@ -137,14 +136,11 @@ def _write_model(
             )
         )
         row = [step.name, str(step.num_cases), percent(step.ece), decimal(step.brier), decimal(step.nll)]
-        if calibrated is not None and run.calibration is not None:
-            covered, size = measured[index]
-            row += [decimal(run.calibration.temperatures[model][index]), percent(raw[index].ece)]
-            row += [decimal(raw[index].nll), percent(covered), decimal(size)]
+        row += [decimal(temperature), percent(before.ece), decimal(before.nll), percent(covered), decimal(size)]
         rows.append(row)
-    by_answer = [] if sets is None else _measure_answers(sets, run.split.predictions.labels, run.chain)
+    by_answer = _measure_answers(sets, labels, run.chain)
     return render(
-        "calibration.html.j2", model=model, diagrams=diagrams, headers=headers, rows=rows, by_answer=by_answer
+        "calibration.html.j2", model=model, diagrams=diagrams, headers=_CALIBRATION, rows=rows, by_answer=by_answer
     )
 
 
@@ -187,19 +183,16 @@ class Plausibility:
 
     @classmethod
     def of_run(cls, run: FinishedRun) -> "Plausibility":
-        """Return the given rules, and those learned from training chains, or else from validation chains."""
-        sources = []
+        """Return the given rules, and those learned from training chains."""
+        sources = [
+            "two answers were never together if no training chain has both, though "
+            f"{consistency.MIN_EXPECTED:.0f} would by chance"
+        ]
         clear = consistency.find_clear_chest(run.chain)
         if clear is not None:
-            sources.append(f"“{run.chain.steps[0].options[clear.label]}” settles every later step")
-        counts, taught_by = _count_known_pairs(run)
-        if counts is not None:
-            sources.append(
-                f"two answers were never together if no {taught_by} chain has both, though "
-                f"{consistency.MIN_EXPECTED:.0f} would by chance"
-            )
-        rules = consistency.make_rules(run.chain, counts=counts)
-        source = f"Rules: {'; '.join(sources)}." if sources else "There are no rules for this chain."
+            sources.insert(0, f"“{run.chain.steps[0].options[clear.label]}” settles every later step")
+        rules = consistency.make_rules(run.chain, counts=read_pairs(run.workdir / PAIRS_FILE, run.chain))
+        source = f"Rules: {'; '.join(sources)}."
         return cls(run.chain, rules, " ".join([source, *(f"Not applied: {note}." for note in rules.notes)]))
 
     def broken_rules(self, answers: Int[np.ndarray, "case step"]) -> list[str]:
@@ -223,17 +216,6 @@ class Plausibility:
         ]
         body = render("consistency.html.j2", chains=chains, most=_NUM_RULES_SHOWN)
         return Section("consistency", "Consistency", self.source, body)
-
-
-def _count_known_pairs(run: FinishedRun) -> tuple[dict[consistency.Pair, np.ndarray] | None, str]:
-    """Return how often each pair of answers occurs, and in which split's chains; None if the run kept neither."""
-    if (run.workdir / PAIRS_FILE).exists():
-        return read_pairs(run.workdir / PAIRS_FILE, run.chain), "training"
-    validation = run.workdir / "predictions" / "val.npz"
-    if validation.exists():
-        labels = read_predictions(validation, run.chain).predictions.labels
-        return consistency.count_pairs(labels, run.chain), "validation"
-    return None, ""
 
 
 # The teacher's answers once the truth of the first steps is given: which later answers flip.
@@ -295,11 +277,9 @@ class _Statistics(msgspec.Struct):
 
 
 def write_shares(workdir: pathlib.Path, chain: Chain) -> Markup:
-    """Write the curve of each network that a run measured, and that of its baseline; nothing of an older run."""
-    path = workdir / STATISTICS_FILE
-    if not path.exists():
-        return Markup()
-    measured = read_json(path, _Statistics, accepted="expected the statistics.json of a run").corrections
+    """Write the curve of each network that a run measured, and that of its baseline; "" where none is corrected."""
+    accepted = "expected the statistics.json of a run"
+    measured = read_json(workdir / STATISTICS_FILE, _Statistics, accepted=accepted).corrections
     if measured is None or measured.without_picture is None:
         return Markup()
     shares = {f"{model}, joint reading": curve for model, curve in measured.joined.items()}
@@ -375,17 +355,14 @@ def _list_rows(corrections: Corrections, case: int, chain: Chain) -> dict[str, A
 
 def write_operating_section(run: FinishedRun) -> Section:
     """Write the operating points with their figures."""
-    operating_points = run.operating_points
-    if operating_points is None:
-        lead = "This run chose none; python -m stepcot_jax.main with the same --config and --workdir chooses them."
-        return Section("operating", "Operating points", lead, Markup())
     lead = (
         "From which probability on is an answer called, against all others of its step? Thresholds: "
-        f"{operating_points.rule.describe()}. Figures are of the test cases, probabilities as in the calibration above."
+        f"{run.operating_points.rule.describe()}. Figures are of the test cases, probabilities as in the calibration "
+        "above."
     )
     models: dict[str, list[tuple[str, str, OperatingPoint]]] = {}
     networks = run.split.predictions.logits  # without the points of joint readings
-    points = {finding: point for finding, point in operating_points.points.items() if finding[0] in networks}
+    points = {finding: point for finding, point in run.operating_points.points.items() if finding[0] in networks}
     for (model, step, answer), point in points.items():
         models.setdefault(model, []).append((step, answer, point))
     body = render("operating.html.j2", models=models, figures=FIGURES)

@@ -189,7 +189,7 @@ def test_roots_and_master_tables_that_cannot_be_used(tmp_path):
         write_table(tmp_path, *rows)
         refuse(message, read_master_table, tmp_path / "master_table.csv")
     (tmp_path / "master_table.csv").write_text("StudyID,Patient\n1,2\n")
-    refuse(r"columns \['StudyID', 'Patient'\] lack PatientID", read_master_table, tmp_path / "master_table.csv")
+    refuse(r"header \['StudyID', 'Patient'\] lacks PatientID", read_master_table, tmp_path / "master_table.csv")
 
 
 FRACTIONS = st.lists(st.floats(0, 1), min_size=2, max_size=2, unique=True).map(sorted)

@@ -4,7 +4,7 @@ import pytest
 from memory_store import Killed, disturb, names, new_address
 from refusals import refuse
 
-from stepcot_jax.extras.cloud.copies import MANIFEST, download
+from stepcot_jax.extras.cloud.copies import MANIFEST, Remote, download
 from stepcot_jax.extras.cloud.stores import StoreError, StoreFolder
 from stepcot_jax.extras.cloud.sync import main as sync
 from stepcot_jax.host.errors import RunStopped
@@ -52,6 +52,7 @@ def test_a_half_uploaded_folder_is_noticed_and_completed(method, number, store, 
             sync([str(folder), store.address])
     for into in (None, tmp_path / "here"):
         refuse("its upload is going on or was interrupted", download, store.address, into)
+    refuse("its upload is going on or was interrupted", Remote(store.address, say=print).start)
     assert not (tmp_path / "here").exists()
     sync([str(folder), store.address])
     assert names(download(store.address, tmp_path / "here")) == names(folder) - {"link", LOCK_NAME}
