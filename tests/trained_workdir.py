@@ -25,6 +25,7 @@ from stepcot_jax.reading import trained_model
 from stepcot_jax.run import stored
 from stepcot_jax.run.networks import make_networks
 from stepcot_jax.run.settings import load_settings, write_settings
+from stepcot_jax.run.stored import describe_source
 from stepcot_jax.run.stored_reading import write_reading
 from stepcot_jax.systems.networks import init_params, read_moments
 from stepcot_jax.training.checkpoints import Best, Checkpoints
@@ -116,7 +117,8 @@ def make_trained_workdir(folder: pathlib.Path, *, calibrated: bool = False):
 def _build():
     settings, folder = small_settings(), pathlib.Path(_BUILT.name)
     write_settings(folder / "settings.json", settings)
-    write_reading(folder, DEFAULT_CHAIN, make_text(settings) if settings.teacher.text else None)
+    text = make_text(settings) if settings.teacher.text else None
+    write_reading(folder, DEFAULT_CHAIN, text, trained_on=describe_source(settings))
     checkpoints = Checkpoints(folder / "checkpoints")
     best = {name: Best(0.5, step) for name, step in BEST.items()}
     params = {}

@@ -144,10 +144,8 @@ class Dataset:
         paths, labels = self.cases.image_paths, self.labels.tolist()
         members = self.splits.by_name()
         splits = {name: [(paths[index], labels[index]) for index in indices] for name, indices in members.items()}
-        facts: list[Any] = [[(step.name, step.options) for step in self.chain.steps], splits]
-        uncertain = self.cases.uncertain
-        if (uncertain >= 0).any():  # data without them keep the digest that earlier versions wrote
-            facts.append({name: uncertain[list(indices)].tolist() for name, indices in members.items()})
+        uncertain = {name: self.cases.uncertain[list(indices)].tolist() for name, indices in members.items()}
+        facts = [[(step.name, step.options) for step in self.chain.steps], splits, uncertain]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     def batch(self, indices: Iterable[int]) -> dict[str, np.ndarray]:

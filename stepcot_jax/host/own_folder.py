@@ -5,6 +5,7 @@ has its ranges in its class. JSON has no arrays of NumPy, which are nested lists
 are "inf", "-inf" and "nan". Each file names the version that wrote it, for nothing is promised to other versions.
 """
 
+import importlib
 import math
 import os
 import re
@@ -15,7 +16,6 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from stepcot_jax import __version__
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, read_file, write_whole
 from stepcot_jax.host.text import one_line
@@ -26,6 +26,7 @@ DIGESTS = "digests.sha256"
 """File with the digests of a folder's files that are written once, as `sha256sum -c` reads it."""
 
 _VERSION = "stepcot_jax"
+_RUNNING: str = importlib.import_module("stepcot_jax").__version__  # for mypy an import would tie all modules together
 _WRITTEN_BY = re.compile(rb'"stepcot_jax":\s*"([\w.+-]{1,40})"')
 _MAX_BYTES = 2**26
 _MAX_DIGESTS = 2**20
@@ -33,7 +34,7 @@ _MAX_DIGESTS = 2**20
 
 def save(path: str | os.PathLike[str], value: Any) -> None:
     """Write a value as JSON, atomically."""
-    plain = {_VERSION: __version__, **_without_infinity(msgspec.to_builtins(value, enc_hook=np.ndarray.tolist))}
+    plain = {_VERSION: _RUNNING, **_without_infinity(msgspec.to_builtins(value, enc_hook=np.ndarray.tolist))}
     write_whole(path, msgspec.json.format(msgspec.json.encode(plain), indent=1) + b"\n")
 
 
@@ -48,7 +49,7 @@ def load(path: str | os.PathLike[str], kind: type[T], *, max_bytes: int = _MAX_B
         return msgspec.json.decode(content, type=kind, strict=False, dec_hook=_make_array)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError, OverflowError) as error:
         found = _WRITTEN_BY.search(content)
-        versions = f"written by stepcot_jax {found[1].decode() if found else '?'}, read by {__version__}"
+        versions = f"written by stepcot_jax {found[1].decode() if found else '?'}, read by {_RUNNING}"
         raise BadInput(f"{path}: {one_line(error) or type(error).__name__} ({versions})") from None
 
 

@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from jaxtyping import Bool, Float
 
@@ -14,16 +15,30 @@ from stepcot_jax.evaluation.calibration import Calibration, answer_sets, calibra
 from stepcot_jax.evaluation.operating_points import OperatingPoints, read_points
 from stepcot_jax.evaluation.predictions import SplitPredictions, read_predictions
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_json
+from stepcot_jax.host.own_folder import load
 from stepcot_jax.host.untrusted import iterate_lines, open_untrusted
 from stepcot_jax.run.stored import StoredSettings, read_stored
 from stepcot_jax.run.stored_reading import CALIBRATION_FILE, POINTS_FILE, check_sealed, read_reading
+from stepcot_jax.run.task import REPORT
 from stepcot_jax.training.log import METRICS_FILE
 
 _MOST_LOG_BYTES = 2**28
 _MOST_LINE_BYTES = 2**20
 
 Entry = Mapping[str, Any]  # Numbers that a run logged at one update
+
+
+class _Best(msgspec.Struct, frozen=True):
+    step: int
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What pages tell of the `report.json` of a finished run."""
+
+    num_cases: Mapping[str, int] = {}  # by split
+    best: Mapping[str, _Best] = {}  # by network or phase
+    wall_seconds: float | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +49,7 @@ class FinishedRun:
     settings: StoredSettings
     chain: Chain
     entries: Sequence[Entry]
-    report: Mapping[str, Any]
+    report: Report
     split: SplitPredictions  # each network's predictions for the test split
     calibration: Calibration  # fitted on the validation split
     operating_points: OperatingPoints  # thresholds of the answers
@@ -58,7 +73,7 @@ def read_run(workdir: pathlib.Path) -> FinishedRun:
     """Load a workdir that `stepcot_jax.main` wrote."""
     if not workdir.is_dir():
         raise BadInput(f"{workdir} is not the workdir of a finished run (no such folder)")
-    report = _read_report(workdir / "report.json")
+    report = load(workdir / REPORT, Report)
     settings = read_stored(workdir).settings
     check_sealed(workdir)
     chain = read_reading(workdir).chain
@@ -76,15 +91,6 @@ def read_run(workdir: pathlib.Path) -> FinishedRun:
         calibration=read_calibration(workdir / CALIBRATION_FILE, chain),
         operating_points=read_points(workdir / POINTS_FILE, chain),
     )
-
-
-def _read_report(path: pathlib.Path) -> Mapping[str, Any]:
-    expected = "expected the report of a finished run"
-    report = read_json(path, dict[str, Any], accepted=expected)
-    counts = report.get("num_cases")
-    if not isinstance(counts, dict) or not all(isinstance(number, int) for number in counts.values()):
-        raise BadInput(f"{path} has no 'num_cases' with whole numbers; {expected}")
-    return report
 
 
 def read_metrics(path: pathlib.Path) -> list[Entry]:

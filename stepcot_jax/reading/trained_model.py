@@ -231,7 +231,7 @@ def _read_parts(workdir: pathlib.Path, *, names: tuple[str, ...]) -> StoredParts
         frozen=frozen,
         params=params,
         best_steps=best_steps,
-        trained_on=stored.trained_on or run.source,
+        trained_on=stored.trained_on,
     )
 
 

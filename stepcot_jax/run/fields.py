@@ -98,9 +98,12 @@ def _describe(hint: Any) -> str:
         return values[0] if len(values) == 1 else f"one of {', '.join(values)}"
     if dataclasses.is_dataclass(hint):
         return "a group of settings"
-    if typing.get_origin(hint) is tuple:
-        return f"a tuple, each item {_describe(typing.get_args(hint)[0])}"
     kind, *metas = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+    if typing.get_origin(kind) is tuple:
+        item, *rest = typing.get_args(kind)
+        number = "" if rest == [...] else f" of {1 + len(rest)} items"
+        most = f" of 1 to {metas[0].max_length} items" if metas else number
+        return f"a tuple{most}, each item {_describe(item)}"
     words = {int: "a whole number", float: "a finite number", bool: "True or False", str: "a string"}[kind]
     bounds = {name: getattr(metas[0], name) for name in ("ge", "gt", "le")} if metas else {}
     limits = [

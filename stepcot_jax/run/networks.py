@@ -44,7 +44,7 @@ def trained_preprocessing(settings: Settings) -> Preprocessing:
     """Return the preprocessing of images for a trained encoder."""
     encoder = settings.image_encoder
     mean, std = encoder.mean, encoder.std
-    return Preprocessing(size=encoder.image_size, mean=mean, std=std, fit=encoder.fit)  # type: ignore[arg-type]
+    return Preprocessing(size=encoder.image_size, mean=mean, std=std, fit=encoder.fit)
 
 
 def load_frozen_encoder(settings: Settings) -> FrozenImageEncoder:

@@ -37,6 +37,7 @@ from stepcot_jax.run.policy_start import given_start, naming_start, read_policy_
 from stepcot_jax.run.scored_baseline import score_baseline
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.stored_policy import StoredPolicy
+from stepcot_jax.run.stored_reading import STATISTICS_FILE, seal
 from stepcot_jax.run.task import REPORT, Outcome, Task
 from stepcot_jax.systems import sft
 from stepcot_jax.systems.curriculum import StagedRows, make_staged_rows
@@ -54,7 +55,6 @@ from stepcot_jax.training.system import Batch, Stream
 
 REPLIES_FOLDER = "replies"
 EXAMPLES_FOLDER = "examples"
-STATISTICS_FILE = "statistics.json"
 
 _NUM_EXAMPLES = 12
 _TILE = 256  # pixels
@@ -102,6 +102,7 @@ def write_policy_results(
         notes=[remark],
     )
     write_whole(workdir / STATISTICS_FILE, replies.encode(replies.to_json(results)))
+    seal(workdir, [STATISTICS_FILE])
     told, notes = describe_unread(results.unread), []
     if end_of_sft and "sft" in outcome.best:
         notes.append(_note_start(outcome.best["sft"].step, end_of_sft, phase=list(answered)[-1].upper()))

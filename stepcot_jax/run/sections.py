@@ -39,7 +39,7 @@ class DataSettings:
     step_names: tuple[str, ...]
     on_bad_record: Literal["stop", "skip"]
     check_images: Literal["ahead", "on_use"]
-    split_fractions: tuple[PositiveShare, ...]
+    split_fractions: tuple[PositiveShare, PositiveShare, PositiveShare]
     split_seed: Seed
     fold: str
     near_duplicate_radius: Annotated[int, msgspec.Meta(ge=0, le=16)]
@@ -63,7 +63,7 @@ class DataSettings:
             raise BadInput(f"config.data.step_names: {self.step_names} is not a list of distinct, non-empty names")
         if self.source in ("folder", "tfds") and not self.root:
             raise BadInput(f"config.data.root is required with config.data.source={self.source!r} (a folder)")
-        if len(self.split_fractions) != 3 or abs(sum(self.split_fractions) - 1) > 1e-6:
+        if abs(sum(self.split_fractions) - 1) > 1e-6:
             raise BadInput(f"config.data.split_fractions: {self.split_fractions} is not three shares that add up to 1")
         if self.fold:
             parts = re.fullmatch(r"([1-9]\d{0,3})/([1-9]\d{0,3})", self.fold, re.ASCII)
@@ -100,13 +100,10 @@ class ImageEncoderSettings:
     dtype: Literal["float32", "bfloat16"]
     image_size: Annotated[int, msgspec.Meta(ge=32, le=1024)]
     fit: Literal["crop", "pad", "stretch"]
-    mean: tuple[Number, ...]
-    std: tuple[Positive, ...]
+    mean: tuple[Number, Number, Number]
+    std: tuple[Positive, Positive, Positive]
 
     def __post_init__(self) -> None:
-        for name in ("mean", "std"):
-            if len(getattr(self, name)) != 3:
-                raise BadInput(f"config.image_encoder.{name}: {getattr(self, name)} is not 3 numbers")
         if self.is_frozen != bool(self.weights):
             raise _weights_error("image_encoder.weights", self.weights, f"image_encoder.name={self.name!r}")
 
@@ -292,9 +289,6 @@ class EvaluationSettings:
 # As above, types give the accepted values and `configs/base.py` documents every key with its unit.
 
 
-_MOST_STAGES = 16  # of an image encoder
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VqaSettings:
     """The reasoning records of the jobs "sft" and "grpo"."""
@@ -327,7 +321,7 @@ class PolicySettings:
     tokenizer: str
     num_merges: Tokens
     grid: Layers
-    encoder_widths: tuple[Width, ...]
+    encoder_widths: Annotated[tuple[Width, ...], msgspec.Meta(min_length=1, max_length=16)]  # one a stage
     width: Width
     num_layers: Layers
     num_heads: Width
@@ -342,10 +336,6 @@ class PolicySettings:
                 f"config.policy.num_kv_heads: {self.num_kv_heads} is not a divisor of config.policy.num_heads "
                 f"({self.num_heads})"
             )
-        if not self.encoder_widths:
-            raise BadInput("config.policy.encoder_widths: () is not a tuple of channels, one for each stage")
-        if len(self.encoder_widths) > _MOST_STAGES:
-            raise BadInput(f"config.policy.encoder_widths: {len(self.encoder_widths)} stages, above {_MOST_STAGES}")
         try:
             re.compile(self.low_rank_targets)
         except re.error as error:

@@ -197,7 +197,7 @@ def load_settings(config: str | pathlib.Path | Mapping[str, Any], **overrides: A
     return make_settings(tree)
 
 
-PATH_KEYS: tuple[str, ...] = (
+PATH_KEYS = (
     "data.root",
     "image_encoder.weights",
     "prompts.weights",

@@ -142,11 +142,6 @@ class StoredRun:
         return self.settings.vqa.with_thinking
 
     @property
-    def source(self) -> str:
-        """The images that it was trained on, in a few words."""
-        return describe_source(self.settings)
-
-    @property
     def preprocessing(self) -> Preprocessing:
         """The preprocessing of images for a trained encoder."""
         return trained_preprocessing(self.settings)

@@ -11,6 +11,7 @@ from stepcot_jax.evaluation.chains import bootstrap, evaluate
 from stepcot_jax.pages.figures import draw_lines
 from stepcot_jax.pages.pictures import write_picture
 from stepcot_jax.pages.shell import Section, write_report
+from stepcot_jax.reading.finished import Report
 from stepcot_jax.tools.report.answers import ShownCase, write_cases
 from stepcot_jax.tools.report.sections import render, write_settings
 
@@ -193,7 +194,7 @@ def whole(tmp_path_factory):
         Section("confusion", "Confusion", "", render("confusion.html.j2", metrics=metrics)),
         Section("consistency", "Consistency", "", render("consistency.html.j2", most=5, chains=[student])),
         write_cases(make_cases(12, ""), DEFAULT_CHAIN, notes=[]),
-        write_settings(small_settings(), {}),
+        write_settings(small_settings(), Report()),
     ]
     path = tmp_path_factory.mktemp("whole") / "report.html"
     path.write_text(write_report(title="Run quickstart", about=["A run."], sections=sections, writer="a test"))

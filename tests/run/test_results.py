@@ -3,12 +3,15 @@
 import dataclasses
 import json
 import math
+import pathlib
 from types import SimpleNamespace
 
 import msgspec
 import numpy as np
 import pytest
 from oracles.operating_points import operating_points
+from refusals import refuse
+from run.small_run import Killed
 
 from stepcot_jax.evaluation.calibration import fit_calibration, read_calibration
 from stepcot_jax.evaluation.chains import evaluate
@@ -24,7 +27,7 @@ from stepcot_jax.run.results import Validated, choose, measure_given, write_resu
 from stepcot_jax.run.run_checks import check_step_costs
 from stepcot_jax.run.settings import load_settings
 from stepcot_jax.run.stored import describe_cases, describe_source
-from stepcot_jax.run.stored_reading import read_reading
+from stepcot_jax.run.stored_reading import check_sealed, read_reading
 from stepcot_jax.systems.networks import encode_in_parts
 from stepcot_jax.training.checkpoints import Best, restore_params
 
@@ -143,6 +146,56 @@ def test_the_report_is_of_the_test_split(trained, splits):
     assert read_statistics(trained.workdir)["num_cases"] == len(splits["test"].predictions.labels)
 
 
+def write_anew(folder, dataset, splits, evaluation):
+    """Choose and write the results of stored predictions."""
+    validated = Validated(ValidationPredictions(splits["val"].predictions, splits["val"].facts), {})
+    chosen = choose(dataset, validated, evaluation)
+    write_results(
+        folder,
+        dataset,
+        validated=validated,
+        chosen=chosen,
+        test=splits["test"],
+        given=measure_given({}, chosen, dataset.chain),
+        best={"teacher": Best(0.5, 3)},
+        wall_seconds=1.0,
+        evaluation=evaluation,
+    )
+
+
+def test_a_kill_after_any_write_of_the_results_is_mended_by_the_next_start(trained, splits, tmp_path, monkeypatch):
+    dataset, evaluation = trained.run.task.dataset, trained.run.settings.evaluation
+    before, after = (dataclasses.replace(evaluation, num_resamples=0, coverage=share) for share in (0.8, 0.9))
+    replace, written = pathlib.Path.replace, list[str]()
+
+    def replace_and_die(path, target, at):
+        replace(path, target)
+        written.append(target.name)
+        if len(written) == at:
+            raise Killed
+
+    def write(folder, evaluation, at=0):
+        folder.mkdir(exist_ok=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(pathlib.Path, "replace", lambda path, target: replace_and_die(path, target, at))
+            write_anew(folder, dataset, splits, evaluation)
+        check_sealed(folder)
+        return {path.name: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+    expected = write(tmp_path / "whole", after)
+    names = tuple(written)
+    assert {"statistics.json", "points.json", "digests.sha256", "report.json"} <= set(names)
+    for number in range(1, len(names) + 1):
+        folder = tmp_path / f"killed_{number}"
+        write(folder, before)
+        written.clear()
+        with pytest.raises(Killed):
+            write(folder, after, at=number)
+        if names.index("calibration.json") < number <= names.index("digests.sha256"):
+            refuse("calibration.json: changed since it was written", check_sealed, folder)
+        assert write(folder, after) == expected
+
+
 def test_rules_are_those_of_the_training_labels_and_coverage_by_answer_reaches_the_fit(
     trained, splits, tmp_path, capsys
 ):
@@ -153,28 +206,19 @@ def test_rules_are_those_of_the_training_labels_and_coverage_by_answer_reaches_t
         msgspec.structs.replace(case, answers=(0, case.answers[1], 1)) if index in train else case
         for index, case in enumerate(run.task.dataset.cases)
     ]
-    dataset, best = dataclasses.replace(run.task.dataset, cases=cases), {"teacher": Best(0.5, 3)}
-    evaluation = dataclasses.replace(
-        run.settings.evaluation,
-        coverage_by="answer",
-        coverage_confidence=0.0,
-        num_resamples=0,
-        operating_point="cost",
-        miss_cost=4.0,
-    )
-    validation = ValidationPredictions(splits["val"].predictions, splits["val"].facts)
-    validated = Validated(validation, {})
-    chosen = choose(dataset, validated, evaluation)
-    write_results(
+    dataset = dataclasses.replace(run.task.dataset, cases=cases)
+    write_anew(
         tmp_path,
         dataset,
-        validated=validated,
-        chosen=chosen,
-        test=splits["test"],
-        given=measure_given({}, chosen, dataset.chain),
-        best=best,
-        wall_seconds=1.0,
-        evaluation=evaluation,
+        splits,
+        dataclasses.replace(
+            run.settings.evaluation,
+            coverage_by="answer",
+            coverage_confidence=0.0,
+            num_resamples=0,
+            operating_point="cost",
+            miss_cost=4.0,
+        ),
     )
     chain = run.task.dataset.chain
     counts = read_pairs(tmp_path / "pairs.json", chain)

@@ -34,7 +34,8 @@ from stepcot_jax.data.splits.split_resolver import find_tables, read_splits
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits, check_splits
 from stepcot_jax.data.tfds.shards import Location, ShardFiles, check_size
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import MAX_LISTING_BYTES, digest_file, read_json, write_whole
+from stepcot_jax.host.files import MAX_LISTING_BYTES, digest_file
+from stepcot_jax.host.own_folder import load, save
 from stepcot_jax.host.ranges import Count
 from stepcot_jax.host.text import install_extra
 from stepcot_jax.record import Record
@@ -207,7 +208,6 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     `data.json`; `splits` has indices into the same order.
     """
 
-    version: str = VERSION
     source: str
     records: str
     step_names: tuple[str, ...]
@@ -252,15 +252,13 @@ def write_contents(
         digests=tuple(digest for _, digest in order),
         set_aside=collection.set_aside,
     )
-    write_whole(folder / CONTENTS_NAME, msgspec.json.encode(contents))
+    save(folder / CONTENTS_NAME, contents)
 
 
 def read_contents(folder: Path) -> Contents:
     """Read `step_cot.json` and check the sizes of the shards."""
     path = folder / CONTENTS_NAME
-    contents = read_json(path, Contents, accepted=_EXPECTED, max_bytes=MAX_LISTING_BYTES)
-    if contents.version != VERSION:
-        raise BadInput(f"{path}: version {contents.version[:20]!r} is not {VERSION}; prepare the dataset anew")
+    contents = load(path, Contents, max_bytes=MAX_LISTING_BYTES)
     num_cases = len(contents.digests)
     lengths = dict.fromkeys(SPLIT_NAMES, 0)
     for shard in contents.shards:

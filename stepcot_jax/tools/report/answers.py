@@ -270,14 +270,13 @@ def list_answer_sections(
 
 def describe_answers(run: FinishedRun) -> list[str]:
     """Return what the run was trained on and which weights it kept."""
-    counts = run.report["num_cases"]
+    counts = run.report.num_cases
     data = run.settings.data
     source = "the drawn phantom" if data.source == "phantom" else data.root
     split = ", ".join(f"{counts[name]} {name}" for name in ("train", "val", "test") if name in counts)
     lines = [f"Trained on {source}: {split} cases, {run.chain.num_steps} steps each."]
-    best = run.report.get("best")
-    if isinstance(best, dict) and best:
-        chosen = ", ".join(f"{name} at update {entry['step']}" for name, entry in best.items())
+    if best := run.report.best:
+        chosen = ", ".join(f"{name} at update {entry.step}" for name, entry in best.items())
         lines.append(f"Best weights on validation: {chosen}. All figures below are of the test split.")
     return lines
 

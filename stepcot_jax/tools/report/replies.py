@@ -12,17 +12,19 @@ from stepcot_jax.evaluation.replies import BASELINE, Key, ReplyScore, ScoringSet
 from stepcot_jax.evaluation.unread import count_unread, describe_unread
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
+from stepcot_jax.host.own_folder import load
 from stepcot_jax.host.ranges import Interval
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.pages.figures import draw_lines
 from stepcot_jax.pages.pictures import write_picture
 from stepcot_jax.pages.shell import Section, tabulate
-from stepcot_jax.reading.finished import Entry, read_metrics
+from stepcot_jax.reading.finished import Entry, Report, read_metrics
 from stepcot_jax.record import Record
 from stepcot_jax.run.loading_questions import load_vqa_dataset
 from stepcot_jax.run.reply_page import make_tables, write_replies
 from stepcot_jax.run.settings import Settings, read_settings
-from stepcot_jax.run.stored_reading import STATISTICS_FILE
+from stepcot_jax.run.stored_reading import STATISTICS_FILE, check_sealed
+from stepcot_jax.run.task import REPORT
 from stepcot_jax.tools.report.sections import find_lines, make_curves
 from stepcot_jax.training.log import METRICS_FILE
 
@@ -40,7 +42,7 @@ class FinishedPolicy:
     workdir: pathlib.Path
     settings: Settings
     entries: Sequence[Entry]
-    report: Mapping[str, Any]
+    report: Report
     records: Sequence[Record]  # of the test split; boxes are in pixels of the picture that the policy sees
     scoring: ScoringSettings
     scores: Mapping[str, Sequence[ReplyScore]]  # by phase, of the test split's replies
@@ -53,7 +55,8 @@ def read_policy_run(workdir: pathlib.Path) -> FinishedPolicy:
     Open questions are scored by exact text, so that no judge is asked.
     """
     settings = read_settings(workdir / "settings.json")
-    report = read_json(workdir / "report.json", dict[str, Any], accepted=_EXPECTED)
+    check_sealed(workdir)
+    report = load(workdir / REPORT, Report)
     records = read_vqa_records(workdir / "records" / "test.jsonl").records
     ids = {record.id: None for record in records}
     vqa = settings.vqa
@@ -128,12 +131,10 @@ def describe_replies(run: FinishedPolicy) -> list[str]:
     source = {"phantom": "drawn phantoms", "given": "records that a caller passed to sc.fit"}.get(vqa.source, vqa.root)
     lines = [f"A policy trained on {source}, replies in the dialect {vqa.dialect}; figures are of the test split."]
     lines += describe_unread({phase: count_unread(scores) for phase, scores in run.scores.items()})
-    best = run.report.get("best")
-    if isinstance(best, dict) and best:
-        updates = ", ".join(f"{name.upper()} at update {entry.get('step')}" for name, entry in best.items())
+    if best := run.report.best:
+        updates = ", ".join(f"{name.upper()} at update {entry.step}" for name, entry in best.items())
         lines.append(f"Best weights on validation: {updates}.")
-    notes = run.report.get("notes")
-    return [*lines, *(note for note in notes if isinstance(note, str))] if isinstance(notes, list) else lines
+    return [*lines, *run.report.notes]
 
 
 def write_charts(entries: Sequence[Entry]) -> Section:

@@ -24,7 +24,7 @@ from stepcot_jax.pages import shell
 from stepcot_jax.pages.figures import Line, draw_lines, draw_reliability
 from stepcot_jax.pages.shell import Section, decimal, make_environment, percent
 from stepcot_jax.reading.asking import NextStep
-from stepcot_jax.reading.finished import Entry, FinishedRun
+from stepcot_jax.reading.finished import Entry, FinishedRun, Report
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.stored_reading import PAIRS_FILE, STATISTICS_FILE
 
@@ -372,16 +372,15 @@ def write_operating_section(run: FinishedRun) -> Section:
 # Every setting of a run as a table.
 
 
-def write_settings(settings: Settings, report: Mapping[str, Any]) -> Section:
-    """Return the settings by section, and the time that the run took if its report has it."""
+def write_settings(settings: Settings, report: Report) -> Section:
+    """Return the settings by section, and the time that the run took."""
     groups: dict[str, dict[str, Markup]] = {"run": {}}
     for key, value in dataclasses.asdict(settings).items():
         if isinstance(value, dict):
             groups[key] = {name: _breakable(_describe_value(entry)) for name, entry in value.items()}
         else:
             groups["run"][key] = _breakable(_describe_value(value))
-    seconds = report.get("wall_seconds")
-    body = render("settings.html.j2", groups=groups, seconds=seconds if isinstance(seconds, int | float) else None)
+    body = render("settings.html.j2", groups=groups, seconds=report.wall_seconds)
     return Section("settings", "Settings", "Every setting of the run.", body)
 
 
