@@ -215,7 +215,7 @@ class _Names:
 UNCOMPUTED = "(formula without a stored value)"
 """Text of a cell with a formula that no spreadsheet program has computed."""
 _ERROR = "#N/A"
-_PLACE = re.compile(rb"""\sr\s*=\s*["']\s*([A-Za-z]{0,9})([0-9]{0,15})""")
+_PLACE = re.compile(rb"""\sr\s*=\s*["']\s*([A-Za-z]{0,9})([0-9]*)""")
 _ERROR_KIND, _TEXT_KIND = (re.compile(rb"""\st\s*=\s*["']%b["']""" % kind) for kind in (b"e", b"str"))
 _ROW = re.compile(rb"<(?:[\w.-]+:)?row\b")
 _CELL = re.compile(
@@ -274,10 +274,9 @@ def _write_cell(value: Any) -> str:
 def _check_parts(parts: Mapping[str, bytes], *, path: Path) -> None:
     if any(b"<!DOCTYPE" in part for part in parts.values()):
         raise BadInput(f"{path}: has a document type declaration; expected a spreadsheet")
-    most = _TAGS_OF_CELL * read_limits().sheet_cells
-    if sum(part.count(b"<") for part in parts.values()) > most:
-        raise exceeds(path, f"more than {most} XML tags", "sheet_cells")
-    longest = read_limits().text
+    longest, most = read_limits().text, read_limits().sheet_cells
+    if sum(part.count(b"<") for part in parts.values()) > _TAGS_OF_CELL * most:
+        raise exceeds(path, f"more than {most} cells of {_TAGS_OF_CELL} XML tags", "sheet_cells")
     for part in parts.values():
         if any(part.find(b"<", start, start + longest) < 0 for start in range(0, len(part) - longest, longest)):
             raise exceeds(path, f"a cell of more than {longest} characters", "text")
