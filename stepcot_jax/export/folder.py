@@ -18,7 +18,6 @@ from stepcot_jax.export.authors import to_torch_networks
 from stepcot_jax.export.carried_files import describe_encoder, write_carried
 from stepcot_jax.export.model_card import (
     require_readable,
-    write_front_matter,
     write_instructions,
     write_lifetime,
     write_model_card,
@@ -64,7 +63,7 @@ def export_model(
     torch_names: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Write networks of a run to a folder that works without this package; for a policy see `policy_folder`.
+    """Write networks of a run to a folder that works without this package; for a policy see `qwen_folder`.
 
     Args:
       workdir: the run's workdir, or the loaded run.
@@ -146,7 +145,7 @@ def _write(
     write_json(folder / MANIFEST_FILE, manifest)
     write_carried(folder, trained)
     copy_loader(folder, loader, exported_programs)
-    card = write_front_matter("image-classification") + write_model_card(trained, programs)
+    card = write_model_card(trained, programs)
     use = write_instructions(trained, manifest, folder)
     readme = f"{card.rstrip()}\n\n{use.rstrip()}\n\n{write_lifetime()}"
     (folder / "README.md").write_text(readme, encoding="utf-8")
