@@ -247,7 +247,6 @@ _RESIZE = {
 _OF_LOADERS = {
     "load.py": "the loader",
     "exported_files.py": "reads files for the loader",
-    "exported_models.py": "reads and checks models for the loader",
     "exported_programs.py": "reads programs for the loader",
 }
 

@@ -22,8 +22,6 @@ MODELS = ("student", "teacher")
 def main(arguments: list[str] | None = None) -> int:
     """Export the networks that the command line names; print what was written, with --json as one JSON line."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["renew"] or "--renew" in arguments:
-        raise BadInput("`export renew` is gone; export again from the run: stepcot export --checkpoint=RUN --out=DIR")
     if arguments[:1] == ["push"]:
         return _find_hub().main(arguments[1:])
     parser = argparse.ArgumentParser(

@@ -148,7 +148,7 @@ loaded = {{name.partition(".")[0] for name in sys.modules}}
 assert not loaded & {{"stepcot_jax", "flax", "safetensors", "jaxtyping", "orbax", "msgspec", "flatbuffers"}}, loaded
 """
 JAX = ("jax", "jaxlib", "numpy", "ml_dtypes", "opt_einsum", "scipy")
-OWN = ("load", "exported_files", "exported_models", "exported_programs")
+OWN = ("load", "exported_files", "exported_programs")
 
 
 def read_alone(folder: pathlib.Path, images: np.ndarray, body: str):

@@ -8,6 +8,7 @@ import pytest
 import safetensors.numpy
 from refusals import edit_json, refuse
 
+from stepcot_jax import __version__
 from stepcot_jax.encoders.load import describe_network, make_network
 from stepcot_jax.encoders.torchvision_networks import FrozenDenseNet, make_frozen_resnet
 from stepcot_jax.export import loader
@@ -160,7 +161,16 @@ def test_sizes_are_counted_before_they_are_laid_out(model, file, edit, words, ch
     refuse(words, load, chain_copy, model=model)
 
 
-def test_what_an_export_of_an_earlier_version_still_does(chain_copy):
+def test_an_export_of_another_version_that_does_not_decode_names_both(chain_copy):
+    def rewrite(file):
+        file["stepcot_jax"] = "0.0.1"
+        del file["models"]["student"]["tensors"]
+
+    change(chain_copy / "export.json", rewrite)
+    refuse(rf"export\.json: .* `tensors` .*\(written by stepcot_jax 0\.0\.1, read by {__version__}\)", load, chain_copy)
+
+
+def test_a_program_that_jax_cannot_read_is_refused_by_the_loader_alone(chain_copy):
     (chain_copy / "student.stablehlo").write_bytes(b"written by a jax that nobody reads any more")
     write_sums(chain_copy)
     with pytest.raises(RefusedExport, match=r"cannot read the program .* README\.md .*; export again from the run"):
