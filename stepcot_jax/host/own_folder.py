@@ -34,7 +34,7 @@ _MAX_DIGESTS = 2**20
 
 def save(path: str | os.PathLike[str], value: Any) -> None:
     """Write a value as JSON, atomically."""
-    plain = {_VERSION: _RUNNING, **_without_infinity(msgspec.to_builtins(value, enc_hook=np.ndarray.tolist))}
+    plain = {_VERSION: _RUNNING, **_without_infinity(msgspec.to_builtins(value, enc_hook=_to_list))}
     write_whole(path, msgspec.json.format(msgspec.json.encode(plain), indent=1) + b"\n")
 
 
@@ -89,6 +89,10 @@ def _without_infinity(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_infinity(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _to_list(value: Any) -> Any:
+    return value.tolist()  # an array of NumPy, or one of its numbers
 
 
 def _make_array(kind: Any, value: Any) -> np.ndarray:
