@@ -22,8 +22,6 @@ def get_config():
     config.grpo.updates_per_epoch = 50
     config.grpo.temperature = 0.6
     config.grpo.beta = 0.0
-    config.dpo.epochs = 5
-    config.dpo.updates_per_epoch = 50
     # The constants of MedCLM's public code are for 100 epochs; fine-tuning has 8 here.
     config.curriculum.easy_epochs = 1
     config.curriculum.ramp_epochs = 3

@@ -1,6 +1,6 @@
 """Temperature scaling per step (Guo et al. 2017) and split-conformal answer sets, fitted on the validation split.
 
-The same cases chose the checkpoint and may share patients: check the coverage on the test split (docs/reliability.md).
+The same cases chose the checkpoint and may share patients: check the coverage on the test split (docs/tables.md).
 """
 
 import dataclasses

@@ -85,14 +85,14 @@ def test_a_damaged_report_is_refused_and_one_of_other_networks_is_said(run, cont
 
 
 def test_every_file_has_its_line_in_the_order_of_the_table_and_an_unknown_one_stops_the_export(tmp_path):
-    for name in ("labels.json", "load.py", "a.onnx"):
+    for name in ("labels.json", "load.py", "a.stablehlo"):
         (tmp_path / name).touch()
-    table = list_files(tmp_path, {"a.onnx": "the network", "labels.json": "questions"})
+    table = list_files(tmp_path, {"a.stablehlo": "the network", "labels.json": "questions"})
     assert table.splitlines() == [
         "| `load.py` | the loader |",
-        "| `a.onnx` | the network |",
+        "| `a.stablehlo` | the network |",
         "| `labels.json` | questions |",
         "| `SHA256SUMS` | digests of all files (`sha256sum -c SHA256SUMS`) |",
     ]
     (tmp_path / "stray").touch()
-    refuse("no description of stray", list_files, tmp_path, {"a.onnx": "the network"}, error=ValueError)
+    refuse("no description of stray", list_files, tmp_path, {"a.stablehlo": "the network"}, error=ValueError)
