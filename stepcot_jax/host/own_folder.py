@@ -17,7 +17,6 @@ from typing import Any, TypeVar, get_type_hints
 import msgspec
 import numpy as np
 
-from stepcot_jax.host.array_files import read_arrays
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, read_file, write_whole, writing_whole
 from stepcot_jax.host.text import one_line
@@ -66,6 +65,8 @@ def save_arrays(path: str | os.PathLike[str], values: Mapping[str, Any]) -> None
 
 def load_arrays(path: str | os.PathLike[str], name: str, kind: type[T]) -> T | None:
     """Return a value of a class that `save_arrays` wrote; None if there is no file, or it has none of this name."""
+    from stepcot_jax.host.array_files import read_arrays  # which a policy never needs
+
     path = Path(path)
     if not path.exists():
         return None
