@@ -1,7 +1,6 @@
-"""Hostile features and tensors for `hostile_files`: .npy, .npz and lists of ids, .safetensors."""
+"""Hostile features and tensors for `hostile_files`: pipes and devices as .npy, .npz and ids; .safetensors."""
 
 import json
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,16 +8,12 @@ import numpy as np
 
 from benchmarks.hostile_inputs import (
     MAKERS,
-    MEGABYTE,
     NUM_CASES,
     Command,
     Make,
     hostile,
     make_pipe,
     published_folder,
-    repeat,
-    write_array,
-    write_members,
 )
 
 
@@ -72,65 +67,6 @@ def _npy_zero(root: Path, factor: float) -> Command:
     (root / "ids.txt").write_text("a\n")
     (root / "a.npy").symlink_to("/dev/zero")
     return _import(root, root / "a.npy", root / "ids.txt")
-
-
-def _ids(name: str, start: bytes, piece: bytes, megabytes: float, end: bytes) -> Make:
-    def make(root: Path, factor: float) -> Command:
-        with (root / name).open("wb") as file:
-            file.write(start)
-            repeat(file, piece, megabytes * MEGABYTE * factor)
-            file.write(end)
-        return _import(root, _features(root), root / name)
-
-    return make
-
-
-MAKERS["features: 250 MB of empty ids"] = _ids("ids.txt", b"", b"\n", 250, b"")
-MAKERS["features: an id of 250 MB"] = _ids("ids.txt", b"", b"a", 250, b"")
-MAKERS["features: 250 MB of ids as JSON"] = _ids("ids.json", b"[1", b",1", 250, b"]")
-MAKERS["features: nested ids as JSON"] = _ids("ids.json", b"[", b"[", 100, b"]")
-MAKERS["features: 250 MB of ids as CSV"] = _ids("ids.csv", b"id\n", b"1\n", 250, b"")
-MAKERS["features: a row of ids of 250 MB"] = _ids("ids.csv", b"id\n1", b",", 250, b"")
-
-
-def _npz(write: Callable[[zipfile.ZipFile, float], None]) -> Make:
-    def make(root: Path, factor: float) -> Command:
-        path = root / "a.npz"
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-            write(archive, factor)
-        return _import(root, path)
-
-    return make
-
-
-def _bomb_of_ids(dtype: str, fill: bytes) -> Callable[[zipfile.ZipFile, float], None]:
-    def write(archive: zipfile.ZipFile, factor: float) -> None:
-        num_ids = round(250 * MEGABYTE * factor) // np.dtype(dtype).itemsize
-        write_array(archive, "features", (NUM_CASES, 4), "<f4", b"\0")
-        write_array(archive, "ids", (num_ids,), dtype, fill)
-
-    return write
-
-
-MAKERS["features: zip bomb of short ids"] = _npz(_bomb_of_ids("|S1", b"a"))
-MAKERS["features: zip bomb of numbers as ids"] = _npz(_bomb_of_ids("|u1", b"\1"))
-MAKERS["features: zip bomb of one id"] = _npz(_bomb_of_ids("<U1000000", b"a\0\0\0"))
-
-
-@hostile("features: zip bomb of features")
-def _bomb_of_features(root: Path, factor: float) -> Command:
-    def write(archive: zipfile.ZipFile, factor: float) -> None:
-        num_rows = round(3000 * MEGABYTE * factor) // 4
-        write_array(archive, "features", (num_rows, 1), "<f4", b"\0")
-        write_array(archive, "ids", (num_rows,), "|S1", b"a")
-
-    return _npz(write)(root, factor)
-
-
-@hostile("features: a million arrays")
-def _many_arrays(root: Path, factor: float) -> Command:
-    write_members(root / "a.npz", num_members=round(10**6 * factor))
-    return _import(root, root / "a.npz")
 
 
 def _tensors(names: Callable[[float], Iterator[str]], *, to: str = "torch") -> Make:

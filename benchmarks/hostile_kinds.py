@@ -68,11 +68,6 @@ def _many_rows(path: Path, factor: float, head: bytes = b"") -> None:
     _numbers(path, 10**15)
 
 
-def _large_array(path: Path, factor: float, head: bytes) -> None:
-    del head
-    _numbers(path, round(2e8 * factor) // 16, 2e8 * factor)
-
-
 def _array_in_archive(path: Path, factor: float, head: bytes) -> None:
     del head
     _many_rows(path.with_suffix(".part"), factor)
@@ -122,7 +117,6 @@ KINDS: dict[str, dict[str, Write]] = {
         "an array of 10^15 rows in its header": _array_in_archive,
         "100 MB of zeros": _fill(b"PK\3\4", b"\0", 100),
     },
-    ".npy": {**_NOT_REGULAR, "10^15 rows in its header": _many_rows, "200 MB of numbers": _large_array},
     ".safetensors": {
         **_NOT_REGULAR,
         "a header of 2^60 bytes": _header(b"{}", 2**60),

@@ -13,10 +13,12 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from stepcot_jax.chain import NOT_ANNOTATED, Chain
+from stepcot_jax import __version__
+from stepcot_jax.chain import Chain
 from stepcot_jax.host.array_files import read_arrays
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import writing_whole
+from stepcot_jax.host.text import one_line
 
 # Logits and probabilities of each step, without the padding of the answer axis.
 
@@ -154,7 +156,6 @@ def _collect_batch(predict: Callable[[Any], Mapping[str, Any]], batch: Mapping[s
 FACTS = ("case_id", "patient_id", "image_path", "origin", "view", "sex", "age")
 """Facts of each case, as text; "" where unknown."""
 
-_FORMAT = "stepcot_jax predictions 1"
 _EXPECTED = "expected a predictions file of a run"
 
 
@@ -185,11 +186,8 @@ class ValidationPredictions(SplitPredictions):
 
 def write_predictions(path: str | os.PathLike[str], split: SplitPredictions, chain: Chain) -> None:
     """Write an .npz file atomically, with the names and options of the steps."""
-    problem = _find_problem(split, chain)
-    if problem:
-        raise ValueError(problem)
     predictions = split.predictions
-    about = {"format": _FORMAT, "steps": [[step.name, list(step.options)] for step in chain.steps]}
+    about = {"stepcot_jax": __version__, "steps": [[step.name, list(step.options)] for step in chain.steps]}
     arrays: dict[str, Any] = {
         "about": np.frombuffer(json.dumps(about).encode(), dtype=np.uint8),
         "index": predictions.index.astype(np.int32),
@@ -198,30 +196,23 @@ def write_predictions(path: str | os.PathLike[str], split: SplitPredictions, cha
         **{f"facts/{fact}": np.asarray(split.facts[fact], dtype=np.str_) for fact in FACTS},
     }
     with writing_whole(path) as file:
-        # Not compressed: the size of a file bounds the memory that reading it takes.
         np.savez(file, allow_pickle=False, **arrays)
 
 
 def read_predictions(path: str | os.PathLike[str], chain: Chain) -> SplitPredictions:
     """Read a file of `write_predictions`; the wording of questions may differ from the chain's."""
     arrays = read_arrays(pathlib.Path(path), accepted="predictions of a run", expected=_EXPECTED)
-    _check_about(path, arrays, chain)
-    missing = [name for name in ("index", "labels", *(f"facts/{fact}" for fact in FACTS)) if name not in arrays]
-    if missing:
-        raise BadInput(f"{path}: array {missing[0]!r} is missing; {_EXPECTED}")
-    split = SplitPredictions(
-        predictions=Predictions(
-            index=arrays["index"],
-            labels=arrays["labels"],
-            logits={
-                name.removeprefix("logits/"): array for name, array in arrays.items() if name.startswith("logits/")
-            },
-        ),
-        facts={fact: arrays[f"facts/{fact}"] for fact in FACTS},
-    )
-    problem = _find_problem(split, chain)
-    if problem:
-        raise BadInput(f"{path}: {problem}")
+    try:
+        about = json.loads(arrays.pop("about").tobytes())
+        steps = [(name, tuple(options)) for name, options in about["steps"]]
+        logits = {name.removeprefix("logits/"): array for name, array in arrays.items() if name.startswith("logits/")}
+        predictions = Predictions(index=arrays["index"], labels=arrays["labels"], logits=logits)
+        split = SplitPredictions(predictions, {fact: arrays[f"facts/{fact}"] for fact in FACTS})
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadInput(
+            f"{path}: {one_line(error)} is missing (read by stepcot_jax {__version__}); {_EXPECTED}"
+        ) from None
+    refuse_other_chain(f"{path}: predictions of another chain", steps, chain)
     return split
 
 
@@ -242,54 +233,3 @@ def join_models(parts: Mapping[str, tuple[SplitPredictions, str]]) -> SplitPredi
             raise BadInput(f"{name}: model {model!r} is not one of {', '.join(split.predictions.logits)}")
         logits[name] = split.predictions.logits[model][order]
     return SplitPredictions(Predictions(base.predictions.index, base.predictions.labels, logits), base.facts)
-
-
-def _check_about(path: str | os.PathLike[str], arrays: Mapping[str, npt.NDArray], chain: Chain) -> None:
-    try:
-        about = json.loads(arrays["about"].tobytes())
-        layout = about["format"]
-        steps = [(str(name), tuple(str(option) for option in options)) for name, options in about["steps"]]
-    except (KeyError, TypeError, ValueError, RecursionError):
-        raise BadInput(f"{path}: the description of the steps is missing; {_EXPECTED}") from None
-    if layout != _FORMAT:
-        raise BadInput(f"{path}: layout {str(layout)[:80]!r} is not {_FORMAT!r}")
-    refuse_other_chain(f"{path}: predictions of another chain", steps, chain)
-
-
-def _find_problem(split: SplitPredictions, chain: Chain) -> str | None:
-    predictions = split.predictions
-    labels, num_cases = predictions.labels, len(predictions.index)
-    if predictions.index.ndim != 1 or labels.shape != (num_cases, chain.num_steps):
-        return f"labels must have shape {[num_cases, chain.num_steps]} [case, step]; got {list(labels.shape)}"
-    if predictions.index.dtype.kind != "i" or labels.dtype.kind != "i":
-        return f"index and labels must be integers; got {predictions.index.dtype} and {labels.dtype}"
-    for position, step in enumerate(chain.steps):
-        truth = labels[:, position]
-        wrong = (truth != NOT_ANNOTATED) & ((truth < 0) | (truth >= step.num_answers))
-        if wrong.any():
-            return (
-                f"labels of step {step.name!r} must be 0 to {step.num_answers - 1} or {NOT_ANNOTATED}; "
-                f"got {truth[wrong][0]}"
-            )
-    widest = max(chain.answers_per_step)
-    for model, logits in predictions.logits.items():
-        if logits.ndim != 3 or logits.shape[:2] != labels.shape or logits.shape[2] < widest or logits.dtype.kind != "f":
-            return (
-                f"logits of {model!r} must be numbers of shape [{num_cases}, {chain.num_steps}, {widest} or more]; "
-                f"got {logits.dtype} {list(logits.shape)}"
-            )
-    for fact in FACTS:
-        if fact not in split.facts or split.facts[fact].shape != (num_cases,) or split.facts[fact].dtype.kind != "U":
-            return f"facts, {fact!r} must be a text for each of the {num_cases} cases, '' where unknown"
-    return _find_bad_age(split.facts["age"])
-
-
-def _find_bad_age(ages: npt.NDArray[np.str_]) -> str | None:
-    for case, age in enumerate(ages.tolist()):
-        try:
-            good = not age or 0 <= float(age) <= 150
-        except ValueError:
-            good = False
-        if not good:
-            return f"facts, 'age' of case {case}: {age[:20]!r} is not a number of years, 0 to 150, or ''"
-    return None

@@ -80,26 +80,6 @@ def export_model(
       BadInput: the run cannot be loaded, the folder is not empty, or a network cannot be exported.
       RunStopped: the export computes other logits than the networks.
     """
-
-    def write(folder: pathlib.Path, trained: Trained, programs: Sequence[Program]) -> None:
-        names = [program.name for program in programs]
-        torch_tensors = name_as_authors(trained, names) if torch_names else {}
-        _write(folder, trained, programs, torch_tensors=torch_tensors, say=say)
-
-    return export_networks(workdir, out, models, write=write, check=loader.check, tolerance=TOLERANCE, say=say)
-
-
-def export_networks(
-    workdir: str | pathlib.Path | Trained,
-    out: str | pathlib.Path,
-    models: Sequence[str] | None,
-    *,
-    write: Callable[[pathlib.Path, Trained, Sequence[Program]], None],
-    check: Callable[..., list[dict[str, Any]]],
-    tolerance: float,
-    say: Callable[[str], None],
-) -> dict[str, Any]:
-    """Write networks to a new folder, read them back by a loader's `check`, and compare their numbers."""
     out = pathlib.Path(out)
     require_new(out)
     trained = workdir
@@ -108,10 +88,11 @@ def export_networks(
     require_readable(trained)
     programs = [make_program(trained, name) for name in models or sorted(trained.params)]  # the student first
     with writing_folder(out) as partial:
-        write(partial, trained, programs)
+        torch_tensors = name_as_authors(trained, [program.name for program in programs]) if torch_names else {}
+        _write(partial, trained, programs, torch_tensors=torch_tensors, say=say)
         say("reading it back")
-        results = check(partial, tolerance=tolerance)
-        require_equal(results, tolerance=tolerance)
+        results = loader.check(partial, tolerance=TOLERANCE)
+        require_equal(results)
     errors = {result["model"]: result["max_error"] for result in results}
     sizes = {program.name: sum(int(array.size) for array in program.tensors.values()) for program in programs}
     described = {name: {"parameters": size, "max_error": errors[name]} for name, size in sizes.items()}
@@ -123,13 +104,13 @@ def list_sizes(folder: pathlib.Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
 
 
-def require_equal(results: Sequence[Mapping[str, Any]], *, tolerance: float) -> None:
+def require_equal(results: Sequence[Mapping[str, Any]]) -> None:
     """Refuse an export that computes other numbers than the networks."""
     for result in results:
         if not result["ok"]:
             raise RunStopped(
                 f"the exported {result['model']} computes other numbers: logits differ by {result['max_error']:.1e}, "
-                f"gate scores by {result.get('gate_error', 0.0):.1e} (limit {tolerance}); nothing was written"
+                f"gate scores by {result.get('gate_error', 0.0):.1e} (limit {TOLERANCE}); nothing was written"
             )
 
 
@@ -153,8 +134,10 @@ def _write(
             "best_step": trained.best_steps[program.name],
             "gate": None if gate is None else _write_gate(folder, gate),
         }
-        parts |= name_parts(program, gate)
-    write_described(folder, trained, parts)
+        parts[f"logits/{program.name}"] = program
+        if gate is not None:
+            parts[f"gate/{program.name}"] = gate
+    _write_described(folder, trained, parts)
     if torch_tensors:
         save_tensors(folder / TORCH_NAMES, torch_tensors)
     manifest = {"format": exported_models.FORMAT, "models": models, "platforms": list(PLATFORMS)}
@@ -163,17 +146,14 @@ def _write(
     write_json(folder / MANIFEST_FILE, manifest)
     write_carried(folder, trained)
     copy_loader(folder, loader, exported_programs)
+    card = write_front_matter("image-classification") + write_model_card(trained, programs)
     use = write_instructions(trained, manifest, folder)
-    write_readme(folder, trained, programs, f"{use.rstrip()}\n\n{write_lifetime()}")
+    readme = f"{card.rstrip()}\n\n{use.rstrip()}\n\n{write_lifetime()}"
+    (folder / "README.md").write_text(readme, encoding="utf-8")
+    write_sums(folder)
 
 
-def name_parts(program: Program, gate: Program | None) -> dict[str, Program]:
-    """Return a network and its gate by the names of their numbers in check.safetensors."""
-    parts = {f"logits/{program.name}": program}
-    return parts if gate is None else parts | {f"gate/{program.name}": gate}
-
-
-def write_described(folder: pathlib.Path, trained: Trained, parts: Mapping[str, Program]) -> None:
+def _write_described(folder: pathlib.Path, trained: Trained, parts: Mapping[str, Program]) -> None:
     """Write images of noise with what networks and gates compute of them, the questions, and the preprocessing."""
     rules = describe_preprocessing(trained.preprocessing)
     images = check_images(rules["size"])
@@ -183,13 +163,6 @@ def write_described(folder: pathlib.Path, trained: Trained, parts: Mapping[str, 
     steps = [dataclasses.asdict(step) for step in trained.chain.steps]
     write_json(folder / LABELS_FILE, {"absent_logit": loader.ABSENT_LOGIT, "steps": steps})
     write_json(folder / PREPROCESSING_FILE, rules)
-
-
-def write_readme(folder: pathlib.Path, trained: Trained, programs: Sequence[Program], use: str) -> None:
-    """Write the card with the part on the use of the files, and the digests of all files."""
-    card = write_front_matter("image-classification") + write_model_card(trained, programs)
-    (folder / "README.md").write_text(f"{card.rstrip()}\n\n{use}", encoding="utf-8")
-    write_sums(folder)
 
 
 def _write_gate(folder: pathlib.Path, program: Program) -> dict[str, str]:

@@ -4,7 +4,7 @@ import json
 import math
 import operator
 import pathlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -298,19 +298,13 @@ def write_instructions(trained: Trained, manifest: Mapping[str, Any], folder: pa
         **{gate["program"]: f"the gate of the {name}: `gate_scores`" for name, gate in gates.items()},
         **{gate["tensors"]: f"parameters of the {name}'s gate" for name, gate in gates.items()},
     }
-    return fill_use(
-        _HERE / "readme.txt", trained, models, list_files(folder, described), platforms=", ".join(manifest["platforms"])
-    )
-
-
-def fill_use(template: pathlib.Path, trained: Trained, models: Collection[str], files: str, **facts: str) -> str:
-    """Return a template of the use of an export, with its facts; `models` has the loader's default first."""
-    first, *others = models
-    return template.read_text(encoding="utf-8").format(
+    first, *others = models  # the loader's default first
+    template = (_HERE / "readme.txt").read_text(encoding="utf-8")
+    return template.format(
         argument=f', "{first}"' if others else "",
         step=json.dumps(trained.chain.steps[-1].name, ensure_ascii=False),
         size=trained.preprocessing.size,
         resize=_RESIZE[trained.preprocessing.fit],
-        files=files,
-        **facts,
+        files=list_files(folder, described),
+        platforms=", ".join(manifest["platforms"]),
     )

@@ -115,7 +115,7 @@ def push_export(
 
 
 def describe_address(address: str, folder: pathlib.Path) -> str:
-    """Return where an export was uploaded and how to use it: `sc.load` reads all kinds but ONNX and checkpoints."""
+    """Return where an export was uploaded and how to use it: `sc.load` reads all kinds but checkpoints."""
     repository, _, revision = address.removeprefix(SCHEME).partition("@")
     download = f"{name_command('hf')} download {repository} --revision={revision} --local-dir=DIR"
     return f"uploaded: {address}\nnext: " + (

@@ -9,8 +9,6 @@ import json
 import logging
 import math
 import os
-import secrets
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -67,19 +65,15 @@ def describe_preprocessing(preprocessing: Preprocessing) -> dict[str, Any]:
     }
 
 
-# Shards of a feature store: safetensors files, verified to the last byte when opened.
+# Shards of a feature store: safetensors files, each named by its store and the digest of its bytes.
 
 SUFFIX = ".safetensors"
 _DTYPES: dict[str, np.dtype] = {"U8": np.dtype("u1"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
-_TENSORS = ("keys", "features", "patches")
-_MAX_HEADER_BYTES = 1 << 16
-_CHUNK_BYTES = 1 << 20
-_STALE_SECONDS = 3600.0
 _LOGGER = logging.getLogger(__name__)
 
 
 class BadShard(ValueError):
-    """A file is not a valid shard of this store; the message gives the reason, without the file's name."""
+    """A file is not the shard that its name says; the message gives the reason, without the file's name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,22 +85,18 @@ class Rows:
     dtype: np.dtype
     num_rows: int
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """A verified shard: its file and the positions of its arrays."""
+    """A shard: its file and the positions of its arrays."""
 
     path: Path
     arrays: dict[str, Rows]
 
     def read(self, name: str, rows: Sequence[int]) -> list[np.ndarray]:
         """Return rows of an array, in the given order."""
-        array, row_bytes = self.arrays[name], self.arrays[name].row_bytes
+        array = self.arrays[name]
+        row_bytes = math.prod(array.shape) * array.dtype.itemsize
         with self.path.open("rb", buffering=0) as file:
             contents = [os.pread(file.fileno(), row_bytes, array.offset + row * row_bytes) for row in rows]
         if any(len(content) != row_bytes for content in contents):
@@ -114,94 +104,31 @@ class Shard:
         return [np.frombuffer(content, array.dtype).reshape(array.shape) for content in contents]
 
 
-def write_shard(
-    folder: Path, *, store_digest: str, keys: Sequence[bytes], features: np.ndarray, patches: np.ndarray | None
-) -> Path:
-    """Write a new shard atomically and return its path, which depends on its content alone."""
-    tensors = {"keys": np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), KEY_BYTES), "features": features}
-    if patches is not None:
-        tensors["patches"] = patches
-    tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-    digest = hashlib.sha256()
-    for name in tensors:
-        digest.update(tensors[name].data)
-    content = _sort_header(
-        safetensors.numpy.save(tensors, metadata={"store": store_digest, "sha256": digest.hexdigest()})
-    )
-    # Named by its keys and content: writing the same shard twice leaves one file.
-    path = folder / f"{digest.hexdigest()[:32]}{SUFFIX}"
+def write_shard(folder: Path, store: str, tensors: Mapping[str, np.ndarray]) -> Path:
+    """Write a new shard atomically and return its path: writing the same shard twice leaves one file."""
+    content = safetensors.numpy.save({name: np.ascontiguousarray(array) for name, array in tensors.items()})
+    path = folder / f"{store}-{hashlib.sha256(content).hexdigest()}{SUFFIX}"
     write_whole(path, content)
     sync_folder(folder)
     return path
 
 
-def _sort_header(content: bytes) -> bytes:
-    """Return a safetensors file with sorted metadata, which the library writes in a random order."""
-    end = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:end])
-    metadata = dict(sorted(header.pop("__metadata__").items()))
-    text = json.dumps({"__metadata__": metadata, **header}, separators=(",", ":"))
-    return content[:8] + text.encode().ljust(end - 8) + content[end:]
-
-
-def open_shard(path: Path, *, store_digest: str, width: int, patch_dtype: np.dtype | None) -> Shard:
-    """Open a shard and verify every byte."""
-    with path.open("rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        metadata, arrays = _read_header(file.fileno(), size)
-        if metadata.get("store") != store_digest:
-            raise BadShard("shard of another store")
-        expected = {"keys": ((KEY_BYTES,), np.dtype("u1")), "features": ((width,), np.dtype("<f4"))}
-        for name, (shape, dtype) in expected.items():
-            if name not in arrays or (arrays[name].shape, arrays[name].dtype) != (shape, dtype):
-                raise BadShard(f"no array {name} with rows of {shape} {dtype}")
-        stored_dtype = arrays["patches"].dtype if "patches" in arrays else None
-        if stored_dtype != patch_dtype or len({rows.num_rows for rows in arrays.values()}) != 1:
-            raise BadShard("unexpected arrays for this store")
-        digest = hashlib.sha256()
-        for rows in (arrays[name] for name in _TENSORS if name in arrays):
-            end = rows.offset + rows.num_rows * rows.row_bytes
-            for position in range(rows.offset, end, _CHUNK_BYTES):
-                digest.update(os.pread(file.fileno(), min(_CHUNK_BYTES, end - position), position))
-    if metadata.get("sha256") != digest.hexdigest():
-        raise BadShard("content does not match its checksum")
+def open_shard(path: Path, store: str) -> Shard:
+    """Open a shard of a store whose bytes have the digest of its name."""
+    owner, _, digest = path.stem.partition("-")
+    if owner != store:
+        raise BadShard("shard of another store")
+    if files.digest_file(path)[1] != digest:
+        raise BadShard("its content does not match its name")
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    arrays = {}
+    for name, entry in header.items():
+        num_rows, *shape = entry["shape"]
+        start = 8 + length + entry["data_offsets"][0]
+        arrays[name] = Rows(start, tuple(shape), _DTYPES[entry["dtype"]], num_rows)
     return Shard(path, arrays)
-
-
-def _read_header(descriptor: int, size: int) -> tuple[dict[str, Any], dict[str, Rows]]:
-    """Return the metadata and the positions of the arrays, which must fill the file without gaps or overlaps."""
-    length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
-    if not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
-        raise BadShard(f"{size} bytes without a header")
-    try:
-        header = json.loads(os.pread(descriptor, length, 8))
-        metadata = dict(header.pop("__metadata__"))
-        arrays, end_of_last = {}, 0
-        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-            num_rows, *shape = (int(side) for side in entry["shape"])
-            begin, end = entry["data_offsets"]
-            rows = Rows(8 + length + begin, tuple(shape), _DTYPES[entry["dtype"]], num_rows)
-            fits = begin == end_of_last and end - begin == num_rows * rows.row_bytes
-            if name not in _TENSORS or not fits or min(shape) < 1:
-                raise BadShard(f"unexpected array {name[:40]!r} in the header")
-            arrays[name], end_of_last = rows, end
-    except BadShard:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BadShard("unreadable header") from error
-    if 8 + length + end_of_last != size:
-        raise BadShard(f"{size} bytes instead of {8 + length + end_of_last}")
-    return metadata, arrays
-
-
-def remove_stale_partials(folder: Path) -> None:
-    """Remove partial files of killed processes; files younger than an hour may belong to a running process."""
-    for path in folder.glob(".*.partial"):
-        try:
-            if time.time() - path.stat().st_mtime > _STALE_SECONDS:
-                path.unlink()
-        except OSError:
-            _LOGGER.debug("%s: not removed", path)
 
 
 # Frozen encoders as protocols, and the description of the store that holds their features (`store.json`).
@@ -309,7 +236,7 @@ def open_spec(folder: Path, spec: StoreSpec | None) -> StoreSpec:
                 f"{folder}: contains {sorted(strangers)[0]!r} and no {DESCRIPTION_FILE} (expected a new or empty "
                 "folder, or a feature store)"
             )
-        _write_once(path, spec)
+        save(path, spec)  # of two processes with other specs one finds the other's below
     stored = load(path, StoreSpec)
     if spec is None:
         return stored
@@ -326,20 +253,6 @@ def _list_fields(spec: StoreSpec, names: Sequence[str]) -> str:
     return ", ".join(f"{name}={json.dumps(spec.identity[name])[:200]}" for name in names)
 
 
-def _write_once(path: Path, spec: StoreSpec) -> None:
-    """Write a store's description atomically unless it exists; several processes may do so at once."""
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
-    save(partial, spec)
-    try:
-        path.hardlink_to(partial)  # unlike a rename, fails if another process was first
-    except FileExistsError:
-        return
-    except OSError:  # a file system without links
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 MAX_BYTES = 1 << 30  # default memory limit for features: half a million cases of width 512
 BAD_SUFFIX = ".bad"
 
@@ -352,11 +265,11 @@ class FeatureStore:
         self.saved: Callable[[], None] | None = None
         try:
             self.spec = open_spec(self.folder, spec)
-            remove_stale_partials(self.folder)
         except OSError as error:
             raise BadInput(
                 f"{self.folder}: cannot be used as a feature store ({error.strerror}); expected a writable folder"
             ) from error
+        self._name = self.spec.identity_digest[:16]
         self._patch_dtype = None if self.spec.patches == "none" else np.dtype(self.spec.patches).newbyteorder("<")
         self._shards: list[Shard] = []
         self._seen: set[str] = set()
@@ -376,9 +289,7 @@ class FeatureStore:
             self._seen.add(name)
             path = self.folder / name
             try:
-                digest = self.spec.identity_digest
-                shard = open_shard(path, store_digest=digest, width=self.spec.width, patch_dtype=self._patch_dtype)
-                self._add(shard)
+                self._add(open_shard(path, self._name))
             except FileNotFoundError:  # another process has renamed it
                 continue
             except BadShard as error:
@@ -395,10 +306,11 @@ class FeatureStore:
             raise ValueError(f"patches do not match the store's patches={self.spec.patches!r}")
         if not keys:
             return
-        patches = None if patches is None else np.asarray(patches).astype(self._patch_dtype)
+        tensors = {"keys": np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), KEY_BYTES), "features": features}
+        if patches is not None:
+            tensors["patches"] = np.asarray(patches).astype(self._patch_dtype)
         try:
-            digest = self.spec.identity_digest
-            path = write_shard(self.folder, store_digest=digest, keys=keys, features=features, patches=patches)
+            path = write_shard(self.folder, self._name, tensors)
         except OSError as error:
             raise BadInput(
                 f"{self.folder}: features cannot be written ({error.strerror}); earlier features are kept"

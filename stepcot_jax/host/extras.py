@@ -4,8 +4,6 @@ An entry point of the group `stepcot_jax.extras` is called KIND.NAME. The kinds,
 
 - command: a module with `main()`, run as `stepcot NAME`;
 - engine: `(*, address, num_workers, **resources) -> MapBlocks`, processes for `--engine=NAME`;
-- format: `(workdir, out, *, models, say) -> report`, a format of exports;
-- output: a further output of `predict`, written with its readings;
 - publisher: a module with `check_account`, `push_export`, `describe_address` and `main`;
 - remote: `(address, *, say, part, only_adds)`, for a workdir or feature store NAME://..., with the attribute `folder`,
   where a run works, and three hooks: `start()` downloads the contents of the address, `saved()` uploads changes after
@@ -58,7 +56,7 @@ def name_package(point: EntryPoint) -> str:
 
 
 def find_extra(kind: str, name: str, *, packages: str) -> Any:
-    """Import an extra; `packages` names the optional dependencies that ours needs, such as "onnx"."""
+    """Import an extra; `packages` names the optional dependencies that ours needs, such as "hub"."""
     point = list_extras(kind).get(name)
     if point is None:
         raise BadInput(f"{name}: this {kind} is an extra that is not installed: {install_extra(packages)}")

@@ -15,7 +15,7 @@ from stepcot_jax.host.files import writing_for, writing_whole
 from stepcot_jax.host.text import install_extra, write_csv
 from stepcot_jax.reading.readings import ChainReading
 
-PROBLEM, WARNINGS, GATE_SCORE, REPORT = "problem", "warnings", "gate score", "structured report"
+PROBLEM, WARNINGS, GATE_SCORE = "problem", "warnings", "gate score"
 SUFFIXES = (".csv", ".jsonl", ".parquet")
 _REFUSED_SUFFIXES = {".xlsx", ".xlsm", ".xls", ".ods", ".tsv", ".feather", ".gz", ".bz2", ".xz", ".zst", ".zip"}
 """Suffixes of other sheets and of compressed files: a text file with such a name could not be opened."""
@@ -37,12 +37,11 @@ def is_sheet(path: pathlib.Path, *, flag: str = "") -> bool:
     return ending in SUFFIXES and not flag
 
 
-def find_columns(chain: Chain, *, with_reports: bool = False) -> dict[str, type]:
-    """Return the columns of a sheet: image, problem, warnings, gate score, six for each step, and the report's file."""
+def find_columns(chain: Chain) -> dict[str, type]:
+    """Return the columns of a sheet: image, problem, warnings, gate score, and six for each step."""
     of_step = {"": str, " probability": float, " probabilities": str, " set": str, " above": str, " thresholds": str}
     columns: dict[str, type] = {"image": str, PROBLEM: str, WARNINGS: str, GATE_SCORE: float}
-    columns |= {f"{step.name}{kind}": cell for step in chain.steps for kind, cell in of_step.items()}
-    return columns | ({REPORT: str} if with_reports else {})
+    return columns | {f"{step.name}{kind}": cell for step in chain.steps for kind, cell in of_step.items()}
 
 
 def as_row(reading: ChainReading) -> Row:
@@ -57,7 +56,7 @@ def as_row(reading: ChainReading) -> Row:
         row[f"{name} above"] = "; ".join(answer.above) if answer.points else None
         thresholds = tuple((option, threshold) for option, threshold, *_ in answer.points.values())
         row[f"{name} thresholds"] = _join(thresholds) if thresholds else None
-    return row | ({REPORT: reading.report} if reading.report else {})
+    return row
 
 
 def _join(numbers: Iterable[tuple[str, float]]) -> str:
@@ -91,13 +90,11 @@ def in_order(
     yield from skip_to(None)
 
 
-def write_sheet(
-    path: pathlib.Path, rows: Iterable[ChainReading | Row], chain: Chain, *, with_reports: bool = False
-) -> None:
+def write_sheet(path: pathlib.Path, rows: Iterable[ChainReading | Row], chain: Chain) -> None:
     """Write readings and problems in the format of the file's suffix, atomically; cells of a CSV run no formulas."""
     write = {".csv": _write_csv, ".jsonl": _write_lines, ".parquet": _write_parquet}[path.suffix.lower()]
     with writing_for("--out", path), writing_whole(path) as file:
-        write(file, rows, find_columns(chain, with_reports=with_reports))
+        write(file, rows, find_columns(chain))
 
 
 def _write_lines(file: BinaryIO, rows: Iterable[ChainReading | Row], columns: Mapping[str, type]) -> None:

@@ -1,18 +1,14 @@
 """Read radiographs from files or arrays with a trained network; `load` also opens a trained policy."""
 
-import dataclasses
 import os
 import pathlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-import jax
 import numpy as np
 from jaxtyping import Float32
 
-from stepcot_jax import __version__
 from stepcot_jax.chain import Chain
-from stepcot_jax.encoders.weights import weights_digest
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.answer_sheet import PROBLEM, as_row
@@ -29,7 +25,7 @@ from stepcot_jax.reading.radiographs import (
     read_radiograph,
     to_input,
 )
-from stepcot_jax.reading.readings import ChainReading, make_readings, name_reading
+from stepcot_jax.reading.readings import ChainReading, make_readings
 from stepcot_jax.reading.trained_model import Trained, load_trained, read_default_model
 from stepcot_jax.run.given import read_given
 from stepcot_jax.run.stored import read_stored
@@ -37,27 +33,6 @@ from stepcot_jax.training.system import System
 
 if TYPE_CHECKING:
     from stepcot_jax.reading.explain import Claim, Explainer, Explanation
-
-MAKER = "stepcot_jax"
-
-
-@dataclasses.dataclass(frozen=True)
-class ReportingNetwork:
-    """The network that a structured report names as its observer."""
-
-    name: str  # "teacher" or "student", with ", joint reading" if its joint model read
-    version: str
-    digest: str  # SHA-256 of its weights, in hex
-
-    @property
-    def identity(self) -> tuple[str, ...]:
-        """The parts that a UID of this observer is derived from."""
-        return self.name, self.version, self.digest
-
-    @property
-    def title(self) -> str:
-        """Package and name."""
-        return f"{MAKER} {self.name}"
 
 
 class Readings(list[ChainReading]):
@@ -128,19 +103,6 @@ class ImageReader:
     def follows(self) -> bool:
         """Whether other steps follow given answers: by the joint model, or as the run measured."""
         return self.joined or follows_corrections(self.trained, model=self.model)
-
-    @property
-    def network(self) -> ReportingNetwork:
-        """What structured reports name as the reading network."""
-        name = name_reading(self.model, joined=self.joined)
-        leaves = jax.tree_util.tree_leaves_with_path(self._reader.params)
-        tensors = {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
-        frozen, text = self.trained.frozen_encoder, self._reader.text_features
-        if frozen is not None:
-            tensors["frozen encoder"] = np.frombuffer(frozen.digest.encode(), np.uint8)
-        if text is not None:
-            tensors["text features"] = np.asarray(text)
-        return ReportingNetwork(name, __version__, weights_digest(tensors))
 
     @property
     def image_size(self) -> int:

@@ -338,7 +338,6 @@ class ChainReading:
     never_together: tuple[str, ...] = ()  # in words
     rule: str = ""  # the rule that chose the operating points, in words; "" without any
     check: ImageCheck = dataclasses.field(default_factory=ImageCheck)
-    report: str = ""  # file of its structured report, or why there is none
     joined: bool = False  # whether the network's joint model read
     conflict: float | None = None  # of picture, given and trained answers, nats above the limit; None without a limit
 
@@ -415,7 +414,6 @@ class ChainReading:
             "warnings": list(self.warnings),
             "conflict": self.conflict,
             "paragraph": self.paragraph,
-            **({"report": self.report} if self.report else {}),
         }
 
     def __str__(self) -> str:
@@ -470,7 +468,7 @@ class ChainReading:
             lines.append(f"above the operating point: {', '.join(called) or 'none'}")
         # A warning has the score already.
         lines.append(f"trained on: {self.check.trained_on or 'unknown'}" if self.check.outside else str(self.check))
-        return [*lines, f"structured report: {self.report}"] if self.report else lines
+        return lines
 
     def _describe_changes(self) -> list[str]:
         """Return the answers that training never had together and the changes by given answers, one a line."""

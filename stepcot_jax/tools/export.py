@@ -37,7 +37,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--torch-names", action="store_true", help="also write the parameters under the authors' PyTorch names"
     )
-    parser.add_argument("--format", choices=("stablehlo", "onnx"), default="stablehlo", help="default: %(default)s")
     parser.add_argument("--push-to-hub", metavar="OWNER/NAME", help="then upload the folder to the Hugging Face hub")
     parser.add_argument("--private", action="store_true", help="--push-to-hub: a new repository is private")
     parser.add_argument("--license", metavar="ID", help="--push-to-hub: of the weights, for the card")
@@ -73,15 +72,9 @@ def _export(flags: argparse.Namespace, out: pathlib.Path, names: tuple[str, ...]
     from stepcot_jax.run.stored import read_stored
 
     if read_stored(flags.checkpoint).trains_policy:
-        if names is not None or flags.torch_names or flags.format != "stablehlo":
-            raise BadInput(
-                f"{flags.checkpoint} is of a policy, to which --model, --torch-names and --format=onnx do not apply"
-            )
+        if names is not None or flags.torch_names:
+            raise BadInput(f"{flags.checkpoint} is of a policy, to which --model and --torch-names do not apply")
         return export_policy(flags.checkpoint, out, say=_say)
-    if flags.format == "onnx":
-        if flags.torch_names:
-            raise BadInput("--torch-names applies to --format=stablehlo")
-        return find_extra("format", "onnx", packages="onnx")(flags.checkpoint, out, models=names, say=_say)
     return export_model(flags.checkpoint, out, models=names, torch_names=flags.torch_names, say=_say)
 
 

@@ -7,11 +7,10 @@ import argparse
 import functools
 import json
 import pathlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from stepcot_jax.host.errors import BadInput, run_tool
-from stepcot_jax.host.extras import find_extra
 from stepcot_jax.host.files import writing_whole
 from stepcot_jax.host.machine import use_compilation_cache
 from stepcot_jax.tools.options import local_path
@@ -76,20 +75,19 @@ def _read_and_write(
 ) -> None:
     from stepcot_jax.reading.answer_sheet import in_order, write_sheet
 
-    report = _reporting(options.dicom_out, reader, complaints)
     if options.ask:
         reader.check_accepts_answers()
         if not reader.follows:
             print(_HARDLY_FOLLOWS)
         reading = ask_in_turn(reader, paths[0], answer=input, say=print)
-        _write([f"\n{reported.describe(verbose=options.verbose)}" for reported in report([reading])], options.out)
+        _write([f"\n{reading.describe(verbose=options.verbose)}"], options.out)
         return
     if has_rows:
         read = functools.partial(reader.read_files, paths, given=given)
-        rows = in_order(paths, lambda note: report(read(refuse=note)), refuse=complaints.refuse)
-        write_sheet(options.out, rows, reader.chain, with_reports=options.dicom_out is not None)
+        rows = in_order(paths, lambda note: read(refuse=note), refuse=complaints.refuse)
+        write_sheet(options.out, rows, reader.chain)
         return
-    readings = report(reader.read_files(paths, given=given, refuse=complaints.refuse))
+    readings = reader.read_files(paths, given=given, refuse=complaints.refuse)
     if options.json:
         _write((json.dumps(reading.as_dict()) for reading in readings), options.out)
     else:
@@ -142,23 +140,11 @@ def _conclusion(reading: "ChainReading") -> str:
     return f"{last.step.name}: {last.answer} ({percent(last.probability)})"
 
 
-def _reporting(
-    folder: pathlib.Path | None, reader: "ImageReader", complaints: "Complaints"
-) -> "Callable[[Iterable[ChainReading]], Iterator[ChainReading]]":
-    """Return a function that passes readings on and, with a folder, writes a structured report of each."""
-    if folder is None:
-        return iter
-    report_folder = find_extra("output", "dicom", packages="sr")
-    reports = report_folder(folder, reader.network, max_pixels=reader.trained.max_pixels)
-    return functools.partial(reports.attach, refuse=complaints.refuse)
-
-
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="stepcot predict",
         description="Read radiographs with a trained network. For research; not a medical device.",
-        epilog="Exit code 0: every image was read; 1: some could not be read, or have no structured report; stderr "
-        "names them; 2: wrong input.",
+        epilog="Exit code 0: every image was read; 1: some could not be read, stderr names them; 2: wrong input.",
     )
     parser.add_argument(
         "images",
@@ -182,12 +168,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--as-published",
         action="store_true",
         help="the network's own answers, each given one written back to it, and not those of its joint model",
-    )
-    parser.add_argument(
-        "--dicom-out",
-        type=local_path,
-        metavar="DIR",
-        help="also write a structured report of each DICOM image to DIR, in its study; holds the patient's data",
     )
     verbose = "also say how answer sets were made, and the figures of the operating points"
     parser.add_argument("--verbose", action="store_true", help=verbose)

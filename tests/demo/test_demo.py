@@ -41,6 +41,14 @@ with tiny_encoder():
 """
 
 
+@pytest.fixture(autouse=True)
+def take_back(monkeypatch):
+    """What a command that is called here changes in this process is taken back."""
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    for name in ("GRADIO_TEMP_DIR", "no_proxy"):
+        monkeypatch.setenv(name, "")
+
+
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo") / "run"

@@ -197,8 +197,8 @@ def test_load_py_checks_this_machine(copy, capsys):
     results = [{"model": "teacher", "max_error": 1e-4}, {"model": "student", "max_error": 0.0, "gate_error": np.nan}]
     words = [r"exported teacher .* differ by 1\.0e-04, gate scores by 0", "exported student .* gate scores by nan"]
     for result, expected in zip(results, words, strict=True):
-        require_equal([{**result, "ok": True}], tolerance=1e-6)
-        refuse(expected, require_equal, [{**result, "ok": False}], tolerance=1e-6, error=RunStopped)
+        require_equal([{**result, "ok": True}])
+        refuse(expected, require_equal, [{**result, "ok": False}], error=RunStopped)
 
 
 def test_the_authors_names_convert_back(run, exported):

@@ -131,8 +131,8 @@ def test_the_command_writes_programs_for_every_platform_and_any_number(policy_ex
     assert lines[1].startswith(f"policy: parameters {told['policy']['parameters']:,}, phase ")
     assert lines[2].startswith(f"next: {name_command('python')} {out}/load.py ")
     flags = [f"--checkpoint={workdir}", f"--out={tmp_path / 'out'}"]
-    for more in ("--model=teacher", "--torch-names", "--format=onnx"):
-        refuse("--model, --torch-names and --format=onnx do not apply", main, [*flags, more])
+    for more in ("--model=teacher", "--torch-names"):
+        refuse("--model and --torch-names do not apply", main, [*flags, more])
     refuse("exists and is not an empty folder", main, [flags[0], f"--out={out}"])
 
 

@@ -1,14 +1,12 @@
 """Features made elsewhere: what fits is stored in the cases' order, everything else is refused with a message."""
 
 import json
-import zipfile
 
 import numpy as np
 import pytest
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.data.records.records import write_records
-from stepcot_jax.features import importing as arrays
 from stepcot_jax.features.importing import import_features, open_imported_images, open_imported_prompts
 from stepcot_jax.features.store import open_features
 from stepcot_jax.host.errors import BadInput
@@ -93,11 +91,10 @@ def test_an_npy_with_a_file_of_ids(tmp_path, name):
         ({"ids": PATHS[:-1]}, "29 ids for 30 rows"),
         ({"ids": [[name] for name in PATHS]}, r"got <U13 with shape \(30, 1\)"),
         ({"ids": np.arange(30)}, "30 ids match no case: '0', '1'.* and 10 more"),
-        ({"ids": np.array([b"\xff"] * 30)}, "not UTF-8"),
-        ({"features": ROWS[0]}, r"got \(4,\)"),
-        ({"features": ROWS.astype(int)}, "dtype int64"),
-        ({"features": np.asfortranarray(ROWS)}, "Fortran order"),
-        ({"features": ROWS[:, :0]}, "width 0 is not"),
+        ({"ids": np.array([b"\xff"] * 30)}, "30 ids match no case"),
+        ({"features": ROWS[0]}, r"shape \(4,\)"),
+        ({"features": ROWS.astype(int)}, "got int64"),
+        ({"features": ROWS[:, :0]}, r"shape \(30, 0\)"),
         ({"features": np.where(np.arange(30)[:, None] % 15 == 2, np.nan, ROWS)}, r"2 rows .*: 2 \(.*/2.png\), 17 \("),
         ({"features": np.where(np.arange(30)[:, None] == 2, 1e300, ROWS.astype("f8"))}, r"1 rows have values"),
     ],
@@ -111,49 +108,33 @@ class _Bomb:
         return (pytest.fail, ("a pickle was run",))
 
 
-def test_objects_are_never_unpickled_and_a_bomb_of_ids_is_not_unpacked(tmp_path, monkeypatch):
+def test_objects_are_never_unpickled(tmp_path):
     bombs = np.array([_Bomb()] * 30, dtype=object)
-    refuse(save(tmp_path, ids=bombs), r"an array of Python objects.*array.astype\(str\)")
-    refuse(save(tmp_path, features=bombs), "an array of Python objects")
+    refuse(save(tmp_path, ids=bombs), "ids: cannot be read .*allow_pickle")
+    refuse(save(tmp_path, features=bombs), "features: cannot be read .*allow_pickle")
     np.save(tmp_path / "made.npy", bombs)
     write_txt(tmp_path / "ids.txt")
-    refuse(tmp_path / "made.npy", "an array of Python objects", tmp_path / "ids.txt")
-    monkeypatch.setattr(arrays, "MAX_TEXT_BYTES", 10_000)
-    np.savez_compressed(tmp_path / "made.npz", ids=np.array(["x" * 1000] * 30), features=ROWS)
-    refuse(tmp_path / "made.npz", "ids take 0 MB")
+    refuse(tmp_path / "made.npy", "cannot be read", tmp_path / "ids.txt")
 
 
-def make_npy(header, values=b""):
-    text = header.encode() + b"\n"
-    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + values
+def test_fortran_order_is_read(tmp_path):
+    import_features(save(tmp_path, features=np.asfortranarray(ROWS)), None, CASES, tmp_path / "store")
+    assert_stored(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "cannot be read"),
-        (make_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (30, 1000000000)}"), "needs 12000"),
-        (make_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (30, 4)}", ROWS.tobytes()[:-1]), "479 bytes"),
-        (make_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (30, -4)}"), "cannot be read|needs"),
-        (make_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (30, 4), 'x': '" + "y" * 20000 + "'}"), "large"),
-        (make_npy("[" * 5000), "cannot be read"),
-        (b"\x93NUMPY\x03\x00\x00\x00\x00\x00", r"format version is \(3, 0\)"),
-    ],
-)
-def test_broken_files_are_refused(tmp_path, content, message):
-    (tmp_path / "made.npy").write_bytes(content)
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no archive", b"\x93NUMPY\x01\x00\x10\x00[[[["])
+@pytest.mark.parametrize("name", ["made.npy", "made.npz"])
+def test_broken_files_are_refused(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
     write_txt(tmp_path / "ids.txt")
-    refuse(tmp_path / "made.npy", message, tmp_path / "ids.txt")
-    with zipfile.ZipFile(tmp_path / "made.npz", "w") as archive:
-        archive.writestr("features.npy", content)
-    refuse(tmp_path / "made.npz", message, tmp_path / "ids.txt")
+    refuse(tmp_path / name, "cannot be read", tmp_path / "ids.txt")
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("a.csv", b"name\nimages/0.png\n", r"columns are \['name'\]"),
-        ("a.json", b"{}", "not a list of strings"),
+        ("a.json", b"7", "cannot be read"),
         ("a.json", b"[" * 100_000, "cannot be read"),
         ("a.txt", b"\xff\xfe", "cannot be read"),
         ("a.xlsx", b"", "suffix '.xlsx'"),
@@ -163,18 +144,6 @@ def test_broken_id_files_are_refused(tmp_path, name, content, message):
     np.save(tmp_path / "made.npy", ROWS)
     (tmp_path / name).write_bytes(content)
     refuse(tmp_path / "made.npy", message, tmp_path / name)
-
-
-def test_large_files_go_through_in_blocks(tmp_path, monkeypatch):
-    sizes = []
-    monkeypatch.setattr(arrays, "_BLOCK_BYTES", 7 * 16)
-    path = save(tmp_path)
-    for start, rows in arrays.read_features(arrays.open_array(path, "features")):
-        sizes.append(len(rows))
-        np.testing.assert_array_equal(rows, ROWS[start : start + len(rows)])
-    assert sizes == [7, 7, 7, 7, 2]
-    import_features(path, None, CASES, tmp_path / "store")
-    assert_stored(tmp_path)
 
 
 def test_the_command_imports_for_a_folder_without_its_images(tmp_path, capsys):

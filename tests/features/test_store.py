@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import re
 import subprocess
 import sys
 
@@ -52,7 +51,6 @@ def test_round_trip_in_any_order_and_again(filled):
 
 
 def test_a_shard_is_the_same_file_whenever_it_is_written(tmp_path):
-    """Safetensors writes metadata in another order in each call."""
     contents = set()
     for number in range(8):
         store = FeatureStore(tmp_path / str(number), SPEC)
@@ -64,25 +62,22 @@ def test_a_shard_is_the_same_file_whenever_it_is_written(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("damage", "reason"),
+    "damage",
     [
-        (lambda content: content[: len(content) // 2], "bytes instead of|without a header"),
-        (lambda content: content[:-1], "bytes instead of"),
-        (lambda content: b"", "0 bytes without a header"),
-        (lambda content: b"\xff" * 8 + content[8:], "without a header"),
-        (lambda content: content[:-5] + bytes([content[-5] ^ 1]) + content[-4:], "does not match its checksum"),
-        (lambda content: content.replace(b'"F32"', b'"U8" '), "unexpected array"),
-        (lambda content: b"\x05\0\0\0\0\0\0\0[[[[[" + content[13:], "unreadable header"),
+        lambda content: content[: len(content) // 2],
+        lambda content: b"",
+        lambda content: content[:-5] + bytes([content[-5] ^ 1]) + content[-4:],
+        lambda content: content.replace(b'"F32"', b'"U8" '),
     ],
 )
-def test_a_damaged_shard_is_named_and_set_aside_and_its_features_made_anew(filled, caplog, damage, reason):
+def test_a_damaged_shard_is_named_and_set_aside_and_its_features_made_anew(filled, caplog, damage):
     victim = shards(filled)[1]
     victim.write_bytes(damage(victim.read_bytes()))
     store = FeatureStore(filled.folder, SPEC)
     assert len(store) == 30
     assert len(caplog.messages) == 1
     assert victim.name in caplog.text
-    assert re.search(reason, caplog.text)
+    assert "does not match its name" in caplog.text
     assert not victim.exists()
     assert victim.with_name(victim.name + ".bad").exists()
     missing = [k for k in range(40) if KEYS[k] not in store]
@@ -92,7 +87,7 @@ def test_a_damaged_shard_is_named_and_set_aside_and_its_features_made_anew(fille
     np.testing.assert_array_equal(FeatureStore(filled.folder, SPEC).read(KEYS), ROWS)
 
 
-def test_every_flipped_byte_of_a_shard_is_noticed_or_harmless(tmp_path):
+def test_every_flipped_byte_of_a_shard_is_noticed(tmp_path):
     folder = tmp_path / "store"
     FeatureStore(folder, SPEC).write(KEYS[:2], ROWS[:2])
     (path,) = folder.glob("*.safetensors")
@@ -100,8 +95,7 @@ def test_every_flipped_byte_of_a_shard_is_noticed_or_harmless(tmp_path):
     for place in range(len(content)):
         path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
         store = FeatureStore(folder, SPEC)
-        if len(store):
-            np.testing.assert_array_equal(store.read(KEYS[:2]), ROWS[:2])
+        assert not len(store)
         for aside in folder.glob("*.bad"):
             aside.unlink()
 

@@ -18,7 +18,7 @@ command.empty = intruder
 command. = intruder.commands
 command.raises = intruder.raises
 command.red[31m = intruder.commands
-format.bad = intruder.broken:nothing
+engine.bad = intruder.broken:nothing
 """
 
 

@@ -40,15 +40,13 @@ TOKENS_NAMES = ("max_tokens", "max_completion_tokens")
 PICTURE_MULTIPLE = 4
 """Bound of a picture, as a multiple of the largest counted prompt with a picture, once one is known."""
 
-TRANSIENT = frozenset({408, 409, 429})
-
+_TRANSIENT = frozenset({408, 409, 429})
 _PORTS = {"http": 80, "https": 443}
 _NO_KEY = "none"
 _TOKENS_OF_A_MESSAGE = 32
 _QUIET = 20.0  # seconds without an answer after which a line says so
 _LONGEST_WAIT = 120.0  # seconds of Retry-After that the openai package sits out
 _SETTINGS = ("temperature", "seed")
-_REFUSING = re.compile(r"support|permitted|allowed|accepted|unknown|unrecogni|unexpected|extra|invalid|must be|only")
 _FORM_WORDS = ("response_format", "json_schema", "json_object", "guided", "structured")
 
 
@@ -207,58 +205,9 @@ def _is_picture(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == "image_url"
 
 
-def first_wording(schema: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the form and the name of the limit of a prompt's first request."""
-    return FORMS[0 if schema else -1], TOKENS_NAMES[0]
-
-
-def write_settings(endpoint: Endpoint, schema: Mapping[str, Any], *, form: str, tokens_name: str) -> dict[str, Any]:
-    """Return the settings of a request except model and messages."""
-    settings: dict[str, Any] = {tokens_name: endpoint.max_answer_tokens}
-    settings |= {name: value for name, value in endpoint.decoding if name in _SETTINGS}
-    if form == "json_schema":
-        json_schema = {"name": "answer", "strict": True, "schema": dict(schema)}
-        settings["response_format"] = {"type": form, "json_schema": json_schema}
-    elif form == "json_object":
-        settings["response_format"] = {"type": form}
-    return settings
-
-
-def fold_body(body: object) -> str:
+def _fold_body(body: object) -> str:
     """Return an error's body as folded text of bounded length, for searching."""
     return json.dumps(body, default=str)[: 1 << 16].casefold() if body is not None else ""
-
-
-def find_alternative(status: int, body: str, *, form: str, tokens_name: str) -> tuple[str, str] | None:
-    """Return the next (form, name of the limit) to try, or None if the status has another cause."""
-    if status not in (400, 422):
-        return None
-    if TOKENS_NAMES[1] in body and tokens_name == TOKENS_NAMES[0]:
-        return form, TOKENS_NAMES[1]
-    if form != FORMS[-1] and any(word in body for word in _FORM_WORDS):
-        return FORMS[FORMS.index(form) + 1], tokens_name
-    return None
-
-
-def find_refused_setting(decoding: Mapping[str, Any], body: str, param: object) -> str:
-    """Return the decoding setting that an HTTP 400 or 422 refuses, or ""."""
-    sent = [name for name in decoding if name in _SETTINGS]
-    if isinstance(param, str):
-        return param if param in sent else ""
-    if "content_filter" in body or not _REFUSING.search(body):
-        return ""
-    return next((name for name in sent if re.search(rf"\b{name}\b", body)), "")
-
-
-def describe_status(status: int, *names: object, key: str = "") -> str:
-    """Return a status with an error's short names (code, parameter), without its text, which may repeat a report."""
-    short = [hide_key(name, key) for name in names if isinstance(name, str) and re.fullmatch(r"[\w.-]{1,64}", name)]
-    return f"HTTP {status} ({', '.join(short)})" if short else f"HTTP {status}"
-
-
-def suggest_omitting(setting: str) -> str:
-    """Return advice on a setting that an endpoint refuses."""
-    return f"; if the endpoint refuses this setting, pass --omit={setting}" if setting else ""
 
 
 class RequestFailed(RuntimeError):
@@ -297,7 +246,7 @@ class Client:
         self._endpoint, self._budget, self._schema = endpoint, budget, schema
         self._key = read_key(endpoint)
         self._openai = connect(endpoint, self._key, self._attempt)
-        self._form, self._tokens_name = first_wording(schema)
+        self._form, self._tokens_name = FORMS[0 if schema else -1], TOKENS_NAMES[0]
         self._has_answered = self.answered_before = False  # whether an earlier run received an answer of this model
         self._is_quiet_said = False
         # tokens of the largest prompt with a picture that the endpoint counted; None before the first
@@ -312,28 +261,37 @@ class Client:
         import openai
 
         while True:
-            ask = _Ask(messages, about, record, self._form)
-            tokens_name = self._tokens_name
-            settings = write_settings(self._endpoint, self._schema, form=ask.form, tokens_name=tokens_name)
+            ask, tokens_name = _Ask(messages, about, record, self._form), self._tokens_name
             create = self._openai.chat.completions.with_raw_response.create
             _ASK.set(ask)
             try:
+                settings = self._write_settings(ask.form, tokens_name)
                 await create(model=self._endpoint.model, messages=list(messages), **settings)
             except openai.APIStatusError as error:
-                wording = find_alternative(
-                    error.status_code, fold_body(error.body), form=ask.form, tokens_name=tokens_name
-                )
-                if wording is None:
-                    raise self._judge(error) from None
+                body, may_reword = _fold_body(error.body), error.status_code in (400, 422)
                 # Other requests in flight may have gone further already.
-                self._tokens_name = max(self._tokens_name, wording[1], key=TOKENS_NAMES.index)
-                self._form = max(self._form, wording[0], key=FORMS.index)
+                if may_reword and TOKENS_NAMES[1] in body and tokens_name == TOKENS_NAMES[0]:
+                    self._tokens_name = TOKENS_NAMES[1]
+                elif may_reword and ask.form != FORMS[-1] and any(word in body for word in _FORM_WORDS):
+                    self._form = max(self._form, FORMS[FORMS.index(ask.form) + 1], key=FORMS.index)
+                else:
+                    raise self._judge(error) from None
                 continue
             except openai.APIConnectionError:
                 raise RequestFailed(f"{ask.problem} (attempts: {self._endpoint.num_attempts})") from None
             except _TooLarge:
                 pass
             return ask.entry
+
+    def _write_settings(self, form: str, tokens_name: str) -> dict[str, Any]:
+        """Return the settings of a request except model and messages."""
+        settings: dict[str, Any] = {tokens_name: self._endpoint.max_answer_tokens}
+        settings |= {name: value for name, value in self._endpoint.decoding if name in _SETTINGS}
+        if form != FORMS[-1]:
+            settings["response_format"] = {"type": form}
+        if form == FORMS[0]:
+            settings["response_format"][form] = {"name": "answer", "strict": True, "schema": dict(self._schema)}
+        return settings
 
     async def _attempt(self, send: Send, request: Any) -> Any:
         """Send one HTTP request within the budget; record its cost, and return the response with its body read."""
@@ -416,17 +374,17 @@ class Client:
 
     def _judge(self, error: Any) -> Exception:
         """Return the exception for an error status; quotes the endpoint only where it cannot repeat a report."""
-        status, where, body = error.status_code, self._endpoint.base_url, fold_body(error.body)
-        message = describe_status(status, error.code or error.type, error.param, key=self._key)
-        if status in (400, 422):
-            setting = find_refused_setting(dict(self._endpoint.decoding), body, error.param)
-            if setting:
-                message += suggest_omitting(setting)
-                # A parameter name is certain; a word in the text might come from the report.
-                return BadInput(f"{where}: {message}") if error.param == setting else RequestFailed(message)
+        status, where, body = error.status_code, self._endpoint.base_url, _fold_body(error.body)
+        names = [name for name in (error.code or error.type, error.param) if isinstance(name, str)]
+        short = ", ".join(hide_key(name, self._key) for name in names if re.fullmatch(r"[\w.-]{1,64}", name))
+        message = f"HTTP {status} ({short})" if short else f"HTTP {status}"
+        if status in (400, 422) and error.param in _SETTINGS and error.param in dict(self._endpoint.decoding):
+            return BadInput(f"{where}: {message}; pass --omit={error.param}")
+        if status == 422:
+            return RequestFailed(f"{message}; an endpoint that refuses temperature or seed needs --omit")
         if status == 402 or "insufficient_quota" in body:
             return RunStopped(f"{where}: {message}: no credit; add credit and rerun the command to resume")
-        if status in TRANSIENT or status >= 500:
+        if status in _TRANSIENT or status >= 500:
             wait = self._openai._parse_retry_after_header(error.response.headers)
             if wait is not None and wait > _LONGEST_WAIT:
                 return RunStopped(

@@ -24,8 +24,6 @@ from stepcot_jax.data.images.dicom_fields import (
     Fields,
     HeaderFile,
     attempt,
-    clean_items,
-    is_packed,
 )
 from stepcot_jax.data.images.dicom_notes import OVERLAY_POSITIONS, OVERLAY_ROWS, PARSED, lift_groups, note_header
 from stepcot_jax.data.images.file_formats import DICOM_START, RESAVE, Note, ignore_note, is_dicom
@@ -413,7 +411,7 @@ def _refuse_unprocessed(fields: Fields) -> None:
 
 _EXPECTED = "expected a DICOM file of one grey picture of 8 to 16 bits, or of one 8-bit RGB picture"
 _MAX_SIDE = 65_535
-_FILE_META_GROUP, _PIXELS = 2, 0x7FE00000
+_FILE_META_GROUP = 2
 _PARSED = (
     *("SOPClassUID", "ViewPosition", "ViewCodeSequence"),
     *("SamplesPerPixel", "PhotometricInterpretation", "PlanarConfiguration"),
@@ -421,7 +419,7 @@ _PARSED = (
     *("PixelData", "PresentationIntentType", *PARSED),
 )
 
-_QUOTING = r"(pydicom|highdicom|pylibjpeg|openjpeg|libjpeg|rle|jpeg_ls|_CharLS|gdcm)(\.|$)"
+_QUOTING = r"(pydicom|pylibjpeg|openjpeg|libjpeg|rle|jpeg_ls|_CharLS|gdcm)(\.|$)"
 _IGNORED = ("ignore", None, Warning, re.compile(_QUOTING), 0)
 
 
@@ -459,17 +457,6 @@ def read_projection(content: bytes, *, name: str) -> Projection:
     return find_projection(_read_fields(content, name=name))
 
 
-def read_header(content: bytes, *, name: str) -> Fields:
-    """Return the elements of a file up to the pixels, those of patient and study included."""
-    _silence_pydicom(name)
-    fields = _read_fields(content, name=name, all_elements=True)
-    otherwise = fields.refuse(f"cannot be read as DICOM; {_EXPECTED}")
-    problem = attempt(lambda: clean_items(fields.dataset, name=name), otherwise)
-    if problem is not None:
-        raise problem
-    return fields
-
-
 def _silence_pydicom(name: str) -> None:
     otherwise = BadInput(f"{name}: reading a DICOM file requires pydicom: {EXTRA}")
     attempt(lambda: importlib.import_module("pydicom.pixels"), otherwise)
@@ -484,7 +471,7 @@ def _drop(_: logging.LogRecord) -> bool:
     return False
 
 
-def _read_fields(content: bytes, *, name: str, all_elements: bool = False) -> Fields:
+def _read_fields(content: bytes, *, name: str) -> Fields:
     if not is_dicom(content):
         raise BadInput(f"{name}: is not a DICOM file; {_EXPECTED}")
     file = HeaderFile(content, name=name)
@@ -500,7 +487,7 @@ def _read_fields(content: bytes, *, name: str, all_elements: bool = False) -> Fi
         syntax_name = UID_dictionary[syntax][0] if syntax in UID_dictionary else "an unknown syntax"
         accepted = ", ".join(known.name for known in SYNTAXES.values())
         raise BadInput(f"{name}: TransferSyntaxUID: {syntax_name} is not one of {accepted}")
-    dataset = file.parse(lambda: _read_dataset(file, syntax, all_elements=all_elements), otherwise)
+    dataset = file.parse(lambda: _read_dataset(file, syntax), otherwise)
     behind = content[file.pixels_end :]
     if behind.strip(b"\0\r\n") and not (file.is_followed and len(behind) >= 8):
         raise BadInput(
@@ -522,8 +509,8 @@ def _read_syntax(file: HeaderFile) -> str:
     return str(meta.get("TransferSyntaxUID", ""))
 
 
-def _read_dataset(file: HeaderFile, syntax: str, *, all_elements: bool) -> "Dataset":
-    """Parse the picture's elements, or all of the header; `dcmread` would inflate a deflated file, to any size."""
+def _read_dataset(file: HeaderFile, syntax: str) -> "Dataset":
+    """Parse the picture's elements; `dcmread` would inflate a deflated file, to any size."""
     from pydicom.datadict import tag_for_keyword
     from pydicom.dataset import FileMetaDataset
     from pydicom.filereader import read_dataset
@@ -534,14 +521,7 @@ def _read_dataset(file: HeaderFile, syntax: str, *, all_elements: bool) -> "Data
     tags += map(Tag, (*OVERLAY_POSITIONS, *OVERLAY_ROWS))
     uid = UID(syntax)
     implicit, little_endian = uid.is_implicit_VR, uid.is_little_endian
-    if all_elements:
-        dataset = read_dataset(
-            file, implicit, little_endian, stop_when=lambda *element: file.watch(*element) or element[0] >= _PIXELS
-        )
-        for tag in filter(is_packed, list(dataset.keys())):
-            del dataset[tag]
-    else:
-        dataset = read_dataset(file, implicit, little_endian, stop_when=file.watch, specific_tags=tags)
+    dataset = read_dataset(file, implicit, little_endian, stop_when=file.watch, specific_tags=tags)
     dataset.set_original_encoding(implicit, little_endian)
     dataset.file_meta = FileMetaDataset()
     dataset.file_meta.TransferSyntaxUID = uid

@@ -26,28 +26,14 @@ PIXELS = 0x7FE00010  # tag of PixelData
 _READS_PER_ELEMENT = 3  # tag with type, length, value; an item is one read
 _UNDEFINED = 0xFFFFFFFF
 _PACKED = (None, "OB", "OW", "UN")
-MOST_DEPTH = 16  # accepted depth of sequences in sequences; real headers have three or four
-
-_CODE_MACRO = frozenset(
-    {
-        *("CodeValue", "LongCodeValue", "URNCodeValue", "CodingSchemeDesignator", "CodingSchemeVersion", "CodeMeaning"),
-        *("EquivalentCodeSequence", "ContextIdentifier", "ContextUID", "MappingResource", "MappingResourceUID"),
-        *("MappingResourceName", "ContextGroupVersion", "ContextGroupExtensionFlag", "ContextGroupLocalVersion"),
-        "ContextGroupExtensionCreatorUID",
-    }
-)  # DICOM PS3.3, table 8.8-1
-_NO_TEXT = frozenset({"UI", "CS", "DA", "TM", "DT", "AS", "IS", "DS", "SQ"})
-_PERSON = "PersonIdentificationCodeSequence"  # its code's meaning is a name (PS3.3, table 10-1)
 _ITEM_TAGS = (b"\xfe\xff\x00\xe0", b"\xff\xfe\xe0\x00")
-_PICTURES, _GROUP_OF_PICTURES = (0x50003000, 0x60003000), 0xFF00FFFF  # curves and overlays; one for each even group
 _Parsed = TypeVar("_Parsed")
 
 
 class HeaderFile(io.BytesIO):
     """Counts the header's elements and bytes that pydicom reads, and stops at `Limits.elements` and `header_bytes`.
 
-    Values of pixels, overlays, curves and private elements do not count: `watch` recognises them. Skipped values are
-    not read, and do not count either.
+    Pixels do not count: `watch` recognises them. Skipped values are not read, and do not count either.
     """
 
     def __init__(self, content: bytes, *, name: str) -> None:
@@ -76,7 +62,7 @@ class HeaderFile(io.BytesIO):
     def watch(self, tag: int, kind: str | None, length: int) -> bool:
         """Note the element whose value comes next; as pydicom's `stop_when`, stop at none behind the pixels."""
         is_one_value = length != _UNDEFINED or (tag == PIXELS and kind != "UN")  # else pydicom looks for items
-        self._is_packed = is_packed(tag) and kind in _PACKED and is_one_value
+        self._is_packed = tag == PIXELS and kind in _PACKED and is_one_value
         if tag == PIXELS and length != _UNDEFINED:
             self.pixels_end = self.tell() + length
         self.is_followed = self.tell() <= self.pixels_end or tag > PIXELS or bool(_type_of(tag))
@@ -90,38 +76,6 @@ class HeaderFile(io.BytesIO):
         raise self._refusal or otherwise
 
 
-def clean_items(header: "Dataset", *, name: str) -> BadInput | None:
-    """Keep only identifiers, codes, dates and numbers in the items of a header's sequences, at every depth.
-
-    Names, comments, addresses and other texts are removed, as are private elements and sequences written as another
-    type. Items of code sequences keep the elements of DICOM's code macro. pydicom parses an item on access; so one
-    level is parsed after the other, and removed items are not parsed.
-    """
-    too_many = exceeds(name, "its header has too many elements and items", "elements")
-    level, left = [header], read_limits().elements
-    for _ in range(MOST_DEPTH + 1):
-        items: list[Dataset] = []
-        for dataset in level:
-            for tag in list(dataset.keys()):
-                if count_items(dataset, tag) > left:
-                    return too_many
-                element = dataset[tag]
-                if (element.VR == "SQ") != (_type_of(tag) == "SQ"):  # its items would not be cleaned
-                    del dataset[tag]
-                    continue
-                for item in element.value if element.VR == "SQ" else ():
-                    for child in [child for child in item.keys() if not _is_kept(child, of=element.keyword)]:  # noqa: SIM118
-                        del item[child]
-                    left -= 1 + len(item)
-                    items.append(item)
-                if left < 0:
-                    return too_many
-        if not items:
-            return None
-        level = items
-    return BadInput(f"{name}: its sequences are more than {MOST_DEPTH} deep; expected a header as scanners write it")
-
-
 def count_items(dataset: "Dataset", tag: "BaseTag") -> int:
     """Return an upper bound on the items in a value that pydicom has not parsed yet, without parsing it."""
     value = getattr(dataset.get_item(tag), "value", None)
@@ -132,20 +86,6 @@ def _type_of(tag: "BaseTag") -> str:
     from pydicom.datadict import dictionary_has_tag, dictionary_VR
 
     return dictionary_VR(tag) if dictionary_has_tag(tag) else ""
-
-
-def _is_kept(tag: "BaseTag", *, of: str) -> bool:
-    from pydicom.datadict import keyword_for_tag
-
-    keyword = keyword_for_tag(tag)  # "" of private and unknown ones
-    if of.endswith("CodeSequence"):
-        return keyword in _CODE_MACRO
-    return keyword != _PERSON and (_type_of(tag) in _NO_TEXT or keyword.endswith("ID"))
-
-
-def is_packed(tag: int) -> bool:
-    """Whether an element holds pixels, an overlay or a curve, or is private: never parsed here."""
-    return tag == PIXELS or bool(tag >> 16 & 1) or tag & _GROUP_OF_PICTURES in _PICTURES
 
 
 EXTRA = install_extra("dicom")

@@ -132,10 +132,10 @@ class Intake:
 
     def _scale_to_file(self, item: Listed) -> Record:
         """Return a case with boxes in pixels of its file, without what belongs to questions alone."""
-        record, size, path = item.record, item.record.image_size, Path(item.real_path)
-        if not any(size):
+        record, size = item.record, item.record.image_size
+        if size == (0, 0):
             return record
-        boxes = record.boxes
+        boxes, path = record.boxes, Path(item.real_path)
         if boxes and path.is_file():
             actual = read_image_size(path)
             if size != FRACTIONS:
@@ -218,17 +218,15 @@ class ImagePaths:
 
     def __init__(self, root: Path, *, require_images: bool) -> None:
         self._loose = ImageLocator(root, require_images=False)
-        self._strict = ImageLocator(root, require_images=True) if require_images else None
+        self._first = ImageLocator(root, require_images=require_images)
 
     def locate(self, path: str) -> Image:
         """Return where an image is."""
-        real_path, missing = self._loose.locate(path), ""
-        if self._strict is not None:
-            try:
-                self._strict.locate(path)
-            except BadInput as error:
-                missing = str(error)
-        return Image(normalise_image_path(path), real_path, missing)
+        normal = normalise_image_path(path)
+        try:
+            return Image(normal, self._first.locate(path))
+        except BadInput as error:
+            return Image(normal, self._loose.locate(path), str(error))
 
 
 class ImageFinder:

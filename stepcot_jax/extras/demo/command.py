@@ -109,15 +109,16 @@ def serve(
             prevent_thread_lock=True,
             quiet=True,
         )
-        print("compiling ...", file=sys.stderr, flush=True)
-        warm_up(explainer, reader)
-        print(f"http://{blocks.server_name}:{blocks.server_port} (Ctrl-C stops it)", flush=True)
-        threading.Event().wait()
     except (OSError, OverflowError):
         raise BadInput(
             f"--host, --port: cannot listen on {options.host!r} port {options.port}; expected an address of this "
             "machine and a free port (0 picks one)"
         ) from None
+    try:
+        print("compiling ...", file=sys.stderr, flush=True)
+        warm_up(explainer, reader)
+        print(f"http://{blocks.server_name}:{blocks.server_port} (Ctrl-C stops it)", flush=True)
+        threading.Event().wait()
     finally:
         blocks.close(verbose=False)
 

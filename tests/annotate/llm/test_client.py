@@ -126,7 +126,7 @@ def test_an_endpoint_that_is_not_there_or_never_answers_is_said(monkeypatch, cap
         (("status", (400, {"error": {"code": "context_length"}}, {})), RequestRefused, "HTTP 400 (context_length)"),
         (("status", (400, {"error": {"code": "no", "param": "seed"}}, {})), BadInput, "--omit=seed"),
         (("status", (422, {"detail": [{"loc": ["body", "temperature"], "msg": "Extra inputs are not permitted"}]}, {})),
-         RequestFailed, "--omit=temperature"),
+         RequestFailed, "HTTP 422; an endpoint that refuses temperature or seed needs --omit"),
         (("status", (400, {"error": {"code": "content_filter", "message": "seed: not allowed"}}, {})),
          RequestRefused, "HTTP 400 (content_filter)"),
         (("status", (413, {"error": {"message": "Mrs Example"}}, {})), RequestRefused, "HTTP 413"),

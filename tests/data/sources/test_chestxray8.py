@@ -61,9 +61,6 @@ def test_single_label_rule_on_the_released_box_list(shared):
     everything = read_chestxray8(root, require_images=False, single_label=False)
     assert (len(everything.cases), sum(len(case.boxes) for case in everything.cases)) == (880, 984)
     assert sum(case.answers[-1] == NOT_ANNOTATED for case in everything.cases) == 93
-    by_label = collections.Counter(box.label for case in everything.cases for box in case.boxes)
-    assert by_label["Infiltration"] == 123
-    assert "Infiltrate" not in by_label
 
 
 def test_labels_equal_those_of_the_real_sample(shared, tmp_path):

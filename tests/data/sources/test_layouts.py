@@ -4,10 +4,11 @@ import json
 import pathlib
 
 import pytest
+from PIL import Image
 from refusals import refuse
 
 from stepcot_jax.data.sources.layouts import CASES, LAYOUTS, QUESTIONS, detect_layout, of_layout
-from stepcot_jax.data.sources.loading import read_source
+from stepcot_jax.data.sources.loading import read_detections, read_source
 from stepcot_jax.host.errors import BadInput
 
 FILES = {"data.json": "published", "NLMCXR_reports.tgz": "iu_xray", "cases.csv": "csv"}
@@ -64,3 +65,24 @@ def test_every_layout_is_read_the_same_way(tmp_path):
     assert read_source(chestxray8, require_images=False, labels_from="entries").cases[0].answers[-1] == 7
     refuse(r"step_names.*'One'", read_source, table, step_names=["One"])
     refuse("layout: 'other' is not one of auto, published, chestxray8", read_source, table, layout="other")
+
+
+def test_cases_and_images_of_a_boxed_collection_come_from_one_lister(shared, tmp_path):
+    """Each image of the detection list is a case of the same patient, whose boxes are the same in the file's pixels."""
+    study = {"StudyID": "1", "ImageID": "1.png"}
+    boxed = {"abnormal": True, "labels": ["mass"], "boxes": [[0.1, 0.2, 0.5, 0.75]], "sentence_en": "A mass."}
+    denied = {"abnormal": False, "labels": ["nodule"], "sentence_en": "No nodule."}
+    (tmp_path / "grounded_reports_1.json").write_text(json.dumps([study | {"findings": [boxed, denied]}]))
+    Image.new("L", (80, 40)).save(tmp_path / "1.png")
+    for root, layout in ((shared / "data/nih_chestxray8", "chestxray8"), (tmp_path, "padchest_gr")):
+        options = {"layout": layout, "require_images": False}
+        cases = {case.image: case for case in read_source(root, single_label=False, **options).cases}
+        images = read_detections(root, **options)
+        assert {image.image for image in images} == cases.keys()
+        for image in images:
+            case = cases[image.image]
+            assert case.patient == image.patient
+            assert [(box.label, box.sentence) for box in case.boxes] == [(b.label, b.sentence) for b in image.boxes]
+            for box, other in zip(case.boxes, image.boxes, strict=True):
+                assert box.corners == pytest.approx(other.corners)
+    assert [(box.corners, image.absent) for box in image.boxes] == [(pytest.approx((8, 8, 40, 30)), ("nodule",))]

@@ -1,1 +1,0 @@
-"""Exports as ONNX graphs, with a loader that needs only numpy and onnxruntime."""
