@@ -17,7 +17,8 @@ from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.encoders.resnet import ResNet
 from stepcot_jax.encoders.transformer import TransformerSizes, VisionTransformer
 from stepcot_jax.evaluation.calibration import Calibration
-from stepcot_jax.evaluation.gate import fit_gate, write_gates
+from stepcot_jax.evaluation.gate import fit_gate
+from stepcot_jax.host.own_folder import save_arrays
 from stepcot_jax.reading.trained_model import Trained
 from stepcot_jax.run.networks import make_networks
 from stepcot_jax.run.settings import make_settings
@@ -78,7 +79,7 @@ def write_gate(found: Trained) -> None:
     else:
         params = {"image_encoder": found.params["student"]["image_encoder"]}
         features = np.asarray(read_moments(params, {"images": noise}, networks=found.networks))
-    write_gates(found.workdir / "gate.npz", {"student": fit_gate(features[:40], features[40:], false_alarms=0.05)})
+    save_arrays(found.workdir / "gate.npz", {"student": fit_gate(features[:40], features[40:], false_alarms=0.05)})
 
 
 def random_tree(shapes, seed):
