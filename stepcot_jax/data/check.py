@@ -125,7 +125,14 @@ def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict
 
 
 def _scan_published(root: Path, reasons: Reasons, how: How, terminal: Terminal) -> Scan:
-    path = root / FILE_NAME
+    path, shown = root / FILE_NAME, 0
+
+    def show(num_bytes: int) -> None:
+        nonlocal shown
+        if (megabytes := math.ceil(num_bytes / _MEGABYTE)) > shown:
+            shown = megabytes
+            terminal.update(megabytes)
+
     num_bytes = path.stat().st_size if path.is_file() else 0
     with terminal.bar("reading the records (MB)", total=math.ceil(num_bytes / _MEGABYTE)):
         return scan_records(
@@ -134,7 +141,7 @@ def _scan_published(root: Path, reasons: Reasons, how: How, terminal: Terminal) 
             step_names=how.step_names,
             require_images=how.require_images,
             with_texts=False,
-            visit=lambda done: terminal.update(math.ceil(done / _MEGABYTE)),
+            visit=show,
         )
 
 
