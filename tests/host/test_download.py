@@ -21,7 +21,7 @@ from stepcot_jax.run.settings import PATH_KEYS, load_settings
 from stepcot_jax.tools.options import local_path
 
 PACKAGE = pathlib.Path(stepcot_jax.__file__).parent
-STANDALONE = {"loader.py", "policy_loader.py"}
+STANDALONE = {"loader.py"}
 """Parts of an export, which run without stepcot_jax."""
 
 
