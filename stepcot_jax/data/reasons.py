@@ -1,7 +1,6 @@
 """Counts of what is wrong with records and images: reasons to set them aside, and oddities of readable pictures."""
 
 import re
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -54,11 +53,6 @@ class Reasons:
         self._reasons.setdefault(kind, Problem(kind)).add(example, most=_EXAMPLES_OF_REASON)
         self.image_paths.append(item.image_path)
         self.patient_ids.append(item.patient_id)
-
-    def extend(self, items: Iterable[SetAside]) -> None:
-        """Add records."""
-        for item in items:
-            self.append(item)
 
     def __len__(self) -> int:
         return len(self.image_paths)
