@@ -20,7 +20,7 @@ from stepcot_jax.host.files import make_workdir, write_whole, writing_folder
 from stepcot_jax.run.settings import PATH_KEYS, load_settings
 
 PACKAGE = pathlib.Path(stepcot_jax.__file__).parent
-STANDALONE = {"loader.py", "policy_loader.py"}
+STANDALONE = {"loader.py"}
 """Parts of an export, which run without stepcot_jax."""
 
 
