@@ -13,8 +13,6 @@ import pytest
 from configs import base
 from stepcot_jax.__main__ import find_commands
 from stepcot_jax.run.settings import make_settings
-from stepcot_jax.tools.tables.command import TABLES as DESCRIBED
-from stepcot_jax.tools.tables.command import list_names
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "paper_map.md").read_text(encoding="utf-8")
@@ -43,7 +41,6 @@ SETTINGS = [code for code in CODE if code.startswith("config.")]
 WITHOUT_CODE, NOT_BUILT = "none: no computation", "none: not built yet"
 NOT_AT_HAND = "none: missing from our copy of the text"
 UNCODED = (WITHOUT_CODE, NOT_BUILT, NOT_AT_HAND)
-FULL = [row for row in ALL_ROWS if not row[1].startswith(UNCODED)]
 
 
 def places_in(cell):
@@ -159,107 +156,3 @@ def test_every_row_names_code_and_a_test_or_is_known_to_have_none():
                 marker = next(each for each in UNCODED if row[1].startswith(each))
                 found.setdefault((paper, marker), []).append(row[0].split(",")[0])
     assert {key: ", ".join(rows) for key, rows in found.items()} == UNCODED_ROWS
-
-
-# Each test uses the code of its row; tables call the functions of their rows.
-
-
-@functools.cache
-def words_of(path):
-    """Names that a file uses, imports or reads as attributes."""
-    words = set()
-    for node in ast.walk(parse(path)):
-        words |= {getattr(node, "id", ""), getattr(node, "attr", "")}
-        if isinstance(node, ast.alias | ast.ImportFrom):
-            words |= set((getattr(node, "name", "") or getattr(node, "module", "") or "").split("."))
-    return words
-
-
-@functools.cache
-def imports_of(path):
-    """Files of the package that a file imports."""
-    nodes = [node for node in ast.walk(parse(path)) if isinstance(node, ast.ImportFrom)]
-    nodes = [node for node in nodes if (node.module or "").startswith("stepcot_jax")]
-    modules = [name for node in nodes for name in (node.module, *(f"{node.module}.{each.name}" for each in node.names))]
-    paths = (f"{module.replace('.', '/')}.py" for module in modules)
-    return [each for each in paths if (ROOT / each).is_file()]
-
-
-@pytest.mark.parametrize("row", FULL, ids=lambda row: row[0][:40])
-def test_every_test_speaks_of_its_row(row):
-    """The test, or a module it imports, uses the row's functions, their modules or the command."""
-    tools = {tool.split()[0] for tool in re.findall(r"`(?:python -m stepcot_jax\.|stepcot )([^`]+)`", row[2])}
-    accepted = {place: {place[1].split(".")[-1], Path(place[0]).stem} | tools for place in places_in(row[1])}
-    spoken_of = {test: words_of(test).union(*map(words_of, imports_of(test))) for test, _ in places_in(row[3])}
-    for test, words in spoken_of.items():
-        assert words & set().union(*accepted.values()), f"{row[0]}: {test} has nothing to do with it"
-    for place, names in accepted.items():
-        assert names & set().union(*spoken_of.values()), f"{row[0]}: no test has to do with {'::'.join(place)}"
-
-
-TABLES = [
-    (row, name)
-    for row in FULL
-    if re.match("Table|true answers given", row[0])
-    for name in re.findall(r"`stepcot tables (\w+)`", row[2])
-]
-
-
-def test_every_table_has_a_test_that_reads_it():
-    """A test of a model that the table queries would pass with any table."""
-    for row, table in TABLES:
-        sources = [
-            ast.unparse(node)
-            for path, name in places_in(row[3])
-            for node in parse(path).body
-            if getattr(node, "name", "") == name
-        ]
-        assert any(re.search(rf"[\"'_]{table}\b|\b{table}_", source) for source in sources), f"{row[0]}: {table}"
-        assert (ROOT / "stepcot_jax" / "tools" / "tables" / f"{DESCRIBED[table][0]}.py").is_file()
-    named = {table for _, table in TABLES}
-    assert named == {"diagnosis", "steps", "components", "transfer", "cost", *list_names("printed")}
-
-
-@functools.cache
-def names_read(path):
-    """Names that a file reads; a definition, an import or a docstring does not count."""
-    nodes = list(ast.walk(parse(path)))
-    return {getattr(node, "id", "") for node in nodes} | {getattr(node, "attr", "") for node in nodes}
-
-
-REACHED = r"stepcot_jax/(tools/tables|evaluation|run)"
-
-
-@functools.cache
-def reached_from(path):
-    """Files of tables, evaluation and run that a module imports, directly or not, including itself."""
-    found, waiting = set(), [path]
-    while waiting:
-        here = waiting.pop()
-        if here not in found:
-            found.add(here)
-            waiting += [each for each in imports_of(here) if re.match(REACHED, each)]
-    return found
-
-
-BEYOND = [row for row in FULL if row in SECTIONS["Beyond the paper"]]
-
-
-@pytest.mark.parametrize("row", BEYOND, ids=lambda row: row[0][:40])
-def test_tables_call_what_they_are_said_to_and_nothing_they_are_not(row):
-    everything = [str(path.relative_to(ROOT)) for path in (ROOT / "stepcot_jax").rglob("*.py")]
-    names = [name for path, name in places_in(row[1]) if path.startswith("stepcot_jax/")]
-    if "no table calls it" in row[2]:
-        assert not names_called(names, everything), f"{row[0]}: is called, which the map denies"
-        return
-    all_tables = [table for _, table in TABLES if table not in (*list_names("printed"), "cost")]
-    for tables in re.findall(r"`stepcot tables ([\w ]+)`", row[2]):
-        for table in tables.split() if tables != "all" else all_tables:
-            reached = reached_from(f"stepcot_jax/tools/tables/{DESCRIBED[table][0]}.py")
-            assert names_called(names, reached), f"{row[0]}: table {table!r} never calls {names}"
-    for name in names:
-        assert names_called([name.split(".")[-1]], everything), f"{row[0]}: nothing in the package calls {name}"
-
-
-def names_called(names, paths):
-    return [name for name in names if any(name in names_read(path) for path in paths)]
