@@ -4,7 +4,6 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import platform
 import re
@@ -13,9 +12,9 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
@@ -236,11 +235,6 @@ def digest_file(path: str | os.PathLike[str]) -> tuple[int, str]:
     with open_untrusted(path, accepted="a file") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return file.tell(), digest
-
-
-def write_json(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
-    """Write strict JSON, atomically."""
-    write_whole(path, (json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode())
 
 
 LOCK_NAME = ".lock"
