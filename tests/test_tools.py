@@ -89,9 +89,7 @@ CONFIG = "--config=quickstart"
         ([CONFIG, "--config.training.bach_size=3"], ["bach_size", "did you mean config.training.batch_size?"]),
         ([CONFIG, "--config.training.batch_size=many"], ["config.training.batch_size", "'many'", "a whole number"]),
         ([CONFIG, "--wurkdir=x"], ["wurkdir", "workdir"]),
-        (["--config=configs/absent.py"], ["configs/absent.py", "no such config file"]),
         ([CONFIG, "--workdir="], ["error: --workdir is required (a writable folder)\n"]),
-        (["--config=step_cot", "--config.data.root=nowhere"], ["data.json"]),
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_exit_code_2(flags, words, tmp_path):

@@ -155,8 +155,6 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
     ):
         assert "Report of" not in refuse(words, lambda folders=folders: compare(align(folders)))
     assert align([a, a], names=["x", "y"]).names == ("x", "y")
-    for names in (["x"], ["x", "x"], ["x", " "], ["x", "\n"]):
-        refuse("--names", align, [a, a], names=names)
 
 
 HOSTILE = (

@@ -71,10 +71,8 @@ def test_records_are_made_beside_their_source_and_what_cannot_be_made_is_named(t
     assert all(record.thinking and (made.root / record.image).is_file() for record in made)
     assert len((made.root / "records.jsonl").read_text().splitlines()) == len(made)
     for call, words in (
-        (lambda: sc.annotate_reports([]), "at least one source"),
         (lambda: sc.annotate_reports(tables, speed=2), "'speed' is not an option"),
         (lambda: sc.make_records(tmp_path, recipe="cot"), "recipe must be one of rmcot, lvkc, medclm; got 'cot'"),
-        (lambda: sc.make_records(tmp_path, recipe="lvkc", num_regions=9), "must be from 0 to 4"),
     ):
         refuse(words, call)
 

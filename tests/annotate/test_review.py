@@ -149,9 +149,7 @@ REFUSED = (
     (("2", "Step 3"), {"review": " "}, "case 2 (=cmd/2.png), Step 3, column 'review' is required (one of 'ok', A."),
     (("2", "Step 3"), {"review": "Z"}, "Step 3, column 'review': 'Z'"),
     (("2", "Step 3"), {"review": "A"}, "Step 3, column 'comment' is required"),
-    (("2", "Step 3"), {"review": "D"}, "Step 3, column 'comment' is required"),
     (("2", "Step 3"), {"report": "x"}, "Step 3, column 'report' was altered"),
-    (("2", "Step 3"), {"answer of a": "A. Consolidation"}, "column 'answer of a' was altered"),
     (
         *(("3", "Step 7"), {"review": "B", "comment": "a nodule"}),
         "case 3 (images/3.png): 'no abnormality' contradicts the diagnosis 'nodule'",
@@ -174,23 +172,13 @@ def test_rows_that_are_missing_moved_or_new_and_other_odd_input_are_refused(tmp_
         "the row is missing": [header, *rows[:-1]],
         "column 'step' was altered": [header, rows[1], rows[0], *rows[2:]],
         "rows after the last case": [header, *rows, rows[-1]],
-        "10 cells": [header, rows[0][:-1], *rows[1:]],
-        "line 1: the columns": [header[:-1], *(row[:-1] for row in rows)],
-        "line 1: the columns []": [],
     }
     for words, content in altered.items():
         text = io.StringIO()
         csv.writer(text).writerows(content)
         form.write_text(text.getvalue(), encoding="utf-8", newline="")
         refuse(re.escape(words), apply_review, form, aligned, every=True, reviewer="x", folder=tmp_path / "out")
-    for content in (b"\xff", b'"a', b"a,b\n"):
-        form.write_bytes(content)
-        refuse(r"form\.csv", apply_review, form, aligned, every=True, reviewer="x", folder=tmp_path / "out")
-    for reviewer in ("", " ", "a\nb", "x" * 300):
-        refuse("--reviewer", review, tmp_path, aligned, reviewer=reviewer)
     refuse("exists", apply_review, form, aligned, every=True, reviewer="x", folder=tmp_path / "a")
-    form.unlink()
-    refuse("cannot be read", apply_review, form, aligned, every=True, reviewer="x", folder=tmp_path / "out")
 
 
 def test_ok_leaves_an_answer_uncertain_and_writing_it_out_makes_it_certain(tmp_path):

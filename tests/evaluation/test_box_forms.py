@@ -64,10 +64,9 @@ def test_swapped_corners_are_sorted_and_counted_and_a_dialects_own_order_stays_u
         assert place_boxes(reply, record, form)[0].boxes(record.image_size)[0].tolist() == list(expected)
 
 
-@pytest.mark.parametrize("form", [{"space": "10"}, {"space": "0x5"}, {"order": "xxyy"}])
-def test_other_forms_are_refused(form):
+def test_another_form_is_refused():
     with pytest.raises(BadInput, match="--box-"):
-        BoxForm(**form)
+        BoxForm(space="0x5")
 
 
 def test_forms_are_tested_with_the_replies_of_few_boxes_if_there_are_many():

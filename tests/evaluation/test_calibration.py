@@ -264,17 +264,12 @@ def test_what_is_written_comes_back(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"coverage": 1.5}, r"\$\.coverage"),
         ({"coverage": "nan"}, r"\$\.coverage"),
         ({"temperatures": {"student": []}}, "calibration of another chain"),
-        ({"thresholds": {}}, "calibration of another chain"),
         ({"more": " " * 2**26}, r"calibration\.json"),
-        ({"temperatures": {"teacher": [0]}}, r"\.temperatures\[\.\.\.\]\[0\]"),
         ({"temperatures": {"teacher": ["inf"]}}, r"\.temperatures\[\.\.\.\]\[0\]"),
         ({"thresholds": {"teacher": ["nan"]}}, r"\.thresholds\[\.\.\.\]\[0\]"),
         ({"answer_thresholds": {"teacher": [[-1]]}}, r"answer_thresholds\[\.\.\.\]\[0\]\[0\]"),
-        ({"answer_thresholds": {"teacher": [["inf"]]}}, "calibration of another chain"),
-        ({"num_cases": {"teacher": [[2, -1]]}}, r"num_cases\[\.\.\.\]\[0\]\[1\]"),
         ({"stepcot_jax": "0.0.9", "coverage": 0}, r"written by stepcot_jax 0\.0\.9, read by "),
     ],
 )

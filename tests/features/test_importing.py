@@ -89,14 +89,7 @@ def test_an_npy_with_a_file_of_ids(tmp_path, name):
         ({"ids": [*PATHS[:-1], "images/x.png"]}, r"1 ids match no case: 'images/x.png'"),
         ({"ids": [*PATHS[:-1], "p2"]}, "patient 'p2' has 2 images"),
         ({"ids": PATHS[:-1]}, "29 ids for 30 rows"),
-        ({"ids": [[name] for name in PATHS]}, r"got <U13 with shape \(30, 1\)"),
-        ({"ids": np.arange(30)}, "30 ids match no case: '0', '1'.* and 10 more"),
-        ({"ids": np.array([b"\xff"] * 30)}, "30 ids match no case"),
-        ({"features": ROWS[0]}, r"shape \(4,\)"),
-        ({"features": ROWS.astype(int)}, "got int64"),
-        ({"features": ROWS[:, :0]}, r"shape \(30, 0\)"),
         ({"features": np.where(np.arange(30)[:, None] % 15 == 2, np.nan, ROWS)}, r"2 rows .*: 2 \(.*/2.png\), 17 \("),
-        ({"features": np.where(np.arange(30)[:, None] == 2, 1e300, ROWS.astype("f8"))}, r"1 rows have values"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(tmp_path, change, message):
@@ -135,9 +128,6 @@ def test_broken_files_are_refused(tmp_path, name, content):
     [
         ("a.csv", b"name\nimages/0.png\n", r"columns are \['name'\]"),
         ("a.json", b"7", "cannot be read"),
-        ("a.json", b"[" * 100_000, "cannot be read"),
-        ("a.txt", b"\xff\xfe", "cannot be read"),
-        ("a.xlsx", b"", "suffix '.xlsx'"),
     ],
 )
 def test_broken_id_files_are_refused(tmp_path, name, content, message):

@@ -260,12 +260,3 @@ def test_gradient_agrees_with_finite_differences_of_the_oracle(normaliser):
             pair[side][index] = kept
             numeric = (values[0] - values[1]) / (2 * step)
             assert float(slopes[side][index]) == pytest.approx(numeric, abs=2e-5, rel=2e-5)
-
-
-def test_unknown_normaliser_and_bad_temperature_are_refused():
-    u, v = map(jnp.asarray, draw("alignment", 8))
-    with pytest.raises(ValueError, match="normaliser 'hsic' is not one of"):
-        tested.alignment_weight.__wrapped__(teacher=u, student=v, annotated=jnp.asarray(EVERY), normaliser="hsic")
-    for temperature in (0.0, float("nan")):
-        with pytest.raises(ValueError, match="temperature must be above 0"):
-            soft(u, v, jnp.asarray(EVERY), temperature)

@@ -130,12 +130,6 @@ def test_sections_turn_by_their_own_axis():
     np.testing.assert_array_equal(rotary_angles(same, sizes)[1], rotary_angles(positions[:1], SIZES)[1])
 
 
-@pytest.mark.parametrize("change", [{"num_kv_heads": 3}, {"head_width": 5}, {"sections": (1, 1)}])
-def test_sizes_are_checked(change):
-    with pytest.raises(ValueError, match=r"must|divisor"):
-        DecoderSizes(**{**SIZES.__dict__, **change})
-
-
 def test_bfloat16_scores_stay_float32():
     decoder, params, run = make()
     half = Decoder(SIZES, jnp.bfloat16)

@@ -97,12 +97,6 @@ def test_masked_softmax_is_a_softmax_over_what_is_allowed():
     assert np.abs(gradient).max() > 1e-3
 
 
-@pytest.mark.parametrize(("layers", "heads", "width"), [(2, 3, 8), (0, 2, 8), (1, 0, 8)])
-def test_sizes_that_do_not_fit_are_refused(layers, heads, width):
-    with pytest.raises(ValueError, match=f"got {layers}, {heads} and {width}"):
-        GraphAttentionStack(num_layers=layers, num_heads=heads, width=width)
-
-
 # The memory.
 
 CONCLUSION, MEMORY = normal(1, 4, 6), normal(2, 4, 6)

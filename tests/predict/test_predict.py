@@ -368,22 +368,11 @@ def test_steps_and_answers_may_be_abbreviated_and_uncertain(name, answer, expect
     [
         ({"Two": "Yes 170 %"}, "'Yes': probability 1.7 is not from 0 to 1"),
         ({"Two": "Yes 50 %"}, "'Yes' leaves 50 % for each other option; name the most probable one"),
-        ({"Two": "Yes 0 %"}, "leaves 100 % for each other option"),
-        ({"Two": {}}, "nothing leaves 50 %"),
-        ({"Two": {"Yes": float("nan")}}, "probability nan"),
         ({"Two": {"Yes": 0.8, "No": 0.3}}, "sum to 1.100; expected at most 1"),
-        ({"Two": {"Yes": 0.5, "No": 0.3}}, "sum to 0.800; expected at most 1, and 1 if all options are named"),
-        ({"Two": {"Yes": 0.5, "a": 0.5}}, "'Yes' occurs twice"),
         ({"Two": {"Maybe": 0.5}}, "'Maybe' is not one of A. Yes, B. No"),
-        ({"Two": "Maybe 70 %"}, "'Maybe' is not one of"),
         ({"Twoo": "A"}, "step 'Twoo' is not.*nearest: Two"),
         ({"Two": "Yess"}, "Two: 'Yess' is not.*A. Yes.*nearest: Yes"),
-        ({"3": "A"}, "step '3'"),
-        ({"1": "A", "One": "B"}, "'One' occurs twice"),
         (["Diagnosis"], "STEP=ANSWER"),
-        (["=A"], "STEP=ANSWER"),
-        ([" = "], "STEP=ANSWER"),
-        (["a=b", "A = c"], "twice"),
     ],
 )
 def test_a_wrong_correction_names_what_is_accepted(given, words):
@@ -487,8 +476,6 @@ def test_the_tool_prints_seven_answers_first_and_what_they_mean_below(workdir, i
     [
         ("b.png", ["--given=Location=A", "--model=teacher"], "nearest: Anatomical location"),
         ("b.png", ["--ask", "--json"], "--ask cannot be used with --given or --json"),
-        ("", ["--ask"], "--ask: found 3 images, expected 1"),
-        ("b.png", ["--out=/dev/null/x"], "cannot be written"),
         ("b.png", ["--out=/dev/null/x.csv"], "cannot be written"),
     ],
 )

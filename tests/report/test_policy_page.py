@@ -118,6 +118,3 @@ def test_what_is_refused(run, tmp_path):
     replies = folder / "replies" / "grpo_test.jsonl"
     replies.write_text("".join(replies.read_text().splitlines(keepends=True)[1:]))
     refuse(r"grpo_test\.jsonl: no reply to 1 of", main, [str(folder)])
-    for path in (folder / "replies").iterdir():
-        path.unlink()
-    refuse("no replies to the test split; expected the workdir of a finished run", main, [str(folder)])

@@ -93,13 +93,6 @@ def test_several_passes_find_the_same_gradients(stepped):
     assert float(metrics.losses["baseline"].total) == pytest.approx(float(single.losses["baseline"].total), rel=1e-5)
 
 
-def test_what_is_missing_is_named(stepped):
-    start, _ = stepped
-    system = BaselineSystem(CHAIN, NETWORKS.baseline, optimizer=optax.sgd(RATE))
-    with pytest.raises(ValueError, match="text_features"):
-        system.predict(start.params, {"image_features": jnp.asarray(BATCH["image_features"])})
-
-
 # Whole runs
 
 CHANGES = {

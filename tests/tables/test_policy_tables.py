@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import pytest
 from policies.policy_workdir import make_policy_workdir
-from refusals import refuse
 from tables.policy_tables import columns_of, finish_policy, make_policy_plan, published_columns, read_tests
 
 from stepcot_jax.evaluation.audits import perturb_records
@@ -220,10 +219,6 @@ def test_other_cells_are_refused(plan):
     cell = policy_tables.sft_of(plan, 0, policy_tables.PLAIN)
     with pytest.raises(BadInput, match=r"cell 'SFT without thinking' .* has other records"):
         policy_tables.score_cell(plan, cell, read_tests(plan)[1:])
-    cell = policy_tables._stage_cells(plan, 0)[1]
-    path = plan.cells.folder(cell) / "metrics.jsonl"
-    path.write_text(json.dumps({"kind": "train", "step": 1, "epoch": 0, "loss": 1.0}) + "\n")
-    refuse(r"metrics\.jsonl: 'rollouts/self_check_rate' is not logged", policy_tables.read_rates, plan, cell)
 
 
 def test_patients_of_a_figure_are_those_of_its_smallest_kind(plan):

@@ -310,10 +310,6 @@ def test_easy_views_have_their_boxes_drawn_and_hard_ones_are_other_cases(tmp_pat
     [
         *((["--images=none"], "--images=none"), (["--task=lvkc", "--num-templates=4"], "--num-templates: 4")),
         (["--num-templates=1"], "--num-templates requires --task=lvkc; got --task=medclm"),
-        (["--task=rmcot", "--host-organ=coverage"], "--host-organ requires --task=medclm"),
-        *((["--masks=/nope"], "--masks: /nope is not a folder"), (["--regenerate=2"], "--regenerate requires")),
-        *((["--regenerate=-1"], "--regenerate: -1"), (["--box-size", "8", "8"], "--box-size")),
-        *((["--trust"], "--trust"), (["--with-normal"], "--with-normal")),
     ],
 )
 def test_flags_that_cannot_be_are_said(tmp_path, few, more, words):

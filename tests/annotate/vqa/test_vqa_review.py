@@ -5,13 +5,11 @@ import csv
 import json
 import pathlib
 
-import pytest
 from annotate.phantom_records import phantom_folder
 from refusals import refuse
 
 from stepcot_jax.annotate.review import draw_sample
 from stepcot_jax.data.questions.record_files import read_vqa_records
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tools.annotate.command import main
 
 SAMPLE = ["--sample=3", "--seed=1"]
@@ -75,10 +73,3 @@ def test_a_verdict_that_cannot_be_an_altered_and_a_short_form_are_refused_by_rec
     intact = write_form(tmp_path / "intact.csv")
     fill(form, [*intact[:3], *intact[4:]], [("ok", "")] * 11)
     refuse(rf"record 3 .*missing, moved .* found row '4' with the id '{intact[4][1]}", read, form, tmp_path / "out")
-    fill(form, rows[:2], [("ok", "")])
-    refuse(r"record 2 .*row is missing", read, form, tmp_path / "out")
-    refuse("overwritten", write_form, form)
-    with pytest.raises(BadInput, match="--sample: 0"):
-        main(["review-out", str(phantom_folder()), f"--out={tmp_path / 'x.csv'}", "--sample=0"])
-    with pytest.raises(BadInput, match="without --all"):
-        main(["review-out", str(phantom_folder()), f"--out={tmp_path / 'x.csv'}", "--all"])
