@@ -10,7 +10,7 @@ from benchmarks.hostile_kinds import fill_folder
 
 PRELOADED = (
     "stepcot_jax.tools.explain.drawing",
-    "stepcot_jax.export.policy_folder",
+    "stepcot_jax.export.folder",
     "stepcot_jax.reading.image_reader",
     "stepcot_jax.reading.policy_reader",
 )
@@ -55,7 +55,7 @@ READINGS: list[Reading] = [
     *reads(
         "run", "export --checkpoint={root}/run --model=student " + _OUT, *_RUN_FILES, "report.json", "converted.json"
     ),
-    *reads("policy", "export --checkpoint={root}/policy " + _OUT, "settings.json", "policy.json", "vocabulary.json"),
+    *reads("policy", "export --checkpoint={root}/policy " + _OUT, "settings.json"),
     *reads(
         "policy",
         "answer {run}/good.png What --checkpoint={root}/policy",

@@ -26,7 +26,8 @@ def run(tmp_path):
 
 def test_it_says_what_everybody_must_know(run):
     card = write_model_card(run, PROGRAMS)
-    assert card.startswith("# Model card: Step-CoT, student\n")
+    assert card.startswith("---\nlibrary_name: stepcot-jax\n")
+    assert "\n---\n\n# Model card: Step-CoT, student\n" in card
     for words in ("**Not a medical device.**", "## Limits", "student 5,000", "no patients", "had written no report"):
         assert words in card
     assert "| student | 2.00 | 0.50 | 1.25 |" in card
