@@ -98,7 +98,7 @@ def test_equal_dialogues_are_asked_once_and_a_picture_is_read_once_a_case():
     assert model.requests[-1].dialogue.given == ((0, 0),)
     read = []
     image = ShownImage(lambda: read.append(1) or Image.new("L", (90, 60)), longest_side=45)
-    model = Scripted(lambda request: [answer(request), request.images[0].data_url][0])
+    model = Scripted(lambda request: [answer(request), request.image.data_url][0])
     ask(
         [AskedCase("0", "P", TRUTH[0], image)],
         model,

@@ -6,11 +6,10 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import numpy as np
-from jaxtyping import UInt8
 from PIL import Image
 
 from stepcot_jax.annotate.annotation import CannotAnnotate, Reason
@@ -61,13 +60,13 @@ class Request:
       case: name of the case in ledgers and files; it is never sent.
       dialogue: what the messages ask; it is never sent.
       messages: system and user message, as text.
-      images: shown with the user message.
+      image: shown with the user message.
     """
 
     case: str
     dialogue: Dialogue
     messages: Sequence[Message]
-    images: Sequence[ShownImage]
+    image: ShownImage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +127,7 @@ class EndpointModel:
 
     async def reply(self, request: Request) -> Reply:
         """See `Model`."""
-        messages = attach(request.messages, [image.data_url for image in request.images])
+        messages = attach(request.messages, request.image.data_url)
         about = _Asked(request.case, request.messages[-1]["content"])
         try:
             text, entry = await self._interviewer.hear(about, messages)
@@ -143,17 +142,15 @@ class EndpointModel:
         await self._crew.close()
 
 
-def attach(messages: Sequence[Message], urls: Sequence[str]) -> list[Message]:
-    """Return the messages with pictures in the last one, before its text.
+def attach(messages: Sequence[Message], url: str) -> list[Message]:
+    """Return the messages with a picture in the last one, before its text.
 
-    >>> attach([{"role": "user", "content": "Read."}], ["data:,"])[0]["content"][0]
+    >>> attach([{"role": "user", "content": "Read."}], "data:,")[0]["content"][0]
     {'type': 'image_url', 'image_url': {'url': 'data:,'}}
     """
-    if not urls:
-        return [dict(message) for message in messages]
     *others, last = messages
-    shown: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
-    return [*others, {**last, "content": [*shown, {"type": "text", "text": last["content"]}]}]
+    shown = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": last["content"]}]
+    return [*others, {**last, "content": shown}]
 
 
 def _describe_decoding(endpoint: Endpoint) -> str:
@@ -193,7 +190,7 @@ class LocalModel:
 
     async def reply(self, request: Request) -> Reply:
         """See `Model`."""
-        digest = digest_messages(attach(request.messages, [image.data_url for image in request.images]))
+        digest = digest_messages(attach(request.messages, request.image.data_url))
         entry = self._ledger.find(request.case, digest)
         if entry is None:
             entry = self._answer(request, digest)
@@ -205,8 +202,9 @@ class LocalModel:
 
     def _answer(self, request: Request, digest: str) -> Entry:
         started = time.monotonic()
-        pictures = [np.array(image.pixels.convert("RGB")) for image in request.images]
-        reply = self._reader.answer([as_turns(request.messages, pictures)], longest=self._longest)[0]
+        picture = np.array(request.image.pixels.convert("RGB"))
+        *others, last = (Turn(message["role"], message["content"]) for message in request.messages)
+        reply = self._reader.answer([[*others, last._replace(images=[picture])]], longest=self._longest)[0]
         return Entry(
             report=request.case,
             text=digest_text(request.messages[-1]["content"]),
@@ -223,12 +221,6 @@ class LocalModel:
     async def close(self) -> None:
         """Close the ledger."""
         self._answers.close()
-
-
-def as_turns(messages: Sequence[Message], pictures: Sequence[UInt8[np.ndarray, "height width 3"]]) -> list[Turn]:
-    """Return messages as the turns of a chat, with the pictures in the last one."""
-    turns = [Turn(message["role"], message["content"]) for message in messages]
-    return [*turns[:-1], turns[-1]._replace(images=pictures)]
 
 
 def _digest_checkpoint(folder: Path) -> str:

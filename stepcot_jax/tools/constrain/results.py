@@ -15,15 +15,8 @@ from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation.chains import FIGURES, step_figures
 from stepcot_jax.evaluation.comparison import CORRECTED, Evidence, decide
 from stepcot_jax.evaluation.published import Constrained, Estimate, Level, Rates, digest_cases
-from stepcot_jax.evaluation.statistics import (
-    Weights,
-    compare_accuracy,
-    count_once,
-    count_patients,
-    percentiles,
-    resample,
-    weighted_mean,
-)
+from stepcot_jax.evaluation.statistics import Weights, bootstrap, compare_accuracy, count_patients, weighted_mean
+from stepcot_jax.host.ranges import Interval
 from stepcot_jax.pages.sheets import Column, Entry, Table, columns, show_entry
 from stepcot_jax.tools.constrain.asking_levels import Answered, AskedCase, CaseReplies
 from stepcot_jax.tools.constrain.constraints import KINDS
@@ -34,7 +27,7 @@ FOLLOWED = ("prompt_strict", "prompt_loose", "instruction_strict", "instruction_
 
 RIGHT = ("followed", "broken")
 
-_LEVEL = 0.95
+_BASE: Key = ("constraints", 0)
 _Name = tuple[Key, str]
 
 
@@ -52,8 +45,7 @@ def summarise_levels(
     patients = np.array([case.patient_id for case in cases], np.str_)
     columns = {key: [of_case[key] for of_case in replies] for key in replies[0]}
     compute = prepare_figures(columns, truth, chain)
-    values = compute(count_once(len(cases)))
-    resampled = resample(compute, patients, num_resamples=num_resamples, seed=seed)
+    figures = bootstrap(compute, patients, num_resamples=num_resamples, seed=seed)
     known = truth[:, -1] != NOT_ANNOTATED
     # Equal dialogues of several variants, such as those of level 1, were asked once and share their reply.
     asked = [
@@ -70,7 +62,7 @@ def summarise_levels(
         missing=dict(collections.Counter(reply.problem for reply in asked if reply.text is None).most_common()),
         num_cut=sum(reply.is_cut for reply in asked),
         cases=digest_cases([case.id for case in cases]),
-        levels=[_describe(key, columns, truth, chain, values, resampled) for key in columns],
+        levels=[_describe(key, columns, truth, chain, figures) for key in columns],
     )
 
 
@@ -99,6 +91,7 @@ def prepare_figures(
             counted = np.stack([follows & known, ~follows & known], axis=1)
             by_name[key, "right"] = weighted_mean(weights, values=right, counted=counted)
             by_name[key, "kinds"] = weighted_mean(weights, values=kinds[key], counted=np.ones_like(kinds[key], bool))
+            by_name[key, "differences"] = by_name[key, DIAGNOSIS] - by_name[_BASE, DIAGNOSIS]
         return by_name
 
     return compute
@@ -144,28 +137,19 @@ def _describe(
     columns: Mapping[Key, Sequence[Answered]],
     truth: npt.NDArray[np.int64],
     chain: Chain,
-    values: Mapping[_Name, npt.NDArray[np.float64]],
-    resampled: Mapping[_Name, npt.NDArray[np.float64]],
+    figures: Mapping[_Name, Sequence[Interval]],
 ) -> Level:
-    column = columns[key]
-    base: Key = ("constraints", 0)
+    def estimate(name: str, names: Sequence[str]) -> dict[str, Estimate]:
+        return {each: Estimate.of(figure) for each, figure in zip(names, figures[key, name], strict=True)}
 
-    def estimate(name: str, names: Sequence[str], *, less: Key | None = None) -> dict[str, Estimate]:
-        one, many = values[key, name], resampled[key, name]
-        if less is not None:
-            one, many = one - values[less, name], many - resampled[less, name]
-        intervals = [percentiles(float(one[0, at]), many[:, at], level=_LEVEL) for at in range(len(names))]
-        return {figure: Estimate.of(interval) for figure, interval in zip(names, intervals, strict=True)}
-
-    kinds = list_kinds(column)
+    column, kinds = columns[key], list_kinds(columns[key])
     rates = estimate("kinds", [f"{reading} {kind}" for reading in ("strict", "loose") for kind in kinds])
-    is_base = key == base
     return Level(
         variant=key[0],
         level=key[1],
         diagnosis=estimate(DIAGNOSIS, FIGURES),
-        differences={} if is_base else estimate(DIAGNOSIS, FIGURES, less=base),
-        p=None if is_base else _test(column, columns[base], truth[:, -1]),
+        differences={} if key == _BASE else estimate("differences", FIGURES),
+        p=None if key == _BASE else _test(column, columns[_BASE], truth[:, -1]),
         followed=estimate("followed", FOLLOWED),
         right=estimate("right", RIGHT),
         steps={chain.steps[at].name: estimate(name_step(at), FIGURES) for at in column[0].dialogue.asked},
