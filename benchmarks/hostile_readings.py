@@ -10,7 +10,7 @@ from benchmarks.hostile_kinds import fill_folder
 
 PRELOADED = (
     "stepcot_jax.tools.explain.drawing",
-    "stepcot_jax.export.policy_folder",
+    "stepcot_jax.export.folder",
     "stepcot_jax.reading.image_reader",
     "stepcot_jax.reading.policy_reader",
 )
@@ -55,7 +55,7 @@ READINGS: list[Reading] = [
     *reads(
         "run", "export --checkpoint={root}/run --model=student " + _OUT, *_RUN_FILES, "report.json", "converted.json"
     ),
-    *reads("policy", "export --checkpoint={root}/policy " + _OUT, "settings.json", "policy.json", "vocabulary.json"),
+    *reads("policy", "export --checkpoint={root}/policy " + _OUT, "settings.json"),
     *reads(
         "policy",
         "answer {run}/good.png What --checkpoint={root}/policy",
@@ -69,8 +69,10 @@ READINGS: list[Reading] = [
     *reads("run", "demo --checkpoint={root}/run", "settings.json"),
     Reading("demo.upload {file} {run}", "picture.png", like=".txt", named="image"),
     Reading("tables diagnosis --config=quickstart --workdir={root}/out --constrained={file}", "constrained.json"),
-    *reads("cases", "constrain {root}/cases " + _OUT, "cases.csv"),
-    *reads("run", "constrain --workdir={root}/run " + _OUT, "settings.json", "predictions/test.npz"),
+    *reads("cases", "constrain {root}/cases --local={root}/qwen " + _OUT, "cases.csv"),
+    *reads(
+        "run", "constrain --workdir={root}/run --local={root}/qwen " + _OUT, "settings.json", "predictions/test.npz"
+    ),
     Reading("constrain {phantoms} --local={root}/qwen " + _OUT, "qwen/config.json"),
     Reading("annotate {file} " + _OUT, "input.csv"),
     Reading("annotate {file} " + _OUT, "input.jsonl"),

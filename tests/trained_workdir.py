@@ -16,10 +16,10 @@ from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.encoders.resnet import ResNet
 from stepcot_jax.encoders.text_encoder import hash_prompts, write_prompts
 from stepcot_jax.evaluation.calibration import Calibration, read_calibration, write_calibration
-from stepcot_jax.evaluation.gate import fit_gate, write_gates
+from stepcot_jax.evaluation.gate import fit_gate
 from stepcot_jax.evaluation.joint import JointModel, learn_tree, name_joined, write_joints
 from stepcot_jax.evaluation.operating_points import OperatingPoint, OperatingPoints, Rule
-from stepcot_jax.host.own_folder import save
+from stepcot_jax.host.own_folder import save, save_arrays
 from stepcot_jax.host.ranges import Interval
 from stepcot_jax.reading import trained_model
 from stepcot_jax.run import stored
@@ -77,7 +77,7 @@ def write_gate(folder: pathlib.Path):
     images = np.random.default_rng(0).normal(size=(60, SIDE, SIDE, 3)).astype(np.float32)
     params = {"image_encoder": trained.params["student"]["image_encoder"]}
     features = np.asarray(read_moments(params, {"images": images}, networks=trained.networks))
-    write_gates(folder / "gate.npz", {"student": fit_gate(features[:40], features[40:], false_alarms=0.1)})
+    save_arrays(folder / "gate.npz", {"student": fit_gate(features[:40], features[40:], false_alarms=0.1)})
 
 
 def write_joint(folder: pathlib.Path):

@@ -18,7 +18,6 @@ import numpy as np
 from jaxtyping import Int32, Int64
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_APPLICABLE, Chain, Step, fold
-from stepcot_jax.data.columns import DigestColumn, find_first
 from stepcot_jax.data.images.image_decoding import most_bytes, read_projection
 from stepcot_jax.data.images.image_files import FolderFiles, Selection
 from stepcot_jax.data.images.preprocessing import decode_image_bytes
@@ -27,6 +26,7 @@ from stepcot_jax.data.questions.making import write_texts
 from stepcot_jax.data.questions.record_files import VqaCollection, holds_records, read_vqa_records
 from stepcot_jax.data.questions.vqa_dataset import split_records
 from stepcot_jax.data.reasons import Reasons, describe_oddities, note_oddities
+from stepcot_jax.data.record_table import find_first
 from stepcot_jax.data.records.data_json import FILE_NAME, Scan, scan_records
 from stepcot_jax.data.records.projections import LATERAL, is_frontal_task
 from stepcot_jax.data.records.records import OnBadRecord
@@ -55,6 +55,7 @@ from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.record import Record, SetAside
 
 _NUM_EXAMPLES = 20
+_MOST_ORIGINS = 1000
 _Targets: TypeAlias = Int32[np.ndarray, "case step"]
 _BOXES = ("boxes", "images_with_boxes", "images_with_one_box_label")
 _MEGABYTE = 1_000_000
@@ -93,7 +94,7 @@ def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict
     pictures = _decode_pictures(scan, options, terminal) if options.images == "decode" else Pictures()
     if pictures.num_unreadable and not (skips and scan.good.any()):
         stops.append(f"{scan.root}: {pictures.num_unreadable} images cannot be decoded (set aside below)")
-    assignment = _find_splits(scan, reasons, options.split_seed)
+    assignment = _find_splits(scan, reasons, options.split_seed) if scan.good.any() else None
     targets, problems = _find_targets(scan, assignment, options.uncertain)
     facts: dict[str, Any] = {
         "root": str(scan.root),
@@ -104,7 +105,7 @@ def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict
         "patients": scan.table.count_patients(scan.good),
         "set_aside": len(reasons),
         "set_aside_reasons": reasons.as_facts(),
-        "origins": scan.table.count_origins(scan.good),
+        "origins": _count_origins(scan),
         "steps": _count_steps(scan, targets),
         **_describe_tree(assignment, scan),
         "uncertain": options.uncertain,
@@ -125,7 +126,14 @@ def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict
 
 
 def _scan_published(root: Path, reasons: Reasons, how: How, terminal: Terminal) -> Scan:
-    path = root / FILE_NAME
+    path, shown = root / FILE_NAME, 0
+
+    def show(num_bytes: int) -> None:
+        nonlocal shown
+        if (megabytes := math.ceil(num_bytes / _MEGABYTE)) > shown:
+            shown = megabytes
+            terminal.update(megabytes)
+
     num_bytes = path.stat().st_size if path.is_file() else 0
     with terminal.bar("reading the records (MB)", total=math.ceil(num_bytes / _MEGABYTE)):
         return scan_records(
@@ -134,7 +142,7 @@ def _scan_published(root: Path, reasons: Reasons, how: How, terminal: Terminal) 
             step_names=how.step_names,
             require_images=how.require_images,
             with_texts=False,
-            visit=lambda done: terminal.update(math.ceil(done / _MEGABYTE)),
+            visit=show,
         )
 
 
@@ -152,7 +160,8 @@ def _scan_other(root: Path, layout: str, reasons: Reasons, how: How) -> tuple[Sc
     source = list_cases(root, layout, how)
     intake = Intake(source._replace(records=map(count, source.records)), on_bad_record="skip")
     collection = intake.read_cases(layout, keeps_missing=True)
-    reasons.extend(collection.set_aside)
+    for item in collection.set_aside:
+        reasons.append(item)
     scan = Scan(
         collection.root,
         collection.path,
@@ -199,8 +208,6 @@ def _recorded_warnings() -> Iterator[list[str]]:
 
 
 def _find_splits(scan: Scan, reasons: Reasons, seed: int) -> Assignment:
-    if not scan.good.any():
-        return Assignment("none", np.zeros((len(SPLIT_NAMES), len(scan.table)), np.int32))
     assignment = resolve_tables(
         scan.root,
         scan.table,
@@ -243,29 +250,29 @@ def _decode_pictures(scan: Scan, options: CheckOptions, terminal: Terminal) -> P
             pixels = decode_image_bytes(content, name=name, max_pixels=options.max_pixels, note=notes.append)
         except BadInput as error:
             return error
-        hashed = hashlib.blake2b(str(pixels.shape).encode())
+        hashed = hashlib.blake2b(str(pixels.shape).encode(), digest_size=16)
         hashed.update(np.ascontiguousarray(pixels).data)
         return hashed.digest(), notes + describe_oddities(pixels)
 
-    pictures, column = Pictures(), DigestColumn()
+    pictures, digests = Pictures(), list[bytes]()
     watched = terminal.watch(range(len(good)), "reading the images")
     for index, result in map_in_threads(digest, watched, num_threads=options.num_threads):
         record = good[index]
         if isinstance(result, tuple):
-            column.append(result[0])
+            digests.append(result[0])
             for note in result[1]:
                 pictures.oddities.append(SetAside(scan.numbers[record], paths[record], note))
         else:
             pictures.num_unreadable += isinstance(result, BadInput)
             scan.drop(record, str(result), by_rule=isinstance(result, str))
     pictures.original, readable = np.arange(len(scan.table)), np.flatnonzero(scan.good)
-    pictures.original[readable] = readable[find_first(column.halves)]
+    pictures.original[readable] = readable[find_first(digests)]
     return pictures
 
 
-def _find_targets(scan: Scan, assignment: Assignment, treatment: Treatment) -> tuple[_Targets | None, list[str]]:
+def _find_targets(scan: Scan, assignment: Assignment | None, treatment: Treatment) -> tuple[_Targets | None, list[str]]:
     """Return the training targets of the train split, and why a run could not make them."""
-    if scan.chain is None:
+    if assignment is None or scan.chain is None:
         return None, []
     chosen = assignment.member[0] & scan.good
     answers = {"labels": scan.table.labels[chosen], "uncertain": scan.table.uncertain[chosen]}
@@ -273,6 +280,12 @@ def _find_targets(scan: Scan, assignment: Assignment, treatment: Treatment) -> t
         return make_targets(**answers, chain=scan.chain, treatment=treatment), []
     except BadInput as error:
         return make_targets(**answers, chain=scan.chain, treatment="ignore"), [str(error)]
+
+
+def _count_origins(scan: Scan) -> dict[str, int]:
+    counts = list(scan.table.count_origins(scan.good).items())
+    others = sum(number for _, number in counts[_MOST_ORIGINS:])
+    return dict(counts[:_MOST_ORIGINS]) | ({"(further origins)": others} if others else {})
 
 
 def _count_steps(scan: Scan, targets: _Targets | None) -> list[dict[str, Any]]:
@@ -296,24 +309,25 @@ def _count_steps(scan: Scan, targets: _Targets | None) -> list[dict[str, Any]]:
     return steps
 
 
-def _describe_tree(assignment: Assignment, scan: Scan) -> dict[str, Any]:
+def _describe_tree(assignment: Assignment | None, scan: Scan) -> dict[str, Any]:
     if scan.chain is None or not scan.chain.is_tree:
         return {}
-    member = assignment.member & scan.good
-    rows = count_form(scan.table, scan.chain, dict(zip(SPLIT_NAMES, member, strict=True)))
+    member = assignment.member & scan.good if assignment else scan.good[None]
+    rows = count_form(scan.table, scan.chain, dict(zip(SPLIT_NAMES if assignment else ("all",), member, strict=True)))
     return {"parts": [dataclasses.asdict(row) for row in rows]}
 
 
-def _describe_pictures(pictures: Pictures, assignment: Assignment, scan: Scan) -> dict[str, Any]:
+def _describe_pictures(pictures: Pictures, assignment: Assignment | None, scan: Scan) -> dict[str, Any]:
     names = ("images_unreadable", "images_with_equal_pixels", "equal_images", "pictures_in_several_splits", "leaks")
     if pictures.original is None:
         return dict.fromkeys(names)
     table, original = scan.table, pictures.original.tolist()
     repeated = [index for index in np.flatnonzero(scan.good).tolist() if original[index] != index]
+    member = assignment.member if assignment else np.zeros((len(SPLIT_NAMES), len(original)), bool)
     groups: dict[int, dict[int, list[str]]] = collections.defaultdict(dict)
     for index in repeated:
         for same in (original[index], index):
-            groups[original[index]][same] = list(itertools.compress(SPLIT_NAMES, assignment.member[:, same]))
+            groups[original[index]][same] = list(itertools.compress(SPLIT_NAMES, member[:, same]))
     leaks = [group for group in groups.values() if len(set().union(*group.values())) > 1]
     equal = [[table.image_paths[original[index]], table.image_paths[index]] for index in repeated[:_NUM_EXAMPLES]]
     listed = [
@@ -326,7 +340,9 @@ def _describe_pictures(pictures: Pictures, assignment: Assignment, scan: Scan) -
     return dict(zip(names, (pictures.num_unreadable, len(repeated), equal, len(leaks), listed), strict=True))
 
 
-def _describe_splits(assignment: Assignment, scan: Scan) -> dict[str, Any]:
+def _describe_splits(assignment: Assignment | None, scan: Scan) -> dict[str, Any]:
+    if assignment is None:
+        return {"splits_from": "none", "splits": [], "patients_in_several_splits": 0, "cases_in_no_split": 0}
     heads = ("name", "file", "rows", "rows_that_name_nothing", "cases", "patients")
     listed = [
         dict(zip(heads, (name, *table, int(member.sum()), scan.table.count_patients(member)), strict=True))
@@ -346,7 +362,9 @@ def _describe_splits(assignment: Assignment, scan: Scan) -> dict[str, Any]:
     }
 
 
-def _find_stops(assignment: Assignment, scan: Scan, targets: _Targets | None) -> list[str]:
+def _find_stops(assignment: Assignment | None, scan: Scan, targets: _Targets | None) -> list[str]:
+    if assignment is None:
+        return []
     val = scan.table.labels[assignment.member[1]]
     answers = {"train": val[:0] if targets is None else targets, "val": val}
     return [f"splits: {problem}" for problem in assignment.problems.values()] + [
@@ -388,7 +406,7 @@ def _has_borrowed_names(chain: Chain) -> bool:
     return all(step.name == known.name and read(step).isdisjoint(read(known)) for step, known in pairs)
 
 
-def _note(facts: dict[str, Any], assignment: Assignment, scan: Scan, targets: _Targets | None) -> list[str]:
+def _note(facts: dict[str, Any], assignment: Assignment | None, scan: Scan, targets: _Targets | None) -> list[str]:
     notes = [
         f"{facts[name]} {what}"
         for name, what in (
@@ -405,7 +423,7 @@ def _note(facts: dict[str, Any], assignment: Assignment, scan: Scan, targets: _T
         )
     if lost := _find_lost(facts):
         notes.append(lost)
-    if targets is not None and scan.chain is not None and len(targets):
+    if assignment is not None and targets is not None and scan.chain is not None and len(targets):
         untrained = [step["name"] for step in facts["steps"] if not step["trained"]]
         if untrained and scan.chain.is_tree:
             notes.append(f"{len(untrained)} of {len(facts['steps'])} steps are never asked in the train split")
@@ -430,7 +448,8 @@ def _check_questions(root: Path, options: CheckOptions, reasons: Reasons, termin
     if options.images == "decode":
         unreadable = _find_unreadable_images(collection, oddities, stated, options, terminal)
     records = [record for record in collection.records if record.image not in unreadable]
-    reasons.extend(collection.set_aside)
+    for item in collection.set_aside:
+        reasons.append(item)
     for line, record in zip(collection.lines, collection.records, strict=True):
         if record.image in unreadable:
             reasons.append(SetAside(line, record.image, unreadable[record.image], record.patient))

@@ -12,10 +12,10 @@ import numpy as np
 from jaxtyping import Int32
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
-from stepcot_jax.data.columns import RecordTable, as_table
 from stepcot_jax.data.images.image_files import ImageFiles
 from stepcot_jax.data.images.pixels import CompactPixels, PixelCache
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise
+from stepcot_jax.data.record_table import RecordTable, as_table
 from stepcot_jax.data.records.records import SetAside, write_quarantine
 from stepcot_jax.data.splits.splits import Splits, write_manifest
 from stepcot_jax.data.uncertain import Treatment, make_targets
@@ -98,7 +98,7 @@ class Dataset:
 
     Attributes:
       chain: the steps with their options.
-      cases: every readable case, as columns; any sequence of cases is converted. Cases of no split are not used.
+      cases: every readable case; any sequence of cases is converted. Cases of no split are not used.
       splits: which cases train, validate and test.
       pixels: case index -> uint8 [size, size, 3].
       preprocessing: of the image encoder.
@@ -192,7 +192,7 @@ class Dataset:
             if origin not in known:
                 raise BadInput(f"config.data.origins: {origin!r} is not one of {', '.join(map(repr, sorted(known)))}")
         kept = {
-            name: tuple(index for index in indices if self.cases.origins[index] in origins)
+            name: tuple(index for index in indices if self.cases[index].origin in origins)
             for name, indices in self.splits.by_name().items()
         }
         for name, indices in kept.items():

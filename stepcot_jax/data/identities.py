@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from stepcot_jax.data.columns import RecordTable, TextColumn
+from stepcot_jax.data.record_table import RecordTable
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Split
 
@@ -86,7 +86,7 @@ def read_split(written: str) -> Split:
     return _SPLITS[written.strip().casefold()]
 
 
-def join_spellings(patients: Sequence[str] | TextColumn) -> tuple[dict[str, str], str]:
+def join_spellings(patients: Sequence[str]) -> tuple[dict[str, str], str]:
     """Return the first spelling of each patient for the others, and a sentence on them, "" without any."""
     if all(fold_patient(patient) == patient for patient in patients):
         return {}, ""

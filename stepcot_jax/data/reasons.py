@@ -1,13 +1,11 @@
 """Counts of what is wrong with records and images: reasons to set them aside, and oddities of readable pictures."""
 
 import re
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
 
-from stepcot_jax.data.columns import TextColumn
 from stepcot_jax.data.splits.splits import Problem
 from stepcot_jax.record import SetAside
 
@@ -38,8 +36,8 @@ class Reasons:
         self._reasons: dict[str, Problem] = {}
         self.num_bad = 0  # records that no rule excludes
         self.example: SetAside | None = None  # a bad record, one whose image is missing if there is one
-        self.image_paths = TextColumn()
-        self.patient_ids = TextColumn()
+        self.image_paths: list[str] = []
+        self.patient_ids: list[str] = []
 
     def append(self, item: SetAside) -> None:
         """Add a record."""
@@ -55,11 +53,6 @@ class Reasons:
         self._reasons.setdefault(kind, Problem(kind)).add(example, most=_EXAMPLES_OF_REASON)
         self.image_paths.append(item.image_path)
         self.patient_ids.append(item.patient_id)
-
-    def extend(self, items: Iterable[SetAside]) -> None:
-        """Add records."""
-        for item in items:
-            self.append(item)
 
     def __len__(self) -> int:
         return len(self.image_paths)

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int64
 
 from stepcot_jax.box import convert_rounded, pixels
 from stepcot_jax.chain import Chain, fold
-from stepcot_jax.data.columns import RecordTable, as_table, find_first
+from stepcot_jax.data.record_table import RecordTable, as_table, find_first
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.answers import read_answer
@@ -86,13 +86,11 @@ def compute_statistics(cases: Iterable[Record], chain: Chain, splits: Splits, *,
 
 def _rank_origins(table: RecordTable) -> tuple[tuple[str, ...], Int64[np.ndarray, " case"]]:
     """Return the names of the origins, the most frequent first, and the number of each case's origin."""
-    names = [name or NO_ORIGIN_NAME for name in table.origins.names]
-    distinct = sorted(set(names))  # a file may write "(none)" itself
-    number_of = np.array([distinct.index(name) for name in names])[table.origins.numbers]
-    order = np.argsort(-np.bincount(number_of), kind="stable")
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    return tuple(distinct[number] for number in order), rank[number_of]
+    names = [case.origin or NO_ORIGIN_NAME for case in table]  # a file may write "(none)" itself
+    counts = collections.Counter(names)
+    order = sorted(counts, key=lambda name: (-counts[name], name))
+    rank = {name: number for number, name in enumerate(order)}
+    return tuple(order), np.array([rank[name] for name in names])
 
 
 def _group_lengths(
@@ -283,11 +281,12 @@ class FormPart:
 
 def count_form(table: RecordTable, chain: Chain, members: Mapping[str, Bool[np.ndarray, " case"]]) -> list[FormPart]:
     """Count the questions and answers of a tree by part; `members` are the cases of each split."""
-    labels, halves = table.labels, table.patients.halves
+    labels = table.labels
     of_split = {}
     for name, chosen in members.items():
         rows = np.flatnonzero(chosen)
-        of_split[name] = labels[rows[find_first(halves[rows]) == np.arange(len(rows))]]
+        first_row = find_first(table.patient_ids[row] for row in rows)
+        of_split[name] = labels[rows[first_row == np.arange(len(rows))]]
     first = np.array([question[0] for question in chain.questions])
     is_no = np.array([-1 if step.choice or step.negative is None else step.negative for step in chain.steps])
     parts = [step.part for step in chain.steps]

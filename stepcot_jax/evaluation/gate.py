@@ -6,19 +6,11 @@ Mahalanobis distance (Ledoit and Wolf's shrinkage) over a limit, a rank of the v
 import dataclasses
 import functools
 import math
-import os
-import pathlib
-from collections.abc import Mapping
 
 import numpy as np
 from jaxtyping import Float, Float32
 
-from stepcot_jax.host.array_files import read_arrays
-from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import writing_whole
-
-_PARTS = ("mean", "whitening", "limit", "false_alarms", "num_fitted")
-_EXPECTED = "expected the gate.npz of a run (running main again with the same --config and --workdir writes it)"
+from stepcot_jax.host.ranges import Positive, Share
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,9 +19,13 @@ class Gate:
 
     mean: Float32[np.ndarray, "feature"]  # of the training images' features
     whitening: Float32[np.ndarray, "feature feature"]
-    limit: float  # distance from which an image is outside
-    false_alarms: float  # share of images like the validation images that the limit leaves outside
+    limit: Positive  # distance from which an image is outside
+    false_alarms: Share  # share of images like the validation images that the limit leaves outside
     num_fitted: tuple[int, int]  # number of training images and of validation images
+
+    def __post_init__(self) -> None:
+        if self.whitening.shape != 2 * self.mean.shape or not np.isfinite([*self.mean, *self.whitening.flat]).all():
+            raise ValueError("mean and whitening do not fit each other, or are not finite")
 
     @functools.cached_property
     def _whitening(self) -> Float[np.ndarray, "feature feature"]:
@@ -79,41 +75,3 @@ def fit_gate(
     )
     limit = float(np.sort(gate.scores(validation))[rank - 1])
     return dataclasses.replace(gate, limit=limit)
-
-
-def write_gates(path: str | os.PathLike[str], gates: Mapping[str, Gate]) -> None:
-    """Write the gates of a run's networks, by name, to one file without pickle, atomically."""
-    arrays = {f"{name}/{part}": np.asarray(getattr(gate, part)) for name, gate in gates.items() for part in _PARTS}
-    with writing_whole(path) as file:
-        np.savez(file, allow_pickle=False, **arrays)
-
-
-def read_gate(path: str | os.PathLike[str], model: str) -> Gate | None:
-    """Read the gate of one network; None if there is no file, or it has none of this network."""
-    path = pathlib.Path(path)
-    if not path.exists():
-        return None
-    arrays = read_arrays(path, accepted="a gate", expected=_EXPECTED)
-    if not any(name.startswith(f"{model}/") for name in arrays):
-        return None
-    missing = [part for part in _PARTS if f"{model}/{part}" not in arrays]
-    if missing:
-        raise BadInput(f"{path}: array '{model}/{missing[0]}' is missing; {_EXPECTED}")
-    parts = [arrays[f"{model}/{part}"] for part in _PARTS]
-    mean, whitening, limit, false_alarms, num_fitted = parts
-    if (
-        mean.ndim != 1
-        or whitening.shape != (len(mean), len(mean))
-        or (limit.shape, false_alarms.shape, num_fitted.shape) != ((), (), (2,))
-        or any(part.dtype.kind not in "fi" or not np.isfinite(part).all() for part in parts)
-        or not limit > 0
-    ):
-        raise BadInput(f"{path}, {model!r}: its arrays are not those of a gate; {_EXPECTED}")
-    num_training, num_validation = map(int, num_fitted)
-    return Gate(
-        mean=mean.astype(np.float32),
-        whitening=whitening.astype(np.float32),
-        limit=float(limit),
-        false_alarms=float(false_alarms),
-        num_fitted=(num_training, num_validation),
-    )

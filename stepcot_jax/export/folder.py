@@ -3,7 +3,6 @@
 import dataclasses
 import pathlib
 import shutil
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,14 +10,12 @@ import jax
 import jaxlib
 import numpy as np
 
-from stepcot_jax import __version__
 from stepcot_jax.data.images.preprocessing import Preprocessing
-from stepcot_jax.export import exported_models, exported_programs, loader
+from stepcot_jax.export import exported_programs, loader
 from stepcot_jax.export.authors import to_torch_networks
 from stepcot_jax.export.carried_files import describe_encoder, write_carried
 from stepcot_jax.export.model_card import (
     require_readable,
-    write_front_matter,
     write_instructions,
     write_lifetime,
     write_model_card,
@@ -37,7 +34,8 @@ from stepcot_jax.host import exported_files
 from stepcot_jax.host.array_files import save_safetensors
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.exported_files import MANIFEST_FILE, write_sums
-from stepcot_jax.host.files import require_new, write_json, writing_folder
+from stepcot_jax.host.files import require_new, writing_folder
+from stepcot_jax.host.own_folder import save
 from stepcot_jax.reading.exported_model import ENCODER, LABELS_FILE
 from stepcot_jax.reading.trained_model import Trained, load_trained
 from stepcot_jax.training.state import flatten
@@ -64,7 +62,7 @@ def export_model(
     torch_names: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Write networks of a run to a folder that works without this package; for a policy see `policy_folder`.
+    """Write networks of a run to a folder that works without this package; for a policy see `qwen_folder`.
 
     Args:
       workdir: the run's workdir, or the loaded run.
@@ -140,13 +138,15 @@ def _write(
     _write_described(folder, trained, parts)
     if torch_tensors:
         save_tensors(folder / TORCH_NAMES, torch_tensors)
-    manifest = {"format": exported_models.FORMAT, "models": models, "platforms": list(PLATFORMS)}
-    manifest["made_with"] = {"stepcot_jax": __version__, "jax": jax.__version__, "jaxlib": jaxlib.__version__}
+    manifest: dict[str, Any] = {"models": models, "platforms": list(PLATFORMS)}
+    manifest["made_with"] = {"jax": jax.__version__, "jaxlib": jaxlib.__version__}
     manifest |= {"encoder": describe_encoder(trained.frozen_encoder, trained.workdir), "trained_on": trained.trained_on}
-    write_json(folder / MANIFEST_FILE, manifest)
+    save(folder / MANIFEST_FILE, manifest)
     write_carried(folder, trained)
-    copy_loader(folder, loader, exported_programs)
-    card = write_front_matter("image-classification") + write_model_card(trained, programs)
+    shutil.copyfile(loader.__file__, folder / LOADER)
+    for module in (exported_files, exported_programs):
+        shutil.copy(str(module.__file__), folder)
+    card = write_model_card(trained, programs)
     use = write_instructions(trained, manifest, folder)
     readme = f"{card.rstrip()}\n\n{use.rstrip()}\n\n{write_lifetime()}"
     (folder / "README.md").write_text(readme, encoding="utf-8")
@@ -157,12 +157,12 @@ def _write_described(folder: pathlib.Path, trained: Trained, parts: Mapping[str,
     """Write images of noise with what networks and gates compute of them, the questions, and the preprocessing."""
     rules = describe_preprocessing(trained.preprocessing)
     images = check_images(rules["size"])
-    pixels = exported_models.Preprocessing(rules["size"], tuple(rules["mean"]), tuple(rules["std"])).normalise(images)
+    pixels = loader.Preprocessing(rules["size"], tuple(rules["mean"]), tuple(rules["std"])).normalise(images)
     computed = {name: np.asarray(jax.jit(part.read)(part.tensors, pixels)) for name, part in parts.items()}
     save_tensors(folder / "check.safetensors", {"images": images, **computed})
     steps = [dataclasses.asdict(step) for step in trained.chain.steps]
-    write_json(folder / LABELS_FILE, {"absent_logit": loader.ABSENT_LOGIT, "steps": steps})
-    write_json(folder / PREPROCESSING_FILE, rules)
+    save(folder / LABELS_FILE, {"absent_logit": loader.ABSENT_LOGIT, "steps": steps})
+    save(folder / PREPROCESSING_FILE, rules)
 
 
 def _write_gate(folder: pathlib.Path, program: Program) -> dict[str, str]:
@@ -205,13 +205,6 @@ def name_as_authors(trained: Trained, names: Sequence[str]) -> dict[str, np.ndar
             f"{trained.workdir}: --torch-names: {error}; expected a teacher with text, memory and prompt vectors of "
             "config.teacher.width, or --model=student"
         ) from None
-
-
-def copy_loader(folder: pathlib.Path, source: types.ModuleType, *imported: types.ModuleType) -> None:
-    """Copy a loader's module as load.py, with the modules that it imports."""
-    shutil.copyfile(str(source.__file__), folder / LOADER)
-    for module in (exported_files, exported_models, *imported):
-        shutil.copy(str(module.__file__), folder)
 
 
 def describe_preprocessing(preprocessing: Preprocessing) -> dict[str, Any]:

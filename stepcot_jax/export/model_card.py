@@ -38,13 +38,6 @@ _HERE = pathlib.Path(__file__).parent
 _COLUMNS = {"accuracy": "accuracy", "auc": "AUC", "sensitivity": "sensitivity", "specificity": "specificity"}
 
 
-def write_front_matter(task: str) -> str:
-    """Return the metadata that the Hugging Face hub reads at the top of a card."""
-    tags = ("jax", "stablehlo", "medical", "chest-radiograph", "chain-of-thought")
-    lines = ["---", "library_name: stepcot-jax", f"pipeline_tag: {task}", "tags:", *(f"- {tag}" for tag in tags), "---"]
-    return "\n".join([*lines, "", ""])
-
-
 def write_lifetime() -> str:
     """Return the section of a card on the versions of JAX that read the programs."""
     return (
@@ -254,10 +247,7 @@ _RESIZE = {
 _OF_LOADERS = {
     "load.py": "the loader",
     "exported_files.py": "reads files for the loader",
-    "exported_models.py": "reads and checks models for the loader",
     "exported_programs.py": "reads programs for the loader",
-    "exported_words.py": "turns texts to tokens and back for the loader",
-    "merges.py": "joins frequent phrases to one token for the loader",
 }
 
 _OF_ALL = {

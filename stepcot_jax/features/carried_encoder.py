@@ -1,7 +1,7 @@
 """The frozen image encoder inside an export: network and preprocessing in JSON, weights among its tensors."""
 
 import pathlib
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import jax
 import msgspec
@@ -9,7 +9,7 @@ import numpy as np
 
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_json
+from stepcot_jax.host.own_folder import load
 from stepcot_jax.host.text import one_line
 
 if TYPE_CHECKING:
@@ -17,33 +17,20 @@ if TYPE_CHECKING:
 
 PREPROCESSING_FILE = "preprocessing.json"
 _MOST_BYTES = 4 * 2**20
-_ACCEPTED = "expected a file that stepcot export wrote"
 
 
 class CarriedEncoder(msgspec.Struct):
     """The encoder's entry in the manifest of an export."""
 
-    name: str
-    width: int
-    digest: str
+    name: Annotated[str, msgspec.Meta(max_length=4096)]
+    width: Annotated[int, msgspec.Meta(ge=1, le=2**16)]
+    digest: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
     network: dict[str, Any]
-
-
-class _Preprocessing(msgspec.Struct):
-    size: int
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    fit: Literal["crop", "pad", "stretch"]
 
 
 def read_carried_preprocessing(folder: pathlib.Path) -> Preprocessing:
     """Return the preprocessing of an export's images."""
-    path = folder / PREPROCESSING_FILE
-    stored = read_json(path, _Preprocessing, accepted=_ACCEPTED, max_bytes=_MOST_BYTES)
-    try:
-        return Preprocessing(stored.size, mean=stored.mean, std=stored.std, fit=stored.fit)
-    except BadInput as error:
-        raise BadInput(f"{path}: {error}") from None
+    return load(folder / PREPROCESSING_FILE, Preprocessing, max_bytes=_MOST_BYTES)
 
 
 def make_carried_encoder(manifest: pathlib.Path, encoder: CarriedEncoder, params: Any) -> "ImageEncoder":

@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from stepcot_jax.data.columns import TextColumn
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.preprocessing import normalise
 from stepcot_jax.features.store import (
@@ -274,7 +273,7 @@ class BlockEncoder:
     load: Callable[[], FrozenImageEncoder]  # returns the encoder; called once in each process
     spec: StoreSpec
     pixels: Callable[[int], np.ndarray]  # returns uint8 [size, size, 3] of a case
-    names: Sequence[str] | TextColumn  # image path of each case, for messages
+    names: Sequence[str]  # image path of each case, for messages
     batch_size: int
     num_threads: int
 

@@ -5,19 +5,20 @@ has its ranges in its class. JSON has no arrays of NumPy, which are nested lists
 are "inf", "-inf" and "nan". Each file names the version that wrote it, for nothing is promised to other versions.
 """
 
+import dataclasses
 import importlib
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 import numpy as np
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import digest_file, read_file, write_whole
+from stepcot_jax.host.files import digest_file, read_file, write_whole, writing_whole
 from stepcot_jax.host.text import one_line
 
 T = TypeVar("T")
@@ -34,7 +35,7 @@ _MAX_DIGESTS = 2**20
 
 def save(path: str | os.PathLike[str], value: Any) -> None:
     """Write a value as JSON, atomically."""
-    plain = {_VERSION: _RUNNING, **_without_infinity(msgspec.to_builtins(value, enc_hook=np.ndarray.tolist))}
+    plain = {_VERSION: _RUNNING, **_without_infinity(msgspec.to_builtins(value, enc_hook=_to_list))}
     write_whole(path, msgspec.json.format(msgspec.json.encode(plain), indent=1) + b"\n")
 
 
@@ -51,6 +52,35 @@ def load(path: str | os.PathLike[str], kind: type[T], *, max_bytes: int = _MAX_B
         found = _WRITTEN_BY.search(content)
         versions = f"written by stepcot_jax {found[1].decode() if found else '?'}, read by {_RUNNING}"
         raise BadInput(f"{path}: {one_line(error) or type(error).__name__} ({versions})") from None
+
+
+def save_arrays(path: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
+    """Write dataclasses of arrays and numbers, by name, to one .npz file without pickle, atomically."""
+    arrays = {_VERSION: np.array(_RUNNING)}
+    for name, value in values.items():
+        arrays |= {f"{name}/{part.name}": np.asarray(getattr(value, part.name)) for part in dataclasses.fields(value)}
+    with writing_whole(path) as file:
+        np.savez(file, allow_pickle=False, **arrays)
+
+
+def load_arrays(path: str | os.PathLike[str], name: str, kind: type[T]) -> T | None:
+    """Return a value of a class that `save_arrays` wrote; None if there is no file, or it has none of this name."""
+    from stepcot_jax.host.array_files import read_arrays  # which a policy never needs
+
+    path = Path(path)
+    if not path.exists():
+        return None
+    arrays = read_arrays(path, accepted="arrays", expected=f"expected the {path.name} of a run")
+    own = {key.removeprefix(f"{name}/"): array for key, array in arrays.items() if key.startswith(f"{name}/")}
+    if not own:
+        return None
+    hints = get_type_hints(kind)
+    plain = {key: array if hasattr(hints.get(key), "dtypes") else array.tolist() for key, array in own.items()}
+    try:
+        return msgspec.convert(plain, kind, dec_hook=lambda _, array: array)
+    except msgspec.ValidationError as error:
+        versions = f"written by stepcot_jax {str(arrays.get(_VERSION, '?'))[:40]}, read by {_RUNNING}"
+        raise BadInput(f"{path}, {name!r}: {one_line(error)} ({versions})") from None
 
 
 def write_digests(folder: Path, names: Iterable[str], *, way_out: str) -> None:
@@ -89,6 +119,10 @@ def _without_infinity(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_infinity(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _to_list(value: Any) -> Any:
+    return value.tolist()  # an array of NumPy, or one of its numbers
 
 
 def _make_array(kind: Any, value: Any) -> np.ndarray:

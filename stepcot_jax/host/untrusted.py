@@ -36,7 +36,7 @@ class Limits:
     blank_rows: int = 2**20  # of a table, without text; spreadsheets save up to a million
     columns: int = 2**14
     cells: int = 50_000_000  # of a table, blank ones included
-    sheet_cells: int = 2_000_000  # of an .xlsx, whose cells take longer to read; also its shared strings
+    sheet_cells: int = 2_000_000  # of an .xlsx: eight tags of its XML, and five places of its table, count as one
     text: int = 2**23  # characters of a text, such as a report
     name: int = 2**12  # characters of a name: an image path, a patient, an option, an answer, an id
     unpacked_bytes: int = 500_000_000  # of the files in an archive
@@ -198,10 +198,8 @@ def iterate_lines(file: BinaryIO, path: object, *, most_bytes: int) -> Iterator[
 class Meter:
     """Counts the rows and cells of a table while it is read, and refuses a table above `Limits`."""
 
-    def __init__(self, path: object, *, sheet: bool = False) -> None:
+    def __init__(self, path: object) -> None:
         self._path, self._limits = path, read_limits()
-        self._cells_name = "sheet_cells" if sheet else "cells"
-        self._most_cells: int = getattr(self._limits, self._cells_name)
         self._num_rows = self._num_blank = self._num_cells = self._num_ticks = 0
         self._start = time.monotonic()
 
@@ -220,8 +218,8 @@ class Meter:
     def add_cells(self, number: int) -> None:
         """Count cells."""
         self._num_cells += number
-        if self._num_cells > self._most_cells:
-            raise exceeds(self._path, f"more than {self._most_cells} cells", self._cells_name)
+        if self._num_cells > self._limits.cells:
+            raise exceeds(self._path, f"more than {self._limits.cells} cells", "cells")
         self.tick()
 
     def tick(self) -> None:

@@ -168,13 +168,6 @@ class PretrainedTokenizer:
         self.pad = self.stop if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
         self.special = frozenset(special_tokens(tokenizer).values())
 
-    def write(self, folder: Path) -> None:
-        """Write the tokenizer's JSON files, of which tokenizer.json is all that the package tokenizers needs."""
-        if getattr(self._tokenizer, "backend_tokenizer", None) is None:
-            kind = type(self._tokenizer).__name__
-            raise BadInput(f"config.policy.tokenizer: a {kind} has no tokenizer.json and cannot be written")
-        self._tokenizer.save_pretrained(folder)
-
     @property
     def closed(self) -> Vocabulary | None:
         """None: any text has tokens."""

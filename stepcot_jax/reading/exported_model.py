@@ -5,18 +5,18 @@ Files of an export have their names in a workdir: the same functions read them f
 
 import dataclasses
 import pathlib
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 import msgspec
 import numpy as np
 
-from stepcot_jax.chain import Chain, Step
+from stepcot_jax.chain import Chain
 from stepcot_jax.features.carried_encoder import CarriedEncoder, make_carried_encoder
 from stepcot_jax.features.store import FrozenImageEncoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.exported_files import MANIFEST_FILE, read_weights, require_read
-from stepcot_jax.host.files import read_json
+from stepcot_jax.host.own_folder import load
 from stepcot_jax.training.state import Params, unflatten
 
 ENCODER = "image_encoder"
@@ -25,7 +25,6 @@ PROMPTS = "prompts"  # Name of the tensor with the vectors of the teacher's prom
 LABELS_FILE = "labels.json"
 
 _MOST_BYTES = 4 * 2**20
-_ACCEPTED = "expected a file that stepcot export wrote"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,29 +36,18 @@ class StoredParts:
     frozen: FrozenImageEncoder | None  # the frozen image encoder; None if the parameters hold one
     params: dict[str, Params]  # by network, its parameter tree
     best_steps: dict[str, int]  # the update of each network's weights
-    trained_on: str = ""  # the training data in a few words; "" if the export does not say
+    trained_on: str = ""  # the training data in a few words
 
 
 class _Model(msgspec.Struct):
-    tensors: tuple[str, ...]
-    best_step: int = 0
+    tensors: Annotated[tuple[str, ...], msgspec.Meta(max_length=4)]  # files; `read_weights` refuses those elsewhere
+    best_step: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _Manifest(msgspec.Struct):
-    format: Literal[1]
-    models: dict[Literal["student", "teacher"], _Model]
-    encoder: CarriedEncoder | None = None
-    trained_on: str = ""
-
-
-class _Step(msgspec.Struct):
-    name: str
-    question: str
-    options: tuple[str, ...]
-
-
-class _Labels(msgspec.Struct):
-    steps: tuple[_Step, ...]
+    models: Annotated[dict[Literal["student", "teacher"], _Model], msgspec.Meta(min_length=1)]
+    encoder: CarriedEncoder | None
+    trained_on: Annotated[str, msgspec.Meta(max_length=4096)]
 
 
 def list_exported_models(folder: pathlib.Path) -> tuple[str, ...]:
@@ -71,11 +59,7 @@ def read_exported_parts(folder: pathlib.Path, *, names: tuple[str, ...]) -> Stor
     """Read networks of an export; every file is compared with its digest first."""
     require_read(folder)
     manifest = _read_manifest(folder)
-    labels = read_json(folder / LABELS_FILE, _Labels, accepted=_ACCEPTED, max_bytes=_MOST_BYTES)
-    try:
-        chain = Chain(tuple(Step(step.name, step.question, step.options) for step in labels.steps))
-    except BadInput as error:
-        raise BadInput(f"{folder / LABELS_FILE}: {error}; {_ACCEPTED}") from None
+    chain = load(folder / LABELS_FILE, Chain, max_bytes=_MOST_BYTES)
     text = None
     params: dict[str, Params] = {}
     encoder: Params | None = None
@@ -102,12 +86,4 @@ def read_exported_parts(folder: pathlib.Path, *, names: tuple[str, ...]) -> Stor
 
 
 def _read_manifest(folder: pathlib.Path) -> _Manifest:
-    manifest = read_json(folder / MANIFEST_FILE, _Manifest, accepted=_ACCEPTED, max_bytes=_MOST_BYTES)
-    if not manifest.models:
-        raise BadInput(f"{folder / MANIFEST_FILE}: no models; {_ACCEPTED}")
-    if not (folder / "settings.json").is_file():
-        raise BadInput(
-            f"{folder}: the export has no settings.json, as an earlier version wrote it; its load.py reads it, and a "
-            "new export of the run is read here too"
-        )
-    return manifest
+    return load(folder / MANIFEST_FILE, _Manifest, max_bytes=_MOST_BYTES)

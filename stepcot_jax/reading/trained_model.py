@@ -13,13 +13,14 @@ import numpy as np
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.evaluation.consistency import Rules, make_rules, read_pairs
-from stepcot_jax.evaluation.gate import Gate, read_gate
+from stepcot_jax.evaluation.gate import Gate
 from stepcot_jax.evaluation.joint import JointModel, read_joint
 from stepcot_jax.features.carried_encoder import read_carried_preprocessing
 from stepcot_jax.features.store import FrozenImageEncoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.exported_files import is_export
 from stepcot_jax.host.files import read_json
+from stepcot_jax.host.own_folder import load_arrays
 from stepcot_jax.reading.exported_model import (
     ENCODER,
     LABELS_FILE,
@@ -142,7 +143,7 @@ class Trained:
 
     def gate(self, model: str) -> Gate | None:
         """Return the gate of a network; None if the run stored none."""
-        return read_gate(self.workdir / GATE_FILE, model)
+        return load_arrays(self.workdir / GATE_FILE, model, Gate)
 
     @functools.cached_property
     def normal_picture(self) -> "NormalPicture | None":

@@ -15,12 +15,13 @@ from stepcot_jax.data.batches import Batches, batches_per_epoch, evaluation_batc
 from stepcot_jax.data.dataset import Dataset, check_same_images, write_account
 from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.data.splits.splits import check_manifest
-from stepcot_jax.evaluation.gate import Gate, fit_gate, write_gates
+from stepcot_jax.evaluation.gate import Gate, fit_gate
 from stepcot_jax.evaluation.joint import ReadLogits
 from stepcot_jax.evaluation.joint_fit import read_written_back
 from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, ValidationPredictions, collect
 from stepcot_jax.features.encode import Processes
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.own_folder import save_arrays
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.build import make_system
 from stepcot_jax.run.inputs import Inputs, hides_steps, load_inputs
@@ -390,7 +391,7 @@ class ChainTask(Task):
         wall_seconds = outcome.seconds()
         if not is_first():
             return {}
-        write_gates(self.workdir / GATE_FILE, gates)
+        save_arrays(self.workdir / GATE_FILE, gates)
         self._write_normal_picture()
         self._write_shapes(params)
         report = write_results(

@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.image_files import folder_files
 from stepcot_jax.data.questions.record_files import FILE_NAME, VqaCollection, read_vqa_records
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
+from stepcot_jax.data.record_table import RecordTable
 from stepcot_jax.data.records.records import Collection, OnBadRecord
 from stepcot_jax.data.sources.layouts import AUTO
 from stepcot_jax.data.sources.loading import read_source

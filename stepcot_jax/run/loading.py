@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.image_files import ImageFiles, Selection, check_images, folder_files
 from stepcot_jax.data.images.pixels import FilePixels, PhantomPixels, PixelCache
 from stepcot_jax.data.images.preprocessing import Preprocessing, decode_image_bytes
 from stepcot_jax.data.phantom.phantom import draw_case
+from stepcot_jax.data.record_table import RecordTable
 from stepcot_jax.data.records.records import Collection
 from stepcot_jax.data.splits.making import make_fold, make_splits
 from stepcot_jax.data.splits.splits import Splits
@@ -130,15 +130,16 @@ def _budget(settings: Settings) -> float:
 def _load_phantom(settings: Settings, preprocessing: Preprocessing, progress: Progress) -> Dataset:
     phantom = settings.phantom
     drawing = PhantomPixels(phantom.seed, phantom.image_size, phantom.prevalence, preprocessing, phantom.style)
-    pixels, cases = PixelCache(drawing, _budget(settings)), RecordTable()
+    pixels, drawn_cases = PixelCache(drawing, _budget(settings)), list[Record]()
     for index in progress(range(phantom.num_cases), "drawing the phantom"):
         case, drawn = drawing.draw(index)
-        cases.append(case)
+        drawn_cases.append(case)
         pixels.put(index, drawn)
 
     def draw_full_size(index: int) -> np.ndarray:
         return draw_case(index, **phantom.drawing).image
 
+    cases = RecordTable(drawn_cases)
     splits, source = _make_splits(settings, cases, "the phantom", draw_full_size, progress)
     return Dataset(
         DEFAULT_CHAIN, cases, splits, pixels, preprocessing, splits_source=source, uncertain=settings.data.uncertain

@@ -2,22 +2,21 @@
 
 import dataclasses
 import pathlib
+from typing import Annotated
 
+import msgspec
 import numpy as np
 from jaxtyping import UInt8
 
 from stepcot_jax.chain import NOT_APPLICABLE, fold
 from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.host.array_files import read_arrays
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import writing_whole
+from stepcot_jax.host.own_folder import load_arrays, save_arrays
 
 MIN_CASES, MAX_CASES = 30, 500
 """Fewer pictures could be recognised in their mean; of more, the first are taken."""
 
-_EXPECTED = (
-    "expected the normal_picture.npz of a run (running main again with the same --config and --workdir writes it)"
-)
+_NAME = "normal"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +24,7 @@ class NormalPicture:
     """A mean of pictures at the encoder's size."""
 
     pixels: UInt8[np.ndarray, "size size 3"]
-    num_cases: int
+    num_cases: Annotated[int, msgspec.Meta(ge=MIN_CASES)]
 
 
 def mean_normal_picture(dataset: Dataset) -> NormalPicture | None:
@@ -44,22 +43,13 @@ def mean_normal_picture(dataset: Dataset) -> NormalPicture | None:
 
 
 def write_normal_picture(path: pathlib.Path, picture: NormalPicture) -> None:
-    """Write a mean picture without pickle, atomically."""
-    with writing_whole(path) as file:
-        np.savez(file, allow_pickle=False, pixels=picture.pixels, num_cases=np.int64(picture.num_cases))
+    """Write a mean picture, atomically."""
+    save_arrays(path, {_NAME: picture})
 
 
 def read_normal_picture(path: pathlib.Path, *, size: int) -> NormalPicture | None:
     """Read the mean picture of a run whose encoder takes pictures of `size`; None if the run stored none."""
-    if not path.exists():
-        return None
-    arrays = read_arrays(path, accepted="a mean picture", expected=_EXPECTED)
-    pixels, num_cases = arrays.get("pixels"), arrays.get("num_cases")
-    if pixels is None or num_cases is None:
-        missing = "pixels" if pixels is None else "num_cases"
-        raise BadInput(f"{path}: array {missing!r} is missing; {_EXPECTED}")
-    if pixels.dtype != np.uint8 or pixels.shape != (size, size, 3):
-        raise BadInput(f"{path}, 'pixels': {pixels.dtype} {pixels.shape} is not uint8 {(size, size, 3)}; {_EXPECTED}")
-    if num_cases.dtype.kind not in "iu" or num_cases.shape != () or num_cases < MIN_CASES:
-        raise BadInput(f"{path}, 'num_cases': {str(num_cases)[:40]} is not a number from {MIN_CASES}; {_EXPECTED}")
-    return NormalPicture(pixels, int(num_cases))
+    picture = load_arrays(path, _NAME, NormalPicture)
+    if picture is not None and picture.pixels.shape != (size, size, 3):
+        raise BadInput(f"{path}: a picture of shape {picture.pixels.shape}; expected {(size, size, 3)}")
+    return picture

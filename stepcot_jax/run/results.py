@@ -33,7 +33,6 @@ from stepcot_jax.evaluation.predictions import (
 )
 from stepcot_jax.evaluation.statistics import MIN_PATIENTS, as_plain, count_patients
 from stepcot_jax.evaluation.summary import describe, format_table, report_dict, summarise
-from stepcot_jax.host.files import write_json
 from stepcot_jax.host.own_folder import save
 from stepcot_jax.run.sections import EvaluationSettings
 from stepcot_jax.run.stored_reading import (
@@ -162,7 +161,7 @@ def write_results(
     statistics, points = _measure(test, chain, chosen, evaluation.num_resamples)
     save(workdir / POINTS_FILE, points)
     statistics |= {"reliance": given.reliance or None, "corrections": as_plain(given.corrections)}
-    write_json(workdir / STATISTICS_FILE, statistics)
+    save(workdir / STATISTICS_FILE, statistics)
     seal(workdir, RESULT_FILES)
     metrics = evaluate(test.predictions, chain)
     report = report_dict(metrics=metrics, num_cases=dataset.num_cases, wall_seconds=wall_seconds)
@@ -170,7 +169,7 @@ def write_results(
         interval = statistics["models"][name]["intervals"]
         figures["interval"] = interval and [interval["mean_accuracy"][end] for end in ("low", "high")]
     report["best"] = _describe_best(best)
-    write_json(workdir / REPORT, report)
+    save(workdir / REPORT, report)
     print(format_table(metrics))
     print()
     print("\n".join(describe(statistics)))
@@ -253,7 +252,7 @@ def finish_tree(
         "test_less_constant": as_plain(differences),
         "published_test_of_hi_vqa": structured_reports.PUBLISHED,
     }
-    write_json(workdir / REPORT, report)
+    save(workdir / REPORT, report)
     print(structured_reports.format_scores(scores, differences))
     for model, parts in differences.items():
         gain = 100 * parts[structured_reports.ALL]["f1"].value

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from stepcot_jax import __version__
 from stepcot_jax.annotate.llm.judge import Exchange, Judge, judge_answers, judge_stages, label_steps, make_exchange
 from stepcot_jax.box import UnequalCounts
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
@@ -189,6 +190,7 @@ class ReplyScores:
                 path.unlink(missing_ok=True)
         names = [name for table in tables for name in write_table(folder, table)]
         content = to_json(self.results) if document is None else document
+        content = {"stepcot_jax": __version__, **content}
         write_whole(folder / "metrics.json", msgspec.json.format(encode(content)) + b"\n")
         _write_scores(folder / "scores.jsonl", self.scores)
         replies, unread = write_replies(

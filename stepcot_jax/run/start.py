@@ -5,7 +5,6 @@ import math
 import pathlib
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import msgspec
@@ -17,7 +16,8 @@ from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.splits.splits import read_members
 from stepcot_jax.host.download import find_path, name_source
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_json, write_json
+from stepcot_jax.host.files import read_json
+from stepcot_jax.host.own_folder import save
 from stepcot_jax.run.fields import naming
 from stepcot_jax.run.settings import Settings, changed_keys, read_settings
 from stepcot_jax.run.stored_reading import StoredReading, read_reading
@@ -185,7 +185,7 @@ class WarmStart:
 
     def write(self, workdir: pathlib.Path, matched: Matched) -> None:
         """Write which parameters were copied and which are fresh to `start.json` of the new run."""
-        content: dict[str, Any] = {
+        content = {
             "checkpoint": self.source,
             "update": self.step,
             "numbers_taken_over": matched.num_taken,
@@ -195,7 +195,7 @@ class WarmStart:
             "does_not_fit": list(matched.misfits),
             "notes": list(self.notes),
         }
-        write_json(workdir / START_FILE, content)
+        save(workdir / START_FILE, content)
 
 
 def read_warm_start(settings: Settings) -> WarmStart:

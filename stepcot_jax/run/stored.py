@@ -185,17 +185,6 @@ class StoredRun:
         return f"{settings.data.source} {root!r}, layout {settings.data.layout}"
 
     @property
-    def question_source(self) -> str:
-        """The source of its questions, for a model card."""
-        if self.settings.vqa.source == "phantom":
-            phantom = self.settings.phantom
-            drawn = f"{phantom.num_cases:,} drawn chest phantoms, seed {phantom.seed}"
-            return f"{drawn}: no patients, no evidence about patients"
-        if self.settings.vqa.source == "given":
-            return "records that a caller passed to sc.fit"
-        return f"records of {escape_markdown(pathlib.Path(self.settings.vqa.root).name)!r}"
-
-    @property
     def prompt_source(self) -> str:
         """The source of the vectors of the teacher's prompts, for a model card; "" without text."""
         prompts = self.settings.prompts

@@ -2,45 +2,34 @@
 
 import dataclasses
 import pathlib
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import msgspec
 import numpy as np
 from jaxtyping import Array, UInt8
 
-from stepcot_jax.features.carried_encoder import CarriedEncoder, make_carried_encoder
 from stepcot_jax.features.patch_input import PatchInput
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.exported_files import MANIFEST_FILE, is_export, read_weights, require_read
-from stepcot_jax.host.files import read_json
+from stepcot_jax.host.exported_files import is_export
 from stepcot_jax.policies.policy import AnyPolicy, policy_params, split_parts
-from stepcot_jax.policies.policy_files import LENGTHS_FILE, AnyTokenizer, PolicyLengths, load_pretrained, read_lengths
+from stepcot_jax.policies.policy_files import LENGTHS_FILE, AnyTokenizer, PolicyLengths, read_lengths
 from stepcot_jax.run.policy_networks import (
     choose_policy,
     find_qwen,
     load_patches,
     make_normalise,
-    patches_of,
     read_tokenizer,
 )
 from stepcot_jax.run.settings import Settings, read_run_settings
 from stepcot_jax.run.stored import StoredRun
 from stepcot_jax.run.stored_reading import check_sealed
 from stepcot_jax.training.checkpoints import MOST_BYTES, read_best, restore_params
-from stepcot_jax.training.state import Params, require_counts, shapes_by_name, unflatten
+from stepcot_jax.training.state import Params, shapes_by_name
 
 if TYPE_CHECKING:
     from stepcot_jax.run.qwen_source import QwenSource
 
-POLICY_FILE = "policy.safetensors"
-"""Parameters of an exported policy."""
-
-FROZEN_ENCODER = "frozen_encoder"
-"""First part of the names of a frozen encoder's tensors in that file."""
-
-_MOST_MANIFEST_BYTES = 2**22
 _PHASES = ("dpo", "grpo", "sft")
 """Phases of a run, the last first."""
 
@@ -73,7 +62,7 @@ def read_policy(
     for_training: bool = False,
     patches: PatchInput | None = None,
 ) -> StoredPolicy:
-    """Return the policy of a run or of an export, with the best weights of a phase, by default the last one's.
+    """Return the policy of a run, with the best weights of a phase, by default the last one's.
 
     `for_training` keeps the parameters as saved, as NumPy arrays, and takes the `patches` of the new run.
     """
@@ -83,31 +72,24 @@ def read_policy(
             f"{workdir}: {settings.named_job} trains no policy that answers questions; expected a run of the "
             f"job 'sft', 'grpo' or 'dpo' (stepcot predict reads radiographs with this one)"
         )
-    exported = is_export(workdir)
-    if exported:
-        if settings.policy.weights:
-            raise BadInput(f"{workdir / 'settings.json'}: an export names no config.policy.weights of another folder")
-        require_read(workdir)
+    if is_export(workdir):  # its settings would name files of this machine
+        raise BadInput(f"{workdir}: an export; a policy is read from the workdir of its run")
     check_sealed(workdir)
     lengths = read_lengths(workdir)
-    tokenizer = _read_tokenizer(workdir, settings, lengths, is_exported=exported)
+    tokenizer = read_tokenizer(workdir, settings)
+    if tokenizer.num_words != lengths.num_words:
+        raise BadInput(
+            f"{workdir}: the tokenizer has {tokenizer.num_words} words, policy.json {lengths.num_words}; the files "
+            "must be of one run"
+        )
     source = find_qwen(settings, workdir=workdir)
     network = choose_policy(settings, tokenizer, source)
-    carried = _read_exported(workdir, phase) if exported else None
-    if carried is not None:
-        layers = (settings.policy.num_layers, r"(?:.*/)?decoder/layer_(\d+)/")
-        stages = (len(settings.policy.encoder_widths), r"image_encoder/stage_(\d+)_")
-        stated = {"num_layers": layers} | ({} if settings.image_encoder.is_frozen else {"encoder_widths": stages})
-        require_counts(carried.params, {f"{workdir}/settings.json, {name}": count for name, count in stated.items()})
     if not for_training:
-        patches = _load_patches(workdir, settings, carried)
+        patches = _load_patches(workdir, settings)
     check_encoder(workdir, lengths, patches)
     expected = _expected_shapes(network, settings, patches)
-    if carried is not None:
-        phase, step, params = carried.manifest.phase, carried.manifest.step, carried.params
-    else:
-        phase, step = _find_step(workdir / "checkpoints", phase)
-        params = _read_saved(workdir / "checkpoints", step, expected)
+    phase, step = _find_step(workdir / "checkpoints", phase)
+    params = _read_saved(workdir / "checkpoints", step, expected)
     _check_shapes(workdir, params, expected)
     return StoredPolicy(
         workdir=workdir,
@@ -123,32 +105,14 @@ def read_policy(
     )
 
 
-def _read_tokenizer(
-    workdir: pathlib.Path, settings: Settings, lengths: PolicyLengths, *, is_exported: bool
-) -> AnyTokenizer:
-    is_named = is_exported and settings.policy.tokenizer
-    tokenizer = load_pretrained(str(workdir)) if is_named else read_tokenizer(workdir, settings)
-    if tokenizer.num_words != lengths.num_words:
-        raise BadInput(
-            f"{workdir}: the tokenizer has {tokenizer.num_words} words, policy.json {lengths.num_words}; the files "
-            "must be of one run"
-        )
-    return tokenizer
-
-
-def _load_patches(workdir: pathlib.Path, settings: Settings, carried: "_Carried | None") -> PatchInput | None:
-    """Return the patches of the run's frozen encoder, if it has one: the export's own, or those of the settings."""
+def _load_patches(workdir: pathlib.Path, settings: Settings) -> PatchInput | None:
+    """Return the patches of the run's frozen encoder, if it has one."""
     if not settings.image_encoder.is_frozen:
         return None
     try:
-        if carried is None:
-            return load_patches(settings)
-        if carried.manifest.encoder is None:
-            raise BadInput("no encoder; the policy of this export reads a frozen one")
-        encoder = make_carried_encoder(workdir / MANIFEST_FILE, carried.manifest.encoder, carried.frozen)
-        return patches_of(settings, encoder)
+        return load_patches(settings)
     except BadInput as error:
-        raise BadInput(f"{workdir / (MANIFEST_FILE if carried else 'settings.json')}: {error}") from None
+        raise BadInput(f"{workdir / 'settings.json'}: {error}") from None
 
 
 def check_encoder(workdir: pathlib.Path, lengths: PolicyLengths, patches: PatchInput | None) -> None:
@@ -172,33 +136,6 @@ def _find_step(folder: pathlib.Path, phase: str | None) -> tuple[str, int]:
     if phase not in best:
         raise BadInput(f"{folder}: no best weights of the phase {phase!r}; found {', '.join(sorted(best)) or 'none'}")
     return phase, best[phase].step
-
-
-class _Manifest(msgspec.Struct):
-    format: Literal[1]
-    kind: Literal["policy"]
-    phase: Literal["sft", "grpo", "dpo"]
-    step: int
-    encoder: CarriedEncoder | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Carried:
-    """Manifest and parameters of an exported policy, and parameters of its frozen encoder or None."""
-
-    manifest: _Manifest
-    params: Params
-    frozen: Params | None
-
-
-def _read_exported(folder: pathlib.Path, phase: str | None) -> _Carried:
-    path = folder / MANIFEST_FILE
-    manifest = read_json(path, _Manifest, accepted="expected the export of a policy", max_bytes=_MOST_MANIFEST_BYTES)
-    if phase not in (None, manifest.phase):
-        raise BadInput(f"{folder}: no weights of the phase {phase!r}; the export has those of {manifest.phase!r}")
-    params = unflatten(read_weights(folder, [POLICY_FILE]))
-    frozen = None if manifest.encoder is None else params.pop(FROZEN_ENCODER, None)
-    return _Carried(manifest, params, frozen)
 
 
 def _read_saved(folder: pathlib.Path, step: int, expected: Any) -> Params:

@@ -32,7 +32,8 @@ from stepcot_jax.export.authors import (
 from stepcot_jax.host.array_files import save_safetensors
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput, run_tool
-from stepcot_jax.host.files import digest_file, write_whole, writing_folder, writing_whole
+from stepcot_jax.host.files import digest_file, writing_folder, writing_whole
+from stepcot_jax.host.own_folder import save
 from stepcot_jax.host.terminal import Terminal, name_command
 from stepcot_jax.reading.trained_model import load_trained
 from stepcot_jax.run.inputs import encode_prompts
@@ -273,8 +274,8 @@ def _write(
     write_settings(workdir / "settings.json", settings)
     trained_on = f"data of its authors (converted from {source.name})"
     write_reading(workdir, chain, text, encoder_digest=encoder.digest, trained_on=trained_on)
-    content: dict[str, Any] = {"source": source.name, "sha256": digest_file(source)[1], "fresh": missing}
-    write_whole(workdir / CONVERTED_FILE, (json.dumps(content, indent=2) + "\n").encode())
+    content = {"source": source.name, "sha256": digest_file(source)[1], "fresh": missing}
+    save(workdir / CONVERTED_FILE, content)
     state = TrainState(np.int32(0), params, {}, np.asarray(jax.random.key_data(jax.random.key(settings.seed))))
     checkpoints = Checkpoints(workdir / "checkpoints")
     checkpoints.save(state, {"batches": {}, "metrics": {}, "seconds": 0.0, "data": ""}, {})

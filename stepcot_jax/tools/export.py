@@ -1,6 +1,6 @@
 """Export a trained model: StableHLO and safetensors, with a loader that needs only jax and numpy.
 
-Of a policy's run the folder holds the programs of prefill and of one decoded token, and the loader generates replies.
+Of the run of a Qwen2.5-VL it writes a checkpoint folder for transformers.
 """
 
 import argparse
@@ -22,8 +22,6 @@ MODELS = ("student", "teacher")
 def main(arguments: list[str] | None = None) -> int:
     """Export the networks that the command line names; print what was written, with --json as one JSON line."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["renew"] or "--renew" in arguments:
-        raise BadInput("`export renew` is gone; export again from the run: stepcot export --checkpoint=RUN --out=DIR")
     if arguments[:1] == ["push"]:
         return _find_hub().main(arguments[1:])
     parser = argparse.ArgumentParser(
@@ -68,13 +66,13 @@ def main(arguments: list[str] | None = None) -> int:
 def _export(flags: argparse.Namespace, out: pathlib.Path, names: tuple[str, ...] | None) -> dict[str, Any]:
     """Write the export that the flags name; return its report."""
     from stepcot_jax.export.folder import export_model
-    from stepcot_jax.export.policy_folder import export_policy
+    from stepcot_jax.export.qwen_folder import export_qwen
     from stepcot_jax.run.stored import read_stored
 
     if read_stored(flags.checkpoint).trains_policy:
         if names is not None or flags.torch_names:
             raise BadInput(f"{flags.checkpoint} is of a policy, to which --model and --torch-names do not apply")
-        return export_policy(flags.checkpoint, out, say=_say)
+        return export_qwen(flags.checkpoint, out, say=_say)
     return export_model(flags.checkpoint, out, models=names, torch_names=flags.torch_names, say=_say)
 
 

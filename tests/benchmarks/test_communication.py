@@ -44,26 +44,6 @@ def test_a_program_is_read():
     assert totals(found)["all-gather"] == {"count": 1, "runs": 15, "bytes": 480, "sent_bytes": 360.0}
 
 
-@pytest.mark.parametrize(
-    ("kind", "sent"), [("all-reduce", 14.0), ("all-gather", 7.0), ("reduce-scatter", 56.0), ("all-to-all", 7.0)]
-)
-def test_a_ring_sends(kind, sent):
-    """Eight devices: a gather of 8 bytes receives 7; a sum is a scatter of shares and a gather."""
-    assert Collective(kind, num_bytes=8, group_size=8, times=1).sent_bytes == sent
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "words"),
-    [
-        ('backend_config={"known_trip_count":{"n":"3"}}', "backend_config={}", "does not know"),
-        ("ENTRY %main", "%main", "no ENTRY"),
-    ],
-)
-def test_what_cannot_be_said_is_refused(before, after, words):
-    with pytest.raises(ValueError, match=words):
-        read_collectives(PROGRAM.replace(before, after))
-
-
 @pytest.mark.parametrize(("groups", "size"), [("{'data'}", 2), ("{'data','model'}", 8)])
 def test_groups_are_named_by_axes_of_the_mesh(groups, size):
     program = PROGRAM.replace("replica_groups=[2,4]<=[8]", f"replica_groups=mesh['data'=2,'model'=4] {groups}")

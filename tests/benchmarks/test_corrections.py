@@ -4,10 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks import corrections
-from benchmarks.corrections import Row, draw_careless, judge, measure_calibration, plan_conflicts
-from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
-from stepcot_jax.data.phantom.answers import draw_answers
+from benchmarks.corrections import Row, judge
 
 RNG = np.random.default_rng(0)
 
@@ -50,41 +47,3 @@ def test_one_set_is_judged_by_its_patients():
     above, near = judge([make_row([0.1]), make_row([0.01])], num_resamples=200)
     assert np.isnan(above[6])
     assert (above[8], near[8]) == (True, False)
-
-
-def test_the_calibration_error_of_drawn_labels_is_that_of_chance():
-    shares = RNG.dirichlet(np.ones(4), 3000)
-    truth = np.array([RNG.choice(4, p=row) for row in shares])
-    error, own = measure_calibration([shares[:1000], shares[1000:]], [truth[:1000], truth[1000:]], num_draws=20)
-    assert error == pytest.approx(own, abs=0.015)
-    sure = shares**3 / (shares**3).sum(axis=1, keepdims=True)
-    assert measure_calibration([sure], [truth], num_draws=20)[0] > own + 0.1
-
-
-def test_careless_readers_err_at_their_rate():
-    labels = np.stack([RNG.integers(0, size, 4000) for size in DEFAULT_CHAIN.answers_per_step], axis=1)
-    given = draw_careless(labels, 0.2, DEFAULT_CHAIN.answers_per_step, reliability=0.8)
-    assert not given[:, -1].any()
-    assert (given[:, :-1].argmax(axis=-1) != labels[:, :-1]).mean() == pytest.approx(0.2, abs=0.01)
-    np.testing.assert_allclose(given[:, :-1].max(axis=-1), 0.8)
-    np.testing.assert_allclose(given[:, :-1].sum(axis=-1), 1, rtol=1e-6)
-
-
-def test_conflicting_chests_are_abnormal_and_of_no_training_chain():
-    training = np.array([draw_answers(index, seed=0, prevalence="flat") for index in range(300)])
-    planned = plan_conflicts(training, 12, seed=0, chain=DEFAULT_CHAIN)
-    answers = np.array([shot.case.answers for shot in planned])
-    assert (answers[:, -1] != 0).all()
-    assert (answers != NOT_ANNOTATED).all()
-    known = {tuple(chain) for chain in training.tolist()}
-    assert sum(tuple(chain) in known for chain in answers.tolist()) < 6
-    assert [shot.case.answers for shot in plan_conflicts(training, 3, seed=0, chain=DEFAULT_CHAIN)] == [
-        shot.case.answers for shot in planned[:3]
-    ]
-
-
-def test_kinds_of_rows_do_not_depend_on_the_chosen_baseline():
-    kinds = [
-        corrections._name_kind(f"1 answers, less {name}") for name in ("naive Bayes", "joint model", "as published")
-    ]
-    assert kinds == ["baseline", "baseline", "today"]

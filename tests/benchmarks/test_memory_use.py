@@ -1,6 +1,5 @@
 """What a teacher does with its memory: the table against the equations written out, and which answers are given."""
 
-import dataclasses
 import itertools
 
 import jax
@@ -10,12 +9,10 @@ from oracles import reference_numpy as oracle
 from trained_workdir import BEST, TINY, make_text, make_trained_workdir
 
 from benchmarks import memory_use
-from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
+from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.batches import evaluation_batches, iterate
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run import inputs
-from stepcot_jax.run.settings import write_settings
 from stepcot_jax.tools.tables import cell_networks
 from stepcot_jax.training.checkpoints import restore_params
 
@@ -126,29 +123,3 @@ def test_these_weights_use_their_memory(expected):
     own, random = (expected[0][name][-1] for name in (memory_use.OWN, memory_use.RANDOM))
     assert np.abs(own - random).max() > 0.1
     assert share(expected[3][:, 0]) > 0.01
-
-
-def test_answers_that_are_given():
-    labels = np.random.default_rng(0).integers(0, ANSWERS, (500, 7)).astype(np.int32)
-    labels[::5, 2] = NOT_ANNOTATED
-    given = memory_use.make_answers(labels, DEFAULT_CHAIN, seed=0)
-    assert (given[memory_use.OWN] == -1).all()
-    true = given[memory_use.TRUE]
-    np.testing.assert_array_equal(true, np.where(labels == NOT_ANNOTATED, -1, labels))
-    random = given[memory_use.RANDOM]
-    for step, count in enumerate(ANSWERS):
-        shares = np.bincount(random[:, step], minlength=count) / len(random)
-        assert shares == pytest.approx(np.full(count, 1 / count), abs=0.08)
-    np.testing.assert_array_equal(random, memory_use.make_answers(labels, DEFAULT_CHAIN, seed=0)[memory_use.RANDOM])
-    assert (random != memory_use.make_answers(labels, DEFAULT_CHAIN, seed=1)[memory_use.RANDOM]).any()
-
-
-def test_a_teacher_without_write_back_is_refused(run, tmp_path):
-    folder, settings, _ = run
-    (tmp_path / "run").mkdir()
-    for name in ("checkpoints", "reading"):
-        (tmp_path / "run" / name).symlink_to(folder / name)
-    teacher = dataclasses.replace(settings.teacher, write_back=False)
-    write_settings(tmp_path / "run" / "settings.json", dataclasses.replace(settings, teacher=teacher))
-    with pytest.raises(BadInput, match="memory=True and write_back=False; both must be True"):
-        memory_use.main([str(tmp_path / "run")])

@@ -12,8 +12,8 @@ import pytest
 import stepcot_jax
 from stepcot_jax.box import Box
 from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.dataset import ClosedFeatures, TestSplitClosed
+from stepcot_jax.data.record_table import RecordTable
 from stepcot_jax.record import Record
 from stepcot_jax.run.inputs import Inputs, load_cases
 from stepcot_jax.run.loading_questions import load_vqa_dataset

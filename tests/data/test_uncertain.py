@@ -13,9 +13,9 @@ from refusals import refuse
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.data.batches import evaluation_batches, iterate, training_batches
 from stepcot_jax.data.check import CheckOptions, check_root
-from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.pixels import PixelCache
+from stepcot_jax.data.record_table import RecordTable
 from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.data.statistics import compute_statistics

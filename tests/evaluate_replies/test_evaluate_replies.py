@@ -200,11 +200,7 @@ def test_bad_flags(folder):
     for flags, words in (
         (["--split", "val"], "no record of split 'val', found test, train; --split=all scores every record"),
         (["--num-resamples", "0"], "--num-resamples must be at least 1; got 0"),
-        (["--seed", "-1"], "--seed must be at least 0; got -1"),
         (["--open-score", "relative"], "--open-score=relative needs the scores of a judge"),
-        (["--open-score", "exact", "--judge", "m"], "--judge is not used with --open-score=exact"),
-        (["--max-tokens", "5"], "--max-tokens is accepted only with --judge MODEL"),
-        (["--judge-stages"], "--judge-stages is accepted only with --judge MODEL"),
         (["--perturbed", "x.jsonl"], "--perturbed and --perturbed-records are required together"),
         ([taken], r"constant box\.jsonl: a row of the tables has this name; rename the file"),
     ):

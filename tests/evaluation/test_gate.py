@@ -5,8 +5,9 @@ import pytest
 from scipy.spatial.distance import mahalanobis
 from sklearn.covariance import LedoitWolf
 
-from stepcot_jax.evaluation.gate import fit_gate, read_gate, shrink_covariance, write_gates
+from stepcot_jax.evaluation.gate import Gate, fit_gate, shrink_covariance
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.own_folder import load_arrays, save_arrays
 
 
 def draw(num_cases, *, seed, shift=0.0):
@@ -63,32 +64,33 @@ def test_too_few_images_give_no_gate(num_training, num_validation, is_fitted):
 
 def test_files(gate, tmp_path):
     path = tmp_path / "gate.npz"
-    assert read_gate(path, "student") is None
-    write_gates(path, {"student": gate})
-    found = read_gate(path, "student")
+    assert load_arrays(path, "student", Gate) is None
+    save_arrays(path, {"student": gate})
+    found = load_arrays(path, "student", Gate)
     for field in dataclasses.fields(gate):
         np.testing.assert_array_equal(getattr(found, field.name), getattr(gate, field.name))
-    assert read_gate(path, "teacher") is None
-    write_gates(path, {})
-    assert read_gate(path, "student") is None
+    assert load_arrays(path, "teacher", Gate) is None
+    save_arrays(path, {})
+    assert load_arrays(path, "student", Gate) is None
 
 
 @pytest.mark.parametrize(
     ("part", "value", "words"),
     [
-        ("mean", np.zeros((2, 2), np.float32), "not those of a gate"),
-        ("whitening", np.zeros((3, 3), np.float32), "not those of a gate"),
-        ("limit", np.array(0.0), "not those of a gate"),
-        ("limit", None, "'student/limit' is missing"),
+        ("mean", np.zeros((2, 2), np.float32), r"at `\$\.mean`"),
+        ("mean", np.full(5, np.nan, np.float32), "are not finite"),
+        ("whitening", np.zeros((3, 3), np.float32), "do not fit each other"),
+        ("limit", np.array(0.0), r"> 0\.0 - at `\$\.limit`"),
+        ("limit", None, "missing required field `limit` .*written by stepcot_jax"),
         ("limit", np.array([object()]), "cannot be read"),
     ],
 )
 def test_a_damaged_file_is_refused(gate, tmp_path, part, value, words):
     path = tmp_path / "gate.npz"
-    write_gates(path, {"student": gate})
+    save_arrays(path, {"student": gate})
     with np.load(path) as found:
         arrays = dict(found)
     arrays[f"student/{part}"] = value
     np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
     with pytest.raises(BadInput, match=words):
-        read_gate(path, "student")
+        load_arrays(path, "student", Gate)

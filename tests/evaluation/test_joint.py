@@ -136,13 +136,6 @@ def test_without_given_answers_each_step_is_the_networks_own():
         assert not read[:, step, size:].any()
 
 
-def test_a_reading_does_not_depend_on_the_other_cases():
-    logits, given = RNG.normal(size=(40, 4, 4)) * 5, np.zeros((1, 40, 4, 4))
-    together = MODEL.join(logits)(given)[0]
-    apart = [MODEL.join(logits[case : case + 1])(given[:, :1])[0, 0] for case in range(40)]
-    np.testing.assert_allclose(together, apart, rtol=1e-9)
-
-
 def test_a_reading_under_given_answers_is_the_sum_over_all_chains():
     given, reader = some_given(), MODEL.join(LOGITS)
     read, pairs = reader(given[None])[0], reader.look_ahead(given)

@@ -17,7 +17,8 @@ from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.encoders.resnet import ResNet
 from stepcot_jax.encoders.transformer import TransformerSizes, VisionTransformer
 from stepcot_jax.evaluation.calibration import Calibration
-from stepcot_jax.evaluation.gate import fit_gate, write_gates
+from stepcot_jax.evaluation.gate import fit_gate
+from stepcot_jax.host.own_folder import save_arrays
 from stepcot_jax.reading.trained_model import Trained
 from stepcot_jax.run.networks import make_networks
 from stepcot_jax.run.settings import make_settings
@@ -78,7 +79,7 @@ def write_gate(found: Trained) -> None:
     else:
         params = {"image_encoder": found.params["student"]["image_encoder"]}
         features = np.asarray(read_moments(params, {"images": noise}, networks=found.networks))
-    write_gates(found.workdir / "gate.npz", {"student": fit_gate(features[:40], features[40:], false_alarms=0.05)})
+    save_arrays(found.workdir / "gate.npz", {"student": fit_gate(features[:40], features[40:], false_alarms=0.05)})
 
 
 def random_tree(shapes, seed):
@@ -145,19 +146,17 @@ from load import load
 images = np.load(sys.argv[2])
 {body}
 loaded = {{name.partition(".")[0] for name in sys.modules}}
-assert not loaded & {{"stepcot_jax", "flax", "safetensors", "jaxtyping", "orbax", "msgspec", *{banned!r}}}, loaded
+assert not loaded & {{"stepcot_jax", "flax", "safetensors", "jaxtyping", "orbax", "msgspec", "flatbuffers"}}, loaded
 """
 JAX = ("jax", "jaxlib", "numpy", "ml_dtypes", "opt_einsum", "scipy")
-OWN = ("load", "exported_files", "exported_models", "exported_programs", "exported_words", "merges")
+OWN = ("load", "exported_files", "exported_programs")
 
 
-def read_alone(
-    folder: pathlib.Path, images: np.ndarray, body: str, *arguments: str, needs=JAX, banned=("flatbuffers",)
-):
+def read_alone(folder: pathlib.Path, images: np.ndarray, body: str):
     """Run `body` with the folder's load.py in a process that finds no other packages; return what it printed."""
     np.save(folder.parent / "images.npy", images)
-    code = ALONE.format(allowed=(*needs, *OWN), body=body, banned=banned)
-    command = [sys.executable, "-I", "-B", "-c", code, str(folder), str(folder.parent / "images.npy"), *arguments]
+    code = ALONE.format(allowed=(*JAX, *OWN), body=body)
+    command = [sys.executable, "-I", "-B", "-c", code, str(folder), str(folder.parent / "images.npy")]
     environment = {name: os.environ[name] for name in ("PATH", "XLA_FLAGS")} | {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd="/")
     assert done.returncode == 0, done.stderr[-2000:]

@@ -167,7 +167,7 @@ def test_sums_that_lead_elsewhere_or_name_too_little_are_refused(copy):
         refuse(words, loader.load, copy, error=exported_files.RefusedExport)
 
 
-def test_another_model_format_or_a_program_that_calls_out_is_refused(copy):
+def test_another_model_or_a_program_that_calls_out_is_refused(copy):
     with pytest.raises(exported_files.RefusedExport, match="no model 'reader'; it has student, teacher"):
         loader.load(copy, "reader")
     shapes = (jax.ShapeDtypeStruct((3, 3), jnp.float32),)
@@ -175,10 +175,6 @@ def test_another_model_format_or_a_program_that_calls_out_is_refused(copy):
     (copy / "student.stablehlo").write_bytes(calling.serialize())
     write_sums(copy)
     refuse("custom calls", loader.load, copy, error=exported_files.RefusedExport)
-    manifest = json.loads((copy / "export.json").read_text())
-    (copy / "export.json").write_text(json.dumps({**manifest, "format": 2}))
-    write_sums(copy)
-    refuse("format 2 is not supported; expected 1", loader.load, copy, error=exported_files.RefusedExport)
 
 
 def test_load_py_checks_this_machine(copy, capsys):
@@ -246,7 +242,6 @@ def test_a_folder_in_use_is_refused_and_nothing_is_left_of_an_export_that_fails(
     [
         (["--model=studnt"], "--model: 'studnt' is not one of student, teacher"),
         ([], "is not the workdir of a run"),
-        (["--renew", "DIR"], "`export renew` is gone; export again from the run: stepcot export --checkpoint=RUN"),
     ],
 )
 def test_a_wrong_command_is_one_line_and_code_2(flags, words, tmp_path, capsys):

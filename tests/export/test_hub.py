@@ -99,16 +99,6 @@ def test_the_commit_that_was_read_is_told_and_another_revision_is_another_folder
     assert (download_folder(f"hf://ann/chest@{other}") / "labels.json").read_text() == "{}"
 
 
-def test_a_policy_is_loaded_from_the_hub(policy_export, hub, capsys):
-    workdir, out, records, _ = policy_export
-    assert main(["push", str(out), "ann/vqa"]) == 0
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[1] == f'next: sc.load("{printed[0].removeprefix("uploaded: ")}")'
-    question = next(record.question for record in records if record.kind == "closed")
-    of_run, of_hub = (load(source).answer(IMAGE, question) for source in (workdir, "hf://ann/vqa"))
-    assert of_hub.as_dict() == of_run.as_dict()
-
-
 @pytest.mark.parametrize(
     ("address", "words"),
     [

@@ -10,9 +10,10 @@ from evaluation.small_splits import of_arrays
 from refusals import refuse
 
 from stepcot_jax.chain import Chain, Step
-from stepcot_jax.evaluation.gate import fit_gate, write_gates
+from stepcot_jax.evaluation.gate import fit_gate
 from stepcot_jax.evaluation.predictions import write_predictions
 from stepcot_jax.export.model_card import list_files, write_model_card
+from stepcot_jax.host.own_folder import save_arrays
 from tests.export import random_run
 
 PROGRAMS = [types.SimpleNamespace(name="student", tensors={"a": np.zeros((1000, 5))})]
@@ -25,7 +26,8 @@ def run(tmp_path):
 
 def test_it_says_what_everybody_must_know(run):
     card = write_model_card(run, PROGRAMS)
-    assert card.startswith("# Model card: Step-CoT, student\n")
+    assert card.startswith("---\nlibrary_name: stepcot-jax\n")
+    assert "\n---\n\n# Model card: Step-CoT, student\n" in card
     for words in ("**Not a medical device.**", "## Limits", "student 5,000", "no patients", "had written no report"):
         assert words in card
     assert "| student | 2.00 | 0.50 | 1.25 |" in card
@@ -33,7 +35,7 @@ def test_it_says_what_everybody_must_know(run):
     assert "## Operating points\n\nNone: the run chose none." in card
     assert "No gate was fitted" in card
     features = np.random.default_rng(1).normal(size=(60, 16)).astype(np.float32)
-    write_gates(run.workdir / "gate.npz", {"student": fit_gate(features[:40], features[40:], false_alarms=0.05)})
+    save_arrays(run.workdir / "gate.npz", {"student": fit_gate(features[:40], features[40:], false_alarms=0.05)})
     assert "`gate_scores` above 1 in load.py" in write_model_card(run, PROGRAMS)
 
 

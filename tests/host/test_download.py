@@ -14,14 +14,13 @@ from refusals import refuse
 import stepcot_jax
 from stepcot_jax.encoders.checkpoints import resolve
 from stepcot_jax.host.download import find_path, is_address, open_remote, refuse_address
-from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.extras import list_extras
 from stepcot_jax.host.files import make_workdir, write_whole, writing_folder
 from stepcot_jax.run.settings import PATH_KEYS, load_settings
-from stepcot_jax.tools.options import local_path
 
 PACKAGE = pathlib.Path(stepcot_jax.__file__).parent
-STANDALONE = {"loader.py", "policy_loader.py"}
+STANDALONE = {"loader.py"}
 """Parts of an export, which run without stepcot_jax."""
 
 
@@ -85,23 +84,6 @@ def test_paths_stay_and_addresses_are_downloaded_by_the_extra_of_their_scheme(tm
 
 def _download(address, folder):
     return pathlib.Path(f"{address} here")
-
-
-def test_a_flag_refuses_an_address_that_it_cannot_use_on_one_line(capsys):
-    from stepcot_jax.tools.conformance.command import main as conformance
-    from stepcot_jax.tools.report.command import main as report
-
-    for main, arguments, message in (
-        (report, ["runs/q", "--out=gs://bucket/page.html"], "argument --out: gs://bucket/page.html is an address; exp"),
-        (report, ["gs://bucket/run"], "gs://bucket/run is an address: --out=FILE is required"),
-        (report, ["runs/q", "--out="], "'' names nothing; expected a path"),
-        (conformance, ["gs://bucket/run/x.npz"], "gs://bucket/run/x.npz is an address; expected"),
-    ):
-        with pytest.raises(SystemExit) as ended:
-            run_tool(lambda main=main, arguments=arguments: main(arguments))
-        assert ended.value.code == 2
-        assert message in capsys.readouterr().err
-    assert local_path("runs/q") == pathlib.Path("runs/q")
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Files: reading checks type and size; writing is atomic."""
 
-import contextlib
 import os
 import shutil
 import subprocess
@@ -165,12 +164,3 @@ def test_what_a_killed_write_left_is_removed_by_the_next_one(tmp_path):
     assert target.read_bytes() == b"done"
     write_whole(tmp_path / ("肺" * 80), b"a name of 240 bytes")
     assert [path.name for path in tmp_path.glob(".*.partial")] == [foreign[0].name]
-
-
-def test_a_large_folder_is_not_listed_at_every_write(tmp_path, monkeypatch):
-    looks, seconds = [], iter(range(0, 10**6, 60))
-    monkeypatch.setattr(files.time, "monotonic", lambda: next(seconds))  # a look takes a minute
-    monkeypatch.setattr(files.os, "scandir", lambda folder: looks.append(folder) or contextlib.nullcontext(()))
-    for number in range(50):
-        write_whole(tmp_path / str(number), b"")
-    assert len(looks) == 1

@@ -21,12 +21,11 @@ OPENERS = {"open", "read_text", "read_bytes", "ZipFile", "memmap", "safe_open", 
 
 TABLE = """
 host/untrusted.py: the one place | __main__.py: own sources | tools/conformance/golden.py: numpy, after open_archive
-tools/constrain/results.py: own style | data/phantom/phantom.py: writes
+data/phantom/phantom.py: writes
 data/sources/iu_xray.py: a tar archive around an untrusted file
 data/sources/phantom.py: a picture in an untrusted file | extras/demo/command.py: own style
 encoders/weights.py: safetensors, after require_file | evaluation/published.py: own data
 host/exported_files.py: part of exports; needs no stepcot_jax | export/model_card.py: own template
-export/policy_folder.py: own template
 features/store.py: own shards, whose digest is compared | features/importing.py: numpy, after require_file
 annotate/llm/answers.py: own file of answers, opened for writing
 data/splits/split_resolver.py: an entry of an untrusted archive

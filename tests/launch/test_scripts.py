@@ -50,14 +50,6 @@ def test_a_dry_run_of_install_names_the_last_commit(run):
     assert f"echo {revision} >stepcot/.installed" in install
 
 
-def test_a_dry_run_of_watch_prints_what_it_may_do(run):
-    made = {"ACCELERATOR_TYPE": "v5litepod-16", "RUNTIME_VERSION": "v2-alpha-tpuv5-lite", "NUM_WORKERS": "4"}
-    code, out, _ = run("tpu_pod.sh", "--dry-run", "watch", **TPU, **made, CONFIG="paper", WORKDIR="/shared/run")
-    assert code == 0
-    for words in (f"{GCLOUD} describe pod", f"{GCLOUD} create pod", f"{GCLOUD} delete pod", "tpu_worker.sh start"):
-        assert words in out
-
-
 @pytest.mark.parametrize(("script", "arguments", "variables", "lines"), list(read_cases("refused.txt")))
 def test_what_is_missing_or_wrong_is_refused_by_name(run, script, arguments, variables, lines):
     code, out, err = run(script, *arguments, **variables)

@@ -109,12 +109,3 @@ def test_words_invert_the_cumulative_sum(num_words):
     np.testing.assert_array_equal(found[drawn], np.arange(num_words)[drawn])
     for end, word in ((0.0, np.flatnonzero(weights)[0]), (1 - 2.0**-24, np.flatnonzero(weights)[-1])):
         assert draw_words(rows[:1], jnp.full(1, end, jnp.float32)).item() == word
-
-
-def test_refusals():
-    keys = rollout_keys(jax.random.key(5), first=0, number=CASES + 1)
-    with pytest.raises(ValueError, match="4 rollouts are not a multiple of 3 prompts"):
-        generate(NETWORK, params(), *GIVEN, sampling=Sampling(longest=1, stop=STOP), keys=keys)
-    for change in ({"longest": 0}, {"temperature": 0.0}):
-        with pytest.raises(ValueError, match="above 0"):
-            Sampling(**{"longest": 3, "stop": 0, **change})

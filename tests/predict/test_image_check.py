@@ -11,9 +11,10 @@ from trained_workdir import SIDE, make_trained_workdir
 
 from stepcot_jax.data.images.preprocessing import repeat_grey
 from stepcot_jax.data.phantom.phantom import draw_case
-from stepcot_jax.evaluation.gate import fit_gate, read_gate, write_gates
+from stepcot_jax.evaluation.gate import Gate, fit_gate
 from stepcot_jax.extras.demo.readings import read_session, start_session
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.own_folder import load_arrays, save_arrays
 from stepcot_jax.reading.explain import Explainer
 from stepcot_jax.reading.image_reader import load
 from stepcot_jax.reading.radiographs import to_input
@@ -46,7 +47,7 @@ def run(tmp_path_factory):
     make_trained_workdir(folder)
     pictures = [repeat_grey(phantom(index)) for index in range(160)]
     features = moments(load_trained(folder, names=("student",)), pictures)
-    write_gates(folder / "gate.npz", {"student": fit_gate(features[:120], features[120:], false_alarms=0.05)})
+    save_arrays(folder / "gate.npz", {"student": fit_gate(features[:120], features[120:], false_alarms=0.05)})
     return folder
 
 
@@ -139,7 +140,7 @@ def test_notes_on_a_dicom_header_are_told_with_the_reading(run, tmp_path, capsys
 def test_a_gate_of_another_encoder_is_refused(run, tmp_path):
     folder = shutil.copytree(run, tmp_path / "run")
     features = np.random.default_rng(0).random((30, 5))
-    write_gates(folder / "gate.npz", {"student": fit_gate(features, features, false_alarms=0.1)})
+    save_arrays(folder / "gate.npz", {"student": fit_gate(features, features, false_alarms=0.1)})
     with pytest.raises(BadInput, match=r"gate.npz, 'student': a gate of 5 features; the encoder has 16"):
         load(folder).read(phantom(0))
-    assert read_gate(run / "gate.npz", "teacher") is None
+    assert load_arrays(run / "gate.npz", "teacher", Gate) is None

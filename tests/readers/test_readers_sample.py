@@ -1,8 +1,5 @@
 """Samples for readers: a draw in proportion, forms and images that give nothing away, and a key that says all."""
 
-import hashlib
-import json
-
 import msgspec
 import numpy as np
 import pytest
@@ -26,7 +23,7 @@ from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.reading.cases import open_run
 from stepcot_jax.tools.readers import command as tool
-from stepcot_jax.tools.readers.forms import check_names, choose_stratified, identify_form, read_key, share_out
+from stepcot_jax.tools.readers.forms import check_names, choose_stratified, name_image, read_key, share_out
 
 
 @pytest.fixture(scope="module")
@@ -67,18 +64,19 @@ def test_the_draw_depends_on_seed_and_names_alone():
 
 
 def test_cases_are_drawn_by_diagnosis_into_a_form_with_every_option_and_no_formula(sample):
-    _, key = sample
+    folder, key = sample
     diagnoses = [case.labels[-1] for case in key.cases]
     assert {label: diagnoses.count(label) for label in set(DIAGNOSES)} == {0: 6, 1: 4, 7: 2, -100: 0}
     assert key.chain == CHAIN
-    folder, key = sample
     rows = read_cells(folder / "Ann" / "form.csv")
-    order = key.readers[0].order
+    order = [int(row["case"]) for row in rows[::7]]
+    assert sorted(order) == list(range(1, 13))
+    assert order != [int(row["case"]) for row in read_cells(folder / "Bo" / "form.csv")[::7]]
     assert [(row["case"], row["step"]) for row in rows] == [
         (str(number), f"Step {place}") for number in order for place in range(1, 8)
     ]
     assert [row["image"] for row in rows[::7]] == [f"case_{number:04d}.png" for number in order]
-    assert {row["form"] for row in rows} == {identify_form(key, name="Ann", order=order)}
+    assert [key.readers[form] for form in {row["form"] for row in rows}] == ["Ann"]
     assert [row["options"] for row in rows[:7]] == ["; ".join(step.lettered_options) for step in CHAIN.steps]
     assert ({row["answer"] for row in rows}, rows[0]["question"]) == ({""}, HOSTILE)
     assert rows[6]["question"] == "'=What is it?"
@@ -100,40 +98,29 @@ def test_a_dicom_file_becomes_a_picture_without_its_patient(tmp_path):
     root = write_folder(tmp_path / "root", [case, *make_cases()[2:4]])
     (root / "images" / "scan.dcm").write_bytes(write(make(pixels, BitsStored=12, HighBit=11)))
     key = make_sample(tmp_path / "sample", root, readers=("Ann",), num_cases=3)
-    found = next(each for each in key.cases if each.image_path == "images/scan.dcm")
-    content = (tmp_path / "sample" / "Ann" / "images" / found.image).read_bytes()
+    number = 1 + [each.image_path for each in key.cases].index("images/scan.dcm")
+    path = tmp_path / "sample" / "Ann" / "images" / name_image(number)
+    content = path.read_bytes()
     assert list_chunks(content) == {b"IHDR", b"IDAT", b"IEND"}
-    given = np.asarray(Image.open(tmp_path / "sample" / "Ann" / "images" / found.image))
+    given = np.asarray(Image.open(path))
     assert given.shape[:2] == (8, 10)
     assert (np.diff(given.reshape(80, -1)[:, 0].astype(int)) >= 0).all()
     assert given.max() - given.min() > 200
     assert not [value for value in MARKERS.values() if str(value).encode() in content]
 
 
-def test_readers_get_a_form_and_an_order_of_their_own_and_nothing_that_tells(sample, root):
+def test_readers_get_a_form_and_pictures_and_nothing_that_tells(sample, root):
     folder, key = sample
     assert sorted(path.name for path in folder.iterdir()) == ["Ann", "Bo", "key.json"]
-    for reader in key.readers:
-        files = {str(path.relative_to(folder / reader.name)) for path in (folder / reader.name).rglob("*")}
+    for name in key.readers.values():
+        files = {str(path.relative_to(folder / name)) for path in (folder / name).rglob("*")}
         assert files == {"form.csv", "images", *(f"images/case_{number:04d}.png" for number in range(1, 13))}
-        for path in (folder / reader.name).rglob("*.*"):
+        for path in (folder / name).rglob("*.*"):
             assert not [word for word in SECRETS if word.encode() in path.read_bytes()], path
-    for case in key.cases:
-        assert list_chunks((folder / "Ann" / "images" / case.image).read_bytes()) == {b"IHDR", b"IDAT", b"IEND"}
-        given = np.asarray(Image.open(folder / "Bo" / "images" / case.image))
-        np.testing.assert_array_equal(given, np.asarray(Image.open(root / case.image_path)))
-    _, key = sample
-    ann, bo = key.readers
-    assert sorted(ann.order) == sorted(bo.order) == list(range(1, 13))
-    assert ann.order != bo.order
-    assert identify_form(key, name="Ann", order=ann.order) != identify_form(key, name="Bo", order=ann.order)
-    assert identify_form(key, name="Ann", order=ann.order) != identify_form(key, name="Ann", order=bo.order)
-    other = msgspec.structs.replace(key.cases[3], sha256="0" * 64)
-    changed = msgspec.structs.replace(key, cases=(*key.cases[:3], other, *key.cases[4:]))
-    assert identify_form(key, name="Ann", order=ann.order) != identify_form(changed, name="Ann", order=ann.order)
-    relabelled = msgspec.structs.replace(key.cases[3], labels=(0,) * 7, patient_id="x", image_path="x")
-    changed = msgspec.structs.replace(key, cases=(*key.cases[:3], relabelled, *key.cases[4:]))
-    assert identify_form(key, name="Ann", order=ann.order) == identify_form(changed, name="Ann", order=ann.order)
+    for number, case in enumerate(key.cases, start=1):
+        path = folder / "Bo" / "images" / name_image(number)
+        assert list_chunks(path.read_bytes()) == {b"IHDR", b"IDAT", b"IEND"}
+        np.testing.assert_array_equal(np.asarray(Image.open(path)), np.asarray(Image.open(root / case.image_path)))
 
 
 def list_chunks(content):
@@ -147,42 +134,22 @@ def list_chunks(content):
 def test_the_key_comes_back_and_a_sample_is_made_again_alike(sample, root, tmp_path):
     folder, key = sample
     assert (read_key(folder), make_sample(tmp_path / "again", root)) == (key, key)
-    for reader in key.readers:
-        content = (folder / reader.name / "form.csv").read_bytes()
-        assert (tmp_path / "again" / reader.name / "form.csv").read_bytes() == content
-        assert (reader.file, reader.sha256) == ("form.csv", hashlib.sha256(content).hexdigest())
-    assert make_sample(tmp_path / "other", root, seed=1).cases != key.cases
+    for name in key.readers.values():
+        content = (folder / name / "form.csv").read_bytes()
+        assert (tmp_path / "again" / name / "form.csv").read_bytes() == content
+    other = make_sample(tmp_path / "other", root, seed=1)
+    assert other.cases != key.cases
+    assert not {*other.readers} & {*key.readers}
 
 
 def test_names_that_are_no_folders_a_used_folder_and_too_many_cases_are_refused(sample, root, tmp_path):
-    for name in ("", "a/b", "..", ".a", "a.", " a", "CON", "nul.x", "a" * 41, "a\n", "a:b", "-a"):
+    for name in ("a/b", "..", "a.", " a", "a" * 41, "a\n", "a:b", "-a"):
         refuse("--readers", check_names, [name])
     check_names(["Dr. Größe", "reader_2", "x"])
     refuse("not distinct", check_names, ["Ann", "ann"])
     refuse("is not empty", make_sample, sample[0], root)
     refuse("--num-cases=25 is not 1 to 24", make_sample, tmp_path / "new", root, num_cases=25)
     assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        *((lambda key: key.update(version=2), "$.version"), (lambda key: key["cases"].pop(0), "not 1, 2, 3")),
-        (lambda key: key["cases"][3]["labels"].__setitem__(6, 9), "case 4: its labels"),
-        (lambda key: key["cases"][3].update(sha256="x"), "$.cases[3].sha256"),
-        (lambda key: key["readers"][0].update(order=[1]), "reader 'Ann': the order"),
-        (lambda key: key["readers"][0].update(name="../x"), "--readers: '../x'"),
-        (lambda key: key["readers"][0].update(file="../x"), "$.readers[0].file"),
-        (lambda key: key["steps"][0].update(options=["a", "a"]), "'Detection': options ['a', 'a']"),
-    ],
-)
-def test_a_key_that_is_not_as_it_was_written_is_refused(sample, tmp_path, change, words):
-    key = json.loads((sample[0] / "key.json").read_text())
-    change(key)
-    (tmp_path / "key.json").write_text(json.dumps(key))
-    message = refuse("", read_key, tmp_path)
-    assert words in message
-    assert message.startswith(str(tmp_path / "key.json"))
 
 
 def test_cases_of_a_run_are_those_it_predicted_with_its_images_and_other_data_are_refused(root, tmp_path):
@@ -223,14 +190,12 @@ def test_the_command_writes_a_sample_of_a_run_and_says_who_gets_what(root, tmp_p
     assert f"not for readers: {out / 'key.json'}" in printed
     assert len(read_key(out).cases) == 5
     for flags, words in (
-        *(([], "DATA is required"), ([str(root), "--split", "val"], "--split='val' is accepted only with --workdir")),
-        (["--workdir", str(run), "--layout", "csv"], "--layout='csv' is accepted only without --workdir"),
+        *(([], "DATA is required"), ([str(root), "--split", "val"], "--split is accepted only with --workdir")),
+        (["--workdir", str(run), "--layout", "csv"], "--layout is accepted only without --workdir"),
         (["--workdir", str(tmp_path / "no")], "is not the workdir of a run (no such folder)"),
-        ([str(root), "--max-megapixels", "1e-5"], "10 pixels"),
-        ([str(root), "--format", "html"], "--format='html' is not csv; every form is a CSV, NAME/form.csv"),
     ):
         alone = ["--readers", "Ann", "--num-cases", "1", "--out", str(tmp_path / "none")]
         assert_says(refuse("", tool.main, ["sample", *flags, *alone]), words)
-    flags = ["--format=csv", "--readers", "Ann", "--num-cases", "2", "--out", str(tmp_path / "data")]
+    flags = ["--readers", "Ann", "--num-cases", "2", "--out", str(tmp_path / "data")]
     tool.main(["sample", str(root), *flags])
     assert f"2 cases of {root}" in capsys.readouterr().out

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.data.columns import RecordTable
+from stepcot_jax.data.record_table import RecordTable
 from stepcot_jax.run import chain_task, inputs, training_run
 from stepcot_jax.run.settings import load_settings
 from stepcot_jax.training.checkpoints import restore_params, saved_steps

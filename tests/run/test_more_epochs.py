@@ -70,15 +70,9 @@ def test_a_schedule_over_the_whole_run_is_named():
         (found,) = find_raised(old, load_settings(dataclasses.asdict(old), **{key: 99}))
         return found
 
-    assert (
-        "config.training.given_answers='annealed' follows 99 epochs from now on"
-        in raised("distill", "training.joint_epochs").describe()
-    )
     assert raised("baseline", "baseline.epochs").schedules == ("config.baseline.schedule='cosine'",)
     assert raised("baseline", "baseline.epochs", **{"baseline.schedule": "constant"}).schedules == ()
     assert raised("grpo", "grpo.epochs").schedules == ()
-    falling = {"training.schedule": "cosine", "training.given_answers": "none"}
-    assert raised("distill", "training.joint_epochs", **falling).schedules == ("config.training.schedule='cosine'",)
     staged = {"curriculum.schedule": "epochs", "sft.pack_length": 0, "sft.warmup_epochs": 9.5}
     assert raised("sft", "sft.epochs", **staged).schedules == (
         "config.sft.schedule='cosine'",

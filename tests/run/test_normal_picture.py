@@ -55,15 +55,15 @@ def test_a_picture_comes_back_and_a_wrong_one_is_refused(tmp_path):
     stored = read_normal_picture(path, size=16)
     assert stored.num_cases == 30
     np.testing.assert_array_equal(stored.pixels, pixels)
-    with pytest.raises(BadInput, match=r"'pixels': uint8 \(16, 16, 3\) is not uint8 \(32, 32, 3\)"):
+    with pytest.raises(BadInput, match=r"a picture of shape \(16, 16, 3\); expected \(32, 32, 3\)"):
         read_normal_picture(path, size=32)
     for arrays, words in (
-        ({"pixels": pixels}, "array 'num_cases' is missing"),
-        ({"num_cases": 30}, "array 'pixels' is missing"),
-        ({"pixels": pixels.astype(float), "num_cases": 30}, "'pixels': float64"),
-        ({"pixels": pixels, "num_cases": 29}, "'num_cases': 29 is not a number from 30"),
-        ({"pixels": pixels, "num_cases": np.array([30, 31])}, "'num_cases': "),
+        ({"pixels": pixels}, "missing required field `num_cases`"),
+        ({"num_cases": 30}, "missing required field `pixels`"),
+        ({"pixels": pixels.astype(float), "num_cases": 30}, r"Expected `UInt8\[.* at `\$\.pixels`"),
+        ({"pixels": pixels, "num_cases": 29}, r">= 30 - at `\$\.num_cases`"),
+        ({"pixels": pixels, "num_cases": np.array([30, 31])}, r"`\$\.num_cases` \(written by stepcot_jax \?, read by"),
     ):
-        np.savez(path, **arrays)
+        np.savez(path, **{f"normal/{name}": array for name, array in arrays.items()})
         with pytest.raises(BadInput, match=words):
             read_normal_picture(path, size=16)

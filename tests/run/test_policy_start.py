@@ -8,7 +8,6 @@ import jax
 import msgspec
 import numpy as np
 import pytest
-from memory_store import put_workdir
 from policies.policy_workdir import BEST, SIZES, make_policy_workdir
 
 from stepcot_jax.host.errors import BadInput
@@ -59,19 +58,6 @@ def test_grpo_starts_from_the_last_phases_best_and_measures_from_there(before, t
     assert set(json.loads((tmp_path / "run" / PATIENTS_FILE).read_text())) == {"train", "val", "test"}
     words = [json.loads((each / "vocabulary.json").read_text()) for each in (folder, tmp_path / "run")]
     assert words[0] == words[1]
-
-
-def test_a_start_may_be_on_a_store(before, tmp_path, monkeypatch):
-    folder, params = before
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    address = put_workdir(folder, monkeypatch)
-    found = read_policy_start(start_from(address))
-    assert found.run == read_policy_start(start_from(folder)).run
-    jax.tree.map(np.testing.assert_array_equal, found.params, params[BEST["grpo"].step])
-    with pytest.raises(BadInput, match=rf"^config\.policy\.start: {address} has other values of config\.policy\.width"):
-        read_policy_start(start_from(address, **{"policy.width": 32}))
-    with pytest.raises(BadInput, match=rf"^config\.policy\.start: {address}/none: holds no files"):
-        read_policy_start(start_from(f"{address}/none"))
 
 
 def test_a_start_that_is_missing_or_no_policy_is_refused(before, tmp_path):

@@ -13,7 +13,7 @@ from policies.qwen.tiny_qwen import write_reader
 from run.small_policy_run import reward_tokens
 from run.small_qwen_run import DRY, PUBLISHED, settings_of, tiny_published
 
-from stepcot_jax.export.policy_folder import export_policy
+from stepcot_jax.export.qwen_folder import export_qwen
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.policies.qwen_inputs import cut_image, read_qwen_preprocessing
 from stepcot_jax.policies.qwen_weights import load_qwen, write_qwen
@@ -85,7 +85,7 @@ def test_a_finished_run_answers_as_it_did(dry):
     assert found.text == json.loads(lines[0])["reply"]
     assert found.text != reader.answer(255 - picture, record.question, choices=record.options, kind=record.kind).text
     with pytest.raises(BadInput, match="a dry run cannot be exported"):
-        export_policy(dry.workdir, dry.workdir.parent / "out")
+        export_qwen(dry.workdir, dry.workdir.parent / "out")
 
 
 def test_a_mesh_computes_what_one_device_does(dry, tmp_path):
@@ -131,7 +131,7 @@ def low_rank(tmp_path_factory):
     before = load_qwen(str(folder), dtype=np.float32).params
     run.execute()
     (folder / "model.safetensors").unlink()  # the run has what answering needs
-    export_policy(run.workdir, root / "out")
+    export_qwen(run.workdir, root / "out")
     return run, before, root / "out"
 
 

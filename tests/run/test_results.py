@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 import pathlib
-from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -21,12 +20,8 @@ from stepcot_jax.evaluation.joint import add_joined, learn_tree, name_joined, re
 from stepcot_jax.evaluation.joint_fit import read_written_back
 from stepcot_jax.evaluation.operating_points import Rule, read_points
 from stepcot_jax.evaluation.predictions import ValidationPredictions, read_predictions
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.chain_task import fit_gates
 from stepcot_jax.run.results import Validated, choose, measure_given, write_results
-from stepcot_jax.run.run_checks import check_step_costs
-from stepcot_jax.run.settings import load_settings
-from stepcot_jax.run.stored import describe_cases, describe_source
 from stepcot_jax.run.stored_reading import check_sealed, read_reading
 from stepcot_jax.systems.networks import encode_in_parts
 from stepcot_jax.training.checkpoints import Best, restore_params
@@ -248,14 +243,6 @@ def test_cases_read_with_answers_given_are_spread_over_the_split(trained):
     np.testing.assert_array_equal(some["labels"], labels[[members[place] for place in places]])
 
 
-def test_costs_are_one_for_each_step(trained):
-    settings, chain = trained.run.settings, trained.run.task.dataset.chain
-    priced = dataclasses.replace(settings, evaluation=dataclasses.replace(settings.evaluation, step_costs=(1.0, 2.0)))
-    check_step_costs(settings, chain)
-    with pytest.raises(BadInput, match="step_costs: found 2 costs, expected one for each of 3 steps"):
-        check_step_costs(priced, chain)
-
-
 def test_each_network_gets_the_gate_of_its_own_encoder(trained):
     task, steps = trained.run.task, {name: best["step"] for name, best in trained.report["best"].items()}
 
@@ -290,16 +277,3 @@ def test_a_run_says_what_it_was_trained_on(trained):
     found, num_train = read_reading(trained.workdir).trained_on, len(trained.run.task.dataset.splits.train)
     num_cases = trained.run.settings.phantom.num_cases
     assert found == f"phantoms (drawn images), {num_train} training cases of {num_cases}"
-
-
-def test_training_data_of_a_folder_in_words():
-    settings = load_settings("base", **{"data.source": "folder", "data.root": "/data/nih"})
-    cases = [SimpleNamespace(origin="NIH", view=view) for view in ("PA", "PA", "AP", "PA", "LL")]
-    splits = SimpleNamespace(train=(0, 1, 2, 3))
-    dataset = SimpleNamespace(cases=cases, splits=splits)
-    assert describe_source(settings) == "radiographs of nih"
-    assert describe_cases(settings, dataset) == (
-        "radiographs of nih, 4 training cases (NIH), frontal (PA 75 %, AP 25 %)"
-    )
-    splits.train, cases[0].view = (0, 4), ""
-    assert describe_cases(settings, dataset).endswith("views (LL 50 %, others not recorded)")

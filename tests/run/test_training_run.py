@@ -13,6 +13,7 @@ import pytest
 from run import small_run as small_run_module
 from run.small_run import Killed, assert_same, final_state, kill_at_entry, read_log, small_settings, stop_at, train
 
+from stepcot_jax import __version__
 from stepcot_jax.data.dataset import HeldOut
 from stepcot_jax.evaluation.chains import evaluate
 from stepcot_jax.evaluation.predictions import read_predictions
@@ -97,7 +98,7 @@ def test_a_run_goes_on_to_the_same_bits_whatever_stopped_it(uninterrupted, tmp_p
 
 def test_report_and_files_are_as_documented(uninterrupted):
     workdir, report, _, best = uninterrupted
-    assert json.loads((workdir / "report.json").read_text()) == report
+    assert json.loads((workdir / "report.json").read_text()) == {"stepcot_jax": __version__, **report}
     assert report["num_cases"] == {"train": 42, "val": 9, "test": 9}
     for network in ("teacher", "student"):
         figures = report["test"][network]

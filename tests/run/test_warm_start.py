@@ -67,21 +67,6 @@ def test_weights_are_those_of_the_other_run_and_other_steps_are_fresh(
     assert 0 < written["numbers_taken_over"] < written["numbers"] == sum(leaf.size for leaf in found.values())
 
 
-def test_a_start_on_a_store_is_that_of_its_folder(trained, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    address = put_workdir(trained.workdir, monkeypatch)
-    found = [
-        first_params(small_run(tmp_path / name, monkeypatch, **CHANGES, start__checkpoint=start), monkeypatch)
-        for name, start in (("local", str(trained.workdir)), ("remote", address))
-    ]
-    for path, leaf in found[0].items():
-        np.testing.assert_array_equal(found[1][path], leaf)
-    assert f"of {address}\n" in capsys.readouterr().err
-    assert json.loads((tmp_path / "remote" / "start.json").read_text())["checkpoint"] == address
-    with pytest.raises(BadInput, match=rf"start.checkpoint: {address} has learnt from \d+ images"):
-        small_run(tmp_path / "split", monkeypatch, **CHANGES, start__checkpoint=address, data__split_seed=3)
-
-
 def test_a_run_whose_start_was_on_a_store_resumes_without_it(trained, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     address = put_workdir(trained.workdir, monkeypatch)

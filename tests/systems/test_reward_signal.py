@@ -22,24 +22,6 @@ def test_updates_without_a_signal_are_counted_in_a_row():
     assert (signal.num_updates, signal.num_equal, signal.num_unscored, signal.num_in_a_row) == (4, 2, 1, 2)
 
 
-@pytest.mark.parametrize(
-    ("updates", "found"),
-    [
-        (
-            ((0.5, False), (0.25, False)),
-            "the rewards of the replies to each prompt were equal in all 2 updates (mean 0.250); ",
-        ),
-        (((0.5, False), (NAN, False)), "were equal in all 2 updates (mean 0.500, 1 without any reward); "),
-        (((NAN, False), (NAN, False)), "no reward in 2 updates was defined (all are NaN); "),
-    ],
-)
-def test_a_phase_without_a_signal_is_named(updates, found):
-    warning = count(*updates).warn("grpo")
-    assert warning.startswith("phase 'grpo': ")
-    assert f"{found}nothing was learnt from them: check config.rewards" in warning
-    assert "\n" not in warning
-
-
 @pytest.mark.slow
 def test_a_run_warns_at_the_end_of_a_short_phase_of_equal_rewards(tmp_path, monkeypatch, capsys):
     changes = {"sft__epochs": 0, "grpo__epochs": 2, "grpo__updates_per_epoch": 2}

@@ -123,13 +123,6 @@ def test_multipliers_are_the_formulas_within_bounds_and_add_up_to_three(group, s
         assert found.sum(axis=1) == pytest.approx(np.full(len(group), 3.0))
 
 
-def test_correction_spreads_the_rest_over_entries_at_no_bound_in_rounds():
-    # 3 - 2.93 = 0.07 over two entries; then the second is at its bound, and the third takes what is left.
-    row = tested._correct(np.array([0.85, 1.14, 0.94]), StageCredit())
-    assert row == pytest.approx([0.85, 1.15, 1.0])
-    assert tested._correct(np.array([1.15, 1.15, 0.85]), StageCredit()) == pytest.approx([1.15, 1.15, 0.85])
-
-
 def test_stages_with_tags_or_twice_are_none():
     text = "<LOC>{}</LOC><VIS>dense <KNO>x</VIS></KNO><CON>Yes</CON>"
     assert {name: text[slice(*span)] for name, span in find_stages(text, "lvkc_released").items()} == {
@@ -216,14 +209,6 @@ def test_several_devices_have_the_credit_and_the_gradients_of_one():
 
 
 def test_what_has_no_stages_or_no_answer_reward_is_refused():
-    refuse(
-        "config.grpo.stage_credit: 'released' needs config.vqa.dialect", small_settings, grpo__stage_credit="released"
-    )
-    staged = {"vqa__dialect": "lvkc", "grpo__stage_credit": "released"}
-    assert small_settings(**staged).grpo.stage_credit == "released"
-    refuse(
-        "and config.self_check.enabled=False; got 'lvkc' and True", small_settings, self_check__enabled=True, **staged
-    )
-    refuse("config.grpo.shuffle_rewards: must be False", small_settings, grpo__shuffle_rewards=True, **staged)
+    refuse("config.grpo.stage_credit: .* expected config.vqa.dialect of", small_settings, grpo__stage_credit="released")
     rollouts = make_rollouts(make_devices(), stage_credit="released")
     refuse("need the reward 'answer'", dataclasses.replace, rollouts, functions={"brief": (len, 1.0)})

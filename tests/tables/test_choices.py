@@ -4,14 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-from tables.finished_cells import LABELS, make_split
-from tables.test_folds import folds_of, with_labels
 
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.dataset import TestSplitClosed
 from stepcot_jax.run.inputs import Inputs, load_cases
 from stepcot_jax.tools.tables.correction_tables import NETWORKS, fit_readers
-from stepcot_jax.tools.tables.folds_table import CONSTANT, pool_folds
 
 
 def with_noise(dataset, split):
@@ -63,13 +60,3 @@ def test_joint_models_are_learned_from_training_labels_and_fitted_on_validation_
         found.joints["student"].weights
         != fit(dataset, rng.permutation(dataset.labels)[: len(cases)]).joints["student"].weights
     )
-
-
-def test_the_constant_of_a_fold_does_not_depend_on_its_test_cases():
-    folds = folds_of(with_labels(make_split({"teacher": 0.6}), LABELS))
-    pooled, first = pool_folds(folds, ["teacher"]), next(iter(folds))
-    noisy = np.random.default_rng(3).permutation(folds[first].predictions.labels)
-    noisy[: len(noisy) // 2] = NOT_ANNOTATED
-    changed = pool_folds({**folds, first: with_labels(folds[first], noisy)}, ["teacher"])
-    before, after = (each.predictions.logits[CONSTANT][: len(noisy)] for each in (pooled, changed))
-    np.testing.assert_array_equal(before, after)

@@ -1,7 +1,5 @@
 """The table of corrections: its rows, paired differences and curves."""
 
-import itertools
-
 import numpy as np
 import pytest
 from tables.finished_cells import LABELS, finish, make_plan
@@ -9,7 +7,6 @@ from tables.finished_cells import LABELS, finish, make_plan
 from configs import quickstart
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.evaluation.interventions import POLICIES, as_probabilities
-from stepcot_jax.host.ranges import Interval
 from stepcot_jax.run.settings import make_settings
 from stepcot_jax.tools.tables import correction_tables
 from stepcot_jax.tools.tables.cells import Cells
@@ -19,17 +16,6 @@ from stepcot_jax.tools.tables.plan import Plan
 
 CHAIN = Chain((Step("A", "A?", ("one", "two")), Step("B", "B?", ("up", "down", "off")), Step("C", "C?", ("yes", "no"))))
 PATIENTS = np.array([f"p{case // 2}" for case in range(200)])
-
-
-def test_curves_are_drawn_for_every_panel():
-    figures = {
-        (training, network, policy): [Interval(0.5, 0.4, 0.6)] * 4
-        for training, network in (*itertools.product("xy", "ts"), COUNTED)
-        for policy in POLICIES
-    }
-    content = correction_tables.draw_curves(figures, 3, CHAIN)
-    assert content.startswith(b"\x89PNG")
-    assert len(content) > 10_000
 
 
 def test_differences_are_taken_case_by_case(tmp_path):

@@ -13,7 +13,6 @@ from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.data.questions.reply_files import read_replies
 from stepcot_jax.evaluation.replies import ScoringSettings, score_all
 from stepcot_jax.record import KINDS
-from stepcot_jax.tools.evaluate_replies.audit_runs import write_results
 
 RESULTS = pathlib.Path(__file__).parents[2] / "docs" / "results"
 REPLIES = RESULTS / "replies"
@@ -79,19 +78,6 @@ def test_what_readme_quotes_of_rewards_is_of_the_kept_replies():
             assert figure in policies
 
 
-@pytest.mark.slow
-def test_quoted_audits_are_those_of_the_kept_replies(tmp_path):
-    for packed in (REPLIES / "audit").glob("*.jsonl.gz"):
-        (tmp_path / packed.stem).write_bytes(gzip.decompress(packed.read_bytes()))
-    files = tmp_path / "replies.jsonl", tmp_path / "thinking_replies.jsonl"
-    write_results(tmp_path, *files, ScoringSettings("gemex"), with_pictures=False)
-    page = (RESULTS / "audits.md").read_text()
-    for name in ("looks", "thinks", "counterfactual"):
-        rows = [line for line in (tmp_path / f"audit_{name}.md").read_text().splitlines() if re.match(r"\| \w", line)]
-        assert len(rows) > 2
-        assert all(row in page for row in rows)
-
-
 def test_a_broken_or_too_large_file_of_replies_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "replies.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"id": "1", "reply": "x"}\n' * 1000)[:-9])
@@ -100,31 +86,3 @@ def test_a_broken_or_too_large_file_of_replies_is_refused(tmp_path, monkeypatch)
     path.write_bytes(gzip.compress(b"{" * 100_000))
     monkeypatch.setenv("STEPCOT_JAX_LIMITS", "unpacked_bytes=1000")
     refuse("more than 1000 bytes when unpacked", read_vqa_records, path, on_bad_record="skip")
-
-
-def test_the_quoted_trial_of_counterfactual_pairs_is_that_of_the_kept_replies():
-    folder, page = REPLIES / "pairs", (RESULTS / "audits.md").read_text()
-    records = read_vqa_records(folder / "records.jsonl.gz").records
-    ids = {record.id: None for record in records}.keys()
-    own = [record for record in records if record.provenance["audit_variant"] == "own picture"]
-    shares, claimed = {}, []
-    for name in ("without-pairs", "with-pairs"):
-        replies = read_replies(folder / f"{name}.jsonl.gz", name="", chosen=ids, known=ids, missing="stop").replies
-        answers = {key: re.search("<answer>(.*?)</answer>", reply)[1] for key, reply in replies.items()}
-        right = {record.provenance["audit_of"] for record in own if answers[record.id] == "Yes"}
-        claimed.append(len(right))
-        for variant in ("without the claimed finding", "without another finding"):
-            varied = [record for record in records if record.provenance["audit_variant"] == variant]
-            asked = [record.id for record in varied if record.provenance["audit_of"] in right]
-            changed = [answers[one] != "Yes" for one in asked]
-            shares.setdefault(variant, []).append((100 * np.mean(changed), len(changed)))
-    assert "| claims it rightly | {} | {} |".format(*claimed) in page
-    for variant, figures in shares.items():
-        (row,) = [line for line in page.splitlines() if line.startswith(f"| changes {variant} |")]
-        quoted = re.findall(r"([0-9.]+) % \[[^]]*\] of ([0-9]+)", row)
-        assert [(float(share), int(number)) for share, number in quoted] == [
-            (pytest.approx(share, abs=0.0501), number) for share, number in figures
-        ]
-    test = {"records": "../origin/records_seed-1_test.jsonl.gz", "replies": "with-pairs_test.jsonl.gz"}
-    a, v = score(folder, test | {"dialect": "gemex", "with_thinking": True})
-    assert f", 45.3 % | {100 * a:.1f}, {100 * v:.1f} % |" in page

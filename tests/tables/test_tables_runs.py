@@ -132,20 +132,6 @@ def random_encoder(tmp_path_factory):
     return folder
 
 
-def test_random_weights_are_those_of_their_seed_and_encode(random_encoder, tmp_path):
-    write_random_encoder(tmp_path)
-    write_random_encoder(tmp_path / "other", seed=1)
-    first, same, other = (
-        (folder / "model.safetensors").read_bytes() for folder in (random_encoder, tmp_path, tmp_path / "other")
-    )
-    assert first == same != other
-    images = np.random.default_rng(0).standard_normal((3, 64, 64, 3)).astype(np.float32)
-    features = np.asarray(load_image_encoder(str(random_encoder)).encode(images))
-    assert features.shape == (3, 128)
-    assert np.isfinite(features).all()
-    assert np.abs(features[0] - features[1]).max() > 0.1  # another image, another feature
-
-
 def test_an_encoder_is_measured_in_a_process_of_its_own(random_encoder, monkeypatch):
     cost = cost_table.measure_apart(["encoder", f"--weights={random_encoder}", "--repeats=2"])
     assert cost.num_parameters == load_image_encoder(str(random_encoder)).num_parameters

@@ -27,12 +27,8 @@ def test_names_are_those_that_can_be_made():
 @pytest.mark.parametrize(
     ("read", "entries", "words"),
     [
-        (tables.read_names, [], "NAME is required"),
         (tables.read_names, ["diagnoses"], "table 'diagnoses' is not one of diagnosis"),
-        (tables.read_names, ["readers"], "stepcot readers"),
         (tables.read_encoders, ["CLIP"], "--encoders: 'CLIP' is not NAME=WEIGHTS"),
-        (tables.read_encoders, ["=x"], "--encoders: '=x'"),
-        (tables.read_encoders, ["a=x", "a=y"], "'a' comes twice"),
         (lambda entries: tables.read_seeds(entries, None), ["0", "-1"], "--seeds: '-1'"),
     ],
 )

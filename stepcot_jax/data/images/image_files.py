@@ -10,9 +10,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import UInt8
 
-from stepcot_jax.data.columns import RecordTable, TextColumn
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes, read_projection
 from stepcot_jax.data.images.preprocessing import Preprocessing, prepare_image
+from stepcot_jax.data.record_table import RecordTable
 from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.records.projections import LATERAL, is_frontal_task, name_projection
 from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside, describe_bad_records
@@ -69,7 +69,7 @@ class FolderFiles:
     """Image files below a data root; links may not lead out of it."""
 
     root: Path
-    paths: Sequence[str] | TextColumn  # of the images, relative to it
+    paths: Sequence[str]  # of the images, relative to it
     max_bytes: int  # a larger file is refused before it is read
 
     def name(self, index: int) -> str:

@@ -5,6 +5,7 @@ One array of records as on the authors' dataset card; the optional `stepcot_jax`
 
 import array
 import dataclasses
+import itertools
 import logging
 import os
 import re
@@ -20,8 +21,8 @@ from jaxtyping import Bool
 
 from stepcot_jax.box import Box
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold, read_options
-from stepcot_jax.data.columns import DigestColumn, RecordTable, find_first
 from stepcot_jax.data.identities import join_patients_of, read_patient, read_split
+from stepcot_jax.data.record_table import RecordTable, find_first
 from stepcot_jax.data.records.json_arrays import find_no_json, read_raw_records
 from stepcot_jax.data.records.projections import LATERAL, name_projection
 from stepcot_jax.host.errors import BadInput
@@ -359,7 +360,7 @@ class Scan:
     good: Bool[np.ndarray, " record"]  # which of `table` are not set aside
     chain: Chain | None = None  # the chain of most records; None if no record is valid
     reference: int = 0  # the first record with these options
-    questions: DigestColumn = dataclasses.field(default_factory=DigestColumn)  # digest of each record's questions
+    questions: list[int] = dataclasses.field(default_factory=list)  # hash of each record's questions
     num_wordings: tuple[int, ...] = ()  # for each step, the number of wordings of its question; 1000 stands for more
     num_found: int | None = None  # records whose image exists; None if not looked for
     num_missing: int = 0
@@ -375,10 +376,8 @@ class Scan:
 
     def count_other_wordings(self) -> int:
         """Count the good records whose questions differ from those of the first."""
-        if not len(self.questions):
-            return 0
-        halves = self.questions.halves[self.good]
-        return int((halves != halves[:1]).any(axis=1).sum())
+        hashes = list(itertools.compress(self.questions, self.good))
+        return sum(other != hashes[0] for other in hashes)
 
 
 def scan_records(
@@ -393,8 +392,8 @@ def scan_records(
     """Read `root/data.json` record by record."""
     path = Path(root) / FILE_NAME
     reader = RecordReader(Path(root), step_names=step_names, require_images=require_images)
-    kinds, images, numbers = _OptionKinds(path), DigestColumn(), array.array("q")
-    scan = Scan(Path(root), path, RecordTable(with_texts=with_texts), numbers, set_aside, np.ones(0, bool))
+    kinds, images, cases, numbers = _OptionKinds(path), list[str](), list[Record](), array.array("q")
+    scan = Scan(Path(root), path, RecordTable(), numbers, set_aside, np.ones(0, bool))
     wordings: list[set[str]] = [set() for _ in step_names]
     laterals: list[int] = []
     last_steps: tuple[Step, ...] = ()
@@ -410,15 +409,15 @@ def scan_records(
         images.append(real_path)
         if name_projection(case.view) == "lateral":
             laterals.append(len(numbers))
-        scan.table.append(case)
+        cases.append(case if with_texts else _without_texts(case))
         numbers.append(index)
-        scan.questions.append("\0".join([step.question for step in steps]))
+        scan.questions.append(hash(tuple([step.question for step in steps])))
         if steps != last_steps:
             last_steps = steps
             for seen, step in zip(wordings, steps, strict=True):
                 if len(seen) < _MOST_WORDINGS:
                     seen.add(step.question)
-    scan.good = np.ones(len(numbers), bool)
+    scan.table, scan.good = RecordTable(cases), np.ones(len(numbers), bool)
     scan.num_wordings = tuple(map(len, wordings))
     scan.num_found = len(numbers) if require_images else None
     if len(numbers):
@@ -431,6 +430,11 @@ def scan_records(
         if scan.good[index]:
             scan.drop(index, f"stepcot_jax.view: {LATERAL}", by_rule=True)
     return scan
+
+
+def _without_texts(case: Record) -> Record:
+    boxes = tuple([msgspec.structs.replace(box, sentence="") for box in case.boxes])
+    return msgspec.structs.replace(case, report="", reasoning=(), provenance={}, boxes=boxes)
 
 
 class _OptionKinds:
@@ -461,14 +465,14 @@ class _OptionKinds:
         self.kinds.append(kind)
 
 
-def _compare(scan: Scan, kinds: _OptionKinds, images: DigestColumn) -> None:
+def _compare(scan: Scan, kinds: _OptionKinds, images: Sequence[str]) -> None:
     """Set aside the records with other options than most, and those that repeat an image."""
     kind_of = np.array(kinds.kinds)
     usual = int(np.argmax(np.bincount(kind_of)))  # the first record's on a tie
     agrees = kind_of == usual
     indices = np.flatnonzero(agrees)
     original = np.arange(len(kind_of))
-    original[indices] = indices[find_first(images.halves[indices])]
+    original[indices] = indices[find_first(itertools.compress(images, agrees))]
     scan.chain, scan.reference = Chain(kinds.steps[usual]), int(indices[0])
     for index in np.flatnonzero(~agrees | (original != np.arange(len(original)))).tolist():
         if agrees[index]:

@@ -4,18 +4,18 @@ Records are counted from 0.
 """
 
 import dataclasses
+import itertools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import msgspec
-import numpy as np
 
 from stepcot_jax.box import Box
 from stepcot_jax.chain import PUBLISHED_STEPS, Chain
-from stepcot_jax.data.columns import RecordTable, as_table
 from stepcot_jax.data.identities import join_patients_of
+from stepcot_jax.data.record_table import RecordTable, as_table
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.data_json import (
     NOTHING_ADDED,
@@ -84,7 +84,7 @@ def read_records(
         _LOG.warning(message, scan.file, num_other, scan.numbers[scan.reference])
     table = scan.table
     if num_good < len(table):
-        table = RecordTable(table[index] for index in np.flatnonzero(scan.good).tolist())
+        table = RecordTable(itertools.compress(table, scan.good))
     return Collection(scan.root, scan.chain, table, tuple(set_aside))
 
 

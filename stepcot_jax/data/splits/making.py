@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Bool
 
 from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.data.columns import RecordTable, as_table
 from stepcot_jax.data.identities import join_patients_of
+from stepcot_jax.data.record_table import RecordTable, as_table
 from stepcot_jax.data.splits.near_duplicates import join_patients
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits, check_splits
 from stepcot_jax.host.errors import BadInput
@@ -110,7 +110,7 @@ def form_groups(
     members = join_patients(sorted(images), images, joined, num_cases=len(table))
     indices = [tuple(sorted(index for patient in patients for index in images[patient])) for patients in members]
     diagnoses = _choose_rarest([{diagnosis_of[index] for index in group} for group in indices])
-    origins = _choose_rarest([{table.origins[index] for index in group} for group in indices])
+    origins = _choose_rarest([{table[index].origin for index in group} for group in indices])
     strata = zip(diagnoses, origins, strict=True)
     return [Group(*parts) for parts in zip(members, indices, strata, strict=True)]
 
@@ -144,7 +144,7 @@ class _Dealer:
     """Deals groups to the splits and tracks how many images each split is short of its share, at every level."""
 
     def __init__(self, table: RecordTable, fractions: Sequence[float]) -> None:
-        self._diagnoses, self._origins = table.labels[:, -1].tolist(), table.origins
+        self._diagnoses, self._origins = table.labels[:, -1].tolist(), [case.origin for case in table]
         self._fractions = fractions
         self._short: dict[Level, list[float]] = collections.defaultdict(lambda: [0.0] * len(fractions))
         self.split_of: dict[tuple[str, ...], int] = {}

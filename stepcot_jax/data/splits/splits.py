@@ -15,11 +15,12 @@ import msgspec
 import numpy as np
 from jaxtyping import Bool, Int32
 
-from stepcot_jax.data.columns import RecordTable, as_table, find_first
 from stepcot_jax.data.identities import join_patients_of
+from stepcot_jax.data.record_table import RecordTable, as_table, find_first
 from stepcot_jax.data.records.data_json import normalise_image_path
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import MAX_LISTING_BYTES, read_json, write_whole
+from stepcot_jax.host.files import MAX_LISTING_BYTES
+from stepcot_jax.host.own_folder import load, save
 from stepcot_jax.record import Record, SetAside
 
 SPLIT_NAMES = ("train", "val", "test")
@@ -101,7 +102,7 @@ class Assignment:
         for name, in_split in zip(SPLIT_NAMES, member, strict=True):
             if not in_split.any():
                 self.add_problem("splits have no case", name)
-        first = find_first(table.patients.halves)  # identifies a patient by their first case
+        first = find_first(table.patient_ids)  # identifies a patient by their first case
         inside = np.zeros_like(member)
         for split, in_split in enumerate(member):
             inside[split, first[in_split]] = True
@@ -146,14 +147,10 @@ _NUM_CHECKSUM_DIGITS = 16
 
 
 class _Manifest(msgspec.Struct, kw_only=True):
-    """The file; `seed` and `fractions` are null unless an earlier version wrote it."""
-
     source: str
-    seed: int | None = None
-    fractions: tuple[float, float, float] | None = None
     splits: dict[str, tuple[str, ...]]
-    checksums: dict[str, tuple[str, ...]] = {}
-    digest: str = ""
+    checksums: dict[str, tuple[str, ...]]
+    digest: str
 
 
 def write_manifest(path: Path, splits: Splits, cases: Iterable[Record], *, source: str) -> None:
@@ -164,9 +161,10 @@ def write_manifest(path: Path, splits: Splits, cases: Iterable[Record], *, sourc
         source=source,
         splits={name: tuple(table.image_paths[index] for index in indices) for name, indices in members.items()},
         checksums={name: tuple(checksums[index] for index in indices) for name, indices in members.items()},
+        digest="",
     )
     manifest.digest = _digest(manifest)
-    write_whole(Path(path), msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+    save(path, manifest)
 
 
 def check_manifest(path: Path, splits: Splits, cases: Iterable[Record], *, set_aside: Sequence[SetAside] = ()) -> None:
@@ -208,11 +206,7 @@ def read_members(path: Path) -> dict[str, tuple[str, ...]]:
 
 
 def _decode(path: Path) -> _Manifest:
-    manifest = read_json(path, _Manifest, accepted=_EXPECTED, max_bytes=MAX_LISTING_BYTES)
-    if sorted(manifest.splits) != sorted(SPLIT_NAMES):
-        raise BadInput(f"{path}: splits {sorted(manifest.splits)[:5]} are not {list(SPLIT_NAMES)}")
-    if not manifest.digest:
-        raise BadInput(f"{path}: no digest (an earlier version wrote it, or another program); start in a new workdir")
+    manifest = load(path, _Manifest, max_bytes=MAX_LISTING_BYTES)
     if manifest.digest != _digest(manifest):
         raise BadInput(f"{path}: the content does not match its digest: it was altered or damaged; {_EXPECTED}")
     return manifest

@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
-from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
 from stepcot_jax.data.questions.record_files import VqaCollection
+from stepcot_jax.data.record_table import RecordTable
 from stepcot_jax.data.records.records import Collection
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits
 from stepcot_jax.data.statistics import (

@@ -1,41 +1,32 @@
 """Draw cases for human readers, write forms, and compare the answers with the models'."""
 
 import argparse
-import pathlib
 
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput, run_tool
-from stepcot_jax.tools.options import ReadStepNames, local_path
+from stepcot_jax.tools.options import local_path
 
-_READING = ("layout", "step_names", "on_bad_record", "max_megapixels")
-_MAX_MEGAPIXELS = 64.0
+_MAX_PIXELS = 64_000_000
 
 
 def sample(options: argparse.Namespace) -> None:
     """Write forms, images and the key."""
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.reading.cases import open_data, open_run
-    from stepcot_jax.tools.readers.forms import FORM_NAME, KEY_NAME, check_names, write_sample
+    from stepcot_jax.tools.readers.forms import KEY_NAME, write_sample
 
-    if options.format != "csv":
-        raise BadInput(f"--format={options.format[:40]!r} is not csv; every form is a CSV, NAME/{FORM_NAME}")
-    readers = [name.strip() for name in options.readers.split(",") if name.strip()]
-    check_names(readers)
+    data = None if options.data is None else find_path(options.data, "DATA")
     if options.workdir is not None:
-        _refuse(options, _READING, "without --workdir; the settings of the run apply")
-        workdir, root = find_path(options.workdir, "--workdir"), _find_data(options.data)
-        source = open_run(workdir, options.split or "test", root=root)
+        if options.layout is not None:
+            raise BadInput("--layout is accepted only without --workdir; the settings of the run apply")
+        source = open_run(find_path(options.workdir, "--workdir"), options.split or "test", root=data)
+    elif data is None:
+        raise BadInput("DATA is required (a data root) without --workdir")
+    elif options.split is not None:
+        raise BadInput("--split is accepted only with --workdir")
     else:
-        data = _find_data(options.data)
-        if data is None:
-            raise BadInput("DATA is required (a data root) without --workdir")
-        _refuse(options, ("split",), "with --workdir")
-        reading = {name: value for name in _READING if (value := getattr(options, name)) is not None}
-        max_pixels = int(reading.pop("max_megapixels", _MAX_MEGAPIXELS) * 1e6)
-        if "step_names" in reading:
-            reading["step_names"] = tuple(reading["step_names"])
-        source = open_data(data, max_pixels=max_pixels, **reading)
-    num_aside = len(source.cases) - len(source.diagnosed)
+        source = open_data(data, max_pixels=_MAX_PIXELS, **({"layout": options.layout} if options.layout else {}))
+    readers = [name.strip() for name in options.readers.split(",") if name.strip()]
     write_sample(
         options.out,
         source,
@@ -45,6 +36,7 @@ def sample(options: argparse.Namespace) -> None:
         with_undiagnosed=options.with_undiagnosed,
         progress=lambda cases: Terminal().watch(cases, "writing images"),
     )
+    num_aside = len(source.cases) - len(source.diagnosed)
     if num_aside and not options.with_undiagnosed:
         print(f"{num_aside} of {len(source.cases)} cases have no diagnosis and were left out")
     print(f"{options.num_cases} cases of {source.name} in {options.out}")
@@ -53,35 +45,22 @@ def sample(options: argparse.Namespace) -> None:
     print(f"not for readers: {options.out / KEY_NAME}")
 
 
-def _find_data(source: str | None) -> pathlib.Path | None:
-    return None if source is None else find_path(source, "DATA")
-
-
 def score(options: argparse.Namespace) -> None:
     """Read filled forms and compare."""
     from stepcot_jax.pages.sheets import to_markdown
     from stepcot_jax.tools.readers.forms import read_forms, read_key
     from stepcot_jax.tools.readers.scores import compare_readers, tabulate_figure, write_comparison
 
-    folder = find_path(options.sample, "DIR")
-    key = read_key(folder)
-    filled = [find_path(form, "FORM") for form in options.forms]
-    forms = read_forms(key, folder, filled)
+    key = read_key(find_path(options.sample, "DIR"))
+    forms = read_forms(key, [find_path(form, "FORM") for form in options.forms])
     predictions = options.predictions and find_path(options.predictions, "--predictions")
     comparison = compare_readers(key, forms, predictions, num_resamples=options.num_resamples, seed=options.seed)
     names = write_comparison(options.out, comparison)
     print(to_markdown(tabulate_figure(comparison, "accuracy")), end="")
-    absent = [reader.name for reader in key.readers if reader.name not in {form.reader for form in forms}]
+    absent = [reader for reader in key.readers.values() if reader not in forms]
     if absent:
         print(f"without the forms of {', '.join(absent)}")
     print(f"in {options.out}: {', '.join(names)}")
-
-
-def _refuse(options: argparse.Namespace, names: tuple[str, ...], accepted: str) -> None:
-    """Refuse flags that would have no effect."""
-    for name in names:
-        if getattr(options, name) is not None:
-            raise BadInput(f"--{name.replace('_', '-')}={getattr(options, name)!r} is accepted only {accepted}")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -105,19 +84,11 @@ def _add_sample(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help="a new folder")
     parser.add_argument("--num-cases", type=int, default=200, metavar="N", help="default 200, as in the paper")
     parser.add_argument("--seed", type=int, default=0, help="of the draw and of the orders, default 0")
-    parser.add_argument("--format", default="csv", metavar="csv", help="of the forms: CSV alone")
     undiagnosed = "draw cases without a diagnosis too, as a stratum of their own"
     parser.add_argument("--with-undiagnosed", action="store_true", help=undiagnosed)
-    run = parser.add_argument_group("cases of a run", "Draw from the cases that a run has predicted.")
-    run.add_argument("--workdir", metavar="RUN", help="a finished run; DATA then overrides its data root")
-    run.add_argument("--split", choices=("val", "test"), help="default test")
-    reading = parser.add_argument_group("how DATA is read", "As the settings of a run; not with --workdir.")
-    reading.add_argument("--layout", help="default: recognised by the files")
-    reading.add_argument(
-        "--step-names", nargs="+", action=ReadStepNames, metavar="NAME", help="default the published seven"
-    )
-    reading.add_argument("--on-bad-record", choices=("stop", "skip"), help="default stop")
-    reading.add_argument("--max-megapixels", type=float, metavar="N", help=f"of an image, default {_MAX_MEGAPIXELS:g}")
+    parser.add_argument("--workdir", metavar="RUN", help="a finished run, whose predicted cases are drawn from")
+    parser.add_argument("--split", choices=("val", "test"), help="of --workdir, default test")
+    parser.add_argument("--layout", help="of DATA without --workdir; default: recognised by the files")
     parser.set_defaults(run=sample)
 
 
@@ -128,8 +99,7 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sample", metavar="DIR", help="output of `sample`, with its key")
     parser.add_argument("forms", nargs="+", metavar="FORM", help="a filled form (CSV) of each reader")
     parser.add_argument("--predictions", metavar="FILE", help="of a run: RUN/predictions/test.npz")
-    out = "folder for the tables"
-    parser.add_argument("--out", type=local_path, required=True, metavar="DIR2", help=out)
+    parser.add_argument("--out", type=local_path, required=True, metavar="DIR2", help="folder for the tables")
     parser.add_argument("--num-resamples", type=int, default=1000, metavar="N", help="of the bootstrap, default 1000")
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap, default 0")
     parser.set_defaults(run=score)

@@ -1,7 +1,4 @@
-"""Draw a sample of cases for readers: for each reader a folder with a form and images, and the key.
-
-A form is a CSV for any spreadsheet.
-"""
+"""Draw cases for human readers, write each reader's form and pictures and the key, and read filled forms."""
 
 import collections
 import dataclasses
@@ -9,70 +6,51 @@ import hashlib
 import io
 import json
 import re
-import stat
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any
 
-import msgspec
 import numpy as np
 from jaxtyping import Int32
 from PIL import Image
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
-from stepcot_jax.data.delimited import encode_rows, is_same_cell, read_sheet_rows
+from stepcot_jax.data.delimited import encode_rows, is_same_cell, read_rows
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import digest_file, make_workdir, read_json, write_whole
+from stepcot_jax.host.files import make_workdir, write_whole
+from stepcot_jax.host.own_folder import load, save
 from stepcot_jax.reading.cases import CaseSource
-
-# The key of a sample: the case and true answers of each number, and the form of each reader. Readers never get it.
-#
-# It is one JSON file next to the readers' folders. Its digests detect changed images and record the form as given.
-
 
 KEY_NAME = "key.json"
 FORM_NAME = "form.csv"
 IMAGE_FOLDER = "images"
+COLUMNS = ("form", "case", "image", "step", "question", "options", "answer")
 
-Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Answers = dict[str, Int32[np.ndarray, "case step"]]
+"""Labels by the name of a reader or model, of the cases in the key's order."""
+
 _READER = re.compile(r"\w(?:[\w .-]{0,38}\w)?")
-# Names that Windows, which a reader may use, refuses for folders.
-_RESERVED = re.compile(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\..*)?", re.IGNORECASE)
+_NUM_SHOWN = 60
 
 
-class KeyCase(msgspec.Struct, frozen=True, kw_only=True):
-    """One case: its number for readers, its identity and labels, and the digest of the readers' image."""
+@dataclasses.dataclass(frozen=True)
+class KeyCase:
+    """A case with its true answers."""
 
-    number: int
     image_path: str
     patient_id: str
     labels: tuple[int, ...]
-    sha256: Digest
-
-    @property
-    def image(self) -> str:
-        """Name of the readers' image, which reveals only the number."""
-        return f"case_{self.number:04d}.png"
 
 
-class KeyReader(msgspec.Struct, frozen=True, kw_only=True):
-    """One reader: the form, its digest, and the order of the case numbers in it."""
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """A sample: its cases, which the forms number from 1, and the readers; they never get it."""
 
-    name: str
-    file: Literal["form.csv"]
-    sha256: Digest
-    order: tuple[int, ...]
-
-
-class Key(msgspec.Struct, frozen=True, kw_only=True):
-    """A sample of cases; their numbers ascend from 1."""
-
-    version: Literal[1] = 1
     source: str
     seed: int
     steps: tuple[Step, ...]
     cases: tuple[KeyCase, ...]
-    readers: tuple[KeyReader, ...]
+    readers: dict[str, str]  # reader by the id of their form
 
     @property
     def chain(self) -> Chain:
@@ -80,78 +58,22 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
         return Chain(self.steps)
 
 
-class FormRow(NamedTuple):
-    """One question of a form, without the answer; the columns of the form."""
-
-    form: str
-    case: str
-    image: str
-    step: str
-    question: str
-    options: str
-
-
-def identify_form(key: Key, *, name: str, order: Sequence[int]) -> str:
-    """Return the id of a form, which differs for every reader, order, question, option and image."""
-    content = [key.version, name, list(order), [[step.question, list(step.options)] for step in key.steps]]
-    content.append([[case.number, case.sha256] for case in key.cases])
-    # The prefix keeps spreadsheets from reading a number.
-    return "form-" + hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]
-
-
-def list_rows(key: Key, *, name: str, order: Sequence[int]) -> Iterator[FormRow]:
-    """Yield the questions of a reader's form, in its order."""
-    form = identify_form(key, name=name, order=order)
-    for number in order:
-        for position, step in enumerate(key.steps, start=1):
-            image, options = key.cases[number - 1].image, "; ".join(step.lettered_options)
-            yield FormRow(form, str(number), image, f"Step {position}", step.question, options)
+def read_key(folder: Path) -> Key:
+    """Read the key of a sample."""
+    return load(folder / KEY_NAME, Key)
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Check that readers' names are valid folder names on every system, and distinct."""
+    """Check that readers' names can be folders, and are distinct."""
     if not names:
         raise BadInput("--readers is required (one or more names, separated by commas)")
-    for name in names:
-        if not _READER.fullmatch(name) or _RESERVED.fullmatch(name):
-            raise BadInput(
-                f"--readers: {name[:60]!r} is not a name of at most 40 letters, digits and '_', with spaces, '.' and "
-                "'-' only inside"
-            )
+    if wrong := [name for name in names if not _READER.fullmatch(name)]:
+        raise BadInput(
+            f"--readers: {wrong[0][:60]!r} is not a name of at most 40 letters, digits and '_', with spaces, '.' and "
+            "'-' only inside"
+        )
     if len({name.casefold() for name in names}) < len(names):
         raise BadInput(f"--readers: {list(names)} are not distinct")
-
-
-def read_key(folder: Path) -> Key:
-    """Read the key of a sample."""
-    path = folder / KEY_NAME
-    expected = "expected the key of `stepcot readers sample`"
-    key = read_json(path, Key, accepted=expected)
-    try:
-        check_names([reader.name for reader in key.readers])
-        problem = _find_problem(key)
-    except BadInput as error:
-        problem = str(error)
-    if problem:
-        raise BadInput(f"{path}, {problem}; {expected}")
-    return key
-
-
-def _find_problem(key: Key) -> str:
-    numbers = list(range(1, len(key.cases) + 1))
-    if not numbers or [case.number for case in key.cases] != numbers:
-        return "cases: the numbers are not 1, 2, 3 and so on"
-    answers = key.chain.answers_per_step
-    for case in key.cases:
-        if len(case.labels) != len(answers) or not all(
-            label == NOT_ANNOTATED or 0 <= label < number for label, number in zip(case.labels, answers, strict=True)
-        ):
-            return f"case {case.number}: its labels are impossible"
-    wrong = next((reader.name for reader in key.readers if sorted(reader.order) != numbers), None)
-    return "" if wrong is None else f"reader {wrong!r}: the order is impossible"
-
-
-COLUMNS = (*FormRow._fields, "answer")
 
 
 def write_sample(
@@ -171,18 +93,29 @@ def write_sample(
     candidates = range(len(source.cases)) if with_undiagnosed else source.diagnosed
     paths = [source.cases[candidate].image for candidate in candidates]
     diagnoses = [source.cases[candidate].answers[-1] for candidate in candidates]
-    chosen = choose_stratified(paths, diagnoses, num_cases=num_cases, seed=seed)
-    make_workdir(folder)
+    indices = choose_stratified(paths, diagnoses, num_cases=num_cases, seed=seed)
+    chosen = [source.cases[candidates[index]] for index in indices]
+    cases = tuple(KeyCase(case.image, case.patient, case.answers) for case in chosen)
     for name in readers:
         make_workdir(folder / name / IMAGE_FOLDER)
-    cases = tuple(
-        _write_case(source, candidates[index], number, folders=[folder / name for name in readers])
-        for number, index in progress(list(enumerate(chosen, start=1)))
-    )
-    key = Key(source=source.name, seed=seed, steps=source.chain.steps, cases=cases, readers=())
-    key = msgspec.structs.replace(key, readers=tuple(_write_form(key, folder, name) for name in readers))
-    write_whole(folder / KEY_NAME, msgspec.json.format(msgspec.json.encode(key), indent=1) + b"\n")
+    for number, index in progress(list(enumerate(indices, start=1))):
+        content = encode_picture(source.picture(candidates[index]))
+        for name in readers:
+            write_whole(folder / name / IMAGE_FOLDER / name_image(number), content)
+    forms = {identify_form(source.chain.steps, cases, name=name, seed=seed): name for name in readers}
+    key = Key(source.name, seed, source.chain.steps, cases, forms)
+    numbers = [str(number) for number in range(1, num_cases + 1)]
+    for form, name in forms.items():
+        order = shuffle(range(num_cases), numbers, seed=f"{seed}:{name}")
+        rows = ([form, *list_cells(key, case, step), ""] for case in order for step in range(len(key.steps)))
+        write_whole(folder / name / FORM_NAME, encode_rows([COLUMNS, *rows]))
+    save(folder / KEY_NAME, key)
     return key
+
+
+def name_image(number: int) -> str:
+    """Return the name of a picture, which reveals only the number of its case."""
+    return f"case_{number:04d}.png"
 
 
 def encode_picture(picture: Image.Image) -> bytes:
@@ -193,26 +126,17 @@ def encode_picture(picture: Image.Image) -> bytes:
     return content.getvalue()
 
 
-def _write_case(source: CaseSource, index: int, number: int, *, folders: Sequence[Path]) -> KeyCase:
-    content, case = encode_picture(source.picture(index)), source.cases[index]
-    entry = KeyCase(
-        number=number,
-        image_path=case.image,
-        patient_id=case.patient,
-        labels=case.answers,
-        sha256=hashlib.sha256(content).hexdigest(),
-    )
-    for folder in folders:
-        write_whole(folder / IMAGE_FOLDER / entry.image, content)
-    return entry
+def identify_form(steps: Sequence[Step], cases: Sequence[KeyCase], *, name: str, seed: int) -> str:
+    """Return the id of a form, which differs for every reader, seed, choice of cases, question and option."""
+    content = [name, seed, [[step.question, *step.options] for step in steps], [case.image_path for case in cases]]
+    # The prefix keeps spreadsheets from reading a number.
+    return "form-" + hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]
 
 
-def _write_form(key: Key, folder: Path, name: str) -> KeyReader:
-    order = [case.number for case in key.cases]
-    order = [order[index] for index in shuffle(range(len(order)), list(map(str, order)), seed=f"{key.seed}:{name}")]
-    content = encode_rows([COLUMNS, *([*row, ""] for row in list_rows(key, name=name, order=order))])
-    write_whole(folder / name / FORM_NAME, content)
-    return KeyReader(name=name, file="form.csv", sha256=hashlib.sha256(content).hexdigest(), order=tuple(order))
+def list_cells(key: Key, case: int, step: int) -> list[str]:
+    """Return the cells of a question's row between the form's id and the answer."""
+    options = "; ".join(key.steps[step].lettered_options)
+    return [str(case + 1), name_image(case + 1), f"Step {step + 1}", key.steps[step].question, options]
 
 
 def choose_stratified(names: Sequence[str], strata: Sequence[int], *, num_cases: int, seed: int) -> tuple[int, ...]:
@@ -262,139 +186,67 @@ def shuffle(indices: Iterable[int], names: Sequence[str], *, seed: Hashable) -> 
     return sorted(indices, key=rank)
 
 
-# Read filled forms. An error about an incomplete, altered or foreign form names file, row, case and step.
-
-
-_MOST_BYTES = 64 * 2**20
-_NUM_SHOWN = 60
-
-
-@dataclasses.dataclass(frozen=True)
-class FilledForm:
-    """One reader's answers."""
-
-    reader: str
-    path: Path
-    labels: Int32[np.ndarray, "case step"]
-
-
-def read_forms(key: Key, folder: Path, paths: Sequence[Path]) -> tuple[FilledForm, ...]:
-    """Read the answers of filled forms, in the key's order of readers."""
-    forms: dict[str, FilledForm] = {}
+def read_forms(key: Key, paths: Sequence[Path]) -> Answers:
+    """Return the readers' answers of filled forms, in the key's order of readers."""
+    answers: Answers = {}
     for path in paths:
-        form = _read_form(key, path)
-        if form.reader in forms:
-            raise BadInput(f"{path}: a second form of {form.reader} (the first is {forms[form.reader].path})")
-        forms[form.reader] = form
-        _check_given(key, folder, path, form.reader)
-    return tuple(forms[reader.name] for reader in key.readers if reader.name in forms)
+        reader, labels = _read_form(key, path)
+        if reader in answers:
+            raise BadInput(f"{path}: a second form of {reader}")
+        answers[reader] = labels
+    return {reader: answers[reader] for reader in key.readers.values() if reader in answers}
 
 
-def _read_form(key: Key, path: Path) -> FilledForm:
-    rows = _read_rows(path)
-    _, header = next(rows, (1, []))
-    if len(header) != len(COLUMNS) or not all(map(is_same_cell, header, COLUMNS)):
-        shown = [cell[:_NUM_SHOWN] for cell in header[:10]]
-        raise BadInput(f"{path}, row 1: columns {shown} are not {list(COLUMNS)}")
-    reader: KeyReader | None = None
-    expected: dict[tuple[str, str], FormRow] = {}
-    seen: dict[tuple[str, str], int] = {}
-    answers: dict[tuple[str, str], int] = {}
-    steps = {f"Step {position}": step for position, step in enumerate(key.steps, start=1)}
-    for number, cells in rows:
-        where = f"{path}, row {number}"
-        if len(cells) != len(COLUMNS):
-            raise BadInput(f"{where} has {len(cells)} cells, not {len(COLUMNS)}")
-        row = dict(zip(COLUMNS, cells, strict=True))
-        if reader is None:
-            reader = _find_reader(key, row["form"], where)
-            expected = {
-                (question.case, question.step): question
-                for question in list_rows(key, name=reader.name, order=reader.order)
-            }
-        asked = _identify_question(row, expected, where)
-        where = f"{where} (case {asked[0]}, {asked[1]})"
-        if asked in seen:
-            raise BadInput(f"{where} repeats row {seen[asked]}")
-        seen[asked] = number
-        for column, written in expected[asked]._asdict().items():
-            if not is_same_cell(row[column], written):
-                raise BadInput(f"{where}, {column!r}: {row[column][:_NUM_SHOWN]!r} was changed; expected {written!r}")
-        answers[asked] = _read_answer(row["answer"], steps[asked[1]], where)
-    if reader is None:
-        raise BadInput(f"{path} has no rows after the first")
-    _require_complete(path, expected, answers)
-    labels = [[answers[str(case.number), step] for step in steps] for case in key.cases]
-    return FilledForm(reader.name, path, np.array(labels, np.int32))
+def _read_form(key: Key, path: Path) -> tuple[str, Int32[np.ndarray, "case step"]]:
+    rows = read_rows(path, expected="expected the form, saved as CSV in UTF-8")
+    header = next(rows, None)
+    names = () if header is None else header.cells
+    if len(names) != len(COLUMNS) or not all(map(is_same_cell, names, COLUMNS)):
+        raise BadInput(f"{path}, row 1: columns {[name[:_NUM_SHOWN] for name in names[:10]]} are not {list(COLUMNS)}")
+    form, seen = "", dict[tuple[int, int], int]()
+    cases = {str(number): number - 1 for number in range(1, len(key.cases) + 1)}
+    steps = {f"Step {number}": number - 1 for number in range(1, len(key.steps) + 1)}
+    labels = np.full((len(cases), len(steps)), NOT_ANNOTATED, np.int32)
+    for row in rows:
+        where = f"{path}, row {row.number}"
+        if len(row.cells) != len(COLUMNS):
+            raise BadInput(f"{where} has {len(row.cells)} cells, not {len(COLUMNS)}")
+        cells = dict(zip(COLUMNS, row.cells, strict=True))
+        form = form or cells["form"]
+        if form not in key.readers:
+            readers = ", ".join(key.readers.values())
+            raise BadInput(f"{where}, 'form': {form[:_NUM_SHOWN]!r} is not of this sample, for {readers}")
+        at = _find(cells, "case", cases, where), _find(cells, "step", steps, where)
+        where += f" (case {at[0] + 1}, Step {at[1] + 1})"
+        if at in seen:
+            raise BadInput(f"{where} repeats row {seen[at]}")
+        seen[at] = row.number
+        # Sorting a part of a spreadsheet's columns moves answers to other questions.
+        for column, written in zip(COLUMNS, [form, *list_cells(key, *at)], strict=False):
+            if not is_same_cell(cells[column], written):
+                raise BadInput(f"{where}, {column!r}: {cells[column][:_NUM_SHOWN]!r} was changed; expected {written!r}")
+        labels[at] = _read_answer(cells["answer"], key.steps[at[1]], where)
+    missing = np.argwhere(labels == NOT_ANNOTATED).tolist()
+    if missing:
+        case, step = missing[0]
+        where = f"row {seen[case, step]}" if (case, step) in seen else "no row"
+        more = f"{len(missing)} of {labels.size} answers are missing"
+        raise BadInput(f"{path}, {where} (case {case + 1}, Step {step + 1}), 'answer': {more}")
+    return key.readers[form], labels
 
 
-def _read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Return the rows that are not blank, with their numbers in a spreadsheet."""
-    try:
-        status = path.stat()
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path} cannot be read ({error}); expected a filled form") from None
-    if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
-        raise BadInput(
-            f"{path} is not a regular file of at most {_MOST_BYTES} bytes; expected a filled form, saved as CSV"
-        )
-    rows = enumerate(read_sheet_rows(path), start=1)
-    return ((number, row) for number, row in rows if any(cell.strip() for cell in row))
-
-
-def _find_reader(key: Key, form: str, where: str) -> KeyReader:
-    for reader in key.readers:
-        if is_same_cell(form, identify_form(key, name=reader.name, order=reader.order)):
-            return reader
-    names = ", ".join(reader.name for reader in key.readers)
-    raise BadInput(
-        f"{where}, 'form': {form[:_NUM_SHOWN]!r} is of another sample; expected a form of this one, for {names}"
-    )
-
-
-def _identify_question(row: dict[str, str], expected: dict[tuple[str, str], FormRow], where: str) -> tuple[str, str]:
-    case, step = (" ".join(row[column].split()) for column in ("case", "step"))
-    if (case, step) in expected:
-        return case, step
-    cases = {known for known, _ in expected}
-    column, value = ("step", step) if case in cases else ("case", case)
-    known = f"Step 1 to Step {len(expected) // len(cases)}" if column == "step" else f"1 to {len(cases)}"
-    raise BadInput(f"{where}, {column!r}: {value[:_NUM_SHOWN]!r} is not one of {known}")
+def _find(cells: Mapping[str, str], column: str, known: Mapping[str, int], where: str) -> int:
+    name = " ".join(cells[column].split())
+    if name not in known:
+        first, *_, last = *known, *known
+        raise BadInput(f"{where}, {column!r}: {name[:_NUM_SHOWN]!r} is not one of {first} to {last}")
+    return known[name]
 
 
 def _read_answer(answer: str, step: Step, where: str) -> int:
-    """Return the label of an answer; `NOT_ANNOTATED` if it is missing, which is reported for all rows together."""
+    """Return the label of an answer; `NOT_ANNOTATED` for an empty one."""
     try:
         return step.read_answer(answer)
     except BadInput:
         known = ", ".join(step.lettered_options)
-        raise BadInput(f"{where}, 'answer': {answer.strip()[:_NUM_SHOWN]!r} is not one of {known}") from None
-
-
-def _require_complete(
-    path: Path, expected: dict[tuple[str, str], FormRow], answers: dict[tuple[str, str], int]
-) -> None:
-    missing = [question for question in expected if answers.get(question, NOT_ANNOTATED) == NOT_ANNOTATED]
-    if missing:
-        case, step = missing[0]
-        problem = "no answer" if missing[0] in answers else "no row"
-        more = f", {len(missing) - 1} more are missing" if len(missing) > 1 else ""
-        raise BadInput(f"{path}, case {case}, {step}: {problem}{more}; expected answers to all {len(expected)}")
-
-
-def _check_given(key: Key, folder: Path, form: Path, name: str) -> None:
-    """Refuse images that differ from those of the key, in the sample's folder and next to the filled form."""
-    for case in key.cases:
-        _require_digest(folder / name / IMAGE_FOLDER / case.image, case.sha256)
-        returned = form.parent / IMAGE_FOLDER / case.image
-        if returned.is_file():
-            _require_digest(returned, case.sha256)
-
-
-def _require_digest(path: Path, expected: str) -> None:
-    try:
-        _, digest = digest_file(path)
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read ({error.strerror}); expected the file that was given out") from None
-    if digest != expected:
-        raise BadInput(f"{path} was changed; expected the file that was given out (SHA-256 {expected})")
+        raise BadInput(f"{where}, 'answer': {answer[:_NUM_SHOWN]!r} is not one of {known}") from None

@@ -2,15 +2,15 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from jaxtyping import Int32
 
 from stepcot_jax.annotate.agreement import cohen_kappa, fleiss_kappa
-from stepcot_jax.chain import NOT_ANNOTATED, Chain
+from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation.chains import FIGURES, step_figures, weighted_confusion
 from stepcot_jax.evaluation.comparison import ALPHA, HIGHER, LOWER, NONE_SHOWN, Evidence, settle
 from stepcot_jax.evaluation.predictions import read_predictions
@@ -18,98 +18,87 @@ from stepcot_jax.evaluation.published import READER_ACCURACY, READER_F1, READER_
 from stepcot_jax.evaluation.statistics import MIN_PATIENTS, Weights, bootstrap, flip_signs, name_patients, weighted_mean
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_workdir
-from stepcot_jax.host.ranges import Interval
-from stepcot_jax.pages.sheets import Entry, Table, columns, write_table
-from stepcot_jax.tools.readers.forms import FilledForm, Key
+from stepcot_jax.pages.sheets import Table, columns, write_table
+from stepcot_jax.tools.readers.forms import Answers, Key
 
 ALL_READERS = "readers"
 """Name of all readers together; each of their answers counts once."""
 
 _NUM_SHOWN = 80
 
-Answers = dict[str, Int32[np.ndarray, "case step"]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Agreement:
-    """Agreement of two readers, a reader and a model, or all readers at a step."""
-
-    names: tuple[str, ...]
-    kind: str
-    num_cases: int
-    share: Interval
-    kappa: Interval
-
-
-@dataclasses.dataclass(frozen=True)
-class StepScores:
-    """One step of the comparison."""
-
-    step: str
-    num_cases: int
-    accuracy: Mapping[str, Interval]
-    sensitivity: Mapping[str, Interval]
-    f1: Mapping[str, Interval]
-    gains: Mapping[str, Interval]
-    num_patients: int
-    p_values: Mapping[str, float]
-    agreements: tuple[Agreement, ...]
-
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Readers and models on the cases of a sample."""
+    """Readers and models on the cases of a sample, by step.
 
+    Attributes:
+      figures: by ("accuracy", who), ("sensitivity", who), ("f1", who) and ("gain", model) the intervals of the steps;
+        by ("Fleiss", all readers) and ("Cohen", two of them) those of the share of equal answers and of kappa.
+    """
+
+    steps: tuple[str, ...]
     readers: tuple[str, ...]
     models: tuple[str, ...]
     num_cases: int
-    steps: tuple[StepScores, ...]
+    num_annotated: list[int]
+    num_patients: list[int]
+    figures: Mapping[tuple[str, ...], list[Any]]
+    p_values: Mapping[str, list[float]]
 
 
 def compare_readers(
-    key: Key, forms: Sequence[FilledForm], predictions: Path | None = None, *, num_resamples: int = 1000, seed: int = 0
+    key: Key, forms: Answers, predictions: Path | None = None, *, num_resamples: int = 1000, seed: int = 0
 ) -> Comparison:
     """Compare readers with the true answers, with each other and with the models."""
-    if not forms:
-        raise BadInput("FORM is required (the filled forms of one or more readers)")
     for name, number, least in (("--num-resamples", num_resamples, 1), ("--seed", seed, 0)):
         if number < least:
             raise BadInput(f"{name}={number} is not a whole number from {least}")
-    people = {f"reader {form.reader}": form.labels for form in forms}
+    people = {f"reader {name}": labels for name, labels in forms.items()}
     models = {} if predictions is None else read_answers(predictions, key)
+    everyone = people | models
+    pairs = [*itertools.combinations(people, 2), *itertools.product(people, models)]
+    agreed = [*([("Fleiss", *people)] if len(people) > 1 else []), *(("Cohen", *pair) for pair in pairs)]
+    truth = np.array([case.labels for case in key.cases], np.int32)
     patients = np.array([case.patient_id for case in key.cases], np.str_)
-    agreed = _list_agreements(people, models)
-    compute = _prepare(key, people, models, agreed)
+    num_answers = key.chain.answers_per_step
+
+    def compute(weights: Weights) -> dict[tuple[str, ...], npt.NDArray[np.float64]]:
+        figures: dict[tuple[str, ...], npt.NDArray[np.float64]] = {}
+        for name, answers in everyone.items():
+            of_steps = [  # all of the probability on the answer
+                step_figures(weights, probabilities=np.eye(number)[answers[:, index]], labels=truth[:, index])
+                for index, number in enumerate(num_answers)
+            ]
+            for figure in _FIGURES:
+                figures[figure, name] = np.stack([values[:, FIGURES.index(figure)] for values in of_steps], axis=1)
+        for figure in _FIGURES:
+            figures[figure, ALL_READERS] = np.mean([figures[figure, name] for name in people], axis=0)
+        figures |= {("gain", name): figures["accuracy", name] - figures["accuracy", ALL_READERS] for name in models}
+        for kind, *names in agreed:
+            given = np.stack([everyone[name] for name in names], axis=2)
+            agreements = [_agree(weights, kind, given[:, index], number) for index, number in enumerate(num_answers)]
+            figures[kind, *names] = np.stack(agreements, axis=1)
+        return figures
+
     figures = bootstrap(compute, patients, num_resamples=num_resamples, seed=seed)
-    num_patients, p_values = compare_signs(key, people, models)
-
-    def pick(figure: str, index: int) -> dict[str, Interval]:
-        return {name: of_steps[index] for (known, name), of_steps in figures.items() if known == figure}
-
-    def agreements(index: int) -> Iterator[Agreement]:
-        for number, (kind, answers) in enumerate(agreed):
-            num_cases = int(_are_answered(answers, index).sum())
-            yield Agreement(tuple(answers), kind, num_cases, *figures["agreement", str(number)][index])
-
-    steps = tuple(
-        StepScores(
-            step=step.name,
-            num_cases=sum(case.labels[index] != NOT_ANNOTATED for case in key.cases),
-            accuracy=pick("accuracy", index),
-            sensitivity=pick("sensitivity", index),
-            f1=pick("f1", index),
-            gains=pick("gain", index),
-            num_patients=num_patients[index],
-            p_values={name: of_steps[index] for name, of_steps in p_values.items()},
-            agreements=tuple(agreements(index)),
-        )
-        for index, step in enumerate(key.steps)
+    known = truth != NOT_ANNOTATED
+    names = name_patients(patients)
+    return Comparison(
+        steps=tuple(step.name for step in key.steps),
+        readers=tuple(people),
+        models=tuple(models),
+        num_cases=len(truth),
+        num_annotated=known.sum(axis=0).tolist(),
+        num_patients=[len(np.unique(names[of_step])) for of_step in known.T],
+        figures=figures,
+        p_values={
+            name: _compare_signs(answers, list(people.values()), truth, names) for name, answers in models.items()
+        },
     )
-    return Comparison(tuple(people), tuple(models), len(key.cases), steps)
 
 
-def read_answers(path: Path, key: Key) -> dict[str, Int32[np.ndarray, "case step"]]:
-    """Read each model's most probable answers to the sample's cases, in the key's order."""
+def read_answers(path: Path, key: Key) -> Answers:
+    """Read each model's most probable answers to the sample's cases."""
     split = read_predictions(path, key.chain)
     rows = {image: row for row, image in enumerate(split.facts["image_path"].tolist())}
     chosen = []
@@ -128,78 +117,30 @@ def read_answers(path: Path, key: Key) -> dict[str, Int32[np.ndarray, "case step
     return answers
 
 
-def _list_agreements(people: Answers, models: Answers) -> list[tuple[str, Answers]]:
-    """Return whose answers are compared, with the kind of kappa: all readers, each two, and each with each model."""
-    pairs = [*itertools.combinations(people, 2), *itertools.product(people, models)]
-    everyone = people | models
-    all_readers = [("Fleiss", people)] if len(people) > 1 else []
-    return [*all_readers, *(("Cohen", {one: everyone[one], other: everyone[other]}) for one, other in pairs)]
-
-
-def _are_answered(answers: Answers, index: int) -> npt.NDArray[np.bool_]:
-    return np.all([labels[:, index] != NOT_ANNOTATED for labels in answers.values()], axis=0)
-
-
-def _prepare(
-    key: Key, people: Answers, models: Answers, agreed: Sequence[tuple[str, Answers]]
-) -> Callable[[Weights], dict[tuple[str, str], npt.NDArray[np.float64]]]:
-    """Return a function from weights [resample, case] to figures [resample, step] by figure and name."""
-    truth = np.array([case.labels for case in key.cases], np.int32)
-    correct = {name: answers == truth for name, answers in (people | models).items()}
-    correct[ALL_READERS] = np.mean([correct[name] for name in people], axis=0)
-
-    def compute(weights: Weights) -> dict[tuple[str, str], npt.NDArray[np.float64]]:
-        figures = {
-            ("accuracy", name): weighted_mean(weights, values=correct[name], counted=truth != NOT_ANNOTATED)
-            for name in (ALL_READERS, *people, *models)
-        }
-        figures |= {("gain", name): figures["accuracy", name] - figures["accuracy", ALL_READERS] for name in models}
-        for name, answers in (people | models).items():
-            of_steps = [
-                # All of the probability on the answer.
-                step_figures(weights, probabilities=np.eye(number)[answers[:, index]], labels=truth[:, index])
-                for index, number in enumerate(key.chain.answers_per_step)
-            ]
-            for figure in ("sensitivity", "f1"):
-                figures[figure, name] = np.stack([values[:, FIGURES.index(figure)] for values in of_steps], axis=1)
-        for figure in ("sensitivity", "f1"):
-            figures[figure, ALL_READERS] = np.mean([figures[figure, name] for name in people], axis=0)
-        for number, (kind, compared) in enumerate(agreed):
-            agreements = [_agree(weights, kind, compared, index, key.chain) for index in range(key.chain.num_steps)]
-            figures["agreement", str(number)] = np.stack(agreements, axis=1)
-        return figures
-
-    return compute
-
-
-def _agree(weights: Weights, kind: str, answers: Answers, index: int, chain: Chain) -> npt.NDArray[np.float64]:
-    """Return share of equal answers and kappa [resample, 2] at a step, over the cases that all have answered."""
-    answered, number = _are_answered(answers, index), chain.answers_per_step[index]
-    given, weights = np.stack([labels[answered, index] for labels in answers.values()], axis=1), weights[:, answered]
+def _agree(weights: Weights, kind: str, given: npt.NDArray[np.int32], num_answers: int) -> npt.NDArray[np.float64]:
+    """Return share of equal answers and kappa [resample, 2] of answers [case, who]."""
     alike = (given == given[:, :1]).all(axis=1, keepdims=True)
     if kind == "Fleiss":
-        kappa = fleiss_kappa((given[:, :, None] == np.arange(number)).sum(axis=1), weights)
+        kappa = fleiss_kappa((given[:, :, None] == np.arange(num_answers)).sum(axis=1), weights)
     else:
         one, other = given.T
-        kappa = cohen_kappa(weighted_confusion(weights, truth=one, answers=other, num_answers=number))
+        kappa = cohen_kappa(weighted_confusion(weights, truth=one, answers=other, num_answers=num_answers))
     return np.stack([weighted_mean(weights, values=alike, counted=np.ones_like(alike))[:, 0], kappa], axis=1)
 
 
-def compare_signs(key: Key, people: Answers, models: Answers) -> tuple[list[int], dict[str, list[float]]]:
-    """Count the patients with a known answer by step, and test each model's gain over all readers together."""
-    truth = np.array([case.labels for case in key.cases], np.int32)
-    patients = name_patients(np.array([case.patient_id for case in key.cases], np.str_))
+def _compare_signs(
+    answers: npt.NDArray[np.int32],
+    people: Sequence[npt.NDArray[np.int32]],
+    truth: npt.NDArray[np.int32],
+    patients: npt.NDArray[np.str_],
+) -> list[float]:
+    """Test a model's gain over all readers together at each step."""
     names, member = np.unique(patients, return_inverse=True)
-    known = truth != NOT_ANNOTATED
-    of_readers = np.sum([(answers == truth) & known for answers in people.values()], axis=0)
-    p_values = {}
-    for model, answers in models.items():
-        # Times the number of readers, so that all are whole numbers: +2 where the model and one of three is correct.
-        more = len(people) * ((answers == truth) & known) - of_readers
-        summed = np.zeros((len(names), truth.shape[1]), np.int64)
-        np.add.at(summed, member, more)
-        p_values[model] = [flip_signs(column) for column in summed.T]
-    return [len(np.unique(patients[column])) for column in known.T], p_values
+    # Times the number of readers, so that all are whole numbers: +2 where the model and one of three is correct.
+    more = len(people) * (answers == truth) - np.sum([labels == truth for labels in people], axis=0)
+    summed = np.zeros((len(names), truth.shape[1]), np.int64)
+    np.add.at(summed, member, np.where(truth != NOT_ANNOTATED, more, 0))
+    return [flip_signs(column) for column in summed.T]
 
 
 # Tables of readers and models, with the paper's figures in columns of their own.
@@ -225,6 +166,16 @@ _JUDGED = (
     "radiograph per patient).",
     "The models are of one training run: the intervals do not cover other training runs.",
 )
+_AGREED = (
+    "Agreement counts all cases of the sample, with or without a known true answer. Kappa is undefined where only "
+    "one answer occurs; such resamples do not count for its interval."
+)
+_FIGURES = {
+    "accuracy": ("readers", "Accuracy", READER_ACCURACY),
+    "sensitivity": ("readers_sensitivity", "Sensitivity", READER_SENSITIVITY),
+    "f1": ("readers_f1", "F1", READER_F1),
+}
+_VERDICTS = {HIGHER: "better", LOWER: "worse", NONE_SHOWN: "not significantly different"}
 
 
 def write_comparison(folder: Path, comparison: Comparison) -> list[str]:
@@ -236,21 +187,19 @@ def write_comparison(folder: Path, comparison: Comparison) -> list[str]:
     return [name for table in tables for name in write_table(folder, table)]
 
 
-_FIGURES = {
-    "accuracy": ("readers", "Accuracy", READER_ACCURACY),
-    "sensitivity": ("readers_sensitivity", "Sensitivity", READER_SENSITIVITY),
-    "f1": ("readers_f1", "F1", READER_F1),
-}
-
-
 def tabulate_figure(comparison: Comparison, figure: str) -> Table:
     """Make the table of a figure of all readers, each reader and each model by step (paper: Tables 5 and 10)."""
     name, what, published = _FIGURES[figure]
     ours = (ALL_READERS, *comparison.readers, *comparison.models)
-    rows: list[tuple[Entry, ...]] = []
-    for step in comparison.steps:
-        known = (figures.get(step.step) for figures in published.values())
-        rows.append((step.step, step.num_cases, *(getattr(step, figure)[who] for who in ours), *known))
+    rows = tuple(
+        (
+            step,
+            comparison.num_annotated[index],
+            *(comparison.figures[figure, who][index] for who in ours),
+            *(figures.get(step) for figures in published.values()),
+        )
+        for index, step in enumerate(comparison.steps)
+    )
     headings = (
         *columns("text", "step"),
         *columns("number", "cases"),
@@ -260,7 +209,7 @@ def tabulate_figure(comparison: Comparison, figure: str) -> Table:
     together = f'"{ALL_READERS}" is the mean accuracy of the readers, who each read all {comparison.num_cases} cases.'
     notes = (together,) if figure == "accuracy" else _MACRO
     title = f"{what} of {len(comparison.readers)} readers and {len(comparison.models)} models"
-    return Table(name, title, headings, tuple(rows), (*notes, _INTERVALS, _PUBLISHED))
+    return Table(name, title, headings, rows, (*notes, _INTERVALS, _PUBLISHED))
 
 
 def tabulate_gains(comparison: Comparison) -> Table:
@@ -272,34 +221,42 @@ def tabulate_gains(comparison: Comparison) -> Table:
         *columns("number", "p"),
         *columns("text", "model is"),
     )
-    rows = [
-        {
-            "step": step.step,
-            "model": name,
-            "cases": step.num_cases,
-            "model less readers": gain,
-            "p": step.p_values[name],
-            "model is": Evidence(gain, (gain.value,), step.num_patients, step.p_values[name]),
-        }
-        for step in comparison.steps
-        for name, gain in step.gains.items()
-    ]
+    rows = []
+    for index, step in enumerate(comparison.steps):
+        for name in comparison.models:
+            gain, p = comparison.figures["gain", name][index], comparison.p_values[name][index]
+            rows.append(
+                {
+                    "step": step,
+                    "model": name,
+                    "cases": comparison.num_annotated[index],
+                    "model less readers": gain,
+                    "p": p,
+                    "model is": Evidence(gain, (gain.value,), comparison.num_patients[index], p),
+                }
+            )
     title = "Models less readers, on the same cases"
     return Table.of("readers_gains", title, headings, settle(rows, _word), (_INTERVALS, *_JUDGED))
 
 
 def _word(verdict: str) -> str:
-    words = {HIGHER: "better", LOWER: "worse", NONE_SHOWN: "not significantly different"}
-    return words.get(verdict.removesuffix(" in this run"), verdict)
+    return _VERDICTS.get(verdict.removesuffix(" in this run"), verdict)
 
 
 def tabulate_agreement(comparison: Comparison) -> Table:
     """Make the table of the agreement among readers, and of readers with models, by step."""
-    rows: list[tuple[Entry, ...]] = []
-    for step in comparison.steps:
-        for agreement in step.agreements:
-            who = "all readers" if agreement.kind == "Fleiss" else " / ".join(agreement.names)
-            rows.append((step.step, who, agreement.num_cases, agreement.share, agreement.kappa, agreement.kind))
+    agreed = [key for key in comparison.figures if key[0] in ("Fleiss", "Cohen")]
+    rows = tuple(
+        (
+            step,
+            "all readers" if kind == "Fleiss" else " / ".join(who),
+            comparison.num_cases,
+            *comparison.figures[kind, *who][index],
+            kind,
+        )
+        for index, step in enumerate(comparison.steps)
+        for kind, *who in agreed
+    )
     headings = (
         *columns("text", "step", "who"),
         *columns("number", "cases"),
@@ -307,9 +264,4 @@ def tabulate_agreement(comparison: Comparison) -> Table:
         *columns("number", "kappa"),
         *columns("text", "kind of kappa"),
     )
-    notes = (
-        "Agreement counts all cases of the sample, with or without a known true answer. Kappa is undefined where only "
-        "one answer occurs; such resamples do not count for its interval.",
-        _INTERVALS,
-    )
-    return Table("readers_agreement", "Agreement of readers", headings, tuple(rows), notes)
+    return Table("readers_agreement", "Agreement of readers", headings, rows, (_AGREED, _INTERVALS))

@@ -37,12 +37,6 @@ def render(name: str, **values: Any) -> Markup:
 
 
 _LOSS_PARTS = {"hard_label": "answers", "soft_label": "teacher's answers", "channel_alignment": "channel alignment"}
-_REWARD_PARTS = {
-    "reward": "reward",
-    "reward_diagnosis": "diagnosis right",
-    "reward_steps": "steps right",
-    "reward_consistent": "no contradiction",
-}
 _FIRST_NAMES = ("teacher", "student")
 _MEASURES = {
     "mean_accuracy_own_and_given": (
@@ -56,7 +50,7 @@ end."""
 
 
 def write_curves(entries: Sequence[Entry]) -> Section:
-    """Draw by epoch the validation score, the loss, the parts of a student's loss, and the reward of GRPO."""
+    """Draw by epoch the validation score, the loss, and the parts of a student's loss."""
     ends = ("/total", *(f"/{measure}" for measure in _MEASURES))
     keys = {key for entry in entries for key in entry if key.endswith(ends)}
     names = sorted(
@@ -66,12 +60,9 @@ def write_curves(entries: Sequence[Entry]) -> Section:
     scores = find_lines(entries, "val", {name: f"{name}/{measure}" for name in names})
     losses = find_lines(entries, "train", {name: f"{name}/total" for name in names})
     parts = find_lines(entries, "train", {text: f"student/{key}" for key, text in _LOSS_PARTS.items()})
-    rewards = find_lines(entries, "train", {text: f"teacher/{key}" for key, text in _REWARD_PARTS.items()})
     charts = [(*_MEASURES[measure], scores), ("Training loss, mean of the epoch's logged updates", "loss", losses)]
     if len(parts) > 1:
         charts.append(("Parts of the student's loss, before their weights", "loss", parts))
-    if rewards:
-        charts.append(("Reward of sampled chains and its parts, mean of the epoch's logged updates", "reward", rewards))
     return make_curves(
         draw_lines(lines, title=title, x_label="epoch", y_label=y_label) for title, y_label, lines in charts
     )

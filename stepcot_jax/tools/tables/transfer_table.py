@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, fold
-from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.identities import fold_patient
 from stepcot_jax.data.images.image_files import digest_content
+from stepcot_jax.data.record_table import RecordTable
 from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.evaluation.comparison import CORRECTED, INTERVALS, AnswerComparison, join, last_step_alone, settle
 from stepcot_jax.evaluation.predictions import SplitPredictions

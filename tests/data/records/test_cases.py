@@ -1,4 +1,4 @@
-"""Cases as columns: what goes in comes out, and derived columns agree with the cases."""
+"""Tables of records: what goes in comes out, and lists, arrays and counts agree with the records."""
 
 import numpy as np
 from hypothesis import given
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from stepcot_jax.box import Box
 from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.data.columns import OTHER_ORIGINS, RecordTable, as_table
+from stepcot_jax.data.record_table import as_table
 from stepcot_jax.record import Record
 
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -27,17 +27,8 @@ def test_a_table_returns_its_cases_unchanged(listed):
     assert list(map(repr, table)) == list(map(repr, listed))  # 54 stays 54 and does not become 54.0
     assert as_table(table) is table
     assert (table.labels.shape[0], table.count_patients()) == (len(listed), len({case.patient for case in listed}))
-    bare = RecordTable(listed, with_texts=False)
-    assert [(case.answers, case.uncertain) for case in bare] == [(case.answers, case.uncertain) for case in listed]
     chosen = np.ones(len(listed), bool)
-    assert bare.count_boxes(chosen) == table.count_boxes(chosen)
     assert table.count_boxes(chosen)[0] == sum(len(case.boxes) for case in listed)
-
-
-def test_a_table_without_texts_merges_origins_beyond_a_thousand():
-    table = RecordTable(
-        (Record(patient="p", image="a", origin=str(n), answers=(0,), reasoning=("",)) for n in range(1500)),
-        with_texts=False,
-    )
-    counts = table.count_origins(np.ones(1500, bool))
-    assert (len(counts), counts[OTHER_ORIGINS]) == (1001, 500)
+    assert sum(table.count_origins(chosen).values()) == len(listed)
+    again = table.with_labels(table.labels, table.uncertain)
+    assert [case.stated for case in again] == [case.stated for case in listed]

@@ -9,7 +9,7 @@ import pytest
 from refusals import refuse
 
 from benchmarks.hostile_tables import write_book
-from stepcot_jax.data.splits.split_resolver import UNCOMPUTED, iterate_sheet
+from stepcot_jax.data.splits.split_resolver import UNCOMPUTED, iterate_sheet, read_split_table
 
 VALUES = [
     "p1", " p 2 ", "ünal <&> 胸", "", None, "1e5",
@@ -24,7 +24,7 @@ def read_with_openpyxl(path):
     for number, cells in enumerate(book.worksheets[0].iter_rows(values_only=True), start=1):
         exact = [int(x) if isinstance(x, float) and x.is_integer() and x < 2**53 else x for x in cells]
         texts = ["" if x is None else str(x) for x in exact]
-        rows.append((number, [text.strip() for text in texts]))
+        rows.append((number, [text.strip().removesuffix(" 00:00:00") for text in texts]))
     book.close()
     return rows
 
@@ -77,23 +77,35 @@ def test_prefixes_rich_text_phonetic_text_and_missing_places_are_read(tmp_path):
         sharedStrings='<x:sst xmlns:x="m"><x:si><x:r><x:t>pat</x:t></x:r><x:r><x:t>ient_id</x:t></x:r><x:rPh>'
         "<x:t>no</x:t></x:rPh></x:si></x:sst>",
         sheet1='<x:worksheet xmlns:x="m"><x:sheetData><x:row><x:c t="s"><x:v>0</x:v></x:c></x:row><x:row r="4"><x:c/>'
-        '<x:c t="str"><x:f>A&amp;B</x:f><x:v>p1</x:v></x:c><x:c t="e"><x:v>#N/A</x:v></x:c></x:row></x:sheetData>'
-        "</x:worksheet>",
+        '<x:c t="str"><x:f>A&amp;B</x:f><x:v>p1</x:v></x:c><x:c r="C4" t="e"><x:v>#N/A</x:v></x:c></x:row>'
+        "</x:sheetData></x:worksheet>",
     )
-    assert list(iterate_sheet(path)) == [(1, ["patient_id"]), (4, ["", "p1", "#N/A"])]
+    assert shorten(iterate_sheet(path)) == [(1, ["patient_id"]), (4, ["", "p1", "#N/A"])]
+
+
+FAR = '<row r="1048576"><c r="XFD1048576"><v>1</v></c></row>'
 
 
 @pytest.mark.parametrize(
-    ("cell", "found"),
+    ("rows", "found"),
     [
-        ('<c t="s"><v>1</v></c>', "row 1 names shared string 1 of 1"),
-        ('<c t="s"><v>-1</v></c>', "row 1 names shared string -1 of 1"),
-        ('<c r="1A"><v>1</v></c>', "'1A' is not the place of a cell"),
-        ('<c r="XFE1"><v>1</v></c>', "row 1 has a cell in column 16385"),
+        ('<row r="1"><c r="XFE1"><v>1</v></c></row>', "a row has 16385 columns; at most 16384"),
+        ('<row r="20000001"><c r="A20000001"><v>1</v></c></row>', "a row is numbered 20000001"),
+        (f'<row r="1"><c r="A1"><v>1</v></c></row>{FAR}', "1048576 rows of 16384 columns; at most 2000000"),
+        ("<row/>" * 20 + "<row><c/></row>" * 1200 + f"<row>{'<c/>' * 9000}</row>", "1222 rows of 9000 columns"),
     ],
 )
-def test_cells_that_name_nothing_are_refused(tmp_path, cell, found):
+def test_a_sheet_that_would_fill_the_memory_is_refused(tmp_path, rows, found):
     path = tmp_path / "a.xlsx"
     write_book(path)
-    rewrite(path, sheet1=f"<worksheet><sheetData><row>{cell}</row></sheetData></worksheet>")
+    rewrite(path, sheet1=f"<worksheet><sheetData>{rows}</sheetData></worksheet>")
     refuse(found, lambda: list(iterate_sheet(path)))
+
+
+def test_a_damaged_sheet_is_refused_by_name(tmp_path):
+    path = tmp_path / "train.xlsx"
+    write_book(path)
+    rewrite(path, sheet1='<worksheet><sheetData><row><c t="s"><v>1</v></c></row></sheetData></worksheet>')
+    refuse(r"train\.xlsx: cannot be read: CalamineError", lambda: list(read_split_table(path)))
+    rewrite(path, sheet1="<!DOCTYPE a><worksheet/>")
+    refuse("has a document type declaration", lambda: list(read_split_table(path)))

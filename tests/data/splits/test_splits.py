@@ -332,8 +332,8 @@ def test_a_manifest_names_images_and_accepts_its_own_data_in_the_same_splits(tmp
     path = tmp_path / "run" / "splits.json"
     write_manifest(path, EXPECTED, CASES, source="made")
     content = json.loads(path.read_text())
-    assert list(content) == ["source", "seed", "fractions", "splits", "checksums", "digest"]
-    assert (content["source"], content["seed"], content["fractions"]) == ("made", None, None)
+    assert list(content) == ["stepcot_jax", "source", "splits", "checksums", "digest"]
+    assert content["source"] == "made"
     assert content["splits"]["val"] == ["images/c.png"]
     check_manifest(path, EXPECTED, CASES)
     check_manifest(path, Splits((3, 4), (2,), (0, 1)), CASES[::-1])
@@ -356,7 +356,7 @@ ALTERED = [
     lambda content: content["splits"]["val"].append("images/z.png"),
     lambda content: content["splits"].update(val=content["splits"]["test"], test=content["splits"]["val"]),
     lambda content: content["checksums"]["val"].reverse() or content["checksums"]["test"].reverse(),
-    *(lambda content: content.update(seed=4), lambda content: content.update(digest="0" * 64)),
+    *(lambda content: content.update(source="other"), lambda content: content.update(digest="0" * 64)),
 ]
 
 
