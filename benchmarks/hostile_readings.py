@@ -69,8 +69,10 @@ READINGS: list[Reading] = [
     *reads("run", "demo --checkpoint={root}/run", "settings.json"),
     Reading("demo.upload {file} {run}", "picture.png", like=".txt", named="image"),
     Reading("tables diagnosis --config=quickstart --workdir={root}/out --constrained={file}", "constrained.json"),
-    *reads("cases", "constrain {root}/cases " + _OUT, "cases.csv"),
-    *reads("run", "constrain --workdir={root}/run " + _OUT, "settings.json", "predictions/test.npz"),
+    *reads("cases", "constrain {root}/cases --local={root}/qwen " + _OUT, "cases.csv"),
+    *reads(
+        "run", "constrain --workdir={root}/run --local={root}/qwen " + _OUT, "settings.json", "predictions/test.npz"
+    ),
     Reading("constrain {phantoms} --local={root}/qwen " + _OUT, "qwen/config.json"),
     Reading("annotate {file} " + _OUT, "input.csv"),
     Reading("annotate {file} " + _OUT, "input.jsonl"),

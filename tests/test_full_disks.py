@@ -15,6 +15,7 @@ import safetensors.numpy
 from full_disk import FailingDisk
 from memory_store import new_address
 from policies.policy_workdir import make_policy_workdir
+from policies.qwen.tiny_qwen import write_reader
 from report.finished_workdir import make_finished_workdir
 from run.small_run import small_settings
 from trained_workdir import make_trained_workdir
@@ -72,7 +73,10 @@ SLOW = {
         lambda arguments: answer.main([arguments[0], QUESTION, *arguments[1:]]),
         "IN/phantom/images/phantom_000000.png --checkpoint=IN/policy --out=OUT/x.png",
     ),
-    "constrain": (constrain.main, "IN/phantom --simulated --num-cases=4 --num-resamples=5 --out=OUT/x"),
+    "constrain": (
+        constrain.main,
+        "IN/phantom --local=IN/qwen --num-cases=2 --levels=0,1 --max-answer-tokens=4 --num-resamples=5 --out=OUT/x",
+    ),
     "explain": (explain.main, "IN/phantom/images/phantom_000000.png --checkpoint=IN/run --out=OUT/x"),
     "export": (export.main, "--checkpoint=IN/run --model=student --out=OUT/x"),
 }
@@ -100,6 +104,7 @@ def inputs(tmp_path_factory):
     make_trained_workdir(folder / "run")
     make_finished_workdir(folder / "finished")
     make_policy_workdir(folder / "policy")
+    write_reader(folder / "qwen")
     return folder
 
 

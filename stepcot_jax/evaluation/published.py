@@ -160,12 +160,10 @@ class Level(msgspec.Struct, frozen=True):
     diagnosis: dict[str, Estimate]  # figures of the diagnosis by name; a reply without a readable answer is wrong
     differences: dict[str, Estimate]  # figures less those of level 0, in the same resamples; empty at level 0
     p: float | None  # of the exact McNemar test of the accuracy against level 0; None at level 0
-    expected: float | None  # accuracy that a simulated model has in expectation; None for other models
     followed: dict[str, Estimate]  # shares by name: prompts and instructions, strict and loose, and readable diagnoses
     right: dict[str, Estimate]  # where every constraint was followed, and where not
     steps: dict[str, dict[str, Estimate]]  # figures of each step that was asked, by its name
     constraints: dict[str, Rates]
-    confusion: list[list[int]]  # number of cases [truth, answer] of the diagnosis
 
 
 class Constrained(msgspec.Struct, frozen=True, kw_only=True):

@@ -122,13 +122,13 @@ def intervals(values: npt.NDArray, resampled: npt.NDArray) -> Any:
     return [intervals(value, resampled[:, index]) for index, value in enumerate(values)]
 
 
-def percentiles(value: float, resampled: npt.NDArray[np.float64], *, level: float = LEVEL) -> Interval:
+def percentiles(value: float, resampled: npt.NDArray[np.float64]) -> Interval:
     """Return the interval of a figure; resamples in which it is undefined are left out and counted."""
     defined = resampled[~np.isnan(resampled)]
     undefined = 1 - len(defined) / len(resampled)
     if not len(defined) or math.isnan(value):
         return Interval(value, undefined=undefined)
-    low, high = np.quantile(defined, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(defined, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(value, float(low), float(high), undefined=undefined)
 
 

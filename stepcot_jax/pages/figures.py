@@ -101,17 +101,14 @@ def draw_reliability(
         return render(SHARED, "chart.html.j2", title=title, svg=svg)
 
 
-def draw_band(
-    axes: Axes, figures: Sequence[Interval], at: Sequence[int] = (), *, label: str, size: int, alpha: float
-) -> Any:
-    """Draw figures in percent as a line, from 0 on without `at`, with a band of their intervals; return its colour."""
-    at = at or range(len(figures))
+def draw_band(axes: Axes, figures: Sequence[Interval], *, label: str) -> None:
+    """Draw figures in percent as a line from 0 on, with a band of their intervals."""
+    at = range(len(figures))
     values, low, high = (
         100 * np.array([getattr(figure, end) for figure in figures], float) for end in ("value", "low", "high")
     )
-    (line,) = axes.plot(at, values, marker="o", markersize=size, label=label)
-    axes.fill_between(at, low, high, color=line.get_color(), alpha=alpha, linewidth=0)
-    return line.get_color()
+    (line,) = axes.plot(at, values, marker="o", markersize=3, label=label)
+    axes.fill_between(at, low, high, color=line.get_color(), alpha=0.1, linewidth=0)
 
 
 def to_png(figure: Figure) -> bytes:

@@ -138,6 +138,8 @@ class Settings:
             yield "start.checkpoint", self.job not in ("teacher", "distill"), expected
         if self.trains_policy:
             yield "data.source", self.data.source != "phantom", "'phantom': config.vqa.source and config.vqa.root count"
+            yield "data.augment", augments, "'none': a policy sees each picture as it is"
+            yield "data.sampling", self.data.sampling != "uniform", "'uniform': each question once an epoch"
             expected = "an encoder that reads pictures, and none beside a Qwen2.5-VL"
             yield "image_encoder.name", is_imported or (encoder.is_frozen and is_large), expected
         expected = "True (only prompts tell the steps of a baseline apart)"
@@ -147,6 +149,17 @@ class Settings:
         yield "data.augment", augments and is_stored, expected
         expected = "features imported with those of images (config.image_encoder.name='imported')"
         yield "prompts.encoder", self.prompts.encoder == "imported" and not is_imported, expected
+        for key, unused in (("random", False), ("shrink", 1), ("low_rank", 0)):
+            is_unread = not is_large and getattr(self.policy, key) != unused
+            yield f"policy.{key}", is_unread, f"{unused}, or config.policy.weights of a Qwen2.5-VL"
+        expected = "1, or config.policy.random=True: weights of a checkpoint have its size"
+        yield "policy.shrink", self.policy.shrink > 1 and not self.policy.random, expected
+        is_skipping = self.data.check_images == "on_use" and self.data.on_bad_record == "skip"
+        yield (
+            "data.on_bad_record",
+            is_skipping,
+            "'stop' with config.data.check_images='on_use'",
+        )
         expected = "config.policy.weights of a Qwen2.5-VL, or another transform"
         yield "parallel.transform", self.parallel.transform == "mesh" and not is_large, expected
         expected = "False with config.self_check.enabled=True, which follows the true answer, as the control then would"

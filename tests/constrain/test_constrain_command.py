@@ -1,10 +1,9 @@
-"""Whole runs of `constrain`: the simulated model, and a fake endpoint that answers well or misbehaves."""
+"""Whole runs of `constrain` against a fake endpoint that answers well or misbehaves."""
 
 import base64
 import hashlib
 import io
 import json
-import re
 
 import pytest
 from annotate.answer_files import read_entries
@@ -12,7 +11,6 @@ from annotate.misbehaving_server import MisbehavingServer
 from PIL import Image
 from readers.reader_samples import SECRETS, write_folder, write_run
 from refusals import refuse
-from report.browser import Watched, contrasts_of, find_broken_words, find_violations, open_browser
 
 from stepcot_jax.annotate.llm.client import bound_prompt_tokens
 from stepcot_jax.chain import DEFAULT_CHAIN
@@ -25,7 +23,7 @@ from stepcot_jax.tools.constrain.command import main
 KEY = "sk-marker-0123456789"
 NUM_CASES = 4
 UNIQUE = 4  # dialogues a case: level 0, level 1, and level 7 in two variants
-RESULTS = ("constrained.json", "replies.jsonl", "levels.csv", "level_following.md", "index.html")
+RESULTS = ("constrained.json", "replies.jsonl", "levels.csv", "level_following.md")
 
 pytest.importorskip("openai", reason="the extra annotate")
 
@@ -155,11 +153,9 @@ def test_bad_replies_are_measured_and_not_repaired(phantoms, tmp_path):
     assert f"{num_empty} without content: cut while thinking" in notes
     for level in found.levels:
         assert (level.diagnosis["accuracy"].value, level.followed["readable"].value) == (0.0, 0.0)
-        assert sum(row[-1] for row in level.confusion) == NUM_CASES
     replies = read_replies(tmp_path)
     assert {reply.get("problem", "").partition(":")[0] for reply in replies if reply["level"] == 7} == {"refused"}
     assert all(reply["answers"] == {} for reply in replies)
-    assert "<script>alert" not in (tmp_path / "index.html").read_text()
 
 
 def test_the_cap_stops_a_run_before_it_is_exceeded(phantoms, tmp_path):
@@ -184,69 +180,45 @@ def test_what_names_a_patient_stays_here_and_hostile_options_stay_text(tmp_path)
     pictures = [base64.b64decode(url.partition(",")[2]) for url in urls]
     assert [Image.open(io.BytesIO(picture)).info for picture in pictures] == [{}, {}]
     assert not any(secret.encode() in content for secret in SECRETS for content in (said.encode(), *pictures))
-    assert '<script>alert("1")' not in (tmp_path / "out" / "index.html").read_text()
 
 
-def test_the_cases_of_a_run_are_those_that_its_networks_read(tmp_path):
+def test_the_cases_of_a_run_are_those_that_its_networks_read(tmp_path, capsys):
     drawn = [draw_case(index, seed=5, size=32, prevalence="flat").case for index in (3, 8, 12)]
     run = write_run(tmp_path / "run", drawn, phantom__image_size=32, phantom__seed=5, phantom__num_cases=30)
     out = tmp_path / "out"
-    main([f"--workdir={run}", f"--out={out}", "--levels=0,1", "--num-resamples=5", "--name=LLaVA-Med"])
+    with MisbehavingServer(well) as server:
+        asked = [f"--out={out}", "--model=m", f"--endpoint={server.base_url}", "--name=LLaVA-Med"]
+        main([f"--workdir={run}", *asked, "--num-resamples=5"])
     found = read_constrained(out)
     assert (found.model, found.num_cases, found.cases) == ("LLaVA-Med", 3, digest_cases([case.image for case in drawn]))
-    assert (out / "index.html").read_text().count("<img") == 3
-
-
-def test_the_simulated_model_runs_by_default_and_writes_everything(tmp_path, capsys):
-    main([f"--out={tmp_path}", "--num-cases=12", "--num-resamples=20", "--image-size=64", "--num-shown=2"])
     assert "true earlier answers  level 7" in capsys.readouterr().out
     for name in ("levels", "level_following", "level_steps", "level_constraints"):
-        assert {(tmp_path / f"{name}.{ending}").is_file() for ending in ("csv", "md", "tex")} == {True}
-    assert len(read_replies(tmp_path)) == 12 * 22
-    page = (tmp_path / "index.html").read_text()
-    assert page.count("<article") == page.count("<img") == 2
-    assert not re.search(r'(src|href)="(?!data:|#)', page)
-    assert "default-src &#39;none&#39;" in page
-    found = read_constrained(tmp_path)
-    assert all(level.expected is not None for level in found.levels)
-
-
-@pytest.mark.slow
-def test_axe_finds_nothing_on_the_page_and_print_opens_the_dialogues(tmp_path):
-    few = ["--num-cases=3", "--levels=0,1", "--num-resamples=5", "--image-size=64", "--num-shown=2"]
-    main([f"--out={tmp_path}", *few])
-    with open_browser() as browser:
-        watched = Watched(browser, width=390, scheme="dark")
-        tab = watched.tab
-        tab.goto(f"file://{tmp_path}/index.html")
-        assert watched.overflow == 0
-        assert find_violations(tab) == find_broken_words(tab) == []
-        assert min(contrasts_of(tab.locator(".confusion td"))) >= 4.5
-        for event, is_open in (("load", False), ("beforeprint", True), ("afterprint", False)):
-            tab.evaluate(f"window.dispatchEvent(new Event('{event}'))")
-            assert tab.locator("pre:visible").count() == (tab.locator("pre").count() if is_open else 0)
-        assert tab.locator("pre").count() > 2
-        assert watched.complaints == []
-        watched.close()
+        assert {(out / f"{name}.{ending}").is_file() for ending in ("csv", "md", "tex")} == {True}
+    assert len(read_replies(out)) == 3 * 22
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         (["--model=m"], "--endpoint URL and --model NAME are required together"),
-        (["--model=m", "--endpoint=http://x/v1", "--simulated"], "exclude each other"),
-        (["--max-tokens=5"], "--max-tokens requires --endpoint"),
-        (["--image-size=8"], "--image-size: 8 is not 32 to 4096"),
-        (["--variants=constraint"], "--variants: 'constraint' is not one of"),
-        *((["--levels=0,7"], "must be every level up to 7"), (["--num-cases=0"], "--num-cases: 0 must be at least 1")),
-        (["--split=val"], "--split requires --workdir"),
-        (["--local=x", "--simulated"], "--simulated and --local exclude each other"),
+        ([], "either --endpoint URL with --model NAME or --local FOLDER is required"),
+        (["--model=m", "--endpoint=http://x/v1", "--local=x"], "either --endpoint URL with --model NAME or --local"),
+        (["--local=x", "--max-tokens=5"], "--max-tokens requires --endpoint"),
+        (["--local=x", "--image-size=8"], "--image-size: 8 is not 32 to 4096"),
+        (["--local=x", "--variants=constraint"], "--variants: 'constraint' is not one of"),
+        (["--local=x", "--num-cases=0"], "--num-cases: 0 must be at least 1"),
+        (["--local=x"], "DATA .* or --workdir .* is required"),
+        (["--local=x", "--split=val"], "--split requires --workdir"),
         (["--local=x", "--concurrency=2"], "--concurrency: 2 has no effect with --local"),
         (["--local=x", "--temperature=1"], "--temperature requires --endpoint"),
     ],
 )
 def test_wrong_flags_are_named(flags, words, tmp_path):
     refuse(words, main, [*flags, f"--out={tmp_path}"])
+
+
+def test_own_answers_need_every_level(phantoms, tmp_path):
+    refuse("must be every level up to 7", main, [str(phantoms), "--local=x", "--levels=0,7", f"--out={tmp_path}"])
 
 
 def test_a_resumed_run_charges_a_lost_reply_by_the_prompts_that_the_ledger_counted(phantoms, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from policies.qwen.tiny_qwen import write_reader
 from refusals import refuse
 
+from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.policies.qwen_chat import QwenReader
 from stepcot_jax.tools.constrain import models as local_model
 from stepcot_jax.tools.constrain.command import main
@@ -21,8 +22,11 @@ def folder(tmp_path_factory):
 
 
 def run(folder, out):
+    root = out.with_name("phantoms")
+    if not root.exists():
+        export_phantom(root, num_cases=2, seed=0, size=32, prevalence="flat")
     main([
-        "--local", str(folder), "--out", str(out), "--num-cases=2", "--levels=0,1", "--variants=constraints",
+        str(root), "--local", str(folder), "--out", str(out), "--levels=0,1", "--variants=constraints",
         "--image-size=32", "--max-answer-tokens=6", "--num-resamples=20",
     ])  # fmt: skip
     return [json.loads(line) for line in (out / "replies.jsonl").read_text().splitlines()]

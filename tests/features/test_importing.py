@@ -7,6 +7,7 @@ import pytest
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.data.records.records import write_records
+from stepcot_jax.features import importing
 from stepcot_jax.features.importing import import_features, open_imported_images, open_imported_prompts
 from stepcot_jax.features.store import open_features
 from stepcot_jax.host.errors import BadInput
@@ -112,6 +113,12 @@ def test_objects_are_never_unpickled(tmp_path):
 
 def test_fortran_order_is_read(tmp_path):
     import_features(save(tmp_path, features=np.asfortranarray(ROWS)), None, CASES, tmp_path / "store")
+    assert_stored(tmp_path)
+
+
+def test_large_files_go_through_in_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr(importing, "_BLOCK", 7)
+    import_features(save(tmp_path), None, CASES, tmp_path / "store")
     assert_stored(tmp_path)
 
 

@@ -21,7 +21,7 @@ OPENERS = {"open", "read_text", "read_bytes", "ZipFile", "memmap", "safe_open", 
 
 TABLE = """
 host/untrusted.py: the one place | __main__.py: own sources | tools/conformance/golden.py: numpy, after open_archive
-tools/constrain/results.py: own style | data/phantom/phantom.py: writes
+data/phantom/phantom.py: writes
 data/sources/iu_xray.py: a tar archive around an untrusted file
 data/sources/phantom.py: a picture in an untrusted file | extras/demo/command.py: own style
 encoders/weights.py: safetensors, after require_file | evaluation/published.py: own data

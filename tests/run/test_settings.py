@@ -84,6 +84,12 @@ REFUSED = [
     ({"job": "baseline", "teacher.text": False}, "teacher.text: False with config.job='baseline'; expected True"),
     ({"job": "grpo", "data.source": "folder", "data.root": "x"}, "data.source: 'folder' .*config.vqa.source and "),
     (IMPORTED | {"job": "sft"}, "image_encoder.name: 'imported' with config.job='sft'; expected an encoder that reads"),
+    *(({"job": "sft", key: own}, f"{key}: .*; expected '") for key, own in (("data.augment", "light"),
+                                                                            ("data.sampling", "inverse_frequency"))),
+    ({"policy.random": True}, "policy.random: .*config.policy.weights"),
+    ({"policy.low_rank": 2}, "policy.low_rank: .*config.policy.weights"),
+    (QWEN | {"policy.shrink": 2}, "policy.shrink: 2 .*; expected 1, or config.policy.random=True"),
+    ({"data.check_images": "on_use", "data.on_bad_record": "skip"}, "data.on_bad_record: 'skip' .*; expected 'stop'"),
     (FROZEN | {"data.augment": "light"}, "data.augment: 'light' .* config.features.store=True"),
     (IMPORTED | {"data.augment": "light", "features.store": False}, "data.augment: 'light' .*; expected 'none' with "),
 ]  # fmt: skip

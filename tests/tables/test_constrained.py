@@ -4,26 +4,25 @@ import dataclasses
 
 import msgspec
 import pytest
-from constrain.asked import NO_IMAGE, ask, make_asking
+from constrain.asked import NO_IMAGE, Noisy, ask, make_asking
 from refusals import edit_json, refuse
 from tables.finished_cells import CHAIN, LABELS, NUM_CASES, finish_all, make_plan
 
 from stepcot_jax.evaluation.published import FILE_NAME, digest_cases, read_constrained, write_constrained
 from stepcot_jax.host.ranges import Interval
 from stepcot_jax.tools.constrain.asking_levels import AskedCase
-from stepcot_jax.tools.constrain.models import Faults, SimulatedModel, Skill
 from stepcot_jax.tools.constrain.results import summarise_levels
 from stepcot_jax.tools.tables.command import find_recipe
 
-ABOUT = {"about": "Simulated", "source": "made up", "prompt": "p", "lists_diagnoses": True}
+ABOUT = {"about": "Noisy", "source": "made up", "prompt": "p", "lists_diagnoses": True}
 
 
 def measure(model, *, variants=("constraints", "true"), num_cases=NUM_CASES, levels=(0, 3)):
     truths = LABELS[:num_cases].tolist()
     cases = [AskedCase(f"images/{n}.png", f"P{n // 2}", tuple(truth), NO_IMAGE) for n, truth in enumerate(truths)]
-    skill = Skill(accuracy=(0.9, 0.9), direct=0.2, gains=(0.3, 0.4), losses=(0.0, 0.0))
-    simulated = SimulatedModel({case.id: case.truth for case in cases}, CHAIN, skill=skill, faults=Faults(*[0.0] * 5))
-    replies = ask(cases, simulated, make_asking(variants=variants, levels=levels, chain=CHAIN))
+    truth = {case.id: case.truth for case in cases}
+    noisy = Noisy(truth, accuracy=(0.9, 0.9), direct=0.2, gains=(0.3, 0.4), chain=CHAIN)
+    replies = ask(cases, noisy, make_asking(variants=variants, levels=levels, chain=CHAIN))
     return summarise_levels(cases, replies, CHAIN, about={"model": model, **ABOUT}, num_resamples=60)
 
 
@@ -82,7 +81,7 @@ def test_notes_say_whether_the_cases_are_the_same(plan, found):
     for recipe in map(find_recipe, ("diagnosis", "steps")):
         (table,) = recipe.tabulate(plan)
         notes = " ".join(table.notes)
-        assert "LLaVA-Med: the test cases of the networks. Simulated." in notes
+        assert "LLaVA-Med: the test cases of the networks. Noisy." in notes
         assert "Other: other cases than the networks', 40 cases of made up." in notes
         assert [note for note in table.notes if missing in note] == [f"Other: {missing}"]
         assert "Large models" not in " ".join(recipe.tabulate(alone)[0].notes)

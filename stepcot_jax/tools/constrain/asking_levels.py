@@ -79,7 +79,7 @@ async def ask_case(case: AskedCase, model: Model, asking: Asking) -> CaseReplies
         messages = write_messages(asking.chain, dialogue, lists_diagnoses=asking.lists_diagnoses)
         digest = digest_messages(messages)
         if digest not in replies:
-            replies[digest] = await model.reply(Request(case.id, dialogue, messages, [case.image]))
+            replies[digest] = await model.reply(Request(case.id, dialogue, messages, case.image))
         verified = verify(
             replies[digest].answer, chain=asking.chain, dialogue=dialogue, lists_diagnoses=asking.lists_diagnoses
         )

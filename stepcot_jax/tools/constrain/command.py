@@ -15,86 +15,67 @@ from stepcot_jax.tools.options import local_path
 
 if TYPE_CHECKING:
     from stepcot_jax.annotate.llm.client import Budget
-    from stepcot_jax.chain import Chain
+    from stepcot_jax.annotate.llm.prompts import Prompt
     from stepcot_jax.reading.cases import CaseSource
     from stepcot_jax.tools.constrain.asking_levels import AskedCase
     from stepcot_jax.tools.constrain.models import Model
 
 _VARIANTS = ("constraints", "own", "true")  # a test compares them with those of `levels`
 _OF_ENDPOINT = ("key_variable", "max_tokens", "max_answer_tokens", "timeout", "attempts", "temperature")
-_MAX_MEGAPIXELS = 64.0
-_NUM_PHANTOMS = 300
+_MAX_PIXELS = 64_000_000
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure a model and write tables, page and replies."""
+    """Measure a model and write tables, figures and replies."""
     options = _parse(arguments)
     endpoint = _make_endpoint(options)
     _check(options)
-    from stepcot_jax.evaluation.published import FILE_NAME
-    from stepcot_jax.tools.constrain.asking_levels import REPLIES_NAME
-    from stepcot_jax.tools.constrain.results import PAGE_NAME, TABLE_NAMES
-
-    source = _open_cases(options)
-    text, size = _measure(options, endpoint, source)
-    print(text)
-    names = f"{FILE_NAME}, {PAGE_NAME} ({size / 1e6:.1f} MB), {REPLIES_NAME}, {', '.join(TABLE_NAMES)}"
-    print(f"in {options.out}: {names}")
-
-
-def _measure(options: argparse.Namespace, endpoint: Endpoint | None, source: "CaseSource") -> tuple[str, int]:
-    """Ask the model and write the results; return the tables as text and the size of the page in bytes."""
-    from stepcot_jax.evaluation.published import write_constrained
+    from stepcot_jax.evaluation.published import FILE_NAME, write_constrained
     from stepcot_jax.host.files import lock_folder
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.pages.sheets import write_table
-    from stepcot_jax.tools.constrain.asking_levels import Asking, run_all, write_replies
+    from stepcot_jax.tools.constrain.asking_levels import REPLIES_NAME, Asking, run_all, write_replies
     from stepcot_jax.tools.constrain.levels import choose_levels, list_keys, write_prompt
-    from stepcot_jax.tools.constrain.models import SimulatedModel
-    from stepcot_jax.tools.constrain.results import make_tables, summarise_levels, to_text, write_level_page
+    from stepcot_jax.tools.constrain.results import TABLE_NAMES, make_tables, summarise_levels, to_text
 
+    source = _open_cases(options)
     cases, chain = _choose_cases(source, options), source.chain
     levels = choose_levels(options.levels, chain.num_steps)
     variants = [name for name in _VARIANTS if name in options.variants.split(",")]
     num_at_once = 4 if options.concurrency is None else options.concurrency
     asking = Asking(chain, tuple(list_keys(variants, levels)), not options.open_diagnosis, num_at_once)  # type: ignore[arg-type]
+    prompt = write_prompt(chain, lists_diagnoses=asking.lists_diagnoses)
     make_workdir(options.out)
     with lock_folder(options.out):
-        open_model = _model_opener(options, endpoint, cases, chain)
-        replies, model = run_all(cases, open_model, asking, terminal=Terminal())
+        replies, model = run_all(cases, _model_opener(options, endpoint, prompt), asking, terminal=Terminal())
         about = {
             "model": options.name or model.name,
             "about": model.about,
             "source": source.name,
-            "prompt": write_prompt(chain, lists_diagnoses=asking.lists_diagnoses).digest,
+            "prompt": prompt.digest,
             "lists_diagnoses": asking.lists_diagnoses,
         }
-        expected = model.expected_accuracy if isinstance(model, SimulatedModel) else None
         drawn = {"num_resamples": options.num_resamples, "seed": options.seed}
-        results = summarise_levels(cases, replies, chain, about=about, expected=expected, **drawn)
-        tables = make_tables(results)
-        for table in tables:
+        results = summarise_levels(cases, replies, chain, about=about, **drawn)
+        for table in make_tables(results):
             write_table(options.out, table)
         write_replies(options.out, cases, replies, chain)
-        shown = {"num_shown": options.num_shown, "with_pictures": not options.without_pictures}
-        size = write_level_page(options.out, results, tables, cases, replies, chain, **shown)
         write_constrained(options.out, results)
-    return to_text(results), size
+    print(to_text(results))
+    print(f"in {options.out}: {FILE_NAME}, {REPLIES_NAME}, {', '.join(TABLE_NAMES)}")
 
 
 def _make_endpoint(options: argparse.Namespace) -> Endpoint | None:
     if bool(options.endpoint) != bool(options.model):
         raise BadInput("--endpoint URL and --model NAME are required together")
-    chosen_models = [name for name in ("simulated", "local", "endpoint") if getattr(options, name)]
-    if len(chosen_models) > 1:
-        raise BadInput(f"--{' and --'.join(chosen_models)} exclude each other; leave one of them out")
+    if bool(options.local) == bool(options.endpoint):
+        raise BadInput("either --endpoint URL with --model NAME or --local FOLDER is required")
     if options.local and options.concurrency is not None:
         raise BadInput(
             f"--concurrency: {options.concurrency} has no effect with --local, which asks one case at a time"
         )
     if not options.model:
-        accepted = ("max_answer_tokens",) if options.local else ()
-        given = [name for name in _OF_ENDPOINT if getattr(options, name) is not None and name not in accepted]
+        given = [name for name in _OF_ENDPOINT if getattr(options, name) is not None and name != "max_answer_tokens"]
         if given or options.omit:
             raise BadInput(f"--{(*given, 'omit')[0].replace('_', '-')} requires --endpoint URL and --model NAME")
         return None
@@ -108,8 +89,8 @@ def _make_endpoint(options: argparse.Namespace) -> Endpoint | None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    for name in ("num_cases", "num_resamples", "num_shown", "seed", "max_tokens", "max_answer_tokens"):
-        least = 0 if name in ("num_shown", "seed") else 1
+    for name in ("num_cases", "num_resamples", "seed", "max_tokens", "max_answer_tokens"):
+        least = 0 if name == "seed" else 1
         value = getattr(options, name)
         if value is not None and value < least:
             raise BadInput(f"--{name.replace('_', '-')}: {value} must be at least {least}")
@@ -125,28 +106,17 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _open_cases(options: argparse.Namespace) -> "CaseSource":
-    from stepcot_jax.chain import DEFAULT_CHAIN
     from stepcot_jax.host.download import find_path
-    from stepcot_jax.reading.cases import CaseSource, open_data, open_run
+    from stepcot_jax.reading.cases import open_data, open_run
 
     data = None if options.data is None else find_path(options.data, "DATA")
     if options.workdir is not None:
         workdir = find_path(options.workdir, "--workdir")
         return open_run(workdir, options.split or "test", root=data)
-    if data is not None:
-        layout = {"layout": options.layout} if options.layout else {}
-        return open_data(data, max_pixels=int(_MAX_MEGAPIXELS * 1e6), **layout)
-    from PIL import Image
-
-    from stepcot_jax.data.phantom.phantom import draw_case, plan_case
-
-    number = options.num_cases or _NUM_PHANTOMS
-    cases = tuple(plan_case(index, seed=options.seed, prevalence="flat").case for index in range(number))
-
-    def draw(index: int) -> Image.Image:
-        return Image.fromarray(draw_case(index, seed=options.seed, size=options.image_size, prevalence="flat").image)
-
-    return CaseSource("phantoms, equal shares of the diagnoses", DEFAULT_CHAIN, cases, draw)
+    if data is None:
+        raise BadInput("DATA (a data root) or --workdir (a finished run) is required")
+    layout = {"layout": options.layout} if options.layout else {}
+    return open_data(data, max_pixels=_MAX_PIXELS, **layout)
 
 
 def _choose_cases(source: "CaseSource", options: argparse.Namespace) -> "list[AskedCase]":
@@ -171,24 +141,19 @@ def _choose_cases(source: "CaseSource", options: argparse.Namespace) -> "list[As
 
 
 def _model_opener(
-    options: argparse.Namespace, endpoint: Endpoint | None, cases: "list[AskedCase]", chain: "Chain"
+    options: argparse.Namespace, endpoint: Endpoint | None, prompt: "Prompt"
 ) -> "Callable[[], tuple[Model, Budget]]":
     from stepcot_jax.annotate.llm.client import Budget
     from stepcot_jax.annotate.output import LEDGER_FOLDER
-    from stepcot_jax.tools.constrain.levels import write_prompt
-    from stepcot_jax.tools.constrain.models import EndpointModel, SimulatedModel
+    from stepcot_jax.tools.constrain.models import LONGEST_REPLY, EndpointModel, LocalModel
+
+    folder = options.out / LEDGER_FOLDER
 
     def open_model() -> "tuple[Model, Budget]":
-        prompt = write_prompt(chain, lists_diagnoses=not options.open_diagnosis)
-        if options.local:
-            from stepcot_jax.tools.constrain.models import LONGEST_REPLY, LocalModel
-
-            longest = options.max_answer_tokens or LONGEST_REPLY
-            return LocalModel(options.local, prompt, folder=options.out / LEDGER_FOLDER, longest=longest), Budget(None)
         if endpoint is None:
-            truth = {case.id: case.truth for case in cases}
-            return SimulatedModel(truth, chain, seed=options.seed), Budget(None)
-        model = EndpointModel(endpoint, prompt, folder=options.out / LEDGER_FOLDER, cap=options.max_tokens)
+            longest = options.max_answer_tokens or LONGEST_REPLY
+            return LocalModel(options.local, prompt, folder=folder, longest=longest), Budget(None)
+        model = EndpointModel(endpoint, prompt, folder=folder, cap=options.max_tokens)
         return model, model.budget
 
     return open_model
@@ -198,9 +163,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="stepcot constrain",
         description="Ask a large vision-language model for diagnoses, with the first 0 to 7 steps as constraints.",
-        epilog="Without --endpoint a simulated model is measured, offline. For research; not a medical device.",
+        epilog="For research; not a medical device.",
     )
-    root = "a data root in any layout, also of gs://; default phantoms"
+    root = "a data root in any layout, also of gs://"
     parser.add_argument("data", nargs="?", metavar="DATA", help=root)
     out = "folder of results and ledger"
     parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help=out)
@@ -208,8 +173,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--workdir", metavar="RUN", help=run)
     parser.add_argument("--split", choices=("val", "test"), help="of --workdir, default test")
     parser.add_argument("--layout", help="of DATA; default: recognised by the files")
-    number = f"draw N cases; default all of DATA, or {_NUM_PHANTOMS} phantoms"
-    parser.add_argument("--num-cases", type=int, metavar="N", help=number)
+    parser.add_argument("--num-cases", type=int, metavar="N", help="draw N cases; default all")
     parser.add_argument("--levels", metavar="LIST", help="such as 0,1,7; default 0 to the number of steps")
     given = f"earlier answers, a list of {', '.join(_VARIANTS)}; default all"
     parser.add_argument("--variants", default=",".join(_VARIANTS), metavar="LIST", help=given)
@@ -219,12 +183,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--image-size", type=int, default=512, metavar="N", help=side)
     parser.add_argument("--name", help="of the model in tables, default its name")
     parser.add_argument("--num-resamples", type=int, default=1000, metavar="N", help="of the bootstrap, default 1000")
-    seed = "of phantoms, draws, bootstrap, simulated model and decoding, default 0"
-    parser.add_argument("--seed", type=int, default=0, help=seed)
-    parser.add_argument("--num-shown", type=int, default=24, metavar="N", help="cases on the page, default 24")
-    parser.add_argument("--without-pictures", action="store_true", help="leave pictures out of the page")
+    parser.add_argument("--seed", type=int, default=0, help="of draws, bootstrap and decoding, default 0")
     model = parser.add_argument_group("model", "Any OpenAI-compatible endpoint with vision (extra: annotate).")
-    model.add_argument("--simulated", action="store_true", help="a model of known accuracy, offline (default)")
     local = "a Qwen2.5-VL: folder or Hugging Face id; runs on this machine, pictures do not leave it"
     model.add_argument("--local", metavar="FOLDER", help=local)
     model.add_argument("--endpoint", "--base-url", metavar="URL", help="address with version, pictures go only there")

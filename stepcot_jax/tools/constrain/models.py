@@ -1,22 +1,15 @@
-"""Models that answer the dialogues: behind an OpenAI-compatible endpoint, in a local folder, or simulated.
-
-Each of them implements the protocol `Model`.
-"""
+"""Models that answer the dialogues, behind an OpenAI-compatible endpoint or in a local folder."""
 
 import dataclasses
 import datetime
 import functools
-import hashlib
-import json
-import string
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import numpy as np
-from jaxtyping import Int, UInt8
 from PIL import Image
 
 from stepcot_jax.annotate.annotation import CannotAnnotate, Reason
@@ -26,13 +19,12 @@ from stepcot_jax.annotate.llm.crew import Crew
 from stepcot_jax.annotate.llm.prompts import Message, Prompt
 from stepcot_jax.annotate.llm.replies import Entry, reply_text
 from stepcot_jax.annotate.recipes.pictures import write_data_url
-from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file
 from stepcot_jax.policies.qwen_chat import QwenReader, Turn, load_qwen_reader
 from stepcot_jax.policies.qwen_weights import COPIED
 from stepcot_jax.reasoning.endings import goes_on_behind
-from stepcot_jax.tools.constrain.levels import DIAGNOSIS, Dialogue, Key, position_of
+from stepcot_jax.tools.constrain.levels import Dialogue
 
 
 class ShownImage:
@@ -66,15 +58,15 @@ class Request:
 
     Attributes:
       case: name of the case in ledgers and files; it is never sent.
-      dialogue: what the messages ask, for models that are simulated; it is never sent.
+      dialogue: what the messages ask; it is never sent.
       messages: system and user message, as text.
-      images: shown with the user message.
+      image: shown with the user message.
     """
 
     case: str
     dialogue: Dialogue
     messages: Sequence[Message]
-    images: Sequence[ShownImage]
+    image: ShownImage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +127,7 @@ class EndpointModel:
 
     async def reply(self, request: Request) -> Reply:
         """See `Model`."""
-        messages = attach(request.messages, [image.data_url for image in request.images])
+        messages = attach(request.messages, request.image.data_url)
         about = _Asked(request.case, request.messages[-1]["content"])
         try:
             text, entry = await self._interviewer.hear(about, messages)
@@ -150,17 +142,15 @@ class EndpointModel:
         await self._crew.close()
 
 
-def attach(messages: Sequence[Message], urls: Sequence[str]) -> list[Message]:
-    """Return the messages with pictures in the last one, before its text.
+def attach(messages: Sequence[Message], url: str) -> list[Message]:
+    """Return the messages with a picture in the last one, before its text.
 
-    >>> attach([{"role": "user", "content": "Read."}], ["data:,"])[0]["content"][0]
+    >>> attach([{"role": "user", "content": "Read."}], "data:,")[0]["content"][0]
     {'type': 'image_url', 'image_url': {'url': 'data:,'}}
     """
-    if not urls:
-        return [dict(message) for message in messages]
     *others, last = messages
-    shown: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
-    return [*others, {**last, "content": [*shown, {"type": "text", "text": last["content"]}]}]
+    shown = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": last["content"]}]
+    return [*others, {**last, "content": shown}]
 
 
 def _describe_decoding(endpoint: Endpoint) -> str:
@@ -200,7 +190,7 @@ class LocalModel:
 
     async def reply(self, request: Request) -> Reply:
         """See `Model`."""
-        digest = digest_messages(attach(request.messages, [image.data_url for image in request.images]))
+        digest = digest_messages(attach(request.messages, request.image.data_url))
         entry = self._ledger.find(request.case, digest)
         if entry is None:
             entry = self._answer(request, digest)
@@ -212,8 +202,9 @@ class LocalModel:
 
     def _answer(self, request: Request, digest: str) -> Entry:
         started = time.monotonic()
-        pictures = [np.array(image.pixels.convert("RGB")) for image in request.images]
-        reply = self._reader.answer([as_turns(request.messages, pictures)], longest=self._longest)[0]
+        picture = np.array(request.image.pixels.convert("RGB"))
+        *others, last = (Turn(message["role"], message["content"]) for message in request.messages)
+        reply = self._reader.answer([[*others, last._replace(images=[picture])]], longest=self._longest)[0]
         return Entry(
             report=request.case,
             text=digest_text(request.messages[-1]["content"]),
@@ -232,149 +223,8 @@ class LocalModel:
         self._answers.close()
 
 
-def as_turns(messages: Sequence[Message], pictures: Sequence[UInt8[np.ndarray, "height width 3"]]) -> list[Turn]:
-    """Return messages as the turns of a chat, with the pictures in the last one."""
-    turns = [Turn(message["role"], message["content"]) for message in messages]
-    return [*turns[:-1], turns[-1]._replace(images=pictures)]
-
-
 def _digest_checkpoint(folder: Path) -> str:
     """Return a digest of weights, config, preprocessing, tokenizer and chat template."""
     small = [folder / name for name in COPIED if (folder / name).is_file()]
     paths = sorted([*folder.glob("*.safetensors"), *small])
     return digest_text(" ".join(f"{path.name} {digest_file(path)}" for path in paths))
-
-
-# A simulated model with known accuracies, to try the measurement offline and to check it.
-#
-# It reads a case through a noisy copy of its true answers. Each step is read right with a known probability. The
-# diagnosis is right with probability `direct` if nothing else is in the dialogue; each right answer to an earlier step
-# in the dialogue raises that by the step's gain, each wrong one lowers it by the step's loss. It also breaks
-# constraints at known rates. These numbers are ours and describe no real model; the expected curve follows from them
-# in closed form.
-
-
-@dataclasses.dataclass(frozen=True)
-class Faults:
-    """How often a reply breaks constraints."""
-
-    cut: float = 0.02
-    fenced: float = 0.10
-    chatty: float = 0.05
-    bare: float = 0.05
-    mismatched: float = 0.03
-
-    @property
-    def readable(self) -> float:
-        """Expected share of the answers that can be read."""
-        return (1 - self.cut) * (1 - self.mismatched)
-
-
-@dataclasses.dataclass(frozen=True)
-class Skill:
-    """Accuracies of a simulated model."""
-
-    accuracy: tuple[float, ...]
-    direct: float
-    gains: tuple[float, ...]
-    losses: tuple[float, ...]
-
-    @staticmethod
-    def default(chain: Chain) -> "Skill":
-        """Return a skill for any chain: steps are read right in 90 to 65 % of cases, the diagnosis in 40 % at level 0.
-
-        Right answers to all steps add 45 points to it, wrong ones take away 30.
-        """
-        count = chain.num_steps - 1
-        return Skill(
-            accuracy=tuple(np.linspace(0.9, 0.65, count).round(4).tolist()),
-            direct=0.4,
-            gains=(0.45 / max(count, 1),) * count,
-            losses=(0.3 / max(count, 1),) * count,
-        )
-
-
-class SimulatedModel:
-    """Answers from a noisy copy of the true answers; the same request always has the same reply."""
-
-    def __init__(
-        self,
-        truth: Mapping[str, Sequence[int]],
-        chain: Chain,
-        *,
-        skill: Skill | None = None,
-        faults: Faults | None = None,
-        seed: int = 0,
-    ) -> None:
-        self.name = "simulated model"
-        self.about = f"A simulated model of known accuracy reads the true answers through noise, seed {seed}"
-        self._truth, self._chain, self._seed = truth, chain, seed
-        self.skill, self.faults = skill or Skill.default(chain), faults or Faults()
-
-    async def reply(self, request: Request) -> Reply:
-        """See `Model`."""
-        case, dialogue = request.case, request.dialogue
-        fields = {
-            field: {"reasoning": "As read from the noisy copy.", "answer": self._write(case, dialogue, field)}
-            for field in dialogue.fields
-        }
-        text, drawn = json.dumps(fields, indent=1), self._draw(case, dialogue.level, "form")
-        if drawn < self.faults.cut:
-            return Reply(text[: len(text) // 2])
-        if (drawn := drawn - self.faults.cut) < self.faults.fenced:
-            return Reply(f"```json\n{text}\n```")
-        return Reply(f"Here is my reading.\n{text}" if drawn - self.faults.fenced < self.faults.chatty else text)
-
-    async def close(self) -> None:
-        """See `Model`."""
-
-    def expected_accuracy(self, key: Key, truth: Int[np.ndarray, "case step"]) -> float:
-        """Return the expected accuracy of the diagnosis, unreadable answers counted as wrong."""
-        variant, level = key
-        expected = np.full(len(truth), self.skill.direct)
-        for position in range(min(level, self._chain.num_steps - 1)):
-            accuracy, gain, loss = (
-                values[position] for values in (self.skill.accuracy, self.skill.gains, self.skill.losses)
-            )
-            change = accuracy * gain - (1 - accuracy) * loss
-            if variant != "constraints" and position < level - 1:
-                change = gain if variant == "true" else self.faults.readable * change
-            expected += change * (truth[:, position] != NOT_ANNOTATED)
-        known = truth[:, -1] != NOT_ANNOTATED
-        return float(self.faults.readable * expected[known].mean()) if known.any() else float("nan")
-
-    def _draw(self, *about: object) -> float:
-        """Return a number from 0 to 1, from a hash of the seed and `about`."""
-        digest = hashlib.sha256(json.dumps([self._seed, *map(str, about)]).encode()).digest()
-        return int.from_bytes(digest[:7], "big") / 256**7
-
-    def _write(self, case: str, dialogue: Dialogue, field: str) -> str:
-        step = self._chain.steps[position_of(field, self._chain.num_steps)]
-        label = self._read(case, dialogue, position_of(field, self._chain.num_steps))
-        letters, drawn = string.ascii_uppercase, self._draw(case, dialogue.level, field, "letter")
-        if drawn < self.faults.mismatched:
-            return f"{letters[(label + 1) % step.num_answers]}. {step.options[label]}"
-        is_bare = drawn - self.faults.mismatched < self.faults.bare
-        return f"({letters[label]})" if is_bare else step.lettered_options[label]
-
-    def _read(self, case: str, dialogue: Dialogue, position: int) -> int:
-        """Return the label that the model answers; a step before the last has the same one in all dialogues."""
-        step, truth = self._chain.steps[position], self._truth[case][position]
-        if position < self._chain.num_steps - 1:
-            return self._choose(step, truth, self.skill.accuracy[position], case, position)
-        known = {asked: self._read(case, dialogue, asked) for asked in dialogue.asked if asked != position}
-        known |= dict(dialogue.given)
-        chance = self.skill.direct
-        for earlier, label in known.items():
-            if self._truth[case][earlier] != NOT_ANNOTATED:
-                is_right = label == self._truth[case][earlier]
-                chance += self.skill.gains[earlier] if is_right else -self.skill.losses[earlier]
-        return self._choose(step, truth, chance, case, dialogue.level, DIAGNOSIS)
-
-    def _choose(self, step: Step, truth: int, chance: float, *about: object) -> int:
-        """Return the true label with this chance, otherwise any other one; without a true label, any label."""
-        if truth == NOT_ANNOTATED:
-            return int(self._draw(*about, "any") * step.num_answers)
-        if self._draw(*about, "right") < chance:
-            return int(truth)
-        return (truth + 1 + int(self._draw(*about, "wrong") * (step.num_answers - 1))) % step.num_answers

@@ -284,7 +284,7 @@ def draw_curves(figures: Mapping[tuple[str, str, str], Sequence[Interval]], num_
     panel_axes = picture.subplots(2, (len(panels) + 1) // 2, sharex=True, sharey=True).flat
     for panel, axes in zip(panels, panel_axes, strict=False):
         for policy in POLICIES:
-            draw_band(axes, figures[*panel, policy][:num_counts], label=policy, size=3, alpha=0.1)
+            draw_band(axes, figures[*panel, policy][:num_counts], label=policy)
         axes.plot(range(num_counts), counted, "--", color="black", linewidth=1, label=f"counting, {POLICIES[0]}")
         axes.set_title(f"{panel[1]},\ntrained {panel[0]}", fontsize=9)
         axes.grid(alpha=0.3)
