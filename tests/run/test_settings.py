@@ -152,7 +152,7 @@ def test_what_belongs_together_is_accepted():
 
 def test_settings_come_back_from_their_file_and_damage_is_named(tmp_path):
     path = tmp_path / "settings.json"
-    settings = load_settings("base", **{"training.joint_epochs": 5, "data.fold": "2/5", "data.origins": ("A",)})
+    settings = load_settings("base", **{"training.joint_epochs": 5, "data.fold": "5/5", "data.origins": ("A",)})
     write_settings(path, settings)
     assert read_settings(path) == settings
     written = json.loads(path.read_text())
@@ -166,11 +166,12 @@ def test_a_resumed_run_may_change_how_it_reads_and_not_what():
     before = load_settings("quickstart")
     how = {"data.num_workers": 4, "data.check_images": "on_use", "resume": False, "evaluation.miss_cost": 2.0}
     assert changed_keys(before, load_settings("quickstart", **how)) == []
-    what = {"data.sampling": "inverse_frequency", "seed": 1, "data.single_label": False}
+    what = {"data.sampling": "inverse_frequency", "seed": 1, "data.single_label": False, "training.batch_size": 7}
     assert changed_keys(before, load_settings("quickstart", **what)) == [
         "config.seed",
         "config.data.single_label",
         "config.data.sampling",
+        "config.training.batch_size",
     ]
 
 

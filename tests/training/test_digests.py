@@ -113,7 +113,10 @@ def test_progress_that_was_changed_is_not_believed(folder):
         read_best(folder)
 
 
-def test_missing_digests_are_damage(folder):
+def test_an_added_file_and_missing_digests_are_damage(folder):
+    (folder / "1" / "state" / "more").write_text("x")
+    with pytest.raises(Changed, match="state/more was added since"):
+        check_digests(folder / "1")
     (folder / "2" / DIGESTS).unlink()
     with pytest.raises(BadInput, match=f"{DIGESTS} is missing"):
         restore_params(folder, 2)
