@@ -17,11 +17,11 @@ print(*(module.__file__ for name, module in sys.modules.items() if name.partitio
 
 @pytest.mark.parametrize(
     ("modules", "most_modules", "most_lines"),
-    [(("run.chain_task", "reading.image_reader"), 127, 24_900), (("run.policy_task",), 146, 27_000)],
+    [(("run.chain_task", "reading.image_reader"), 127, 23_600), (("run.policy_task",), 146, 27_000)],
     ids=["chain", "policy"],
 )
 def test_a_training_imports_what_it_needs(modules, most_modules, most_lines):
     command = [sys.executable, "-c", CODE, *COMMON, *modules]
     files = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    assert len(files) <= most_modules
+    assert len(files) <= most_modules, "a new module may raise this bound (CONTRIBUTING.md)"
     assert sum(pathlib.Path(file).read_text().count("\n") for file in files) <= most_lines

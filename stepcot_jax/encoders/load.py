@@ -32,7 +32,7 @@ def describe_network(network: nn.Module) -> dict[str, Any]:
     """Return the class and the fields of an image network, for JSON."""
     name = type(network).__name__
     if _CLASSES.get(name) is not type(network):
-        raise BadInput(f"image network {name}: expected one of {', '.join(_CLASSES)}")
+        raise BadInput(f"image network {name}: expected one of {', '.join(_CLASSES)} (checkpoints.IMAGE_NETWORKS)")
     fields: dict[str, Any] = {key: getattr(network, key) for key in _fields(type(network))}
     for key, value in fields.items():
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -56,9 +56,11 @@ def make_network(described: Any, *, where: str) -> nn.Module:
 
 
 def count_layers(network: Any) -> int:
-    """Return the number of blocks or layers of an image network, without making it."""
+    """Return the number of blocks or layers of an image network, without making it; 0 for one without these fields."""
     stages = getattr(network, "blocks_per_stage", getattr(network, "layers_per_block", None))
-    return int(network.sizes.num_layers) if stages is None else sum(stages)
+    if stages is None:
+        return int(network.sizes.num_layers) if hasattr(network, "sizes") else 0
+    return sum(stages)
 
 
 def _fields(kind: type[nn.Module]) -> list[str]:

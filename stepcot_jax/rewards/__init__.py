@@ -9,14 +9,19 @@ from typing import TYPE_CHECKING, Any
 from stepcot_jax.rewards.options import PRESETS, RewardSettings
 
 if TYPE_CHECKING:
-    from stepcot_jax.rewards.functions import answer, grounding, well_formed
+    from stepcot_jax.rewards.functions import answer, consistency, grounding, well_formed
     from stepcot_jax.rewards.weighted import reward
 
-__all__ = ["PRESETS", "RewardSettings", "answer", "grounding", "reward", "well_formed"]
+__all__ = ["PRESETS", "RewardSettings", "answer", "consistency", "grounding", "reward", "well_formed"]
 
 
 def __getattr__(name: str) -> Any:
     """Import a function at its first use: settings need the options alone."""
-    if name not in __all__:
+    found = None
+    if name == "reward":
+        found = importlib.import_module(f"{__name__}.weighted").reward
+    elif not name.startswith("_"):
+        found = importlib.import_module(f"{__name__}.functions").FUNCTIONS.get(name)
+    if found is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{'weighted' if name == 'reward' else 'functions'}"), name)
+    return found

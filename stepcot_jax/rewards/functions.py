@@ -81,16 +81,19 @@ def name_functions(rewards: Sequence[Weighted]) -> dict[str, tuple[RewardFunctio
         name = getattr(inner, "__name__", type(inner).__name__ if callable(inner) else "")
         if not callable(function) or not name.isidentifier() or name in (*named, "total"):
             raise BadInput(f"rewards[{position}]: {name or function!r} is not a function with a name of its own")
-        if misfit := find_misfit(function, ("replies", "records"), foreign=_FOREIGN.split()):
-            raise BadInput(
-                f"rewards[{position}]: {name} {misfit}; expected (replies, records) -> a number for each reply"
-            )
+        check_function(f"rewards[{position}]: {name}", function)
         if not isinstance(weight, numbers.Real) or not 0 <= weight < float("inf"):
             raise BadInput(f"rewards[{position}]: the weight of {name} is {weight!r}; expected a finite number >= 0")
         named[name] = function, float(weight)
     if not any(weight for _, weight in named.values()):
         raise BadInput("rewards: no function has a weight above 0")
     return named
+
+
+def check_function(named: str, function: RewardFunction) -> None:
+    """Refuse what does not take replies and records, before the first call."""
+    if misfit := find_misfit(function, ("replies", "records"), foreign=_FOREIGN.split()):
+        raise BadInput(f"{named} {misfit}; expected (replies, records) -> a number for each reply")
 
 
 def apply_functions(

@@ -9,7 +9,7 @@ from stepcot_jax.reasoning.replies import Judged, Reply
 from stepcot_jax.record import Record
 from stepcot_jax.rewards.answers import answer_reward, suit, why_unread
 from stepcot_jax.rewards.boxes import grounding_reward, localisation
-from stepcot_jax.rewards.functions import FUNCTIONS, RewardFunction, apply_functions
+from stepcot_jax.rewards.functions import FUNCTIONS, RewardFunction, apply_functions, check_function
 from stepcot_jax.rewards.options import RewardSettings
 
 Rate = Callable[[Iterable[tuple[Record, Reply]]], Sequence[Judged | None]]
@@ -75,7 +75,10 @@ def make_functions(settings: RewardSettings, *, rate: Rate | None = None) -> dic
         functions["consistency"] = lambda replies, _: [stage_consistency(reply) for reply in replies]
     if unknown := [name for name in settings.weights if name not in functions]:
         raise BadInput(f"config.rewards.functions: {unknown[0]!r} is not one of {', '.join(functions)}")
-    return {name: (functions[name], weight) for name, weight in settings.weights.items()}
+    named = {name: (functions[name], weight) for name, weight in settings.weights.items()}
+    for name, (function, _) in named.items():
+        check_function(f"config.rewards.functions: {name}", function)
+    return named
 
 
 def apply_settings(

@@ -56,9 +56,12 @@ def _read_parts(texts: tuple[str, ...]) -> dict[str, tuple[Part, float]]:
             )
         try:
             parts[name] = PARTS[name], float(weight)
-            Objective(parts=parts)
         except ValueError:
             raise BadInput(f"config.loss.parts: {text!r} is not NAME=WEIGHT with a weight of 0 or more") from None
+        try:
+            Objective(parts=parts)
+        except ValueError as error:
+            raise BadInput(f"config.loss.parts: {text!r}: {error}") from None
     return parts
 
 

@@ -10,6 +10,7 @@ from stepcot_jax.export import authors as named_tensors
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tools import convert
 from stepcot_jax.training import state as parameter_paths
+from stepcot_jax.training.checkpoints import write_digests
 
 WIDTHS = {"student_width": 3, "image_width": 4, "answers_0": 2, "answers_1": 3, "projection_width": 2}
 
@@ -88,6 +89,8 @@ def test_the_best_weights_of_a_run_are_taken(tmp_path, capsys):
             tree = parameter_paths.unflatten({name: jnp.asarray(array) + step for name, array in ours.items()})
             state, kept = ocp.args.StandardSave({"params": tree}), ocp.args.JsonSave(progress)
             manager.save(step, args=ocp.args.Composite(state=state, progress=kept))
+    for step in (4, 8):
+        write_digests(tmp_path / "run" / "checkpoints" / str(step))
     dest = tmp_path / "theirs.safetensors"
     assert run(tmp_path / "run", dest, "--to", "torch", "--network", "student") == 0
     assert "student: from the checkpoint of step 4" in capsys.readouterr().err

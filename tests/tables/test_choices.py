@@ -16,7 +16,7 @@ def with_noise(dataset, split):
     labels, rng = dataset.labels.copy(), np.random.default_rng(1)
     members = list(getattr(dataset.splits, split))
     labels[members] = np.stack([rng.integers(0, n, len(members)) for n in dataset.chain.answers_per_step], axis=1)
-    return dataclasses.replace(dataset, cases=dataset.cases.with_labels(labels))
+    return dataclasses.replace(dataset, cases=dataset.cases.with_labels(labels, dataset.cases.uncertain))
 
 
 def load():

@@ -14,7 +14,10 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def test_names_are_those_that_can_be_made():
+    page = (ROOT / "docs" / "tables.md").read_text(encoding="utf-8")
     for name in tables.TABLES:
+        assert name in tables.__doc__
+        assert f"`{name}`" in page
         assert (tables.find_recipe(name).published is not None) == (name in tables.list_names("printed"))
     assert tables.read_names(["all"]) == ("diagnosis", "steps", "components", "transfer", "cost")
     assert tables.read_names(["folds", "corrections", "all"])[4:] == ("cost", "corrections", "folds")

@@ -20,6 +20,7 @@ class Layout(NamedTuple):
     questions: tuple[str, ...] = ()  # questions with their answers
     where: str = ""  # in words; "" for a folder with one of the files
     looks_inside: bool = False  # whether `is_NAME(root)` of its module must agree
+    own_chain: bool = False  # whether its steps may differ from the published ones
     module: str = ""  # the module, where it has another name
 
 
@@ -30,8 +31,8 @@ LAYOUTS: dict[str, Layout] = {
     "iu_xray": Layout(
         cases=("*",), where="a folder or .tgz archive with the collection's XML reports", looks_inside=True
     ),
-    "rad_restruct": Layout(cases=("template_final_clean.json",)),
-    "csv": Layout(("cases.csv",), where="a folder with cases.csv, or a .csv file", module="csv_table"),
+    "rad_restruct": Layout(cases=("template_final_clean.json",), own_chain=True),
+    "csv": Layout(("cases.csv",), where="a folder with cases.csv, or a .csv file", module="csv_table", own_chain=True),
     "records": Layout(questions=("records.jsonl",)),
     "gemex": Layout(questions=(".jsonl", ".json", ".csv")),
     "medsage": Layout(questions=(".jsonl", ".json", ".csv")),

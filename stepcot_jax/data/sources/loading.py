@@ -36,7 +36,7 @@ _LOG = logging.getLogger(__name__)
 def list_cases(root: Path, layout: str, how: How) -> Source:
     """Return the images of a data root with the answers of a chain; `layout` is any but "published"."""
     expected = tuple(step.name for step in DEFAULT_CHAIN.steps)
-    if layout not in ("csv", "rad_restruct") and how.step_names != expected:
+    if not LAYOUTS[layout].own_chain and how.step_names != expected:
         raise BadInput(f"step_names {list(how.step_names)} do not match the layout {layout}: expected {list(expected)}")
     source: Source = of_layout(layout, "list")(root, how)
     return source

@@ -29,6 +29,7 @@ def test_every_row_of_the_table_has_its_lister_and_its_place_in_the_docs():
     for name in LAYOUTS:
         assert f"`{name}`" in page
         assert name in ("published", "records") or callable(of_layout(name, "list"))
+        assert not LAYOUTS[name].looks_inside or callable(of_layout(name, "is"))
 
 
 def test_nothing_and_several_are_refused_with_what_is_accepted(tmp_path):
