@@ -17,6 +17,7 @@ from stepcot_jax.tools.export import main
 
 constants = pytest.importorskip("huggingface_hub.constants")
 
+from huggingface_hub import ModelCard
 
 IMAGE = np.random.default_rng(2).integers(0, 256, (50, 40), dtype=np.uint8)
 
@@ -66,19 +67,66 @@ def test_what_is_exported_and_pushed_is_loaded_again(chain_export, hub, tmp_path
     assert not {name for name in fetched if name.endswith((".py", ".stablehlo", "check.safetensors"))}
 
 
+def card_of(hub, repository):
+    return hub.files[hub.repositories[repository]["main"]]["README.md"].decode()
+
+
+def test_the_licence_of_the_repository_is_kept_unless_one_is_given(chain_export, hub):
+    out = chain_export[1]
+    before = content_of(out)
+    hub.commit("ann/chest", {"README.md": b"---\nlicense: other\nlicense_name: ours\ntags:\n- old\n---\n# Old"})
+    own, of_hub = ModelCard(before["README.md"].decode()), {"license": "other", "license_name": "ours"}
+    for flags, named in (([], of_hub), (["--license=cc-by-nc-4.0"], {"license": "cc-by-nc-4.0"})):
+        assert main(["push", str(out), "ann/chest", *flags]) == 0
+        card = ModelCard(card_of(hub, "ann/chest"))
+        assert (card.data.to_dict(), card.text) == ({**own.data.to_dict(), **named}, own.text)
+        assert load("hf://ann/chest").model == "student"  # whose digests fit
+    assert main(["push", str(out), "ann/new"]) == 0
+    assert card_of(hub, "ann/new") == before["README.md"].decode()
+    assert content_of(out) == before
+    with pytest.raises(BadInput, match="--license: 'no such: one' is no identifier"):
+        main(["push", str(out), "ann/chest", "--license=no such: one"])
+
+
+def test_the_commit_that_was_read_is_told_and_another_revision_is_another_folder(chain_export, hub, capsys):
+    commit = hub.commit("ann/chest", content_of(chain_export[1]))
+    for address in ("hf://ann/chest", "hf://ann/chest@main"):
+        assert load(address).trained.workdir.name == commit
+        assert f"read hf://ann/chest@{commit} " in capsys.readouterr().err
+    other = hub.commit("ann/chest", {"labels.json": b"{}"}, revision="broken")
+    assert load(f"hf://ann/chest@{commit}").model == "student"
+    assert "read hf://" not in capsys.readouterr().err
+    assert (download_folder(f"hf://ann/chest@{other}") / "labels.json").read_text() == "{}"
+
+
 @pytest.mark.parametrize(
     ("address", "words"),
     [
+        ("hf://ann", "not an address on the Hugging Face hub; expected hf://OWNER/NAME"),
         ("hf://../../etc/passwd", "not an address"),
+        ("hf://ann/chest@", "not an address"),
+        ("hf://ann/chest/more", "not an address"),
         ("hf://ann/chest@v9", "has no such revision; expected one of its branches, tags or commits"),
         ("hf://ann/nothing", r"no such repository, or a private one that this account may not read \(HTTP 401\)"),
+        ("hf://ann/empty", "none of the expected files"),
         ("hf://ann/other", r"no export\.json; expected what stepcot export"),
     ],
 )
 def test_a_wrong_address_is_one_line(hub, address, words):
     hub.commit("ann/chest", {"config.json": b"{}"})
+    hub.commit("ann/empty", {"README.md": b"-"})
     hub.commit("ann/other", {"config.json": b"{}"})
     refuse(words, load, address)
+
+
+def test_no_network_uses_what_was_downloaded_before(chain_export, hub, monkeypatch):
+    hub.commit("ann/chest", content_of(chain_export[1]))
+    found = download_folder("hf://ann/chest")
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert download_folder("hf://ann/chest") == found
+    refuse("hub cannot be reached .*and the cache does not have this revision", download_folder, "hf://ann/other")
+    (found / "labels.json").unlink()
+    refuse("an earlier download in the cache is incomplete", download_folder, "hf://ann/chest")
 
 
 def test_a_download_that_breaks_off_is_said_and_goes_on(chain_export, hub, monkeypatch):
@@ -114,12 +162,32 @@ def test_files_of_terabytes_are_refused_before_the_download(chain_export, hub, m
     assert not any(line.startswith("GET") and "/resolve/" in line for line in hub.asked)
 
 
+@pytest.mark.parametrize(
+    ("token", "endpoint", "words"),
+    [
+        (TOKEN, "http://127.0.0.1:9", "the hub cannot be reached .*, and nothing was committed; "),
+        ("hf_other", None, r"may not write there \(HTTP 403\)"),
+    ],
+)
+def test_a_push_that_fails_is_one_line_with_the_way_on(
+    chain_export, hub, monkeypatch, caplog, capsys, token, endpoint, words
+):
+    monkeypatch.setenv("HF_TOKEN", token)
+    if endpoint:
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("retries"))
+    push = ["push", str(chain_export[1]), "ann/chest"]
+    refuse(f"^hf://ann/chest: .*{words}.*export push .*out ann/chest uploads it", main, push)
+    assert not endpoint or (caplog.records, capsys.readouterr()) == ([], ("", ""))
+
+
 def test_what_cannot_be_pushed_is_refused_before_the_work(chain_export, hub, tmp_path, monkeypatch):
     flags = [f"--checkpoint={chain_export[0]}", f"--out={tmp_path / 'out'}"]
     stray = chain_export[1] / "patients.csv"
     stray.write_text("x")
     for arguments, words in (
         ([*flags, "--push-to-hub=chest"], "chest: not a name on the Hugging Face hub; expected OWNER/NAME"),
+        (["push", str(tmp_path), "ann/chest"], "not an export"),
         (["push", str(chain_export[1]), "ann/chest"], r"patients\.csv: not a file of the export"),
     ):
         refuse(words, main, arguments)

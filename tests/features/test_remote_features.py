@@ -1,15 +1,18 @@
 """Features in a folder on a store: encoded once for all machines, uploaded shard by shard."""
 
 import functools
+import pickle
+import shutil
 
 import pytest
 from features.test_inputs import FakeEncoder, FakeTextEncoder, frozen_settings
-from memory_store import new_address, objects
+from memory_store import new_address, objects, put_files
 
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.encoders import load as encoder_loading
 from stepcot_jax.extras.cloud.stores import StoreError, StoreFolder
 from stepcot_jax.features import encode
+from stepcot_jax.features.encode import Processes
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run import inputs
@@ -83,3 +86,41 @@ def test_what_a_killed_machine_has_encoded_is_there_for_others(load, monkeypatch
     assert 0 < num_images < 40
     again, (num_images, _) = load("a")
     assert (num_images, same(other, again)) == (0, True)
+
+
+def test_processes_that_share_no_folder_encode_a_share_each(load, tmp_path, monkeypatch, capsys):
+    def second_process(name):
+        load("b", processes=Processes(1, 2))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a"))
+
+    found, _ = load("a", processes=Processes(0, 2, second_process))
+    shares = [int(line.split()[6]) for line in capsys.readouterr().err.splitlines() if " of 2: " in line]
+    assert len(shares) == 2
+    assert sum(shares) == 40 == len(found.dataset.features)
+    assert 0 < shares[0] < 40
+
+
+@pytest.mark.slow
+def test_shards_of_an_engine_are_those_of_the_local_engine_and_a_bad_one_is_replaced(
+    load, folder, tmp_path, monkeypatch
+):
+    def on_another_machine(blocks, make):
+        shutil.rmtree(tmp_path / "driver" / "stepcot_jax" / "stores", ignore_errors=True)  # what the driver alone has
+        work = pickle.loads(pickle.dumps(make))()  # noqa: S301
+        yield from [(place, work(block)) for place, block in enumerate(blocks)]
+
+    root = put_files(folder, monkeypatch)
+    found, seen = load("driver", root=root, map_blocks=on_another_machine)
+    assert seen == (48, 7)
+    there = objects(load.address)
+    again, seen = load("driver", root=root, map_blocks=on_another_machine)
+    assert (seen, same(found, again), objects(load.address)) == ((0, 0), True, there)
+    shard = max((tmp_path / "driver").rglob("*.safetensors"), key=lambda path: path.stat().st_size)
+    shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+    healed, seen = load("driver", root=root, map_blocks=on_another_machine)
+    assert (seen[0] > 0, same(found, healed), objects(load.address)) == (True, True, there)
+    alone, _ = load.elsewhere("alone")
+    assert same(found, alone)
+    assert {name.partition("/")[2] for name in there} == {
+        path.name for path in (tmp_path / "elsewhere").rglob("*") if path.suffix in (".safetensors", ".json")
+    }

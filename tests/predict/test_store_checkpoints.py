@@ -4,12 +4,13 @@ import json
 
 import numpy as np
 import pytest
-from memory_store import put_workdir
+from memory_store import put_files, put_workdir
 from PIL import Image
 from trained_workdir import make_trained_workdir
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.image_reader import load
+from stepcot_jax.tools.explain.command import main as explain
 from stepcot_jax.tools.export import main as export
 from stepcot_jax.tools.predict import main as predict
 
@@ -37,3 +38,21 @@ def test_a_run_on_a_store_reads_as_the_folder_does(run, tmp_path, capsys):
         export(["--checkpoint=https://x.org/run", f"--out={tmp_path / 'out'}"])
     with pytest.raises(BadInput, match="az://b/run: unknown scheme"):
         load("az://b/run")
+
+
+def test_radiographs_on_a_store_read_as_those_here(run, tmp_path, monkeypatch, capsys):
+    folder, _ = run
+    (tmp_path / "images").mkdir()
+    for number in range(2):
+        picture = np.arange(1600, dtype=np.uint8).reshape(40, 40) // (number + 1)
+        Image.fromarray(picture).save(tmp_path / "images" / f"{number}.png")
+    address = put_files(tmp_path / "images", monkeypatch)
+    found = []
+    for images in ([f"{tmp_path}/images"], [address], [f"{address}/0.png", f"{address}/1.png"]):
+        assert predict([*images, f"--checkpoint={folder}", "--json"]) == 0
+        found.append([json.loads(line)["steps"] for line in capsys.readouterr().out.splitlines()])
+    assert found[0] == found[1] == found[2]
+    with pytest.raises(BadInput, match=rf"^IMAGE: {address}/2\.png: holds no files"):
+        predict([f"{address}/2.png", f"--checkpoint={folder}"])
+    with pytest.raises(BadInput, match=r"^IMAGE: https://x\.org/a\.png: unknown scheme"):
+        explain(["https://x.org/a.png", f"--checkpoint={folder}", f"--out={tmp_path / 'none'}"])

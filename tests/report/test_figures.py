@@ -10,7 +10,7 @@ from PIL import Image
 from refusals import refuse
 
 from stepcot_jax.pages.figures import draw_lines, draw_reliability
-from stepcot_jax.pages.pictures import write_map, write_overlay, write_picture
+from stepcot_jax.pages.pictures import MAX_SIDE, write_map, write_overlay, write_picture
 from stepcot_jax.reading.finished import read_metrics
 from stepcot_jax.tools.report.sections import write_curves
 
@@ -117,6 +117,19 @@ def decode(uri):
 
 def grey(size, value=128):
     return np.full((size, size, 3), value, np.uint8)
+
+
+def test_a_picture_keeps_its_look_and_is_small():
+    pixels = np.repeat(np.linspace(0, 255, 1000).astype(np.uint8)[None, :, None], 600, axis=0).repeat(3, axis=2)
+    shown = decode(write_picture(pixels))
+    assert shown.mode == "L"
+    assert max(shown.size) == MAX_SIDE
+    assert shown.width / shown.height == pytest.approx(1000 / 600, abs=0.02)
+    row = np.asarray(shown)[0].astype(float)
+    assert abs(row - np.linspace(0, 255, shown.width)).max() < 6
+    coloured = grey(20)
+    coloured[..., 0] = 200
+    assert decode(write_picture(coloured)).mode == "RGB"
 
 
 def cells(found):

@@ -1,5 +1,7 @@
 """Cases, records and weights on a store: the same data and runs as from their folder, downloaded once."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
@@ -10,11 +12,14 @@ from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.encoders.load import load_image_encoder
 from stepcot_jax.extras.cloud.stores import StoreFolder
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.reading.cases import open_run
 from stepcot_jax.run.loading import load_dataset
 from stepcot_jax.run.loading_questions import load_vqa_dataset
+from stepcot_jax.run.places import Place
 from stepcot_jax.run.settings import load_settings, read_settings
 from stepcot_jax.tools.data.command import main as data
+from stepcot_jax.tools.tables.cells import Cell, Cells
 from stepcot_jax.tools.tables.encoders import write_random_encoder
 
 pytestmark = pytest.mark.slow
@@ -82,3 +87,23 @@ def test_records_and_weights_on_a_store_are_those_of_their_folder(tmp_path, monk
     jax.tree.map(np.testing.assert_array_equal, here.params, there.params)
     refuse_downloads(monkeypatch)
     load_image_encoder(address)
+
+
+class _Ran:
+    def __init__(self, settings, folder):
+        self.place = Place(folder, say=print)
+
+    def execute(self):
+        return {}
+
+
+def test_cells_notice_records_that_changed_on_the_store(address, tmp_path, monkeypatch):
+    cells = Cells(tmp_path / "tables", Terminal())
+    cell = Cell("one", small_settings(data__source="folder", data__root=address))
+    monkeypatch.setattr(Cells, "is_finished", lambda own, cell: True)
+    monkeypatch.setattr("stepcot_jax.run.training_run.Run", _Ran)
+    cells._run(cell)
+    cells.run([cell])
+    StoreFolder(address).write("data.json", json.dumps([]).encode())
+    with pytest.raises(BadInput, match=rf"the records in {address} have changed since it ran"):
+        cells.run([cell])

@@ -8,6 +8,7 @@ import jax
 import msgspec
 import numpy as np
 import pytest
+from memory_store import put_workdir
 from policies.policy_workdir import BEST, SIZES, make_policy_workdir
 
 from stepcot_jax.host.errors import BadInput
@@ -126,3 +127,10 @@ def test_a_word_that_the_start_does_not_know_is_named(before, tmp_path, monkeypa
     terminal = type("Terminal", (), {"watch": lambda _, items, __: items})()
     with pytest.raises(BadInput, match=r"config\.policy\.start: .*cannot write these records: .*' zebra' is not among"):
         PolicyTask(start_from(before[0]), workdir=tmp_path, devices=devices, terminal=terminal)
+
+
+def test_a_start_may_be_on_a_store(before, tmp_path, monkeypatch):
+    folder, params = before
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = read_policy_start(start_from(put_workdir(folder, monkeypatch)))
+    jax.tree.map(np.testing.assert_array_equal, found.params, params[BEST["grpo"].step])

@@ -89,6 +89,20 @@ def test_a_logger_that_fails_is_named_once_and_the_others_go_on(tmp_path, opened
     assert [entry["step"] for entry in read_log(tmp_path)] == [1, 2, 3]
 
 
+def test_a_logger_that_cannot_be_opened_leaves_the_run_alone(tmp_path, opened, monkeypatch):
+    said, find = [], training_run.find_extra
+
+    def fail(*_, **__):
+        raise RuntimeError("api_key not configured")
+
+    monkeypatch.setattr(
+        training_run, "find_extra", lambda kind, name, packages: fail if name == "wandb" else find(kind, name, packages)
+    )
+    assert len(open_loggers(tmp_path, small_settings(loggers__names=("wandb", "mlflow")), say=said.append)) == 1
+    assert said[0].startswith("warning: wandb cannot be opened (RuntimeError: api_key not configured); training goes")
+    assert json.loads((tmp_path / "loggers.json").read_text()) == {"mlflow": f"run-{tmp_path.name}"}
+
+
 def test_a_missing_package_is_named_before_anything_is_loaded(tmp_path, monkeypatch):
     monkeypatch.setattr(training_run.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BadInput, match=r"config.loggers.names: 'mlflow' is not installed: .*pip install -e .*mlflow"):

@@ -100,6 +100,19 @@ def test_reasons_keep_their_field_and_are_counted_together(damaged, capsys):
     assert "()" not in shown
 
 
+def test_bad_lines_stop_or_are_set_aside(damaged, capsys):
+    with (damaged / "records.jsonl").open("a") as file:
+        file.write('{"id": "x"}\n')
+    code, facts = _check(damaged, "--images=none", capsys=capsys)
+    assert (code, facts["set_aside"]) == (1, 1)
+    assert "records.jsonl: 1 of 121 lines are bad" in facts["stops"][0]
+    (reason,) = facts["set_aside_reasons"]
+    assert reason["examples"][0]["record"] == 121
+    assert "image_path" in reason["reason"]
+    code, facts = _check(damaged, "--images=none", "--on-bad-record=skip", capsys=capsys)
+    assert (code, facts["stops"]) == (0, [])
+
+
 def test_missing_and_unreadable_images_stop_a_run_and_the_way_on_is_named(damaged, folder, capsys):
     with pytest.raises(
         BadInput, match=r"no line is valid.*phantom_000000\.png.*--images=none checks the records alone$"

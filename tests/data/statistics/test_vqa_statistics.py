@@ -9,8 +9,9 @@ from PIL import Image
 from stepcot_jax.data.questions.making import make_phantom_records, write_records
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.data.statistics import answer_in_words, find_majorities
-from stepcot_jax.record import Record
+from stepcot_jax.record import KINDS, Record
 from stepcot_jax.tools.data.command import main
+from stepcot_jax.tools.data.statistics import choose_examples, draw_examples
 
 
 @pytest.fixture(scope="module")
@@ -57,3 +58,16 @@ def test_tables_and_pictures_are_written(folder, tmp_path, capsys):
     assert "| kind | train | val | test | total |" in (tmp_path / "records.md").read_text()
     with Image.open(tmp_path / "examples.png") as page:
         assert min(page.size) > 1000
+
+
+def test_examples_are_of_every_kind_with_boxes_at_their_corners(folder):
+    chosen = choose_examples(read_vqa_records(folder).records)
+    assert ([record.kind for record in chosen], len({record.image for record in chosen})) == ([*KINDS] * 3, 12)
+    collection = read_vqa_records(folder)
+    figure, num_missing = draw_examples(collection)
+    assert num_missing == 0
+    for axes, record in zip(figure.axes, choose_examples(collection.records), strict=True):
+        drawn = [(*patch.get_xy(), patch.get_width(), patch.get_height()) for patch in axes.patches]
+        assert drawn == [(b[0], b[1], b[2] - b[0], b[3] - b[1]) for b in (each.corners for each in record.references)]
+        assert axes.images[0].get_extent() == [0, 48, 48, 0]
+        assert record.question.split()[0] in axes.get_title(loc="left")

@@ -1,6 +1,8 @@
 """Copies of a store's folders here, of readers and of runs, in fsspec's memory."""
 
+import fcntl
 import json
+import threading
 
 import pytest
 from memory_store import count_downloads, disturb, names, new_address, objects
@@ -46,6 +48,26 @@ def test_a_folder_is_downloaded_once_and_again_when_it_changes(store, monkeypatc
     assert (folder / "data.json").read_bytes() == b"data.json"  # another process may be reading it
 
 
+def test_one_file_is_downloaded_alone_and_what_is_not_there_is_named(store, monkeypatch):
+    downloaded = count_downloads(monkeypatch)
+    address = f"{store.address}/images/a.png"
+    found = find_path(address)
+    assert (found.name, found.read_bytes(), downloaded) == ("a.png", b"images/a.png", ["a.png"])
+    store.write("images/a.png", b"other")
+    assert find_path(address).read_bytes() == b"other"
+    refuse(r"^x: .*b\.png: holds no files", find_path, f"{store.address}/images/b.png", "x")
+
+
+def test_readers_of_a_run_leave_its_features_logs_of_other_programs_and_half_a_checkpoint(store, tmp_path):
+    store.write("checkpoints/1/a", b"A")
+    store.write("features/x/store.json", b"{}")
+    store.write("checkpoints/2/a", b"half written")
+    store.write(MANIFEST, b'{"files": {"checkpoints/1/a": [1, 0]}}')
+    assert names(find_path(store.address)) == {"data.json", "images/a.png", "checkpoints/1/a"}
+    every = {"data.json", "images/a.png", "profile/b", "checkpoints/1/a", "features/x/store.json"}
+    assert names(download(store.address, tmp_path / "all")) == every
+
+
 def test_a_download_to_a_folder_of_the_user_overwrites_nothing(store, tmp_path, monkeypatch):
     folder = tmp_path / "mine"
     (folder / "images").mkdir(parents=True)
@@ -75,6 +97,34 @@ def test_an_interrupted_download_goes_on(store, monkeypatch):
     downloaded = count_downloads(monkeypatch)
     assert len(names(find_path(store.address))) == 3
     assert downloaded == ["profile/b"]
+
+
+def test_a_folder_that_changes_while_it_is_downloaded_is_not_kept(store, cache, monkeypatch):
+    real = StoreFolder.download
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreFolder, "download", lambda own, *given: (real(own, *given), own.write("new", b"x")))
+        refuse("has changed while it was downloaded; try again", find_path, store.address)
+    assert names(cache) == {path.name for path in cache.glob(".lock-*")}
+    assert "new" in names(find_path(store.address))
+
+
+def test_a_second_process_waits_for_the_first(store, cache, monkeypatch, capsys):
+    folder = find_path(store.address)
+    (lock,) = cache.glob(".lock-*")
+    folder.parent.rename(cache / "away")
+    downloaded = count_downloads(monkeypatch)
+    with lock.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        capsys.readouterr()
+        found = []
+        thread = threading.Thread(target=lambda: found.append(find_path(store.address)))
+        thread.start()
+        while "another process is downloading it" not in capsys.readouterr().err:
+            thread.join(0.05)
+            assert thread.is_alive()
+        (cache / "away").rename(folder.parent)
+    thread.join(30)
+    assert (found, downloaded) == ([folder], [])
 
 
 # Workdirs and features of runs.
@@ -124,6 +174,25 @@ def test_a_machine_brings_complete_checkpoints_and_everything_else(empty, machin
     }  # fmt: skip
     assert [(one.folder / name).read_text() for name in ("log", "checkpoints/2/a")] == ["22", "A2"]
     assert machine.said == []
+
+
+def test_only_what_has_changed_is_copied(machine, monkeypatch):
+    one = machine("one")
+    make(one.folder, log="1", checkpoints__1__a="A")
+    one.saved()
+    copied, upload = [], StoreFolder.upload
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreFolder, "upload", lambda store, files: (copied.extend(files), upload(store, files)))
+        make(one.folder, log="22")
+        one.saved()
+    assert copied == ["log"]
+    downloaded = count_downloads(monkeypatch)
+    make(one.folder, log="33")
+    machine("one")
+    assert downloaded == ["log"]
+    machine("two")
+    machine("two")  # a run holds its workdir twice
+    assert sorted(downloaded) == ["checkpoints/1/a", "log", "log"]
 
 
 def test_ratings_that_the_store_does_not_have_yet_are_kept(empty, machine):
