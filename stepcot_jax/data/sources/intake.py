@@ -133,9 +133,13 @@ class Intake:
     def _scale_to_file(self, item: Listed) -> Record:
         """Return a case with boxes in pixels of its file, without what belongs to questions alone."""
         record, size, num_steps = item.record, item.record.image_size, self.source.chain.num_steps
-        if len(record.answers) != num_steps:
+        if len(record.answers) not in (0, num_steps):  # none: of reports that are to be annotated
             raise BadInput(f"{len(record.answers)} answers; the chain has {num_steps} steps")
-        record = record if record.reasoning else msgspec.structs.replace(record, reasoning=("",) * num_steps)
+        record = (
+            record
+            if record.reasoning or not record.answers
+            else msgspec.structs.replace(record, reasoning=("",) * num_steps)
+        )
         if size == (0, 0):
             return record
         boxes, path = record.boxes, Path(item.real_path)
