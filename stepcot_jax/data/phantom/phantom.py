@@ -37,6 +37,7 @@ from stepcot_jax.data.phantom.findings import Mark, Scene, draw_findings, plan_s
 from stepcot_jax.data.records.records import write_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import removing_half
+from stepcot_jax.host.own_folder import save
 from stepcot_jax.host.text import write_csv
 from stepcot_jax.record import Record
 
@@ -139,6 +140,7 @@ def export_phantom(
                 write_csv(file, [[drawn.case.image, mark.box.label, *numbers, mark.kind, drawn.side]])
             cases.append(drawn.case)
     write_records(root, chain=DEFAULT_CHAIN, cases=cases)
+    save(root / "phantom.json", {"num_cases": num_cases, "seed": seed, "size": size, "prevalence": prevalence})
 
 
 def write_pictures(root: Path, drawn: PhantomCase) -> None:

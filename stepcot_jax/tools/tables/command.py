@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from absl import app, flags, logging
 from ml_collections import config_flags
 
+from stepcot_jax import __version__
 from stepcot_jax.host.download import is_address, refuse_address
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
@@ -125,7 +126,7 @@ def make_tables(
     for name, recipe in recipes.items():
         terminal.say(f"table {name}")
         for table in recipe.tabulate(plan):
-            notes = (*table.notes, f"Made by: {shlex.join(command)}")
+            notes = (*table.notes, f"Made by stepcot_jax {__version__}: {shlex.join(command)}")
             written += write_table(target.folder, dataclasses.replace(table, notes=notes))
         if keeps_replies and plan is not None and recipe.replies:
             written += keep_replies(target.folder, name, recipe.replies(plan))
