@@ -16,9 +16,10 @@ from stepcot_jax.box import Box
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.records.records import read_records, write_records
+from stepcot_jax.data.sources.loading import read_source
 from stepcot_jax.data.splits.making import make_splits
 from stepcot_jax.data.splits.split_resolver import read_splits
-from stepcot_jax.data.tfds.source import Reading, check_prepared_from, open_prepared
+from stepcot_jax.data.tfds.source import Reading, check_prepared_from, find_prepared, open_prepared
 
 tfds = pytest.importorskip("tensorflow_datasets", reason="needs the extra tfds")
 
@@ -292,3 +293,27 @@ def test_an_image_of_other_content_or_of_too_many_bytes_is_refused(prepared):
     images = open_prepared(prepared).images
     refuse("the image does not have its SHA-256", images.read, 0)
     refuse("1000000000 bytes, more than", images.read, 1)
+
+
+def test_a_folder_in_another_layout_is_prepared_with_the_same_cases(tmp_path):
+    export_phantom(tmp_path / "drawn", num_cases=40, seed=3, size=32)
+    drawn = read_records(tmp_path / "drawn")
+    names = ["image_path", "patient_id", *(step.name for step in DEFAULT_CHAIN.steps)]
+    rows = [
+        [
+            case.image,
+            case.patient,
+            *(step.options[label] for step, label in zip(DEFAULT_CHAIN.steps, case.answers, strict=True)),
+        ]
+        for case in drawn.cases
+    ]
+    root = tmp_path / "table"
+    shutil.copytree(tmp_path / "drawn" / "images", root / "images")
+    (root / "cases.csv").write_text("\n".join(map(",".join, [names, *[[f'"{cell}"' for cell in row] for row in rows]])))
+    made = open_prepared(prepare(root, tmp_path / "data"))
+    assert made.collection.chain == read_source(root).chain
+    assert [case.answers for case in made.collection.cases] == [case.answers for case in read_source(root).cases]
+    assert made.splits == make_splits(read_source(root).cases, seed=0, fractions=Reading().split_fractions)
+    check_prepared_from(find_prepared(tmp_path / "data"), root, Reading())
+    (root / "cases.csv").write_text((root / "cases.csv").read_text().replace("P0", "Q0", 1))
+    refuse("prepared from", check_prepared_from, find_prepared(tmp_path / "data"), root, Reading())

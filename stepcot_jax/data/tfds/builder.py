@@ -1,4 +1,4 @@
-"""The tensorflow_datasets builder for a folder in the published layout.
+"""The tensorflow_datasets builder for a folder of cases in any layout.
 
     from stepcot_jax.data.tfds.builder import StepCot
     StepCot(data_root="FOLDER", data_dir="PREPARED").download_and_prepare()
@@ -34,7 +34,7 @@ and a reason. Prepared from a folder in the layout that the authors of Step-CoT 
 
 
 class StepCot(tfds.core.GeneratorBasedBuilder):
-    """Prepares a folder in the published layout and reads a prepared dataset."""
+    """Prepares a folder of cases and reads a prepared dataset."""
 
     VERSION = tfds.core.Version(VERSION)
     RELEASE_NOTES: ClassVar = {
@@ -137,7 +137,7 @@ def _find_manual_dir(dl_manager: Any) -> Path:
 
 
 def prepare(root: Path, data_dir: Path, reading: Reading | None = None) -> Path:
-    """Prepare a folder in the published layout, unless it is prepared; return `step_cot/1.1.0` in `data_dir`."""
+    """Prepare a folder of cases, unless it is prepared; return `step_cot/1.1.0` in `data_dir`."""
     make_workdir(Path(data_dir))
     builder = StepCot(data_root=root, reading=reading, data_dir=data_dir)
     builder.download_and_prepare()

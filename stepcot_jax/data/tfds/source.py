@@ -28,6 +28,7 @@ from stepcot_jax.data.records.records import (
     write_quarantine,
     write_records,
 )
+from stepcot_jax.data.sources.loading import read_source
 from stepcot_jax.data.splits.making import PUBLISHED_FRACTIONS, make_splits
 from stepcot_jax.data.splits.near_duplicates import find_near_duplicates, perceptual_hash
 from stepcot_jax.data.splits.split_resolver import find_tables, read_splits
@@ -69,7 +70,10 @@ class Prepared:
 
 def gather(root: Path, reading: Reading) -> Prepared:
     """Read the records of a folder, decode every image once, and read or make the splits."""
-    collection = read_records(root, step_names=reading.step_names, on_bad_record=reading.on_bad_record)
+    collection = _read(root, reading)
+    if collection.chain.is_tree:
+        raise BadInput(f"{root}: a tree of questions; a prepared dataset holds a chain of steps")
+    root = collection.root
     with_tables = find_tables(root) is not None
     hashes: list[np.uint64] = []
     hashing = bool(reading.near_duplicate_radius) and not with_tables
@@ -89,12 +93,21 @@ def gather(root: Path, reading: Reading) -> Prepared:
     return Prepared(collection, splits, source, folder_files(collection, max_pixels=reading.max_pixels))
 
 
+def _read(root: Path, reading: Reading) -> Collection:
+    return read_source(root, step_names=reading.step_names, on_bad_record=reading.on_bad_record)
+
+
 def identify_source(root: Path, reading: Reading) -> str:
     """Return the SHA-256 of the records, the split tables and the reading settings; `BadInput` if unreadable."""
     digest = hashlib.sha256(msgspec.json.encode(reading))
-    tables = find_tables(root) or {}
-    for path in (root / FILE_NAME, *(tables[name] for name in sorted(tables))):
-        digest.update(digest_of_file(path).encode())
+    if (root / FILE_NAME).is_file():
+        digest.update(digest_of_file(root / FILE_NAME).encode())
+    else:
+        for case in _read(root, reading).cases:
+            digest.update(msgspec.json.encode(case))
+    tables = find_tables(root if root.is_dir() else root.parent) or {}
+    for name in sorted(tables):
+        digest.update(digest_of_file(tables[name]).encode())
     return digest.hexdigest()
 
 

@@ -449,10 +449,10 @@ def _prepare_tfds(arguments: list[str]) -> None:
     """Prepare a folder as a dataset of tensorflow_datasets and print the numbers of cases."""
     parser = argparse.ArgumentParser(
         prog="stepcot data tfds",
-        description="Prepare a folder in the published layout as the dataset `step_cot` of tensorflow_datasets, "
+        description="Prepare a folder in any layout of cases as the dataset `step_cot` of tensorflow_datasets, "
         "without tensorflow.",
     )
-    parser.add_argument("root", metavar="ROOT", help="folder with data.json and images; or gs://")
+    parser.add_argument("root", metavar="ROOT", help="folder with cases and images (docs/sources.md); or gs://")
     data_dir = "where datasets are kept"
     parser.add_argument("data_dir", type=local_path, metavar="DIR", help=data_dir)
     parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")
