@@ -41,7 +41,9 @@ def with_noise(inputs):
     labels[test] = np.stack([rng.integers(-1, n, len(test)) for n in dataset.chain.answers_per_step], axis=1)
     labels[labels == -1] = -100
     pixels = NoisyPixels(dataset.pixels, test)
-    noisy = dataclasses.replace(dataset, cases=dataset.cases.with_labels(labels), pixels=pixels)
+    noisy = dataclasses.replace(
+        dataset, cases=dataset.cases.with_labels(labels, dataset.cases.uncertain), pixels=pixels
+    )
     return dataclasses.replace(inputs, dataset=noisy)
 
 
