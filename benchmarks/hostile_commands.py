@@ -76,7 +76,7 @@ def _upload(path: str, checkpoint: str) -> None:
 
     uploads = Uploads(Path(path).parent / "uploads")
     upload = uploads.folder / "request" / "picture.png"
-    upload.parent.mkdir()
+    upload.parent.mkdir(parents=True)
     uploads.add(str(upload))
     Path(path).rename(upload)
     read_unresized(uploads.read_once(str(upload)), max_pixels=load(checkpoint).trained.max_pixels)

@@ -27,7 +27,7 @@ from stepcot_jax.evaluation.statistics import (
 )
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.own_folder import load
-from stepcot_jax.host.ranges import Interval
+from stepcot_jax.host.ranges import Interval, Positive, PositiveShare, Whole
 
 RuleName = Literal["youden", "sensitivity", "specificity", "cost"]
 
@@ -44,8 +44,8 @@ class Rule:
     """How a threshold is chosen; of equally good ones the highest is taken, with "specificity" the lowest."""
 
     name: RuleName = "youden"
-    target: float = 0.9  # of "sensitivity" and "specificity", 0..1
-    miss_cost: float = 1.0  # what a missed case costs, in false alarms
+    target: PositiveShare = 0.9  # of "sensitivity" and "specificity", 0..1
+    miss_cost: Positive = 1.0  # what a missed case costs, in false alarms
 
     def describe(self) -> str:
         """Return the rule in words."""
@@ -113,8 +113,8 @@ class OperatingPoint:
     """The operating point of one answer: chosen on validation cases, its figures are of the test cases."""
 
     threshold: Interval  # calibrated probability, over validation samples; infinite if none should be called
-    validation: tuple[int, int]  # number of validation cases with and without the answer
-    test: tuple[int, int]  # the same of the test cases
+    validation: tuple[Whole, Whole]  # number of validation cases with and without the answer
+    test: tuple[Whole, Whole]  # the same of the test cases
     sensitivity: Interval  # share of the test cases with the answer that lie at or above the threshold
     specificity: Interval  # share of the test cases without it that lie below
     ppv: Interval  # share of the test cases at or above the threshold that have the answer

@@ -93,7 +93,11 @@ def _read_temperatures(files: Files, name: str, num_steps: int) -> tuple[float, 
     if "calibration.json" not in files:
         return (1.0,) * num_steps
     with files.expecting("calibration.json", "a temperature for each step"):
-        return tuple(map(float, files.read_json("calibration.json")["temperatures"].get(name, (1.0,) * num_steps)))
+        read = files.read_json("calibration.json")["temperatures"].get(name, (1.0,) * num_steps)
+        temperatures = tuple(map(float, read))
+        if len(temperatures) != num_steps or not all(1e-6 <= each <= 1e6 for each in temperatures):
+            raise ValueError("a temperature for each step, from 1e-6 to 1e6")
+        return temperatures
 
 
 def _finite_or_none(value: Any) -> float | None:

@@ -29,11 +29,15 @@ def _load(path: Path) -> Mapping[str, np.ndarray]:
     """Return the arrays of an .npz, read as they are asked for, or that of an .npy as "features"; no pickle."""
     if path.suffix.lower() not in (".npy", ".npz"):
         raise BadInput(f"{path}: suffix {path.suffix!r} is not .npy or .npz")
-    require_file(path, accepted="an .npy or .npz")
     try:
+        require_file(path, accepted="an .npy or .npz")
         loaded: Any = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise BadInput(f"{path}: cannot be read ({one_line(error)})") from None
+    except BadInput:
+        raise
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, EOFError, zipfile.BadZipFile):  # NumPy takes other bytes for a pickle, and says how to run it
+        raise BadInput(f"{path}: cannot be read; expected numbers that numpy.save or numpy.savez wrote") from None
     return {"features": loaded} if isinstance(loaded, np.ndarray) else loaded
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import operator
 import pathlib
 from collections.abc import Iterator, Mapping
@@ -138,8 +139,20 @@ class Settings:
             yield "start.checkpoint", self.job not in ("teacher", "distill"), expected
         if self.trains_policy:
             yield "data.source", self.data.source != "phantom", "'phantom': config.vqa.source and config.vqa.root count"
-            yield "data.augment", augments, "'none': a policy sees each picture as it is"
-            yield "data.sampling", self.data.sampling != "uniform", "'uniform': each question once an epoch"
+            yield "data.root", bool(self.data.root), "'': config.vqa.source and config.vqa.root name the records"
+            for key in ("data.layout", "data.augment", "data.sampling", "data.uncertain", "image_encoder.fit"):
+                yield self._unread(key, "a policy reads questions, and stretches pictures and boxes to a square")
+            if encoder.is_frozen:
+                yield self._unread("policy.encoder_widths", "the patches of config.image_encoder.name are read")
+        elif is_large:
+            yield "policy.weights", True, "the job 'sft', 'grpo' or 'dpo'"
+        elif self.data.source == "phantom":
+            yield "data.root", bool(self.data.root), "'', or config.data.source='folder'"
+        for key in _OF_THE_SMALL_DECODER if is_large else ():
+            yield self._unread(f"policy.{key}", "config.policy.weights bring their own network and tokenizer")
+        for key in ("low_rank_alpha", "low_rank_targets") if not self.policy.low_rank else ():
+            yield self._unread(f"policy.{key}", "config.policy.low_rank is 0")
+        if self.trains_policy:
             expected = "an encoder that reads pictures, and none beside a Qwen2.5-VL"
             yield "image_encoder.name", is_imported or (encoder.is_frozen and is_large), expected
         expected = "True (only prompts tell the steps of a baseline apart)"
@@ -172,8 +185,24 @@ class Settings:
         )
         yield "rewards.gate", self.optimising is self.dpo and not is_gated, expected
         expected = "0 with config.curriculum.schedule or config.policy.weights (a row is one question)"
-        is_alone = self.curriculum.schedule != "none" or is_large
+        is_alone = self.trains_policy and (self.curriculum.schedule != "none" or is_large)
         yield "sft.pack_length", is_alone and self.sft.pack_length > 0, expected
+
+    def _unread(self, key: str, why: str) -> tuple[str, bool, str]:
+        """Return a setting that this run does not read, for `_contradictions`: at its default nobody misses it."""
+        default = operator.attrgetter(key)(_base())
+        return key, operator.attrgetter(key)(self) != default, f"{default!r} ({why})"
+
+
+_OF_THE_SMALL_DECODER = (
+    *("tokenizer", "grid", "encoder_widths", "width", "num_layers", "num_heads", "num_kv_heads", "head_width"),
+    "mlp_width",
+)
+
+
+@functools.cache
+def _base() -> Any:
+    return load_config("base")
 
 
 def make_settings(config: Mapping[str, Any]) -> Settings:
