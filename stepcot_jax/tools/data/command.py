@@ -468,6 +468,9 @@ def _prepare_tfds(arguments: list[str]) -> None:
     from stepcot_jax.host.download import find_path
 
     root = find_path(root, "ROOT")
+    from stepcot_jax.data.sources.layouts import detect_layout
+
+    detect_layout(root)  # before tensorflow_datasets says that it begins
     from stepcot_jax.data.tfds.builder import prepare  # imports tensorflow_datasets
 
     folder = prepare(root, data_dir, Reading(**options))
