@@ -51,6 +51,7 @@ NEEDS = {
     "vqa.root": {"vqa.source": "folder"},
     "policy.weights": {"job": "sft", "sft.pack_length": 0},
     "policy.start": {"job": "sft"},
+    "data.root": {"data.source": "folder"},
 }
 
 

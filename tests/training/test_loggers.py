@@ -114,12 +114,13 @@ def test_a_missing_package_is_named_before_anything_is_loaded(tmp_path, monkeypa
 
 def test_settings_are_told_without_paths_and_addresses():
     private = {
+        "data__source": "folder",
         "data__root": "/secret/place",
         "rewards__judge_url": "http://user:secret@host",
         "features__folder": "/secret",
     }
     told = describe_settings(small_settings(**private))
-    assert (told["training.joint_epochs"], told["data.source"]) == (3, "phantom")
+    assert (told["training.joint_epochs"], told["data.source"]) == (3, "folder")
     assert "secret" not in json.dumps(told)
 
 
