@@ -149,7 +149,7 @@ def test_mlflow_goes_on_in_its_offline_store(tmp_path):
 @pytest.mark.slow
 def test_wandb_writes_offline_runs_of_one_id(tmp_path):
     pytest.importorskip("wandb")
-    settings, said = small_settings(loggers__names=("wandb",), data__root="/secret"), []
+    settings, said = small_settings(loggers__names=("wandb",), data__source="folder", data__root="/secret"), []
     for first_step, steps in ((0, (1, 2)), (2, (3,))):
         log = MetricsLog(tmp_path, first_step=first_step, loggers=open_loggers(tmp_path, settings, say=said.append))
         for step in steps:
