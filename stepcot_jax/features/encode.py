@@ -224,14 +224,11 @@ class Processes:
         return int.from_bytes(key[:8], "big") % self.count == self.index
 
 
-ALONE = Processes()  # a run of one process
-
-
 def encode_together(
     encoder: FrozenImageEncoder,
     items: Sequence[ImageItem],
     store: FeatureStore,
-    processes: Processes = ALONE,
+    processes: Processes,
     *,
     say: Callable[[str], None],
     **options: Any,

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stepcot_jax.data.identities import fold_patient
-from stepcot_jax.data.records.data_json import normalise_image_path
+from stepcot_jax.data.identities import fold_patient, normalise_image_path
 from stepcot_jax.features.store import DESCRIPTION_FILE, FeatureStore, Kind, StoreSpec, digest_fields, digest_file
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file

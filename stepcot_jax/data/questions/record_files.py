@@ -11,9 +11,9 @@ from typing import Any, get_args
 import msgspec
 
 from stepcot_jax.box import Box, Corners
-from stepcot_jax.data.identities import join_spellings, read_patient
+from stepcot_jax.data.identities import join_spellings, normalise_image_path, read_patient
 from stepcot_jax.data.records import data_json
-from stepcot_jax.data.records.data_json import ImageLocator, normalise_image_path
+from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.records.json_arrays import MOST_SHORT_RECORDS, SHORT_RECORD
 from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.host.errors import BadInput
