@@ -54,8 +54,6 @@ def get_config():
     config.phantom.num_cases = 2000  # cases, all splits together
     config.phantom.image_size = 128  # px, square
     config.phantom.prevalence = "published"  # of the nine diagnoses: "published" (67 % normal) or "flat"
-    # "second": as from another origin, with other exposure, noise, anatomy and prevalence; for tests, not for training
-    config.phantom.style = "first"
     config.phantom.seed = 0  # of the drawn cases; separate from `seed`
 
     config.image_encoder = config_dict.ConfigDict()

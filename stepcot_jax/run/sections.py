@@ -78,13 +78,12 @@ class PhantomSettings:
     num_cases: Annotated[int, msgspec.Meta(ge=30)]
     image_size: Annotated[int, msgspec.Meta(ge=32, le=2048)]
     prevalence: Literal["published", "flat"]
-    style: Literal["first", "second"]
     seed: Seed
 
     @property
     def drawing(self) -> dict[str, Any]:
         """Arguments of `draw_case`."""
-        return {"seed": self.seed, "size": self.image_size, "prevalence": self.prevalence, "style": self.style}
+        return {"seed": self.seed, "size": self.image_size, "prevalence": self.prevalence}
 
 
 TRANSFORMERS = "transformers:"
