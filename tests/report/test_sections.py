@@ -4,7 +4,6 @@ import json
 import re
 
 import numpy as np
-import pytest
 from evaluation.small_splits import CHAIN, make_split
 
 from stepcot_jax.chain import DEFAULT_CHAIN, Chain, Step
