@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from stepcot_jax.encoders.load import ImageEncoder
 
 ENCODER = "image_encoder"
+GATE = "gate"  # Name of the gate, which load.py computes; a reader has gate.npz
 PROMPTS = "prompts"  # Name of the tensor with the vectors of the teacher's prompts; they replace the text encoder
 
 LABELS_FILE, PREPROCESSING_FILE = "labels.json", "preprocessing.json"
@@ -68,6 +69,7 @@ def read_exported_parts(folder: pathlib.Path, *, names: tuple[str, ...]) -> Stor
         tensors = read_weights(folder, manifest.models[name].tensors)  # type: ignore[index]
         text = tensors.pop(PROMPTS, text)
         tree = unflatten(tensors)
+        tree.pop(GATE, None)
         if manifest.encoder is not None:
             encoder = tree.pop(ENCODER, None)
         params[name] = tree

@@ -183,7 +183,7 @@ def test_data_that_changed_is_refused_with_a_way_out(folder_run, tmp_path):
     labels = split.predictions.labels.copy()
     labels[0, 6] = (labels[0, 6] + 1) % 9
     write(labels)
-    refuse(r"phantom_\d+\.png: labels .* are not those of the run, .* --without-data", main, flags)
+    refuse(r"phantom_\d+\.png' in .* has another labels than in the run; .* --without-data", main, flags)
     # Steps that were not supervised may be annotated in the data.
     labels = split.predictions.labels.copy()
     labels[:, :6] = NOT_ANNOTATED

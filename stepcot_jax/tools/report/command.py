@@ -30,9 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--model", help="network whose answers the cases show (default: the student, if the run has one)"
     )
     parser.add_argument("--without-maps", action="store_true", help="leave out the maps over the pictures")
-    parser.add_argument(
-        "--without-data", action="store_true", help="leave out pictures, reports, maps, corrections, replies"
-    )
+    parser.add_argument("--without-data", action="store_true", help="leave out pictures, reports, maps, replies")
     options = parser.parse_args(arguments)
     if options.num_cases < 1:
         raise BadInput(f"--num-cases must be at least 1; got {options.num_cases}")
