@@ -90,7 +90,7 @@ def test_an_npy_with_a_file_of_ids(tmp_path, name):
         ({"ids": [*PATHS[:-1], "images/x.png"]}, r"1 ids match no case: \['images/x.png'\]"),
         ({"ids": [*PATHS[:-1], "p2"]}, "patient 'p2' has 2 images"),
         ({"ids": PATHS[:-1]}, "29 ids for 30 rows"),
-        ({"features": np.where(np.arange(30)[:, None] % 15 == 2, np.nan, ROWS)}, r"2 rows .*: \['2 \(.*/2.png\)', '17 \("),
+        ({"features": np.where(np.arange(30)[:, None] % 15 == 2, np.nan, ROWS)}, r"2 rows .*'2 \(.*/2.png\)', '17 \("),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(tmp_path, change, message):
