@@ -5,7 +5,7 @@ import functools
 import itertools
 import logging
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -250,37 +250,23 @@ SHARD_SIZE = 512
 Block: TypeAlias = list[tuple[int, bytes]]  # index of the case and key of each image
 
 
-@dataclasses.dataclass(frozen=True)
-class BlockEncoder:
-    """Makes the function with which a process of an engine encodes a block."""
+def _make_block_encoder(
+    load: Callable[[], FrozenImageEncoder],
+    spec: StoreSpec,
+    pixels: Callable[[int], np.ndarray],
+    names: Sequence[str],
+    sizes: Mapping[str, int],
+) -> Callable[[Block], list[Rows]]:
+    """Return the function with which a process of an engine encodes a block, a shard unless it exceeds 64 MiB."""
+    encoder = load()
 
-    load: Callable[[], FrozenImageEncoder]  # returns the encoder; called once in each process
-    spec: StoreSpec
-    pixels: Callable[[int], np.ndarray]  # returns uint8 [size, size, 3] of a case
-    names: Sequence[str]  # image path of each case, for messages
-    batch_size: int
-    num_threads: int
+    def encode(block: Block) -> list[Rows]:
+        items, shards = [image_item(*entry, pixels=pixels, name=names[entry[0]]) for entry in block], list[Rows]()
+        write = lambda *rows: shards.append(rows)  # noqa: E731
+        _encode_shards(encoder, items, spec, known=(), write=write, shard_size=len(items) + 1, **sizes)
+        return shards
 
-    def __call__(self) -> Callable[[Block], list[Rows]]:
-        """Return the function that encodes a block and returns its shards."""
-        encoder = self.load()
-
-        def encode(block: Block) -> list[Rows]:
-            items = [image_item(index, key, pixels=self.pixels, name=self.names[index]) for index, key in block]
-            shards = list[Rows]()
-            _encode_shards(
-                encoder,
-                items,
-                self.spec,
-                known=(),
-                write=lambda *rows: shards.append(rows),
-                batch_size=self.batch_size,
-                shard_size=len(items) + 1,  # one shard for the block, unless it exceeds 64 MiB
-                num_threads=self.num_threads,
-            )
-            return shards
-
-        return encode
+    return encode
 
 
 def encode_in_blocks(
@@ -301,7 +287,8 @@ def encode_in_blocks(
     missing = [[(index, key) for index, key in block if key not in store] for block in blocks]
     work = [block for block in missing if block]
     names = dataset.cases.image_paths
-    make = BlockEncoder(load, store.spec, dataset.pixels.__getitem__, names, batch_size, num_threads)
+    sizes = {"batch_size": batch_size, "num_threads": num_threads}
+    make = functools.partial(_make_block_encoder, load, store.spec, dataset.pixels.__getitem__, names, sizes)
     watched: Iterable[Any] = work
     if progress is not None and work:
         watched = progress(work, "encoding blocks of images")

@@ -18,7 +18,7 @@ from stepcot_jax.host.own_folder import load
 from stepcot_jax.host.text import one_line
 from stepcot_jax.run.stored import StoredParts
 from stepcot_jax.systems.networks import Networks
-from stepcot_jax.training.state import Params, require_counts, unflatten
+from stepcot_jax.training.state import Params, refuse_misfit, require_counts, unflatten
 
 if TYPE_CHECKING:
     from stepcot_jax.encoders.load import ImageEncoder
@@ -112,15 +112,8 @@ def _make_encoder(
             f"{manifest}, encoder.network: {one_line(error)}; expected a network that reads images of "
             f"{preprocessing.size} x {preprocessing.size} px ({PREPROCESSING_FILE})"
         ) from None
-    expected, carried = (
-        {jax.tree_util.keystr(path): np.shape(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-        for tree in (shapes, {} if params is None else params)
-    )
-    if other := sorted(key for key in expected.keys() | carried.keys() if expected.get(key) != carried.get(key)):
-        raise BadInput(
-            f"{manifest.parent}, image encoder{other[0]}: {carried.get(other[0], 'missing')} does not fit "
-            f"{manifest.name}, which needs {expected.get(other[0], 'no such tensor')}; {len(other)} tensors differ"
-        )
+    carried = {} if params is None else params
+    refuse_misfit(f"{manifest.parent}, image encoder", carried, shapes, source=manifest.name)
     return ImageEncoder(
         name=encoder.name,
         width=encoder.width,

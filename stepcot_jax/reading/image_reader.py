@@ -137,7 +137,7 @@ class ImageReader:
         return self._read_pictures([_name_image(image)], [picture], [header], shares)[0]
 
     def _read_picture(self, image: Any, scale: Scale | None) -> tuple[Pixels, Header]:
-        return read_radiograph(image, self.trained.preprocessing, max_pixels=self.trained.max_pixels, scale=scale)
+        return read_radiograph(image, self.trained.preprocessing, max_pixels=self.trained.run.max_pixels, scale=scale)
 
     def _read_many(
         self, images: Sequence[Any], given: Float32[np.ndarray, "step answer"] | None, scale: Scale | None
@@ -167,7 +167,7 @@ class ImageReader:
             paths,
             self.trained.preprocessing,
             batch_size=self._reader.batch_size,
-            max_pixels=self.trained.max_pixels,
+            max_pixels=self.trained.run.max_pixels,
             num_threads=self.trained.run.num_threads,
             refuse=refuse,
         )
@@ -297,7 +297,7 @@ def explain_image(reader: ImageReader, image: Any) -> Float32[np.ndarray, "step 
     from stepcot_jax.reading.explain import Explainer
 
     trained = reader.trained
-    pixels = read_picture(image, trained.preprocessing, max_pixels=trained.max_pixels)
+    pixels = read_picture(image, trained.preprocessing, max_pixels=trained.run.max_pixels)
     images = to_input([pixels], trained.preprocessing)
     explainer = Explainer(trained, model=reader.model, as_published=not reader.joined)
     return explainer.explain(images, with_claims=False).maps[0]

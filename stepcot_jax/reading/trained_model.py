@@ -35,7 +35,7 @@ from stepcot_jax.run.stored_reading import (
 )
 from stepcot_jax.systems.networks import Networks, init_params
 from stepcot_jax.training.checkpoints import read_best, restore_params
-from stepcot_jax.training.state import Params
+from stepcot_jax.training.state import Params, refuse_misfit, shapes_by_name
 from stepcot_jax.training.system import System
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def check_shapes(workdir: pathlib.Path, parts: StoredParts, networks: Networks, 
         raise BadInput(f"{workdir}: config.teacher.text={networks.teacher.text} does not fit the stored {stored}")
     inputs = (*(() if text is None else text.shape), 0 if frozen is None else frozen.width)
     known = None if exported else read_shapes(workdir, inputs=inputs)
-    if known is not None and all(_list_shapes(tree) == known for tree in parts.params.values()):
+    if known is not None and all(shapes_by_name(tree) == known for tree in parts.params.values()):
         return  # tracing the networks takes a third of the time to a first answer
     if exported:
         from stepcot_jax.reading.exported_model import check_counts
@@ -73,22 +73,8 @@ def check_shapes(workdir: pathlib.Path, parts: StoredParts, networks: Networks, 
         lambda batch: init_params(networks, key=jax.random.key(0), batch=batch, text_features=text), batch
     )
     for name, tree in parts.params.items():
-        expected = _list_shapes(
-            {part: shapes[part] for part in shapes if not exported or part in (name, "image_encoder")}
-        )
-        actual = _list_shapes(tree)
-        other = sorted(path for path in expected.keys() | actual.keys() if expected.get(path) != actual.get(path))
-        if other:
-            path = other[0]
-            raise BadInput(
-                f"{workdir}, weights of the {name}, {path}: {actual.get(path, 'missing')} does not fit settings.json, "
-                f"which needs {expected.get(path, 'no such tensor')}; {len(other)} tensors differ"
-            )
-
-
-def _list_shapes(tree: Params) -> dict[str, tuple[int, ...]]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape) for path, leaf in leaves}
+        expected = {part: shapes[part] for part in shapes if not exported or part in (name, "image_encoder")}
+        refuse_misfit(f"{workdir}, weights of the {name}", tree, expected, source="settings.json")
 
 
 class _Reliance(msgspec.Struct):
@@ -144,11 +130,6 @@ class Trained:
 
         path = self.workdir / POINTS_FILE
         return read_points(path, self.chain) if path.exists() else None
-
-    @property
-    def max_pixels(self) -> int:
-        """Largest accepted width times height of an image."""
-        return self.run.max_pixels
 
     def check_model(self, model: str) -> None:
         """Refuse a network that was not trained or not loaded."""

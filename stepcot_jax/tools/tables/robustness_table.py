@@ -14,22 +14,21 @@ from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.evaluation import published
 from stepcot_jax.evaluation.audits import PERTURBED_KINDS, perturb_records, spread
 from stepcot_jax.evaluation.comparison import INTERVALS
-from stepcot_jax.evaluation.replies import A_SCORE, BASELINE, ScoredReplies, as_columns, encode, score_all, score_models
+from stepcot_jax.evaluation.replies import A_SCORE, BASELINE, ScoredReplies, as_columns, score_all, score_models
 from stepcot_jax.evaluation.statistics import mean_of_seeds, summarise
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.ranges import Interval
 from stepcot_jax.pages.sheets import Column, Row, Table, columns
 from stepcot_jax.policies.policy_files import AnyTokenizer
 from stepcot_jax.policies.records import lay_out_prompts
 from stepcot_jax.policies.sampling import Sampling, generate, reply_in_batches, rollout_keys
 from stepcot_jax.policies.tokenizers import split_pieces
-from stepcot_jax.reading.policy_reader import TrainedPolicy, load_policy
 from stepcot_jax.reasoning.dialects import write_question
 from stepcot_jax.record import Record
 from stepcot_jax.run.loading_questions import load_vqa_dataset
 from stepcot_jax.run.policy_networks import read_tokenizer
 from stepcot_jax.run.settings import read_settings
+from stepcot_jax.run.stored_policy import StoredPolicy, read_policy
 from stepcot_jax.tools.tables.cells import Cell
 from stepcot_jax.tools.tables.kept_replies import KeptReplies
 from stepcot_jax.tools.tables.plan import Plan
@@ -51,7 +50,7 @@ from stepcot_jax.tools.tables.policy_tables import (
 # A trained policy's greedy replies to given records, such as perturbed ones.
 
 
-def answer_records(trained: TrainedPolicy, records: Sequence[Record], dataset: VqaDataset) -> list[str]:
+def answer_records(trained: StoredPolicy, records: Sequence[Record], dataset: VqaDataset) -> list[str]:
     """Return greedy replies to records of a dataset's images, in batches of `evaluation.batch_size`.
 
     Pieces that a closed vocabulary does not have are left out of the prompts.
@@ -125,7 +124,7 @@ def answer_rounds(folder: pathlib.Path, records: Sequence[Record], *, num_rounds
     }
     missing = [path for path, of_round in perturbed.items() if not is_answered(path, of_round)]
     if missing:
-        trained, dataset = load_policy(folder), load_vqa_dataset(settings, splits=("test",))
+        trained, dataset = read_policy(folder), load_vqa_dataset(settings, splits=("test",))
         if list(dataset.records) != list(records):
             raise BadInput(f"{folder}: the test records of its data have changed since it ran; restore them")
         for path in missing:
@@ -153,10 +152,8 @@ def is_answered(path: pathlib.Path, records: Sequence[Record]) -> bool:
 
 def write_answered(path: pathlib.Path, records: Sequence[Record], texts: Sequence[str]) -> None:
     """Write replies, then their records, without which the replies do not count."""
-    path.parent.mkdir(exist_ok=True)
     _records_path(path).unlink(missing_ok=True)
-    lines = [encode({"id": record.id, "reply": text}) for record, text in zip(records, texts, strict=True)]
-    write_whole(path, b"".join(lines))
+    write_replies(path, records, texts)
     write_vqa_records(_records_path(path), records)
 
 
