@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from stepcot_jax.data.images.drawn_boxes import PREDICTED, TRUE, draw_named_boxes
-from stepcot_jax.data.questions.reply_files import write_replies
+from stepcot_jax.data.questions.record_files import write_replies
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.evaluation import replies

@@ -174,6 +174,14 @@ def decode_record(content: bytes, *, changed: collections.Counter[str] | None = 
     return record
 
 
+def write_replies(path: Path, records: Iterable[Record], texts: Iterable[str]) -> None:
+    """Write replies to records as JSON lines, as `reply_files.read_replies` reads them, atomically."""
+    path.parent.mkdir(exist_ok=True)
+    with writing_whole(path) as file:
+        for record, text in zip(records, texts, strict=True):
+            file.write(msgspec.json.encode({"id": record.id, "reply": text}) + b"\n")
+
+
 def write_vqa_records(path: Path, records: Iterable[Record]) -> int:
     """Write records as JSON lines, atomically; return their number."""
     number = 0

@@ -13,7 +13,6 @@ import msgspec
 from stepcot_jax.data.questions.record_files import read_lines
 from stepcot_jax.data.records.data_json import split_message
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.untrusted import resolve
 from stepcot_jax.reasoning.endings import Finish, read_finish
 from stepcot_jax.reasoning.replies import Missing
@@ -52,13 +51,6 @@ class ReplyFile:
     num_unused: int = 0  # replies to records of other splits
     num_set_aside: int = 0  # replies to bad lines of the records' file
     num_unknown: int = 0  # replies whose id is of no record that can be read
-
-
-def write_replies(path: Path, records: Sequence[Record], texts: Sequence[str]) -> None:
-    """Write replies to records as `read_replies` reads them, atomically."""
-    path.parent.mkdir(exist_ok=True)
-    lines = [msgspec.json.encode({"id": record.id, "reply": text}) for record, text in zip(records, texts, strict=True)]
-    write_whole(path, b"".join(line + b"\n" for line in lines))
 
 
 def read_replies(

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcot_jax.data.phantom.phantom import draw_planned
-from stepcot_jax.data.questions.record_files import read_vqa_records
-from stepcot_jax.data.questions.reply_files import write_replies
+from stepcot_jax.data.questions.record_files import read_vqa_records, write_replies
 from stepcot_jax.data.questions.variants import (
     LAST,
     OWN,
