@@ -76,7 +76,7 @@ def _write(options: argparse.Namespace, out: pathlib.Path, *, is_policy: bool) -
         with_maps = not options.without_maps
         sections = list_answer_sections(run, model=model, with_maps=with_maps, terminal=Terminal(), **how)
     scoring = policy.scoring if is_policy else CHAIN_SCORING
-    audit = list_audit_sections(workdir / "audit", scoring, with_pictures=not options.without_data)
+    audit = list_audit_sections(workdir / "audit", scoring)
     make_workdir(out.parent)
     title = f"Run {resolve(workdir).name}"
     of_all = [*sections, *audit, settings]
