@@ -17,13 +17,13 @@ from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation import consistency
 from stepcot_jax.evaluation.calibration import Reliability, step_reliability
 from stepcot_jax.evaluation.consistency import read_pairs
-from stepcot_jax.evaluation.operating_points import FIGURES, OperatingPoint
 from stepcot_jax.evaluation.predictions import logits_by_step
 from stepcot_jax.host.files import read_json
 from stepcot_jax.pages import shell
 from stepcot_jax.pages.figures import Line, draw_lines, draw_reliability
-from stepcot_jax.pages.shell import Section, decimal, make_environment, percent
-from stepcot_jax.reading.finished import Entry, FinishedRun, Report
+from stepcot_jax.pages.sheets import Table, columns
+from stepcot_jax.pages.shell import Section, decimal, make_environment, percent, tabulate
+from stepcot_jax.reading.finished import Entry, FinishedRun, Report, tabulate_points
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.stored_reading import PAIRS_FILE, STATISTICS_FILE
 
@@ -239,8 +239,12 @@ def write_shares(workdir: pathlib.Path, chain: Chain) -> Iterator[Section]:
         return
     shares = {f"{model}, joint reading": curve for model, curve in measured.joined.items()}
     shares[f"{measured.baseline} without the picture"] = measured.without_picture
-    body = render("corrections.html.j2", shares=shares, last=chain.steps[-1].name)
-    yield Section("corrections", "Corrections", "What true answers to some steps do to the last.", body)
+    title = f"Cases with the right {chain.steps[-1].name}, by number of true answers given"
+    heads = (*columns("text", "reading"), *columns("percent", *map(str, range(len(measured.without_picture)))))
+    rows = tuple((name, *curve) for name, curve in shares.items())
+    note = "Each answer is to the question that the reading asks for; at most 500 test cases."
+    body = tabulate(Table("corrections", title, heads, rows, (note,))).body
+    yield Section("corrections", "Corrections", f"{title}.", body)
 
 
 # The section on operating points: a table of all.
@@ -253,12 +257,9 @@ def write_operating_section(run: FinishedRun) -> Section:
         f"{run.operating_points.rule.describe()}. Figures are of the test cases, probabilities as in the calibration "
         "above."
     )
-    models: dict[str, list[tuple[str, str, OperatingPoint]]] = {}
-    networks = run.split.predictions.logits  # without the points of joint readings
-    points = {finding: point for finding, point in run.operating_points.points.items() if finding[0] in networks}
-    for (model, step, answer), point in points.items():
-        models.setdefault(model, []).append((step, answer, point))
-    body = render("operating.html.j2", models=models, figures=FIGURES)
+    tables = [tabulate_points(run.operating_points, model) for model in run.split.predictions.logits]
+    fold = Markup("<details><summary>{}</summary>{}</details>")
+    body = Markup("").join(fold.format(table.title, tabulate(table).body) for table in tables if table.rows)
     return Section("operating", "Operating points", lead, body)
 
 
