@@ -93,10 +93,10 @@ def _decode(raw: bytes) -> dict[str, Any] | BadInput:
         return BadInput(f"{': '.join(found) if found else one_line(error)}; expected a JSON object")
 
 
-def convert_fields(fields: dict[str, Any], kind: type[T]) -> T:
+def convert_fields(fields: dict[str, Any], kind: type[T], *, strict: bool = True) -> T:
     """Return a record's fields as a checked type; unknown fields are ignored."""
     try:
-        return msgspec.convert(fields, kind)
+        return msgspec.convert(fields, kind, strict=strict)
     except (msgspec.ValidationError, RecursionError) as error:
         field, message = data_json.split_message(error)
         raise BadInput(f"{field}: {message}" if field else message) from None

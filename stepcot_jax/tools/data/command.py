@@ -30,7 +30,7 @@ _RECORDS = (
 )
 
 
-def main(arguments: list[str] | None = None) -> int | None:
+def main(arguments: list[str] | None = None) -> int:
     """Run a command; return its exit code."""
     parser = argparse.ArgumentParser(prog="stepcot data", description="Work with folders of cases.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -44,8 +44,7 @@ def main(arguments: list[str] | None = None) -> int | None:
         from stepcot_jax.host.download import find_path
 
         options.root = find_path(options.root, "ROOT")
-    code: int | None = options.run(options)
-    return code
+    return options.run(options) or 0
 
 
 def _add_check(commands: Any) -> None:

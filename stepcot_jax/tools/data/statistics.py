@@ -69,7 +69,7 @@ def write_case_statistics(folder: Path, collection: Collection, *, split_seed: i
     statistics = compute_statistics(collection.cases, collection.chain, splits, splits_source=source)
     tables = write_tables(folder, statistics)
     pictures, missing = write_pictures(folder, statistics)
-    notes = ["no case has reasoning: reasoning_length is not drawn"] * ("reasoning_length.png" not in pictures)
+    notes = ["no case has reasoning: its lengths are not drawn"] * ("reasoning_length_by_diagnosis.png" not in pictures)
     notes += [f"no installed font has {missing[:40]}: boxes in the .png, text in the .svg"] * bool(missing)
     return [*tables, *pictures], notes
 
