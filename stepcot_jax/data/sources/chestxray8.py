@@ -269,7 +269,7 @@ def _read_image(image: _Image, *, finder: ImageFinder, how: How, file: str) -> L
         age=entry.age if entry else None,
         view=entry.view if entry else "",
     )
-    return list_named(image.location, record, finder, rule=rule)
+    return list_named(image.location, record, finder.find, rule=rule)
 
 
 def _find_no_use(labels: Sequence[str], *, single_label: bool) -> str:

@@ -284,11 +284,13 @@ class ImageFinder:
         return {fold_name(stem): paths[0] for stem, paths in self._paths.items()}
 
 
-def list_named(location: str, record: Record, finder: ImageFinder, *, rule: str = "", where: str = "") -> Listed:
-    """Return a record whose `image` is a name with the path of that image; `where` begins messages (the location)."""
+def list_named(
+    location: str, record: Record, find: Callable[[str], Image], *, rule: str = "", where: str = ""
+) -> Listed:
+    """Return a record with the path that `find` returns for its image; messages begin with `where` or the location."""
     where = where or location
     try:
-        image = finder.find(record.image)
+        image = find(record.image)
     except BadInput as error:
         return refused(location, f"{where}: {error}", image=record.image, patient=record.patient)
     missing, rule = (reason and f"{where}: {reason}" for reason in (image.missing, rule))

@@ -515,7 +515,7 @@ def _list_image(report: IuReport, image: IuImage, finder: ImageFinder) -> Listed
         reasoning=("",) * DEFAULT_CHAIN.num_steps,
         view=views.pop() if len(views) == 1 else "",  # a caption may name both
     )
-    return list_named(location, record, finder, where=uid)
+    return list_named(location, record, finder.find, where=uid)
 
 
 def _explain(report: IuReport, image: IuImage) -> str:

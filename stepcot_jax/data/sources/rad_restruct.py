@@ -245,7 +245,7 @@ def _list_images(root: Path, form: Form, how: How) -> Iterator[Listed]:
                 answers=answers,
                 reasoning=("",) * len(answers),
             )
-            yield list_named(f"{where} {name}", record, finder, where=where)
+            yield list_named(f"{where} {name}", record, finder.find, where=where)
 
 
 def _read_entries(path: Path) -> tuple[_Entry, ...]:

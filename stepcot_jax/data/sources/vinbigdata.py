@@ -73,7 +73,7 @@ def _list_images(path: Path, how: How) -> Iterator[Listed]:
             path = Path(finder.find(f"{name}.png").real_path)
             size = sizes.get(name) or (read_image_size(path) if path.is_file() else None)
             good = [mark for mark in listed if isinstance(mark, ReaderBox)]
-            yield list_named(location, _ground(name, good, size=size, readers=how.readers), finder)
+            yield list_named(location, _ground(name, good, size=size, readers=how.readers), finder.find)
         except BadInput as error:
             yield refused(location, f"{location}: {error}", image=name, patient=name)
 
