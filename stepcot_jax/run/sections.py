@@ -232,7 +232,7 @@ class TrainingSettings:
     log_every: Count
     checkpoint_minutes: Positive
     compute_dtype: Literal["float32", "bfloat16"]
-    given_answers: Literal["none", "random", "prefix", "annealed"]
+    given_answers: Literal["none", "random"]
     given_rate: Share
     given_noise: Share
     given_to: Literal["teacher", "both"]
@@ -273,7 +273,6 @@ class EvaluationSettings:
     best: Literal["each", "mean"]
     num_resamples: Whole
     coverage: Annotated[float, msgspec.Meta(gt=0, le=0.999)]
-    coverage_by: Literal["step", "answer"]
     coverage_confidence: Annotated[float, msgspec.Meta(ge=0, le=0.999)]
     step_costs: tuple[Positive, ...]
     least_gain: Annotated[float, msgspec.Meta(ge=0, le=1)]
