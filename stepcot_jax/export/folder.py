@@ -13,7 +13,7 @@ import numpy as np
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.export import loader
 from stepcot_jax.export.carried_files import describe_encoder, write_carried
-from stepcot_jax.export.model_card import require_readable, write_card
+from stepcot_jax.export.model_card import write_card
 from stepcot_jax.export.program import PLATFORMS, Program, Tensors, export_program, make_program
 from stepcot_jax.host import exported_files
 from stepcot_jax.host.array_files import save_safetensors
@@ -64,7 +64,6 @@ def export_model(
     trained = workdir
     if not isinstance(trained, Trained):
         trained = load_trained(pathlib.Path(trained), names=None if models is None else tuple(models))
-    require_readable(trained)
     programs = [make_program(trained, name) for name in models or sorted(trained.params)]  # the student first
     sizes = {program.name: sum(int(array.size) for array in program.tensors.values()) for program in programs}
     with writing_folder(out) as partial:

@@ -1,7 +1,6 @@
 """Write the card of an export: training data, figures, calibration, operating points, limits, files and their use."""
 
 import json
-import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -12,15 +11,14 @@ import msgspec
 
 from stepcot_jax import __version__
 from stepcot_jax.evaluation.chains import bootstrap, evaluate
-from stepcot_jax.evaluation.operating_points import FIGURES
 from stepcot_jax.evaluation.predictions import read_predictions
-from stepcot_jax.export.carried_files import name_encoder, read_kept_statistics
+from stepcot_jax.export.carried_files import name_encoder
 from stepcot_jax.host.exported_files import SUMS
 from stepcot_jax.host.files import read_json
 from stepcot_jax.host.own_folder import load
 from stepcot_jax.host.text import escape_markdown as plain
 from stepcot_jax.pages.sheets import Column, Entry, Table, columns, list_markdown_rows, show_entry
-from stepcot_jax.reading.finished import Report
+from stepcot_jax.reading.finished import Report, tabulate_points
 from stepcot_jax.reading.trained_model import Trained
 from stepcot_jax.run.stored_reading import (
     CALIBRATION_FILE,
@@ -38,14 +36,6 @@ _HERE = pathlib.Path(__file__).parent
 
 _FIGURES = ("accuracy", "auc", "sensitivity", "specificity")
 _OF_A_STEP = columns("percent", "accuracy", "AUC", "sensitivity", "specificity")
-_OF_A_POINT = columns("percent", "threshold", "sensitivity", "specificity", "PPV", "NPV")
-
-
-def require_readable(trained: Trained) -> None:
-    """Read the files of a run that an export uses last, so that damaged files are refused before the work."""
-    _read_report(trained.workdir)
-    _read_conversion(trained.workdir)
-    read_kept_statistics(trained.workdir)
 
 
 def write_card(trained: Trained, sizes: Mapping[str, int], manifest: Mapping[str, Any], folder: pathlib.Path) -> str:
@@ -185,12 +175,7 @@ def _describe_points(trained: Trained, names: Sequence[str]) -> str:
         "",
     ]
     for name in names:
-        rows: list[tuple[Entry, ...]] = []
-        for (model, step, answer), point in points.points.items():
-            if model == name:
-                threshold = "never" if math.isinf(point.threshold.value) else point.threshold
-                rows.append((step, answer, point.test[0], threshold, *(getattr(point, figure) for figure in FIGURES)))
-        lines += _tabulate((*columns("text", name, "answer"), Column("cases", "number"), *_OF_A_POINT), rows)
+        lines += [f"**{name}**", "", *list_markdown_rows(tabulate_points(points, name)), ""]
     return "\n".join(lines).rstrip()
 
 

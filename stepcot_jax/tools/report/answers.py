@@ -20,6 +20,7 @@ from stepcot_jax.reading.cases import open_run
 from stepcot_jax.reading.finished import FinishedRun
 from stepcot_jax.reading.radiographs import Pixels, to_input
 from stepcot_jax.reading.trained_model import Trained, load_trained
+from stepcot_jax.run.audit_folder import draw_places
 from stepcot_jax.run.loading import Progress
 from stepcot_jax.run.networks import trained_preprocessing
 from stepcot_jax.tools.report.sections import (
@@ -72,7 +73,7 @@ def _write_case_section(
 ) -> Section:
     """Return the section of the cases to browse."""
     predictions = run.split.predictions
-    indices = draw_indices(len(predictions.index), num_cases)
+    indices = draw_places(len(predictions.index), num_cases)
     which = f"{len(indices)} of {len(predictions.index)} test cases, drawn at random"
     if len(indices) == len(predictions.index):
         which = f"All {len(indices)} test cases"
@@ -95,13 +96,6 @@ def _write_case_section(
         notes.append(note)
     shown = _list_shown(run, indices, model, pictures, reports, maps, plausibility.broken_rules(answers))
     return write_cases(shown, run.chain, notes=notes)
-
-
-def draw_indices(num_cases: int, num_shown: int) -> list[int]:
-    """Return the indices of the cases to show, ascending: all of them, or `num_shown` drawn at random."""
-    if num_shown >= num_cases:
-        return list(range(num_cases))
-    return sorted(np.random.default_rng(0).choice(num_cases, num_shown, replace=False).tolist())
 
 
 def _why_unread(run: FinishedRun) -> str:

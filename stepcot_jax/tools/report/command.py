@@ -64,7 +64,7 @@ def _write(options: argparse.Namespace, out: pathlib.Path, *, is_policy: bool) -
             raise BadInput(f"{workdir} is of a policy, to which --model and --without-maps do not apply")
         policy = read_policy_run(workdir)
         about, settings = describe_replies(policy), write_settings(policy.settings, policy.report)
-        sections = list_reply_sections(policy, out.parent, terminal=Terminal(), **how)
+        sections = list_reply_sections(policy, terminal=Terminal(), **how)
     else:
         from stepcot_jax.reading.finished import read_run
         from stepcot_jax.reading.trained_model import read_default_model
@@ -76,7 +76,7 @@ def _write(options: argparse.Namespace, out: pathlib.Path, *, is_policy: bool) -
         with_maps = not options.without_maps
         sections = list_answer_sections(run, model=model, with_maps=with_maps, terminal=Terminal(), **how)
     scoring = policy.scoring if is_policy else CHAIN_SCORING
-    audit = list_audit_sections(workdir / "audit", scoring, with_pictures=not options.without_data)
+    audit = list_audit_sections(workdir / "audit", scoring)
     make_workdir(out.parent)
     title = f"Run {resolve(workdir).name}"
     of_all = [*sections, *audit, settings]
