@@ -143,7 +143,7 @@ def _score_parser() -> argparse.ArgumentParser:
     parser.add_argument("--unequal-counts", choices=("penalise", "zero", "matched"), default="penalise", help=unequal)
     parser.add_argument("--num-resamples", type=int, default=1000, metavar="N", help="of the bootstrap, default 1000")
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap, default 0")
-    parser.add_argument("--num-shown", type=int, default=10_000, metavar="N", help="on the page, default 10000")
+    parser.add_argument("--num-shown", type=int, default=1000, metavar="N", help="on the page, default 1000")
     parser.add_argument("--without-pictures", action="store_true", help="leave pictures out of the page")
     perturbed = parser.add_argument_group("perturbed questions", "Replies of the first model to each round's records.")
     perturbed.add_argument("--perturbed", nargs="+", default=[], metavar="R", help="one file for each round")
