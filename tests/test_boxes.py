@@ -9,17 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepcot_jax.box import (
-    GRID_1000,
-    UNIT_SQUARE,
-    as_corners,
-    convert,
-    convert_rounded,
-    iou,
-    match,
-    mean_iou,
-    pixels,
-)
+from stepcot_jax.box import GRID_1000, UNIT_SQUARE, as_corners, convert, convert_rounded, iou, match, mean_iou, pixels
 
 whole_boxes = st.tuples(*[st.integers(0, 12)] * 4)  # inverted and empty ones included
 box_lists = st.lists(whole_boxes, max_size=5)

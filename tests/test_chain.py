@@ -19,8 +19,6 @@ from stepcot_jax.chain import (
 from stepcot_jax.host.errors import BadInput
 
 PATTERN = Step("Pattern", "Which pattern?", ("Consolidation", "Reticular", "Ill-defined  nodules", "N/A"))
-
-
 ANSWERS = {
     0: ("Consolidation",),
     1: ("Reticular",),

@@ -22,10 +22,8 @@ from stepcot_jax.run import inputs, stored
 from stepcot_jax.training.optimizers import make_optimizer
 
 pytestmark = pytest.mark.slow
-
 ROOT = pathlib.Path(__file__).parents[1]
 NOTEBOOKS = ("quickstart", "your_own_data", "reading_a_chain", "anatomy", "verifiable_rewards")
-
 CHANGES = {
     **SIZES,
     "teacher.width": 16,

@@ -31,7 +31,6 @@ from stepcot_jax.tools import convert
 from stepcot_jax.training.state import flatten
 
 pytestmark = pytest.mark.slow
-
 SIZES = {"teacher_width": 6, "student_width": 5, "image_width": 12, "num_heads": 2, "head_width": 3}
 SIZES |= {"projection_width": 4, **{f"answers_{n}": size for n, size in enumerate(DEFAULT_CHAIN.answers_per_step)}}
 CONFIG = """
@@ -44,8 +43,6 @@ def get_config():
     config.prompts.width = 6
     return config
 """
-
-
 random_tensors = functools.partial(named_tensors.random_tensors, sizes=SIZES, num_steps=7, num_layers=1)
 
 

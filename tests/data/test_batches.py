@@ -27,7 +27,6 @@ from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.record import Record
 
 pytestmark = pytest.mark.slow
-
 PREPROCESSING = Preprocessing(size=4)
 
 

@@ -29,7 +29,6 @@ from stepcot_jax.run.settings import load_settings
 from stepcot_jax.tools.data.statistics import UNCERTAIN_NAME, write_tables
 
 __all__ = ["root"]  # a fixture
-
 NO = NOT_ANNOTATED
 CHAIN = Chain((Step("Detection", "?", ("Yes", "No abnormality")), Step("Zone", "?", ("Upper", "Lower", "N/A"))))
 LABELS = np.array([[0, NO], [NO, 1], [1, 2], [NO, NO]])

@@ -28,7 +28,6 @@ from stepcot_jax.reading.policy_reader import Answered
 from stepcot_jax.reasoning.replies import Reply
 
 pytestmark = pytest.mark.slow
-
 ROOT = pathlib.Path(__file__).parents[2]
 TINY_DEMO = """
 import sys

@@ -27,7 +27,6 @@ from stepcot_jax.systems.networks import init_params, read_moments
 from tests.oracles.random_params import normal, randomise
 
 SIZE, WIDTH = 32, 16
-
 CHAIN = Chain(
     (
         Step("Detection", "Is there anything?", ("No abnormality", "Increased", "Decreased | <b>mixed</b>")),
@@ -35,7 +34,6 @@ CHAIN = Chain(
         Step("Diagnosis", "What is it?", ("Normal", "Mass")),
     )
 )
-
 CALIBRATION = Calibration(
     coverage=0.9,
     temperatures={"student": (2.0, 0.5, 1.25), "teacher": (1.5, 1.0, 0.8)},

@@ -21,8 +21,6 @@ constants = pytest.importorskip("huggingface_hub.constants")
 from huggingface_hub import ModelCard
 
 IMAGE = np.random.default_rng(2).integers(0, 256, (50, 40), dtype=np.uint8)
-
-
 pytestmark = pytest.mark.usefixtures("small_encoder")
 
 

@@ -11,7 +11,6 @@ from stepcot_jax.host import machine as compilation_cache
 from stepcot_jax.host.machine import use_compilation_cache, user_cache
 
 ROOT = pathlib.Path(__file__).parents[2]
-
 _PROGRAM = """
 import jax, sys
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -11,14 +11,7 @@ from refusals import refuse
 
 from stepcot_jax.host import files
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import (
-    make_private_folder,
-    read_file,
-    read_json,
-    write_whole,
-    writing_folder,
-    writing_whole,
-)
+from stepcot_jax.host.files import make_private_folder, read_file, read_json, write_whole, writing_folder, writing_whole
 
 
 class Note(msgspec.Struct, frozen=True):

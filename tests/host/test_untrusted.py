@@ -15,7 +15,6 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import VARIABLE, Limits, Meter, iterate_lines, open_archive, open_untrusted, read_limits
 
 PACKAGE = pathlib.Path(stepcot_jax.__file__).parent
-
 OPENERS = {"open", "read_text", "read_bytes", "ZipFile", "memmap", "safe_open", "fdopen"}
 """Names of functions that open files for reading."""
 

@@ -3,7 +3,6 @@
 import pytest
 
 yaml = pytest.importorskip("yaml")
-
 VALUES = {
     "NAME": "chest-1",
     "IMAGE": "europe-docker.pkg.dev/mine/stepcot/train:1.0",

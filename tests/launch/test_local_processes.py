@@ -6,13 +6,11 @@ import signal
 import pytest
 
 RUN = {"CONFIG": "config.py", "WORKDIR": "run"}
-
 READ = """
 import os, pathlib, signal, sys, time
 flags = dict(argument.lstrip("-").split("=", 1) for argument in sys.argv[2:] if "=" in argument)
 me = int(flags["process_id"])
 """
-
 WAIT = (
     READ
     + """

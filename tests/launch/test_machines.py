@@ -15,7 +15,6 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.training import processes
 
 pytestmark = pytest.mark.slow
-
 ROOT = pathlib.Path(__file__).parents[2]
 RUN = {
     "CONFIG": str(ROOT / "configs/quickstart.py"),

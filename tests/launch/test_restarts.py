@@ -6,7 +6,6 @@ import pytest
 
 RUN = {"CONFIG": "config.py", "WORKDIR": "run"}
 SLURM = {**RUN, "SLURM_JOB_ID": "71", "SLURM_NTASKS": "4"}
-
 CODES = """
 import pathlib, sys
 starts = pathlib.Path("starts")

@@ -37,7 +37,6 @@ SIZES = {
     "policy.head_width": 8,
     "policy.mlp_width": 16,
 }
-
 _BUILT = tempfile.TemporaryDirectory(prefix="stepcot-jax-policy-")
 
 

@@ -12,9 +12,7 @@ from stepcot_jax.reading.image_reader import prepare_first_answer
 from stepcot_jax.run.settings import write_settings
 
 pytestmark = pytest.mark.slow
-
 ROOT = pathlib.Path(__file__).parents[2]
-
 _PROGRAM = """
 import pathlib, sys
 from trained_workdir import small_settings, tiny_encoder

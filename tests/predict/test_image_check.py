@@ -25,7 +25,6 @@ from stepcot_jax.tools.explain import command as explain
 from tests.data.images.test_dicom import make, write
 
 pytestmark = pytest.mark.usefixtures("small_encoder")
-
 TRAINED_ON = "trained on: phantoms (drawn images), 60 cases"
 
 

@@ -33,7 +33,6 @@ from stepcot_jax.tools import predict
 ROOT = pathlib.Path(__file__).parents[2]
 NAMES = ["b.png", "below/a.jpg", "c.png"]
 OPTIONS = Chain((Step("One", "?", ("Yes", "No", "100 %")), Step("Two", "?", ("Yes", "No"))))
-
 pytestmark = pytest.mark.usefixtures("small_encoder")
 
 

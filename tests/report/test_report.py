@@ -22,7 +22,6 @@ from stepcot_jax.tools.report import answers
 from stepcot_jax.tools.report.command import main
 
 NUM_TEST = 12
-
 pytestmark = pytest.mark.usefixtures("small_encoder")
 
 

@@ -108,9 +108,4 @@ def read_results(workdir):
         files += sorted((workdir / part).iterdir())
     content = {path.relative_to(workdir).as_posix(): path.read_bytes() for path in files}
     # A log entry may say NaN, which is unlike itself.
-    return {
-        "last": last,
-        "log": json.dumps(read_log(workdir)),
-        "files": content,
-        "report": report,
-    }
+    return {"last": last, "log": json.dumps(read_log(workdir)), "files": content, "report": report}

@@ -16,7 +16,6 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.configs import find_config, load_config, shipped_names
 
 pytestmark = pytest.mark.slow
-
 ROOT = pathlib.Path(__file__).parents[2]
 
 

@@ -13,7 +13,6 @@ from stepcot_jax.training.checkpoints import saved_steps
 from stepcot_jax.training.loop import Loop
 
 pytestmark = pytest.mark.slow
-
 SHORT = {"job": "baseline", "baseline__epochs": 1}
 
 

@@ -19,7 +19,6 @@ from stepcot_jax.run import fit as fit_module
 from stepcot_jax.run import inputs, stored
 
 pytestmark = pytest.mark.slow
-
 PICTURES = {"phantom.num_cases": 60, "phantom.image_size": 32, "image_encoder.image_size": 32}
 FURTHER = {
     "parallel.num_devices": 1,

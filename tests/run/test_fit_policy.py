@@ -12,7 +12,6 @@ import stepcot_jax as sc
 from stepcot_jax.host.errors import BadInput
 
 pytestmark = pytest.mark.slow
-
 NETWORK = {name.removeprefix("policy."): value for name, value in SIZES.items() if name.startswith("policy.")}
 POLICY = sc.Policy.small(num_merges=300, **NETWORK)
 QUICK = {

@@ -21,7 +21,6 @@ from stepcot_jax.systems.grpo import Rollouts
 from stepcot_jax.training.state import flatten
 
 pytestmark = pytest.mark.slow
-
 WIDTHS = load_config("base").policy.encoder_widths
 
 

@@ -19,7 +19,6 @@ from stepcot_jax.systems.grpo import Rollouts
 from stepcot_jax.training.checkpoints import restore_params, saved_steps
 
 pytestmark = pytest.mark.slow
-
 CHANGES = {"vqa__dialect": "lvkc", "self_check__enabled": True, "self_check__alpha": 0.2, "grpo__updates_per_epoch": 2}
 SFT_UPDATES, UPDATES = 6, 10
 """Updates of fine-tuning, and of the run: two epochs of 3, then two of 2."""

@@ -9,7 +9,6 @@ from run.small_qwen_run import differentiate, draw_rows, make_run, roll, start, 
 from stepcot_jax.policies.records import CheckMarks
 
 pytestmark = pytest.mark.slow
-
 MESH = {"parallel.transform": "mesh", "parallel.num_devices": 4, "parallel.model_devices": 2}
 EIGHT = {"parallel.transform": "mesh", "parallel.num_devices": 8, "parallel.model_devices": 2}
 PASSES = {"parallel.num_passes": 2, "parallel.remat": True}

@@ -30,7 +30,6 @@ QWEN = {"job": "sft", "policy.weights": "Qwen/Qwen2.5-VL-7B-Instruct", "sft.pack
 FROZEN = {"image_encoder.name": "pretrained", "image_encoder.weights": "anywhere"}
 IMPORTED = FROZEN | {"image_encoder.name": "imported"}
 NAN = float("nan")
-
 REFUSED = [
     ({"seed": "zero"}, "seed: 'zero' is not a whole number"),
     ({"seed": 1.5}, "seed: 1.5 is not a whole number"),

@@ -15,7 +15,6 @@ from stepcot_jax.extras.cloud.stores import StoreError
 from stepcot_jax.host.errors import RunStopped
 
 pytestmark = pytest.mark.slow
-
 small_run = functools.partial(small_run_module.small_run, job="baseline", baseline__epochs=4)
 
 

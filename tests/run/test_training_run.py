@@ -23,7 +23,6 @@ from stepcot_jax.systems import step_cot
 from stepcot_jax.training.checkpoints import Best, saved_steps
 
 pytestmark = pytest.mark.slow
-
 small_run = functools.partial(small_run_module.small_run, training__joint_epochs=2, seed=2)
 """15 updates: an epoch of the teacher, two of both."""
 

@@ -15,7 +15,6 @@ from stepcot_jax.run.settings import load_settings
 from stepcot_jax.run.training_run import Run
 
 pytestmark = pytest.mark.slow
-
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SMALL = SIZES | {
     "job": "baseline",  # which compiles soonest; test_parallel compares the gradients of both phases of Step-CoT

@@ -17,7 +17,6 @@ from stepcot_jax.run.start import read_warm_start
 from stepcot_jax.training.state import flatten
 
 pytestmark = pytest.mark.slow
-
 FRESH = 1
 """Place of the step that only the new chain has."""
 

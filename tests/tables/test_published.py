@@ -9,7 +9,6 @@ from stepcot_jax.evaluation import published as published_figures
 from stepcot_jax.tools.tables import cost_table
 
 DETECTION, DISTRIBUTION, _, LOCATION, _, SECONDARY_EFFECTS, DIAGNOSIS = (name for name, _ in PUBLISHED_STEPS)
-
 METRICS = ("accuracy", "auc", "sensitivity", "specificity")
 
 

@@ -26,7 +26,6 @@ from stepcot_jax.tools.tables.encoders import list_encoders, write_random_encode
 from stepcot_jax.tools.tables.plan import Plan
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_networks")]
-
 OWN = "resnet_small, trained along"
 MODELS = [(OWN, "without"), (OWN, "with"), ("teacher", "with"), ("student", "with")]
 

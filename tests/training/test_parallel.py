@@ -10,7 +10,6 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.training.devices import AXIS, Devices
 
 pytestmark = pytest.mark.slow
-
 SPREAD = {
     "pmap": {"num_devices": 8},
     "shard_map": {"transform": "shard_map", "num_devices": 4, "num_passes": 2, "remat": True},

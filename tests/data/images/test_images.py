@@ -245,8 +245,6 @@ def test_a_bomb_and_broken_metadata_leave_neither_memory_nor_warnings_behind(tmp
 
 
 SEEDS = [saved(COLOUR, "PNG"), saved(Image.fromarray(COLOUR).convert("P"), "PNG"), saved(COLOUR, "JPEG")]
-
-
 DAMAGES = st.lists(st.tuples(st.integers(8, 10_000), st.integers(0, 255)), max_size=6)
 
 

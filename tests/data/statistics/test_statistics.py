@@ -208,11 +208,7 @@ LONG_CHAIN = Chain(
         for number in range(4)
     )
 )
-
-
 WIDE_CHAIN = Chain(tuple(Step(f"Step {number}", "?", tuple(f"answer {k}" for k in range(26))) for number in range(2)))
-
-
 CHAINS = [
     *((CHAIN, {"num_origins": 12}), (CHAIN, {"num_cases": 12, "num_origins": 1}), (LONG_CHAIN, {"num_origins": 2})),
     (WIDE_CHAIN, {"num_cases": 600, "share_of_first": 0.95}),
