@@ -1,5 +1,3 @@
-"""Public names are complete, lazily imported and documented once; every example in docs/api.md runs."""
-
 import ast
 import dataclasses
 import functools

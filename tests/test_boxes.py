@@ -16,7 +16,6 @@ box_lists = st.lists(whole_boxes, max_size=5)
 
 
 def covered(box):
-    """The unit cells that a box of whole corners covers."""
     x1, y1, x2, y2 = box
     return {(x, y) for x in range(int(x1), int(x2)) for y in range(int(y1), int(y2))}
 

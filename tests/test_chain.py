@@ -1,5 +1,3 @@
-"""Answers and options in every accepted spelling, and errors for others."""
-
 import string
 
 import pytest

@@ -1,5 +1,3 @@
-"""A disk that is full, read-only or failing, or no more files: each command ends in one line that names the file."""
-
 import builtins
 import errno
 import itertools

@@ -1,5 +1,3 @@
-"""The notebooks run from the first cell to the last at small sizes, and are committed with outputs of a whole run."""
-
 import contextlib
 import functools
 import io
@@ -74,8 +72,6 @@ def test_outputs_are_stored_without_what_belongs_to_one_machine(name):
 
 
 class Shell(InteractiveShell):
-    """IPython without windows."""
-
     def enable_gui(self, gui=None):
         """Inline figures need none."""
 

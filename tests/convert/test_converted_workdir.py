@@ -1,5 +1,3 @@
-"""The authors' checkpoint as a workdir: predict, export and `start.checkpoint` read it."""
-
 import functools
 import json
 
@@ -52,7 +50,6 @@ def describe(step):
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
-    """A folder with the authors' checkpoint, an image encoder, the chain and a config."""
     folder = tmp_path_factory.mktemp("authors")
     write_clip(folder / "clip")
     safetensors.numpy.save_file(flatten(random_tensors(NETWORKS)), folder / "theirs.safetensors")

@@ -1,5 +1,3 @@
-"""Batches: a function of seed and step; every case exactly once in evaluation."""
-
 import dataclasses
 import functools
 import multiprocessing

@@ -1,5 +1,3 @@
-"""Tables of real inputs: patients in several spellings, official splits, lost N/A, and what is wrong with a file."""
-
 import argparse
 import contextlib
 import csv

@@ -1,5 +1,3 @@
-"""Uncertain answers: what each setting makes of them in training, and that no figure takes them for the truth."""
-
 import contextlib
 import dataclasses
 import json
@@ -62,7 +60,6 @@ def test_a_step_without_a_negative_option_is_refused():
 
 
 def make_dataset(treatment="ignore"):
-    """Four cases in each split, each with the answers of `LABELS` and `UNCERTAIN`."""
     cases = RecordTable(
         Record(patient=f"p{n}", image=f"{n}.png", answers=(0, 0), reasoning=("", "")) for n in range(12)
     )

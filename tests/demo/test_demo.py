@@ -1,5 +1,3 @@
-"""The pages of a run and of a policy, each served by its process, in a browser and without one."""
-
 import json
 import os
 import pathlib
@@ -58,8 +56,6 @@ def workdir(tmp_path_factory):
 
 
 class Served:
-    """The demo in its own process with its own temporary folder."""
-
     def __init__(self, workdir, temporary):
         self.temporary = temporary
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TMPDIR": str(temporary)}
@@ -86,7 +82,6 @@ class Served:
         assert not list(self.temporary.glob("stepcot-demo-*"))
 
     def kept(self):
-        """Content of all non-empty files below the temporary folder."""
         files = [path for path in self.temporary.rglob("*") if path.is_file()]
         return [path for path in files if path.stat().st_size and not path.name.endswith(".lock")]
 
@@ -216,7 +211,6 @@ def test_the_server_tells_browsers_to_ask_no_one_else_and_keep_nothing(served):
 
 
 def send(url, content, **headers):
-    """The decoded answer to a POST, and its status."""
     request = urllib.request.Request(url, data=content, headers=headers)  # noqa: S310
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
@@ -226,7 +220,6 @@ def send(url, content, **headers):
 
 
 def upload(served, content):
-    """The path under which the server keeps an uploaded file."""
     part = b'--xx\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
     body = part + content + b"\r\n--xx--\r\n"
     kind = "multipart/form-data; boundary=xx"

@@ -1,5 +1,3 @@
-"""Requests to the demo: which names, pages, paths and files are answered."""
-
 import asyncio
 import json
 import os
@@ -40,7 +38,6 @@ def ask(
     names=("10.0.0.9",),
     kind="multipart/form-data; boundary=xx",
 ):
-    """The status and the text of a guarded page that repeats what it is sent."""
     sent = []
 
     async def page(scope, receive, send):

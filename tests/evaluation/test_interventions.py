@@ -1,5 +1,3 @@
-"""Expected gains, policies and reliance on networks whose behaviour is known in closed form."""
-
 import numpy as np
 import pytest
 from scipy.special import softmax

@@ -70,7 +70,6 @@ def make_run(workdir: pathlib.Path, *, frozen: bool = False, calibrated: bool = 
 
 
 def write_gate(found: Trained) -> None:
-    """Give a run a gate of its student, fitted on noise."""
     noise = np.random.default_rng(8).normal(size=(60, SIZE, SIZE, 3)).astype(np.float32)
     if found.frozen_encoder is not None:
         features = np.asarray(found.frozen_encoder.encode(noise))
@@ -86,7 +85,6 @@ def random_tree(shapes, seed):
 
 
 def make_frozen_encoder(preprocessing: Preprocessing) -> ImageEncoder:
-    """A vision transformer of 16 patches."""
     sizes = TransformerSizes(
         width=12, num_layers=1, num_heads=2, mlp_width=16, activation="gelu", epsilon=1e-5, norm_first=True
     )

@@ -1,5 +1,3 @@
-"""Exports go to a hub and come back, through huggingface_hub's own calls to a local server; errors are one line."""
-
 import hashlib
 import json
 import pathlib
@@ -26,7 +24,6 @@ pytestmark = pytest.mark.usefixtures("small_encoder")
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """A server that huggingface_hub talks to, a cache and an account of this test."""
     hub = FakeHub()
     with hub.running() as endpoint:
         template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, endpoint)

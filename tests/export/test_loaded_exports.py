@@ -1,5 +1,3 @@
-"""Exports load as their runs do, with all that they carry, and say which JAX reads them."""
-
 import dataclasses
 import json
 

@@ -1,5 +1,3 @@
-"""Image processors of transformers: the same pixels as theirs, or a refusal that names the field."""
-
 import json
 
 import numpy as np

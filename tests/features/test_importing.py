@@ -1,5 +1,3 @@
-"""Features made elsewhere: what fits is stored in the cases' order, everything else is refused with a message."""
-
 import json
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""The store: what goes in comes out, bad shards are found, and no store is taken for another's."""
-
 import dataclasses
 import os
 import subprocess

@@ -1,5 +1,3 @@
-"""Models of transformers as frozen encoders: what they compute is what transformers computes."""
-
 import json
 
 import numpy as np

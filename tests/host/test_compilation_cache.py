@@ -1,5 +1,3 @@
-"""Compiled programs are kept in a folder of the user alone, unless JAX's own settings say otherwise."""
-
 import os
 import pathlib
 import subprocess
@@ -45,7 +43,6 @@ def test_a_second_process_finds_what_the_first_compiled(tmp_path):
 
 @pytest.fixture
 def unset(monkeypatch, tmp_path):
-    """JAX without a folder, and a cache below the test's folder."""
     import jax
 
     before = jax.config.jax_compilation_cache_dir

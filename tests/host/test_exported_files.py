@@ -1,5 +1,3 @@
-"""The files of an export: digests, JSON and safetensors, read by the package and by the loaders that travel."""
-
 import hashlib
 import json
 import os

@@ -1,5 +1,3 @@
-"""Files: reading checks type and size; writing is atomic."""
-
 import os
 import shutil
 import subprocess

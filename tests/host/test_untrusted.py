@@ -1,5 +1,3 @@
-"""Untrusted files: regular files only, limits from the environment, archives, tables; no other way to open a file."""
-
 import ast
 import io
 import os

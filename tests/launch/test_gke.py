@@ -1,5 +1,3 @@
-"""The JobSet that gke.sh makes."""
-
 import pytest
 
 yaml = pytest.importorskip("yaml")

@@ -1,5 +1,3 @@
-"""local_processes.sh with programs that end as runs do: well, badly, preempted, killed, not at all."""
-
 import os
 import signal
 

@@ -1,5 +1,3 @@
-"""What a launcher promises of the machine: a GPU that was asked for is there, and a user without a home can train."""
-
 import contextlib
 import os
 import pathlib

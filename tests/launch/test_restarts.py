@@ -1,5 +1,3 @@
-"""gpu.sh and slurm.sbatch: exit code 75 starts a run again, nothing else does, and signals reach it."""
-
 import signal
 
 import pytest

@@ -1,5 +1,3 @@
-"""Every script: what it prints at --dry-run, what it refuses, that its header says what it takes."""
-
 import pathlib
 import re
 import shlex

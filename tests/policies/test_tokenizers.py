@@ -1,5 +1,3 @@
-"""The closed vocabulary gives every text back, refuses what it does not know, and keeps coordinates whole."""
-
 import re
 
 import pytest

@@ -1,5 +1,3 @@
-"""A finished run has compiled what a first answer needs: the next process compiles nothing."""
-
 import os
 import pathlib
 import subprocess

@@ -55,7 +55,6 @@ def student(workdir):
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-    """A folder with two PNG files, a JPEG in a subfolder and a text file."""
     folder = tmp_path_factory.mktemp("images")
     (folder / "below").mkdir()
     for index, name in enumerate(NAMES):
@@ -210,7 +209,6 @@ def test_an_uncertain_answer_lies_between_none_and_a_certain_one(teacher, images
 
 @pytest.fixture(scope="module")
 def joined(workdir, tmp_path_factory):
-    """A run with a joint model whose diagnosis follows the third step, with its calibration."""
     folder = tmp_path_factory.mktemp("joined") / "run"
     shutil.copytree(workdir, folder)
     return folder, write_joint(folder)

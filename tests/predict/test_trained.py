@@ -154,7 +154,6 @@ def remove(name):
 
 
 def choose(folder, spoil):
-    """Write what the run measured and its digest, then spoil it."""
     (folder / "statistics.json").write_text('{"reliance": {}, "cases": 10}')
     seal(folder, [STATISTICS_FILE])
     load_trained(folder)

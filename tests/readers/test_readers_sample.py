@@ -1,5 +1,3 @@
-"""Samples for readers: a draw in proportion, forms and images that give nothing away, and a key that says all."""
-
 import msgspec
 import numpy as np
 import pytest

@@ -61,7 +61,6 @@ def open_demo(watched, url, ready):
 
 
 def spread_of(path: pathlib.Path):
-    """Spread of a screenshot's pixel values; 0 for a blank one."""
     import numpy as np
     from PIL import Image
 

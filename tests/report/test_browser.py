@@ -184,7 +184,6 @@ BROKEN_RULE = "Detection: Mixed with Diagnosis: Normal"
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A page with tables, heat cells, folded parts, settings and 12 cases, in ordinary words."""
     drawn = [draw_case(index, seed=0, size=32, prevalence="flat").case for index in range(30)]
     split = make_split(drawn, seed=3)
     metrics, intervals = evaluate(split.predictions, DEFAULT_CHAIN), bootstrap(split, DEFAULT_CHAIN, num_resamples=20)

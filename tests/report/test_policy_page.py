@@ -1,5 +1,3 @@
-"""The page of a policy's run: figures, curves, filters and boxes, and the errors of unfinished runs."""
-
 import json
 import re
 

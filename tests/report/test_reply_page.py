@@ -1,5 +1,3 @@
-"""The page in a browser."""
-
 import json
 
 import msgspec

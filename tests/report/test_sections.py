@@ -1,5 +1,3 @@
-"""Sections of the page: what answer sets promise, rules that were not applied, corrections and parts of the loss."""
-
 import json
 import re
 

@@ -59,7 +59,6 @@ def tiny_published(folder, **sizes):
 
 
 def make_run(workdir, **changes):
-    """A dry run of both phases, not started."""
     return Run(settings_of("grpo", PUBLISHED, **DRY, **{"grpo.batch_size": 8, **changes}), workdir)
 
 
@@ -104,7 +103,6 @@ def roll(run, state):
 
 
 def draw_rows(run):
-    """The first batch of fine-tuning."""
     with run.task.stream() as stream:
         return next(stream.batches)
 

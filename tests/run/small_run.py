@@ -20,8 +20,6 @@ from stepcot_jax.training.state import flatten
 
 
 class LinearEncoder(nn.Module):
-    """Pixels -> 8 features."""
-
     @nn.compact
     def __call__(self, images):
         return nn.Dense(8)(images[:, ::4, ::4, 0].reshape(len(images), -1))
@@ -80,8 +78,6 @@ def shorten(dataset):
 
 
 def shorten_runs(monkeypatch) -> None:
-    """Let runs on phantoms have three steps."""
-
     def load(settings, **options):
         dataset = _LOAD(settings, **options)
         return shorten(dataset) if settings.data.source == "phantom" else dataset
@@ -163,12 +159,10 @@ def read_log(workdir, *kinds):
 
 
 def assert_same(found, expected):
-    """Compare two trees of arrays bit by bit."""
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 def last_params(workdir):
-    """The parameters of the latest checkpoint."""
     folder = workdir / "checkpoints"
     return restore_params(folder, saved_steps(folder)[-1])
 

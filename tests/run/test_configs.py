@@ -1,5 +1,3 @@
-"""Configs by name and by path, from any folder, in a checkout and in an installed wheel."""
-
 import os
 import pathlib
 import shutil

@@ -1,5 +1,3 @@
-"""Faults of a run: badly timed signals, a second run in the same workdir, a disk that cannot be written."""
-
 import errno
 import signal
 

@@ -1,5 +1,3 @@
-"""`sc.fit`: values in the place of settings, a caller's loss, network and system, resumed and read back."""
-
 import dataclasses
 import json
 import pathlib
@@ -63,7 +61,6 @@ def plain(data, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(data, tmp_path_factory):
-    """A run with a part of the caller, without an interruption."""
     return fit(make_system(data, parts={"agree": (agree, 0.5)}), data, tmp_path_factory.mktemp("fit") / "whole")
 
 
@@ -105,7 +102,6 @@ def test_a_run_with_a_network_of_its_caller_is_read_with_the_system_alone(whole,
 
 
 def test_values_that_settings_can_name_are_those_of_the_config(plain, data, tmp_path, monkeypatch):
-    """`fit` and a config of the same values train to the same bits."""
     small_run.shorten_runs(monkeypatch)
     for module in (fit_module, inputs, stored):
         monkeypatch.setattr(module, "make_resnet", lambda name: LinearEncoder())

@@ -1,5 +1,3 @@
-"""`sc.fit` of a policy: rewards of the caller, killed and resumed, from another run's weights, and what is refused."""
-
 import json
 
 import numpy as np
@@ -25,7 +23,6 @@ SEEN = []
 
 
 def odd(replies, records):
-    """A reward of anything that a random policy writes."""
     SEEN.append((len(replies), {record.id for record in records}))
     return [float(len(reply.text) % 7) / 6 for reply in replies]
 

@@ -1,5 +1,3 @@
-"""A policy over a frozen encoder's patches: trained, resumed, answering; and what must be refused."""
-
 import json
 import shutil
 
@@ -25,7 +23,6 @@ WIDTHS = load_config("base").policy.encoder_widths
 
 
 def frozen_settings(weights, **changes):
-    """Settings of a short run over the encoder in a folder."""
     frozen = {"image_encoder__name": "pretrained", "image_encoder__weights": str(weights)}
     return small_settings(**{"policy__encoder_widths": WIDTHS, **frozen, **changes})
 

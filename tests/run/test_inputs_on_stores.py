@@ -1,5 +1,3 @@
-"""Cases, records and weights on a store: the same data and runs as from their folder, downloaded once."""
-
 import json
 
 import jax

@@ -1,5 +1,3 @@
-"""A run whose judge dies: it stops with its checkpoints kept, and another start pays for nothing twice."""
-
 import json
 
 import pytest

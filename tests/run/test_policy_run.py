@@ -1,5 +1,3 @@
-"""A run of fine-tuning and GRPO: what it leaves, and that a stopped run goes on to the same bits."""
-
 import json
 import signal
 
@@ -26,7 +24,6 @@ SFT_UPDATES, UPDATES = 6, 10
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A finished run, its parameters at each validation, and what it left."""
     patch, workdir, states = pytest.MonkeyPatch(), tmp_path_factory.mktemp("policy"), {}
     run = small_run(workdir, patch, **CHANGES)
     validate, compile_update, sample = run.task.validate, Run._compile, Rollouts.sample

@@ -1,5 +1,3 @@
-"""Runs that start from a finished run's policy: the same weights and words, and refusals that name what differs."""
-
 import dataclasses
 import json
 import shutil
@@ -36,7 +34,6 @@ TINY = {
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory):
-    """A finished run with random weights, and its parameters by update."""
     folder = tmp_path_factory.mktemp("start") / "run"
     _, _, params = make_policy_workdir(folder)
     return folder, params

@@ -1,5 +1,3 @@
-"""What is fitted to which split: temperatures to validation, rules to training, figures to test."""
-
 import dataclasses
 import json
 import math
@@ -142,7 +140,6 @@ def test_the_report_is_of_the_test_split(trained, splits):
 
 
 def write_anew(folder, dataset, splits, evaluation):
-    """Choose and write the results of stored predictions."""
     validated = Validated(ValidationPredictions(splits["val"].predictions, splits["val"].facts), {})
     chosen = choose(dataset, validated, evaluation)
     write_results(

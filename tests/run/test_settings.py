@@ -1,5 +1,3 @@
-"""Settings: what is refused at the door, and what comes back from a workdir."""
-
 import dataclasses
 import importlib.util
 import json

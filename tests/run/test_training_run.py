@@ -1,5 +1,3 @@
-"""A whole run at a small size: a resumed run equals an uninterrupted one; failures keep the last good state."""
-
 import dataclasses
 import functools
 import json
@@ -37,7 +35,6 @@ def uninterrupted(tmp_path_factory):
 
 
 def stop(run, monkeypatch, *call, **options):
-    """Stop a run as `stop_at` does."""
     with monkeypatch.context() as patch:
         stop_at(run.task, *call, patch, **options)
         with pytest.raises((Killed, Preempted)) as stopped:

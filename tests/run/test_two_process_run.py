@@ -1,5 +1,3 @@
-"""`main` in two processes, started by launch/local_processes.sh: trains, saves, and goes on with a store as workdir."""
-
 import json
 import os
 import pathlib

@@ -1,5 +1,3 @@
-"""A run that starts from another run's weights, of a chain with other steps."""
-
 import dataclasses
 import json
 

@@ -41,12 +41,10 @@ def policy_settings(**changes):
 
 
 def policy_task(workdir, *, num_devices=1, **changes):
-    """The task of a run, on some of the virtual devices."""
     devices = Devices(num_devices=num_devices)
     return PolicyTask(policy_settings(**changes), workdir=workdir, devices=devices, terminal=Terminal(silent=True))
 
 
 def first_state(task):
-    """The state before the first update, on the task's devices."""
     init = jax.jit(lambda: task.system.init(jax.random.key(0), task.example), out_shardings=task.devices.replicated)
     return init()

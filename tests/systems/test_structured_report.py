@@ -1,5 +1,3 @@
-"""A tree of questions is trained on what was asked alone, and its run scores whole reports beside the constant."""
-
 import dataclasses
 import types
 

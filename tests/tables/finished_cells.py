@@ -64,7 +64,6 @@ def make_plan(workdir, seeds=(0, 1), **arguments):
 
 
 def finish_all(plan):
-    """Cells of diagnosis, steps and components: memory matters, nothing else does."""
     for seed in plan.seeds:
         finish(plan.cells, plan.main(seed), {"teacher": 0.6, "student": 0.55})
         for name in ABLATIONS:

@@ -1,5 +1,3 @@
-"""When a difference is called one: few patients, few training runs, many comparisons and a second test."""
-
 import math
 
 import numpy as np

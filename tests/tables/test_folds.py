@@ -1,5 +1,3 @@
-"""Cross-validation: pooled test cases, the most frequent answer of the other folds, validation accuracy, the table."""
-
 import dataclasses
 
 import numpy as np

@@ -27,7 +27,6 @@ def shares(text):
 
 
 def after(text, name):
-    """The figures that stand after a name, to the next name."""
     return shares(text[text.index(name) + len(name) :].split(";")[0])
 
 

@@ -1,5 +1,3 @@
-"""Tables from real runs of the smallest networks: every path from a config to files, once."""
-
 import dataclasses
 import json
 import subprocess

@@ -1,5 +1,3 @@
-"""The command line of the tables: what it accepts, and one line for all else."""
-
 import os
 import pathlib
 import subprocess

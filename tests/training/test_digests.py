@@ -1,5 +1,3 @@
-"""Digests of checkpoints: a changed bit, a blank sector, a missing or added file are seen before anything is read."""
-
 import json
 import random
 import shutil

@@ -1,5 +1,3 @@
-"""One device, several devices and several passes give the same losses and raw gradients."""
-
 import jax
 import numpy as np
 import pytest

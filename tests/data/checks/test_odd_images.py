@@ -1,5 +1,3 @@
-"""Pictures that a check names: black, white, tiny, lateral, of another kind of file; a run uses the same cases."""
-
 import io
 import json
 import pathlib

@@ -1,5 +1,3 @@
-"""`data check` of reasoning records: counts, formats, what would stop a run."""
-
 import json
 import shutil
 
@@ -25,7 +23,6 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def damaged(folder, tmp_path):
-    """A copy of the records, without their images, to damage."""
     (tmp_path / "records.jsonl").write_bytes((folder / "records.jsonl").read_bytes())
     return tmp_path
 

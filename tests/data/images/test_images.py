@@ -1,5 +1,3 @@
-"""Images: every kind that is accepted gives the right pixels, everything else a message."""
-
 import io
 import json
 import pathlib

@@ -1,5 +1,3 @@
-"""Phantom chests: the same seed gives the same case, and what the answers say is in the picture."""
-
 import collections
 import csv
 import hashlib

@@ -1,5 +1,3 @@
-"""What a run's settings name as its Qwen2.5-VL: sizes, tokenizer with chats, parameters; and what is refused."""
-
 import json
 import shutil
 import tracemalloc

@@ -113,7 +113,6 @@ def write_tokenizer(folder):
 
 
 def write_reader(folder, *, images=True):
-    """A checkpoint whose vocabulary is that of `write_tokenizer`."""
     config = IMAGES | {"image_token_id": 261} if images else TEXT
     write_qwen(folder, config, vocab_size=262, eos_token_id=258, bfloat16=True)
     write_tokenizer(folder)
