@@ -40,8 +40,7 @@ def test_json_is_read_as_its_type_from_a_regular_file(tmp_path):
         read_json(tmp_path / "none", Note, accepted=ACCEPTED)
     os.mkfifo(tmp_path / "pipe")  # opening it would block until a writer opens it
     for path in (tmp_path, tmp_path / "pipe"):
-        with pytest.raises(BadInput, match="not a regular file; expected a JSON file; accepted is a note"):
-            read_json(path, Note, accepted=ACCEPTED)
+        refuse("not a regular file; expected a JSON file; accepted is a note", read_json, path, Note, accepted=ACCEPTED)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from memory_store import put_workdir
 from policies.policy_workdir import BEST, SIZES, make_policy_workdir
+from refusals import refuse
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.loading_questions import load_vqa_dataset
@@ -59,8 +60,7 @@ def test_grpo_starts_from_the_last_phases_best_and_measures_from_there(before, t
 
 
 def test_a_start_that_is_missing_or_no_policy_is_refused(before, tmp_path):
-    with pytest.raises(BadInput, match=r"^config\.policy\.start: .*nowhere.*no such folder"):
-        read_policy_start(start_from(tmp_path / "nowhere"))
+    refuse(r"^config\.policy\.start: .*nowhere.*no such folder", read_policy_start, start_from(tmp_path / "nowhere"))
 
 
 @pytest.mark.parametrize(
@@ -102,11 +102,9 @@ def test_patients_that_the_start_has_learnt_from_are_refused(before, tmp_path):
     write_settings(later / "settings.json", settings)
     write_patients(later, dataset)
     (later / PATIENTS_FILE).write_text(json.dumps({"train": [], "val": [], "test": []}))
-    with pytest.raises(BadInput, match=found):
-        refuse_seen_patients(start_from(later), moved)
+    refuse(found, refuse_seen_patients, start_from(later), moved)
     (folder / PATIENTS_FILE).write_text("{")
-    with pytest.raises(BadInput, match=r"patients\.json.*expected the patients of a run"):
-        refuse_seen_patients(settings, dataset)
+    refuse(r"patients\.json.*expected the patients of a run", refuse_seen_patients, settings, dataset)
 
 
 def test_a_word_that_the_start_does_not_know_is_named(before, tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import re
 import typing
 
 import pytest
+from refusals import refuse
 
 from stepcot_jax.data.sources.layouts import AUTO, CASES
 from stepcot_jax.host.errors import BadInput
@@ -116,8 +117,7 @@ def test_a_missing_setting_is_named(key, words):
     config = load_config("base").to_dict()
     *groups, name = key.split(".")[1:]
     del (config[groups[0]] if groups else config)[name]
-    with pytest.raises(BadInput, match=re.escape(f"{key} {words}")):
-        make_settings(config)
+    refuse(re.escape(f"{key} {words}"), make_settings, config)
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,7 @@ def test_a_missing_setting_is_named(key, words):
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest(key, nearest):
-    with pytest.raises(BadInput, match=f"^config.{key} is not a setting; did you mean {nearest}"):
-        load_settings("base", **{key: 3})
+    refuse(f"^config.{key} is not a setting; did you mean {nearest}", load_settings, "base", **{key: 3})
     assert describe_key(Settings, "config.training.batch_size") == "a whole number >= 1"
 
 
@@ -161,8 +160,7 @@ def test_settings_come_back_from_their_file_and_damage_is_named(tmp_path):
     written = json.loads(path.read_text())
     for damaged in ("{", json.dumps({**written, "evaluation": 5}), json.dumps({**written, "policy": 5})):
         path.write_text(damaged)
-        with pytest.raises(BadInput, match=r"settings\.json: "):
-            read_settings(path)
+        refuse(r"settings\.json: ", read_settings, path)
 
 
 def test_a_resumed_run_may_change_how_it_reads_and_not_what():
