@@ -9,6 +9,7 @@ import pytest
 from memory_store import put_workdir
 from policies.policy_workdir import BEST, SIZES, make_policy_workdir
 from refusals import refuse
+from sections import section
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.loading_questions import load_vqa_dataset
@@ -20,16 +21,11 @@ from stepcot_jax.training.checkpoints import restore_params
 
 TINY = {
     **SIZES,
+    **section("grpo", batch_size=8, group_size=2, epochs=1, updates_per_epoch=1, learning_rate=1e-3),
+    **section("evaluation", batch_size=8, num_resamples=10),
     "job": "grpo",
     "sft.batch_size": 8,
-    "grpo.batch_size": 8,
-    "grpo.group_size": 2,
-    "grpo.epochs": 1,
-    "grpo.updates_per_epoch": 1,
-    "grpo.learning_rate": 1e-3,
     "vqa.num_validated": 8,
-    "evaluation.batch_size": 8,
-    "evaluation.num_resamples": 10,
 }
 
 
