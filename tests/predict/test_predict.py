@@ -369,7 +369,7 @@ def test_steps_and_answers_may_be_abbreviated_and_uncertain(name, answer, expect
     ],
 )
 def test_a_wrong_correction_names_what_is_accepted(given, words):
-    refuse(words, given_distributions, given if isinstance(given, dict) else read_corrections(given), OPTIONS)
+    refuse(words, lambda: given_distributions(given if isinstance(given, dict) else read_corrections(given), OPTIONS))
     assert read_corrections(["a=b\n=c="]) == {"a": "b\n=c="}
 
 

@@ -24,11 +24,6 @@ from stepcot_jax.tools.readers.forms import check_names, choose_stratified, name
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return write_folder(tmp_path_factory.mktemp("data") / "root")
-
-
-@pytest.fixture(scope="module")
 def sample(root, tmp_path_factory):
     folder = tmp_path_factory.mktemp("samples") / "sample"
     return folder, make_sample(folder, root)

@@ -11,7 +11,7 @@ import pytest
 from evaluation.small_splits import of_arrays
 from hypothesis import given
 from hypothesis import strategies as st
-from readers.reader_samples import CHAIN, fill, guess, make_sample, read_cells, write_cells, write_folder
+from readers.reader_samples import CHAIN, fill, guess, make_sample, read_cells, write_cells
 from refusals import assert_says, refuse
 from sklearn.metrics import accuracy_score, cohen_kappa_score, f1_score, recall_score
 
@@ -23,11 +23,6 @@ from stepcot_jax.tools.readers.forms import read_forms
 from stepcot_jax.tools.readers.scores import compare_readers, read_answers, tabulate_agreement, tabulate_gains
 
 READERS = ("Ann", "Bo", "Cy")
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return write_folder(tmp_path_factory.mktemp("data") / "root")
 
 
 @pytest.fixture(scope="module")

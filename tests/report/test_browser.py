@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from markupsafe import Markup
 from PIL import Image
-from report.browser import contrasts_of, find_broken_words, find_violations, open_browser, watch
+from report.browser import contrasts_of, find_broken_words, find_violations, watch
 from report.finished_workdir import make_split
 from trained_workdir import small_settings
 
@@ -63,12 +63,6 @@ def path(cases, tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(write_report(title=f"Run {EVIL}", about=[EVIL], sections=sections, writer="a test"))
     return path
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with open_browser() as opened:
-        yield opened
 
 
 @pytest.fixture

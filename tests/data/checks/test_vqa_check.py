@@ -5,20 +5,13 @@ import msgspec
 import pytest
 from refusals import refuse
 
-from stepcot_jax.data.questions.making import make_phantom_records, write_records
+from stepcot_jax.data.questions.making import write_records
 from stepcot_jax.data.questions.record_files import holds_records, read_vqa_records, write_vqa_records
 from stepcot_jax.data.statistics import find_difference
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import DIALECTS, write_reply
 from stepcot_jax.record import KINDS
 from stepcot_jax.tools.data.command import main
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    out = tmp_path_factory.mktemp("records")
-    write_records(out, make_phantom_records(out, num_cases=30, size=48, seed=0))
-    return out
 
 
 @pytest.fixture
