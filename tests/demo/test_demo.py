@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from policies.policy_workdir import make_policy_workdir
 from refusals import edit_json, refuse
-from report.browser import Watched, find_violations, open_browser, open_demo
+from report.browser import Watched, find_violations, open_browser, open_demo, upload_to_demo
 from trained_workdir import make_trained_workdir, tiny_encoder
 
 from stepcot_jax.box import Box
@@ -159,8 +159,7 @@ def test_a_policy_is_asked_about_a_radiograph(browser, radiograph, tmp_path):
     server, watched = Served(tmp_path / "run", tmp_path / "temporary"), Watched(browser)
     open_demo(watched, server.url, "#asked-radiograph input[type=file]")
     tab = watched.tab
-    tab.set_input_files("#asked-radiograph input[type=file]", radiograph)
-    tab.wait_for_selector("#asked-radiograph .file-preview")  # the upload has ended
+    upload_to_demo(watched, "#asked-radiograph input[type=file]", radiograph)
     question = tab.locator("#question input, #question textarea").first
     question.fill("Is there a mass?")
     question.press("Tab")
