@@ -102,7 +102,7 @@ class Intake:
         at_once: bool = False,
     ) -> Iterator[Record]:
         """Yield good records; of several with one name the first. `at_once`: stop at the first bad one, if at all."""
-        where = f"{self.source.path.name}, " if at_once else ""
+        where = f"{self.source.file}, " if at_once and self.source.file else ""  # of several, the location names it
         for item in items:
             record, reason = item.record, item.refusal or ("" if keeps_missing else item.missing)
             try:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
-from stepcot_jax.data.sources.layouts import AUTO, CASES
+from stepcot_jax.data.sources.layouts import AUTO, CASES, QUESTIONS
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.host.download import download
 from stepcot_jax.host.errors import BadInput, run_tool
@@ -130,9 +130,9 @@ def _add_stats(commands: Any) -> None:
 
 
 def _write_statistics(options: argparse.Namespace) -> None:
-    from stepcot_jax.data.questions.record_files import holds_records
+    from stepcot_jax.data.sources.loading import holds_questions
 
-    if holds_records(options.root):
+    if holds_questions(options.root, options.layout):
         _write_vqa_statistics(options)
         return
     from stepcot_jax.data.sources.loading import read_source
@@ -169,15 +169,17 @@ def _write_statistics(options: argparse.Namespace) -> None:
 
 
 def _write_vqa_statistics(options: argparse.Namespace) -> None:
-    from stepcot_jax.data.questions.record_files import read_vqa_records
+    from stepcot_jax.data.sources.loading import read_question_records
     from stepcot_jax.host.text import make_printable
     from stepcot_jax.tools.data.statistics import write_vqa_statistics
 
-    collection = read_vqa_records(options.root, on_bad_record=options.on_bad_record)
+    how: Any = {"on_bad_record": options.on_bad_record, "layout": options.layout, "require_images": False}
+    how["box_size"] = options.box_size and tuple(options.box_size)
+    collection = read_question_records(options.root, **how)
     make_workdir(options.out)
     names, num_missing = write_vqa_statistics(options.out, collection)
     if collection.set_aside:
-        print(f"{len(collection.set_aside)} lines are set aside; `check` shows why")
+        print(f"{len(collection.set_aside)} {collection.unit}s are set aside; `check` shows why")
     if num_missing:
         print(f"{num_missing} images of the examples cannot be read: drawn as empty")
     print(make_printable(f"{len(collection.records):,} records in {options.out}: {', '.join(names)}"))
@@ -212,7 +214,14 @@ def _add_reading_options(parser: argparse.ArgumentParser) -> None:
     """Add ROOT and the options that `config.data` has for reading it."""
     root = "folder or file in any layout, or a folder on gs://, which is downloaded"
     parser.add_argument("root", metavar="ROOT", help=root)
-    parser.add_argument("--layout", choices=(AUTO, *CASES), default=AUTO, help="default: detected from the files")
+    parser.add_argument(
+        "--layout",
+        choices=(AUTO, *dict.fromkeys((*CASES, *QUESTIONS))),
+        default=AUTO,
+        help="default: detected from the files",
+    )
+    size = "pixels of the picture that boxes refer to: required for GEMeX (config.vqa.box_size)"
+    parser.add_argument("--box-size", type=int, nargs=2, metavar=("W", "H"), help=size)
     names = "of the chain's steps, in order (config.data.step_names); default: the seven of the paper"
     parser.add_argument(
         "--step-names", nargs="+", action=ReadStepNames, default=PUBLISHED_STEP_NAMES, metavar="NAME", help=names
