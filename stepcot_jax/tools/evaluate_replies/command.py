@@ -33,6 +33,7 @@ _AS_TEXT = "the thinking as text in the question"
 
 def choose_records(options: argparse.Namespace) -> "tuple[VqaCollection, list[Record]]":
     """Return the records of a file, and those of the chosen split."""
+    from stepcot_jax.data.questions.question_splits import SEEN
     from stepcot_jax.data.sources.loading import read_question_records
     from stepcot_jax.run.scored_replies import choose_split
 
@@ -43,6 +44,10 @@ def choose_records(options: argparse.Namespace) -> "tuple[VqaCollection, list[Re
         what = f"{len(collection.set_aside)} bad {collection.unit}s set aside"
         print(f"{collection.path}: {what}, {collection.set_aside[0].reason}")
     chosen = choose_split(collection.records, options.split, where=str(collection.path))
+    if options.unseen:
+        unseen = [record for record in chosen if SEEN not in record.facts]
+        print(f"--unseen: {len(unseen)} of {len(chosen)} questions; the others' pictures stand in the training part")
+        chosen = choose_split(unseen, "all", where=f"{collection.path} with --unseen")
     return collection, chosen
 
 
@@ -106,8 +111,15 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _add_common(parser: argparse.ArgumentParser, *, also: tuple[str, ...] = ()) -> None:
-    records = "records.jsonl, or a folder that holds it; or gs://"
+    from stepcot_jax.data.sources.layouts import AUTO, QUESTIONS
+
+    records = "folder or file with questions in any layout, such as records.jsonl; or gs://"
     parser.add_argument("records", metavar="RECORDS", help=records)
+    parser.add_argument("--layout", choices=(AUTO, *QUESTIONS), default=AUTO, help="default: detected from the files")
+    size = "pixels of the picture that boxes refer to: required for GEMeX as released"
+    parser.add_argument("--box-size", type=int, nargs=2, metavar=("W", "H"), help=size)
+    unseen = "leave out questions about a picture that stands in the training part too"
+    parser.add_argument("--unseen", action="store_true", help=unseen)
     _add_dialect(parser, also, without="replies of gemex need no <think> part, and prompts do not ask for one")
     parser.add_argument("--split", default="test", help="train, val, test (default) or all")
     parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")
