@@ -159,7 +159,7 @@ def _peek_all(root: Path) -> Iterator[tuple[Path, str | BadInput]]:
         except BadInput as error:
             yield path, error
             continue
-        if {"image_size", "patient_id", "kind"} <= keys:
+        if {"question", "patient_id", "kind"} <= keys:
             yield path, "records" if path == root else ""
         else:
             yield path, "gemex" if is_gemex(keys) else "medsage" if is_medsage(keys) else ""
