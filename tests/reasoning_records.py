@@ -39,6 +39,7 @@ texts = st.one_of(
     st.text(min_size=1, max_size=60),
     st.text(alphabet="<>/[](){}*,.:;\"' \n019aesthinkANSWERboxrf", min_size=1, max_size=60),
 ).filter(str.strip)
+words = texts.filter(lambda text: text.strip(" .").casefold() not in ("y", "n"))
 
 
 @st.composite
@@ -63,7 +64,7 @@ def records(draw, thinking=texts):
     letters = string.ascii_uppercase[: len(choices)]
     answer = {
         "open": lambda: draw(texts),
-        "closed": lambda: draw(st.sampled_from(("Yes", "No"))),
+        "closed": lambda: draw(st.one_of(st.sampled_from(("Yes", "No")), words)),
         "single": lambda: draw(st.sampled_from(letters)),
         "multi": lambda: tuple(sorted(draw(st.sets(st.sampled_from(letters), min_size=1)))),
     }[kind]()

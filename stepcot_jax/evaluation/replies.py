@@ -104,7 +104,10 @@ _CLOSE = 2.0  # scores of a judge that differ by less are as good as each other 
 def prepare_figures(
     scored: ScoredReplies, *, open_score: OpenScore = "exact", mean_kinds: Sequence[str] | None = None
 ) -> Callable[[Weights], Figures]:
-    """Return a function from weights [resample, reply] to every figure; `mean_kinds` are those of the mean A-score."""
+    """Return a function from weights [resample, reply] to every figure; `mean_kinds` are those of the mean A-score.
+
+    A group in which no reply is asked for boxes has no V-score and no grounding.
+    """
     answers, groups = scored.a_score, scored.groups()
     kinds = [kind for kind in groups if kind in KINDS]
     averaged = find_scored_kinds(scored) if mean_kinds is None else mean_kinds
@@ -116,7 +119,12 @@ def prepare_figures(
     of_kinds: list[tuple[Key, npt.NDArray, npt.NDArray[np.bool_]]] = [
         ((A_SCORE, kind), answers, groups[kind]) for kind in kinds
     ]
-    of_groups = [((name, group), getattr(scored, name), who) for name in SHARES for group, who in groups.items()]
+    of_groups = [
+        ((name, group), getattr(scored, name), who)
+        for name in SHARES
+        for group, who in groups.items()
+        if name == FORMAT or not np.isnan(getattr(scored, name)[who]).all()
+    ]
     keys, columns, members = zip(*of_kinds, *of_groups, strict=True)
     values, counted = np.stack(columns, axis=1), np.stack(members, axis=1)
     counted = counted & ~np.isnan(values)

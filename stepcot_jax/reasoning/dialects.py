@@ -528,7 +528,7 @@ def interpret_answer(reply: Reply, record: Record) -> str | tuple[str, ...] | No
     """Return the answer of a reply in the form of `record.answer`; None if it has none that can be read."""
     if reply.answer is None:
         return None
-    if record.kind == "open":
+    if record.is_answered_in_words:
         return read_answer(reply.answer, record)
     return find_answer(reply.parts or (reply.answer,), record)
 

@@ -47,7 +47,8 @@ def why_unread(reply: Reply, record: Record, *, with_thinking: bool = True) -> t
     """
     answer = ""
     if interpret_answer(reply, record) is None:
-        unnamed = _UNNAMED.get(record.kind, "not one reading as options")
+        kind = "open" if record.is_answered_in_words else record.kind
+        unnamed = _UNNAMED.get(kind, "not one reading as options")
         answer = unnamed if reply.answer is not None else next(iter(reply.problems), "no answer is found")
     is_bare = reply.dialect == "medclm" and not (with_thinking and record.thinking.strip())
     if not record.references or (is_bare and not reply.references and "Reasoning:" not in reply.text):
@@ -75,7 +76,8 @@ def answer_reward(
       record: its question and answer.
       multi_choice: "exact" for equal sets of letters, "jaccard" for their intersection over union.
       open_answer: "judge": right if the scores of `judged` are less than 2 apart; "exact": the folded text of the
-        answer or of a synonym; "equal": of the answer alone; "token_f1": token F1 of at least 0.5 with one of them.
+        answer or of a synonym; "equal": of the answer alone; "token_f1": token F1 of at least 0.5 with one of them. A
+        closed answer in words, such as "Left", always goes by "exact".
       choice_reading: "strict" also refuses closed and choice answers that are hedged or retracted.
       ill_formed: reward of a reply that violates its dialect's grammar: "nothing", or that of its readable "parts".
       judged: scores of this reply.
@@ -83,8 +85,9 @@ def answer_reward(
     reply = suit(reply, record)
     if reply.answer is None or (ill_formed == "nothing" and not reply.counts):
         return 0.0
-    if record.kind == "open":
-        return _open_reward(reply.answer, record, open_answer, judged)
+    if record.is_answered_in_words:
+        how: OpenAnswer = open_answer if record.kind == "open" else "exact"
+        return _open_reward(reply.answer, record, how, judged)
     if choice_reading == "strict" and is_hedged(reply.answer, record):
         return 0.0
     answer = interpret_answer(reply, record)

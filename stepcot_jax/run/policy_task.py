@@ -467,13 +467,14 @@ class PolicyTask(Task):
         return self.system.fill(state)
 
     def validate(self, state: TrainState) -> dict[str, float]:
-        """Return (A + V) / 2 on validation questions under the name of the phase, and write some replies."""
+        """Return (A + V) / 2, A where no record has a box, on validation questions, and write some replies."""
         step = int(jax.device_get(state.step))
         phase = self.system.phase_of(step)
         answered = self.answer(state.params, self.validated)
         columns = replies.as_columns(answered.records, answered.scores)
         figures = replies.prepare_figures(columns)(count_once(len(columns.patients)))
-        a_score, v_score = (float(figures[key][0]) for key in (("a_score", "mean"), ("v_score", "all")))
+        shown = {"a_score": ("a_score", "mean"), "v_score": ("v_score", "all")}
+        scores = {name: float(figures[key][0]) for name, key in shown.items() if key in figures}
         unread = count_unread(answered.scores)
         self._numbers = {f"{phase}/unread_{what}": part.share for what, part in unread.items()}
         for line in describe_unread({f"{phase}, validation": unread}):
@@ -481,7 +482,7 @@ class PolicyTask(Task):
                 self.terminal.say(line)
         if is_first():
             write_examples(self.workdir, answered, step=step, load_image=self._load_image)
-        return self.system.evaluate({"phase": phase, "a_score": a_score, "v_score": v_score})
+        return self.system.evaluate({"phase": phase, **scores})
 
     def numbers(self, step: int) -> dict[str, float]:  # noqa: ARG002
         """Return the shares of unread answers and boxes that `validate` found."""

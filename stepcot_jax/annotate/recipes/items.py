@@ -61,10 +61,13 @@ class Question:
 
     @functools.cached_property
     def labels(self) -> tuple[str, ...]:
-        """Names of the diagnosis, and accepted texts of an open answer, which only a conclusion may contain."""
+        """Names of the diagnosis, and accepted texts of an answer in words, which only a conclusion may contain."""
         record = self.record
         diagnosis = record.lesion or record.facts.get("diagnosis", "")
-        names = [*(accepted_names(diagnosis) if diagnosis else ()), *record.accepted_texts * (record.kind == "open")]
+        names = [
+            *(accepted_names(diagnosis) if diagnosis else ()),
+            *record.accepted_texts * record.is_answered_in_words,
+        ]
         return tuple(dict.fromkeys(name for name in names if fold(name) != "normal"))
 
     def data(self) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class CheckExample:
 
 def is_wrong(attempt: Record, record: Record) -> bool:
     """Return whether the answer of an attempt, the target of another record of the same kind, is wrong."""
-    if record.kind != "open":
+    if not record.is_answered_in_words or not attempt.is_answered_in_words:
         return attempt.answer != record.answer
     return not {fold(text) for text in attempt.accepted_texts} & {fold(text) for text in record.accepted_texts}
 

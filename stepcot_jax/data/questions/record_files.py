@@ -29,7 +29,7 @@ _EXPECTED = "expected one reasoning record per line, as JSON"
 _ACCEPTED = {"kind": KINDS, "cue": get_args(Cue), "split": get_args(Split)}
 _ENCODER = msgspec.json.Encoder()
 _FIELDS = {field.name: field for field in msgspec.structs.fields(Record)}
-_REQUIRED = ("id", "image", "image_size", "patient", "kind", "question", "answer")
+_REQUIRED = ("id", "image", "patient", "kind", "question", "answer")
 _LINE: tuple[str, ...] = (  # the fields of a question in the order of the file
     *("id", "image", "image_size", "patient", "origin", "split", "kind", "topic", "question", "options", "answer"),
     *("synonyms", "references", "thinking", "preamble", "stages", "cue", "lesion", "organ", "modality", "facts"),

@@ -47,6 +47,8 @@ def scale_record(record: Record, image_size: tuple[int, int]) -> Record:
     """
     if record.image_size == image_size:
         return record
+    if record.image_size == (0, 0):  # unknown, as of a question without boxes
+        return msgspec.structs.replace(record, image_size=image_size)
     source, target = pixels(record.image_size), pixels(image_size)
     corners = [reference.corners for reference in record.references]
     scaled = [_within(box, image_size) for box in convert(corners, source=source, target=target).tolist()]
@@ -269,10 +271,13 @@ class VqaDataset:
 
 
 def _without_answer(record: Record) -> Record:
-    """Return a record with a fixed answer for its kind, without references, reasoning and facts."""
-    same: dict[str, str | tuple[str, ...]] = {"closed": "No", "single": "A", "multi": ("A",), "open": "withheld"}
+    """Return a record with a fixed answer of its form, without references, reasoning, facts and lesion."""
+    same: dict[str, str | tuple[str, ...]] = {"closed": "No", "single": "A", "multi": ("A",)}
+    answer = "withheld" if record.is_answered_in_words else same[record.kind]
+    organ = "" if record.lesion else record.organ  # a lesion's host is an answer
     kept = ("image", "patient", "id", "image_size", "origin", "split", "kind", "topic", "question", "options", "cue")
-    return Record(answer=same[record.kind], **{name: getattr(record, name) for name in kept})
+    fields = {name: getattr(record, name) for name in (*kept, "modality")}
+    return Record(answer=answer, organ=organ, **fields)
 
 
 def make_vqa_dataset(loaded: LoadedRecords, *, splits: Sequence[str], size: int, where: str) -> VqaDataset:

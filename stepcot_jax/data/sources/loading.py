@@ -216,7 +216,7 @@ def _peek_all(root: Path) -> Iterator[tuple[Path, list[str] | BadInput]]:
         except BadInput as error:
             yield path, error
             continue
-        if {"image size", "patient id", "kind"} <= columns:
+        if {"question", "patient id", "kind", "image path"} <= columns and path.suffix.lower() == ".jsonl":
             yield path, ["records"] if path == root else []
         else:
             yield path, _match_layouts(path, columns, is_root=path == root)

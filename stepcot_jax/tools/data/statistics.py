@@ -309,16 +309,18 @@ def choose_examples(records: Sequence[Record]) -> list[Record]:
 
 def _draw_image(axes: Axes, root: Path, record: Record) -> bool:
     """Draw an image to the scale of its boxes; return whether it can be read."""
-    width, height = record.image_size
+    try:
+        content = read_picture(root, record.image, max_bytes=most_bytes(MAX_PIXELS))
+        picture = decode_picture(content, name=record.image, max_pixels=MAX_PIXELS)
+    except BadInput:
+        picture = None
+    width, height = record.image_size if all(record.image_size) else picture.size if picture else (1, 1)
     axes.set_xlim(0, width)
     axes.set_ylim(height, 0)
     axes.set_aspect("equal")
     axes.set_xticks([])
     axes.set_yticks([])
-    try:
-        content = read_picture(root, record.image, max_bytes=most_bytes(MAX_PIXELS))
-        picture = decode_picture(content, name=record.image, max_pixels=MAX_PIXELS)
-    except BadInput:
+    if picture is None:
         axes.set_facecolor(_UNREAD)
         return False
     axes.imshow(np.asarray(picture), cmap="gray", vmin=0, vmax=255, extent=(0, width, height, 0))

@@ -123,7 +123,7 @@ def test_the_size_of_released_boxes_is_compared_with_the_pictures(tmp_path, capl
 
 FAULTS = (('"id"', '"images": ["a", "b"], "id"', "record is about one image"), ("9]", "NaN]", "box: NaN is no number"),
           ('"0.png"', '["a", "b"]', "about one image"), ('"0.png"', '"https://x.org/a.png"', "download the image"),
-          ('"Yes"', '"maybe"', "'maybe' is not one of Yes, No"))  # fmt: skip
+          ('"Yes"', '"N."', "'N.' is not one of Yes, No, a text"))  # fmt: skip
 
 
 def test_what_is_wrong_with_a_line(tmp_path):
