@@ -250,6 +250,7 @@ class Folders:
     def __init__(self, root: Path, folders: Sequence[str], *, require_images: bool) -> None:
         self._paths = ImagePaths(root, require_images=True)
         self._folders, self._requires = tuple(folders), require_images
+        self._packed = sorted(path.name for path in root.glob("*.zip") if not path.with_suffix("").exists())
 
     def find(self, image: str) -> Image:
         """Return where a picture is; where it is nowhere, its path in the first folder."""
@@ -265,4 +266,7 @@ class Folders:
                 return found
             first = first or found
         assert first is not None  # noqa: S101 - a layout names at least one folder
-        return first if self._requires else first._replace(missing="")
+        if not self._requires:
+            return first._replace(missing="")
+        packed = ", ".join(self._packed)
+        return first._replace(missing=first.missing + (f"; unpack {packed} first" if packed else ""))
