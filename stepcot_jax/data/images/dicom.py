@@ -457,6 +457,31 @@ def read_projection(content: bytes, *, name: str) -> Projection:
     return find_projection(_read_fields(content, name=name))
 
 
+def read_size(start: bytes, *, name: str) -> tuple[int, int]:
+    """Return width and height in pixels, of a DICOM file's first bytes."""
+    _silence_pydicom(name)
+    from pydicom.filereader import read_dataset
+    from pydicom.tag import Tag
+    from pydicom.uid import UID
+
+    file, otherwise = HeaderFile(start, name=name), BadInput(f"{name}: cannot be read as DICOM; {_EXPECTED}")
+    file.seek(DICOM_START)
+    uid = UID(file.parse(lambda: _read_syntax(file), otherwise))
+    tags: Any = [Tag("Rows"), Tag("Columns")]
+    dataset = file.parse(
+        lambda: read_dataset(
+            file,
+            uid.is_implicit_VR,
+            uid.is_little_endian,
+            stop_when=lambda tag, _vr, _length: tag > tags[1],
+            specific_tags=tags,
+        ),
+        otherwise,
+    )
+    height, width = file.parse(lambda: [int(dataset[tag].value) for tag in tags], otherwise)
+    return width, height
+
+
 def _silence_pydicom(name: str) -> None:
     otherwise = BadInput(f"{name}: reading a DICOM file requires pydicom: {EXTRA}")
     attempt(lambda: importlib.import_module("pydicom.pixels"), otherwise)

@@ -45,6 +45,13 @@ LAYOUTS: dict[str, Layout] = {
     "mmmu": Layout(questions=("*.parquet: id, question, options, answer, image_1",)),
     "question_sheet": Layout(questions=("*: image, question, answer",)),
     "vinbigdata": Layout(boxes=("train.csv",), looks_inside=True),
+    "vindr_cxr": Layout(boxes=("annotations/annotations_*.csv",), module="vinbigdata"),
+    "deeplesion": Layout(boxes=("DL_info.csv",)),
+    "coco": Layout(boxes=("annotations/*.json", "*/_annotations.coco.json", "*.json"), looks_inside=True),
+    "yolo": Layout(boxes=("data.yaml", "dataset.yaml", "data.yml"), looks_inside=True),
+    "voc": Layout(boxes=("Annotations/*.xml",)),
+    "medclm_boxes": Layout(boxes=("*.json", "*.jsonl"), looks_inside=True),
+    "box_table": Layout(boxes=("*.csv",), looks_inside=True),
     "phantom": Layout(boxes=("boxes.csv",)),
 }
 CASES = tuple(name for name, layout in LAYOUTS.items() if layout.cases)
