@@ -26,7 +26,7 @@ UNIT: Size = (1, 1)
 """`Picture.size` of boxes that are shares of the picture's sides."""
 
 _FURTHEST = 1.5  # of a share: half a box may lie over the edge
-_UNSAFE = str.maketrans("<>[](){}|\\", "()()()()//", "*\"'`")
+_UNSAFE = str.maketrans("|\\", "//", "<>[](){}*\"'`")
 _LOG = logging.getLogger(__name__)
 
 
@@ -105,8 +105,9 @@ def _read(
         except BadInput as error:
             bad.append(mark._replace(problem=str(error)))
     if bad and not kept:
-        why = f"{bad[0].location}: {bad[0].problem}; it has no other box that can be used"
-        yield refused(where, why if bad[0].location.startswith(where) else f"{where}: {why}", image=found.path)
+        own = bad[0].location.removeprefix(f"{where.rpartition(', ')[0]}, ").removeprefix(where).lstrip(", ")
+        why = f"{own}: {bad[0].problem}" if own else bad[0].problem
+        yield refused(where, f"{where}: {why}; it has no other box that can be used", image=found.path)
         return
     for mark in bad:
         yield refused(mark.location, f"{mark.location}: {mark.problem}", image=found.path)
@@ -159,7 +160,8 @@ def _place(mark: Mark, stated: Size, size: Size, mended: collections.Counter[str
         raise BadInput(f"box: {list(mark.corners)} has no area within the picture of {size[0]} by {size[1]}")
     if min(low) < 0 or high[0] * scale[0] > size[0] + 1e-6 or high[1] * scale[1] > size[1] + 1e-6:
         mended["boxes over the picture's edge, cut there"] += 1
-    return Box(mark.label.translate(_UNSAFE).strip(), (left, top, right, bottom)).check()
+    label = " ".join(mark.label.translate(_UNSAFE).split())
+    return Box(label, (left, top, right, bottom)).check()
 
 
 def read_number(written: object) -> float:

@@ -52,7 +52,7 @@ LAYOUTS: dict[str, Layout] = {
     "voc": Layout(boxes=("Annotations/*.xml",)),
     "medclm_boxes": Layout(boxes=("*.json", "*.jsonl"), looks_inside=True),
     "box_table": Layout(boxes=("*.csv",), looks_inside=True),
-    "phantom": Layout(boxes=("boxes.csv",)),
+    "phantom": Layout(boxes=("boxes.csv",), looks_inside=True),
 }
 CASES = tuple(name for name, layout in LAYOUTS.items() if layout.cases)
 BOXED = tuple(name for name, layout in LAYOUTS.items() if layout.boxes)
@@ -107,6 +107,8 @@ def detect_boxed_layout(root: Path) -> str:
     if not root.is_dir():
         raise BadInput(f"{root}: is not a folder; expected {expected}")
     layouts = [layout for layout in BOXED if _is_there(root, layout, LAYOUTS[layout].boxes)]
+    if len(layouts) > 1:  # a collection's own table has columns of boxes too
+        layouts = [layout for layout in layouts if layout != "box_table"]
     if len(layouts) != 1:
         several = f"has files of the layouts {' and '.join(layouts)}; choose one"
         raise BadInput(f"{root}: {several if layouts else 'has no known detection list'}; expected {expected}")

@@ -28,6 +28,11 @@ _LARGEST_MASK = 4096
 _Listed = tuple[Mark, str]  # a mark and the side of its case
 
 
+def is_phantom(root: Path) -> bool:
+    """Return whether the boxes belong to drawn cases; any table of boxes may have this name."""
+    return (root / "data.json").is_file()
+
+
 def list_phantom(root: Path, how: How) -> Source:
     """List the cases of a phantom folder: patients and answers from `data.json`, boxes from `boxes.csv`."""
     if not (root / _FILE).is_file():
