@@ -131,9 +131,11 @@ def test_pascal_voc(tmp_path, first):
 
 
 TABLES = {
-    "pixels": "filename,width,height,class,xmin,ymin,xmax,ymax\na.png,64,48,mass,8,4,24,28\na.png,64,48,clip,30,40,20,10\n",
+    "pixels": "filename,width,height,class,xmin,ymin,xmax,ymax\n"
+    "a.png,64,48,mass,8,4,24,28\na.png,64,48,clip,30,40,20,10\n",
     "sized": "patientId,x,y,width,height,label\na,8,4,16,24,mass\na,20,10,10,30,clip\n",
-    "shares": "image_id,label,x_min,y_min,x_max,y_max\na.png,mass,0.125,0.083333333333,0.375,0.583333333333\na.png,clip,0.3125,0.208333333333,0.46875,0.8333333333\n",
+    "shares": "image_id,label,x_min,y_min,x_max,y_max\n"
+    "a.png,mass,0.125,0.083333333333,0.375,0.583333333333\na.png,clip,0.3125,0.208333333333,0.46875,0.8333333333\n",
     "bare": "a.png,8,4,24,28,mass\na.png,20,10,30,40,clip\nb.png,,,,,\n",
 }
 
