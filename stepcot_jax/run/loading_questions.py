@@ -6,7 +6,6 @@ from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.questions import vqa_dataset as questions
 from stepcot_jax.data.questions.record_files import VqaCollection
 from stepcot_jax.data.questions.vqa_dataset import SplitOptions, VqaDataset
-from stepcot_jax.data.sources.loading import read_question_records
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
@@ -24,6 +23,8 @@ def load_vqa_dataset(
         if value := getattr(data, name):
             raise BadInput(f"config.data.{name}: {value!r} has no effect on reasoning records; leave it out")
     if settings.vqa.source != "phantom":
+        from stepcot_jax.data.sources.loading import read_question_records  # of folders alone: 20 modules
+
         root = find_path(settings.vqa.root, "config.vqa.root")
         collection = read_question_records(
             root,

@@ -12,7 +12,7 @@ import re
 import struct
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, UInt8, UInt16

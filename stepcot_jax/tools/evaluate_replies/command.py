@@ -7,7 +7,7 @@ endpoint said it ("stop", "length", "content_filter", "refusal"); further fields
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput, run_tool

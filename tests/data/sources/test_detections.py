@@ -12,7 +12,7 @@ from PIL import Image
 from refusals import refuse
 
 from stepcot_jax.box import Box
-from stepcot_jax.data.phantom.phantom import export_phantom
+from stepcot_jax.data.phantom.phantom import BOX_COLUMNS, export_phantom
 from stepcot_jax.data.questions.making import ground_phantom
 from stepcot_jax.data.sources.layouts import detect_boxed_layout
 from stepcot_jax.data.sources.loading import read_detections
@@ -205,14 +205,17 @@ def test_phantom_folders_are_the_phantoms_that_were_drawn_and_no_vinbigdata(phan
         drawn, _ = ground_phantom(index, seed=1, size=64)
         assert image == msgspec.structs.replace(drawn, provenance=image.provenance)
         assert image.facts["side"] in ("", "right", "left", "bilateral")
-    (tmp_path / "boxes.csv").write_text("image_path,label,x,y,width,height\n")
+    (tmp_path / "boxes.csv").write_text(",".join(BOX_COLUMNS) + "\n")
     (tmp_path / "train.csv").write_text("patient_id,image_path\n1,a.png\n")
     assert detect_boxed_layout(tmp_path) == "phantom"
 
 
 NO_LISTS = [
     ({}, "has no known detection list; expected BBox_List_2017"),
-    *(({"layout": "coco"}, "is not one of auto, chestxray8"), ({"layout": "vinbigdata", "readers": 0}, "readers: 0")),
+    *(
+        ({"layout": "nothing"}, "is not one of auto, chestxray8"),
+        ({"layout": "vinbigdata", "readers": 0}, "readers: 0"),
+    ),
     ({"layout": "vinbigdata"}, r"has no train\.csv"),
 ]
 
