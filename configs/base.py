@@ -126,7 +126,7 @@ def get_config():
     config.vqa = config_dict.ConfigDict()  # jobs "sft" and "grpo": reasoning records (docs/grounded.md)
     config.vqa.source = "phantom"  # "phantom": drawn in memory as `phantom` says; "folder": records.jsonl in `root`
     config.vqa.root = ""  # folder of "folder"
-    config.vqa.dialect = "gemex"  # of prompts and replies; or "gemex_plain", "lvkc", "lvkc_released", "medclm"
+    config.vqa.dialect = "gemex"  # or "gemex_plain", "lvkc", "lvkc_released", "medclm", or "plain" without boxes
     config.vqa.with_thinking = True  # False: replies without the part before the answer, where the dialect allows it
     config.vqa.num_validated = 0  # questions of the validation split that are asked after each epoch; 0: all
 
@@ -213,7 +213,8 @@ def get_config():
     config.dpo.beta = 0.1  # scale of the difference of log-ratios; the public code has none
 
     config.rewards = config_dict.ConfigDict()  # rewards of a reply, and their definitions (docs/grounded.md)
-    # "name=weight" of rewards.functions.FUNCTIONS; one of weight 0 is logged alone; "consistency": of stage facts
+    # "name=weight" of rewards.functions.FUNCTIONS; one of weight 0 is logged alone; "consistency": of stage facts.
+    # Leave "grounding" out where no record has a box, or with config.vqa.dialect="plain".
     config.rewards.functions = ("answer=1", "grounding=1", "well_formed=0")
     config.rewards.grounding = "threshold"  # 1 if mIoU > least_iou and the counts are equal; or "mean_iou"
     config.rewards.least_iou = 0.75

@@ -295,7 +295,7 @@ class VqaSettings:
 
     source: Literal["phantom", "folder", "given"]
     root: str
-    dialect: Literal["gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm"]
+    dialect: Literal["gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm", "plain"]
     with_thinking: bool
     num_validated: Whole
 
