@@ -205,7 +205,8 @@ def find_contradictions(records: Iterable[Record]) -> list[tuple[str, str]]:
     """Return the ids of the first records that ask one question with the same choices of a picture and differ."""
     answers: dict[Any, dict[str, set[str]]] = collections.defaultdict(dict)
     for record in records:
-        texts = set(map(fold, record.accepted_texts or [answer_in_words(record)]))
+        in_words = record.accepted_texts if record.is_answered_in_words else (answer_in_words(record),)
+        texts = set(map(fold, in_words))
         asked = answers[record.image, record.kind, fold(record.question), frozenset(map(fold, record.options))]
         if not any(texts & known for known in asked.values()):
             asked[record.id] = texts
