@@ -52,6 +52,7 @@ from stepcot_jax.data.uncertain import Treatment, make_targets, note_one_answers
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.machine import map_in_threads
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.reasoning.plain_replies import PLAIN
 from stepcot_jax.record import Record, SetAside
 
 _NUM_EXAMPLES = 20
@@ -477,7 +478,12 @@ def _check_questions(root: Path, options: CheckOptions, reasons: Reasons, termin
     else:
         facts["stops"] += _find_stops_of_training(collection, records, facts, options)
     facts["odd_images"] = oddities.as_facts()
-    facts["notes"] = [*warnings, *note_oddities(oddities), *stated.list_notes(), *_note_questions(facts)]
+    facts["notes"] = [
+        *warnings,
+        *note_oddities(oddities),
+        *stated.list_notes(),
+        *_note_questions(facts, with_thinking=options.with_thinking),
+    ]
     return facts
 
 
@@ -500,9 +506,11 @@ def _find_unreadable_images(
 
 
 def _choose_dialect(records: Sequence[Record]) -> str:
-    """Return the dialect of the config for records of MedCLM's views, of MEDSAGE's stages, or for any others."""
+    """Return the dialect for records of MedCLM's views, of MEDSAGE's stages, without any box, or for any others."""
     if all(record.provenance.get("stage") in ("easy", "medium", "hard") for record in records):
         return "medclm"
+    if not any(record.references or record.stages for record in records):
+        return PLAIN
     return "lvkc" if all(record.stages and not record.thinking.strip() for record in records) else "gemex"
 
 
@@ -531,14 +539,19 @@ def _find_stops_of_training(
     return stops
 
 
-def _note_questions(facts: dict[str, Any]) -> list[str]:
+def _note_questions(facts: dict[str, Any], *, with_thinking: bool) -> list[str]:
     num_good = facts["records"] - facts["set_aside"]
     notes = [
         f"{num_good - outcome['written']} records cannot be written in dialect {outcome['dialect']} "
         f"({next(iter(outcome['refused']))})"
         for outcome in facts["formats"]
-        if outcome["written"] < num_good
+        if outcome["written"] < num_good and (outcome["dialect"] == PLAIN or facts["dialect"] != PLAIN)
     ]
+    if facts["dialect"] == PLAIN and with_thinking and not facts["with_thinking"]:
+        notes.append(
+            "no record has thinking: prompts ask for some unless config.vqa.with_thinking=False (here "
+            "--without-thinking)"
+        )
     notes += [
         f"{outcome['written'] - outcome['read_back']} records written in dialect {outcome['dialect']} do not read back "
         f"(record {outcome['differ'][0]['id']}, {outcome['differ'][0]['problem']}): true replies would count as wrong"

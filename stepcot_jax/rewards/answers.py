@@ -10,6 +10,7 @@ from stepcot_jax.chain import fold
 from stepcot_jax.reasoning.answers import open_text
 from stepcot_jax.reasoning.dialects import interpret_answer, read_reply
 from stepcot_jax.reasoning.endings import Unsaid
+from stepcot_jax.reasoning.plain_replies import PLAIN
 from stepcot_jax.reasoning.replies import Judged, Reply, token_f1
 from stepcot_jax.record import Record
 from stepcot_jax.rewards.options import ChoiceReading, IllFormed, MultiChoice, OpenAnswer
@@ -43,7 +44,8 @@ def suit(reply: Reply, record: Record | None, *, in_any_space: bool = False) -> 
 def why_unread(reply: Reply, record: Record, *, with_thinking: bool = True) -> tuple[str, str | None]:
     """Return why the answer cannot be read and why no box can, "" where one can; None where no box is asked for.
 
-    A record without boxes asks for none, nor does MedCLM's answer alone where record or prompt have no thinking.
+    A record without boxes asks for none, nor do dialect "plain" and MedCLM's answer alone where record or prompt have
+    no thinking.
     """
     answer = ""
     if interpret_answer(reply, record) is None:
@@ -51,7 +53,11 @@ def why_unread(reply: Reply, record: Record, *, with_thinking: bool = True) -> t
         unnamed = _UNNAMED.get(kind, "not one reading as options")
         answer = unnamed if reply.answer is not None else next(iter(reply.problems), "no answer is found")
     is_bare = reply.dialect == "medclm" and not (with_thinking and record.thinking.strip())
-    if not record.references or (is_bare and not reply.references and "Reasoning:" not in reply.text):
+    if (
+        not record.references
+        or reply.dialect == PLAIN
+        or (is_bare and not reply.references and "Reasoning:" not in reply.text)
+    ):
         return answer, None
     if reply.references is not None:
         return answer, "" if reply.references else "no box is written"

@@ -7,7 +7,7 @@ import math
 import operator
 import pathlib
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -28,8 +28,9 @@ from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.policies.policy import AnyPolicy
 from stepcot_jax.policies.policy_files import read_lengths
 from stepcot_jax.policies.sampling import Sampling, reply_in_batches
+from stepcot_jax.reasoning.plain_replies import PLAIN
 from stepcot_jax.record import KINDS, Record
-from stepcot_jax.rewards.functions import RewardFunction
+from stepcot_jax.rewards.functions import RewardFunction, grounding
 from stepcot_jax.rewards.weighted import make_functions
 from stepcot_jax.run.policy_data import PolicyData, load_policy_data
 from stepcot_jax.run.policy_networks import choose_policy, find_qwen, load_patches, make_normalise
@@ -179,17 +180,15 @@ def write_examples(
     lines, tiles = [], []
     for index in chosen:
         record, score = answered.records[index], answered.scores[index]
-        lines.append(
-            {
-                "id": record.id,
-                "question": record.question,
-                "choices": record.options,
-                "answer": record.answer,
-                "reply": answered.texts[index],
-                "a_score": score.a_score,
-                "v_score": score.v_score,
-            }
-        )
+        line = {
+            "id": record.id,
+            "question": record.question,
+            "choices": record.options,
+            "answer": record.answer,
+            "reply": answered.texts[index],
+            "a_score": score.a_score,
+        }
+        lines.append(line if math.isnan(score.v_score) else line | {"v_score": score.v_score})
         pixels = load_image(record)
         for boxes, colour in ((record.references, TRUE), (score.boxes, PREDICTED)):
             tiles.append(Image.fromarray(draw_named_boxes(pixels, boxes, colour=colour, least_side=_TILE)))
@@ -304,6 +303,27 @@ def _check_phases(settings: Settings, devices: Devices) -> None:
         devices.check_batch_size(size, setting=f"config.{section}.batch_size")
 
 
+def _refuse_grounding(
+    settings: Settings,
+    functions: Mapping[str, tuple[RewardFunction, float]],
+    records: Iterable[Record] | None = None,
+) -> None:
+    """Refuse the reward of boxes in a dialect without boxes and, once they are loaded, of records without any."""
+    is_used = grounding in {function for function, _ in functions.values()}
+    if settings.optimising is None or not (is_used if functions else "grounding" in settings.rewards.weights):
+        return
+    if settings.vqa.dialect == PLAIN:
+        what = "replies of config.vqa.dialect='plain' have no box"
+    elif records is not None and not any(record.references for record in records):
+        what = "no training record has a box"
+    else:
+        return
+    raise BadInput(
+        f"config.rewards.functions: grounding rewards boxes, but {what}; expected others alone, such as "
+        "('answer=1', 'well_formed=0.1')"
+    )
+
+
 class PolicyTask(Task):
     """The task of the jobs "sft", "grpo" and "dpo"."""
 
@@ -319,6 +339,7 @@ class PolicyTask(Task):
     ) -> None:
         self.settings, self.workdir, self.devices, self.terminal = settings, workdir, devices, terminal
         _check_phases(settings, devices)  # before minutes of loading
+        _refuse_grounding(settings, functions)
         self.batch_size = settings.sft.batch_size
         source = find_qwen(settings) if settings.policy.weights else None
         patches = load_patches(settings)
@@ -333,6 +354,7 @@ class PolicyTask(Task):
             dataset=dataset,
         )
         self.dataset, self.tokens, self.see = self.data.dataset, self.data.tokens, self.data.see
+        _refuse_grounding(settings, functions, [self.dataset.records[index] for index in self.dataset.splits["train"]])
         self.tokenizer, self.lengths = self.tokens.tokenizer, self.tokens.lengths
         self.packs, self.row_length = pack_split(
             self.dataset, self.tokens.encoded, pack_length=settings.sft.pack_length

@@ -114,6 +114,8 @@ def write_replies(
         data=data,
         kinds=sorted({record.kind for record in shown}),
         models=list(models),
+        has_boxes=any(record.references for record in shown)
+        or any(score.boxes for scores in models.values() for score in scores[:num_shown]),
     )
     style, script = read_part("browse.css"), read_part("browse.js")
     section = Section("replies", "Replies", "", body, style=style, script=script)

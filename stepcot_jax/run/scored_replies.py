@@ -41,6 +41,7 @@ from stepcot_jax.pages.pictures import write_picture
 from stepcot_jax.pages.sheets import Table, write_table
 from stepcot_jax.pages.shell import tabulate, write_report
 from stepcot_jax.reasoning.dialects import AUTO, DIALECTS
+from stepcot_jax.reasoning.plain_replies import PLAIN
 from stepcot_jax.reasoning.replies import Judged, Missing
 from stepcot_jax.record import STAGE_NAMES, Record
 from stepcot_jax.run.reply_page import MOST_SHOWN, make_tables, write_replies
@@ -300,7 +301,8 @@ def score_files(
             dialect = choose_dialect(ended or file.replies.values(), settings)
             of_files[file.name] = dataclasses.replace(settings, dialect=dialect)
     scores = {file.name: _score(file, chosen, of_files[file.name], judge, rates_stages) for file in files}
-    baseline, remark = score_baseline(records, chosen, dataclasses.replace(settings, dialect=DIALECTS[0], boxes=None))
+    of_baseline = PLAIN if settings.dialect == PLAIN else DIALECTS[0]
+    baseline, remark = score_baseline(records, chosen, dataclasses.replace(settings, dialect=of_baseline, boxes=None))
     notes = [note for note in (remark, *(_describe_missing(file, chosen) for file in files)) if note]
     for file in files:
         if settings.dialect == AUTO:

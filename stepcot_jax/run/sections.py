@@ -297,7 +297,7 @@ class VqaSettings:
     box_size: tuple[Whole, Whole]  # (0, 0): the layout states the size of its boxes
     shared_pictures: Literal["keep", "drop"]
     val_share: Annotated[float, msgspec.Meta(gt=0, lt=1)]
-    dialect: Literal["gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm"]
+    dialect: Literal["gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm", "plain"]
     with_thinking: bool
     num_validated: Whole
 

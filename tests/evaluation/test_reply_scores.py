@@ -47,7 +47,8 @@ def test_any_text_is_scored(texts, dialect):
     for text, record in zip(texts, RECORDS, strict=False):
         for reading in ("strict", "parts"):
             found = tested.score_text(text, record, tested.ScoringSettings(dialect=dialect, reading=reading))
-            for value in (found.a_score, found.v_score, found.grounding, found.format):
+            assert math.isnan(found.v_score) == math.isnan(found.grounding) == (dialect == "plain")
+            for value in (found.a_score, found.format, *(found.v_score, found.grounding) * (dialect != "plain")):
                 assert 0 <= value <= 1
 
 

@@ -117,8 +117,8 @@ def test_what_consumes_records_copes_with_words_and_with_an_unknown_size():
     assert is_wrong(MIXED[2], MIXED[1])
     assert is_wrong(MIXED[0], MIXED[1])
     assert not is_wrong(ask("LEFT  side"), MIXED[1])
-    reply = read_reply('<LOC>here {"box_2d": [0, 0, 500, 500], "label": "m"}</LOC><VISUAL>v</VISUAL><KNOWLEDGE>k</KNOWLEDGE>'
-                       "<CON>c</CON><ANSWER>Left</ANSWER>", "lvkc")  # fmt: skip
+    stages = "<VISUAL>v</VISUAL><KNOWLEDGE>k</KNOWLEDGE><CON>c</CON><ANSWER>Left</ANSWER>"
+    reply = read_reply('<LOC>here {"box_2d": [0, 0, 500, 500], "label": "m"}</LOC>' + stages, "lvkc")
     assert interpret_answer(reply, MIXED[1]) == "left"
     assert reply.boxes((0, 0)).tolist() == [[0, 0, 500, 500]]
     box = Box("mass", (1.0, 1.0, 9.0, 9.0))

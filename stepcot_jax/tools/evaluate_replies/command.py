@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stepcot_jax.record import Record
 
 _PROGRAM = "stepcot evaluate_replies"
-_DIALECTS = ("gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm")  # a test compares them with the room's
+_DIALECTS = ("gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm", "plain")  # a test compares them with the room's
 
 _AUDIT = """Audit a model: does it look at the picture, does its thinking carry its answer, and what moves the answer?
 

@@ -93,7 +93,7 @@ def write_rounds(
 def write_prompts(
     path: Path, records: Sequence[Record], *, root: Path, dialect: str, with_thinking: bool = True
 ) -> None:
-    """Write prompts: JSON lines with `id`, `image` (a path), `image_size`, `prompt` and, of an audit, `variant`."""
+    """Write prompts: lines with `id`, `image` (a path), `image_size` if known, `prompt`, and `variant` of an audit."""
     with writing_whole(path) as file:
         for record in records:
             line = {
@@ -102,6 +102,8 @@ def write_prompts(
                 "image_size": record.image_size,
                 "prompt": write_question(record, dialect, with_thinking=with_thinking),
             }
+            if not all(record.image_size):  # unknown
+                del line["image_size"]
             if VARIANT in record.provenance:
                 line["variant"] = record.provenance[VARIANT]
             file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
