@@ -476,7 +476,9 @@ def _check_questions(root: Path, options: CheckOptions, reasons: Reasons, termin
     if number := facts["patients_in_several_splits"]:
         facts["stops"].append(f"{facts['file']}: {number} patients are in more than one split")
     else:
-        facts["stops"] += _find_stops_of_training(collection, records, facts, options)
+        with _recorded_warnings() as more:
+            facts["stops"] += _find_stops_of_training(collection, records, facts, options)
+        warnings += more
     facts["odd_images"] = oddities.as_facts()
     facts["notes"] = [
         *warnings,

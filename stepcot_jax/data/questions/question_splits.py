@@ -150,7 +150,7 @@ def split_records(
     made = _make_splits(list(first.values()), joined, seed=how.seed, shares=shares, names=names, path=path)
     if named != {""}:
         number = sum(split == "val" for split in made.values())
-        what = "%s: no validation split: %d of %d training pictures become one (config.vqa.val_share=%g)"
+        what = "%s: no validation split: %d of %d training pictures become it (config.vqa.val_share=%g)"
         _LOG.warning(what, path, number, len(made), how.val_share)
     splits = (made[record.image] if record.split in ("", "train") else record.split for record in records)
     return tuple(_with_split(record, split) for record, split in zip(records, splits, strict=True))

@@ -262,7 +262,9 @@ class VqaDataset:
         records = list(self.records)
         for index in closed.tolist():
             records[index] = _without_answer(records[index])
-        pixels = ClosedPixels(self.pixels, self.image_of[closed].tolist())
+        # A picture that training has too is open: `question_splits` warns of it, or takes it out of training.
+        seen = set(self.image_of[[index for index in range(len(records)) if records[index].split != "test"]].tolist())
+        pixels = ClosedPixels(self.pixels, [image for image in self.image_of[closed].tolist() if image not in seen])
         return dataclasses.replace(self, records=tuple(records), pixels=pixels), HeldOut(self)
 
     def load_images(self, indices: Iterable[int] | np.ndarray) -> UInt8[np.ndarray, "image size size 3"]:

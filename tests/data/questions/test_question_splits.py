@@ -49,7 +49,7 @@ def test_val_share_is_said_and_taken_from_training_alone(tmp_path, caplog):
     members = [(k, "test" if k >= 100 else "train") for k in range(120)]
     split = split_records(collect(tmp_path, members), SplitOptions(val_share=0.05, fractions=(0.5, 0.4, 0.1)))
     assert collections.Counter(record.split for record in split) == {"train": 95, "val": 5, "test": 20}
-    assert "no validation split: 5 of 100 training pictures become one (config.vqa.val_share=0.05)" in caplog.text
+    assert "no validation split: 5 of 100 training pictures become it (config.vqa.val_share=0.05)" in caplog.text
 
 
 @pytest.mark.parametrize("named", [True, False])
