@@ -16,6 +16,7 @@ import msgspec
 
 from stepcot_jax.box import Box, Corners
 from stepcot_jax.data.images.stated_sizes import Size, have_same_shape
+from stepcot_jax.data.questions.questions import UNKNOWN
 from stepcot_jax.data.sources.intake import read_image_size
 from stepcot_jax.data.sources.listed import Listed, Source, refused
 from stepcot_jax.data.sources.question_files import Folders
@@ -53,7 +54,7 @@ class Picture(NamedTuple):
     patient: str = ""  # "": the picture's digest
     absent: tuple[str, ...] = ()  # labels that it certainly does not have
     problem: str = ""  # why it cannot be used
-    modality: str = ""
+    modality: str = UNKNOWN
     organ: str = ""
     facts: tuple[tuple[str, str], ...] = ()
 

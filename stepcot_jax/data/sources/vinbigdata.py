@@ -97,6 +97,7 @@ def _read_part(root: Path, path: Path, readers: NumReaders) -> Iterator[Picture]
             _agree_by_label(rows[image], path, readers),
             split=split,
             patient=image,
+            modality="xray",
             absent=() if rows[image] else tuple(sorted(labels)),
         )
 

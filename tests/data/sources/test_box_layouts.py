@@ -237,5 +237,7 @@ def test_questions_are_asked_about_boxes_of_any_classes(tmp_path):
     put_pictures(tmp_path, "a.png")
     questions = read_question_records(tmp_path)
     assert "open" in {record.kind for record in questions.records}
-    assert all(record.modality for record in questions.records)
+    assert {record.modality for record in questions.records} == {""}
+    assert any("this picture" in record.question for record in questions.records)
+    assert not any("radiograph" in record.question for record in questions.records)
     assert {record.image for record in questions.records} == {"a.png"}
