@@ -5,7 +5,7 @@ import string
 import hypothesis.strategies as st
 
 from stepcot_jax.box import GRID_1000, UNIT_SQUARE, Box
-from stepcot_jax.data.sources.loading import read_question_records
+from stepcot_jax.data.sources.loading import read_vqa_source
 from stepcot_jax.record import Record, Stages
 
 STAGES = Stages("The lower zone of the right lung.", "A hazy opacity.", "Haze over fluid.", "Fluid it is.")
@@ -82,9 +82,6 @@ def records(draw, thinking=texts):
     )
 
 
-def read_records(root, *, set_aside=None, **how):
-    """Read the questions of a source; `set_aside` is a list that gets those set aside."""
-    found = read_question_records(root, **how)
-    if set_aside is not None:
-        set_aside += found.set_aside
-    return list(found.records)
+def read_records(root, **how):
+    """Read the questions of a source as a list; `set_aside` is a list that gets those set aside."""
+    return list(read_vqa_source(root, **how))

@@ -34,7 +34,7 @@ from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.data.sources.intake import Intake
 from stepcot_jax.data.sources.layouts import AUTO, CASES, check_layout, detect_layout
 from stepcot_jax.data.sources.listed import How
-from stepcot_jax.data.sources.loading import holds_questions, list_cases, read_question_records
+from stepcot_jax.data.sources.loading import holds_questions, list_cases, read_vqa_source
 from stepcot_jax.data.splits.making import make_splits
 from stepcot_jax.data.splits.split_resolver import resolve_tables
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Assignment, count_shared
@@ -434,7 +434,7 @@ def _note(facts: dict[str, Any], assignment: Assignment | None, scan: Scan, targ
 
 def _check_questions(root: Path, options: CheckOptions, reasons: Reasons, terminal: Terminal) -> dict[str, Any]:
     with _recorded_warnings() as warnings:
-        collection = read_question_records(
+        collection = read_vqa_source(
             root,
             layout=options.layout,
             on_bad_record="skip",

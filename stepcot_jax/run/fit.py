@@ -22,7 +22,7 @@ from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.data.record_table import RecordTable
 from stepcot_jax.data.records.records import Collection, OnBadRecord
 from stepcot_jax.data.sources.layouts import AUTO
-from stepcot_jax.data.sources.loading import holds_questions, read_question_records, read_source
+from stepcot_jax.data.sources.loading import holds_questions, read_source, read_vqa_source
 from stepcot_jax.encoders.resnet import make_resnet
 from stepcot_jax.encoders.text_encoder import hash_prompts, write_prompts
 from stepcot_jax.host.download import find_path
@@ -245,7 +245,7 @@ def load_records(
     """
     source = find_path(root, "root")
     if holds_questions(source, layout):
-        questions = read_question_records(source, layout=layout, on_bad_record=on_bad_record, **reading)
+        questions = read_vqa_source(source, layout=layout, on_bad_record=on_bad_record, **reading)
         return Records(questions.records, root=questions.root, set_aside=questions.set_aside)
     cases = read_source(source, layout=layout, on_bad_record=on_bad_record, **reading)
     return Records(cases.cases, root=cases.root, chain=cases.chain, set_aside=cases.set_aside)

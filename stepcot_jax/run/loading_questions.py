@@ -23,10 +23,10 @@ def load_vqa_dataset(
         if value := getattr(data, name):
             raise BadInput(f"config.data.{name}: {value!r} has no effect on reasoning records; leave it out")
     if settings.vqa.source != "phantom":
-        from stepcot_jax.data.sources.loading import read_question_records  # of folders alone: 20 modules
+        from stepcot_jax.data.sources.loading import read_vqa_source  # of folders alone: 20 modules
 
         root = find_path(settings.vqa.root, "config.vqa.root")
-        collection = read_question_records(
+        collection = read_vqa_source(
             root,
             layout=settings.vqa.layout,
             box_size=settings.vqa.box_size if any(settings.vqa.box_size) else None,

@@ -18,7 +18,7 @@ from stepcot_jax.data.questions.making import split_images
 from stepcot_jax.data.questions.questions import ask_questions
 from stepcot_jax.data.questions.vocabulary import accepted_names, write_box
 from stepcot_jax.data.sources.layouts import BOXED
-from stepcot_jax.data.sources.loading import detect_vqa_layout, read_detections, read_question_records
+from stepcot_jax.data.sources.loading import detect_vqa_layout, read_detections, read_vqa_source
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.replies import IN_ROUND_BRACKETS, find_named_boxes, write_answer
 from stepcot_jax.record import Record, SetAside
@@ -151,7 +151,7 @@ def read_questions(
         ], root
     if with_normal:
         raise BadInput(f"--with-normal: the layout {layout} has questions of its own; expected a detection list")
-    questions = read_question_records(
+    questions = read_vqa_source(
         source, layout=layout, box_size=box_size, on_bad_record="skip", require_images=require_images
     )
     set_aside += questions.set_aside

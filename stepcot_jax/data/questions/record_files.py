@@ -93,6 +93,12 @@ class VqaCollection:
         """Folder that image paths are relative to."""
         return self.folder or self.path.parent
 
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.records)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
 
 def holds_records(root: Path) -> bool:
     """Return whether a path holds reasoning records: it is their file, or a folder with it and without `data.json`."""

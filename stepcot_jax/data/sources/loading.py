@@ -78,16 +78,27 @@ def read_detections(
     return intake.read_images(with_normal=how.with_normal)
 
 
-def read_question_records(
+def read_vqa_source(
     root: Path,
     *,
     layout: str = AUTO,
     box_size: tuple[int, int] | None = None,
     seed: int = 0,
     on_bad_record: OnBadRecord = "stop",
+    set_aside: list[SetAside] | None = None,
     **options: Any,
 ) -> VqaCollection:
-    """Read the questions of a folder or file in any layout; `options` are those of `How`."""
+    """Read the questions of a folder or file in any layout.
+
+    Args:
+      root: folder, or one file of it.
+      layout: one of `layouts.QUESTIONS`; "auto" detects it.
+      box_size: width and height of the picture that GEMeX's boxes refer to, which no release states.
+      seed: of the questions that are asked about boxes.
+      on_bad_record: "stop" raises at a bad record, "skip" sets it aside.
+      set_aside: list that gets the records set aside too.
+      **options: those of `How`.
+    """
     root, options = Path(root), {"with_normal": True, **options}
     layout = detect_vqa_layout(root) if layout == AUTO else check_layout(layout, QUESTIONS)
     how = How(for_cases=False, box_size=box_size, **options)
@@ -102,6 +113,8 @@ def read_question_records(
     if layout in RELEASED:
         compared = compare_sizes(collection.records, collection.root, "--box-size")
         collection = dataclasses.replace(collection, records=tuple(compared))
+    if set_aside is not None:
+        set_aside += collection.set_aside
     return dataclasses.replace(collection, records=note_shared(collection.records, collection.path))
 
 
@@ -109,7 +122,9 @@ def _read_source(root: Path, layout: str, how: How, *, seed: int, on_bad_record:
     set_aside: list[SetAside] = []
     if layout in BOXED:
         boxed = of_layout(layout, "list")(root, how)
-        images = Intake(boxed, on_bad_record=on_bad_record, set_aside=set_aside).read_images(with_normal=True)
+        images = Intake(boxed, on_bad_record=on_bad_record, set_aside=set_aside).read_images(
+            with_normal=how.with_normal
+        )
         source = boxed
         records: Iterator[Record] = (record for image in images for record in ask_questions(image, seed=seed))
     else:

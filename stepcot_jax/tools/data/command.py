@@ -125,13 +125,13 @@ def _add_stats(commands: Any) -> None:
 
 
 def _write_statistics(options: argparse.Namespace) -> None:
-    from stepcot_jax.data.sources.loading import holds_questions, read_question_records, read_source
+    from stepcot_jax.data.sources.loading import holds_questions, read_source, read_vqa_source
     from stepcot_jax.tools.data.statistics import write_case_statistics, write_vqa_statistics
 
     if holds_questions(options.root, options.layout):
         how: Any = {"on_bad_record": options.on_bad_record, "layout": options.layout, "require_images": False}
         how["box_size"] = options.box_size and tuple(options.box_size)
-        questions = read_question_records(options.root, **how)
+        questions = read_vqa_source(options.root, **how)
         make_workdir(options.out)
         names, notes = write_vqa_statistics(options.out, questions)
         what, num_aside = f"{len(questions.records):,} records", len(questions.set_aside)

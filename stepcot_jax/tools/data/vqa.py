@@ -97,7 +97,7 @@ def _refuse_other(options: argparse.Namespace, names: Iterable[str], source: str
 def _read_vqa_source(options: argparse.Namespace, out: pathlib.Path) -> "list[Record]":
     from stepcot_jax.data.questions.making import copy_images, make_folder_records
     from stepcot_jax.data.sources.layouts import BOXED
-    from stepcot_jax.data.sources.loading import detect_vqa_layout, read_detections, read_question_records
+    from stepcot_jax.data.sources.loading import detect_vqa_layout, read_detections, read_vqa_source
 
     source = pathlib.Path(options.source)
     root = source.parent if source.is_file() else source
@@ -120,7 +120,7 @@ def _read_vqa_source(options: argparse.Namespace, out: pathlib.Path) -> "list[Re
             progress=lambda cases: Terminal().watch(cases, "asking about the images"),
         )
     _refuse_other(options, ("with_normal", "readers"), f"FOLDER of layout {layout}")
-    questions = read_question_records(source, layout=layout, box_size=box_size, **reading)
+    questions = read_vqa_source(source, layout=layout, box_size=box_size, **reading)
     records, set_aside = list(questions.records), questions.set_aside
     if set_aside:
         print(f"{len(set_aside):,} of {len(records) + len(set_aside):,} records set aside; first {set_aside[0].reason}")

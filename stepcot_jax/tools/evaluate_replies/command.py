@@ -34,12 +34,12 @@ _AS_TEXT = "the thinking as text in the question"
 def choose_records(options: argparse.Namespace) -> "tuple[VqaCollection, list[Record]]":
     """Return the records of a file, and those of the chosen split."""
     from stepcot_jax.data.questions.question_splits import SEEN
-    from stepcot_jax.data.sources.loading import read_question_records
+    from stepcot_jax.data.sources.loading import read_vqa_source
     from stepcot_jax.run.scored_replies import choose_split
 
     how: Any = {"on_bad_record": options.on_bad_record, "layout": options.layout, "require_images": False}
     box_size = options.box_size and tuple(options.box_size)
-    collection = read_question_records(find_path(options.records, "RECORDS"), box_size=box_size, **how)
+    collection = read_vqa_source(find_path(options.records, "RECORDS"), box_size=box_size, **how)
     if collection.set_aside:
         what = f"{len(collection.set_aside)} bad {collection.unit}s set aside"
         print(f"{collection.path}: {what}, {collection.set_aside[0].reason}")
@@ -250,7 +250,7 @@ def _add_number(parser: argparse.ArgumentParser) -> None:
 
 def _write_questions(options: argparse.Namespace) -> None:
     from stepcot_jax.data.images.image_decoding import MAX_PIXELS
-    from stepcot_jax.data.sources.loading import holds_questions, read_question_records
+    from stepcot_jax.data.sources.loading import holds_questions, read_vqa_source
     from stepcot_jax.host.files import make_workdir
     from stepcot_jax.reading.cases import open_data
     from stepcot_jax.reading.radiographs import read_pixels
@@ -262,7 +262,7 @@ def _write_questions(options: argparse.Namespace) -> None:
     path, most, out = find_path(options.records, "RECORDS"), options.num_questions, options.out
     make_workdir(out)
     if holds_questions(path):
-        collection = read_question_records(path)
+        collection = read_vqa_source(path)
         chosen = choose_split(collection.records, options.split, where=str(collection.path))
         written = write_variants(out, chosen, lambda record: read_pixels(collection.root / record.image), most=most)
     else:

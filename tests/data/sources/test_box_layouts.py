@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from stepcot_jax.data.sources.layouts import detect_boxed_layout
-from stepcot_jax.data.sources.loading import read_detections, read_question_records
+from stepcot_jax.data.sources.loading import read_detections, read_vqa_source
 from stepcot_jax.host.errors import BadInput
 
 SIZE = (64, 48)
@@ -235,7 +235,7 @@ def test_the_input_of_medclms_code(tmp_path):
 def test_questions_are_asked_about_boxes_of_any_classes(tmp_path):
     put(tmp_path / "boxes.csv", TABLES["pixels"])
     put_pictures(tmp_path, "a.png")
-    questions = read_question_records(tmp_path)
+    questions = read_vqa_source(tmp_path)
     assert "open" in {record.kind for record in questions.records}
     assert {record.modality for record in questions.records} == {""}
     assert any("this picture" in record.question for record in questions.records)

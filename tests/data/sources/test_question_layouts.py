@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from stepcot_jax.data.images.image_files import read_picture
-from stepcot_jax.data.sources.loading import detect_vqa_layout, holds_questions, read_question_records
+from stepcot_jax.data.sources.loading import detect_vqa_layout, holds_questions, read_vqa_source
 from stepcot_jax.host.errors import BadInput
 
 
@@ -36,7 +36,7 @@ def put_parquet(path, rows):
 
 def read(root, **how):
     """Return the records by id and the reasons of those set aside."""
-    found = read_question_records(root, on_bad_record="skip", **how)
+    found = read_vqa_source(root, on_bad_record="skip", **how)
     return {record.id: record for record in found.records}, [item.reason for item in found.set_aside]
 
 
@@ -84,7 +84,7 @@ def test_vqa_rad_of_osf(tmp_path, caplog):
     assert "1 pictures stand in several splits" in caplog.text
     assert ["record 5, image" in reasons[0], "record 6, answer: blank" in reasons[1]] == [True, True]
     with pytest.raises(BadInput, match=r"record 5, image: 'VQA_RAD Image Folder/s9.jpg' does not exist"):
-        read_question_records(tmp_path)
+        read_vqa_source(tmp_path)
 
 
 def test_parquet_of_the_hub(tmp_path):
