@@ -121,11 +121,9 @@ def read_vqa_source(
 def _read_source(root: Path, layout: str, how: How, *, seed: int, on_bad_record: OnBadRecord) -> VqaCollection:
     set_aside: list[SetAside] = []
     if layout in BOXED:
-        boxed = of_layout(layout, "list")(root, how)
-        images = Intake(boxed, on_bad_record=on_bad_record, set_aside=set_aside).read_images(
-            with_normal=how.with_normal
-        )
-        source = boxed
+        source = of_layout(layout, "list")(root, how)
+        boxed = Intake(source, on_bad_record=on_bad_record, set_aside=set_aside)
+        images = boxed.read_images(with_normal=how.with_normal)
         records: Iterator[Record] = (record for image in images for record in ask_questions(image, seed=seed))
     else:
         if layout in CASES:

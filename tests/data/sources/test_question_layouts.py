@@ -323,3 +323,21 @@ def test_the_steps_of_a_chain_are_questions(tmp_path):
     assert not reasons
     assert len({record.topic for record in records.values()}) == 7
     assert all(record.kind == "single" and record.thinking for record in records.values())
+
+
+def test_hostile_parquet_is_refused_in_one_sentence(tmp_path, monkeypatch):
+    picture = {"bytes": encode(1), "path": None}
+    rows = [{"image": picture, "question": "q" * 9_000_000, "answer": "yes"}] * 100  # a dictionary: a small file
+    put_parquet(tmp_path / "long/data/test-0.parquet", rows)
+    assert (tmp_path / "long/data/test-0.parquet").stat().st_size < 10**8
+    with pytest.raises(BadInput, match=r"column question: a text of 9000000 characters; at most 8388608"):
+        read_vqa_source(tmp_path / "long")
+    monkeypatch.setenv("STEPCOT_JAX_LIMITS", "unpacked_bytes=1000")
+    put_parquet(tmp_path / "big/data/test-0.parquet", [{"image": picture, "question": "q?" * 999, "answer": "yes"}])
+    with pytest.raises(BadInput, match=r"row group 0: \d+ bytes of question, answer; at most 1000"):
+        read_vqa_source(tmp_path / "big")
+    whole = (tmp_path / "big/data/test-0.parquet").read_bytes()
+    for content in (b"", b"PAR1", b"PAR1" + bytes(100) + b"PAR1", whole[:-9]):
+        put(tmp_path / "broken/test-0.parquet", content)
+        with pytest.raises(BadInput, match=r"cannot be read as a Parquet table"):
+            read_vqa_source(tmp_path / "broken/test-0.parquet")
