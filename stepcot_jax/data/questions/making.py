@@ -12,6 +12,7 @@ import msgspec
 from stepcot_jax.box import Box, Corners
 from stepcot_jax.chain import DEFAULT_CHAIN, DIAGNOSIS_OPTIONS, NOT_ANNOTATED, Chain
 from stepcot_jax.data import parquet
+from stepcot_jax.data.identities import normalise_image_path
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, most_bytes
 from stepcot_jax.data.images.image_files import read_picture
 from stepcot_jax.data.phantom.answers import Prevalence
@@ -43,7 +44,6 @@ from stepcot_jax.data.questions.vocabulary import (
     split_lungs,
     zone_name,
 )
-from stepcot_jax.data.records.data_json import normalise_image_path
 from stepcot_jax.data.splits.making import PUBLISHED_FRACTIONS, split_by_patient
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import removing_half, write_whole, writing_whole
