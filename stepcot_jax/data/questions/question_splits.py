@@ -15,8 +15,8 @@ from stepcot_jax.data.images.image_decoding import MAX_PIXELS, most_bytes
 from stepcot_jax.data.images.image_files import read_picture
 from stepcot_jax.data.questions.record_files import VqaCollection
 from stepcot_jax.data.questions.vocabulary import canonical
-from stepcot_jax.data.splits.making import PUBLISHED_FRACTIONS, split_by_patient
-from stepcot_jax.data.splits.near_duplicates import find_near_duplicates, join_patients
+from stepcot_jax.data.splits.making import PUBLISHED_FRACTIONS, join_patients, split_by_patient
+from stepcot_jax.data.splits.near_duplicates import find_near_duplicates
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, count_shared
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
