@@ -21,7 +21,8 @@ from stepcot_jax.tools.constrain.constraints import verify
 from stepcot_jax.tools.constrain.levels import write_messages
 
 KEYS = list_keys(("constraints", "true"), range(8))
-CASE = next(case for index in range(99) if (case := plan_case(index, prevalence="flat").case).answers[-1] == 6)
+CASES = [plan_case(index, prevalence="flat").case for index in range(12)]
+CASE = next(case for case in CASES if case.answers[-1] == 6)
 
 
 def ask(key, case=CASE):
@@ -30,8 +31,7 @@ def ask(key, case=CASE):
 
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: f"{key[0]}-{key[1]}")
 def test_constrain_reads_the_truth_from_a_target_and_finds_every_constraint_followed(key):
-    for index in range(12):
-        case = plan_case(index, prevalence="flat").case
+    for case in CASES:
         record, dialogue = ask(key, case), make_dialogue(key, answers={}, truth=case.answers)
         reply = write_reply(record, LEVELS)
         verified = verify(reply, chain=DEFAULT_CHAIN, dialogue=dialogue)
