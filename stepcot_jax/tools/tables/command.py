@@ -5,7 +5,7 @@ self_check or stages, several of them, or all: the first five. The last four hav
 MEDSAGE; without --config they are printed alone, and nothing is trained.
 
 stepcot tables NAME --config=NAME --workdir=DIR [--seeds=0,1,2] [--encoders=NAME=WEIGHTS,...]
-    [--constrained=DIR,...] [--target_config=NAME] [--out=DIR] [--resamples=1000] [--keep_replies]
+    [--constrained=DIR,...] [--target_config=NAME] [--out=DIR] [--resamples=1000]
     [--config.a.b=value ...]
 
 Every run is a folder below DIR/cells and is shared by the tables that need it; the same command resumes interrupted
@@ -16,6 +16,7 @@ Human readers have their own command, stepcot readers.
 
 import dataclasses
 import importlib
+import itertools
 import pathlib
 import shlex
 import sys
@@ -27,7 +28,7 @@ from ml_collections import config_flags
 
 from stepcot_jax import __version__
 from stepcot_jax.host.download import is_address, refuse_address
-from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.host.errors import EXIT_BAD_INPUT, BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
 from stepcot_jax.run.settings import Settings, make_settings
 from stepcot_jax.tools.options import define_flags, parse
@@ -54,6 +55,9 @@ TABLES: dict[str, tuple[str, ...]] = {
 }
 """Module with the recipe of each table, and its marks."""
 
+_LEFT = ("effect", "origin", "released", "schedules")
+"""Tables that earlier versions made."""
+
 
 def list_names(mark: str) -> list[str]:
     """Return the tables with a mark."""
@@ -74,6 +78,8 @@ def read_names(arguments: list[str]) -> tuple[str, ...]:
     for name in arguments:
         if name == "readers":
             raise BadInput("readers has its own command: stepcot readers")
+        if name in _LEFT:
+            raise BadInput(f"table {name!r} left the package (CHANGELOG.md has its last commit); expected {known}")
         if name not in (*TABLES, "all"):
             raise BadInput(f"table {name!r} is not one of {known}")
     if "all" in arguments:
@@ -108,13 +114,11 @@ def make_tables(
     *,
     command: Sequence[str],
     folder: pathlib.Path | str,
-    keeps_replies: bool = False,
 ) -> list[str]:
-    """Run the unfinished cells, then make and write the tables, with the replies behind them if they are kept."""
+    """Run the unfinished cells, then make and write the tables."""
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.pages.sheets import write_table
     from stepcot_jax.run.places import Place
-    from stepcot_jax.tools.tables.kept_replies import keep_replies
 
     recipes = {name: find_recipe(name) for name in names}
     terminal = Terminal()
@@ -128,8 +132,6 @@ def make_tables(
         for table in recipe.tabulate(plan):
             notes = (*table.notes, f"Made by stepcot_jax {__version__}: {shlex.join(command)}")
             written += write_table(target.folder, dataclasses.replace(table, notes=notes))
-        if keeps_replies and plan is not None and recipe.replies:
-            written += keep_replies(target.folder, name, recipe.replies(plan))
     target.finish()
     return written
 
@@ -162,11 +164,10 @@ def main(arguments: list[str]) -> None:
     def run() -> None:
         names = read_names(arguments[1:])
         values = flags.FLAGS
-        printed, large, policy = map(list_names, ("printed", "large", "policy"))
+        printed, large = map(list_names, ("printed", "large"))
         for flag, fits, accepted in (
             ("published", set(names) <= set(printed), ", ".join(printed)),
             ("constrained", set(names) & set(large), " and ".join(large)),
-            ("keep_replies", set(names) <= set(policy) and not values.published, f"runs of {', '.join(policy)}"),
         ):
             if getattr(values, flag) and not fits:
                 raise BadInput(f"--{flag} is accepted only with {accepted}; got {', '.join(names)}")
@@ -180,7 +181,7 @@ def main(arguments: list[str]) -> None:
         plan = None if values.published else _make_plan(workdir)
         if not is_address(workdir):
             make_workdir(pathlib.Path(workdir))
-        written = make_tables(names, plan, command=command, folder=folder, keeps_replies=values.keep_replies)
+        written = make_tables(names, plan, command=command, folder=folder)
         print(f"written to {folder}: {', '.join(written)}")
 
     run_tool(run)
@@ -194,13 +195,18 @@ def define_table_flags() -> None:
     flags.DEFINE_list("constrained", [], large)
     flags.DEFINE_string("out", None, "Folder for the tables; WORKDIR/tables by default.")
     flags.DEFINE_integer("resamples", 1000, "Resamples of every bootstrap.", lower_bound=10)
-    flags.DEFINE_bool("keep_replies", False, "Keep the replies behind tables of policies, compressed, beside them.")
     flags.DEFINE_bool("published", False, f"Print the published figures of {', '.join(list_names('printed'))} alone.")
     config_flags.DEFINE_config_file("target_config", None, "Settings whose data `transfer` reads.")
 
 
 def parse_tables(arguments: list[str]) -> list[str]:
     """Parse the command line; without a config, published figures are printed alone."""
+    if words := list(itertools.takewhile(lambda word: not word.startswith("-"), arguments[1:])):
+        try:
+            read_names(words)  # before the flags, of which a wrong name has no use
+        except BadInput as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(EXIT_BAD_INPUT)
     named = [TABLES.get(word, ()) for word in arguments[1:] if word in (*TABLES, "all")]
     is_of_policies = bool(named) and all("policy" in marks for marks in named)
     if named and all("printed" in marks for marks in named) and not any("--config" in word for word in arguments):
