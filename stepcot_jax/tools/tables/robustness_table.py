@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.evaluation import published
-from stepcot_jax.evaluation.audits import PERTURBED_KINDS, perturb_records
+from stepcot_jax.evaluation.audits import PERTURBED_KINDS, perturb_records, spread
 from stepcot_jax.evaluation.comparison import INTERVALS
 from stepcot_jax.evaluation.replies import A_SCORE, BASELINE, ScoredReplies, as_columns, encode, score_all, score_models
 from stepcot_jax.evaluation.statistics import mean_of_seeds, summarise
@@ -212,7 +212,10 @@ def _find_a_scores(plan: Plan, scored: Mapping[str, ScoredReplies]) -> dict[str,
 
 def _summarise(by_seed: Sequence[Sequence[Interval]]) -> Row:
     """Return the figures of a row from intervals [seed][original or round]."""
-    deviations = [float(np.std([interval.value for interval in of_seed[1:]])) for of_seed in by_seed]
+    deviations = [
+        spread([interval.value for interval in of_seed[1:]], original=of_seed[0].value, std="population")
+        for of_seed in by_seed
+    ]
     row: Row = {"std": mean_of_seeds(deviations)}
     by_round = zip(published.ROUNDS, zip(*by_seed, strict=True), strict=True)
     return row | {name: summarise(of_round) for name, of_round in by_round}
