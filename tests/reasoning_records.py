@@ -5,6 +5,7 @@ import string
 import hypothesis.strategies as st
 
 from stepcot_jax.box import GRID_1000, UNIT_SQUARE, Box
+from stepcot_jax.data.sources.loading import read_vqa_source
 from stepcot_jax.record import Record, Stages
 
 STAGES = Stages("The lower zone of the right lung.", "A hazy opacity.", "Haze over fluid.", "Fluid it is.")
@@ -79,3 +80,8 @@ def records(draw, thinking=texts):
         preamble=draw(st.one_of(st.just(""), texts)),
         stages=Stages(*(draw(texts) for _ in range(4))),
     )
+
+
+def read_records(root, **how):
+    """Read the questions of a source as a list; `set_aside` is a list that gets those set aside."""
+    return list(read_vqa_source(root, **how))

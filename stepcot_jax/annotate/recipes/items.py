@@ -151,15 +151,11 @@ def read_questions(
         ], root
     if with_normal:
         raise BadInput(f"--with-normal: the layout {layout} has questions of its own; expected a detection list")
-    records = read_vqa_source(
-        source,
-        layout=layout,
-        box_size=box_size,
-        on_bad_record="skip",
-        require_images=require_images,
-        set_aside=set_aside,
+    questions = read_vqa_source(
+        source, layout=layout, box_size=box_size, on_bad_record="skip", require_images=require_images
     )
-    return [ground_record(record) for record in records], root
+    set_aside += questions.set_aside
+    return [ground_record(record) for record in questions.records], questions.root
 
 
 def add_provenance(record: Record, added: Mapping[str, str]) -> Record:

@@ -76,19 +76,28 @@ _ID_DECODER = msgspec.json.Decoder(_Named)
 
 @dataclasses.dataclass(frozen=True)
 class VqaCollection:
-    """The records of one file in order, and the lines set aside."""
+    """The questions of a file or folder in order, and those set aside."""
 
-    path: Path
+    path: Path  # of the file, or of a folder with several
     records: tuple[Record, ...]
-    set_aside: tuple[SetAside, ...] = ()  # the bad lines; `record` is the line, counted from 1
-    lines: tuple[int, ...] = ()  # line of each valid record, counted from 1
+    set_aside: tuple[SetAside, ...] = ()  # `record` is the line of records.jsonl, from 1, or a position, from 0
+    lines: tuple[int, ...] = ()  # the same number of each valid record
     set_aside_ids: frozenset[str] = frozenset()  # ids of the bad lines, as far as they can be read
     num_unnamed: int = 0  # number of bad lines whose id cannot be read
+    folder: Path | None = None  # that image paths are relative to; None: that of the file
+    unit: str = "line"  # what is counted
+    layout: str = "records"
 
     @property
     def root(self) -> Path:
         """Folder that image paths are relative to."""
-        return self.path.parent
+        return self.folder or self.path.parent
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.records)
+
+    def __len__(self) -> int:
+        return len(self.records)
 
 
 def holds_records(root: Path) -> bool:

@@ -9,13 +9,13 @@ import pytest
 from annotate.phantom_records import write_folder
 from PIL import Image
 from policies.policy_workdir import SIZES
+from reasoning_records import read_records
 from refusals import refuse
 
 from stepcot_jax.box import Box
 from stepcot_jax.chain import Step, read_options
 from stepcot_jax.data.check import CheckOptions, check_root
 from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
-from stepcot_jax.data.sources.loading import read_vqa_source
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.reasoning.dialects import interpret_answer, read_reply
@@ -117,7 +117,7 @@ def test_the_size_of_released_boxes_is_compared_with_the_pictures(tmp_path, capl
     released |= {"visual_regions": ["x"], "visual_locations": [[1, 1, 9, 9]]}
     (tmp_path / "closed.jsonl").write_text(json.dumps(released))
     for size, number in (((40, 80), 0), ((80, 40), 1)):
-        assert len(list(read_vqa_source(tmp_path, box_size=size))) == 1
+        assert len(read_records(tmp_path, box_size=size)) == 1
         assert caplog.text.count("--box-size has another shape than the picture in 1 of 1 pictures") == number
 
 

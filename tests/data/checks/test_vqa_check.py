@@ -38,7 +38,7 @@ def _check(root, *flags, capsys):
 def test_facts_of_good_records_and_replies_that_say_something_else(folder, capsys):
     code, facts = _check(folder, capsys=capsys)
     records = read_vqa_records(folder).records
-    assert (code, facts["layout"], facts["stops"], facts["notes"]) == (0, "reasoning records", [], [])
+    assert (code, facts["layout"], facts["stops"], facts["notes"]) == (0, "records", [], [])
     assert (facts["records"], facts["set_aside"], facts["pictures"]) == (120, 0, 30)
     assert facts["patients"] == len({record.patient for record in records})
     assert facts["boxes"] == sum(len(record.references) for record in records)
