@@ -111,7 +111,7 @@ def _open_reward(answer: str, record: Record, open_answer: OpenAnswer, judged: J
     accepted = record.accepted_texts[:1] if open_answer == "equal" else record.accepted_texts
     if open_answer == "token_f1":
         return float(max(token_f1(open_text(answer), text) for text in accepted) >= LEAST_TOKEN_F1)
-    texts = {fold(text) for text in accepted}
+    texts = {fold(form) for text in accepted for form in (text, open_text(text))}
     return float(fold(answer) in texts or fold(open_text(answer)) in texts)
 
 

@@ -27,12 +27,10 @@ def add_vqa(commands: Any) -> None:
         "vqa",
         help="make grounded questions with answers, boxes and reasoning, from phantoms, a detection list or a release",
         description="Writes records.jsonl, images and masks: a question of each of four kinds about each image, split "
-        "by patient; or the questions of GEMeX or MEDSAGE as released, with their splits.",
+        "by patient; or the questions of a release, with their splits.",
     )
     parser.add_argument("out", type=local_path, metavar="OUT", help="new or empty folder")
-    source = (
-        "phantom, or a folder with a detection list (ChestX-ray8, PadChest-GR, VinBigData, phantoms), GEMeX or MEDSAGE"
-    )
+    source = "phantom, or a folder or file with boxes or questions in any layout of docs/sources.md"
     parser.add_argument(
         "--source",
         default="phantom",
