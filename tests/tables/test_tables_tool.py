@@ -38,12 +38,15 @@ def test_what_is_not_accepted_is_named(read, entries, words):
     refuse(words, read, entries)
 
 
-NAMED = [("vqa", "(a shipped config such as tables_vqa, "), ("origin", "error: table 'origin' left the package")]
+NAMED = [
+    (["vqa", "stages", "curriculum"], "(a shipped config such as tables_vqa, "),
+    (["origin"], "error: table 'origin' left the package"),
+]
 
 
-@pytest.mark.parametrize(("name", "words"), NAMED)
-def test_a_name_and_then_the_config_that_is_missing_are_named_without_a_traceback(name, words):
-    command = [sys.executable, "-m", "stepcot_jax", "tables", name, "--workdir=x"]
+@pytest.mark.parametrize(("names", "words"), NAMED)
+def test_a_name_and_then_the_config_that_is_missing_are_named_without_a_traceback(names, words):
+    command = [sys.executable, "-m", "stepcot_jax", "tables", *names, "--workdir=x"]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert result.returncode == 2
