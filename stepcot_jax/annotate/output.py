@@ -67,6 +67,7 @@ class Result(Generic[Record]):
         self.set_aside: list[Aside] = []
         self.failed: list[Aside] = []  # items set aside because a request was given up
         self.counts: list[int] = []  # number of records of each item, in order
+        self.repeated: collections.Counter[tuple[str, Reason]] = collections.Counter()  # answers written again, and why
 
     @property
     def num_collected(self) -> int:
@@ -84,11 +85,15 @@ class Result(Generic[Record]):
             self.failed += [outcome.aside] if outcome.has_failed else []
 
     def funnel(self) -> list[tuple[str, str, int]]:
-        """Return stage, reason and count, as in the paper's Figure 5: collected, set aside by reason, kept."""
+        """Return stage, reason and count, as in the paper's Figure 5: collected, set aside by reason, kept.
+
+        What was asked for again, or written anew, is counted beside them.
+        """
         counts = collections.Counter(aside.reason for aside in self.set_aside)
         filtered = [("set aside", reason, counts[reason]) for reason in Reason if counts[reason]]
         ends = [("kept", self.units, self.num_kept), ("written", self._written, len(self.records))]
-        return [("collected", self.units, self.num_collected), *filtered, *ends]
+        again = [(*key, number) for key, number in sorted(self.repeated.items())]
+        return [("collected", self.units, self.num_collected), *again, *filtered, *ends]
 
     def describe(self) -> str:
         """Return the funnel as Markdown, and below it the most frequent reason with its most frequent detail."""
@@ -207,6 +212,7 @@ class ShardFile(_Written, frozen=True, kw_only=True):
     annotated: list[tuple[int, int]]
     unusable: list[int]  # positions of the source's unreadable and repeated items
     images: bool  # whether the records' images were linked into the folder
+    repeated: list[tuple[tuple[str, Reason], int]]  # answers that were asked for again, and why
 
     @property
     def name(self) -> Shard:
@@ -324,6 +330,8 @@ def _collect(shards: dict[Path, ShardFile]) -> Result[bytes]:
                 annotated.append((position, next(asides)))
         unusable += zip(shard.unusable, asides, strict=True)
     by_position = lambda item: item[0]  # noqa: E731
+    for shard in shards.values():
+        result.repeated.update(dict(shard.repeated))
     result.num_kept = len(records)
     result.records = [record for _, several in sorted(records, key=by_position) for record in several]
     result.set_aside = [aside for part in (annotated, unusable) for _, aside in sorted(part, key=by_position)]

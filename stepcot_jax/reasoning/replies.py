@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from stepcot_jax.box import Box, Corners, Space, convert, convert_rounded, pixels
+from stepcot_jax.box import Box, Corners, Point, Space, convert, convert_rounded, pixels
 from stepcot_jax.chain import fold
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
@@ -36,6 +36,7 @@ class Reply:
       dialect: that it was read in.
       answer: None if no single answer part could be read.
       references: boxes of the answer, as written; None if missing or unreadable.
+      points: points of the localisation, as written.
       regions: boxes named within the reasoning.
       thinking: reasoning before the answer.
       preamble: text before the first stage.
@@ -49,6 +50,7 @@ class Reply:
     dialect: str
     answer: str | None = None
     references: tuple[Box, ...] | None = None
+    points: tuple[Point, ...] = ()
     regions: tuple[Box, ...] = ()
     thinking: str = ""
     preamble: str = ""
@@ -72,6 +74,15 @@ class Reply:
         """Return the references as corners in pixels of a picture of (width, height), x first."""
         written = [region.corners for region in self.references or ()]
         return convert(written, source=self.space or pixels(image_size), target=pixels(image_size))
+
+
+def convert_points(
+    points: Sequence[Point], *, source: Space, target: Space, is_rounded: bool = False
+) -> tuple[Point, ...]:
+    """Return points of one space in another; x and y stand in the order of the space's boxes."""
+    change = convert_rounded if is_rounded else convert
+    boxes = change([point.at * 2 for point in points], source=source, target=target).tolist()
+    return tuple(Point(point.label, (box[0], box[1])) for point, box in zip(points, boxes, strict=True))
 
 
 # Tags, numbers and boxes in text, read in time linear in its length.

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from stepcot_jax.box import Box
+from stepcot_jax.box import Box, Point, pixels
 from stepcot_jax.chain import fold
 from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.sources.intake import read_image_size
@@ -29,7 +29,7 @@ from stepcot_jax.data.sources.released import (
     split_question,
 )
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.replies import Reply
+from stepcot_jax.reasoning.replies import Reply, convert_points
 from stepcot_jax.record import STAGE_NAMES, Kind, Record, Stages
 
 _TAGS = re.compile("<(LOC|VISUAL|VIS|KNOWLEDGE|KNO|CON|ANSWER)>")
@@ -71,7 +71,9 @@ def _read(
         raise BadInput("images: the image's file is missing, so --box-size is required")
     size = box_size or read_image_size(Path(real_path))
     references: tuple[Box, ...] = ()
+    points: tuple[Point, ...] = ()
     if reply is not None:
+        points = convert_points(reply.points, source=reply.space or pixels(size), target=pixels(size))
         names = (region.label.strip() or UNNAMED for region in reply.references or ())
         references = label_boxes(names, map(tuple, reply.boxes(size).tolist()), field="<LOC>, box {}")
     question, choices = split_question(prompt)
@@ -87,6 +89,7 @@ def _read(
         question=question,
         options=choices,
         references=references,
+        points=points,
         provenance={"file": path.name, "row": location, "licence": licence} | made.pop("provenance"),
         **made,
     )

@@ -1,0 +1,249 @@
+"""Does a conclusion follow from localisation, visual analysis and knowledge, and is it the truth (MEDSAGE, A.3.4)?
+
+Findings are read with their denials, as those of reports are. What no word list knows decides nothing.
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Sequence
+
+from stepcot_jax.annotate.annotation import Reason
+from stepcot_jax.annotate.checks import check_answer, check_options, require
+from stepcot_jax.annotate.recipes.items import Parts, Question, name_region, split_sentences
+from stepcot_jax.annotate.rules.annotator import is_incidental
+from stepcot_jax.annotate.rules.mentions import Assertions, Mention, Status, find_terms, read_report
+from stepcot_jax.annotate.rules.terms import EMPHYSEMA, NODES, SHIFT, VOLUME_LOSS
+from stepcot_jax.chain import DIAGNOSIS_OPTIONS, fold
+from stepcot_jax.data.questions.vocabulary import NORMAL, NORMAL_PHRASES, accepted_names, canonical
+from stepcot_jax.reasoning.claims import find_values
+from stepcot_jax.reasoning.mentions import find_mentions
+from stepcot_jax.reasoning.rules import Entry, find_rules
+
+_FINDINGS = frozenset(DIAGNOSIS_OPTIONS) - {NORMAL} | {EMPHYSEMA, VOLUME_LOSS, SHIFT, NODES}
+_SHORT = {
+    **{f"{side[0]}{zone[0]}L": f"{side} {zone} lobe" for side in ("Right", "Left") for zone in ("Upper", "Lower")},
+    "RML": "right middle lobe",
+    "PTX": "pneumothorax",
+    "PNA": "pneumonia",
+    "Rt": "right",
+    "Lt": "left",
+}
+_ABBREVIATION = re.compile(rf"\b(?:{'|'.join(_SHORT)})\b\.?(?! \d)")
+_WITHIN = re.compile(r"\bwithin the region\b\W*(.*)", re.IGNORECASE | re.DOTALL)
+_CLAUSES = re.compile(
+    r"[.;:!?\n]|,? \b(?:but|while|whereas|although)\b|,? and (?=(?:the|both|no|an?|its|there)\b)"
+    r"|, (?=(?:the|both|no|with|without)\b)| with (?=(?:normal|clear)\b)"
+)
+_NORMAL_CLAUSE = re.compile(
+    r"(?<!than )(?<!above )(?<!beyond )(?<!the )\b(?:normal|unremarkable|within (?:\w+ )?limits|preserved)\b"
+)
+_DENIES = re.compile(r"no|without|absen\w*|lack\w*|missing")
+_NOT_PLAIN = re.compile(
+    r"\b(?:no|not|without|absent|absence|free|excluded?|left|right|upper|lower|middle|bilateral|large|small|tiny|moderate"
+    r"|massive|tension|calcified|multiple|new|acute|chronic|more|increased|bigger)\b|n't\b"
+)
+"""Words of a question whose "No" does not deny its finding altogether, or whose "Yes" may deny it."""
+_NORMALITY = re.compile(r"\b(?:radiograph|x-?ray|picture|image|scan|study|film) (ab)?normal\b")
+_OF_HEART = re.compile(
+    r"\b(?:right|left)(?:[ -]sided?)?,? (?=(?:\w+ ){0,2}(?:heart|cardiac|ventric\w+|atri\w+|half|border)\b)"
+    r"|\b(?:right|left)(?: side| half)? (?=of the (?:picture|image|film|chest|heart|midline)\b)"
+    r"|\b(?:is|are|has|have|had|was|were|nothing|what) left\b"
+)
+"""Sides that are not the patient's, or of a part of what lies on both."""
+_ZONE = re.compile(r"\b(upper|lower)(?: \w+)? (?:lobes?|zones?|lungs?|fields?|thirds?)\b")
+_CONCLUDES = re.compile(
+    r"\b(?:consistent|compatible|keeping|fits?|suggests?|indicates?|points?|diagnos\w+|explain\w*|most likely"
+    r"|represents?|favou?rs?|conclu\w+|typical|characteristic|means?)\b[^.;]{0,60}$",
+    re.IGNORECASE,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Truth:
+    """What the true answer says of findings."""
+
+    present: frozenset[str] = frozenset()
+    absent: frozenset[str] = frozenset()
+    is_normal: bool = False
+    others: frozenset[str] = frozenset()  # findings of the picture that the question is not about
+
+
+@functools.lru_cache(maxsize=4096)
+def _read(text: str) -> tuple[Mention, ...]:
+    named = read_report(_ABBREVIATION.sub(lambda match: _SHORT[match[0].rstrip(".")], text)).mentions
+    return tuple(mention for mention in named if not is_incidental(mention))
+
+
+def _plain(text: str) -> str:
+    return fold(_ABBREVIATION.sub(lambda match: _SHORT[match[0].rstrip(".")], text).replace("\u2019", "'"))
+
+
+def _asserted(text: str) -> set[str]:
+    return {mention.finding for mention in _read(text) if mention.present}
+
+
+def _denied(text: str) -> set[str]:
+    """Return the findings that a text denies altogether and asserts nowhere."""
+    return {
+        mention.finding for mention in _read(text) if mention.status == Status.ABSENT and mention.denied_wholly
+    } - _asserted(text)
+
+
+def _truth_of(question: Question) -> _Truth:
+    record, facts = question.record, question.record.facts
+    known = (facts.get("diagnosis", ""), facts.get("secondary", ""), record.lesion)
+    others = frozenset(canonical(name) for name in (*known, *(box.label for box in record.references))) & _FINDINGS
+    if record.kind == "closed":
+        asked, plain = (
+            frozenset(name for name, _, _ in find_terms(record.question)) & _FINDINGS,
+            _plain(record.question),
+        )
+        normality = _NORMALITY.search(plain)
+        if normality:
+            return _Truth(is_normal=(record.answer == "Yes") != bool(normality[1]), others=others)
+        if len(asked) != 1 or (
+            _NOT_PLAIN.search(plain) and (record.answer == "No" or "not" in plain or "no " in plain)
+        ):
+            return _Truth(others=others)
+        return _Truth(asked, others=others) if record.answer == "Yes" else _Truth(absent=asked, others=others)
+    texts = question.spoken_choices or record.accepted_texts[:1]
+    is_normal = any(fold(text) in map(fold, NORMAL_PHRASES) for text in texts)
+    return _Truth(frozenset().union(*map(_asserted, texts)) & _FINDINGS, is_normal=is_normal, others=others)
+
+
+def _word(written: str) -> re.Pattern[str]:
+    return re.compile(
+        rf"(?<!\w)(?:{re.escape(written).replace(chr(92) + '*', chr(92) + 'w*').replace('/', '|')})(?!\w)"
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _compile(signs: str) -> tuple[tuple[re.Pattern[str], ...], ...]:
+    return tuple(tuple(map(_word, sign.split())) for sign in signs.split(";") if sign.strip())
+
+
+def _has_sign(text: str, signs: str) -> bool:
+    """Return whether a clause of a text has all words of a sign, none of them denied."""
+    for clause in _CLAUSES.split(_plain(text)):
+        if _NORMAL_CLAUSE.search(clause):
+            continue
+        assertions = Assertions(clause)
+        for words in _compile(signs):
+            matches = [word.search(clause) for word in words]
+            is_absence = any(match and _DENIES.fullmatch(match[0]) for match in matches)
+            if all(match and (is_absence or assertions.status(*match.span()) >= Status.POSSIBLE) for match in matches):
+                return True
+    return False
+
+
+def _within(visual: str) -> str:
+    """Return the part of a visual analysis that is about the region."""
+    match = _WITHIN.search(visual)
+    return match[1] if match else visual
+
+
+def _supports(finding: str, parts: Parts, entries: Sequence[Entry]) -> bool:
+    """Return whether what is seen has a sign of a finding, or its place is looked at and no lung is described."""
+    own = [entry for entry in entries if entry.finding == finding]
+    signs = ";".join(entry.signs for entry in own if entry.signs)
+    if not signs or _has_sign(parts["visual"], signs) or finding in _asserted(parts["visual"]):
+        return True
+    places = ";".join(entry.place for entry in own if entry.place)
+    rest = _without_terms(_within(parts["visual"]))
+    return (
+        bool(places)
+        and _has_sign(parts["localisation"], places)
+        and not re.search(r"\b(?:lungs?|lob\w+|apex|apical)\b", rest)
+    )
+
+
+def _without_terms(text: str) -> str:
+    plain = _plain(text)
+    for _, start, end in reversed(find_terms(plain)):
+        plain = f"{plain[:start]} {plain[end:]}"
+    return plain
+
+
+def require_support(question: Question, parts: Parts, entries: Sequence[Entry]) -> None:
+    """Require that localisation, visual analysis and knowledge agree, and support the true answer.
+
+    Raises `CannotAnnotate`: `CONTRADICTION`, `UNSUPPORTED`.
+    """
+    truth, visual = _truth_of(question), parts["visual"]
+    within = _within(visual)
+    regions = " ".join(name_region(statement) for statement in question.statements)
+    _require_same_place(parts["localisation"], regions, "localisation and its region")
+    _require_same_place(within, parts["localisation"], "visual analysis and localisation")
+    denied = (truth.present & _denied(visual)) or (truth.absent & _asserted(visual))
+    require(not denied, Reason.CONTRADICTION, "visual analysis and answer")
+    lesions = {mention.finding for mention in _read(within) if mention.present and mention.sort != "other"}
+    require(not (truth.is_normal and lesions), Reason.CONTRADICTION, "visual analysis and a normal picture")
+    for finding in sorted(truth.present):
+        against = ";".join(entry.against for entry in entries if entry.finding == finding and entry.against)
+        require(not (against and _has_sign(visual, against)), Reason.CONTRADICTION, "visual analysis and answer")
+        require(_supports(finding, parts, entries), Reason.UNSUPPORTED, "visual analysis without a sign of the answer")
+    about, ruled = truth.present | truth.absent | truth.others, find_rules(parts["knowledge"])
+    require(not (ruled and about and not ruled & about), Reason.CONTRADICTION, "knowledge and answer")
+
+
+def check_conclusion(question: Question, parts: Parts, entries: Sequence[Entry]) -> None:
+    """Require a conclusion that states the true answer alone, and nothing that its stages contradict or lack.
+
+    Raises `CannotAnnotate`: `WRONG_ANSWER`, `OTHER_ANSWER`, `CONTRADICTION`, `UNSUPPORTED` and those of options.
+    """
+    conclusion, truth = parts["conclusion"], _truth_of(question)
+    check_answer(conclusion, question)
+    if question.record.options:
+        check_options(conclusion, question)
+    before = " ".join(split_sentences(conclusion)[: -max(len(split_sentences(question.spoken_answer)), 1)])
+    stated = _asserted_on(before)
+    wrong = (truth.present & _denied(before) - stated) or (truth.absent & stated)
+    require(not wrong, Reason.OTHER_ANSWER, "a sentence before the answer")
+    known = truth.present | truth.others
+    chosen = {mention.finding for mention in _read(before) if _is_concluded(mention) and mention.finding in stated}
+    is_about = question.record.kind in ("open", "single") and truth.present
+    others = (chosen & _FINDINGS) - known if is_about else set()
+    require(not others, Reason.OTHER_ANSWER, "another diagnosis before the answer")
+    for finding in sorted((stated & _FINDINGS) - known):
+        require(_supports(finding, parts, entries), Reason.UNSUPPORTED, "conclusion with a finding of its own")
+    seen = f"{parts['localisation']}. {_within(parts['visual'])}"
+    _require_same_place(_without_options(before, question), seen, "conclusion and the stages before it")
+
+
+def _is_concluded(mention: Mention) -> bool:
+    return mention.concluded or _CONCLUDES.search(mention.sentence.line[: mention.start]) is not None
+
+
+def _asserted_on(text: str) -> set[str]:
+    """Return the findings that a conclusion asserts; one that it only rejects, weighs or lists is none."""
+    text = re.sub(r"\bagainst\b", "no", text)
+    names = {name: finding for finding in DIAGNOSIS_OPTIONS[1:] for name in (*accepted_names(finding), finding)}
+    spelled = tuple({fold(name): name for name in names}.values())[:26]
+    mentions: dict[str, list[bool]] = {}
+    for mention in find_mentions(_plain(text), spelled, has_letters=False).found:
+        finding = names[spelled[ord(mention.letter) - ord("A")]]
+        mentions.setdefault(finding, []).append(mention.is_stated and not mention.is_doubted and not mention.is_aside)
+    return {finding for finding in _asserted(text) if any(mentions.get(finding, [True]))}
+
+
+def _without_options(text: str, question: Question) -> str:
+    plain = _plain(text)
+    for option in sorted(question.record.options, key=len, reverse=True):
+        plain = plain.replace(fold(option), " ")
+    return plain
+
+
+def _require_same_place(text: str, other: str, names: str) -> None:
+    """Require that two texts that both name a side, or an upper or a lower zone, share one."""
+    for find in (_sides, _zones):
+        one, two = find(text), find(other)
+        require(not (one and two) or bool(one & two), Reason.CONTRADICTION, f"place of {names}")
+
+
+def _sides(text: str) -> set[str]:
+    return {side for side, is_affirmed in find_values(_OF_HEART.sub("", _plain(text)), "side").items() if is_affirmed}
+
+
+def _zones(text: str) -> set[str]:
+    return set(_ZONE.findall(_plain(text)))
