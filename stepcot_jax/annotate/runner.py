@@ -39,6 +39,7 @@ from stepcot_jax.annotate.output import FILE_NAME as SHARD_NAME
 from stepcot_jax.annotate.output import (
     LEDGER_FOLDER,
     REPORTS,
+    RL_NAME,
     WRITTEN,
     Result,
     Shard,
@@ -49,6 +50,7 @@ from stepcot_jax.annotate.output import (
     write_shard_file,
 )
 from stepcot_jax.annotate.recipes import lvkc, medclm, rmcot
+from stepcot_jax.annotate.recipes.instructions import sample_balanced
 from stepcot_jax.annotate.recipes.items import (
     Question,
     Request,
@@ -488,8 +490,20 @@ def annotate_questions(
             chosen.finish(result.records, settings)
         # `records.jsonl` comes last and marks a complete run.
         result.write(folder)
+        _write_sample(result, settings)
         record_files.write_vqa_records(folder / name, result.records)
     return result
+
+
+def _write_sample(result: Result[Record], settings: TaskSettings) -> None:
+    """Write the balanced sample for reinforcement learning, if one is wanted."""
+    path = settings.folder / RL_NAME
+    path.unlink(missing_ok=True)  # of an earlier run
+    if settings.rl_sample:
+        sample, result.sampled = sample_balanced(
+            result.records, number=settings.rl_sample, by=settings.rl_balance, seed=settings.seed
+        )
+        record_files.write_vqa_records(path, sample)
 
 
 def _screen(questions: Sequence[Question]) -> tuple[list[Question], list[Aside]]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from stepcot_jax.annotate.annotation import Reason
-from stepcot_jax.annotate.checks import check_answer, check_options, require
+from stepcot_jax.annotate.checks import check_answer, require
 from stepcot_jax.annotate.recipes.items import Parts, Question, name_region, split_sentences
 from stepcot_jax.annotate.rules.annotator import is_incidental
 from stepcot_jax.annotate.rules.mentions import Assertions, Mention, Status, find_terms, read_report
@@ -35,9 +35,11 @@ _CLAUSES = re.compile(
     r"[.;:!?\n]|,? \b(?:but|while|whereas|although)\b|,? and (?=(?:the|both|no|an?|its|there)\b)"
     r"|, (?=(?:the|both|no|with|without)\b)| with (?=(?:normal|clear)\b)"
 )
-_NORMAL_CLAUSE = re.compile(
-    r"(?<!than )(?<!above )(?<!beyond )(?<!the )\b(?:normal|unremarkable|within (?:\w+ )?limits|preserved)\b"
+_NORMAL_CLAUSE = re.compile(r"\b(?:normal|unremarkable|within (?:\w+ )?limits|preserved)\b")
+_BEYOND_NORMAL = re.compile(
+    r"\b(?:than|above|beyond|exceeds?|exceeding) (?:the |what is )?(?:upper )?(?:limits? of )?normal\b"
 )
+_NOT_ALL = re.compile(r"\b(?:are|were|do|neither|none)(?: not|n't|\b(?=.*\bnor\b))")  # several options are denied
 _DENIES = re.compile(r"no|without|absen\w*|lack\w*|missing")
 _NOT_PLAIN = re.compile(
     r"\b(?:no|not|without|absent|absence|free|excluded?|left|right|upper|lower|middle|bilateral|large|small|tiny|moderate"
@@ -76,7 +78,8 @@ def _read(text: str) -> tuple[Mention, ...]:
 
 
 def _plain(text: str) -> str:
-    return fold(_ABBREVIATION.sub(lambda match: _SHORT[match[0].rstrip(".")], text).replace("\u2019", "'"))
+    plain = fold(_ABBREVIATION.sub(lambda match: _SHORT[match[0].rstrip(".")], text).replace("\u2019", "'"))
+    return _BEYOND_NORMAL.sub("large", plain)
 
 
 def _asserted(text: str) -> set[str]:
@@ -85,9 +88,10 @@ def _asserted(text: str) -> set[str]:
 
 def _denied(text: str) -> set[str]:
     """Return the findings that a text denies altogether and asserts nowhere."""
-    return {
-        mention.finding for mention in _read(text) if mention.status == Status.ABSENT and mention.denied_wholly
-    } - _asserted(text)
+    denied = (mention for mention in _read(text) if mention.status == Status.ABSENT)
+    return {m.finding for m in denied if m.denied_wholly or " not " in m.sentence.line[m.start : m.end]} - _asserted(
+        text
+    )
 
 
 def _truth_of(question: Question) -> _Truth:
@@ -123,10 +127,10 @@ def _compile(signs: str) -> tuple[tuple[re.Pattern[str], ...], ...]:
     return tuple(tuple(map(_word, sign.split())) for sign in signs.split(";") if sign.strip())
 
 
-def _has_sign(text: str, signs: str) -> bool:
-    """Return whether a clause of a text has all words of a sign, none of them denied."""
+def _has_sign(text: str, signs: str, *, in_normal: bool = False) -> bool:
+    """Return whether a clause has all words of a sign, none of them denied; one that says "normal" has none."""
     for clause in _CLAUSES.split(_plain(text)):
-        if _NORMAL_CLAUSE.search(clause):
+        if not in_normal and _NORMAL_CLAUSE.search(clause):
             continue
         assertions = Assertions(clause)
         for words in _compile(signs):
@@ -181,7 +185,11 @@ def require_support(question: Question, parts: Parts, entries: Sequence[Entry]) 
     require(not (truth.is_normal and lesions), Reason.CONTRADICTION, "visual analysis and a normal picture")
     for finding in sorted(truth.present):
         against = ";".join(entry.against for entry in entries if entry.finding == finding and entry.against)
-        require(not (against and _has_sign(visual, against)), Reason.CONTRADICTION, "visual analysis and answer")
+        require(
+            not (against and _has_sign(visual, against, in_normal=True)),
+            Reason.CONTRADICTION,
+            "visual analysis and answer",
+        )
         require(_supports(finding, parts, entries), Reason.UNSUPPORTED, "visual analysis without a sign of the answer")
     about, ruled = truth.present | truth.absent | truth.others, find_rules(parts["knowledge"])
     require(not (ruled and about and not ruled & about), Reason.CONTRADICTION, "knowledge and answer")
@@ -194,9 +202,8 @@ def check_conclusion(question: Question, parts: Parts, entries: Sequence[Entry])
     """
     conclusion, truth = parts["conclusion"], _truth_of(question)
     check_answer(conclusion, question)
-    if question.record.options:
-        check_options(conclusion, question)
     before = " ".join(split_sentences(conclusion)[: -max(len(split_sentences(question.spoken_answer)), 1)])
+    _check_letters(before, question)
     stated = _asserted_on(before)
     wrong = (truth.present & _denied(before) - stated) or (truth.absent & stated)
     require(not wrong, Reason.OTHER_ANSWER, "a sentence before the answer")
@@ -209,6 +216,20 @@ def check_conclusion(question: Question, parts: Parts, entries: Sequence[Entry])
         require(_supports(finding, parts, entries), Reason.UNSUPPORTED, "conclusion with a finding of its own")
     seen = f"{parts['localisation']}. {_within(parts['visual'])}"
     _require_same_place(_without_options(before, question), seen, "conclusion and the stages before it")
+
+
+def _check_letters(text: str, question: Question) -> None:
+    """Require that no letter of a wrong option is affirmed, and none of a right one denied alone."""
+    record = question.record
+    if not record.options:
+        return
+    read = [(clause, find_mentions(clause, record.options).found) for clause in re.split(r"[.;\n]", text)]
+    named = [mention for clause, mentions in read if not _NOT_ALL.search(clause) for mention in mentions]
+    labelled = {mention.letter for mention in named if mention.is_labelled and not mention.is_listed}
+    denied = {mention.letter for mention in named if mention.is_denied}
+    affirmed = {mention.letter for mention in named if mention.is_stated and not mention.is_doubted} - denied
+    require(labelled & affirmed <= set(record.answer), Reason.WRONG_OPTION_AFFIRMED, "before the answer")
+    require(not labelled & denied & set(record.answer), Reason.RIGHT_OPTION_DENIED, "before the answer")
 
 
 def _is_concluded(mention: Mention) -> bool:

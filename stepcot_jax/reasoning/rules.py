@@ -62,15 +62,16 @@ _WORD = re.compile(r"[^\W\d_]{4,}")
 
 
 def retrieve(entries: Sequence[Entry], *, names: Sequence[str], seen: str) -> tuple[Entry, ...]:
-    """Return the entries about the first of the names that has any, those that share most words with a text first.
+    """Return the entries about the first of the names that has any, else about any sign.
 
-    Where none has, the entries about any sign.
+    Users' own come before the package's, and those that share most words with a text before others.
     """
     words, folded = set(_WORD.findall(fold(seen))), [fold(entry.finding) for entry in entries]
     chosen: list[Entry] = []
     for name in (*map(fold, names), ANY_SIGN):
         chosen = chosen or [entry for entry, finding in zip(entries, folded, strict=True) if finding == name]
-    return tuple(sorted(chosen, key=lambda entry: -len(words.intersection(_WORD.findall(fold(entry.statement))))))
+    shared = {entry: len(words.intersection(_WORD.findall(fold(entry.statement)))) for entry in chosen}
+    return tuple(sorted(chosen, key=lambda entry: (entry in ENTRIES, -shared[entry])))
 
 
 def ruled_diagnosis(facts: Mapping[str, str]) -> str:

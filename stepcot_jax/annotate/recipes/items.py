@@ -12,6 +12,7 @@ import msgspec
 
 from stepcot_jax.annotate.annotation import Aside, ItemT
 from stepcot_jax.annotate.llm.prompts import Prompt
+from stepcot_jax.annotate.recipes.instructions import Instructions
 from stepcot_jax.box import Box, Corners
 from stepcot_jax.chain import fold
 from stepcot_jax.data.questions.making import split_images
@@ -184,6 +185,9 @@ class TaskSettings:
     # LVKC: votes of each verifier on a proposed region, and the share of "correct" that keeps it; 0 votes propose none
     region_passes: int = 3
     region_share: float = 0.5
+    instructions: Instructions = "none"  # LVKC: whether questions are written as instructions of their task
+    rl_sample: int = 0  # LVKC: questions of the balanced sample for reinforcement learning; 0 writes none
+    rl_balance: tuple[str, ...] = ("instruction",)
     seed: int = 0  # of the questions about a detection list and its splits; LVKC: of the perturbed boxes
     box_size: tuple[int, int] | None = None  # width and height that the boxes of released data refer to
     with_normal: bool = False  # whether to ask about the images of a detection list that have no box
@@ -197,6 +201,7 @@ class TaskSettings:
             ("--num-templates", self.num_templates, 1, 3),
             ("--region-passes", self.region_passes, 0, 100),
             ("--region-share", self.region_share, 0, 1),
+            ("--rl-sample", self.rl_sample, 0, 10**9),
         ):
             if not least <= value <= greatest:
                 raise BadInput(f"{flag}: {value} must be from {least} to {greatest}")

@@ -35,6 +35,7 @@ from stepcot_jax.annotate.llm.prompts import (
     UNSUPPORTED,
     VISUAL,
 )
+from stepcot_jax.annotate.recipes.instructions import write_instruction
 from stepcot_jax.annotate.recipes.items import (
     Parts,
     Question,
@@ -155,6 +156,7 @@ class Trajectory:
     roi: Roi
     template: int
     entries: tuple[Entry, ...] = ENTRIES  # the knowledge base
+    instruction: tuple[str, str] | None = None  # the question as an instruction of its task, and its name
 
     @property
     def id(self) -> str:
@@ -192,13 +194,17 @@ class Trajectory:
 def plan_trajectories(questions: Sequence[Question], settings: TaskSettings) -> list[Trajectory | Aside]:
     """Return M regions x T templates of every question."""
     return [
-        Trajectory(question, roi, template, settings.knowledge)
+        Trajectory(question, roi, template, settings.knowledge, _instruct(question.record, settings))
         for question in questions
         for roi in list_rois(
             question.record, num_regions=settings.num_regions, seed=settings.seed, proposes=settings.proposes
         )
         for template in range(settings.num_templates)
     ]
+
+
+def _instruct(record: Record, settings: TaskSettings) -> tuple[str, str] | None:
+    return write_instruction(record, seed=settings.seed) if settings.instructions == "by-task" else None
 
 
 def write_parts(item: Trajectory) -> dict[str, str]:
@@ -240,9 +246,10 @@ def assemble(item: Trajectory, parts: Parts) -> Record:
     stages = Stages(*(parts[name] for name in STAGE_NAMES))
     made = {"roi": item.roi.shown, "template": str(item.template + 1), "question": record.id}
     made |= {"knowledge": f"{entry.finding}: {entry.statement} ({entry.source})"}
-    preamble = f"This is {name_picture(record)}."
-    made_record = msgspec.structs.replace(record, id=item.id, thinking="", preamble=preamble, stages=stages)
-    return add_provenance(made_record, made)
+    changed = {"id": item.id, "thinking": "", "preamble": f"This is {name_picture(record)}.", "stages": stages}
+    if item.instruction is not None:
+        changed["question"], made["instruction"] = item.instruction
+    return add_provenance(msgspec.structs.replace(record, **changed), made)
 
 
 def check_stage(item: Trajectory, parts: Parts, *, name: str) -> None:

@@ -32,20 +32,8 @@ _FIELDS = {field.name: field for field in msgspec.structs.fields(Record)}
 _REQUIRED = ("id", "image", "image_size", "patient", "kind", "question", "answer")
 _LINE: tuple[str, ...] = (  # the fields of a question in the order of the file
     *("id", "image", "image_size", "patient", "origin", "split", "kind", "topic", "question", "options", "answer"),
-    *(
-        "synonyms",
-        "references",
-        "points",
-        "thinking",
-        "preamble",
-        "stages",
-        "cue",
-        "lesion",
-        "organ",
-        "modality",
-        "facts",
-    ),
-    "provenance",
+    *("synonyms", "references", "points", "thinking", "preamble", "stages", "cue", "lesion", "organ", "modality"),
+    *("facts", "provenance"),
 )
 _FILE_NAMES = {"image": "image_path", "patient": "patient_id", "options": "choices"}
 

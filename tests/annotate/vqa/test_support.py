@@ -57,7 +57,7 @@ REFUSED = {
     ),
     "lung for heart, the heart named as normal": Case(
         "cardiomegaly", RLL, CONSOLIDATION,
-        "This is most consistent with cardiomegaly. So the answer is cardiomegaly.", Reason.UNSUPPORTED,
+        "This is most consistent with cardiomegaly. So the answer is cardiomegaly.", Reason.CONTRADICTION,
     ),
     "heart for lung": Case("pneumonia", RLL, WIDE, "So the answer is pneumonia.", Reason.UNSUPPORTED),
     "signs denied": Case(

@@ -1,0 +1,85 @@
+"""Instructions by task (MEDSAGE, A.3.2), and the balanced sample for reinforcement learning (A.4); texts are ours."""
+
+import collections
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+from stepcot_jax.box import as_corners
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.record import Record
+
+Instructions = Literal["none", "by-task"]
+Balance = Literal["instruction", "modality", "difficulty"]
+BALANCES: tuple[str, ...] = get_args(Balance)
+
+_TEMPLATES: dict[str, list[str]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+_SMALL = 0.01  # share of the picture, below which a box makes a question difficult
+
+
+def instruction_type(record: Record) -> str:
+    """Return the task of a question: presence, normality, choice, choices, cause or description."""
+    if record.kind == "closed":
+        return "normality" if record.topic == "normality" else "presence"
+    by_kind = {"single": "choice", "multi": "choices"}
+    return by_kind.get(record.kind) or ("cause" if record.topic.startswith("cause of ") else "description")
+
+
+def write_instruction(record: Record, *, seed: int) -> tuple[str, str]:
+    """Return a question in one of its task's instructions, and the name of the instruction."""
+    kind = instruction_type(record)
+    number = _draw(record.id, seed) % len(_TEMPLATES[kind])
+    return _TEMPLATES[kind][number].format(question=record.question.strip()), f"{kind} {number + 1}"
+
+
+def difficulty(record: Record) -> str:
+    """Return how hard a question is taken to be: easy, medium or hard (this library's measure).
+
+    Hard: several choices, several boxes, or a box below 1 % of the picture. Easy: yes or no about one box or none.
+    """
+    boxes = as_corners([box.corners for box in record.references])
+    shares = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1) / (record.image_size[0] * record.image_size[1])
+    if record.kind == "multi" or len(boxes) > 1 or (shares < _SMALL).any():
+        return "hard"
+    return "easy" if record.kind == "closed" else "medium"
+
+
+def sample_balanced(
+    records: Sequence[Record], *, number: int, by: Sequence[str], seed: int
+) -> tuple[list[Record], dict[str, tuple[int, int]]]:
+    """Draw questions of the training split, as equally over the cells of `by` as there are enough, one record each.
+
+    Returns:
+      the records in their order, and by cell the number of questions and how many of them were drawn.
+    """
+    chosen = {record.provenance.get("question", record.id): record for record in records[::-1]}
+    cells: dict[str, list[Record]] = collections.defaultdict(list)
+    for record in chosen.values():
+        if record.split in ("", "train"):
+            cells[_name_cell(record, by)].append(record)
+    drawn: set[str] = set()
+    counts, left = {}, number
+    for position, (cell, members) in enumerate(sorted(cells.items(), key=lambda item: (len(item[1]), item[0]))):
+        taken = sorted(members, key=lambda record: _draw(record.id, seed))[: left // (len(cells) - position)]
+        drawn.update(record.id for record in taken)
+        counts[cell], left = (len(members), len(taken)), left - len(taken)
+    return [record for record in records if record.id in drawn], counts
+
+
+def read_balance(written: str) -> tuple[str, ...]:
+    """Read the names of a flag such as "instruction,modality"."""
+    names = tuple(written.split(","))
+    if not set(names) <= set(BALANCES) or len(set(names)) < len(names):
+        raise BadInput(f"--rl-balance: {written[:80]!r} is not distinct names of {', '.join(BALANCES)}")
+    return names
+
+
+def _name_cell(record: Record, by: Sequence[str]) -> str:
+    names = {"instruction": instruction_type, "modality": lambda it: it.modality or "unknown", "difficulty": difficulty}
+    return ", ".join(names[name](record) for name in by)
+
+
+def _draw(name: str, seed: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8])
