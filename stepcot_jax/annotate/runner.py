@@ -473,12 +473,7 @@ def annotate_questions(
             written="records",
         )
         prepare = functools.partial(
-            _prepare_questions,
-            plan=plan,
-            task=chosen,
-            settings=settings,
-            regenerations=num_regenerations,
-            result=result,
+            _prepare_questions, plan=plan, task=chosen, settings=settings, again=num_regenerations, result=result
         )
         run_items(items, prepare, folder=folder, plan=plan, total=len(items), result=result, terminal=terminal)
         result.set_aside += [Aside(f"record {aside.record}", Reason.UNREADABLE_RECORD, aside.reason) for aside in bad]
@@ -497,13 +492,11 @@ def annotate_questions(
 
 def _write_sample(result: Result[Record], settings: TaskSettings) -> None:
     """Write the balanced sample for reinforcement learning, if one is wanted."""
-    path = settings.folder / RL_NAME
-    path.unlink(missing_ok=True)  # of an earlier run
+    (settings.folder / RL_NAME).unlink(missing_ok=True)  # of an earlier run
     if settings.rl_sample:
-        sample, result.sampled = sample_balanced(
-            result.records, number=settings.rl_sample, by=settings.rl_balance, seed=settings.seed
-        )
-        record_files.write_vqa_records(path, sample)
+        number, by = settings.rl_sample, settings.rl_balance
+        sample, result.sampled = sample_balanced(result.records, number=number, by=by, seed=settings.seed)
+        record_files.write_vqa_records(settings.folder / RL_NAME, sample)
 
 
 def _screen(questions: Sequence[Question]) -> tuple[list[Question], list[Aside]]:
@@ -532,7 +525,8 @@ def _check_settings(task: Task[Any], plan: Plan, settings: TaskSettings, num_reg
 _REWRITTEN = frozenset({Reason.VOTED_DOWN, Reason.CONTRADICTION, Reason.UNSUPPORTED, Reason.OTHER_ANSWER})
 """Why `--regenerate` writes a trajectory anew: conflicts between stages and broken chains of evidence."""
 
-Write = Callable[[Item, Mapping[str, str], Sequence[str]], Awaitable[tuple[dict[str, str], Provenance]]]
+Written = tuple[dict[str, str], Provenance]
+Write = Callable[[Item, Mapping[str, str], Sequence[str]], Awaitable[Written]]
 """(item, number of the attempt as data, pictures) -> (parts, provenance)."""
 
 
@@ -544,9 +538,7 @@ def _make_writer(crew: Crew, plan: Plan, task: Task[Any]) -> Write:
     today = _today()
     under_way: dict[tuple[str, str], asyncio.Lock] = collections.defaultdict(asyncio.Lock)
 
-    async def write(
-        item: Item, attempt: Mapping[str, str], pictures: Sequence[str]
-    ) -> tuple[dict[str, str], Provenance]:
+    async def write(item: Item, attempt: Mapping[str, str], pictures: Sequence[str]) -> Written:
         if not annotators:
             return task.write(item), (("annotator", "templates"), ("version", __version__), ("date", today))
         parts: dict[str, str] = {}
@@ -579,10 +571,10 @@ def _read_checked(text: str, *, request: Request[Any], item: Item, parts: Mappin
 
 
 def _prepare_questions(
-    crew: Crew, *, plan: Plan, task: Task[Any], settings: TaskSettings, regenerations: int, result: Result[Record]
+    crew: Crew, *, plan: Plan, task: Task[Any], settings: TaskSettings, again: int, result: Result[Record]
 ) -> Process[Any, Record]:
     write = _make_writer(crew, plan, task)
-    regenerations = regenerations if plan.annotator is not None else 0
+    regenerations = again if plan.annotator is not None else 0
     doubter = crew.interview(plan.annotator, task.trust) if plan.annotator and plan.asks_trust else None
     voters = [crew.interview(endpoint, task.vote) for endpoint in plan.voters]
     search, finds = None, task.region

@@ -21,31 +21,24 @@ from stepcot_jax.reasoning.mentions import find_mentions
 from stepcot_jax.reasoning.rules import Entry, find_rules
 
 _FINDINGS = frozenset(DIAGNOSIS_OPTIONS) - {NORMAL} | {EMPHYSEMA, VOLUME_LOSS, SHIFT, NODES}
-_SHORT = {
-    **{f"{side[0]}{zone[0]}L": f"{side} {zone} lobe" for side in ("Right", "Left") for zone in ("Upper", "Lower")},
-    "RML": "right middle lobe",
-    "PTX": "pneumothorax",
-    "PNA": "pneumonia",
-    "Rt": "right",
-    "Lt": "left",
-}
-_ABBREVIATION = re.compile(rf"\b(?:{'|'.join(_SHORT)})\b\.?(?! \d)")
+_LOBES = {f"{side[0]}{zone[0]}L": f"{side} {zone} lobe" for side in ("Right", "Left") for zone in ("Upper", "Lower")}
+_SHORT = dict(RML="right middle lobe", PTX="pneumothorax", PNA="pneumonia", Rt="right", Lt="left", **_LOBES)
+_ABBREVIATION = re.compile(rf"\b({'|'.join(_SHORT)})\b\.?(?! \d)")
 _WITHIN = re.compile(r"\bwithin the region\b\W*(.*)", re.IGNORECASE | re.DOTALL)
 _CLAUSES = re.compile(
     r"[.;:!?\n]|,? \b(?:but|while|whereas|although)\b|,? and (?=(?:the|both|no|an?|its|there)\b)"
     r"|, (?=(?:the|both|no|with|without)\b)| with (?=(?:normal|clear)\b)"
 )
 _NORMAL_CLAUSE = re.compile(r"\b(?:normal|unremarkable|within (?:\w+ )?limits|preserved)\b")
-_BEYOND_NORMAL = re.compile(
-    r"\b(?:than|above|beyond|exceeds?|exceeding) (?:the |what is )?(?:upper )?(?:limits? of )?normal\b"
-)
+_BEYOND_NORMAL = re.compile(r"\b(?:than|above|beyond|exceed\w+) (?:the )?(?:upper )?(?:limits? of )?normal\b")
 _NOT_ALL = re.compile(r"\b(?:are|were|do|neither|none)(?: not|n't|\b(?=.*\bnor\b))")  # several options are denied
 _DENIES = re.compile(r"no|without|absen\w*|lack\w*|missing")
-_NOT_PLAIN = re.compile(
-    r"\b(?:no|not|without|absent|absence|free|excluded?|left|right|upper|lower|middle|bilateral|large|small|tiny|moderate"
-    r"|massive|tension|calcified|multiple|new|acute|chronic|more|increased|bigger)\b|n't\b"
+_NEGATED = re.compile(r"\b(?:no|not|without|absent|absence|free|excluded?)\b|n't\b")
+_LIMITED = re.compile(
+    r"\b(?:left|right|upper|lower|middle|bilateral|large|small|tiny|moderate|massive|tension|calcified|multiple|new"
+    r"|acute|chronic|more|increased|bigger)\b"
 )
-"""Words of a question whose "No" does not deny its finding altogether, or whose "Yes" may deny it."""
+"""Words of a question whose "No" does not deny its finding altogether."""
 _NORMALITY = re.compile(r"\b(?:radiograph|x-?ray|picture|image|scan|study|film) (ab)?normal\b")
 _OF_HEART = re.compile(
     r"\b(?:right|left)(?:[ -]sided?)?,? (?=(?:\w+ ){0,2}(?:heart|cardiac|ventric\w+|atri\w+|half|border)\b)"
@@ -53,6 +46,7 @@ _OF_HEART = re.compile(
     r"|\b(?:is|are|has|have|had|was|were|nothing|what) left\b"
 )
 """Sides that are not the patient's, or of a part of what lies on both."""
+_LUNG = re.compile(r"\b(?:lungs?|lob\w+|apex|apical)\b")
 _ZONE = re.compile(r"\b(upper|lower)(?: \w+)? (?:lobes?|zones?|lungs?|fields?|thirds?)\b")
 _CONCLUDES = re.compile(
     r"\b(?:consistent|compatible|keeping|fits?|suggests?|indicates?|points?|diagnos\w+|explain\w*|most likely"
@@ -71,15 +65,17 @@ class _Truth:
     others: frozenset[str] = frozenset()  # findings of the picture that the question is not about
 
 
-@functools.lru_cache(maxsize=4096)
-def _read(text: str) -> tuple[Mention, ...]:
-    named = read_report(_ABBREVIATION.sub(lambda match: _SHORT[match[0].rstrip(".")], text)).mentions
-    return tuple(mention for mention in named if not is_incidental(mention))
+def _spell_out(text: str) -> str:
+    return _ABBREVIATION.sub(lambda match: _SHORT[match[1]], text).replace("\u2019", "'")
 
 
 def _plain(text: str) -> str:
-    plain = fold(_ABBREVIATION.sub(lambda match: _SHORT[match[0].rstrip(".")], text).replace("\u2019", "'"))
-    return _BEYOND_NORMAL.sub("large", plain)
+    return _BEYOND_NORMAL.sub("large", fold(_spell_out(text)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _read(text: str) -> tuple[Mention, ...]:
+    return tuple(mention for mention in read_report(_spell_out(text)).mentions if not is_incidental(mention))
 
 
 def _asserted(text: str) -> set[str]:
@@ -88,10 +84,10 @@ def _asserted(text: str) -> set[str]:
 
 def _denied(text: str) -> set[str]:
     """Return the findings that a text denies altogether and asserts nowhere."""
-    denied = (mention for mention in _read(text) if mention.status == Status.ABSENT)
-    return {m.finding for m in denied if m.denied_wholly or " not " in m.sentence.line[m.start : m.end]} - _asserted(
-        text
-    )
+    absent = [mention for mention in _read(text) if mention.status == Status.ABSENT]
+    within = [mention for mention in absent if " not " in mention.sentence.line[mention.start : mention.end]]
+    wholly = {mention.finding for mention in absent if mention.denied_wholly or mention in within}
+    return wholly - _asserted(text)
 
 
 def _truth_of(question: Question) -> _Truth:
@@ -99,27 +95,21 @@ def _truth_of(question: Question) -> _Truth:
     known = (facts.get("diagnosis", ""), facts.get("secondary", ""), record.lesion)
     others = frozenset(canonical(name) for name in (*known, *(box.label for box in record.references))) & _FINDINGS
     if record.kind == "closed":
-        asked, plain = (
-            frozenset(name for name, _, _ in find_terms(record.question)) & _FINDINGS,
-            _plain(record.question),
-        )
-        normality = _NORMALITY.search(plain)
-        if normality:
-            return _Truth(is_normal=(record.answer == "Yes") != bool(normality[1]), others=others)
-        if len(asked) != 1 or (
-            _NOT_PLAIN.search(plain) and (record.answer == "No" or "not" in plain or "no " in plain)
-        ):
+        plain, is_yes = _plain(record.question), record.answer == "Yes"
+        asked = frozenset(name for name, _, _ in find_terms(plain)) & _FINDINGS
+        if normality := _NORMALITY.search(plain):
+            return _Truth(is_normal=is_yes != bool(normality[1]), others=others)
+        if len(asked) != 1 or _NEGATED.search(plain) or (_LIMITED.search(plain) and not is_yes):
             return _Truth(others=others)
-        return _Truth(asked, others=others) if record.answer == "Yes" else _Truth(absent=asked, others=others)
+        return _Truth(asked, others=others) if is_yes else _Truth(absent=asked, others=others)
     texts = question.spoken_choices or record.accepted_texts[:1]
     is_normal = any(fold(text) in map(fold, NORMAL_PHRASES) for text in texts)
     return _Truth(frozenset().union(*map(_asserted, texts)) & _FINDINGS, is_normal=is_normal, others=others)
 
 
 def _word(written: str) -> re.Pattern[str]:
-    return re.compile(
-        rf"(?<!\w)(?:{re.escape(written).replace(chr(92) + '*', chr(92) + 'w*').replace('/', '|')})(?!\w)"
-    )
+    stems = (re.escape(stem.rstrip("*")) + r"\w*" * stem.endswith("*") for stem in written.split("/"))
+    return re.compile(rf"(?<!\w)(?:{'|'.join(stems)})(?!\w)")
 
 
 @functools.lru_cache(maxsize=1024)
@@ -153,20 +143,10 @@ def _supports(finding: str, parts: Parts, entries: Sequence[Entry]) -> bool:
     signs = ";".join(entry.signs for entry in own if entry.signs)
     if not signs or _has_sign(parts["visual"], signs) or finding in _asserted(parts["visual"]):
         return True
-    places = ";".join(entry.place for entry in own if entry.place)
-    rest = _without_terms(_within(parts["visual"]))
-    return (
-        bool(places)
-        and _has_sign(parts["localisation"], places)
-        and not re.search(r"\b(?:lungs?|lob\w+|apex|apical)\b", rest)
-    )
-
-
-def _without_terms(text: str) -> str:
-    plain = _plain(text)
-    for _, start, end in reversed(find_terms(plain)):
-        plain = f"{plain[:start]} {plain[end:]}"
-    return plain
+    places, rest = ";".join(entry.place for entry in own if entry.place), _plain(_within(parts["visual"]))
+    for _, start, end in reversed(find_terms(rest)):  # "associated pleural effusion" is no place
+        rest = f"{rest[:start]} {rest[end:]}"
+    return bool(places) and _has_sign(parts["localisation"], places) and not _LUNG.search(rest)
 
 
 def require_support(question: Question, parts: Parts, entries: Sequence[Entry]) -> None:
@@ -185,11 +165,8 @@ def require_support(question: Question, parts: Parts, entries: Sequence[Entry]) 
     require(not (truth.is_normal and lesions), Reason.CONTRADICTION, "visual analysis and a normal picture")
     for finding in sorted(truth.present):
         against = ";".join(entry.against for entry in entries if entry.finding == finding and entry.against)
-        require(
-            not (against and _has_sign(visual, against, in_normal=True)),
-            Reason.CONTRADICTION,
-            "visual analysis and answer",
-        )
+        is_against = bool(against) and _has_sign(visual, against, in_normal=True)
+        require(not is_against, Reason.CONTRADICTION, "visual analysis and answer")
         require(_supports(finding, parts, entries), Reason.UNSUPPORTED, "visual analysis without a sign of the answer")
     about, ruled = truth.present | truth.absent | truth.others, find_rules(parts["knowledge"])
     require(not (ruled and about and not ruled & about), Reason.CONTRADICTION, "knowledge and answer")

@@ -5,16 +5,12 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from stepcot_jax.box import as_corners
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
 
 Instructions = Literal["none", "by-task"]
-Balance = Literal["instruction", "modality", "difficulty"]
-BALANCES: tuple[str, ...] = get_args(Balance)
-
 _TEMPLATES: dict[str, list[str]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 _SMALL = 0.01  # share of the picture, below which a box makes a question difficult
 
@@ -66,14 +62,6 @@ def sample_balanced(
         drawn.update(record.id for record in taken)
         counts[cell], left = (len(members), len(taken)), left - len(taken)
     return [record for record in records if record.id in drawn], counts
-
-
-def read_balance(written: str) -> tuple[str, ...]:
-    """Read the names of a flag such as "instruction,modality"."""
-    names = tuple(written.split(","))
-    if not set(names) <= set(BALANCES) or len(set(names)) < len(names):
-        raise BadInput(f"--rl-balance: {written[:80]!r} is not distinct names of {', '.join(BALANCES)}")
-    return names
 
 
 def _name_cell(record: Record, by: Sequence[str]) -> str:

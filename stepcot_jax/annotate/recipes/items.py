@@ -234,9 +234,8 @@ class Regions(Generic[ItemT]):
 
     proposal: Prompt
     vote: Prompt
-    question: Callable[
-        [ItemT], Question | None
-    ]  # returns the question whose picture needs a region; None if it has one
+    # returns the question whose picture needs a region; None if it has one
+    question: Callable[[ItemT], Question | None]
     # returns the item in the region that was kept (None: the whole picture), or raises `CannotAnnotate`
     place: Callable[[ItemT, Corners | None, TaskSettings], ItemT]
 

@@ -155,14 +155,9 @@ FACT_NAMES = ("detection", "distribution", "pattern", "zone", "morphology", "sec
 """Names of the facts that hold the answers of the chain's seven steps; further facts are "side" and "organ"."""
 
 PREAMBLE = "This is a frontal chest radiograph."
-_MODALITIES = {
-    **dict.fromkeys(("xray", "x-ray", "x ray", "cr", "dx", "radiograph", "radiography"), "radiograph"),
-    **dict.fromkeys(("ct", "computed tomography"), "CT"),
-    **dict.fromkeys(("mr", "mri", "magnetic resonance imaging"), "MRI"),
-    **dict.fromkeys(("us", "ultrasound", "ultrasonography"), "ultrasound image"),
-    **dict.fromkeys(("pathology", "histology", "histopathology", "microscopy"), "pathology image"),
-    **dict.fromkeys(("oct", "optical coherence tomography"), "OCT image"),
-}
+_MODALITIES = dict.fromkeys(("xray", "x-ray", "x ray", "cr", "dx", "radiography"), "radiograph")
+_MODALITIES |= dict.fromkeys(("mr", "mri", "magnetic resonance imaging"), "MRI")
+_MODALITIES |= {"ct": "CT", "computed tomography": "CT", "us": "ultrasound image", "histology": "pathology image"}
 _CHEST = frozenset(("chest", "thorax", "lung", "lungs", "right lung", "left lung", "heart", "mediastinum", "pleura"))
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _OUT = "folder of result and ledgers"
 
 VOTER_FIELDS = ("base-url", "key-variable")
+_BALANCES = ("instruction", "modality", "difficulty")
 _LVKC_FLAGS = ("num_regions", "num_templates", "knowledge", "region_passes", "region_share")
 TASK_FLAGS = {
     "lvkc": (*_LVKC_FLAGS, "instructions", "rl_sample", "rl_balance"),
@@ -90,8 +91,8 @@ def vqa_parser() -> argparse.ArgumentParser:
     parser.add_argument("--instructions", choices=("none", "by-task"), help=instructions)
     sample = "lvkc: questions of the balanced sample rl_records.jsonl, default 0 (none)"
     parser.add_argument("--rl-sample", type=int, metavar="N", help=sample)
-    balance = "lvkc: what the sample balances: instruction,modality,difficulty or some, default instruction"
-    parser.add_argument("--rl-balance", metavar="NAMES", help=balance)
+    balance, by = "lvkc: what the sample balances, one or several, default instruction", _BALANCES
+    parser.add_argument("--rl-balance", nargs="+", choices=by, help=balance)
     hosts = "medclm: how the host organ is found, default coverage"
     parser.add_argument("--host-organ", choices=("coverage", "iou_mask", "iou_box"), help=hosts)
     masks = "medclm: organ masks, default SOURCE/masks; or gs://"
@@ -298,10 +299,6 @@ def annotate_vqa(options: argparse.Namespace) -> None:
         from stepcot_jax.annotate.recipes.knowledge import read_knowledge
 
         given["knowledge"] = read_knowledge(find_path(options.knowledge, "--knowledge"))
-    if options.rl_balance is not None:
-        from stepcot_jax.annotate.recipes.instructions import read_balance
-
-        given["rl_balance"] = read_balance(options.rl_balance)
     plan, source = _make_plan(options), find_path(options.source, "SOURCE")
     of_task = {name: value for names in TASK_FLAGS.values() for name in names if (value := given[name]) is not None}
     result = annotate_questions(

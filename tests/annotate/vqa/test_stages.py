@@ -1,4 +1,4 @@
-"""MEDSAGE's stages asked of an endpoint: two pictures, refused and repeated conclusions, proposed regions, knowledge."""
+"""MEDSAGE's stages asked of an endpoint: two pictures, refused conclusions, proposed regions, knowledge."""
 
 import collections
 import hashlib
@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from annotate.misbehaving_server import MisbehavingServer, read_data
+from annotate.phantom_records import write_folder
 from annotate.vqa.test_vqa_pipeline import command, read_asides, read_url
 from PIL import Image
 from refusals import refuse
@@ -196,7 +197,9 @@ def test_a_killed_run_asks_nothing_twice(tmp_path):
         is_choice = name in ("region", "vote")
         reason = {"reason" if name == "region" else "reasoning": ""} if is_choice else {}
         said = OTHER if name == "conclusion" and "problem" not in str(request["messages"][3:]) else GOOD[name]
-        letters = hashlib.sha256(json.dumps(request).encode()).hexdigest().translate(str.maketrans("0123456789", "g" * 10))
+        letters = (
+            hashlib.sha256(json.dumps(request).encode()).hexdigest().translate(str.maketrans("0123456789", "g" * 10))
+        )
         said = f"{said} View {letters}." if name in ("localisation", "visual") else said
         return "answer", json.dumps({**reason, name: said})
 
@@ -214,22 +217,37 @@ def test_a_killed_run_asks_nothing_twice(tmp_path):
     assert len(read_vqa_records(out).records) == 4
 
 
-def test_instructions_by_task_and_a_sample_balanced_over_them(tmp_path):
-    source = tmp_path / "in"
-    make_folder(source, num=12)
-    records = [
-        {"kind": "closed", "answer": "Yes", "question": f"Is it {n}?"} if n < 8 else {"split": "test"} if n == 11 else {}
-        for n in range(12)
-    ]
-    lines = [json.loads(line) | changes for line, changes in
-             zip((source / "records.jsonl").read_text().splitlines(), records, strict=True)]  # fmt: skip
-    lines[0] |= {"facts": {"asked": "Edema"}, "stages": dict.fromkeys(("localisation", "visual", "knowledge", "conclusion"), "x y")}
-    (source / "records.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    chosen, counts = sample_balanced(read_vqa_records(source).records, number=8, by=("instruction",), seed=0)
-    assert counts == {"description": (3, 3), "presence": (8, 5)}
-    assert len({record.id for record in chosen}) == 8
-    assert {difficulty(record) for record in chosen} == {"easy", "medium"}
-    assert collections.Counter(map(instruction_type, chosen)) == {"presence": 5, "description": 3}
+def test_instructions_by_task_and_a_sample_balanced_over_them(tmp_path, capsys):
+    source = write_folder(tmp_path / "in", range(12))
+    by_id = {record.id: record for record in read_vqa_records(source).records}
+    flags = ["--instructions=by-task", "--num-templates=2", "--rl-sample=9", "--rl-balance", "instruction", "modality"]
+    main(["vqa", str(source), "--task=lvkc", f"--out={tmp_path / 'out'}", *flags])
+    records = read_vqa_records(tmp_path / "out").records
+    for record in records:
+        asked = by_id[record.provenance["question"]]
+        assert record.question.replace(asked.question, "") != record.question != asked.question
+        assert record.provenance["instruction"].rpartition(" ")[0] == instruction_type(record)
+    sample = read_vqa_records(tmp_path / "out" / "rl_records.jsonl").records
+    questions = [record.provenance["question"] for record in sample]
+    assert len(set(questions)) == len(questions) == 9
+    counts = collections.Counter(instruction_type(record) for record in sample)
+    told = capsys.readouterr().out
+    assert all(f"sample for RL, {kind}, xray: {number} of " in told for kind, number in counts.items())
+    assert set(map(difficulty, records)) == {"easy", "medium", "hard"}
+
+
+def test_short_cells_are_taken_whole_and_test_questions_never():
+    def make(number, **changes):
+        fields = {"image": "a.png", "image_size": (9, 9), "patient": "p", "question": "?", "answer": "Yes"} | changes
+        return Record(id=f"{changes['kind']}{number}", **fields)
+
+    records = [make(number, kind="closed") for number in range(8)]
+    records += [make(number, kind="open", split="test" if number == 3 else "train") for number in range(4)]
+    for seed in (0, 1):
+        chosen, counts = sample_balanced(records, number=8, by=("instruction",), seed=seed)
+        assert counts == {"description": (3, 3), "presence": (8, 5)}
+        assert chosen == [record for record in records if record in chosen]
+    assert sample_balanced(records, number=99, by=("difficulty",), seed=0)[1] == {"easy": (8, 8), "medium": (3, 3)}
 
 
 @pytest.mark.parametrize(
