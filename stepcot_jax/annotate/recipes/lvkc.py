@@ -179,8 +179,8 @@ class Trajectory:
     @property
     def label(self) -> str:
         """The finding that the knowledge is about, hidden from the texts before the conclusion."""
-        record = self.question.record
-        return record.facts.get("asked") or record.lesion or self.question.spoken_answer
+        record, facts = self.question.record, self.question.record.facts
+        return facts.get("asked") or facts.get("diagnosis") or record.lesion or self.question.spoken_answer
 
     def find_entry(self, visual: str) -> Entry:
         """Return the entry of the knowledge base for this template: Equation 4's retrieval."""
