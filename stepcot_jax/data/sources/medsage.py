@@ -28,7 +28,7 @@ from stepcot_jax.data.sources.released import (
     split_question,
 )
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.replies import Reply
+from stepcot_jax.reasoning.replies import Reply, convert_points
 from stepcot_jax.record import STAGE_NAMES, Kind, Stages
 
 _TAGS = re.compile("<(LOC|VISUAL|VIS|KNOWLEDGE|KNO|CON|ANSWER)>")
