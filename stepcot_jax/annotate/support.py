@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from stepcot_jax.annotate.annotation import Reason
-from stepcot_jax.annotate.checks import check_answer, require
+from stepcot_jax.annotate.checks import check_answer, names_any, require
 from stepcot_jax.annotate.recipes.items import Parts, Question, name_region, split_sentences
 from stepcot_jax.annotate.rules.annotator import is_incidental
 from stepcot_jax.annotate.rules.mentions import Assertions, Mention, Status, find_terms, read_report
@@ -18,7 +18,7 @@ from stepcot_jax.chain import DIAGNOSIS_OPTIONS, fold
 from stepcot_jax.data.questions.vocabulary import NORMAL, NORMAL_PHRASES, accepted_names, canonical
 from stepcot_jax.reasoning.claims import find_values
 from stepcot_jax.reasoning.mentions import find_mentions
-from stepcot_jax.reasoning.rules import Entry, find_rules
+from stepcot_jax.reasoning.rules import ENTRIES, Entry, find_rules
 
 _FINDINGS = frozenset(DIAGNOSIS_OPTIONS) - {NORMAL} | {EMPHYSEMA, VOLUME_LOSS, SHIFT, NODES}
 _LOBES = {f"{side[0]}{zone[0]}L": f"{side} {zone} lobe" for side in ("Right", "Left") for zone in ("Upper", "Lower")}
@@ -90,13 +90,15 @@ def _denied(text: str) -> set[str]:
     return wholly - _asserted(text)
 
 
-def _truth_of(question: Question) -> _Truth:
+def _truth_of(question: Question, entries: Sequence[Entry]) -> _Truth:
     record, facts = question.record, question.record.facts
+    own = [entry.finding for entry in entries if entry not in ENTRIES and entry.finding not in _FINDINGS]
     known = (facts.get("diagnosis", ""), facts.get("secondary", ""), record.lesion)
     others = frozenset(canonical(name) for name in (*known, *(box.label for box in record.references))) & _FINDINGS
     if record.kind == "closed":
         plain, is_yes = _plain(record.question), record.answer == "Yes"
         asked = frozenset(name for name, _, _ in find_terms(plain)) & _FINDINGS
+        asked |= {finding for finding in own if names_any(plain, [finding])}
         if normality := _NORMALITY.search(plain):
             return _Truth(is_normal=is_yes != bool(normality[1]), others=others)
         if len(asked) != 1 or _NEGATED.search(plain) or (_LIMITED.search(plain) and not is_yes):
@@ -104,7 +106,9 @@ def _truth_of(question: Question) -> _Truth:
         return _Truth(asked, others=others) if is_yes else _Truth(absent=asked, others=others)
     texts = question.spoken_choices or record.accepted_texts[:1]
     is_normal = any(fold(text) in map(fold, NORMAL_PHRASES) for text in texts)
-    return _Truth(frozenset().union(*map(_asserted, texts)) & _FINDINGS, is_normal=is_normal, others=others)
+    present = frozenset().union(*map(_asserted, texts)) & _FINDINGS
+    present |= {finding for finding in own if any(fold(text) == fold(finding) for text in texts)}
+    return _Truth(present, is_normal=is_normal, others=others)
 
 
 def _word(written: str) -> re.Pattern[str]:
@@ -154,7 +158,7 @@ def require_support(question: Question, parts: Parts, entries: Sequence[Entry]) 
 
     Raises `CannotAnnotate`: `CONTRADICTION`, `UNSUPPORTED`.
     """
-    truth, visual = _truth_of(question), parts["visual"]
+    truth, visual = _truth_of(question, entries), parts["visual"]
     within = _within(visual)
     regions = " ".join(name_region(statement) for statement in question.statements)
     _require_same_place(parts["localisation"], regions, "localisation and its region")
@@ -177,7 +181,7 @@ def check_conclusion(question: Question, parts: Parts, entries: Sequence[Entry])
 
     Raises `CannotAnnotate`: `WRONG_ANSWER`, `OTHER_ANSWER`, `CONTRADICTION`, `UNSUPPORTED` and those of options.
     """
-    conclusion, truth = parts["conclusion"], _truth_of(question)
+    conclusion, truth = parts["conclusion"], _truth_of(question, entries)
     check_answer(conclusion, question)
     before = " ".join(split_sentences(conclusion)[: -max(len(split_sentences(question.spoken_answer)), 1)])
     _check_letters(before, question)

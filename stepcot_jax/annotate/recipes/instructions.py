@@ -45,17 +45,18 @@ def difficulty(record: Record) -> str:
 def sample_balanced(
     records: Sequence[Record], *, number: int, by: Sequence[str], seed: int
 ) -> tuple[list[Record], dict[str, tuple[int, int]]]:
-    """Draw questions of the training split, as equally over the cells of `by` as there are enough, one record each.
+    """Draw training questions, as equally over the cells of `by` as there are enough; each has one record.
 
     Returns:
-      the records in their order, and by cell the number of questions and how many of them were drawn.
+      these and all questions of validation and test, in their order; by cell the number of training questions, and how
+      many of them were drawn.
     """
     chosen = {record.provenance.get("question", record.id): record for record in records[::-1]}
     cells: dict[str, list[Record]] = collections.defaultdict(list)
+    drawn = {record.id for record in chosen.values() if record.split in ("val", "test")}
     for record in chosen.values():
-        if record.split in ("", "train"):
+        if record.id not in drawn:
             cells[_name_cell(record, by)].append(record)
-    drawn: set[str] = set()
     counts, left = {}, number
     for position, (cell, members) in enumerate(sorted(cells.items(), key=lambda item: (len(item[1]), item[0]))):
         taken = sorted(members, key=lambda record: _draw(record.id, seed))[: left // (len(cells) - position)]

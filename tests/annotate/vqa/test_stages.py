@@ -236,7 +236,7 @@ def test_instructions_by_task_and_a_sample_balanced_over_them(tmp_path, capsys):
     assert set(map(difficulty, records)) == {"easy", "medium", "hard"}
 
 
-def test_short_cells_are_taken_whole_and_test_questions_never():
+def test_short_cells_are_taken_whole_and_test_questions_are_none_of_them():
     def make(number, **changes):
         fields = {"image": "a.png", "image_size": (9, 9), "patient": "p", "question": "?", "answer": "Yes"} | changes
         return Record(id=f"{changes['kind']}{number}", **fields)
@@ -247,6 +247,7 @@ def test_short_cells_are_taken_whole_and_test_questions_never():
         chosen, counts = sample_balanced(records, number=8, by=("instruction",), seed=seed)
         assert counts == {"description": (3, 3), "presence": (8, 5)}
         assert chosen == [record for record in records if record in chosen]
+        assert [record.id for record in chosen if record.split == "test"] == ["open3"]
     assert sample_balanced(records, number=99, by=("difficulty",), seed=0)[1] == {"easy": (8, 8), "medium": (3, 3)}
 
 

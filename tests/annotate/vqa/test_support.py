@@ -8,7 +8,7 @@ from stepcot_jax.annotate.annotation import CannotAnnotate, Reason
 from stepcot_jax.annotate.recipes.items import Question
 from stepcot_jax.annotate.support import check_conclusion, require_support
 from stepcot_jax.box import Box
-from stepcot_jax.reasoning.rules import ENTRIES, KNOWLEDGE
+from stepcot_jax.reasoning.rules import ENTRIES, KNOWLEDGE, Entry
 from stepcot_jax.record import Record
 
 
@@ -58,6 +58,10 @@ REFUSED = {
     "lung for heart, the heart named as normal": Case(
         "cardiomegaly", RLL, CONSOLIDATION,
         "This is most consistent with cardiomegaly. So the answer is cardiomegaly.", Reason.CONTRADICTION,
+    ),
+    "signs that users name": Case(
+        "hepatic cyst", "The right lobe of the liver.", "Within the region: a bright area with ragged margins.",
+        "It fits a cyst. So the answer is hepatic cyst.", Reason.UNSUPPORTED,
     ),
     "heart for lung": Case("pneumonia", RLL, WIDE, "So the answer is pneumonia.", Reason.UNSUPPORTED),
     "signs denied": Case(
@@ -185,11 +189,14 @@ KEPT = {
 }  # fmt: skip
 
 
+BASE_OF_USER = (Entry("hepatic cyst", "Fluid is dark and sharp.", "own", "dark* round*"), *ENTRIES)
+
+
 def reason_of(case):
     parts = {name: getattr(case, name) for name in ("localisation", "visual", "knowledge", "conclusion")}
     try:
-        require_support(case.item, parts, ENTRIES)
-        check_conclusion(case.item, parts, ENTRIES)
+        require_support(case.item, parts, BASE_OF_USER)
+        check_conclusion(case.item, parts, BASE_OF_USER)
     except CannotAnnotate as error:
         return error.reason
     return None
