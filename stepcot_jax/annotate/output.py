@@ -70,7 +70,8 @@ class Result(Generic[Record]):
         self.failed: list[Aside] = []  # items set aside because a request was given up
         self.counts: list[int] = []  # number of records of each item, in order
         self.sampled: dict[str, tuple[int, int]] = {}  # of the balanced sample: questions of each cell, and those drawn
-        self.repeated: collections.Counter[tuple[str, Reason]] = collections.Counter()  # answers written again, and why
+        self.written_anew: collections.Counter[Reason] = collections.Counter()
+        self.count_repeats: Callable[[], collections.Counter[Reason]] = collections.Counter  # answers asked for again
 
     @property
     def num_collected(self) -> int:
@@ -90,12 +91,13 @@ class Result(Generic[Record]):
     def funnel(self) -> list[tuple[str, str, int]]:
         """Return stage, reason and count, as in the paper's Figure 5: collected, set aside by reason, kept.
 
-        What was asked for again, or written anew, is counted beside them.
+        Of questions, what was asked for again or written anew is counted beside them.
         """
         counts = collections.Counter(aside.reason for aside in self.set_aside)
         filtered = [("set aside", reason, counts[reason]) for reason in Reason if counts[reason]]
         ends = [("kept", self.units, self.num_kept), ("written", self._written, len(self.records))]
-        again = [(*key, number) for key, number in sorted(self.repeated.items())]
+        again = [("asked again", reason, number) for reason, number in sorted(self.count_repeats().items())]
+        again += [("written anew", reason, number) for reason, number in sorted(self.written_anew.items())]
         return [("collected", self.units, self.num_collected), *again, *filtered, *ends]
 
     def describe(self) -> str:
@@ -217,7 +219,6 @@ class ShardFile(_Written, frozen=True, kw_only=True):
     annotated: list[tuple[int, int]]
     unusable: list[int]  # positions of the source's unreadable and repeated items
     images: bool  # whether the records' images were linked into the folder
-    repeated: list[tuple[tuple[str, Reason], int]]  # answers that were asked for again, and why
 
     @property
     def name(self) -> Shard:
@@ -335,8 +336,6 @@ def _collect(shards: dict[Path, ShardFile]) -> Result[bytes]:
                 annotated.append((position, next(asides)))
         unusable += zip(shard.unusable, asides, strict=True)
     by_position = lambda item: item[0]  # noqa: E731
-    for shard in shards.values():
-        result.repeated.update(dict(shard.repeated))
     result.num_kept = len(records)
     result.records = [record for _, several in sorted(records, key=by_position) for record in several]
     result.set_aside = [aside for part in (annotated, unusable) for _, aside in sorted(part, key=by_position)]

@@ -219,14 +219,12 @@ def run_items(
         finally:
             await crew.close()
 
-    crew = Crew(folder / LEDGER_FOLDER, cap=plan.cap, num_repairs=plan.num_repairs)
     try:
-        asyncio.run(collect(crew))
+        asyncio.run(collect(Crew(folder / LEDGER_FOLDER, cap=plan.cap, num_repairs=plan.num_repairs)))
     except (KeyboardInterrupt, RunStopped) as error:
         why = str(error) if isinstance(error, RunStopped) else "interrupted; rerun the command to resume"
         num_done = result.num_collected - len(result.failed)
         raise RunStopped(f"{num_done} of {total} {result.units} are done; {why}") from None
-    result.repeated.update({("asked again", reason): number for reason, number in crew.asked_again.items()})
     if result.failed and plan.on_failure == "stop":
         first = f"{result.failed[0].id[:80]!r}: {result.failed[0].detail}"
         raise RunStopped(
@@ -315,7 +313,6 @@ def annotate_source(
                 annotated=list(zip(contents.positions, result.counts, strict=True)),
                 unusable=list(contents.asides),
                 images=is_linked,
-                repeated=list(result.repeated.items()),
             )
             write_shard_file(folder, described)
         # `data.json` comes last and marks a complete run.
@@ -573,7 +570,7 @@ def _read_checked(text: str, *, request: Request[Any], item: Item, parts: Mappin
 def _prepare_questions(
     crew: Crew, *, plan: Plan, task: Task[Any], settings: TaskSettings, again: int, result: Result[Record]
 ) -> Process[Any, Record]:
-    write = _make_writer(crew, plan, task)
+    write, result.count_repeats = _make_writer(crew, plan, task), crew.count_repeats
     regenerations = again if plan.annotator is not None else 0
     doubter = crew.interview(plan.annotator, task.trust) if plan.annotator and plan.asks_trust else None
     voters = [crew.interview(endpoint, task.vote) for endpoint in plan.voters]
@@ -621,7 +618,7 @@ def _prepare_questions(
             except CannotAnnotate as error:
                 if error.reason not in _REWRITTEN:
                     raise
-                result.repeated["written anew", error.reason] += 1
+                result.written_anew[error.reason] += 1
         return await make(item, {"attempt": str(regenerations + 1)} if regenerations else {})
 
     return process

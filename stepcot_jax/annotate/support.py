@@ -42,7 +42,7 @@ _LIMITED = re.compile(
 _NORMALITY = re.compile(r"\b(?:radiograph|x-?ray|picture|image|scan|study|film) (ab)?normal\b")
 _OF_HEART = re.compile(
     r"\b(?:right|left)(?:[ -]sided?)?,? (?=(?:\w+ ){0,2}(?:heart|cardiac|ventric\w+|atri\w+|half|border)\b)"
-    r"|\b(?:right|left)(?: side| half)? (?=of the (?:picture|image|film|chest|heart|midline)\b)"
+    r"|\b(?:right|left)(?: side| half| part| portion| edge)? (?=of the (?:picture|image|film|chest|heart|midline)\b)"
     r"|\b(?:is|are|has|have|had|was|were|nothing|what) left\b"
 )
 """Sides that are not the patient's, or of a part of what lies on both."""

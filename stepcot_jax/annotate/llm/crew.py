@@ -43,8 +43,7 @@ class Crew:
         self._open.append(made)
         return made
 
-    @property
-    def asked_again(self) -> collections.Counter[Reason]:
+    def count_repeats(self) -> collections.Counter[Reason]:
         """Number of answers that were asked for again, by reason, those of earlier runs included."""
         return collections.Counter(reason for one in self._open for reason in one.asked_again.values())
 
