@@ -2,6 +2,8 @@
 
 import asyncio
 import collections
+import functools
+import itertools
 from collections.abc import Mapping, Sequence
 
 from stepcot_jax.annotate.annotation import Provenance
@@ -39,27 +41,22 @@ class RegionSearch:
     async def find(self, question: Question, attempt: Mapping[str, str]) -> tuple[Corners | None, Provenance]:
         """Return the region in pixels, None without the share of votes, and what was proposed and voted."""
         async with self._under_way[question.id]:  # the next one finds the answers in the ledger
-            return await self._find(question, attempt)
+            return await self._find(question, {"question": question.record.question, **attempt})
 
-    async def _find(self, question: Question, attempt: Mapping[str, str]) -> tuple[Corners | None, Provenance]:
-        record, settings, size = question.record, self._settings, pixels(question.record.image_size)
-        whole = show_picture(record.image, settings)
-        asked = {"picture_kind": name_picture(record), "question": record.question, **attempt}
-        messages = self._proposer.prompt.messages({**asked, "hidden_answer": question.spoken_answer}, pictures=(whole,))
-        region, _ = await self._proposer.ask(question, messages, read_region)
-        (corners,) = convert([region], source=_THOUSANDTHS, target=size).tolist()
+    async def _find(self, question: Question, asked: Mapping[str, str]) -> tuple[Corners | None, Provenance]:
+        record, settings, proposer = question.record, self._settings, self._proposer
+        whole, asked = show_picture(record.image, settings), {"picture_kind": name_picture(record), **asked}
+        messages = proposer.prompt.messages({**asked, "hidden_answer": question.spoken_answer}, pictures=(whole,))
+        region, _ = await proposer.ask(question, messages, read_region)
+        (corners,) = convert([region], source=_THOUSANDTHS, target=pixels(record.image_size)).tolist()
         shown = (show_picture(record.image, settings, region=(tuple(corners), record.image_size)), whole)
         written, votes = ", ".join(f"{edge:g}" for edge in region), []
-        for verifier in self._verifiers:
-            for number in range(1, settings.region_passes + 1):
-                data = {**asked, "region": written, "pass": str(number)}
-                messages = verifier.prompt.messages(data, pictures=shown)
-                vote, _ = await verifier.ask(
-                    question, messages, lambda text: read_choice(text, field="vote", accepted=VOTES)
-                )
-                votes.append(vote)
-        num_correct = votes.count(VOTES[0])
+        read = functools.partial(read_choice, field="vote", accepted=VOTES)
+        for verifier, number in itertools.product(self._verifiers, range(1, settings.region_passes + 1)):
+            data = {**asked, "region": written, "pass": str(number)}
+            votes.append((await verifier.ask(question, verifier.prompt.messages(data, pictures=shown), read))[0])
+        num_correct, said = votes.count(VOTES[0]), f"{written} in thousandths by {proposer.endpoint.model}"
         is_kept = num_correct >= settings.region_share * len(votes)
-        said = f"{written} in thousandths by {self._proposer.endpoint.model}, {num_correct} of {len(votes)} votes"
         outcome = "kept" if is_kept else "not kept, the whole picture instead"
-        return (tuple(corners) if is_kept else None), (("proposed region", f"{said}: {outcome}"),)
+        said = f"{said}, {num_correct} of {len(votes)} votes: {outcome}"
+        return (tuple(corners) if is_kept else None), (("proposed region", said),)

@@ -109,9 +109,8 @@ class Prompt:
     def messages(self, data: Mapping[str, Any], *, pictures: Sequence[str] = ()) -> list[Message]:
         """Return the messages of a request about `data`, and about pictures given as data URLs."""
         text = f"{self.before}{quote_data(data)}{self.after}"
-        shown = [
-            {"type": "text", "text": text},
-            *({"type": "image_url", "image_url": {"url": url}} for url in pictures),
+        shown = [{"type": "text", "text": text}] + [
+            {"type": "image_url", "image_url": {"url": url}} for url in pictures
         ]
         return [{"role": "system", "content": self.system}, {"role": "user", "content": shown if pictures else text}]
 
@@ -226,12 +225,13 @@ def _write_trust(asked: Prompt, task: str, what: str) -> Prompt:
     return dataclasses.replace(asked, task=task, follow_up=question, schema=answer_schema("trust", TRUST))
 
 
-def _write_vote(
-    task: str, what: str, *, role: str = "chest radiologist", vote: str = "every statement is borne out"
-) -> Prompt:
+_STATEMENTS = ("every statement is borne out", "one is wrong")
+
+
+def _write_vote(task: str, what: str, role: str = "chest radiologist", about: tuple[str, str] = _STATEMENTS) -> Prompt:
     text = (
-        f'You are a {role} who checks the work of another. {what} Vote "correct" only where {vote}, "incorrect" where '
-        'one is wrong, "uncertain" where the data do not decide it.'
+        f'You are a {role} who checks the work of another. {what} Vote "correct" only where {about[0]}, "incorrect" '
+        f'where {about[1]}, "uncertain" where the data do not decide it.'
     )
     answer = '"reasoning": "one or two sentences", "vote": "correct", "incorrect" or "uncertain"'
     return _write_json(task, text, answer, answer_schema("vote", VOTES))
@@ -274,8 +274,8 @@ REGION_VOTE = _write_vote(
     "lvkc_region_vote",
     "The data hold the kind of the picture, a question, and a region that somebody proposed, in thousandths of the "
     f"picture's width and height. {_PICTURES}",
-    role="radiologist",
-    vote="the region holds what must be seen to answer the question, and little else",
+    "radiologist",
+    ("the region holds what must be seen to answer the question, and little else", "it misses that or is too wide"),
 )
 LOCALISATION = _write(
     "lvkc_localisation",
@@ -336,7 +336,7 @@ LVKC_VOTE = _write_vote(
     "lvkc_vote",
     "The data hold what a medical picture shows, a question, its answer, and a line of reasoning in stages. "
     f"{_PICTURES} Look for stages that conflict, steps that the picture does not support, and wrong knowledge.",
-    role="radiologist",
+    "radiologist",
 )
 
 EASY = _write(

@@ -23,7 +23,7 @@ def instruction_type(record: Record) -> str:
     return by_kind.get(record.kind) or ("cause" if record.topic.startswith("cause of ") else "description")
 
 
-def write_instruction(record: Record, *, seed: int) -> tuple[str, str]:
+def write_instruction(record: Record, seed: int) -> tuple[str, str]:
     """Return a question in one of its task's instructions, and the name of the instruction."""
     kind = instruction_type(record)
     number = _draw(record.id, seed) % len(_TEMPLATES[kind])

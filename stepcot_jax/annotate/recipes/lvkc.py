@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -193,18 +193,21 @@ class Trajectory:
 
 def plan_trajectories(questions: Sequence[Question], settings: TaskSettings) -> list[Trajectory | Aside]:
     """Return M regions x T templates of every question."""
+    is_task = settings.instructions == "by-task"
     return [
-        Trajectory(question, roi, template, settings.knowledge, _instruct(question.record, settings))
+        Trajectory(
+            question,
+            roi,
+            template,
+            settings.knowledge,
+            write_instruction(question.record, settings.seed) if is_task else None,
+        )
         for question in questions
         for roi in list_rois(
             question.record, num_regions=settings.num_regions, seed=settings.seed, proposes=settings.proposes
         )
         for template in range(settings.num_templates)
     ]
-
-
-def _instruct(record: Record, settings: TaskSettings) -> tuple[str, str] | None:
-    return write_instruction(record, seed=settings.seed) if settings.instructions == "by-task" else None
 
 
 def write_parts(item: Trajectory) -> dict[str, str]:
@@ -252,9 +255,9 @@ def assemble(item: Trajectory, parts: Parts) -> Record:
     return add_provenance(msgspec.structs.replace(record, **changed), made)
 
 
-def check_stage(item: Trajectory, parts: Parts, *, name: str) -> None:
-    """Require a stage without coordinates, other stages' contents or words, and what belongs to its source alone."""
-    text, question = parts[name], item.question
+def check_stage(item: Trajectory, parts: Parts) -> None:
+    """Require a last stage without coordinates, the contents of later stages, and sentences of earlier ones."""
+    (*before, (name, text)), question = parts.items(), item.question
     check_markup([text])
     check_speech(text, f"stage {name}")
     check_no_coordinates(text, name)
@@ -265,15 +268,9 @@ def check_stage(item: Trajectory, parts: Parts, *, name: str) -> None:
         refuse_words(text, APPEARANCE_WORDS, Reason.APPEARANCE, "stage localisation")
     if name == "visual":
         refuse_words(text, INTERPRETATION_WORDS, Reason.INTERPRETATION, "stage visual")
-    before = STAGE_NAMES[: STAGE_NAMES.index(name)]
-    told = {fold(sentence) for other in before for sentence in split_sentences(parts[other])}
+    told = {fold(sentence) for _, other in before for sentence in split_sentences(other)}
     repeats = told.intersection(map(fold, split_sentences(text)))
     require(not repeats, Reason.REPETITION, "a sentence occurs in two stages")
-
-
-def require_stages(item: Trajectory, parts: Parts) -> None:
-    """Require stages that agree and support the answer, before a conclusion is asked for."""
-    require_support(item.question, parts, item.entries)
 
 
 def check_reasoning(item: Trajectory, parts: Parts) -> None:
@@ -289,9 +286,9 @@ def check_reasoning(item: Trajectory, parts: Parts) -> None:
 
 def check(item: Trajectory, parts: Parts, record: Record) -> None:
     """Require all stages as `check_stage`, that they agree, and a record assembled from them."""
-    for name in STAGE_NAMES[:3]:
-        check_stage(item, parts, name=name)
-    require_stages(item, parts)
+    for count in (1, 2, 3):
+        check_stage(item, {name: parts[name] for name in STAGE_NAMES[:count]})
+    require_support(item.question, parts, item.entries)
     require(record.stages is not None, Reason.NOT_ASSEMBLED, "no stages")
     check_reasoning(item, parts)
     require_assembled(record, assemble(item, parts), dialect="lvkc")
@@ -344,15 +341,15 @@ def _of_all_templates(item: Trajectory) -> Trajectory:
     return dataclasses.replace(item, template=0)
 
 
-def _check(name: str) -> Callable[[Trajectory, Parts], None]:
-    return functools.partial(check_stage, name=name)
+def _require(item: Trajectory, parts: Parts) -> None:
+    require_support(item.question, parts, item.entries)
 
 
 _REQUESTS: tuple[Request[Trajectory], ...] = (
-    Request(LOCALISATION, ("localisation",), _localisation_data, about=_of_all_templates, check=_check("localisation")),
-    Request(VISUAL, ("visual",), _visual_data, about=_of_all_templates, check=_check("visual")),
-    Request(RULE, ("knowledge",), _rule_data, sees=False, check=_check("knowledge")),
-    Request(CONCLUSION, ("conclusion",), _conclusion_data, sees=False, require=require_stages, check=check_reasoning),
+    Request(LOCALISATION, ("localisation",), _localisation_data, about=_of_all_templates, check=check_stage),
+    Request(VISUAL, ("visual",), _visual_data, about=_of_all_templates, check=check_stage),
+    Request(RULE, ("knowledge",), _rule_data, sees=False, check=check_stage),
+    Request(CONCLUSION, ("conclusion",), _conclusion_data, sees=False, require=_require, check=check_reasoning),
 )
 
 TASK: Task[Trajectory] = Task(
