@@ -47,6 +47,9 @@ _OF_HEART = re.compile(
 )
 """Sides that are not the patient's, or of a part of what lies on both."""
 _LUNG = re.compile(r"\b(?:lungs?|lob\w+|apex|apical)\b")
+_OF_LUNG = re.compile(
+    r"\b(?:consolidat\w+|bronchogram|air-?space|nodul|cavit|patchy|hazy|infiltrat|spiculat|cloudy|blunt)"
+)
 _ZONE = re.compile(r"\b(upper|lower)(?: \w+)? (?:lobes?|zones?|lungs?|fields?|thirds?)\b")
 _CONCLUDES = re.compile(
     r"\b(?:consistent|compatible|keeping|fits?|suggests?|indicates?|points?|diagnos\w+|explain\w*|most likely"
@@ -142,15 +145,16 @@ def _within(visual: str) -> str:
 
 
 def _supports(finding: str, parts: Parts, entries: Sequence[Entry]) -> bool:
-    """Return whether what is seen has a sign of a finding, or its place is looked at and no lung is described."""
+    """Return whether what is seen has a sign of a finding, or its place is looked at and no look of lungs is told."""
     own = [entry for entry in entries if entry.finding == finding]
     signs = ";".join(entry.signs for entry in own if entry.signs)
     if not signs or _has_sign(parts["visual"], signs) or finding in _asserted(parts["visual"]):
         return True
     places, rest = ";".join(entry.place for entry in own if entry.place), _plain(_within(parts["visual"]))
+    is_of_lung = _OF_LUNG.search(rest) is not None
     for _, start, end in reversed(find_terms(rest)):  # "associated pleural effusion" is no place
         rest = f"{rest[:start]} {rest[end:]}"
-    return bool(places) and _has_sign(parts["localisation"], places) and not _LUNG.search(rest)
+    return bool(places) and _has_sign(parts["localisation"], places) and not (is_of_lung or _LUNG.search(rest))
 
 
 def require_support(question: Question, parts: Parts, entries: Sequence[Entry]) -> None:

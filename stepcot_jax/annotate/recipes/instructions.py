@@ -11,6 +11,7 @@ from stepcot_jax.box import as_corners
 from stepcot_jax.record import Record
 
 Instructions = Literal["none", "by-task"]
+BALANCES = ("instruction", "modality", "difficulty")
 _TEMPLATES: dict[str, list[str]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 _SMALL = 0.01  # share of the picture, below which a box makes a question difficult
 

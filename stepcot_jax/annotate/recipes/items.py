@@ -6,13 +6,13 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, Literal
+from typing import Any, Generic, Literal, get_args
 
 import msgspec
 
 from stepcot_jax.annotate.annotation import Aside, ItemT
 from stepcot_jax.annotate.llm.prompts import Prompt
-from stepcot_jax.annotate.recipes.instructions import Instructions
+from stepcot_jax.annotate.recipes.instructions import BALANCES, Instructions
 from stepcot_jax.box import Box, Corners
 from stepcot_jax.chain import fold
 from stepcot_jax.data.questions.making import split_images
@@ -205,6 +205,12 @@ class TaskSettings:
         ):
             if not least <= value <= greatest:
                 raise BadInput(f"{flag}: {value} must be from {least} to {greatest}")
+        for flag, values, accepted in (
+            ("--instructions", (self.instructions,), get_args(Instructions)),
+            ("--rl-balance", self.rl_balance, BALANCES),
+        ):
+            if not values or not set(values) <= set(accepted):
+                raise BadInput(f"{flag}: {', '.join(values)!r:.80} is not of {', '.join(accepted)}")
 
     @property
     def proposes(self) -> bool:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 _OUT = "folder of result and ledgers"
 
 VOTER_FIELDS = ("base-url", "key-variable")
-_BALANCES = ("instruction", "modality", "difficulty")
 _LVKC_FLAGS = ("num_regions", "num_templates", "knowledge", "region_passes", "region_share")
 TASK_FLAGS = {
     "lvkc": (*_LVKC_FLAGS, "instructions", "rl_sample", "rl_balance"),
@@ -91,8 +90,8 @@ def vqa_parser() -> argparse.ArgumentParser:
     parser.add_argument("--instructions", choices=("none", "by-task"), help=instructions)
     sample = "lvkc: questions of the balanced sample rl_records.jsonl, default 0 (none)"
     parser.add_argument("--rl-sample", type=int, metavar="N", help=sample)
-    balance, by = "lvkc: what the sample balances, one or several, default instruction", _BALANCES
-    parser.add_argument("--rl-balance", nargs="+", choices=by, help=balance)
+    balance = "lvkc: what it balances: instruction, modality, difficulty or several, default instruction"
+    parser.add_argument("--rl-balance", nargs="+", metavar="NAME", help=balance)
     hosts = "medclm: how the host organ is found, default coverage"
     parser.add_argument("--host-organ", choices=("coverage", "iou_mask", "iou_box"), help=hosts)
     masks = "medclm: organ masks, default SOURCE/masks; or gs://"

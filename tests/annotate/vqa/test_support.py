@@ -55,6 +55,8 @@ EFFUSION, LARGE = {"question": "Is there a pleural effusion?"}, {"question": "Is
 REFUSED = {
     "lung for heart": Case("cardiomegaly", HEART, "Context: the ribs are even. Within the region: a patchy opacity in "
         "the right lower lung zone.", "This is most consistent with cardiomegaly.", UNSUPPORTED),
+    "lung for heart, without a place": Case("cardiomegaly", HEART, "Patchy opacity with air bronchograms.", "It fits.",
+        UNSUPPORTED),
     "lung for heart, beside a normal heart": Case("cardiomegaly", RLL, DENSE, "It fits cardiomegaly.", CONTRADICTION),
     "heart for lung": Case("pneumonia", RLL, WIDE, "Airspaces are filled.", UNSUPPORTED),
     "heart for lung beside it": Case("cardiomegaly", RLL, "Within the region: increased density lateral to the right "
@@ -114,9 +116,9 @@ KEPT = {
         "effusion on the right.", "None is seen.", question="Is there a pleural effusion on the left?"),
     "letter, others refused": Case("B", APEX, AIR, "Option A, mass, does not fit. Option C is not seen.",
         options=CHOICES),
-    "letters refused together": Case("B", APEX, AIR, "A focus (A) and fluid (C) are not seen.", options=CHOICES),
-    "air without markings": Case("pneumothorax", "The left apex.", "There is absence of lung markings in the left upper "
-        "zone.", "Air has left no vessels; this is consistent with a left PTX."),
+    "refused together": Case("B", APEX, AIR, "A focus (A) and fluid (C) are not seen.", options=CHOICES),
+    "air without markings": Case("pneumothorax", "The left apex.", "There is absence of lung markings in the left "
+        "upper zone.", "Air has left no vessels; this is consistent with a left PTX."),
     "normal": Case("no abnormality", "Both lungs.", "The lungs are clear without mass or effusion. The heart is of "
         "normal size.", "No finding stands out."),
     "both sides": Case("pleural effusion", "Both lung bases.", "Dense layers blunt the right and the left angle.",

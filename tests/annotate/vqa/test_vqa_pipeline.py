@@ -314,6 +314,7 @@ def test_easy_views_have_their_boxes_drawn_and_hard_ones_are_other_cases(tmp_pat
     ("more", "words"),
     [
         *((["--images=none"], "--images=none"), (["--task=lvkc", "--num-templates=4"], "--num-templates: 4")),
+        *((["--task=lvkc", *flags], flags[0]) for flags in (["--rl-balance", "sex"], ["--region-share", "2"])),
         (["--num-templates=1"], "--num-templates requires --task=lvkc; got --task=medclm"),
     ],
 )
