@@ -46,6 +46,7 @@ _OF_HEART = re.compile(
     r"|\b(?:is|are|has|have|had|was|were|nothing|what) left\b"
 )
 """Sides that are not the patient's, or of a part of what lies on both."""
+_WITHIN_NAME = re.compile(r"\b(?:not|exclud\w+|rul\w+ out|without)\b")  # "the heart is not enlarged"
 _LUNG = re.compile(r"\b(?:lungs?|lob\w+|apex|apical)\b")
 _OF_LUNG = re.compile(
     r"\b(?:consolidat\w+|bronchogram|air-?space|nodul|cavit|patchy|hazy|infiltrat|spiculat|cloudy|blunt)"
@@ -81,16 +82,18 @@ def _read(text: str) -> tuple[Mention, ...]:
     return tuple(mention for mention in read_report(_spell_out(text)).mentions if not is_incidental(mention))
 
 
+def _denies_itself(mention: Mention) -> bool:
+    return _WITHIN_NAME.search(mention.sentence.line, mention.start, mention.end) is not None
+
+
 def _asserted(text: str) -> set[str]:
-    return {mention.finding for mention in _read(text) if mention.present}
+    return {mention.finding for mention in _read(text) if mention.present and not _denies_itself(mention)}
 
 
 def _denied(text: str) -> set[str]:
     """Return the findings that a text denies altogether and asserts nowhere."""
-    absent = [mention for mention in _read(text) if mention.status == Status.ABSENT]
-    within = [mention for mention in absent if " not " in mention.sentence.line[mention.start : mention.end]]
-    wholly = {mention.finding for mention in absent if mention.denied_wholly or mention in within}
-    return wholly - _asserted(text)
+    absent = (mention for mention in _read(text) if mention.status == Status.ABSENT)
+    return {mention.finding for mention in absent if mention.denied_wholly or _denies_itself(mention)} - _asserted(text)
 
 
 def _truth_of(question: Question, entries: Sequence[Entry]) -> _Truth:
@@ -208,13 +211,14 @@ def _check_letters(text: str, question: Question) -> None:
     record = question.record
     if not record.options:
         return
-    read = [(clause, find_mentions(clause, record.options).found) for clause in re.split(r"[.;\n]", text)]
-    named = [mention for clause, mentions in read if not _NOT_ALL.search(clause) for mention in mentions]
-    labelled = {mention.letter for mention in named if mention.is_labelled and not mention.is_listed}
-    denied = {mention.letter for mention in named if mention.is_denied}
-    affirmed = {mention.letter for mention in named if mention.is_stated and not mention.is_doubted} - denied
-    require(labelled & affirmed <= set(record.answer), Reason.WRONG_OPTION_AFFIRMED, "before the answer")
-    require(not labelled & denied & set(record.answer), Reason.RIGHT_OPTION_DENIED, "before the answer")
+    for clause in re.split(r"[.;\n]", text):
+        named = [] if _NOT_ALL.search(clause) else find_mentions(clause, record.options).found
+        labelled = {mention.letter for mention in named if mention.is_labelled and not mention.is_listed}
+        denied = {mention.letter for mention in named if mention.is_denied}
+        affirmed = {mention.letter for mention in named if mention.is_stated and not mention.is_doubted} - denied
+        require(labelled & affirmed <= set(record.answer), Reason.WRONG_OPTION_AFFIRMED, "before the answer")
+        is_denied = bool(labelled) and labelled <= denied & set(record.answer)  # one beside others may be spared
+        require(not is_denied, Reason.RIGHT_OPTION_DENIED, "before the answer")
 
 
 def _is_concluded(mention: Mention) -> bool:
