@@ -12,8 +12,8 @@ import re
 import stat
 import unicodedata
 from collections.abc import Callable, Sequence
-from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Annotated, Any, Literal, Protocol
+from pathlib import Path, PureWindowsPath
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -21,10 +21,10 @@ from jaxtyping import Bool
 
 from stepcot_jax.box import Box
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold, read_options
-from stepcot_jax.data.identities import join_patients_of, read_patient, read_split
+from stepcot_jax.data.identities import PLAIN_PATH, join_patients_of, normalise_image_path, read_patient, read_split
+from stepcot_jax.data.projections import LATERAL, name_projection
 from stepcot_jax.data.record_table import RecordTable, find_first
 from stepcot_jax.data.records.json_arrays import find_no_json, read_raw_records
-from stepcot_jax.data.records.projections import LATERAL, name_projection
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import shorten
 from stepcot_jax.host.untrusted import Limits, exceeds, read_limits
@@ -152,8 +152,6 @@ def identify(raw: bytes) -> tuple[str, str]:
 # Turn one record of the published layout into a case: locate its image, order its steps, read its labels.
 
 _STEP_LABEL = re.compile(r"step\s*([0-9]{1,4})(?:\s*[:.-].*)?", re.IGNORECASE | re.DOTALL)
-# Nearly every image path: already normal, and without a part that begins with a dot it cannot leave the root.
-_PLAIN_PATH = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*")
 _ADDRESS = re.compile(r"\s*(?:[A-Za-z][A-Za-z0-9+.-]+:/|data:image/|//?www\.|www\.)")
 _NUM_SHOWN = 80
 _MOST_REMEMBERED = 4096
@@ -162,13 +160,6 @@ _LONGEST_REMEMBERED = 10_000
 
 class MissingImage(BadInput):
     """A record's image file does not exist."""
-
-
-def normalise_image_path(image_path: str) -> str:
-    r"""Return an image path with "/" as separator and without "." parts."""
-    if _PLAIN_PATH.fullmatch(image_path):
-        return image_path
-    return str(PurePosixPath(image_path.replace("\\", "/")))
 
 
 def fold_name(name: str) -> str:
@@ -197,7 +188,7 @@ class ImageLocator:
         shown = repr(image_path[:_NUM_SHOWN])
         if len(image_path) > (most := read_limits().name):
             raise BadInput(f"{shown} … has {len(image_path)} characters; at most {most} are accepted")
-        if not _PLAIN_PATH.fullmatch(image_path):
+        if not PLAIN_PATH.fullmatch(image_path):
             if _ADDRESS.match(image_path):
                 raise BadInput(f"{shown} is an address; addresses are not fetched: download the image first")
             windows = PureWindowsPath(image_path)
@@ -341,13 +332,6 @@ _MOST_WORDINGS = 1000
 Options = tuple[tuple[str, ...], ...]
 
 
-class SetAsideSink(Protocol):
-    """Collects records that are set aside: a list, or counts of them."""
-
-    def append(self, item: SetAside, /) -> None:
-        """Add a record."""
-
-
 @dataclasses.dataclass
 class Scan:
     """The records of a data root. An index counts the records that are valid by themselves."""
@@ -356,7 +340,7 @@ class Scan:
     file: Path  # the file with the records
     table: RecordTable  # the records that are valid by themselves
     numbers: Sequence[int]  # position in the file of each of them, from 0
-    set_aside: SetAsideSink  # the records set aside
+    set_aside: Callable[[SetAside], None]  # takes the records that are set aside
     good: Bool[np.ndarray, " record"]  # which of `table` are not set aside
     chain: Chain | None = None  # the chain of most records; None if no record is valid
     reference: int = 0  # the first record with these options
@@ -372,7 +356,7 @@ class Scan:
         """Set a valid record aside."""
         self.good[index] = False
         path, patient = self.table.image_paths[index], self.table.patient_ids[index]
-        self.set_aside.append(SetAside(self.numbers[index], path, reason, patient, by_rule))
+        self.set_aside(SetAside(self.numbers[index], path, reason, patient, by_rule))
 
     def count_other_wordings(self) -> int:
         """Count the good records whose questions differ from those of the first."""
@@ -382,7 +366,7 @@ class Scan:
 
 def scan_records(
     root: Path,
-    set_aside: SetAsideSink,
+    set_aside: Callable[[SetAside], None],
     *,
     step_names: Sequence[str],
     require_images: bool,
@@ -402,7 +386,7 @@ def scan_records(
             case, steps, real_path = reader.read(decode_record(raw))
         except BadInput as error:
             patient_id, image_path = identify(raw)
-            set_aside.append(SetAside(index, image_path, str(error), patient_id))
+            set_aside(SetAside(index, image_path, str(error), patient_id))
             scan.num_missing += isinstance(error, MissingImage)
             continue
         kinds.append(steps, index)

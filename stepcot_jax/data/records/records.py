@@ -73,7 +73,7 @@ def read_records(
 ) -> Collection:
     """Read `root/data.json`."""
     set_aside: list[SetAside] = []
-    scan = scan_records(root, set_aside, step_names=step_names, require_images=require_images, with_texts=True)
+    scan = scan_records(root, set_aside.append, step_names=step_names, require_images=require_images, with_texts=True)
     set_aside.sort(key=lambda item: item.record)
     num_good = int(scan.good.sum())
     bad = [item for item in set_aside if not item.by_rule]
@@ -144,9 +144,3 @@ def _addition(case: Record) -> Addition | None:
 def _published_box(box: Box) -> PublishedBox:
     width, height = box.size
     return PublishedBox(label=box.label, x=box.x1, y=box.y1, width=width, height=height, sentence=box.sentence)
-
-
-def write_quarantine(path: Path, set_aside: Sequence[SetAside]) -> None:
-    """Write the records set aside, one JSON object per line: record, image_path, reason."""
-    lines = [{"record": item.record, "image_path": item.image_path, "reason": item.reason} for item in set_aside]
-    write_whole(Path(path), msgspec.json.Encoder().encode_lines(lines))

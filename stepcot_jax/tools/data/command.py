@@ -13,7 +13,6 @@ from typing import Any, TextIO
 
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
 from stepcot_jax.data.sources.layouts import AUTO, CASES
-from stepcot_jax.host.download import download
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir, write_whole, writing_folder, writing_for
 from stepcot_jax.host.terminal import Terminal
@@ -34,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command; return its exit code."""
     parser = argparse.ArgumentParser(prog="stepcot data", description="Work with folders of cases.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_check, _add_stats, _add_tfds, _add_phantom, add_vqa, _add_fetch):
+    for add in (_add_check, _add_stats, _add_tfds, _add_phantom, add_vqa):
         add(commands)
     options = parser.parse_args(arguments)
     for name in ("max_megapixels", "num_threads"):
@@ -197,27 +196,8 @@ def _reading_arguments(options: argparse.Namespace) -> dict[str, Any]:
     return {"step_names": tuple(options.step_names)} | {name: getattr(options, name) for name in names}
 
 
-def _add_fetch(commands: Any) -> None:
-    parser = commands.add_parser(
-        "fetch",
-        help="copy a folder from gs:// to this machine",
-        description="Copies a folder of cases, a run or anything else from a store. An interrupted copy "
-        "resumes: files that are here with the size of the object are not copied again, and none is overwritten. "
-        "stepcot sync DIR ADDRESS sends a folder.",
-    )
-    parser.add_argument("address", metavar="ADDRESS", help="gs://BUCKET/FOLDER (extra gcs)")
-    parser.add_argument("out", type=local_path, metavar="DIR", help="folder of this machine")
-    parser.set_defaults(run=_fetch)
-
-
-def _fetch(options: argparse.Namespace) -> None:
-    download(options.address, options.out)
-    print(f"{options.address} is in {options.out}")
-
-
 _WIDTH = 120
-_MOST_ROWS = 20
-_MOST_ORIGINS = 1000
+_MOST_ROWS, _MOST_REASONS = 1000, 20
 _TITLE = ("root", "layout", "file")
 _IN_LINES = ("stops", "notes", "shared_patients", "split_problems", "contradictions", "control_tokens", "equal_images")
 """Facts that lines below the tables tell of, or at least their number."""
@@ -253,7 +233,7 @@ def list_tables(facts: dict[str, Any]) -> list[Table]:
     tables = {f"{facts['root']}: {facts['layout']} ({facts['file']})": rows}
     left = (*_IN_LINES, *single, *(["steps"] if "parts" in facts else []))  # a tree has hundreds of steps
     for name in (name for name in facts if name not in left):
-        rows, most = _list_rows(name, facts[name]), _MOST_ORIGINS if name == "origins" else _MOST_ROWS
+        rows, most = _list_rows(name, facts[name]), _MOST_REASONS if name == "set_aside_reasons" else _MOST_ROWS
         more = f" (the first {most} of {len(rows)}; all in --json)" if len(rows) > most else ""
         tables[name.replace("_", " ").capitalize() + more] = rows[:most]
     return [(make_printable(title), *_make_table(rows)) for title, rows in tables.items() if rows]
