@@ -444,7 +444,7 @@ def _make_cases(outcome: Outcome[Report, Annotation]) -> list[Record]:
 def annotate_questions(
     source: Path, plan: Plan, terminal: Terminal, *, task: str, settings: TaskSettings, num_regenerations: int = 0
 ) -> Result[Record]:
-    """Annotate the questions of a source; an answer that is voted down is rewritten `num_regenerations` times."""
+    """Annotate the questions of a source; what conflicts or is voted down is rewritten `num_regenerations` times."""
     chosen, folder, name = TASKS[task], settings.folder, record_files.FILE_NAME
     _check_settings(chosen, plan, settings, num_regenerations)
     _require_no_result(source, folder, plan, name)

@@ -161,10 +161,7 @@ def _supports(finding: str, parts: Parts, entries: Sequence[Entry]) -> bool:
 
 
 def require_support(question: Question, parts: Parts, entries: Sequence[Entry]) -> None:
-    """Require that localisation, visual analysis and knowledge agree, and support the true answer.
-
-    Raises `CannotAnnotate`: `CONTRADICTION`, `UNSUPPORTED`.
-    """
+    """Require that localisation, visual analysis and knowledge agree, and support the true answer."""
     truth, visual = _truth_of(question, entries), parts["visual"]
     within = _within(visual)
     regions = " ".join(name_region(statement) for statement in question.statements)
@@ -184,10 +181,7 @@ def require_support(question: Question, parts: Parts, entries: Sequence[Entry]) 
 
 
 def check_conclusion(question: Question, parts: Parts, entries: Sequence[Entry]) -> None:
-    """Require a conclusion that states the true answer alone, and nothing that its stages contradict or lack.
-
-    Raises `CannotAnnotate`: `WRONG_ANSWER`, `OTHER_ANSWER`, `CONTRADICTION`, `UNSUPPORTED` and those of options.
-    """
+    """Require a conclusion that states the true answer alone, and nothing that its stages contradict or lack."""
     conclusion, truth = parts["conclusion"], _truth_of(question, entries)
     check_answer(conclusion, question)
     before = " ".join(split_sentences(conclusion)[: -max(len(split_sentences(question.spoken_answer)), 1)])

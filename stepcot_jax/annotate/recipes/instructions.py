@@ -32,10 +32,7 @@ def write_instruction(record: Record, seed: int) -> tuple[str, str]:
 
 
 def difficulty(record: Record) -> str:
-    """Return how hard a question is taken to be: easy, medium or hard (this library's measure).
-
-    Hard: several choices, several boxes, or a box below 1 % of the picture. Easy: yes or no about one box or none.
-    """
+    """Return how hard a question is taken to be, in this library's measure: easy, medium or hard."""
     boxes = as_corners([box.corners for box in record.references])
     shares = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1) / (record.image_size[0] * record.image_size[1])
     if record.kind == "multi" or len(boxes) > 1 or (shares < _SMALL).any():
@@ -46,11 +43,9 @@ def difficulty(record: Record) -> str:
 def sample_balanced(
     records: Sequence[Record], *, number: int, by: Sequence[str], seed: int
 ) -> tuple[list[Record], dict[str, tuple[int, int]]]:
-    """Draw training questions, as equally over the cells of `by` as there are enough; each has one record.
+    """Return training questions, spread over the cells of `by`, with all others, and the counts of each cell.
 
-    Returns:
-      these and all questions of validation and test, in their order; by cell the number of training questions, and how
-      many of them were drawn.
+    A question has one record; a cell's counts are those of its training questions, and of those drawn.
     """
     chosen = {record.provenance.get("question", record.id): record for record in records[::-1]}
     cells: dict[str, list[Record]] = collections.defaultdict(list)

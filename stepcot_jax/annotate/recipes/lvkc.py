@@ -99,10 +99,7 @@ def lacks_region(record: Record) -> bool:
 
 
 def list_rois(record: Record, *, num_regions: int, seed: int, proposes: bool = False) -> list[Roi]:
-    """Return the first variants of the box around all references, and the whole picture; a text cue is not varied.
-
-    With `proposes`, the regions of a picture without one are left to a model.
-    """
+    """Return the first variants of the box around all references, or left to a model, and the whole picture."""
     width, height = record.image_size
     picture = Roi(WHOLE, (0.0, 0.0, float(width), float(height)))
     if lacks_region(record) and proposes and num_regions:
