@@ -89,7 +89,7 @@ class Result(Generic[Record]):
             self.failed += [outcome.aside] if outcome.has_failed else []
 
     def funnel(self) -> list[tuple[str, str, int]]:
-        """Return stage, reason and count, as in the paper's Figure 5: collected, repeated, set aside by reason, kept."""
+        """Return stage, reason and count, as in the paper's Figure 5: collected, repeated, set aside, kept."""
         counts = collections.Counter(aside.reason for aside in self.set_aside)
         filtered = [("set aside", reason, counts[reason]) for reason in Reason if counts[reason]]
         ends = [("kept", self.units, self.num_kept), ("written", self._written, len(self.records))]

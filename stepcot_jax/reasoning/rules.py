@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,11 @@ class Entry:
     signs: str = ""  # of which a description of the finding has at least one; "" if no sign is known
     against: str = ""  # which exclude it
     place: str = ""  # one word for each place where it lies; a localisation there supports it too
+
+    @functools.cached_property
+    def key(self) -> str:
+        """The finding, folded."""
+        return fold(self.finding)
 
 
 ANY_SIGN = "any sign"
@@ -66,10 +72,9 @@ def retrieve(entries: Sequence[Entry], *, names: Sequence[str], seen: str) -> tu
 
     Users' own come before the package's, and those that share most words with a text before others.
     """
-    words, folded = set(_WORD.findall(fold(seen))), [fold(entry.finding) for entry in entries]
-    chosen: list[Entry] = []
+    words, chosen = set(_WORD.findall(fold(seen))), list[Entry]()
     for name in (*map(fold, names), ANY_SIGN):
-        chosen = chosen or [entry for entry, finding in zip(entries, folded, strict=True) if finding == name]
+        chosen = chosen or [entry for entry in entries if entry.key == name]
     shared = {entry: len(words.intersection(_WORD.findall(fold(entry.statement)))) for entry in chosen}
     return tuple(sorted(chosen, key=lambda entry: (entry in ENTRIES, -shared[entry])))
 
