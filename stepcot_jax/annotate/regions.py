@@ -10,12 +10,9 @@ from stepcot_jax.annotate.annotation import Provenance
 from stepcot_jax.annotate.llm.interviews import Interviewer, read_choice
 from stepcot_jax.annotate.llm.json_objects import BadAnswer, find_object
 from stepcot_jax.annotate.llm.prompts import VOTES
-from stepcot_jax.annotate.recipes.items import Question, TaskSettings
+from stepcot_jax.annotate.recipes.items import THOUSANDTHS, Question, TaskSettings
 from stepcot_jax.annotate.recipes.pictures import show_picture
-from stepcot_jax.box import Corners, Space, convert, pixels
-from stepcot_jax.data.questions.vocabulary import name_picture
-
-_THOUSANDTHS = Space(1000, 1000)
+from stepcot_jax.box import Corners
 
 
 def read_region(text: str) -> Corners:
@@ -39,17 +36,16 @@ class RegionSearch:
         self._under_way: dict[str, asyncio.Lock] = collections.defaultdict(asyncio.Lock)
 
     async def find(self, question: Question, attempt: Mapping[str, str]) -> tuple[Corners | None, Provenance]:
-        """Return the region in pixels, None without the share of votes, and what was proposed and voted."""
+        """Return the region in thousandths, None without the share of votes, and what was proposed and voted."""
         async with self._under_way[question.id]:  # the next one finds the answers in the ledger
             return await self._find(question, {"question": question.record.question, **attempt})
 
     async def _find(self, question: Question, asked: Mapping[str, str]) -> tuple[Corners | None, Provenance]:
         record, settings, proposer = question.record, self._settings, self._proposer
-        whole, asked = show_picture(record.image, settings), {"picture_kind": name_picture(record), **asked}
+        whole, asked = show_picture(record.image, settings), {"picture_kind": question.picture, **asked}
         messages = proposer.prompt.messages({**asked, "hidden_answer": question.spoken_answer}, pictures=(whole,))
         region, _ = await proposer.ask(question, messages, read_region)
-        (corners,) = convert([region], source=_THOUSANDTHS, target=pixels(record.image_size)).tolist()
-        shown = (show_picture(record.image, settings, region=(tuple(corners), record.image_size)), whole)
+        shown = (show_picture(record.image, settings, region=(region, THOUSANDTHS)), whole)
         written, votes = ", ".join(f"{edge:g}" for edge in region), []
         read = functools.partial(read_choice, field="vote", accepted=VOTES)
         for verifier, number in itertools.product(self._verifiers, range(1, settings.region_passes + 1)):
@@ -59,4 +55,4 @@ class RegionSearch:
         is_kept = num_correct >= settings.region_share * len(votes)
         outcome = "kept" if is_kept else "not kept, the whole picture instead"
         said = f"{said}, {num_correct} of {len(votes)} votes: {outcome}"
-        return (tuple(corners) if is_kept else None), (("proposed region", said),)
+        return (region if is_kept else None), (("proposed region", said),)

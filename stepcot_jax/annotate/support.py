@@ -101,7 +101,7 @@ def _truth_of(question: Question, entries: Sequence[Entry]) -> _Truth:
     own = [entry.finding for entry in entries if entry not in ENTRIES and entry.finding not in _FINDINGS]
     known = (facts.get("diagnosis", ""), facts.get("secondary", ""), record.lesion)
     others = frozenset(canonical(name) for name in (*known, *(box.label for box in record.references))) & _FINDINGS
-    if record.kind == "closed":
+    if record.kind == "closed" and not record.is_answered_in_words:
         plain, is_yes = _plain(record.question), record.answer == "Yes"
         asked = frozenset(name for name, _, _ in find_terms(plain)) & _FINDINGS
         asked |= {finding for finding in own if names_any(plain, [finding])}
@@ -191,7 +191,7 @@ def check_conclusion(question: Question, parts: Parts, entries: Sequence[Entry])
     require(not wrong, Reason.OTHER_ANSWER, "a sentence before the answer")
     known = truth.present | truth.others
     chosen = {mention.finding for mention in _read(before) if _is_concluded(mention) and mention.finding in stated}
-    is_about = question.record.kind in ("open", "single") and truth.present
+    is_about = question.record.kind != "multi" and truth.present
     others = (chosen & _FINDINGS) - known if is_about else set()
     require(not others, Reason.OTHER_ANSWER, "another diagnosis before the answer")
     for finding in sorted((stated & _FINDINGS) - known):

@@ -18,7 +18,7 @@ _SMALL = 0.01  # share of the picture, below which a box makes a question diffic
 
 def instruction_type(record: Record) -> str:
     """Return the task of a question: presence, normality, choice, choices, cause or description."""
-    if record.kind == "closed":
+    if record.kind == "closed" and not record.is_answered_in_words:
         return "normality" if record.topic == "normality" else "presence"
     by_kind = {"single": "choice", "multi": "choices"}
     return by_kind.get(record.kind) or ("cause" if record.topic.startswith("cause of ") else "description")

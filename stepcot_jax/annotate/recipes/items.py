@@ -21,10 +21,12 @@ from stepcot_jax.data.questions.vocabulary import accepted_names, write_box
 from stepcot_jax.data.sources.layouts import BOXED
 from stepcot_jax.data.sources.loading import detect_vqa_layout, read_detections, read_vqa_source
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.imaging import name_picture, picture_of
 from stepcot_jax.reasoning.replies import IN_ROUND_BRACKETS, find_named_boxes, write_answer
 from stepcot_jax.reasoning.rules import ENTRIES, Entry
 from stepcot_jax.record import Record, SetAside
 
+_CHEST = name_picture("xray", "chest")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 
 
@@ -48,6 +50,17 @@ class Question:
         return json.dumps(self.data(), ensure_ascii=False, sort_keys=True)
 
     @property
+    def picture(self) -> str:
+        """Kind of the picture by modality and body part, such as "a CT of the abdomen"."""
+        record = self.record
+        is_chest = record.provenance.get("maker") == "templates" or record.origin == "GEMeX"  # frontal, unless others
+        if named := picture_of(record):
+            return named
+        if record.modality == "xray" and is_chest and name_picture("xray", record.organ or "chest") == _CHEST:
+            return "a frontal chest radiograph"
+        return name_picture(record.modality)
+
+    @property
     def spoken_answer(self) -> str:
         """The answer as texts state it: choices with letter and text."""
         if not self.record.options:
@@ -63,10 +76,13 @@ class Question:
 
     @functools.cached_property
     def labels(self) -> tuple[str, ...]:
-        """Names of the diagnosis, and accepted texts of an open answer, which only a conclusion may contain."""
+        """Names of the diagnosis, and accepted texts of an answer in words, which only a conclusion may contain."""
         record = self.record
         diagnosis = record.lesion or record.facts.get("diagnosis", "")
-        names = [*(accepted_names(diagnosis) if diagnosis else ()), *record.accepted_texts * (record.kind == "open")]
+        names = [
+            *(accepted_names(diagnosis) if diagnosis else ()),
+            *record.accepted_texts * record.is_answered_in_words,
+        ]
         return tuple(dict.fromkeys(name for name in names if fold(name) != "normal"))
 
     def data(self) -> dict[str, Any]:
@@ -150,15 +166,11 @@ def read_questions(
         ], root
     if with_normal:
         raise BadInput(f"--with-normal: the layout {layout} has questions of its own; expected a detection list")
-    records = read_vqa_source(
-        source,
-        layout=layout,
-        box_size=box_size,
-        on_bad_record="skip",
-        require_images=require_images,
-        set_aside=set_aside,
+    questions = read_vqa_source(
+        source, layout=layout, box_size=box_size, on_bad_record="skip", require_images=require_images
     )
-    return [ground_record(record) for record in records], root
+    set_aside += questions.set_aside
+    return [ground_record(record) for record in questions.records], questions.root
 
 
 def add_provenance(record: Record, added: Mapping[str, str]) -> Record:
@@ -234,6 +246,9 @@ class Request(Generic[ItemT]):
     check: Callable[[ItemT, Parts], None] = lambda item, parts: None  # noqa: ARG005
 
 
+THOUSANDTHS = (1000, 1000)
+
+
 @dataclasses.dataclass(frozen=True)
 class Regions(Generic[ItemT]):
     """How regions are found for pictures without one."""
@@ -242,7 +257,7 @@ class Regions(Generic[ItemT]):
     vote: Prompt
     # returns the question whose picture needs a region; None if it has one
     question: Callable[[ItemT], Question | None]
-    # returns the item in the region that was kept (None: the whole picture), or raises `CannotAnnotate`
+    # returns the item in the region that was kept, in thousandths (None: the whole picture), or raises `CannotAnnotate`
     place: Callable[[ItemT, Corners | None, TaskSettings], ItemT]
 
 

@@ -37,6 +37,7 @@ from stepcot_jax.annotate.llm.prompts import (
 )
 from stepcot_jax.annotate.recipes.instructions import write_instruction
 from stepcot_jax.annotate.recipes.items import (
+    THOUSANDTHS,
     Parts,
     Question,
     Regions,
@@ -48,10 +49,10 @@ from stepcot_jax.annotate.recipes.items import (
     name_region,
     split_sentences,
 )
-from stepcot_jax.annotate.recipes.pictures import show_picture
+from stepcot_jax.annotate.recipes.pictures import read_picture, show_picture
 from stepcot_jax.annotate.recipes.rmcot import require_assembled
 from stepcot_jax.annotate.support import check_conclusion, require_support
-from stepcot_jax.box import Corners
+from stepcot_jax.box import Corners, convert, pixels
 from stepcot_jax.chain import fold
 from stepcot_jax.data.questions.vocabulary import (
     FACT_NAMES,
@@ -59,7 +60,6 @@ from stepcot_jax.data.questions.vocabulary import (
     canonical,
     enclose_boxes,
     knows_steps,
-    name_picture,
     name_place,
     state_finding,
     write_stages,
@@ -90,7 +90,7 @@ class Roi:
     @property
     def shown(self) -> str:
         """The region as provenance and hints write it."""
-        return f"{self.variant}: {bare_box(self.box)}"
+        return f"{self.variant}: {bare_box(self.box)}" if any(self.box) else self.variant
 
 
 def lacks_region(record: Record) -> bool:
@@ -117,8 +117,12 @@ def place_region(item: "Trajectory", box: Corners | None, settings: TaskSettings
         return item
     if box is None:
         raise CannotAnnotate(Reason.REGION_NOT_KEPT, "the whole picture stands for it")
-    roi = dataclasses.replace(item.roi, box=vary_box(box, item.roi.variant, item.question.record, settings.seed))
-    return dataclasses.replace(item, roi=roi)
+    record = item.question.record
+    if not all(record.image_size):  # unknown, as of a question without boxes
+        record = msgspec.structs.replace(record, image_size=read_picture(record.image, settings).size)
+    (corners,) = convert([box], source=pixels(THOUSANDTHS), target=pixels(record.image_size)).tolist()
+    roi = dataclasses.replace(item.roi, box=vary_box(tuple(corners), item.roi.variant, record, settings.seed))
+    return dataclasses.replace(item, roi=roi, question=dataclasses.replace(item.question, record=record))
 
 
 def vary_box(box: Corners, variant: str, record: Record, seed: int) -> Corners:
@@ -246,7 +250,7 @@ def assemble(item: Trajectory, parts: Parts) -> Record:
     stages = Stages(*(parts[name] for name in STAGE_NAMES))
     made = {"roi": item.roi.shown, "template": str(item.template + 1), "question": record.id}
     made |= {"knowledge": f"{entry.finding}: {entry.statement} ({entry.source})"}
-    changed = {"id": item.id, "thinking": "", "preamble": f"This is {name_picture(record)}.", "stages": stages}
+    changed = {"id": item.id, "thinking": "", "preamble": f"This is {item.question.picture}.", "stages": stages}
     if item.instruction is not None:
         changed["question"], made["instruction"] = item.instruction
     return add_provenance(msgspec.structs.replace(record, **changed), made)
@@ -292,7 +296,7 @@ def check(item: Trajectory, parts: Parts, record: Record) -> None:
 
 
 def _asked_about(item: Trajectory) -> dict[str, Any]:
-    return {"picture_kind": name_picture(item.question.record), "question": item.question.record.question}
+    return {"picture_kind": item.question.picture, "question": item.question.record.question}
 
 
 def _localisation_data(item: Trajectory, _: Parts) -> dict[str, Any]:
@@ -321,7 +325,7 @@ def _conclusion_data(item: Trajectory, parts: Parts) -> dict[str, Any]:
 
 
 def _all_data(item: Trajectory) -> dict[str, Any]:
-    return {**item.question.data(), "picture_kind": name_picture(item.question.record), "picture": item.observed()}
+    return {**item.question.data(), "picture_kind": item.question.picture, "picture": item.observed()}
 
 
 def _show_region(item: Trajectory, settings: TaskSettings) -> tuple[str, ...]:

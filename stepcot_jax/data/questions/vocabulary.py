@@ -14,7 +14,7 @@ from stepcot_jax.chain import NOT_APPLICABLE
 from stepcot_jax.data.phantom.answers import WORDINGS, name_side
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.rules import KNOWLEDGE, SIGN_RULES
-from stepcot_jax.record import Record, Stages
+from stepcot_jax.record import Stages
 
 # Design: zones are thirds of a lung's box. This library's choice: hilar structures are the inner third of the middle
 # zone, a hemidiaphragm reaches a quarter of the lung's height above and below its lower edge, and the mediastinum
@@ -155,28 +155,6 @@ FACT_NAMES = ("detection", "distribution", "pattern", "zone", "morphology", "sec
 """Names of the facts that hold the answers of the chain's seven steps; further facts are "side" and "organ"."""
 
 PREAMBLE = "This is a frontal chest radiograph."
-_MODALITIES = dict.fromkeys(("xray", "x-ray", "x ray", "cr", "dx", "radiography"), "radiograph")
-_MODALITIES |= dict.fromkeys(("mr", "mri", "magnetic resonance imaging"), "MRI")
-_MODALITIES |= {"ct": "CT", "computed tomography": "CT", "us": "ultrasound image", "histology": "pathology image"}
-_CHEST = frozenset(("chest", "thorax", "lung", "lungs", "right lung", "left lung", "heart", "mediastinum", "pleura"))
-
-
-def name_picture(record: Record) -> str:
-    """Return the kind of a record's picture by its modality and body part, with article.
-
-    >>> name_picture(Record(image="a.png", patient="p", modality="MRI", organ="Brain"))
-    'an MRI of the brain'
-    """
-    written = record.modality.strip()
-    kind = _MODALITIES.get(written.casefold(), f"{written} image" if written else "medical image")
-    parts = [part for part in record.organ.strip().lower().split(" and ") if part not in ("", "unknown")]
-    of_chest = record.provenance.get("maker") == "templates" or record.origin == "GEMeX"  # frontal chests alone
-    if kind == "radiograph" and (of_chest or (parts and _CHEST.issuperset(parts))):
-        return "a frontal chest radiograph" if of_chest or record.view in ("PA", "AP") else "a chest radiograph"
-    article = "an" if kind[0] in "AEIOaeio" or kind.startswith(("MRI", "ultra")) else "a"
-    return f"{article} {kind} of the {' and '.join(parts)}" if parts else f"{article} {kind}"
-
-
 _SEEN = ("and see", "where I see", "which shows")
 _LAST = ("So the answer is", "Therefore the answer is", "Hence the answer is")
 _EACH = "Each option is held against what is seen."

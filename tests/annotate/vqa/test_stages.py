@@ -16,9 +16,9 @@ from refusals import refuse
 
 from stepcot_jax.annotate.annotation import Reason
 from stepcot_jax.annotate.recipes.instructions import difficulty, instruction_type, sample_balanced
+from stepcot_jax.annotate.recipes.items import Question
 from stepcot_jax.box import Box
 from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
-from stepcot_jax.data.questions.vocabulary import name_picture
 from stepcot_jax.record import Record
 from stepcot_jax.tools.annotate.command import main
 
@@ -32,6 +32,7 @@ GOOD = {
     "region": [250, 500, 750, 1000],
     "vote": "correct",
 }
+MADE = {"maker": "templates"}
 LUNG = "Context: the ribs are even. Within the region: a patchy opacity in the right lower lung zone."
 OTHER = "This suggests pneumonia. So the answer is cardiomegaly."
 
@@ -48,8 +49,8 @@ def make_folder(root, *, num=1, boxed=True):
         Image.effect_noise((40, 20), 50 + number).save(root / f"{number}.png")
         records.append(
             Record(
-                id=f"q{number}", image=f"{number}.png", image_size=(40, 20), patient=str(number), modality="CT",
-                question="What is seen?", answer="cardiomegaly", lesion="Cardiomegaly", organ="Chest",
+                id=f"q{number}", image=f"{number}.png", image_size=(40, 20) if boxed else (0, 0), patient=str(number),
+                question="What is seen?", answer="cardiomegaly", organ="Chest", modality="CT",
                 references=(Box("Cardiomegaly", (10, 10, 30, 20)),) if boxed else (),
             )
         )  # fmt: skip
@@ -257,10 +258,14 @@ def test_short_cells_are_taken_whole_and_test_questions_are_none_of_them():
         ({"modality": "MRI", "organ": "Brain"}, "an MRI of the brain"),
         ({"modality": "CT", "organ": "Abdomen"}, "a CT of the abdomen"),
         ({"modality": "xray", "organ": "hand"}, "a radiograph of the hand"),
-        ({"modality": "X-Ray", "organ": "Lung", "view": "PA"}, "a frontal chest radiograph"),
-        ({"modality": "xray", "provenance": {"maker": "templates"}}, "a frontal chest radiograph"),
-        ({}, "a medical image"),
+        ({"modality": "X-Ray", "organ": "Lung"}, "a chest radiograph"),
+        ({"modality": "xray", "provenance": {"maker": "templates"}, "lesion": "Mass"}, "a frontal chest radiograph"),
+        (
+            {"modality": "xray", "provenance": {"maker": "templates"}, "lesion": "Fracture", "organ": "hand"},
+            "a radiograph",
+        ),
+        ({}, "a picture"),
     ],
 )
 def test_a_picture_is_named_by_modality_and_body_part(changes, kind):
-    assert name_picture(Record(image="a.png", patient="p", **changes)) == kind
+    assert Question(Record(image="a.png", patient="p", **changes), ()).picture == kind
