@@ -119,9 +119,16 @@ def encode_prompt(
         if tokenizer.closed is None:
             raise
         raise BadInput(_explain_unknown(record, prompt, tokenizer.closed, workdir) or str(error)) from None
+    try:
+        return _check_length(tokens, prompt_length)
+    except BadInput as error:
+        raise BadInput(f"question: {error}") from None
+
+
+def _check_length(tokens: list[int], prompt_length: int) -> list[int]:
     if not 1 <= len(tokens) <= prompt_length:
         raise BadInput(
-            f"question: {len(tokens)} tokens with choices and instruction; the run was trained on prompts of at most "
+            f"{len(tokens)} tokens with choices and instruction; the run was trained on prompts of at most "
             f"{prompt_length}"
         )
     return tokens
@@ -340,6 +347,20 @@ class PolicyReader:
         size = min(batch_size, max(len(records), 1))
         texts = reply_in_batches(ask, len(records), batch_size=size, tokenizer=tokenizer, watch=watch)
         return [f"{start}{text}" for start, text in zip(starts, texts, strict=True)]
+
+    def encode(self, prompt: str) -> list[int]:
+        """Return the tokens of a prompt that `reasoning.dialects.write_question` wrote."""
+        trained = self.trained
+        return _check_length(trained.tokenizer.encode_prompt(prompt), trained.lengths.prompt_length)
+
+    def answer_prompts(
+        self, pictures: Sequence[np.ndarray], prompts: Sequence[Sequence[int]]
+    ) -> list[tuple[str, bool]]:
+        """Return the greedy reply to each encoded prompt, and whether it was cut; each number of them compiles once."""
+        tokenizer = self.trained.tokenizer
+        replies = self._sample(pictures, prompts, self._greedy, length=self.trained.lengths.prompt_length).tolist()
+        stops = (tokenizer.stop, *tokenizer.more_stops)
+        return [(tokenizer.decode(reply), reply[-1] not in stops) for reply in replies]
 
     def _sample(
         self,

@@ -25,7 +25,7 @@ from stepcot_jax.data.questions.variants import (
     vary_picture,
 )
 from stepcot_jax.evaluation.audits import CASES, Row, Scored, audit_pictures, audit_thinking, made_of
-from stepcot_jax.evaluation.replies import ReplyScore, ScoringSettings, score_all
+from stepcot_jax.evaluation.replies import ReplyScore, ScoringSettings
 from stepcot_jax.evaluation.unread import WARNING, UnreadParts, count_unread, describe_unread
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
@@ -35,6 +35,7 @@ from stepcot_jax.pages.sheets import Row as SheetRow
 from stepcot_jax.pages.shell import SHARED, Section, render, tabulate
 from stepcot_jax.reasoning.thinking import in_words, subject_of
 from stepcot_jax.record import KINDS, Record
+from stepcot_jax.run.scored_replies import score_file
 
 THINKING, REPLIES, THINKING_REPLIES = "thinking.jsonl", "replies.jsonl", "thinking_replies.jsonl"
 CHAIN_SCORING = ScoringSettings("medclm", with_thinking=False)
@@ -171,7 +172,7 @@ def score_audit(
 def _score(records: Mapping[str, Record], path: Path, scoring: ScoringSettings) -> Scored:
     ids = dict.fromkeys(records)
     file = read_replies(path, name=path.stem, chosen=ids, known=ids, missing=scoring.missing)
-    scores = score_all(list(records.values()), file.replies, scoring, finishes=file.finishes)
+    scores = score_file(list(records.values()), file, scoring)
     return list(zip(records.values(), scores, strict=True))
 
 

@@ -9,12 +9,17 @@ import contextlib
 import pathlib
 import re
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepcot_jax.host.download import refuse_address
 from stepcot_jax.host.errors import EXIT_BAD_INPUT, BadInput
 from stepcot_jax.host.terminal import open_output
 
+if TYPE_CHECKING:
+    from stepcot_jax.annotate.llm.client import Endpoint
+
+DIALECTS = ("gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm")  # a test compares them with the room's
+_OF_ENDPOINT = ("key_variable", "max_tokens", "timeout", "attempts", "temperature")
 _CONFIG_FLAGS = ("config", "target_config")
 
 
@@ -27,6 +32,52 @@ def local_path(text: str) -> pathlib.Path:
     if not text:
         raise argparse.ArgumentTypeError("'' names nothing; expected a path")
     return pathlib.Path(text)
+
+
+def add_model(parser: argparse.ArgumentParser, *, units: str, at_once: str, temperature: str = "default 0") -> None:
+    """Add the options of a large model, local or behind an endpoint; `units` are what is asked at once."""
+    from stepcot_jax.annotate.llm.client import DEFAULT_KEY_VARIABLE
+
+    model = parser.add_argument_group("model", "Any OpenAI-compatible endpoint with vision (extra: annotate).")
+    local = "a Qwen2.5-VL: folder or Hugging Face id; runs on this machine, pictures do not leave it"
+    model.add_argument("--local", metavar="FOLDER", help=local)
+    model.add_argument("--endpoint", "--base-url", metavar="URL", help="address with version, pictures go only there")
+    model.add_argument("--model", metavar="NAME", help="name at the endpoint")
+    model.add_argument("--key-variable", metavar="NAME", help=f"environment variable, default {DEFAULT_KEY_VARIABLE}")
+    model.add_argument("--max-tokens", type=int, metavar="N", help="spending cap of all ledgers of --out together")
+    model.add_argument("--max-answer-tokens", type=int, metavar="N", help="of one reply, default 2048")
+    model.add_argument("--concurrency", type=int, metavar="N", help=f"{units} at once, default {at_once}")
+    model.add_argument("--timeout", type=float, metavar="SECONDS", help="of a request, default 120")
+    model.add_argument("--attempts", type=int, metavar="N", help="until a request is given up, default 8")
+    model.add_argument("--temperature", type=float, help=temperature)
+    omit = "decoding setting that an endpoint refuses; may be repeated"
+    model.add_argument("--omit", choices=("temperature", "seed"), action="append", default=[], help=omit)
+
+
+def read_endpoint(options: argparse.Namespace) -> "Endpoint | None":
+    """Return the endpoint of `add_model`'s options; None without one, which no other of its options may then need."""
+    from stepcot_jax.annotate.llm.client import Endpoint
+
+    check_numbers(options, "max_tokens", "max_answer_tokens", "concurrency")
+    if bool(options.endpoint) != bool(options.model):
+        raise BadInput("--endpoint URL and --model NAME are required together")
+    if not options.model:
+        given = [name for name in _OF_ENDPOINT if getattr(options, name) is not None]
+        if given or options.omit:
+            raise BadInput(f"--{(*given, 'omit')[0].replace('_', '-')} requires --endpoint URL and --model NAME")
+        return None
+    same = ("key_variable", "max_answer_tokens", "timeout", "temperature", "seed")
+    fields = {**{name: name for name in same}, "attempts": "num_attempts"}
+    chosen = {field: value for name, field in fields.items() if (value := getattr(options, name)) is not None}
+    return Endpoint(options.model, options.endpoint, **{**chosen, **dict.fromkeys(options.omit)})
+
+
+def check_numbers(options: argparse.Namespace, *names: str, least: int = 1) -> None:
+    """Refuse numbers below the least."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise BadInput(f"--{name.replace('_', '-')}: {value} must be at least {least}")
 
 
 class ReadStepNames(argparse.Action):

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
-from stepcot_jax.tools.options import local_path
+from stepcot_jax.tools.options import DIALECTS, local_path
 
 if TYPE_CHECKING:
     from stepcot_jax.data.questions.record_files import VqaCollection
     from stepcot_jax.record import Record
 
 _PROGRAM = "stepcot evaluate_replies"
-_DIALECTS = ("gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm")  # a test compares them with the room's
 
 _AUDIT = """Audit a model: does it look at the picture, does its thinking carry its answer, and what moves the answer?
 
@@ -113,7 +112,7 @@ def _add_common(parser: argparse.ArgumentParser, *, also: tuple[str, ...] = ()) 
 def _add_dialect(parser: argparse.ArgumentParser, also: tuple[str, ...] = (), *, without: str) -> None:
     default = (*also, "gemex")[0]
     parser.add_argument(
-        "--dialect", choices=(*also, *_DIALECTS), default=default, help=f"form of the replies, default {default}"
+        "--dialect", choices=(*also, *DIALECTS), default=default, help=f"form of the replies, default {default}"
     )
     parser.add_argument("--without-thinking", dest="with_thinking", action="store_false", help=without)
 

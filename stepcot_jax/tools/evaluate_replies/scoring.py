@@ -33,7 +33,6 @@ from stepcot_jax.evaluation.replies import (
     Results,
     ScoringSettings,
     as_columns,
-    score_all,
     score_models,
     to_json,
 )
@@ -44,7 +43,7 @@ from stepcot_jax.host.ranges import Interval
 from stepcot_jax.pages.sheets import Column, Entry, Table, columns
 from stepcot_jax.reasoning.dialects import write_question
 from stepcot_jax.record import Record
-from stepcot_jax.run.scored_replies import ReplyScores, score_files, to_text
+from stepcot_jax.run.scored_replies import ReplyScores, score_file, score_files, to_text
 
 _SOURCE = "source.json"
 
@@ -111,7 +110,7 @@ def score_rounds(
     rounds: Sequence[tuple[Sequence[Record], ReplyFile]], settings: ScoringSettings, *, num_resamples: int, seed: int
 ) -> tuple[list[dict[Key, Interval]], list[str]]:
     """Compute the figures of each round from its records and replies, and describe what could not be read."""
-    scores = [score_all(records, file.replies, settings, finishes=file.finishes) for records, file in rounds]
+    scores = [score_file(records, file, settings) for records, file in rounds]
     columns_of = {str(place): as_columns(rounds[place][0], scored) for place, scored in enumerate(scores)}
     unread = {f"per. {number}": count_unread(scored) for number, scored in enumerate(scores, start=1)}
     return list(score_models(columns_of, num_resamples=num_resamples, seed=seed).values()), describe_unread(unread)
