@@ -164,7 +164,7 @@ def audit_chain(options: argparse.Namespace, out: Path) -> tuple[ScoringSettings
         if options.data is not None or settings.data.source != "phantom":
             return {}
         index = str(int(Path(case.image).stem.rpartition("_")[2]))  # `open_run` draws it by this name
-        phantom = {name: str(getattr(settings.phantom, name)) for name in ("seed", "prevalence", "style")}
+        phantom = {name: str(getattr(settings.phantom, name)) for name in ("seed", "prevalence")}
         return {"source": "phantom", "index": index, **phantom}
 
     if options.data is None and is_export(options.workdir):

@@ -368,7 +368,7 @@ def _draw(
     settings: Settings, image_paths: Sequence[str], preprocessing: Preprocessing, progress: Progress
 ) -> Iterator[LoadedCase | None]:
     phantom = settings.phantom
-    drawing = PhantomPixels(phantom.seed, phantom.image_size, phantom.prevalence, preprocessing, phantom.style)
+    drawing = PhantomPixels(phantom.seed, phantom.image_size, phantom.prevalence, preprocessing)
     for path in progress(image_paths, "drawing the cases"):
         match = _PHANTOM_NAME.fullmatch(path)
         if match is None or int(match[1]) >= phantom.num_cases:
