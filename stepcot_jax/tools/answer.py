@@ -14,7 +14,15 @@ from stepcot_jax.host.errors import BadInput, RunStopped, run_tool
 from stepcot_jax.host.files import make_workdir, write_whole, writing_for
 from stepcot_jax.host.machine import use_compilation_cache
 from stepcot_jax.host.text import make_printable
-from stepcot_jax.tools.options import DIALECTS, add_model, check_numbers, local_path, read_endpoint
+from stepcot_jax.tools.options import (
+    DIALECTS,
+    add_model,
+    add_reading,
+    check_numbers,
+    local_path,
+    read_endpoint,
+    read_named,
+)
 
 if TYPE_CHECKING:
     from stepcot_jax.annotate.llm.client import Endpoint
@@ -127,26 +135,16 @@ def _check_file(options: argparse.Namespace) -> "Endpoint | None":
 
 def _read_questions(options: argparse.Namespace) -> "tuple[list[Record], Path]":
     """Return the questions to ask, and the folder of their pictures."""
-    from stepcot_jax.data.sources.loading import read_vqa_source
-    from stepcot_jax.host.download import find_path
-    from stepcot_jax.record import SetAside
     from stepcot_jax.run.audit_folder import draw_places
     from stepcot_jax.run.scored_replies import choose_split
 
-    path, set_aside = find_path(options.questions, "--questions"), list[SetAside]()
-    reading: dict[str, Any] = {
-        "box_size": options.box_size and tuple(options.box_size),
-        "on_bad_record": options.on_bad_record or "stop",
-        "require_images": False,
-        "set_aside": set_aside,
-        **({"layout": options.layout} if options.layout else {}),
-    }
-    records = choose_split(list(read_vqa_source(path, **reading)), options.split or "test", where=str(path))
-    if set_aside:
-        print(f"{path}: {len(set_aside)} bad records set aside, first {set_aside[0].reason}")
+    collection = read_named(options, options.questions, "--questions")
+    if collection.set_aside:
+        print(f"{collection.path}: {len(collection.set_aside)} bad records set aside, {collection.set_aside[0].reason}")
+    records = choose_split(collection.records, options.split or "test", where=str(collection.path))
     if options.num_questions is not None:
         records = [records[place] for place in draw_places(len(records), options.num_questions)]
-    return records, path if path.is_dir() else path.parent
+    return records, collection.root
 
 
 def _make_asker(options: argparse.Namespace, endpoint: "Endpoint | None") -> "Asker":
@@ -179,6 +177,8 @@ def _name_next(options: argparse.Namespace, form: "Form") -> str:
     command = f"evaluate_replies {shlex.quote(str(options.questions))} {shlex.quote(str(options.out))}"
     flags = [f"--split={options.split or 'test'}", f"--dialect={form.dialect}", f"--out={shlex.quote(str(scores))}"]
     flags += [] if form.with_thinking else ["--without-thinking"]
+    flags += [f"--layout={shlex.quote(options.layout)}"] if options.layout else []
+    flags += ["--box-size", *map(str, options.box_size)] if options.box_size else []
     return f"next: {name_command()} {command} {' '.join(flags)}"
 
 
@@ -221,10 +221,7 @@ def _add_one(group: Any) -> None:
 def _add_file(group: Any) -> None:
     group.add_argument("--questions", metavar="FOLDER", help="folder or file of questions in any layout; or gs://")
     group.add_argument("--split", choices=("train", "val", "test", "all"), help="default test")
-    group.add_argument("--layout", metavar="NAME", help="default: recognised by the files")
-    size = "width and height in pixels of the picture that boxes refer to: required for GEMeX"
-    group.add_argument("--box-size", type=int, nargs=2, metavar=("W", "H"), help=size)
-    group.add_argument("--on-bad-record", choices=("stop", "skip"), help="default stop")
+    add_reading(group)
     drawn = "draw N questions; default all. A rerun with more asks only the others"
     group.add_argument("--num-questions", type=int, metavar="N", help=drawn)
     group.add_argument("--dialect", choices=DIALECTS, help="form to ask for; default: the run's own, else gemex")

@@ -11,12 +11,13 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from stepcot_jax.host.download import refuse_address
+from stepcot_jax.host.download import find_path, refuse_address
 from stepcot_jax.host.errors import EXIT_BAD_INPUT, BadInput
 from stepcot_jax.host.terminal import open_output
 
 if TYPE_CHECKING:
     from stepcot_jax.annotate.llm.client import Endpoint
+    from stepcot_jax.data.questions.record_files import VqaCollection
     from stepcot_jax.reading.cases import CaseSource
 
 DIALECTS = ("gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm")  # a test compares them with the room's
@@ -33,6 +34,23 @@ def local_path(text: str) -> pathlib.Path:
     if not text:
         raise argparse.ArgumentTypeError("'' names nothing; expected a path")
     return pathlib.Path(text)
+
+
+def add_reading(parser: Any) -> None:
+    """Add the options of how questions are read."""
+    parser.add_argument("--layout", metavar="NAME", help="of the questions; default: recognised by the files")
+    size = "width and height in pixels of the picture that boxes refer to: required for GEMeX"
+    parser.add_argument("--box-size", type=int, nargs=2, metavar=("W", "H"), help=size)
+    parser.add_argument("--on-bad-record", choices=("stop", "skip"), help="default stop")
+
+
+def read_named(options: argparse.Namespace, name: str, flag: str) -> "VqaCollection":
+    """Return the questions that an argument names."""
+    from stepcot_jax.data.sources.loading import read_questions
+
+    given: dict[str, Any] = {name: getattr(options, name) for name in ("layout", "box_size", "on_bad_record")}
+    given["box_size"] = options.box_size and tuple(options.box_size)
+    return read_questions(find_path(name, flag), **{name: value for name, value in given.items() if value is not None})
 
 
 def add_model(parser: argparse.ArgumentParser, *, units: str, at_once: str, temperature: str = "default 0") -> None:
@@ -106,7 +124,6 @@ def add_cases(parser: argparse.ArgumentParser) -> None:
 def open_cases(options: argparse.Namespace) -> "CaseSource":
     """Open a data root, or a split of a finished run."""
     from stepcot_jax.data.images.image_decoding import MAX_PIXELS
-    from stepcot_jax.host.download import find_path
     from stepcot_jax.reading.cases import open_data, open_run
 
     data = None if options.data is None else find_path(options.data, "DATA")

@@ -3,6 +3,7 @@
 import codecs
 import collections
 import dataclasses
+import hashlib
 import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from stepcot_jax.data.records.data_json import ImageLocator, normalise_image_pat
 from stepcot_jax.data.records.json_arrays import MOST_SHORT_RECORDS, SHORT_RECORD
 from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import writing_whole
+from stepcot_jax.host.files import digest_file, writing_whole
 from stepcot_jax.host.untrusted import iterate_lines, open_lines
 from stepcot_jax.record import KINDS, Cue, Record, SetAside, Split
 
@@ -76,7 +77,7 @@ _ID_DECODER = msgspec.json.Decoder(_Named)
 
 @dataclasses.dataclass(frozen=True)
 class VqaCollection:
-    """The records of one file in order, and the lines set aside."""
+    """The questions of a file or folder in order, and the lines set aside."""
 
     path: Path
     records: tuple[Record, ...]
@@ -88,7 +89,14 @@ class VqaCollection:
     @property
     def root(self) -> Path:
         """Folder that image paths are relative to."""
-        return self.path.parent
+        return self.path if self.path.is_dir() else self.path.parent
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the file, or of a folder's questions."""
+        if self.path.is_file():
+            return digest_file(self.path)[1]
+        return hashlib.sha256(_ENCODER.encode(list(map(as_line, self.records)))).hexdigest()
 
 
 def holds_records(root: Path) -> bool:

@@ -9,7 +9,7 @@ import msgspec
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.questions.questions import ask_questions
-from stepcot_jax.data.questions.record_files import read_vqa_records
+from stepcot_jax.data.questions.record_files import VqaCollection, holds_records, read_vqa_records
 from stepcot_jax.data.records.records import Collection, OnBadRecord, read_records
 from stepcot_jax.data.sources.intake import Intake, compare_sizes, find_file
 from stepcot_jax.data.sources.layouts import (
@@ -97,6 +97,29 @@ def read_vqa_source(
     intakes = [Intake(source, on_bad_record=on_bad_record, set_aside=set_aside) for source in sources]
     records = (record for intake in intakes for record in intake.iterate_questions())
     return compare_sizes(records, root if root.is_dir() else root.parent, "--box-size")
+
+
+def read_questions(
+    root: Path,
+    *,
+    layout: str = AUTO,
+    box_size: tuple[int, int] | None = None,
+    on_bad_record: OnBadRecord = "stop",
+) -> VqaCollection:
+    """Return the questions of a folder or file in any layout; their pictures may be missing."""
+    root, set_aside = Path(root), list[SetAside]()
+    if layout == AUTO:
+        try:
+            layout = detect_vqa_layout(root)
+        except BadInput:
+            if not holds_records(root):
+                raise
+            layout = "records"  # whose reader says what is wrong with the file
+    if layout == "records" and box_size is None:
+        return read_vqa_records(root, on_bad_record=on_bad_record)
+    how: dict[str, Any] = {"on_bad_record": on_bad_record, "require_images": False, "set_aside": set_aside}
+    records = tuple(read_vqa_source(root, layout=layout, box_size=box_size, **how))
+    return VqaCollection(root, records, tuple(set_aside), num_unnamed=len(set_aside))
 
 
 def detect_vqa_layout(root: Path) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
-from stepcot_jax.tools.options import DIALECTS, local_path
+from stepcot_jax.tools.options import DIALECTS, add_reading, local_path, read_named
 
 if TYPE_CHECKING:
     from stepcot_jax.data.questions.record_files import VqaCollection
@@ -32,10 +32,9 @@ _AS_TEXT = "the thinking as text in the question"
 
 def choose_records(options: argparse.Namespace) -> "tuple[VqaCollection, list[Record]]":
     """Return the records of a file, and those of the chosen split."""
-    from stepcot_jax.data.questions.record_files import read_vqa_records
     from stepcot_jax.run.scored_replies import choose_split
 
-    collection = read_vqa_records(find_path(options.records, "RECORDS"), on_bad_record=options.on_bad_record)
+    collection = read_named(options, options.records, "RECORDS")
     if collection.set_aside:
         print(f"{collection.path}: {len(collection.set_aside)} bad lines set aside, {collection.set_aside[0].reason}")
     chosen = choose_split(collection.records, options.split, where=str(collection.path))
@@ -102,11 +101,11 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _add_common(parser: argparse.ArgumentParser, *, also: tuple[str, ...] = ()) -> None:
-    records = "records.jsonl, or a folder that holds it; or gs://"
+    records = "folder or file of questions in any layout, such as records.jsonl; or gs://"
     parser.add_argument("records", metavar="RECORDS", help=records)
     _add_dialect(parser, also, without="replies of gemex need no <think> part, and prompts do not ask for one")
     parser.add_argument("--split", default="test", help="train, val, test (default) or all")
-    parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")
+    add_reading(parser)
 
 
 def _add_dialect(parser: argparse.ArgumentParser, also: tuple[str, ...] = (), *, without: str) -> None:
