@@ -1,7 +1,8 @@
 """Score replies that any model of any framework wrote: metrics, tables and a page to look through.
 
 REPLIES are JSON lines with `id` (of a record), `reply` (what the model wrote) and optionally `finish_reason`, as the
-endpoint said it ("stop", "length", "content_filter", "refusal"); further fields are ignored.
+endpoint said it ("stop", "length", "content_filter", "refusal"), and `image_size` (of the picture that boxes in pixels
+refer to); `stepcot answer --questions` writes such files. Further fields are ignored.
 """
 
 import argparse
