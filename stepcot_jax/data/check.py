@@ -18,21 +18,22 @@ import numpy as np
 from jaxtyping import Int32, Int64
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_APPLICABLE, Chain, Step, fold
-from stepcot_jax.data.images.image_decoding import most_bytes, read_projection
-from stepcot_jax.data.images.image_files import FolderFiles, Selection
+from stepcot_jax.data.images.file_formats import Note
+from stepcot_jax.data.images.image_decoding import most_bytes
+from stepcot_jax.data.images.image_files import FolderFiles, Selection, examine_image
 from stepcot_jax.data.images.preprocessing import decode_image_bytes
 from stepcot_jax.data.images.stated_sizes import StatedSizes, list_sizes
 from stepcot_jax.data.questions.making import write_texts
 from stepcot_jax.data.questions.record_files import VqaCollection, holds_records, read_vqa_records
 from stepcot_jax.data.questions.vqa_dataset import split_records
 from stepcot_jax.data.reasons import Reasons, describe_oddities, note_oddities
-from stepcot_jax.data.record_table import find_first
+from stepcot_jax.data.record_table import count_boxes, find_first
 from stepcot_jax.data.records.data_json import FILE_NAME, Scan, scan_records
-from stepcot_jax.data.records.projections import LATERAL, is_frontal_task
+from stepcot_jax.data.records.projections import is_frontal_task
 from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.data.sources.intake import Intake
 from stepcot_jax.data.sources.layouts import AUTO, CASES, check_layout, detect_layout
-from stepcot_jax.data.sources.listed import How, Listed
+from stepcot_jax.data.sources.listed import How
 from stepcot_jax.data.sources.loading import list_cases
 from stepcot_jax.data.splits.making import PUBLISHED_FRACTIONS, make_splits
 from stepcot_jax.data.splits.split_resolver import resolve_tables
@@ -117,7 +118,7 @@ def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict
         "images_missing": None if scan.num_found is None else scan.num_missing,
         **_describe_pictures(pictures, assignment, scan),
         "odd_images": pictures.oddities.as_facts(),
-        **dict(zip(_BOXES, boxes or scan.table.count_boxes(scan.good), strict=True)),
+        **dict(zip(_BOXES, boxes or count_boxes(itertools.compress(scan.table, scan.good)), strict=True)),
         **_describe_splits(assignment, scan),
     }
     facts["stops"] = [*stops, *problems, *_find_stops(assignment, scan, targets)]
@@ -146,19 +147,12 @@ def _scan_published(root: Path, reasons: Reasons, how: How, terminal: Terminal) 
         )
 
 
-def _scan_other(root: Path, layout: str, reasons: Reasons, how: How) -> tuple[Scan, list[int]]:
+def _scan_other(root: Path, layout: str, reasons: Reasons, how: How) -> tuple[Scan, tuple[int, int, int]]:
     """Return the records that are not refused, and numbers of boxes, of images with some, and with one label."""
-    boxes = [0, 0, 0]
-
-    def count(listed: Listed) -> Listed:
-        if not listed.refusal:
-            labels = {box.label for box in listed.record.boxes}
-            for place, number in enumerate((len(listed.record.boxes), len(labels) > 0, len(labels) == 1)):
-                boxes[place] += number
-        return listed
-
     source = list_cases(root, layout, how)
-    intake = Intake(source._replace(records=map(count, source.records)), on_bad_record="skip")
+    listed = list(source.records)
+    boxes = count_boxes(item.record for item in listed if not item.refusal)
+    intake = Intake(source._replace(records=iter(listed)), on_bad_record="skip")
     collection = intake.read_cases(layout, keeps_missing=True)
     for item in collection.set_aside:
         reasons.append(item)
@@ -241,27 +235,25 @@ def _decode_pictures(scan: Scan, options: CheckOptions, terminal: Terminal) -> P
     paths = scan.table.image_paths
     files = Selection(FolderFiles(scan.root, paths, most_bytes(options.max_pixels)), good)
 
-    def digest(index: int) -> tuple[bytes, list[str]] | BadInput | str:
-        notes: list[str] = []
-        try:
-            content, name = files.read(index), files.name(index)
-            if scan.is_frontal and read_projection(content, name=name) == "lateral":
-                return f"{name}: {LATERAL} (DICOM header)"
-            pixels = decode_image_bytes(content, name=name, max_pixels=options.max_pixels, note=notes.append)
-        except BadInput as error:
-            return error
+    def digest(content: bytes, *, name: str, note: Note) -> bytes:
+        pixels = decode_image_bytes(content, name=name, max_pixels=options.max_pixels, note=note)
+        for oddity in describe_oddities(pixels):
+            note(oddity)
         hashed = hashlib.blake2b(str(pixels.shape).encode(), digest_size=16)
         hashed.update(np.ascontiguousarray(pixels).data)
-        return hashed.digest(), notes + describe_oddities(pixels)
+        return hashed.digest()
+
+    def examine(index: int) -> tuple[bytes | BadInput | str, list[str]]:
+        return examine_image(files, index, digest, is_frontal=scan.is_frontal)
 
     pictures, digests = Pictures(), list[bytes]()
     watched = terminal.watch(range(len(good)), "reading the images")
-    for index, result in map_in_threads(digest, watched, num_threads=options.num_threads):
+    for index, (result, notes) in map_in_threads(examine, watched, num_threads=options.num_threads):
         record = good[index]
-        if isinstance(result, tuple):
-            digests.append(result[0])
-            for note in result[1]:
-                pictures.oddities.append(SetAside(scan.numbers[record], paths[record], note))
+        for note in notes:
+            pictures.oddities.append(SetAside(scan.numbers[record], paths[record], note))
+        if isinstance(result, bytes):
+            digests.append(result)
         else:
             pictures.num_unreadable += isinstance(result, BadInput)
             scan.drop(record, str(result), by_rule=isinstance(result, str))

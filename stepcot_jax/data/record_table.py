@@ -20,6 +20,12 @@ def find_first(items: Iterable[Hashable]) -> Int64[np.ndarray, " item"]:
     return np.array([first.setdefault(item, index) for index, item in enumerate(items)], np.int64)
 
 
+def count_boxes(records: Iterable[Record]) -> tuple[int, int, int]:
+    """Count the boxes of records, the records with boxes, and the records whose boxes have one label."""
+    boxes = [record.boxes for record in records if record.boxes]
+    return sum(map(len, boxes)), len(boxes), sum(len({box.label for box in own}) == 1 for own in boxes)
+
+
 class RecordTable(Sequence[Record]):
     """Records of one chain; does not change."""
 
@@ -108,11 +114,6 @@ class RecordTable(Sequence[Record]):
         """Count the chosen cases of each origin, the most frequent first."""
         counts = collections.Counter(record.origin for record in itertools.compress(self._records, chosen))
         return dict(sorted(counts.items(), key=lambda pair: (pair[1], pair[0]), reverse=True))
-
-    def count_boxes(self, chosen: Bool[np.ndarray, " case"]) -> tuple[int, int, int]:
-        """Count the boxes of the chosen cases, the cases with boxes, and the cases whose boxes have one label."""
-        boxes = [record.boxes for record in itertools.compress(self._records, chosen) if record.boxes]
-        return sum(map(len, boxes)), len(boxes), sum(len({box.label for box in own}) == 1 for own in boxes)
 
     def count_answers(
         self, chosen: Bool[np.ndarray, " case"], *, step: int, num_answers: int

@@ -225,7 +225,6 @@ def test_texts_of_pictures_are_inside_and_apart(chain, how):
     with plain_text_style(**pictures.STYLE):
         assert_readable(pictures.draw_origins_diagnoses(found))
         assert_readable(pictures.draw_answers_of_steps(found))
-        assert_readable(pictures.draw_reasoning_length(found))
         assert_readable(pictures.draw_lengths_by_diagnosis(found))
         assert_readable(draw_flow(found))
         assert_readable(draw_flow(found, without_usual=True))
@@ -307,7 +306,7 @@ def test_the_command_writes_everything_twice_alike(tmp_path, capsys):
             main(["stats", str(tmp_path / "root"), *flags])
     assert "60 cases in" in capsys.readouterr().out
     one, two = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("one", "two"))
-    assert (one, len(one)) == (two, 20)
+    assert (one, len(one)) == (two, 18)
     assert "made from seed 5" in one["splits.md"].decode()
     for name, content in one.items():
         if name.endswith(".png"):
