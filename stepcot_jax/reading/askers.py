@@ -1,6 +1,7 @@
 """The models that `question_files` asks: a run and a Qwen2.5-VL in batches, an endpoint with requests in flight."""
 
 import asyncio
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -11,79 +12,64 @@ from stepcot_jax.annotate.annotation import Aside, Provenance, Reason
 from stepcot_jax.annotate.llm.client import Endpoint
 from stepcot_jax.annotate.llm.crew import process_items
 from stepcot_jax.annotate.llm.prompts import Prompt
-from stepcot_jax.annotate.llm.replies import Entry
 from stepcot_jax.data.images.preprocessing import drop_equal_channels, resize_image
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file
-from stepcot_jax.host.machine import map_in_threads
 from stepcot_jax.policies.qwen_chat import Turn
 from stepcot_jax.policies.qwen_inputs import QwenPrompt
 from stepcot_jax.reading.chat_models import EndpointModel, Request, ShownImage, digest_checkpoint, load_local
 from stepcot_jax.reading.policy_reader import PolicyReader
-from stepcot_jax.reading.question_files import NUM_DIGITS, QUESTION, REQUEST, Form, Question, Said, Tell, naming
+from stepcot_jax.reading.question_files import REQUEST, Asker, Question, Said, Tell, naming
 
-_NUM_THREADS = 4
 _Given = TypeVar("_Given")
+_REFUSALS: dict[str, str] = {Reason.REFUSED: "refusal", Reason.FILTERED: "content_filter"}
 
 
-class RunAsker:
-    """The trained policy of a run, likeliest token first."""
+def run_asker(reader: PolicyReader, *, num_at_once: int = 32) -> Asker:
+    """Return the trained policy of a run, which takes the likeliest token each time."""
+    trained, side = reader.trained, reader.trained.preprocessing.size
 
-    def __init__(self, reader: PolicyReader, *, form: Form, num_at_once: int = 32) -> None:
-        self._reader, self.form, self._num_at_once = reader, form, num_at_once
-        trained = reader.trained
-        self.name = trained.workdir.resolve().name
-        settings = digest_file(trained.workdir / "settings.json")[1][:NUM_DIGITS]
-        self.asked = f"{trained.phase} at update {trained.step}, settings {settings}; likeliest token; {form}"
+    def prepare(question: Question) -> tuple[np.ndarray, list[int]]:
+        with naming("question"):
+            tokens = reader.encode(question.text)
+        pixels = drop_equal_channels(np.array(question.read_picture(trained.max_pixels)))
+        return resize_image(pixels, trained.preprocessing), tokens
 
-    def ask(self, questions: Iterable[Question], tell: Tell) -> None:
-        """See `Asker`."""
-        trained, size = self._reader.trained, self._num_at_once
-        side = trained.preprocessing.size
+    def reply(given: Sequence[tuple[np.ndarray, list[int]]]) -> list[Said]:
+        filled = [*given, *[given[-1]] * (num_at_once - len(given))]  # so that one program answers all batches
+        replies = reader.answer_prompts(filled)[: len(given)]
+        return [Said(text, "length" if is_cut else "stop", (side, side)) for text, is_cut in replies]
 
-        def see(question: Question) -> np.ndarray:
-            pixels = drop_equal_channels(np.array(question.read_picture(trained.max_pixels)))
-            return resize_image(pixels, trained.preprocessing)
-
-        def prepare(question: Question, picture: np.ndarray) -> tuple[np.ndarray, list[int]]:
-            return picture, self._reader.encode(question.text)
-
-        def reply(given: Sequence[tuple[np.ndarray, list[int]]]) -> list[Said]:
-            filled = [*given, *[given[-1]] * (size - len(given))]  # so that one program answers all batches
-            replies = self._reader.answer_prompts(*map(list, zip(*filled, strict=True)))[: len(given)]
-            return [Said(text, "length" if is_cut else "stop", image_size=(side, side)) for text, is_cut in replies]
-
-        _ask_in_batches(questions, tell, size=size, see=see, prepare=prepare, reply=reply)
+    settings = digest_file(trained.workdir / "settings.json")[1][:16]
+    asked = f"{trained.phase} at update {trained.step}, settings {settings}, likeliest token"
+    ask = functools.partial(_ask_in_batches, size=num_at_once, prepare=prepare, reply=reply)
+    return Asker(trained.workdir.resolve().name, asked, ask)
 
 
-class LocalAsker:
-    """A Qwen2.5-VL of a folder or a Hugging Face id, without any training, likeliest token first."""
+def local_asker(source: str, *, longest: int, longest_side: int, num_at_once: int = 8) -> Asker:
+    """Return a Qwen2.5-VL of a folder or a Hugging Face id, which takes the likeliest token each time."""
+    reader = load_local(source)
 
-    def __init__(self, source: str, *, form: Form, longest: int, longest_side: int, num_at_once: int = 8) -> None:
-        self._reader, self._longest, self._longest_side = load_local(source), longest, longest_side
-        self.form, self._num_at_once, self.name = form, num_at_once, Path(source).name
-        weights = digest_checkpoint(self._reader.model.folder)[:NUM_DIGITS]
-        limits = f"at most {longest} tokens a reply and {longest_side} pixels a side"
-        self.asked = f"weights {weights}; likeliest token, {limits}; {form}"
+    def prepare(question: Question) -> QwenPrompt:
+        shown = ShownImage(question.read_picture, longest_side=longest_side).pixels.convert("RGB")
+        with naming("question"):
+            return reader.write_prompt([Turn("user", question.text, [np.array(shown)])])
 
-    def ask(self, questions: Iterable[Question], tell: Tell) -> None:
-        """See `Asker`."""
+    def reply(given: Sequence[QwenPrompt]) -> list[Said]:
+        pairs = zip(given, reader.answer_prompts(given, longest=longest), strict=True)
+        return [
+            Said(chat.text, "length" if chat.is_cut else "stop", reader.size_of(prompt.images[0]))
+            for prompt, chat in pairs
+        ]
 
-        def see(question: Question) -> np.ndarray:
-            shown = ShownImage(question.read_picture, longest_side=self._longest_side)
-            return np.array(shown.pixels.convert("RGB"))
+    weights = digest_checkpoint(reader.model.folder)[:16]
+    asked = f"weights {weights}, likeliest token, {_describe(longest, longest_side)}"
+    ask = functools.partial(_ask_in_batches, size=num_at_once, prepare=prepare, reply=reply)
+    return Asker(Path(source).name, asked, ask)
 
-        def prepare(question: Question, picture: np.ndarray) -> QwenPrompt:
-            return self._reader.write_prompt([Turn("user", question.text, [picture])])
 
-        def reply(given: Sequence[QwenPrompt]) -> list[Said]:
-            replies = self._reader.answer_prompts(given, longest=self._longest)
-            return [
-                Said(said.text, "length" if said.is_cut else "stop", image_size=self._reader.size_of(prompt.images[0]))
-                for prompt, said in zip(given, replies, strict=True)
-            ]
-
-        _ask_in_batches(questions, tell, size=self._num_at_once, see=see, prepare=prepare, reply=reply)
+def _describe(longest: int, longest_side: int) -> str:
+    return f"at most {longest} tokens a reply and {longest_side} pixels a side"
 
 
 def _ask_in_batches(
@@ -91,88 +77,61 @@ def _ask_in_batches(
     tell: Tell,
     *,
     size: int,
-    see: Callable[[Question], np.ndarray],
-    prepare: Callable[[Question, np.ndarray], _Given],
+    prepare: Callable[[Question], _Given],
     reply: Callable[[Sequence[_Given]], list[Said]],
 ) -> None:
-    """Ask in batches; threads `see` the pictures of the next ones."""
+    batch = list[tuple[Question, _Given]]()
 
-    def try_to_see(question: Question) -> np.ndarray | BadInput:
-        try:
-            return see(question)
-        except BadInput as error:
-            return error
-
-    def ask(batch: list[tuple[Question, _Given]]) -> None:
+    def ask() -> None:
         for (question, _), said in zip(batch, reply([given for _, given in batch]), strict=True):
             tell(question, said)
+        batch.clear()
 
-    batch = list[tuple[Question, _Given]]()
-    for question, picture in map_in_threads(try_to_see, questions, num_threads=_NUM_THREADS, num_ahead=2 * size):
+    for question in questions:
         try:
-            if isinstance(picture, BadInput):
-                raise picture
-            with naming(QUESTION):
-                batch.append((question, prepare(question, picture)))
+            batch.append((question, prepare(question)))
         except BadInput as error:
             tell(question, Said(None, error=str(error)))
         if len(batch) == size:
-            ask(batch)
-            batch.clear()
+            ask()
     if batch:
-        ask(batch)
+        ask()
 
 
-class EndpointAsker:
-    """A model behind an OpenAI-compatible endpoint, with a ledger of its answers and a spending cap."""
+def endpoint_asker(
+    endpoint: Endpoint, *, folder: Path, cap: int | None, longest_side: int, num_at_once: int = 4
+) -> Asker:
+    """Return a model behind an OpenAI-compatible endpoint, with a ledger of its answers and a spending cap."""
 
-    def __init__(
-        self, endpoint: Endpoint, *, form: Form, folder: Path, cap: int | None, longest_side: int, num_at_once: int = 4
-    ) -> None:
-        self._endpoint, self._folder, self._cap = endpoint, folder, cap
-        self.form, self._longest_side, self._num_at_once, self.name = form, longest_side, num_at_once, endpoint.model
-        decoding = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in endpoint.decoding)
-        self.asked = f"{endpoint.origin[1]}; {decoding}, at most {longest_side} pixels a side; {form}"
-
-    def ask(self, questions: Iterable[Question], tell: Tell) -> None:
-        """See `Asker`."""
-        asyncio.run(self._ask(questions, tell))
-
-    async def _ask(self, questions: Iterable[Question], tell: Tell) -> None:
-        prompt = Prompt("answer", "", str(self.form), "", "", {})
-        model = EndpointModel(self._endpoint, prompt, folder=self._folder, cap=self._cap)
+    async def ask(questions: Iterable[Question], tell: Tell) -> None:
+        model = EndpointModel(endpoint, Prompt("answer", "", "", "", "", {}), folder=folder, cap=cap)
 
         async def process(question: Question) -> tuple[Said, Provenance]:
-            image = ShownImage(question.read_picture, longest_side=self._longest_side)
+            image = ShownImage(question.read_picture, longest_side=longest_side)
             try:
                 size = image.pixels.size
             except BadInput as error:
                 return Said(None, error=str(error)), ()
             try:
-                request = Request(question.id, [{"role": "user", "content": question.text}], image)
-                return _read_entry(await model.fetch(request), size), ()
+                entry = await model.fetch(Request(question.id, [{"role": "user", "content": question.text}], image))
             finally:
                 image.release()  # thousands of pictures would fill the memory
+            if entry.answer is not None:
+                return Said(entry.answer, entry.finish, size), ()
+            finish = _REFUSALS.get(entry.problem, "")
+            return (Said("", finish) if finish else Said(None, error=f"{REQUEST}: {entry.problem}")), ()
 
         try:
-            outcomes = process_items(questions, process, budget=model.budget, concurrency=self._num_at_once)
-            async for outcome in outcomes:
+            async for outcome in process_items(questions, process, budget=model.budget, concurrency=num_at_once):
                 tell(outcome.item, outcome.made or _give_up(outcome.aside))
         finally:
             await model.close()
 
-
-def _read_entry(entry: Entry, image_size: tuple[int, int]) -> Said:
-    if entry.answer is not None:
-        return Said(entry.answer, entry.finish, image_size=image_size)
-    refusals: dict[str, str] = {Reason.REFUSED: "refusal", Reason.FILTERED: "content_filter"}
-    if entry.problem in refusals:
-        return Said("", refusals[entry.problem])
-    return Said(None, error=f"{REQUEST}: {entry.problem}")
+    decoding = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in endpoint.decoding)
+    asked = f"{endpoint.origin[1]}, {decoding}, at most {longest_side} pixels a side"
+    return Asker(endpoint.model, asked, lambda questions, tell: asyncio.run(ask(questions, tell)))
 
 
 def _give_up(aside: Aside | None) -> Said:
-    """Return what came of a request that the endpoint refused, or that was given up."""
-    is_refused = aside is not None and aside.reason is Reason.REFUSED
-    error = f"{REQUEST}: {aside.detail if aside else ''}"
+    is_refused, error = aside and aside.reason is Reason.REFUSED, f"{REQUEST}: {aside.detail if aside else ''}"
     return Said("", "refusal", error=error) if is_refused else Said(None, error=error)

@@ -119,16 +119,9 @@ def encode_prompt(
         if tokenizer.closed is None:
             raise
         raise BadInput(_explain_unknown(record, prompt, tokenizer.closed, workdir) or str(error)) from None
-    try:
-        return _check_length(tokens, prompt_length)
-    except BadInput as error:
-        raise BadInput(f"question: {error}") from None
-
-
-def _check_length(tokens: list[int], prompt_length: int) -> list[int]:
     if not 1 <= len(tokens) <= prompt_length:
         raise BadInput(
-            f"{len(tokens)} tokens with choices and instruction; the run was trained on prompts of at most "
+            f"question: {len(tokens)} tokens with choices and instruction; the run was trained on prompts of at most "
             f"{prompt_length}"
         )
     return tokens
@@ -349,18 +342,16 @@ class PolicyReader:
         return [f"{start}{text}" for start, text in zip(starts, texts, strict=True)]
 
     def encode(self, prompt: str) -> list[int]:
-        """Return the tokens of a prompt that `reasoning.dialects.write_question` wrote."""
-        trained = self.trained
-        return _check_length(trained.tokenizer.encode_prompt(prompt), trained.lengths.prompt_length)
+        """Return the tokens of a prompt that `reasoning.dialects.write_question` wrote, of no more than in training."""
+        tokens = self.trained.tokenizer.encode_prompt(prompt)
+        lay_out_prompts([tokens], self.trained.lengths.prompt_length, pad=0)
+        return tokens
 
-    def answer_prompts(
-        self, pictures: Sequence[np.ndarray], prompts: Sequence[Sequence[int]]
-    ) -> list[tuple[str, bool]]:
-        """Return the greedy reply to each encoded prompt, and whether it was cut; each number of them compiles once."""
-        tokenizer = self.trained.tokenizer
+    def answer_prompts(self, given: Sequence[tuple[np.ndarray, Sequence[int]]]) -> list[tuple[str, bool]]:
+        """Return the greedy reply to each picture and encoded prompt, and whether it was cut at the longest length."""
+        (pictures, prompts), tokenizer = zip(*given, strict=True), self.trained.tokenizer
         replies = self._sample(pictures, prompts, self._greedy, length=self.trained.lengths.prompt_length).tolist()
-        stops = (tokenizer.stop, *tokenizer.more_stops)
-        return [(tokenizer.decode(reply), reply[-1] not in stops) for reply in replies]
+        return [(tokenizer.decode(row), row[-1] not in (tokenizer.stop, *tokenizer.more_stops)) for row in replies]
 
     def _sample(
         self,

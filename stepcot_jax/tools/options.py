@@ -53,7 +53,7 @@ def read_named(options: argparse.Namespace, name: str, flag: str) -> "VqaCollect
     return read_questions(find_path(name, flag), **{name: value for name, value in given.items() if value is not None})
 
 
-def add_model(parser: argparse.ArgumentParser, *, units: str, at_once: str, temperature: str = "default 0") -> None:
+def add_model(parser: argparse.ArgumentParser, *, units: str, at_once: str) -> None:
     """Add the options of a large model, local or behind an endpoint; `units` are what is asked at once."""
     from stepcot_jax.annotate.llm.client import DEFAULT_KEY_VARIABLE
 
@@ -68,7 +68,7 @@ def add_model(parser: argparse.ArgumentParser, *, units: str, at_once: str, temp
     model.add_argument("--concurrency", type=int, metavar="N", help=f"{units} at once, default {at_once}")
     model.add_argument("--timeout", type=float, metavar="SECONDS", help="of a request, default 120")
     model.add_argument("--attempts", type=int, metavar="N", help="until a request is given up, default 8")
-    model.add_argument("--temperature", type=float, help=temperature)
+    model.add_argument("--temperature", type=float, help="default 0")
     omit = "decoding setting that an endpoint refuses; may be repeated"
     model.add_argument("--omit", choices=("temperature", "seed"), action="append", default=[], help=omit)
 
