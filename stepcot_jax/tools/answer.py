@@ -130,7 +130,8 @@ def answer_file(options: argparse.Namespace) -> None:
         counts = ask_file(options.out, questions, asker, terminal=Terminal())
     print(f"{options.out}: {len(questions)} questions to {asker.name}: {describe(counts)}")
     if counts[REQUEST]:
-        raise RunStopped(f"{counts[REQUEST]} requests were given up; rerun the command to ask these questions again")
+        about = f"requests about {counts[REQUEST]} of {len(questions)} questions were given up"
+        raise RunStopped(f"{about}; rerun the command to ask them again")
     words = [options.questions, str(options.out), f"--split={options.split}", f"--dialect={dialect}"]
     words += [] if with_thinking else ["--without-thinking"]
     words += [f"--out={options.out.with_name(f'{options.out.stem}_scores')}"]
