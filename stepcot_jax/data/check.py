@@ -95,7 +95,7 @@ def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict
     pictures = _decode_pictures(scan, options, terminal) if options.images == "decode" else Pictures()
     if pictures.num_unreadable and not (skips and scan.good.any()):
         stops.append(f"{scan.root}: {pictures.num_unreadable} images cannot be decoded (set aside below)")
-    assignment = _find_splits(scan, reasons, options.split_seed) if scan.good.any() else None
+    assignment = _find_splits(scan, reasons, options.split_seed)
     targets, problems = _find_targets(scan, assignment, options.uncertain)
     facts: dict[str, Any] = {
         "root": str(scan.root),
@@ -127,24 +127,13 @@ def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict
 
 
 def _scan_published(root: Path, reasons: Reasons, how: How, terminal: Terminal) -> Scan:
-    path, shown = root / FILE_NAME, 0
-
-    def show(num_bytes: int) -> None:
-        nonlocal shown
-        if (megabytes := math.ceil(num_bytes / _MEGABYTE)) > shown:
-            shown = megabytes
-            terminal.update(megabytes)
-
+    path = root / FILE_NAME
     num_bytes = path.stat().st_size if path.is_file() else 0
-    with terminal.bar("reading the records (MB)", total=math.ceil(num_bytes / _MEGABYTE)):
-        return scan_records(
-            root,
-            reasons,
-            step_names=how.step_names,
-            require_images=how.require_images,
-            with_texts=False,
-            visit=show,
-        )
+    total = math.ceil(num_bytes / _MEGABYTE)
+    reading: dict[str, Any] = {"step_names": how.step_names, "require_images": how.require_images, "with_texts": False}
+    with terminal.bar("reading the records (MB)", total=total):
+        show = lambda read: terminal.update(total if read >= num_bytes else read // _MEGABYTE)  # noqa: E731
+        return scan_records(root, reasons.append, visit=show, **reading)
 
 
 def _scan_other(root: Path, layout: str, reasons: Reasons, how: How) -> tuple[Scan, tuple[int, int, int]]:
@@ -161,7 +150,7 @@ def _scan_other(root: Path, layout: str, reasons: Reasons, how: How) -> tuple[Sc
         collection.path,
         collection.cases,
         collection.record_numbers,
-        reasons,
+        reasons.append,
         np.ones(len(collection.cases), bool),
         collection.chain,
         num_wordings=(1,) * collection.chain.num_steps,
@@ -202,6 +191,9 @@ def _recorded_warnings() -> Iterator[list[str]]:
 
 
 def _find_splits(scan: Scan, reasons: Reasons, seed: int) -> Assignment:
+    nothing = np.zeros((len(SPLIT_NAMES), len(scan.table)), np.int32)
+    if not scan.good.any():
+        return Assignment("none", nothing)
     assignment = resolve_tables(
         scan.root,
         scan.table,
@@ -214,7 +206,7 @@ def _find_splits(scan: Scan, reasons: Reasons, seed: int) -> Assignment:
     try:
         splits = make_splits(scan.table, seed=seed, chosen=scan.good)
     except BadInput as error:
-        assignment = Assignment("made", np.zeros((len(SPLIT_NAMES), len(scan.table)), np.int32))
+        assignment = Assignment("made", nothing)
         assignment.add_problem("splits cannot be made", str(error))
         return assignment
     return Assignment.of(splits, len(scan.table))
@@ -262,9 +254,9 @@ def _decode_pictures(scan: Scan, options: CheckOptions, terminal: Terminal) -> P
     return pictures
 
 
-def _find_targets(scan: Scan, assignment: Assignment | None, treatment: Treatment) -> tuple[_Targets | None, list[str]]:
+def _find_targets(scan: Scan, assignment: Assignment, treatment: Treatment) -> tuple[_Targets | None, list[str]]:
     """Return the training targets of the train split, and why a run could not make them."""
-    if assignment is None or scan.chain is None:
+    if scan.chain is None:
         return None, []
     chosen = assignment.member[0] & scan.good
     answers = {"labels": scan.table.labels[chosen], "uncertain": scan.table.uncertain[chosen]}
@@ -301,21 +293,21 @@ def _count_steps(scan: Scan, targets: _Targets | None) -> list[dict[str, Any]]:
     return steps
 
 
-def _describe_tree(assignment: Assignment | None, scan: Scan) -> dict[str, Any]:
+def _describe_tree(assignment: Assignment, scan: Scan) -> dict[str, Any]:
     if scan.chain is None or not scan.chain.is_tree:
         return {}
-    member = assignment.member & scan.good if assignment else scan.good[None]
-    rows = count_form(scan.table, scan.chain, dict(zip(SPLIT_NAMES if assignment else ("all",), member, strict=True)))
+    member = assignment.member & scan.good
+    rows = count_form(scan.table, scan.chain, dict(zip(SPLIT_NAMES, member, strict=True)))
     return {"parts": [dataclasses.asdict(row) for row in rows]}
 
 
-def _describe_pictures(pictures: Pictures, assignment: Assignment | None, scan: Scan) -> dict[str, Any]:
+def _describe_pictures(pictures: Pictures, assignment: Assignment, scan: Scan) -> dict[str, Any]:
     names = ("images_unreadable", "images_with_equal_pixels", "equal_images", "pictures_in_several_splits", "leaks")
     if pictures.original is None:
         return dict.fromkeys(names)
     table, original = scan.table, pictures.original.tolist()
     repeated = [index for index in np.flatnonzero(scan.good).tolist() if original[index] != index]
-    member = assignment.member if assignment else np.zeros((len(SPLIT_NAMES), len(original)), bool)
+    member = assignment.member
     groups: dict[int, dict[int, list[str]]] = collections.defaultdict(dict)
     for index in repeated:
         for same in (original[index], index):
@@ -332,9 +324,7 @@ def _describe_pictures(pictures: Pictures, assignment: Assignment | None, scan: 
     return dict(zip(names, (pictures.num_unreadable, len(repeated), equal, len(leaks), listed), strict=True))
 
 
-def _describe_splits(assignment: Assignment | None, scan: Scan) -> dict[str, Any]:
-    if assignment is None:
-        return {"splits_from": "none", "splits": [], "patients_in_several_splits": 0, "cases_in_no_split": 0}
+def _describe_splits(assignment: Assignment, scan: Scan) -> dict[str, Any]:
     heads = ("name", "file", "rows", "rows_that_name_nothing", "cases", "patients")
     listed = [
         dict(zip(heads, (name, *table, int(member.sum()), scan.table.count_patients(member)), strict=True))
@@ -354,9 +344,7 @@ def _describe_splits(assignment: Assignment | None, scan: Scan) -> dict[str, Any
     }
 
 
-def _find_stops(assignment: Assignment | None, scan: Scan, targets: _Targets | None) -> list[str]:
-    if assignment is None:
-        return []
+def _find_stops(assignment: Assignment, scan: Scan, targets: _Targets | None) -> list[str]:
     val = scan.table.labels[assignment.member[1]]
     answers = {"train": val[:0] if targets is None else targets, "val": val}
     return [f"splits: {problem}" for problem in assignment.problems.values()] + [
@@ -398,7 +386,7 @@ def _has_borrowed_names(chain: Chain) -> bool:
     return all(step.name == known.name and read(step).isdisjoint(read(known)) for step, known in pairs)
 
 
-def _note(facts: dict[str, Any], assignment: Assignment | None, scan: Scan, targets: _Targets | None) -> list[str]:
+def _note(facts: dict[str, Any], assignment: Assignment, scan: Scan, targets: _Targets | None) -> list[str]:
     notes = [
         f"{facts[name]} {what}"
         for name, what in (
@@ -415,7 +403,7 @@ def _note(facts: dict[str, Any], assignment: Assignment | None, scan: Scan, targ
         )
     if lost := _find_lost(facts):
         notes.append(lost)
-    if assignment is not None and targets is not None and scan.chain is not None and len(targets):
+    if targets is not None and scan.chain is not None and len(targets):
         untrained = [step["name"] for step in facts["steps"] if not step["trained"]]
         if untrained and scan.chain.is_tree:
             notes.append(f"{len(untrained)} of {len(facts['steps'])} steps are never asked in the train split")

@@ -99,9 +99,6 @@ MCNEMAR = (
     "not corrected for the number of comparisons; the larger of two training runs, twice the median of three or more."
 )
 
-Question = tuple[str, str, str, Any]
-"""First model, second model, figure and its group: does the first model's figure differ from the second's?"""
-
 
 def join(parts: Mapping[str, tuple[SplitPredictions, str]]) -> SplitPredictions:
     """Join models of several runs on the same cases; the first part's labels stand in for those that a run lacks."""
@@ -188,10 +185,6 @@ class Comparison(abc.ABC):
         values = tuple(difference.value for difference in differences)
         p = self.p_value(first, second, figure, group)
         return Evidence(summarise(differences), values, self.num_patients(figure, group), p)
-
-    def verdicts(self, questions: Sequence[Question]) -> list[str]:
-        """Return the verdicts on differences, corrected together for their number."""
-        return word_verdicts([self.evidence(*question) for question in questions])
 
 
 @dataclasses.dataclass(frozen=True)

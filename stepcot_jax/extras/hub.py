@@ -32,10 +32,8 @@ _LICENCE = "licence of the weights in the card, such as cc-by-nc-4.0 (default: t
 _IDENTIFIER = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 
 
-def find_folder(address: str, folder: pathlib.Path | None = None) -> pathlib.Path:
+def find_folder(address: str) -> pathlib.Path:
     """Return the folder of an export on the hub, which is downloaded first; stderr names its commit."""
-    if folder is not None:
-        raise BadInput(f"{address}: hf download OWNER/NAME --local-dir {folder} copies files of the hub")
     folder = download_folder(address)
     if not is_export(folder):
         raise BadInput(f"{address}: no {MANIFEST_FILE}; expected what stepcot export --push-to-hub uploads")

@@ -54,11 +54,6 @@ def percent(share: float) -> str:
     return "-" if math.isnan(share) else f"{100 * share:.1f}"
 
 
-def decimal(number: float) -> str:
-    """Return a number with two decimals; a dash where it is undefined."""
-    return "-" if math.isnan(number) else f"{number:.2f}"
-
-
 def make_environment(folder: Path) -> jinja2.Environment:
     """Return an environment for the `*.html.j2` templates of a folder, which may extend and include those of `pages`.
 
@@ -73,7 +68,7 @@ def make_environment(folder: Path) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percent": percent, "decimal": decimal}
+    environment.filters["percent"] = percent
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     return environment
 

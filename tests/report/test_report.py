@@ -206,7 +206,9 @@ def test_operating_points_are_those_of_the_run(page, workdir):
     assert "Thresholds: sensitivity of 80 % or more on validation." in text
     rows = re.findall(r'<tr><th scope="row">.*', text)
     for row, ((_, step, answer), point) in zip(rows, found.points.items(), strict=True):
-        assert row.startswith(f'<tr><th scope="row">{step}</th><td><span class="value">{answer}</span></td>')
+        assert row.startswith(
+            f'<tr><th scope="row">{step}</th><td class="text"><span class="value">{answer}</span></td>'
+        )
         assert f'<td><span class="value">{point.test[0]}</span></td>' in row
         if all(point.test):
             assert f">{100 * point.sensitivity.value:.1f}</span>" in row

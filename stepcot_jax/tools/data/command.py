@@ -13,7 +13,6 @@ from typing import Any, TextIO
 
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
 from stepcot_jax.data.sources.layouts import AUTO, CASES
-from stepcot_jax.host.download import download
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir, write_whole, writing_folder, writing_for
 from stepcot_jax.host.terminal import Terminal
@@ -34,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command; return its exit code."""
     parser = argparse.ArgumentParser(prog="stepcot data", description="Work with folders of cases.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_check, _add_stats, _add_tfds, _add_phantom, add_vqa, _add_fetch):
+    for add in (_add_check, _add_stats, _add_tfds, _add_phantom, add_vqa):
         add(commands)
     options = parser.parse_args(arguments)
     for name in ("max_megapixels", "num_threads"):
@@ -195,24 +194,6 @@ def _add_reading_options(parser: argparse.ArgumentParser) -> None:
 def _reading_arguments(options: argparse.Namespace) -> dict[str, Any]:
     names = ("layout", "on_bad_record", "single_label", "labels_from")
     return {"step_names": tuple(options.step_names)} | {name: getattr(options, name) for name in names}
-
-
-def _add_fetch(commands: Any) -> None:
-    parser = commands.add_parser(
-        "fetch",
-        help="copy a folder from gs:// to this machine",
-        description="Copies a folder of cases, a run or anything else from a store. An interrupted copy "
-        "resumes: files that are here with the size of the object are not copied again, and none is overwritten. "
-        "stepcot sync DIR ADDRESS sends a folder.",
-    )
-    parser.add_argument("address", metavar="ADDRESS", help="gs://BUCKET/FOLDER (extra gcs)")
-    parser.add_argument("out", type=local_path, metavar="DIR", help="folder of this machine")
-    parser.set_defaults(run=_fetch)
-
-
-def _fetch(options: argparse.Namespace) -> None:
-    download(options.address, options.out)
-    print(f"{options.address} is in {options.out}")
 
 
 _WIDTH = 120
