@@ -25,6 +25,7 @@ from stepcot_jax.tools.options import (
 )
 
 if TYPE_CHECKING:
+    from stepcot_jax.annotate.llm.client import Endpoint
     from stepcot_jax.reading.question_files import Asker
 
 _RUN = "of a run of the job sft or grpo; or gs://, hf://"
@@ -104,10 +105,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 def answer_file(options: argparse.Namespace) -> None:
     """Ask the questions of a file that have no reply yet."""
-    if sum(map(bool, (options.checkpoint, options.local, options.endpoint or options.model))) != 1:
-        raise BadInput("one of --checkpoint RUN, --local FOLDER, and --endpoint URL with --model NAME is required")
-    if options.out.suffix != ".jsonl":
-        raise BadInput(f"--out: {options.out} must end in .jsonl")
+    endpoint = _check(options)
     from absl import logging
 
     from stepcot_jax.host.terminal import Terminal, name_command
@@ -117,12 +115,12 @@ def answer_file(options: argparse.Namespace) -> None:
     from stepcot_jax.run.scored_replies import choose_split
 
     logging.set_verbosity(logging.ERROR)
-    asker, dialect, with_thinking = _open(options)
     collection = read_named(options, options.questions, "--questions")
     if collection.set_aside:
         print(f"{collection.path}: {len(collection.set_aside)} bad records set aside, {collection.set_aside[0].reason}")
     records = choose_split(collection.records, options.split, where=str(collection.path))
-    drawn = draw_places(len(records), len(records) if options.num_questions is None else options.num_questions)
+    asker, dialect, with_thinking = _open(options, endpoint)
+    drawn = draw_places(len(records), options.num_questions or len(records))
     texts = {place: write_question(records[place], dialect, with_thinking=with_thinking) for place in drawn}
     questions = [Question(records[place], collection.root, text) for place, text in texts.items()]
     make_workdir(options.out.parent)
@@ -138,12 +136,24 @@ def answer_file(options: argparse.Namespace) -> None:
     print(f"next: {name_command()} evaluate_replies {shlex.join(words)}")
 
 
-def _open(options: argparse.Namespace) -> "tuple[Asker, str, bool]":
-    """Return the model, the dialect to ask it in, and whether to ask for reasoning."""
+def _check(options: argparse.Namespace) -> "Endpoint | None":
+    if sum(map(bool, (options.checkpoint, options.local, options.endpoint or options.model))) != 1:
+        raise BadInput("one of --checkpoint RUN, --local FOLDER, and --endpoint URL with --model NAME is required")
     check_numbers(options, "num_questions")
-    check_numbers(options, "seed", least=0)
     check_numbers(options, "image_size", least=32)
-    endpoint, with_thinking = read_endpoint(options), not options.without_thinking
+    for name, kind in (("phase", "checkpoint"), ("seed", "endpoint")):
+        if getattr(options, name) is not None and not getattr(options, kind):
+            raise BadInput(f"--{name} requires --{kind}")
+    if options.checkpoint and (options.image_size or options.max_answer_tokens):
+        raise BadInput("--image-size and --max-answer-tokens have no effect with --checkpoint; those of the run apply")
+    if options.out.suffix != ".jsonl":
+        raise BadInput(f"--out: {options.out} must end in .jsonl")
+    return read_endpoint(options)
+
+
+def _open(options: argparse.Namespace, endpoint: "Endpoint | None") -> "tuple[Asker, str, bool]":
+    """Return the model, the dialect to ask it in, and whether to ask for reasoning."""
+    with_thinking = not options.without_thinking
     from stepcot_jax.host.download import find_path
     from stepcot_jax.reading.askers import endpoint_asker, local_asker, run_asker
     from stepcot_jax.reading.chat_models import LONGEST_REPLY
@@ -158,8 +168,6 @@ def _open(options: argparse.Namespace) -> "tuple[Asker, str, bool]":
     if options.local:
         longest = options.max_answer_tokens or LONGEST_REPLY
         return local_asker(options.local, longest=longest, longest_side=side, **at_once), dialect, with_thinking
-    if options.image_size or options.max_answer_tokens:
-        raise BadInput("--image-size and --max-answer-tokens have no effect with --checkpoint; those of the run apply")
     reader = load_reader(find_path(options.checkpoint), phase=options.phase)
     run = reader.trained.run
     return run_asker(reader, **at_once), options.dialect or run.dialect, run.with_thinking and with_thinking

@@ -200,6 +200,7 @@ def test_other_options_are_refused_in_one_sentence_and_a_larger_draw_continues(f
         (["--model=m"], "--endpoint URL and --model NAME are required together"),
         (["--checkpoint=y", "--image-size=64"], "--image-size and --max-answer-tokens have no effect"),
         (["--local=y", "--temperature=1"], "--temperature requires --endpoint"),
+        (["--local=y", "--phase=sft"], "--phase requires --checkpoint"),
     ],
 )
 def test_wrong_flags_are_named(flags, words):
