@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from jaxtyping import Int32, Int64
 
+from stepcot_jax.box import Box
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_APPLICABLE, Chain, Step, fold
 from stepcot_jax.data.images.file_formats import Note
 from stepcot_jax.data.images.image_decoding import most_bytes
@@ -33,7 +34,7 @@ from stepcot_jax.data.records.projections import is_frontal_task
 from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.data.sources.intake import Intake
 from stepcot_jax.data.sources.layouts import AUTO, CASES, check_layout, detect_layout
-from stepcot_jax.data.sources.listed import How
+from stepcot_jax.data.sources.listed import How, Listed
 from stepcot_jax.data.sources.loading import list_cases
 from stepcot_jax.data.splits.making import PUBLISHED_FRACTIONS, make_splits
 from stepcot_jax.data.splits.split_resolver import resolve_tables
@@ -118,7 +119,13 @@ def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict
         "images_missing": None if scan.num_found is None else scan.num_missing,
         **_describe_pictures(pictures, assignment, scan),
         "odd_images": pictures.oddities.as_facts(),
-        **dict(zip(_BOXES, boxes or count_boxes(itertools.compress(scan.table, scan.good)), strict=True)),
+        **dict(
+            zip(
+                _BOXES,
+                boxes or count_boxes(case.boxes for case in itertools.compress(scan.table, scan.good)),
+                strict=True,
+            )
+        ),
         **_describe_splits(assignment, scan),
     }
     facts["stops"] = [*stops, *problems, *_find_stops(assignment, scan, targets)]
@@ -138,10 +145,13 @@ def _scan_published(root: Path, reasons: Reasons, how: How, terminal: Terminal) 
 
 def _scan_other(root: Path, layout: str, reasons: Reasons, how: How) -> tuple[Scan, tuple[int, int, int]]:
     """Return the records that are not refused, and numbers of boxes, of images with some, and with one label."""
-    source = list_cases(root, layout, how)
-    listed = list(source.records)
-    boxes = count_boxes(item.record for item in listed if not item.refusal)
-    intake = Intake(source._replace(records=iter(listed)), on_bad_record="skip")
+    source, boxes = list_cases(root, layout, how), list[tuple[Box, ...]]()
+
+    def keep_boxes(item: Listed) -> Listed:
+        boxes.append(() if item.refusal else item.record.boxes)
+        return item
+
+    intake = Intake(source._replace(records=map(keep_boxes, source.records)), on_bad_record="skip")
     collection = intake.read_cases(layout, keeps_missing=True)
     for item in collection.set_aside:
         reasons.append(item)
@@ -161,7 +171,7 @@ def _scan_other(root: Path, layout: str, reasons: Reasons, how: How) -> tuple[Sc
             scan.num_missing += 1
             scan.drop(index, intake.missing[path])
     scan.num_found = int(scan.good.sum()) if how.require_images else None
-    return scan, boxes
+    return scan, count_boxes(boxes)
 
 
 def _describe_bad(reasons: Reasons, file: Path | str, what: str, num_good: int, *, skips: bool) -> list[str]:

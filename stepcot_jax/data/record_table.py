@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Bool, Int, Int8, Int64
 
+from stepcot_jax.box import Box
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.record import Record
 
@@ -20,10 +21,10 @@ def find_first(items: Iterable[Hashable]) -> Int64[np.ndarray, " item"]:
     return np.array([first.setdefault(item, index) for index, item in enumerate(items)], np.int64)
 
 
-def count_boxes(records: Iterable[Record]) -> tuple[int, int, int]:
-    """Count the boxes of records, the records with boxes, and the records whose boxes have one label."""
-    boxes = [record.boxes for record in records if record.boxes]
-    return sum(map(len, boxes)), len(boxes), sum(len({box.label for box in own}) == 1 for own in boxes)
+def count_boxes(boxes: Iterable[tuple[Box, ...]]) -> tuple[int, int, int]:
+    """Count boxes by the boxes of each record, the records with some, and those whose boxes have one label."""
+    some = list(filter(None, boxes))
+    return sum(map(len, some)), len(some), sum(len({box.label for box in own}) == 1 for own in some)
 
 
 class RecordTable(Sequence[Record]):

@@ -9,7 +9,7 @@ An entry point of the group `stepcot_jax.extras` is called KIND.NAME. The kinds,
   where a run works, and three hooks: `start()` downloads the contents of the address, `saved()` uploads changes after
   a checkpoint or a shard, `finish()` at the end;
 - scheme: `(address) -> path`, downloads what NAME://... names to a cache;
-- writer: `(workdir, *, project, title, mode, run_id, settings) -> training.log.Logger`.
+- writer: `(workdir, *, project, title, is_offline, run_id, settings) -> training.log.Logger`.
 """
 
 import functools

@@ -197,8 +197,7 @@ def _reading_arguments(options: argparse.Namespace) -> dict[str, Any]:
 
 
 _WIDTH = 120
-_MOST_ROWS = 20
-_MOST_ORIGINS = 1000
+_MOST_ROWS, _MOST_REASONS = 1000, 20
 _TITLE = ("root", "layout", "file")
 _IN_LINES = ("stops", "notes", "shared_patients", "split_problems", "contradictions", "control_tokens", "equal_images")
 """Facts that lines below the tables tell of, or at least their number."""
@@ -234,7 +233,7 @@ def list_tables(facts: dict[str, Any]) -> list[Table]:
     tables = {f"{facts['root']}: {facts['layout']} ({facts['file']})": rows}
     left = (*_IN_LINES, *single, *(["steps"] if "parts" in facts else []))  # a tree has hundreds of steps
     for name in (name for name in facts if name not in left):
-        rows, most = _list_rows(name, facts[name]), _MOST_ORIGINS if name == "origins" else _MOST_ROWS
+        rows, most = _list_rows(name, facts[name]), _MOST_REASONS if name == "set_aside_reasons" else _MOST_ROWS
         more = f" (the first {most} of {len(rows)}; all in --json)" if len(rows) > most else ""
         tables[name.replace("_", " ").capitalize() + more] = rows[:most]
     return [(make_printable(title), *_make_table(rows)) for title, rows in tables.items() if rows]

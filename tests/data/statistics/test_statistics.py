@@ -168,6 +168,7 @@ def test_split_tables_as_csv_and_markdown(tables, cases, what):
     assert [int(value) for value in rows[-1][1:]] == [*(len(splits[name]) for name in SPLIT_NAMES), len(cases)]
     lines = (tables / "splits.md").read_text(encoding="utf-8").splitlines()
     start = lines.index(f"| {what.title()} | Train | Val | Test | Total | Train (%) | Val (%) | Test (%) |") + 2
+    assert lines[start - 1] == "| --- |" + " ---: |" * 7
     for line, row in zip(itertools.takewhile(bool, lines[start:]), rows, strict=True):
         shown = line.replace("\\|", "!").replace("&lt;", "<").strip("| ").split(" | ")
         assert shown[:5] == [row[0].replace("|", "!"), *row[1:]]
