@@ -5,6 +5,8 @@ import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.evaluation import published
