@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from PIL import Image
@@ -14,6 +14,7 @@ from PIL import Image
 from stepcot_jax.annotate.llm.answers import digest_text
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
 from stepcot_jax.data.images.image_files import FolderFiles
+from stepcot_jax.data.questions.reply_files import ReplyLine
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.files import lock_file, writing_whole
 from stepcot_jax.host.terminal import Terminal
@@ -32,28 +33,11 @@ OUTCOMES = {
 """Outcomes of a question, in words; the `error` of a line begins with one of the last three."""
 
 
-class Said(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What came of a question."""
+class AskedLine(ReplyLine, frozen=True, kw_only=True):
+    """A line of the file, with what its reply depends on; one with an `error` is asked again."""
 
-    reply: str | None  # as the model wrote it; None without one
-    finish_reason: str = ""
-    image_size: tuple[int, int] | None = None  # width and height of the picture as the model saw it
-    error: str = ""  # what failed, so that another run asks again; "" if nothing did
-
-    @property
-    def outcome(self) -> str:
-        """One of `OUTCOMES`."""
-        if self.finish_reason in ("refusal", "content_filter"):
-            return "refused"
-        return self.error.partition(":")[0] or ("cut" if self.finish_reason == "length" else "answered")
-
-
-class AnswerLine(Said, frozen=True, kw_only=True):
-    """A line of the file; `data.questions.reply_files` reads id and what came of the question."""
-
-    id: str
     model: str
-    asked: str  # what else the reply depends on: weights or address, decoding
+    asked: str  # weights or address, decoding
     question: str  # digest of prompt and picture's path
 
 
@@ -91,11 +75,10 @@ def naming(outcome: str) -> Iterator[None]:
         raise BadInput(f"{outcome}: {error}") from None
 
 
-Tell = Callable[[Question, Said], None]
+Tell = Callable[[Question, ReplyLine], None]
 
 
-@dataclasses.dataclass(frozen=True)
-class Asker:
+class Asker(NamedTuple):
     """A model that is asked; `ask` tells of each question what came of it, in any order."""
 
     name: str
@@ -113,13 +96,12 @@ def ask_file(
         counts = collections.Counter(answered.values())
         with path.open("ab") as file, terminal.bar("asking", total=len(questions), done=len(answered)):
 
-            def tell(question: Question, said: Said) -> None:
+            def tell(question: Question, line: ReplyLine) -> None:
                 about: dict[str, Any] = {"model": asker.name, "asked": asker.asked, "question": question.digest}
-                line = AnswerLine(id=question.id, **msgspec.structs.asdict(said), **about)
-                file.write(msgspec.json.encode(line) + b"\n")
+                file.write(msgspec.json.encode(AskedLine(**msgspec.structs.asdict(line), **about)) + b"\n")
                 file.flush()
-                counts[said.outcome] += 1
-                last[0] = said.error or last[0]
+                counts[_outcome(line)] += 1
+                last[0] = line.error or last[0]
                 terminal.update(counts.total(), describe({**counts, "answered": 0}))
 
             try:
@@ -129,6 +111,12 @@ def ask_file(
     if not counts["answered"] + counts["cut"]:
         raise BadInput(f"{path}: none of {len(questions)} questions was answered (the last: {last[0]})")
     return counts
+
+
+def _outcome(line: ReplyLine) -> str:
+    if line.finish_reason in ("refusal", "content_filter"):
+        return "refused"
+    return (line.error or "").partition(":")[0] or ("cut" if line.finish_reason == "length" else "answered")
 
 
 def describe(counts: Mapping[str, int]) -> str:
@@ -147,7 +135,7 @@ def _resume(path: Path, asker: Asker, digests: Mapping[str, str]) -> dict[str, s
                 continue  # of a kill in the middle of a write
             where = f"{path}, line {number}"
             try:
-                line = msgspec.json.decode(content, type=AnswerLine)
+                line = msgspec.json.decode(content, type=AskedLine)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 raise BadInput(f"{where}: not written by stepcot answer ({one_line(error)[:80]}); {other}") from None
             if line.error:
@@ -155,8 +143,8 @@ def _resume(path: Path, asker: Asker, digests: Mapping[str, str]) -> dict[str, s
             if (line.model, line.asked) != (asker.name, asker.asked):
                 now = f"this command asks {asker.name} ({asker.asked})"
                 raise BadInput(f"{where}: a reply of {line.model} ({line.asked}), while {now}; {other}")
-            if digests.get(line.id) != line.question:
-                raise BadInput(f"{where}: this command does not ask {line.id[:80]!r}, or in other words; {other}")
-            answered[line.id] = line.outcome
+            if digests.get(str(line.id)) != line.question:
+                raise BadInput(f"{where}: this command does not ask {str(line.id)[:80]!r}, or in other words; {other}")
+            answered[str(line.id)] = _outcome(line)
             new.write(content)
     return answered

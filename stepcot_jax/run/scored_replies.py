@@ -342,30 +342,25 @@ def _describe_boxes(
 
 
 def score_file(
-    records: Sequence[Record],
-    file: ReplyFile,
-    settings: ScoringSettings,
-    *,
-    judged: Mapping[str, Judged] | None = None,
+    records: Sequence[Record], file: ReplyFile, settings: ScoringSettings, *, judged: Mapping[str, Judged] | None = None
 ) -> list[ReplyScore]:
     """Score the replies of a file; boxes refer to the picture whose size a reply states, else to the record's."""
     seen = _see(records, file)
     scores = score_all(seen, file.replies, settings, judged=judged, finishes=file.finishes)
     return [
-        score if shown is record else dataclasses.replace(score, boxes=tuple(_scale_boxes(score.boxes, shown, record)))
+        score if shown is record else dataclasses.replace(score, boxes=_scale(score.boxes, shown, record))
         for record, shown, score in zip(records, seen, scores, strict=True)
     ]
 
 
 def _see(records: Sequence[Record], file: ReplyFile) -> list[Record]:
-    """Return the records with their boxes in pixels of the pictures that the model saw."""
     return [scale_record(record, file.image_sizes.get(record.id, record.image_size)) for record in records]
 
 
-def _scale_boxes(boxes: Sequence[Box], shown: Record, record: Record) -> Iterator[Box]:
-    source, target = pixels(shown.image_size), pixels(record.image_size)
-    corners = convert([box.corners for box in boxes], source=source, target=target).tolist()
-    return (Box(box.label, tuple(scaled)) for box, scaled in zip(boxes, corners, strict=True))
+def _scale(boxes: Sequence[Box], shown: Record, record: Record) -> tuple[Box, ...]:
+    corners = [box.corners for box in boxes]
+    scaled = convert(corners, source=pixels(shown.image_size), target=pixels(record.image_size)).tolist()
+    return tuple(Box(box.label, tuple(own)) for box, own in zip(boxes, scaled, strict=True))
 
 
 def _score(

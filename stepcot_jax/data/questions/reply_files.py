@@ -27,7 +27,7 @@ _EXPECTED = 'expected one reply per line, as JSON: {"id": "..", "reply": ".."}'
 _Side = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
 
 
-class ReplyLine(msgspec.Struct, frozen=True):
+class ReplyLine(msgspec.Struct, frozen=True, omit_defaults=True):
     """A line of a file of replies. Further fields are ignored, so that a model's log can be used unchanged."""
 
     id: str | int  # of the record that it answers; a number is taken as text
