@@ -21,7 +21,7 @@ from stepcot_jax.tools.options import (
     check_numbers,
     local_path,
     read_endpoint,
-    read_named,
+    read_split,
 )
 
 if TYPE_CHECKING:
@@ -112,13 +112,9 @@ def answer_file(options: argparse.Namespace) -> None:
     from stepcot_jax.reading.question_files import REQUEST, Question, ask_file, describe
     from stepcot_jax.reasoning.dialects import write_question
     from stepcot_jax.run.audit_folder import draw_places
-    from stepcot_jax.run.scored_replies import choose_split
 
     logging.set_verbosity(logging.ERROR)
-    collection = read_named(options, options.questions, "--questions")
-    if collection.set_aside:
-        print(f"{collection.path}: {len(collection.set_aside)} bad records set aside, {collection.set_aside[0].reason}")
-    records = choose_split(collection.records, options.split, where=str(collection.path))
+    collection, records = read_split(options, options.questions, "--questions")
     asker, dialect, with_thinking = _open(options, endpoint)
     drawn = draw_places(len(records), options.num_questions or len(records))
     texts = {place: write_question(records[place], dialect, with_thinking=with_thinking) for place in drawn}

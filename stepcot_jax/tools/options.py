@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stepcot_jax.annotate.llm.client import Endpoint
     from stepcot_jax.data.questions.record_files import VqaCollection
     from stepcot_jax.reading.cases import CaseSource
+    from stepcot_jax.record import Record
 
 DIALECTS = ("gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm")  # a test compares them with the room's
 _OF_ENDPOINT = ("key_variable", "max_tokens", "timeout", "attempts", "temperature")
@@ -41,16 +42,20 @@ def add_reading(parser: Any) -> None:
     parser.add_argument("--layout", metavar="NAME", help="of the questions; default: recognised by the files")
     size = "width and height in pixels of the picture that boxes refer to: required for GEMeX"
     parser.add_argument("--box-size", type=int, nargs=2, metavar=("W", "H"), help=size)
-    parser.add_argument("--on-bad-record", choices=("stop", "skip"), help="default stop")
+    parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")
 
 
-def read_named(options: argparse.Namespace, name: str, flag: str) -> "VqaCollection":
-    """Return the questions that an argument names."""
+def read_split(options: argparse.Namespace, name: str, flag: str) -> "tuple[VqaCollection, list[Record]]":
+    """Return the questions that an argument names, and those of the chosen split."""
     from stepcot_jax.data.sources.loading import read_questions
+    from stepcot_jax.run.scored_replies import choose_split
 
-    given: dict[str, Any] = {name: getattr(options, name) for name in ("layout", "box_size", "on_bad_record")}
-    given["box_size"] = options.box_size and tuple(options.box_size)
-    return read_questions(find_path(name, flag), **{name: value for name, value in given.items() if value is not None})
+    given: dict[str, Any] = {"layout": options.layout, "box_size": options.box_size and tuple(options.box_size)}
+    chosen = {key: value for key, value in given.items() if value}
+    collection = read_questions(find_path(name, flag), on_bad_record=options.on_bad_record, **chosen)
+    if collection.set_aside:
+        print(f"{collection.path}: {len(collection.set_aside)} bad lines set aside, {collection.set_aside[0].reason}")
+    return collection, choose_split(collection.records, options.split, where=str(collection.path))
 
 
 def add_model(parser: argparse.ArgumentParser, *, units: str, at_once: str) -> None:

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
-from stepcot_jax.tools.options import DIALECTS, add_reading, local_path, read_named
+from stepcot_jax.tools.options import DIALECTS, add_reading, local_path, read_split
 
 if TYPE_CHECKING:
-    from stepcot_jax.data.questions.record_files import VqaCollection
-    from stepcot_jax.record import Record
+    pass
 
 _PROGRAM = "stepcot evaluate_replies"
 
@@ -31,22 +30,11 @@ PROMPTS, THINKING_PROMPTS = "prompts.jsonl", "thinking_prompts.jsonl"
 _AS_TEXT = "the thinking as text in the question"
 
 
-def choose_records(options: argparse.Namespace) -> "tuple[VqaCollection, list[Record]]":
-    """Return the records of a file, and those of the chosen split."""
-    from stepcot_jax.run.scored_replies import choose_split
-
-    collection = read_named(options, options.records, "RECORDS")
-    if collection.set_aside:
-        print(f"{collection.path}: {len(collection.set_aside)} bad lines set aside, {collection.set_aside[0].reason}")
-    chosen = choose_split(collection.records, options.split, where=str(collection.path))
-    return collection, chosen
-
-
 def score(options: argparse.Namespace) -> None:
     """Score files of replies."""
     from stepcot_jax.tools.evaluate_replies.scoring import score_command
 
-    records = choose_records(options)
+    records = read_split(options, options.records, "RECORDS")
     options.replies = [find_path(file, "REPLIES") for file in options.replies]
     options.perturbed = [find_path(file, "--perturbed") for file in options.perturbed]
     if options.perturbed_records is not None:
@@ -61,7 +49,7 @@ def prompts(options: argparse.Namespace) -> None:
     """Write the prompts of a split."""
     from stepcot_jax.tools.evaluate_replies.scoring import write_prompts
 
-    collection, chosen = choose_records(options)
+    collection, chosen = read_split(options, options.records, "RECORDS")
     form = {"dialect": options.dialect, "with_thinking": options.with_thinking}
     make_workdir(options.out.parent)
     write_prompts(options.out, chosen, root=collection.root, **form)
@@ -74,7 +62,7 @@ def perturb(options: argparse.Namespace) -> None:
 
     if options.rounds < 1:
         raise BadInput(f"--rounds must be at least 1; got {options.rounds}")
-    collection, chosen = choose_records(options)
+    collection, chosen = read_split(options, options.records, "RECORDS")
     make_workdir(options.out)
     written = write_rounds(
         options.out,
