@@ -354,7 +354,8 @@ def score_file(
 
 
 def _see(records: Sequence[Record], file: ReplyFile) -> list[Record]:
-    return [scale_record(record, file.image_sizes.get(record.id, record.image_size)) for record in records]
+    sizes = {record.id: file.image_sizes.get(record.id, record.image_size) for record in records}
+    return [scale_record(record, sizes[record.id]) if all(record.image_size) else record for record in records]
 
 
 def _scale(boxes: Sequence[Box], shown: Record, record: Record) -> tuple[Box, ...]:
