@@ -34,7 +34,7 @@ def run_asker(reader: PolicyReader, *, num_at_once: int = 32) -> Asker:
     def prepare(question: Question) -> tuple[np.ndarray, list[int]]:
         with naming("question"):
             tokens = reader.encode(question.text)
-        pixels = drop_equal_channels(np.array(question.read_picture(trained.max_pixels)))
+        pixels = drop_equal_channels(np.array(question.read_picture(trained.run.max_pixels)))
         return resize_image(pixels, trained.preprocessing), tokens
 
     def reply(given: Sequence[tuple[np.ndarray, list[int]]]) -> list[_Reply]:
