@@ -62,6 +62,8 @@ def answer_one(options: argparse.Namespace) -> None:
         options.question,
         choices=options.choice,
         kind=options.kind,
+        modality=options.modality,
+        organ=options.organ,
         greedy=not options.sample,
         seed=options.seed or 0,
         temperature=1.0 if options.temperature is None else options.temperature,
@@ -90,6 +92,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     )
     kinds = ("open", "closed", "single", "multi")
     parser.add_argument("--kind", choices=kinds, help="of the question; default: guessed from question and choices")
+    shown = "{} that the training records name, such as {}; the prompt then names it"
+    parser.add_argument("--modality", default="", metavar="TEXT", help=shown.format("of the picture,", "CT"))
+    parser.add_argument("--organ", default="", metavar="TEXT", help=shown.format("in the picture,", "abdomen"))
     picture = "write the picture with its boxes to this file"
     parser.add_argument("--out", type=local_path, metavar="FILE.png", help=picture)
     parser.add_argument("--sample", action="store_true", help="draw the reply; default: the likeliest token each time")
@@ -128,6 +133,7 @@ def answer_file(options: argparse.Namespace) -> None:
         raise RunStopped(f"{about}; rerun the command to ask them again")
     words = [options.questions, str(options.out), f"--split={options.split}", f"--dialect={dialect}"]
     words += [] if with_thinking else ["--without-thinking"]
+    words += ["--box-size", *map(str, options.box_size)] if options.box_size else []
     words += [f"--out={options.out.with_name(f'{options.out.stem}_scores')}"]
     print(f"next: {name_command()} evaluate_replies {shlex.join(words)}")
 
@@ -180,7 +186,7 @@ def _parse_file(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--questions", required=True, metavar="FOLDER", help=questions)
     out = "JSON lines, which the same command resumes"
     parser.add_argument("--out", type=local_path, required=True, metavar="REPLIES.jsonl", help=out)
-    parser.add_argument("--split", choices=("train", "val", "test", "all"), default="test", help="default test")
+    add_reading(parser)
     drawn = "draw N questions, default all; a rerun with more asks only the others"
     parser.add_argument("--num-questions", type=int, metavar="N", help=drawn)
     parser.add_argument("--dialect", choices=DIALECTS, help="form to ask for; default: the run's own, else gemex")
@@ -188,7 +194,6 @@ def _parse_file(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--without-thinking", action="store_true", help=without)
     side = "longer side of the pictures that a large model is shown, in pixels, default 1024"
     parser.add_argument("--image-size", type=int, metavar="N", help=side)
-    add_reading(parser)
     parser.add_argument("--checkpoint", metavar="RUN", help=_RUN)
     parser.add_argument("--phase", choices=("sft", "grpo", "dpo"), help=_PHASE)
     parser.add_argument("--seed", type=int, help="of an endpoint's decoding, default 0")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stepcot_jax.reading.cases import CaseSource
     from stepcot_jax.record import Record
 
-DIALECTS = ("gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm")  # a test compares them with the room's
+DIALECTS = ("gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm", "plain")  # a test compares them with the room's
 _OF_ENDPOINT = ("key_variable", "max_tokens", "timeout", "attempts", "temperature")
 _CONFIG_FLAGS = ("config", "target_config")
 
@@ -37,25 +37,37 @@ def local_path(text: str) -> pathlib.Path:
     return pathlib.Path(text)
 
 
-def add_reading(parser: Any) -> None:
-    """Add the options of how questions are read."""
-    parser.add_argument("--layout", metavar="NAME", help="of the questions; default: recognised by the files")
-    size = "width and height in pixels of the picture that boxes refer to: required for GEMeX"
+def add_reading(parser: argparse.ArgumentParser) -> None:
+    """Add the options of which questions are read, and how."""
+    from stepcot_jax.data.sources.layouts import AUTO, QUESTIONS
+
+    parser.add_argument("--layout", choices=(AUTO, *QUESTIONS), default=AUTO, help="default: detected from the files")
+    size = "pixels of the picture that boxes refer to: required for GEMeX as released"
     parser.add_argument("--box-size", type=int, nargs=2, metavar=("W", "H"), help=size)
+    unseen = "leave out questions about a picture that stands in the training part too"
+    parser.add_argument("--unseen", action="store_true", help=unseen)
+    parser.add_argument("--split", default="test", help="train, val, test (default) or all")
     parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")
 
 
 def read_split(options: argparse.Namespace, name: str, flag: str) -> "tuple[VqaCollection, list[Record]]":
     """Return the questions that an argument names, and those of the chosen split."""
-    from stepcot_jax.data.sources.loading import read_questions
+    from stepcot_jax.data.questions.question_splits import SEEN
+    from stepcot_jax.data.sources.loading import read_vqa_source
     from stepcot_jax.run.scored_replies import choose_split
 
-    given: dict[str, Any] = {"layout": options.layout, "box_size": options.box_size and tuple(options.box_size)}
-    chosen = {key: value for key, value in given.items() if value}
-    collection = read_questions(find_path(name, flag), on_bad_record=options.on_bad_record, **chosen)
+    how: Any = {"on_bad_record": options.on_bad_record, "layout": options.layout, "require_images": False}
+    box_size = options.box_size and tuple(options.box_size)
+    collection = read_vqa_source(find_path(name, flag), box_size=box_size, **how)
     if collection.set_aside:
-        print(f"{collection.path}: {len(collection.set_aside)} bad lines set aside, {collection.set_aside[0].reason}")
-    return collection, choose_split(collection.records, options.split, where=str(collection.path))
+        what = f"{len(collection.set_aside)} bad {collection.unit}s set aside"
+        print(f"{collection.path}: {what}, {collection.set_aside[0].reason}")
+    chosen = choose_split(collection.records, options.split, where=str(collection.path))
+    if options.unseen:
+        unseen = [record for record in chosen if SEEN not in record.facts]
+        print(f"--unseen: {len(unseen)} of {len(chosen)} questions; the others' pictures stand in the training part")
+        chosen = choose_split(unseen, "all", where=f"{collection.path} with --unseen")
+    return collection, chosen
 
 
 def add_model(parser: argparse.ArgumentParser, *, units: str, at_once: str) -> None:

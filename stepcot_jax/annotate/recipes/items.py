@@ -61,10 +61,13 @@ class Question:
 
     @functools.cached_property
     def labels(self) -> tuple[str, ...]:
-        """Names of the diagnosis, and accepted texts of an open answer, which only a conclusion may contain."""
+        """Names of the diagnosis, and accepted texts of an answer in words, which only a conclusion may contain."""
         record = self.record
         diagnosis = record.lesion or record.facts.get("diagnosis", "")
-        names = [*(accepted_names(diagnosis) if diagnosis else ()), *record.accepted_texts * (record.kind == "open")]
+        names = [
+            *(accepted_names(diagnosis) if diagnosis else ()),
+            *record.accepted_texts * record.is_answered_in_words,
+        ]
         return tuple(dict.fromkeys(name for name in names if fold(name) != "normal"))
 
     def data(self) -> dict[str, Any]:
@@ -148,15 +151,11 @@ def read_questions(
         ], root
     if with_normal:
         raise BadInput(f"--with-normal: the layout {layout} has questions of its own; expected a detection list")
-    records = read_vqa_source(
-        source,
-        layout=layout,
-        box_size=box_size,
-        on_bad_record="skip",
-        require_images=require_images,
-        set_aside=set_aside,
+    questions = read_vqa_source(
+        source, layout=layout, box_size=box_size, on_bad_record="skip", require_images=require_images
     )
-    return [ground_record(record) for record in records], root
+    set_aside += questions.set_aside
+    return [ground_record(record) for record in questions.records], questions.root
 
 
 def add_provenance(record: Record, added: Mapping[str, str]) -> Record:

@@ -90,11 +90,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _add_common(parser: argparse.ArgumentParser, *, also: tuple[str, ...] = ()) -> None:
-    records = "folder or file of questions in any layout, such as records.jsonl; or gs://"
+    records = "folder or file with questions in any layout, such as records.jsonl; or gs://"
     parser.add_argument("records", metavar="RECORDS", help=records)
-    _add_dialect(parser, also, without="replies of gemex need no <think> part, and prompts do not ask for one")
-    parser.add_argument("--split", default="test", help="train, val, test (default) or all")
     add_reading(parser)
+    _add_dialect(parser, also, without="replies of gemex need no <think> part, and prompts do not ask for one")
 
 
 def _add_dialect(parser: argparse.ArgumentParser, also: tuple[str, ...] = (), *, without: str) -> None:
@@ -222,7 +221,7 @@ def _add_number(parser: argparse.ArgumentParser) -> None:
 
 def _write_questions(options: argparse.Namespace) -> None:
     from stepcot_jax.data.images.image_decoding import MAX_PIXELS
-    from stepcot_jax.data.questions.record_files import holds_records, read_vqa_records
+    from stepcot_jax.data.sources.loading import holds_questions, read_vqa_source
     from stepcot_jax.host.files import make_workdir
     from stepcot_jax.reading.cases import open_data
     from stepcot_jax.reading.radiographs import read_pixels
@@ -233,8 +232,8 @@ def _write_questions(options: argparse.Namespace) -> None:
 
     path, most, out = find_path(options.records, "RECORDS"), options.num_questions, options.out
     make_workdir(out)
-    if holds_records(path):
-        collection = read_vqa_records(path)
+    if holds_questions(path):
+        collection = read_vqa_source(path)
         chosen = choose_split(collection.records, options.split, where=str(collection.path))
         written = write_variants(out, chosen, lambda record: read_pixels(collection.root / record.image), most=most)
     else:
