@@ -134,6 +134,7 @@ def answer_file(options: argparse.Namespace) -> None:
     words = [options.questions, str(options.out), f"--split={options.split}", f"--dialect={dialect}"]
     words += [] if with_thinking else ["--without-thinking"]
     words += ["--box-size", *map(str, options.box_size)] if options.box_size else []
+    words += ["--on-bad-record=skip"] if options.on_bad_record == "skip" else []
     words += [f"--out={options.out.with_name(f'{options.out.stem}_scores')}"]
     print(f"next: {name_command()} evaluate_replies {shlex.join(words)}")
 
