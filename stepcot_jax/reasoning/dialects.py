@@ -8,6 +8,7 @@
 | `lvkc_released` | MEDSAGE's public code | whole pixels, x first | boxes |
 | `medclm` | MedCLM's public code | unit square, four decimals, x first | names and boxes |
 | `plain` | ours: an answer in words or letters | none | nothing |
+| `levels` | ours: the JSON object that `stepcot constrain` asks for | none | nothing |
 | `free` | any model, without a grammar; read only | as written | names and boxes |
 
 Reading a written record returns its answer and these references, rounded half up to the dialect's precision.
@@ -58,6 +59,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.answers import find_answer, read_answer
 from stepcot_jax.reasoning.free_replies import UNCLOSED, find_ending, read_free, split_thoughts
 from stepcot_jax.reasoning.imaging import picture_of
+from stepcot_jax.reasoning.levels import ANSWER_MARK, LEVELS, LEVELS_FORM, read_levels, write_levels
 from stepcot_jax.reasoning.plain_replies import PLAIN, read_plain, start_of_plain, write_plain
 from stepcot_jax.reasoning.replies import (
     BOX,
@@ -474,6 +476,7 @@ _DIALECTS = {
         "",
     ),
 }
+_OF_LEVELS = _Dialect(write_levels, read_levels, LEVELS_FORM, LEVELS_FORM, ANSWER_MARK)
 
 DIALECTS: tuple[str, ...] = tuple(_DIALECTS)
 """Dialects of the published systems, in the order in which `choose_dialect` tries them, and `PLAIN`, never tried."""
@@ -579,6 +582,8 @@ def write_question(record: Record, dialect: str, *, with_thinking: bool = True) 
 
 
 def _find(dialect: str) -> _Dialect:
+    if dialect == LEVELS:
+        return _OF_LEVELS
     if dialect not in _DIALECTS:
         raise BadInput(f"dialect must be one of {', '.join(DIALECTS)}; got {dialect!r}")
     return _DIALECTS[dialect]
