@@ -274,7 +274,7 @@ def check_answer(text: str, question: Question) -> None:
     # An answer of several sentences is compared with as many.
     count = max(len(_split_texts(question.spoken_answer)), 1)
     last = " ".join(sentences[-count:])
-    if record.kind == "open":
+    if record.is_answered_in_words:
         is_right = bool(names_any(last, (question.spoken_answer, *record.accepted_texts)))
     elif record.kind == "closed":
         is_right = {word.casefold() for word in _YES_NO.findall(last)} == {str(record.answer).casefold()}

@@ -33,11 +33,16 @@ from stepcot_jax.data.questions.vocabulary import (
     write_thinking,
     zone_name,
 )
+from stepcot_jax.reasoning.imaging import picture_of
 from stepcot_jax.reasoning.rules import PRESENCE
 from stepcot_jax.record import KINDS, Cue, Kind, Record
 
 # Drafts of questions: question, answer, references and what is seen there.
 
+UNKNOWN = "unknown"
+"""Modality of an image of any collection, which need not be a radiograph."""
+
+_CHEST = "chest radiograph"
 Reference = tuple[Box, str]
 """A box that an answer refers to, with the region that the thinking names, and what is seen there."""
 
@@ -357,6 +362,13 @@ def ask_questions(image: Record, *, seed: int) -> tuple[Record, ...]:
     return tuple(records)
 
 
+def _name_picture(image: Record) -> str:
+    """Return how questions name an image; that of a collection without a modality is a chest radiograph."""
+    if image.modality == UNKNOWN:
+        return "picture"
+    return picture_of(image).partition(" ")[2] or _CHEST
+
+
 def _number_of(image: Record) -> int:
     """Return the phantom's index, or a number made from the image's name."""
     index = image.provenance.get("index", "")
@@ -383,7 +395,7 @@ def _record(image: Record, kind: Kind, draft: Draft, *, wording: int, seed: int)
         split=image.split,
         kind=kind,
         topic=draft.topic,
-        question=draft.question,
+        question=draft.question.replace(_CHEST, _name_picture(image)),
         options=draft.choices,
         answer=draft.answer,
         synonyms=draft.synonyms,
@@ -393,8 +405,8 @@ def _record(image: Record, kind: Kind, draft: Draft, *, wording: int, seed: int)
         stages=stages,
         cue=_CUES[shown],
         lesion="" if diagnosis == NORMAL else diagnosis,
-        organ=facts.get("organ", ""),
-        modality="xray",
+        organ=facts.get("organ", "") or image.organ,
+        modality="" if image.modality == UNKNOWN else image.modality or "xray",
         facts=facts,
         provenance={**image.provenance, "maker": "templates", "question_seed": str(seed), "references": shown},
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from stepcot_jax.box import Box
+from stepcot_jax.box import Box, Point
 from stepcot_jax.chain import fold
 from stepcot_jax.data.sources.intake import read_image_size
 from stepcot_jax.data.sources.listed import How, Source
@@ -28,7 +28,7 @@ from stepcot_jax.data.sources.released import (
     split_question,
 )
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.replies import Reply
+from stepcot_jax.reasoning.replies import Reply, read_points
 from stepcot_jax.record import STAGE_NAMES, Kind, Stages
 
 _TAGS = re.compile("<(LOC|VISUAL|VIS|KNOWLEDGE|KNO|CON|ANSWER)>")
@@ -42,17 +42,12 @@ class _Conversation(msgspec.Struct, frozen=True):
     id: str | int = ""
 
 
-def is_medsage(keys: set[str]) -> bool:
-    """Return whether a record with these fields is a conversation of MEDSAGE."""
-    return "conversations" in keys and "q_type" not in keys
+def list_medsage(root: Path, how: How, files: Sequence[Path]) -> Source:
+    """List the records of files; without `box_size` the size is that of the image's file."""
+    return list_records(root, how, files, _read)
 
 
-def list_medsage(path: Path, how: How) -> Source:
-    """List the records of a file; without `box_size` the size is that of the image's file."""
-    return list_records(path, how, _read)
-
-
-def _read(fields: dict[str, Any], how: How, *, locate: Locate) -> dict[str, Any]:
+def _read(fields: dict[str, Any], how: How, *, locate: Locate, path: Path) -> dict[str, Any]:  # noqa: ARG001
     conversation = convert_fields(fields, _Conversation)
     prompt, response = read_turns(conversation.conversations, otherwise=NotARecord)
     images = conversation.images or []
@@ -64,7 +59,9 @@ def _read(fields: dict[str, Any], how: How, *, locate: Locate) -> dict[str, Any]
         raise BadInput("images: the image's file is missing, so --box-size is required")
     size = how.box_size or read_image_size(Path(real_path))
     references: tuple[Box, ...] = ()
+    points: tuple[Point, ...] = ()
     if reply is not None:
+        points = read_points(reply, size)
         names = (region.label.strip() or UNNAMED for region in reply.references or ())
         references = label_boxes(names, map(tuple, reply.boxes(size).tolist()), field="<LOC>, box {}")
     question, choices = split_question(prompt)
@@ -79,6 +76,7 @@ def _read(fields: dict[str, Any], how: How, *, locate: Locate) -> dict[str, Any]
         "question": question,
         "options": choices,
         "references": references,
+        "points": points,
     }
 
 
