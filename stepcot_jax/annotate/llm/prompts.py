@@ -307,9 +307,10 @@ LVKC_VOTE = _write_vote(
 EASY = _write(
     "medclm_easy",
     """\
-You are a chest radiologist. The data hold a seed sentence about a lesion, its class, its host organ and its box. \
-Write a diagnostic question about the box drawn in the picture, reasoning of two to four sentences that holds every \
-box of "box_text" as **class** [x1, y1, x2, y2] with exactly these numbers, and a short answer that names the class.""",
+You are a chest radiologist. The data hold a seed sentence about a lesion, its class, its box and, where known, its \
+host organ. Write a diagnostic question about the box drawn in the picture, reasoning of two to four sentences that \
+holds every box of "box_text" as **class** [x1, y1, x2, y2] with exactly these numbers, and a short answer that names \
+the class.""",
     "question",
     "reasoning",
     "answer",
@@ -317,10 +318,10 @@ box of "box_text" as **class** [x1, y1, x2, y2] with exactly these numbers, and 
 MEDIUM = _write(
     "medclm_medium",
     """\
-You are a chest radiologist. The data hold a seed sentence about a lesion, its class, its host organ and its box. \
-Write a question about abnormalities anywhere in the picture, in which no box is drawn; reasoning of two to four \
-sentences that says where the lesion lies and holds every box of "box_text" as **class** [x1, y1, x2, y2] with exactly \
-these numbers; and a short answer that names the class and its place.""",
+You are a chest radiologist. The data hold a seed sentence about a lesion, its class, its box and, where known, its \
+host organ. Write a question about abnormalities anywhere in the picture, in which no box is drawn; reasoning of two \
+to four sentences that says where the lesion lies and holds every box of "box_text" as **class** [x1, y1, x2, y2] with \
+exactly these numbers; and a short answer that names the class and, where known, the host organ.""",
     "question",
     "reasoning",
     "answer",

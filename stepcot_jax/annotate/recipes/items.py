@@ -168,6 +168,7 @@ def add_provenance(record: Record, added: Mapping[str, str]) -> Record:
 
 
 HostOrgan = Literal["coverage", "iou_mask", "iou_box"]
+OrganPrior = Literal["atlas", "none"]
 Parts = Mapping[str, str]
 
 
@@ -183,7 +184,8 @@ class TaskSettings:
     box_size: tuple[int, int] | None = None  # width and height that the boxes of released data refer to
     with_normal: bool = False  # whether to ask about the images of a detection list that have no box
     host_organ: HostOrgan = "coverage"  # MedCLM: how a lesion's host organ is found
-    masks: Path | None = None  # MedCLM: folder of the masks; None for `masks` below `root`
+    masks: Path | None = None  # MedCLM: folder of the masks, or CheXmask's table; None for `masks` below `root`
+    organ_prior: OrganPrior = "atlas"  # MedCLM: what names the organ in a radiograph without masks
     sends_pictures: bool = False  # whether models see the pictures, where the task shows any
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _OUT = "folder of result and ledgers"
 
 VOTER_FIELDS = ("base-url", "key-variable")
-TASK_FLAGS = {"lvkc": ("num_regions", "num_templates"), "medclm": ("host_organ", "masks")}
+TASK_FLAGS = {"lvkc": ("num_regions", "num_templates"), "medclm": ("host_organ", "masks", "organ_prior")}
 """Flags of `annotate vqa` that only one task uses."""
 
 
@@ -76,8 +76,10 @@ def vqa_parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-templates", type=int, metavar="T", help="lvkc: wordings, 1 to 3, default 1")
     hosts = "medclm: how the host organ is found, default coverage"
     parser.add_argument("--host-organ", choices=("coverage", "iou_mask", "iou_box"), help=hosts)
-    masks = "medclm: organ masks, default SOURCE/masks; or gs://"
+    masks = "medclm: organ masks, or CheXmask's table (.csv), default SOURCE/masks; or gs://"
     parser.add_argument("--masks", metavar="DIR", help=masks)
+    prior = "medclm: what names the organ in a radiograph without masks, default atlas"
+    parser.add_argument("--organ-prior", choices=("atlas", "none"), help=prior)
     sends = "lvkc, medclm: show models the pictures, at most 768 pixels a side"
     parser.add_argument("--send-images", action="store_true", help=sends)
     regenerate = "with --voter: write anew what a voter does not call correct, default 0"
@@ -274,8 +276,8 @@ def annotate_vqa(options: argparse.Namespace) -> None:
             raise BadInput(f"{', '.join(unused)} requires --task={task}; got --task={options.task}")
     if options.masks is not None:
         given["masks"] = find_path(options.masks, "--masks")
-        if not given["masks"].is_dir():
-            raise BadInput(f"--masks: {options.masks} is not a folder; expected a folder of organ masks")
+        if not (given["masks"].is_dir() or given["masks"].suffix.lower() == ".csv"):
+            raise BadInput(f"--masks: {options.masks} is no folder of organ masks and no .csv table of CheXmask")
     plan, source = _make_plan(options), find_path(options.source, "SOURCE")
     of_task = {name: value for names in TASK_FLAGS.values() for name in names if (value := given[name]) is not None}
     result = annotate_questions(
