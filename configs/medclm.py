@@ -1,7 +1,7 @@
 """MedCLM: fine-tuning in easy, medium and hard stages, at the hyperparameters of its public code (a7cca74).
 
-The paper at hand prints no hyperparameter, so nothing here is published. The code trains ViP-LLaVA-7B, which the package
-does not load: this config starts from Qwen2.5-VL-7B-Instruct, the base of the other two papers, on any folder of records
+The paper at hand prints no hyperparameter, so nothing here is published. The code trains ViP-LLaVA-7B, which is not
+supported: this config starts from Qwen2.5-VL-7B-Instruct, the base of the other two papers, on any folder of records
 with lesion and modality (docs/policies.md). It never ran at this size; nothing is measured. Values of the code's later
 rewrite (218515a) are in docs/departures.md.
 

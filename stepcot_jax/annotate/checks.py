@@ -5,11 +5,12 @@ import re
 from collections.abc import Iterable, Sequence
 
 from stepcot_jax.annotate.annotation import Annotation, CannotAnnotate, Reason, Report
-from stepcot_jax.annotate.recipes.items import Question, name_region
+from stepcot_jax.annotate.recipes.items import Question
 from stepcot_jax.annotate.recipes.items import split_sentences as _split_texts
 from stepcot_jax.annotate.rules.annotator import URGENCY, find_asserted, is_contradicted
 from stepcot_jax.annotate.rules.mentions import Status, read_report, split_sentences
 from stepcot_jax.chain import NOT_ANNOTATED, NOT_APPLICABLE, Chain, fold
+from stepcot_jax.data.questions.questions import region_of
 from stepcot_jax.data.questions.vocabulary import write_box
 from stepcot_jax.reasoning.replies import BOX, IN_ROUND_BRACKETS, corners_of, find_named_boxes
 from stepcot_jax.record import Record
@@ -238,7 +239,7 @@ def check_regions(text: str, question: Question) -> None:
     accepted = {
         (fold(name), tuple(json.loads(write_box(statement.corners))))
         for statement in question.statements
-        for name in (name_region(statement), statement.label)
+        for name in (region_of(statement, question.record), statement.label)
     }
     boxes = [corners_of(match) for match in BOX.finditer(text)]
     regions = [region for region, _, _ in find_named_boxes(text, IN_ROUND_BRACKETS)]

@@ -48,7 +48,7 @@ from stepcot_jax.annotate.output import (
     write_shard_file,
 )
 from stepcot_jax.annotate.recipes import lvkc, medclm, rmcot
-from stepcot_jax.annotate.recipes.items import Question, Task, TaskSettings, add_provenance, name_region, read_questions
+from stepcot_jax.annotate.recipes.items import Question, Task, TaskSettings, add_provenance, read_questions
 from stepcot_jax.annotate.recipes.pictures import read_picture
 from stepcot_jax.annotate.reports import locate_images, read_reports
 from stepcot_jax.annotate.rules.annotator import annotate_report
@@ -478,7 +478,7 @@ def _screen(questions: Sequence[Question]) -> tuple[list[Question], list[Aside]]
     """Return the questions, and those set aside because a sentence of their grounded report gives an instruction."""
     kept, hostile = [], []
     for question in questions:
-        texts = (f"{name_region(box)}. {box.label}. {box.sentence}" for box in question.statements)
+        texts = (f"{box.region}. {box.label}. {box.sentence}" for box in question.statements)
         if any(find_word(text, INSTRUCTION_WORDS) for text in texts):
             hostile.append(Aside(question.id, Reason.INSTRUCTION, "a sentence of the grounded report"))
         else:

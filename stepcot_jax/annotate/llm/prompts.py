@@ -242,7 +242,8 @@ RMCOT = _write(
 You are a chest radiologist who looks at a chest radiograph. The data hold what the picture shows, sentence by \
 sentence, each with its region and box (x1, y1, x2, y2 in pixels), a question and its right answer. Imagine that you \
 view the picture. Think aloud in about 100 words, from the regions to the answer.
-- Name each region that you use as **name** ([x1, y1, x2, y2]), with name and box exactly as in the data.
+- Name each region that you use, or the finding where the data name no region, as **name** ([x1, y1, x2, y2]), with \
+name and box exactly as in the data.
 - Speak as one who looks at the picture. Never speak of a report, of given or stated findings, or of the data.
 - If there are choices, name every option and say why the wrong ones do not fit.
 - The last sentence states the answer and nothing else; for choices, letter and text of the right options alone.""",

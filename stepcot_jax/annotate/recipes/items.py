@@ -15,8 +15,8 @@ from stepcot_jax.annotate.llm.prompts import Prompt
 from stepcot_jax.box import Box, Corners
 from stepcot_jax.chain import fold
 from stepcot_jax.data.questions.making import split_images
-from stepcot_jax.data.questions.questions import ask_questions
-from stepcot_jax.data.questions.vocabulary import accepted_names, write_box
+from stepcot_jax.data.questions.questions import ask_questions, region_of
+from stepcot_jax.data.questions.vocabulary import TERMS, accepted_names, canonical, write_box
 from stepcot_jax.data.sources.layouts import BOXED
 from stepcot_jax.data.sources.loading import detect_vqa_layout, read_detections, read_vqa_source
 from stepcot_jax.host.errors import BadInput
@@ -74,18 +74,13 @@ class Question:
         report = {
             str(number): {
                 "sentence": statement.sentence or statement.label,
-                "region": name_region(statement),
+                **({"region": region} if (region := region_of(statement, record)) else {"finding": statement.label}),
                 "box": bare_box(statement.corners),
             }
             for number, statement in enumerate(self.statements, start=1)
         }
         known: dict[str, Any] = {"choices": choices} if choices else {}
         return {"question": record.question, **known, "answer": self.spoken_answer, "grounded_report": report}
-
-
-def name_region(statement: Box) -> str:
-    """Return the region that a statement is about, or the finding where the source names no region."""
-    return statement.region or statement.label
 
 
 def bare_box(box: Corners) -> str:
@@ -104,17 +99,23 @@ def ground_record(record: Record) -> Question:
     for sentence in split_sentences(record.thinking):
         regions = list(find_named_boxes(sentence, IN_ROUND_BRACKETS))
         words = IN_ROUND_BRACKETS.sub("", sentence).replace("**", "")
-        statements += [Box(region.label, region.corners, " ".join(words.split())) for region, _, _ in regions]
+        statements += [_state(region, record, " ".join(words.split())) for region, _, _ in regions]
     known = {statement.corners for statement in statements}
-    statements += [Box(box.label, box.corners) for box in record.references if box.corners not in known]
+    statements += [_state(box, record) for box in record.references if box.corners not in known]
     return Question(record, tuple(statements))
+
+
+def _state(box: Box, record: Record, sentence: str = "") -> Box:
+    """Return a statement about a box that a record names by its region, or by a finding, whose region is unknown."""
+    is_finding = canonical(box.label) in TERMS or canonical(box.label) == canonical(record.lesion)
+    return Box(box.label, box.corners, sentence, "" if is_finding else box.label)
 
 
 def ground_image(image: Record, *, seed: int) -> list[Question]:
     """Return the questions about an image of a detection list."""
     questions, known = [], {finding.corners for finding in image.boxes}
     for record in ask_questions(image, seed=seed):
-        more = [Box(box.label, box.corners) for box in record.references if box.corners not in known]
+        more = [Box(box.label, box.corners, region=box.label) for box in record.references if box.corners not in known]
         bare = msgspec.structs.replace(record, thinking="", preamble="", stages=None)
         questions.append(Question(bare, (*image.boxes, *more), image.boxes, from_list=True))
     return questions

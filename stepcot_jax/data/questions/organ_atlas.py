@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 from scipy import ndimage
 
 from stepcot_jax.box import Corners
-from stepcot_jax.data.questions.vocabulary import HEART, term_of
+from stepcot_jax.data.questions.vocabulary import HEART, USUAL_FRAME, term_of
 
 # Points (u, v) in the frame of both lungs: 0 to 1 from the picture's left to right and from the apex to the sinus.
 _HEART = [
@@ -35,9 +35,6 @@ ORGANS: dict[str, Sequence[tuple[float, float]]] = {
     "heart": _HEART,
 }
 """Outlines by organ; the lungs end where the heart begins."""
-
-USUAL_FRAME: Corners = (0.074, 0.098, 0.925, 0.849)
-"""Median frame of the lungs in those masks, as shares of the picture's sides."""
 
 LEAST_CORRELATION = 0.55
 """Fits below it are not used: on 48 radiographs of ChestX-ray8 it told good fits from bad ones by eye."""
@@ -156,17 +153,3 @@ def _draw_templates() -> Iterator[tuple[tuple[int, int], Float[np.ndarray, "row 
 def _sum_windows(values: Float[np.ndarray, "row column"], rows: int, columns: int) -> Float[np.ndarray, "y x"]:
     sums = np.pad(values.cumsum(axis=0).cumsum(axis=1), ((1, 0), (1, 0)))
     return sums[rows:, columns:] - sums[:-rows, columns:] - sums[rows:, :-columns] + sums[:-rows, :-columns]
-
-
-def name_position(box: Corners, image_size: Sequence[int]) -> str:
-    """Return side and zone of a box in a frontal chest radiograph, by its place in the usual frame of the lungs.
-
-    Sides are the patient's. A box with less than two thirds on either side is central; one taller than two zones has no
-    zone. Only the place is named, not an organ.
-    """
-    (width, height), (left, top, right, bottom) = image_size, USUAL_FRAME
-    middle, third = width * (left + right) / 2, height * (bottom - top) / 3
-    of_right = min(max((middle - box[0]) / (box[2] - box[0]), 0.0), 1.0)
-    side = "right" if of_right >= 2 / 3 else "left" if of_right <= 1 / 3 else "central"
-    zone = min(max(int(((box[1] + box[3]) / 2 - height * top) // third), 0), 2)
-    return f"{side} area" if box[3] - box[1] > 2 * third else f"{side} {('upper', 'middle', 'lower')[zone]} zone"

@@ -27,6 +27,7 @@ from stepcot_jax.data.questions.vocabulary import (
     diaphragm_name,
     hilum_name,
     knows_steps,
+    name_position,
     term_of,
     write_asked_stages,
     write_stages,
@@ -88,8 +89,14 @@ def refer(image: Record, findings: Sequence[Box], rng: np.random.Generator) -> t
         is_lesion = not term.look or (term.region == HEART and finding.region != HEART)  # congestion outside the heart
         if knows_steps(image.facts) and finding.label == image.facts["diagnosis"] and is_lesion:
             seen = describe(image.facts, wording=wording)
-        references.append((Box(finding.label, finding.corners, region=finding.region or finding.label), seen))
+        references.append((Box(finding.label, finding.corners, region=region_of(finding, image)), seen))
     return tuple(references)
+
+
+def region_of(finding: Box, image: Record) -> str:
+    """Return a finding's region, else its place in a radiograph; "" for another modality."""
+    is_radiograph = image.modality in ("", "xray")
+    return finding.region or (name_position(finding.corners, image.image_size) if is_radiograph else "")
 
 
 def refer_to_region(image: Record, name: str, seen: str) -> tuple[Reference, ...]:
@@ -366,7 +373,6 @@ def _number_of(image: Record) -> int:
 def _record(image: Record, kind: Kind, draft: Draft, *, wording: int, seed: int) -> Record:
     diagnosis = diagnosis_of(image)
     shown = _sort_references(image, (box for box, _ in draft.references))
-    seen = [(Box(box.region, box.corners), seen) for box, seen in draft.references]
     facts, stages, with_stages = dict(image.facts), None, knows_steps(image.facts)
     if with_stages and draft.asked is None:
         stages = write_stages(facts, answer=draft.spoken, wording=wording)
@@ -388,7 +394,7 @@ def _record(image: Record, kind: Kind, draft: Draft, *, wording: int, seed: int)
         answer=draft.answer,
         synonyms=draft.synonyms,
         references=tuple(Box(box.label, box.corners) for box, _ in draft.references),
-        thinking=write_thinking(seen, options=draft.sentences, answer=draft.spoken, wording=wording),
+        thinking=write_thinking(draft.references, options=draft.sentences, answer=draft.spoken, wording=wording),
         preamble=PREAMBLE if with_stages else "",
         stages=stages,
         cue=_CUES[shown],

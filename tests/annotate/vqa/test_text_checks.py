@@ -157,6 +157,6 @@ def test_a_records_own_regions_are_its_grounded_report():
     thinking = "I look at the **left lung** ([1, 2, 3, 4]) and see fluid. So the answer is No."
     question = ground_record(msgspec.structs.replace(CLOSED, thinking=thinking))
     assert question.statements == (
-        Box("left lung", (1, 2, 3, 4), "I look at the left lung and see fluid."),
-        Box("Effusion", (1.4, 2, 3.5, 4)),
+        Box("left lung", (1, 2, 3, 4), "I look at the left lung and see fluid.", "left lung"),
+        Box("Effusion", (1.4, 2, 3.5, 4)),  # a finding, which is no region
     )

@@ -10,10 +10,9 @@ from stepcot_jax.data.questions.organ_atlas import (
     fit_atlas,
     map_lungs,
     name_organ,
-    name_position,
     share_organs,
 )
-from stepcot_jax.data.questions.vocabulary import split_lungs
+from stepcot_jax.data.questions.vocabulary import name_position, split_lungs
 
 FRAME = (0.1, 0.2, 0.9, 0.8)
 
