@@ -54,8 +54,6 @@ def get_config():
     config.phantom.num_cases = 2000  # cases, all splits together
     config.phantom.image_size = 128  # px, square
     config.phantom.prevalence = "published"  # of the nine diagnoses: "published" (67 % normal) or "flat"
-    # "second": as from another origin, with other exposure, noise, anatomy and prevalence; for tests, not for training
-    config.phantom.style = "first"
     config.phantom.seed = 0  # of the drawn cases; separate from `seed`
 
     config.image_encoder = config_dict.ConfigDict()
@@ -280,8 +278,7 @@ def get_config():
     config.training.profile_updates = ()  # first and last update that are traced for XProf, such as (10, 15)
     config.training.compute_dtype = "float32"  # or "bfloat16", on accelerators: parameters and losses stay float32
     # true answers given in training, so that the networks follow corrections (docs/corrections.md): "none": as
-    # published; "random": each with probability given_rate; "prefix": the first steps', to a share given_rate of the
-    # cases; "annealed": as "random", at a rate that goes from 1 to given_rate
+    # published; "random": each with probability given_rate
     config.training.given_answers = "none"
     config.training.given_rate = 0.75  # 0 to 1
     config.training.given_noise = 0.0  # share of the given answers that are wrong, as people's are
@@ -306,7 +303,6 @@ def get_config():
     config.evaluation.best = "each"  # best weights by each network's own accuracy, or by the "mean" of both
     config.evaluation.num_resamples = 1000  # resamples of the bootstrap by patient; 0: no intervals
     config.evaluation.coverage = 0.9  # target share of cases whose answer sets contain the true answer
-    config.evaluation.coverage_by = "step"  # of all cases of a step together, or of each true "answer": larger sets
     config.evaluation.coverage_confidence = 0.95  # share of validation splits that reach it; 0: on average over them
     # threshold of each answer, chosen on validation: highest sensitivity + specificity ("youden"), a fixed
     # "sensitivity" or "specificity", or lowest "cost"

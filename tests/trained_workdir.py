@@ -15,7 +15,7 @@ from run.small_run import SIZES, undot
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.encoders.resnet import ResNet
 from stepcot_jax.encoders.text_encoder import hash_prompts, write_prompts
-from stepcot_jax.evaluation.calibration import Calibration, read_calibration, write_calibration
+from stepcot_jax.evaluation.calibration import Calibration, read_calibration
 from stepcot_jax.evaluation.gate import fit_gate
 from stepcot_jax.evaluation.joint import JointModel, learn_tree, name_joined, write_joints
 from stepcot_jax.evaluation.operating_points import OperatingPoint, OperatingPoints, Rule
@@ -95,7 +95,7 @@ def write_joint(folder: pathlib.Path):
     temperatures = {**found.temperatures, joined: (1.0,) * 7}
     thresholds = {**found.thresholds, joined: found.thresholds["student"]}
     found = dataclasses.replace(found, temperatures=temperatures, thresholds=thresholds)
-    write_calibration(folder / "calibration.json", found)
+    save(folder / "calibration.json", found)
     return model
 
 
@@ -109,7 +109,7 @@ def make_trained_workdir(folder: pathlib.Path, *, calibrated: bool = False):
     if calibrated:
         names, num_steps = ("teacher", "student"), DEFAULT_CHAIN.num_steps
         of_each = [dict.fromkeys(names, (number,) * num_steps) for number in (2.0, 0.7)]
-        write_calibration(folder / "calibration.json", Calibration(0.9, *of_each))
+        save(folder / "calibration.json", Calibration(0.9, *of_each))
     return settings, params
 
 

@@ -6,14 +6,14 @@ The same cases chose the checkpoint and may share patients: check the coverage o
 import dataclasses
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, Literal, TypeVar
+from collections.abc import Collection, Mapping
+from typing import Annotated, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
+from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation.predictions import (
     Predictions,
     log_softmax,
@@ -23,11 +23,10 @@ from stepcot_jax.evaluation.predictions import (
 )
 from stepcot_jax.evaluation.statistics import Weights, count_once, divide, name_patients, weighted_mean
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.own_folder import load, save
+from stepcot_jax.host.own_folder import load
 from stepcot_jax.host.ranges import MOST, Share, Whole
 
 UNFITTED = "temperature 1"  # In the note of a step whose temperature could not be fitted
-CoverageBy = Literal["step", "answer"]
 
 _Value = TypeVar("_Value")
 
@@ -45,67 +44,40 @@ class Calibration:
     temperatures: Mapping[str, tuple[Temperature, ...]]  # by model name, the divisor of each step's logits
     thresholds: Mapping[str, tuple[Threshold, ...]]  # of 1 - probability; infinite: too few cases
     notes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)  # by step, "" if all was fitted
-    answer_thresholds: Mapping[str, tuple[tuple[Threshold, ...], ...]] = dataclasses.field(default_factory=dict)
-    num_cases: Mapping[str, tuple[tuple[Whole, ...], ...]] = dataclasses.field(default_factory=dict)  # by answer
+    num_cases: Mapping[str, tuple[Whole, ...]] = dataclasses.field(default_factory=dict)  # behind each threshold
+    coverage_ranges: Mapping[str, tuple[tuple[Share, Share] | None, ...]] = dataclasses.field(default_factory=dict)
     confidence: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0  # share of splits that reach it; 0: on average
-    coverage_ranges: Mapping[str, tuple[tuple[Share, Share] | None, ...]] = dataclasses.field(
-        default_factory=dict, compare=False, repr=False
-    )  # by model name, for each step its `coverage_range` where a file has it; others are computed
 
-    def fits(self, sizes: Sequence[int]) -> bool:
-        """Whether it has the steps and answers of a chain, for the same models throughout."""
-        of_steps = (self.temperatures, self.thresholds, self.notes, self.coverage_ranges)
-        of_answers = (self.answer_thresholds, self.num_cases)
+    def fits(self, num_steps: int) -> bool:
+        """Whether it has the steps of a chain, for the same models throughout."""
+        of_steps = (self.temperatures, self.thresholds, self.notes, self.num_cases, self.coverage_ranges)
         return (
-            all(by_model.keys() in (self.temperatures.keys(), set()) for by_model in (*of_steps, *of_answers))
+            all(by_model.keys() in (self.temperatures.keys(), set()) for by_model in of_steps)
             and self.thresholds.keys() == self.temperatures.keys()
-            and all(len(values) == len(sizes) for by_model in of_steps for values in by_model.values())
-            and all(tuple(map(len, steps)) == tuple(sizes) for each in of_answers for steps in each.values())
+            and all(len(values) == num_steps for by_model in of_steps for values in by_model.values())
         )
-
-    @property
-    def coverage_by(self) -> CoverageBy:
-        """Whether the coverage is that of a step's cases together, or of the cases of each answer."""
-        return "answer" if self.answer_thresholds else "step"
 
     def steps_without_temperature(self, model: str) -> tuple[int, ...]:
         """Return the positions of steps whose temperature could not be fitted and is 1."""
         return tuple(step for step, note in enumerate(self.notes.get(model, ())) if UNFITTED in note)
 
     def coverage_range(self, model: str, step: int) -> tuple[float, float] | None:
-        """Return the 95 % range of a step's coverage, the widest by answer; None without a threshold or counts."""
-        stored = self.coverage_ranges.get(model, ())
-        if step < len(stored) and stored[step] is not None:
-            return stored[step]
-        num_cases = self._num_fitted(model, step)
-        return self._spread(num_cases) if num_cases else None
+        """Return the 95 % range of a step's coverage; None without a threshold."""
+        ranges = self.coverage_ranges.get(model, ())
+        return ranges[step] if step < len(ranges) else None
 
     def describe_coverage(self, model: str = "") -> str:
         """Describe the coverage that the answer sets aim at, with the widest range of a model's steps."""
-        whom = "the cases of each answer" if self.coverage_by == "answer" else "all cases together, not of each answer"
-        text = f"{100 * self.coverage:g} %{' or more' if self.confidence else ''} of {whom}"
+        more = " or more" if self.confidence else ""
+        text = f"{100 * self.coverage:g} %{more} of all cases together, not of each answer"
         if self.confidence:
             text += f", at a confidence of {100 * self.confidence:g} % for each step"
-        fitted = {step: self._num_fitted(model, step) for step in range(len(self.num_cases.get(model, ())))}
-        fewest, step = min(((count, step) for step, count in fitted.items() if count), default=(0, 0))
-        spread = self.coverage_range(model, step) if fewest else None
-        if spread is None:
+        columns = zip(self.num_cases.get(model, ()), self.coverage_ranges.get(model, ()), strict=False)
+        fewest = min(((number, spread) for number, spread in columns if spread), default=None)
+        if fewest is None:
             return text
-        low, high = (100 * end for end in spread)
-        return f"{text} (95 % range with {fewest} validation cases: {low:.1f} to {high:.1f} %)"
-
-    def _spread(self, num_cases: int) -> tuple[float, float] | None:
-        return spread_of_coverage(num_cases, coverage=self.coverage, confidence=self.confidence)
-
-    def _num_fitted(self, model: str, step: int) -> int:
-        """Return the cases behind a step's threshold, the fewest of its thresholds by answer; 0 for none."""
-        if model not in self.num_cases:
-            return 0
-        counts = self.num_cases[model][step]
-        fitted = counts if self.coverage_by == "answer" else (sum(counts),)
-        limits = self.answer_thresholds if self.coverage_by == "answer" else self.thresholds
-        reached = np.isfinite(np.atleast_1d(limits[model][step])) if model in limits else [True]
-        return min((count for count, is_fitted in zip(fitted, reached, strict=True) if is_fitted), default=0)
+        number, (low, high) = fewest
+        return f"{text} (95 % range with {number} validation cases: {100 * low:.1f} to {100 * high:.1f} %)"
 
 
 def calibrated_probabilities(
@@ -123,15 +95,11 @@ def answer_sets(
     probabilities: npt.NDArray[np.float64], model: str, calibration: Calibration, chain: Chain
 ) -> npt.NDArray[np.bool_]:
     """Return the answers [case, step, answer] that cannot be ruled out at the coverage; the most probable one is in."""
-    limits: Sequence[npt.ArrayLike] = (
-        _of_model(calibration.answer_thresholds, model)
-        if calibration.coverage_by == "answer"
-        else _of_model(calibration.thresholds, model)
-    )
+    limits = _of_model(calibration.thresholds, model)
     included = np.zeros(probabilities.shape, dtype=bool)
     for position, step in enumerate(chain.steps):
         step_probabilities = probabilities[:, position, : step.num_answers]
-        included[:, position, : step.num_answers] = 1 - step_probabilities <= np.asarray(limits[position])
+        included[:, position, : step.num_answers] = 1 - step_probabilities <= limits[position]
         included[np.arange(len(step_probabilities)), position, step_probabilities.argmax(axis=1)] = True
     return included
 
@@ -190,22 +158,10 @@ def choose_one_per_patient(patients: npt.NDArray[np.str_]) -> npt.NDArray[np.int
     return np.sort(order[first])
 
 
-# A calibration on disk: readings elsewhere have the probabilities and answer sets of the run.
-
-
-def write_calibration(path: str | os.PathLike[str], calibration: Calibration) -> None:
-    """Write a calibration with the ranges of its coverage, which need SciPy."""
-    ranges = {
-        model: tuple(calibration.coverage_range(model, step) for step in range(len(steps)))
-        for model, steps in calibration.num_cases.items()
-    }
-    save(path, dataclasses.replace(calibration, coverage_ranges=ranges))
-
-
 def read_calibration(path: str | os.PathLike[str], chain: Chain) -> Calibration:
-    """Read a file of `write_calibration`."""
+    """Read the calibration that a run saved: readings elsewhere have its probabilities and answer sets."""
     calibration = load(path, Calibration)
-    if not calibration.fits(chain.answers_per_step):
+    if not calibration.fits(chain.num_steps):
         raise BadInput(f"{path}: calibration of another chain")
     return calibration
 
@@ -223,7 +179,6 @@ def fit_calibration(
     chain: Chain,
     *,
     coverage: float = 0.9,
-    coverage_by: CoverageBy = "step",
     confidence: float = 0.0,
     patients: npt.NDArray[np.str_] | None = None,
     joined: Collection[str] = (),
@@ -234,19 +189,18 @@ def fit_calibration(
     """
     if not 0 < coverage < 1:
         raise ValueError(f"coverage must be above 0 and below 1; got {coverage}")
-    wanted = _Wanted(coverage, confidence, np.full(len(val.labels), "") if patients is None else patients)
-    temperatures, thresholds, notes, answer_thresholds, num_cases = {}, {}, {}, {}, {}
+    known = np.full(len(val.labels), "") if patients is None else patients
+    temperatures, thresholds, notes, num_cases, ranges = {}, {}, {}, {}, {}
     for model, logits in val.logits.items():
-        steps = list(zip(chain.steps, logits_by_step(logits, chain=chain, model=model), val.labels.T, strict=True))
-        fitted = [_fit_step(*columns, wanted=wanted, scaled=model not in joined) for columns in steps]
+        fitted = [
+            _fit_step(own, labels, known, coverage=coverage, confidence=confidence, scaled=model not in joined)
+            for own, labels in zip(logits_by_step(logits, chain=chain, model=model), val.labels.T, strict=True)
+        ]
         temperatures[model], thresholds[model], notes[model], num_cases[model] = zip(*fitted, strict=True)
-        if coverage_by == "answer":
-            by_answer = [
-                _fit_answers(*columns, temperature, note, wanted=wanted)
-                for columns, temperature, note in zip(steps, temperatures[model], notes[model], strict=True)
-            ]
-            answer_thresholds[model], notes[model], num_cases[model] = zip(*by_answer, strict=True)
-    return Calibration(coverage, temperatures, thresholds, notes, answer_thresholds, num_cases, confidence)
+        ranges[model] = tuple(
+            spread_of_coverage(number, coverage=coverage, confidence=confidence) for number in num_cases[model]
+        )
+    return Calibration(coverage, temperatures, thresholds, notes, num_cases, ranges, confidence)
 
 
 def fit_temperature(logits: npt.NDArray[np.float64], labels: npt.NDArray[np.integer]) -> tuple[float, str]:
@@ -313,68 +267,27 @@ def fit_mixture(logits: npt.NDArray[np.float64], labels: npt.NDArray[np.integer]
     return decode(found) if (cost(alone) - cost(decode(found))) * len(labels) > 2 else alone
 
 
-@dataclasses.dataclass(frozen=True)
-class _Wanted:
-    """The coverage that thresholds are fitted for, and the patient of each case."""
-
-    coverage: float
-    confidence: float
-    patients: npt.NDArray[np.str_]
-
-    def choose(self, cases: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        """Return those of the cases that thresholds use."""
-        return cases[choose_one_per_patient(self.patients[cases])] if self.confidence else cases
-
-    def fit(self, scores: npt.NDArray[np.float64]) -> float:
-        """Return the threshold."""
-        return conformal_threshold(scores, coverage=self.coverage, confidence=self.confidence)
-
-    def __str__(self) -> str:
-        at = f" at a confidence of {self.confidence:g}" if self.confidence else ""
-        return f"a coverage of {self.coverage:g}{at}"
-
-
 def _fit_step(
-    step: Step,
     logits: npt.NDArray[np.float64],
     labels: npt.NDArray[np.integer],
+    patients: npt.NDArray[np.str_],
     *,
-    wanted: _Wanted,
+    coverage: float,
+    confidence: float,
     scaled: bool,
-) -> tuple[float, float, str, tuple[int, ...]]:
-    """Fit temperature and threshold; return them with a note and the number of cases used of each answer."""
+) -> tuple[float, float, str, int]:
+    """Fit temperature and threshold; return them with a note and the number of cases behind the threshold."""
     annotated = np.flatnonzero(labels != NOT_ANNOTATED)
     temperature, note = fit_temperature(logits[annotated], labels[annotated]) if scaled else (1.0, "")
-    used = wanted.choose(annotated)
-    truth = labels[used]
-    threshold = wanted.fit(1 - softmax(logits[used] / temperature, axis=1)[np.arange(len(used)), truth])
+    used = annotated[choose_one_per_patient(patients[annotated])] if confidence else annotated
+    scores = 1 - softmax(logits[used] / temperature, axis=1)[np.arange(len(used)), labels[used]]
+    threshold = conformal_threshold(scores, coverage=coverage, confidence=confidence)
     if math.isinf(threshold):
         what = f"cases of {len(used)} patients" if len(used) < len(annotated) else "annotated cases"
+        wanted = f"a coverage of {coverage:g}" + (f" at a confidence of {confidence:g}" if confidence else "")
         few = f"{len(annotated)} {what} are too few for {wanted}: every answer is in the set"
         note = f"{note}; {few}" if note else few
-    return temperature, threshold, note, tuple(np.bincount(truth, minlength=step.num_answers).tolist())
-
-
-def _fit_answers(
-    step: Step,
-    logits: npt.NDArray[np.float64],
-    labels: npt.NDArray[np.integer],
-    temperature: float,
-    note: str,
-    *,
-    wanted: _Wanted,
-) -> tuple[tuple[float, ...], str, tuple[int, ...]]:
-    """Fit the threshold of each answer of a step to the cases that have it; extend the note by those with too few."""
-    scores = 1 - softmax(logits / temperature, axis=1)
-    of_answers = [scores[wanted.choose(np.flatnonzero(labels == answer)), answer] for answer in range(step.num_answers)]
-    limits = tuple(wanted.fit(scores_of_answer) for scores_of_answer in of_answers)
-    few = [
-        f"{option} ({len(scores_of_answer)})"
-        for option, scores_of_answer, limit in zip(step.options, of_answers, limits, strict=True)
-        if math.isinf(limit)
-    ]
-    too_few = f"in every set, with too few cases for {wanted}: {', '.join(few)}" if few else ""
-    return limits, "; ".join(part for part in (note, too_few) if part), tuple(map(len, of_answers))
+    return temperature, threshold, note, len(used)
 
 
 # Calibration of a step's probabilities: reliability curve, expected calibration error, Brier score and NLL.

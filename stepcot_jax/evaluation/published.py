@@ -3,6 +3,7 @@
 Functions named `recompute_*` are this library's arithmetic on them; tables mark their results "recomputed".
 """
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -11,12 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from stepcot_jax.chain import PUBLISHED_STEPS
-from stepcot_jax.evaluation.chains import FIGURES
-from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_json, write_whole
+from stepcot_jax.host.own_folder import load
 from stepcot_jax.host.ranges import Interval
 
 *_, DIAGNOSIS = (name for name, _ in PUBLISHED_STEPS)
@@ -119,57 +116,35 @@ def recompute_std(row: Mapping[str, float]) -> float:
 
 
 FILE_NAME = "constrained.json"
-FORMAT = "stepcot_jax constrained 1"
-
-_EXPECTED = "expected constrained.json of stepcot constrain"
-_MAX_BYTES = 1 << 26
 
 
-class Estimate(msgspec.Struct, frozen=True):
-    """A figure with its 95 % interval by patient, as shares of 1; None where undefined."""
-
-    value: float | None
-    low: float | None
-    high: float | None
-
-    @property
-    def figure(self) -> Interval:
-        """The figure as an entry of a table."""
-        value, low, high = (math.nan if number is None else number for number in (self.value, self.low, self.high))
-        return Interval(value, low, high, undefined=float(math.isnan(low)))
-
-    @staticmethod
-    def of(interval: Interval) -> "Estimate":
-        """Return an interval as a number that JSON can hold."""
-        numbers = (interval.value, interval.low, interval.high)
-        return Estimate(*(None if math.isnan(number) else number for number in numbers))
-
-
-class Rates(msgspec.Struct, frozen=True):
+@dataclasses.dataclass(frozen=True)
+class Rates:
     """Shares of the constraints of a kind that are followed, strictly and loosely."""
 
-    strict: Estimate
-    loose: Estimate
+    strict: Interval
+    loose: Interval
 
 
-class Level(msgspec.Struct, frozen=True):
+@dataclasses.dataclass(frozen=True)
+class Level:
     """One variant at one level."""
 
     variant: str
     level: int  # number of steps that are constraints
-    diagnosis: dict[str, Estimate]  # figures of the diagnosis by name; a reply without a readable answer is wrong
-    differences: dict[str, Estimate]  # figures less those of level 0, in the same resamples; empty at level 0
+    diagnosis: dict[str, Interval]  # figures of the diagnosis by name; a reply without a readable answer is wrong
+    differences: dict[str, Interval]  # figures less those of level 0, in the same resamples; empty at level 0
     p: float | None  # of the exact McNemar test of the accuracy against level 0; None at level 0
-    followed: dict[str, Estimate]  # shares by name: prompts and instructions, strict and loose, and readable diagnoses
-    right: dict[str, Estimate]  # where every constraint was followed, and where not
-    steps: dict[str, dict[str, Estimate]]  # figures of each step that was asked, by its name
+    followed: dict[str, Interval]  # shares by name: prompts and instructions, strict and loose, and readable diagnoses
+    right: dict[str, Interval]  # where every constraint was followed, and where not
+    steps: dict[str, dict[str, Interval]]  # figures of each step that was asked, by its name
     constraints: dict[str, Rates]
 
 
-class Constrained(msgspec.Struct, frozen=True, kw_only=True):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Constrained:
     """Results of one model at all levels."""
 
-    format: str = FORMAT
     model: str
     about: str
     source: str
@@ -179,7 +154,7 @@ class Constrained(msgspec.Struct, frozen=True, kw_only=True):
     num_cases: int  # number of cases, unannotated ones included
     num_patients: int  # number of patients with a diagnosis
     num_missing: int  # number of dialogues without a reply
-    missing: dict[str, int] = {}  # of these by reason: refused, filtered, without content
+    missing: dict[str, int]  # of these by reason: refused, filtered, without content
     num_cut: int  # number of replies that were cut at the limit of their length
     cases: str  # SHA-256 of the cases' ids, by `digest_cases`
     levels: list[Level]
@@ -195,36 +170,6 @@ def digest_cases(ids: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(sorted(ids)).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def write_constrained(folder: Path, results: Constrained) -> None:
-    """Write `constrained.json`, atomically."""
-    write_whole(folder / FILE_NAME, msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
-
-
 def read_constrained(path: Path) -> Constrained:
-    """Read a file of `write_constrained`, or that of a folder."""
-    path = path / FILE_NAME if path.is_dir() else path
-    results = read_json(path, Constrained, accepted=_EXPECTED, max_bytes=_MAX_BYTES)
-    if results.format != FORMAT:
-        raise BadInput(f"{path}: format {results.format[:80]!r} is not {FORMAT!r}")
-    if results.find("constraints", 0) is None:
-        raise BadInput(f"{path}: level 0 is missing; {_EXPECTED}")
-    for level in results.levels:
-        problem = _find_problem(level, results)
-        if problem:
-            raise BadInput(f"{path}, {level.variant[:40]!r} at level {level.level}: {problem}; {_EXPECTED}")
-    return results
-
-
-def _find_problem(level: Level, results: Constrained) -> str:
-    """Return how a level does not fit the steps; "" if it fits."""
-    if not 0 <= level.level <= len(results.steps):
-        return f"level is not 0 to {len(results.steps)}"
-    figures = {"diagnosis": level.diagnosis, **({"differences": level.differences} if level.level else {})}
-    figures |= {f"steps, {name!r}"[:60]: of_step for name, of_step in level.steps.items()}
-    lacking = [name for name, by_figure in figures.items() if not set(FIGURES) <= by_figure.keys()]
-    if lacking:
-        return f"{lacking[0]} lacks one of {', '.join(FIGURES)}"
-    missing = {name for name, _ in results.steps[: level.level]} - level.steps.keys()
-    if level.variant == "constraints" and missing:
-        return f"steps {sorted(missing)} are missing"
-    return ""
+    """Read `constrained.json` of a folder of `stepcot constrain`, or that file."""
+    return load(path / FILE_NAME if path.is_dir() else path, Constrained)

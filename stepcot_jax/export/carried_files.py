@@ -5,10 +5,10 @@ import pathlib
 from typing import Any
 
 from stepcot_jax.encoders.load import ImageEncoder, describe_network
-from stepcot_jax.evaluation.calibration import write_calibration
 from stepcot_jax.features.store import FrozenImageEncoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file, read_json
+from stepcot_jax.host.own_folder import save
 from stepcot_jax.reading.trained_model import Trained
 from stepcot_jax.run.stored import SETTINGS_FILE, hide_folder
 from stepcot_jax.run.stored_reading import (
@@ -35,7 +35,7 @@ def write_carried(folder: pathlib.Path, trained: Trained) -> None:
     """Write settings, calibration, joint models, counted pairs and statistics of a run, as far as the run has them."""
     trained.run.write_shared(folder / SETTINGS_FILE)
     if trained.calibration is not None:
-        write_calibration(folder / CALIBRATION_FILE, trained.calibration)
+        save(folder / CALIBRATION_FILE, trained.calibration)
     for name in COPIED:
         if (trained.workdir / name).exists():
             (folder / name).write_bytes(read_file(trained.workdir / name, max_bytes=_MOST_BYTES, accepted="a file"))

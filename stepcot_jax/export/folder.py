@@ -11,37 +11,21 @@ import jaxlib
 import numpy as np
 
 from stepcot_jax.data.images.preprocessing import Preprocessing
-from stepcot_jax.export import exported_programs, loader
-from stepcot_jax.export.authors import to_torch_networks
+from stepcot_jax.export import loader
 from stepcot_jax.export.carried_files import describe_encoder, write_carried
-from stepcot_jax.export.model_card import (
-    require_readable,
-    write_instructions,
-    write_lifetime,
-    write_model_card,
-)
-from stepcot_jax.export.program import (
-    GATE,
-    PLATFORMS,
-    Program,
-    Tensors,
-    export_program,
-    make_gate_program,
-    make_program,
-)
+from stepcot_jax.export.model_card import write_card
+from stepcot_jax.export.program import PLATFORMS, Program, Tensors, export_program, make_program
 from stepcot_jax.features.carried_encoder import PREPROCESSING_FILE
 from stepcot_jax.host import exported_files
 from stepcot_jax.host.array_files import save_safetensors
-from stepcot_jax.host.errors import BadInput, RunStopped
+from stepcot_jax.host.errors import RunStopped
 from stepcot_jax.host.exported_files import MANIFEST_FILE, write_sums
 from stepcot_jax.host.files import require_new, writing_folder
 from stepcot_jax.host.own_folder import save
 from stepcot_jax.reading.exported_model import ENCODER, LABELS_FILE
 from stepcot_jax.reading.trained_model import Trained, load_trained
-from stepcot_jax.training.state import flatten
 
 LOADER = "load.py"
-TORCH_NAMES = "torch_names.safetensors"
 TOLERANCE = 1e-6
 """Largest difference between the logits of an export and of the run's own networks, absolute or relative."""
 
@@ -59,7 +43,6 @@ def export_model(
     out: str | pathlib.Path,
     *,
     models: Sequence[str] | None = None,
-    torch_names: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Write networks of a run to a folder that works without this package; for a policy see `qwen_folder`.
@@ -68,7 +51,6 @@ def export_model(
       workdir: the run's workdir, or the loaded run.
       out: the folder; it must not exist or be empty.
       models: "student", "teacher" or both, the loader's default first; None for all networks of the run.
-      torch_names: also write the parameters under the authors' PyTorch names.
       say: called with a message before each slow part.
 
     Returns:
@@ -83,16 +65,14 @@ def export_model(
     trained = workdir
     if not isinstance(trained, Trained):
         trained = load_trained(pathlib.Path(trained), names=None if models is None else tuple(models))
-    require_readable(trained)
     programs = [make_program(trained, name) for name in models or sorted(trained.params)]  # the student first
+    sizes = {program.name: sum(int(array.size) for array in program.tensors.values()) for program in programs}
     with writing_folder(out) as partial:
-        torch_tensors = name_as_authors(trained, [program.name for program in programs]) if torch_names else {}
-        _write(partial, trained, programs, torch_tensors=torch_tensors, say=say)
+        _write(partial, trained, programs, sizes, say)
         say("reading it back")
         results = loader.check(partial, tolerance=TOLERANCE)
         require_equal(results)
     errors = {result["model"]: result["max_error"] for result in results}
-    sizes = {program.name: sum(int(array.size) for array in program.tensors.values()) for program in programs}
     described = {name: {"parameters": size, "max_error": errors[name]} for name, size in sizes.items()}
     return {"folder": str(out), "files": list_sizes(out), "models": described}
 
@@ -116,62 +96,44 @@ def _write(
     folder: pathlib.Path,
     trained: Trained,
     programs: Sequence[Program],
-    *,
-    torch_tensors: Tensors,
+    sizes: Mapping[str, int],
     say: Callable[[str], None],
 ) -> None:
     models: dict[str, Any] = {}
-    parts: dict[str, Program] = {}
     for program in programs:
         say(f"writing the {program.name}")
-        gate = make_gate_program(trained, program.name)
         (folder / f"{program.name}.stablehlo").write_bytes(export_program(program).serialize())
         models[program.name] = {
             "program": f"{program.name}.stablehlo",
             "tensors": _write_tensors(folder, program, shared=trained.networks.image_encoder is None),
             "best_step": trained.best_steps[program.name],
-            "gate": None if gate is None else _write_gate(folder, gate),
         }
-        parts[f"logits/{program.name}"] = program
-        if gate is not None:
-            parts[f"gate/{program.name}"] = gate
-    _write_described(folder, trained, parts)
-    if torch_tensors:
-        save_tensors(folder / TORCH_NAMES, torch_tensors)
+    _write_described(folder, trained, programs)
     manifest: dict[str, Any] = {"models": models, "platforms": list(PLATFORMS)}
     manifest["made_with"] = {"jax": jax.__version__, "jaxlib": jaxlib.__version__}
     manifest |= {"encoder": describe_encoder(trained.frozen_encoder, trained.workdir), "trained_on": trained.trained_on}
     save(folder / MANIFEST_FILE, manifest)
     write_carried(folder, trained)
     shutil.copyfile(loader.__file__, folder / LOADER)
-    for module in (exported_files, exported_programs):
-        shutil.copy(str(module.__file__), folder)
-    card = write_model_card(trained, programs)
-    use = write_instructions(trained, manifest, folder)
-    readme = f"{card.rstrip()}\n\n{use.rstrip()}\n\n{write_lifetime()}"
-    (folder / "README.md").write_text(readme, encoding="utf-8")
+    shutil.copy(exported_files.__file__, folder)
+    (folder / "README.md").write_text(write_card(trained, sizes, manifest, folder), encoding="utf-8")
     write_sums(folder)
 
 
-def _write_described(folder: pathlib.Path, trained: Trained, parts: Mapping[str, Program]) -> None:
-    """Write images of noise with what networks and gates compute of them, the questions, and the preprocessing."""
+def _write_described(folder: pathlib.Path, trained: Trained, programs: Sequence[Program]) -> None:
+    """Write images of noise with what the programs compute of them, the questions, and the preprocessing."""
     rules = describe_preprocessing(trained.preprocessing)
     images = check_images(rules["size"])
     pixels = loader.Preprocessing(rules["size"], tuple(rules["mean"]), tuple(rules["std"])).normalise(images)
-    computed = {name: np.asarray(jax.jit(part.read)(part.tensors, pixels)) for name, part in parts.items()}
+    computed = {
+        f"{part}/{program.name}": np.asarray(numbers)
+        for program in programs
+        for part, numbers in jax.jit(program.read)(program.tensors, pixels).items()
+    }
     save_tensors(folder / "check.safetensors", {"images": images, **computed})
     steps = [dataclasses.asdict(step) for step in trained.chain.steps]
     save(folder / LABELS_FILE, {"absent_logit": loader.ABSENT_LOGIT, "steps": steps})
     save(folder / PREPROCESSING_FILE, rules)
-
-
-def _write_gate(folder: pathlib.Path, program: Program) -> dict[str, str]:
-    """Write the gate of a network without its encoder's tensors, which are the network's; return its files."""
-    files = {"program": f"{program.name}.stablehlo", "tensors": f"{program.name}.safetensors"}
-    (folder / files["program"]).write_bytes(export_program(program).serialize())
-    tensors = {key: array for key, array in program.tensors.items() if key.startswith(f"{GATE}/")}
-    save_tensors(folder / files["tensors"], tensors)
-    return files
 
 
 def _write_tensors(folder: pathlib.Path, program: Program, *, shared: bool) -> list[str]:
@@ -190,21 +152,6 @@ def save_tensors(path: pathlib.Path, tensors: Tensors) -> None:
     """Write tensors as safetensors, readable by everyone."""
     save_safetensors(path, tensors)
     path.chmod(0o644)  # safetensors writes files that only their owner can read
-
-
-def name_as_authors(trained: Trained, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return the parameters of networks under the authors' names, without image encoders, which the authors lack."""
-    networks: dict[str, Any] = {}
-    for name in names:
-        parts = (name, f"{name}_projection")
-        networks |= {part: trained.params[name][part] for part in parts if part in trained.params[name]}
-    try:
-        return flatten(to_torch_networks(networks))
-    except BadInput as error:
-        raise BadInput(
-            f"{trained.workdir}: --torch-names: {error}; expected a teacher with text, memory and prompt vectors of "
-            "config.teacher.width, or --model=student"
-        ) from None
 
 
 def describe_preprocessing(preprocessing: Preprocessing) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Read an exported Step-CoT model. Needs jax and numpy alone; an export has a copy of this file as load.py.
+"""Read an exported Step-CoT model. Needs jax, numpy and flatbuffers; an export has a copy of this file as load.py.
 
     from load import load
     model = load(".")                        # the folder of the export
@@ -9,8 +9,7 @@
 
 `python load.py` checks that this machine computes the exported logits.
 
-Every export has a copy of this file, of exported_files.py, which compares each file with SHA256SUMS before its use, and
-of exported_programs.py.
+Every export also has a copy of exported_files.py, which compares each file with SHA256SUMS before its use.
 """
 
 import argparse
@@ -19,23 +18,25 @@ import json
 import math
 import pathlib
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.export
 import numpy as np
 
 if __package__:
-    from stepcot_jax.export.exported_programs import read_program, require_fit
     from stepcot_jax.host.exported_files import Files, RefusedExport
 else:  # in the folder of an export
     from exported_files import Files, RefusedExport  # type: ignore[import-not-found,no-redef]
-    from exported_programs import read_program, require_fit  # type: ignore[import-not-found,no-redef]
 
 ABSENT_LOGIT = -1e9  # Logit of an answer that a step does not have
 MANIFEST = "export.json"
 
 _HERE = pathlib.Path(__file__).parent
 _OF_A_POINT = ("threshold", "sensitivity", "specificity")
+_CALLS = "custom_call"
+_HARMLESS_CALLS = ("custom_call @shape_assertion",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,30 +135,24 @@ class Model:
             self.preprocessing = Preprocessing(rules["size"], tuple(rules["mean"]), tuple(rules["std"]))
         self.operating_points = _read_points(files, self.name)
         self.temperatures = _read_temperatures(files, self.name, len(self.steps))
-        with files.expecting(MANIFEST, "program, tensors and gate of each model"):
-            self.exported = read_program(files.read(facts["program"]), folder)
+        with files.expecting(MANIFEST, "program and tensors of each model"):
+            self.exported = _read_program(files.read(facts["program"]), folder)
             tensors = {key: value for file in facts["tensors"] for key, value in files.read_tensors(file).items()}
-            gate = facts.get("gate")
-            gate_program = None if gate is None else read_program(files.read(gate["program"]), folder)
-            gate_tensors = {} if gate is None else files.read_tensors(gate["tensors"])
-        require_fit(self.exported, tensors, f"{folder}: {', '.join(facts['tensors'])}")
+        _require_fit(self.exported, tensors, f"{folder}: {', '.join(facts['tensors'])}")
         self._tensors = jax.device_put(tensors)
         self._run = jax.jit(self.exported.call)
-        self._gate = None
-        if gate_program is not None:
-            encoder = {key: value for key, value in tensors.items() if key.startswith("image_encoder/")}
-            self._gate_tensors = jax.device_put(encoder | gate_tensors)
-            self._gate = jax.jit(gate_program.call)
+
+    def _compute(self, images: Any) -> dict[str, np.ndarray]:
+        computed = self._run(self._tensors, self.preprocessing.normalise(images))
+        return {name: np.asarray(numbers) for name, numbers in computed.items()}
 
     def gate_scores(self, images: Any) -> np.ndarray | None:
         """Return float32 [case], above 1 outside of what the model was trained on; None if the export has no gate."""
-        if self._gate is None:
-            return None
-        return np.asarray(self._gate(self._gate_tensors, self.preprocessing.normalise(images)))
+        return self._compute(images).get("gate")
 
     def logits(self, images: Any) -> np.ndarray:
         """Return float32 [case, step, answer]; compiled once for each number of images."""
-        return np.asarray(self._run(self._tensors, self.preprocessing.normalise(images)))
+        return self._compute(images)["logits"]
 
     def stablehlo(self) -> str:
         """Return the program as text, for other StableHLO compilers."""
@@ -182,6 +177,31 @@ class Model:
                 rows = answers[step.name][1] >= np.array([np.inf if limit is None else limit for limit in limits])
                 above[step.name] = [[step.options[index] for index in np.flatnonzero(row)] for row in rows]
         return above
+
+
+def _read_program(content: memoryview, folder: str | pathlib.Path) -> jax.export.Exported:
+    """Return the program; programs with custom calls and programs that this jax cannot read are refused."""
+    try:
+        exported = jax.export.deserialize(bytearray(content))
+        text = exported.mlir_module()
+    except Exception as error:  # jax and its compiler raise many kinds
+        raise RefusedExport(
+            f"{folder}: jax {jax.__version__} cannot read the program ({type(error).__name__}); README.md says which "
+            "versions can; export again from the run: stepcot export --checkpoint=RUN --out=DIR"
+        ) from None
+    if text.count(_CALLS) != sum(text.count(call) for call in _HARMLESS_CALLS):
+        raise RefusedExport(f"{folder}: the program makes custom calls, which are not allowed")
+    return exported
+
+
+def _require_fit(program: jax.export.Exported, tensors: Mapping[str, Any], where: str) -> None:
+    """Refuse tensors whose names and shapes are not those of the program's first argument."""
+    tree: Any = program.in_tree
+    first = tree.children()[0].children()[0]
+    leaves, structure = jax.tree.flatten(dict(tensors))
+    shapes = [leaf.shape for leaf in leaves]
+    if structure != first or shapes != [aval.shape for aval in program.in_avals[: len(shapes)]]:
+        raise RefusedExport(f"{where}: names or shapes of {len(leaves)} tensors are not those that the program reads")
 
 
 def _largest_error(computed: Any, expected: np.ndarray) -> float:

@@ -1,10 +1,8 @@
-"""Write the model card of an export: training data, figures, calibration, operating points, limits, and its use."""
+"""Write the card of an export: training data, figures, calibration, operating points, limits, files and their use."""
 
 import json
-import math
-import operator
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,15 +10,15 @@ import jaxlib
 import msgspec
 
 from stepcot_jax import __version__
-from stepcot_jax.evaluation.chains import ModelIntervals, ModelMetrics, bootstrap, evaluate
-from stepcot_jax.evaluation.operating_points import FIGURES
+from stepcot_jax.evaluation.chains import bootstrap, evaluate
 from stepcot_jax.evaluation.predictions import read_predictions
-from stepcot_jax.evaluation.statistics import Interval
-from stepcot_jax.export.carried_files import name_encoder, read_kept_statistics
-from stepcot_jax.export.program import Program
+from stepcot_jax.export.carried_files import name_encoder
 from stepcot_jax.host.exported_files import SUMS
 from stepcot_jax.host.files import read_json
+from stepcot_jax.host.own_folder import load
 from stepcot_jax.host.text import escape_markdown as plain
+from stepcot_jax.pages.sheets import Column, Entry, Table, columns, list_markdown_rows, show_entry
+from stepcot_jax.reading.finished import Report, tabulate_points
 from stepcot_jax.reading.trained_model import Trained
 from stepcot_jax.run.stored_reading import (
     CALIBRATION_FILE,
@@ -32,53 +30,40 @@ from stepcot_jax.run.stored_reading import (
     POINTS_FILE,
     STATISTICS_FILE,
 )
+from stepcot_jax.run.task import REPORT
 
 _HERE = pathlib.Path(__file__).parent
 
-_COLUMNS = {"accuracy": "accuracy", "auc": "AUC", "sensitivity": "sensitivity", "specificity": "specificity"}
+_FIGURES = ("accuracy", "auc", "sensitivity", "specificity")
+_OF_A_STEP = columns("percent", "accuracy", "AUC", "sensitivity", "specificity")
 
 
-def write_lifetime() -> str:
-    """Return the section of a card on the versions of JAX that read the programs."""
-    return (
-        f"## Lifetime\n\njax {jax.__version__} with jaxlib {jaxlib.__version__} wrote the programs (`*.stablehlo`). "
-        "[JAX promises](https://docs.jax.dev/en/latest/export/export.html#compatibility-guarantees) to read them with "
-        "every jaxlib released up to six months after that one, or three weeks before it. For another, export again "
-        "from the run: `stepcot export --checkpoint=RUN --out=DIR`.\n"
-    )
-
-
-def require_readable(trained: Trained) -> None:
-    """Read the files of a run that an export uses last, so that damaged files are refused before the work."""
-    _read_report(trained.workdir)
-    _read_conversion(trained.workdir)
-    read_kept_statistics(trained.workdir)
-
-
-def write_model_card(trained: Trained, programs: Sequence[Program]) -> str:
-    """Return the card as Markdown."""
-    report = _read_report(trained.workdir)
-    sizes = {program.name: sum(int(array.size) for array in program.tensors.values()) for program in programs}
-    numbers = "; ".join(f"{name} {size:,}" for name, size in sizes.items())
+def write_card(trained: Trained, sizes: Mapping[str, int], manifest: Mapping[str, Any], folder: pathlib.Path) -> str:
+    """Return the card of an export in `folder` as Markdown; `sizes` are the networks' numbers of parameters."""
+    models, names = manifest["models"], list(sizes)
+    first, *others = names  # the loader's default first
     return (
         (_HERE / "card.txt")
         .read_text(encoding="utf-8")
         .format(
-            networks=" and ".join(sizes),
-            gate=_describe_gate(trained, list(sizes)),
+            networks=" and ".join(names),
+            gate=_describe_gate(trained, names),
             version=__version__,
-            numbers=numbers,
-            training=_describe_training(trained, report),
-            figures=_describe_figures(trained, list(sizes), report),
-            calibration=_describe_calibration(trained, list(sizes)),
-            operating=_describe_points(trained, list(sizes)),
+            numbers="; ".join(f"{name} {size:,}" for name, size in sizes.items()),
+            training=_describe_training(trained),
+            figures=_describe_figures(trained, names),
+            calibration=_describe_calibration(trained, names),
+            operating=_describe_points(trained, names),
+            argument=f', "{first}"' if others else "",
+            step=json.dumps(trained.chain.steps[-1].name, ensure_ascii=False),
+            size=trained.preprocessing.size,
+            resize=_RESIZE[trained.preprocessing.fit],
+            files=list_files(folder, _describe_programs(models)),
+            platforms=", ".join(manifest["platforms"]),
+            jax=jax.__version__,
+            jaxlib=jaxlib.__version__,
         )
     )
-
-
-class _Report(msgspec.Struct):
-    num_cases: dict[str, int]
-    test: dict[str, dict[str, Any]]
 
 
 class _Converted(msgspec.Struct):
@@ -95,8 +80,9 @@ def _describe_gate(trained: Trained, names: Sequence[str]) -> str:
     )
 
 
-def _describe_training(trained: Trained, report: _Report | None) -> str:
+def _describe_training(trained: Trained) -> str:
     run, lines = trained.run, ["## Training data", "", f"- Source: {trained.run.data_source}."]
+    report = _read_report(trained.workdir)
     if report is not None:
         counts = ", ".join(f"{plain(split)} {int(count):,}" for split, count in report.num_cases.items())
         lines.append(
@@ -121,63 +107,48 @@ def _describe_training(trained: Trained, report: _Report | None) -> str:
     return "\n".join(lines)
 
 
-def _read_report(workdir: pathlib.Path) -> "_Report | None":
-    path = workdir / "report.json"
-    return read_json(path, _Report, accepted="expected the report of a run") if path.exists() else None
+def _read_report(workdir: pathlib.Path) -> Report | None:
+    return load(workdir / REPORT, Report) if (workdir / REPORT).exists() else None
 
 
-def _read_conversion(workdir: pathlib.Path) -> "_Converted | None":
+def _read_conversion(workdir: pathlib.Path) -> _Converted | None:
     path = workdir / CONVERTED_FILE
     return read_json(path, _Converted, accepted="expected what convert wrote") if path.exists() else None
 
 
-def _describe_figures(trained: Trained, names: Sequence[str], report: _Report | None) -> str:
+def _describe_figures(trained: Trained, names: Sequence[str]) -> str:
     path = trained.workdir / "predictions" / "test.npz"
-    split = read_predictions(path, trained.chain) if path.exists() else None
-    intervals = {} if split is None else bootstrap(split, trained.chain)
-    metrics = {} if split is None else evaluate(split.predictions, trained.chain)
     lines = ["## Figures on the test cases", ""]
-    if report is None and not intervals:
+    if not path.exists():
         return "\n".join([*lines, "None: the run had measured nothing when it was exported."])
-    if intervals:
-        lines += ["In percent, with 95 % intervals from a bootstrap over patients.", ""]
-    else:
-        lines += ["In percent; without intervals, as the run kept no predictions.", ""]
+    split = read_predictions(path, trained.chain)
+    intervals, metrics = bootstrap(split, trained.chain), evaluate(split.predictions, trained.chain)
+    lines += ["With 95 % intervals from a bootstrap over patients.", ""]
     for name in names:
-        reported = {} if report is None else report.test.get(name, {})
-        figures = intervals.get(name, reported)
-        lines += _table(name, figures, metrics.get(name, reported)) if figures else [f"{name}: not measured.", ""]
+        if name not in intervals:
+            lines += [f"{name}: not measured.", ""]
+            continue
+        found, constant = intervals[name], metrics[name]
+        rows = [(step.name, step.num_cases, *(getattr(step, key) for key in _FIGURES)) for step in found.steps]
+        lines += _tabulate((Column(name), Column("cases", "number"), *_OF_A_STEP), rows)
+        mean, majority, chain, frequent = (
+            show_entry(figure, Column("", "percent"))
+            for figure in (
+                found.mean_accuracy,
+                constant.mean_majority_accuracy,
+                found.chain_accuracy,
+                constant.majority_chain_accuracy,
+            )
+        )
+        lines.append(
+            f"Mean over the steps: accuracy {mean} (most frequent answers: {majority}); all steps right: {chain} (most "
+            f"frequent answers: {frequent}). Steps at which all cases have the same answer are not in the mean.\n"
+        )
     return "\n".join(lines).rstrip()
 
 
-def _table(
-    name: str, figures: ModelIntervals | Mapping[str, Any], metrics: ModelMetrics | Mapping[str, Any]
-) -> list[str]:
-    """Return a model's figures as a table, from intervals or a report; `metrics` has the frequent answers'."""
-    get: Callable[[Any, str], Any] = getattr if isinstance(figures, ModelIntervals) else operator.getitem
-    lines = [f"| {name} | cases | {' | '.join(_COLUMNS.values())} |", f"|---|---|{'---|' * len(_COLUMNS)}"]
-    for step in get(figures, "steps"):
-        cells = [plain(get(step, "name")), str(get(step, "num_cases")), *(_show(get(step, key)) for key in _COLUMNS)]
-        lines.append(f"| {' | '.join(cells)} |")
-    mean, chain = (_show(get(figures, figure)) for figure in ("mean_accuracy", "chain_accuracy"))
-    majority, constant = (
-        _show(metrics.get(figure) if isinstance(metrics, Mapping) else getattr(metrics, figure))
-        for figure in ("mean_majority_accuracy", "majority_chain_accuracy")
-    )
-    text = (
-        f"Mean over the steps: accuracy {mean} (most frequent answers: {majority}); all steps right: {chain} (most "
-        f"frequent answers: {constant}). Steps at which all cases have the same answer are not in the mean."
-    )
-    return [*lines, "", text, ""]
-
-
-def _show(figure: Interval | float | None) -> str:
-    if isinstance(figure, Interval):
-        value = _show(figure.value)
-        return (
-            value if math.isnan(figure.low + figure.high) else f"{value} ({_show(figure.low)} to {_show(figure.high)})"
-        )
-    return "-" if figure is None or math.isnan(figure) else f"{100 * figure:.1f}"
+def _tabulate(heads: Sequence[Column], rows: Iterable[tuple[Entry, ...]]) -> list[str]:
+    return [*list_markdown_rows(Table("", "", tuple(heads), tuple(rows))), ""]
 
 
 def _describe_calibration(trained: Trained, names: Sequence[str]) -> str:
@@ -186,13 +157,10 @@ def _describe_calibration(trained: Trained, names: Sequence[str]) -> str:
     if calibration is None:
         return "\n".join([*lines, "None: the probabilities are the softmax of the logits."])
     lines += ["Logits are divided by these temperatures, fitted on the validation cases, before the softmax.", ""]
-    header = [plain(step.name) for step in trained.chain.steps]
-    lines += [f"| | {' | '.join(header)} |", f"|---|{'---|' * len(header)}"]
-    for name in names:
-        temperatures = calibration.temperatures.get(name)
-        cells = ["-"] * len(header) if temperatures is None else [f"{temperature:.2f}" for temperature in temperatures]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    none = ("-",) * trained.chain.num_steps
+    rows = [(name, *calibration.temperatures.get(name, none)) for name in names]
+    heads = (Column("network"), *columns("number", *(step.name for step in trained.chain.steps), digits=2))
+    return "\n".join([*lines, *_tabulate(heads, rows)]).rstrip()
 
 
 def _describe_points(trained: Trained, names: Sequence[str]) -> str:
@@ -201,27 +169,17 @@ def _describe_points(trained: Trained, names: Sequence[str]) -> str:
         return "\n".join([*lines, "None: the run chose none."])
     lines += [
         "An answer lies above its operating point if its calibrated probability is the threshold or more. Thresholds: "
-        f"{points.rule.describe()}. Figures: of the test cases, in percent, with 95 % intervals from a bootstrap over "
+        f"{points.rule.describe()}. Figures: of the test cases, with 95 % intervals from a bootstrap over "
         "patients, exact ones where all cases agree; cases: those of the test split that have the answer. PPV and NPV "
         "depend on its prevalence there.",
         "",
     ]
     for name in names:
-        lines += [
-            f"| {name} | answer | cases | threshold | sensitivity | specificity | PPV | NPV |",
-            f"|---|{'---|' * 7}",
-        ]
-        for (model, step, answer), point in points.points.items():
-            if model == name:
-                threshold = "never" if math.isinf(point.threshold.value) else _show(point.threshold)
-                cells = [plain(step), plain(answer), str(point.test[0]), threshold]
-                cells += [_show(getattr(point, figure)) for figure in FIGURES]
-                lines.append(f"| {' | '.join(cells)} |")
-        lines.append("")
+        lines += [f"**{name}**", "", *list_markdown_rows(tabulate_points(points, name)), ""]
     return "\n".join(lines).rstrip()
 
 
-# How to use an export, with a table of its files.
+# Lines on the use of an export, and the table of its files.
 
 
 _RESIZE = {
@@ -247,11 +205,9 @@ _RESIZE = {
 _OF_LOADERS = {
     "load.py": "the loader",
     "exported_files.py": "reads files for the loader",
-    "exported_programs.py": "reads programs for the loader",
 }
 
 _OF_ALL = {
-    "torch_names.safetensors": "parameters under the authors' PyTorch names",
     CALIBRATION_FILE: "temperatures and answer sets, fitted on the validation cases",
     POINTS_FILE: "operating points with their figures",
     STATISTICS_FILE: "how far answers follow given ones",
@@ -278,23 +234,8 @@ def list_files(folder: pathlib.Path, described: Mapping[str, str]) -> str:
     return "\n".join(f"| `{name}` | {content} |" for name, content in contents.items() if name in written)
 
 
-def write_instructions(trained: Trained, manifest: Mapping[str, Any], folder: pathlib.Path) -> str:
-    """Return the part of the README on the use of the files in a folder."""
-    models = manifest["models"]
-    gates = {name: model["gate"] for name, model in models.items() if model.get("gate")}
-    described = {
-        **{model["program"]: f"the {name}, image encoder included" for name, model in models.items()},
+def _describe_programs(models: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        **{model["program"]: f"the {name}, with image encoder and gate" for name, model in models.items()},
         **dict.fromkeys(sorted({file for model in models.values() for file in model["tensors"]}), "parameters"),
-        **{gate["program"]: f"the gate of the {name}: `gate_scores`" for name, gate in gates.items()},
-        **{gate["tensors"]: f"parameters of the {name}'s gate" for name, gate in gates.items()},
     }
-    first, *others = models  # the loader's default first
-    template = (_HERE / "readme.txt").read_text(encoding="utf-8")
-    return template.format(
-        argument=f', "{first}"' if others else "",
-        step=json.dumps(trained.chain.steps[-1].name, ensure_ascii=False),
-        size=trained.preprocessing.size,
-        resize=_RESIZE[trained.preprocessing.fit],
-        files=list_files(folder, described),
-        platforms=", ".join(manifest["platforms"]),
-    )

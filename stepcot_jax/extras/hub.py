@@ -26,7 +26,7 @@ _ID = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>\w[\w./-]
 _FORM = "hf://OWNER/NAME or hf://OWNER/NAME@REVISION"
 _MOST_BYTES = 8 * 2**30
 _LOADED = ("*.safetensors", SUMS, *(f"*{suffix}" for suffix in READ_SUFFIXES))
-_NOT_LOADED = ("check.safetensors", "torch_names.safetensors", "*_gate.safetensors")
+_NOT_LOADED = ("check.safetensors",)
 """Patterns of an export's files that readers use; its programs and its loader are not among them."""
 
 CARD_FILE = "README.md"

@@ -2,12 +2,6 @@
 (() => {
   const data = JSON.parse(document.getElementById("reply-data").textContent);
   const filters = document.getElementById("filters");
-  const gallery = document.getElementById("gallery");
-  const dialog = document.getElementById("case");
-  const PER_PAGE = 24;
-  let shown = [];
-  let page = 0;
-  let current = null;
 
   function draw(name, attributes, text = "") {
     const element = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -46,12 +40,6 @@
     return make("div", { className: "frame" }, holder);
   }
 
-  function mark(score) {
-    const [name, sign] = score === null ? ["open", "·"] : score === 1 ? ["right", "✓"] : score === 0 ? ["wrong", "✗"] : ["open", "~"];
-    const text = score === null ? "not scored" : score === 1 ? "right" : score === 0 ? "wrong" : "partly right";
-    return make("span", { className: `mark ${name}`, title: text, ariaLabel: text, role: "img" }, sign);
-  }
-
   function card(place) {
     const record = data.records[place];
     const reply = model().replies[place];
@@ -62,10 +50,8 @@
       make("span", { className: "about" }, `${record.kind}, V\u00a0${percent(reply.v)}`),
     );
     const badge = reply.formed === 0 ? make("span", { className: "badge" }, reply.text === null ? "no reply" : "not well formed") : null;
-    const label = make("span", { className: "label" }, mark(reply.a), lines);
-    const button = make("button", { type: "button", className: "case-card" }, sheet(place), badge, label);
-    button.addEventListener("click", () => open(place));
-    return make("li", {}, button);
+    const label = make("span", { className: "label" }, mark(reply.a, "not scored"), lines);
+    return [sheet(place), badge, label];
   }
 
   function isWanted(place, wanted) {
@@ -79,24 +65,6 @@
     if (formed === "missing" ? reply.text !== null : formed && (String(reply.formed) !== formed || reply.text === null)) return false;
     const search = wanted.get("search").trim().toLowerCase();
     return search === "" || record.id.toLowerCase().includes(search) || record.question.toLowerCase().includes(search);
-  }
-
-  function refresh() {
-    const wanted = new FormData(filters);
-    shown = [...data.records.keys()].filter((place) => isWanted(place, wanted));
-    page = 0;
-    document.getElementById("count").textContent = `${shown.length} of ${data.records.length} replies`;
-    turn(0);
-  }
-
-  function turn(by) {
-    const last = Math.max(0, Math.ceil(shown.length / PER_PAGE) - 1);
-    page = Math.min(last, Math.max(0, page + by));
-    gallery.replaceChildren(...shown.slice(page * PER_PAGE, (page + 1) * PER_PAGE).map(card));
-    document.getElementById("pages").hidden = last === 0;
-    document.getElementById("page-place").textContent = `page ${page + 1} of ${last + 1}`;
-    document.getElementById("back").disabled = page === 0;
-    document.getElementById("forward").disabled = page === last;
   }
 
   function facts(pairs) {
@@ -116,7 +84,7 @@
     if (record.choices.length > 0) pairs.push(["choices", make("span", {}, record.choices.join(", "))]);
     pairs.push(
       ["true answer", record.truth],
-      ["answer read", [mark(reply.a), ` ${reply.answer ?? "none"}`]],
+      ["answer read", [mark(reply.a, "not scored"), ` ${reply.answer ?? "none"}`]],
       ["true boxes", listed(record.boxes)],
       ["boxes read", listed(reply.boxes)],
       ["mean IoU", percent(reply.v) + (reply.v === 0 && reply.formed === 0 && reply.boxes.length > 0 ? " (not well formed)" : "")],
@@ -129,41 +97,20 @@
     return make("div", {}, facts(pairs), make("h4", {}, "Reply"), text);
   }
 
-  function show(place) {
-    current = place;
-    document.getElementById("case-title").textContent = data.records[place].id;
-    document.getElementById("case-place").textContent = `${shown.indexOf(place) + 1} of ${shown.length}`;
-    document.getElementById("case-body").replaceChildren(make("div", { className: "view" }, sheet(place)), reading(place));
-  }
-
   function printed(place) {
     const parts = [make("div", {}, sheet(place)), reading(place)];
     return make("article", {}, make("h3", {}, data.records[place].id), make("div", { className: "pair" }, ...parts));
   }
 
-  function open(place) {
-    show(place);
-    if (!dialog.open) dialog.showModal();
-    document.getElementById("case-body").scrollTop = 0;
-  }
-
-  function move(by) {
-    show(shown[(shown.indexOf(current) + by + shown.length) % shown.length]);
-    document.getElementById("case-body").scrollTop = 0;
-  }
-
-  document.getElementById("back").addEventListener("click", () => turn(-1));
-  document.getElementById("forward").addEventListener("click", () => turn(1));
-  document.getElementById("case-previous").addEventListener("click", () => move(-1));
-  document.getElementById("case-next").addEventListener("click", () => move(1));
-  document.getElementById("case-close").addEventListener("click", () => dialog.close());
-  dialog.addEventListener("keydown", (event) => {
-    if (event.key === "ArrowLeft") move(-1);
-    if (event.key === "ArrowRight") move(1);
+  browse({
+    section: "replies",
+    noun: "replies",
+    items: [...data.records.keys()],
+    perPage: 24,
+    isWanted,
+    card,
+    title: (place) => data.records[place].id,
+    view: (place) => [make("div", { className: "view" }, sheet(place)), reading(place)],
+    sheet: printed,
   });
-  dialog.addEventListener("click", (event) => {
-    if (event.target === dialog) dialog.close();
-  });
-  keepInAddress(filters, "replies", refresh);
-  printWhole(() => data.records.map((_, place) => printed(place)));
 })();

@@ -14,11 +14,11 @@ _QUALITY = 82
 _MAX_MAP_SIDE = 24
 
 
-def write_picture(pixels: UInt8[np.ndarray, "height width 3"], *, max_side: int = MAX_SIDE) -> str:
-    """Return a picture as a data URI: JPEG, grey if its channels are equal, at most `max_side` pixels a side."""
+def write_picture(pixels: UInt8[np.ndarray, "height width 3"]) -> str:
+    """Return a picture as a data URI: JPEG, grey if its channels are equal, at most `MAX_SIDE` pixels a side."""
     grey = bool((pixels == pixels[..., :1]).all())
     image = Image.fromarray(np.ascontiguousarray(pixels[..., 0]) if grey else pixels)
-    image.thumbnail((max_side, max_side), Image.Resampling.LANCZOS)
+    image.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=_QUALITY, optimize=True)
     return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()

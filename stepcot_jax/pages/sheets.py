@@ -86,14 +86,13 @@ class Table:
         columns: Sequence[Column],
         rows: Sequence[Row],
         notes: Sequence[str] = (),
-        pictures: Mapping[str, bytes] | None = None,
     ) -> "Table":
         """Make a table from rows by column."""
         names = [column.marked_name for column in columns]
         if unknown := {key for row in rows for key in row} - set(names):
             raise ValueError(f"{name}: no columns {sorted(unknown)}")
         entries = tuple(tuple(map(row.get, names)) for row in rows)
-        return cls(name, title, tuple(columns), entries, tuple(notes), pictures or {})
+        return cls(name, title, tuple(columns), entries, tuple(notes))
 
     def show(self) -> list[list[str]]:
         """Return the entries of each row as Markdown and LaTeX print them."""
@@ -148,11 +147,16 @@ def _plain(entry: Entry, suffix: str) -> str:
 
 def to_markdown(table: Table) -> str:
     """Format as Markdown, with title and notes."""
+    notes = [f"- {escape_markdown(note)}" for note in table.notes]
+    return "\n".join([f"# {escape_markdown(table.title)}", "", *list_markdown_rows(table), "", *notes]).rstrip() + "\n"
+
+
+def list_markdown_rows(table: Table) -> list[str]:
+    """Return the lines of a table in Markdown, its head among them."""
     rows = [[column.heading for column in table.columns], *table.show()]
     lines = [f"| {' | '.join(map(escape_markdown, cells))} |" for cells in rows]
-    lines.insert(1, f"|{'|'.join('---' if column.kind == 'text' else '---:' for column in table.columns)}|")
-    notes = [f"- {escape_markdown(note)}" for note in table.notes]
-    return "\n".join([f"# {escape_markdown(table.title)}", "", *lines, "", *notes]).rstrip() + "\n"
+    rule = f"|{'|'.join('---' if column.kind == 'text' else '---:' for column in table.columns)}|"
+    return [lines[0], rule, *lines[1:]]
 
 
 def to_latex(table: Table) -> str:

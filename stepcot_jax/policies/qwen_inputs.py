@@ -99,20 +99,15 @@ def _pixel_limits(config: ConfigFile) -> tuple[int, int]:
     return limit("min_pixels", "shortest_edge", _LARGEST_MINIMUM), limit("max_pixels", "longest_edge", 2**40)
 
 
-def cut_image(
-    pixels: UInt8[np.ndarray, "height width 3"], preprocessing: QwenPreprocessing, *, name: str = "image"
-) -> CutImage:
+def cut_image(pixels: UInt8[np.ndarray, "height width 3"], preprocessing: QwenPreprocessing) -> CutImage:
     """Resize an image (bicubic), normalise it and cut it into patches."""
     if pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size or pixels.dtype != np.uint8:
-        raise BadInput(f"{name}: {pixels.dtype} of shape {list(pixels.shape)} is not uint8 [height, width, 3]")
-    try:
-        width, height = qwen_size(
-            (pixels.shape[1], pixels.shape[0]),
-            unit=preprocessing.patch_size * preprocessing.merge_size,
-            limits=(preprocessing.min_pixels, preprocessing.max_pixels),
-        )
-    except BadInput as error:
-        raise BadInput(f"{name}: {error}") from None
+        raise BadInput(f"image: {pixels.dtype} of shape {list(pixels.shape)} is not uint8 [height, width, 3]")
+    width, height = qwen_size(
+        (pixels.shape[1], pixels.shape[0]),
+        unit=preprocessing.patch_size * preprocessing.merge_size,
+        limits=(preprocessing.min_pixels, preprocessing.max_pixels),
+    )
     resized = np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC), np.float32)
     mean, std = (np.asarray(each, np.float32) for each in (preprocessing.mean, preprocessing.std))
     normal = (resized * np.float32(1 / 255) - mean) / std

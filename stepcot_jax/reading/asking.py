@@ -38,12 +38,12 @@ class NextStep:
         """The outcomes that change the last step's answer."""
         return tuple(outcome for outcome in self.outcomes if outcome.last_answer != self.last_answer)
 
-    def describe(self, *, num_shown: int = 3) -> str:
-        """Return the last step's answers with the most probable answers to the step, in a sentence."""
+    def describe(self) -> str:
+        """Return the last step's answers with the three most probable answers to the step, in a sentence."""
         named = "; ".join(
             f"{outcome.answer} ({percent(outcome.probability)}) → {outcome.last_answer} "
             f"{percent(outcome.last_probability)}"
-            for outcome in self.outcomes[:num_shown]
+            for outcome in self.outcomes[:3]
         )
         return f"Worth checking: {self.step.name}. {named}."
 

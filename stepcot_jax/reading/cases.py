@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -20,6 +20,9 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
 from stepcot_jax.run.stored import StoredRun, read_stored
 
+if TYPE_CHECKING:
+    from stepcot_jax.data.phantom.phantom import PhantomCase
+
 _PHANTOM_PATH = re.compile(r"images/phantom_([0-9]{1,9})\.png")
 _NUM_SHOWN = 80
 
@@ -32,6 +35,7 @@ class CaseSource:
     chain: Chain
     cases: tuple[Record, ...]  # the cases, including those whose last step is unannotated
     picture: Callable[[int], Image.Image]  # from the position of a case to its upright picture, mode "L" or "RGB"
+    report: Callable[[int], str]  # from the position of a case to its report; "" without one
 
     @property
     def diagnosed(self) -> tuple[int, ...]:
@@ -53,7 +57,17 @@ def open_run(workdir: Path, split: str, *, root: Path | None = None) -> CaseSour
     if run.settings.data.source == "phantom" and root is None:
         predictions = read_predictions(path, DEFAULT_CHAIN)
         cases = tuple(_predicted_cases(predictions))
-        return CaseSource(name, DEFAULT_CHAIN, cases, lambda position: _draw(cases[position], run, path))
+
+        def draw(position: int) -> "PhantomCase":
+            return _draw(cases[position], run, path)
+
+        return CaseSource(
+            name,
+            DEFAULT_CHAIN,
+            cases,
+            picture=lambda position: Image.fromarray(np.asarray(draw(position).image)),
+            report=lambda position: draw(position).case.report,
+        )
     data = _open_data_of(run, root)
     predictions = read_predictions(path, data.chain)
     positions = {case.image: position for position, case in enumerate(data.cases)}
@@ -65,7 +79,13 @@ def open_run(workdir: Path, split: str, *, root: Path | None = None) -> CaseSour
         chosen.append(positions[case.image])
         _require_same(case, data.cases[chosen[-1]], f"{where} in {data.name}")
     cases = tuple(data.cases[position] for position in chosen)
-    return CaseSource(name, data.chain, cases, lambda position: data.picture(chosen[position]))
+    return CaseSource(
+        name,
+        data.chain,
+        cases,
+        picture=lambda position: data.picture(chosen[position]),
+        report=lambda position: cases[position].report,
+    )
 
 
 def _open_data_of(run: StoredRun, root: Path | None) -> CaseSource:
@@ -91,7 +111,8 @@ def _with_files(name: str, collection: Collection, images: ImageFiles, max_pixel
     def decode(position: int) -> Image.Image:
         return decode_picture(images.read(position), name=images.name(position), max_pixels=max_pixels)
 
-    return CaseSource(name, collection.chain, tuple(collection.cases), decode)
+    cases = tuple(collection.cases)
+    return CaseSource(name, collection.chain, cases, decode, lambda position: cases[position].report)
 
 
 def _predicted_cases(predictions: SplitPredictions) -> Sequence[Record]:
@@ -108,17 +129,22 @@ def _name(path: Path, case: Record) -> str:
     return f"{path}, case {case.image[:_NUM_SHOWN]!r}"
 
 
-def _draw(case: Record, run: StoredRun, path: Path) -> Image.Image:
+def _draw(case: Record, run: StoredRun, path: Path) -> "PhantomCase":
     where = _name(path, case)
     number = _PHANTOM_PATH.fullmatch(case.image)
     if number is None:
         raise BadInput(f"{where} is not a phantom's image_path, such as images/phantom_000012.png")
     drawn = run.draw(int(number[1]))
     _require_same(case, drawn.case, f"{where}, drawn again,")
-    return Image.fromarray(np.asarray(drawn.image))
+    return drawn
 
 
 def _require_same(expected: Record, actual: Record, where: str) -> None:
-    for field, name in (("patient_id", "patient"), ("labels", "answers")):
-        if getattr(expected, name) != getattr(actual, name):
+    """Refuse a case with another patient or other answers; steps that the run did not supervise may be annotated."""
+    answered = zip(expected.answers, actual.answers, strict=True)
+    for field, is_same in (
+        ("patient_id", expected.patient == actual.patient),
+        ("labels", all(of_run in (NOT_ANNOTATED, of_data) for of_run, of_data in answered)),
+    ):
+        if not is_same:
             raise BadInput(f"{where} has another {field} than in the run; expected the data of the run")

@@ -20,6 +20,7 @@ from stepcot_jax.host.own_folder import load
 from stepcot_jax.training.state import Params, unflatten
 
 ENCODER = "image_encoder"
+GATE = "gate"  # Name of the gate, which load.py computes; a reader has gate.npz
 PROMPTS = "prompts"  # Name of the tensor with the vectors of the teacher's prompts; they replace the text encoder
 
 LABELS_FILE = "labels.json"
@@ -67,6 +68,7 @@ def read_exported_parts(folder: pathlib.Path, *, names: tuple[str, ...]) -> Stor
         tensors = read_weights(folder, manifest.models[name].tensors)  # type: ignore[index]
         text = tensors.pop(PROMPTS, text)
         tree = unflatten(tensors)
+        tree.pop(GATE, None)
         if manifest.encoder is not None:
             encoder = tree.pop(ENCODER, None)
         params[name] = tree

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,11 +13,13 @@ from jaxtyping import Bool, Float
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation.calibration import Calibration, answer_sets, calibrated_probabilities, read_calibration
-from stepcot_jax.evaluation.operating_points import OperatingPoints, read_points
+from stepcot_jax.evaluation.operating_points import FIGURES, OperatingPoints, read_points
 from stepcot_jax.evaluation.predictions import SplitPredictions, read_predictions
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.own_folder import load
 from stepcot_jax.host.untrusted import iterate_lines, open_untrusted
+from stepcot_jax.pages import sheets
+from stepcot_jax.pages.sheets import Table, columns
 from stepcot_jax.run.stored import StoredSettings, read_stored
 from stepcot_jax.run.stored_reading import CALIBRATION_FILE, POINTS_FILE, check_sealed, read_reading
 from stepcot_jax.run.task import REPORT
@@ -91,6 +94,23 @@ def read_run(workdir: pathlib.Path) -> FinishedRun:
         calibration=read_calibration(workdir / CALIBRATION_FILE, chain),
         operating_points=read_points(workdir / POINTS_FILE, chain),
     )
+
+
+_OF_A_POINT = (
+    *columns("text", "step", "answer"),
+    *columns("number", "cases"),
+    *columns("percent", "threshold", "sensitivity", "specificity", "PPV", "NPV"),
+)
+
+
+def tabulate_points(points: OperatingPoints, model: str) -> Table:
+    """Return a network's operating points as a table; cases are those of the test split that have the answer."""
+    rows: list[tuple[sheets.Entry, ...]] = []
+    for step, answers in points.models.get(model, {}).items():
+        for answer, point in answers.items():
+            threshold = "never" if math.isinf(point.threshold.value) else point.threshold
+            rows.append((step, answer, point.test[0], threshold, *(getattr(point, figure) for figure in FIGURES)))
+    return Table("operating", f"Operating points of the {model}", _OF_A_POINT, tuple(rows))
 
 
 def read_metrics(path: pathlib.Path) -> list[Entry]:

@@ -124,10 +124,10 @@ def _is_image(path: pathlib.Path) -> bool:
 
 
 def read_picture(
-    image: Any, preprocessing: Preprocessing, *, max_pixels: int = MAX_PIXELS, scale: Scale | None = None
+    image: Any, preprocessing: Preprocessing, *, max_pixels: int = MAX_PIXELS
 ) -> UInt8[np.ndarray, "size size 3"]:
     """Return a radiograph at the encoder's size; arguments and errors as for `read_radiograph`."""
-    return read_radiograph(image, preprocessing, max_pixels=max_pixels, scale=scale)[0]
+    return read_radiograph(image, preprocessing, max_pixels=max_pixels)[0]
 
 
 def read_radiograph(

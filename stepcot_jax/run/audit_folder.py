@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 
 from stepcot_jax.data.images.drawn_boxes import write_png
-from stepcot_jax.data.images.preprocessing import decode_image
 from stepcot_jax.data.questions.record_files import FILE_NAME, read_vqa_records, write_vqa_records
 from stepcot_jax.data.questions.reply_files import read_replies
 from stepcot_jax.data.questions.variants import (
@@ -25,15 +24,14 @@ from stepcot_jax.data.questions.variants import (
     vary_picture,
 )
 from stepcot_jax.evaluation.audits import CASES, Row, Scored, audit_pictures, audit_thinking, made_of
-from stepcot_jax.evaluation.replies import ReplyScore, ScoringSettings, score_all
+from stepcot_jax.evaluation.replies import ScoringSettings, score_all
 from stepcot_jax.evaluation.unread import WARNING, UnreadParts, count_unread, describe_unread
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
-from stepcot_jax.pages.pictures import write_picture
 from stepcot_jax.pages.sheets import Column, Table, columns
 from stepcot_jax.pages.sheets import Row as SheetRow
-from stepcot_jax.pages.shell import SHARED, Section, render, tabulate
-from stepcot_jax.reasoning.thinking import in_words, subject_of
+from stepcot_jax.pages.shell import Section, tabulate
+from stepcot_jax.reasoning.thinking import subject_of
 from stepcot_jax.record import KINDS, Record
 
 THINKING, REPLIES, THINKING_REPLIES = "thinking.jsonl", "replies.jsonl", "thinking_replies.jsonl"
@@ -42,8 +40,6 @@ CHAIN_SCORING = ScoringSettings("medclm", with_thinking=False)
 
 _PICTURES = "pictures"
 _TAKEN_FROM = "audit_replies"  # in the provenance of a thinking: digest of the replies that it is taken from
-_MOST_EXAMPLES = 6
-_ROW = ".audit-row { grid-template-columns: repeat(auto-fill, minmax(min(100%, 9.5rem), 1fr)); }"
 _TITLES = {
     "looks": "Looks: the same questions about other pictures",
     "thinks": "Thinks: answers after other thinkings ({})",
@@ -133,9 +129,9 @@ def read_own(folder: Path) -> tuple[dict[str, Record], dict[str, Record]]:
 
 
 def score_audit(
-    folder: Path, replies: Path, thinking: Path | None, scoring: ScoringSettings, *, with_pictures: bool = True
-) -> tuple[list[Table], list[Section], dict[str, UnreadParts]]:
-    """Return the tables of an audit from a model's replies, the sections of its page, and what is unread."""
+    folder: Path, replies: Path, thinking: Path | None, scoring: ScoringSettings
+) -> tuple[list[Table], dict[str, UnreadParts]]:
+    """Return the tables of an audit from a model's replies, and what is unread."""
     records, questions = read_own(folder)
     scored = _score(records, replies, scoring)
     own = {record.id: score for record, score in scored if record.id in questions}
@@ -164,8 +160,7 @@ def score_audit(
     elif _group(scored, COUNTERFACTUAL):
         notes.insert(0, "Counterfactual: no figure, since no finding of a phantom was claimed rightly.")
     tables[0] = dataclasses.replace(tables[0], notes=(*tables[0].notes, *notes))
-    sections = [*map(tabulate, tables), *([_show_examples(folder, scored, own)] if with_pictures else [])]
-    return tables, sections, unread
+    return tables, unread
 
 
 def _score(records: Mapping[str, Record], path: Path, scoring: ScoringSettings) -> Scored:
@@ -196,34 +191,14 @@ def _tabulate(name: str, rows: Mapping[str, Row], condition: str = "") -> Table:
     return Table.of(f"audit_{name}", _TITLES[name].format(condition), heads, lines, _NOTES[name])
 
 
-def _show_examples(folder: Path, scored: Scored, own: Mapping[str, ReplyScore]) -> Section:
-    """Return rows of pictures with what changed: first of questions answered rightly, then those with most pictures."""
-    examples: dict[str, tuple[str, str, list[tuple[str, str, str, str]]]] = {}
-    for record, score in scored:
-        answer, before, truth = (
-            ", ".join(sorted(in_words(said, record)))
-            for said in (score.answer, own[made_of(record)].answer, record.answer)
-        )
-        change = "" if answer == before else "changed" if answer else "unread"
-        _, _, shown = examples.setdefault(made_of(record), (record.question, truth, []))
-        shown.append((record.image, record.provenance[VARIANT], answer or "unread", change))
-    chosen = sorted(examples.values(), key=lambda each: (each[2][0][2] != each[1], -len(each[2])))[:_MOST_EXAMPLES]
-    embedded = [
-        (question, truth, [(write_picture(decode_image(folder / image)), *rest) for image, *rest in shown])
-        for question, truth, shown in chosen
-    ]
-    lead = "Answers to the same question about each picture; those that differ from the first are marked."
-    body = render(SHARED, "audit.html.j2", examples=embedded)
-    return Section("audit_pictures", "Audit: what changed", lead, body, style=_ROW)
-
-
 def find_thinking(folder: Path) -> Path | None:
     """Return the replies of a run after other thinkings; None for a run without any."""
     return folder / THINKING_REPLIES if (folder / THINKING_REPLIES).exists() else None
 
 
-def list_audit_sections(folder: Path, scoring: ScoringSettings, *, with_pictures: bool) -> list[Section]:
+def list_audit_sections(folder: Path, scoring: ScoringSettings) -> list[Section]:
     """Return the sections of an audit whose folder has replies; none without one."""
     if not (folder / REPLIES).exists():
         return []
-    return score_audit(folder, folder / REPLIES, find_thinking(folder), scoring, with_pictures=with_pictures)[1]
+    tables, _ = score_audit(folder, folder / REPLIES, find_thinking(folder), scoring)
+    return list(map(tabulate, tables))

@@ -68,7 +68,7 @@ def _read_parts(texts: tuple[str, ...]) -> dict[str, tuple[Part, float]]:
 def _make_step_cot(
     settings: Settings, dataset: Dataset, image_encoder: nn.Module | None, batches_per_epoch: int
 ) -> System:
-    """Return teacher and student; `batches_per_epoch` is for the schedules of rates and given answers."""
+    """Return teacher and student; `batches_per_epoch` is for the schedules of rates."""
     training = settings.training
     networks = make_networks(settings, dataset.chain, image_encoder)
     rates = {"teacher": training.teacher_learning_rate, "student": training.student_learning_rate}
@@ -99,11 +99,9 @@ def _make_step_cot(
         if settings.job == "teacher"
         else None,
         given=AnswerSchedule(
-            schedule=training.given_answers,
-            rate=training.given_rate,
+            rate=training.given_rate if training.given_answers == "random" else None,
             noise=training.given_noise,
             student=training.given_to == "both",
-            num_updates=num_epochs * batches_per_epoch,
         ),
     )
 

@@ -129,7 +129,7 @@ def _budget(settings: Settings) -> float:
 
 def _load_phantom(settings: Settings, preprocessing: Preprocessing, progress: Progress) -> Dataset:
     phantom = settings.phantom
-    drawing = PhantomPixels(phantom.seed, phantom.image_size, phantom.prevalence, preprocessing, phantom.style)
+    drawing = PhantomPixels(phantom.seed, phantom.image_size, phantom.prevalence, preprocessing)
     pixels, drawn_cases = PixelCache(drawing, _budget(settings)), list[Record]()
     for index in progress(range(phantom.num_cases), "drawing the phantom"):
         case, drawn = drawing.draw(index)

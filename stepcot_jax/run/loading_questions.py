@@ -32,7 +32,6 @@ def load_vqa_dataset(
         seed=phantom.seed,
         image_size=phantom.image_size,
         prevalence=phantom.prevalence,
-        style=phantom.style,
         preprocessing=Preprocessing(size, fit="stretch"),
         splits=splits,
         fractions=data.split_fractions,

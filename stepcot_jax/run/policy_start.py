@@ -33,7 +33,6 @@ _SAME_POLICIES = ("config.policy.", "config.image_encoder.image_size", *_OF_OWN_
 _OTHER_POLICIES = ("config.policy.start", "config.policy.num_merges", "config.policy.longest_reply")
 _SPLITS = (
     "config.data.split_fractions", "config.data.split_seed", "config.phantom.num_cases", "config.phantom.prevalence",
-    "config.phantom.style",
 )  # fmt: skip
 
 

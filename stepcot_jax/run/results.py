@@ -11,7 +11,7 @@ from jaxtyping import Int
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.evaluation import consistency, operating_points
-from stepcot_jax.evaluation.calibration import Calibration, fit_calibration, write_calibration
+from stepcot_jax.evaluation.calibration import Calibration, fit_calibration
 from stepcot_jax.evaluation.chains import evaluate
 from stepcot_jax.evaluation.counting import (
     Counting,
@@ -85,7 +85,6 @@ def choose(dataset: Dataset, validated: Validated, evaluation: EvaluationSetting
         joined.predictions,
         chain,
         coverage=evaluation.coverage,
-        coverage_by=evaluation.coverage_by,
         confidence=evaluation.coverage_confidence,
         patients=validation.facts["patient_id"],
         joined=[name_joined(name) for name in joints],
@@ -153,7 +152,7 @@ def write_results(
     """Write predictions, calibration, statistics and report; print the scores of the test split."""
     chain: Chain = dataset.chain
     _write_predictions(workdir, chain, val=validated.answers, test=test)
-    write_calibration(workdir / CALIBRATION_FILE, chosen.calibration)
+    save(workdir / CALIBRATION_FILE, chosen.calibration)
     consistency.write_pairs(workdir / PAIRS_FILE, chosen.counts)
     if chosen.joints:
         write_joints(workdir / JOINT_FILE, chosen.joints)

@@ -126,8 +126,6 @@ def _schedules(settings: Settings, key: str) -> Iterator[str]:
         yield "config.curriculum.schedule='epochs'"
     if key in ("training.teacher_epochs", "training.joint_epochs") and settings.training.schedule == "cosine":
         yield "config.training.schedule='cosine'"
-    if section == "training" and settings.training.given_answers == "annealed":
-        yield "config.training.given_answers='annealed'"
 
 
 def remove_results(workdir: pathlib.Path) -> None:

@@ -78,13 +78,12 @@ class PhantomSettings:
     num_cases: Annotated[int, msgspec.Meta(ge=30)]
     image_size: Annotated[int, msgspec.Meta(ge=32, le=2048)]
     prevalence: Literal["published", "flat"]
-    style: Literal["first", "second"]
     seed: Seed
 
     @property
     def drawing(self) -> dict[str, Any]:
         """Arguments of `draw_case`."""
-        return {"seed": self.seed, "size": self.image_size, "prevalence": self.prevalence, "style": self.style}
+        return {"seed": self.seed, "size": self.image_size, "prevalence": self.prevalence}
 
 
 TRANSFORMERS = "transformers:"
@@ -233,7 +232,7 @@ class TrainingSettings:
     log_every: Count
     checkpoint_minutes: Positive
     compute_dtype: Literal["float32", "bfloat16"]
-    given_answers: Literal["none", "random", "prefix", "annealed"]
+    given_answers: Literal["none", "random"]
     given_rate: Share
     given_noise: Share
     given_to: Literal["teacher", "both"]
@@ -274,7 +273,6 @@ class EvaluationSettings:
     best: Literal["each", "mean"]
     num_resamples: Whole
     coverage: Annotated[float, msgspec.Meta(gt=0, le=0.999)]
-    coverage_by: Literal["step", "answer"]
     coverage_confidence: Annotated[float, msgspec.Meta(ge=0, le=0.999)]
     step_costs: tuple[Positive, ...]
     least_gain: Annotated[float, msgspec.Meta(ge=0, le=1)]

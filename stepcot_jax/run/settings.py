@@ -262,7 +262,7 @@ _MAY_CHANGE = {
     "rewards": "judge_cap judge_url",
     "training": "checkpoint_minutes log_every profile_updates",
     "parallel": "model_devices num_devices num_passes remat transform",
-    "evaluation": "batch_size coverage coverage_by coverage_confidence gate_false_alarms "
+    "evaluation": "batch_size coverage coverage_confidence gate_false_alarms "
     "least_gain miss_cost num_resamples operating_point operating_target step_costs",
 }
 MAY_CHANGE = {"config.resume"} | {

@@ -115,7 +115,7 @@ class StepCoT(System):
         self.plateau, self.given = plateau, given
         self.reads_prompts, self.takes_given = getattr(self.networks.teacher, "text", True), True
         self.gated = self.names
-        self.score_name = "mean_accuracy" if given.schedule == "none" else "mean_accuracy_own_and_given"
+        self.score_name = "mean_accuracy" if given.rate is None else "mean_accuracy_own_and_given"
 
     def init(self, key: Array, example: Batch) -> TrainState:
         """Return random parameters and fresh optimizers; of `example` only shapes matter."""
@@ -156,7 +156,7 @@ class StepCoT(System):
         given; with them `evaluate` prefers weights that follow corrections.
         """
         logits = predict_logits(self.networks, self.names, params, batch)
-        if self.given.schedule != "none" and "labels" in batch:
+        if self.given.rate is not None and "labels" in batch:
             given = predict_logits(self.networks, self.names, params, {**batch, "given_answers": batch["labels"]})
             logits |= {f"{name} given": with_given for name, with_given in given.items()}
         return logits

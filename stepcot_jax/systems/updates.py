@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import flax.struct
 import jax
@@ -35,8 +35,6 @@ from stepcot_jax.training.system import Update
 # sequences (Bengio et al., NeurIPS 2015). It is ours, not the paper's (docs/departures.md).
 
 
-Schedule = Literal["none", "random", "prefix", "annealed"]
-
 _STREAM = 0x61  # folded into the update's random key; dropout uses other streams
 
 
@@ -45,42 +43,31 @@ class AnswerSchedule:
     """Draws the answers given in an update: a function of the seed, the update and the case's position.
 
     Attributes:
-      schedule: "none": as published. "random": each annotated answer of each case with probability `rate`. "prefix":
-        with probability `rate` a case is given the answers of its first steps, 1 to all but the last, equally likely.
-        "annealed": as "random", at a rate that goes from 1 to `rate` in equal parts over `num_updates`.
+      rate: probability of each annotated answer of each case; None: none is given, as published.
       noise: share of the given answers that are wrong ones of the same step, equally likely; 0 to 1.
       student: whether the student is given the same answers in its update; else only the teacher.
     """
 
-    schedule: Schedule = "none"
-    rate: float = 0.0
+    rate: float | None = None
     noise: float = 0.0
     student: bool = True
-    num_updates: int = 1
 
     def draw(
         self,
         key: Array,
         *,
         labels: Int[Array, "case step"],
-        step: Int[Array, ""],
         answers_per_step: tuple[int, ...],
         first_case: Int[Array, ""] | int = 0,
     ) -> Int[Array, "case step"]:
         """Return the given answers, -1 where the network is to predict."""
         num_cases, num_steps = labels.shape
         counts = jnp.asarray(answers_per_step)
-        rate = jnp.float32(self.rate)
-        if self.schedule == "annealed":
-            rate = 1.0 + (rate - 1.0) * jnp.clip(step / self.num_updates, 0.0, 1.0)
+        rate = jnp.float32(self.rate or 0.0)
 
         def draw_one(case: Array, case_labels: Array) -> Array:
             keys = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, _STREAM), case), 4)
-            if self.schedule == "prefix":
-                length = jax.random.randint(keys[0], (), 1, max(num_steps, 2))
-                chosen = (jnp.arange(num_steps) < length) & jax.random.bernoulli(keys[1], rate)
-            else:
-                chosen = jax.random.bernoulli(keys[1], rate, (num_steps,))
+            chosen = jax.random.bernoulli(keys[1], rate, (num_steps,))
             others = (case_labels + jax.random.randint(keys[2], (num_steps,), 1, jnp.maximum(counts, 2))) % counts
             wrong = jax.random.bernoulli(keys[3], self.noise, (num_steps,))
             return jnp.where(chosen & (case_labels >= 0), jnp.where(wrong, others, case_labels), -1)
@@ -272,12 +259,11 @@ def add_given_answers(
     state: TrainState, rows: Batch, given: AnswerSchedule, networks: Networks, global_batch: GlobalBatch
 ) -> Batch:
     """Return the rows with the "given_answers" that the schedule draws for the next update, if any."""
-    if given.schedule == "none":
+    if given.rate is None:
         return rows
     answers = given.draw(
         state.key_of_update(),
         labels=rows["labels"],
-        step=state.step,
         answers_per_step=tuple(networks.teacher.answers_per_step),
         first_case=global_batch.first_case(len(rows["labels"])),
     )

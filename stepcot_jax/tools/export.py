@@ -1,4 +1,4 @@
-"""Export a trained model: StableHLO and safetensors, with a loader that needs only jax and numpy.
+"""Export a trained model: StableHLO and safetensors, with a loader that does not need this package.
 
 Of the run of a Qwen2.5-VL it writes a checkpoint folder for transformers.
 """
@@ -25,15 +25,13 @@ def main(arguments: list[str] | None = None) -> int:
     if arguments[:1] == ["push"]:
         return _find_hub().main(arguments[1:])
     parser = argparse.ArgumentParser(
-        prog="stepcot export", description="Export a trained model, with a loader that needs only jax and numpy."
+        prog="stepcot export",
+        description="Export a trained model, with a loader that does not need this package.",
     )
     parser.add_argument("--checkpoint", required=True, metavar="WORKDIR", help="of a finished run; or gs://")
     parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help="new or empty folder")
     parser.add_argument(
         "--model", metavar="NAME[,NAME]", help="student, teacher or both (default: all networks of the run)"
-    )
-    parser.add_argument(
-        "--torch-names", action="store_true", help="also write the parameters under the authors' PyTorch names"
     )
     parser.add_argument("--push-to-hub", metavar="OWNER/NAME", help="then upload the folder to the Hugging Face hub")
     parser.add_argument("--private", action="store_true", help="--push-to-hub: a new repository is private")
@@ -70,10 +68,10 @@ def _export(flags: argparse.Namespace, out: pathlib.Path, names: tuple[str, ...]
     from stepcot_jax.run.stored import read_stored
 
     if read_stored(flags.checkpoint).trains_policy:
-        if names is not None or flags.torch_names:
-            raise BadInput(f"{flags.checkpoint} is of a policy, to which --model and --torch-names do not apply")
+        if names is not None:
+            raise BadInput(f"{flags.checkpoint} is of a policy, to which --model does not apply")
         return export_qwen(flags.checkpoint, out, say=_say)
-    return export_model(flags.checkpoint, out, models=names, torch_names=flags.torch_names, say=_say)
+    return export_model(flags.checkpoint, out, models=names, say=_say)
 
 
 def _find_hub() -> Any:

@@ -1,4 +1,4 @@
-"""Options that several commands share: the flags of a run, and paths of this machine.
+"""Options that several commands share: the flags of a run, cases of a data root or run, and paths of this machine.
 
 A wrong flag, key or config file ends the program with one line and exit code 2.
 """
@@ -9,11 +9,14 @@ import contextlib
 import pathlib
 import re
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepcot_jax.host.download import refuse_address
 from stepcot_jax.host.errors import EXIT_BAD_INPUT, BadInput
 from stepcot_jax.host.terminal import open_output
+
+if TYPE_CHECKING:
+    from stepcot_jax.reading.cases import CaseSource
 
 _CONFIG_FLAGS = ("config", "target_config")
 
@@ -40,6 +43,33 @@ class ReadStepNames(argparse.Action):
             except (SyntaxError, TypeError, ValueError):
                 parser.error(f"--step-names: {values[0][:80]!r} is not a list of names; expected words or ('A', 'B')")
         setattr(namespace, self.dest, tuple(values))
+
+
+def add_cases(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `open_cases`."""
+    parser.add_argument("data", nargs="?", metavar="DATA", help="a data root in any layout; or gs://")
+    run = "cases that a finished run has predicted; DATA overrides its data root"
+    parser.add_argument("--workdir", metavar="RUN", help=run)
+    parser.add_argument("--split", choices=("val", "test"), help="of --workdir, default test")
+    parser.add_argument("--layout", help="of DATA without --workdir; default: recognised by the files")
+
+
+def open_cases(options: argparse.Namespace) -> "CaseSource":
+    """Open a data root, or a split of a finished run."""
+    from stepcot_jax.data.images.image_decoding import MAX_PIXELS
+    from stepcot_jax.host.download import find_path
+    from stepcot_jax.reading.cases import open_data, open_run
+
+    data = None if options.data is None else find_path(options.data, "DATA")
+    if options.workdir is not None:
+        if options.layout is not None:
+            raise BadInput("--layout is accepted only without --workdir; the settings of the run apply")
+        return open_run(find_path(options.workdir, "--workdir"), options.split or "test", root=data)
+    if options.split is not None:
+        raise BadInput("--split is accepted only with --workdir (a finished run)")
+    if data is None:
+        raise BadInput("DATA (a data root) or --workdir (a finished run) is required")
+    return open_data(data, max_pixels=MAX_PIXELS, **({"layout": options.layout} if options.layout else {}))
 
 
 def define_flags() -> None:

@@ -197,7 +197,7 @@ def gather_on_first(tree: Any) -> Any:
     return gathered if keeps else None
 
 
-def check_shared(folder: pathlib.Path, *, num_looks: int = _LOOKS) -> None:
+def check_shared(folder: pathlib.Path) -> None:
     """Refuse a folder that is not the same in all processes; collective."""
     if jax.process_count() == 1:
         return
@@ -208,7 +208,7 @@ def check_shared(folder: pathlib.Path, *, num_looks: int = _LOOKS) -> None:
         mark.touch()
     wait_for_all("workdir")
     looks = 0
-    while not (is_seen := mark.exists()) and looks < num_looks:
+    while not (is_seen := mark.exists()) and looks < _LOOKS:
         looks += 1
         time.sleep(1)
     sees, processes = multihost_utils.process_allgather((np.array(is_seen), np.array(jax.process_index())))

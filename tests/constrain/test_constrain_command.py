@@ -208,7 +208,7 @@ def test_the_cases_of_a_run_are_those_that_its_networks_read(tmp_path, capsys):
         (["--local=x", "--variants=constraint"], "--variants: 'constraint' is not one of"),
         (["--local=x", "--num-cases=0"], "--num-cases: 0 must be at least 1"),
         (["--local=x"], "DATA .* or --workdir .* is required"),
-        (["--local=x", "--split=val"], "--split requires --workdir"),
+        (["--local=x", "--split=val"], "--split is accepted only with --workdir"),
         (["--local=x", "--concurrency=2"], "--concurrency: 2 has no effect with --local"),
         (["--local=x", "--temperature=1"], "--temperature requires --endpoint"),
     ],

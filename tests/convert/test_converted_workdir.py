@@ -99,13 +99,14 @@ def test_predict_reads_with_the_converted_weights(workdir, params):
         assert found == [step.options[label] for step, label in zip(DEFAULT_CHAIN.steps, labels, strict=True)]
 
 
-def test_export_names_where_the_weights_come_from(workdir, tmp_path):
-    found = export_model(workdir, tmp_path / "out", torch_names=True)
+def test_export_names_where_the_weights_come_from_and_they_convert_back(workdir, tmp_path):
+    found = export_model(workdir, tmp_path / "out")
     assert set(found["models"]) == {"teacher", "student"}
     card = (tmp_path / "out" / "README.md").read_text()
     assert "converted from theirs.safetensors" in card
     assert "best updates" not in card
-    back = safetensors.numpy.load_file(tmp_path / "out" / "torch_names.safetensors")
+    assert convert.main([str(workdir), str(tmp_path / "back.safetensors"), "--to", "torch"]) == 0
+    back = safetensors.numpy.load_file(tmp_path / "back.safetensors")
     for name, array in flatten(random_tensors(NETWORKS)).items():
         np.testing.assert_array_equal(back[name], array)
 

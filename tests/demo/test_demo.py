@@ -1,4 +1,4 @@
-"""The page of a run and a policy, served by one process, in a browser and without one."""
+"""The pages of a run and of a policy, each served by its process, in a browser and without one."""
 
 import json
 import os
@@ -61,12 +61,12 @@ def workdir(tmp_path_factory):
 class Served:
     """The demo in its own process with its own temporary folder."""
 
-    def __init__(self, workdir, policy, temporary):
+    def __init__(self, workdir, temporary):
         self.temporary = temporary
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TMPDIR": str(temporary)}
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
         self.process = subprocess.Popen(
-            [sys.executable, "-c", TINY_DEMO, f"--checkpoint={workdir}", f"--policy={policy}", "--port=0"],
+            [sys.executable, "-c", TINY_DEMO, f"--checkpoint={workdir}", "--port=0"],
             cwd=ROOT,
             env=environment,
             stdout=subprocess.PIPE,
@@ -78,6 +78,14 @@ class Served:
         self.url = line.split()[0]
         self.port = int(self.url.rpartition(":")[2])
 
+    def stop(self):
+        """Interrupt the server; it must leave neither files nor a traceback."""
+        self.process.send_signal(signal.SIGINT)
+        _, errors = self.process.communicate(timeout=30)
+        assert self.process.returncode == 130
+        assert "Traceback" not in errors
+        assert not list(self.temporary.glob("stepcot-demo-*"))
+
     def kept(self):
         """Content of all non-empty files below the temporary folder."""
         files = [path for path in self.temporary.rglob("*") if path.is_file()]
@@ -87,15 +95,9 @@ class Served:
 @pytest.fixture(scope="module")
 def served(workdir, tmp_path_factory):
     pytest.importorskip("gradio", reason="needs gradio (the extra demo)")
-    policy = tmp_path_factory.mktemp("policy") / "run"
-    make_policy_workdir(policy)
-    server = Served(workdir, policy, tmp_path_factory.mktemp("temporary"))
+    server = Served(workdir, tmp_path_factory.mktemp("temporary"))
     yield server
-    server.process.send_signal(signal.SIGINT)
-    _, errors = server.process.communicate(timeout=30)
-    assert server.process.returncode == 130
-    assert "Traceback" not in errors
-    assert not list(server.temporary.glob("stepcot-demo-*"))
+    server.stop()
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +127,7 @@ def read_panels(tab):
     return tab.locator("#view .panels figcaption").all_inner_texts()[1:]
 
 
-def test_a_radiograph_is_read_corrected_saved_and_asked_about(page, served, radiograph, tmp_path):
+def test_a_radiograph_is_read_corrected_and_saved(page, served, radiograph, tmp_path):
     tab = page.tab
     assert tab.locator("#examples input").count() == 6
     tab.set_input_files("#radiograph input[type=file]", radiograph)
@@ -154,8 +156,15 @@ def test_a_radiograph_is_read_corrected_saved_and_asked_about(page, served, radi
     assert read_panels(tab) == before
     tab.locator("#examples input").first.click()
     tab.wait_for_function("(old) => document.querySelector('#view .panels img').src !== old", arg=maps[0])
+    assert served.kept() == []
 
-    tab.get_by_role("tab", name="Questions").click()
+
+def test_a_policy_is_asked_about_a_radiograph(browser, radiograph, tmp_path):
+    make_policy_workdir(tmp_path / "run")
+    (tmp_path / "temporary").mkdir()
+    server, watched = Served(tmp_path / "run", tmp_path / "temporary"), Watched(browser)
+    open_demo(watched, server.url, "#asked-radiograph input[type=file]")
+    tab = watched.tab
     tab.set_input_files("#asked-radiograph input[type=file]", radiograph)
     tab.wait_for_selector("#asked-radiograph .file-preview")  # the upload has ended
     question = tab.locator("#question input, #question textarea").first
@@ -163,7 +172,9 @@ def test_a_radiograph_is_read_corrected_saved_and_asked_about(page, served, radi
     question.press("Tab")
     tab.click("#ask")
     tab.wait_for_selector("#answer img")
-    assert served.kept() == []
+    assert server.kept() == []
+    watched.close()
+    server.stop()
 
 
 def test_a_file_that_is_no_image_is_refused_and_deleted(page, served, tmp_path):

@@ -45,9 +45,7 @@ def test_replies_are_the_readings_of_the_pictures_shown(folder):
         assert replies[record.id] == f"Answer: {record.letters[record.options.index(step.answer)]}"
         if record.provenance["audit_variant"] == "without any finding":
             phantom = reader.trained.run.settings.phantom
-            planned = plan_case(
-                int(record.provenance["index"]), seed=phantom.seed, prevalence=phantom.prevalence, style=phantom.style
-            )
+            planned = plan_case(int(record.provenance["index"]), seed=phantom.seed, prevalence=phantom.prevalence)
             assert np.array_equal(np.asarray(Image.open(path)), draw_planned(planned, size=32, healthy=True).image)
             num_healthy += 1
     assert num_healthy > 3

@@ -1,6 +1,5 @@
 """Temperatures against a fine grid; answer sets against their stated coverage; the file of both."""
 
-import itertools
 import math
 
 import numpy as np
@@ -15,6 +14,7 @@ from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.evaluation import calibration as tested
 from stepcot_jax.evaluation.predictions import Predictions
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.own_folder import save
 
 VAL = make_split(3, num_cases=200, num_patients=120).predictions
 ONE_STEP = Chain((Step("Diagnosis", "What?", ("Normal", "Mass", "Effusion", "Nodule")),))
@@ -165,46 +165,16 @@ def test_an_answer_at_the_threshold_is_in_the_set_and_the_most_probable_one_alwa
         assert tested.answer_sets(probabilities, "model", calibration, ONE_STEP)[:, 0].tolist() == expected
 
 
-def test_each_answer_has_the_threshold_of_its_own_cases():
-    """20 normal chests seen clearly, 10 masses hardly seen, 4 effusions: too few of them, and of the nodules none."""
-    labels = np.array([0] * 20 + [1] * 10 + [2] * 4)
-    shares, rows = np.full((34, 4), 1e-9), np.arange(34)
-    shares[rows, labels] = [0.99] * 20 + [0.05] * 10 + [0.9] * 4
-    shares[rows, (labels + 1) % 4] = 1 - shares[rows, labels]
-    val = of_step(labels, np.log(shares).astype(np.float32))
-    calibration, plain = (
-        tested.fit_calibration(val, ONE_STEP, coverage_by="answer"),
-        tested.fit_calibration(val, ONE_STEP),
-    )
-    assert (calibration.thresholds, calibration.temperatures) == (plain.thresholds, plain.temperatures)
-    assert (plain.coverage_by, plain.answer_thresholds) == ("step", {})
-    probabilities = tested.calibrated_probabilities(val.logits["model"], "model", calibration, ONE_STEP)
-    limits = calibration.answer_thresholds["model"][0]
-    for answer, own in ((0, probabilities[:20, 0]), (1, probabilities[20:30, 0])):
-        assert limits[answer] == tested.conformal_threshold(1 - own[:, answer], coverage=0.9)
-    assert limits[2:] == (math.inf, math.inf)
-    note = "in every set, with too few cases for a coverage of 0.9: Effusion (4), Nodule (0)"
-    assert calibration.notes["model"] == (note,)
-    sets = sets_of(val.logits["model"][:, 0], calibration)
-    assert sets[:, 2:].all()
-    assert sets[20:30, 1].all()
-
-
 def test_the_range_of_a_step_counts_its_annotated_cases():
     chain = Chain(tuple(Step(name, "What?", ("No", "Yes")) for name in ("A", "B")))
     labels = np.array([[0, NOT_ANNOTATED]] * 30 + [[1, 0]] * 20 + [[1, 1]] * 2, dtype=np.int32)
     logits = np.random.default_rng(0).normal(size=(len(labels), 2, 2)).astype(np.float32)
     split = Predictions(np.arange(len(labels), dtype=np.int32), labels, {"model": logits})
-    calibration, by_answer = (
-        tested.fit_calibration(split, chain),
-        tested.fit_calibration(split, chain, coverage_by="answer"),
-    )
-    assert [sum(counts) for counts in calibration.num_cases["model"]] == [52, 22]
+    calibration = tested.fit_calibration(split, chain)
+    assert calibration.num_cases["model"] == (52, 22)
     assert "with 22 validation cases" in calibration.describe_coverage("model")
-    # The second step's second answer has 2 cases, too few for a threshold: it is in every set.
-    for found, numbers in ((calibration, (52, 22)), (by_answer, (22, 20))):
-        ranges = [found.coverage_range("model", step) for step in (0, 1)]
-        assert ranges == [tested.spread_of_coverage(number, coverage=0.9) for number in numbers]
+    ranges = [calibration.coverage_range("model", step) for step in (0, 1)]
+    assert ranges == [tested.spread_of_coverage(number, coverage=0.9) for number in (52, 22)]
     assert tested.spread_of_coverage(8, coverage=0.9) is calibration.coverage_range("other", 0) is None
 
 
@@ -224,15 +194,14 @@ def test_one_case_of_each_patient_and_every_case_without_one():
     np.testing.assert_array_equal(chosen, tested.choose_one_per_patient(patients))
 
 
-def test_the_confidence_holds_for_each_answer_and_its_lack_of_cases_is_told():
+def test_the_confidence_counts_one_case_of_each_patient_and_a_lack_of_cases_is_told():
     val, patients = draw_patients(np.random.default_rng(2), 300)
-    found = tested.fit_calibration(val, ONE_STEP, coverage_by="answer", confidence=0.95, patients=patients)
-    assert found.num_cases["model"][0] == tuple(np.bincount(val.labels[::3, 0], minlength=4).tolist())
+    found = tested.fit_calibration(val, ONE_STEP, confidence=0.95, patients=patients)
+    assert found.num_cases["model"] == (300,)
     probabilities = tested.calibrated_probabilities(val.logits["model"], "model", found, ONE_STEP)
-    for answer, limit in enumerate(found.answer_thresholds["model"][0]):
-        own = np.flatnonzero(val.labels[:, 0] == answer)
-        scores = 1 - probabilities[own[tested.choose_one_per_patient(patients[own])], 0, answer]
-        assert limit == tested.conformal_threshold(scores, coverage=0.9, confidence=0.95)
+    chosen = tested.choose_one_per_patient(patients)
+    scores = 1 - probabilities[chosen, 0, val.labels[chosen, 0]]
+    assert found.thresholds["model"] == (tested.conformal_threshold(scores, coverage=0.9, confidence=0.95),)
     val, patients = draw_patients(np.random.default_rng(3), 28)
     found = tested.fit_calibration(val, ONE_STEP, confidence=0.95, patients=patients)
     assert (found.thresholds["model"], found.coverage_range("model", 0)) == ((math.inf,), None)
@@ -250,13 +219,9 @@ def test_the_confidence_holds_for_each_answer_and_its_lack_of_cases_is_told():
 def test_what_is_written_comes_back(tmp_path):
     path = tmp_path / "calibration.json"
     for val in (make_split(0, num_cases=8).predictions, VAL):
-        for by in ("answer", "step"):
-            calibration = tested.fit_calibration(val, CHAIN, coverage=0.8, coverage_by=by, confidence=0.6)
-            tested.write_calibration(path, calibration)
-            found = tested.read_calibration(path, CHAIN)
-            assert found == calibration
-            for model, step in itertools.product(found.temperatures, range(CHAIN.num_steps)):
-                assert found.coverage_ranges[model][step] == calibration.coverage_range(model, step)
+        calibration = tested.fit_calibration(val, CHAIN, coverage=0.8, confidence=0.6)
+        save(path, calibration)
+        assert tested.read_calibration(path, CHAIN) == calibration
     with pytest.raises(BadInput, match="model 'reader' is not one of teacher, student"):
         tested.calibrated_probabilities(VAL.logits["teacher"], "reader", calibration, CHAIN)
 
@@ -269,11 +234,11 @@ def test_what_is_written_comes_back(tmp_path):
         ({"more": " " * 2**26}, r"calibration\.json"),
         ({"temperatures": {"teacher": ["inf"]}}, r"\.temperatures\[\.\.\.\]\[0\]"),
         ({"thresholds": {"teacher": ["nan"]}}, r"\.thresholds\[\.\.\.\]\[0\]"),
-        ({"answer_thresholds": {"teacher": [[-1]]}}, r"answer_thresholds\[\.\.\.\]\[0\]\[0\]"),
+        ({"num_cases": {"teacher": [-1]}}, r"num_cases\[\.\.\.\]\[0\]"),
         ({"stepcot_jax": "0.0.9", "coverage": 0}, r"written by stepcot_jax 0\.0\.9, read by "),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named(tmp_path, changes, message):
     path = tmp_path / "calibration.json"
-    tested.write_calibration(path, tested.fit_calibration(VAL, CHAIN))
+    save(path, tested.fit_calibration(VAL, CHAIN))
     refuse_edited(message, path, lambda found: found.update(changes), tested.read_calibration, CHAIN)

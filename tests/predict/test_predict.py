@@ -25,7 +25,7 @@ from stepcot_jax.reading.corrections import check_given, given_distributions, re
 from stepcot_jax.reading.explain import Explainer
 from stepcot_jax.reading.image_reader import load
 from stepcot_jax.reading.programs import Reader, Reading
-from stepcot_jax.reading.radiographs import find_images, read_picture, to_input
+from stepcot_jax.reading.radiographs import find_images, read_picture, read_radiograph, to_input
 from stepcot_jax.reading.readings import Shift, describe_shifts, make_readings, write_paragraph
 from stepcot_jax.reading.trained_model import load_trained
 from stepcot_jax.tools import predict
@@ -101,7 +101,7 @@ def test_one_picture_reads_the_same_from_everywhere(student, images):
 )
 def test_what_is_no_image_is_refused(image, scale, words):
     with pytest.raises(BadInput, match=words):
-        read_picture(image, Preprocessing(32), scale=scale)
+        read_radiograph(image, Preprocessing(32), scale=scale)
 
 
 def test_a_list_or_a_folder_gives_rows(student, images, tmp_path):

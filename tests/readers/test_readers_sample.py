@@ -19,11 +19,10 @@ from readers.reader_samples import (
 )
 from refusals import assert_says, refuse
 
-from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.reading.cases import open_run
 from stepcot_jax.tools.readers import command as tool
-from stepcot_jax.tools.readers.forms import check_names, choose_stratified, name_image, read_key, share_out
+from stepcot_jax.tools.readers.forms import check_names, choose_stratified, name_image, read_key
 
 
 @pytest.fixture(scope="module")
@@ -37,15 +36,14 @@ def sample(root, tmp_path_factory):
     return folder, make_sample(folder, root)
 
 
-@given(st.dictionaries(st.integers(0, 8), st.integers(1, 50), min_size=1), st.data())
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=9), st.data())
 def test_shares_are_off_by_less_than_one_and_add_up(sizes, data):
-    whole = sum(sizes.values())
-    total = data.draw(st.integers(0, whole))
-    parts = share_out(sizes, total)
-    assert sum(parts.values()) == total
-    for stratum, size in sizes.items():
-        assert abs(parts[stratum] - total * size / whole) < 1
-        assert 0 <= parts[stratum] <= size
+    strata = [label for label, size in enumerate(sizes) for _ in range(size)]
+    total, names = data.draw(st.integers(1, len(strata))), [f"n{number}" for number in range(len(strata))]
+    chosen = choose_stratified(names, strata, num_cases=total, seed=data.draw(st.integers(0, 3)))
+    assert len(set(chosen)) == total
+    for label, size in enumerate(sizes):
+        assert abs([strata[index] for index in chosen].count(label) - total * size / len(strata)) < 1
 
 
 def test_the_draw_depends_on_seed_and_names_alone():
@@ -80,13 +78,6 @@ def test_cases_are_drawn_by_diagnosis_into_a_form_with_every_option_and_no_formu
     assert [row["options"] for row in rows[:7]] == ["; ".join(step.lettered_options) for step in CHAIN.steps]
     assert ({row["answer"] for row in rows}, rows[0]["question"]) == ({""}, HOSTILE)
     assert rows[6]["question"] == "'=What is it?"
-
-
-def test_cases_without_a_diagnosis_may_be_a_stratum_of_their_own(root, tmp_path):
-    key = make_sample(tmp_path / "new", root, num_cases=26, with_undiagnosed=True)
-    assert sorted(case.labels[-1] for case in key.cases) == sorted(DIAGNOSES)
-    half = make_sample(tmp_path / "half", root, num_cases=13, with_undiagnosed=True)
-    assert [case.labels[-1] for case in half.cases].count(NOT_ANNOTATED) == 1
 
 
 def test_a_dicom_file_becomes_a_picture_without_its_patient(tmp_path):
@@ -190,7 +181,8 @@ def test_the_command_writes_a_sample_of_a_run_and_says_who_gets_what(root, tmp_p
     assert f"not for readers: {out / 'key.json'}" in printed
     assert len(read_key(out).cases) == 5
     for flags, words in (
-        *(([], "DATA is required"), ([str(root), "--split", "val"], "--split is accepted only with --workdir")),
+        ([], "DATA (a data root) or --workdir (a finished run) is required"),
+        ([str(root), "--split", "val"], "--split is accepted only with --workdir"),
         (["--workdir", str(run), "--layout", "csv"], "--layout is accepted only without --workdir"),
         (["--workdir", str(tmp_path / "no")], "is not the workdir of a run (no such folder)"),
     ):

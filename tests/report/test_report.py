@@ -183,7 +183,7 @@ def test_data_that_changed_is_refused_with_a_way_out(folder_run, tmp_path):
     labels = split.predictions.labels.copy()
     labels[0, 6] = (labels[0, 6] + 1) % 9
     write(labels)
-    refuse(r"phantom_\d+\.png: labels .* are not those of the run, .* --without-data", main, flags)
+    refuse(r"phantom_\d+\.png' in .* has another labels than in the run; .* --without-data", main, flags)
     # Steps that were not supervised may be annotated in the data.
     labels = split.predictions.labels.copy()
     labels[:, :6] = NOT_ANNOTATED
@@ -206,7 +206,8 @@ def test_operating_points_are_those_of_the_run(page, workdir):
     assert "Thresholds: sensitivity of 80 % or more on validation." in text
     rows = re.findall(r'<tr><th scope="row">.*', text)
     for row, ((_, step, answer), point) in zip(rows, found.points.items(), strict=True):
-        assert row.startswith(f'<tr><th scope="row">{step}</th><th scope="row">{answer}</th><td>{point.test[0]}</td>')
+        assert row.startswith(f'<tr><th scope="row">{step}</th><td><span class="value">{answer}</span></td>')
+        assert f'<td><span class="value">{point.test[0]}</span></td>' in row
         if all(point.test):
             assert f">{100 * point.sensitivity.value:.1f}</span>" in row
             assert f">{100 * point.specificity.value:.1f}</span>" in row

@@ -34,7 +34,7 @@ def test_a_run_goes_on_with_the_values_of_its_start_alone(tmp_path, name):
 def test_a_run_has_the_settings_that_its_values_say(tmp_path, monkeypatch):
     monkeypatch.setattr(sc.Run, "execute", lambda run: None)
     data = sc.load_dataset("quickstart", **{"phantom.num_cases": 60})
-    student, schedule = sc.Student(data.chain.answers_per_step, width=8), AnswerSchedule("random", rate=0.4, noise=0.1)
+    student, schedule = sc.Student(data.chain.answers_per_step, width=8), AnswerSchedule(0.4, noise=0.1)
     encoder = sc.make_resnet("resnet18")
     system = sc.StepCoT(data.chain, student=student, image_encoder=encoder, joint_epochs=3, given=schedule)
     run = sc.fit(system, data, workdir=tmp_path, batch_size=8, seed=3, **{"parallel.num_devices": 1})

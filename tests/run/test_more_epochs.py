@@ -63,7 +63,7 @@ def test_the_rate_of_each_network_falls_over_its_epochs_or_stays(tmp_path, monke
 
 
 def test_a_schedule_over_the_whole_run_is_named():
-    before = small_settings(training__given_answers="annealed", sft__schedule="cosine", grpo__schedule="constant")
+    before = small_settings(sft__schedule="cosine", grpo__schedule="constant")
 
     def raised(job, key, **changes):
         old = load_settings(dataclasses.asdict(before), job=job, **undot(changes))

@@ -191,9 +191,7 @@ def test_a_kill_after_any_write_of_the_results_is_mended_by_the_next_start(train
         assert write(folder, after) == expected
 
 
-def test_rules_are_those_of_the_training_labels_and_coverage_by_answer_reaches_the_fit(
-    trained, splits, tmp_path, capsys
-):
+def test_rules_are_those_of_the_training_labels_and_settings_reach_the_fit(trained, splits, tmp_path, capsys):
     """Written again with training chains that all have a nodule in a clear chest; other splits stay as they are."""
     run = trained.run
     train = set(run.task.dataset.splits.train)
@@ -208,7 +206,7 @@ def test_rules_are_those_of_the_training_labels_and_coverage_by_answer_reaches_t
         splits,
         dataclasses.replace(
             run.settings.evaluation,
-            coverage_by="answer",
+            coverage=0.8,
             coverage_confidence=0.0,
             num_resamples=0,
             operating_point="cost",
@@ -227,8 +225,7 @@ def test_rules_are_those_of_the_training_labels_and_coverage_by_answer_reaches_t
         answers = logits.argmax(axis=2)
         assert share == share_inconsistent(answers, rules) != share_inconsistent(answers, of_test)
     found = read_calibration(tmp_path / "calibration.json", chain)
-    assert found == fit_calibration(splits["val"].predictions, chain, coverage_by="answer")
-    assert found.coverage_by == "answer"
+    assert found == fit_calibration(splits["val"].predictions, chain, coverage=0.8)
     assert read_points(tmp_path / "points.json", chain).rule == Rule("cost", 0.9, 4.0)
     told = f"does not settle Diagnosis as 'Normal': {len(train)} of {len(train)} training chains have another answer"
     assert told in capsys.readouterr().out

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from oracles.random_params import random_labels
 
 from stepcot_jax.run.build import make_system
@@ -16,12 +15,8 @@ LABELS = random_labels(0, 4000, COUNTS, missing=0.3)
 KEY = jax.random.key(3)
 
 
-def draw(schedule, labels=LABELS, step=0, key=KEY, first_case=0):
-    return np.asarray(
-        schedule.draw(
-            key, labels=jnp.asarray(labels), step=jnp.int32(step), answers_per_step=COUNTS, first_case=first_case
-        )
-    )
+def draw(schedule, labels=LABELS, key=KEY, first_case=0):
+    return np.asarray(schedule.draw(key, labels=jnp.asarray(labels), answers_per_step=COUNTS, first_case=first_case))
 
 
 def share(given):
@@ -32,46 +27,29 @@ def test_a_config_says_how_often_wrong_and_to_whom_answers_are_given():
     small = {"phantom.num_cases": 30, "phantom.image_size": 32, "image_encoder.image_size": 32}
     dataset = load_cases("quickstart", **small)
     for given_to in ("both", "teacher"):
-        chosen = {"given_answers": "annealed", "given_rate": 0.6, "given_noise": 0.1, "given_to": given_to}
+        chosen = {"given_answers": "random", "given_rate": 0.6, "given_noise": 0.1, "given_to": given_to}
         settings = load_settings("quickstart", **small, **{f"training.{name}": value for name, value in chosen.items()})
         system = make_system(settings, dataset, None, batches_per_epoch=3)
-        num_updates = 3 * (settings.training.teacher_epochs + settings.training.joint_epochs)
-        expected = AnswerSchedule("annealed", 0.6, noise=0.1, student=given_to == "both", num_updates=num_updates)
-        assert system.given == expected
+        assert system.given == AnswerSchedule(0.6, noise=0.1, student=given_to == "both")
 
 
-@pytest.mark.parametrize("name", ["random", "prefix", "annealed"])
-def test_given_answers_are_true_and_annotated(name):
-    given = draw(AnswerSchedule(name, 0.6))
+def test_given_answers_are_true_and_annotated():
+    given = draw(AnswerSchedule(0.6))
     assert (given[given >= 0] == LABELS[given >= 0]).all()
     assert (given[LABELS < 0] == -1).all()
     assert 0.2 < share(given) <= 1
 
 
 def test_random_gives_each_answer_at_its_rate_independently():
-    given = draw(AnswerSchedule("random", 0.6)) >= 0
+    given = draw(AnswerSchedule(0.6)) >= 0
     both = (LABELS[:, 0] >= 0) & (LABELS[:, 1] >= 0)
     for step in range(len(COUNTS)):
         assert abs(given[LABELS[:, step] >= 0, step].mean() - 0.6) < 0.04
     assert abs((given[both, 0] & given[both, 1]).mean() - 0.36) < 0.04
 
 
-def test_prefix_gives_the_first_steps():
-    labels = np.abs(LABELS) % np.asarray(COUNTS)
-    lengths = (draw(AnswerSchedule("prefix", 0.8), labels) >= 0).astype(int)
-    assert (np.diff(lengths, axis=1) <= 0).all()
-    counts = np.bincount(lengths.sum(axis=1), minlength=5) / len(labels)
-    np.testing.assert_allclose(counts, [0.2, 0.8 / 3, 0.8 / 3, 0.8 / 3, 0], atol=0.04)
-
-
-def test_annealed_rate_goes_from_one_to_its_end():
-    schedule = AnswerSchedule("annealed", 0.4, num_updates=100)
-    shares = [share(draw(schedule, step=step)) for step in (0, 50, 100, 200)]
-    np.testing.assert_allclose(shares, [1.0, 0.7, 0.4, 0.4], atol=0.03)
-
-
 def test_noise_gives_other_answers_of_the_step():
-    given = draw(AnswerSchedule("random", 1.0, noise=0.25))
+    given = draw(AnswerSchedule(1.0, noise=0.25))
     wrong = (given != LABELS) & (LABELS >= 0)
     assert abs(wrong[LABELS >= 0].mean() - 0.25) < 0.03
     for step, count in enumerate(COUNTS):
@@ -80,7 +58,7 @@ def test_noise_gives_other_answers_of_the_step():
 
 
 def test_a_devices_rows_are_given_what_they_are_given_in_the_whole_batch():
-    schedule = AnswerSchedule("random", 0.5, noise=0.2)
+    schedule = AnswerSchedule(0.5, noise=0.2)
     whole = draw(schedule, LABELS[:32])
     np.testing.assert_array_equal(whole[8:16], draw(schedule, LABELS[8:16], first_case=8))
     np.testing.assert_array_equal(whole, draw(schedule, LABELS[:32]))

@@ -54,12 +54,12 @@ def test_variants_are_read_as_one_by_one(params, name):
 def test_score_of_training_with_given_answers_is_the_mean_of_both_accuracies(params):
     batch = {"image_features": jnp.asarray(FEATURES), "labels": jnp.asarray(LABELS), "text_features": TEXT}
     scores = {}
-    for schedule in ("none", "random"):
-        system = StepCoT(CHAIN, teacher=TEACHER, student=STUDENT, given=AnswerSchedule(schedule, 0.5))
+    for rate in (None, 0.5):
+        system = StepCoT(CHAIN, teacher=TEACHER, student=STUDENT, given=AnswerSchedule(rate))
         logits = {name: np.asarray(own) for name, own in system.predict(params, batch).items()}
         found = Predictions(index=np.arange(CASES, dtype=np.int32), labels=LABELS, logits=logits)
-        scores[schedule] = system.evaluate(found)
-        assert set(scores[schedule]) == {"teacher", "student"}
+        scores[rate] = system.evaluate(found)
+        assert set(scores[rate]) == {"teacher", "student"}
     given = {name.removesuffix(" given"): own for name, own in logits.items() if name.endswith(" given")}
     read = make_read_given(system.networks, "teacher", params, FEATURES, TEXT)
     np.testing.assert_allclose(
@@ -67,4 +67,4 @@ def test_score_of_training_with_given_answers_is_the_mean_of_both_accuracies(par
     )
     with_given = evaluate(dataclasses.replace(found, logits=given), CHAIN)
     for name in given:
-        assert scores["random"][name] == pytest.approx((scores["none"][name] + with_given[name].mean_accuracy) / 2)
+        assert scores[0.5][name] == pytest.approx((scores[None][name] + with_given[name].mean_accuracy) / 2)

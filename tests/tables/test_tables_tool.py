@@ -31,6 +31,7 @@ def test_names_are_those_that_can_be_made():
     ("read", "entries", "words"),
     [
         (tables.read_names, ["diagnoses"], "table 'diagnoses' is not one of diagnosis"),
+        (tables.read_names, ["cost", "origin"], "table 'origin' left the package"),
         (tables.read_encoders, ["CLIP"], "--encoders: 'CLIP' is not NAME=WEIGHTS"),
         (lambda entries: tables.read_seeds(entries, None), ["0", "-1"], "--seeds: '-1'"),
     ],
@@ -39,11 +40,19 @@ def test_what_is_not_accepted_is_named(read, entries, words):
     refuse(words, read, entries)
 
 
-def test_without_a_config_one_that_fits_the_tables_is_named_without_a_traceback():
-    command = [sys.executable, "-m", "stepcot_jax", "tables", "vqa", "stages", "curriculum", "--workdir=x"]
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["vqa", "stages", "curriculum"], "(a shipped config such as tables_vqa, "),
+        (["origin"], "error: table 'origin' left the package"),
+        (["diagnoses"], "error: table 'diagnoses' is not one of diagnosis"),
+    ],
+)
+def test_a_name_and_then_the_config_that_is_missing_are_named_without_a_traceback(names, words):
+    command = [sys.executable, "-m", "stepcot_jax", "tables", *names, "--workdir=x"]
     result = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True
     )
     assert result.returncode == 2
-    assert "(a shipped config such as tables_vqa, " in result.stderr
+    assert words in result.stderr
     assert "Traceback" not in result.stderr

@@ -66,7 +66,7 @@ def run(transform="pmap", num_devices=1, num_passes=1, remat=False, bfloat16=Fal
     networks = make_networks(remat=remat, dtype=jnp.bfloat16 if bfloat16 else jnp.float32)
     shapes = {name: jax.ShapeDtypeStruct(rows.shape, rows.dtype) for name, rows in BATCH.items()}
     update = devices.compile_update(
-        make_joint_update(networks, objective, DESCENT, AnswerSchedule("random", 0.5, noise=0.2)),
+        make_joint_update(networks, objective, DESCENT, AnswerSchedule(0.5, noise=0.2)),
         state=state,
         batch={**shapes, "text_features": text},
     )

@@ -19,7 +19,7 @@ from stepcot_jax.data.images.preprocessing import (
     repeat_grey,
     resize_image,
 )
-from stepcot_jax.data.phantom.phantom import DrawingStyle, Prevalence, draw_case
+from stepcot_jax.data.phantom.phantom import Prevalence, draw_case
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
 
@@ -65,11 +65,10 @@ class PhantomPixels:
     size: int  # side of the drawn picture
     prevalence: Prevalence
     preprocessing: Preprocessing
-    style: DrawingStyle = "first"
 
     def draw(self, index: int) -> tuple[Record, CompactPixels]:
         """Draw a case with its pixels."""
-        drawn = draw_case(index, seed=self.seed, size=self.size, prevalence=self.prevalence, style=self.style)
+        drawn = draw_case(index, seed=self.seed, size=self.size, prevalence=self.prevalence)
         return drawn.case, resize_image(drawn.image, self.preprocessing)
 
     def __call__(self, index: int) -> CompactPixels:

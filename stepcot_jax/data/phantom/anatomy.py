@@ -5,7 +5,6 @@ Lengths are in body coordinates: a patient looks the same at every size, since `
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float32, UInt8
@@ -102,9 +101,6 @@ STYLES = (
     Style("Phantom C", 3089, (0.98, 1.10), 0.0, 1.10, 0.85, 0.007, 0.034, 0.0, "P", (0.07, 0.88)),
 )
 
-SECOND_STYLES = (Style("Phantom D", 1, (1.10, 1.20), 0.02, 0.90, 1.5, 0.010, 0.055, 0.02, "L", (0.06, 0.86)),)
-"""Appearance in the second drawing style: field of view, gamma, blur and noise lie beyond those of `STYLES`."""
-
 _LETTERS = {
     "L": ("10000", "10000", "10000", "10000", "10000", "10000", "11111"),
     "R": ("11110", "10001", "10001", "11110", "10100", "10010", "10001"),
@@ -113,10 +109,10 @@ _LETTERS = {
 _LETTER_HEIGHT = 0.055
 
 
-def draw_style(rng: np.random.Generator, styles: Sequence[Style] = STYLES) -> Style:
+def draw_style(rng: np.random.Generator) -> Style:
     """Draw a style, each as frequent as the origin that it stands for."""
-    shares = np.array([style.num_published for style in styles], dtype=float)
-    return styles[int(rng.choice(len(styles), p=shares / shares.sum()))]
+    shares = np.array([style.num_published for style in STYLES], dtype=float)
+    return STYLES[int(rng.choice(len(STYLES), p=shares / shares.sum()))]
 
 
 def draw_pose(rng: np.random.Generator, style: Style) -> Pose:
@@ -234,21 +230,11 @@ class Chest:
     net: Image  # texture of networks, finer than the mottle
 
 
-SECOND_LIMITS: dict[str, tuple[float, float]] = {
-    "right_width": (0.54, 0.62), "left_width": (0.52, 0.60), "base": (0.74, 0.80), "right_dome": (0.49, 0.55),
-    "left_dome": (0.54, 0.60), "heart_size": (0.205, 0.235), "heart_x": (0.06, 0.09), "rib_spacing": (0.13, 0.155),
-    "rib_density": (0.115, 0.15), "clavicle_y": (-0.70, -0.62), "spine_density": (0.08, 0.12),
-    "vessel_density": (0.10, 0.14), "breast_density": (0.07, 0.11), "soft_tissue": (0.60, 0.66),
-}  # fmt: skip
-"""Limits of a chest in the second drawing style, none of which overlaps those of the first: narrow, long, dense."""
-
-
-def draw_anatomy(rng: np.random.Generator, limits: Mapping[str, tuple[float, float]] | None = None) -> Anatomy:
-    """Draw a healthy chest; `limits` takes the place of some fields' own."""
+def draw_anatomy(rng: np.random.Generator) -> Anatomy:
+    """Draw a healthy chest."""
     texture = rng.standard_normal((3, _NUM_KNOTS, _NUM_KNOTS), dtype=np.float32)
     drawn = [field for field in dataclasses.fields(Anatomy) if field.metadata]
-    within = {field.name: field.metadata["limits"] for field in drawn} | dict(limits or {})
-    return Anatomy(texture=texture, **{name: rng.uniform(*ends) for name, ends in within.items()})
+    return Anatomy(texture=texture, **{field.name: rng.uniform(*field.metadata["limits"]) for field in drawn})
 
 
 def lung_edges(depth: Image | float) -> tuple[Image, Image]:

@@ -14,8 +14,6 @@ from stepcot_jax.chain import DEFAULT_CHAIN, DETECTION_OPTIONS, DIAGNOSIS_OPTION
 from stepcot_jax.host.errors import BadInput
 
 Prevalence: TypeAlias = Literal["published", "flat"]
-DrawingStyle: TypeAlias = Literal["first", "second"]
-"""How phantoms look: as in training, or as from another origin, with other exposure, noise, anatomy and prevalence."""
 NUM_PUBLISHED = dict(zip(DIAGNOSIS_OPTIONS, (6787, 851, 731, 723, 440, 276, 131, 88, 41), strict=True))
 """Cases of each diagnosis in the published train, validation and test sets together."""
 
@@ -27,8 +25,6 @@ _TABLES: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_te
 _COLLAPSED_LUNG_SHARE = 0.12
 _EMPHYSEMA_SHARE = 0.05
 _UNLOCALISED_SHARE = 0.4
-_SECOND_SHARES = {"Normal": 2.0, "Effusion": 2.5, "Cardiomegaly": 2.5, "Pneumonia": 1.5, "Nodule": 0.4, "Mass": 0.5}
-"""Factors of the diagnoses' shares in the second style; 1 for the others."""
 
 
 def draw_answers(index: int, *, seed: int, prevalence: Prevalence = "published") -> tuple[int, ...]:
@@ -37,16 +33,12 @@ def draw_answers(index: int, *, seed: int, prevalence: Prevalence = "published")
     return tuple(step.options.index(answer) for step, answer in zip(DEFAULT_CHAIN.steps, answers, strict=True))
 
 
-def answer_texts(index: int, *, seed: int, prevalence: Prevalence, style: DrawingStyle = "first") -> tuple[str, ...]:
+def answer_texts(index: int, *, seed: int, prevalence: Prevalence) -> tuple[str, ...]:
     """Return the answers of `draw_answers` as option texts."""
-    if style not in get_args(DrawingStyle):
-        raise BadInput(f"phantom style: {style!r} is not one of {', '.join(get_args(DrawingStyle))}")
     if prevalence not in get_args(Prevalence):
         raise BadInput(f"phantom prevalence: {prevalence!r} is not one of {', '.join(get_args(Prevalence))}")
     rng = generator(seed, index, stream=1)
     shares: Mapping[str, float] = NUM_PUBLISHED if prevalence == "published" else dict.fromkeys(DIAGNOSIS_OPTIONS, 1)
-    if style == "second":
-        shares = {name: share * _SECOND_SHARES.get(name, 1.0) for name, share in shares.items()}
     diagnosis = _draw(rng, shares)
     if diagnosis == "Normal":
         return (DETECTION_OPTIONS[0], *[NOT_APPLICABLE] * 5, diagnosis)

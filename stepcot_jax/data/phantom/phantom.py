@@ -1,7 +1,6 @@
 """Phantom chests: drawn frontal radiographs that show their seven answers, for runs without data.
 
-Answers are drawn first, then the picture. A case depends on (seed, index, prevalence, style), its pixels also on the
-size.
+Answers are drawn first, then the picture. A case depends on (seed, index, prevalence), its pixels also on the size.
 """
 
 import dataclasses
@@ -14,8 +13,6 @@ from jaxtyping import Bool, UInt8
 from stepcot_jax.box import Box
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.phantom.anatomy import (
-    SECOND_LIMITS,
-    SECOND_STYLES,
     STYLES,
     Frame,
     Pose,
@@ -26,13 +23,7 @@ from stepcot_jax.data.phantom.anatomy import (
     expose,
     render_anatomy,
 )
-from stepcot_jax.data.phantom.answers import (
-    DrawingStyle,
-    Prevalence,
-    answer_texts,
-    generator,
-    write_report,
-)
+from stepcot_jax.data.phantom.answers import Prevalence, answer_texts, generator, write_report
 from stepcot_jax.data.phantom.findings import Mark, Scene, draw_findings, plan_scene
 from stepcot_jax.data.records.records import write_records
 from stepcot_jax.host.errors import BadInput
@@ -80,20 +71,8 @@ class PlannedCase:
     style: Style
     pose: Pose
 
-    @property
-    def drawing_style(self) -> DrawingStyle:
-        """The argument of `plan_case` that gives this look."""
-        return "second" if self.style in SECOND_STYLES else "first"
 
-
-def draw_case(
-    index: int,
-    *,
-    seed: int = 0,
-    size: int = 224,
-    prevalence: Prevalence = "published",
-    style: DrawingStyle = "first",
-) -> PhantomCase:
+def draw_case(index: int, *, seed: int = 0, size: int = 224, prevalence: Prevalence = "published") -> PhantomCase:
     """Draw one phantom case.
 
     Args:
@@ -101,7 +80,6 @@ def draw_case(
       seed: seed of the collection, from 0.
       size: side of the square picture in pixels, 16 to 4096.
       prevalence: "published" for the diagnoses' published shares (67 % Normal), "flat" for equal shares.
-      style: "second" for another origin: other exposure, noise, anatomy and prevalence; for tests, never for training.
 
     Returns:
       The case; another size shows the same patient with the same findings.
@@ -109,7 +87,7 @@ def draw_case(
     Raises:
       BadInput: a setting is out of range.
     """
-    return draw_planned(plan_case(index, seed=seed, prevalence=prevalence, style=style), size=size)
+    return draw_planned(plan_case(index, seed=seed, prevalence=prevalence), size=size)
 
 
 def export_phantom(
@@ -168,16 +146,13 @@ def _patient(index: int, *, seed: int) -> int:
     return block * (max(_PATIENTS_OF_BLOCK) + 1) + _PATIENTS_OF_BLOCK[order[position]]
 
 
-def plan_case(
-    index: int, *, seed: int = 0, prevalence: Prevalence = "published", style: DrawingStyle = "first"
-) -> PlannedCase:
+def plan_case(index: int, *, seed: int = 0, prevalence: Prevalence = "published") -> PlannedCase:
     """Return a case without drawing it, in a fifth of the time; arguments and errors are those of `draw_case`."""
-    answers = answer_texts(index, seed=seed, prevalence=prevalence, style=style)
+    answers = answer_texts(index, seed=seed, prevalence=prevalence)
     patient = _patient(index, seed=seed)
     of_patient, of_image = generator(seed, patient, stream=3), generator(seed, index, stream=4)
-    is_first = style == "first"
-    look = draw_style(of_patient, STYLES if is_first else SECOND_STYLES)
-    anatomy = draw_anatomy(of_patient, None if is_first else SECOND_LIMITS)
+    look = draw_style(of_patient)
+    anatomy = draw_anatomy(of_patient)
     pose = draw_pose(of_image, look)
     scene = plan_scene(answers, anatomy, of_image)
     report, reasoning = write_report(answers, scene.side, generator(seed, index, stream=5))

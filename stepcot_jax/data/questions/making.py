@@ -10,7 +10,7 @@ import msgspec
 
 from stepcot_jax.box import Box, Corners
 from stepcot_jax.chain import DEFAULT_CHAIN, DIAGNOSIS_OPTIONS, NOT_ANNOTATED, Chain
-from stepcot_jax.data.phantom.answers import DrawingStyle, Prevalence
+from stepcot_jax.data.phantom.answers import Prevalence
 from stepcot_jax.data.phantom.findings import Mark
 from stepcot_jax.data.phantom.phantom import (
     PICTURE_FOLDERS,
@@ -54,11 +54,10 @@ _ZONES = {"Upper lung zone": "upper", "Middle lung zone": "middle", "Lower lung 
 
 
 def ground_phantom(
-    index: int, *, seed: int = 0, size: int = 64, prevalence: Prevalence = "flat", style: DrawingStyle = "first"
+    index: int, *, seed: int = 0, size: int = 64, prevalence: Prevalence = "flat"
 ) -> tuple[Record, PhantomCase]:
     """Draw a phantom and return it as a grounded image, and the drawn case."""
-    planned = plan_case(index, seed=seed, prevalence=prevalence, style=style)
-    return ground_planned(planned, size=size, prevalence=prevalence)
+    return ground_planned(plan_case(index, seed=seed, prevalence=prevalence), size=size, prevalence=prevalence)
 
 
 def ground_planned(planned: PlannedCase, *, size: int, prevalence: Prevalence = "flat") -> tuple[Record, PhantomCase]:
@@ -67,8 +66,6 @@ def ground_planned(planned: PlannedCase, *, size: int, prevalence: Prevalence = 
     drawn = draw_planned(planned, size=size)
     image = ground_marks(drawn.case, drawn.marks, side=drawn.side, lungs=drawn.lung_mask, heart=drawn.heart_mask)
     source = {"source": "phantom", "seed": str(planned.seed), "index": str(planned.index), "prevalence": prevalence}
-    if planned.drawing_style != "first":
-        source["style"] = planned.drawing_style
     return msgspec.structs.replace(image, provenance=source), drawn
 
 
@@ -220,12 +217,11 @@ def plan_phantoms(
     num_cases: int,
     seed: int,
     prevalence: Prevalence,
-    style: DrawingStyle = "first",
     split_seed: int | None = None,
     fractions: tuple[float, ...] = PUBLISHED_FRACTIONS,
 ) -> list[Planned]:
     """Return phantoms with their splits before anything is drawn."""
-    planned = [plan_case(index, seed=seed, prevalence=prevalence, style=style) for index in range(num_cases)]
+    planned = [plan_case(index, seed=seed, prevalence=prevalence) for index in range(num_cases)]
     cases = [plan.case for plan in planned]
     strata = [DIAGNOSIS_OPTIONS[case.answers[-1]] for case in cases]
     splits = split_by_patient(cases, strata, seed=seed if split_seed is None else split_seed, fractions=fractions)

@@ -50,7 +50,7 @@ _LABELS = {term.name: label for label, term in TERMS.items()}
 
 def make_variant(record: Record, variant: str, **made: str) -> Record:
     """Return a question as a record of its own, without the true reasoning."""
-    known = ("source", "seed", "index", "prevalence", "style", "references", STEP, LAST)
+    known = ("source", "seed", "index", "prevalence", "references", STEP, LAST)
     kept = {name: record.provenance[name] for name in known if name in record.provenance}
     return msgspec.structs.replace(
         record,
@@ -156,8 +156,7 @@ def plan_again(provenance: Mapping[str, str]) -> PlannedCase | None:
         return None
     try:
         seed, index = int(provenance["seed"]), int(provenance["index"])
-        prevalence, style = provenance["prevalence"], provenance.get("style", "first")
-        return plan_case(index, seed=seed, prevalence=prevalence, style=style)  # type: ignore[arg-type]
+        return plan_case(index, seed=seed, prevalence=provenance["prevalence"])  # type: ignore[arg-type]
     except (KeyError, ValueError, BadInput):
         return None
 

@@ -18,7 +18,7 @@ from stepcot_jax.data.images.image_files import FolderFiles
 from stepcot_jax.data.images.pixels import CompactPixels, PhantomPixels, PixelCache
 from stepcot_jax.data.images.preprocessing import Preprocessing, drop_equal_channels, resize_image
 from stepcot_jax.data.images.stated_sizes import StatedSizes, list_sizes
-from stepcot_jax.data.phantom.phantom import DrawingStyle, Prevalence
+from stepcot_jax.data.phantom.phantom import Prevalence
 from stepcot_jax.data.questions.making import Progress, draw_phantoms, plan_phantoms
 from stepcot_jax.data.questions.record_files import VqaCollection, as_line
 from stepcot_jax.data.questions.vocabulary import canonical
@@ -334,7 +334,6 @@ def load_phantoms(
     seed: int,
     image_size: int,
     prevalence: Prevalence,
-    style: DrawingStyle = "first",
     preprocessing: Preprocessing,
     splits: Sequence[str],
     fractions: Sequence[float],
@@ -347,12 +346,11 @@ def load_phantoms(
         num_cases=num_cases,
         seed=seed,
         prevalence=prevalence,
-        style=style,
         split_seed=split_seed,
         fractions=tuple(fractions),
     )
     chosen = [(case, split) for case, split in planned if split in splits]
-    drawing = PhantomPixels(seed, image_size, prevalence, preprocessing, style)
+    drawing = PhantomPixels(seed, image_size, prevalence, preprocessing)
     redraw = _ChosenPhantoms(drawing, tuple(case.index for case, _ in chosen))
     pixels = PixelCache(redraw, cache_bytes)
     records, image_of, digests = list[Record](), list[int](), list[bytes]()

@@ -215,9 +215,9 @@ def _choose(rows: Sequence[tuple[Sequence[float], int]], lacking: Sequence[float
 NUM_FOLDS = 5  # number of folds of the table `folds`
 
 
-def list_folds(num_folds: int = NUM_FOLDS) -> list[str]:
+def list_folds() -> list[str]:
     """Return the values of `config.data.fold` for all folds."""
-    return [f"{fold}/{num_folds}" for fold in range(1, num_folds + 1)]
+    return [f"{fold}/{NUM_FOLDS}" for fold in range(1, NUM_FOLDS + 1)]
 
 
 def make_fold(

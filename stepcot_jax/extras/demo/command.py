@@ -1,7 +1,6 @@
 """Serve a page that reads a dropped radiograph step by step, with a map and a correctable answer for each step.
 
-A run that trained a policy answers questions instead; `--policy=WORKDIR` adds a tab for one. For research; not a
-medical device.
+A run that trained a policy answers questions instead. For research; not a medical device.
 """
 
 import argparse
@@ -24,15 +23,12 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     page = "Serve a page that reads radiographs step by step."
     parser = argparse.ArgumentParser(prog="stepcot demo", description=page)
     parser.add_argument("--checkpoint", metavar="WORKDIR", required=True, help="of a trained run; or gs://")
-    parser.add_argument("--policy", metavar="WORKDIR", help="of a policy's run, for a second tab; or gs://")
     reads = "network that reads (default: teacher)"
     parser.add_argument("--model", choices=("teacher", "student"), default="teacher", help=reads)
     host = "address to listen on (default: 127.0.0.1, this machine only)"
     parser.add_argument("--host", default="127.0.0.1", help=host)
     other = "another host name or address under which browsers reach the page; may be repeated"
     parser.add_argument("--allow-host", metavar="NAME", action="append", default=[], help=other)
-    examples = "offer its images to everyone who reaches the page; or gs:// (default: phantoms for a run on phantoms)"
-    parser.add_argument("--examples", metavar="FOLDER", help=examples)
     parser.add_argument("--port", type=int, default=7860, help="port to listen on; 0 picks a free one (default: 7860)")
     options = parser.parse_args(arguments)
     if any("*" in name for name in options.allow_host):
@@ -46,29 +42,24 @@ def main(arguments: list[str] | None = None) -> int:
     from stepcot_jax.host.download import find_path
 
     checkpoint = find_path(options.checkpoint, "--checkpoint")
-    policy = None if options.policy is None else find_path(options.policy, "--policy")
-    folder = None if options.examples is None else find_path(options.examples, "--examples")
     gradio = import_gradio()  # takes seconds, as does jax
-    from stepcot_jax.extras.demo.readings import find_examples
     from stepcot_jax.reading.explain import Explainer
-    from stepcot_jax.reading.policy_reader import load_reader
+    from stepcot_jax.reading.policy_reader import PolicyReader, load_reader
     from stepcot_jax.reading.trained_model import load_trained
     from stepcot_jax.run.stored import read_stored
 
-    explainer, examples = None, dict[str, Any]()
-    if policy is None and read_stored(checkpoint).trains_policy:
-        policy = checkpoint
+    reader: Explainer | PolicyReader
+    if read_stored(checkpoint).trains_policy:
+        reader = load_reader(checkpoint)
     else:
-        explainer = Explainer(load_trained(checkpoint, names=(options.model,)), model=options.model)
-        examples = find_examples(folder, explainer.trained)
-    reader = None if policy is None else load_reader(policy)
+        reader = Explainer(load_trained(checkpoint, names=(options.model,)), model=options.model)
     names = dict.fromkeys((options.host, *options.allow_host))
     if options.host not in _LOOPBACK:
         under = f"under these names: {', '.join(names)} (more by --allow-host=NAME)"
         print(f"note: other machines can reach this page, without a password, {under}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="stepcot-demo-") as uploads:
         os.environ |= {"GRADIO_TEMP_DIR": uploads, "no_proxy": "*"}  # Gradio asks its own server whether it is there
-        serve(gradio, explainer, reader, examples, options, [*_LOOPBACK, *names], pathlib.Path(uploads))
+        serve(gradio, reader, options, [*_LOOPBACK, *names], pathlib.Path(uploads))
     return 0
 
 
@@ -81,9 +72,7 @@ def import_gradio() -> Any:
         raise BadInput(f"the demo needs Gradio: {install_extra('demo')} ({error})") from None
 
 
-def serve(
-    gradio: Any, explainer: Any, reader: Any, examples: Any, options: Any, names: list[str], folder: pathlib.Path
-) -> None:
+def serve(gradio: Any, reader: Any, options: Any, names: list[str], folder: pathlib.Path) -> None:
     """Serve the page under these names until a signal comes."""
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -93,7 +82,7 @@ def serve(
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     uploads = Uploads(folder / "uploads")
-    blocks = make_blocks(gradio, uploads, explainer, reader, examples)
+    blocks = make_blocks(gradio, uploads, reader)
     hosts = [f"[{name}]" if ":" in name else name for name in names]
     guards = [Middleware(TrustedHostMiddleware, allowed_hosts=hosts), Middleware(Guard, uploads=uploads)]
     try:
@@ -116,7 +105,7 @@ def serve(
         ) from None
     try:
         print("compiling ...", file=sys.stderr, flush=True)
-        warm_up(explainer, reader)
+        warm_up(reader)
         print(f"http://{blocks.server_name}:{blocks.server_port} (Ctrl-C stops it)", flush=True)
         threading.Event().wait()
     finally:

@@ -1,11 +1,10 @@
 """The demo's page in Gradio: its parts and their events."""
 
 import base64
-import contextlib
 import dataclasses
 import functools
 import html
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,30 +32,26 @@ _UPLOAD: dict[str, Any] = {
 _HOW: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal"}
 
 
-def make_blocks(
-    gradio: Any, uploads: Uploads, explainer: Explainer | None, reader: PolicyReader | None, examples: Mapping[str, Any]
-) -> Any:
-    """Return the page as Gradio blocks, with tabs if explainer and reader are given."""
-    is_tabbed = explainer is not None and reader is not None
+def make_blocks(gradio: Any, uploads: Uploads, reader: Explainer | PolicyReader) -> Any:
+    """Return the page of a network or a policy as Gradio blocks."""
     with gradio.Blocks(title="Step-CoT", analytics_enabled=False, delete_cache=(60, 60)) as blocks:
-        if explainer is not None:
-            with gradio.Tab("Steps") if is_tabbed else contextlib.nullcontext():
-                _add_reading(gradio, explainer, examples, uploads)
-        if reader is not None:
-            with gradio.Tab("Questions") if is_tabbed else contextlib.nullcontext():
-                _add_answering(gradio, reader, uploads)
+        if isinstance(reader, PolicyReader):
+            _add_answering(gradio, reader, uploads)
+        else:
+            _add_reading(gradio, reader, uploads)
     return blocks.queue(max_size=100)
 
 
-def warm_up(explainer: Explainer | None, reader: PolicyReader | None) -> None:
-    """Compile a reading and a reply, so that the first visitor does not wait."""
-    if explainer is not None:
-        readings.read_session(start_session(np.zeros((64, 64), np.uint8), explainer), explainer)
-    if reader is not None:
+def warm_up(reader: Explainer | PolicyReader) -> None:
+    """Compile a reading or a reply, so that the first visitor does not wait."""
+    if isinstance(reader, PolicyReader):
         reader.warm_up()
+    else:
+        readings.read_session(start_session(np.zeros((64, 64), np.uint8), reader), reader)
 
 
-def _add_reading(gradio: Any, explainer: Explainer, examples: Mapping[str, Any], uploads: Uploads) -> None:
+def _add_reading(gradio: Any, explainer: Explainer, uploads: Uploads) -> None:
+    examples = readings.draw_examples(explainer.trained)
     can_correct, steps = readings.takes_corrections(explainer), explainer.trained.chain.steps
     follow = ", and see the others follow" if readings.follows_corrections(explainer) else ""
     then = f"Click another answer of a step to correct it{follow}. " if can_correct else ""

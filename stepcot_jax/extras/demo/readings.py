@@ -1,4 +1,4 @@
-"""A visitor's radiograph, its reading with corrections as markup, and radiographs to try."""
+"""A visitor's radiograph, its reading with corrections as markup, and phantoms to try."""
 
 import base64
 import json
@@ -9,18 +9,16 @@ from jaxtyping import UInt8
 from numpy import ndarray
 
 from stepcot_jax.data.phantom.phantom import draw_case
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.pages.pictures import write_overlay, write_picture
 from stepcot_jax.pages.shell import make_environment
 from stepcot_jax.reading import corrections
 from stepcot_jax.reading.asking import find_next_steps
 from stepcot_jax.reading.explain import Explainer
 from stepcot_jax.reading.image_reader import explain_pictures
-from stepcot_jax.reading.radiographs import Complaints, Header, find_images, read_radiograph, to_input
+from stepcot_jax.reading.radiographs import Header, read_radiograph, to_input
 from stepcot_jax.reading.readings import ChainReading, describe_shifts
 from stepcot_jax.reading.trained_model import Trained
 
-_MAX_SHOWN = 12  # most examples of a folder
 _NUM_PHANTOMS, _MAX_TRIES = 6, 200  # phantoms to try, each with a different diagnosis
 TEMPLATES = make_environment(pathlib.Path(__file__).parent)
 
@@ -96,14 +94,8 @@ def follows_corrections(explainer: Explainer) -> bool:
     return explainer.reader.joint is not None or measured
 
 
-def find_examples(folder: pathlib.Path | None, trained: Trained) -> dict[str, Any]:
-    """Return the first images of a folder by name; of None phantoms that a run on phantoms never saw."""
-    if folder is not None:
-        complaints = Complaints()
-        paths = find_images([folder], refuse=complaints.refuse, note=complaints.note)
-        if not paths or not folder.is_dir():
-            raise BadInput(f"--examples: {folder} is not a folder with PNG, JPEG or DICOM files")
-        return {str(path.relative_to(folder)): path for path in paths[:_MAX_SHOWN]}
+def draw_examples(trained: Trained) -> dict[str, Any]:
+    """Return phantoms that a run on phantoms never saw, by diagnosis; none for another run."""
     phantom, examples = trained.run.settings.phantom, dict[str, Any]()
     num_tries = _MAX_TRIES if trained.run.settings.data.source == "phantom" else 0
     for index in range(phantom.num_cases, phantom.num_cases + num_tries):

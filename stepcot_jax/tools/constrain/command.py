@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stepcot_jax.annotate.llm.client import DEFAULT_KEY_VARIABLE, Endpoint
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
-from stepcot_jax.tools.options import local_path
+from stepcot_jax.tools.options import add_cases, local_path, open_cases
 
 if TYPE_CHECKING:
     from stepcot_jax.annotate.llm.client import Budget
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _VARIANTS = ("constraints", "own", "true")  # a test compares them with those of `levels`
 _OF_ENDPOINT = ("key_variable", "max_tokens", "max_answer_tokens", "timeout", "attempts", "temperature")
-_MAX_PIXELS = 64_000_000
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -30,15 +29,16 @@ def main(arguments: list[str] | None = None) -> None:
     options = _parse(arguments)
     endpoint = _make_endpoint(options)
     _check(options)
-    from stepcot_jax.evaluation.published import FILE_NAME, write_constrained
+    from stepcot_jax.evaluation.published import FILE_NAME
     from stepcot_jax.host.files import lock_folder
+    from stepcot_jax.host.own_folder import save
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.pages.sheets import write_table
     from stepcot_jax.tools.constrain.asking_levels import REPLIES_NAME, Asking, run_all, write_replies
     from stepcot_jax.tools.constrain.levels import choose_levels, list_keys, write_prompt
     from stepcot_jax.tools.constrain.results import TABLE_NAMES, make_tables, summarise_levels, to_text
 
-    source = _open_cases(options)
+    source = open_cases(options)
     cases, chain = _choose_cases(source, options), source.chain
     levels = choose_levels(options.levels, chain.num_steps)
     variants = [name for name in _VARIANTS if name in options.variants.split(",")]
@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> None:
         for table in make_tables(results):
             write_table(options.out, table)
         write_replies(options.out, cases, replies, chain)
-        write_constrained(options.out, results)
+        save(options.out / FILE_NAME, results)
     print(to_text(results))
     print(f"in {options.out}: {FILE_NAME}, {REPLIES_NAME}, {', '.join(TABLE_NAMES)}")
 
@@ -97,26 +97,8 @@ def _check(options: argparse.Namespace) -> None:
     unknown = [name for name in options.variants.split(",") if name not in _VARIANTS]
     if unknown:
         raise BadInput(f"--variants: {unknown[0][:80]!r} is not one of {', '.join(_VARIANTS)}")
-    if options.split and options.workdir is None:
-        raise BadInput("--split requires --workdir (a finished run)")
-    if options.layout and options.data is None:
-        raise BadInput("--layout requires DATA (a data root)")
     if not 32 <= options.image_size <= 4096:
         raise BadInput(f"--image-size: {options.image_size} is not 32 to 4096 pixels")
-
-
-def _open_cases(options: argparse.Namespace) -> "CaseSource":
-    from stepcot_jax.host.download import find_path
-    from stepcot_jax.reading.cases import open_data, open_run
-
-    data = None if options.data is None else find_path(options.data, "DATA")
-    if options.workdir is not None:
-        workdir = find_path(options.workdir, "--workdir")
-        return open_run(workdir, options.split or "test", root=data)
-    if data is None:
-        raise BadInput("DATA (a data root) or --workdir (a finished run) is required")
-    layout = {"layout": options.layout} if options.layout else {}
-    return open_data(data, max_pixels=_MAX_PIXELS, **layout)
 
 
 def _choose_cases(source: "CaseSource", options: argparse.Namespace) -> "list[AskedCase]":
@@ -165,14 +147,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         description="Ask a large vision-language model for diagnoses, with the first 0 to 7 steps as constraints.",
         epilog="For research; not a medical device.",
     )
-    root = "a data root in any layout, also of gs://"
-    parser.add_argument("data", nargs="?", metavar="DATA", help=root)
+    add_cases(parser)
     out = "folder of results and ledger"
     parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help=out)
-    run = "cases that a finished run has predicted, to compare with its networks; DATA overrides its data root"
-    parser.add_argument("--workdir", metavar="RUN", help=run)
-    parser.add_argument("--split", choices=("val", "test"), help="of --workdir, default test")
-    parser.add_argument("--layout", help="of DATA; default: recognised by the files")
     parser.add_argument("--num-cases", type=int, metavar="N", help="draw N cases; default all")
     parser.add_argument("--levels", metavar="LIST", help="such as 0,1,7; default 0 to the number of steps")
     given = f"earlier answers, a list of {', '.join(_VARIANTS)}; default all"

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation.chains import FIGURES, step_figures
 from stepcot_jax.evaluation.comparison import CORRECTED, Evidence, decide
-from stepcot_jax.evaluation.published import Constrained, Estimate, Level, Rates, digest_cases
+from stepcot_jax.evaluation.published import Constrained, Level, Rates, digest_cases
 from stepcot_jax.evaluation.statistics import Weights, bootstrap, compare_accuracy, count_patients, weighted_mean
 from stepcot_jax.host.ranges import Interval
 from stepcot_jax.pages.sheets import Column, Entry, Table, columns, show_entry
@@ -139,8 +139,8 @@ def _describe(
     chain: Chain,
     figures: Mapping[_Name, Sequence[Interval]],
 ) -> Level:
-    def estimate(name: str, names: Sequence[str]) -> dict[str, Estimate]:
-        return {each: Estimate.of(figure) for each, figure in zip(names, figures[key, name], strict=True)}
+    def estimate(name: str, names: Sequence[str]) -> dict[str, Interval]:
+        return dict(zip(names, figures[key, name], strict=True))
 
     column, kinds = columns[key], list_kinds(columns[key])
     rates = estimate("kinds", [f"{reading} {kind}" for reading in ("strict", "loose") for kind in kinds])
@@ -210,16 +210,16 @@ def _tabulate_levels(results: Constrained) -> Table:
     verdicts = _judge(results)
     rows: list[tuple[Entry, ...]] = []
     for level in results.levels:
-        difference = level.differences["accuracy"].figure if level.differences else None
+        difference = level.differences["accuracy"] if level.differences else None
         rows.append(
             (
                 *_head(level, results),
-                level.diagnosis["accuracy"].figure,
+                level.diagnosis["accuracy"],
                 difference,
                 level.p,
                 verdicts.get((level.variant, level.level)),
-                *(level.diagnosis[name].figure for name in _OTHERS),
-                level.followed["readable"].figure,
+                *(level.diagnosis[name] for name in _OTHERS),
+                level.followed["readable"],
             )
         )
     heads = (
@@ -244,7 +244,7 @@ def _judge(results: Constrained) -> dict[tuple[str, int], str]:
     compared = [level for level in results.levels if level.differences]
     evidence = {}
     for level in compared:
-        figure = level.differences["accuracy"].figure
+        figure = level.differences["accuracy"]
         evidence[tested(level)] = Evidence(figure, (figure.value,), results.num_patients, level.p)
     decided = dict(zip(evidence, decide(list(evidence.values())), strict=True))
     return {(level.variant, level.level): decided[tested(level)] for level in compared}
@@ -268,8 +268,8 @@ def _tabulate_following(results: Constrained) -> Table:
     rows = tuple(
         (
             *_head(level, results),
-            *(level.followed[name].figure for name in FOLLOWED[:-1]),
-            *(level.right[name].figure for name in ("followed", "broken")),
+            *(level.followed[name] for name in FOLLOWED[:-1]),
+            *(level.right[name] for name in ("followed", "broken")),
         )
         for level in results.levels
     )
@@ -284,7 +284,7 @@ def _tabulate_following(results: Constrained) -> Table:
 
 def _tabulate_steps(results: Constrained) -> Table:
     rows = tuple(
-        (*_head(level, results)[:2], step, *(estimates[name].figure for name in FIGURES))
+        (*_head(level, results)[:2], step, *(estimates[name] for name in FIGURES))
         for level in results.levels
         for step, estimates in level.steps.items()
     )
@@ -295,7 +295,7 @@ def _tabulate_steps(results: Constrained) -> Table:
 
 def _tabulate_kinds(results: Constrained) -> Table:
     rows = tuple(
-        (*_head(level, results)[:2], kind, KINDS[kind], rates.strict.figure, rates.loose.figure)
+        (*_head(level, results)[:2], kind, KINDS[kind], rates.strict, rates.loose)
         for level in results.levels
         for kind, rates in level.constraints.items()
         if kind in KINDS
@@ -310,7 +310,7 @@ def to_text(results: Constrained) -> str:
     for level in results.levels:
         variant, number, step = _head(level, results)
         accuracy, strict = (
-            show_entry(estimates[name].figure, Column("", "percent"))
+            show_entry(estimates[name], Column("", "percent"))
             for estimates, name in ((level.diagnosis, "accuracy"), (level.followed, "prompt_strict"))
         )
         followed = strict.partition(" ")[0]

@@ -27,11 +27,9 @@ from stepcot_jax.evaluation.unread import describe_unread, find_doubts
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.exported_files import is_export
-from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.host.untrusted import resolve
 from stepcot_jax.pages.sheets import write_table
-from stepcot_jax.pages.shell import write_report
 from stepcot_jax.reading.cases import CaseSource, open_data, open_run
 from stepcot_jax.reading.corrections import NOT_GIVEN, accepts_answers
 from stepcot_jax.reading.policy_reader import PolicyReader, load_reader
@@ -61,20 +59,12 @@ _MOST_KEPT = 64  # decoded pictures, of cases or of donors
 
 
 def write_results(
-    out: Path,
-    replies: Path,
-    thinking: Path | None,
-    scoring: ScoringSettings,
-    who: str = "",
-    *,
-    with_pictures: bool = True,
+    out: Path, replies: Path, thinking: Path | None, scoring: ScoringSettings, who: str = ""
 ) -> tuple[str, str]:
-    """Write tables and index.html of an audit to its folder; return the tables as text, and why to doubt them or ""."""
-    tables, sections, unread = score_audit(out, replies, thinking, scoring, with_pictures=with_pictures)
+    """Write the tables of an audit to its folder; return them as text, and why to doubt them or ""."""
+    tables, unread = score_audit(out, replies, thinking, scoring)
     names = [name for table in tables for name in write_table(out, table)]
-    page = write_report(title="Audit", about=[who], sections=sections, writer="stepcot evaluate_replies audit")
-    write_whole(out / "index.html", page.encode())
-    text = [*describe_unread(unread), "", who, "", *map(to_text, tables), f"in {out}: index.html, {', '.join(names)}\n"]
+    text = [*describe_unread(unread), "", who, "", *map(to_text, tables), f"in {out}: {', '.join(names)}\n"]
     return "\n".join(text), find_doubts(unread, dict.fromkeys(unread, scoring.dialect))
 
 
@@ -164,7 +154,7 @@ def audit_chain(options: argparse.Namespace, out: Path) -> tuple[ScoringSettings
         if options.data is not None or settings.data.source != "phantom":
             return {}
         index = str(int(Path(case.image).stem.rpartition("_")[2]))  # `open_run` draws it by this name
-        phantom = {name: str(getattr(settings.phantom, name)) for name in ("seed", "prevalence", "style")}
+        phantom = {name: str(getattr(settings.phantom, name)) for name in ("seed", "prevalence")}
         return {"source": "phantom", "index": index, **phantom}
 
     if options.data is None and is_export(options.workdir):

@@ -225,7 +225,6 @@ def _define_score(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=local_path, metavar="DIR", help="folder that `audit questions` wrote")
     parser.add_argument("replies", metavar="REPLIES", help="JSON lines with id and reply, to its prompts.jsonl")
     parser.add_argument("--thinking-replies", metavar="FILE", help="replies to its thinking_prompts.jsonl")
-    parser.add_argument("--without-pictures", action="store_true", help="leave pictures out of the page")
     _add_dialect(parser, without="replies need no thinking, and prompts do not ask for one")
 
 
@@ -269,8 +268,7 @@ def _score_audit(options: argparse.Namespace) -> None:
     folder, replies = options.folder, find_path(options.replies, "REPLIES")
     thinking = options.thinking_replies and find_path(options.thinking_replies, "--thinking-replies")
     scoring = ScoringSettings(options.dialect, with_thinking=options.with_thinking, missing="stop")
-    pictured = not options.without_pictures
-    text, doubt = write_results(folder, replies, thinking, scoring, replies.stem, with_pictures=pictured)
+    text, doubt = write_results(folder, replies, thinking, scoring, replies.stem)
     print(text, end="", flush=True)
     if thinking is None:
         records, questions = read_own(folder)

@@ -3,29 +3,16 @@
 import argparse
 
 from stepcot_jax.host.download import find_path
-from stepcot_jax.host.errors import BadInput, run_tool
-from stepcot_jax.tools.options import local_path
-
-_MAX_PIXELS = 64_000_000
+from stepcot_jax.host.errors import run_tool
+from stepcot_jax.tools.options import add_cases, local_path, open_cases
 
 
 def sample(options: argparse.Namespace) -> None:
     """Write forms, images and the key."""
     from stepcot_jax.host.terminal import Terminal
-    from stepcot_jax.reading.cases import open_data, open_run
     from stepcot_jax.tools.readers.forms import KEY_NAME, write_sample
 
-    data = None if options.data is None else find_path(options.data, "DATA")
-    if options.workdir is not None:
-        if options.layout is not None:
-            raise BadInput("--layout is accepted only without --workdir; the settings of the run apply")
-        source = open_run(find_path(options.workdir, "--workdir"), options.split or "test", root=data)
-    elif data is None:
-        raise BadInput("DATA is required (a data root) without --workdir")
-    elif options.split is not None:
-        raise BadInput("--split is accepted only with --workdir")
-    else:
-        source = open_data(data, max_pixels=_MAX_PIXELS, **({"layout": options.layout} if options.layout else {}))
+    source = open_cases(options)
     readers = [name.strip() for name in options.readers.split(",") if name.strip()]
     write_sample(
         options.out,
@@ -33,11 +20,10 @@ def sample(options: argparse.Namespace) -> None:
         readers=readers,
         num_cases=options.num_cases,
         seed=options.seed,
-        with_undiagnosed=options.with_undiagnosed,
         progress=lambda cases: Terminal().watch(cases, "writing images"),
     )
     num_aside = len(source.cases) - len(source.diagnosed)
-    if num_aside and not options.with_undiagnosed:
+    if num_aside:
         print(f"{num_aside} of {len(source.cases)} cases have no diagnosis and were left out")
     print(f"{options.num_cases} cases of {source.name} in {options.out}")
     for name in readers:
@@ -78,17 +64,11 @@ def main(arguments: list[str] | None = None) -> None:
 def _add_sample(parser: argparse.ArgumentParser) -> None:
     parser.description = "Draw cases in proportion by diagnosis and write a folder for each reader, with a form and "
     parser.description += "images, and the key, which readers must not get."
-    source = "folder or file in any supported layout; or a folder of gs://"
-    parser.add_argument("data", nargs="?", metavar="DATA", help=source)
+    add_cases(parser)
     parser.add_argument("--readers", required=True, metavar="NAME,NAME", help="one folder and one form for each")
     parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help="a new folder")
     parser.add_argument("--num-cases", type=int, default=200, metavar="N", help="default 200, as in the paper")
     parser.add_argument("--seed", type=int, default=0, help="of the draw and of the orders, default 0")
-    undiagnosed = "draw cases without a diagnosis too, as a stratum of their own"
-    parser.add_argument("--with-undiagnosed", action="store_true", help=undiagnosed)
-    parser.add_argument("--workdir", metavar="RUN", help="a finished run, whose predicted cases are drawn from")
-    parser.add_argument("--split", choices=("val", "test"), help="of --workdir, default test")
-    parser.add_argument("--layout", help="of DATA without --workdir; default: recognised by the files")
     parser.set_defaults(run=sample)
 
 

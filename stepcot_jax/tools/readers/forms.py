@@ -1,12 +1,11 @@
 """Draw cases for human readers, write each reader's form and pictures and the key, and read filled forms."""
 
-import collections
 import dataclasses
 import hashlib
 import io
 import json
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,23 +82,21 @@ def write_sample(
     readers: Sequence[str],
     num_cases: int,
     seed: int = 0,
-    with_undiagnosed: bool = False,
     progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
 ) -> Key:
     """Write the readers' folders and then the key; a folder without a key is no sample."""
     check_names(readers)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder} is not empty; expected a new or empty folder")
-    candidates = range(len(source.cases)) if with_undiagnosed else source.diagnosed
-    paths = [source.cases[candidate].image for candidate in candidates]
-    diagnoses = [source.cases[candidate].answers[-1] for candidate in candidates]
+    candidates = [source.cases[position] for position in source.diagnosed]
+    paths, diagnoses = [case.image for case in candidates], [case.answers[-1] for case in candidates]
     indices = choose_stratified(paths, diagnoses, num_cases=num_cases, seed=seed)
-    chosen = [source.cases[candidates[index]] for index in indices]
+    chosen = [candidates[index] for index in indices]
     cases = tuple(KeyCase(case.image, case.patient, case.answers) for case in chosen)
     for name in readers:
         make_workdir(folder / name / IMAGE_FOLDER)
     for number, index in progress(list(enumerate(indices, start=1))):
-        content = encode_picture(source.picture(candidates[index]))
+        content = encode_picture(source.picture(source.diagnosed[index]))
         for name in readers:
             write_whole(folder / name / IMAGE_FOLDER / name_image(number), content)
     forms = {identify_form(source.chain.steps, cases, name=name, seed=seed): name for name in readers}
@@ -139,45 +136,23 @@ def list_cells(key: Key, case: int, step: int) -> list[str]:
     return [str(case + 1), name_image(case + 1), f"Step {step + 1}", key.steps[step].question, options]
 
 
-def choose_stratified(names: Sequence[str], strata: Sequence[int], *, num_cases: int, seed: int) -> tuple[int, ...]:
-    """Choose cases in proportion to their strata, by the method of largest remainders.
+def choose_stratified(names: Sequence[str], strata: Sequence[int], *, num_cases: int, seed: int) -> list[int]:
+    """Choose cases in proportion to their strata, each off by less than one case (systematic sampling).
 
-    Args:
-      names: unique names of the cases; the choice depends on them and not on their order.
+    The choice depends on the seed and the unique names, not on their order; the order of the cases tells no stratum.
 
-    Returns:
-      Indices of the chosen cases, in an order that depends on the seed and the names alone and not on the strata.
-
-    >>> sorted(choose_stratified(["a", "b", "c", "d"], [0, 0, 0, 1], num_cases=3, seed=0))[-1]
+    >>> sorted(choose_stratified(["a", "b", "c", "d"], [0, 0, 0, 1], num_cases=2, seed=0))[-1]
     3
     """
     if not 1 <= num_cases <= len(names):
         raise BadInput(f"--num-cases={num_cases} is not 1 to {len(names)}, the number of cases")
-    members: dict[int, list[int]] = collections.defaultdict(list)
-    for index in shuffle(range(len(names)), names, seed=f"{seed}:cases"):
-        members[strata[index]].append(index)
-    quotas = share_out({stratum: len(indices) for stratum, indices in members.items()}, num_cases)
-    chosen = [index for stratum, indices in members.items() for index in indices[: quotas[stratum]]]
-    return tuple(shuffle(chosen, names, seed=f"{seed}:numbers"))
+    drawn = shuffle(range(len(names)), names, seed=f"{seed}:cases")
+    by_stratum = sorted(drawn, key=lambda index: strata[index])  # keeps the drawn order within a stratum
+    chosen = [by_stratum[(2 * place + 1) * len(names) // (2 * num_cases)] for place in range(num_cases)]
+    return shuffle(chosen, names, seed=f"{seed}:numbers")
 
 
-def share_out(sizes: Mapping[int, int], total: int) -> dict[int, int]:
-    """Divide `total` in proportion to sizes, by the method of largest remainders.
-
-    Of equal remainders the larger stratum comes first, then the smaller label.
-
-    >>> share_out({0: 6, 1: 3, 2: 1}, 5)
-    {0: 3, 1: 2, 2: 0}
-    """
-    size_of_all = sum(sizes.values())
-    parts = {stratum: size * total // size_of_all for stratum, size in sizes.items()}
-    order = sorted(sizes, key=lambda stratum: (-(sizes[stratum] * total % size_of_all), -sizes[stratum], stratum))
-    for stratum in order[: total - sum(parts.values())]:
-        parts[stratum] += 1
-    return parts
-
-
-def shuffle(indices: Iterable[int], names: Sequence[str], *, seed: Hashable) -> list[int]:
+def shuffle(indices: Iterable[int], names: Sequence[str], *, seed: str) -> list[int]:
     """Shuffle indices by a hash of each name, independently of any library's random generator."""
 
     def rank(index: int) -> bytes:
@@ -207,6 +182,14 @@ def _read_form(key: Key, path: Path) -> tuple[str, Int32[np.ndarray, "case step"
     cases = {str(number): number - 1 for number in range(1, len(key.cases) + 1)}
     steps = {f"Step {number}": number - 1 for number in range(1, len(key.steps) + 1)}
     labels = np.full((len(cases), len(steps)), NOT_ANNOTATED, np.int32)
+
+    def find(cell: str, known: Mapping[str, int], where: str) -> int:
+        name = " ".join(cell.split())
+        if name not in known:
+            first, *_, last = *known, *known
+            raise BadInput(f"{where}: {name[:_NUM_SHOWN]!r} is not one of {first} to {last}")
+        return known[name]
+
     for row in rows:
         where = f"{path}, row {row.number}"
         if len(row.cells) != len(COLUMNS):
@@ -216,7 +199,7 @@ def _read_form(key: Key, path: Path) -> tuple[str, Int32[np.ndarray, "case step"
         if form not in key.readers:
             readers = ", ".join(key.readers.values())
             raise BadInput(f"{where}, 'form': {form[:_NUM_SHOWN]!r} is not of this sample, for {readers}")
-        at = _find(cells, "case", cases, where), _find(cells, "step", steps, where)
+        at = find(cells["case"], cases, f"{where}, 'case'"), find(cells["step"], steps, f"{where}, 'step'")
         where += f" (case {at[0] + 1}, Step {at[1] + 1})"
         if at in seen:
             raise BadInput(f"{where} repeats row {seen[at]}")
@@ -225,7 +208,11 @@ def _read_form(key: Key, path: Path) -> tuple[str, Int32[np.ndarray, "case step"
         for column, written in zip(COLUMNS, [form, *list_cells(key, *at)], strict=False):
             if not is_same_cell(cells[column], written):
                 raise BadInput(f"{where}, {column!r}: {cells[column][:_NUM_SHOWN]!r} was changed; expected {written!r}")
-        labels[at] = _read_answer(cells["answer"], key.steps[at[1]], where)
+        try:
+            labels[at] = key.steps[at[1]].read_answer(cells["answer"])
+        except BadInput:
+            known = ", ".join(key.steps[at[1]].lettered_options)
+            raise BadInput(f"{where}, 'answer': {cells['answer'][:_NUM_SHOWN]!r} is not one of {known}") from None
     missing = np.argwhere(labels == NOT_ANNOTATED).tolist()
     if missing:
         case, step = missing[0]
@@ -233,20 +220,3 @@ def _read_form(key: Key, path: Path) -> tuple[str, Int32[np.ndarray, "case step"
         more = f"{len(missing)} of {labels.size} answers are missing"
         raise BadInput(f"{path}, {where} (case {case + 1}, Step {step + 1}), 'answer': {more}")
     return key.readers[form], labels
-
-
-def _find(cells: Mapping[str, str], column: str, known: Mapping[str, int], where: str) -> int:
-    name = " ".join(cells[column].split())
-    if name not in known:
-        first, *_, last = *known, *known
-        raise BadInput(f"{where}, {column!r}: {name[:_NUM_SHOWN]!r} is not one of {first} to {last}")
-    return known[name]
-
-
-def _read_answer(answer: str, step: Step, where: str) -> int:
-    """Return the label of an answer; `NOT_ANNOTATED` for an empty one."""
-    try:
-        return step.read_answer(answer)
-    except BadInput:
-        known = ", ".join(step.lettered_options)
-        raise BadInput(f"{where}, 'answer': {answer[:_NUM_SHOWN]!r} is not one of {known}") from None

@@ -1,53 +1,36 @@
-"""The page's sections of a run that answers steps: figures, and cases with pictures, reports, maps and corrections."""
+"""The page's sections of a run that answers steps: figures, and cases with pictures, reports and maps."""
 
 import dataclasses
 import pathlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, UInt8
-from markupsafe import Markup
+from jaxtyping import Bool, Float, Int
 
-from stepcot_jax.chain import NOT_ANNOTATED, Chain
-from stepcot_jax.data.images.pixels import PhantomPixels
-from stepcot_jax.data.images.preprocessing import Preprocessing, repeat_grey
+from stepcot_jax.chain import Chain
+from stepcot_jax.data.images.preprocessing import Preprocessing, resize_image
 from stepcot_jax.evaluation.chains import ModelIntervals, ModelMetrics, bootstrap, bootstrap_differences, evaluate
 from stepcot_jax.evaluation.statistics import LEVEL, MIN_PATIENTS, count_patients, is_difference
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.pages.pictures import write_map, write_picture
 from stepcot_jax.pages.shell import Section, name_unseen
-from stepcot_jax.reading.asking import find_next_steps
-from stepcot_jax.reading.corrections import accepts_answers
+from stepcot_jax.reading.cases import open_run
 from stepcot_jax.reading.finished import FinishedRun
-from stepcot_jax.reading.programs import Reader
-from stepcot_jax.reading.radiographs import to_input
+from stepcot_jax.reading.radiographs import Pixels, to_input
 from stepcot_jax.reading.trained_model import Trained, load_trained
-from stepcot_jax.record import Record
-from stepcot_jax.run.loading import Progress, load_dataset
+from stepcot_jax.run.audit_folder import draw_places
+from stepcot_jax.run.loading import Progress
 from stepcot_jax.run.networks import trained_preprocessing
-from stepcot_jax.run.settings import Settings
 from stepcot_jax.tools.report.sections import (
-    Corrections,
     Plausibility,
-    read_corrections,
     render,
     write_calibration_section,
-    write_corrections,
     write_curves,
     write_operating_section,
     write_shares,
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class LoadedCase:
-    """A case with its pixels at the encoder's size."""
-
-    case: Record
-    pixels: UInt8[np.ndarray, "size size 3"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,10 +54,6 @@ class ShownCase:
         return int(self.truth[-1])
 
 
-NUM_CORRECTED = 32
-"""Cases that the teacher reads again with answers given: each is read once a step."""
-
-_BATCH_SIZE = 8
 _MAP_NOTE = (
     "A map shows which parts of the picture the answer loses most probability without (bright), when they are replaced "
     "by {filled_with}; below it stands what becomes of the probability when the brightest tenth is blurred, and a "
@@ -82,7 +61,7 @@ _MAP_NOTE = (
 )
 
 
-def _list_case_sections(
+def _write_case_section(
     run: FinishedRun,
     plausibility: Plausibility,
     *,
@@ -91,48 +70,32 @@ def _list_case_sections(
     with_data: bool,
     with_maps: bool,
     progress: Progress,
-) -> list[Section]:
-    """Return the sections of the cases to browse and of the teacher's corrections."""
+) -> Section:
+    """Return the section of the cases to browse."""
     predictions = run.split.predictions
-    indices = draw_indices(len(predictions.index), num_cases)
+    indices = draw_places(len(predictions.index), num_cases)
     which = f"{len(indices)} of {len(predictions.index)} test cases, drawn at random"
     if len(indices) == len(predictions.index):
         which = f"All {len(indices)} test cases"
     notes = [f"{which}, with the answers of the {model}."]
     of_steps = zip(np.moveaxis(predictions.logits[model][indices], 1, 0), run.chain.answers_per_step, strict=True)
     answers = np.stack([logits[:, :num].argmax(axis=-1) for logits, num in of_steps], axis=1).astype(np.int32)
-    loaded: Sequence[LoadedCase] | None = None
+    pictures: Sequence[Any] = [None] * len(indices)
+    reports: Sequence[str] = [""] * len(indices)
     maps: Sequence[Any] = [(None, ())] * len(indices)
-    corrections = None
     if not with_data:
         notes.append("Pictures, reports and maps were left out.")
-        correction_note = "No case was read again: that needs the data of the run, which were left out."
     else:
-        trained = None if _why_unread(run) else load_trained(run.workdir)
-        loaded = _find(run, indices, trained, progress)
-        note = "Maps were left out."
-        if with_maps and trained is None:
-            note = f"There are no maps: {_why_unread(run)}."
-        elif with_maps and trained is not None:
-            maps, note = _make_maps(trained, loaded, model, answers, progress)
+        unread = _why_unread(run)
+        trained = load_trained(run.workdir, names=(model,)) if with_maps and not unread else None
+        preprocessing = trained_preprocessing(run.settings) if trained is None else trained.preprocessing
+        pictures, reports = _read_cases(run, indices, preprocessing, progress)
+        note = f"There are no maps: {unread}." if with_maps else "Maps were left out."
+        if trained is not None:
+            maps, note = _make_maps(trained, pictures, model, answers, progress)
         notes.append(note)
-        corrections, correction_note = _correct(run, trained, loaded, indices, progress)
-    cases = _show(run, indices, model, loaded, maps, plausibility.broken_rules(answers))
-    body = write_shares(run.workdir, run.chain)
-    if corrections is not None:
-        body += write_corrections(corrections, run.chain)
-    body += Markup('<p class="note">{}</p>').format(correction_note)
-    lead = (
-        "What true answers to some steps do to the others, and cases that the teacher reads again with the first given."
-    )
-    return [write_cases(cases, run.chain, notes=notes), Section("corrections", "Corrections", lead, body)]
-
-
-def draw_indices(num_cases: int, num_shown: int) -> list[int]:
-    """Return the indices of the cases to show, ascending: all of them, or `num_shown` drawn at random."""
-    if num_shown >= num_cases:
-        return list(range(num_cases))
-    return sorted(np.random.default_rng(0).choice(num_cases, num_shown, replace=False).tolist())
+    shown = _list_shown(run, indices, model, pictures, reports, maps, plausibility.broken_rules(answers))
+    return write_cases(shown, run.chain, notes=notes)
 
 
 def _why_unread(run: FinishedRun) -> str:
@@ -143,23 +106,22 @@ def _why_unread(run: FinishedRun) -> str:
     return "" if job.reads_steps else f"a {job} does not read step by step"
 
 
-def _find(run: FinishedRun, indices: list[int], trained: Trained | None, progress: Progress) -> list[LoadedCase]:
-    preprocessing = trained_preprocessing(run.settings) if trained is None else trained.preprocessing
+def _read_cases(
+    run: FinishedRun, indices: list[int], preprocessing: Preprocessing, progress: Progress
+) -> tuple[list[Pixels], list[str]]:
+    """Return the pictures of test cases, at the encoder's size, and their reports; phantoms are drawn again."""
     try:
-        return find_cases(
-            run.settings,
-            image_paths=run.split.facts["image_path"][indices].tolist(),
-            labels=run.split.predictions.labels[indices],
-            preprocessing=preprocessing,
-            progress=progress,
-        )
+        source = open_run(run.workdir, "test")
+        watched = progress(indices, "reading the cases")
+        pictures = [resize_image(np.array(source.picture(index).convert("RGB")), preprocessing) for index in watched]
+        return pictures, [source.report(index) for index in indices]
     except BadInput as error:
         raise BadInput(f"{error}; --without-data writes the page without pictures, reports and maps") from None
 
 
 def _make_maps(
     trained: Trained,
-    loaded: Sequence[LoadedCase],
+    pictures: Sequence[Pixels],
     model: str,
     answers: Int[np.ndarray, "case step"],
     progress: Progress,
@@ -169,53 +131,19 @@ def _make_maps(
 
     explainer = Explainer(trained, model=model, as_published=True)  # the page shows the network's own answers
     maps = []
-    for case in progress(range(len(loaded)), "making maps (cases)"):
-        images = _to_input(loaded[case : case + 1], trained.preprocessing)
+    for case in progress(range(len(pictures)), "making maps (cases)"):
+        images = to_input([pictures[case]], trained.preprocessing)
         explained = explainer.explain(images, labels=answers[case : case + 1])
         maps.append((explained.maps[0], tuple(map(str, explained.claims[0]))))
     return maps, _MAP_NOTE.format(filled_with=explainer.filled_with)
 
 
-def _correct(
-    run: FinishedRun, trained: Trained | None, loaded: Sequence[LoadedCase], indices: list[int], progress: Progress
-) -> tuple[Corrections | None, str]:
-    """Return the teacher's answers with earlier answers given, and a note on the cases or on why there are none."""
-    if trained is None:
-        return None, f"No case was read again: {_why_unread(run)}."
-    if "teacher" not in trained.params:
-        return None, "No case was read again: this run has no teacher."
-    reader = Reader(trained, model="teacher", batch_size=_BATCH_SIZE)
-    if reader.joint is None and not accepts_answers(trained, model="teacher"):
-        return None, "No case was read again: the teacher takes no given answers (memory or write-back is off)."
-    num_corrected = min(NUM_CORRECTED, len(loaded))
-    images = _to_input(loaded[:num_corrected], trained.preprocessing)
-    bar = iter(progress(range(run.chain.num_steps), "reading again with answers given (steps)"))
-
-    def read(given: Int[np.ndarray, "case step"]) -> Float[np.ndarray, "case step answer"]:
-        next(bar, None)
-        return reader.read(images, given.astype(np.int32)).probabilities
-
-    truth = run.split.predictions.labels[indices[:num_corrected]]
-    names = [shown.case.image for shown in loaded[:num_corrected]]
-    nothing = np.zeros((*truth.shape, max(run.chain.answers_per_step)), np.float32)
-    costs = run.settings.evaluation.step_costs
-    asked = find_next_steps(reader.given_reader(images), nothing, run.chain, costs=costs)
-    corrections = read_corrections(read, truth=truth, names=names, asked=asked)
-    for _ in bar:  # ends the bar
-        pass
-    how = "as published: this run has no joint model" if reader.joint is None else "joined with the training labels"
-    return corrections, f"The first {num_corrected} cases of this page, read by the teacher ({how})."
-
-
-def _to_input(loaded: Sequence[LoadedCase], preprocessing: Preprocessing) -> Float[np.ndarray, "case size size 3"]:
-    return to_input([shown.pixels for shown in loaded], preprocessing)
-
-
-def _show(
+def _list_shown(
     run: FinishedRun,
     indices: list[int],
     model: str,
-    loaded: Sequence[LoadedCase] | None,
+    pictures: Sequence[Pixels | None],
+    reports: Sequence[str],
     maps: Sequence[Any],
     broken: Sequence[str],
 ) -> list[ShownCase]:
@@ -225,16 +153,16 @@ def _show(
         ShownCase(
             name=str(facts["image_path"][index]),
             about=", ".join(str(facts[key][index]) for key in ("origin", "view") if facts[key][index]),
-            picture=None if loaded is None else write_picture(loaded[number].pixels),
-            report="" if loaded is None else loaded[number].case.report,
+            picture=None if pixels is None else write_picture(pixels),
+            report=report,
             truth=labels[index],
             probabilities=probabilities[index],
             sets=sets[index],
-            inconsistent=broken[number],
-            maps=maps[number][0],
-            claims=maps[number][1],
+            inconsistent=rule,
+            maps=of_case,
+            claims=claims,
         )
-        for number, index in enumerate(indices)
+        for index, pixels, report, rule, (of_case, claims) in zip(indices, pictures, reports, broken, maps, strict=True)
     ]
 
 
@@ -250,7 +178,7 @@ def list_answer_sections(
 ) -> Iterator[Section]:
     """Yield the sections of the page of a run that answers steps."""
     plausibility = Plausibility.of_run(run)
-    of_cases = _list_case_sections(
+    cases = _write_case_section(
         run,
         plausibility,
         model=model,
@@ -265,7 +193,8 @@ def list_answer_sections(
     yield write_calibration_section(run)
     yield write_operating_section(run)
     yield plausibility.write_section(run)
-    yield from of_cases
+    yield from write_shares(run.workdir, run.chain)
+    yield cases
 
 
 def describe_answers(run: FinishedRun) -> list[str]:
@@ -334,65 +263,6 @@ def _list_notes(metrics: Mapping[str, ModelMetrics]) -> list[str]:
         if step.has_one_answer:
             notes.append(f"{step.name}: every case has the same answer; the mean over the steps leaves it out.")
     return list(dict.fromkeys(notes))
-
-
-_PHANTOM_NAME = re.compile(r"images/phantom_(\d{6,9})\.png")
-
-
-def find_cases(
-    settings: Settings,
-    *,
-    image_paths: Sequence[str],
-    labels: Int[np.ndarray, "case step"],
-    preprocessing: Preprocessing,
-    progress: Progress,
-) -> list[LoadedCase]:
-    """Load cases by their images' paths; phantoms are drawn again."""
-    load = _draw if settings.data.source == "phantom" else _read
-    where = settings.data.root or "the phantom"
-    cases = []
-    candidates = load(settings, image_paths, preprocessing, progress)
-    for path, expected, loaded in zip(image_paths, labels, candidates, strict=True):
-        if loaded is None:
-            raise BadInput(f"{where} has no case with image {path!r}; expected the data that the run was trained on")
-        known = expected != NOT_ANNOTATED  # a run that was supervised on some steps has no labels of the others
-        if (np.array(loaded.case.answers, np.int32)[known] != expected[known]).any():
-            raise BadInput(
-                f"{where}, {path}: labels {loaded.case.answers} are not those of the run, {tuple(expected.tolist())}"
-            )
-        cases.append(loaded)
-    return cases
-
-
-def _draw(
-    settings: Settings, image_paths: Sequence[str], preprocessing: Preprocessing, progress: Progress
-) -> Iterator[LoadedCase | None]:
-    phantom = settings.phantom
-    drawing = PhantomPixels(phantom.seed, phantom.image_size, phantom.prevalence, preprocessing, phantom.style)
-    for path in progress(image_paths, "drawing the cases"):
-        match = _PHANTOM_NAME.fullmatch(path)
-        if match is None or int(match[1]) >= phantom.num_cases:
-            yield None
-            continue
-        case, pixels = drawing.draw(int(match[1]))
-        yield LoadedCase(case, pixels if pixels.ndim == 3 else repeat_grey(pixels))
-
-
-def _read(
-    settings: Settings, image_paths: Sequence[str], preprocessing: Preprocessing, progress: Progress
-) -> Iterator[LoadedCase | None]:
-    # Only training needs the search for near duplicates, the cache and the splits; images are decoded when shown.
-    data = dataclasses.replace(settings.data, near_duplicate_radius=0, cache_megabytes=0.0)
-    dataset = load_dataset(
-        dataclasses.replace(settings, data=data),
-        preprocessing=preprocessing,
-        is_known=lambda _: True,
-        progress=progress,
-    )
-    indices = {case.image: index for index, case in enumerate(dataset.cases)}
-    for path in progress(image_paths, "reading the cases"):
-        index = indices.get(path)
-        yield None if index is None else LoadedCase(dataset.cases[index], dataset.pixels[index])
 
 
 def write_cases(cases: Sequence[ShownCase], chain: Chain, *, notes: Sequence[str]) -> Section:

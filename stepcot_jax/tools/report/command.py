@@ -30,9 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--model", help="network whose answers the cases show (default: the student, if the run has one)"
     )
     parser.add_argument("--without-maps", action="store_true", help="leave out the maps over the pictures")
-    parser.add_argument(
-        "--without-data", action="store_true", help="leave out pictures, reports, maps, corrections, replies"
-    )
+    parser.add_argument("--without-data", action="store_true", help="leave out pictures, reports, maps, replies")
     options = parser.parse_args(arguments)
     if options.num_cases < 1:
         raise BadInput(f"--num-cases must be at least 1; got {options.num_cases}")
@@ -78,7 +76,7 @@ def _write(options: argparse.Namespace, out: pathlib.Path, *, is_policy: bool) -
         with_maps = not options.without_maps
         sections = list_answer_sections(run, model=model, with_maps=with_maps, terminal=Terminal(), **how)
     scoring = policy.scoring if is_policy else CHAIN_SCORING
-    audit = list_audit_sections(workdir / "audit", scoring, with_pictures=not options.without_data)
+    audit = list_audit_sections(workdir / "audit", scoring)
     make_workdir(out.parent)
     title = f"Run {resolve(workdir).name}"
     of_all = [*sections, *audit, settings]

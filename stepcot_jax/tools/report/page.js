@@ -1,15 +1,9 @@
 // Everything from the data goes into the page by textContent, or by src where it is one of our own pictures.
 (() => {
-  const block = document.getElementById("case-data");
-  const data = JSON.parse(block.textContent);
-  const gallery = document.getElementById("gallery");
-  const dialog = document.getElementById("case");
-  const count = document.getElementById("count");
+  const data = JSON.parse(document.getElementById("case-data").textContent);
   const filters = document.getElementById("filters");
   const NOT_ANNOTATED = -100;
   const last = data.steps.length - 1;
-  let shown = [];
-  let current = null;
   let mapped = last;
   let isMapVisible = true;
 
@@ -38,12 +32,6 @@
     return diagnosis === "any" || entry.truth[last] === Number(diagnosis);
   }
 
-  function mark(right) {
-    const text = right === null ? "not annotated" : right ? "right" : "wrong";
-    const sign = right === null ? "·" : right ? "✓" : "✗";
-    return make("span", { className: `mark ${right === null ? "open" : text}`, title: text, ariaLabel: text, role: "img" }, sign);
-  }
-
   function picture(entry, alt) {
     if (entry.picture === null) return make("div", { className: "picture missing" }, "no picture");
     return make("img", { className: "picture", src: entry.picture, alt, loading: "lazy", decoding: "async" });
@@ -55,19 +43,9 @@
     const answer = answerText(last, entry.answers[last]);
     const lines = [make("span", { className: "truth" }, truth)];
     if (truth !== answer) lines.push(make("span", { className: "answer" }, `read as ${answer}`));
-    const label = make("span", { className: "label" }, mark(right), make("span", {}, ...lines));
+    const label = make("span", { className: "label" }, mark(right, "not annotated"), make("span", {}, ...lines));
     const badge = entry.inconsistent === "" ? null : make("span", { className: "badge" }, "never together");
-    const button = make("button", { type: "button", className: "case-card" }, picture(entry, ""), badge, label);
-    button.addEventListener("click", () => open(entry));
-    return make("li", {}, button);
-  }
-
-  function refresh() {
-    const wanted = new FormData(filters);
-    shown = data.cases.filter((entry) => isWanted(entry, wanted));
-    gallery.replaceChildren(...shown.map(card));
-    count.textContent = `${shown.length} of ${data.cases.length} cases`;
-    document.getElementById("nothing").hidden = shown.length > 0;
+    return [picture(entry, ""), badge, label];
   }
 
   // From no colour to orange to pale yellow, more opaque where the map is stronger.
@@ -127,7 +105,7 @@
       mapped = step;
       isMapVisible = true;
       show(entry);
-      dialog.querySelectorAll(".pick")[step].focus();
+      document.querySelectorAll(".pick")[step].focus();
     });
     return button;
   }
@@ -141,7 +119,7 @@
         { className: step === marked && entry.maps !== null ? "mapped" : "" },
         make("th", { scope: "row" }, nameStep(entry, step)),
         make("td", {}, answerText(step, entry.truth[step])),
-        make("td", {}, mark(right), " ", answerText(step, entry.answers[step])),
+        make("td", {}, mark(right, "not annotated"), " ", answerText(step, entry.answers[step])),
         make("td", { className: "confidence" }, ...confidence(entry, step)),
       );
     });
@@ -154,14 +132,6 @@
     return make("div", { className: "reading" }, warning, table, make("h4", {}, "Report"), report);
   }
 
-  function show(entry) {
-    current = entry;
-    document.getElementById("case-title").textContent = entry.name;
-    document.getElementById("case-about").textContent = entry.about;
-    document.getElementById("case-place").textContent = `${shown.indexOf(entry) + 1} of ${shown.length}`;
-    document.getElementById("case-body").replaceChildren(view(entry), reading(entry, chain(entry, mapped, stepName)));
-  }
-
   // As it is printed, with the map of the last step.
   function sheet(entry) {
     const title = make("h3", {}, entry.name, " ", make("span", { className: "note" }, entry.about));
@@ -171,29 +141,19 @@
     return make("article", {}, title, make("div", { className: "pair" }, left, reading(entry, table)));
   }
 
-  function open(entry) {
-    mapped = last;
-    show(entry);
-    if (!dialog.open) dialog.showModal();
-    document.getElementById("case-body").scrollTop = 0;
-  }
-
-  function move(by) {
-    const next = shown[(shown.indexOf(current) + by + shown.length) % shown.length];
-    show(next);
-    document.getElementById("case-body").scrollTop = 0;
-  }
-
-  document.getElementById("case-previous").addEventListener("click", () => move(-1));
-  document.getElementById("case-next").addEventListener("click", () => move(1));
-  document.getElementById("case-close").addEventListener("click", () => dialog.close());
-  dialog.addEventListener("keydown", (event) => {
-    if (event.key === "ArrowLeft") move(-1);
-    if (event.key === "ArrowRight") move(1);
+  const show = browse({
+    section: "cases",
+    noun: "cases",
+    items: data.cases,
+    perPage: 200,
+    isWanted,
+    card,
+    title: (entry) => entry.name,
+    about: (entry) => entry.about,
+    view: (entry) => [view(entry), reading(entry, chain(entry, mapped, stepName))],
+    sheet,
+    opened: () => {
+      mapped = last;
+    },
   });
-  dialog.addEventListener("click", (event) => {
-    if (event.target === dialog) dialog.close();
-  });
-  keepInAddress(filters, "cases", refresh);
-  printWhole(() => data.cases.map(sheet));
 })();

@@ -5,26 +5,25 @@ import itertools
 import math
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from markupsafe import Markup, escape
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation import consistency
 from stepcot_jax.evaluation.calibration import Reliability, step_reliability
 from stepcot_jax.evaluation.consistency import read_pairs
-from stepcot_jax.evaluation.operating_points import FIGURES, OperatingPoint
 from stepcot_jax.evaluation.predictions import logits_by_step
 from stepcot_jax.host.files import read_json
 from stepcot_jax.pages import shell
 from stepcot_jax.pages.figures import Line, draw_lines, draw_reliability
-from stepcot_jax.pages.shell import Section, decimal, make_environment, percent
-from stepcot_jax.reading.asking import NextStep
-from stepcot_jax.reading.finished import Entry, FinishedRun, Report
+from stepcot_jax.pages.sheets import Table, columns
+from stepcot_jax.pages.shell import Section, decimal, make_environment, percent, tabulate
+from stepcot_jax.reading.finished import Entry, FinishedRun, Report, tabulate_points
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.stored_reading import PAIRS_FILE, STATISTICS_FILE
 
@@ -36,7 +35,6 @@ def render(name: str, **values: Any) -> Markup:
     return shell.render(_TEMPLATES, name, **values)
 
 
-_LOSS_PARTS = {"hard_label": "answers", "soft_label": "teacher's answers", "channel_alignment": "channel alignment"}
 _FIRST_NAMES = ("teacher", "student")
 _MEASURES = {
     "mean_accuracy_own_and_given": (
@@ -59,13 +57,24 @@ def write_curves(entries: Sequence[Entry]) -> Section:
     measure = next((name for name in _MEASURES if any(key.endswith(f"/{name}") for key in keys)), "mean_accuracy")
     scores = find_lines(entries, "val", {name: f"{name}/{measure}" for name in names})
     losses = find_lines(entries, "train", {name: f"{name}/total" for name in names})
-    parts = find_lines(entries, "train", {text: f"student/{key}" for key, text in _LOSS_PARTS.items()})
     charts = [(*_MEASURES[measure], scores), ("Training loss, mean of the epoch's logged updates", "loss", losses)]
+    parts = find_lines(entries, "train", _name_parts(entries))
     if len(parts) > 1:
         charts.append(("Parts of the student's loss, before their weights", "loss", parts))
     return make_curves(
         draw_lines(lines, title=title, x_label="epoch", y_label=y_label) for title, y_label, lines in charts
     )
+
+
+_NO_PARTS = ("total", "gradient_norm", "alignment_weight")
+_PART_WORDS = {"hard_label": "answers", "soft_label": "teacher's answers"}
+
+
+def _name_parts(entries: Sequence[Entry]) -> dict[str, str]:
+    """Return the keys of the parts of the student's loss in a log, by their words."""
+    split = ((key, key.partition("/")) for entry in entries if entry["kind"] == "train" for key in entry)
+    parts = {key: part for key, (network, _, part) in split if network == "student" and "/" not in part}
+    return {_PART_WORDS.get(part, part.replace("_", " ")): key for key, part in parts.items() if part not in _NO_PARTS}
 
 
 def make_curves(charts: Iterable[Markup]) -> Section:
@@ -209,51 +218,6 @@ class Plausibility:
         return Section("consistency", "Consistency", self.source, body)
 
 
-# The teacher's answers once the truth of the first steps is given: which later answers flip.
-
-
-NOT_GIVEN = -1
-
-ReadGiven = Callable[[Int[np.ndarray, "case step"]], Float[np.ndarray, "case step answer"]]
-"""From given answers (`NOT_GIVEN` where there is none) to the reading's probabilities."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Corrections:
-    """Readings of the same cases, each with the truth of one more step given."""
-
-    names: Sequence[str]
-    truth: Int[np.ndarray, "case step"]  # a step that nobody annotated is not given
-    answers: Int[np.ndarray, "num_given case step"]  # of the reading
-    largest_shift: float  # largest change of a later answer's probability when one more step was given, 0 to 1
-    asked: Sequence[NextStep | None] = ()  # the step of each case that is worth checking at first
-
-    @property
-    def flipped(self) -> Bool[np.ndarray, "num_given case step"]:
-        """Whether a step that is not given has another answer than with one step less given; False at 0 given."""
-        changed = np.zeros(self.answers.shape, bool)
-        changed[1:] = self.answers[1:] != self.answers[:-1]
-        return changed & _is_later(self.answers.shape[2])[:, None]
-
-
-def read_corrections(
-    read: ReadGiven, *, truth: Int[np.ndarray, "case step"], names: Sequence[str], asked: Sequence[NextStep | None] = ()
-) -> Corrections:
-    """Read the cases with 0, 1, ... and all but the last step given."""
-    given = np.where(truth == NOT_ANNOTATED, NOT_GIVEN, truth)
-    num_steps = truth.shape[1]
-    probabilities = np.stack(
-        [read(np.where(np.arange(num_steps) < num_given, given, NOT_GIVEN)) for num_given in range(num_steps)]
-    )
-    shifts = np.abs(np.diff(probabilities, axis=0)).max(axis=-1, initial=0)
-    later = shifts * _is_later(num_steps)[1:, None]
-    return Corrections(tuple(names), truth, probabilities.argmax(axis=-1), float(later.max(initial=0)), tuple(asked))
-
-
-def _is_later(num_steps: int) -> Bool[np.ndarray, "num_given step"]:
-    return np.arange(num_steps) >= np.arange(num_steps)[:, None]
-
-
 Curve = list[float | None]  # share of the last step that is right after 0, 1, ... true answers
 
 
@@ -267,78 +231,20 @@ class _Statistics(msgspec.Struct):
     corrections: _Shares | None = None
 
 
-def write_shares(workdir: pathlib.Path, chain: Chain) -> Markup:
-    """Write the curve of each network that a run measured, and that of its baseline; "" where none is corrected."""
+def write_shares(workdir: pathlib.Path, chain: Chain) -> Iterator[Section]:
+    """Yield the section of what answers given add for each network that takes them, beside a baseline; or none."""
     accepted = "expected the statistics.json of a run"
     measured = read_json(workdir / STATISTICS_FILE, _Statistics, accepted=accepted).corrections
     if measured is None or measured.without_picture is None:
-        return Markup()
+        return
     shares = {f"{model}, joint reading": curve for model, curve in measured.joined.items()}
     shares[f"{measured.baseline} without the picture"] = measured.without_picture
-    return render("correction_shares.html.j2", shares=shares, last=chain.steps[-1].name)
-
-
-def write_corrections(corrections: Corrections, chain: Chain, *, num_shown: int = 4) -> Markup:
-    """Write how many later answers flipped, for better or worse, and the cases with the most flips."""
-    by_case = corrections.flipped.sum(axis=(0, 2))
-    order = np.argsort(-by_case, kind="stable")[:num_shown]
-    return render(
-        "corrections.html.j2",
-        summary=_summarise(corrections),
-        headers=["Step", "Truth", "as read", *(f"{number} given" for number in range(1, len(corrections.answers)))],
-        cases=[_list_rows(corrections, int(case), chain) for case in order if by_case[case]],
-        worth=_list_worth(corrections),
-        last=chain.steps[-1].name,
-    )
-
-
-def _list_worth(corrections: Corrections) -> list[dict[str, Any]]:
-    """Return the cases in which an answer to the step worth checking changes the last step, the likeliest first."""
-    rows = []
-    for name, asked in zip(corrections.names, corrections.asked, strict=False):
-        if asked is not None and asked.changing:
-            chance = sum(outcome.probability for outcome in asked.changing)
-            rows.append({"name": name, "asked": asked, "chance": chance})
-    return sorted(rows, key=lambda row: -row["chance"])
-
-
-def _summarise(corrections: Corrections) -> str:
-    flipped, truth = corrections.flipped, corrections.truth
-    before = np.concatenate([corrections.answers[:1], corrections.answers[:-1]])
-    annotated = truth != NOT_ANNOTATED
-    to_right = int((flipped & annotated & (corrections.answers == truth)).sum())
-    to_wrong = int((flipped & annotated & (before == truth)).sum())
-    num_cases, num_flips = flipped.shape[1], int(flipped.sum())
-    num_changed = int(flipped.any(axis=(0, 2)).sum())
-    if not num_flips:
-        hardly = ": the teacher reads each step from the picture, and hardly from earlier answers"
-        return (
-            f"In none of {num_cases} cases did a later answer change when the truth of earlier steps was given, and no "
-            f"later probability moved by more than {100 * corrections.largest_shift:.2g} percentage points"
-            f"{hardly if corrections.largest_shift < 0.01 else ''}."
-        )
-    return (
-        f"In {num_changed} of {num_cases} cases a later answer changed when the truth of earlier steps was given: "
-        f"{num_flips} changes, {to_right} of them from wrong to right, {to_wrong} from right to wrong and "
-        f"{num_flips - to_right - to_wrong} between two wrong answers or without a truth to compare with."
-    )
-
-
-def _list_rows(corrections: Corrections, case: int, chain: Chain) -> dict[str, Any]:
-    """Return a case's name and, for each step, its truth and one cell for each number of given steps."""
-    rows = []
-    for index, step in enumerate(chain.steps):
-        truth = int(corrections.truth[case, index])
-        annotated = truth != NOT_ANNOTATED
-        cells: list[dict[str, Any] | None] = []
-        for num_given, answers in enumerate(corrections.answers):
-            answer = int(answers[case, index])
-            flipped = bool(corrections.flipped[num_given, case, index])
-            right = answer == truth if annotated else None
-            is_given = index < num_given and annotated
-            cells.append(None if is_given else {"answer": step.options[answer], "flipped": flipped, "right": right})
-        rows.append({"step": step.name, "truth": step.options[truth] if annotated else "not annotated", "cells": cells})
-    return {"name": corrections.names[case], "rows": rows}
+    title = f"Cases with the right {chain.steps[-1].name}, by number of true answers given"
+    heads = (*columns("text", "reading"), *columns("percent", *map(str, range(len(measured.without_picture)))))
+    rows = tuple((name, *curve) for name, curve in shares.items())
+    note = "Each answer is to the question that the reading asks for; at most 500 test cases."
+    body = tabulate(Table("corrections", title, heads, rows, (note,))).body
+    yield Section("corrections", "Corrections", f"{title}.", body)
 
 
 # The section on operating points: a table of all.
@@ -351,12 +257,9 @@ def write_operating_section(run: FinishedRun) -> Section:
         f"{run.operating_points.rule.describe()}. Figures are of the test cases, probabilities as in the calibration "
         "above."
     )
-    models: dict[str, list[tuple[str, str, OperatingPoint]]] = {}
-    networks = run.split.predictions.logits  # without the points of joint readings
-    points = {finding: point for finding, point in run.operating_points.points.items() if finding[0] in networks}
-    for (model, step, answer), point in points.items():
-        models.setdefault(model, []).append((step, answer, point))
-    body = render("operating.html.j2", models=models, figures=FIGURES)
+    tables = [tabulate_points(run.operating_points, model) for model in run.split.predictions.logits]
+    fold = Markup("<details><summary>{}</summary>{}</details>")
+    body = Markup("").join(fold.format(table.title, tabulate(table).body) for table in tables if table.rows)
     return Section("operating", "Operating points", lead, body)
 
 

@@ -16,6 +16,7 @@ Human readers have their own command, stepcot readers.
 
 import dataclasses
 import importlib
+import itertools
 import pathlib
 import shlex
 import sys
@@ -27,7 +28,7 @@ from ml_collections import config_flags
 
 from stepcot_jax import __version__
 from stepcot_jax.host.download import is_address, refuse_address
-from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.host.errors import EXIT_BAD_INPUT, BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
 from stepcot_jax.run.settings import Settings, make_settings
 from stepcot_jax.tools.options import define_flags, parse
@@ -54,6 +55,9 @@ TABLES: dict[str, tuple[str, ...]] = {
 }
 """Module with the recipe of each table, and its marks."""
 
+_LEFT = ("effect", "origin", "released", "schedules")
+"""Tables that earlier versions made."""
+
 
 def list_names(mark: str) -> list[str]:
     """Return the tables with a mark."""
@@ -74,6 +78,8 @@ def read_names(arguments: list[str]) -> tuple[str, ...]:
     for name in arguments:
         if name == "readers":
             raise BadInput("readers has its own command: stepcot readers")
+        if name in _LEFT:
+            raise BadInput(f"table {name!r} left the package (CHANGELOG.md has its last commit); expected {known}")
         if name not in (*TABLES, "all"):
             raise BadInput(f"table {name!r} is not one of {known}")
     if "all" in arguments:
@@ -201,6 +207,12 @@ def define_table_flags() -> None:
 
 def parse_tables(arguments: list[str]) -> list[str]:
     """Parse the command line; without a config, published figures are printed alone."""
+    if words := list(itertools.takewhile(lambda word: not word.startswith("-"), arguments[1:])):
+        try:
+            read_names(words)  # before the flags, of which a wrong name has no use
+        except BadInput as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(EXIT_BAD_INPUT)
     named = [TABLES.get(word, ()) for word in arguments[1:] if word in (*TABLES, "all")]
     is_of_policies = bool(named) and all("policy" in marks for marks in named)
     if named and all("printed" in marks for marks in named) and not any("--config" in word for word in arguments):

@@ -130,7 +130,7 @@ def _make_teacher_features(main: Cell, cells: Cells, folder: pathlib.Path) -> No
     partial.rename(folder)
 
 
-def write_random_encoder(folder: pathlib.Path, *, seed: int = 0) -> None:
+def write_random_encoder(folder: pathlib.Path) -> None:
     """Write a small CLIP image tower with random weights as a checkpoint folder."""
     from stepcot_jax.encoders.checkpoints import recognise
     from stepcot_jax.encoders.weights import LAYOUTS
@@ -145,7 +145,7 @@ def write_random_encoder(folder: pathlib.Path, *, seed: int = 0) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     architecture = recognise(folder, {}, "float32")
     shapes = flax.traverse_util.flatten_dict(architecture.shapes(), sep="/")
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     tensors = {}
     for name, destination in architecture.table.items():
         target = shapes[destination.path].shape

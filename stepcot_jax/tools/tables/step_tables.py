@@ -143,9 +143,9 @@ def _list_large(large: Constrained) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for steps, level in list_rows(large):
         row: dict[str, Any] = {"model": large.model, "intermediate steps": steps}
-        row |= {heading: level.diagnosis[metric].figure for metric, heading in METRICS.items()}
+        row |= {heading: level.diagnosis[metric] for metric, heading in METRICS.items()}
         for metric, heading in METRICS.items() if level.level else ():
-            figure, p = level.differences[metric].figure, level.p if metric == "accuracy" else None
+            figure, p = level.differences[metric], level.p if metric == "accuracy" else None
             row[f"difference in {heading}"] = figure
             row[f"gain in {heading}"] = Evidence(figure, (figure.value,), large.num_patients, p)
         # For a model of the paper, the row without the steps has the published figures.
@@ -170,7 +170,7 @@ def _list_step_rows(large: Constrained, step: str) -> list[Row]:
         figures[WITH] = level.diagnosis if is_last else level.steps[step]
     return [
         {"step": step, "model": f"{large.model}, {words} steps", "cases": large.num_cases}
-        | {heading: of_level[name].figure for name, heading in HEADINGS.items()}
+        | {heading: of_level[name] for name, heading in HEADINGS.items()}
         for words, of_level in figures.items()
     ]
 

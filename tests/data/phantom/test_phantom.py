@@ -2,10 +2,8 @@
 
 import collections
 import csv
-import dataclasses
 import hashlib
 import math
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -16,11 +14,9 @@ from refusals import refuse
 from stepcot_jax.box import Box
 from stepcot_jax.chain import DEFAULT_CHAIN, DIAGNOSIS_OPTIONS
 from stepcot_jax.data.phantom import phantom
-from stepcot_jax.data.phantom.anatomy import SECOND_LIMITS, Anatomy
 from stepcot_jax.data.phantom.answers import NUM_PUBLISHED, answer_texts
 from stepcot_jax.data.phantom.phantom import draw_case, export_phantom
 from stepcot_jax.data.records.records import read_records
-from stepcot_jax.run.configs import load_config
 
 NUM_ANSWERED = 3000
 
@@ -44,30 +40,6 @@ def test_the_first_style_is_drawn_as_before_there_was_a_second():
             digest.update(drawn.image.tobytes() + drawn.lung_mask.tobytes())
             digest.update(msgspec.json.encode(drawn.case) + msgspec.json.encode(boxes))
     assert digest.hexdigest() == "c1d6341f3ca545af7e8582d1cca9371c1f42675c7a8763cf94aa4780c19e63e2"
-
-
-def test_the_second_style_is_another_origin():
-    """Every chest lies beyond the limits of the first, and diagnoses have the shares that are set."""
-    first = {field.name: field.metadata["limits"] for field in dataclasses.fields(Anatomy) if field.metadata}
-    assert all(first[name][1] <= low or high <= first[name][0] for name, (low, high) in SECOND_LIMITS.items())
-    shots = [phantom.plan_case(index, seed=4, prevalence="flat", style="second") for index in range(40)]
-    for name, (low, high) in SECOND_LIMITS.items():
-        assert all(low <= getattr(shot.scene.healthy, name) <= high for shot in shots), name
-    assert {shot.case.origin for shot in shots}.isdisjoint(phantom.ORIGINS)
-    found = collections.Counter(
-        answer_texts(index, seed=2, prevalence="flat", style="second")[6] for index in range(NUM_ANSWERED)
-    )
-    for name, share in {"Normal": 2 / 11.9, "Effusion": 2.5 / 11.9, "Nodule": 0.4 / 11.9}.items():
-        assert abs(found[name] / NUM_ANSWERED - share) <= 4 * math.sqrt(share * (1 - share) / NUM_ANSWERED)
-    away, home = ([draw_case(i, seed=4, size=64, prevalence="flat", style=s) for i in range(40)]
-                  for s in ("second", "first"))  # fmt: skip
-    noise = [np.mean([np.abs(np.diff(each.image.astype(float))).mean() for each in cases]) for cases in (away, home)]
-    assert noise[0] > 1.2 * noise[1]
-
-
-def test_no_config_trains_on_the_second_style():
-    for path in (Path(__file__).parents[3] / "configs").glob("*.py"):
-        assert load_config(path.stem).phantom.style == "first"
 
 
 def _texts(labels):
@@ -123,10 +95,7 @@ def test_prevalence_is_within_binomial_bounds(prevalence):
         assert abs(found[diagnosis] - NUM_ANSWERED * share) <= (4 * math.sqrt(NUM_ANSWERED * share * (1 - share)) + 1)
 
 
-@pytest.mark.parametrize("style", ["first", "second"])
-def test_boxes_masks_and_reasoning_say_what_the_answers_say(flat_cases, style):
-    if style == "second":
-        flat_cases = [draw_case(index, seed=5, size=64, prevalence="flat", style=style) for index in range(100)]
+def test_boxes_masks_and_reasoning_say_what_the_answers_say(flat_cases):
     for case in flat_cases:
         answers, labels = _texts(case.case.answers), {box.label for box in case.boxes}
         assert bool(labels) == (answers[6] != "Normal")
@@ -151,10 +120,10 @@ def test_boxes_masks_and_reasoning_say_what_the_answers_say(flat_cases, style):
             assert phrase == "The report names none." or phrase.split('"')[1] in case.case.report
 
 
-@pytest.mark.parametrize(("size", "style"), [(48, "first"), (96, "first"), (64, "second")])
-def test_findings_change_the_picture_inside_their_boxes(size, style):
+@pytest.mark.parametrize("size", [48, 96])
+def test_findings_change_the_picture_inside_their_boxes(size):
     for index in range(50):
-        shot = phantom.plan_case(index, seed=9, prevalence="flat", style=style)
+        shot = phantom.plan_case(index, seed=9, prevalence="flat")
         drawn = phantom.draw_planned(shot, size=size)
         healthy = phantom.draw_planned(shot, size=size, healthy=True)
         energy = (drawn.image.astype(np.float64) - healthy.image) ** 2
@@ -208,7 +177,7 @@ REFUSED = [({"seed": -1}, "seed -1"), ({"size": 8}, "size: 8"), ({"size": 20_000
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [*REFUSED, ({"prevalence": "flatt"}, "prevalence: 'flatt'"), ({"style": "third"}, "style: 'third'")],
+    [*REFUSED, ({"prevalence": "flatt"}, "prevalence: 'flatt'")],
 )
 def test_settings_out_of_range_are_refused(settings, message):
     refuse(message, draw_case, 0, **{"seed": 0, "size": 32, "prevalence": "flat", **settings})

@@ -95,8 +95,8 @@ def test_sizes_of_images():
     assert qwen_size((2500, 3000), limits=(56 * 56, 28 * 28 * 1280)) == (896, 1092)
     assert qwen_size((70, 42), limits=(784, 10**6)) == (56, 56)  # halves to even, as the processor
     refuse("more than 200 times", qwen_size, (201, 1))
-    refuse(r"x\.png: image of 201 x 1 px", tested.cut_image, np.zeros((1, 201, 3), np.uint8), published, name="x.png")
-    refuse(r"x\.png: float32 of shape", tested.cut_image, np.zeros((5, 5, 3), np.float32), published, name="x.png")
+    refuse("^image of 201 x 1 px", tested.cut_image, np.zeros((1, 201, 3), np.uint8), published)
+    refuse("^image: float32 of shape", tested.cut_image, np.zeros((5, 5, 3), np.float32), published)
 
 
 @pytest.mark.parametrize(
