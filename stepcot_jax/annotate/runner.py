@@ -445,6 +445,7 @@ def annotate_questions(
         require_images=requires_images,
         set_aside=bad,
         with_normal=settings.with_normal,
+        grounded=settings.grounded,
     )
     settings = dataclasses.replace(settings, root=root)
     questions, hostile = _screen(questions)

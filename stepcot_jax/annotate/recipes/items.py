@@ -14,10 +14,14 @@ from stepcot_jax.annotate.annotation import Aside, ItemT
 from stepcot_jax.annotate.llm.prompts import Prompt
 from stepcot_jax.box import Box, Corners
 from stepcot_jax.chain import fold
+from stepcot_jax.data.images.drawn_boxes import scale_boxes
 from stepcot_jax.data.questions.making import split_images
 from stepcot_jax.data.questions.questions import ask_questions, region_of
 from stepcot_jax.data.questions.vocabulary import TERMS, accepted_names, canonical, write_box
+from stepcot_jax.data.sources.grounded import list_grounded
+from stepcot_jax.data.sources.intake import Intake
 from stepcot_jax.data.sources.layouts import BOXED
+from stepcot_jax.data.sources.listed import How
 from stepcot_jax.data.sources.loading import detect_vqa_layout, read_detections, read_vqa_source
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.replies import IN_ROUND_BRACKETS, find_named_boxes, write_answer
@@ -93,8 +97,11 @@ def split_sentences(text: str) -> list[str]:
     return [sentence for sentence in _SENTENCE.split(text.strip()) if sentence]
 
 
-def ground_record(record: Record) -> Question:
-    """Return a record's question; its grounded report is made of the regions in its thinking and its references."""
+def ground_record(record: Record, image: Record | None = None) -> Question:
+    """Return a record's question; its grounded report is that of its image, or its thinking and references as they are.
+
+    A region that both name keeps the record's box, under which the answer refers to it, and takes the sentence.
+    """
     statements = []
     for sentence in split_sentences(record.thinking):
         regions = list(find_named_boxes(sentence, IN_ROUND_BRACKETS))
@@ -102,7 +109,30 @@ def ground_record(record: Record) -> Question:
         statements += [_state(region, record, " ".join(words.split())) for region, _, _ in regions]
     known = {statement.corners for statement in statements}
     statements += [_state(box, record) for box in record.references if box.corners not in known]
+    if image is not None:
+        told = _scale_report(image, record.image_size)
+        sentences = {fold(box.region): box.sentence for box in told}
+        statements = [
+            msgspec.structs.replace(own, sentence=own.sentence or sentences.get(fold(own.region), ""))
+            for own in statements
+        ]
+        named = {fold(own.region) for own in statements}
+        statements += [box for box in told if fold(box.region) not in named]
     return Question(record, tuple(statements))
+
+
+def _scale_report(image: Record, image_size: tuple[int, int]) -> list[Box]:
+    """Return the sentences of a grounded report with their boxes in pixels of another size."""
+    told = [box for box in (*image.boxes, *image.regions) if box.sentence]
+    scaled = scale_boxes([box.corners for box in told], image.image_size, image_size[::-1])
+    return [msgspec.structs.replace(box, corners=corners) for box, corners in zip(told, scaled, strict=True)]
+
+
+def _read_reports(path: Path, set_aside: list[SetAside]) -> dict[str, Record]:
+    """Return the images of grounded reports by their paths."""
+    source = list_grounded(path, How(for_cases=False, require_images=False))
+    images = Intake(source, on_bad_record="skip", set_aside=set_aside).read_images(with_normal=True)
+    return {image.image: image for image in images}
 
 
 def _state(box: Box, record: Record, sentence: str = "") -> Box:
@@ -113,11 +143,12 @@ def _state(box: Box, record: Record, sentence: str = "") -> Box:
 
 def ground_image(image: Record, *, seed: int) -> list[Question]:
     """Return the questions about an image of a detection list."""
-    questions, known = [], {finding.corners for finding in image.boxes}
+    told = tuple(region for region in image.regions if region.sentence)
+    questions, known = [], {statement.corners for statement in (*image.boxes, *told)}
     for record in ask_questions(image, seed=seed):
         more = [Box(box.label, box.corners, region=box.label) for box in record.references if box.corners not in known]
         bare = msgspec.structs.replace(record, thinking="", preamble="", stages=None)
-        questions.append(Question(bare, (*image.boxes, *more), image.boxes, from_list=True))
+        questions.append(Question(bare, (*image.boxes, *told, *more), image.boxes, from_list=True))
     return questions
 
 
@@ -129,6 +160,7 @@ def read_questions(
     require_images: bool,
     set_aside: list[SetAside],
     with_normal: bool = False,
+    grounded: Path | None = None,
 ) -> tuple[list[Question], Path]:
     """Read the questions of records, of released data, or about a detection list, split by patient as by `data vqa`."""
     root = source.parent if source.is_file() else source
@@ -136,6 +168,8 @@ def read_questions(
     if layout in BOXED:
         if box_size is not None:
             raise BadInput(f"--box-size: the layout {layout} states the size of its boxes")
+        if grounded is not None:
+            raise BadInput(f"--grounded: the layout {layout} has boxes of its own; expected questions")
         images = read_detections(
             source,
             layout=layout,
@@ -157,7 +191,8 @@ def read_questions(
         require_images=require_images,
         set_aside=set_aside,
     )
-    return [ground_record(record) for record in records], root
+    reports = {} if grounded is None else _read_reports(grounded, set_aside)
+    return [ground_record(record, reports.get(record.image)) for record in records], root
 
 
 def add_provenance(record: Record, added: Mapping[str, str]) -> Record:
@@ -184,6 +219,7 @@ class TaskSettings:
     seed: int = 0  # of the questions about a detection list and its splits; LVKC: of the perturbed boxes
     box_size: tuple[int, int] | None = None  # width and height that the boxes of released data refer to
     with_normal: bool = False  # whether to ask about the images of a detection list that have no box
+    grounded: Path | None = None  # RMCoT: JSON lines with the grounded reports of the questions' images
     host_organ: HostOrgan = "coverage"  # MedCLM: how a lesion's host organ is found
     masks: Path | None = None  # MedCLM: folder of the masks, or CheXmask's table; None for `masks` below `root`
     organ_prior: OrganPrior = "atlas"  # MedCLM: what names the organ in a radiograph without masks

@@ -343,6 +343,7 @@ _MAIN = (
     "What does this chest radiograph show?",
 )
 _ALL = ("Which abnormalities does this chest radiograph show?", "Name the abnormalities of this chest radiograph.")
+_REGION = ("What does the {name} show?", "Describe the {name}.", "What do you see in the {name}?")
 _CAUSE = ("What explains the {name}?", "What is the most likely cause of the {name}?")
 
 
@@ -401,6 +402,7 @@ def _record(image: Record, kind: Kind, draft: Draft, *, wording: int, seed: int)
         lesion="" if diagnosis == NORMAL else diagnosis,
         organ=facts.get("organ", ""),
         modality="xray",
+        report=image.report,
         facts=facts,
         provenance={**image.provenance, "maker": "templates", "question_seed": str(seed), "references": shown},
     )
@@ -463,7 +465,19 @@ def _ask_for_all(image: Record, rng: np.random.Generator) -> Draft | None:
     """Ask for every label of an image without a diagnosis; either order of two is accepted."""
     names = [accepted_names(label)[0] for label in present_in(image)]
     if not names:
-        return None
+        return _ask_for_region(image, rng)
     findings = [finding for label in present_in(image) for finding in findings_of(image, label)]
     answer, reverse = (" and ".join(ordered) for ordered in (names, names[::-1]))
     return Draft("all abnormalities", pick(rng, _ALL), answer, answer, refer(image, findings, rng), synonyms=(reverse,))
+
+
+def _ask_for_region(image: Record, rng: np.random.Generator) -> Draft | None:
+    """Ask for what a grounded report says of a region, where its sentences have no labels."""
+    told = [region for region in image.regions if region.sentence and region.region]
+    if not told:
+        return None
+    region: Box = pick(rng, told)
+    question, answer = pick(rng, _REGION).format(name=region.region), region.sentence.rstrip(".")
+    seen = f"{answer[:1].lower()}{answer[1:]}"
+    boxes = [other for other in told if (other.region, other.sentence) == (region.region, region.sentence)]
+    return Draft("region", question, answer, answer, tuple((box, seen) for box in boxes))

@@ -33,7 +33,7 @@ _REQUIRED = ("id", "image", "image_size", "patient", "kind", "question", "answer
 _LINE: tuple[str, ...] = (  # the fields of a question in the order of the file
     *("id", "image", "image_size", "patient", "origin", "split", "kind", "topic", "question", "options", "answer"),
     *("synonyms", "references", "thinking", "preamble", "stages", "cue", "lesion", "organ", "modality", "facts"),
-    "provenance",
+    *("provenance", "report"),
 )
 _FILE_NAMES = {"image": "image_path", "patient": "patient_id", "options": "choices"}
 
@@ -60,6 +60,8 @@ def as_line(record: Record) -> dict[str, Any]:
     """Return a question's fields by the names of the file, in its order."""
     line = {_FILE_NAMES.get(name, name): getattr(record, name) for name in _LINE}
     line["references"] = [{"label": box.label, "box": box.corners} for box in record.references]
+    if not record.report:  # which few sources have
+        del line["report"]
     return line
 
 

@@ -38,6 +38,7 @@ LAYOUTS: dict[str, Layout] = {
     "medsage": Layout(questions=(".jsonl", ".json", ".csv")),
     "vinbigdata": Layout(boxes=("train.csv",), looks_inside=True),
     "phantom": Layout(boxes=("boxes.csv",)),
+    "grounded": Layout(boxes=("grounded.jsonl",)),
 }
 CASES = tuple(name for name, layout in LAYOUTS.items() if layout.cases)
 BOXED = tuple(name for name, layout in LAYOUTS.items() if layout.boxes)

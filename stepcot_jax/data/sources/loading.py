@@ -147,6 +147,7 @@ def _list_files(root: Path, *, layout: str) -> list[Path]:
 def _peek_all(root: Path) -> Iterator[tuple[Path, str | BadInput]]:
     """Yield each file that may hold records, and the layout of its first good record, "" if it is another."""
     from stepcot_jax.data.sources.gemex import is_gemex
+    from stepcot_jax.data.sources.grounded import is_grounded
     from stepcot_jax.data.sources.medsage import is_medsage
 
     paths = [root]
@@ -162,7 +163,8 @@ def _peek_all(root: Path) -> Iterator[tuple[Path, str | BadInput]]:
         if {"image_size", "patient_id", "kind"} <= keys:
             yield path, "records" if path == root else ""
         else:
-            yield path, "gemex" if is_gemex(keys) else "medsage" if is_medsage(keys) else ""
+            kinds = {"gemex": is_gemex, "medsage": is_medsage, "grounded": is_grounded}
+            yield path, next((name for name, is_kind in kinds.items() if is_kind(keys)), "")
 
 
 def _find_keys(path: Path) -> set[str]:

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 _OUT = "folder of result and ledgers"
 
 VOTER_FIELDS = ("base-url", "key-variable")
-TASK_FLAGS = {"lvkc": ("num_regions", "num_templates"), "medclm": ("host_organ", "masks", "organ_prior")}
+TASK_FLAGS = {
+    "rmcot": ("grounded",),
+    "lvkc": ("num_regions", "num_templates"),
+    "medclm": ("host_organ", "masks", "organ_prior"),
+}
 """Flags of `annotate vqa` that only one task uses."""
 
 
@@ -62,7 +66,7 @@ def vqa_parser() -> argparse.ArgumentParser:
     """Return the parser of `annotate vqa SOURCE`."""
     prog = "stepcot annotate vqa"
     parser = argparse.ArgumentParser(prog=prog, description="Make reasoning records from questions or boxes.")
-    source = "reasoning records, GEMeX, MEDSAGE, ChestX-ray8 boxes, PadChest-GR, VinBigData, or a phantom folder"
+    source = "reasoning records, GEMeX, MEDSAGE, a detection list, PadChest-GR, grounded reports, or a phantom folder"
     parser.add_argument("source", metavar="SOURCE", help=f"{source}; also on gs://")
     tasks = "rmcot: thinking with regions; lvkc: four stages; medclm: easy, medium and hard views"
     parser.add_argument("--task", choices=("rmcot", "lvkc", "medclm"), required=True, help=tasks)
@@ -72,6 +76,8 @@ def vqa_parser() -> argparse.ArgumentParser:
     parser.add_argument("--question-seed", type=int, default=0, metavar="N", help="of questions and boxes, default 0")
     normal = "also ask about images of a detection list that have no box because the source denies findings"
     parser.add_argument("--with-normal", action="store_true", help=normal)
+    grounded = "rmcot: JSON lines of the grounded reports of SOURCE's images; or gs://"
+    parser.add_argument("--grounded", metavar="FILE", help=grounded)
     parser.add_argument("--num-regions", type=int, metavar="M", help="lvkc: box variants, 0 to 4, default 1")
     parser.add_argument("--num-templates", type=int, metavar="T", help="lvkc: wordings, 1 to 3, default 1")
     hosts = "medclm: how the host organ is found, default coverage"
@@ -274,6 +280,8 @@ def annotate_vqa(options: argparse.Namespace) -> None:
         unused = [f"--{name.replace('_', '-')}" for name in names if given[name] is not None and options.task != task]
         if unused:
             raise BadInput(f"{', '.join(unused)} requires --task={task}; got --task={options.task}")
+    if options.grounded is not None:
+        given["grounded"] = find_path(options.grounded, "--grounded")
     if options.masks is not None:
         given["masks"] = find_path(options.masks, "--masks")
         if not (given["masks"].is_dir() or given["masks"].suffix.lower() == ".csv"):
