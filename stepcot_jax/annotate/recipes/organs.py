@@ -3,11 +3,10 @@
 Masks are files (ORGAN/IMAGE, IMAGE/ORGAN, or foldN/masks/ORGAN/IMAGE as SCR has them for JSRT) or CheXmask's table.
 """
 
-import collections
 import io
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple, get_args
+from typing import get_args
 
 import numpy as np
 from jaxtyping import Bool
@@ -40,13 +39,8 @@ _RADIOGRAPH = "xray"
 _LUNGS = ("right lung", "left lung")
 
 
-class Row(NamedTuple):
-    """The masks of an image in CheXmask's table, by organ as runs "start length" from 1 along the rows."""
-
-    number: int
-    runs: Mapping[str, str]
-    height: str
-    width: str
+Row = tuple[int, dict[str, str], tuple[str, str]]
+"""Of CheXmask's table: number, runs "start length" of each organ's mask (from 1, along the rows), height and width."""
 
 
 class Hosts:
@@ -182,57 +176,51 @@ def _decode_mask(content: bytes, name: str) -> Image.Image:
 
 def _read_table(path: Path, images: Collection[str]) -> dict[str, Row]:
     """Return the rows of some images that reach CheXmask's own quality; the first column names a row's image."""
-    wanted: dict[str, set[str]] = collections.defaultdict(set)
+    wanted: dict[str, str] = {}
     for image in images:
-        for tail in _list_tails(image):
-            wanted[tail].add(image)
-    rows = {}
-    for row, (left, right, heart, height, width, dice), problem in read_columns(
-        path, _TABLE, optional=("Dice RCA (Mean)",)
-    ):
-        for image in wanted.get(_without_suffix(row.cells[0]), ()):
-            if problem:
-                raise BadInput(f"{path}: row {row.number}: {problem}")
-            if not dice or _read_number(dice, f"{path}: row {row.number}, Dice RCA (Mean)") >= LEAST_DICE:
-                runs = {"right lung": right, "left lung": left, "heart": heart}
-                rows[image] = Row(row.number, {organ: text for organ, text in runs.items() if text}, height, width)
+        parts = PurePosixPath(_without_suffix(image)).parts
+        for tail in ("/".join(parts[start:]) for start in range(len(parts))):
+            wanted[tail] = "" if tail in wanted else image  # none for a name of several images
+    rows: dict[str, Row] = {}
+    columns = read_columns(path, _TABLE, optional=("Dice RCA (Mean)",))
+    for row, (left, right, heart, height, width, dice), problem in columns:
+        if image := wanted.get(_without_suffix(row.cells[0]), ""):
+            try:
+                if problem:
+                    raise ValueError(problem)
+                is_good = float(dice or 1) >= LEAST_DICE
+            except ValueError as error:
+                raise BadInput(f"{path}: row {row.number}: {error}") from None
+            runs = {"right lung": right, "left lung": left, "heart": heart}
+            if is_good:
+                rows[image] = row.number, {organ: text for organ, text in runs.items() if text}, (height, width)
     return rows
-
-
-def _list_tails(image: str) -> Iterator[str]:
-    parts = PurePosixPath(_without_suffix(image)).parts
-    return ("/".join(parts[start:]) for start in range(len(parts)))
 
 
 def _without_suffix(name: str) -> str:
     return next((name[: -len(suffix)] for suffix in _FILMS if name.lower().endswith(suffix)), name)
 
 
-def _read_number(text: str, where: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise BadInput(f"{where}: {text[:40]!r} is not a number") from None
-
-
 def _decode_row(row: Row, table: Path) -> dict[str, Mask]:
-    where = f"{table}: row {row.number}"
-    height, width = (int(_read_number(side, where)) for side in (row.height, row.width))
-    if min(height, width) < 1 or height * width > MOST_PIXELS:
-        raise BadInput(f"{where}: Height, Width: {[row.height[:20], row.width[:20]]} are no sides of a picture")
-    masks = {}
-    for organ, text in row.runs.items():
-        try:
-            runs = np.array(text.split(), np.int64)
-        except (ValueError, OverflowError):
-            runs = np.zeros(1, np.int64)
-        starts = runs[::2] - 1
-        ends = starts + runs[1::2] if runs.size % 2 == 0 else -starts - 1
-        if (starts < 0).any() or (ends < starts).any() or (ends > height * width).any():
-            raise BadInput(f"{where}: {organ}: expected pairs of start (from 1) and length within {height} x {width}")
-        steps = np.zeros(height * width + 1, np.int64)
-        np.add.at(steps, starts, 1)
-        np.add.at(steps, ends, -1)
-        masks[organ] = (steps[:-1].cumsum() > 0).reshape(height, width)
-    _check_sides(masks, where)
+    number, runs, sides = row
+    try:
+        height, width = map(int, sides)
+        if min(height, width) < 1 or height * width > MOST_PIXELS:
+            raise ValueError(f"Height, Width: {height} x {width} pixels")
+        masks = {organ: _decode_runs(text, height * width).reshape(height, width) for organ, text in runs.items()}
+    except (ValueError, OverflowError) as error:
+        raise BadInput(f"{table}: row {number}: {error}; expected runs of a mask as CheXmask writes them") from None
+    _check_sides(masks, f"{table}: row {number}")
     return masks
+
+
+def _decode_runs(text: str, size: int) -> Bool[np.ndarray, " pixel"]:
+    numbers = np.array(text.split(), np.int64)
+    if numbers.size % 2:
+        raise ValueError("a start without a length")
+    starts, lengths = numbers.reshape(-1, 2).T
+    if starts.min() < 1 or lengths.min() < 0 or lengths.max() > size or (starts + lengths - 1).max() > size:
+        raise ValueError(f"runs leave the {size} pixels")
+    steps = np.bincount(starts - 1, minlength=size + 1) - np.bincount(starts + lengths - 1, minlength=size + 1)
+    mask: Bool[np.ndarray, " pixel"] = steps[:size].cumsum() > 0
+    return mask

@@ -5,7 +5,7 @@ They are estimates; `docs/annotate.md` states how often they agree with masks, a
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -133,21 +133,15 @@ def _paint(
 
 @functools.cache
 def _templates() -> list[tuple[tuple[int, int], Float[np.ndarray, "row column"]]]:
-    return list(_draw_templates())
-
-
-def _draw_templates() -> Iterator[tuple[tuple[int, int], Float[np.ndarray, "row column"]]]:
-    """Yield each size of the frame in pixels of the map, and the atlas' lungs with a margin around them."""
-    window = (-_MARGIN, -_MARGIN, 1 + _MARGIN, 1 + _MARGIN)
-    whole: Corners = (0.0, 0.0, 1.0, 1.0)
-    masks = paint_organs(whole, window)
+    """Return each size of the frame in pixels of the map, and the atlas' lungs with a margin around them."""
+    masks = paint_organs((0.0, 0.0, 1.0, 1.0), (-_MARGIN, -_MARGIN, 1 + _MARGIN, 1 + _MARGIN))
     lungs = Image.fromarray((masks["right lung"] | masks["left lung"]).astype(np.float32))
-    for width in _WIDTHS:
-        for height in _HEIGHTS:
-            if _ASPECTS[0] < width / height < _ASPECTS[1]:
-                columns, rows = (side + 2 * round(side * _MARGIN) for side in (width, height))
-                drawn = lungs.resize((columns, rows), Image.Resampling.BOX)
-                yield (width, height), np.asarray(drawn, np.float64)
+    sizes = [(width, height) for width in _WIDTHS for height in _HEIGHTS if _ASPECTS[0] < width / height < _ASPECTS[1]]
+    drawn = (tuple(side + 2 * round(side * _MARGIN) for side in size) for size in sizes)
+    return [
+        (size, np.asarray(lungs.resize((columns, rows), Image.Resampling.BOX), np.float64))
+        for size, (columns, rows) in zip(sizes, drawn, strict=True)
+    ]
 
 
 def _sum_windows(values: Float[np.ndarray, "row column"], rows: int, columns: int) -> Float[np.ndarray, "y x"]:

@@ -6,9 +6,9 @@ A line may also have `label` (the finding), `absent` (true where the label is de
 
 import collections
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
@@ -20,6 +20,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record, Split
 
 FILE = "grounded.jsonl"
+T = TypeVar("T")
 _MIMIC_PATIENT = re.compile(r"(?:^|/)(p[0-9]{8})(?=/)")
 
 
@@ -52,87 +53,75 @@ def list_grounded(root: Path, how: How) -> Source:
 
 def _list_images(path: Path, how: How) -> Iterator[Listed]:
     paths = ImagePaths(path.parent, require_images=how.require_images)
-    of_image: dict[str, list[tuple[str, Line]]] = collections.defaultdict(list)
-    bad: dict[str, str] = {}
+    of_image: dict[str, list[tuple[str, Line | BadInput]]] = collections.defaultdict(list)
     for location, fields in read_objects(path):
-        image = str(fields.get("image", "")) if isinstance(fields, dict) else ""
+        if isinstance(fields, BadInput):
+            yield refused(location, f"{location}, {fields}")
+            continue
         try:
-            of_image[image].append((location, _read_line(fields)))
-        except BadInput as error:
-            if image:  # whose report is not whole without this line
-                bad.setdefault(image, f"{location}, {error}")
-            else:
-                yield refused(location, f"{location}, {error}")
-    for image in dict.fromkeys([*of_image, *bad]):
-        lines = of_image.get(image, [])
-        location = lines[0][0] if lines else ""
+            line: Line | BadInput = convert_fields(fields, Line)
+        except BadInput as error:  # of whose image the report is not whole
+            line = error
+        of_image[str(fields.get("image", ""))].append((location, line))
+    for image, lines in of_image.items():
+        location = lines[0][0]
         try:
-            if image in bad:
-                raise BadInput(bad[image])
             found = paths.locate(image)
-            record = _ground(found.path, Path(found.real_path), [line for _, line in lines])
-            record = msgspec.structs.replace(record, provenance={"file": path.name, "row": location})
+            record = _ground(found.path, Path(found.real_path), lines)
         except BadInput as error:
-            yield refused(location, str(error) if image in bad else f"{location}, {error}", image=image)
+            yield refused(location, str(error), image=image)
         else:
+            record = msgspec.structs.replace(record, provenance={"file": path.name, "row": location})
             missing = found.missing and f"{location}, {found.missing}"
             yield Listed(location, record, missing=missing, real_path=found.real_path)
 
 
-def _read_line(fields: dict[str, Any] | BadInput) -> Line:
-    if isinstance(fields, BadInput):
-        raise fields
-    line = convert_fields(fields, Line)
-    if line.absent and not line.label:
-        raise BadInput("absent: true without a label; expected the finding that the sentence denies")
-    for number, corners in enumerate(line.boxes):
-        try:
-            Box(line.label or line.region or UNNAMED, corners).check()
-        except BadInput as error:
-            raise BadInput(f"boxes[{number}]: {error}") from None
-    return line
-
-
-def _ground(image: str, real_path: Path, lines: list[Line]) -> Record:
+def _ground(image: str, real_path: Path, lines: Sequence[tuple[str, Line | BadInput]]) -> Record:
     """Return an image with its findings, its other sentences by region, and what is denied."""
-    sizes = {line.image_size for line in lines if line.image_size}
-    if len(sizes) > 1:
-        raise BadInput(f"image_size: {sorted(sizes)[:3]} of one image; expected one size")
-    if not sizes and not real_path.is_file():
-        raise BadInput(f"image_size: neither stated nor a file {image[:80]!r} to read it from")
-    size = sizes.pop() if sizes else read_image_size(real_path)
-    named = {str(line.patient) for line in lines if line.patient != ""}
-    if len(named) > 1:
-        raise BadInput("patient: several of one image; expected one")
-    splits = {line.split for line in lines if line.split}
-    if len(splits) > 1:
-        raise BadInput(f"split: {sorted(splits)} of one image; expected one")
+    told: list[Line] = []
+    for location, line in lines:
+        if isinstance(line, BadInput):
+            raise BadInput(f"{location}, {line}")
+        if line.absent and not line.label:
+            raise BadInput(f"{location}, absent: true without a label; expected the finding that the sentence denies")
+        told.append(line)
+    size = _agree("image_size", (line.image_size for line in told), location=lines[0][0])
+    if not size and not real_path.is_file():
+        raise BadInput(f"{lines[0][0]}, image_size: neither stated nor a file {image[:80]!r} to read it from")
+    size = size or read_image_size(real_path)
+    boxes: dict[bool, list[Box]] = {True: [], False: []}
+    for (location, _), line in zip(lines, told, strict=True):
+        is_finding = bool(line.label) and not line.absent
+        for corners in line.boxes:
+            name = line.label if is_finding else line.region or UNNAMED
+            box = Box(name, corners, line.sentence.strip(), line.region)
+            try:
+                box.check()
+            except BadInput as error:
+                raise BadInput(f"{location}, boxes: {error}") from None
+            if box.x2 > size[0] or box.y2 > size[1]:
+                raise BadInput(f"{location}, box: {list(corners)} leaves the picture of {size[0]} by {size[1]}")
+            boxes[is_finding].append(box)
+    patient = _agree("patient", (line.patient for line in told), location=lines[0][0])
     of_mimic = _MIMIC_PATIENT.search(image)
-    boxed = [(line, corners) for line in lines for corners in line.boxes]
-    for line, corners in boxed:
-        if corners[2] > size[0] or corners[3] > size[1]:
-            shown = f"boxes: {list(corners)} of {(line.region or line.label)[:80]!r}"
-            raise BadInput(f"{shown} leaves the picture of {size[0]} by {size[1]}")
-    findings = [Box(line.label, c, line.sentence.strip(), line.region) for line, c in boxed if _is_finding(line)]
-    regions = [
-        Box(line.region or UNNAMED, corners, line.sentence.strip(), line.region)
-        for line, corners in boxed
-        if not _is_finding(line)
-    ]
-    denied = dict.fromkeys(line.label for line in lines if line.absent)
+    found = {box.label for box in boxes[True]}
     return Record(
         id=Path(image).with_suffix("").as_posix().replace("/", "_"),
         image=image,
         image_size=size,
-        patient=named.pop() if named else of_mimic[1] if of_mimic else image,
+        patient=str(patient or (of_mimic[1] if of_mimic else image)),
         origin="grounded reports",
-        split=splits.pop() if splits else "",
-        report=" ".join(dict.fromkeys(line.sentence.strip() for line in lines if line.sentence.strip())),
-        boxes=tuple(findings),
-        regions=tuple(regions),
-        absent=tuple(label for label in denied if label not in {box.label for box in findings}),
+        split=_agree("split", (line.split for line in told), location=lines[0][0]) or "",
+        report=" ".join(dict.fromkeys(line.sentence.strip() for line in told if line.sentence.strip())),
+        boxes=tuple(boxes[True]),
+        regions=tuple(boxes[False]),
+        absent=tuple(dict.fromkeys(line.label for line in told if line.absent and line.label not in found)),
     )
 
 
-def _is_finding(line: Line) -> bool:
-    return bool(line.label) and not line.absent
+def _agree(name: str, values: Iterable[T], *, location: str) -> T | None:
+    """Return what the lines of an image state; None if none does."""
+    stated = {value for value in values if value}
+    if len(stated) > 1:
+        raise BadInput(f"{location}, {name}: {len(stated)} of one image; expected one")
+    return stated.pop() if stated else None

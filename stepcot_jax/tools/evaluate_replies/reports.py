@@ -4,7 +4,7 @@ import argparse
 import collections
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from stepcot_jax.data.delimited import read_columns
@@ -21,7 +21,7 @@ from stepcot_jax.evaluation.report_scores import BLEU, ROUGE, score_reports
 from stepcot_jax.evaluation.statistics import as_plain
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_workdir, write_whole
-from stepcot_jax.pages.sheets import Table, columns, write_table
+from stepcot_jax.pages.sheets import Table, columns
 from stepcot_jax.record import Record
 from stepcot_jax.run.scored_replies import to_text
 
@@ -54,35 +54,20 @@ def report_replies(
 
 def report_sheet(data: Collection, path: pathlib.Path) -> list[Scored]:
     """Return a report for each row of a sheet of answers, with columns "image" and those of steps."""
-    names = [step.name for step in data.chain.steps]
-    of_name: dict[str, list[Record]] = collections.defaultdict(list)
-    for case in data.cases:
-        of_name[pathlib.PurePosixPath(case.image).name].append(case)
-    scored = []
-    for row, (image, *answers), problem in read_columns(path, ("image", *names)):
+    cases, scored = {case.image: case for case in data.cases}, []
+    for row, (image, *answers), problem in read_columns(path, ("image", *(step.name for step in data.chain.steps))):
         if not any(answers) and not problem:
             continue  # an image that could not be read
+        parts = pathlib.PurePath(image).parts  # of a path that may begin elsewhere
+        case = next(filter(None, (cases.get("/".join(parts[start:])) for start in range(len(parts)))), None)
         try:
-            if problem:
-                raise BadInput(problem)
-            case = _find_case(image, of_name)
+            if problem or case is None:
+                raise BadInput(problem or f"image: {image[:80]!r} is no image of {data.root}")
             labels = [step.read_answer(answer) for step, answer in zip(data.chain.steps, answers, strict=True)]
         except BadInput as error:
             raise BadInput(f"{path}: row {row.number}: {error}") from None
         scored.append(Scored(case.image, case.patient, write_chain_report(data.chain, labels), case.report))
     return scored
-
-
-def _find_case(image: str, of_name: Mapping[str, Sequence[Record]]) -> Record:
-    """Return the case whose image's path ends a written path, which may begin elsewhere."""
-    written = pathlib.PurePath(image).as_posix()
-    near = of_name.get(pathlib.PurePosixPath(written).name, ())
-    found = [case for case in near if f"/{written}".endswith(f"/{case.image}")] or [
-        case for case in near if f"/{case.image}".endswith(f"/{written}")
-    ]
-    if len(found) != 1:
-        raise BadInput(f"image: {image[:80]!r} is the path of {len(found)} images of the data; expected one")
-    return found[0]
 
 
 def score_written(scored: Sequence[Scored], options: argparse.Namespace, *, source: pathlib.Path) -> str:
@@ -107,5 +92,4 @@ def score_written(scored: Sequence[Scored], options: argparse.Namespace, *, sour
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     write_whole(options.out / "reports.jsonl", text.encode("utf-8", "backslashreplace"))
     write_whole(options.out / "reports.json", json.dumps(as_plain(figures), indent=2).encode())
-    write_table(options.out, table)
     return to_text(table)

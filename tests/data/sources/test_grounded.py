@@ -51,13 +51,13 @@ def test_labels_are_findings_and_other_sentences_stay_with_their_regions(folder)
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (CLEAR | {"boxes": [[10, 10, 5, 90]]}, r"line 2, boxes\[0\]: box: "),
+        (CLEAR | {"boxes": [[10, 10, 5, 90]]}, "line 2, boxes: box: "),
         (CLEAR | {"boxes": [[10, 10, 45, 101]]}, "leaves the picture of 100 by 100"),
         (CLEAR | {"absent": True}, "line 2, absent: true without a label"),
         (CLEAR | {"image_size": [50, 50]}, "leaves the picture of 50 by 50"),
         (CLEAR | {"boxes": "none"}, "line 2, boxes: "),
         ("{", "line 2, "),
-        (EFFUSION | {"patient": "b"}, "patient: several of one image"),
+        (EFFUSION | {"patient": "b"}, "patient: 2 of one image"),
     ],
 )
 def test_what_cannot_be_read_is_named(folder, line, words):
