@@ -1,6 +1,7 @@
 """Grounded reports as JSON lines, by hand, and the thinking that is made from them."""
 
 import json
+import pathlib
 
 import numpy as np
 import pytest
@@ -110,3 +111,25 @@ def test_questions_of_ones_own_take_the_grounded_report_of_their_image(folder):
     refuse("--grounded: the layout grounded has boxes", read_questions, grounded, **options, grounded=grounded)
     flags = ["vqa", str(mine), "--task=lvkc", f"--grounded={grounded}", "--out=x"]
     refuse("--grounded requires --task=rmcot", main, flags)
+
+
+def test_the_documented_lines_of_chest_imagenome_are_read(folder, monkeypatch):
+    """The code of docs/sources.md on a scene graph by hand, with the fields of the release that it uses."""
+    page = (pathlib.Path(__file__).parents[3] / "docs" / "sources.md").read_text()
+    blocks = [block.partition("```")[0] for block in page.split("```python\n")[1:]]
+    (code,) = (block for block in blocks if "scene_graph" in block)
+    edges = {f"original_{edge}": value for edge, value in zip(("x1", "y1", "x2", "y2"), (10, 10, 45, 90), strict=True)}
+    found = [["anatomicalfinding|yes|lung opacity", "nlp|yes|abnormal"], ["anatomicalfinding|no|pneumothorax"], []]
+    told = {"bbox_name": "right lung", "phrases": ["An opacity.", "No pneumothorax.", "Clear."], "attributes": found}
+    graph = {"image_id": "one", "patient_id": 10000032, "study_id": 5, "objects": [{"bbox_name": "right lung"} | edges]}
+    (folder / "scene_graph").mkdir()
+    (folder / "scene_graph" / "one_SceneGraph.json").write_text(json.dumps(graph | {"attributes": [told]}))
+    Image.new("L", (100, 100)).save(folder / IMAGE.replace(".png", ".jpg"))
+    monkeypatch.chdir(folder)
+    exec(code, {})  # noqa: S102 - our own page
+    (image,) = read_detections(folder)
+    assert [(box.label, box.region, box.corners) for box in image.boxes] == [
+        ("lung opacity", "right lung", (10, 10, 45, 90))
+    ]
+    assert (image.absent, image.patient, image.image) == (("pneumothorax",), "p10000032", IMAGE.replace(".png", ".jpg"))
+    assert [region.sentence for region in image.regions] == ["No pneumothorax.", "Clear."]
