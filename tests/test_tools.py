@@ -42,7 +42,6 @@ def test_a_module_runs_nothing_before_its_last_definition():
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["data", "fetch", "--help"], 0, "Copies a folder"),
         (["--help"], 0, "usage: stepcot COMMAND"),
         (["--version"], 0, "stepcot-jax 0."),
         (["conformanc"], 2, "did you mean conformance?"),

@@ -17,18 +17,20 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from jaxtyping import Int32, Int64
 
+from stepcot_jax.box import Box
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_APPLICABLE, Chain, Step, fold
-from stepcot_jax.data.images.image_decoding import most_bytes, read_projection
-from stepcot_jax.data.images.image_files import FolderFiles, Selection
+from stepcot_jax.data.images.file_formats import Note
+from stepcot_jax.data.images.image_decoding import most_bytes
+from stepcot_jax.data.images.image_files import FolderFiles, Selection, examine_image
 from stepcot_jax.data.images.preprocessing import decode_image_bytes
 from stepcot_jax.data.images.stated_sizes import StatedSizes, list_sizes
 from stepcot_jax.data.questions.making import write_texts
 from stepcot_jax.data.questions.record_files import VqaCollection, holds_records, read_vqa_records
 from stepcot_jax.data.questions.vqa_dataset import split_records
 from stepcot_jax.data.reasons import Reasons, describe_oddities, note_oddities
-from stepcot_jax.data.record_table import find_first
+from stepcot_jax.data.record_table import count_boxes, find_first
 from stepcot_jax.data.records.data_json import FILE_NAME, Scan, scan_records
-from stepcot_jax.data.records.projections import LATERAL, is_frontal_task
+from stepcot_jax.data.records.projections import is_frontal_task
 from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.data.sources.intake import Intake
 from stepcot_jax.data.sources.layouts import AUTO, CASES, check_layout, detect_layout
@@ -94,7 +96,7 @@ def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict
     pictures = _decode_pictures(scan, options, terminal) if options.images == "decode" else Pictures()
     if pictures.num_unreadable and not (skips and scan.good.any()):
         stops.append(f"{scan.root}: {pictures.num_unreadable} images cannot be decoded (set aside below)")
-    assignment = _find_splits(scan, reasons, options.split_seed) if scan.good.any() else None
+    assignment = _find_splits(scan, reasons, options.split_seed)
     targets, problems = _find_targets(scan, assignment, options.uncertain)
     facts: dict[str, Any] = {
         "root": str(scan.root),
@@ -117,7 +119,13 @@ def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict
         "images_missing": None if scan.num_found is None else scan.num_missing,
         **_describe_pictures(pictures, assignment, scan),
         "odd_images": pictures.oddities.as_facts(),
-        **dict(zip(_BOXES, boxes or scan.table.count_boxes(scan.good), strict=True)),
+        **dict(
+            zip(
+                _BOXES,
+                boxes or count_boxes(case.boxes for case in itertools.compress(scan.table, scan.good)),
+                strict=True,
+            )
+        ),
         **_describe_splits(assignment, scan),
     }
     facts["stops"] = [*stops, *problems, *_find_stops(assignment, scan, targets)]
@@ -126,39 +134,24 @@ def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict
 
 
 def _scan_published(root: Path, reasons: Reasons, how: How, terminal: Terminal) -> Scan:
-    path, shown = root / FILE_NAME, 0
-
-    def show(num_bytes: int) -> None:
-        nonlocal shown
-        if (megabytes := math.ceil(num_bytes / _MEGABYTE)) > shown:
-            shown = megabytes
-            terminal.update(megabytes)
-
+    path = root / FILE_NAME
     num_bytes = path.stat().st_size if path.is_file() else 0
-    with terminal.bar("reading the records (MB)", total=math.ceil(num_bytes / _MEGABYTE)):
-        return scan_records(
-            root,
-            reasons,
-            step_names=how.step_names,
-            require_images=how.require_images,
-            with_texts=False,
-            visit=show,
-        )
+    total = math.ceil(num_bytes / _MEGABYTE)
+    reading: dict[str, Any] = {"step_names": how.step_names, "require_images": how.require_images, "with_texts": False}
+    with terminal.bar("reading the records (MB)", total=total):
+        show = lambda read: terminal.update(total if read >= num_bytes else read // _MEGABYTE)  # noqa: E731
+        return scan_records(root, reasons.append, visit=show, **reading)
 
 
-def _scan_other(root: Path, layout: str, reasons: Reasons, how: How) -> tuple[Scan, list[int]]:
+def _scan_other(root: Path, layout: str, reasons: Reasons, how: How) -> tuple[Scan, tuple[int, int, int]]:
     """Return the records that are not refused, and numbers of boxes, of images with some, and with one label."""
-    boxes = [0, 0, 0]
+    source, boxes = list_cases(root, layout, how), list[tuple[Box, ...]]()
 
-    def count(listed: Listed) -> Listed:
-        if not listed.refusal:
-            labels = {box.label for box in listed.record.boxes}
-            for place, number in enumerate((len(listed.record.boxes), len(labels) > 0, len(labels) == 1)):
-                boxes[place] += number
-        return listed
+    def keep_boxes(item: Listed) -> Listed:
+        boxes.append(() if item.refusal else item.record.boxes)
+        return item
 
-    source = list_cases(root, layout, how)
-    intake = Intake(source._replace(records=map(count, source.records)), on_bad_record="skip")
+    intake = Intake(source._replace(records=map(keep_boxes, source.records)), on_bad_record="skip")
     collection = intake.read_cases(layout, keeps_missing=True)
     for item in collection.set_aside:
         reasons.append(item)
@@ -167,7 +160,7 @@ def _scan_other(root: Path, layout: str, reasons: Reasons, how: How) -> tuple[Sc
         collection.path,
         collection.cases,
         collection.record_numbers,
-        reasons,
+        reasons.append,
         np.ones(len(collection.cases), bool),
         collection.chain,
         num_wordings=(1,) * collection.chain.num_steps,
@@ -178,7 +171,7 @@ def _scan_other(root: Path, layout: str, reasons: Reasons, how: How) -> tuple[Sc
             scan.num_missing += 1
             scan.drop(index, intake.missing[path])
     scan.num_found = int(scan.good.sum()) if how.require_images else None
-    return scan, boxes
+    return scan, count_boxes(boxes)
 
 
 def _describe_bad(reasons: Reasons, file: Path | str, what: str, num_good: int, *, skips: bool) -> list[str]:
@@ -208,6 +201,9 @@ def _recorded_warnings() -> Iterator[list[str]]:
 
 
 def _find_splits(scan: Scan, reasons: Reasons, seed: int) -> Assignment:
+    nothing = np.zeros((len(SPLIT_NAMES), len(scan.table)), np.int32)
+    if not scan.good.any():
+        return Assignment("none", nothing)
     assignment = resolve_tables(
         scan.root,
         scan.table,
@@ -220,7 +216,7 @@ def _find_splits(scan: Scan, reasons: Reasons, seed: int) -> Assignment:
     try:
         splits = make_splits(scan.table, seed=seed, chosen=scan.good)
     except BadInput as error:
-        assignment = Assignment("made", np.zeros((len(SPLIT_NAMES), len(scan.table)), np.int32))
+        assignment = Assignment("made", nothing)
         assignment.add_problem("splits cannot be made", str(error))
         return assignment
     return Assignment.of(splits, len(scan.table))
@@ -241,27 +237,25 @@ def _decode_pictures(scan: Scan, options: CheckOptions, terminal: Terminal) -> P
     paths = scan.table.image_paths
     files = Selection(FolderFiles(scan.root, paths, most_bytes(options.max_pixels)), good)
 
-    def digest(index: int) -> tuple[bytes, list[str]] | BadInput | str:
-        notes: list[str] = []
-        try:
-            content, name = files.read(index), files.name(index)
-            if scan.is_frontal and read_projection(content, name=name) == "lateral":
-                return f"{name}: {LATERAL} (DICOM header)"
-            pixels = decode_image_bytes(content, name=name, max_pixels=options.max_pixels, note=notes.append)
-        except BadInput as error:
-            return error
+    def digest(content: bytes, *, name: str, note: Note) -> bytes:
+        pixels = decode_image_bytes(content, name=name, max_pixels=options.max_pixels, note=note)
+        for oddity in describe_oddities(pixels):
+            note(oddity)
         hashed = hashlib.blake2b(str(pixels.shape).encode(), digest_size=16)
         hashed.update(np.ascontiguousarray(pixels).data)
-        return hashed.digest(), notes + describe_oddities(pixels)
+        return hashed.digest()
+
+    def examine(index: int) -> tuple[bytes | BadInput | str, list[str]]:
+        return examine_image(files, index, digest, is_frontal=scan.is_frontal)
 
     pictures, digests = Pictures(), list[bytes]()
     watched = terminal.watch(range(len(good)), "reading the images")
-    for index, result in map_in_threads(digest, watched, num_threads=options.num_threads):
+    for index, (result, notes) in map_in_threads(examine, watched, num_threads=options.num_threads):
         record = good[index]
-        if isinstance(result, tuple):
-            digests.append(result[0])
-            for note in result[1]:
-                pictures.oddities.append(SetAside(scan.numbers[record], paths[record], note))
+        for note in notes:
+            pictures.oddities.append(SetAside(scan.numbers[record], paths[record], note))
+        if isinstance(result, bytes):
+            digests.append(result)
         else:
             pictures.num_unreadable += isinstance(result, BadInput)
             scan.drop(record, str(result), by_rule=isinstance(result, str))
@@ -270,9 +264,9 @@ def _decode_pictures(scan: Scan, options: CheckOptions, terminal: Terminal) -> P
     return pictures
 
 
-def _find_targets(scan: Scan, assignment: Assignment | None, treatment: Treatment) -> tuple[_Targets | None, list[str]]:
+def _find_targets(scan: Scan, assignment: Assignment, treatment: Treatment) -> tuple[_Targets | None, list[str]]:
     """Return the training targets of the train split, and why a run could not make them."""
-    if assignment is None or scan.chain is None:
+    if scan.chain is None:
         return None, []
     chosen = assignment.member[0] & scan.good
     answers = {"labels": scan.table.labels[chosen], "uncertain": scan.table.uncertain[chosen]}
@@ -309,21 +303,21 @@ def _count_steps(scan: Scan, targets: _Targets | None) -> list[dict[str, Any]]:
     return steps
 
 
-def _describe_tree(assignment: Assignment | None, scan: Scan) -> dict[str, Any]:
+def _describe_tree(assignment: Assignment, scan: Scan) -> dict[str, Any]:
     if scan.chain is None or not scan.chain.is_tree:
         return {}
-    member = assignment.member & scan.good if assignment else scan.good[None]
-    rows = count_form(scan.table, scan.chain, dict(zip(SPLIT_NAMES if assignment else ("all",), member, strict=True)))
+    member = assignment.member & scan.good
+    rows = count_form(scan.table, scan.chain, dict(zip(SPLIT_NAMES, member, strict=True)))
     return {"parts": [dataclasses.asdict(row) for row in rows]}
 
 
-def _describe_pictures(pictures: Pictures, assignment: Assignment | None, scan: Scan) -> dict[str, Any]:
+def _describe_pictures(pictures: Pictures, assignment: Assignment, scan: Scan) -> dict[str, Any]:
     names = ("images_unreadable", "images_with_equal_pixels", "equal_images", "pictures_in_several_splits", "leaks")
     if pictures.original is None:
         return dict.fromkeys(names)
     table, original = scan.table, pictures.original.tolist()
     repeated = [index for index in np.flatnonzero(scan.good).tolist() if original[index] != index]
-    member = assignment.member if assignment else np.zeros((len(SPLIT_NAMES), len(original)), bool)
+    member = assignment.member
     groups: dict[int, dict[int, list[str]]] = collections.defaultdict(dict)
     for index in repeated:
         for same in (original[index], index):
@@ -340,9 +334,7 @@ def _describe_pictures(pictures: Pictures, assignment: Assignment | None, scan: 
     return dict(zip(names, (pictures.num_unreadable, len(repeated), equal, len(leaks), listed), strict=True))
 
 
-def _describe_splits(assignment: Assignment | None, scan: Scan) -> dict[str, Any]:
-    if assignment is None:
-        return {"splits_from": "none", "splits": [], "patients_in_several_splits": 0, "cases_in_no_split": 0}
+def _describe_splits(assignment: Assignment, scan: Scan) -> dict[str, Any]:
     heads = ("name", "file", "rows", "rows_that_name_nothing", "cases", "patients")
     listed = [
         dict(zip(heads, (name, *table, int(member.sum()), scan.table.count_patients(member)), strict=True))
@@ -362,9 +354,7 @@ def _describe_splits(assignment: Assignment | None, scan: Scan) -> dict[str, Any
     }
 
 
-def _find_stops(assignment: Assignment | None, scan: Scan, targets: _Targets | None) -> list[str]:
-    if assignment is None:
-        return []
+def _find_stops(assignment: Assignment, scan: Scan, targets: _Targets | None) -> list[str]:
     val = scan.table.labels[assignment.member[1]]
     answers = {"train": val[:0] if targets is None else targets, "val": val}
     return [f"splits: {problem}" for problem in assignment.problems.values()] + [
@@ -406,7 +396,7 @@ def _has_borrowed_names(chain: Chain) -> bool:
     return all(step.name == known.name and read(step).isdisjoint(read(known)) for step, known in pairs)
 
 
-def _note(facts: dict[str, Any], assignment: Assignment | None, scan: Scan, targets: _Targets | None) -> list[str]:
+def _note(facts: dict[str, Any], assignment: Assignment, scan: Scan, targets: _Targets | None) -> list[str]:
     notes = [
         f"{facts[name]} {what}"
         for name, what in (
@@ -423,7 +413,7 @@ def _note(facts: dict[str, Any], assignment: Assignment | None, scan: Scan, targ
         )
     if lost := _find_lost(facts):
         notes.append(lost)
-    if assignment is not None and targets is not None and scan.chain is not None and len(targets):
+    if targets is not None and scan.chain is not None and len(targets):
         untrained = [step["name"] for step in facts["steps"] if not step["trained"]]
         if untrained and scan.chain.is_tree:
             notes.append(f"{len(untrained)} of {len(facts['steps'])} steps are never asked in the train split")

@@ -18,7 +18,7 @@ _MISSING = frozenset(
     )
 )
 _SHORTENED = re.compile(r"[0-9]+(?:[.,][0-9]+E[+-]|E\+)[0-9]+", re.IGNORECASE)
-_ZERO_DECIMALS = re.compile(r"([0-9]+)[.,]0+")
+_ZERO_DECIMALS = re.compile(r"^([0-9]+)[.,]0+\Z")
 _BLANK_INSIDE = re.compile(r"(?<![0-9]) | (?![0-9])")  # between two digits a blank separates two numbers
 _FOLDED = re.compile(r"[1-9][0-9]*|[a-z][a-z0-9_-]*")  # most identifiers: nothing is taken away
 _SPLITS: dict[str, Split] = {
@@ -36,21 +36,12 @@ def _normalise_characters(text: str) -> str:
     return "".join(str(unicodedata.decimal(letter)) if letter.isdecimal() else letter for letter in kept)
 
 
-def _drop_decimals(text: str) -> str:
-    match = _ZERO_DECIMALS.fullmatch(text) if text.endswith("0") else None
-    return match[1] if match else text
-
-
-def _drop_zeros(text: str) -> str:
-    return text.lstrip("0") or "0" if text.isascii() and text.isdigit() else text
-
-
 _FOLDS: dict[str, Callable[[str], str]] = {
     "Unicode form": _normalise_characters,
     "blanks": lambda text: _BLANK_INSIDE.sub("", " ".join(text.split())),
     "letter case": str.casefold,
-    "'.0' at the end": _drop_decimals,
-    "leading zeros": _drop_zeros,
+    "'.0' at the end": lambda text: _ZERO_DECIMALS.sub(r"\1", text),
+    "leading zeros": lambda text: text.lstrip("0") or "0" if text.isascii() and text.isdigit() else text,
 }
 """What two spellings of one patient may differ in, in the order in which it is taken away."""
 

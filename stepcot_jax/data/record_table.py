@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Bool, Int, Int8, Int64
 
+from stepcot_jax.box import Box
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.record import Record
 
@@ -18,6 +19,12 @@ def find_first(items: Iterable[Hashable]) -> Int64[np.ndarray, " item"]:
     """Return for each item the position of the first equal item, which may be the item itself."""
     first: dict[Hashable, int] = {}
     return np.array([first.setdefault(item, index) for index, item in enumerate(items)], np.int64)
+
+
+def count_boxes(boxes: Iterable[tuple[Box, ...]]) -> tuple[int, int, int]:
+    """Count boxes by the boxes of each record, the records with some, and those whose boxes have one label."""
+    some = list(filter(None, boxes))
+    return sum(map(len, some)), len(some), sum(len({box.label for box in own}) == 1 for own in some)
 
 
 class RecordTable(Sequence[Record]):
@@ -108,11 +115,6 @@ class RecordTable(Sequence[Record]):
         """Count the chosen cases of each origin, the most frequent first."""
         counts = collections.Counter(record.origin for record in itertools.compress(self._records, chosen))
         return dict(sorted(counts.items(), key=lambda pair: (pair[1], pair[0]), reverse=True))
-
-    def count_boxes(self, chosen: Bool[np.ndarray, " case"]) -> tuple[int, int, int]:
-        """Count the boxes of the chosen cases, the cases with boxes, and the cases whose boxes have one label."""
-        boxes = [record.boxes for record in itertools.compress(self._records, chosen) if record.boxes]
-        return sum(map(len, boxes)), len(boxes), sum(len({box.label for box in own}) == 1 for own in boxes)
 
     def count_answers(
         self, chosen: Bool[np.ndarray, " case"], *, step: int, num_answers: int

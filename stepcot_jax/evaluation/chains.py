@@ -133,13 +133,18 @@ def mean_over_steps(accuracies: npt.NDArray[np.float64], *, left_out: npt.NDArra
     return mean_defined(np.where(left_out, np.nan, accuracies))
 
 
+def most_frequent(labels: npt.NDArray[np.integer]) -> npt.NDArray[np.intp]:
+    """Return the most frequent annotated answer [step] of labels [case, step]; 0 where none is annotated."""
+    return np.array([np.bincount(truth[truth != NOT_ANNOTATED], minlength=1).argmax() for truth in labels.T])
+
+
 def majority_chain_accuracy(labels: npt.NDArray[np.integer]) -> float:
     """Return the share of cases right in the better of two constant chains: frequent answers or frequent chain."""
     annotated = labels != NOT_ANNOTATED
     known = labels[annotated.any(axis=1)]
     if not len(known):
         return float("nan")
-    frequent = [np.bincount(truth[truth != NOT_ANNOTATED], minlength=1).argmax() for truth in known.T]
+    frequent = most_frequent(known)
     chains, counts = np.unique(known, axis=0, return_counts=True)
     repeated = np.where(chains[counts.argmax()] == NOT_ANNOTATED, frequent, chains[counts.argmax()])
     chains_of_cases = (np.broadcast_to(chain, known.shape) for chain in (frequent, repeated))

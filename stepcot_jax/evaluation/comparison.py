@@ -15,7 +15,7 @@ import numpy as np
 from scipy import special
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, find_one_answer
-from stepcot_jax.evaluation.chains import ModelIntervals, bootstrap, bootstrap_differences
+from stepcot_jax.evaluation.chains import ModelIntervals, bootstrap, bootstrap_differences, most_frequent
 from stepcot_jax.evaluation.predictions import SplitPredictions, join_models
 from stepcot_jax.evaluation.replies import (
     A_SCORE,
@@ -98,9 +98,6 @@ MCNEMAR = (
     "p: exact McNemar test of the accuracies, which takes cases as independent although several may be of one patient; "
     "not corrected for the number of comparisons; the larger of two training runs, twice the median of three or more."
 )
-
-Question = tuple[str, str, str, Any]
-"""First model, second model, figure and its group: does the first model's figure differ from the second's?"""
 
 
 def join(parts: Mapping[str, tuple[SplitPredictions, str]]) -> SplitPredictions:
@@ -189,10 +186,6 @@ class Comparison(abc.ABC):
         p = self.p_value(first, second, figure, group)
         return Evidence(summarise(differences), values, self.num_patients(figure, group), p)
 
-    def verdicts(self, questions: Sequence[Question]) -> list[str]:
-        """Return the verdicts on differences, corrected together for their number."""
-        return word_verdicts([self.evidence(*question) for question in questions])
-
 
 @dataclasses.dataclass(frozen=True)
 class AnswerComparison(Comparison):
@@ -224,11 +217,9 @@ class AnswerComparison(Comparison):
     @functools.cached_property
     def _constant(self) -> ModelIntervals:
         split = self.splits[0]
-        logits = np.zeros_like(next(iter(split.predictions.logits.values())))
-        for step, labels in enumerate(split.predictions.labels.T):
-            if (labels != NOT_ANNOTATED).any():
-                logits[:, step, np.bincount(labels[labels != NOT_ANNOTATED]).argmax()] = 1
-        return self._measure(split.change(logits={"": logits}))[""]
+        shape = next(iter(split.predictions.logits.values())).shape
+        answers = np.eye(shape[-1], dtype=np.float32)[most_frequent(split.predictions.labels)]
+        return self._measure(split.change(logits={"": np.broadcast_to(answers, shape)}))[""]
 
     def constant(self, step: int | None = None) -> Interval:
         """Return the accuracy of always giving a step's most frequent answer; of None the mean over the steps."""

@@ -1,24 +1,21 @@
 """The Hugging Face hub: exports uploaded with their licence (`stepcot export push`), and read from hf:// addresses."""
 
 import argparse
-import contextlib
+import hashlib
 import json
 import pathlib
 import re
 import shlex
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Mapping
 
 from stepcot_jax import __version__
 from stepcot_jax.host.download import explain_failure, fetch, find_path
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.exported_files import MANIFEST_FILE, READ_SUFFIXES, SUMS, Files, is_export, read_sums, write_sums
+from stepcot_jax.host.exported_files import MANIFEST_FILE, READ_SUFFIXES, SUMS, Files, is_export, read_sums
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.terminal import name_command
 from stepcot_jax.host.text import shorten
-from stepcot_jax.host.untrusted import resolve
 
 SCHEME = "hf://"
 
@@ -35,10 +32,8 @@ _LICENCE = "licence of the weights in the card, such as cc-by-nc-4.0 (default: t
 _IDENTIFIER = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 
 
-def find_folder(address: str, folder: pathlib.Path | None = None) -> pathlib.Path:
+def find_folder(address: str) -> pathlib.Path:
     """Return the folder of an export on the hub, which is downloaded first; stderr names its commit."""
-    if folder is not None:
-        raise BadInput(f"{address}: hf download OWNER/NAME --local-dir {folder} copies files of the hub")
     folder = download_folder(address)
     if not is_export(folder):
         raise BadInput(f"{address}: no {MANIFEST_FILE}; expected what stepcot export --push-to-hub uploads")
@@ -81,15 +76,16 @@ def check_account(repository: str) -> None:
         )
 
 
-def upload_folder(folder: pathlib.Path, repository: str, *, private: bool, message: str) -> str:
-    """Upload the files of a folder as one commit and return its address, hf://OWNER/NAME@COMMIT."""
+def upload_files(files: Mapping[str, pathlib.Path | bytes], repository: str, *, private: bool, message: str) -> str:
+    """Upload files by name as one commit and return its address, hf://OWNER/NAME@COMMIT."""
     check_account(repository)
     import huggingface_hub
 
     api = huggingface_hub.HfApi()
     try:
         api.create_repo(repository, private=private, exist_ok=True)
-        made = api.upload_folder(repo_id=repository, folder_path=folder, commit_message=message)
+        added = [huggingface_hub.CommitOperationAdd(name, content) for name, content in files.items()]
+        made = api.create_commit(repository, added, commit_message=message)
     except Exception as error:  # the hub, its HTTP library and the system raise a dozen kinds
         raise BadInput(explain_failure(f"{SCHEME}{repository}", error, writing=True)) from None
     return f"{SCHEME}{repository}@{made.oid}"
@@ -106,8 +102,11 @@ def push_export(
     if strays := sorted({path.name for path in folder.iterdir()} - {*names, SUMS}):
         raise BadInput(f"{folder / strays[0]}: not a file of the export; expected only files that {SUMS} names")
     try:
-        with with_licence(folder, repository, licence) as ready:
-            return upload_folder(ready, repository, private=private, message=f"Export of stepcot-jax {__version__}")
+        files: dict[str, pathlib.Path | bytes] = {
+            **{file: folder / file for file in (*names, SUMS)},
+            **_write_licence(folder, repository, licence),
+        }
+        return upload_files(files, repository, private=private, message=f"Export of stepcot-jax {__version__}")
     except BadInput as error:
         name = name or str(folder)
         again = f"{name_command()} export push {shlex.quote(name)} {repository}"
@@ -141,9 +140,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-@contextlib.contextmanager
-def with_licence(folder: pathlib.Path, repository: str, licence: str | None) -> Iterator[pathlib.Path]:
-    """Yield the export, or a copy whose card has the licence given, or else the repository's, and fitting digests."""
+def _write_licence(folder: pathlib.Path, repository: str, licence: str | None) -> dict[str, bytes]:
+    """Return card and digests of an export with the licence given, or else the repository's; {} if they stay."""
     from huggingface_hub import ModelCard
 
     if licence is not None and not _IDENTIFIER.fullmatch(licence):
@@ -156,17 +154,12 @@ def with_licence(folder: pathlib.Path, repository: str, licence: str | None) -> 
     has_licence = card is None or card.data.to_dict().get("license")
     of_card = {"license": licence} if licence or has_licence else _find_licence(repository)
     if card is None or not any(of_card.values()):
-        yield folder
-        return
+        return {}
     vars(card.data).update(of_card)
-    with tempfile.TemporaryDirectory(prefix="stepcot-licence-") as made:
-        copy = pathlib.Path(made, folder.name)
-        shutil.copytree(folder, copy, copy_function=_link)
-        for name in (CARD_FILE, SUMS):
-            (copy / name).unlink()  # a link
-        (copy / CARD_FILE).write_text(str(card), encoding="utf-8")
-        write_sums(copy, {name: digest for name, digest in read_sums(folder).items() if name != CARD_FILE})
-        yield copy
+    content = str(card).encode()
+    digests = {**read_sums(folder), CARD_FILE: hashlib.sha256(content).hexdigest()}
+    sums = "".join(f"{digest}  {name}\n" for name, digest in digests.items())
+    return {CARD_FILE: content, SUMS: sums.encode()}
 
 
 def _find_licence(repository: str) -> dict[str, str | None]:
@@ -181,8 +174,3 @@ def _find_licence(repository: str) -> dict[str, str | None]:
     except Exception as error:
         raise BadInput(explain_failure(f"{SCHEME}{repository}", error, writing=True)) from None
     return {name: getattr(data, name, None) for name in ("license", "license_name", "license_link")}
-
-
-def _link(source: str, target: str) -> None:
-    """Link to a file instead of copying its gigabytes."""
-    pathlib.Path(target).symlink_to(resolve(source))

@@ -15,23 +15,28 @@ from stepcot_jax.host.text import one_line
 from stepcot_jax.host.untrusted import open_archive
 
 _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
-_UNREADABLE = (OSError, ValueError, EOFError, TypeError, KeyError, MemoryError, OverflowError, RuntimeError)
+_UNREADABLE = (
+    *(OSError, ValueError, EOFError, TypeError, KeyError, AttributeError, MemoryError, OverflowError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error),
+)
 
 
-def read_arrays(path: pathlib.Path, *, accepted: str, expected: str) -> dict[str, npt.NDArray]:
-    """Return the arrays of an uncompressed .npz file by name, never from a pickle."""
+def read_arrays(
+    path: pathlib.Path, *, accepted: str, expected: str, most_unpacked: int | None = None
+) -> dict[str, npt.NDArray]:
+    """Return the arrays of an .npz file by name, never from a pickle; uncompressed, or of `most_unpacked` bytes."""
     try:
         if not path.is_file():
             raise BadInput(f"{path}: no such file; {expected}")
-        with open_archive(path, accepted=accepted) as archive:
+        with open_archive(path, accepted=accepted, most_unpacked=most_unpacked) as archive:
             # Together they are never larger than the file: a small file cannot fill the memory.
-            if sum(member.file_size for member in archive.infolist()) > path.stat().st_size:
+            if most_unpacked is None and sum(member.file_size for member in archive.infolist()) > path.stat().st_size:
                 raise BadInput(f"{path}: its arrays are compressed; {expected}")
         with np.load(path, allow_pickle=False) as arrays:
             return {name: np.asarray(arrays[name]) for name in arrays.files}  # bytes of what is no array
     except BadInput:
         raise
-    except (*_UNREADABLE, zipfile.BadZipFile, zlib.error) as error:
+    except _UNREADABLE as error:
         raise BadInput(f"{path}: cannot be read ({one_line(error)}); {expected}") from None
 
 

@@ -51,17 +51,14 @@ def check_scheme(address: str) -> str:
     return scheme
 
 
-def download(address: str, folder: pathlib.Path | None = None) -> pathlib.Path:
-    """Download what an address names, into `folder` or the user's cache, and return its path."""
-    return _find_extra("scheme", address)(address, folder)
-
-
 def find_path(name: str | os.PathLike[str], flag: str = "") -> pathlib.Path:
     """Return the local path of a folder or file; what an address names is downloaded first. Messages name `flag`."""
     if not is_address(name):
         return pathlib.Path(name)
     try:
-        return download(os.fspath(name))
+        address = os.fspath(name)
+        found: pathlib.Path = _find_extra("scheme", address)(address)
+        return found
     except BadInput as error:
         raise type(error)(f"{flag}: {error}" if flag else str(error)) from error
 

@@ -15,7 +15,7 @@ import os
 import pathlib
 import stat
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -50,11 +50,10 @@ def is_file_name(name: str) -> bool:
     return name not in ("", ".", "..") and pathlib.PurePath(name).name == name and "\\" not in name
 
 
-def write_sums(folder: pathlib.Path, known: Mapping[str, str] | None = None) -> None:
-    """Write the digests of all files, in the format of `sha256sum -c SHA256SUMS`; `known` ones are not computed."""
-    known = known or {}
+def write_sums(folder: pathlib.Path) -> None:
+    """Write the digests of all files, in the format of `sha256sum -c SHA256SUMS`."""
     paths = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != SUMS]
-    lines = [f"{known.get(path.name) or _digest(path)}  {path.name}\n" for path in paths]
+    lines = [f"{_digest(path)}  {path.name}\n" for path in paths]
     (folder / SUMS).write_text("".join(lines), encoding="utf-8")
 
 

@@ -8,8 +8,8 @@ An entry point of the group `stepcot_jax.extras` is called KIND.NAME. The kinds,
 - remote: `(address, *, say, part, only_adds)`, for a workdir or feature store NAME://..., with the attribute `folder`,
   where a run works, and three hooks: `start()` downloads the contents of the address, `saved()` uploads changes after
   a checkpoint or a shard, `finish()` at the end;
-- scheme: `(address, folder) -> path`, downloads what NAME://... names to a folder, or to a cache if the folder is None;
-- writer: `(workdir, *, project, title, mode, run_id, settings) -> training.log.Logger`.
+- scheme: `(address) -> path`, downloads what NAME://... names to a cache;
+- writer: `(workdir, *, project, title, is_offline, run_id, settings) -> training.log.Logger`.
 """
 
 import functools

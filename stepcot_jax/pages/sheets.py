@@ -62,6 +62,11 @@ def columns(kind: Kind, *names: str, published: bool = False, digits: int | None
     return tuple(Column(name, kind, published, digits=digits) for name in names)
 
 
+def mark_published(figures: Mapping[str, Entry]) -> Row:
+    """Return printed figures by the marked names of their columns."""
+    return {Column(name, published=True).marked_name: figure for name, figure in figures.items()}
+
+
 @dataclasses.dataclass(frozen=True)
 class Table:
     """A table, whose name is that of its files without suffix."""

@@ -43,7 +43,6 @@ class Section:
     link: str = ""  # its name in the list of sections; "" for the heading
     style: str = ""  # style sheet and script that its content needs
     script: str = ""
-    images: str = ""  # sources of pictures beyond those within the page, as its content security policy names them
 
 
 def percent(share: float) -> str:
@@ -53,11 +52,6 @@ def percent(share: float) -> str:
     ('78.3', '-')
     """
     return "-" if math.isnan(share) else f"{100 * share:.1f}"
-
-
-def decimal(number: float) -> str:
-    """Return a number with two decimals; a dash where it is undefined."""
-    return "-" if math.isnan(number) else f"{number:.2f}"
 
 
 def make_environment(folder: Path) -> jinja2.Environment:
@@ -74,7 +68,7 @@ def make_environment(folder: Path) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percent": percent, "decimal": decimal}
+    environment.filters["percent"] = percent
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     return environment
 
@@ -88,28 +82,26 @@ def render(environment: jinja2.Environment, name: str, **values: Any) -> Markup:
     return Markup(environment.get_template(name).render(values))  # noqa: S704 - escaped by the template
 
 
-def render_page(template: jinja2.Template, *, style: str, script: str = "", images: str = "", **values: Any) -> str:
+def render_page(template: jinja2.Template, *, style: str, script: str = "", **values: Any) -> str:
     """Render a template that extends `page.html.j2`: one style sheet, at most one script, nothing loaded.
 
     The content security policy names style and script by their SHA-256; any other, inline attributes included, is
     blocked by the browser.
     """
-    sources = " ".join(["data:", *images.split()])
     scripts = _digest(script) if script else "'none'"
     policy = (
-        f"default-src 'none'; img-src {sources}; style-src {_digest(style)}; script-src {scripts}; "
+        f"default-src 'none'; img-src data:; style-src {_digest(style)}; script-src {scripts}; "
         "base-uri 'none'; form-action 'none'"
     )
     return template.render(policy=policy, style=style, script=script, **values)
 
 
 def write_report(*, title: str, about: Sequence[str], sections: Sequence[Section], writer: str) -> str:
-    """Return a page of sections with links to each, as HTML that loads nothing beyond the sections' `images`."""
+    """Return a page of sections with links to each, as HTML that loads nothing."""
     return render_page(
         SHARED.get_template("report.html.j2"),
         style="".join([read_part("page.css"), *(section.style for section in sections)]),
         script="".join([read_part("shared.js"), *(section.script for section in sections)]),
-        images=" ".join(section.images for section in sections),
         title=title,
         about=about,
         sections=sections,

@@ -90,6 +90,8 @@ def open_run(workdir: Path, split: str, *, root: Path | None = None) -> CaseSour
 
 def _open_data_of(run: StoredRun, root: Path | None) -> CaseSource:
     data, max_pixels = run.settings.data, run.max_pixels
+    if data.source == "given" and root is None:
+        raise BadInput("the run's cases were passed to sc.fit; expected a run that read them from its data root")
     is_prepared = data.source == "tfds" and root is None
     root = find_path(data.root, "config.data.root") if root is None else root
     if is_prepared:

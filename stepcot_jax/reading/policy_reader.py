@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import difflib
+import functools
 import os
 import pathlib
 import re
@@ -322,15 +323,22 @@ class PolicyReader:
         begun: Sequence[str] = (),
         batch_size: int = 32,
         watch: Callable[[range], Iterable[int]] = iter,
+        encode: Callable[[Record], list[int]] | None = None,
     ) -> list[str]:
-        """Return greedy replies to questions about the pictures that `load` gives; each continues what is `begun`."""
+        """Return greedy replies to questions about the pictures that `load` gives; each continues what is `begun`.
+
+        `encode` gives the tokens of a question's prompt, which may be longer than those of training.
+        """
         trained, starts = self.trained, begun or [""] * len(records)
         tokenizer, lengths = trained.tokenizer, trained.lengths
-        prompts = [
-            encode_prompt(record, tokenizer, trained.run, prompt_length=lengths.prompt_length, workdir=trained.workdir)
-            + tokenizer.encode(start)
-            for record, start in zip(records, starts, strict=True)
-        ]
+        encode = encode or functools.partial(
+            encode_prompt,
+            tokenizer=tokenizer,
+            run=trained.run,
+            prompt_length=lengths.prompt_length,
+            workdir=trained.workdir,
+        )
+        prompts = [encode(record) + tokenizer.encode(start) for record, start in zip(records, starts, strict=True)]
         longest = max(map(len, prompts), default=1)
 
         def ask(rows: Sequence[int]) -> np.ndarray:

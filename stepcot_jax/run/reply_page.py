@@ -1,14 +1,11 @@
 """Tables of replies, and the section to look through them with the true and the predicted boxes over the pictures."""
 
-import base64
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from stepcot_jax.evaluation.replies import HEADED_FIGURES, Key, ReplyScore, Results
-from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.machine import map_in_threads
 from stepcot_jax.host.ranges import Interval
 from stepcot_jax.pages.sheets import Entry, Kind, Table, columns
@@ -16,9 +13,8 @@ from stepcot_jax.pages.shell import SHARED, Section, name_unseen, read_part, ren
 from stepcot_jax.reasoning.endings import Unsaid
 from stepcot_jax.record import STAGE_NAMES, Record
 
-MOST_SHOWN = 10_000  # Default for the most records on a page
+MOST_SHOWN = 1000  # Default for the most records on a page, whose pictures are within it
 
-_MOST_EMBEDDED = 16_000_000  # characters of pictures within the page; more are written as separate files
 _LONGEST_SHOWN = 4000  # characters of a reply
 
 _STAGES = (
@@ -92,24 +88,22 @@ def _tabulate(
 
 
 def write_replies(
-    folder: Path,
     records: Sequence[Record],
     models: Mapping[str, Sequence[ReplyScore]],
     *,
     read_picture: Callable[[str], str | None] | None,
     num_shown: int = MOST_SHOWN,
 ) -> tuple[Section, int]:
-    """Return the section and the number of unread pictures; pictures too many to embed are written to the folder."""
+    """Return the section and the number of unread pictures."""
     shown = records[:num_shown]
     positions, pictures = _read_pictures(shown, read_picture)
-    as_files = sum(len(picture or "") for picture in pictures) > _MOST_EMBEDDED
     data = {
         "records": [_describe_record(record, positions) for record in shown],
         "models": [
             {"name": name_unseen(name), "replies": [_describe_score(score) for score in scores[:num_shown]]}
             for name, scores in models.items()
         ],
-        "pictures": _write_files(folder, pictures) if as_files else pictures,
+        "pictures": pictures,
     }
     body = render(
         SHARED,
@@ -120,9 +114,7 @@ def write_replies(
         models=list(models),
     )
     style, script = read_part("browse.css"), read_part("browse.js")
-    section = Section(
-        "replies", "Replies", "", body, style=style, script=script, images="'self' file:" if as_files else ""
-    )
+    section = Section("replies", "Replies", "", body, style=style, script=script)
     return section, sum(picture is None for picture in pictures)
 
 
@@ -135,16 +127,6 @@ def _read_pictures(
     paths = list(dict.fromkeys(record.image for record in records))
     pictures = [picture for _, picture in map_in_threads(read_picture, paths, num_threads=2, num_ahead=64)]
     return {path: position for position, path in enumerate(paths)}, pictures
-
-
-def _write_files(folder: Path, pictures: Sequence[str | None]) -> list[str | None]:
-    """Write pictures given as data URIs to files, and return their names; None where there is no picture."""
-    names: list[str | None] = []
-    for position, picture in enumerate(pictures):
-        names.append(f"pictures/{position:06}.jpg" if picture else picture)
-        if picture:
-            write_whole(folder / f"pictures/{position:06}.jpg", base64.b64decode(picture.partition(",")[2]))
-    return names
 
 
 def _describe_record(record: Record, positions: Mapping[str, int]) -> dict[str, Any]:

@@ -194,7 +194,6 @@ class ReplyScores:
         write_whole(folder / "metrics.json", msgspec.json.format(encode(content)) + b"\n")
         _write_scores(folder / "scores.jsonl", self.scores)
         replies, unread = write_replies(
-            folder,
             self.records,
             self.scores,
             read_picture=_picture_reader(self.root) if with_pictures else None,

@@ -48,7 +48,7 @@ def test_every_hostile_file_is_in_a_group_and_has_words():
 
 
 def test_every_command_that_reads_files_is_tried():
-    """`data phantom` and `data fetch` read no file, and `features` without `import` what `main` reads."""
+    """`data phantom` reads no file, and `features` without `import` what `main` reads."""
     rooms = {path.parent.name for path in PACKAGE.glob("*/__main__.py")} | {"main"}
     assert rooms <= {reading.command.split()[0].partition(".")[0] for reading in READINGS}
     assert {name for reading in READINGS for name in reading.kinds.values()} == {

@@ -153,7 +153,7 @@ def test_a_broken_or_malicious_file_exits_with_2(tmp_path, capsys, kind):
     captured = capsys.readouterr()
     assert ended.value.code == 2
     assert captured.out == ""
-    assert captured.err.startswith(f"error: {path} ")
+    assert captured.err.startswith(f"error: {path}: ")
     assert captured.err.count("\n") == 1
 
 

@@ -5,17 +5,13 @@ import contextlib
 import csv
 import io
 import json
-import shutil
-import unicodedata
 
 import msgspec
-import numpy as np
 import pytest
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.data.check import CheckOptions, check_root
 from stepcot_jax.data.identities import fold_patient, join_spellings, read_patient, read_split
-from stepcot_jax.data.images.preprocessing import decode_image
 from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
 from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.data.sources.loading import read_source
@@ -168,38 +164,6 @@ def test_the_records_of_first_contact(shared):
         replies = map(json.loads, (root / "choices_lettered" / f"{name}.jsonl").open())
         for record, reply in zip(records, replies, strict=True):
             assert interpret_answer(read_reply(reply["reply"], "free"), record) == record.answer
-
-
-def test_the_splits_and_names_of_first_contact(shared, tmp_path):
-    folder = shared / "data" / "first_contact" / "csv"
-    collection = read_source(folder / "c22_split_column", require_images=False)
-    rows = (folder / "c22_split_column" / "cases.csv").read_text().split()[1:]
-    short = {"validate": "val", "valid": "val", "validation": "val", "dev": "val"}
-    assert [case.split for case in collection.cases] == [short.get(split := row.split(",")[3], split) for row in rows]
-    assert check(folder / "c22_split_column")["splits_from"] == "records"
-    assert check(folder / "c04_zeros_lost_half")["patients_in_several_splits"] == 0
-    assert check(folder / "c04_zeros_lost_half")["patients"] == 4
-    shutil.copytree(folder / "c13_nfd_names", tmp_path / "nfd")
-    (tmp_path / "nfd" / "images").mkdir()
-    name = unicodedata.normalize("NFD", "Jos\u00e9_000.png")
-    (tmp_path / "nfd" / "images" / name).write_bytes(np.zeros(1).tobytes())
-    stops = check(tmp_path / "nfd", images="exists")["stops"]
-    assert f"'images/{name}' does: its name differs in Unicode form" in stops[0]
-
-
-def test_the_dicom_files_of_first_contact(shared, tmp_path):
-    pytest.importorskip("pydicom")
-    folder = shared / "data" / "first_contact_4" / "dicom"
-    for name in ("shared_window.dcm", "root_window.dcm"):
-        pixels = decode_image(folder / name)[..., 0]
-        assert [pixels[place] for place in ((16, 16), (16, 4), (16, 30), (40, 60))] == [255, 31, 230, 255]
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    facts = check(
-        write(tmp_path, "orient_RF.dcm,1,Normal", "knee.dcm,2,Normal", "multipart.dcm,3,Normal"), images="decode"
-    )
-    assert any("PatientOrientation R\\F: shown mirrored" in note for note in facts["notes"])
-    assert any("BodyPartExamined KNEE: no chest" in note for note in facts["notes"])
-    assert "is a multipart answer of DICOMweb: save its parts" in str(facts["set_aside_reasons"])
 
 
 def test_a_relative_root_names_the_folder_that_it_starts_from(tmp_path, monkeypatch):

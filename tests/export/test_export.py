@@ -216,6 +216,9 @@ def test_a_folder_in_use_is_refused_and_nothing_is_left_of_an_export_that_fails(
     monkeypatch.setattr(folder_module, "_write", fail)
     with pytest.raises(RunStopped):
         export_model(run, tmp_path / "out", models=["student"])
+    monkeypatch.setattr(folder_module, "_write", lambda *_, **__: None)
+    monkeypatch.setattr(loader, "check", lambda *_, **__: [{"model": "student", "max_error": 1.0, "ok": False}])
+    refuse("computes other numbers", export_model, run, tmp_path / "out", models=["student"], error=RunStopped)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("x")
     for out in (exported, tmp_path / "file"):

@@ -1,5 +1,6 @@
 """Exports go to a hub and come back, through huggingface_hub's own calls to a local server; errors are one line."""
 
+import hashlib
 import json
 import pathlib
 import shutil
@@ -67,8 +68,12 @@ def test_what_is_exported_and_pushed_is_loaded_again(chain_export, hub, tmp_path
     assert not {name for name in fetched if name.endswith((".py", ".stablehlo", "check.safetensors"))}
 
 
+def file_of(hub, repository, name):
+    return hub.files[hub.repositories[repository]["main"]][name].decode()
+
+
 def card_of(hub, repository):
-    return hub.files[hub.repositories[repository]["main"]]["README.md"].decode()
+    return file_of(hub, repository, "README.md")
 
 
 def test_the_licence_of_the_repository_is_kept_unless_one_is_given(chain_export, hub):
@@ -81,6 +86,8 @@ def test_the_licence_of_the_repository_is_kept_unless_one_is_given(chain_export,
         card = ModelCard(card_of(hub, "ann/chest"))
         assert (card.data.to_dict(), card.text) == ({**own.data.to_dict(), **named}, own.text)
         assert load("hf://ann/chest").model == "student"  # whose digests fit
+        digest = hashlib.sha256(card_of(hub, "ann/chest").encode()).hexdigest()
+        assert f"{digest}  README.md\n" in file_of(hub, "ann/chest", "SHA256SUMS")
     assert main(["push", str(out), "ann/new"]) == 0
     assert card_of(hub, "ann/new") == before["README.md"].decode()
     assert content_of(out) == before

@@ -83,7 +83,7 @@ def test_paths_stay_and_addresses_are_downloaded_by_the_extra_of_their_scheme(tm
     )
 
 
-def _download(address, folder):
+def _download(address):
     return pathlib.Path(f"{address} here")
 
 

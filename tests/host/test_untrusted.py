@@ -20,7 +20,7 @@ OPENERS = {"open", "read_text", "read_bytes", "ZipFile", "memmap", "safe_open", 
 """Names of functions that open files for reading."""
 
 TABLE = """
-host/untrusted.py: the one place | __main__.py: own sources | tools/conformance/golden.py: numpy, after open_archive
+host/untrusted.py: the one place | __main__.py: own sources
 data/phantom/phantom.py: writes
 data/sources/iu_xray.py: a tar archive around an untrusted file
 data/sources/phantom.py: a picture in an untrusted file | extras/demo/command.py: own style

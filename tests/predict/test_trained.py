@@ -23,7 +23,6 @@ from stepcot_jax.reading import programs as reader_module
 from stepcot_jax.reading import trained_model
 from stepcot_jax.reading.programs import Reader
 from stepcot_jax.reading.trained_model import load_trained
-from stepcot_jax.run.stored import StoredRun
 from stepcot_jax.run.stored_reading import RESULT_FILES, STATISTICS_FILE, read_shapes, seal, write_shapes
 from stepcot_jax.systems.networks import make_predict
 from stepcot_jax.training.state import shapes_by_name
@@ -122,13 +121,6 @@ def test_a_given_answer_changes_later_steps_alone(model, request):
 )
 def test_other_images_and_labels_are_refused(teacher, images, given, words):
     refuse(words, teacher.read, images, given)
-
-
-def test_a_teacher_without_write_back_takes_no_given_answers(trained):
-    own = trained.run.settings
-    without = dataclasses.replace(own, teacher=dataclasses.replace(own.teacher, write_back=False))
-    reader = Reader(dataclasses.replace(trained, run=StoredRun(without)), model="teacher")
-    refuse("write_back=False", reader.read, IMAGES[:1], np.zeros((1, 7), int))
 
 
 def test_calibrated_probabilities_and_answer_sets(trained, student):

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from markupsafe import Markup
 from PIL import Image
 from report.browser import contrasts_of, find_broken_words, find_violations, open_browser, watch
 from report.finished_workdir import make_split
@@ -13,7 +14,7 @@ from stepcot_jax.pages.pictures import write_picture
 from stepcot_jax.pages.shell import Section, write_report
 from stepcot_jax.reading.finished import Report
 from stepcot_jax.tools.report.answers import ShownCase, write_cases
-from stepcot_jax.tools.report.sections import render, write_settings
+from stepcot_jax.tools.report.sections import fold, render, write_settings
 
 EVIL = '</script><script>document.title = "broken"</script>"><img src=x onerror="document.title=\'broken\'">'
 NUM_CASES = 60
@@ -188,11 +189,10 @@ def whole(tmp_path_factory):
     split = make_split(drawn, seed=3)
     metrics, intervals = evaluate(split.predictions, DEFAULT_CHAIN), bootstrap(split, DEFAULT_CHAIN, num_resamples=20)
     figures = {"metrics": metrics, "intervals": intervals, "mean_of": "mean", "difference": "", "notes": []}
-    student = {"name": "student", "share": 0.5, "num_cases": 30, "broken": [(BROKEN_RULE, 2)]}
     sections = [
         Section("results", "Results", "In percent.", render("results.html.j2", **figures)),
         Section("confusion", "Confusion", "", render("confusion.html.j2", metrics=metrics)),
-        Section("consistency", "Consistency", "", render("consistency.html.j2", most=5, chains=[student])),
+        Section("consistency", "Consistency", "", fold("Which answers", Markup("<p>{}</p>").format(BROKEN_RULE))),
         write_cases(make_cases(12, ""), DEFAULT_CHAIN, notes=[]),
         write_settings(small_settings(), Report()),
     ]

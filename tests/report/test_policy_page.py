@@ -108,7 +108,7 @@ def test_the_baseline_and_the_notes_of_the_run_are_on_the_page(run, tmp_path):
     assert page.index(BASELINE) < page.index('scope="row">sft<')
     assert BASELINE not in run[2]  # of a run that did not write it
     (folder / "statistics.json").write_text(json.dumps({"models": {BASELINE: {"figures": {"a_score": {"mean": 3}}}}}))
-    refuse(r"statistics\.json: the figures of 'majority answer", main, [str(folder)])
+    refuse(r"statistics\.json: Expected `object`", main, [str(folder)])
 
 
 def test_what_is_refused(run, tmp_path):

@@ -194,6 +194,14 @@ def test_data_that_changed_is_refused_with_a_way_out(folder_run, tmp_path):
     assert "no case was annotated" in page
 
 
+def test_cases_that_a_caller_passed_cannot_be_shown(folder_run, tmp_path):
+    run = shutil.copytree(folder_run, tmp_path / "run")
+    settings = read_settings(run / "settings.json")
+    given = dataclasses.replace(settings.data, source="given", root="")
+    write_settings(run / "settings.json", dataclasses.replace(settings, data=given))
+    refuse("passed to sc.fit; .*--without-data", main, [str(run), f"--out={tmp_path / 'page.html'}", "--without-maps"])
+
+
 def test_the_styles_and_scripts_load_nothing():
     loads = r"https?:|//[a-z]|url\(|@import|fetch\(|XMLHttp|innerHTML|insertAdjacent|document\.write"
     for name in ("page.css", "browse.css", "page.js", "shared.js", "browse.js"):
@@ -206,7 +214,9 @@ def test_operating_points_are_those_of_the_run(page, workdir):
     assert "Thresholds: sensitivity of 80 % or more on validation." in text
     rows = re.findall(r'<tr><th scope="row">.*', text)
     for row, ((_, step, answer), point) in zip(rows, found.points.items(), strict=True):
-        assert row.startswith(f'<tr><th scope="row">{step}</th><td><span class="value">{answer}</span></td>')
+        assert row.startswith(
+            f'<tr><th scope="row">{step}</th><td class="text"><span class="value">{answer}</span></td>'
+        )
         assert f'<td><span class="value">{point.test[0]}</span></td>' in row
         if all(point.test):
             assert f">{100 * point.sensitivity.value:.1f}</span>" in row

@@ -18,6 +18,13 @@ from stepcot_jax.tools.report import sections as tested
 VAL, TEST = make_split(3, num_cases=200), make_split(4, num_cases=100)
 
 
+_TEXT = ' class="text"'
+
+
+def cell_of(text, kind=""):
+    return f'<td{kind}><span class="value">{text}</span></td>'
+
+
 def finished(workdir, chain=CHAIN, calibration=None):
     return FinishedRun(workdir, None, chain, (), {}, TEST, calibration, OperatingPoints(Rule(), {}))
 
@@ -33,7 +40,8 @@ def test_the_promise_of_the_sets_is_true_and_every_answer_has_its_coverage(tmp_p
     page = section.body[section.body.index("<h3>Student</h3>") :]
     for answer, option in enumerate(CHAIN.steps[2].options):
         own = labels[:, 2] == answer
-        row = rf"Diagnosis</th><td>{option}</td><td>{own.sum()}</td><td>{100 * sets[own, answer].mean():.1f}</td>"
+        share = f"{100 * sets[own, answer].mean():.1f}"
+        row = f"Diagnosis</th>{cell_of(option, _TEXT)}{cell_of(own.sum())}{cell_of(share)}"
         assert re.search(row, page), row
 
 

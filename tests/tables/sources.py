@@ -62,5 +62,5 @@ def make_chestxray8(root):
         table.writerow(["Image Index", "Finding Label", "Bbox [x", "y", "w", "h]", "", "", ""])
         table.writerows(rows)
     rng = np.random.default_rng(0)
-    for name in {row[0] for row in rows}:
+    for name in dict.fromkeys(row[0] for row in rows):
         Image.fromarray(rng.integers(0, 255, (32, 32), np.uint8)).save(root / "images" / name)

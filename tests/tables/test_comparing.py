@@ -10,7 +10,7 @@ from scipy import stats
 from tables.finished_cells import CHAIN, LABELS, NUM_CASES, make_split
 
 from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.evaluation.comparison import AnswerComparison, Evidence, decide
+from stepcot_jax.evaluation.comparison import AnswerComparison, Evidence, decide, word_verdicts
 from stepcot_jax.evaluation.statistics import compare_accuracy, correct
 from stepcot_jax.host.ranges import Interval
 
@@ -109,8 +109,8 @@ def test_two_patients_give_no_verdict_however_narrow_their_interval():
     assert comparison.num_patients("accuracy", 0) == 2
     # The mean counts that step as much as any other, a whole chain does not.
     for figure, place in (("accuracy", 0), ("auc", 0), ("mean_accuracy", None)):
-        assert comparison.verdicts([("right", "wrong", figure, place)]) == ["too few patients"]
-    assert comparison.verdicts([("right", "wrong", "chain_accuracy", None)]) == ["higher in this run"]
+        assert word_verdicts([comparison.evidence("right", "wrong", figure, place)]) == ["too few patients"]
+    assert word_verdicts([comparison.evidence("right", "wrong", "chain_accuracy")]) == ["higher in this run"]
     assert comparison.num_patients("chain_accuracy") == NUM_CASES // 2
 
 
@@ -119,7 +119,7 @@ def test_verdicts_are_worded_for_the_training_runs():
     splits = [make_split(qualities, seed=seed) for seed in range(3)]
     for count, said in ((1, "lower in this run"), (2, "lower in both runs"), (3, "lower")):
         comparison = AnswerComparison(splits[:count], 60, chain=CHAIN)
-        assert comparison.verdicts([("worse", "better", "accuracy", 1)]) == [said]
+        assert word_verdicts([comparison.evidence("worse", "better", "accuracy", 1)]) == [said]
 
 
 def test_p_is_the_larger_of_two_runs_and_twice_the_median_of_three():

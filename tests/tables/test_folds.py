@@ -75,7 +75,7 @@ def test_validation_accuracy_is_a_mean_over_splits_and_ignores_padding():
     split.predictions.logits["teacher"][:, 0, CHAIN.answers_per_step[0] :] = 100.0
     unannotated = np.full_like(LABELS, NOT_ANNOTATED)
     unannotated[:, 1:] = LABELS[:, 1:]
-    found = validation_accuracy([split, with_labels(split, unannotated)], "teacher", CHAIN.answers_per_step)
+    found = validation_accuracy([split, with_labels(split, unannotated)], "teacher", CHAIN)
     expected = [
         np.mean(split.predictions.logits["teacher"][:, step, :count].argmax(axis=-1) == LABELS[:, step])
         for step, count in enumerate(CHAIN.answers_per_step)

@@ -1,7 +1,6 @@
 """Tables of policies from finished cells: figures by hand, published columns, rows, cells and notes."""
 
 import csv
-import gzip
 import json
 import math
 import statistics
@@ -12,6 +11,7 @@ import pytest
 from policies.policy_workdir import make_policy_workdir
 from tables.policy_tables import columns_of, finish_policy, make_policy_plan, published_columns, read_tests
 
+from benchmarks.keep_replies import keep_replies
 from stepcot_jax.evaluation.audits import perturb_records
 from stepcot_jax.evaluation.comparison import ReplyComparison
 from stepcot_jax.evaluation.replies import BASELINE, ScoringSettings, as_columns, score_text
@@ -21,11 +21,11 @@ from stepcot_jax.reasoning.dialects import write_reply
 from stepcot_jax.record import KINDS
 from stepcot_jax.run.loading_questions import load_vqa_dataset
 from stepcot_jax.run.scored_baseline import score_baseline
+from stepcot_jax.run.settings import write_settings
 from stepcot_jax.tools.evaluate_replies import command as evaluating
 from stepcot_jax.tools.tables import command as making
 from stepcot_jax.tools.tables import policy_tables, robustness_table
 from stepcot_jax.tools.tables.command import find_recipe
-from stepcot_jax.tools.tables.kept_replies import keep_replies
 from stepcot_jax.tools.tables.robustness_table import PerturbedReplies
 
 RATES = {"rollouts/self_check_rate": (0.9, 0.5, 0.25), "rollouts/self_check_success": (0.1, None, 0.75)}
@@ -104,30 +104,27 @@ def test_figures_are_the_shares_of_right_replies_and_differences_are_judged_toge
 
 
 def test_a_cell_of_a_table_is_recomputed_from_the_kept_replies(plan, made, tmp_path):
-    recipe = find_recipe("vqa")
-    written = keep_replies(tmp_path, "vqa", recipe.replies(plan))
-    folder = tmp_path / "replies" / "vqa"
+    cells = [cell for cell in find_recipe("vqa").list_cells(plan) if cell.name == policy_tables.BOTH]
+    runs, folder = list(map(plan.cells.folder, cells)), tmp_path / "kept"
+    for cell, run in zip(cells, runs, strict=True):
+        write_settings(run / "settings.json", cell.settings)
+    written = keep_replies(folder, runs)
     index = [json.loads(line) for line in (folder / "files.jsonl").read_text().splitlines()]
-    assert len(index) == len(plan.seeds) * 6
-    assert len(written) == len(set(written)) == 12 + 1 + 1  # replies, the records of both seeds once, and the index
+    assert [own["seed"] for own in index] == list(plan.seeds)
+    assert len(written) == len(set(written)) == 2 + 1 + 1  # replies, the records of both seeds once, and the index
     figures = []
     for own in index:
-        if own["cell"] != policy_tables.BOTH:
-            continue
-        lines = gzip.decompress((folder / own["replies"]).read_bytes()).splitlines()
-        assert json.loads(lines[0]).keys() == {"id", "seed", "cell", "condition", "reply"}
         out = tmp_path / str(own["seed"])
         flags = [f"--dialect={own['dialect']}", "--without-pictures", "--num-resamples=60", f"--out={out}"]
         evaluating.main([str(folder / own["records"]), str(folder / own["replies"]), *flags])
         (model,) = json.loads((out / "metrics.json").read_text())["models"].values()
         figures.append(model["figures"]["a_score"]["mean"])
-    assert len(figures) == len(plan.seeds)
     found = columns_of(made["vqa"][0])
     entry = found["mean A"][found["training"].index(policy_tables.BOTH)]
     for part in ("value", "low", "high"):
         assert np.mean([figure[part] for figure in figures]) == pytest.approx(getattr(entry, part)), part
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    keep_replies(tmp_path, "vqa", recipe.replies(plan))
+    keep_replies(folder, runs)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 

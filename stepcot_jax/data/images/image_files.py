@@ -5,7 +5,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import UInt8
@@ -22,6 +22,7 @@ from stepcot_jax.host.machine import map_in_threads
 from stepcot_jax.record import Record
 
 Pixels = UInt8[np.ndarray, "height width *channel"]
+Decoded = TypeVar("Decoded")
 _LOG = logging.getLogger(__name__)
 
 
@@ -88,6 +89,23 @@ class FolderFiles:
             raise BadInput(f"{self.name(index)}: cannot be read ({error.strerror})") from None
 
 
+def examine_image(
+    images: ImageFiles, index: int, decode: Callable[..., Decoded], *, is_frontal: bool
+) -> tuple[Decoded | BadInput | str, list[str]]:
+    """Return what `decode(content, name=, note=)` makes of an image, else why not, and what is odd about its file.
+
+    A text, not an error, says that it is a lateral view among frontal ones by its DICOM header.
+    """
+    notes = list[str]()
+    try:
+        content, name = images.read(index), images.name(index)
+        if is_frontal and read_projection(content, name=name) == "lateral":
+            return f"{name}: {LATERAL} (DICOM header)", []
+        return decode(content, name=name, note=notes.append), notes
+    except BadInput as error:
+        return error, []
+
+
 def check_images(
     collection: Collection,
     *,
@@ -110,36 +128,30 @@ def check_images(
     frontal = is_frontal_task(case.view for case in collection.cases)
     files = images or folder_files(collection, max_pixels=max_pixels)
 
-    notes: dict[int, list[str]] = {}
-
-    def prepare(item: tuple[int, Record]) -> Pixels | BadInput | str | None:
+    def prepare(item: tuple[int, Record]) -> tuple[Pixels | BadInput | str | None, list[str]]:
         index, case = item
-        try:
-            content, name = files.read(index), files.name(index)
-            if frontal and read_projection(content, name=name) == "lateral":
-                return f"{name}: {LATERAL} (DICOM header)"
+
+        def decode(content: bytes, **how: Any) -> Pixels | None:
             if is_known is not None and is_known(case, content):
                 return None
-            notes[index] = []
-            how: Any = {"name": name, "max_pixels": max_pixels, "note": notes[index].append}
             if preprocessing is None:
-                return np.array(decode_picture(content, **how))
-            return prepare_image(content, preprocessing=preprocessing, **how)
-        except BadInput as error:
-            return error
+                return np.array(decode_picture(content, max_pixels=max_pixels, **how))
+            return prepare_image(content, preprocessing=preprocessing, max_pixels=max_pixels, **how)
+
+        return examine_image(files, index, decode, is_frontal=frontal)
 
     reasons: dict[int, str] = {}
     oddities = Reasons()
     laterals: dict[int, str] = {}
     watched = collection.cases if progress is None else progress(collection.cases)
-    for (index, _), pixels in map_in_threads(prepare, enumerate(watched), num_threads=num_threads):
+    for (index, _), (pixels, notes) in map_in_threads(prepare, enumerate(watched), num_threads=num_threads):
         if isinstance(pixels, BadInput):
             reasons[index] = str(pixels)
         elif isinstance(pixels, str):
             laterals[index] = pixels
         elif visit is not None and pixels is not None:
             visit(index - len(reasons) - len(laterals), pixels)
-        for note in notes.pop(index, ()):
+        for note in notes:
             oddities.append(SetAside(index, collection.cases.image_paths[index], note))
     for line in note_oddities(oddities):
         _LOG.warning("%s: %s", collection.path, line)

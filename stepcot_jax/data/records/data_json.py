@@ -13,7 +13,7 @@ import stat
 import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -341,13 +341,6 @@ _MOST_WORDINGS = 1000
 Options = tuple[tuple[str, ...], ...]
 
 
-class SetAsideSink(Protocol):
-    """Collects records that are set aside: a list, or counts of them."""
-
-    def append(self, item: SetAside, /) -> None:
-        """Add a record."""
-
-
 @dataclasses.dataclass
 class Scan:
     """The records of a data root. An index counts the records that are valid by themselves."""
@@ -356,7 +349,7 @@ class Scan:
     file: Path  # the file with the records
     table: RecordTable  # the records that are valid by themselves
     numbers: Sequence[int]  # position in the file of each of them, from 0
-    set_aside: SetAsideSink  # the records set aside
+    set_aside: Callable[[SetAside], None]  # takes the records that are set aside
     good: Bool[np.ndarray, " record"]  # which of `table` are not set aside
     chain: Chain | None = None  # the chain of most records; None if no record is valid
     reference: int = 0  # the first record with these options
@@ -372,7 +365,7 @@ class Scan:
         """Set a valid record aside."""
         self.good[index] = False
         path, patient = self.table.image_paths[index], self.table.patient_ids[index]
-        self.set_aside.append(SetAside(self.numbers[index], path, reason, patient, by_rule))
+        self.set_aside(SetAside(self.numbers[index], path, reason, patient, by_rule))
 
     def count_other_wordings(self) -> int:
         """Count the good records whose questions differ from those of the first."""
@@ -382,7 +375,7 @@ class Scan:
 
 def scan_records(
     root: Path,
-    set_aside: SetAsideSink,
+    set_aside: Callable[[SetAside], None],
     *,
     step_names: Sequence[str],
     require_images: bool,
@@ -402,7 +395,7 @@ def scan_records(
             case, steps, real_path = reader.read(decode_record(raw))
         except BadInput as error:
             patient_id, image_path = identify(raw)
-            set_aside.append(SetAside(index, image_path, str(error), patient_id))
+            set_aside(SetAside(index, image_path, str(error), patient_id))
             scan.num_missing += isinstance(error, MissingImage)
             continue
         kinds.append(steps, index)

@@ -73,7 +73,7 @@ def read_records(
 ) -> Collection:
     """Read `root/data.json`."""
     set_aside: list[SetAside] = []
-    scan = scan_records(root, set_aside, step_names=step_names, require_images=require_images, with_texts=True)
+    scan = scan_records(root, set_aside.append, step_names=step_names, require_images=require_images, with_texts=True)
     set_aside.sort(key=lambda item: item.record)
     num_good = int(scan.good.sum())
     bad = [item for item in set_aside if not item.by_rule]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from stepcot_jax.box import Box
 from stepcot_jax.data.delimited import Row, fold_column, read_age, read_four_numbers, read_table
 from stepcot_jax.data.sources.findings import DIAGNOSES, Finding, answer_findings, answer_normal
-from stepcot_jax.data.sources.intake import ImageFinder, find_file
+from stepcot_jax.data.sources.intake import ImageFinder, find_file, list_named
 from stepcot_jax.data.sources.listed import How, Listed, Source, refused
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
@@ -245,10 +245,6 @@ def _read_image(image: _Image, *, finder: ImageFinder, how: How, file: str) -> L
     """Return an image with boxes in released pixels, and the answers that follow from its labels."""
     if image.problem:
         return refused(image.location, image.problem, image=image.name, patient=image.patient)
-    try:
-        found = finder.find(image.name)
-    except BadInput as error:
-        return refused(image.location, f"{image.location}: {error}", image=image.name, patient=image.patient)
     labels, entry = image.labels, image.entry
     rule, is_normal = _find_no_use(labels, single_label=how.single_label), labels == (NO_FINDING,)
     reason = f"NIH label: {', '.join(sorted(labels))}."
@@ -260,7 +256,7 @@ def _read_image(image: _Image, *, finder: ImageFinder, how: How, file: str) -> L
     rows = ", ".join(str(box.number) for box in image.boxes) or str(entry.number if entry else "")
     record = Record(
         id=Path(image.name).stem,
-        image=found.path,
+        image=image.name,
         image_size=(RELEASED_SIDE, RELEASED_SIDE),
         patient=image.patient,
         origin=ORIGIN,
@@ -273,8 +269,7 @@ def _read_image(image: _Image, *, finder: ImageFinder, how: How, file: str) -> L
         age=entry.age if entry else None,
         view=entry.view if entry else "",
     )
-    missing, rule = (reason and f"{image.location}: {reason}" for reason in (found.missing, rule))
-    return Listed(image.location, record, missing=missing, rule=rule, real_path=found.real_path)
+    return list_named(image.location, record, finder.find, rule=rule)
 
 
 def _find_no_use(labels: Sequence[str], *, single_label: bool) -> str:

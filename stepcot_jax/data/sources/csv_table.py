@@ -14,9 +14,10 @@ import msgspec
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step, fold, read_options
 from stepcot_jax.data.delimited import Row, fold_column, read_age, read_table
 from stepcot_jax.data.identities import read_patient, read_split
+from stepcot_jax.data.records.data_json import normalise_image_path
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
 from stepcot_jax.data.sources.findings import DIAGNOSES, NORMAL, Answers, answer_findings, answer_normal
-from stepcot_jax.data.sources.intake import Image, ImagePaths
+from stepcot_jax.data.sources.intake import ImagePaths, list_named
 from stepcot_jax.data.sources.listed import How, Listed, Source, refused
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
@@ -83,30 +84,26 @@ class _RowReader:
     def read(self, row: Row) -> Listed:
         where = f"row {row.number}"
         try:
-            record, image = self._read(row)
+            record = self._read(row)
         except BadInput as error:
             cells = dict(enumerate(row.cells))  # the row may be too short
             patient = cells.get(self._columns.texts.get(PATIENT_COLUMN, -1), "")
             return refused(where, f"{where}: {error}", image=cells.get(self._columns.image, ""), patient=patient)
-        missing = image.missing and f"{where}: column image: {image.missing}"
-        return Listed(where, record, missing=missing, real_path=image.real_path)
+        return list_named(where, record, self._paths.locate, where=f"{where}: column image")
 
-    def _read(self, row: Row) -> tuple[Record, Image]:
+    def _read(self, row: Row) -> Record:
         num_columns = self._columns.num_columns
         if len(row.cells) < num_columns or any(row.cells[num_columns:]):
             raise BadInput(f"{len(row.cells)} cells instead of {num_columns} as in the header")
         if any("\0" in cell for cell in row.cells):
             raise BadInput("a cell has a NUL byte; expected text")
-        try:
-            image = self._paths.locate(row.cells[self._columns.image])
-        except BadInput as error:
-            raise BadInput(f"column image: {error}") from error
+        image = row.cells[self._columns.image]
         texts = {name: row.cells[column] for name, column in self._columns.texts.items()}
         for name in (PATIENT_COLUMN, "origin", "view"):
             if len(texts.get(name, "")) > (most := read_limits().name):
                 raise BadInput(f"column {name}: has {len(texts[name])} characters; at most {most} are accepted")
         # Messages end up in logs: they must not quote a patient's cells.
-        patient = read_patient(texts[PATIENT_COLUMN]) if PATIENT_COLUMN in texts else image.path
+        patient = read_patient(texts[PATIENT_COLUMN]) if PATIENT_COLUMN in texts else normalise_image_path(image)
         if not patient:
             raise BadInput("column patient_id: is empty; expected a patient's identifier")
         sex = _SEXES.get(texts.get("sex", "").casefold())
@@ -118,7 +115,7 @@ class _RowReader:
         labels, reasoning, doubts = self._answer(row)
         case = Record(
             patient=patient,
-            image=image.path,
+            image=image,
             origin=texts.get("origin", ""),
             report=texts.get("report", ""),
             answers=labels,
@@ -128,7 +125,7 @@ class _RowReader:
             view=texts.get("view", ""),
             split=read_split(texts[SPLIT_COLUMN]) if SPLIT_COLUMN in texts else "",
         )
-        return case.with_stated(labels, doubts) if any(doubts) else case, image
+        return case.with_stated(labels, doubts) if any(doubts) else case
 
     def _answer(self, row: Row) -> tuple[tuple[int, ...], tuple[str, ...], tuple[bool, ...]]:
         answers = [

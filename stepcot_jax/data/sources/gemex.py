@@ -1,5 +1,6 @@
 """GEMeX's questions: test records, training conversations and the thinking columns of GEMeX-RMCoT (Section 3)."""
 
+import functools
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,23 +9,22 @@ from typing import Any
 import msgspec
 
 from stepcot_jax.box import Box, Corners
-from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.sources.listed import How, Source
 from stepcot_jax.data.sources.released import (
     UNNAMED,
+    Locate,
     Turn,
     convert_fields,
     label_boxes,
     list_records,
-    locate_image,
-    make_record,
+    read_turns,
     read_whole_reply,
     split_question,
     strip_letters,
 )
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.replies import Reply
-from stepcot_jax.record import KINDS, Kind, Record
+from stepcot_jax.record import KINDS, Kind
 
 _MIMIC_PATIENT = re.compile(r"(?:^|/)(p[0-9]{8})(?=/)")
 
@@ -67,12 +67,10 @@ def list_gemex(path: Path, how: How) -> Source:
     """List the records of a file; no release states the size of the picture that boxes refer to, so the caller must."""
     if how.box_size is None:
         raise BadInput("--box-size is required: width and height in pixels of the picture that GEMeX's boxes refer to")
-    return list_records(path, how, _read)
+    return list_records(path, how, functools.partial(_read, path=path))
 
 
-def _read(
-    fields: dict[str, Any], *, path: Path, location: str, locator: ImageLocator, box_size: tuple[int, int]
-) -> Record:
+def _read(fields: dict[str, Any], how: How, *, path: Path, locate: Locate) -> dict[str, Any]:
     """Return a record of a GEMeX file; the patient is that of a MIMIC-CXR path, else there is one per image."""
     if "conversations" in fields:
         made = _read_training(convert_fields(fields, _TrainingRecord))
@@ -80,19 +78,11 @@ def _read(
         made = _read_thinking(convert_fields(fields, _ThinkingRecord))
     else:
         made = _read_test(convert_fields(fields, _TestRecord), path=path)
-    image_path, _ = locate_image(locator, made.pop("image"))
+    image_path, _ = locate(made["image"])
     patient = _MIMIC_PATIENT.search(image_path)
-    licence = "MIMIC-CXR-JPG: credentialed access (PhysioNet)"
-    made["provenance"] |= {"file": path.name, "row": location, "licence": licence}
-    return make_record(
-        id=f"{path.name}:{location.rpartition(' ')[2]}",
-        image=image_path,
-        image_size=box_size,
-        patient=patient[1] if patient else image_path,
-        origin="GEMeX",
-        modality="xray",
-        **made,
-    )
+    made["provenance"]["licence"] = "MIMIC-CXR-JPG: credentialed access (PhysioNet)"
+    made |= {"image": image_path, "image_size": how.box_size, "patient": patient[1] if patient else image_path}
+    return made | {"origin": "GEMeX", "modality": "xray"}
 
 
 def _read_test(record: _TestRecord, *, path: Path) -> dict[str, Any]:
@@ -115,11 +105,9 @@ def _read_test(record: _TestRecord, *, path: Path) -> dict[str, Any]:
 
 
 def _read_training(record: _TrainingRecord) -> dict[str, Any]:
-    speakers = [turn.speaker for turn in record.conversations]
-    if speakers != ["human", "gpt"]:
-        raise BadInput(f"conversations: turns of {speakers[:6]}; expected human, gpt")
-    question, choices = split_question(record.conversations[0].value.strip().removesuffix(record.type_prompt.strip()))
-    return _from_reply(read_whole_reply(record.conversations[1].value, "gemex_plain")) | {
+    prompt, reply = read_turns(record.conversations)
+    question, choices = split_question(prompt.strip().removesuffix(record.type_prompt.strip()))
+    return _from_reply(read_whole_reply(reply, "gemex_plain")) | {
         "kind": _kind_of_name(record.q_type, field="q_type"),
         "question": question,
         "options": choices,

@@ -21,7 +21,7 @@ from stepcot_jax.data.images.stated_sizes import StatedSizes
 from stepcot_jax.data.record_table import RecordTable
 from stepcot_jax.data.records.data_json import ImageLocator, fold_name, normalise_image_path
 from stepcot_jax.data.records.records import Collection, OnBadRecord, describe_bad_records
-from stepcot_jax.data.sources.listed import FRACTIONS, Listed, Source
+from stepcot_jax.data.sources.listed import FRACTIONS, Listed, Source, refused
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import open_untrusted
 from stepcot_jax.record import Record, SetAside
@@ -283,6 +283,20 @@ class ImageFinder:
     @functools.cached_property
     def _near_names(self) -> dict[str, str]:
         return {fold_name(stem): paths[0] for stem, paths in self._paths.items()}
+
+
+def list_named(
+    location: str, record: Record, find: Callable[[str], Image], *, rule: str = "", where: str = ""
+) -> Listed:
+    """Return a record with the path that `find` returns for its image; messages begin with `where` or the location."""
+    where = where or location
+    try:
+        image = find(record.image)
+    except BadInput as error:
+        return refused(location, f"{where}: {error}", image=record.image, patient=record.patient)
+    missing, rule = (reason and f"{where}: {reason}" for reason in (image.missing, rule))
+    record = msgspec.structs.replace(record, image=image.path)
+    return Listed(location, record, missing=missing, rule=rule, real_path=image.real_path)
 
 
 def compare_sizes(records: Iterable[Record], root: Path, field: str) -> Iterator[Record]:

@@ -20,7 +20,7 @@ from xml.parsers import expat
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, NOT_APPLICABLE, fold
 from stepcot_jax.data.delimited import read_columns
-from stepcot_jax.data.sources.intake import ImageFinder
+from stepcot_jax.data.sources.intake import ImageFinder, list_named
 from stepcot_jax.data.sources.listed import How, Listed, Source, refused
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import open_untrusted
@@ -505,21 +505,17 @@ def _list_image(report: IuReport, image: IuImage, finder: ImageFinder) -> Listed
     location, uid = f"{report.uid} {image.id}", report.uid
     if image.projection != "frontal":
         return Listed(location, Record(image=image.file_name, patient=uid), rule=_explain(report, image))
-    try:
-        found = finder.find(image.file_name)
-    except BadInput as error:
-        return refused(location, f"{uid}: {error}", image=image.file_name, patient=uid)
     views = set(re.findall(r"\b(PA|AP)\b", image.caption.upper()))
     record = Record(
         patient=uid,
-        image=found.path,
+        image=image.file_name,
         origin=ORIGIN,
         report=report.text,
         answers=read_coding(report.mesh),
         reasoning=("",) * DEFAULT_CHAIN.num_steps,
         view=views.pop() if len(views) == 1 else "",  # a caption may name both
     )
-    return Listed(location, record, missing=found.missing and f"{uid}: {found.missing}", real_path=found.real_path)
+    return list_named(location, record, finder.find, where=uid)
 
 
 def _explain(report: IuReport, image: IuImage) -> str:

@@ -72,24 +72,24 @@ def detect_layout(root: Path, *, further: str = "") -> str:
     if not exists:
         where = "" if root.is_absolute() else f" in {Path.cwd()} (another folder than the run's?)"
         raise BadInput(f"{root}: does not exist{where}; {_expect_cases(further)}")
-    layouts = [layout for layout in CASES if _is_there(root, layout, LAYOUTS[layout].cases)]
-    if not layouts:
-        raise BadInput(f"{root}: has no known layout; {_expect_cases(further)}")
-    if len(layouts) > 1:
-        raise BadInput(f"{root}: has files of the layouts {' and '.join(layouts)}; choose one as the layout")
-    return layouts[0]
+    return _find_one(root, {name: LAYOUTS[name].cases for name in CASES}, "layout", _expect_cases(further))
 
 
 def detect_boxed_layout(root: Path) -> str:
     """Return the layout of a detection list, one of `BOXED`, recognised by its file names."""
     root = Path(root)
-    expected = "; ".join(f"{' or '.join(LAYOUTS[name].boxes)} ({name})" for name in BOXED)
+    patterns = {name: LAYOUTS[name].boxes for name in BOXED}
+    expected = "expected " + "; ".join(f"{' or '.join(files)} ({name})" for name, files in patterns.items())
     if not root.is_dir():
-        raise BadInput(f"{root}: is not a folder; expected {expected}")
-    layouts = [layout for layout in BOXED if _is_there(root, layout, LAYOUTS[layout].boxes)]
+        raise BadInput(f"{root}: is not a folder; {expected}")
+    return _find_one(root, patterns, "detection list", expected)
+
+
+def _find_one(root: Path, patterns: dict[str, tuple[str, ...]], what: str, expected: str) -> str:
+    layouts = [layout for layout, files in patterns.items() if _is_there(root, layout, files)]
     if len(layouts) != 1:
-        several = f"has files of the layouts {' and '.join(layouts)}; choose one"
-        raise BadInput(f"{root}: {several if layouts else 'has no known detection list'}; expected {expected}")
+        several = f"has files of the layouts {' and '.join(layouts)}; choose one as the layout"
+        raise BadInput(f"{root}: {several if layouts else f'has no known {what}'}; {expected}")
     return layouts[0]
 
 

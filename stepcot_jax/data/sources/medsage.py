@@ -12,25 +12,24 @@ import msgspec
 
 from stepcot_jax.box import Box
 from stepcot_jax.chain import fold
-from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.sources.intake import read_image_size
 from stepcot_jax.data.sources.listed import How, Source
 from stepcot_jax.data.sources.released import (
     REPLY,
     UNNAMED,
+    Locate,
     NotARecord,
     Turn,
     convert_fields,
     label_boxes,
     list_records,
-    locate_image,
-    make_record,
+    read_turns,
     read_whole_reply,
     split_question,
 )
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.replies import Reply
-from stepcot_jax.record import STAGE_NAMES, Kind, Record, Stages
+from stepcot_jax.record import STAGE_NAMES, Kind, Stages
 
 _TAGS = re.compile("<(LOC|VISUAL|VIS|KNOWLEDGE|KNO|CON|ANSWER)>")
 _PRINTED, _RELEASED = ("VISUAL", "KNOWLEDGE", "ANSWER"), ("VIS", "KNO")
@@ -53,43 +52,34 @@ def list_medsage(path: Path, how: How) -> Source:
     return list_records(path, how, _read)
 
 
-def _read(
-    fields: dict[str, Any], *, path: Path, location: str, locator: ImageLocator, box_size: tuple[int, int] | None
-) -> Record:
-    """Return a record of a MEDSAGE file; without `box_size` the size is that of the image's file."""
+def _read(fields: dict[str, Any], how: How, *, locate: Locate) -> dict[str, Any]:
     conversation = convert_fields(fields, _Conversation)
-    speakers = [turn.speaker for turn in conversation.conversations]
-    if speakers != ["human", "gpt"]:
-        raise NotARecord(f"conversations: turns of {speakers[:6]}; a record is one of human and one of gpt")
+    prompt, response = read_turns(conversation.conversations, otherwise=NotARecord)
     images = conversation.images or []
     if len(images) != 1:
         raise NotARecord(f"images: {len(images)} images; a record is about one")
-    prompt, response = (turn.value for turn in conversation.conversations)
     made, reply = _read_response(response)
-    image_path, real_path = locate_image(locator, images[0])
-    if box_size is None and not Path(real_path).is_file():
+    image_path, real_path = locate(images[0])
+    if how.box_size is None and not Path(real_path).is_file():
         raise BadInput("images: the image's file is missing, so --box-size is required")
-    size = box_size or read_image_size(Path(real_path))
+    size = how.box_size or read_image_size(Path(real_path))
     references: tuple[Box, ...] = ()
     if reply is not None:
         names = (region.label.strip() or UNNAMED for region in reply.references or ())
         references = label_boxes(names, map(tuple, reply.boxes(size).tolist()), field="<LOC>, box {}")
     question, choices = split_question(prompt)
-    licence = "of the image collections that MEDSAGE draws from"
-    return make_record(
-        id=f"{path.name}:{location.rpartition(' ')[2]}",
-        kind=_find_kind(made["written"], choices, prompt=prompt),
-        field=REPLY,
-        image=image_path,
-        image_size=size,
-        patient=image_path,
-        origin="MEDSAGE",
-        question=question,
-        options=choices,
-        references=references,
-        provenance={"file": path.name, "row": location, "licence": licence} | made.pop("provenance"),
-        **made,
-    )
+    made["provenance"]["licence"] = "of the image collections that MEDSAGE draws from"
+    return made | {
+        "kind": _find_kind(made["written"], choices, prompt=prompt),
+        "field": REPLY,
+        "image": image_path,
+        "image_size": size,
+        "patient": image_path,
+        "origin": "MEDSAGE",
+        "question": question,
+        "options": choices,
+        "references": references,
+    }
 
 
 def _read_response(response: str) -> tuple[dict[str, Any], Reply | None]:

@@ -12,10 +12,10 @@ import msgspec
 from stepcot_jax.box import Box, Corners
 from stepcot_jax.data.delimited import read_age, read_columns
 from stepcot_jax.data.identities import read_patient
-from stepcot_jax.data.records.json_arrays import read_raw_records
 from stepcot_jax.data.sources.findings import DIAGNOSES, NORMAL, Finding, answer_findings, answer_normal
-from stepcot_jax.data.sources.intake import Image, ImageFinder, find_file
+from stepcot_jax.data.sources.intake import ImageFinder, find_file, list_named
 from stepcot_jax.data.sources.listed import FRACTIONS, How, Listed, Source, refused
+from stepcot_jax.data.sources.released import convert_fields, read_objects
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
 
@@ -49,9 +49,6 @@ class GroundedStudy(msgspec.Struct, frozen=True, rename={"study": "StudyID", "im
     findings: tuple[GroundedFinding, ...]
 
 
-_DECODER = msgspec.json.Decoder(GroundedStudy)
-
-
 @dataclasses.dataclass(frozen=True)
 class StudyFacts:
     """A study in the master table: sex "F", "M", "O" or "", age in years or None, and the number of its first row."""
@@ -62,34 +59,21 @@ class StudyFacts:
     row: int
 
 
-def decode_study(raw: bytes, *, index: int) -> GroundedStudy:
-    """Decode one study of the grounded reports."""
-    try:
-        study = _DECODER.decode(raw)
-    except (msgspec.DecodeError, RecursionError) as error:
-        here, message = f"`$[{index}]", str(error)
-        raise BadInput(message.replace("`$", here) if "`$" in message else f"{message} - at {here}`") from error
+def read_study(fields: dict[str, Any]) -> GroundedStudy:
+    """Return one study of the grounded reports."""
+    study = convert_fields(fields, GroundedStudy)
+    if not str(study.study).strip():
+        raise BadInput("StudyID: is empty; a study's identifier is required")
     if not study.findings:
-        raise BadInput(f"has no findings - at `$[{index}].findings`")
+        raise BadInput("findings: none; at least one is required")
     for number, finding in enumerate(study.findings):
         for name in ("boxes", "extra_boxes"):
             for position, corners in enumerate(getattr(finding, name) or ()):
                 left, upper, right, lower = corners
                 if not (-_SLACK <= left < right <= 1 + _SLACK and -_SLACK <= upper < lower <= 1 + _SLACK):
-                    where = f"`$[{index}].findings[{number}].{name}[{position}]`"
                     expected = "expected x0 < x1, y0 < y1 as fractions from 0 to 1"
-                    raise BadInput(f"box {list(corners)}: {expected} - at {where}")
+                    raise BadInput(f"findings[{number}].{name}[{position}]: box {list(corners)}; {expected}")
     return study
-
-
-def identify(raw: bytes) -> tuple[str, str]:
-    """Return study and image of a bad record, each "" if it cannot be read."""
-    try:
-        fields = msgspec.json.decode(raw, type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        return "", ""
-    study, image = fields.get("StudyID"), fields.get("ImageID")
-    return str(study) if isinstance(study, str | int) else "", image if isinstance(image, str) else ""
 
 
 def read_master_table(path: Path) -> dict[str, StudyFacts]:
@@ -154,32 +138,30 @@ def _list_studies(path: Path, facts: Mapping[str, StudyFacts], how: How) -> Iter
     require_images = how.require_images or not how.for_cases
     finder = ImageFinder(path.parent, folders=_IMAGE_FOLDERS, require_images=require_images)
     num_second = 0
-    for index, raw in enumerate(read_raw_records(path)):
+    for location, fields in read_objects(path):
         try:
-            study = decode_study(raw, index=index)
-            study_id = str(study.study)
-            if not study_id.strip():
-                raise BadInput(f"the study's identifier is empty - at `$[{index}].StudyID`")
-            if facts and study_id not in facts:
-                raise BadInput(f"the study is not in the master table - at `$[{index}].StudyID`")
-            try:
-                image = finder.find(study.image)
-            except BadInput as error:
-                raise BadInput(f"{error} - at `$[{index}].ImageID`") from None
-            num_second += sum(len(finding.extra_boxes or ()) for finding in study.findings)
-            yield _read_study(study, index, image, facts.get(study_id), file=path.name, how=how)
+            if isinstance(fields, BadInput):
+                raise fields
+            study = read_study(fields)
+            if facts and str(study.study) not in facts:
+                raise BadInput("StudyID: the study is not in the master table")
         except BadInput as error:
-            name, picture = identify(raw)
+            name, image = ("", "") if isinstance(fields, BadInput) else (fields.get("StudyID"), fields.get("ImageID"))
+            name, image = str(name) if isinstance(name, str | int) else "", image if isinstance(image, str) else ""
             patient = facts[name].patient_id if name in facts else name
-            reason = str(error) if how.for_cases else f"record {index}: {error}"
-            yield refused(f"record {index}", reason, image=picture, patient=patient)
+            yield refused(location, f"{location}: {error}", image=image, patient=patient)
+            continue
+        num_second += sum(len(finding.extra_boxes or ()) for finding in study.findings)
+        record, rule = _read_study(study, facts.get(str(study.study)), how)
+        provenance = {"file": path.name, "row": location.rpartition(" ")[2], "licence": _LICENCE}
+        record = msgspec.structs.replace(record, provenance=provenance)
+        yield list_named(location, record, finder.find, rule=rule)
     if num_second and how.for_cases:
         _LOG.warning("%s: %d boxes of a second reader are ignored", path, num_second)
 
 
-def _read_study(
-    study: GroundedStudy, index: int, image: Image, known: StudyFacts | None, *, file: str, how: How
-) -> Listed:
+def _read_study(study: GroundedStudy, known: StudyFacts | None, how: How) -> tuple[Record, str]:
+    """Return a study with the name of its image, and the rule that excludes it."""
     present = [finding for finding in study.findings if finding.abnormal]
     labels = sorted({" ".join(label.split()) for finding in present for label in finding.labels or ()} - {""})
     findings = find_findings(labels)
@@ -194,7 +176,7 @@ def _read_study(
     record = Record(
         id=str(study.study),
         patient=known.patient_id if known else str(study.study),
-        image=image.path,
+        image=study.image,
         image_size=FRACTIONS,
         origin=ORIGIN,
         report=" ".join(filter(None, map(_sentence_of, study.findings))),
@@ -204,11 +186,8 @@ def _read_study(
         absent=absent,
         sex=known.sex if known else "",
         age=known.age if known else None,
-        provenance={"file": file, "row": str(index), "licence": _LICENCE},
     )
-    missing = image.missing and f"{image.missing} - at `$[{index}].ImageID`"
-    rule = rule and f"{rule} - at `$[{index}].findings`"
-    return Listed(f"record {index}", record, missing=missing, rule=rule, real_path=image.real_path)
+    return record, rule
 
 
 def _find_no_use(diagnoses: Sequence[str], *, single_label: bool) -> str:

@@ -1,16 +1,16 @@
 """Folders of `stepcot data phantom`: the boxes of `boxes.csv`, regions from masks, answers as facts."""
 
 import collections
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
 from PIL import Image
 
 from stepcot_jax.box import Box
-from stepcot_jax.data.delimited import Row, read_four_numbers, read_table
+from stepcot_jax.data.delimited import read_columns
 from stepcot_jax.data.phantom.findings import Mark
 from stepcot_jax.data.phantom.phantom import BOX_COLUMNS
 from stepcot_jax.data.questions.making import as_grounded, corners_of, ground_marks, list_answers
@@ -18,14 +18,27 @@ from stepcot_jax.data.questions.vocabulary import NORMAL, find_regions
 from stepcot_jax.data.records.records import Collection, read_records
 from stepcot_jax.data.sources.intake import read_image_size
 from stepcot_jax.data.sources.listed import How, Listed, Source, refused
+from stepcot_jax.data.sources.released import convert_fields
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import open_untrusted
 from stepcot_jax.record import Record
 
 _FILE = "boxes.csv"
-_KINDS = ("focus", "fluid", "air", "sign")
 _LARGEST_MASK = 4096
 _Listed = tuple[Mark, str]  # a mark and the side of its case
+
+
+class _Row(msgspec.Struct, frozen=True):
+    """A row of `boxes.csv`, which this package wrote."""
+
+    label: str
+    x: Annotated[float, msgspec.Meta(ge=0)]
+    y: Annotated[float, msgspec.Meta(ge=0)]
+    width: Annotated[float, msgspec.Meta(gt=0)]
+    height: Annotated[float, msgspec.Meta(gt=0)]
+    side: Literal[-1, 0, 1]
+    kind: Literal["focus", "fluid", "air", "sign"]
+    case_side: Literal["right", "left", "bilateral"]
 
 
 def list_phantom(root: Path, how: How) -> Source:
@@ -37,14 +50,10 @@ def list_phantom(root: Path, how: How) -> Source:
 
 
 def _list_cases(path: Path, collection: Collection) -> Iterator[Listed]:
-    header, rows = read_table(path, known_columns=set(BOX_COLUMNS))
-    if header != BOX_COLUMNS:
-        raise BadInput(f"{path}: header {[name[:40] for name in header[:20]]} is not {','.join(BOX_COLUMNS)}")
     known = {case.image for case in collection.cases}
     boxes: dict[str, list[tuple[int, _Listed | BadInput]]] = collections.defaultdict(list)
-    for row in rows:
-        image, listed_mark = _read_mark(row)
-        boxes[image].append((row.number, listed_mark))
+    for row, (image, *cells), problem in read_columns(path, BOX_COLUMNS):
+        boxes[image].append((row.number, BadInput(problem) if problem else _read_mark(cells)))
         if image not in known:
             problem = f"row {row.number}: image_path: {image[:80]!r} is no image of {collection.path.name}"
             yield refused(f"row {row.number}", problem)
@@ -63,15 +72,12 @@ def _list_cases(path: Path, collection: Collection) -> Iterator[Listed]:
             yield refused(location, f"{location}: {error}", image=case.image, patient=case.patient)
 
 
-def _read_mark(row: Row) -> tuple[str, _Listed | BadInput]:
-    image, label, *numbers, side, kind, case_side = (*row.cells, *[""] * len(BOX_COLUMNS))[: len(BOX_COLUMNS)]
-    x, y, width, height = read_four_numbers(numbers)
-    if len(row.cells) != len(BOX_COLUMNS) or not (0 <= x < x + width < math.inf and 0 <= y < y + height < math.inf):
-        return image, BadInput(f"x, y, width, height: {[number[:40] for number in numbers]} is no box in pixels")
-    if side not in ("-1", "0", "1") or kind not in _KINDS or case_side not in ("right", "left", "bilateral"):
-        shown = [cell[:40] for cell in (side, kind, case_side)]
-        return image, BadInput(f"side, kind, case_side: {shown}; expected -1, 0 or 1, one of {_KINDS}, and a side")
-    return image, (Mark(Box.of_size(label, x, y, width, height), int(side), kind), case_side)
+def _read_mark(cells: Sequence[str]) -> _Listed | BadInput:
+    try:
+        row = convert_fields(dict(zip(BOX_COLUMNS[1:], cells, strict=True)), _Row, strict=False)
+    except BadInput as error:
+        return error
+    return Mark(Box.of_size(row.label, row.x, row.y, row.width, row.height), row.side, row.kind), row.case_side
 
 
 def _ground(case: Record, listed: Sequence[_Listed], *, collection: Collection, rows: str) -> Record:

@@ -14,7 +14,7 @@ import msgspec
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.data.sources import iu_xray
-from stepcot_jax.data.sources.intake import ImageFinder
+from stepcot_jax.data.sources.intake import ImageFinder, list_named
 from stepcot_jax.data.sources.listed import How, Listed, Source, refused
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.host.errors import BadInput
@@ -236,23 +236,16 @@ def _list_images(root: Path, form: Form, how: How) -> Iterator[Listed]:
             yield Listed(where, Record(image="", patient=patient), rule=rule)
             continue
         for name in names:
-            location = f"{where} {name}"
-            try:
-                image = finder.find(f"{name}.png")
-            except BadInput as error:
-                yield refused(location, f"{where}: {error}", image=name[:80], patient=patient)
-                continue
             record = Record(
                 patient=patient,
-                image=image.path,
+                image=f"{name}.png",
                 origin=iu_xray.ORIGIN,
                 split=split,
                 report="" if texts is None else texts[patient],
                 answers=answers,
                 reasoning=("",) * len(answers),
             )
-            missing = image.missing and f"{where}: {image.missing}"
-            yield Listed(location, record, missing=missing, real_path=image.real_path)
+            yield list_named(f"{where} {name}", record, finder.find, where=where)
 
 
 def _read_entries(path: Path) -> tuple[_Entry, ...]:

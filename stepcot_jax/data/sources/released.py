@@ -1,5 +1,6 @@
 """Files of released questions: undecoded records, one at a time, and the parts that releases have in common."""
 
+import functools
 import re
 import string
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,24 +27,31 @@ from stepcot_jax.record import Kind, Record
 
 TABLE_SUFFIXES = (".jsonl", ".json", ".csv")
 T = TypeVar("T")
+Locate = Callable[[str], tuple[str, str]]
+"""Returns the normal path of an image below the root, and its real path."""
 
 
 class NotARecord(BadInput):
     """A valid record that is not a question with an answer about one image."""
 
 
-def list_records(path: Path, how: How, read: Callable[..., Record]) -> Source:
-    """List the records of a file; a rule excludes those that are `NotARecord`."""
+def list_records(path: Path, how: How, read: Callable[..., dict[str, Any]]) -> Source:
+    """List the records of a file; a rule excludes those that are `NotARecord`.
+
+    `read(fields, how, locate=...)` returns the arguments of `make_record` but for id and place in the file.
+    """
     return Source(path.parent, path.name, _list(path, how, read), size_from="--box-size")
 
 
-def _list(path: Path, how: How, read: Callable[..., Record]) -> Iterator[Listed]:
-    locator = ImageLocator(path.parent, require_images=how.require_images)
+def _list(path: Path, how: How, read: Callable[..., dict[str, Any]]) -> Iterator[Listed]:
+    locate = functools.partial(locate_image, ImageLocator(path.parent, require_images=how.require_images))
     for location, fields in read_objects(path):
         try:
             if isinstance(fields, BadInput):
                 raise fields
-            record = read(fields, path=path, location=location, locator=locator, box_size=how.box_size)
+            made = read(fields, how, locate=locate)
+            provenance = {"file": path.name, "row": location, **made.pop("provenance")}
+            record = make_record(id=f"{path.name}:{location.rpartition(' ')[2]}", provenance=provenance, **made)
         except NotARecord as error:
             yield Listed(location, Record(image="", patient=""), rule=f"{location}, {error}")
         except BadInput as error:
@@ -85,10 +93,10 @@ def _decode(raw: bytes) -> dict[str, Any] | BadInput:
         return BadInput(f"{': '.join(found) if found else one_line(error)}; expected a JSON object")
 
 
-def convert_fields(fields: dict[str, Any], kind: type[T]) -> T:
+def convert_fields(fields: dict[str, Any], kind: type[T], *, strict: bool = True) -> T:
     """Return a record's fields as a checked type; unknown fields are ignored."""
     try:
-        return msgspec.convert(fields, kind)
+        return msgspec.convert(fields, kind, strict=strict)
     except (msgspec.ValidationError, RecursionError) as error:
         field, message = data_json.split_message(error)
         raise BadInput(f"{field}: {message}" if field else message) from None
@@ -109,6 +117,14 @@ class Turn(msgspec.Struct, frozen=True, rename={"speaker": "from"}):
 
     speaker: str
     value: str
+
+
+def read_turns(conversation: Sequence[Turn], *, otherwise: type[BadInput] = BadInput) -> tuple[str, str]:
+    """Return the text of a human's turn and of the model's reply to it."""
+    speakers = [turn.speaker for turn in conversation]
+    if speakers != ["human", "gpt"]:
+        raise otherwise(f"conversations: turns of {speakers[:6]}; a record is one of human and one of gpt")
+    return conversation[0].value, conversation[1].value
 
 
 def strip_letters(choices: Sequence[str]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from stepcot_jax.box import Box, Corners, iou
 from stepcot_jax.data.delimited import fold_column, read_columns, read_four_numbers
-from stepcot_jax.data.sources.intake import Image, ImageFinder, find_file, read_image_size
+from stepcot_jax.data.sources.intake import ImageFinder, find_file, list_named, read_image_size
 from stepcot_jax.data.sources.listed import How, Listed, NumReaders, Source, refused
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import open_untrusted
@@ -66,19 +66,16 @@ def _list_images(path: Path, how: How) -> Iterator[Listed]:
     for row, cells, problem in read_columns(path, _COLUMNS):
         marks[cells[0]].append(_read_reader_box(row.number, cells, problem))
     for name, listed in marks.items():
-        bad = next((mark for mark in listed if isinstance(mark, BadInput)), None)
-        good = [mark for mark in listed if isinstance(mark, ReaderBox)]
         location = f"image {name[:80]!r}"
         try:
-            if bad:
+            if bad := next((mark for mark in listed if isinstance(mark, BadInput)), None):
                 raise bad
-            found = finder.find(f"{name}.png")
-            record = _ground(name, good, image=found, size=sizes.get(name), readers=how.readers)
+            path = Path(finder.find(f"{name}.png").real_path)
+            size = sizes.get(name) or (read_image_size(path) if path.is_file() else None)
+            good = [mark for mark in listed if isinstance(mark, ReaderBox)]
+            yield list_named(location, _ground(name, good, size=size, readers=how.readers), finder.find)
         except BadInput as error:
             yield refused(location, f"{location}: {error}", image=name, patient=name)
-        else:
-            missing = found.missing and f"{location}: {found.missing}"
-            yield Listed(location, record, missing=missing, real_path=found.real_path)
 
 
 def agree(marks: Sequence[ReaderBox], *, readers: int) -> Iterator[tuple[Corners, int]]:
@@ -125,9 +122,7 @@ def _read_reader_box(number: int, cells: Sequence[str], problem: str) -> ReaderB
     return BadInput(f"row {number}: {problem}") if problem else ReaderBox(number, reader, box)
 
 
-def _ground(
-    name: str, marks: Sequence[ReaderBox], *, image: Image, size: tuple[int, int] | None, readers: NumReaders
-) -> Record:
+def _ground(name: str, marks: Sequence[ReaderBox], *, size: tuple[int, int] | None, readers: NumReaders) -> Record:
     boxed = [(mark, mark.box) for mark in marks if mark.box]
     normal = {mark.reader for mark in marks if not mark.box}
     if len(marks) > _MOST_ROWS:
@@ -135,9 +130,7 @@ def _ground(
     for mark, _ in boxed:
         if mark.reader in normal:
             raise BadInput(f"row {mark.row}: reader {mark.reader[:40]!r} has both a box and {_NO_FINDING!r}")
-    if size is None and Path(image.real_path).is_file():
-        size = read_image_size(Path(image.real_path))
-    elif size is None:
+    if size is None:
         raise BadInput(f"size unknown: neither a file of the image nor a row of {_SIZE_TABLE}")
     for mark, box in boxed:
         if box.x2 > size[0] or box.y2 > size[1]:
@@ -154,7 +147,7 @@ def _ground(
         provenance["readers"] = f"mean box of at least {readers} readers with IoU >= {_LEAST_IOU}"
     return Record(
         id=name,
-        image=image.path,
+        image=f"{name}.png",
         image_size=size,
         patient=name,
         origin="VinBigData",

@@ -284,26 +284,26 @@ def _check_parts(parts: Mapping[str, bytes], *, path: Path) -> None:
 
 def _find_sheet(parts: Mapping[str, bytes], *, path: Path) -> bytes:
     """Return the XML of the first sheet."""
-    for kind, book in _follow(parts, "_rels/.rels", ""):
-        if kind.endswith("/officeDocument"):
-            folder, _, name = book.rpartition("/")
-            related = dict(_follow(parts, f"{folder}/_rels/{name}.rels", folder))
-            for match in _SHEET_ID.finditer(parts.get(book, b"")):
-                sheet = related.get(match[1].decode(), "")
-                if sheet in parts and related.get(f"kind of {match[1].decode()}", "").endswith("/worksheet"):
-                    return parts[sheet]
+    for book in _list_related(parts, "", "officeDocument").values():
+        sheets = _list_related(parts, book, "worksheet")
+        for match in _SHEET_ID.finditer(parts.get(book, b"")):
+            if (sheet := sheets.get(match[1].decode(), "")) in parts:
+                return parts[sheet]
     raise BadInput(f"{path}: has no sheet")
 
 
-def _follow(parts: Mapping[str, bytes], member: str, folder: str) -> Iterator[tuple[str, str]]:
-    """Yield kind and file, id and file, and kind by id of each relation of a part."""
-    for relation in _RELATION.findall(parts.get(member, b"")):
-        target, kind, name = (
-            found[1].decode() if (found := re.search(rb"""\b%b\s*=\s*["']([^"']*)""" % key, relation)) else ""
-            for key in (b"Target", b"Type", b"Id")
+def _list_related(parts: Mapping[str, bytes], part: str, kind: str) -> dict[str, str]:
+    """Return by id the names of the parts of a kind that a part names; "" for the archive itself."""
+    folder, _, name = part.rpartition("/")
+    related = {}
+    for relation in _RELATION.findall(parts.get(posixpath.join(folder, "_rels", f"{name}.rels"), b"")):
+        target, what, key = (
+            found[1].decode() if (found := re.search(rb"""\b%b\s*=\s*["']([^"']*)""" % attribute, relation)) else ""
+            for attribute in (b"Target", b"Type", b"Id")
         )
-        file = posixpath.normpath(posixpath.join("/", folder, target)).lstrip("/")
-        yield from ((kind, file), (name, file), (f"kind of {name}", kind))
+        if what.endswith(f"/{kind}"):
+            related[key] = posixpath.normpath(posixpath.join("/", folder, target)).lstrip("/")
+    return related
 
 
 def _read_place(attributes: bytes) -> tuple[int, int]:

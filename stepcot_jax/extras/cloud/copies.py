@@ -49,24 +49,13 @@ class _Source(NamedTuple):
     name: str = ""
 
 
-def download(address: str, folder: pathlib.Path | None = None) -> pathlib.Path:
-    """Download a folder or a file (the hook `scheme`); None as folder: what readers need, to the user's cache."""
-    source = _find_source(address, is_all=folder is not None)
-    if folder is None:
-        return _download_to_cache(address, source) / source.name
-    make_workdir(folder)
-    for name, stored in source.objects.items():
-        if (folder / name).exists() and _size_of(folder / name) != stored.size:
-            raise BadInput(
-                f"{folder / name}: not the file of {stored.size} bytes that {address} has; nothing is overwritten: "
-                "remove it, or choose another folder"
-            )
-    number = _copy_missing(source.store, source.objects, folder)
-    Terminal().say(f"{folder}: {number} files copied")
-    return folder
+def download(address: str) -> pathlib.Path:
+    """Download a folder or a file to the user's cache (the hook `scheme`); of a run what its readers need."""
+    source = _find_source(address)
+    return _download_to_cache(address, source) / source.name
 
 
-def _find_source(address: str, *, is_all: bool = False) -> _Source:
+def _find_source(address: str) -> _Source:
     store = StoreFolder(address)
     listing = store.list()
     if not listing:
@@ -75,7 +64,7 @@ def _find_source(address: str, *, is_all: bool = False) -> _Source:
             return _Source(StoreFolder(parent), {name: stored}, name)
         raise BadInput(f"{store.address}: holds no files; expected a folder or a file on the store")
     manifest = _read_complete(store)
-    skipped = _NOT_READ if any(map(_is_checkpoint, manifest.files)) and not is_all else ()
+    skipped = _NOT_READ if any(map(_is_checkpoint, manifest.files)) else ()
     wanted = _leave_half(listing, manifest) if MANIFEST in listing else listing
     return _Source(store, {name: stored for name, stored in wanted.items() if not name.startswith(skipped)})
 
@@ -115,12 +104,11 @@ def _download_to_cache(address: str, source: _Source) -> pathlib.Path:
     return folder
 
 
-def _copy_missing(store: StoreFolder, objects: Mapping[str, Stored], folder: pathlib.Path) -> int:
-    """Copy the objects that a folder does not have with the same size, each atomically; return their number."""
+def _copy_missing(store: StoreFolder, objects: Mapping[str, Stored], folder: pathlib.Path) -> None:
+    """Copy the objects that a folder does not have with the same size, each atomically."""
     missing = {name: stored for name, stored in sorted(objects.items()) if _size_of(folder / name) != stored.size}
     if missing:
         store.download(missing, folder)
-    return len(missing)
 
 
 def upload(folder: pathlib.Path, address: str) -> tuple[int, int]:

@@ -5,8 +5,6 @@ The format is an .npz with the keys of `INPUTS` and `groups`, weights under `par
 
 import functools
 import pathlib
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
@@ -16,10 +14,11 @@ import msgspec
 import numpy as np
 
 from stepcot_jax.export.authors import NETWORKS, find_sizes, from_torch_networks, to_torch_networks
+from stepcot_jax.host.array_files import read_arrays
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.ranges import Count, Number, Positive
 from stepcot_jax.host.text import one_line
-from stepcot_jax.host.untrusted import open_archive, read_limits
+from stepcot_jax.host.untrusted import read_limits
 from stepcot_jax.losses.step_cot import Objective
 from stepcot_jax.models.layers import GraphAttentionStack, MemoryCell
 from stepcot_jax.models.student import Student
@@ -93,7 +92,12 @@ class Golden:
     def __init__(self, path: str) -> None:
         """Read a file."""
         self.path = path
-        self.arrays = _read_arrays(path)
+        self.arrays = read_arrays(
+            pathlib.Path(path),
+            accepted="an .npz",
+            expected="expected an .npz of golden numbers",
+            most_unpacked=read_limits().unpacked_bytes,
+        )
         if "meta" not in self.arrays:
             raise BadInput(f"{path} lacks the key 'meta' of golden numbers")
         self.meta = _read_meta(path, self.arrays["meta"])
@@ -154,26 +158,6 @@ class Golden:
         for name, size in expected.items():
             if sizes[name] != size:
                 raise BadInput(f"params: {name} is {sizes[name]}; expected {size} according to meta")
-
-
-_UNREADABLE: tuple[type[Exception], ...] = (
-    *(OSError, ValueError, EOFError, TypeError, AttributeError, MemoryError, OverflowError, RuntimeError),
-    *(zipfile.BadZipFile, zlib.error),
-)
-
-
-def _read_arrays(path: str) -> dict[str, np.ndarray]:
-    try:
-        with open_archive(pathlib.Path(path), accepted="an .npz", most_unpacked=read_limits().unpacked_bytes):
-            pass
-        with np.load(path, allow_pickle=False) as archive:  # never pickle: such a file could run code
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise BadInput(f"{path} is a single array; expected an .npz of golden numbers")
-            return {name: archive[name] for name in archive.files}
-    except BadInput:
-        raise
-    except _UNREADABLE as error:
-        raise BadInput(f"{path} is not a readable .npz without pickled objects ({one_line(error)})") from None
 
 
 def _read_meta(path: str, encoded: np.ndarray) -> Meta:

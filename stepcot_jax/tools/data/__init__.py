@@ -1,1 +1,1 @@
-"""`stepcot data`: check, count, draw and fetch folders of cases and questions."""
+"""`stepcot data`: check, count and draw folders of cases and questions."""

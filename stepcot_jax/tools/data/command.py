@@ -13,8 +13,6 @@ from typing import Any, TextIO
 
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
 from stepcot_jax.data.sources.layouts import AUTO, CASES
-from stepcot_jax.data.splits.splits import SPLIT_NAMES
-from stepcot_jax.host.download import download
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir, write_whole, writing_folder, writing_for
 from stepcot_jax.host.terminal import Terminal
@@ -31,15 +29,11 @@ _RECORDS = (
 )
 
 
-def main(arguments: list[str] | None = None) -> int | None:
+def main(arguments: list[str] | None = None) -> int:
     """Run a command; return its exit code."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["tfds"]:
-        _prepare_tfds(arguments[1:])
-        return 0
     parser = argparse.ArgumentParser(prog="stepcot data", description="Work with folders of cases.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_check, _add_stats, _add_phantom, add_vqa, add_fetch):
+    for add in (_add_check, _add_stats, _add_tfds, _add_phantom, add_vqa):
         add(commands)
     options = parser.parse_args(arguments)
     for name in ("max_megapixels", "num_threads"):
@@ -49,8 +43,7 @@ def main(arguments: list[str] | None = None) -> int | None:
         from stepcot_jax.host.download import find_path
 
         options.root = find_path(options.root, "ROOT")
-    code: int | None = options.run(options)
-    return code
+    return options.run(options) or 0
 
 
 def _add_check(commands: Any) -> None:
@@ -71,7 +64,8 @@ def _add_check(commands: Any) -> None:
         default="decode",
         help="decode each image, test only that it exists, or skip images (imported features); default decode",
     )
-    _add_image_options(parser)
+    parser.add_argument("--max-megapixels", type=float, default=64.0, help="largest accepted image, default 64")
+    parser.add_argument("--num-threads", type=int, default=2, help="images decoded at a time, default 2")
     parser.add_argument("--split-seed", type=int, default=0, help="of splits drawn without split tables, default 0")
     parser.add_argument(
         "--uncertain",
@@ -130,57 +124,25 @@ def _add_stats(commands: Any) -> None:
 
 
 def _write_statistics(options: argparse.Namespace) -> None:
-    from stepcot_jax.data.questions.record_files import holds_records
+    from stepcot_jax.data.questions.record_files import holds_records, read_vqa_records
+    from stepcot_jax.tools.data.statistics import write_case_statistics, write_vqa_statistics
 
     if holds_records(options.root):
-        _write_vqa_statistics(options)
-        return
-    from stepcot_jax.data.sources.loading import read_source
-    from stepcot_jax.data.splits.making import make_splits
-    from stepcot_jax.data.splits.split_resolver import read_splits
-    from stepcot_jax.data.statistics import compute_statistics
-    from stepcot_jax.host.text import make_printable
-    from stepcot_jax.tools.data.pictures import write_pictures
-    from stepcot_jax.tools.data.statistics import write_tables
+        questions = read_vqa_records(options.root, on_bad_record=options.on_bad_record)
+        make_workdir(options.out)
+        names, notes = write_vqa_statistics(options.out, questions)
+        what, set_aside = f"{len(questions.records):,} records", f"{len(questions.set_aside)} lines"
+        num_aside = len(questions.set_aside)
+    else:
+        from stepcot_jax.data.sources.loading import read_source
 
-    collection = read_source(options.root, require_images=False, **_reading_arguments(options))
-    splits = read_splits(collection.root, collection.cases, set_aside=collection.set_aside)
-    source = "read from tables or the records"
-    if splits is None:
-        splits = make_splits(collection.cases, seed=options.split_seed)
-        source = f"made from seed {options.split_seed}, there being no tables"
-    make_workdir(options.out)
-    if collection.chain.is_tree:
-        from stepcot_jax.tools.data.statistics import write_form_statistics
-
-        names = write_form_statistics(options.out, collection, splits)
-        print(make_printable(f"{len(collection.cases):,} cases in {options.out}: {', '.join(names)}"))
-        return
-    statistics = compute_statistics(collection.cases, collection.chain, splits, splits_source=source)
-    tables = write_tables(options.out, statistics)
-    pictures, missing = write_pictures(options.out, statistics)
-    if collection.set_aside:
-        print(f"{len(collection.set_aside)} records are set aside; `check` shows why")
-    if "reasoning_length.png" not in pictures:
-        print("no case has reasoning: reasoning_length is not drawn")
-    if missing:
-        print(f"no installed font has {make_printable(missing[:40])}: boxes in the .png, text in the .svg")
-    print(make_printable(f"{statistics.num_cases:,} cases in {options.out}: {', '.join((*tables, *pictures))}"))
-
-
-def _write_vqa_statistics(options: argparse.Namespace) -> None:
-    from stepcot_jax.data.questions.record_files import read_vqa_records
-    from stepcot_jax.host.text import make_printable
-    from stepcot_jax.tools.data.statistics import write_vqa_statistics
-
-    collection = read_vqa_records(options.root, on_bad_record=options.on_bad_record)
-    make_workdir(options.out)
-    names, num_missing = write_vqa_statistics(options.out, collection)
-    if collection.set_aside:
-        print(f"{len(collection.set_aside)} lines are set aside; `check` shows why")
-    if num_missing:
-        print(f"{num_missing} images of the examples cannot be read: drawn as empty")
-    print(make_printable(f"{len(collection.records):,} records in {options.out}: {', '.join(names)}"))
+        collection = read_source(options.root, require_images=False, **_reading_arguments(options))
+        names, notes = write_case_statistics(options.out, collection, split_seed=options.split_seed)
+        what, set_aside = f"{len(collection.cases):,} cases", f"{len(collection.set_aside)} records"
+        num_aside = len(collection.set_aside)
+    for note in [f"{set_aside} are set aside; `check` shows why"] * bool(num_aside) + notes:
+        print(make_printable(note))
+    print(make_printable(f"{what} in {options.out}: {', '.join(names)}"))
 
 
 def _add_phantom(commands: Any) -> None:
@@ -234,43 +196,13 @@ def _reading_arguments(options: argparse.Namespace) -> dict[str, Any]:
     return {"step_names": tuple(options.step_names)} | {name: getattr(options, name) for name in names}
 
 
-def _add_image_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--max-megapixels", type=float, default=64.0, help="largest accepted image, default 64")
-    parser.add_argument("--num-threads", type=int, default=2, help="images decoded at a time, default 2")
-
-
-def add_fetch(commands: Any) -> None:
-    """Add the command to the parser of `stepcot data`."""
-    parser = commands.add_parser(
-        "fetch",
-        help="copy a folder from gs:// to this machine",
-        description="Copies a folder of cases, a run or anything else from a store. An interrupted copy "
-        "resumes: files that are here with the size of the object are not copied again, and none is overwritten. "
-        "stepcot sync DIR ADDRESS sends a folder.",
-    )
-    parser.add_argument("address", metavar="ADDRESS", help="gs://BUCKET/FOLDER (extra gcs)")
-    parser.add_argument("out", type=local_path, metavar="DIR", help="folder of this machine")
-    parser.set_defaults(run=_run)
-
-
-def _run(options: argparse.Namespace) -> int:
-    download(options.address, options.out)
-    print(f"{options.address} is in {options.out}")
-    return 0
-
-
 _WIDTH = 120
-_MOST_REASONS = 20
-_SPLITS_FROM = {"made": "drawn by patient, without split tables", "tables": "from split tables"}
-_SPLITS_FROM["records"] = "named by the records"
-_SUMMARY = (
-    *("records", "cases", "patients", "set_aside", "records_with_other_options", "records_with_other_wordings"),
-    *("records_that_repeat_an_image", "images_found", "images_missing", "images_unreadable"),
-    *("images_with_equal_pixels", "pictures_in_several_splits", "boxes", "images_with_boxes"),
-    *("images_with_one_box_label", "patients_in_several_splits", "cases_in_no_split"),
-)
+_MOST_ROWS, _MOST_REASONS = 1000, 20
+_TITLE = ("root", "layout", "file")
+_IN_LINES = ("stops", "notes", "shared_patients", "split_problems", "contradictions", "control_tokens", "equal_images")
+"""Facts that lines below the tables tell of, or at least their number."""
 
-Table = tuple[str, Sequence[str], list[list[str]]]  # title, head and rows
+Table = tuple[str, list[str], list[list[str]]]  # title, head and rows
 
 
 def write_facts(facts: dict[str, Any]) -> str:
@@ -281,13 +213,12 @@ def write_facts(facts: dict[str, Any]) -> str:
 def print_facts(facts: dict[str, Any], file: TextIO | None = None) -> None:
     """Print the facts as tables, with rules on a terminal alone."""
     file = file or sys.stdout
-    tables = _list_tables_of_questions(facts) if "formats" in facts else list_tables(facts)
     from rich.console import Console
 
     on_screen = file.isatty()
     to = getattr(file, "unescaped", file) if on_screen else file
     console = Console(file=to, force_terminal=on_screen, width=None if on_screen else _WIDTH)
-    for table in tables:
+    for table in list_tables(facts):
         _print_table(console, table)
     for word, lines in (("note", facts["notes"]), ("stops a run", facts["stops"])):
         for line in lines:
@@ -296,98 +227,58 @@ def print_facts(facts: dict[str, Any], file: TextIO | None = None) -> None:
 
 
 def list_tables(facts: dict[str, Any]) -> list[Table]:
-    """Return the facts as tables of printable cells; shares of answers refer to annotated cases."""
-    has_uncertain = any(step["uncertain"] for step in facts["steps"])
-    numbers = ("annotated", *(["uncertain", "trained"] if has_uncertain else []), "wordings")
-    tables: list[Table] = [
-        (
-            f"{facts['root']}: {facts['layout']} ({facts['file']})",
-            ("", "number"),
-            [[key.replace("_", " "), _number(facts[key])] for key in _SUMMARY],
-        ),
-        (
-            "Parts of the form (a patient counts once; --json has every step)",
-            ("part", "questions", "several right", "asked", "patients with no to everything"),
-            [
-                [part["name"], _number(part["questions"]), _number(part["several_right"]), *_by_split(part)]
-                for part in facts.get("parts", ())
-            ],
-        ),
-        (
-            "Steps",
-            ("step", *numbers, "answers"),
-            [
-                [step["name"], *(_number(step[key]) for key in numbers), _list_answers(step)]
-                for step in (() if "parts" in facts else facts["steps"])
-            ],
-        ),
-        (
-            f"Splits ({_SPLITS_FROM.get(facts['splits_from'], facts['splits_from'])})",
-            ("split", "cases", "patients", "rows in table", "table"),
-            [
-                [split["name"], *(_number(split[key]) for key in ("cases", "patients", "rows")), split["file"]]
-                for split in facts["splits"]
-            ],
-        ),
-        (
-            "Origins",
-            ("origin", "cases"),
-            [[name or "(none)", _number(count)] for name, count in facts["origins"].items()],
-        ),
-        list_reasons(facts),
-        (
-            "Pictures in several splits",
-            ("image", "patient", "split"),
-            [
-                [image["image_path"], image["patient_id"], ", ".join(image["splits"])]
-                for group in facts["leaks"] or ()
-                for image in group
-            ],
-        ),
-    ]
-    return make_tables_printable(tables)
+    """Return the facts as tables of printable cells: single values in the first, then one for each list."""
+    single = {name: value for name, value in facts.items() if not isinstance(value, dict | list)}
+    rows = [{"fact": name.replace("_", " "), "number": value} for name, value in single.items() if name not in _TITLE]
+    tables = {f"{facts['root']}: {facts['layout']} ({facts['file']})": rows}
+    left = (*_IN_LINES, *single, *(["steps"] if "parts" in facts else []))  # a tree has hundreds of steps
+    for name in (name for name in facts if name not in left):
+        rows, most = _list_rows(name, facts[name]), _MOST_REASONS if name == "set_aside_reasons" else _MOST_ROWS
+        more = f" (the first {most} of {len(rows)}; all in --json)" if len(rows) > most else ""
+        tables[name.replace("_", " ").capitalize() + more] = rows[:most]
+    return [(make_printable(title), *_make_table(rows)) for title, rows in tables.items() if rows]
 
 
-def make_tables_printable(tables: Sequence[Table]) -> list[Table]:
-    """Return the tables that have rows, with cells that cannot control the terminal."""
+def _list_rows(name: str, fact: Any) -> list[dict[str, Any]]:
+    """Return the rows of one table, by column: of a list of objects, or of counts by name."""
+    if isinstance(fact, dict):
+        named = (
+            (key or "(none)", value if isinstance(value, dict) else {"number": value}) for key, value in fact.items()
+        )
+        return [{"name": key, **value} for key, value in named]
+    if name == "leaks":
+        return [image for group in fact for image in group]
+    if name == "steps":
+        return [{**step, "answers": _list_answers(step)} for step in fact]
     return [
-        (make_printable(title), head, [[make_printable(cell) for cell in row] for row in rows])
-        for title, head, rows in tables
-        if rows
+        {**row, "examples": list(map(_name_example, row["examples"]))} if "examples" in row else row for row in fact
     ]
 
 
-def list_reasons(facts: dict[str, Any]) -> Table:
-    """Return the table of records set aside, by reason."""
-    reasons = facts["set_aside_reasons"]
-    num_further = sum(reason["count"] for reason in reasons[_MOST_REASONS:])
-    rows = [[_number(reason["count"]), reason["reason"], _list_examples(reason)] for reason in reasons[:_MOST_REASONS]]
-    rows += [[_number(num_further), "further reasons", "all in --json"]] if num_further else []
-    return "Set aside", ("records", "reason", "examples"), rows
+def _list_answers(step: dict[str, Any]) -> dict[str, str]:
+    """Return the cases of each answer with their share of those annotated."""
+    return {name: f"{n:,} ({n / step['annotated']:.1%})" if n else "0" for name, n in step["answers"].items()}
 
 
-def _number(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
+def _name_example(example: dict[str, Any]) -> str:
+    image = example["image_path"][:60]
+    return f"{example['record']} ({image})" if image else str(example["record"])
 
 
-def _by_split(part: dict[str, Any]) -> tuple[str, str]:
-    asked = ", ".join(f"{name} {number:,}" for name, number in part["asked"].items())
-    only_no = part["only_no"].items()
-    shares = [f"{name} {number:,} ({number / max(part['patients'][name], 1):.1%})" for name, number in only_no]
-    return asked, ", ".join(shares)
+def _make_table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Return head and rows of cells that cannot control the terminal; columns without any value are left out."""
+    heads = [head for head in dict.fromkeys(head for row in rows for head in row) if head != "question"]
+    heads = [head for head in heads if any(row.get(head) not in (None, {}, []) for row in rows)]
+    cells = [[make_printable(_write_cell(row.get(head))) for head in heads] for row in rows]
+    return [make_printable(head.replace("_", " ") or "(none)") for head in heads], cells
 
 
-def _list_answers(step: dict[str, Any]) -> str:
-    total = step["annotated"]
-    shares = {name: f"{count:,} ({count / total:.1%})" if count else "0" for name, count in step["answers"].items()}
-    return ", ".join(f"{name} {share}" for name, share in shares.items())
-
-
-def _list_examples(reason: dict[str, Any]) -> str:
-    return ", ".join(
-        f"{example['record']} ({example['image_path'][:60]})" if example["image_path"] else str(example["record"])
-        for example in reason["examples"]
-    )
+def _write_cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_write_cell(cell)}" for name, cell in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_write_cell, value))
+    return "-" if value is None else value if isinstance(value, str) else f"{value:,.0f}"
 
 
 def _print_table(console: Any, table: Table) -> None:
@@ -406,76 +297,35 @@ def _print_table(console: Any, table: Table) -> None:
     console.print(shown, Text())
 
 
-def _list_tables_of_questions(facts: dict[str, Any]) -> list[Table]:
-    names = ("records", "set_aside", "patients", "pictures", "boxes", "with_thinking", "with_stages")
-    spread = ("texts", "percentile_5", "median", "percentile_95", "longest")
-    splits = [name for name in (*SPLIT_NAMES, "") if facts["splits"].get(name)]
-    return make_tables_printable(
-        [
-            (
-                f"{facts['root']}: {facts['layout']} ({facts['file']})",
-                ("", "number"),
-                [[name.replace("_", " "), f"{facts[name]:,}"] for name in names],
-            ),
-            (
-                "Records by kind and split",
-                ("kind", *(name or "(none)" for name in splits), "all"),
-                [
-                    [kind, *(f"{counts.get(name, 0):,}" for name in splits), f"{sum(counts.values()):,}"]
-                    for kind, counts in facts["kinds"].items()
-                ],
-            ),
-            (
-                "Boxes of a record",
-                ("boxes", "records"),
-                [[number, f"{count:,}"] for number, count in facts["boxes_of_records"].items()],
-            ),
-            (
-                "Lengths (words)",
-                ("text", *(name.replace("_", " ") for name in spread)),
-                [[name, *(f"{words.get(key, 0):,.0f}" for key in spread)] for name, words in facts["lengths"].items()],
-            ),
-            (
-                "Formats",
-                ("dialect", "written", "read back"),
-                [[row["dialect"], f"{row['written']:,}", f"{row['read_back']:,}"] for row in facts["formats"]],
-            ),
-            list_reasons(facts),
-        ]
-    )
-
-
-def _prepare_tfds(arguments: list[str]) -> None:
-    """Prepare a folder as a dataset of tensorflow_datasets and print the numbers of cases."""
-    parser = argparse.ArgumentParser(
-        prog="stepcot data tfds",
+def _add_tfds(commands: Any) -> None:
+    parser = commands.add_parser(
+        "tfds",
+        help="prepare a folder for tensorflow_datasets",
         description="Prepare a folder in any layout of cases as the dataset `step_cot` of tensorflow_datasets, "
         "without tensorflow.",
     )
     parser.add_argument("root", metavar="ROOT", help="folder with cases and images (docs/sources.md); or gs://")
-    data_dir = "where datasets are kept"
-    parser.add_argument("data_dir", type=local_path, metavar="DIR", help=data_dir)
+    parser.add_argument("data_dir", type=local_path, metavar="DIR", help="where datasets are kept")
     parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")
     parser.add_argument("--split-seed", type=int, default=0, help="of splits that are made; default 0")
     parser.add_argument(
         "--near-duplicate-radius", type=int, default=0, help="in bits, for splits that are made; default 0, for none"
     )
-    options = vars(parser.parse_args(arguments))
-    root, data_dir = options.pop("root"), options.pop("data_dir")
+    parser.set_defaults(run=_prepare_tfds)
+
+
+def _prepare_tfds(options: argparse.Namespace) -> None:
+    """Prepare a folder as a dataset of tensorflow_datasets and print the numbers of cases."""
+    from stepcot_jax.data.sources.layouts import detect_layout
     from stepcot_jax.data.tfds.source import Reading, import_tfds
 
     import_tfds()
-    from stepcot_jax.host.download import find_path
-
-    root = find_path(root, "ROOT")
-    from stepcot_jax.data.sources.layouts import detect_layout
-
-    detect_layout(root)  # before tensorflow_datasets says that it begins
+    detect_layout(options.root)  # before tensorflow_datasets says that it begins
     from stepcot_jax.data.tfds.builder import prepare  # imports tensorflow_datasets
 
-    folder = prepare(root, data_dir, Reading(**options))
-    lines = _describe_prepared(folder)
-    print("\n".join(lines))
+    names = ("on_bad_record", "split_seed", "near_duplicate_radius")
+    folder = prepare(options.root, options.data_dir, Reading(**{name: getattr(options, name) for name in names}))
+    print("\n".join(_describe_prepared(folder)))
 
 
 def _describe_prepared(folder: pathlib.Path) -> list[str]:

@@ -141,7 +141,6 @@ def write_pictures(folder: Path, statistics: Statistics) -> tuple[list[str], str
         pictures = {
             "origins_diagnoses": draw_origins_diagnoses(statistics),
             "answers": draw_answers_of_steps(statistics),
-            "reasoning_length": draw_reasoning_length(statistics),
             "reasoning_length_by_diagnosis": draw_lengths_by_diagnosis(statistics),
             "answer_flow": draw_flow(statistics),
             "answer_flow_rest": draw_flow(statistics, without_usual=True),
@@ -235,41 +234,6 @@ def draw_answers_of_steps(statistics: Statistics) -> Figure:
         _draw_bars(axes, names[:shown], counts[:shown].tolist(), colours[:shown])
         axes.set_title(wrap_text(f"{number + 1}. {step.name}", 40, num_lines=2), fontsize=11)
         axes.tick_params(labelsize=8)
-    return figure
-
-
-def draw_reasoning_length(statistics: Statistics) -> Figure | None:
-    """Draw the words of the reasoning of each step by origin: median, quartiles, 5th to 95th percentile."""
-    if not any(words.size for by_origin in statistics.words for words in by_origin):
-        return None
-    origins = _list_origins(statistics)
-    steps = statistics.chain.steps
-    figure = Figure(figsize=(5.0 + 1.5 * len(steps), 5.5), layout="constrained")
-    axes = figure.subplots()
-    width = 0.8 / len(origins)
-    for number, (name, indices, colour) in enumerate(origins):
-        words = [np.concatenate([by_origin[index] for index in indices]) for by_origin in statistics.words]
-        at = [step for step, lengths in enumerate(words) if lengths.size]
-        boxes = axes.boxplot(
-            [words[step] for step in at],
-            positions=[step + (number - (len(origins) - 1) / 2) * width for step in at],
-            widths=width * 0.8,
-            whis=(5, 95),
-            showfliers=False,
-            patch_artist=True,
-            manage_ticks=False,
-            medianprops={"color": "black", "linewidth": 3},
-        )
-        for box in boxes["boxes"]:
-            box.set_facecolor(colour)
-        num_texts = sum(lengths.size for lengths in words)
-        axes.bar([0], [0], color=colour, label=f"{name} ({num_texts:,} texts)")
-    axes.set_xticks(range(len(steps)), [wrap_text(step.name, 14, num_lines=2) for step in steps])
-    axes.set_xlim(-0.6, len(steps) - 0.4)
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel("words: median, quarters, 5th to 95th percentile")
-    figure.suptitle(_title(statistics, "Words of the reasoning"))
-    axes.legend(fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
 
 

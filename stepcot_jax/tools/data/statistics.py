@@ -20,12 +20,15 @@ from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, m
 from stepcot_jax.data.questions.record_files import VqaCollection
 from stepcot_jax.data.record_table import RecordTable
 from stepcot_jax.data.records.records import Collection
+from stepcot_jax.data.splits.making import make_splits
+from stepcot_jax.data.splits.split_resolver import read_splits
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits
 from stepcot_jax.data.statistics import (
     LENGTHS,
     FormPart,
     Statistics,
     answer_in_words,
+    compute_statistics,
     count_form,
     count_lengths,
     count_lengths_of,
@@ -35,10 +38,10 @@ from stepcot_jax.data.statistics import (
 )
 from stepcot_jax.evaluation.structured_reports import format_scores, score_reports
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_file, removing_half, write_whole
+from stepcot_jax.host.files import make_workdir, read_file, removing_half, write_whole
 from stepcot_jax.host.text import escape_markdown, make_printable, plain_text_style, write_csv
 from stepcot_jax.record import KINDS, Record
-from stepcot_jax.tools.data.pictures import PALETTE, STYLE
+from stepcot_jax.tools.data.pictures import PALETTE, STYLE, write_pictures
 
 Row = Sequence[str | int | float]
 
@@ -51,6 +54,24 @@ def _write_csv(path: Path, rows: Iterable[Row]) -> None:
     text = io.StringIO()
     write_csv(text, rows)
     write_whole(path, text.getvalue().encode("utf-8", "backslashreplace"))
+
+
+def write_case_statistics(folder: Path, collection: Collection, *, split_seed: int) -> tuple[list[str], list[str]]:
+    """Write tables and pictures of cases into a folder; return the names of the files, and notes."""
+    splits = read_splits(collection.root, collection.cases, set_aside=collection.set_aside)
+    source = "read from tables or the records"
+    if splits is None:
+        splits = make_splits(collection.cases, seed=split_seed)
+        source = f"made from seed {split_seed}, there being no tables"
+    make_workdir(folder)
+    if collection.chain.is_tree:
+        return write_form_statistics(folder, collection, splits), []
+    statistics = compute_statistics(collection.cases, collection.chain, splits, splits_source=source)
+    tables = write_tables(folder, statistics)
+    pictures, missing = write_pictures(folder, statistics)
+    notes = ["no case has reasoning: its lengths are not drawn"] * ("reasoning_length_by_diagnosis.png" not in pictures)
+    notes += [f"no installed font has {missing[:40]}: boxes in the .png, text in the .svg"] * bool(missing)
+    return [*tables, *pictures], notes
 
 
 def write_tables(folder: Path, statistics: Statistics) -> list[str]:
@@ -68,9 +89,9 @@ def write_tables(folder: Path, statistics: Statistics) -> list[str]:
     }
     for name, rows in tables.items():
         _write_csv(folder / name, rows)
-    lines = [*_to_markdown(list_splits(statistics)), "", *_to_markdown(list_origin_splits(statistics))]
-    text = "\n".join([*lines, "", f"Splits: {escape_markdown(make_printable(statistics.splits_source))}.", ""])
-    write_whole(folder / "splits.md", text.encode())
+    pages = [_to_markdown(_with_shares(table(statistics))) for table in (list_splits, list_origin_splits)]
+    source = f"Splits: {escape_markdown(make_printable(statistics.splits_source))}.\n"
+    write_whole(folder / "splits.md", "\n".join([*pages, source]).encode())
     return [*tables, "splits.md"]
 
 
@@ -140,19 +161,22 @@ def list_origin_splits(statistics: Statistics) -> list[Row]:
     return _with_totals("origin", statistics.origins, SPLIT_NAMES, statistics.origin_splits)
 
 
-def _to_markdown(table: Sequence[Row]) -> list[str]:
-    """Return the lines of a table of counts; after the total, each split's share of the row."""
+def _with_shares(table: Sequence[Row]) -> list[Row]:
+    """Return a table of counts with each split's share of the row after the total."""
     head, *rows = table
-    shares = [f"{name} (%)" for name in head[1:-1]]
-    lines = [
-        "| " + " | ".join(str(cell).capitalize() for cell in (*head, *shares)) + " |",
-        "|---|" + "---:|" * (len(head) - 1 + len(shares)),
+    made: list[Row] = [
+        [*(str(name).capitalize() for name in head), *(f"{name} (%)".capitalize() for name in head[1:-1])]
     ]
     for name, *counts, total in rows:
-        parts = [f"{100 * int(count) / int(total):.1f}" if total else "-" for count in counts]
-        cells = [escape_markdown(make_printable(str(name))), *(f"{count:,}" for count in (*counts, total)), *parts]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+        shares = [f"{100 * int(count) / int(total):.1f}" if total else "-" for count in counts]
+        made.append([name, *(f"{count:,}" for count in (*counts, total)), *shares])
+    return made
+
+
+def _to_markdown(table: Iterable[Row]) -> str:
+    head, *rows = [[escape_markdown(make_printable(str(cell))) for cell in row] for row in table]
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
 
 
 # Structured reports: counts of a form's answers, and the figures of the constant that says no to everything.
@@ -167,7 +191,7 @@ def write_form_statistics(folder: Path, collection: Collection, splits: Splits) 
         members[name][list(indices)] = True
     head = ["question", "wording", "part", "asked if", "answer", *members]
     _write_csv(folder / "questions.csv", [head, *_list_answers(chain, table, members)])
-    lines = ["# Structured reports", "", *_list_parts(count_form(table, chain, members))]
+    lines = ["# Structured reports", "", _to_markdown(_list_parts(count_form(table, chain, members))).rstrip()]
     patients = np.array(list(table.patient_ids))
     for name, chosen in members.items():
         rows = np.flatnonzero(chosen)
@@ -192,21 +216,16 @@ def _name(chain: Chain, position: int, label: int) -> str:
     return f"{step.name}: {step.options[label]}"
 
 
-def _list_parts(parts: list[FormPart]) -> Iterator[str]:
-    """Yield the lines of a Markdown table of the parts."""
+def _list_parts(parts: list[FormPart]) -> Iterator[Row]:
     splits = list(parts[0].asked)
-    yield (
-        "| part | questions | several right | "
-        + " | ".join(f"asked, {name} | only no, {name}" for name in splits)
-        + " |"
-    )
-    yield "|---|" + "---:|" * (2 + 2 * len(splits))
+    heads = [f"{what}, {name}" for name in splits for what in ("asked", "only no")]
+    yield ["part", "questions", "several right", *heads]
     for part in parts:
-        counts = [
-            f"{part.asked[name]:,} | {part.only_no[name]:,} ({part.only_no[name] / max(part.patients[name], 1):.1%})"
-            for name in splits
-        ]
-        yield "| " + " | ".join([part.name, f"{part.questions:,}", f"{part.several_right:,}", *counts]) + " |"
+        counts = []
+        for name in splits:
+            share = part.only_no[name] / max(part.patients[name], 1)
+            counts += [f"{part.asked[name]:,}", f"{part.only_no[name]:,} ({share:.1%})"]
+        yield [part.name, f"{part.questions:,}", f"{part.several_right:,}", *counts]
 
 
 # Questions: counts of reasoning records, and examples with their boxes.
@@ -220,19 +239,18 @@ _SIDE, _GAP, _LINE = 4.2, 0.1, 0.15  # inches: of a picture, around it, and of a
 _UNREAD = "0.15"  # dark, so that labels are as readable as on a radiograph
 
 
-def write_vqa_statistics(folder: Path, collection: VqaCollection) -> tuple[list[str], int]:
-    """Write all tables and the page of examples into a folder."""
+def write_vqa_statistics(folder: Path, collection: VqaCollection) -> tuple[list[str], list[str]]:
+    """Write tables and a page of examples of questions into a folder; return the names of the files, and notes."""
     tables = list_tables_of_records(collection.records)
     for name, rows in tables.items():
         _write_csv(folder / f"{name}.csv", rows)
-    pages = "\n".join(
-        f"## {name.replace('_', ' ').capitalize()}\n\n{_table_in_markdown(rows)}" for name, rows in tables.items()
-    )
-    write_whole(folder / "records.md", pages.encode("utf-8", "backslashreplace"))
+    pages = [f"## {name.replace('_', ' ').capitalize()}\n\n{_to_markdown(rows)}" for name, rows in tables.items()]
+    write_whole(folder / "records.md", "\n".join(pages).encode("utf-8", "backslashreplace"))
     figure, num_missing = draw_examples(collection)
     with removing_half(folder / EXAMPLES):
         figure.savefig(folder / EXAMPLES, dpi=_DPI)
-    return [*(f"{name}.csv" for name in tables), "records.md", EXAMPLES], num_missing
+    notes = [f"{num_missing} images of the examples cannot be read: drawn as empty"] * bool(num_missing)
+    return [*(f"{name}.csv" for name in tables), "records.md", EXAMPLES], notes
 
 
 def list_tables_of_records(records: Sequence[Record]) -> dict[str, list[Row]]:
@@ -263,12 +281,6 @@ def list_tables_of_records(records: Sequence[Record]) -> dict[str, list[Row]]:
         "lengths": lengths,
         "majority_answers": majorities,
     }
-
-
-def _table_in_markdown(rows: Iterable[Row]) -> str:
-    head, *rest = [[escape_markdown(make_printable(str(cell))) for cell in row] for row in rows]
-    lines = [head, ["---"] * len(head), *rest]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
 
 
 def draw_examples(collection: VqaCollection) -> tuple[Figure, int]:

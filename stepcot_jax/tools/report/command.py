@@ -64,7 +64,7 @@ def _write(options: argparse.Namespace, out: pathlib.Path, *, is_policy: bool) -
             raise BadInput(f"{workdir} is of a policy, to which --model and --without-maps do not apply")
         policy = read_policy_run(workdir)
         about, settings = describe_replies(policy), write_settings(policy.settings, policy.report)
-        sections = list_reply_sections(policy, out.parent, terminal=Terminal(), **how)
+        sections = list_reply_sections(policy, terminal=Terminal(), **how)
     else:
         from stepcot_jax.reading.finished import read_run
         from stepcot_jax.reading.trained_model import read_default_model

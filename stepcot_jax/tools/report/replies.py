@@ -4,7 +4,8 @@ import dataclasses
 import math
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+
+import msgspec
 
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.data.questions.reply_files import read_replies
@@ -31,7 +32,6 @@ from stepcot_jax.training.log import METRICS_FILE
 _PHASES = ("sft", "grpo", "dpo")
 _UNCHARTED = ("kind", "step", "epoch", "cases_per_second")
 _MOST_LINES = 6
-_PARTS = ("value", "low", "high", "undefined")
 _EXPECTED = "expected the workdir of a finished run of the job sft or grpo"
 
 
@@ -81,34 +81,43 @@ def read_policy_run(workdir: pathlib.Path) -> FinishedPolicy:
     )
 
 
+class _Figure(msgspec.Struct):
+    value: float | None  # None where undefined
+    low: float | None
+    high: float | None
+    undefined: float | None
+
+
+class _Model(msgspec.Struct):
+    figures: dict[str, dict[str, _Figure]] = {}
+
+
+class _Statistics(msgspec.Struct):
+    models: dict[str, _Model] = {}
+
+
 def _read_baseline(path: pathlib.Path, *, with_intervals: bool) -> dict[Key, Interval]:
     if not path.exists():
         return {}
-    models = read_json(path, dict[str, Any], accepted=_EXPECTED).get("models")
-    try:
-        figures = models[BASELINE]["figures"] if isinstance(models, dict) and BASELINE in models else {}
-        stored = {(name, group): figures[name][group] for name in figures for group in figures[name]}
-        intervals = {
-            key: Interval(**{part: math.nan if parts[part] is None else float(parts[part]) for part in _PARTS})
-            for key, parts in stored.items()
-        }
-    except (TypeError, KeyError, ValueError):
-        raise BadInput(f"{path}: the figures of {BASELINE!r} are damaged; {_EXPECTED}") from None
-    if with_intervals:
-        return intervals
-    return {key: dataclasses.replace(interval, low=math.nan, high=math.nan) for key, interval in intervals.items()}
+    model = read_json(path, _Statistics, accepted=_EXPECTED).models.get(BASELINE, _Model())
+    intervals = {}
+    for name, groups in model.figures.items():
+        for group, figure in groups.items():
+            parts = msgspec.structs.asdict(figure) | ({} if with_intervals else {"low": None, "high": None})
+            numbers = {part: math.nan if number is None else number for part, number in parts.items()}
+            intervals[name, group] = Interval(**numbers)
+    return intervals
 
 
 def list_reply_sections(
     run: FinishedPolicy,
-    folder: pathlib.Path,
     *,
     num_cases: int,
     with_data: bool,
     terminal: Terminal,
     num_resamples: int = 1000,
 ) -> Iterator[Section]:
-    """Yield the sections of a policy's page; pictures too many to embed are written to the folder."""
+    """Yield the sections of a policy's page."""
     terminal.say(f"bootstrap: {num_resamples} resamples of the test patients")
     results = summarise(run.records, run.scores, run.scoring, num_resamples=num_resamples)
     if run.baseline:
@@ -116,7 +125,6 @@ def list_reply_sections(
     yield from map(tabulate, make_tables(results))
     yield write_charts(run.entries)
     section, _ = write_replies(
-        folder,
         run.records if with_data else (),
         {phase: scores if with_data else () for phase, scores in run.scores.items()},
         read_picture=_picture_reader(run, terminal) if with_data else None,

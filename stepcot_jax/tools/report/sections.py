@@ -19,10 +19,10 @@ from stepcot_jax.evaluation.calibration import Reliability, step_reliability
 from stepcot_jax.evaluation.consistency import read_pairs
 from stepcot_jax.evaluation.predictions import logits_by_step
 from stepcot_jax.host.files import read_json
-from stepcot_jax.pages import shell
+from stepcot_jax.pages import sheets, shell
 from stepcot_jax.pages.figures import Line, draw_lines, draw_reliability
 from stepcot_jax.pages.sheets import Table, columns
-from stepcot_jax.pages.shell import Section, decimal, make_environment, percent, tabulate
+from stepcot_jax.pages.shell import Section, make_environment, tabulate
 from stepcot_jax.reading.finished import Entry, FinishedRun, Report, tabulate_points
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.stored_reading import PAIRS_FILE, STATISTICS_FILE
@@ -99,6 +99,7 @@ def find_lines(entries: Sequence[Entry], kind: str, keys: Mapping[str, str]) -> 
 
 
 _NUM_RULES_SHOWN = 12
+_BROKEN = (*columns("text", "never together"), *columns("number", "chains"))
 
 
 def write_calibration_section(run: FinishedRun) -> Section:
@@ -114,9 +115,25 @@ def write_calibration_section(run: FinishedRun) -> Section:
 
 
 _CALIBRATION = (
-    *("Step", "Cases", "ECE, %", "Brier", "NLL", "Temperature"),
-    *("ECE before, %", "NLL before", "Set holds truth, %", "Mean set size"),
+    *columns("text", "step"),
+    *columns("number", "cases"),
+    *columns("percent", "ECE"),
+    *columns("number", "Brier", "NLL", "temperature", digits=2),
+    *columns("percent", "ECE before"),
+    *columns("number", "NLL before", digits=2),
+    *columns("percent", "set holds truth"),
+    *columns("number", "mean set size", digits=2),
 )
+_COVERAGE = (
+    *columns("text", "step", "true answer"),
+    *columns("number", "cases"),
+    *columns("percent", "set holds truth"),
+)
+
+
+def fold(title: str, body: Markup) -> Markup:
+    """Return a part of a section that a click opens."""
+    return Markup("<details><summary>{}</summary>{}</details>").format(title, body)
 
 
 def _write_model(
@@ -135,12 +152,13 @@ def _write_model(
                 model=model,
             )
         )
-        row = [step.name, str(step.num_cases), percent(step.ece), decimal(step.brier), decimal(step.nll)]
-        row += [decimal(temperature), percent(before.ece), decimal(before.nll), percent(covered), decimal(size)]
-        rows.append(row)
-    by_answer = _measure_answers(sets, labels, run.chain)
-    return render(
-        "calibration.html.j2", model=model, diagrams=diagrams, headers=_CALIBRATION, rows=rows, by_answer=by_answer
+        of_step = (step.name, step.num_cases, step.ece, step.brier, step.nll, temperature)
+        rows.append((*of_step, before.ece, before.nll, covered, size))
+    table = Table("calibration", f"Calibration of the {model}", _CALIBRATION, tuple(rows))
+    title = "How often the answer set holds the truth, by true answer"
+    by_answer = Table("coverage", title, _COVERAGE, tuple(_measure_answers(sets, labels, run.chain)))
+    return Markup('<h3>{}</h3><div class="charts small">{}</div>{}{}').format(
+        model.capitalize(), Markup("").join(diagrams), tabulate(table).body, fold(title, tabulate(by_answer).body)
     )
 
 
@@ -205,17 +223,25 @@ class Plausibility:
         for model, logits in run.split.predictions.logits.items():
             of_steps = logits_by_step(logits, chain=run.chain, model=model)
             answers[model] = np.stack([of_step.argmax(axis=1) for of_step in of_steps], axis=1).astype(np.int32)
-        chains = [
-            {
-                "name": name,
-                "share": consistency.share_inconsistent(rows, self.rules),
-                "num_cases": len(rows),
-                "broken": list(consistency.count_broken(rows, self.rules, self.chain).items()),
-            }
-            for name, rows in answers.items()
-        ]
-        body = render("consistency.html.j2", chains=chains, most=_NUM_RULES_SHOWN)
-        return Section("consistency", "Consistency", self.source, body)
+        counts: list[tuple[sheets.Entry, ...]] = []
+        folded = Markup()
+        for name, chains in answers.items():
+            counts.append((name, consistency.share_inconsistent(chains, self.rules), len(chains)))
+            broken = [
+                (words, number) for words, number in consistency.count_broken(chains, self.rules, self.chain).items()
+            ]
+            more = len(broken) - _NUM_RULES_SHOWN
+            notes = (f"and {more} rarer ones",) if more > 0 else ()
+            title = f"Which answers of the {name}"
+            table = Table("broken", title, _BROKEN, tuple(broken[:_NUM_RULES_SHOWN]), notes)
+            folded += fold(title, tabulate(table).body) if broken else Markup()
+        heads = (
+            *columns("text", "chains of"),
+            *columns("percent", "never together in training"),
+            *columns("number", "cases"),
+        )
+        table = Table("consistency", "Chains with answers that training never had together", heads, tuple(counts))
+        return Section("consistency", "Consistency", self.source, tabulate(table).body + folded)
 
 
 Curve = list[float | None]  # share of the last step that is right after 0, 1, ... true answers
@@ -258,8 +284,7 @@ def write_operating_section(run: FinishedRun) -> Section:
         "above."
     )
     tables = [tabulate_points(run.operating_points, model) for model in run.split.predictions.logits]
-    fold = Markup("<details><summary>{}</summary>{}</details>")
-    body = Markup("").join(fold.format(table.title, tabulate(table).body) for table in tables if table.rows)
+    body = Markup("").join(fold(table.title, tabulate(table).body) for table in tables if table.rows)
     return Section("operating", "Operating points", lead, body)
 
 

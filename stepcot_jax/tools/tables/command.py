@@ -5,7 +5,7 @@ self_check or stages, several of them, or all: the first five. The last four hav
 MEDSAGE; without --config they are printed alone, and nothing is trained.
 
 stepcot tables NAME --config=NAME --workdir=DIR [--seeds=0,1,2] [--encoders=NAME=WEIGHTS,...]
-    [--constrained=DIR,...] [--target_config=NAME] [--out=DIR] [--resamples=1000] [--keep_replies]
+    [--constrained=DIR,...] [--target_config=NAME] [--out=DIR] [--resamples=1000]
     [--config.a.b=value ...]
 
 Every run is a folder below DIR/cells and is shared by the tables that need it; the same command resumes interrupted
@@ -114,13 +114,11 @@ def make_tables(
     *,
     command: Sequence[str],
     folder: pathlib.Path | str,
-    keeps_replies: bool = False,
 ) -> list[str]:
-    """Run the unfinished cells, then make and write the tables, with the replies behind them if they are kept."""
+    """Run the unfinished cells, then make and write the tables."""
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.pages.sheets import write_table
     from stepcot_jax.run.places import Place
-    from stepcot_jax.tools.tables.kept_replies import keep_replies
 
     recipes = {name: find_recipe(name) for name in names}
     terminal = Terminal()
@@ -134,8 +132,6 @@ def make_tables(
         for table in recipe.tabulate(plan):
             notes = (*table.notes, f"Made by stepcot_jax {__version__}: {shlex.join(command)}")
             written += write_table(target.folder, dataclasses.replace(table, notes=notes))
-        if keeps_replies and plan is not None and recipe.replies:
-            written += keep_replies(target.folder, name, recipe.replies(plan))
     target.finish()
     return written
 
@@ -168,11 +164,10 @@ def main(arguments: list[str]) -> None:
     def run() -> None:
         names = read_names(arguments[1:])
         values = flags.FLAGS
-        printed, large, policy = map(list_names, ("printed", "large", "policy"))
+        printed, large = map(list_names, ("printed", "large"))
         for flag, fits, accepted in (
             ("published", set(names) <= set(printed), ", ".join(printed)),
             ("constrained", set(names) & set(large), " and ".join(large)),
-            ("keep_replies", set(names) <= set(policy) and not values.published, f"runs of {', '.join(policy)}"),
         ):
             if getattr(values, flag) and not fits:
                 raise BadInput(f"--{flag} is accepted only with {accepted}; got {', '.join(names)}")
@@ -186,7 +181,7 @@ def main(arguments: list[str]) -> None:
         plan = None if values.published else _make_plan(workdir)
         if not is_address(workdir):
             make_workdir(pathlib.Path(workdir))
-        written = make_tables(names, plan, command=command, folder=folder, keeps_replies=values.keep_replies)
+        written = make_tables(names, plan, command=command, folder=folder)
         print(f"written to {folder}: {', '.join(written)}")
 
     run_tool(run)
@@ -200,7 +195,6 @@ def define_table_flags() -> None:
     flags.DEFINE_list("constrained", [], large)
     flags.DEFINE_string("out", None, "Folder for the tables; WORKDIR/tables by default.")
     flags.DEFINE_integer("resamples", 1000, "Resamples of every bootstrap.", lower_bound=10)
-    flags.DEFINE_bool("keep_replies", False, "Keep the replies behind tables of policies, compressed, beside them.")
     flags.DEFINE_bool("published", False, f"Print the published figures of {', '.join(list_names('printed'))} alone.")
     config_flags.DEFINE_config_file("target_config", None, "Settings whose data `transfer` reads.")
 

@@ -30,7 +30,7 @@ from stepcot_jax.evaluation.published import COST, COST_MEGABYTES, COST_OF_ENCOD
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.host.untrusted import resolve
-from stepcot_jax.pages.sheets import Entry, Row, Table, columns
+from stepcot_jax.pages.sheets import Entry, Row, Table, columns, mark_published
 from stepcot_jax.tools.options import local_path
 from stepcot_jax.tools.tables.encoders import Encoder
 from stepcot_jax.tools.tables.plan import Plan, Recipe
@@ -403,7 +403,7 @@ def _published(name: str) -> dict[str, Entry]:
     known = {encoder.casefold(): figures for encoder, figures in COST_OF_ENCODERS.items()}
     parameters, milliseconds = known.get(_plain_name(name), (None, None))
     figures = COST.get(name, (parameters, None, milliseconds, None))
-    return {f"published: {heading}": figure for heading, figure in zip(_PUBLISHED_COLUMNS, figures, strict=True)}
+    return mark_published(dict(zip(_PUBLISHED_COLUMNS, figures, strict=True)))
 
 
 # The cost does not depend on the seed.

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
 from stepcot_jax.encoders.checkpoints import IMPORT_FEATURES, has_text_encoder, resolve
@@ -108,23 +107,21 @@ def _make_teacher_features(main: Cell, cells: Cells, folder: pathlib.Path) -> No
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.run.loading import load_dataset
     from stepcot_jax.run.networks import trained_preprocessing
-    from stepcot_jax.systems.networks import encode_images
+    from stepcot_jax.systems.networks import encode_in_parts
     from stepcot_jax.tools.tables.cell_networks import load_weights
 
     trained = load_weights(cells.folder(main), ("teacher",))
     dataset = load_dataset(main.settings, preprocessing=trained_preprocessing(main.settings), progress=Terminal().watch)
-    encode = jax.jit(lambda params, images: encode_images(trained.networks, params, {"images": images}))
     size, features = main.settings.evaluation.batch_size, []
     for start in range(0, len(dataset.cases), size):
-        pixels = [dataset.pixels[index] for index in range(start, min(start + size, len(dataset.cases)))]
-        images = normalise(np.stack(pixels + [pixels[-1]] * (size - len(pixels))), dataset.preprocessing)
-        features.append(np.asarray(encode(trained.params["teacher"], images)))
-    rows = np.concatenate(features)[: len(dataset.cases)]
+        pixels = [dataset.pixels[case] for case in range(start, min(start + size, len(dataset.cases)))]
+        images = normalise(np.stack(pixels), dataset.preprocessing)
+        features.append(encode_in_parts(trained.networks, trained.params["teacher"], {"images": images}, size=size))
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of an interrupted start
     partial.mkdir(parents=True)
     path = partial / "features.npz"
-    np.savez(path, features=rows, ids=np.array([case.image for case in dataset.cases]))
+    np.savez(path, features=np.concatenate(features), ids=np.array([case.image for case in dataset.cases]))
     import_features(path, None, dataset.cases, partial)
     path.unlink()
     partial.rename(folder)

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stepcot_jax.chain import NOT_ANNOTATED
+from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.data.splits.making import list_folds
-from stepcot_jax.evaluation.chains import answer_accuracy
+from stepcot_jax.evaluation.chains import evaluate, most_frequent
 from stepcot_jax.evaluation.comparison import CORRECTED, INTERVALS, MCNEMAR, AnswerComparison, choose_steps, settle
 from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions, ValidationPredictions
-from stepcot_jax.evaluation.statistics import count_once, count_patients
+from stepcot_jax.evaluation.statistics import count_patients
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.pages.sheets import Row, Table, columns
 from stepcot_jax.tools.tables.cells import Cell, vary
@@ -42,24 +42,16 @@ def pool_folds(folds: Mapping[str, SplitPredictions], models: Sequence[str]) -> 
     fold_of = np.repeat(np.arange(len(splits)), [len(split.predictions.labels) for split in splits])
     constant = np.zeros_like(logits[models[0]])
     for number in range(len(splits)):
-        for step, answers in enumerate(labels[fold_of != number].T):
-            if (answers != NOT_ANNOTATED).any():
-                constant[fold_of == number, step, np.bincount(answers[answers != NOT_ANNOTATED]).argmax()] = 1
+        constant[fold_of == number] = np.eye(constant.shape[-1])[most_frequent(labels[fold_of != number])]
     index = np.concatenate([split.predictions.index for split in splits])
     facts = {fact: np.concatenate([split.facts[fact] for split in splits]) for fact in FACTS}
     return SplitPredictions(Predictions(index, labels, {**logits, CONSTANT: constant}), facts)
 
 
-def validation_accuracy(
-    splits: Sequence[ValidationPredictions], model: str, num_answers: Sequence[int]
-) -> npt.NDArray[np.float64]:
+def validation_accuracy(splits: Sequence[ValidationPredictions], model: str, chain: Chain) -> npt.NDArray[np.float64]:
     """Return a model's accuracy of each step [step], its mean over the validation splits of folds and seeds."""
-    accuracies = []
-    for split in splits:
-        labels, logits = split.predictions.labels, split.predictions.logits[model]
-        answers = np.stack([logits[:, step, :count].argmax(axis=-1) for step, count in enumerate(num_answers)], axis=1)
-        accuracies.append(answer_accuracy(count_once(len(labels)), answers=answers, labels=labels)[0][0])
-    return np.nanmean(accuracies, axis=0)
+    steps = [evaluate(split.predictions, chain)[model].steps for split in splits]
+    return np.nanmean([[step.accuracy for step in of_split] for of_split in steps], axis=0)
 
 
 def make_tables(plan: Plan) -> list[Table]:
@@ -77,8 +69,8 @@ def make_tables(plan: Plan) -> list[Table]:
         raise BadInput("table folds: the cases have one answer only at every step; expected a step with two or more")
     comparison = AnswerComparison(pooled, plan.num_resamples, chain=chain).choose_steps(kept)
     validated = [choose_steps(plan.cells.validation(cell), kept) for cell in cells]
-    answers, facts = comparison.chain.answers_per_step, comparison.splits[0].facts
-    validation = {model: validation_accuracy(validated, model, answers) for model in NETWORKS}
+    facts = comparison.splits[0].facts
+    validation = {model: validation_accuracy(validated, model, comparison.chain) for model in NETWORKS}
     headings = (
         *columns("text", "step", "model"),
         *columns("number", "cases"),

@@ -12,7 +12,6 @@ from stepcot_jax.pages.sheets import Table
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.tools.tables.cells import Cell, Cells, vary
 from stepcot_jax.tools.tables.encoders import Encoder, list_encoders
-from stepcot_jax.tools.tables.kept_replies import KeptReplies
 
 ABLATIONS: dict[str, dict[str, Any]] = {
     "without memory": {"teacher.memory": False},
@@ -106,10 +105,9 @@ class Plan:
 class Recipe:
     """The making of one or more tables from finished runs."""
 
-    cells: Callable[[Plan, int], Sequence[Cell]]  # the runs that a seed needs
+    cells: Callable[[Plan, int], Iterable[Cell]]  # the runs that a seed needs
     make: Callable[[Plan], list[Table]]  # from finished runs
     published: Callable[[], list[Table]] | None = None  # the published figures alone; None for tables of runs
-    replies: Callable[[Plan], Iterable[KeptReplies]] | None = None  # behind the figures; None for tables of chains
 
     def list_cells(self, plan: Plan) -> list[Cell]:
         """Return the runs of all seeds."""

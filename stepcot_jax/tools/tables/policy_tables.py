@@ -4,7 +4,7 @@ import functools
 import math
 import pathlib
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from stepcot_jax.evaluation.stage_claims import stage_figures
 from stepcot_jax.evaluation.statistics import bootstrap, mean_of_seeds, summarise
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.ranges import Interval
-from stepcot_jax.pages.sheets import Column, Row, Table, columns
+from stepcot_jax.pages.sheets import Column, Row, Table, columns, mark_published
 from stepcot_jax.reading.finished import read_metrics
 from stepcot_jax.record import STAGE_NAMES, Record
 from stepcot_jax.run.loading_questions import load_vqa_dataset
@@ -34,7 +34,6 @@ from stepcot_jax.run.policy_data import TEST_RECORDS
 from stepcot_jax.run.scored_baseline import score_baseline
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.tools.tables.cells import Cell, vary
-from stepcot_jax.tools.tables.kept_replies import KeptReplies
 from stepcot_jax.tools.tables.plan import Plan, Recipe
 from stepcot_jax.training.log import METRICS_FILE
 
@@ -90,14 +89,6 @@ def score_cell(plan: Plan, cell: Cell, records: Sequence[Record]) -> list[ReplyS
     return score_all(records, read_test_replies(plan, cell, records), make_scoring(cell.settings))
 
 
-def list_replies(plan: Plan, cells_of: "CellsOf") -> Iterator[KeptReplies]:
-    """Yield the replies of each seed's cells to their test questions."""
-    for seed in plan.seeds:
-        for cell in cells_of(plan, seed).values():
-            records = read_test_records(plan, cell)
-            yield KeptReplies(seed, cell.name, "test", cell.settings, records, read_test_replies(plan, cell, records))
-
-
 def score_constant(settings: Settings, records: Sequence[Record]) -> list[ReplyScore]:
     """Score the majority answer with the constant box of the training split."""
     scores, remark = score_baseline(load_training_records(settings), records, make_scoring(settings))
@@ -150,11 +141,6 @@ def tabulate_differences(
         *columns("text", *(f"{heading}: verdict" for heading, _ in JUDGED)),
     )
     return Table.of(name, title, heads, settle(rows), (note, INTERVALS, CORRECTED))
-
-
-def published_row(figures: Mapping[str, float], **about: str) -> Row:
-    """Return a printed row with its columns marked as published."""
-    return {**about, **{f"published: {name}": figure for name, figure in figures.items()}}
 
 
 # Table `vqa`: answers and grounding by fine-tuning and rewards, beside GEMeX-RMCoT's rows.
@@ -225,8 +211,10 @@ def _published_vqa() -> dict[str | None, Row]:
     rows: dict[str | None, Row] = {}
     for name, answers in published.A_SCORES.items():
         of_score = {"A": answers, "V": published.V_SCORES[name]}
-        rows[name] = published_row({heading: of_score[score][kind] for heading, kind, score in _SCORES})
-        rows[name]["published: A average"] = published.A_AVERAGE[name]
+        rows[name] = mark_published(
+            {heading: of_score[score][kind] for heading, kind, score in _SCORES}
+            | {"A average": published.A_AVERAGE[name]}
+        )
         rows[name]["recomputed: A average"] = published.round_half_up(published.recompute_mean(answers), 4)
     return rows
 
@@ -404,7 +392,8 @@ def _three_row(method: str, accuracies: tuple[dict[str, float], float] | None) -
         return {"method": method}
     by_set, overall = accuracies
     recomputed = published.round_half_up(published.recompute_mean(by_set), 4)
-    return published_row({**by_set, "overall": overall}, method=method) | {"recomputed: overall": recomputed}
+    printed = mark_published({**by_set, "overall": overall})
+    return {"method": method, **printed, "recomputed: overall": recomputed}
 
 
 # Table `stages`: quality of the stages beside MEDSAGE's, and its other tables as printed.
@@ -451,7 +440,8 @@ def make_published_stages() -> list[Table]:
 
 def _published_stages() -> list[Row]:
     return [
-        published_row({**scores, "average": published.STAGE_AVERAGE[model, data]}, model=model, data=data)
+        {"model": model, "data": data}
+        | mark_published({**scores, "average": published.STAGE_AVERAGE[model, data]})
         | {"recomputed: average": published.round_half_up(published.recompute_mean(scores), 4)}
         for (model, data), scores in published.STAGE_SCORES.items()
     ]
@@ -468,7 +458,7 @@ def _tabulate_benchmarks() -> list[Table]:
     for method, shares in published.BENCHMARK_ACCURACY.items():
         average, gap = published.BENCHMARK_AVERAGE[method]
         figures = {**shares, "average": average, "gap": gap}
-        rows.append(published_row(figures, group=published.BENCHMARK_GROUPS[method], method=method))
+        rows.append({"group": published.BENCHMARK_GROUPS[method], "method": method, **mark_published(figures)})
         rows[-1]["recomputed: average"] = published.round_half_up(published.recompute_mean(shares), 4)
         rows[-1]["recomputed: gap"] = published.round_half_up(published.recompute_gap(method), 4)
     heads = (
@@ -491,29 +481,11 @@ def _tabulate_benchmarks() -> list[Table]:
     ]
 
 
-def make_recipe(
-    cells_of: CellsOf,
-    make: Callable[[Plan], list[Table]],
-    published: Callable[[], list[Table]] | None = None,
-    *,
-    replies: Callable[[Plan], Iterator[KeptReplies]] | None = None,
-) -> Recipe:
-    """Return the recipe of tables of policies, whose replies can be kept."""
-    return Recipe(
-        lambda plan, seed: [*cells_of(plan, seed).values()],
-        make,
-        published,
-        replies=replies or (lambda plan: list_replies(plan, cells_of)),
-    )
-
-
-def _stages_by_model(plan: Plan, seed: int) -> dict[str, Cell]:
-    return dict(zip(MODELS, _stage_cells(plan, seed), strict=True))
-
-
 RECIPES = {
-    "curriculum": make_recipe(_curriculum_cells, make_curriculum),
-    "vqa": make_recipe(_vqa_cells, make_vqa, make_published_vqa),
-    "self_check": make_recipe(_self_check_cells, make_self_check, make_published_self_check),
-    "stages": make_recipe(_stages_by_model, make_stages, make_published_stages),
+    "curriculum": Recipe(lambda plan, seed: _curriculum_cells(plan, seed).values(), make_curriculum),
+    "vqa": Recipe(lambda plan, seed: _vqa_cells(plan, seed).values(), make_vqa, make_published_vqa),
+    "self_check": Recipe(
+        lambda plan, seed: _self_check_cells(plan, seed).values(), make_self_check, make_published_self_check
+    ),
+    "stages": Recipe(_stage_cells, make_stages, make_published_stages),
 }

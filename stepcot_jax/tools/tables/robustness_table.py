@@ -3,44 +3,34 @@
 import collections
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
-
-import jax
-import jax.numpy as jnp
-import numpy as np
+from collections.abc import Mapping, Sequence
 
 from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.evaluation import published
-from stepcot_jax.evaluation.audits import PERTURBED_KINDS, perturb_records, spread
+from stepcot_jax.evaluation.audits import PERTURBED_KINDS, perturb_records
 from stepcot_jax.evaluation.comparison import INTERVALS
 from stepcot_jax.evaluation.replies import A_SCORE, BASELINE, ScoredReplies, as_columns, encode, score_all, score_models
 from stepcot_jax.evaluation.statistics import mean_of_seeds, summarise
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.ranges import Interval
-from stepcot_jax.pages.sheets import Column, Row, Table, columns
+from stepcot_jax.pages.sheets import Column, Row, Table, columns, mark_published
 from stepcot_jax.policies.policy_files import AnyTokenizer
-from stepcot_jax.policies.records import lay_out_prompts
-from stepcot_jax.policies.sampling import Sampling, generate, reply_in_batches, rollout_keys
 from stepcot_jax.policies.tokenizers import split_pieces
-from stepcot_jax.reading.policy_reader import TrainedPolicy, load_policy
+from stepcot_jax.reading.policy_reader import PolicyReader, load_reader
 from stepcot_jax.reasoning.dialects import write_question
 from stepcot_jax.record import Record
 from stepcot_jax.run.loading_questions import load_vqa_dataset
 from stepcot_jax.run.policy_networks import read_tokenizer
 from stepcot_jax.run.settings import read_settings
 from stepcot_jax.tools.tables.cells import Cell
-from stepcot_jax.tools.tables.kept_replies import KeptReplies
-from stepcot_jax.tools.tables.plan import Plan
+from stepcot_jax.tools.tables.plan import Plan, Recipe
 from stepcot_jax.tools.tables.policy_tables import (
     COUNTERPARTS,
     PLAIN,
     THINKING,
-    list_replies,
-    make_recipe,
     make_scoring,
-    published_row,
     read_all_replies,
     read_test_records,
     score_cell,
@@ -51,37 +41,24 @@ from stepcot_jax.tools.tables.policy_tables import (
 # A trained policy's greedy replies to given records, such as perturbed ones.
 
 
-def answer_records(trained: TrainedPolicy, records: Sequence[Record], dataset: VqaDataset) -> list[str]:
-    """Return greedy replies to records of a dataset's images, in batches of `evaluation.batch_size`.
+def answer_records(reader: PolicyReader, records: Sequence[Record], dataset: VqaDataset) -> list[str]:
+    """Return greedy replies to records of a dataset's images, which may be longer questions than those of training.
 
     Pieces that a closed vocabulary does not have are left out of the prompts.
     """
-    vqa, tokenizer = trained.run.settings.vqa, trained.tokenizer
+    run, tokenizer = reader.trained.run, reader.trained.tokenizer
     image_of = {record.id: image for record, image in zip(dataset.records, dataset.image_of, strict=True)}
-    images = np.array([image_of[record.id] for record in records])
-    texts = [write_question(record, vqa.dialect, with_thinking=vqa.with_thinking) for record in records]
-    prompts = [tokenizer.encode_prompt(leave_out(text, tokenizer)[0]) for text in texts]
-    # Perturbed questions may be longer than those of training; the prompt's padding takes no part in a reply.
-    longest = max(trained.lengths.prompt_length, *map(len, prompts))
-    sampling = Sampling(
-        longest=trained.lengths.reply_length, stop=tokenizer.stop, more_stops=tokenizer.more_stops, greedy=True
+
+    def encode(record: Record) -> list[int]:
+        text = write_question(record, run.dialect, with_thinking=run.with_thinking)
+        return tokenizer.encode_prompt(leave_out(text, tokenizer)[0])
+
+    return reader.reply_all(
+        records,
+        lambda record: dataset.pixels[int(image_of[record.id])],
+        batch_size=run.settings.evaluation.batch_size,
+        encode=encode,
     )
-
-    def ask(indices: Sequence[int]) -> np.ndarray:
-        rows = lay_out_prompts([prompts[index] for index in indices], longest, pad=tokenizer.pad)
-        replies = generate(
-            trained.network,
-            trained.params,
-            trained.see(dataset.load_images(images[list(indices)])),
-            jnp.asarray(rows["prompts"]),
-            jnp.asarray(rows["lengths"]),
-            sampling=sampling,
-            keys=rollout_keys(jax.random.key(0), first=0, number=len(indices)),  # not used by greedy replies
-        )
-        return np.asarray(replies.tokens)
-
-    size = min(trained.run.settings.evaluation.batch_size, len(records))
-    return reply_in_batches(ask, len(records), batch_size=size, tokenizer=tokenizer)
 
 
 def leave_out(text: str, tokenizer: AnyTokenizer) -> tuple[str, tuple[str, ...]]:
@@ -125,11 +102,11 @@ def answer_rounds(folder: pathlib.Path, records: Sequence[Record], *, num_rounds
     }
     missing = [path for path, of_round in perturbed.items() if not is_answered(path, of_round)]
     if missing:
-        trained, dataset = load_policy(folder), load_vqa_dataset(settings, splits=("test",))
+        reader, dataset = load_reader(folder), load_vqa_dataset(settings, splits=("test",))
         if list(dataset.records) != list(records):
             raise BadInput(f"{folder}: the test records of its data have changed since it ran; restore them")
         for path in missing:
-            write_answered(path, perturbed[path], answer_records(trained, perturbed[path], dataset))
+            write_answered(path, perturbed[path], answer_records(reader, perturbed[path], dataset))
     tokenizer = read_tokenizer(folder, settings)
     left_out = [
         word.strip()
@@ -235,10 +212,7 @@ def _find_a_scores(plan: Plan, scored: Mapping[str, ScoredReplies]) -> dict[str,
 
 def _summarise(by_seed: Sequence[Sequence[Interval]]) -> Row:
     """Return the figures of a row from intervals [seed][original or round]."""
-    deviations = [
-        spread([interval.value for interval in of_seed[1:]], original=of_seed[0].value, std="population")
-        for of_seed in by_seed
-    ]
+    deviations = [float(np.std([interval.value for interval in of_seed[1:]])) for of_seed in by_seed]
     row: Row = {"std": mean_of_seeds(deviations)}
     by_round = zip(published.ROUNDS, zip(*by_seed, strict=True), strict=True)
     return row | {name: summarise(of_round) for name, of_round in by_round}
@@ -255,20 +229,11 @@ def _published_row(kind: str, training: str) -> Row:
     figures = published.PERTURBED[kind, training]
     recomputed = published.round_half_up(published.recompute_std(figures), 6)
     figures = {**figures, "std": published.PERTURBED_STD[kind, training]}
-    return published_row(figures, questions=kind) | {"recomputed: std": recomputed}
+    return {"questions": kind, **mark_published(figures), "recomputed: std": recomputed}
 
 
-def _cells(plan: Plan, seed: int) -> dict[str, Cell]:
-    return {name: sft_of(plan, seed, name) for name in TRAININGS}
-
-
-def _list_replies(plan: Plan) -> Iterator[KeptReplies]:
-    """Yield the replies to the questions as asked, and to those of each round."""
-    yield from list_replies(plan, _cells)
-    for seed in plan.seeds:
-        for cell in _cells(plan, seed).values():
-            for number, (records, replies) in enumerate(_measure(plan, cell)[1].rounds, start=1):
-                yield KeptReplies(seed, cell.name, f"round {number}", cell.settings, records, replies)
-
-
-RECIPES = {"robustness": make_recipe(_cells, make_tables, make_published, replies=_list_replies)}
+RECIPES = {
+    "robustness": Recipe(
+        lambda plan, seed: [sft_of(plan, seed, name) for name in TRAININGS], make_tables, make_published
+    )
+}

@@ -15,6 +15,7 @@ from stepcot_jax.evaluation.comparison import (
     AnswerComparison,
     Evidence,
     settle,
+    word_verdicts,
 )
 from stepcot_jax.evaluation.predictions import SplitPredictions, refuse_other_chain
 from stepcot_jax.evaluation.published import (
@@ -25,7 +26,7 @@ from stepcot_jax.evaluation.published import (
     digest_cases,
     step_figures,
 )
-from stepcot_jax.pages.sheets import Entry, Row, Table, columns
+from stepcot_jax.pages.sheets import Entry, Row, Table, columns, mark_published
 from stepcot_jax.run.sections import PromptSettings
 from stepcot_jax.tools.tables.cells import Cell
 from stepcot_jax.tools.tables.plan import ABLATIONS, OF_STUDENT, Plan, Recipe
@@ -117,7 +118,7 @@ def name_gain(verdict: str) -> str:
 
 def _published(name: str) -> dict[str, Entry]:
     by_name = {known.casefold(): figures for known, figures in DIAGNOSIS_FIGURES.items()}
-    return {f"published: {METRICS[metric]}": value for metric, value in by_name.get(name.casefold(), {}).items()}
+    return mark_published({METRICS[metric]: value for metric, value in by_name.get(name.casefold(), {}).items()})
 
 
 # Large models put through the steps, beside the trained networks (paper: Tables 3 and 8).
@@ -226,8 +227,8 @@ def _tabulate_steps(
         for model in models:
             row = about | {"model": model}
             row |= {heading: comparison.figure(model, figure, index) for figure, heading in HEADINGS.items()}
-            published = known[model, step.name].items()
-            rows.append(row | {f"published: {HEADINGS[figure]}": share for figure, share in published})
+            published = {HEADINGS[figure]: share for figure, share in known[model, step.name].items()}
+            rows.append(row | mark_published(published))
         rows += [row for constrained in large for row in _list_step_rows(constrained, step.name)]
     headings = (
         *columns("text", "step", "model"),
@@ -272,7 +273,8 @@ def _tabulate_accuracy(comparison: AnswerComparison, plan: Plan) -> Table:
     published_steps = [step.name for step in steps if step.name in COMPONENT_ACCURACY["teacher"]]
     constant = [comparison.constant(step) for step in (*range(len(steps)), None)]
     rows: list[tuple[Entry, ...]] = [("most frequent answer", *constant, *[None] * (3 + len(published_steps)))]
-    verdicts = _judge(comparison)
+    evidence = [comparison.evidence(variant, base, "mean_accuracy") for variant, base in VARIANTS.items()]
+    verdicts = dict(zip(VARIANTS, word_verdicts(evidence), strict=True))
     for model in sorted([*VARIANTS, "teacher", "student"], key=_order):
         base = VARIANTS.get(model)
         # The paper ablates memory and text of the teacher.
@@ -322,11 +324,6 @@ def describe_text(prompts: PromptSettings) -> str:
         f"random start: {about}. The student reads no text in either case. The paper does not say what takes the place "
         "of the prompts."
     )
-
-
-def _judge(comparison: AnswerComparison) -> dict[str, str]:
-    questions = [(variant, base, "mean_accuracy", None) for variant, base in VARIANTS.items()]
-    return dict(zip(VARIANTS, comparison.verdicts(questions), strict=True))
 
 
 def _tabulate_differences(comparison: AnswerComparison, plan: Plan) -> Table:

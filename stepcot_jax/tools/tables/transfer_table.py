@@ -23,7 +23,7 @@ from stepcot_jax.host.download import name_source
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.models.student import ABSENT_LOGIT
-from stepcot_jax.pages.sheets import Entry, Table, columns
+from stepcot_jax.pages.sheets import Entry, Table, columns, mark_published
 from stepcot_jax.run.loading import load_dataset
 from stepcot_jax.run.networks import trained_preprocessing
 from stepcot_jax.run.settings import Settings
@@ -272,7 +272,7 @@ def make_tables(plan: Plan) -> list[Table]:
 
 
 def _published(sample: tuple[int, int] | None) -> dict[str, Entry]:
-    return {} if sample is None else {"published: cases": sample[0], "published: classes": sample[1]}
+    return {} if sample is None else mark_published(dict(zip(("cases", "classes"), sample, strict=True)))
 
 
 def _list_classes(comparison: AnswerComparison) -> list[str]:

@@ -1,14 +1,14 @@
 """`stepcot data vqa`: the same bytes each time, splits by patient, and texts in every dialect."""
 
-import collections
 import json
 
+import msgspec
 import pytest
 from PIL import Image
 from refusals import refuse
 
 from stepcot_jax.box import Box
-from stepcot_jax.data.questions.making import ground_phantom, make_folder_records, split_images
+from stepcot_jax.data.questions.making import ground_phantom, make_folder_records
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import DIALECTS, read_reply, write_question
@@ -26,19 +26,6 @@ def test_the_same_command_writes_the_same_bytes(tmp_path, capsys):
     assert found[0] == found[1]
     assert "conversations.jsonl" not in found[2]
     assert found[0]["records.jsonl"] != found[2]["records.jsonl"]
-
-
-def test_splits_are_by_patient_and_near_their_shares():
-    images = [ground_phantom(index, size=32)[0] for index in range(100)]
-    split = split_images(images, seed=0)
-    of_patient = collections.defaultdict(set)
-    for image in split:
-        of_patient[image.patient].add(image.split)
-    assert all(len(found) == 1 for found in of_patient.values())
-    counts = collections.Counter(image.split for image in split)
-    assert (counts["train"], counts["val"]) == (pytest.approx(70, abs=4), pytest.approx(15, abs=4))
-    assert ([image.id for image in split], split_images(split, seed=7)) == ([image.id for image in images], split)
-    refuse("99 of 100 images have no split", split_images, [split[0], *images[1:]], seed=0)
 
 
 @pytest.mark.parametrize("dialect", [*DIALECTS][::2])
@@ -81,6 +68,8 @@ def test_a_detection_list_keeps_its_splits_and_paths(tmp_path):
     assert [(record.kind, record.split) for record in records] == [("open", "test")] * 4
     assert (tmp_path / "out/deep/3.png").read_bytes() == (tmp_path / "in/deep/3.png").read_bytes()
     (tmp_path / "in/deep/3.png").unlink()
+    part = [msgspec.structs.replace(images[0], split=""), *images[1:]]
+    refuse("1 of 4 images have no split", make_folder_records, tmp_path / "none", part, root=tmp_path / "in", seed=0)
     refuse(r"3\.png: cannot be copied", make_folder_records, tmp_path / "again", images, root=tmp_path / "in", seed=0)
 
 

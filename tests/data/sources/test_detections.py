@@ -3,6 +3,7 @@
 import collections
 import csv
 import json
+import shutil
 
 import msgspec
 import pytest
@@ -205,7 +206,14 @@ def test_phantom_folders_are_the_phantoms_that_were_drawn_and_no_vinbigdata(phan
         drawn, _ = ground_phantom(index, seed=1, size=64)
         assert image == msgspec.structs.replace(drawn, provenance=image.provenance)
         assert image.facts["side"] in ("", "right", "left", "bilateral")
-    (tmp_path / "boxes.csv").write_text("image_path,label,x,y,width,height\n")
+    shutil.copytree(phantoms, tmp_path, dirs_exist_ok=True)
+    text, row = (tmp_path / "boxes.csv").read_text(), "images/phantom_000003.png,Mass,1,1,{},9,0,{},right\n"
+    for width, kind, words in (
+        ("0", "focus", "width: Expected `float` > 0"),
+        ("9", "wart", "kind: Invalid enum value"),
+    ):
+        (tmp_path / "boxes.csv").write_text(text + row.format(width, kind))
+        refuse(rf"boxes.csv, row \d+: {words}", read_detections, tmp_path)
     (tmp_path / "train.csv").write_text("patient_id,image_path\n1,a.png\n")
     assert detect_boxed_layout(tmp_path) == "phantom"
 

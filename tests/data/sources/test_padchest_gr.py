@@ -91,7 +91,7 @@ def test_without_the_image_there_are_no_boxes_and_a_warning_says_so(tmp_path, ca
     collection = read_padchest_gr(tmp_path, require_images=False)
     assert [case.boxes for case in collection.cases] == [(), ()]
     assert "1 images with boxes have no file: their boxes are ignored" in caplog.text
-    refuse(r"no image 'image_1.png'.*`\$\[0\].ImageID`", read_padchest_gr, tmp_path)
+    refuse(r"record 0: no image 'image_1.png'", read_padchest_gr, tmp_path)
 
 
 def test_answers_follow_from_the_labels(tmp_path):
@@ -141,18 +141,21 @@ def test_patients_come_from_the_master_table(tmp_path, folder, caplog):
     )
     collection = read_padchest_gr(tmp_path, on_bad_record="skip")
     assert [(case.patient, case.sex, case.age) for case in collection.cases] == [("P1", "F", 61.0), ("P1", "", None)]
-    assert "the study is not in the master table - at `$[2].StudyID`" in collection.set_aside[0].reason
+    assert "record 2: StudyID: the study is not in the master table" in collection.set_aside[0].reason
     assert not caplog.text
 
 
 BAD = [
-    ({"StudyID": None}, "Expected `int | str`, got `null` - at `$[1].StudyID`"),
-    ({"StudyID": " "}, "the study's identifier is empty - at `$[1].StudyID`"),
-    ({"ImageID": "../x.png"}, "is not a file name without folders - at `$[1].ImageID`"),
+    ({"StudyID": None}, "StudyID: Expected `int | str`, got `null`"),
+    ({"StudyID": " "}, "StudyID: is empty; a study's identifier is required"),
+    ({"ImageID": "../x.png"}, "is not a file name without folders"),
     ({"ImageID": "image_1.png"}, "has the same image as record 0"),
-    ({"findings": []}, "has no findings - at `$[1].findings`"),
-    ({"findings": [finding("mass", boxes=[[0, 0, 1]])]}, "`$[1].findings[0].boxes[0]`"),
-    ({"findings": [finding(), finding("mass", boxes=[[0, 0, 1, 1], [1, 0, 1, 1]])]}, "`$[1].findings[1].boxes[1]`"),
+    ({"findings": []}, "findings: none; at least one"),
+    ({"findings": [finding("mass", boxes=[[0, 0, 1]])]}, "findings[0].boxes[0]: "),
+    (
+        {"findings": [finding(), finding("mass", boxes=[[0, 0, 1, 1], [1, 0, 1, 1]])]},
+        "findings[1].boxes[1]: box [1.0, 0.0",
+    ),
     ({"findings": [finding("mass", extra_boxes=[[0, 0, 512, 512]])]}, "as fractions from 0 to 1"),
     ({"findings": [finding("mass", boxes=[[-0.1, 0, 1, 1]])]}, "box [-0.1, 0.0, 1.0, 1.0]"),
 ]
@@ -166,6 +169,7 @@ def test_bad_studies(tmp_path, changes, message):
     collection = read_padchest_gr(tmp_path, on_bad_record="skip")
     (aside,) = collection.set_aside
     assert (len(collection.cases), aside.record) == (1, 1)
+    assert aside.reason.startswith("record 1: ")
     assert message in aside.reason
     with pytest.raises(BadInput) as error:
         read_padchest_gr(tmp_path)

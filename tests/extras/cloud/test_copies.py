@@ -10,7 +10,7 @@ from refusals import refuse
 
 from stepcot_jax.extras.cloud.copies import MANIFEST, Remote
 from stepcot_jax.extras.cloud.stores import StoreError, StoreFolder
-from stepcot_jax.host.download import download, find_path
+from stepcot_jax.host.download import find_path
 from stepcot_jax.host.files import LOCK_NAME
 
 
@@ -58,28 +58,12 @@ def test_one_file_is_downloaded_alone_and_what_is_not_there_is_named(store, monk
     refuse(r"^x: .*b\.png: holds no files", find_path, f"{store.address}/images/b.png", "x")
 
 
-def test_readers_of_a_run_leave_its_features_logs_of_other_programs_and_half_a_checkpoint(store, tmp_path):
+def test_readers_of_a_run_leave_its_features_logs_of_other_programs_and_half_a_checkpoint(store):
     store.write("checkpoints/1/a", b"A")
     store.write("features/x/store.json", b"{}")
     store.write("checkpoints/2/a", b"half written")
     store.write(MANIFEST, b'{"files": {"checkpoints/1/a": [1, 0]}}')
     assert names(find_path(store.address)) == {"data.json", "images/a.png", "checkpoints/1/a"}
-    every = {"data.json", "images/a.png", "profile/b", "checkpoints/1/a", "features/x/store.json"}
-    assert names(download(store.address, tmp_path / "all")) == every
-
-
-def test_a_download_to_a_folder_of_the_user_overwrites_nothing(store, tmp_path, monkeypatch):
-    folder = tmp_path / "mine"
-    (folder / "images").mkdir(parents=True)
-    (folder / "other").write_text("mine")
-    assert names(download(store.address, folder)) == {"data.json", "images/a.png", "profile/b", "other"}
-    downloaded = count_downloads(monkeypatch)
-    (folder / "images/a.png").unlink()
-    download(store.address, folder)
-    assert downloaded == ["images/a.png"]
-    (folder / "data.json").write_text("changed by me")
-    refuse(r"data\.json: not the file of 9 bytes that .* has; nothing is overwritten", download, store.address, folder)
-    assert (folder / "data.json").read_text() == "changed by me"
 
 
 def test_an_interrupted_download_goes_on(store, monkeypatch):
