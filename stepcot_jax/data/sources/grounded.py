@@ -47,7 +47,7 @@ def list_grounded(root: Path, how: How) -> Source:
     """List the images of a file, or of the one such file in a folder: labels as findings, other lines as regions."""
     path = find_file(root, FILE) if root.is_dir() else root
     if path is None:
-        raise BadInput(f"{root}: has no {FILE}")
+        raise BadInput(f"{root}: has no {FILE}; a file of another name is named itself")
     return Source(path.parent, path.name, _list_images(path, how), size_from="image_size")
 
 
