@@ -48,7 +48,7 @@ def write_chain_report(chain: Chain, labels: Sequence[int]) -> WrittenReport:
     options = [
         step.options[label] if label != NOT_ANNOTATED else "" for step, label in zip(chain.steps, labels, strict=True)
     ]
-    if chain.steps[-1].options == DEFAULT_CHAIN.steps[-1].options and len(options) == len(FACT_NAMES):
+    if [step.options for step in chain.steps] == [step.options for step in DEFAULT_CHAIN.steps]:
         return _write_published(dict(zip(FACT_NAMES, options, strict=True)))
     told = [f"{step.name}: {option}." for step, option in zip(chain.steps, options, strict=True) if _applies(option)]
     last = [told.pop().partition(": ")[2]] if told and _applies(options[-1]) else []
