@@ -79,7 +79,7 @@ def _upload(path: str, checkpoint: str) -> None:
     upload.parent.mkdir(parents=True)
     uploads.add(str(upload))
     Path(path).rename(upload)
-    read_unresized(uploads.read_once(str(upload)), max_pixels=load(checkpoint).trained.max_pixels)
+    read_unresized(uploads.read_once(str(upload)), max_pixels=load(checkpoint).trained.run.max_pixels)
 
 
 CALLS: dict[str, Callable[..., int | None]] = {

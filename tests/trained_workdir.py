@@ -13,8 +13,8 @@ import pytest
 from run.small_run import SIZES, undot
 
 from stepcot_jax.chain import DEFAULT_CHAIN
+from stepcot_jax.encoders.prompts import hash_prompts, write_prompts
 from stepcot_jax.encoders.resnet import ResNet
-from stepcot_jax.encoders.text_encoder import hash_prompts, write_prompts
 from stepcot_jax.evaluation.calibration import Calibration, read_calibration
 from stepcot_jax.evaluation.gate import fit_gate
 from stepcot_jax.evaluation.joint import JointModel, learn_tree, name_joined, write_joints

@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 
 from stepcot_jax.annotate.annotation import Aside, Reason, Report
-from stepcot_jax.data.identities import read_patient, read_split
+from stepcot_jax.data.identities import normalise_image_path, read_patient, read_split
 from stepcot_jax.data.questions.record_files import read_lines
 from stepcot_jax.data.records import data_json
-from stepcot_jax.data.records.data_json import ImageLocator, normalise_image_path
+from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.records.json_arrays import read_raw_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import one_line

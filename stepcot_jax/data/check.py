@@ -24,13 +24,13 @@ from stepcot_jax.data.images.image_decoding import most_bytes
 from stepcot_jax.data.images.image_files import FolderFiles, Selection, examine_image
 from stepcot_jax.data.images.preprocessing import decode_image_bytes
 from stepcot_jax.data.images.stated_sizes import StatedSizes, list_sizes
+from stepcot_jax.data.projections import is_frontal_task
 from stepcot_jax.data.questions.making import write_texts
 from stepcot_jax.data.questions.record_files import VqaCollection, holds_records, read_vqa_records
 from stepcot_jax.data.questions.vqa_dataset import split_records
 from stepcot_jax.data.reasons import Reasons, describe_oddities, note_oddities
 from stepcot_jax.data.record_table import count_boxes, find_first
 from stepcot_jax.data.records.data_json import FILE_NAME, Scan, scan_records
-from stepcot_jax.data.records.projections import is_frontal_task
 from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.data.sources.intake import Intake
 from stepcot_jax.data.sources.layouts import AUTO, CASES, check_layout, detect_layout

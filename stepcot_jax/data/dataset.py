@@ -6,21 +6,24 @@ import hashlib
 import json
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import msgspec
 import numpy as np
 from jaxtyping import Int32
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
-from stepcot_jax.data.images.image_files import ImageFiles
 from stepcot_jax.data.images.pixels import CompactPixels, PixelCache
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise
 from stepcot_jax.data.record_table import RecordTable, as_table
-from stepcot_jax.data.records.records import SetAside, write_quarantine
 from stepcot_jax.data.splits.splits import Splits, write_manifest
 from stepcot_jax.data.uncertain import Treatment, make_targets
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file, write_whole
+from stepcot_jax.record import SetAside
+
+if TYPE_CHECKING:  # runs on phantoms read no files
+    from stepcot_jax.data.images.image_files import ImageFiles
 
 Data = TypeVar("Data")
 
@@ -119,7 +122,7 @@ class Dataset:
     features: Any = None
     set_aside: tuple[SetAside, ...] = ()
     splits_source: str = ""
-    images: ImageFiles | None = None
+    images: "ImageFiles | None" = None
     digests: Mapping[int, str] = dataclasses.field(default_factory=dict)
     uncertain: Treatment = "ignore"
 
@@ -225,6 +228,12 @@ def write_account(dataset: Dataset, workdir: pathlib.Path) -> str | None:
     write_quarantine(quarantine, dataset.set_aside)
     num_records = len(dataset.set_aside) + len(dataset.cases)
     return f"{len(dataset.set_aside)} of {num_records} records are set aside, each with its reason in {quarantine}"
+
+
+def write_quarantine(path: pathlib.Path, set_aside: Sequence[SetAside]) -> None:
+    """Write the records set aside, one JSON object per line: record, image_path, reason."""
+    lines = [{"record": item.record, "image_path": item.image_path, "reason": item.reason} for item in set_aside]
+    write_whole(path, msgspec.json.Encoder().encode_lines(lines))
 
 
 def check_same_images(dataset: Dataset, workdir: pathlib.Path) -> None:

@@ -1,8 +1,9 @@
-"""The cells that say which patient and which split a case belongs to: one reading for every layout."""
+"""The cells that say which patient, split and image a case is of: one reading for every layout."""
 
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
+from pathlib import PurePosixPath
 
 import numpy as np
 
@@ -21,6 +22,9 @@ _SHORTENED = re.compile(r"[0-9]+(?:[.,][0-9]+E[+-]|E\+)[0-9]+", re.IGNORECASE)
 _ZERO_DECIMALS = re.compile(r"^([0-9]+)[.,]0+\Z")
 _BLANK_INSIDE = re.compile(r"(?<![0-9]) | (?![0-9])")  # between two digits a blank separates two numbers
 _FOLDED = re.compile(r"[1-9][0-9]*|[a-z][a-z0-9_-]*")  # most identifiers: nothing is taken away
+PLAIN_PATH = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*")
+"""Nearly every image path: already normal, and without a part that begins with a dot it cannot leave the root."""
+
 _SPLITS: dict[str, Split] = {
     "train": "train",
     **dict.fromkeys(("val", "valid", "validate", "validation", "dev"), "val"),
@@ -75,6 +79,13 @@ def read_split(written: str) -> Split:
     if written.strip().casefold() not in _SPLITS:
         raise BadInput(f"split: {written[:40]!r} is not one of {', '.join(_SPLITS)}")
     return _SPLITS[written.strip().casefold()]
+
+
+def normalise_image_path(image_path: str) -> str:
+    r"""Return an image path with "/" as separator and without "." parts."""
+    if PLAIN_PATH.fullmatch(image_path):
+        return image_path
+    return str(PurePosixPath(image_path.replace("\\", "/")))
 
 
 def join_spellings(patients: Sequence[str]) -> tuple[dict[str, str], str]:

@@ -1,11 +1,10 @@
-"""Prompts of the steps, and frozen text encoders that turn them into vectors."""
+"""Frozen text encoders, which turn prompts into vectors, and their tokenizers."""
 
 import dataclasses
 import functools
 import hashlib
 import logging
 import pathlib
-import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -13,9 +12,8 @@ import flax.linen as nn
 import jax
 import msgspec
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float32, Int
+from jaxtyping import Array, Bool, Float32, Int
 
-from stepcot_jax.chain import Chain
 from stepcot_jax.host.download import fetch, split_hub_id
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
@@ -129,36 +127,6 @@ def _find_problem(part: Any, kinds: list[str]) -> str:
             return f"the pattern {shorten(repr(value))} of {kind} is not a text of 1 to {_LONGEST} characters"
     long = next((key for key in ("content", "prepend", "replacement") if len(str(part.get(key, ""))) > _LONGEST), "")
     return f"{long} of {kind} is longer than {_LONGEST} characters" if long else ""
-
-
-FIELDS = ("name", "question", "options")
-"""Fields of a template: the step's short name, its question, its lettered options."""
-
-
-def write_prompts(chain: Chain, template: str) -> tuple[str, ...]:
-    """Return one prompt per step; the template's fields are `FIELDS`."""
-    expected = f"expected text with fields among {', '.join(f'{{{field}}}' for field in FIELDS)}"
-    try:
-        fields = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
-        prompts = tuple(
-            template.format(name=step.name, question=step.question, options="; ".join(step.lettered_options))
-            for step in chain.steps
-        )
-    except (ValueError, LookupError, AttributeError) as error:
-        raise BadInput(f"config.prompts.template: {template!r} is not a template ({error}); {expected}") from None
-    if not fields or not fields <= set(FIELDS):
-        raise BadInput(f"config.prompts.template: {template!r} is not a template; {expected}")
-    return prompts
-
-
-def hash_prompts(prompts: Sequence[str], width: int) -> Float[np.ndarray, "step width"]:
-    """Return a fixed random vector per prompt, seeded by its SHA-256, with mean 0 and variance 1 like BERT's output."""
-    vectors = []
-    for prompt in prompts:
-        seed = int.from_bytes(hashlib.sha256(prompt.encode()).digest(), "big")
-        vector = np.random.Generator(np.random.PCG64(seed)).standard_normal(width)
-        vectors.append((vector - vector.mean()) / max(vector.std(), 1e-6))
-    return np.stack(vectors).astype(np.float32)
 
 
 Pooling = Literal["cls", "mean", "projected"]

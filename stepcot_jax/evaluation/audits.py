@@ -8,7 +8,7 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -87,11 +87,14 @@ def _take_means(rows: Sequence[Mapping[str, float]], scored: Scored, **how: Any)
     return {CASES: len(scored), **bootstrap(compute, patients, **how)}
 
 
-# Perturbed questions (GEMeX-RMCoT, Section 5.3).
+# Perturbed questions, and how much answers vary under them (GEMeX-RMCoT, Section 5.3 and Table 5).
 #
 # Closed questions are negated, single-choice questions get their options in another order. A perturbed record depends
 # on (seed, round, record id) alone, not on other records or on NumPy's generators.
 
+
+NegatedAnswer = Literal["flip", "keep"]
+PerturbationStd = Literal["population", "sample", "from_original"]
 
 PERTURBED_KINDS = ("closed", "single")
 
@@ -103,14 +106,14 @@ _NAMED = rf"\b(?i:(?:option|choice|answer)s?(?: is| are)?:? ){_ONE}(?:(?:, | and
 _ALONE = re.compile(r"(?<![\w'])[A-Z](?![\w'])")
 
 
-def perturb(record: Record, *, seed: int, round_number: int) -> Record:
+def perturb(record: Record, *, seed: int, round_number: int, negated_answer: NegatedAnswer = "flip") -> Record:
     """Return the record of one round, of the same id; open and multiple-choice questions stay as they are."""
     draw = f"{seed}/{round_number}/{record.id}"
     if record.kind == "single":
         order = sorted(range(len(record.options)), key=lambda index: _hash(f"{draw}/option {index}"))
         changed = reorder(record, order)
     elif record.kind == "closed" and _uniform(f"{draw}/change") < 0.5:
-        changed = negate(record, prefer_is=_uniform(f"{draw}/mode") < 0.5)
+        changed = negate(record, prefer_is=_uniform(f"{draw}/mode") < 0.5, negated_answer=negated_answer)
     else:
         return record
     if changed is record:
@@ -119,14 +122,21 @@ def perturb(record: Record, *, seed: int, round_number: int) -> Record:
     return msgspec.structs.replace(changed, provenance={**changed.provenance, **made})
 
 
-def perturb_records(records: Iterable[Record], *, seed: int, round_number: int) -> list[Record]:
+def perturb_records(
+    records: Iterable[Record], *, seed: int, round_number: int, negated_answer: NegatedAnswer = "flip"
+) -> list[Record]:
     """Return the closed and the single-choice records of one round, perturbed; their order stays."""
-    asked = (record for record in records if record.kind in PERTURBED_KINDS)
-    return [perturb(record, seed=seed, round_number=round_number) for record in asked]
+    return [
+        perturb(record, seed=seed, round_number=round_number, negated_answer=negated_answer)
+        for record in records
+        if record.kind in PERTURBED_KINDS
+    ]
 
 
-def negate(record: Record, *, prefer_is: bool) -> Record:
-    """Return a closed question with "isn't" or "normal" and the other answer, without the reasoning that led to it."""
+def negate(record: Record, *, prefer_is: bool, negated_answer: NegatedAnswer = "flip") -> Record:
+    """Return a closed question with "isn't" or "normal"; reasoning that led to the other answer is left out."""
+    if negated_answer not in get_args(NegatedAnswer):
+        raise ValueError(f"negated_answer must be one of {', '.join(get_args(NegatedAnswer))}; got {negated_answer!r}")
     leading, abnormal = _IS.match(record.question), _ABNORMAL.search(record.question)
     if leading and (prefer_is or not abnormal):
         how, question = "isn't", f"{leading[1]}n't{record.question[leading.end() :]}"
@@ -138,6 +148,8 @@ def negate(record: Record, *, prefer_is: bool) -> Record:
     else:
         return record
     provenance = {**record.provenance, "perturbation": how}
+    if how == "isn't" and negated_answer == "keep":
+        return msgspec.structs.replace(record, question=question, provenance=provenance)
     answer = "No" if record.answer == "Yes" else "Yes"
     return msgspec.structs.replace(
         record, question=question, answer=answer, thinking="", stages=None, provenance=provenance
@@ -171,6 +183,16 @@ def reorder(record: Record, order: Sequence[int]) -> Record:
         stages=stages,
         provenance={**record.provenance, "perturbation": "options"},
     )
+
+
+def spread(rounds: Sequence[float], *, original: float, std: PerturbationStd = "population") -> float:
+    """Return the standard deviation of a figure over the rounds; "population" is the one that Table 5 prints."""
+    if std not in get_args(PerturbationStd) or not rounds:
+        raise ValueError(f"std must be one of {', '.join(get_args(PerturbationStd))}, with a round; got {std!r}")
+    centre = original if std == "from_original" else math.fsum(rounds) / len(rounds)
+    divisor = len(rounds) - (std == "sample")
+    squares = math.fsum((figure - centre) ** 2 for figure in rounds)
+    return math.sqrt(squares / divisor) if divisor else math.nan
 
 
 def _hash(text: str) -> bytes:

@@ -15,14 +15,13 @@ from stepcot_jax.export import loader
 from stepcot_jax.export.carried_files import describe_encoder, write_carried
 from stepcot_jax.export.model_card import write_card
 from stepcot_jax.export.program import PLATFORMS, Program, Tensors, export_program, make_program
-from stepcot_jax.features.carried_encoder import PREPROCESSING_FILE
 from stepcot_jax.host import exported_files
 from stepcot_jax.host.array_files import save_safetensors
 from stepcot_jax.host.errors import RunStopped
 from stepcot_jax.host.exported_files import MANIFEST_FILE, write_sums
 from stepcot_jax.host.files import require_new, writing_folder
 from stepcot_jax.host.own_folder import save
-from stepcot_jax.reading.exported_model import ENCODER, LABELS_FILE
+from stepcot_jax.reading.exported_model import ENCODER, LABELS_FILE, PREPROCESSING_FILE
 from stepcot_jax.reading.trained_model import Trained, load_trained
 
 LOADER = "load.py"

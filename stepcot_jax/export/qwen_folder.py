@@ -10,8 +10,8 @@ from stepcot_jax.export.folder import list_sizes
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.exported_files import write_sums
 from stepcot_jax.policies.qwen_weights import write_qwen
-from stepcot_jax.reading.policy_reader import load_policy
 from stepcot_jax.run.stored import read_stored
+from stepcot_jax.run.stored_policy import read_policy
 from stepcot_jax.training.state import count_parameters
 
 
@@ -23,7 +23,7 @@ def export_qwen(
     policy = read_stored(workdir).settings.policy
     if not policy.weights:
         raise BadInput(f"{workdir}: a policy of this package is not exported; sc.load({str(workdir)!r}) reads its run")
-    trained = load_policy(workdir)
+    trained = read_policy(workdir)
     source = trained.source
     if source is None or source.folder is None or policy.shrink > 1:
         raise BadInput(

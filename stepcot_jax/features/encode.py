@@ -5,8 +5,7 @@ import functools
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -51,30 +50,47 @@ class EncodeCounts:
         return f"{what}: {self.encoded} encoded, {self.read} read from the store"
 
 
-class _ShardBuffer:
-    """Collects rows and writes a shard at `shard_size` rows or 64 MiB."""
+Rows: TypeAlias = tuple[Sequence[bytes], np.ndarray, np.ndarray | None]  # keys, features and patches
 
-    def __init__(self, store: FeatureStore, shard_size: int) -> None:
-        self._store, self._shard_size = store, shard_size
-        self._keys: list[bytes] = []
-        self._features: list[np.ndarray] = []
-        self._patches: list[np.ndarray] = []
 
-    def add(self, keys: Sequence[bytes], features: np.ndarray, patches: np.ndarray | None) -> None:
-        self._keys += keys
-        # Copies: a slice would keep the whole batch in memory, padding included.
-        self._features.append(features.copy())
-        if patches is not None:
-            self._patches.append(patches)
-        num_bytes = sum(rows.nbytes for rows in (*self._features, *self._patches))
-        if len(self._keys) >= self._shard_size or num_bytes >= _MAX_SHARD_BYTES:
-            self.flush()
+def _encode_shards(
+    encoder: FrozenImageEncoder,
+    items: Iterable[ImageItem],
+    spec: StoreSpec,
+    *,
+    known: Container[bytes],
+    write: Callable[[Sequence[bytes], np.ndarray, np.ndarray | None], None],
+    batch_size: int,
+    shard_size: int,
+    num_threads: int,
+) -> int:
+    """Encode images that are not known, in batches; write shards of `shard_size` rows or 64 MiB; return how many."""
+    waiting, num_encoded = list[Rows](), 0
 
-    def flush(self) -> None:
-        keys, features, patches = self._keys, self._features, self._patches
-        self._keys, self._features, self._patches = [], [], []
-        if keys:
-            self._store.write(keys, np.concatenate(features), np.concatenate(patches) if patches else None)
+    def flush() -> None:
+        batches = waiting.copy()
+        waiting.clear()
+        if batches:
+            keys, features, patches = zip(*batches, strict=True)
+            of_patches = None if patches[0] is None else np.concatenate(patches)
+            write([*itertools.chain(*keys)], np.concatenate(features), of_patches)
+
+    # Another process may have stored some of them in the meantime.
+    wanted = (item for item in items if item.key not in known)
+    pairs = map_in_threads(_read, wanted, num_threads=num_threads, num_ahead=batch_size)
+    try:
+        while batch := list(itertools.islice(pairs, batch_size)):
+            batch = [(item, pixels) for item, pixels in batch if item.key not in known]
+            if batch:
+                waiting.append(_encode_batch(encoder, batch, spec, batch_size=batch_size))
+                num_encoded += len(batch)
+            num_bytes = sum(rows.nbytes for _, *both in waiting for rows in both if rows is not None)
+            if sum(len(keys) for keys, *_ in waiting) >= shard_size or num_bytes >= _MAX_SHARD_BYTES:
+                flush()
+    finally:
+        pairs.close()  # type: ignore[attr-defined] # stops the reading threads now, not at garbage collection
+        flush()
+    return num_encoded
 
 
 def encode_images(
@@ -95,44 +111,32 @@ def encode_images(
         by_key.setdefault(item.key, item)
     store.refresh()
     missing = [item for key, item in by_key.items() if key not in store]
-    num_read, num_encoded = len(by_key) - len(missing), 0
-    buffer = _ShardBuffer(store, shard_size)
     watched: Iterable[ImageItem] = missing if progress is None or not missing else progress(missing, "encoding images")
-    # Another process may have stored some of them in the meantime.
-    wanted = (item for item in watched if item.key not in store)
-    pairs = map_in_threads(_read, wanted, num_threads=num_threads, num_ahead=batch_size)
-    try:
-        while batch := list(itertools.islice(pairs, batch_size)):
-            batch = [(item, pixels) for item, pixels in batch if item.key not in store]
-            if batch:
-                keys = [item.key for item, _ in batch]
-                buffer.add(keys, *_encode_batch(encoder, batch, store, batch_size=batch_size))
-                num_encoded += len(batch)
-    finally:
-        pairs.close()  # type: ignore[attr-defined] # stops the reading threads now, not at garbage collection
-        buffer.flush()
-    counts = EncodeCounts(encoded=num_encoded, read=num_read + len(missing) - num_encoded)
+    sizes: Any = {"batch_size": batch_size, "shard_size": shard_size, "num_threads": num_threads}
+    num_encoded = _encode_shards(encoder, watched, store.spec, known=store, write=store.write, **sizes)
+    counts = EncodeCounts(encoded=num_encoded, read=len(by_key) - num_encoded)
     _LOGGER.info("%s", counts.describe("images"))
     return counts
 
 
 def _encode_batch(
-    encoder: FrozenImageEncoder, batch: Sequence[tuple[ImageItem, np.ndarray]], store: FeatureStore, *, batch_size: int
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return features [case, width] and patch tokens [case, patch, width] of a batch, without padding."""
+    encoder: FrozenImageEncoder, batch: Sequence[tuple[ImageItem, np.ndarray]], spec: StoreSpec, *, batch_size: int
+) -> Rows:
+    """Return keys, features [case, width] and patch tokens [case, patch, width] of a batch, without padding."""
     pixels = np.stack([rows for _, rows in batch])
     padding = np.repeat(pixels[-1:], batch_size - len(batch), axis=0)
     images = normalise(np.concatenate([pixels, padding]), encoder.preprocessing)
     patches = None
-    if store.spec.patches == "none":
+    if spec.patches == "none":
         output = encoder.encode(images)
     else:
         output, tokens = encoder.encode_patches(images)
         patches = np.asarray(tokens)[: len(batch)]
-    shape, names = (batch_size, store.spec.width), [item.name for item, _ in batch]
+    shape, names = (batch_size, spec.width), [item.name for item, _ in batch]
     if patches is not None:
-        patches = round_patches(patches, store.spec.patches, names=names, encoder=encoder.name)
-    return _check_features(output, names, encoder=encoder.name, shape=shape), patches
+        patches = round_patches(patches, spec.patches, names=names, encoder=encoder.name)
+    features = _check_features(output, names, encoder=encoder.name, shape=shape)
+    return [item.key for item, _ in batch], features.copy(), patches  # a slice would keep the padding in memory
 
 
 def round_patches(patches: np.ndarray, dtype: str, *, names: Sequence[str], encoder: str) -> np.ndarray:
@@ -224,14 +228,11 @@ class Processes:
         return int.from_bytes(key[:8], "big") % self.count == self.index
 
 
-ALONE = Processes()  # a run of one process
-
-
 def encode_together(
     encoder: FrozenImageEncoder,
     items: Sequence[ImageItem],
     store: FeatureStore,
-    processes: Processes = ALONE,
+    processes: Processes,
     *,
     say: Callable[[str], None],
     **options: Any,
@@ -247,49 +248,25 @@ def encode_together(
 
 SHARD_SIZE = 512
 Block: TypeAlias = list[tuple[int, bytes]]  # index of the case and key of each image
-Rows: TypeAlias = tuple[Sequence[bytes], np.ndarray, np.ndarray | None]  # keys, features and patches of a shard
 
 
-class _Kept:
-    """Shards that `encode_images` writes, kept in memory instead of a store."""
+def _make_block_encoder(
+    load: Callable[[], FrozenImageEncoder],
+    spec: StoreSpec,
+    pixels: Callable[[int], np.ndarray],
+    names: Sequence[str],
+    sizes: Mapping[str, int],
+) -> Callable[[Block], list[Rows]]:
+    """Return the function with which a process of an engine encodes a block, a shard unless it exceeds 64 MiB."""
+    encoder = load()
 
-    def __init__(self, spec: StoreSpec) -> None:
-        self.spec, self.folder, self.shards = spec, Path(), list[Rows]()
+    def encode(block: Block) -> list[Rows]:
+        items, shards = [image_item(*entry, pixels=pixels, name=names[entry[0]]) for entry in block], list[Rows]()
+        write = lambda *rows: shards.append(rows)  # noqa: E731
+        _encode_shards(encoder, items, spec, known=(), write=write, shard_size=len(items) + 1, **sizes)
+        return shards
 
-    def __contains__(self, key: bytes) -> bool:
-        return False
-
-    def refresh(self) -> None:
-        pass
-
-    def write(self, keys: Sequence[bytes], features: np.ndarray, patches: np.ndarray | None = None) -> None:
-        self.shards.append((keys, features, patches))
-
-
-@dataclasses.dataclass(frozen=True)
-class BlockEncoder:
-    """Makes the function with which a process of an engine encodes a block."""
-
-    load: Callable[[], FrozenImageEncoder]  # returns the encoder; called once in each process
-    spec: StoreSpec
-    pixels: Callable[[int], np.ndarray]  # returns uint8 [size, size, 3] of a case
-    names: Sequence[str]  # image path of each case, for messages
-    batch_size: int
-    num_threads: int
-
-    def __call__(self) -> Callable[[Block], list[Rows]]:
-        """Return the function that encodes a block and returns its shards."""
-        encoder = self.load()
-
-        def encode(block: Block) -> list[Rows]:
-            items = [image_item(index, key, pixels=self.pixels, name=self.names[index]) for index, key in block]
-            kept: Any = _Kept(self.spec)
-            # One shard for the block, unless it exceeds 64 MiB.
-            sizes: dict[str, Any] = {"batch_size": self.batch_size, "shard_size": len(items) + 1}
-            encode_images(encoder, items, kept, **sizes, num_threads=self.num_threads)
-            return kept.shards
-
-        return encode
+    return encode
 
 
 def encode_in_blocks(
@@ -310,7 +287,8 @@ def encode_in_blocks(
     missing = [[(index, key) for index, key in block if key not in store] for block in blocks]
     work = [block for block in missing if block]
     names = dataset.cases.image_paths
-    make = BlockEncoder(load, store.spec, dataset.pixels.__getitem__, names, batch_size, num_threads)
+    sizes = {"batch_size": batch_size, "num_threads": num_threads}
+    make = functools.partial(_make_block_encoder, load, store.spec, dataset.pixels.__getitem__, names, sizes)
     watched: Iterable[Any] = work
     if progress is not None and work:
         watched = progress(work, "encoding blocks of images")

@@ -10,7 +10,6 @@ import numpy as np
 from PIL import Image
 
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, resize_image
-from stepcot_jax.features import frozen_encoders
 from stepcot_jax.features.store import FrozenImageEncoder
 from stepcot_jax.host.download import split_hub_id
 from stepcot_jax.host.errors import BadInput
@@ -279,7 +278,7 @@ def _digest(weights: Mapping[str, Any], model_class: str, pooling: str) -> str:
 def load_encoder(weights: str, dtype: str) -> FrozenImageEncoder:
     """Load an encoder of this package, or with the prefix "transformers:" one of transformers in PyTorch."""
     if weights.startswith(TRANSFORMERS):
-        return frozen_encoders.load_transformers_encoder(weights.removeprefix(TRANSFORMERS))
+        return load_transformers_encoder(weights.removeprefix(TRANSFORMERS))
     import jax.numpy as jnp  # here and below: an encoder in PyTorch needs neither
 
     from stepcot_jax.encoders.load import load_image_encoder

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stepcot_jax.data.identities import fold_patient
-from stepcot_jax.data.records.data_json import normalise_image_path
-from stepcot_jax.features.store import DESCRIPTION_FILE, FeatureStore, Kind, StoreSpec, digest_fields, digest_file
+from stepcot_jax.data.identities import fold_patient, normalise_image_path
+from stepcot_jax.features.store import DESCRIPTION_FILE, FeatureStore, StoreSpec, digest_fields, digest_file
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.text import list_texts, one_line
@@ -41,22 +40,20 @@ def _load(path: Path) -> Mapping[str, np.ndarray]:
     return {"features": loaded} if isinstance(loaded, np.ndarray) else loaded
 
 
-def _take(arrays: Mapping[str, np.ndarray], name: str, path: Path) -> np.ndarray:
+def _take(arrays: Mapping[str, np.ndarray], name: str, path: Path, *, ndim: int, kinds: str, what: str) -> np.ndarray:
     try:
-        return arrays[name]
+        array = arrays[name]
     except KeyError:
         raise BadInput(f"{path}: the arrays are {list_texts(list(arrays))}; {name} is missing") from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise BadInput(f"{path}: {name}: cannot be read ({one_line(error)})") from None
-
-
-def _take_features(arrays: Mapping[str, np.ndarray], name: str, path: Path) -> np.ndarray:
-    """Return an array that can be features [case, width]."""
-    array = _take(arrays, name, path)
-    if array.ndim != 2 or array.dtype.kind != "f" or not array.shape[1]:
-        found = f"{array.dtype} with shape {array.shape}"
-        raise BadInput(f"{path}: {name}: expected floating-point numbers [case, width]; got {found}")
+    if array.ndim != ndim or array.dtype.kind not in kinds or 0 in array.shape[1:]:
+        raise BadInput(f"{path}: {name}: expected {what}; got {array.dtype} with shape {array.shape}")
     return array
+
+
+_ROWS: Any = {"ndim": 2, "kinds": "f", "what": "floating-point numbers [case, width]"}
+_NAMES: Any = {"ndim": 1, "kinds": "USiu", "what": "a one-dimensional array of strings or whole numbers"}
 
 
 def _read_ids(path: Path) -> list[str]:
@@ -81,8 +78,6 @@ def _read_ids(path: Path) -> list[str]:
 
 
 _IMAGES, _PROMPTS = "images", "prompts"
-_NUM_LISTED = 20
-_NUM_SHOWN = 80
 
 
 class ImportCounts(NamedTuple):
@@ -99,15 +94,15 @@ def import_features(path: Path, ids: Path | None, cases: Sequence[Record], folde
     if not cases:
         raise BadInput(f"{path}: the data have no cases")
     arrays = _load(path)
-    features = _take_features(arrays, "features", path)
-    texts = _read_ids(ids) if ids is not None else [_as_text(value) for value in _take_ids(arrays, path)]
+    features = _take(arrays, "features", path, **_ROWS)
+    texts = _read_ids(ids) if ids is not None else [*map(_as_text, _take(arrays, "ids", path, **_NAMES).tolist())]
     where = str(ids) if ids is not None else f"{path}: ids"
     if len(texts) != len(features):
         raise BadInput(f"{where}: {len(texts)} ids for {len(features)} rows of features (expected one id per row)")
     image_paths = _match_ids(texts, cases, where=where)
     _check_finite(features, image_paths, where=f"{path}: features")
     num_steps = len(cases[0].answers)
-    prompts = _take_features(arrays, "prompt_features", path) if "prompt_features" in arrays else None
+    prompts = _take(arrays, "prompt_features", path, **_ROWS) if "prompt_features" in arrays else None
     if prompts is not None:
         if len(prompts) != num_steps:
             raise BadInput(
@@ -127,7 +122,7 @@ def import_features(path: Path, ids: Path | None, cases: Sequence[Record], folde
 
 def open_imported_images(folder: Path, cases: Sequence[Record]) -> tuple[FeatureStore, list[bytes]]:
     """Return the store of imported image features and the key of each case, for `store.open_features`."""
-    store = _open_store(folder / _IMAGES, "imported images")
+    store = _open_store(folder / _IMAGES)
     return store, _image_keys(store.spec.digest, [case.image for case in cases])
 
 
@@ -135,7 +130,7 @@ def open_imported_prompts(folder: Path, *, num_steps: int) -> tuple[FeatureStore
     """Return the store of imported prompt features and the key of each step, or None without imported prompts."""
     if not (folder / _PROMPTS / DESCRIPTION_FILE).exists():
         return None
-    store = _open_store(folder / _PROMPTS, "imported prompts")
+    store = _open_store(folder / _PROMPTS)
     return store, _prompt_keys(store.spec.digest, num_steps)
 
 
@@ -147,22 +142,11 @@ def _prompt_keys(source: str, num_steps: int) -> list[bytes]:
     return [digest_fields("imported prompt", source=source, step=step) for step in range(num_steps)]
 
 
-def _open_store(folder: Path, kind: Kind) -> FeatureStore:
+def _open_store(folder: Path) -> FeatureStore:
     if not (folder / DESCRIPTION_FILE).exists():
         command = f"stepcot features import FEATURES.npz --root=DATA --store={folder.parent}"
         raise BadInput(f"{folder.parent}: holds no imported features; `{command}` makes them (docs/encoders.md)")
-    store = FeatureStore(folder)
-    if store.spec.kind != kind:
-        raise BadInput(f"{folder}: the store is of kind {store.spec.kind!r}; expected {kind!r}")
-    return store
-
-
-def _take_ids(arrays: Mapping[str, np.ndarray], path: Path) -> list[Any]:
-    array = _take(arrays, "ids", path)
-    if array.ndim != 1 or array.dtype.kind not in "USiu":
-        found = f"{array.dtype} with shape {array.shape}"
-        raise BadInput(f"{path}: ids: expected a one-dimensional array of strings or whole numbers; got {found}")
-    return array.tolist()
+    return FeatureStore(folder)
 
 
 def _as_text(value: Any) -> str:
@@ -180,7 +164,7 @@ def _check_finite(features: np.ndarray, names: Sequence[str], *, where: str) -> 
     finite = [np.isfinite(_float32(features[start : start + _BLOCK])).all(axis=1) for start in blocks]
     bad = np.flatnonzero(~np.concatenate([np.ones(0, bool), *finite]))
     if len(bad):
-        shown = ", ".join(f"{row} ({names[row][:80]})" for row in bad[:_NUM_LISTED])
+        shown = list_texts([f"{row} ({names[row]})" for row in bad.tolist()])
         raise BadInput(f"{where}: {len(bad)} rows have values that are not finite in float32: {shown}")
 
 
@@ -207,26 +191,21 @@ def _match_ids(ids: Sequence[str], cases: Sequence[Record], *, where: str) -> li
             matched.append(images[0])
         elif images:
             raise BadInput(
-                f"{where}: patient {identifier[:_NUM_SHOWN]!r} has {len(images)} images; expected an image path, such "
+                f"{where}: patient {identifier[:80]!r} has {len(images)} images; expected an image path, such "
                 f"as {images[0]!r}"
             )
         else:
             unknown.append(identifier)
     if unknown:
         raise BadInput(
-            f"{where}: {len(unknown)} ids match no case: {_list(unknown)}; expected image paths, such as "
+            f"{where}: {len(unknown)} ids match no case: {list_texts(unknown)}; expected image paths, such as "
             f"{cases[0].image!r}, or ids of patients with one image"
         )
     repeated = [path for path, count in collections.Counter(matched).items() if count > 1]
     if repeated:
-        raise BadInput(f"{where}: {len(repeated)} cases occur more than once: {_list(repeated)}")
+        raise BadInput(f"{where}: {len(repeated)} cases occur more than once: {list_texts(repeated)}")
     matched_paths = set(matched)
     missing = [case.image for case in cases if case.image not in matched_paths]
     if missing:
-        raise BadInput(f"{where}: {len(missing)} of {len(cases)} cases are missing: {_list(missing)}")
+        raise BadInput(f"{where}: {len(missing)} of {len(cases)} cases are missing: {list_texts(missing)}")
     return matched
-
-
-def _list(texts: Sequence[str]) -> str:
-    shown = ", ".join(repr(text[:_NUM_SHOWN]) for text in texts[:_NUM_LISTED])
-    return shown + (f" and {len(texts) - _NUM_LISTED} more" if len(texts) > _NUM_LISTED else "")

@@ -7,13 +7,12 @@ import dataclasses
 import hashlib
 import json
 import logging
-import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
+import safetensors
 import safetensors.numpy
 
 from stepcot_jax.data.images.preprocessing import Preprocessing
@@ -24,6 +23,8 @@ from stepcot_jax.host.own_folder import load, save
 
 # A key is the SHA-256 of a canonical JSON text of named fields. The fields include the kind and version of the key, so
 # that different ingredients never give the same text.
+
+_LOGGER = logging.getLogger(__name__)
 
 KEY_BYTES = 32
 DECODING_VERSION = 2  # version of the pixels that `data.images` decodes; a new version gives every image a new key
@@ -63,72 +64,6 @@ def describe_preprocessing(preprocessing: Preprocessing) -> dict[str, Any]:
         **preprocessing.unusual,
         "decoding_version": DECODING_VERSION,
     }
-
-
-# Shards of a feature store: safetensors files, each named by its store and the digest of its bytes.
-
-SUFFIX = ".safetensors"
-_DTYPES: dict[str, np.dtype] = {"U8": np.dtype("u1"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
-_LOGGER = logging.getLogger(__name__)
-
-
-class BadShard(ValueError):
-    """A file is not the shard that its name says; the message gives the reason, without the file's name."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Rows:
-    """Position of an array in a shard's file."""
-
-    offset: int
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    num_rows: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Shard:
-    """A shard: its file and the positions of its arrays."""
-
-    path: Path
-    arrays: dict[str, Rows]
-
-    def read(self, name: str, rows: Sequence[int]) -> list[np.ndarray]:
-        """Return rows of an array, in the given order."""
-        array = self.arrays[name]
-        row_bytes = math.prod(array.shape) * array.dtype.itemsize
-        with self.path.open("rb", buffering=0) as file:
-            contents = [os.pread(file.fileno(), row_bytes, array.offset + row * row_bytes) for row in rows]
-        if any(len(content) != row_bytes for content in contents):
-            raise OSError(None, "the file shrank", str(self.path))
-        return [np.frombuffer(content, array.dtype).reshape(array.shape) for content in contents]
-
-
-def write_shard(folder: Path, store: str, tensors: Mapping[str, np.ndarray]) -> Path:
-    """Write a new shard atomically and return its path: writing the same shard twice leaves one file."""
-    content = safetensors.numpy.save({name: np.ascontiguousarray(array) for name, array in tensors.items()})
-    path = folder / f"{store}-{hashlib.sha256(content).hexdigest()}{SUFFIX}"
-    write_whole(path, content)
-    sync_folder(folder)
-    return path
-
-
-def open_shard(path: Path, store: str) -> Shard:
-    """Open a shard of a store whose bytes have the digest of its name."""
-    owner, _, digest = path.stem.partition("-")
-    if owner != store:
-        raise BadShard("shard of another store")
-    if files.digest_file(path)[1] != digest:
-        raise BadShard("its content does not match its name")
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-    arrays = {}
-    for name, entry in header.items():
-        num_rows, *shape = entry["shape"]
-        start = 8 + length + entry["data_offsets"][0]
-        arrays[name] = Rows(start, tuple(shape), _DTYPES[entry["dtype"]], num_rows)
-    return Shard(path, arrays)
 
 
 # Frozen encoders as protocols, and the description of the store that holds their features (`store.json`).
@@ -225,7 +160,7 @@ def describe_text_store(encoder: FrozenTextEncoder, *, pooling: str) -> StoreSpe
     return StoreSpec("text", encoder.name, encoder.digest, width, details)
 
 
-def open_spec(folder: Path, spec: StoreSpec | None) -> StoreSpec:
+def _open_spec(folder: Path, spec: StoreSpec | None) -> StoreSpec:
     """Return the spec of a store's folder, and write it if the folder is new."""
     path = folder / DESCRIPTION_FILE
     if spec is not None and not path.exists():
@@ -253,64 +188,76 @@ def _list_fields(spec: StoreSpec, names: Sequence[str]) -> str:
     return ", ".join(f"{name}={json.dumps(spec.identity[name])[:200]}" for name in names)
 
 
+SUFFIX, BAD_SUFFIX = ".safetensors", ".bad"
 MAX_BYTES = 1 << 30  # default memory limit for features: half a million cases of width 512
-BAD_SUFFIX = ".bad"
 
 
 class FeatureStore:
-    """Features by key in a folder."""
+    """Features by key in a folder, in shards: safetensors files, each named by its store and its digest."""
 
     def __init__(self, folder: Path, spec: StoreSpec | None = None) -> None:
         self.folder = Path(folder)
-        self.saved: Callable[[], None] | None = None
+        self.saved: Callable[[], None] | None = None  # called after each write
         try:
-            self.spec = open_spec(self.folder, spec)
+            self.spec = _open_spec(self.folder, spec)
         except OSError as error:
             raise BadInput(
                 f"{self.folder}: cannot be used as a feature store ({error.strerror}); expected a writable folder"
             ) from error
         self._name = self.spec.identity_digest[:16]
-        self._patch_dtype = None if self.spec.patches == "none" else np.dtype(self.spec.patches).newbyteorder("<")
-        self._shards: list[Shard] = []
         self._seen: set[str] = set()
-        self._positions: dict[bytes, tuple[int, int]] = {}
+        self._places: dict[bytes, tuple[Path, int]] = {}  # shard and row of each key
         self.refresh()
 
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._positions
+    def __contains__(self, key: object) -> bool:
+        return key in self._places
 
     def __len__(self) -> int:
-        return len(self._positions)
+        return len(self._places)
 
     def refresh(self) -> None:
         """Add the shards that any process has completed; bad ones are logged and renamed to `*.bad`."""
-        names = {path.name for path in self.folder.iterdir() if path.name.endswith(SUFFIX)}
-        for name in sorted(name for name in names - self._seen if not name.startswith(".")):
-            self._seen.add(name)
-            path = self.folder / name
+        for path in sorted(self.folder.glob(f"[!.]*{SUFFIX}")):
+            if path.name in self._seen:
+                continue
+            self._seen.add(path.name)
             try:
-                self._add(open_shard(path, self._name))
+                if problem := self._add(path):
+                    self._set_aside(path, problem)
             except FileNotFoundError:  # another process has renamed it
                 continue
-            except BadShard as error:
-                self._set_aside(path, str(error))
             except OSError as error:  # may be temporary: the shard stays
                 _LOGGER.warning("%s: cannot be read (%s); its features will be computed again", path, error.strerror)
 
+    def _add(self, path: Path) -> str:
+        """Add the keys of a shard whose bytes have the digest of its name; return why it is none of this store's."""
+        owner, _, digest = path.stem.partition("-")
+        if owner != self._name:
+            return "shard of another store"
+        if files.digest_file(path)[1] != digest:
+            return "its content does not match its name"
+        with safetensors.safe_open(path, "numpy") as shard:
+            for row, key in enumerate(shard.get_tensor("keys")):
+                self._places.setdefault(key.tobytes(), (path, row))
+        return ""
+
     def write(self, keys: Sequence[bytes], features: np.ndarray, patches: np.ndarray | None = None) -> None:
-        """Write features as one shard, readable by any process when this returns."""
+        """Write features as one shard, readable by any process when this returns; the same rows make the same file."""
         features = np.asarray(features, "<f4")
         if features.shape != (len(keys), self.spec.width) or any(len(key) != KEY_BYTES for key in keys):
             raise ValueError(f"features must have shape ({len(keys)}, {self.spec.width}) and keys {KEY_BYTES} bytes")
-        if (patches is None) != (self._patch_dtype is None):
+        if (patches is None) != (self.spec.patches == "none"):
             raise ValueError(f"patches do not match the store's patches={self.spec.patches!r}")
         if not keys:
             return
         tensors = {"keys": np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), KEY_BYTES), "features": features}
         if patches is not None:
-            tensors["patches"] = np.asarray(patches).astype(self._patch_dtype)
+            tensors["patches"] = np.asarray(patches).astype(self.spec.patches)
+        content = safetensors.numpy.save({name: np.ascontiguousarray(array) for name, array in tensors.items()})
+        path = self.folder / f"{self._name}-{hashlib.sha256(content).hexdigest()}{SUFFIX}"
         try:
-            path = write_shard(self.folder, self._name, tensors)
+            write_whole(path, content)
+            sync_folder(self.folder)
         except OSError as error:
             raise BadInput(
                 f"{self.folder}: features cannot be written ({error.strerror}); earlier features are kept"
@@ -322,50 +269,40 @@ class FeatureStore:
 
     def read(self, keys: Sequence[bytes]) -> np.ndarray:
         """Return features float32 [case, width] in the keys' order."""
-        return self._read("features", keys, (self.spec.width,), np.dtype(np.float32))
+        return self._read("features", keys, np.empty((len(keys), self.spec.width), np.float32))
 
     def read_patches(self, keys: Sequence[bytes]) -> np.ndarray:
         """Return patch tokens [case, patch, width] of the store's dtype, in the keys' order."""
-        if self._patch_dtype is None or not self._shards:
+        if self.spec.patches == "none":
             raise BadInput(f"{self.folder}: the store has no patch tokens (set config.features.patches when encoding)")
-        return self._read("patches", keys, self._shards[0].arrays["patches"].shape, np.dtype(self.spec.patches))
+        return self._read("patches", keys, np.empty((len(keys), *self.spec.details["patch_shape"]), self.spec.patches))
 
-    def _read(self, name: str, keys: Sequence[bytes], shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    def _read(self, name: str, keys: Sequence[bytes], rows: np.ndarray) -> np.ndarray:
+        """Fill rows, each from its shard: rows of large shards are read alone, and no shard stays open."""
         self.check_present(keys)
-        rows = np.empty((len(keys), *shape), dtype)
-        by_shard: dict[int, list[int]] = {}
+        by_shard: dict[Path, list[int]] = {}
         for position, key in enumerate(keys):
-            by_shard.setdefault(self._positions[key][0], []).append(position)
-        for number, positions in by_shard.items():
+            by_shard.setdefault(self._places[key][0], []).append(position)
+        for path, positions in by_shard.items():
             try:
-                wanted = [self._positions[keys[position]][1] for position in positions]
-                contents = self._shards[number].read(name, wanted)
-            except OSError as error:
+                with safetensors.safe_open(path, "numpy") as shard:
+                    stored = shard.get_slice(name)
+                    for position in positions:
+                        rows[position] = stored[self._places[keys[position]][1]]
+            except (OSError, safetensors.SafetensorError) as error:
                 raise BadInput(
-                    f"{self._shards[number].path}: can no longer be read ({error.strerror}); shards must not change "
-                    "during a run"
+                    f"{path}: can no longer be read ({error}); shards must not change during a run"
                 ) from error
-            for position, row in zip(positions, contents, strict=True):
-                rows[position] = row
         return rows
 
     def check_present(self, keys: Sequence[bytes]) -> None:
         """Check that no key is missing."""
-        num_missing = sum(key not in self._positions for key in keys)
+        num_missing = sum(key not in self._places for key in keys)
         if num_missing:
             raise BadInput(
                 f"{self.folder}: {num_missing} of {len(keys)} features are missing; encode these images or texts with "
                 f"{self.spec.encoder!r} (digest {self.spec.digest[:16]})"
             )
-
-    def _add(self, shard: Shard) -> None:
-        if self._patch_dtype is not None and self._shards:
-            shape, expected = shard.arrays["patches"].shape, self._shards[0].arrays["patches"].shape
-            if shape != expected:
-                raise BadShard(f"patch tokens have shape {shape}, those of {self._shards[0].path.name} {expected}")
-        for row, key in enumerate(shard.read("keys", range(shard.arrays["keys"].num_rows))):
-            self._positions.setdefault(key.tobytes(), (len(self._shards), row))
-        self._shards.append(shard)
 
     def _set_aside(self, path: Path, reason: str) -> None:
         _LOGGER.warning("%s: %s; renamed to *.bad, its features will be computed again", path, reason)

@@ -11,8 +11,6 @@ from jaxtyping import Float32
 from stepcot_jax.chain import Chain
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reading.answer_sheet import PROBLEM, as_row
-from stepcot_jax.reading.asking import NextStep, find_next_steps
 from stepcot_jax.reading.corrections import Given, check_accepts_answers, follows_corrections, given_distributions
 from stepcot_jax.reading.programs import Reader
 from stepcot_jax.reading.radiographs import (
@@ -32,6 +30,7 @@ from stepcot_jax.run.stored import read_stored
 from stepcot_jax.training.system import System
 
 if TYPE_CHECKING:
+    from stepcot_jax.reading.asking import NextStep
     from stepcot_jax.reading.explain import Claim, Explainer, Explanation
 
 
@@ -50,6 +49,8 @@ class Readings(list[ChainReading]):
 
     def as_rows(self) -> list[dict[str, Any]]:
         """Return a row for each image, in order: of its reading (`answer_sheet.as_row`), or with its problem."""
+        from stepcot_jax.reading.answer_sheet import PROBLEM, as_row  # sheets, for those who write one
+
         rows = [as_row(reading) for reading in self]
         for index, name in self._unread:
             rows.insert(index, {"image": name, PROBLEM: self.problems[name]})
@@ -136,7 +137,7 @@ class ImageReader:
         return self._read_pictures([_name_image(image)], [picture], [header], shares)[0]
 
     def _read_picture(self, image: Any, scale: Scale | None) -> tuple[Pixels, Header]:
-        return read_radiograph(image, self.trained.preprocessing, max_pixels=self.trained.max_pixels, scale=scale)
+        return read_radiograph(image, self.trained.preprocessing, max_pixels=self.trained.run.max_pixels, scale=scale)
 
     def _read_many(
         self, images: Sequence[Any], given: Float32[np.ndarray, "step answer"] | None, scale: Scale | None
@@ -166,18 +167,20 @@ class ImageReader:
             paths,
             self.trained.preprocessing,
             batch_size=self._reader.batch_size,
-            max_pixels=self.trained.max_pixels,
+            max_pixels=self.trained.run.max_pixels,
             num_threads=self.trained.run.num_threads,
             refuse=refuse,
         )
         for names, pictures, headers in batches:
             yield from self._read_pictures([str(name) for name in names], pictures, headers, shares)
 
-    def ask_next(self, reading: ChainReading, *, leave_out: Collection[str] = ()) -> NextStep | None:
+    def ask_next(self, reading: ChainReading, *, leave_out: Collection[str] = ()) -> "NextStep | None":
         """Return the step whose answer is expected to raise the accuracy of the last step most, at the run's costs.
 
         None if no step is left, or if the rise is less than `config.evaluation.least_gain`.
         """
+        from stepcot_jax.reading.asking import find_next_steps  # for those who ask
+
         images, run = to_input([reading.picture], self.trained.preprocessing), self.trained.run
         return find_next_steps(
             self._reader.given_reader(images),
@@ -294,7 +297,7 @@ def explain_image(reader: ImageReader, image: Any) -> Float32[np.ndarray, "step 
     from stepcot_jax.reading.explain import Explainer
 
     trained = reader.trained
-    pixels = read_picture(image, trained.preprocessing, max_pixels=trained.max_pixels)
+    pixels = read_picture(image, trained.preprocessing, max_pixels=trained.run.max_pixels)
     images = to_input([pixels], trained.preprocessing)
     explainer = Explainer(trained, model=reader.model, as_published=not reader.joined)
     return explainer.explain(images, with_claims=False).maps[0]

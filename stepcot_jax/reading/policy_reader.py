@@ -17,7 +17,7 @@ from jaxtyping import UInt8
 
 from stepcot_jax.box import Box, Corners, convert, pixels
 from stepcot_jax.data.images.drawn_boxes import draw_named_boxes
-from stepcot_jax.data.images.preprocessing import Preprocessing, repeat_grey, resize_image
+from stepcot_jax.data.images.preprocessing import repeat_grey, resize_image
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import make_printable
@@ -32,29 +32,6 @@ from stepcot_jax.record import Kind, Record
 from stepcot_jax.rewards.answers import why_unread
 from stepcot_jax.run.stored import StoredRun
 from stepcot_jax.run.stored_policy import StoredPolicy, read_policy
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainedPolicy(StoredPolicy):
-    """The trained policy of a run, ready to answer questions."""
-
-    @property
-    def preprocessing(self) -> Preprocessing:
-        """Preprocessing of pictures; boxes of replies refer to the stretched picture."""
-        preprocessing = self.run.preprocessing if self.patches is None else self.patches.encoder.preprocessing
-        return dataclasses.replace(preprocessing, fit="stretch")
-
-    @property
-    def max_pixels(self) -> int:
-        """Largest accepted width times height of an image."""
-        return self.run.max_pixels
-
-
-def load_policy(workdir: pathlib.Path, *, phase: str | None = None) -> TrainedPolicy:
-    """Load the policy of a run, with the weights of a phase, or of the last that was validated."""
-    stored = read_policy(workdir, phase=phase)
-    return TrainedPolicy(**{field.name: getattr(stored, field.name) for field in dataclasses.fields(stored)})
-
 
 # A user's question: its kind, its prompt, and the message on words that a closed vocabulary lacks.
 
@@ -237,7 +214,7 @@ class PolicyReader:
       trained: the run's policy, tokenizer and preprocessing.
     """
 
-    def __init__(self, trained: TrainedPolicy) -> None:
+    def __init__(self, trained: StoredPolicy) -> None:
         self.trained = trained
 
     def answer(
@@ -273,7 +250,7 @@ class PolicyReader:
         tokens = encode_prompt(
             record, trained.tokenizer, trained.run, prompt_length=trained.lengths.prompt_length, workdir=trained.workdir
         )
-        picture, header = read_unresized(image, max_pixels=trained.max_pixels)
+        picture, header = read_unresized(image, max_pixels=trained.run.max_pixels)
         sampling = Sampling(
             longest=trained.lengths.reply_length,
             stop=trained.tokenizer.stop,
@@ -342,7 +319,7 @@ class PolicyReader:
         longest = max(map(len, prompts), default=1)
 
         def ask(rows: Sequence[int]) -> np.ndarray:
-            pictures = [read_unresized(load(records[row]), max_pixels=trained.max_pixels)[0] for row in rows]
+            pictures = [read_unresized(load(records[row]), max_pixels=trained.run.max_pixels)[0] for row in rows]
             return self._sample(pictures, [prompts[row] for row in rows], self._greedy, length=longest)
 
         size = min(batch_size, max(len(records), 1))
@@ -377,7 +354,7 @@ class PolicyReader:
 
 def load_reader(workdir: str | os.PathLike[str], *, phase: str | None = None) -> PolicyReader:
     """Load a trained policy as a reader that answers questions."""
-    return PolicyReader(load_policy(pathlib.Path(workdir), phase=phase))
+    return PolicyReader(read_policy(pathlib.Path(workdir), phase=phase))
 
 
 def _scale_boxes(reply: Reply, *, read_size: int, image_size: tuple[int, int]) -> tuple[Box, ...]:

@@ -20,7 +20,7 @@ from stepcot_jax.data.images.preprocessing import (
     repeat_grey,
     resize_image,
 )
-from stepcot_jax.data.records.projections import Projection
+from stepcot_jax.data.projections import Projection
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.machine import map_in_threads

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from stepcot_jax.chain import NOT_APPLICABLE, PUBLISHED_STEPS, Chain, Step, fold
-from stepcot_jax.data.records.projections import Projection
+from stepcot_jax.data.projections import Projection
 from stepcot_jax.evaluation.consistency import Rules, list_broken
 from stepcot_jax.evaluation.joint import name_joined
 from stepcot_jax.host.text import make_printable

@@ -15,21 +15,12 @@ from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.evaluation.consistency import Rules, make_rules, read_pairs
 from stepcot_jax.evaluation.gate import Gate
 from stepcot_jax.evaluation.joint import JointModel, read_joint
-from stepcot_jax.features.carried_encoder import read_carried_preprocessing
-from stepcot_jax.features.store import FrozenImageEncoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.exported_files import is_export
 from stepcot_jax.host.files import read_json
 from stepcot_jax.host.own_folder import load_arrays
-from stepcot_jax.reading.exported_model import (
-    ENCODER,
-    LABELS_FILE,
-    StoredParts,
-    list_exported_models,
-    read_exported_parts,
-)
 from stepcot_jax.run.given import check_readable
-from stepcot_jax.run.stored import StoredRun, read_stored
+from stepcot_jax.run.stored import StoredParts, StoredRun, read_stored
 from stepcot_jax.run.stored_reading import (
     CALIBRATION_FILE,
     GATE_FILE,
@@ -44,24 +35,23 @@ from stepcot_jax.run.stored_reading import (
 )
 from stepcot_jax.systems.networks import Networks, init_params
 from stepcot_jax.training.checkpoints import read_best, restore_params
-from stepcot_jax.training.state import Params, require_counts
+from stepcot_jax.training.state import Params, refuse_misfit, shapes_by_name
 from stepcot_jax.training.system import System
 
 if TYPE_CHECKING:
     from stepcot_jax.evaluation.calibration import Calibration
     from stepcot_jax.evaluation.operating_points import OperatingPoints
+    from stepcot_jax.features.store import FrozenImageEncoder
     from stepcot_jax.run.normal_picture import NormalPicture
 
 # Compare the names and shapes of stored weights with those of the networks that the settings describe.
 
 
-def check_shapes(
-    workdir: pathlib.Path, parts: StoredParts, networks: Networks, preprocessing: Preprocessing, *, exported: bool
-) -> None:
+def check_shapes(workdir: pathlib.Path, parts: StoredParts, networks: Networks, *, exported: bool) -> None:
     """Refuse weights whose names or shapes do not fit the settings; an export has only what reads images."""
     text, frozen = parts.text_features, parts.frozen
     if frozen is None:
-        side = preprocessing.size
+        side = parts.preprocessing.size
         batch = {"images": jax.ShapeDtypeStruct((1, side, side, 3), np.float32)}
     else:
         batch = {"image_features": jax.ShapeDtypeStruct((1, frozen.width), np.float32)}
@@ -71,39 +61,20 @@ def check_shapes(
         raise BadInput(f"{workdir}: config.teacher.text={networks.teacher.text} does not fit the stored {stored}")
     inputs = (*(() if text is None else text.shape), 0 if frozen is None else frozen.width)
     known = None if exported else read_shapes(workdir, inputs=inputs)
-    if known is not None and all(_list_shapes(tree) == known for tree in parts.params.values()):
+    if known is not None and all(shapes_by_name(tree) == known for tree in parts.params.values()):
         return  # tracing the networks takes a third of the time to a first answer
     if exported:
-        _check_counts(workdir, parts, networks)
+        from stepcot_jax.reading.exported_model import check_counts
+
+        check_counts(workdir, parts, networks)
     if exported and "teacher" not in parts.params:  # nor are there prompts
         networks = dataclasses.replace(networks, teacher=networks.teacher.clone(text=False, num_layers=1))
     shapes = jax.eval_shape(
         lambda batch: init_params(networks, key=jax.random.key(0), batch=batch, text_features=text), batch
     )
     for name, tree in parts.params.items():
-        expected = _list_shapes({part: shapes[part] for part in shapes if not exported or part in (name, ENCODER)})
-        actual = _list_shapes(tree)
-        other = sorted(path for path in expected.keys() | actual.keys() if expected.get(path) != actual.get(path))
-        if other:
-            path = other[0]
-            raise BadInput(
-                f"{workdir}, weights of the {name}, {path}: {actual.get(path, 'missing')} does not fit settings.json, "
-                f"which needs {expected.get(path, 'no such tensor')}; {len(other)} tensors differ"
-            )
-
-
-def _check_counts(workdir: pathlib.Path, parts: StoredParts, networks: Networks) -> None:
-    for name, tree in parts.params.items():
-        layers = (networks.teacher.num_layers, r"teacher/graph_attention/attention_(\d+)/")
-        stated = {
-            f"{workdir / LABELS_FILE}: steps": (parts.chain.num_steps, rf"{name}/(?:.*/)?(?:classifier|head)_(\d+)/")
-        }
-        require_counts(tree, stated | ({f"{workdir}/settings.json, num_layers": layers} if name == "teacher" else {}))
-
-
-def _list_shapes(tree: Params) -> dict[str, tuple[int, ...]]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape) for path, leaf in leaves}
+        expected = {part: shapes[part] for part in shapes if not exported or part in (name, "image_encoder")}
+        refuse_misfit(f"{workdir}, weights of the {name}", tree, expected, source="settings.json")
 
 
 class _Reliance(msgspec.Struct):
@@ -126,7 +97,7 @@ class Trained:
     best_steps: dict[str, int]  # the update of each network's weights
     text_features: jax.Array | None  # float32 [step, width]; None without text
     preprocessing: Preprocessing  # from an image to the encoder's input
-    frozen_encoder: FrozenImageEncoder | None  # None if the parameters hold "image_encoder"
+    frozen_encoder: "FrozenImageEncoder | None"  # None if the parameters hold "image_encoder"
     calibration: "Calibration | None"  # of the networks' confidence; None if the run fitted none
     reliance: Mapping[str, float | None] = dataclasses.field(default_factory=dict)  # by network, 0 to 1
     trained_on: str = ""  # the training data in a few words, such as "phantoms (drawn images), 3,000 cases"
@@ -160,11 +131,6 @@ class Trained:
         path = self.workdir / POINTS_FILE
         return read_points(path, self.chain) if path.exists() else None
 
-    @property
-    def max_pixels(self) -> int:
-        """Largest accepted width times height of an image."""
-        return self.run.max_pixels
-
     def check_model(self, model: str) -> None:
         """Refuse a network that was not trained or not loaded."""
         if model not in self.params:
@@ -183,21 +149,21 @@ def load_trained(
         check_readable(workdir)
     exported = is_export(workdir)
     check_sealed(workdir)
-    held = list_exported_models(workdir) if exported else run.names
+    held = _list_models(workdir, run)
     for name in names or ():
         if name not in held:
             raise BadInput(f"{workdir} has no trained {name!r}; it has {', '.join(held)}")
-    read = read_exported_parts if exported else _read_parts
-    parts = read(workdir, names=names or held)
-    frozen = parts.frozen
-    networks = run.make_networks(parts.chain, trains_encoder=frozen is None)
-    if system is not None:
-        networks = _networks_of(system, workdir)
-    if frozen is not None:
-        preprocessing = frozen.preprocessing
+    if exported:
+        from stepcot_jax.reading.exported_model import read_exported_parts
+
+        parts = read_exported_parts(workdir, names=names or held)
     else:
-        preprocessing = read_carried_preprocessing(workdir) if exported else run.preprocessing
-    check_shapes(workdir, parts, networks, preprocessing, exported=exported)
+        parts = _read_parts(workdir, run, names=names or held)
+    if system is None:
+        networks = run.make_networks(parts.chain, trains_encoder=parts.frozen is None)
+    else:
+        networks = _networks_of(system, workdir)
+    check_shapes(workdir, parts, networks, exported=exported)
     return Trained(
         workdir=workdir,
         run=run,
@@ -206,8 +172,8 @@ def load_trained(
         params=parts.params,
         best_steps=parts.best_steps,
         text_features=parts.text_features,
-        preprocessing=preprocessing,
-        frozen_encoder=frozen,
+        preprocessing=parts.preprocessing,
+        frozen_encoder=parts.frozen,
         calibration=_read_calibration(workdir / CALIBRATION_FILE, parts.chain),
         reliance=_read_reliance(workdir / STATISTICS_FILE),
         trained_on=parts.trained_on,
@@ -221,8 +187,8 @@ def _networks_of(system: System, workdir: pathlib.Path) -> Networks:
     return networks
 
 
-def _read_parts(workdir: pathlib.Path, *, names: tuple[str, ...]) -> StoredParts:
-    stored, run = read_reading(workdir), read_stored(workdir)
+def _read_parts(workdir: pathlib.Path, run: StoredRun, *, names: tuple[str, ...]) -> StoredParts:
+    stored = read_reading(workdir)
     stored.chain.refuse_tree("a reader of images")
     frozen = run.load_frozen(workdir, stored.encoder_digest)
     params, best_steps = _restore(workdir / "checkpoints", names)
@@ -230,6 +196,7 @@ def _read_parts(workdir: pathlib.Path, *, names: tuple[str, ...]) -> StoredParts
         chain=stored.chain,
         text_features=None if stored.text_features is None else jax.device_put(stored.text_features),
         frozen=frozen,
+        preprocessing=run.preprocessing if frozen is None else frozen.preprocessing,
         params=params,
         best_steps=best_steps,
         trained_on=stored.trained_on,
@@ -238,8 +205,15 @@ def _read_parts(workdir: pathlib.Path, *, names: tuple[str, ...]) -> StoredParts
 
 def read_default_model(workdir: pathlib.Path) -> str:
     """Return the default network of a run: the student if it has one."""
-    run = read_stored(workdir)
-    return (list_exported_models(workdir) if is_export(workdir) else run.names)[-1]
+    return _list_models(workdir, read_stored(workdir))[-1]
+
+
+def _list_models(workdir: pathlib.Path, run: StoredRun) -> tuple[str, ...]:
+    if not is_export(workdir):
+        return run.names
+    from stepcot_jax.reading.exported_model import list_exported_models  # its files, which a workdir has not
+
+    return list_exported_models(workdir)
 
 
 def _restore(folder: pathlib.Path, names: tuple[str, ...]) -> tuple[dict[str, Params], dict[str, int]]:

@@ -104,12 +104,6 @@ def _digest(texts: Mapping[str, str]) -> str:
     return hashlib.sha256(msgspec.json.encode(sorted(texts.items()))).hexdigest()[:24]
 
 
-def write_replies(path: Path, records: Sequence[Record], texts: Sequence[str]) -> None:
-    """Write a model's replies as JSON lines."""
-    lines = [msgspec.json.encode({"id": record.id, "reply": text}) for record, text in zip(records, texts, strict=True)]
-    write_whole(path, b"".join(line + b"\n" for line in lines))
-
-
 def _read_variants(path: Path, names: Sequence[str], known: Mapping[str, Record] | None = None) -> dict[str, Record]:
     """Read the records of some variants by id; each is made of a question with an own picture there or in `known`."""
     records = {record.id: record for record in read_vqa_records(path).records}

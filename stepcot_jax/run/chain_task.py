@@ -6,7 +6,7 @@ import functools
 import math
 import pathlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -19,7 +19,6 @@ from stepcot_jax.evaluation.gate import Gate, fit_gate
 from stepcot_jax.evaluation.joint import ReadLogits
 from stepcot_jax.evaluation.joint_fit import read_written_back
 from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, ValidationPredictions, collect
-from stepcot_jax.features.encode import Processes
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.own_folder import save_arrays
 from stepcot_jax.host.terminal import Terminal
@@ -36,15 +35,17 @@ from stepcot_jax.run.results import (
 )
 from stepcot_jax.run.run_checks import check_annotated, check_step_costs
 from stepcot_jax.run.settings import Settings
-from stepcot_jax.run.start import WarmStart, read_warm_start, refuse_seen_cases
 from stepcot_jax.run.stored import describe_cases
 from stepcot_jax.run.stored_reading import GATE_FILE, NORMAL_FILE, write_reading, write_shapes
 from stepcot_jax.run.task import Outcome, Task
 from stepcot_jax.training.checkpoints import saved_steps
 from stepcot_jax.training.devices import Devices
-from stepcot_jax.training.processes import is_first, wait_for_all
+from stepcot_jax.training.processes import is_first
 from stepcot_jax.training.state import TrainState, shapes_by_name
 from stepcot_jax.training.system import Batch, Stream, System
+
+if TYPE_CHECKING:
+    from stepcot_jax.run.start import WarmStart
 
 _READ = frozenset({"images", "image_features", "labels", "index", "present"})
 """Batch entries of the data; a phase's `collect` may add others."""
@@ -163,13 +164,14 @@ def _read_split(feed: Feed, system: System, params: Any, split: str) -> np.ndarr
 def load_chain_task(settings: Settings, *, workdir: pathlib.Path, devices: Devices, terminal: Terminal) -> "ChainTask":
     """Return the task of the jobs "teacher", "distill" and "baseline", with its data loaded."""
     devices.check_batch_size(settings.training.batch_size)  # before minutes of loading
-    is_new = not saved_steps(workdir / "checkpoints")
-    start = read_warm_start(settings) if settings.start.checkpoint and is_new else None
-    processes = Processes(jax.process_index(), jax.process_count(), wait_for_all)
-    inputs = load_inputs(settings, workdir, terminal, processes=processes)
+    start = None
+    if settings.start.checkpoint and not saved_steps(workdir / "checkpoints"):
+        from stepcot_jax.run.start import read_warm_start  # most runs start from random weights
+
+        start = read_warm_start(settings)
+    inputs = load_inputs(settings, workdir, terminal)
     if start is not None:
-        unchecked = refuse_seen_cases(start, settings, inputs.dataset)
-        start = dataclasses.replace(start, notes=(*start.notes, *unchecked))
+        start = start.refuse_seen_cases(settings, inputs.dataset)
 
     def make(view: Inputs) -> System:
         length = batches_per_epoch(view.dataset, settings.training.batch_size)
@@ -190,7 +192,7 @@ class ChainTask(Task):
         inputs: Inputs,
         make: Callable[[Inputs], System],
         *,
-        start: WarmStart | None = None,
+        start: "WarmStart | None" = None,
         workdir: pathlib.Path,
         devices: Devices,
         terminal: Terminal,

@@ -23,8 +23,8 @@ from stepcot_jax.data.record_table import RecordTable
 from stepcot_jax.data.records.records import Collection, OnBadRecord
 from stepcot_jax.data.sources.layouts import AUTO
 from stepcot_jax.data.sources.loading import read_source
+from stepcot_jax.encoders.prompts import hash_prompts, write_prompts
 from stepcot_jax.encoders.resnet import make_resnet
-from stepcot_jax.encoders.text_encoder import hash_prompts, write_prompts
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.losses.step_cot import Objective

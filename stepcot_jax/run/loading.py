@@ -3,24 +3,26 @@
 import functools
 import hashlib
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.data.images.image_files import ImageFiles, Selection, check_images, folder_files
 from stepcot_jax.data.images.pixels import FilePixels, PhantomPixels, PixelCache
 from stepcot_jax.data.images.preprocessing import Preprocessing, decode_image_bytes
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.data.record_table import RecordTable
-from stepcot_jax.data.records.records import Collection
 from stepcot_jax.data.splits.making import make_fold, make_splits
 from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
 from stepcot_jax.run.settings import Settings
+
+if TYPE_CHECKING:
+    from stepcot_jax.data.images.image_files import ImageFiles
+    from stepcot_jax.data.records.records import Collection
 
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]  # wraps an iterable with a description, as progress bars do
 IsKnown = Callable[[str], bool]  # whether an image with this SHA-256 was decoded before and need not be now
@@ -40,7 +42,8 @@ def load_dataset(
         return _load_phantom(settings, preprocessing, watch)
     if settings.data.source == "tfds":
         return _load_prepared(settings, preprocessing, watch)
-    from stepcot_jax.data.sources.loading import read_source  # phantoms need no reader of files
+    from stepcot_jax.data.images.image_files import folder_files  # phantoms need no reader of files
+    from stepcot_jax.data.sources.loading import read_source
 
     data, root = settings.data, find_path(settings.data.root, "config.data.root")
     collection = read_source(
@@ -69,8 +72,8 @@ def _watch_silently(items: Iterable[Any], _: str) -> Iterable[Any]:
 
 def make_dataset(
     settings: Settings,
-    collection: Collection,
-    images: ImageFiles,
+    collection: "Collection",
+    images: "ImageFiles",
     *,
     preprocessing: Preprocessing,
     are_checked: bool,
@@ -79,6 +82,8 @@ def make_dataset(
     progress: Progress = _watch_silently,
 ) -> Dataset:
     """Return the dataset of a run from a collection and its images; see `load_dataset`."""
+    from stepcot_jax.data.images.image_files import Selection, check_images
+
     max_pixels, file, numbers = settings.data.max_pixels, str(collection.path), collection.record_numbers
     read = FilePixels(images, preprocessing, max_pixels, file, numbers, says_notes=are_checked)
     cache = PixelCache(read, _budget(settings))
@@ -167,7 +172,7 @@ def _load_prepared(settings: Settings, preprocessing: Preprocessing, progress: P
 
 
 def _find_splits(
-    settings: Settings, collection: Collection, images: ImageFiles, progress: Progress
+    settings: Settings, collection: "Collection", images: "ImageFiles", progress: Progress
 ) -> tuple[Splits, str]:
     """Return splits and their source: those of the data's tables, or new ones if there are none or for a fold."""
     from stepcot_jax.data.splits.split_resolver import read_splits

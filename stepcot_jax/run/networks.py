@@ -1,15 +1,19 @@
 """The networks and encoders that the settings of a chain's run describe, also for readers of the run."""
 
+from typing import TYPE_CHECKING
+
 import flax.linen as nn
 import jax.numpy as jnp
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.images.preprocessing import Preprocessing
-from stepcot_jax.features.store import FrozenImageEncoder
 from stepcot_jax.models.student import Baseline, Student
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.systems.networks import Networks
+
+if TYPE_CHECKING:
+    from stepcot_jax.features.store import FrozenImageEncoder
 
 TEACHER = {
     **{name: name for name in ("width", "num_layers", "num_heads", "negative_slope", "memory", "write_back", "text")},
@@ -47,7 +51,7 @@ def trained_preprocessing(settings: Settings) -> Preprocessing:
     return Preprocessing(size=encoder.image_size, mean=mean, std=std, fit=encoder.fit)
 
 
-def load_frozen_encoder(settings: Settings) -> FrozenImageEncoder:
+def load_frozen_encoder(settings: Settings) -> "FrozenImageEncoder":
     """Return the encoder that `image_encoder.weights` names: of this package, or of transformers in PyTorch."""
     from stepcot_jax.features.frozen_encoders import load_encoder  # the readers of every kind of weights
 

@@ -1,12 +1,10 @@
 """The data of a policy's run: records as tokens, pictures as network inputs, and files that describe both."""
 
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import jax
 import numpy as np
 
 from stepcot_jax.data.dataset import HeldOut
@@ -14,11 +12,8 @@ from stepcot_jax.data.questions.check_examples import CheckExample, draw_check_e
 from stepcot_jax.data.questions.making import write_texts
 from stepcot_jax.data.questions.record_files import write_vqa_records
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
-from stepcot_jax.features.encode import ALONE, ImageItem, Processes, encode_together
 from stepcot_jax.features.patch_input import PatchInput
-from stepcot_jax.features.store import describe_image_store
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.machine import map_in_threads
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.policies.policy_files import (
     LENGTHS_FILE,
@@ -40,7 +35,7 @@ from stepcot_jax.policies.records import (
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.reasoning.dialects import read_reply, write_question
 from stepcot_jax.record import Record
-from stepcot_jax.run.inputs import open_run_store
+from stepcot_jax.run.frozen_features import store_patches
 from stepcot_jax.run.loading_questions import load_vqa_dataset
 from stepcot_jax.run.policy_start import naming_start, refuse_seen_patients, write_patients
 from stepcot_jax.run.settings import Settings
@@ -49,7 +44,6 @@ from stepcot_jax.run.stored_reading import seal
 from stepcot_jax.systems.curriculum import stage_texts
 from stepcot_jax.systems.sft import See
 from stepcot_jax.training.checkpoints import saved_steps
-from stepcot_jax.training.processes import wait_for_all
 from stepcot_jax.training.system import Batch
 
 if TYPE_CHECKING:
@@ -234,42 +228,5 @@ def load_policy_data(
     tokens = tokenize_records(settings, view, tokenizer, source=source, image_encoder=encoder)
     if patches is not None:
         terminal.say(f"image encoder: {patches.encoder.name}, {patches.shape[0]} patches, frozen")
-        processes = Processes(jax.process_index(), jax.process_count(), wait_for_all)
-        patches = store_patches(patches, loaded, settings, workdir, terminal, processes=processes)
+        patches = store_patches(patches, loaded, settings, workdir, terminal)
     return PolicyData(workdir=workdir, dataset=view, test=test, tokens=tokens, source=source, patches=patches)
-
-
-def store_patches(
-    patches: PatchInput,
-    dataset: VqaDataset,
-    settings: Settings,
-    workdir: pathlib.Path,
-    terminal: Terminal,
-    *,
-    processes: Processes = ALONE,
-) -> PatchInput:
-    """Encode each picture of a dataset once into the run's feature store; return the patches with that store."""
-    if not settings.features.store:
-        return patches
-    num_threads = settings.data.num_threads
-    indices = terminal.watch(range(dataset.num_images), "reading pictures")
-    keys = map_in_threads(lambda index: patches.key(dataset.pixels[index]), indices, num_threads=num_threads)
-    items = [
-        ImageItem(key, functools.partial(dataset.pixels.__getitem__, index), f"picture {index}") for index, key in keys
-    ]
-    spec = describe_image_store(patches.encoder, patches=patches.dtype)  # type: ignore[arg-type]
-    with open_run_store(settings, workdir, spec, terminal, processes) as (store, sharing):
-        counts = encode_together(
-            patches.encoder,
-            items,
-            store,
-            sharing,
-            say=terminal.say,
-            batch_size=settings.features.batch_size,
-            num_threads=num_threads,
-            progress=terminal.watch,
-        )
-        store.refresh()
-    store.check_present([item.key for item in items])
-    terminal.say(counts.describe("pictures"))
-    return dataclasses.replace(patches, store=store)

@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from stepcot_jax.data.images.drawn_boxes import PREDICTED, TRUE, draw_named_boxes
+from stepcot_jax.data.questions.record_files import write_replies
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.evaluation import replies
@@ -23,7 +24,7 @@ from stepcot_jax.evaluation.replies import BASELINE, ReplyScore, Results, Scorin
 from stepcot_jax.evaluation.statistics import count_once
 from stepcot_jax.evaluation.unread import WARNING, count_unread, describe_unread
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_file, write_whole, writing_whole
+from stepcot_jax.host.files import read_file, write_whole
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.policies.policy import AnyPolicy
 from stepcot_jax.policies.policy_files import read_lengths
@@ -90,7 +91,7 @@ def write_policy_results(
 ) -> dict[str, Any]:
     """Write the test replies of each phase, statistics and report; print the figures; return the report."""
     for phase, answers in answered.items():
-        write_replies(workdir / REPLIES_FOLDER / f"{phase}_test.jsonl", answers)
+        write_replies(workdir / REPLIES_FOLDER / f"{phase}_test.jsonl", answers.records, answers.texts)
     records = next(iter(answered.values())).records
     baseline, remark = score_baseline(train, records, scoring)
     results = replies.summarise(
@@ -158,14 +159,6 @@ def describe_results(results: Results, *, with_intervals: bool = True) -> list[s
         ]
         lines.append(f"{row} less {next(iter(results.counts.keys() - {BASELINE, row}), 'sft')}: " + ", ".join(shown))
     return lines
-
-
-def write_replies(path: pathlib.Path, answered: Answered) -> None:
-    """Write replies as JSON lines with `id` and `reply`, as `evaluate_replies` reads them, atomically."""
-    path.parent.mkdir(exist_ok=True)
-    with writing_whole(path) as file:
-        for record, text in zip(answered.records, answered.texts, strict=True):
-            file.write(msgspec.json.encode({"id": record.id, "reply": text}) + b"\n")
 
 
 def write_examples(

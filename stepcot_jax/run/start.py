@@ -163,6 +163,34 @@ class WarmStart:
     step: int  # the update of its best teacher, whose checkpoint has all parts
     notes: tuple[str, ...]  # settings of images and prompts that differ
 
+    def refuse_seen_cases(self, settings: Settings, dataset: Dataset) -> "WarmStart":
+        """Refuse a test split with an image or a patient that this start, or one before it, has learnt from.
+
+        Images are identified by their paths in the same folder, or for phantoms by their seed. Images of another
+        folder, and of a converted checkpoint, cannot be compared: the start is returned with a note for each of them.
+        """
+        patients = {dataset.cases[index].image: dataset.cases[index].patient for index in range(len(dataset.cases))}
+        test = {dataset.cases[index].image for index in dataset.splits.test}
+        of_test = {patients[image] for image in test if patients[image]}
+        starts, notes = _list_starts(self)
+        for source, workdir in starts.items():
+            path = workdir / _SPLITS_FILE
+            if not path.is_file():
+                notes.append(f"{source} does not say which images it has learnt from; test images may be among them")
+                continue
+            if not have_same_source(read_settings(workdir / "settings.json"), settings, "data"):
+                continue
+            members = read_members(path)
+            learnt = [image for name in ("train", "val") for image in members[name]]
+            seen = [image for image in learnt if image in test or patients.get(image) in of_test]
+            if seen:
+                raise BadInput(
+                    f"{_KEY}: {source} has learnt from {len(seen)} images of this run's test patients "
+                    f"(first {seen[0][:80]!r}); expected a test split that the start has not seen, such as its "
+                    "own (the same settings of splits and the same cases)"
+                )
+        return dataclasses.replace(self, notes=(*self.notes, *notes))
+
     def apply(self, params: Params, chain: Chain) -> Matched:
         """Return fresh parameters with the run's copied, steps and answers matched by name."""
         stored = restore_params(self.workdir / "checkpoints", self.step)
@@ -213,35 +241,6 @@ def read_warm_start(settings: Settings) -> WarmStart:
     changed = list_changed(before, settings, ("config.image_encoder.", "config.prompts."), ())
     notes = tuple(f"{name} differs: its inputs were made otherwise" for name in changed)
     return WarmStart(source, workdir, before, reading, best["teacher"].step if "teacher" in best else latest, notes)
-
-
-def refuse_seen_cases(start: WarmStart, settings: Settings, dataset: Dataset) -> tuple[str, ...]:
-    """Refuse a test split with an image or a patient that the start, or a run that it started from, has learnt from.
-
-    Images are identified by their paths in the same folder, or for phantoms by their seed. Images of another folder,
-    and of a converted checkpoint, cannot be compared; a note is returned for each such start.
-    """
-    patients = {dataset.cases[index].image: dataset.cases[index].patient for index in range(len(dataset.cases))}
-    test = {dataset.cases[index].image for index in dataset.splits.test}
-    of_test = {patients[image] for image in test if patients[image]}
-    starts, notes = _list_starts(start)
-    for source, workdir in starts.items():
-        path = workdir / _SPLITS_FILE
-        if not path.is_file():
-            notes.append(f"{source} does not say which images it has learnt from; test images may be among them")
-            continue
-        if not have_same_source(read_settings(workdir / "settings.json"), settings, "data"):
-            continue
-        members = read_members(path)
-        learnt = [image for name in ("train", "val") for image in members[name]]
-        seen = [image for image in learnt if image in test or patients.get(image) in of_test]
-        if seen:
-            raise BadInput(
-                f"{_KEY}: {source} has learnt from {len(seen)} images of this run's test patients "
-                f"(first {seen[0][:80]!r}); expected a test split that the start has not seen, such as its "
-                "own (the same settings of splits and the same cases)"
-            )
-    return tuple(notes)
 
 
 def _list_starts(start: WarmStart) -> tuple[dict[str, pathlib.Path], list[str]]:

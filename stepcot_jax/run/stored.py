@@ -5,19 +5,22 @@ import dataclasses
 import pathlib
 from typing import TYPE_CHECKING
 
+import jax
+
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.encoders.resnet import make_resnet
-from stepcot_jax.features.store import FrozenImageEncoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import escape_markdown
 from stepcot_jax.run.networks import load_frozen_encoder, make_networks, trained_preprocessing
 from stepcot_jax.run.settings import PATH_KEYS, Settings, make_settings, read_run_settings, write_settings
 from stepcot_jax.systems.networks import Networks
+from stepcot_jax.training.state import Params
 
 if TYPE_CHECKING:
     from stepcot_jax.data.dataset import Dataset
     from stepcot_jax.data.phantom.phantom import PhantomCase
+    from stepcot_jax.features.store import FrozenImageEncoder
 
 
 _FRONTAL = frozenset({"AP", "PA"})
@@ -151,7 +154,7 @@ class StoredRun:
         image_encoder = make_resnet(self.settings.image_encoder.name) if trains_encoder else None
         return make_networks(self.settings, chain, image_encoder)
 
-    def load_frozen(self, workdir: pathlib.Path, digest: str) -> FrozenImageEncoder | None:
+    def load_frozen(self, workdir: pathlib.Path, digest: str) -> "FrozenImageEncoder | None":
         """Return its frozen encoder, which must have this digest unless it is ""; None if it has none."""
         if not self.settings.image_encoder.is_frozen:
             return None
@@ -203,6 +206,19 @@ class StoredRun:
         if values["rewards"]["judge_url"]:
             values["rewards"]["judge_url"] = _REMOVED_URL
         write_settings(path, make_settings(values))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoredParts:
+    """The networks of a run or of an export, with what they need."""
+
+    chain: Chain
+    text_features: jax.Array | None  # float32 [step, width]; None without text
+    frozen: "FrozenImageEncoder | None"  # the frozen image encoder; None if the parameters hold one
+    preprocessing: Preprocessing  # of the encoder
+    params: dict[str, Params]  # by network, its parameter tree
+    best_steps: dict[str, int]  # the update of each network's weights
+    trained_on: str = ""  # the training data in a few words
 
 
 def read_stored(workdir: pathlib.Path) -> StoredRun:

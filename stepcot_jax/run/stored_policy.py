@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, UInt8
 
+from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.features.patch_input import PatchInput
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.exported_files import is_export
@@ -25,7 +26,7 @@ from stepcot_jax.run.settings import Settings, read_run_settings
 from stepcot_jax.run.stored import StoredRun
 from stepcot_jax.run.stored_reading import check_sealed
 from stepcot_jax.training.checkpoints import MOST_BYTES, read_best, restore_params
-from stepcot_jax.training.state import Params, shapes_by_name
+from stepcot_jax.training.state import Params, refuse_misfit
 
 if TYPE_CHECKING:
     from stepcot_jax.run.qwen_source import QwenSource
@@ -48,6 +49,12 @@ class StoredPolicy:
     lengths: PolicyLengths
     phase: str  # of these weights, "sft", "grpo" or "dpo"
     step: int
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """Preprocessing of pictures; boxes of replies refer to the stretched picture."""
+        preprocessing = self.run.preprocessing if self.patches is None else self.patches.encoder.preprocessing
+        return dataclasses.replace(preprocessing, fit="stretch")
 
     def see(self, pictures: UInt8[np.ndarray, "case size size 3"]) -> Array:
         """Return pictures, stretched to the policy's size, as the network's input on the default device."""
@@ -90,7 +97,7 @@ def read_policy(
     expected = _expected_shapes(network, settings, patches)
     phase, step = _find_step(workdir / "checkpoints", phase)
     params = _read_saved(workdir / "checkpoints", step, expected)
-    _check_shapes(workdir, params, expected)
+    refuse_misfit(f"{workdir}, weights of the policy", params, expected, source="settings.json")
     return StoredPolicy(
         workdir=workdir,
         run=StoredRun(settings),
@@ -160,14 +167,3 @@ def _expected_shapes(network: AnyPolicy, settings: Settings, patches: PatchInput
     images = jnp.zeros((1, side, side, 3) if patches is None else (1, *patches.shape))
     tokens = jnp.zeros((1, 1), jnp.int32)
     return jax.eval_shape(lambda: network.init(jax.random.key(0), images, tokens, tokens[0] + 1, tokens))["params"]
-
-
-def _check_shapes(workdir: pathlib.Path, params: Params, shapes: Any) -> None:
-    expected, saved = shapes_by_name(shapes), shapes_by_name(params)
-    other = sorted(name for name in expected.keys() | saved.keys() if expected.get(name) != saved.get(name))
-    if other:
-        name = other[0]
-        raise BadInput(
-            f"{workdir}, weights of the policy, {name}: {saved.get(name, 'missing')} does not fit settings.json, which "
-            f"needs {expected.get(name, 'no such tensor')}; {len(other)} tensors differ"
-        )

@@ -90,6 +90,18 @@ def shapes_by_name(tree: Any) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def refuse_misfit(where: str, tree: Any, expected: Any, *, source: str) -> None:
+    """Refuse a tree whose arrays have other names or shapes than those that `source` needs; `where` names the tree."""
+    found, needed = shapes_by_name(tree), shapes_by_name(expected)
+    other = sorted(name for name in found.keys() | needed.keys() if found.get(name) != needed.get(name))
+    if other:
+        name = other[0]
+        raise BadInput(
+            f"{where}, {name}: {found.get(name, 'missing')} does not fit {source}, which needs "
+            f"{needed.get(name, 'no such tensor')}; {len(other)} tensors differ"
+        )
+
+
 # Parameter trees as tensors with '/'-joined paths, and back; paths may come from untrusted files.
 
 

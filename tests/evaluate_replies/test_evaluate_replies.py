@@ -6,11 +6,11 @@ import subprocess
 import sys
 
 import msgspec
-import numpy as np
 import pytest
 from evaluate_replies.asked import ask, write_folder, write_replies
 from refusals import refuse
 
+from stepcot_jax.evaluation.audits import spread
 from stepcot_jax.evaluation.replies import reference_kind
 from stepcot_jax.reasoning.dialects import DIALECTS, write_question
 from stepcot_jax.tools.evaluate_replies.command import _DIALECTS, main
@@ -171,7 +171,7 @@ def test_perturbed_questions_and_the_replies_to_them(folder, capsys):
         shares.append(sum(each["answer"] == originals[each["id"]].answer for each in closed) / len(closed))
     assert [each["value"] for each in found["figures"]["closed"]["rounds"]] == pytest.approx(shares)
     assert found["figures"]["closed"]["original"]["value"] == 1
-    assert found["figures"]["closed"]["std"] == pytest.approx(np.std(shares))
+    assert found["figures"]["closed"]["std"] == pytest.approx(spread(shares, original=1))
     assert len({json.dumps(records) for records in perturbed}) == 3
     assert "closed" in (folder / "out" / "perturbed.md").read_text()
     # The same ids with other questions are other records.

@@ -1,19 +1,19 @@
+import math
+import statistics
+
 import hypothesis
 import hypothesis.strategies as st
 import msgspec
 import pytest
 
-from stepcot_jax.evaluation.audits import negate, perturb, perturb_records, reorder
-from stepcot_jax.evaluation.replies import A_SCORE
-from stepcot_jax.host.ranges import Interval
+from stepcot_jax.evaluation.audits import negate, perturb, perturb_records, reorder, spread
 from stepcot_jax.record import Record, Stages
-from stepcot_jax.tools.evaluate_replies.scoring import tabulate_rounds
 
-TABLE_5 = {  # GEMeX-RMCoT, Table 5: original, three rounds, printed std
-    ("closed", "200K"): (79.93, (76.98, 83.06, 75.69), 3.2136),
-    ("closed", "RMCoT"): (87.11, (88.39, 86.56, 87.66), 0.7522),
-    ("single", "200K"): (78.92, (79.00, 77.69, 77.31), 0.7239),
-    ("single", "RMCoT"): (80.08, (80.15, 80.00, 79.69), 0.1915),
+TABLE_5 = {  # GEMeX-RMCoT, Table 5: original, three rounds, printed std; and the one about the original
+    ("closed", "200K"): (79.93, (76.98, 83.06, 75.69), 3.2136, 3.487),
+    ("closed", "RMCoT"): (87.11, (88.39, 86.56, 87.66), 0.7522, 0.865),
+    ("single", "200K"): (78.92, (79.00, 77.69, 77.31), 0.7239, 1.171),
+    ("single", "RMCoT"): (80.08, (80.15, 80.00, 79.69), 0.1915, 0.233),
 }
 
 
@@ -26,15 +26,13 @@ def ask(question, *, answer="Yes", name="1", **fields):
 
 
 @pytest.mark.parametrize("row", TABLE_5)
-def test_the_deviation_is_that_of_table_5(row):
-    (original, *rounds), printed = ({(A_SCORE, row[0]): Interval(share)} for share in _flat(row)), TABLE_5[row][2]
-    (found,) = tabulate_rounds(rounds, original, model="m").rows
-    assert found[-1] == pytest.approx(printed, abs=5e-5)
-
-
-def _flat(row):
-    original, rounds, _ = TABLE_5[row]
-    return original, *rounds
+def test_the_spread_of_table_5(row):
+    original, rounds, population, from_original = TABLE_5[row]
+    assert spread(rounds, original=original) == pytest.approx(population, abs=5e-5)
+    assert spread(rounds, original=original, std="from_original") == pytest.approx(from_original, abs=5e-4)
+    assert spread(rounds, original=original) == pytest.approx(statistics.pstdev(rounds))
+    assert spread(rounds, original=original, std="sample") == pytest.approx(statistics.stdev(rounds))
+    assert math.isnan(spread([0.5], original=0.5, std="sample"))
 
 
 @pytest.mark.parametrize(
@@ -60,6 +58,13 @@ def test_negated_questions(question, prefer_is, expected, flipped):
         assert (found.thinking, found.stages is None) == (("", True) if flipped else ("I see it.", False))
         if not flipped:
             assert found is record
+
+
+def test_a_kept_answer():
+    record = ask("Is the heart abnormal?", thinking="It is.")
+    kept = negate(record, prefer_is=True, negated_answer="keep")
+    assert (kept.question, kept.answer, kept.thinking) == ("Isn't the heart abnormal?", "Yes", "It is.")
+    assert negate(record, prefer_is=False, negated_answer="keep").answer == "No"  # "normal" turns it in any case
 
 
 def test_each_question_is_changed_by_halves_and_rounds_and_seeds_differ():

@@ -15,7 +15,7 @@ from stepcot_jax.features import encode
 from stepcot_jax.features.encode import Processes
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.run import inputs
+from stepcot_jax.run import frozen_features, inputs
 
 
 @pytest.fixture(scope="module")
@@ -90,10 +90,12 @@ def test_what_a_killed_machine_has_encoded_is_there_for_others(load, monkeypatch
 
 def test_processes_that_share_no_folder_encode_a_share_each(load, tmp_path, monkeypatch, capsys):
     def second_process(name):
-        load("b", processes=Processes(1, 2))
+        monkeypatch.setattr(frozen_features, "_all_processes", lambda: Processes(1, 2))
+        load("b")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a"))
 
-    found, _ = load("a", processes=Processes(0, 2, second_process))
+    monkeypatch.setattr(frozen_features, "_all_processes", lambda: Processes(0, 2, second_process))
+    found, _ = load("a")
     shares = [int(line.split()[6]) for line in capsys.readouterr().err.splitlines() if " of 2: " in line]
     assert len(shares) == 2
     assert sum(shares) == 40 == len(found.dataset.features)

@@ -40,7 +40,7 @@ def test_round_trip_in_any_order_and_again(filled):
     assert late not in store
     store.refresh()
     np.testing.assert_array_equal(store.read([late]), ROWS[:1])
-    spec = dataclasses.replace(SPEC, patches="float16")
+    spec = dataclasses.replace(SPEC, patches="float16", details={"patch_shape": (7, 3)})
     tokens = np.random.default_rng(2).standard_normal((10, 7, 3)).astype(np.float32)
     FeatureStore(filled.folder / "patches", spec).write(KEYS[:10], ROWS[:10], tokens)
     store = FeatureStore(filled.folder / "patches", spec)
@@ -192,7 +192,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, len(os.listdi
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_reading_by_index_takes_little_memory_and_few_files(tmp_path):
     """120 MB of patch tokens are verified and read within some MB, and no file stays open."""
-    store = FeatureStore(tmp_path / "store", dataclasses.replace(SPEC, patches="float32"))
+    store = FeatureStore(
+        tmp_path / "store", dataclasses.replace(SPEC, patches="float32", details={"patch_shape": (50, 1500)})
+    )
     tokens = np.ones((20, 50, 1500), np.float32)
     for start in range(0, 400, 20):
         keys = [digest_fields("test", number=number) for number in range(start, start + 20)]

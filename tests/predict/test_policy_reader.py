@@ -19,8 +19,9 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.policies.sampling import Replies
 from stepcot_jax.policies.tokenizers import split_pieces
 from stepcot_jax.reading import image_reader, policy_reader
-from stepcot_jax.reading.policy_reader import PolicyReader, load_policy, load_reader
+from stepcot_jax.reading.policy_reader import PolicyReader, load_reader
 from stepcot_jax.reasoning.dialects import write_question, write_reply
+from stepcot_jax.run.stored_policy import read_policy
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (48, 64)).astype(np.uint8)
 
@@ -56,7 +57,7 @@ def say(monkeypatch, reader, text):
 def test_the_best_weights_of_the_last_phase_are_loaded(run):
     folder, _, _, params = run
     for phase, step in ((None, BEST["grpo"].step), ("sft", BEST["sft"].step)):
-        found = load_policy(folder, phase=phase)
+        found = read_policy(folder, phase=phase)
         assert (found.step, found.phase) == (step, phase or "grpo")
         jax.tree.map(np.testing.assert_array_equal, found.params, params[step])
     assert LATEST not in (BEST["grpo"].step, BEST["sft"].step)

@@ -12,9 +12,10 @@ from run.small_run import Killed, read_log, stop_at
 
 from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reading.policy_reader import load_policy, load_reader
+from stepcot_jax.reading.policy_reader import load_reader
 from stepcot_jax.run import policy_data
 from stepcot_jax.run.configs import load_config
+from stepcot_jax.run.stored_policy import read_policy
 from stepcot_jax.run.training_run import Run
 from stepcot_jax.systems.grpo import Rollouts
 from stepcot_jax.training.state import flatten
@@ -54,7 +55,7 @@ def workdir(encoder, tmp_path_factory):
 
 
 def test_only_the_decoder_trains(workdir):
-    trained = load_policy(workdir)
+    trained = read_policy(workdir)
     names = flatten(trained.params)
     assert trained.patches.shape == (4, 16)
     assert [name for name in names if "image_encoder" in name] == ["image_encoder/norm/scale"]
@@ -106,7 +107,7 @@ def test_pictures_are_told_apart(workdir):
     answered = load_reader(workdir).answer(np.zeros((40, 50), np.uint8), "Is there any sign of pleural effusion?")
     assert answered.text
     pictures = np.random.default_rng(4).integers(0, 256, (2, 32, 32, 3), np.uint8)
-    seen = np.asarray(load_policy(workdir).see(pictures))
+    seen = np.asarray(read_policy(workdir).see(pictures))
     assert np.abs(seen[0] - seen[1]).max() > 0.01
 
 
@@ -122,7 +123,7 @@ def test_another_encoder_is_refused(encoder, workdir, tmp_path, monkeypatch):
     write_clip(other, num_hidden_layers=1)
     name_weights(moved, other)
     with pytest.raises(BadInput, match=r"policy\.json: the frozen encoder .* is another \(digest .*\) than .*other, "):
-        load_policy(moved)
+        read_policy(moved)
     monkeypatch.setattr(policy_data, "load_vqa_dataset", None)  # before minutes of encoding
     with pytest.raises(BadInput, match=r"policy\.json: the frozen encoder .* is another"):
         Run(frozen_settings(encoder, image_encoder__weights=str(other), grpo__epochs=3), moved).execute()
@@ -136,7 +137,7 @@ def test_a_run_starts_from_a_finished_one(encoder, workdir, tmp_path):
     shutil.copytree(encoder, moved)
     start = {"policy__start": str(workdir), "sft__epochs": 0, "grpo__epochs": 1, "image_encoder__mean": (0.5, 0.5, 0.5)}
     run = Run(frozen_settings(moved, **start), tmp_path / "run")
-    expected = flatten(load_policy(workdir).params)
+    expected = flatten(read_policy(workdir).params)
     for name, found in flatten(run.task.system.start()).items():
         np.testing.assert_array_equal(found, expected[name])
     assert run.task.start.patches.encoder is run.task.data.patches.encoder
@@ -145,11 +146,11 @@ def test_a_run_starts_from_a_finished_one(encoder, workdir, tmp_path):
 def test_another_preprocessing_is_another_encoder_and_its_folder_may_move(encoder, workdir, tmp_path):
     moved, copied = shutil.copytree(workdir, tmp_path / "moved"), shutil.copytree(encoder, tmp_path / "clip")
     name_weights(moved, copied)
-    load_policy(moved)
+    read_policy(moved)
     rules = {"image_mean": [0.4] * 3, "image_std": [0.3] * 3, "size": 32, "crop_size": 32}
     (copied / "preprocessor_config.json").write_text(json.dumps(rules))
     with pytest.raises(BadInput, match="weights, preprocessing, dtype and"):
-        load_policy(moved)
+        read_policy(moved)
 
 
 @pytest.mark.parametrize(

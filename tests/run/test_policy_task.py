@@ -28,18 +28,21 @@ def refused(workdir, message, **changes):
     assert not (workdir / "checkpoints").exists()
 
 
-@pytest.mark.parametrize("phase", ["sft", "grpo"])
-def test_a_batch_that_devices_cannot_divide_is_refused_before_loading(tmp_path, monkeypatch, phase):
-    monkeypatch.setattr(policy_data, "load_vqa_dataset", None)
-    changes = {f"{phase}__batch_size": 6, "parallel__num_devices": 4}
-    refused(tmp_path, rf"^config.{phase}.batch_size: 6 is not a multiple of 4 \(4 devices", **changes)
+BATCH, EMPTY = r"batch_size: 6 is not a multiple of 4 \(4 devices", {"sft__epochs": 0, "grpo__epochs": 0}
 
 
-@pytest.mark.parametrize("job", ["sft", "grpo"])
-def test_a_run_without_an_update_is_refused_before_loading(tmp_path, monkeypatch, job):
+@pytest.mark.parametrize(
+    ("message", "changes"),
+    [
+        (rf"^config.sft.{BATCH}", {"sft__batch_size": 6, "parallel__num_devices": 4}),
+        (rf"^config.grpo.{BATCH}", {"grpo__batch_size": 6, "parallel__num_devices": 4}),
+        (r"^config.sft.epochs: 0 with config.job='sft'.*nothing to train", {"job": "sft", **EMPTY}),
+        (r"^config.sft.epochs: 0 with config.job='grpo'.*nothing to train", {"job": "grpo", **EMPTY}),
+    ],
+)
+def test_a_run_that_cannot_train_is_refused_before_loading(tmp_path, monkeypatch, message, changes):
     monkeypatch.setattr(policy_data, "load_vqa_dataset", None)
-    named = rf"^config.sft.epochs: 0 with config.job='{job}'.*nothing to train"
-    refused(tmp_path, named, job=job, sft__epochs=0, grpo__epochs=0)
+    refused(tmp_path, message, **changes)
 
 
 def test_a_limit_that_cuts_every_reply_is_refused(tmp_path):

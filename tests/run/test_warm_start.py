@@ -13,7 +13,7 @@ from stepcot_jax.extras.cloud.stores import StoreFolder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run import loading
 from stepcot_jax.run.settings import write_settings
-from stepcot_jax.run.start import read_warm_start, refuse_seen_cases
+from stepcot_jax.run.start import read_warm_start
 from stepcot_jax.training.state import flatten
 
 pytestmark = pytest.mark.slow
@@ -99,7 +99,7 @@ def test_images_by_which_the_start_chose_its_weights_are_refused(trained):
     val = dataset.splits.val
     moved = dataclasses.replace(dataset, splits=dataclasses.replace(dataset.splits, val=(), test=val))
     with pytest.raises(BadInput, match=rf"has learnt from {len(val)} images of this run's test patients"):
-        refuse_seen_cases(read_warm_start(settings), settings, moved)
+        read_warm_start(settings).refuse_seen_cases(settings, moved)
 
 
 def test_test_cases_that_the_start_has_learnt_from_are_refused(trained, tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ from stepcot_jax.data.images.dicom_fields import (
 )
 from stepcot_jax.data.images.dicom_notes import OVERLAY_POSITIONS, OVERLAY_ROWS, PARSED, lift_groups, note_header
 from stepcot_jax.data.images.file_formats import DICOM_START, RESAVE, Note, ignore_note, is_dicom
-from stepcot_jax.data.records.projections import VIEWS, Projection, name_projection
+from stepcot_jax.data.projections import VIEWS, Projection, name_projection
 from stepcot_jax.host.errors import BadInput
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any
 
 from stepcot_jax.data.images.dicom_fields import Fields, attempt
 from stepcot_jax.data.images.file_formats import Note
-from stepcot_jax.data.records.projections import Projection
+from stepcot_jax.data.projections import Projection
 from stepcot_jax.host.errors import BadInput
 
 OVERLAY_POSITIONS = tuple(0x60000102 + (number << 16) for number in range(0, 32, 2))

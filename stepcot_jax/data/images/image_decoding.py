@@ -12,7 +12,7 @@ from PIL import ExifTags, Image, ImageFile, ImageOps, JpegImagePlugin, PngImageP
 
 from stepcot_jax.data.images import file_formats
 from stepcot_jax.data.images.file_formats import Note, describe_other, ignore_note, is_dicom
-from stepcot_jax.data.records.projections import Projection
+from stepcot_jax.data.projections import Projection
 from stepcot_jax.host.errors import BadInput
 
 MAX_PIXELS = 50_000_000  # default limit of width times height; the largest detectors write about 20 million pixels

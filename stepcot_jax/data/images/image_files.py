@@ -12,9 +12,9 @@ from jaxtyping import UInt8
 
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes, read_projection
 from stepcot_jax.data.images.preprocessing import Preprocessing, prepare_image
+from stepcot_jax.data.projections import LATERAL, is_frontal_task, name_projection
 from stepcot_jax.data.record_table import RecordTable
 from stepcot_jax.data.records.data_json import ImageLocator
-from stepcot_jax.data.records.projections import LATERAL, is_frontal_task, name_projection
 from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside, describe_bad_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file

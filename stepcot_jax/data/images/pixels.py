@@ -5,13 +5,12 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from stepcot_jax.data.images.image_files import ImageFiles
 from stepcot_jax.data.images.preprocessing import (
     Preprocessing,
     drop_equal_channels,
@@ -22,6 +21,9 @@ from stepcot_jax.data.images.preprocessing import (
 from stepcot_jax.data.phantom.phantom import Prevalence, draw_case
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
+
+if TYPE_CHECKING:  # runs on phantoms read no files
+    from stepcot_jax.data.images.image_files import ImageFiles
 
 Pixels = UInt8[np.ndarray, "size size 3"]
 CompactPixels = UInt8[np.ndarray, "size size"] | UInt8[np.ndarray, "size size 3"]
@@ -34,7 +36,7 @@ _SAID = set[tuple[str, str]]()  # the notes of each file that this process has s
 class FilePixels:
     """Reads, decodes and resizes the image of a case."""
 
-    images: ImageFiles
+    images: "ImageFiles"
     preprocessing: Preprocessing
     max_pixels: int  # largest accepted width times height
     file: str  # with the records, for messages

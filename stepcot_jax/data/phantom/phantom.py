@@ -25,7 +25,6 @@ from stepcot_jax.data.phantom.anatomy import (
 )
 from stepcot_jax.data.phantom.answers import Prevalence, answer_texts, generator, write_report
 from stepcot_jax.data.phantom.findings import Mark, Scene, draw_findings, plan_scene
-from stepcot_jax.data.records.records import write_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import removing_half
 from stepcot_jax.host.own_folder import save
@@ -100,6 +99,8 @@ def export_phantom(
     progress: Callable[[Iterable[int]], Iterable[int]] = iter,
 ) -> None:
     """Write phantom cases to a folder in the published layout."""
+    from stepcot_jax.data.records.records import write_records  # a run draws its phantoms and writes no records
+
     if num_cases < 1:
         raise BadInput(f"phantom: {num_cases} cases; expected at least 1")
     check_size(size)

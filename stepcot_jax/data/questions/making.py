@@ -10,6 +10,7 @@ import msgspec
 
 from stepcot_jax.box import Box, Corners
 from stepcot_jax.chain import DEFAULT_CHAIN, DIAGNOSIS_OPTIONS, NOT_ANNOTATED, Chain
+from stepcot_jax.data.identities import normalise_image_path
 from stepcot_jax.data.phantom.answers import Prevalence
 from stepcot_jax.data.phantom.findings import Mark
 from stepcot_jax.data.phantom.phantom import (
@@ -39,7 +40,6 @@ from stepcot_jax.data.questions.vocabulary import (
     split_lungs,
     zone_name,
 )
-from stepcot_jax.data.records.data_json import normalise_image_path
 from stepcot_jax.data.splits.making import PUBLISHED_FRACTIONS, split_by_patient
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import removing_half, writing_whole

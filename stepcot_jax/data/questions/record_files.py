@@ -11,9 +11,9 @@ from typing import Any, get_args
 import msgspec
 
 from stepcot_jax.box import Box, Corners
-from stepcot_jax.data.identities import join_spellings, read_patient
+from stepcot_jax.data.identities import join_spellings, normalise_image_path, read_patient
 from stepcot_jax.data.records import data_json
-from stepcot_jax.data.records.data_json import ImageLocator, normalise_image_path
+from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.records.json_arrays import MOST_SHORT_RECORDS, SHORT_RECORD
 from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.host.errors import BadInput
@@ -174,6 +174,14 @@ def decode_record(content: bytes, *, changed: collections.Counter[str] | None = 
     if not read_patient(record.patient):
         raise BadInput("patient_id: a word for a missing one; a patient's identifier is required")
     return record
+
+
+def write_replies(path: Path, records: Iterable[Record], texts: Iterable[str]) -> None:
+    """Write replies to records as JSON lines, as `reply_files.read_replies` reads them, atomically."""
+    path.parent.mkdir(exist_ok=True)
+    with writing_whole(path) as file:
+        for record, text in zip(records, texts, strict=True):
+            file.write(msgspec.json.encode({"id": record.id, "reply": text}) + b"\n")
 
 
 def write_vqa_records(path: Path, records: Iterable[Record]) -> int:

@@ -12,7 +12,7 @@ import re
 import stat
 import unicodedata
 from collections.abc import Callable, Sequence
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path, PureWindowsPath
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -21,10 +21,10 @@ from jaxtyping import Bool
 
 from stepcot_jax.box import Box
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold, read_options
-from stepcot_jax.data.identities import join_patients_of, read_patient, read_split
+from stepcot_jax.data.identities import PLAIN_PATH, join_patients_of, normalise_image_path, read_patient, read_split
+from stepcot_jax.data.projections import LATERAL, name_projection
 from stepcot_jax.data.record_table import RecordTable, find_first
 from stepcot_jax.data.records.json_arrays import find_no_json, read_raw_records
-from stepcot_jax.data.records.projections import LATERAL, name_projection
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import shorten
 from stepcot_jax.host.untrusted import Limits, exceeds, read_limits
@@ -152,8 +152,6 @@ def identify(raw: bytes) -> tuple[str, str]:
 # Turn one record of the published layout into a case: locate its image, order its steps, read its labels.
 
 _STEP_LABEL = re.compile(r"step\s*([0-9]{1,4})(?:\s*[:.-].*)?", re.IGNORECASE | re.DOTALL)
-# Nearly every image path: already normal, and without a part that begins with a dot it cannot leave the root.
-_PLAIN_PATH = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*")
 _ADDRESS = re.compile(r"\s*(?:[A-Za-z][A-Za-z0-9+.-]+:/|data:image/|//?www\.|www\.)")
 _NUM_SHOWN = 80
 _MOST_REMEMBERED = 4096
@@ -162,13 +160,6 @@ _LONGEST_REMEMBERED = 10_000
 
 class MissingImage(BadInput):
     """A record's image file does not exist."""
-
-
-def normalise_image_path(image_path: str) -> str:
-    r"""Return an image path with "/" as separator and without "." parts."""
-    if _PLAIN_PATH.fullmatch(image_path):
-        return image_path
-    return str(PurePosixPath(image_path.replace("\\", "/")))
 
 
 def fold_name(name: str) -> str:
@@ -197,7 +188,7 @@ class ImageLocator:
         shown = repr(image_path[:_NUM_SHOWN])
         if len(image_path) > (most := read_limits().name):
             raise BadInput(f"{shown} … has {len(image_path)} characters; at most {most} are accepted")
-        if not _PLAIN_PATH.fullmatch(image_path):
+        if not PLAIN_PATH.fullmatch(image_path):
             if _ADDRESS.match(image_path):
                 raise BadInput(f"{shown} is an address; addresses are not fetched: download the image first")
             windows = PureWindowsPath(image_path)

@@ -144,9 +144,3 @@ def _addition(case: Record) -> Addition | None:
 def _published_box(box: Box) -> PublishedBox:
     width, height = box.size
     return PublishedBox(label=box.label, x=box.x1, y=box.y1, width=width, height=height, sentence=box.sentence)
-
-
-def write_quarantine(path: Path, set_aside: Sequence[SetAside]) -> None:
-    """Write the records set aside, one JSON object per line: record, image_path, reason."""
-    lines = [{"record": item.record, "image_path": item.image_path, "reason": item.reason} for item in set_aside]
-    write_whole(Path(path), msgspec.json.Encoder().encode_lines(lines))

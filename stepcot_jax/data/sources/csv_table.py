@@ -13,8 +13,7 @@ import msgspec
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step, fold, read_options
 from stepcot_jax.data.delimited import Row, fold_column, read_age, read_table
-from stepcot_jax.data.identities import read_patient, read_split
-from stepcot_jax.data.records.data_json import normalise_image_path
+from stepcot_jax.data.identities import normalise_image_path, read_patient, read_split
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
 from stepcot_jax.data.sources.findings import DIAGNOSES, NORMAL, Answers, answer_findings, answer_normal
 from stepcot_jax.data.sources.intake import ImagePaths, list_named

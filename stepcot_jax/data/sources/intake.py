@@ -14,12 +14,13 @@ import msgspec
 from PIL import ImageFile, JpegImagePlugin, PngImagePlugin
 
 from stepcot_jax.box import Box
+from stepcot_jax.data.identities import normalise_image_path
 from stepcot_jax.data.images.file_formats import describe_other
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, drop_comments, most_bytes
 from stepcot_jax.data.images.image_files import set_laterals_aside
 from stepcot_jax.data.images.stated_sizes import StatedSizes
 from stepcot_jax.data.record_table import RecordTable
-from stepcot_jax.data.records.data_json import ImageLocator, fold_name, normalise_image_path
+from stepcot_jax.data.records.data_json import ImageLocator, fold_name
 from stepcot_jax.data.records.records import Collection, OnBadRecord, describe_bad_records
 from stepcot_jax.data.sources.listed import FRACTIONS, Listed, Source, refused
 from stepcot_jax.host.errors import BadInput

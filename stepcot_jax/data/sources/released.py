@@ -12,9 +12,10 @@ import msgspec
 from stepcot_jax import chain
 from stepcot_jax.box import Box, Corners
 from stepcot_jax.data.delimited import read_table
+from stepcot_jax.data.identities import normalise_image_path
 from stepcot_jax.data.questions.record_files import read_lines
 from stepcot_jax.data.records import data_json
-from stepcot_jax.data.records.data_json import ImageLocator, normalise_image_path
+from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.records.json_arrays import find_no_json, read_raw_records
 from stepcot_jax.data.sources.listed import How, Listed, Source, refused
 from stepcot_jax.host.errors import BadInput

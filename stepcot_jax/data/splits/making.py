@@ -14,7 +14,6 @@ from jaxtyping import Bool
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.identities import join_patients_of
 from stepcot_jax.data.record_table import RecordTable, as_table
-from stepcot_jax.data.splits.near_duplicates import join_patients
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits, check_splits
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
@@ -107,12 +106,32 @@ def form_groups(
     images = collections.defaultdict(list)
     for index in range(len(table)) if chosen is None else np.flatnonzero(chosen).tolist():
         images[table.patient_ids[index]].append(index)
-    members = join_patients(sorted(images), images, joined, num_cases=len(table))
+    members = _join_patients(sorted(images), images, joined, num_cases=len(table))
     indices = [tuple(sorted(index for patient in patients for index in images[patient])) for patients in members]
     diagnoses = _choose_rarest([{diagnosis_of[index] for index in group} for group in indices])
     origins = _choose_rarest([{table[index].origin for index in group} for group in indices])
     strata = zip(diagnoses, origins, strict=True)
     return [Group(*parts) for parts in zip(members, indices, strata, strict=True)]
+
+
+def _join_patients(
+    patients: Sequence[str], images: Mapping[str, Sequence[int]], joined: Any, *, num_cases: int
+) -> list[tuple[str, ...]]:
+    """Return the patients of each group that pairs of their images join, directly or through others."""
+    pairs = np.asarray(joined, np.int64).reshape(-1, 2)
+    if not len(pairs):
+        return [(patient,) for patient in patients]
+    from scipy.sparse import coo_array, csgraph  # slow to import, and rarely needed
+
+    patient_of = np.zeros(num_cases, np.int64)
+    for number, patient in enumerate(patients):
+        patient_of[images[patient]] = number
+    rows, columns = patient_of[pairs].T
+    graph = coo_array((np.ones(len(pairs), bool), (rows, columns)), shape=(len(patients), len(patients)))
+    members = collections.defaultdict(list)
+    for patient, component in zip(patients, csgraph.connected_components(graph, directed=False)[1], strict=True):
+        members[component].append(patient)
+    return [tuple(group) for group in members.values()]
 
 
 def _choose_rarest(values: Sequence[set]) -> list:

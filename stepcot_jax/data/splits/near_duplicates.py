@@ -1,13 +1,11 @@
-"""Near-duplicate images: perceptual hashes, pairs whose hashes differ in few bits, patients whom these pairs join.
+"""Near-duplicate images: perceptual hashes, and pairs whose hashes differ in few bits.
 
 A copy in another split makes the test score too high. Patients look alike too: `docs/data.md` has measurements.
 """
 
-import collections
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 from jaxtyping import Int64, UInt8, UInt64
@@ -100,23 +98,3 @@ def _choose_num_bands(num_values: int, *, radius: int) -> int:
         return math.comb(num_bands, radius) * (num_values * math.log2(num_values + 1) + num_pairs)
 
     return min(range(radius, _NUM_BITS), key=cost)
-
-
-def join_patients(
-    patients: Sequence[str], images: Mapping[str, Sequence[int]], joined: Any, *, num_cases: int
-) -> list[tuple[str, ...]]:
-    """Return the patients of each group that pairs of their images join, directly or through others."""
-    pairs = np.asarray(joined, np.int64).reshape(-1, 2)
-    if not len(pairs):
-        return [(patient,) for patient in patients]
-    from scipy.sparse import coo_array, csgraph  # slow to import, and rarely needed
-
-    patient_of = np.zeros(num_cases, np.int64)
-    for number, patient in enumerate(patients):
-        patient_of[images[patient]] = number
-    rows, columns = patient_of[pairs].T
-    graph = coo_array((np.ones(len(pairs), bool), (rows, columns)), shape=(len(patients), len(patients)))
-    members = collections.defaultdict(list)
-    for patient, component in zip(patients, csgraph.connected_components(graph, directed=False)[1], strict=True):
-        members[component].append(patient)
-    return [tuple(group) for group in members.values()]

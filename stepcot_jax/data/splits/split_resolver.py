@@ -15,9 +15,8 @@ import numpy as np
 from jaxtyping import Bool
 
 from stepcot_jax.data.delimited import fold_column, name_content, read_rows
-from stepcot_jax.data.identities import fold_patient, read_patient
+from stepcot_jax.data.identities import fold_patient, normalise_image_path, read_patient
 from stepcot_jax.data.record_table import RecordTable, as_table
-from stepcot_jax.data.records.data_json import normalise_image_path
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Assignment, Splits
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import exceeds, open_archive, open_untrusted, read_limits

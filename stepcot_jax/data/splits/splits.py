@@ -15,9 +15,8 @@ import msgspec
 import numpy as np
 from jaxtyping import Bool, Int32
 
-from stepcot_jax.data.identities import join_patients_of
+from stepcot_jax.data.identities import join_patients_of, normalise_image_path
 from stepcot_jax.data.record_table import RecordTable, as_table, find_first
-from stepcot_jax.data.records.data_json import normalise_image_path
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import MAX_LISTING_BYTES
 from stepcot_jax.host.own_folder import load, save

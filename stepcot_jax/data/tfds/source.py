@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from stepcot_jax.chain import NOT_ANNOTATED
+from stepcot_jax.data.dataset import write_quarantine
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, most_bytes
 from stepcot_jax.data.images.image_files import ImageFiles, check_images, folder_files
 from stepcot_jax.data.records.data_json import FILE_NAME
@@ -23,9 +24,7 @@ from stepcot_jax.data.records.records import (
     PUBLISHED_STEP_NAMES,
     Collection,
     OnBadRecord,
-    SetAside,
     read_records,
-    write_quarantine,
     write_records,
 )
 from stepcot_jax.data.sources.loading import read_source
@@ -39,7 +38,7 @@ from stepcot_jax.host.files import MAX_LISTING_BYTES, digest_file
 from stepcot_jax.host.own_folder import load, save
 from stepcot_jax.host.ranges import Count
 from stepcot_jax.host.text import install_extra
-from stepcot_jax.record import Record
+from stepcot_jax.record import Record, SetAside
 
 
 @dataclasses.dataclass(frozen=True)

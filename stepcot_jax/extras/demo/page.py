@@ -125,7 +125,7 @@ def _add_answering(gradio: Any, reader: PolicyReader, uploads: Uploads) -> None:
             raise gradio.Error(str(error), print_exception=False) from None
 
     def read(path: str) -> tuple[Any, str]:
-        return read_unresized(uploads.read_once(path), max_pixels=reader.trained.max_pixels), ""
+        return read_unresized(uploads.read_once(path), max_pixels=reader.trained.run.max_pixels), ""
 
     def answer(seen: Any, question: str | None, choices: str) -> str:
         if seen is None:

@@ -34,7 +34,7 @@ class Session(NamedTuple):
 def start_session(image: Any, explainer: Explainer) -> Session:
     """Return the session of a radiograph, a file or pixels."""
     trained = explainer.trained
-    return Session(*read_radiograph(image, trained.preprocessing, max_pixels=trained.max_pixels))
+    return Session(*read_radiograph(image, trained.preprocessing, max_pixels=trained.run.max_pixels))
 
 
 def read_session(session: Session, explainer: Explainer) -> tuple[str, list[dict[str, Any]]]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcot_jax.data.phantom.phantom import draw_planned
-from stepcot_jax.data.questions.record_files import read_vqa_records
+from stepcot_jax.data.questions.record_files import read_vqa_records, write_replies
 from stepcot_jax.data.questions.variants import (
     LAST,
     OWN,
@@ -44,7 +44,6 @@ from stepcot_jax.run.audit_folder import (
     THINKING_REPLIES,
     draw_places,
     score_audit,
-    write_replies,
     write_thinking,
     write_variants,
 )
@@ -160,7 +159,7 @@ def audit_chain(options: argparse.Namespace, out: Path) -> tuple[ScoringSettings
     if options.data is None and is_export(options.workdir):
         raise BadInput(f"{options.workdir}: --data is required (a folder of radiographs; an export has no test split)")
     source = open_run(options.workdir, "test") if options.data is None else None
-    source = source or open_data(find_path(options.data, "--data"), max_pixels=trained.max_pixels)
+    source = source or open_data(find_path(options.data, "--data"), max_pixels=trained.run.max_pixels)
     written = ask_cases(out, source, most=options.num_questions, provenance=name_phantom)
     place_of = {path: place for place, path in enumerate(dict.fromkeys(record.image for record in written))}
     watched = Terminal().watch(list(place_of), "pictures")

@@ -83,6 +83,7 @@ def perturb(options: argparse.Namespace) -> None:
         collection,
         num_rounds=options.rounds,
         seed=options.seed,
+        negated_answer=options.negated_answer,
         dialect=options.dialect,
         with_thinking=options.with_thinking,
     )
@@ -162,6 +163,8 @@ def _score_parser() -> argparse.ArgumentParser:
     perturbed = parser.add_argument_group("perturbed questions", "Replies of the first model to each round's records.")
     perturbed.add_argument("--perturbed", nargs="+", default=[], metavar="R", help="one file for each round")
     perturbed.add_argument("--perturbed-records", metavar="DIR", help="folder that `perturb` wrote")
+    stds = ("population", "sample", "from_original")
+    perturbed.add_argument("--perturbation-std", choices=stds, default="population", help="default population")
     judge = parser.add_argument_group("judge of open answers", "Any OpenAI-compatible endpoint (extra: annotate).")
     judge.add_argument("--judge", metavar="MODEL", help="name at the endpoint")
     judge.add_argument("--base-url", metavar="URL", help="default https://api.openai.com/v1")
@@ -189,6 +192,8 @@ def _perturb_parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help="folder")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="default 3")
     parser.add_argument("--seed", type=int, default=0, help="of the draws, default 0")
+    negated = 'whether "isn\'t" turns the answer, default flip'
+    parser.add_argument("--negated-answer", choices=("flip", "keep"), default="flip", help=negated)
     parser.set_defaults(run=perturb)
     return parser
 

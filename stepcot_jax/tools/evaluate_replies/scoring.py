@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from stepcot_jax.annotate.llm.client import Endpoint
 from stepcot_jax.annotate.llm.judge import Judge
@@ -19,7 +18,10 @@ from stepcot_jax.data.questions.reply_files import ReplyFile, as_text, name_mode
 from stepcot_jax.data.questions.variants import VARIANT
 from stepcot_jax.evaluation.audits import (
     PERTURBED_KINDS,
+    NegatedAnswer,
+    PerturbationStd,
     perturb_records,
+    spread,
 )
 from stepcot_jax.evaluation.box_forms import BoxForm
 from stepcot_jax.evaluation.replies import (
@@ -53,6 +55,13 @@ class _Source(msgspec.Struct):
     sha256: str
 
 
+_STDS: dict[PerturbationStd, str] = {
+    "population": "standard deviation of the rounds about their mean",
+    "sample": "standard deviation of the rounds about their mean, with one less in the divisor",
+    "from_original": "root mean square of the rounds' differences to the original",
+}
+
+
 def name_round(folder: Path, number: int) -> Path:
     """Return the path of a round's records."""
     return folder / f"records_{number}.jsonl"
@@ -65,6 +74,7 @@ def write_rounds(
     *,
     num_rounds: int,
     seed: int,
+    negated_answer: NegatedAnswer,
     dialect: str,
     with_thinking: bool = True,
 ) -> list[Path]:
@@ -72,7 +82,7 @@ def write_rounds(
     written = []
     write_whole(folder / _SOURCE, msgspec.json.encode(_Source(digest_file(collection.path)[1])))
     for number in range(1, num_rounds + 1):
-        perturbed = perturb_records(records, seed=seed, round_number=number)
+        perturbed = perturb_records(records, seed=seed, round_number=number, negated_answer=negated_answer)
         write_vqa_records(name_round(folder, number), perturbed)
         prompts = folder / f"prompts_{number}.jsonl"
         write_prompts(prompts, perturbed, root=collection.root, dialect=dialect, with_thinking=with_thinking)
@@ -107,7 +117,9 @@ def score_rounds(
     return list(score_models(columns_of, num_resamples=num_resamples, seed=seed).values()), describe_unread(unread)
 
 
-def tabulate_rounds(rounds: Sequence[Mapping[Key, Interval]], original: Mapping[Key, Interval], *, model: str) -> Table:
+def tabulate_rounds(
+    rounds: Sequence[Mapping[Key, Interval]], original: Mapping[Key, Interval], *, model: str, std: PerturbationStd
+) -> Table:
     """Make the table of A-scores by round, with their standard deviation."""
     heads = (
         *columns("text", "task"),
@@ -119,12 +131,12 @@ def tabulate_rounds(rounds: Sequence[Mapping[Key, Interval]], original: Mapping[
         key = A_SCORE, kind
         if key in original and all(key in of_round for of_round in rounds):
             intervals = [of_round[key] for of_round in rounds]
-            deviation = float(np.std([interval.value for interval in intervals]))
+            deviation = spread([interval.value for interval in intervals], original=original[key].value, std=std)
             rows.append((kind, original[key], *intervals, deviation))
     notes = (
         'Closed questions: the leading "is" becomes "isn\'t" or "abnormal" becomes "normal", each question with '
         "probability 0.5. Single choice: the options in random order.",
-        "std: standard deviation of the rounds about their mean.",
+        f"std: {_STDS[std]}.",
     )
     return Table("perturbed", f"A-score of {model} under perturbation", heads, tuple(rows), notes)
 
@@ -154,6 +166,7 @@ def score_command(options: argparse.Namespace, collection: VqaCollection, chosen
         of_model = dataclasses.replace(settings, dialect=scored.dialects[files[0].name])
         further = [_score_perturbed(options, collection, chosen, scored.results, of_model)]
         document["perturbed"] = {
+            "std": options.perturbation_std,
             "files": [_identify(path) for path in options.perturbed],
             "figures": describe_rounds(further[0]),
         }
@@ -246,7 +259,7 @@ def _score_perturbed(
         rounds.append((records, file))
     how: dict[str, Any] = {"num_resamples": options.num_resamples, "seed": options.seed}
     figures, unread = score_rounds(rounds, settings, **how)
-    table = tabulate_rounds(figures, results.figures[model], model=model)
+    table = tabulate_rounds(figures, results.figures[model], model=model, std=options.perturbation_std)
     return dataclasses.replace(table, notes=(*unread, *table.notes))
 
 

@@ -49,7 +49,7 @@ def write_explanations(
         paths,
         trained.preprocessing,
         batch_size=min(BATCH_SIZE, len(paths)),
-        max_pixels=trained.max_pixels,
+        max_pixels=trained.run.max_pixels,
         num_threads=trained.run.settings.data.num_threads,
         refuse=refuse,
     )

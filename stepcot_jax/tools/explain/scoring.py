@@ -200,7 +200,7 @@ def score_network(
         fitted_on = fit_on_training(trained)
     else:
         pictures = read_boxed(
-            data, trained.preprocessing, num_cases=num_cases, box_list=box_list, max_pixels=trained.max_pixels
+            data, trained.preprocessing, num_cases=num_cases, box_list=box_list, max_pixels=trained.run.max_pixels
         )
     explainer = Explainer(trained, model=model)
     images = to_input([boxed.picture for boxed in pictures], trained.preprocessing)

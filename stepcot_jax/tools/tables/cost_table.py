@@ -28,8 +28,8 @@ import numpy as np
 
 from stepcot_jax.evaluation.published import COST, COST_MEGABYTES, COST_OF_ENCODERS
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.machine import use_compilation_cache
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.host.untrusted import resolve
 from stepcot_jax.pages.sheets import Entry, Row, Table, columns, mark_published
 from stepcot_jax.tools.options import local_path
 from stepcot_jax.tools.tables.encoders import Encoder
@@ -64,7 +64,7 @@ def measure_apart(arguments: Sequence[str]) -> Cost:
     if finished.returncode == 2:
         raise BadInput(finished.stderr.strip().splitlines()[-1].removeprefix("error: "))
     if finished.returncode:
-        raise RuntimeError(f"cost_measuring {arguments} ended with {finished.returncode}: {finished.stderr[-2000:]}")
+        raise RuntimeError(f"measure-cost {arguments} ended with {finished.returncode}: {finished.stderr[-2000:]}")
     fields = json.loads(finished.stdout.splitlines()[-1])
     fields["milliseconds"] = {int(size): value for size, value in fields["milliseconds"].items()}
     return Cost(**fields)
@@ -181,14 +181,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--reference", default="", help="an encoder of Table 11, with random weights")
     parser.add_argument("--dtype", default="float32", help="compute type of a frozen encoder")
     parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--compilation-cache", type=local_path)
     options = parser.parse_args(arguments)
     if sum(map(bool, (options.cell, options.weights, options.reference))) != 1:
         parser.error("give --cell, --weights or --reference")
     if options.cell is None and options.what != "encoder":
         parser.error("give --cell, or --weights or --reference with `encoder`")
-    if options.compilation_cache is not None:
-        jax.config.update("jax_compilation_cache_dir", str(resolve(options.compilation_cache)))
+    use_compilation_cache()
     if options.reference:
         model = make_reference(options.reference)
     elif options.weights:
@@ -324,8 +322,7 @@ def make_tables(plan: Plan) -> list[Table]:
     for name, arguments in models.items():
         if arguments is not None:
             Terminal().say(f"measuring {name}")
-            cost = measure_apart([*arguments, f"--compilation-cache={plan.workdir / 'compilation_cache'}"])
-            rows.append(_make_row(name, cost) | _published(name))
+            rows.append(_make_row(name, measure_apart(arguments)) | _published(name))
     shown = {_plain_name(str(row["model"])) for row in rows}
     others = [encoder for encoder in COST_OF_ENCODERS if encoder.casefold() not in shown]
     rows += [{"model": f"encoder {encoder}", **_published(encoder)} for encoder in others]
@@ -351,7 +348,7 @@ def make_tables(plan: Plan) -> list[Table]:
 
 
 def _list_models(plan: Plan) -> dict[str, list[str] | None]:
-    """Return the arguments of `cost_measuring` by model name; None for imported features, which have no network."""
+    """Return the arguments of `measure-cost` by model name; None for imported features, which have no network."""
     cell = f"--cell={plan.cells.folder(plan.main(plan.seeds[0]))}"
     encoders = {f"encoder {encoder.name}": _encoder_arguments(encoder, plan, cell) for encoder in plan.encoders()}
     measured = {_plain_name(name) for name, arguments in encoders.items() if arguments is not None}

@@ -5,15 +5,14 @@ import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
+from stepcot_jax.data.questions.record_files import read_vqa_records, write_replies, write_vqa_records
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.evaluation import published
-from stepcot_jax.evaluation.audits import PERTURBED_KINDS, perturb_records
+from stepcot_jax.evaluation.audits import PERTURBED_KINDS, perturb_records, spread
 from stepcot_jax.evaluation.comparison import INTERVALS
-from stepcot_jax.evaluation.replies import A_SCORE, BASELINE, ScoredReplies, as_columns, encode, score_all, score_models
+from stepcot_jax.evaluation.replies import A_SCORE, BASELINE, ScoredReplies, as_columns, score_all, score_models
 from stepcot_jax.evaluation.statistics import mean_of_seeds, summarise
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.ranges import Interval
 from stepcot_jax.pages.sheets import Column, Row, Table, columns, mark_published
 from stepcot_jax.policies.policy_files import AnyTokenizer
@@ -130,10 +129,8 @@ def is_answered(path: pathlib.Path, records: Sequence[Record]) -> bool:
 
 def write_answered(path: pathlib.Path, records: Sequence[Record], texts: Sequence[str]) -> None:
     """Write replies, then their records, without which the replies do not count."""
-    path.parent.mkdir(exist_ok=True)
     _records_path(path).unlink(missing_ok=True)
-    lines = [encode({"id": record.id, "reply": text}) for record, text in zip(records, texts, strict=True)]
-    write_whole(path, b"".join(lines))
+    write_replies(path, records, texts)
     write_vqa_records(_records_path(path), records)
 
 
@@ -212,7 +209,10 @@ def _find_a_scores(plan: Plan, scored: Mapping[str, ScoredReplies]) -> dict[str,
 
 def _summarise(by_seed: Sequence[Sequence[Interval]]) -> Row:
     """Return the figures of a row from intervals [seed][original or round]."""
-    deviations = [float(np.std([interval.value for interval in of_seed[1:]])) for of_seed in by_seed]
+    deviations = [
+        spread([interval.value for interval in of_seed[1:]], original=of_seed[0].value, std="population")
+        for of_seed in by_seed
+    ]
     row: Row = {"std": mean_of_seeds(deviations)}
     by_round = zip(published.ROUNDS, zip(*by_seed, strict=True), strict=True)
     return row | {name: summarise(of_round) for name, of_round in by_round}

@@ -14,8 +14,9 @@ from refusals import assert_says, refuse
 
 from stepcot_jax.box import Box
 from stepcot_jax.chain import NOT_ANNOTATED, PUBLISHED_STEPS, Chain, Step
+from stepcot_jax.data.dataset import write_quarantine
 from stepcot_jax.data.records import data_json, json_arrays
-from stepcot_jax.data.records.records import SetAside, read_records, write_quarantine, write_records
+from stepcot_jax.data.records.records import SetAside, read_records, write_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
 

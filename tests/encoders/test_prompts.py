@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from stepcot_jax.chain import Chain, Step
-from stepcot_jax.encoders.text_encoder import hash_prompts, write_prompts
+from stepcot_jax.encoders.prompts import hash_prompts, write_prompts
 from stepcot_jax.host.errors import BadInput
 
 QUESTIONS = [f"Question {letter}?" for letter in "ABCDEFg"]
