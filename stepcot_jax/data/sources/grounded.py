@@ -69,7 +69,8 @@ def _list_images(path: Path, how: How) -> Iterator[Listed]:
             found = paths.locate(image)
             record = _ground(found.path, Path(found.real_path), lines)
         except BadInput as error:
-            yield refused(location, str(error), image=image)
+            is_placed = str(error).startswith(location.split()[0])
+            yield refused(location, str(error) if is_placed else f"{location}, {error}", image=image)
         else:
             record = msgspec.structs.replace(record, provenance={"file": path.name, "row": location})
             missing = found.missing and f"{location}, {found.missing}"

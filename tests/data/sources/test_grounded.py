@@ -58,6 +58,8 @@ def test_labels_are_findings_and_other_sentences_stay_with_their_regions(folder)
         (CLEAR | {"image_size": [50, 50]}, "leaves the picture of 50 by 50"),
         (CLEAR | {"boxes": "none"}, "line 2, boxes: "),
         ("{", "line 2, "),
+        (CLEAR | {"image": "../one.png"}, "line 2, '../one.png'"),
+        (CLEAR | {"image": "absent.png"}, "line 2, image_size: neither stated"),
         (EFFUSION | {"patient": "b"}, "patient: 2 of one image"),
     ],
 )
