@@ -93,7 +93,7 @@ def perturb(options: argparse.Namespace) -> None:
 def reports(options: argparse.Namespace) -> None:
     """Write reports and score them."""
     from stepcot_jax.data.sources.loading import read_source
-    from stepcot_jax.tools.evaluate_replies.reports import report_replies, report_sheet, score_written
+    from stepcot_jax.tools.evaluate_replies.report_generation import report_replies, report_sheet, score_written
 
     answers, source = find_path(options.answers, "ANSWERS"), find_path(options.records, "RECORDS")
     if answers.suffix.lower() == ".csv":
