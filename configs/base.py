@@ -122,9 +122,13 @@ def get_config():
     config.loss.parts = ()  # further parts of the student's loss, "NAME=WEIGHT" of losses.step_cot.PARTS
 
     config.vqa = config_dict.ConfigDict()  # jobs "sft" and "grpo": reasoning records (docs/grounded.md)
-    config.vqa.source = "phantom"  # "phantom": drawn in memory as `phantom` says; "folder": records.jsonl in `root`
-    config.vqa.root = ""  # folder of "folder"
-    config.vqa.dialect = "gemex"  # of prompts and replies; or "gemex_plain", "lvkc", "lvkc_released", "medclm"
+    config.vqa.source = "phantom"  # "phantom": drawn in memory as `phantom` says; "folder": the questions in `root`
+    config.vqa.root = ""  # folder or file of "folder", in any layout of docs/sources.md
+    config.vqa.layout = "auto"  # detected from the files, or its name
+    config.vqa.box_size = (0, 0)  # of the picture that GEMeX's boxes refer to, which no file states
+    config.vqa.shared_pictures = "keep"  # pictures that stand in several splits; or "drop": from training
+    config.vqa.val_share = 0.15  # of the training patients, for validation, where a source has train and test alone
+    config.vqa.dialect = "gemex"  # or "gemex_plain", "lvkc", "lvkc_released", "medclm", or "plain" without boxes
     config.vqa.with_thinking = True  # False: replies without the part before the answer, where the dialect allows it
     config.vqa.num_validated = 0  # questions of the validation split that are asked after each epoch; 0: all
 
@@ -211,7 +215,8 @@ def get_config():
     config.dpo.beta = 0.1  # scale of the difference of log-ratios; the public code has none
 
     config.rewards = config_dict.ConfigDict()  # rewards of a reply, and their definitions (docs/grounded.md)
-    # "name=weight" of rewards.functions.FUNCTIONS; one of weight 0 is logged alone; "consistency": of stage facts
+    # "name=weight" of rewards.functions.FUNCTIONS; one of weight 0 is logged alone; "consistency": of stage facts.
+    # Leave "grounding" out where no record has a box, or with config.vqa.dialect="plain".
     config.rewards.functions = ("answer=1", "grounding=1", "well_formed=0")
     config.rewards.grounding = "threshold"  # 1 if mIoU > least_iou and the counts are equal; or "mean_iou"
     config.rewards.least_iou = 0.75

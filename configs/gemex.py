@@ -32,6 +32,7 @@ def get_config():
     config.job = "grpo"
     config.vqa.source = "folder"
     config.vqa.dialect = "gemex"  # [P] Figure 3
+    config.vqa.val_share = 0.05  # ours: the paper names no validation split
 
     config.policy.weights = "Qwen/Qwen2.5-VL-7B-Instruct"  # [P]; a folder, or an id that is downloaded
     config.image_encoder.image_size = 448  # ours: 16 x 16 tokens; a multiple of 28

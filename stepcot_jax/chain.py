@@ -122,7 +122,13 @@ class Step:
         folded = [fold(option) for option in self.options]
         if len(folded) < 2 or len(folded) > len(string.ascii_uppercase):
             raise BadInput(f"{where}: {len(folded)} options; 2 to 26 are required")
-        if len(set(folded)) != len(folded) or "" in folded:
+        if twice := next((k for k, text in enumerate(folded) if text in folded[:k]), 0):
+            first = folded.index(folded[twice])
+            letters = f"{string.ascii_uppercase[first]} and {string.ascii_uppercase[twice]}"
+            raise BadInput(
+                f"{where}: options {list_texts(self.options)} must be distinct and not empty; {letters} are equal"
+            )
+        if "" in folded:
             raise BadInput(f"{where}: options {list_texts(self.options)} must be distinct and not empty")
         if any(
             len(text) == 1 and text.isalpha() and string.ascii_lowercase.find(text) != k

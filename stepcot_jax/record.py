@@ -22,10 +22,14 @@ Cue = Literal["box", "text", "image"]
 Split = Literal["", "train", "val", "test"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
-"""Open-ended, yes or no, one choice, several choices."""
+"""Open-ended, closed (yes or no, or a word that the question offers), one choice, several choices."""
+
+YES_NO = ("Yes", "No")
+"""Answers of closed questions that ask for yes or no."""
 
 STAGE_NAMES = ("localisation", "visual", "knowledge", "conclusion")
 
+_SHORT_YES_NO = ("Y", "N")  # refused: a closed answer of a letter is a short form, never a word of its own
 _LONGEST_NAME = 500
 _LONGEST_SIDE = 2**20
 
@@ -52,7 +56,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
       patient: patient, as in the file; splits and intervals go by it.
       id: name of a question, unique within its file.
       image_size: width and height in pixels of the picture that the boxes refer to, which may differ from the file's;
-        (0, 0) if unknown.
+        (0, 0) if unknown, which a question without references may leave it.
       origin: collection that the image comes from; "" if unknown.
       split: "train", "val" or "test"; "" if none is assigned.
       sex: "F", "M" or "O"; "" if unknown.
@@ -75,14 +79,16 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
       topic: template or subject of the question; majority answers are counted by it.
       question: "" without a question.
       options: texts, 2 to 26, from which `chain.strip_letters` takes letters off; empty for "open" and "closed".
-      answer: "Yes" or "No"; one letter; distinct letters in order; or a text. Other letter case, and an option's text
-        for its letter, are brought into this form.
-      synonyms: further accepted texts of an open answer.
+      answer: "Yes" or "No"; one letter; distinct letters in order; or a text: of an open question, or of a closed one
+        such as "Left". Other letter case, and an option's text for its letter, are brought into this form.
+      synonyms: further accepted texts of an answer that is a text.
       references: boxes of the final answer, in order.
       thinking: reasoning before the answer; "" for none.
       preamble: overall description before the stages; "" for none.
       cue: what the localisation starts from: a box, a text, or the whole image.
       lesion: class of the lesion; "" if there is none.
+      organ: of a lesion its host organ; without a lesion what the picture shows, such as "abdomen"; "" if unknown.
+      modality: how the picture was made, such as "xray" or "CT"; "" if unknown.
     """
 
     image: str
@@ -147,8 +153,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return string.ascii_uppercase[: len(self.options)]
 
     @property
+    def is_answered_in_words(self) -> bool:
+        """Whether the answer is a text: of an open question, or of a closed one other than yes and no."""
+        return self.kind == "open" or (self.kind == "closed" and self.answer not in YES_NO)
+
+    @property
     def accepted_texts(self) -> tuple[str, ...]:
-        """Every accepted text of an open answer, the answer first; folded duplicates are left out."""
+        """Every accepted text of an answer in words, the answer first; folded duplicates are left out."""
         kept: dict[str, str] = {}
         for text in (self.answer, *self.synonyms) if isinstance(self.answer, str) else ():
             kept.setdefault(fold(text), text)
@@ -184,7 +195,8 @@ def _check_question(record: Record) -> None:
         if not name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME:
             shown = "the value" if field == "patient_id" else repr(name[:80])  # no patient fields in messages
             raise BadInput(f"{field}: {shown} is not a name on one line of 1 to {_LONGEST_NAME} characters")
-    if not all(1 <= side <= _LONGEST_SIDE for side in record.image_size):
+    is_needed = bool(record.references) or record.image_size != (0, 0)
+    if is_needed and not all(1 <= side <= _LONGEST_SIDE for side in record.image_size):
         shown = str(list(record.image_size)) if max(record.image_size) < 10**9 else "the value"
         raise BadInput(f"image_size: {shown} is not [width, height] of 1 to {_LONGEST_SIDE} pixels")
     if not record.question.strip():
@@ -231,16 +243,20 @@ def _check_answer(record: Record, step: Step | None) -> None:
         raise BadInput(f"answer: {list(answer)!r:.80} is a list; kind {record.kind!r} expects a text")
     if not answer.strip():
         raise BadInput("answer: blank; a text is required")
-    if record.kind != "open":
-        accepted = ("Yes", "No") if step is None else tuple(record.letters)
-        word = answer.strip(" .").capitalize() if step is None else _read_letter(answer, step)
-        if word not in accepted:
-            near = "" if step is None else ", or the text of an option"
-            raise BadInput(f"answer: {answer[:80]!r} is not one of {', '.join(accepted)}{near} (kind {record.kind!r})")
-        msgspec.structs.force_setattr(record, "answer", word)
-    if record.synonyms and record.kind != "open":
+    word: str | None = answer
+    if record.kind == "closed":
+        bare = answer.strip(" .").capitalize()
+        word = bare if bare in YES_NO else answer if bare not in _SHORT_YES_NO else None
+    elif step is not None:
+        word = _read_letter(answer, step)
+    if word is None:
+        accepted = ", ".join((*YES_NO, "a text") if step is None else (*record.letters, "or the text of an option"))
+        raise BadInput(f"answer: {answer[:80]!r} is not one of {accepted} (kind {record.kind!r})")
+    msgspec.structs.force_setattr(record, "answer", word)
+    if record.synonyms and not record.is_answered_in_words:
         raise BadInput(
-            f"synonyms: {len(record.synonyms)} synonyms of a question of kind {record.kind!r}; only open has any"
+            f"synonyms: {len(record.synonyms)} synonyms of the answer {word!r} (kind {record.kind!r}); only an answer "
+            "in words has any"
         )
 
 

@@ -5,6 +5,7 @@ import string
 import hypothesis.strategies as st
 
 from stepcot_jax.box import GRID_1000, UNIT_SQUARE, Box
+from stepcot_jax.data.sources.loading import read_vqa_source
 from stepcot_jax.record import Record, Stages
 
 STAGES = Stages("The lower zone of the right lung.", "A hazy opacity.", "Haze over fluid.", "Fluid it is.")
@@ -38,6 +39,7 @@ texts = st.one_of(
     st.text(min_size=1, max_size=60),
     st.text(alphabet="<>/[](){}*,.:;\"' \n019aesthinkANSWERboxrf", min_size=1, max_size=60),
 ).filter(str.strip)
+words = texts.filter(lambda text: text.strip(" .").casefold() not in ("y", "n"))
 
 
 @st.composite
@@ -62,7 +64,7 @@ def records(draw, thinking=texts):
     letters = string.ascii_uppercase[: len(choices)]
     answer = {
         "open": lambda: draw(texts),
-        "closed": lambda: draw(st.sampled_from(("Yes", "No"))),
+        "closed": lambda: draw(st.one_of(st.sampled_from(("Yes", "No")), words)),
         "single": lambda: draw(st.sampled_from(letters)),
         "multi": lambda: tuple(sorted(draw(st.sets(st.sampled_from(letters), min_size=1)))),
     }[kind]()
@@ -78,3 +80,8 @@ def records(draw, thinking=texts):
         preamble=draw(st.one_of(st.just(""), texts)),
         stages=Stages(*(draw(texts) for _ in range(4))),
     )
+
+
+def read_records(root, **how):
+    """Read the questions of a source as a list; `set_aside` is a list that gets those set aside."""
+    return list(read_vqa_source(root, **how))

@@ -10,7 +10,6 @@ from stepcot_jax.annotate.recipes.items import split_sentences as _split_texts
 from stepcot_jax.annotate.rules.annotator import URGENCY, find_asserted, is_contradicted
 from stepcot_jax.annotate.rules.mentions import Status, read_report, split_sentences
 from stepcot_jax.chain import NOT_ANNOTATED, NOT_APPLICABLE, Chain, fold
-from stepcot_jax.data.questions.questions import region_of
 from stepcot_jax.data.questions.vocabulary import write_box
 from stepcot_jax.reasoning.replies import BOX, IN_ROUND_BRACKETS, corners_of, find_named_boxes
 from stepcot_jax.record import Record
@@ -239,7 +238,7 @@ def check_regions(text: str, question: Question) -> None:
     accepted = {
         (fold(name), tuple(json.loads(write_box(statement.corners))))
         for statement in question.statements
-        for name in (region_of(statement, question.record), statement.label)
+        for name in (question.region_of(statement), statement.label)
     }
     boxes = [corners_of(match) for match in BOX.finditer(text)]
     regions = [region for region, _, _ in find_named_boxes(text, IN_ROUND_BRACKETS)]
@@ -275,7 +274,7 @@ def check_answer(text: str, question: Question) -> None:
     # An answer of several sentences is compared with as many.
     count = max(len(_split_texts(question.spoken_answer)), 1)
     last = " ".join(sentences[-count:])
-    if record.kind == "open":
+    if record.is_answered_in_words:
         is_right = bool(names_any(last, (question.spoken_answer, *record.accepted_texts)))
     elif record.kind == "closed":
         is_right = {word.casefold() for word in _YES_NO.findall(last)} == {str(record.answer).casefold()}

@@ -21,13 +21,13 @@ from stepcot_jax.box import Box
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_APPLICABLE, Chain, Step, fold
 from stepcot_jax.data.images.file_formats import Note
 from stepcot_jax.data.images.image_decoding import most_bytes
-from stepcot_jax.data.images.image_files import FolderFiles, Selection, examine_image
+from stepcot_jax.data.images.image_files import FolderFiles, Selection, examine_image, read_picture
 from stepcot_jax.data.images.preprocessing import decode_image_bytes
 from stepcot_jax.data.images.stated_sizes import StatedSizes, list_sizes
 from stepcot_jax.data.projections import is_frontal_task
 from stepcot_jax.data.questions.making import write_texts
-from stepcot_jax.data.questions.record_files import VqaCollection, holds_records, read_vqa_records
-from stepcot_jax.data.questions.vqa_dataset import split_records
+from stepcot_jax.data.questions.question_splits import SplitOptions, is_picture, split_records
+from stepcot_jax.data.questions.record_files import VqaCollection
 from stepcot_jax.data.reasons import Reasons, describe_oddities, note_oddities
 from stepcot_jax.data.record_table import count_boxes, find_first
 from stepcot_jax.data.records.data_json import FILE_NAME, Scan, scan_records
@@ -35,8 +35,8 @@ from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.data.sources.intake import Intake
 from stepcot_jax.data.sources.layouts import AUTO, CASES, check_layout, detect_layout
 from stepcot_jax.data.sources.listed import How, Listed
-from stepcot_jax.data.sources.loading import list_cases
-from stepcot_jax.data.splits.making import PUBLISHED_FRACTIONS, make_splits
+from stepcot_jax.data.sources.loading import holds_questions, list_cases, read_vqa_source
+from stepcot_jax.data.splits.making import make_splits
 from stepcot_jax.data.splits.split_resolver import resolve_tables
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Assignment, count_shared
 from stepcot_jax.data.statistics import (
@@ -51,9 +51,9 @@ from stepcot_jax.data.statistics import (
 )
 from stepcot_jax.data.uncertain import Treatment, make_targets, note_one_answers
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_file
 from stepcot_jax.host.machine import map_in_threads
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.reasoning.plain_replies import PLAIN
 from stepcot_jax.record import Record, SetAside
 
 _NUM_EXAMPLES = 20
@@ -82,7 +82,7 @@ class CheckOptions(How):
 def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict[str, Any]:
     """Return the facts of a folder or file in any layout, or of reasoning records, which `docs/data.md` explains."""
     root, reasons = Path(root), Reasons()
-    if holds_records(root):
+    if holds_questions(root, options.layout):
         return _check_questions(root, options, reasons, terminal)
     layout = detect_layout(root, further=_RECORDS) if options.layout == AUTO else check_layout(options.layout, CASES)
     how = dataclasses.replace(options, require_images=options.images != "none")
@@ -432,7 +432,13 @@ def _note(facts: dict[str, Any], assignment: Assignment, scan: Scan, targets: _T
 
 def _check_questions(root: Path, options: CheckOptions, reasons: Reasons, terminal: Terminal) -> dict[str, Any]:
     with _recorded_warnings() as warnings:
-        collection = read_vqa_records(root, on_bad_record="skip", require_images=options.images != "none")
+        collection = read_vqa_source(
+            root,
+            layout=options.layout,
+            on_bad_record="skip",
+            require_images=options.images != "none",
+            box_size=options.box_size,
+        )
     oddities, stated = Reasons(), StatedSizes()
     unreadable: dict[str, str] = {}
     if options.images == "decode":
@@ -446,7 +452,7 @@ def _check_questions(root: Path, options: CheckOptions, reasons: Reasons, termin
     watched = terminal.watch(records, "writing in every dialect")
     facts: dict[str, Any] = {
         "root": str(collection.root),
-        "layout": "reasoning records",
+        "layout": collection.layout,
         "file": collection.path.name,
         "records": len(records) + len(reasons),
         "set_aside": len(reasons),
@@ -456,18 +462,28 @@ def _check_questions(root: Path, options: CheckOptions, reasons: Reasons, termin
         "lengths": {name: spread_lengths(count_lengths_of(records, name)) for name in LENGTHS},
         "formats": count_formats(watched),
     }
-    members = {(record.patient, record.split) for record in records if record.split}
+    named = (record for record in records if record.split and not is_picture(record.patient))
+    members = {(record.patient, record.split) for record in named}
     facts["patients_in_several_splits"] = count_shared(members)
     facts["control_tokens"] = count_control_tokens(records)
     facts["contradictions"] = find_contradictions(records)
     facts["dialect"] = _choose_dialect(records) if options.dialect == AUTO else options.dialect
-    facts["stops"] = _describe_bad(reasons, facts["file"], "line", len(records), skips=options.on_bad_record == "skip")
+    facts["stops"] = _describe_bad(
+        reasons, facts["file"], collection.unit, len(records), skips=options.on_bad_record == "skip"
+    )
     if number := facts["patients_in_several_splits"]:
         facts["stops"].append(f"{facts['file']}: {number} patients are in more than one split")
     else:
-        facts["stops"] += _find_stops_of_training(collection, records, facts, options)
+        with _recorded_warnings() as more:
+            facts["stops"] += _find_stops_of_training(collection, records, facts, options)
+        warnings += more
     facts["odd_images"] = oddities.as_facts()
-    facts["notes"] = [*warnings, *note_oddities(oddities), *stated.list_notes(), *_note_questions(facts)]
+    facts["notes"] = [
+        *warnings,
+        *note_oddities(oddities),
+        *stated.list_notes(),
+        *_note_questions(facts, with_thinking=options.with_thinking),
+    ]
     return facts
 
 
@@ -478,7 +494,7 @@ def _find_unreadable_images(
     sizes = list_sizes(collection.records)
     for number, path in enumerate(terminal.watch(list(sizes), "reading the images")):
         try:
-            content = read_file(collection.root / path, max_bytes=most_bytes(options.max_pixels))
+            content = read_picture(collection.root, path, max_bytes=most_bytes(options.max_pixels))
             pixels = decode_image_bytes(content, name=path, max_pixels=options.max_pixels, note=notes.append)
             stated.compare(number, path, sizes[path], (pixels.shape[1], pixels.shape[0]), content)
             for note in notes + describe_oddities(pixels):
@@ -490,9 +506,11 @@ def _find_unreadable_images(
 
 
 def _choose_dialect(records: Sequence[Record]) -> str:
-    """Return the dialect of the config for records of MedCLM's views, of MEDSAGE's stages, or for any others."""
+    """Return the dialect for records of MedCLM's views, of MEDSAGE's stages, without any box, or for any others."""
     if all(record.provenance.get("stage") in ("easy", "medium", "hard") for record in records):
         return "medclm"
+    if not any(record.references or record.stages for record in records):
+        return PLAIN
     return "lvkc" if all(record.stages and not record.thinking.strip() for record in records) else "gemex"
 
 
@@ -501,7 +519,7 @@ def _find_stops_of_training(
 ) -> list[str]:
     """Split the records and write the replies of the train split, as a run does."""
     try:
-        split = split_records(collection, fractions=PUBLISHED_FRACTIONS, seed=options.split_seed)
+        split = split_records(collection, SplitOptions(seed=options.split_seed))
     except BadInput as error:
         return [str(error)]
     file, dialect, names = facts["file"], facts["dialect"], {record.id for record in good}
@@ -521,14 +539,19 @@ def _find_stops_of_training(
     return stops
 
 
-def _note_questions(facts: dict[str, Any]) -> list[str]:
+def _note_questions(facts: dict[str, Any], *, with_thinking: bool) -> list[str]:
     num_good = facts["records"] - facts["set_aside"]
     notes = [
         f"{num_good - outcome['written']} records cannot be written in dialect {outcome['dialect']} "
         f"({next(iter(outcome['refused']))})"
         for outcome in facts["formats"]
-        if outcome["written"] < num_good
+        if outcome["written"] < num_good and (outcome["dialect"] == PLAIN or facts["dialect"] != PLAIN)
     ]
+    if facts["dialect"] == PLAIN and with_thinking and not facts["with_thinking"]:
+        notes.append(
+            "no record has thinking: prompts ask for some unless config.vqa.with_thinking=False (here "
+            "--without-thinking)"
+        )
     notes += [
         f"{outcome['written'] - outcome['read_back']} records written in dialect {outcome['dialect']} do not read back "
         f"(record {outcome['differ'][0]['id']}, {outcome['differ'][0]['problem']}): true replies would count as wrong"

@@ -20,6 +20,7 @@ from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.answers import read_answer
 from stepcot_jax.reasoning.dialects import DIALECTS, read_reply, write_reply
+from stepcot_jax.reasoning.plain_replies import PLAIN
 from stepcot_jax.record import KINDS, STAGE_NAMES, Record
 
 NOT_ANNOTATED_NAME = "(not annotated)"
@@ -204,7 +205,8 @@ def find_contradictions(records: Iterable[Record]) -> list[tuple[str, str]]:
     """Return the ids of the first records that ask one question with the same choices of a picture and differ."""
     answers: dict[Any, dict[str, set[str]]] = collections.defaultdict(dict)
     for record in records:
-        texts = set(map(fold, record.accepted_texts)) if record.kind == "open" else {fold(answer_in_words(record))}
+        in_words = record.accepted_texts if record.is_answered_in_words else (answer_in_words(record),)
+        texts = set(map(fold, in_words))
         asked = answers[record.image, record.kind, fold(record.question), frozenset(map(fold, record.options))]
         if not any(texts & known for known in asked.values()):
             asked[record.id] = texts
@@ -250,9 +252,11 @@ def find_difference(record: Record, text: str, dialect: str) -> str:
     answer = read_answer(record.answer, record) if isinstance(record.answer, str) else record.answer
     if reply.answer is None or read_answer(reply.answer, record) != answer:
         return f"answer: {reply.answer!r:.80}"
-    is_without_boxes = dialect == "medclm" and not record.thinking.strip()  # MedCLM's hard stage
+    is_bare = dialect == "medclm" and not record.thinking.strip()  # MedCLM's hard stage
+    if is_bare or dialect == PLAIN or not record.references:
+        return "boxes: some, although none is written" if reply.references else ""
     source = pixels(record.image_size)
-    boxes = [] if is_without_boxes else [reference.corners for reference in record.references]
+    boxes = [reference.corners for reference in record.references]
     expected = convert_rounded(boxes, source=source, target=reply.space or source)
     actual = np.array([region.corners for region in reply.references or ()]).reshape(-1, 4)
     if actual.shape != expected.shape or not np.allclose(actual, expected, rtol=0, atol=1e-9):

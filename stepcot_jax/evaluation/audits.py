@@ -98,6 +98,12 @@ PerturbationStd = Literal["population", "sample", "from_original"]
 
 PERTURBED_KINDS = ("closed", "single")
 
+
+def is_perturbed(record: Record) -> bool:
+    """Return whether rounds reword a question: single choice, or closed with yes or no."""
+    return record.kind in PERTURBED_KINDS and not record.is_answered_in_words
+
+
 _IS = re.compile(r"(\s*is)(?=\s)", re.IGNORECASE)
 _ABNORMAL = re.compile(r"\b(?:(an?)(\s+))?(a)bn(ormal)\b", re.IGNORECASE)
 _ONE = r"\(?[A-Z]\)?(?![\w'])"
@@ -107,12 +113,12 @@ _ALONE = re.compile(r"(?<![\w'])[A-Z](?![\w'])")
 
 
 def perturb(record: Record, *, seed: int, round_number: int, negated_answer: NegatedAnswer = "flip") -> Record:
-    """Return the record of one round, of the same id; open and multiple-choice questions stay as they are."""
+    """Return the record of one round, of the same id; those that are not `is_perturbed` stay as they are."""
     draw = f"{seed}/{round_number}/{record.id}"
     if record.kind == "single":
         order = sorted(range(len(record.options)), key=lambda index: _hash(f"{draw}/option {index}"))
         changed = reorder(record, order)
-    elif record.kind == "closed" and _uniform(f"{draw}/change") < 0.5:
+    elif is_perturbed(record) and _uniform(f"{draw}/change") < 0.5:
         changed = negate(record, prefer_is=_uniform(f"{draw}/mode") < 0.5, negated_answer=negated_answer)
     else:
         return record
@@ -125,11 +131,11 @@ def perturb(record: Record, *, seed: int, round_number: int, negated_answer: Neg
 def perturb_records(
     records: Iterable[Record], *, seed: int, round_number: int, negated_answer: NegatedAnswer = "flip"
 ) -> list[Record]:
-    """Return the closed and the single-choice records of one round, perturbed; their order stays."""
+    """Return the records of one round that are `is_perturbed`, in their order."""
     return [
         perturb(record, seed=seed, round_number=round_number, negated_answer=negated_answer)
         for record in records
-        if record.kind in PERTURBED_KINDS
+        if is_perturbed(record)
     ]
 
 

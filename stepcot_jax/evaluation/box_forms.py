@@ -67,7 +67,7 @@ def place_boxes(reply: Reply, record: Record, form: BoxForm) -> tuple[Reply, int
 
     The corners of a box are sorted: a box that is written from right to left shows the same area.
     """
-    if not reply.references:
+    if not reply.references or not all(record.image_size):
         return reply, 0
     own = reply.space or pixels(record.image_size)
     space = form.space_of(record) if form.space else Space(own.width, own.height)

@@ -33,6 +33,7 @@ from stepcot_jax.reasoning.answers import is_choice_alone
 from stepcot_jax.reasoning.dialects import DIALECTS, FREE, interpret_answer, read_reply
 from stepcot_jax.reasoning.endings import PART_ENDS, Unsaid, goes_on_behind, hear
 from stepcot_jax.reasoning.free_replies import UNCLOSED
+from stepcot_jax.reasoning.plain_replies import PLAIN
 from stepcot_jax.reasoning.replies import Judged, Missing, Reply, normalise, tidy
 from stepcot_jax.record import KINDS, STAGE_NAMES, Record
 from stepcot_jax.rewards.answers import answer_reward, format_reward, suit, why_unread
@@ -104,7 +105,10 @@ _CLOSE = 2.0  # scores of a judge that differ by less are as good as each other 
 def prepare_figures(
     scored: ScoredReplies, *, open_score: OpenScore = "exact", mean_kinds: Sequence[str] | None = None
 ) -> Callable[[Weights], Figures]:
-    """Return a function from weights [resample, reply] to every figure; `mean_kinds` are those of the mean A-score."""
+    """Return a function from weights [resample, reply] to every figure; `mean_kinds` are those of the mean A-score.
+
+    A group in which no reply is asked for boxes has no V-score and no grounding.
+    """
     answers, groups = scored.a_score, scored.groups()
     kinds = [kind for kind in groups if kind in KINDS]
     averaged = find_scored_kinds(scored) if mean_kinds is None else mean_kinds
@@ -116,7 +120,12 @@ def prepare_figures(
     of_kinds: list[tuple[Key, npt.NDArray, npt.NDArray[np.bool_]]] = [
         ((A_SCORE, kind), answers, groups[kind]) for kind in kinds
     ]
-    of_groups = [((name, group), getattr(scored, name), who) for name in SHARES for group, who in groups.items()]
+    of_groups = [
+        ((name, group), getattr(scored, name), who)
+        for name in SHARES
+        for group, who in groups.items()
+        if name == FORMAT or not np.isnan(getattr(scored, name)[who]).all()
+    ]
     keys, columns, members = zip(*of_kinds, *of_groups, strict=True)
     values, counted = np.stack(columns, axis=1), np.stack(members, axis=1)
     counted = counted & ~np.isnan(values)
@@ -342,9 +351,12 @@ def _find_cut(reply: Reply, record: Record) -> Unsaid | None:
 
 
 def choose_dialect(texts: Iterable[str], settings: ScoringSettings) -> str:
-    """Return the first dialect of the papers in which at least half of the replies are well formed, else `FREE`."""
+    """Return the first dialect of the papers in which at least half of the replies are well formed, else `FREE`.
+
+    `PLAIN` is not tried: nearly every text is a plain reply, and `FREE` finds more in those of other models.
+    """
     replies = list(texts)
-    for dialect in DIALECTS:
+    for dialect in (dialect for dialect in DIALECTS if dialect != PLAIN):
         of_dialect = dataclasses.replace(settings, dialect=dialect)
         if 2 * sum(read(text, of_dialect).is_well_formed for text in replies) >= len(replies):
             return dialect
@@ -493,7 +505,7 @@ def summarise(
             *notes,
             *_describe_unscored(counts),
             *filter(None, judged),
-            *_explain(settings, mean_kinds, replies[first].references),
+            *_explain(settings, mean_kinds, replies),
         ),
     )
 
@@ -538,22 +550,27 @@ def _score_stages(
     return {name: figures for name, figures in stages.items() if figures}
 
 
-def _explain(settings: ScoringSettings, mean_kinds: Sequence[str], references: np.ndarray) -> list[str]:
+def _explain(settings: ScoringSettings, mean_kinds: Sequence[str], models: Mapping[str, ScoredReplies]) -> list[str]:
     missing = {"wrong": "counts as wrong", "skip": "takes no part", "stop": "is refused"}[settings.missing]
     reading = {
         "strict": "A reply that is not well formed earns nothing.",
         "parts": "The answer and the boxes of a reply that is not well formed count where that part can be read.",
     }[settings.reading]
+    references = next(iter(models.values())).references
     num_neither = int((~np.isin(references, (FINDINGS, REGIONS))).sum())
-    return [
-        f"A: right answers. Mean A: unweighted over the kinds that every row is scored on "
-        f"({', '.join(mean_kinds) or 'none'}). V: mean IoU. Passed: replies whose boxes earn the grounding reward. "
-        "Well formed: replies that follow the dialect.",
-        f"{reading} A missing reply {missing}. Answers and boxes that cannot be read count as wrong. "
-        f"Open questions: {settings.open_score}.",
+    has_v = any(not np.isnan(columns.v_score).all() for columns in models.values())
+    boxes = "V: mean IoU. Passed: replies whose boxes earn the grounding reward. " * has_v
+    regions = (
         "V on findings and V on regions: by what the true boxes show. Boxes of regions hardly vary between pictures. "
         f"{num_neither} of {len(references)} records have boxes of both, or none, and are in neither. A record without "
-        "boxes has no V.",
+        "boxes has no V."
+    )
+    return [
+        f"A: right answers. Mean A: unweighted over the kinds that every row is scored on "
+        f"({', '.join(mean_kinds) or 'none'}). {boxes}Well formed: replies that follow the dialect.",
+        f"{reading} A missing reply {missing}. Answers and boxes that cannot be read count as wrong. "
+        f"Open questions: {settings.open_score}.",
+        regions if has_v else "No reply is asked for boxes: there is no V.",
         "Intervals are 95 %, from resampling patients.",
     ]
 

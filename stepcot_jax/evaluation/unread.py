@@ -35,16 +35,17 @@ class Unread:
         return f"{self.reasons.total()} of {self.num_replies}"
 
 
-UnreadParts = Mapping[str, Unread]  # by "answers" and "boxes"
+UnreadParts = Mapping[str, Unread]  # by "answers" and, where boxes are asked for, "boxes"
 
 
 def count_unread(scores: Iterable[Any]) -> dict[str, Unread]:
-    """Count the unread answers of replies (`ReplyScore`), and the unread boxes of those that are asked for boxes."""
+    """Count the unread answers of replies (`ReplyScore`), and the unread boxes of those asked for boxes, if any is."""
     replies = [score for score in scores if MISSING not in score.problems]
     located = [score for score in replies if not math.isnan(score.v_score)]
     answers = collections.Counter(score.unread_answer for score in replies if score.unread_answer)
     boxes = collections.Counter(score.unread_boxes for score in located if score.unread_boxes)
-    return {"answers": Unread(len(replies), answers), "boxes": Unread(len(located), boxes)}
+    of_boxes = {"boxes": Unread(len(located), boxes)} if located else {}
+    return {"answers": Unread(len(replies), answers), **of_boxes}
 
 
 def describe_unread(models: Mapping[str, UnreadParts]) -> list[str]:

@@ -21,7 +21,8 @@
   // The picture fills the frame as the boxes' coordinates do, whatever the size of its file.
   function sheet(place) {
     const record = data.records[place];
-    const [width, height] = record.size;
+    const isKnown = record.size[0] > 0; // the size of a question without boxes may be unknown
+    const [width, height] = isKnown ? record.size : [1, 1];
     const layer = draw("svg", { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none" });
     const add = (boxes, kind) => {
       for (const [name, x1, y1, x2, y2] of boxes) {
@@ -31,11 +32,13 @@
       }
     };
     add(record.boxes, "true");
-    add(model().replies[place].boxes, "predicted");
+    if (isKnown) add(model().replies[place].boxes, "predicted");
     const source = data.pictures[record.picture] ?? null;
     const picture = source === null ? null : make("img", { src: source, alt: "", loading: "lazy", decoding: "async" });
     const holder = make("div", { className: "sheet" }, picture, layer);
+    const fit = () => (holder.style.aspectRatio = `${picture.naturalWidth} / ${picture.naturalHeight}`);
     holder.style.aspectRatio = `${width} / ${height}`;
+    if (!isKnown && picture !== null) picture.addEventListener("load", fit);
     holder.style.maxWidth = `${Math.min(100, (100 * width) / height)}%`;
     return make("div", { className: "frame" }, holder);
   }
@@ -47,7 +50,7 @@
       "span",
       {},
       make("span", { className: "asked" }, record.question),
-      make("span", { className: "about" }, `${record.kind}, V\u00a0${percent(reply.v)}`),
+      make("span", { className: "about" }, `${record.kind}${reply.v === null ? "" : `, V\u00a0${percent(reply.v)}`}`),
     );
     const badge = reply.formed === 0 ? make("span", { className: "badge" }, reply.text === null ? "no reply" : "not well formed") : null;
     const label = make("span", { className: "label" }, mark(reply.a, "not scored"), lines);
@@ -85,6 +88,8 @@
     pairs.push(
       ["true answer", record.truth],
       ["answer read", [mark(reply.a, "not scored"), ` ${reply.answer ?? "none"}`]],
+    );
+    if (reply.v !== null || record.boxes.length + reply.boxes.length > 0) pairs.push(
       ["true boxes", listed(record.boxes)],
       ["boxes read", listed(reply.boxes)],
       ["mean IoU", percent(reply.v) + (reply.v === 0 && reply.formed === 0 && reply.boxes.length > 0 ? " (not well formed)" : "")],

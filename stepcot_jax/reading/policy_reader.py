@@ -27,6 +27,7 @@ from stepcot_jax.policies.sampling import Sampling, generate, reply_in_batches, 
 from stepcot_jax.policies.tokenizers import Vocabulary, split_pieces
 from stepcot_jax.reading.radiographs import read_unresized
 from stepcot_jax.reasoning.dialects import interpret_answer, read_reply, write_question
+from stepcot_jax.reasoning.plain_replies import PLAIN
 from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import Kind, Record
 from stepcot_jax.rewards.answers import why_unread
@@ -39,6 +40,7 @@ from stepcot_jax.run.stored_policy import StoredPolicy, read_policy
 QUESTIONS_FILE = "records/test.jsonl"
 
 _YES_OR_NO = re.compile(r"\W*(?:is|are|was|were|does|do|did|has|have|had|can|could|should|will|would)\b", re.IGNORECASE)
+_FOR_WORDS = re.compile(r"\W*(?:(?:on|in|at|from|to|of|for) )?(?:what|which|where|who|how)\b", re.IGNORECASE)
 _ANSWERS: dict[str, str | tuple[str, ...]] = {"closed": "Yes", "open": "?", "single": "A", "multi": ("A",)}
 _WORD = re.compile(r"[^\W\d_]+")
 _NUM_NEAR = 4
@@ -52,9 +54,15 @@ def guess_kind(question: str, *, choices: Sequence[str] = ()) -> Kind:
 
 
 def ask_question(
-    question: str, *, image_size: tuple[int, int], choices: Sequence[str] = (), kind: str | None = None
+    question: str,
+    *,
+    image_size: tuple[int, int],
+    choices: Sequence[str] = (),
+    kind: str | None = None,
+    modality: str = "",
+    organ: str = "",
 ) -> Record:
-    """Return a question as a record, whose answer is a placeholder."""
+    """Return a question as a record, whose answer is a placeholder: of words for a closed "which", else yes or no."""
     if isinstance(choices, str):
         raise BadInput(f"choices: {choices[:80]!r} is one text; a sequence of texts is required")
     kind = kind or guess_kind(question, choices=choices)
@@ -68,7 +76,9 @@ def ask_question(
         kind=kind,  # type: ignore[arg-type]
         question=question,
         options=tuple(choices),
-        answer=_ANSWERS[kind],
+        answer="?" if kind == "closed" and _FOR_WORDS.match(question) else _ANSWERS[kind],
+        modality=modality,
+        organ=organ,
     )
 
 
@@ -199,7 +209,7 @@ class Answered:
         for region in self.boxes:
             corners = ", ".join(f"{number:.0f}" for number in region.corners)
             lines.append(f"box: {region.label or 'without a name'} [{corners}] in pixels of {width} x {height}")
-        if not self.boxes:
+        if not self.boxes and self.reply.dialect != PLAIN:
             lines.append("box: none could be read" if "boxes" in self.unread else "box: none")
         if self.reply.problems:
             lines.append(f"not well formed: {'; '.join(self.reply.problems)}")
@@ -224,6 +234,8 @@ class PolicyReader:
         *,
         choices: Sequence[str] = (),
         kind: str | None = None,
+        modality: str = "",
+        organ: str = "",
         greedy: bool = True,
         seed: int = 0,
         temperature: float = 1.0,
@@ -236,6 +248,8 @@ class PolicyReader:
           choices: bare texts without letters, 2 to 26; () for a question without.
           kind: "open", "closed", "single" or "multi"; None guesses: "single" with choices, "closed" if the question
             begins as one for yes or no, else "open".
+          modality: of the picture, such as "CT", as the training records name it; the prompt then does. "" for none.
+          organ: that the picture shows, such as "abdomen"; "" for none.
           greedy: take the likeliest token each time; False samples.
           seed: seed of the sample.
           temperature: temperature of the sample, > 0.
@@ -246,7 +260,8 @@ class PolicyReader:
         trained, size = self.trained, self.trained.preprocessing.size
         if not 0 < temperature < float("inf"):
             raise BadInput(f"temperature: {temperature} is not a finite number above 0")
-        record = ask_question(question, image_size=(size, size), choices=choices, kind=kind)
+        shown = {"modality": modality, "organ": organ}
+        record = ask_question(question, image_size=(size, size), choices=choices, kind=kind, **shown)
         tokens = encode_prompt(
             record, trained.tokenizer, trained.run, prompt_length=trained.lengths.prompt_length, workdir=trained.workdir
         )

@@ -207,6 +207,11 @@ def _read_content(image: Any, max_pixels: int) -> tuple[bytes, str]:
 
 def _read_file(path: pathlib.Path, max_pixels: int) -> bytes:
     try:
+        if ".parquet#" in path.name:
+            from stepcot_jax.data.parquet import find_cell, read_cell  # of pictures in tables alone
+
+            if cell := find_cell(str(path)):
+                return read_cell(pathlib.Path(cell.file), cell, max_bytes=most_bytes(max_pixels))
         return read_file(path, max_bytes=most_bytes(max_pixels))
     except BadInput:
         raise

@@ -19,7 +19,7 @@ LONGEST = 2**16
 
 
 def read_answer(text: str, record: Record) -> str | tuple[str, ...] | None:
-    r"""Return a written answer in the form of `record.answer`, the folded text of an open one; None if unreadable.
+    r"""Return a written answer in the form of `record.answer`, one in words folded; None if unreadable.
 
     None stands for a text that names no option, several where one is asked for, or one that it denies or doubts.
 
@@ -29,13 +29,13 @@ def read_answer(text: str, record: Record) -> str | tuple[str, ...] | None:
     >>> [read_answer(text, question) for text in ("Option B) Edema, as ...", "\\boxed{B}", "no mass, so B", "A or B")]
     ['B', 'B', 'B', None]
     """
-    if record.kind == "open":
+    if record.is_answered_in_words:
         return fold(open_text(text)) or fold(text) or None
     return find_answer((text,), record)
 
 
 def find_answer(texts: Iterable[str], record: Record) -> str | tuple[str, ...] | None:
-    """Return the answer to a question that is not open, of the first text that names an option."""
+    """Return the answer to a question of options, or of yes and no, of the first text that names one."""
     for text in texts:
         if len(text) > LONGEST:
             continue

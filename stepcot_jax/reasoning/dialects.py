@@ -1,4 +1,4 @@
-"""Dialects: how four published systems write a question's prompt and a grounded reply, and how replies are read.
+"""Dialects: how four published systems write prompts and grounded replies, plain replies, and how replies are read.
 
 | dialect | of | boxes | references keep |
 |---|---|---|---|
@@ -7,6 +7,7 @@
 | `lvkc` | MEDSAGE, Figure 12 | 0 to 1000, y first | names and boxes |
 | `lvkc_released` | MEDSAGE's public code | whole pixels, x first | boxes |
 | `medclm` | MedCLM's public code | unit square, four decimals, x first | names and boxes |
+| `plain` | ours: an answer in words or letters | none | nothing |
 | `free` | any model, without a grammar; read only | as written | names and boxes |
 
 Reading a written record returns its answer and these references, rounded half up to the dialect's precision.
@@ -33,6 +34,11 @@ alone, has neither reasoning nor boxes, only the answer:
     Reasoning: text, with boxes as **name** [0.2344, 0.6250, 0.3125, 0.6875]
 
     Answer: ..
+
+Ours: "plain", the form of most data of medical questions; thinking is optional, and the rest is the answer:
+
+    <think>text</think>
+    the answer alone
 """
 
 import collections
@@ -51,6 +57,8 @@ from stepcot_jax.chain import fold
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.answers import find_answer, read_answer
 from stepcot_jax.reasoning.free_replies import UNCLOSED, find_ending, read_free, split_thoughts
+from stepcot_jax.reasoning.imaging import picture_of
+from stepcot_jax.reasoning.plain_replies import PLAIN, read_plain, start_of_plain, write_plain
 from stepcot_jax.reasoning.replies import (
     BOX,
     BOX_AFTER_NAME,
@@ -458,10 +466,17 @@ _DIALECTS = {
         'Please output the final answer ({answer}) after "Answer:".',
         "Answer:",
     ),
+    PLAIN: _Dialect(
+        write_plain,
+        read_plain,
+        "Please output the thinking process in <think> </think> tags, then the final answer ({answer}) alone.",
+        "Please output the final answer ({answer}) alone.",
+        "",
+    ),
 }
 
 DIALECTS: tuple[str, ...] = tuple(_DIALECTS)
-"""Dialects of the published systems, in the order in which `choose_dialect` tries them."""
+"""Dialects of the published systems, in the order in which `choose_dialect` tries them, and `PLAIN`, never tried."""
 FREE = "free"
 """The dialect of replies without a grammar: it is read, never written."""
 AUTO = "auto"
@@ -528,21 +543,23 @@ def interpret_answer(reply: Reply, record: Record) -> str | tuple[str, ...] | No
     """Return the answer of a reply in the form of `record.answer`; None if it has none that can be read."""
     if reply.answer is None:
         return None
-    if record.kind == "open":
+    if record.is_answered_in_words:
         return read_answer(reply.answer, record)
     return find_answer(reply.parts or (reply.answer,), record)
 
 
 def answer_start(reply: str, dialect: str) -> int:
     """Return the position at which the answer of a written reply begins; "gemex_plain" begins with it."""
+    if dialect == PLAIN:
+        return start_of_plain(reply)
     return max(reply.rfind(_find(dialect).answer_mark), 0)
 
 
 def write_question(record: Record, dialect: str, *, with_thinking: bool = True) -> str:
-    """Write the prompt: question, choices, kind of question and form of the reply.
+    """Write the prompt: picture where the record names it, question, choices, kind of question and form of the reply.
 
     Args:
-      record: its question, kind and options.
+      record: its question, kind and options, modality and organ.
       dialect: of `DIALECTS`; names the form that is asked for.
       with_thinking: whether to ask for reasoning before the answer.
 
@@ -551,12 +568,14 @@ def write_question(record: Record, dialect: str, *, with_thinking: bool = True) 
     """
     style = _find(dialect)
     kind, answer = _KINDS[record.kind]
+    if record.kind == "closed" and record.is_answered_in_words:
+        answer = "a word or a short text"
     form = (style.form if with_thinking else style.form_without_thinking).format(answer=answer)
     choices = [f"{letter}: {choice}" for letter, choice in zip(string.ascii_uppercase, record.options, strict=False)]
-    lines = [record.question.strip(), f"This is {kind} question. {form}"]
-    if choices:
-        lines.insert(1, f"<choices>: [{', '.join(choices)}]")
-    return "\n".join(lines)
+    picture = picture_of(record)
+    lines = [f"This is {picture}."] if picture else []
+    lines += [record.question.strip(), f"<choices>: [{', '.join(choices)}]" if choices else ""]
+    return "\n".join([*filter(None, lines), f"This is {kind} question. {form}"])
 
 
 def _find(dialect: str) -> _Dialect:

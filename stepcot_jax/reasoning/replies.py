@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from stepcot_jax.box import Box, Corners, Space, convert, convert_rounded, pixels
+from stepcot_jax.box import Box, Corners, Space, as_corners, convert, convert_rounded, pixels
 from stepcot_jax.chain import fold
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
@@ -69,8 +69,10 @@ class Reply:
         return set(self.problems) <= {NO_REASONING}
 
     def boxes(self, image_size: Sequence[float]) -> Float64[np.ndarray, "box 4"]:
-        """Return the references as corners in pixels of a picture of (width, height), x first."""
+        """Return the references as corners in pixels of a picture of (width, height), x first; of (0, 0) as written."""
         written = [region.corners for region in self.references or ()]
+        if not all(image_size):
+            return as_corners(written)
         return convert(written, source=self.space or pixels(image_size), target=pixels(image_size))
 
 
@@ -193,6 +195,8 @@ def find_named_boxes(text: str, pattern: re.Pattern[str]) -> Iterator[tuple[Box,
 
 def write_boxes(record: Record, space: Space | None = None) -> list[str]:
     """Return the references' boxes in the notation of a space (None: whole pixels), rounded half up."""
+    if not record.references:
+        return []
     size = pixels(record.image_size)
     target = space or size
     rounded = convert_rounded([reference.corners for reference in record.references], source=size, target=target)

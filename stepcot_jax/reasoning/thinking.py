@@ -61,8 +61,8 @@ def read_thinking(reply: str, record: Record, dialect: str) -> Thinking | None:
         texts = [part] if place % 2 else _BETWEEN.split(part)
         pieces += [(text, place % 2 == 0 and not text.isspace()) for text in texts if text]
     phrases = ["answer", "answers", "option", "options", *map(fold, record.options)]
-    phrases += ["yes", "no"] if record.kind == "closed" else []
-    if record.kind == "open":  # of the other kinds the answer is a letter, for which `_LETTER` looks: "a" is a word
+    phrases += ["yes", "no"] if record.kind == "closed" and not record.is_answered_in_words else []
+    if record.is_answered_in_words:  # of the others the answer is a letter, for which `_LETTER` looks: "a" is a word
         phrases += [fold(text) for text in (*record.accepted_texts, answer) if isinstance(text, str)]
     named = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, filter(None, phrases)))})(?!\w)")
 

@@ -10,6 +10,7 @@ from stepcot_jax.chain import fold
 from stepcot_jax.reasoning.answers import open_text
 from stepcot_jax.reasoning.dialects import interpret_answer, read_reply
 from stepcot_jax.reasoning.endings import Unsaid
+from stepcot_jax.reasoning.plain_replies import PLAIN
 from stepcot_jax.reasoning.replies import Judged, Reply, token_f1
 from stepcot_jax.record import Record
 from stepcot_jax.rewards.options import ChoiceReading, IllFormed, MultiChoice, OpenAnswer
@@ -43,14 +44,20 @@ def suit(reply: Reply, record: Record | None, *, in_any_space: bool = False) -> 
 def why_unread(reply: Reply, record: Record, *, with_thinking: bool = True) -> tuple[str, str | None]:
     """Return why the answer cannot be read and why no box can, "" where one can; None where no box is asked for.
 
-    A record without boxes asks for none, nor does MedCLM's answer alone where record or prompt have no thinking.
+    A record without boxes asks for none, nor do dialect "plain" and MedCLM's answer alone where record or prompt have
+    no thinking.
     """
     answer = ""
     if interpret_answer(reply, record) is None:
-        unnamed = _UNNAMED.get(record.kind, "not one reading as options")
+        kind = "open" if record.is_answered_in_words else record.kind
+        unnamed = _UNNAMED.get(kind, "not one reading as options")
         answer = unnamed if reply.answer is not None else next(iter(reply.problems), "no answer is found")
     is_bare = reply.dialect == "medclm" and not (with_thinking and record.thinking.strip())
-    if not record.references or (is_bare and not reply.references and "Reasoning:" not in reply.text):
+    if (
+        not record.references
+        or reply.dialect == PLAIN
+        or (is_bare and not reply.references and "Reasoning:" not in reply.text)
+    ):
         return answer, None
     if reply.references is not None:
         return answer, "" if reply.references else "no box is written"
@@ -75,7 +82,8 @@ def answer_reward(
       record: its question and answer.
       multi_choice: "exact" for equal sets of letters, "jaccard" for their intersection over union.
       open_answer: "judge": right if the scores of `judged` are less than 2 apart; "exact": the folded text of the
-        answer or of a synonym; "equal": of the answer alone; "token_f1": token F1 of at least 0.5 with one of them.
+        answer or of a synonym; "equal": of the answer alone; "token_f1": token F1 of at least 0.5 with one of them. A
+        closed answer in words, such as "Left", always goes by "exact".
       choice_reading: "strict" also refuses closed and choice answers that are hedged or retracted.
       ill_formed: reward of a reply that violates its dialect's grammar: "nothing", or that of its readable "parts".
       judged: scores of this reply.
@@ -83,8 +91,9 @@ def answer_reward(
     reply = suit(reply, record)
     if reply.answer is None or (ill_formed == "nothing" and not reply.counts):
         return 0.0
-    if record.kind == "open":
-        return _open_reward(reply.answer, record, open_answer, judged)
+    if record.is_answered_in_words:
+        how: OpenAnswer = open_answer if record.kind == "open" else "exact"
+        return _open_reward(reply.answer, record, how, judged)
     if choice_reading == "strict" and is_hedged(reply.answer, record):
         return 0.0
     answer = interpret_answer(reply, record)
@@ -102,7 +111,7 @@ def _open_reward(answer: str, record: Record, open_answer: OpenAnswer, judged: J
     accepted = record.accepted_texts[:1] if open_answer == "equal" else record.accepted_texts
     if open_answer == "token_f1":
         return float(max(token_f1(open_text(answer), text) for text in accepted) >= LEAST_TOKEN_F1)
-    texts = {fold(text) for text in accepted}
+    texts = {fold(form) for text in accepted for form in (text, open_text(text))}
     return float(fold(answer) in texts or fold(open_text(answer)) in texts)
 
 

@@ -17,12 +17,12 @@ import numpy as np
 
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.image_files import folder_files
-from stepcot_jax.data.questions.record_files import FILE_NAME, VqaCollection, read_vqa_records
+from stepcot_jax.data.questions.record_files import FILE_NAME, VqaCollection
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.data.record_table import RecordTable
 from stepcot_jax.data.records.records import Collection, OnBadRecord
 from stepcot_jax.data.sources.layouts import AUTO
-from stepcot_jax.data.sources.loading import read_source
+from stepcot_jax.data.sources.loading import holds_questions, read_source, read_vqa_source
 from stepcot_jax.encoders.prompts import hash_prompts, write_prompts
 from stepcot_jax.encoders.resnet import make_resnet
 from stepcot_jax.host.download import find_path
@@ -235,7 +235,7 @@ def load_records(
     """Read the records of a folder: answers to the steps of a chain, or questions.
 
     Args:
-      root: a folder in a layout that `stepcot data check` knows, or with `records.jsonl`, or such a file.
+      root: a folder or file in a layout that `stepcot data check` knows.
       layout: "auto" detects it.
       on_bad_record: "stop" raises at a bad record, "skip" sets it aside.
       **reading: `step_names`, `single_label` and others of `data.sources.listed.How`.
@@ -244,9 +244,8 @@ def load_records(
       BadInput: the folder has no known layout, or a record is bad.
     """
     source = find_path(root, "root")
-    path = source / FILE_NAME if source.is_dir() else source
-    if path.is_file() and path.suffix == ".jsonl":
-        questions = read_vqa_records(path, on_bad_record=on_bad_record)
+    if holds_questions(source, layout):
+        questions = read_vqa_source(source, layout=layout, on_bad_record=on_bad_record, **reading)
         return Records(questions.records, root=questions.root, set_aside=questions.set_aside)
     cases = read_source(source, layout=layout, on_bad_record=on_bad_record, **reading)
     return Records(cases.cases, root=cases.root, chain=cases.chain, set_aside=cases.set_aside)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.questions import vqa_dataset as questions
-from stepcot_jax.data.questions.record_files import VqaCollection, read_vqa_records
-from stepcot_jax.data.questions.vqa_dataset import VqaDataset
+from stepcot_jax.data.questions.record_files import VqaCollection
+from stepcot_jax.data.questions.vqa_dataset import SplitOptions, VqaDataset
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
@@ -19,12 +19,20 @@ def load_vqa_dataset(
     data, phantom = settings.data, settings.phantom
     if not splits or not set(splits) <= set(SPLIT_NAMES):
         raise ValueError(f"splits must be some of {', '.join(SPLIT_NAMES)}; got {list(splits)}")
-    for name in ("fold", "near_duplicate_radius", "origins"):
+    for name in ("fold", "origins"):
         if value := getattr(data, name):
             raise BadInput(f"config.data.{name}: {value!r} has no effect on reasoning records; leave it out")
     if settings.vqa.source != "phantom":
+        from stepcot_jax.data.sources.loading import read_vqa_source  # of folders alone: 20 modules
+
         root = find_path(settings.vqa.root, "config.vqa.root")
-        collection = read_vqa_records(root, on_bad_record=data.on_bad_record)
+        collection = read_vqa_source(
+            root,
+            layout=settings.vqa.layout,
+            box_size=settings.vqa.box_size if any(settings.vqa.box_size) else None,
+            on_bad_record=data.on_bad_record,
+            require_images=False,  # missing pictures are told of with the broken ones
+        )
         return load_questions(settings, collection, splits=splits, progress=progress)
     size = settings.image_encoder.image_size
     loaded = questions.load_phantoms(
@@ -55,8 +63,13 @@ def load_questions(
         collection,
         preprocessing=Preprocessing(size, fit="stretch"),
         splits=splits,
-        fractions=data.split_fractions,
-        seed=data.split_seed,
+        how=SplitOptions(
+            fractions=data.split_fractions,
+            seed=data.split_seed,
+            val_share=settings.vqa.val_share,
+            shared=settings.vqa.shared_pictures,
+            near_duplicate_radius=data.near_duplicate_radius,
+        ),
         on_bad_record=data.on_bad_record,
         check_images=data.check_images,
         max_pixels=settings.data.max_pixels,

@@ -7,7 +7,7 @@ import math
 import operator
 import pathlib
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -29,8 +29,9 @@ from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.policies.policy import AnyPolicy
 from stepcot_jax.policies.policy_files import read_lengths
 from stepcot_jax.policies.sampling import Sampling, reply_in_batches
+from stepcot_jax.reasoning.plain_replies import PLAIN
 from stepcot_jax.record import KINDS, Record
-from stepcot_jax.rewards.functions import RewardFunction
+from stepcot_jax.rewards.functions import RewardFunction, grounding
 from stepcot_jax.rewards.weighted import make_functions
 from stepcot_jax.run.policy_data import PolicyData, load_policy_data
 from stepcot_jax.run.policy_networks import choose_policy, find_qwen, load_patches, make_normalise
@@ -172,17 +173,15 @@ def write_examples(
     lines, tiles = [], []
     for index in chosen:
         record, score = answered.records[index], answered.scores[index]
-        lines.append(
-            {
-                "id": record.id,
-                "question": record.question,
-                "choices": record.options,
-                "answer": record.answer,
-                "reply": answered.texts[index],
-                "a_score": score.a_score,
-                "v_score": score.v_score,
-            }
-        )
+        line = {
+            "id": record.id,
+            "question": record.question,
+            "choices": record.options,
+            "answer": record.answer,
+            "reply": answered.texts[index],
+            "a_score": score.a_score,
+        }
+        lines.append(line if math.isnan(score.v_score) else line | {"v_score": score.v_score})
         pixels = load_image(record)
         for boxes, colour in ((record.references, TRUE), (score.boxes, PREDICTED)):
             tiles.append(Image.fromarray(draw_named_boxes(pixels, boxes, colour=colour, least_side=_TILE)))
@@ -297,6 +296,27 @@ def _check_phases(settings: Settings, devices: Devices) -> None:
         devices.check_batch_size(size, setting=f"config.{section}.batch_size")
 
 
+def _refuse_grounding(
+    settings: Settings,
+    functions: Mapping[str, tuple[RewardFunction, float]],
+    records: Iterable[Record] | None = None,
+) -> None:
+    """Refuse the reward of boxes in a dialect without boxes and, once they are loaded, of records without any."""
+    is_used = grounding in {function for function, _ in functions.values()}
+    if settings.optimising is None or not (is_used if functions else "grounding" in settings.rewards.weights):
+        return
+    if settings.vqa.dialect == PLAIN:
+        what = "replies of config.vqa.dialect='plain' have no box"
+    elif records is not None and not any(record.references for record in records):
+        what = "no training record has a box"
+    else:
+        return
+    raise BadInput(
+        f"config.rewards.functions: grounding rewards boxes, but {what}; expected others alone, such as "
+        "('answer=1', 'well_formed=0.1')"
+    )
+
+
 class PolicyTask(Task):
     """The task of the jobs "sft", "grpo" and "dpo"."""
 
@@ -312,6 +332,7 @@ class PolicyTask(Task):
     ) -> None:
         self.settings, self.workdir, self.devices, self.terminal = settings, workdir, devices, terminal
         _check_phases(settings, devices)  # before minutes of loading
+        _refuse_grounding(settings, functions)
         self.batch_size = settings.sft.batch_size
         source = find_qwen(settings) if settings.policy.weights else None
         patches = load_patches(settings)
@@ -326,6 +347,7 @@ class PolicyTask(Task):
             dataset=dataset,
         )
         self.dataset, self.tokens, self.see = self.data.dataset, self.data.tokens, self.data.see
+        _refuse_grounding(settings, functions, [self.dataset.records[index] for index in self.dataset.splits["train"]])
         self.tokenizer, self.lengths = self.tokens.tokenizer, self.tokens.lengths
         self.packs, self.row_length = pack_split(
             self.dataset, self.tokens.encoded, pack_length=settings.sft.pack_length
@@ -460,13 +482,14 @@ class PolicyTask(Task):
         return self.system.fill(state)
 
     def validate(self, state: TrainState) -> dict[str, float]:
-        """Return (A + V) / 2 on validation questions under the name of the phase, and write some replies."""
+        """Return (A + V) / 2, A where no record has a box, on validation questions, and write some replies."""
         step = int(jax.device_get(state.step))
         phase = self.system.phase_of(step)
         answered = self.answer(state.params, self.validated)
         columns = replies.as_columns(answered.records, answered.scores)
         figures = replies.prepare_figures(columns)(count_once(len(columns.patients)))
-        a_score, v_score = (float(figures[key][0]) for key in (("a_score", "mean"), ("v_score", "all")))
+        shown = {"a_score": ("a_score", "mean"), "v_score": ("v_score", "all")}
+        scores = {name: float(figures[key][0]) for name, key in shown.items() if key in figures}
         unread = count_unread(answered.scores)
         self._numbers = {f"{phase}/unread_{what}": part.share for what, part in unread.items()}
         for line in describe_unread({f"{phase}, validation": unread}):
@@ -474,7 +497,7 @@ class PolicyTask(Task):
                 self.terminal.say(line)
         if is_first():
             write_examples(self.workdir, answered, step=step, load_image=self._load_image)
-        return self.system.evaluate({"phase": phase, "a_score": a_score, "v_score": v_score})
+        return self.system.evaluate({"phase": phase, **scores})
 
     def numbers(self, step: int) -> dict[str, float]:  # noqa: ARG002
         """Return the shares of unread answers and boxes that `validate` found."""

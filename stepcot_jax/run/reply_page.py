@@ -56,16 +56,18 @@ def make_tables(results: Results) -> list[Table]:
 def _with_unread(table: Table, results: Results) -> Table:
     """Return the table with unread answers, of which refused, filtered, empty and cut ones apart, and unread boxes."""
     apart = [reason for reason in Unsaid if any(parts["answers"].reasons[reason] for parts in results.unread.values())]
+    has_boxes = any("boxes" in parts for parts in results.unread.values())
 
     def describe(name: str) -> tuple[Entry, ...]:
         if name not in results.unread:
-            return (None,) * (len(apart) + 4)
-        answers, boxes = results.unread[name].values()
+            return (None,) * (len(apart) + 2 + 2 * has_boxes)
+        answers, boxes = results.unread[name]["answers"], results.unread[name].get("boxes")
         told = (answers.reasons.total(), *(answers.reasons[reason] for reason in apart), answers.because or None)
-        return (*told, boxes.reasons.total() if boxes.num_replies else None, boxes.because or None)
+        return (*told, *((boxes.reasons.total(), boxes.because or None) if boxes else (None,) * 2 * has_boxes))
 
     of_answers = (*columns("number", "unread answers", *map(str, apart)), *columns("text", "answers: because"))
-    heads = (*table.columns, *of_answers, *columns("number", "unread boxes"), *columns("text", "boxes: because"))
+    of_boxes = (*columns("number", "unread boxes"), *columns("text", "boxes: because")) if has_boxes else ()
+    heads = (*table.columns, *of_answers, *of_boxes)
     rows = tuple((*row, *describe(str(row[0]))) for row in table.rows)
     return dataclasses.replace(table, columns=heads, rows=rows)
 
@@ -112,6 +114,8 @@ def write_replies(
         data=data,
         kinds=sorted({record.kind for record in shown}),
         models=list(models),
+        has_boxes=any(record.references for record in shown)
+        or any(score.boxes for scores in models.values() for score in scores[:num_shown]),
     )
     style, script = read_part("browse.css"), read_part("browse.js")
     section = Section("replies", "Replies", "", body, style=style, script=script)

@@ -20,7 +20,8 @@ from stepcot_jax.record import Record, Stages
 
 _THINKING = "The usual answer to this question, with the usual boxes."
 _STAGES = Stages("The usual place.", "The picture is not looked at.", "No rule is applied.", "The usual answer.")
-Topic = tuple[str, str]  # kind and topic; the topic "" stands for all of a kind
+_WORDS = "closed, in words"
+Topic = tuple[str, str]  # kind, `_WORDS` for closed answers in words, and topic; "" stands for all of a kind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +34,9 @@ class Baseline:
 
     def answer(self, record: Record) -> Record:
         """Return the record with the baseline's answer and references, in a form that every dialect can write."""
-        topic = (record.kind, record.topic)
-        if (record.kind, "") not in self.boxes:
+        kind = kind_of(record)
+        topic = (kind, record.topic)
+        if (kind, "") not in self.boxes:
             raise BadInput(f"baseline: no training record of kind {record.kind!r} (record {record.id[:80]!r})")
         answer: str | tuple[str, ...]
         if record.kind in ("single", "multi"):
@@ -46,11 +48,11 @@ class Baseline:
                 chosen = [index for index, share in enumerate(offered) if share > 0.5 or index == best]
                 answer = tuple(record.letters[index] for index in chosen)
         else:
-            answer = self.answers.get(topic) or self.answers[record.kind, ""]
+            answer = self.answers.get(topic) or self.answers[kind, ""]
         width, height = record.image_size
         references = tuple(
             Box(unit.label, (x1 * width, y1 * height, min(x2, 1) * width, min(y2, 1) * height))
-            for unit in self.boxes.get(topic, self.boxes[record.kind, ""])
+            for unit in self.boxes.get(topic, self.boxes[kind, ""]) * (width > 0)  # 0: the size is unknown
             for x1, y1, x2, y2 in [unit.corners]
         )
         return msgspec.structs.replace(
@@ -58,17 +60,22 @@ class Baseline:
         )
 
 
+def kind_of(record: Record) -> str:
+    """Return the kind of a question, with closed ones that are answered in words apart from yes and no."""
+    return _WORDS if record.kind == "closed" and record.is_answered_in_words else record.kind
+
+
 def fit_baseline(records: Iterable[Record]) -> Baseline:
     """Return the baseline of training records."""
     groups: dict[Topic, list[Record]] = collections.defaultdict(list)
     for record in records:
-        for topic in dict.fromkeys(((record.kind, record.topic), (record.kind, ""))):
+        for topic in dict.fromkeys(((kind_of(record), record.topic), (kind_of(record), ""))):
             groups[topic].append(record)
     if not groups:
         raise BadInput("baseline: no training records; at least one is required")
     chosen = {topic: _most_common([_answer_text(record) for record in group]) for topic, group in groups.items()}
     return Baseline(
-        answers={topic: answer for topic, answer in chosen.items() if topic[0] in ("open", "closed")},
+        answers={topic: answer for topic, answer in chosen.items() if topic[0] not in ("single", "multi")},
         options={topic: _count_options(group) for topic, group in groups.items() if topic[0] in ("single", "multi")},
         boxes={topic: _median_boxes(group) for topic, group in groups.items()},
     )
@@ -115,10 +122,10 @@ def score_baseline(
     train = [record for record in records if record.split == "train"]
     if not train:
         return None, f"No row of {BASELINE}: the file has no record of split train to take them from."
-    fitted, known = fit_baseline(train), {record.kind for record in train}
+    fitted, known = fit_baseline(train), set(map(kind_of, train))
     scores = []
     for record in chosen:
-        if record.kind not in known:
+        if kind_of(record) not in known:
             scores.append(ReplyScore(record.id, None, None, (), *(4 * (math.nan,))))
             continue
         answered = fitted.answer(record)

@@ -13,8 +13,8 @@ from stepcot_jax import __version__
 from stepcot_jax.annotate.llm.judge import Exchange, Judge, judge_answers, judge_stages, label_steps, make_exchange
 from stepcot_jax.box import UnequalCounts
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
+from stepcot_jax.data.images.image_files import read_picture
 from stepcot_jax.data.questions.reply_files import ReplyFile, read_replies
-from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.evaluation.box_forms import BoxForm, find_better_form, keep_smallest
 from stepcot_jax.evaluation.replies import (
     CHECKED_STAGES,
@@ -36,11 +36,12 @@ from stepcot_jax.evaluation.stage_claims import LABEL_VALUES
 from stepcot_jax.evaluation.unread import describe_unread, find_doubts
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import make_workdir, read_file, write_whole, writing_whole
+from stepcot_jax.host.files import make_workdir, write_whole, writing_whole
 from stepcot_jax.pages.pictures import write_picture
 from stepcot_jax.pages.sheets import Table, write_table
 from stepcot_jax.pages.shell import tabulate, write_report
 from stepcot_jax.reasoning.dialects import AUTO, DIALECTS
+from stepcot_jax.reasoning.plain_replies import PLAIN
 from stepcot_jax.reasoning.replies import Judged, Missing
 from stepcot_jax.record import STAGE_NAMES, Record
 from stepcot_jax.run.reply_page import MOST_SHOWN, make_tables, write_replies
@@ -300,7 +301,8 @@ def score_files(
             dialect = choose_dialect(ended or file.replies.values(), settings)
             of_files[file.name] = dataclasses.replace(settings, dialect=dialect)
     scores = {file.name: _score(file, chosen, of_files[file.name], judge, rates_stages) for file in files}
-    baseline, remark = score_baseline(records, chosen, dataclasses.replace(settings, dialect=DIALECTS[0], boxes=None))
+    of_baseline = PLAIN if settings.dialect == PLAIN else DIALECTS[0]
+    baseline, remark = score_baseline(records, chosen, dataclasses.replace(settings, dialect=of_baseline, boxes=None))
     notes = [note for note in (remark, *(_describe_missing(file, chosen) for file in files)) if note]
     for file in files:
         if settings.dialect == AUTO:
@@ -385,13 +387,12 @@ def _write_scores(path: Path, models: Mapping[str, Sequence[ReplyScore]]) -> Non
 
 def _picture_reader(root: Path) -> Callable[[str], str | None]:
     """Return a function from image paths, relative to `root`, to data URIs; None where the image cannot be read."""
-    locator = ImageLocator(root, require_images=True)
 
     def read(path: str) -> str | None:
         try:
-            content = read_file(Path(locator.locate(path)), max_bytes=most_bytes(MAX_PIXELS))
+            content = read_picture(root, path, max_bytes=most_bytes(MAX_PIXELS))
             picture = decode_picture(content, name=path, max_pixels=MAX_PIXELS)
-        except (BadInput, OSError):
+        except BadInput:
             return None
         return write_picture(np.asarray(picture.convert("RGB")))
 

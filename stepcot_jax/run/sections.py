@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from stepcot_jax.data.sources.layouts import CaseLayout
+from stepcot_jax.data.sources.layouts import CaseLayout, QuestionLayout
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.ranges import (
     Count,
@@ -293,15 +293,19 @@ class VqaSettings:
 
     source: Literal["phantom", "folder", "given"]
     root: str
-    dialect: Literal["gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm"]
+    layout: QuestionLayout
+    box_size: tuple[Whole, Whole]  # (0, 0): the layout states the size of its boxes
+    shared_pictures: Literal["keep", "drop"]
+    val_share: Annotated[float, msgspec.Meta(gt=0, lt=1)]
+    dialect: Literal["gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm", "plain"]
     with_thinking: bool
     num_validated: Whole
 
     def __post_init__(self) -> None:
         if (self.source == "folder") != bool(self.root):
             raise BadInput(
-                f"config.vqa.root: {self.root!r} does not fit config.vqa.source={self.source!r} (a folder with "
-                "records.jsonl for 'folder', empty for 'phantom')"
+                f"config.vqa.root: {self.root!r} does not fit config.vqa.source={self.source!r} (a folder or "
+                "file with questions for 'folder', empty for 'phantom')"
             )
 
 

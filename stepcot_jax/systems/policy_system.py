@@ -151,8 +151,9 @@ class PolicySystem(System):
         return {"tokens": replies.tokens}
 
     def evaluate(self, predictions: Any) -> dict[str, float]:
-        """Return (A + V) / 2 under the name of the "phase"; V takes no part where no record has boxes (NaN)."""
-        figures = [predictions[name] for name in ("a_score", "v_score") if not math.isnan(predictions[name])]
+        """Return (A + V) / 2 under the name of the "phase"; a figure that is NaN or absent (no box) takes no part."""
+        figures = [predictions.get(name, math.nan) for name in ("a_score", "v_score")]
+        figures = [figure for figure in figures if not math.isnan(figure)]
         return {predictions["phase"]: sum(figures) / len(figures) if figures else math.nan}
 
     def after_epoch(self, state: TrainState, scores: dict[str, float]) -> TrainState:

@@ -14,7 +14,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.rewards.functions import RewardFunction, Weighted, name_functions
 from stepcot_jax.systems.options import CurriculumOptions, GrpoOptions, SelfCheckOptions, SftOptions
 
-Dialect = Literal["gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm"]
+Dialect = Literal["gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm", "plain"]
 Options = TypeVar("Options")
 
 

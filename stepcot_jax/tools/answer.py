@@ -35,6 +35,8 @@ def main(arguments: list[str] | None = None) -> None:
         options.question,
         choices=options.choice,
         kind=options.kind,
+        modality=options.modality,
+        organ=options.organ,
         greedy=not options.sample,
         seed=options.seed or 0,
         temperature=1.0 if options.temperature is None else options.temperature,
@@ -64,6 +66,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     kinds = ("open", "closed", "single", "multi")
     parser.add_argument("--kind", choices=kinds, help="of the question; default: guessed from question and choices")
+    shown = "{} that the training records name, such as {}; the prompt then names it"
+    parser.add_argument("--modality", default="", metavar="TEXT", help=shown.format("of the picture,", "CT"))
+    parser.add_argument("--organ", default="", metavar="TEXT", help=shown.format("in the picture,", "abdomen"))
     picture = "write the picture with its boxes to this file"
     parser.add_argument("--out", type=local_path, metavar="FILE.png", help=picture)
     parser.add_argument("--sample", action="store_true", help="draw the reply; default: the likeliest token each time")

@@ -25,8 +25,8 @@ def run(folder, replies, *flags, doubt=None):
         main([str(folder), str(replies), "--out", str(out), "--num-resamples=20", "--without-pictures", *flags])
     found = json.loads((out / "metrics.json").read_text())
     mine = found["models"][replies.stem]
-    score = {name: mine["figures"][f"{name.lower()}_score"] for name in "AV"}
-    values = [score["A"]["mean"]["value"], score["V"]["all"]["value"]]
+    a, v = mine["figures"]["a_score"]["mean"], mine["figures"].get("v_score", {"all": {"value": None}})["all"]
+    values = [a["value"], v["value"]]
     return mine, [None if value is None else round(100 * value, 1) for value in values], " ".join(found["notes"])
 
 
@@ -138,11 +138,11 @@ def test_without_true_boxes_there_is_no_v_and_a_true_box_below_one_pixel_is_refu
     for record in records:
         record["references"] = []
     rewrite([])
-    _, (a, v), _ = run(folder, replies)
-    assert (a, v) == (100, None)
+    mine, (a, _), _ = run(folder, replies)
+    assert (a, set(mine["figures"])) == (100, {"a_score", "format"})
 
 
-@pytest.mark.parametrize("dialect", ["gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm"])
+@pytest.mark.parametrize("dialect", ["gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm", "plain"])
 def test_thoughts_hold_no_answer_in_any_dialect(dialect):
     text = write_reply(SINGLE, dialect).rpartition("</think>")[2]
     for drafted in (f"<think>Maybe {text} or not", f"<think>x</think>{text}<think>No"):

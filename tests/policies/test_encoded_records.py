@@ -77,7 +77,15 @@ def records():
 
 @pytest.mark.parametrize(
     ("dialect", "with_thinking"),
-    [("gemex", True), ("gemex", False), ("lvkc", True), ("medclm", False), ("gemex_plain", True)],
+    [
+        ("gemex", True),
+        ("gemex", False),
+        ("lvkc", True),
+        ("medclm", False),
+        ("gemex_plain", True),
+        ("plain", True),
+        ("plain", False),
+    ],
 )
 def test_an_encoded_record_is_its_prompt_its_reasoning_and_its_answer(records, dialect, with_thinking):
     texts = [text for record in records for text in write_texts(record, dialect, with_thinking=with_thinking)]

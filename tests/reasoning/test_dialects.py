@@ -26,8 +26,12 @@ def assert_read_back(record, dialect, text):
     assert reply.dialect == dialect
     written = record.answer.strip() if isinstance(record.answer, str) else ", ".join(record.answer)
     assert reply.answer == written
-    if record.kind != "open":
+    if not record.is_answered_in_words:
         assert read_answer(reply.answer, record) == record.answer
+    if dialect == "plain":
+        assert reply.references == ()
+        assert reply.thinking == record.thinking.strip()
+        return reply
     size = pixels(record.image_size)
     boxes = [reference.corners for reference in record.references]
     expected = convert_rounded(boxes, source=size, target=SPACES.get(dialect, size))
@@ -77,6 +81,9 @@ def broken(stage):
     return msgspec.structs.replace(STAGES, **{stage: "a </CON>"})
 
 
+PLAIN_FAULTS = ("answer: left", "<answer>Left</answer>", "a <LOC> b", "<think> a", "left <|im_end|>", "&lt;think&gt; a")
+
+
 @pytest.mark.parametrize(
     ("dialect", "changes", "field"),
     [
@@ -90,6 +97,8 @@ def broken(stage):
         ("medclm", {"thinking": "a\nAnswer: No"}, "thinking"), ("medclm", {"thinking": "a [1, 2, 3, 4]"}, "thinking"),
         ("medclm", {"thinking": "a [0.1, 0.2, 0.3, 0.4]"}, "thinking"),
         ("medclm", {"kind": "open", "answer": "a\nReasoning: b"}, "answer"),
+        *(("plain", {"kind": "open", "answer": text}, "answer") for text in PLAIN_FAULTS),
+        *(("plain", {"thinking": text}, "thinking") for text in ("a </think> b", "[THINK] a", "&lt;think&gt;")),
         *(("lvkc", {"stages": broken(stage)}, rf"stages\.{stage}") for stage in STAGES.__struct_fields__),
         *(("lvkc_released", {"stages": broken(stage)}, rf"stages\.{stage}") for stage in ("visual", "knowledge")),
     ],
@@ -188,6 +197,7 @@ FRAMES = {
     "lvkc": "{}<LOC>{}</LOC><VISUAL>{}</VISUAL><KNOWLEDGE>a</KNOWLEDGE><CON>b</CON><ANSWER>{}</ANSWER>",
     "lvkc_released": "<LOC>{}</LOC><VIS>{}</VIS><KNO>{}</KNO><CON>b</CON>",
     "medclm": "Reasoning: {}\n\nAnswer: {}",
+    "plain": "<think>{}</think>\n{}",
 }
 UNITS = (
     *("**", "(", "[", "{", "<ref>", "9", "<", "</", "[1,", "(\n", "[ ", "([1, 2, 3, 4]) ", "**a** ([0, 0, 1, 1]) "),

@@ -199,6 +199,7 @@ FORMS = {
     "lvkc": "<LOC>l</LOC><VISUAL>v</VISUAL><KNOWLEDGE>k</KNOWLEDGE><CON>c</CON><ANSWER>{}</ANSWER>",
     "lvkc_released": '<LOC>{{"bbox_xyxy_pixel": []}}</LOC><VIS>v</VIS><KNO>k</KNO><CON>{}</CON>',
     "medclm": "Reasoning: It is wide.\n\nAnswer: {}",
+    "plain": "<think>It is wide.</think>\n{}",
     "free": "{}",
 }
 ACCENTED = make_record("multi", options=("Mass", "Edema", "\u00c9panchement pleural", "Nodule"), answer=("A", "C"))

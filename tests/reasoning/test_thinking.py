@@ -24,6 +24,7 @@ RECORD = Record(
     [
         ("gemex", f"<think>{SEEN} {SIZE}</think>\n", (SEEN, SIZE)),
         ("medclm", f"Reasoning: {UNBOXED} {SIZE}\n\n", (UNBOXED, SIZE)),
+        ("plain", f"<think>{SEEN} {SIZE}</think>\n", (SEEN, SIZE)),
         (
             "lvkc",
             '<LOC>The right lung. {"box_2d": [0, 0, 1000, 500], "label": "right lung"}</LOC><VISUAL>I see air.</VISUAL>'
@@ -48,7 +49,13 @@ def test_sentences_and_boxes_with_the_answer_or_an_option_are_left_out(dialect, 
     assert thinking.sentences == kept
     assert thinking.write() == start
     # A conclusion of which nothing stays is written anew.
-    mark = {"gemex": "<response>", "medclm": "Answer:", "lvkc": "So it is (B).", "lvkc_released": "<CON>"}[dialect]
+    mark = {
+        "plain": "B",
+        "gemex": "<response>",
+        "medclm": "Answer:",
+        "lvkc": "So it is (B).",
+        "lvkc_released": "<CON>",
+    }[dialect]
     again = read_reply(thinking.write() + reply[reply.rindex(mark) :], dialect)
     assert again.answer == read_reply(reply, dialect).answer
     assert again.is_well_formed

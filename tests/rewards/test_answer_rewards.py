@@ -89,3 +89,9 @@ def test_strict_reading_refuses_what_is_hedged_or_taken_back():
     record = make_record("single", options=("Unlikely", "Possible", "Certain"))
     for answer in ("B", "Possible", "B: possible"):  # words of the options are no hedge
         assert answer_reward(reply_of(answer), record, choice_reading="strict") == 1
+
+
+@pytest.mark.parametrize("reply", ["Pneumonia", "pneumonia.", "The answer is pneumonia."])
+def test_a_full_stop_of_the_truth_is_no_difference(reply):
+    record = make_record("open", answer="Pneumonia.", thinking="", stages=None)
+    assert answer_reward(reply_of(reply), record) == 1

@@ -65,11 +65,18 @@ class Question:
 
     @functools.cached_property
     def labels(self) -> tuple[str, ...]:
-        """Names of the diagnosis, and accepted texts of an open answer, which only a conclusion may contain."""
+        """Names of the diagnosis, and accepted texts of an answer in words, which only a conclusion may contain."""
         record = self.record
         diagnosis = record.lesion or record.facts.get("diagnosis", "")
-        names = [*(accepted_names(diagnosis) if diagnosis else ()), *record.accepted_texts * (record.kind == "open")]
+        names = [
+            *(accepted_names(diagnosis) if diagnosis else ()),
+            *record.accepted_texts * record.is_answered_in_words,
+        ]
         return tuple(dict.fromkeys(name for name in names if fold(name) != "normal"))
+
+    def region_of(self, statement: Box) -> str:
+        """Return a statement's region, else its place in a radiograph; "" if neither is known."""
+        return region_of(statement, self.record, self.record.modality)
 
     def data(self) -> dict[str, Any]:
         """Return question, answer and grounded report as data of a request."""
@@ -78,7 +85,7 @@ class Question:
         report = {
             str(number): {
                 "sentence": statement.sentence or statement.label,
-                **({"region": region} if (region := region_of(statement, record)) else {"finding": statement.label}),
+                **({"region": region} if (region := self.region_of(statement)) else {"finding": statement.label}),
                 "box": bare_box(statement.corners),
             }
             for number, statement in enumerate(self.statements, start=1)
@@ -183,16 +190,12 @@ def read_questions(
         ], root
     if with_normal:
         raise BadInput(f"--with-normal: the layout {layout} has questions of its own; expected a detection list")
-    records = read_vqa_source(
-        source,
-        layout=layout,
-        box_size=box_size,
-        on_bad_record="skip",
-        require_images=require_images,
-        set_aside=set_aside,
+    questions = read_vqa_source(
+        source, layout=layout, box_size=box_size, on_bad_record="skip", require_images=require_images
     )
+    set_aside += questions.set_aside
     reports = {} if grounded is None else _read_reports(grounded, set_aside)
-    return [ground_record(record, reports.get(record.image)) for record in records], root
+    return [ground_record(record, reports.get(record.image)) for record in questions.records], questions.root
 
 
 def add_provenance(record: Record, added: Mapping[str, str]) -> Record:

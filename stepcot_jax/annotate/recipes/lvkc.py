@@ -39,7 +39,6 @@ from stepcot_jax.annotate.recipes.pictures import show_picture
 from stepcot_jax.annotate.recipes.rmcot import require_assembled
 from stepcot_jax.box import Corners
 from stepcot_jax.chain import fold
-from stepcot_jax.data.questions.questions import region_of
 from stepcot_jax.data.questions.vocabulary import (
     FACT_NAMES,
     NORMAL,
@@ -214,9 +213,8 @@ def check(item: Trajectory, parts: Parts, record: Record) -> None:
 
 
 def _localisation_data(item: Trajectory, _: Parts) -> dict[str, Any]:
-    record = item.question.record
     names = {
-        region_of(statement, record) or statement.label: statement.sentence or statement.label
+        item.question.region_of(statement) or statement.label: statement.sentence or statement.label
         for statement in item.question.statements
     }
     hint = {"region": item.roi.shown, "names": "; ".join(names)}

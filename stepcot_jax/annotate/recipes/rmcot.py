@@ -18,7 +18,6 @@ from stepcot_jax.annotate.llm.prompts import RMCOT, RMCOT_TRUST, RMCOT_VOTE
 from stepcot_jax.annotate.recipes.items import Parts, Question, Request, Task, TaskSettings
 from stepcot_jax.box import Box
 from stepcot_jax.data.questions import vocabulary as wording
-from stepcot_jax.data.questions.questions import region_of
 from stepcot_jax.data.questions.vocabulary import term_of, write_box
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
@@ -52,7 +51,7 @@ def write_thinking(question: Question) -> dict[str, str]:
 def _quote(statement: Box, question: Question) -> str:
     """Return the sentence of a grounded report with its region and box, or one that looks at the region."""
     # Grounded reports may end without a full stop, or hold several sentences.
-    words, name = statement.sentence.strip().rstrip("."), region_of(statement, question.record)
+    words, name = statement.sentence.strip().rstrip("."), question.region_of(statement)
     if not words and (statement in question.findings or not name):
         placed = Box(statement.label, statement.corners, region=name)
         return wording.look_at(placed, f"signs of {term_of(statement.label).name}")

@@ -12,7 +12,7 @@ import re
 import struct
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, UInt8, UInt16
@@ -455,6 +455,31 @@ def read_projection(content: bytes, *, name: str) -> Projection:
     """Return the projection that the header of a DICOM file names, without decoding its picture."""
     _silence_pydicom(name)
     return find_projection(_read_fields(content, name=name))
+
+
+def read_size(start: bytes, *, name: str) -> tuple[int, int]:
+    """Return width and height in pixels, of a DICOM file's first bytes."""
+    _silence_pydicom(name)
+    from pydicom.filereader import read_dataset
+    from pydicom.tag import Tag
+    from pydicom.uid import UID
+
+    file, otherwise = HeaderFile(start, name=name), BadInput(f"{name}: cannot be read as DICOM; {_EXPECTED}")
+    file.seek(DICOM_START)
+    uid = UID(file.parse(lambda: _read_syntax(file), otherwise))
+    tags: Any = [Tag("Rows"), Tag("Columns")]
+    dataset = file.parse(
+        lambda: read_dataset(
+            file,
+            uid.is_implicit_VR,
+            uid.is_little_endian,
+            stop_when=lambda tag, _vr, _length: tag > tags[1],
+            specific_tags=tags,
+        ),
+        otherwise,
+    )
+    height, width = file.parse(lambda: [int(dataset[tag].value) for tag in tags], otherwise)
+    return width, height
 
 
 def _silence_pydicom(name: str) -> None:

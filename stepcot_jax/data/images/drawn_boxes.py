@@ -81,6 +81,8 @@ _BLEND = 0.5  # share of white in a drawn line, rounded to 255ths: 128 / 255
 
 def scale_boxes(boxes: Sequence[Corners], image_size: tuple[int, int], shape: tuple[int, ...]) -> list[Corners]:
     """Return boxes of a picture in pixels of a mask or file of [height, width]."""
+    if not boxes:
+        return []
     target = pixels((shape[1], shape[0]))
     scaled = convert(list(boxes), source=pixels(image_size), target=target).tolist()
     return [(x1, y1, x2, y2) for x1, y1, x2, y2 in scaled]

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from jaxtyping import UInt8
 
+from stepcot_jax.data import parquet
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes, read_projection
 from stepcot_jax.data.images.preprocessing import Preprocessing, prepare_image
 from stepcot_jax.data.projections import LATERAL, is_frontal_task, name_projection
@@ -24,6 +25,22 @@ from stepcot_jax.record import Record
 Pixels = UInt8[np.ndarray, "height width *channel"]
 Decoded = TypeVar("Decoded")
 _LOG = logging.getLogger(__name__)
+
+
+def read_picture(root: Path, image: str, *, max_bytes: int) -> bytes:
+    """Return the content of an image below a root: a file, or a cell of a Parquet table."""
+    cell = parquet.find_cell(image)
+    try:
+        # A new locator each time: an old one caches folders, which may have become links since.
+        path = Path(ImageLocator(root, require_images=True).locate(image if cell is None else cell.file))
+        return (
+            read_file(path, max_bytes=max_bytes) if cell is None else parquet.read_cell(path, cell, max_bytes=max_bytes)
+        )
+    except BadInput as error:
+        name = str(root / image)
+        raise BadInput(str(error) if name in str(error) else f"{name}: {error}") from None
+    except OSError as error:
+        raise BadInput(f"{root / image}: cannot be read ({error.strerror})") from None
 
 
 @runtime_checkable
@@ -79,14 +96,7 @@ class FolderFiles:
 
     def read(self, index: int) -> bytes:
         """Return the content of an image file."""
-        try:
-            # A new locator each time: an old one caches folders, which may have become links since.
-            path = ImageLocator(self.root, require_images=True).locate(self.paths[index])
-            return read_file(Path(path), max_bytes=self.max_bytes)
-        except BadInput as error:
-            raise BadInput(str(error) if self.name(index) in str(error) else f"{self.name(index)}: {error}") from None
-        except OSError as error:
-            raise BadInput(f"{self.name(index)}: cannot be read ({error.strerror})") from None
+        return read_picture(self.root, self.paths[index], max_bytes=self.max_bytes)
 
 
 def examine_image(

@@ -14,6 +14,7 @@ from jaxtyping import Int
 
 from stepcot_jax.box import Box
 from stepcot_jax.chain import fold
+from stepcot_jax.reasoning.plain_replies import PLAIN
 from stepcot_jax.reasoning.replies import write_answer
 from stepcot_jax.record import Record
 
@@ -48,7 +49,7 @@ class CheckExample:
 
 def is_wrong(attempt: Record, record: Record) -> bool:
     """Return whether the answer of an attempt, the target of another record of the same kind, is wrong."""
-    if record.kind != "open":
+    if not record.is_answered_in_words or not attempt.is_answered_in_words:
         return attempt.answer != record.answer
     return not {fold(text) for text in attempt.accepted_texts} & {fold(text) for text in record.accepted_texts}
 
@@ -95,7 +96,7 @@ def _find_wrong(
 
 
 def write_check(record: Record, wrong: Record, *, rng: np.random.Generator, dialect: str) -> str:
-    """Return the text of a check: three sentences or more, each of which the record states."""
+    """Return the text of a check: two sentences or more, each of which the record states."""
     grounding, analysis, knowledge = (
         options[int(rng.integers(len(options)))] for options in (_GROUNDING, _ANALYSIS, _KNOWLEDGE)
     )
@@ -111,8 +112,10 @@ def write_check(record: Record, wrong: Record, *, rng: np.random.Generator, dial
     else:
         analysis = analysis.format(seen=_plain(seen))
     knowledge = knowledge.format(rule=_plain(rule), wrong=_plain(write_answer(wrong))).strip()
-    parts = (("Visual grounding", grounding), ("Visual analysis", analysis), ("Knowledge", knowledge))
-    return _plain(" ".join(f"{name}: {text}" for name, text in parts))
+    parts = [("Visual grounding", grounding), ("Visual analysis", analysis), ("Knowledge", knowledge)]
+    return _plain(
+        " ".join(f"{name}: {text}" for name, text in parts[dialect == PLAIN :])
+    )  # plain replies have no place
 
 
 def _list_places(references: Sequence[Box], dialect: str) -> str:

@@ -1,6 +1,7 @@
 """Folders of reasoning records from phantoms or detection lists: records, images, masks and texts to train on."""
 
 import collections
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -10,7 +11,10 @@ import msgspec
 
 from stepcot_jax.box import Box, Corners
 from stepcot_jax.chain import DEFAULT_CHAIN, DIAGNOSIS_OPTIONS, NOT_ANNOTATED, Chain
+from stepcot_jax.data import parquet
 from stepcot_jax.data.identities import normalise_image_path
+from stepcot_jax.data.images.image_decoding import MAX_PIXELS, most_bytes
+from stepcot_jax.data.images.image_files import read_picture
 from stepcot_jax.data.phantom.answers import Prevalence
 from stepcot_jax.data.phantom.findings import Mark
 from stepcot_jax.data.phantom.phantom import (
@@ -42,7 +46,7 @@ from stepcot_jax.data.questions.vocabulary import (
 )
 from stepcot_jax.data.splits.making import PUBLISHED_FRACTIONS, split_by_patient
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import removing_half, writing_whole
+from stepcot_jax.host.files import removing_half, write_whole, writing_whole
 from stepcot_jax.reasoning.dialects import write_question, write_reply
 from stepcot_jax.record import Record
 
@@ -268,13 +272,19 @@ def make_folder_records(
 
 
 def copy_images(out: Path, records: Iterable[Record], *, root: Path) -> list[Record]:
-    """Copy the images of records that a source has written, and return the records unchanged."""
-    kept, copied = [], set()
+    """Copy the images of records, and return the records; a picture of a table's cell becomes a file below images."""
+    kept, copied = [], dict[str, str]()
     for record in records:
-        if record.image not in copied:
+        if record.image not in copied and parquet.find_cell(record.image):
+            content = read_picture(root, record.image, max_bytes=most_bytes(MAX_PIXELS))
+            name = re.sub(r"[^\w.-]", "_", record.image) + (".png" if content.startswith(b"\x89PNG") else ".jpg")
+            (out / "images").mkdir(parents=True, exist_ok=True)
+            write_whole(out / "images" / name, content)
+            copied[record.image] = f"images/{name}"
+        elif record.image not in copied:
             _copy(record.image, source=root, target=out)
-            copied.add(record.image)
-        kept.append(record)
+            copied[record.image] = record.image
+        kept.append(msgspec.structs.replace(record, image=copied[record.image]))
     return kept
 
 

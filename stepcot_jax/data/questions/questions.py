@@ -34,11 +34,19 @@ from stepcot_jax.data.questions.vocabulary import (
     write_thinking,
     zone_name,
 )
+from stepcot_jax.reasoning.imaging import picture_of
 from stepcot_jax.reasoning.rules import PRESENCE
 from stepcot_jax.record import KINDS, Cue, Kind, Record
 
 # Drafts of questions: question, answer, references and what is seen there.
 
+UNKNOWN = "unknown"
+"""Modality of an image of any collection, which need not be a radiograph."""
+
+_RADIOGRAPH = "xray"  # modality of images whose source names none
+_OF_THE_CHEST = ("chest", "thorax", "lung", "heart")
+
+_CHEST = "chest radiograph"
 Reference = tuple[Box, str]
 """A box that an answer refers to, with the region that the thinking names, and what is seen there."""
 
@@ -89,14 +97,16 @@ def refer(image: Record, findings: Sequence[Box], rng: np.random.Generator) -> t
         is_lesion = not term.look or (term.region == HEART and finding.region != HEART)  # congestion outside the heart
         if knows_steps(image.facts) and finding.label == image.facts["diagnosis"] and is_lesion:
             seen = describe(image.facts, wording=wording)
-        references.append((Box(finding.label, finding.corners, region=region_of(finding, image)), seen))
+        region = region_of(finding, image, image.modality or _RADIOGRAPH)
+        references.append((Box(finding.label, finding.corners, region=region), seen))
     return tuple(references)
 
 
-def region_of(finding: Box, image: Record) -> str:
-    """Return a finding's region, else its place in a radiograph; "" for another modality."""
-    is_radiograph = image.modality in ("", "xray")
-    return finding.region or (name_position(finding.corners, image.image_size) if is_radiograph else "")
+def region_of(finding: Box, image: Record, modality: str) -> str:
+    """Return a finding's region, else its place in a chest radiograph; "" for another picture."""
+    is_chest = not image.organ or any(word in image.organ.lower() for word in _OF_THE_CHEST)
+    is_placed = is_chest and modality == _RADIOGRAPH
+    return finding.region or (name_position(finding.corners, image.image_size) if is_placed else "")
 
 
 def refer_to_region(image: Record, name: str, seen: str) -> tuple[Reference, ...]:
@@ -365,6 +375,13 @@ def ask_questions(image: Record, *, seed: int) -> tuple[Record, ...]:
     return tuple(records)
 
 
+def _name_picture(image: Record) -> str:
+    """Return how questions name an image; that of a collection without a modality is a chest radiograph."""
+    if image.modality == UNKNOWN:
+        return "picture"
+    return picture_of(image).partition(" ")[2] or _CHEST
+
+
 def _number_of(image: Record) -> int:
     """Return the phantom's index, or a number made from the image's name."""
     index = image.provenance.get("index", "")
@@ -390,7 +407,7 @@ def _record(image: Record, kind: Kind, draft: Draft, *, wording: int, seed: int)
         split=image.split,
         kind=kind,
         topic=draft.topic,
-        question=draft.question,
+        question=draft.question.replace(_CHEST, _name_picture(image)),
         options=draft.choices,
         answer=draft.answer,
         synonyms=draft.synonyms,
@@ -400,8 +417,8 @@ def _record(image: Record, kind: Kind, draft: Draft, *, wording: int, seed: int)
         stages=stages,
         cue=_CUES[shown],
         lesion="" if diagnosis == NORMAL else diagnosis,
-        organ=facts.get("organ", ""),
-        modality="xray",
+        organ=facts.get("organ", "") or image.organ,
+        modality="" if image.modality == UNKNOWN else image.modality or _RADIOGRAPH,
         report=image.report,
         facts=facts,
         provenance={**image.provenance, "maker": "templates", "question_seed": str(seed), "references": shown},

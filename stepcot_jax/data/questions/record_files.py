@@ -29,7 +29,7 @@ _EXPECTED = "expected one reasoning record per line, as JSON"
 _ACCEPTED = {"kind": KINDS, "cue": get_args(Cue), "split": get_args(Split)}
 _ENCODER = msgspec.json.Encoder()
 _FIELDS = {field.name: field for field in msgspec.structs.fields(Record)}
-_REQUIRED = ("id", "image", "image_size", "patient", "kind", "question", "answer")
+_REQUIRED = ("id", "image", "patient", "kind", "question", "answer")
 _LINE: tuple[str, ...] = (  # the fields of a question in the order of the file
     *("id", "image", "image_size", "patient", "origin", "split", "kind", "topic", "question", "options", "answer"),
     *("synonyms", "references", "thinking", "preamble", "stages", "cue", "lesion", "organ", "modality", "facts"),
@@ -78,19 +78,28 @@ _ID_DECODER = msgspec.json.Decoder(_Named)
 
 @dataclasses.dataclass(frozen=True)
 class VqaCollection:
-    """The records of one file in order, and the lines set aside."""
+    """The questions of a file or folder in order, and those set aside."""
 
-    path: Path
+    path: Path  # of the file, or of a folder with several
     records: tuple[Record, ...]
-    set_aside: tuple[SetAside, ...] = ()  # the bad lines; `record` is the line, counted from 1
-    lines: tuple[int, ...] = ()  # line of each valid record, counted from 1
+    set_aside: tuple[SetAside, ...] = ()  # `record` is the line of records.jsonl, from 1, or a position, from 0
+    lines: tuple[int, ...] = ()  # the same number of each valid record
     set_aside_ids: frozenset[str] = frozenset()  # ids of the bad lines, as far as they can be read
     num_unnamed: int = 0  # number of bad lines whose id cannot be read
+    folder: Path | None = None  # that image paths are relative to; None: that of the file
+    unit: str = "line"  # what is counted
+    layout: str = "records"
 
     @property
     def root(self) -> Path:
         """Folder that image paths are relative to."""
-        return self.path.parent
+        return self.folder or self.path.parent
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.records)
+
+    def __len__(self) -> int:
+        return len(self.records)
 
 
 def holds_records(root: Path) -> bool:

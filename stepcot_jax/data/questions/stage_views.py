@@ -21,8 +21,8 @@ from stepcot_jax.record import Record
 
 Stage = Literal["easy", "medium", "hard"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
-DIALECTS_WITH_HARD = ("gemex", "medclm")
-"""Dialects with a reply that has only the answer: "Answer: .." of "medclm"; "gemex" also names the answer's boxes."""
+DIALECTS_WITH_HARD = ("gemex", "medclm", "plain")
+"""Dialects with a reply that has only the answer: "medclm", "plain"; "gemex" also names the answer's boxes."""
 
 _STREAM = 3  # of draws of other cases, apart from those of the stages
 _SEED_CASE = "seed case"

@@ -1,5 +1,6 @@
 """The data of a policy's run in memory: reasoning records with boxes in pixels of the model's picture, and pixels."""
 
+import contextlib
 import dataclasses
 import hashlib
 import re
@@ -12,20 +13,21 @@ import numpy as np
 from jaxtyping import Int32, UInt8
 
 from stepcot_jax.box import Box, Corners, Space, convert, convert_rounded, pixels
+from stepcot_jax.data import parquet
 from stepcot_jax.data.dataset import ClosedPixels, HeldOut
 from stepcot_jax.data.images.image_decoding import decode_picture, most_bytes
-from stepcot_jax.data.images.image_files import FolderFiles
+from stepcot_jax.data.images.image_files import FolderFiles, read_picture
 from stepcot_jax.data.images.pixels import CompactPixels, PhantomPixels, PixelCache
 from stepcot_jax.data.images.preprocessing import Preprocessing, drop_equal_channels, resize_image
 from stepcot_jax.data.images.stated_sizes import StatedSizes, list_sizes
 from stepcot_jax.data.phantom.phantom import Prevalence
 from stepcot_jax.data.questions.making import Progress, draw_phantoms, plan_phantoms
+from stepcot_jax.data.questions.question_splits import SplitOptions, split_records
 from stepcot_jax.data.questions.record_files import VqaCollection, as_line
-from stepcot_jax.data.questions.vocabulary import canonical
 from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.records.records import OnBadRecord
-from stepcot_jax.data.splits.making import split_by_patient
-from stepcot_jax.data.splits.splits import SPLIT_NAMES, count_shared
+from stepcot_jax.data.splits.near_duplicates import perceptual_hash
+from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.machine import map_in_threads
 from stepcot_jax.reasoning.replies import IN_ROUND_BRACKETS, corners_of
@@ -45,6 +47,8 @@ def scale_record(record: Record, image_size: tuple[int, int]) -> Record:
     """
     if record.image_size == image_size:
         return record
+    if record.image_size == (0, 0):  # unknown, as of a question without boxes
+        return msgspec.structs.replace(record, image_size=image_size)
     source, target = pixels(record.image_size), pixels(image_size)
     corners = [reference.corners for reference in record.references]
     scaled = [_within(box, image_size) for box in convert(corners, source=source, target=target).tolist()]
@@ -111,8 +115,9 @@ class RecordPictures:
     def num_bytes(self, index: int) -> int:
         """Return the size of an image file; `BadInput` if it is missing or outside of the root."""
         try:
-            path = ImageLocator(self.root, require_images=True).locate(self.paths[index])
-            return Path(path).stat().st_size
+            cell = parquet.find_cell(self.paths[index])
+            file = self.paths[index] if cell is None else cell.file
+            return Path(ImageLocator(self.root, require_images=True).locate(file)).stat().st_size
         except BadInput as error:
             raise self._hide_path(error, index) from None
         except OSError as error:
@@ -128,46 +133,6 @@ class RecordPictures:
         columns: tuple[tuple[Any, ...], ...] = (self.paths, self.names, self.sizes)
         paths, names, sizes = (tuple(column[index] for index in indices) for column in columns)
         return dataclasses.replace(self, paths=paths, names=names, sizes=sizes, stated=StatedSizes())
-
-
-def split_records(collection: VqaCollection, *, fractions: Sequence[float], seed: int) -> tuple[Record, ...]:
-    """Return the records with their splits, by patient.
-
-    Splits that all records name are kept. If they name only "train" and "test", the share of "val" in `fractions`
-    (train, val, test) is taken from the training patients (GEMeX has no validation split). If no record names a split,
-    all are made. Images are stratified by diagnosis, or else lesion, and origin; records of one image stay together.
-    """
-    records, path = collection.records, collection.path
-    first: dict[str, Record] = {}
-    for record, line in zip(records, collection.lines, strict=True):
-        other = first.setdefault(record.image, record)
-        if (other.patient, other.split) != (record.patient, record.split):
-            what = "patient" if other.patient != record.patient else "split"
-            raise BadInput(
-                f"{path}, line {line}: {what} differs from that of {other.id[:80]!r}, which has the same image"
-            )
-    named = {record.split for record in records}
-    if "" in named and len(named) > 1:
-        number = sum(not record.split for record in records)
-        raise BadInput(f"{path}: {number} of {len(records)} records have no split; expected all or none")
-    images = list(first.values())
-    if number := count_shared({(image.patient, image.split) for image in images}):
-        total = len({image.patient for image in images})
-        raise BadInput(f"{path}: {number} of {total} patients are in more than one split; expected one each")
-    train, val, _ = shares = tuple(fractions)
-    names: tuple[str, ...] = SPLIT_NAMES
-    if named == {"train", "test"}:
-        images = [image for image in images if image.split == "train"]
-        names, shares = ("train", "val"), (train / (train + val), val / (train + val))
-    elif named != {""}:
-        return records
-    try:
-        strata = [image.facts.get("diagnosis") or canonical(image.lesion) for image in images]
-        splits = split_by_patient(images, strata, seed=seed, fractions=shares, names=names)
-    except BadInput as error:
-        raise BadInput(f"{path}: {error}") from None
-    made = {image.image: split for image, split in zip(images, splits, strict=True)}
-    return tuple(msgspec.structs.replace(record, split=made.get(record.image, record.split)) for record in records)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,8 +151,7 @@ def load_pictures(
     *,
     preprocessing: Preprocessing,
     splits: Sequence[str],
-    fractions: Sequence[float],
-    seed: int,
+    how: SplitOptions,
     on_bad_record: OnBadRecord,
     check_images: Literal["ahead", "on_use"],
     max_pixels: int,
@@ -196,14 +160,17 @@ def load_pictures(
     progress: Progress = iter,
 ) -> LoadedRecords:
     """Load the records of a collection that are in `splits`, with boxes as in the file, and their pictures."""
-    split = split_records(collection, fractions=fractions, seed=seed)
-    chosen = [(record, line) for record, line in zip(split, collection.lines, strict=True) if record.split in splits]
+    hashes = _hash_pictures(collection, max_pixels=max_pixels, progress=progress) if how.near_duplicate_radius else None
+    line_of = {record.id: line for record, line in zip(collection.records, collection.lines, strict=True)}
+    split = split_records(collection, how, hashes=hashes)
+    chosen = [(record, line_of[record.id]) for record in split if record.split in splits]
     first: dict[str, str] = {}
     for record, line in chosen:
-        first.setdefault(record.image, f"line {line}, image of record {record.id[:80]!r}")
+        first.setdefault(record.image, f"{collection.unit} {line}, image of record {record.id[:80]!r}")
     sizes = tuple(list_sizes(record for record, _ in chosen).values())
-    how = (preprocessing, max_pixels, sizes, not (decodes := check_images == "ahead"))
-    pictures = RecordPictures(collection.root, tuple(first), tuple(first.values()), *how)
+    decodes = check_images == "ahead"
+    names = tuple(first), tuple(first.values())
+    pictures = RecordPictures(collection.root, *names, preprocessing, max_pixels, sizes, says=not decodes)
     pixels = PixelCache(pictures, cache_bytes)
     digests, reasons = _examine(pictures, pixels, decodes=decodes, num_threads=num_threads, progress=progress)
     pictures.stated.warn(collection.path)
@@ -223,6 +190,16 @@ def load_pictures(
         hashlib.sha256(b"".join(digests[index] for index in kept)).digest(),
         tuple(sorted([*collection.set_aside, *unusable], key=lambda aside: aside.record)),
     )
+
+
+def _hash_pictures(collection: VqaCollection, *, max_pixels: int, progress: Progress) -> dict[str, np.uint64]:
+    """Return the perceptual hash of each picture; those that cannot be read are told of where they are loaded."""
+    hashes = {}
+    for image in progress(list(dict.fromkeys(record.image for record in collection.records))):
+        with contextlib.suppress(BadInput):
+            content = read_picture(collection.root, image, max_bytes=most_bytes(max_pixels))
+            hashes[image] = perceptual_hash(np.asarray(decode_picture(content, name=image, max_pixels=max_pixels)))
+    return hashes
 
 
 Checked = tuple[dict[int, bytes], dict[int, str]]
@@ -285,7 +262,9 @@ class VqaDataset:
         records = list(self.records)
         for index in closed.tolist():
             records[index] = _without_answer(records[index])
-        pixels = ClosedPixels(self.pixels, self.image_of[closed].tolist())
+        # A picture that training has too is open: `question_splits` warns of it, or takes it out of training.
+        seen = set(self.image_of[[index for index in range(len(records)) if records[index].split != "test"]].tolist())
+        pixels = ClosedPixels(self.pixels, [image for image in self.image_of[closed].tolist() if image not in seen])
         return dataclasses.replace(self, records=tuple(records), pixels=pixels), HeldOut(self)
 
     def load_images(self, indices: Iterable[int] | np.ndarray) -> UInt8[np.ndarray, "image size size 3"]:
@@ -294,10 +273,13 @@ class VqaDataset:
 
 
 def _without_answer(record: Record) -> Record:
-    """Return a record with a fixed answer for its kind, without references, reasoning and facts."""
-    same: dict[str, str | tuple[str, ...]] = {"closed": "No", "single": "A", "multi": ("A",), "open": "withheld"}
+    """Return a record with a fixed answer of its form, without references, reasoning, facts and lesion."""
+    same: dict[str, str | tuple[str, ...]] = {"closed": "No", "single": "A", "multi": ("A",)}
+    answer = "withheld" if record.is_answered_in_words else same[record.kind]
+    organ = "" if record.lesion else record.organ  # a lesion's host is an answer
     kept = ("image", "patient", "id", "image_size", "origin", "split", "kind", "topic", "question", "options", "cue")
-    return Record(answer=same[record.kind], **{name: getattr(record, name) for name in kept})
+    fields = {name: getattr(record, name) for name in (*kept, "modality")}
+    return Record(answer=answer, organ=organ, **fields)
 
 
 def make_vqa_dataset(loaded: LoadedRecords, *, splits: Sequence[str], size: int, where: str) -> VqaDataset:

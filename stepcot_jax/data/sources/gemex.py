@@ -1,8 +1,7 @@
 """GEMeX's questions: test records, training conversations and the thinking columns of GEMeX-RMCoT (Section 3)."""
 
-import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +57,11 @@ class _ThinkingRecord(msgspec.Struct, frozen=True):
     response: str
 
 
-def is_gemex(keys: set[str]) -> bool:
-    """Return whether a record with these fields is one of GEMeX."""
-    return bool(keys & {"visual_locations", "thinkVG"}) or {"conversations", "q_type"} <= keys
-
-
-def list_gemex(path: Path, how: How) -> Source:
-    """List the records of a file; no release states the size of the picture that boxes refer to, so the caller must."""
+def list_gemex(root: Path, how: How, files: Sequence[Path]) -> Source:
+    """List the records of files; no release states the size of the picture that boxes refer to, so the caller must."""
     if how.box_size is None:
         raise BadInput("--box-size is required: width and height in pixels of the picture that GEMeX's boxes refer to")
-    return list_records(path, how, functools.partial(_read, path=path))
+    return list_records(root, how, files, _read)
 
 
 def _read(fields: dict[str, Any], how: How, *, path: Path, locate: Locate) -> dict[str, Any]:

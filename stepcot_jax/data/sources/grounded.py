@@ -38,11 +38,6 @@ class Line(msgspec.Struct, frozen=True):
     image_size: tuple[int, int] | None = None
 
 
-def is_grounded(keys: set[str]) -> bool:
-    """Return whether a record with these fields is such a line."""
-    return {"image", "sentence", "boxes"} <= keys
-
-
 def list_grounded(root: Path, how: How) -> Source:
     """List the images of a file, or of the one such file in a folder: labels as findings, other lines as regions."""
     path = find_file(root, FILE) if root.is_dir() else root

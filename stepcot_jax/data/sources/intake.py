@@ -15,7 +15,7 @@ from PIL import ImageFile, JpegImagePlugin, PngImagePlugin
 
 from stepcot_jax.box import Box
 from stepcot_jax.data.identities import normalise_image_path
-from stepcot_jax.data.images.file_formats import describe_other
+from stepcot_jax.data.images.file_formats import describe_other, is_dicom
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, drop_comments, most_bytes
 from stepcot_jax.data.images.image_files import set_laterals_aside
 from stepcot_jax.data.images.stated_sizes import StatedSizes
@@ -72,7 +72,8 @@ class Intake:
     def read_images(self, *, with_normal: bool) -> list[Record]:
         """Return images with boxed findings and, with `with_normal`, those in which the source denies findings."""
         path, images, num_boxless = self.source.path, [], 0
-        listed = (item._replace(rule="") for item in self.source.records)
+        # A rule about an image's labels is one of cases; one about a single box has no image to ask about.
+        listed = (item._replace(rule="") if item.record.id else item for item in self.source.records)
         for image in self._sort(_scale_fractions, listed, name="id", name_of=lambda _, image: image.id, at_once=True):
             is_told = any(region.sentence for region in image.regions)  # of a grounded report without labels
             if image.boxes or is_told or (with_normal and image.absent):
@@ -81,9 +82,10 @@ class Intake:
                 num_boxless += 1
         self._check_any()
         boxless = "without a finding that counts (no box, or too few readers agree) left out"
-        for message, number in ((boxless, num_boxless), ("set aside as bad", len(self.set_aside))):
-            if number:
-                _LOG.warning("%s: %d image%s %s", path, number, "" if number == 1 else "s", message)
+        if num_boxless:
+            _LOG.warning("%s: %d image%s %s", path, num_boxless, "" if num_boxless == 1 else "s", boxless)
+        if self.set_aside:
+            _LOG.warning("%s: %d set aside, such as %s", path, len(self.set_aside), self.set_aside[0].reason)
         if not images:
             raise BadInput(f"{path}: no image has a box")
         return list(compare_sizes(images, self.source.root, self.source.size_from))
@@ -104,7 +106,7 @@ class Intake:
         at_once: bool = False,
     ) -> Iterator[Record]:
         """Yield good records; of several with one name the first. `at_once`: stop at the first bad one, if at all."""
-        where = f"{self.source.path.name}, " if at_once else ""
+        where = f"{self.source.file}, " if at_once and self.source.file else ""  # of several, the location names it
         for item in items:
             record, reason = item.record, item.refusal or ("" if keeps_missing else item.missing)
             try:
@@ -200,6 +202,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg")
 
 _OPENERS = {b"\x89P": PngImagePlugin.PngImageFile, b"\xff\xd8": JpegImagePlugin.JpegImageFile}
 _ORIENTATION = 0x0112
+_LONGEST_HEADER = 2**22
 _SIDEWAYS = (5, 6, 7, 8)
 _NOT_A_NAME = frozenset("/\\\0")
 _NUM_SHOWN = 80
@@ -325,6 +328,10 @@ def read_image_size(path: Path) -> tuple[int, int]:
     try:
         with open_untrusted(path, accepted="a PNG or JPEG image") as file:
             start = file.read(1024)
+            if is_dicom(start):
+                from stepcot_jax.data.images.dicom import read_size  # for this format alone
+
+                return read_size(start + file.read(_LONGEST_HEADER), name=str(path))
             file.seek(0)
             if start[:2] not in _OPENERS:
                 raise BadInput(f"{path}: {describe_other(start)}; size cannot be read: neither a PNG nor a JPEG image")

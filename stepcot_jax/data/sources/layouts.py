@@ -17,7 +17,7 @@ class Layout(NamedTuple):
 
     cases: tuple[str, ...] = ()  # images with the answers of a chain
     boxes: tuple[str, ...] = ()  # images with boxed findings, about which questions are asked
-    questions: tuple[str, ...] = ()  # questions with their answers
+    questions: tuple[str, ...] = ()  # questions with their answers: names of tables, and columns that one must have
     where: str = ""  # in words; "" for a folder with one of the files
     looks_inside: bool = False  # whether `is_NAME(root)` of its module must agree
     own_chain: bool = False  # whether its steps may differ from the published ones
@@ -34,19 +34,40 @@ LAYOUTS: dict[str, Layout] = {
     "rad_restruct": Layout(cases=("template_final_clean.json",), own_chain=True),
     "csv": Layout(("cases.csv",), where="a folder with cases.csv, or a .csv file", module="csv_table", own_chain=True),
     "records": Layout(questions=("records.jsonl",)),
-    "gemex": Layout(questions=(".jsonl", ".json", ".csv")),
-    "medsage": Layout(questions=(".jsonl", ".json", ".csv")),
+    "gemex": Layout(questions=("*: visual_locations", "*: thinkVG", "*: conversations, q_type")),
+    "medsage": Layout(questions=("*: conversations",)),
+    "vqa_rad": Layout(questions=("*.json: qid, image_name, phrase_type", "*.parquet: image, question, answer")),
+    "slake": Layout(questions=("*.json: img_name, q_lang",)),
+    "path_vqa": Layout(questions=("*.parquet: image, question, answer",), module="vqa_rad"),
+    "pmc_vqa": Layout(questions=("train.csv: Figure_path, Choice A", "test.csv: Figure_path, Choice A")),
+    "pmc_vqa_2": Layout(questions=("*_2.csv: Figure_path, Choice A",), module="pmc_vqa"),
+    "omnimedvqa": Layout(questions=("*.json: gt_answer, option_A, image_path",)),
+    "mmmu": Layout(questions=("*.parquet: id, question, options, answer, image_1",)),
+    "question_sheet": Layout(questions=("*: image, question, answer",)),
     "vinbigdata": Layout(boxes=("train.csv",), looks_inside=True),
-    "phantom": Layout(boxes=("boxes.csv",)),
-    "grounded": Layout(boxes=("grounded.jsonl",)),
+    "vindr_cxr": Layout(boxes=("annotations/annotations_*.csv",), module="vinbigdata"),
+    "deeplesion": Layout(boxes=("DL_info.csv",)),
+    "coco": Layout(boxes=("annotations/*.json", "*/_annotations.coco.json", "*.json"), looks_inside=True),
+    "yolo": Layout(boxes=("data.yaml", "dataset.yaml", "data.yml"), looks_inside=True),
+    "voc": Layout(boxes=("Annotations/*.xml",)),
+    "medclm_boxes": Layout(boxes=("*.json", "*.jsonl"), looks_inside=True),
+    "box_table": Layout(boxes=("*.csv",), looks_inside=True),
+    "phantom": Layout(boxes=("boxes.csv",), looks_inside=True),
+    "grounded": Layout(boxes=("grounded.jsonl",), questions=("*: image, sentence, boxes",)),
 }
 CASES = tuple(name for name, layout in LAYOUTS.items() if layout.cases)
 BOXED = tuple(name for name, layout in LAYOUTS.items() if layout.boxes)
-QUESTIONS = (*(name for name, layout in LAYOUTS.items() if layout.questions), *BOXED)
+QUESTIONS = (
+    *(name for name, layout in LAYOUTS.items() if layout.questions),
+    *(name for name in BOXED if not LAYOUTS[name].questions),
+    *(name for name in CASES if name not in BOXED),  # the steps of their chain
+)
 
 CaseLayout: TypeAlias = str
+QuestionLayout: TypeAlias = str
 if not TYPE_CHECKING:
     CaseLayout = Literal[(AUTO, *CASES)]
+    QuestionLayout = Literal[(AUTO, *QUESTIONS)]
 
 
 def of_layout(name: str, what: str) -> Any:
@@ -87,6 +108,8 @@ def detect_boxed_layout(root: Path) -> str:
 
 def _find_one(root: Path, patterns: dict[str, tuple[str, ...]], what: str, expected: str) -> str:
     layouts = [layout for layout, files in patterns.items() if _is_there(root, layout, files)]
+    if len(layouts) > 1:  # a collection's own table has columns of boxes too
+        layouts = [layout for layout in layouts if layout != "box_table"]
     if len(layouts) != 1:
         several = f"has files of the layouts {' and '.join(layouts)}; choose one as the layout"
         raise BadInput(f"{root}: {several if layouts else f'has no known {what}'}; {expected}")

@@ -1,16 +1,23 @@
 """Every layout through one intake: the cases of a chain, images with boxed findings, and questions."""
 
+import contextlib
+import dataclasses
+import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from stepcot_jax.chain import DEFAULT_CHAIN
+from stepcot_jax.data import parquet
+from stepcot_jax.data.delimited import fold_column
+from stepcot_jax.data.questions.question_splits import name_patients, note_shared
 from stepcot_jax.data.questions.questions import ask_questions
-from stepcot_jax.data.questions.record_files import read_vqa_records
+from stepcot_jax.data.questions.record_files import VqaCollection, holds_records, read_vqa_records
 from stepcot_jax.data.records.records import Collection, OnBadRecord, read_records
+from stepcot_jax.data.sources.chain_questions import list_chain_questions
 from stepcot_jax.data.sources.intake import Intake, compare_sizes, find_file
 from stepcot_jax.data.sources.layouts import (
     AUTO,
@@ -24,12 +31,16 @@ from stepcot_jax.data.sources.layouts import (
     of_layout,
 )
 from stepcot_jax.data.sources.listed import How, Source
+from stepcot_jax.data.sources.question_files import split_of_name
+from stepcot_jax.data.sources.question_sheet import is_question_sheet
+from stepcot_jax.data.sources.released import read_objects
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.record import Record, SetAside
 
 RELEASED = ("gemex", "medsage")
 _LARGEST_OBJECT = 2**24
+_TABLES = ("*.jsonl", "*.json", "*.csv", "*.tsv", "*.xlsx", "*.parquet", "*/*.parquet", "QA_information/*/*.json")
 _LOG = logging.getLogger(__name__)
 
 
@@ -76,108 +87,181 @@ def read_vqa_source(
     on_bad_record: OnBadRecord = "stop",
     set_aside: list[SetAside] | None = None,
     **options: Any,
-) -> Iterator[Record]:
-    """Yield the reasoning records of a folder or file, one at a time; `options` are those of `How`."""
+) -> VqaCollection:
+    """Read the questions of a folder or file in any layout.
+
+    Args:
+      root: folder, or one file of it.
+      layout: one of `layouts.QUESTIONS`; "auto" detects it.
+      box_size: width and height of the picture that GEMeX's boxes refer to, which no release states.
+      seed: of the questions that are asked about boxes.
+      on_bad_record: "stop" raises at a bad record, "skip" sets it aside.
+      set_aside: list that gets the records set aside too.
+      **options: those of `How`.
+    """
     root, options = Path(root), {"with_normal": True, **options}
     layout = detect_vqa_layout(root) if layout == AUTO else check_layout(layout, QUESTIONS)
+    how = How(for_cases=False, box_size=box_size, **options)
     if layout not in RELEASED and box_size is not None:
         raise BadInput(
             f"--box-size: the layout {layout} states the size of its boxes; only {', '.join(RELEASED)} take one"
         )
-    if layout in BOXED:
-        images = read_detections(root, layout=layout, on_bad_record=on_bad_record, set_aside=set_aside, **options)
-        return (record for image in images for record in ask_questions(image, seed=seed))
-    how = How(for_cases=False, box_size=box_size, **options)
-    if layout not in RELEASED:
+    if layout == "records":
         collection = read_vqa_records(root, on_bad_record=on_bad_record, require_images=how.require_images)
-        if set_aside is not None:
-            set_aside += collection.set_aside
-        return compare_sizes(collection.records, collection.root, "image_size")
-    sources = [of_layout(layout, "list")(path, how) for path in _list_files(root, layout=layout)]
-    intakes = [Intake(source, on_bad_record=on_bad_record, set_aside=set_aside) for source in sources]
-    records = (record for intake in intakes for record in intake.iterate_questions())
-    return compare_sizes(records, root if root.is_dir() else root.parent, "--box-size")
+    else:
+        collection = _read_source(root, layout, how, seed=seed, on_bad_record=on_bad_record)
+    if layout in RELEASED:
+        compared = compare_sizes(collection.records, collection.root, "--box-size")
+        collection = dataclasses.replace(collection, records=tuple(compared))
+    if set_aside is not None:
+        set_aside += collection.set_aside
+    return dataclasses.replace(collection, records=note_shared(collection.records, collection.path))
+
+
+def _read_source(root: Path, layout: str, how: How, *, seed: int, on_bad_record: OnBadRecord) -> VqaCollection:
+    set_aside: list[SetAside] = []
+    if layout in BOXED:
+        source = of_layout(layout, "list")(root, how)
+        boxed = Intake(source, on_bad_record=on_bad_record, set_aside=set_aside)
+        images = boxed.read_images(with_normal=how.with_normal)
+        records: Iterator[Record] = (record for image in images for record in ask_questions(image, seed=seed))
+    else:
+        if layout in CASES:
+            options: Any = {"require_images": how.require_images, "step_names": how.step_names}
+            cases = read_source(root, layout=layout, on_bad_record=on_bad_record, **options)
+            source, set_aside = list_chain_questions(cases), list(cases.set_aside)
+        elif LAYOUTS[layout].questions:
+            source = of_layout(layout, "list")(root, how, find_tables(root, layout))
+        intake = Intake(source, on_bad_record=on_bad_record, set_aside=set_aside)
+        records = intake.iterate_questions()
+    named, num_named = name_patients(records, source.root)
+    if num_named:
+        what = "%s: %d of %d records name no patient: each picture counts as one, by the digest of its file"
+        _LOG.warning(what, source.path, num_named, len(named))
+    aside = {item.record for item in set_aside}
+    numbers = itertools.islice((number for number in itertools.count() if number not in aside), len(named))
+    return VqaCollection(
+        source.path,
+        tuple(named),
+        tuple(set_aside),
+        tuple(numbers),
+        num_unnamed=len(set_aside),
+        folder=source.root,
+        unit="record",
+        layout=layout,
+    )
+
+
+def holds_questions(root: Path, layout: str = AUTO) -> bool:
+    """Return whether a folder or file holds questions, or boxes to ask about, rather than cases of a chain."""
+    root = Path(root)
+    if layout != AUTO:
+        return layout not in CASES
+    if holds_records(root) or (root.is_file() and any(found for _, found in _peek_all(root))):
+        return True
+    try:
+        detect_layout(root)
+    except BadInput:
+        with contextlib.suppress(BadInput):
+            return detect_vqa_layout(root) not in CASES
+    return False
 
 
 def detect_vqa_layout(root: Path) -> str:
-    """Return the layout of a source, recognised by file names and the fields of the first good record."""
+    """Return the layout of questions, recognised by file names and the columns of tables.
+
+    Of a folder without tables of questions it is the layout of its boxes, about which questions are asked, or of its
+    cases, whose steps are questions.
+    """
     root = Path(root)
     if not root.exists():
         raise BadInput(f"{root}: is not a folder or a file; {_expect_questions()}")
     if root.is_dir() and find_file(root, *LAYOUTS["records"].questions):
         return "records"
-    peeked = [layout for _, layout in _peek_all(root)]
-    layouts = {layout for layout in peeked if layout and not isinstance(layout, BadInput)}
+    peeked = list(_peek_all(root))
+    layouts = {layout for _, found in peeked if not isinstance(found, BadInput) for layout in found}
+    if layouts == {"vqa_rad", "path_vqa"}:  # PathVQA alone has a validation split
+        has_validation = any(split_of_name(path.name) == "val" for path, _ in peeked)
+        return "path_vqa" if has_validation else "vqa_rad"
     if len(layouts) == 1:
-        return str(layouts.pop())
+        return layouts.pop()
     if layouts:
-        raise BadInput(f"{root}: has files of the layouts {' and '.join(sorted(map(str, layouts)))}; choose one")
-    unreadable = next((f"; {layout}" for layout in peeked if isinstance(layout, BadInput)), "")
-    if root.is_dir():
+        raise BadInput(f"{root}: has files of the layouts {' and '.join(sorted(layouts))}; choose one")
+    unreadable = next((f"; {found}" for _, found in peeked if isinstance(found, BadInput)), "")
+    for detect in (detect_boxed_layout, detect_layout):
         try:
-            return detect_boxed_layout(root)
+            return detect(root)
         except BadInput as error:
-            raise BadInput(f"{error}; {_list_questions()}{unreadable}") from None
-    raise BadInput(f"{root}: has no known layout; {_expect_questions()}{unreadable}")
+            problem = str(error)
+    raise BadInput(f"{problem}; {_list_questions()}{unreadable}")
 
 
 def _list_questions() -> str:
-    names: dict[tuple[str, ...], list[str]] = {}
-    for name in QUESTIONS:
-        names.setdefault(LAYOUTS[name].questions, []).append(name)
-    return "; ".join(f"{', '.join(named)} ({', '.join(files)})" for files, named in names.items() if files)
+    listed = ((name, LAYOUTS[name].questions) for name in QUESTIONS)
+    return "; ".join(f"{' or '.join(tables)} ({name})" for name, tables in listed if tables)
 
 
 def _expect_questions() -> str:
     return f"expected {_list_questions()}, or a folder of a detection list"
 
 
-def _list_files(root: Path, *, layout: str) -> list[Path]:
-    """Return the files of a layout, and those without a readable record, whose reading raises the reason."""
+def find_tables(root: Path, layout: str) -> list[Path]:
+    """Return the tables of a layout, and those without a readable record, whose reading raises the reason."""
     if root.is_file():
         return [root]
     peeked = list(_peek_all(root))
-    if layout not in [detected for _, detected in peeked]:
+    if not any(layout in found for _, found in peeked if not isinstance(found, BadInput)):
         raise BadInput(f"{root}: has no files of layout {layout}; {_expect_questions()}")
-    files = [path for path, detected in peeked if detected == layout or isinstance(detected, BadInput)]
+    files = [path for path, found in peeked if isinstance(found, BadInput) or layout in found]
     _LOG.info("%s: reading %s", root, ", ".join(path.name for path in files))
     return files
 
 
-def _peek_all(root: Path) -> Iterator[tuple[Path, str | BadInput]]:
-    """Yield each file that may hold records, and the layout of its first good record, "" if it is another."""
-    from stepcot_jax.data.sources.gemex import is_gemex
-    from stepcot_jax.data.sources.grounded import is_grounded
-    from stepcot_jax.data.sources.medsage import is_medsage
-
+def _peek_all(root: Path) -> Iterator[tuple[Path, list[str] | BadInput]]:
+    """Yield each file that may hold questions, and the layouts whose columns its first good record has."""
     paths = [root]
     if root.is_dir():
-        files = (path for path in root.iterdir() if path.exists() and not path.is_dir())  # no broken links
-        paths = sorted(path for path in files if path.suffix.lower() in LAYOUTS["gemex"].questions)
+        files = {path for pattern in _TABLES for path in root.glob(pattern)}
+        paths = sorted(path for path in files if path.exists() and not path.is_dir())  # no broken links
     for path in paths:
         try:
-            keys = _find_keys(path)
+            columns = set(map(fold_column, _find_columns(path)))
         except BadInput as error:
             yield path, error
             continue
-        if {"image_size", "patient_id", "kind"} <= keys:
-            yield path, "records" if path == root else ""
+        if {"question", "patient id", "kind", "image path"} <= columns and path.suffix.lower() == ".jsonl":
+            yield path, ["records"] if path == root else []
         else:
-            kinds = {"gemex": is_gemex, "medsage": is_medsage, "grounded": is_grounded}
-            yield path, next((name for name, is_kind in kinds.items() if is_kind(keys)), "")
+            yield path, _match_layouts(path, columns, is_root=path == root)
 
 
-def _find_keys(path: Path) -> set[str]:
-    from stepcot_jax.data.sources.released import read_objects
+def _match_layouts(path: Path, columns: set[str], *, is_root: bool) -> list[str]:
+    """Return the layouts of which a table has most columns; of a sheet of one's own only if it is no other."""
+    sizes = dict[str, int]()
+    for name in QUESTIONS:
+        for described in LAYOUTS[name].questions:
+            pattern, _, needed = described.partition(": ")
+            wanted = set(map(fold_column, needed.split(", ")))
+            fits = path.match(pattern) or (is_root and Path(pattern).suffix == path.suffix.lower())
+            if needed and wanted <= columns and fits:
+                sizes[name] = max(sizes.get(name, 0), len(wanted))
+    own = sizes.pop("question_sheet", 0) or is_question_sheet(columns)
+    if sizes:
+        return [name for name, size in sizes.items() if size == max(sizes.values())]
+    return ["question_sheet"] if own and path.suffix.lower() != parquet.SUFFIX else []
 
+
+def _find_columns(path: Path) -> Iterable[str]:
+    if path.suffix.lower() == parquet.SUFFIX:
+        return parquet.read_fields(path)
     first = ""
     for location, fields in read_objects(path):
         if not isinstance(fields, BadInput):
-            return set(fields)
+            return fields
         first = first or f"{location}, {fields}"
     if first and not _is_object(path):
         raise BadInput(f"{path}: no record can be decoded ({first})")
-    return set()
+    return ()
 
 
 def _is_object(path: Path) -> bool:

@@ -42,17 +42,12 @@ class _Conversation(msgspec.Struct, frozen=True):
     id: str | int = ""
 
 
-def is_medsage(keys: set[str]) -> bool:
-    """Return whether a record with these fields is a conversation of MEDSAGE."""
-    return "conversations" in keys and "q_type" not in keys
+def list_medsage(root: Path, how: How, files: Sequence[Path]) -> Source:
+    """List the records of files; without `box_size` the size is that of the image's file."""
+    return list_records(root, how, files, _read)
 
 
-def list_medsage(path: Path, how: How) -> Source:
-    """List the records of a file; without `box_size` the size is that of the image's file."""
-    return list_records(path, how, _read)
-
-
-def _read(fields: dict[str, Any], how: How, *, locate: Locate) -> dict[str, Any]:
+def _read(fields: dict[str, Any], how: How, *, locate: Locate, path: Path) -> dict[str, Any]:  # noqa: ARG001
     conversation = convert_fields(fields, _Conversation)
     prompt, response = read_turns(conversation.conversations, otherwise=NotARecord)
     images = conversation.images or []

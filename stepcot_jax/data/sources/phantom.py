@@ -41,6 +41,12 @@ class _Row(msgspec.Struct, frozen=True):
     case_side: Literal["right", "left", "bilateral"]
 
 
+def is_phantom(root: Path) -> bool:
+    """Return whether the columns are those of drawn cases; any table of boxes may have this name."""
+    with open_untrusted(root / _FILE, accepted="a table") as file:
+        return file.readline(4096).decode("utf-8", "replace").strip() == ",".join(BOX_COLUMNS)
+
+
 def list_phantom(root: Path, how: How) -> Source:
     """List the cases of a phantom folder: patients and answers from `data.json`, boxes from `boxes.csv`."""
     if not (root / _FILE).is_file():

@@ -11,6 +11,7 @@ import msgspec
 
 from stepcot_jax import chain
 from stepcot_jax.box import Box, Corners
+from stepcot_jax.data import parquet
 from stepcot_jax.data.delimited import read_table
 from stepcot_jax.data.identities import normalise_image_path
 from stepcot_jax.data.questions.record_files import read_lines
@@ -18,6 +19,7 @@ from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.records.json_arrays import find_no_json, read_raw_records
 from stepcot_jax.data.sources.listed import How, Listed, Source, refused
+from stepcot_jax.data.splits.split_resolver import iterate_sheet
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import one_line
 from stepcot_jax.host.untrusted import open_untrusted
@@ -36,34 +38,51 @@ class NotARecord(BadInput):
     """A valid record that is not a question with an answer about one image."""
 
 
-def list_records(path: Path, how: How, read: Callable[..., dict[str, Any]]) -> Source:
-    """List the records of a file; a rule excludes those that are `NotARecord`.
+def list_records(root: Path, how: How, files: Sequence[Path], read: Callable[..., dict[str, Any]]) -> Source:
+    """List the records of files; a rule excludes those that are `NotARecord`.
 
-    `read(fields, how, locate=...)` returns the arguments of `make_record` but for id and place in the file.
+    `read(fields, how, locate=..., path=...)` returns the arguments of `make_record` but for id and place in the file.
     """
-    return Source(path.parent, path.name, _list(path, how, read), size_from="--box-size")
+    folder = root if root.is_dir() else root.parent
+    listed = (item for path in files for item in _list(path, folder, how, read, several=len(files) > 1))
+    return Source(folder, "" if len(files) > 1 else files[0].relative_to(folder).as_posix(), listed)
 
 
-def _list(path: Path, how: How, read: Callable[..., dict[str, Any]]) -> Iterator[Listed]:
-    locate = functools.partial(locate_image, ImageLocator(path.parent, require_images=how.require_images))
+def _list(
+    path: Path, folder: Path, how: How, read: Callable[..., dict[str, Any]], *, several: bool
+) -> Iterator[Listed]:
+    locate = functools.partial(locate_image, ImageLocator(folder, require_images=how.require_images))
+    name = f"{path.relative_to(folder).as_posix()}, " if several else ""
     for location, fields in read_objects(path):
         try:
             if isinstance(fields, BadInput):
                 raise fields
-            made = read(fields, how, locate=locate)
+            made = read(fields, how, locate=locate, path=path)
             provenance = {"file": path.name, "row": location, **made.pop("provenance")}
             record = make_record(id=f"{path.name}:{location.rpartition(' ')[2]}", provenance=provenance, **made)
         except NotARecord as error:
-            yield Listed(location, Record(image="", patient=""), rule=f"{location}, {error}")
+            yield Listed(name + location, Record(image="", patient=""), rule=f"{name}{location}, {error}")
         except BadInput as error:
-            yield refused(location, f"{location}, {error}")
+            yield refused(name + location, f"{name}{location}, {error}")
         else:
-            yield Listed(location, record)
+            yield Listed(name + location, record)
 
 
-def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any] | BadInput]]:
-    """Yield the location and the content of each record, one at a time, or why it cannot be decoded."""
-    if path.suffix.lower() == ".csv":
+def read_objects(path: Path, *, name: str | None = None) -> Iterator[tuple[str, dict[str, Any] | BadInput]]:
+    """Yield the location and the content of each record, one at a time, or why it cannot be decoded.
+
+    `name` is that of a Parquet table in the paths of its pictures, without it the file's.
+    """
+    if path.suffix.lower() == parquet.SUFFIX:
+        for number, fields in parquet.read_rows(path, name=path.name if name is None else name):
+            yield f"row {number}", fields
+    elif path.suffix.lower() == ".xlsx":
+        sheet = iterate_sheet(path)
+        _, names = next(sheet, (0, []))
+        for number, cells in sheet:
+            if any(cells):
+                yield f"row {number}", dict(zip(names, cells + [""] * (len(names) - len(cells)), strict=False))
+    elif path.suffix.lower() in (".csv", ".tsv"):
         header, rows = read_table(path, known_columns=())
         for row in rows:
             if len(row.cells) == len(header):

@@ -1,4 +1,4 @@
-"""VinBigData: images with the boxes of several readers, one row per box and reader.
+"""VinDr-CXR: images with the boxes of several readers, one row per box and reader, of Kaggle and of PhysioNet.
 
 Each training image of VinDr-CXR (Nguyen et al., Scientific Data 2022) was read by three of 17 radiologists, each alone.
 """
@@ -13,8 +13,10 @@ import numpy as np
 
 from stepcot_jax.box import Box, Corners, iou
 from stepcot_jax.data.delimited import fold_column, read_columns, read_four_numbers
-from stepcot_jax.data.sources.intake import ImageFinder, find_file, list_named, read_image_size
+from stepcot_jax.data.sources.box_files import Mark, Picture, list_pictures
+from stepcot_jax.data.sources.intake import SUFFIXES, ImageFinder, find_file, list_named, read_image_size
 from stepcot_jax.data.sources.listed import How, Listed, NumReaders, Source, refused
+from stepcot_jax.data.sources.question_files import Folders, split_of_name
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import open_untrusted
 from stepcot_jax.record import Record
@@ -31,6 +33,7 @@ _LEAST_IOU = 0.5  # boxes of one class by two readers with at least this overlap
 _LICENCE = "VinDr-CXR: credentialed access (PhysioNet) or the rules of the Kaggle competition"
 _IMAGE_FOLDERS = (".", "train", "images", "train_images")
 _COLUMNS = ("image_id", "class_name", "rad_id", "x_min", "y_min", "x_max", "y_max")
+_RELEASED = ("image_id", "class_name", "x_min", "y_min", "x_max", "y_max")
 _NAME_OF = {fold_column(name): name for name in (*VINBIG_CLASSES, _NO_FINDING)}
 _MOST_ROWS = 300
 _MAX_SIDE = 100_000
@@ -57,6 +60,57 @@ def list_vinbigdata(root: Path, how: How) -> Source:
     if not path.is_file():
         raise BadInput(f"{root}: has no train.csv")
     return Source(root, path.name, _list_images(path, how), size_from=_SIZE_TABLE)
+
+
+def list_vindr_cxr(root: Path, how: How) -> Source:
+    """List the images of annotations/annotations_*.csv, as on PhysioNet; the test part names no reader."""
+    files = sorted(root.glob("annotations/annotations_*.csv"))
+    if not files:
+        raise BadInput(f"{root}: has no annotations/annotations_*.csv")
+    images = Folders(root, (".",), require_images=how.require_images)
+    pictures = (picture for path in files for picture in _read_part(root, path, how.readers))
+    return list_pictures(root, "annotations", pictures, images, origin="VinDr-CXR", licence=_LICENCE)
+
+
+def _read_part(root: Path, path: Path, readers: NumReaders) -> Iterator[Picture]:
+    """Yield the pictures of a part, with the mean box of enough readers, or every box where none is named."""
+    split = split_of_name(path.name)
+    rows: dict[str, list[ReaderBox]] = collections.defaultdict(list)
+    normal = set[str]()
+    for row, cells, problem in read_columns(path, _RELEASED, optional=("rad_id",)):
+        image, label, *numbers, reader = cells
+        x1, y1, x2, y2 = read_four_numbers(numbers)
+        if not problem and label == _NO_FINDING and not any(numbers):
+            normal.add(image)
+        elif problem or not image or not label or not (x1 < x2 and y1 < y2):
+            what = problem or f"{[image[:40], label[:40], *numbers]} is no image with a class and a box"
+            yield Picture("", "", f"{path.name}, row {row.number}", problem=what)
+        else:
+            rows[image].append(ReaderBox(row.number, reader, Box(label, (x1, y1, x2, y2))))
+    labels = {mark.box.label for marks in rows.values() for mark in marks if mark.box}
+    for image in dict.fromkeys((*rows, *sorted(normal))):
+        files = (f"{split}/{image}{suffix}" for suffix in (".dicom", ".dcm", *SUFFIXES))
+        yield Picture(
+            image,
+            next((file for file in files if (root / file).is_file()), f"{split}/{image}.dicom"),
+            f"{path.name}, image {image[:80]!r}",
+            _agree_by_label(rows[image], path, readers),
+            split=split,
+            patient=image,
+            modality="xray",
+            absent=() if rows[image] else tuple(sorted(labels)),
+        )
+
+
+def _agree_by_label(marks: Sequence[ReaderBox], path: Path, readers: NumReaders) -> list[Mark]:
+    agreed = []
+    for label in dict.fromkeys(mark.box.label for mark in marks if mark.box):
+        same = [mark for mark in marks if mark.box and mark.box.label == label]
+        corners = [mark.box.corners for mark in same if mark.box]
+        if readers != "all" and all(mark.reader for mark in same):
+            corners = [box for box, _ in agree(same, readers=readers)]
+        agreed += [Mark(f"{path.name}, row {same[0].row}", label, box) for box in corners]
+    return agreed
 
 
 def _list_images(path: Path, how: How) -> Iterator[Listed]:

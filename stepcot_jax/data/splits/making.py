@@ -106,7 +106,7 @@ def form_groups(
     images = collections.defaultdict(list)
     for index in range(len(table)) if chosen is None else np.flatnonzero(chosen).tolist():
         images[table.patient_ids[index]].append(index)
-    members = _join_patients(sorted(images), images, joined, num_cases=len(table))
+    members = join_patients(sorted(images), images, joined, num_cases=len(table))
     indices = [tuple(sorted(index for patient in patients for index in images[patient])) for patients in members]
     diagnoses = _choose_rarest([{diagnosis_of[index] for index in group} for group in indices])
     origins = _choose_rarest([{table[index].origin for index in group} for group in indices])
@@ -114,7 +114,7 @@ def form_groups(
     return [Group(*parts) for parts in zip(members, indices, strata, strict=True)]
 
 
-def _join_patients(
+def join_patients(
     patients: Sequence[str], images: Mapping[str, Sequence[int]], joined: Any, *, num_cases: int
 ) -> list[tuple[str, ...]]:
     """Return the patients of each group that pairs of their images join, directly or through others."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
-from stepcot_jax.data.sources.layouts import AUTO, CASES
+from stepcot_jax.data.sources.layouts import AUTO, CASES, QUESTIONS
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir, write_whole, writing_folder, writing_for
 from stepcot_jax.host.terminal import Terminal
@@ -124,18 +124,18 @@ def _add_stats(commands: Any) -> None:
 
 
 def _write_statistics(options: argparse.Namespace) -> None:
-    from stepcot_jax.data.questions.record_files import holds_records, read_vqa_records
+    from stepcot_jax.data.sources.loading import holds_questions, read_source, read_vqa_source
     from stepcot_jax.tools.data.statistics import write_case_statistics, write_vqa_statistics
 
-    if holds_records(options.root):
-        questions = read_vqa_records(options.root, on_bad_record=options.on_bad_record)
+    if holds_questions(options.root, options.layout):
+        how: Any = {"on_bad_record": options.on_bad_record, "layout": options.layout, "require_images": False}
+        how["box_size"] = options.box_size and tuple(options.box_size)
+        questions = read_vqa_source(options.root, **how)
         make_workdir(options.out)
         names, notes = write_vqa_statistics(options.out, questions)
-        what, set_aside = f"{len(questions.records):,} records", f"{len(questions.set_aside)} lines"
-        num_aside = len(questions.set_aside)
+        what, num_aside = f"{len(questions.records):,} records", len(questions.set_aside)
+        set_aside = f"{num_aside} {questions.unit}s"
     else:
-        from stepcot_jax.data.sources.loading import read_source
-
         collection = read_source(options.root, require_images=False, **_reading_arguments(options))
         names, notes = write_case_statistics(options.out, collection, split_seed=options.split_seed)
         what, set_aside = f"{len(collection.cases):,} cases", f"{len(collection.set_aside)} records"
@@ -174,7 +174,14 @@ def _add_reading_options(parser: argparse.ArgumentParser) -> None:
     """Add ROOT and the options that `config.data` has for reading it."""
     root = "folder or file in any layout, or a folder on gs://, which is downloaded"
     parser.add_argument("root", metavar="ROOT", help=root)
-    parser.add_argument("--layout", choices=(AUTO, *CASES), default=AUTO, help="default: detected from the files")
+    parser.add_argument(
+        "--layout",
+        choices=(AUTO, *dict.fromkeys((*CASES, *QUESTIONS))),
+        default=AUTO,
+        help="default: detected from the files",
+    )
+    size = "pixels of the picture that boxes refer to: required for GEMeX (config.vqa.box_size)"
+    parser.add_argument("--box-size", type=int, nargs=2, metavar=("W", "H"), help=size)
     names = "of the chain's steps, in order (config.data.step_names); default: the seven of the paper"
     parser.add_argument(
         "--step-names", nargs="+", action=ReadStepNames, default=PUBLISHED_STEP_NAMES, metavar="NAME", help=names

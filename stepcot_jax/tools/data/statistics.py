@@ -17,6 +17,7 @@ from matplotlib.patches import Rectangle
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
+from stepcot_jax.data.images.image_files import read_picture
 from stepcot_jax.data.questions.record_files import VqaCollection
 from stepcot_jax.data.record_table import RecordTable
 from stepcot_jax.data.records.records import Collection
@@ -38,7 +39,7 @@ from stepcot_jax.data.statistics import (
 )
 from stepcot_jax.evaluation.structured_reports import format_scores, score_reports
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import make_workdir, read_file, removing_half, write_whole
+from stepcot_jax.host.files import make_workdir, removing_half, write_whole
 from stepcot_jax.host.text import escape_markdown, make_printable, plain_text_style, write_csv
 from stepcot_jax.record import KINDS, Record
 from stepcot_jax.tools.data.pictures import PALETTE, STYLE, write_pictures
@@ -136,7 +137,8 @@ def _spread(name: str, words: Int64[np.ndarray, " reasoning"]) -> list[str | int
     """Return name, number, mean and percentiles; without reasonings the last two are empty."""
     if not words.size:
         return [name, 0, *[""] * (1 + len(_PERCENTILES))]
-    return [name, words.size, round(float(words.mean()), 3), *np.percentile(words, _PERCENTILES).tolist()]
+    spread = (words.mean(), *np.percentile(words, _PERCENTILES))
+    return [name, words.size, *(round(float(number), 3) for number in spread)]
 
 
 def _answer_flow(statistics: Statistics) -> list[Row]:
@@ -298,7 +300,7 @@ def draw_examples(collection: VqaCollection) -> tuple[Figure, int]:
             for column, record in enumerate(row):
                 left = column * (_SIDE + 2 * _GAP) + _GAP
                 axes = figure.add_axes((left / width, bottom / height, _SIDE / width, _SIDE / height))
-                num_missing += not _draw_image(axes, collection.root / record.image, record)
+                num_missing += not _draw_image(axes, collection.root, record)
                 _draw_boxes(axes, record)
                 axes.set_title("\n".join(_list_lines(record)), fontsize=8, loc="left")
     return figure, num_missing
@@ -318,18 +320,20 @@ def choose_examples(records: Sequence[Record]) -> list[Record]:
     return chosen
 
 
-def _draw_image(axes: Axes, path: Path, record: Record) -> bool:
+def _draw_image(axes: Axes, root: Path, record: Record) -> bool:
     """Draw an image to the scale of its boxes; return whether it can be read."""
-    width, height = record.image_size
+    try:
+        content = read_picture(root, record.image, max_bytes=most_bytes(MAX_PIXELS))
+        picture = decode_picture(content, name=record.image, max_pixels=MAX_PIXELS)
+    except BadInput:
+        picture = None
+    width, height = record.image_size if all(record.image_size) else picture.size if picture else (1, 1)
     axes.set_xlim(0, width)
     axes.set_ylim(height, 0)
     axes.set_aspect("equal")
     axes.set_xticks([])
     axes.set_yticks([])
-    try:
-        content = read_file(path, max_bytes=most_bytes(MAX_PIXELS))
-        picture = decode_picture(content, name=path.name, max_pixels=MAX_PIXELS)
-    except (BadInput, OSError):
+    if picture is None:
         axes.set_facecolor(_UNREAD)
         return False
     axes.imshow(np.asarray(picture), cmap="gray", vmin=0, vmax=255, extent=(0, width, height, 0))

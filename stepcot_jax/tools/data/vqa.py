@@ -27,12 +27,10 @@ def add_vqa(commands: Any) -> None:
         "vqa",
         help="make grounded questions with answers, boxes and reasoning, from phantoms, a detection list or a release",
         description="Writes records.jsonl, images and masks: a question of each of four kinds about each image, split "
-        "by patient; or the questions of GEMeX or MEDSAGE as released, with their splits.",
+        "by patient; or the questions of a release, with their splits.",
     )
     parser.add_argument("out", type=local_path, metavar="OUT", help="new or empty folder")
-    source = (
-        "phantom, or a folder with a detection list (ChestX-ray8, PadChest-GR, VinBigData, phantoms), GEMeX or MEDSAGE"
-    )
+    source = "phantom, or a folder or file with boxes or questions in any layout of docs/sources.md"
     parser.add_argument(
         "--source",
         default="phantom",
@@ -98,7 +96,6 @@ def _read_vqa_source(options: argparse.Namespace, out: pathlib.Path) -> "list[Re
     from stepcot_jax.data.questions.making import copy_images, make_folder_records
     from stepcot_jax.data.sources.layouts import BOXED
     from stepcot_jax.data.sources.loading import detect_vqa_layout, read_detections, read_vqa_source
-    from stepcot_jax.record import SetAside
 
     source = pathlib.Path(options.source)
     root = source.parent if source.is_file() else source
@@ -121,13 +118,13 @@ def _read_vqa_source(options: argparse.Namespace, out: pathlib.Path) -> "list[Re
             progress=lambda cases: Terminal().watch(cases, "asking about the images"),
         )
     _refuse_other(options, ("with_normal", "readers"), f"FOLDER of layout {layout}")
-    set_aside: list[SetAside] = []
-    records = list(read_vqa_source(source, layout=layout, box_size=box_size, set_aside=set_aside, **reading))
+    questions = read_vqa_source(source, layout=layout, box_size=box_size, **reading)
+    records, set_aside = list(questions.records), questions.set_aside
     if set_aside:
         print(f"{len(set_aside):,} of {len(records) + len(set_aside):,} records set aside; first {set_aside[0].reason}")
     if not with_images:
         return records
-    return copy_images(out, Terminal().watch(records, "copying the images"), root=root)
+    return copy_images(out, Terminal().watch(records, "copying the images"), root=questions.root)
 
 
 def _read_readers(written: str | None) -> "NumReaders":

@@ -7,7 +7,7 @@ endpoint said it ("stop", "length", "content_filter", "refusal"); further fields
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput, run_tool
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stepcot_jax.record import Record
 
 _PROGRAM = "stepcot evaluate_replies"
-_DIALECTS = ("gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm")  # a test compares them with the room's
+_DIALECTS = ("gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm", "plain")  # a test compares them with the room's
 
 _AUDIT = """Audit a model: does it look at the picture, does its thinking carry its answer, and what moves the answer?
 
@@ -33,13 +33,21 @@ _AS_TEXT = "the thinking as text in the question"
 
 def choose_records(options: argparse.Namespace) -> "tuple[VqaCollection, list[Record]]":
     """Return the records of a file, and those of the chosen split."""
-    from stepcot_jax.data.questions.record_files import read_vqa_records
+    from stepcot_jax.data.questions.question_splits import SEEN
+    from stepcot_jax.data.sources.loading import read_vqa_source
     from stepcot_jax.run.scored_replies import choose_split
 
-    collection = read_vqa_records(find_path(options.records, "RECORDS"), on_bad_record=options.on_bad_record)
+    how: Any = {"on_bad_record": options.on_bad_record, "layout": options.layout, "require_images": False}
+    box_size = options.box_size and tuple(options.box_size)
+    collection = read_vqa_source(find_path(options.records, "RECORDS"), box_size=box_size, **how)
     if collection.set_aside:
-        print(f"{collection.path}: {len(collection.set_aside)} bad lines set aside, {collection.set_aside[0].reason}")
+        what = f"{len(collection.set_aside)} bad {collection.unit}s set aside"
+        print(f"{collection.path}: {what}, {collection.set_aside[0].reason}")
     chosen = choose_split(collection.records, options.split, where=str(collection.path))
+    if options.unseen:
+        unseen = [record for record in chosen if SEEN not in record.facts]
+        print(f"--unseen: {len(unseen)} of {len(chosen)} questions; the others' pictures stand in the training part")
+        chosen = choose_split(unseen, "all", where=f"{collection.path} with --unseen")
     return collection, chosen
 
 
@@ -117,8 +125,15 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _add_common(parser: argparse.ArgumentParser, *, also: tuple[str, ...] = ()) -> None:
-    records = "records.jsonl, or a folder that holds it; or gs://"
+    from stepcot_jax.data.sources.layouts import AUTO, QUESTIONS
+
+    records = "folder or file with questions in any layout, such as records.jsonl; or gs://"
     parser.add_argument("records", metavar="RECORDS", help=records)
+    parser.add_argument("--layout", choices=(AUTO, *QUESTIONS), default=AUTO, help="default: detected from the files")
+    size = "pixels of the picture that boxes refer to: required for GEMeX as released"
+    parser.add_argument("--box-size", type=int, nargs=2, metavar=("W", "H"), help=size)
+    unseen = "leave out questions about a picture that stands in the training part too"
+    parser.add_argument("--unseen", action="store_true", help=unseen)
     _add_dialect(parser, also, without="replies of gemex need no <think> part, and prompts do not ask for one")
     parser.add_argument("--split", default="test", help="train, val, test (default) or all")
     parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")
@@ -265,7 +280,7 @@ def _add_number(parser: argparse.ArgumentParser) -> None:
 
 def _write_questions(options: argparse.Namespace) -> None:
     from stepcot_jax.data.images.image_decoding import MAX_PIXELS
-    from stepcot_jax.data.questions.record_files import holds_records, read_vqa_records
+    from stepcot_jax.data.sources.loading import holds_questions, read_vqa_source
     from stepcot_jax.host.files import make_workdir
     from stepcot_jax.reading.cases import open_data
     from stepcot_jax.reading.radiographs import read_pixels
@@ -276,8 +291,8 @@ def _write_questions(options: argparse.Namespace) -> None:
 
     path, most, out = find_path(options.records, "RECORDS"), options.num_questions, options.out
     make_workdir(out)
-    if holds_records(path):
-        collection = read_vqa_records(path)
+    if holds_questions(path):
+        collection = read_vqa_source(path)
         chosen = choose_split(collection.records, options.split, where=str(collection.path))
         written = write_variants(out, chosen, lambda record: read_pixels(collection.root / record.image), most=most)
     else:

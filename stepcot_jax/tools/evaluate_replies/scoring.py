@@ -20,6 +20,7 @@ from stepcot_jax.evaluation.audits import (
     PERTURBED_KINDS,
     NegatedAnswer,
     PerturbationStd,
+    is_perturbed,
     perturb_records,
     spread,
 )
@@ -30,7 +31,6 @@ from stepcot_jax.evaluation.replies import (
     JUDGED,
     Key,
     OpenScore,
-    Results,
     ScoringSettings,
     as_columns,
     score_all,
@@ -78,7 +78,7 @@ def write_rounds(
     dialect: str,
     with_thinking: bool = True,
 ) -> list[Path]:
-    """Write the closed and single-choice records of each round, their prompts, and the digest of the source file."""
+    """Write the yes/no and single-choice records of each round, their prompts, and the digest of the source file."""
     written = []
     write_whole(folder / _SOURCE, msgspec.json.encode(_Source(digest_file(collection.path)[1])))
     for number in range(1, num_rounds + 1):
@@ -93,7 +93,7 @@ def write_rounds(
 def write_prompts(
     path: Path, records: Sequence[Record], *, root: Path, dialect: str, with_thinking: bool = True
 ) -> None:
-    """Write prompts: JSON lines with `id`, `image` (a path), `image_size`, `prompt` and, of an audit, `variant`."""
+    """Write prompts: lines with `id`, `image` (a path), `image_size` if known, `prompt`, and `variant` of an audit."""
     with writing_whole(path) as file:
         for record in records:
             line = {
@@ -102,6 +102,8 @@ def write_prompts(
                 "image_size": record.image_size,
                 "prompt": write_question(record, dialect, with_thinking=with_thinking),
             }
+            if not all(record.image_size):  # unknown
+                del line["image_size"]
             if VARIANT in record.provenance:
                 line["variant"] = record.provenance[VARIANT]
             file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
@@ -164,7 +166,7 @@ def score_command(options: argparse.Namespace, collection: VqaCollection, chosen
     document, further = _describe(scored, collection, files, options), []
     if options.perturbed:
         of_model = dataclasses.replace(settings, dialect=scored.dialects[files[0].name])
-        further = [_score_perturbed(options, collection, chosen, scored.results, of_model)]
+        further = [_score_perturbed(options, collection, chosen, scored, of_model)]
         document["perturbed"] = {
             "std": options.perturbation_std,
             "files": [_identify(path) for path in options.perturbed],
@@ -238,10 +240,10 @@ def _score_perturbed(
     options: argparse.Namespace,
     collection: VqaCollection,
     chosen: Sequence[Record],
-    results: Results,
+    scored: ReplyScores,
     settings: ScoringSettings,
 ) -> Table:
-    model = next(name for name in results.figures if name != BASELINE)
+    model = next(name for name in scored.results.figures if name != BASELINE)
     expected = "expected a folder that `perturb` wrote"
     made_of = read_json(options.perturbed_records / _SOURCE, _Source, accepted=expected)
     if made_of.sha256 != digest_file(collection.path)[1]:
@@ -250,16 +252,21 @@ def _score_perturbed(
     for number, path in enumerate(options.perturbed, start=1):
         records = read_vqa_records(name_round(options.perturbed_records, number)).records
         ids = {record.id: None for record in records}
-        if set(ids) != {record.id for record in chosen if record.kind in PERTURBED_KINDS}:
+        if set(ids) != {record.id for record in chosen if is_perturbed(record)}:
             raise BadInput(
-                f"{name_round(options.perturbed_records, number)}: other records than the closed and single-choice "
+                f"{name_round(options.perturbed_records, number)}: other records than the yes/no and single-choice "
                 f"ones of split {options.split}; write them with `perturb` from the same RECORDS and --split"
             )
         file = read_replies(path, name=path.stem, chosen=ids.keys(), known=ids.keys(), missing=options.missing)
         rounds.append((records, file))
     how: dict[str, Any] = {"num_resamples": options.num_resamples, "seed": options.seed}
     figures, unread = score_rounds(rounds, settings, **how)
-    table = tabulate_rounds(figures, results.figures[model], model=model, std=options.perturbation_std)
+    original: Mapping[Key, Interval] = scored.results.figures[model]
+    if any(record.kind in PERTURBED_KINDS and not is_perturbed(record) for record in chosen):
+        pairs = zip(chosen, scored.scores[model], strict=True)
+        records, scores = zip(*(pair for pair in pairs if is_perturbed(pair[0])), strict=True)
+        original = score_models({model: as_columns(records, scores)}, **how)[model]
+    table = tabulate_rounds(figures, original, model=model, std=options.perturbation_std)
     return dataclasses.replace(table, notes=(*unread, *table.notes))
 
 

@@ -80,11 +80,13 @@ def test_hard_is_the_answer_of_another_case_where_the_dialect_has_an_answer_alon
     reply = write_reply(gemex, "gemex")
     assert reply.startswith("<response>")
     assert "<box>" in reply  # the grammar requires it
+    plain = _view(StageViews(_records(["Mass"] * 4), range(4), dialect="plain"), 0, "hard").record
+    assert write_reply(plain, "plain") == "Yes"
     records = _records(["Mass"] * 3)
     for dialect in DIALECTS:
         views = StageViews(records, range(3), dialect=dialect)
         assert _view(views, 0, "easy").stage == "easy"
-        if dialect in ("gemex", "medclm"):
+        if dialect in ("gemex", "medclm", "plain"):
             assert _view(views, 0, "hard").stage == "hard"
             continue
         refuse(rf"config\.vqa\.dialect: '{dialect}' has no reply of the answer alone", _view, views, 0, "hard")

@@ -220,7 +220,10 @@ def test_phantom_folders_are_the_phantoms_that_were_drawn_and_no_vinbigdata(phan
 
 NO_LISTS = [
     ({}, "has no known detection list; expected BBox_List_2017"),
-    *(({"layout": "coco"}, "is not one of auto, chestxray8"), ({"layout": "vinbigdata", "readers": 0}, "readers: 0")),
+    *(
+        ({"layout": "nothing"}, "is not one of auto, chestxray8"),
+        ({"layout": "vinbigdata", "readers": 0}, "readers: 0"),
+    ),
     ({"layout": "vinbigdata"}, r"has no train\.csv"),
 ]
 

@@ -6,11 +6,12 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reasoning_records import read_records
 from refusals import refuse
 
 from stepcot_jax.annotate.recipes.items import ground_record
 from stepcot_jax.chain import strip_letters
-from stepcot_jax.data.sources.loading import detect_vqa_layout, read_vqa_source
+from stepcot_jax.data.sources.loading import detect_vqa_layout
 from stepcot_jax.data.sources.released import split_question
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import read_reply, write_question, write_reply
@@ -41,7 +42,7 @@ def write_lines(path, *records):
 
 
 def read(root, **settings):
-    return list(read_vqa_source(root, **{"box_size": SIZE, "require_images": False} | settings))
+    return read_records(root, **{"box_size": SIZE, "require_images": False} | settings)
 
 
 def test_the_four_files_of_test_records(tmp_path):

@@ -3,11 +3,12 @@
 import json
 
 import pytest
+from reasoning_records import read_records
 from refusals import refuse
 
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
-from stepcot_jax.data.sources.loading import detect_vqa_layout, read_vqa_source
+from stepcot_jax.data.sources.loading import detect_vqa_layout
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
 from stepcot_jax.tools.data.command import main
@@ -19,14 +20,14 @@ MEDSAGE = {"conversations": [{"from": "human", "value": "Q?"}, {"from": "gpt", "
 def test_released_boxes_become_records_that_are_read_back(shared, tmp_path):
     aside = []
     source = shared / "data/nih_chestxray8"
-    records = list(read_vqa_source(source, require_images=False, with_normal=False, set_aside=aside))
+    records = read_records(source, require_images=False, with_normal=False, set_aside=aside)
     assert {record.image for record in records} <= {f"images/{record.id[:12]}.png" for record in records}
     assert len({record.image for record in records}) == 880
     assert not aside
     write_vqa_records(tmp_path / "records.jsonl", records)
     assert read_vqa_records(tmp_path).records == tuple(records)
-    assert list(read_vqa_source(source, require_images=False, with_normal=False)) == records
-    assert list(read_vqa_source(source, require_images=False, with_normal=False, seed=1)) != records
+    assert read_records(source, require_images=False, with_normal=False) == records
+    assert read_records(source, require_images=False, with_normal=False, seed=1) != records
     for record in records:
         assert (record.image_size, record.patient) == ((1024, 1024), record.image[7:15])
         assert record.provenance["licence"].startswith("NIH")
@@ -34,12 +35,12 @@ def test_released_boxes_become_records_that_are_read_back(shared, tmp_path):
 
 def test_phantom_folders_and_files_of_records(tmp_path):
     export_phantom(tmp_path / "phantoms", num_cases=4, seed=0, size=64)
-    records = list(read_vqa_source(tmp_path / "phantoms"))
+    records = read_records(tmp_path / "phantoms")
     assert {record.kind for record in records} == {"open", "closed", "single", "multi"}
     write_vqa_records(tmp_path / "phantoms/records.jsonl", records)
     assert detect_vqa_layout(tmp_path / "phantoms") == "records"
-    assert list(read_vqa_source(tmp_path / "phantoms")) == records
-    assert list(read_vqa_source(tmp_path / "phantoms/records.jsonl")) == records
+    assert read_records(tmp_path / "phantoms") == records
+    assert read_records(tmp_path / "phantoms/records.jsonl") == records
 
 
 def test_layouts_are_recognised_by_the_first_record(tmp_path):
@@ -49,12 +50,12 @@ def test_layouts_are_recognised_by_the_first_record(tmp_path):
         (folder / "some.jsonl").write_text(json.dumps(record) + "\n")
         (folder / "notes.json").write_text("{}")
         assert (detect_vqa_layout(folder), detect_vqa_layout(folder / "some.jsonl")) == (name, name)
-        (read,) = read_vqa_source(folder, box_size=(8, 8), require_images=False)
+        (read,) = read_records(folder, box_size=(8, 8), require_images=False)
         assert isinstance(read, Record)
         assert read.answer == "Yes"
     (tmp_path / "gemex/other.jsonl").write_text(json.dumps(MEDSAGE) + "\n")
-    refuse("has files of the layouts gemex and medsage; choose one", read_vqa_source, tmp_path / "gemex")
-    (read,) = read_vqa_source(tmp_path / "gemex", layout="gemex", box_size=(8, 8), require_images=False)
+    refuse("has files of the layouts gemex and medsage; choose one", read_records, tmp_path / "gemex")
+    (read,) = read_records(tmp_path / "gemex", layout="gemex", box_size=(8, 8), require_images=False)
     assert read.id == "some.jsonl:1"
 
 
@@ -64,27 +65,27 @@ def test_a_file_whose_first_line_is_broken_is_read_or_named(tmp_path):
     (tmp_path / "b.jsonl").write_text("{broken\n" + good)
     (tmp_path / "settings.json").write_text('{\n"visual": 1\n}\n')
     options = {"box_size": (8, 8), "require_images": False}
-    refuse(r"b\.jsonl, line 1, ", lambda: list(read_vqa_source(tmp_path, **options)))
+    refuse(r"b\.jsonl, line 1, ", lambda: read_records(tmp_path, **options))
     aside = []
-    records = list(read_vqa_source(tmp_path, on_bad_record="skip", set_aside=aside, **options))
+    records = read_records(tmp_path, on_bad_record="skip", set_aside=aside, **options)
     assert [record.id for record in records] == ["a.jsonl:1", "b.jsonl:2"]
     assert [each.reason.partition(", ")[0] for each in aside] == ["b.jsonl"]
     (tmp_path / "b.jsonl").write_text("{broken\n")
-    refuse(r"b\.jsonl: no record is valid", lambda: list(read_vqa_source(tmp_path, on_bad_record="skip", **options)))
+    assert [record.id for record in read_records(tmp_path, on_bad_record="skip", **options)] == ["a.jsonl:1"]
     (tmp_path / "a.jsonl").unlink()
-    refuse(r"records \(records.jsonl\); gemex, medsage .*b\.jsonl: no record can be", detect_vqa_layout, tmp_path)
+    refuse(r"records.jsonl \(records\); .*b\.jsonl: no record can be", detect_vqa_layout, tmp_path)
 
 
 def test_what_cannot_be_a_source(tmp_path, shared):
-    refuse("none: is not a folder or a file", read_vqa_source, tmp_path / "none")
-    refuse("has no known detection list", read_vqa_source, tmp_path)
-    with pytest.raises(BadInput, match="layout: 'coco' is not one of auto, records, gemex, medsage, chestxray8"):
-        read_vqa_source(tmp_path, layout="coco")
+    refuse("none: is not a folder or a file", read_records, tmp_path / "none")
+    refuse("has no known layout", read_records, tmp_path)
+    with pytest.raises(BadInput, match="layout: 'nothing' is not one of auto, records, gemex, medsage, vqa_rad"):
+        read_records(tmp_path, layout="nothing")
     with pytest.raises(BadInput, match="layout chestxray8 states the size of its boxes"):
-        read_vqa_source(shared / "data/nih_chestxray8", box_size=(9, 9))
-    refuse("has no files of layout medsage", read_vqa_source, tmp_path, layout="medsage")
+        read_records(shared / "data/nih_chestxray8", box_size=(9, 9))
+    refuse("has no files of layout medsage", read_records, tmp_path, layout="medsage")
     (tmp_path / "x.jsonl").write_text("junk\n")
-    refuse("has no known", read_vqa_source, tmp_path)
+    refuse("has no known", read_records, tmp_path)
 
 
 def run(*arguments):
@@ -109,7 +110,7 @@ def test_conversations_that_the_command_writes_are_read_as_medsage(tmp_path, dia
     written = {record.id: record for record in read_vqa_records(tmp_path / "out").records}
     lines = (tmp_path / "out/conversations.jsonl").read_text().splitlines()
     aside = []
-    read = list(read_vqa_source(tmp_path / "out/conversations.jsonl", layout="medsage", set_aside=aside))
+    read = read_records(tmp_path / "out/conversations.jsonl", layout="medsage", set_aside=aside)
     assert len(read) == len(lines) > 12
     assert not aside
     for line, record in zip(lines, read, strict=True):

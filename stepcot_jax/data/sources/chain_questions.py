@@ -1,0 +1,62 @@
+"""The steps of a chain as questions: each annotated step of a case is one (Step-CoT's 70,000 pairs)."""
+
+import logging
+import string
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from stepcot_jax.chain import NOT_ANNOTATED, Chain
+from stepcot_jax.data.records.records import Collection
+from stepcot_jax.data.sources.listed import Listed, Source
+from stepcot_jax.data.splits.split_resolver import read_splits
+from stepcot_jax.data.splits.splits import SPLIT_NAMES
+from stepcot_jax.record import Record
+
+_LOG = logging.getLogger(__name__)
+
+
+def list_chain_questions(collection: Collection) -> Source:
+    """List the questions of cases that have been read, with the splits of their tables or records."""
+    chain = collection.chain
+    chain.refuse_tree("questions of a chain")
+    split_of: dict[int, str] = {}
+    splits = read_splits(collection.root, collection.cases, set_aside=collection.set_aside)
+    if splits is not None:
+        split_of = {index: name for name in SPLIT_NAMES for index in getattr(splits, name)}
+    num_open = int((collection.cases.labels == NOT_ANNOTATED).sum())
+    if num_open:
+        _LOG.warning("%s: %d steps without a certain answer are no questions", collection.path, num_open)
+    cases = enumerate(collection.cases)
+    records = (
+        listed
+        for index, case in cases
+        for listed in _ask(msgspec.structs.replace(case, split=split_of.get(index, case.split)), index, chain)
+    )
+    return Source(collection.root, collection.file, records)
+
+
+def _ask(case: Record, index: int, chain: Chain) -> Iterator[Listed]:
+    reasoning = case.reasoning or ("",) * chain.num_steps
+    for number, (step, label, thinking) in enumerate(zip(chain.steps, case.answers, reasoning, strict=True), start=1):
+        if label == NOT_ANNOTATED:
+            continue
+        yield Listed(
+            f"record {index}, step {number}",
+            Record(
+                id=f"{Path(case.image).stem}:{index}:{number}",
+                image=case.image,
+                patient=case.patient,
+                origin=case.origin,
+                split=case.split,
+                kind="single",
+                topic=step.name,
+                question=step.question,
+                options=step.options,
+                answer=string.ascii_uppercase[label],
+                thinking=thinking,
+                modality="xray",
+                facts={"step": str(number)},
+            ),
+        )

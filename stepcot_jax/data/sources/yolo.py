@@ -1,0 +1,144 @@
+"""YOLO's folders: data.yaml, images/ and labels/ side by side, a line "class cx cy w h" in shares, or a polygon.
+
+As Ultralytics documents it and Roboflow exports it. A picture without labels, or with an empty file of them, shows none
+of the classes. Copies that Roboflow augments (".rf." in their names) count as one patient.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from stepcot_jax.data.sources.box_files import UNIT, Mark, Picture, list_pictures, read_number
+from stepcot_jax.data.sources.coco import enclose
+from stepcot_jax.data.sources.intake import SUFFIXES
+from stepcot_jax.data.sources.listed import How, Source
+from stepcot_jax.data.sources.question_files import Folders
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_file
+from stepcot_jax.host.text import one_line
+from stepcot_jax.record import Split
+
+NAMES = ("data.yaml", "dataset.yaml", "data.yml")
+_PARTS: tuple[tuple[str, Split], ...] = (("train", "train"), ("val", "val"), ("valid", "val"), ("test", "test"))
+_LARGEST = 2**20
+_SLACK = 0.01  # as Ultralytics allows
+_LONGEST_LABELS = 2**24
+
+
+def is_yolo(root: Path) -> bool:
+    """Return whether a folder has a file with names of classes."""
+    path = _find(root)
+    return path is not None and b"names" in read_file(path, max_bytes=_LARGEST, accepted="a YAML file")
+
+
+def _find(root: Path) -> Path | None:
+    return next((root / name for name in NAMES if (root / name).is_file()), None)
+
+
+def list_yolo(root: Path, how: How) -> Source:
+    """List the pictures of the parts that data.yaml names, and of label files without a picture the refusals."""
+    path = _find(root)
+    if path is None:
+        raise BadInput(f"{root}: has no {' or '.join(NAMES)}")
+    try:
+        content = yaml.safe_load(read_file(path, max_bytes=_LARGEST, accepted="a YAML file"))
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise BadInput(f"{path}: {one_line(error)[:200]}; expected a YAML file") from None
+    if not isinstance(content, dict):
+        raise BadInput(f"{path}: expected names, and folders of train, val and test")
+    classes = _read_classes(content, path)
+    images = Folders(root, (".",), require_images=how.require_images)
+    pictures = _read(root, path, content, classes)
+    return list_pictures(root, path.name, pictures, images, origin=root.name or "YOLO", licence="of the data set")
+
+
+def _read_classes(content: dict[Any, Any], path: Path) -> dict[int, str]:
+    names = content.get("names")
+    pairs = names.items() if isinstance(names, dict) else enumerate(names) if isinstance(names, list) else ()
+    classes = {key: str(name) for key, name in pairs if isinstance(key, int) and str(name).strip()}
+    number = content.get("nc", len(classes))
+    if not classes or number != len(classes):
+        raise BadInput(
+            f"{path}: names: {len(classes)} classes, nc {number!r:.20}; expected a list or a mapping by number"
+        )
+    return classes
+
+
+def _read(root: Path, path: Path, content: dict[Any, Any], classes: dict[int, str]) -> Iterator[Picture]:
+    for key, split in _PARTS:
+        written = content.get(key)
+        for folder in written if isinstance(written, list) else [written]:
+            if folder:
+                yield from _read_folder(root, _locate(root, path, content, str(folder), key), split, classes)
+
+
+def _locate(root: Path, path: Path, content: dict[Any, Any], folder: str, key: str) -> Path:
+    """Return a folder of pictures below the root; Roboflow's "../train/images" lies beside data.yaml."""
+    base = str(content.get("path") or "")
+    for candidate in (root / base / folder, root / folder, root / folder.removeprefix("../"), root / Path(folder).name):
+        if candidate.is_dir() and candidate.resolve().is_relative_to(root.resolve()):
+            return candidate
+    raise BadInput(f"{path}: {key}: {folder[:80]!r} is not a folder below {root}")
+
+
+def _read_folder(root: Path, folder: Path, split: Split, classes: dict[int, str]) -> Iterator[Picture]:
+    labels = _labels_of(folder)
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    seen = set()
+    for file in files:
+        inside = file.relative_to(folder)
+        table = labels / inside.with_suffix(".txt")
+        seen.add(table)
+        name = f"{split}/{inside.with_suffix('').as_posix()}"
+        patient = f"picture-{file.name.partition('.rf.')[0]}" if ".rf." in file.name else ""
+        picture = Picture(name, file.relative_to(root).as_posix(), name, size=UNIT, split=split, patient=patient)
+        try:
+            marks = _read_labels(table, root, classes) if table.is_file() else []
+        except BadInput as error:
+            yield picture._replace(problem=str(error))
+            continue
+        yield picture._replace(marks=marks, absent=() if marks else tuple(classes.values()))
+    for table in sorted(set(labels.rglob("*.txt")) - seen):
+        if table.name != "classes.txt":
+            where = table.relative_to(root).as_posix()
+            yield Picture("", "", where, problem=f"no picture {table.stem!r} in {folder.relative_to(root)}")
+
+
+def _labels_of(folder: Path) -> Path:
+    """Return the folder of the labels: "labels" in place of the last "images", else the pictures' own."""
+    parts = list(folder.parts)
+    if "images" not in parts:
+        return folder
+    parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
+    return Path(*parts)
+
+
+def _read_labels(table: Path, root: Path, classes: dict[int, str]) -> list[Mark]:
+    try:
+        text = read_file(table, max_bytes=_LONGEST_LABELS, accepted="a text file").decode()
+    except UnicodeDecodeError:
+        raise BadInput(f"{table.relative_to(root)}: not UTF-8 text") from None
+    marks = dict[str, Mark]()
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            where = f"{table.relative_to(root).as_posix()}, line {number}"
+            marks.setdefault(line.strip(), _read_line(line.split(), where, classes))  # Ultralytics drops repeated lines
+    return list(marks.values())
+
+
+def _read_line(cells: Sequence[str], where: str, classes: dict[int, str]) -> Mark:
+    number, *numbers = map(read_number, cells)
+    label = classes.get(int(number), "") if number == number // 1 else ""
+    if not label:
+        return Mark(where, "", (0, 0, 0, 0), f"class {cells[0][:20]!r} is none of {len(classes)}")
+    if not all(-_SLACK <= share <= 1 + _SLACK for share in numbers):
+        return Mark(where, "", (0, 0, 0, 0), f"{' '.join(cells[1:])[:80]} are no shares from 0 to 1 (pixels?)")
+    try:
+        if len(numbers) == 4:
+            x, y, width, height = numbers
+            return Mark(where, label, (x - width / 2, y - height / 2, x + width / 2, y + height / 2))
+        return Mark(where, label, enclose(numbers))
+    except BadInput:
+        return Mark(where, "", (0, 0, 0, 0), f"{len(numbers)} numbers; expected cx cy w h, or a polygon")
