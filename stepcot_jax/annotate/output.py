@@ -41,7 +41,9 @@ FUNNEL_NAME = "funnel.csv"
 REPORTS = "reports"
 WRITTEN = "records, one a frontal image"
 
-_FILES = (data_json.FILE_NAME, record_files.FILE_NAME, SET_ASIDE_NAME, FUNNEL_NAME, "funnel.md", "shard.json")
+RL_NAME = "rl_records.jsonl"
+_RECORDS = (data_json.FILE_NAME, record_files.FILE_NAME, RL_NAME)
+_FILES = (*_RECORDS, SET_ASIDE_NAME, FUNNEL_NAME, "funnel.md", "shard.json")
 _OUTPUTS = (*_FILES, "blocks", LEDGER_FOLDER, LOCK_NAME)
 
 
@@ -67,6 +69,9 @@ class Result(Generic[Record]):
         self.set_aside: list[Aside] = []
         self.failed: list[Aside] = []  # items set aside because a request was given up
         self.counts: list[int] = []  # number of records of each item, in order
+        self.sampled: dict[str, tuple[int, int]] = {}  # of the balanced sample: questions of each cell, and those drawn
+        self.written_anew: collections.Counter[Reason] = collections.Counter()
+        self.count_repeats: Callable[[], collections.Counter[Reason]] = collections.Counter  # answers asked for again
 
     @property
     def num_collected(self) -> int:
@@ -84,15 +89,19 @@ class Result(Generic[Record]):
             self.failed += [outcome.aside] if outcome.has_failed else []
 
     def funnel(self) -> list[tuple[str, str, int]]:
-        """Return stage, reason and count, as in the paper's Figure 5: collected, set aside by reason, kept."""
+        """Return stage, reason and count, as in the paper's Figure 5: collected, repeated, set aside, kept."""
         counts = collections.Counter(aside.reason for aside in self.set_aside)
         filtered = [("set aside", reason, counts[reason]) for reason in Reason if counts[reason]]
         ends = [("kept", self.units, self.num_kept), ("written", self._written, len(self.records))]
-        return [("collected", self.units, self.num_collected), *filtered, *ends]
+        again = [("asked again", reason, number) for reason, number in sorted(self.count_repeats().items())]
+        again += [("written anew", reason, number) for reason, number in sorted(self.written_anew.items())]
+        return [("collected", self.units, self.num_collected), *again, *filtered, *ends]
 
     def describe(self) -> str:
         """Return the funnel as Markdown, and below it the most frequent reason with its most frequent detail."""
-        return as_markdown(self.funnel()) + (f"most frequent reason: {self._chief()}\n" if self.set_aside else "")
+        chief = f"most frequent reason: {self._chief()}\n" if self.set_aside else ""
+        cells = (f"sample for RL, {cell}: {taken} of {number}\n" for cell, (number, taken) in self.sampled.items())
+        return as_markdown(self.funnel()) + chief + "".join(cells)
 
     def _chief(self) -> str:
         ((reason, number),) = collections.Counter(aside.reason for aside in self.set_aside).most_common(1)

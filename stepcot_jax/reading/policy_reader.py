@@ -27,6 +27,7 @@ from stepcot_jax.policies.sampling import Sampling, generate, reply_in_batches, 
 from stepcot_jax.policies.tokenizers import Vocabulary, split_pieces
 from stepcot_jax.reading.radiographs import read_unresized
 from stepcot_jax.reasoning.dialects import interpret_answer, read_reply, write_question
+from stepcot_jax.reasoning.levels import LEVELS
 from stepcot_jax.reasoning.plain_replies import PLAIN
 from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import Kind, Record
@@ -209,7 +210,7 @@ class Answered:
         for region in self.boxes:
             corners = ", ".join(f"{number:.0f}" for number in region.corners)
             lines.append(f"box: {region.label or 'without a name'} [{corners}] in pixels of {width} x {height}")
-        if not self.boxes and self.reply.dialect != PLAIN:
+        if not self.boxes and self.reply.dialect not in (PLAIN, LEVELS):
             lines.append("box: none could be read" if "boxes" in self.unread else "box: none")
         if self.reply.problems:
             lines.append(f"not well formed: {'; '.join(self.reply.problems)}")

@@ -65,7 +65,12 @@ def parsed(tmp_path_factory):
 @pytest.mark.slow
 def test_every_command_is_accepted(parsed):
     assert len(parsed) > 25
-    assert {name for name, _, _ in parsed} >= {"qwen.md", "launch.md", "README.md", *(f"{name}.py" for name in LARGE)}
+    assert {name for name, _, _ in parsed} >= {
+        "qwen.md",
+        "launch.md",
+        "README.md",
+        *(f"{name}.py" for name in (*LARGE, "step_cot_lvlm")),
+    }
 
 
 @pytest.mark.slow
@@ -83,7 +88,7 @@ def test_batches_of_large_policies_divide_among_devices_and_passes(parsed):
             model_devices=parallel.model_devices,
             num_passes=parallel.num_passes,
         )
-        for section in ("sft", "grpo")[: 1 if settings.job == "sft" else 2]:
+        for section in ("sft", "grpo")[: 2 if settings.optimising else 1]:
             devices.check_batch_size(getattr(settings, section).batch_size, setting=f"{name}, {section}")
 
 

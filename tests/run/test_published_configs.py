@@ -30,7 +30,7 @@ def test_the_numbers_are_the_published_ones(name):
     assert settings.vqa.source == "folder"
     for section, values in table.items():
         assert {key: getattr(getattr(settings, section), key) for key in values} == pytest.approx(values), section
-    with pytest.raises(BadInput, match=r"config.vqa.root: ''.*records.jsonl"):
+    with pytest.raises(BadInput, match=r"config.vqa.root: ''.*file with questions"):
         load_settings(load_config(name))
 
 

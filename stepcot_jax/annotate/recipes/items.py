@@ -6,12 +6,13 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, Literal
+from typing import Any, Generic, Literal, get_args
 
 import msgspec
 
 from stepcot_jax.annotate.annotation import Aside, ItemT
 from stepcot_jax.annotate.llm.prompts import Prompt
+from stepcot_jax.annotate.recipes.instructions import BALANCES, Instructions
 from stepcot_jax.box import Box, Corners
 from stepcot_jax.chain import fold
 from stepcot_jax.data.images.drawn_boxes import scale_boxes
@@ -24,9 +25,12 @@ from stepcot_jax.data.sources.layouts import BOXED
 from stepcot_jax.data.sources.listed import How
 from stepcot_jax.data.sources.loading import detect_vqa_layout, read_detections, read_vqa_source
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.imaging import name_picture, picture_of
 from stepcot_jax.reasoning.replies import IN_ROUND_BRACKETS, find_named_boxes, write_answer
+from stepcot_jax.reasoning.rules import ENTRIES, Entry
 from stepcot_jax.record import Record, SetAside
 
+_CHEST = name_picture("xray", "chest")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 
 
@@ -48,6 +52,17 @@ class Question:
     def text(self) -> str:
         """Everything that an answer depends on."""
         return json.dumps(self.data(), ensure_ascii=False, sort_keys=True)
+
+    @property
+    def picture(self) -> str:
+        """Kind of the picture by modality and body part, such as "a CT of the abdomen"."""
+        record = self.record
+        is_chest = record.provenance.get("maker") == "templates" or record.origin == "GEMeX"  # frontal, unless others
+        if named := picture_of(record):
+            return named
+        if record.modality == "xray" and is_chest and name_picture("xray", record.organ or "chest") == _CHEST:
+            return "a frontal chest radiograph"
+        return name_picture(record.modality)
 
     @property
     def spoken_answer(self) -> str:
@@ -219,6 +234,13 @@ class TaskSettings:
     folder: Path  # folder of the result, for drawn pictures
     num_regions: int = 1  # LVKC: variants of the reference boxes, from 0 to 4; the whole picture is added
     num_templates: int = 1  # LVKC: wordings of each trajectory, from 1 to 3
+    knowledge: tuple[Entry, ...] = ENTRIES  # LVKC: the knowledge base
+    # LVKC: votes of each verifier on a proposed region, and the share of "correct" that keeps it; 0 votes propose none
+    region_passes: int = 3
+    region_share: float = 0.5
+    instructions: Instructions = "none"  # LVKC: whether questions are written as instructions of their task
+    rl_sample: int = 0  # LVKC: questions of the balanced sample for reinforcement learning; 0 writes none
+    rl_balance: tuple[str, ...] = ("instruction",)
     seed: int = 0  # of the questions about a detection list and its splits; LVKC: of the perturbed boxes
     box_size: tuple[int, int] | None = None  # width and height that the boxes of released data refer to
     with_normal: bool = False  # whether to ask about the images of a detection list that have no box
@@ -232,9 +254,23 @@ class TaskSettings:
         for flag, value, least, greatest in (
             ("--num-regions", self.num_regions, 0, 4),
             ("--num-templates", self.num_templates, 1, 3),
+            ("--region-passes", self.region_passes, 0, 100),
+            ("--region-share", self.region_share, 0, 1),
+            ("--rl-sample", self.rl_sample, 0, 10**9),
         ):
             if not least <= value <= greatest:
                 raise BadInput(f"{flag}: {value} must be from {least} to {greatest}")
+        for flag, values, accepted in (
+            ("--instructions", (self.instructions,), get_args(Instructions)),
+            ("--rl-balance", self.rl_balance, BALANCES),
+        ):
+            if not values or not set(values) <= set(accepted):
+                raise BadInput(f"{flag}: {', '.join(values)!r:.80} is not of {', '.join(accepted)}")
+
+    @property
+    def proposes(self) -> bool:
+        """Whether a model that sees the pictures proposes the regions that they lack."""
+        return self.sends_pictures and self.region_passes > 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,6 +283,25 @@ class Request(Generic[ItemT]):
     sees: bool = True  # whether the request includes the picture, if pictures are sent
     # returns the item under which ledgers keep the answer; items with the same one share the answer
     about: Callable[[ItemT], ItemT] = lambda item: item
+    # raises `CannotAnnotate` if the texts so far allow no answer
+    require: Callable[[ItemT, Parts], None] = lambda item, parts: None  # noqa: ARG005
+    # raises `CannotAnnotate` for an answer, which is then asked for again; the parts have its texts
+    check: Callable[[ItemT, Parts], None] = lambda item, parts: None  # noqa: ARG005
+
+
+THOUSANDTHS = (1000, 1000)
+
+
+@dataclasses.dataclass(frozen=True)
+class Regions(Generic[ItemT]):
+    """How regions are found for pictures without one."""
+
+    proposal: Prompt
+    vote: Prompt
+    # returns the question whose picture needs a region; None if it has one
+    question: Callable[[ItemT], Question | None]
+    # returns the item in the region that was kept, in thousandths (None: the whole picture), or raises `CannotAnnotate`
+    place: Callable[[ItemT, Corners | None, TaskSettings], ItemT]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,8 +320,9 @@ class Task(Generic[ItemT]):
     data: Callable[[ItemT], dict[str, Any]]  # returns the data that trust and votes are asked about
     trust: Prompt  # prompt of the trust question
     vote: Prompt
-    # returns the picture of an item as data URL; None for a task of text alone
-    show: Callable[[ItemT, TaskSettings], str] | None = None
+    # returns the pictures of an item as data URLs; None for a task of text alone
+    show: Callable[[ItemT, TaskSettings], tuple[str, ...]] | None = None
+    region: Regions[ItemT] | None = None
     # returns the path of an item's picture, which must be readable; None for a task that needs none
     picture: Callable[[ItemT], str] | None = None
     # writes further files of the records; None for no files

@@ -222,8 +222,8 @@ TASK: Task[View] = Task(
     data=lambda view: view.data(),
     trust=MEDCLM_TRUST,
     vote=MEDCLM_VOTE,
-    show=lambda view, settings: show_picture(
-        view.record.image, settings, boxed=view.record if view.stage == "easy" else None
+    show=lambda view, settings: (
+        show_picture(view.record.image, settings, boxed=view.record if view.stage == "easy" else None),
     ),
     picture=lambda view: view.record.image,
     finish=draw_views,

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 _OUT = "folder of result and ledgers"
 
 VOTER_FIELDS = ("base-url", "key-variable")
+_LVKC_FLAGS = ("num_regions", "num_templates", "knowledge", "region_passes", "region_share")
 TASK_FLAGS = {
-    "rmcot": ("grounded",),
-    "lvkc": ("num_regions", "num_templates"),
+    "lvkc": (*_LVKC_FLAGS, "instructions", "rl_sample", "rl_balance"),
     "medclm": ("host_organ", "masks", "organ_prior"),
+    "rmcot": ("grounded",),
 }
 """Flags of `annotate vqa` that only one task uses."""
 
@@ -80,6 +81,20 @@ def vqa_parser() -> argparse.ArgumentParser:
     parser.add_argument("--grounded", metavar="FILE", help=grounded)
     parser.add_argument("--num-regions", type=int, metavar="M", help="lvkc: box variants, 0 to 4, default 1")
     parser.add_argument("--num-templates", type=int, metavar="T", help="lvkc: wordings, 1 to 3, default 1")
+    knowledge = "lvkc: table of finding, statement and source, before the package's own entries; or gs://"
+    parser.add_argument("--knowledge", metavar="TABLE", help=knowledge)
+    passes = (
+        "lvkc with --send-images, of a picture without a region: votes of each verifier, default 3; 0: whole picture"
+    )
+    parser.add_argument("--region-passes", type=int, metavar="N", help=passes)
+    share = "lvkc: share of votes that keeps a proposed region, default 0.5"
+    parser.add_argument("--region-share", type=float, metavar="S", help=share)
+    instructions = "lvkc: write questions as instructions of their task, default none"
+    parser.add_argument("--instructions", choices=("none", "by-task"), help=instructions)
+    sample = "lvkc: questions of the balanced sample rl_records.jsonl, default 0 (none)"
+    parser.add_argument("--rl-sample", type=int, metavar="N", help=sample)
+    balance = "lvkc: what it balances: instruction, modality, difficulty or several, default instruction"
+    parser.add_argument("--rl-balance", nargs="+", metavar="NAME", help=balance)
     hosts = "medclm: how the host organ is found, default coverage"
     parser.add_argument("--host-organ", choices=("coverage", "iou_mask", "iou_box"), help=hosts)
     masks = "medclm: organ masks, or CheXmask's table (.csv), default SOURCE/masks; or gs://"
@@ -88,7 +103,7 @@ def vqa_parser() -> argparse.ArgumentParser:
     parser.add_argument("--organ-prior", choices=("atlas", "none"), help=prior)
     sends = "lvkc, medclm: show models the pictures, at most 768 pixels a side"
     parser.add_argument("--send-images", action="store_true", help=sends)
-    regenerate = "with --voter: write anew what a voter does not call correct, default 0"
+    regenerate = "write anew what a voter does not call correct, lvkc: or whose stages contradict; default 0"
     parser.add_argument("--regenerate", type=int, default=0, metavar="N", help=regenerate)
     _add_run_flags(parser)
     return parser
@@ -286,6 +301,10 @@ def annotate_vqa(options: argparse.Namespace) -> None:
         given["masks"] = find_path(options.masks, "--masks")
         if not (given["masks"].is_dir() or given["masks"].suffix.lower() == ".csv"):
             raise BadInput(f"--masks: {options.masks} is no folder of organ masks and no .csv table of CheXmask")
+    if options.knowledge is not None:
+        from stepcot_jax.annotate.recipes.knowledge import read_knowledge
+
+        given["knowledge"] = read_knowledge(find_path(options.knowledge, "--knowledge"))
     plan, source = _make_plan(options), find_path(options.source, "SOURCE")
     of_task = {name: value for names in TASK_FLAGS.values() for name in names if (value := given[name]) is not None}
     result = annotate_questions(

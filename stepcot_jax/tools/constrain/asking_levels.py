@@ -18,8 +18,9 @@ from stepcot_jax.chain import Chain
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.reasoning.levels import Dialogue, Key, make_dialogue, name_step, position_of
 from stepcot_jax.tools.constrain.constraints import Verified, verify
-from stepcot_jax.tools.constrain.levels import Dialogue, Key, make_dialogue, name_step, position_of, write_messages
+from stepcot_jax.tools.constrain.levels import write_messages
 from stepcot_jax.tools.constrain.models import Model, Reply, Request, ShownImage
 
 REPLIES_NAME = "replies.jsonl"

@@ -34,8 +34,9 @@ def main(arguments: list[str] | None = None) -> None:
     from stepcot_jax.host.own_folder import save
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.pages.sheets import write_table
+    from stepcot_jax.reasoning.levels import list_keys
     from stepcot_jax.tools.constrain.asking_levels import REPLIES_NAME, Asking, run_all, write_replies
-    from stepcot_jax.tools.constrain.levels import choose_levels, list_keys, write_prompt
+    from stepcot_jax.tools.constrain.levels import choose_levels, write_prompt
     from stepcot_jax.tools.constrain.results import TABLE_NAMES, make_tables, summarise_levels, to_text
 
     source = open_cases(options)

@@ -24,7 +24,7 @@ from stepcot_jax.host.files import digest_file
 from stepcot_jax.policies.qwen_chat import QwenReader, Turn, load_qwen_reader
 from stepcot_jax.policies.qwen_weights import COPIED
 from stepcot_jax.reasoning.endings import goes_on_behind
-from stepcot_jax.tools.constrain.levels import Dialogue
+from stepcot_jax.reasoning.levels import Dialogue
 
 
 class ShownImage:
