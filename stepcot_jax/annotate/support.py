@@ -164,7 +164,7 @@ def require_support(question: Question, parts: Parts, entries: Sequence[Entry]) 
     """Require that localisation, visual analysis and knowledge agree, and support the true answer."""
     truth, visual = _truth_of(question, entries), parts["visual"]
     within = _within(visual)
-    regions = " ".join(question.region_of(statement) or statement.label for statement in question.statements)
+    regions = " ".join(statement.region or statement.label for statement in question.statements)
     _require_same_place(parts["localisation"], regions, "localisation and its region")
     _require_same_place(within, parts["localisation"], "visual analysis and localisation")
     denied = (truth.present & _denied(visual)) or (truth.absent & _asserted(visual))
