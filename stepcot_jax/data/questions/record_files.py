@@ -3,6 +3,7 @@
 import codecs
 import collections
 import dataclasses
+import hashlib
 import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.records.json_arrays import MOST_SHORT_RECORDS, SHORT_RECORD
 from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import writing_whole
+from stepcot_jax.host.files import digest_file, writing_whole
 from stepcot_jax.host.untrusted import iterate_lines, open_lines
 from stepcot_jax.record import KINDS, Cue, Record, SetAside, Split
 
@@ -95,6 +96,13 @@ class VqaCollection:
     def root(self) -> Path:
         """Folder that image paths are relative to."""
         return self.folder or self.path.parent
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the file, or of the questions of a folder with several."""
+        if self.path.is_file():
+            return digest_file(self.path)[1]
+        return hashlib.sha256(_ENCODER.encode(list(map(as_line, self.records)))).hexdigest()
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self.records)

@@ -7,12 +7,12 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepcot_jax.annotate.llm.client import DEFAULT_BASE_URL, DEFAULT_KEY_VARIABLE, Endpoint
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput, run_tool
-from stepcot_jax.host.untrusted import resolve
 from stepcot_jax.tools.options import local_path
 
 if TYPE_CHECKING:
@@ -135,26 +135,27 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--on-failure", choices=("stop", "set-aside"), default="stop", help=failure)
 
 
+COMPARISONS = {
+    "agree": (
+        *("Compare annotators on the same reports, step by step.", "DIR"),
+        "agreement.json, agreement.md and disagreements.html",
+    ),
+    "review-out": (
+        "Write a form (CSV): a reviewer confirms or corrects chains, and confirms or rejects reasoning records.",
+        *("FORM.csv", "a new file"),
+    ),
+    "review-in": (
+        *("Apply a filled form; the records say who changed what.", "DIR"),
+        "a folder without data.json and records.jsonl",
+    ),
+}
+"""Commands: what each does, and what it writes."""
+
+
 def comparison_parser(command: str) -> argparse.ArgumentParser:
-    """Return the parser of `agree`, `review-out` or `review-in`."""
-    description, metavar, written = {
-        "agree": (
-            "Compare annotators on the same reports, step by step, or on the same questions (reasoning records).",
-            "DIR",
-            "agreement.json and .md; of chains also disagreements.html",
-        ),
-        "review-out": (
-            "Write a form (CSV): a reviewer confirms or corrects chains, and confirms or rejects reasoning records.",
-            "FORM.csv",
-            "a new file",
-        ),
-        "review-in": (
-            "Apply a filled form; the records say who changed what.",
-            "DIR",
-            "a folder without data.json and records.jsonl",
-        ),
-    }[command]
-    holder = "folder with data.json (chains) or records.jsonl (reasoning), or such a file; or gs://"
+    """Return the parser of one of `COMPARISONS`."""
+    description, metavar, written = COMPARISONS[command]
+    holder = "folder with data.json (chains) or records.jsonl (reasoning; review only), or such a file; or gs://"
     is_review = command != "agree"
     parser = argparse.ArgumentParser(prog=f"stepcot annotate {command}", description=description)
     if command == "review-in":
@@ -172,14 +173,24 @@ def comparison_parser(command: str) -> argparse.ArgumentParser:
 
 
 def run_comparison(command: str, arguments: Sequence[str]) -> None:
-    """Run one of `COMPARISONS` on chains or on reasoning records, whichever the inputs hold."""
+    """Run one of `COMPARISONS`; a review is of chains or of reasoning records, whichever the inputs hold."""
+    from stepcot_jax.annotate.agreement import align
+    from stepcot_jax.data.questions.record_files import holds_records
+
     options = comparison_parser(command).parse_args(arguments)
     options.annotators = [find_path(annotator, "A") for annotator in options.annotators]
-    if _handle_records(options, command):
-        return
-    from stepcot_jax.annotate.agreement import align
-
-    COMPARISONS[command](options, align(options.annotators, names=options.names))
+    source, *others = options.annotators
+    if command == "review-in":
+        options.form = find_path(options.form, "FORM.csv")
+    if not holds_records(source):
+        aligned = align(options.annotators, names=options.names)
+        _agree(options, aligned) if command == "agree" else _review(options, aligned)
+    elif command == "agree":
+        raise BadInput(f"{source} holds reasoning records; expected folders with data.json")
+    elif others or options.all or options.names:
+        raise BadInput(f"{source} holds reasoning records; expected one folder, without --all and --names")
+    else:
+        _review_records(options, source)
 
 
 def _agree(options: argparse.Namespace, aligned: "Aligned") -> None:
@@ -195,66 +206,29 @@ def _agree(options: argparse.Namespace, aligned: "Aligned") -> None:
         print(f"side by side: {options.out / 'disagreements.html'}")
 
 
-def _write_form(options: argparse.Namespace, aligned: "Aligned") -> None:
-    from stepcot_jax.annotate.review import write_review
+def _review(options: argparse.Namespace, aligned: "Aligned") -> None:
+    from stepcot_jax.annotate.review import apply_review, write_review
 
-    num_cases = write_review(options.out, aligned, every=options.all)
-    print(f"{num_cases} cases to review in {options.out}")
-
-
-def _read_form(options: argparse.Namespace, aligned: "Aligned") -> None:
-    from stepcot_jax.annotate.review import apply_review
-
-    form = find_path(options.form, "FORM.csv")
-    cases, answers, corrected = apply_review(
-        form, aligned, every=options.all, reviewer=options.reviewer, folder=options.out
-    )
+    if "form" not in options:
+        print(f"{write_review(options.out, aligned, every=options.all)} cases to review in {options.out}")
+        return
+    how = {"every": options.all, "reviewer": options.reviewer, "folder": options.out}
+    cases, answers, corrected = apply_review(options.form, aligned, **how)
     print(f"{cases} cases reviewed, {answers} answers corrected in {corrected} of them")
     print(f"{len(aligned.collections[0].cases)} records in {options.out}")
 
 
-def _handle_records(options: argparse.Namespace, command: str) -> bool:
-    """Compare or review reasoning records, if these are given; return whether they are."""
+def _review_records(options: argparse.Namespace, source: Path) -> None:
     from stepcot_jax.annotate.review import apply_record_review, write_record_review
-    from stepcot_jax.data.questions.record_files import holds_records
 
-    source, *others = options.annotators
-    if not holds_records(source):
-        return False
-    if command == "agree":
-        _agree_on_records(options)
-        return True
-    if others or options.all or options.names:
-        raise BadInput(f"{source} holds reasoning records; expected one folder, without --all and --names")
     chosen = {"sample": options.sample, "seed": options.seed}
-    if command == "review-out":
-        number = write_record_review(options.out, source, **chosen)
-        print(f"{number} records to review in {options.out}")
-        return True
-    form = find_path(options.form, "FORM.csv")
-    reviewed, rejected, written = apply_record_review(
-        form, source, **chosen, reviewer=options.reviewer, folder=options.out
-    )
+    if "form" not in options:
+        print(f"{write_record_review(options.out, source, **chosen)} records to review in {options.out}")
+        return
+    how = {"reviewer": options.reviewer, "folder": options.out}
+    reviewed, rejected, written = apply_record_review(options.form, source, **chosen, **how)
     print(f"{reviewed} records reviewed, {rejected} rejected")
     print(f"{written} records in {options.out}")
-    return True
-
-
-def _agree_on_records(options: argparse.Namespace) -> None:
-    from stepcot_jax.annotate.agreement import compare_records, show_agreement, show_figure, write_record_agreement
-
-    if len(options.annotators) != 2:
-        raise BadInput(f"agree on reasoning records requires two annotators; got {len(options.annotators)}")
-    rows, num_items, kappa = compare_records(*options.annotators)
-    print(show_agreement(rows), end="")
-    print(f"kept or set aside, {num_items} items: Cohen's kappa {show_figure(kappa)}")
-    if options.out is not None:
-        names = options.names or [resolve(path).name for path in options.annotators]
-        write_record_agreement(options.out, names, rows, kappa)
-
-
-COMPARISONS = {"agree": _agree, "review-out": _write_form, "review-in": _read_form}
-"""Commands by name."""
 
 
 def annotate(options: argparse.Namespace) -> None:
