@@ -92,9 +92,11 @@ def _fill(folder, link_to):
 
 def test_a_new_folder_is_written_whole_or_not_at_all(tmp_path):
     out = tmp_path / "deep" / "out"
-    killed, other = (out.with_name(f".{out.name}{name}") for name in (".0123abcd.partial", ".x.0123abcd.partial"))
-    killed.mkdir(parents=True)
-    other.mkdir()
+    killed, other = (out.with_name(f".{out.name}.00000000-{number}-00000000.partial") for number in (1, 2))
+    for left in (killed, other):  # of another machine, which cannot be asked: the old one counts as left behind
+        left.mkdir(parents=True)
+    (killed / "a").touch()
+    os.utime(killed, (0, 0))
     with writing_folder(out) as partial:
         (partial / "a").write_text("x")
         assert (killed.exists(), other.exists()) == (False, True)

@@ -188,3 +188,17 @@ def test_in_an_audit_it_continues_a_thinking_as_transformers_does(low_rank, tmp_
         assert text == begun + tokenizer.decode(made, skip_special_tokens=True)
     assert len({begun for _, _, begun, _ in continued}) > len(continued) / 2
     assert len({text.removeprefix(begun) for _, _, begun, text in continued}) > 1
+
+
+def test_medclms_curriculum_runs_from_a_qwen(tiny_config, tmp_path):
+    """Easy, medium and hard in turn, at the losses of `--config=medclm`."""
+    changes = {"vqa.dialect": "medclm", "curriculum.schedule": "epochs", "curriculum.shares": (0.34, 0.33, 0.33)}
+    changes |= {"sft.reduction": "parts", "sft.epochs": 3}
+    run = Run(settings_of("sft", PUBLISHED, **DRY, **changes), tmp_path / "run")
+    run.execute()
+    shares = {stage: read_losses(run.workdir, f"curriculum/{stage}") for stage in ("easy", "medium", "hard")}
+    number = len(shares["easy"]) // 3
+    assert min(shares["easy"][:number]) > 0
+    assert [max(shares["hard"][: 2 * number]), max(shares["easy"][number:])] == [0, 0]
+    assert min(shares["hard"][2 * number :]) > 0
+    assert all(np.isfinite(read_losses(run.workdir, "sft/loss")))

@@ -21,7 +21,8 @@ def test_names_are_those_that_can_be_made():
     assert tables.read_names(["folds", "corrections", "all"])[4:] == ("cost", "corrections", "folds")
     assert tables.read_names(["cost", "vqa", "cost"]) == ("cost", "vqa")
     assert "vqa" in tables.read_names(["all", "vqa"])
-    assert tables.read_encoders(["CLIP=openai/clip", "own = /a=b"]) == {"CLIP": "openai/clip", "own": "/a=b"}
+    named = tables.read_pairs(["CLIP=openai/clip", "own = /a=b"], "--encoders", "NAME=WEIGHTS")
+    assert named == {"CLIP": "openai/clip", "own": "/a=b"}
     assert tables.read_seeds(["0", "12"], None) == (0, 12)
 
 
@@ -30,7 +31,11 @@ def test_names_are_those_that_can_be_made():
     [
         (tables.read_names, ["diagnoses"], "table 'diagnoses' is not one of diagnosis"),
         (tables.read_names, ["cost", "origin"], "table 'origin' left the package"),
-        (tables.read_encoders, ["CLIP"], "--encoders: 'CLIP' is not NAME=WEIGHTS"),
+        (
+            lambda entries: tables.read_pairs(entries, "--x", "NAME=WEIGHTS"),
+            ["CLIP"],
+            "--x: 'CLIP' is not NAME=WEIGHTS",
+        ),
         (lambda entries: tables.read_seeds(entries, None), ["0", "-1"], "--seeds: '-1'"),
     ],
 )
