@@ -234,10 +234,16 @@ _POLL_SECONDS = 0.5
 def lock_folder(folder: Path) -> Iterator[None]:
     """Lock an output folder against other runs, which would overwrite its results."""
     make_workdir(folder)
-    path = folder / LOCK_NAME
+    with lock_file(folder / LOCK_NAME, what="folder"):
+        yield
+
+
+@contextlib.contextmanager
+def lock_file(path: Path, *, what: str = "file") -> Iterator[None]:
+    """Lock a file, created if missing, which stands for what no other process may write meanwhile."""
     with _open_lock(path) as descriptor:
         if not _try_lock(descriptor, path):
-            raise BadInput(f"{path}: in use by another process (one run at a time per folder)")
+            raise BadInput(f"{path}: in use by another process (one run at a time per {what})")
         yield
 
 

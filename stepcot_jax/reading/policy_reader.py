@@ -342,6 +342,18 @@ class PolicyReader:
         texts = reply_in_batches(ask, len(records), batch_size=size, tokenizer=tokenizer, watch=watch)
         return [f"{start}{text}" for start, text in zip(starts, texts, strict=True)]
 
+    def encode(self, prompt: str) -> list[int]:
+        """Return the tokens of a prompt that `reasoning.dialects.write_question` wrote, of no more than in training."""
+        tokens = self.trained.tokenizer.encode_prompt(prompt)
+        lay_out_prompts([tokens], self.trained.lengths.prompt_length, pad=0)
+        return tokens
+
+    def answer_prompts(self, given: Sequence[tuple[np.ndarray, Sequence[int]]]) -> list[tuple[str, bool]]:
+        """Return the greedy reply to each picture and encoded prompt, and whether it was cut at the longest length."""
+        (pictures, prompts), tokenizer = zip(*given, strict=True), self.trained.tokenizer
+        replies = self._sample(pictures, prompts, self._greedy, length=self.trained.lengths.prompt_length).tolist()
+        return [(tokenizer.decode(row), row[-1] not in (tokenizer.stop, *tokenizer.more_stops)) for row in replies]
+
     def _sample(
         self,
         pictures: Sequence[np.ndarray],

@@ -144,13 +144,18 @@ class Interviewer:
         """Return whether the ledger has an answer to this request, without repairs."""
         return self.ledger.find(item.id, digest_messages(list(messages))) is not None
 
-    async def hear(self, item: Item, messages: Sequence[Message]) -> tuple[str, Entry]:
-        """Return what a reply says behind its thoughts, and its ledger entry."""
+    async def fetch(self, item: Item, messages: Sequence[Message]) -> Entry:
+        """Return the ledger's entry of a request, or ask."""
         request = digest_messages(messages)
         entry = self.ledger.find(item.id, request)
         if entry is None:
             about = {"report": item.id, "text": digest_text(item.text), "request": request}
             entry = await self._client.ask(messages, about=about, record=self.ledger.append)
+        return entry
+
+    async def hear(self, item: Item, messages: Sequence[Message]) -> tuple[str, Entry]:
+        """Return what a reply says behind its thoughts, and its ledger entry."""
+        entry = await self.fetch(item, messages)
         return reply_text(entry, model=self.endpoint.model), entry
 
     async def ask(self, item: Item, messages: Sequence[Message], read: Callable[[str], _Value]) -> tuple[_Value, Entry]:

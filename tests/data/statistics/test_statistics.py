@@ -177,7 +177,6 @@ def test_split_tables_as_csv_and_markdown(tables, cases, what):
 
 
 def texts_of(figure):
-    """Every text of a figure that is shown, with its box in pixels."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     beyond = set()  # matplotlib keeps labels of ticks that its axes do not reach, and does not draw them
@@ -208,11 +207,7 @@ LONG_CHAIN = Chain(
         for number in range(4)
     )
 )
-
-
 WIDE_CHAIN = Chain(tuple(Step(f"Step {number}", "?", tuple(f"answer {k}" for k in range(26))) for number in range(2)))
-
-
 CHAINS = [
     *((CHAIN, {"num_origins": 12}), (CHAIN, {"num_cases": 12, "num_origins": 1}), (LONG_CHAIN, {"num_origins": 2})),
     (WIDE_CHAIN, {"num_cases": 600, "share_of_first": 0.95}),
@@ -232,7 +227,6 @@ def test_texts_of_pictures_are_inside_and_apart(chain, how):
 
 
 def test_bands_of_the_flow_lead_from_answer_to_answer_at_the_heights_of_their_counts(cases):
-    """Every band is as high as its cases, starts in its answer, in its colour, and the bands fill the answers."""
     found = count(cases)
     figure = draw_flow(found)
     patches = figure.axes[0].patches
@@ -267,7 +261,6 @@ def test_bands_of_the_flow_lead_from_answer_to_answer_at_the_heights_of_their_co
 
 
 def test_pies_and_bars_show_the_shares_of_each_range_and_cells_their_means(cases):
-    """Six colours: around a pie and along a histogram they have the shares of the table, at the place of the cell."""
     found = count(cases)
     axes = pictures.draw_lengths_by_diagnosis(found).axes
     rows = [axes[place : place + 4] for place in range(0, len(axes), 4)]  # three steps, and the histograms of the rows
