@@ -20,7 +20,7 @@ from matplotlib.ticker import MaxNLocator, NullFormatter
 from stepcot_jax.chain import NOT_APPLICABLE, fold
 from stepcot_jax.data.statistics import LENGTH_ENDS, NOT_ANNOTATED_NAME, Statistics, count_lengths, list_ranges
 from stepcot_jax.host.files import removing_half
-from stepcot_jax.host.text import make_printable, plain_text_style, wrap_text
+from stepcot_jax.host.text import plain_text_style, wrap_text
 
 _COLOURS = [matplotlib.colormaps["viridis"](share) for share in np.linspace(0.95, 0.05, len(LENGTH_ENDS) + 1)]
 
@@ -194,7 +194,6 @@ _NOT_APPLICABLE_COLOUR = "#BDBDBD"
 _NOT_ANNOTATED_COLOUR = "#6E6E6E"
 _NODE_WIDTH = 0.05
 _GAP = 0.035  # the height of a label, so that labels never overlap
-_NUM_SHOWN = 24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,22 +225,17 @@ def draw_flow(statistics: Statistics, *, without_usual: bool = False) -> Figure 
         _draw_bands(axes, step, flow / num_cases, columns)
     for step, nodes in enumerate(columns):
         _draw_nodes(axes, step, nodes)
-        name = _shorten(f"{step + 1}. {statistics.chain.steps[step].name}")
+        name = wrap_text(f"{step + 1}. {statistics.chain.steps[step].name}", 24, num_lines=1)
         axes.text(step, 1.05, name, fontsize=12, weight="bold", va="bottom")
     axes.set_xlim(-0.05, num_steps - 0.05)
     axes.set_ylim(min(nodes[-1].low for nodes in columns) - 0.03, 1.10)
     axes.set_axis_off()
     shown = "cases"
     if without_usual:
-        usual = _shorten(statistics.answer_names(0)[int(np.argmax(statistics.answers[0]))])
+        usual = wrap_text(statistics.answer_names(0)[int(np.argmax(statistics.answers[0]))], 24, num_lines=1)
         shown = f'of {statistics.num_cases:,} cases, those without "{usual}" at the first step'
     axes.set_title(f"Flow of answers from step to step: {num_cases:,} {shown}", fontsize=14)
     return figure
-
-
-def _shorten(text: str) -> str:
-    shown = make_printable(text)
-    return shown if len(shown) <= _NUM_SHOWN else shown[: _NUM_SHOWN - 1] + "…"
 
 
 def _stack(names: Sequence[str], counts: Int64[np.ndarray, " answer"], num_cases: int) -> list[_Node]:
@@ -290,7 +284,7 @@ def _draw_nodes(axes: Axes, step: int, nodes: Sequence[_Node]) -> None:
         axes.text(
             edge + 0.02,
             (node.low + node.high) / 2,
-            f"{_shorten(node.name)}  {node.count:,}",
+            f"{wrap_text(node.name, 24, num_lines=1)}  {node.count:,}",
             fontsize=9,
             va="center",
             bbox={"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1.0},
