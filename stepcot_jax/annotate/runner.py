@@ -57,7 +57,6 @@ from stepcot_jax.annotate.recipes.items import (
     Task,
     TaskSettings,
     add_provenance,
-    name_region,
     read_questions,
 )
 from stepcot_jax.annotate.recipes.pictures import read_picture
@@ -457,6 +456,7 @@ def annotate_questions(
         require_images=requires_images,
         set_aside=bad,
         with_normal=settings.with_normal,
+        grounded=settings.grounded,
     )
     settings = dataclasses.replace(settings, root=root)
     questions, hostile = _screen(questions)
@@ -500,7 +500,7 @@ def _screen(questions: Sequence[Question]) -> tuple[list[Question], list[Aside]]
     """Return the questions, and those set aside because a sentence of their grounded report gives an instruction."""
     kept, hostile = [], []
     for question in questions:
-        texts = (f"{name_region(box)}. {box.label}. {box.sentence}" for box in question.statements)
+        texts = (f"{box.region}. {box.label}. {box.sentence}" for box in question.statements)
         if any(find_word(text, INSTRUCTION_WORDS) for text in texts):
             hostile.append(Aside(question.id, Reason.INSTRUCTION, "a sentence of the grounded report"))
         else:

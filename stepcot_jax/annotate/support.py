@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from stepcot_jax.annotate.annotation import Reason
 from stepcot_jax.annotate.checks import check_answer, names_any, require
-from stepcot_jax.annotate.recipes.items import Parts, Question, name_region, split_sentences
+from stepcot_jax.annotate.recipes.items import Parts, Question, split_sentences
 from stepcot_jax.annotate.rules.annotator import is_incidental
 from stepcot_jax.annotate.rules.mentions import Assertions, Mention, Status, find_terms, read_report
 from stepcot_jax.annotate.rules.terms import EMPHYSEMA, NODES, SHIFT, VOLUME_LOSS
@@ -164,7 +164,7 @@ def require_support(question: Question, parts: Parts, entries: Sequence[Entry]) 
     """Require that localisation, visual analysis and knowledge agree, and support the true answer."""
     truth, visual = _truth_of(question, entries), parts["visual"]
     within = _within(visual)
-    regions = " ".join(name_region(statement) for statement in question.statements)
+    regions = " ".join(statement.region or statement.label for statement in question.statements)
     _require_same_place(parts["localisation"], regions, "localisation and its region")
     _require_same_place(within, parts["localisation"], "visual analysis and localisation")
     denied = (truth.present & _denied(visual)) or (truth.absent & _asserted(visual))

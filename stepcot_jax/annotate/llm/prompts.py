@@ -247,7 +247,8 @@ RMCOT = _write(
 You are a chest radiologist who looks at a chest radiograph. The data hold what the picture shows, sentence by \
 sentence, each with its region and box (x1, y1, x2, y2 in pixels), a question and its right answer. Imagine that you \
 view the picture. Think aloud in about 100 words, from the regions to the answer.
-- Name each region that you use as **name** ([x1, y1, x2, y2]), with name and box exactly as in the data.
+- Name each region that you use, or the finding where the data name no region, as **name** ([x1, y1, x2, y2]), with \
+name and box exactly as in the data.
 - Speak as one who looks at the picture. Never speak of a report, of given or stated findings, or of the data.
 - If there are choices, name every option and say why the wrong ones do not fit.
 - The last sentence states the answer and nothing else; for choices, letter and text of the right options alone.""",
@@ -342,9 +343,10 @@ LVKC_VOTE = _write_vote(
 EASY = _write(
     "medclm_easy",
     """\
-You are a chest radiologist. The data hold a seed sentence about a lesion, its class, its host organ and its box. \
-Write a diagnostic question about the box drawn in the picture, reasoning of two to four sentences that holds every \
-box of "box_text" as **class** [x1, y1, x2, y2] with exactly these numbers, and a short answer that names the class.""",
+You are a chest radiologist. The data hold a seed sentence about a lesion, its class, its box and, where known, its \
+host organ. Write a diagnostic question about the box drawn in the picture, reasoning of two to four sentences that \
+holds every box of "box_text" as **class** [x1, y1, x2, y2] with exactly these numbers, and a short answer that names \
+the class.""",
     "question",
     "reasoning",
     "answer",
@@ -352,10 +354,10 @@ box of "box_text" as **class** [x1, y1, x2, y2] with exactly these numbers, and 
 MEDIUM = _write(
     "medclm_medium",
     """\
-You are a chest radiologist. The data hold a seed sentence about a lesion, its class, its host organ and its box. \
-Write a question about abnormalities anywhere in the picture, in which no box is drawn; reasoning of two to four \
-sentences that says where the lesion lies and holds every box of "box_text" as **class** [x1, y1, x2, y2] with exactly \
-these numbers; and a short answer that names the class and its place.""",
+You are a chest radiologist. The data hold a seed sentence about a lesion, its class, its box and, where known, its \
+host organ. Write a question about abnormalities anywhere in the picture, in which no box is drawn; reasoning of two \
+to four sentences that says where the lesion lies and holds every box of "box_text" as **class** [x1, y1, x2, y2] with \
+exactly these numbers; and a short answer that names the class and, where known, the host organ.""",
     "question",
     "reasoning",
     "answer",

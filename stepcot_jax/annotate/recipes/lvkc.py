@@ -46,7 +46,6 @@ from stepcot_jax.annotate.recipes.items import (
     TaskSettings,
     add_provenance,
     bare_box,
-    name_region,
     split_sentences,
 )
 from stepcot_jax.annotate.recipes.pictures import read_picture, show_picture
@@ -300,8 +299,11 @@ def _asked_about(item: Trajectory) -> dict[str, Any]:
 
 
 def _localisation_data(item: Trajectory, _: Parts) -> dict[str, Any]:
-    record, statements = item.question.record, item.question.statements
-    names = {name_region(statement): statement.sentence or statement.label for statement in statements}
+    record, question = item.question.record, item.question
+    names = {
+        question.region_of(statement) or statement.label: statement.sentence or statement.label
+        for statement in question.statements
+    }
     hint = {"region": item.roi.shown, "names": "; ".join(names)}
     if record.cue == "text" and record.stages is not None and not record.references:
         hint["text"] = record.stages.localisation

@@ -34,7 +34,7 @@ _REQUIRED = ("id", "image", "patient", "kind", "question", "answer")
 _LINE: tuple[str, ...] = (  # the fields of a question in the order of the file
     *("id", "image", "image_size", "patient", "origin", "split", "kind", "topic", "question", "options", "answer"),
     *("synonyms", "references", "points", "thinking", "preamble", "stages", "cue", "lesion", "organ", "modality"),
-    *("facts", "provenance"),
+    *("facts", "provenance", "report"),
 )
 _FILE_NAMES = {"image": "image_path", "patient": "patient_id", "options": "choices"}
 
@@ -61,8 +61,9 @@ def as_line(record: Record) -> dict[str, Any]:
     """Return a question's fields by the names of the file, in its order."""
     line = {_FILE_NAMES.get(name, name): getattr(record, name) for name in _LINE}
     line["references"] = [{"label": box.label, "box": box.corners} for box in record.references]
-    if not record.points:
-        del line["points"]
+    for name in ("points", "report"):  # which few sources have
+        if not line[name]:
+            del line[name]
     return line
 
 

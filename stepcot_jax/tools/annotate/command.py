@@ -26,7 +26,8 @@ VOTER_FIELDS = ("base-url", "key-variable")
 _LVKC_FLAGS = ("num_regions", "num_templates", "knowledge", "region_passes", "region_share")
 TASK_FLAGS = {
     "lvkc": (*_LVKC_FLAGS, "instructions", "rl_sample", "rl_balance"),
-    "medclm": ("host_organ", "masks"),
+    "medclm": ("host_organ", "masks", "organ_prior"),
+    "rmcot": ("grounded",),
 }
 """Flags of `annotate vqa` that only one task uses."""
 
@@ -66,7 +67,7 @@ def vqa_parser() -> argparse.ArgumentParser:
     """Return the parser of `annotate vqa SOURCE`."""
     prog = "stepcot annotate vqa"
     parser = argparse.ArgumentParser(prog=prog, description="Make reasoning records from questions or boxes.")
-    source = "reasoning records, GEMeX, MEDSAGE, ChestX-ray8 boxes, PadChest-GR, VinBigData, or a phantom folder"
+    source = "reasoning records, GEMeX, MEDSAGE, a detection list, PadChest-GR, grounded reports, or a phantom folder"
     parser.add_argument("source", metavar="SOURCE", help=f"{source}; also on gs://")
     tasks = "rmcot: thinking with regions; lvkc: four stages; medclm: easy, medium and hard views"
     parser.add_argument("--task", choices=("rmcot", "lvkc", "medclm"), required=True, help=tasks)
@@ -76,6 +77,8 @@ def vqa_parser() -> argparse.ArgumentParser:
     parser.add_argument("--question-seed", type=int, default=0, metavar="N", help="of questions and boxes, default 0")
     normal = "also ask about images of a detection list that have no box because the source denies findings"
     parser.add_argument("--with-normal", action="store_true", help=normal)
+    grounded = "rmcot: JSON lines of the grounded reports of SOURCE's images; or gs://"
+    parser.add_argument("--grounded", metavar="FILE", help=grounded)
     parser.add_argument("--num-regions", type=int, metavar="M", help="lvkc: box variants, 0 to 4, default 1")
     parser.add_argument("--num-templates", type=int, metavar="T", help="lvkc: wordings, 1 to 3, default 1")
     knowledge = "lvkc: table of finding, statement and source, before the package's own entries; or gs://"
@@ -94,8 +97,10 @@ def vqa_parser() -> argparse.ArgumentParser:
     parser.add_argument("--rl-balance", nargs="+", metavar="NAME", help=balance)
     hosts = "medclm: how the host organ is found, default coverage"
     parser.add_argument("--host-organ", choices=("coverage", "iou_mask", "iou_box"), help=hosts)
-    masks = "medclm: organ masks, default SOURCE/masks; or gs://"
+    masks = "medclm: organ masks, or CheXmask's table (.csv), default SOURCE/masks; or gs://"
     parser.add_argument("--masks", metavar="DIR", help=masks)
+    prior = "medclm: what names the organ in a radiograph without masks, default atlas"
+    parser.add_argument("--organ-prior", choices=("atlas", "none"), help=prior)
     sends = "lvkc, medclm: show models the pictures, at most 768 pixels a side"
     parser.add_argument("--send-images", action="store_true", help=sends)
     regenerate = "write anew what a voter does not call correct, lvkc: or whose stages contradict; default 0"
@@ -264,10 +269,12 @@ def annotate_vqa(options: argparse.Namespace) -> None:
         unused = [f"--{name.replace('_', '-')}" for name in names if given[name] is not None and options.task != task]
         if unused:
             raise BadInput(f"{', '.join(unused)} requires --task={task}; got --task={options.task}")
+    if options.grounded is not None:
+        given["grounded"] = find_path(options.grounded, "--grounded")
     if options.masks is not None:
         given["masks"] = find_path(options.masks, "--masks")
-        if not given["masks"].is_dir():
-            raise BadInput(f"--masks: {options.masks} is not a folder; expected a folder of organ masks")
+        if not (given["masks"].is_dir() or given["masks"].suffix.lower() == ".csv"):
+            raise BadInput(f"--masks: {options.masks} is no folder of organ masks and no .csv table of CheXmask")
     if options.knowledge is not None:
         from stepcot_jax.annotate.recipes.knowledge import read_knowledge
 

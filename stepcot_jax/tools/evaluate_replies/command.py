@@ -77,13 +77,27 @@ def perturb(options: argparse.Namespace) -> None:
     print(f"in {options.out}: {', '.join(path.name for path in written)}")
 
 
+def reports(options: argparse.Namespace) -> None:
+    """Write reports and score them."""
+    from stepcot_jax.data.sources.loading import read_source
+    from stepcot_jax.tools.evaluate_replies.report_generation import report_replies, report_sheet, score_written
+
+    answers, source = find_path(options.answers, "ANSWERS"), find_path(options.records, "RECORDS")
+    if answers.suffix.lower() == ".csv":
+        data = read_source(source, on_bad_record=options.on_bad_record, require_images=False)
+        scored = report_sheet(data, answers)
+    else:
+        scored = report_replies(*choose_records(options), answers, dialect=options.dialect)
+    print(score_written(scored, options, source=source), end="")
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the subcommand of the command line, or score replies."""
     given = sys.argv[1:] if arguments is None else arguments
     if given[:1] == ["audit"]:
         audit(given[1:])
         return
-    commands = {"perturb": _perturb_parser, "prompts": _prompts_parser}
+    commands = {"perturb": _perturb_parser, "prompts": _prompts_parser, "reports": _reports_parser}
     make = commands.get(given[0]) if given else None
     options = make().parse_args(given[1:]) if make else _score_parser().parse_args(given)
     options.run(options)
@@ -109,6 +123,7 @@ def _score_parser() -> argparse.ArgumentParser:
         prog=_PROGRAM,
         description="Score replies to grounded questions: metrics.json, tables, scores.jsonl and index.html.",
         epilog=f"{_PROGRAM} prompts --help and {_PROGRAM} perturb --help: prompts for a model to answer; "
+        f"{_PROGRAM} reports --help: FINDINGS and IMPRESSION from answers; "
         f"{_PROGRAM} audit --help: does the model look, and does its thinking carry its answer?",
     )
     _add_common(parser, also=("auto", "free"))
@@ -166,6 +181,21 @@ def _perturb_parser() -> argparse.ArgumentParser:
     negated = 'whether "isn\'t" turns the answer, default flip'
     parser.add_argument("--negated-answer", choices=("flip", "keep"), default="flip", help=negated)
     parser.set_defaults(run=perturb)
+    return parser
+
+
+def _reports_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"{_PROGRAM} reports",
+        description="Write FINDINGS and IMPRESSION from answers of a chain or replies; score them by BLEU-4, ROUGE-L.",
+    )
+    _add_common(parser)
+    answers = "a .csv of `stepcot predict` to images of a data root (RECORDS), or JSON lines of replies to records"
+    parser.add_argument("answers", metavar="ANSWERS", help=answers)
+    parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help="folder of the results")
+    parser.add_argument("--num-resamples", type=int, default=1000, metavar="N", help="of the bootstrap, default 1000")
+    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap, default 0")
+    parser.set_defaults(run=reports)
     return parser
 
 
