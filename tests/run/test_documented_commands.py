@@ -1,5 +1,3 @@
-"""Every command of `stepcot_jax.main` that configs and documents show is accepted."""
-
 import json
 import pathlib
 import re
@@ -51,7 +49,6 @@ def read_commands():
 
 @pytest.fixture(scope="module")
 def parsed(tmp_path_factory):
-    """(file, arguments, settings) of each command."""
     folder, commands = tmp_path_factory.mktemp("settings"), read_commands()
     text = json.dumps([arguments for _, arguments in commands])
     done = subprocess.run(
