@@ -1,5 +1,3 @@
-"""How much of the package a small training of each kind imports, first answer and results included."""
-
 import pathlib
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""The map from the paper to the code names only what exists, and covers every equation, table and figure."""
-
 import ast
 import collections
 import functools
@@ -45,7 +43,6 @@ UNCODED = (WITHOUT_CODE, NOT_BUILT, NOT_AT_HAND, NOT_HAD)
 
 
 def places_in(cell):
-    """(path, name) of every FILE::NAME in a cell."""
     return re.findall(r"`([\w./]+\.py)::([\w.]+)`", cell)
 
 

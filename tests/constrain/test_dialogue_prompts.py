@@ -1,5 +1,3 @@
-"""Prompts: they state what is verified, ask only what the level asks, and give only what the variant gives."""
-
 import json
 
 import pytest

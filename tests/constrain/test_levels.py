@@ -1,5 +1,3 @@
-"""Levels: what each asks and gives, and that no dialogue gives the answer that it asks for."""
-
 import pytest
 from refusals import refuse
 

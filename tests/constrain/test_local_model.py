@@ -1,5 +1,3 @@
-"""A tiny Qwen2.5-VL with random weights answers dialogues from its folder, and a second run answers from the ledger."""
-
 import json
 import shutil
 

@@ -1,5 +1,3 @@
-"""Exports load as their runs do, with all that they carry, and say which JAX reads them."""
-
 import dataclasses
 import json
 
@@ -22,7 +20,6 @@ from stepcot_jax.run.stored import StoredRun, hide_folder
 from tests.export import random_run
 
 pytestmark = pytest.mark.usefixtures("small_encoder")
-
 IMAGE = np.random.default_rng(2).integers(0, 256, (50, 40), dtype=np.uint8)
 
 
@@ -36,11 +33,7 @@ def test_the_card_of_an_export_has_metadata_figures_use_and_lifetime(chain_expor
     assert f"jax {made_with['jax']} with jaxlib {made_with['jaxlib']} wrote the programs" in card
     listed = {line.split("`")[1] for line in card.split("## Files")[1].splitlines() if line.startswith("| `")}
     assert listed == {path.name for path in out.iterdir()} - {"README.md"}
-    assert {
-        "gate.npz",
-        "joint.json",
-        "calibration.json",
-    } <= listed
+    assert {"gate.npz", "joint.json", "calibration.json"} <= listed
 
 
 @pytest.mark.parametrize("model", ["student", "teacher"])

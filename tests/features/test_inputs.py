@@ -1,5 +1,3 @@
-"""From settings to what the networks are fed: frozen encoders run once an image, trained ones not ahead."""
-
 import shutil
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Features in a folder on a store: encoded once for all machines, uploaded shard by shard."""
-
 import functools
 import pickle
 import shutil
@@ -27,7 +25,6 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def load(folder, tmp_path, monkeypatch):
-    """Load the inputs on a machine; return them, and the numbers of images and prompts that were encoded."""
     address = new_address(monkeypatch)
 
     def on_machine(name, address=address, root=folder, **more):

@@ -1,5 +1,3 @@
-"""The files of an export: digests, JSON and safetensors, read by the package and by the loaders that travel."""
-
 import hashlib
 import json
 import os
@@ -43,8 +41,6 @@ def damaged(header, data=b"\0" * 8):
 
 
 ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-
-
 HEADERS = [[], {"a": 1}, {"a": ENTRY, "b": ENTRY}]  # the last: a small file that would be copied often
 HEADERS += [{"a": {**ENTRY, "data_offsets": offsets}} for offsets in ([0, 16], [-4, 4], [8, 0])]
 HEADERS += [{"a": {**ENTRY, "shape": shape}} for shape in ([3], [-2, -1], "ab")] + [{"a": {**ENTRY, "dtype": "F7"}}]

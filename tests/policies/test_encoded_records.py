@@ -1,5 +1,3 @@
-"""Packs hold every record once, and a row predicts each token of each reply."""
-
 import itertools
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Configs by name and by path, from any folder, in a checkout and in an installed wheel."""
-
 import os
 import pathlib
 import shutil
@@ -16,7 +14,6 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.configs import find_config, load_config, shipped_names
 
 pytestmark = pytest.mark.slow
-
 ROOT = pathlib.Path(__file__).parents[2]
 
 

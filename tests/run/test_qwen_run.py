@@ -1,5 +1,3 @@
-"""Runs that start from a Qwen2.5-VL: random at small sizes with SFT and GRPO, a checkpoint with LoRA, and on a mesh."""
-
 import dataclasses
 import json
 import subprocess
@@ -29,14 +27,12 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def tiny_config(tmp_path_factory):
-    """A tiny Qwen2.5-VL in place of the published sizes."""
     with tiny_published(tmp_path_factory.mktemp("config")) as config:
         yield config
 
 
 @pytest.fixture(scope="module")
 def dry(tiny_config, tmp_path_factory):
-    """A finished dry run of SFT and GRPO, with rewards of any reply, since none is well formed after few updates."""
     run = Run(settings_of("grpo", PUBLISHED, **DRY), tmp_path_factory.mktemp("dry") / "run")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Rollouts, "reward_all", reward_tokens)
@@ -115,7 +111,6 @@ def _restore(run):
 
 
 def write_checkpoint(folder):
-    """A tiny checkpoint that takes pictures of 32 px squared."""
     write_reader(folder)
     limits = {"patch_size": 2, "merge_size": 2, "min_pixels": 16, "max_pixels": 4096}
     (folder / "preprocessor_config.json").write_text(json.dumps(limits))

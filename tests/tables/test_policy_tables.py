@@ -58,7 +58,6 @@ def plan(tmp_path_factory):
 
 
 def right_share(plan, number, kind):
-    """By seed the share of right questions of a kind."""
     indices = [index for index, record in enumerate(read_tests(plan)) if record.kind == kind]
     return [float(np.mean([every(number, seed)(index) for index in indices])) for seed in plan.seeds]
 

@@ -1,5 +1,3 @@
-"""The command line of the tables: what it accepts, and one line for all else."""
-
 import os
 import pathlib
 import subprocess
@@ -45,19 +43,17 @@ def test_what_is_not_accepted_is_named(read, entries, words):
     refuse(words, read, entries)
 
 
-@pytest.mark.parametrize(
-    ("names", "words"),
-    [
-        (["vqa", "stages", "curriculum"], "(a shipped config such as tables_vqa, "),
-        (["origin"], "error: table 'origin' left the package"),
-        (["diagnoses"], "error: table 'diagnoses' is not one of diagnosis"),
-    ],
-)
+NAMED = [
+    (["vqa", "stages", "curriculum"], "(a shipped config such as tables_vqa, "),
+    (["origin"], "error: table 'origin' left the package"),
+]
+
+
+@pytest.mark.parametrize(("names", "words"), NAMED)
 def test_a_name_and_then_the_config_that_is_missing_are_named_without_a_traceback(names, words):
     command = [sys.executable, "-m", "stepcot_jax", "tables", *names, "--workdir=x"]
-    result = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True
-    )
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert result.returncode == 2
     assert words in result.stderr
     assert "Traceback" not in result.stderr
