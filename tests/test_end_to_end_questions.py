@@ -112,6 +112,7 @@ def test_from_coco_to_a_curriculum(tmp_path):
     assert {stage: stages.count(stage) for stage in set(stages)} == dict.fromkeys(("easy", "medium", "hard"), 24)
     call(
         "stepcot_jax.main", "--config=medclm", f"--workdir={run}", f"--config.vqa.root={views}",
+        "--config.policy.weights=", "--config.training.compute_dtype=float32", "--config.parallel.remat=False",
         "--config.sft.epochs=3", "--config.sft.batch_size=4", "--config.curriculum.schedule=epochs",
         "--config.curriculum.shares=(0.34,0.33,0.33)", "--config.training.log_every=1", *TINY,
     )  # fmt: skip

@@ -172,8 +172,10 @@ def _open(options: argparse.Namespace, endpoint: "Endpoint | None") -> "tuple[As
         longest = options.max_answer_tokens or LONGEST_REPLY
         return local_asker(options.local, longest=longest, longest_side=side, **at_once), dialect, with_thinking
     reader = load_reader(find_path(options.checkpoint), phase=options.phase)
-    run = reader.trained.run
-    return run_asker(reader, **at_once), options.dialect or run.dialect, run.with_thinking and with_thinking
+    run, dialect = reader.trained.run, options.dialect or reader.trained.run.dialect
+    if dialect not in DIALECTS:
+        raise BadInput(f"--dialect is required: the run writes {dialect}, which stepcot constrain asks for")
+    return run_asker(reader, **at_once), dialect, run.with_thinking and with_thinking
 
 
 def _parse_file(arguments: list[str]) -> argparse.Namespace:

@@ -9,7 +9,7 @@ from evaluate_replies.asked import write_folder
 from PIL import Image
 from policies.policy_workdir import SIDE, make_policy_workdir
 from policies.qwen.tiny_qwen import write_reader
-from refusals import refuse
+from refusals import edit_json, refuse
 
 from stepcot_jax.box import qwen_size
 from stepcot_jax.host.errors import RunStopped
@@ -87,6 +87,15 @@ def test_batches_of_a_run_answer_as_single_questions_and_resume(tmp_path, monkey
     assert len({line["reply"] for line in lines.values()}) > 4
     said = "7 cut at the limit of their length, 2 whose picture cannot be read, 2 that cannot be asked"
     assert f"11 questions to run: {said}" in capsys.readouterr().out
+
+
+def test_a_run_on_levels_is_asked_by_constrain(tmp_path):
+    _, records, _ = make_policy_workdir(tmp_path / "run")
+    _, folder = write_questions(tmp_path / "questions", records)
+    levels = {"dialect": "levels", "levels": [0, 1], "source": "folder", "root": "x", "with_thinking": True}
+    edit_json(tmp_path / "run" / "settings.json", lambda settings: settings["vqa"].update(levels))
+    asked = [f"--questions={folder}", f"--checkpoint={tmp_path / 'run'}", f"--out={tmp_path / 'a.jsonl'}"]
+    refuse("--dialect is required: the run writes levels", main, asked)
 
 
 @pytest.mark.slow

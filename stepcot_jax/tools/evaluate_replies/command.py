@@ -87,7 +87,7 @@ def reports(options: argparse.Namespace) -> None:
         data = read_source(source, on_bad_record=options.on_bad_record, require_images=False)
         scored = report_sheet(data, answers)
     else:
-        scored = report_replies(*choose_records(options), answers, dialect=options.dialect)
+        scored = report_replies(*read_split(options, options.records, "RECORDS"), answers, dialect=options.dialect)
     print(score_written(scored, options, source=source), end="")
 
 
