@@ -128,7 +128,11 @@ def get_config():
     config.vqa.box_size = (0, 0)  # of the picture that GEMeX's boxes refer to, which no file states
     config.vqa.shared_pictures = "keep"  # pictures that stand in several splits; or "drop": from training
     config.vqa.val_share = 0.15  # of the training patients, for validation, where a source has train and test alone
-    config.vqa.dialect = "gemex"  # or "gemex_plain", "lvkc", "lvkc_released", "medclm", or "plain" without boxes
+    # Of a chain's cases, with config.vqa.dialect="levels": level k of `stepcot constrain` asks the first k steps, then
+    # the diagnosis, in one reply; such as (0, 3, 7). (): each step is a question
+    config.vqa.levels = ()
+    config.vqa.level_forms = ("constraints", "true")  # and "true": step k alone, with true answers to those before it
+    config.vqa.dialect = "gemex"  # or "gemex_plain", "lvkc", "lvkc_released", "medclm", "plain" without boxes, "levels"
     config.vqa.with_thinking = True  # False: replies without the part before the answer, where the dialect allows it
     config.vqa.num_validated = 0  # questions of the validation split that are asked after each epoch; 0: all
 

@@ -153,6 +153,13 @@ class Box(msgspec.Struct, frozen=True):
         return self
 
 
+class Point(msgspec.Struct, frozen=True):
+    """A labelled point (x, y), in pixels of the record's picture, or as its reply writes it."""
+
+    label: str
+    at: tuple[float, float]
+
+
 def as_corners(boxes: npt.ArrayLike) -> Float64[np.ndarray, "box 4"]:
     """Return boxes as an array, which has no rows if there is no box."""
     corners = np.asarray(boxes, np.float64)

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, overload
 
 import msgspec
 
-from stepcot_jax.box import Box, Corners
+from stepcot_jax.box import Box, Corners, Point
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold
 from stepcot_jax.host.errors import BadInput
 
@@ -83,6 +83,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         such as "Left". Other letter case, and an option's text for its letter, are brought into this form.
       synonyms: further accepted texts of an answer that is a text.
       references: boxes of the final answer, in order.
+      points: further places of MEDSAGE's localisation, in pixels.
       thinking: reasoning before the answer; "" for none.
       preamble: overall description before the stages; "" for none.
       cue: what the localisation starts from: a box, a text, or the whole image.
@@ -118,6 +119,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     answer: str | tuple[str, ...] = ""
     synonyms: tuple[str, ...] = ()
     references: tuple[Box, ...] = ()
+    points: tuple[Point, ...] = ()
     thinking: str = ""
     preamble: str = ""
     stages: Stages | None = None
@@ -195,7 +197,7 @@ def _check_question(record: Record) -> None:
         if not name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME:
             shown = "the value" if field == "patient_id" else repr(name[:80])  # no patient fields in messages
             raise BadInput(f"{field}: {shown} is not a name on one line of 1 to {_LONGEST_NAME} characters")
-    is_needed = bool(record.references) or record.image_size != (0, 0)
+    is_needed = bool(record.references or record.points) or record.image_size != (0, 0)
     if is_needed and not all(1 <= side <= _LONGEST_SIDE for side in record.image_size):
         shown = str(list(record.image_size)) if max(record.image_size) < 10**9 else "the value"
         raise BadInput(f"image_size: {shown} is not [width, height] of 1 to {_LONGEST_SIDE} pixels")
@@ -211,6 +213,13 @@ def _check_question(record: Record) -> None:
         if reference.x2 > width or reference.y2 > height:
             shown = f"references[{index}].box: {list(reference.corners)} leaves the picture"
             raise BadInput(f"{shown} of image_size {width} by {height}")
+    for index, point in enumerate(record.points):
+        try:
+            Box(point.label, (0, 0, 1, 1)).check()
+        except BadInput as error:
+            raise BadInput(f"points[{index}].{error}") from None
+        if not (0 <= point.at[0] <= width and 0 <= point.at[1] <= height):
+            raise BadInput(f"points[{index}].at: {list(point.at)} is not within image_size {width} by {height}")
 
 
 def _check_options(record: Record) -> Step | None:

@@ -14,7 +14,6 @@ from stepcot_jax.host.extras import GROUP, list_extras
 
 
 def new_address(monkeypatch) -> str:
-    """An address in memory that no other test has."""
     register_store(monkeypatch, "memory")
     return f"memory://bucket/{uuid.uuid4().hex}/run"
 
@@ -39,7 +38,6 @@ class SharedFiles(LocalFileSystem):
 
 
 def use_shared_store(monkeypatch) -> None:
-    """Register the store in this process."""
     fsspec.register_implementation("shared", SharedFiles, clobber=True)
     register_store(monkeypatch, "shared")
 
@@ -50,7 +48,6 @@ def register_extra(monkeypatch, kind: str, name: str, value: str) -> None:
 
 
 def put_workdir(folder: pathlib.Path, monkeypatch) -> str:
-    """The address of a copy of a run's folder."""
     address = new_address(monkeypatch)
     copies.upload(folder, address)
     return address
@@ -64,7 +61,6 @@ def put_files(folder: pathlib.Path, monkeypatch) -> str:
 
 
 def names(folder: pathlib.Path) -> set[str]:
-    """Files of a folder."""
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 

@@ -17,7 +17,6 @@ _NUM_STARTS = 6  # a busy machine may take longer than the 30 seconds after whic
 
 @contextlib.contextmanager
 def run_cluster():
-    """Yield the environment of processes that use the cluster."""
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
     environment.pop("RAY_ADDRESS", None)
     # A token of this cluster's own, so that head and drivers agree on one.

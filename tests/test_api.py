@@ -1,5 +1,3 @@
-"""Public names are complete, lazily imported and documented once; every example in docs/api.md runs."""
-
 import ast
 import dataclasses
 import functools
@@ -19,15 +17,12 @@ from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.run import fit, inputs, stored
 
 pytestmark = pytest.mark.slow
-
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
 SECTIONS = re.findall(r"^### sc\.(\w+)\n(.*?)(?=^##|\Z)", PAGE, re.DOTALL | re.MULTILINE)
 EXAMPLES = [
     (name, "\n".join(re.findall(r"^```python\n(.*?)```", text, re.DOTALL | re.MULTILINE))) for name, text in SECTIONS
 ]
-
-
 SHORT = sc.Chain(DEFAULT_CHAIN.steps[:2])
 """Two steps compile faster than seven."""
 

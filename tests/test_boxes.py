@@ -9,24 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepcot_jax.box import (
-    GRID_1000,
-    UNIT_SQUARE,
-    as_corners,
-    convert,
-    convert_rounded,
-    iou,
-    match,
-    mean_iou,
-    pixels,
-)
+from stepcot_jax.box import GRID_1000, UNIT_SQUARE, as_corners, convert, convert_rounded, iou, match, mean_iou, pixels
 
 whole_boxes = st.tuples(*[st.integers(0, 12)] * 4)  # inverted and empty ones included
 box_lists = st.lists(whole_boxes, max_size=5)
 
 
 def covered(box):
-    """The unit cells that a box of whole corners covers."""
     x1, y1, x2, y2 = box
     return {(x, y) for x in range(int(x1), int(x2)) for y in range(int(y1), int(y2))}
 
@@ -47,22 +36,15 @@ def test_iou_counts_the_shared_pixels(first, second):
 @pytest.mark.parametrize(
     ("first", "second", "expected"),
     [
-        ((0, 0, 2, 2), (1, 0, 3, 2), 1 / 3),
-        ((0, 0, 2, 2), (1, 1, 3, 3), 1 / 7),
-        ((0, 0, 10, 10), (0, 0, 10, 10), 1),
-        ((0, 0, 10, 10), (2, 2, 7, 8), 0.3),
-        ((0, 0, 1, 1), (1, 0, 2, 1), 0),  # an edge in common
-        ((0, 0, 4, 4), (0, 0, 4, 3), 0.75),
-        ((5, 5, 5, 9), (5, 5, 5, 9), 0),  # empty
-        ((9, 9, 1, 1), (1, 1, 9, 9), 0),  # inverted
-        ((9, 1, 1, 9), (9, 1, 1, 9), 0),
+        *(((0, 0, 2, 2), (1, 0, 3, 2), 1 / 3), ((0, 0, 2, 2), (1, 1, 3, 3), 1 / 7)),
+        *(((0, 0, 10, 10), (0, 0, 10, 10), 1), ((0, 0, 10, 10), (2, 2, 7, 8), 0.3)),
+        *(((0, 0, 1, 1), (1, 0, 2, 1), 0), ((0, 0, 4, 4), (0, 0, 4, 3), 0.75)),  # first: an edge in common
+        *(((5, 5, 5, 9), (5, 5, 5, 9), 0), ((9, 9, 1, 1), (1, 1, 9, 9), 0)),  # empty, inverted
         ((9, 9, 1, 1), (9, 9, 1, 1), 0),  # inverted in both directions: the product of its sides is positive
-        ((0.5, 0.5, 1.5, 1.5), (0, 0, 2, 2), 0.25),
-        ((-2, -2, 0, 0), (-1, -1, 1, 1), 1 / 7),
+        *(((0.5, 0.5, 1.5, 1.5), (0, 0, 2, 2), 0.25), ((-2, -2, 0, 0), (-1, -1, 1, 1), 1 / 7)),
         ((0, 0, 1e200, 1e200), (0, 0, 1e200, 5e199), 0.5),
         ((-1e308, -1e308, 1e308, 1e308), (-1e308, -1e308, 1e308, 1e308), 1),
-        ((0, 0, 1e308, 1e308), (0, 0, 1, 1), 0),
-        ((0, 0, 1e-200, 1e-200), (0, 0, 1, 1), 0),
+        *(((0, 0, 1e308, 1e308), (0, 0, 1, 1), 0), ((0, 0, 1e-200, 1e-200), (0, 0, 1, 1), 0)),
     ],
 )
 def test_iou_by_hand(first, second, expected):
@@ -111,14 +93,9 @@ FAR = [[8, 8, 9, 9]]
 @pytest.mark.parametrize(
     ("predicted", "true", "penalise", "zero", "matched"),
     [
-        (HALF, WHOLE, 0.5, 0.5, 0.5),
-        (HALF + FAR, WHOLE, 0.25, 0, 0.5),
-        (HALF, WHOLE + FAR, 0.25, 0, 0.5),
-        (WHOLE + FAR + HALF, WHOLE + FAR, 2 / 3, 0, 1),
-        (FAR + WHOLE, HALF + FAR, 0.75, 0.75, 0.75),
-        (FAR, WHOLE, 0, 0, 0),
-        ([], WHOLE, 0, 0, 0),
-        (WHOLE + FAR, [], 0, 0, 0),
+        *((HALF, WHOLE, 0.5, 0.5, 0.5), (HALF + FAR, WHOLE, 0.25, 0, 0.5), (HALF, WHOLE + FAR, 0.25, 0, 0.5)),
+        *((WHOLE + FAR + HALF, WHOLE + FAR, 2 / 3, 0, 1), (FAR + WHOLE, HALF + FAR, 0.75, 0.75, 0.75)),
+        *((FAR, WHOLE, 0, 0, 0), ([], WHOLE, 0, 0, 0), (WHOLE + FAR, [], 0, 0, 0)),
     ],
 )
 def test_unequal_counts_three_ways(predicted, true, penalise, zero, matched):

@@ -1,5 +1,3 @@
-"""The documentation site contains every document, builds in strict mode and loads no external resource."""
-
 import pathlib
 import re
 import subprocess

@@ -1,5 +1,3 @@
-"""The examples in docstrings give the results they state."""
-
 import doctest
 import importlib
 import pkgutil

@@ -1,5 +1,3 @@
-"""A disk that is full, read-only or failing, or no more files: each command ends in one line that names the file."""
-
 import builtins
 import errno
 import itertools
@@ -39,7 +37,6 @@ from stepcot_jax.tools.report import command as report
 from stepcot_jax.tools.tables import command as tables
 
 pytestmark = pytest.mark.usefixtures("small_encoder")
-
 COMMANDS = {
     "data phantom": (data.main, "phantom OUT/x --num-cases=30 --size=32"),
     "data vqa": (data.main, "vqa OUT/x --num-cases=4 --size=32"),

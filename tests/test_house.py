@@ -1,5 +1,3 @@
-"""The house: its map is drawn from the imports, and every room says what belongs in it."""
-
 import ast
 import pathlib
 import sys

@@ -1,5 +1,3 @@
-"""Every name a module uses is defined; ruff and mypy cannot check this because of jaxtyping's shape strings."""
-
 import builtins
 import pathlib
 import symtable

@@ -1,5 +1,3 @@
-"""The notebooks run from the first cell to the last at small sizes, and are committed with outputs of a whole run."""
-
 import contextlib
 import functools
 import io
@@ -22,10 +20,8 @@ from stepcot_jax.run import inputs, stored
 from stepcot_jax.training.optimizers import make_optimizer
 
 pytestmark = pytest.mark.slow
-
 ROOT = pathlib.Path(__file__).parents[1]
 NOTEBOOKS = ("quickstart", "your_own_data", "reading_a_chain", "anatomy", "verifiable_rewards")
-
 CHANGES = {
     **SIZES,
     "teacher.width": 16,
@@ -76,8 +72,6 @@ def test_outputs_are_stored_without_what_belongs_to_one_machine(name):
 
 
 class Shell(InteractiveShell):
-    """IPython without windows."""
-
     def enable_gui(self, gui=None):
         """Inline figures need none."""
 

@@ -1,5 +1,3 @@
-"""The map from the paper to the code names only what exists, and covers every equation, table and figure."""
-
 import ast
 import collections
 import functools
@@ -40,11 +38,11 @@ TOOLS = [code for code in CODE if code.startswith(("python -m ", "stepcot "))]
 SETTINGS = [code for code in CODE if code.startswith("config.")]
 WITHOUT_CODE, NOT_BUILT = "none: no computation", "none: not built yet"
 NOT_AT_HAND = "none: missing from our copy of the text"
-UNCODED = (WITHOUT_CODE, NOT_BUILT, NOT_AT_HAND)
+NOT_HAD = "none: cannot be had here"
+UNCODED = (WITHOUT_CODE, NOT_BUILT, NOT_AT_HAND, NOT_HAD)
 
 
 def places_in(cell):
-    """(path, name) of every FILE::NAME in a cell."""
     return re.findall(r"`([\w./]+\.py)::([\w.]+)`", cell)
 
 
@@ -131,10 +129,11 @@ def test_every_number_of_a_paper_has_exactly_one_row(paper):
 
 UNCODED_ROWS = {
     ("Step-CoT", WITHOUT_CODE): "Table 1, Figure 1",
+    ("Step-CoT", NOT_HAD): "B.1.3",
     ("GEMeX-RMCoT", WITHOUT_CODE): "Figure 1, Figure 4",
     ("MedCLM", WITHOUT_CODE): "Figure 2, Figure 3, Figure 4, Figure 5",
     ("MedCLM", NOT_AT_HAND): "Eq. 1 to 5, Table 1, Table 2, Table 3, Table 4",
-    ("MEDSAGE", WITHOUT_CODE): "Table 6, Table 7, Figure 1, Figure 7",
+    ("MEDSAGE", WITHOUT_CODE): "Appendix B.3 and C, Table 6, Table 7, Figure 1, Figure 7",
     ("MEDSAGE", NOT_AT_HAND): "Table X, Table Y, Figure 3, Figure 5",
 }
 

@@ -1,5 +1,3 @@
-"""Commands by their names: what they print, exit codes, errors in one line, and what they import."""
-
 import os
 import pathlib
 import re

@@ -40,7 +40,6 @@ BEST = {"teacher": 3, "student": 5}
 
 @contextlib.contextmanager
 def tiny_encoder():
-    """Inside the context, runs load with the tiny encoder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stored, "make_resnet", lambda name: TINY)
         yield

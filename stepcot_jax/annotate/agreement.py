@@ -1,35 +1,30 @@
-"""Agreement of annotators: of chains per step (Cohen's and Fleiss' kappa), of records per kind of question.
+"""Agreement of annotators per step, by Cohen's and Fleiss' kappa.
 
-Chains are matched by image, the images of a report as one unit, uncertain answers like certain ones; records by id.
+Chains are matched by image, the images of a report as one unit, uncertain answers like certain ones.
 """
 
 import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 from jaxtyping import Float64, Int, Real
 
 from stepcot_jax import __version__
-from stepcot_jax.annotate.output import SET_ASIDE_NAME, read_asides
-from stepcot_jax.box import mean_iou
+from stepcot_jax.annotate.output import align_markdown
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold
-from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.records import Collection, read_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_workdir, write_whole
-from stepcot_jax.host.text import escape_markdown
 from stepcot_jax.host.untrusted import resolve
 from stepcot_jax.pages.sheets import Table, columns
 from stepcot_jax.pages.shell import Section, make_environment, render, tabulate, write_report
-from stepcot_jax.reasoning.replies import BOX, corners_of, token_f1, write_answer
-from stepcot_jax.record import KINDS, STAGE_NAMES, Record
+from stepcot_jax.record import Record
 
 PAGE_NAME = "disagreements.html"
 
@@ -193,18 +188,12 @@ def as_markdown(comparison: Sequence[StepComparison]) -> str:
     """Write a comparison as a Markdown table."""
     rows = [("Step", "Annotators", "Reports", "Agreement", "Kappa")]
     for step in comparison:
-        rows.append((step.step, "all", str(step.num_cases), show_figure(step.agreement), show_figure(step.kappa)))
-        if len(step.pairs) > 1:
-            rows += [
-                ("", " / ".join(pair.names), str(pair.num_cases), show_figure(pair.agreement), show_figure(pair.kappa))
-                for pair in step.pairs
-            ]
-    cells = [[escape_markdown(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells]
-    ruler = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+        figures: list[tuple[str, str, StepComparison | Pair]] = [(step.step, "all", step)]
+        figures += [("", " / ".join(pair.names), pair) for pair in step.pairs if len(step.pairs) > 1]
+        for name, who, of in figures:
+            rows.append((name, who, str(of.num_cases), show_figure(of.agreement), show_figure(of.kappa)))
     kinds = "Cohen's of the two" if len(comparison[0].pairs) == 1 else "Fleiss' of all, Cohen's of two"
-    return "\n".join([lines[0], ruler, *lines[1:]]) + f"\n\nKappa is {kinds}.\n"
+    return f"{align_markdown(rows)}\nKappa is {kinds}.\n"
 
 
 def show_figure(figure: float) -> str:
@@ -241,7 +230,10 @@ def write_agreement(folder: Path, aligned: Aligned, comparison: Sequence[StepCom
         "num_missing": dict(zip(aligned.names, aligned.num_missing, strict=True)),
         "steps": comparison,
     }
-    _write_figures(folder, figures, as_markdown(comparison))
+    make_workdir(folder)
+    plain = json.loads(msgspec.json.encode({"version": __version__, **figures}))  # NaN becomes null
+    write_whole(folder / "agreement.json", json.dumps(plain, indent=1, ensure_ascii=False).encode() + b"\n")
+    write_whole(folder / "agreement.md", as_markdown(comparison).encode())
     units = find_disagreements(aligned)
     rows = ((step.step, step.num_cases, show_figure(step.agreement), show_figure(step.kappa)) for step in comparison)
     heads = (*columns("text", "step"), *columns("number", "reports"), *columns("text", "all agree", "kappa"))
@@ -266,80 +258,3 @@ def show_answer(step: Step, case: Record, index: int) -> str:
     label = case.stated[index]
     doubt = "" if label == case.answers[index] else " (uncertain)"
     return "not answered" if label == NOT_ANNOTATED else step.lettered_options[label] + doubt
-
-
-# Reasoning records.
-
-
-@dataclasses.dataclass(frozen=True)
-class RecordAgreement:
-    """Two annotators on the records of one kind that both kept."""
-
-    kind: str  # of question; "all" for every kind
-    num_records: int
-    answers: float  # share with the same answer, 0 to 1; NaN without records
-    regions: float  # mean over records of the mean IoU of the boxes in the reasoning, unequal numbers penalised
-    texts: float  # mean token F1 of the reasoning
-
-
-def compare_records(first: Path, second: Path) -> tuple[list[RecordAgreement], int, float]:
-    """Compare two folders of records by id: a row per kind and for all, the common items, and kappa of keeping them."""
-    kept = [{record.id: record for record in read_vqa_records(path).records} for path in (first, second)]
-    pairs = [(record, kept[1][name]) for name, record in kept[0].items() if name in kept[1]]
-    if not pairs:
-        raise BadInput(f"{first}, {second} have no record id in common")
-    rows = [_compare_records([pair for pair in pairs if pair[0].kind == kind], kind) for kind in KINDS]
-    files = [(path if path.is_dir() else path.parent) / SET_ASIDE_NAME for path in (first, second)]
-    asides = [{aside.id for aside in read_asides(file, _Aside)} if file.exists() else set() for file in files]
-    items = [records.keys() | names for records, names in zip(kept, asides, strict=True)]
-    confusion = np.zeros((2, 2), np.int64)
-    for name in items[0] & items[1]:
-        confusion[int(name in kept[0]), int(name in kept[1])] += 1
-    compared = [*(row for row in rows if row.num_records), _compare_records(pairs, "all")]
-    return compared, int(confusion.sum()), float(cohen_kappa(confusion))
-
-
-def write_record_agreement(folder: Path, names: Sequence[str], rows: Sequence[RecordAgreement], kappa: float) -> None:
-    """Write `agreement.json` and `agreement.md`."""
-    figures = {"annotators": list(names), "kept_kappa": kappa, "kinds": rows}
-    _write_figures(folder, figures, show_agreement(rows))
-
-
-def _write_figures(folder: Path, figures: Mapping[str, Any], table: str) -> None:
-    make_workdir(folder)
-    plain = json.loads(msgspec.json.encode({"version": __version__, **figures}))  # NaN becomes null
-    write_whole(folder / "agreement.json", json.dumps(plain, indent=1, ensure_ascii=False).encode() + b"\n")
-    write_whole(folder / "agreement.md", table.encode())
-
-
-def show_agreement(rows: Sequence[RecordAgreement]) -> str:
-    """Write a comparison as a Markdown table."""
-    lines = ["| Kind | Records | Same answer | Regions, mIoU | Texts, F1 |", "|---|---:|---:|---:|---:|"]
-    for row in rows:
-        figures = " | ".join(map(show_figure, (row.answers, row.regions, row.texts)))
-        lines.append(f"| {row.kind} | {row.num_records} | {figures} |")
-    return "\n".join(lines) + "\n"
-
-
-def _compare_records(pairs: Sequence[tuple[Record, Record]], kind: str) -> RecordAgreement:
-    if not pairs:
-        return RecordAgreement(kind, 0, math.nan, math.nan, math.nan)
-    texts = [(reasoning_of(one), reasoning_of(two)) for one, two in pairs]
-    boxes = [[[corners_of(match) for match in BOX.finditer(text)] for text in both] for both in texts]
-    return RecordAgreement(
-        kind,
-        len(pairs),
-        float(np.mean([fold(write_answer(one)) == fold(write_answer(two)) for one, two in pairs])),
-        float(np.mean([mean_iou(*both) for both in boxes])),
-        float(np.mean([token_f1(*both) for both in texts])),
-    )
-
-
-def reasoning_of(record: Record) -> str:
-    """Return a record's thinking and stages as one text."""
-    stages = [getattr(record.stages, name) for name in STAGE_NAMES] if record.stages is not None else []
-    return "\n".join(filter(None, [record.thinking, *stages]))
-
-
-class _Aside(msgspec.Struct):
-    id: str

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from stepcot_jax.annotate.agreement import Aligned, StepComparison, align, compare
 from stepcot_jax.annotate.annotation import Aside
 from stepcot_jax.annotate.llm.client import Endpoint
-from stepcot_jax.annotate.output import Result, as_markdown
+from stepcot_jax.annotate.output import Result
 from stepcot_jax.annotate.recipes.items import TaskSettings
 from stepcot_jax.annotate.reports import locate_images
 from stepcot_jax.annotate.runner import TASKS, Plan, annotate_questions, annotate_source
@@ -105,7 +105,7 @@ def annotate_reports(
         Records(records, root=root, chain=chain),
         tuple(aside for result in firsts for aside in result.set_aside),
         compare(dataclasses.replace(comparable[0], units=units)) if comparable else (),
-        "\n".join(as_markdown(result.funnel()) for result in firsts),
+        "\n".join(result.as_markdown() for result in firsts),
     )
 
 

@@ -60,6 +60,10 @@ class Reason(enum.StrEnum):
     LABEL_NAMED = "names the diagnosis before the conclusion"
     INTERPRETATION = "interpretation in the visual analysis"
     REPETITION = "stage repeats another"
+    CONTRADICTION = "stages that contradict each other"
+    UNSUPPORTED = "answer or finding that no stage before the conclusion supports"
+    OTHER_ANSWER = "conclusion of another answer than the truth"
+    REGION_NOT_KEPT = "proposed region without the share of votes"
     NOT_ASSEMBLED = "record differs from its parts"
     NO_BOX_TEXT = "reasoning without the box"
     CLASS_NOT_NAMED = "answer without the class"
@@ -125,9 +129,8 @@ class Outcome(Generic[ItemT, Made]):
 
 
 class CannotAnnotate(Exception):
-    """An item without an annotation; `detail` has no text of the item."""
+    """An item without an annotation; `detail` has no text of the item, `is_final`: asking again would be vain."""
 
-    def __init__(self, reason: Reason, detail: str = "") -> None:
+    def __init__(self, reason: Reason, detail: str = "", *, is_final: bool = False) -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason = reason
-        self.detail = detail
+        self.reason, self.detail, self.is_final = reason, detail, is_final

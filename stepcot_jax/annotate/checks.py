@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from stepcot_jax.annotate.annotation import Annotation, CannotAnnotate, Reason, Report
-from stepcot_jax.annotate.recipes.items import Question, name_region
+from stepcot_jax.annotate.recipes.items import Question
 from stepcot_jax.annotate.recipes.items import split_sentences as _split_texts
 from stepcot_jax.annotate.rules.annotator import URGENCY, find_asserted, is_contradicted
 from stepcot_jax.annotate.rules.mentions import Status, read_report, split_sentences
@@ -238,7 +238,7 @@ def check_regions(text: str, question: Question) -> None:
     accepted = {
         (fold(name), tuple(json.loads(write_box(statement.corners))))
         for statement in question.statements
-        for name in (name_region(statement), statement.label)
+        for name in (question.region_of(statement), statement.label)
     }
     boxes = [corners_of(match) for match in BOX.finditer(text)]
     regions = [region for region, _, _ in find_named_boxes(text, IN_ROUND_BRACKETS)]

@@ -16,24 +16,23 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from stepcot_jax import __version__
 from stepcot_jax.annotate.annotation import Aside, Outcome, Reason
 from stepcot_jax.annotate.llm.answers import LEDGER_FOLDER, Answers
 from stepcot_jax.data.questions import record_files
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.records.json_arrays import read_raw_records
+from stepcot_jax.host import own_folder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import (
     LOCK_NAME,
     MAX_LISTING_BYTES,
     lock_folder,
     read_file,
-    read_json,
     removing_half,
     write_whole,
 )
-from stepcot_jax.host.text import make_printable, one_line, write_csv
+from stepcot_jax.host.text import escape_markdown, make_printable, one_line, write_csv
 from stepcot_jax.host.untrusted import resolve
 
 SET_ASIDE_NAME = "set_aside.jsonl"
@@ -41,7 +40,9 @@ FUNNEL_NAME = "funnel.csv"
 REPORTS = "reports"
 WRITTEN = "records, one a frontal image"
 
-_FILES = (data_json.FILE_NAME, record_files.FILE_NAME, SET_ASIDE_NAME, FUNNEL_NAME, "funnel.md", "shard.json")
+RL_NAME = "rl_records.jsonl"
+_RECORDS = (data_json.FILE_NAME, record_files.FILE_NAME, RL_NAME)
+_FILES = (*_RECORDS, SET_ASIDE_NAME, FUNNEL_NAME, "funnel.md", "shard.json")
 _OUTPUTS = (*_FILES, "blocks", LEDGER_FOLDER, LOCK_NAME)
 
 
@@ -67,6 +68,9 @@ class Result(Generic[Record]):
         self.set_aside: list[Aside] = []
         self.failed: list[Aside] = []  # items set aside because a request was given up
         self.counts: list[int] = []  # number of records of each item, in order
+        self.sampled: dict[str, tuple[int, int]] = {}  # of the balanced sample: questions of each cell, and those drawn
+        self.written_anew: collections.Counter[Reason] = collections.Counter()
+        self.count_repeats: Callable[[], collections.Counter[Reason]] = collections.Counter  # answers asked for again
 
     @property
     def num_collected(self) -> int:
@@ -84,15 +88,24 @@ class Result(Generic[Record]):
             self.failed += [outcome.aside] if outcome.has_failed else []
 
     def funnel(self) -> list[tuple[str, str, int]]:
-        """Return stage, reason and count, as in the paper's Figure 5: collected, set aside by reason, kept."""
+        """Return stage, reason and count, as in the paper's Figure 5: collected, repeated, set aside, kept."""
         counts = collections.Counter(aside.reason for aside in self.set_aside)
         filtered = [("set aside", reason, counts[reason]) for reason in Reason if counts[reason]]
         ends = [("kept", self.units, self.num_kept), ("written", self._written, len(self.records))]
-        return [("collected", self.units, self.num_collected), *filtered, *ends]
+        again = [("asked again", reason, number) for reason, number in sorted(self.count_repeats().items())]
+        again += [("written anew", reason, number) for reason, number in sorted(self.written_anew.items())]
+        return [("collected", self.units, self.num_collected), *again, *filtered, *ends]
+
+    def as_markdown(self) -> str:
+        """Return the funnel as a Markdown table."""
+        rows = ((stage, what, f"{number:,}") for stage, what, number in self.funnel())
+        return align_markdown([("Stage", "What", "Number"), *rows])
 
     def describe(self) -> str:
         """Return the funnel as Markdown, and below it the most frequent reason with its most frequent detail."""
-        return as_markdown(self.funnel()) + (f"most frequent reason: {self._chief()}\n" if self.set_aside else "")
+        chief = f"most frequent reason: {self._chief()}\n" if self.set_aside else ""
+        cells = (f"sample for RL, {cell}: {taken} of {number}\n" for cell, (number, taken) in self.sampled.items())
+        return self.as_markdown() + chief + "".join(cells)
 
     def _chief(self) -> str:
         ((reason, number),) = collections.Counter(aside.reason for aside in self.set_aside).most_common(1)
@@ -110,7 +123,7 @@ class Result(Generic[Record]):
         table = io.StringIO()
         write_csv(table, [("stage", "what", "number"), *funnel])
         write_whole(folder / FUNNEL_NAME, table.getvalue().encode())
-        write_whole((folder / FUNNEL_NAME).with_suffix(".md"), as_markdown(funnel).encode())
+        write_whole((folder / FUNNEL_NAME).with_suffix(".md"), self.as_markdown().encode())
         if not self.records and not is_part:
             reasons = ", ".join(f"{reason}: {number}" for stage, reason, number in funnel if stage == "set aside")
             where, number = folder / SET_ASIDE_NAME, self.num_collected
@@ -119,13 +132,16 @@ class Result(Generic[Record]):
             )
 
 
-def as_markdown(funnel: Sequence[tuple[str, str, int]]) -> str:
-    """Write a funnel as a Markdown table."""
-    rows = [("Stage", "What", "Number"), *((stage, what, f"{number:,}") for stage, what, number in funnel)]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    lines = [f"| {a:<{widths[0]}} | {b:<{widths[1]}} | {c:>{widths[2]}} |" for a, b, c in rows]
-    ruler = f"| {'-' * widths[0]} | {'-' * widths[1]} | {'-' * (widths[2] - 1)}: |"
-    return "\n".join([lines[0], ruler, *lines[1:]]) + "\n"
+def align_markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Write rows, the head first, as a Markdown table in columns; all but the first two are numbers."""
+    head, *others = [[escape_markdown(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(head, *others, strict=True)]
+    ruler = ["-" * width if place < 2 else "-" * (width - 1) + ":" for place, width in enumerate(widths)]
+    text = ""
+    for row in (head, ruler, *others):
+        numbers = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
+        text += f"| {row[0].ljust(widths[0])} | {row[1].ljust(widths[1])} | {' | '.join(numbers)} |\n"
+    return text
 
 
 def bring_images(cases: Sequence[WithImage], *, source: Path, folder: Path) -> int:
@@ -191,13 +207,10 @@ def read_shard(written: str) -> Shard:
     return Shard(int(match[1]), int(match[2]))
 
 
-class _Written(msgspec.Struct, frozen=True, kw_only=True):
-    version: str
-
-
-class ShardFile(_Written, frozen=True, kw_only=True):
+class ShardFile(msgspec.Struct, frozen=True, kw_only=True):
     """The run that a shard belongs to, and the outcomes of its reports."""
 
+    version: str = msgspec.field(name="stepcot_jax")
     shard: int
     count: int
     source: str  # SHA-256 of all items of the source, in order: the same in every shard
@@ -213,22 +226,22 @@ class ShardFile(_Written, frozen=True, kw_only=True):
         """The shard."""
         return Shard(self.shard, self.count)
 
+    @property
+    def positions(self) -> list[int]:
+        """Positions in the source of its reports, usable or not."""
+        return [*(position for position, _ in self.annotated), *self.unusable]
+
 
 def write_shard_file(folder: Path, file: ShardFile) -> None:
     """Write the file of a complete shard."""
-    write_whole(folder / FILE_NAME, msgspec.json.encode(file) + b"\n")
+    own_folder.save(folder / FILE_NAME, file)
 
 
 def read_shard_file(folder: Path) -> ShardFile:
     """Read the file of a complete shard."""
-    path = folder / FILE_NAME
-    if not path.exists():
+    if not (folder / FILE_NAME).exists():
         raise BadInput(f"{folder} has no {FILE_NAME}: expected the folder of a complete run with --shard")
-    accepted = f"expected the file of a shard, written by stepcot_jax {__version__}"
-    version = read_json(path, _Written, accepted=accepted, max_bytes=MAX_LISTING_BYTES).version
-    if version != __version__:
-        raise BadInput(f"{path} was written by stepcot_jax {version[:40]!r}; {accepted}; annotate this shard again")
-    return read_json(path, ShardFile, accepted=accepted, max_bytes=MAX_LISTING_BYTES)
+    return own_folder.load(folder / FILE_NAME, ShardFile, max_bytes=MAX_LISTING_BYTES)
 
 
 # Merge the folders of all shards into the result of one run: records, funnel, reports set aside, images, ledgers.
@@ -263,35 +276,26 @@ def merge_shards(folders: Sequence[Path], out: Path, *, overwrite: bool = False)
 
 def _read_shards(folders: Sequence[Path], out: Path) -> dict[Path, ShardFile]:
     """Return the files of the shards; require all shards of one run, each once."""
-    resolved = [resolve(folder) for folder in folders]
-    for index, folder in enumerate(folders):
-        if resolved[index] in resolved[:index]:
-            first = folders[resolved.index(resolved[index])]
-            also = "" if first == folder else f" (also as {first})"
-            raise BadInput(f"{folder}: the shard's folder was given twice{also}; expected each shard once")
-    if resolve(out) in resolved:
+    if resolve(out) in map(resolve, folders):
         raise BadInput(f"--out: {out} is one of the shards; choose another folder")
-    shards = {folder: read_shard_file(folder) for folder in folders}
-    first, run = next(iter(shards.items()))
+    first, run = folders[0], read_shard_file(folders[0])
     by_index: dict[int, Path] = {}
-    owner: dict[int, Path] = {}
-    for folder, shard in shards.items():
-        problem = _find_difference(shard, run, first)
-        if problem:
+    shards: dict[Path, ShardFile] = {}
+    for folder in folders:
+        shards[folder] = shard = read_shard_file(folder)
+        if problem := _find_difference(shard, run, first):
             raise BadInput(f"{folder / FILE_NAME}: {problem}; expected the shards of one run")
-        if by_index.setdefault(shard.shard, folder) != folder:
+        if shard.shard in by_index:
             raise BadInput(f"shard {shard.name} is in {by_index[shard.shard]} and in {folder}; pass each shard once")
-        for position in (*(position for position, _ in shard.annotated), *shard.unusable):
-            if owner.setdefault(position, folder) != folder:
-                raise BadInput(f"report {position} of the source is in {owner[position]} and in {folder}")
+        by_index[shard.shard] = folder
     missing = [str(Shard(index, run.count)) for index in range(run.count) if index not in by_index]
     if missing:
         more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
         names = ", ".join(missing[:8])
         raise BadInput(f"{len(missing)} of {run.count} shards are missing: {names}{more}; pass all folders")
-    lost = next((position for position in range(run.total) if position not in owner), None)
-    if lost is not None or len(owner) != run.total:
-        raise BadInput(f"{len(owner)} of {run.total} reports are in the shards; report {lost} of the source is in none")
+    positions = sorted(itertools.chain.from_iterable(shard.positions for shard in shards.values()))
+    if positions != list(range(run.total)):
+        raise BadInput(f"{first / FILE_NAME}: the shards do not hold each of {run.total} reports once; annotate again")
     return shards
 
 
@@ -312,46 +316,39 @@ def _find_difference(shard: ShardFile, run: ShardFile, first: Path) -> str:
 def _collect(shards: dict[Path, ShardFile]) -> Result[bytes]:
     """Return the records and the reports set aside, in the order of the source."""
     result: Result[bytes] = Result(lambda outcome: [], units=REPORTS, written=WRITTEN)  # noqa: ARG005
-    records: list[tuple[int, list[bytes]]] = []
-    annotated: list[tuple[int, Aside]] = []
-    unusable: list[tuple[int, Aside]] = []
+    kept: dict[int, list[bytes]] = {}
+    asides: dict[tuple[bool, int], Aside] = {}  # by whether they were unusable, and position
     for folder, shard in shards.items():
-        raw, asides = _read_records(folder, shard), _read_set_aside(folder, shard)
+        raw, others = _read_records(folder, shard), _read_set_aside(folder, shard)
         for position, number in shard.annotated:
             if number:
-                records.append((position, list(itertools.islice(raw, number))))
+                kept[position] = list(itertools.islice(raw, number))
             else:
-                annotated.append((position, next(asides)))
-        unusable += zip(shard.unusable, asides, strict=True)
-    by_position = lambda item: item[0]  # noqa: E731
-    result.num_kept = len(records)
-    result.records = [record for _, several in sorted(records, key=by_position) for record in several]
-    result.set_aside = [aside for part in (annotated, unusable) for _, aside in sorted(part, key=by_position)]
+                asides[False, position] = next(others)
+        asides |= {(True, position): aside for position, aside in zip(shard.unusable, others, strict=True)}
+    result.num_kept = len(kept)
+    result.records = [record for position in sorted(kept) for record in kept[position]]
+    result.set_aside = [asides[place] for place in sorted(asides)]
     return result
 
 
 def _read_records(folder: Path, shard: ShardFile) -> Iterator[bytes]:
-    expected, path = sum(number for _, number in shard.annotated), folder / data_json.FILE_NAME
+    path, expected = folder / data_json.FILE_NAME, sum(number for _, number in shard.annotated)
     if not path.exists():
         raise BadInput(f"{folder}: shard {shard.name} is not complete ({path.name} is missing); annotate it again")
-    records = list(read_raw_records(path)) if expected else []
-    if len(records) != expected:
-        raise BadInput(f"{path} has {len(records)} records; its {FILE_NAME} says {expected}: annotate this shard again")
-    return iter(records)
+    return _require(list(read_raw_records(path)) if expected else [], path, expected)
 
 
 def _read_set_aside(folder: Path, shard: ShardFile) -> Iterator[Aside]:
     path, expected = folder / SET_ASIDE_NAME, len(shard.unusable) + sum(not number for _, number in shard.annotated)
-    asides = read_asides(path, Aside)
-    if len(asides) != expected:
-        raise BadInput(f"{path} has {len(asides)} lines; its {FILE_NAME} says {expected}: annotate this shard again")
-    return iter(asides)
-
-
-def read_asides(path: Path, kind: type[T]) -> list[T]:
-    """Read the items set aside, one per line."""
     try:
         content = read_file(path, max_bytes=MAX_LISTING_BYTES, accepted="the reports set aside")
-        return msgspec.json.Decoder(kind).decode_lines(content)
+        return _require(msgspec.json.Decoder(Aside).decode_lines(content), path, expected)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError, MemoryError) as error:
         raise BadInput(f"{path} cannot be read ({one_line(error)}); annotate again") from None
+
+
+def _require(items: list[T], path: Path, expected: int) -> Iterator[T]:
+    if len(items) != expected:
+        raise BadInput(f"{path} holds {len(items)}; its {FILE_NAME} says {expected}: annotate this shard again")
+    return iter(items)

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from stepcot_jax import __version__
-from stepcot_jax.annotate.agreement import Aligned, Unit, find_disagreements, reasoning_of, show_answer
+from stepcot_jax.annotate.agreement import Aligned, Unit, find_disagreements, show_answer
 from stepcot_jax.annotate.annotation import Aside, CannotAnnotate, Reason
 from stepcot_jax.annotate.checks import check_consistency
 from stepcot_jax.annotate.output import SET_ASIDE_NAME, bring_images
@@ -27,7 +27,7 @@ from stepcot_jax.data.records.records import write_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_workdir, write_whole
 from stepcot_jax.reasoning.replies import write_answer
-from stepcot_jax.record import Record
+from stepcot_jax.record import STAGE_NAMES, Record
 
 CONFIRMED = "ok"
 REJECTED = "reject"
@@ -284,9 +284,11 @@ def _apply_verdicts(
 def _record_row(number: int, record: Record) -> list[str]:
     choices = "; ".join(f"{letter}. {choice}" for letter, choice in zip(record.letters, record.options, strict=True))
     boxes = "; ".join(f"{box.label} {list(box.corners)}" for box in record.references)
+    stages = [getattr(record.stages, name) for name in STAGE_NAMES] if record.stages is not None else []
+    reasoning = "\n".join(filter(None, [record.thinking, *stages]))
     return [
         str(number), record.id, record.image, record.kind, record.question, choices, write_answer(record), boxes,
-        reasoning_of(record),
+        reasoning,
     ]  # fmt: skip
 
 

@@ -33,11 +33,13 @@ from stepcot_jax.annotate.llm.answers import digest_text
 from stepcot_jax.annotate.llm.client import Endpoint
 from stepcot_jax.annotate.llm.crew import Crew, Process, process_items
 from stepcot_jax.annotate.llm.interviews import examine, read_chain_answer, read_texts, write_chain_answer
+from stepcot_jax.annotate.llm.json_objects import BadAnswer
 from stepcot_jax.annotate.llm.prompts import write_annotation_prompt, write_trust_prompt, write_vote_prompt
 from stepcot_jax.annotate.output import FILE_NAME as SHARD_NAME
 from stepcot_jax.annotate.output import (
     LEDGER_FOLDER,
     REPORTS,
+    RL_NAME,
     WRITTEN,
     Result,
     Shard,
@@ -48,8 +50,17 @@ from stepcot_jax.annotate.output import (
     write_shard_file,
 )
 from stepcot_jax.annotate.recipes import lvkc, medclm, rmcot
-from stepcot_jax.annotate.recipes.items import Question, Task, TaskSettings, add_provenance, name_region, read_questions
+from stepcot_jax.annotate.recipes.instructions import sample_balanced
+from stepcot_jax.annotate.recipes.items import (
+    Question,
+    Request,
+    Task,
+    TaskSettings,
+    add_provenance,
+    read_questions,
+)
 from stepcot_jax.annotate.recipes.pictures import read_picture
+from stepcot_jax.annotate.regions import RegionSearch
 from stepcot_jax.annotate.reports import locate_images, read_reports
 from stepcot_jax.annotate.rules.annotator import annotate_report
 from stepcot_jax.chain import Chain
@@ -432,7 +443,7 @@ def _make_cases(outcome: Outcome[Report, Annotation]) -> list[Record]:
 def annotate_questions(
     source: Path, plan: Plan, terminal: Terminal, *, task: str, settings: TaskSettings, num_regenerations: int = 0
 ) -> Result[Record]:
-    """Annotate the questions of a source; an answer that is voted down is rewritten `num_regenerations` times."""
+    """Annotate the questions of a source; what conflicts or is voted down is rewritten `num_regenerations` times."""
     chosen, folder, name = TASKS[task], settings.folder, record_files.FILE_NAME
     _check_settings(chosen, plan, settings, num_regenerations)
     _require_no_result(source, folder, plan, name)
@@ -445,6 +456,7 @@ def annotate_questions(
         require_images=requires_images,
         set_aside=bad,
         with_normal=settings.with_normal,
+        grounded=settings.grounded,
     )
     settings = dataclasses.replace(settings, root=root)
     questions, hostile = _screen(questions)
@@ -458,7 +470,7 @@ def annotate_questions(
             written="records",
         )
         prepare = functools.partial(
-            _prepare_questions, plan=plan, task=chosen, settings=settings, regenerations=num_regenerations
+            _prepare_questions, plan=plan, task=chosen, settings=settings, again=num_regenerations, result=result
         )
         run_items(items, prepare, folder=folder, plan=plan, total=len(items), result=result, terminal=terminal)
         result.set_aside += [Aside(f"record {aside.record}", Reason.UNREADABLE_RECORD, aside.reason) for aside in bad]
@@ -470,15 +482,25 @@ def annotate_questions(
             chosen.finish(result.records, settings)
         # `records.jsonl` comes last and marks a complete run.
         result.write(folder)
+        _write_sample(result, settings)
         record_files.write_vqa_records(folder / name, result.records)
     return result
+
+
+def _write_sample(result: Result[Record], settings: TaskSettings) -> None:
+    """Write the balanced sample for reinforcement learning, if one is wanted."""
+    (settings.folder / RL_NAME).unlink(missing_ok=True)  # of an earlier run
+    if settings.rl_sample:
+        number, by = settings.rl_sample, settings.rl_balance
+        sample, result.sampled = sample_balanced(result.records, number=number, by=by, seed=settings.seed)
+        record_files.write_vqa_records(settings.folder / RL_NAME, sample)
 
 
 def _screen(questions: Sequence[Question]) -> tuple[list[Question], list[Aside]]:
     """Return the questions, and those set aside because a sentence of their grounded report gives an instruction."""
     kept, hostile = [], []
     for question in questions:
-        texts = (f"{name_region(box)}. {box.label}. {box.sentence}" for box in question.statements)
+        texts = (f"{box.region}. {box.label}. {box.sentence}" for box in question.statements)
         if any(find_word(text, INSTRUCTION_WORDS) for text in texts):
             hostile.append(Aside(question.id, Reason.INSTRUCTION, "a sentence of the grounded report"))
         else:
@@ -489,16 +511,20 @@ def _screen(questions: Sequence[Question]) -> tuple[list[Question], list[Aside]]
 def _check_settings(task: Task[Any], plan: Plan, settings: TaskSettings, num_regenerations: int) -> None:
     if num_regenerations < 0:
         raise BadInput(f"--regenerate: {num_regenerations} must be at least 0")
-    if num_regenerations and (plan.annotator is None or not plan.voters):
-        raise BadInput("--regenerate requires --annotator=llm and --voter")
+    if num_regenerations and (plan.annotator is None or not (plan.voters or task.name == lvkc.TASK.name)):
+        raise BadInput("--regenerate requires --annotator=llm, and --voter or --task=lvkc")
     if settings.sends_pictures and (task.show is None or plan.annotator is None):
         raise BadInput("--send-images requires --annotator=llm and --task=lvkc or medclm")
     if task.name == medclm.TASK.name and plan.images == "none":
         raise BadInput("--images=none: --task=medclm draws boxes and requires the images")
 
 
-Write = Callable[[Item, Mapping[str, str], str], Awaitable[tuple[dict[str, str], Provenance]]]
-"""(item, number of the attempt as data, picture) -> (parts, provenance)."""
+_REWRITTEN = frozenset({Reason.VOTED_DOWN, Reason.CONTRADICTION, Reason.UNSUPPORTED, Reason.OTHER_ANSWER})
+"""Why `--regenerate` writes a trajectory anew: conflicts between stages and broken chains of evidence."""
+
+Written = tuple[dict[str, str], Provenance]
+Write = Callable[[Item, Mapping[str, str], Sequence[str]], Awaitable[Written]]
+"""(item, number of the attempt as data, pictures) -> (parts, provenance)."""
 
 
 def _make_writer(crew: Crew, plan: Plan, task: Task[Any]) -> Write:
@@ -509,18 +535,19 @@ def _make_writer(crew: Crew, plan: Plan, task: Task[Any]) -> Write:
     today = _today()
     under_way: dict[tuple[str, str], asyncio.Lock] = collections.defaultdict(asyncio.Lock)
 
-    async def write(item: Item, attempt: Mapping[str, str], picture: str) -> tuple[dict[str, str], Provenance]:
+    async def write(item: Item, attempt: Mapping[str, str], pictures: Sequence[str]) -> Written:
         if not annotators:
             return task.write(item), (("annotator", "templates"), ("version", __version__), ("date", today))
         parts: dict[str, str] = {}
         provenance: Provenance = ()
         for request in task.choose(item):
-            annotator, names = annotators[request.prompt.task], request.names
-            data, shown = {**request.data(item, parts), **attempt}, picture if request.sees else ""
-            messages = annotator.prompt.messages(data, picture=shown)
-            about = request.about(item)
+            request.require(item, parts)
+            annotator = annotators[request.prompt.task]
+            data, shown = {**request.data(item, parts), **attempt}, pictures if request.sees else ()
+            messages = annotator.prompt.messages(data, pictures=shown)
+            about, read = request.about(item), functools.partial(_read_checked, request=request, item=item, parts=parts)
             async with under_way[request.prompt.task, about.id]:  # the next one finds the answer in the ledger
-                texts, entry = await annotator.ask(about, messages, lambda text, of=names: read_texts(text, names=of))
+                texts, entry = await annotator.ask(about, messages, read)
             parts |= texts
             provenance = (*annotator.describe(entry), ("task", task.name))
         return parts, provenance
@@ -528,13 +555,29 @@ def _make_writer(crew: Crew, plan: Plan, task: Task[Any]) -> Write:
     return write
 
 
+def _read_checked(text: str, *, request: Request[Any], item: Item, parts: Mapping[str, str]) -> dict[str, str]:
+    """Read the texts of an answer; one that its check refuses is as one that cannot be read."""
+    texts = read_texts(text, names=request.names)
+    try:
+        request.check(item, {**parts, **texts})
+    except CannotAnnotate as error:
+        if error.is_final:
+            raise
+        raise BadAnswer(f"refused ({error}); accepted is a text without this", reason=error.reason) from None
+    return texts
+
+
 def _prepare_questions(
-    crew: Crew, *, plan: Plan, task: Task[Any], settings: TaskSettings, regenerations: int
+    crew: Crew, *, plan: Plan, task: Task[Any], settings: TaskSettings, again: int, result: Result[Record]
 ) -> Process[Any, Record]:
-    write = _make_writer(crew, plan, task)
-    regenerations = regenerations if plan.annotator is not None else 0
+    write, result.count_repeats = _make_writer(crew, plan, task), crew.count_repeats
+    regenerations = again if plan.annotator is not None else 0
     doubter = crew.interview(plan.annotator, task.trust) if plan.annotator and plan.asks_trust else None
     voters = [crew.interview(endpoint, task.vote) for endpoint in plan.voters]
+    search, finds = None, task.region
+    if finds is not None and settings.proposes and plan.annotator is not None:
+        verifiers = [crew.interview(endpoint, finds.vote) for endpoint in plan.voters or (plan.annotator,)]
+        search = RegionSearch(crew.interview(plan.annotator, finds.proposal), verifiers, settings)
 
     @functools.cache
     def find_problem(image_path: str) -> str:
@@ -548,28 +591,34 @@ def _prepare_questions(
         problem = find_problem(task.picture(item)) if task.picture is not None else ""
         if problem:
             raise CannotAnnotate(Reason.UNREADABLE_RECORD, problem)
+        said: Provenance = ()
         try:
-            picture = task.show(item, settings) if settings.sends_pictures and task.show is not None else ""
+            if search is not None and finds is not None and (question := finds.question(item)) is not None:
+                box, said = await search.find(question, attempt)
+                item = finds.place(item, box, settings)
+            pictures = task.show(item, settings) if settings.sends_pictures and task.show is not None else ()
         except BadInput as error:
             raise CannotAnnotate(Reason.UNREADABLE_RECORD, str(error)) from None
-        parts, provenance = await write(item, attempt, picture)
+        parts, provenance = await write(item, attempt, pictures)
         try:
             record = task.assemble(item, parts)
         except BadInput as error:
             raise CannotAnnotate(Reason.NOT_ASSEMBLED, str(error).partition(":")[0]) from None
         task.check(item, parts, record)
         data = {**task.data(item), **attempt}
-        return record, provenance + await examine(
-            item, parts, data=data, name="written", picture=picture, doubter=doubter, voters=voters
+        examined = await examine(
+            item, parts, data=data, name="written", pictures=pictures, doubter=doubter, voters=voters
         )
+        return record, provenance + said + examined
 
     async def process(item: Item) -> tuple[Record, Provenance]:
         for number in range(regenerations):
             try:
                 return await make(item, {"attempt": str(number + 1)} if number else {})
             except CannotAnnotate as error:
-                if error.reason != Reason.VOTED_DOWN:
+                if error.reason not in _REWRITTEN:
                     raise
+                result.written_anew[error.reason] += 1
         return await make(item, {"attempt": str(regenerations + 1)} if regenerations else {})
 
     return process

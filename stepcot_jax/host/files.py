@@ -9,7 +9,6 @@ import platform
 import re
 import secrets
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +23,6 @@ from stepcot_jax.host.text import one_line
 from stepcot_jax.host.untrusted import open_untrusted, reading, resolve
 
 T = TypeVar("T")
-_STALE = re.compile(r"[0-9a-f]{8}\.partial")
 
 _MAX_JSON_BYTES = 2**26
 """Limit for untyped JSON, such as nested lists, which takes up to 21 times its size in memory."""
@@ -74,15 +72,13 @@ def writing_folder(folder: Path) -> Iterator[Path]:
     require_new(folder)
     folder = resolve(folder)  # a link stays, and leads to the new folder
     make_workdir(folder.parent)
-    partial = folder.parent / f".{folder.name[:100]}.{secrets.token_hex(4)}.partial"
+    remove_stale(folder.parent)
+    partial = _name_partial(folder)
     try:
         partial.mkdir()
-        with _open_lock(partial, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
-            _try_lock(descriptor, partial)
-            _remove_stale(partial)
-            yield partial
-            sync_folder(partial)
-            partial.replace(folder)
+        yield partial
+        sync_folder(partial)
+        partial.replace(folder)
         sync_folder(folder.parent)
     except OSError as error:  # some writes name no file, and the temporary folder says nothing to the user
         if error.errno and str(error.filename or partial).startswith(str(partial)):
@@ -90,18 +86,6 @@ def writing_folder(folder: Path) -> Iterator[Path]:
         raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def _remove_stale(partial: Path) -> None:
-    """Remove temporary folders beside `partial` that a killed process left: no process holds their locks."""
-    stem = partial.name[: -len("12345678.partial")]
-    for path in partial.parent.iterdir():
-        if path == partial or not (path.name.startswith(stem) and _STALE.fullmatch(path.name[len(stem) :])):
-            continue
-        with contextlib.suppress(BadInput), _open_lock(path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
-            if _try_lock(descriptor, path):
-                shutil.rmtree(path, ignore_errors=True)
-                print(f"note: removed {path}, which a process that was killed left half-written", file=sys.stderr)
 
 
 def read_file(path: Path, *, max_bytes: int, accepted: str = "an image file") -> bytes:
@@ -153,7 +137,7 @@ def remove_stale(folder: Path) -> None:
                 with contextlib.suppress(OSError):
                     is_old = time.time() - entry.stat(follow_symlinks=False).st_mtime > _OLD
                     if is_old or (match[1] == _MACHINE and not _is_alive(int(match[2]))):
-                        os.unlink(entry.path)  # noqa: PTH108
+                        shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else Path(entry.path).unlink()
     end = time.monotonic()
     _next_look[folder] = end + 100 * max(end - start - 2e-3, 0.0)  # of folders with thousands of files: 1 % of the time
 
@@ -168,6 +152,11 @@ def _is_alive(process: int) -> bool:
     return True
 
 
+def _name_partial(target: Path) -> Path:
+    # Random: processes on several machines, which may share a process id, write the same file.
+    return target.with_name(f".{target.name[:40]}.{_MACHINE}-{os.getpid()}-{secrets.token_hex(4)}.partial")
+
+
 @contextlib.contextmanager
 def writing_whole(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `path` once the block ends and all is on the disk, and not if it fails."""
@@ -175,8 +164,7 @@ def writing_whole(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     remove_stale(target.parent)
-    # Random: processes on several machines, which may share a process id, write the same file.
-    partial = target.with_name(f".{target.name[:40]}.{_MACHINE}-{os.getpid()}-{secrets.token_hex(4)}.partial")
+    partial = _name_partial(target)
     try:
         with partial.open("wb") as file:
             yield file
@@ -246,10 +234,16 @@ _POLL_SECONDS = 0.5
 def lock_folder(folder: Path) -> Iterator[None]:
     """Lock an output folder against other runs, which would overwrite its results."""
     make_workdir(folder)
-    path = folder / LOCK_NAME
+    with lock_file(folder / LOCK_NAME, what="folder"):
+        yield
+
+
+@contextlib.contextmanager
+def lock_file(path: Path, *, what: str = "file") -> Iterator[None]:
+    """Lock a file, created if missing, which stands for what no other process may write meanwhile."""
     with _open_lock(path) as descriptor:
         if not _try_lock(descriptor, path):
-            raise BadInput(f"{path}: in use by another process (one run at a time per folder)")
+            raise BadInput(f"{path}: in use by another process (one run at a time per {what})")
         yield
 
 
@@ -265,10 +259,10 @@ def wait_for_lock(path: Path, *, say: Callable[[], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _open_lock(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int]:
+def _open_lock(path: Path) -> Iterator[int]:
     """Open a lock file, created if missing. It is never removed: another process may have opened it already."""
     try:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise BadInput(f"{path}: cannot be opened for locking ({error.strerror})") from None
     try:

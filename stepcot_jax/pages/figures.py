@@ -63,18 +63,9 @@ def draw_lines(lines: Sequence[Line], *, title: str, x_label: str, y_label: str)
         for index, (name, points) in enumerate(lines):
             xs, ys = np.array(points, float).T
             index %= len(_LINE_COLOURS)
-            axes.plot(
-                xs,
-                ys,
-                "o",
-                color=_LINE_COLOURS[index],
-                ls=_DASHES[index],
-                lw=2,
-                ms=5,
-                mew=0,
-                clip_on=False,
-                label=textwrap.shorten(name_unseen(name), 40, placeholder=" …"),
-            )
+            label = textwrap.shorten(name_unseen(name), 40, placeholder=" …")
+            style: Any = {"color": _LINE_COLOURS[index], "ls": _DASHES[index], "lw": 2, "ms": 5, "mew": 0}
+            axes.plot(xs, ys, "o", clip_on=False, label=label, **style)
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(6))
         figure.legend(loc="outside lower left", ncols=2)  # room for the browser's fonts, which may be wider

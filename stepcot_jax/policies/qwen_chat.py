@@ -61,6 +61,12 @@ class QwenReader:
     ) -> list[ChatReply]:
         """Return the reply to each chat."""
         prompts = [self.write_prompt(chat) for chat in chats]
+        return self.answer_prompts(prompts, longest=longest, temperature=temperature, seed=seed)
+
+    def answer_prompts(
+        self, prompts: Sequence[QwenPrompt], *, longest: int = 512, temperature: float = 0.0, seed: int = 0
+    ) -> list[ChatReply]:
+        """Return the reply to each chat that `write_prompt` has written."""
         config = self.model.config
         batch = lay_out_prompts(prompts, image_token=config.image_token, vision=config.vision)
         sampling = Sampling(
@@ -93,6 +99,12 @@ class QwenReader:
             return refuse_control(text, tokens, refused)
 
         return QwenPrompt(write_turns(chat, encode, control, system=SYSTEM if has_images else TEXT_SYSTEM), images)
+
+    def size_of(self, image: CutImage) -> tuple[int, int]:
+        """Return width and height of the resized picture, in whose pixels the model writes boxes."""
+        assert self.preprocessing is not None  # noqa: S101 - it has cut the image
+        unit = self.preprocessing.patch_size * self.preprocessing.merge_size
+        return image.num_columns * unit, image.num_rows * unit
 
     def _cut(self, pixels: UInt8[np.ndarray, "height width 3"]) -> CutImage:
         if self.preprocessing is None:

@@ -50,8 +50,10 @@ def open_data(root: Path, *, max_pixels: int, **reading: Any) -> CaseSource:
 
 
 def open_run(workdir: Path, split: str, *, root: Path | None = None) -> CaseSource:
-    """Open the cases of a split of a finished run."""
+    """Open the cases of a split of a finished run; of a policy's run those of the split's patients."""
     run = read_stored(workdir)
+    if run.trains_policy:
+        return _open_policy_run(run, workdir, split, root)
     path = workdir / "predictions" / f"{split}.npz"
     name = f"{split} split of {workdir}"
     if run.settings.data.source == "phantom" and root is None:
@@ -78,6 +80,25 @@ def open_run(workdir: Path, split: str, *, root: Path | None = None) -> CaseSour
             raise BadInput(f"{where} is missing in {data.name}; expected the data of the run")
         chosen.append(positions[case.image])
         _require_same(case, data.cases[chosen[-1]], f"{where} in {data.name}")
+    return _select(data, chosen, name)
+
+
+def _open_policy_run(run: StoredRun, workdir: Path, split: str, root: Path | None) -> CaseSource:
+    from stepcot_jax.run.policy_start import read_patients  # imports the training of policies
+
+    vqa = run.settings.vqa
+    if vqa.source != "folder" and root is None:
+        raise BadInput(f"{workdir}: config.vqa.source={vqa.source!r} has no data root; expected DATA, or another run")
+    root = find_path(vqa.root, "config.vqa.root") if root is None else root
+    reading = {"on_bad_record": run.settings.data.on_bad_record, "layout": vqa.layout}
+    data, patients = open_data(root, max_pixels=run.max_pixels, **reading), set(read_patients(workdir).get(split, ()))
+    chosen = [position for position, case in enumerate(data.cases) if case.patient in patients]
+    if not chosen:
+        raise BadInput(f"{data.name}: no case of a patient in the {split} split of {workdir}; expected the run's data")
+    return _select(data, chosen, f"{split} split of {workdir}")
+
+
+def _select(data: CaseSource, chosen: Sequence[int], name: str) -> CaseSource:
     cases = tuple(data.cases[position] for position in chosen)
     return CaseSource(
         name,

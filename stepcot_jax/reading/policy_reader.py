@@ -27,6 +27,7 @@ from stepcot_jax.policies.sampling import Sampling, generate, reply_in_batches, 
 from stepcot_jax.policies.tokenizers import Vocabulary, split_pieces
 from stepcot_jax.reading.radiographs import read_unresized
 from stepcot_jax.reasoning.dialects import interpret_answer, read_reply, write_question
+from stepcot_jax.reasoning.levels import LEVELS
 from stepcot_jax.reasoning.plain_replies import PLAIN
 from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import Kind, Record
@@ -209,7 +210,7 @@ class Answered:
         for region in self.boxes:
             corners = ", ".join(f"{number:.0f}" for number in region.corners)
             lines.append(f"box: {region.label or 'without a name'} [{corners}] in pixels of {width} x {height}")
-        if not self.boxes and self.reply.dialect != PLAIN:
+        if not self.boxes and self.reply.dialect not in (PLAIN, LEVELS):
             lines.append("box: none could be read" if "boxes" in self.unread else "box: none")
         if self.reply.problems:
             lines.append(f"not well formed: {'; '.join(self.reply.problems)}")
@@ -340,6 +341,18 @@ class PolicyReader:
         size = min(batch_size, max(len(records), 1))
         texts = reply_in_batches(ask, len(records), batch_size=size, tokenizer=tokenizer, watch=watch)
         return [f"{start}{text}" for start, text in zip(starts, texts, strict=True)]
+
+    def encode(self, prompt: str) -> list[int]:
+        """Return the tokens of a prompt that `reasoning.dialects.write_question` wrote, of no more than in training."""
+        tokens = self.trained.tokenizer.encode_prompt(prompt)
+        lay_out_prompts([tokens], self.trained.lengths.prompt_length, pad=0)
+        return tokens
+
+    def answer_prompts(self, given: Sequence[tuple[np.ndarray, Sequence[int]]]) -> list[tuple[str, bool]]:
+        """Return the greedy reply to each picture and encoded prompt, and whether it was cut at the longest length."""
+        (pictures, prompts), tokenizer = zip(*given, strict=True), self.trained.tokenizer
+        replies = self._sample(pictures, prompts, self._greedy, length=self.trained.lengths.prompt_length).tolist()
+        return [(tokenizer.decode(row), row[-1] not in (tokenizer.stop, *tokenizer.more_stops)) for row in replies]
 
     def _sample(
         self,

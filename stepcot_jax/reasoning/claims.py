@@ -108,7 +108,7 @@ def find_claims(text: str, *, stage: str, facts: Mapping[str, str]) -> Claims:
         known = read_fact(name, facts.get(name))
         if known is UNCHECKED:
             continue
-        for value, is_affirmed in _find_values(text, name, {**_COMPILED[name], **(known or {})}).items():
+        for value, is_affirmed in find_values(text, name, {**_COMPILED[name], **(known or {})}).items():
             counts[None if known is None else is_affirmed == (value in known)] += 1
     return Claims(counts[True], counts[False], counts[None])
 
@@ -127,7 +127,7 @@ def stage_consistency(reply: Reply) -> float:
     """Return the share of side, zone, pattern and diagnosis that the stages of a reply agree on; NaN without any."""
     agreed = []
     for name, stages in _COMPARED.items():
-        named = [_find_values(reply.stages.get(stage, ""), name, _COMPILED[name]) for stage in stages]
+        named = [find_values(reply.stages.get(stage, ""), name) for stage in stages]
         affirmed = [{value for value, is_affirmed in values.items() if is_affirmed} for values in named]
         affirmed = [values for values in affirmed if values]
         if len(affirmed) > 1:
@@ -135,11 +135,11 @@ def stage_consistency(reply: Reply) -> float:
     return float(np.mean(agreed)) if agreed else np.nan
 
 
-def _find_values(text: str, name: str, words_of: Mapping[str, re.Pattern[str]]) -> dict[str, bool]:
+def find_values(text: str, name: str, words_of: Mapping[str, re.Pattern[str]] | None = None) -> dict[str, bool]:
     """Return the values of a fact that a text names, and whether it affirms each somewhere."""
     clauses = [clause for clause in _CLAUSE.split(_fold_lines(text)) if not _ANSWER.search(clause)]
     values = {}
-    for value, words in words_of.items():
+    for value, words in (words_of or _COMPILED[name]).items():
         affirmations = []
         for index, clause in enumerate(clauses):
             match = words.search(clause)

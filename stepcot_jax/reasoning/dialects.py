@@ -8,6 +8,7 @@
 | `lvkc_released` | MEDSAGE's public code | whole pixels, x first | boxes |
 | `medclm` | MedCLM's public code | unit square, four decimals, x first | names and boxes |
 | `plain` | ours: an answer in words or letters | none | nothing |
+| `levels` | ours: the JSON object that `stepcot constrain` asks for | none | nothing |
 | `free` | any model, without a grammar; read only | as written | names and boxes |
 
 Reading a written record returns its answer and these references, rounded half up to the dialect's precision.
@@ -52,12 +53,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from stepcot_jax.box import GRID_1000, UNIT_SQUARE, Box, Corners
+from stepcot_jax.box import GRID_1000, UNIT_SQUARE, Box, Corners, Point
 from stepcot_jax.chain import fold
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.answers import find_answer, read_answer
 from stepcot_jax.reasoning.free_replies import UNCLOSED, find_ending, read_free, split_thoughts
 from stepcot_jax.reasoning.imaging import picture_of
+from stepcot_jax.reasoning.levels import ANSWER_MARK, LEVELS, LEVELS_FORM, read_levels, write_levels
 from stepcot_jax.reasoning.plain_replies import PLAIN, read_plain, start_of_plain, write_plain
 from stepcot_jax.reasoning.replies import (
     BOX,
@@ -73,6 +75,7 @@ from stepcot_jax.reasoning.replies import (
     normalise,
     read_boxes,
     read_parts,
+    scale_points,
     scan_tags,
     tag_pattern,
     without_stop_tokens,
@@ -199,7 +202,7 @@ _PIXELS = msgspec.json.Decoder(_Pixels)
 
 
 def write_lvkc(record: Record) -> str:
-    """Write a record; the boxes of its references follow the text of the localisation."""
+    """Write a record; the boxes of its references and its points follow the text of the localisation."""
     stages = _required_stages(record)
     texts = {tag: check_text(f"stages.{name}", getattr(stages, name), _LVKC_TAGS) for tag, name in _STAGE_TAGS.items()}
     if re.search("[{}]", texts["LOC"]):
@@ -208,20 +211,24 @@ def write_lvkc(record: Record) -> str:
         f' {{"box_2d": {box}, "label": "{reference.label}"}}'
         for reference, box in zip(record.references, write_boxes(record, GRID_1000), strict=True)
     )
+    texts["LOC"] += "".join(
+        f' {{"point": [{point.at[0]:.0f}, {point.at[1]:.0f}], "label": "{point.label}"}}'
+        for point in scale_points(record, GRID_1000, is_rounded=True)
+    )
     texts["ANSWER"] = check_text("answer", write_answer(record), _LVKC_TAGS)
     preamble = f"{check_text('preamble', record.preamble, _LVKC_TAGS)}\n" if record.preamble.strip() else ""
     return preamble + "".join(f"<{tag}>{text}</{tag}>" for tag, text in texts.items())
 
 
 def read_lvkc(text: str, *, in_any_space: bool = False) -> Reply:
-    """Read a reply; its points are checked and left out."""
+    """Read a reply."""
     parts = read_parts(text, _LVKC_MARKS, has_preamble=True)
     problems = list(parts.problems)
     stages = {name: parts.texts[tag] for tag, name in _STAGE_TAGS.items() if tag in parts.texts}
-    references = None
+    references, points = None, tuple[Point, ...]()
     if "LOC" in parts.texts:
         largest = LARGEST if in_any_space else 1000
-        references, stages["localisation"] = _read_locations(parts.texts["LOC"], largest=largest)
+        references, points, stages["localisation"] = _read_locations(parts.texts["LOC"], largest=largest)
         if references is None:
             limits = "" if in_any_space else " from 0 to 1000"
             problems.append(f"<LOC> has a place that is no JSON object with box_2d or point{limits}, and label")
@@ -229,6 +236,7 @@ def read_lvkc(text: str, *, in_any_space: bool = False) -> Reply:
         "lvkc",
         answer=parts.texts.get("ANSWER"),
         references=references,
+        points=points,
         preamble=parts.preamble,
         stages=stages,
         problems=tuple(problems),
@@ -283,9 +291,9 @@ def find_stages(text: str, dialect: str) -> dict[str, tuple[int, int]]:
     }
 
 
-def _read_locations(text: str, *, largest: float) -> tuple[tuple[Box, ...] | None, str]:
-    """Return the boxes of a localisation, None if an object is malformed, and the text without its objects."""
-    rest, last, regions, is_readable = [], 0, [], True
+def _read_locations(text: str, *, largest: float) -> tuple[tuple[Box, ...] | None, tuple[Point, ...], str]:
+    """Return boxes (None if an object is malformed) and points of a localisation, and the text without its objects."""
+    rest, last, regions, points, is_readable = [], 0, [], [], True
     for number, match in enumerate(_OBJECT.finditer(text)):
         rest.append(text[last : match.start()])
         last = match.end()
@@ -297,9 +305,11 @@ def _read_locations(text: str, *, largest: float) -> tuple[tuple[Box, ...] | Non
         is_readable = all(0 <= number <= largest for number in numbers)
         if location.box_2d is not None:
             regions.append(Box(location.label, location.box_2d))
+        elif location.point is not None:
+            points.append(Point(location.label, location.point))
     remaining = "".join([*rest, text[last:]]).strip()
     is_readable &= "{" not in remaining and "}" not in remaining
-    return (tuple(regions) if is_readable else None), remaining
+    return (tuple(regions), tuple(points), remaining) if is_readable else (None, (), remaining)
 
 
 def _decode(decoder: msgspec.json.Decoder[Any], text: str) -> Any:
@@ -474,6 +484,7 @@ _DIALECTS = {
         "",
     ),
 }
+_OF_LEVELS = _Dialect(write_levels, read_levels, LEVELS_FORM, LEVELS_FORM, ANSWER_MARK)
 
 DIALECTS: tuple[str, ...] = tuple(_DIALECTS)
 """Dialects of the published systems, in the order in which `choose_dialect` tries them, and `PLAIN`, never tried."""
@@ -579,6 +590,8 @@ def write_question(record: Record, dialect: str, *, with_thinking: bool = True) 
 
 
 def _find(dialect: str) -> _Dialect:
+    if dialect == LEVELS:
+        return _OF_LEVELS
     if dialect not in _DIALECTS:
         raise BadInput(f"dialect must be one of {', '.join(DIALECTS)}; got {dialect!r}")
     return _DIALECTS[dialect]

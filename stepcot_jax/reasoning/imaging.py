@@ -31,8 +31,12 @@ def name_picture(modality: str, organ: str = "") -> str:
       modality: as sources write it; a word that is not known stands before "image". "" if unknown.
       organ: part of the body; "" if unknown.
 
-    >>> [name_picture("CT", "Abdomen"), name_picture("xray", "chest"), name_picture("MRI"), name_picture("", "head")]
-    ['a CT of the abdomen', 'a chest radiograph', 'an MRI', 'a picture of the head']
+    >>> [name_picture("CT(Computed Tomography)", "ABD"), name_picture("X-Ray", "hand"), name_picture("", "head")]
+    ['a CT of the abdomen', 'a radiograph of the hand', 'a picture of the head']
+    >>> [name_picture("xray", "Left lung"), name_picture("MR (Mag-netic Resonance Imaging)", "Brain_Tissue")]
+    ['a chest radiograph', 'an MRI of the brain tissue']
+    >>> [name_picture(one) for one in ("OCT (Optical Coherence Tomography", "Microscopy Images", "SPECT", "Endoscopy")]
+    ['an OCT image', 'a microscopy image', 'a SPECT image', 'an endoscopy image']
     """
     written = " ".join(modality.split())
     name = _MODALITIES.get(fold(written)) or _MODALITIES.get(fold(_IN_BRACKETS.sub("", written)))

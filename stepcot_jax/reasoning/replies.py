@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from stepcot_jax.box import Box, Corners, Space, as_corners, convert, convert_rounded, pixels
+from stepcot_jax.box import Box, Corners, Point, Space, as_corners, convert, convert_rounded, pixels
 from stepcot_jax.chain import fold
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
@@ -36,6 +36,7 @@ class Reply:
       dialect: that it was read in.
       answer: None if no single answer part could be read.
       references: boxes of the answer, as written; None if missing or unreadable.
+      points: points of the localisation, as written.
       regions: boxes named within the reasoning.
       thinking: reasoning before the answer.
       preamble: text before the first stage.
@@ -49,6 +50,7 @@ class Reply:
     dialect: str
     answer: str | None = None
     references: tuple[Box, ...] | None = None
+    points: tuple[Point, ...] = ()
     regions: tuple[Box, ...] = ()
     thinking: str = ""
     preamble: str = ""
@@ -74,6 +76,22 @@ class Reply:
         if not all(image_size):
             return as_corners(written)
         return convert(written, source=self.space or pixels(image_size), target=pixels(image_size))
+
+
+def read_points(reply: Reply, image_size: Sequence[float]) -> tuple[Point, ...]:
+    """Return a reply's points in pixels of a picture of (width, height)."""
+    written = [point.at * 2 for point in reply.points]
+    boxes = convert(written, source=reply.space or pixels(image_size), target=pixels(image_size)).tolist()
+    return tuple(Point(point.label, (box[0], box[1])) for point, box in zip(reply.points, boxes, strict=True))
+
+
+def scale_points(record: Record, target: Space, *, is_rounded: bool = False) -> tuple[Point, ...]:
+    """Return a record's points in another space; x and y stand in the order of the space's boxes."""
+    if not record.points:
+        return ()
+    change = convert_rounded if is_rounded else convert
+    boxes = change([point.at * 2 for point in record.points], source=pixels(record.image_size), target=target).tolist()
+    return tuple(Point(point.label, (box[0], box[1])) for point, box in zip(record.points, boxes, strict=True))
 
 
 # Tags, numbers and boxes in text, read in time linear in its length.

@@ -24,7 +24,7 @@ from stepcot_jax.data.questions.variants import (
     vary_picture,
 )
 from stepcot_jax.evaluation.audits import CASES, Row, Scored, audit_pictures, audit_thinking, made_of
-from stepcot_jax.evaluation.replies import ScoringSettings, score_all
+from stepcot_jax.evaluation.replies import ScoringSettings
 from stepcot_jax.evaluation.unread import WARNING, UnreadParts, count_unread, describe_unread
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
@@ -33,6 +33,7 @@ from stepcot_jax.pages.sheets import Row as SheetRow
 from stepcot_jax.pages.shell import Section, tabulate
 from stepcot_jax.reasoning.thinking import subject_of
 from stepcot_jax.record import KINDS, Record
+from stepcot_jax.run.scored_replies import score_file
 
 THINKING, REPLIES, THINKING_REPLIES = "thinking.jsonl", "replies.jsonl", "thinking_replies.jsonl"
 CHAIN_SCORING = ScoringSettings("medclm", with_thinking=False)
@@ -160,7 +161,7 @@ def score_audit(
 def _score(records: Mapping[str, Record], path: Path, scoring: ScoringSettings) -> Scored:
     ids = dict.fromkeys(records)
     file = read_replies(path, name=path.stem, chosen=ids, known=ids, missing=scoring.missing)
-    scores = score_all(list(records.values()), file.replies, scoring, finishes=file.finishes)
+    scores = score_file(list(records.values()), file, scoring)
     return list(zip(records.values(), scores, strict=True))
 
 

@@ -9,6 +9,7 @@ from stepcot_jax.data.questions.vqa_dataset import SplitOptions, VqaDataset
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.levels import list_keys
 from stepcot_jax.run.settings import Settings
 
 
@@ -31,6 +32,7 @@ def load_vqa_dataset(
             layout=settings.vqa.layout,
             box_size=settings.vqa.box_size if any(settings.vqa.box_size) else None,
             on_bad_record=data.on_bad_record,
+            levels=tuple(list_keys(settings.vqa.level_forms, settings.vqa.levels)) if settings.vqa.levels else (),
             require_images=False,  # missing pictures are told of with the broken ones
         )
         return load_questions(settings, collection, splits=splits, progress=progress)

@@ -73,6 +73,12 @@ def write_patients(workdir: pathlib.Path, dataset: VqaDataset) -> None:
     write_whole(path, f"{json.dumps(patients, ensure_ascii=False)}\n".encode())
 
 
+def read_patients(workdir: pathlib.Path) -> dict[str, list[str]]:
+    """Return the patients of each split of a policy's run."""
+    accepted = "expected the patients of a run"
+    return read_json(workdir / PATIENTS_FILE, dict[str, list[str]], accepted=accepted, max_bytes=_MOST_BYTES)
+
+
 def refuse_seen_patients(settings: Settings, dataset: VqaDataset) -> None:
     """Refuse a test split with patients that `policy.start`, or a run that it started from, has learnt from.
 
@@ -83,9 +89,7 @@ def refuse_seen_patients(settings: Settings, dataset: VqaDataset) -> None:
         before, path = read_run_settings(workdir), workdir / PATIENTS_FILE
         if not path.is_file() or not have_same_source(before, settings, "vqa"):
             continue
-        patients = read_json(
-            path, dict[str, list[str]], accepted="expected the patients of a run", max_bytes=_MOST_BYTES
-        )
+        patients = read_patients(workdir)
         seen = of_test & {*patients.get("train", ()), *patients.get("val", ())}
         if seen:
             raise BadInput(

@@ -1,5 +1,6 @@
 """Scores of any model's replies to questions: `score_replies`, its tables, its folder of results, and judges."""
 
+import collections
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,10 +12,11 @@ import numpy as np
 
 from stepcot_jax import __version__
 from stepcot_jax.annotate.llm.judge import Exchange, Judge, judge_answers, judge_stages, label_steps, make_exchange
-from stepcot_jax.box import UnequalCounts
+from stepcot_jax.box import Box, UnequalCounts, convert, pixels
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
 from stepcot_jax.data.images.image_files import read_picture
 from stepcot_jax.data.questions.reply_files import ReplyFile, read_replies
+from stepcot_jax.data.questions.vqa_dataset import scale_record
 from stepcot_jax.evaluation.box_forms import BoxForm, find_better_form, keep_smallest
 from stepcot_jax.evaluation.replies import (
     CHECKED_STAGES,
@@ -52,6 +54,7 @@ TABLE_NAMES = ("table", "differences", "stages", "rated_stages", "perturbed")
 
 _NUM_TESTED = 1000  # replies that are tested for another form of boxes
 _MOST_TESTED = 2_000_000  # characters of these
+_NUM_REASONS = 5
 
 
 def to_text(table: Table) -> str:
@@ -307,7 +310,7 @@ def score_files(
     for file in files:
         if settings.dialect == AUTO:
             notes.append(f"{file.name}: read as dialect {of_files[file.name].dialect} (--dialect=auto).")
-        notes += _describe_boxes(file, chosen, scores[file.name], of_files[file.name])
+        notes += _describe_boxes(file, _see(chosen, file), scores[file.name], of_files[file.name])
     if judge is not None and judge.unusable:
         counts = "; ".join(f"{number} {reason}" for reason, number in judge.unusable.most_common())
         notes.append(f"Replies of the judge without a score: {counts}.")
@@ -340,20 +343,45 @@ def _describe_boxes(
         yield f"{file.name}: {note}."
 
 
+def score_file(
+    records: Sequence[Record], file: ReplyFile, settings: ScoringSettings, *, judged: Mapping[str, Judged] | None = None
+) -> list[ReplyScore]:
+    """Score the replies of a file; boxes refer to the picture whose size a reply states, else to the record's."""
+    seen = _see(records, file)
+    scores = score_all(seen, file.replies, settings, judged=judged, finishes=file.finishes)
+    return [
+        score if shown is record else dataclasses.replace(score, boxes=_scale(score.boxes, shown, record))
+        for record, shown, score in zip(records, seen, scores, strict=True)
+    ]
+
+
+def _see(records: Sequence[Record], file: ReplyFile) -> list[Record]:
+    sizes = {record.id: file.image_sizes.get(record.id, record.image_size) for record in records}
+    return [scale_record(record, sizes[record.id]) if all(record.image_size) else record for record in records]
+
+
+def _scale(boxes: Sequence[Box], shown: Record, record: Record) -> tuple[Box, ...]:
+    corners = [box.corners for box in boxes]
+    scaled = convert(corners, source=pixels(shown.image_size), target=pixels(record.image_size)).tolist()
+    return tuple(Box(box.label, tuple(own)) for box, own in zip(boxes, scaled, strict=True))
+
+
 def _score(
     file: ReplyFile, records: Sequence[Record], settings: ScoringSettings, judge: Judge | None, rates_stages: bool
 ) -> list[ReplyScore]:
     if judge is None:
-        return score_all(records, file.replies, settings, finishes=file.finishes)
+        return score_file(records, file, settings)
     is_used = settings.open_score in JUDGED
     judged = judge_open_answers(records, file, settings, judge) if is_used else {}
-    scores = score_all(records, file.replies, settings, judged=judged, finishes=file.finishes)
+    scores = score_file(records, file, settings, judged=judged)
     return judge_all_stages(records, file, scores, settings, judge) if rates_stages else scores
 
 
 def _describe_missing(file: ReplyFile, chosen: Sequence[Record]) -> str:
-    absent = len(chosen) - len(file.replies)
-    parts = [f"{absent} of {len(chosen)} records have no reply"] if absent else []
+    absent, failures = len(chosen) - len(file.replies), collections.Counter(file.failures)
+    why = ", ".join(f"{reason} {number}" for reason, number in failures.most_common(_NUM_REASONS))
+    failed = f" ({failures.total()} failed: {why})" if failures else ""
+    parts = [f"{absent} of {len(chosen)} records have no reply{failed}"] if absent else []
     parts += [f"{file.num_unused} replies are to records of other splits and were not used"] if file.num_unused else []
     counts = {
         "are to records that were set aside": file.num_set_aside,

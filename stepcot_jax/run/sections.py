@@ -297,7 +297,9 @@ class VqaSettings:
     box_size: tuple[Whole, Whole]  # (0, 0): the layout states the size of its boxes
     shared_pictures: Literal["keep", "drop"]
     val_share: Annotated[float, msgspec.Meta(gt=0, lt=1)]
-    dialect: Literal["gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm", "plain"]
+    levels: tuple[Whole, ...]
+    level_forms: Annotated[tuple[Literal["constraints", "true"], ...], msgspec.Meta(min_length=1)]
+    dialect: Literal["gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm", "plain", "levels"]
     with_thinking: bool
     num_validated: Whole
 
@@ -306,6 +308,11 @@ class VqaSettings:
             raise BadInput(
                 f"config.vqa.root: {self.root!r} does not fit config.vqa.source={self.source!r} (a folder or "
                 "file with questions for 'folder', empty for 'phantom')"
+            )
+        if bool(self.levels) != (self.dialect == "levels") or (self.levels and not (self.root and self.with_thinking)):
+            raise BadInput(
+                f"config.vqa.levels: {list(self.levels)} with config.vqa.dialect={self.dialect!r}; levels, the dialect "
+                "'levels', config.vqa.source='folder' and config.vqa.with_thinking=True go together"
             )
 
 

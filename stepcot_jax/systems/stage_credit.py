@@ -24,6 +24,7 @@ from jaxtyping import Bool, Float, Int
 
 from stepcot_jax.policies.tokenizers import Tokenizer
 from stepcot_jax.reasoning.dialects import find_stages
+from stepcot_jax.reasoning.text_overlap import similarity
 
 STAGES = ("visual", "knowledge", "conclusion")
 """The stages that have a multiplier."""
@@ -40,25 +41,6 @@ class StageCredit:
     mix: float = 0.25
     lower: float = 0.85
     upper: float = 1.15
-
-
-def similarity(first: Sequence[str], second: Sequence[str]) -> float:
-    """Return ROUGE-L's F1 of two lists of words: twice their longest common subsequence over their lengths' sum.
-
-    >>> similarity("the left lung".split(), "the lung".split())
-    0.8
-    """
-    if not first or not second:
-        return 0.0
-    # Bit i of `ahead` is 0 where the subsequence grows at word i (Hyyrö 2004): one integer operation a word.
-    places: dict[str, int] = {}
-    for place, word in enumerate(first):
-        places[word] = places.get(word, 0) | 1 << place
-    ahead = full = (1 << len(first)) - 1
-    for word in second:
-        matched = ahead & places.get(word, 0)
-        ahead = (ahead + matched | ahead - matched) & full
-    return 2 * (len(first) - ahead.bit_count()) / (len(first) + len(second))
 
 
 def compare_texts(texts: Sequence[str]) -> Float[np.ndarray, "reply reply"]:

@@ -11,13 +11,18 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from stepcot_jax.host.download import refuse_address
+from stepcot_jax.host.download import find_path, refuse_address
 from stepcot_jax.host.errors import EXIT_BAD_INPUT, BadInput
 from stepcot_jax.host.terminal import open_output
 
 if TYPE_CHECKING:
+    from stepcot_jax.annotate.llm.client import Endpoint
+    from stepcot_jax.data.questions.record_files import VqaCollection
     from stepcot_jax.reading.cases import CaseSource
+    from stepcot_jax.record import Record
 
+DIALECTS = ("gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm", "plain")  # a test compares them with the room's
+_OF_ENDPOINT = ("key_variable", "max_tokens", "timeout", "attempts", "temperature")
 _CONFIG_FLAGS = ("config", "target_config")
 
 
@@ -30,6 +35,85 @@ def local_path(text: str) -> pathlib.Path:
     if not text:
         raise argparse.ArgumentTypeError("'' names nothing; expected a path")
     return pathlib.Path(text)
+
+
+def add_reading(parser: argparse.ArgumentParser) -> None:
+    """Add the options of which questions are read, and how."""
+    from stepcot_jax.data.sources.layouts import AUTO, QUESTIONS
+
+    parser.add_argument("--layout", choices=(AUTO, *QUESTIONS), default=AUTO, help="default: detected from the files")
+    size = "pixels of the picture that boxes refer to: required for GEMeX as released"
+    parser.add_argument("--box-size", type=int, nargs=2, metavar=("W", "H"), help=size)
+    unseen = "leave out questions about a picture that stands in the training part too"
+    parser.add_argument("--unseen", action="store_true", help=unseen)
+    parser.add_argument("--split", default="test", help="train, val, test (default) or all")
+    parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")
+
+
+def read_split(options: argparse.Namespace, name: str, flag: str) -> "tuple[VqaCollection, list[Record]]":
+    """Return the questions that an argument names, and those of the chosen split."""
+    from stepcot_jax.data.questions.question_splits import SEEN
+    from stepcot_jax.data.sources.loading import read_vqa_source
+    from stepcot_jax.run.scored_replies import choose_split
+
+    how: Any = {"on_bad_record": options.on_bad_record, "layout": options.layout, "require_images": False}
+    box_size = options.box_size and tuple(options.box_size)
+    collection = read_vqa_source(find_path(name, flag), box_size=box_size, **how)
+    if collection.set_aside:
+        what = f"{len(collection.set_aside)} bad {collection.unit}s set aside"
+        print(f"{collection.path}: {what}, {collection.set_aside[0].reason}")
+    chosen = choose_split(collection.records, options.split, where=str(collection.path))
+    if options.unseen:
+        unseen = [record for record in chosen if SEEN not in record.facts]
+        print(f"--unseen: {len(unseen)} of {len(chosen)} questions; the others' pictures stand in the training part")
+        chosen = choose_split(unseen, "all", where=f"{collection.path} with --unseen")
+    return collection, chosen
+
+
+def add_model(parser: argparse.ArgumentParser, *, units: str, at_once: str) -> None:
+    """Add the options of a large model, local or behind an endpoint; `units` are what is asked at once."""
+    from stepcot_jax.annotate.llm.client import DEFAULT_KEY_VARIABLE
+
+    model = parser.add_argument_group("model", "Any OpenAI-compatible endpoint with vision (extra: annotate).")
+    local = "a Qwen2.5-VL: folder or Hugging Face id; runs on this machine, pictures do not leave it"
+    model.add_argument("--local", metavar="FOLDER", help=local)
+    model.add_argument("--endpoint", "--base-url", metavar="URL", help="address with version, pictures go only there")
+    model.add_argument("--model", metavar="NAME", help="name at the endpoint")
+    model.add_argument("--key-variable", metavar="NAME", help=f"environment variable, default {DEFAULT_KEY_VARIABLE}")
+    model.add_argument("--max-tokens", type=int, metavar="N", help="spending cap of all ledgers of --out together")
+    model.add_argument("--max-answer-tokens", type=int, metavar="N", help="of one reply, default 2048")
+    model.add_argument("--concurrency", type=int, metavar="N", help=f"{units} at once, default {at_once}")
+    model.add_argument("--timeout", type=float, metavar="SECONDS", help="of a request, default 120")
+    model.add_argument("--attempts", type=int, metavar="N", help="until a request is given up, default 8")
+    model.add_argument("--temperature", type=float, help="default 0")
+    omit = "decoding setting that an endpoint refuses; may be repeated"
+    model.add_argument("--omit", choices=("temperature", "seed"), action="append", default=[], help=omit)
+
+
+def read_endpoint(options: argparse.Namespace) -> "Endpoint | None":
+    """Return the endpoint of `add_model`'s options; None without one, which no other of its options may then need."""
+    from stepcot_jax.annotate.llm.client import Endpoint
+
+    check_numbers(options, "max_tokens", "max_answer_tokens", "concurrency")
+    if bool(options.endpoint) != bool(options.model):
+        raise BadInput("--endpoint URL and --model NAME are required together")
+    if not options.model:
+        given = [name for name in _OF_ENDPOINT if getattr(options, name) is not None]
+        if given or options.omit:
+            raise BadInput(f"--{(*given, 'omit')[0].replace('_', '-')} requires --endpoint URL and --model NAME")
+        return None
+    same = ("key_variable", "max_answer_tokens", "timeout", "temperature", "seed")
+    fields = {**{name: name for name in same}, "attempts": "num_attempts"}
+    chosen = {field: value for name, field in fields.items() if (value := getattr(options, name)) is not None}
+    return Endpoint(options.model, options.endpoint, **{**chosen, **dict.fromkeys(options.omit)})
+
+
+def check_numbers(options: argparse.Namespace, *names: str, least: int = 1) -> None:
+    """Refuse numbers below the least."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise BadInput(f"--{name.replace('_', '-')}: {value} must be at least {least}")
 
 
 class ReadStepNames(argparse.Action):
@@ -57,7 +141,6 @@ def add_cases(parser: argparse.ArgumentParser) -> None:
 def open_cases(options: argparse.Namespace) -> "CaseSource":
     """Open a data root, or a split of a finished run."""
     from stepcot_jax.data.images.image_decoding import MAX_PIXELS
-    from stepcot_jax.host.download import find_path
     from stepcot_jax.reading.cases import open_data, open_run
 
     data = None if options.data is None else find_path(options.data, "DATA")

@@ -19,11 +19,9 @@ from benchmarks.hostile_readings import FILES, READINGS, sample
 from stepcot_jax.host.untrusted import VARIABLE
 
 pytestmark = pytest.mark.slow
-
 PACKAGE = pathlib.Path(stepcot_jax.__file__).parent
 LIMITS = "text=200000,name=1000,blank_rows=20000,sheet_cells=20000"
 FACTOR = 0.02
-
 _WORDS = json.loads(pathlib.Path(__file__).with_name("hostile_words.json").read_text(encoding="utf-8"))
 WORDS: dict[str, str] = _WORDS["words"]
 """Start of the file's name -> words that its command prints."""

@@ -28,7 +28,6 @@ SIZES = Sizes(
 
 @functools.cache
 def sides():
-    """Both, with random weights, biases included."""
     ours = JaxSide(SIZES)
     ours.params, ours.reference = randomise(ours.params, 1), randomise(ours.params, 2)
     return ours, TorchSide(ours), ours.roll_out()

@@ -1,5 +1,3 @@
-"""The benchmark of Qwen2.5's replies at a tiny size: both sides give the same tokens."""
-
 import pytest
 
 from benchmarks.qwen import measure_qwen

@@ -9,9 +9,9 @@ from stepcot_jax.annotate.llm.client import Budget
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain
 from stepcot_jax.data.phantom.phantom import plan_case
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.reading.chat_models import Reply, ShownImage
+from stepcot_jax.reasoning.levels import VARIANTS, list_keys, position_of
 from stepcot_jax.tools.constrain.asking_levels import AskedCase, Asking, ask_all
-from stepcot_jax.tools.constrain.levels import VARIANTS, list_keys, position_of
-from stepcot_jax.tools.constrain.models import Reply, ShownImage
 
 NO_IMAGE = ShownImage(lambda: None, longest_side=32)
 

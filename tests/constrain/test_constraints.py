@@ -10,8 +10,8 @@ from timing import least_seconds
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.phantom.phantom import plan_case
+from stepcot_jax.reasoning.levels import VARIANTS, Dialogue, list_keys, make_dialogue, position_of
 from stepcot_jax.tools.constrain.constraints import KINDS, MAX_CHARACTERS, find_option, loose_forms, verify
-from stepcot_jax.tools.constrain.levels import VARIANTS, Dialogue, list_keys, make_dialogue, position_of
 
 TRUTH = (1, 0, 2, 2, 1, 6, 1)
 TWO = make_dialogue(("constraints", 2), answers={}, truth=TRUTH)

@@ -1,12 +1,11 @@
-"""Prompts: they state what is verified, ask only what the level asks, and give only what the variant gives."""
-
 import json
 
 import pytest
 
 from stepcot_jax.chain import DEFAULT_CHAIN, Chain, Step
+from stepcot_jax.reasoning.levels import VARIANTS, make_dialogue
 from stepcot_jax.tools.constrain.constraints import list_constraints
-from stepcot_jax.tools.constrain.levels import PROMPT_VERSION, VARIANTS, make_dialogue, write_messages, write_prompt
+from stepcot_jax.tools.constrain.levels import PROMPT_VERSION, write_messages, write_prompt
 
 TRUTH = (1, 0, 2, 3, 1, 5, 4)
 

@@ -9,8 +9,8 @@ from PIL import Image
 from scipy import stats
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
+from stepcot_jax.reading.chat_models import Reply, ShownImage
 from stepcot_jax.tools.constrain.asking_levels import AskedCase
-from stepcot_jax.tools.constrain.models import Reply, ShownImage
 from stepcot_jax.tools.constrain.results import make_tables, summarise_levels, to_text
 
 CHAIN = Chain((Step("Size", "How large?", ("Small", "Large", "N/A")), Step("Kind", "Which?", ("Cat", "Dog"))))

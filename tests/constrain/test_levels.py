@@ -1,11 +1,10 @@
-"""Levels: what each asks and gives, and that no dialogue gives the answer that it asks for."""
-
 import pytest
 from refusals import refuse
 
 from stepcot_jax.chain import NOT_ANNOTATED
+from stepcot_jax.reasoning.levels import VARIANTS, make_dialogue, position_of
 from stepcot_jax.tools.constrain import command
-from stepcot_jax.tools.constrain.levels import VARIANTS, choose_levels, make_dialogue, position_of
+from stepcot_jax.tools.constrain.levels import choose_levels
 
 TRUTH = (1, 0, 2, 3, 1, NOT_ANNOTATED, 4)
 OWN = {0: 3, 2: 1, 4: 0}

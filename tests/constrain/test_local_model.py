@@ -1,5 +1,3 @@
-"""A tiny Qwen2.5-VL with random weights answers dialogues from its folder, and a second run answers from the ledger."""
-
 import json
 import shutil
 
@@ -10,7 +8,7 @@ from refusals import refuse
 
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.policies.qwen_chat import QwenReader
-from stepcot_jax.tools.constrain import models as local_model
+from stepcot_jax.reading import chat_models as local_model
 from stepcot_jax.tools.constrain.command import main
 
 
@@ -52,15 +50,15 @@ def test_a_second_run_answers_from_the_ledger(folder, tmp_path, monkeypatch, cap
 
 
 def test_another_checkpoint_has_another_ledger(folder, tmp_path):
-    before = local_model._digest_checkpoint(folder)
+    before = local_model.digest_checkpoint(folder)
     for name in ("model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja"):
         shutil.copytree(folder, tmp_path / "tiny")
         path = tmp_path / "tiny" / name
-        assert local_model._digest_checkpoint(tmp_path / "tiny") == before
+        assert local_model.digest_checkpoint(tmp_path / "tiny") == before
         content = bytearray(path.read_bytes()) if path.exists() else bytearray(b"x")
         content[-1] ^= 1
         path.write_bytes(bytes(content))
-        assert local_model._digest_checkpoint(tmp_path / "tiny") != before
+        assert local_model.digest_checkpoint(tmp_path / "tiny") != before
         shutil.rmtree(tmp_path / "tiny")
 
 

@@ -1,5 +1,3 @@
-"""A model of known accuracy put through the levels: what is measured of it agrees with what it has."""
-
 import math
 
 import pytest

@@ -1,5 +1,3 @@
-"""The authors' checkpoint as a workdir: predict, export and `start.checkpoint` read it."""
-
 import functools
 import json
 
@@ -31,7 +29,6 @@ from stepcot_jax.tools import convert
 from stepcot_jax.training.state import flatten
 
 pytestmark = pytest.mark.slow
-
 SIZES = {"teacher_width": 6, "student_width": 5, "image_width": 12, "num_heads": 2, "head_width": 3}
 SIZES |= {"projection_width": 4, **{f"answers_{n}": size for n, size in enumerate(DEFAULT_CHAIN.answers_per_step)}}
 CONFIG = """
@@ -44,8 +41,6 @@ def get_config():
     config.prompts.width = 6
     return config
 """
-
-
 random_tensors = functools.partial(named_tensors.random_tensors, sizes=SIZES, num_steps=7, num_layers=1)
 
 
@@ -55,7 +50,6 @@ def describe(step):
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
-    """A folder with the authors' checkpoint, an image encoder, the chain and a config."""
     folder = tmp_path_factory.mktemp("authors")
     write_clip(folder / "clip")
     safetensors.numpy.save_file(flatten(random_tensors(NETWORKS)), folder / "theirs.safetensors")

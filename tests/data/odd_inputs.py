@@ -72,7 +72,6 @@ def image_of(root):
 
 
 def edit(change):
-    """Change the content of data.json."""
     return lambda root: (root / "data.json").write_bytes(change((root / "data.json").read_bytes()))
 
 

@@ -1,5 +1,3 @@
-"""Batches: a function of seed and step; every case exactly once in evaluation."""
-
 import dataclasses
 import functools
 import multiprocessing
@@ -27,7 +25,6 @@ from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.record import Record
 
 pytestmark = pytest.mark.slow
-
 PREPROCESSING = Preprocessing(size=4)
 
 

@@ -1,5 +1,3 @@
-"""The view without the test split, and who opens it."""
-
 import ast
 import dataclasses
 import pathlib

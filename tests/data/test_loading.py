@@ -1,5 +1,3 @@
-"""What the settings name, loaded: every source gives the same cases, pixels and batches."""
-
 import json
 import shutil
 

@@ -1,5 +1,3 @@
-"""The dataset of tensorflow_datasets: prepared and read without tensorflow, nothing lost, nothing taken for another."""
-
 import hashlib
 import json
 import pathlib
@@ -41,7 +39,6 @@ def write_tables(root):
 
 
 def write_sources(root):
-    """Cases with everything that a case can have, of patients with one image each, and tables."""
     export_phantom(root, num_cases=NUM_CASES, seed=0, size=48)
     cases = [
         msgspec.structs.replace(
@@ -70,13 +67,11 @@ def sources(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def original(sources, tmp_path_factory):
-    """The folder of a prepared dataset, not to be written to."""
     return prepare(sources, tmp_path_factory.mktemp("prepared"))
 
 
 @pytest.fixture
 def prepared(original, tmp_path):
-    """A copy of it, to be damaged."""
     return pathlib.Path(shutil.copytree(original, tmp_path / "prepared"))
 
 
@@ -184,7 +179,6 @@ def test_cases_are_found_in_any_number_of_shards(sources, tmp_path, monkeypatch)
 
 
 def add_bad_records(root):
-    """One record with an answer that is none, and one with an image that is none."""
     content = json.loads((root / "data.json").read_text())
     content[3]["vqa_chain"][0]["answer"] = "Z"
     (root / content[5]["image_path"]).write_bytes(b"no image")

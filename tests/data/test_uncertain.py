@@ -1,5 +1,3 @@
-"""Uncertain answers: what each setting makes of them in training, and that no figure takes them for the truth."""
-
 import contextlib
 import dataclasses
 import json
@@ -29,7 +27,6 @@ from stepcot_jax.run.settings import load_settings
 from stepcot_jax.tools.data.statistics import UNCERTAIN_NAME, write_tables
 
 __all__ = ["root"]  # a fixture
-
 NO = NOT_ANNOTATED
 CHAIN = Chain((Step("Detection", "?", ("Yes", "No abnormality")), Step("Zone", "?", ("Upper", "Lower", "N/A"))))
 LABELS = np.array([[0, NO], [NO, 1], [1, 2], [NO, NO]])
@@ -63,7 +60,6 @@ def test_a_step_without_a_negative_option_is_refused():
 
 
 def make_dataset(treatment="ignore"):
-    """Four cases in each split, each with the answers of `LABELS` and `UNCERTAIN`."""
     cases = RecordTable(
         Record(patient=f"p{n}", image=f"{n}.png", answers=(0, 0), reasoning=("", "")) for n in range(12)
     )

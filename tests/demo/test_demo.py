@@ -1,5 +1,3 @@
-"""The pages of a run and of a policy, each served by its process, in a browser and without one."""
-
 import json
 import os
 import pathlib
@@ -15,7 +13,7 @@ import pytest
 from PIL import Image
 from policies.policy_workdir import make_policy_workdir
 from refusals import edit_json, refuse
-from report.browser import Watched, find_violations, open_browser, open_demo
+from report.browser import Watched, find_violations, open_browser, open_demo, upload_to_demo
 from trained_workdir import make_trained_workdir, tiny_encoder
 
 from stepcot_jax.box import Box
@@ -28,7 +26,6 @@ from stepcot_jax.reading.policy_reader import Answered
 from stepcot_jax.reasoning.replies import Reply
 
 pytestmark = pytest.mark.slow
-
 ROOT = pathlib.Path(__file__).parents[2]
 TINY_DEMO = """
 import sys
@@ -59,8 +56,6 @@ def workdir(tmp_path_factory):
 
 
 class Served:
-    """The demo in its own process with its own temporary folder."""
-
     def __init__(self, workdir, temporary):
         self.temporary = temporary
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TMPDIR": str(temporary)}
@@ -87,7 +82,6 @@ class Served:
         assert not list(self.temporary.glob("stepcot-demo-*"))
 
     def kept(self):
-        """Content of all non-empty files below the temporary folder."""
         files = [path for path in self.temporary.rglob("*") if path.is_file()]
         return [path for path in files if path.stat().st_size and not path.name.endswith(".lock")]
 
@@ -165,8 +159,7 @@ def test_a_policy_is_asked_about_a_radiograph(browser, radiograph, tmp_path):
     server, watched = Served(tmp_path / "run", tmp_path / "temporary"), Watched(browser)
     open_demo(watched, server.url, "#asked-radiograph input[type=file]")
     tab = watched.tab
-    tab.set_input_files("#asked-radiograph input[type=file]", radiograph)
-    tab.wait_for_selector("#asked-radiograph .file-preview")  # the upload has ended
+    upload_to_demo(watched, "#asked-radiograph input[type=file]", radiograph)
     question = tab.locator("#question input, #question textarea").first
     question.fill("Is there a mass?")
     question.press("Tab")
@@ -217,7 +210,6 @@ def test_the_server_tells_browsers_to_ask_no_one_else_and_keep_nothing(served):
 
 
 def send(url, content, **headers):
-    """The decoded answer to a POST, and its status."""
     request = urllib.request.Request(url, data=content, headers=headers)  # noqa: S310
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
@@ -227,7 +219,6 @@ def send(url, content, **headers):
 
 
 def upload(served, content):
-    """The path under which the server keeps an uploaded file."""
     part = b'--xx\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
     body = part + content + b"\r\n--xx--\r\n"
     kind = "multipart/form-data; boundary=xx"

@@ -1,5 +1,3 @@
-"""Requests to the demo: which names, pages, paths and files are answered."""
-
 import asyncio
 import json
 import os
@@ -18,6 +16,7 @@ from stepcot_jax.extras.demo import guard
 from stepcot_jax.extras.demo.guard import Guard, Uploads
 
 JOIN = "/gradio_api/queue/join"
+FOREIGN = ("/dev/zero", "../other.png", "https://evil.example/x.png", "", 7, [], {})
 
 
 def write_upload(uploads, name="a.png", content=b"picture"):
@@ -40,7 +39,6 @@ def ask(
     names=("10.0.0.9",),
     kind="multipart/form-data; boundary=xx",
 ):
-    """The status and the text of a guarded page that repeats what it is sent."""
     sent = []
 
     async def page(scope, receive, send):
@@ -111,11 +109,8 @@ def test_other_origins_are_refused(uploads, origin):
     [
         ("GET", "/gradio_api/file=/etc/hostname"),
         ("GET", "/gradio_api/proxy=http://evil.example"),
-        ("POST", "/gradio_api/run/predict"),
-        ("POST", "/gradio_api/process_recording"),
-        ("POST", "/gradio_api/vibe-edit"),
-        ("POST", "/"),
-        ("PUT", "/"),
+        *(("POST", f"/gradio_api/{name}") for name in ("run/predict", "process_recording", "vibe-edit")),
+        *(("POST", "/"), ("PUT", "/")),
         ("GET", "/gradio_api/queue/data/../../file=/etc/hostname"),
         ("GET", "/?deep_link=x"),
     ],
@@ -130,18 +125,7 @@ def test_a_request_may_name_uploads_alone(uploads, tmp_path):
     link = upload.with_name("link.png")
     link.symlink_to(other)
     dotted = f"{upload.parent}/../{upload.parent.name}/a.png"
-    for path in (
-        str(other),
-        str(link),
-        "/dev/zero",
-        dotted,
-        "../other.png",
-        "https://evil.example/x.png",
-        "",
-        7,
-        [],
-        {},
-    ):
+    for path in (str(other), str(link), dotted, *FOREIGN):
         body = json.dumps({"data": [None, {"a": [{"path": path}]}]}).encode()
         assert ask(uploads, method="POST", path=JOIN, body=body)[0] == 403, path
     body = json.dumps({"data": [{"path": str(upload), "meta": {"_type": "gradio.FileData"}}]}).encode()
@@ -191,13 +175,8 @@ def test_uploads_that_nobody_reads_are_deleted(uploads, monkeypatch):
 @pytest.mark.parametrize(
     ("fields", "status"),
     [
-        ([("files", "a.png")], 200),
-        ([("files", "a.png"), ("files", "b.png")], 400),
-        ([("other", "a.png")], 400),
-        ([("files", None)], 400),
-        ([("files", "../../x.png")], 200),
-        ([], 400),
-        ("cut off", 413),
+        *(([("files", "a.png")], 200), ([("files", "a.png"), ("files", "b.png")], 400), ([("other", "a.png")], 400)),
+        *(([("files", None)], 400), ([("files", "../../x.png")], 200), ([], 400), ("cut off", 413)),
     ],
 )
 def test_a_request_that_is_no_upload_or_is_not_read_leaves_nothing(uploads, monkeypatch, fields, status):

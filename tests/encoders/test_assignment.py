@@ -1,5 +1,3 @@
-"""Parameters that are made of several tensors: queries, keys and values of any dtypes, in any order."""
-
 import itertools
 import types
 

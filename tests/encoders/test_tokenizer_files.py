@@ -1,5 +1,3 @@
-"""tokenizer.json is refused before the package tokenizers, which may abort or fill the memory, reads it."""
-
 import json
 import types
 

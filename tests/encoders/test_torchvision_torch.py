@@ -75,8 +75,6 @@ class Dense(nn.Module):
 
 
 class DenseNet(nn.Module):
-    """Of growth 4."""
-
     def __init__(self, layers_per_block):
         super().__init__()
         layers = {"conv0": nn.Conv2d(3, 8, 7, 2, 3, bias=False), "norm0": nn.BatchNorm2d(8)}

@@ -17,7 +17,6 @@ SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "nu
 
 
 def write_clip(folder, **vision):
-    """A folder with a tiny CLIP image tower, random; also returns its tensors."""
     folder.mkdir(exist_ok=True)
     config = {"model_type": "clip_vision_model", "projection_dim": 12, "image_size": 32, "patch_size": 16}
     (folder / "config.json").write_text(json.dumps(config | SIZES | vision))

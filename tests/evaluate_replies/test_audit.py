@@ -1,5 +1,3 @@
-"""Audits by files and of a policy's workdir: models whose figures are known, and files that are refused."""
-
 import collections
 import csv
 import json

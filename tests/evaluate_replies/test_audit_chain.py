@@ -1,5 +1,3 @@
-"""Audits of a network that reads chains: what it said of each picture, and after other earlier answers."""
-
 import csv
 import json
 

@@ -1,5 +1,3 @@
-"""Replies as the field writes them: which dialect reads them, what is said about boxes, and what ends with exit 2."""
-
 import contextlib
 import json
 import pathlib

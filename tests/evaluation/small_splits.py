@@ -55,6 +55,5 @@ def make_split(
 
 
 def of_arrays(labels: np.ndarray, logits: dict[str, np.ndarray], **facts) -> SplitPredictions:
-    """A split of these labels and logits, with facts that are unknown unless given."""
     texts = {fact: np.array(facts.get(fact, [""] * len(labels)), np.str_) for fact in FACTS}
     return SplitPredictions(Predictions(np.arange(len(labels), dtype=np.int32), labels.astype(np.int32), logits), texts)

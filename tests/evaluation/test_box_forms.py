@@ -1,5 +1,3 @@
-"""Forms of boxes: one that is stated places the boxes, one that is not is noticed."""
-
 import dataclasses
 
 import numpy as np

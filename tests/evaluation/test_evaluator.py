@@ -1,5 +1,3 @@
-"""Collecting a split from padded batches, and each model's figures on it."""
-
 import collections
 import math
 import warnings

@@ -11,7 +11,6 @@ from stepcot_jax.host.own_folder import load_arrays, save_arrays
 
 
 def draw(num_cases, *, seed, shift=0.0):
-    """Correlated features of very different spreads, one of them constant."""
     generator = np.random.default_rng(seed)
     mixed = generator.standard_normal((num_cases, 5)) @ np.random.default_rng(9).standard_normal((5, 5))
     spread = np.array([1e-3, 1.0, 50.0, 1.0, 2.0])

@@ -1,5 +1,3 @@
-"""Expected gains, policies and reliance on networks whose behaviour is known in closed form."""
-
 import numpy as np
 import pytest
 from scipy.special import softmax
@@ -49,8 +47,6 @@ def chain_network(given):
 READ = as_probabilities(chain_network)
 NONE = np.zeros((NUM_CASES, 4, MOST), np.float32)
 LABELS = np.stack([RNG.integers(0, len(step.options), NUM_CASES) for step in CHAIN.steps], axis=1)
-
-
 ALL = np.ones(LABELS.shape, bool)
 
 

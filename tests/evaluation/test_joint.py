@@ -294,7 +294,6 @@ POOLED = dataclasses.replace(MODEL, exponents=EXPONENTS)
 
 
 def write_back(given):
-    """Return logits of a network that the given answers move."""
     return LOGITS + np.einsum("vcsa,satb->vctb", given, NETWORK)
 
 

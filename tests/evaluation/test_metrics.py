@@ -22,7 +22,6 @@ def measure(probabilities, labels):
 
 @st.composite
 def cases(draw):
-    """Coarse probabilities with frequent ties, and labels of one class or more, of which a third is missing."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     num_cases, num_answers = draw(st.integers(0, 40)), draw(st.integers(2, 9))
     weights = rng.integers(0, 4, (num_cases, num_answers)) + 1

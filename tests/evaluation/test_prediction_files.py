@@ -1,5 +1,3 @@
-"""Prediction files: written predictions read back unchanged; other content is refused."""
-
 import dataclasses
 import io
 import os

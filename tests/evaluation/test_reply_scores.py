@@ -18,7 +18,6 @@ from stepcot_jax.systems.policy_system import PolicySystem
 
 RECORDS, _ = ask(24)
 LEAST_V = {"lvkc": 0.97, "medclm": 0.999}  # boxes of a few pixels on a grid of 1000; four decimals
-
 HEART = Record(
     id="1", image="a.png", image_size=(64, 64), patient="p", kind="closed", question="Is the heart enlarged?",
     answer="Yes", references=(Box("Cardiomegaly", (10, 20, 50, 60)),), thinking="It is wide.",

@@ -15,7 +15,6 @@ NUM_CASES = {"train": 70, "val": 15, "test": 4}
 
 
 def make_metrics() -> dict[str, ModelMetrics]:
-    """Figures of a student and a teacher: one step without annotations, one with a single class."""
     teacher = np.zeros((4, 3, 3), np.float32)
     teacher[[0, 1, 2, 3], 0, [0, 0, 1, 0]] = [2, 3, 4, 1]
     student = np.zeros((4, 3, 3), np.float32)

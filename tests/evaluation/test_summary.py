@@ -1,5 +1,3 @@
-"""statistics.json: every figure has its own interval, and the file is strict JSON."""
-
 import json
 
 import numpy as np
@@ -31,7 +29,6 @@ def summary():
 
 
 def leaves(tree, path=()):
-    """Every number of a tree by its path; sequences by position."""
     if isinstance(tree, dict | list | tuple):
         for name, own in tree.items() if isinstance(tree, dict) else enumerate(tree):
             yield from leaves(own, (*path, name))
@@ -40,7 +37,6 @@ def leaves(tree, path=()):
 
 
 def with_intervals(tree):
-    """Every number that has an interval, with its path and interval."""
     groups = [{TRUE_CHAINS: tree[TRUE_CHAINS], "intervals": tree["intervals"]}]
     for model in tree["models"].values():
         groups += [*model["steps"].values(), model["consistency"]]

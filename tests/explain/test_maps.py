@@ -1,5 +1,3 @@
-"""Maps by intervention, on networks whose answer depends on known cells."""
-
 import dataclasses
 
 import jax

@@ -16,8 +16,6 @@ TOKEN = "hf_of_this_test"  # noqa: S105
 
 
 class FakeHub:
-    """Repositories in memory; every commit keeps its files, revisions name commits."""
-
     def __init__(self) -> None:
         self.repositories: dict[str, dict[str, str]] = {}  # revision -> commit; commits are revisions of themselves
         self.files: dict[str, dict[str, bytes]] = {}  # commit -> path -> content
@@ -28,7 +26,6 @@ class FakeHub:
         self.endpoint = ""
 
     def commit(self, repository: str, files: dict[str, bytes], revision: str = "main") -> str:
-        """Add files to a revision."""
         known = self.repositories.setdefault(repository, {})
         whole = {**self.files.get(known.get(revision, ""), {}), **files}
         content = repr([(path, hashlib.sha256(data).hexdigest()) for path, data in sorted(whole.items())])
@@ -39,7 +36,6 @@ class FakeHub:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[str]:
-        """Serve on a free port of this machine; gives the address."""
         handler = type("Handler", (_Handler,), {"hub": self})
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
         thread = threading.Thread(target=server.serve_forever, daemon=True)

@@ -27,7 +27,6 @@ from stepcot_jax.systems.networks import init_params, read_moments
 from tests.oracles.random_params import normal, randomise
 
 SIZE, WIDTH = 32, 16
-
 CHAIN = Chain(
     (
         Step("Detection", "Is there anything?", ("No abnormality", "Increased", "Decreased | <b>mixed</b>")),
@@ -35,7 +34,6 @@ CHAIN = Chain(
         Step("Diagnosis", "What is it?", ("Normal", "Mass")),
     )
 )
-
 CALIBRATION = Calibration(
     coverage=0.9,
     temperatures={"student": (2.0, 0.5, 1.25), "teacher": (1.5, 1.0, 0.8)},
@@ -72,7 +70,6 @@ def make_run(workdir: pathlib.Path, *, frozen: bool = False, calibrated: bool = 
 
 
 def write_gate(found: Trained) -> None:
-    """Give a run a gate of its student, fitted on noise."""
     noise = np.random.default_rng(8).normal(size=(60, SIZE, SIZE, 3)).astype(np.float32)
     if found.frozen_encoder is not None:
         features = np.asarray(found.frozen_encoder.encode(noise))
@@ -88,7 +85,6 @@ def random_tree(shapes, seed):
 
 
 def make_frozen_encoder(preprocessing: Preprocessing) -> ImageEncoder:
-    """A vision transformer of 16 patches."""
     sizes = TransformerSizes(
         width=12, num_layers=1, num_heads=2, mlp_width=16, activation="gelu", epsilon=1e-5, norm_first=True
     )

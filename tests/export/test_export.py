@@ -1,5 +1,3 @@
-"""The loaded export gives the networks' logits, without this package, and refuses what is not as it was written."""
-
 import dataclasses
 import hashlib
 import json
@@ -36,7 +34,6 @@ NAMES = ("student", "teacher")
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """With a gate for the student, fitted on noise."""
     found = random_run.make_run(tmp_path_factory.mktemp("run"))
     random_run.write_gate(found)
     return dataclasses.replace(found, trained_on="noise")

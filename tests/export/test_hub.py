@@ -1,5 +1,3 @@
-"""Exports go to a hub and come back, through huggingface_hub's own calls to a local server; errors are one line."""
-
 import hashlib
 import json
 import pathlib
@@ -21,14 +19,11 @@ constants = pytest.importorskip("huggingface_hub.constants")
 from huggingface_hub import ModelCard
 
 IMAGE = np.random.default_rng(2).integers(0, 256, (50, 40), dtype=np.uint8)
-
-
 pytestmark = pytest.mark.usefixtures("small_encoder")
 
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """A server that huggingface_hub talks to, a cache and an account of this test."""
     hub = FakeHub()
     with hub.running() as endpoint:
         template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, endpoint)

@@ -1,5 +1,3 @@
-"""Exports load as their runs do, with all that they carry, and say which JAX reads them."""
-
 import dataclasses
 import json
 
@@ -22,7 +20,6 @@ from stepcot_jax.run.stored import StoredRun, hide_folder
 from tests.export import random_run
 
 pytestmark = pytest.mark.usefixtures("small_encoder")
-
 IMAGE = np.random.default_rng(2).integers(0, 256, (50, 40), dtype=np.uint8)
 
 
@@ -36,11 +33,7 @@ def test_the_card_of_an_export_has_metadata_figures_use_and_lifetime(chain_expor
     assert f"jax {made_with['jax']} with jaxlib {made_with['jaxlib']} wrote the programs" in card
     listed = {line.split("`")[1] for line in card.split("## Files")[1].splitlines() if line.startswith("| `")}
     assert listed == {path.name for path in out.iterdir()} - {"README.md"}
-    assert {
-        "gate.npz",
-        "joint.json",
-        "calibration.json",
-    } <= listed
+    assert {"gate.npz", "joint.json", "calibration.json"} <= listed
 
 
 @pytest.mark.parametrize("model", ["student", "teacher"])
@@ -90,12 +83,9 @@ def test_networks_are_made_again_from_json(network):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"class": "Popen"}, "expected a class of VisionTransformer"),
-        ({"dtype": "object"}, "a dtype of float32"),
-        ({"growth": 10**9}, "<= 65536"),
-        ({"more": 1}, "unknown field `more`"),
-        ({"layers_per_block": [6] * 9}, "length <= 8"),
-        ({"layers_per_block": [10**4]}, "<= 256"),
+        *(({"class": "Popen"}, "expected a class of VisionTransformer"), ({"dtype": "object"}, "a dtype of float32")),
+        *(({"growth": 10**9}, "<= 65536"), ({"more": 1}, "unknown field `more`")),
+        *(({"layers_per_block": [6] * 9}, "length <= 8"), ({"layers_per_block": [10**4]}, "<= 256")),
     ],
 )
 def test_networks_of_another_kind_are_refused(change, words):
@@ -115,15 +105,8 @@ def test_settings_are_shared_without_folders_and_addresses(chain_export, tmp_pat
 
 
 def test_a_changed_cut_or_missing_file_is_refused_when_it_is_read(chain_export, chain_copy):
-    for name in (
-        "settings.json",
-        "calibration.json",
-        "gate.npz",
-        "joint.json",
-        "labels.json",
-        "export.json",
-        "student.safetensors",
-    ):
+    names = [f"{name}.json" for name in ("settings", "calibration", "joint", "labels", "export")]
+    for name in (*names, "gate.npz", "student.safetensors"):
         whole = (chain_export[1] / name).read_bytes()
         for content in (whole[:-1] + b" ", whole[: len(whole) // 2], None):
             (chain_copy / name).unlink() if content is None else (chain_copy / name).write_bytes(content)

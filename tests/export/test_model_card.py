@@ -1,5 +1,3 @@
-"""The model card says what is known, with what the run has measured, and lets no name of the data do as it likes."""
-
 import dataclasses
 
 import numpy as np
@@ -16,7 +14,6 @@ from tests.export import random_run
 
 
 def write(run, name="student"):
-    """The card of a folder without files."""
     folder = run.workdir / "out"
     folder.mkdir(exist_ok=True)
     return write_card(run, {name: 5000}, {"models": {}, "platforms": ["cpu"]}, folder)

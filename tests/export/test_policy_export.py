@@ -1,5 +1,3 @@
-"""A policy of this package is not exported: the command says what reads it instead."""
-
 from policies.policy_workdir import make_policy_workdir
 from refusals import refuse
 

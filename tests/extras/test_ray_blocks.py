@@ -1,5 +1,3 @@
-"""The engine `ray` on a local cluster: the local engine's files, byte for byte, though worker and driver are killed."""
-
 import collections
 import json
 import os
@@ -32,7 +30,6 @@ NUM_IMAGES, NUM_BLOCKS = 70, 6
 
 @pytest.fixture(scope="module")
 def start():
-    """Starts a driver, a process of Python."""
     with run_cluster() as environment:
 
         def start(*arguments):

@@ -1,5 +1,3 @@
-"""Encoding: each distinct image and text once, whatever is stored is not encoded, failures name the case."""
-
 import logging
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""The command `features` with a workdir on a store: shards and splits are there, and another machine goes on."""
-
 import pytest
 from features.test_inputs import FakeEncoder, FakeTextEncoder
 from memory_store import new_address, objects
@@ -33,8 +31,6 @@ def cases(tmp_path_factory):
 
 @pytest.fixture
 def fill(cases, tmp_path, monkeypatch):
-    """Run the command on a machine; return its exit code and how many images were encoded."""
-
     def on_machine(name, workdir, stop_after=None, **changes):
         image, text = FakeEncoder(), FakeTextEncoder()
         encode = image.encode

@@ -1,17 +1,15 @@
-"""Image processors of transformers: the same pixels as theirs, or a refusal that names the field."""
-
 import json
 
 import numpy as np
 import pytest
 import transformers
 from PIL import Image
+from refusals import refuse
 
 from stepcot_jax.data.images.preprocessing import normalise, resize_image
 from stepcot_jax.encoders import checkpoints
 from stepcot_jax.features.frozen_encoders import read_preprocessing
 from stepcot_jax.features.store import describe_preprocessing
-from stepcot_jax.host.errors import BadInput
 
 COLOURS = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.5, 0.6, 0.7]}
 
@@ -82,8 +80,7 @@ def test_the_same_pixels_as_transformers(tmp_path, kind, fields, size):
 
 @pytest.mark.parametrize(("kind", "fields", "found"), REFUSED)
 def test_other_pixels_are_refused_with_their_field(tmp_path, kind, fields, found):
-    with pytest.raises(BadInput, match=rf"preprocessor_config.json: .*({found})"):
-        read_preprocessing(write(tmp_path, kind, fields))
+    refuse(rf"preprocessor_config.json: .*({found})", read_preprocessing, write(tmp_path, kind, fields))
 
 
 def test_other_pixels_have_other_keys(tmp_path):
@@ -99,16 +96,14 @@ def test_other_pixels_have_other_keys(tmp_path):
 
 def test_an_encoder_of_this_package_refuses_a_share_to_crop(tmp_path):
     write(tmp_path, "ConvNextImageProcessor", {"size": short(32), "crop_size": square(32), "crop_pct": 0.875})
-    with pytest.raises(BadInput, match="crop_pct"):
-        checkpoints.read_preprocessing(tmp_path, size=32)
+    refuse("crop_pct", checkpoints.read_preprocessing, tmp_path, size=32)
 
 
 @pytest.mark.parametrize("name", ["control_clip", "convnext224", "convnext384", "deit", "efficientnet", "noresize"])
 def test_processors_of_first_contact(shared, name):
     folder = str(shared / "data/first_contact/more/processors" / name)
     if name == "noresize":
-        with pytest.raises(BadInput, match="do_resize=False"):
-            read_preprocessing(folder)
+        refuse("do_resize=False", read_preprocessing, folder)
         return
     picture = np.random.default_rng(2).integers(0, 256, (520, 640, 3), np.uint8)
     assert_same_pixels(folder, [picture], 1e-4)

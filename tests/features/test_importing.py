@@ -1,5 +1,3 @@
-"""Features made elsewhere: what fits is stored in the cases' order, everything else is refused with a message."""
-
 import json
 
 import numpy as np
@@ -123,10 +121,7 @@ def test_broken_files_are_refused(tmp_path, name, content):
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
-    [
-        ("a.csv", b"name\nimages/0.png\n", r"columns are \['name'\]"),
-        ("a.json", b"7", "cannot be read"),
-    ],
+    [("a.csv", b"name\nimages/0.png\n", r"columns are \['name'\]"), ("a.json", b"7", "cannot be read")],
 )
 def test_broken_id_files_are_refused(tmp_path, name, content, message):
     np.save(tmp_path / "made.npy", ROWS)

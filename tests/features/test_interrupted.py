@@ -1,5 +1,3 @@
-"""Fills that are killed go on where they were; two at once make one whole store."""
-
 import json
 import pathlib
 import subprocess

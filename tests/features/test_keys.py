@@ -1,5 +1,3 @@
-"""Keys: any change of an ingredient changes them, and no two lists of ingredients read the same."""
-
 import hashlib
 import io
 

@@ -1,5 +1,3 @@
-"""Patches of a frozen encoder as a policy's input: stored or not, in any batches, and what cannot be one."""
-
 import dataclasses
 
 import numpy as np
@@ -27,7 +25,6 @@ class PatchEncoder(FakeImageEncoder):
 
 
 def settings_of(**changes):
-    """Settings whose pictures are as small as the fake encoder's."""
     settings = small_settings()
     encoder = dataclasses.replace(settings.image_encoder, image_size=4)
     features = dataclasses.replace(settings.features, batch_size=3, **changes)

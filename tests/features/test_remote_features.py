@@ -1,5 +1,3 @@
-"""Features in a folder on a store: encoded once for all machines, uploaded shard by shard."""
-
 import functools
 import pickle
 import shutil
@@ -8,7 +6,6 @@ import pytest
 from features.test_inputs import FakeEncoder, FakeTextEncoder, frozen_settings
 from memory_store import new_address, objects, put_files
 
-from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.encoders import load as encoder_loading
 from stepcot_jax.extras.cloud.stores import StoreError, StoreFolder
 from stepcot_jax.features import encode
@@ -18,16 +15,8 @@ from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run import frozen_features, inputs
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    root = tmp_path_factory.mktemp("cases")
-    export_phantom(root, num_cases=40, seed=0, size=32, prevalence="flat")
-    return root
-
-
 @pytest.fixture
 def load(folder, tmp_path, monkeypatch):
-    """Load the inputs on a machine; return them, and the numbers of images and prompts that were encoded."""
     address = new_address(monkeypatch)
 
     def on_machine(name, address=address, root=folder, **more):

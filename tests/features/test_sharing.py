@@ -1,5 +1,3 @@
-"""Several processes fill one store: each image is encoded by one of them, and all find every feature."""
-
 import threading
 
 from features.fake_encoders import FakeImageEncoder, make_items

@@ -1,5 +1,3 @@
-"""The store: what goes in comes out, bad shards are found, and no store is taken for another's."""
-
 import dataclasses
 import os
 import subprocess
@@ -7,9 +5,9 @@ import sys
 
 import numpy as np
 import pytest
+from refusals import refuse
 
 from stepcot_jax.features.store import FeatureStore, StoredFeatures, StoreSpec, digest_fields, open_features
-from stepcot_jax.host.errors import BadInput
 
 SPEC = StoreSpec(kind="image", encoder="fake", digest="d" * 64, width=5, details={"size": 4, "mean": (0.5, 0.1)})
 KEYS = [digest_fields("test", number=number) for number in range(40)]
@@ -81,8 +79,7 @@ def test_a_damaged_shard_is_named_and_set_aside_and_its_features_made_anew(fille
     assert not victim.exists()
     assert victim.with_name(victim.name + ".bad").exists()
     missing = [k for k in range(40) if KEYS[k] not in store]
-    with pytest.raises(BadInput, match="10 of 40 features are missing"):
-        store.read(KEYS)
+    refuse("10 of 40 features are missing", store.read, KEYS)
     store.write([KEYS[k] for k in missing], ROWS[missing])
     np.testing.assert_array_equal(FeatureStore(filled.folder, SPEC).read(KEYS), ROWS)
 
@@ -122,8 +119,7 @@ def test_a_store_of_another_spec_and_a_bad_description_are_refused(filled, chang
     spec = dataclasses.replace(SPEC, **change)
     if content is not None:
         (filled.folder / "store.json").write_bytes(content)
-    with pytest.raises(BadInput, match=message):
-        FeatureStore(filled.folder, spec)
+    refuse(message, FeatureStore, filled.folder, spec)
     assert (spec.folder_name == SPEC.folder_name) == (not change)
 
 
@@ -134,8 +130,7 @@ def test_folders_that_are_no_store_are_refused(tmp_path):
         (tmp_path / "notes.txt" / "store", SPEC, "cannot be used as a feature store"),
         (tmp_path / "nothing", None, r"store\.json: cannot be read"),
     ):
-        with pytest.raises(BadInput, match=message):
-            FeatureStore(folder, spec)
+        refuse(message, FeatureStore, folder, spec)
     assert not (tmp_path / "store.json").exists()
 
 
@@ -145,8 +140,7 @@ def test_a_write_that_fails_leaves_the_store_as_it_was(filled, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", fail)
-        with pytest.raises(BadInput, match="No space left on device"):
-            filled.write([digest_fields("test", number=99)], ROWS[:1])
+        refuse("No space left on device", filled.write, [digest_fields("test", number=99)], ROWS[:1])
     assert not list(filled.folder.glob(".*"))
     assert len(FeatureStore(filled.folder, SPEC)) == 40
 
@@ -154,8 +148,7 @@ def test_a_write_that_fails_leaves_the_store_as_it_was(filled, monkeypatch):
 def test_a_shard_that_vanishes_while_reading_is_named(filled):
     victim = shards(filled)[0]
     victim.write_bytes(victim.read_bytes()[:300])
-    with pytest.raises(BadInput, match=f"{victim.name}: can no longer be read"):
-        filled.read(KEYS)
+    refuse(f"{victim.name}: can no longer be read", filled.read, KEYS)
 
 
 def test_features_are_in_memory_up_to_a_limit_and_read_by_index_beyond_it(filled):
@@ -172,8 +165,7 @@ def test_features_are_in_memory_up_to_a_limit_and_read_by_index_beyond_it(filled
         lazy[40]
     with pytest.raises(IndexError, match="whole numbers"):
         lazy[np.ones(40, bool)]
-    with pytest.raises(BadInput, match="1 of 2 features are missing"):
-        open_features(filled, [KEYS[0], digest_fields("test", number=99)])
+    refuse("1 of 2 features are missing", open_features, filled, [KEYS[0], digest_fields("test", number=99)])
 
 
 READ_ALL = """

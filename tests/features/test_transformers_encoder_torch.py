@@ -1,9 +1,8 @@
-"""Models of transformers as frozen encoders: what they compute is what transformers computes."""
-
 import json
 
 import numpy as np
 import pytest
+from refusals import refuse
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -13,7 +12,6 @@ from PIL import Image
 from stepcot_jax.data.images.preprocessing import normalise, resize_image
 from stepcot_jax.features.frozen_encoders import load_transformers_encoder
 from stepcot_jax.features.store import FrozenImageEncoder
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.policy_networks import load_patches
 from stepcot_jax.run.settings import load_settings
 
@@ -98,19 +96,16 @@ def test_a_pooler_without_weights_is_not_used(vit_folder, tmp_path):
 
 
 def test_what_cannot_be_used_is_refused(vit_folder, tmp_path):
-    with pytest.raises(BadInput, match="no such folder or file, and not a Hugging Face id"):
-        load_transformers_encoder(str(tmp_path / "nothing"))
+    refuse("no such folder or file, and not a Hugging Face id", load_transformers_encoder, str(tmp_path / "nothing"))
     transformers.BertModel(transformers.BertConfig(**SIZES, vocab_size=60)).save_pretrained(tmp_path)
-    with pytest.raises(BadInput, match="no image processor"):
-        load_transformers_encoder(str(tmp_path))
+    refuse("no image processor", load_transformers_encoder, str(tmp_path))
     config = json.loads((vit_folder / "preprocessor_config.json").read_text())
     for change, message in (
         ({}, "BertModel cannot encode images without text"),
         ({"do_resize": False}, "ViTImageProcessorPil makes other pixels than this package can, by do_resize=False"),
     ):
         (tmp_path / "preprocessor_config.json").write_text(json.dumps(config | change))
-        with pytest.raises(BadInput, match=message):
-            load_transformers_encoder(str(tmp_path))
+        refuse(message, load_transformers_encoder, str(tmp_path))
 
 
 def test_a_policy_reads_the_same_patches_in_either_framework(clip_folder):

@@ -1,5 +1,3 @@
-"""Compiled programs are kept in a folder of the user alone, unless JAX's own settings say otherwise."""
-
 import os
 import pathlib
 import subprocess
@@ -11,7 +9,6 @@ from stepcot_jax.host import machine as compilation_cache
 from stepcot_jax.host.machine import use_compilation_cache, user_cache
 
 ROOT = pathlib.Path(__file__).parents[2]
-
 _PROGRAM = """
 import jax, sys
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -46,7 +43,6 @@ def test_a_second_process_finds_what_the_first_compiled(tmp_path):
 
 @pytest.fixture
 def unset(monkeypatch, tmp_path):
-    """JAX without a folder, and a cache below the test's folder."""
     import jax
 
     before = jax.config.jax_compilation_cache_dir

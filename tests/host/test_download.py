@@ -1,5 +1,3 @@
-"""Names that may be addresses: downloaded by an extra for their scheme, never taken for a folder."""
-
 import operator
 import os
 import pathlib

@@ -1,5 +1,3 @@
-"""What tools print, and the codes with which they end."""
-
 import errno
 import subprocess
 import sys

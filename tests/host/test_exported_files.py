@@ -1,5 +1,3 @@
-"""The files of an export: digests, JSON and safetensors, read by the package and by the loaders that travel."""
-
 import hashlib
 import json
 import os
@@ -43,8 +41,6 @@ def damaged(header, data=b"\0" * 8):
 
 
 ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-
-
 HEADERS = [[], {"a": 1}, {"a": ENTRY, "b": ENTRY}]  # the last: a small file that would be copied often
 HEADERS += [{"a": {**ENTRY, "data_offsets": offsets}} for offsets in ([0, 16], [-4, 4], [8, 0])]
 HEADERS += [{"a": {**ENTRY, "shape": shape}} for shape in ([3], [-2, -1], "ab")] + [{"a": {**ENTRY, "dtype": "F7"}}]
@@ -78,34 +74,28 @@ def test_a_reader_of_few_files_compares_these_alone(folder):
     (folder / "a.json").write_text("[]")
     files = Files(folder, ["m.safetensors"])
     assert "a.json" not in files
-    with pytest.raises(RefusedExport, match=r"no digest of 'a\.json'"):
-        files.read("a.json")
+    refuse(r"no digest of 'a\.json'", files.read, "a.json", error=RefusedExport)
     for names in (None, ["a.json"]):
         with pytest.raises(BadInput, match=r"a\.json has changed since the export"):  # one line of every command
             Files(folder, names)
-    with pytest.raises(RefusedExport, match=r"no digest of 'other'; expected one for each file"):
-        Files(folder, ["other"])
+    refuse(r"no digest of 'other'; expected one for each file", Files, folder, ["other"], error=RefusedExport)
 
 
 @pytest.mark.parametrize("name", ["../a.json", "..", ".", "/etc/passwd", "a\\b", ""])
 def test_digests_of_files_elsewhere_are_refused(folder, name):
     (folder / SUMS).write_text(f"{'0' * 64}  {name}\n")
-    with pytest.raises(RefusedExport, match="is not a digest and a file's name"):
-        read_sums(folder)
+    refuse("is not a digest and a file's name", read_sums, folder, error=RefusedExport)
 
 
 def test_pipes_and_long_or_binary_digests_are_refused_without_waiting(folder):
     (folder / SUMS).write_bytes(b"\n" * (2**16 + 1))
-    with pytest.raises(RefusedExport, match=r"SHA256SUMS cannot be read \(more than 65536 bytes\)"):
-        read_sums(folder)
+    refuse(r"SHA256SUMS cannot be read \(more than 65536 bytes\)", read_sums, folder, error=RefusedExport)
     (folder / SUMS).write_bytes(b"\xff")
-    with pytest.raises(RefusedExport, match=r"SHA256SUMS cannot be read .*utf-8"):
-        read_sums(folder)
+    refuse(r"SHA256SUMS cannot be read .*utf-8", read_sums, folder, error=RefusedExport)
     write_sums(folder)
     (folder / "a.json").unlink()
     os.mkfifo(folder / "a.json")
-    with pytest.raises(RefusedExport, match=r"a\.json cannot be read \(not a regular file\)"):
-        Files(folder)
+    refuse(r"a\.json cannot be read \(not a regular file\)", Files, folder, error=RefusedExport)
 
 
 def test_weights_are_float32_of_the_same_folder_and_stay_when_the_file_changes(folder):

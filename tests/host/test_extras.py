@@ -1,5 +1,3 @@
-"""Extras of other packages: built-in names win, a broken one is one line, help imports none."""
-
 import os
 import subprocess
 import sys

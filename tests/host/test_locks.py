@@ -1,5 +1,3 @@
-"""Folder locks: a second process is refused by name, and admitted after the first ends."""
-
 import subprocess
 import sys
 

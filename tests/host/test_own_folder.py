@@ -1,5 +1,3 @@
-"""Values by their class come back, with infinity and NaN; other versions, classes and bytes are refused."""
-
 import dataclasses
 import json
 import math

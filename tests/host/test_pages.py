@@ -17,8 +17,6 @@ EVIL = ("<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "</script
 
 
 class Seen(html.parser.HTMLParser):
-    """Elements and text that an independent parser finds in markup."""
-
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
         self.tags, self.text, self.attributes = [], "", []

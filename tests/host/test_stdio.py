@@ -1,5 +1,3 @@
-"""Outputs that lack characters or are closed, rings of links, texts that would control a terminal."""
-
 import io
 import os
 import pathlib

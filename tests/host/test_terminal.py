@@ -1,5 +1,3 @@
-"""Progress in a notebook is one line that changes; elsewhere it is plain lines."""
-
 import io
 import sys
 import time

@@ -29,7 +29,6 @@ def _write_program(path, text):
 
 @pytest.fixture
 def put(tools):
-    """Put a shell program in the place of a tool."""
     return lambda name, text: _write_program(tools / name, text)
 
 
@@ -90,8 +89,6 @@ def run(launch):
 
 @pytest.fixture
 def wait_for():
-    """Wait until a condition is true."""
-
     def wait(condition, seconds=20.0):
         deadline = time.monotonic() + seconds
         while not condition():

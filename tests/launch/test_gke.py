@@ -1,20 +1,9 @@
-"""The JobSet that gke.sh makes."""
-
 import pytest
 
 yaml = pytest.importorskip("yaml")
-
-VALUES = {
-    "NAME": "chest-1",
-    "IMAGE": "europe-docker.pkg.dev/mine/stepcot/train:1.0",
-    "CONFIG": "configs/paper.py",
-    "WORKDIR": "/mnt/stepcot/runs/paper",
-    "CLAIM": "stepcot",
-    "ACCELERATOR": "tpu-v5-lite-podslice",
-    "TOPOLOGY": "4x4",
-    "NUM_HOSTS": "4",
-    "CHIPS_PER_HOST": "4",
-}
+VALUES = {"NAME": "chest-1", "IMAGE": "europe-docker.pkg.dev/mine/stepcot/train:1.0", "CLAIM": "stepcot"}
+VALUES |= {"CONFIG": "configs/paper.py", "WORKDIR": "/mnt/stepcot/runs/paper", "NUM_HOSTS": "4", "CHIPS_PER_HOST": "4"}
+VALUES |= {"ACCELERATOR": "tpu-v5-lite-podslice", "TOPOLOGY": "4x4"}
 FLAG = r'--config.prompts.template=a "b" \ & {question} $(HOME): [c] #'
 
 
@@ -37,10 +26,8 @@ def test_the_jobset_holds_the_run(run):
     pod = job["template"]["spec"]
     assert pod["restartPolicy"] == "Never"
     assert pod["terminationGracePeriodSeconds"] == 120
-    assert pod["nodeSelector"] == {
-        "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
-        "cloud.google.com/gke-tpu-topology": "4x4",
-    }
+    chosen = {"accelerator": "tpu-v5-lite-podslice", "topology": "4x4"}
+    assert pod["nodeSelector"] == {f"cloud.google.com/gke-tpu-{name}": value for name, value in chosen.items()}
     # Bad input ends the JobSet, and all else starts it again.
     (rule,) = job["podFailurePolicy"]["rules"]
     assert rule["action"] == "FailJob"
@@ -50,29 +37,19 @@ def test_the_jobset_holds_the_run(run):
     (container,) = pod["containers"]
     assert container["name"] == "train"
     assert container["command"] == ["python", "-m", "stepcot_jax.main"]
-    assert container["args"] == [
-        "--config=configs/paper.py",
-        "--workdir=/mnt/stepcot/runs/paper",
-        "--num_processes=4",
-        FLAG.replace("$", "$$"),
-    ]
+    flags = ["--config=configs/paper.py", "--workdir=/mnt/stepcot/runs/paper", "--num_processes=4"]
+    assert container["args"] == [*flags, FLAG.replace("$", "$$")]
     assert container["resources"] == {"requests": {"google.com/tpu": 4}, "limits": {"google.com/tpu": 4}}
     (volume,) = pod["volumes"]
     assert volume["persistentVolumeClaim"]["claimName"] == "stepcot"
     assert container["volumeMounts"] == [{"name": volume["name"], "mountPath": "/mnt/stepcot"}]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("IMAGE", "a\n  evil: true"),
-        ("IMAGE", "a: b"),
-        ("TOPOLOGY", "4"),
-        ("NUM_HOSTS", "four"),
-        ("WORKDIR", "/mnt/other/x"),
-        ("CLAIM", "a b"),
-    ],
-)
+WRONG = [("IMAGE", "a\n  evil: true"), ("IMAGE", "a: b"), ("TOPOLOGY", "4"), ("NUM_HOSTS", "four")]
+WRONG += [("WORKDIR", "/mnt/other/x"), ("CLAIM", "a b")]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
 def test_a_value_that_could_change_the_form_is_refused(run, name, value):
     code, out, err = run("gke.sh", "--dry-run", "start", **{**VALUES, name: value})
     assert (code, out) == (2, "")

@@ -1,5 +1,3 @@
-"""What a launcher promises of the machine: a GPU that was asked for is there, and a user without a home can train."""
-
 import contextlib
 import os
 import pathlib
@@ -15,14 +13,10 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.training import processes
 
 pytestmark = pytest.mark.slow
-
 ROOT = pathlib.Path(__file__).parents[2]
-RUN = {
-    "CONFIG": str(ROOT / "configs/quickstart.py"),
-    "WORKDIR": "run",
-    "PYTHON": sys.executable,
-    "PYTHONPATH": str(ROOT),
-}
+RUN = {"CONFIG": str(ROOT / "configs/quickstart.py"), "WORKDIR": "run"}
+RUN |= {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+TASK = {"SLURM_PROCID": "0", "SLURM_NTASKS": "3"}
 NO_GPU = pytest.mark.skipif(pathlib.Path("/dev/nvidia0").exists(), reason="this machine has a GPU")
 MISSING = "JAX_PLATFORMS=cuda,cpu: no cuda device"
 
@@ -56,11 +50,7 @@ def test_a_script_without_a_gpu_ends_with_2(run, put, tmp_path, script, variable
         # CUDA ends its list at the first id that does not exist.
         ("gpu", {"JAX_PLATFORMS": "cuda,cpu", "CUDA_VISIBLE_DEVICES": "0,3,9"}, "names 3 GPUs, found 2"),
         # Slurm names all GPUs of the node, of which each task takes its own.
-        (
-            "gpu",
-            {"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": "0,1,2", "SLURM_PROCID": "0", "SLURM_NTASKS": "3"},
-            None,
-        ),
+        ("gpu", {"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": "0,1,2"} | TASK, None),
     ],
 )
 def test_the_backend_is_the_one_that_was_asked_for(monkeypatch, backend, variables, words):

@@ -1,12 +1,9 @@
-"""gpu.sh and slurm.sbatch: exit code 75 starts a run again, nothing else does, and signals reach it."""
-
 import signal
 
 import pytest
 
 RUN = {"CONFIG": "config.py", "WORKDIR": "run"}
 SLURM = {**RUN, "SLURM_JOB_ID": "71", "SLURM_NTASKS": "4"}
-
 CODES = """
 import pathlib, sys
 starts = pathlib.Path("starts")

@@ -1,5 +1,3 @@
-"""Every script: what it prints at --dry-run, what it refuses, that its header says what it takes."""
-
 import pathlib
 import re
 import shlex
@@ -12,7 +10,6 @@ import pytest
 LAUNCH = pathlib.Path(__file__).parents[2] / "launch"
 FILES = sorted(path.name for path in LAUNCH.iterdir() if path.suffix in (".sh", ".sbatch"))
 SCRIPTS = [name for name in FILES if name != "options.sh"]  # which the others source
-
 TPU = {"TPU_NAME": "pod", "ZONE": "us-west4-a"}
 GCLOUD = "gcloud compute tpus tpu-vm"
 

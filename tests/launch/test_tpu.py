@@ -7,16 +7,8 @@ import sys
 
 import pytest
 
-POD = {
-    "TPU_NAME": "pod",
-    "ZONE": "z",
-    "ACCELERATOR_TYPE": "v5litepod-8",
-    "RUNTIME_VERSION": "r",
-    "CONFIG": "config.py",
-    "WORKDIR": "/mnt/stepcot/run",
-    "NUM_WORKERS": "2",
-    "POLL_SECONDS": "0",
-}
+POD = {"TPU_NAME": "pod", "ZONE": "z", "ACCELERATOR_TYPE": "v5litepod-8", "RUNTIME_VERSION": "r"}
+POD |= {"CONFIG": "config.py", "WORKDIR": "/mnt/stepcot/run", "NUM_WORKERS": "2", "POLL_SECONDS": "0"}
 
 
 @pytest.fixture

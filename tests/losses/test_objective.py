@@ -1,5 +1,3 @@
-"""Totals over the steps: their parts, weights and gradients."""
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -18,14 +18,11 @@ from stepcot_jax.losses import policy_gradient as tested
 from stepcot_jax.losses.policy_gradient import PolicyGradient
 
 ROLLOUTS, TOKENS = 6, 5
-
-
 aggregate = with_arrays(tested.aggregate)
 aggregate_weight = with_arrays(tested.aggregate_weight)
 dpo_loss = with_arrays(tested.dpo_loss)
 policy_gradient_loss = with_arrays(tested.policy_gradient_loss)
 self_check_loss = with_arrays(tested.self_check_loss)
-
 seeds = st.integers(0, 10**6)
 masks = st.lists(st.lists(st.booleans(), min_size=TOKENS, max_size=TOKENS), min_size=ROLLOUTS, max_size=ROLLOUTS)
 RATIOS, KINDS = ("token", "sequence", "sequence_mean"), ("k1", "k2", "k3")

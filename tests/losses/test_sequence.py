@@ -16,12 +16,9 @@ from stepcot_jax.losses import sequence as tested
 from stepcot_jax.policies.records import NO_PART
 
 CASES, TOKENS, WORDS, PARTS = 4, 6, 5, 2
-
-
 sequence_loss = with_arrays(tested.sequence_loss)
 sequence_weight = with_arrays(tested.sequence_weight)
 token_log_probs = with_arrays(tested.token_log_probs)
-
 parts_of = st.lists(
     st.lists(st.integers(NO_PART, PARTS - 1), min_size=TOKENS, max_size=TOKENS), min_size=CASES, max_size=CASES
 ).map(np.array)

@@ -1,5 +1,3 @@
-"""The scan with deferred gradients equals the plain scan, in values and gradients."""
-
 import flax.linen as nn
 import jax
 import jax.extend.core
@@ -52,8 +50,6 @@ def plain(step, params, carry, inputs):
 
 
 def gradients(scan, carry=CARRY):
-    """Gradients by parameters, carry and inputs, and the outputs."""
-
     def loss(params, carry, inputs):
         last, outputs = scan(step, params, carry, inputs)
         total = (last**2).mean() + jnp.cos(outputs["sum"]).mean() + jnp.sin(outputs["mixed"]).mean()
@@ -84,7 +80,6 @@ def test_gradients_under_vmap_are_those_of_each_row():
 
 
 def carried_shapes(jaxpr):
-    """Shapes of the carries of all scans in a program."""
     for equation in jaxpr.eqns:
         if equation.primitive.name == "scan":
             body = equation.params["jaxpr"].jaxpr  # its carry has the shape of a result, unlike what it stacks

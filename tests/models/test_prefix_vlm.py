@@ -1,5 +1,3 @@
-"""Scores of packed texts, and of replies that share a prompt, are those of each text alone."""
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,5 +1,3 @@
-"""Reading with split heads gives the same answers, and the compiled program copies no head."""
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,5 +1,3 @@
-"""Qwen2.5-VL with one square image a prompt: what `QwenVl` gives for images and prompts laid out on the host."""
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -33,7 +33,6 @@ def test_student_agrees_with_the_oracle(steps):
 
 
 def given_to(counts, share=0.6):
-    """Given answers of the cases, -1 for some steps."""
     rng = np.random.default_rng(4)
     given = np.stack([rng.integers(0, count, len(IMAGES)) for count in counts], axis=1).astype(np.int32)
     return np.where(rng.random(given.shape) < share, given, -1).astype(np.int32)

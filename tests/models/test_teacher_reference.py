@@ -1,5 +1,3 @@
-"""The reference in the paper's order gives the fast teacher's numbers on random weights, and the same gradients."""
-
 import jax
 import jax.numpy as jnp
 import numpy as np

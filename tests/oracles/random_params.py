@@ -9,7 +9,6 @@ ANSWERS = {1: (3,), 2: (4, 2), 3: (3, 2, 4), 7: (4, 4, 6, 7, 5, 7, 9)}
 
 
 def declare(module, **inputs):
-    """Shapes of a module's parameters, without computing them."""
     static = {name: value for name, value in inputs.items() if not isinstance(value, np.ndarray)}
     arrays = {name: value for name, value in inputs.items() if isinstance(value, np.ndarray)}
     return jax.eval_shape(lambda arrays: module.init(jax.random.key(0), **arrays, **static), arrays)["params"]

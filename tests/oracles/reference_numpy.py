@@ -219,7 +219,6 @@ def cross_entropy(logits, labels, annotated, weights=None):
 
 
 def kullback_leibler(target_logits, logits, temperature):
-    """KL of each row."""
     p, q = (softmax(np.asarray(x, np.float64) / temperature) for x in (target_logits, logits))
     return (p * np.log(p / q)).sum(axis=-1)
 

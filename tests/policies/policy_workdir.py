@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from oracles.random_params import randomise
+from sections import section
 
 from stepcot_jax.data.questions.record_files import write_vqa_records
 from stepcot_jax.policies.policy_files import PolicyLengths, write_lengths
@@ -25,19 +26,10 @@ SIDE = 32
 BEST = {"sft": Best(0.4, 2), "grpo": Best(0.5, 3)}
 LATEST = 4
 SIZES = {
-    "phantom.num_cases": 30,
-    "phantom.image_size": 64,
-    "phantom.prevalence": "flat",
+    **section("phantom", num_cases=30, image_size=64, prevalence="flat"),
+    **section("policy", grid=2, encoder_widths=(8, 8), width=16, num_layers=1, num_heads=2, head_width=8, mlp_width=16),
     "image_encoder.image_size": SIDE,
-    "policy.grid": 2,
-    "policy.encoder_widths": (8, 8),
-    "policy.width": 16,
-    "policy.num_layers": 1,
-    "policy.num_heads": 2,
-    "policy.head_width": 8,
-    "policy.mlp_width": 16,
 }
-
 _BUILT = tempfile.TemporaryDirectory(prefix="stepcot-jax-policy-")
 
 

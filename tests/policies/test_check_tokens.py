@@ -1,5 +1,3 @@
-"""Self-checks as tokens: what is given has no part in the loss, and marks share no token with their neighbours."""
-
 import pytest
 
 from stepcot_jax.data.questions.check_examples import CheckExample

@@ -1,5 +1,3 @@
-"""Packs hold every record once, and a row predicts each token of each reply."""
-
 import itertools
 
 import numpy as np
@@ -77,15 +75,8 @@ def records():
 
 @pytest.mark.parametrize(
     ("dialect", "with_thinking"),
-    [
-        ("gemex", True),
-        ("gemex", False),
-        ("lvkc", True),
-        ("medclm", False),
-        ("gemex_plain", True),
-        ("plain", True),
-        ("plain", False),
-    ],
+    [(name, True) for name in ("gemex", "lvkc", "gemex_plain", "plain")]
+    + [(name, False) for name in ("gemex", "medclm", "plain")],
 )
 def test_an_encoded_record_is_its_prompt_its_reasoning_and_its_answer(records, dialect, with_thinking):
     texts = [text for record in records for text in write_texts(record, dialect, with_thinking=with_thinking)]

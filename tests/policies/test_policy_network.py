@@ -1,5 +1,3 @@
-"""The network that settings describe, and its input from bytes."""
-
 import flax.traverse_util
 import jax
 import jax.numpy as jnp

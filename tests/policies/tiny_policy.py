@@ -55,14 +55,12 @@ def draw_packs(number, seed=0):
 
 
 def lay_out(packs, length, weights=(1.0, 1.0)):
-    """A batch of fine-tuning, one picture a pack."""
     rows = stack_rows([lay_out_pack(pack, length) for pack in packs])
     part_weights = np.tile(np.array(weights, np.float32), (len(packs), 1))
     return {"images": draw_pictures(len(packs)), **rows, "part_weights": part_weights}
 
 
 def score_texts(params, batch):
-    """Scores of the texts of a batch of `lay_out`."""
     arrays = (batch[name] for name in ("tokens", "segments", "places"))
     return NETWORK.apply({"params": params}, normalise(batch["images"]), *arrays, method="score_packed")
 

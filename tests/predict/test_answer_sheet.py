@@ -1,5 +1,3 @@
-"""Sheets of readings: every image has its row, in the order of the images, in three formats."""
-
 import csv
 import json
 import math

@@ -1,5 +1,3 @@
-"""The step worth checking, and the dialogue that asks for answers."""
-
 import numpy as np
 import pytest
 
@@ -20,7 +18,6 @@ PULL_A, PULL_B = np.array([0.5, -0.5, 0]), np.array([4.0, -4.0, 0])
 
 
 def network(given):
-    """A moves C a little, B moves C a lot."""
     logits = np.broadcast_to(OWN, given.shape).copy()
     logits[..., 2, :] += (given[..., 0, 0] - given[..., 0, 1])[..., None] * PULL_A
     logits[..., 2, :] += (given[..., 1, 0] - given[..., 1, 1])[..., None] * PULL_B

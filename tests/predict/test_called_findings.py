@@ -1,5 +1,3 @@
-"""A reading says which answers lie at or above their operating points, in text, JSON and sheets."""
-
 import csv
 import dataclasses
 import json
@@ -21,7 +19,6 @@ pytestmark = pytest.mark.usefixtures("small_encoder")
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A workdir with operating points, the points, and an image."""
     folder = tmp_path_factory.mktemp("called")
     make_trained_workdir(folder / "run", calibrated=True)
     Image.fromarray(draw_case(0, seed=5, size=48).image).save(folder / "a.png")

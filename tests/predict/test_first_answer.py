@@ -1,5 +1,3 @@
-"""A finished run has compiled what a first answer needs: the next process compiles nothing."""
-
 import os
 import pathlib
 import subprocess
@@ -12,9 +10,7 @@ from stepcot_jax.reading.image_reader import prepare_first_answer
 from stepcot_jax.run.settings import write_settings
 
 pytestmark = pytest.mark.slow
-
 ROOT = pathlib.Path(__file__).parents[2]
-
 _PROGRAM = """
 import pathlib, sys
 from trained_workdir import small_settings, tiny_encoder

@@ -1,5 +1,3 @@
-"""Readings say what the network was trained on, and warn of images unlike it and of lateral views."""
-
 import csv
 import json
 import shutil
@@ -25,7 +23,6 @@ from stepcot_jax.tools.explain import command as explain
 from tests.data.images.test_dicom import make, write
 
 pytestmark = pytest.mark.usefixtures("small_encoder")
-
 TRAINED_ON = "trained on: phantoms (drawn images), 60 cases"
 
 
@@ -34,7 +31,6 @@ def phantom(index):
 
 
 def moments(network, images):
-    """Features of the pictures from a loaded network's encoder."""
     params = {"image_encoder": network.params["student"]["image_encoder"]}
     batch = {"images": to_input(images, network.preprocessing)}
     return np.asarray(read_moments(params, batch, networks=network.networks))
@@ -42,7 +38,6 @@ def moments(network, images):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run whose student has a gate, fitted on phantoms."""
     folder = tmp_path_factory.mktemp("gate") / "run"
     make_trained_workdir(folder)
     pictures = [repeat_grey(phantom(index)) for index in range(160)]
@@ -53,7 +48,6 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-    """A phantom, the same as a lateral DICOM file, and a picture of noise."""
     folder = tmp_path_factory.mktemp("images")
     Image.fromarray(phantom(500)).save(folder / "a.png")
     (folder / "b.dcm").write_bytes(write(make(phantom(500), ViewPosition="LL")))

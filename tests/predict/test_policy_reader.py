@@ -1,5 +1,3 @@
-"""Questions about pictures: prompts, replies, boxes in the given picture's pixels, and what is refused."""
-
 import json
 import pathlib
 import re

@@ -1,5 +1,3 @@
-"""Commands that read a run take its address on a store, and refuse others on one line."""
-
 import json
 
 import numpy as np
@@ -19,7 +17,6 @@ pytestmark = pytest.mark.usefixtures("small_encoder")
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """A workdir, and its address on a store."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     make_trained_workdir(tmp_path / "run")
     return tmp_path / "run", put_workdir(tmp_path / "run", monkeypatch)

@@ -6,15 +6,7 @@ import jax
 import numpy as np
 import pytest
 from refusals import edit_json, refuse
-from trained_workdir import (
-    BEST,
-    SIDE,
-    make_text,
-    make_trained_workdir,
-    write_gate,
-    write_joint,
-    write_operating_points,
-)
+from trained_workdir import BEST, SIDE, make_text, make_trained_workdir, write_gate, write_joint, write_operating_points
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.evaluation.calibration import Calibration
@@ -162,7 +154,6 @@ def remove(name):
 
 
 def choose(folder, spoil):
-    """Write what the run measured and its digest, then spoil it."""
     (folder / "statistics.json").write_text('{"reliance": {}, "cases": 10}')
     seal(folder, [STATISTICS_FILE])
     load_trained(folder)

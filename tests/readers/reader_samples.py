@@ -77,7 +77,6 @@ def write_run(workdir, cases, **changes):
 
 
 def make_sample(folder, root, *, readers=("Ann", "Bo"), num_cases=12, **options):
-    """A sample of a folder with `CHAIN`, whose hostile words a release could not have altered."""
     source = open_data(root, max_pixels=10_000)
     return write_sample(folder, source, readers=readers, num_cases=num_cases, **options)
 

@@ -1,5 +1,3 @@
-"""Samples for readers: a draw in proportion, forms and images that give nothing away, and a key that says all."""
-
 import msgspec
 import numpy as np
 import pytest
@@ -23,11 +21,6 @@ from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.reading.cases import open_run
 from stepcot_jax.tools.readers import command as tool
 from stepcot_jax.tools.readers.forms import check_names, choose_stratified, name_image, read_key
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return write_folder(tmp_path_factory.mktemp("data") / "root")
 
 
 @pytest.fixture(scope="module")

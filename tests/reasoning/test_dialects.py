@@ -29,8 +29,7 @@ def assert_read_back(record, dialect, text):
     if not record.is_answered_in_words:
         assert read_answer(reply.answer, record) == record.answer
     if dialect == "plain":
-        assert reply.references == ()
-        assert reply.thinking == record.thinking.strip()
+        assert (reply.references, reply.thinking) == ((), record.thinking.strip())
         return reply
     size = pixels(record.image_size)
     boxes = [reference.corners for reference in record.references]
@@ -81,9 +80,6 @@ def broken(stage):
     return msgspec.structs.replace(STAGES, **{stage: "a </CON>"})
 
 
-PLAIN_FAULTS = ("answer: left", "<answer>Left</answer>", "a <LOC> b", "<think> a", "left <|im_end|>", "&lt;think&gt; a")
-
-
 @pytest.mark.parametrize(
     ("dialect", "changes", "field"),
     [
@@ -97,7 +93,7 @@ PLAIN_FAULTS = ("answer: left", "<answer>Left</answer>", "a <LOC> b", "<think> a
         ("medclm", {"thinking": "a\nAnswer: No"}, "thinking"), ("medclm", {"thinking": "a [1, 2, 3, 4]"}, "thinking"),
         ("medclm", {"thinking": "a [0.1, 0.2, 0.3, 0.4]"}, "thinking"),
         ("medclm", {"kind": "open", "answer": "a\nReasoning: b"}, "answer"),
-        *(("plain", {"kind": "open", "answer": text}, "answer") for text in PLAIN_FAULTS),
+        *(("plain", {"kind": "open", "answer": text}, "answer") for text in ("answer: a", "<LOC>", "a</s>", "<think>")),
         *(("plain", {"thinking": text}, "thinking") for text in ("a </think> b", "[THINK] a", "&lt;think&gt;")),
         *(("lvkc", {"stages": broken(stage)}, rf"stages\.{stage}") for stage in STAGES.__struct_fields__),
         *(("lvkc_released", {"stages": broken(stage)}, rf"stages\.{stage}") for stage in ("visual", "knowledge")),

@@ -49,14 +49,8 @@ def test_sentences_and_boxes_with_the_answer_or_an_option_are_left_out(dialect, 
     assert thinking.sentences == kept
     assert thinking.write() == start
     # A conclusion of which nothing stays is written anew.
-    mark = {
-        "plain": "B",
-        "gemex": "<response>",
-        "medclm": "Answer:",
-        "lvkc": "So it is (B).",
-        "lvkc_released": "<CON>",
-    }[dialect]
-    again = read_reply(thinking.write() + reply[reply.rindex(mark) :], dialect)
+    marks = {"gemex": "<response>", "medclm": "Answer:", "lvkc": "So it is (B).", "lvkc_released": "<CON>"}
+    again = read_reply(thinking.write() + reply[reply.rindex(marks.get(dialect, "B")) :], dialect)
     assert again.answer == read_reply(reply, dialect).answer
     assert again.is_well_formed
     assert "pneumothorax" not in thinking.write().lower()  # no box's label either

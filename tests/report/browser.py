@@ -3,6 +3,7 @@
 import contextlib
 import pathlib
 import shutil
+import time
 
 import pytest
 
@@ -60,8 +61,19 @@ def open_demo(watched, url, ready):
     watched.tab.wait_for_selector("p.loading", state="detached")
 
 
+def upload_to_demo(watched, selector, path):
+    """Upload a file to a page of Gradio and wait until the function that reads it has ended."""
+    ended = []
+    for event in ("requestfinished", "requestfailed"):  # of the stream of its result, which either side closes first
+        watched.tab.on(event, lambda request: ended.append(request.url))
+    watched.tab.set_input_files(selector, path)
+    deadline = time.monotonic() + 60
+    while not any("/queue/data" in url for url in ended):
+        assert time.monotonic() < deadline
+        watched.tab.wait_for_timeout(20)
+
+
 def spread_of(path: pathlib.Path):
-    """Spread of a screenshot's pixel values; 0 for a blank one."""
     import numpy as np
     from PIL import Image
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from markupsafe import Markup
 from PIL import Image
-from report.browser import contrasts_of, find_broken_words, find_violations, open_browser, watch
+from report.browser import contrasts_of, find_broken_words, find_violations, watch
 from report.finished_workdir import make_split
 from trained_workdir import small_settings
 
@@ -63,12 +63,6 @@ def path(cases, tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(write_report(title=f"Run {EVIL}", about=[EVIL], sections=sections, writer="a test"))
     return path
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with open_browser() as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -184,7 +178,6 @@ BROKEN_RULE = "Detection: Mixed with Diagnosis: Normal"
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A page with tables, heat cells, folded parts, settings and 12 cases, in ordinary words."""
     drawn = [draw_case(index, seed=0, size=32, prevalence="flat").case for index in range(30)]
     split = make_split(drawn, seed=3)
     metrics, intervals = evaluate(split.predictions, DEFAULT_CHAIN), bootstrap(split, DEFAULT_CHAIN, num_resamples=20)

@@ -22,7 +22,6 @@ def parse(markup):
 
 
 def points_of(figure, line):
-    """Positions of a line's markers."""
     uses = [each for each in parse(figure).iter("use") if each.get("fill") == f"var(--line-{line})"]
     return [(float(each.get("x")), float(each.get("y"))) for each in uses if each.get("x")]
 

@@ -1,5 +1,3 @@
-"""The page of a policy's run: figures, curves, filters and boxes, and the errors of unfinished runs."""
-
 import json
 import re
 
@@ -7,7 +5,7 @@ import numpy as np
 import pytest
 from policies.policy_workdir import SIDE, make_policy_workdir
 from refusals import refuse
-from report.browser import find_broken_words, find_violations, open_browser, watch
+from report.browser import find_broken_words, find_violations, watch
 
 from stepcot_jax.evaluation.replies import BASELINE, ScoringSettings, encode, score_text, summarise, to_json
 from stepcot_jax.reasoning.dialects import write_reply
@@ -60,9 +58,9 @@ def test_replies_with_true_and_predicted_boxes(run):
 
 
 @pytest.mark.slow
-def test_axe_finds_nothing_and_boxes_are_drawn(run):
+def test_axe_finds_nothing_and_boxes_are_drawn(run, browser):
     folder, how = run[0], {"ready": "#gallery li", "width": 390, "scheme": "light"}
-    with open_browser() as browser, watch(browser, f"file://{folder}/report.html", **how) as watched:
+    with watch(browser, f"file://{folder}/report.html", **how) as watched:
         tab = watched.tab
         assert find_violations(tab) == []
         assert find_broken_words(tab) == []

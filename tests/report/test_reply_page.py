@@ -1,21 +1,13 @@
-"""The page in a browser."""
-
 import json
 
 import msgspec
 import pytest
 from evaluate_replies.asked import ask, write_folder, write_replies
-from report.browser import find_violations, open_browser, spread_of, watch
+from report.browser import find_violations, spread_of, watch
 
 from stepcot_jax.tools.evaluate_replies.command import main
 
 EVIL = '</script><script>document.title = "broken"</script>"><img src=x onerror="document.title=\'broken\'">\u202e\x00'
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with open_browser() as found:
-        yield found
 
 
 def open_page(browser, folder, **options):

@@ -22,7 +22,6 @@ from stepcot_jax.tools.report import answers
 from stepcot_jax.tools.report.command import main
 
 NUM_TEST = 12
-
 pytestmark = pytest.mark.usefixtures("small_encoder")
 
 
@@ -141,7 +140,6 @@ def test_an_unfinished_or_damaged_run_is_named(workdir, tmp_path, name):
 
 @pytest.fixture(scope="module")
 def folder_run(workdir, tmp_path_factory):
-    """A run on a folder with the same networks, and reports that contain markup."""
     root = tmp_path_factory.mktemp("data")
     export_phantom(root, num_cases=30, seed=3, size=32)
     records = json.loads((root / "data.json").read_text())

@@ -1,5 +1,3 @@
-"""Sections of the page: what answer sets promise, rules that were not applied, corrections and parts of the loss."""
-
 import json
 import re
 
@@ -16,8 +14,6 @@ from stepcot_jax.run.stored_reading import PAIRS_FILE
 from stepcot_jax.tools.report import sections as tested
 
 VAL, TEST = make_split(3, num_cases=200), make_split(4, num_cases=100)
-
-
 _TEXT = ' class="text"'
 
 

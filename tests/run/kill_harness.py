@@ -59,7 +59,6 @@ MAX_TRIES = 8
 
 SHARE_BEFORE_TRAINING = 0.25
 MOST_AFTER_ROLLOUT = 0.03
-
 WORKER_DIED = "worker processes that read images died"
 """What a run says that stops because of it."""
 

@@ -7,28 +7,21 @@ import json
 import jax
 from policies.policy_workdir import small_settings as policy_settings
 from run.small_run import last_params, read_log, undot
+from sections import section
 
 from stepcot_jax.run.policy_task import PolicyTask
 from stepcot_jax.run.training_run import Run
 from stepcot_jax.systems.grpo import Rollouts
 
 SHORT = {
+    **section("sft", epochs=2, batch_size=16, learning_rate=1e-2),
+    **section("grpo", epochs=2, batch_size=4, group_size=3, updates_per_epoch=3, num_updates=2),
+    **section("evaluation", num_resamples=20, batch_size=32),
+    **section("training", log_every=2, checkpoint_minutes=1e-9),
     "policy.num_merges": 300,
-    "sft.epochs": 2,
-    "sft.batch_size": 16,
-    "sft.learning_rate": 1e-2,
-    "grpo.epochs": 2,
-    "grpo.batch_size": 4,
-    "grpo.group_size": 3,
-    "grpo.updates_per_epoch": 3,
-    "grpo.num_updates": 2,
-    "rewards.functions": ("answer=1", "grounding=1", "well_formed=1"),
     "vqa.num_validated": 6,
-    "evaluation.num_resamples": 20,
-    "evaluation.batch_size": 32,
-    "training.log_every": 2,
-    "training.checkpoint_minutes": 1e-9,
     "parallel.num_devices": 1,
+    "rewards.functions": ("answer=1", "grounding=1", "well_formed=1"),
 }
 """A checkpoint at every log entry; the suite has eight virtual devices."""
 
@@ -108,9 +101,4 @@ def read_results(workdir):
         files += sorted((workdir / part).iterdir())
     content = {path.relative_to(workdir).as_posix(): path.read_bytes() for path in files}
     # A log entry may say NaN, which is unlike itself.
-    return {
-        "last": last,
-        "log": json.dumps(read_log(workdir)),
-        "files": content,
-        "report": report,
-    }
+    return {"last": last, "log": json.dumps(read_log(workdir)), "files": content, "report": report}

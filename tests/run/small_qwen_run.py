@@ -10,6 +10,7 @@ import pytest
 from oracles.random_params import randomise
 from policies.qwen.tiny_qwen import IMAGES, VISION
 from run.small_policy_run import reward_tokens
+from sections import section
 
 from stepcot_jax.policies.qwen_weights import read_qwen_config
 from stepcot_jax.run import qwen_source as qwen_setup
@@ -22,23 +23,14 @@ from stepcot_jax.training.system import COLLECTED_NUMBERS
 
 PUBLISHED = "Qwen/Qwen2.5-VL-7B-Instruct"
 SMALL = {
-    "phantom.num_cases": 30,
-    "phantom.image_size": 32,
-    "phantom.prevalence": "flat",
+    **section("phantom", num_cases=30, image_size=32, prevalence="flat"),
+    **section("sft", epochs=1, batch_size=16, pack_length=0, learning_rate=1e-2),
+    **section("grpo", epochs=1, batch_size=4, group_size=2, updates_per_epoch=2),
+    **section("evaluation", num_resamples=0, batch_size=16),
     "image_encoder.image_size": 32,
     "vqa.num_validated": 4,
-    "sft.epochs": 1,
-    "sft.batch_size": 16,
-    "sft.pack_length": 0,
-    "sft.learning_rate": 1e-2,
-    "grpo.epochs": 1,
-    "grpo.batch_size": 4,
-    "grpo.group_size": 2,
-    "grpo.updates_per_epoch": 2,
-    "rewards.functions": ("answer=1", "grounding=1", "well_formed=1"),
     "training.log_every": 1,
-    "evaluation.num_resamples": 0,
-    "evaluation.batch_size": 16,
+    "rewards.functions": ("answer=1", "grounding=1", "well_formed=1"),
     "parallel.num_devices": 1,  # the suite has eight virtual devices
 }
 DRY = {"policy.random": True, "policy.longest_reply": 40}
@@ -59,7 +51,6 @@ def tiny_published(folder, **sizes):
 
 
 def make_run(workdir, **changes):
-    """A dry run of both phases, not started."""
     return Run(settings_of("grpo", PUBLISHED, **DRY, **{"grpo.batch_size": 8, **changes}), workdir)
 
 
@@ -104,7 +95,6 @@ def roll(run, state):
 
 
 def draw_rows(run):
-    """The first batch of fine-tuning."""
     with run.task.stream() as stream:
         return next(stream.batches)
 

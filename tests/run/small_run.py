@@ -10,6 +10,7 @@ import jax
 import msgspec
 import numpy as np
 import pytest
+from sections import section
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.record_table import RecordTable
@@ -20,37 +21,26 @@ from stepcot_jax.training.state import flatten
 
 
 class LinearEncoder(nn.Module):
-    """Pixels -> 8 features."""
-
     @nn.compact
     def __call__(self, images):
         return nn.Dense(8)(images[:, ::4, ::4, 0].reshape(len(images), -1))
 
 
 SIZES = {
-    "phantom.num_cases": 60,
-    "phantom.image_size": 32,
+    **section("phantom", num_cases=60, image_size=32),
+    **section(
+        "teacher", width=8, num_layers=1, num_heads=2, attention_dropout=0.1, context_dropout=0.1, head_dropout=0.1
+    ),
+    **section("student", width=8, dropout=0.1),
     "data.split_fractions": (0.7, 0.15, 0.15),
     "image_encoder.image_size": 32,
-    "teacher.width": 8,
-    "teacher.num_layers": 1,
-    "teacher.num_heads": 2,
-    "teacher.attention_dropout": 0.1,
-    "teacher.context_dropout": 0.1,
-    "teacher.head_dropout": 0.1,
-    "student.width": 8,
-    "student.dropout": 0.1,
     "loss.projection_width": 4,
     "prompts.width": 8,
 }
 SHORT = {
-    "training.batch_size": 8,
-    "training.teacher_epochs": 1,
-    "training.joint_epochs": 3,
-    "training.schedule": "constant",
-    "training.log_every": 2,
-    "parallel.num_devices": 1,  # the suite has eight virtual devices
-    "evaluation.num_resamples": 50,
+    **section("training", batch_size=8, teacher_epochs=1, joint_epochs=3, schedule="constant", log_every=2),
+    "parallel.num_devices": 1,
+    "evaluation.num_resamples": 50,  # the suite has eight virtual devices
 }
 
 
@@ -80,8 +70,6 @@ def shorten(dataset):
 
 
 def shorten_runs(monkeypatch) -> None:
-    """Let runs on phantoms have three steps."""
-
     def load(settings, **options):
         dataset = _LOAD(settings, **options)
         return shorten(dataset) if settings.data.source == "phantom" else dataset
@@ -163,12 +151,10 @@ def read_log(workdir, *kinds):
 
 
 def assert_same(found, expected):
-    """Compare two trees of arrays bit by bit."""
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 def last_params(workdir):
-    """The parameters of the latest checkpoint."""
     folder = workdir / "checkpoints"
     return restore_params(folder, saved_steps(folder)[-1])
 

@@ -1,5 +1,3 @@
-"""Every command of `stepcot_jax.main` that configs and documents show is accepted."""
-
 import json
 import pathlib
 import re
@@ -51,7 +49,6 @@ def read_commands():
 
 @pytest.fixture(scope="module")
 def parsed(tmp_path_factory):
-    """(file, arguments, settings) of each command."""
     folder, commands = tmp_path_factory.mktemp("settings"), read_commands()
     text = json.dumps([arguments for _, arguments in commands])
     done = subprocess.run(
@@ -65,25 +62,30 @@ def parsed(tmp_path_factory):
 @pytest.mark.slow
 def test_every_command_is_accepted(parsed):
     assert len(parsed) > 25
-    assert {name for name, _, _ in parsed} >= {"qwen.md", "launch.md", "README.md", *(f"{name}.py" for name in LARGE)}
+    assert {name for name, _, _ in parsed} >= {
+        "qwen.md",
+        "launch.md",
+        "README.md",
+        *(f"{name}.py" for name in (*LARGE, "step_cot_lvlm")),
+    }
 
 
 @pytest.mark.slow
 def test_batches_of_large_policies_divide_among_devices_and_passes(parsed):
-    """A dry run on one CPU; the others on eight accelerators with `model_devices`, which the command names."""
+    """A dry run and MedCLM's batches of one on one device; the others on eight with the command's `model_devices`."""
     large = [(name, settings) for name, _, settings in parsed if settings.policy.weights]
     dry = [settings for _, settings in large if settings.policy.random]
-    assert len(dry) == 3
-    assert len(large) >= 8
+    assert len(dry) == 5
+    assert len(large) >= 11
     for name, settings in large:
         parallel = settings.parallel
         devices = MeshDevices(
             param_shardings,
-            num_devices=1 if settings.policy.random else 8,
+            num_devices=1 if settings.policy.random or settings.sft.batch_size == 1 else 8,
             model_devices=parallel.model_devices,
             num_passes=parallel.num_passes,
         )
-        for section in ("sft", "grpo"):
+        for section in ("sft", "grpo")[: 2 if settings.optimising else 1]:
             devices.check_batch_size(getattr(settings, section).batch_size, setting=f"{name}, {section}")
 
 
@@ -118,7 +120,7 @@ def test_passes_of_the_table_are_the_most_that_divide_the_batches(parsed):
 
 def test_dry_runs_find_their_network(parsed):
     sources = [find_qwen(settings) for _, _, settings in parsed if settings.policy.random]
-    assert [(source.grid, source.config.sizes.width) for source in sources] == [(4, 3584 // 8)] * 3
+    assert [(source.grid, source.config.sizes.width) for source in sources] == [(4, 3584 // 8)] * 5
 
 
 def test_the_logits_of_a_pass_are_small(parsed):

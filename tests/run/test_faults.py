@@ -1,5 +1,3 @@
-"""Faults of a run: badly timed signals, a second run in the same workdir, a disk that cannot be written."""
-
 import errno
 import signal
 
@@ -13,7 +11,6 @@ from stepcot_jax.training.checkpoints import saved_steps
 from stepcot_jax.training.loop import Loop
 
 pytestmark = pytest.mark.slow
-
 SHORT = {"job": "baseline", "baseline__epochs": 1}
 
 

@@ -1,10 +1,9 @@
-"""`sc.fit` of a policy: rewards of the caller, killed and resumed, from another run's weights, and what is refused."""
-
 import json
 
 import numpy as np
 import pytest
 from policies.policy_workdir import SIZES
+from refusals import refuse
 from run.small_policy_run import share_programs
 from run.small_run import Killed, Killer, assert_same, last_params, read_log
 
@@ -12,7 +11,6 @@ import stepcot_jax as sc
 from stepcot_jax.host.errors import BadInput
 
 pytestmark = pytest.mark.slow
-
 NETWORK = {name.removeprefix("policy."): value for name, value in SIZES.items() if name.startswith("policy.")}
 POLICY = sc.Policy.small(num_merges=300, **NETWORK)
 QUICK = {
@@ -26,7 +24,6 @@ SEEN = []
 
 
 def odd(replies, records):
-    """A reward of anything that a random policy writes."""
     SEEN.append((len(replies), {record.id for record in records}))
     return [float(len(reply.text) % 7) / 6 for reply in replies]
 
@@ -85,8 +82,7 @@ def test_killed_and_resumed_equals_uninterrupted(whole, data, tuned, tmp_path):
         ([(odd, 0.25), sc.rewards.well_formed], r"rewards\['odd'\]: the run started with weight 0.5, now weight 0.25"),
         ([sc.rewards.well_formed], r"rewards\['odd'\]: the run started with weight 0.5, now no such"),
     ):
-        with pytest.raises(BadInput, match=words):
-            optimise(data, tuned, folder, rewards)
+        refuse(words, optimise, data, tuned, folder, rewards)
     run = optimise(data, tuned, folder)
     assert_same(last_params(run.workdir), last_params(whole.workdir))
     assert run.report["test"] == whole.report["test"]
@@ -95,8 +91,7 @@ def test_killed_and_resumed_equals_uninterrupted(whole, data, tuned, tmp_path):
 def test_a_run_is_read_without_its_rewards_and_refused_as_a_config(whole):
     picture = np.zeros((32, 32), np.uint8)
     assert isinstance(sc.load(whole.workdir).answer(picture, "Is there a mass?", kind="closed").text, str)
-    with pytest.raises(BadInput, match=r"rewards\['odd'\]: the run started with weight 0.5, now no such"):
-        sc.Run(whole.settings, whole.workdir)
+    refuse(r"rewards\['odd'\]: the run started with weight 0.5, now no such", sc.Run, whole.settings, whole.workdir)
     with pytest.raises(BadInput, match=r"config.vqa.source: 'given' is of a dataset that a caller passed to sc.fit"):
         sc.Run(whole.settings, whole.workdir.parent / "other")
 
@@ -104,8 +99,7 @@ def test_a_run_is_read_without_its_rewards_and_refused_as_a_config(whole):
 def test_data_of_the_other_kind_is_refused(data, tmp_path):
     chains = sc.load_dataset("quickstart", **{"phantom.num_cases": 30, "phantom.image_size": 32})
     for system, given in ((sc.SFT(POLICY), chains), (sc.StepCoT(chains.chain), data)):
-        with pytest.raises(BadInput, match="SFT and GRPO train on questions"):
-            sc.fit(system, given, workdir=tmp_path / "run")
+        refuse("SFT and GRPO train on questions", sc.fit, system, given, workdir=tmp_path / "run")
 
 
 def test_options_are_checked_where_they_are_given():
@@ -114,5 +108,4 @@ def test_options_are_checked_where_they_are_given():
         (lambda: sc.GRPO(POLICY, rewards=["answer"]), r"rewards\[0\]: 'answer' is not a function"),
         (lambda: sc.GRPO(POLICY, rewards=[odd], self_check=sc.SelfCheck()), "rewards needs sc.rewards.answer"),
     ):
-        with pytest.raises(BadInput, match=words):
-            make()
+        refuse(words, make)

@@ -1,5 +1,3 @@
-"""A policy over a frozen encoder's patches: trained, resumed, answering; and what must be refused."""
-
 import json
 import shutil
 
@@ -7,6 +5,7 @@ import jax
 import numpy as np
 import pytest
 from encoders.test_weights import write_clip
+from refusals import refuse
 from run.small_policy_run import read_results, reward_tokens, share_programs, small_settings
 from run.small_run import Killed, read_log, stop_at
 
@@ -21,12 +20,10 @@ from stepcot_jax.systems.grpo import Rollouts
 from stepcot_jax.training.state import flatten
 
 pytestmark = pytest.mark.slow
-
 WIDTHS = load_config("base").policy.encoder_widths
 
 
 def frozen_settings(weights, **changes):
-    """Settings of a short run over the encoder in a folder."""
     frozen = {"image_encoder__name": "pretrained", "image_encoder__weights": str(weights)}
     return small_settings(**{"policy__encoder_widths": WIDTHS, **frozen, **changes})
 
@@ -122,8 +119,7 @@ def test_another_encoder_is_refused(encoder, workdir, tmp_path, monkeypatch):
     moved, other = shutil.copytree(workdir, tmp_path / "moved"), tmp_path / "other"
     write_clip(other, num_hidden_layers=1)
     name_weights(moved, other)
-    with pytest.raises(BadInput, match=r"policy\.json: the frozen encoder .* is another \(digest .*\) than .*other, "):
-        read_policy(moved)
+    refuse(r"policy\.json: the frozen encoder .* is another \(digest .*\) than .*other, ", read_policy, moved)
     monkeypatch.setattr(policy_data, "load_vqa_dataset", None)  # before minutes of encoding
     with pytest.raises(BadInput, match=r"policy\.json: the frozen encoder .* is another"):
         Run(frozen_settings(encoder, image_encoder__weights=str(other), grpo__epochs=3), moved).execute()
@@ -149,8 +145,7 @@ def test_another_preprocessing_is_another_encoder_and_its_folder_may_move(encode
     read_policy(moved)
     rules = {"image_mean": [0.4] * 3, "image_std": [0.3] * 3, "size": 32, "crop_size": 32}
     (copied / "preprocessor_config.json").write_text(json.dumps(rules))
-    with pytest.raises(BadInput, match="weights, preprocessing, dtype and"):
-        read_policy(moved)
+    refuse("weights, preprocessing, dtype and", read_policy, moved)
 
 
 @pytest.mark.parametrize(
@@ -161,5 +156,4 @@ def test_another_preprocessing_is_another_encoder_and_its_folder_may_move(encode
     ],
 )
 def test_what_does_not_suit_the_encoder_is_refused(encoder, tmp_path, changes, message):
-    with pytest.raises(BadInput, match=message):
-        Run(frozen_settings(encoder, **changes), tmp_path / "run")
+    refuse(message, Run, frozen_settings(encoder, **changes), tmp_path / "run")

@@ -1,5 +1,3 @@
-"""What `sc.fit` describes as settings, what it lists as given, and who is refused; without a training."""
-
 import types
 
 import msgspec

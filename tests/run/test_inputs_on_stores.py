@@ -1,17 +1,15 @@
-"""Cases, records and weights on a store: the same data and runs as from their folder, downloaded once."""
-
 import json
 
 import jax
 import numpy as np
 import pytest
 from memory_store import new_address, put_files
+from refusals import refuse
 from run.small_run import small_run, small_settings
 
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.encoders.load import load_image_encoder
 from stepcot_jax.extras.cloud.stores import StoreFolder
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.reading.cases import open_run
 from stepcot_jax.run.loading import load_dataset
@@ -67,11 +65,9 @@ def test_a_run_of_cases_on_a_store_is_that_of_their_folder_and_resumes(folder, a
 
 def test_what_a_store_does_not_have_is_named_with_its_setting(monkeypatch):
     address = new_address(monkeypatch)
-    with pytest.raises(BadInput, match=rf"^config\.data\.root: {address}: holds no files"):
-        read(address)
+    refuse(rf"^config\.data\.root: {address}: holds no files", read, address)
     settings = load_settings("base", **{"job": "sft", "vqa.source": "folder", "vqa.root": address})
-    with pytest.raises(BadInput, match=rf"^config\.vqa\.root: {address}: holds no files"):
-        load_vqa_dataset(settings)
+    refuse(rf"^config\.vqa\.root: {address}: holds no files", load_vqa_dataset, settings)
 
 
 def test_records_and_weights_on_a_store_are_those_of_their_folder(tmp_path, monkeypatch):
@@ -105,5 +101,4 @@ def test_cells_notice_records_that_changed_on_the_store(address, tmp_path, monke
     cells._run(cell)
     cells.run([cell])
     StoreFolder(address).write("data.json", json.dumps([]).encode())
-    with pytest.raises(BadInput, match=rf"the records in {address} have changed since it ran"):
-        cells.run([cell])
+    refuse(rf"the records in {address} have changed since it ran", cells.run, [cell])

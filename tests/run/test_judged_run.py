@@ -1,11 +1,10 @@
-"""A run whose judge dies: it stops with its checkpoints kept, and another start pays for nothing twice."""
-
 import json
 
 import pytest
 from annotate.misbehaving_server import MisbehavingServer, read_data
 from policies.policy_workdir import SIZES
 from run.small_policy_run import share_programs
+from sections import section
 
 from stepcot_jax.annotate.llm import client
 from stepcot_jax.host.errors import RunStopped
@@ -29,24 +28,15 @@ def rate(request, number):
 
 
 def small_run(server, workdir):
-    settings = load_settings(
-        "base",
-        **SIZES,
-        **{
-            "job": "grpo",
-            "sft.epochs": 0,
-            "grpo.batch_size": 16,
-            "grpo.group_size": 2,
-            "grpo.epochs": 2,
-            "grpo.updates_per_epoch": 2,
-            "vqa.num_validated": 4,
-            "evaluation.batch_size": 8,
-            "evaluation.num_resamples": 10,
-            "rewards.open_answer": "judge",
-            "rewards.judge_url": server.base_url,
-            "rewards.judge_model": "j",
-        },
-    )
+    short = {
+        **section("grpo", batch_size=16, group_size=2, epochs=2, updates_per_epoch=2),
+        **section("evaluation", batch_size=8, num_resamples=10),
+        **section("rewards", open_answer="judge", judge_url=server.base_url, judge_model="j"),
+        "job": "grpo",
+        "sft.epochs": 0,
+        "vqa.num_validated": 4,
+    }
+    settings = load_settings("base", **SIZES, **short)
     run = Run(settings, workdir)
     # An untrained policy writes no reply that can be judged.
     run.system.rollouts.read = lambda tokens: read_reply(REPLY.format(int(tokens.sum()) % 5), "gemex")

@@ -1,5 +1,3 @@
-"""More epochs after the end of a run: what schedules permit, and which other changes are refused."""
-
 import dataclasses
 
 import jax
@@ -15,7 +13,6 @@ from stepcot_jax.training.checkpoints import Best
 
 
 def started(tmp_path, **changes):
-    """A workdir with a checkpoint of a run with these settings, and the settings."""
     for name in ("_CHECKPOINT_METADATA", "state", "progress"):
         (tmp_path / "checkpoints" / "1" / name).mkdir(parents=True)
     write_settings(tmp_path / "settings.json", small_settings(**changes))

@@ -1,5 +1,3 @@
-"""Splits with one class, one case, or a class that training lacks: a run ends well, and undefined figures are null."""
-
 import json
 
 import numpy as np

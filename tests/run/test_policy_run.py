@@ -1,5 +1,3 @@
-"""A run of fine-tuning and GRPO: what it leaves, and that a stopped run goes on to the same bits."""
-
 import json
 import signal
 
@@ -19,7 +17,6 @@ from stepcot_jax.systems.grpo import Rollouts
 from stepcot_jax.training.checkpoints import restore_params, saved_steps
 
 pytestmark = pytest.mark.slow
-
 CHANGES = {"vqa__dialect": "lvkc", "self_check__enabled": True, "self_check__alpha": 0.2, "grpo__updates_per_epoch": 2}
 SFT_UPDATES, UPDATES = 6, 10
 """Updates of fine-tuning, and of the run: two epochs of 3, then two of 2."""
@@ -27,7 +24,6 @@ SFT_UPDATES, UPDATES = 6, 10
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A finished run, its parameters at each validation, and what it left."""
     patch, workdir, states = pytest.MonkeyPatch(), tmp_path_factory.mktemp("policy"), {}
     run = small_run(workdir, patch, **CHANGES)
     validate, compile_update, sample = run.task.validate, Run._compile, Rollouts.sample

@@ -1,5 +1,3 @@
-"""Runs that start from a finished run's policy: the same weights and words, and refusals that name what differs."""
-
 import dataclasses
 import json
 import shutil
@@ -10,6 +8,8 @@ import numpy as np
 import pytest
 from memory_store import put_workdir
 from policies.policy_workdir import BEST, SIZES, make_policy_workdir
+from refusals import refuse
+from sections import section
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.loading_questions import load_vqa_dataset
@@ -21,22 +21,16 @@ from stepcot_jax.training.checkpoints import restore_params
 
 TINY = {
     **SIZES,
+    **section("grpo", batch_size=8, group_size=2, epochs=1, updates_per_epoch=1, learning_rate=1e-3),
+    **section("evaluation", batch_size=8, num_resamples=10),
     "job": "grpo",
     "sft.batch_size": 8,
-    "grpo.batch_size": 8,
-    "grpo.group_size": 2,
-    "grpo.epochs": 1,
-    "grpo.updates_per_epoch": 1,
-    "grpo.learning_rate": 1e-3,
     "vqa.num_validated": 8,
-    "evaluation.batch_size": 8,
-    "evaluation.num_resamples": 10,
 }
 
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory):
-    """A finished run with random weights, and its parameters by update."""
     folder = tmp_path_factory.mktemp("start") / "run"
     _, _, params = make_policy_workdir(folder)
     return folder, params
@@ -62,8 +56,7 @@ def test_grpo_starts_from_the_last_phases_best_and_measures_from_there(before, t
 
 
 def test_a_start_that_is_missing_or_no_policy_is_refused(before, tmp_path):
-    with pytest.raises(BadInput, match=r"^config\.policy\.start: .*nowhere.*no such folder"):
-        read_policy_start(start_from(tmp_path / "nowhere"))
+    refuse(r"^config\.policy\.start: .*nowhere.*no such folder", read_policy_start, start_from(tmp_path / "nowhere"))
 
 
 @pytest.mark.parametrize(
@@ -105,11 +98,9 @@ def test_patients_that_the_start_has_learnt_from_are_refused(before, tmp_path):
     write_settings(later / "settings.json", settings)
     write_patients(later, dataset)
     (later / PATIENTS_FILE).write_text(json.dumps({"train": [], "val": [], "test": []}))
-    with pytest.raises(BadInput, match=found):
-        refuse_seen_patients(start_from(later), moved)
+    refuse(found, refuse_seen_patients, start_from(later), moved)
     (folder / PATIENTS_FILE).write_text("{")
-    with pytest.raises(BadInput, match=r"patients\.json.*expected the patients of a run"):
-        refuse_seen_patients(settings, dataset)
+    refuse(r"patients\.json.*expected the patients of a run", refuse_seen_patients, settings, dataset)
 
 
 def test_a_word_that_the_start_does_not_know_is_named(before, tmp_path, monkeypatch):

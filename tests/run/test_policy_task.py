@@ -1,5 +1,3 @@
-"""What a policy's run refuses, and what it says: wrong settings, records and tokenizers, and other data on resuming."""
-
 import dataclasses
 import json
 import shutil
@@ -72,7 +70,6 @@ def test_no_word_of_a_held_out_answer_is_in_the_vocabulary(tmp_path):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Records of phantoms in a folder."""
     out = tmp_path_factory.mktemp("vqa") / "out"
     data_command(["vqa", str(out), "--num-cases=30", "--size=64"])
     return out
@@ -165,8 +162,6 @@ def test_other_data_are_refused_on_resuming(folder, of_a_folder, tmp_path, chang
 
 
 class Letters:
-    """A tokenizer of letters, which may forget capitals."""
-
     num_words, pad, stop, more_stops, closed = 2**16, 0, 1, (), None
 
     def __init__(self, is_lossy):

@@ -1,5 +1,3 @@
-"""Updates of a run on a mesh and in several passes: the rollouts and raw gradients of one device in one pass."""
-
 import jax
 import numpy as np
 import pytest
@@ -9,7 +7,6 @@ from run.small_qwen_run import differentiate, draw_rows, make_run, roll, start, 
 from stepcot_jax.policies.records import CheckMarks
 
 pytestmark = pytest.mark.slow
-
 MESH = {"parallel.transform": "mesh", "parallel.num_devices": 4, "parallel.model_devices": 2}
 EIGHT = {"parallel.transform": "mesh", "parallel.num_devices": 8, "parallel.model_devices": 2}
 PASSES = {"parallel.num_passes": 2, "parallel.remat": True}
@@ -26,7 +23,6 @@ def tiny_config(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Runs by their changes."""
     made = {}
 
     def find(**changes):
@@ -39,7 +35,6 @@ def runs(tmp_path_factory):
 
 
 def errors(found, expected):
-    """Norm of the difference over the norm of each gradient."""
     return jax.tree.map(
         lambda one, two: float(np.linalg.norm(one - two) / max(np.linalg.norm(two), 0.01)), found, expected
     )

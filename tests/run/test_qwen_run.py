@@ -1,5 +1,3 @@
-"""Runs that start from a Qwen2.5-VL: random at small sizes with SFT and GRPO, a checkpoint with LoRA, and on a mesh."""
-
 import dataclasses
 import json
 import subprocess
@@ -29,14 +27,12 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def tiny_config(tmp_path_factory):
-    """A tiny Qwen2.5-VL in place of the published sizes."""
     with tiny_published(tmp_path_factory.mktemp("config")) as config:
         yield config
 
 
 @pytest.fixture(scope="module")
 def dry(tiny_config, tmp_path_factory):
-    """A finished dry run of SFT and GRPO, with rewards of any reply, since none is well formed after few updates."""
     run = Run(settings_of("grpo", PUBLISHED, **DRY), tmp_path_factory.mktemp("dry") / "run")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Rollouts, "reward_all", reward_tokens)
@@ -115,7 +111,6 @@ def _restore(run):
 
 
 def write_checkpoint(folder):
-    """A tiny checkpoint that takes pictures of 32 px squared."""
     write_reader(folder)
     limits = {"patch_size": 2, "merge_size": 2, "min_pixels": 16, "max_pixels": 4096}
     (folder / "preprocessor_config.json").write_text(json.dumps(limits))
@@ -193,3 +188,17 @@ def test_in_an_audit_it_continues_a_thinking_as_transformers_does(low_rank, tmp_
         assert text == begun + tokenizer.decode(made, skip_special_tokens=True)
     assert len({begun for _, _, begun, _ in continued}) > len(continued) / 2
     assert len({text.removeprefix(begun) for _, _, begun, text in continued}) > 1
+
+
+def test_medclms_curriculum_runs_from_a_qwen(tiny_config, tmp_path):
+    """Easy, medium and hard in turn, at the losses of `--config=medclm`."""
+    changes = {"vqa.dialect": "medclm", "curriculum.schedule": "epochs", "curriculum.shares": (0.34, 0.33, 0.33)}
+    changes |= {"sft.reduction": "parts", "sft.epochs": 3}
+    run = Run(settings_of("sft", PUBLISHED, **DRY, **changes), tmp_path / "run")
+    run.execute()
+    shares = {stage: read_losses(run.workdir, f"curriculum/{stage}") for stage in ("easy", "medium", "hard")}
+    number = len(shares["easy"]) // 3
+    assert min(shares["easy"][:number]) > 0
+    assert [max(shares["hard"][: 2 * number]), max(shares["easy"][number:])] == [0, 0]
+    assert min(shares["hard"][2 * number :]) > 0
+    assert all(np.isfinite(read_losses(run.workdir, "sft/loss")))

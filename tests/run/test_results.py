@@ -1,5 +1,3 @@
-"""What is fitted to which split: temperatures to validation, rules to training, figures to test."""
-
 import dataclasses
 import json
 import math
@@ -142,20 +140,11 @@ def test_the_report_is_of_the_test_split(trained, splits):
 
 
 def write_anew(folder, dataset, splits, evaluation):
-    """Choose and write the results of stored predictions."""
     validated = Validated(ValidationPredictions(splits["val"].predictions, splits["val"].facts), {})
     chosen = choose(dataset, validated, evaluation)
-    write_results(
-        folder,
-        dataset,
-        validated=validated,
-        chosen=chosen,
-        test=splits["test"],
-        given=measure_given({}, chosen, dataset.chain),
-        best={"teacher": Best(0.5, 3)},
-        wall_seconds=1.0,
-        evaluation=evaluation,
-    )
+    run = {"given": measure_given({}, chosen, dataset.chain), "best": {"teacher": Best(0.5, 3)}, "wall_seconds": 1.0}
+    found = {"validated": validated, "chosen": chosen, "test": splits["test"]}
+    write_results(folder, dataset, **found, **run, evaluation=evaluation)
 
 
 def test_a_kill_after_any_write_of_the_results_is_mended_by_the_next_start(trained, splits, tmp_path, monkeypatch):
@@ -200,25 +189,13 @@ def test_rules_are_those_of_the_training_labels_and_settings_reach_the_fit(train
         for index, case in enumerate(run.task.dataset.cases)
     ]
     dataset = dataclasses.replace(run.task.dataset, cases=cases)
-    write_anew(
-        tmp_path,
-        dataset,
-        splits,
-        dataclasses.replace(
-            run.settings.evaluation,
-            coverage=0.8,
-            coverage_confidence=0.0,
-            num_resamples=0,
-            operating_point="cost",
-            miss_cost=4.0,
-        ),
-    )
+    changes = {"coverage": 0.8, "coverage_confidence": 0.0, "operating_point": "cost", "miss_cost": 4.0}
+    evaluation = dataclasses.replace(run.settings.evaluation, num_resamples=0, **changes)
+    write_anew(tmp_path, dataset, splits, evaluation)
     chain = run.task.dataset.chain
     counts = read_pairs(tmp_path / "pairs.json", chain)
-    rules, of_test = (
-        make_rules(chain, counts=counts),
-        make_rules(chain, counts=count_pairs(splits["test"].predictions.labels, chain)),
-    )
+    of_test = count_pairs(splits["test"].predictions.labels, chain)
+    rules, of_test = (make_rules(chain, counts=each) for each in (counts, of_test))
     statistics = read_statistics(tmp_path)
     for model, logits in splits["test"].predictions.logits.items():
         share = statistics["models"][model]["consistency"]["share_inconsistent"]

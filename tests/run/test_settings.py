@@ -1,5 +1,3 @@
-"""Settings: what is refused at the door, and what comes back from a workdir."""
-
 import dataclasses
 import importlib.util
 import json
@@ -8,6 +6,7 @@ import re
 import typing
 
 import pytest
+from refusals import refuse
 
 from stepcot_jax.data.sources.layouts import AUTO, CASES
 from stepcot_jax.host.errors import BadInput
@@ -30,7 +29,6 @@ QWEN = {"job": "sft", "policy.weights": "Qwen/Qwen2.5-VL-7B-Instruct", "sft.pack
 FROZEN = {"image_encoder.name": "pretrained", "image_encoder.weights": "anywhere"}
 IMPORTED = FROZEN | {"image_encoder.name": "imported"}
 NAN = float("nan")
-
 REFUSED = [
     ({"seed": "zero"}, "seed: 'zero' is not a whole number"),
     ({"seed": 1.5}, "seed: 1.5 is not a whole number"),
@@ -119,8 +117,7 @@ def test_a_missing_setting_is_named(key, words):
     config = load_config("base").to_dict()
     *groups, name = key.split(".")[1:]
     del (config[groups[0]] if groups else config)[name]
-    with pytest.raises(BadInput, match=re.escape(f"{key} {words}")):
-        make_settings(config)
+    refuse(re.escape(f"{key} {words}"), make_settings, config)
 
 
 @pytest.mark.parametrize(
@@ -134,8 +131,7 @@ def test_a_missing_setting_is_named(key, words):
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest(key, nearest):
-    with pytest.raises(BadInput, match=f"^config.{key} is not a setting; did you mean {nearest}"):
-        load_settings("base", **{key: 3})
+    refuse(f"^config.{key} is not a setting; did you mean {nearest}", load_settings, "base", **{key: 3})
     assert describe_key(Settings, "config.training.batch_size") == "a whole number >= 1"
 
 
@@ -164,8 +160,7 @@ def test_settings_come_back_from_their_file_and_damage_is_named(tmp_path):
     written = json.loads(path.read_text())
     for damaged in ("{", json.dumps({**written, "evaluation": 5}), json.dumps({**written, "policy": 5})):
         path.write_text(damaged)
-        with pytest.raises(BadInput, match=r"settings\.json: "):
-            read_settings(path)
+        refuse(r"settings\.json: ", read_settings, path)
 
 
 def test_a_resumed_run_may_change_how_it_reads_and_not_what():

@@ -1,5 +1,3 @@
-"""A run whose workdir is on a store: the same results, resumed from the store alone."""
-
 import functools
 import json
 import shutil
@@ -15,13 +13,11 @@ from stepcot_jax.extras.cloud.stores import StoreError
 from stepcot_jax.host.errors import RunStopped
 
 pytestmark = pytest.mark.slow
-
 small_run = functools.partial(small_run_module.small_run, job="baseline", baseline__epochs=4)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """An undisturbed run in a folder: its report, last state, best steps and entries of the log."""
     folder, patch = tmp_path_factory.mktemp("whole"), pytest.MonkeyPatch()
     with jax.numpy_dtype_promotion("standard"):
         report, state, best = final_state(small_run(folder, patch), patch)

@@ -1,5 +1,3 @@
-"""What a run of any task does: it says what reads it and where it goes on, and refuses batches before loading."""
-
 import pytest
 from run.small_run import small_run, small_settings
 

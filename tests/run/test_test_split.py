@@ -1,5 +1,3 @@
-"""Nothing that a run trains, chooses, fits or counts depends on the labels and pictures of its test split."""
-
 import dataclasses
 import hashlib
 import json
@@ -22,8 +20,6 @@ pytestmark = pytest.mark.slow
 
 
 class NoisyPixels(PixelCache):
-    """The pixels of another cache; those of some images are noise."""
-
     def __init__(self, whole, noisy):
         self.whole, self.noisy = whole, frozenset(noisy)
 
@@ -82,7 +78,6 @@ FILES = ("calibration.json", "pairs.json", "joint.json", "gate.npz", "normal_pic
 
 
 def decided(workdir):
-    """What a run has trained, chosen, fitted and counted."""
     folder = workdir / "checkpoints"
     found = {
         f"{step}{jax.tree_util.keystr(path)}": leaf.tobytes()
@@ -103,7 +98,6 @@ def decided(workdir):
 
 
 def compare(run, tmp_path, noise):
-    """Run twice, the second time with noise in the test split."""
     run(tmp_path / "plain")
     noise()
     small_run.PROGRAMS.clear()  # a program may hold numbers that were counted in labels, such as class weights

@@ -1,5 +1,3 @@
-"""`main` in two processes, started by launch/local_processes.sh: trains, saves, and goes on with a store as workdir."""
-
 import json
 import os
 import pathlib
@@ -15,7 +13,6 @@ from stepcot_jax.run.settings import load_settings
 from stepcot_jax.run.training_run import Run
 
 pytestmark = pytest.mark.slow
-
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SMALL = SIZES | {
     "job": "baseline",  # which compiles soonest; test_parallel compares the gradients of both phases of Step-CoT

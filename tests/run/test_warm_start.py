@@ -1,5 +1,3 @@
-"""A run that starts from another run's weights, of a chain with other steps."""
-
 import dataclasses
 import json
 
@@ -17,7 +15,6 @@ from stepcot_jax.run.start import read_warm_start
 from stepcot_jax.training.state import flatten
 
 pytestmark = pytest.mark.slow
-
 FRESH = 1
 """Place of the step that only the new chain has."""
 

@@ -25,8 +25,6 @@ PACKS = draw_packs(PROMPTS, seed=6)
 
 
 class Words:
-    """A tokenizer whose texts are numbers of tokens."""
-
     num_words, pad, stop, more_stops = WORDS, 0, STOP, ()
 
     def encode(self, text):
@@ -74,7 +72,6 @@ def make_rollouts(devices, kind=NumberRollouts, **changes):
 
 
 def make_prompts():
-    """Prompts of 1 to 4 tokens about as many pictures."""
     rng = np.random.default_rng(7)
     lengths = rng.integers(1, 5, PROMPTS).astype(np.int32)
     prompts = rng.integers(2, WORDS, (PROMPTS, 4)) * (np.arange(4)[None] < lengths[:, None])

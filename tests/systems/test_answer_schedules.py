@@ -1,5 +1,3 @@
-"""Schedules of given answers: what they give, how often, on what they depend; and labels that count as the truth."""
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,5 +1,3 @@
-"""The baseline: gradients, learning-rate schedule, supervision of the last step only, whole runs."""
-
 import json
 
 import jax

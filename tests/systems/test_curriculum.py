@@ -81,7 +81,6 @@ class _Oracle:
         return np.stack([(1 - hard) * (1 - medium), (1 - hard) * medium, np.full(len(DOMAINS), hard)], axis=1)
 
     def end(self, losses):
-        """Take losses [domain, stage]."""
         self.easy = 0.1 * self.easy + 0.9 * losses[:, 0]
         self.medium = 0.1 * self.medium + 0.9 * losses[:, 1]
         self.mean = 0.1 * self.mean + 0.9 * losses.mean()

@@ -1,5 +1,3 @@
-"""Pairs of the frozen start's replies, the update on them on one and several devices, and a run that is resumed."""
-
 import dataclasses
 import functools
 

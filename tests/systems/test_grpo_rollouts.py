@@ -1,5 +1,3 @@
-"""Rollouts on the host: texts, rewards, what takes no part, and when nothing can be learnt."""
-
 import dataclasses
 
 import numpy as np
@@ -105,8 +103,6 @@ def test_shuffled_rewards_are_those_of_the_batch_elsewhere():
 
 
 class Constant(Rollouts):
-    """Every reply earns `worth`."""
-
     worth = 0.5
 
     def reward_all(self, replies):

@@ -1,5 +1,3 @@
-"""Open answers rated by a judge behind a local endpoint: only what needs it, once, and an end that says why."""
-
 import json
 import math
 

@@ -1,5 +1,3 @@
-"""Parameters for another chain: steps and answers are matched by name, what has no counterpart stays fresh."""
-
 import numpy as np
 
 from stepcot_jax.chain import Chain, Step

@@ -1,5 +1,3 @@
-"""Reading fixed cases with given answers, in calls of bounded size."""
-
 import dataclasses
 
 import jax

@@ -1,5 +1,3 @@
-"""Updates of a policy on one device, several devices and several passes: the same rollouts, numbers and gradients."""
-
 import jax
 import numpy as np
 import pytest

@@ -1,5 +1,3 @@
-"""Phases of updates by rewards that learnt nothing from them end with one line that says so."""
-
 import math
 
 import pytest

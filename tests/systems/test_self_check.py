@@ -1,5 +1,3 @@
-"""Self-check in GRPO: what is sampled, what each token gets, and that sampling and the update's full pass agree."""
-
 import functools
 
 import jax
@@ -37,8 +35,6 @@ STOP, OPENS, CLOSES = 1, 11, 12
 
 
 class Letters(Words):
-    """A tokenizer that knows the marks of a check."""
-
     def encode(self, text):
         return [{"<CHECK>": OPENS, "</CHECK>": CLOSES}[text]]
 
@@ -73,8 +69,6 @@ def make_check(*, num_devices=1, **changes):
 
 
 class FirstLetter(Rollouts):
-    """Rewards by the first token of a reply: see `WORTH`."""
-
     def reward_all(self, replies):
         found = [WORTH.get(int(tokens[0]), 0.0) for _, tokens in replies]
         return {"answer": found, "grounding": [1.0] * len(found), "total": [worth + 1 for worth in found]}
@@ -130,7 +124,6 @@ def prompts():
 
 @functools.cache
 def collected(num_devices=1, **changes):
-    """The batch that is collected with some settings."""
     return make_rollouts(num_devices=num_devices, **changes)(state(), prompts())
 
 

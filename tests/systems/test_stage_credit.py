@@ -1,5 +1,3 @@
-"""Stage credit as released: a worked example, bounds, sums of 3, and the advantages of a batch's tokens."""
-
 import dataclasses
 import itertools
 import re

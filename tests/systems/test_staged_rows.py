@@ -1,5 +1,3 @@
-"""Fine-tuning with a curriculum: rows of drawn stages, sums by domain and stage, and resuming within an epoch."""
-
 import contextlib
 import itertools
 import json

@@ -112,7 +112,6 @@ def student_run(name):
 
 
 def as_reading(targets):
-    """The oracle's targets as the package's type."""
     features = targets["image_features"].astype(np.float32)
     return TeacherReading(logits=pad(targets["logits"]), image_features=features, memory=None, attention=None)
 
@@ -174,7 +173,6 @@ def test_student_gradients_are_those_of_the_oracle(name, targets):
 
 
 def start(networks, optimizers=DESCENT, objective=Objective(), params=PARAMS, seed=0):  # noqa: B008  (frozen)
-    """A state whose buffers may be donated."""
     return start_state(jax.tree.map(jnp.array, params), objective, optimizers, key=jax.random.key(seed))
 
 

@@ -1,5 +1,3 @@
-"""A tree of questions is trained on what was asked alone, and its run scores whole reports beside the constant."""
-
 import dataclasses
 import types
 
@@ -137,10 +135,7 @@ def test_the_score_is_the_published_f1_with_its_own_history(started):
 
 
 def test_systems_of_chains_refuse_a_tree_and_this_one_a_chain():
-    for make in (
-        lambda: sc.StepCoT(TREE),
-        lambda: BaselineSystem(TREE, Baseline(COUNTS), optimizer=optax.sgd(1.0)),
-    ):
+    for make in (lambda: sc.StepCoT(TREE), lambda: BaselineSystem(TREE, Baseline(COUNTS), optimizer=optax.sgd(1.0))):
         with pytest.raises(BadInput, match="asks every step"):
             make()
     with pytest.raises(BadInput, match="a tree of questions"):

@@ -8,7 +8,6 @@ import sys
 
 here = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(here), str(here.parent)]
-
 CHOICES = {"group": {}, "batch": {"scale": "batch", "shuffle_rewards": True}}
 """Advantages within each group; and of the whole batch, with rewards that are shuffled among all prompts."""
 

@@ -24,8 +24,6 @@ TINY = {
 """Changes of the settings for cells that train."""
 
 CHAIN = Chain((DEFAULT_CHAIN.steps[0], *DEFAULT_CHAIN.steps[-2:]))  # fewer steps, less to resample
-
-
 _RNG = np.random.default_rng(0)
 LABELS = np.stack([_RNG.integers(0, count, NUM_CASES) for count in CHAIN.answers_per_step], axis=1).astype(np.int32)
 
@@ -66,7 +64,6 @@ def make_plan(workdir, seeds=(0, 1), **arguments):
 
 
 def finish_all(plan):
-    """Cells of diagnosis, steps and components: memory matters, nothing else does."""
     for seed in plan.seeds:
         finish(plan.cells, plan.main(seed), {"teacher": 0.6, "student": 0.55})
         for name in ABLATIONS:

@@ -2,6 +2,7 @@
 
 import json
 
+from sections import section
 from systems.small_policy import SIZES as POLICY
 
 from stepcot_jax.data.questions.record_files import write_vqa_records
@@ -13,14 +14,13 @@ from stepcot_jax.tools.tables.cells import Cells
 from stepcot_jax.tools.tables.plan import Plan
 
 SIZES = POLICY | {
+    **section("grpo", group_size=2, updates_per_epoch=1),
     "job": "distill",
     "phantom.num_cases": 40,
     "data.split_fractions": (0.6, 0.1, 0.3),
     "policy.longest_reply": 16,
     "sft.epochs": 1,
     "sft.pack_length": 256,
-    "grpo.group_size": 2,
-    "grpo.updates_per_epoch": 1,
     "training.checkpoint_minutes": 10,
     "evaluation.batch_size": 36,
 }

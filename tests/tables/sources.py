@@ -33,7 +33,6 @@ def of_source(root, **changes):
 
 
 def make_source(root):
-    """Write 90 phantoms in the published layout: the first two steps, with options of nobody else, and the last."""
     export_phantom(root, num_cases=90, seed=1, size=32, prevalence="flat")
     collection = read_records(root)
     steps = [
@@ -52,7 +51,6 @@ def make_source(root):
 
 
 def make_chestxray8(root):
-    """Write a box list and images, two of them with labels of two classes."""
     labels = [label for label, count in NUM_OF_EACH.items() for _ in range(count)]
     rows = [[f"{number:08d}_000.png", label, 1, 1, 9, 9] for number, label in enumerate(labels, start=1)]
     rows += [[f"{number:08d}_000.png", "Effusion", 1, 1, 9, 9] for number in (1, 2)]

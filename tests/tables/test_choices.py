@@ -1,5 +1,3 @@
-"""What tables count, weigh and choose does not depend on test labels."""
-
 import dataclasses
 
 import numpy as np
@@ -12,7 +10,6 @@ from stepcot_jax.tools.tables.correction_tables import NETWORKS, fit_readers
 
 
 def with_noise(dataset, split):
-    """The dataset with random answers to the cases of a split."""
     labels, rng = dataset.labels.copy(), np.random.default_rng(1)
     members = list(getattr(dataset.splits, split))
     labels[members] = np.stack([rng.integers(0, n, len(members)) for n in dataset.chain.answers_per_step], axis=1)

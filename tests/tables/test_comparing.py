@@ -1,5 +1,3 @@
-"""When a difference is called one: few patients, few training runs, many comparisons and a second test."""
-
 import math
 
 import numpy as np
@@ -22,11 +20,8 @@ def evidence(values, low, high, *, num_patients=60, p=None):
 @pytest.mark.parametrize(
     ("values", "low", "high", "said"),
     [
-        ([0.15], 0.05, 0.3, "higher"),
-        ([0.1, 0.2], 0.05, 0.3, "higher"),
-        ([0.1, -0.01], 0.01, 0.08, "no difference shown"),
-        ([-0.1, -0.2], -0.28, -0.01, "lower"),
-        ([math.nan], math.nan, math.nan, "no difference shown"),
+        *(([0.15], 0.05, 0.3, "higher"), ([0.1, 0.2], 0.05, 0.3, "higher"), ([-0.1, -0.2], -0.28, -0.01, "lower")),
+        *(([0.1, -0.01], 0.01, 0.08, "no difference shown"), ([math.nan], math.nan, math.nan, "no difference shown")),
         ([0.15, 0.14, 0.16], 0.05, 0.25, "higher"),
         ([0.4, 0.02, 0.03], 0.05, 0.25, "no difference shown"),  # one run of three carries it
     ],
@@ -40,10 +35,8 @@ def test_a_difference_inside_its_interval_or_that_of_the_runs_is_none(values, lo
 @pytest.mark.parametrize(
     ("num_patients", "p", "said"),
     [
-        (9, 0.001, "too few patients"),
-        (10, 0.001, "higher"),
-        (10, 0.05, "no difference shown"),
-        (10, math.nan, "no difference shown"),
+        *((9, 0.001, "too few patients"), (10, 0.001, "higher")),
+        *((10, 0.05, "no difference shown"), (10, math.nan, "no difference shown")),
     ],
 )
 def test_an_interval_without_width_is_not_believed_of_few_patients_or_against_mcnemar(num_patients, p, said):

@@ -1,5 +1,3 @@
-"""Large models put through the steps beside the trained networks, and files that are none."""
-
 import dataclasses
 
 import pytest

@@ -1,5 +1,3 @@
-"""The table of corrections: its rows, paired differences and curves."""
-
 import numpy as np
 import pytest
 from tables.finished_cells import LABELS, finish, make_plan

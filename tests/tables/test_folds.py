@@ -1,5 +1,3 @@
-"""Cross-validation: pooled test cases, the most frequent answer of the other folds, validation accuracy, the table."""
-
 import dataclasses
 
 import numpy as np
@@ -10,7 +8,6 @@ from tables.finished_cells import CHAIN, LABELS, NUM_CASES, make_plan, make_spli
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.splits.making import list_folds
 from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tools.tables.command import find_recipe
 from stepcot_jax.tools.tables.folds_table import CONSTANT, pool_folds, validation_accuracy
 
@@ -108,5 +105,4 @@ def test_the_table_has_figures_of_all_cases_and_leaves_steps_with_one_answer_out
     assert any(note.endswith(f"{CHAIN.steps[0].name}.") and "Left out" in note for note in table.notes)
     plan = make_plan(tmp_path / "all", seeds=(0,))
     finish(plan, {"teacher": 0.9, "student": 0.5}, np.zeros_like(LABELS))
-    with pytest.raises(BadInput, match="one answer only at every step"):
-        find_recipe("folds").tabulate(plan)
+    refuse("one answer only at every step", find_recipe("folds").tabulate, plan)

@@ -1,5 +1,3 @@
-"""Figures that docs/results quotes of policies, computed once more from the replies that lie beside them."""
-
 import gzip
 import json
 import pathlib

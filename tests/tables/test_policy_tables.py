@@ -1,6 +1,7 @@
 """Tables of policies from finished cells: figures by hand, published columns, rows, cells and notes."""
 
 import csv
+import dataclasses
 import json
 import math
 import statistics
@@ -12,6 +13,7 @@ from policies.policy_workdir import make_policy_workdir
 from tables.policy_tables import columns_of, finish_policy, make_policy_plan, published_columns, read_tests
 
 from benchmarks.keep_replies import keep_replies
+from stepcot_jax.data.questions.vqa_dataset import scale_record
 from stepcot_jax.evaluation.audits import perturb_records
 from stepcot_jax.evaluation.comparison import ReplyComparison
 from stepcot_jax.evaluation.replies import BASELINE, ScoringSettings, as_columns, score_text
@@ -56,7 +58,6 @@ def plan(tmp_path_factory):
 
 
 def right_share(plan, number, kind):
-    """By seed the share of right questions of a kind."""
     indices = [index for index, record in enumerate(read_tests(plan)) if record.kind == kind]
     return [float(np.mean([every(number, seed)(index) for index in indices])) for seed in plan.seeds]
 
@@ -101,6 +102,29 @@ def test_figures_are_the_shares_of_right_replies_and_differences_are_judged_toge
     assert 0 < difference.low < difference.value < difference.high
     assert found["mean A: verdict"][row] == "higher in both runs"
     assert (found["mean A"][same].value, found["mean A: verdict"][same]) == (0.0, "no difference shown")
+
+
+def test_a_model_without_training_has_a_row_where_its_replies_are_given(plan, made, tmp_path):
+    tests = read_tests(plan)
+    for table, dialect, heading in (("vqa", "gemex", "mean A"), ("stages", "lvkc", "step quality")):
+        found = columns_of(made[table][0])
+        row = found[next(iter(found))].index("zero-shot (not had here)")
+        assert found[heading][row] is None
+        assert any(f"--zero_shot={table}=REPLIES" in note for note in made[table][0].notes)
+        lines = [
+            {"id": record.id, "reply": write_reply(scale_record(record, (500, 300)), dialect), "image_size": [500, 300]}
+            for record in tests[1:]
+        ]
+        lines.append({"id": tests[0].id, "reply": None, "error": "picture: a.png does not exist"})
+        (tmp_path / "replies.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        given = dataclasses.replace(plan, zero_shot={table: tmp_path / "replies.jsonl"})
+        made_with, *_ = find_recipe(table).tabulate(given)
+        own = columns_of(made_with)
+        assert own[next(iter(own))].index("zero-shot") == row
+        assert 0.95 < own[heading][row].value < 1
+        assert any("1 missing replies count as wrong" in note for note in made_with.notes)
+        assert own[heading][row + 1] == found[heading][row + 1]
+        assert published_columns([made_with]) == published_columns(made[table][:1])
 
 
 def test_a_cell_of_a_table_is_recomputed_from_the_kept_replies(plan, made, tmp_path):
@@ -153,7 +177,7 @@ def test_published_columns_do_not_depend_on_our_figures(made):
     assert found["published: closed A"][row] == 0.9024
     assert found["published: closed A"][found["training"].index(policy_tables.SHUFFLED)] is None
     unpaired = [row for row, name in enumerate(found["training"]) if name is None]
-    assert [found["published: training in the paper"][row] for row in unpaired] == ["zero-shot", "GEMeX-Full, SFT"]
+    assert [found["published: training in the paper"][row] for row in unpaired] == ["GEMeX-Full, SFT"]
 
 
 def test_self_check_rates_are_those_of_the_last_epoch(plan, made):
@@ -200,16 +224,16 @@ def test_the_baseline_answers_perturbed_questions_too(plan, monkeypatch):
 
 def test_stages_are_worth_what_their_replies_say(plan, made):
     found = columns_of(made["stages"][0])
-    assert found["data"][:2] == ["our test split"] * 2
+    assert found["data"][:3] == ["our test split"] * 3
     scoring, records = ScoringSettings(dialect="lvkc"), read_tests(plan)
     right, wrong = ([score_text(text(record), record, scoring).stages[0] for record in records]
                     for text in (lambda record: write_reply(record, "lvkc"), lambda record: "none"))  # fmt: skip
-    for row, number in enumerate((2, 4)):
+    for row, number in enumerate((2, 4), start=1):
         are_right = [[every(number, seed)(place) for place in range(len(records))] for seed in plan.seeds]
         of_seeds = [np.nanmean(np.where(own, right, wrong)) for own in are_right]
         assert found["localisation"][row].value == pytest.approx(np.mean(of_seeds))
         assert found["published: knowledge"][row] is None
-    assert found["localisation"][2:] == [None] * 9
+    assert found["localisation"][3:] == [None] * 9
 
 
 def test_other_cells_are_refused(plan):

@@ -9,7 +9,6 @@ from stepcot_jax.evaluation import published as published_figures
 from stepcot_jax.tools.tables import cost_table
 
 DETECTION, DISTRIBUTION, _, LOCATION, _, SECONDARY_EFFECTS, DIAGNOSIS = (name for name, _ in PUBLISHED_STEPS)
-
 METRICS = ("accuracy", "auc", "sensitivity", "specificity")
 
 
@@ -28,7 +27,6 @@ def shares(text):
 
 
 def after(text, name):
-    """The figures that stand after a name, to the next name."""
     return shares(text[text.index(name) + len(name) :].split(";")[0])
 
 

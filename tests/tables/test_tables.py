@@ -1,5 +1,3 @@
-"""Tables of finished cells: figures beside independent ones, honest verdicts, and cells that are run once."""
-
 import json
 
 import numpy as np

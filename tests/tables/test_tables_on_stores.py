@@ -1,5 +1,3 @@
-"""Tables whose workdir is on a store: those of a folder, from cells that another machine goes on with."""
-
 import shutil
 
 import pytest

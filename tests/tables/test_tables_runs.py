@@ -1,5 +1,3 @@
-"""Tables from real runs of the smallest networks: every path from a config to files, once."""
-
 import dataclasses
 import json
 import subprocess
@@ -26,7 +24,6 @@ from stepcot_jax.tools.tables.encoders import list_encoders, write_random_encode
 from stepcot_jax.tools.tables.plan import Plan
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_networks")]
-
 OWN = "resnet_small, trained along"
 MODELS = [(OWN, "without"), (OWN, "with"), ("teacher", "with"), ("student", "with")]
 

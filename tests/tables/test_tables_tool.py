@@ -1,5 +1,3 @@
-"""The command line of the tables: what it accepts, and one line for all else."""
-
 import os
 import pathlib
 import subprocess
@@ -23,7 +21,8 @@ def test_names_are_those_that_can_be_made():
     assert tables.read_names(["folds", "corrections", "all"])[4:] == ("cost", "corrections", "folds")
     assert tables.read_names(["cost", "vqa", "cost"]) == ("cost", "vqa")
     assert "vqa" in tables.read_names(["all", "vqa"])
-    assert tables.read_encoders(["CLIP=openai/clip", "own = /a=b"]) == {"CLIP": "openai/clip", "own": "/a=b"}
+    named = tables.read_pairs(["CLIP=openai/clip", "own = /a=b"], "--encoders", "NAME=WEIGHTS")
+    assert named == {"CLIP": "openai/clip", "own": "/a=b"}
     assert tables.read_seeds(["0", "12"], None) == (0, 12)
 
 
@@ -32,7 +31,11 @@ def test_names_are_those_that_can_be_made():
     [
         (tables.read_names, ["diagnoses"], "table 'diagnoses' is not one of diagnosis"),
         (tables.read_names, ["cost", "origin"], "table 'origin' left the package"),
-        (tables.read_encoders, ["CLIP"], "--encoders: 'CLIP' is not NAME=WEIGHTS"),
+        (
+            lambda entries: tables.read_pairs(entries, "--x", "NAME=WEIGHTS"),
+            ["CLIP"],
+            "--x: 'CLIP' is not NAME=WEIGHTS",
+        ),
         (lambda entries: tables.read_seeds(entries, None), ["0", "-1"], "--seeds: '-1'"),
     ],
 )
@@ -40,19 +43,17 @@ def test_what_is_not_accepted_is_named(read, entries, words):
     refuse(words, read, entries)
 
 
-@pytest.mark.parametrize(
-    ("names", "words"),
-    [
-        (["vqa", "stages", "curriculum"], "(a shipped config such as tables_vqa, "),
-        (["origin"], "error: table 'origin' left the package"),
-        (["diagnoses"], "error: table 'diagnoses' is not one of diagnosis"),
-    ],
-)
+NAMED = [
+    (["vqa", "stages", "curriculum"], "(a shipped config such as tables_vqa, "),
+    (["origin"], "error: table 'origin' left the package"),
+]
+
+
+@pytest.mark.parametrize(("names", "words"), NAMED)
 def test_a_name_and_then_the_config_that_is_missing_are_named_without_a_traceback(names, words):
     command = [sys.executable, "-m", "stepcot_jax", "tables", *names, "--workdir=x"]
-    result = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True
-    )
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert result.returncode == 2
     assert words in result.stderr
     assert "Traceback" not in result.stderr

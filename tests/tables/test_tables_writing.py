@@ -1,5 +1,3 @@
-"""Tables as files: what a program reads back is what was put in, and nothing in a cell acts as markup or a formula."""
-
 import csv
 import io
 import math

@@ -1,5 +1,3 @@
-"""Data to read without fine-tuning: last answers by their texts, and nothing that was learned from."""
-
 import dataclasses
 import json
 import re

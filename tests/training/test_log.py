@@ -1,5 +1,3 @@
-"""The metrics log: truncated at the resumed step; a full disk stops the run without a hang or traceback."""
-
 import errno
 import io
 import json
@@ -17,7 +15,6 @@ def read(workdir):
 
 
 def read_events(workdir):
-    """Events by file."""
     from tensorboardX.proto.event_pb2 import Event
 
     found = {}

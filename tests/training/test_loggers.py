@@ -1,5 +1,3 @@
-"""Loggers beside metrics.jsonl: the numbers they get, failures that do not stop a run, resuming, offline stores."""
-
 import json
 import math
 
@@ -13,8 +11,6 @@ from stepcot_jax.training.log import MetricsLog
 
 
 class Remembered:
-    """A logger of the test: keeps numbers, fails on request."""
-
     def __init__(self, workdir, settings, run_id, title, *, fails_at=None):
         self.id, self.place, self.title = run_id or f"run-{workdir.name}", "here", title
         self.got, self.closed, self.fails_at, self.resumed = [], False, fails_at, run_id is not None

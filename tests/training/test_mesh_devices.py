@@ -1,5 +1,3 @@
-"""Devices as a mesh: rows and parameters are divided, and what cannot be divided is refused."""
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -21,8 +21,6 @@ RATE = 0.05
 
 
 def optimise(optimizer, gradients=GRADIENTS, between=lambda state: state):
-    """Parameters after each step."""
-
     @jax.jit
     def update(params, state, gradient):
         updates, state = optimizer.update(gradient, state, params)

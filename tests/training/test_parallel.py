@@ -1,5 +1,3 @@
-"""One device, several devices and several passes give the same losses and raw gradients."""
-
 import jax
 import numpy as np
 import pytest
@@ -10,7 +8,6 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.training.devices import AXIS, Devices
 
 pytestmark = pytest.mark.slow
-
 SPREAD = {
     "pmap": {"num_devices": 8},
     "shard_map": {"transform": "shard_map", "num_devices": 4, "num_passes": 2, "remat": True},

@@ -1,5 +1,3 @@
-"""Traces are of the updates that were asked for, wherever a run starts and ends among them."""
-
 import jax
 import jax.numpy as jnp
 import pytest

@@ -1,5 +1,3 @@
-"""Checkpoint retention: the last two can be resumed, each with the best checkpoints as of its step."""
-
 import dataclasses
 
 from hypothesis import given

@@ -1,5 +1,3 @@
-"""Rows of a batch lie on the devices in the order of the processes that load them, whatever order the devices have."""
-
 import json
 import os
 import pathlib

@@ -1,5 +1,3 @@
-"""Given parameters in the place of first ones: their values, where they lie, and that they are sent one at a time."""
-
 import jax
 import jax.numpy as jnp
 import ml_dtypes

@@ -1,5 +1,3 @@
-"""A system defined outside the package runs through the loop: linear regression on data drawn on the host."""
-
 import itertools
 import json
 import os

@@ -20,10 +20,8 @@ import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from stepcot_jax.annotate.llm.prompts import Message
-from stepcot_jax.annotate.llm.replies import Entry, count_bytes, hide_key, read_body, start_entry
+from stepcot_jax.annotate.llm.replies import Entry, count_bytes, hide_key, read_body
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.text import install_extra
 
@@ -306,7 +304,6 @@ class Client:
         reserved, spent = sum(bounds.values()), 0
         await self._budget.reserve(reserved)
         try:
-            entry = start_entry(ask.about, form=ask.form, has_picture=shows_picture(ask.messages), **bounds)
             started, status, headers, content = time.monotonic(), 200, httpx2.Headers(), b""
             try:
                 # The package's timeout restarts with every byte, which a dripping server exploits.
@@ -331,11 +328,21 @@ class Client:
                     headers["x-should-retry"] = "false"  # waiting does not add credit
             else:
                 is_too_large = content is None
-                entry = msgspec.structs.replace(entry, problem=ask.problem, is_final=is_too_large)
+                known: dict[str, Any] = {**ask.about, **bounds}
+                entry = Entry(  # of a lost answer, charged at its upper bounds
+                    **known,
+                    answer=None,
+                    problem=ask.problem,
+                    is_final=is_too_large,
+                    form=ask.form,
+                    is_counted=False,
+                    has_picture=shows_picture(ask.messages),
+                    seconds=round(time.monotonic() - started, 3),
+                    time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                )
                 if not ask.problem:
                     entry = read_body(content, lost=entry, key=self._key)
-                seconds, now = round(time.monotonic() - started, 3), datetime.datetime.now(datetime.UTC)
-                ask.entry = msgspec.structs.replace(entry, seconds=seconds, time=now.isoformat(timespec="seconds"))
+                ask.entry = entry
                 ask.problem, spent = "" if entry.is_final else entry.problem, entry.num_tokens
                 ask.record(ask.entry)
                 if is_too_large:

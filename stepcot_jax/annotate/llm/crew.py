@@ -43,6 +43,10 @@ class Crew:
         self._open.append(made)
         return made
 
+    def count_repeats(self) -> collections.Counter[Reason]:
+        """Number of answers that were asked for again, by reason, those of earlier runs included."""
+        return collections.Counter(reason for one in self._open for reason in one.asked_again.values())
+
     async def close(self) -> None:
         """Close all interviewers and the answers."""
         for interviewer in self._open:

@@ -134,6 +134,7 @@ class Interviewer:
         self.ledger = Ledger(answers, identity)
         self._client.answered_before = len(self.ledger) > 0
         self._client.largest_counted = self.ledger.largest_counted
+        self.asked_again: dict[tuple[str, str], Reason] = {}  # why, by item and refused request
 
     async def close(self) -> None:
         """Close the connection."""
@@ -143,19 +144,24 @@ class Interviewer:
         """Return whether the ledger has an answer to this request, without repairs."""
         return self.ledger.find(item.id, digest_messages(list(messages))) is not None
 
-    async def hear(self, item: Item, messages: Sequence[Message]) -> tuple[str, Entry]:
-        """Return what a reply says behind its thoughts, and its ledger entry."""
+    async def fetch(self, item: Item, messages: Sequence[Message]) -> Entry:
+        """Return the ledger's entry of a request, or ask."""
         request = digest_messages(messages)
         entry = self.ledger.find(item.id, request)
         if entry is None:
             about = {"report": item.id, "text": digest_text(item.text), "request": request}
             entry = await self._client.ask(messages, about=about, record=self.ledger.append)
+        return entry
+
+    async def hear(self, item: Item, messages: Sequence[Message]) -> tuple[str, Entry]:
+        """Return what a reply says behind its thoughts, and its ledger entry."""
+        entry = await self.fetch(item, messages)
         return reply_text(entry, model=self.endpoint.model), entry
 
     async def ask(self, item: Item, messages: Sequence[Message], read: Callable[[str], _Value]) -> tuple[_Value, Entry]:
         """Return the answer as parsed by `read`, and its ledger entry; one that cannot be parsed is asked for again."""
         conversation = list(messages)
-        for _ in range(self._num_tries):
+        for number in range(1, self._num_tries + 1):
             text, entry = await self.hear(item, conversation)
             try:
                 value = read(text)
@@ -168,6 +174,8 @@ class Interviewer:
                 return value, entry
             if entry.finish == "length":
                 problem = f"the answer was cut at {entry.answer_tokens} tokens, accepted is a shorter one; {problem}"
+            if number < self._num_tries:
+                self.asked_again[item.id, digest_messages(conversation)] = reason
             conversation += [{"role": "assistant", "content": entry.answer}, write_repair(problem)]
         # The full problem quotes the answer, and thus the item; the ledger has both.
         problem = f"{self._num_tries} unreadable answers, the last at {field}"
@@ -193,7 +201,7 @@ async def examine(
     *,
     data: Mapping[str, Any],
     name: str,
-    picture: str = "",
+    pictures: Sequence[str] = (),
     doubter: Interviewer | None,
     voters: Sequence[Interviewer],
 ) -> Provenance:
@@ -201,7 +209,7 @@ async def examine(
     trusts, votes = [], []
     if doubter is not None:
         messages = [
-            *doubter.prompt.messages(data, picture=picture),
+            *doubter.prompt.messages(data, pictures=pictures),
             {"role": "assistant", "content": json.dumps(answer, ensure_ascii=False)},
             {"role": "user", "content": doubter.prompt.follow_up},
         ]
@@ -210,7 +218,7 @@ async def examine(
             raise CannotAnnotate(Reason.NOT_TRUSTED, f"{doubter.endpoint.model}: {trust}")
         trusts.append(("trusts itself", trust))
     for voter in voters:  # in turn until one disagrees, because every vote costs tokens
-        messages = voter.prompt.messages({**data, name: answer}, picture=picture)
+        messages = voter.prompt.messages({**data, name: answer}, pictures=pictures)
         vote, _ = await voter.ask(item, messages, lambda text: read_choice(text, field="vote", accepted=VOTES))
         votes.append(f"{voter.endpoint.model}: {vote}")
         if vote != VOTES[0]:

@@ -106,11 +106,13 @@ class Prompt:
         fixed = [self.version, self.task, self.system, self.before, self.after, self.follow_up, self.schema]
         return hashlib.sha256(json.dumps([*fixed, _REPAIR_BEFORE, _REPAIR_AFTER], sort_keys=True).encode()).hexdigest()
 
-    def messages(self, data: Mapping[str, Any], *, picture: str = "") -> list[Message]:
-        """Return the messages of a request about `data`, and about a picture given as data URL ("" for none)."""
+    def messages(self, data: Mapping[str, Any], *, pictures: Sequence[str] = ()) -> list[Message]:
+        """Return the messages of a request about `data`, and about pictures given as data URLs."""
         text = f"{self.before}{quote_data(data)}{self.after}"
-        shown = [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": picture}}]
-        return [{"role": "system", "content": self.system}, {"role": "user", "content": shown if picture else text}]
+        shown = [{"type": "text", "text": text}] + [
+            {"type": "image_url", "image_url": {"url": url}} for url in pictures
+        ]
+        return [{"role": "system", "content": self.system}, {"role": "user", "content": shown if pictures else text}]
 
 
 def quote_data(data: Mapping[str, Any]) -> str:
@@ -223,10 +225,13 @@ def _write_trust(asked: Prompt, task: str, what: str) -> Prompt:
     return dataclasses.replace(asked, task=task, follow_up=question, schema=answer_schema("trust", TRUST))
 
 
-def _write_vote(task: str, what: str) -> Prompt:
+_STATEMENTS = ("every statement is borne out", "one is wrong")
+
+
+def _write_vote(task: str, what: str, role: str = "chest radiologist", about: tuple[str, str] = _STATEMENTS) -> Prompt:
     text = (
-        f'You are a chest radiologist who checks the work of another. {what} Vote "correct" only where every statement '
-        'is borne out, "incorrect" where one is wrong, "uncertain" where the data do not decide it.'
+        f'You are a {role} who checks the work of another. {what} Vote "correct" only where {about[0]}, "incorrect" '
+        f'where {about[1]}, "uncertain" where the data do not decide it.'
     )
     answer = '"reasoning": "one or two sentences", "vote": "correct", "incorrect" or "uncertain"'
     return _write_json(task, text, answer, answer_schema("vote", VOTES))
@@ -242,7 +247,8 @@ RMCOT = _write(
 You are a chest radiologist who looks at a chest radiograph. The data hold what the picture shows, sentence by \
 sentence, each with its region and box (x1, y1, x2, y2 in pixels), a question and its right answer. Imagine that you \
 view the picture. Think aloud in about 100 words, from the regions to the answer.
-- Name each region that you use as **name** ([x1, y1, x2, y2]), with name and box exactly as in the data.
+- Name each region that you use, or the finding where the data name no region, as **name** ([x1, y1, x2, y2]), with \
+name and box exactly as in the data.
 - Speak as one who looks at the picture. Never speak of a report, of given or stated findings, or of the data.
 - If there are choices, name every option and say why the wrong ones do not fit.
 - The last sentence states the answer and nothing else; for choices, letter and text of the right options alone.""",
@@ -254,23 +260,40 @@ RMCOT_VOTE = _write_vote(
     "The data hold what a chest radiograph shows, a question, its answer, and the thinking that somebody wrote.",
 )
 
+_PICTURES = "Of two pictures, the first is cropped to the region of interest, the second is the whole, as is one alone."
+PROPOSAL = _write_json(
+    "lvkc_proposal",
+    """\
+You are a radiologist. The data hold the kind of the picture that is sent, a question about it and the hidden answer; \
+nobody has marked a region. Find the smallest region that must be seen to answer the question. Give its left, upper, \
+right and lower edge in thousandths of the picture's width and height, from its left upper corner: four whole numbers. \
+Where all of the picture is needed, give 0, 0, 1000, 1000.""",
+    '"reason": "one sentence", "region": [left, upper, right, lower]',
+    object_schema({"reason": {"type": "string"}, "region": {"type": "array", "items": {"type": "integer"}}}),
+)
+REGION_VOTE = _write_vote(
+    "lvkc_region_vote",
+    "The data hold the kind of the picture, a question, and a region that somebody proposed, in thousandths of the "
+    f"picture's width and height. {_PICTURES}",
+    "radiologist",
+    ("the region holds what must be seen to answer the question, and little else", "it misses that or is too wide"),
+)
 LOCALISATION = _write(
     "lvkc_localisation",
-    """\
-You are a chest radiologist. The data hold a question about a chest radiograph and a hidden hint at the region of \
-interest. A picture, if one is sent, is cropped to that region. Say concisely, in one or two sentences, where to look \
-to answer the question: about where it lies, in the anatomical words that people use. You may name structures, the \
-side, and the relative position, such as upper or lower, medial or lateral. No coordinates or numbers, no look of \
-anything, no diagnosis, no interpretation, no answer to the question, and no word of the hint or of how the region \
-was found.""",
+    f"""\
+You are a radiologist. The data hold the kind of a picture, a question about it and a hidden hint at the region of \
+interest. {_PICTURES} Say concisely, in one or two sentences, where to look to answer the question: about where it \
+lies, in the anatomical words that people use. You may name structures, the side, and the relative position, such as \
+upper or lower, medial or lateral. No coordinates or numbers, no look of anything, no diagnosis, no interpretation, no \
+answer to the question, and no word of the hint or of how the region was found.""",
     "localisation",
 )
 VISUAL = _write(
     "lvkc_visual",
-    """\
-You observe a chest radiograph and interpret nothing. The data hold a question, the region of interest, and facts and \
-sentences that stand for the picture. A picture, if one is sent, is cropped to that region. Describe, in neutral and \
-objective words, what can be seen and matters for the question, in two parts that are clearly apart, in this order:
+    f"""\
+You observe a medical picture and interpret nothing. The data hold the kind of the picture, a question, the region of \
+interest, and facts and sentences that stand for the picture. {_PICTURES} Describe, in neutral and objective words, \
+what can be seen and matters for the question, in two parts that are clearly apart, in this order:
 - "Context:", one or two features of the background outside of the region, in brief. Do not guess how the picture was \
 made unless it shows.
 - "Within the region:", only what can be seen in the region: anatomical place, shape, margin, size beside its \
@@ -282,17 +305,29 @@ region was found.""",
 RULE = _write(
     "lvkc_knowledge",
     """\
-You are a chest radiologist who teaches. The data hold a question, what is seen, a hidden label and a style. Write in \
-that style, in one or two sentences, the key medical knowledge that supports the answer: the abstract conditions, \
-criteria or principles that must hold for the hidden label. The label only tells you which knowledge matters. State \
-what must be true, not why; be concise, as text that a model learns from. Never name the label, a diagnosis or the \
-answer, and repeat no sentence of what is seen.""",
+You are a radiologist who teaches. The data hold a question, what is seen, a hidden label, a style, and an entry of a \
+knowledge base. Write in that style, from the entry as far as it fits, in one or two sentences of your own, the key \
+medical knowledge that supports the answer: the abstract conditions, criteria or principles that must hold for the \
+hidden label. The label only tells you which knowledge matters. State what must be true, not why; be concise, as text \
+that a model learns from. Never name the label, a diagnosis or the answer, and repeat no sentence of what is seen.""",
     "knowledge",
+)
+UNSUPPORTED = "not supported"
+CONCLUSION = _write(
+    "lvkc_conclusion",
+    f"""\
+You are a radiologist who concludes. The data hold a question, its right answer and the three stages before: where it \
+lies, what is seen, and what is known. Lead from these stages to the answer in two to four short sentences, condensed \
+and without repeating theirs. Use only what they hold: no finding, side or place of your own. Speak as one who found \
+the answer; never say that it was given. Affirm no other answer or choice. The last sentence states the answer and \
+nothing else, for choices letter and text of the right ones: "So the answer is ...". If the stages do not support the \
+answer, write "{UNSUPPORTED}" and nothing else.""",
+    "conclusion",
 )
 LVKC_TRUST = _write_trust(
     _write(
         "lvkc",
-        "You are a chest radiologist who wrote a line of reasoning about a chest radiograph.",
+        "You are a radiologist who wrote a line of reasoning about a medical picture.",
         *("localisation", "visual", "knowledge", "conclusion"),
     ),
     "lvkc_trust",
@@ -300,16 +335,18 @@ LVKC_TRUST = _write_trust(
 )
 LVKC_VOTE = _write_vote(
     "lvkc_vote",
-    "The data hold what a chest radiograph shows, a question, its answer, and a line of reasoning in stages. Look for "
-    "stages that conflict, steps that the picture does not support, and wrong knowledge.",
+    "The data hold what a medical picture shows, a question, its answer, and a line of reasoning in stages. "
+    f"{_PICTURES} Look for stages that conflict, steps that the picture does not support, and wrong knowledge.",
+    "radiologist",
 )
 
 EASY = _write(
     "medclm_easy",
     """\
-You are a chest radiologist. The data hold a seed sentence about a lesion, its class, its host organ and its box. \
-Write a diagnostic question about the box drawn in the picture, reasoning of two to four sentences that holds every \
-box of "box_text" as **class** [x1, y1, x2, y2] with exactly these numbers, and a short answer that names the class.""",
+You are a chest radiologist. The data hold a seed sentence about a lesion, its class, its box and, where known, its \
+host organ. Write a diagnostic question about the box drawn in the picture, reasoning of two to four sentences that \
+holds every box of "box_text" as **class** [x1, y1, x2, y2] with exactly these numbers, and a short answer that names \
+the class.""",
     "question",
     "reasoning",
     "answer",
@@ -317,10 +354,10 @@ box of "box_text" as **class** [x1, y1, x2, y2] with exactly these numbers, and 
 MEDIUM = _write(
     "medclm_medium",
     """\
-You are a chest radiologist. The data hold a seed sentence about a lesion, its class, its host organ and its box. \
-Write a question about abnormalities anywhere in the picture, in which no box is drawn; reasoning of two to four \
-sentences that says where the lesion lies and holds every box of "box_text" as **class** [x1, y1, x2, y2] with exactly \
-these numbers; and a short answer that names the class and its place.""",
+You are a chest radiologist. The data hold a seed sentence about a lesion, its class, its box and, where known, its \
+host organ. Write a question about abnormalities anywhere in the picture, in which no box is drawn; reasoning of two \
+to four sentences that says where the lesion lies and holds every box of "box_text" as **class** [x1, y1, x2, y2] with \
+exactly these numbers; and a short answer that names the class and, where known, the host organ.""",
     "question",
     "reasoning",
     "answer",

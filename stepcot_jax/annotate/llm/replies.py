@@ -1,7 +1,5 @@
 """One reader of an endpoint's replies: from the body of a response to an entry of the ledger, and to what it says."""
 
-import datetime
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -36,24 +34,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def num_tokens(self) -> int:
         """Tokens of prompt and answer."""
         return self.prompt_tokens + self.answer_tokens
-
-
-def start_entry(
-    about: Mapping[str, str], *, form: str, prompt_tokens: int, answer_tokens: int, has_picture: bool
-) -> Entry:
-    """Return the entry of a request without an answer, charged at its upper bounds."""
-    return Entry(
-        **about,
-        answer=None,
-        is_final=False,
-        form=form,
-        prompt_tokens=prompt_tokens,
-        answer_tokens=answer_tokens,
-        is_counted=False,
-        has_picture=has_picture,
-        seconds=0.0,
-        time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    )
 
 
 class _Message(msgspec.Struct):

@@ -16,8 +16,9 @@ import msgspec
 from stepcot_jax.annotate.annotation import Aside, Reason
 from stepcot_jax.annotate.checks import check_markup, check_no_coordinates, check_speech, is_denied, names_any, require
 from stepcot_jax.annotate.llm.prompts import EASY, HARD, MEDCLM_TRUST, MEDCLM_VOTE, MEDIUM
-from stepcot_jax.annotate.recipes.items import Parts, Question, Request, Task, TaskSettings
-from stepcot_jax.annotate.recipes.pictures import DRAWN_FOLDER, UNKNOWN, draw_views, name_host, show_picture
+from stepcot_jax.annotate.recipes.items import Parts, Question, Request, Task, TaskSettings, add_provenance
+from stepcot_jax.annotate.recipes.organs import ORGAN_FROM, Hosts
+from stepcot_jax.annotate.recipes.pictures import DRAWN_FOLDER, draw_views, show_picture
 from stepcot_jax.annotate.recipes.rmcot import require_assembled
 from stepcot_jax.box import UNIT_SQUARE, Box
 from stepcot_jax.data.questions.stage_views import STAGES, Stage
@@ -38,7 +39,7 @@ class View:
 
     @property
     def organ(self) -> str:
-        """The lesion's host organ, or "unknown"."""
+        """The lesion's host organ; "" if it is unknown, which no text mentions."""
         return self.record.organ
 
     @property
@@ -57,21 +58,24 @@ class View:
         return ", ".join(f"**{self.label}** {box}" for box in write_boxes(self.record, UNIT_SQUARE))
 
     @property
+    def location(self) -> str:
+        """The host organ with " in the" before it; "" if it is unknown or the lesion's name has it."""
+        return f" in the {self.organ}" if self.organ and self.organ not in term_of(self.label).phrase else ""
+
+    @property
     def seed(self) -> str:
         """The seed sentence: lesion in organ."""
-        phrase = term_of(self.label).phrase
-        if self.organ == UNKNOWN:
-            return f"The picture shows {phrase}; its host organ is unknown."
-        return f"The picture shows {phrase}{'' if self.organ in phrase else f' in the {self.organ}'}."
+        return f"The picture shows {term_of(self.label).phrase}{self.location}."
 
     def data(self) -> dict[str, Any]:
         """Return the data of the request; in the hard stage only the domain."""
-        domain = {"class": self.label, "modality": self.record.modality or UNKNOWN}
+        domain = {"class": self.label, **({"modality": self.record.modality} if self.record.modality else {})}
         if self.stage == "hard":
             return domain
         # Only numbers: requests escape brackets, and the answer must contain them unescaped.
         boxes = {str(n): box.strip("[]") for n, box in enumerate(write_boxes(self.record, UNIT_SQUARE), start=1)}
-        return {"seed": self.seed, **domain, "host_organ": self.organ, "box_text": boxes}
+        organ = {"host_organ": self.organ} if self.organ else {}
+        return {"seed": self.seed, **domain, **organ, "box_text": boxes}
 
 
 def plan_views(questions: Sequence[Question], settings: TaskSettings) -> list[View | Aside]:
@@ -87,9 +91,10 @@ def plan_views(questions: Sequence[Question], settings: TaskSettings) -> list[Vi
         boxless.setdefault(image, Aside(question.id, Reason.NO_LESION, "no box of a lesion's class"))
     with_lesion = {image for image, _ in lesions}
     planned += [aside for image, aside in boxless.items() if image not in with_lesion]
+    hosts = Hosts(settings, {image for image, _ in lesions})
     for key, (seed_case, record) in list(lesions.items()):
         try:
-            lesions[key] = (seed_case, msgspec.structs.replace(record, organ=name_host(record, settings)))
+            lesions[key] = (seed_case, _add_organ(record, *hosts.find(record)))
         except BadInput as error:
             planned.append(Aside(f"{seed_case}.{record.lesion}", Reason.UNREADABLE_RECORD, str(error)))
             del lesions[key]
@@ -103,6 +108,11 @@ def plan_views(questions: Sequence[Question], settings: TaskSettings) -> list[Vi
         aside = Aside(hard.id, Reason.NO_OTHER_CASE, "the only image of its class and split")
         planned += [easy, dataclasses.replace(easy, stage="medium"), hard if other else aside]
     return planned
+
+
+def _add_organ(record: Record, organ: str, source: str) -> Record:
+    known = msgspec.structs.replace(record, organ=organ)
+    return add_provenance(known, {ORGAN_FROM: source}) if source else known
 
 
 def _find_lesions(question: Question) -> Iterable[tuple[str, Record]]:
@@ -139,9 +149,9 @@ def write_view(view: View) -> dict[str, str]:
         verb = "do" if noun == "boxes" else "does"
         question = f"What {verb} the {noun} in this picture show?"
         return {"question": question, "reasoning": f"{view.seed} {where}", "answer": f"{answer}."}
-    question = "Is there an abnormality in this picture, and where does it lie?"
-    location = "; its host organ is unknown" if view.organ == UNKNOWN else f" in the {view.organ}"
+    question = f"Is there an abnormality in this picture{', and where does it lie' if view.organ else ''}?"
     reasoning = f"I look over the whole picture. {view.seed} {where}"
+    location = f" in the {view.organ}" if view.organ else ""
     return {"question": question, "reasoning": reasoning, "answer": f"{answer}{location}."}
 
 
@@ -212,8 +222,8 @@ TASK: Task[View] = Task(
     data=lambda view: view.data(),
     trust=MEDCLM_TRUST,
     vote=MEDCLM_VOTE,
-    show=lambda view, settings: show_picture(
-        view.record.image, settings, boxed=view.record if view.stage == "easy" else None
+    show=lambda view, settings: (
+        show_picture(view.record.image, settings, boxed=view.record if view.stage == "easy" else None),
     ),
     picture=lambda view: view.record.image,
     finish=draw_views,

@@ -15,7 +15,7 @@ from stepcot_jax.annotate.checks import (
     require,
 )
 from stepcot_jax.annotate.llm.prompts import RMCOT, RMCOT_TRUST, RMCOT_VOTE
-from stepcot_jax.annotate.recipes.items import Parts, Question, Request, Task, TaskSettings, name_region
+from stepcot_jax.annotate.recipes.items import Parts, Question, Request, Task, TaskSettings
 from stepcot_jax.box import Box
 from stepcot_jax.data.questions import vocabulary as wording
 from stepcot_jax.data.questions.vocabulary import term_of, write_box
@@ -51,14 +51,15 @@ def write_thinking(question: Question) -> dict[str, str]:
 def _quote(statement: Box, question: Question) -> str:
     """Return the sentence of a grounded report with its region and box, or one that looks at the region."""
     # Grounded reports may end without a full stop, or hold several sentences.
-    words, name = statement.sentence.strip().rstrip("."), name_region(statement)
-    if not words and statement in question.findings:
-        return wording.look_at(Box(name, statement.corners), f"signs of {term_of(statement.label).name}")
-    region = f"**{name}** ({write_box(statement.corners)})"
-    before, named, after = words.partition(name)
+    words, name = statement.sentence.strip().rstrip("."), question.region_of(statement)
+    if not words and (statement in question.findings or not name):
+        placed = Box(statement.label, statement.corners, region=name)
+        return wording.look_at(placed, f"signs of {term_of(statement.label).name}")
+    region = f"**{name or statement.label}** ({write_box(statement.corners)})"
+    before, named, after = words.partition(name or statement.label)
     if named and before:
         return f"{before}{region}{after}."
-    return f"I look at the {region}{f': {words}' if words else ''}."
+    return f"I {'look at the' if name else 'see'} {region}{f': {words}' if words else ''}."
 
 
 def assemble(question: Question, parts: Parts) -> Record:

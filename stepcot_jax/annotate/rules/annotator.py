@@ -5,91 +5,15 @@ Every answer cites its sentence, an implied one that of the diagnosis; steps tha
 
 import itertools
 import re
-import unicodedata
 from collections.abc import Collection, Iterable
 
 from stepcot_jax.annotate.annotation import Annotation, CannotAnnotate, Reason, Report
 from stepcot_jax.annotate.rules import lesions, terms
+from stepcot_jax.annotate.rules.language import find_foreign_words
 from stepcot_jax.annotate.rules.lesions import Answer, Lesion, doubted
 from stepcot_jax.annotate.rules.mentions import Mention, Reading, Status, read_report
 from stepcot_jax.chain import DEFAULT_CHAIN, DIAGNOSIS_OPTIONS, NOT_ANNOTATED, NOT_APPLICABLE, Chain, fold
 from stepcot_jax.host.errors import BadInput
-
-_FOREIGN = (
-    "aanwijzingen achados addensamenti addensamento afwijking afwijkingen agudas agudos akciger akcigerler "
-    "alteraciones alteracoes altersentsprechend anomalie atelectasias aucun aucune aumento avec baga befund beidseits "
-    "beluftet belufteten bez bilan binh bovenkwab brak bratov bronkovaskular bulgu campi campos cardiaca cardiaco "
-    "cardiacos cardiaque cardiomediastinale cardiomediastinica cardiomegalia cardiotoracico claires clairs claras "
-    "claros coeur conclusao conserves consolidacao consolidacion consolidaties coracao corakan corazon cordul "
-    "costofrenici costofrenico costofrenicos culs cuore derecha derecho derrame derrames destra destro diafragma "
-    "direita direito droit droite efusi efuzyon eika elvaltozas epanchement erguss ergusse esame esquerda esquerdo "
-    "estudio evidencia evidencian evidenza exame examen fara filmde forstorrad forstorret fortaetninger fortatningar "
-    "foyer foyers fynd gauche geen gogus hallazgo hallazgos hartgrootte hartschaduw herz herzgrosse herzschatten "
-    "herzsilhouette hinweis hjarta hjartat hjartstorlek hjerte hjertelungekarsystemet hjertestorrelse hjertet "
-    "ilmarinta indice indruk infiltraat infiltrados infiltrat infiltrater informe ingen inget ingrandito inima intet "
-    "izlendi izlenmedi izquierda izquierdo jantung kalp kedua kein keine keinen keiner kesan kesimpulan keuhko "
-    "keuhkoissa keuhkot khong kiserheto konklusion konklusjon kostofrenikus laudo lauseke lesioni lewego leziune "
-    "leziuni libres limites limiti livres lobulo longen longvelden lungene lungenfelder lunger lungerne lungor "
-    "lungorna mapafu masa mediasten mediastino mellkas mellkasi nachweis nao nella neumonia neumotorax nguc nicht "
-    "nincs noduli nodulo nodulos normaal normaalne normais normala normalbefund normaldir normale normaler normales "
-    "normalidad normalis normalna normalne normalni normalny normalt normaux normie oberlappen observa observan odmy "
-    "ognisk ogniskowych ohne ombra ombre onderkwab onderzoek opacidade opacidades opacitate opacitati opacite oplucnej "
-    "oraz paciente parenchimali parenchyme paru phoi pinzamiento plaman plamani platyn pleuraeffusion pleuraeffusjon "
-    "pleuraerguss pleuraergusse pleurale pleurales pleuranestetta pleuravaeske pleuravatska pleuravocht pleurawinkel "
-    "pleurezie pleurico pleuropulmonaire pleurotoracique plevra plevral plice plicele plicni pluca plucne plucnych "
-    "plynu pneumonie pneumopathie pneumothoraxu pneumotorace pneumotorax pnomotoraks polmonari polmone polmoni poumon "
-    "poumons prawego prawidlowa prawidlowe prawidlowy pulmao pulmoes pulmonaire pulmonaires pulmonar pulmonares "
-    "pulmones radiografia radiographie radiologica radiologico rechts referto regelrecht reperti reperto resim "
-    "roentgenbild rontgen rontgenundersokning rundherd saptanmadi seios sem seni senos senza serce significativas "
-    "silueta sin sinistra sinistro sonuc srdce srdecni stauung stauungszeichen sudut sydan sziv tampak thoracica "
-    "thoracico thoracique thoraxfoto thoraxrontgen thuong tidak torace torax transparentes tudo tudok uden unauffallig "
-    "unauffallige unauffalliger und undersokning unterlappen utan uten utlatande vergroot vergrossert versamento "
-    "verschattung verschattungen verslag vypotek walang wynik yok zagescen zaver zijn zmian zvetseno zwerchfell"
-)
-"""Words of reports in other languages in Latin script that no English report has, in lower case and without accents."""
-
-_FUNCTION_WORDS = (
-    "area au avec campos che clare com con cor cordul cu dalam dan das degil dei del della den der des din du een ei "
-    "ein eine el est et frei hart het ikke ikkje ile inga inte ist ja kalp las les links los lunge mang mediastino met "
-    "mit moyo ne nei nella ni nie norma nu och og oraz pada pas phim puso sans si tim tran um uma una van ve von yang "
-    "zu"
-)
-"""Words that an English report may have as a name or as Latin: one alone decides nothing."""
-
-_IS_FOREIGN, _IS_FUNCTION_WORD = frozenset(_FOREIGN.split()), frozenset(_FUNCTION_WORDS.split())
-_WORD = re.compile(r"[^\W\d_]+")
-_ACCENTED = re.compile(r"\b[a-z]+[\u00df-\u00f6\u00f8-\u024f\u1e00-\u1eff][^\W\d_]*")  # lower case: names are not
-_SPELLED = str.maketrans({"\u00f8": "o", "\u00e6": "ae", "\u0153": "oe", "\u0142": "l", "\u0131": "i", "\u0111": "d"})
-_BORROWED = frozenset(("naive", "facade", "resume", "risque", "peau", "cafe", "role", "cliche"))
-_NEGATED = re.compile(r"\b(?:pas d[e']|no hay\b|no se\b|non si\b|il n'|n'est\b|ne pas\b)")
-_OTHER_SCRIPT = re.compile(
-    r"[\u0370-\u03ff\u0400-\u04ff\u0590-\u06ff\u0900-\u097f\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
-)
-
-
-def find_foreign_words(text: str) -> list[str]:
-    """Return words that show another language than English, in their order; none for a report in English.
-
-    >>> find_foreign_words("Derrame pleural izquierdo. No se observa neumotorax.")
-    ['derrame', 'izquierdo', 'observa', 'neumotorax', 'no se']
-    >>> find_foreign_words("Lungs clear.")
-    []
-    """
-    letters = _OTHER_SCRIPT.findall(text)
-    if len(letters) > 1:
-        return ["".join(letters[:8])]
-    plain = _without_accents(text).replace("\u2019", "'")
-    words = list(dict.fromkeys(_WORD.findall(plain)))
-    accented = {_without_accents(word) for word in _ACCENTED.findall(unicodedata.normalize("NFC", text))} - _BORROWED
-    foreign = [word for word in words if word in _IS_FOREIGN or word in accented] + _NEGATED.findall(plain)
-    others = [word for word in words if word in _IS_FUNCTION_WORD]
-    return [*foreign, *others] if foreign or len(others) > 1 else []
-
-
-def _without_accents(text: str) -> str:
-    folded = unicodedata.normalize("NFKD", text.casefold()).translate(_SPELLED)
-    return "".join(mark for mark in folded if not unicodedata.combining(mark))
-
 
 # The diagnosis of a report: one of its findings, a normal chest, or neither.
 

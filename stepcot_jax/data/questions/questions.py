@@ -27,6 +27,7 @@ from stepcot_jax.data.questions.vocabulary import (
     diaphragm_name,
     hilum_name,
     knows_steps,
+    name_position,
     term_of,
     write_asked_stages,
     write_stages,
@@ -41,6 +42,9 @@ from stepcot_jax.record import KINDS, Cue, Kind, Record
 
 UNKNOWN = "unknown"
 """Modality of an image of any collection, which need not be a radiograph."""
+
+_RADIOGRAPH = "xray"  # modality of images whose source names none
+_OF_THE_CHEST = ("chest", "thorax", "lung", "heart")
 
 _CHEST = "chest radiograph"
 Reference = tuple[Box, str]
@@ -93,8 +97,16 @@ def refer(image: Record, findings: Sequence[Box], rng: np.random.Generator) -> t
         is_lesion = not term.look or (term.region == HEART and finding.region != HEART)  # congestion outside the heart
         if knows_steps(image.facts) and finding.label == image.facts["diagnosis"] and is_lesion:
             seen = describe(image.facts, wording=wording)
-        references.append((Box(finding.label, finding.corners, region=finding.region or finding.label), seen))
+        region = region_of(finding, image, image.modality or _RADIOGRAPH)
+        references.append((Box(finding.label, finding.corners, region=region), seen))
     return tuple(references)
+
+
+def region_of(finding: Box, image: Record, modality: str) -> str:
+    """Return a finding's region, else its place in a chest radiograph; "" for another picture."""
+    is_chest = not image.organ or any(word in image.organ.lower() for word in _OF_THE_CHEST)
+    is_placed = is_chest and modality == _RADIOGRAPH
+    return finding.region or (name_position(finding.corners, image.image_size) if is_placed else "")
 
 
 def refer_to_region(image: Record, name: str, seen: str) -> tuple[Reference, ...]:
@@ -341,6 +353,7 @@ _MAIN = (
     "What does this chest radiograph show?",
 )
 _ALL = ("Which abnormalities does this chest radiograph show?", "Name the abnormalities of this chest radiograph.")
+_REGION = ("What does the {name} show?", "Describe the {name}.", "What do you see in the {name}?")
 _CAUSE = ("What explains the {name}?", "What is the most likely cause of the {name}?")
 
 
@@ -378,7 +391,6 @@ def _number_of(image: Record) -> int:
 def _record(image: Record, kind: Kind, draft: Draft, *, wording: int, seed: int) -> Record:
     diagnosis = diagnosis_of(image)
     shown = _sort_references(image, (box for box, _ in draft.references))
-    seen = [(Box(box.region, box.corners), seen) for box, seen in draft.references]
     facts, stages, with_stages = dict(image.facts), None, knows_steps(image.facts)
     if with_stages and draft.asked is None:
         stages = write_stages(facts, answer=draft.spoken, wording=wording)
@@ -400,13 +412,14 @@ def _record(image: Record, kind: Kind, draft: Draft, *, wording: int, seed: int)
         answer=draft.answer,
         synonyms=draft.synonyms,
         references=tuple(Box(box.label, box.corners) for box, _ in draft.references),
-        thinking=write_thinking(seen, options=draft.sentences, answer=draft.spoken, wording=wording),
+        thinking=write_thinking(draft.references, options=draft.sentences, answer=draft.spoken, wording=wording),
         preamble=PREAMBLE if with_stages else "",
         stages=stages,
         cue=_CUES[shown],
         lesion="" if diagnosis == NORMAL else diagnosis,
         organ=facts.get("organ", "") or image.organ,
-        modality="" if image.modality == UNKNOWN else image.modality or "xray",
+        modality="" if image.modality == UNKNOWN else image.modality or _RADIOGRAPH,
+        report=image.report,
         facts=facts,
         provenance={**image.provenance, "maker": "templates", "question_seed": str(seed), "references": shown},
     )
@@ -469,7 +482,19 @@ def _ask_for_all(image: Record, rng: np.random.Generator) -> Draft | None:
     """Ask for every label of an image without a diagnosis; either order of two is accepted."""
     names = [accepted_names(label)[0] for label in present_in(image)]
     if not names:
-        return None
+        return _ask_for_region(image, rng)
     findings = [finding for label in present_in(image) for finding in findings_of(image, label)]
     answer, reverse = (" and ".join(ordered) for ordered in (names, names[::-1]))
     return Draft("all abnormalities", pick(rng, _ALL), answer, answer, refer(image, findings, rng), synonyms=(reverse,))
+
+
+def _ask_for_region(image: Record, rng: np.random.Generator) -> Draft | None:
+    """Ask for what a grounded report says of a region, where its sentences have no labels."""
+    told = [region for region in image.regions if region.sentence and region.region]
+    if not told:
+        return None
+    region: Box = pick(rng, told)
+    question, answer = pick(rng, _REGION).format(name=region.region), region.sentence.rstrip(".")
+    seen = f"{answer[:1].lower()}{answer[1:]}"
+    boxes = [other for other in told if (other.region, other.sentence) == (region.region, region.sentence)]
+    return Draft("region", question, answer, answer, tuple((box, seen) for box in boxes))

@@ -3,6 +3,7 @@
 import codecs
 import collections
 import dataclasses
+import hashlib
 import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.records.json_arrays import MOST_SHORT_RECORDS, SHORT_RECORD
 from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import writing_whole
+from stepcot_jax.host.files import digest_file, writing_whole
 from stepcot_jax.host.untrusted import iterate_lines, open_lines
 from stepcot_jax.record import KINDS, Cue, Record, SetAside, Split
 
@@ -32,8 +33,8 @@ _FIELDS = {field.name: field for field in msgspec.structs.fields(Record)}
 _REQUIRED = ("id", "image", "patient", "kind", "question", "answer")
 _LINE: tuple[str, ...] = (  # the fields of a question in the order of the file
     *("id", "image", "image_size", "patient", "origin", "split", "kind", "topic", "question", "options", "answer"),
-    *("synonyms", "references", "thinking", "preamble", "stages", "cue", "lesion", "organ", "modality", "facts"),
-    "provenance",
+    *("synonyms", "references", "points", "thinking", "preamble", "stages", "cue", "lesion", "organ", "modality"),
+    *("facts", "provenance", "report"),
 )
 _FILE_NAMES = {"image": "image_path", "patient": "patient_id", "options": "choices"}
 
@@ -60,6 +61,9 @@ def as_line(record: Record) -> dict[str, Any]:
     """Return a question's fields by the names of the file, in its order."""
     line = {_FILE_NAMES.get(name, name): getattr(record, name) for name in _LINE}
     line["references"] = [{"label": box.label, "box": box.corners} for box in record.references]
+    for name in ("points", "report"):  # which few sources have
+        if not line[name]:
+            del line[name]
     return line
 
 
@@ -92,6 +96,13 @@ class VqaCollection:
     def root(self) -> Path:
         """Folder that image paths are relative to."""
         return self.folder or self.path.parent
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the file, or of the questions of a folder with several."""
+        if self.path.is_file():
+            return digest_file(self.path)[1]
+        return hashlib.sha256(_ENCODER.encode(list(map(as_line, self.records)))).hexdigest()
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self.records)

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -23,13 +24,18 @@ _LONGEST_LINE = 2**25
 _EXPECTED = 'expected one reply per line, as JSON: {"id": "..", "reply": ".."}'
 
 
-class ReplyLine(msgspec.Struct, frozen=True):
+_Side = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
+
+
+class ReplyLine(msgspec.Struct, frozen=True, omit_defaults=True):
     """A line of a file of replies. Further fields are ignored, so that a model's log can be used unchanged."""
 
     id: str | int  # of the record that it answers; a number is taken as text
-    reply: str  # everything that the model wrote; "" for nothing
+    reply: str | None  # everything that the model wrote; "" for nothing; None where asking failed
     finish_reason: str | None = None  # why the model ended, as an endpoint says it: `reasoning.endings.read_finish`
     refusal: str | None = None  # text of a refusal, as OpenAI's endpoint returns it beside an empty reply
+    error: str | None = None  # what failed; a line without a reply needs it, and counts as a missing reply
+    image_size: tuple[_Side, _Side] | None = None  # of the picture that boxes in pixels refer to, if not the record's
 
 
 _DECODER = msgspec.json.Decoder(ReplyLine)
@@ -48,6 +54,8 @@ class ReplyFile:
     path: Path
     replies: Mapping[str, str]  # texts by record id, of the chosen records only
     finishes: Mapping[str, Finish] = dataclasses.field(default_factory=dict)  # by record id, where the file says it
+    image_sizes: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)  # the same
+    failures: Mapping[str, int] = dataclasses.field(default_factory=dict)  # chosen records without a reply, by reason
     num_unused: int = 0  # replies to records of other splits
     num_set_aside: int = 0  # replies to bad lines of the records' file
     num_unknown: int = 0  # replies whose id is of no record that can be read
@@ -66,7 +74,9 @@ def read_replies(
     """Read the replies of one model."""
     replies: dict[str, str] = {}
     finishes: dict[str, Finish] = {}
+    image_sizes: dict[str, tuple[int, int]] = {}
     seen: dict[str, int] = {}
+    failures = collections.Counter[str]()
     num_set_aside, num_unknown = 0, 0
     unknown = collections.Counter[str]()
     for number, content in read_lines(path, expected=_EXPECTED, most_bytes=_LONGEST_LINE):
@@ -74,6 +84,8 @@ def read_replies(
         try:
             line = _decode(content)
             answered = str(line.id)
+            if line.reply is None and not line.error:
+                raise BadInput("reply: null without an error; expected a text")
             finish = "refusal" if line.refusal else read_finish(line.finish_reason or "")
             if line.finish_reason and not finish:
                 unknown[line.finish_reason[:40]] += 1
@@ -95,9 +107,12 @@ def read_replies(
                 bad = f" and of {most_unknown} bad lines without a readable id" if most_unknown else ""
                 raise BadInput(f"{problem}; expected one of the records' ids{bad}")
         seen[answered] = number
-        if answered in chosen:
+        if answered in chosen and line.reply is None:
+            failures[(line.error or "").partition(":")[0][:40]] += 1
+        elif answered in chosen and line.reply is not None:
             replies[answered] = line.reply
             finishes |= {answered: finish} if finish else {}
+            image_sizes |= {answered: line.image_size} if line.image_size else {}
     absent = [record_id for record_id in chosen if record_id not in replies]
     if absent and missing == "stop":
         raise BadInput(f"{path}: no reply to {len(absent)} of {len(chosen)} records, the first {absent[0][:80]!r}")
@@ -106,8 +121,8 @@ def read_replies(
     if unknown:
         words = ", ".join(f"{word!r} ({count})" for word, count in unknown.most_common(3))
         _LOG.warning("%s: %d replies have a finish_reason that is not known: %s", path, unknown.total(), words)
-    num_unused = len(seen) - len(replies) - num_set_aside - num_unknown
-    return ReplyFile(name, path, replies, finishes, num_unused, num_set_aside, num_unknown)
+    num_unused = len(seen) - len(replies) - failures.total() - num_set_aside - num_unknown
+    return ReplyFile(name, path, replies, finishes, image_sizes, failures, num_unused, num_set_aside, num_unknown)
 
 
 def _decode(content: bytes) -> ReplyLine:

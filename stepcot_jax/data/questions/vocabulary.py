@@ -66,6 +66,24 @@ def find_regions(lungs: Mask, heart: Mask) -> tuple[Box, ...]:
         ) from None
 
 
+USUAL_FRAME: Corners = (0.074, 0.098, 0.925, 0.849)
+"""Median frame of both lungs in 435 masks that torchxrayvision ships, as shares of the picture's sides."""
+
+
+def name_position(box: Corners, image_size: Sequence[int]) -> str:
+    """Return side and zone of a box in a frontal chest radiograph, by its place in the usual frame of the lungs.
+
+    Sides are the patient's. A box with less than five sixths on either side is central; one taller than two zones has
+    no zone. Only the place is named, not an organ.
+    """
+    (width, height), (left, top, right, bottom) = image_size, USUAL_FRAME
+    middle, third = width * (left + right) / 2, height * (bottom - top) / 3
+    of_right = min(max((middle - box[0]) / (box[2] - box[0]), 0.0), 1.0)
+    side = "right" if of_right >= 5 / 6 else "left" if of_right <= 1 / 6 else "central"
+    zone = min(max(int(((box[1] + box[3]) / 2 - height * top) // third), 0), 2)
+    return f"{side} area" if box[3] - box[1] > 2 * third else f"{side} {('upper', 'middle', 'lower')[zone]} zone"
+
+
 def split_lungs(lungs: Mask) -> dict[str, Mask]:
     """Return the patient's right and left lung: the parts on either side of the emptiest column of the middle third."""
     x1, _, x2, _ = map(int, _enclose(lungs, "lungs"))
@@ -172,16 +190,19 @@ def write_box(box: Corners) -> str:
     return str([int(edge) for edge in convert_rounded([box], source=space, target=space)[0].tolist()])
 
 
-def look_at(region: Box, seen: str, *, wording: int = 0) -> str:
-    """Return the sentence about one region: its name, its box, and what is seen there."""
-    return f"I look at the **{region.label}** ({write_box(region.corners)}) {_SEEN[wording % len(_SEEN)]} {seen}."
+def look_at(finding: Box, seen: str, *, wording: int = 0) -> str:
+    """Return the sentence about one region: its name, its box, and what is seen there; without region the finding."""
+    box = write_box(finding.corners)
+    if not finding.region:
+        return f"I see signs of **{finding.label}** ({box})."
+    return f"I look at the **{finding.region}** ({box}) {_SEEN[wording % len(_SEEN)]} {seen}."
 
 
 def write_thinking(
     seen: Iterable[tuple[Box, str]], *, answer: str, options: Iterable[str] = (), wording: int = 0
 ) -> str:
     """Return a thinking text."""
-    sentences = [look_at(region, what, wording=wording) for region, what in seen]
+    sentences = [look_at(finding, what, wording=wording) for finding, what in seen]
     return " ".join([*sentences, *options, f"{_LAST[wording % len(_LAST)]} {answer}."])
 
 

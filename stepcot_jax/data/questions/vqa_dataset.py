@@ -30,7 +30,7 @@ from stepcot_jax.data.splits.near_duplicates import perceptual_hash
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.machine import map_in_threads
-from stepcot_jax.reasoning.replies import IN_ROUND_BRACKETS, corners_of
+from stepcot_jax.reasoning.replies import IN_ROUND_BRACKETS, corners_of, scale_points
 from stepcot_jax.record import Record, SetAside
 
 # Reasoning records whose boxes refer to a picture of another size.
@@ -63,7 +63,8 @@ def scale_record(record: Record, image_size: tuple[int, int]) -> Record:
         return f"({[int(edge) for edge in new]})"
 
     thinking = IN_ROUND_BRACKETS.sub(rewrite, record.thinking)
-    return msgspec.structs.replace(record, image_size=image_size, references=references, thinking=thinking)
+    moved = {"points": scale_points(record, target), "image_size": image_size}
+    return msgspec.structs.replace(record, **moved, references=references, thinking=thinking)
 
 
 def _round(boxes: list[Corners], source: Space, target: Space) -> list[Corners]:

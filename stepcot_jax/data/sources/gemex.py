@@ -37,6 +37,7 @@ class _TestRecord(msgspec.Struct, frozen=True):
     choices: list[str] | None = None
     type: str = ""
     reason: str = ""
+    ori_report: str = ""
     q_id: str | int = ""
 
 
@@ -90,6 +91,7 @@ def _read_test(record: _TestRecord, *, path: Path) -> dict[str, Any]:
         "references": _label_regions(record.visual_regions, record.visual_locations),
         "thinking": record.reason.strip(),
         "topic": record.type,
+        "report": record.ori_report.strip(),
         "split": "test",
         "image": record.image_path,
         "provenance": {"record": "GEMeX test record", "q_id": str(record.q_id)},

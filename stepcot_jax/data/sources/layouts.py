@@ -53,12 +53,13 @@ LAYOUTS: dict[str, Layout] = {
     "medclm_boxes": Layout(boxes=("*.json", "*.jsonl"), looks_inside=True),
     "box_table": Layout(boxes=("*.csv", "*/_annotations.csv"), looks_inside=True),
     "phantom": Layout(boxes=("boxes.csv",), looks_inside=True),
+    "grounded": Layout(boxes=("grounded.jsonl",), questions=("*: image, sentence, boxes",)),
 }
 CASES = tuple(name for name, layout in LAYOUTS.items() if layout.cases)
 BOXED = tuple(name for name, layout in LAYOUTS.items() if layout.boxes)
 QUESTIONS = (
     *(name for name, layout in LAYOUTS.items() if layout.questions),
-    *BOXED,
+    *(name for name in BOXED if not LAYOUTS[name].questions),
     *(name for name in CASES if name not in BOXED),  # the steps of their chain
 )
 

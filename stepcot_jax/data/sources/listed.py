@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, get_args
 from stepcot_jax.chain import DEFAULT_CHAIN, Chain
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.levels import Key
 from stepcot_jax.record import Record
 
 LabelsFrom = Literal["auto", "boxes", "entries"]
@@ -54,6 +55,7 @@ class How:
     with_normal: bool = False  # whether to list images without a box from a second table
     readers: NumReaders = 2  # VinBigData's readers who must agree on a box; "all": each one's boxes
     box_size: tuple[int, int] | None = None  # of the picture that released questions' boxes refer to
+    levels: tuple[Key, ...] = ()  # in which a chain's cases are asked about; (): each step is a question
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "step_names", tuple(self.step_names))

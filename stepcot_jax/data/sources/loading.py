@@ -101,8 +101,10 @@ def read_vqa_source(
       **options: those of `How`.
     """
     root, options = Path(root), {"with_normal": True, **options}
-    layout = detect_vqa_layout(root) if layout == AUTO else check_layout(layout, QUESTIONS)
     how = How(for_cases=False, box_size=box_size, **options)
+    if layout == AUTO:
+        layout = detect_layout(root) if how.levels else detect_vqa_layout(root)
+    layout = check_layout(layout, CASES if how.levels else QUESTIONS)
     if layout not in RELEASED and box_size is not None:
         raise BadInput(
             f"--box-size: the layout {layout} states the size of its boxes; only {', '.join(RELEASED)} take one"
@@ -130,7 +132,7 @@ def _read_source(root: Path, layout: str, how: How, *, seed: int, on_bad_record:
         if layout in CASES:
             options: Any = {"require_images": how.require_images, "step_names": how.step_names}
             cases = read_source(root, layout=layout, on_bad_record=on_bad_record, **options)
-            source, set_aside = list_chain_questions(cases), list(cases.set_aside)
+            source, set_aside = list_chain_questions(cases, how.levels), list(cases.set_aside)
         elif LAYOUTS[layout].questions:
             source = of_layout(layout, "list")(root, how, find_tables(root, layout))
         intake = Intake(source, on_bad_record=on_bad_record, set_aside=set_aside)

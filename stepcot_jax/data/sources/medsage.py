@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from stepcot_jax.box import Box
+from stepcot_jax.box import Box, Point
 from stepcot_jax.chain import fold
 from stepcot_jax.data.sources.intake import read_image_size
 from stepcot_jax.data.sources.listed import How, Source
@@ -28,7 +28,7 @@ from stepcot_jax.data.sources.released import (
     split_question,
 )
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.replies import Reply
+from stepcot_jax.reasoning.replies import Reply, read_points
 from stepcot_jax.record import STAGE_NAMES, Kind, Stages
 
 _TAGS = re.compile("<(LOC|VISUAL|VIS|KNOWLEDGE|KNO|CON|ANSWER)>")
@@ -59,7 +59,9 @@ def _read(fields: dict[str, Any], how: How, *, locate: Locate, path: Path) -> di
         raise BadInput("images: the image's file is missing, so --box-size is required")
     size = how.box_size or read_image_size(Path(real_path))
     references: tuple[Box, ...] = ()
+    points: tuple[Point, ...] = ()
     if reply is not None:
+        points = read_points(reply, size)
         names = (region.label.strip() or UNNAMED for region in reply.references or ())
         references = label_boxes(names, map(tuple, reply.boxes(size).tolist()), field="<LOC>, box {}")
     question, choices = split_question(prompt)
@@ -74,6 +76,7 @@ def _read(fields: dict[str, Any], how: How, *, locate: Locate, path: Path) -> di
         "question": question,
         "options": choices,
         "references": references,
+        "points": points,
     }
 
 

@@ -7,12 +7,12 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepcot_jax.annotate.llm.client import DEFAULT_BASE_URL, DEFAULT_KEY_VARIABLE, Endpoint
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput, run_tool
-from stepcot_jax.host.untrusted import resolve
 from stepcot_jax.tools.options import local_path
 
 if TYPE_CHECKING:
@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 _OUT = "folder of result and ledgers"
 
 VOTER_FIELDS = ("base-url", "key-variable")
-TASK_FLAGS = {"lvkc": ("num_regions", "num_templates"), "medclm": ("host_organ", "masks")}
+_LVKC_FLAGS = ("num_regions", "num_templates", "knowledge", "region_passes", "region_share")
+TASK_FLAGS = {
+    "lvkc": (*_LVKC_FLAGS, "instructions", "rl_sample", "rl_balance"),
+    "medclm": ("host_organ", "masks", "organ_prior"),
+    "rmcot": ("grounded",),
+}
 """Flags of `annotate vqa` that only one task uses."""
 
 
@@ -62,7 +67,7 @@ def vqa_parser() -> argparse.ArgumentParser:
     """Return the parser of `annotate vqa SOURCE`."""
     prog = "stepcot annotate vqa"
     parser = argparse.ArgumentParser(prog=prog, description="Make reasoning records from questions or boxes.")
-    source = "reasoning records, GEMeX, MEDSAGE, ChestX-ray8 boxes, PadChest-GR, VinBigData, or a phantom folder"
+    source = "reasoning records, GEMeX, MEDSAGE, a detection list, PadChest-GR, grounded reports, or a phantom folder"
     parser.add_argument("source", metavar="SOURCE", help=f"{source}; also on gs://")
     tasks = "rmcot: thinking with regions; lvkc: four stages; medclm: easy, medium and hard views"
     parser.add_argument("--task", choices=("rmcot", "lvkc", "medclm"), required=True, help=tasks)
@@ -72,15 +77,33 @@ def vqa_parser() -> argparse.ArgumentParser:
     parser.add_argument("--question-seed", type=int, default=0, metavar="N", help="of questions and boxes, default 0")
     normal = "also ask about images of a detection list that have no box because the source denies findings"
     parser.add_argument("--with-normal", action="store_true", help=normal)
+    grounded = "rmcot: JSON lines of the grounded reports of SOURCE's images; or gs://"
+    parser.add_argument("--grounded", metavar="FILE", help=grounded)
     parser.add_argument("--num-regions", type=int, metavar="M", help="lvkc: box variants, 0 to 4, default 1")
     parser.add_argument("--num-templates", type=int, metavar="T", help="lvkc: wordings, 1 to 3, default 1")
+    knowledge = "lvkc: table of finding, statement and source, before the package's own entries; or gs://"
+    parser.add_argument("--knowledge", metavar="TABLE", help=knowledge)
+    passes = (
+        "lvkc with --send-images, of a picture without a region: votes of each verifier, default 3; 0: whole picture"
+    )
+    parser.add_argument("--region-passes", type=int, metavar="N", help=passes)
+    share = "lvkc: share of votes that keeps a proposed region, default 0.5"
+    parser.add_argument("--region-share", type=float, metavar="S", help=share)
+    instructions = "lvkc: write questions as instructions of their task, default none"
+    parser.add_argument("--instructions", choices=("none", "by-task"), help=instructions)
+    sample = "lvkc: questions of the balanced sample rl_records.jsonl, default 0 (none)"
+    parser.add_argument("--rl-sample", type=int, metavar="N", help=sample)
+    balance = "lvkc: what it balances: instruction, modality, difficulty or several, default instruction"
+    parser.add_argument("--rl-balance", nargs="+", metavar="NAME", help=balance)
     hosts = "medclm: how the host organ is found, default coverage"
     parser.add_argument("--host-organ", choices=("coverage", "iou_mask", "iou_box"), help=hosts)
-    masks = "medclm: organ masks, default SOURCE/masks; or gs://"
+    masks = "medclm: organ masks, or CheXmask's table (.csv), default SOURCE/masks; or gs://"
     parser.add_argument("--masks", metavar="DIR", help=masks)
+    prior = "medclm: what names the organ in a radiograph without masks, default atlas"
+    parser.add_argument("--organ-prior", choices=("atlas", "none"), help=prior)
     sends = "lvkc, medclm: show models the pictures, at most 768 pixels a side"
     parser.add_argument("--send-images", action="store_true", help=sends)
-    regenerate = "with --voter: write anew what a voter does not call correct, default 0"
+    regenerate = "write anew what a voter does not call correct, lvkc: or whose stages contradict; default 0"
     parser.add_argument("--regenerate", type=int, default=0, metavar="N", help=regenerate)
     _add_run_flags(parser)
     return parser
@@ -112,26 +135,27 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--on-failure", choices=("stop", "set-aside"), default="stop", help=failure)
 
 
+COMPARISONS = {
+    "agree": (
+        *("Compare annotators on the same reports, step by step.", "DIR"),
+        "agreement.json, agreement.md and disagreements.html",
+    ),
+    "review-out": (
+        "Write a form (CSV): a reviewer confirms or corrects chains, and confirms or rejects reasoning records.",
+        *("FORM.csv", "a new file"),
+    ),
+    "review-in": (
+        *("Apply a filled form; the records say who changed what.", "DIR"),
+        "a folder without data.json and records.jsonl",
+    ),
+}
+"""Commands: what each does, and what it writes."""
+
+
 def comparison_parser(command: str) -> argparse.ArgumentParser:
-    """Return the parser of `agree`, `review-out` or `review-in`."""
-    description, metavar, written = {
-        "agree": (
-            "Compare annotators on the same reports, step by step, or on the same questions (reasoning records).",
-            "DIR",
-            "agreement.json and .md; of chains also disagreements.html",
-        ),
-        "review-out": (
-            "Write a form (CSV): a reviewer confirms or corrects chains, and confirms or rejects reasoning records.",
-            "FORM.csv",
-            "a new file",
-        ),
-        "review-in": (
-            "Apply a filled form; the records say who changed what.",
-            "DIR",
-            "a folder without data.json and records.jsonl",
-        ),
-    }[command]
-    holder = "folder with data.json (chains) or records.jsonl (reasoning), or such a file; or gs://"
+    """Return the parser of one of `COMPARISONS`."""
+    description, metavar, written = COMPARISONS[command]
+    holder = "folder with data.json (chains) or records.jsonl (reasoning; review only), or such a file; or gs://"
     is_review = command != "agree"
     parser = argparse.ArgumentParser(prog=f"stepcot annotate {command}", description=description)
     if command == "review-in":
@@ -149,14 +173,24 @@ def comparison_parser(command: str) -> argparse.ArgumentParser:
 
 
 def run_comparison(command: str, arguments: Sequence[str]) -> None:
-    """Run one of `COMPARISONS` on chains or on reasoning records, whichever the inputs hold."""
+    """Run one of `COMPARISONS`; a review is of chains or of reasoning records, whichever the inputs hold."""
+    from stepcot_jax.annotate.agreement import align
+    from stepcot_jax.data.questions.record_files import holds_records
+
     options = comparison_parser(command).parse_args(arguments)
     options.annotators = [find_path(annotator, "A") for annotator in options.annotators]
-    if _handle_records(options, command):
-        return
-    from stepcot_jax.annotate.agreement import align
-
-    COMPARISONS[command](options, align(options.annotators, names=options.names))
+    source, *others = options.annotators
+    if command == "review-in":
+        options.form = find_path(options.form, "FORM.csv")
+    if not holds_records(source):
+        aligned = align(options.annotators, names=options.names)
+        _agree(options, aligned) if command == "agree" else _review(options, aligned)
+    elif command == "agree":
+        raise BadInput(f"{source} holds reasoning records; expected folders with data.json")
+    elif others or options.all or options.names:
+        raise BadInput(f"{source} holds reasoning records; expected one folder, without --all and --names")
+    else:
+        _review_records(options, source)
 
 
 def _agree(options: argparse.Namespace, aligned: "Aligned") -> None:
@@ -172,66 +206,29 @@ def _agree(options: argparse.Namespace, aligned: "Aligned") -> None:
         print(f"side by side: {options.out / 'disagreements.html'}")
 
 
-def _write_form(options: argparse.Namespace, aligned: "Aligned") -> None:
-    from stepcot_jax.annotate.review import write_review
+def _review(options: argparse.Namespace, aligned: "Aligned") -> None:
+    from stepcot_jax.annotate.review import apply_review, write_review
 
-    num_cases = write_review(options.out, aligned, every=options.all)
-    print(f"{num_cases} cases to review in {options.out}")
-
-
-def _read_form(options: argparse.Namespace, aligned: "Aligned") -> None:
-    from stepcot_jax.annotate.review import apply_review
-
-    form = find_path(options.form, "FORM.csv")
-    cases, answers, corrected = apply_review(
-        form, aligned, every=options.all, reviewer=options.reviewer, folder=options.out
-    )
+    if "form" not in options:
+        print(f"{write_review(options.out, aligned, every=options.all)} cases to review in {options.out}")
+        return
+    how = {"every": options.all, "reviewer": options.reviewer, "folder": options.out}
+    cases, answers, corrected = apply_review(options.form, aligned, **how)
     print(f"{cases} cases reviewed, {answers} answers corrected in {corrected} of them")
     print(f"{len(aligned.collections[0].cases)} records in {options.out}")
 
 
-def _handle_records(options: argparse.Namespace, command: str) -> bool:
-    """Compare or review reasoning records, if these are given; return whether they are."""
+def _review_records(options: argparse.Namespace, source: Path) -> None:
     from stepcot_jax.annotate.review import apply_record_review, write_record_review
-    from stepcot_jax.data.questions.record_files import holds_records
 
-    source, *others = options.annotators
-    if not holds_records(source):
-        return False
-    if command == "agree":
-        _agree_on_records(options)
-        return True
-    if others or options.all or options.names:
-        raise BadInput(f"{source} holds reasoning records; expected one folder, without --all and --names")
     chosen = {"sample": options.sample, "seed": options.seed}
-    if command == "review-out":
-        number = write_record_review(options.out, source, **chosen)
-        print(f"{number} records to review in {options.out}")
-        return True
-    form = find_path(options.form, "FORM.csv")
-    reviewed, rejected, written = apply_record_review(
-        form, source, **chosen, reviewer=options.reviewer, folder=options.out
-    )
+    if "form" not in options:
+        print(f"{write_record_review(options.out, source, **chosen)} records to review in {options.out}")
+        return
+    how = {"reviewer": options.reviewer, "folder": options.out}
+    reviewed, rejected, written = apply_record_review(options.form, source, **chosen, **how)
     print(f"{reviewed} records reviewed, {rejected} rejected")
     print(f"{written} records in {options.out}")
-    return True
-
-
-def _agree_on_records(options: argparse.Namespace) -> None:
-    from stepcot_jax.annotate.agreement import compare_records, show_agreement, show_figure, write_record_agreement
-
-    if len(options.annotators) != 2:
-        raise BadInput(f"agree on reasoning records requires two annotators; got {len(options.annotators)}")
-    rows, num_items, kappa = compare_records(*options.annotators)
-    print(show_agreement(rows), end="")
-    print(f"kept or set aside, {num_items} items: Cohen's kappa {show_figure(kappa)}")
-    if options.out is not None:
-        names = options.names or [resolve(path).name for path in options.annotators]
-        write_record_agreement(options.out, names, rows, kappa)
-
-
-COMPARISONS = {"agree": _agree, "review-out": _write_form, "review-in": _read_form}
-"""Commands by name."""
 
 
 def annotate(options: argparse.Namespace) -> None:
@@ -272,10 +269,16 @@ def annotate_vqa(options: argparse.Namespace) -> None:
         unused = [f"--{name.replace('_', '-')}" for name in names if given[name] is not None and options.task != task]
         if unused:
             raise BadInput(f"{', '.join(unused)} requires --task={task}; got --task={options.task}")
+    if options.grounded is not None:
+        given["grounded"] = find_path(options.grounded, "--grounded")
     if options.masks is not None:
         given["masks"] = find_path(options.masks, "--masks")
-        if not given["masks"].is_dir():
-            raise BadInput(f"--masks: {options.masks} is not a folder; expected a folder of organ masks")
+        if not (given["masks"].is_dir() or given["masks"].suffix.lower() == ".csv"):
+            raise BadInput(f"--masks: {options.masks} is no folder of organ masks and no .csv table of CheXmask")
+    if options.knowledge is not None:
+        from stepcot_jax.annotate.recipes.knowledge import read_knowledge
+
+        given["knowledge"] = read_knowledge(find_path(options.knowledge, "--knowledge"))
     plan, source = _make_plan(options), find_path(options.source, "SOURCE")
     of_task = {name: value for names in TASK_FLAGS.values() for name in names if (value := given[name]) is not None}
     result = annotate_questions(

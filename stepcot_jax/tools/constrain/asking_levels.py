@@ -18,9 +18,10 @@ from stepcot_jax.chain import Chain
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.reading.chat_models import Model, Reply, Request, ShownImage
+from stepcot_jax.reasoning.levels import Dialogue, Key, make_dialogue, name_step, position_of
 from stepcot_jax.tools.constrain.constraints import Verified, verify
-from stepcot_jax.tools.constrain.levels import Dialogue, Key, make_dialogue, name_step, position_of, write_messages
-from stepcot_jax.tools.constrain.models import Model, Reply, Request, ShownImage
+from stepcot_jax.tools.constrain.levels import write_messages
 
 REPLIES_NAME = "replies.jsonl"
 
@@ -79,7 +80,7 @@ async def ask_case(case: AskedCase, model: Model, asking: Asking) -> CaseReplies
         messages = write_messages(asking.chain, dialogue, lists_diagnoses=asking.lists_diagnoses)
         digest = digest_messages(messages)
         if digest not in replies:
-            replies[digest] = await model.reply(Request(case.id, dialogue, messages, case.image))
+            replies[digest] = await model.reply(Request(case.id, messages, case.image, dialogue))
         verified = verify(
             replies[digest].answer, chain=asking.chain, dialogue=dialogue, lists_diagnoses=asking.lists_diagnoses
         )

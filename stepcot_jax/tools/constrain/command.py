@@ -6,36 +6,35 @@ Pictures are sent to the endpoint that --endpoint names, and nowhere else. For r
 import argparse
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from stepcot_jax.annotate.llm.client import DEFAULT_KEY_VARIABLE, Endpoint
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
-from stepcot_jax.tools.options import add_cases, local_path, open_cases
+from stepcot_jax.tools.options import add_cases, add_model, check_numbers, local_path, open_cases, read_endpoint
 
 if TYPE_CHECKING:
-    from stepcot_jax.annotate.llm.client import Budget
+    from stepcot_jax.annotate.llm.client import Budget, Endpoint
     from stepcot_jax.annotate.llm.prompts import Prompt
     from stepcot_jax.reading.cases import CaseSource
+    from stepcot_jax.reading.chat_models import Model
     from stepcot_jax.tools.constrain.asking_levels import AskedCase
-    from stepcot_jax.tools.constrain.models import Model
 
 _VARIANTS = ("constraints", "own", "true")  # a test compares them with those of `levels`
-_OF_ENDPOINT = ("key_variable", "max_tokens", "max_answer_tokens", "timeout", "attempts", "temperature")
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure a model and write tables, figures and replies."""
     options = _parse(arguments)
-    endpoint = _make_endpoint(options)
+    endpoint = read_endpoint(options)
     _check(options)
     from stepcot_jax.evaluation.published import FILE_NAME
     from stepcot_jax.host.files import lock_folder
     from stepcot_jax.host.own_folder import save
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.pages.sheets import write_table
+    from stepcot_jax.reasoning.levels import list_keys
     from stepcot_jax.tools.constrain.asking_levels import REPLIES_NAME, Asking, run_all, write_replies
-    from stepcot_jax.tools.constrain.levels import choose_levels, list_keys, write_prompt
+    from stepcot_jax.tools.constrain.levels import choose_levels, write_prompt
     from stepcot_jax.tools.constrain.results import TABLE_NAMES, make_tables, summarise_levels, to_text
 
     source = open_cases(options)
@@ -65,35 +64,15 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"in {options.out}: {FILE_NAME}, {REPLIES_NAME}, {', '.join(TABLE_NAMES)}")
 
 
-def _make_endpoint(options: argparse.Namespace) -> Endpoint | None:
-    if bool(options.endpoint) != bool(options.model):
-        raise BadInput("--endpoint URL and --model NAME are required together")
+def _check(options: argparse.Namespace) -> None:
     if bool(options.local) == bool(options.endpoint):
         raise BadInput("either --endpoint URL with --model NAME or --local FOLDER is required")
     if options.local and options.concurrency is not None:
         raise BadInput(
             f"--concurrency: {options.concurrency} has no effect with --local, which asks one case at a time"
         )
-    if not options.model:
-        given = [name for name in _OF_ENDPOINT if getattr(options, name) is not None and name != "max_answer_tokens"]
-        if given or options.omit:
-            raise BadInput(f"--{(*given, 'omit')[0].replace('_', '-')} requires --endpoint URL and --model NAME")
-        return None
-    chosen: dict[str, Any] = {
-        field: value
-        for name, field in {**{name: name for name in _OF_ENDPOINT}, "attempts": "num_attempts"}.items()
-        if name != "max_tokens" and (value := getattr(options, name)) is not None
-    }
-    defaults = {"key_variable": DEFAULT_KEY_VARIABLE, "seed": options.seed}
-    return Endpoint(options.model, options.endpoint, **{**defaults, **chosen, **dict.fromkeys(options.omit)})
-
-
-def _check(options: argparse.Namespace) -> None:
-    for name in ("num_cases", "num_resamples", "seed", "max_tokens", "max_answer_tokens"):
-        least = 0 if name == "seed" else 1
-        value = getattr(options, name)
-        if value is not None and value < least:
-            raise BadInput(f"--{name.replace('_', '-')}: {value} must be at least {least}")
+    check_numbers(options, "num_cases", "num_resamples")
+    check_numbers(options, "seed", least=0)
     unknown = [name for name in options.variants.split(",") if name not in _VARIANTS]
     if unknown:
         raise BadInput(f"--variants: {unknown[0][:80]!r} is not one of {', '.join(_VARIANTS)}")
@@ -105,8 +84,8 @@ def _choose_cases(source: "CaseSource", options: argparse.Namespace) -> "list[As
     """Return the cases with a diagnosis, or a sample of them in their order."""
     import numpy as np
 
+    from stepcot_jax.reading.chat_models import ShownImage
     from stepcot_jax.tools.constrain.asking_levels import AskedCase
-    from stepcot_jax.tools.constrain.models import ShownImage
 
     chosen = list(source.diagnosed)
     if not chosen:
@@ -123,11 +102,11 @@ def _choose_cases(source: "CaseSource", options: argparse.Namespace) -> "list[As
 
 
 def _model_opener(
-    options: argparse.Namespace, endpoint: Endpoint | None, prompt: "Prompt"
+    options: argparse.Namespace, endpoint: "Endpoint | None", prompt: "Prompt"
 ) -> "Callable[[], tuple[Model, Budget]]":
     from stepcot_jax.annotate.llm.client import Budget
     from stepcot_jax.annotate.output import LEDGER_FOLDER
-    from stepcot_jax.tools.constrain.models import LONGEST_REPLY, EndpointModel, LocalModel
+    from stepcot_jax.reading.chat_models import LONGEST_REPLY, EndpointModel, LocalModel
 
     folder = options.out / LEDGER_FOLDER
 
@@ -161,20 +140,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--name", help="of the model in tables, default its name")
     parser.add_argument("--num-resamples", type=int, default=1000, metavar="N", help="of the bootstrap, default 1000")
     parser.add_argument("--seed", type=int, default=0, help="of draws, bootstrap and decoding, default 0")
-    model = parser.add_argument_group("model", "Any OpenAI-compatible endpoint with vision (extra: annotate).")
-    local = "a Qwen2.5-VL: folder or Hugging Face id; runs on this machine, pictures do not leave it"
-    model.add_argument("--local", metavar="FOLDER", help=local)
-    model.add_argument("--endpoint", "--base-url", metavar="URL", help="address with version, pictures go only there")
-    model.add_argument("--model", metavar="NAME", help="name at the endpoint")
-    model.add_argument("--key-variable", metavar="NAME", help=f"environment variable, default {DEFAULT_KEY_VARIABLE}")
-    model.add_argument("--max-tokens", type=int, metavar="N", help="spending cap of all ledgers in DIR together")
-    model.add_argument("--max-answer-tokens", type=int, metavar="N", help="of one reply, default 2048")
-    model.add_argument("--concurrency", type=int, metavar="N", help="cases at once, default 4; --local: one, always")
-    model.add_argument("--timeout", type=float, metavar="SECONDS", help="of a request, default 120")
-    model.add_argument("--attempts", type=int, metavar="N", help="until a request is given up, default 8")
-    model.add_argument("--temperature", type=float, help="default 0")
-    omit = "decoding setting that an endpoint refuses; may be repeated"
-    model.add_argument("--omit", choices=("temperature", "seed"), action="append", default=[], help=omit)
+    add_model(parser, units="cases", at_once="4; --local: one, always")
     return parser.parse_args(arguments)
 
 

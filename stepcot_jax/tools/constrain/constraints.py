@@ -17,7 +17,7 @@ from stepcot_jax.annotate.llm.json_objects import BadAnswer, find_object
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold
 from stepcot_jax.evaluation.consistency import find_clear_chest
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.tools.constrain.levels import DIAGNOSIS, Dialogue, position_of
+from stepcot_jax.reasoning.levels import DIAGNOSIS, Dialogue, position_of
 
 MAX_CHARACTERS = 100_000
 

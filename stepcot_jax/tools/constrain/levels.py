@@ -1,76 +1,13 @@
-"""Levels and variants: which questions a dialogue asks, and which earlier answers it gives.
+"""Levels of `reasoning.levels` as prompts for any model, and as a list of the command line."""
 
-Level 0 asks for the diagnosis alone. Level k adds the first k steps of the chain. Each level is a dialogue of its own
-(paper: Section 4.2 and Figure 3); the paper names neither the number of levels nor the prompts, so both are ours.
-
-The diagnosis is a separate field at every level, so that all levels measure the same. At the last level the diagnosis
-is a step too, and both answers must agree.
-"""
-
-import dataclasses
 import json
-from collections.abc import Mapping, Sequence
-from typing import Literal, TypeAlias, get_args
+from collections.abc import Sequence
 
 from stepcot_jax.annotate.llm.prompts import Message, Prompt, quote_data
-from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
+from stepcot_jax.chain import Chain, Step
 from stepcot_jax.evaluation.consistency import find_clear_chest
 from stepcot_jax.host.errors import BadInput
-
-Variant: TypeAlias = Literal["constraints", "own", "true"]
-"""`constraints`: every step up to the level is asked in one reply. `own` and `true`: the step of the level is asked,
-and the answers to the steps before it are given: the model's own from the lower levels, or the true ones."""
-
-VARIANTS: tuple[Variant, ...] = get_args(Variant)
-
-DIAGNOSIS = "diagnosis"
-"""Name of the field with the final diagnosis, which is the answer to the chain's last step."""
-
-Key: TypeAlias = tuple[Variant, int]
-"""Variant and level. Level 0 is the same in every variant and is measured once, as `constraints`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Dialogue:
-    """One dialogue about one case."""
-
-    variant: Variant
-    level: int
-    asked: tuple[int, ...]
-    given: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Names of the reply's fields, in the order that the prompt requires."""
-        return (*(name_step(position) for position in self.asked), DIAGNOSIS)
-
-
-def name_step(position: int) -> str:
-    """Return the name of a step's field.
-
-    >>> name_step(0)
-    'step_1'
-    """
-    return f"step_{position + 1}"
-
-
-def position_of(field: str, num_steps: int) -> int:
-    """Return the step that a field answers.
-
-    >>> position_of("step_1", 7), position_of("diagnosis", 7)
-    (0, 6)
-    """
-    return num_steps - 1 if field == DIAGNOSIS else int(field.removeprefix("step_")) - 1
-
-
-def list_keys(variants: Sequence[Variant], levels: Sequence[int]) -> list[Key]:
-    """Return every (variant, level) to measure; level 0 once and first.
-
-    >>> list_keys(["own"], [0, 1, 2])
-    [('constraints', 0), ('own', 1), ('own', 2)]
-    """
-    first: list[Key] = [("constraints", 0)]
-    return first + [(variant, level) for variant in variants for level in levels if level > 0]
+from stepcot_jax.reasoning.levels import Dialogue, name_step
 
 
 def choose_levels(text: str | None, num_steps: int) -> tuple[int, ...]:
@@ -88,19 +25,6 @@ def choose_levels(text: str | None, num_steps: int) -> tuple[int, ...]:
             f"--levels: {text[:80]!r} is not a list of levels from 0 to {num_steps}, such as 0,3,{num_steps}"
         )
     return tuple(sorted({0, *map(int, entries)}))
-
-
-def make_dialogue(key: Key, *, answers: Mapping[int, int], truth: Sequence[int]) -> Dialogue:
-    """Return the dialogue of a variant and level about one case."""
-    variant, level = key
-    if variant == "constraints" or not level:
-        return Dialogue(variant, level, tuple(range(level)))
-    earlier = range(level - 1)
-    if variant == "own":
-        given = [(position, answers[position]) for position in earlier if position in answers]
-    else:
-        given = [(position, int(truth[position])) for position in earlier if truth[position] != NOT_ANNOTATED]
-    return Dialogue(variant, level, (level - 1,), tuple(given))
 
 
 # The prompts of all levels. The paper prints none; these are ours.

@@ -18,9 +18,9 @@ from stepcot_jax.evaluation.published import Constrained, Level, Rates, digest_c
 from stepcot_jax.evaluation.statistics import Weights, bootstrap, compare_accuracy, count_patients, weighted_mean
 from stepcot_jax.host.ranges import Interval
 from stepcot_jax.pages.sheets import Column, Entry, Table, columns, show_entry
+from stepcot_jax.reasoning.levels import DIAGNOSIS, Key, name_step
 from stepcot_jax.tools.constrain.asking_levels import Answered, AskedCase, CaseReplies
 from stepcot_jax.tools.constrain.constraints import KINDS
-from stepcot_jax.tools.constrain.levels import DIAGNOSIS, Key, name_step
 
 FOLLOWED = ("prompt_strict", "prompt_loose", "instruction_strict", "instruction_loose", "readable")
 """Shares of IFEval: prompts of which every constraint is followed, and constraints; and readable diagnoses."""

@@ -1,6 +1,5 @@
 """Draw the counts of a collection with matplotlib's object API: no global state, no window."""
 
-# Draw the words of the reasoning by diagnosis and step (paper: Figure 2B): mean, and shares by range of lengths.
 import dataclasses
 import re
 import warnings
@@ -14,107 +13,61 @@ from jaxtyping import Float64, Int64
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.patches import PathPatch, Rectangle, Wedge
+from matplotlib.patches import PathPatch, Rectangle
 from matplotlib.path import Path as Curve
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from stepcot_jax.chain import NOT_APPLICABLE, fold
 from stepcot_jax.data.statistics import LENGTH_ENDS, NOT_ANNOTATED_NAME, Statistics, count_lengths, list_ranges
 from stepcot_jax.host.files import removing_half
-from stepcot_jax.host.text import make_printable, plain_text_style, wrap_text
-
-# Inches, which are also the units of the only axes.
-_CELL = (1.05, 0.85)
-_LEFT, _TOP, _BARS, _RIGHT, _BOTTOM = 2.1, 1.0, 0.7, 2.2, 1.0
-_LEAST_WIDTH = 7.6  # of the title
-_RADIUS = 0.27
+from stepcot_jax.host.text import plain_text_style, wrap_text
 
 _COLOURS = [matplotlib.colormaps["viridis"](share) for share in np.linspace(0.95, 0.05, len(LENGTH_ENDS) + 1)]
 
 
 def draw_lengths_by_diagnosis(statistics: Statistics) -> Figure | None:
-    """Draw the words of the reasoning by diagnosis and step; None without any reasoning.
+    """Draw the words of the reasoning by diagnosis and step (paper: Figure 2B); None without any reasoning.
 
     A cell has the mean number of words, by which it is shaded, and a pie of its reasonings by range of lengths. The
     histograms above and to the right are of a step and of a diagnosis.
     """
-    steps = [wrap_text(step.name, 12, num_lines=2) for step in statistics.chain.steps]
-    answers = [wrap_text(name, 22, num_lines=2) for name in statistics.answer_names(-1)]
+    answers = statistics.answer_names(-1)
     counts = np.array([[count_lengths(words) for words in by_answer] for by_answer in statistics.diagnosis_words])
     shown = np.flatnonzero(counts.sum(axis=(0, 2))).tolist()
     if not shown:
         return None
-    width = max(_LEAST_WIDTH, _LEFT + _CELL[0] * len(steps) + _RIGHT)
-    height = _TOP + _BARS + _CELL[1] * len(shown) + _BOTTOM
-    figure = Figure(figsize=(width, height))
-    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
-    axes.set_axis_off()
-    axes.text(0.2, 0.25, _title(statistics, "Words of the reasoning by diagnosis"), fontsize=11, va="center")
-    means = np.array([[words.mean() if words.size else np.nan for words in row] for row in statistics.diagnosis_words])
-    of_steps, of_answers = _share(counts.sum(axis=1)), _share(counts.sum(axis=0))
-    largest = max(of_steps.max(), of_answers.max())
-    for column, name in enumerate(steps):
-        left = _LEFT + column * _CELL[0]
-        axes.text(left + _CELL[0] / 2, _TOP - 0.1, name, fontsize=8.5, ha="center", va="bottom")
-        _draw_histogram(axes, of_steps[column] / largest, left, _TOP, upright=True)
-    edge = _LEFT + len(steps) * _CELL[0]
-    for row, answer in enumerate(shown):
-        top = _TOP + _BARS + row * _CELL[1]
-        axes.text(_LEFT - 0.15, top + _CELL[1] / 2, answers[answer], fontsize=9, ha="right", va="center")
-        for column in range(len(steps)):
-            darkness = means[column, answer] / np.nanmax(means)
-            _draw_cell(axes, counts[column, answer], means[column, answer], darkness, _LEFT + column * _CELL[0], top)
-        _draw_histogram(axes, of_answers[answer] / largest, edge + 0.1, top, upright=False)
-        axes.text(edge + 1.1, top + _CELL[1] / 2, f"{counts[:, answer].sum():,}", fontsize=8.5, va="center")
-    _draw_legend(axes, height)
+    num_steps = statistics.chain.num_steps
+    figure = Figure(figsize=(max(7.6, 3.6 + 1.05 * num_steps), 2.6 + 1.05 * len(shown)), layout="constrained")
+    figure.suptitle(_title(statistics, "Words of the reasoning by diagnosis"), fontsize=11)
+    grid = figure.subplots(len(shown) + 1, num_steps + 1, squeeze=False)
+    for axes in grid.flat:
+        axes.set(xticks=[], yticks=[], frame_on=False)
+    means = np.array([[words.mean() if words.size else 0 for words in row] for row in statistics.diagnosis_words])
+    for column, step in enumerate(statistics.chain.steps):
+        grid[0, column].bar(range(len(_COLOURS)), counts[column].sum(axis=0), color=_COLOURS)
+        grid[0, column].set_title(wrap_text(step.name, 12, num_lines=2), fontsize=8.5)
+        for row, answer in enumerate(shown, start=1):
+            mean = means[column, answer]
+            _draw_cell(grid[row, column], counts[column, answer], mean, 0.5 * mean / means.max())
+    for row, answer in enumerate(shown, start=1):
+        number, name = counts[:, answer].sum(axis=0), wrap_text(answers[answer], 22, num_lines=2)
+        grid[row, 0].set_ylabel(name, fontsize=9, rotation=0, ha="right", va="center")
+        grid[row, -1].barh(range(len(_COLOURS)), number, color=_COLOURS)
+        grid[row, -1].invert_yaxis()
+        grid[row, -1].set_xlabel(f"{number.sum():,}", fontsize=8.5)
+    handles = [Rectangle((0, 0), 1, 1, facecolor=colour) for colour in _COLOURS]
+    title = "Words. In a cell the mean; pies and bars: shares of the reasonings; right: their number."
+    figure.legend(handles, list_ranges(), title=title, loc="outside lower left", ncols=len(_COLOURS), frameon=False)
     return figure
 
 
-def _draw_cell(
-    axes: Axes, counts: Int64[np.ndarray, " range"], mean: float, darkness: float, left: float, top: float
-) -> None:
+def _draw_cell(axes: Axes, counts: Int64[np.ndarray, " range"], mean: float, darkness: float) -> None:
     """Draw a pie of the lengths over the mean; a hyphen without reasoning."""
-    middle, total = left + _CELL[0] / 2, counts.sum()
-    background = matplotlib.colormaps["Oranges"](0.5 * darkness) if total else "white"
-    axes.add_patch(Rectangle((left, top), *_CELL, facecolor=background, edgecolor="white"))
-    if not total:
-        axes.text(middle, top + 0.7, "-", fontsize=8.5, ha="center", va="center")
-        return
-    axes.text(middle, top + 0.72, f"{mean:.1f}", fontsize=8.5, ha="center", va="center")
-    ends = np.concatenate([[0.0], np.cumsum(counts) / total])
-    # From the top on, clockwise: the axis of y points down.
-    for start, end, colour in zip(ends[:-1], ends[1:], _COLOURS, strict=True):
-        if end > start:
-            pie = (middle, top + 0.33), _RADIUS, 360 * start - 90, 360 * end - 90
-            axes.add_patch(Wedge(*pie, facecolor=colour, linewidth=0))
-
-
-def _share(counts: Int64[np.ndarray, "row range"]) -> Float64[np.ndarray, "row range"]:
-    return counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-
-
-def _draw_histogram(
-    axes: Axes, lengths: Float64[np.ndarray, " range"], left: float, top: float, *, upright: bool
-) -> None:
-    """Draw a bar of a length in 0..1 for each range: above a column, or right of a row."""
-    thickness = (_CELL[0] if upright else _CELL[1]) / (len(lengths) + 2)
-    for position, (length, colour) in enumerate(zip(lengths.tolist(), _COLOURS, strict=True), start=1):
-        if upright:
-            height = length * (_BARS - 0.05)
-            corner, size = (left + position * thickness, top + _BARS - height), (thickness, height)
-        else:
-            corner, size = (left, top + position * thickness), (length * 0.9, thickness)
-        axes.add_patch(Rectangle(corner, *size, facecolor=colour))
-
-
-def _draw_legend(axes: Axes, height: float) -> None:
-    axes.text(0.2, height - 0.65, "words:", fontsize=9, va="center")
-    for index, (name, colour) in enumerate(zip(list_ranges(), _COLOURS, strict=True)):
-        left = 1.1 + index
-        axes.add_patch(Rectangle((left, height - 0.73), 0.16, 0.16, facecolor=colour))
-        axes.text(left + 0.24, height - 0.65, name, fontsize=9, va="center")
-    about = "In a cell the mean; pies and bars: shares of the reasonings; right: their number."
-    axes.text(0.2, height - 0.3, about, fontsize=9, va="center")
+    axes.set_xlabel(f"{mean:.1f}" if counts.any() else "-", fontsize=8.5)
+    if counts.any():
+        axes.pie(counts, colors=_COLOURS, startangle=90, counterclock=False, frame=True)
+        axes.set(frame_on=True, facecolor=matplotlib.colormaps["Oranges"](darkness), xticks=[], yticks=[])
+        axes.spines[:].set_visible(False)
 
 
 # Okabe and Ito's colours, safe for colour-blind readers.
@@ -208,11 +161,10 @@ def draw_origins_diagnoses(statistics: Statistics) -> Figure:
 
 
 def _draw_bars(axes: Axes, names: Sequence[str], values: Sequence[int], colours: Sequence[str]) -> None:
-    axes.barh(range(len(names)), values, color=list(colours))
-    largest, total = max(max(values, default=0), 1), max(sum(values), 1)
-    for row, value in enumerate(values):
-        axes.text(value + largest * 0.02, row, f"{value:,} ({value / total:.1%})", va="center", fontsize=8)
-    axes.set_xlim(0, largest * 1.45)
+    bars = axes.barh(range(len(names)), values, color=list(colours))
+    total = max(sum(values), 1)
+    axes.bar_label(bars, [f"{value:,} ({value / total:.1%})" for value in values], padding=3, fontsize=8)
+    axes.set_xlim(0, max(1, *values) * 1.45)
     axes.set_yticks(range(len(names)), names)
     axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     axes.xaxis.set_major_formatter(_WITH_SEPARATORS)
@@ -242,7 +194,6 @@ _NOT_APPLICABLE_COLOUR = "#BDBDBD"
 _NOT_ANNOTATED_COLOUR = "#6E6E6E"
 _NODE_WIDTH = 0.05
 _GAP = 0.035  # the height of a label, so that labels never overlap
-_NUM_SHOWN = 24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,22 +225,17 @@ def draw_flow(statistics: Statistics, *, without_usual: bool = False) -> Figure 
         _draw_bands(axes, step, flow / num_cases, columns)
     for step, nodes in enumerate(columns):
         _draw_nodes(axes, step, nodes)
-        name = _shorten(f"{step + 1}. {statistics.chain.steps[step].name}")
+        name = wrap_text(f"{step + 1}. {statistics.chain.steps[step].name}", 24, num_lines=1)
         axes.text(step, 1.05, name, fontsize=12, weight="bold", va="bottom")
     axes.set_xlim(-0.05, num_steps - 0.05)
     axes.set_ylim(min(nodes[-1].low for nodes in columns) - 0.03, 1.10)
     axes.set_axis_off()
     shown = "cases"
     if without_usual:
-        usual = _shorten(statistics.answer_names(0)[int(np.argmax(statistics.answers[0]))])
+        usual = wrap_text(statistics.answer_names(0)[int(np.argmax(statistics.answers[0]))], 24, num_lines=1)
         shown = f'of {statistics.num_cases:,} cases, those without "{usual}" at the first step'
     axes.set_title(f"Flow of answers from step to step: {num_cases:,} {shown}", fontsize=14)
     return figure
-
-
-def _shorten(text: str) -> str:
-    shown = make_printable(text)
-    return shown if len(shown) <= _NUM_SHOWN else shown[: _NUM_SHOWN - 1] + "…"
 
 
 def _stack(names: Sequence[str], counts: Int64[np.ndarray, " answer"], num_cases: int) -> list[_Node]:
@@ -338,7 +284,7 @@ def _draw_nodes(axes: Axes, step: int, nodes: Sequence[_Node]) -> None:
         axes.text(
             edge + 0.02,
             (node.low + node.high) / 2,
-            f"{_shorten(node.name)}  {node.count:,}",
+            f"{wrap_text(node.name, 24, num_lines=1)}  {node.count:,}",
             fontsize=9,
             va="center",
             bbox={"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1.0},

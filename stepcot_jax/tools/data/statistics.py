@@ -137,7 +137,8 @@ def _spread(name: str, words: Int64[np.ndarray, " reasoning"]) -> list[str | int
     """Return name, number, mean and percentiles; without reasonings the last two are empty."""
     if not words.size:
         return [name, 0, *[""] * (1 + len(_PERCENTILES))]
-    return [name, words.size, round(float(words.mean()), 3), *np.percentile(words, _PERCENTILES).tolist()]
+    spread = (words.mean(), *np.percentile(words, _PERCENTILES))
+    return [name, words.size, *(round(float(number), 3) for number in spread)]
 
 
 def _answer_flow(statistics: Statistics) -> list[Row]:

@@ -105,7 +105,7 @@ def _read_vqa_source(options: argparse.Namespace, out: pathlib.Path) -> "list[Re
     reading = {"on_bad_record": options.on_bad_record or "stop", "require_images": with_images}
     if layout in BOXED and box_size is None:
         readers = _read_readers(options.readers)
-        images = read_detections(root, layout=layout, with_normal=options.with_normal, readers=readers, **reading)
+        images = read_detections(source, layout=layout, with_normal=options.with_normal, readers=readers, **reading)
         num_open = sum(not image.absent for image in images)
         if num_open:
             print(f"{num_open:,} of {len(images):,} images deny no label: no closed question is asked about them")

@@ -1,25 +1,24 @@
 """Score replies that any model of any framework wrote: metrics, tables and a page to look through.
 
 REPLIES are JSON lines with `id` (of a record), `reply` (what the model wrote) and optionally `finish_reason`, as the
-endpoint said it ("stop", "length", "content_filter", "refusal"); further fields are ignored.
+endpoint said it ("stop", "length", "content_filter", "refusal"), and `image_size` (of the picture that boxes in pixels
+refer to); `stepcot answer --questions` writes such files. Further fields are ignored.
 """
 
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
-from stepcot_jax.tools.options import local_path
+from stepcot_jax.tools.options import DIALECTS, add_reading, local_path, read_split
 
 if TYPE_CHECKING:
-    from stepcot_jax.data.questions.record_files import VqaCollection
-    from stepcot_jax.record import Record
+    pass
 
 _PROGRAM = "stepcot evaluate_replies"
-_DIALECTS = ("gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm", "plain")  # a test compares them with the room's
 
 _AUDIT = """Audit a model: does it look at the picture, does its thinking carry its answer, and what moves the answer?
 
@@ -31,31 +30,11 @@ PROMPTS, THINKING_PROMPTS = "prompts.jsonl", "thinking_prompts.jsonl"
 _AS_TEXT = "the thinking as text in the question"
 
 
-def choose_records(options: argparse.Namespace) -> "tuple[VqaCollection, list[Record]]":
-    """Return the records of a file, and those of the chosen split."""
-    from stepcot_jax.data.questions.question_splits import SEEN
-    from stepcot_jax.data.sources.loading import read_vqa_source
-    from stepcot_jax.run.scored_replies import choose_split
-
-    how: Any = {"on_bad_record": options.on_bad_record, "layout": options.layout, "require_images": False}
-    box_size = options.box_size and tuple(options.box_size)
-    collection = read_vqa_source(find_path(options.records, "RECORDS"), box_size=box_size, **how)
-    if collection.set_aside:
-        what = f"{len(collection.set_aside)} bad {collection.unit}s set aside"
-        print(f"{collection.path}: {what}, {collection.set_aside[0].reason}")
-    chosen = choose_split(collection.records, options.split, where=str(collection.path))
-    if options.unseen:
-        unseen = [record for record in chosen if SEEN not in record.facts]
-        print(f"--unseen: {len(unseen)} of {len(chosen)} questions; the others' pictures stand in the training part")
-        chosen = choose_split(unseen, "all", where=f"{collection.path} with --unseen")
-    return collection, chosen
-
-
 def score(options: argparse.Namespace) -> None:
     """Score files of replies."""
     from stepcot_jax.tools.evaluate_replies.scoring import score_command
 
-    records = choose_records(options)
+    records = read_split(options, options.records, "RECORDS")
     options.replies = [find_path(file, "REPLIES") for file in options.replies]
     options.perturbed = [find_path(file, "--perturbed") for file in options.perturbed]
     if options.perturbed_records is not None:
@@ -70,7 +49,7 @@ def prompts(options: argparse.Namespace) -> None:
     """Write the prompts of a split."""
     from stepcot_jax.tools.evaluate_replies.scoring import write_prompts
 
-    collection, chosen = choose_records(options)
+    collection, chosen = read_split(options, options.records, "RECORDS")
     form = {"dialect": options.dialect, "with_thinking": options.with_thinking}
     make_workdir(options.out.parent)
     write_prompts(options.out, chosen, root=collection.root, **form)
@@ -83,7 +62,7 @@ def perturb(options: argparse.Namespace) -> None:
 
     if options.rounds < 1:
         raise BadInput(f"--rounds must be at least 1; got {options.rounds}")
-    collection, chosen = choose_records(options)
+    collection, chosen = read_split(options, options.records, "RECORDS")
     make_workdir(options.out)
     written = write_rounds(
         options.out,
@@ -98,37 +77,43 @@ def perturb(options: argparse.Namespace) -> None:
     print(f"in {options.out}: {', '.join(path.name for path in written)}")
 
 
+def reports(options: argparse.Namespace) -> None:
+    """Write reports and score them."""
+    from stepcot_jax.data.sources.loading import read_source
+    from stepcot_jax.tools.evaluate_replies.report_generation import report_replies, report_sheet, score_written
+
+    answers, source = find_path(options.answers, "ANSWERS"), find_path(options.records, "RECORDS")
+    if answers.suffix.lower() == ".csv":
+        data = read_source(source, on_bad_record=options.on_bad_record, require_images=False)
+        scored = report_sheet(data, answers)
+    else:
+        scored = report_replies(*read_split(options, options.records, "RECORDS"), answers, dialect=options.dialect)
+    print(score_written(scored, options, source=source), end="")
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the subcommand of the command line, or score replies."""
     given = sys.argv[1:] if arguments is None else arguments
     if given[:1] == ["audit"]:
         audit(given[1:])
         return
-    commands = {"perturb": _perturb_parser, "prompts": _prompts_parser}
+    commands = {"perturb": _perturb_parser, "prompts": _prompts_parser, "reports": _reports_parser}
     make = commands.get(given[0]) if given else None
     options = make().parse_args(given[1:]) if make else _score_parser().parse_args(given)
     options.run(options)
 
 
 def _add_common(parser: argparse.ArgumentParser, *, also: tuple[str, ...] = ()) -> None:
-    from stepcot_jax.data.sources.layouts import AUTO, QUESTIONS
-
     records = "folder or file with questions in any layout, such as records.jsonl; or gs://"
     parser.add_argument("records", metavar="RECORDS", help=records)
-    parser.add_argument("--layout", choices=(AUTO, *QUESTIONS), default=AUTO, help="default: detected from the files")
-    size = "pixels of the picture that boxes refer to: required for GEMeX as released"
-    parser.add_argument("--box-size", type=int, nargs=2, metavar=("W", "H"), help=size)
-    unseen = "leave out questions about a picture that stands in the training part too"
-    parser.add_argument("--unseen", action="store_true", help=unseen)
+    add_reading(parser)
     _add_dialect(parser, also, without="replies of gemex need no <think> part, and prompts do not ask for one")
-    parser.add_argument("--split", default="test", help="train, val, test (default) or all")
-    parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")
 
 
 def _add_dialect(parser: argparse.ArgumentParser, also: tuple[str, ...] = (), *, without: str) -> None:
     default = (*also, "gemex")[0]
     parser.add_argument(
-        "--dialect", choices=(*also, *_DIALECTS), default=default, help=f"form of the replies, default {default}"
+        "--dialect", choices=(*also, *DIALECTS), default=default, help=f"form of the replies, default {default}"
     )
     parser.add_argument("--without-thinking", dest="with_thinking", action="store_false", help=without)
 
@@ -138,6 +123,7 @@ def _score_parser() -> argparse.ArgumentParser:
         prog=_PROGRAM,
         description="Score replies to grounded questions: metrics.json, tables, scores.jsonl and index.html.",
         epilog=f"{_PROGRAM} prompts --help and {_PROGRAM} perturb --help: prompts for a model to answer; "
+        f"{_PROGRAM} reports --help: FINDINGS and IMPRESSION from answers; "
         f"{_PROGRAM} audit --help: does the model look, and does its thinking carry its answer?",
     )
     _add_common(parser, also=("auto", "free"))
@@ -195,6 +181,21 @@ def _perturb_parser() -> argparse.ArgumentParser:
     negated = 'whether "isn\'t" turns the answer, default flip'
     parser.add_argument("--negated-answer", choices=("flip", "keep"), default="flip", help=negated)
     parser.set_defaults(run=perturb)
+    return parser
+
+
+def _reports_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"{_PROGRAM} reports",
+        description="Write FINDINGS and IMPRESSION from answers of a chain or replies; score them by BLEU-4, ROUGE-L.",
+    )
+    _add_common(parser)
+    answers = "a .csv of `stepcot predict` to images of a data root (RECORDS), or JSON lines of replies to records"
+    parser.add_argument("answers", metavar="ANSWERS", help=answers)
+    parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help="folder of the results")
+    parser.add_argument("--num-resamples", type=int, default=1000, metavar="N", help="of the bootstrap, default 1000")
+    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap, default 0")
+    parser.set_defaults(run=reports)
     return parser
 
 

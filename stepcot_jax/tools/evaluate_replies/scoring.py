@@ -33,7 +33,6 @@ from stepcot_jax.evaluation.replies import (
     OpenScore,
     ScoringSettings,
     as_columns,
-    score_all,
     score_models,
     to_json,
 )
@@ -44,7 +43,7 @@ from stepcot_jax.host.ranges import Interval
 from stepcot_jax.pages.sheets import Column, Entry, Table, columns
 from stepcot_jax.reasoning.dialects import write_question
 from stepcot_jax.record import Record
-from stepcot_jax.run.scored_replies import ReplyScores, score_files, to_text
+from stepcot_jax.run.scored_replies import ReplyScores, score_file, score_files, to_text
 
 _SOURCE = "source.json"
 
@@ -80,7 +79,7 @@ def write_rounds(
 ) -> list[Path]:
     """Write the yes/no and single-choice records of each round, their prompts, and the digest of the source file."""
     written = []
-    write_whole(folder / _SOURCE, msgspec.json.encode(_Source(digest_file(collection.path)[1])))
+    write_whole(folder / _SOURCE, msgspec.json.encode(_Source(collection.sha256)))
     for number in range(1, num_rounds + 1):
         perturbed = perturb_records(records, seed=seed, round_number=number, negated_answer=negated_answer)
         write_vqa_records(name_round(folder, number), perturbed)
@@ -113,7 +112,7 @@ def score_rounds(
     rounds: Sequence[tuple[Sequence[Record], ReplyFile]], settings: ScoringSettings, *, num_resamples: int, seed: int
 ) -> tuple[list[dict[Key, Interval]], list[str]]:
     """Compute the figures of each round from its records and replies, and describe what could not be read."""
-    scores = [score_all(records, file.replies, settings, finishes=file.finishes) for records, file in rounds]
+    scores = [score_file(records, file, settings) for records, file in rounds]
     columns_of = {str(place): as_columns(rounds[place][0], scored) for place, scored in enumerate(scores)}
     unread = {f"per. {number}": count_unread(scored) for number, scored in enumerate(scores, start=1)}
     return list(score_models(columns_of, num_resamples=num_resamples, seed=seed).values()), describe_unread(unread)
@@ -174,7 +173,7 @@ def score_command(options: argparse.Namespace, collection: VqaCollection, chosen
         }
     written = scored.write(
         options.out,
-        title=f"Replies to {collection.path.parent.name or collection.path.name}",
+        title=f"Replies to {collection.root.name or collection.path.name}",
         document=document,
         further=further,
         with_pictures=not options.without_pictures,
@@ -246,7 +245,7 @@ def _score_perturbed(
     model = next(name for name in scored.results.figures if name != BASELINE)
     expected = "expected a folder that `perturb` wrote"
     made_of = read_json(options.perturbed_records / _SOURCE, _Source, accepted=expected)
-    if made_of.sha256 != digest_file(collection.path)[1]:
+    if made_of.sha256 != collection.sha256:
         raise BadInput(f"{options.perturbed_records}: not made of {collection.path} as it is now; run `perturb` again")
     rounds = []
     for number, path in enumerate(options.perturbed, start=1):
@@ -279,7 +278,7 @@ def _describe(
         document["models"][file.name]["dialect"] = scored.dialects[file.name]
         document["models"][file.name] |= {"file": _identify(file.path), "num_unused": file.num_unused}
         document["models"][file.name] |= {"num_set_aside": file.num_set_aside, "num_unknown": file.num_unknown}
-    document["records"] = {**_identify(collection.path), "split": options.split}
+    document["records"] = {"path": as_text(collection.path), "sha256": collection.sha256, "split": options.split}
     return document
 
 

@@ -5,7 +5,7 @@ self_check or stages, several of them, or all: the first five. The last four hav
 MEDSAGE; without --config they are printed alone, and nothing is trained.
 
 stepcot tables NAME --config=NAME --workdir=DIR [--seeds=0,1,2] [--encoders=NAME=WEIGHTS,...]
-    [--constrained=DIR,...] [--target_config=NAME] [--out=DIR] [--resamples=1000]
+    [--constrained=DIR,...] [--zero_shot=TABLE=REPLIES,...] [--target_config=NAME] [--out=DIR] [--resamples=1000]
     [--config.a.b=value ...]
 
 Every run is a folder below DIR/cells and is shared by the tables that need it; the same command resumes interrupted
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 # "all": one of `all`, the paper's; the others train anew, folds five times for each seed. "large": has rows of large
 # models, from --constrained. "policy": trains policies. "printed": its published figures can be printed without runs.
+# "zero_shot": has a row of a model without training, from --zero_shot.
 TABLES: dict[str, tuple[str, ...]] = {
     "diagnosis": ("step_tables", "all", "large"),
     "steps": ("step_tables", "all", "large"),
@@ -48,10 +49,10 @@ TABLES: dict[str, tuple[str, ...]] = {
     "corrections": ("correction_tables",),
     "folds": ("folds_table",),
     "curriculum": ("policy_tables", "policy"),
-    "vqa": ("policy_tables", "policy", "printed"),
+    "vqa": ("policy_tables", "policy", "printed", "zero_shot"),
     "robustness": ("robustness_table", "policy", "printed"),
     "self_check": ("policy_tables", "policy", "printed"),
-    "stages": ("policy_tables", "policy", "printed"),
+    "stages": ("policy_tables", "policy", "printed", "zero_shot"),
 }
 """Module with the recipe of each table, and its marks."""
 
@@ -87,17 +88,17 @@ def read_names(arguments: list[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(arguments))
 
 
-def read_encoders(entries: list[str]) -> dict[str, str]:
-    """Return encoders by name from NAME=WEIGHTS entries."""
-    encoders: dict[str, str] = {}
+def read_pairs(entries: list[str], flag: str, form: str) -> dict[str, str]:
+    """Return the values of entries such as NAME=WEIGHTS by name."""
+    values: dict[str, str] = {}
     for entry in entries:
-        name, separator, weights = entry.partition("=")
-        if not separator or not name.strip() or not weights.strip():
-            raise BadInput(f"--encoders: {entry!r} is not NAME=WEIGHTS, such as CLIP=/path/to/clip")
-        if name.strip() in encoders:
-            raise BadInput(f"--encoders: {name.strip()!r} comes twice")
-        encoders[name.strip()] = weights.strip()
-    return encoders
+        name, separator, value = entry.partition("=")
+        if not separator or not name.strip() or not value.strip():
+            raise BadInput(f"{flag}: {entry!r} is not {form}")
+        if name.strip() in values:
+            raise BadInput(f"{flag}: {name.strip()!r} comes twice")
+        values[name.strip()] = value.strip()
+    return values
 
 
 def read_seeds(entries: list[str], settings: Settings) -> tuple[int, ...]:
@@ -141,7 +142,11 @@ def _make_plan(workdir: pathlib.Path | str) -> "Plan":
     settings = make_settings(values.config)
     if settings.trains_policy or "grpo.epochs" in settings.trains.epochs:  # the tables choose the job themselves
         settings = dataclasses.replace(settings, job="distill")
-    seeds, encoders = read_seeds(values.seeds, settings), read_encoders(values.encoders)
+    seeds = read_seeds(values.seeds, settings)
+    encoders = read_pairs(values.encoders, "--encoders", "NAME=WEIGHTS, such as CLIP=/path/to/clip")
+    zero_shot = read_pairs(values.zero_shot, "--zero_shot", "TABLE=REPLIES, such as vqa=replies.jsonl")
+    if other := sorted(zero_shot.keys() - set(list_names("zero_shot"))):
+        raise BadInput(f"--zero_shot: {other[0]!r} is not one of {', '.join(list_names('zero_shot'))}")
     target = make_settings(values.target_config) if values.target_config else None
     from stepcot_jax.evaluation.published import read_constrained
     from stepcot_jax.host.download import find_path
@@ -155,7 +160,8 @@ def _make_plan(workdir: pathlib.Path | str) -> "Plan":
     if len(set(models)) < len(models):
         raise BadInput(f"--constrained: two models have one name ({', '.join(models)}); run constrain with --name")
     logging.set_verbosity(logging.WARNING)  # Orbax and Grain log every file
-    return Plan(settings, seeds, Cells(workdir, Terminal()), encoders, target, values.resamples, constrained)
+    replies = {name: find_path(path, "--zero_shot") for name, path in zero_shot.items()}
+    return Plan(settings, seeds, Cells(workdir, Terminal()), encoders, target, values.resamples, constrained, replies)
 
 
 def main(arguments: list[str]) -> None:
@@ -164,10 +170,11 @@ def main(arguments: list[str]) -> None:
     def run() -> None:
         names = read_names(arguments[1:])
         values = flags.FLAGS
-        printed, large = map(list_names, ("printed", "large"))
+        printed, large, zero_shot = map(list_names, ("printed", "large", "zero_shot"))
         for flag, fits, accepted in (
             ("published", set(names) <= set(printed), ", ".join(printed)),
             ("constrained", set(names) & set(large), " and ".join(large)),
+            ("zero_shot", set(names) & set(zero_shot) and not values.published, f"runs of {' and '.join(zero_shot)}"),
         ):
             if getattr(values, flag) and not fits:
                 raise BadInput(f"--{flag} is accepted only with {accepted}; got {', '.join(names)}")
@@ -193,6 +200,8 @@ def define_table_flags() -> None:
     flags.DEFINE_list("encoders", [], "NAME=WEIGHTS of more frozen encoders, or of folders of imported features.")
     large = "Folders of stepcot constrain: large models beside the networks, in diagnosis and steps."
     flags.DEFINE_list("constrained", [], large)
+    zero_shot = "TABLE=REPLIES of stepcot answer: an untrained model's replies to the test questions of vqa and stages."
+    flags.DEFINE_list("zero_shot", [], zero_shot)
     flags.DEFINE_string("out", None, "Folder for the tables; WORKDIR/tables by default.")
     flags.DEFINE_integer("resamples", 1000, "Resamples of every bootstrap.", lower_bound=10)
     flags.DEFINE_bool("published", False, f"Print the published figures of {', '.join(list_names('printed'))} alone.")

@@ -37,6 +37,9 @@ class Plan:
     target: Settings | None = None  # whose data `transfer` reads; None for the phantom's held-out styles
     num_resamples: int = 1000
     constrained: tuple[Constrained, ...] = ()  # large models put through the steps
+    zero_shot: Mapping[str, pathlib.Path] = dataclasses.field(
+        default_factory=dict
+    )  # an untrained model's replies, by table
 
     def __post_init__(self) -> None:
         if self.settings.trains.names != ("teacher", "student"):

@@ -1,5 +1,6 @@
 """Tables of policies, `vqa`, `curriculum`, `self_check` and `stages`, beside the figures of GEMeX-RMCoT and MEDSAGE."""
 
+import dataclasses
 import functools
 import math
 import pathlib
@@ -15,11 +16,13 @@ from stepcot_jax.evaluation import published
 from stepcot_jax.evaluation.comparison import CORRECTED, DESCRIPTION, INTERVALS, JUDGED, MEANS, ReplyComparison, settle
 from stepcot_jax.evaluation.replies import (
     BASELINE,
+    CHECKED_STAGES,
     HEADED_FIGURES,
     Key,
     ReplyScore,
     ScoringSettings,
     as_columns,
+    choose_dialect,
     score_all,
 )
 from stepcot_jax.evaluation.stage_claims import stage_figures
@@ -32,6 +35,7 @@ from stepcot_jax.record import STAGE_NAMES, Record
 from stepcot_jax.run.loading_questions import load_vqa_dataset
 from stepcot_jax.run.policy_data import TEST_RECORDS
 from stepcot_jax.run.scored_baseline import score_baseline
+from stepcot_jax.run.scored_replies import score_file
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.tools.tables.cells import Cell, vary
 from stepcot_jax.tools.tables.plan import Plan, Recipe
@@ -103,17 +107,40 @@ def load_training_records(settings: Settings) -> tuple[Record, ...]:
     return load_vqa_dataset(settings, splits=("train",)).records
 
 
+ZERO_SHOT, NOT_HAD = "zero-shot", "zero-shot (not had here)"
+"""The row of a model without training, with its replies and without."""
+
+_HOW_TO_HAVE = "zero-shot: --zero_shot={}=REPLIES of `stepcot answer` about the test questions has this row."
+
+
+def score_zero_shot(
+    table: str, plan: Plan, records: Sequence[Record], scoring: ScoringSettings
+) -> tuple[list[ReplyScore] | None, str]:
+    """Score the replies of a model without training, if they are given; return a note with them."""
+    if table not in plan.zero_shot:
+        return None, _HOW_TO_HAVE.format(table)
+    ids = {record.id: None for record in records}.keys()
+    file = read_replies(plan.zero_shot[table], name=ZERO_SHOT, chosen=ids, known=ids)
+    if scoring.dialect not in CHECKED_STAGES:  # such a model may know no dialect
+        scoring = dataclasses.replace(scoring, dialect=choose_dialect(file.replies.values(), scoring))
+    absent = f", {len(ids) - len(file.replies)} missing replies count as wrong" if len(file.replies) < len(ids) else ""
+    return score_file(records, file, scoring), f"{ZERO_SHOT}: {file.path.name}, dialect {scoring.dialect}{absent}."
+
+
 CellsOf = Callable[[Plan, int], Mapping[str, Cell]]
 """From a plan and a seed to the cells by the name of their row."""
 
 
-def compare_cells(plan: Plan, cells_of: CellsOf) -> tuple[ReplyComparison, int]:
+def compare_cells(
+    plan: Plan, cells_of: CellsOf, *, zero_shot: Sequence[ReplyScore] | None = None
+) -> tuple[ReplyComparison, int]:
     """Compare the cells of each seed by name, after the majority answer with the constant box."""
     first = next(iter(cells_of(plan, plan.seeds[0]).values()))
     records = read_test_records(plan, first)
-    baseline = as_columns(records, score_constant(first.settings, records))
+    same = {BASELINE: as_columns(records, score_constant(first.settings, records))}
+    same |= {} if zero_shot is None else {ZERO_SHOT: as_columns(records, zero_shot)}
     splits = [
-        {BASELINE: baseline}
+        same
         | {name: as_columns(records, score_cell(plan, cell, records)) for name, cell in cells_of(plan, seed).items()}
         for seed in plan.seeds
     ]
@@ -157,7 +184,13 @@ _GRPO: dict[str, dict[str, Any]] = {
 }
 """Settings of the runs of GRPO, which start from the policy that was fine-tuned with thinking."""
 
-COUNTERPARTS = {PLAIN: published.PLAIN, THINKING: published.THINKING, BOTH: published.THINKING_RFT}
+COUNTERPARTS = {
+    ZERO_SHOT: ZERO_SHOT,
+    NOT_HAD: ZERO_SHOT,
+    PLAIN: published.PLAIN,
+    THINKING: published.THINKING,
+    BOTH: published.THINKING_RFT,
+}
 """Published row of each of ours that has one."""
 
 _PAIRS = ((THINKING, PLAIN), (THINKING, BASELINE), *((name, THINKING) for name in _GRPO), (BOTH, SHUFFLED))
@@ -183,18 +216,23 @@ def _vqa_cells(plan: Plan, seed: int) -> dict[str, Cell]:
 
 def make_vqa(plan: Plan) -> list[Table]:
     """Return our rows beside GEMeX-RMCoT's Table 4, their differences, and its counts of questions (Table 2)."""
-    comparison, num_questions = compare_cells(plan, _vqa_cells)
-    known, rows = _published_vqa(), list[Row]()
-    for name in comparison.splits[0]:
+    first = sft_of(plan, plan.seeds[0], THINKING)
+    zero_shot, note_zero_shot = score_zero_shot(
+        "vqa", plan, read_test_records(plan, first), make_scoring(first.settings)
+    )
+    comparison, num_questions = compare_cells(plan, _vqa_cells, zero_shot=zero_shot)
+    known, rows, (constant, *others) = _published_vqa(), list[Row](), comparison.splits[0]
+    for name in (constant, *([] if zero_shot else [NOT_HAD]), *others):
         counterpart = COUNTERPARTS.get(name)
         row: Row = {"training": name, _IN_PAPER.marked_name: counterpart, **known.pop(counterpart, {})}
-        rows.append(row | list_figures(comparison, name, HEADED_FIGURES))
+        rows.append(row | ({} if name == NOT_HAD else list_figures(comparison, name, HEADED_FIGURES)))
     rows += [{_IN_PAPER.marked_name: name, **row} for name, row in known.items()]
     notes = (
         f"Test split, {num_questions} questions, seeds {list(plan.seeds)}. GRPO starts from SFT with thinking.",
         INTERVALS,
         DESCRIPTION,
         f"{BASELINE}: of the training split, ignoring the picture; it writes no reply whose form could be read.",
+        note_zero_shot,
         "Published: Qwen2.5-VL-7B on the GEMeX test set (GEMeX-RMCoT, Table 4), other data than ours. " + _A_NOTE,
     )
     ours = columns("percent", *(heading for heading, _ in HEADED_FIGURES))
@@ -411,15 +449,21 @@ _STAGE_COLUMNS = (
 
 def make_stages(plan: Plan) -> list[Table]:
     """Return our stages beside MEDSAGE's Table 2, and its Tables 1 and 3."""
-    records = read_test_records(plan, _stage_cells(plan, plan.seeds[0])[0])
-    rows: list[Row] = []
+    first = _stage_cells(plan, plan.seeds[0])[0]
+    records = read_test_records(plan, first)
+    zero_shot, note_zero_shot = score_zero_shot("stages", plan, records, make_scoring(first.settings))
+    scores = {ZERO_SHOT if zero_shot else NOT_HAD: [zero_shot] if zero_shot else []}
     for index, model in enumerate(MODELS):
-        of_seeds = [_measure_stages(plan, _stage_cells(plan, seed)[index], records) for seed in plan.seeds]
+        scores[model] = [score_cell(plan, _stage_cells(plan, seed)[index], records) for seed in plan.seeds]
+    rows: list[Row] = []
+    for model, of_seeds in scores.items():
+        figures = [_measure_stages(plan, scored, records) for scored in of_seeds]
         rows.append({"model": model, "data": "our test split"})
-        rows[-1] |= {name: summarise([of_seed[key] for of_seed in of_seeds]) for name, key in _OURS.items()}
+        rows[-1] |= {name: summarise([each[key] for each in figures]) for name, key in _OURS.items() if figures}
     notes = (
         f"Ours: policies in the dialect of MEDSAGE, {len(records)} questions, seeds {list(plan.seeds)}; those of "
         "the table self_check without a self-check in GRPO.",
+        note_zero_shot,
         INTERVALS,
         "Ours are checked against the records' facts: descriptions (localisation, visual) are worth 100, 50 or 0, "
         "reasoning (knowledge, conclusion) 100 or 0; stages of replies that are not well formed 0. Step quality is the "
@@ -447,8 +491,8 @@ def _published_stages() -> list[Row]:
     ]
 
 
-def _measure_stages(plan: Plan, cell: Cell, records: Sequence[Record]) -> dict[Key, Interval]:
-    labels = np.array([score.stages for score in score_cell(plan, cell, records)], np.float64)
+def _measure_stages(plan: Plan, scores: Sequence[ReplyScore], records: Sequence[Record]) -> dict[Key, Interval]:
+    labels = np.array([score.stages for score in scores], np.float64)
     patients = np.array([record.patient for record in records])
     return bootstrap(functools.partial(stage_figures, labels=labels), patients, num_resamples=plan.num_resamples)
 

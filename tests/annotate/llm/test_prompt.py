@@ -61,9 +61,10 @@ def test_the_schema_names_every_answer_and_digests_tell_chains_tasks_and_version
 
 
 DIGESTS = """
-RMCOT da008d3b32ff RMCOT_TRUST 0f3cbb570cff RMCOT_VOTE 91bb20f55e11 LOCALISATION 693fa7868ba3 VISUAL 836d784e9345
-RULE d3ceb09240cb LVKC_TRUST 6aa7b9384d01 LVKC_VOTE a207237ade7d EASY eaff611970d2 MEDIUM f3e3c30f74f0
-HARD e13595a76cce MEDCLM_TRUST 13817514c578 MEDCLM_VOTE 5fd178cb5e50 RATE_ANSWERS 779aff750f44 RATE_STAGES 271766d4e5a8
+RMCOT 6fb02621f622 RMCOT_TRUST fb545e20c278 RMCOT_VOTE 91bb20f55e11 PROPOSAL e8027465c0d2 REGION_VOTE 17def0de0274
+LOCALISATION 7b4d37d09cb8 VISUAL 74fb96a7d874 RULE 4db7250e3aa7 CONCLUSION 57583a4583d9 LVKC_TRUST 058584a33844
+LVKC_VOTE 8598ecb3367c EASY 0d614e6b9e78 MEDIUM 0edc72218b21 HARD e13595a76cce MEDCLM_TRUST fe50ed1df680 MEDCLM_VOTE
+5fd178cb5e50 RATE_ANSWERS 779aff750f44 RATE_STAGES 271766d4e5a8
 """  # of paid answers: a change makes resumed runs pay again
 
 
@@ -82,3 +83,9 @@ def test_what_was_wrong_is_quoted_too():
     assert json.loads(block) == {"problem": problem}
     assert "<" not in block
     assert "\n" not in block
+
+
+def test_the_rules_of_the_public_prompt_of_gemex_rmcot_are_asked_for():
+    """Look at the picture, about 100 words, regions with their boxes, and no word that betrays a report."""
+    for words in ("view the picture", "about 100 words", "**name** ([x1, y1, x2, y2])", "Never speak of a report"):
+        assert words in prompts.RMCOT.system

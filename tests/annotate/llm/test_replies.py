@@ -13,14 +13,13 @@ from stepcot_jax.annotate.llm.client import Endpoint
 from stepcot_jax.annotate.llm.crew import Crew
 from stepcot_jax.annotate.llm.interviews import read_choice
 from stepcot_jax.annotate.llm.prompts import Prompt
-from stepcot_jax.annotate.llm.replies import read_body, reply_text, start_entry
+from stepcot_jax.annotate.llm.replies import Entry, read_body, reply_text
 from stepcot_jax.reasoning.endings import goes_on_behind
 
 GOOD = '{"reasoning": "x", "vote": "correct"}'
 DRAFT = GOOD.replace("correct", "incorrect")
-LOST = start_entry(
-    {"report": "1", "text": "", "request": ""}, form="plain", prompt_tokens=9, answer_tokens=9, has_picture=False
-)
+ABOUT = {"report": "1", "text": "", "request": "", "answer": None, "form": "plain", "seconds": 0.0, "time": ""}
+LOST = Entry(**ABOUT, prompt_tokens=9, answer_tokens=9, is_final=False, is_counted=False)
 TEXT, THINKING = {"type": "text", "text": GOOD}, {"type": "thinking", "thinking": [{"type": "text", "text": DRAFT}]}
 
 READ = {

@@ -6,7 +6,8 @@ import csv
 import pytest
 
 from stepcot_jax.annotate.annotation import CannotAnnotate, Reason
-from stepcot_jax.annotate.rules.annotator import annotate_report, find_foreign_words
+from stepcot_jax.annotate.rules.annotator import annotate_report
+from stepcot_jax.annotate.rules.language import find_foreign_words
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.tools.annotate.coding import read_coded_reports
 

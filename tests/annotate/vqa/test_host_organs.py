@@ -1,5 +1,8 @@
-"""Host organs against counts pixel by pixel, and masks in both layouts."""
+"""Host organs against counts pixel by pixel, masks in every layout, and the atlas where there are none."""
 
+import json
+
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,9 +10,12 @@ from hypothesis import strategies as st
 from PIL import Image
 from refusals import refuse
 
-from stepcot_jax.annotate.recipes.items import TaskSettings
-from stepcot_jax.annotate.recipes.pictures import UNKNOWN, find_hosts, name_host, read_masks
+from stepcot_jax.annotate.recipes.items import Question, TaskSettings
+from stepcot_jax.annotate.recipes.medclm import plan_views, write_view
+from stepcot_jax.annotate.recipes.organs import ORGAN_FROM, Hosts, find_hosts, read_masks
 from stepcot_jax.box import Box
+from stepcot_jax.data.questions.making import ground_phantom
+from stepcot_jax.data.questions.vocabulary import find_regions
 from stepcot_jax.record import Record
 
 
@@ -33,7 +39,7 @@ def test_the_host_is_the_organ_with_the_greatest_share(seed, method):
     shares = {name: count(box, mask, method) for name, mask in masks.items()}
     found = find_hosts([box], masks, method=method)
     if max(shares.values()) == 0:
-        assert found == UNKNOWN
+        assert found == ""
     else:
         assert shares[found] == pytest.approx(max(shares.values()))
 
@@ -46,8 +52,8 @@ def test_methods_differ_as_the_facts_say():
     assert find_hosts([box], {"large": large, "small": small}, method="coverage") == "large"
     assert find_hosts([box], {"large": large, "small": small}, method="iou_box") == "small"
     assert find_hosts([box, (17.0, 0.0, 19.0, 2.0)], {"large": large}, method="coverage") == "large"
-    assert find_hosts([(17.0, 0.0, 19.0, 2.0)], {"large": large}, method="coverage") == UNKNOWN
-    assert find_hosts([box], {}, method="coverage") == UNKNOWN
+    assert find_hosts([(17.0, 0.0, 19.0, 2.0)], {"large": large}, method="coverage") == ""
+    assert find_hosts([box], {}, method="coverage") == ""
     boxes = [(8.0, 8.0, 12.0, 12.0), (0.0, 0.0, 2.0, 2.0)]  # the order of the boxes does not matter
     assert find_hosts(boxes, {"small": small, "large": large}, method="iou_mask") == "large and small"
     refuse("--host-organ", find_hosts, [box], {"large": large}, method="guess")
@@ -88,6 +94,102 @@ def test_a_mask_outside_of_the_root_is_never_read(tmp_path, linked, is_own):
         answer="Yes", references=(Box("Mass", (0, 0, 2, 2)),),
     )  # fmt: skip
     if not is_own and not linked:  # the folder that the user names may itself be a link
-        assert name_host(record, settings) == "right lung"
+        assert Hosts(settings, {"case_1.png"}).find(record) == ("right lung", "masks")
         return
-    refuse("link out of", name_host, record, settings)
+    refuse("link out of", Hosts(settings, {"case_1.png"}).find, record)
+
+
+def ask(image, box, *, size=(10, 8), **more):
+    references = (Box("Mass", box),)
+    return Record(
+        id="q", image=image, image_size=size, patient="p", kind="closed", question="Is it?", answer="Yes",
+        references=references, **more,
+    )  # fmt: skip
+
+
+def test_masks_of_jsrt_and_by_the_sides_of_the_picture(tmp_path):
+    """SCR's folders of GIF files; a lung on the other side is a mask by the picture's sides, or a mirrored picture."""
+    masks = {name: np.zeros((8, 10)) for name in ("right lung", "left lung", "heart")}
+    masks["right lung"][2:6, 1:4], masks["left lung"][2:6, 7:9], masks["heart"][4:6, 4:7] = 255, 255, 255
+    for fold, image in (("fold1", "JPCLN001"), ("fold2", "JPCLN002")):
+        for name, mask in masks.items():
+            save(tmp_path / "SCR" / fold / "masks" / name / f"{image}.gif", mask)
+    hosts = Hosts(TaskSettings(root=tmp_path, folder=tmp_path, masks=tmp_path / "SCR"), {"JPCLN002.png"})
+    assert hosts.find(ask("JPCLN002.png", (7, 2, 9, 6))) == ("left lung", "masks")
+    assert hosts.find(ask("JPCLN002.png", (40, 40, 70, 60), size=(100, 80))) == ("heart", "masks")
+    assert hosts.find(ask("JPCLN002.png", (0, 0, 1, 1))) == ("", "")
+    for name, other in (("right lung", "left lung"), ("left lung", "right lung")):
+        save(tmp_path / "turned" / name / "a.bmp", masks[other])
+    refuse("'left lung' lies left in the picture", read_masks, tmp_path / "turned", "a.png")
+    (tmp_path / "turned" / "left lung" / "a.bmp").write_bytes(b"BM not a picture")
+    refuse("a.bmp: cannot be decoded", read_masks, tmp_path / "turned", "a.png")
+
+
+def run_length(mask):
+    """Runs as CheXmask writes them, pixel by pixel: pairs of start from 1 and length, along the rows."""
+    runs, before = [], 0
+    for place, value in enumerate(mask.ravel().tolist(), start=1):
+        if value and not before:
+            runs += [place, 0]
+        if value:
+            runs[-1] += 1
+        before = value
+    return " ".join(map(str, runs))
+
+
+def test_chexmask_is_read_as_it_was_written(tmp_path):
+    rng = np.random.default_rng(0)
+    masks = {name: rng.random((8, 10)) < 0.6 for name in ("Left Lung", "Right Lung", "Heart")}
+    masks["Left Lung"][:, :6], masks["Right Lung"][:, 4:] = False, False
+    header = "Path,Dice RCA (Mean),Landmarks," + ",".join(masks) + ",Height,Width\n"
+    runs = ",".join(map(run_length, masks.values()))
+    row = lambda name, dice, written=runs: f'{name},{dice},"1,2",{written},8,10\n'  # noqa: E731
+    names = ("train/p1/view1.jpg", "train/p2/view1.jpg", "train/p3/view1.jpg")
+    table = tmp_path / "CheXpert.csv"
+    dices = zip(names, (0.9, 0.69, 0.7), strict=True)
+    table.write_text(header + "".join(row(name, dice) for name, dice in dices) + row("x", 1, "1,2,3"))
+    images = {f"CheXpert/{name}" for name in names}
+    hosts = Hosts(TaskSettings(root=tmp_path, folder=tmp_path, masks=table), images)
+    organs = {"left lung": masks["Left Lung"], "right lung": masks["Right Lung"], "heart": masks["Heart"]}
+    for box in ((0, 0, 4, 8), (6, 1, 10, 7), (3, 2, 7, 6)):
+        shares = {name: count(box, mask, "coverage") for name, mask in organs.items()}
+        for number, image in enumerate(sorted(images)):
+            found = hosts.find(ask(image, box))
+            assert found == (("", "") if number == 1 else (max(shares, key=shares.get), "masks"))
+    for written, words in (("1 2 3,4 1,4 1", "a start without"), ("79 3,4 1,4 1", "80 pixels"), ("0 3,,", "80 pixels")):
+        table.write_text(header + row(names[0], 0.9, written))
+        broken = Hosts(TaskSettings(root=tmp_path, folder=tmp_path, masks=table), images)
+        refuse(words, broken.find, ask(f"CheXpert/{names[0]}", (0, 0, 4, 8)))
+
+
+def test_the_atlas_names_the_organs_of_radiographs_without_masks_alone(tmp_path):
+    _, drawn = ground_phantom(2, seed=5, size=128)
+    Image.fromarray(drawn.image).save(tmp_path / "a.png")
+    settings = TaskSettings(root=tmp_path, folder=tmp_path)
+    lung = find_regions(drawn.lung_mask, drawn.heart_mask)
+    box = next(region.corners for region in lung if region.label == "left upper lung zone")
+    shown = ask("a.png", box, size=(128, 128), modality="xray")
+    organ, source = Hosts(settings, {"a.png"}).find(shown)
+    assert (organ, source.split(",")[0]) == ("left lung", "atlas")
+    for other in (
+        msgspec.structs.replace(shown, modality="CT"),
+        msgspec.structs.replace(shown, references=(Box("Mass", (0.0, 0.0, 5.0, 5.0)),)),
+        msgspec.structs.replace(shown, references=(*shown.references, Box("Mass", (0.0, 0.0, 5.0, 5.0)))),
+    ):
+        assert Hosts(settings, {"a.png"}).find(other) == ("", "")
+    without = TaskSettings(root=tmp_path, folder=tmp_path, organ_prior="none")
+    assert Hosts(without, {"a.png"}).find(shown) == ("", "")
+    assert Hosts(without, {"a.png"}).find(msgspec.structs.replace(shown, organ="chest")) == ("chest", "source")
+
+
+def test_what_is_unknown_is_in_no_text(tmp_path):
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64), np.uint8))
+    picture.save(tmp_path / "a.png")
+    question = Question(ask("a.png", (4, 4, 20, 20), size=(64, 64), modality="xray", lesion="Mass"), ())
+    easy, medium, _ = plan_views([question], TaskSettings(root=tmp_path, folder=tmp_path))
+    for view in (easy, medium):
+        written = json.dumps([write_view(view), view.data(), view.record.organ])
+        assert "organ" not in written
+        assert "unknown" not in written
+        assert ORGAN_FROM not in view.record.provenance
+    assert "where" not in write_view(medium)["question"]

@@ -18,6 +18,7 @@ from stepcot_jax.annotate.checks import (
     options_named,
 )
 from stepcot_jax.annotate.recipes.items import Question, ground_record
+from stepcot_jax.annotate.recipes.rmcot import write_thinking
 from stepcot_jax.box import Box
 from stepcot_jax.record import Record
 
@@ -157,6 +158,27 @@ def test_a_records_own_regions_are_its_grounded_report():
     thinking = "I look at the **left lung** ([1, 2, 3, 4]) and see fluid. So the answer is No."
     question = ground_record(msgspec.structs.replace(CLOSED, thinking=thinking))
     assert question.statements == (
-        Box("left lung", (1, 2, 3, 4), "I look at the left lung and see fluid."),
-        Box("Effusion", (1.4, 2, 3.5, 4)),
+        Box("left lung", (1, 2, 3, 4), "I look at the left lung and see fluid.", "left lung"),
+        Box("Effusion", (1.4, 2, 3.5, 4)),  # a finding, which is no region
     )
+
+
+@pytest.mark.parametrize(
+    ("modality", "sentence", "expected"),
+    [
+        ("xray", "", "I look at the **right upper zone** ([10, 10, 31, 40]) and see signs of lung mass."),
+        ("xray", "A mass.", "I look at the **right upper zone** ([10, 10, 31, 40]): A mass."),
+        ("CT", "", "I see signs of **Mass** ([10, 10, 31, 40])."),
+        ("CT", "There is a Mass.", "There is a **Mass** ([10, 10, 31, 40])."),
+    ],
+)
+def test_a_finding_is_never_named_in_a_regions_place(modality, sentence, expected):
+    mass = Box("Mass", (10, 10, 30.5, 40), sentence)
+    record = msgspec.structs.replace(OPEN, answer="Mass", synonyms=(), modality=modality, references=(mass,))
+    question = Question(record, (mass,), (mass,), from_list=True)
+    thinking = write_thinking(question)["thinking"]
+    assert thinking == f"{expected} So the answer is Mass."
+    assert reason_of(check_regions, thinking, question) is None
+    told = question.data()["grounded_report"]["1"]
+    assert told.get("region") == ("right upper zone" if modality == "xray" else None)
+    assert told.get("finding") == (None if modality == "xray" else "Mass")

@@ -192,22 +192,25 @@ def test_templates_of_a_region_share_its_localisation_and_visual_analysis(tmp_pa
     with MisbehavingServer(behave) as server:
         main(command("lvkc", one, tmp_path, server, "--num-templates=3", "--concurrency=8"))
     records, regions = read_vqa_records(tmp_path).records, len(list_items("lvkc", one))
-    assert (len(records), len(server.paid)) == (3 * regions, (2 + 3) * regions)
+    assert (len(records), len(server.paid)) == (3 * regions, (2 + 2 * 3) * regions)
     assert len({record.provenance["template"] for record in records}) == 3
 
 
 def test_pictures_are_sent_where_the_task_shows_them(tmp_path, few):
-    for task, count in (("lvkc", 3), ("medclm", 2)):  # not with the rule of knowledge
+    for task, count in (("lvkc", 3), ("medclm", 2)):  # not with the rule of knowledge and the conclusion
         known = learn(task, few)
         with MisbehavingServer(lambda request, _, known=known: ("answer", answer(known, request))) as server:
             main(command(task, few, tmp_path / task, server, "--send-images", "--voter=v", "--max-tokens=900000"))
             contents = [request["messages"][1]["content"] for request in server.requests]
         shown = [content for content in contents if not isinstance(content, str)]
         assert len(shown) == count * len(list_items(task, few))
-        kinds = {tuple(read_url(content[1]["image_url"]["url"]).ravel()) for content in shown}
-        # Of medclm with and without boxes (hard views are other mediums), of lvkc whole or cropped.
+        kinds = {tuple(read_url(part["image_url"]["url"]).ravel()) for content in shown for part in content[1:]}
+        # Of medclm with and without boxes (hard views are other mediums), of lvkc the crop and the whole.
         crops = {(item.question.record.image, cut_by_hand(item)) for item in list_items("lvkc", few)}
         assert len(kinds) == (len(crops) if task == "lvkc" else 6)
+        numbers = collections.Counter(len(content) - 1 for content in shown)
+        whole = sum(item.roi.variant == "whole" for item in list_items("lvkc", few))
+        assert numbers == ({1: 3 * whole, 2: len(shown) - 3 * whole} if task == "lvkc" else {1: len(shown)})
     for more in (["--task=rmcot"], ["--task=lvkc", "--annotator=rules"]):
         refuse("--send-images", main, ["vqa", str(few), f"--out={tmp_path / 'no'}", "--send-images", *more])
 
@@ -246,10 +249,12 @@ def test_the_picture_is_cropped_to_the_region_of_interest(few, tmp_path):
     for item in items:
         with Image.open(few / item.question.record.image) as picture:
             whole = np.asarray(picture)
-        shown = read_url(TASKS["lvkc"].show(item, TaskSettings(root=few, folder=few)))
+        shown, *rest = map(read_url, TASKS["lvkc"].show(item, TaskSettings(root=few, folder=few)))
         x1, y1, x2, y2 = cut_by_hand(item)
         np.testing.assert_array_equal(shown, whole[y1:y2, x1:x2])
-        assert (shown.shape == whole.shape) == (item.roi.variant == "whole")
+        assert (shown.shape == whole.shape) == (item.roi.variant == "whole") == (not rest)
+        for other in rest:
+            np.testing.assert_array_equal(other, whole)
     # A crop follows the size of the file and has a pixel.
     Image.fromarray(np.arange(200, dtype=np.uint8).reshape(10, 20)).save(tmp_path / "a.png")
     settings = TaskSettings(root=tmp_path, folder=tmp_path)
@@ -280,7 +285,7 @@ def test_what_a_voter_rejects_is_written_anew(tmp_path, one):
     assert read_asides(tmp_path / "anew") == []
     # Trajectories of one question are told apart by their region, votes by the question alone.
     extra = len(server.paid) - 2 * count
-    assert extra > 0 == extra % 4
+    assert extra > 0 == extra % 5
 
 
 def test_easy_views_have_their_boxes_drawn_and_hard_ones_are_other_cases(tmp_path):
@@ -309,6 +314,7 @@ def test_easy_views_have_their_boxes_drawn_and_hard_ones_are_other_cases(tmp_pat
     ("more", "words"),
     [
         *((["--images=none"], "--images=none"), (["--task=lvkc", "--num-templates=4"], "--num-templates: 4")),
+        *((["--task=lvkc", *flags], flags[0]) for flags in (["--rl-balance", "sex"], ["--region-share", "2"])),
         (["--num-templates=1"], "--num-templates requires --task=lvkc; got --task=medclm"),
     ],
 )

@@ -1,5 +1,3 @@
-"""Check: what it says of every odd input, and that a run says the same."""
-
 import collections
 import io
 import json

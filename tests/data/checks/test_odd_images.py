@@ -1,5 +1,3 @@
-"""Pictures that a check names: black, white, tiny, lateral, of another kind of file; a run uses the same cases."""
-
 import io
 import json
 import pathlib
@@ -8,12 +6,12 @@ import numpy as np
 import pytest
 from data.images.test_dicom import make, write
 from PIL import Image
+from refusals import refuse
 
 from configs import base
 from stepcot_jax.data.check import CheckOptions, check_root
 from stepcot_jax.data.images.preprocessing import Preprocessing, decode_image
 from stepcot_jax.data.sources.loading import read_source
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.loading import load_dataset
 from stepcot_jax.run.settings import make_settings
@@ -120,13 +118,11 @@ def test_lateral_views_do_not_hide_bad_records(tmp_path):
     make_root(tmp_path, [png(noise(number)) for number in range(12)], VIEWS)
     (tmp_path / "3.png").write_bytes(b"<!DOCTYPE html>")
     assert len(check(tmp_path)["stops"]) == 1
-    with pytest.raises(BadInput, match=r"record 3 .* is a web page"):
-        load(tmp_path)
+    refuse(r"record 3 .* is a web page", load, tmp_path)
     as_published(tmp_path, VIEWS)
     text = (tmp_path / "data.json").read_text().replace('"p4"', '""')
     (tmp_path / "data.json").write_text(text)
-    with pytest.raises(BadInput, match=r"record 4 .*patient_id"):
-        read_source(tmp_path, step_names=("Only",))
+    refuse(r"record 4 .*patient_id", read_source, tmp_path, step_names=("Only",))
     (stop,) = check(tmp_path, step_names=("Only",), images="none")["stops"]
     assert "1 of 12 records are bad" in stop
 
@@ -166,8 +162,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", [*RIGHT, *REFUSED])
 def test_the_pictures_of_first_contact(name):
     if name in REFUSED:
-        with pytest.raises(BadInput, match=REFUSED[name]):
-            decode_image(FIRST_CONTACT / name)
+        refuse(REFUSED[name], decode_image, FIRST_CONTACT / name)
         return
     expected, tolerance = RIGHT[name]
     grey = decode_image(FIRST_CONTACT / name)[..., 0].astype(int)

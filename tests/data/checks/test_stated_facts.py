@@ -1,5 +1,3 @@
-"""Facts that a folder of questions states twice: letters of options, sizes of pictures, answers, what a run can use."""
-
 import contextlib
 import json
 

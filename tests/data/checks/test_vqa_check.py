@@ -1,5 +1,3 @@
-"""`data check` of reasoning records: counts, formats, what would stop a run."""
-
 import json
 import shutil
 
@@ -7,7 +5,7 @@ import msgspec
 import pytest
 from refusals import refuse
 
-from stepcot_jax.data.questions.making import make_phantom_records, write_records
+from stepcot_jax.data.questions.making import write_records
 from stepcot_jax.data.questions.record_files import holds_records, read_vqa_records, write_vqa_records
 from stepcot_jax.data.statistics import find_difference
 from stepcot_jax.host.errors import BadInput
@@ -16,16 +14,8 @@ from stepcot_jax.record import KINDS
 from stepcot_jax.tools.data.command import main
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    out = tmp_path_factory.mktemp("records")
-    write_records(out, make_phantom_records(out, num_cases=30, size=48, seed=0))
-    return out
-
-
 @pytest.fixture
 def damaged(folder, tmp_path):
-    """A copy of the records, without their images, to damage."""
     (tmp_path / "records.jsonl").write_bytes((folder / "records.jsonl").read_bytes())
     return tmp_path
 

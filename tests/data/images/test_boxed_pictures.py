@@ -1,5 +1,3 @@
-"""Boxes lie where they should, at any size of picture, and names stay within it."""
-
 import io
 
 import numpy as np

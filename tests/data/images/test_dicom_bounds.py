@@ -24,7 +24,6 @@ SYNTAXES = [uid.ImplicitVRLittleEndian, uid.ExplicitVRLittleEndian, uid.Explicit
 
 
 def write(*, syntax=uid.ExplicitVRLittleEndian, change=lambda image: None):
-    """The bytes of a radiograph."""
     image = make(PIXELS, syntax=syntax)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

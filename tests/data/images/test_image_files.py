@@ -1,5 +1,3 @@
-"""Where encoded images come from: only from below the root, only what may be an image, each by its number."""
-
 import hashlib
 import os
 import pickle

@@ -1,5 +1,3 @@
-"""Images: every kind that is accepted gives the right pixels, everything else a message."""
-
 import io
 import json
 import pathlib
@@ -245,8 +243,6 @@ def test_a_bomb_and_broken_metadata_leave_neither_memory_nor_warnings_behind(tmp
 
 
 SEEDS = [saved(COLOUR, "PNG"), saved(Image.fromarray(COLOUR).convert("P"), "PNG"), saved(COLOUR, "JPEG")]
-
-
 DAMAGES = st.lists(st.tuples(st.integers(8, 10_000), st.integers(0, 255)), max_size=6)
 
 

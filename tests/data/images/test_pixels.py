@@ -12,8 +12,6 @@ PICTURE = np.random.default_rng(0).integers(0, 256, (32, 32), np.uint8)
 
 
 class Drawn:
-    """A generator that draws what it is told."""
-
     def __init__(self, **draws):
         names = ("turn", "right", "down", "growth", "brightness", "contrast")
         self.draws = np.array([draws.get(name, 0.0) for name in names])

@@ -1,5 +1,3 @@
-"""Phantom chests: the same seed gives the same case, and what the answers say is in the picture."""
-
 import collections
 import csv
 import hashlib
@@ -175,9 +173,6 @@ def test_export_reads_back_equal(tmp_path):
 REFUSED = [({"seed": -1}, "seed -1"), ({"size": 8}, "size: 8"), ({"size": 20_000}, "size: 20000 pixels; expected 16")]
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [*REFUSED, ({"prevalence": "flatt"}, "prevalence: 'flatt'")],
-)
+@pytest.mark.parametrize(("settings", "message"), [*REFUSED, ({"prevalence": "flatt"}, "prevalence: 'flatt'")])
 def test_settings_out_of_range_are_refused(settings, message):
     refuse(message, draw_case, 0, **{"seed": 0, "size": 32, "prevalence": "flat", **settings})

@@ -72,7 +72,7 @@ MASS = Box("Mass", (10, 10, 30.5, 40), region="")
 def test_detection_lists_without_regions_and_facts():
     opened, closed, single, multi = ask_questions(_image([MASS], ["Nodule", "Effusion", "Pneumonia", "Edema"]), seed=0)
     assert (opened.answer, opened.references[0].corners) == ("lung mass", MASS.corners)
-    assert opened.thinking.startswith("I look at the **Mass** ([10, 10, 31, 40]) ")
+    assert opened.thinking.startswith("I look at the **right upper zone** ([10, 10, 31, 40]) ")
     assert single.options["ABCD".index(single.answer)] == "lung mass"
     assert [multi.options["ABCD".index(letter)] for letter in multi.answer] == ["lung mass"]
     for record in (opened, closed, single, multi):

@@ -47,7 +47,7 @@ def test_finish_reasons(tmp_path, fields, finish, caplog):
         ('{"id": "z", "reply": "x"}', "line 1, id: 'z' is not the id of a record"),
         ('{"id": "a"}', "line 1, Object missing required field `reply`"),
         ('{"id": 3.5, "reply": "x"}', "line 1, id: Expected `int | str`, got `float`"),
-        ('\n{"id": "a", "reply": null}', "line 2, reply: Expected `str`, got `null`"),
+        ('\n{"id": "a", "reply": null}', "line 2, reply: null without an error; expected a text"),
         ('{"id": "a", "reply": "x"', "line 1, Input data was truncated"),
         *((b'{"id": "a", "reply": "\xff"}', "line 1"), (b"\xff\xfe{", "UTF-16")),
         ('{"id": "a", "reply": "x", "finish_reason": 3}', "line 1, finish_reason: Expected `str | null`, got `int`"),

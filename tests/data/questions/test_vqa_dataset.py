@@ -12,7 +12,7 @@ from PIL import Image
 from reasoning_records import make_record, records
 from refusals import refuse
 
-from stepcot_jax.box import Box
+from stepcot_jax.box import Box, Point
 from stepcot_jax.data.questions.record_files import FILE_NAME, read_vqa_records, write_vqa_records
 from stepcot_jax.data.questions.vqa_dataset import scale_record
 from stepcot_jax.host.errors import BadInput
@@ -219,6 +219,8 @@ def test_a_box_that_rounding_would_close_stays_open(edge):
     left = float(np.nextafter(edge, 0))
     assert left * 48 / 78 == edge * 48 / 78
     record = make_record(image_size=(78, 78), references=(Box("line", (left, 0, edge, 5)),))
+    record = msgspec.structs.replace(record, points=(Point("end", (39.0, 78.0)),))
+    assert scale_record(record, (48, 48)).points == (Point("end", (24.0, 48.0)),)
     (reference,) = scale_record(record, (48, 48)).references
     assert reference.corners[0] < reference.corners[2] == edge * 48 / 78
 

@@ -1,5 +1,3 @@
-"""Tables of records: what goes in comes out, and lists, arrays and counts agree with the records."""
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,5 +1,3 @@
-"""The splitter agrees with msgspec on every array and every text that is none, however it is cut into chunks."""
-
 import itertools
 import json
 
@@ -24,7 +22,6 @@ def split(content, cuts=(), **options):
 
 
 def expected(content):
-    """What msgspec makes of the whole text; None where it refuses."""
     try:
         content.decode()
         return [bytes(raw) for raw in msgspec.json.decode(content, type=list[msgspec.Raw])]

@@ -1,5 +1,3 @@
-"""Records: what is read, what is refused and with which message, and the way back to the file."""
-
 import copy
 import dataclasses
 import json

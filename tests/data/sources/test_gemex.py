@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from reasoning_records import read_records
 from refusals import refuse
 
+from stepcot_jax.annotate.recipes.items import ground_record
 from stepcot_jax.chain import strip_letters
 from stepcot_jax.data.sources.loading import detect_vqa_layout
 from stepcot_jax.data.sources.released import split_question
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.dialects import read_reply, write_reply
+from stepcot_jax.reasoning.dialects import read_reply, write_question, write_reply
 from stepcot_jax.rewards.options import PRESETS
 from stepcot_jax.rewards.weighted import reward
 
@@ -59,7 +60,10 @@ def test_the_four_files_of_test_records(tmp_path):
     assert (closed.patient, closed.split, closed.image_size) == ("p10000032", "test", SIZE)
     assert closed.thinking == "The heart is wide."
     assert (closed.id, closed.provenance["q_id"], closed.provenance["row"]) == ("closed_ended.jsonl:1", "q7", "line 1")
-    assert "SECRET" not in repr([closed, multi, opened, single])
+    for record in (closed, multi, opened, single):  # kept, and in no text
+        assert record.report == "SECRET REPORT"
+        assert "SECRET" not in repr([write_question(record, "gemex"), write_reply(record, "gemex")])
+        assert "SECRET" not in repr(ground_record(record).data())
 
 
 def test_kinds_follow_from_the_record_if_the_file_has_no_kind_in_its_name(tmp_path):

@@ -41,6 +41,8 @@ def test_full_trajectories_of_both_dialects_and_bare_answers(tmp_path):
     assert (printed.stages.visual, printed.stages.conclusion) == ("Dense.", "Fluid.")
     again = read_reply(write_reply(printed, "lvkc"), "lvkc")
     assert again.is_well_formed
+    assert [(each.label, each.at) for each in printed.points] == [("dome", (200, 180))]
+    assert [(each.label, each.at) for each in again.points] == [("dome", (900, 500))]
     assert (again.references[0].corners, released.kind, released.answer) == ((830, 150, 965, 870), "open", "Effusion")
     assert [(each.label, each.corners) for each in released.references] == [("region", (10, 20, 30, 40))]
     assert released.stages.localisation == "1 located region."

@@ -1,5 +1,3 @@
-"""Near-duplicates: the hash keeps copies together and patients apart, and all near pairs are found."""
-
 import io
 import itertools
 

@@ -1,5 +1,3 @@
-"""Rows of spreadsheets: as openpyxl reads them, and as other programs write them."""
-
 import datetime
 import zipfile
 
@@ -30,7 +28,6 @@ def read_with_openpyxl(path):
 
 
 def shorten(rows):
-    """Rows with text, without empty cells at the end."""
     kept = []
     for number, cells in rows:
         while cells and not cells[-1]:

@@ -1,5 +1,3 @@
-"""Splits: tables in every form, what is refused and with which message, and splits that are made."""
-
 import collections
 import dataclasses
 import hashlib
@@ -234,7 +232,6 @@ def test_made_splits_are_complete_disjoint_and_deterministic(cases, seed, order)
 
 @st.composite
 def stratified_case_lists(draw):
-    """Patients whose images all have one diagnosis and one origin."""
     cases = []
     for stratum in draw(st.sets(st.tuples(st.sampled_from([NOT_ANNOTATED, 0, 1, 2]), st.sampled_from("xyz")))):
         num_images = draw(st.lists(st.integers(1, 4), min_size=1, max_size=60))

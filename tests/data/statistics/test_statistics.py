@@ -11,7 +11,7 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.patches import PathPatch, Rectangle, Wedge
+from matplotlib.patches import PathPatch, Rectangle
 from matplotlib.text import Text
 from PIL import Image
 from refusals import refuse
@@ -177,7 +177,6 @@ def test_split_tables_as_csv_and_markdown(tables, cases, what):
 
 
 def texts_of(figure):
-    """Every text of a figure that is shown, with its box in pixels."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     beyond = set()  # matplotlib keeps labels of ticks that its axes do not reach, and does not draw them
@@ -208,11 +207,7 @@ LONG_CHAIN = Chain(
         for number in range(4)
     )
 )
-
-
 WIDE_CHAIN = Chain(tuple(Step(f"Step {number}", "?", tuple(f"answer {k}" for k in range(26))) for number in range(2)))
-
-
 CHAINS = [
     *((CHAIN, {"num_origins": 12}), (CHAIN, {"num_cases": 12, "num_origins": 1}), (LONG_CHAIN, {"num_origins": 2})),
     (WIDE_CHAIN, {"num_cases": 600, "share_of_first": 0.95}),
@@ -232,7 +227,6 @@ def test_texts_of_pictures_are_inside_and_apart(chain, how):
 
 
 def test_bands_of_the_flow_lead_from_answer_to_answer_at_the_heights_of_their_counts(cases):
-    """Every band is as high as its cases, starts in its answer, in its colour, and the bands fill the answers."""
     found = count(cases)
     figure = draw_flow(found)
     patches = figure.axes[0].patches
@@ -267,29 +261,23 @@ def test_bands_of_the_flow_lead_from_answer_to_answer_at_the_heights_of_their_co
 
 
 def test_pies_and_bars_show_the_shares_of_each_range_and_cells_their_means(cases):
-    """Six colours: around a pie and along a histogram they have the shares of the table, at the place of the cell."""
     found = count(cases)
-    figure = pictures.draw_lengths_by_diagnosis(found)
-    wedges = collections.defaultdict(dict)
-    for patch in figure.axes[0].patches:
-        if isinstance(patch, Wedge):
-            wedges[patch.center][patch.get_facecolor()] = (patch.theta2 - patch.theta1) / 360
-    across, down = (sorted({center[axis] for center in wedges}) for axis in (0, 1))
-    assert (len(across), len(down)) == (3, 5)
-    colours = pictures._COLOURS
-    texts = {(round(text.get_position()[0], 6), text.get_text()) for text in figure.axes[0].texts}
-    for (x, y), shares in wedges.items():
-        words = found.diagnosis_words[across.index(x)][down.index(y)]
-        counts = np.histogram(words, [1, 6, 11, 16, 21, 26, 1000])[0]
-        assert [shares.get(colour, 0) for colour in colours] == pytest.approx(counts / words.size)
-        assert (round(x, 6), f"{words.mean():.1f}") in texts
-    bars = [patch for patch in figure.axes[0].patches if isinstance(patch, Rectangle)]
-    for step, x in enumerate(across):
-        words = np.concatenate(found.diagnosis_words[step])
-        above = [bar for bar in bars if abs(bar.get_x() - x) < 0.5 and bar.get_y() + bar.get_height() < down[0] - 0.3]
-        heights = np.array([bar.get_height() for bar in sorted(above, key=Rectangle.get_x)])
-        expected = np.histogram(words, [1, 6, 11, 16, 21, 26, 1000])[0] / words.size
-        assert (heights / heights.sum()).tolist() == pytest.approx(expected.tolist())
+    axes = pictures.draw_lengths_by_diagnosis(found).axes
+    rows = [axes[place : place + 4] for place in range(0, len(axes), 4)]  # three steps, and the histograms of the rows
+    assert len(rows) == 6
+    edges = [1, 6, 11, 16, 21, 26, 1000]
+    for column, by_answer in enumerate(found.diagnosis_words):
+        for row, words in zip(rows[1:], by_answer, strict=True):
+            pies = {wedge.get_facecolor(): (wedge.theta2 - wedge.theta1) / 360 for wedge in row[column].patches}
+            expected = np.histogram(words, edges)[0] / words.size
+            assert [pies.get(colour, 0) for colour in pictures._COLOURS] == pytest.approx(expected, abs=1e-6)
+            assert row[column].get_xlabel() == f"{words.mean():.1f}"
+        heights = [bar.get_height() for bar in rows[0][column].patches]
+        assert heights == np.histogram(np.concatenate(by_answer), edges)[0].tolist()
+    for answer, row in enumerate(rows[1:]):
+        words = np.concatenate([by_answer[answer] for by_answer in found.diagnosis_words])
+        assert [bar.get_width() for bar in row[-1].patches] == np.histogram(words, edges)[0].tolist()
+        assert row[-1].get_xlabel() == f"{words.size:,}"
 
 
 def is_inside(ends, node):

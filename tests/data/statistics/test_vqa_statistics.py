@@ -6,19 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from stepcot_jax.data.questions.making import make_phantom_records, write_records
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.data.statistics import answer_in_words, find_majorities
 from stepcot_jax.record import KINDS, Record
 from stepcot_jax.tools.data.command import main
 from stepcot_jax.tools.data.statistics import choose_examples, draw_examples
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    out = tmp_path_factory.mktemp("records")
-    write_records(out, make_phantom_records(out, num_cases=30, size=48, seed=0))
-    return out
 
 
 def _record(number, topic, answer, kind="closed", choices=()):

@@ -1,5 +1,3 @@
-"""Copies of a store's folders here, of readers and of runs, in fsspec's memory."""
-
 import fcntl
 import json
 import threading
@@ -27,7 +25,6 @@ def empty(cache, monkeypatch):
 
 @pytest.fixture
 def store(empty):
-    """A folder of three files."""
     for name in ("data.json", "images/a.png", "profile/b"):
         empty.write(name, name.encode())
     return empty

@@ -1,5 +1,3 @@
-"""Folders on stores, in fsspec's memory."""
-
 import pytest
 from memory_store import new_address
 from refusals import refuse

@@ -1,5 +1,3 @@
-"""`stepcot sync`, in fsspec's memory."""
-
 import pytest
 from memory_store import Killed, disturb, names, new_address
 from refusals import refuse

@@ -1,5 +1,3 @@
-"""LoRA of a tiny Qwen2.5-VL: fresh layers change nothing, trained ones are the merged network, every matrix learns."""
-
 import flax.traverse_util
 import jax
 import jax.numpy as jnp

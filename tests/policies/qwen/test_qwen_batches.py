@@ -1,5 +1,3 @@
-"""Images and prompts of Qwen2.5-VL as batches: padding changes nothing, places and positions are right."""
-
 import dataclasses
 import json
 

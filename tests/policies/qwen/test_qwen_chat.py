@@ -1,5 +1,3 @@
-"""Chats with a tiny Qwen2.5-VL: the prompt's tokens are those of the published template."""
-
 import numpy as np
 import pytest
 from policies.qwen.tiny_qwen import write_reader

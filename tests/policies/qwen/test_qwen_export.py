@@ -1,5 +1,3 @@
-"""A written checkpoint is read back as it was, LoRA merged."""
-
 import jax
 import jax.numpy as jnp
 import numpy as np

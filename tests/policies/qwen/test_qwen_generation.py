@@ -1,5 +1,3 @@
-"""Replies of Qwen2.5-VL with caches: the tokens of a full pass, whatever the batch and the compute dtype."""
-
 import functools
 
 import jax

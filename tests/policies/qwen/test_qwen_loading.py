@@ -1,5 +1,3 @@
-"""Reading Qwen2.5 checkpoints: sizes, names, shards, bfloat16; what does not fit is named."""
-
 import json
 import math
 

@@ -1,5 +1,3 @@
-"""What a run's settings name as its Qwen2.5-VL: sizes, tokenizer with chats, parameters; and what is refused."""
-
 import json
 import shutil
 import tracemalloc
@@ -12,7 +10,6 @@ from policies.qwen.test_qwen_loading import PUBLISHED
 from policies.qwen.tiny_qwen import IMAGES, write_config, write_qwen, write_reader
 from refusals import refuse
 
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.models.qwen import SquareQwen
 from stepcot_jax.policies import qwen_weights as qwen_export
 from stepcot_jax.policies import qwen_weights as qwen_published
@@ -164,5 +161,4 @@ def test_what_is_refused(folder, tmp_path, weights, changes, message):
     if weights == "text":
         write_reader(tmp_path, images=False)
     weights = {"folder": folder, "text": tmp_path}.get(weights, weights)
-    with pytest.raises(BadInput, match=message):
-        find_qwen(settings_of(weights, **changes))
+    refuse(message, find_qwen, settings_of(weights, **changes))

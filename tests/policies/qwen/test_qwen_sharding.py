@@ -1,5 +1,3 @@
-"""How Qwen2.5-VL's parameters are divided among devices; `tests/run/test_qwen_mesh.py` trains on a mesh."""
-
 import dataclasses
 import math
 

@@ -15,7 +15,6 @@ from stepcot_jax.policies.qwen_inputs import QwenPreprocessing, cut_image
 from stepcot_jax.policies.qwen_weights import NEW_TEXT, OLD_TEXT, name_tensors, qwen_shapes, read_qwen_config
 
 WORDS, IMAGE, STOPS = 60, 55, (57, 58)
-
 TEXT = {
     "model_type": "qwen2", "hidden_act": "silu", "hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4,
     "num_hidden_layers": 2, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "vocab_size": WORDS,
@@ -30,9 +29,7 @@ IMAGES = TEXT | {
     "model_type": "qwen2_5_vl", "rope_scaling": {"type": "mrope", "mrope_section": [1, 2, 1]}, "image_token_id": IMAGE,
     "vision_config": VISION, "tie_word_embeddings": False,
 }  # fmt: skip
-
 PREPROCESSING = QwenPreprocessing(patch_size=2, min_pixels=16, max_pixels=16 * 60)
-
 TOWER = {
     "depth": 32, "hidden_act": "silu", "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "in_chans": 3,
     "patch_size": 14, "spatial_merge_size": 2, "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31],
@@ -116,7 +113,6 @@ def write_tokenizer(folder):
 
 
 def write_reader(folder, *, images=True):
-    """A checkpoint whose vocabulary is that of `write_tokenizer`."""
     config = IMAGES | {"image_token_id": 261} if images else TEXT
     write_qwen(folder, config, vocab_size=262, eos_token_id=258, bfloat16=True)
     write_tokenizer(folder)

@@ -1,4 +1,4 @@
-"""Models that answer the dialogues, behind an OpenAI-compatible endpoint or in a local folder."""
+"""Large models that are shown a picture and asked: behind an OpenAI-compatible endpoint, or a local Qwen2.5-VL."""
 
 import dataclasses
 import datetime
@@ -6,7 +6,7 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -24,7 +24,6 @@ from stepcot_jax.host.files import digest_file
 from stepcot_jax.policies.qwen_chat import QwenReader, Turn, load_qwen_reader
 from stepcot_jax.policies.qwen_weights import COPIED
 from stepcot_jax.reasoning.endings import goes_on_behind
-from stepcot_jax.tools.constrain.levels import Dialogue
 
 
 class ShownImage:
@@ -54,19 +53,12 @@ class ShownImage:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """One dialogue for a model to answer.
+    """One request for a model to answer."""
 
-    Attributes:
-      case: name of the case in ledgers and files; it is never sent.
-      dialogue: what the messages ask; it is never sent.
-      messages: system and user message, as text.
-      image: shown with the user message.
-    """
-
-    case: str
-    dialogue: Dialogue
-    messages: Sequence[Message]
-    image: ShownImage
+    case: str  # name in ledgers and files; it is never sent
+    messages: Sequence[Message]  # as text, the last of them the user's
+    image: ShownImage  # shown with the last message
+    dialogue: Any = None  # what the messages ask, for whoever made them; it is never sent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,13 +81,13 @@ class Reply:
 
 
 class Model(Protocol):
-    """Answers dialogues."""
+    """Answers requests."""
 
     name: str
     about: str
 
     async def reply(self, request: Request) -> Reply:
-        """Answer one dialogue."""
+        """Answer one request."""
 
     async def close(self) -> None:
         """Free what the model holds."""
@@ -125,12 +117,16 @@ class EndpointModel:
         """The spending cap, which stops new requests when the run has to stop."""
         return self._crew.budget
 
+    async def fetch(self, request: Request) -> Entry:
+        """Return the ledger's entry of a request, or ask; `RequestFailed` if that is given up."""
+        messages = attach(request.messages, request.image.data_url)
+        return await self._interviewer.fetch(_Asked(request.case, request.messages[-1]["content"]), messages)
+
     async def reply(self, request: Request) -> Reply:
         """See `Model`."""
-        messages = attach(request.messages, request.image.data_url)
-        about = _Asked(request.case, request.messages[-1]["content"])
         try:
-            text, entry = await self._interviewer.hear(about, messages)
+            entry = await self.fetch(request)
+            text = reply_text(entry, model=self.name)
         except CannotAnnotate as error:
             return Reply.without(error)
         except RequestRefused as error:
@@ -163,18 +159,23 @@ def _describe_decoding(endpoint: Endpoint) -> str:
 LONGEST_REPLY = 2048
 
 
+def load_local(source: str) -> QwenReader:
+    """Return a Qwen2.5-VL of a folder, or of a Hugging Face id whose files are downloaded."""
+    reader = load_qwen_reader(source)
+    if reader.preprocessing is None:
+        raise BadInput(f"--local: {source} is a text model; one with a vision tower is required")
+    return reader
+
+
 class LocalModel:
-    """Answers dialogues on this machine's default device, one at a time and likeliest token first.
+    """Answers requests on this machine's default device, one at a time and likeliest token first.
 
     Args:
       source: a folder, or a Hugging Face id whose files are downloaded; pictures never leave the machine.
     """
 
     def __init__(self, source: str, prompt: Prompt, *, folder: Path, longest: int = LONGEST_REPLY) -> None:
-        self._reader: QwenReader = load_qwen_reader(source)
-        if self._reader.preprocessing is None:
-            raise BadInput(f"--local: {source} is a text model; one with a vision tower is required")
-        self._longest = longest
+        self._reader, self._longest = load_local(source), longest
         self.name = Path(source).name
         device = jax.devices()[0].device_kind
         self.about = f"{self.name} on this machine ({device}); likeliest token, at most {longest} tokens a reply"
@@ -183,7 +184,7 @@ class LocalModel:
             "prompt_version": prompt.version,
             "prompt_digest": prompt.digest,
             "model": self.name,
-            "decoding": {"max_answer_tokens": longest, "weights": _digest_checkpoint(self._reader.model.folder)},
+            "decoding": {"max_answer_tokens": longest, "weights": digest_checkpoint(self._reader.model.folder)},
         }
         self._answers = Answers(folder)
         self._ledger = Ledger(self._answers, identity)
@@ -223,7 +224,7 @@ class LocalModel:
         self._answers.close()
 
 
-def _digest_checkpoint(folder: Path) -> str:
+def digest_checkpoint(folder: Path) -> str:
     """Return a digest of weights, config, preprocessing, tokenizer and chat template."""
     small = [folder / name for name in COPIED if (folder / name).is_file()]
     paths = sorted([*folder.glob("*.safetensors"), *small])

@@ -1,0 +1,85 @@
+"""`evaluate_replies reports`: reports from a sheet of a chain's answers, and from replies, beside the constant one."""
+
+import json
+
+import msgspec
+import pytest
+from refusals import refuse
+
+from stepcot_jax.data.questions.record_files import write_vqa_records
+from stepcot_jax.data.questions.written_reports import NORMAL_REPORT
+from stepcot_jax.data.sources.loading import read_source
+from stepcot_jax.record import Record
+from stepcot_jax.tools.data.command import main as data_main
+from stepcot_jax.tools.evaluate_replies.command import main
+
+
+@pytest.fixture(scope="module")
+def phantoms(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data") / "phantoms"
+    data_main(["phantom", str(folder), "--num-cases=24", "--size=32"])
+    return folder
+
+
+def write_sheet(path, data, cases, *, prefix=""):
+    header = ["image", *(step.name for step in data.chain.steps)]
+    rows = [
+        [
+            f"{prefix}{case.image}",
+            *(step.options[label] for step, label in zip(data.chain.steps, case.answers, strict=True)),
+        ]
+        for case in cases
+    ]
+    path.write_text("\n".join(",".join(row) for row in [header, *rows]) + "\n")
+    return path
+
+
+def score(folder, *arguments):
+    main(["reports", *map(str, arguments), f"--out={folder}", "--num-resamples=50"])
+    lines = [json.loads(line) for line in (folder / "reports.jsonl").read_text().splitlines()]
+    return json.loads((folder / "reports.json").read_text()), lines
+
+
+def test_a_sheet_of_answers(phantoms, tmp_path, capsys):
+    """True answers are nearer to the phantom's reports than the constant, and the constant takes no notice of them."""
+    data = read_source(phantoms)
+    figures, lines = score(tmp_path / "true", phantoms, write_sheet(tmp_path / "a.csv", data, data.cases, prefix="/x/"))
+    assert "constant normal report" in capsys.readouterr().out
+    assert {line["image"]: line["reference"] for line in lines} == {case.image: case.report for case in data.cases}
+    for name in ("BLEU-4", "ROUGE-L"):
+        written, constant = figures["written"][name], figures["constant normal report"][name]
+        assert 1 > written["value"] > constant["value"] > 0
+        assert written["low"] <= written["value"] <= written["high"]
+    normal = ("No abnormality", *["N/A"] * 5, "Normal")
+    labels = tuple(step.options.index(option) for step, option in zip(data.chain.steps, normal, strict=True))
+    healthy = [msgspec.structs.replace(case, answers=labels) for case in data.cases]
+    figures, lines = score(tmp_path / "normal", phantoms, write_sheet(tmp_path / "b.csv", data, healthy))
+    assert {line["report"] for line in lines} == {str(NORMAL_REPORT)}
+    assert figures["written"] == figures["constant normal report"]
+
+
+def test_replies_and_images_without_a_report(tmp_path):
+    asked = Record(
+        id="a", image="1.png", image_size=(10, 10), patient="p", kind="open", question="What?", answer="mass",
+        topic="main abnormality", split="test", report="A mass is seen.",
+    )  # fmt: skip
+    records = [asked, msgspec.structs.replace(asked, id="b", image="2.png", patient="q", report="")]
+    write_vqa_records(tmp_path / "records.jsonl", records)
+    replies = [{"id": name, "reply": "Reasoning: A mass is seen. Boxes: none.\n\nAnswer: Mass"} for name in "ab"]
+    (tmp_path / "replies.jsonl").write_text("\n".join(map(json.dumps, replies)))
+    figures, lines = score(tmp_path / "out", tmp_path, tmp_path / "replies.jsonl", "--dialect=medclm")
+    report = "FINDINGS: A mass is seen. IMPRESSION: Mass."
+    assert lines == [{"image": "1.png", "report": report, "reference": "A mass is seen."}]
+    assert figures["written"]["ROUGE-L"]["value"] == pytest.approx(2 * 4 / (5 + 4))
+    write_vqa_records(tmp_path / "records.jsonl", records[1:])
+    (tmp_path / "replies.jsonl").write_text(json.dumps(replies[1]))
+    refuse("none of 1 images has a report", score, tmp_path / "none", tmp_path, tmp_path / "replies.jsonl")
+
+
+def test_rows_that_fit_no_case_are_named(phantoms, tmp_path):
+    data = read_source(phantoms)
+    sheet = write_sheet(tmp_path / "a.csv", data, data.cases[:2])
+    sheet.write_text(sheet.read_text().replace("phantom_000001", "phantom_999999"))
+    refuse("row 3: image: .* is no image of", score, tmp_path / "out", phantoms, sheet)
+    sheet.write_text(sheet.read_text().replace("Diagnosis", "Verdict"))
+    refuse("lacks Diagnosis", score, tmp_path / "out", phantoms, sheet)
