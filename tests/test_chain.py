@@ -73,11 +73,8 @@ def test_refuses_letters_with_gaps_or_repetitions(options):
 @pytest.mark.parametrize(
     ("options", "found"),
     [
-        ((), "0 options; 2 to 26"),
-        (("Only",), "1 options"),
-        (("Same", "same "), "must be distinct"),
-        (("One", " "), "not empty"),
-        (("N/A", "One"), "N/A must be the last option"),
+        *(((), "0 options; 2 to 26"), (("Only",), "1 options"), (("Same", "same "), "must be distinct")),
+        *((("One", " "), "not empty"), (("N/A", "One"), "N/A must be the last option")),
     ],
 )
 def test_refuses_options_that_make_no_step(options, found):

@@ -16,7 +16,6 @@ TINY = (
     "--config.policy.width=32", "--config.policy.num_layers=1", "--config.policy.num_heads=2",
     "--config.policy.head_width=16", "--config.policy.mlp_width=64", "--config.evaluation.num_resamples=20",
 )  # fmt: skip
-
 pytestmark = pytest.mark.slow
 
 

@@ -132,7 +132,7 @@ UNCODED_ROWS = {
     ("Step-CoT", NOT_HAD): "B.1.3",
     ("GEMeX-RMCoT", WITHOUT_CODE): "Figure 1, Figure 4",
     ("MedCLM", WITHOUT_CODE): "Figure 2, Figure 3, Figure 4, Figure 5",
-    ("MedCLM", NOT_AT_HAND): "Eq. 1 to 5, Table 1, Table 2, Table 3, Table 4",
+    ("MedCLM", NOT_AT_HAND): "Abstract, Eq. 1 to 5, Table 1, Table 2, Table 3, Table 4",
     ("MEDSAGE", WITHOUT_CODE): "Appendix B.3 and C, Table 6, Table 7, Figure 1, Figure 7",
     ("MEDSAGE", NOT_AT_HAND): "Table X, Table Y, Figure 3, Figure 5",
 }

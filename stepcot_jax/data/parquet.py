@@ -88,7 +88,10 @@ def _open(path: Path) -> Any:
         texts = [table.schema.column(k).path for k in range(len(table.schema.names))]
         opened = parquet.ParquetFile(open_untrusted(path, accepted="a Parquet table"), read_dictionary=texts)
     except (ArrowException, OSError) as error:
-        raise BadInput(f"{path}: cannot be read as a Parquet table ({one_line(error)[:200]})") from None
+        with open_untrusted(path, accepted="a Parquet table") as file:
+            is_pointer = file.read(23) == b"version https://git-lfs"
+        what = "it is a Git LFS pointer: run `git lfs pull`" if is_pointer else one_line(error)[:200]
+        raise BadInput(f"{path}: cannot be read as a Parquet table ({what})") from None
     if opened.metadata.num_rows > read_limits().rows:
         raise exceeds(path, f"{opened.metadata.num_rows} rows", "rows")
     return opened

@@ -13,8 +13,11 @@ _MOST_KINDS = 100
 _EXAMPLES_OF_REASON = 3
 _NUM_SHOWN = 300
 # The parts of a reason that differ between records.
+_UNIT = r"(?:row|line|record|image|annotation|object|step) [^ :,]+(?: \([^()]*\))?"
+_PLACE = re.compile(rf"^(?:[^:,]{{1,200}}, )*?{_UNIT}(?:[,:] {_UNIT})*(?=[,:] )")  # "train.json, record 2"
 _PARTICULAR = re.compile(
-    r"^(?:row \d+|(?![a-z_]+\[\d+\])\S*[\d/]\S*)(?=: )"  # the row or file that a reason begins with, but no field
+    rf"{_PLACE.pattern}"
+    r"|^(?:row \d+|(?![a-z_]+\[\d+\])\S*[\d/]\S*)(?=: )"  # the row or file that a reason begins with, but no field
     r"|(?<=references\[)\d+(?=\])|(?<!\w)\[-?\d[^\]]*\]"  # the number of a box, and its corners
     r"|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""  # a quoted value
     r"|(?<=of record )\d+|(?<=in record )\d+|\d+ x \d+|(?<=starts with bytes )[0-9a-f ]+(?=;)"
@@ -45,11 +48,12 @@ class Reasons:
             self.num_bad += 1
             if self.example is None or (names_missing(item.reason) and not names_missing(self.example.reason)):
                 self.example = item
+        place = match[0] if (match := _PLACE.match(item.reason)) else ""
         kind = _PARTICULAR.sub("…", item.reason)[:_NUM_SHOWN]
         if kind not in self._reasons and len(self._reasons) >= _MOST_KINDS:
             kind = "further reasons"
         image_path, reason = item.image_path[:_NUM_SHOWN], item.reason[:_NUM_SHOWN]
-        example = {"record": item.record, "image_path": image_path, "reason": reason}
+        example = {"record": item.record, "image_path": image_path, "reason": reason, "place": place}
         self._reasons.setdefault(kind, Problem(kind)).add(example, most=_EXAMPLES_OF_REASON)
         self.image_paths.append(item.image_path)
         self.patient_ids.append(item.patient_id)

@@ -14,16 +14,9 @@ from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.reasoning.rules import KNOWLEDGE
 
 NAN = math.nan
-FACTS = {
-    "side": "left",
-    "zone": "Lower lung zone",
-    "detection": "Increased opacity",
-    "distribution": "Focal",
-    "pattern": "Consolidation",
-    "morphology": "Ill-defined",
-    "secondary": "Pleural effusion",
-    "diagnosis": "Pneumonia",
-}
+FACTS = {"side": "left", "zone": "Lower lung zone", "detection": "Increased opacity", "distribution": "Focal"}
+FACTS |= {"pattern": "Consolidation", "morphology": "Ill-defined", "secondary": "Pleural effusion"}
+FACTS |= {"diagnosis": "Pneumonia"}
 TRUE = {
     "localisation": "The change lies in the left lower lung zone.",
     "visual": "There is focal increased opacity with airspace consolidation and indistinct margins. "

@@ -83,12 +83,9 @@ def test_networks_are_made_again_from_json(network):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"class": "Popen"}, "expected a class of VisionTransformer"),
-        ({"dtype": "object"}, "a dtype of float32"),
-        ({"growth": 10**9}, "<= 65536"),
-        ({"more": 1}, "unknown field `more`"),
-        ({"layers_per_block": [6] * 9}, "length <= 8"),
-        ({"layers_per_block": [10**4]}, "<= 256"),
+        *(({"class": "Popen"}, "expected a class of VisionTransformer"), ({"dtype": "object"}, "a dtype of float32")),
+        *(({"growth": 10**9}, "<= 65536"), ({"more": 1}, "unknown field `more`")),
+        *(({"layers_per_block": [6] * 9}, "length <= 8"), ({"layers_per_block": [10**4]}, "<= 256")),
     ],
 )
 def test_networks_of_another_kind_are_refused(change, words):
@@ -108,15 +105,8 @@ def test_settings_are_shared_without_folders_and_addresses(chain_export, tmp_pat
 
 
 def test_a_changed_cut_or_missing_file_is_refused_when_it_is_read(chain_export, chain_copy):
-    for name in (
-        "settings.json",
-        "calibration.json",
-        "gate.npz",
-        "joint.json",
-        "labels.json",
-        "export.json",
-        "student.safetensors",
-    ):
+    names = [f"{name}.json" for name in ("settings", "calibration", "joint", "labels", "export")]
+    for name in (*names, "gate.npz", "student.safetensors"):
         whole = (chain_export[1] / name).read_bytes()
         for content in (whole[:-1] + b" ", whole[: len(whole) // 2], None):
             (chain_copy / name).unlink() if content is None else (chain_copy / name).write_bytes(content)

@@ -6,7 +6,6 @@ from run.small_run import small_run, small_settings
 
 from stepcot_jax.data.batches import evaluation_batches, iterate, training_batches
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise
-from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.records.records import read_records
 from stepcot_jax.encoders import load as encoder_loading
 from stepcot_jax.features import encode
@@ -43,13 +42,6 @@ class FakeTextEncoder:
     def encode(self, texts, *, pooling):
         self.num_seen += len(texts)
         return np.array([[float(len(text))] * 8 for text in texts], np.float32)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    root = tmp_path_factory.mktemp("cases")
-    export_phantom(root, num_cases=40, seed=0, size=32, prevalence="flat")
-    return root
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import pytest
 from features.test_inputs import FakeEncoder, FakeTextEncoder, frozen_settings
 from memory_store import new_address, objects, put_files
 
-from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.encoders import load as encoder_loading
 from stepcot_jax.extras.cloud.stores import StoreError, StoreFolder
 from stepcot_jax.features import encode
@@ -14,13 +13,6 @@ from stepcot_jax.features.encode import Processes
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run import frozen_features, inputs
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    root = tmp_path_factory.mktemp("cases")
-    export_phantom(root, num_cases=40, seed=0, size=32, prevalence="flat")
-    return root
 
 
 @pytest.fixture

@@ -91,15 +91,9 @@ def test_quickstart_runs_from_a_wheel_in_an_empty_folder(tmp_path):
     (site / "libraries.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
-    flags = [
-        "--config.phantom.num_cases=40",
-        "--config.phantom.image_size=32",
-        "--config.image_encoder.image_size=32",
-        "--config.parallel.num_devices=1",
-        "--config.job=baseline",
-        "--config.baseline.epochs=1",
-        "--config.evaluation.num_resamples=20",
-    ]
+    small = {"phantom.num_cases": 40, "phantom.image_size": 32, "image_encoder.image_size": 32, "job": "baseline"}
+    small |= {"parallel.num_devices": 1, "baseline.epochs": 1, "evaluation.num_resamples": 20}
+    flags = [f"--config.{name}={value}" for name, value in small.items()]
     empty = tmp_path / "empty"
     empty.mkdir()
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

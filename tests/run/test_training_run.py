@@ -104,16 +104,9 @@ def test_report_and_files_are_as_documented(uninterrupted):
         scores = {line["step"]: line[f"{network}/mean_accuracy_own_and_given"] for line in read_log(workdir, "val")}
         assert best[network].score == max(scores.values()) == scores[best[network].step]
     assert {name: entry["step"] for name, entry in report["best"].items()} == {k: b.step for k, b in best.items()}
-    names = (
-        "settings.json",
-        "splits.json",
-        "tensorboard",
-        "pairs.json",
-        "joint.json",
-        "calibration.json",
-        "reading/chain.json",
-    )
-    assert all((workdir / name).exists() for name in (*names, "predictions/val.npz", "predictions/test.npz"))
+    names = [f"{name}.json" for name in ("settings", "splits", "pairs", "joint", "calibration", "reading/chain")]
+    names += ["tensorboard", "predictions/val.npz", "predictions/test.npz"]
+    assert [name for name in names if not (workdir / name).exists()] == []
     statistics = json.loads((workdir / "statistics.json").read_text())
     assert statistics["num_cases"] == 9
     for model in ("teacher", "student"):

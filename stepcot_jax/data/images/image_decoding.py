@@ -27,6 +27,7 @@ _SCAN = b"\xff\xda"  # begins a JPEG's pixels
 _COMMENTS, _TURNING = (b"tEXt", b"zTXt", b"iTXt", b"iCCP"), (b"Raw profile type exif", b"XML:com.adobe.xmp")
 _TURNED = range(2, 9)  # values of the EXIF orientation
 _FULL_SCALES = tuple(2**bits - 1 for bits in (10, 12, 14, 16))
+_HOUNSFIELD, _WINDOW, _SHARE_OF_CT = (2**15 - 2048, 2**15 + 4096), (2**15 - 1024, 2**15 + 1050), 0.9
 _SHARE_BELOW, _TOLERANCE = 0.999, 1.001  # share of 16-bit values that full scale holds, within 0.1 %
 
 # Pillow keeps the high byte of 16-bit colour and alpha. For each raw mode of 16 bits: a mode, and the raw modes that
@@ -176,7 +177,14 @@ def _as_grey_or_rgb(image: Image.Image) -> Image.Image:
 
 
 def _scale_to_bytes(values: UInt16[np.ndarray, "height width *channel"]) -> UInt8[np.ndarray, "height width *channel"]:
-    """Scale by the full scale of the detector, which single hot pixels do not decide; larger values saturate."""
+    """Scale by the full scale of the detector, which single hot pixels do not decide; larger values saturate.
+
+    Values that lie around 2^15 are Hounsfield units, to which DeepLesion adds so much: of them -1024 to 1050 are shown.
+    """
+    if ((values >= _HOUNSFIELD[0]) & (values <= _HOUNSFIELD[1])).mean() >= _SHARE_OF_CT:
+        low, high = _WINDOW
+        shown = np.clip(np.arange(2**16), low, high) - low
+        return np.round(shown * (255.0 / (high - low))).astype(np.uint8)[values]
     position = int(_SHARE_BELOW * (values.size - 1))
     high = int(np.partition(values, position, axis=None)[position])
     full_scale = next(scale for scale in _FULL_SCALES if high <= scale * _TOLERANCE)

@@ -84,7 +84,7 @@ def _read(
         if picture.problem:
             raise BadInput(picture.problem)
         found = images.find(picture.image)
-        bare = Record(id=picture.name, image=found.path, patient=picture.patient or found.path)
+        bare = Record(id=picture.name, image=found.path, patient=picture.patient or _name_original(found.path))
         if found.missing:
             yield Listed(where, bare, missing=f"{where}: {found.missing}")
             return
@@ -106,7 +106,7 @@ def _read(
         except BadInput as error:
             bad.append(mark._replace(problem=str(error)))
     if bad and not kept:
-        own = bad[0].location.removeprefix(f"{where.rpartition(', ')[0]}, ").removeprefix(where).lstrip(", ")
+        own = bad[0].location.removeprefix(where).removeprefix(f"{where.rpartition(', ')[0]}, ").lstrip(", ")
         why = f"{own}: {bad[0].problem}" if own else bad[0].problem
         yield refused(where, f"{where}: {why}; it has no other box that can be used", image=found.path)
         return
@@ -115,6 +115,12 @@ def _read(
     left_out = {"left_out": f"{len(bad)} bad boxes"} if bad else {}
     made = {**made, "row": where, **left_out}
     yield Listed(where, _make_record(picture, bare, size, kept, origin, made), real_path=found.real_path)
+
+
+def _name_original(path: str) -> str:
+    """Return one patient for the copies of a picture that Roboflow augments (".rf." in their names), else the path."""
+    original, is_copy, _ = path.rpartition("/")[2].partition(".rf.")
+    return f"picture-{original}" if is_copy else path
 
 
 def _make_record(

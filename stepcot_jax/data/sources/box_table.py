@@ -4,6 +4,7 @@ Whether numbers are pixels or shares is proven by the table: shares are all at m
 """
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -67,7 +68,7 @@ def _find_bare(cells: Sequence[str]) -> Columns | None:
 def find_tables(root: Path) -> dict[Path, Columns]:
     """Return the tables of boxes in a folder, or the one that is given."""
     found = {}
-    for path in [root] if root.is_file() else sorted(root.glob("*.csv")):
+    for path in [root] if root.is_file() else sorted((*root.glob("*.csv"), *root.glob("*/_annotations.csv"))):
         try:
             first = next(read_rows(path), None)
         except BadInput:
@@ -88,10 +89,8 @@ def list_box_table(root: Path, how: How) -> Source:
     folder = root if root.is_dir() else root.parent
     if not tables:
         raise BadInput(f"{root}: no table has columns of an image, a class, and xmin, ymin, xmax, ymax or x, y, w, h")
-    parts = dict.fromkeys(path.stem.split("-")[0] for path in tables)
-    images = Folders(
-        folder, (".", *parts, "images", *(f"images/{part}" for part in parts)), require_images=how.require_images
-    )
+    folders = dict.fromkeys(name for path in tables for name in _guess_folders(path, folder))
+    images = Folders(folder, tuple(folders), require_images=how.require_images)
     names = _read_names(folder)
     several = len(tables) > 1
     pictures = (
@@ -99,6 +98,12 @@ def list_box_table(root: Path, how: How) -> Source:
     )
     file = next(iter(tables)).name if len(tables) == 1 else ""
     return list_pictures(folder, file, pictures, images, origin=folder.name or "boxes", licence="of the data set")
+
+
+def _guess_folders(path: Path, root: Path) -> tuple[str, ...]:
+    """Return the folders in which a table's pictures may lie: of "train_labels.csv" also train and images/train."""
+    beside, part = path.parent.relative_to(root).as_posix(), re.split("[-_]", path.stem)[0]
+    return tuple(dict.fromkeys((beside, part or beside, "images", f"images/{part or '.'}", ".")))
 
 
 def _read_names(root: Path) -> dict[str, str]:
@@ -114,11 +119,11 @@ def _read_names(root: Path) -> dict[str, str]:
 def _read(path: Path, columns: Columns, root: Path, names: dict[str, str], *, several: bool) -> Iterator[Picture]:
     rows = [row for row in read_rows(path) if find_columns(row.cells) is None]
     numbers = {row.number: _numbers(row, columns) for row in rows}
-    space = _prove_space(itertools.chain.from_iterable(numbers.values()), path)
-    split = split_of_name(path.name)
+    space = _prove_space(numbers.values(), path)
+    split = split_of_name(path.name) or split_of_name(path.parent.name if path.parent != root else "")
     pictures: dict[str, Picture] = {}
     for row in rows:
-        where = f"{path.name}, row {row.number}" if several else f"row {row.number}"
+        where = f"{path.relative_to(root).as_posix()}, row {row.number}" if several else f"row {row.number}"
         if len(row.cells) <= max(columns.image, columns.label, *columns.numbers):
             yield Picture("", "", where, problem=f"has {len(row.cells)} cells; too few")
             continue
@@ -130,6 +135,8 @@ def _read(path: Path, columns: Columns, root: Path, names: dict[str, str], *, se
         except BadInput as error:
             picture = picture._replace(problem=str(error))
         mark = _read_mark(row, columns, numbers[row.number], names, where)
+        if mark and space != UNIT and _is_share(numbers[row.number]):
+            mark = mark._replace(problem=f"box: {list(numbers[row.number])} are shares in a table of pixels")
         pictures[image] = picture if mark is None else picture._replace(marks=(*picture.marks, mark))
     yield from pictures.values()
 
@@ -145,14 +152,11 @@ def _start(
     if space != UNIT and columns.size:
         width, height = (read_number(_cell(row, column)) for column in columns.size)
         size = (int(width), int(height)) if min(width, height) >= 1 else (0, 0)
-    folders = (".", path.stem.split("-")[0], "images", f"images/{path.stem.split('-')[0]}")
-    if not Path(image).suffix and image and "/" not in image:  # Open Images names pictures without a suffix
-        files = (f"{image}{suffix}" for suffix in SUFFIXES)
-        image_file = next(
-            (file for file in files for folder in folders if (root / folder / file).is_file()), f"{image}.jpg"
-        )
-    else:
-        image_file = image
+    image_file = image
+    if image and "/" not in image:  # Open Images names pictures without a suffix
+        names = [image] if Path(image).suffix else [f"{image}{suffix}" for suffix in SUFFIXES]
+        there = (f"{folder}/{name}" for name in names for folder in _guess_folders(path, root))
+        image_file = next((file for file in there if (root / file).is_file()), names[-1])
     return Picture(
         Path(image).with_suffix("").as_posix(),
         image_file,
@@ -167,14 +171,20 @@ def _numbers(row: Row, columns: Columns) -> tuple[float, ...]:
     return tuple(read_number(_cell(row, column)) for column in columns.numbers)
 
 
-def _prove_space(numbers: Iterable[float], path: Path) -> tuple[int, int]:
-    """Return `UNIT` or (0, 0) for pixels; refuse a table whose numbers could be both."""
-    known = [number for number in numbers if number == number]
-    if not known or max(known) > 1.5:
-        return (0, 0)
-    if all(number == number // 1 for number in known):
-        raise BadInput(f"{path}: all numbers of boxes are 0 or 1, so that pixels and shares cannot be told apart")
-    return UNIT
+def _is_share(numbers: Sequence[float]) -> bool:
+    return max(map(abs, numbers)) <= 1.5 and any(number != number // 1 for number in numbers)  # False of NaN
+
+
+def _prove_space(rows: Iterable[Sequence[float]], path: Path) -> tuple[int, int]:
+    """Return `UNIT` or (0, 0) for pixels, as most rows prove it; refuse a table whose numbers could be both."""
+    known = [row for row in rows if all(number == number for number in row)]
+    num_shares, num_pixels = sum(map(_is_share, known)), sum(max(row) > 1.5 for row in known)
+    if known and num_shares == num_pixels:
+        what = (
+            f"{num_shares} rows have shares, {num_pixels} pixels" if num_shares else "all numbers of boxes are 0 or 1"
+        )
+        raise BadInput(f"{path}: {what}, so that pixels and shares cannot be told apart")
+    return UNIT if num_shares > num_pixels else (0, 0)
 
 
 def _read_mark(

@@ -1,39 +1,45 @@
 """COCO's detection files: annotations/*.json with images, annotations and categories, as Roboflow exports them too."""
 
 import collections
+import contextlib
 import itertools
+import logging
+import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from stepcot_jax.box import Corners
-from stepcot_jax.data.sources.box_files import Mark, Picture, list_pictures
+from stepcot_jax.data.sources.box_files import Mark, Picture, list_pictures, read_number
 from stepcot_jax.data.sources.listed import How, Source
 from stepcot_jax.data.sources.question_files import Folders, split_of_name
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_json
+from stepcot_jax.host.files import read_file, read_json
 from stepcot_jax.record import Split
 
 PATTERNS = ("annotations/*.json", "*/_annotations.coco.json", "*.json")
 _LARGEST = 2**31
+_LOG = logging.getLogger(__name__)
+_NAN = re.compile(rb"(?<=[\[,:\s])NaN(?=[\s,\]}])")
 _NAMED = re.compile(r"(?:instances|annotations|person_keypoints)?[_.-]*(.*)")
 
 
 class _Image(msgspec.Struct):
     id: int | str
     file_name: str
-    width: int = 0
-    height: int = 0
+    width: float | None = None
+    height: float | None = None
 
 
 class _Annotation(msgspec.Struct):
     image_id: int | str
-    category_id: int | str
+    category_id: int | str = ""
     id: int | str = ""
-    bbox: list[float] | None = None
-    iscrowd: int = 0
+    bbox: Any = None
+    iscrowd: Any = 0
     segmentation: msgspec.Raw = msgspec.Raw(b"null")
 
 
@@ -44,8 +50,8 @@ class _Category(msgspec.Struct):
 
 class _File(msgspec.Struct):
     images: list[_Image]
-    annotations: list[_Annotation]
-    categories: list[_Category]
+    annotations: list[_Annotation] = []
+    categories: list[_Category] = []
 
 
 def is_coco(root: Path) -> bool:
@@ -74,7 +80,7 @@ def list_coco(root: Path, how: How) -> Source:
     if not files:
         raise BadInput(f"{root}: has no {' or '.join(PATTERNS)} with images, annotations and categories")
     folders = dict.fromkeys(itertools.chain.from_iterable(_guess_folders(root, path) for path in files))
-    images = Folders(root, tuple(folders), require_images=how.require_images)
+    images = Folders(root, (".", *folders), require_images=how.require_images)
     pictures = (picture for path in files for picture in _read(path, root, several=len(files) > 1))
     file = files[0].relative_to(root).as_posix() if len(files) == 1 else ""
     return list_pictures(root, file, pictures, images, origin=root.name or "COCO", licence="of the data set")
@@ -86,11 +92,24 @@ def _guess_folders(root: Path, path: Path) -> Iterator[str]:
     match = _NAMED.fullmatch(path.stem)
     part = match[1] if match else ""
     yield from (name for name in (part, f"images/{part}" if part else "") if name)
-    yield from ("images", beside, ".")
+    yield from ("images", beside)
+
+
+def _decode(path: Path) -> _File:
+    try:
+        return read_json(path, _File, accepted="a COCO file", max_bytes=_LARGEST)
+    except BadInput:  # Python writes NaN, which is no JSON
+        written = read_file(path, max_bytes=_LARGEST, accepted="a COCO file")
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return msgspec.json.decode(_NAN.sub(b"null", written), type=_File)
+        raise
 
 
 def _read(path: Path, root: Path, *, several: bool) -> Iterator[Picture]:
-    content = read_json(path, _File, accepted="a COCO file", max_bytes=_LARGEST)
+    content = _decode(path)
+    if not content.categories or not content.annotations:  # of captions, or of a test part whose boxes are withheld
+        _LOG.warning("%s: has no boxes of categories; it is not read", path)
+        return
     name = f"{path.relative_to(root).as_posix()}, " if several else ""
     categories = {category.id: category.name for category in content.categories}
     marks: dict[int | str, list[Mark]] = collections.defaultdict(list)
@@ -109,7 +128,7 @@ def _read(path: Path, root: Path, *, several: bool) -> Iterator[Picture]:
             _image_path(image.file_name, split, path, root),
             where,
             marks[image.id],
-            size=(image.width, image.height) if min(image.width, image.height) > 0 else (0, 0),
+            size=(int(image.width), int(image.height)) if image.width and image.height else (0, 0),
             split=split,
         )
 
@@ -140,9 +159,10 @@ def _read_mark(annotation: _Annotation, categories: dict[int | str, str], where:
 def _corners(annotation: _Annotation) -> Corners:
     box = annotation.bbox
     if box:
-        if len(box) != 4:
-            raise BadInput(f"bbox: {len(box)} numbers; expected x, y, width, height")
-        x, y, width, height = box
+        numbers = list(map(read_number, box)) if isinstance(box, list) else []
+        if len(numbers) != 4 or not all(map(math.isfinite, numbers)):
+            raise BadInput(f"bbox: {str(box)[:80]}; expected x, y, width, height")
+        x, y, width, height = numbers
         if width <= 0 or height <= 0:
             raise BadInput(f"bbox: {box} has no area")
         return x, y, x + width, y + height

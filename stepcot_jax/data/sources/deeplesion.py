@@ -1,8 +1,8 @@
 """DeepLesion (Yan et al., 2018): DL_info.csv and key slices of CT in Images_png/SERIES/SLICE.png.
 
 Boxes count from 1: 1 is taken off every corner, as the public loaders do. The type says where a lesion is, not what it
-is, and is -1 (unknown) in the training part. Values are Hounsfield units plus 32768 in 16 bits; they are read as any
-16-bit picture, without a window.
+is, and is -1 (unknown) in the training part. Values are Hounsfield units plus 32768 in 16 bits: `image_decoding` shows
+those from -1024 to 1050 of such a picture; the window of each row is not read.
 """
 
 import re
@@ -60,7 +60,9 @@ def _read(path: Path) -> Iterator[Picture]:
             continue
         image = "/".join(name.rsplit("_", 1))
         split, known = _SPLITS[part], (("lesion_type", kind),)
-        start = Picture(name, image, where, split=split, patient=patient, modality="CT", facts=known)
+        start = Picture(
+            name, image, where, split=split, patient=patient or name.partition("_")[0], modality="CT", facts=known
+        )
         marks = _read_marks(written, kind, where, is_noisy=noisy not in ("", "0"))
         picture = pictures.get(name, start)
         pictures[name] = picture._replace(marks=(*picture.marks, *marks))

@@ -92,7 +92,8 @@ class Intake:
 
     def iterate_questions(self) -> Iterator[Record]:
         """Yield the questions of a source."""
-        yield from self._sort(lambda item: item.record, self.source.records, at_once=True)
+        records, of = self.source.records, lambda _, record: record.id
+        yield from self._sort(lambda item: item.record, records, name="id", name_of=of, at_once=True)
         self._check_any()
 
     def _sort(

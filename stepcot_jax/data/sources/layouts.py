@@ -48,10 +48,10 @@ LAYOUTS: dict[str, Layout] = {
     "vindr_cxr": Layout(boxes=("annotations/annotations_*.csv",), module="vinbigdata"),
     "deeplesion": Layout(boxes=("DL_info.csv",)),
     "coco": Layout(boxes=("annotations/*.json", "*/_annotations.coco.json", "*.json"), looks_inside=True),
-    "yolo": Layout(boxes=("data.yaml", "dataset.yaml", "data.yml"), looks_inside=True),
-    "voc": Layout(boxes=("Annotations/*.xml",)),
+    "yolo": Layout(boxes=("data.yaml", "*.yaml", "*.yml"), looks_inside=True),
+    "voc": Layout(boxes=("Annotations/*.xml", "*/*.xml"), looks_inside=True),
     "medclm_boxes": Layout(boxes=("*.json", "*.jsonl"), looks_inside=True),
-    "box_table": Layout(boxes=("*.csv",), looks_inside=True),
+    "box_table": Layout(boxes=("*.csv", "*/_annotations.csv"), looks_inside=True),
     "phantom": Layout(boxes=("boxes.csv",), looks_inside=True),
     "grounded": Layout(boxes=("grounded.jsonl",), questions=("*: image, sentence, boxes",)),
 }

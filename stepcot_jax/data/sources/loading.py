@@ -31,6 +31,7 @@ from stepcot_jax.data.sources.layouts import (
     of_layout,
 )
 from stepcot_jax.data.sources.listed import How, Source
+from stepcot_jax.data.sources.medclm_boxes import is_medclm_boxes
 from stepcot_jax.data.sources.question_files import split_of_name
 from stepcot_jax.data.sources.question_sheet import is_question_sheet
 from stepcot_jax.data.sources.released import read_objects
@@ -161,6 +162,9 @@ def holds_questions(root: Path, layout: str = AUTO) -> bool:
         return layout not in CASES
     if holds_records(root) or (root.is_file() and any(found for _, found in _peek_all(root))):
         return True
+    table = root / "data.json"  # the name of the published cases, which others use for their questions too
+    if table.is_file() and (is_medclm_boxes(table) or any(isinstance(x, list) and x for _, x in _peek_all(table))):
+        return True
     try:
         detect_layout(root)
     except BadInput:
@@ -182,6 +186,8 @@ def detect_vqa_layout(root: Path) -> str:
         return "records"
     peeked = list(_peek_all(root))
     layouts = {layout for _, found in peeked if not isinstance(found, BadInput) for layout in found}
+    if len(layouts) > 1:  # the same questions as a workbook, or a table derived from a release's
+        layouts.discard("question_sheet")
     if layouts == {"vqa_rad", "path_vqa"}:  # PathVQA alone has a validation split
         has_validation = any(split_of_name(path.name) == "val" for path, _ in peeked)
         return "path_vqa" if has_validation else "vqa_rad"
@@ -189,13 +195,24 @@ def detect_vqa_layout(root: Path) -> str:
         return layouts.pop()
     if layouts:
         raise BadInput(f"{root}: has files of the layouts {' and '.join(sorted(layouts))}; choose one")
-    unreadable = next((f"; {found}" for _, found in peeked if isinstance(found, BadInput)), "")
     for detect in (detect_boxed_layout, detect_layout):
         try:
             return detect(root)
         except BadInput as error:
             problem = str(error)
-    raise BadInput(f"{problem}; {_list_questions()}{unreadable}")
+    unreadable = next(((path, found) for path, found in peeked if isinstance(found, BadInput)), None)
+    if unreadable and unreadable[0].suffix.lower() == parquet.SUFFIX:  # it can be nothing else than questions
+        raise unreadable[1]
+    raise BadInput(f"{problem}; {_list_questions()}{f'; {unreadable[1]}' if unreadable else _hint_folder(root)}")
+
+
+def _hint_folder(root: Path) -> str:
+    """Return the end of a message that names the one folder below which has a layout, as archives unpack."""
+    folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+    if len(folders) == 1 and folders[0].name[:1] != ".":
+        with contextlib.suppress(BadInput):
+            return f"; {folders[0]} has the layout {detect_vqa_layout(folders[0])}: is it meant?"
+    return ""
 
 
 def _list_questions() -> str:
@@ -215,6 +232,8 @@ def find_tables(root: Path, layout: str) -> list[Path]:
     if not any(layout in found for _, found in peeked if not isinstance(found, BadInput)):
         raise BadInput(f"{root}: has no files of layout {layout}; {_expect_questions()}")
     files = [path for path, found in peeked if isinstance(found, BadInput) or layout in found]
+    if others := [path.name for path, found in peeked if path not in files and found]:
+        _LOG.warning("%s: read as %s; not read, as of other layouts: %s", root, layout, ", ".join(others)[:200])
     _LOG.info("%s: reading %s", root, ", ".join(path.name for path in files))
     return files
 
@@ -225,6 +244,7 @@ def _peek_all(root: Path) -> Iterator[tuple[Path, list[str] | BadInput]]:
     if root.is_dir():
         files = {path for pattern in _TABLES for path in root.glob(pattern)}
         paths = sorted(path for path in files if path.exists() and not path.is_dir())  # no broken links
+        paths = [path for path in paths if not path.name.startswith((".", "~$"))]  # of macOS, and Excel's locks
     for path in paths:
         try:
             columns = set(map(fold_column, _find_columns(path)))

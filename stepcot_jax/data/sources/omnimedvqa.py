@@ -10,7 +10,7 @@ _LICENCE = "of each of its 42 collections"
 
 def list_omnimedvqa(root: Path, how: How, files: list[Path]) -> Source:
     """List the questions of all files; `dataset` is kept as a fact."""
-    return list_tables(root, how, files, _read, origin="OmniMedVQA", licence=_LICENCE, folders=(".", "..", "Images"))
+    return list_tables(root, how, files, _read, origin="OmniMedVQA", licence=_LICENCE, folders=(".", "Images"))
 
 
 def _read(fields: Row, _: Place) -> Asked:

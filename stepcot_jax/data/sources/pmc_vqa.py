@@ -7,8 +7,9 @@ out.
 
 from pathlib import Path
 
+from stepcot_jax.chain import fold
 from stepcot_jax.data.sources.listed import How, Source
-from stepcot_jax.data.sources.question_files import Asked, Place, Row, get_text, list_tables
+from stepcot_jax.data.sources.question_files import Asked, Place, Row, get_text, list_tables, strip_own_letters
 from stepcot_jax.host.errors import BadInput
 
 _CHOICES = tuple(f"Choice {letter}" for letter in "ABCD")
@@ -31,10 +32,15 @@ def _list(root: Path, how: How, files: list[Path], *, folders: tuple[str, ...]) 
 def _read(fields: Row, _: Place) -> Asked:
     if missing := [name for name in _CHOICES[:2] if fields.get(name) is None]:
         raise BadInput(f"column {missing[0]}: missing; expected {', '.join(_CHOICES)}")
+    options = [get_text(fields, name) for name in _CHOICES]
+    letter, text = get_text(fields, "Answer_label"), get_text(fields, "Answer")
+    named = [fold(option) for option in strip_own_letters(options)]
+    if letter and fold(text) in named and named.index(fold(text)) != "ABCD".find(letter.upper()):
+        raise BadInput(f"Answer_label: {letter[:20]!r} is not the letter of the Answer {text[:80]!r}")
     return Asked(
         image=get_text(fields, "Figure_path"),
         question=get_text(fields, "Question"),
-        answer=get_text(fields, "Answer_label", "Answer"),
-        options=[get_text(fields, name) for name in _CHOICES],
+        answer=letter or text,
+        options=options,
         kind="single",
     )

@@ -1,10 +1,11 @@
 """Questions of public collections: their files in any table format, and what their records have in common."""
 
 import dataclasses
+import logging
 import re
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from stepcot_jax import chain
@@ -19,6 +20,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import list_texts
 from stepcot_jax.record import Kind, Record, Split
 
+_LOG = logging.getLogger(__name__)
 _WORDS = re.compile(r"[a-z]+")
 _OWN_LETTER = r"\s*[(\[]?{}\s*[:.)\]]\s*(.*)"  # "A: text" and "A:text"; `chain.strip_letters` takes off other forms
 _SEVERAL = re.compile(r"[A-Za-z](?:\s*[,;|/&]\s*[A-Za-z])*|[A-Z]{2,10}")
@@ -244,12 +246,26 @@ def split_of_name(name: str) -> Split:
     return splits.pop() if len(splits) == 1 else ""
 
 
+def _list_ends(image: str) -> list[str]:
+    r"""Return a path, and of an absolute one, which is of another machine, its ends from the longest on.
+
+    >>> _list_ends("a/b.png"), _list_ends(r"C:\data\b.png")
+    (['a/b.png'], ['data/b.png', 'b.png'])
+    """
+    path = PureWindowsPath(image)
+    if not (path.drive or path.root) or ".." in path.parts:
+        return [image.lstrip("/")]
+    parts = path.parts[1:]
+    return ["/".join(parts[start:]) for start in range(len(parts))] or [image]
+
+
 class Folders:
     """Finds pictures in one of several folders below a root, or in the cells of a table."""
 
     def __init__(self, root: Path, folders: Sequence[str], *, require_images: bool) -> None:
         self._paths = ImagePaths(root, require_images=True)
         self._folders, self._requires = tuple(folders), require_images
+        self._has_told = False
         self._packed = sorted(path.name for path in root.glob("*.zip") if not path.with_suffix("").exists())
 
     def find(self, image: str) -> Image:
@@ -260,11 +276,17 @@ class Folders:
             found = self._paths.locate(cell.file)
             return found._replace(path=image, missing=found.missing)
         first: Image | None = None
-        for folder in self._folders:
-            found = self._paths.locate(image.lstrip("/") if folder == "." else f"{folder}/{image.lstrip('/')}")
-            if not found.missing:
-                return found
-            first = first or found
+        for name in _list_ends(image):
+            for folder in self._folders:
+                found = self._paths.locate(name if folder == "." else f"{folder}/{name}")
+                if not found.missing:
+                    if name != image.lstrip("/") and not self._has_told:
+                        self._has_told = True
+                        _LOG.warning(
+                            "absolute paths such as %r are read by their ends: %r", image[:80], found.path[:80]
+                        )
+                    return found
+                first = first or found
         assert first is not None  # noqa: S101 - a layout names at least one folder
         if not self._requires:
             return first._replace(missing="")

@@ -111,6 +111,8 @@ def _letter_columns(cells: Row) -> list[str]:
 
 
 def _read_list(value: Any, field: str) -> list[str]:
+    if isinstance(value, dict) and sorted(value) == list(string.ascii_uppercase[: len(value)]):  # {"A": "text", ...}
+        value = [value[letter] for letter in sorted(value)]
     if isinstance(value, list | tuple):
         return [as_text(item, field) for item in value]
     written = as_text(value, field).strip()
@@ -133,6 +135,8 @@ def _read_boxes(value: Any, label: Any, image: str, place: Place) -> tuple[tuple
         numbers = []
     if not numbers or len(numbers) % 4:
         raise BadInput(f"box: {written[:80]!r} is not four numbers a box, x1 y1 x2 y2 in pixels of the file")
+    if max(numbers) <= 1:
+        raise BadInput(f"box: {written[:80]!r} are shares; x1 y1 x2 y2 in pixels of the file are expected")
     found = place.images.find(image)
     if found.missing:
         raise BadInput(f"box: {found.missing}; the picture's size is needed for its boxes")

@@ -21,7 +21,7 @@ def list_slake(root: Path, how: How, files: list[Path]) -> Source:
 
 def _read(fields: Row, _: Place) -> Asked:
     language = get_text(fields, "q_lang")
-    if language not in ("", "en"):
+    if language.casefold() not in ("", "en"):
         raise NotARecord(f"q_lang: {language[:20]!r}; the English rows are read")
     modality, number = get_text(fields, "modality"), get_text(fields, "qid")
     return Asked(

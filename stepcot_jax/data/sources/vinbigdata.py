@@ -5,6 +5,7 @@ Each training image of VinDr-CXR (Nguyen et al., Scientific Data 2022) was read 
 
 import collections
 import dataclasses
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -37,6 +38,7 @@ _RELEASED = ("image_id", "class_name", "x_min", "y_min", "x_max", "y_max")
 _NAME_OF = {fold_column(name): name for name in (*VINBIG_CLASSES, _NO_FINDING)}
 _MOST_ROWS = 300
 _MAX_SIDE = 100_000
+_LOG = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,17 +78,21 @@ def _read_part(root: Path, path: Path, readers: NumReaders) -> Iterator[Picture]
     """Yield the pictures of a part, with the mean box of enough readers, or every box where none is named."""
     split = split_of_name(path.name)
     rows: dict[str, list[ReaderBox]] = collections.defaultdict(list)
-    normal = set[str]()
+    normal, num_sorted = set[str](), 0
     for row, cells, problem in read_columns(path, _RELEASED, optional=("rad_id",)):
         image, label, *numbers, reader = cells
         x1, y1, x2, y2 = read_four_numbers(numbers)
         if not problem and label == _NO_FINDING and not any(numbers):
             normal.add(image)
-        elif problem or not image or not label or not (x1 < x2 and y1 < y2):
+        elif problem or not image or not label or not (x1 != x2 and y1 != y2 and abs(x1 + y1 + x2 + y2) < math.inf):
             what = problem or f"{[image[:40], label[:40], *numbers]} is no image with a class and a box"
             yield Picture("", "", f"{path.name}, row {row.number}", problem=what)
         else:
-            rows[image].append(ReaderBox(row.number, reader, Box(label, (x1, y1, x2, y2))))
+            num_sorted += x1 > x2 or y1 > y2
+            corners = min(x1, x2), min(y1, y2), max(x1, x2), max(y1, y2)
+            rows[image].append(ReaderBox(row.number, reader, Box(label, corners)))
+    if num_sorted:
+        _LOG.warning("%s: %d boxes with corners in another order, sorted", path, num_sorted)
     labels = {mark.box.label for marks in rows.values() for mark in marks if mark.box}
     for image in dict.fromkeys((*rows, *sorted(normal))):
         files = (f"{split}/{image}{suffix}" for suffix in (".dicom", ".dcm", *SUFFIXES))

@@ -11,13 +11,14 @@ from xml.parsers import expat
 from stepcot_jax.data.sources.box_files import Mark, Picture, list_pictures, read_number
 from stepcot_jax.data.sources.intake import SUFFIXES
 from stepcot_jax.data.sources.listed import How, Source
-from stepcot_jax.data.sources.question_files import Folders
+from stepcot_jax.data.sources.question_files import Folders, split_of_name
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.text import one_line
+from stepcot_jax.host.untrusted import open_untrusted
 from stepcot_jax.record import Split
 
-_PATTERN = "Annotations/*.xml"
+_PATTERNS = ("Annotations/*.xml", "*/*.xml")  # Roboflow's lie beside the pictures of each part
 _FOLDERS = ("JPEGImages", "images", "Images", ".")
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 _LARGEST = 2**24
@@ -38,11 +39,26 @@ class _Page(NamedTuple):
     problem: str = ""
 
 
+def is_voc(root: Path) -> bool:
+    """Return whether a folder has such annotations, and no other XML."""
+    return any(b"<annotation" in _read_start(path) for path in _find_files(root)[:1])
+
+
+def _read_start(path: Path) -> bytes:
+    with open_untrusted(path, accepted="an XML file") as file:
+        return file.read(2048)
+
+
+def _find_files(root: Path) -> list[Path]:
+    found = (sorted(path for path in root.glob(pattern) if path.name[:2] != "._") for pattern in _PATTERNS)
+    return next(filter(None, found), [])
+
+
 def list_voc(root: Path, how: How) -> Source:
     """List the pictures of the annotations; difficult objects are kept, parts of objects are not read."""
-    files = sorted(root.glob(_PATTERN))
+    files = _find_files(root)
     if not files:
-        raise BadInput(f"{root}: has no {_PATTERN}")
+        raise BadInput(f"{root}: has no {' or '.join(_PATTERNS)}")
     pages = {path: _read_page(path) for path in files}
     from_zero = any(0 in found.corners for page in pages.values() for found in page.objects)
     images = Folders(root, _FOLDERS, require_images=how.require_images)
@@ -59,23 +75,24 @@ def _read(root: Path, pages: dict[Path, _Page], splits: dict[str, Split], *, fir
             x1, x2, y1, y2 = min(x1, x2), max(x1, x2), min(y1, y2), max(y1, y2)
             problem = "" if label.strip() else "name: blank; the class of the object is required"
             marks.append(Mark(f"{where}, object {number}", label, (x1 - first, y1 - first, x2, y2), problem))
+        part = split_of_name(path.parent.name)
         yield Picture(
-            path.stem,
+            f"{part}/{path.stem}" if part else path.stem,
             _find_picture(root, path, page.file),
             where,
             marks,
             size=(page.width, page.height) if min(page.width, page.height) > 0 else (0, 0),
-            split=splits.get(path.stem, ""),
+            split=splits.get(path.stem, part),
             problem=page.problem,
         )
 
 
 def _find_picture(root: Path, path: Path, named: str) -> str:
     """Return the picture that an annotation names, else the one of the annotation's own name."""
-    names = [named, *(path.stem + suffix for suffix in SUFFIXES)]
-    there = (
-        name for name in names if name and "/" not in name for folder in _FOLDERS if (root / folder / name).is_file()
-    )
+    names = [named, *(path.stem + suffix for suffix in (Path(named).suffix, *SUFFIXES))]
+    folders = (path.parent.relative_to(root).as_posix(), *_FOLDERS)
+    names = [name for name in names if name and "/" not in name and "\\" not in name]
+    there = (f"{folder}/{name}" for name in names for folder in folders if (root / folder / name).is_file())
     return next(there, named or f"{path.stem}.jpg")
 
 

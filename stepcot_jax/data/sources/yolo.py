@@ -1,9 +1,10 @@
 """YOLO's folders: data.yaml, images/ and labels/ side by side, a line "class cx cy w h" in shares, or a polygon.
 
 As Ultralytics documents it and Roboflow exports it. A picture without labels, or with an empty file of them, shows none
-of the classes. Copies that Roboflow augments (".rf." in their names) count as one patient.
+of the classes. A part is a folder, or a text file that names pictures.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,21 +21,26 @@ from stepcot_jax.host.files import read_file
 from stepcot_jax.host.text import one_line
 from stepcot_jax.record import Split
 
-NAMES = ("data.yaml", "dataset.yaml", "data.yml")
+NAMES = ("data.yaml", "dataset.yaml", "*.yaml", "*.yml")
 _PARTS: tuple[tuple[str, Split], ...] = (("train", "train"), ("val", "val"), ("valid", "val"), ("test", "test"))
 _LARGEST = 2**20
+_LOG = logging.getLogger(__name__)
 _SLACK = 0.01  # as Ultralytics allows
 _LONGEST_LABELS = 2**24
 
 
 def is_yolo(root: Path) -> bool:
     """Return whether a folder has a file with names of classes."""
-    path = _find(root)
-    return path is not None and b"names" in read_file(path, max_bytes=_LARGEST, accepted="a YAML file")
+    return _find(root) is not None
 
 
 def _find(root: Path) -> Path | None:
-    return next((root / name for name in NAMES if (root / name).is_file()), None)
+    """Return the first file that names classes and parts."""
+    for path in (path for name in NAMES for path in sorted(root.glob(name)) if path.is_file()):
+        content = read_file(path, max_bytes=_LARGEST, accepted="a YAML file")
+        if b"names" in content and (b"train" in content or b"val" in content):
+            return path
+    return None
 
 
 def list_yolo(root: Path, how: How) -> Source:
@@ -57,7 +63,8 @@ def list_yolo(root: Path, how: How) -> Source:
 def _read_classes(content: dict[Any, Any], path: Path) -> dict[int, str]:
     names = content.get("names")
     pairs = names.items() if isinstance(names, dict) else enumerate(names) if isinstance(names, list) else ()
-    classes = {key: str(name) for key, name in pairs if isinstance(key, int) and str(name).strip()}
+    named = ((int(key), str(name)) for key, name in pairs if str(key).isdecimal())
+    classes = {key: name for key, name in named if name.strip()}
     number = content.get("nc", len(classes))
     if not classes or number != len(classes):
         raise BadInput(
@@ -70,49 +77,71 @@ def _read(root: Path, path: Path, content: dict[Any, Any], classes: dict[int, st
     for key, split in _PARTS:
         written = content.get(key)
         for folder in written if isinstance(written, list) else [written]:
-            if folder:
-                yield from _read_folder(root, _locate(root, path, content, str(folder), key), split, classes)
+            if not folder:
+                continue
+            place = _locate(root, content, str(folder))
+            if place is None and key != "train":  # Roboflow names parts that an export left empty
+                _LOG.warning("%s: %s: no %r below the folder: read without this part", path, key, str(folder)[:80])
+            elif place is None:
+                raise BadInput(f"{path}: {key}: {str(folder)[:80]!r} is not a folder below {root}")
+            elif place.is_dir():
+                yield from _read_folder(root, place, split, classes)
+            else:
+                yield from _read_list(root, place, split, classes)
 
 
-def _locate(root: Path, path: Path, content: dict[Any, Any], folder: str, key: str) -> Path:
-    """Return a folder of pictures below the root; Roboflow's "../train/images" lies beside data.yaml."""
+def _locate(root: Path, content: dict[Any, Any], folder: str) -> Path | None:
+    """Return a part below the root; Roboflow's "../train/images" lies beside data.yaml, absolute paths elsewhere."""
     base = str(content.get("path") or "")
-    for candidate in (root / base / folder, root / folder, root / folder.removeprefix("../"), root / Path(folder).name):
-        if candidate.is_dir() and candidate.resolve().is_relative_to(root.resolve()):
+    parts = [part for part in Path(folder).parts if part not in ("/", "..", ".")]
+    starts = (start for start in range(len(parts)) if dict(_PARTS).keys().isdisjoint(parts[:start]))
+    ends = (root.joinpath(*parts[start:]) for start in starts)  # never "images" alone of "test/images"
+    for candidate in (root / base / folder, root / folder, *ends):
+        if candidate.exists() and candidate.resolve().is_relative_to(root.resolve()):
             return candidate
-    raise BadInput(f"{path}: {key}: {folder[:80]!r} is not a folder below {root}")
+    return None
+
+
+def _read_list(root: Path, table: Path, split: Split, classes: dict[int, str]) -> Iterator[Picture]:
+    """Yield the pictures that a text file names, one a line."""
+    text = read_file(table, max_bytes=_LONGEST_LABELS, accepted="a list of pictures").decode("utf-8", "replace")
+    for number, line in enumerate(map(str.strip, text.splitlines()), start=1):
+        file = _locate(root, {"path": table.parent.relative_to(root)}, line) if line else None
+        if file is not None and file.is_file():
+            yield _read_picture(root, file, root, split, classes)
+        elif line:
+            yield Picture("", line, f"{table.name}, line {number}", problem=f"no picture {line[:80]!r} below {root}")
 
 
 def _read_folder(root: Path, folder: Path, split: Split, classes: dict[int, str]) -> Iterator[Picture]:
-    labels = _labels_of(folder)
-    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
-    seen = set()
-    for file in files:
-        inside = file.relative_to(folder)
-        table = labels / inside.with_suffix(".txt")
-        seen.add(table)
-        name = f"{split}/{inside.with_suffix('').as_posix()}"
-        patient = f"picture-{file.name.partition('.rf.')[0]}" if ".rf." in file.name else ""
-        picture = Picture(name, file.relative_to(root).as_posix(), name, size=UNIT, split=split, patient=patient)
-        try:
-            marks = _read_labels(table, root, classes) if table.is_file() else []
-        except BadInput as error:
-            yield picture._replace(problem=str(error))
-            continue
-        yield picture._replace(marks=marks, absent=() if marks else tuple(classes.values()))
+    labels = _labels_of(folder, root)
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.name[:2] != "._")
+    yield from (_read_picture(root, file, folder, split, classes) for file in files)
+    seen = {labels / file.relative_to(folder).with_suffix(".txt") for file in files}
     for table in sorted(set(labels.rglob("*.txt")) - seen):
         if table.name != "classes.txt":
             where = table.relative_to(root).as_posix()
             yield Picture("", "", where, problem=f"no picture {table.stem!r} in {folder.relative_to(root)}")
 
 
-def _labels_of(folder: Path) -> Path:
+def _read_picture(root: Path, file: Path, folder: Path, split: Split, classes: dict[int, str]) -> Picture:
+    name = f"{split}/{file.relative_to(folder).with_suffix('').as_posix()}"
+    picture = Picture(name, file.relative_to(root).as_posix(), name, size=UNIT, split=split)
+    table = _labels_of(file.parent, root) / f"{file.stem}.txt"
+    try:
+        marks = _read_labels(table, root, classes) if table.is_file() else []
+    except BadInput as error:
+        return picture._replace(problem=str(error))
+    return picture._replace(marks=marks, absent=() if marks else tuple(classes.values()))
+
+
+def _labels_of(folder: Path, root: Path) -> Path:
     """Return the folder of the labels: "labels" in place of the last "images", else the pictures' own."""
-    parts = list(folder.parts)
+    parts = list(folder.relative_to(root).parts)
     if "images" not in parts:
         return folder
     parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
-    return Path(*parts)
+    return root.joinpath(*parts)
 
 
 def _read_labels(table: Path, root: Path, classes: dict[int, str]) -> list[Mark]:

@@ -268,8 +268,8 @@ def _list_answers(step: dict[str, Any]) -> dict[str, str]:
 
 
 def _name_example(example: dict[str, Any]) -> str:
-    image = example["image_path"][:60]
-    return f"{example['record']} ({image})" if image else str(example["record"])
+    where, image = example.get("place") or str(example["record"]), example["image_path"][:60]
+    return f"{where[:80]} ({image})" if image and image not in where else where[:80]
 
 
 def _make_table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:

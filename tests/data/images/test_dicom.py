@@ -29,12 +29,9 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import install_extra
 
 MAX_PIXELS = 10_000
-MARKERS = {
-    "PatientName": "MARKER^JANE",
-    "PatientID": "MARKER-4711",
-    "PatientBirthDate": "19991231",
-    "PatientAddress": "MARKER STREET",
-    "ReferringPhysicianName": "MARKER^DOC",
+MARKERS = {"PatientName": "MARKER^JANE", "PatientID": "MARKER-4711", "PatientBirthDate": "19991231"}
+MARKERS |= {"PatientAddress": "MARKER STREET", "ReferringPhysicianName": "MARKER^DOC"}
+MARKERS |= {
     "InstitutionName": "MARKER HOSPITAL",
     "StudyDescription": "MARKER STUDY",
     "PatientComments": "MARKER COMMENT",
@@ -107,9 +104,9 @@ def show_range(values):
     return round_half_up((values - low) / (high - low))
 
 
-def refusal(content, *, max_pixels=MAX_PIXELS):
+def refusal(content):
     with pytest.raises(BadInput) as caught:
-        read_dicom(content, name="scan.dcm", max_pixels=max_pixels)
+        read_dicom(content, name="scan.dcm", max_pixels=MAX_PIXELS)
     message = str(caught.value)
     assert message.startswith("scan.dcm: ")
     assert "\n" not in message

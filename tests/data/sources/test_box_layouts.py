@@ -241,3 +241,80 @@ def test_questions_are_asked_about_boxes_of_any_classes(tmp_path):
     assert any("this picture" in record.question for record in questions.records)
     assert not any("radiograph" in record.question for record in questions.records)
     assert {record.image for record in questions.records} == {"a.png"}
+
+
+def test_coco_with_bad_entries_and_files_without_boxes(tmp_path, caplog):
+    images = [{"id": 1, "file_name": "./a.PNG", "width": 64.0, "height": None}]
+    boxes = ([1, 1, 9, 9], [1, "1", None, 9], [], None)
+    annotations = [{"id": k, "image_id": 1, "category_id": 0, "bbox": box} for k, box in enumerate(boxes)]
+    annotations[2]["segmentation"] = {"counts": [1, 2], "size": [48, 64]}
+    content = {"images": images, "annotations": annotations, "categories": [{"id": 0, "name": "mass"}]}
+    text = json.dumps(content).replace('"1"', "NaN")
+    put(tmp_path / "annotations/instances_train2017.json", text)
+    captions = [{"id": 1, "image_id": 1, "caption": "a chest"}]
+    put(tmp_path / "annotations/captions_train2017.json", {"images": images, "annotations": captions})
+    put_pictures(tmp_path, "train2017/a.PNG")
+    boxes, _, reasons = read(tmp_path, "coco")
+    assert boxes == {"1": [("mass", (1, 1, 10, 10))]}
+    parts = ("annotation 1: bbox: [1, None, None, 9]", "annotation 2: bbox: missing", "annotation 3: bbox: missing")
+    assert [part in reason for part, reason in zip(parts, reasons, strict=True)] == [True] * 3
+    assert "captions_train2017.json: has no boxes of categories" in caplog.text
+
+
+def test_yolo_of_another_machine(tmp_path, caplog):
+    lines = ["path: /content/x", "train: train.txt", "val: /content/x/valid/images", "test: ../test/images"]
+    put(tmp_path / "tumour.yaml", "\n".join([*lines, "names: {'0': a}\n"]))
+    put(tmp_path / "train.txt", "./images/p.JPG\r\n/content/x/images/gone.jpg\n")
+    put_pictures(tmp_path, "images/p.JPG", "valid/images/v.jpg")
+    for name in ("labels/p", "valid/labels/v"):
+        put(tmp_path / f"{name}.txt", "0 0.5 0.5 0.5 0.5\n")
+    boxes, records, reasons = read(tmp_path, "yolo")
+    assert boxes == {name: [("a", (16, 12, 48, 36))] for name in ("train/images/p", "val/v")}
+    assert [record.split for record in records.values()] == ["train", "val"]
+    assert [len(reasons), "train.txt, line 2: no picture" in reasons[0]] == [1, True]
+    assert "test: no '../test/images' below the folder" in caplog.text
+
+
+@pytest.mark.parametrize("form", ["annotations/{}.xml", "{}/{}.xml"])
+def test_pascal_voc_as_others_lay_it_out(tmp_path, form):
+    for name, part in (("a.rf.1", "train"), ("b", "valid")):
+        path = form.format(name) if form.count("{}") == 1 else form.format(part, name)
+        put(tmp_path / path, VOC.format(name=name, w=64, h=48, objects=OBJECT.format("mass", "", 11, 21, 20, 30)))
+        put_pictures(tmp_path, f"{part if 'annotations' not in form else 'images'}/{name}.jpg")
+    boxes, records, _ = read(tmp_path, "voc")
+    assert [box for found in boxes.values() for box in found] == [("mass", (10, 20, 20, 30))] * 2
+    assert {record.split for record in records.values()} == ({""} if "annotations" in form else {"train", "val"})
+    assert next(iter(records.values())).patient == "picture-a"
+
+
+def test_tables_of_boxes_of_several_parts_and_with_a_row_of_the_other_space(tmp_path):
+    head = "filename,width,height,class,xmin,ymin,xmax,ymax\n"
+    for part in ("train", "test"):
+        put(tmp_path / f"one/{part}_labels.csv", f"{head}{part}.png,64,48,mass,8,4,24,28\n")
+        put(tmp_path / f"two/{part}/_annotations.csv", f"{head}{part}.png,64,48,mass,8,4,24,28\n")
+        put_pictures(tmp_path, f"one/images/{part}/{part}.png", f"two/{part}/{part}.png")
+    for name in ("one", "two"):
+        boxes, records, _ = read(tmp_path / name, "box_table")
+        assert list(boxes.values()) == [[("mass", (8, 4, 24, 28))]] * 2
+        assert [record.split for record in records.values()] == ["test", "train"]
+    share, pixel = "a.png,mass,0.125,0.25,0.375,0.5", "b.png,mass,10,10,20,20"
+    put_pictures(tmp_path / "mixed", "a.png", "b.png")
+    for rows, kept, why in (((share, share, pixel), "a", "no shares"), ((share, pixel, pixel), "b", "are shares in")):
+        put(tmp_path / "mixed/boxes.csv", "\n".join(["image,class,x1,y1,x2,y2", *rows, ""]))
+        boxes, _, (reason,) = read(tmp_path / "mixed", "box_table")
+        assert [set(boxes), why in reason] == [{kept}, True]
+    put(tmp_path / "mixed/boxes.csv", f"image,class,x1,y1,x2,y2\n{share}\n{pixel}\n")
+    with pytest.raises(BadInput, match="1 rows have shares, 1 pixels, so that"):
+        read_detections(tmp_path / "mixed")
+
+
+def test_hounsfield_units_in_16_bits_are_shown_in_a_window():
+    from stepcot_jax.data.images.preprocessing import decode_image_bytes
+
+    values = 32768 + np.linspace(-1024, 1050, 64 * 48).reshape(48, 64).round().astype(np.int32)
+    values[0, 0] = 0
+    file = io.BytesIO()
+    Image.fromarray(values.astype(np.uint16)).save(file, "PNG")
+    shown = decode_image_bytes(file.getvalue(), name="ct.png")[..., 0]
+    assert [shown[0, 0], shown[0, 1], shown[-1, -1]] == [0, 0, 255]
+    np.testing.assert_allclose(shown.reshape(-1)[1:], np.linspace(0, 255, 64 * 48)[1:], atol=1)

@@ -341,3 +341,63 @@ def test_hostile_parquet_is_refused_in_one_sentence(tmp_path, monkeypatch):
         put(tmp_path / "broken/test-0.parquet", content)
         with pytest.raises(BadInput, match=r"cannot be read as a Parquet table"):
             read_vqa_source(tmp_path / "broken/test-0.parquet")
+
+
+def test_what_lies_beside_a_release_does_not_hide_it(tmp_path, caplog):
+    make_vqa_rad(tmp_path / "osf")
+    book = pytest.importorskip("openpyxl").Workbook()
+    book.active.append(["image_name", "question", "answer"])
+    book.active.append(["s1.jpg", "Why?", "x"])
+    book.save(tmp_path / "osf/VQA_RAD Dataset Public.xlsx")
+    put(tmp_path / "osf/~$VQA_RAD Dataset Public.xlsx", b"\x05user")
+    put(tmp_path / "osf/._VQA_RAD Dataset Public.json", b"\0\5\x16\7Mac OS X")
+    assert len(read(tmp_path / "osf")[0]) == 5
+    assert "not read, as of other layouts: VQA_RAD Dataset Public.xlsx" in caplog.text
+    with pytest.raises(BadInput, match=r"osf has the layout vqa_rad: is it meant\?"):
+        detect_vqa_layout(tmp_path)
+    pytest.importorskip("pyarrow")
+    put(tmp_path / "lfs/data/train-0.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    with pytest.raises(BadInput, match=r"train-0.parquet: cannot be read as a Parquet table \(it is a Git LFS pointer"):
+        detect_vqa_layout(tmp_path / "lfs")
+
+
+def test_rows_with_two_readings_are_set_aside(tmp_path, caplog):
+    for name in "ab":
+        put(tmp_path / f"images/{name}.png", encode(ord(name), "PNG"))
+    rows = [
+        {"id": "1", "image": "C:\\data\\images\\a.png", "question": "Q?", "answer": "yes"},
+        {"id": "1", "image": "b.png", "question": "Q?", "answer": "no"},
+        {"id": "2", "image": "/home/x/b.png", "question": "Q?", "answer": "B", "options": {"A": "left", "B": "right"}},
+        {"id": "3", "image": "b.png", "question": "Q?", "answer": "x", "box": [0.1, 0.1, 0.5, 0.5]},
+        {"id": "4", "image": "/home/x/../b.png", "question": "Q?", "answer": "x"},
+    ]
+    put(tmp_path / "data.json", rows)
+    assert holds_questions(tmp_path)
+    records, reasons = read(tmp_path)
+    assert [(record.image, record.answer) for record in records.values()] == [
+        ("images/a.png", "Yes"),
+        ("images/b.png", "B"),
+    ]
+    assert "absolute paths such as 'C:\\\\data\\\\images\\\\a.png' are read by their ends" in caplog.text
+    parts = ("has the same id '1' as record 0", "are shares", "without '..'")
+    assert [part in reason for part, reason in zip(parts, reasons, strict=True)] == [True] * 3
+    two = [HEAD_1 + "b.png,Q?,CT,A:CT,B:MR,C:US,D:PT,B\n", "b.png,Q?,CT,A:CT,B:MR,C:US,D:PT,A\n"]
+    put(tmp_path / "pmc/train.csv", "".join(two).encode())
+    put(tmp_path / "pmc/images/b.png", encode(1))
+    records, reasons = read(tmp_path / "pmc")
+    assert [len(records), "Answer_label: 'B' is not the letter of the Answer 'CT'" in reasons[0]] == [1, True]
+
+
+def test_reasons_are_counted_without_the_place_of_each_row():
+    from stepcot_jax.data.reasons import Reasons
+    from stepcot_jax.record import SetAside
+
+    reasons = Reasons()
+    said = ("train.json, record 2, q_lang: 'zh'; English", "data/test.json, record 17, q_lang: 'zh'; English")
+    for number, reason in enumerate((*said, "a.json, image 3 (P1.png): annotation 5: bbox: none")):
+        reasons.append(SetAside(number, "", reason, ""))
+    counted = [(fact["reason"], fact["count"], fact["examples"][-1]["place"]) for fact in reasons.as_facts()]
+    assert counted == [
+        ("…, q_lang: …; English", 2, "data/test.json, record 17"),
+        ("…: bbox: none", 1, "a.json, image 3 (P1.png): annotation 5"),
+    ]
