@@ -55,6 +55,9 @@ def test_rejected_records_are_set_aside_and_others_say_who_confirmed_them(tmp_pa
     reviewed = {name for name, record in after.items() if "review 1 by" in record.provenance}
     assert (reviewed, after[rows[12][1]].provenance["review 1 comment"]) == ({row[1] for row in rows[2:]}, "well put")
     refuse("exists", read, form, tmp_path / "out")
+    records = str(phantom_folder())
+    refuse("holds reasoning records; expected folders with data.json", main, ["agree", records, records])
+    refuse("expected one folder, without --all", main, ["review-out", records, "--all", f"--out={tmp_path / 'x.csv'}"])
 
 
 def test_a_verdict_that_cannot_be_an_altered_and_a_short_form_are_refused_by_record(tmp_path):
