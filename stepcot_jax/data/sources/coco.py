@@ -81,7 +81,8 @@ def list_coco(root: Path, how: How) -> Source:
         raise BadInput(f"{root}: has no {' or '.join(PATTERNS)} with images, annotations and categories")
     folders = dict.fromkeys(itertools.chain.from_iterable(_guess_folders(root, path) for path in files))
     images = Folders(root, (".", *folders), require_images=how.require_images)
-    pictures = (picture for path in files for picture in _read(path, root, several=len(files) > 1))
+    images_by_name = dict[str, str]()  # of all files, each of which may count its images from 1
+    pictures = (picture for path in files for picture in _read(path, root, images_by_name, several=len(files) > 1))
     file = files[0].relative_to(root).as_posix() if len(files) == 1 else ""
     return list_pictures(root, file, pictures, images, origin=root.name or "COCO", licence="of the data set")
 
@@ -105,7 +106,7 @@ def _decode(path: Path) -> _File:
         raise
 
 
-def _read(path: Path, root: Path, *, several: bool) -> Iterator[Picture]:
+def _read(path: Path, root: Path, images_by_name: dict[str, str], *, several: bool) -> Iterator[Picture]:
     content = _decode(path)
     if not content.categories or not content.annotations:  # of captions, or of a test part whose boxes are withheld
         _LOG.warning("%s: has no boxes of categories; it is not read", path)
@@ -123,9 +124,11 @@ def _read(path: Path, root: Path, *, several: bool) -> Iterator[Picture]:
     split = split_of_name(path.stem) or split_of_name(path.parent.name)
     for image in content.images:
         where = f"{name}image {image.id!r:.40} ({image.file_name[:80]})"
+        file = _image_path(image.file_name, split, path, root)
+        is_known = images_by_name.setdefault(str(image.id), file) != file
         yield Picture(
-            f"{split}/{image.id}" if path.stem.startswith("_") else str(image.id),  # Roboflow counts anew in each
-            _image_path(image.file_name, split, path, root),
+            f"{split or path.stem}/{image.id}" if is_known or path.stem.startswith("_") else str(image.id),
+            file,
             where,
             marks[image.id],
             size=(int(image.width), int(image.height)) if image.width and image.height else (0, 0),

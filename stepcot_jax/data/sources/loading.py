@@ -18,6 +18,7 @@ from stepcot_jax.data.questions.questions import ask_questions
 from stepcot_jax.data.questions.record_files import VqaCollection, holds_records, read_vqa_records
 from stepcot_jax.data.records.records import Collection, OnBadRecord, read_records
 from stepcot_jax.data.sources.chain_questions import list_chain_questions
+from stepcot_jax.data.sources.coco import is_coco
 from stepcot_jax.data.sources.intake import Intake, compare_sizes, find_file
 from stepcot_jax.data.sources.layouts import (
     AUTO,
@@ -163,8 +164,10 @@ def holds_questions(root: Path, layout: str = AUTO) -> bool:
     if holds_records(root) or (root.is_file() and any(found for _, found in _peek_all(root))):
         return True
     table = root / "data.json"  # the name of the published cases, which others use for their questions too
-    if table.is_file() and (is_medclm_boxes(table) or any(isinstance(x, list) and x for _, x in _peek_all(table))):
-        return True
+    if table.is_file():
+        found = (layouts for _, layouts in _peek_all(table) if isinstance(layouts, list))
+        if any(found) or is_medclm_boxes(table) or is_coco(root):
+            return True
     try:
         detect_layout(root)
     except BadInput:
@@ -268,6 +271,8 @@ def _match_layouts(path: Path, columns: set[str], *, is_root: bool) -> list[str]
             if needed and wanted <= columns and fits:
                 sizes[name] = max(sizes.get(name, 0), len(wanted))
     own = sizes.pop("question_sheet", 0) or is_question_sheet(columns)
+    if sizes.keys() == {"vqa_rad", "path_vqa"} and columns - {"image", "question", "answer", "index level 0"}:
+        return ["question_sheet"]  # of another set, whose further columns count
     if sizes:
         return [name for name, size in sizes.items() if size == max(sizes.values())]
     return ["question_sheet"] if own and path.suffix.lower() != parquet.SUFFIX else []

@@ -6,7 +6,7 @@ of the classes. A part is a folder, or a text file that names pictures.
 
 import logging
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import yaml
@@ -93,7 +93,8 @@ def _read(root: Path, path: Path, content: dict[Any, Any], classes: dict[int, st
 def _locate(root: Path, content: dict[Any, Any], folder: str) -> Path | None:
     """Return a part below the root; Roboflow's "../train/images" lies beside data.yaml, absolute paths elsewhere."""
     base = str(content.get("path") or "")
-    parts = [part for part in Path(folder).parts if part not in ("/", "..", ".")]
+    path = PureWindowsPath(folder)  # its separators are "/" and "\\"
+    parts = [part for part in path.parts if part not in (path.anchor, "..", ".")]
     starts = (start for start in range(len(parts)) if dict(_PARTS).keys().isdisjoint(parts[:start]))
     ends = (root.joinpath(*parts[start:]) for start in starts)  # never "images" alone of "test/images"
     for candidate in (root / base / folder, root / folder, *ends):

@@ -253,16 +253,17 @@ def test_coco_with_bad_entries_and_files_without_boxes(tmp_path, caplog):
     put(tmp_path / "annotations/instances_train2017.json", text)
     captions = [{"id": 1, "image_id": 1, "caption": "a chest"}]
     put(tmp_path / "annotations/captions_train2017.json", {"images": images, "annotations": captions})
-    put_pictures(tmp_path, "train2017/a.PNG")
+    put(tmp_path / "annotations/instances_val2017.json", content | {"annotations": annotations[:1]})
+    put_pictures(tmp_path, "train2017/a.PNG", "val2017/a.PNG")
     boxes, _, reasons = read(tmp_path, "coco")
-    assert boxes == {"1": [("mass", (1, 1, 10, 10))]}
+    assert boxes == {"1": [("mass", (1, 1, 10, 10))], "val/1": [("mass", (1, 1, 10, 10))]}  # ids from 1 in each file
     parts = ("annotation 1: bbox: [1, None, None, 9]", "annotation 2: bbox: missing", "annotation 3: bbox: missing")
     assert [part in reason for part, reason in zip(parts, reasons, strict=True)] == [True] * 3
     assert "captions_train2017.json: has no boxes of categories" in caplog.text
 
 
 def test_yolo_of_another_machine(tmp_path, caplog):
-    lines = ["path: /content/x", "train: train.txt", "val: /content/x/valid/images", "test: ../test/images"]
+    lines = ["path: /content/x", "train: train.txt", "val: C:\\x\\valid\\images", "test: ../test/images"]
     put(tmp_path / "tumour.yaml", "\n".join([*lines, "names: {'0': a}\n"]))
     put(tmp_path / "train.txt", "./images/p.JPG\r\n/content/x/images/gone.jpg\n")
     put_pictures(tmp_path, "images/p.JPG", "valid/images/v.jpg")

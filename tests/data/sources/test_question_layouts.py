@@ -357,6 +357,9 @@ def test_what_lies_beside_a_release_does_not_hide_it(tmp_path, caplog):
         detect_vqa_layout(tmp_path)
     pytest.importorskip("pyarrow")
     put(tmp_path / "lfs/data/train-0.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    other = {"image": {"bytes": encode(1), "path": None}, "question": "Plane?", "answer": "Axial", "modality": "MRI"}
+    put_parquet(tmp_path / "other/data/train-0.parquet", [other])
+    assert [(record.origin, record.modality) for record in read(tmp_path / "other")[0].values()] == [("other", "MRI")]
     with pytest.raises(BadInput, match=r"train-0.parquet: cannot be read as a Parquet table \(it is a Git LFS pointer"):
         detect_vqa_layout(tmp_path / "lfs")
 
