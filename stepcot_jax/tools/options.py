@@ -39,7 +39,7 @@ def local_path(text: str) -> pathlib.Path:
 
 def add_reading(parser: argparse.ArgumentParser) -> None:
     """Add the options of which questions are read, and how."""
-    from stepcot_jax.data.sources.layouts import AUTO, QUESTIONS
+    from stepcot_jax.data.sources.layout_table import AUTO, QUESTIONS
 
     parser.add_argument("--layout", choices=(AUTO, *QUESTIONS), default=AUTO, help="default: detected from the files")
     size = "pixels of the picture that boxes refer to: required for GEMeX as released"
@@ -53,7 +53,7 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
 def read_split(options: argparse.Namespace, name: str, flag: str) -> "tuple[VqaCollection, list[Record]]":
     """Return the questions that an argument names, and those of the chosen split."""
     from stepcot_jax.data.questions.question_splits import SEEN
-    from stepcot_jax.data.sources.loading import read_vqa_source
+    from stepcot_jax.data.sources.layouts import read_vqa_source
     from stepcot_jax.run.scored_replies import choose_split
 
     how: Any = {"on_bad_record": options.on_bad_record, "layout": options.layout, "require_images": False}

@@ -21,9 +21,9 @@ from stepcot_jax.data.questions.questions import ask_questions, region_of
 from stepcot_jax.data.questions.vocabulary import TERMS, accepted_names, canonical, write_box
 from stepcot_jax.data.sources.grounded import list_grounded
 from stepcot_jax.data.sources.intake import Intake
-from stepcot_jax.data.sources.layouts import BOXED
+from stepcot_jax.data.sources.layout_table import BOXED
+from stepcot_jax.data.sources.layouts import detect_vqa_layout, read_detections, read_vqa_source
 from stepcot_jax.data.sources.listed import How
-from stepcot_jax.data.sources.loading import detect_vqa_layout, read_detections, read_vqa_source
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.imaging import name_picture, picture_of
 from stepcot_jax.reasoning.replies import IN_ROUND_BRACKETS, find_named_boxes, write_answer
