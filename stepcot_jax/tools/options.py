@@ -72,17 +72,22 @@ def read_split(options: argparse.Namespace, name: str, flag: str) -> "tuple[VqaC
 
 def add_model(parser: argparse.ArgumentParser, *, units: str, at_once: str) -> None:
     """Add the options of a large model, local or behind an endpoint; `units` are what is asked at once."""
-    from stepcot_jax.annotate.llm.client import DEFAULT_KEY_VARIABLE
-
     model = parser.add_argument_group("model", "Any OpenAI-compatible endpoint with vision (extra: annotate).")
     local = "a Qwen2.5-VL: folder or Hugging Face id; runs on this machine, pictures do not leave it"
     model.add_argument("--local", metavar="FOLDER", help=local)
     model.add_argument("--endpoint", "--base-url", metavar="URL", help="address with version, pictures go only there")
+    model.add_argument("--concurrency", type=int, metavar="N", help=f"{units} at once, default {at_once}")
+    add_decoding(model)
+
+
+def add_decoding(model: Any) -> None:
+    """Add the options of requests to an endpoint."""
+    from stepcot_jax.annotate.llm.client import DEFAULT_KEY_VARIABLE
+
     model.add_argument("--model", metavar="NAME", help="name at the endpoint")
     model.add_argument("--key-variable", metavar="NAME", help=f"environment variable, default {DEFAULT_KEY_VARIABLE}")
     model.add_argument("--max-tokens", type=int, metavar="N", help="spending cap of all ledgers of --out together")
     model.add_argument("--max-answer-tokens", type=int, metavar="N", help="of one reply, default 2048")
-    model.add_argument("--concurrency", type=int, metavar="N", help=f"{units} at once, default {at_once}")
     model.add_argument("--timeout", type=float, metavar="SECONDS", help="of a request, default 120")
     model.add_argument("--attempts", type=int, metavar="N", help="until a request is given up, default 8")
     model.add_argument("--temperature", type=float, help="default 0")
@@ -92,8 +97,6 @@ def add_model(parser: argparse.ArgumentParser, *, units: str, at_once: str) -> N
 
 def read_endpoint(options: argparse.Namespace) -> "Endpoint | None":
     """Return the endpoint of `add_model`'s options; None without one, which no other of its options may then need."""
-    from stepcot_jax.annotate.llm.client import Endpoint
-
     check_numbers(options, "max_tokens", "max_answer_tokens", "concurrency")
     if bool(options.endpoint) != bool(options.model):
         raise BadInput("--endpoint URL and --model NAME are required together")
@@ -102,10 +105,17 @@ def read_endpoint(options: argparse.Namespace) -> "Endpoint | None":
         if given or options.omit:
             raise BadInput(f"--{(*given, 'omit')[0].replace('_', '-')} requires --endpoint URL and --model NAME")
         return None
+    return make_endpoint(options, options.model, options.endpoint)
+
+
+def make_endpoint(options: argparse.Namespace, model: str, base_url: str) -> "Endpoint":
+    """Return an endpoint with the settings of `add_decoding`'s options."""
+    from stepcot_jax.annotate.llm.client import Endpoint
+
     same = ("key_variable", "max_answer_tokens", "timeout", "temperature", "seed")
     fields = {**{name: name for name in same}, "attempts": "num_attempts"}
     chosen = {field: value for name, field in fields.items() if (value := getattr(options, name)) is not None}
-    return Endpoint(options.model, options.endpoint, **{**chosen, **dict.fromkeys(options.omit)})
+    return Endpoint(model, base_url, **{**chosen, **dict.fromkeys(options.omit)})
 
 
 def check_numbers(options: argparse.Namespace, *names: str, least: int = 1) -> None:
