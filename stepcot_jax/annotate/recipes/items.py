@@ -94,7 +94,7 @@ class Question:
         return region_of(statement, self.record, self.record.modality)
 
     def data(self) -> dict[str, Any]:
-        """Return question, answer and grounded report as data of a request."""
+        """Return kind of the picture, question, answer and grounded report as data of a request."""
         record = self.record
         choices = dict(zip(record.letters, record.options, strict=True))
         report = {
@@ -105,8 +105,8 @@ class Question:
             }
             for number, statement in enumerate(self.statements, start=1)
         }
-        known: dict[str, Any] = {"choices": choices} if choices else {}
-        return {"question": record.question, **known, "answer": self.spoken_answer, "grounded_report": report}
+        known = {"picture_kind": self.picture, "question": record.question, **({"choices": choices} if choices else {})}
+        return {**known, "answer": self.spoken_answer, "grounded_report": report}
 
 
 def bare_box(box: Corners) -> str:
