@@ -206,8 +206,9 @@ def parse(arguments: list[str], *, example: str = "quickstart") -> list[str]:
         if flag and flag[1] in accepted:
             value, expected = accepted[flag[1]]
             message = f"{flag[1]}: {value!r} is not {expected}"
-        elif "flag --config=None" in message:
-            message = f"--config is required (a shipped config such as {example}, or the path of a file)"
+        elif missing := re.match(r"flag --(\w+)=None", message):
+            config = f"a shipped config such as {example}, or the path of a file"
+            message = f"--{missing[1]} is required ({config if missing[1] == 'config' else 'a folder'})"
     except flags.Error as error:
         message = f"{error} (try --help)"
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
