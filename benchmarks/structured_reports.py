@@ -17,7 +17,7 @@ from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.pixels import PixelCache
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.records.records import Collection
-from stepcot_jax.data.sources.loading import read_source
+from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.data.splits.split_resolver import read_splits
 from stepcot_jax.encoders.load import load_text_encoder
 from stepcot_jax.host.errors import BadInput

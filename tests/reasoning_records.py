@@ -5,7 +5,7 @@ import string
 import hypothesis.strategies as st
 
 from stepcot_jax.box import GRID_1000, UNIT_SQUARE, Box
-from stepcot_jax.data.sources.loading import read_vqa_source
+from stepcot_jax.data.sources.layouts import read_vqa_source
 from stepcot_jax.record import Record, Stages
 
 STAGES = Stages("The lower zone of the right lung.", "A hazy opacity.", "Haze over fluid.", "Fluid it is.")

@@ -33,9 +33,9 @@ from stepcot_jax.data.record_table import count_boxes, find_first
 from stepcot_jax.data.records.data_json import FILE_NAME, Scan, scan_records
 from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.data.sources.intake import Intake
-from stepcot_jax.data.sources.layouts import AUTO, CASES, check_layout, detect_layout
+from stepcot_jax.data.sources.layout_table import AUTO, CASES, check_layout, detect_layout
+from stepcot_jax.data.sources.layouts import holds_questions, list_cases, read_vqa_source
 from stepcot_jax.data.sources.listed import How, Listed
-from stepcot_jax.data.sources.loading import holds_questions, list_cases, read_vqa_source
 from stepcot_jax.data.splits.making import make_splits
 from stepcot_jax.data.splits.split_resolver import resolve_tables
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Assignment, count_shared

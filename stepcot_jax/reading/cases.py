@@ -13,7 +13,7 @@ from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain
 from stepcot_jax.data.images.image_decoding import decode_picture
 from stepcot_jax.data.images.image_files import ImageFiles, folder_files
 from stepcot_jax.data.records.records import Collection
-from stepcot_jax.data.sources.loading import read_source
+from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.evaluation.predictions import SplitPredictions, read_predictions
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput

@@ -21,8 +21,8 @@ from stepcot_jax.data.questions.record_files import FILE_NAME, VqaCollection
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.data.record_table import RecordTable
 from stepcot_jax.data.records.records import Collection, OnBadRecord
-from stepcot_jax.data.sources.layouts import AUTO
-from stepcot_jax.data.sources.loading import holds_questions, read_source, read_vqa_source
+from stepcot_jax.data.sources.layout_table import AUTO
+from stepcot_jax.data.sources.layouts import holds_questions, read_source, read_vqa_source
 from stepcot_jax.encoders.prompts import hash_prompts, write_prompts
 from stepcot_jax.encoders.resnet import make_resnet
 from stepcot_jax.host.download import find_path

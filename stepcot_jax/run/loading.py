@@ -43,7 +43,7 @@ def load_dataset(
     if settings.data.source == "tfds":
         return _load_prepared(settings, preprocessing, watch)
     from stepcot_jax.data.images.image_files import folder_files  # phantoms need no reader of files
-    from stepcot_jax.data.sources.loading import read_source
+    from stepcot_jax.data.sources.layouts import read_source
 
     data, root = settings.data, find_path(settings.data.root, "config.data.root")
     collection = read_source(

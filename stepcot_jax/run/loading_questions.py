@@ -24,7 +24,7 @@ def load_vqa_dataset(
         if value := getattr(data, name):
             raise BadInput(f"config.data.{name}: {value!r} has no effect on reasoning records; leave it out")
     if settings.vqa.source != "phantom":
-        from stepcot_jax.data.sources.loading import read_vqa_source  # of folders alone: 20 modules
+        from stepcot_jax.data.sources.layouts import read_vqa_source  # of folders alone: 20 modules
 
         root = find_path(settings.vqa.root, "config.vqa.root")
         collection = read_vqa_source(

@@ -32,7 +32,7 @@ from stepcot_jax.policies.sampling import Sampling, reply_in_batches
 from stepcot_jax.reasoning.plain_replies import PLAIN
 from stepcot_jax.record import KINDS, Record
 from stepcot_jax.rewards.functions import RewardFunction, grounding
-from stepcot_jax.rewards.weighted import make_functions
+from stepcot_jax.rewards.presets import make_functions
 from stepcot_jax.run.policy_data import PolicyData, load_policy_data
 from stepcot_jax.run.policy_networks import choose_policy, find_qwen, load_patches, make_normalise
 from stepcot_jax.run.policy_start import given_start, naming_start, read_policy_start, smooth_start

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from stepcot_jax.data.sources.layouts import CaseLayout, QuestionLayout
+from stepcot_jax.data.sources.layout_table import CaseLayout, QuestionLayout
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.ranges import (
     Count,

@@ -29,7 +29,7 @@ from stepcot_jax.record import Record
 from stepcot_jax.rewards.answers import suit, why_unread
 from stepcot_jax.rewards.functions import RewardFunction
 from stepcot_jax.rewards.options import RewardSettings
-from stepcot_jax.rewards.weighted import apply_settings, make_functions
+from stepcot_jax.rewards.presets import apply_settings, make_functions
 from stepcot_jax.systems.options import REFERENCE, GrpoOptions, SelfCheckOptions
 from stepcot_jax.systems.sft import POLICY, Batch, Normalise
 from stepcot_jax.training.devices import Devices, GlobalBatch, differentiate

@@ -18,7 +18,7 @@ import numpy as np
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.sources.csv_table import read_chain
-from stepcot_jax.data.sources.loading import read_source
+from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.encoders import weights
 from stepcot_jax.export.authors import (
     NETWORKS,

@@ -89,7 +89,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")
     options = parser.parse_args(arguments)
     from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
-    from stepcot_jax.data.sources.loading import read_source
+    from stepcot_jax.data.sources.layouts import read_source
     from stepcot_jax.features.importing import import_features
     from stepcot_jax.host.download import find_path
 

@@ -39,7 +39,7 @@ def local_path(text: str) -> pathlib.Path:
 
 def add_reading(parser: argparse.ArgumentParser) -> None:
     """Add the options of which questions are read, and how."""
-    from stepcot_jax.data.sources.layouts import AUTO, QUESTIONS
+    from stepcot_jax.data.sources.layout_table import AUTO, QUESTIONS
 
     parser.add_argument("--layout", choices=(AUTO, *QUESTIONS), default=AUTO, help="default: detected from the files")
     size = "pixels of the picture that boxes refer to: required for GEMeX as released"
@@ -53,7 +53,7 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
 def read_split(options: argparse.Namespace, name: str, flag: str) -> "tuple[VqaCollection, list[Record]]":
     """Return the questions that an argument names, and those of the chosen split."""
     from stepcot_jax.data.questions.question_splits import SEEN
-    from stepcot_jax.data.sources.loading import read_vqa_source
+    from stepcot_jax.data.sources.layouts import read_vqa_source
     from stepcot_jax.run.scored_replies import choose_split
 
     how: Any = {"on_bad_record": options.on_bad_record, "layout": options.layout, "require_images": False}
@@ -70,14 +70,18 @@ def read_split(options: argparse.Namespace, name: str, flag: str) -> "tuple[VqaC
     return collection, chosen
 
 
-def add_model(parser: argparse.ArgumentParser, *, units: str, at_once: str) -> None:
-    """Add the options of a large model, local or behind an endpoint; `units` are what is asked at once."""
+def add_model(
+    parser: argparse.ArgumentParser, *, units: str, at_once: str, url: str | None = None
+) -> "argparse._ArgumentGroup":
+    """Add the options of a model behind an endpoint, by default `url`; without one it may be on this machine."""
     from stepcot_jax.annotate.llm.client import DEFAULT_KEY_VARIABLE
 
-    model = parser.add_argument_group("model", "Any OpenAI-compatible endpoint with vision (extra: annotate).")
-    local = "a Qwen2.5-VL: folder or Hugging Face id; runs on this machine, pictures do not leave it"
-    model.add_argument("--local", metavar="FOLDER", help=local)
-    model.add_argument("--endpoint", "--base-url", metavar="URL", help="address with version, pictures go only there")
+    model = parser.add_argument_group("model", "OpenAI-compatible endpoint (extra: annotate); with vision for images")
+    if url is None:
+        here = "a Qwen2.5-VL: folder or Hugging Face id; runs on this machine, pictures do not leave it"
+        model.add_argument("--local", metavar="FOLDER", help=here)
+    address = f"address with version{f', default {url}' if url else ', pictures go only there'}"
+    model.add_argument("--endpoint", "--base-url", default=url, metavar="URL", help=address)
     model.add_argument("--model", metavar="NAME", help="name at the endpoint")
     model.add_argument("--key-variable", metavar="NAME", help=f"environment variable, default {DEFAULT_KEY_VARIABLE}")
     model.add_argument("--max-tokens", type=int, metavar="N", help="spending cap of all ledgers of --out together")
@@ -88,12 +92,11 @@ def add_model(parser: argparse.ArgumentParser, *, units: str, at_once: str) -> N
     model.add_argument("--temperature", type=float, help="default 0")
     omit = "decoding setting that an endpoint refuses; may be repeated"
     model.add_argument("--omit", choices=("temperature", "seed"), action="append", default=[], help=omit)
+    return model
 
 
 def read_endpoint(options: argparse.Namespace) -> "Endpoint | None":
     """Return the endpoint of `add_model`'s options; None without one, which no other of its options may then need."""
-    from stepcot_jax.annotate.llm.client import Endpoint
-
     check_numbers(options, "max_tokens", "max_answer_tokens", "concurrency")
     if bool(options.endpoint) != bool(options.model):
         raise BadInput("--endpoint URL and --model NAME are required together")
@@ -102,10 +105,17 @@ def read_endpoint(options: argparse.Namespace) -> "Endpoint | None":
         if given or options.omit:
             raise BadInput(f"--{(*given, 'omit')[0].replace('_', '-')} requires --endpoint URL and --model NAME")
         return None
+    return make_endpoint(options, options.model, options.endpoint)
+
+
+def make_endpoint(options: argparse.Namespace, model: str, address: str, **changes: Any) -> "Endpoint":
+    """Return an endpoint with the requests' options of `add_model`."""
+    from stepcot_jax.annotate.llm.client import Endpoint
+
     same = ("key_variable", "max_answer_tokens", "timeout", "temperature", "seed")
     fields = {**{name: name for name in same}, "attempts": "num_attempts"}
     chosen = {field: value for name, field in fields.items() if (value := getattr(options, name)) is not None}
-    return Endpoint(options.model, options.endpoint, **{**chosen, **dict.fromkeys(options.omit)})
+    return Endpoint(model, address, **{**chosen, **dict.fromkeys(options.omit), **changes})
 
 
 def check_numbers(options: argparse.Namespace, *names: str, least: int = 1) -> None:

@@ -13,7 +13,7 @@ from stepcot_jax.data.check import CheckOptions, check_root
 from stepcot_jax.data.identities import fold_patient, join_spellings, read_patient, read_split
 from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
 from stepcot_jax.data.records.records import read_records, write_records
-from stepcot_jax.data.sources.loading import read_source
+from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.reading.answer_sheet import write_sheet
 from stepcot_jax.reasoning.dialects import interpret_answer, read_reply

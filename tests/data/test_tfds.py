@@ -14,7 +14,7 @@ from stepcot_jax.box import Box
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.records.records import read_records, write_records
-from stepcot_jax.data.sources.loading import read_source
+from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.data.splits.making import make_splits
 from stepcot_jax.data.splits.split_resolver import read_splits
 from stepcot_jax.data.tfds.source import Reading, check_prepared_from, find_prepared, open_prepared

@@ -8,7 +8,7 @@ from refusals import refuse
 
 from stepcot_jax.data.questions.record_files import write_vqa_records
 from stepcot_jax.data.questions.written_reports import NORMAL_REPORT
-from stepcot_jax.data.sources.loading import read_source
+from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.record import Record
 from stepcot_jax.tools.data.command import main as data_main
 from stepcot_jax.tools.evaluate_replies.command import main

@@ -15,7 +15,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.answers import read_answer
 from stepcot_jax.reasoning.dialects import DIALECTS, read_reply, write_question, write_reply
 from stepcot_jax.rewards.options import PRESETS
-from stepcot_jax.rewards.weighted import reward
+from stepcot_jax.rewards.presets import reward
 
 KINDS = ("open", "closed", "single", "multi")
 

@@ -9,7 +9,7 @@ from stepcot_jax.evaluation.replies import ScoringSettings, score_text
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
 from stepcot_jax.rewards.options import PRESETS
-from stepcot_jax.rewards.weighted import reward
+from stepcot_jax.rewards.presets import reward
 
 MASS = Box("Mass", (15, 40, 20, 44))
 HEART = Box("heart", (0, 0, 64, 1))

@@ -14,7 +14,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
 from stepcot_jax.rewards.functions import apply_functions, name_functions
 from stepcot_jax.rewards.options import PRESETS
-from stepcot_jax.rewards.weighted import reward
+from stepcot_jax.rewards.presets import reward
 
 RECORDS = [make_record(kind, id=kind) for kind in ("open", "closed", "single", "multi")]
 

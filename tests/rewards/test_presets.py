@@ -11,7 +11,7 @@ from stepcot_jax.reasoning.dialects import DIALECTS, read_reply, write_reply
 from stepcot_jax.reasoning.replies import Judged, Reply
 from stepcot_jax.rewards.functions import FUNCTIONS
 from stepcot_jax.rewards.options import PRESETS, RewardSettings
-from stepcot_jax.rewards.weighted import reward
+from stepcot_jax.rewards.presets import reward
 from stepcot_jax.run.settings import load_settings
 
 A = (0, 0, 100, 100)

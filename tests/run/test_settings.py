@@ -8,7 +8,7 @@ import typing
 import pytest
 from refusals import refuse
 
-from stepcot_jax.data.sources.layouts import AUTO, CASES
+from stepcot_jax.data.sources.layout_table import AUTO, CASES
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.configs import load_config
 from stepcot_jax.run.fields import describe_key

@@ -21,9 +21,9 @@ from stepcot_jax.data.questions.questions import ask_questions, region_of
 from stepcot_jax.data.questions.vocabulary import TERMS, accepted_names, canonical, write_box
 from stepcot_jax.data.sources.grounded import list_grounded
 from stepcot_jax.data.sources.intake import Intake
-from stepcot_jax.data.sources.layouts import BOXED
+from stepcot_jax.data.sources.layout_table import BOXED
+from stepcot_jax.data.sources.layouts import detect_vqa_layout, read_detections, read_vqa_source
 from stepcot_jax.data.sources.listed import How
-from stepcot_jax.data.sources.loading import detect_vqa_layout, read_detections, read_vqa_source
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.imaging import name_picture, picture_of
 from stepcot_jax.reasoning.replies import IN_ROUND_BRACKETS, find_named_boxes, write_answer
@@ -94,7 +94,7 @@ class Question:
         return region_of(statement, self.record, self.record.modality)
 
     def data(self) -> dict[str, Any]:
-        """Return question, answer and grounded report as data of a request."""
+        """Return kind of the picture, question, answer and grounded report as data of a request."""
         record = self.record
         choices = dict(zip(record.letters, record.options, strict=True))
         report = {
@@ -105,8 +105,8 @@ class Question:
             }
             for number, statement in enumerate(self.statements, start=1)
         }
-        known: dict[str, Any] = {"choices": choices} if choices else {}
-        return {"question": record.question, **known, "answer": self.spoken_answer, "grounded_report": report}
+        known = {"picture_kind": self.picture, "question": record.question, **({"choices": choices} if choices else {})}
+        return {**known, "answer": self.spoken_answer, "grounded_report": report}
 
 
 def bare_box(box: Corners) -> str:

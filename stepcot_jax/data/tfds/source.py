@@ -27,7 +27,7 @@ from stepcot_jax.data.records.records import (
     read_records,
     write_records,
 )
-from stepcot_jax.data.sources.loading import read_source
+from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.data.splits.making import PUBLISHED_FRACTIONS, make_splits
 from stepcot_jax.data.splits.near_duplicates import find_near_duplicates, perceptual_hash
 from stepcot_jax.data.splits.split_resolver import find_tables, read_splits

@@ -8,12 +8,12 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepcot_jax.annotate.llm.client import DEFAULT_BASE_URL, DEFAULT_KEY_VARIABLE, Endpoint
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput, run_tool
-from stepcot_jax.tools.options import local_path
+from stepcot_jax.tools.options import add_model, local_path, make_endpoint, read_endpoint
 
 if TYPE_CHECKING:
     from stepcot_jax.annotate.agreement import Aligned
@@ -114,20 +114,9 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--annotator", choices=("rules", "llm"), default="rules", help="default rules (offline)")
     parser.add_argument("--images", choices=("link", "none"), default="link", help="whether to link images into DIR")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier result in DIR")
-    model = parser.add_argument_group("language models", "Any OpenAI-compatible endpoint (extra: annotate).")
-    model.add_argument("--model", metavar="NAME", help="name at the endpoint")
-    model.add_argument("--base-url", default=DEFAULT_BASE_URL, metavar="URL", help=f"default {DEFAULT_BASE_URL}")
-    model.add_argument("--key-variable", default=DEFAULT_KEY_VARIABLE, metavar="NAME", help="environment variable")
-    model.add_argument("--max-tokens", type=int, metavar="N", help="spending cap of all ledgers in DIR together")
-    model.add_argument("--max-answer-tokens", type=int, default=2048, metavar="N", help="of one answer, default 2048")
-    model.add_argument("--concurrency", type=int, default=4, metavar="N", help="reports at once, default 4")
-    model.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help="of a request, default 120")
-    model.add_argument("--attempts", type=int, default=8, metavar="N", help="until a request is given up, default 8")
+    model = add_model(parser, units="reports or questions", at_once="4", url=DEFAULT_BASE_URL)
     model.add_argument("--repairs", type=int, default=2, metavar="N", help="of an unreadable answer, default 2")
-    model.add_argument("--temperature", type=float, default=0.0, help="default 0")
-    model.add_argument("--seed", type=int, default=0, help="default 0")
-    omit = "decoding setting that an endpoint refuses; may be repeated"
-    model.add_argument("--omit", choices=("temperature", "seed"), action="append", default=[], help=omit)
+    model.add_argument("--seed", type=int, default=0, help="of decoding, default 0")
     model.add_argument("--trust", action="store_true", help="keep only chains that the annotator trusts when asked")
     voter = f"further model that must vote 'correct'; NAME[,{'=...,'.join(VOTER_FIELDS)}=...]; may be repeated"
     model.add_argument("--voter", action="append", default=[], metavar="NAME", help=voter)
@@ -326,15 +315,12 @@ def _make_plan(options: argparse.Namespace) -> "Plan":
         raise BadInput("--model is required with --annotator=llm (the name of a model)")
     if options.annotator == "rules" and options.model:
         raise BadInput(f"--model={options.model!r} requires --annotator=llm")
-    annotator = None
-    if options.annotator == "llm":
-        annotator = _make_endpoint(options, options.model, options.base_url, options.key_variable)
     return Plan(
-        annotator=annotator,
+        annotator=read_endpoint(options) if options.annotator == "llm" else None,
         voters=tuple(_read_voter(options, voter) for voter in options.voter),
         asks_trust=options.trust,
         cap=options.max_tokens,
-        concurrency=options.concurrency,
+        concurrency=4 if options.concurrency is None else options.concurrency,
         num_repairs=options.repairs,
         on_failure=options.on_failure,
         images=options.images,
@@ -352,19 +338,6 @@ def _find_engine(options: argparse.Namespace) -> "MapBlocks | None":
     return make_engine(address=options.ray_address, num_workers=options.ray_workers)
 
 
-def _make_endpoint(options: argparse.Namespace, model: str, base_url: str, key_variable: str) -> Endpoint:
-    omitted: dict[str, Any] = dict.fromkeys(options.omit)
-    return Endpoint(
-        model,
-        base_url,
-        key_variable,
-        **{"temperature": options.temperature, "seed": options.seed, **omitted},
-        max_answer_tokens=options.max_answer_tokens,
-        timeout=options.timeout,
-        num_attempts=options.attempts,
-    )
-
-
 def _read_voter(options: argparse.Namespace, text: str) -> Endpoint:
     model, *changes = text.split(",")
     fields = dict(change.partition("=")[::2] for change in changes)
@@ -372,14 +345,14 @@ def _read_voter(options: argparse.Namespace, text: str) -> Endpoint:
     if unknown:
         expected = f"expected NAME[,{'=...][,'.join(VOTER_FIELDS)}=...]"
         raise BadInput(f"--voter {model[:80]!r}: {unknown[0][:80]!r} is not a setting; {expected}")
-    base_url = fields.get("base-url", options.base_url)
+    address, key_variable = fields.get("base-url", options.endpoint), fields.get("key-variable", "")
     try:
-        voter = _make_endpoint(options, model, base_url, fields.get("key-variable", ""))
-        inherits = "key-variable" not in fields and voter.origin == Endpoint("-", options.base_url).origin
+        voter = make_endpoint(options, model, address, key_variable=key_variable)
+        inherits = "key-variable" not in fields and voter.origin == Endpoint("-", options.endpoint).origin
     except BadInput as error:
         raise BadInput(f"--voter {model[:80]!r}: {error}") from None
     # The annotator's key goes to voters of the same origin only, unless key-variable= names it.
-    return dataclasses.replace(voter, key_variable=options.key_variable) if inherits else voter
+    return dataclasses.replace(voter, key_variable=options.key_variable or DEFAULT_KEY_VARIABLE) if inherits else voter
 
 
 if __name__ == "__main__":

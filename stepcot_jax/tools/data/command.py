@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
-from stepcot_jax.data.sources.layouts import AUTO, CASES, QUESTIONS
+from stepcot_jax.data.sources.layout_table import AUTO, CASES, QUESTIONS
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir, write_whole, writing_folder, writing_for
 from stepcot_jax.host.terminal import Terminal
@@ -124,7 +124,7 @@ def _add_stats(commands: Any) -> None:
 
 
 def _write_statistics(options: argparse.Namespace) -> None:
-    from stepcot_jax.data.sources.loading import holds_questions, read_source, read_vqa_source
+    from stepcot_jax.data.sources.layouts import holds_questions, read_source, read_vqa_source
     from stepcot_jax.tools.data.statistics import write_case_statistics, write_vqa_statistics
 
     if holds_questions(options.root, options.layout):
@@ -323,7 +323,7 @@ def _add_tfds(commands: Any) -> None:
 
 def _prepare_tfds(options: argparse.Namespace) -> None:
     """Prepare a folder as a dataset of tensorflow_datasets and print the numbers of cases."""
-    from stepcot_jax.data.sources.layouts import detect_layout
+    from stepcot_jax.data.sources.layout_table import detect_layout
     from stepcot_jax.data.tfds.source import Reading, import_tfds
 
     import_tfds()

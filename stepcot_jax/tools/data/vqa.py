@@ -94,8 +94,8 @@ def _refuse_other(options: argparse.Namespace, names: Iterable[str], source: str
 
 def _read_vqa_source(options: argparse.Namespace, out: pathlib.Path) -> "list[Record]":
     from stepcot_jax.data.questions.making import copy_images, make_folder_records
-    from stepcot_jax.data.sources.layouts import BOXED
-    from stepcot_jax.data.sources.loading import detect_vqa_layout, read_detections, read_vqa_source
+    from stepcot_jax.data.sources.layout_table import BOXED
+    from stepcot_jax.data.sources.layouts import detect_vqa_layout, read_detections, read_vqa_source
 
     source = pathlib.Path(options.source)
     root = source.parent if source.is_file() else source

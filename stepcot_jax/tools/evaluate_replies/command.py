@@ -79,7 +79,7 @@ def perturb(options: argparse.Namespace) -> None:
 
 def reports(options: argparse.Namespace) -> None:
     """Write reports and score them."""
-    from stepcot_jax.data.sources.loading import read_source
+    from stepcot_jax.data.sources.layouts import read_source
     from stepcot_jax.tools.evaluate_replies.report_generation import report_replies, report_sheet, score_written
 
     answers, source = find_path(options.answers, "ANSWERS"), find_path(options.records, "RECORDS")
@@ -251,7 +251,7 @@ def _add_number(parser: argparse.ArgumentParser) -> None:
 
 def _write_questions(options: argparse.Namespace) -> None:
     from stepcot_jax.data.images.image_decoding import MAX_PIXELS
-    from stepcot_jax.data.sources.loading import holds_questions, read_vqa_source
+    from stepcot_jax.data.sources.layouts import holds_questions, read_vqa_source
     from stepcot_jax.host.files import make_workdir
     from stepcot_jax.reading.cases import open_data
     from stepcot_jax.reading.radiographs import read_pixels

@@ -22,7 +22,7 @@ from stepcot_jax.data.images.preprocessing import Preprocessing, decode_image, r
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.data.sources.chestxray8 import RELEASED_SIDE, ListedBox, read_box_list
 from stepcot_jax.data.sources.intake import scale_box
-from stepcot_jax.data.sources.loading import read_source
+from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.evaluation.maps import Scores, Targets, list_figures, mean_intervals, place_targets, score_maps
 from stepcot_jax.evaluation.statistics import Interval, as_plain

@@ -23,7 +23,7 @@ from stepcot_jax.annotate.recipes.pictures import show_picture
 from stepcot_jax.annotate.runner import TASKS
 from stepcot_jax.data.questions.making import split_images
 from stepcot_jax.data.questions.record_files import read_vqa_records
-from stepcot_jax.data.sources.loading import read_detections
+from stepcot_jax.data.sources.layouts import read_detections
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
 from stepcot_jax.tools.annotate.command import main

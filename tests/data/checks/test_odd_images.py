@@ -11,7 +11,7 @@ from refusals import refuse
 from configs import base
 from stepcot_jax.data.check import CheckOptions, check_root
 from stepcot_jax.data.images.preprocessing import Preprocessing, decode_image
-from stepcot_jax.data.sources.loading import read_source
+from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.loading import load_dataset
 from stepcot_jax.run.settings import make_settings

@@ -12,7 +12,7 @@ from refusals import refuse
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
 from stepcot_jax.data.phantom.phantom import export_phantom, plan_case
 from stepcot_jax.data.questions.levels import ask_level
-from stepcot_jax.data.sources.loading import read_vqa_source
+from stepcot_jax.data.sources.layouts import read_vqa_source
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import answer_start, interpret_answer, read_reply, write_question, write_reply
 from stepcot_jax.reasoning.levels import LEVELS, list_keys, make_dialogue, name_step, position_of

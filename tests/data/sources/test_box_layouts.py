@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from stepcot_jax.data.sources.layouts import detect_boxed_layout
-from stepcot_jax.data.sources.loading import read_detections, read_vqa_source
+from stepcot_jax.data.sources.layout_table import detect_boxed_layout
+from stepcot_jax.data.sources.layouts import read_detections, read_vqa_source
 from stepcot_jax.host.errors import BadInput
 
 SIZE = (64, 48)

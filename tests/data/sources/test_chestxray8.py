@@ -14,7 +14,7 @@ from refusals import refuse
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.records.records import read_records
 from stepcot_jax.data.sources.chestxray8 import CLASSES, FINDINGS, read_entries
-from stepcot_jax.data.sources.loading import read_source
+from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.host.errors import BadInput
 
 ENTRY_HEADER = (

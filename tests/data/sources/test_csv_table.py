@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from refusals import assert_says, refuse
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
-from stepcot_jax.data.sources.loading import read_source
+from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.host.errors import BadInput
 
 SMALL_CHAIN = [

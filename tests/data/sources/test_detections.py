@@ -15,8 +15,8 @@ from refusals import refuse
 from stepcot_jax.box import Box
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.questions.making import ground_phantom
-from stepcot_jax.data.sources.layouts import detect_boxed_layout
-from stepcot_jax.data.sources.loading import read_detections
+from stepcot_jax.data.sources.layout_table import detect_boxed_layout
+from stepcot_jax.data.sources.layouts import read_detections
 from stepcot_jax.data.sources.vinbigdata import VINBIG_CLASSES, ReaderBox, agree
 
 HEADER = "image_id,class_name,class_id,rad_id,x_min,y_min,x_max,y_max"

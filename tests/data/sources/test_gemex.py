@@ -11,12 +11,12 @@ from refusals import refuse
 
 from stepcot_jax.annotate.recipes.items import ground_record
 from stepcot_jax.chain import strip_letters
-from stepcot_jax.data.sources.loading import detect_vqa_layout
+from stepcot_jax.data.sources.layouts import detect_vqa_layout
 from stepcot_jax.data.sources.released import split_question
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import read_reply, write_question, write_reply
 from stepcot_jax.rewards.options import PRESETS
-from stepcot_jax.rewards.weighted import reward
+from stepcot_jax.rewards.presets import reward
 
 IMAGE = "files/p10/p10000032/s50414267/one.jpg"
 SIZE = (336, 336)

@@ -12,7 +12,7 @@ from stepcot_jax.annotate.recipes.items import read_questions
 from stepcot_jax.annotate.recipes.rmcot import write_thinking
 from stepcot_jax.box import Box
 from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
-from stepcot_jax.data.sources.loading import detect_vqa_layout, read_detections
+from stepcot_jax.data.sources.layouts import detect_vqa_layout, read_detections
 from stepcot_jax.record import Record
 from stepcot_jax.tools.annotate.command import main
 

@@ -24,7 +24,7 @@ from stepcot_jax.data.sources.iu_xray import (
     read_report,
     read_reports,
 )
-from stepcot_jax.data.sources.loading import read_source
+from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.host.errors import BadInput
 
 ARCHIVE = "data/iu_xray/NLMCXR_reports_sample.tgz"

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 from refusals import refuse
 
-from stepcot_jax.data.sources.layouts import CASES, LAYOUTS, QUESTIONS, detect_layout, of_layout
-from stepcot_jax.data.sources.loading import read_detections, read_source
+from stepcot_jax.data.sources.layout_table import CASES, LAYOUTS, QUESTIONS, detect_layout, of_layout
+from stepcot_jax.data.sources.layouts import read_detections, read_source
 from stepcot_jax.host.errors import BadInput
 
 FILES = {"data.json": "published", "NLMCXR_reports.tgz": "iu_xray", "cases.csv": "csv"}

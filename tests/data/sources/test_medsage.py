@@ -7,7 +7,7 @@ from PIL import Image
 from reasoning_records import read_records
 from refusals import refuse
 
-from stepcot_jax.data.sources.loading import detect_vqa_layout
+from stepcot_jax.data.sources.layouts import detect_vqa_layout
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
 
 PRINTED = (

@@ -12,7 +12,7 @@ from refusals import refuse
 from stepcot_jax.box import Box
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.records.records import read_records, write_records
-from stepcot_jax.data.sources.loading import read_source
+from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.data.sources.padchest_gr import read_master_table
 from stepcot_jax.host.errors import BadInput
 

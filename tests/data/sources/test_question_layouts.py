@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from stepcot_jax.data.images.image_files import read_picture
-from stepcot_jax.data.sources.loading import detect_vqa_layout, holds_questions, read_vqa_source
+from stepcot_jax.data.sources.layouts import detect_vqa_layout, holds_questions, read_vqa_source
 from stepcot_jax.host.errors import BadInput
 
 

@@ -9,8 +9,8 @@ from PIL import Image
 from structured_folder import CYST, NORMAL, OPACITIES, questions_of, write_structured_folder
 
 from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.data.sources.layouts import detect_layout
-from stepcot_jax.data.sources.loading import read_source
+from stepcot_jax.data.sources.layout_table import detect_layout
+from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tools.data.command import main as data
 

@@ -8,7 +8,7 @@ from refusals import refuse
 
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
-from stepcot_jax.data.sources.loading import detect_vqa_layout
+from stepcot_jax.data.sources.layouts import detect_vqa_layout
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
 from stepcot_jax.tools.data.command import main

@@ -1,4 +1,4 @@
-"""The weighted sum of the package's rewards, with the options of `RewardSettings`."""
+"""The weighted sum of the package's rewards, with the options of `RewardSettings`, and the systems' own `PRESETS`."""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,13 +10,24 @@ from stepcot_jax.record import Record
 from stepcot_jax.rewards.answers import answer_reward, suit, why_unread
 from stepcot_jax.rewards.boxes import grounding_reward, localisation
 from stepcot_jax.rewards.functions import FUNCTIONS, RewardFunction, apply_functions, check_function
-from stepcot_jax.rewards.options import RewardSettings
+from stepcot_jax.rewards.options import PRESETS, RewardSettings
+
+__all__ = ["PRESETS", "Rewards", "reward"]
 
 Rate = Callable[[Iterable[tuple[Record, Reply]]], Sequence[Judged | None]]
 """A judge's scores of open answers, one for each reply; None where none is needed or usable."""
 
 
-def reward(reply: Reply, record: Record, settings: RewardSettings, *, judged: Judged | None = None) -> dict[str, float]:
+class Rewards(dict[str, float]):
+    """Rewards of a reply by name, with their weighted sum as "total"."""
+
+    @property
+    def total(self) -> float:
+        """The weighted sum; NaN for an unscored reply."""
+        return self["total"]
+
+
+def reward(reply: Reply, record: Record, settings: RewardSettings, *, judged: Judged | None = None) -> Rewards:
     """Return the rewards of a reply by name, unweighted, and their weighted sum as "total".
 
     An ill-formed reply earns nothing, unless `settings.ill_formed` is "parts". A NaN total marks an unscored reply,
@@ -30,7 +41,6 @@ def reward(reply: Reply, record: Record, settings: RewardSettings, *, judged: Ju
 
     >>> from stepcot_jax.reasoning.dialects import read_reply
     >>> from stepcot_jax.record import Box
-    >>> from stepcot_jax.rewards.options import PRESETS
     >>> record = Record(id="1", image="1.png", image_size=(64, 64), patient="p", kind="closed", answer="Yes",
     ...                    question="Is the heart enlarged?", references=(Box("heart", (9, 9, 40, 40)),))
     >>> reply = read_reply("<answer> Yes <reason> It is wide. <location> [[9, 9, 40, 38]]", "gemex_plain")
@@ -38,7 +48,7 @@ def reward(reply: Reply, record: Record, settings: RewardSettings, *, judged: Ju
     {'answer': 1.0, 'grounding': 1.0, 'well_formed': 1.0, 'total': 2.0}
     """
     named = make_functions(settings, rate=lambda replies: [judged for _ in replies])
-    return {name: value for name, (value,) in apply_settings(settings, named, [reply], [record]).items()}
+    return Rewards((name, value) for name, (value,) in apply_settings(settings, named, [reply], [record]).items())
 
 
 def make_functions(settings: RewardSettings, *, rate: Rate | None = None) -> dict[str, tuple[RewardFunction, float]]:
