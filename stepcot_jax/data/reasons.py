@@ -13,8 +13,13 @@ _MOST_KINDS = 100
 _EXAMPLES_OF_REASON = 3
 _NUM_SHOWN = 300
 # The parts of a reason that differ between records.
-_UNIT = r"(?:row|line|record|image|annotation|object|step) [^ :,]+(?: \([^()]*\))?"
-_PLACE = re.compile(rf"^(?:[^:,]{{1,200}}, )*?{_UNIT}(?:[,:] {_UNIT})*(?=[,:] )")  # "train.json, record 2"
+_UNIT = r"(?:row|line|record|image|annotation|object|step) [^ :,]{1,80}(?: \([^()]{0,200}\))?"
+_PATH = r"[^:, /]{0,200}/[^:, ]{0,200}"
+_PLACE = (
+    re.compile(  # "train.json, record 2", "data.yaml, train/a: labels/train/a.txt, line 1"; bounded: texts are long
+        rf"^(?:[^:,]{{1,200}}, |{_PATH}: ){{0,3}}(?:{_UNIT}(?:[,:] {_UNIT}){{0,2}}|(?<=, ){_PATH})(?=[,:] )"
+    )
+)
 _PARTICULAR = re.compile(
     rf"{_PLACE.pattern}"
     r"|^(?:row \d+|(?![a-z_]+\[\d+\])\S*[\d/]\S*)(?=: )"  # the row or file that a reason begins with, but no field

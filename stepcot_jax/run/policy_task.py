@@ -29,6 +29,7 @@ from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.policies.policy import AnyPolicy
 from stepcot_jax.policies.policy_files import read_lengths
 from stepcot_jax.policies.sampling import Sampling, reply_in_batches
+from stepcot_jax.reasoning.levels import LEVELS
 from stepcot_jax.reasoning.plain_replies import PLAIN
 from stepcot_jax.record import KINDS, Record
 from stepcot_jax.rewards.functions import RewardFunction, grounding
@@ -519,7 +520,8 @@ class PolicyTask(Task):
     @property
     def next_commands(self) -> tuple[str, ...]:
         """Commands that read a finished run."""
-        return ("report {workdir}", 'answer IMAGE "QUESTION" --checkpoint={workdir}')
+        ask = 'answer IMAGE "QUESTION" --checkpoint={workdir}'
+        return ("report {workdir}",) if self.settings.vqa.dialect == LEVELS else ("report {workdir}", ask)
 
     def describe_data(self) -> str:
         """Return the numbers of questions and images, the lengths of prompts and replies, and how many are cut."""

@@ -70,29 +70,29 @@ def read_split(options: argparse.Namespace, name: str, flag: str) -> "tuple[VqaC
     return collection, chosen
 
 
-def add_model(parser: argparse.ArgumentParser, *, units: str, at_once: str) -> None:
-    """Add the options of a large model, local or behind an endpoint; `units` are what is asked at once."""
-    model = parser.add_argument_group("model", "Any OpenAI-compatible endpoint with vision (extra: annotate).")
-    local = "a Qwen2.5-VL: folder or Hugging Face id; runs on this machine, pictures do not leave it"
-    model.add_argument("--local", metavar="FOLDER", help=local)
-    model.add_argument("--endpoint", "--base-url", metavar="URL", help="address with version, pictures go only there")
-    model.add_argument("--concurrency", type=int, metavar="N", help=f"{units} at once, default {at_once}")
-    add_decoding(model)
-
-
-def add_decoding(model: Any) -> None:
-    """Add the options of requests to an endpoint."""
+def add_model(
+    parser: argparse.ArgumentParser, *, units: str, at_once: str, url: str | None = None
+) -> "argparse._ArgumentGroup":
+    """Add the options of a model behind an endpoint, by default `url`; without one it may be on this machine."""
     from stepcot_jax.annotate.llm.client import DEFAULT_KEY_VARIABLE
 
+    model = parser.add_argument_group("model", "OpenAI-compatible endpoint (extra: annotate); with vision for images")
+    if url is None:
+        here = "a Qwen2.5-VL: folder or Hugging Face id; runs on this machine, pictures do not leave it"
+        model.add_argument("--local", metavar="FOLDER", help=here)
+    address = f"address with version{f', default {url}' if url else ', pictures go only there'}"
+    model.add_argument("--endpoint", "--base-url", default=url, metavar="URL", help=address)
     model.add_argument("--model", metavar="NAME", help="name at the endpoint")
     model.add_argument("--key-variable", metavar="NAME", help=f"environment variable, default {DEFAULT_KEY_VARIABLE}")
     model.add_argument("--max-tokens", type=int, metavar="N", help="spending cap of all ledgers of --out together")
     model.add_argument("--max-answer-tokens", type=int, metavar="N", help="of one reply, default 2048")
+    model.add_argument("--concurrency", type=int, metavar="N", help=f"{units} at once, default {at_once}")
     model.add_argument("--timeout", type=float, metavar="SECONDS", help="of a request, default 120")
     model.add_argument("--attempts", type=int, metavar="N", help="until a request is given up, default 8")
     model.add_argument("--temperature", type=float, help="default 0")
     omit = "decoding setting that an endpoint refuses; may be repeated"
     model.add_argument("--omit", choices=("temperature", "seed"), action="append", default=[], help=omit)
+    return model
 
 
 def read_endpoint(options: argparse.Namespace) -> "Endpoint | None":
@@ -108,14 +108,14 @@ def read_endpoint(options: argparse.Namespace) -> "Endpoint | None":
     return make_endpoint(options, options.model, options.endpoint)
 
 
-def make_endpoint(options: argparse.Namespace, model: str, base_url: str) -> "Endpoint":
-    """Return an endpoint with the settings of `add_decoding`'s options."""
+def make_endpoint(options: argparse.Namespace, model: str, address: str, **changes: Any) -> "Endpoint":
+    """Return an endpoint with the requests' options of `add_model`."""
     from stepcot_jax.annotate.llm.client import Endpoint
 
     same = ("key_variable", "max_answer_tokens", "timeout", "temperature", "seed")
     fields = {**{name: name for name in same}, "attempts": "num_attempts"}
     chosen = {field: value for name, field in fields.items() if (value := getattr(options, name)) is not None}
-    return Endpoint(model, base_url, **{**chosen, **dict.fromkeys(options.omit)})
+    return Endpoint(model, address, **{**chosen, **dict.fromkeys(options.omit), **changes})
 
 
 def check_numbers(options: argparse.Namespace, *names: str, least: int = 1) -> None:
@@ -206,8 +206,9 @@ def parse(arguments: list[str], *, example: str = "quickstart") -> list[str]:
         if flag and flag[1] in accepted:
             value, expected = accepted[flag[1]]
             message = f"{flag[1]}: {value!r} is not {expected}"
-        elif "flag --config=None" in message:
-            message = f"--config is required (a shipped config such as {example}, or the path of a file)"
+        elif missing := re.match(r"flag --(\w+)=None", message):
+            config = f"a shipped config such as {example}, or the path of a file"
+            message = f"--{missing[1]} is required ({config if missing[1] == 'config' else 'a folder'})"
     except flags.Error as error:
         message = f"{error} (try --help)"
     print(f"error: {' '.join(message.split())}", file=sys.stderr)

@@ -228,10 +228,10 @@ def _write_trust(asked: Prompt, task: str, what: str) -> Prompt:
 _STATEMENTS = ("every statement is borne out", "one is wrong")
 
 
-def _write_vote(task: str, what: str, role: str = "chest radiologist", about: tuple[str, str] = _STATEMENTS) -> Prompt:
+def _write_vote(task: str, what: str, about: tuple[str, str] = _STATEMENTS) -> Prompt:
     text = (
-        f'You are a {role} who checks the work of another. {what} Vote "correct" only where {about[0]}, "incorrect" '
-        f'where {about[1]}, "uncertain" where the data do not decide it.'
+        f'You are a radiologist who checks the work of another. {what} Vote "correct" only where {about[0]}, '
+        f'"incorrect" where {about[1]}, "uncertain" where the data do not decide it.'
     )
     answer = '"reasoning": "one or two sentences", "vote": "correct", "incorrect" or "uncertain"'
     return _write_json(task, text, answer, answer_schema("vote", VOTES))
@@ -244,7 +244,7 @@ def _score_schema(*names: str) -> dict[str, Any]:
 RMCOT = _write(
     "rmcot",
     """\
-You are a chest radiologist who looks at a chest radiograph. The data hold what the picture shows, sentence by \
+You are a radiologist who looks at a picture. The data hold the kind of the picture, what it shows, sentence by \
 sentence, each with its region and box (x1, y1, x2, y2 in pixels), a question and its right answer. Imagine that you \
 view the picture. Think aloud in about 100 words, from the regions to the answer.
 - Name each region that you use, or the finding where the data name no region, as **name** ([x1, y1, x2, y2]), with \
@@ -257,7 +257,7 @@ name and box exactly as in the data.
 RMCOT_TRUST = _write_trust(RMCOT, "rmcot_trust", "every step of your thinking is right and leads to the answer")
 RMCOT_VOTE = _write_vote(
     "rmcot_vote",
-    "The data hold what a chest radiograph shows, a question, its answer, and the thinking that somebody wrote.",
+    "The data hold the kind of a picture, what it shows, a question, its answer, and thinking that somebody wrote.",
 )
 
 _PICTURES = "Of two pictures, the first is cropped to the region of interest, the second is the whole, as is one alone."
@@ -275,7 +275,6 @@ REGION_VOTE = _write_vote(
     "lvkc_region_vote",
     "The data hold the kind of the picture, a question, and a region that somebody proposed, in thousandths of the "
     f"picture's width and height. {_PICTURES}",
-    "radiologist",
     ("the region holds what must be seen to answer the question, and little else", "it misses that or is too wide"),
 )
 LOCALISATION = _write(
@@ -337,16 +336,15 @@ LVKC_VOTE = _write_vote(
     "lvkc_vote",
     "The data hold what a medical picture shows, a question, its answer, and a line of reasoning in stages. "
     f"{_PICTURES} Look for stages that conflict, steps that the picture does not support, and wrong knowledge.",
-    "radiologist",
 )
 
 EASY = _write(
     "medclm_easy",
     """\
-You are a chest radiologist. The data hold a seed sentence about a lesion, its class, its box and, where known, its \
-host organ. Write a diagnostic question about the box drawn in the picture, reasoning of two to four sentences that \
-holds every box of "box_text" as **class** [x1, y1, x2, y2] with exactly these numbers, and a short answer that names \
-the class.""",
+You are a radiologist. The data hold the kind of the picture, a seed sentence about a lesion, its class, its box and, \
+where known, its host organ. Write a diagnostic question about the box drawn in the picture, reasoning of two to four \
+sentences that holds every box of "box_text" as **class** [x1, y1, x2, y2] with exactly these numbers, and a short \
+answer that names the class.""",
     "question",
     "reasoning",
     "answer",
@@ -354,10 +352,11 @@ the class.""",
 MEDIUM = _write(
     "medclm_medium",
     """\
-You are a chest radiologist. The data hold a seed sentence about a lesion, its class, its box and, where known, its \
-host organ. Write a question about abnormalities anywhere in the picture, in which no box is drawn; reasoning of two \
-to four sentences that says where the lesion lies and holds every box of "box_text" as **class** [x1, y1, x2, y2] with \
-exactly these numbers; and a short answer that names the class and, where known, the host organ.""",
+You are a radiologist. The data hold the kind of the picture, a seed sentence about a lesion, its class, its box and, \
+where known, its host organ. Write a question about abnormalities anywhere in the picture, in which no box is drawn; \
+reasoning of two to four sentences that says where the lesion lies and holds every box of "box_text" as **class** \
+[x1, y1, x2, y2] with exactly these numbers; and a short answer that names the class and, where known, the host \
+organ.""",
     "question",
     "reasoning",
     "answer",
@@ -365,15 +364,16 @@ exactly these numbers; and a short answer that names the class and, where known,
 HARD = _write(
     "medclm_hard",
     """\
-You are a chest radiologist. The data hold the class of lesion that similar cases have. Write a general question about \
-the picture and a short answer that names the class. No place, no box, no number.""",
+You are a radiologist. The data hold the kind of the picture and the class of lesion that similar cases have. Write a \
+general question about the picture and a short answer that names the class. No place, no box, no number.""",
     "question",
     "answer",
 )
 MEDCLM_TRUST = _write_trust(EASY, "medclm_trust", "question, reasoning and answer are right")
 MEDCLM_VOTE = _write_vote(
     "medclm_vote",
-    "The data hold a seed sentence about a lesion, and a question with reasoning and answer that somebody wrote.",
+    "The data hold the kind of a picture, a seed sentence about a lesion, and a question with reasoning and answer "
+    "that somebody wrote.",
 )
 
 RATE_ANSWERS = _write_json(

@@ -94,7 +94,7 @@ class Question:
         return region_of(statement, self.record, self.record.modality)
 
     def data(self) -> dict[str, Any]:
-        """Return question, answer and grounded report as data of a request."""
+        """Return kind of the picture, question, answer and grounded report as data of a request."""
         record = self.record
         choices = dict(zip(record.letters, record.options, strict=True))
         report = {
@@ -105,8 +105,8 @@ class Question:
             }
             for number, statement in enumerate(self.statements, start=1)
         }
-        known: dict[str, Any] = {"choices": choices} if choices else {}
-        return {"question": record.question, **known, "answer": self.spoken_answer, "grounded_report": report}
+        known = {"picture_kind": self.picture, "question": record.question, **({"choices": choices} if choices else {})}
+        return {**known, "answer": self.spoken_answer, "grounded_report": report}
 
 
 def bare_box(box: Corners) -> str:
@@ -127,10 +127,10 @@ def ground_record(record: Record, image: Record | None = None) -> Question:
     statements = []
     for sentence in split_sentences(record.thinking):
         regions = list(find_named_boxes(sentence, IN_ROUND_BRACKETS))
-        words = IN_ROUND_BRACKETS.sub("", sentence).replace("**", "")
-        statements += [_state(region, record, " ".join(words.split())) for region, _, _ in regions]
-    known = {statement.corners for statement in statements}
-    statements += [_state(box, record) for box in record.references if box.corners not in known]
+        words = " ".join(IN_ROUND_BRACKETS.sub("", sentence).replace("**", "").split())
+        statements += [_state(region, record, re.sub(r" (?=[.,;:])", "", words)) for region, _, _ in regions]
+    known = {write_box(statement.corners) for statement in statements}  # texts have whole pixels
+    statements += [_state(box, record) for box in record.references if write_box(box.corners) not in known]
     if image is not None:
         told = _scale_report(image, record.image_size)
         sentences = {fold(box.region): box.sentence for box in told}
@@ -159,7 +159,8 @@ def _read_reports(path: Path, set_aside: list[SetAside]) -> dict[str, Record]:
 
 def _state(box: Box, record: Record, sentence: str = "") -> Box:
     """Return a statement about a box that a record names by its region, or by a finding, whose region is unknown."""
-    is_finding = canonical(box.label) in TERMS or canonical(box.label) == canonical(record.lesion)
+    findings = [other.label for other in record.references if record.provenance.get("references") == "findings"]
+    is_finding = canonical(box.label) in {*TERMS, canonical(record.lesion), *map(canonical, findings)}
     return Box(box.label, box.corners, sentence, "" if is_finding else box.label)
 
 

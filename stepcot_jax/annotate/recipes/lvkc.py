@@ -322,12 +322,12 @@ def _rule_data(item: Trajectory, parts: Parts) -> dict[str, Any]:
 
 def _conclusion_data(item: Trajectory, parts: Parts) -> dict[str, Any]:
     asked = item.question.data()
-    del asked["grounded_report"]  # the stages alone lead to the answer
+    del asked["grounded_report"], asked["picture_kind"]  # the stages alone lead to the answer
     return {**asked, **{name: parts[name] for name in STAGE_NAMES[:3]}}
 
 
 def _all_data(item: Trajectory) -> dict[str, Any]:
-    return {**item.question.data(), "picture_kind": item.question.picture, "picture": item.observed()}
+    return {**item.question.data(), "picture": item.observed()}
 
 
 def _show_region(item: Trajectory, settings: TaskSettings) -> tuple[str, ...]:

@@ -69,7 +69,7 @@ class View:
 
     def data(self) -> dict[str, Any]:
         """Return the data of the request; in the hard stage only the domain."""
-        domain = {"class": self.label, **({"modality": self.record.modality} if self.record.modality else {})}
+        domain = {"class": self.label, "picture_kind": Question(self.record, ()).picture}
         if self.stage == "hard":
             return domain
         # Only numbers: requests escape brackets, and the answer must contain them unescaped.

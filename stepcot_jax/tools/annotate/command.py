@@ -4,7 +4,6 @@ Also the commands vqa, merge, agree, review-out, review-in and coding, each with
 """
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 from stepcot_jax.annotate.llm.client import DEFAULT_BASE_URL, Endpoint
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput, run_tool
-from stepcot_jax.tools.options import add_decoding, local_path, make_endpoint
+from stepcot_jax.tools.options import add_model, local_path, make_endpoint, read_endpoint
 
 if TYPE_CHECKING:
     from stepcot_jax.annotate.agreement import Aligned
@@ -114,12 +113,9 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--annotator", choices=("rules", "llm"), default="rules", help="default rules (offline)")
     parser.add_argument("--images", choices=("link", "none"), default="link", help="whether to link images into DIR")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier result in DIR")
-    model = parser.add_argument_group("language models", "Any OpenAI-compatible endpoint (extra: annotate).")
-    add_decoding(model)
-    model.add_argument("--base-url", default=DEFAULT_BASE_URL, metavar="URL", help=f"default {DEFAULT_BASE_URL}")
-    model.add_argument("--concurrency", type=int, default=4, metavar="N", help="reports at once, default 4")
+    model = add_model(parser, units="reports or questions", at_once="4", url=DEFAULT_BASE_URL)
     model.add_argument("--repairs", type=int, default=2, metavar="N", help="of an unreadable answer, default 2")
-    model.add_argument("--seed", type=int, default=0, help="default 0")
+    model.add_argument("--seed", type=int, default=0, help="of decoding, default 0")
     model.add_argument("--trust", action="store_true", help="keep only chains that the annotator trusts when asked")
     voter = f"further model that must vote 'correct'; NAME[,{'=...,'.join(VOTER_FIELDS)}=...]; may be repeated"
     model.add_argument("--voter", action="append", default=[], metavar="NAME", help=voter)
@@ -318,15 +314,12 @@ def _make_plan(options: argparse.Namespace) -> "Plan":
         raise BadInput("--model is required with --annotator=llm (the name of a model)")
     if options.annotator == "rules" and options.model:
         raise BadInput(f"--model={options.model!r} requires --annotator=llm")
-    annotator = None
-    if options.annotator == "llm":
-        annotator = make_endpoint(options, options.model, options.base_url)
     return Plan(
-        annotator=annotator,
+        annotator=read_endpoint(options) if options.annotator == "llm" else None,
         voters=tuple(_read_voter(options, voter) for voter in options.voter),
         asks_trust=options.trust,
         cap=options.max_tokens,
-        concurrency=options.concurrency,
+        concurrency=4 if options.concurrency is None else options.concurrency,
         num_repairs=options.repairs,
         on_failure=options.on_failure,
         images=options.images,
@@ -351,14 +344,14 @@ def _read_voter(options: argparse.Namespace, text: str) -> Endpoint:
     if unknown:
         expected = f"expected NAME[,{'=...][,'.join(VOTER_FIELDS)}=...]"
         raise BadInput(f"--voter {model[:80]!r}: {unknown[0][:80]!r} is not a setting; {expected}")
-    base_url = fields.get("base-url", options.base_url)
+    address, key_variable = fields.get("base-url", options.endpoint), fields.get("key-variable", "")
     try:
-        voter = make_endpoint(options, model, base_url)
-        inherits = "key-variable" not in fields and voter.origin == Endpoint("-", options.base_url).origin
+        voter = make_endpoint(options, model, address, key_variable=key_variable)
+        inherits = "key-variable" not in fields and voter.origin == Endpoint("-", options.endpoint).origin
     except BadInput as error:
         raise BadInput(f"--voter {model[:80]!r}: {error}") from None
     # The annotator's key goes to voters of the same origin only, unless key-variable= names it.
-    return voter if inherits else dataclasses.replace(voter, key_variable=fields.get("key-variable", ""))
+    return make_endpoint(options, model, address) if inherits else voter
 
 
 if __name__ == "__main__":

@@ -163,6 +163,16 @@ def test_a_records_own_regions_are_its_grounded_report():
     )
 
 
+def test_a_thinking_of_templates_is_quoted_once_and_its_findings_are_no_regions():
+    record = msgspec.structs.replace(
+        OPEN, answer="Device", thinking="I see signs of **device** ([1, 2, 4, 4]). So the answer is device.",
+        modality="CT", references=(Box("device", (1.4, 2, 3.5, 4)),), provenance={"references": "findings"},
+    )  # fmt: skip
+    question = ground_record(record)
+    assert question.statements == (Box("device", (1, 2, 4, 4), "I see signs of device."),)
+    assert write_thinking(question)["thinking"] == record.thinking.replace("is device", "is Device")
+
+
 @pytest.mark.parametrize(
     ("modality", "sentence", "expected"),
     [

@@ -372,10 +372,15 @@ def test_reasons_are_counted_without_the_place_of_each_row():
 
     reasons = Reasons()
     said = ("train.json, record 2, q_lang: 'zh'; English", "data/test.json, record 17, q_lang: 'zh'; English")
-    for number, reason in enumerate((*said, "a.json, image 3 (P1.png): annotation 5: bbox: none")):
+    boxes = (
+        "a.json, image 3 (P1.png): annotation 5: bbox: none",
+        "x.yaml, train/a: labels/train/a.txt, line 1: bbox: none",
+    )
+    for number, reason in enumerate((*said, *boxes)):
         reasons.append(SetAside(number, "", reason, ""))
-    counted = [(fact["reason"], fact["count"], fact["examples"][-1]["place"]) for fact in reasons.as_facts()]
+    reasons.append(SetAside(9, "", "row 1, " * 20_000, ""))  # within milliseconds
+    counted = [(fact["reason"], fact["count"], fact["examples"][-1]["place"]) for fact in reasons.as_facts()][:2]
     assert counted == [
         ("…, q_lang: …; English", 2, "data/test.json, record 17"),
-        ("…: bbox: none", 1, "a.json, image 3 (P1.png): annotation 5"),
+        ("…: bbox: none", 2, "x.yaml, train/a: labels/train/a.txt, line 1"),
     ]
