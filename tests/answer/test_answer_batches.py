@@ -27,10 +27,9 @@ def write_questions(folder, records):
     chosen = [record for record in records if record.split == "test"][: len(SHAPES)]
     chosen = [msgspec.structs.replace(record, image=f"images/{at}.png") for at, record in enumerate(chosen)]
     drawn = np.random.default_rng(0)
-    pictures = {
-        record.image: drawn.integers(0, 256, shape, np.uint8) for record, shape in zip(chosen, SHAPES, strict=True)
-    }
-    return chosen, write_folder(folder, chosen, pictures)
+    pictures = [drawn.integers(0, 256, shape, np.uint8) for shape in SHAPES]
+    named = dict(zip((record.image for record in chosen), pictures, strict=True))
+    return chosen, write_folder(folder, chosen, named)
 
 
 def read_lines(path):
@@ -48,13 +47,8 @@ def test_batches_of_a_run_answer_as_single_questions_and_resume(tmp_path, monkey
     long = msgspec.structs.replace(long, question=long.question + " the picture" * 99)
     write_folder(folder, [broken, hidden, unknown, long, *left])
     reader, out = load_reader(tmp_path / "run", phase="sft"), tmp_path / "replies.jsonl"
-    asked = [
-        f"--questions={folder}",
-        f"--checkpoint={tmp_path / 'run'}",
-        f"--out={out}",
-        "--concurrency=3",
-        "--phase=sft",
-    ]
+    asked = [f"--questions={folder}", f"--checkpoint={tmp_path / 'run'}", f"--out={out}"]
+    asked += ["--concurrency=3", "--phase=sft"]
     answer, batches = PolicyReader.answer_prompts, []
 
     def stop_at_the_second(self, given):
@@ -78,9 +72,8 @@ def test_batches_of_a_run_answer_as_single_questions_and_resume(tmp_path, monkey
         assert lines[record.id]["reply"] is None
         assert lines[record.id]["error"].startswith(words)
     for record in left:
-        single = reader.answer(
-            folder / record.image, record.question, choices=record.options, kind=record.kind, greedy=True
-        )
+        about = {"choices": record.options, "kind": record.kind}
+        single = reader.answer(folder / record.image, record.question, **about, greedy=True)
         assert lines[record.id]["reply"] == single.text
         assert (lines[record.id]["image_size"], lines[record.id]["finish_reason"]) == ([SIDE, SIDE], "length")
         assert "sft at update 2" in lines[record.id]["asked"]

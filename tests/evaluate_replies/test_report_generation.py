@@ -23,14 +23,11 @@ def phantoms(tmp_path_factory):
 
 def write_sheet(path, data, cases, *, prefix=""):
     header = ["image", *(step.name for step in data.chain.steps)]
-    rows = [
-        [
-            f"{prefix}{case.image}",
-            *(step.options[label] for step, label in zip(data.chain.steps, case.answers, strict=True)),
-        ]
-        for case in cases
-    ]
-    path.write_text("\n".join(",".join(row) for row in [header, *rows]) + "\n")
+    rows = [header]
+    for case in cases:
+        answers = (step.options[label] for step, label in zip(data.chain.steps, case.answers, strict=True))
+        rows.append([f"{prefix}{case.image}", *answers])
+    path.write_text("\n".join(map(",".join, rows)) + "\n")
     return path
 
 

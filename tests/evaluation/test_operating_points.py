@@ -9,13 +9,13 @@ from evaluation.small_splits import CHAIN, make_split
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles.operating_points import operating_points
+from refusals import refuse
 from scipy import stats
 
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation import operating_points as tested
 from stepcot_jax.evaluation.calibration import calibrated_probabilities, fit_calibration
 from stepcot_jax.evaluation.statistics import count_once, draw_weights
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.own_folder import save
 
 VAL = make_split(3, num_cases=120, num_patients=70)
@@ -181,8 +181,6 @@ def test_points_of_another_chain_and_damaged_files_are_told(tmp_path):
     points = choose()
     fracture = {("teacher", "Diagnosis", "Fracture"): points["teacher", "Diagnosis", "Mass"]}
     save(path, tested.OperatingPoints.of_findings(RULES[0], points | fracture))
-    with pytest.raises(BadInput, match="'Fracture' at 'Diagnosis' is no answer of this chain"):
-        tested.read_points(path, CHAIN)
+    refuse("'Fracture' at 'Diagnosis' is no answer of this chain", tested.read_points, path, CHAIN)
     path.write_text('{"rule": 3}')
-    with pytest.raises(BadInput, match=r"points\.json"):
-        tested.read_points(path, CHAIN)
+    refuse(r"points\.json", tested.read_points, path, CHAIN)

@@ -5,12 +5,12 @@ import shutil
 import pytest
 from features.test_inputs import FakeEncoder, FakeTextEncoder, frozen_settings
 from memory_store import new_address, objects, put_files
+from refusals import refuse
 
 from stepcot_jax.encoders import load as encoder_loading
 from stepcot_jax.extras.cloud.stores import StoreError, StoreFolder
 from stepcot_jax.features import encode
 from stepcot_jax.features.encode import Processes
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run import frozen_features, inputs
 
@@ -67,8 +67,7 @@ def test_what_a_killed_machine_has_encoded_is_there_for_others(load, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr(StoreFolder, "upload", fail_once)
-        with pytest.raises(BadInput, match=r"^config\.features\.folder: the network is down"):
-            load("a")
+        refuse(r"^config\.features\.folder: the network is down", load, "a")
     num_uploaded = len([name for name in objects(load.address) if name.endswith(".safetensors")])
     assert num_uploaded == 2
     other, (num_images, _) = load("b")

@@ -1,7 +1,7 @@
 import pytest
+from refusals import refuse
 
 from stepcot_jax.data.questions.check_examples import CheckExample
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.policies import records as tested
 from stepcot_jax.policies.tokenizers import Vocabulary
 
@@ -55,5 +55,4 @@ def test_marks_are_tokens_of_their_own_and_are_found(tokenizer):
         len(tokenizer.encode(text)) for text in ("The heart is wide.", "Not there.")
     )
     assert tested.longest_check({}, tokenizer) == 0
-    with pytest.raises(BadInput, match="'<CHECK>' is not among"):
-        tested.CheckMarks.of(Vocabulary.count(REPLIES, largest=3))
+    refuse("'<CHECK>' is not among", tested.CheckMarks.of, Vocabulary.count(REPLIES, largest=3))

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
+from refusals import refuse
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.evaluation.interventions import as_distributions, as_probabilities, expected_gains, look_ahead
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.asking import find_next_steps
 from stepcot_jax.reading.corrections import given_distributions
 from stepcot_jax.reading.programs import Reading
@@ -55,8 +55,7 @@ def test_costs_given_and_left_out_steps_count():
     first, second = find_next_steps(READ, given, CHAIN)
     assert first.step.name == "A"
     assert second is None
-    with pytest.raises(BadInput, match="step_costs: 2 costs are not one for each of 3"):
-        find_next_steps(READ, NONE, CHAIN, costs=(1, 2))
+    refuse("step_costs: 2 costs are not one for each of 3", find_next_steps, READ, NONE, CHAIN, costs=(1, 2))
 
 
 class FakeReader:

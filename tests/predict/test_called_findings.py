@@ -5,11 +5,11 @@ import math
 
 import pytest
 from PIL import Image
+from refusals import refuse
 from trained_workdir import make_trained_workdir, write_operating_points
 
 from stepcot_jax.chain import Step
 from stepcot_jax.data.phantom.phantom import draw_case
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.image_reader import load
 from stepcot_jax.reading.readings import Finding, StepAnswer, describe_called
 from stepcot_jax.tools import predict
@@ -69,8 +69,7 @@ def test_json_and_sheets_have_them(made, tmp_path, capsys):
 def test_a_damaged_file_is_named(made, tmp_path):
     make_trained_workdir(tmp_path / "run")
     (tmp_path / "run" / "points.json").write_text('{"models": []}')
-    with pytest.raises(BadInput, match=r"points\.json"):
-        load(tmp_path / "run").read(made[2])
+    refuse(r"points\.json", load(tmp_path / "run").read, made[2])
 
 
 def test_findings_are_told_and_the_most_probable_come_first():

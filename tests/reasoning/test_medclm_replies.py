@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 from reasoning_records import make_record
+from refusals import refuse
 
 from stepcot_jax.box import UNIT_SQUARE, Box
 from stepcot_jax.evaluation.replies import ScoringSettings, score_text
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
 from stepcot_jax.rewards.options import PRESETS
 from stepcot_jax.rewards.presets import reward
@@ -109,7 +109,5 @@ def test_violations(text):
 
 def test_a_head_that_appears_once_boxes_are_gone_and_a_box_of_another_name_are_refused():
     for thinking in ("x\nAnswer ([1, 2, 3, 4]): No", "x\nReasoning ([15, 40, 20, 44]): No"):
-        with pytest.raises(BadInput, match="a line begins with"):
-            write(thinking, MASS)
-    with pytest.raises(BadInput, match="other than the references"):
-        write("The **lung** [0.2344, 0.6250, 0.3125, 0.6875].", MASS)
+        refuse("a line begins with", write, thinking, MASS)
+    refuse("other than the references", write, "The **lung** [0.2344, 0.6250, 0.3125, 0.6875].", MASS)

@@ -41,10 +41,8 @@ def test_bleu_of_a_corpus(pairs):
 
 
 def test_bleu_by_hand():
-    candidate, reference = (
-        ["the", "the", "the", "cat", "sat", "down"],
-        ["the", "cat", "sat", "down", "on", "the", "mat"],
-    )
+    candidate = ["the", "the", "the", "cat", "sat", "down"]
+    reference = ["the", "cat", "sat", "down", "on", "the", "mat"]
     # matched: the x 2, cat, sat, down = 5 of 6; the cat, cat sat, sat down = 3 of 5; 2 of 4; 1 of 3; 6 words for 7
     expected = (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25 * math.exp(1 - 7 / 6)
     counts = count_ngrams(candidate, reference)
@@ -55,12 +53,5 @@ def test_bleu_by_hand():
 
 
 def test_words_are_letters_and_numbers_in_lower_case():
-    assert split_words("FINDINGS: A 2.5 cm nodule, well-defined.") == [
-        "findings",
-        "a",
-        "2.5",
-        "cm",
-        "nodule",
-        "well",
-        "defined",
-    ]
+    words = split_words("FINDINGS: A 2.5 cm nodule, well-defined.")
+    assert words == ["findings", "a", "2.5", "cm", "nodule", "well", "defined"]

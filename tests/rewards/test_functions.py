@@ -8,6 +8,7 @@ import runpy
 import numpy as np
 import pytest
 from reasoning_records import make_record
+from refusals import refuse
 
 from stepcot_jax import rewards
 from stepcot_jax.host.errors import BadInput
@@ -61,8 +62,7 @@ def test_a_callers_reward_is_summed_with_its_weight_and_unscored_where_it_is_nan
     ],
 )
 def test_what_is_no_reward_is_refused(given, words):
-    with pytest.raises(BadInput, match=words):
-        name_functions(given)
+    refuse(words, name_functions, given)
 
 
 def test_a_function_that_returns_something_else_is_named():
@@ -72,8 +72,7 @@ def test_a_function_that_returns_something_else_is_named():
         def mine(replies, records, values=values):
             return values
 
-        with pytest.raises(BadInput, match=rf"rewards: mine returned {words}"):
-            apply_functions(name_functions([mine]), replies[:2], records[:2])
+        refuse(rf"rewards: mine returned {words}", apply_functions, name_functions([mine]), replies[:2], records[:2])
 
 
 class Scorer:
@@ -99,11 +98,9 @@ SIGNATURES = {
 def test_signatures_are_looked_at_before_the_first_call():
     for signature, function in SIGNATURES.items():
         function.__name__ = "mine"
-        with pytest.raises(BadInput, match=rf"mine takes {re.escape(signature)}; expected \(replies, records\) ->"):
-            name_functions([function])
+        refuse(rf"mine takes {re.escape(signature)}; expected \(replies, records\) ->", name_functions, [function])
     for function in (waits, Scorer):
-        with pytest.raises(BadInput, match=r"no (plain )?function"):
-            name_functions([function])
+        refuse(r"no (plain )?function", name_functions, [function])
     assert list(name_functions([Scorer(), functools.partial(brief), (max, 0.0)])) == ["Scorer", "brief", "max"]
 
 

@@ -2,12 +2,12 @@ import dataclasses
 
 import numpy as np
 import pytest
+from refusals import refuse
 from run.small_run import SIZES
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.data.dataset import TestSplitClosed
 from stepcot_jax.data.phantom.phantom import draw_case
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.inputs import load_cases
 from stepcot_jax.run.normal_picture import (
     MAX_CASES,
@@ -55,8 +55,7 @@ def test_a_picture_comes_back_and_a_wrong_one_is_refused(tmp_path):
     stored = read_normal_picture(path, size=16)
     assert stored.num_cases == 30
     np.testing.assert_array_equal(stored.pixels, pixels)
-    with pytest.raises(BadInput, match=r"a picture of shape \(16, 16, 3\); expected \(32, 32, 3\)"):
-        read_normal_picture(path, size=32)
+    refuse(r"a picture of shape \(16, 16, 3\); expected \(32, 32, 3\)", read_normal_picture, path, size=32)
     for arrays, words in (
         ({"pixels": pixels}, "missing required field `num_cases`"),
         ({"num_cases": 30}, "missing required field `pixels`"),
@@ -65,5 +64,4 @@ def test_a_picture_comes_back_and_a_wrong_one_is_refused(tmp_path):
         ({"pixels": pixels, "num_cases": np.array([30, 31])}, r"`\$\.num_cases` \(written by stepcot_jax \?, read by"),
     ):
         np.savez(path, **{f"normal/{name}": array for name, array in arrays.items()})
-        with pytest.raises(BadInput, match=words):
-            read_normal_picture(path, size=16)
+        refuse(words, read_normal_picture, path, size=16)

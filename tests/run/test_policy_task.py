@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 from PIL import Image
+from refusals import refuse
 from run.small_policy_run import small_settings
 from run.small_run import read_log
 
@@ -21,8 +22,7 @@ BRIEF = {"job": "sft", "sft__epochs": 1, "vqa__num_validated": 1}
 
 
 def refused(workdir, message, **changes):
-    with pytest.raises(BadInput, match=message):
-        Run(small_settings(**changes), workdir)
+    refuse(message, Run, small_settings(**changes), workdir)
     assert not (workdir / "checkpoints").exists()
 
 
@@ -85,8 +85,7 @@ def test_a_split_without_records_is_refused(folder, tmp_path, splits):
     shutil.copytree(folder / "images", tmp_path / "images")
     write_vqa_records(tmp_path / "records.jsonl", records)
     missing = next(name for name in ("train", "val", "test") if name not in splits)
-    with pytest.raises(BadInput, match=f"split '{missing}' has no record; expected at least one"):
-        Run(of_folder(tmp_path), tmp_path / "run")
+    refuse(f"split '{missing}' has no record; expected at least one", Run, of_folder(tmp_path), tmp_path / "run")
 
 
 @pytest.fixture(scope="module")

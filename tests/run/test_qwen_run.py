@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 from policies.qwen.tiny_qwen import write_reader
+from refusals import refuse
 from run.small_policy_run import reward_tokens
 from run.small_qwen_run import DRY, PUBLISHED, settings_of, tiny_published
 
 from stepcot_jax.export.qwen_folder import export_qwen
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.policies.qwen_inputs import cut_image, read_qwen_preprocessing
 from stepcot_jax.policies.qwen_weights import load_qwen, write_qwen
 from stepcot_jax.reading.policy_reader import PolicyReader, load_reader
@@ -80,8 +80,7 @@ def test_a_finished_run_answers_as_it_did(dry):
     lines = (dry.workdir / "replies" / "grpo_test.jsonl").read_text().splitlines()
     assert found.text == json.loads(lines[0])["reply"]
     assert found.text != reader.answer(255 - picture, record.question, choices=record.options, kind=record.kind).text
-    with pytest.raises(BadInput, match="a dry run cannot be exported"):
-        export_qwen(dry.workdir, dry.workdir.parent / "out")
+    refuse("a dry run cannot be exported", export_qwen, dry.workdir, dry.workdir.parent / "out")
 
 
 def test_a_mesh_computes_what_one_device_does(dry, tmp_path):

@@ -4,6 +4,7 @@ import json
 import numpy as np
 import pytest
 from memory_store import objects, put_workdir
+from refusals import refuse
 from run.small_run import first_params, small_run, small_settings, train
 
 from stepcot_jax.chain import DEFAULT_CHAIN, Chain
@@ -81,13 +82,11 @@ def test_a_start_that_cannot_be_used_is_named(trained, tmp_path):
     def read(folder, **changes):
         return read_warm_start(small_settings(**{**CHANGES, **changes}, start__checkpoint=str(folder)))
 
-    with pytest.raises(BadInput, match=r"config.start.checkpoint: .*nowhere is not a folder; expected the workdir"):
-        read(tmp_path / "nowhere")
+    refuse(r"config.start.checkpoint: .*nowhere is not a folder; expected the workdir", read, tmp_path / "nowhere")
     notes = read(trained.workdir, prompts__template="{question}").notes
     assert notes == ("config.prompts.template differs: its inputs were made otherwise",)
     write_settings(tmp_path / "settings.json", small_settings(job="baseline"))
-    with pytest.raises(BadInput, match=r"trained no teacher \(config.job='baseline'\)"):
-        read(tmp_path)
+    refuse(r"trained no teacher \(config.job='baseline'\)", read, tmp_path)
 
 
 def test_images_by_which_the_start_chose_its_weights_are_refused(trained):

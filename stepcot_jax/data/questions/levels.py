@@ -2,6 +2,7 @@
 
 import string
 from pathlib import Path
+from typing import Any
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.reasoning.levels import DIAGNOSIS, Dialogue, Key, make_dialogue, name_step, position_of, write_thinking
@@ -20,20 +21,38 @@ def ask_level(case: Record, key: Key, chain: Chain, *, name: str) -> Record | No
         return None
     form = variant if variant != "constraints" else ""
     reasoning = case.reasoning or ("",) * chain.num_steps
+    return ask_step(
+        case,
+        chain.num_steps,
+        chain,
+        name=":".join(filter(None, (name, f"level_{level}", form))),
+        topic=" ".join(filter(None, (f"level {level}", form))),
+        question=_write_question(chain, dialogue),
+        thinking=write_thinking(chain, dialogue, answers=case.answers, reasoning=reasoning),
+        facts={"level": str(level), "form": variant},
+    )
+
+
+def ask_step(case: Record, number: int, chain: Chain, *, name: str, **changes: Any) -> Record:
+    """Return a step, counted from 1, as a question about a case."""
+    step = chain.steps[number - 1]
+    fields: dict[str, Any] = {
+        "topic": step.name,
+        "question": step.question,
+        "thinking": case.reasoning[number - 1] if case.reasoning else "",
+        "facts": {"step": str(number)},
+    }
     return Record(
-        id=":".join(filter(None, (Path(case.image).stem, name, f"level_{level}", form))),
+        id=f"{Path(case.image).stem}:{name}",
         image=case.image,
         patient=case.patient,
         origin=case.origin,
         split=case.split,
         kind="single",
-        topic=" ".join(filter(None, (f"level {level}", form))),
-        question=_write_question(chain, dialogue),
-        options=chain.steps[-1].options,
-        answer=string.ascii_uppercase[case.answers[-1]],
-        thinking=write_thinking(chain, dialogue, answers=case.answers, reasoning=reasoning),
+        options=step.options,
+        answer=string.ascii_uppercase[case.answers[number - 1]],
         modality="xray",
-        facts={"level": str(level), "form": variant},
+        **fields | changes,
     )
 
 

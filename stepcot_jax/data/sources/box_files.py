@@ -18,13 +18,10 @@ from stepcot_jax.box import Box, Corners
 from stepcot_jax.data.images.stated_sizes import Size, have_same_shape
 from stepcot_jax.data.questions.questions import UNKNOWN
 from stepcot_jax.data.sources.intake import read_image_size
-from stepcot_jax.data.sources.listed import Listed, Source, refused
+from stepcot_jax.data.sources.listed import FRACTIONS, How, Listed, Source, refused
 from stepcot_jax.data.sources.question_files import Folders
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record, Split
-
-UNIT: Size = (1, 1)
-"""`Picture.size` of boxes that are shares of the picture's sides."""
 
 _FURTHEST = 1.5  # of a share: half a box may lie over the edge
 _UNSAFE = str.maketrans("|\\", "//", "<>[](){}*\"'`")
@@ -49,7 +46,7 @@ class Picture(NamedTuple):
     image: str  # path, or name in one of the layout's folders
     location: str
     marks: Sequence[Mark] = ()
-    size: Size = (0, 0)  # that the boxes refer to; (0, 0): the file's; `UNIT`: shares
+    size: Size = (0, 0)  # that the boxes refer to; (0, 0): the file's; `FRACTIONS`: shares
     split: Split = ""
     patient: str = ""  # "": the picture's digest
     absent: tuple[str, ...] = ()  # labels that it certainly does not have
@@ -60,9 +57,17 @@ class Picture(NamedTuple):
 
 
 def list_pictures(
-    root: Path, file: str, pictures: Iterable[Picture], images: Folders, *, origin: str, licence: str
+    root: Path,
+    how: How,
+    pictures: Iterable[Picture],
+    *,
+    file: str,
+    origin: str,
+    folders: Sequence[str] = (".",),
+    licence: str = "of the data set",
 ) -> Source:
-    """List pictures; of several with one name the intake keeps the first."""
+    """List pictures of one of several folders; of several with one name the intake keeps the first."""
+    images = Folders(root, folders, require_images=how.require_images)
     return Source(root, file, _list(root, pictures, images, {"file": file, "licence": licence}, origin))
 
 
@@ -141,9 +146,9 @@ def _make_record(
 
 
 def _check_size(stated: Size, size: Size) -> None:
-    if min(size) < 1 or (size == UNIT and stated == UNIT):
+    if min(size) < 1 or (size == FRACTIONS and stated == FRACTIONS):
         raise BadInput("its size is unknown: neither a file of the picture nor a stated size")
-    if stated not in ((0, 0), UNIT) and stated != size and not have_same_shape(stated, size):
+    if stated not in ((0, 0), FRACTIONS) and stated != size and not have_same_shape(stated, size):
         shown = f"{stated[0]} by {stated[1]}, the file {size[0]} by {size[1]}"
         raise BadInput(f"its stated size is {shown}: boxes cannot be placed in a picture of another shape")
 
@@ -152,13 +157,13 @@ def _place(mark: Mark, stated: Size, size: Size, mended: collections.Counter[str
     """Return a mark as a box in pixels of the file."""
     if not all(map(math.isfinite, mark.corners)):
         raise BadInput(f"box: {list(mark.corners)} has no four numbers")
-    if stated == UNIT and not all(1 - _FURTHEST <= number <= _FURTHEST for number in mark.corners):
+    if stated == FRACTIONS and not all(1 - _FURTHEST <= number <= _FURTHEST for number in mark.corners):
         raise BadInput(f"box: {list(mark.corners)} are no shares from 0 to 1 (pixels?)")
     x1, y1, x2, y2 = mark.corners
     if x1 > x2 or y1 > y2:
         mended["boxes with corners in another order, sorted"] += 1
     scale = (1.0, 1.0) if stated == (0, 0) else (size[0] / stated[0], size[1] / stated[1])
-    if stated not in ((0, 0), UNIT) and stated != size:
+    if stated not in ((0, 0), FRACTIONS) and stated != size:
         mended["boxes of a copy of another size, scaled to the file"] += 1
     low, high = (min(x1, x2), min(y1, y2)), (max(x1, x2), max(y1, y2))
     left, top = (max(0.0, value * factor) for value, factor in zip(low, scale, strict=True))

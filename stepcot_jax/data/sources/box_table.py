@@ -12,10 +12,10 @@ from typing import NamedTuple
 from stepcot_jax.box import Corners
 from stepcot_jax.data.delimited import Row, fold_column, read_rows
 from stepcot_jax.data.identities import read_split
-from stepcot_jax.data.sources.box_files import UNIT, Mark, Picture, list_pictures, read_number
+from stepcot_jax.data.sources.box_files import Mark, Picture, list_pictures, read_number
 from stepcot_jax.data.sources.intake import SUFFIXES
-from stepcot_jax.data.sources.listed import How, Source
-from stepcot_jax.data.sources.question_files import Folders, split_of_name
+from stepcot_jax.data.sources.listed import FRACTIONS, How, Source
+from stepcot_jax.data.sources.question_files import split_of_name
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Split
 
@@ -90,14 +90,13 @@ def list_box_table(root: Path, how: How) -> Source:
     if not tables:
         raise BadInput(f"{root}: no table has columns of an image, a class, and xmin, ymin, xmax, ymax or x, y, w, h")
     folders = dict.fromkeys(name for path in tables for name in _guess_folders(path, folder))
-    images = Folders(folder, tuple(folders), require_images=how.require_images)
     names = _read_names(folder)
     several = len(tables) > 1
     pictures = (
         picture for path, columns in tables.items() for picture in _read(path, columns, folder, names, several=several)
     )
     file = next(iter(tables)).name if len(tables) == 1 else ""
-    return list_pictures(folder, file, pictures, images, origin=folder.name or "boxes", licence="of the data set")
+    return list_pictures(folder, how, pictures, file=file, origin=folder.name or "boxes", folders=tuple(folders))
 
 
 def _guess_folders(path: Path, root: Path) -> tuple[str, ...]:
@@ -135,7 +134,7 @@ def _read(path: Path, columns: Columns, root: Path, names: dict[str, str], *, se
         except BadInput as error:
             picture = picture._replace(problem=str(error))
         mark = _read_mark(row, columns, numbers[row.number], names, where)
-        if mark and space != UNIT and _is_share(numbers[row.number]):
+        if mark and space != FRACTIONS and _is_share(numbers[row.number]):
             mark = mark._replace(problem=f"box: {list(numbers[row.number])} are shares in a table of pixels")
         pictures[image] = picture if mark is None else picture._replace(marks=(*picture.marks, mark))
     yield from pictures.values()
@@ -149,7 +148,7 @@ def _start(
     image: str, where: str, root: Path, path: Path, row: Row, columns: Columns, space: tuple[int, int], split: Split
 ) -> Picture:
     size = space
-    if space != UNIT and columns.size:
+    if space != FRACTIONS and columns.size:
         width, height = (read_number(_cell(row, column)) for column in columns.size)
         size = (int(width), int(height)) if min(width, height) >= 1 else (0, 0)
     image_file = image
@@ -176,7 +175,7 @@ def _is_share(numbers: Sequence[float]) -> bool:
 
 
 def _prove_space(rows: Iterable[Sequence[float]], path: Path) -> tuple[int, int]:
-    """Return `UNIT` or (0, 0) for pixels, as most rows prove it; refuse a table whose numbers could be both."""
+    """Return `FRACTIONS` or (0, 0) for pixels, as most rows prove it; refuse a table whose numbers could be both."""
     known = [row for row in rows if all(number == number for number in row)]
     num_shares, num_pixels = sum(map(_is_share, known)), sum(max(row) > 1.5 for row in known)
     if known and num_shares == num_pixels:
@@ -184,7 +183,7 @@ def _prove_space(rows: Iterable[Sequence[float]], path: Path) -> tuple[int, int]
             f"{num_shares} rows have shares, {num_pixels} pixels" if num_shares else "all numbers of boxes are 0 or 1"
         )
         raise BadInput(f"{path}: {what}, so that pixels and shares cannot be told apart")
-    return UNIT if num_shares > num_pixels else (0, 0)
+    return FRACTIONS if num_shares > num_pixels else (0, 0)
 
 
 def _read_mark(

@@ -1,14 +1,12 @@
 """The steps of a chain as questions: each annotated step of a case is one (Step-CoT's 70,000 pairs), or each level."""
 
 import logging
-import string
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import msgspec
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
-from stepcot_jax.data.questions.levels import ask_level
+from stepcot_jax.data.questions.levels import ask_level, ask_step
 from stepcot_jax.data.records.records import Collection
 from stepcot_jax.data.sources.listed import Listed, Source
 from stepcot_jax.data.splits.split_resolver import read_splits
@@ -58,25 +56,7 @@ def _ask_levels(case: Record, index: int, chain: Chain, keys: Sequence[Key]) -> 
 
 
 def _ask(case: Record, index: int, chain: Chain) -> Iterator[Listed]:
-    reasoning = case.reasoning or ("",) * chain.num_steps
-    for number, (step, label, thinking) in enumerate(zip(chain.steps, case.answers, reasoning, strict=True), start=1):
-        if label == NOT_ANNOTATED:
-            continue
-        yield Listed(
-            f"record {index}, step {number}",
-            Record(
-                id=f"{Path(case.image).stem}:{index}:{number}",
-                image=case.image,
-                patient=case.patient,
-                origin=case.origin,
-                split=case.split,
-                kind="single",
-                topic=step.name,
-                question=step.question,
-                options=step.options,
-                answer=string.ascii_uppercase[label],
-                thinking=thinking,
-                modality="xray",
-                facts={"step": str(number)},
-            ),
-        )
+    for number, label in enumerate(case.answers, start=1):
+        if label != NOT_ANNOTATED:
+            record = ask_step(case, number, chain, name=f"{index}:{number}")
+            yield Listed(f"record {index}, step {number}", record)

@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import itertools
 import logging
 import math
 import re
@@ -15,9 +14,10 @@ import msgspec
 from stepcot_jax.box import Corners
 from stepcot_jax.data.sources.box_files import Mark, Picture, list_pictures, read_number
 from stepcot_jax.data.sources.listed import How, Source
-from stepcot_jax.data.sources.question_files import Folders, split_of_name
+from stepcot_jax.data.sources.question_files import split_of_name
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file, read_json
+from stepcot_jax.host.untrusted import open_untrusted
 from stepcot_jax.record import Split
 
 PATTERNS = ("annotations/*.json", "*/_annotations.coco.json", "*.json")
@@ -66,7 +66,7 @@ def _find_files(root: Path) -> list[Path]:
 
 def _looks_right(path: Path) -> bool:
     """Return whether the keys stand in the first or the last part of a file."""
-    with path.open("rb") as file:
+    with open_untrusted(path, accepted="a COCO file") as file:
         head = file.read(2**16)
         file.seek(max(0, path.stat().st_size - 2**16))
         tail = file.read(2**16)
@@ -79,21 +79,23 @@ def list_coco(root: Path, how: How) -> Source:
     files = _find_files(root)
     if not files:
         raise BadInput(f"{root}: has no {' or '.join(PATTERNS)} with images, annotations and categories")
-    folders = dict.fromkeys(itertools.chain.from_iterable(_guess_folders(root, path) for path in files))
-    images = Folders(root, (".", *folders), require_images=how.require_images)
+    folders = dict.fromkeys(("images", *(folder for path in files for folder in _guess_folders(root, path))))
     images_by_name = dict[str, str]()  # of all files, each of which may count its images from 1
     pictures = (picture for path in files for picture in _read(path, root, images_by_name, several=len(files) > 1))
     file = files[0].relative_to(root).as_posix() if len(files) == 1 else ""
-    return list_pictures(root, file, pictures, images, origin=root.name or "COCO", licence="of the data set")
+    return list_pictures(root, how, pictures, file=file, origin=root.name or "COCO", folders=(".", *folders))
 
 
-def _guess_folders(root: Path, path: Path) -> Iterator[str]:
-    """Yield the folders below the root in which a file's pictures may lie, the likeliest first."""
-    beside = path.parent.relative_to(root).as_posix()
-    match = _NAMED.fullmatch(path.stem)
-    part = match[1] if match else ""
-    yield from (name for name in (part, f"images/{part}" if part else "") if name)
-    yield from ("images", beside)
+def _guess_folders(root: Path, path: Path) -> list[str]:
+    """Return the folders below the root in which a file's pictures may lie, the likeliest first."""
+    match, split = _NAMED.fullmatch(path.stem), _split_of(path)
+    part, beside = match[1] if match else "", path.parent.relative_to(root).as_posix()
+    folders = (part, part and f"images/{part}", beside, split and f"images/{split}", split)
+    return [folder for folder in folders if folder not in ("", ".")]
+
+
+def _split_of(path: Path) -> Split:
+    return split_of_name(path.stem) or split_of_name(path.parent.name)
 
 
 def _decode(path: Path) -> _File:
@@ -121,10 +123,12 @@ def _read(path: Path, root: Path, images_by_name: dict[str, str], *, several: bo
             marks[annotation.image_id].append(_read_mark(annotation, categories, where))
         else:
             yield Picture("", "", where, problem=f"image_id: {annotation.image_id!r:.40} is no listed image")
-    split = split_of_name(path.stem) or split_of_name(path.parent.name)
+    split, folders = _split_of(path), _guess_folders(root, path)
     for image in content.images:
         where = f"{name}image {image.id!r:.40} ({image.file_name[:80]})"
-        file = _image_path(image.file_name, split, path, root)
+        name = image.file_name  # pictures of one name may lie in the folders of several splits
+        there = (f"{folder}/{name}" for folder in folders if ".." not in name and (root / folder / name).is_file())
+        file = next(there, name)
         is_known = images_by_name.setdefault(str(image.id), file) != file
         yield Picture(
             f"{split or path.stem}/{image.id}" if is_known or path.stem.startswith("_") else str(image.id),
@@ -134,16 +138,6 @@ def _read(path: Path, root: Path, images_by_name: dict[str, str], *, several: bo
             size=(int(image.width), int(image.height)) if image.width and image.height else (0, 0),
             split=split,
         )
-
-
-def _image_path(name: str, split: Split, path: Path, root: Path) -> str:
-    """Return an image's path; pictures of one name may lie in the folders of several splits."""
-    match = _NAMED.fullmatch(path.stem)
-    beside = path.parent.relative_to(root).as_posix()
-    for folder in (match[1] if match else "", f"images/{match[1]}" if match else "", beside, f"images/{split}", split):
-        if folder and folder != "." and ".." not in name and (root / folder / name).is_file():
-            return f"{folder}/{name}"
-    return name
 
 
 def _read_mark(annotation: _Annotation, categories: dict[int | str, str], where: str) -> Mark:

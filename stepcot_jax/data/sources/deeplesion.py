@@ -12,7 +12,6 @@ from pathlib import Path
 from stepcot_jax.data.delimited import read_columns
 from stepcot_jax.data.sources.box_files import Mark, Picture, list_pictures, read_number
 from stepcot_jax.data.sources.listed import How, Source
-from stepcot_jax.data.sources.question_files import Folders
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Split
 
@@ -29,6 +28,7 @@ _KINDS = {
     "8": "pelvis lesion",
     "-1": "lesion",
 }
+_FOLDERS = ("Images_png", "Images_png/Images_png", "Key_slices", ".")
 _NUMBERS = re.compile(r"[\s,;]+")
 
 
@@ -37,11 +37,9 @@ def list_deeplesion(root: Path, how: How) -> Source:
     path = root / "DL_info.csv"
     if not path.is_file():
         raise BadInput(f"{root}: has no DL_info.csv")
-    images = Folders(
-        root, ("Images_png", "Images_png/Images_png", "Key_slices", "."), require_images=how.require_images
-    )
     licence = "NIH Clinical Center, DeepLesion"
-    return list_pictures(root, path.name, _read(path), images, origin="DeepLesion", licence=licence)
+    pictures = _read(path)
+    return list_pictures(root, how, pictures, file=path.name, origin="DeepLesion", folders=_FOLDERS, licence=licence)
 
 
 def _read(path: Path) -> Iterator[Picture]:

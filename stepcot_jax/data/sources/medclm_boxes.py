@@ -5,7 +5,7 @@ from pathlib import Path
 
 from stepcot_jax.data.sources.box_files import Mark, Picture, list_pictures, read_number
 from stepcot_jax.data.sources.listed import How, Source
-from stepcot_jax.data.sources.question_files import Folders, as_text, split_of_name
+from stepcot_jax.data.sources.question_files import as_text, split_of_name
 from stepcot_jax.data.sources.released import read_objects
 from stepcot_jax.host.errors import BadInput
 
@@ -33,41 +33,28 @@ def list_medclm_boxes(root: Path, how: How) -> Source:
     files, folder = _find_files(root), root if root.is_dir() else root.parent
     if not files:
         raise BadInput(f"{root}: has no JSON list of image_path and annotations")
-    images = Folders(folder, (".", "images"), require_images=how.require_images)
     pictures = (picture for path in files for picture in _read(path, several=len(files) > 1))
     file = files[0].name if len(files) == 1 else ""
-    return list_pictures(folder, file, pictures, images, origin=folder.name or "MedCLM", licence="of the data set")
+    return list_pictures(folder, how, pictures, file=file, origin=folder.name or "MedCLM", folders=(".", "images"))
 
 
 def _read(path: Path, *, several: bool) -> Iterator[Picture]:
     for location, fields in read_objects(path):
-        where = f"{path.name}, {location}" if several else location
-        if isinstance(fields, BadInput):
-            yield Picture("", "", where, problem=str(fields))
-            continue
+        where, image = f"{path.name}, {location}" if several else location, ""
         try:
+            if isinstance(fields, BadInput):
+                raise fields
             image = as_text(fields.get("image_path"), "image_path").strip()
             anatomy = as_text(fields.get("anatomy_path"), "anatomy_path").strip()
+            listed = fields.get("annotations")
+            if not isinstance(listed, list):
+                raise BadInput("annotations: missing; a list is expected")
         except BadInput as error:
-            yield Picture("", "", where, problem=str(error))
+            yield Picture("", image, where, problem=str(error))
             continue
-        listed = fields.get("annotations")
-        marks = (
-            [_read_mark(item, f"{where}, annotation {k}") for k, item in enumerate(listed or ())]
-            if isinstance(listed, list | None)
-            else []
-        )
-        problem = "" if isinstance(listed, list) else "annotations: missing; a list is expected"
-        facts = (("anatomy_path", anatomy),) if anatomy else ()
-        yield Picture(
-            f"{path.stem}:{location.rpartition(' ')[2]}",
-            image,
-            where,
-            marks,
-            split=split_of_name(path.name),
-            problem=problem,
-            facts=facts,
-        )
+        name, facts = f"{path.stem}:{location.rpartition(' ')[2]}", (("anatomy_path", anatomy),) if anatomy else ()
+        marks = [_read_mark(item, f"{where}, annotation {k}") for k, item in enumerate(listed)]
+        yield Picture(name, image, where, marks, split=split_of_name(path.name), facts=facts)
 
 
 def _read_mark(item: object, where: str) -> Mark:

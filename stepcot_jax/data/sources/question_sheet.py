@@ -17,14 +17,7 @@ from stepcot_jax.data.delimited import fold_column
 from stepcot_jax.data.identities import read_split
 from stepcot_jax.data.sources.intake import read_image_size
 from stepcot_jax.data.sources.listed import How, Source
-from stepcot_jax.data.sources.question_files import (
-    Asked,
-    Place,
-    Row,
-    as_text,
-    list_tables,
-    split_answers,
-)
+from stepcot_jax.data.sources.question_files import Asked, Place, Row, as_text, list_tables, split_answers
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import KINDS, Kind
 
@@ -44,6 +37,7 @@ COLUMNS = {
     "organ": ("organ", "body part"),
     "synonyms": ("synonyms",),
 }
+_TEXTS = ("image", "question", "id", "patient", "topic", "modality", "organ")  # taken as they are
 _SEPARATORS = re.compile(r"\s*[|;]\s*|\s*\n\s*")
 _OPTION = re.compile(r"(?:option|choice) ([a-z])")
 _NUMBERS = re.compile(r"[\s,;\[\]()]+")
@@ -68,6 +62,7 @@ def _read(fields: Row, place: Place) -> Asked:
         name: next((cells[column] for column in columns if cells.get(column) not in (None, "")), "")
         for name, columns in COLUMNS.items()
     }
+    texts: dict[str, Any] = {name: as_text(known[name], name) for name in _TEXTS}
     options = _read_list(known["options"], "options") or _letter_columns(cells)
     kind = as_text(known["kind"], "kind").casefold()
     answer = known["answer"]
@@ -78,23 +73,17 @@ def _read(fields: Row, place: Place) -> Asked:
         answer = split_answers(answer, len(options))
     if isinstance(answer, list) and not options:
         raise BadInput(f"answer: {len(answer)} answers without options; expected one, and others as synonyms")
-    references, size = _read_boxes(known["box"], known["label"], as_text(known["image"], "image"), place)
+    references, size = _read_boxes(known["box"], known["label"], texts["image"], place)
     split = as_text(known["split"], "split")
     return Asked(
-        image=as_text(known["image"], "image"),
-        question=as_text(known["question"], "question"),
         answer=answer,
         options=options,
         kind=_read_kind(kind, answer),
-        id=as_text(known["id"], "id"),
-        patient=as_text(known["patient"], "patient"),
         split=read_split(split) if split else None,
         synonyms=_read_list(known["synonyms"], "synonyms"),
-        topic=as_text(known["topic"], "topic"),
-        modality=as_text(known["modality"], "modality"),
-        organ=as_text(known["organ"], "organ"),
         references=references,
         image_size=size,
+        **texts,
     )
 
 

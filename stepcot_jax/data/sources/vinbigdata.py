@@ -17,7 +17,7 @@ from stepcot_jax.data.delimited import fold_column, read_columns, read_four_numb
 from stepcot_jax.data.sources.box_files import Mark, Picture, list_pictures
 from stepcot_jax.data.sources.intake import SUFFIXES, ImageFinder, find_file, list_named, read_image_size
 from stepcot_jax.data.sources.listed import How, Listed, NumReaders, Source, refused
-from stepcot_jax.data.sources.question_files import Folders, split_of_name
+from stepcot_jax.data.sources.question_files import split_of_name
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import open_untrusted
 from stepcot_jax.record import Record
@@ -69,9 +69,8 @@ def list_vindr_cxr(root: Path, how: How) -> Source:
     files = sorted(root.glob("annotations/annotations_*.csv"))
     if not files:
         raise BadInput(f"{root}: has no annotations/annotations_*.csv")
-    images = Folders(root, (".",), require_images=how.require_images)
     pictures = (picture for path in files for picture in _read_part(root, path, how.readers))
-    return list_pictures(root, "annotations", pictures, images, origin="VinDr-CXR", licence=_LICENCE)
+    return list_pictures(root, how, pictures, file="annotations", origin="VinDr-CXR", licence=_LICENCE)
 
 
 def _read_part(root: Path, path: Path, readers: NumReaders) -> Iterator[Picture]:

@@ -11,7 +11,7 @@ from xml.parsers import expat
 from stepcot_jax.data.sources.box_files import Mark, Picture, list_pictures, read_number
 from stepcot_jax.data.sources.intake import SUFFIXES
 from stepcot_jax.data.sources.listed import How, Source
-from stepcot_jax.data.sources.question_files import Folders, split_of_name
+from stepcot_jax.data.sources.question_files import split_of_name
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.text import one_line
@@ -27,7 +27,6 @@ _SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
 class _Object(NamedTuple):
     label: str
-    difficult: str
     corners: tuple[float, ...]
 
 
@@ -41,12 +40,10 @@ class _Page(NamedTuple):
 
 def is_voc(root: Path) -> bool:
     """Return whether a folder has such annotations, and no other XML."""
-    return any(b"<annotation" in _read_start(path) for path in _find_files(root)[:1])
-
-
-def _read_start(path: Path) -> bytes:
-    with open_untrusted(path, accepted="an XML file") as file:
-        return file.read(2048)
+    for path in _find_files(root)[:1]:
+        with open_untrusted(path, accepted="an XML file") as file:
+            return b"<annotation" in file.read(2048)
+    return False
 
 
 def _find_files(root: Path) -> list[Path]:
@@ -61,9 +58,8 @@ def list_voc(root: Path, how: How) -> Source:
         raise BadInput(f"{root}: has no {' or '.join(_PATTERNS)}")
     pages = {path: _read_page(path) for path in files}
     from_zero = any(0 in found.corners for page in pages.values() for found in page.objects)
-    images = Folders(root, _FOLDERS, require_images=how.require_images)
     pictures = _read(root, pages, _read_splits(root), first=0.0 if from_zero else 1.0)
-    return list_pictures(root, "Annotations", pictures, images, origin=root.name or "VOC", licence="of the data set")
+    return list_pictures(root, how, pictures, file="Annotations", origin=root.name or "VOC", folders=_FOLDERS)
 
 
 def _read(root: Path, pages: dict[Path, _Page], splits: dict[str, Split], *, first: float) -> Iterator[Picture]:
@@ -125,7 +121,7 @@ def _read_page(path: Path) -> _Page:
         if stack == ["annotation", "object"]:
             get = lambda *keys: texts.get(("annotation", "object", *keys), "").strip()  # noqa: E731
             corners = tuple(read_number(get("bndbox", corner)) for corner in _CORNERS)
-            objects.append(_Object(get("name"), get("difficult"), corners))
+            objects.append(_Object(get("name"), corners))
         stack.pop()
 
     parser = expat.ParserCreate()

@@ -11,11 +11,10 @@ from typing import Any
 
 import yaml
 
-from stepcot_jax.data.sources.box_files import UNIT, Mark, Picture, list_pictures, read_number
+from stepcot_jax.data.sources.box_files import Mark, Picture, list_pictures, read_number
 from stepcot_jax.data.sources.coco import enclose
 from stepcot_jax.data.sources.intake import SUFFIXES
-from stepcot_jax.data.sources.listed import How, Source
-from stepcot_jax.data.sources.question_files import Folders
+from stepcot_jax.data.sources.listed import FRACTIONS, How, Source
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.text import one_line
@@ -55,9 +54,8 @@ def list_yolo(root: Path, how: How) -> Source:
     if not isinstance(content, dict):
         raise BadInput(f"{path}: expected names, and folders of train, val and test")
     classes = _read_classes(content, path)
-    images = Folders(root, (".",), require_images=how.require_images)
     pictures = _read(root, path, content, classes)
-    return list_pictures(root, path.name, pictures, images, origin=root.name or "YOLO", licence="of the data set")
+    return list_pictures(root, how, pictures, file=path.name, origin=root.name or "YOLO")
 
 
 def _read_classes(content: dict[Any, Any], path: Path) -> dict[int, str]:
@@ -127,7 +125,7 @@ def _read_folder(root: Path, folder: Path, split: Split, classes: dict[int, str]
 
 def _read_picture(root: Path, file: Path, folder: Path, split: Split, classes: dict[int, str]) -> Picture:
     name = f"{split}/{file.relative_to(folder).with_suffix('').as_posix()}"
-    picture = Picture(name, file.relative_to(root).as_posix(), name, size=UNIT, split=split)
+    picture = Picture(name, file.relative_to(root).as_posix(), name, size=FRACTIONS, split=split)
     table = _labels_of(file.parent, root) / f"{file.stem}.txt"
     try:
         marks = _read_labels(table, root, classes) if table.is_file() else []

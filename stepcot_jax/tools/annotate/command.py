@@ -4,13 +4,12 @@ Also the commands vqa, merge, agree, review-out, review-in and coding, each with
 """
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepcot_jax.annotate.llm.client import DEFAULT_BASE_URL, DEFAULT_KEY_VARIABLE, Endpoint
+from stepcot_jax.annotate.llm.client import DEFAULT_BASE_URL, Endpoint
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.tools.options import add_model, local_path, make_endpoint, read_endpoint
@@ -352,7 +351,7 @@ def _read_voter(options: argparse.Namespace, text: str) -> Endpoint:
     except BadInput as error:
         raise BadInput(f"--voter {model[:80]!r}: {error}") from None
     # The annotator's key goes to voters of the same origin only, unless key-variable= names it.
-    return dataclasses.replace(voter, key_variable=options.key_variable or DEFAULT_KEY_VARIABLE) if inherits else voter
+    return make_endpoint(options, model, address) if inherits else voter
 
 
 if __name__ == "__main__":

@@ -89,10 +89,7 @@ def test_a_mask_outside_of_the_root_is_never_read(tmp_path, linked, is_own):
     link.parent.mkdir(parents=True)
     link.symlink_to(tmp_path / "outside" / linked)
     settings = TaskSettings(root=root, folder=tmp_path, masks=None if is_own else root / "masks")
-    record = Record(
-        id="q", image="case_1.png", image_size=(4, 4), patient="p", kind="closed", question="Is it?",
-        answer="Yes", references=(Box("Mass", (0, 0, 2, 2)),),
-    )  # fmt: skip
+    record = ask("case_1.png", (0, 0, 2, 2), size=(4, 4))
     if not is_own and not linked:  # the folder that the user names may itself be a link
         assert Hosts(settings, {"case_1.png"}).find(record) == ("right lung", "masks")
         return
@@ -100,11 +97,8 @@ def test_a_mask_outside_of_the_root_is_never_read(tmp_path, linked, is_own):
 
 
 def ask(image, box, *, size=(10, 8), **more):
-    references = (Box("Mass", box),)
-    return Record(
-        id="q", image=image, image_size=size, patient="p", kind="closed", question="Is it?", answer="Yes",
-        references=references, **more,
-    )  # fmt: skip
+    asked = {"id": "q", "patient": "p", "kind": "closed", "question": "Is it?", "answer": "Yes"}
+    return Record(image=image, image_size=size, references=(Box("Mass", box),), **asked, **more)
 
 
 def test_masks_of_jsrt_and_by_the_sides_of_the_picture(tmp_path):

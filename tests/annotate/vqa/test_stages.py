@@ -198,9 +198,8 @@ def test_a_killed_run_asks_nothing_twice(tmp_path):
         is_choice = name in ("region", "vote")
         reason = {"reason" if name == "region" else "reasoning": ""} if is_choice else {}
         said = OTHER if name == "conclusion" and "problem" not in str(request["messages"][3:]) else GOOD[name]
-        letters = (
-            hashlib.sha256(json.dumps(request).encode()).hexdigest().translate(str.maketrans("0123456789", "g" * 10))
-        )
+        digest = hashlib.sha256(json.dumps(request).encode()).hexdigest()
+        letters = digest.translate(str.maketrans("0123456789", "g" * 10))
         said = f"{said} View {letters}." if name in ("localisation", "visual") else said
         return "answer", json.dumps({**reason, name: said})
 
@@ -259,11 +258,8 @@ def test_short_cells_are_taken_whole_and_test_questions_are_none_of_them():
         ({"modality": "CT", "organ": "Abdomen"}, "a CT of the abdomen"),
         ({"modality": "xray", "organ": "hand"}, "a radiograph of the hand"),
         ({"modality": "X-Ray", "organ": "Lung"}, "a chest radiograph"),
-        ({"modality": "xray", "provenance": {"maker": "templates"}, "lesion": "Mass"}, "a frontal chest radiograph"),
-        (
-            {"modality": "xray", "provenance": {"maker": "templates"}, "lesion": "Fracture", "organ": "hand"},
-            "a radiograph",
-        ),
+        ({"modality": "xray", "provenance": MADE, "lesion": "Mass"}, "a frontal chest radiograph"),
+        ({"modality": "xray", "provenance": MADE, "lesion": "Fracture", "organ": "hand"}, "a radiograph"),
         ({}, "a picture"),
     ],
 )

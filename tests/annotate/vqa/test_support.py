@@ -133,10 +133,8 @@ BASE_OF_USER = (Entry("hepatic cyst", "Fluid is dark and sharp.", "own", "dark* 
 @pytest.mark.parametrize("name", [*REFUSED, *KEPT])
 def test_a_conclusion_must_follow_from_its_stages_and_be_the_truth(name):
     case = (REFUSED | KEPT)[name]
-    parts, reason = (
-        {stage: getattr(case, stage) for stage in ("localisation", "visual", "knowledge", "conclusion")},
-        None,
-    )
+    parts = {stage: getattr(case, stage) for stage in ("localisation", "visual", "knowledge", "conclusion")}
+    reason = None
     try:
         require_support(case.item, parts, BASE_OF_USER)
         check_conclusion(case.item, parts, BASE_OF_USER)

@@ -119,5 +119,4 @@ def test_what_the_dialect_cannot_write(tmp_path):
     load_settings("base", **{"job": "sft", **fits})
     wrong = ({"vqa.levels": ()}, {"vqa.dialect": "plain"}, {"vqa.with_thinking": False})
     for change in (*wrong, {"vqa.source": "phantom", "vqa.root": ""}):
-        with pytest.raises(BadInput, match=r"^config\.vqa\.levels: .*go together"):
-            load_settings("base", **{"job": "sft", **fits, **change})
+        refuse(r"^config\.vqa\.levels: .*go together", load_settings, "base", **{"job": "sft", **fits, **change})

@@ -4,14 +4,7 @@ import numpy as np
 import pytest
 
 from stepcot_jax.data.questions.making import ground_phantom
-from stepcot_jax.data.questions.organ_atlas import (
-    ORGANS,
-    Fit,
-    fit_atlas,
-    map_lungs,
-    name_organ,
-    share_organs,
-)
+from stepcot_jax.data.questions.organ_atlas import ORGANS, Fit, fit_atlas, map_lungs, name_organ, share_organs
 from stepcot_jax.data.questions.vocabulary import name_position, split_lungs
 
 FRAME = (0.1, 0.2, 0.9, 0.8)
@@ -30,10 +23,8 @@ def test_shares_are_those_of_points_in_the_outlines():
     for x1, y1, width, height in rng.uniform((0, 0.1, 0.1, 0.1), (0.7, 0.7, 0.3, 0.3), (12, 4)).tolist():
         points = rng.uniform((x1, y1), (x1 + width, y1 + height), (4000, 2))
         u, v = ((points - FRAME[:2]) / np.subtract(FRAME[2:], FRAME[:2])).T.tolist()
-        inside = {
-            name: np.array([is_inside(*place, list(ORGANS[name])) for place in zip(u, v, strict=True)])
-            for name in ORGANS
-        }
+        places = list(zip(u, v, strict=True))
+        inside = {name: np.array([is_inside(*place, list(ORGANS[name])) for place in places]) for name in ORGANS}
         found = share_organs((x1, y1, x1 + width, y1 + height), FRAME)
         for name, share in found.items():
             lung_only = inside[name] if name == "heart" else inside[name] & ~inside["heart"]

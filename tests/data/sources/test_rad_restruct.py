@@ -6,6 +6,7 @@ import tarfile
 import numpy as np
 import pytest
 from PIL import Image
+from refusals import refuse
 from structured_folder import CYST, NORMAL, OPACITIES, questions_of, write_structured_folder
 
 from stepcot_jax.chain import NOT_ANNOTATED
@@ -61,8 +62,7 @@ def test_answers_follow_the_tree(root):
 
 
 def test_pictures_are_required_unless_told_otherwise(root):
-    with pytest.raises(BadInput, match=r"no image 'CXR1_IM-1.png'"):
-        read_source(root)
+    refuse(r"no image 'CXR1_IM-1.png'", read_source, root)
     (root / "images").mkdir()
     for number in range(1, 5):
         Image.new("L", (8, 8)).save(root / "images" / f"CXR{number}_IM-1.png")
@@ -147,8 +147,7 @@ def with_options(options, number=1):
 )
 def test_a_broken_folder_is_refused(root, file, content, problem):
     (root / file).write_text(content)
-    with pytest.raises(BadInput, match=problem):
-        read_source(root, require_images=False)
+    refuse(problem, read_source, root, require_images=False)
 
 
 def test_check_and_statistics_count_by_part(root, tmp_path, capsys):

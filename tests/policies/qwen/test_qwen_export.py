@@ -1,11 +1,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from policies.qwen.tiny_qwen import IMAGES, write_qwen
+from refusals import refuse
 from safetensors.numpy import load_file
 
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.models.low_rank import LowRankSettings, init_low_rank, merge_low_rank
 from stepcot_jax.policies import qwen_weights as qwen_export
 from stepcot_jax.policies.qwen_weights import load_qwen
@@ -40,8 +39,6 @@ def test_what_was_read_is_written(tmp_path):
 def test_what_cannot_be_written(tmp_path):
     write_qwen(tmp_path / "a", IMAGES)
     loaded = load_qwen(str(tmp_path / "a"), dtype=np.float32)
-    with pytest.raises(BadInput, match="a: exists"):
-        qwen_export.write_qwen(tmp_path / "a", loaded.params, loaded.network, source=tmp_path / "a")
-    with pytest.raises(BadInput, match=r"no config\.json"):
-        qwen_export.write_qwen(tmp_path / "b", loaded.params, loaded.network, source=tmp_path)
+    refuse("a: exists", qwen_export.write_qwen, tmp_path / "a", loaded.params, loaded.network, source=tmp_path / "a")
+    refuse(r"no config\.json", qwen_export.write_qwen, tmp_path / "b", loaded.params, loaded.network, source=tmp_path)
     assert not list(tmp_path.glob("b*"))
