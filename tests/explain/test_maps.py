@@ -174,7 +174,7 @@ def test_a_frozen_transformer_and_a_foreign_encoder_are_explained(trained):
     network = VisionTransformer(TransformerSizes(8, 2, 2, 16, "quick_gelu", 1e-5, True), 32, 8, projected_width=6)
     shapes = jax.eval_shape(network.init, jax.random.key(0), jnp.zeros((1, SIDE, SIDE, 3)))["params"]
     generator = np.random.default_rng(2)
-    params = jax.tree.map(lambda leaf: generator.normal(0, 0.5, leaf.shape).astype(np.float32), shapes)
+    params = jax.tree.map(lambda leaf: generator.normal(0, 0.2, leaf.shape).astype(np.float32), shapes)
     frozen = ImageEncoder(
         name="vit", width=6, digest="", num_parameters=0, network=network, read_params=lambda: params,
         preprocessing=Preprocessing(32),

@@ -17,6 +17,7 @@ from stepcot_jax.data.sources.listed import How, Source
 from stepcot_jax.data.sources.question_files import split_of_name
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file, read_json
+from stepcot_jax.host.untrusted import open_untrusted
 from stepcot_jax.record import Split
 
 PATTERNS = ("annotations/*.json", "*/_annotations.coco.json", "*.json")
@@ -65,7 +66,7 @@ def _find_files(root: Path) -> list[Path]:
 
 def _looks_right(path: Path) -> bool:
     """Return whether the keys stand in the first or the last part of a file."""
-    with path.open("rb") as file:
+    with open_untrusted(path, accepted="a COCO file") as file:
         head = file.read(2**16)
         file.seek(max(0, path.stat().st_size - 2**16))
         tail = file.read(2**16)

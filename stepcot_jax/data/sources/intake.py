@@ -75,7 +75,8 @@ class Intake:
         # A rule about an image's labels is one of cases; one about a single box has no image to ask about.
         listed = (item._replace(rule="") if item.record.id else item for item in self.source.records)
         for image in self._sort(_scale_fractions, listed, name="id", name_of=lambda _, image: image.id, at_once=True):
-            is_told = any(region.sentence for region in image.regions)  # of a grounded report without labels
+            # Of a grounded report without labels: questions name a region.
+            is_told = any(region.sentence and (region.region or with_normal) for region in image.regions)
             if image.boxes or is_told or (with_normal and image.absent):
                 images.append(_drop_repeats(image))
             else:

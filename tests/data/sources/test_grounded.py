@@ -49,6 +49,13 @@ def test_labels_are_findings_and_other_sentences_stay_with_their_regions(folder)
     assert (image.boxes, len(image.regions), image.patient) == ((), 2, "p10000032")
 
 
+def test_an_image_whose_sentences_name_no_region_is_counted(folder, caplog):
+    Image.fromarray(np.full((100, 100), 91, np.uint8)).save(folder / "two.png")
+    write(folder, CLEAR, {"image": "two.png", "sentence": "An opacity.", "boxes": [[60, 50, 90, 95]]})
+    assert [image.image for image in read_detections(folder)] == [IMAGE]
+    assert "1 image without a finding that counts" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
