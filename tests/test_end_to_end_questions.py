@@ -95,7 +95,9 @@ def test_from_slake_to_scored_replies(tmp_path):
         "stepcot_jax", "evaluate_replies", data, replies, "--dialect=plain", "--on-bad-record=skip",
         f"--out={scores}", "--num-resamples=20",
     )  # fmt: skip
-    figures = json.loads((scores / "metrics.json").read_text())["models"]["replies"]["figures"]
+    written = json.loads((scores / "metrics.json").read_text())
+    assert len(written["records"]["sha256"]) == 64  # of several files
+    figures = written["models"]["replies"]["figures"]
     mean = figures["a_score"]["mean"]["value"]
     assert mean == pytest.approx(report["test"]["sft"]["A"])
     assert mean > report["baseline"]["A"] + 0.2

@@ -191,22 +191,6 @@ def test_other_options_are_refused_in_one_sentence_and_a_larger_draw_continues(f
         refuse("line 1: not written by stepcot answer", main, command(folder, server))
 
 
-def test_a_folder_of_several_files_is_asked_and_scored(folder):
-    for name, number, answer in (("train", 0, "Yes"), ("test", 1, "No")):
-        row = {"qid": number, "img_name": f"x{number}/source.png", "question": "Is it a lung?", "answer": answer}
-        row |= {"q_lang": "en", "answer_type": "CLOSED", "modality": "CT", "location": "Lung", "content_type": "Organ"}
-        (folder / "slake").mkdir(exist_ok=True)
-        (folder / "slake" / f"{name}.json").write_text(json.dumps([row]))
-        (folder / "slake" / "imgs" / f"x{number}").mkdir(parents=True)
-        Image.new("L", (8, 8), number).save(folder / "slake" / "imgs" / f"x{number}" / "source.png")
-    with MisbehavingServer(lambda request, number: ("answer", "No")) as server:
-        main([f"--questions={folder / 'slake'}", *command(folder, server, "--dialect=plain")[1:]])
-    evaluate([str(folder / "slake"), str(folder.with_name("replies.jsonl")), f"--out={folder}", "--dialect=plain"])
-    assert "Is it a lung?" in text_of(server.requests[0])
-    assert [json.loads(line)["a_score"] for line in (folder / "scores.jsonl").read_text().splitlines()] == [1.0]
-    assert len(json.loads((folder / "metrics.json").read_text())["records"]["sha256"]) == 64
-
-
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -131,8 +131,7 @@ def test_what_a_worker_refuses_arrives_as_it_is_and_what_cannot_cross_as_a_messa
     refuse(f"record {data.splits.val[0]}: cannot be decoded", next, iterator)
     assert not multiprocessing.active_children()
     iterator = reading_ahead.ReadAhead(grain.MapDataset.range(9).map(refuse_oddly), int, num_threads=0, num_workers=1)
-    with pytest.raises(RunStopped, match="ended with exit code 1"):
-        next(iterator)
+    refuse("ended with exit code 1", next, iterator, error=RunStopped)
     assert not multiprocessing.active_children()
 
 
@@ -167,8 +166,7 @@ def wait_for(condition):
 
 def test_a_worker_that_ends_while_it_writes_leaves_nobody_waiting(monkeypatch, tmp_path):
     iterator = reader_that_ends(monkeypatch, tmp_path, at=0)
-    with pytest.raises(RunStopped, match="SIGKILL"):
-        take(iterator, 10)
+    refuse("SIGKILL", take, iterator, 10, error=RunStopped)
     assert not multiprocessing.active_children()
 
 
@@ -187,8 +185,7 @@ def test_no_worker_reads_before_it_is_known(monkeypatch, tmp_path):
     monkeypatch.setattr(reading_ahead.RollCall, "look", look_late)
     iterator = reader_that_ends(monkeypatch, tmp_path, at=2)
     assert next(iterator) == 0
-    with pytest.raises(RunStopped, match=f"process {reported[0]} was ended by SIGKILL"):
-        take(iterator, 10)
+    refuse(f"process {reported[0]} was ended by SIGKILL", take, iterator, 10, error=RunStopped)
 
 
 @pytest.mark.parametrize("hangs", [False, True])

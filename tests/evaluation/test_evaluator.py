@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from evaluation.small_splits import CHAIN, draw_labels
+from refusals import refuse
 
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation.chains import evaluate, majority_chain_accuracy, step_metrics
@@ -102,8 +103,7 @@ def test_predictions_on_the_device_and_in_bfloat16_arrive_as_float32_in_one_tran
     ],
 )
 def test_batches_that_are_no_split_are_refused(predict, batches, words):
-    with pytest.raises(ValueError, match=words):
-        collect(predict, batches)
+    refuse(words, collect, predict, batches, error=ValueError)
 
 
 def test_figures_are_those_of_each_steps_own_answers():
@@ -172,5 +172,4 @@ def test_a_case_without_labels_equals_a_dropped_case_and_unfit_logits_are_refuse
         with pytest.raises(FloatingPointError, match="teacher, step 'Distribution': logits of 2 cases are not finite"):
             evaluate_teacher(LABELS, logits)
     for logits in (TEACHER[:, :2], TEACHER[:, :, :3]):
-        with pytest.raises(ValueError, match=r"\[case, 3, 4 or more\]"):
-            evaluate_teacher(LABELS, logits)
+        refuse(r"\[case, 3, 4 or more\]", evaluate_teacher, LABELS, logits, error=ValueError)

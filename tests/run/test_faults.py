@@ -2,6 +2,7 @@ import errno
 import signal
 
 import pytest
+from refusals import refuse
 from run.small_run import small_run, small_settings, stop_at, train
 
 from stepcot_jax.host.errors import BadInput, Preempted, RunStopped
@@ -51,8 +52,7 @@ def test_a_second_sigterm_while_ending_changes_nothing(tmp_path, monkeypatch):
 def test_a_run_that_waited_while_another_had_the_workdir_looks_again(tmp_path, monkeypatch):
     late = small_run(tmp_path, monkeypatch, **SHORT, loss__temperature=3.0)
     train(small_run(tmp_path, monkeypatch, **SHORT), monkeypatch)
-    with pytest.raises(BadInput, match=r"started with other values of config\.loss\.temperature"):
-        late.execute()
+    refuse(r"started with other values of config\.loss\.temperature", late.execute)
 
 
 def test_a_run_that_is_refused_leaves_what_another_is_writing(tmp_path, monkeypatch):
@@ -88,10 +88,8 @@ def test_a_checkpoint_that_cannot_be_written_says_what_is_left(tmp_path, monkeyp
         raise ValueError("RESOURCE_EXHAUSTED: Error writing " + 300 * "x" + ": No space left on device")
 
     monkeypatch.setattr("orbax.checkpoint.CheckpointManager.save", fail)
-    with pytest.raises(
-        RunStopped, match=r"step 5 could not be written .*No space left on device\); there is no earlier"
-    ):
-        run.execute()
+    words = r"step 5 could not be written .*No space left on device\); there is no earlier"
+    refuse(words, run.execute, error=RunStopped)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +103,5 @@ def test_a_folder_that_is_gone_is_named(tmp_path, monkeypatch, lost, words):
     run, asked = small_run(tmp_path / "run", monkeypatch, **SHORT), []
     stop_at(run.task, "validate", 1, monkeypatch, stop=lambda: (tmp_path / lost).rename(tmp_path / "elsewhere"))
     monkeypatch.setattr("orbax.checkpoint.CheckpointManager.save", lambda *_, **__: asked.append(1))
-    with pytest.raises(RunStopped, match=words):
-        run.execute()
+    refuse(words, run.execute, error=RunStopped)
     assert not asked

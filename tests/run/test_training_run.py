@@ -164,8 +164,7 @@ def test_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(tmp
         return prepared
 
     run.task.inputs = dataclasses.replace(run.task.inputs, prepare=poison)
-    with pytest.raises(RunStopped, match=r"step 8: teacher/hard_label/Detection is nan; checkpoint 5 holds the last"):
-        run.execute()
+    refuse(r"step 8: teacher/hard_label/Detection is nan; checkpoint 5 holds the last", run.execute, error=RunStopped)
     assert saved_steps(tmp_path / "checkpoints") == [5]
 
 
@@ -179,8 +178,7 @@ def test_a_gradient_that_explodes_stops_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(
         run.task, "begin", lambda state: state.replace(params=jax.tree.map_with_path(enlarge, state.params))
     )
-    with pytest.raises(RunStopped, match=r"step 1: teacher/gradient_norm is (nan|inf); no checkpoint .* may help"):
-        run.execute()
+    refuse(r"step 1: teacher/gradient_norm is (nan|inf); no checkpoint .* may help", run.execute, error=RunStopped)
     assert not saved_steps(tmp_path / "checkpoints")
 
 

@@ -243,8 +243,7 @@ def test_a_stream_that_was_added_for_a_later_phase_starts_with_its_first_batch()
     longer.restore_positions({"position": 3}, step=3)
     assert (first.batches.position, second.batches.position) == (3, 0)
     refuse("has the positions of 1 streams of batches, expected 2", longer.restore_positions, {"position": 3}, step=4)
-    with pytest.raises(ValueError, match=r"names of phases must differ; got \['warm', 'warm'\]"):
-        Plan([warm, warm], first)
+    refuse(r"names of phases must differ; got \['warm', 'warm'\]", Plan, [warm, warm], first, error=ValueError)
 
 
 @pytest.mark.parametrize(("num_devices", "transform"), [(1, "pmap"), (4, "pmap"), (4, "shard_map")])

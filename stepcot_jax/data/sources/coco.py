@@ -126,9 +126,7 @@ def _read(path: Path, root: Path, images_by_name: dict[str, str], *, several: bo
     split, folders = _split_of(path), _guess_folders(root, path)
     for image in content.images:
         where = f"{name}image {image.id!r:.40} ({image.file_name[:80]})"
-        name = image.file_name  # pictures of one name may lie in the folders of several splits
-        there = (f"{folder}/{name}" for folder in folders if ".." not in name and (root / folder / name).is_file())
-        file = next(there, name)
+        file = _find_picture(root, folders, image.file_name)
         is_known = images_by_name.setdefault(str(image.id), file) != file
         yield Picture(
             f"{split or path.stem}/{image.id}" if is_known or path.stem.startswith("_") else str(image.id),
@@ -138,6 +136,12 @@ def _read(path: Path, root: Path, images_by_name: dict[str, str], *, several: bo
             size=(int(image.width), int(image.height)) if image.width and image.height else (0, 0),
             split=split,
         )
+
+
+def _find_picture(root: Path, folders: Sequence[str], name: str) -> str:
+    """Return an image's path; pictures of one name may lie in the folders of several splits."""
+    there = (f"{folder}/{name}" for folder in folders if ".." not in name and (root / folder / name).is_file())
+    return next(there, name)
 
 
 def _read_mark(annotation: _Annotation, categories: dict[int | str, str], where: str) -> Mark:

@@ -75,8 +75,7 @@ def test_an_endpoint_that_is_gone_and_a_wrong_key_stop(tmp_path):
             judge_answers(exchanges(5), make_judge(server, tmp_path, concurrency=1))
         server.behave = lambda request, _: ("status", (401, {}, {}))
         refuse("401", lambda: judge_answers(exchanges(5), make_judge(server, tmp_path)))
-        with pytest.raises(RunStopped, match="--max-tokens"):
-            judge_answers(exchanges(5), make_judge(server, tmp_path, cap=10))
+        refuse("--max-tokens", judge_answers, exchanges(5), make_judge(server, tmp_path, cap=10), error=RunStopped)
 
 
 def test_stages_are_scored_and_steps_labelled(tmp_path):

@@ -8,7 +8,6 @@ from refusals import refuse
 from stepcot_jax.data.questions.making import write_records
 from stepcot_jax.data.questions.record_files import holds_records, read_vqa_records, write_vqa_records
 from stepcot_jax.data.statistics import find_difference
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import DIALECTS, write_reply
 from stepcot_jax.record import KINDS
 from stepcot_jax.tools.data.command import main
@@ -54,10 +53,8 @@ def test_lines_too_short_to_be_records_are_refused_and_not_kept_each_with_its_re
         if total == 10_000:
             _, facts = _check(damaged, "--images=none", capsys=capsys)
             assert (facts["records"], facts["set_aside"]) == (10_120, 10_000)
-    with pytest.raises(
-        BadInput, match=r"records\.jsonl, line 10121: 10001 lines are too short to be records; expected"
-    ):
-        read_vqa_records(damaged, on_bad_record="skip")
+    words = r"records\.jsonl, line 10121: 10001 lines are too short to be records; expected"
+    refuse(words, read_vqa_records, damaged, on_bad_record="skip")
 
 
 def test_records_without_thinking_stop_nothing(folder, tmp_path, capsys):
@@ -104,10 +101,8 @@ def test_bad_lines_stop_or_are_set_aside(damaged, capsys):
 
 
 def test_missing_and_unreadable_images_stop_a_run_and_the_way_on_is_named(damaged, folder, capsys):
-    with pytest.raises(
-        BadInput, match=r"no line is valid.*phantom_000000\.png.*--images=none checks the records alone$"
-    ):
-        main(["check", str(damaged)])
+    words = r"no line is valid.*phantom_000000\.png.*--images=none checks the records alone$"
+    refuse(words, main, ["check", str(damaged)])
     shutil.copytree(folder / "images", damaged / "images")
     (damaged / "images/phantom_000003.png").write_bytes(b"no picture")
     (damaged / "images/phantom_000005.png").unlink()

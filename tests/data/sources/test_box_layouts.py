@@ -228,7 +228,8 @@ def test_questions_are_asked_about_boxes_of_any_classes(tmp_path):
 
 
 def test_coco_with_bad_entries_and_files_without_boxes(tmp_path, caplog):
-    images = [{"id": 1, "file_name": "./a.PNG", "width": 64.0, "height": None}]
+    size = {"width": 64.0, "height": None}
+    images = [{"id": k, "file_name": f"./{name}.PNG", **size} for k, name in ((2, "b"), (1, "a"))]
     boxes = ([1, 1, 9, 9], [1, "1", None, 9], [], None)
     annotations = [{"id": k, "image_id": 1, "category_id": 0, "bbox": box} for k, box in enumerate(boxes)]
     annotations[2]["segmentation"] = {"counts": [1, 2], "size": [48, 64]}
@@ -238,8 +239,10 @@ def test_coco_with_bad_entries_and_files_without_boxes(tmp_path, caplog):
     captions = [{"id": 1, "image_id": 1, "caption": "a chest"}]
     put(tmp_path / "annotations/captions_train2017.json", {"images": images, "annotations": captions})
     put(tmp_path / "annotations/instances_val2017.json", content | {"annotations": annotations[:1]})
-    put_pictures(tmp_path, "train2017/a.PNG", "val2017/a.PNG")
-    boxes, _, reasons = read(tmp_path, "coco")
+    put_pictures(tmp_path, *(f"{part}2017/{name}.PNG" for part in ("train", "val") for name in "ab"))
+    boxes, records, reasons = read(tmp_path, "coco")
+    place = "annotations/instances_{}2017.json, image 1 (./a.PNG)"
+    assert [records[name].provenance["row"] for name in ("1", "val/1")] == [place.format("train"), place.format("val")]
     assert boxes == {"1": [("mass", (1, 1, 10, 10))], "val/1": [("mass", (1, 1, 10, 10))]}  # ids from 1 in each file
     parts = ("annotation 1: bbox: [1, None, None, 9]", "annotation 2: bbox: missing", "annotation 3: bbox: missing")
     assert [part in reason for part, reason in zip(parts, reasons, strict=True)] == [True] * 3
