@@ -26,7 +26,7 @@ from stepcot_jax.data.images.preprocessing import decode_image_bytes
 from stepcot_jax.data.images.stated_sizes import StatedSizes, list_sizes
 from stepcot_jax.data.projections import is_frontal_task
 from stepcot_jax.data.questions.making import write_texts
-from stepcot_jax.data.questions.question_splits import SplitOptions, is_picture, split_records
+from stepcot_jax.data.questions.question_splits import TEST_HINT, SplitOptions, is_picture, split_records
 from stepcot_jax.data.questions.record_files import VqaCollection
 from stepcot_jax.data.reasons import Reasons, describe_oddities, note_oddities
 from stepcot_jax.data.record_table import count_boxes, find_first
@@ -524,7 +524,8 @@ def _find_stops_of_training(
         return [str(error)]
     file, dialect, names = facts["file"], facts["dialect"], {record.id for record in good}
     kept = [record for record in split if record.id in names]
-    stops = [f"{file}: no record is in the {name} split" for name in SPLIT_NAMES if all(name != r.split for r in kept)]
+    empty = [name for name in SPLIT_NAMES if all(name != record.split for record in kept)]
+    stops = [f"{file}: no record is in the {name} split{TEST_HINT if name == 'test' else ''}" for name in empty]
     train, problems = [record for record in kept if record.split == "train"], list[str]()
     for record in train:
         try:

@@ -29,6 +29,9 @@ _PREFIX = "picture-"
 _LOG = logging.getLogger(__name__)
 
 
+TEST_HINT = "; a val part may be named test: validation is then taken from training"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SplitOptions:
     """How questions are split; `config.data` and `config.vqa` document the names."""

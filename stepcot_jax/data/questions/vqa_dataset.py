@@ -22,7 +22,7 @@ from stepcot_jax.data.images.preprocessing import Preprocessing, drop_equal_chan
 from stepcot_jax.data.images.stated_sizes import StatedSizes, list_sizes
 from stepcot_jax.data.phantom.phantom import Prevalence
 from stepcot_jax.data.questions.making import Progress, draw_phantoms, plan_phantoms
-from stepcot_jax.data.questions.question_splits import SplitOptions, split_records
+from stepcot_jax.data.questions.question_splits import TEST_HINT, SplitOptions, split_records
 from stepcot_jax.data.questions.record_files import VqaCollection, as_line
 from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.records.records import OnBadRecord
@@ -293,7 +293,8 @@ def make_vqa_dataset(loaded: LoadedRecords, *, splits: Sequence[str], size: int,
     }
     for name, indices in indices_of.items():
         if not len(indices):
-            raise BadInput(f"{where}: split {name!r} has no record; expected at least one")
+            more = TEST_HINT if name == "test" else ""
+            raise BadInput(f"{where}: split {name!r} has no record; expected at least one{more}")
     digest = hashlib.sha256(loaded.digest)
     digest.update(_ENCODER.encode([list(indices_of), loaded.image_of, list(map(as_line, records))]))
     image_of = np.array(loaded.image_of, np.int32)

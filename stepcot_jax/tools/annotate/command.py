@@ -66,8 +66,8 @@ def vqa_parser() -> argparse.ArgumentParser:
     """Return the parser of `annotate vqa SOURCE`."""
     prog = "stepcot annotate vqa"
     parser = argparse.ArgumentParser(prog=prog, description="Make reasoning records from questions or boxes.")
-    source = "reasoning records, GEMeX, MEDSAGE, a detection list, PadChest-GR, grounded reports, or a phantom folder"
-    parser.add_argument("source", metavar="SOURCE", help=f"{source}; also on gs://")
+    source = "questions, boxes or grounded reports in any layout of docs/sources.md; also on gs://"
+    parser.add_argument("source", metavar="SOURCE", help=source)
     tasks = "rmcot: thinking with regions; lvkc: four stages; medclm: easy, medium and hard views"
     parser.add_argument("--task", choices=("rmcot", "lvkc", "medclm"), required=True, help=tasks)
     parser.add_argument(
