@@ -1,10 +1,10 @@
 import jax
 import numpy as np
 import pytest
-from refusals import refuse
 from training import two_processes
 from training.parallel_step import CASES, COUNTS, LABELS, run
 
+from stepcot_jax.host.errors import BadInput
 from stepcot_jax.training.devices import AXIS, Devices
 
 pytestmark = pytest.mark.slow
@@ -58,7 +58,8 @@ def test_rows_lie_in_the_order_of_the_batch(transform, shape):
     ],
 )
 def test_batches_and_devices_that_do_not_fit_are_refused(settings, batch_size, message):
-    refuse(message, Devices(**settings).check_batch_size, batch_size, setting="config.sft.batch_size")
+    with pytest.raises(BadInput, match=message):
+        Devices(**settings).check_batch_size(batch_size, setting="config.sft.batch_size")
 
 
 def test_two_processes_of_four_devices_find_what_one_device_finds(tmp_path):
