@@ -208,7 +208,7 @@ def parse(arguments: list[str], *, example: str = "quickstart") -> list[str]:
             message = f"{flag[1]}: {value!r} is not {expected}"
         elif missing := re.match(r"flag --(\w+)=None", message):
             config = f"a shipped config such as {example}, or the path of a file"
-            message = f"--{missing[1]} is required ({config if missing[1] == 'config' else 'a folder'})"
+            message = f"--{missing[1]} is required ({config if missing[1] == 'config' else 'a writable folder'})"
     except flags.Error as error:
         message = f"{error} (try --help)"
     print(f"error: {' '.join(message.split())}", file=sys.stderr)

@@ -184,7 +184,7 @@ def detect_vqa_layout(root: Path) -> str:
     """
     root = Path(root)
     if not root.exists():
-        raise BadInput(f"{root}: is not a folder or a file; {_expect_questions()}")
+        raise BadInput(f"{root}: is not a folder or a file; expected questions or boxes (docs/sources.md)")
     if root.is_dir() and find_file(root, *LAYOUTS["records"].questions):
         return "records"
     peeked = list(_peek_all(root))
