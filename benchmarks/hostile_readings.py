@@ -80,7 +80,6 @@ READINGS: list[Reading] = [
     Reading("annotate {cases}/cases.csv --chain={file} " + _OUT, "data.json"),
     *reads("shard", "annotate merge {root}/shard " + _OUT, "shard.json", "data.json", "set_aside.jsonl"),
     *reads("shard", "annotate agree {root}/shard {root}/shard", "data.json"),
-    *reads("questions", "annotate agree {root}/questions {root}/questions", "records.jsonl"),
     *reads("shard", "annotate review-out {root}/shard --out={root}/form.csv", "data.json"),
     *reads("shard", "annotate review-in {file} {root}/shard --reviewer=a " + _OUT, "form.csv"),
     *reads("questions", "annotate review-out {root}/questions --out={root}/form.csv", "records.jsonl"),
