@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
+import msgspec
 import yaml
 
 from stepcot_jax.data.sources.box_files import Mark, Picture, list_pictures, read_number
@@ -26,6 +27,21 @@ _LARGEST = 2**20
 _LOG = logging.getLogger(__name__)
 _SLACK = 0.01  # as Ultralytics allows
 _LONGEST_LABELS = 2**24
+
+
+_Folders = str | list[str] | None
+
+
+class _Content(msgspec.Struct):
+    """What is read of data.yaml."""
+
+    names: list[str | int | float | bool] | dict[str | int, str | int | float | bool]
+    nc: int | None = None
+    path: str | None = None
+    train: _Folders = None
+    val: _Folders = None
+    valid: _Folders = None
+    test: _Folders = None
 
 
 def is_yolo(root: Path) -> bool:
@@ -51,8 +67,10 @@ def list_yolo(root: Path, how: How) -> Source:
         content = yaml.safe_load(read_file(path, max_bytes=_LARGEST, accepted="a YAML file"))
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise BadInput(f"{path}: {one_line(error)[:200]}; expected a YAML file") from None
-    if not isinstance(content, dict):
-        raise BadInput(f"{path}: expected names, and folders of train, val and test")
+    try:
+        msgspec.convert(content, _Content)  # before anything becomes text: aliases may nest without end
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise BadInput(f"{path}: {one_line(error)[:200]}; expected names, and folders of train, val and test") from None
     classes = _read_classes(content, path)
     pictures = _read(root, path, content, classes)
     return list_pictures(root, how, pictures, file=path.name, origin=root.name or "YOLO")

@@ -305,3 +305,11 @@ def test_hounsfield_units_in_16_bits_are_shown_in_a_window():
     shown = decode_image_bytes(file.getvalue(), name="ct.png")[..., 0]
     assert [shown[0, 0], shown[0, 1], shown[-1, -1]] == [0, 0, 255]
     np.testing.assert_allclose(shown.reshape(-1)[1:], np.linspace(0, 255, 64 * 48)[1:], atol=1)
+
+
+def test_a_yaml_of_nested_aliases_is_refused_at_once(tmp_path):
+    lines = ["a: &a [x, x]"] + [
+        f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]" for old, new in zip("abcdefghi", "bcdefghij", strict=True)
+    ]
+    put(tmp_path / "data.yaml", "\n".join([*lines, "names: [*j]", "train: images"]))
+    refuse(r"data\.yaml: .*expected names, and folders", read_detections, tmp_path)
