@@ -275,13 +275,16 @@ class PolicyReader:
             greedy=greedy,
         )
         replies = self._sample([picture], [tokens], sampling, length=trained.lengths.prompt_length, seed=seed)
-        text = trained.tokenizer.decode(replies[0].tolist())
-        reply = read_reply(text, trained.run.dialect, with_thinking=trained.run.with_thinking)
+        return self._read_answer(trained.tokenizer.decode(replies[0].tolist()), record, picture, header.notes)
+
+    def _read_answer(self, text: str, record: Record, picture: np.ndarray, notes: tuple[str, ...]) -> Answered:
+        run, size = self.trained.run, self.trained.preprocessing.size
+        reply = read_reply(text, run.dialect, with_thinking=run.with_thinking)
         no_boxes = "; ".join(reply.problems) if reply.references is None else ""
         unread = {"answer": why_unread(reply, record)[0], "boxes": no_boxes}
         image_size = (picture.shape[1], picture.shape[0])
         return Answered(
-            question=question,
+            question=record.question,
             kind=record.kind,
             choices=record.options,
             text=text,
@@ -291,7 +294,7 @@ class PolicyReader:
             image_size=image_size,
             unread={part: why for part, why in unread.items() if why},
             picture=repeat_grey(picture) if picture.ndim == 2 else picture,
-            notes=header.notes,
+            notes=notes,
         )
 
     def warm_up(self) -> None:

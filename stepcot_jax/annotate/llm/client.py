@@ -237,6 +237,22 @@ _ASK: contextvars.ContextVar[_Ask] = contextvars.ContextVar("ask")
 Send = Callable[[Any], Awaitable[Any]]
 
 
+def _make_lost(ask: _Ask, bounds: dict[str, int], *, is_final: bool, started: float) -> Entry:
+    """Return the entry of a lost answer, charged at its upper bounds."""
+    known: dict[str, Any] = {**ask.about, **bounds}
+    return Entry(
+        **known,
+        answer=None,
+        problem=ask.problem,
+        is_final=is_final,
+        form=ask.form,
+        is_counted=False,
+        has_picture=shows_picture(ask.messages),
+        seconds=round(time.monotonic() - started, 3),
+        time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
+
+
 class Client:
     """Sends concurrent requests to one endpoint, with a budget shared by all clients of a run."""
 
@@ -328,18 +344,7 @@ class Client:
                     headers["x-should-retry"] = "false"  # waiting does not add credit
             else:
                 is_too_large = content is None
-                known: dict[str, Any] = {**ask.about, **bounds}
-                entry = Entry(  # of a lost answer, charged at its upper bounds
-                    **known,
-                    answer=None,
-                    problem=ask.problem,
-                    is_final=is_too_large,
-                    form=ask.form,
-                    is_counted=False,
-                    has_picture=shows_picture(ask.messages),
-                    seconds=round(time.monotonic() - started, 3),
-                    time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-                )
+                entry = _make_lost(ask, bounds, is_final=is_too_large, started=started)
                 if not ask.problem:
                     entry = read_body(content, lost=entry, key=self._key)
                 ask.entry = entry

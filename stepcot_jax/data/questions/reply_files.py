@@ -81,19 +81,10 @@ def read_replies(
     unknown = collections.Counter[str]()
     for number, content in read_lines(path, expected=_EXPECTED, most_bytes=_LONGEST_LINE):
         where = f"{path}, line {number}"
-        try:
-            line = _decode(content)
-            answered = str(line.id)
-            if line.reply is None and not line.error:
-                raise BadInput("reply: null without an error; expected a text")
-            finish = "refusal" if line.refusal else read_finish(line.finish_reason or "")
-            if line.finish_reason and not finish:
-                unknown[line.finish_reason[:40]] += 1
-        except BadInput as error:
-            raise BadInput(f"{where}, {error}") from None
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            field, message = split_message(error, content)
-            raise BadInput(f"{where}, {f'{field}: ' if field else ''}{message}; {_EXPECTED}") from None
+        line, finish = _read_line(content, where)
+        answered = str(line.id)
+        if line.finish_reason and not finish:
+            unknown[line.finish_reason[:40]] += 1
         if answered in seen:
             raise BadInput(
                 f"{where}, id: {answered[:80]!r} came in line {seen[answered]}; expected one reply per record"
@@ -123,6 +114,20 @@ def read_replies(
         _LOG.warning("%s: %d replies have a finish_reason that is not known: %s", path, unknown.total(), words)
     num_unused = len(seen) - len(replies) - failures.total() - num_set_aside - num_unknown
     return ReplyFile(name, path, replies, finishes, image_sizes, failures, num_unused, num_set_aside, num_unknown)
+
+
+def _read_line(content: bytes, where: str) -> tuple[ReplyLine, Finish]:
+    """Return a line, and how the model ended; "" if the line does not say it in known words."""
+    try:
+        line = _decode(content)
+        if line.reply is None and not line.error:
+            raise BadInput("reply: null without an error; expected a text")
+        return line, "refusal" if line.refusal else read_finish(line.finish_reason or "")
+    except BadInput as error:
+        raise BadInput(f"{where}, {error}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        field, message = split_message(error, content)
+        raise BadInput(f"{where}, {f'{field}: ' if field else ''}{message}; {_EXPECTED}") from None
 
 
 def _decode(content: bytes) -> ReplyLine:
