@@ -22,6 +22,10 @@ _ROWS_AT_ONCE = 64
 _GROUPS_KEPT = 2  # row groups whose pictures are kept in memory
 
 
+class UnreadableTable(BadInput):
+    """A table that cannot be opened: broken, a pointer of Git LFS, or without the extra `parquet`."""
+
+
 class Cell(NamedTuple):
     """A picture's place in a table."""
 
@@ -81,7 +85,7 @@ def _open(path: Path) -> Any:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
-        raise BadInput(f"{path}: reading Parquet needs pyarrow: {install_extra('parquet')}") from None
+        raise UnreadableTable(f"{path}: reading Parquet needs pyarrow: {install_extra('parquet')}") from None
     try:
         table = parquet.ParquetFile(open_untrusted(path, accepted="a Parquet table"))
         # A dictionary is decoded once: many rows with one long text stay small.
@@ -91,7 +95,7 @@ def _open(path: Path) -> Any:
         with open_untrusted(path, accepted="a Parquet table") as file:
             is_pointer = file.read(23) == b"version https://git-lfs"
         what = "it is a Git LFS pointer: run `git lfs pull`" if is_pointer else one_line(error)[:200]
-        raise BadInput(f"{path}: cannot be read as a Parquet table ({what})") from None
+        raise UnreadableTable(f"{path}: cannot be read as a Parquet table ({what})") from None
     if opened.metadata.num_rows > read_limits().rows:
         raise exceeds(path, f"{opened.metadata.num_rows} rows", "rows")
     return opened

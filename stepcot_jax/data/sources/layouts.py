@@ -171,8 +171,12 @@ def holds_questions(root: Path, layout: str = AUTO) -> bool:
     try:
         detect_layout(root)
     except BadInput:
-        with contextlib.suppress(BadInput):
+        try:
             return detect_vqa_layout(root) not in CASES
+        except parquet.UnreadableTable:
+            raise  # a folder of Parquet tables alone is one of questions
+        except BadInput:
+            return False
     return False
 
 

@@ -3,6 +3,7 @@
 import collections
 import io
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -384,3 +385,10 @@ def test_reasons_are_counted_without_the_place_of_each_row():
         ("…, q_lang: …; English", 2, "data/test.json, record 17"),
         ("…: bbox: none", 2, "x.yaml, train/a: labels/train/a.txt, line 1"),
     ]
+
+
+def test_a_library_without_parquet_says_what_it_needs(tmp_path, monkeypatch):
+    put_parquet(tmp_path / "data/test-0.parquet", [{"image": {"bytes": encode(1), "path": None}, "question": "q?"}])
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for call in (holds_questions, read_vqa_source):
+        refuse(r"test-0.parquet: reading Parquet needs pyarrow: .*parquet", call, tmp_path)
