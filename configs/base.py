@@ -100,8 +100,11 @@ def get_config():
     config.student.width = 512  # size of the feature vector
     config.student.dropout = 0.3  # share of projected image features set to 0
 
-    config.baseline = config_dict.ConfigDict()  # job "baseline": a two-layer perceptron on pooled embeddings
-    config.baseline.hidden = 768  # size of the first layer
+    config.baseline = config_dict.ConfigDict()  # job "baseline": one network that no teacher teaches
+    # a two-layer "perceptron" on pooled image and prompt embeddings; linear "heads", one a step, on image features: the
+    # plain network, where the encoder trains along (--config=plain); or a "student" that has no teacher
+    config.baseline.form = "perceptron"
+    config.baseline.hidden = 768  # size of the perceptron's first layer
     config.baseline.steps = "all"  # supervised steps: "all", or only the "last"
     config.baseline.batch_size = 8  # cases; replaces training.batch_size
     config.baseline.epochs = 50  # epochs, without early stopping
@@ -118,6 +121,9 @@ def get_config():
     config.loss.alignment_gradient = "features"  # "features" (paper) or "projection" (authors' code)
     config.loss.train_teacher_projection = False  # True: "learnable", as in the paper; can collapse to a constant
     config.loss.target_dropout = False  # True: dropout in the teacher's targets too (authors' code)
+    # weight in the teacher's phase of the plain network: one linear head a step on the image encoder, trained along; 0:
+    # none (paper)
+    config.loss.plain_scale = 0.0
     config.loss.class_weights = "none"  # or "inverse_frequency", normalised to mean 1 per step
     config.loss.parts = ()  # further parts of the student's loss, "NAME=WEIGHT" of losses.step_cot.PARTS
 

@@ -246,6 +246,8 @@ class Objective:
         "projection" only with respect to the student's projection (authors' code).
       train_teacher_projection: train the teacher's projection with the student.
       target_dropout: dropout active in the forward pass that makes the teacher's targets.
+      plain_scale: weight of the plain network, one linear head a step on the image encoder that is trained along with
+        the teacher, in the loss of the teacher's phase (0: none, paper).
       answer_weights: [step, answer] weights of the hard labels; None weighs all answers the same.
       parts: further parts of the student's loss by name, each with its weight.
     """
@@ -257,6 +259,7 @@ class Objective:
     alignment_gradient: GradientOf = "features"
     train_teacher_projection: bool = False
     target_dropout: bool = False
+    plain_scale: float = 0.0
     answer_weights: Any = None
     parts: Mapping[str, tuple[Part, float]] = dataclasses.field(default_factory=dict)
 

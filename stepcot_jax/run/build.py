@@ -72,7 +72,7 @@ def _make_step_cot(
     training = settings.training
     networks = make_networks(settings, dataset.chain, image_encoder)
     rates = {"teacher": training.teacher_learning_rate, "student": training.student_learning_rate}
-    alone = settings.trains.names == ("teacher",)
+    alone = settings.job == "teacher"
     num_epochs = training.teacher_job_epochs if alone else training.teacher_epochs + training.joint_epochs
     schedule = training.schedule if settings.job == "distill" else "constant"
     epochs_of = {"teacher": num_epochs, "student": training.joint_epochs}
@@ -115,18 +115,23 @@ def _make_baseline(
     settings: Settings, dataset: Dataset, image_encoder: nn.Module | None, batches_per_epoch: int
 ) -> System:
     """Return the system of the job "baseline", for a chain or a tree; its rate falls by `baseline.schedule`."""
-    from stepcot_jax.models.form_reader import FormReader  # for this job alone
+    from stepcot_jax.models.form_reader import FormReader, LinearHeads  # for this job alone
     from stepcot_jax.systems.baseline import BaselineSystem
     from stepcot_jax.systems.structured_report import StructuredReport
 
     baseline, chain = settings.baseline, dataset.chain
     networks = make_networks(settings, chain, image_encoder)
     make: Any = StructuredReport if chain.is_tree else BaselineSystem
-    network = FormReader if chain.is_tree else Baseline
+    answers, dtype = chain.answers_per_step, jnp.dtype(settings.training.compute_dtype)
+    network: Any = LinearHeads(answers)
+    if baseline.form == "perceptron":
+        network = (FormReader if chain.is_tree else Baseline)(answers, hidden=baseline.hidden, dtype=dtype)
+    elif baseline.form == "student":
+        network = networks.student
     rate = make_rate(baseline.learning_rate, baseline.schedule, baseline.epochs * batches_per_epoch)
     system: System = make(
         chain,
-        network(chain.answers_per_step, hidden=baseline.hidden, dtype=jnp.dtype(settings.training.compute_dtype)),
+        network,
         image_encoder=networks.image_encoder,
         optimizer=_make_adamw(settings, rate, baseline.weight_decay),
         num_epochs=baseline.epochs,

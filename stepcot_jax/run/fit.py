@@ -28,7 +28,7 @@ from stepcot_jax.encoders.resnet import make_resnet
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.losses.step_cot import Objective
-from stepcot_jax.models.student import Student
+from stepcot_jax.models.student import Baseline, Student
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.record import Records
 from stepcot_jax.run import loading, loading_questions
@@ -162,11 +162,13 @@ def describe_values(
     if type(system) is StepCoT:
         return _describe_step_cot(system, described, features)
     if type(system) is BaselineSystem:
-        described |= {
-            "job": "baseline",
-            "baseline.hidden": system.baseline.hidden,
-            "baseline.epochs": system.num_epochs,
-        }
+        described |= {"job": "baseline", "baseline.epochs": system.num_epochs}
+        if isinstance(system.baseline, Baseline):
+            described["baseline.hidden"] = system.baseline.hidden
+        elif isinstance(system.baseline, Student):
+            described |= {"baseline.form": "student", "student.dropout": 0.0, "student.width": system.baseline.width}
+        else:
+            described["baseline.form"] = "heads"
         return described, Given(optimizers=system.names, features=features)
     return described | {"job": "own"}, Given(system=name_class(system), features=features)
 
@@ -175,7 +177,7 @@ def _describe_step_cot(
     system: StepCoT, described: dict[str, Any], features: tuple[str, ...]
 ) -> tuple[dict[str, Any], Given]:
     networks, objective, custom = system.networks, system.objective, []
-    alone = system.names == ("teacher",)
+    alone = "student" not in system.names
     described |= {
         "job": "teacher" if alone else "distill",
         "training.teacher_job_epochs" if alone else "training.teacher_epochs": system.teacher_epochs,

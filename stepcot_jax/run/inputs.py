@@ -79,7 +79,9 @@ def load_inputs(
         dataset = dataset.with_origins(settings.data.origins)
     if hides_steps(settings):
         dataset = dataset.with_last_step_alone()
-    text = jax.device_put(encode_prompts(settings, workdir, terminal, dataset.chain)) if settings.teacher.text else None
+    text = (
+        jax.device_put(encode_prompts(settings, workdir, terminal, dataset.chain)) if settings.reads_prompts else None
+    )
     return Inputs(dataset, text, image_encoder, prepare, digest)
 
 

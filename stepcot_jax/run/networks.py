@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.images.preprocessing import Preprocessing
+from stepcot_jax.models.form_reader import LinearHeads
 from stepcot_jax.models.student import Baseline, Student
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.run.settings import Settings
@@ -30,7 +31,7 @@ def make_networks(settings: Settings, chain: Chain, image_encoder: nn.Module | N
     return Networks(
         teacher=Teacher(
             answers_per_step=chain.answers_per_step,
-            **{field: getattr(teacher, name) for name, field in TEACHER.items()},
+            **{field: getattr(teacher, name) for name, field in TEACHER.items()} | {"text": settings.reads_prompts},
             remat=settings.parallel.remat,
             dtype=dtype,
         ),
@@ -41,6 +42,7 @@ def make_networks(settings: Settings, chain: Chain, image_encoder: nn.Module | N
         remat=settings.parallel.remat,
         projection_width=settings.loss.projection_width,
         baseline=Baseline(answers_per_step=chain.answers_per_step, hidden=settings.baseline.hidden, dtype=dtype),
+        plain=LinearHeads(chain.answers_per_step) if "plain" in settings.trains.names else None,
     )
 
 

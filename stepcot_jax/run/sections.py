@@ -178,8 +178,9 @@ class StudentSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BaselineSettings:
-    """The two-layer perceptron on pooled embeddings and its optimizer."""
+    """The two-layer perceptron on pooled embeddings, the plain network or a student alone, and its optimizer."""
 
+    form: Literal["perceptron", "heads", "student"]
     hidden: Width
     steps: Literal["all", "last"]
     batch_size: Count
@@ -201,6 +202,7 @@ class LossSettings:
     alignment_gradient: Literal["features", "projection"]
     train_teacher_projection: bool
     target_dropout: bool
+    plain_scale: NotNegative
     class_weights: Literal["none", "inverse_frequency"]
     parts: tuple[str, ...]
 

@@ -98,8 +98,24 @@ class Settings:
 
     @property
     def trains(self) -> Job:
-        """The job of the run."""
-        return JOBS[self.job]
+        """The job of the run, with the plain network where it trains one."""
+        job = JOBS[self.job]
+        if self.reads_alone:
+            name = {"heads": "plain", "student": "student"}[self.baseline.form]
+            return dataclasses.replace(job, names=(name,), parts=(name, "image_encoder"))
+        if self.loss.plain_scale and "teacher" in job.names:
+            return dataclasses.replace(job, names=(*job.names, "plain"), parts=(*job.parts, "plain"))
+        return job
+
+    @property
+    def reads_alone(self) -> bool:
+        """Whether the job trains a network that reads images without a teacher and without prompts."""
+        return self.job == "baseline" and self.baseline.form != "perceptron"
+
+    @property
+    def reads_prompts(self) -> bool:
+        """Whether its networks read the steps' prompts."""
+        return self.teacher.text and not self.reads_alone
 
     @property
     def trains_policy(self) -> bool:
@@ -156,7 +172,9 @@ class Settings:
             expected = "an encoder that reads pictures, and none beside a Qwen2.5-VL"
             yield "image_encoder.name", is_imported or (encoder.is_frozen and is_large), expected
         expected = "True (only prompts tell the steps of a baseline apart)"
-        yield "teacher.text", self.job == "baseline" and not self.teacher.text, expected
+        yield "teacher.text", self.job == "baseline" and not self.reads_alone and not self.teacher.text, expected
+        has_dropout = self.reads_alone and self.baseline.form == "student" and self.student.dropout > 0
+        yield "student.dropout", has_dropout, "0.0 with config.baseline.form='student', which trains without dropout"
         expected = "'none' with imported features or config.features.store=True, which are of unaugmented images"
         is_stored = is_imported or (encoder.is_frozen and self.features.store)
         yield "data.augment", augments and is_stored, expected

@@ -100,8 +100,9 @@ class StoredRun:
                 f"{self.settings.named_job} trains a policy, which answers questions and reads no steps; ask it "
                 "with stepcot answer"
             )
-        if self.settings.job == "baseline":
-            return f"{self.settings.named_job} cannot be loaded here; expected 'teacher' or 'distill'"
+        if self.settings.job == "baseline" and not self.settings.reads_alone:
+            expected = "'teacher', 'distill', or config.baseline.form='heads' or 'student'"
+            return f"{self.settings.named_job} of prompts cannot be loaded here; expected {expected}"
         if self.settings.image_encoder.name == "imported":
             return (
                 "with config.image_encoder.name='imported' the run cannot read images, as its features were computed "

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from stepcot_jax.models.form_reader import LinearHeads
 from stepcot_jax.models.layers import GivenAnswers
 from stepcot_jax.models.student import Baseline, Student
 from stepcot_jax.models.teacher import Teacher, TeacherReading
@@ -28,6 +29,7 @@ class Networks(flax.struct.PyTreeNode):
     projection_width: int = flax.struct.field(pytree_node=False, default=256)
     remat: bool = flax.struct.field(pytree_node=False, default=False)
     baseline: Baseline | None = flax.struct.field(pytree_node=False, default=None)
+    plain: LinearHeads | None = flax.struct.field(pytree_node=False, default=None)
 
 
 @functools.partial(jax.jit, static_argnames="networks")
@@ -47,6 +49,8 @@ def init_params(networks: Networks, *, key: Array, batch: Batch, text_features: 
     ):
         projection = nn.Dense(networks.projection_width)
         params[f"{side}_projection"] = projection.init(projection_key, jnp.zeros((1, width)))["params"]
+    if networks.plain is not None:
+        params["plain"] = networks.plain.init(jax.random.fold_in(key, 1), features)["params"]
     return params
 
 
@@ -152,7 +156,16 @@ def predict_logits(networks: Networks, names: Sequence[str], params: Params, bat
         ).logits
     if "baseline" in names:
         logits["baseline"] = read_as_baseline(networks, params, features, text_features)
+    if "plain" in names:
+        logits["plain"] = read_as_plain(networks, params, features)
     return logits
+
+
+def read_as_plain(networks: Networks, params: Params, image_features: Array) -> Array:
+    """Return the padded logits [case, step, answer] of the linear heads."""
+    if networks.plain is None:
+        raise ValueError("networks.plain is required: these networks have no linear heads")
+    return networks.plain.apply({"params": params["plain"]}, image_features)
 
 
 def read_as_baseline(networks: Networks, params: Params, image_features: Array, text_features: Array | None) -> Array:
@@ -207,3 +220,10 @@ def make_read_given(
         return logits
 
     return read_given
+
+
+def make_given_reader(
+    networks: Networks, name: str, params: Params, rows: Mapping[str, Any], text_features: Array | None
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Return the function of `make_read_given` for images or features on the host."""
+    return make_read_given(networks, name, params, encode_in_parts(networks, params, rows), text_features)

@@ -19,14 +19,14 @@ from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation.chains import evaluate
 from stepcot_jax.evaluation.predictions import Predictions
 from stepcot_jax.losses.step_cot import Objective, Part
+from stepcot_jax.models.form_reader import LinearHeads
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.systems.networks import (
     Batch,
     Networks,
-    encode_in_parts,
     init_params,
-    make_read_given,
+    make_given_reader,
     predict_logits,
     read_moments,
 )
@@ -101,6 +101,7 @@ class StepCoT(System):
             image_encoder=image_encoder,
             projection_width=projection_width,
             remat=remat,
+            plain=LinearHeads(answers) if objective and objective.plain_scale else None,
         )
         self.objective = objective or Objective()
         if parts:
@@ -110,7 +111,9 @@ class StepCoT(System):
             "teacher": make_optimizer(learning_rate=5e-5),
             "student": make_optimizer(learning_rate=1e-4),
         }
-        self.names = ("teacher",) if teacher_only else ("teacher", "student")
+        self.names: tuple[str, ...] = ("teacher",) if teacher_only else ("teacher", "student")
+        if self.networks.plain is not None:
+            self.names += ("plain",)
         self.teacher_epochs, self.joint_epochs = teacher_epochs, 0 if teacher_only else joint_epochs
         self.plateau, self.given = plateau, given
         self.reads_prompts, self.takes_given = getattr(self.networks.teacher, "text", True), True
@@ -157,7 +160,8 @@ class StepCoT(System):
         """
         logits = predict_logits(self.networks, self.names, params, batch)
         if self.given.rate is not None and "labels" in batch:
-            given = predict_logits(self.networks, self.names, params, {**batch, "given_answers": batch["labels"]})
+            takes = [name for name in self.names if name != "plain"]
+            given = predict_logits(self.networks, takes, params, {**batch, "given_answers": batch["labels"]})
             logits |= {f"{name} given": with_given for name, with_given in given.items()}
         return logits
 
@@ -176,13 +180,12 @@ class StepCoT(System):
         """Return a function from given answers to logits of the batch's cases (`networks.make_read_given`).
 
         Args:
-          name: "teacher" or "student".
+          name: "teacher", "student" or "plain", whose logits no given answer changes.
           params: all parameters.
           batch: "images" or "image_features", and "text_features".
         """
         rows, text_features = split_shared(batch)
-        features = encode_in_parts(self.networks, params, rows)
-        return make_read_given(self.networks, name, params, features, text_features)
+        return make_given_reader(self.networks, name, params, rows, text_features)
 
     def moments(self, params: Params, batch: Batch) -> Array:
         """Return the features of the gate, [case, feature]; compiled."""

@@ -1,6 +1,7 @@
 """Updates of Step-CoT on one device: the teacher alone, and teacher and student together (paper: Appendix D.5)."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from stepcot_jax.losses.step_cot import (
     teacher_objective,
 )
 from stepcot_jax.models.teacher import TeacherReading
-from stepcot_jax.systems.networks import Batch, Networks, encode_images, read_as_teacher
+from stepcot_jax.systems.networks import Batch, Networks, encode_images, read_as_plain, read_as_teacher
 from stepcot_jax.training.devices import ONE_DEVICE, GlobalBatch
 from stepcot_jax.training.optimizers import global_norm
 from stepcot_jax.training.state import Params, TrainState, apply_gradients
@@ -124,7 +125,7 @@ def describe_losses(numbers: dict[str, float], networks: Sequence[str]) -> str:
 
 def teacher_part(params: Params) -> Params:
     """Return the parameters that the teacher's optimizer updates."""
-    return {name: params[name] for name in ("teacher", "image_encoder") if name in params}
+    return {name: params[name] for name in ("teacher", "image_encoder", "plain") if name in params}
 
 
 def student_part(params: Params, *, train_teacher_projection: bool) -> Params:
@@ -143,7 +144,7 @@ def teacher_gradients(
     key: Array | None,
     global_batch: GlobalBatch = ONE_DEVICE,
 ) -> tuple[LossParts, Array, Params]:
-    """Return loss parts, image features and gradients of the teacher's part of `params`."""
+    """Return loss parts, image features and gradients of the teacher's part of `params`, with the plain network's."""
     totals = global_batch.add_up(batch_totals(batch["labels"], objective.answer_weights))
 
     def loss(trained: Params, rows: Batch, first_case: Any) -> tuple[Array, tuple[LossParts, Array]]:
@@ -157,12 +158,15 @@ def teacher_gradients(
             key=key,
             first_case=first_case,
         )
-        parts = teacher_objective(
-            logits=reading.logits,
-            labels=rows["labels"],
-            answer_weights=objective.answer_weights,
-            totals=totals,
+        measure = functools.partial(
+            teacher_objective, labels=rows["labels"], answer_weights=objective.answer_weights, totals=totals
         )
+        parts = measure(logits=reading.logits)
+        if objective.plain_scale:
+            plain = measure(logits=read_as_plain(networks, trained, features))
+            parts = parts.replace(
+                total=parts.total + objective.plain_scale * plain.total, further={"plain": plain.hard_label}
+            )
         return parts.total, (parts, features)
 
     differentiate = jax.grad(loss, has_aux=True)

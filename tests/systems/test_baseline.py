@@ -11,6 +11,7 @@ from run.small_run import small_run
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.models.form_reader import LinearHeads
 from stepcot_jax.models.student import Baseline, Student
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.systems.baseline import BaselineSystem
@@ -91,6 +92,56 @@ def test_several_passes_find_the_same_gradients(stepped):
     assert float(metrics.losses["baseline"].total) == pytest.approx(float(single.losses["baseline"].total), rel=1e-5)
 
 
+def heads_gradient(features, params, labels):
+    """Sum over steps of mean cross-entropies of linear heads, and its gradients, in float64 by hand."""
+    kernel, bias = np.float64(params["answers"]["kernel"]), np.float64(params["answers"]["bias"])
+    total, of_kernel, of_bias, start = 0.0, np.zeros_like(kernel), np.zeros_like(bias), 0
+    for step, num_answers in enumerate(COUNTS):
+        own, known = slice(start, start + num_answers), labels[:, step] >= 0
+        shares = np.exp(features @ kernel[:, own] + bias[own])
+        shares /= shares.sum(axis=1, keepdims=True)
+        truth = np.eye(num_answers)[np.maximum(labels[:, step], 0)]
+        total -= np.log((shares * truth).sum(axis=1))[known].mean()
+        error = (shares - truth) * known[:, None] / known.sum()
+        of_kernel[:, own], of_bias[own] = features.T @ error, error.sum(axis=0)
+        start += num_answers
+    return total, {"kernel": of_kernel, "bias": of_bias}
+
+
+def test_a_step_of_the_plain_network_is_that_of_linear_heads_by_hand():
+    system = BaselineSystem(CHAIN, LinearHeads(COUNTS), optimizer=optax.sgd(RATE))
+    assert (system.names, system.reads_prompts, system.takes_given) == (("plain",), False, True)
+    batch = {name: BATCH[name] for name in ("image_features", "labels")}
+    state = system.init(jax.random.key(0), batch)
+    params = {"plain": {"answers": {"kernel": normal(5, 6, sum(COUNTS)), "bias": normal(6, sum(COUNTS))}}}
+    total, gradient = heads_gradient(np.float64(batch["image_features"]), params["plain"], batch["labels"])
+    after, metrics = quick_jit(system.update)(state.replace(params=params), batch)
+    assert float(metrics.losses["plain"].total) == pytest.approx(total, rel=1e-5)
+    for name, slope in gradient.items():
+        moved = np.float64(after.params["plain"]["answers"][name]) - params["plain"]["answers"][name]
+        np.testing.assert_allclose(moved, -RATE * slope, atol=1e-6)
+    read = system.given_reader("plain", params, batch)
+    given = np.zeros((2, 5, 2, 3), np.float32)
+    given[1, :, 0, 0] = 1
+    np.testing.assert_array_equal(*read(given))  # a given answer changes nothing
+
+
+def test_a_student_alone_learns_from_labels_alone():
+    student = Student(COUNTS, width=5, dropout_rate=0.0)
+    system = BaselineSystem(CHAIN, student, optimizer=optax.sgd(RATE))
+    batch = {name: BATCH[name] for name in ("image_features", "labels")}
+    state = system.init(jax.random.key(0), batch)
+    _, metrics = quick_jit(system.update)(state, batch)
+    images = jnp.asarray(batch["image_features"])
+    reading = student.apply({"params": state.params["student"]}, image_features=images, deterministic=True)
+    expected = 0.0
+    for step, num_answers in enumerate(COUNTS):
+        own, known = np.float64(reading.logits[:, step, :num_answers]), batch["labels"][:, step] >= 0
+        chosen = own[np.arange(5), np.maximum(batch["labels"][:, step], 0)]
+        expected += (np.log(np.exp(own).sum(axis=1)) - chosen)[known].mean()
+    assert float(metrics.losses["student"].total) == pytest.approx(expected, rel=1e-5)
+
+
 # Whole runs
 
 CHANGES = {
@@ -114,6 +165,16 @@ def test_a_run_reports_the_baseline_on_every_step(tmp_path, monkeypatch):
     kinds = {line["kind"] for line in lines}
     assert kinds == {"train", "val", "test"}
     assert any("baseline/hard_label/Diagnosis" in line for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("form", "name"), [("heads", "plain"), ("student", "student")])
+def test_a_run_without_prompts_reports_its_network(tmp_path, monkeypatch, form, name):
+    run = small_run(tmp_path, monkeypatch, **CHANGES, baseline__form=form, student__dropout=0.0)
+    report = run.execute()
+    assert list(report["test"]) == [name]
+    assert set(run.state_shapes.params) == {name, "image_encoder"}
+    assert run.task.inputs.text_features is None
 
 
 @pytest.mark.slow

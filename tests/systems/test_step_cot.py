@@ -15,6 +15,7 @@ from training.parallel_step import Pooled
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.evaluation.predictions import Predictions
 from stepcot_jax.losses.step_cot import Objective
+from stepcot_jax.models.form_reader import LinearHeads
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher, TeacherReading
 from stepcot_jax.systems.networks import Networks, init_params
@@ -126,6 +127,25 @@ def test_teacher_gradients_are_those_of_the_oracle():
     assert_close(parts.total, teacher_total(tree["teacher"]))
     assert_close(features, IMAGES, 0)
     assert check_gradients(lambda tree: teacher_total(tree["teacher"]), tree, gradients, entries=1) > 1e-2
+
+
+def test_linear_heads_join_the_loss_of_the_teachers_phase():
+    scale, objective = 0.7, Objective(plain_scale=0.7)
+    networks = SEEING.replace(plain=LinearHeads(COUNTS))
+    params = make_params(networks, SEEING_BATCH)
+    run = quick_jit(lambda params, batch, text: teacher_gradients(networks, objective, params, batch, text, key=None))
+    parts, _, gradients = run(params, SEEING_BATCH, TEXT)
+
+    def total(tree):
+        images = encode(tree)
+        logits = images @ tree["plain"]["answers"]["kernel"] + tree["plain"]["answers"]["bias"]
+        plain = oracle.teacher_objective([logits[:, :3], logits[:, 3:]], LABELS)
+        return teacher_total(tree["teacher"], images) + scale * plain["total"], plain["hard_label"]
+
+    tree = {name: oracle.as_float64(params[name]) for name in ("teacher", "image_encoder", "plain")}
+    assert_close(parts.total, total(tree)[0])
+    assert_close(parts.further["plain"], total(tree)[1])
+    assert check_gradients(lambda tree: total(tree)[0], tree, gradients, entries=1) > 1e-2
 
 
 def test_gradients_of_image_encoder_and_weighted_answers_are_those_of_the_oracle():

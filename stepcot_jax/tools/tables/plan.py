@@ -42,7 +42,7 @@ class Plan:
     )  # an untrained model's replies, by table
 
     def __post_init__(self) -> None:
-        if self.settings.trains.names != ("teacher", "student"):
+        if self.settings.job != "distill":
             raise BadInput(f"{self.settings.named_job} is not 'distill'; the tables choose the other jobs")
         if not self.settings.teacher.memory or not self.settings.teacher.write_back or not self.settings.teacher.text:
             raise BadInput(

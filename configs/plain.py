@@ -1,0 +1,26 @@
+"""The plain network: the quickstart's image encoder and one linear head a step, the rival of teacher and student.
+
+python -m stepcot_jax.main --config=plain --workdir=runs/plain
+python -m stepcot_jax.main --config=plain:phantom --workdir=runs/plain_phantom
+
+No teacher, memory, prompts, distillation or given answers. Drawings, batch, clip, decay, rate, schedule, epochs and the
+choice by validation are those of the config it is compared with: the quickstart's, or another after the colon.
+
+Hardware and time: 2 CPU cores, less than the quickstart. Expected score: docs/does_it_help.md.
+"""
+
+import importlib
+
+
+def get_config(rival_of="quickstart"):
+    config = importlib.import_module(f"configs.{rival_of}").get_config()
+    config.job = "baseline"
+    config.baseline.form = "heads"
+    config.baseline.batch_size = config.training.batch_size
+    config.baseline.epochs = config.training.teacher_epochs + config.training.joint_epochs
+    config.baseline.learning_rate = config.training.teacher_learning_rate
+    config.baseline.weight_decay = config.training.weight_decay
+    config.baseline.schedule = config.training.schedule
+    config.training.given_answers = "none"
+    config.loss.plain_scale = 0.0
+    return config
