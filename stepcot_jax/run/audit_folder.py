@@ -14,7 +14,6 @@ from stepcot_jax.data.questions.reply_files import read_replies
 from stepcot_jax.data.questions.variants import (
     CONDITION,
     COUNTERFACTUAL,
-    LAST,
     LOOKS,
     OWN,
     THINKS,
@@ -47,8 +46,6 @@ from stepcot_jax.record import KINDS, Record
 from stepcot_jax.run.scored_replies import score_file
 
 THINKING, REPLIES, THINKING_REPLIES = "thinking.jsonl", "replies.jsonl", "thinking_replies.jsonl"
-CHAIN_SCORING = ScoringSettings("medclm", with_thinking=False)
-"""How replies to questions about the steps of a chain are written: "Answer: B"."""
 
 ABNORMAL = 'only "is anything abnormal"'
 _PICTURES = "pictures"
@@ -70,8 +67,10 @@ _NOTES = {
         "Donor agrees anyway: share of the patients asked the same who concluded the same as this one.",
     ),
     "counterfactual": (
-        "Phantoms whose finding was claimed rightly: the same chest drawn without it (of a diagnosis: without any), "
-        "where the answer should change, or without another finding, where it should not.",
+        "Phantoms whose finding was claimed rightly: the same chest drawn without it, where the answer should change, "
+        "or without another finding, where it should not. True findings claimed: share of all that were asked for.",
+        'Only "is anything abnormal": who says yes of every finding of an abnormal chest, on the same questions. What '
+        "does not exceed it without the claimed finding does not look for the finding.",
     ),
 }
 
@@ -143,7 +142,7 @@ def score_audit(
     scored = _score(records, replies, scoring)
     own = {record.id: score for record, score in scored if record.id in questions}
     unread: dict[str, UnreadParts] = {replies.stem: count_unread(score for _, score in scored)}
-    looks = _group(scored, LOOKS, lambda record: record.provenance.get(LAST, ""))
+    looks = _group(scored, LOOKS)
     tables = [_tabulate("looks", {name: audit_pictures(own, pairs) for name, pairs in looks.items()})]
     if thinking is not None:
         varied = _read_variants(folder / THINKING, THINKS, questions)
@@ -192,14 +191,12 @@ def _score(records: Mapping[str, Record], path: Path, scoring: ScoringSettings) 
 
 
 def _group(scored: Scored, names: Sequence[str], part_of: Callable[[Record], str] = lambda _: "") -> dict[str, Scored]:
-    """Return records with scores by variant, each followed by its parts: kinds of questions, or a chain's last step."""
+    """Return records with scores by variant, each followed by its parts, kinds of questions."""
     groups: dict[str, Scored] = {}
     for name in names:
         pairs = [pair for pair in scored if pair[0].provenance[VARIANT] == name]
         groups |= {name: pairs} if pairs else {}
-        for part in sorted(
-            {part_of(record) for record, _ in pairs} - {""}, key=lambda part: (*KINDS, part).index(part)
-        ):
+        for part in sorted({part_of(record) for record, _ in pairs} - {""}, key=KINDS.index):
             groups[f"{name}, {part}"] = [pair for pair in pairs if part_of(pair[0]) == part]
     return groups
 

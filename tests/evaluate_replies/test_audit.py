@@ -10,12 +10,13 @@ from PIL import Image
 from policies.policy_workdir import make_policy_workdir
 from refusals import refuse
 
-from stepcot_jax.data.phantom.phantom import draw_planned, export_phantom
+from stepcot_jax.data.phantom.phantom import draw_planned
 from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
 from stepcot_jax.data.questions.variants import plan_again
 from stepcot_jax.data.questions.vocabulary import canonical
 from stepcot_jax.reading.policy_reader import PolicyReader
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
+from stepcot_jax.run.settings import load_settings, write_settings
 from stepcot_jax.tools.evaluate_replies.command import main
 from stepcot_jax.tools.report.command import main as report
 
@@ -168,22 +169,6 @@ def say_of_own(record):
     return write_reply(BY_ID[record.provenance["audit_of"]], "gemex")
 
 
-def test_a_chain_by_files_its_steps_are_questions(tmp_path, capsys):
-    export_phantom(tmp_path / "data", num_cases=6, seed=0, size=32, prevalence="flat")
-    run("questions", tmp_path / "data", "--out", tmp_path / "audit", "--dialect=medclm", "--without-thinking")
-    records = read_vqa_records(tmp_path / "audit").records
-    assert sum(variant_of(record) == "own picture" for record in records) == 6 * 7
-    own = {record.id: record for record in records if variant_of(record) == "own picture"}
-    replies = write(
-        tmp_path / "replies.jsonl", records, lambda record: f"Answer: {own[record.provenance['audit_of']].answer}"
-    )
-    run("score", tmp_path / "audit", replies, "--dialect=medclm", "--without-thinking")
-    looks = read_table(tmp_path / "audit", "looks")
-    assert looks["own picture, Diagnosis"]["cases"] == 6
-    assert looks["noise"]["answers that change"] == 0
-    assert "0 questions" in capsys.readouterr().out  # answers alone have no thinking
-
-
 def test_files_of_another_kind_are_refused(audit, tmp_path):
     records = read_vqa_records(audit).records
     short = write(tmp_path / "short.jsonl", records[1:], look)
@@ -230,7 +215,11 @@ def test_a_policy_in_one_command_with_its_page(tmp_path, monkeypatch, capsys):
     assert report([str(tmp_path / "run")]) == 0
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Looks: the same questions about other pictures" in page
-    refuse("--model does not apply", run, tmp_path / "run", "--model=teacher")
+
+
+def test_a_run_of_a_chain_is_refused(tmp_path):
+    write_settings(tmp_path / "settings.json", load_settings("quickstart"))
+    refuse("a run of a chain, which has no audit; expected one of a policy", run, tmp_path)
 
 
 def test_an_audit_of_answers_that_cannot_be_read_says_so_first_and_fails(audit, capsys):
