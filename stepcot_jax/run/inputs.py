@@ -13,7 +13,6 @@ import numpy as np
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.dataset import Dataset, HeldOut
-from stepcot_jax.data.supervision import keep_training_cases, shuffle_chains, withhold
 from stepcot_jax.encoders.prompts import hash_prompts, write_prompts
 from stepcot_jax.encoders.resnet import make_resnet
 from stepcot_jax.host.extras import MapBlocks
@@ -85,6 +84,8 @@ def load_inputs(
 
 def choose_supervision(settings: Settings, dataset: Dataset) -> Dataset:
     """Return the cases and labels of a run: of some origins, fewer training cases, labels withheld or shuffled."""
+    from stepcot_jax.data.supervision import keep_training_cases, shuffle_chains, withhold  # most runs learn from all
+
     data = settings.data
     if data.origins:
         dataset = dataset.with_origins(data.origins)
