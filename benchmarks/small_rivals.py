@@ -15,7 +15,6 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from benchmarks.plain_network import show
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.splits.making import list_folds
 from stepcot_jax.data.splits.splits import Splits
@@ -23,6 +22,7 @@ from stepcot_jax.evaluation.chains import most_frequent
 from stepcot_jax.evaluation.predictions import read_predictions
 from stepcot_jax.evaluation.statistics import Weights, bootstrap, weighted_mean
 from stepcot_jax.host.errors import run_tool
+from stepcot_jax.host.ranges import Interval
 from stepcot_jax.run.inputs import load_cases
 
 CONSTANT, THUMBNAIL, HEADS = "most frequent answer", "8 x 8 thumbnail", "heads on the same features"
@@ -77,6 +77,11 @@ def score_runs(runs: Sequence[pathlib.Path], dataset: Dataset) -> Right:
         for name in NETWORKS:
             right[name][rows] += split.predictions.logits[name].argmax(axis=-1) == split.predictions.labels
     return {name: values / number for name, values in right.items()} if runs else {}
+
+
+def show(figure: Interval) -> str:
+    """Return a figure in per cent with its interval."""
+    return f"{100 * figure.value:.1f} [{100 * figure.low:.1f}, {100 * figure.high:.1f}]"
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from stepcot_jax.data.batches import Batches, batches_per_epoch, evaluation_batches, iterate, training_batches
 from stepcot_jax.data.dataset import Dataset, check_same_images, write_account
 from stepcot_jax.data.reading_ahead import ReadAhead
-from stepcot_jax.data.splits.splits import check_manifest
+from stepcot_jax.data.splits.splits import check_manifest, leave_unused_out
 from stepcot_jax.evaluation.gate import Gate, fit_gate
 from stepcot_jax.evaluation.joint import ReadLogits
 from stepcot_jax.evaluation.joint_fit import read_written_back
@@ -23,7 +23,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.own_folder import save_arrays
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.build import make_system
-from stepcot_jax.run.inputs import Inputs, hides_steps, load_inputs
+from stepcot_jax.run.inputs import Inputs, describe_supervision, hides_steps, load_inputs
 from stepcot_jax.run.results import (
     NUM_GIVEN,
     Validated,
@@ -161,6 +161,11 @@ def _read_split(feed: Feed, system: System, params: Any, split: str) -> np.ndarr
     return np.concatenate(parts)
 
 
+def count_updates(settings: Settings, dataset: Dataset) -> int:
+    """Return the number of updates in an epoch."""
+    return settings.training.updates_per_epoch or batches_per_epoch(dataset, settings.training.batch_size)
+
+
 def load_chain_task(settings: Settings, *, workdir: pathlib.Path, devices: Devices, terminal: Terminal) -> "ChainTask":
     """Return the task of the jobs "teacher", "distill" and "baseline", with its data loaded."""
     devices.check_batch_size(settings.training.batch_size)  # before minutes of loading
@@ -174,7 +179,7 @@ def load_chain_task(settings: Settings, *, workdir: pathlib.Path, devices: Devic
         start = start.refuse_seen_cases(settings, inputs.dataset)
 
     def make(view: Inputs) -> System:
-        length = batches_per_epoch(view.dataset, settings.training.batch_size)
+        length = count_updates(settings, view.dataset)
         return make_system(settings, view.dataset, view.image_encoder, batches_per_epoch=length)
 
     return ChainTask(settings, inputs, make, start=start, workdir=workdir, devices=devices, terminal=terminal)
@@ -203,13 +208,13 @@ class ChainTask(Task):
         check_step_costs(settings, inputs.dataset.chain)
         notes = check_annotated(inputs.dataset)
         if hides_steps(settings):
-            notes = ["config.baseline.steps='last': trained and scored on the last step alone"]
-        for note in notes:
+            notes = []
+        for note in filter(None, (describe_supervision(settings), *notes)):
             terminal.say(note)
         self.inputs, self._test = inputs.hold_out()
         self.system, self.start = make(self.inputs), start
         self.dataset: Dataset = self.inputs.dataset
-        self.batches_per_epoch = batches_per_epoch(self.dataset, self.batch_size)
+        self.batches_per_epoch = count_updates(settings, self.dataset)
         self.feed = Feed(settings, self.inputs, devices)
 
     @functools.cached_property
@@ -291,7 +296,8 @@ class ChainTask(Task):
         """Refuse other splits than those of splits.json, and other pictures than those of images.sha256."""
         dataset = self.open_test().inputs.dataset
         check_same_images(dataset, self.workdir)
-        check_manifest(self.workdir / "splits.json", dataset.splits, dataset.cases, set_aside=dataset.set_aside)
+        splits, cases = leave_unused_out(dataset.splits, dataset.cases)
+        check_manifest(self.workdir / "splits.json", splits, cases, set_aside=dataset.set_aside)
 
     def check_same_data(self, digest: str) -> None:
         """Refuse other cases, labels or splits."""

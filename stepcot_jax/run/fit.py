@@ -34,7 +34,7 @@ from stepcot_jax.record import Records
 from stepcot_jax.run import loading, loading_questions
 from stepcot_jax.run.chain_task import ChainTask
 from stepcot_jax.run.given import Given, name_class
-from stepcot_jax.run.inputs import Inputs, select_entries
+from stepcot_jax.run.inputs import Inputs, choose_supervision, select_entries
 from stepcot_jax.run.networks import TEACHER, trained_preprocessing
 from stepcot_jax.run.settings import Settings, load_settings
 from stepcot_jax.run.task import Task
@@ -107,7 +107,8 @@ def _make_chain_task(
     system: System, data: Dataset, prompts: np.ndarray | None, settings: Settings, **context: Any
 ) -> Task:
     image_encoder = getattr(getattr(system, "networks", None), "image_encoder", None)
-    inputs = Inputs(data, _text(system, data, settings, prompts), image_encoder, select_entries)
+    text = _text(system, data, settings, prompts)
+    inputs = Inputs(choose_supervision(settings, data), text, image_encoder, select_entries)
     return ChainTask(settings, inputs, lambda _: system, **context)
 
 
@@ -209,7 +210,8 @@ def _describe_step_cot(
         described["training.plateau_stop"] = plateau.stop_after
     drawn = system.given
     if drawn.rate is not None:
-        described |= {"training.given_answers": "random", "training.given_rate": drawn.rate}
+        kind = "varied" if drawn.varied else "random"
+        described |= {"training.given_answers": kind, "training.given_rate": drawn.rate}
         described |= {"training.given_noise": drawn.noise, "training.given_to": "both" if drawn.student else "teacher"}
     if objective.answer_weights is not None:
         features = (*features, "answer_weights")

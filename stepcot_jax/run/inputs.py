@@ -75,14 +75,45 @@ def load_inputs(
     else:
         image_encoder = make_resnet(settings.image_encoder.name)
         dataset = load_dataset(settings, preprocessing=trained_preprocessing(settings), progress=terminal.watch)
-    if settings.data.origins:
-        dataset = dataset.with_origins(settings.data.origins)
-    if hides_steps(settings):
-        dataset = dataset.with_last_step_alone()
+    dataset = choose_supervision(settings, dataset)
     text = (
         jax.device_put(encode_prompts(settings, workdir, terminal, dataset.chain)) if settings.reads_prompts else None
     )
     return Inputs(dataset, text, image_encoder, prepare, digest)
+
+
+def choose_supervision(settings: Settings, dataset: Dataset) -> Dataset:
+    """Return the cases and labels of a run: of some origins, fewer training cases, labels withheld or shuffled."""
+    from stepcot_jax.data.supervision import keep_training_cases, shuffle_chains, withhold  # most runs learn from all
+
+    data = settings.data
+    if data.origins:
+        dataset = dataset.with_origins(data.origins)
+    if data.num_train:
+        dataset = keep_training_cases(dataset, data.num_train, seed=data.split_seed)
+    if hides_steps(settings):
+        dataset = dataset.with_last_step_alone()
+    elif settings.job == "baseline" and settings.baseline.steps == "shuffled":
+        dataset = shuffle_chains(dataset, seed=data.split_seed)
+    if data.withhold_chains or data.withhold_answers:
+        dataset = withhold(dataset, chains=data.withhold_chains, answers=data.withhold_answers, seed=data.split_seed)
+    return dataset
+
+
+def describe_supervision(settings: Settings) -> str:
+    """Return which labels of the training cases are not their own or withheld, in one line; "" for none."""
+    parts = [
+        f"config.data.{name}={share:g}: withheld in training"
+        for name in ("withhold_chains", "withhold_answers")
+        if (share := getattr(settings.data, name))
+    ]
+    if settings.job == "baseline" and settings.baseline.steps != "all":
+        what = {
+            "last": "trained and scored on the last step alone",
+            "shuffled": "trained with the earlier answers of other cases with the same last answer",
+        }
+        parts.insert(0, f"config.baseline.steps={settings.baseline.steps!r}: {what[settings.baseline.steps]}")
+    return "; ".join(parts)
 
 
 def hides_steps(settings: Settings) -> bool:
