@@ -84,8 +84,8 @@ class Claim:
     def __str__(self) -> str:
         """Return the claim in words.
 
-        >>> str(Claim(0.84, 0.31, 0.8))
-        '84 % becomes 31 % with the brightest tenth blurred, 80 % with a random tenth'
+        >>> str(Claim(0.84, 0.31, 0.8, other=0.5))
+        "84 % becomes 31 % with the brightest tenth blurred, 50 % with another image's, 80 % with a random tenth"
         """
         before, brightest, random = map(percent, (self.probability, self.brightest, self.random))
         other = "" if self.other is None else f", {percent(self.other)} with another image's"
