@@ -56,8 +56,8 @@ class ShownCase:
 
 _MAP_NOTE = (
     "A map shows which parts of the picture the answer loses most probability without (bright), when they are replaced "
-    "by {filled_with}; below it stands what becomes of the probability when the brightest tenth is blurred, and a "
-    "random tenth. It does not show that the network looks where a radiologist would."
+    "by {filled_with}; below it stands what becomes of the probability when the brightest tenth is blurred, that of "
+    "the case before, and a random tenth. It does not show that the network looks where a radiologist would."
 )
 
 
@@ -130,10 +130,11 @@ def _make_maps(
     from stepcot_jax.reading.explain import Explainer
 
     explainer = Explainer(trained, model=model, as_published=True)  # the page shows the network's own answers
-    maps = []
+    maps, before = [], None
     for case in progress(range(len(pictures)), "making maps (cases)"):
         images = to_input([pictures[case]], trained.preprocessing)
-        explained = explainer.explain(images, labels=answers[case : case + 1])
+        explained = explainer.explain(images, labels=answers[case : case + 1], before=before)
+        before = explained.maps[0]
         maps.append((explained.maps[0], tuple(map(str, explained.claims[0]))))
     return maps, _MAP_NOTE.format(filled_with=explainer.filled_with)
 
