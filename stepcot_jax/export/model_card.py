@@ -144,6 +144,8 @@ def _describe_figures(trained: Trained, names: Sequence[str]) -> str:
             f"Mean over the steps: accuracy {mean} (most frequent answers: {majority}); all steps right: {chain} (most "
             f"frequent answers: {frequent}). Steps at which all cases have the same answer are not in the mean.\n"
         )
+    if (report := _read_report(trained.workdir)) is not None and report.heads is not None:
+        lines.append(plain(". ".join(report.heads.describe())))
     return "\n".join(lines).rstrip()
 
 
