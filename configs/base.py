@@ -301,7 +301,8 @@ def get_config():
     config.training.profile_updates = ()  # first and last update that are traced for XProf, such as (10, 15)
     config.training.compute_dtype = "float32"  # or "bfloat16", on accelerators: parameters and losses stay float32
     # true answers given in training, so that the networks follow corrections (docs/corrections.md): "none": as
-    # published; "random": each with probability given_rate
+    # published; "random": each with probability given_rate; "varied": with one that is drawn for each case, from 0 to
+    # given_rate
     config.training.given_answers = "none"
     config.training.given_rate = 0.75  # 0 to 1
     config.training.given_noise = 0.0  # share of the given answers that are wrong, as people's are

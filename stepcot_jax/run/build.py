@@ -99,7 +99,8 @@ def _make_step_cot(
         if settings.job == "teacher"
         else None,
         given=AnswerSchedule(
-            rate=training.given_rate if training.given_answers == "random" else None,
+            rate=None if training.given_answers == "none" else training.given_rate,
+            varied=training.given_answers == "varied",
             noise=training.given_noise,
             student=training.given_to == "both",
         ),

@@ -390,8 +390,8 @@ class ChainTask(Task):
         params, chain = jax.device_get(params), self.dataset.chain
         name, note = "heads on the frozen encoder", "read the same frozen features as the networks"
         if params:
-            name, command = "heads on the teacher's encoder", name_plain_command(self.settings)
-            note = f"are the weaker rival: the teacher trained the encoder. A verdict needs the plain network: {command}"
+            name, note = "heads on the teacher's encoder", "are the weaker rival: the teacher trained the encoder. "
+            note += f"A verdict needs the plain network: {name_plain_command(self.settings)}"
         heads, num_cases = fit_heads(self.feed, system, params)
         penalties = dict(zip((step.name for step in chain.steps), heads.penalties, strict=True))
 

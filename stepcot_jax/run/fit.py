@@ -210,7 +210,8 @@ def _describe_step_cot(
         described["training.plateau_stop"] = plateau.stop_after
     drawn = system.given
     if drawn.rate is not None:
-        described |= {"training.given_answers": "random", "training.given_rate": drawn.rate}
+        kind = "varied" if drawn.varied else "random"
+        described |= {"training.given_answers": kind, "training.given_rate": drawn.rate}
         described |= {"training.given_noise": drawn.noise, "training.given_to": "both" if drawn.student else "teacher"}
     if objective.answer_weights is not None:
         features = (*features, "answer_weights")

@@ -169,6 +169,7 @@ def write_results(
     report = report_dict(metrics=metrics, num_cases=dataset.num_cases, wall_seconds=wall_seconds)
     for name, figures in report["test"].items():
         interval = statistics["models"][name]["intervals"]
+        figures["consistency"] = statistics["models"][name]["consistency"]
         figures["interval"] = interval and [interval["mean_accuracy"][end] for end in ("low", "high")]
     report["best"] = _describe_best(best)
     if rival is not None:

@@ -238,7 +238,7 @@ class TrainingSettings:
     log_every: Count
     checkpoint_minutes: Positive
     compute_dtype: Literal["float32", "bfloat16"]
-    given_answers: Literal["none", "random"]
+    given_answers: Literal["none", "random", "varied"]
     given_rate: Share
     given_noise: Share
     given_to: Literal["teacher", "both"]
