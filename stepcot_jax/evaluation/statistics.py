@@ -228,6 +228,22 @@ def flip_signs(differences: Int64[np.ndarray, "patient"]) -> float:
     return min(1.0, float(chances[np.abs(sums) >= abs(differences.sum())].sum()))
 
 
+def interval_over_sets(values: Sequence[float]) -> Interval:
+    """Return the mean of independent sets with their deviation and Student's t interval; one set has neither.
+
+    >>> interval_over_sets([0.5]).value
+    0.5
+    """
+    mean, number = math.fsum(values) / max(len(values), 1) if values else math.nan, len(values)
+    if number < 2:
+        return Interval(mean)
+    from scipy import stats  # see `mcnemar`
+
+    deviation = statistics.stdev(values)
+    half = float(stats.t.ppf((1 + LEVEL) / 2, number - 1)) * deviation / math.sqrt(number)
+    return Interval(mean, mean - half, mean + half, deviation)
+
+
 def correct(p_values: Sequence[float]) -> list[float]:
     """Correct p values for their number (Holm, Scand. J. Statist. 6 (1979)).
 
