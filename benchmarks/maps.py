@@ -32,6 +32,7 @@ from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.reading.explain import (
     GRID,
+    TENTH,
     Explainer,
     blur,
     highest_cells,
@@ -185,14 +186,21 @@ def join_sets(figures: Sequence[Mapping[str, np.ndarray]]) -> dict[str, list[Int
 
 
 def count_claims(explainer: Explainer, cases: Cases) -> dict[str, np.ndarray]:
-    """Return how far the answers' probabilities fall, [case, step], when a tenth is blurred."""
-    claims = explainer.explain(cases.images, labels=cases.labels).claims
-    values = np.array([[dataclasses.astuple(claim) for claim in of_case] for of_case in claims])
-    falls = values[..., :1] - values[..., 1:]
-    names = ("fall, brightest tenth blurred", "fall, a random tenth blurred")
-    return {name: falls[..., index] for index, name in enumerate(names)} | {
-        f"{names[0]} less a random tenth": falls[..., 0] - falls[..., 1]
-    }
+    """Return how far the answers' probabilities fall, [case, step], when a tenth is blurred.
+
+    The tenth is the map's brightest, that of the case before, that of the mean map of all other cases, or random.
+    """
+    explained = explainer.explain(cases.images, labels=cases.labels)
+    claims = np.array([[dataclasses.astuple(claim) for claim in of_case] for of_case in explained.claims], np.float64)
+    before, brightest, random, other = np.moveaxis(claims, -1, 0)
+    fixed = []
+    for image, labels, maps in zip(cases.images, cases.labels, explained.maps, strict=True):
+        masks = highest_cells(explained.maps.sum(axis=0) - maps, TENTH)
+        read = explainer.read_replaced(image, masks, cases.given, filler=blur(image))
+        fixed.append(np.diag(take_answers(read, labels)))
+    rivals = {"another case's brightest tenth": other, "a fixed tenth": np.stack(fixed), "a random tenth": random}
+    falls = {name: before - after for name, after in {"brightest tenth": brightest, **rivals}.items()}
+    return falls | {f"brightest less {name}": after - brightest for name, after in rivals.items()}
 
 
 def time_pictures(trained: Trained, model: str, *, rounds: int) -> list[str]:

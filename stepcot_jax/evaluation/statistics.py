@@ -57,8 +57,8 @@ def resample(
     num_resamples: int,
     seed: int,
 ) -> dict[Key, npt.NDArray]:
-    """Compute figures [resample, ...] by name; with fewer than two patients one resample, of NaN."""
-    if count_patients(patients) < 2:
+    """Compute figures [resample, ...] by name; for none, or with fewer than two patients, one resample, of NaN."""
+    if not num_resamples or count_patients(patients) < 2:
         return dict(compute(np.zeros((1, len(patients)))))
     blocks = [compute(weights) for weights in draw_weights(patients, num_resamples=num_resamples, seed=seed)]
     return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}

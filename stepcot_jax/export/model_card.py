@@ -145,6 +145,8 @@ def _describe_figures(trained: Trained, names: Sequence[str]) -> str:
             f"frequent answers: {frequent}). Steps at which all cases have the same answer are not in the mean.\n"
         )
         lines += [f"{plain(line)}.\n" for line in read_normal(trained.workdir, [name])]
+    if (report := _read_report(trained.workdir)) is not None and report.heads is not None:
+        lines.append(plain(". ".join(report.heads.describe())))
     return "\n".join(lines).rstrip()
 
 
