@@ -12,7 +12,6 @@ validation`, report `--phantoms test`: they are of different seeds.
 import argparse
 import dataclasses
 import json
-import math
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,6 @@ from typing import Any
 import jax
 import numpy as np
 from jaxtyping import Float, Int
-from scipy import stats
 
 from stepcot_jax.data.images.preprocessing import Preprocessing, repeat_grey, resize_image
 from stepcot_jax.data.phantom.phantom import draw_planned, plan_case
@@ -29,7 +27,7 @@ from stepcot_jax.encoders.checkpoints import CLIP_VISION_SIZES
 from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.encoders.transformer import VisionTransformer
 from stepcot_jax.evaluation.maps import Scores, Targets, list_figures, mean_intervals, score_maps
-from stepcot_jax.evaluation.statistics import LEVEL, Interval, as_plain, mean_of_seeds
+from stepcot_jax.evaluation.statistics import Interval, as_plain, interval_over_sets
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.reading.explain import (
@@ -178,20 +176,12 @@ def measure_run(
     return figures, cases.patients
 
 
-def t_interval(values: Sequence[float]) -> Interval:
-    """Return the mean of independent figures, one a set, with its 95 % interval by Student's t."""
-    mean = mean_of_seeds(values)
-    if mean.deviation is None:
-        return mean
-    margin = float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1)) * mean.deviation / math.sqrt(len(values))
-    return dataclasses.replace(mean, low=mean.value - margin, high=mean.value + margin)
-
-
 def join_sets(figures: Sequence[Mapping[str, np.ndarray]]) -> dict[str, list[Interval]]:
     """Return the mean of each figure over the sets by step, with t intervals."""
     means = [{name: np.nanmean(values, axis=0) for name, values in of_set.items()} for of_set in figures]
     return {
-        name: [t_interval(list(column)) for column in zip(*(m[name] for m in means), strict=True)] for name in means[0]
+        name: [interval_over_sets(list(column)) for column in zip(*(m[name] for m in means), strict=True)]
+        for name in means[0]
     }
 
 

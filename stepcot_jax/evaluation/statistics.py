@@ -229,19 +229,14 @@ def flip_signs(differences: Int64[np.ndarray, "patient"]) -> float:
 
 
 def interval_over_sets(values: Sequence[float]) -> Interval:
-    """Return the mean of independent sets with their deviation and Student's t interval; one set has neither.
-
-    >>> interval_over_sets([0.5]).value
-    0.5
-    """
-    mean, number = math.fsum(values) / max(len(values), 1) if values else math.nan, len(values)
-    if number < 2:
-        return Interval(mean)
+    """Return the mean of independent figures, one a set, with its 95 % interval by Student's t; none with one set."""
+    mean = mean_of_seeds(values)
+    if mean.deviation is None:
+        return mean
     from scipy import stats  # see `mcnemar`
 
-    deviation = statistics.stdev(values)
-    half = float(stats.t.ppf((1 + LEVEL) / 2, number - 1)) * deviation / math.sqrt(number)
-    return Interval(mean, mean - half, mean + half, deviation)
+    half = float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1)) * mean.deviation / math.sqrt(len(values))
+    return dataclasses.replace(mean, low=mean.value - half, high=mean.value + half)
 
 
 def correct(p_values: Sequence[float]) -> list[float]:

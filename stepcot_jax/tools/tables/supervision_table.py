@@ -206,7 +206,8 @@ def tabulate(kept: Mapping[str, npt.NDArray]) -> Table:
         row[last] = interval_over_sets([float(diagnosis[entry]) for entry in sets.values()])
         if network != ALONE:
             both = [(sets[number], alone[number]) for number in sets if number in alone]
-            row[gain] = interval_over_sets([float(diagnosis[one] - diagnosis[other]) for one, other in both])
+            gains = [float(diagnosis[one] - diagnosis[other]) for one, other in both]
+            row[gain] = interval_over_sets(gains) if gains else None
             row["steps"] = interval_over_sets([float(steps[entry]) for entry in sets.values()])
         rows.append(row)
     heads = (
