@@ -42,6 +42,11 @@ def get_config():
     config.data.num_threads = 2  # reading and decoding threads, in this process or in each worker
     config.data.num_workers = 0  # reading and decoding processes; the image cache works only with 0
     config.data.origins = ()  # origins of the cases to use, such as ("Phantom A",); (): all
+    # training cases to use, by patient, chosen by split_seed: a smaller number is inside a larger one; 0: all
+    config.data.num_train = 0
+    # Training labels withheld, chosen by split_seed; validation and test keep theirs:
+    config.data.withhold_chains = 0.0  # share of the training cases of which the last step's answer alone is labelled
+    config.data.withhold_answers = 0.0  # share of the single answers before the last step
     # "uniform": each case once an epoch; "inverse_frequency" of the last step's answers; "inverse_frequency_of_steps":
     # the mean over the annotated steps (authors' code)
     config.data.sampling = "uniform"
@@ -105,7 +110,9 @@ def get_config():
     # plain network, where the encoder trains along (--config=plain); or a "student" that has no teacher
     config.baseline.form = "perceptron"
     config.baseline.hidden = 768  # size of the perceptron's first layer
-    config.baseline.steps = "all"  # supervised steps: "all", or only the "last"
+    # supervised steps: "all"; only the "last"; or "shuffled": all, but the answers before the last are those of another
+    # training case with the same last answer (a control: more tasks, no more information)
+    config.baseline.steps = "all"
     config.baseline.batch_size = 8  # cases; replaces training.batch_size
     config.baseline.epochs = 50  # epochs, without early stopping
     config.baseline.learning_rate = 1e-5  # AdamW
@@ -276,6 +283,7 @@ def get_config():
 
     config.training = config_dict.ConfigDict()
     config.training.batch_size = 32  # cases, over all devices; the job "baseline" uses baseline.batch_size
+    config.training.updates_per_epoch = 0  # jobs that read chains; 0: each training case once
     config.training.teacher_epochs = 2  # job "distill": epochs of the teacher only, before the joint ones
     config.training.teacher_job_epochs = 10  # job "teacher": largest number of epochs
     config.training.joint_epochs = 40  # job "distill": epochs of both
@@ -293,7 +301,8 @@ def get_config():
     config.training.profile_updates = ()  # first and last update that are traced for XProf, such as (10, 15)
     config.training.compute_dtype = "float32"  # or "bfloat16", on accelerators: parameters and losses stay float32
     # true answers given in training, so that the networks follow corrections (docs/corrections.md): "none": as
-    # published; "random": each with probability given_rate
+    # published; "random": each with probability given_rate; "varied": with one that is drawn for each case, from 0 to
+    # given_rate
     config.training.given_answers = "none"
     config.training.given_rate = 0.75  # 0 to 1
     config.training.given_noise = 0.0  # share of the given answers that are wrong, as people's are

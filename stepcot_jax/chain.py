@@ -166,6 +166,16 @@ class Step:
         folded = [fold(option) for option in self.options]
         return next((folded.index(fold(name)) for name in NEGATIVE_OPTIONS if fold(name) in folded), None)
 
+    @property
+    def normal(self) -> int | None:
+        """Label of the option that denies any finding; None if none does but "N/A".
+
+        >>> [step.normal for step in Chain.published().steps]
+        [0, None, None, None, None, None, 0]
+        """
+        label = self.negative
+        return None if label is None or fold(self.options[label]) == fold(NOT_APPLICABLE) else label
+
     def written(self, label: int) -> str | None:
         """Return a label's answer as the published files write it: a letter, "N/A", or None if not annotated."""
         if label == NOT_ANNOTATED:

@@ -125,6 +125,28 @@ def share_inconsistent(answers: npt.NDArray[np.integer], rules: Rules) -> float:
     return float(inconsistent(answers, rules).mean()) if len(answers) else float("nan")
 
 
+def judge_normal(
+    answers: npt.NDArray[np.integer], labels: npt.NDArray[np.integer], chain: Chain
+) -> dict[str, npt.NDArray[np.float64]]:
+    """Return by figure whether first and last step call a normal case abnormal, and whether they contradict each other.
+
+    A case is normal if its last true answer is; NaN where a case does not count. {} without a normal last answer.
+    """
+    normal = chain.steps[-1].normal
+    if normal is None:
+        return {}
+    ends = {chain.steps[each].name: (answers[:, each], chain.steps[each].normal) for each in (0, -1)}
+    called = {name: own != clear for name, (own, clear) in ends.items() if clear is not None}
+    figures = {
+        f"normal called abnormal by {name}": np.where(labels[:, -1] == normal, found, np.nan)
+        for name, found in called.items()
+    }
+    if len(called) == 2:
+        first, last = called.values()
+        figures[f"{' and '.join(called)} contradict"] = (first != last).astype(np.float64)
+    return figures
+
+
 def count_broken(answers: npt.NDArray[np.integer], rules: Rules, chain: Chain) -> dict[str, int]:
     """Count the chains with each forbidden pair, described in words, the most frequent first."""
     counts = collections.Counter(words for _, words in _describe_broken(answers, rules, chain))

@@ -26,7 +26,7 @@ from stepcot_jax.evaluation.chains import (
     step_cases,
     step_statistics,
 )
-from stepcot_jax.evaluation.consistency import Rules, inconsistent
+from stepcot_jax.evaluation.consistency import Rules, inconsistent, judge_normal
 from stepcot_jax.evaluation.predictions import SplitPredictions, logits_by_step
 from stepcot_jax.evaluation.statistics import (
     MIN_PATIENTS,
@@ -86,6 +86,7 @@ def age_band(age: str) -> str:
 
 TRUE_CHAINS = "share_of_true_chains_that_break_a_rule"
 CONTRADICTING = "share_inconsistent"
+NORMAL = "normal"  # the shares of `judge_normal`
 
 _MAJORITIES = ("mean_majority_accuracy", "majority_chain_accuracy")
 _SEED = 0  # one for all intervals, so that they share their resamples
@@ -105,10 +106,11 @@ def summarise(
         resampled = resample(compute, split.facts["patient_id"], num_resamples=num_resamples, seed=_SEED)
 
     options = {step.name: step.options for step in chain.steps}
+    of_normal = list(judge_normal(split.predictions.labels, split.predictions.labels, chain))
 
     def describe_figures(model: str, step: str) -> dict[str, Any]:
         figures = {key[2]: values[key] for key in values if key[:2] == (model, step)}
-        keys = {SUREST: [f"{share:.0%}" for share in COVERAGES], BY_ANSWER: options.get(step)}
+        keys = {SUREST: [f"{share:.0%}" for share in COVERAGES], BY_ANSWER: options.get(step), NORMAL: of_normal}
         numbers = {name: _name_numbers(figures[name][0].tolist(), keys.get(name)) for name in figures}
         ends = resampled and {
             name: _name_numbers(intervals(value[0], resampled[model, step, name]), keys.get(name))
@@ -158,11 +160,13 @@ def prepare_statistics(
     predictions, labels = split.predictions, split.predictions.labels
     complete = (labels != NOT_ANNOTATED).all(axis=1, keepdims=True)
     broken = inconsistent(labels, rules)[:, None]
-    contradicting = {
-        model: inconsistent(
-            np.stack([own.argmax(axis=1) for own in logits_by_step(logits, chain=chain, model=model)], axis=1), rules
-        )[:, None]
+    answers = {
+        model: np.stack([own.argmax(axis=1) for own in logits_by_step(logits, chain=chain, model=model)], axis=1)
         for model, logits in predictions.logits.items()
+    }
+    of_chains = {
+        model: {CONTRADICTING: inconsistent(own, rules), **judge_normal(own, labels, chain)}
+        for model, own in answers.items()
     }
     cases = {
         model: step_cases(predictions, chain, model=model, calibration=calibration) for model in predictions.logits
@@ -170,20 +174,21 @@ def prepare_statistics(
 
     def compute(weights: Weights) -> Statistics:
         statistics = {("", "", TRUE_CHAINS): weighted_mean(weights, values=broken, counted=complete)[:, 0]}
-        for model, wrong in contradicting.items():
+        for model, figures in of_chains.items():
             for step in cases[model]:
                 statistics |= {
                     (model, step.name, name): values for name, values in step_statistics(weights, step).items()
                 }
-            shares = weighted_mean(weights, values=wrong, counted=np.ones(wrong.shape, bool))
-            statistics[model, "", CONTRADICTING] = shares[:, 0]
+            values = np.stack(list(figures.values()), axis=1).astype(np.float64)
+            shares = weighted_mean(weights, values=values, counted=~np.isnan(values))
+            statistics |= {(model, "", CONTRADICTING): shares[:, 0], (model, "", NORMAL): shares[:, 1:]}
         return statistics
 
     return compute
 
 
 def describe(summary: Mapping[str, Any]) -> list[str]:
-    """Describe each model's mean accuracy with its interval."""
+    """Describe each model's mean accuracy with its interval, and what it makes of normal cases."""
     lines = []
     left_out = summary["steps_with_one_answer"]
     if left_out:
@@ -197,7 +202,19 @@ def describe(summary: Mapping[str, Any]) -> list[str]:
                 f"{model}: mean step accuracy {value} %, 95 % interval by patient {low} to {high}; "
                 f"most frequent answers {majority} %"
             )
+        lines += describe_normal(model, figures["consistency"])
     return lines
+
+
+def describe_normal(model: str, consistency: Mapping[str, Any]) -> list[str]:
+    """Return the shares of `judge_normal` in a sentence; none for a chain, or a run, without them."""
+    shares, ends = consistency.get(NORMAL), consistency.get("intervals")
+    parts = [
+        f"{name} {_percent(share)} %"
+        + (f" [{_percent(ends[NORMAL][name]['low'])}, {_percent(ends[NORMAL][name]['high'])}]" if ends else "")
+        for name, share in (shares or {}).items()
+    ]
+    return [f"{model}: {', '.join(parts)}"] if parts else []
 
 
 def _name_numbers(value: Any, keys: Sequence[str] | None) -> Any:
@@ -235,7 +252,7 @@ _COLUMNS = {
     "majority_accuracy": "majority",
     "auc": "AUC",
     "sensitivity": "sensitivity",
-    "specificity": "specificity",
+    "specificity": "macro spec.",
     "f1": "F1",
     "precision": "precision",
 }

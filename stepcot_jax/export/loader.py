@@ -110,7 +110,7 @@ class Model:
     """An exported model.
 
     Attributes:
-      name: "teacher", "student" or "plain".
+      name: "student" or "teacher".
       steps: the questions and their answers.
       preprocessing: size and normalisation of its images.
       temperatures: divisor of each step's logits before the softmax; 1 without calibration.

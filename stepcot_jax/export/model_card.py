@@ -18,7 +18,7 @@ from stepcot_jax.host.files import read_json
 from stepcot_jax.host.own_folder import load
 from stepcot_jax.host.text import escape_markdown as plain
 from stepcot_jax.pages.sheets import Column, Entry, Table, columns, list_markdown_rows, show_entry
-from stepcot_jax.reading.finished import Report, tabulate_points
+from stepcot_jax.reading.finished import Report, read_normal, tabulate_points
 from stepcot_jax.reading.trained_model import Trained
 from stepcot_jax.run.stored_reading import (
     CALIBRATION_FILE,
@@ -35,7 +35,7 @@ from stepcot_jax.run.task import REPORT
 _HERE = pathlib.Path(__file__).parent
 
 _FIGURES = ("accuracy", "auc", "sensitivity", "specificity")
-_OF_A_STEP = columns("percent", "accuracy", "AUC", "sensitivity", "specificity")
+_OF_A_STEP = columns("percent", "accuracy", "AUC", "sensitivity", "macro specificity")
 
 
 def write_card(trained: Trained, sizes: Mapping[str, int], manifest: Mapping[str, Any], folder: pathlib.Path) -> str:
@@ -144,6 +144,9 @@ def _describe_figures(trained: Trained, names: Sequence[str]) -> str:
             f"Mean over the steps: accuracy {mean} (most frequent answers: {majority}); all steps right: {chain} (most "
             f"frequent answers: {frequent}). Steps at which all cases have the same answer are not in the mean.\n"
         )
+        lines += [f"{plain(line)}.\n" for line in read_normal(trained.workdir, [name])]
+    if (report := _read_report(trained.workdir)) is not None and report.heads is not None:
+        lines.append(plain(". ".join(report.heads.describe())))
     return "\n".join(lines).rstrip()
 
 

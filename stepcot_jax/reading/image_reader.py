@@ -81,7 +81,7 @@ class ImageReader:
 
     Attributes:
       trained: the run's network, calibration and preprocessing.
-      model: "teacher", "student" or "plain".
+      model: "teacher" or "student".
     """
 
     def __init__(self, trained: Trained, *, model: str, batch_size: int, as_published: bool = False) -> None:
@@ -310,15 +310,19 @@ def explain_pictures(
     pictures: list[Pixels],
     given: np.ndarray,
     headers: Sequence[Header] = (),
+    before: np.ndarray | None = None,
 ) -> "tuple[Explanation, list[ChainReading]]":
-    """Return maps of the answers to pictures, and the answers; the map of a given answer explains that answer."""
+    """Return maps of the answers to pictures, and the answers; the map of a given answer explains that answer.
+
+    `before` has the maps of the image before these, which claims are compared with.
+    """
     from stepcot_jax.reading.explain import PREDICTED
 
     trained = explainer.trained
     images = to_input(pictures, trained.preprocessing)
     labels = np.where(given.any(axis=-1), given.argmax(axis=-1), PREDICTED)
     of_cases = [np.repeat(rows[None], len(pictures), axis=0) for rows in (given, labels)]
-    explained = explainer.explain(images, given_answers=of_cases[0], labels=of_cases[1])
+    explained = explainer.explain(images, given_answers=of_cases[0], labels=of_cases[1], before=before)
     uncorrected = explainer.reader.read(images) if given.any() else None
     readings = make_readings(
         explained.reading,
@@ -350,8 +354,8 @@ def load(
       workdir: a folder that `stepcot_jax.main` or `stepcot export` wrote, also on a store, "gs://BUCKET/FOLDER" or
         "gs://BUCKET/FOLDER"; or an export on the Hugging Face hub, "hf://OWNER/NAME" or "hf://OWNER/NAME@REVISION",
         whose JSON and safetensors are downloaded and not run.
-      model: "teacher", "student" or "plain"; None loads the run's best on validation. Of a policy, the phase with the
-        wanted weights, "sft" or "grpo"; None for the last phase.
+      model: "teacher" or "student"; None loads the student if the run has one. Of a policy, the phase with the wanted
+        weights, "sft" or "grpo"; None for the last phase.
       batch_size: images that `ImageReader.read_files` reads at once; not for a policy.
       as_published: whether the network's own answers are read, each given one written back to it, and not its joint
         model (`evaluation.joint`); not for a policy.

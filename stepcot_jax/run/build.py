@@ -12,7 +12,7 @@ from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.losses.step_cot import PARTS, Objective, Part, inverse_frequency_weights
 from stepcot_jax.models.student import Baseline
-from stepcot_jax.run.inputs import hides_steps
+from stepcot_jax.run.inputs import describe_supervision
 from stepcot_jax.run.networks import make_networks
 from stepcot_jax.run.sections import LossSettings
 from stepcot_jax.run.settings import Settings
@@ -26,10 +26,10 @@ def make_system(
     settings: Settings, dataset: Dataset, image_encoder: nn.Module | None, *, batches_per_epoch: int
 ) -> System:
     """Return the system that the settings describe, with class weights counted on the training split."""
-    if dataset.chain.is_tree and (settings.job != "baseline" or hides_steps(settings)):
+    if dataset.chain.is_tree and (settings.job != "baseline" or describe_supervision(settings)):
         raise BadInput(
             f"config.job: {settings.job!r} with config.baseline.steps={settings.baseline.steps!r} reads a chain of "
-            "steps; a tree of questions (layout rad_restruct) needs 'baseline' with steps='all'"
+            "steps; a tree of questions (layout rad_restruct) needs 'baseline' with steps='all', no label withheld"
         )
     if settings.job == "baseline":
         return _make_baseline(settings, dataset, image_encoder, batches_per_epoch)
@@ -99,7 +99,8 @@ def _make_step_cot(
         if settings.job == "teacher"
         else None,
         given=AnswerSchedule(
-            rate=training.given_rate if training.given_answers == "random" else None,
+            rate=None if training.given_answers == "none" else training.given_rate,
+            varied=training.given_answers == "varied",
             noise=training.given_noise,
             student=training.given_to == "both",
         ),

@@ -34,13 +34,12 @@ from stepcot_jax.record import Records
 from stepcot_jax.run import loading, loading_questions
 from stepcot_jax.run.chain_task import ChainTask
 from stepcot_jax.run.given import Given, name_class
-from stepcot_jax.run.inputs import Inputs, select_entries
+from stepcot_jax.run.inputs import Inputs, choose_supervision, select_entries
 from stepcot_jax.run.networks import TEACHER, trained_preprocessing
 from stepcot_jax.run.settings import Settings, load_settings
 from stepcot_jax.run.task import Task
 from stepcot_jax.run.training_run import Run
 from stepcot_jax.systems.baseline import BaselineSystem
-from stepcot_jax.systems.networks import Networks
 from stepcot_jax.systems.recipes import GRPO, SFT, is_recipe
 from stepcot_jax.systems.step_cot import StepCoT
 from stepcot_jax.training.log import Logger
@@ -108,7 +107,8 @@ def _make_chain_task(
     system: System, data: Dataset, prompts: np.ndarray | None, settings: Settings, **context: Any
 ) -> Task:
     image_encoder = getattr(getattr(system, "networks", None), "image_encoder", None)
-    inputs = Inputs(data, _text(system, data, settings, prompts), image_encoder, select_entries)
+    text = _text(system, data, settings, prompts)
+    inputs = Inputs(choose_supervision(settings, data), text, image_encoder, select_entries)
     return ChainTask(settings, inputs, lambda _: system, **context)
 
 
@@ -170,8 +170,7 @@ def describe_values(
             described |= {"baseline.form": "student", "student.dropout": 0.0, "student.width": system.baseline.width}
         else:
             described["baseline.form"] = "heads"
-        custom = _describe_encoder(system.networks, described)
-        return described, Given(networks=custom, optimizers=system.names, features=features)
+        return described, Given(optimizers=system.names, features=features)
     return described | {"job": "own"}, Given(system=name_class(system), features=features)
 
 
@@ -198,6 +197,10 @@ def _describe_step_cot(
         described |= {"student.width": student.width, "student.dropout": student.dropout_rate}
     else:
         custom.append("student")
+    if (encoder := networks.image_encoder) is not None:
+        known = [name for name in ("resnet_small", "resnet18") if make_resnet(name) == encoder]
+        described["image_encoder.name"] = known[0] if known else "resnet_small"
+        custom += [] if known else ["image_encoder"]
     for field in dataclasses.fields(Objective):
         if field.name not in ("answer_weights", "parts"):
             described[f"loss.{field.name}"] = getattr(objective, field.name)
@@ -207,25 +210,17 @@ def _describe_step_cot(
         described["training.plateau_stop"] = plateau.stop_after
     drawn = system.given
     if drawn.rate is not None:
-        described |= {"training.given_answers": "random", "training.given_rate": drawn.rate}
+        kind = "varied" if drawn.varied else "random"
+        described |= {"training.given_answers": kind, "training.given_rate": drawn.rate}
         described |= {"training.given_noise": drawn.noise, "training.given_to": "both" if drawn.student else "teacher"}
     if objective.answer_weights is not None:
         features = (*features, "answer_weights")
     return described, Given(
-        networks=(*custom, *_describe_encoder(networks, described)),
+        networks=tuple(custom),
         optimizers=system.names if system.has_custom_optimizers else (),
         parts={name: float(weight) for name, (_, weight) in objective.parts.items()},
         features=features,
     )
-
-
-def _describe_encoder(networks: Networks, described: dict[str, Any]) -> tuple[str, ...]:
-    """Add the name of a trained image encoder to the settings; return its name as a network that none can name."""
-    if networks.image_encoder is None:
-        return ()
-    known = [name for name in ("resnet_small", "resnet18") if make_resnet(name) == networks.image_encoder]
-    described["image_encoder.name"] = known[0] if known else "resnet_small"
-    return () if known else ("image_encoder",)
 
 
 def _text(system: System, data: Dataset, settings: Settings, prompts: np.ndarray | None) -> jax.Array | None:

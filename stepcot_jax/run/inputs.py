@@ -75,19 +75,49 @@ def load_inputs(
     else:
         image_encoder = make_resnet(settings.image_encoder.name)
         dataset = load_dataset(settings, preprocessing=trained_preprocessing(settings), progress=terminal.watch)
-    if settings.data.origins:
-        dataset = dataset.with_origins(settings.data.origins)
-    if hides_steps(settings):
-        dataset = dataset.with_last_step_alone()
+    dataset = choose_supervision(settings, dataset)
     text = (
         jax.device_put(encode_prompts(settings, workdir, terminal, dataset.chain)) if settings.reads_prompts else None
     )
     return Inputs(dataset, text, image_encoder, prepare, digest)
 
 
+def choose_supervision(settings: Settings, dataset: Dataset) -> Dataset:
+    """Return the cases and labels of a run: of some origins, fewer training cases, labels withheld or shuffled."""
+    from stepcot_jax.data.supervision import keep_training_cases, shuffle_chains, withhold  # most runs learn from all
+
+    data = settings.data
+    if data.origins:
+        dataset = dataset.with_origins(data.origins)
+    if data.num_train:
+        dataset = keep_training_cases(dataset, data.num_train, seed=data.split_seed)
+    if hides_steps(settings):
+        dataset = dataset.with_last_step_alone()
+    elif _supervises(settings, "shuffled"):
+        dataset = shuffle_chains(dataset, seed=data.split_seed)
+    if data.withhold_chains or data.withhold_answers:
+        dataset = withhold(dataset, chains=data.withhold_chains, answers=data.withhold_answers, seed=data.split_seed)
+    return dataset
+
+
+def describe_supervision(settings: Settings) -> str:
+    """Return which training labels are withheld or of other cases, in one line; "" for none."""
+    what = {
+        "last": "trained and scored on the last step alone",
+        "shuffled": "trained with the earlier answers of other cases with the same last answer",
+    }
+    parts = [f"config.baseline.steps={steps!r}: {what[steps]}" for steps in what if _supervises(settings, steps)]
+    shares = {name: getattr(settings.data, name) for name in ("withhold_chains", "withhold_answers")}
+    return "; ".join(parts + [f"config.data.{name}={share:g}, in training" for name, share in shares.items() if share])
+
+
+def _supervises(settings: Settings, steps: str) -> bool:
+    return settings.job == "baseline" and settings.baseline.steps == steps
+
+
 def hides_steps(settings: Settings) -> bool:
     """Return whether a run trains and scores the last step alone."""
-    return settings.job == "baseline" and settings.baseline.steps == "last"
+    return _supervises(settings, "last")
 
 
 def load_cases(config: str | pathlib.Path | Mapping[str, Any], **overrides: Any) -> Any:

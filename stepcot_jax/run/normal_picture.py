@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 from jaxtyping import UInt8
 
-from stepcot_jax.chain import NOT_APPLICABLE, fold
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.own_folder import load_arrays, save_arrays
@@ -30,10 +29,10 @@ class NormalPicture:
 def mean_normal_picture(dataset: Dataset) -> NormalPicture | None:
     """Return the mean of training cases whose last answer denies a finding; None for fewer than `MIN_CASES`."""
     last = dataset.chain.steps[-1]
-    if last.negative is None or fold(last.options[last.negative]) == fold(NOT_APPLICABLE):
+    if last.normal is None:
         return None
     train = np.asarray(dataset.splits.train, int)
-    chosen = train[dataset.labels[train, -1] == last.negative][:MAX_CASES]
+    chosen = train[dataset.labels[train, -1] == last.normal][:MAX_CASES]
     if len(chosen) < MIN_CASES:
         return None
     total = np.zeros(dataset.pixels[int(chosen[0])].shape)

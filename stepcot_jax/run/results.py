@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 from jaxtyping import Int
 
@@ -23,6 +24,7 @@ from stepcot_jax.evaluation.counting import (
 from stepcot_jax.evaluation.interventions import as_probabilities, describe_reliance, measure_reliance
 from stepcot_jax.evaluation.joint import JointModel, ReadLogits, add_joined, learn_tree, name_joined, write_joints
 from stepcot_jax.evaluation.joint_fit import WrittenBack
+from stepcot_jax.evaluation.linear_heads import Rival
 from stepcot_jax.evaluation.operating_points import Rule
 from stepcot_jax.evaluation.predictions import (
     FACTS,
@@ -145,6 +147,7 @@ def write_results(
     chosen: Chosen,
     test: SplitPredictions,
     given: Given,
+    rival: Rival | None = None,
     best: Mapping[str, Best],
     wall_seconds: float,
     evaluation: EvaluationSettings,
@@ -166,17 +169,15 @@ def write_results(
     report = report_dict(metrics=metrics, num_cases=dataset.num_cases, wall_seconds=wall_seconds)
     for name, figures in report["test"].items():
         interval = statistics["models"][name]["intervals"]
+        figures["consistency"] = statistics["models"][name]["consistency"]
         figures["interval"] = interval and [interval["mean_accuracy"][end] for end in ("low", "high")]
-    ranked = rank_networks(validated.answers.predictions, chain)
-    report |= {"best": _describe_best(best), "default": next(iter(ranked))}
+    report["best"] = _describe_best(best)
+    if rival is not None:
+        report["heads"] = msgspec.to_builtins(rival)
     save(workdir / REPORT, report)
     print(format_table(metrics))
-    if len(ranked) > 1:
-        (default, highest), *others = ranked.items()
-        rest = ", ".join(f"{name} {100 * accuracy:.1f}" for name, accuracy in others)
-        print(f"default: {default} (best on validation: {100 * highest:.1f} %; {rest})")
     print()
-    print("\n".join(describe(statistics)))
+    print("\n".join([*describe(statistics), *(rival.describe() if rival else ())]))
     print("\n".join(describe_reliance(given.reliance)))
     print("\n".join(describe_corrections(statistics["corrections"], chain)))
     if (num_patients := count_patients(test.facts["patient_id"])) < MIN_PATIENTS:
@@ -186,16 +187,6 @@ def write_results(
         )
     print(f"\n{wall_seconds:.0f} s; written to {workdir / REPORT}")
     return report
-
-
-def rank_networks(validated: Predictions, chain: Chain) -> dict[str, float]:
-    """Return the mean accuracy of the networks on validation without given answers, 0 to 1, best first.
-
-    The first is the default of every reader. Of equal ones it is the later of teacher, student and plain.
-    """
-    evaluated, names = evaluate(validated, chain), list(validated.logits)
-    ranked = sorted(names, key=lambda name: (evaluated[name].mean_accuracy, names.index(name)), reverse=True)
-    return {name: evaluated[name].mean_accuracy for name in ranked}
 
 
 def _write_predictions(workdir: pathlib.Path, chain: Chain, **splits: SplitPredictions | ValidationPredictions) -> None:

@@ -48,6 +48,9 @@ class DataSettings:
     num_threads: Count
     num_workers: Whole
     origins: tuple[str, ...]
+    num_train: Whole
+    withhold_chains: Share
+    withhold_answers: Share
     sampling: Literal["uniform", "inverse_frequency", "inverse_frequency_of_steps"]
     augment: Literal["none", "light"]
     uncertain: Literal["ignore", "negative", "positive"]
@@ -182,7 +185,7 @@ class BaselineSettings:
 
     form: Literal["perceptron", "heads", "student"]
     hidden: Width
-    steps: Literal["all", "last"]
+    steps: Literal["all", "last", "shuffled"]
     batch_size: Count
     epochs: Count
     learning_rate: Positive
@@ -219,6 +222,7 @@ class TrainingSettings:
     """Epochs, optimizer and checkpoints."""
 
     batch_size: Count
+    updates_per_epoch: Whole
     teacher_epochs: Whole
     teacher_job_epochs: Count
     joint_epochs: Whole
@@ -234,7 +238,7 @@ class TrainingSettings:
     log_every: Count
     checkpoint_minutes: Positive
     compute_dtype: Literal["float32", "bfloat16"]
-    given_answers: Literal["none", "random"]
+    given_answers: Literal["none", "random", "varied"]
     given_rate: Share
     given_noise: Share
     given_to: Literal["teacher", "both"]

@@ -156,7 +156,7 @@ class Settings:
         if self.trains_policy:
             yield "data.source", self.data.source != "phantom", "'phantom': config.vqa.source and config.vqa.root count"
             yield "data.root", bool(self.data.root), "'': config.vqa.source and config.vqa.root name the records"
-            for key in ("data.layout", "data.augment", "data.sampling", "data.uncertain", "image_encoder.fit"):
+            for key in _OF_CHAINS:
                 yield self._unread(key, "a policy reads questions, and stretches pictures and boxes to a square")
             if encoder.is_frozen:
                 yield self._unread("policy.encoder_widths", "the patches of config.image_encoder.name are read")
@@ -211,6 +211,11 @@ class Settings:
         default = operator.attrgetter(key)(_base())
         return key, operator.attrgetter(key)(self) != default, f"{default!r} ({why})"
 
+
+_OF_CHAINS = (
+    *("data.layout", "data.augment", "data.sampling", "data.uncertain", "image_encoder.fit"),
+    *("data.num_train", "data.withhold_chains", "data.withhold_answers", "training.updates_per_epoch"),
+)
 
 _OF_THE_SMALL_DECODER = (
     *("tokenizer", "grid", "encoder_widths", "width", "num_layers", "num_heads", "num_kv_heads", "head_width"),

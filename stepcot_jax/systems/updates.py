@@ -45,6 +45,8 @@ class AnswerSchedule:
 
     Attributes:
       rate: probability of each annotated answer of each case; None: none is given, as published.
+      varied: whether each case has a probability of its own, drawn between 0 and `rate`, so that cases with no answer,
+        some and all are equally frequent; at one high rate a network hardly ever reads a case on its own.
       noise: share of the given answers that are wrong ones of the same step, equally likely; 0 to 1.
       student: whether the student is given the same answers in its update; else only the teacher.
     """
@@ -52,6 +54,7 @@ class AnswerSchedule:
     rate: float | None = None
     noise: float = 0.0
     student: bool = True
+    varied: bool = False
 
     def draw(
         self,
@@ -68,7 +71,8 @@ class AnswerSchedule:
 
         def draw_one(case: Array, case_labels: Array) -> Array:
             keys = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, _STREAM), case), 4)
-            chosen = jax.random.bernoulli(keys[1], rate, (num_steps,))
+            own_rate = rate * jax.random.uniform(keys[0]) if self.varied else rate
+            chosen = jax.random.bernoulli(keys[1], own_rate, (num_steps,))
             others = (case_labels + jax.random.randint(keys[2], (num_steps,), 1, jnp.maximum(counts, 2))) % counts
             wrong = jax.random.bernoulli(keys[3], self.noise, (num_steps,))
             return jnp.where(chosen & (case_labels >= 0), jnp.where(wrong, others, case_labels), -1)

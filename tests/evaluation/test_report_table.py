@@ -23,7 +23,7 @@ def make_metrics() -> dict[str, ModelMetrics]:
 
 
 TABLE = """\
-teacher (%)       cases  accuracy  majority    AUC  sensitivity  specificity     F1  precision
+teacher (%)       cases  accuracy  majority    AUC  sensitivity  macro spec.     F1  precision
 ----------------------------------------------------------------------------------------------
 Detection             4      75.0      50.0  100.0         75.0         75.0   73.3       83.3
 Distribution          3     100.0     100.0      -        100.0            -  100.0      100.0
@@ -31,7 +31,7 @@ Distribution          3     100.0     100.0      -        100.0            -  10
 mean                         75.0      50.0  100.0         75.0         75.0   73.3       83.3
 all annotated steps of a case correct: 75.0 (most frequent answers: 50.0)
 
-student (%)       cases  accuracy  majority    AUC  sensitivity  specificity     F1  precision
+student (%)       cases  accuracy  majority    AUC  sensitivity  macro spec.     F1  precision
 ----------------------------------------------------------------------------------------------
 Detection             4      50.0      50.0   50.0         50.0         50.0   33.3       25.0
 Distribution          3      66.7     100.0      -         66.7            -   80.0      100.0

@@ -1,15 +1,24 @@
 import json
+import re
 
 import numpy as np
 import pytest
 from evaluation.small_splits import CHAIN, make_split
 
-from stepcot_jax.chain import NOT_ANNOTATED
+from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.evaluation.calibration import fit_calibration, step_reliability
 from stepcot_jax.evaluation.chains import bootstrap, evaluate, step_cases
-from stepcot_jax.evaluation.consistency import make_rules, share_inconsistent
+from stepcot_jax.evaluation.consistency import judge_normal, make_rules, share_inconsistent
 from stepcot_jax.evaluation.statistics import as_plain
-from stepcot_jax.evaluation.summary import GROUPINGS, UNKNOWN, age_band, describe, score_subgroups, summarise
+from stepcot_jax.evaluation.summary import (
+    GROUPINGS,
+    UNKNOWN,
+    age_band,
+    describe,
+    describe_normal,
+    score_subgroups,
+    summarise,
+)
 
 SPLIT = make_split(3, num_cases=120, num_patients=50)
 LABELS = SPLIT.predictions.labels
@@ -57,8 +66,8 @@ def test_every_figure_has_an_interval_of_its_own_value(summary):
         if path[0] not in ("ece", "ece_calibrated"):  # resamples are biased upwards: resampling adds noise
             assert interval["low"] <= value <= interval["high"], path
     # Of the labels, and for each of 2 models 3 steps of 8 figures and 4 shares, coverage by 2 + 3 + 4 answers, and
-    # contradictions.
-    assert len(found) == 1 + 2 * (3 * 12 + 9 + 1)
+    # broken rules, normal cases called abnormal by two steps, and contradictions of these.
+    assert len(found) == 1 + 2 * (3 * 12 + 9 + 1 + 3)
 
 
 def test_values_and_resamples_are_those_of_the_plain_functions(summary):
@@ -92,8 +101,28 @@ def test_no_resamples_leave_the_figures_and_no_intervals(summary):
         for name, step in found["steps"].items():
             assert step == {**summary["models"][model]["steps"][name], "intervals": None}
         assert found["consistency"]["intervals"] is None
-    assert describe(plain) == []
-    assert [line.count("%") for line in describe(summary)] == [3, 3]
+    assert [line.count("[") for line in describe(plain)] == [0, 0]
+    assert [line.count("%") for line in describe(summary)] == [3, 3, 3, 3]
+
+
+def test_normal_cases_are_those_whose_last_answer_is_normal(summary):
+    """By hand: 0 is "No" at the first step and "Normal" at the last, whatever the first true answer is."""
+    for model, logits in SPLIT.predictions.logits.items():
+        answers, normal = logits.argmax(axis=2), LABELS[:, 2] == 0
+        said = [100 * part.mean() for part in (answers[normal, 0] == 1, answers[normal, 2] > 0)]
+        said.append(
+            100 * ((answers[:, 0] == 1) & (answers[:, 2] == 0) | (answers[:, 0] == 0) & (answers[:, 2] > 0)).mean()
+        )
+        (line,) = describe_normal(model, summary["models"][model]["consistency"])
+        found = re.sub(r" \[[0-9., ]+\]", "", line)
+        assert found == (
+            f"{model}: normal called abnormal by Detection {said[0]:.1f} %, normal called abnormal by Diagnosis "
+            f"{said[1]:.1f} %, Detection and Diagnosis contradict {said[2]:.1f} %"
+        )
+    assert summary["models"]["student"]["consistency"]["normal"].keys() == judge_normal(LABELS, LABELS, CHAIN).keys()
+    unnamed = Chain((*CHAIN.steps[:2], Step("Diagnosis", "What?", ("Cold", "Mass", "Effusion", "Nodule"))))
+    assert judge_normal(LABELS, LABELS, unnamed) == {}
+    assert describe_normal("student", {"normal": {}, "intervals": None}) == []
 
 
 @pytest.mark.parametrize("num_cases", [0, 4])

@@ -1,6 +1,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from oracles.random_params import random_labels
 
 from stepcot_jax.run.build import make_system
@@ -24,11 +25,11 @@ def share(given):
 def test_a_config_says_how_often_wrong_and_to_whom_answers_are_given():
     small = {"phantom.num_cases": 30, "phantom.image_size": 32, "image_encoder.image_size": 32}
     dataset = load_cases("quickstart", **small)
-    for given_to in ("both", "teacher"):
-        chosen = {"given_answers": "random", "given_rate": 0.6, "given_noise": 0.1, "given_to": given_to}
+    for given_to, kind in (("both", "random"), ("teacher", "varied")):
+        chosen = {"given_answers": kind, "given_rate": 0.6, "given_noise": 0.1, "given_to": given_to}
         settings = load_settings("quickstart", **small, **{f"training.{name}": value for name, value in chosen.items()})
         system = make_system(settings, dataset, None, batches_per_epoch=3)
-        assert system.given == AnswerSchedule(0.6, noise=0.1, student=given_to == "both")
+        assert system.given == AnswerSchedule(0.6, noise=0.1, student=given_to == "both", varied=kind == "varied")
 
 
 def test_given_answers_are_true_and_annotated():
@@ -44,6 +45,14 @@ def test_random_gives_each_answer_at_its_rate_independently():
     for step in range(len(COUNTS)):
         assert abs(given[LABELS[:, step] >= 0, step].mean() - 0.6) < 0.04
     assert abs((given[both, 0] & given[both, 1]).mean() - 0.36) < 0.04
+
+
+def test_varied_gives_any_number_of_a_cases_answers_equally_often():
+    full = np.zeros((20000, 4), int)
+    num_given = (draw(AnswerSchedule(1.0, varied=True), full) >= 0).sum(axis=1)
+    # With a uniform rate the number of successes is uniform: the beta-binomial of parameters 1 and 1.
+    np.testing.assert_allclose(np.bincount(num_given) / len(full), np.full(5, 1 / 5), atol=0.01)
+    assert (draw(AnswerSchedule(0.5, varied=True), full) >= 0).mean() == pytest.approx(0.25, abs=0.01)
 
 
 def test_noise_gives_other_answers_of_the_step():

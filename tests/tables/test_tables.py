@@ -18,7 +18,7 @@ from stepcot_jax.tools.tables.command import find_recipe
 from stepcot_jax.tools.tables.plan import ABLATIONS, Plan
 from stepcot_jax.tools.tables.transfer_table import restrict
 
-METRICS = ("accuracy", "mAUC", "sensitivity", "specificity")
+METRICS = ("accuracy", "mAUC", "sensitivity", "macro specificity")
 
 
 @pytest.fixture(scope="module")

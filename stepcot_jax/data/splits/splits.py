@@ -199,6 +199,15 @@ def check_manifest(path: Path, splits: Splits, cases: Iterable[Record], *, set_a
         )
 
 
+def leave_unused_out(splits: Splits, cases: Iterable[Record]) -> tuple[Splits, list[Record]]:
+    """Return the splits over their own cases alone, and these; a run of some origins has cases of no split."""
+    table, members = as_table(cases), splits.by_name()
+    used = sorted(index for indices in members.values() for index in indices)
+    place = {index: number for number, index in enumerate(used)}
+    kept = {name: tuple(place[index] for index in indices) for name, indices in members.items()}
+    return Splits(**kept), [table[index] for index in used]
+
+
 def read_members(path: Path) -> dict[str, tuple[str, ...]]:
     """Return the image paths of each split of a manifest."""
     return dict(_decode(Path(path)).splits)

@@ -23,7 +23,7 @@ from stepcot_jax.pages import sheets, shell
 from stepcot_jax.pages.figures import Line, draw_lines, draw_reliability
 from stepcot_jax.pages.sheets import Table, columns
 from stepcot_jax.pages.shell import Section, make_environment, tabulate
-from stepcot_jax.reading.finished import Entry, FinishedRun, Report, tabulate_points
+from stepcot_jax.reading.finished import Entry, FinishedRun, Report, read_normal, tabulate_points
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.stored_reading import PAIRS_FILE, STATISTICS_FILE
 
@@ -241,7 +241,8 @@ class Plausibility:
             *columns("number", "cases"),
         )
         table = Table("consistency", "Chains with answers that training never had together", heads, tuple(counts))
-        return Section("consistency", "Consistency", self.source, tabulate(table).body + folded)
+        said = Markup("").join(Markup("<p>{}.</p>").format(line) for line in read_normal(run.workdir))
+        return Section("consistency", "Consistency", self.source, tabulate(table).body + said + folded)
 
 
 Curve = list[float | None]  # share of the last step that is right after 0, 1, ... true answers

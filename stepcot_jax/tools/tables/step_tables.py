@@ -34,7 +34,7 @@ from stepcot_jax.tools.tables.plan import ABLATIONS, OF_STUDENT, Plan, Recipe
 # Table 3, of the diagnosis.
 
 WITHOUT, WITH = "without", "with"
-METRICS = {"accuracy": "accuracy", "auc": "mAUC", "sensitivity": "sensitivity", "specificity": "specificity"}
+METRICS = {"accuracy": "accuracy", "auc": "mAUC", "sensitivity": "sensitivity", "specificity": "macro specificity"}
 FIGURE_COLUMNS = (
     *columns("percent", *METRICS.values()),
     *columns("points", *(f"difference in {heading}" for heading in METRICS.values())),

@@ -1,0 +1,323 @@
+"""Does the chain help? Teacher and student beside a plain network, over sets: `python -m benchmarks.does_it_help`.
+
+A *set* s is a run whose phantoms, split and training have the seed s. `train` trains for each set the config and its
+rivals, reads chests that no run drew, and keeps labels, answers and logits in one file; finished networks and sets are
+not made again. `show` recomputes every figure from these files alone. Nothing is chosen on the unseen chests.
+
+Rivals: *plain* (`--config=plain`: the same encoder, drawings, batches, rate, schedule, epochs and choice by validation,
+one linear head a step), and *plain with answers*, a second plain network that has the known answers as one-hot inputs
+beside the image features of its encoder, then one hidden layer; its answers are drawn at random as the teacher's are.
+Both have the joint model of answers that our networks have, fitted on the same validation cases.
+"""
+
+import argparse
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int
+
+from benchmarks.correction_ways import Cases, TrialReader
+from benchmarks.corrections import fit
+from benchmarks.help_figures import KEPT, Kept, name_set, show, write_kept
+from stepcot_jax.chain import Chain
+from stepcot_jax.data.batches import batches_per_epoch
+from stepcot_jax.data.dataset import Dataset
+from stepcot_jax.data.phantom.phantom import draw_case
+from stepcot_jax.encoders.resnet import make_resnet
+from stepcot_jax.evaluation.chains import evaluate
+from stepcot_jax.evaluation.counting import NaiveBayes, PriorReader
+from stepcot_jax.evaluation.interventions import correct_in_turn
+from stepcot_jax.evaluation.joint import AnswerTree, learn_tree
+from stepcot_jax.evaluation.predictions import Predictions
+from stepcot_jax.host.errors import run_tool
+from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.losses.step_cot import batch_totals, teacher_objective
+from stepcot_jax.models.form_reader import LinearHeads
+from stepcot_jax.models.layers import given_distributions
+from stepcot_jax.reading.radiographs import read_picture, to_input
+from stepcot_jax.run.fit import fit as fit_system
+from stepcot_jax.run.inputs import load_cases
+from stepcot_jax.run.networks import trained_preprocessing
+from stepcot_jax.run.settings import Settings, load_settings
+from stepcot_jax.run.training_run import Run
+from stepcot_jax.systems.networks import encode_in_parts, make_read_given
+from stepcot_jax.systems.updates import AnswerSchedule
+from stepcot_jax.tools.tables.cell_networks import load_weights
+from stepcot_jax.training.checkpoints import read_best, restore_params
+from stepcot_jax.training.devices import ONE_DEVICE, GlobalBatch, differentiate
+from stepcot_jax.training.optimizers import make_optimizer, make_rate
+from stepcot_jax.training.state import TrainState, apply_gradients
+from stepcot_jax.training.system import Batch, Phase, System
+
+TOLD = "plain with answers"
+FEWER = {"evaluation.num_resamples": 0, "evaluation.gate_false_alarms": 0.0}
+"""What a cell of this comparison need not measure."""
+
+_BLOCK = 15  # images of the phantom whose patients are their own
+
+# The second plain network: answers are inputs.
+
+
+class ToldNetwork(nn.Module):
+    """An image encoder; its features and the known answers as one-hot inputs; a hidden layer; a linear head a step."""
+
+    encoder: nn.Module
+    answers_per_step: Sequence[int]
+    hidden: int = 512
+
+    @nn.compact
+    def __call__(
+        self, images: Float[Array, "case height width 3"], given: Float[Array, "case step answer"]
+    ) -> Float[Array, "case step answer"]:
+        """Return padded logits."""
+        inputs = jnp.concatenate([self.encoder(images), given.reshape(len(given), -1)], axis=1)
+        return LinearHeads(self.answers_per_step, name="heads")(nn.relu(nn.Dense(self.hidden, name="hidden")(inputs)))
+
+
+class ToldSystem(System):
+    """`ToldNetwork` and its optimiser; true answers are given at random, as to the teacher."""
+
+    names, score_name = (TOLD,), "mean_accuracy_own_and_given"
+
+    def __init__(
+        self,
+        chain: Chain,
+        network: ToldNetwork,
+        optimizer: optax.GradientTransformation,
+        *,
+        num_epochs: int,
+        given: AnswerSchedule,
+    ) -> None:
+        self.chain, self.network, self.optimizer = chain, network, optimizer
+        self.num_epochs, self.given = num_epochs, given
+
+    def init(self, key: Array, example: Batch) -> TrainState:
+        """Return random parameters."""
+        init_key, run_key = jax.random.split(key)
+        images = jnp.zeros_like(example["images"][:1])
+        nothing = jnp.zeros((1, self.chain.num_steps, max(self.chain.answers_per_step)))
+        params = {TOLD: self.network.init(init_key, images, nothing)["params"]}
+        return TrainState(
+            jnp.zeros((), jnp.int32), params, {TOLD: self.optimizer.init(params)}, jax.random.key_data(run_key)
+        )
+
+    def phases(self) -> Sequence[Phase]:
+        """Return the one phase of the run."""
+        return [Phase(TOLD, self.num_epochs, self.update)]
+
+    def update(
+        self, state: TrainState, batch: Batch, global_batch: GlobalBatch = ONE_DEVICE
+    ) -> tuple[TrainState, dict[str, Array]]:
+        """Return the state after one device's update, and the sum of the steps' cross-entropies."""
+        totals = global_batch.add_up(batch_totals(batch["labels"]))
+        answers = self.given.draw(
+            state.key_of_update(),
+            labels=batch["labels"],
+            answers_per_step=self.chain.answers_per_step,
+            first_case=global_batch.first_case(len(batch["labels"])),
+        )
+
+        def loss(params: Any, rows: Batch) -> tuple[Array, Array]:
+            logits = self._read(params, rows["images"], rows["answers"])
+            total = teacher_objective(logits=logits, labels=rows["labels"], totals=totals).total
+            return total, total
+
+        total, gradients = differentiate(loss, state.params, {**batch, "answers": answers}, global_batch)
+        state = apply_gradients(state, TOLD, self.optimizer, gradients)
+        return state.replace(step=state.step + 1), {"loss": total}
+
+    def _read(self, params: Any, images: Array, answers: Int[Array, "case step"]) -> Array:
+        given = given_distributions(answers, num_answers=max(self.chain.answers_per_step))
+        assert given is not None  # noqa: S101 - for the type checker
+        return self.network.apply({"params": params[TOLD]}, images, jnp.swapaxes(given, 0, 1))
+
+    def predict(self, params: Any, batch: Batch) -> dict[str, Array]:
+        """Return padded logits [case, step, answer], with and without the true answers."""
+        nothing = jnp.full(batch["labels"].shape, -1)
+        told = {"": nothing, " given": batch["labels"]}
+        return {f"{TOLD}{name}": self._read(params, batch["images"], answers) for name, answers in told.items()}
+
+    def evaluate(self, predictions: Predictions) -> dict[str, float]:
+        """Return the mean accuracy over the steps, of own and of true earlier answers, as the teacher's score."""
+        metrics = evaluate(predictions, self.chain)
+        return {TOLD: float(np.mean([metrics[f"{TOLD}{name}"].mean_accuracy for name in ("", " given")]))}
+
+
+def make_told(settings: Settings, dataset: Dataset) -> ToldSystem:
+    """Return the second plain network with the teacher's optimiser and the run's number of updates."""
+    training, chain = settings.training, dataset.chain
+    num_epochs = training.teacher_epochs + training.joint_epochs
+    num_updates = num_epochs * batches_per_epoch(dataset, training.batch_size)
+    optimizer = make_optimizer(
+        learning_rate=make_rate(training.teacher_learning_rate, training.schedule, num_updates),
+        weight_decay=training.weight_decay,
+        epsilon=training.adam_epsilon,
+        clip_norm=training.clip_norm,
+    )
+    network = ToldNetwork(make_resnet(settings.image_encoder.name), chain.answers_per_step)
+    given = AnswerSchedule(rate=training.given_rate)
+    return ToldSystem(chain, network, optimizer, num_epochs=num_epochs, given=given)
+
+
+# A set: train, read unseen chests, keep.
+
+
+def of_set(number: int) -> dict[str, int]:
+    """Return the settings of a set."""
+    return {"seed": number, "phantom.seed": number, "data.split_seed": number}
+
+
+def read_networks(
+    config: str, number: int, workdir: pathlib.Path, changes: Mapping[str, Any], images: Mapping[str, Any]
+) -> dict[str, dict[str, tuple[Any, Any]]]:
+    """Train the networks of a set where they are not, and return by network and part their reading and logits."""
+    overrides = {**changes, **of_set(number)}
+    settings = load_settings(config, **overrides)
+    found: dict[str, dict[str, tuple[Any, Any]]] = {}
+    runs = {"ours": config, "plain": f"plain:{config}"}
+    for name, of_run in runs.items():
+        folder = workdir / f"{config}_{number}" / name
+        if not (folder / "report.json").is_file():
+            kept = {key: value for key, value in overrides.items() if name == "ours" or not _is_ours(key)}
+            Run(of_run, workdir=folder, **{**kept, **FEWER}).execute()
+        names = load_settings_names(folder)
+        weights = load_weights(folder, names)
+        for network in names:
+            shown = {"ours/plain": "plain heads of the teacher"}.get(f"{name}/{network}", network)
+            found[shown] = {}
+            for part, pixels in images.items():
+                features = encode_in_parts(weights.networks, weights.params[network], {"images": pixels})
+                read = make_read_given(
+                    weights.networks, network, weights.params[network], features, weights.text_features
+                )
+                found[shown][part] = _read_alone(read, len(pixels), weights.chain)
+    folder = workdir / f"{config}_{number}" / "told"
+    dataset = load_cases(config, **overrides)
+    system = make_told(settings, dataset)
+    if not (folder / "report.json").is_file():
+        fit_system(system, dataset, workdir=folder, batch_size=settings.training.batch_size, seed=number)
+    params = restore_params(folder / "checkpoints", read_best(folder / "checkpoints")[1][TOLD].step)
+    found[TOLD] = {part: _read_told(system, params, pixels) for part, pixels in images.items()}
+    return found
+
+
+def _is_ours(key: str) -> bool:
+    return key.startswith(("teacher.", "student.", "loss.", "training.given"))
+
+
+def load_settings_names(folder: pathlib.Path) -> tuple[str, ...]:
+    """Return the networks of a finished run."""
+    from stepcot_jax.run.settings import read_settings
+
+    return read_settings(folder / "settings.json").trains.names
+
+
+def _read_alone(read: Any, num_cases: int, chain: Chain) -> tuple[Any, Any]:
+    nothing = np.zeros((1, num_cases, chain.num_steps, max(chain.answers_per_step)), np.float32)
+    return read, np.asarray(read(nothing))[0]
+
+
+def _read_told(system: ToldSystem, params: Any, pixels: Any) -> tuple[Any, Any]:
+    """Return the function from given answers to logits, with the encoder's features computed once."""
+    tree, encoder = params[TOLD], system.network.encoder
+    encode = jax.jit(lambda images: encoder.apply({"params": tree["encoder"]}, images))
+    features = np.concatenate([np.asarray(encode(pixels[start : start + 250])) for start in range(0, len(pixels), 250)])
+    counts = system.chain.answers_per_step
+
+    @jax.jit
+    def head(features: Array, given: Array) -> Array:
+        inputs = jnp.concatenate([features, given.reshape(len(given), -1)], axis=1)
+        hidden = nn.relu(inputs @ tree["hidden"]["kernel"] + tree["hidden"]["bias"][None])
+        logits: Array = LinearHeads(counts).apply({"params": tree["heads"]}, hidden)
+        return logits
+
+    def read(given: Any) -> Any:
+        return np.stack([np.asarray(head(features, np.asarray(variant, np.float32))) for variant in given])
+
+    return _read_alone(read, len(pixels), system.chain)
+
+
+def measure_set(config: str, number: int, workdir: pathlib.Path, changes: Mapping[str, Any], num_cases: int) -> Kept:
+    """Return what is kept of a set: labels, answers and logits of unseen chests, and what corrections are worth."""
+    terminal = Terminal()
+    settings = load_settings(config, **{**changes, **of_set(number)})
+    phantom, preprocessing = settings.phantom, trained_preprocessing(settings)
+    dataset = load_cases(config, **{**changes, **of_set(number)})
+    first = -(-phantom.num_cases // _BLOCK) * _BLOCK
+    drawn = [
+        draw_case(index, **phantom.drawing)
+        for index in terminal.watch(range(first, first + num_cases), f"set {number}: drawing unseen chests")
+    ]
+    validation = [dataset.pixels.compact(index) for index in dataset.splits.val]
+    images = {
+        part: to_input([read_picture(picture, preprocessing) for picture in pictures], preprocessing)
+        for part, pictures in (("val", validation), ("unseen", [case.image for case in drawn]))
+    }
+    labels = {
+        "val": dataset.labels[np.asarray(dataset.splits.val)],
+        "unseen": np.array([case.case.answers for case in drawn]),
+    }
+    training = dataset.labels[np.asarray(dataset.splits.train)]
+    tree = learn_tree(training, dataset.chain.answers_per_step)
+    found = read_networks(config, number, workdir, changes, images)
+    kept = Kept(labels["unseen"], dataset.chain.answers_per_step)
+    for network, parts in found.items():
+        val, unseen = (Cases(*parts[part], labels[part], np.arange(len(labels[part]))) for part in ("val", "unseen"))
+        kept.add_network(network, unseen.logits)
+        _add_readings(kept, network, tree, training, val, unseen, dataset.chain)
+    counted = PriorReader(tree)
+    kept.add_reading("joint model without the picture", *_ask(counted, labels["unseen"], dataset.chain))
+    return kept
+
+
+def _add_readings(
+    kept: Kept, network: str, tree: AnswerTree, training: Any, val: Cases, unseen: Cases, chain: Chain
+) -> None:
+    joint = fit(tree, val, chain)
+    joined = joint.join(unseen.logits, unseen.read)
+    kept.add_reading(network, *_ask(joined, unseen.labels, chain))
+    kept.add_reading(f"{network}, random questions", *_ask(joined, unseen.labels, chain, policy="random"))
+    trial = TrialReader(np.exp(joint.calibrate(unseen.logits)[-1]), NaiveBayes(training, chain))
+    kept.add_reading(f"{network} x naive Bayes", *_ask(trial, unseen.labels, chain))
+
+
+def _ask(read: Any, labels: Any, chain: Chain, policy: Any = "expected gain") -> tuple[Any, Any]:
+    """Return whether the diagnosis is right after 0, 1, ... answers, and its distributions after two."""
+    readings, _ = correct_in_turn(policy, read, labels, chain)
+    last = readings[:, :, -1, : chain.answers_per_step[-1]]
+    return last.argmax(axis=-1) == labels[:, -1], last[2]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Train and keep sets, or print what is kept."""
+    about = (__doc__ or "").partition(":")[0]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.does_it_help", description=about)
+    parser.add_argument("what", choices=("train", "show"))
+    parser.add_argument("--config", default="quickstart", help="quickstart (default) or phantom")
+    parser.add_argument("--sets", type=int, nargs="+", default=[*range(1, 11)], help="(default: 1 to 10)")
+    parser.add_argument("--num-cases", type=int, default=4000, help="unseen chests of a set (default: %(default)s)")
+    parser.add_argument("--set", dest="changes", nargs="*", default=[], metavar="KEY=VALUE", help="settings of ours")
+    parser.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/does_it_help"))
+    parser.add_argument("--keep", type=pathlib.Path, default=KEPT, help="folder of kept files (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    if options.what == "show":
+        print(show(options.keep, options.config))
+        return 0
+    changes = {key: json.loads(value) for key, _, value in (text.partition("=") for text in options.changes)}
+    for number in options.sets:
+        path = options.keep / name_set(options.config, number)
+        if not path.is_file():
+            kept = measure_set(options.config, number, options.workdir, changes, options.num_cases)
+            write_kept(path, kept, about={"config": options.config, "set": number, "changes": changes})
+    return 0
+
+
+if __name__ == "__main__":
+    run_tool(main)

@@ -1,0 +1,235 @@
+"""Figures of `benchmarks.does_it_help` from its kept files alone: labels, answers and logits of unseen chests.
+
+A kept file is one set, an .npz without pickle: "labels" and "answers/NETWORK" uint8 [case, step]; "last/NETWORK" and
+"after two/READING" float16 [case, answer], logits of the diagnosis less their largest, in sixteenths, without answers
+and after two true ones; "hits/READING" bits [count, case], whether the diagnosis is right after 0, 1, ... true answers.
+"""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from scipy import stats
+
+from stepcot_jax.evaluation.statistics import correct
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import writing_whole
+
+KEPT = pathlib.Path("docs/results/does_it_help")
+PLAIN, TOLD = "plain", "plain with answers"
+MARGINS = {"quickstart": 0.5, "phantom": 1.0}
+"""Points of mean step accuracy that a network may lie below the plain one and still count as not below it."""
+_OF_PRIMARY = ("teacher", "student", PLAIN)
+_STEP = 16  # logits are kept in sixteenths
+_LEAST = -30.0
+
+
+@dataclasses.dataclass
+class Kept:
+    """What is kept of a set."""
+
+    labels: Int[np.ndarray, "case step"]
+    sizes: tuple[int, ...]
+    answers: dict[str, Int[np.ndarray, "case step"]] = dataclasses.field(default_factory=dict)
+    last: dict[str, Float[np.ndarray, "case answer"]] = dataclasses.field(default_factory=dict)
+    after_two: dict[str, Float[np.ndarray, "case answer"]] = dataclasses.field(default_factory=dict)
+    hits: dict[str, Bool[np.ndarray, "count case"]] = dataclasses.field(default_factory=dict)
+
+    def add_network(self, name: str, logits: Float[np.ndarray, "case step answer"]) -> None:
+        """Add a network's answers, and its logits of the last step."""
+        parts = [logits[:, step, :size] for step, size in enumerate(self.sizes)]
+        self.answers[name] = np.stack([part.argmax(axis=1) for part in parts], axis=1)
+        self.last[name] = shorten(parts[-1])
+
+    def add_reading(
+        self, name: str, hits: Bool[np.ndarray, "count case"], after_two: Float[np.ndarray, "case answer"]
+    ) -> None:
+        """Add what a reading is worth after true answers; distributions are kept for the primary figure alone."""
+        self.hits[name] = np.asarray(hits, bool)
+        if name in _OF_PRIMARY:
+            self.after_two[name] = shorten(np.log(np.maximum(after_two, 1e-13)))
+
+
+def shorten(logits: Float[np.ndarray, "case answer"]) -> Float[np.ndarray, "case answer"]:
+    """Return logits less each case's largest, at least -30, in sixteenths, as float16."""
+    less = logits - logits.max(axis=1, keepdims=True)
+    return (np.round(np.maximum(less, _LEAST) * _STEP) / _STEP).astype(np.float16)
+
+
+def name_set(config: str, number: int) -> str:
+    """Return the file name of a set."""
+    return f"{config}_{number:02}.npz"
+
+
+def write_kept(path: pathlib.Path, kept: Kept, *, about: Mapping[str, Any]) -> None:
+    """Write the file of a set."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    arrays: dict[str, Any] = {"labels": kept.labels.astype(np.uint8)}
+    arrays["about"] = np.frombuffer(json.dumps({**about, "sizes": kept.sizes}).encode(), np.uint8)
+    arrays |= {f"answers/{name}": values.astype(np.uint8) for name, values in kept.answers.items()}
+    arrays |= {f"last/{name}": values for name, values in kept.last.items()}
+    arrays |= {f"after two/{name}": values for name, values in kept.after_two.items()}
+    arrays |= {f"hits/{name}": np.packbits(values, axis=1) for name, values in kept.hits.items()}
+    with writing_whole(path) as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
+
+
+def read_kept(path: pathlib.Path) -> Kept:
+    """Read the file of a set."""
+    with np.load(path, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    about = json.loads(arrays["about"].tobytes())
+    kept = Kept(arrays["labels"].astype(int), tuple(about["sizes"]))
+    for name, values in arrays.items():
+        kind, _, of = name.partition("/")
+        if kind == "hits":
+            kept.hits[of] = np.unpackbits(values, axis=1, count=len(kept.labels)).astype(bool)
+        elif of:
+            {"answers": kept.answers, "last": kept.last, "after two": kept.after_two}[kind][of] = values
+    return kept
+
+
+# Figures of a set, by network and name, in per cent.
+
+
+def measure(kept: Kept) -> dict[str, dict[str, float]]:
+    """Return the figures of every network."""
+    normal = kept.labels[:, -1] == 0
+    p_normal = {name: _normal_share(last) for name, last in kept.last.items()}
+    rate = (kept.answers[PLAIN][normal, -1] != 0).mean() if PLAIN in kept.answers else np.nan
+    found = {}
+    for name, answers in kept.answers.items():
+        right = answers == kept.labels
+        detected, diagnosed = answers[normal, 0] != 0, answers[normal, -1] != 0
+        found[name] = {
+            "steps": right.mean(),
+            "diagnosis": right[:, -1].mean(),
+            "whole chains": right.all(axis=1).mean(),
+            "whole chains of abnormal cases": _abnormal_chains(kept, name, p_normal[name], rate),
+            "normal called abnormal, by diagnosis": diagnosed.mean(),
+            "normal called abnormal, by detection": detected.mean(),
+            "detection and diagnosis contradict": ((answers[:, 0] == 0) != (answers[:, -1] == 0)).mean(),
+            "diagnosis after two answers": kept.hits[name][2].mean(),
+        }
+    return {name: {figure: 100 * float(value) for figure, value in of.items()} for name, of in found.items()}
+
+
+def _normal_share(last: Float[np.ndarray, "case answer"]) -> Float[np.ndarray, "case"]:
+    weights = np.exp(np.asarray(last, np.float64))
+    shares: Float[np.ndarray, case] = weights[:, 0] / weights.sum(axis=1)
+    return shares
+
+
+def _abnormal_chains(kept: Kept, name: str, p_normal: Any, rate: float) -> float:
+    """Return the share of abnormal cases with a right chain, where a threshold calls as many normals abnormal as plain.
+
+    A case below the threshold of P(Normal) has its most probable abnormal diagnosis and its other answers.
+    """
+    normal = kept.labels[:, -1] == 0
+    threshold = np.quantile(p_normal[normal], rate, method="higher") if np.isfinite(rate) else np.nan
+    answers = kept.answers[name].astype(int).copy()
+    answers[:, -1] = 1 + np.asarray(kept.last[name][:, 1:], np.float64).argmax(axis=1)
+    right = (answers == kept.labels).all(axis=1) & (p_normal < threshold)
+    return float(right[~normal].mean())
+
+
+# Figures over sets.
+
+
+@dataclasses.dataclass(frozen=True)
+class Mean:
+    """A mean over sets with its 95 % t interval, and the one-sided p of being at most `-margin`."""
+
+    value: float
+    low: float
+    high: float
+    p: float  # two-sided, of 0
+    p_below: float  # one-sided, of a mean at most minus the margin
+
+
+def mean_over_sets(values: Iterable[float], margin: float = 0.0) -> Mean:
+    """Return the mean of one figure a set; a single set has no interval."""
+    numbers = np.array(list(values), float)
+    mean, count = float(numbers.mean()), len(numbers)
+    if count < 2:
+        return Mean(mean, np.nan, np.nan, np.nan, np.nan)
+    error = max(float(numbers.std(ddof=1)) / np.sqrt(count), 1e-12)
+    half = float(stats.t.ppf(0.975, count - 1)) * error
+    two_sided = float(2 * stats.t.sf(abs(mean) / error, count - 1))
+    return Mean(mean, mean - half, mean + half, two_sided, float(stats.t.sf((mean + margin) / error, count - 1)))
+
+
+def show(folder: pathlib.Path, config: str) -> str:
+    """Return the tables of a config's sets as Markdown."""
+    paths = sorted(folder.glob(f"{config}_[0-9]*.npz"))
+    if not paths:
+        raise BadInput(f"{folder}: no kept set of {config}; expected {config}_01.npz and others")
+    sets = [read_kept(path) for path in paths]
+    found = [measure(kept) for kept in sets]
+    lines = [
+        f"{len(sets)} sets of `{config}` ({', '.join(path.stem.rpartition('_')[2].lstrip('0') for path in paths)})"
+    ]
+    lines += [f"{len(sets[0].labels):,} unseen chests each; per cent; mean over the sets, 95 % t interval", ""]
+    names = [name for name in found[0] if all(name in of_set for of_set in found)]
+    figures = list(found[0][names[0]])
+    rows = [[name, *(_cell(mean_over_sets(s[name][f] for s in found)) for f in figures)] for name in names]
+    lines += [*_table(["network", *figures], rows), "", *_differences(found, names, MARGINS.get(config, 0.5)), ""]
+    counts = [count for count in (0, 1, 2, 3, 6) if count < len(next(iter(sets[0].hits.values())))]
+    readings = [name for name in sets[0].hits if all(name in kept.hits for kept in sets)]
+    rows = [
+        [name, *(_cell(mean_over_sets(100 * kept.hits[name][count].mean() for kept in sets)) for count in counts)]
+        for name in readings
+    ]
+    lines += ["Diagnosis right after true answers:", "", *_table(["reading", *map(str, counts)], rows), ""]
+    by_set = [
+        [path.stem, *(f"{of[name]['steps']:.1f} / {of[name]['diagnosis']:.1f}" for name in names)]
+        for path, of in zip(paths, found, strict=True)
+    ]
+    return "\n".join([*lines, "Steps / diagnosis by set:", "", *_table(["set", *names], by_set)])
+
+
+def _differences(found: Sequence[Mapping[str, Mapping[str, float]]], names: Sequence[str], margin: float) -> list[str]:
+    """Return the table of differences from the plain networks: the primary figure, steps with their margin, others."""
+    primary, others = "diagnosis after two answers", ("diagnosis", "whole chains", "whole chains of abnormal cases")
+
+    def less(name: str, rival: str, figure: str) -> Mean:
+        return mean_over_sets((of[name][figure] - of[rival][figure] for of in found), margin)
+
+    rows, ours = [], [name for name in names if name not in (PLAIN, TOLD)]
+    for name in ours:
+        for rival in (PLAIN, TOLD):
+            if rival in names:
+                mean = less(name, rival, primary)
+                rows.append([f"{name} less {rival}", f"**{primary}**", _cell(mean), _p(mean.p), _verdict(mean)])
+        mean = less(name, PLAIN, "steps")
+        verdict = f"not below by {margin:g}" if mean.p_below < 0.05 else f"not shown to be within {margin:g}"
+        rows.append([f"{name} less {PLAIN}", "steps", _cell(mean), f"{_p(mean.p_below)} (one-sided)", verdict])
+    means = {(name, figure): less(name, PLAIN, figure) for name in ours for figure in others}
+    corrected = dict(zip(means, correct([mean.p for mean in means.values()]), strict=True))
+    for (name, figure), mean in means.items():
+        p = corrected[name, figure]
+        rows.append([f"{name} less {PLAIN}", figure, _cell(mean), f"{_p(p)} (Holm)", _verdict(mean, p)])
+    return _table(["difference", "figure", "points", "p", "verdict"], rows)
+
+
+def _verdict(mean: Mean, p: float | None = None) -> str:
+    if not (mean.p if p is None else p) < 0.05:
+        return "no difference shown"
+    return "above" if mean.value > 0 else "below"
+
+
+def _p(p: float) -> str:
+    return "-" if np.isnan(p) else f"{p:.3f}"
+
+
+def _cell(mean: Mean) -> str:
+    return f"{mean.value:.1f}" + ("" if np.isnan(mean.low) else f" [{mean.low:.1f}, {mean.high:.1f}]")
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    join: Callable[[Sequence[str]], str] = lambda cells: f"| {' | '.join(cells)} |"  # noqa: E731
+    return [join(header), "|---" * len(header) + "|", *map(join, rows)]
