@@ -11,7 +11,7 @@ from jaxtyping import Int
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.evaluation import consistency, operating_points
-from stepcot_jax.evaluation.calibration import Calibration, fit_calibration
+from stepcot_jax.evaluation.calibration import Calibration, calibrated_probabilities, fit_calibration
 from stepcot_jax.evaluation.chains import evaluate
 from stepcot_jax.evaluation.counting import (
     Counting,
@@ -111,12 +111,17 @@ def measure_given(
     networks: Mapping[str, tuple[ReadLogits, Int[np.ndarray, "case step"]]], chosen: Chosen, chain: Chain
 ) -> Given:
     """Measure how networks follow given answers to the same cases, and what corrections are worth."""
-    reliance, joined, labels = dict[str, Any](), dict[str, Any](), np.zeros((0, chain.num_steps), np.int32)
+    reliance, joined, own = dict[str, Any](), dict[str, Any](), dict[str, Any]()
+    labels = np.zeros((0, chain.num_steps), np.int32)
     for name, (read, labels) in networks.items():
         nothing = np.zeros((1, *labels.shape, max(chain.answers_per_step)), np.float32)
-        joined[name] = chosen.joints[name].join(np.asarray(read(nothing))[0], read)
+        logits = np.asarray(read(nothing))[0]
+        joined[name] = chosen.joints[name].join(logits, read)
+        own[name] = calibrated_probabilities(logits, name, chosen.calibration, chain)[
+            :, -1, : chain.answers_per_step[-1]
+        ]
         reliance[name] = measure_reliance(as_probabilities(read), labels, chain)
-    return Given(reliance, measure_corrections(joined, labels, chosen.counting, chain))
+    return Given(reliance, measure_corrections(joined, own, labels, chosen.counting, chain))
 
 
 _FIELDS = {"patient_id": "patient", "image_path": "image"}

@@ -17,6 +17,7 @@ from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation import consistency
 from stepcot_jax.evaluation.calibration import Reliability, step_reliability
 from stepcot_jax.evaluation.consistency import read_pairs
+from stepcot_jax.evaluation.counting import name_bayes
 from stepcot_jax.evaluation.predictions import logits_by_step
 from stepcot_jax.host.files import read_json
 from stepcot_jax.pages import sheets, shell
@@ -250,6 +251,8 @@ Curve = list[float | None]  # share of the last step that is right after 0, 1, .
 
 class _Shares(msgspec.Struct):
     joined: dict[str, Curve]
+    joined_random: dict[str, Curve]
+    own_x_naive_bayes: dict[str, Curve]
     without_picture: Curve | None  # None where no network takes given answers
     baseline: str
 
@@ -264,12 +267,15 @@ def write_shares(workdir: pathlib.Path, chain: Chain) -> Iterator[Section]:
     measured = read_json(workdir / STATISTICS_FILE, _Statistics, accepted=accepted).corrections
     if measured is None or measured.without_picture is None:
         return
-    shares = {f"{model}, joint reading": curve for model, curve in measured.joined.items()}
+    shares = dict[str, Curve]()
+    for model, curve in measured.joined.items():
+        shares |= {f"{model}, joint reading": curve, f"{model}, random questions": measured.joined_random[model]}
+        shares[name_bayes(model, chain.steps[-1].name)] = measured.own_x_naive_bayes[model]
     shares[f"{measured.baseline} without the picture"] = measured.without_picture
     title = f"Cases with the right {chain.steps[-1].name}, by number of true answers given"
     heads = (*columns("text", "reading"), *columns("percent", *map(str, range(len(measured.without_picture)))))
     rows = tuple((name, *curve) for name, curve in shares.items())
-    note = "Each answer is to the question that the reading asks for; at most 500 test cases."
+    note = "Each answer is to the question that the reading asks for, if not to a random one; at most 500 test cases."
     body = tabulate(Table("corrections", title, heads, rows, (note,))).body
     yield Section("corrections", "Corrections", f"{title}.", body)
 
