@@ -24,13 +24,13 @@ from stepcot_jax.data.phantom.anatomy import draw_anatomy, draw_pose, draw_style
 from stepcot_jax.data.phantom.answers import draw_answers, generator
 from stepcot_jax.data.phantom.findings import plan_scene
 from stepcot_jax.data.phantom.phantom import PlannedCase, draw_case, draw_planned
-from stepcot_jax.evaluation.calibration import calibration_figures
+from stepcot_jax.evaluation.calibration import compare_error
 from stepcot_jax.evaluation.counting import Counting, NaiveBayes, choose_counting, fit_joints
 from stepcot_jax.evaluation.interventions import Policy, ReadGiven, as_probabilities, correct_in_turn
 from stepcot_jax.evaluation.joint import AnswerTree, JointModel, as_evidence, learn_tree
 from stepcot_jax.evaluation.joint_fit import read_written_back
 from stepcot_jax.evaluation.predictions import Predictions
-from stepcot_jax.evaluation.statistics import correct, count_once, percentiles, resample, weighted_mean
+from stepcot_jax.evaluation.statistics import correct, percentiles, resample, weighted_mean
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.reading.radiographs import read_picture, to_input
@@ -406,18 +406,6 @@ def warn(found: Fitted, cases: Cases, count: int) -> Any:
     return conflicts > (np.inf if found.joint.conflict_limit is None else found.joint.conflict_limit)
 
 
-def measure_calibration(
-    distributions: Sequence[Float64[np.ndarray, "case answer"]], labels: Sequence[Any], *, num_draws: int = 200
-) -> tuple[float, float]:
-    """Return the calibration error of pooled sets, and its mean for labels drawn from the distributions."""
-    shares, truth = np.concatenate(distributions), np.concatenate(labels)
-    once, rng = count_once(len(truth)), np.random.default_rng(0)
-    error = lambda drawn: float(calibration_figures(once, probabilities=shares, labels=drawn)["ece"][0])  # noqa: E731
-    ends = shares.cumsum(axis=1) / shares.sum(axis=1, keepdims=True)
-    drawn = [(rng.random((len(truth), 1)) > ends).sum(axis=1) for _ in range(num_draws)]
-    return error(truth), float(np.mean([error(np.minimum(rows, shares.shape[1] - 1)) for rows in drawn]))
-
-
 # Printing.
 
 
@@ -472,9 +460,8 @@ def describe_bounds(rows: Mapping[tuple[Any, ...], Any], facts: Mapping[str, Seq
     lines += ["", "| network | answers | calibration error | of labels drawn from it | bound 6 |", "|---" * 5 + "|"]
     for network, of_sets in facts.items():
         for count in of_sets[0]["asked"]:
-            error, own = measure_calibration(
-                [fact["asked"][count] for fact in of_sets], [fact["labels"] for fact in of_sets]
-            )
+            shares = np.concatenate([fact["asked"][count] for fact in of_sets])
+            error, own = compare_error(shares, np.concatenate([fact["labels"] for fact in of_sets]))
             met = "met" if error - own <= 0.02 else "not met"
             lines.append(f"| {network} | {count} | {100 * error:.1f} | {100 * own:.1f} | {met} |")
     lines += ["", "| network | ordinary test cases with a warning after | 0 answers | 1 | 2 | 3 | 4 | 5 | 6 |"]

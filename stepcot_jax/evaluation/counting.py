@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -145,50 +145,31 @@ def fit_joints(
 
 
 def measure_corrections(
-    readers: Mapping[str, LooksAhead],
-    own: Mapping[str, Float[np.ndarray, "case answer"]],
+    readers: Mapping[str, tuple[LooksAhead, Float[np.ndarray, "case answer"]]],
     labels: Int[np.ndarray, "case step"],
     counting: Counting,
     chain: Chain,
 ) -> dict[str, Any]:
-    """Return the curves of joint readings of the same cases beside those of what is simpler.
+    """Return the curves of joint readings of the same cases, each beside its rivals.
 
-    These are random questions, alike for all; `own`, each network's distributions of the last step, times naive Bayes
-    of the given answers; and the baseline.
+    These are answers to random questions, and the network's own distributions of the last step, which are in `readers`,
+    times naive Bayes of the given answers; the last curve is the baseline's.
     """
-
-    def follow(readers: Mapping[str, LooksAhead], policy: Policy = "expected gain") -> dict[str, list[float]]:
-        return {model: correction_curve(read, labels, chain, policy).tolist() for model, read in readers.items()}
-
-    return {
-        "joined": follow(readers),
-        "joined_random": follow(readers, "random"),
-        "own_x_naive_bayes": follow({model: counting.bayes.beside(of_model) for model, of_model in own.items()}),
-        "without_picture": follow({"": counting.read})[""] if readers else None,
-        "baseline": counting.name,
-        "num_cases": len(labels),
-    }
-
-
-def name_bayes(model: str, last: str) -> str:
-    """Return the name of a network's own distribution of the last step times naive Bayes."""
-    return f"{model if model == 'plain' else f'{model}, own {last}'} x naive Bayes"
+    last, curves = chain.steps[-1].name, dict[str, Float64[np.ndarray, "count"]]()
+    for model, (read, own) in readers.items():
+        curves[f"{model}, joint reading"] = correction_curve(read, labels, chain)
+        curves[f"{model}, joint reading, random questions"] = correction_curve(read, labels, chain, "random")
+        both = f"{model} x naive Bayes" if model == "plain" else f"{model}, own {last} x naive Bayes"
+        curves[both] = correction_curve(counting.bayes.beside(own), labels, chain)
+    if curves:
+        curves[f"{counting.name} without the picture"] = correction_curve(counting.read, labels, chain)
+    return {"curves": {name: curve.tolist() for name, curve in curves.items()}, "num_cases": len(labels)}
 
 
 def describe_corrections(corrections: Mapping[str, Any], chain: Chain) -> list[str]:
-    """Return two lines for each network's curves and one for the baseline's."""
-    last, lines = chain.steps[-1].name, []
-
-    def write(curve: Sequence[float | None]) -> str:
-        return " ".join("-" if share is None else f"{100 * share:.1f}" for share in curve) + " %"
-
-    def describe(name: str, curve: Sequence[float | None]) -> str:
-        return f"{name}: {last} right after 0, 1, ... true answers {write(curve)}"
-
-    for model, curve in corrections["joined"].items():
-        random = write(corrections["joined_random"][model])
-        lines.append(f"{describe(f'{model}, joint reading', curve)}; to random questions {random}")
-        lines.append(describe(name_bayes(model, last), corrections["own_x_naive_bayes"][model]))
-    if lines:
-        lines.append(describe(f"{corrections['baseline']} without the picture", corrections["without_picture"]))
-    return lines
+    """Return a line for each curve, after a line that says what it shows."""
+    curves, lines = corrections["curves"], list[str]()
+    for name, curve in curves.items():
+        shares = " ".join("   -" if share is None else f"{100 * share:.1f}" for share in curve)
+        lines.append(f"  {name:<{max(map(len, curves))}}  {shares}")
+    return [f"{chain.steps[-1].name} right after 0, 1, ... true answers (%):", *lines] if lines else []

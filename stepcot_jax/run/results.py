@@ -11,7 +11,7 @@ from jaxtyping import Int
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.evaluation import consistency, operating_points
-from stepcot_jax.evaluation.calibration import Calibration, calibrated_probabilities, fit_calibration
+from stepcot_jax.evaluation.calibration import Calibration, fit_calibration, measure_errors
 from stepcot_jax.evaluation.chains import evaluate
 from stepcot_jax.evaluation.counting import (
     Counting,
@@ -32,7 +32,7 @@ from stepcot_jax.evaluation.predictions import (
     write_predictions,
 )
 from stepcot_jax.evaluation.statistics import MIN_PATIENTS, as_plain, count_patients
-from stepcot_jax.evaluation.summary import describe, format_table, report_dict, summarise
+from stepcot_jax.evaluation.summary import describe, describe_normal, format_table, report_dict, summarise
 from stepcot_jax.host.own_folder import save
 from stepcot_jax.run.sections import EvaluationSettings
 from stepcot_jax.run.stored_reading import (
@@ -111,17 +111,13 @@ def measure_given(
     networks: Mapping[str, tuple[ReadLogits, Int[np.ndarray, "case step"]]], chosen: Chosen, chain: Chain
 ) -> Given:
     """Measure how networks follow given answers to the same cases, and what corrections are worth."""
-    reliance, joined, own = dict[str, Any](), dict[str, Any](), dict[str, Any]()
-    labels = np.zeros((0, chain.num_steps), np.int32)
+    reliance, readers, labels = dict[str, Any](), dict[str, Any](), np.zeros((0, chain.num_steps), np.int32)
     for name, (read, labels) in networks.items():
         nothing = np.zeros((1, *labels.shape, max(chain.answers_per_step)), np.float32)
-        logits = np.asarray(read(nothing))[0]
-        joined[name] = chosen.joints[name].join(logits, read)
-        own[name] = calibrated_probabilities(logits, name, chosen.calibration, chain)[
-            :, -1, : chain.answers_per_step[-1]
-        ]
+        logits, joint = np.asarray(read(nothing))[0], chosen.joints[name]
+        readers[name] = joint.join(logits, read), np.exp(joint.calibrate(logits)[-1])
         reliance[name] = measure_reliance(as_probabilities(read), labels, chain)
-    return Given(reliance, measure_corrections(joined, own, labels, chosen.counting, chain))
+    return Given(reliance, measure_corrections(readers, labels, chosen.counting, chain))
 
 
 _FIELDS = {"patient_id": "patient", "image_path": "image"}
@@ -157,12 +153,14 @@ def write_results(
     """Write predictions, calibration, statistics and report; print the scores of the test split."""
     chain: Chain = dataset.chain
     _write_predictions(workdir, chain, val=validated.answers, test=test)
-    save(workdir / CALIBRATION_FILE, chosen.calibration)
+    joined = add_joined(test, chosen.joints)
+    calibration = measure_errors(chosen.calibration, joined.predictions, chain)
+    save(workdir / CALIBRATION_FILE, calibration)
     consistency.write_pairs(workdir / PAIRS_FILE, chosen.counts)
     if chosen.joints:
         write_joints(workdir / JOINT_FILE, chosen.joints)
     print("".join(f"consistency: {note}\n" for note in chosen.rules.notes), end="")
-    statistics, points = _measure(test, chain, chosen, evaluation.num_resamples)
+    statistics, points = _measure(test, joined, chain, chosen, evaluation.num_resamples)
     save(workdir / POINTS_FILE, points)
     statistics |= {"reliance": given.reliance or None, "corrections": as_plain(given.corrections)}
     save(workdir / STATISTICS_FILE, statistics)
@@ -174,10 +172,14 @@ def write_results(
         figures["consistency"] = statistics["models"][name]["consistency"]
         figures["interval"] = interval and [interval["mean_accuracy"][end] for end in ("low", "high")]
     report["best"] = _describe_best(best)
+    last, names = chain.steps[-1].name, statistics["models"]
+    errors = [f"{name}: {calibration.describe_error(name, last)}" for name in names]
+    report["notes"] = [*describe_normal(statistics), *errors]
     save(workdir / REPORT, report)
     print(format_table(metrics))
     print()
     print("\n".join(describe(statistics)))
+    print("\n".join(report["notes"]))
     print("\n".join(describe_reliance(given.reliance)))
     print("\n".join(describe_corrections(statistics["corrections"], chain)))
     if (num_patients := count_patients(test.facts["patient_id"])) < MIN_PATIENTS:
@@ -200,12 +202,12 @@ def _describe_best(best: Mapping[str, Best]) -> dict[str, dict[str, float]]:
 
 
 def _measure(
-    test: SplitPredictions, chain: Chain, chosen: Chosen, num_resamples: int
+    test: SplitPredictions, joined: SplitPredictions, chain: Chain, chosen: Chosen, num_resamples: int
 ) -> tuple[dict[str, Any], operating_points.OperatingPoints]:
     calibration = chosen.calibration
     statistics = summarise(test, chain, calibration=calibration, rules=chosen.rules, num_resamples=num_resamples)
     points = operating_points.measure_thresholds(
-        chosen.thresholds, add_joined(test, chosen.joints), chain, calibration=calibration, num_resamples=num_resamples
+        chosen.thresholds, joined, chain, calibration=calibration, num_resamples=num_resamples
     )
     return statistics, operating_points.OperatingPoints.of_findings(chosen.rule, points)
 

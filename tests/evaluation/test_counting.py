@@ -99,21 +99,20 @@ def test_joint_readings_and_the_baseline_are_measured_on_the_same_cases():
     joint = fit_joints(tree, predictions, {"student": written}, CHAIN)["student"]
     assert joint.conflict_limit is not None
     assert len(joint.exponents) == 3
-    readers = {"student": joint.join(logits, lambda given: logits + np.zeros(given.shape))}
+    read = joint.join(logits, lambda given: logits + np.zeros(given.shape))
     counting = Counting("naive Bayes", *[NaiveBayes(training, CHAIN)] * 2)
-    found = measure_corrections(readers, {"student": softmax(logits[:, 2, :2])}, labels, counting, CHAIN)
-    own, without = found["joined"]["student"], found["without_picture"]
+    found = measure_corrections({"student": (read, softmax(logits[:, 2, :2]))}, labels, counting, CHAIN)
+    own, random, bayes, without = found["curves"].values()
     assert own[0] == pytest.approx((told == labels[:, 2]).mean())
     assert own[1] > without[1] > without[0]
-    random, bayes = found["joined_random"]["student"], found["own_x_naive_bayes"]["student"]
-    assert (random[0], random[-1]) == (own[0], own[-1])
-    assert bayes[0] == own[0]
-    lines = describe_corrections(found, CHAIN)
-    assert lines[0].startswith(f"student, joint reading: C right after 0, 1, ... true answers {100 * own[0]:.1f} ")
-    assert lines[0].endswith(f"; to random questions {' '.join(f'{100 * share:.1f}' for share in random)} %")
-    assert lines[1].startswith("student, own C x naive Bayes: C right")
-    assert lines[2].startswith("naive Bayes without the picture: C right")
-    assert describe_corrections(measure_corrections({}, {}, labels, counting, CHAIN), CHAIN) == []
+    assert (random[0], random[-1], bayes[0]) == (own[0], own[-1], own[0])
+    first, *lines = describe_corrections(found, CHAIN)
+    assert first == "C right after 0, 1, ... true answers (%):"
+    for line, curve in zip(lines, (own, random, bayes, without), strict=True):
+        assert line.endswith(f"  {' '.join(f'{100 * share:.1f}' for share in curve)}")
+    names = ["student, joint reading", "student, joint reading, random questions", "student, own C x naive Bayes"]
+    assert list(found["curves"]) == [*names, "naive Bayes without the picture"]
+    assert describe_corrections(measure_corrections({}, labels, counting, CHAIN), CHAIN) == []
 
 
 def test_readings_that_are_sure_and_wrong_get_two_temperatures_beside_nothing_given_alone():

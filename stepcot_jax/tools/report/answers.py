@@ -222,7 +222,7 @@ def _write_figures(run: FinishedRun, intervals: Mapping[str, ModelIntervals], nu
         metrics=metrics,
         mean_of=_name_mean(metrics),
         difference=_compare_networks(run, num_resamples),
-        notes=_list_notes(metrics),
+        notes=[*run.report.notes, *_list_notes(metrics)],
     )
     yield Section("results", "Results", lead, body)
     yield write_curves(run.entries)

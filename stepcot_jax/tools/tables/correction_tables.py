@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.evaluation.calibration import calibrated_probabilities, read_calibration
+from stepcot_jax.evaluation.calibration import read_calibration
 from stepcot_jax.evaluation.comparison import INTERVALS
 from stepcot_jax.evaluation.counting import Counting, choose_counting, fit_joints
 from stepcot_jax.evaluation.interventions import (
@@ -39,9 +39,6 @@ _COUNTED_NOTE = (
     "Counting: naive Bayes on the training labels, or the joint model without its picture, whichever is more accurate "
     "on validation; where a network's figure is no higher, its picture adds nothing to the given answers."
 )
-
-_BAYES = ", own last step x naive Bayes"
-"""Name of a reader after its network's: what any classifier and a count have."""
 
 COUNTED = ("no picture", "counting")
 """Training and network of the baseline, which sees no picture (`counting.choose_counting`)."""
@@ -114,8 +111,8 @@ def read_networks(plan: Plan, cell: Cell, chain: Chain) -> Readers:
         read[name] = as_probabilities(alone, calibration.temperatures[name])
         logits = _read_alone(alone, labels, chain)
         read[name_joined(name)] = fitted.joints[name].join(logits, alone)
-        own = calibrated_probabilities(logits, name, calibration, chain)[:, -1, : chain.answers_per_step[-1]]
-        read[f"{name}{_BAYES}"] = fitted.counting.bayes.beside(own)
+        own = np.exp(fitted.joints[name].calibrate(logits)[-1])
+        read[f"{name}, own {chain.steps[-1].name} x naive Bayes"] = fitted.counting.bayes.beside(own)
     return Readers(read, fitted.counting.read, labels, patients)
 
 
@@ -198,14 +195,11 @@ def _tabulate_differences(
     for training, network in dict.fromkeys(key[:2] for key in right):
         by_gain = right[training, network, gain]
         published, counted = right.get((_PUBLISHED, network, gain), by_gain), right[*COUNTED, gain]
-        bayes = right.get((training, f"{network.partition(', ')[0]}{_BAYES}", gain), by_gain)
         # Heading, number of corrections, and what it is compared with after how many of them.
         compared = [(f"own answers, from {_PUBLISHED!r}", 0, published, 0)]
         compared += [(f"{count} corrected, from none", count, by_gain, 0) for count in (few, most)]
         compared += [
-            (f"{count} corrected, from {what}", count, base, count)
-            for what, base in (("counting without the picture", counted), ("own last step x naive Bayes", bayes))
-            for count in (1, few, most)
+            (f"{count} corrected, from counting without the picture", count, counted, count) for count in (1, few, most)
         ]
         compared += [
             (f"{count} corrected, {gain} from {policy}", count, right[training, network, policy], count)
