@@ -1,25 +1,27 @@
 """Measure the gate of a run: `python -m benchmarks.gate WORKDIR [--model teacher] [--others NAME=FOLDER]...`.
 
 Prints how many of the run's test images the gate flags, and for images that the run never saw how well the gate's score
-tells them from the test images (AUROC) and how many it flags at its limit. The data of the run must still be where its
-settings say.
+tells them from the test images (AUROC) and how many it flags at its limit; beside it a gate fitted alike on the 64
+numbers of an 8 x 8 thumbnail. The data of the run must still be where its settings say.
 """
 
 import argparse
-import contextlib
 import pathlib
+from collections.abc import Iterator
 
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
 from benchmarks.odd_images import CHANGES, draw_others
-from stepcot_jax.data.batches import evaluation_batches, iterate
+from benchmarks.small_rivals import shrink
 from stepcot_jax.data.images.preprocessing import repeat_grey, resize_image
 from stepcot_jax.data.phantom.phantom import draw_case
+from stepcot_jax.evaluation.gate import fit_gate
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.reading.programs import Reader
 from stepcot_jax.reading.radiographs import find_images, read_picture, to_input
 from stepcot_jax.reading.trained_model import Trained, load_trained, read_default_model
+from stepcot_jax.run.chain_task import NUM_IMAGES
 from stepcot_jax.run.loading import load_dataset
 from stepcot_jax.run.networks import trained_preprocessing
 
@@ -40,23 +42,32 @@ def main(arguments: list[str] | None = None) -> int:
     gate = trained.gate(model)
     if gate is None:
         raise BadInput(f"{options.workdir}: no gate stored for the {model}")
-    tests = _score(reader, _load_test(trained))
+    train, val, test = _load_splits(trained)
+    small = fit_gate(_shrink(train[:NUM_IMAGES]), _shrink(val[:NUM_IMAGES]), false_alarms=gate.false_alarms)
+    assert small is not None  # noqa: S101  # the run's own gate has a limit
+    tests, rivals = _score(reader, test), small.scores(_shrink(test))
     print(f"{options.workdir} ({model}), trained on: {trained.trained_on}")
     print(f"fitted on {gate.num_fitted[0]} training and {gate.num_fitted[1]} validation images")
-    print(f"test images flagged: {(tests > 1).sum()} of {len(tests)} ({100 * (tests > 1).mean():.1f} %)\n")
-    print("| images | number | AUROC | flagged |\n|---|---|---|---|")
-    for name, pictures in _draw_kinds(trained, options.others, options.num_images).items():
-        scores = _score(reader, pictures)
-        truth = np.repeat([0, 1], [len(tests), len(scores)])
-        auroc = roc_auc_score(truth, np.concatenate([tests, scores]))
-        print(f"| {name} | {len(scores)} | {auroc:.3f} | {100 * (scores > 1).mean():.0f} % |", flush=True)
+    for name, scores in {"gate": tests, "thumbnail's gate": rivals}.items():
+        print(f"test images flagged by the {name}: {(scores > 1).sum()} of {len(scores)}")
+    print("\n| images | number | AUROC | flagged | thumbnail: AUROC | flagged |\n|---|---|---|---|---|---|")
+    for name, pictures in _draw_kinds(trained, test[: options.num_images], options.others).items():
+        cells = []
+        for known, odd in ((tests, _score(reader, pictures)), (rivals, small.scores(_shrink(pictures)))):
+            auroc = roc_auc_score(np.repeat([0, 1], [len(known), len(odd)]), np.concatenate([known, odd]))
+            cells += [f"{auroc:.3f}", f"{100 * (odd > 1).mean():.0f} %"]
+        print(f"| {name} | {len(pictures)} | {' | '.join(cells)} |", flush=True)
     return 0
 
 
-def _draw_kinds(trained: Trained, others: list[str], num_images: int) -> dict[str, list[np.ndarray]]:
-    """Return pictures at the encoder's size by name."""
-    size, random = trained.preprocessing.size, np.random.default_rng(0)
-    grey = [picture if picture.ndim == 2 else picture[..., 0] for picture in _load_test(trained)[:num_images]]
+def _shrink(pictures: list[np.ndarray]) -> np.ndarray:
+    return np.stack([shrink(picture) for picture in pictures])
+
+
+def _draw_kinds(trained: Trained, test: list[np.ndarray], others: list[str]) -> dict[str, list[np.ndarray]]:
+    """Return pictures at the encoder's size by name, as many of each as of the test pictures that are altered."""
+    size, random, num_images = trained.preprocessing.size, np.random.default_rng(0), len(test)
+    grey = [picture if picture.ndim == 2 else picture[..., 0] for picture in test]
     kinds = {name: [change(picture, random) for picture in grey] for name, change in CHANGES.items()}
     kinds |= draw_others(size, num_images, random)
     if trained.run.settings.data.source != "phantom":
@@ -68,17 +79,12 @@ def _draw_kinds(trained: Trained, others: list[str], num_images: int) -> dict[st
     return kinds
 
 
-def _load_test(trained: Trained) -> list[np.ndarray]:
-    """Return the test images as the encoder takes them, before normalisation."""
+def _load_splits(trained: Trained) -> Iterator[list[np.ndarray]]:
+    """Yield the training, validation and test images as the encoder takes them, before normalisation."""
     preprocessing = trained_preprocessing(trained.run.settings)
     dataset = load_dataset(trained.run.settings, preprocessing=preprocessing)
-    mean, std = (np.asarray(each, np.float32) for each in (preprocessing.mean, preprocessing.std))
-    pictures: list[np.ndarray] = []
-    with contextlib.closing(iterate(evaluation_batches(dataset, "test", batch_size=BATCH_SIZE), num_threads=1)) as read:
-        for batch in read:
-            rows = batch["images"][np.asarray(batch["present"], bool)]
-            pictures += list(np.clip(np.round(255 * (rows * std + mean)), 0, 255).astype(np.uint8))
-    return pictures
+    for split in dataset.splits.by_name().values():
+        yield [dataset.pixels[index] for index in split]
 
 
 def _score(reader: Reader, pictures: list[np.ndarray]) -> np.ndarray:

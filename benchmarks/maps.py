@@ -12,7 +12,6 @@ validation`, report `--phantoms test`: they are of different seeds.
 import argparse
 import dataclasses
 import json
-import math
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,6 @@ from typing import Any
 import jax
 import numpy as np
 from jaxtyping import Float, Int
-from scipy import stats
 
 from stepcot_jax.data.images.preprocessing import Preprocessing, repeat_grey, resize_image
 from stepcot_jax.data.phantom.phantom import draw_planned, plan_case
@@ -29,11 +27,12 @@ from stepcot_jax.encoders.checkpoints import CLIP_VISION_SIZES
 from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.encoders.transformer import VisionTransformer
 from stepcot_jax.evaluation.maps import Scores, Targets, list_figures, mean_intervals, score_maps
-from stepcot_jax.evaluation.statistics import LEVEL, Interval, as_plain, mean_of_seeds
+from stepcot_jax.evaluation.statistics import Interval, as_plain, interval_over_sets
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.reading.explain import (
     GRID,
+    TENTH,
     Explainer,
     blur,
     highest_cells,
@@ -177,32 +176,31 @@ def measure_run(
     return figures, cases.patients
 
 
-def t_interval(values: Sequence[float]) -> Interval:
-    """Return the mean of independent figures, one a set, with its 95 % interval by Student's t."""
-    mean = mean_of_seeds(values)
-    if mean.deviation is None:
-        return mean
-    margin = float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1)) * mean.deviation / math.sqrt(len(values))
-    return dataclasses.replace(mean, low=mean.value - margin, high=mean.value + margin)
-
-
 def join_sets(figures: Sequence[Mapping[str, np.ndarray]]) -> dict[str, list[Interval]]:
     """Return the mean of each figure over the sets by step, with t intervals."""
     means = [{name: np.nanmean(values, axis=0) for name, values in of_set.items()} for of_set in figures]
     return {
-        name: [t_interval(list(column)) for column in zip(*(m[name] for m in means), strict=True)] for name in means[0]
+        name: [interval_over_sets(list(column)) for column in zip(*(m[name] for m in means), strict=True)]
+        for name in means[0]
     }
 
 
 def count_claims(explainer: Explainer, cases: Cases) -> dict[str, np.ndarray]:
-    """Return how far the answers' probabilities fall, [case, step], when a tenth is blurred."""
-    claims = explainer.explain(cases.images, labels=cases.labels).claims
-    values = np.array([[dataclasses.astuple(claim) for claim in of_case] for of_case in claims])
-    falls = values[..., :1] - values[..., 1:]
-    names = ("fall, brightest tenth blurred", "fall, a random tenth blurred")
-    return {name: falls[..., index] for index, name in enumerate(names)} | {
-        f"{names[0]} less a random tenth": falls[..., 0] - falls[..., 1]
-    }
+    """Return how far the answers' probabilities fall, [case, step], when a tenth is blurred.
+
+    The tenth is the map's brightest, that of the case before, that of the mean map of all other cases, or random.
+    """
+    explained = explainer.explain(cases.images, labels=cases.labels)
+    claims = np.array([[dataclasses.astuple(claim) for claim in of_case] for of_case in explained.claims], np.float64)
+    before, brightest, random, other = np.moveaxis(claims, -1, 0)
+    fixed = []
+    for image, labels, maps in zip(cases.images, cases.labels, explained.maps, strict=True):
+        masks = highest_cells(explained.maps.sum(axis=0) - maps, TENTH)
+        read = explainer.read_replaced(image, masks, cases.given, filler=blur(image))
+        fixed.append(np.diag(take_answers(read, labels)))
+    rivals = {"another case's brightest tenth": other, "a fixed tenth": np.stack(fixed), "a random tenth": random}
+    falls = {name: before - after for name, after in {"brightest tenth": brightest, **rivals}.items()}
+    return falls | {f"brightest less {name}": after - brightest for name, after in rivals.items()}
 
 
 def time_pictures(trained: Trained, model: str, *, rounds: int) -> list[str]:

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.dataset import Dataset
@@ -67,24 +67,18 @@ def withhold(dataset: Dataset, *, chains: float, answers: float, seed: int) -> D
       answers: share of the annotated single answers before the last step, 0 to 1, that are withheld at random.
       seed: of the draws; cases and answers of a smaller share are among those of a larger one.
     """
-    labels = dataset.cases.labels[list(dataset.splits.train), :-1]
-    hidden = np.zeros(labels.shape, bool)
-    hidden[_draw(np.ones(len(labels), bool), chains, (_CHAINS, seed))] = True
-    hidden |= _draw(labels >= 0, answers, (_ANSWERS, seed))
+    there = dataset.cases.labels[list(dataset.splits.train), :-1] >= 0
+    hidden = np.zeros(there.shape, bool)
+    hidden[_draw(len(there), chains, (_CHAINS, seed))] = True
+    hidden.reshape(-1)[np.flatnonzero(there)[_draw(int(there.sum()), answers, (_ANSWERS, seed))]] = True
     return _change(dataset, lambda before: np.where(hidden, NOT_ANNOTATED, before))
 
 
-def _draw(there: Bool[np.ndarray, "..."], share: float, seed: tuple[int, int]) -> Bool[np.ndarray, "..."]:
-    """Draw a share of the places that are there."""
-    places = np.random.default_rng(seed).permutation(np.flatnonzero(there))[: round(share * int(there.sum()))]
-    drawn = np.zeros(there.size, bool)
-    drawn[places] = True
-    return drawn.reshape(there.shape)
+def _draw(number: int, share: float, seed: tuple[int, int]) -> Int[np.ndarray, " drawn"]:
+    return np.random.default_rng(seed).permutation(number)[: round(share * number)]
 
 
-def _change(
-    dataset: Dataset, change: Callable[[Int[np.ndarray, "case step"]], Int[np.ndarray, "case step"]]
-) -> Dataset:
+def _change(dataset: Dataset, change: Callable[[np.ndarray], np.ndarray]) -> Dataset:
     """Return the dataset with other training labels before the last step, certain and uncertain ones."""
     train, labels, uncertain = list(dataset.splits.train), dataset.cases.labels.copy(), dataset.cases.uncertain.copy()
     for table in (labels, uncertain):

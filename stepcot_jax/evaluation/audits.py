@@ -7,7 +7,7 @@ reworded here: a round negates closed questions and reorders the options of sing
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -24,6 +24,7 @@ LEAST_IOU = 0.5
 """Boxes have moved where their mean IoU with those of the own picture is lower."""
 
 CASES, CHANGED, UNREAD, MOVED, A = "cases", "answers that change", "unread", "boxes that move", "A"
+CLAIMED = "true findings claimed"
 FOLLOWS, KEEPS, ELSE, AGREES = "follows the donor", "keeps", "says something else", "donor agrees anyway"
 
 Row = dict[str, int | Interval]  # the number of cases, and shares with intervals by patient
@@ -48,6 +49,28 @@ def audit_pictures(own: Mapping[str, ReplyScore], scored: Scored, **how: Any) ->
         rows.append({CHANGED: changes, UNREAD: unread, MOVED: _moves(first, score)})
     replies = as_columns([record for record, _ in scored], [score for _, score in scored])
     return {**_take_means(rows, scored, **how), A: score_models({"": replies}, **how)[""][A_SCORE, "mean"]}
+
+
+def audit_claims(own: Mapping[str, ReplyScore], scored: Scored, **how: Any) -> Row:
+    """Return the row of `audit_pictures` of questions answered rightly, and how many were; without any, nothing."""
+    rows = [{CLAIMED: float(own[made_of(record)].a_score == 1)} for record, _ in scored]
+    claimed = [pair for pair, row in zip(scored, rows, strict=True) if row[CLAIMED]]
+    shares = {CLAIMED: _take_means(rows, scored, **how)[CLAIMED]}
+    return shares | audit_pictures(own, claimed, **how) if claimed else {}
+
+
+def audit_abnormal(own: Mapping[str, ReplyScore], scored: Scored, becomes_normal: Collection[str], **how: Any) -> Row:
+    """Return the row of `audit_claims` of a reader who says of each finding only whether anything is abnormal.
+
+    It claims all that is true, and changes where the chest becomes normal: in the questions with these ids.
+    """
+    claimed = [record for record, _ in scored if own[made_of(record)].a_score == 1]
+    says_no = [made_of(record) in becomes_normal for record in claimed]
+    rows = [
+        {CLAIMED: 1.0, CHANGED: float(no), UNREAD: 0.0, A: float(no == (record.answer == "No"))}
+        for record, no in zip(claimed, says_no, strict=True)
+    ]
+    return _take_means(rows, [(record, own[made_of(record)]) for record in claimed], **how)
 
 
 def _moves(first: ReplyScore, score: ReplyScore) -> float:

@@ -57,8 +57,8 @@ def resample(
     num_resamples: int,
     seed: int,
 ) -> dict[Key, npt.NDArray]:
-    """Compute figures [resample, ...] by name; with fewer than two patients one resample, of NaN."""
-    if count_patients(patients) < 2:
+    """Compute figures [resample, ...] by name; for none, or with fewer than two patients, one resample, of NaN."""
+    if not num_resamples or count_patients(patients) < 2:
         return dict(compute(np.zeros((1, len(patients)))))
     blocks = [compute(weights) for weights in draw_weights(patients, num_resamples=num_resamples, seed=seed)]
     return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
@@ -226,6 +226,17 @@ def flip_signs(differences: Int64[np.ndarray, "patient"]) -> float:
         chances = np.pad(chances / 2, (0, size)) + np.pad(chances / 2, (size, 0))
     sums = 2 * np.arange(len(chances)) - sizes.sum()
     return min(1.0, float(chances[np.abs(sums) >= abs(differences.sum())].sum()))
+
+
+def interval_over_sets(values: Sequence[float]) -> Interval:
+    """Return the mean of independent figures, one a set, with its 95 % interval by Student's t; none with one set."""
+    mean = mean_of_seeds(values)
+    if mean.deviation is None:
+        return mean
+    from scipy import stats  # see `mcnemar`
+
+    half = float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1)) * mean.deviation / math.sqrt(len(values))
+    return dataclasses.replace(mean, low=mean.value - half, high=mean.value + half)
 
 
 def correct(p_values: Sequence[float]) -> list[float]:

@@ -146,6 +146,8 @@ def _describe_figures(trained: Trained, names: Sequence[str]) -> str:
             f"frequent answers: {frequent}). Steps at which all cases have the same answer are not in the mean.\n"
         )
         lines += [f"{plain(line)}.\n" for line in notes if line.startswith(f"{name}: ")]
+    if report is not None and report.heads is not None:
+        lines.append(plain(". ".join(report.heads.describe())))
     return "\n".join(lines).rstrip()
 
 

@@ -241,10 +241,17 @@ def lock_folder(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def lock_file(path: Path, *, what: str = "file") -> Iterator[None]:
     """Lock a file, created if missing, which stands for what no other process may write meanwhile."""
-    with _open_lock(path) as descriptor:
-        if not _try_lock(descriptor, path):
+    with try_lock(path) as is_held:
+        if not is_held:
             raise BadInput(f"{path}: in use by another process (one run at a time per {what})")
         yield
+
+
+@contextlib.contextmanager
+def try_lock(path: Path) -> Iterator[bool]:
+    """Lock a file, created if missing, and yield True; False if another process holds the lock."""
+    with _open_lock(path) as descriptor:
+        yield _try_lock(descriptor, path)
 
 
 @contextlib.contextmanager

@@ -92,9 +92,9 @@ def draw_reliability(
         return render(SHARED, "chart.html.j2", title=title, svg=svg)
 
 
-def draw_band(axes: Axes, figures: Sequence[Interval], *, label: str) -> None:
-    """Draw figures in percent as a line from 0 on, with a band of their intervals."""
-    at = range(len(figures))
+def draw_band(axes: Axes, figures: Sequence[Interval], *, label: str, at: Sequence[float] = ()) -> None:
+    """Draw figures in percent as a line, from 0 on without `at`, with a band of their intervals."""
+    at = at or range(len(figures))
     values, low, high = (
         100 * np.array([getattr(figure, end) for figure in figures], float) for end in ("value", "low", "high")
     )

@@ -79,15 +79,17 @@ class Claim:
     probability: float
     brightest: float  # with the map's brightest tenth blurred
     random: float  # with a random tenth blurred, mean of several
+    other: float | None = None  # with the tenth blurred that is brightest in another image's map of the step
 
     def __str__(self) -> str:
         """Return the claim in words.
 
-        >>> str(Claim(0.84, 0.31, 0.8))
-        '84 % becomes 31 % with the brightest tenth blurred, 80 % with a random tenth'
+        >>> str(Claim(0.84, 0.31, 0.8, other=0.5))
+        "84 % becomes 31 % with the brightest tenth blurred, 50 % with another image's, 80 % with a random tenth"
         """
         before, brightest, random = map(percent, (self.probability, self.brightest, self.random))
-        return f"{before} becomes {brightest} with the brightest tenth blurred, {random} with a random tenth"
+        other = "" if self.other is None else f", {percent(self.other)} with another image's"
+        return f"{before} becomes {brightest} with the brightest tenth blurred{other}, {random} with a random tenth"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,16 +125,18 @@ class Explainer:
         given_answers: Int[np.ndarray, "case step"] | Float[np.ndarray, "case step answer"] | None = None,
         labels: Int[np.ndarray, "case step"] | None = None,
         with_claims: bool = True,
+        before: Float32[np.ndarray, "step row column"] | None = None,
     ) -> Explanation:
         """Read images and map the support of each answer; a label of `PREDICTED` is the most probable answer.
 
+        Claims name the map of the image before as a rival; of the first image `before`, or else the last one's, if any.
         In a joint reading nothing in the picture moves a given answer; it is explained as the network alone reads it.
         """
         images = np.asarray(images, np.float32)
         given = self.reader.check_given(given_answers, len(images))
         asked = np.full(given.shape[:2], PREDICTED, np.int32) if labels is None else np.asarray(labels, np.int32)
         masks = np.concatenate([np.zeros((1, GRID, GRID), bool), window_masks()])
-        readings, followed, maps, claims = [], [], [], []
+        readings, followed, maps, own = [], [], [], []
         for image, of_case, wanted in zip(images, given, asked, strict=True):
             reading = self.read_replaced(image, masks, of_case)
             answers = np.where(wanted >= 0, wanted, reading.probabilities[0].argmax(axis=-1)).astype(np.int32)
@@ -140,9 +144,11 @@ class Explainer:
             readings.append(_join([reading], first=True))
             followed.append(answers)
             maps.append(normalise_maps(lay_falls(np.log(chosen[:1]) - np.log(chosen[1:]), masks[1:])))
-            if with_claims:
-                claims.append(self._claim(image, of_case, answers, maps[-1], chosen[0]))
-        return Explanation(_join(readings), np.stack(followed), np.stack(maps), tuple(claims))
+            own.append(chosen[0])
+        others = [maps[-1] if before is None and len(maps) > 1 else before, *maps[:-1]]
+        rows = zip(images, given, followed, maps, others, own, strict=True) if with_claims else ()
+        claims = tuple(self._claim(*row) for row in rows)
+        return Explanation(_join(readings), np.stack(followed), np.stack(maps), claims)
 
     def read_replaced(
         self, image: Image, masks: Masks, given: Float32[np.ndarray, "step answer"], *, filler: Image | None = None
@@ -172,12 +178,15 @@ class Explainer:
         given: Float32[np.ndarray, "step answer"],
         answers: Int[np.ndarray, "step"],
         maps: Float32[np.ndarray, "step row column"],
+        others: Float32[np.ndarray, "step row column"] | None,
         before: Float[np.ndarray, "step"],
     ) -> tuple[Claim, ...]:
-        masks = np.concatenate([highest_cells(maps, TENTH), random_masks(_NUM_RANDOM, num_cells=TENTH)])
+        tenths = [highest_cells(each, TENTH) for each in (maps, others) if each is not None]
+        masks = np.concatenate([*tenths, random_masks(_NUM_RANDOM, num_cells=TENTH)])
         after = self._take(self.read_replaced(image, masks, given, filler=blur(image)), given, answers)
-        random = after[len(maps) :].mean(axis=0)
-        return tuple(Claim(*map(float, row)) for row in zip(before, np.diag(after[: len(maps)]), random, strict=True))
+        blurred, random = [np.diag(part) for part in np.split(after[:-_NUM_RANDOM], len(tenths))], after[-_NUM_RANDOM:]
+        columns = (before, blurred[0], random.mean(axis=0), *blurred[1:])
+        return tuple(Claim(*map(float, row)) for row in zip(*columns, strict=True))
 
 
 def take_answers(reading: Reading, answers: Int[np.ndarray, "step"]) -> Float[np.ndarray, "case step"]:

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation.calibration import Calibration, answer_sets, calibrated_probabilities, read_calibration
+from stepcot_jax.evaluation.linear_heads import Rival
 from stepcot_jax.evaluation.operating_points import FIGURES, OperatingPoints, read_points
 from stepcot_jax.evaluation.predictions import SplitPredictions, read_predictions
 from stepcot_jax.host.errors import BadInput
@@ -40,6 +41,7 @@ class Report(msgspec.Struct, frozen=True):
 
     num_cases: Mapping[str, int] = {}  # by split
     best: Mapping[str, _Best] = {}  # by network or phase
+    heads: Rival | None = None
     wall_seconds: float | None = None
     notes: tuple[str, ...] = ()
 

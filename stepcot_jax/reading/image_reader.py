@@ -310,15 +310,19 @@ def explain_pictures(
     pictures: list[Pixels],
     given: np.ndarray,
     headers: Sequence[Header] = (),
+    before: np.ndarray | None = None,
 ) -> "tuple[Explanation, list[ChainReading]]":
-    """Return maps of the answers to pictures, and the answers; the map of a given answer explains that answer."""
+    """Return maps of the answers to pictures, and the answers; the map of a given answer explains that answer.
+
+    `before` has the maps of the image before these, which claims are compared with.
+    """
     from stepcot_jax.reading.explain import PREDICTED
 
     trained = explainer.trained
     images = to_input(pictures, trained.preprocessing)
     labels = np.where(given.any(axis=-1), given.argmax(axis=-1), PREDICTED)
     of_cases = [np.repeat(rows[None], len(pictures), axis=0) for rows in (given, labels)]
-    explained = explainer.explain(images, given_answers=of_cases[0], labels=of_cases[1])
+    explained = explainer.explain(images, given_answers=of_cases[0], labels=of_cases[1], before=before)
     uncorrected = explainer.reader.read(images) if given.any() else None
     readings = make_readings(
         explained.reading,

@@ -14,17 +14,27 @@ from stepcot_jax.data.questions.reply_files import read_replies
 from stepcot_jax.data.questions.variants import (
     CONDITION,
     COUNTERFACTUAL,
-    LAST,
     LOOKS,
     OWN,
     THINKS,
     VARIANT,
+    WITHOUT_CLAIMED,
+    WITHOUT_OTHER,
     Pixels,
     group_subjects,
     vary_picture,
 )
-from stepcot_jax.evaluation.audits import CASES, Row, Scored, audit_pictures, audit_thinking, made_of
-from stepcot_jax.evaluation.replies import ScoringSettings
+from stepcot_jax.evaluation.audits import (
+    CASES,
+    Row,
+    Scored,
+    audit_abnormal,
+    audit_claims,
+    audit_pictures,
+    audit_thinking,
+    made_of,
+)
+from stepcot_jax.evaluation.replies import ReplyScore, ScoringSettings
 from stepcot_jax.evaluation.unread import WARNING, UnreadParts, count_unread, describe_unread
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
@@ -36,9 +46,8 @@ from stepcot_jax.record import KINDS, Record
 from stepcot_jax.run.scored_replies import score_file
 
 THINKING, REPLIES, THINKING_REPLIES = "thinking.jsonl", "replies.jsonl", "thinking_replies.jsonl"
-CHAIN_SCORING = ScoringSettings("medclm", with_thinking=False)
-"""How replies to questions about the steps of a chain are written: "Answer: B"."""
 
+ABNORMAL = 'only "is anything abnormal"'
 _PICTURES = "pictures"
 _TAKEN_FROM = "audit_replies"  # in the provenance of a thinking: digest of the replies that it is taken from
 _TITLES = {
@@ -58,8 +67,10 @@ _NOTES = {
         "Donor agrees anyway: share of the patients asked the same who concluded the same as this one.",
     ),
     "counterfactual": (
-        "Phantoms whose finding was claimed rightly: the same chest drawn without it (of a diagnosis: without any), "
-        "where the answer should change, or without another finding, where it should not.",
+        "Phantoms whose finding was claimed rightly: the same chest drawn without it, where the answer should change, "
+        "or without another finding, where it should not. True findings claimed: share of all that were asked for.",
+        'Only "is anything abnormal": who says yes of every finding of an abnormal chest, on the same questions. What '
+        "does not exceed it without the claimed finding does not look for the finding.",
     ),
 }
 
@@ -131,7 +142,7 @@ def score_audit(
     scored = _score(records, replies, scoring)
     own = {record.id: score for record, score in scored if record.id in questions}
     unread: dict[str, UnreadParts] = {replies.stem: count_unread(score for _, score in scored)}
-    looks = _group(scored, LOOKS, lambda record: record.provenance.get(LAST, ""))
+    looks = _group(scored, LOOKS)
     tables = [_tabulate("looks", {name: audit_pictures(own, pairs) for name, pairs in looks.items()})]
     if thinking is not None:
         varied = _read_variants(folder / THINKING, THINKS, questions)
@@ -147,15 +158,29 @@ def score_audit(
         thinks = _group(thought, THINKS, lambda record: record.kind if are_of_kinds else "")
         rows = {name: audit_thinking(own, pairs, questions) for name, pairs in thinks.items()}
         tables.append(_tabulate("thinks", rows, next(iter(varied.values())).provenance.get(CONDITION, "")[:200]))
-    right = [(record, score) for record, score in scored if own[made_of(record)].a_score == 1]
-    claimed = _group(right, COUNTERFACTUAL)
+    drawn = _group(scored, COUNTERFACTUAL)
     notes = [line for line in describe_unread(unread) if line.startswith(WARNING)]
-    if claimed:
-        tables.append(_tabulate("counterfactual", {name: audit_pictures(own, each) for name, each in claimed.items()}))
-    elif _group(scored, COUNTERFACTUAL):
+    if rows := _list_counterfactuals(own, drawn):
+        tables.append(_tabulate("counterfactual", rows))
+    elif drawn:
         notes.insert(0, "Counterfactual: no figure, since no finding of a phantom was claimed rightly.")
     tables[0] = dataclasses.replace(tables[0], notes=(*tables[0].notes, *notes))
     return tables, unread
+
+
+def _list_counterfactuals(own: Mapping[str, ReplyScore], drawn: Mapping[str, Scored]) -> dict[str, Row]:
+    """Return the rows of findings that were claimed rightly, then those of `ABNORMAL` on the same questions."""
+    removed, keep_one = drawn.get(WITHOUT_CLAIMED, ()), {made_of(pair[0]) for pair in drawn.get(WITHOUT_OTHER, ())}
+    normal = {made_of(record) for record, _ in removed} - keep_one
+    parts = {
+        f"{WITHOUT_CLAIMED}, {part}": [pair for pair in removed if (made_of(pair[0]) in normal) == is_normal]
+        for part, is_normal in (("another one stays", False), ("the chest becomes normal", True))
+    }
+    groups = {**drawn, **{name: pairs for name, pairs in parts.items() if pairs}}
+    order = sorted(groups, key=lambda name: [name.startswith(each) for each in COUNTERFACTUAL].index(True))
+    rows = {name: row for name in order if (row := audit_claims(own, groups[name]))}
+    rivals = [name for name in (WITHOUT_CLAIMED, WITHOUT_OTHER) if name in rows and removed]
+    return rows | {f"{ABNORMAL}: {name}": audit_abnormal(own, drawn[name], normal) for name in rivals}
 
 
 def _score(records: Mapping[str, Record], path: Path, scoring: ScoringSettings) -> Scored:
@@ -166,14 +191,12 @@ def _score(records: Mapping[str, Record], path: Path, scoring: ScoringSettings) 
 
 
 def _group(scored: Scored, names: Sequence[str], part_of: Callable[[Record], str] = lambda _: "") -> dict[str, Scored]:
-    """Return records with scores by variant, each followed by its parts: kinds of questions, or a chain's last step."""
+    """Return records with scores by variant, each followed by its parts, kinds of questions."""
     groups: dict[str, Scored] = {}
     for name in names:
         pairs = [pair for pair in scored if pair[0].provenance[VARIANT] == name]
         groups |= {name: pairs} if pairs else {}
-        for part in sorted(
-            {part_of(record) for record, _ in pairs} - {""}, key=lambda part: (*KINDS, part).index(part)
-        ):
+        for part in sorted({part_of(record) for record, _ in pairs} - {""}, key=KINDS.index):
             groups[f"{name}, {part}"] = [pair for pair in pairs if part_of(pair[0]) == part]
     return groups
 

@@ -18,6 +18,7 @@ from stepcot_jax.data.splits.splits import check_manifest, leave_unused_out
 from stepcot_jax.evaluation.gate import Gate, fit_gate
 from stepcot_jax.evaluation.joint import ReadLogits
 from stepcot_jax.evaluation.joint_fit import read_written_back
+from stepcot_jax.evaluation.linear_heads import FittedHeads, Rival, compare_with_heads, fit_linear_heads
 from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, ValidationPredictions, collect
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.own_folder import save_arrays
@@ -33,11 +34,13 @@ from stepcot_jax.run.results import (
     with_facts,
     write_results,
 )
-from stepcot_jax.run.run_checks import check_annotated, check_step_costs
+from stepcot_jax.run.run_checks import check_annotated, check_step_costs, name_plain_command
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.stored import describe_cases
 from stepcot_jax.run.stored_reading import GATE_FILE, NORMAL_FILE, write_reading, write_shapes
 from stepcot_jax.run.task import Outcome, Task
+from stepcot_jax.systems.networks import encode_in_parts
+from stepcot_jax.systems.step_cot import StepCoT
 from stepcot_jax.training.checkpoints import saved_steps
 from stepcot_jax.training.devices import Devices
 from stepcot_jax.training.processes import is_first
@@ -159,6 +162,30 @@ def _read_split(feed: Feed, system: System, params: Any, split: str) -> np.ndarr
         rows = np.concatenate([rows, np.zeros((size - num_rows, *rows.shape[1:]), rows.dtype)])
         parts.append(np.asarray(system.moments(encoder_params, {name: rows}))[:num_rows])
     return np.concatenate(parts)
+
+
+# Linear heads on the image features of the teacher's best weights.
+
+
+NUM_ROWS = 10_000
+"""Largest number of images of training and validation that linear heads are fitted on, spread evenly over the split."""
+
+
+def read_features(
+    feed: Feed, system: StepCoT, params: Any, split: str, num_cases: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield image features [case, width] and labels [case, step] of the rows of `Feed.sample_batches`."""
+    for rows in feed.sample_batches(split, num_cases):
+        yield encode_in_parts(system.networks, params, rows), rows["labels"]
+
+
+def fit_heads(feed: Feed, system: StepCoT, params: Any) -> tuple[FittedHeads, int]:
+    """Return linear heads on the features that `params` give, and the number of training cases."""
+    features, labels = {}, {}
+    for split in ("train", "val"):
+        parts = zip(*read_features(feed, system, params, split, NUM_ROWS), strict=True)
+        features[split], labels[split] = map(np.concatenate, parts)
+    return fit_linear_heads(features, labels, feed.inputs.dataset.chain.answers_per_step), len(labels["train"])
 
 
 def count_updates(settings: Settings, dataset: Dataset) -> int:
@@ -352,6 +379,31 @@ class ChainTask(Task):
             )
         return gates
 
+    def _fit_heads(self, params_of: Callable[[str], Any]) -> Callable[[Feed, SplitPredictions], Rival] | None:
+        """Return a function that measures linear heads on the test split; None in a run without a teacher."""
+        system = self.system
+        if type(system) is not StepCoT:
+            return None
+        params = {name: tree for name, tree in params_of("teacher").items() if name == "image_encoder"}
+        if not is_first():  # the others wait for the report
+            return None
+        params, chain = jax.device_get(params), self.dataset.chain
+        name, note = "heads on the frozen encoder", "read the same frozen features as the networks"
+        if params:
+            name, note = "heads on the teacher's encoder", "are the weaker rival: the teacher trained the encoder. "
+            note += f"A verdict needs the plain network: {name_plain_command(self.settings)}"
+        heads, num_cases = fit_heads(self.feed, system, params)
+        penalties = dict(zip((step.name for step in chain.steps), heads.penalties, strict=True))
+
+        def measure(opened: Feed, test: SplitPredictions) -> Rival:
+            parts = read_features(opened, system, params, "test", len(test.predictions.index))
+            logits = np.concatenate([heads.read(features) for features, _ in parts])
+            num_resamples = self.settings.evaluation.num_resamples
+            figures = compare_with_heads(test, logits, chain, name=name, num_resamples=num_resamples)
+            return Rival(name, num_cases, penalties, chain.steps[-1].name, figures, note)
+
+        return measure
+
     def _write_normal_picture(self) -> None:
         """Write the mean picture of normal training cases, which maps need; nothing if there are too few."""
         from stepcot_jax.run.normal_picture import mean_normal_picture, write_normal_picture
@@ -392,6 +444,7 @@ class ChainTask(Task):
         validated = Validated(ValidationPredictions(answers.predictions, answers.facts), written)
         gates = self._fit_gates(outcome.params_of)
         chosen = choose(self.dataset, validated, evaluation)
+        measure_heads = self._fit_heads(outcome.params_of)
         opened = self.open_test()  # after every choice on training and validation cases
         test, readers = self._read(outcome.params_of, "test", opened, lambda read, labels: (read, labels))
         given = measure_given(readers, chosen, chain)
@@ -409,6 +462,7 @@ class ChainTask(Task):
             chosen=chosen,
             test=test,
             given=given,
+            rival=measure_heads and measure_heads(opened, test),
             best=outcome.best,
             wall_seconds=wall_seconds,
             evaluation=evaluation,

@@ -93,7 +93,7 @@ def choose_supervision(settings: Settings, dataset: Dataset) -> Dataset:
         dataset = keep_training_cases(dataset, data.num_train, seed=data.split_seed)
     if hides_steps(settings):
         dataset = dataset.with_last_step_alone()
-    elif settings.job == "baseline" and settings.baseline.steps == "shuffled":
+    elif _supervises(settings, "shuffled"):
         dataset = shuffle_chains(dataset, seed=data.split_seed)
     if data.withhold_chains or data.withhold_answers:
         dataset = withhold(dataset, chains=data.withhold_chains, answers=data.withhold_answers, seed=data.split_seed)
@@ -101,24 +101,23 @@ def choose_supervision(settings: Settings, dataset: Dataset) -> Dataset:
 
 
 def describe_supervision(settings: Settings) -> str:
-    """Return which labels of the training cases are not their own or withheld, in one line; "" for none."""
-    parts = [
-        f"config.data.{name}={share:g}: withheld in training"
-        for name in ("withhold_chains", "withhold_answers")
-        if (share := getattr(settings.data, name))
-    ]
-    if settings.job == "baseline" and settings.baseline.steps != "all":
-        what = {
-            "last": "trained and scored on the last step alone",
-            "shuffled": "trained with the earlier answers of other cases with the same last answer",
-        }
-        parts.insert(0, f"config.baseline.steps={settings.baseline.steps!r}: {what[settings.baseline.steps]}")
-    return "; ".join(parts)
+    """Return which training labels are withheld or of other cases, in one line; "" for none."""
+    what = {
+        "last": "trained and scored on the last step alone",
+        "shuffled": "trained with the earlier answers of other cases with the same last answer",
+    }
+    parts = [f"config.baseline.steps={steps!r}: {what[steps]}" for steps in what if _supervises(settings, steps)]
+    shares = {name: getattr(settings.data, name) for name in ("withhold_chains", "withhold_answers")}
+    return "; ".join(parts + [f"config.data.{name}={share:g}, in training" for name, share in shares.items() if share])
+
+
+def _supervises(settings: Settings, steps: str) -> bool:
+    return settings.job == "baseline" and settings.baseline.steps == steps
 
 
 def hides_steps(settings: Settings) -> bool:
     """Return whether a run trains and scores the last step alone."""
-    return settings.job == "baseline" and settings.baseline.steps == "last"
+    return _supervises(settings, "last")
 
 
 def load_cases(config: str | pathlib.Path | Mapping[str, Any], **overrides: Any) -> Any:

@@ -137,6 +137,9 @@ def _load_phantom(settings: Settings, preprocessing: Preprocessing, progress: Pr
     drawing = PhantomPixels(phantom.seed, phantom.image_size, phantom.prevalence, preprocessing)
     pixels, drawn_cases = PixelCache(drawing, _budget(settings)), list[Record]()
     for index in progress(range(phantom.num_cases), "drawing the phantom"):
+        if settings.data.num_train:  # most pictures may never be read: each is drawn at its first use
+            drawn_cases.append(drawing.plan(index))
+            continue
         case, drawn = drawing.draw(index)
         drawn_cases.append(case)
         pixels.put(index, drawn)

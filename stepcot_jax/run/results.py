@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 from jaxtyping import Int
 
@@ -23,6 +24,7 @@ from stepcot_jax.evaluation.counting import (
 from stepcot_jax.evaluation.interventions import as_probabilities, describe_reliance, measure_reliance
 from stepcot_jax.evaluation.joint import JointModel, ReadLogits, add_joined, learn_tree, name_joined, write_joints
 from stepcot_jax.evaluation.joint_fit import WrittenBack
+from stepcot_jax.evaluation.linear_heads import Rival
 from stepcot_jax.evaluation.operating_points import Rule
 from stepcot_jax.evaluation.predictions import (
     FACTS,
@@ -146,6 +148,7 @@ def write_results(
     chosen: Chosen,
     test: SplitPredictions,
     given: Given,
+    rival: Rival | None = None,
     best: Mapping[str, Best],
     wall_seconds: float,
     evaluation: EvaluationSettings,
@@ -172,14 +175,14 @@ def write_results(
         figures["consistency"] = statistics["models"][name]["consistency"]
         figures["interval"] = interval and [interval["mean_accuracy"][end] for end in ("low", "high")]
     report["best"] = _describe_best(best)
-    last, names = chain.steps[-1].name, statistics["models"]
-    errors = [f"{name}: {calibration.describe_error(name, last)}" for name in names]
+    errors = [f"{name}: {calibration.describe_error(name, chain.steps[-1].name)}" for name in statistics["models"]]
     report["notes"] = [*describe_normal(statistics), *errors]
+    if rival is not None:
+        report["heads"] = msgspec.to_builtins(rival)
     save(workdir / REPORT, report)
     print(format_table(metrics))
     print()
-    print("\n".join(describe(statistics)))
-    print("\n".join(report["notes"]))
+    print("\n".join([*describe(statistics), *(rival.describe() if rival else ()), *report["notes"]]))
     print("\n".join(describe_reliance(given.reliance)))
     print("\n".join(describe_corrections(statistics["corrections"], chain)))
     if (num_patients := count_patients(test.facts["patient_id"])) < MIN_PATIENTS:

@@ -10,10 +10,13 @@ from PIL import Image
 from policies.policy_workdir import make_policy_workdir
 from refusals import refuse
 
-from stepcot_jax.data.phantom.phantom import export_phantom
+from stepcot_jax.data.phantom.phantom import draw_planned
 from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
+from stepcot_jax.data.questions.variants import plan_again
+from stepcot_jax.data.questions.vocabulary import canonical
 from stepcot_jax.reading.policy_reader import PolicyReader
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
+from stepcot_jax.run.settings import load_settings, write_settings
 from stepcot_jax.tools.evaluate_replies.command import main
 from stepcot_jax.tools.report.command import main as report
 
@@ -119,28 +122,51 @@ def test_a_model_that_says_the_same_of_every_picture_is_right_and_does_not_look(
     blind = write(audit / "blind.jsonl", read_vqa_records(audit).records, say_of_own)
     run("score", audit, blind)
     assert {row["answers that change"] for row in read_table(audit, "looks").values()} == {0}
-    assert {row["answers that change"] for row in read_table(audit, "counterfactual").values()} == {0}
+    counterfactual = read_table(audit, "counterfactual")
+    own = [row for name, row in counterfactual.items() if "is anything" not in name]
+    assert {row["answers that change"] for row in own} == {0}
     assert read_table(audit, "looks")["a donor's picture"]["A"] == 1
+
+
+def test_a_model_that_knows_normal_from_abnormal_alone_is_told_by_the_rows_of_its_rival(audit):
+    """It says yes to each finding of an abnormal chest, and claims those of every second patient only."""
+
+    def becomes_normal(record):
+        planned = plan_again(record.provenance)
+        labels = {canonical(mark.box.label) for mark in draw_planned(planned, size=64).marks}
+        return len(labels) == 1  # the finding that goes
+
+    def claims(record):
+        return int(record.patient[1:]) % 2 == 0
+
+    def reply(record):
+        true, variant = BY_ID[record.provenance["audit_of"]], variant_of(record)
+        says_no = variant == "without the claimed finding" and becomes_normal(record)
+        is_asked = true.answer == "Yes" and (says_no or not claims(true))
+        return write_reply(msgspec.structs.replace(true, answer="No") if is_asked else true, "gemex")
+
+    records = read_vqa_records(audit).records
+    run("score", audit, write(audit / "abnormal.jsonl", records, reply))
+    rows = read_table(audit, "counterfactual")
+    removed = [each for each in records if variant_of(each) == "without the claimed finding"]
+    claimed = [each for each in removed if claims(each)]
+    alone = sum(map(becomes_normal, claimed))
+    assert 0 < alone < len(claimed) < len(removed)
+    own, rival = (rows[f"{name}without the claimed finding"] for name in ("", 'only "is anything abnormal": '))
+    assert own["cases"] == rival["cases"] == len(claimed)
+    assert own["true findings claimed"] == pytest.approx(len(claimed) / len(removed), abs=1e-6)
+    assert rival["true findings claimed"] == 1
+    for row in (own, rival):
+        assert row["answers that change"] == row["A"] == pytest.approx(alone / len(claimed), abs=1e-6)
+    parts = [(rows[f"without the claimed finding, {part}"], number, change) for part, number, change in (
+        ("another one stays", len(claimed) - alone, 0), ("the chest becomes normal", alone, 1)
+    )]  # fmt: skip
+    assert all((row["cases"], row["answers that change"]) == (number, change) for row, number, change in parts)
+    assert rows['only "is anything abnormal": without another finding']["answers that change"] == 0
 
 
 def say_of_own(record):
     return write_reply(BY_ID[record.provenance["audit_of"]], "gemex")
-
-
-def test_a_chain_by_files_its_steps_are_questions(tmp_path, capsys):
-    export_phantom(tmp_path / "data", num_cases=6, seed=0, size=32, prevalence="flat")
-    run("questions", tmp_path / "data", "--out", tmp_path / "audit", "--dialect=medclm", "--without-thinking")
-    records = read_vqa_records(tmp_path / "audit").records
-    assert sum(variant_of(record) == "own picture" for record in records) == 6 * 7
-    own = {record.id: record for record in records if variant_of(record) == "own picture"}
-    replies = write(
-        tmp_path / "replies.jsonl", records, lambda record: f"Answer: {own[record.provenance['audit_of']].answer}"
-    )
-    run("score", tmp_path / "audit", replies, "--dialect=medclm", "--without-thinking")
-    looks = read_table(tmp_path / "audit", "looks")
-    assert looks["own picture, Diagnosis"]["cases"] == 6
-    assert looks["noise"]["answers that change"] == 0
-    assert "0 questions" in capsys.readouterr().out  # answers alone have no thinking
 
 
 def test_files_of_another_kind_are_refused(audit, tmp_path):
@@ -189,7 +215,11 @@ def test_a_policy_in_one_command_with_its_page(tmp_path, monkeypatch, capsys):
     assert report([str(tmp_path / "run")]) == 0
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Looks: the same questions about other pictures" in page
-    refuse("--model does not apply", run, tmp_path / "run", "--model=teacher")
+
+
+def test_a_run_of_a_chain_is_refused(tmp_path):
+    write_settings(tmp_path / "settings.json", load_settings("quickstart"))
+    refuse("a run of a chain, which has no audit; expected one of a policy", run, tmp_path)
 
 
 def test_an_audit_of_answers_that_cannot_be_read_says_so_first_and_fails(audit, capsys):

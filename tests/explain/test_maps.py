@@ -144,11 +144,24 @@ def test_each_case_is_explained_by_itself(trained):
     together = explainer.explain(IMAGES)
     alone = explainer.explain(IMAGES[2:])
     np.testing.assert_allclose(together.maps[2], alone.maps[0], atol=1e-6)
-    assert together.claims[2] == alone.claims[0]
+    assert all(claim.other is None for claim in alone.claims[0])
+    assert tuple(dataclasses.replace(claim, other=None) for claim in together.claims[2]) == alone.claims[0]
     np.testing.assert_allclose(together.maps.sum(axis=(2, 3)), 1, atol=1e-5)
     assert together.maps.shape == (3, 7, GRID, GRID)
     assert explainer.explain(IMAGES, with_claims=False).claims == ()
     refuse("must be labels of shape", explainer.explain, IMAGES, given_answers=np.full((2, 7), -1))
+
+
+def test_the_rival_of_a_claim_is_the_brightest_tenth_of_the_image_before(trained):
+    explainer, none = Explainer(trained, model="student"), np.zeros((7, 9), np.float32)
+    together = explainer.explain(IMAGES)
+    follows = explainer.explain(IMAGES[:1], before=together.maps[2])
+    for claims, case, before in ((together.claims[0], 0, 2), (together.claims[2], 2, 1), (follows.claims[0], 0, 2)):
+        for step, claim in enumerate(claims):
+            cells = np.argsort(-together.maps[before, step].ravel(), kind="stable")[:26]  # of 256
+            mask = np.isin(np.arange(GRID * GRID), cells).reshape(1, GRID, GRID)
+            read = explainer.read_replaced(IMAGES[case], mask, none, filler=blur(IMAGES[case]))
+            assert claim.other == pytest.approx(read.probabilities[0, step, together.labels[case, step]], abs=1e-4)
 
 
 def test_what_replaces_a_window_is_named(trained, tmp_path):

@@ -1,15 +1,17 @@
 import dataclasses
 
+import msgspec
 import numpy as np
 import pytest
 from evaluation.small_splits import of_arrays
 from refusals import refuse
+from report.finished_workdir import RIVAL
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.evaluation.gate import fit_gate
 from stepcot_jax.evaluation.predictions import write_predictions
 from stepcot_jax.export.model_card import list_files, write_card
-from stepcot_jax.host.own_folder import save_arrays
+from stepcot_jax.host.own_folder import save, save_arrays
 from tests.export import random_run
 
 
@@ -51,7 +53,13 @@ def test_intervals_come_from_the_predictions(run):
     patients = [f"p{case}" for case in range(num_cases)]
     split = of_arrays(labels, {"student": logits}, case_id=patients, patient_id=patients)
     write_predictions(run.workdir / "predictions" / "test.npz", split, run.chain)
+    report = {"num_cases": {"train": 300, "val": 40, "test": 41}, "heads": msgspec.to_builtins(RIVAL)}
+    save(run.workdir / "report.json", report)
     card = write(run)
+    assert (
+        "\n&lt;heads> (%): mean step accuracy 50.0 [40.0, 60.0], Diagnosis 25.0. teacher less the heads (points): mean "
+        "step accuracy +10.0 [-1.0, +20.0], Diagnosis -. These heads, fitted on 9,000 training cases, are weaker; "
+    ) in card
     assert "Cases: train 300, val 40, test 41." in card
     assert "With 95 % intervals" in card
     assert "| Side | 60 | 100.0 [100.0, 100.0] |" in card

@@ -1,8 +1,10 @@
 """The workdir of a finished run, without training: random weights, and predictions drawn around the truth."""
 
 import json
+import math
 import pathlib
 
+import msgspec
 import numpy as np
 from evaluation.small_splits import of_arrays
 from oracles.operating_points import operating_points
@@ -12,9 +14,17 @@ from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.evaluation.calibration import read_calibration
 from stepcot_jax.evaluation.consistency import count_pairs, write_pairs
+from stepcot_jax.evaluation.linear_heads import Rival
 from stepcot_jax.evaluation.operating_points import OperatingPoints, Rule
 from stepcot_jax.evaluation.predictions import write_predictions
 from stepcot_jax.host.own_folder import save
+from stepcot_jax.host.ranges import Interval
+
+_FIGURES = {
+    "<heads>": (Interval(0.5, 0.4, 0.6), Interval(0.25)),
+    "teacher": (Interval(0.1, -0.01, 0.2), Interval(math.nan)),
+}
+RIVAL = Rival("<heads>", 9000, {"Diagnosis": 0.01}, "Diagnosis", _FIGURES, "are weaker; train <plain>")
 
 
 def make_split(cases, *, seed, skill=2.0, models=("teacher", "student")):
@@ -64,4 +74,4 @@ def write_run_files(folder, *, val, test):
     (folder / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     counts = {"train": 40, "val": len(val.predictions.index), "test": len(test.predictions.index)}
     report = {"num_cases": counts, "wall_seconds": 12.5, "best": {"teacher": {"step": 3}, "student": {"step": 5}}}
-    (folder / "report.json").write_text(json.dumps(report))
+    save(folder / "report.json", {**report, "heads": msgspec.to_builtins(RIVAL)})

@@ -80,6 +80,9 @@ def test_figures_are_the_evaluators(page, workdir):
     text = section(page, "results")
     assert f'<span class="value">{100 * student.mean_accuracy:.1f}</span>' in text
     assert f'<span class="value">{100 * student.steps[3].auc:.1f}</span>' in text
+    row = 'teacher less the heads (points)</th><td class="text"><span class="value">+10.0</span><span class="interval">'
+    assert f"{row}-1.0 to +20.0</span></td>" in text
+    assert "These heads, fitted on 9,000 training cases, are weaker; train &lt;plain&gt;" in text
     card = re.search(r'<div class="card"><h3>Student.*?</div>', text, re.DOTALL)[0]
     shares = (student.mean_majority_accuracy, student.steps[-1].majority_accuracy, student.majority_chain_accuracy)
     assert re.findall(r"majority ([\d.]+)", card) == [f"{100 * share:.1f}" for share in shares]

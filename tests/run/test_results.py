@@ -18,8 +18,12 @@ from stepcot_jax.evaluation.joint import add_joined, learn_tree, name_joined, re
 from stepcot_jax.evaluation.joint_fit import read_written_back
 from stepcot_jax.evaluation.operating_points import Rule, read_points
 from stepcot_jax.evaluation.predictions import ValidationPredictions, read_predictions
-from stepcot_jax.run.chain_task import fit_gates
+from stepcot_jax.host.own_folder import load
+from stepcot_jax.reading.finished import Report
+from stepcot_jax.run.chain_task import fit_gates, fit_heads, read_features
 from stepcot_jax.run.results import Validated, choose, measure_given, write_results
+from stepcot_jax.run.run_checks import name_plain_command
+from stepcot_jax.run.settings import load_settings
 from stepcot_jax.run.stored_reading import check_sealed, read_reading
 from stepcot_jax.systems.networks import encode_in_parts
 from stepcot_jax.training.checkpoints import Best, restore_params
@@ -138,6 +142,37 @@ def test_the_report_is_of_the_test_split(trained, splits):
     for model, own in metrics.items():
         assert trained.report["test"][model]["mean_accuracy"] == own.mean_accuracy
     assert read_statistics(trained.workdir)["num_cases"] == len(splits["test"].predictions.labels)
+
+
+def test_heads_on_the_teachers_encoder_stand_beside_the_networks(trained, splits):
+    task, step = trained.run.task, trained.report["best"]["teacher"]["step"]
+    params = {"image_encoder": restore_params(trained.workdir / "checkpoints", step)["image_encoder"]}
+    opened, test = task.open_test(), splits["test"].predictions
+    features, labels = map(np.concatenate, zip(*read_features(opened, task.system, params, "test", 1000), strict=True))
+    np.testing.assert_array_equal(labels, test.labels)  # in the order of the networks' logits
+    heads, num_cases = fit_heads(task.feed, task.system, params)
+    own = evaluate(dataclasses.replace(test, logits={"heads": heads.read(features)}), task.dataset.chain)["heads"]
+    found = load(trained.workdir / "report.json", Report).heads
+    assert (found.num_cases, found.name) == (num_cases, "heads on the teacher's encoder")
+    assert num_cases == len(task.dataset.splits.train)
+    mean, last = found.figures[found.name]
+    assert (mean.value, last.value) == (own.mean_accuracy, own.steps[-1].accuracy)
+    for model in ("teacher", "student"):
+        less = trained.report["test"][model]["mean_accuracy"] - mean.value
+        assert found.figures[model][0].value == pytest.approx(less)
+    assert "A verdict needs the plain network: python -m stepcot_jax.main --config=plain " in found.note
+
+
+def test_the_plain_network_gets_the_teachers_data_batches_rate_and_epochs():
+    changes = {"phantom.num_cases": 800, "training.joint_epochs": 2, "training.teacher_learning_rate": 2e-3, "seed": 3}
+    command = name_plain_command(load_settings("quickstart", **changes)).split()
+    assert command[:4] == ["python", "-m", "stepcot_jax.main", "--config=plain"]
+    assert sorted(command[5:]) == [
+        *("--config.baseline.epochs=2", "--config.baseline.learning_rate=0.002", "--config.phantom.num_cases=800"),
+        "--config.seed=3",
+    ]
+    of_folder = name_plain_command(load_settings("step_cot", **{"data.root": "/private/data"}))
+    assert of_folder.endswith("--config=plain:step_cot --workdir=runs/plain --config.data.root=FOLDER")
 
 
 def write_anew(folder, dataset, splits, evaluation):

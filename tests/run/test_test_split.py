@@ -89,6 +89,7 @@ def decided(workdir):
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     found["log"] = json.dumps([line for line in lines if line["kind"] != "test" and line.pop("cases_per_second", 1)])
     found["best"], points = report["best"], workdir / "points.json"
+    found["heads"] = report.get("heads", {}).get("l2")
     for model, steps in (json.loads(points.read_text())["models"] if points.is_file() else {}).items():
         for step, points in steps.items():
             for answer, point in points.items():

@@ -18,7 +18,7 @@ from stepcot_jax.data.images.preprocessing import (
     repeat_grey,
     resize_image,
 )
-from stepcot_jax.data.phantom.phantom import Prevalence, draw_case
+from stepcot_jax.data.phantom.phantom import Prevalence, draw_case, plan_case
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
 
@@ -67,6 +67,10 @@ class PhantomPixels:
     size: int  # side of the drawn picture
     prevalence: Prevalence
     preprocessing: Preprocessing
+
+    def plan(self, index: int) -> Record:
+        """Return a case without drawing it."""
+        return plan_case(index, seed=self.seed, prevalence=self.prevalence).case
 
     def draw(self, index: int) -> tuple[Record, CompactPixels]:
         """Draw a case with its pixels."""

@@ -35,6 +35,9 @@ ORIGINS = tuple(style.origin for style in STYLES)  # names of the three origins,
 _PATIENTS_OF_BLOCK = (*range(12), 10, 11, 11)
 """Patient of each of 15 images: ten patients have one image, one has two and one has three."""
 
+PATIENT_BLOCK = len(_PATIENTS_OF_BLOCK)
+"""Images whose patients are their own, from a multiple of it on: chests beyond a run's last block have new patients."""
+
 _LEAST_SIZE, _MOST_SIZE = 16, 4096
 BOX_COLUMNS = ("image_path", "label", "x", "y", "width", "height", "side", "kind", "case_side")
 """Columns of `boxes.csv`; the last three are the mark's side and kind, and the side of the case."""

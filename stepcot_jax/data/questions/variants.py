@@ -7,13 +7,12 @@ import collections
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
 
 import msgspec
 import numpy as np
 from jaxtyping import UInt8
 
-from stepcot_jax.chain import DIAGNOSIS_OPTIONS, NOT_ANNOTATED, Chain, fold
+from stepcot_jax.chain import fold
 from stepcot_jax.data.phantom.findings import remove_findings
 from stepcot_jax.data.phantom.phantom import PhantomCase, PlannedCase, draw_planned, plan_case
 from stepcot_jax.data.questions.making import list_absent
@@ -34,15 +33,14 @@ from stepcot_jax.record import Record
 
 OWN, DONOR, NOISE, GREY = "own picture", "a donor's picture", "noise", "grey"
 WITHOUT_CLAIMED, WITHOUT_OTHER = "without the claimed finding", "without another finding"
-HEALTHY = "without any finding"
-LOOKS, COUNTERFACTUAL = (OWN, DONOR, NOISE, GREY), (WITHOUT_CLAIMED, HEALTHY, WITHOUT_OTHER)
+LOOKS, COUNTERFACTUAL = (OWN, DONOR, NOISE, GREY), (WITHOUT_CLAIMED, WITHOUT_OTHER)
 THINKS = ("own thinking", "own, first half", "a donor's thinking", "own, one claim turned")
 OWN_THINKING, FIRST_HALF, DONATED, TURNED = THINKS
 
 VARIANT, MADE_OF, DONATED_BY, AGREE = "audit_variant", "audit_of", "audit_donor", "audit_agree"
-CONDITION, STEP, LAST = "audit_condition", "audit_step", "audit_last"
-"""Names in the provenance: variant, ids of question and donor, share of donors that agree anyway, how the thinking was
-given; of a chain's question its step's position and, of the last step, the step's name."""
+CONDITION = "audit_condition"
+"""Names in the provenance: variant, ids of question and donor, share of donors that agree anyway, how a thinking was
+given."""
 
 Pixels = UInt8[np.ndarray, "height width"] | UInt8[np.ndarray, "height width 3"]
 _LABELS = {term.name: label for label, term in TERMS.items()}
@@ -50,7 +48,7 @@ _LABELS = {term.name: label for label, term in TERMS.items()}
 
 def make_variant(record: Record, variant: str, **made: str) -> Record:
     """Return a question as a record of its own, without the true reasoning."""
-    known = ("source", "seed", "index", "prevalence", "references", STEP, LAST)
+    known = ("source", "seed", "index", "prevalence", "references")
     kept = {name: record.provenance[name] for name in known if name in record.provenance}
     return msgspec.structs.replace(
         record,
@@ -101,25 +99,18 @@ def vary_picture(
 
 
 def _remove_marks(record: Record, pixels: Pixels) -> Iterator[tuple[Record, Pixels]]:
-    """Yield a phantom without the finding that a question of presence or a diagnosis claims, and without another."""
+    """Yield a phantom without the finding that a question of presence claims, and without another one."""
     planned = plan_again(record.provenance)
-    if planned is None or not (record.answer == "Yes" or LAST in record.provenance):
+    if planned is None or record.answer != "Yes":
         return
     label = _LABELS.get(record.topic.removeprefix(PRESENCE), "")
-    if LAST in record.provenance:
-        label = DIAGNOSIS_OPTIONS[planned.case.answers[-1]]
     own = draw_planned(planned, size=len(pixels))
     if label in ("", NORMAL) or not np.array_equal(own.image, pixels if pixels.ndim == 2 else pixels[..., 0]):
         return
-    if LAST in record.provenance:
-        answer = record.letters[record.options.index(NORMAL)]
-        healthy = draw_planned(planned, size=len(pixels), healthy=True)
-        yield msgspec.structs.replace(make_variant(record, HEALTHY), answer=answer), _as_like(healthy.image, pixels)
-    else:
-        drawn = draw_without(planned, label, size=len(pixels))
-        if label in list_absent(drawn.boxes):  # no other finding looks like it
-            made = msgspec.structs.replace(make_variant(record, WITHOUT_CLAIMED), answer="No", references=())
-            yield made, _as_like(drawn.image, pixels)
+    drawn = draw_without(planned, label, size=len(pixels))
+    if label in list_absent(drawn.boxes):  # no other finding looks like it
+        made = msgspec.structs.replace(make_variant(record, WITHOUT_CLAIMED), answer="No", references=())
+        yield made, _as_like(drawn.image, pixels)
     other = min({canonical(mark.box.label) for mark in own.marks} - {canonical(label)}, default="")
     if other:
         drawn = draw_without(planned, other, size=len(pixels))
@@ -129,25 +120,6 @@ def _remove_marks(record: Record, pixels: Pixels) -> Iterator[tuple[Record, Pixe
 
 def _as_like(drawn: UInt8[np.ndarray, "height width"], pixels: Pixels) -> Pixels:
     return drawn if pixels.ndim == 2 else np.repeat(drawn[..., None], 3, axis=2)
-
-
-def ask_steps(case: Record, chain: Chain, *, size: tuple[int, ...], provenance: Mapping[str, str]) -> Iterator[Record]:
-    """Yield a single-choice question for each annotated step of a case whose picture has this width and height."""
-    for place, (step, label) in enumerate(zip(chain.steps, case.answers, strict=True)):
-        if label != NOT_ANNOTATED:
-            last = {LAST: step.name} if place == chain.num_steps - 1 else {}
-            yield Record(
-                id=f"{case.image}|{place + 1}",
-                image=case.image,
-                image_size=(size[0], size[1]),
-                patient=case.patient or case.image,
-                kind="single",
-                topic=step.name,
-                question=f"{step.name}: which answer fits this chest radiograph?",
-                options=step.options,
-                answer="ABCDEFGHIJKLMNOPQRSTUVWXYZ"[label],
-                provenance={**provenance, STEP: str(place), **last},
-            )
 
 
 def plan_again(provenance: Mapping[str, str]) -> PlannedCase | None:
@@ -167,40 +139,6 @@ def draw_without(planned: PlannedCase, label: str, *, size: int) -> PhantomCase:
     return draw_planned(dataclasses.replace(planned, scene=scene), size=size)
 
 
-Given = TypeVar("Given")
-
-
-def vary_given(
-    records: Sequence[Record],
-    given: Mapping[str, Given],
-    said: Mapping[str, frozenset[str]],
-    *,
-    halve: Callable[[Given], Given | None],
-    turn: Callable[[Given], Given | None],
-) -> Iterator[tuple[Record, Given]]:
-    """Yield variants of questions, each with the thinking, or earlier answers, that its answer is to follow.
-
-    `given` are the model's own by id, `said` its answers in words; questions without either take no part.
-    """
-    groups = group_subjects([record for record in records if record.id in given])
-    for record in (record for record in records if record.id in given):
-        words, own = said[record.id], given[record.id]
-        others = [other for other in groups[subject_of(record)] if other.patient != record.patient]
-        differing = [other for other in others if said[other.id] != words and can_say(said[other.id], record)]
-        donor = choose_donor(record, differing)
-        yield make_variant(record, OWN_THINKING), own
-        half = halve(own)
-        if half is not None:
-            yield make_variant(record, FIRST_HALF), half
-        if donor is not None:
-            agree = sum(said[other.id] == words for other in others) / len(others)
-            made = {DONATED_BY: donor.id, AGREE: f"{agree:.6f}"}
-            yield make_variant(record, DONATED, **made), given[donor.id]
-        turned = turn(own)
-        if turned is not None:
-            yield make_variant(record, TURNED), turned
-
-
 def vary_thinking(
     records: Sequence[Record], replies: Mapping[str, str], dialect: str
 ) -> Iterator[tuple[Record, Thinking]]:
@@ -208,7 +146,23 @@ def vary_thinking(
     read = {record.id: read_thinking(replies.get(record.id, ""), record, dialect) for record in records}
     given = {name: thinking for name, thinking in read.items() if thinking is not None}
     said = {record.id: say(replies[record.id], record, dialect) for record in records if record.id in given}
-    return vary_given(records, given, said, halve=shorten, turn=turn_claim)
+    groups = group_subjects([record for record in records if record.id in given])
+    for record in (record for record in records if record.id in given):
+        words, own = said[record.id], given[record.id]
+        others = [other for other in groups[subject_of(record)] if other.patient != record.patient]
+        differing = [other for other in others if said[other.id] != words and can_say(said[other.id], record)]
+        donor = choose_donor(record, differing)
+        yield make_variant(record, OWN_THINKING), own
+        half = shorten(own)
+        if half is not None:
+            yield make_variant(record, FIRST_HALF), half
+        if donor is not None:
+            agree = sum(said[other.id] == words for other in others) / len(others)
+            made = {DONATED_BY: donor.id, AGREE: f"{agree:.6f}"}
+            yield make_variant(record, DONATED, **made), given[donor.id]
+        turned = turn_claim(own)
+        if turned is not None:
+            yield make_variant(record, TURNED), turned
 
 
 def _hash(text: str) -> bytes:

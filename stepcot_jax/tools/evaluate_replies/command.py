@@ -22,7 +22,7 @@ _PROGRAM = "stepcot evaluate_replies"
 
 _AUDIT = """Audit a model: does it look at the picture, does its thinking carry its answer, and what moves the answer?
 
-WORKDIR is a run or export of this package, audited in one command. Any other model answers files: `audit questions`
+WORKDIR is a policy's run or export, audited in one command. Any other model answers files: `audit questions`
 writes variants of questions, `audit score` scores the replies and writes the questions of the thinking, which are
 scored with --thinking-replies.
 """
@@ -218,19 +218,16 @@ def audit(arguments: list[str]) -> None:
 
 
 def _define_workdir(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("workdir", metavar="WORKDIR", help="of a run or an export; or gs://, hf://OWNER/NAME")
+    parser.add_argument("workdir", metavar="WORKDIR", help="of a policy's run or export; or gs://, hf://OWNER/NAME")
     parser.add_argument("--out", type=local_path, metavar="DIR", help="default: audit in WORKDIR, for `stepcot report`")
-    data = "in place of the run's test split: a folder of questions for a policy, of radiographs for a chain"
+    data = "a folder of questions in place of the run's test questions"
     parser.add_argument("--data", metavar="DIR", help=data)
-    parser.add_argument("--phase", choices=("sft", "grpo", "dpo"), help="of a policy; default: the last")
-    parser.add_argument("--model", choices=("teacher", "student"), help="of a chain; default: the student, if there")
-    parser.add_argument("--as-published", action="store_true", help="of a chain: without the joint model")
+    parser.add_argument("--phase", choices=("sft", "grpo", "dpo"), help="default: the last")
     _add_number(parser)
 
 
 def _define_questions(parser: argparse.ArgumentParser) -> None:
-    records = "questions (records.jsonl or its folder), or a folder of radiographs whose steps become questions"
-    parser.add_argument("records", metavar="RECORDS", help=records)
+    parser.add_argument("records", metavar="RECORDS", help="records.jsonl or its folder")
     parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help="folder of the audit")
     parser.add_argument("--split", default="test", help="of questions: train, val, test (default) or all")
     _add_dialect(parser, without="replies need no thinking, and prompts do not ask for one")
@@ -245,29 +242,22 @@ def _define_score(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_number(parser: argparse.ArgumentParser) -> None:
-    most = "most questions or cases to audit, drawn from the split, default 400"
+    most = "most questions to audit, drawn from the split, default 400"
     parser.add_argument("--num-questions", type=int, default=400, metavar="N", help=most)
 
 
 def _write_questions(options: argparse.Namespace) -> None:
-    from stepcot_jax.data.images.image_decoding import MAX_PIXELS
-    from stepcot_jax.data.sources.layouts import holds_questions, read_vqa_source
+    from stepcot_jax.data.sources.layouts import read_vqa_source
     from stepcot_jax.host.files import make_workdir
-    from stepcot_jax.reading.cases import open_data
     from stepcot_jax.reading.radiographs import read_pixels
     from stepcot_jax.run.audit_folder import write_variants
     from stepcot_jax.run.scored_replies import choose_split
-    from stepcot_jax.tools.evaluate_replies.audit_runs import ask_cases
     from stepcot_jax.tools.evaluate_replies.scoring import write_prompts
 
-    path, most, out = find_path(options.records, "RECORDS"), options.num_questions, options.out
+    collection, most, out = read_vqa_source(find_path(options.records, "RECORDS")), options.num_questions, options.out
     make_workdir(out)
-    if holds_questions(path):
-        collection = read_vqa_source(path)
-        chosen = choose_split(collection.records, options.split, where=str(collection.path))
-        written = write_variants(out, chosen, lambda record: read_pixels(collection.root / record.image), most=most)
-    else:
-        written = ask_cases(out, open_data(path, max_pixels=MAX_PIXELS), most=most)
+    chosen = choose_split(collection.records, options.split, where=str(collection.path))
+    written = write_variants(out, chosen, lambda record: read_pixels(collection.root / record.image), most=most)
     write_prompts(out / PROMPTS, written, root=out, dialect=options.dialect, with_thinking=options.with_thinking)
     print(f'{out / PROMPTS}: {len(written)} questions; answer with lines of {{"id": .., "reply": ..}}')
 
@@ -304,7 +294,7 @@ def _audit_workdir(options: argparse.Namespace) -> None:
     from stepcot_jax.host.machine import use_compilation_cache
     from stepcot_jax.run.audit_folder import REPLIES, find_thinking
     from stepcot_jax.run.stored import read_stored
-    from stepcot_jax.tools.evaluate_replies.audit_runs import audit_chain, audit_policy, write_results
+    from stepcot_jax.tools.evaluate_replies.audit_runs import audit_policy, write_results
 
     if options.out is None and is_address(options.workdir):
         raise BadInput(f"{options.workdir} is an address: --out=DIR is required (a folder of this machine)")
@@ -312,13 +302,10 @@ def _audit_workdir(options: argparse.Namespace) -> None:
     options.workdir = find_path(options.workdir, "WORKDIR")
     use_compilation_cache()
     logging.set_verbosity(logging.ERROR)  # Orbax warns on every restore without an optimizer
-    is_policy = read_stored(options.workdir).trains_policy
-    for name in ("model", "as_published") if is_policy else ("phase",):
-        if getattr(options, name):
-            kind = "a policy" if is_policy else "a chain"
-            raise BadInput(f"--{name.replace('_', '-')} does not apply to {options.workdir}, a run of {kind}")
+    if not read_stored(options.workdir).trains_policy:
+        raise BadInput(f"{options.workdir}: a run of a chain, which has no audit; expected one of a policy")
     make_workdir(out)
-    scoring, who = (audit_policy if is_policy else audit_chain)(options, out)
+    scoring, who = audit_policy(options, out)
     print(write_results(out, out / REPLIES, find_thinking(out), scoring, who)[0], end="")
 
 

@@ -54,11 +54,13 @@ def write_explanations(
         refuse=refuse,
     )
     taken: set[str] = set()
+    before = None
     for names, pictures, headers in batches:
         sources = [str(name) for name in names]
         explained, readings = explain_pictures(
-            explainer, names=sources, pictures=pictures, given=shares, headers=headers
+            explainer, names=sources, pictures=pictures, given=shares, headers=headers, before=before
         )
+        before = explained.maps[-1]
         for case, reading in enumerate(readings):
             name = _free_name(names[case].stem, taken)
             with writing_for("--out", out / name):
@@ -143,8 +145,13 @@ def draw_explanation(
 
 
 def _write_claim(claim: Claim) -> str:
-    before, brightest, random = map(percent, (claim.probability, claim.brightest, claim.random))
-    return f"brightest tenth blurred: {before} → {brightest}\na random tenth: {before} → {random}"
+    tenths = {
+        "brightest tenth blurred": claim.brightest,
+        "another image's": claim.other,
+        "a random tenth": claim.random,
+    }
+    before = percent(claim.probability)
+    return "\n".join(f"{name}: {before} → {percent(after)}" for name, after in tenths.items() if after is not None)
 
 
 def _show_spreads(axes: Axes, spreads: np.ndarray) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from markupsafe import Markup
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.images.preprocessing import Preprocessing, resize_image
@@ -15,7 +16,7 @@ from stepcot_jax.evaluation.statistics import LEVEL, MIN_PATIENTS, count_patient
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.pages.pictures import write_map, write_picture
-from stepcot_jax.pages.shell import Section, name_unseen
+from stepcot_jax.pages.shell import Section, name_unseen, tabulate
 from stepcot_jax.reading.cases import open_run
 from stepcot_jax.reading.finished import FinishedRun
 from stepcot_jax.reading.radiographs import Pixels, to_input
@@ -56,8 +57,8 @@ class ShownCase:
 
 _MAP_NOTE = (
     "A map shows which parts of the picture the answer loses most probability without (bright), when they are replaced "
-    "by {filled_with}; below it stands what becomes of the probability when the brightest tenth is blurred, and a "
-    "random tenth. It does not show that the network looks where a radiologist would."
+    "by {filled_with}; below it stands what becomes of the probability when the brightest tenth is blurred, that of "
+    "the case before, and a random tenth. It does not show that the network looks where a radiologist would."
 )
 
 
@@ -130,10 +131,11 @@ def _make_maps(
     from stepcot_jax.reading.explain import Explainer
 
     explainer = Explainer(trained, model=model, as_published=True)  # the page shows the network's own answers
-    maps = []
+    maps, before = [], None
     for case in progress(range(len(pictures)), "making maps (cases)"):
         images = to_input([pictures[case]], trained.preprocessing)
-        explained = explainer.explain(images, labels=answers[case : case + 1])
+        explained = explainer.explain(images, labels=answers[case : case + 1], before=before)
+        before = explained.maps[0]
         maps.append((explained.maps[0], tuple(map(str, explained.claims[0]))))
     return maps, _MAP_NOTE.format(filled_with=explainer.filled_with)
 
@@ -224,6 +226,9 @@ def _write_figures(run: FinishedRun, intervals: Mapping[str, ModelIntervals], nu
         difference=_compare_networks(run, num_resamples),
         notes=[*run.report.notes, *_list_notes(metrics)],
     )
+    if run.report.heads is not None:
+        table = run.report.heads.tabulate()
+        body += Markup("<h3>{}</h3>{}").format(table.title, tabulate(table).body)
     yield Section("results", "Results", lead, body)
     yield write_curves(run.entries)
     lead = "Rows are the truth, columns the answers; the frame marks right answers."

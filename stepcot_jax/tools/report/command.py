@@ -53,7 +53,7 @@ def _write(options: argparse.Namespace, out: pathlib.Path, *, is_policy: bool) -
     from stepcot_jax.host.files import write_whole
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.pages.shell import write_report
-    from stepcot_jax.run.audit_folder import CHAIN_SCORING, list_audit_sections
+    from stepcot_jax.run.audit_folder import list_audit_sections
     from stepcot_jax.tools.report.sections import write_settings
 
     workdir, how = options.workdir, {"num_cases": options.num_cases, "with_data": not options.without_data}
@@ -75,8 +75,7 @@ def _write(options: argparse.Namespace, out: pathlib.Path, *, is_policy: bool) -
         about, settings = describe_answers(run), write_settings(run.settings, run.report)
         with_maps = not options.without_maps
         sections = list_answer_sections(run, model=model, with_maps=with_maps, terminal=Terminal(), **how)
-    scoring = policy.scoring if is_policy else CHAIN_SCORING
-    audit = list_audit_sections(workdir / "audit", scoring)
+    audit = list_audit_sections(workdir / "audit", policy.scoring) if is_policy else []
     make_workdir(out.parent)
     title = f"Run {resolve(workdir).name}"
     of_all = [*sections, *audit, settings]

@@ -17,7 +17,7 @@ from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation.predictions import SplitPredictions, ValidationPredictions, read_predictions
 from stepcot_jax.host.download import find_path, is_address, name_source
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import digest_file, read_file
+from stepcot_jax.host.files import digest_file, read_file, try_lock
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.places import Place
 from stepcot_jax.run.settings import MAY_CHANGE, Settings, load_settings
@@ -28,6 +28,7 @@ UNIMPORTANT = tuple(sorted(key.removeprefix("config.") for key in MAY_CHANGE))
 
 RECORDS_FILE = "records.sha256"
 _MOST_DIGEST_BYTES = 1000
+_POLL_SECONDS = 2.0
 _OF_RECORDS = {".json", ".jsonl", ".csv"}
 
 
@@ -43,6 +44,9 @@ class Cell:
     name: str
     settings: Settings  # of the run, including its seed
     prepare: Callable[[], None] | None = dataclasses.field(default=None, compare=False)  # makes inputs of the run
+    files: tuple[str, ...] = ()  # that `further` makes
+    # content of more files by name, from the folder of the finished run
+    further: Callable[[pathlib.Path], Mapping[str, bytes]] | None = dataclasses.field(default=None, compare=False)
 
 
 class Cells:
@@ -96,10 +100,14 @@ class Cells:
     def is_finished(self, cell: Cell) -> bool:
         """Return whether the cell has its report and predictions, or replies."""
         folder = self.folder(cell)
-        return all((folder / name).is_file() for name in ("report.json", *cell.settings.trains.files))
+        return all((folder / name).is_file() for name in ("report.json", *cell.settings.trains.files, *cell.files))
 
     def run(self, cells: Sequence[Cell]) -> None:
-        """Run the unfinished cells in order, each once; interrupted ones resume."""
+        """Run the unfinished cells in order, each once; interrupted ones resume.
+
+        Several processes of one machine share the cells: each leaves those that another has begun, and comes back to
+        them at the end, in case that process is killed.
+        """
         by_digest = {self.digest(cell): cell for cell in reversed(cells)}  # of equal ones the first stays
         wanted = [cell for cell in cells if by_digest.get(self.digest(cell)) is cell]
         if self._is_remote:
@@ -109,15 +117,32 @@ class Cells:
         for cell in wanted:
             self._check_records(cell)
         self._terminal.say(f"{len(wanted)} cells, {len(wanted) - len(waiting)} of them finished")
-        start = time.monotonic()
-        for number, cell in enumerate(waiting, start=1):
-            left = (time.monotonic() - start) / max(number - 1, 1) * (len(waiting) - number + 1)
-            remaining = f", about {left / 60:.0f} min left" if number > 1 else ""
-            self._terminal.say(f"cell {number} of {len(waiting)}{remaining}: {cell.name}, seed {cell.settings.seed}")
-            try:
-                self._run(cell)
-            except BadInput as error:
-                raise BadInput(f"cell {cell.name!r} in {self.source(cell)}: {error}") from None
+        start, left, ran = time.monotonic(), list(waiting), 0
+        while left:
+            taken = []
+            for cell in left:
+                lock = self.folder(cell).with_suffix(".lock")
+                lock.parent.mkdir(parents=True, exist_ok=True)
+                with try_lock(lock) as is_held:
+                    if not is_held:
+                        taken.append(cell)
+                    elif not self.is_finished(cell):
+                        minutes = (time.monotonic() - start) / 60 / max(ran, 1)
+                        todo = sum(not self.is_finished(other) for other in waiting)
+                        remaining = f", about {minutes * todo:.0f} min left" if ran else ""
+                        number, name = waiting.index(cell) + 1, f"{cell.name}, seed {cell.settings.seed}"
+                        self._terminal.say(f"cell {number} of {len(waiting)}{remaining}: {name}")
+                        self._run_named(cell)
+                        ran += 1
+            if taken == left:
+                time.sleep(_POLL_SECONDS)
+            left = taken
+
+    def _run_named(self, cell: Cell) -> None:
+        try:
+            self._run(cell)
+        except BadInput as error:
+            raise BadInput(f"cell {cell.name!r} in {self.source(cell)}: {error}") from None
 
     def _check_records(self, cell: Cell) -> None:
         """Refuse a cell whose records have changed since it started: its settings hold only their path."""
@@ -148,6 +173,8 @@ class Cells:
             if records:
                 run.place.write(RECORDS_FILE, f"{records}\n".encode())
             run.execute()
+            for name, content in cell.further(run.workdir).items() if cell.further is not None else ():
+                run.place.write(name, content)
         if not self.is_finished(cell):
             raise RuntimeError(f"{self.source(cell)}: a run ended without its report, predictions or replies")
         gc.collect()

@@ -1,11 +1,12 @@
 """Make the paper's tables, and others of corrections, folds and policies, from runs on any data.
 
-NAME is diagnosis, steps, components, transfer, cost, corrections, folds, curriculum, vqa, robustness,
+NAME is diagnosis, steps, components, transfer, cost, corrections, folds, supervision, curriculum, vqa, robustness,
 self_check or stages, several of them, or all: the first five. The last four have published figures of GEMeX-RMCoT and
 MEDSAGE; without --config they are printed alone, and nothing is trained.
 
 stepcot tables NAME --config=NAME --workdir=DIR [--seeds=0,1,2] [--encoders=NAME=WEIGHTS,...]
     [--constrained=DIR,...] [--zero_shot=TABLE=REPLIES,...] [--target_config=NAME] [--out=DIR] [--resamples=1000]
+    [--sizes=300,1000,3000,10000] [--withhold_at=3000] [--updates=2000] [--unseen=4000] [--partial]
     [--config.a.b=value ...]
 
 Every run is a folder below DIR/cells and is shared by the tables that need it; the same command resumes interrupted
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 # "all": one of `all`, the paper's; the others train anew, folds five times for each seed. "large": has rows of large
 # models, from --constrained. "policy": trains policies. "printed": its published figures can be printed without runs.
-# "zero_shot": has a row of a model without training, from --zero_shot.
+# "partial": can be made from some of its cells. "zero_shot": has a row of a model without training, from --zero_shot.
 TABLES: dict[str, tuple[str, ...]] = {
     "diagnosis": ("step_tables", "all", "large"),
     "steps": ("step_tables", "all", "large"),
@@ -48,6 +49,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "cost": ("cost_table", "all"),
     "corrections": ("correction_tables",),
     "folds": ("folds_table",),
+    "supervision": ("supervision_table", "partial"),
     "curriculum": ("policy_tables", "policy"),
     "vqa": ("policy_tables", "policy", "printed", "zero_shot"),
     "robustness": ("robustness_table", "policy", "printed"),
@@ -109,6 +111,17 @@ def read_seeds(entries: list[str], settings: Settings) -> tuple[int, ...]:
     return tuple(int(entry) for entry in entries) or (settings.seed,)
 
 
+def read_sizes(entries: list[str], num_sets: int) -> dict[int, int]:
+    """Return the number of sets of each training size, as in 3000 or, with five sets, 10000:5."""
+    sizes = {}
+    for entry in entries:
+        size, colon, sets = entry.strip().partition(":")
+        if not size.isdecimal() or int(size) < 1 or (colon and (not sets.isdecimal() or int(sets) < 1)):
+            raise BadInput(f"--sizes: {entry!r} is not a number of training cases, or SIZE:SETS, as in 300,10000:5")
+        sizes[int(size)] = min(int(sets), num_sets) if sets else num_sets
+    return sizes
+
+
 def make_tables(
     names: Sequence[str],
     plan: "Plan | None",
@@ -126,7 +139,7 @@ def make_tables(
     written = []
     target = Place(folder, say=terminal.say)
     target.bring()
-    if plan is not None:
+    if plan is not None and not plan.partial:
         plan.cells.run([cell for recipe in recipes.values() for cell in recipe.list_cells(plan)])
     for name, recipe in recipes.items():
         terminal.say(f"table {name}")
@@ -152,7 +165,7 @@ def _make_plan(workdir: pathlib.Path | str) -> "Plan":
     from stepcot_jax.host.download import find_path
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.tools.tables.cells import Cells
-    from stepcot_jax.tools.tables.plan import Plan
+    from stepcot_jax.tools.tables.plan import Grid, Plan
 
     folders = [find_path(folder, "--constrained") for folder in values.constrained]
     constrained = tuple(map(read_constrained, folders))
@@ -161,7 +174,10 @@ def _make_plan(workdir: pathlib.Path | str) -> "Plan":
         raise BadInput(f"--constrained: two models have one name ({', '.join(models)}); run constrain with --name")
     logging.set_verbosity(logging.WARNING)  # Orbax and Grain log every file
     replies = {name: find_path(path, "--zero_shot") for name, path in zero_shot.items()}
-    return Plan(settings, seeds, Cells(workdir, Terminal()), encoders, target, values.resamples, constrained, replies)
+    sizes = read_sizes(values.sizes, len(seeds))
+    grid = Grid(sizes, values.withhold_at, values.updates, values.unseen)
+    cells, partial = Cells(workdir, Terminal()), values.partial
+    return Plan(settings, seeds, cells, encoders, target, values.resamples, constrained, replies, grid, partial)
 
 
 def main(arguments: list[str]) -> None:
@@ -170,9 +186,10 @@ def main(arguments: list[str]) -> None:
     def run() -> None:
         names = read_names(arguments[1:])
         values = flags.FLAGS
-        printed, large, zero_shot = map(list_names, ("printed", "large", "zero_shot"))
+        printed, large, zero_shot, partial = map(list_names, ("printed", "large", "zero_shot", "partial"))
         for flag, fits, accepted in (
             ("published", set(names) <= set(printed), ", ".join(printed)),
+            ("partial", set(names) <= set(partial), ", ".join(partial)),
             ("constrained", set(names) & set(large), " and ".join(large)),
             ("zero_shot", set(names) & set(zero_shot) and not values.published, f"runs of {' and '.join(zero_shot)}"),
         ):
@@ -205,6 +222,12 @@ def define_table_flags() -> None:
     flags.DEFINE_string("out", None, "Folder for the tables; WORKDIR/tables by default.")
     flags.DEFINE_integer("resamples", 1000, "Resamples of every bootstrap.", lower_bound=10)
     flags.DEFINE_bool("published", False, f"Print the published figures of {', '.join(list_names('printed'))} alone.")
+    sizes = "Training cases of supervision, each with its number of sets if that is not all, as in 10000:5."
+    flags.DEFINE_list("sizes", ["300", "1000", "3000", "10000"], sizes)
+    flags.DEFINE_integer("withhold_at", 3000, "Size of supervision at which labels are withheld.", lower_bound=1)
+    flags.DEFINE_integer("updates", 2000, "Updates of every network of supervision.", lower_bound=10)
+    flags.DEFINE_integer("unseen", 4000, "Chests of supervision that no run draws.", lower_bound=1)
+    flags.DEFINE_bool("partial", False, "Make supervision of its finished cells, and run no others.")
     config_flags.DEFINE_config_file("target_config", None, "Settings whose data `transfer` reads.")
 
 

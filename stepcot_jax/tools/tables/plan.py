@@ -27,6 +27,16 @@ OF_STUDENT = ("without distillation", "without channel alignment")
 
 
 @dataclasses.dataclass(frozen=True)
+class Grid:
+    """Runs of the table `supervision`."""
+
+    sizes: Mapping[int, int]  # training cases -> number of sets, which are the first of the seeds
+    withhold_at: int = 3000  # training cases of the runs that lack labels
+    num_updates: int = 2000  # of every network, in ten epochs
+    num_unseen: int = 4000  # chests of each set that no run draws
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """Inputs of every table."""
 
@@ -40,6 +50,8 @@ class Plan:
     zero_shot: Mapping[str, pathlib.Path] = dataclasses.field(
         default_factory=dict
     )  # an untrained model's replies, by table
+    grid: Grid = Grid({})
+    partial: bool = False  # of finished cells alone, without running others
 
     def __post_init__(self) -> None:
         if self.settings.job != "distill":

@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
 from stepcot_jax.data.phantom.anatomy import Frame, render_anatomy
 from stepcot_jax.data.phantom.findings import draw_findings
 from stepcot_jax.data.phantom.phantom import draw_planned, plan_case
 from stepcot_jax.data.questions import variants
 from stepcot_jax.data.questions.making import ground_phantom
 from stepcot_jax.data.questions.questions import ask_questions
-from stepcot_jax.data.questions.variants import LAST, VARIANT, ask_steps, draw_without, vary_picture, vary_thinking
+from stepcot_jax.data.questions.variants import VARIANT, draw_without, vary_picture, vary_thinking
 from stepcot_jax.data.questions.vocabulary import canonical, term_of
 from stepcot_jax.reasoning.dialects import write_reply
 
@@ -140,23 +139,6 @@ def test_a_phantom_is_drawn_again_from_its_provenance():
         again = variants.plan_again(made.provenance)
         assert again.case == drawn.case
         assert np.array_equal(draw_planned(again, size=SIZE).image, drawn.image)
-
-
-def test_steps_of_a_chain_become_questions_with_a_healthy_variant_of_the_last():
-    planned = next(plan for plan in map(plan_case, range(99)) if plan.case.answers[-1])
-    case = msgspec.structs.replace(planned.case, answers=(NOT_ANNOTATED, *planned.case.answers[1:]))
-    source = {"source": "phantom", "seed": "0", "index": str(planned.index), "prevalence": "published"}
-    asked = list(ask_steps(case, DEFAULT_CHAIN, size=(SIZE, SIZE), provenance=source))
-    assert [record.topic for record in asked] == [step.name for step in DEFAULT_CHAIN.steps[1:]]
-    picture = draw_planned(planned, size=SIZE).image
-    load = lambda _: picture  # noqa: E731
-    for record, label in zip(asked, case.answers[1:], strict=True):
-        assert record.options[record.letters.index(record.answer)] == record.options[label]
-        made = {each.provenance[VARIANT]: (each, shown) for each, shown in vary_picture(record, among=[], load=load)}
-        assert (variants.HEALTHY in made) == (LAST in record.provenance)
-    healthy, pixels = made[variants.HEALTHY]
-    assert healthy.options[healthy.letters.index(healthy.answer)] == "Normal"
-    assert np.array_equal(pixels, draw_planned(planned, size=SIZE, healthy=True).image)
 
 
 def test_thinkings_of_donors_who_were_asked_the_same_and_concluded_another(asked):

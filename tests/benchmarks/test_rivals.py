@@ -1,0 +1,42 @@
+"""Rivals that benchmarks print, by hand."""
+
+import types
+
+import numpy as np
+from structured_folder import make_tree
+
+from benchmarks.small_rivals import classify, shrink
+from benchmarks.structured_reports import vote
+from stepcot_jax.data.splits.splits import Splits
+from stepcot_jax.evaluation.structured_reports import answer_tree
+
+
+def test_a_thumbnail_has_the_means_of_equal_parts():
+    picture = np.random.default_rng(0).integers(0, 256, (64, 64, 3))
+    np.testing.assert_allclose(shrink(picture), picture.reshape(8, 8, 8, 8, 3).mean(axis=(1, 3, 4)).ravel())
+
+
+def test_a_regression_learns_from_labelled_training_cases_alone():
+    generator = np.random.default_rng(0)
+    labels = np.arange(60) % 2
+    columns = generator.normal(0, 0.1, (60, 3)) + labels[:, None]
+    labels[:10], columns[:10] = -100, 1e3
+    splits = Splits(tuple(range(30)), tuple(range(30, 40)), tuple(range(40, 60)))
+    assert classify(columns, labels, splits).tolist() == labels[40:].tolist()
+
+
+def test_a_vote_counts_the_answers_of_the_nearest_training_reports():
+    n = -100
+    # signs, opacity/1, where (apex, base, unspecified), side, opacity/2, abdomen
+    labels = np.array(
+        [[1, n, n, n, n, n, n, 1], [0, 0, 0, 1, 1, 2, 1, 1], [0, 0, 1, 0, 1, 0, 1, 1], [1, n, n, n, n, n, n, 0]]
+    )
+    features = np.array([[-1.0, 0.0], [1.0, 0.1], [3.0, 0.9], [2.0, 0.0]])  # by cosine: 1, 2, 0 from the last
+    data = types.SimpleNamespace(
+        chain=make_tree(), splits=types.SimpleNamespace(train=(0, 1, 2)), features=features, labels=labels
+    )
+    rows = np.array([3])
+    assert answer_tree(vote(data, rows, number=1), data.chain)[0].tolist() == labels[1].tolist()
+    both = vote(data, rows, number=2)
+    np.testing.assert_allclose(np.exp(both[0, [0, 2, 5]]), [[2, 0, 0], [1, 1, 0], [1, 0, 1]], atol=1e-5)
+    assert answer_tree(vote(data, rows, number=3), data.chain)[0, 0] == 0  # two of three say yes
