@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -24,7 +24,6 @@ from stepcot_jax.evaluation.counting import (
 from stepcot_jax.evaluation.interventions import as_probabilities, describe_reliance, measure_reliance
 from stepcot_jax.evaluation.joint import JointModel, ReadLogits, add_joined, learn_tree, name_joined, write_joints
 from stepcot_jax.evaluation.joint_fit import WrittenBack
-from stepcot_jax.evaluation.linear_heads import Rival
 from stepcot_jax.evaluation.operating_points import Rule
 from stepcot_jax.evaluation.predictions import (
     FACTS,
@@ -49,6 +48,9 @@ from stepcot_jax.run.stored_reading import (
 from stepcot_jax.run.task import REPORT, Outcome
 from stepcot_jax.training.checkpoints import Best
 from stepcot_jax.training.processes import is_first
+
+if TYPE_CHECKING:
+    from stepcot_jax.evaluation.linear_heads import Rival
 
 PREDICTIONS = "predictions"
 NUM_GIVEN = 500
@@ -148,7 +150,7 @@ def write_results(
     chosen: Chosen,
     test: SplitPredictions,
     given: Given,
-    rival: Rival | None = None,
+    rival: "Rival | None" = None,
     best: Mapping[str, Best],
     wall_seconds: float,
     evaluation: EvaluationSettings,
