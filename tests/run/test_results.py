@@ -164,11 +164,11 @@ def test_heads_on_the_teachers_encoder_stand_beside_the_networks(trained, splits
 
 
 def test_the_plain_network_gets_the_teachers_data_batches_rate_and_epochs():
-    changes = {"phantom.num_cases": 800, "training.joint_epochs": 2, "training.teacher_learning_rate": 2e-3, "seed": 3}
+    changes = {"phantom.num_cases": 800, "training.joint_epochs": 2, "training.teacher_learning_rate": 3e-3, "seed": 3}
     command = name_plain_command(load_settings("quickstart", **changes)).split()
     assert command[:4] == ["python", "-m", "stepcot_jax.main", "--config=plain"]
     assert sorted(command[5:]) == [
-        *("--config.baseline.epochs=2", "--config.baseline.learning_rate=0.002", "--config.phantom.num_cases=800"),
+        *("--config.baseline.epochs=2", "--config.baseline.learning_rate=0.003", "--config.phantom.num_cases=800"),
         "--config.seed=3",
     ]
     of_folder = name_plain_command(load_settings("step_cot", **{"data.root": "/private/data"}))
