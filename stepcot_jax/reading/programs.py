@@ -125,7 +125,7 @@ class Reading:
     """A network's output for images."""
 
     logits: Float32[np.ndarray, "case step answer"]  # of each step's answers; padding beyond a step's own answers
-    probabilities: Float[np.ndarray, "case step answer"]  # calibrated if the run fitted temperatures
+    probabilities: Float[np.ndarray, "case step answer"]  # scaled if the run fitted temperatures
     answer_sets: Bool[np.ndarray, "case step answer"] | None  # their coverage does not hold after a given answer
     attention: Float32[np.ndarray, "case step layer head node node"] | None  # of the teacher, for each layer
     gate_scores: Float[np.ndarray, "case"] | None = None  # above 1: outside of the training images
