@@ -1,4 +1,4 @@
-"""The ways of before, which the bounds of `benchmarks.corrections` name: as published, counted pairs, the trial's."""
+"""The ways of before, which the bounds of `benchmarks.corrections` name: as published and counted pairs."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -11,7 +11,6 @@ from scipy.special import log_softmax
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation.consistency import count_pairs
-from stepcot_jax.evaluation.counting import NaiveBayes
 from stepcot_jax.evaluation.interventions import as_distributions, as_probabilities
 
 Labels = Int[np.ndarray, "case step"]
@@ -80,31 +79,6 @@ def fit_pairs(training: Labels, cases: Cases, chain: Chain, temperatures: Sequen
         bounds = (0.0, 2 * temperatures[later])
         weights.append(float(minimize_scalar(loss, bounds=bounds, method="bounded").x))
     return PairRatios(ratios, tuple(weights))
-
-
-# The trial's method: the picture's distribution of the diagnosis in place of naive Bayes' prior.
-
-
-class TrialReader:
-    """The last step's own distribution times naive Bayes; of a reading only the last step is used."""
-
-    def __init__(self, own: Float64[np.ndarray, "case answer"], counted: NaiveBayes) -> None:
-        self._own, self._counted = own, counted
-
-    def __call__(self, given: Any) -> Any:
-        """Return probabilities of given answers."""
-        read = self._counted(given)
-        size, nothing = self._own.shape[1], np.zeros((1, 1, *given.shape[2:]))
-        prior = self._counted(nothing)[0, 0, -1, :size]
-        last = read[:, :, -1, :size] / prior * self._own
-        read[:, :, -1, :size] = last / last.sum(axis=-1, keepdims=True)
-        return read
-
-    def look_ahead(self, given: Any) -> Any:
-        """Return the pairs of each step and the last one."""
-        last = self(given[None])[0, :, -1, : self._own.shape[1]]
-        tables = self._counted.tables_of(given.shape[1] - 1)
-        return [last[:, None] * table.T for table in tables]
 
 
 def as_published(cases: Cases, temperatures: Sequence[float]) -> Any:

@@ -18,19 +18,19 @@ import numpy as np
 from jaxtyping import Float, Float64, Int
 from scipy import stats
 
-from benchmarks.correction_ways import Cases, TrialReader, as_published, fit_pairs
+from benchmarks.correction_ways import Cases, as_published, fit_pairs
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.data.phantom.anatomy import draw_anatomy, draw_pose, draw_style
 from stepcot_jax.data.phantom.answers import draw_answers, generator
 from stepcot_jax.data.phantom.findings import plan_scene
 from stepcot_jax.data.phantom.phantom import PlannedCase, draw_case, draw_planned
-from stepcot_jax.evaluation.calibration import calibration_figures
+from stepcot_jax.evaluation.calibration import compare_error
 from stepcot_jax.evaluation.counting import Counting, NaiveBayes, choose_counting, fit_joints
-from stepcot_jax.evaluation.interventions import ReadGiven, as_probabilities, correct_in_turn
+from stepcot_jax.evaluation.interventions import Policy, ReadGiven, as_probabilities, correct_in_turn
 from stepcot_jax.evaluation.joint import AnswerTree, JointModel, as_evidence, learn_tree
 from stepcot_jax.evaluation.joint_fit import read_written_back
 from stepcot_jax.evaluation.predictions import Predictions
-from stepcot_jax.evaluation.statistics import correct, count_once, percentiles, resample, weighted_mean
+from stepcot_jax.evaluation.statistics import correct, percentiles, resample, weighted_mean
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.reading.radiographs import read_picture, to_input
@@ -43,6 +43,9 @@ from stepcot_jax.tools.tables.cell_networks import load_weights
 
 NETWORKS = ("teacher", "student")
 NOISE = (0.1, 0.2)
+BAYES = "own diagnosis x naive Bayes"
+"""The network's own distribution of the diagnosis times naive Bayes of the given answers."""
+_CURVES = ("joined", "joined, random questions", "without picture", BAYES, "another case's picture")
 _BLOCK = 15  # images of the phantom whose patients are their own
 _NUMBER = re.compile(r"phantom_(\d+)\.png$")
 
@@ -156,9 +159,11 @@ def plan_conflicts(
 # What readings are worth, case by case.
 
 
-def ask(read: ReadGiven, labels: Any, chain: Chain) -> tuple[Float64[np.ndarray, "count case"], Any]:
-    """Return the hits of the last step after 0, 1, ... answers that the reader asks for, and its distributions."""
-    readings, _ = correct_in_turn("expected gain", read, labels, chain)
+def ask(
+    read: ReadGiven, labels: Any, chain: Chain, policy: Policy = "expected gain"
+) -> tuple[Float64[np.ndarray, "count case"], Any]:
+    """Return the hits of the last step after 0, 1, ... answers that the policy asks for, and its distributions."""
+    readings, _ = correct_in_turn(policy, read, labels, chain)
     last = readings[:, :, -1, : chain.answers_per_step[-1]]
     return (last.argmax(axis=-1) == labels[:, -1]).astype(float), last
 
@@ -200,13 +205,6 @@ def choose_today(found: Fitted, given: Callable[[Any, float], Any], reliabilitie
 
     name, reliability = max(((name, share) for name in ways for share in reliabilities), key=score)
     return ways[name], reliability, name
-
-
-def make_trial(found: Fitted) -> Callable[[Cases], TrialReader]:
-    """Return the trial's method, fitted on validation cases."""
-    counted = NaiveBayes(found.training, found.chain)
-    own = lambda cases: np.exp(found.joint.calibrate(cases.logits)[-1])  # noqa: E731
-    return lambda cases: TrialReader(own(cases), counted)
 
 
 # Bounds: differences case by case, judged over the sets.
@@ -281,12 +279,13 @@ def measure_network(found: Fitted, *, say: Callable[[str], None]) -> tuple[dict[
     """Return the differences of a set's network by (bound, what, least, most), and facts for printing."""
     chain, sizes, test = found.chain, found.sizes, found.parts["test"]
     labels, patients = test.labels, test.patients
-    joined, counting = found.joint.join(test.logits, test.read), found.counting.read
+    joined, counting_of = found.joint.join(test.logits, test.read), found.counting
     hits, last = ask(joined, labels, chain)
-    without, _ = ask(counting, labels, chain)
+    without, _ = ask(counting_of.read, labels, chain)
     foreign = test.take(np.random.default_rng(0).permutation(len(labels)))
     of_others, _ = ask(found.joint.join(foreign.logits, foreign.read), labels, chain)
-    trial, _ = ask(make_trial(found)(test), labels, chain)
+    bayes, _ = ask(counting_of.bayes.beside(np.exp(found.joint.calibrate(test.logits)[-1])), labels, chain)
+    random, _ = ask(joined, labels, chain, "random")
     values: dict[tuple[Any, ...], Any] = {}
 
     def add(bound: int, what: str, difference: Any, least: float | None = 0.0, most: float | None = None) -> None:
@@ -296,7 +295,7 @@ def measure_network(found: Fitted, *, say: Callable[[str], None]) -> tuple[dict[
         border = 0.0 if count <= 3 else -0.01
         add(1, f"{count} answers, less {found.counting.name}", hits[count] - without[count], border)
         add(1, f"{count} answers, another case's picture", of_others[count] - without[count], None, 0.0)
-        add(2, f"{count} answers, less the trial's method", hits[count] - trial[count], -0.01)
+        add(2, f"{count} answers, less {BAYES}", hits[count] - bayes[count], -0.01)
     true = lambda labels, share: as_evidence(  # noqa: E731
         np.where(np.arange(len(sizes)) < len(sizes) - 1, labels, NOT_ANNOTATED), sizes, reliability=share
     ).astype(np.float32)
@@ -314,7 +313,7 @@ def measure_network(found: Fitted, *, say: Callable[[str], None]) -> tuple[dict[
     for noise in NOISE:
         _measure_careless(found, joined, noise, add)
     asked = {count: last[count] for count in (0, 1, 3, 6) if count < len(last)}
-    facts |= {"curves": (hits.mean(axis=1), without.mean(axis=1), trial.mean(axis=1), of_others.mean(axis=1))}
+    facts |= {"curves": [of.mean(axis=1) for of in (hits, random, without, bayes, of_others)]}
     facts |= {"asked": asked, "labels": labels[:, -1], "baseline": found.counting.name, "today": name}
     facts |= {"conflict": _measure_conflict(found, values)}
     facts |= {"warned": [float(warn(found, test, count).mean()) for count in range(chain.num_steps)]}
@@ -407,18 +406,6 @@ def warn(found: Fitted, cases: Cases, count: int) -> Any:
     return conflicts > (np.inf if found.joint.conflict_limit is None else found.joint.conflict_limit)
 
 
-def measure_calibration(
-    distributions: Sequence[Float64[np.ndarray, "case answer"]], labels: Sequence[Any], *, num_draws: int = 200
-) -> tuple[float, float]:
-    """Return the calibration error of pooled sets, and its mean for labels drawn from the distributions."""
-    shares, truth = np.concatenate(distributions), np.concatenate(labels)
-    once, rng = count_once(len(truth)), np.random.default_rng(0)
-    error = lambda drawn: float(calibration_figures(once, probabilities=shares, labels=drawn)["ece"][0])  # noqa: E731
-    ends = shares.cumsum(axis=1) / shares.sum(axis=1, keepdims=True)
-    drawn = [(rng.random((len(truth), 1)) > ends).sum(axis=1) for _ in range(num_draws)]
-    return error(truth), float(np.mean([error(np.minimum(rows, shares.shape[1] - 1)) for rows in drawn]))
-
-
 # Printing.
 
 
@@ -451,7 +438,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _name_kind(what: str) -> str:
     """Return what distinguishes rows of the same bound and words: the kind of baseline."""
     other = what.partition(", less ")[2]
-    kinds = {"the trial's method": "trial", "each step alone": "alone", "counting": "counting"}
+    kinds = {BAYES: "bayes", "each step alone": "alone", "counting": "counting"}
     if "published" in other or "pairs" in other:
         return "today"
     return kinds.get(other, "baseline" if other else "")
@@ -461,7 +448,7 @@ def describe_bounds(rows: Mapping[tuple[Any, ...], Any], facts: Mapping[str, Seq
     """Return the tables of curves, chains, calibration, conflicts and bounds."""
     lines = ["| network | reading | " + " | ".join(f"{count} answers" for count in range(7)) + " |", "|---" * 9 + "|"]
     for network, of_sets in facts.items():
-        for place, kind in enumerate(("joined", "without picture", "the trial's method", "another case's picture")):
+        for place, kind in enumerate(_CURVES):
             curve = np.mean([fact["curves"][place] for fact in of_sets], axis=0)
             lines.append(f"| {network} | {kind} | {' | '.join(f'{100 * value:.1f}' for value in curve)} |")
     lines += ["", "| network | without answers | steps | whole chains | of abnormal cases | abnormal called normal |"]
@@ -473,9 +460,8 @@ def describe_bounds(rows: Mapping[tuple[Any, ...], Any], facts: Mapping[str, Seq
     lines += ["", "| network | answers | calibration error | of labels drawn from it | bound 6 |", "|---" * 5 + "|"]
     for network, of_sets in facts.items():
         for count in of_sets[0]["asked"]:
-            error, own = measure_calibration(
-                [fact["asked"][count] for fact in of_sets], [fact["labels"] for fact in of_sets]
-            )
+            shares = np.concatenate([fact["asked"][count] for fact in of_sets])
+            error, own = compare_error(shares, np.concatenate([fact["labels"] for fact in of_sets]))
             met = "met" if error - own <= 0.02 else "not met"
             lines.append(f"| {network} | {count} | {100 * error:.1f} | {100 * own:.1f} | {met} |")
     lines += ["", "| network | ordinary test cases with a warning after | 0 answers | 1 | 2 | 3 | 4 | 5 | 6 |"]

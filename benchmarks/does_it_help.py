@@ -24,7 +24,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from benchmarks.correction_ways import Cases, TrialReader
+from benchmarks.correction_ways import Cases
 from benchmarks.corrections import fit
 from benchmarks.help_figures import KEPT, Kept, name_set, show, write_kept
 from stepcot_jax.chain import Chain
@@ -290,8 +290,8 @@ def _add_readings(
     joined = joint.join(unseen.logits, unseen.read)
     kept.add_reading(network, *_ask(joined, unseen.labels, chain))
     kept.add_reading(f"{network}, random questions", *_ask(joined, unseen.labels, chain, policy="random"))
-    trial = TrialReader(np.exp(joint.calibrate(unseen.logits)[-1]), NaiveBayes(training, chain))
-    kept.add_reading(f"{network} x naive Bayes", *_ask(trial, unseen.labels, chain))
+    bayes = NaiveBayes(training, chain).beside(np.exp(joint.calibrate(unseen.logits)[-1]))
+    kept.add_reading(f"{network} x naive Bayes", *_ask(bayes, unseen.labels, chain))
 
 
 def _ask(read: Any, labels: Any, chain: Chain, policy: Any = "expected gain") -> tuple[Any, Any]:

@@ -47,6 +47,7 @@ class Calibration:
     num_cases: Mapping[str, tuple[Whole, ...]] = dataclasses.field(default_factory=dict)  # behind each threshold
     coverage_ranges: Mapping[str, tuple[tuple[Share, Share] | None, ...]] = dataclasses.field(default_factory=dict)
     confidence: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0  # share of splits that reach it; 0: on average
+    errors: Mapping[str, tuple[Share, Share]] = dataclasses.field(default_factory=dict)  # of the last step on test
 
     def fits(self, num_steps: int) -> bool:
         """Whether it has the steps of a chain, for the same models throughout."""
@@ -65,6 +66,13 @@ class Calibration:
         """Return the 95 % range of a step's coverage; None without a threshold."""
         ranges = self.coverage_ranges.get(model, ())
         return ranges[step] if step < len(ranges) else None
+
+    def describe_error(self, model: str, last: str) -> str:
+        """Describe the calibration error of the last step, of this name, beside that of `compare_error`."""
+        if model not in self.errors:
+            return f"calibration error of {last}: not measured"
+        error, exact = (f"{100 * share:.1f} %" for share in self.errors[model])
+        return f"calibration error of {last} on the test split, no answer given: {error}; exact probabilities: {exact}"
 
     def describe_coverage(self, model: str = "") -> str:
         """Describe the coverage that the answer sets aim at, with the widest range of a model's steps."""
@@ -390,6 +398,29 @@ def step_reliability(
             for probabilities, truth, step in zip(steps, predictions.labels.T, chain.steps, strict=True)
         )
     return reliabilities
+
+
+def compare_error(
+    probabilities: npt.NDArray[np.float64], labels: npt.NDArray[np.integer], *, num_draws: int = 200
+) -> tuple[float, float]:
+    """Return the calibration error of annotated cases, and its mean for labels drawn from the probabilities.
+
+    The latter is what exact probabilities show of so many cases: whether an answer is right is drawn for each.
+    """
+    confidence, correct, bin_of_case = _bin_cases(probabilities, labels, num_bins=NUM_BINS)
+    drawn = np.random.default_rng(_SEED).random((num_draws, len(labels))) < confidence
+    gaps = (np.concatenate([correct[None], drawn]) - confidence) @ (bin_of_case[:, None] == np.arange(NUM_BINS))
+    measured, *exact = abs(gaps).sum(axis=1) / len(labels)
+    return float(measured), float(np.mean(exact))
+
+
+def measure_errors(calibration: Calibration, test: Predictions, chain: Chain) -> Calibration:
+    """Return the calibration with its errors on test cases."""
+    known, size, errors = test.labels[:, -1] != NOT_ANNOTATED, chain.answers_per_step[-1], {}
+    for model, logits in test.logits.items() if known.any() else ():
+        last = calibrated_probabilities(logits[known], model, calibration, chain)[:, -1, :size]
+        errors[model] = compare_error(last, test.labels[known, -1])
+    return dataclasses.replace(calibration, errors=errors)
 
 
 def _bin_cases(

@@ -1,7 +1,8 @@
 """Answers counted in training labels, without a picture: the baseline for the figures of corrections."""
 
+import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from jaxtyping import Float, Float64, Int
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation.calibration import fit_mixture, fit_temperature
-from stepcot_jax.evaluation.interventions import LooksAhead, correct_in_turn
+from stepcot_jax.evaluation.interventions import LooksAhead, Policy, correct_in_turn
 from stepcot_jax.evaluation.joint import AnswerTree, JointModel, JointReader, Pairs
 from stepcot_jax.evaluation.joint_fit import WrittenBack, fit_conflict, fit_joint, fit_pool
 from stepcot_jax.evaluation.predictions import Predictions, logits_by_step
@@ -21,6 +22,8 @@ _MOST_COMPARED = 500
 
 class NaiveBayes:
     """Naive Bayes: the answers to all other steps are independent given the answer that is asked for."""
+
+    _own: Float[np.ndarray, "case answer"] | None = None
 
     def __init__(self, labels: Int[np.ndarray, "case step"], chain: Chain) -> None:
         self._shares, self._tables = [], dict[tuple[int, int], Float64[np.ndarray, "asked answer"]]()
@@ -42,7 +45,8 @@ class NaiveBayes:
         """Return each step's distribution given the answers to the other steps, which are virtual evidence."""
         read = np.zeros(given.shape)
         for asked, shares in enumerate(self._shares):
-            logs = np.broadcast_to(np.log(shares), (*given.shape[:2], len(shares))).copy()
+            prior = shares if self._own is None or asked < given.shape[2] - 1 else self._own
+            logs = np.broadcast_to(np.log(np.maximum(prior, 1e-30)), (*given.shape[:2], len(shares))).copy()
             for step in range(given.shape[2]):
                 told = given[:, :, step, : len(self._shares[step])].astype(np.float64)
                 if step != asked and told.any():
@@ -57,6 +61,12 @@ class NaiveBayes:
         size = len(self._shares[-1])
         last = self(given[None])[0, :, -1, :size]
         return [last[:, None] * table.T for table in self.tables_of(len(self._shares) - 1)]
+
+    def beside(self, own: Float[np.ndarray, "case answer"]) -> "NaiveBayes":
+        """Return the reader of cases whose distributions of the last step replace its shares: a network and a count."""
+        reader = copy.copy(self)
+        reader._own = own
+        return reader
 
     def tables_of(self, asked: int) -> list[Float64[np.ndarray, "asked answer"]]:
         """Return P(answer of each step | answer to the asked one)."""
@@ -90,6 +100,7 @@ class Counting:
 
     name: str
     read: LooksAhead
+    bayes: NaiveBayes
 
 
 def choose_counting(
@@ -100,19 +111,20 @@ def choose_counting(
 ) -> Counting:
     """Return the better baseline: mean accuracy of the last step after one to all answers that it asks for."""
     chosen = validation[np.unique(np.linspace(0, len(validation) - 1, _MOST_COMPARED).round().astype(int))]
-    baselines = [Counting("naive Bayes", NaiveBayes(training, chain)), Counting("joint model", PriorReader(tree))]
+    bayes = NaiveBayes(training, chain)
+    baselines = [Counting("naive Bayes", bayes, bayes), Counting("joint model", PriorReader(tree), bayes)]
     means = [correction_curve(baseline.read, chosen, chain)[1:].mean() for baseline in baselines if chain.num_steps > 1]
     return baselines[int(np.nanargmax(means))] if np.isfinite(means).any() else baselines[0]
 
 
 def correction_curve(
-    read: LooksAhead, labels: Int[np.ndarray, "case step"], chain: Chain
+    read: LooksAhead, labels: Int[np.ndarray, "case step"], chain: Chain, policy: Policy = "expected gain"
 ) -> Float64[np.ndarray, "count"]:
-    """Return the accuracy of the last step after 0, 1, ... true answers, each to the question that is worth most."""
+    """Return the accuracy of the last step after 0, 1, ... true answers, to the questions that the policy chooses."""
     known = labels[:, -1] != NOT_ANNOTATED
     if not known.any():
         return np.full(chain.num_steps, np.nan)
-    readings, _ = correct_in_turn("expected gain", read, labels, chain)
+    readings, _ = correct_in_turn(policy, read, labels, chain)
     return (readings[:, known, -1].argmax(axis=-1) == labels[known, -1]).mean(axis=1)
 
 
@@ -133,22 +145,31 @@ def fit_joints(
 
 
 def measure_corrections(
-    readers: Mapping[str, LooksAhead], labels: Int[np.ndarray, "case step"], counting: Counting, chain: Chain
+    readers: Mapping[str, tuple[LooksAhead, Float[np.ndarray, "case answer"]]],
+    labels: Int[np.ndarray, "case step"],
+    counting: Counting,
+    chain: Chain,
 ) -> dict[str, Any]:
-    """Return the curves of joint readings of the same cases beside that of the baseline."""
-    curves = {model: correction_curve(read, labels, chain).tolist() for model, read in readers.items()}
-    without = correction_curve(counting.read, labels, chain).tolist() if curves else None
-    return {"joined": curves, "without_picture": without, "baseline": counting.name, "num_cases": len(labels)}
+    """Return the curves of joint readings of the same cases, each beside its rivals.
+
+    These are answers to random questions, and the network's own distributions of the last step, which are in `readers`,
+    times naive Bayes of the given answers; the last curve is the baseline's.
+    """
+    last, curves = chain.steps[-1].name, dict[str, Float64[np.ndarray, "count"]]()
+    for model, (read, own) in readers.items():
+        curves[f"{model}, joint reading"] = correction_curve(read, labels, chain)
+        curves[f"{model}, joint reading, random questions"] = correction_curve(read, labels, chain, "random")
+        both = f"{model} x naive Bayes" if model == "plain" else f"{model}, own {last} x naive Bayes"
+        curves[both] = correction_curve(counting.bayes.beside(own), labels, chain)
+    if curves:
+        curves[f"{counting.name} without the picture"] = correction_curve(counting.read, labels, chain)
+    return {"curves": {name: curve.tolist() for name, curve in curves.items()}, "num_cases": len(labels)}
 
 
 def describe_corrections(corrections: Mapping[str, Any], chain: Chain) -> list[str]:
-    """Return a line for each network's curve and one for the baseline's."""
-
-    def describe(name: str, curve: Sequence[float | None]) -> str:
-        shares = " ".join("-" if share is None else f"{100 * share:.1f}" for share in curve)
-        return f"{name}: {chain.steps[-1].name} right after 0, 1, ... true answers {shares} %"
-
-    lines = [describe(f"{model}, joint reading", curve) for model, curve in corrections["joined"].items()]
-    if lines:
-        lines.append(describe(f"{corrections['baseline']} without the picture", corrections["without_picture"]))
-    return lines
+    """Return a line for each curve, after a line that says what it shows."""
+    curves, lines = corrections["curves"], list[str]()
+    for name, curve in curves.items():
+        shares = " ".join("   -" if share is None else f"{100 * share:.1f}" for share in curve)
+        lines.append(f"  {name:<{max(map(len, curves))}}  {shares}")
+    return [f"{chain.steps[-1].name} right after 0, 1, ... true answers (%):", *lines] if lines else []

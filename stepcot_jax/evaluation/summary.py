@@ -188,7 +188,7 @@ def prepare_statistics(
 
 
 def describe(summary: Mapping[str, Any]) -> list[str]:
-    """Describe each model's mean accuracy with its interval, and what it makes of normal cases."""
+    """Describe each model's mean accuracy with its interval."""
     lines = []
     left_out = summary["steps_with_one_answer"]
     if left_out:
@@ -202,19 +202,18 @@ def describe(summary: Mapping[str, Any]) -> list[str]:
                 f"{model}: mean step accuracy {value} %, 95 % interval by patient {low} to {high}; "
                 f"most frequent answers {majority} %"
             )
-        lines += describe_normal(model, figures["consistency"])
     return lines
 
 
-def describe_normal(model: str, consistency: Mapping[str, Any]) -> list[str]:
-    """Return the shares of `judge_normal` in a sentence; none for a chain, or a run, without them."""
-    shares, ends = consistency.get(NORMAL), consistency.get("intervals")
-    parts = [
-        f"{name} {_percent(share)} %"
-        + (f" [{_percent(ends[NORMAL][name]['low'])}, {_percent(ends[NORMAL][name]['high'])}]" if ends else "")
-        for name, share in (shares or {}).items()
-    ]
-    return [f"{model}: {', '.join(parts)}"] if parts else []
+def describe_normal(summary: Mapping[str, Any]) -> list[str]:
+    """Describe each model's shares of `judge_normal` with their intervals; nothing for a chain without them."""
+    lines = []
+    for model, figures in summary["models"].items():
+        shares, ends = figures["consistency"][NORMAL], (figures["consistency"]["intervals"] or {}).get(NORMAL)
+        spread = {name: f" [{_percent(end['low'])}, {_percent(end['high'])}]" for name, end in (ends or {}).items()}
+        parts = [f"{name} {_percent(share)} %{spread.get(name, '')}" for name, share in shares.items()]
+        lines += [f"{model}: {', '.join(parts)}"] if parts else []
+    return lines
 
 
 def _name_numbers(value: Any, keys: Sequence[str] | None) -> Any:

@@ -18,7 +18,7 @@ from stepcot_jax.host.files import read_json
 from stepcot_jax.host.own_folder import load
 from stepcot_jax.host.text import escape_markdown as plain
 from stepcot_jax.pages.sheets import Column, Entry, Table, columns, list_markdown_rows, show_entry
-from stepcot_jax.reading.finished import Report, read_normal, tabulate_points
+from stepcot_jax.reading.finished import Report, tabulate_points
 from stepcot_jax.reading.trained_model import Trained
 from stepcot_jax.run.stored_reading import (
     CALIBRATION_FILE,
@@ -121,7 +121,8 @@ def _describe_figures(trained: Trained, names: Sequence[str]) -> str:
     lines = ["## Figures on the test cases", ""]
     if not path.exists():
         return "\n".join([*lines, "None: the run had measured nothing when it was exported."])
-    split = read_predictions(path, trained.chain)
+    split, report = read_predictions(path, trained.chain), _read_report(trained.workdir)
+    notes = () if report is None else report.notes
     intervals, metrics = bootstrap(split, trained.chain), evaluate(split.predictions, trained.chain)
     lines += ["With 95 % intervals from a bootstrap over patients.", ""]
     for name in names:
@@ -144,8 +145,8 @@ def _describe_figures(trained: Trained, names: Sequence[str]) -> str:
             f"Mean over the steps: accuracy {mean} (most frequent answers: {majority}); all steps right: {chain} (most "
             f"frequent answers: {frequent}). Steps at which all cases have the same answer are not in the mean.\n"
         )
-        lines += [f"{plain(line)}.\n" for line in read_normal(trained.workdir, [name])]
-    if (report := _read_report(trained.workdir)) is not None and report.heads is not None:
+        lines += [f"{plain(line)}.\n" for line in notes if line.startswith(f"{name}: ")]
+    if report is not None and report.heads is not None:
         lines.append(plain(". ".join(report.heads.describe())))
     return "\n".join(lines).rstrip()
 
@@ -171,7 +172,7 @@ def _describe_points(trained: Trained, names: Sequence[str]) -> str:
     if points is None:
         return "\n".join([*lines, "None: the run chose none."])
     lines += [
-        "An answer lies above its operating point if its calibrated probability is the threshold or more. Thresholds: "
+        "An answer lies above its operating point if its probability is the threshold or more. Thresholds: "
         f"{points.rule.describe()}. Figures: of the test cases, with 95 % intervals from a bootstrap over "
         "patients, exact ones where all cases agree; cases: those of the test split that have the answer. PPV and NPV "
         "depend on its prevalence there.",

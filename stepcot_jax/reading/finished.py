@@ -16,15 +16,13 @@ from stepcot_jax.evaluation.calibration import Calibration, answer_sets, calibra
 from stepcot_jax.evaluation.linear_heads import Rival
 from stepcot_jax.evaluation.operating_points import FIGURES, OperatingPoints, read_points
 from stepcot_jax.evaluation.predictions import SplitPredictions, read_predictions
-from stepcot_jax.evaluation.summary import describe_normal
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_json
 from stepcot_jax.host.own_folder import load
 from stepcot_jax.host.untrusted import iterate_lines, open_untrusted
 from stepcot_jax.pages import sheets
 from stepcot_jax.pages.sheets import Table, columns
 from stepcot_jax.run.stored import StoredSettings, read_stored
-from stepcot_jax.run.stored_reading import CALIBRATION_FILE, POINTS_FILE, STATISTICS_FILE, check_sealed, read_reading
+from stepcot_jax.run.stored_reading import CALIBRATION_FILE, POINTS_FILE, check_sealed, read_reading
 from stepcot_jax.run.task import REPORT
 from stepcot_jax.training.log import METRICS_FILE
 
@@ -105,22 +103,6 @@ _OF_A_POINT = (
     *columns("number", "cases"),
     *columns("percent", "threshold", "sensitivity", "specificity", "PPV", "NPV"),
 )
-
-
-class _OfModel(msgspec.Struct):
-    consistency: dict[str, Any] = {}
-
-
-class _Statistics(msgspec.Struct):
-    models: dict[str, _OfModel] = {}
-
-
-def read_normal(workdir: pathlib.Path, models: Sequence[str] | None = None) -> list[str]:
-    """Return what a run measured on normal cases, a sentence for each network."""
-    path, accepted = workdir / STATISTICS_FILE, "expected the statistics.json of a run"
-    found = read_json(path, _Statistics, accepted=accepted).models if path.exists() else {}
-    named = [name for name in models or found if name in found]
-    return [line for name in named for line in describe_normal(name, found[name].consistency)]
 
 
 def tabulate_points(points: OperatingPoints, model: str) -> Table:

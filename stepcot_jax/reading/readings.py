@@ -326,14 +326,15 @@ class ChainReading:
     """A network's reading of one radiograph."""
 
     source: str  # the image, such as its path
-    model: str  # "teacher" or "student", with ", joint reading" if its joint model read
-    calibrated: bool  # on readings without given answers; a joint reading also on those with given answers
+    model: str  # "teacher", "student" or "plain", with ", joint reading" if its joint model read
+    calibrated: bool  # whether probabilities were fitted on validation; a joint reading's also with given answers
     coverage: float | None  # target share of answer sets that hold the true answer; None without answer sets
     steps: tuple[StepAnswer, ...]  # the answers, in the chain's order
     flipped: tuple[Flip, ...] = ()  # other answers that the given ones changed; empty without given answers
     shifted: tuple[Shift, ...] = ()  # the change in each other step that can change; empty without given answers
     picture: Any = dataclasses.field(default=None, repr=False, compare=False)  # uint8 [size, size, 3]
     coverage_of: str = ""  # the coverage in words (`Calibration.describe_coverage`)
+    error_of: str = ""  # the calibration error of the last step in words (`Calibration.describe_error`)
     uncalibrated: tuple[str, ...] = ()  # names of the steps whose temperature could not be fitted
     never_together: tuple[str, ...] = ()  # in words
     rule: str = ""  # the rule that chose the operating points, in words; "" without any
@@ -403,6 +404,7 @@ class ChainReading:
             "image": self.source,
             "model": self.model,
             "calibrated": self.calibrated and (self.joined or not self.has_given),
+            "calibration_error": self.error_of,
             "coverage": self.coverage,
             "coverage_of": self.coverage_of,
             "operating_rule": self.rule,
@@ -447,8 +449,8 @@ class ChainReading:
         return f"<table>{head}{rows}</table><p>{html.escape(self.paragraph)}</p><ul>{listed}</ul>"
 
     def describe_calibration(self) -> str:
-        """Return the network's name and whether its probabilities are calibrated."""
-        text = f"{self.model}; probabilities {'calibrated' if self.calibrated else 'not calibrated'}"
+        """Return the network's name and whether its probabilities were fitted."""
+        text = f"{self.model}; probabilities {'fitted on validation' if self.calibrated else 'not fitted'}"
         if self.calibrated and self.uncalibrated:
             text += f" (not of {', '.join(self.uncalibrated)})"
         if self.calibrated and self.has_given and not self.joined:
@@ -458,6 +460,7 @@ class ChainReading:
     def _describe_notes(self, *, verbose: bool = False) -> list[str]:
         """Return what the figures mean, one a line: calibration, answer sets, operating points, training data."""
         lines = [*(f"note: {line}" for line in self.check.notes), self.describe_calibration()]
+        lines += [self.error_of] if self.error_of else []
         if self.coverage is not None and any(answer.answer_set is not None for answer in self.steps):
             of = self.coverage_of if verbose else f"{100 * self.coverage:g} % of the cases"
             lines.append(f'"or": the other answers of its set; such sets hold the true answer in {of}')
@@ -540,7 +543,9 @@ def _describe_network(
     fields: dict[str, Any] = {"model": name, "calibrated": calibration is not None, "coverage": None}
     if calibration is not None:
         fields["coverage"] = calibration.coverage
-        fields["coverage_of"] = calibration.describe_coverage(name_joined(model) if joined else model)
+        fitted = name_joined(model) if joined else model
+        fields["coverage_of"] = calibration.describe_coverage(fitted)
+        fields["error_of"] = calibration.describe_error(fitted, chain.steps[-1].name)
         unfitted = calibration.steps_without_temperature(model)
         fields["uncalibrated"] = tuple(chain.steps[position].name for position in unfitted)
     return fields | {"rule": "" if points is None else points.rule.describe()}

@@ -18,7 +18,6 @@ from stepcot_jax.data.splits.splits import check_manifest, leave_unused_out
 from stepcot_jax.evaluation.gate import Gate, fit_gate
 from stepcot_jax.evaluation.joint import ReadLogits
 from stepcot_jax.evaluation.joint_fit import read_written_back
-from stepcot_jax.evaluation.linear_heads import FittedHeads, Rival, compare_with_heads, fit_linear_heads
 from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, ValidationPredictions, collect
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.own_folder import save_arrays
@@ -48,6 +47,7 @@ from stepcot_jax.training.state import TrainState, shapes_by_name
 from stepcot_jax.training.system import Batch, Stream, System
 
 if TYPE_CHECKING:
+    from stepcot_jax.evaluation.linear_heads import FittedHeads, Rival
     from stepcot_jax.run.start import WarmStart
 
 _READ = frozenset({"images", "image_features", "labels", "index", "present"})
@@ -179,8 +179,10 @@ def read_features(
         yield encode_in_parts(system.networks, params, rows), rows["labels"]
 
 
-def fit_heads(feed: Feed, system: StepCoT, params: Any) -> tuple[FittedHeads, int]:
+def fit_heads(feed: Feed, system: StepCoT, params: Any) -> "tuple[FittedHeads, int]":
     """Return linear heads on the features that `params` give, and the number of training cases."""
+    from stepcot_jax.evaluation.linear_heads import fit_linear_heads  # for the end of a run alone
+
     features, labels = {}, {}
     for split in ("train", "val"):
         parts = zip(*read_features(feed, system, params, split, NUM_ROWS), strict=True)
@@ -379,8 +381,10 @@ class ChainTask(Task):
             )
         return gates
 
-    def _fit_heads(self, params_of: Callable[[str], Any]) -> Callable[[Feed, SplitPredictions], Rival] | None:
+    def _fit_heads(self, params_of: Callable[[str], Any]) -> "Callable[[Feed, SplitPredictions], Rival] | None":
         """Return a function that measures linear heads on the test split; None in a run without a teacher."""
+        from stepcot_jax.evaluation.linear_heads import Rival, compare_with_heads
+
         system = self.system
         if type(system) is not StepCoT:
             return None

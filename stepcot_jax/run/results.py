@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -12,7 +12,7 @@ from jaxtyping import Int
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.evaluation import consistency, operating_points
-from stepcot_jax.evaluation.calibration import Calibration, fit_calibration
+from stepcot_jax.evaluation.calibration import Calibration, fit_calibration, measure_errors
 from stepcot_jax.evaluation.chains import evaluate
 from stepcot_jax.evaluation.counting import (
     Counting,
@@ -24,7 +24,6 @@ from stepcot_jax.evaluation.counting import (
 from stepcot_jax.evaluation.interventions import as_probabilities, describe_reliance, measure_reliance
 from stepcot_jax.evaluation.joint import JointModel, ReadLogits, add_joined, learn_tree, name_joined, write_joints
 from stepcot_jax.evaluation.joint_fit import WrittenBack
-from stepcot_jax.evaluation.linear_heads import Rival
 from stepcot_jax.evaluation.operating_points import Rule
 from stepcot_jax.evaluation.predictions import (
     FACTS,
@@ -34,7 +33,7 @@ from stepcot_jax.evaluation.predictions import (
     write_predictions,
 )
 from stepcot_jax.evaluation.statistics import MIN_PATIENTS, as_plain, count_patients
-from stepcot_jax.evaluation.summary import describe, format_table, report_dict, summarise
+from stepcot_jax.evaluation.summary import describe, describe_normal, format_table, report_dict, summarise
 from stepcot_jax.host.own_folder import save
 from stepcot_jax.run.sections import EvaluationSettings
 from stepcot_jax.run.stored_reading import (
@@ -49,6 +48,9 @@ from stepcot_jax.run.stored_reading import (
 from stepcot_jax.run.task import REPORT, Outcome
 from stepcot_jax.training.checkpoints import Best
 from stepcot_jax.training.processes import is_first
+
+if TYPE_CHECKING:
+    from stepcot_jax.evaluation.linear_heads import Rival
 
 PREDICTIONS = "predictions"
 NUM_GIVEN = 500
@@ -113,12 +115,13 @@ def measure_given(
     networks: Mapping[str, tuple[ReadLogits, Int[np.ndarray, "case step"]]], chosen: Chosen, chain: Chain
 ) -> Given:
     """Measure how networks follow given answers to the same cases, and what corrections are worth."""
-    reliance, joined, labels = dict[str, Any](), dict[str, Any](), np.zeros((0, chain.num_steps), np.int32)
+    reliance, readers, labels = dict[str, Any](), dict[str, Any](), np.zeros((0, chain.num_steps), np.int32)
     for name, (read, labels) in networks.items():
         nothing = np.zeros((1, *labels.shape, max(chain.answers_per_step)), np.float32)
-        joined[name] = chosen.joints[name].join(np.asarray(read(nothing))[0], read)
+        logits, joint = np.asarray(read(nothing))[0], chosen.joints[name]
+        readers[name] = joint.join(logits, read), np.exp(joint.calibrate(logits)[-1])
         reliance[name] = measure_reliance(as_probabilities(read), labels, chain)
-    return Given(reliance, measure_corrections(joined, labels, chosen.counting, chain))
+    return Given(reliance, measure_corrections(readers, labels, chosen.counting, chain))
 
 
 _FIELDS = {"patient_id": "patient", "image_path": "image"}
@@ -147,7 +150,7 @@ def write_results(
     chosen: Chosen,
     test: SplitPredictions,
     given: Given,
-    rival: Rival | None = None,
+    rival: "Rival | None" = None,
     best: Mapping[str, Best],
     wall_seconds: float,
     evaluation: EvaluationSettings,
@@ -155,12 +158,14 @@ def write_results(
     """Write predictions, calibration, statistics and report; print the scores of the test split."""
     chain: Chain = dataset.chain
     _write_predictions(workdir, chain, val=validated.answers, test=test)
-    save(workdir / CALIBRATION_FILE, chosen.calibration)
+    joined = add_joined(test, chosen.joints)
+    calibration = measure_errors(chosen.calibration, joined.predictions, chain)
+    save(workdir / CALIBRATION_FILE, calibration)
     consistency.write_pairs(workdir / PAIRS_FILE, chosen.counts)
     if chosen.joints:
         write_joints(workdir / JOINT_FILE, chosen.joints)
     print("".join(f"consistency: {note}\n" for note in chosen.rules.notes), end="")
-    statistics, points = _measure(test, chain, chosen, evaluation.num_resamples)
+    statistics, points = _measure(test, joined, chain, chosen, evaluation.num_resamples)
     save(workdir / POINTS_FILE, points)
     statistics |= {"reliance": given.reliance or None, "corrections": as_plain(given.corrections)}
     save(workdir / STATISTICS_FILE, statistics)
@@ -171,13 +176,20 @@ def write_results(
         interval = statistics["models"][name]["intervals"]
         figures["consistency"] = statistics["models"][name]["consistency"]
         figures["interval"] = interval and [interval["mean_accuracy"][end] for end in ("low", "high")]
-    report["best"] = _describe_best(best)
+    ranked = rank_networks(validated.answers.predictions, chain)
+    report |= {"best": _describe_best(best), "default": next(iter(ranked))}
+    errors = [f"{name}: {calibration.describe_error(name, chain.steps[-1].name)}" for name in statistics["models"]]
+    report["notes"] = [*describe_normal(statistics), *errors]
     if rival is not None:
         report["heads"] = msgspec.to_builtins(rival)
     save(workdir / REPORT, report)
     print(format_table(metrics))
+    if len(ranked) > 1:
+        (default, highest), *others = ranked.items()
+        rest = ", ".join(f"{name} {100 * accuracy:.1f}" for name, accuracy in others)
+        print(f"default: {default} (best on validation: {100 * highest:.1f} %; {rest})")
     print()
-    print("\n".join([*describe(statistics), *(rival.describe() if rival else ())]))
+    print("\n".join([*describe(statistics), *(rival.describe() if rival else ()), *report["notes"]]))
     print("\n".join(describe_reliance(given.reliance)))
     print("\n".join(describe_corrections(statistics["corrections"], chain)))
     if (num_patients := count_patients(test.facts["patient_id"])) < MIN_PATIENTS:
@@ -187,6 +199,16 @@ def write_results(
         )
     print(f"\n{wall_seconds:.0f} s; written to {workdir / REPORT}")
     return report
+
+
+def rank_networks(validated: Predictions, chain: Chain) -> dict[str, float]:
+    """Return the mean accuracy of the networks on validation without given answers, 0 to 1, best first.
+
+    The first is the default of every reader. Of equal ones it is the later of teacher, student and plain.
+    """
+    evaluated, names = evaluate(validated, chain), list(validated.logits)
+    ranked = sorted(names, key=lambda name: (evaluated[name].mean_accuracy, names.index(name)), reverse=True)
+    return {name: evaluated[name].mean_accuracy for name in ranked}
 
 
 def _write_predictions(workdir: pathlib.Path, chain: Chain, **splits: SplitPredictions | ValidationPredictions) -> None:
@@ -200,12 +222,12 @@ def _describe_best(best: Mapping[str, Best]) -> dict[str, dict[str, float]]:
 
 
 def _measure(
-    test: SplitPredictions, chain: Chain, chosen: Chosen, num_resamples: int
+    test: SplitPredictions, joined: SplitPredictions, chain: Chain, chosen: Chosen, num_resamples: int
 ) -> tuple[dict[str, Any], operating_points.OperatingPoints]:
     calibration = chosen.calibration
     statistics = summarise(test, chain, calibration=calibration, rules=chosen.rules, num_resamples=num_resamples)
     points = operating_points.measure_thresholds(
-        chosen.thresholds, add_joined(test, chosen.joints), chain, calibration=calibration, num_resamples=num_resamples
+        chosen.thresholds, joined, chain, calibration=calibration, num_resamples=num_resamples
     )
     return statistics, operating_points.OperatingPoints.of_findings(chosen.rule, points)
 

@@ -64,6 +64,13 @@ def test_naive_bayes_is_the_product_by_hand():
     assert read[1, 1] == pytest.approx(0.9, abs=0.05)
     pairs = look_ahead(NaiveBayes(labels, CHAIN), given[0, :1], CHAIN)
     np.testing.assert_allclose(pairs[0][0], of_first.T * prior)
+    own = RNG.dirichlet((1, 1), 4)
+    both = NaiveBayes(labels, CHAIN).beside(own)
+    for case, (found, likelihood) in enumerate(zip(both(given)[0, :, 2, :2], likelihoods, strict=True)):
+        np.testing.assert_allclose(found, own[case] * likelihood / (own[case] * likelihood).sum())
+    np.testing.assert_array_equal(both(given)[0, :, :2], NaiveBayes(labels, CHAIN)(given)[0, :, :2])
+    ahead = look_ahead(NaiveBayes(labels, CHAIN).beside(own[:1]), given[0, :1], CHAIN)
+    np.testing.assert_allclose(ahead[0][0], of_first.T * own[0])
 
 
 def test_the_baseline_is_the_one_that_is_right_more_often_on_validation():
@@ -92,15 +99,19 @@ def test_joint_readings_and_the_baseline_are_measured_on_the_same_cases():
     joint = fit_joints(tree, predictions, {"student": written}, CHAIN)["student"]
     assert joint.conflict_limit is not None
     assert len(joint.exponents) == 3
-    readers = {"student": joint.join(logits, lambda given: logits + np.zeros(given.shape))}
-    counting = Counting("naive Bayes", NaiveBayes(training, CHAIN))
-    found = measure_corrections(readers, labels, counting, CHAIN)
-    own, without = found["joined"]["student"], found["without_picture"]
+    read = joint.join(logits, lambda given: logits + np.zeros(given.shape))
+    counting = Counting("naive Bayes", *[NaiveBayes(training, CHAIN)] * 2)
+    found = measure_corrections({"student": (read, softmax(logits[:, 2, :2]))}, labels, counting, CHAIN)
+    own, random, bayes, without = found["curves"].values()
     assert own[0] == pytest.approx((told == labels[:, 2]).mean())
     assert own[1] > without[1] > without[0]
-    lines = describe_corrections(found, CHAIN)
-    assert lines[0].startswith(f"student, joint reading: C right after 0, 1, ... true answers {100 * own[0]:.1f} ")
-    assert lines[1].startswith("naive Bayes without the picture: C right")
+    assert (random[0], random[-1], bayes[0]) == (own[0], own[-1], own[0])
+    first, *lines = describe_corrections(found, CHAIN)
+    assert first == "C right after 0, 1, ... true answers (%):"
+    for line, curve in zip(lines, (own, random, bayes, without), strict=True):
+        assert line.endswith(f"  {' '.join(f'{100 * share:.1f}' for share in curve)}")
+    names = ["student, joint reading", "student, joint reading, random questions", "student, own C x naive Bayes"]
+    assert list(found["curves"]) == [*names, "naive Bayes without the picture"]
     assert describe_corrections(measure_corrections({}, labels, counting, CHAIN), CHAIN) == []
 
 

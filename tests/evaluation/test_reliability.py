@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.evaluation.calibration import reliability
+from stepcot_jax.evaluation.calibration import compare_error, reliability
 from stepcot_jax.evaluation.chains import selective_figures
 from stepcot_jax.evaluation.statistics import count_once
 
@@ -48,6 +48,17 @@ def test_figures_agree_with_counting(drawn, num_bins):
     one_hot = np.eye(probabilities.shape[1])[truth]
     assert found.brier == pytest.approx(((rows - one_hot) ** 2).sum(axis=1).mean(), abs=1e-12)
     assert found.nll == pytest.approx(-np.log((rows * one_hot).sum(axis=1)).mean(), abs=1e-12)
+
+
+def test_a_calibrated_reader_shows_the_error_of_labels_drawn_from_its_probabilities():
+    """By drawing labels, where the function draws which answers are right."""
+    rng = np.random.default_rng(0)
+    probabilities = rng.dirichlet(np.full(5, 0.7), 400)
+    drawn = [np.array([rng.choice(5, p=row) for row in probabilities]) for _ in range(60)]
+    errors = [reliability(probabilities=probabilities, labels=labels).ece for labels in drawn]
+    error, exact = compare_error(probabilities, drawn[0])
+    assert error == pytest.approx(errors[0], abs=1e-12)
+    assert exact == pytest.approx(np.mean(errors), abs=3.5 * np.std(errors) * (1 / 60 + 1 / 200) ** 0.5)
 
 
 def test_a_probability_of_zero_for_the_truth_is_finite_and_one_of_one_is_in_the_last_bin():

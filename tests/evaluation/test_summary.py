@@ -101,19 +101,20 @@ def test_no_resamples_leave_the_figures_and_no_intervals(summary):
         for name, step in found["steps"].items():
             assert step == {**summary["models"][model]["steps"][name], "intervals": None}
         assert found["consistency"]["intervals"] is None
-    assert [line.count("[") for line in describe(plain)] == [0, 0]
-    assert [line.count("%") for line in describe(summary)] == [3, 3, 3, 3]
+    assert describe(plain) == []
+    assert [line.count("%") for line in describe(summary)] == [3, 3]
+    assert [line.count("[") for line in (*describe_normal(plain), *describe_normal(summary))] == [0, 0, 3, 3]
 
 
 def test_normal_cases_are_those_whose_last_answer_is_normal(summary):
     """By hand: 0 is "No" at the first step and "Normal" at the last, whatever the first true answer is."""
-    for model, logits in SPLIT.predictions.logits.items():
+    lines = describe_normal(summary)
+    for (model, logits), line in zip(SPLIT.predictions.logits.items(), lines, strict=True):
         answers, normal = logits.argmax(axis=2), LABELS[:, 2] == 0
         said = [100 * part.mean() for part in (answers[normal, 0] == 1, answers[normal, 2] > 0)]
         said.append(
             100 * ((answers[:, 0] == 1) & (answers[:, 2] == 0) | (answers[:, 0] == 0) & (answers[:, 2] > 0)).mean()
         )
-        (line,) = describe_normal(model, summary["models"][model]["consistency"])
         found = re.sub(r" \[[0-9., ]+\]", "", line)
         assert found == (
             f"{model}: normal called abnormal by Detection {said[0]:.1f} %, normal called abnormal by Diagnosis "
@@ -122,7 +123,7 @@ def test_normal_cases_are_those_whose_last_answer_is_normal(summary):
     assert summary["models"]["student"]["consistency"]["normal"].keys() == judge_normal(LABELS, LABELS, CHAIN).keys()
     unnamed = Chain((*CHAIN.steps[:2], Step("Diagnosis", "What?", ("Cold", "Mass", "Effusion", "Nodule"))))
     assert judge_normal(LABELS, LABELS, unnamed) == {}
-    assert describe_normal("student", {"normal": {}, "intervals": None}) == []
+    assert describe_normal({"models": {"student": {"consistency": {"normal": {}, "intervals": None}}}}) == []
 
 
 @pytest.mark.parametrize("num_cases", [0, 4])

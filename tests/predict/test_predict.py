@@ -165,7 +165,8 @@ def test_what_limits_a_reading_is_told():
         "changed by the given answers: Two: Yes → No",
         "largest change of another probability: 20.0 points (Two)",
         "never together in training: One 'No' with Two 'No'",
-        "teacher; probabilities calibrated (not of Two) for readings without given answers",
+        "teacher; probabilities fitted on validation (not of Two) for readings without given answers",
+        "calibration error of <b>Three: not measured",
     ):
         assert f"  {line}\n" in str(told)
         assert f"<li>{html.escape(line)}</li>" in told._repr_html_()
@@ -233,7 +234,7 @@ def test_a_joint_reading_is_the_networks_own_until_an_answer_is_given(joined, im
     assert [shift.step for shift in corrected.shifted] == [step.name for step in chain.steps if step is not third]
     assert all(answer.answer_set is None for answer in corrected.steps)
     assert all(answer.answer_set is not None for answer in plain.steps)
-    assert corrected.describe_calibration() == "student, joint reading; probabilities calibrated"
+    assert corrected.describe_calibration() == "student, joint reading; probabilities fitted on validation"
     assert corrected.as_dict()["calibrated"]
     # An answer that tells nothing changes nothing, and a hesitant one less than a certain one.
     size = third.num_answers
@@ -428,6 +429,7 @@ def test_the_tool_reads_what_it_can_and_names_the_rest(workdir, images, capsys, 
     found = [json.loads(line) for line in lines.read_text().splitlines()]
     assert [entry["image"] for entry in found] == [str(images / name) for name in NAMES]
     words = {"image", "model", "calibrated", "coverage", "coverage_of", "steps", "flipped", "shifted", "paragraph"}
+    words |= {"calibration_error"}
     of_the_image = {"trained_on", "gate_score", "outside", "projection", "notes", "warnings", "conflict"}
     assert set(found[0]) == words | {"never_together", "operating_rule"} | of_the_image
     assert (found[0]["outside"], found[0]["gate_score"]) == (None, None)
@@ -452,11 +454,12 @@ def test_the_tool_prints_seven_answers_first_and_what_they_mean_below(workdir, i
     assert [line.split("  ")[1] for line in lines[1:8]] == [step.name for step in DEFAULT_CHAIN.steps]
     sets = '"or": the other answers of its set; such sets hold the true answer in 90 % of '
     below = [
-        "  teacher; probabilities calibrated for readings without given answers",
+        "  teacher; probabilities fitted on validation for readings without given answers",
+        "  calibration error of Diagnosis: not measured",
         f"  {sets}the cases",
         "  trained on: phantoms (drawn images), 60 cases; no gate stored",
     ]
-    assert lines[-3:] == below
+    assert lines[-4:] == below
     verbose = run_tool_here(capsys, *arguments[:1], *arguments[2:], "--verbose")[1].splitlines()
     assert f"  {sets}all cases together, not of each answer" in verbose
     assert "Lower lung zone" in lines[4]

@@ -56,15 +56,15 @@ LISTENING = Chain(tuple(Step(name, f"{name}?", ("no", "<yes>", "N/A")) for name 
 
 
 def test_what_true_answers_add_stands_beside_the_baseline(tmp_path):
-    measured = {"joined": {"teacher": [0.5, None]}, "without_picture": [0.25, 0.75], "baseline": "naive Bayes"}
+    measured = {"curves": {"plain, joint reading": [0.5, None, 0.6], "plain x naive Bayes": [0.25, 0.75, 1.0]}}
     (tmp_path / "statistics.json").write_text(json.dumps({"corrections": measured}), encoding="utf-8")
     (section,) = tested.write_shares(tmp_path, LISTENING)
     rows = [re.findall(r'scope="row">(.*?)</th>|class="value">(.*?)<', row) for row in section.body.split("<tr>")[2:]]
     assert [["".join(cell) for cell in row] for row in rows] == [
-        ["teacher, joint reading", "50.0", "-"],
-        ["naive Bayes without the picture", "25.0", "75.0"],
+        ["plain, joint reading", "50.0", "-", "60.0"],
+        ["plain x naive Bayes", "25.0", "75.0", "100.0"],
     ]
-    nothing = measure_corrections({}, np.ones((1, 3), int), Counting("joint model", None), LISTENING)
+    nothing = measure_corrections({}, np.ones((1, 3), int), Counting("joint model", None, None), LISTENING)
     (tmp_path / "statistics.json").write_text(json.dumps({"corrections": nothing}), encoding="utf-8")
     assert not list(tested.write_shares(tmp_path, LISTENING))
 

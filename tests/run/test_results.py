@@ -62,7 +62,7 @@ def test_the_calibration_is_fitted_to_the_validation_split(trained, splits, join
         )
         for split in (splits["val"], splits["test"])
     )
-    assert found == fitted
+    assert dataclasses.replace(found, errors={}) == fitted
     for model in joints:
         assert found.temperatures[model] != on_test.temperatures[model]
         assert found.temperatures[name_joined(model)] == (1.0,) * chain.num_steps
@@ -114,14 +114,15 @@ def test_the_joint_model_is_of_training_labels_and_validation_predictions(traine
 
 def test_corrections_stand_beside_a_baseline_without_the_picture(trained, splits, joints):
     chain, test = trained.run.task.dataset.chain, splits["test"].predictions
-    found = read_statistics(trained.workdir)["corrections"]
-    assert found["baseline"] in ("naive Bayes", "joint model")
-    assert len(found["without_picture"]) == chain.num_steps
+    found = read_statistics(trained.workdir)["corrections"]["curves"]
+    assert list(found)[-1] in ("naive Bayes without the picture", "joint model without the picture")
+    assert len(found) == 3 * len(joints) + 1
+    assert {len(curve) for curve in found.values()} == {chain.num_steps}
     for model, joint in joints.items():
         read, labels = open_given_reader(trained, trained.run.task.open_test(), "test", model)
         np.testing.assert_array_equal(labels, test.labels)
         expected = correction_curve(joint.join(test.logits[model], read), labels, chain)
-        assert found["joined"][model] == pytest.approx(expected.tolist())
+        assert found[f"{model}, joint reading"] == pytest.approx(expected.tolist())
 
 
 def open_given_reader(trained, feed, split, model):
@@ -163,11 +164,11 @@ def test_heads_on_the_teachers_encoder_stand_beside_the_networks(trained, splits
 
 
 def test_the_plain_network_gets_the_teachers_data_batches_rate_and_epochs():
-    changes = {"phantom.num_cases": 800, "training.joint_epochs": 2, "training.teacher_learning_rate": 2e-3, "seed": 3}
+    changes = {"phantom.num_cases": 800, "training.joint_epochs": 2, "training.teacher_learning_rate": 3e-3, "seed": 3}
     command = name_plain_command(load_settings("quickstart", **changes)).split()
     assert command[:4] == ["python", "-m", "stepcot_jax.main", "--config=plain"]
     assert sorted(command[5:]) == [
-        *("--config.baseline.epochs=2", "--config.baseline.learning_rate=0.002", "--config.phantom.num_cases=800"),
+        *("--config.baseline.epochs=2", "--config.baseline.learning_rate=0.003", "--config.phantom.num_cases=800"),
         "--config.seed=3",
     ]
     of_folder = name_plain_command(load_settings("step_cot", **{"data.root": "/private/data"}))
@@ -237,7 +238,10 @@ def test_rules_are_those_of_the_training_labels_and_settings_reach_the_fit(train
         answers = logits.argmax(axis=2)
         assert share == share_inconsistent(answers, rules) != share_inconsistent(answers, of_test)
     found = read_calibration(tmp_path / "calibration.json", chain)
-    assert found == fit_calibration(splits["val"].predictions, chain, coverage=0.8)
+    assert dataclasses.replace(found, errors={}) == fit_calibration(splits["val"].predictions, chain, coverage=0.8)
+    for model, (error, exact) in found.errors.items():
+        assert error == pytest.approx(statistics["models"][model]["steps"]["Diagnosis"]["ece_calibrated"])
+        assert 0 < exact < 1
     assert read_points(tmp_path / "points.json", chain).rule == Rule("cost", 0.9, 4.0)
     told = f"does not settle Diagnosis as 'Normal': {len(train)} of {len(train)} training chains have another answer"
     assert told in capsys.readouterr().out

@@ -13,6 +13,7 @@ from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.inputs import load_inputs
+from stepcot_jax.run.settings import load_settings
 from stepcot_jax.tools.tables import command as making
 from stepcot_jax.tools.tables import supervision_table
 from stepcot_jax.tools.tables.cells import Cells, vary
@@ -139,6 +140,12 @@ def test_runs_are_scored_on_chests_that_none_of_them_draws(tmp_path, small_netwo
 def run_all(plan):
     plan.cells.run(find_recipe("supervision").list_cells(plan))
     return plan
+
+
+def test_the_plain_network_is_that_of_its_config():
+    settings, plain = load_settings("quickstart"), load_settings("plain")
+    own = vary(settings, {**supervision_table._run_changes(settings, "all"), "baseline.epochs": plain.baseline.epochs})
+    assert own == plain
 
 
 def test_a_size_may_have_fewer_sets_and_other_data_are_refused(tmp_path):

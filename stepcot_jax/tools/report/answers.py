@@ -224,7 +224,7 @@ def _write_figures(run: FinishedRun, intervals: Mapping[str, ModelIntervals], nu
         metrics=metrics,
         mean_of=_name_mean(metrics),
         difference=_compare_networks(run, num_resamples),
-        notes=_list_notes(metrics),
+        notes=[*run.report.notes, *_list_notes(metrics)],
     )
     if run.report.heads is not None:
         table = run.report.heads.tabulate()

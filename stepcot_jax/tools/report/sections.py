@@ -23,7 +23,7 @@ from stepcot_jax.pages import sheets, shell
 from stepcot_jax.pages.figures import Line, draw_lines, draw_reliability
 from stepcot_jax.pages.sheets import Table, columns
 from stepcot_jax.pages.shell import Section, make_environment, tabulate
-from stepcot_jax.reading.finished import Entry, FinishedRun, Report, read_normal, tabulate_points
+from stepcot_jax.reading.finished import Entry, FinishedRun, Report, tabulate_points
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.stored_reading import PAIRS_FILE, STATISTICS_FILE
 
@@ -241,17 +241,14 @@ class Plausibility:
             *columns("number", "cases"),
         )
         table = Table("consistency", "Chains with answers that training never had together", heads, tuple(counts))
-        said = Markup("").join(Markup("<p>{}.</p>").format(line) for line in read_normal(run.workdir))
-        return Section("consistency", "Consistency", self.source, tabulate(table).body + said + folded)
+        return Section("consistency", "Consistency", self.source, tabulate(table).body + folded)
 
 
 Curve = list[float | None]  # share of the last step that is right after 0, 1, ... true answers
 
 
 class _Shares(msgspec.Struct):
-    joined: dict[str, Curve]
-    without_picture: Curve | None  # None where no network takes given answers
-    baseline: str
+    curves: dict[str, Curve]  # by reading; none where no network takes given answers
 
 
 class _Statistics(msgspec.Struct):
@@ -259,17 +256,15 @@ class _Statistics(msgspec.Struct):
 
 
 def write_shares(workdir: pathlib.Path, chain: Chain) -> Iterator[Section]:
-    """Yield the section of what answers given add for each network that takes them, beside a baseline; or none."""
+    """Yield the section of what answers given add for each network that takes them, beside its rivals; or none."""
     accepted = "expected the statistics.json of a run"
     measured = read_json(workdir / STATISTICS_FILE, _Statistics, accepted=accepted).corrections
-    if measured is None or measured.without_picture is None:
+    if measured is None or not measured.curves:
         return
-    shares = {f"{model}, joint reading": curve for model, curve in measured.joined.items()}
-    shares[f"{measured.baseline} without the picture"] = measured.without_picture
     title = f"Cases with the right {chain.steps[-1].name}, by number of true answers given"
-    heads = (*columns("text", "reading"), *columns("percent", *map(str, range(len(measured.without_picture)))))
-    rows = tuple((name, *curve) for name, curve in shares.items())
-    note = "Each answer is to the question that the reading asks for; at most 500 test cases."
+    heads = (*columns("text", "reading"), *columns("percent", *map(str, range(chain.num_steps))))
+    rows = tuple((name, *curve) for name, curve in measured.curves.items())
+    note = "Each answer is to the question that the reading asks for, if not to a random one; at most 500 test cases."
     body = tabulate(Table("corrections", title, heads, rows, (note,))).body
     yield Section("corrections", "Corrections", f"{title}.", body)
 

@@ -109,7 +109,10 @@ def read_networks(plan: Plan, cell: Cell, chain: Chain) -> Readers:
     for name in NETWORKS:
         alone, labels, patients = read_split(name, opened, "test")
         read[name] = as_probabilities(alone, calibration.temperatures[name])
-        read[name_joined(name)] = fitted.joints[name].join(_read_alone(alone, labels, chain), alone)
+        logits = _read_alone(alone, labels, chain)
+        read[name_joined(name)] = fitted.joints[name].join(logits, alone)
+        own = np.exp(fitted.joints[name].calibrate(logits)[-1])
+        read[f"{name}, own {chain.steps[-1].name} x naive Bayes"] = fitted.counting.bayes.beside(own)
     return Readers(read, fitted.counting.read, labels, patients)
 
 

@@ -57,12 +57,17 @@ def _run_changes(settings: Settings, run: str) -> dict[str, Any]:
     """Return the changes that make a run: the plain network as in configs/plain.py, or a student without a teacher."""
     if run == "distill":
         return {}
-    form, phase = ("student", "student") if run == "student" else ("heads", "teacher")
-    changes = {"job": "baseline", "training.given_answers": "none", "loss.plain_scale": 0.0, "student.dropout": 0.0}
-    for name in ("batch_size", "weight_decay", "schedule"):
-        changes[f"baseline.{name}"] = getattr(settings.training, name)
-    changes["baseline.learning_rate"] = getattr(settings.training, f"{phase}_learning_rate")
-    return {**changes, "baseline.form": form, "baseline.steps": "all" if run == "student" else run}
+    training, is_student = settings.training, run == "student"
+    return {
+        **{f"baseline.{name}": getattr(training, name) for name in ("batch_size", "weight_decay", "schedule")},
+        "baseline.learning_rate": training.teacher_learning_rate,  # of the image encoder, which trains along
+        "baseline.form": "student" if is_student else "heads",
+        "baseline.steps": "all" if is_student else run,
+        "job": "baseline",
+        "training.given_answers": "none",
+        "loss.plain_scale": 0.0,
+        "student.dropout": 0.0,
+    }
 
 
 def _cell(plan: Plan, size: int, withheld: str, run: str, number: int) -> Cell:
