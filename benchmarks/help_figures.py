@@ -118,7 +118,7 @@ def measure(kept: Kept) -> dict[str, dict[str, float]]:
     return {name: {figure: 100 * float(value) for figure, value in of.items()} for name, of in found.items()}
 
 
-def _normal_share(last: Float[np.ndarray, "case answer"]) -> Float[np.ndarray, "case"]:
+def _normal_share(last: Float[np.ndarray, "case answer"]) -> Float[np.ndarray, " case"]:
     weights = np.exp(np.asarray(last, np.float64))
     shares: Float[np.ndarray, case] = weights[:, 0] / weights.sum(axis=1)
     return shares
