@@ -24,6 +24,7 @@ from stepcot_jax.reading.trained_model import Trained, load_trained, read_defaul
 from stepcot_jax.run.chain_task import NUM_IMAGES
 from stepcot_jax.run.loading import load_dataset
 from stepcot_jax.run.networks import trained_preprocessing
+from stepcot_jax.tools.options import add_network
 
 BATCH_SIZE = 32
 
@@ -32,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Print the table of one run as Markdown."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gate", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("workdir", type=pathlib.Path)
-    parser.add_argument("--model", choices=("teacher", "student"))
+    add_network(parser)
     parser.add_argument("--others", action="append", default=[], metavar="NAME=FOLDER", help="may be repeated")
     parser.add_argument("--num-images", type=int, default=100, help="of each kind (default: %(default)s)")
     options = parser.parse_args(arguments)

@@ -46,6 +46,7 @@ from stepcot_jax.reading.radiographs import to_input
 from stepcot_jax.reading.trained_model import Trained, load_trained, read_default_model
 from stepcot_jax.systems.networks import init_params
 from stepcot_jax.tools.explain.scoring import draw_boxed, fit_on_training, place_boxes, randomise, write_figures
+from stepcot_jax.tools.options import add_network
 
 LATER = {"test": 1, "validation": 2}  # Seeds after the run's own; `stepcot explain score` draws those of "test"
 REPLACED, BLURRED, DRAWN = "windows, mean normal picture", "windows, blurred", "windows, drawn healthy"
@@ -254,7 +255,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Print the tables of all ways as Markdown."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.maps", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("runs", nargs="+", type=pathlib.Path, metavar="RUN")
-    parser.add_argument("--model", choices=("teacher", "student"))
+    add_network(parser)
     parser.add_argument("--phantoms", choices=tuple(LATER), default="validation")
     parser.add_argument("--num-cases", type=int, default=200, help="phantoms with boxes a run (default: %(default)s)")
     parser.add_argument("--num-curves", type=int, default=40, help="of these for the curves (default: %(default)s)")

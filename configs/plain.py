@@ -9,11 +9,16 @@ choice by validation are those of the config it is compared with: the quickstart
 Hardware and time: 2 CPU cores, less than the quickstart. Expected score: docs/does_it_help.md.
 """
 
-import importlib
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.run.configs import load_config
 
 
 def get_config(rival_of="quickstart"):
-    config = importlib.import_module(f"configs.{rival_of}").get_config()
+    config = load_config(rival_of)
+    if config.job not in ("teacher", "distill"):
+        raise BadInput(
+            f"--config=plain:{rival_of}: its job is {config.job!r}; expected a config of teacher and student"
+        )
     config.job = "baseline"
     config.baseline.form = "heads"
     config.baseline.batch_size = config.training.batch_size

@@ -47,12 +47,12 @@ def tiny_encoder():
 
 def small_settings(**changes):
     """The quickstart settings with small images and narrow networks."""
-    return load_settings("quickstart", **SIZES, **undot(changes))
+    return load_settings("quickstart", **{**SIZES, **undot(changes)})
 
 
 def random_params(settings, *, seed):
     networks = make_networks(settings, DEFAULT_CHAIN, TINY)
-    text = jax.numpy.asarray(make_text(settings)) if settings.teacher.text else None
+    text = jax.numpy.asarray(make_text(settings)) if settings.reads_prompts else None
     batch = {"images": jax.ShapeDtypeStruct((1, SIDE, SIDE, 3), np.float32)}
     key = jax.random.key(0)
     shapes = jax.eval_shape(lambda batch: init_params(networks, key=key, batch=batch, text_features=text), batch)

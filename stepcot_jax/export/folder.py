@@ -22,7 +22,7 @@ from stepcot_jax.host.exported_files import MANIFEST_FILE, write_sums
 from stepcot_jax.host.files import require_new, writing_folder
 from stepcot_jax.host.own_folder import save
 from stepcot_jax.reading.exported_model import ENCODER, LABELS_FILE, PREPROCESSING_FILE
-from stepcot_jax.reading.trained_model import Trained, load_trained
+from stepcot_jax.reading.trained_model import Trained, choose_model, load_trained
 
 LOADER = "load.py"
 TOLERANCE = 1e-6
@@ -49,7 +49,7 @@ def export_model(
     Args:
       workdir: the run's workdir, or the loaded run.
       out: the folder; it must not exist or be empty.
-      models: "student", "teacher" or both, the loader's default first; None for all networks of the run.
+      models: of "teacher", "student" and "plain", the loader's default first; None for all, the run's default first.
       say: called with a message before each slow part.
 
     Returns:
@@ -64,7 +64,10 @@ def export_model(
     trained = workdir
     if not isinstance(trained, Trained):
         trained = load_trained(pathlib.Path(trained), names=None if models is None else tuple(models))
-    programs = [make_program(trained, name) for name in models or sorted(trained.params)]  # the student first
+    default = choose_model(trained.workdir, tuple(trained.params))
+    programs = [
+        make_program(trained, name) for name in models or sorted(trained.params, key=lambda name: name != default)
+    ]
     sizes = {program.name: sum(int(array.size) for array in program.tensors.values()) for program in programs}
     with writing_folder(out) as partial:
         _write(partial, trained, programs, sizes, say)

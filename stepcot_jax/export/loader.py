@@ -110,7 +110,7 @@ class Model:
     """An exported model.
 
     Attributes:
-      name: "student" or "teacher".
+      name: "teacher", "student" or "plain".
       steps: the questions and their answers.
       preprocessing: size and normalisation of its images.
       temperatures: divisor of each step's logits before the softmax; 1 without calibration.

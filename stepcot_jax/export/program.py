@@ -15,7 +15,7 @@ from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.exported_model import ENCODER, GATE, PROMPTS
 from stepcot_jax.reading.trained_model import Trained
-from stepcot_jax.systems.networks import apply_with_moments, measure_distance, read_as_teacher
+from stepcot_jax.systems.networks import apply_with_moments, measure_distance, predict_logits
 from stepcot_jax.training.state import flatten, unflatten
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -40,7 +40,7 @@ def make_program(trained: Trained, name: str) -> Program:
     """Return the program of a network of a run, with its gate if the run stored one."""
     trained.check_model(name)
     encode, encoder_params = _image_encoder(trained, name)
-    networks, gate = trained.networks, trained.gate(name)
+    networks, gate = trained.networks.replace(image_encoder=None), trained.gate(name)
     chosen: dict[str, Any] = {ENCODER: encoder_params, name: trained.params[name][name]}
     if gate is not None:
         chosen[GATE] = {"mean": gate.mean, "whitening": gate.whitening / np.float32(gate.limit)}
@@ -51,11 +51,8 @@ def make_program(trained: Trained, name: str) -> Program:
     def read(tensors: Tensors, images: Array) -> dict[str, Array]:
         params = unflatten(tensors)
         features, moments = encode(params[ENCODER], images)
-        if name == "teacher":
-            logits = read_as_teacher(networks, params[name], features, params.get(PROMPTS), key=None).logits
-        else:
-            own = {"params": params[name]}
-            logits = networks.student.apply(own, image_features=features, deterministic=True).logits
+        batch: dict[str, Any] = {"image_features": features, "text_features": params.get(PROMPTS)}
+        logits = predict_logits(networks, (name,), params, batch)[name]
         if gate is None:
             return {"logits": logits}
         scores = measure_distance(moments, params[GATE]["mean"], params[GATE]["whitening"])

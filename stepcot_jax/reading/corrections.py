@@ -149,6 +149,10 @@ def _are_distributions(given: Float32[np.ndarray, "case step answer"], most: Int
 
 def check_accepts_answers(trained: Trained, *, model: str) -> None:
     """Refuse given answers for a network whose later steps cannot follow them."""
+    if model == "plain":
+        raise BadInput(
+            "the plain network takes no given answers; a reading with its joint model does (not as published)"
+        )
     if not accepts_answers(trained, model=model):
         raise BadInput(
             "given answers need config.teacher.memory=True and write_back=True; this run has "
@@ -157,8 +161,8 @@ def check_accepts_answers(trained: Trained, *, model: str) -> None:
 
 
 def accepts_answers(trained: Trained, *, model: str) -> bool:
-    """Return whether a network accepts given answers; a teacher without memory or write-back does not."""
-    return model != "teacher" or all(trained.run.memory)
+    """Return whether a network accepts given answers; neither plain nor a teacher without memory or write-back does."""
+    return model != "plain" and (model != "teacher" or all(trained.run.memory))
 
 
 LEAST_MOVEMENT = 0.01

@@ -47,14 +47,14 @@ class _Model(msgspec.Struct):
 
 
 class _Manifest(msgspec.Struct):
-    models: Annotated[dict[Literal["student", "teacher"], _Model], msgspec.Meta(min_length=1)]
+    models: Annotated[dict[Literal["teacher", "student", "plain"], _Model], msgspec.Meta(min_length=1)]
     encoder: _Encoder | None
     trained_on: Annotated[str, msgspec.Meta(max_length=4096)]
 
 
 def list_exported_models(folder: pathlib.Path) -> tuple[str, ...]:
-    """Return the networks of an export, the default last."""
-    return tuple(reversed(_read_manifest(folder).models))
+    """Return the networks of an export, the default first."""
+    return tuple(_read_manifest(folder).models)
 
 
 def read_exported_parts(folder: pathlib.Path, *, names: tuple[str, ...]) -> StoredParts:
@@ -132,4 +132,5 @@ def check_counts(folder: pathlib.Path, parts: StoredParts, networks: Networks) -
         stated = {
             f"{folder / LABELS_FILE}: steps": (parts.chain.num_steps, rf"{name}/(?:.*/)?(?:classifier|head)_(\d+)/")
         }
-        require_counts(tree, stated | ({f"{folder}/settings.json, num_layers": layers} if name == "teacher" else {}))
+        of_kind = {"teacher": stated | {f"{folder}/settings.json, num_layers": layers}, "student": stated}
+        require_counts(tree, of_kind.get(name, {}))  # the plain network's heads are one matrix

@@ -81,7 +81,7 @@ class ImageReader:
 
     Attributes:
       trained: the run's network, calibration and preprocessing.
-      model: "teacher" or "student".
+      model: "teacher", "student" or "plain".
     """
 
     def __init__(self, trained: Trained, *, model: str, batch_size: int, as_published: bool = False) -> None:
@@ -354,8 +354,8 @@ def load(
       workdir: a folder that `stepcot_jax.main` or `stepcot export` wrote, also on a store, "gs://BUCKET/FOLDER" or
         "gs://BUCKET/FOLDER"; or an export on the Hugging Face hub, "hf://OWNER/NAME" or "hf://OWNER/NAME@REVISION",
         whose JSON and safetensors are downloaded and not run.
-      model: "teacher" or "student"; None loads the student if the run has one. Of a policy, the phase with the wanted
-        weights, "sft" or "grpo"; None for the last phase.
+      model: "teacher", "student" or "plain"; None loads the run's best on validation. Of a policy, the phase with the
+        wanted weights, "sft" or "grpo"; None for the last phase.
       batch_size: images that `ImageReader.read_files` reads at once; not for a policy.
       as_published: whether the network's own answers are read, each given one written back to it, and not its joint
         model (`evaluation.joint`); not for a policy.

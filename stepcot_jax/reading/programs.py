@@ -28,6 +28,7 @@ from stepcot_jax.systems.networks import (
     encode_with_moments,
     make_read_given,
     measure_distance,
+    predict_logits,
 )
 from stepcot_jax.training.state import Params
 
@@ -96,12 +97,10 @@ def read_features(
     model: str,
     with_attention: bool = True,
 ) -> tuple[jax.Array, Any]:
-    """Return logits [case, step, answer] of image features, and the teacher's attention (None for the student)."""
-    if model == "student":
-        student = networks.student.apply(
-            {"params": params["student"]}, image_features=features, given_answers=given_answers, deterministic=True
-        )
-        return student.logits, None
+    """Return logits [case, step, answer] of image features, and the teacher's attention (None for other networks)."""
+    if model != "teacher":
+        batch = {"image_features": features, "given_answers": given_answers}
+        return predict_logits(networks.replace(image_encoder=None), (model,), params, batch)[model], None
     reading = networks.teacher.apply(
         {"params": params["teacher"]},
         image_features=features,

@@ -326,7 +326,7 @@ class ChainReading:
     """A network's reading of one radiograph."""
 
     source: str  # the image, such as its path
-    model: str  # "teacher" or "student", with ", joint reading" if its joint model read
+    model: str  # "teacher", "student" or "plain", with ", joint reading" if its joint model read
     calibrated: bool  # whether probabilities were fitted on validation; a joint reading's also with given answers
     coverage: float | None  # target share of answer sets that hold the true answer; None without answer sets
     steps: tuple[StepAnswer, ...]  # the answers, in the chain's order

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import jax
@@ -18,7 +18,7 @@ from stepcot_jax.evaluation.joint import JointModel, read_joint
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.exported_files import is_export
 from stepcot_jax.host.files import read_json
-from stepcot_jax.host.own_folder import load_arrays
+from stepcot_jax.host.own_folder import load, load_arrays
 from stepcot_jax.run.given import check_readable
 from stepcot_jax.run.stored import StoredParts, StoredRun, read_stored
 from stepcot_jax.run.stored_reading import (
@@ -33,6 +33,7 @@ from stepcot_jax.run.stored_reading import (
     read_reading,
     read_shapes,
 )
+from stepcot_jax.run.task import REPORT
 from stepcot_jax.systems.networks import Networks, init_params
 from stepcot_jax.training.checkpoints import read_best, restore_params
 from stepcot_jax.training.state import Params, refuse_misfit, shapes_by_name
@@ -47,15 +48,21 @@ if TYPE_CHECKING:
 # Compare the names and shapes of stored weights with those of the networks that the settings describe.
 
 
-def check_shapes(workdir: pathlib.Path, parts: StoredParts, networks: Networks, *, exported: bool) -> None:
-    """Refuse weights whose names or shapes do not fit the settings; an export has only what reads images."""
+def check_shapes(
+    workdir: pathlib.Path, parts: StoredParts, networks: Networks, *, exported: bool, alone: bool = False
+) -> None:
+    """Refuse weights whose names or shapes do not fit the settings.
+
+    An export and the run of a network without teacher (`alone`) have only what reads images.
+    """
     text, frozen = parts.text_features, parts.frozen
     if frozen is None:
         side = parts.preprocessing.size
         batch = {"images": jax.ShapeDtypeStruct((1, side, side, 3), np.float32)}
     else:
         batch = {"image_features": jax.ShapeDtypeStruct((1, frozen.width), np.float32)}
-    used = networks.teacher.text and (not exported or "teacher" in parts.params)
+    alone = alone or exported
+    used = networks.teacher.text and (not alone or "teacher" in parts.params)
     if used != (text is not None):
         stored = "no prompt vectors" if text is None else f"prompt vectors {text.shape}"
         raise BadInput(f"{workdir}: config.teacher.text={networks.teacher.text} does not fit the stored {stored}")
@@ -67,13 +74,12 @@ def check_shapes(workdir: pathlib.Path, parts: StoredParts, networks: Networks, 
         from stepcot_jax.reading.exported_model import check_counts
 
         check_counts(workdir, parts, networks)
-    if exported and "teacher" not in parts.params:  # nor are there prompts
-        networks = dataclasses.replace(networks, teacher=networks.teacher.clone(text=False, num_layers=1))
+    names = {"names": tuple(parts.params)} if alone else {}
     shapes = jax.eval_shape(
-        lambda batch: init_params(networks, key=jax.random.key(0), batch=batch, text_features=text), batch
+        lambda batch: init_params(networks, key=jax.random.key(0), batch=batch, text_features=text, **names), batch
     )
     for name, tree in parts.params.items():
-        expected = {part: shapes[part] for part in shapes if not exported or part in (name, "image_encoder")}
+        expected = {part: shapes[part] for part in shapes if not alone or part in (name, "image_encoder")}
         refuse_misfit(f"{workdir}, weights of the {name}", tree, expected, source="settings.json")
 
 
@@ -85,6 +91,10 @@ class _Statistics(msgspec.Struct):
     reliance: dict[str, _Reliance] | None = None
 
 
+class _Report(msgspec.Struct):
+    default: str = ""
+
+
 @dataclasses.dataclass(frozen=True)
 class Trained:
     """The trained networks of a run, ready to read images."""
@@ -93,7 +103,9 @@ class Trained:
     run: StoredRun
     chain: Chain
     networks: Networks
-    params: dict[str, Params]  # by network ("teacher", "student"), the parameter tree at that network's best update
+    params: dict[
+        str, Params
+    ]  # by network ("teacher", "student", "plain"), the parameter tree at that network's best update
     best_steps: dict[str, int]  # the update of each network's weights
     text_features: jax.Array | None  # float32 [step, width]; None without text
     preprocessing: Preprocessing  # from an image to the encoder's input
@@ -163,7 +175,7 @@ def load_trained(
         networks = run.make_networks(parts.chain, trains_encoder=parts.frozen is None)
     else:
         networks = _networks_of(system, workdir)
-    check_shapes(workdir, parts, networks, exported=exported)
+    check_shapes(workdir, parts, networks, exported=exported, alone=run.settings.reads_alone)
     return Trained(
         workdir=workdir,
         run=run,
@@ -204,8 +216,19 @@ def _read_parts(workdir: pathlib.Path, run: StoredRun, *, names: tuple[str, ...]
 
 
 def read_default_model(workdir: pathlib.Path) -> str:
-    """Return the default network of a run: the student if it has one."""
-    return _list_models(workdir, read_stored(workdir))[-1]
+    """Return the default network: of a run the one that it chose (`run.results.rank_networks`), of an export the first.
+
+    A run without that choice, unfinished or converted, has the student, or else its only network.
+    """
+    return choose_model(workdir, _list_models(workdir, read_stored(workdir)))
+
+
+def choose_model(workdir: pathlib.Path, names: Sequence[str]) -> str:
+    """Return the default of these networks of a run or an export."""
+    if is_export(workdir):
+        return names[0]
+    chosen = load(workdir / REPORT, _Report).default if (workdir / REPORT).exists() else ""
+    return chosen if chosen in names else "student" if "student" in names else names[-1]
 
 
 def _list_models(workdir: pathlib.Path, run: StoredRun) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import importlib.machinery
 import importlib.util
+import inspect
 import pathlib
 import sys
 import types
@@ -55,6 +56,8 @@ def load_config(source: str) -> Any:
     try:
         with configs_importable(path):
             spec.loader.exec_module(module)
+            if argument and not inspect.signature(module.get_config).parameters:
+                raise BadInput(f"--config={source}: {name} takes nothing after a colon")
             return module.get_config(*argument)
     except BadInput:
         raise

@@ -40,6 +40,7 @@ from stepcot_jax.run.settings import Settings, load_settings
 from stepcot_jax.run.task import Task
 from stepcot_jax.run.training_run import Run
 from stepcot_jax.systems.baseline import BaselineSystem
+from stepcot_jax.systems.networks import Networks
 from stepcot_jax.systems.recipes import GRPO, SFT, is_recipe
 from stepcot_jax.systems.step_cot import StepCoT
 from stepcot_jax.training.log import Logger
@@ -170,7 +171,8 @@ def describe_values(
             described |= {"baseline.form": "student", "student.dropout": 0.0, "student.width": system.baseline.width}
         else:
             described["baseline.form"] = "heads"
-        return described, Given(optimizers=system.names, features=features)
+        custom = _describe_encoder(system.networks, described)
+        return described, Given(networks=custom, optimizers=system.names, features=features)
     return described | {"job": "own"}, Given(system=name_class(system), features=features)
 
 
@@ -197,10 +199,6 @@ def _describe_step_cot(
         described |= {"student.width": student.width, "student.dropout": student.dropout_rate}
     else:
         custom.append("student")
-    if (encoder := networks.image_encoder) is not None:
-        known = [name for name in ("resnet_small", "resnet18") if make_resnet(name) == encoder]
-        described["image_encoder.name"] = known[0] if known else "resnet_small"
-        custom += [] if known else ["image_encoder"]
     for field in dataclasses.fields(Objective):
         if field.name not in ("answer_weights", "parts"):
             described[f"loss.{field.name}"] = getattr(objective, field.name)
@@ -216,11 +214,20 @@ def _describe_step_cot(
     if objective.answer_weights is not None:
         features = (*features, "answer_weights")
     return described, Given(
-        networks=tuple(custom),
+        networks=(*custom, *_describe_encoder(networks, described)),
         optimizers=system.names if system.has_custom_optimizers else (),
         parts={name: float(weight) for name, (_, weight) in objective.parts.items()},
         features=features,
     )
+
+
+def _describe_encoder(networks: Networks, described: dict[str, Any]) -> tuple[str, ...]:
+    """Add the name of a trained image encoder to the settings; return its name as a network that none can name."""
+    if networks.image_encoder is None:
+        return ()
+    known = [name for name in ("resnet_small", "resnet18") if make_resnet(name) == networks.image_encoder]
+    described["image_encoder.name"] = known[0] if known else "resnet_small"
+    return () if known else ("image_encoder",)
 
 
 def _text(system: System, data: Dataset, settings: Settings, prompts: np.ndarray | None) -> jax.Array | None:

@@ -176,13 +176,18 @@ def write_results(
         interval = statistics["models"][name]["intervals"]
         figures["consistency"] = statistics["models"][name]["consistency"]
         figures["interval"] = interval and [interval["mean_accuracy"][end] for end in ("low", "high")]
-    report["best"] = _describe_best(best)
+    ranked = rank_networks(validated.answers.predictions, chain)
+    report |= {"best": _describe_best(best), "default": next(iter(ranked))}
     errors = [f"{name}: {calibration.describe_error(name, chain.steps[-1].name)}" for name in statistics["models"]]
     report["notes"] = [*describe_normal(statistics), *errors]
     if rival is not None:
         report["heads"] = msgspec.to_builtins(rival)
     save(workdir / REPORT, report)
     print(format_table(metrics))
+    if len(ranked) > 1:
+        (default, highest), *others = ranked.items()
+        rest = ", ".join(f"{name} {100 * accuracy:.1f}" for name, accuracy in others)
+        print(f"default: {default} (best on validation: {100 * highest:.1f} %; {rest})")
     print()
     print("\n".join([*describe(statistics), *(rival.describe() if rival else ()), *report["notes"]]))
     print("\n".join(describe_reliance(given.reliance)))
@@ -194,6 +199,16 @@ def write_results(
         )
     print(f"\n{wall_seconds:.0f} s; written to {workdir / REPORT}")
     return report
+
+
+def rank_networks(validated: Predictions, chain: Chain) -> dict[str, float]:
+    """Return the mean accuracy of the networks on validation without given answers, 0 to 1, best first.
+
+    The first is the default of every reader. Of equal ones it is the later of teacher, student and plain.
+    """
+    evaluated, names = evaluate(validated, chain), list(validated.logits)
+    ranked = sorted(names, key=lambda name: (evaluated[name].mean_accuracy, names.index(name)), reverse=True)
+    return {name: evaluated[name].mean_accuracy for name in ranked}
 
 
 def _write_predictions(workdir: pathlib.Path, chain: Chain, **splits: SplitPredictions | ValidationPredictions) -> None:

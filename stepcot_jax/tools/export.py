@@ -14,9 +14,7 @@ from typing import Any
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.extras import find_extra
 from stepcot_jax.host.terminal import name_command
-from stepcot_jax.tools.options import local_path
-
-MODELS = ("student", "teacher")
+from stepcot_jax.tools.options import NETWORKS, local_path
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -31,7 +29,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--checkpoint", required=True, metavar="WORKDIR", help="of a finished run; or gs://")
     parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help="new or empty folder")
     parser.add_argument(
-        "--model", metavar="NAME[,NAME]", help="student, teacher or both (default: all networks of the run)"
+        "--model",
+        metavar="NAME[,NAME]",
+        help="teacher, student, plain (default: all of the run, the best on validation first)",
     )
     parser.add_argument("--push-to-hub", metavar="OWNER/NAME", help="then upload the folder to the Hugging Face hub")
     parser.add_argument("--private", action="store_true", help="--push-to-hub: a new repository is private")
@@ -39,9 +39,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the report as one JSON line")
     flags = parser.parse_args(arguments)
     names = None if flags.model is None else tuple(dict.fromkeys(map(str.strip, flags.model.split(","))))
-    unknown = [name for name in names or () if name not in MODELS]
+    unknown = [name for name in names or () if name not in NETWORKS]
     if unknown:
-        raise BadInput(f"--model: {unknown[0]!r} is not one of {', '.join(MODELS)}")
+        raise BadInput(f"--model: {unknown[0]!r} is not one of {', '.join(NETWORKS)}")
     if flags.push_to_hub:
         _find_hub().check_account(flags.push_to_hub)  # before the work
     from stepcot_jax.host.download import find_path

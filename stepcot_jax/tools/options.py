@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 DIALECTS = ("gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm", "plain")  # a test compares them with the room's
 _OF_ENDPOINT = ("key_variable", "max_tokens", "timeout", "attempts", "temperature")
+NETWORKS = ("teacher", "student", "plain")
 _CONFIG_FLAGS = ("config", "target_config")
 
 
@@ -35,6 +36,11 @@ def local_path(text: str) -> pathlib.Path:
     if not text:
         raise argparse.ArgumentTypeError("'' names nothing; expected a path")
     return pathlib.Path(text)
+
+
+def add_network(parser: argparse.ArgumentParser) -> None:
+    """Add the option that chooses one of a run's networks."""
+    parser.add_argument("--model", choices=NETWORKS, help="default: the run's best on validation")
 
 
 def add_reading(parser: argparse.ArgumentParser) -> None:

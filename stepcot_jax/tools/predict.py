@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import writing_whole
 from stepcot_jax.host.machine import use_compilation_cache
-from stepcot_jax.tools.options import local_path
+from stepcot_jax.tools.options import add_network, local_path
 
 if TYPE_CHECKING:
     from stepcot_jax.reading.image_reader import Given, ImageReader
@@ -155,7 +155,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--checkpoint", required=True, metavar="WORKDIR", help="of a run or an export; or gs://, hf://OWNER/NAME"
     )
-    parser.add_argument("--model", choices=("teacher", "student"), help="default: the student, if the run has one")
+    add_network(parser)
     parser.add_argument(
         "--given",
         action="append",

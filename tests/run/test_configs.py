@@ -22,6 +22,8 @@ def test_a_shipped_config_is_found_by_name_from_any_folder(tmp_path, monkeypatch
     assert find_config("quickstart") == ROOT / "configs" / "quickstart.py"
     assert "quickstart" in shipped_names()
     assert load_config("tables_phantom").training.joint_epochs == 8
+    assert load_config("plain").phantom.num_cases == 10_000
+    assert load_config("plain:phantom").phantom.num_cases == 40_000
 
 
 @pytest.mark.parametrize(
@@ -37,6 +39,20 @@ def test_a_wrong_name_is_refused_with_the_nearest(name, words, tmp_path, monkeyp
     with pytest.raises(BadInput) as refused:
         find_config(name)
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("plain:phntom", "--config=phntom: no such config; did you mean phantom?"),
+        ("plain:gemex", "--config=plain:gemex: its job is 'grpo'; expected a config of teacher and student"),
+        ("quickstart:phantom", "--config=quickstart:phantom: quickstart takes nothing after a colon"),
+    ],
+)
+def test_what_follows_a_colon_in_vain_is_refused(name, words):
+    with pytest.raises(BadInput) as refused:
+        load_config(name)
+    assert str(refused.value).startswith(words)
 
 
 def test_a_config_of_ones_own_imports_shipped_and_own_configs(tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from typing import Any
 
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.text import install_extra
+from stepcot_jax.tools.options import add_network
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -23,8 +24,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     page = "Serve a page that reads radiographs step by step."
     parser = argparse.ArgumentParser(prog="stepcot demo", description=page)
     parser.add_argument("--checkpoint", metavar="WORKDIR", required=True, help="of a trained run; or gs://")
-    reads = "network that reads (default: teacher)"
-    parser.add_argument("--model", choices=("teacher", "student"), default="teacher", help=reads)
+    add_network(parser)
     host = "address to listen on (default: 127.0.0.1, this machine only)"
     parser.add_argument("--host", default="127.0.0.1", help=host)
     other = "another host name or address under which browsers reach the page; may be repeated"
@@ -45,14 +45,15 @@ def main(arguments: list[str] | None = None) -> int:
     gradio = import_gradio()  # takes seconds, as does jax
     from stepcot_jax.reading.explain import Explainer
     from stepcot_jax.reading.policy_reader import PolicyReader, load_reader
-    from stepcot_jax.reading.trained_model import load_trained
+    from stepcot_jax.reading.trained_model import load_trained, read_default_model
     from stepcot_jax.run.stored import read_stored
 
     reader: Explainer | PolicyReader
     if read_stored(checkpoint).trains_policy:
         reader = load_reader(checkpoint)
     else:
-        reader = Explainer(load_trained(checkpoint, names=(options.model,)), model=options.model)
+        model = options.model or read_default_model(checkpoint)
+        reader = Explainer(load_trained(checkpoint, names=(model,)), model=model)
     names = dict.fromkeys((options.host, *options.allow_host))
     if options.host not in _LOOPBACK:
         under = f"under these names: {', '.join(names)} (more by --allow-host=NAME)"

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir, writing_for
-from stepcot_jax.tools.options import local_path
+from stepcot_jax.tools.options import add_network, local_path
 
 if TYPE_CHECKING:
     from stepcot_jax.reading.trained_model import Trained
 
 EXIT_UNREADABLE = 1
-_CHECKPOINT = "of a run or an export with a student or teacher; or gs://, hf://OWNER/NAME"
+_CHECKPOINT = "of a run or an export; or gs://, hf://OWNER/NAME"
 
 
-def _add_network(parser: argparse.ArgumentParser) -> None:
+def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", required=True, metavar="WORKDIR", help=_CHECKPOINT)
-    parser.add_argument("--model", choices=("teacher", "student"), help="default: the student, if the run has one")
+    add_network(parser)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -42,7 +42,7 @@ def explain(arguments: list[str]) -> int:
     )
     images = "files, or folders of them; also on gs://"
     parser.add_argument("images", nargs="+", metavar="IMAGE", help=images)
-    _add_network(parser)
+    _add_checkpoint(parser)
     written = "folder for pictures and JSON"
     parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help=written)
     parser.add_argument("--given", action="append", default=[], metavar="STEP=ANSWER", help="as for predict")
@@ -85,7 +85,7 @@ def score(arguments: list[str]) -> int:
         prog="stepcot explain score",
         description="Score the maps against lesion boxes, less constant maps, other cases' maps and random weights.",
     )
-    _add_network(parser)
+    _add_checkpoint(parser)
     radiographs = "radiographs with boxes; or gs://; default: the phantom"
     parser.add_argument("--data", metavar="DIR", help=radiographs)
     box_list = "ChestX-ray8's box list for images of --data; or gs://"

@@ -26,9 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", metavar="FILE", type=local_path, help=page)
     shown = "most cases, or replies of a policy, to show (default: 200)"
     parser.add_argument("--num-cases", metavar="N", type=int, default=200, help=shown)
-    parser.add_argument(
-        "--model", help="network whose answers the cases show (default: the student, if the run has one)"
-    )
+    parser.add_argument("--model", help="network whose answers the cases show (default: the best on validation)")
     parser.add_argument("--without-maps", action="store_true", help="leave out the maps over the pictures")
     parser.add_argument("--without-data", action="store_true", help="leave out pictures, reports, maps, replies")
     options = parser.parse_args(arguments)
