@@ -121,7 +121,7 @@ class Cells:
         while left:
             taken = []
             for cell in left:
-                lock = self.folder(cell).with_suffix(".lock")
+                lock = self.workdir / "locks" / self.digest(cell)
                 lock.parent.mkdir(parents=True, exist_ok=True)
                 with try_lock(lock) as is_held:
                     if not is_held:
