@@ -175,7 +175,7 @@ def make_told(settings: Settings, dataset: Dataset) -> ToldSystem:
         clip_norm=training.clip_norm,
     )
     network = ToldNetwork(make_resnet(settings.image_encoder.name), chain.answers_per_step)
-    given = AnswerSchedule(rate=training.given_rate)
+    given = AnswerSchedule(training.given_rate, varied=training.given_answers == "varied")
     return ToldSystem(chain, network, optimizer, num_epochs=num_epochs, given=given)
 
 

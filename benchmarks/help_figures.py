@@ -120,8 +120,7 @@ def measure(kept: Kept) -> dict[str, dict[str, float]]:
 
 def _normal_share(last: Float[np.ndarray, "case answer"]) -> Float[np.ndarray, " case"]:
     weights = np.exp(np.asarray(last, np.float64))
-    shares: Float[np.ndarray, case] = weights[:, 0] / weights.sum(axis=1)
-    return shares
+    return np.asarray(weights[:, 0] / weights.sum(axis=1))
 
 
 def _abnormal_chains(kept: Kept, name: str, p_normal: Any, rate: float) -> float:
