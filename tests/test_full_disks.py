@@ -51,7 +51,7 @@ COMMANDS = {
     "evaluate_replies perturb": (evaluate.main, "perturb IN/vqa --split=all --out=OUT/x"),
     "readers": (readers.main, "sample IN/phantom --readers=a,b --num-cases=8 --out=OUT/x"),
     "features import": (features.main, "IN/features.npz --root=IN/phantom --store=OUT/x"),
-    "convert": (convert.main, "IN/run OUT/x.safetensors --to=torch --ignore=image_encoder"),
+    "convert": (convert.main, "IN/run OUT/x.safetensors --to=torch --ignore=image_encoder --ignore=plain"),
     "tables": (lambda arguments: tables.make_tables(["vqa"], None, command=[], folder=arguments[0]), "OUT/x"),
     "predict": (predict.main, "IN/phantom/images/phantom_000000.png --checkpoint=IN/run --out=OUT/x.csv"),
 }

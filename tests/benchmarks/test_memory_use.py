@@ -17,7 +17,7 @@ from stepcot_jax.tools.tables import cell_networks
 from stepcot_jax.training.checkpoints import restore_params
 
 ANSWERS = np.array(DEFAULT_CHAIN.answers_per_step)
-FACTORS = {"conclusion": 10, "attention_0": 0.25}
+FACTORS = {"conclusion": 30, "attention_0": 0.25}
 
 
 def with_a_memory(params):

@@ -46,7 +46,7 @@ def test_json_is_read_as_its_type_from_a_regular_file(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        *((b"", "truncated"), (b'{"text": 1}', r"\$.text"), (b'{"text": "\xff"}', "invalid|decode")),
+        *((b"", "truncated"), (b'{"text": 1}', r"\$.text"), (b'{"text": "\xff"}', "[Ii]nvalid|decode")),
         (b"[" * 100_000, "Expected `object`|recursion"),
         (b'{"text": "' + b"a" * 1000 + b'"}', "1012 bytes, more than 500"),
     ],

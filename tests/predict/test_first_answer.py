@@ -48,7 +48,7 @@ def run(what, workdir, cache):
 def test_the_next_process_compiles_nothing(tmp_path):
     make_trained_workdir(tmp_path / "run")
     first = run("prepare", tmp_path / "run", tmp_path)
-    assert "('teacher', 'student')" in first
+    assert "('teacher', 'student', 'plain')" in first
     assert "/jax/compilation_cache/cache_misses" in first
     second = run("read", tmp_path / "run", tmp_path)
     assert "/jax/compilation_cache/cache_hits" in second
