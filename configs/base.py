@@ -12,9 +12,9 @@ from stepcot_jax.chain import PUBLISHED_STEPS
 def get_config():
     config = config_dict.ConfigDict()
 
-    # "distill": teacher, then both; "teacher": the teacher only, with plateau and early stop; "baseline": a perceptron;
-    # "sft": fine-tune a policy on reasoning records; "grpo": fine-tune it, then optimise rewards; "dpo": fine-tune it,
-    # then prefer the better of two replies
+    # "distill": teacher, then both; "teacher": the teacher only, with plateau and early stop; "baseline": a
+    # network without a teacher (baseline.form); "sft": fine-tune a policy on reasoning records; "grpo": fine-tune it,
+    # then optimise rewards; "dpo": fine-tune it, then prefer the better of two replies
     config.job = "distill"
     config.seed = 0  # of parameters, dropout, order of cases and augmentation
     config.resume = True  # resume from the latest checkpoint in the workdir; False: refuse a workdir that has one
@@ -324,7 +324,7 @@ def get_config():
 
     config.evaluation = config_dict.ConfigDict()
     config.evaluation.batch_size = 128  # cases
-    config.evaluation.best = "each"  # best weights by each network's own accuracy, or by the "mean" of both
+    config.evaluation.best = "each"  # best weights by each network's own accuracy, or by the "mean" over them
     config.evaluation.num_resamples = 1000  # resamples of the bootstrap by patient; 0: no intervals
     config.evaluation.coverage = 0.9  # target share of cases whose answer sets contain the true answer
     config.evaluation.coverage_confidence = 0.95  # share of validation splits that reach it; 0: on average over them

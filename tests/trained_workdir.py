@@ -1,4 +1,4 @@
-"""A workdir with the files of a run but without training: random weights, two checkpoints, two networks."""
+"""A workdir with the files of a run but without training: random weights, two checkpoints, three networks."""
 
 import contextlib
 import dataclasses

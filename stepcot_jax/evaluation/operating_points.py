@@ -112,7 +112,7 @@ def figures_at(
 class OperatingPoint:
     """The operating point of one answer: chosen on validation cases, its figures are of the test cases."""
 
-    threshold: Interval  # calibrated probability, over validation samples; infinite if none should be called
+    threshold: Interval  # fitted probability, over validation samples; infinite if none should be called
     validation: tuple[Whole, Whole]  # number of validation cases with and without the answer
     test: tuple[Whole, Whole]  # the same of the test cases
     sensitivity: Interval  # share of the test cases with the answer that lie at or above the threshold

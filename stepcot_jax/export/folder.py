@@ -139,7 +139,7 @@ def _write_described(folder: pathlib.Path, trained: Trained, programs: Sequence[
 
 
 def _write_tensors(folder: pathlib.Path, program: Program, *, shared: bool) -> list[str]:
-    """Write a network's tensors; a frozen encoder, which both networks share, goes to its own file, once."""
+    """Write a network's tensors; a frozen encoder, which the networks share, goes to its own file, once."""
     files: dict[str, Tensors] = {}
     for name, array in program.tensors.items():
         owner = ENCODER if shared and name.startswith(f"{ENCODER}/") else program.name

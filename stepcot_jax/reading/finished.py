@@ -66,7 +66,7 @@ class FinishedRun:
             raise BadInput(f"{self.workdir} has no predictions of {model!r}; it has {', '.join(names)}")
 
     def probabilities(self, model: str) -> Float[np.ndarray, "case step answer"]:
-        """Return calibrated distributions over the answers; 0 beyond a step's own answers."""
+        """Return distributions over the answers at the fitted temperatures; 0 beyond a step's own answers."""
         return calibrated_probabilities(self.split.predictions.logits[model], model, self.calibration, self.chain)
 
     def answer_sets(self, model: str) -> Bool[np.ndarray, "case step answer"]:

@@ -23,7 +23,7 @@ class Job:
     """One `config.job`."""
 
     name: str
-    names: tuple[str, ...]  # networks, or phases of a policy, whose best weights are kept; the default one last
+    names: tuple[str, ...]  # networks, or phases of a policy, whose best weights are kept, in order
     epochs: tuple[str, ...]  # settings with the epochs of its phases, in order
     parts: tuple[str, ...] = ()  # parameters that another run's `start.checkpoint` copies
     is_policy: bool = False  # whether it trains a policy on reasoning records; else it reads chains

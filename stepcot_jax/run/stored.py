@@ -79,7 +79,7 @@ class StoredRun:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The networks that it trained, the default one last."""
+        """The networks, or phases of a policy, that it trained, in order."""
         return self.settings.trains.names
 
     @property

@@ -73,8 +73,8 @@ def _add_sample(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_score(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Read filled forms, refuse incomplete and altered ones, and compare readers, teacher and "
-    parser.description += "student step by step."
+    parser.description = "Read filled forms, refuse incomplete and altered ones, and compare readers and the "
+    parser.description += "networks of a run step by step."
     parser.description += " Each of DIR, FORM and FILE, but no output, may be on gs://."
     parser.add_argument("sample", metavar="DIR", help="output of `sample`, with its key")
     parser.add_argument("forms", nargs="+", metavar="FORM", help="a filled form (CSV) of each reader")

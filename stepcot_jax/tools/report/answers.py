@@ -43,7 +43,7 @@ class ShownCase:
     picture: str | None  # data URI; None where the page has no pictures
     report: str  # of the radiologist; "" where there is none
     truth: Int[np.ndarray, "step"]  # `NOT_ANNOTATED` where nobody answered
-    probabilities: Float[np.ndarray, "step answer"]  # calibrated; padded beyond a step's answers
+    probabilities: Float[np.ndarray, "step answer"]  # at the fitted temperatures; padded beyond a step's answers
     sets: Bool[np.ndarray, "step answer"]  # conformal answer sets
     inconsistent: str = ""  # the rule that the answers break, in words; "" if none
     maps: Float[np.ndarray, "step height width"] | None = None  # not negative; None without maps
