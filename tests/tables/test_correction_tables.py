@@ -18,7 +18,7 @@ PATIENTS = np.array([f"p{case // 2}" for case in range(200)])
 
 def test_differences_are_taken_case_by_case(tmp_path):
     rng = np.random.default_rng(2)
-    published, given = ("as published", "teacher"), ("with answers given", "teacher")
+    published, given = ("without answers given", "teacher"), ("with answers given", "teacher")
     keys = [(*reader, policy) for reader in (COUNTED, published, given) for policy in POLICIES]
     right = {key: [(rng.random((4, 200)) < 0.6).astype(float) for _ in range(2)] for key in keys}
     plan = Plan(make_settings(quickstart.get_config()), (0, 1), Cells(tmp_path, None), num_resamples=50)
@@ -29,7 +29,7 @@ def test_differences_are_taken_case_by_case(tmp_path):
     expected = {
         "2 corrected, expected gain from random": (2, (*given, "random")),
         "2 corrected, from counting without the picture": (2, (*COUNTED, "expected gain")),
-        "own answers, from 'as published'": (0, (*published, "expected gain")),
+        "own answers, from 'without answers given'": (0, (*published, "expected gain")),
     }
     for name, (count, other) in expected.items():
         pairs = zip(right[*given, "expected gain"], right[other], strict=True)
@@ -52,9 +52,9 @@ def test_rows_are_those_of_each_training_and_network_after_the_one_without_a_pic
 
     monkeypatch.setattr(correction_tables, "read_networks", read_networks)
     curves, differences, steps = find_recipe("corrections").tabulate(plan)
-    assert asked == ["trained as published", "trained with answers given"]
+    assert asked == ["trained without answers given", "trained with answers given"]
     readers = [row[:2] for row in differences.rows]
-    assert readers[:2] == [COUNTED, ("as published", "teacher")]
+    assert readers[:2] == [COUNTED, ("without answers given", "teacher")]
     assert len(readers) == 1 + 2 * 4
     assert [row[:3] for row in curves.rows] == [(*reader, policy) for reader in readers for policy in POLICIES]
     assert [row[:3] for row in steps.rows] == [(*reader, str(count)) for reader in readers for count in range(3)]

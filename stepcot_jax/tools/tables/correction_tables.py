@@ -134,7 +134,7 @@ def share_figures(
 # Table `corrections`: accuracy of the last step as steps are corrected, by policy, network and training.
 
 
-_PUBLISHED, _GIVEN = "as published", "with answers given"
+_PUBLISHED, _GIVEN = "without answers given", "with answers given"
 
 
 def trainings(plan: Plan) -> dict[str, dict[str, Any]]:
