@@ -46,7 +46,7 @@ def test_pictures_and_numbers_are_written(workdir, images, tmp_path, capsys):
     assert facts["steps"][0]["answer"] == DEFAULT_CHAIN.steps[0].options[1]
     assert len(facts["focus"]["spread"]) == len(facts["claims"]) == 7
     assert facts["maps_filled_with"].startswith("a blurred copy")
-    assert set(facts["claims"]["Diagnosis"]) == {"probability", "brightest", "random"}
+    assert set(facts["claims"]["Diagnosis"]) == {"probability", "brightest", "random", "other"}
     assert np.array(facts["maps"]).sum(axis=(1, 2)) == pytest.approx(np.ones(7), abs=1e-3)
     assert sum(facts["attention"]["Diagnosis"].values()) == pytest.approx(1, abs=1e-4)
     picture = np.asarray(Image.open(out / "x$y$.maps.png").convert("L"))

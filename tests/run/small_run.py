@@ -38,7 +38,15 @@ SIZES = {
     "prompts.width": 8,
 }
 SHORT = {
-    **section("training", batch_size=8, teacher_epochs=1, joint_epochs=3, schedule="constant", log_every=2),
+    **section(
+        "training",
+        batch_size=8,
+        teacher_epochs=1,
+        joint_epochs=3,
+        schedule="constant",
+        log_every=2,
+        teacher_learning_rate=1e-3,
+    ),
     "parallel.num_devices": 1,
     "evaluation.num_resamples": 50,  # the suite has eight virtual devices
 }
