@@ -23,7 +23,7 @@ from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.data.phantom.anatomy import draw_anatomy, draw_pose, draw_style
 from stepcot_jax.data.phantom.answers import draw_answers, generator
 from stepcot_jax.data.phantom.findings import plan_scene
-from stepcot_jax.data.phantom.phantom import PlannedCase, draw_case, draw_planned
+from stepcot_jax.data.phantom.phantom import PATIENT_BLOCK, PlannedCase, draw_case, draw_planned
 from stepcot_jax.evaluation.calibration import compare_error
 from stepcot_jax.evaluation.counting import Counting, NaiveBayes, choose_counting, fit_joints
 from stepcot_jax.evaluation.interventions import Policy, ReadGiven, as_probabilities, correct_in_turn
@@ -46,7 +46,6 @@ NOISE = (0.1, 0.2)
 BAYES = "own diagnosis x naive Bayes"
 """The network's own distribution of the diagnosis times naive Bayes of the given answers."""
 _CURVES = ("joined", "joined, random questions", "without picture", BAYES, "another case's picture")
-_BLOCK = 15  # images of the phantom whose patients are their own
 _NUMBER = re.compile(r"phantom_(\d+)\.png$")
 
 # The cases of a set, and what its networks say of them.
@@ -77,7 +76,7 @@ def load_set(workdir: pathlib.Path, *, further: int, num_conflicts: int, termina
     splits = json.loads((workdir / "splits.json").read_text())["splits"]
     numbers = {name: [int(_NUMBER.search(image)[1]) for image in images] for name, images in splits.items()}  # type: ignore[index]
     phantom, chain = settings.phantom, weights.chain
-    first = -(-phantom.num_cases // _BLOCK) * _BLOCK
+    first = -(-phantom.num_cases // PATIENT_BLOCK) * PATIENT_BLOCK
     size, seed = phantom.image_size, phantom.seed
 
     def draw(indices: Iterable[int], what: str, prevalence: str = phantom.prevalence) -> list[Any]:

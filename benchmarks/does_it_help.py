@@ -6,8 +6,10 @@ not made again. `show` recomputes every figure from these files alone. Nothing i
 
 Rivals: *plain* (`--config=plain`: the same encoder, drawings, batches, rate, schedule, epochs and choice by validation,
 one linear head a step), and *plain with answers*, a second plain network that has the known answers as one-hot inputs
-beside the image features of its encoder, in a hidden layer beside its heads; its answers are drawn at random as the
-teacher's are, and it learns the others.
+beside the image features of its encoder, in a hidden layer beside its heads. In training its answers are drawn with
+`training.given_rate`, varied where `training.given_answers` is "varied", without noise (and also where that is "none",
+so that ours have none); it learns the others. Both plain networks are chosen by their validation accuracy without
+answers, teacher and student by the mean of that without and that with true earlier answers.
 Both have the joint model of answers that our networks have, fitted on the same validation cases.
 """
 
@@ -26,18 +28,18 @@ from jaxtyping import Array, Float, Int
 
 from benchmarks.correction_ways import Cases
 from benchmarks.corrections import fit
-from benchmarks.help_figures import KEPT, Kept, name_set, show, write_kept
+from benchmarks.help_figures import KEPT, Kept, name_set, read_kept, show, write_kept
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.batches import batches_per_epoch
 from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.data.phantom.phantom import draw_case
+from stepcot_jax.data.phantom.phantom import PATIENT_BLOCK, draw_case
 from stepcot_jax.encoders.resnet import make_resnet
 from stepcot_jax.evaluation.chains import evaluate
 from stepcot_jax.evaluation.counting import NaiveBayes, PriorReader
 from stepcot_jax.evaluation.interventions import correct_in_turn
 from stepcot_jax.evaluation.joint import AnswerTree, learn_tree
 from stepcot_jax.evaluation.predictions import Predictions
-from stepcot_jax.host.errors import run_tool
+from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.losses.step_cot import batch_totals, teacher_objective
 from stepcot_jax.models.form_reader import LinearHeads
@@ -46,7 +48,7 @@ from stepcot_jax.reading.radiographs import read_picture, to_input
 from stepcot_jax.run.fit import fit as fit_system
 from stepcot_jax.run.inputs import load_cases
 from stepcot_jax.run.networks import trained_preprocessing
-from stepcot_jax.run.settings import Settings, load_settings
+from stepcot_jax.run.settings import Settings, changed_keys, load_settings, read_settings
 from stepcot_jax.run.training_run import Run
 from stepcot_jax.systems.networks import encode_in_parts, make_read_given
 from stepcot_jax.systems.updates import AnswerSchedule
@@ -61,7 +63,13 @@ TOLD = "plain with answers"
 FEWER = {"evaluation.num_resamples": 0, "evaluation.gate_false_alarms": 0.0}
 """What a cell of this comparison need not measure."""
 
-_BLOCK = 15  # images of the phantom whose patients are their own
+WORKDIR = pathlib.Path("runs/does_it_help")
+_UNEQUAL = ("joint_epochs", "teacher_epochs", "teacher_learning_rate", "batch_size", "schedule", "weight_decay")
+OURS_ALONE = {
+    *(f"training.{name}" for name in (*_UNEQUAL, "updates_per_epoch")),
+    *("data.num_train", "data.withhold_chains", "data.withhold_answers"),
+}
+"""Settings that `--set` refuses: not all rivals would have them."""
 
 # The second plain network: answers are inputs.
 
@@ -197,10 +205,12 @@ def read_networks(
     runs = {"ours": config, "plain": f"plain:{config}"}
     for name, of_run in runs.items():
         folder = workdir / f"{config}_{number}" / name
+        kept = {key: value for key, value in overrides.items() if name == "ours" or not _is_ours(key)}
         if not (folder / "report.json").is_file():
-            kept = {key: value for key, value in overrides.items() if name == "ours" or not _is_ours(key)}
             Run(of_run, workdir=folder, **{**kept, **FEWER}).execute()
-        names = load_settings_names(folder)
+        elif changed := changed_keys(read_settings(folder / "settings.json"), load_settings(of_run, **kept)):
+            raise BadInput(f"{folder}: finished with other settings ({', '.join(changed)}); expected another --workdir")
+        names = read_settings(folder / "settings.json").trains.names
         weights = load_weights(folder, names)
         for network in names:
             shown = {"ours/plain": "plain heads of the teacher"}.get(f"{name}/{network}", network)
@@ -223,13 +233,6 @@ def read_networks(
 
 def _is_ours(key: str) -> bool:
     return key.startswith(("teacher.", "student.", "loss.", "training.given"))
-
-
-def load_settings_names(folder: pathlib.Path) -> tuple[str, ...]:
-    """Return the networks of a finished run."""
-    from stepcot_jax.run.settings import read_settings
-
-    return read_settings(folder / "settings.json").trains.names
 
 
 def _read_alone(read: Any, num_cases: int, chain: Chain) -> tuple[Any, Any]:
@@ -256,7 +259,7 @@ def measure_set(config: str, number: int, workdir: pathlib.Path, changes: Mappin
     settings = load_settings(config, **{**changes, **of_set(number)})
     phantom, preprocessing = settings.phantom, trained_preprocessing(settings)
     dataset = load_cases(config, **{**changes, **of_set(number)})
-    first = -(-phantom.num_cases // _BLOCK) * _BLOCK
+    first = -(-phantom.num_cases // PATIENT_BLOCK) * PATIENT_BLOCK
     drawn = [
         draw_case(index, **phantom.drawing)
         for index in terminal.watch(range(first, first + num_cases), f"set {number}: drawing unseen chests")
@@ -301,6 +304,37 @@ def _ask(read: Any, labels: Any, chain: Chain, policy: Any = "expected gain") ->
     return last.argmax(axis=-1) == labels[:, -1], last[2]
 
 
+def read_changes(entries: Sequence[str], workdir: pathlib.Path, keep: pathlib.Path) -> dict[str, Any]:
+    """Return the settings of `--set`, which need folders of their own and may not change ours alone."""
+    changes: dict[str, Any] = {}
+    for entry in entries:
+        key, _, value = entry.partition("=")
+        try:
+            changes[key] = json.loads(value)
+        except ValueError:
+            raise BadInput(f"--set: {entry!r} is not KEY=VALUE with VALUE in JSON") from None
+    if refused := [key for key in changes if key in OURS_ALONE]:
+        raise BadInput(f"--set: {', '.join(refused)} would change teacher and student and not every rival")
+    if refused := [key for key in changes if key in of_set(0)]:
+        raise BadInput(f"--set: {', '.join(refused)} is the number of the set (--sets)")
+    if changes and (workdir == WORKDIR or keep == KEPT):
+        raise BadInput(f"--set: expected a --workdir and a --keep of their own, not {WORKDIR} and {KEPT}")
+    return changes
+
+
+def is_kept(path: pathlib.Path, changes: Mapping[str, Any], num_cases: int) -> bool:
+    """Return whether a set is kept; refuse one of other settings or another number of chests."""
+    if not path.is_file():
+        return False
+    kept = read_kept(path)
+    if (kept.changes, len(kept.labels)) != (changes, num_cases):
+        raise BadInput(
+            f"{path}: kept with --set {kept.changes} and {len(kept.labels):,} chests, not {dict(changes)} and "
+            f"{num_cases:,}; expected another --keep"
+        )
+    return True
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Train and keep sets, or print what is kept."""
     about = (__doc__ or "").partition(":")[0]
@@ -309,17 +343,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--config", default="quickstart", help="quickstart (default) or phantom")
     parser.add_argument("--sets", type=int, nargs="+", default=[*range(1, 11)], help="(default: 1 to 10)")
     parser.add_argument("--num-cases", type=int, default=4000, help="unseen chests of a set (default: %(default)s)")
-    parser.add_argument("--set", dest="changes", nargs="*", default=[], metavar="KEY=VALUE", help="settings of ours")
-    parser.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/does_it_help"))
+    parser.add_argument(
+        "--set", dest="changes", nargs="*", default=[], metavar="KEY=VALUE", help="settings, VALUE in JSON"
+    )
+    parser.add_argument("--workdir", type=pathlib.Path, default=WORKDIR, help="(default: %(default)s)")
     parser.add_argument("--keep", type=pathlib.Path, default=KEPT, help="folder of kept files (default: %(default)s)")
     options = parser.parse_args(arguments)
     if options.what == "show":
         print(show(options.keep, options.config))
         return 0
-    changes = {key: json.loads(value) for key, _, value in (text.partition("=") for text in options.changes)}
+    changes = read_changes(options.changes, options.workdir, options.keep)
     for number in options.sets:
         path = options.keep / name_set(options.config, number)
-        if not path.is_file():
+        if not is_kept(path, changes, options.num_cases):
             kept = measure_set(options.config, number, options.workdir, changes, options.num_cases)
             write_kept(path, kept, about={"config": options.config, "set": number, "changes": changes})
     return 0

@@ -15,15 +15,19 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy import stats
 
-from stepcot_jax.evaluation.statistics import correct
+from stepcot_jax.evaluation.statistics import correct, interval_over_sets
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import writing_whole
+from stepcot_jax.host.ranges import Interval
 
 KEPT = pathlib.Path("docs/results/does_it_help")
 PLAIN, TOLD = "plain", "plain with answers"
 MARGINS = {"quickstart": 0.5, "phantom": 1.0}
 """Points of mean step accuracy that a network may lie below the plain one and still count as not below it."""
-_OF_PRIMARY = ("teacher", "student", PLAIN)
+SETS = {"quickstart": range(1, 11), "phantom": range(1, 6)}
+"""Sets of the comparison, by config."""
+PRIMARY, OTHERS = "diagnosis after two answers", ("diagnosis", "whole chains", "whole chains of abnormal cases")
+_OURS = ("teacher", "student")
 _STEP = 16  # logits are kept in sixteenths
 _LEAST = -30.0
 
@@ -38,6 +42,8 @@ class Kept:
     last: dict[str, Float[np.ndarray, "case answer"]] = dataclasses.field(default_factory=dict)
     after_two: dict[str, Float[np.ndarray, "case answer"]] = dataclasses.field(default_factory=dict)
     hits: dict[str, Bool[np.ndarray, "count case"]] = dataclasses.field(default_factory=dict)
+    number: int = 0  # of the set
+    changes: dict[str, Any] = dataclasses.field(default_factory=dict)  # settings other than the config's
 
     def add_network(self, name: str, logits: Float[np.ndarray, "case step answer"]) -> None:
         """Add a network's answers, and its logits of the last step."""
@@ -50,7 +56,7 @@ class Kept:
     ) -> None:
         """Add what a reading is worth after true answers; distributions are kept for the primary figure alone."""
         self.hits[name] = np.asarray(hits, bool)
-        if name in _OF_PRIMARY:
+        if name in (*_OURS, PLAIN):
             self.after_two[name] = shorten(np.log(np.maximum(after_two, 1e-13)))
 
 
@@ -83,7 +89,8 @@ def read_kept(path: pathlib.Path) -> Kept:
     with np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     about = json.loads(arrays["about"].tobytes())
-    kept = Kept(arrays["labels"].astype(int), tuple(about["sizes"]))
+    sizes, changes = tuple(about["sizes"]), about.get("changes", {})
+    kept = Kept(arrays["labels"].astype(int), sizes, number=about["set"], changes=changes)
     for name, values in arrays.items():
         kind, _, of = name.partition("/")
         if kind == "hits":
@@ -140,26 +147,22 @@ def _abnormal_chains(kept: Kept, name: str, p_normal: Any, rate: float) -> float
 
 
 @dataclasses.dataclass(frozen=True)
-class Mean:
-    """A mean over sets with its 95 % t interval, and the one-sided p of being at most `-margin`."""
+class Mean(Interval):
+    """A mean over sets with its 95 % t interval, and the p values of its t tests; NaN with one set."""
 
-    value: float
-    low: float
-    high: float
-    p: float  # two-sided, of 0
-    p_below: float  # one-sided, of a mean at most minus the margin
+    p: float = np.nan  # two-sided, of 0
+    p_below: float = np.nan  # one-sided, of a mean at most minus the margin
 
 
 def mean_over_sets(values: Iterable[float], margin: float = 0.0) -> Mean:
     """Return the mean of one figure a set; a single set has no interval."""
-    numbers = np.array(list(values), float)
-    mean, count = float(numbers.mean()), len(numbers)
-    if count < 2:
-        return Mean(mean, np.nan, np.nan, np.nan, np.nan)
-    error = max(float(numbers.std(ddof=1)) / np.sqrt(count), 1e-12)
-    half = float(stats.t.ppf(0.975, count - 1)) * error
-    two_sided = float(2 * stats.t.sf(abs(mean) / error, count - 1))
-    return Mean(mean, mean - half, mean + half, two_sided, float(stats.t.sf((mean + margin) / error, count - 1)))
+    numbers = [float(value) for value in values]
+    mean = Mean(**dataclasses.asdict(interval_over_sets(numbers)))
+    if mean.deviation is None:
+        return mean
+    error, freedom = max(mean.deviation / np.sqrt(len(numbers)), 1e-12), len(numbers) - 1
+    p = float(2 * stats.t.sf(abs(mean.value) / error, freedom))
+    return dataclasses.replace(mean, p=p, p_below=float(stats.t.sf((mean.value + margin) / error, freedom)))
 
 
 def show(folder: pathlib.Path, config: str) -> str:
@@ -168,17 +171,25 @@ def show(folder: pathlib.Path, config: str) -> str:
     if not paths:
         raise BadInput(f"{folder}: no kept set of {config}; expected {config}_01.npz and others")
     sets = [read_kept(path) for path in paths]
+    for path, kept in zip(paths, sets, strict=True):
+        if kept.changes != sets[0].changes:
+            raise BadInput(
+                f"{path}: kept with --set {kept.changes}, {paths[0].name} with {sets[0].changes}; expected sets of the "
+                "same settings in one folder"
+            )
     found = [measure(kept) for kept in sets]
-    lines = [
-        f"{len(sets)} sets of `{config}` ({', '.join(path.stem.rpartition('_')[2].lstrip('0') for path in paths)})"
-    ]
-    lines += [f"{len(sets[0].labels):,} unseen chests each; per cent; mean over the sets, 95 % t interval", ""]
-    names = [name for name in found[0] if all(name in of_set for of_set in found)]
-    figures = list(found[0][names[0]])
+    names, left_out = _split_names({kept.number: of for kept, of in zip(sets, found, strict=True)})
+    readings, also_out = _split_names({kept.number: kept.hits for kept in sets})
+    lines = [f"{len(sets)} sets of `{config}` ({_list(kept.number for kept in sets)}){_name_changes(sets[0])}"]
+    lines += [f"{_count_cases(sets)}; per cent; mean over the sets, 95 % t interval"]
+    if lacking := set(SETS.get(config, ())) - {kept.number for kept in sets}:
+        of = SETS[config]
+        lines.append(f"- Missing of the sets {of[0]} to {of[-1]}: {_list(sorted(lacking))}")
+    lines += [f"- Left out, not in every set: {text}" for text in dict.fromkeys((*left_out, *also_out))]
+    figures = list(next(iter(found[0].values())))
     rows = [[name, *(_cell(mean_over_sets(s[name][f] for s in found)) for f in figures)] for name in names]
-    lines += [*_table(["network", *figures], rows), "", *_differences(found, names, MARGINS.get(config, 0.5)), ""]
+    lines += ["", *_table(["network", *figures], rows), "", *_differences(found, names, MARGINS.get(config, 0.5)), ""]
     counts = [count for count in (0, 1, 2, 3, 6) if count < len(next(iter(sets[0].hits.values())))]
-    readings = [name for name in sets[0].hits if all(name in kept.hits for kept in sets)]
     rows = [
         [name, *(_cell(mean_over_sets(100 * kept.hits[name][count].mean() for kept in sets)) for count in counts)]
         for name in readings
@@ -191,28 +202,61 @@ def show(folder: pathlib.Path, config: str) -> str:
     return "\n".join([*lines, "Steps / diagnosis by set:", "", *_table(["set", *names], by_set)])
 
 
+def _list(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _name_changes(kept: Kept) -> str:
+    return "".join(f", {key}={json.dumps(value)}" for key, value in kept.changes.items())
+
+
+def _count_cases(sets: Sequence[Kept]) -> str:
+    of_number: dict[int, list[int]] = {}
+    for kept in sets:
+        of_number.setdefault(len(kept.labels), []).append(kept.number)
+    if len(of_number) == 1:
+        return f"{len(sets[0].labels):,} unseen chests each"
+    return f"unseen chests differ: {'; '.join(f'{cases:,} (sets {_list(of)})' for cases, of in of_number.items())}"
+
+
+def _split_names(of_sets: Mapping[int, Iterable[str]]) -> tuple[list[str], list[str]]:
+    """Return the names that every set has, and of the others where they are missing."""
+    every = {
+        name: [number for number, own in of_sets.items() if name not in own] for own in of_sets.values() for name in own
+    }
+    lacking = [f"{name} (missing in {_list(missing)})" for name, missing in every.items() if missing]
+    return [name for name, missing in every.items() if not missing], lacking
+
+
 def _differences(found: Sequence[Mapping[str, Mapping[str, float]]], names: Sequence[str], margin: float) -> list[str]:
-    """Return the table of differences from the plain networks: the primary figure, steps with their margin, others."""
-    primary, others = "diagnosis after two answers", ("diagnosis", "whole chains", "whole chains of abnormal cases")
+    """Return what p values are, and the table of differences: the primary figure, steps with their margin, others."""
+    if PLAIN not in names:
+        return [f"No differences: {PLAIN} is not in every set."]
 
     def less(name: str, rival: str, figure: str) -> Mean:
         return mean_over_sets((of[name][figure] - of[rival][figure] for of in found), margin)
 
-    rows, ours = [], [name for name in names if name not in (PLAIN, TOLD)]
-    for name in ours:
+    rows, networks = [], [name for name in names if name not in (PLAIN, TOLD)]
+    for name in _OURS:
         for rival in (PLAIN, TOLD):
-            if rival in names:
-                mean = less(name, rival, primary)
-                rows.append([f"{name} less {rival}", f"**{primary}**", _cell(mean), _p(mean.p), _verdict(mean)])
+            if name in names and rival in names:
+                mean = less(name, rival, PRIMARY)
+                rows.append([f"{name} less {rival}", f"**{PRIMARY}**", _cell(mean), _p(mean.p), _verdict(mean)])
+    num_primary = len(rows)
+    for name in networks:
         mean = less(name, PLAIN, "steps")
         verdict = f"not below by {margin:g}" if mean.p_below < 0.05 else f"not shown to be within {margin:g}"
         rows.append([f"{name} less {PLAIN}", "steps", _cell(mean), f"{_p(mean.p_below)} (one-sided)", verdict])
-    means = {(name, figure): less(name, PLAIN, figure) for name in ours for figure in others}
+    means = {(name, figure): less(name, PLAIN, figure) for name in networks for figure in OTHERS}
     corrected = dict(zip(means, correct([mean.p for mean in means.values()]), strict=True))
     for (name, figure), mean in means.items():
         p = corrected[name, figure]
         rows.append([f"{name} less {PLAIN}", figure, _cell(mean), f"{_p(p)} (Holm)", _verdict(mean, p)])
-    return _table(["difference", "figure", "points", "p", "verdict"], rows)
+    about = (
+        f"Differences, paired by set. Primary are the {num_primary} of **{PRIMARY}**: few, and their p values are not "
+        f"corrected, nor are those of the steps; the {len(means)} others are corrected together."
+    )
+    return [about, "", *_table(["difference", "figure", "points", "p", "verdict"], rows)]
 
 
 def _verdict(mean: Mean, p: float | None = None) -> str:

@@ -21,7 +21,7 @@ from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.evaluation.chains import most_frequent
 from stepcot_jax.evaluation.predictions import read_predictions
 from stepcot_jax.evaluation.statistics import Weights, bootstrap, weighted_mean
-from stepcot_jax.host.errors import run_tool
+from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.ranges import Interval
 from stepcot_jax.run.inputs import load_cases
 
@@ -76,6 +76,11 @@ def score_runs(runs: Sequence[pathlib.Path], dataset: Dataset) -> Right:
         number[rows] += 1
         for name in NETWORKS:
             right[name][rows] += split.predictions.logits[name].argmax(axis=-1) == split.predictions.labels
+    if runs and (untested := [path for path, index in place.items() if not number[index]]):
+        raise BadInput(
+            f"RUN: {len(untested)} of {len(place)} cases are in the test split of none of the {len(runs)} runs, the "
+            f"first of them {untested[0]}; expected the runs of every fold"
+        )
     return {name: values / number for name, values in right.items()} if runs else {}
 
 

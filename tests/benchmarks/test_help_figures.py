@@ -4,23 +4,27 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.help_figures import Kept, mean_over_sets, measure, read_kept, shorten, show, write_kept
+from benchmarks.does_it_help import is_kept, read_changes
+from benchmarks.help_figures import KEPT, Kept, mean_over_sets, measure, read_kept, shorten, show, write_kept
+from stepcot_jax.host.errors import BadInput
 
 SIZES = (2, 4, 3)
 CASES = 200
+NETWORKS = ("plain", "teacher", "student", "plain heads of the teacher")
 
 
-def draw_set(seed):
+def draw_set(seed, networks=NETWORKS, num_cases=CASES):
     rng = np.random.default_rng(seed)
-    labels = np.stack([rng.integers(0, size, CASES) for size in SIZES], axis=1)
+    labels = np.stack([rng.integers(0, size, num_cases) for size in SIZES], axis=1)
     kept = Kept(labels, SIZES)
-    for name, skill in (("teacher", 2.0), ("plain", 1.5)):
-        logits = np.full((CASES, 3, 4), -1e9)
+    for name in networks:
+        logits = np.full((num_cases, 3, 4), -1e9)
         for step, size in enumerate(SIZES):
-            logits[:, step, :size] = rng.normal(size=(CASES, size)) + skill * np.eye(size)[labels[:, step]]
+            skill = 2.0 if name == "teacher" else 1.5
+            logits[:, step, :size] = rng.normal(size=(num_cases, size)) + skill * np.eye(size)[labels[:, step]]
         kept.add_network(name, logits)
-        hits = rng.random((3, CASES)) < 0.6
-        kept.add_reading(name, hits, rng.dirichlet(np.ones(3), CASES))
+        hits = rng.random((3, num_cases)) < 0.6
+        kept.add_reading(name, hits, rng.dirichlet(np.ones(3), num_cases))
     return kept
 
 
@@ -72,9 +76,84 @@ def test_a_mean_over_sets_has_the_interval_of_a_t_test():
     assert mean.p_below == pytest.approx(stats.ttest_1samp(values, -0.5, alternative="greater").pvalue)
 
 
-def test_sets_are_shown_beside_the_plain_network(tmp_path):
-    for number in (1, 2, 3):
-        write_kept(tmp_path / f"quickstart_0{number}.npz", draw_set(number), about={"set": number})
+def keep_sets(folder, sets, config="quickstart"):
+    for number, (kept, changes) in sets.items():
+        about = {"config": config, "set": number, "changes": changes}
+        write_kept(folder / f"{config}_{number:02}.npz", kept, about=about)
+
+
+def test_sets_are_shown_beside_the_plain_networks(tmp_path):
+    """Primary rows of teacher and student alone, uncorrected; Holm over all other figures, by hand."""
+    drawn = {number: draw_set(number, (*NETWORKS, "plain with answers")) for number in (1, 2, 3)}
+    keep_sets(tmp_path, {number: (kept, {}) for number, kept in drawn.items()})
     shown = show(tmp_path, "quickstart")
-    assert "3 sets of `quickstart` (1, 2, 3)" in shown
-    assert "| teacher less plain | **diagnosis after two answers** |" in shown
+    assert "3 sets of `quickstart` (1, 2, 3)\n200 unseen chests each;" in shown
+    assert "- Missing of the sets 1 to 10: 4, 5, 6, 7, 8, 9, 10\n" in shown
+    rows = [line.strip("| ").split(" | ") for line in shown.splitlines() if " less " in line]
+    primary = {row[0]: row for row in rows if row[1] == "**diagnosis after two answers**"}
+    assert [*primary] == [f"{n} less {r}" for n in ("teacher", "student") for r in ("plain", "plain with answers")]
+    hits = [{name: kept.hits[name][2].mean() for name in kept.hits} for kept in drawn.values()]
+    test = stats.ttest_1samp([100 * (of["student"] - of["plain with answers"]) for of in hits], 0.0)
+    assert primary["student less plain with answers"][3] == f"{test.pvalue:.3f}"
+    assert [row[0] for row in rows if row[1] == "steps"] == [
+        f"{name} less plain" for name in NETWORKS if name != "plain"
+    ]
+    right = [{n: 100 * (a == kept.labels) for n, a in kept.answers.items()} for kept in drawn.values()]
+    values = [measure(kept) for kept in drawn.values()]
+    others = ("whole chains", "whole chains of abnormal cases")
+    tests = {
+        (name, figure): stats.ttest_1samp([of[name][figure] - of["plain"][figure] for of in values], 0.0).pvalue
+        for name in NETWORKS
+        if name != "plain"
+        for figure in others
+    }
+    for name in NETWORKS[1:]:
+        tests[name, "diagnosis"] = stats.ttest_1samp(
+            [of[name][:, -1].mean() - of["plain"][:, -1].mean() for of in right], 0.0
+        ).pvalue
+    running = 0.0
+    for rank, key in enumerate(sorted(tests, key=tests.get)):
+        running = max(running, min(1.0, (len(tests) - rank) * tests[key]))
+        (row,) = [row for row in rows if row[:2] == [f"{key[0]} less plain", key[1]]]
+        assert row[3] == f"{running:.3f} (Holm)"
+    assert len(rows) == 4 + 3 + len(tests)
+
+
+def test_what_sets_lack_is_named_and_other_settings_are_refused(tmp_path):
+    without = draw_set(3, ("plain", "teacher"), num_cases=120)
+    keep_sets(tmp_path, {1: (draw_set(1), {}), 2: (draw_set(2), {}), 3: (without, {})}, "phantom")
+    shown = show(tmp_path, "phantom")
+    assert "unseen chests differ: 200 (sets 1, 2); 120 (sets 3); per cent" in shown
+    assert "- Missing of the sets 1 to 5: 4, 5\n" in shown
+    assert "- Left out, not in every set: student (missing in 3)\n" in shown
+    assert "| student" not in shown
+    keep_sets(tmp_path, {2: (draw_set(2), {"teacher.width": 48})}, "phantom")
+    with pytest.raises(
+        BadInput, match=r"phantom_02\.npz: kept with --set {'teacher\.width': 48}, phantom_01\.npz with {}"
+    ):
+        show(tmp_path, "phantom")
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        (["training.batch_size=64"], r"training\.batch_size would change teacher and student and not every rival"),
+        (["phantom.seed=3"], r"phantom\.seed is the number of the set"),
+        (["teacher.width=wide"], r"'teacher\.width=wide' is not KEY=VALUE"),
+        (["teacher.width=48"], r"expected a --workdir and a --keep of their own"),
+    ],
+)
+def test_settings_that_would_mislead_are_refused(tmp_path, entries, message):
+    with pytest.raises(BadInput, match=message):
+        read_changes(entries, tmp_path, KEPT)
+
+
+def test_a_set_kept_of_other_settings_is_not_taken_for_this_one(tmp_path):
+    changes = read_changes(["teacher.width=48"], tmp_path, tmp_path)
+    keep_sets(tmp_path, {1: (draw_set(1), changes)})
+    path = tmp_path / "quickstart_01.npz"
+    assert is_kept(path, {"teacher.width": 48}, CASES)
+    assert not is_kept(tmp_path / "quickstart_02.npz", {}, CASES)
+    for other, num_cases in (({}, CASES), (changes, 100)):
+        with pytest.raises(BadInput, match=r"quickstart_01\.npz: kept with --set .* and 200 chests"):
+            is_kept(path, other, num_cases)

@@ -3,12 +3,16 @@
 import types
 
 import numpy as np
+import pytest
 from structured_folder import make_tree
 
-from benchmarks.small_rivals import classify, shrink
+from benchmarks.small_rivals import classify, score_runs, shrink
 from benchmarks.structured_reports import vote
+from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.splits.splits import Splits
+from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions, write_predictions
 from stepcot_jax.evaluation.structured_reports import answer_tree
+from stepcot_jax.host.errors import BadInput
 
 
 def test_a_thumbnail_has_the_means_of_equal_parts():
@@ -40,3 +44,19 @@ def test_a_vote_counts_the_answers_of_the_nearest_training_reports():
     both = vote(data, rows, number=2)
     np.testing.assert_allclose(np.exp(both[0, [0, 2, 5]]), [[2, 0, 0], [1, 1, 0], [1, 0, 1]], atol=1e-5)
     assert answer_tree(vote(data, rows, number=3), data.chain)[0, 0] == 0  # two of three say yes
+
+
+def test_runs_that_leave_cases_untested_are_refused(tmp_path):
+    labels = np.zeros((3, DEFAULT_CHAIN.num_steps), int)
+    names = tuple(f"{index}.png" for index in range(3))
+    dataset = types.SimpleNamespace(chain=DEFAULT_CHAIN, labels=labels, cases=types.SimpleNamespace(image_paths=names))
+    runs = [tmp_path / str(fold) for fold in range(3)]
+    for case, run in enumerate(runs):
+        (run / "predictions").mkdir(parents=True)
+        logits = {name: np.eye(9)[np.full((1, 7), case % 2)].astype(np.float32) for name in ("teacher", "student")}
+        facts = {**dict.fromkeys(FACTS, np.array([""])), "case_id": np.array([names[case]])}
+        split = SplitPredictions(Predictions(np.array([0]), labels[:1], logits), facts)
+        write_predictions(run / "predictions" / "test.npz", split, DEFAULT_CHAIN)
+    assert score_runs(runs, dataset)["teacher"].mean(axis=1).tolist() == [1, 0, 1]
+    with pytest.raises(BadInput, match=r"1 of 3 cases are in the test split of none of the 2 runs, .* 1\.png"):
+        score_runs(runs[::2], dataset)

@@ -37,7 +37,8 @@ def finish(plan, cell, truth, rng):
     made.write_finished(folder, val=made.make_split({}), test=made.make_split({}))
     names = cell.settings.trains.names
     answers = {name: np.where(rng.random(truth.shape) < 0.6, truth, 99) for name in names}
-    np.savez(folder / "unseen.npz", labels=truth, **{name: array.astype(np.uint8) for name, array in answers.items()})
+    arrays = {name: array.astype(np.uint8) for name, array in answers.items()}
+    np.savez(folder / "unseen_40.npz", labels=truth, **arrays)
     return answers
 
 
@@ -84,6 +85,8 @@ def test_the_table_is_recomputed_by_hand_from_the_kept_answers(tmp_path, monkeyp
     assert (tmp_path / "tables" / "supervision.png").stat().st_size > 10_000
     assert recompute([str(tmp_path / "tables" / "supervision.npz")]) == 0
     assert capsys.readouterr().out.strip() in text
+    more = dataclasses.replace(plan, grid=dataclasses.replace(plan.grid, num_unseen=50))
+    assert not any(map(plan.cells.is_finished, find_recipe("supervision").list_cells(more)))  # other chests are asked
 
 
 def test_two_processes_share_the_cells_and_one_takes_over_from_one_that_is_killed(tmp_path, monkeypatch):
@@ -129,7 +132,7 @@ def test_runs_are_scored_on_chests_that_none_of_them_draws(tmp_path, small_netwo
     folder = plan.cells.folder(chosen[60, "none", "distill"])
     total = 60 + 500 + 200
     drawn = [draw_case(765 + index, seed=3, size=32, prevalence="flat").case for index in range(40)]
-    np.testing.assert_array_equal(np.load(folder / "unseen.npz")["labels"], [case.answers for case in drawn])
+    np.testing.assert_array_equal(np.load(folder / "unseen_40.npz")["labels"], [case.answers for case in drawn])
     inputs = load_inputs(chosen[60, "50 % of answers", "all"].settings, tmp_path, Terminal())
     assert len(inputs.dataset.cases) == total
     assert not {case.patient for case in drawn} & set(inputs.dataset.cases.patient_ids)
@@ -167,6 +170,8 @@ def test_a_size_may_have_fewer_sets_and_other_data_are_refused(tmp_path):
     with pytest.raises(BadInput, match=r"--sizes: '10:0' is not a number of training cases, or SIZE:SETS"):
         making.read_sizes(["10:0"], 3)
     plan = make_plan(tmp_path)
+    with pytest.raises(BadInput, match=r"--withhold_at: 60 is not among --sizes; expected one of 120, 300"):
+        find_recipe("supervision").list_cells(make_plan(tmp_path, sizes={120: 2, 300: 2}))
     plan = dataclasses.replace(plan, settings=vary(plan.settings, {"data.source": "folder", "data.root": "x"}))
     with pytest.raises(BadInput, match=r"config\.data\.source: 'folder' .* supervision needs 'phantom'"):
         find_recipe("supervision").list_cells(plan)

@@ -23,7 +23,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.pages.sheets import Row, Table, columns
 from stepcot_jax.run.settings import Settings, name_rival
 from stepcot_jax.tools.tables.cells import Cell, vary
-from stepcot_jax.tools.tables.plan import Plan, Recipe
+from stepcot_jax.tools.tables.plan import Grid, Plan, Recipe
 
 CAPTION = "Of this generator: steps and diagnosis come from one drawn state."
 ALONE = "diagnosis alone"
@@ -49,7 +49,6 @@ KEPT_FILE = "supervision.npz"
 NUM_VAL, NUM_EPOCHS = 500, 10  # validation cases at every size, and validations of a run
 _WITH_LABELS_MISSING = ("all", "student", "distill")  # the other runs do without steps, or are a control
 _SPARE = 100  # cases of the runs' own test splits; and of training beyond the largest size, since splits are stratified
-_UNSEEN_FILE = "unseen.npz"
 _FACTS = ("size", "withheld", "network", "set", "answers")
 
 
@@ -82,7 +81,13 @@ def _cell(plan: Plan, size: int, withheld: str, run: str, number: int) -> Cell:
     names = tuple(name for of_run, name in CURVES.values() if of_run == run)
     title = f"{run}, {size} cases, withheld: {withheld}"
     settings = vary(plan.settings, changes)
-    return Cell(title, settings, files=(_UNSEEN_FILE,), further=lambda folder: _answer(folder, names, grid.num_unseen))
+    unseen = _name_unseen(grid)
+    return Cell(title, settings, None, (unseen,), lambda folder: {unseen: _answer(folder, names, grid.num_unseen)})
+
+
+def _name_unseen(grid: Grid) -> str:
+    """Return the name of a cell's file of answers; another number of chests is another file."""
+    return f"unseen_{grid.num_unseen}.npz"
 
 
 def _list(plan: Plan, number: int) -> dict[tuple[int, str, str], Cell]:
@@ -93,6 +98,9 @@ def _list(plan: Plan, number: int) -> dict[tuple[int, str, str], Cell]:
             f"config.data.source: {settings.data.source!r} with config.image_encoder.name="
             f"{settings.image_encoder.name!r}; table supervision needs 'phantom' and an encoder that is trained"
         )
+    if plan.grid.withhold_at not in plan.grid.sizes:
+        sizes = ", ".join(map(str, plan.grid.sizes))
+        raise BadInput(f"--withhold_at: {plan.grid.withhold_at} is not among --sizes; expected one of {sizes}")
     return {
         (size, withheld, run): _cell(plan, size, withheld, run, number)
         for size, num_sets in plan.grid.sizes.items()
@@ -103,8 +111,8 @@ def _list(plan: Plan, number: int) -> dict[tuple[int, str, str], Cell]:
     }
 
 
-def _answer(folder: pathlib.Path, names: tuple[str, ...], num_unseen: int) -> dict[str, bytes]:
-    """Return a file with the answers of a finished run's networks to chests beyond its own, and the true ones."""
+def _answer(folder: pathlib.Path, names: tuple[str, ...], num_unseen: int) -> bytes:
+    """Return the file with the answers of a finished run's networks to chests beyond its own, and the true ones."""
     from stepcot_jax.data.dataset import Dataset
     from stepcot_jax.data.images.pixels import PhantomPixels, PixelCache
     from stepcot_jax.data.record_table import RecordTable
@@ -130,7 +138,7 @@ def _answer(folder: pathlib.Path, names: tuple[str, ...], num_unseen: int) -> di
     answers = {name: logits.argmax(axis=-1) for name, logits in found.logits.items()}
     content = io.BytesIO()
     np.savez(content, **{name: array.astype(np.uint8) for name, array in {"labels": found.labels, **answers}.items()})
-    return {_UNSEEN_FILE: content.getvalue()}
+    return content.getvalue()
 
 
 def count_answers(num_cases: int, num_steps: int, withheld: str, run: str) -> int:
@@ -152,7 +160,8 @@ def gather(plan: Plan) -> dict[str, npt.NDArray]:
                 missing.setdefault(cell.name, []).append(number)
                 continue
             folder = plan.cells.folder(cell)
-            arrays = read_arrays(folder / _UNSEEN_FILE, accepted="arrays", expected="expected the answers of a cell")
+            path, expected = folder / _name_unseen(plan.grid), "expected the answers of a cell"
+            arrays = read_arrays(path, accepted="arrays", expected=expected)
             truth = labels[number] = arrays["labels"]
             num_steps = truth.shape[1]
             paid = count_answers(len(read_members(folder / "splits.json")["train"]), num_steps, withheld, run)
@@ -219,6 +228,12 @@ def tabulate(kept: Mapping[str, npt.NDArray]) -> Table:
         f"Mean ± deviation of the sets, Student's t interval. {gain.capitalize()}: of the same size, paired by set.",
         "A case with seven labels costs seven answers, one with its diagnosis alone costs one. Steps shuffled: answers "
         "before the last are those of another training case with the same diagnosis.",
+        f"Answers paid for are those of training cases alone: to choose the best epoch, about {NUM_VAL} validation "
+        f"cases are read besides, with all their labels, for {ALONE} with their diagnosis.",
+        f"Of {ALONE} the best epoch is that of the best diagnosis; of plain with seven labels and with shuffled steps, "
+        "and of the student without a teacher, that of the best mean of the steps, which works against them here.",
+        "Teacher and student of a config that gives answers in training, as the quickstart does, are chosen by the "
+        "mean of their accuracies without and with true earlier answers, and scored without.",
         *kept["notes"].tolist(),
     )
     table = Table.of("supervision", "When labels of the steps help", heads, rows, notes)
