@@ -324,7 +324,7 @@ def get_config():
 
     config.evaluation = config_dict.ConfigDict()
     config.evaluation.batch_size = 128  # cases
-    config.evaluation.best = "each"  # best weights by each network's own accuracy, or by the "mean" over them
+    config.evaluation.best = "each"  # best weights by each network's own accuracy, or by the "mean" without "plain"
     config.evaluation.num_resamples = 1000  # resamples of the bootstrap by patient; 0: no intervals
     config.evaluation.coverage = 0.9  # target share of cases whose answer sets contain the true answer
     config.evaluation.coverage_confidence = 0.95  # share of validation splits that reach it; 0: on average over them

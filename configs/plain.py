@@ -11,6 +11,7 @@ Hardware and time: 2 CPU cores, less than the quickstart. Expected score: docs/d
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.configs import load_config
+from stepcot_jax.run.settings import name_rival
 
 
 def get_config(rival_of="quickstart"):
@@ -19,13 +20,5 @@ def get_config(rival_of="quickstart"):
         raise BadInput(
             f"--config=plain:{rival_of}: its job is {config.job!r}; expected a config of teacher and student"
         )
-    config.job = "baseline"
-    config.baseline.form = "heads"
-    config.baseline.batch_size = config.training.batch_size
-    config.baseline.epochs = config.training.teacher_epochs + config.training.joint_epochs
-    config.baseline.learning_rate = config.training.teacher_learning_rate
-    config.baseline.weight_decay = config.training.weight_decay
-    config.baseline.schedule = config.training.schedule
-    config.training.given_answers = "none"
-    config.loss.plain_scale = 0.0
+    config.update_from_flattened_dict(name_rival(config))
     return config

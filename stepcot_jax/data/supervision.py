@@ -48,13 +48,15 @@ def shuffle_chains(dataset: Dataset, *, seed: int) -> Dataset:
     """Return the dataset with the answers before the last permuted among training cases of one last answer.
 
     Whole chains move, so that the training labels keep every count, and the joint distribution of the steps given the
-    last answer: only what the steps say of the picture beyond the last answer is lost.
+    last answer: only what the steps say of the picture beyond the last answer is lost. No case keeps its own chain,
+    unless it is the only one of its last answer.
     """
     last = dataset.cases.labels[list(dataset.splits.train), -1]
     order, rng = np.arange(len(last)), np.random.default_rng((_SHUFFLE, seed))
     for answer in np.unique(last):
         rows = np.flatnonzero(last == answer)
-        order[rows] = rng.permutation(rows)
+        drawn = rng.permutation(rows)
+        order[drawn] = np.roll(drawn, 1)
     return _change(dataset, lambda labels: labels[order])
 
 

@@ -26,10 +26,13 @@ def make_system(
     settings: Settings, dataset: Dataset, image_encoder: nn.Module | None, *, batches_per_epoch: int
 ) -> System:
     """Return the system that the settings describe, with class weights counted on the training split."""
-    if dataset.chain.is_tree and (settings.job != "baseline" or describe_supervision(settings)):
+    baseline = settings.baseline
+    of_chains = settings.job != "baseline" or baseline.form == "student" or describe_supervision(settings)
+    if dataset.chain.is_tree and of_chains:
         raise BadInput(
-            f"config.job: {settings.job!r} with config.baseline.steps={settings.baseline.steps!r} reads a chain of "
-            "steps; a tree of questions (layout rad_restruct) needs 'baseline' with steps='all', no label withheld"
+            f"config.job: {settings.job!r} with config.baseline.steps={baseline.steps!r} and form={baseline.form!r} "
+            "reads a chain of steps; a tree of questions (layout rad_restruct) needs 'baseline' with steps='all', "
+            "form 'heads' or 'perceptron', no label withheld"
         )
     if settings.job == "baseline":
         return _make_baseline(settings, dataset, image_encoder, batches_per_epoch)

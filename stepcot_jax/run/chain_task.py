@@ -60,6 +60,11 @@ def read_ahead(settings: Settings, dataset: Dataset, batches: Batches) -> ReadAh
     return iterate(batches, num_threads=settings.data.num_threads, num_workers=num_workers)
 
 
+def spread(number: int, most: int) -> np.ndarray:
+    """Return the positions 0 ... number - 1, or `most` of them spread evenly."""
+    return np.unique(np.linspace(0, number - 1, min(most, number)).round().astype(int))
+
+
 class Feed:
     """The batches of a run, of which every process loads its own rows."""
 
@@ -117,8 +122,7 @@ class Feed:
     def sample_batches(self, split: str, num_cases: int) -> Iterator[dict[str, Any]]:
         """Yield the rows of `sample_rows` in batches, so that the images of many cases need not fit in memory."""
         dataset, members = self.inputs.dataset, self.inputs.dataset.splits.by_name()[split]
-        positions = np.unique(np.linspace(0, len(members) - 1, min(num_cases, len(members))).round().astype(int))
-        chosen = tuple(members[position] for position in positions)
+        chosen = tuple(members[position] for position in spread(len(members), num_cases))
         batches = evaluation_batches(
             dataclasses.replace(dataset, splits=dataclasses.replace(dataset.splits, **{split: chosen})),
             split,
@@ -183,11 +187,12 @@ def fit_heads(feed: Feed, system: StepCoT, params: Any) -> "tuple[FittedHeads, i
     """Return linear heads on the features that `params` give, and the number of training cases."""
     from stepcot_jax.evaluation.linear_heads import fit_linear_heads  # for the end of a run alone
 
-    features, labels = {}, {}
+    features, labels, dataset = {}, {}, feed.inputs.dataset
     for split in ("train", "val"):
         parts = zip(*read_features(feed, system, params, split, NUM_ROWS), strict=True)
         features[split], labels[split] = map(np.concatenate, parts)
-    return fit_linear_heads(features, labels, feed.inputs.dataset.chain.answers_per_step), len(labels["train"])
+    labels["train"] = dataset.training_targets[spread(len(dataset.splits.train), NUM_ROWS)]  # as of the networks
+    return fit_linear_heads(features, labels, dataset.chain.answers_per_step), len(labels["train"])
 
 
 def count_updates(settings: Settings, dataset: Dataset) -> int:
@@ -394,7 +399,8 @@ class ChainTask(Task):
         params, chain = jax.device_get(params), self.dataset.chain
         name, note = "heads on the frozen encoder", "read the same frozen features as the networks"
         if params:
-            name, note = "heads on the teacher's encoder", "are the weaker rival: the teacher trained the encoder. "
+            trainer = "the teacher and the plain heads" if "plain" in system.names else "the teacher"
+            name, note = "heads on the teacher's encoder", f"are the weaker rival: {trainer} trained the encoder. "
             note += f"A verdict needs the plain network: {name_plain_command(self.settings)}"
         heads, num_cases = fit_heads(self.feed, system, params)
         penalties = dict(zip((step.name for step in chain.steps), heads.penalties, strict=True))

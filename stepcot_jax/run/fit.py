@@ -39,7 +39,7 @@ from stepcot_jax.run.networks import TEACHER, trained_preprocessing
 from stepcot_jax.run.settings import Settings, load_settings
 from stepcot_jax.run.task import Task
 from stepcot_jax.run.training_run import Run
-from stepcot_jax.systems.baseline import BaselineSystem
+from stepcot_jax.systems.baseline import NAMES, BaselineSystem
 from stepcot_jax.systems.networks import Networks
 from stepcot_jax.systems.recipes import GRPO, SFT, is_recipe
 from stepcot_jax.systems.step_cot import StepCoT
@@ -161,10 +161,14 @@ def describe_values(
     if data.features is not None:
         described |= {"image_encoder.name": "imported", "image_encoder.weights": "given"}
     features = ("prompts",) if prompts is not None else ()
+    if features and type(system) in (StepCoT, BaselineSystem) and not system.reads_prompts:
+        raise BadInput("prompts: none of the system's networks reads prompts; leave them out")
     if type(system) is StepCoT:
         return _describe_step_cot(system, described, features)
     if type(system) is BaselineSystem:
-        described |= {"job": "baseline", "baseline.epochs": system.num_epochs}
+        dtype = str(jnp.dtype(getattr(system.baseline, "dtype", jnp.float32)))
+        described |= {"job": "baseline", "baseline.epochs": system.num_epochs, "training.compute_dtype": dtype}
+        described["parallel.remat"] = system.networks.remat
         if isinstance(system.baseline, Baseline):
             described["baseline.hidden"] = system.baseline.hidden
         elif isinstance(system.baseline, Student):
@@ -172,6 +176,10 @@ def describe_values(
         else:
             described["baseline.form"] = "heads"
         custom = _describe_encoder(system.networks, described)
+        if type(system.baseline) not in NAMES:
+            custom = (system.name, *custom)
+        if system.answer_weights is not None:
+            features = (*features, "answer_weights")
         return described, Given(networks=custom, optimizers=system.names, features=features)
     return described | {"job": "own"}, Given(system=name_class(system), features=features)
 
@@ -289,10 +297,11 @@ def make_dataset(records: Records, *, image_size: int = 224, seed: int = 0, **se
     of_folder = {"data.source": "folder", "data.root": str(records.root), "data.step_names": names}
     resolved = load_settings("base", **sizes, **of_folder, **settings)
     collection = Collection(records.root, records.chain, RecordTable(records), records.set_aside)
-    return loading.make_dataset(
+    dataset = loading.make_dataset(
         resolved,
         collection,
         folder_files(collection, max_pixels=resolved.data.max_pixels),
         preprocessing=trained_preprocessing(resolved),
         are_checked=resolved.data.check_images == "on_use",
     )
+    return choose_supervision(resolved, dataset)

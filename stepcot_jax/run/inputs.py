@@ -138,7 +138,7 @@ def load_cases(config: str | pathlib.Path | Mapping[str, Any], **overrides: Any)
         from stepcot_jax.run.loading_questions import load_vqa_dataset
 
         return load_vqa_dataset(settings)
-    return load_dataset(settings, preprocessing=trained_preprocessing(settings))
+    return choose_supervision(settings, load_dataset(settings, preprocessing=trained_preprocessing(settings)))
 
 
 def select_entries(batch: dict[str, Any]) -> dict[str, Any]:

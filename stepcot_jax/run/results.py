@@ -120,7 +120,8 @@ def measure_given(
         nothing = np.zeros((1, *labels.shape, max(chain.answers_per_step)), np.float32)
         logits, joint = np.asarray(read(nothing))[0], chosen.joints[name]
         readers[name] = joint.join(logits, read), np.exp(joint.calibrate(logits)[-1])
-        reliance[name] = measure_reliance(as_probabilities(read), labels, chain)
+        if name != "plain":  # whose logits no answer moves
+            reliance[name] = measure_reliance(as_probabilities(read), labels, chain)
     return Given(reliance, measure_corrections(readers, labels, chosen.counting, chain))
 
 

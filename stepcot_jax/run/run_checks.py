@@ -21,6 +21,7 @@ from stepcot_jax.run.settings import (
     changed_keys,
     flatten_settings,
     load_settings,
+    name_rival,
     read_settings,
 )
 from stepcot_jax.run.stored_reading import RESULT_FILES, seal
@@ -128,12 +129,7 @@ def name_plain_command(settings: Settings) -> str:
     """Return the command of the plain network on a run's data, with the teacher's batches, rate and epochs."""
     if settings.data.source == "given":
         return "sc.fit of a BaselineSystem with LinearHeads"
-    training, alone, own = settings.training, settings.job == "teacher", flatten_settings(settings)
-    epochs = training.teacher_job_epochs if alone else training.teacher_epochs + training.joint_epochs
-    own |= {"baseline.form": "heads", "baseline.steps": "all", "baseline.epochs": epochs}
-    own |= {"baseline.learning_rate": training.teacher_learning_rate, "baseline.batch_size": training.batch_size}
-    own |= {"baseline.weight_decay": training.weight_decay}
-    own["baseline.schedule"] = "constant" if alone else training.schedule
+    own = flatten_settings(settings) | name_rival(settings)
     root = {"data.root": "FOLDER"} if own["data.root"] else {}  # cards are public, paths are not
 
     def list_changes(name: str) -> list[str]:

@@ -175,6 +175,9 @@ class Settings:
         yield "teacher.text", self.job == "baseline" and not self.reads_alone and not self.teacher.text, expected
         has_dropout = self.reads_alone and self.baseline.form == "student" and self.student.dropout > 0
         yield "student.dropout", has_dropout, "0.0 with config.baseline.form='student', which trains without dropout"
+        batch_sizes = (self.baseline.batch_size, _base().training.batch_size)
+        is_unread = self.reads_alone and self.training.batch_size not in batch_sizes
+        yield "training.batch_size", is_unread, f"{batch_sizes[0]}: config.baseline.batch_size counts"
         expected = "'none' with imported features or config.features.store=True, which are of unaugmented images"
         is_stored = is_imported or (encoder.is_frozen and self.features.store)
         yield "data.augment", augments and is_stored, expected
@@ -260,6 +263,26 @@ def load_settings(config: str | pathlib.Path | Mapping[str, Any], **overrides: A
             node = node.setdefault(group, {})
         node[name] = value
     return make_settings(tree)
+
+
+def name_rival(config: Any) -> dict[str, Any]:
+    """Return the changes that make the plain network of a config, or settings, of teacher and student.
+
+    Batch, decay, rate, schedule and epochs are the teacher's.
+    """
+    training, alone = config.training, config.job == "teacher"
+    return {
+        "job": "baseline",
+        "baseline.form": "heads",
+        "baseline.steps": "all",
+        "baseline.batch_size": training.batch_size,
+        "baseline.epochs": training.teacher_job_epochs if alone else training.teacher_epochs + training.joint_epochs,
+        "baseline.learning_rate": training.teacher_learning_rate,
+        "baseline.weight_decay": training.weight_decay,
+        "baseline.schedule": "constant" if alone else training.schedule,
+        "training.given_answers": "none",
+        "loss.plain_scale": 0.0,
+    }
 
 
 PATH_KEYS = (

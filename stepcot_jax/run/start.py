@@ -50,7 +50,12 @@ class Matched:
 
 
 def match_params(stored: Params, like: Params, *, stored_chain: Chain, chain: Chain) -> Matched:
-    """Return fresh parameters, with stored ones copied where name and shape fit."""
+    """Return fresh parameters, with stored ones copied where name and shape fit.
+
+    The heads of the network plain are one matrix of all answers, so another chain's stay fresh.
+    """
+    if _name_answers(stored_chain) != _name_answers(chain):
+        stored = {name: part for name, part in stored.items() if name != "plain"}
     source, fresh = flatten_dict(stored, sep="/"), flatten_dict(like, sep="/")
     matches = _match_steps(stored_chain, chain)
     leaves, misfits, taken = {}, [], 0
@@ -66,6 +71,10 @@ def match_params(stored: Params, like: Params, *, stored_chain: Chain, chain: Ch
         fresh=tuple(_list_fresh(stored, like, chain, matches)),
         misfits=tuple(misfits),
     )
+
+
+def _name_answers(chain: Chain) -> list[tuple[str, ...]]:
+    return [(fold(step.name), *map(fold, step.options)) for step in chain.steps]
 
 
 _Matches = dict[int, tuple[int, dict[str, tuple[int, int]]]]
@@ -160,7 +169,7 @@ class WarmStart:
     workdir: pathlib.Path  # its folder on this machine
     settings: Settings
     reading: StoredReading
-    step: int  # the update of its best teacher, whose checkpoint has all parts
+    step: int  # the update of its first network's best weights, whose checkpoint has all parts
     notes: tuple[str, ...]  # settings of images and prompts that differ
 
     def refuse_seen_cases(self, settings: Settings, dataset: Dataset) -> "WarmStart":
@@ -240,7 +249,8 @@ def read_warm_start(settings: Settings) -> WarmStart:
         latest, best = read_best(workdir / "checkpoints")
     changed = list_changed(before, settings, ("config.image_encoder.", "config.prompts."), ())
     notes = tuple(f"{name} differs: its inputs were made otherwise" for name in changed)
-    return WarmStart(source, workdir, before, reading, best["teacher"].step if "teacher" in best else latest, notes)
+    step = best[name].step if (name := before.trains.names[0]) in best else latest
+    return WarmStart(source, workdir, before, reading, step, notes)
 
 
 def _list_starts(start: WarmStart) -> tuple[dict[str, pathlib.Path], list[str]]:

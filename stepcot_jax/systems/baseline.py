@@ -72,7 +72,7 @@ class BaselineSystem(System):
         chain.refuse_tree("BaselineSystem")
         answers = chain.answers_per_step
         self.chain, self.baseline = chain, baseline
-        self.name = NAMES[type(baseline)]
+        self.name = next(name for kind, name in NAMES.items() if isinstance(baseline, kind))
         self.reads_prompts = self.name == "baseline"
         self.names, self.takes_given = (self.name,), not self.reads_prompts
         self.gated = () if self.reads_prompts else self.names

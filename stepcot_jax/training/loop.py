@@ -286,7 +286,8 @@ class Loop:
 
     def _keep_best(self, scores: dict[str, float], step: int) -> None:
         if self.best_by == "mean":
-            scores = dict.fromkeys(scores, sum(scores.values()) / len(scores))
+            counted = [score for name, score in scores.items() if name != "plain" or len(scores) == 1]
+            scores = dict.fromkeys(scores, sum(counted) / len(counted))
         for name, score in scores.items():
             if math.isfinite(score) and (name not in self._best or score > self._best[name].score):
                 self._best[name] = Best(score=score, step=step)

@@ -6,6 +6,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from refusals import refuse
 from run import small_run
@@ -16,6 +17,7 @@ from stepcot_jax.encoders.resnet import ResNet
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run import fit as fit_module
 from stepcot_jax.run import inputs, stored
+from stepcot_jax.systems.baseline import BaselineSystem
 
 pytestmark = pytest.mark.slow
 PICTURES = {"phantom.num_cases": 60, "phantom.image_size": 32, "image_encoder.image_size": 32}
@@ -134,6 +136,29 @@ def test_a_system_of_the_caller_trains_is_resumed_and_reported(data, tmp_path):
     assert read_log(longer.workdir, "train")[-1]["step"] > read_log(run.workdir, "train")[0]["step"]
     refuse(r"the run started with .*Mine, now those of settings", sc.fit, make_system(data), data, **arguments)
     refuse(r"sc.load\(workdir, system=...\) reads it", sc.load, run.workdir)
+
+
+def test_a_baseline_is_described_and_reads_no_prompts_of_a_caller(data, tmp_path):
+    counts = data.chain.answers_per_step
+    weights = jnp.ones((len(counts), max(counts)))
+
+    class Mine(sc.Student):
+        pass
+
+    for network, name, custom in ((sc.Student, "student", ()), (Mine, "student", ("student",))):
+        student = network(counts, width=8, dtype=jnp.bfloat16)
+        system = BaselineSystem(data.chain, student, optimizer=optax.sgd(0.1), remat=True, answer_weights=weights)
+        described, given = fit_module.describe_values(system, data)
+        assert (described["training.compute_dtype"], described["parallel.remat"]) == ("bfloat16", True)
+        assert (system.names, given.networks, given.features) == ((name,), custom, ("answer_weights",))
+        refuse(
+            r"prompts: none of the system's networks reads prompts",
+            sc.fit,
+            system,
+            data,
+            workdir=tmp_path,
+            prompts=np.zeros((len(counts), 8)),
+        )
 
 
 def test_what_fit_cannot_take_is_said(data, tmp_path):

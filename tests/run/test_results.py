@@ -20,7 +20,7 @@ from stepcot_jax.evaluation.operating_points import Rule, read_points
 from stepcot_jax.evaluation.predictions import ValidationPredictions, read_predictions
 from stepcot_jax.host.own_folder import load
 from stepcot_jax.reading.finished import Report
-from stepcot_jax.run.chain_task import fit_gates, fit_heads, read_features
+from stepcot_jax.run.chain_task import Feed, fit_gates, fit_heads, read_features
 from stepcot_jax.run.results import Validated, choose, measure_given, write_results
 from stepcot_jax.run.run_checks import name_plain_command
 from stepcot_jax.run.settings import load_settings
@@ -161,6 +161,34 @@ def test_heads_on_the_teachers_encoder_stand_beside_the_networks(trained, splits
         less = trained.report["test"][model]["mean_accuracy"] - mean.value
         assert found.figures[model][0].value == pytest.approx(less)
     assert "A verdict needs the plain network: python -m stepcot_jax.main --config=plain " in found.note
+
+
+def test_heads_learn_the_networks_targets(trained):
+    task, data = trained.run.task, trained.run.task.dataset
+    step = trained.report["best"]["teacher"]["step"]
+    params = {"image_encoder": restore_params(trained.workdir / "checkpoints", step)["image_encoder"]}
+    hidden = np.zeros(data.labels.shape, bool)
+    hidden[list(data.splits.train[::2])] = True
+    cases = data.cases.with_labels(np.where(hidden, -1, data.labels), np.where(hidden, data.labels, -1))
+    (own, _), *found = [fit_heads(task.feed, task.system, params)] + [
+        fit_heads(
+            Feed(task.settings, dataclasses.replace(task.inputs, dataset=dataset), task.devices), task.system, params
+        )
+        for dataset in (dataclasses.replace(data, cases=cases, uncertain=kind) for kind in ("positive", "ignore"))
+    ]
+    np.testing.assert_array_equal(found[0][0].bias, own.bias)  # an uncertain answer counts as a certain one
+    assert np.abs(found[1][0].bias - own.bias).max() > 1e-3  # or not at all
+
+
+def test_no_answer_is_said_to_move_the_plain_network(trained, splits, joints):
+    run = trained.run.task
+    validated = Validated(ValidationPredictions(splits["val"].predictions, splits["val"].facts), {})
+    chosen = choose(run.dataset, validated, run.settings.evaluation)
+    chosen = dataclasses.replace(chosen, joints={"plain": joints["student"], "student": joints["student"]})
+    readers = dict.fromkeys(("plain", "student"), (np.zeros_like, splits["test"].predictions.labels))
+    found = measure_given(readers, chosen, run.dataset.chain)
+    assert list(found.reliance) == ["student"]
+    assert {name.partition(",")[0] for name in found.corrections["curves"]} >= {"plain", "student"}
 
 
 def test_the_plain_network_gets_the_teachers_data_batches_rate_and_epochs():

@@ -79,6 +79,10 @@ REFUSED = [
     ({"job": "dpo", "rewards.functions": ("well_formed=1",)}, "rewards.gate: 'none' .*; expected 'released'"),
     ({"job": "sft", "curriculum.schedule": "epochs", "sft.pack_length": 9}, "sft.pack_length: 9 .*curriculum.schedule"),
     *(({"job": job, "start.checkpoint": "x"}, "start.checkpoint: 'x' .*; expected '' ") for job in ("sft", "baseline")),
+    (
+        {"job": "baseline", "baseline.form": "heads", "training.batch_size": 64},
+        "training.batch_size: 64 with config.job='baseline'; expected 8: config.baseline.batch_size counts",
+    ),
     ({"job": "baseline", "teacher.text": False}, "teacher.text: False with config.job='baseline'; expected True"),
     ({"job": "grpo", "data.source": "folder", "data.root": "x"}, "data.source: 'folder' .*config.vqa.source and "),
     (IMPORTED | {"job": "sft"}, "image_encoder.name: 'imported' with config.job='sft'; expected an encoder that reads"),

@@ -191,12 +191,10 @@ def test_settings_made_before_may_be_overridden(tmp_path, monkeypatch):
 
 def test_best_by_mean_takes_one_epoch_for_both(tmp_path, monkeypatch):
     run = small_run(tmp_path, monkeypatch, evaluation__best="mean")
-    scores = iter([(0.9, 0.1), (0.5, 0.6), (0.2, 0.7)])
-    monkeypatch.setattr(
-        run.task, "validate", lambda state: dict(zip(("teacher", "student"), next(scores), strict=True))
-    )
+    scores, names = iter([(0.9, 0.1, 1.0), (0.5, 0.6, 0.0), (0.2, 0.7, 1.0)]), ("teacher", "student", "plain")
+    monkeypatch.setattr(run.task, "validate", lambda state: dict(zip(names, next(scores), strict=True)))
     best = train(run, monkeypatch)
-    assert best["teacher"] == best["student"] == Best(pytest.approx(0.55), 10)
+    assert best["teacher"] == best["student"] == Best(pytest.approx(0.55), 10)  # plain does not count
 
 
 def test_a_run_goes_on_only_with_the_manifest_it_began_with(uninterrupted, tmp_path, monkeypatch):

@@ -10,9 +10,10 @@ from run.small_run import first_params, small_run, small_settings, train
 from stepcot_jax.chain import DEFAULT_CHAIN, Chain
 from stepcot_jax.extras.cloud.stores import StoreFolder
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.run import loading
+from stepcot_jax.run import loading, start
 from stepcot_jax.run.settings import write_settings
 from stepcot_jax.run.start import read_warm_start
+from stepcot_jax.training.checkpoints import Best
 from stepcot_jax.training.state import flatten
 
 pytestmark = pytest.mark.slow
@@ -43,7 +44,7 @@ def test_weights_are_those_of_the_other_run_and_other_steps_are_fresh(
     assert found.keys() == there.keys() == plain.keys()
     last = FRESH + 1
     for path, leaf in found.items():
-        if f"classifier_{FRESH}/" in path or f"head_{FRESH}/" in path:
+        if f"classifier_{FRESH}/" in path or f"head_{FRESH}/" in path or path.startswith("plain/"):
             np.testing.assert_array_equal(leaf, plain[path])
         elif f"classifier_{last}/" in path or f"head_{last}/" in path:
             np.testing.assert_array_equal(leaf[..., :-1], there[path][..., :-1])
@@ -58,9 +59,9 @@ def test_weights_are_those_of_the_other_run_and_other_steps_are_fresh(
     printed = capsys.readouterr().err
     assert f"numbers from update {step} of {trained.workdir}\n" in printed
     assert "start: steps taken over: 'Detection' (4 answers), 'Diagnosis' (8 answers)" in printed
-    assert "start: fresh: step 'Texture'; answers of 'Diagnosis': Fracture\n" in printed
+    assert "start: fresh: network plain; step 'Texture'; answers of 'Diagnosis': Fracture\n" in printed
     written = json.loads((tmp_path / "warm" / "start.json").read_text())
-    assert written["fresh"] == ["step 'Texture'", "answers of 'Diagnosis': Fracture"]
+    assert written["fresh"] == ["network plain", "step 'Texture'", "answers of 'Diagnosis': Fracture"]
     assert "Texture" not in written["steps_taken_over"]
     assert 0 < written["numbers_taken_over"] < written["numbers"] == sum(leaf.size for leaf in found.values())
 
@@ -89,6 +90,13 @@ def test_a_start_that_cannot_be_used_is_named(trained, tmp_path):
     refuse(r"trained no teacher \(config.job='baseline'\)", read, tmp_path)
 
 
+def test_a_start_from_a_plain_run_is_its_best_update(tmp_path, monkeypatch):
+    write_settings(tmp_path / "settings.json", small_settings(job="baseline", baseline__form="heads"))
+    monkeypatch.setattr(start, "read_reading", lambda workdir: None)
+    monkeypatch.setattr(start, "read_best", lambda folder: (9, {"plain": Best(0.5, 4)}))
+    assert read_warm_start(small_settings(**CHANGES, start__checkpoint=str(tmp_path))).step == 4
+
+
 def test_images_by_which_the_start_chose_its_weights_are_refused(trained):
     settings = small_settings(**CHANGES, start__checkpoint=str(trained.workdir))
     dataset = trained.run.task.open_test().inputs.dataset
@@ -102,14 +110,14 @@ def test_test_cases_that_the_start_has_learnt_from_are_refused(trained, tmp_path
     def make(name, **changes):
         return small_run(tmp_path / name, monkeypatch, **{**CHANGES, **changes})
 
-    start = str(trained.workdir)
+    source = str(trained.workdir)
     with pytest.raises(BadInput, match=r"has learnt from \d+ images of this run's test patients \(first 'images/"):
-        make("split", data__split_seed=3, start__checkpoint=start)
-    before = make("before", start__checkpoint=start)
+        make("split", data__split_seed=3, start__checkpoint=source)
+    before = make("before", start__checkpoint=source)
     train(before, monkeypatch)
     (before.workdir / "splits.json").unlink()
-    with pytest.raises(BadInput, match=f"{start} has learnt from"):  # by way of the run between
+    with pytest.raises(BadInput, match=f"{source} has learnt from"):  # by way of the run between
         make("chained", data__split_seed=3, start__checkpoint=str(before.workdir))
-    assert make("other images", data__split_seed=3, phantom__seed=1, start__checkpoint=start).task.start.notes == ()
+    assert make("other images", data__split_seed=3, phantom__seed=1, start__checkpoint=source).task.start.notes == ()
     unknown = make("unknown", start__checkpoint=str(before.workdir)).task.start.notes
     assert [note.partition(" does not say")[0] for note in unknown] == [str(before.workdir)]

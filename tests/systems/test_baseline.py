@@ -1,4 +1,5 @@
 import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +8,7 @@ import optax
 import pytest
 from oracles.quick_jit import quick_jit
 from oracles.random_params import normal, random_labels
+from refusals import refuse
 from run.small_run import small_run
 
 from stepcot_jax.chain import Chain, Step
@@ -14,6 +16,8 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.models.form_reader import LinearHeads
 from stepcot_jax.models.student import Baseline, Student
 from stepcot_jax.models.teacher import Teacher
+from stepcot_jax.run.build import make_system
+from stepcot_jax.run.settings import load_settings
 from stepcot_jax.systems.baseline import BaselineSystem
 from stepcot_jax.systems.networks import Networks, read_as_baseline
 from stepcot_jax.training.devices import GlobalBatch
@@ -90,6 +94,12 @@ def test_several_passes_find_the_same_gradients(stepped):
     for one, other in zip(jax.tree.leaves(passed.params), jax.tree.leaves(expected.params), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     assert float(metrics.losses["baseline"].total) == pytest.approx(float(single.losses["baseline"].total), rel=1e-5)
+
+
+def test_a_student_is_refused_for_a_tree_of_questions():
+    settings = load_settings("plain", **{"baseline.form": "student", "student.dropout": 0.0})
+    tree = types.SimpleNamespace(chain=types.SimpleNamespace(is_tree=True))
+    refuse(r"form='student' reads a chain of steps", make_system, settings, tree, None, batches_per_epoch=1)
 
 
 def heads_gradient(features, params, labels):

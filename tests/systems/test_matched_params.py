@@ -69,6 +69,17 @@ def test_other_shapes_are_named_and_stay_fresh():
     np.testing.assert_array_equal(kernel, like["student"]["image_projection"]["linear"]["kernel"])
 
 
+def test_heads_that_are_one_matrix_are_taken_for_the_same_steps_and_answers_alone():
+    turned = Chain(THERE.steps[::-1])  # as many answers in all
+    trees = {seed: tree(chain, seed=seed) for seed, chain in enumerate((THERE, THERE, turned))}
+    for seed, params in trees.items():
+        params["plain"] = {"answers": {"kernel": np.full((3, 5), seed, np.float32)}}
+    for seed, chain, kept, fresh in ((1, THERE, 0, ()), (2, turned, 2, ("network plain",))):
+        matched = match_params(trees[0], trees[seed], stored_chain=THERE, chain=chain)
+        np.testing.assert_array_equal(matched.params["plain"]["answers"]["kernel"], kept)
+        assert (matched.fresh, matched.misfits) == (fresh, ())
+
+
 def test_a_network_that_is_not_there_is_named_once():
     found, like = tree(THERE, seed=1), tree(THERE, seed=2)
     matched = match_params({"teacher": found["teacher"]}, like, stored_chain=THERE, chain=THERE)

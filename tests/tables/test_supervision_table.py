@@ -13,6 +13,7 @@ from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.inputs import load_inputs
+from stepcot_jax.run.run_checks import name_plain_command
 from stepcot_jax.run.settings import load_settings
 from stepcot_jax.tools.tables import command as making
 from stepcot_jax.tools.tables import supervision_table
@@ -149,6 +150,19 @@ def test_the_plain_network_is_that_of_its_config():
     settings, plain = load_settings("quickstart"), load_settings("plain")
     own = vary(settings, {**supervision_table._run_changes(settings, "all"), "baseline.epochs": plain.baseline.epochs})
     assert own == plain
+
+
+def test_the_plain_network_of_a_teacher_alone_has_its_epochs_and_constant_rate(tmp_path):
+    path, changes = tmp_path / "mine.py", {"job": "teacher", "training.teacher_job_epochs": 9}
+    path.write_text(
+        "from configs import quickstart\n\n\ndef get_config():\n    config = quickstart.get_config()\n"
+        f"    config.update_from_flattened_dict({changes})\n    return config\n"
+    )
+    plain = load_settings(f"plain:{path}")
+    assert (plain.baseline.epochs, plain.baseline.schedule) == (9, "constant")
+    command = name_plain_command(load_settings("quickstart", **changes))
+    assert "--config.baseline.epochs=9 " in command + " "
+    assert "--config.baseline.schedule=constant " in command + " "
 
 
 def test_a_size_may_have_fewer_sets_and_other_data_are_refused(tmp_path):

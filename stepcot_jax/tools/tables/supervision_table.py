@@ -21,7 +21,7 @@ from stepcot_jax.evaluation.statistics import interval_over_sets
 from stepcot_jax.host.array_files import read_arrays
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.pages.sheets import Row, Table, columns
-from stepcot_jax.run.settings import Settings
+from stepcot_jax.run.settings import Settings, name_rival
 from stepcot_jax.tools.tables.cells import Cell, vary
 from stepcot_jax.tools.tables.plan import Grid, Plan, Recipe
 
@@ -53,20 +53,11 @@ _FACTS = ("size", "withheld", "network", "set", "answers")
 
 
 def _run_changes(settings: Settings, run: str) -> dict[str, Any]:
-    """Return the changes that make a run: the plain network as in configs/plain.py, or a student without a teacher."""
+    """Return the changes that make a run: the plain network, or a student without a teacher."""
     if run == "distill":
         return {}
-    training, is_student = settings.training, run == "student"
-    return {
-        **{f"baseline.{name}": getattr(training, name) for name in ("batch_size", "weight_decay", "schedule")},
-        "baseline.learning_rate": training.teacher_learning_rate,  # of the image encoder, which trains along
-        "baseline.form": "student" if is_student else "heads",
-        "baseline.steps": "all" if is_student else run,
-        "job": "baseline",
-        "training.given_answers": "none",
-        "loss.plain_scale": 0.0,
-        "student.dropout": 0.0,
-    }
+    form = {"baseline.form": "student"} if run == "student" else {"baseline.steps": run}
+    return {**name_rival(settings), "student.dropout": 0.0, **form}
 
 
 def _cell(plan: Plan, size: int, withheld: str, run: str, number: int) -> Cell:
@@ -74,6 +65,7 @@ def _cell(plan: Plan, size: int, withheld: str, run: str, number: int) -> Cell:
     total = most + NUM_VAL + 2 * _SPARE
     teacher = round(NUM_EPOCHS * training.teacher_epochs / max(training.teacher_epochs + training.joint_epochs, 1))
     changes = {
+        **_run_changes(plan.settings, run),
         **dict.fromkeys(("seed", "phantom.seed", "data.split_seed"), number),
         "phantom.num_cases": total,
         "data.split_fractions": ((most + _SPARE) / total, NUM_VAL / total, _SPARE / total),
@@ -85,7 +77,6 @@ def _cell(plan: Plan, size: int, withheld: str, run: str, number: int) -> Cell:
         "evaluation.num_resamples": 0,
         "evaluation.gate_false_alarms": 0.0,
         **{f"data.{key}": share for key, share in WITHHELD[withheld].items()},
-        **_run_changes(plan.settings, run),
     }
     names = tuple(name for of_run, name in CURVES.values() if of_run == run)
     title = f"{run}, {size} cases, withheld: {withheld}"
