@@ -85,6 +85,8 @@ def decided(workdir):
         for path, leaf in jax.tree_util.tree_flatten_with_path(restore_params(folder, step))[0]
     }
     found |= {name: (workdir / name).read_bytes() for name in FILES if (workdir / name).is_file()}
+    if "calibration.json" in found:  # beside what was fitted it has the errors measured on the test split
+        found["calibration.json"] = json.dumps(json.loads(found["calibration.json"]) | {"errors": {}})
     report = json.loads((workdir / "report.json").read_text())
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     found["log"] = json.dumps([line for line in lines if line["kind"] != "test" and line.pop("cases_per_second", 1)])
