@@ -40,7 +40,7 @@ def splits(trained):
 @pytest.fixture(scope="module")
 def joints(trained):
     path, chain = trained.workdir / "joint.json", trained.run.task.dataset.chain
-    return {model: read_joint(path, chain, model=model) for model in ("teacher", "student")}
+    return {model: read_joint(path, chain, model=model) for model in trained.report["best"]}
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +63,8 @@ def test_the_calibration_is_fitted_to_the_validation_split(trained, splits, join
         for split in (splits["val"], splits["test"])
     )
     assert dataclasses.replace(found, errors={}) == fitted
+    assert found.temperatures != on_test.temperatures
     for model in joints:
-        assert found.temperatures[model] != on_test.temperatures[model]
         assert found.temperatures[name_joined(model)] == (1.0,) * chain.num_steps
 
 
@@ -260,11 +260,13 @@ def test_rules_are_those_of_the_training_labels_and_settings_reach_the_fit(train
     counts = read_pairs(tmp_path / "pairs.json", chain)
     of_test = count_pairs(splits["test"].predictions.labels, chain)
     rules, of_test = (make_rules(chain, counts=each) for each in (counts, of_test))
-    statistics = read_statistics(tmp_path)
+    statistics, differ = read_statistics(tmp_path), []
     for model, logits in splits["test"].predictions.logits.items():
         share = statistics["models"][model]["consistency"]["share_inconsistent"]
         answers = logits.argmax(axis=2)
-        assert share == share_inconsistent(answers, rules) != share_inconsistent(answers, of_test)
+        assert share == share_inconsistent(answers, rules)
+        differ.append(share != share_inconsistent(answers, of_test))
+    assert any(differ)
     found = read_calibration(tmp_path / "calibration.json", chain)
     assert dataclasses.replace(found, errors={}) == fit_calibration(splits["val"].predictions, chain, coverage=0.8)
     for model, (error, exact) in found.errors.items():
@@ -291,7 +293,7 @@ def test_each_network_gets_the_gate_of_its_own_encoder(trained):
         return restore_params(trained.workdir / "checkpoints", steps[name])
 
     gates = fit_gates(task.feed, task.system, params_of, trains_encoder=True, false_alarms=0.5)
-    assert gates.keys() == {"teacher", "student"}
+    assert gates.keys() == {"teacher", "student", "plain"}
     for name, gate in gates.items():
         params = params_of(name)
         features = {
