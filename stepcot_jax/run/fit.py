@@ -292,7 +292,7 @@ def make_dataset(records: Records, *, image_size: int = 224, seed: int = 0, **se
     if records.chain is None:
         lines = tuple(range(1, len(records) + 1))
         questions = VqaCollection(records.root / FILE_NAME, tuple(records), records.set_aside, lines)
-        return loading_questions.load_questions(load_settings("base", **sizes, **settings), questions)
+        return loading_questions.load_questions(load_settings("base", job="sft", **sizes, **settings), questions)
     names = tuple(step.name for step in records.chain.steps)
     of_folder = {"data.source": "folder", "data.root": str(records.root), "data.step_names": names}
     resolved = load_settings("base", **sizes, **of_folder, **settings)
