@@ -1,5 +1,7 @@
 """Figures of kept sets against ones by hand, and the round trip of a kept file."""
 
+import pathlib
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -8,6 +10,7 @@ from benchmarks.does_it_help import is_kept, read_changes
 from benchmarks.help_figures import KEPT, Kept, mean_over_sets, measure, read_kept, shorten, show, write_kept
 from stepcot_jax.host.errors import BadInput
 
+ROOT = pathlib.Path(__file__).parents[2]
 SIZES = (2, 4, 3)
 CASES = 200
 NETWORKS = ("plain", "teacher", "student", "plain heads of the teacher")
@@ -157,3 +160,18 @@ def test_a_set_kept_of_other_settings_is_not_taken_for_this_one(tmp_path):
     for other, num_cases in (({}, CASES), (changes, 100)):
         with pytest.raises(BadInput, match=r"quickstart_01\.npz: kept with --set .* and 200 chests"):
             is_kept(path, other, num_cases)
+
+
+def test_figures_of_the_readme_are_those_of_the_kept_files():
+    """Without the package's own functions: hits counted from the arrays, the interval by SciPy."""
+    paths = sorted((ROOT / "docs/results/does_it_help").glob("quickstart_*.npz"))
+    assert len(paths) > 5
+    assert sum(path.stat().st_size for path in paths) < 8 * 2**20
+    readme = (ROOT / "README.md").read_text()
+    for name, row in (("teacher", "| teacher | "), ("plain", "| **plain network** | ")):
+        means = []
+        for path in paths:
+            with np.load(path) as kept:
+                means.append(100 * np.mean(kept[f"answers/{name}"] == kept["labels"]))
+        interval = stats.ttest_1samp(means, 0.0).confidence_interval(0.95)
+        assert f"{row}{np.mean(means):.1f} [{interval.low:.1f}, {interval.high:.1f}] |" in readme
