@@ -171,13 +171,7 @@ class Settings:
         if self.trains_policy:
             expected = "an encoder that reads pictures, and none beside a Qwen2.5-VL"
             yield "image_encoder.name", is_imported or (encoder.is_frozen and is_large), expected
-        expected = "True (only prompts tell the steps of a baseline apart)"
-        yield "teacher.text", self.job == "baseline" and not self.reads_alone and not self.teacher.text, expected
-        has_dropout = self.reads_alone and self.baseline.form == "student" and self.student.dropout > 0
-        yield "student.dropout", has_dropout, "0.0 with config.baseline.form='student', which trains without dropout"
-        batch_sizes = (self.baseline.batch_size, _base().training.batch_size)
-        is_unread = self.reads_alone and self.training.batch_size not in batch_sizes
-        yield "training.batch_size", is_unread, f"{batch_sizes[0]}: config.baseline.batch_size counts"
+        yield from self._contradictions_of_baselines()
         expected = "'none' with imported features or config.features.store=True, which are of unaugmented images"
         is_stored = is_imported or (encoder.is_frozen and self.features.store)
         yield "data.augment", augments and is_stored, expected
@@ -208,6 +202,16 @@ class Settings:
         expected = "0 with config.curriculum.schedule or config.policy.weights (a row is one question)"
         is_alone = self.trains_policy and (self.curriculum.schedule != "none" or is_large)
         yield "sft.pack_length", is_alone and self.sft.pack_length > 0, expected
+
+    def _contradictions_of_baselines(self) -> Iterator[tuple[str, bool, str]]:
+        """Yield what `_contradictions` does, of the job "baseline"."""
+        expected = "True (only prompts tell the steps of a baseline apart)"
+        yield "teacher.text", self.job == "baseline" and not self.reads_alone and not self.teacher.text, expected
+        has_dropout = self.reads_alone and self.baseline.form == "student" and self.student.dropout > 0
+        yield "student.dropout", has_dropout, "0.0 with config.baseline.form='student', which trains without dropout"
+        batch_sizes = (self.baseline.batch_size, _base().training.batch_size)
+        is_unread = self.reads_alone and self.training.batch_size not in batch_sizes
+        yield "training.batch_size", is_unread, f"{batch_sizes[0]}: config.baseline.batch_size counts"
 
     def _unread(self, key: str, why: str) -> tuple[str, bool, str]:
         """Return a setting that this run does not read, for `_contradictions`: at its default nobody misses it."""
