@@ -14,7 +14,7 @@ from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.inputs import load_inputs
-from stepcot_jax.run.run_checks import name_plain_command
+from stepcot_jax.run.plain_network import name_plain_command
 from stepcot_jax.run.settings import load_settings
 from stepcot_jax.tools.tables import command as making
 from stepcot_jax.tools.tables import supervision_table

@@ -21,7 +21,8 @@ from stepcot_jax.evaluation.statistics import interval_over_sets
 from stepcot_jax.host.array_files import read_arrays
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.pages.sheets import Row, Table, columns
-from stepcot_jax.run.settings import Settings, name_rival
+from stepcot_jax.run.plain_network import name_rival
+from stepcot_jax.run.settings import Settings
 from stepcot_jax.tools.tables.cells import Cell, vary
 from stepcot_jax.tools.tables.plan import Grid, Plan, Recipe
 
