@@ -14,7 +14,7 @@ from stepcot_jax.__main__ import find_commands
 
 REQUIREMENTS = ROOT / "stepcot_jax" / "rewards" / "requirements.txt"
 BROKEN = {1: lambda text: text.replace("Yes", "No"), 2: lambda text: text.replace("<box>", "<b>", 1), 3: str.upper}
-SCORED = ("metrics.json", "scores.jsonl", "table.csv", "index.html")
+SCORED = ("metrics.json", "scores.jsonl", "table.csv", "index.html", "rules.jsonl", "rules.html")
 REWARDS = """
 import sys
 import stepcot_jax as sc
@@ -47,7 +47,7 @@ def test_six_libraries_reward_and_score_replies_as_all_do(tmp_path):
     folder = write_folder(tmp_path / "questions", *ask(12, num_train=6))
     records, _ = ask(12, num_train=6)
     file = write_replies(tmp_path / "model.jsonl", records, change=lambda text, place: BROKEN.get(place % 5, str)(text))
-    score = ("-m", "stepcot_jax", "evaluate_replies", folder, file, "--dialect=gemex")
+    score = ("-m", "stepcot_jax", "evaluate_replies", folder, file, "--dialect=gemex", "--rule=all")
     for python, out in ((light, "light"), (sys.executable, "full")):
         done = run(python, *score, "--out", out, folder=tmp_path)
         assert done.returncode == 0, done.stderr
