@@ -141,6 +141,12 @@ def split_parts(params: Params, part: str) -> Params:
     return {part: params[TRAINED], FROZEN: params[FROZEN]} if set(params) == {TRAINED, FROZEN} else {part: params}
 
 
+def lay_out(policy: Any, params: Params, dtype: DTypeLike | None = None) -> Params:
+    """Return parameters as a loop over tokens or passes reads them; see `QwenPolicy.lay_out`."""
+    laid: Params = policy.lay_out(params, dtype) if getattr(policy, "is_large", False) else params
+    return laid
+
+
 def copy_frozen(policy: AnyPolicy, params: Params) -> Params:
     """Return a copy of what trains, for the frozen start of GRPO; that of a Qwen2.5-VL in its compute dtype.
 

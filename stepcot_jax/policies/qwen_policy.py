@@ -58,6 +58,8 @@ def spec_of(path: str, shape: tuple[int, ...], mesh_shape: Mapping[str, int]) ->
 
     Args:
       path: '/'-joined names, whatever they begin with, such as the name of a part or an optimizer.
+      shape: of the parameter.
+      mesh_shape: sizes of the axes that divide; an axis that is missing divides nothing.
 
     >>> tuple(spec_of("decoder/layer_0/gate/kernel", (896, 4864), {"data": 2, "model": 4}))
     ('data', 'model')
@@ -65,7 +67,8 @@ def spec_of(path: str, shape: tuple[int, ...], mesh_shape: Mapping[str, int]) ->
     for rule, axes in RULES:
         if re.fullmatch(f"(.*/)?{rule}", path):
             kept = (
-                axis if axis and not size % mesh_shape[axis] else None for axis, size in zip(axes, shape, strict=True)
+                axis if axis in mesh_shape and not size % mesh_shape[axis] else None
+                for axis, size in zip(axes, shape, strict=True)
             )
             return PartitionSpec(*kept)
     return PartitionSpec()
@@ -197,6 +200,25 @@ class QwenPolicy:
             adapted = adapt_layers(_by_layer(params[TRAINED][LOW_RANK]), self.low_rank)
         with adapted, divide_cases(self.mesh):
             return self.network.apply({"params": _join_parts(params)}, *args, **kwargs)
+
+    def lay_out(self, params: Params, dtype: DTypeLike | None = None) -> Params:
+        """Return parameters divided by `MODEL` alone, so that a loop reads them without gathering them every time.
+
+        Args:
+          params: the parts that `apply` takes, or some of them.
+          dtype: of matrices, such as the compute dtype, to which every use rounds them anyway; None keeps theirs.
+        """
+        shape = {} if self.mesh is None else {MODEL: self.mesh.shape[MODEL]}
+
+        def lay(path: Any, leaf: Any) -> Array:
+            kept = leaf if dtype is None or leaf.ndim < 2 else leaf.astype(dtype)
+            if self.mesh is None:
+                return kept
+            spec = spec_of(_join(path), tuple(leaf.shape), shape)
+            return jax.lax.with_sharding_constraint(kept, NamedSharding(self.mesh, spec))
+
+        laid: Params = jax.tree_util.tree_map_with_path(lay, params)
+        return laid
 
     def merge(self, params: Params) -> Params:
         """Return the network's own parameters, with LoRA added to the layers that it adapts, as NumPy arrays."""
