@@ -1,7 +1,8 @@
 """Programs of a large policy, compiled for 8 H100 on a machine without one: `python -m benchmarks.compiled decode sft`.
 
 XLA's CUDA compiler runs without a GPU on a description of one. Memory plan, collectives and kernels are those of the
-device; times are not known. The plugins come with `bash .ci/compilers PYTHON cuda`, whose folder goes in PYTHONPATH.
+device; times are not known. `bash .ci/compilers PYTHON cuda` fetches the compiler and prints its folder, which
+PYTHONPATH must have.
 """
 
 import argparse
@@ -92,6 +93,7 @@ def describe_h100(number: int) -> list[Any]:
     import jax
     from jax.experimental import topologies
 
+    jax.config.update("jax_enable_compilation_cache", False)  # it cannot load a program of devices that do not exist
     jax.devices()  # loads the plugins
     topology = topologies.get_topology_desc("h100", platform="cuda", target_config=H100, topology=f"1x1x{number}")
     return list(topology.devices)
@@ -206,7 +208,7 @@ def _compile_update(case: str, sizes: Sizes, policy: Any, meshed: Any, state: An
     if case == "sft":
         update: Any = SftUpdate(*common, SftOptions())
         number = sizes.rows
-        shapes: Any = {name: (tokens, np.int32) for name in ("tokens", "segments", "places", "targets", "parts")}
+        shapes: Any = dict.fromkeys(("tokens", "segments", "places", "targets", "parts"), (tokens, np.int32))
         shapes["part_weights"] = ((2,), np.float32)
     else:
         number = sizes.prompts

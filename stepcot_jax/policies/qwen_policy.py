@@ -67,7 +67,7 @@ def spec_of(path: str, shape: tuple[int, ...], mesh_shape: Mapping[str, int]) ->
     for rule, axes in RULES:
         if re.fullmatch(f"(.*/)?{rule}", path):
             kept = (
-                axis if axis in mesh_shape and not size % mesh_shape[axis] else None
+                axis if axis and axis in mesh_shape and not size % mesh_shape[axis] else None
                 for axis, size in zip(axes, shape, strict=True)
             )
             return PartitionSpec(*kept)
@@ -143,7 +143,15 @@ Params = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class QwenPolicy:
-    """A network with the division of its parameters; used as a Flax module is, through `init` and `apply`."""
+    """A network with the division of its parameters; used as a Flax module is, through `init` and `apply`.
+
+    Attributes:
+      network: see `SquareQwen`.
+      low_rank: layers of LoRA; None trains the decoder itself.
+      mesh: divides parameters and rows; None for one device.
+      is_given: whether a checkpoint's parameters replace the first ones.
+      gathers_once: whether an update lays parameters out before its passes, or each pass gathers them over `DATA`.
+    """
 
     is_large = True
     """Matrices are kept in the compute dtype, and optimizers do not pack them."""
@@ -152,6 +160,7 @@ class QwenPolicy:
     low_rank: LowRankSettings | None = None
     mesh: Mesh | None = None
     is_given: bool = False
+    gathers_once: bool = True
 
     @property
     def sizes(self) -> DecoderSizes:
@@ -201,20 +210,18 @@ class QwenPolicy:
         with adapted, divide_cases(self.mesh):
             return self.network.apply({"params": _join_parts(params)}, *args, **kwargs)
 
-    def lay_out(self, params: Params, dtype: DTypeLike | None = None) -> Params:
-        """Return parameters divided by `MODEL` alone, so that a loop reads them without gathering them every time.
+    def lay_out(self, params: Params) -> Params:
+        """Return parameters as a loop reads them: matrices in the compute dtype, divided by `MODEL` alone.
 
-        Args:
-          params: the parts that `apply` takes, or some of them.
-          dtype: of matrices, such as the compute dtype, to which every use rounds them anyway; None keeps theirs.
+        No turn of the loop then casts them, or gathers them over `DATA`. Every use rounds them to that dtype anyway.
         """
-        shape = {} if self.mesh is None else {MODEL: self.mesh.shape[MODEL]}
+        model = {} if self.mesh is None else {MODEL: self.mesh.shape[MODEL]}
 
         def lay(path: Any, leaf: Any) -> Array:
-            kept = leaf if dtype is None or leaf.ndim < 2 else leaf.astype(dtype)
+            kept = leaf.astype(self.dtype) if leaf.ndim > 1 else leaf
             if self.mesh is None:
                 return kept
-            spec = spec_of(_join(path), tuple(leaf.shape), shape)
+            spec = spec_of(_join(path), tuple(leaf.shape), model)
             return jax.lax.with_sharding_constraint(kept, NamedSharding(self.mesh, spec))
 
         laid: Params = jax.tree_util.tree_map_with_path(lay, params)

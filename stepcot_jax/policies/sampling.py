@@ -197,7 +197,7 @@ def generate(
     if left or not each:
         raise ValueError(f"keys: {len(keys)} rollouts are not a multiple of {num_cases} prompts")
     # Once before the loop, not at every token.
-    variables = {"params": lay_out(policy, params, policy.dtype)}
+    variables = {"params": lay_out(policy, params)}
     scores, prefix = policy.apply(variables, images, prompts, lengths, method="prefill")
     if each > 1:
         repeat = functools.partial(jnp.repeat, repeats=each, axis=0, total_repeat_length=len(keys))

@@ -55,3 +55,10 @@ def test_decoding_gathers_neither_weights_nor_caches_and_sends_little():
     assert len(outputs) == 2 * LAYERS + 1  # attention and MLP of each layer, and the embedding
     assert sum(size for _, _, size in looped) - sum(outputs) < 2e6
     assert math.isclose(sum(outputs), len(outputs) * rollouts * WIDTH * 2)  # bfloat16
+
+
+@pytest.mark.slow
+def test_passes_of_an_update_gather_no_weight():
+    looped, leaves = compiled("sft")
+    assert sum(kind == "reduce-scatter" for kind, _, _ in looped)  # of the gradients: it is the loop over passes
+    assert not gathered(looped, leaves)
