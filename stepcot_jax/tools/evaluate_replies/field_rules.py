@@ -15,7 +15,7 @@ from stepcot_jax.evaluation.field_rules.made_replies import write_made
 from stepcot_jax.evaluation.field_rules.rule_table import FieldRule
 from stepcot_jax.evaluation.field_rules.verdicts import Verdict, ask
 from stepcot_jax.evaluation.replies import ReplyScore, ScoringSettings, encode, score_text
-from stepcot_jax.evaluation.statistics import Weights, bootstrap, mean_defined, weighted_mean
+from stepcot_jax.evaluation.statistics import bootstrap_means, mean_defined
 from stepcot_jax.evaluation.unread import MISSING
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole, writing_whole
@@ -63,12 +63,12 @@ def write_rules(
 
 
 def _judge(file: ReplyFile, scored: ReplyScores, rules: Sequence[FieldRule]) -> dict[str, Row]:
-    absent = None if scored.results.settings.missing == "skip" else Verdict(False, MISSING)
+    missing = None if scored.results.settings.missing == "skip" else Verdict(False, MISSING)
     rows = {PERSON: [_read_person(file, record) for record in scored.records]} if file.people else {}
     rows[OURS] = [_as_verdict(score) for score in scored.scores[file.name]]
-    asked = [(ask(record), file.replies.get(record.id)) for record in scored.records]
     for rule in rules:
-        rows[rule.name] = [absent if reply is None else rule.judge(question, reply) for question, reply in asked]
+        judged = [(rule.judge(ask(record), file.replies.get(record.id, "")), record.id) for record in scored.records]
+        rows[rule.name] = [missing if verdict and name not in file.replies else verdict for verdict, name in judged]
     return rows
 
 
@@ -82,9 +82,10 @@ def _read_person(file: ReplyFile, record: Record) -> Verdict | None:
     if not record.options:
         return Verdict(fold(read) in map(fold, record.accepted_texts), "read by eye", read)
     letters = tuple(sorted(set(read.upper()) - set(", ")))
-    if not letters or set(letters) - set(record.letters) or len(letters) > (record.kind == "single" or 26):
-        where = f"{file.path}, id {record.id[:80]!r}, person"
-        raise BadInput(f"{where}: {read[:80]!r} is not an answer; expected of {record.letters}, or null for none")
+    most = 1 if record.kind == "single" else len(record.letters)
+    if not 1 <= len(letters) <= most or not set(letters) <= set(record.letters):
+        found = f"{file.path}, id {record.id[:80]!r}, person: {read[:80]!r} is not an answer"
+        raise BadInput(f"{found}; expected {record.kind} of {record.letters}, or null for none")
     return Verdict(letters == tuple(record.answer), "read by eye", ", ".join(letters))
 
 
@@ -110,13 +111,8 @@ def _unread(row: Row) -> Column:
 
 def _average(figures: dict[str, Column], scored: ReplyScores) -> dict[str, Entry]:
     """Return the mean of each column with its interval by patient; None of one without numbers."""
-    values = np.stack(list(figures.values()), axis=1)
-
-    def compute(weights: Weights) -> dict[str, npt.NDArray]:
-        return dict(zip(figures, weighted_mean(weights, values=values, counted=~np.isnan(values)).T, strict=True))
-
     patients, results = np.array([record.patient for record in scored.records]), scored.results
-    averaged = bootstrap(compute, patients, num_resamples=results.num_resamples, seed=results.seed)
+    averaged = bootstrap_means(figures, patients, num_resamples=results.num_resamples, seed=results.seed)
     return {name: None if math.isnan(figure.value) else figure for name, figure in averaged.items()}
 
 
