@@ -3,6 +3,7 @@
 A variant is a record of its own, whose provenance names the variant and the question that it is made of.
 """
 
+import bisect
 import collections
 import dataclasses
 import hashlib
@@ -63,6 +64,41 @@ def make_variant(record: Record, variant: str, **made: str) -> Record:
 def choose_donor(record: Record, others: Iterable[Record]) -> Record | None:
     """Return one of other records, drawn by a hash of both; None without any."""
     return min(others, key=lambda other: _hash(f"{record.id}{record.image}\n{other.id}{other.image}"), default=None)
+
+
+def swap_pictures(
+    records: Iterable[Record], among: Iterable[Record], digest: Callable[[str], str]
+) -> dict[str, Record]:
+    """Return questions by id with another patient's picture: of the same modality and organ, or modality, where one is.
+
+    The pictures of a group stand in a circle, ordered by a hash; a question gets the next one of another patient whose
+    `digest` is another. Questions without such a picture are left out.
+    """
+    circles = collections.defaultdict(list)
+    shown = {(_hash(each.image), each.image, each.patient, each.modality, each.organ) for each in among}
+    for key, image, patient, modality, organ in sorted(shown):
+        for group in ((modality, organ), (modality,), ()):
+            circles[group].append((key, image, patient))
+    swapped, chosen = dict[str, Record](), dict[tuple[str, ...], str | None]()
+    for record in records:
+        about = record.image, record.patient, record.modality, record.organ
+        if about not in chosen:
+            candidates = (
+                image
+                for group in ((record.modality, record.organ), (record.modality,), ())
+                for _, image, patient in _turn(circles[group], _hash(record.image))
+                if patient != record.patient and digest(image) != digest(record.image)
+            )
+            chosen[about] = next(candidates, None)
+        other = chosen[about]
+        if other:
+            swapped[record.id] = msgspec.structs.replace(record, image=other)
+    return swapped
+
+
+def _turn(circle: Sequence[tuple[bytes, str, str]], key: bytes) -> Iterator[tuple[bytes, str, str]]:
+    start = bisect.bisect(circle, key, key=lambda each: each[0])
+    return (circle[(start + step) % len(circle)] for step in range(len(circle)))
 
 
 def group_subjects(records: Sequence[Record]) -> dict[tuple[str, str], list[Record]]:
