@@ -11,7 +11,7 @@ Hardware and time: 2 CPU cores, less than the quickstart. Expected score: docs/d
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.configs import load_config
-from stepcot_jax.run.settings import name_rival
+from stepcot_jax.run.plain_network import name_rival
 
 
 def get_config(rival_of="quickstart"):

@@ -28,18 +28,15 @@ from stepcot_jax.run.results import (
     NUM_GIVEN,
     Validated,
     choose,
-    finish_tree,
     measure_given,
     with_facts,
     write_results,
 )
-from stepcot_jax.run.run_checks import check_annotated, check_step_costs, name_plain_command
+from stepcot_jax.run.run_checks import check_annotated, check_step_costs
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.stored import describe_cases
 from stepcot_jax.run.stored_reading import GATE_FILE, NORMAL_FILE, write_reading, write_shapes
 from stepcot_jax.run.task import Outcome, Task
-from stepcot_jax.systems.networks import encode_in_parts
-from stepcot_jax.systems.step_cot import StepCoT
 from stepcot_jax.training.checkpoints import saved_steps
 from stepcot_jax.training.devices import Devices
 from stepcot_jax.training.processes import is_first
@@ -47,7 +44,6 @@ from stepcot_jax.training.state import TrainState, shapes_by_name
 from stepcot_jax.training.system import Batch, Stream, System
 
 if TYPE_CHECKING:
-    from stepcot_jax.evaluation.linear_heads import FittedHeads, Rival
     from stepcot_jax.run.start import WarmStart
 
 _READ = frozenset({"images", "image_features", "labels", "index", "present"})
@@ -58,11 +54,6 @@ def read_ahead(settings: Settings, dataset: Dataset, batches: Batches) -> ReadAh
     """Return batches that are read ahead: worker processes decode images, threads look up stored features."""
     num_workers = settings.data.num_workers if dataset.features is None else 0
     return iterate(batches, num_threads=settings.data.num_threads, num_workers=num_workers)
-
-
-def spread(number: int, most: int) -> np.ndarray:
-    """Return the positions 0 ... number - 1, or `most` of them spread evenly."""
-    return np.unique(np.linspace(0, number - 1, min(most, number)).round().astype(int))
 
 
 class Feed:
@@ -114,6 +105,11 @@ class Feed:
         with contextlib.closing(read_ahead(self.settings, self.inputs.dataset, batches)) as read:
             return collect(lambda batch: batch["logits"], answered(read))
 
+    def sample(self, split: str, num_cases: int) -> np.ndarray:
+        """Return the positions of all cases of a split, or of `num_cases` spread evenly."""
+        number = len(self.inputs.dataset.splits.by_name()[split])
+        return np.unique(np.linspace(0, number - 1, min(num_cases, number)).round().astype(int))
+
     def sample_rows(self, split: str, num_cases: int) -> dict[str, Any]:
         """Return prepared rows of a split on the host: all, or `num_cases` spread evenly; alike in every process."""
         parts = list(self.sample_batches(split, num_cases))
@@ -122,7 +118,7 @@ class Feed:
     def sample_batches(self, split: str, num_cases: int) -> Iterator[dict[str, Any]]:
         """Yield the rows of `sample_rows` in batches, so that the images of many cases need not fit in memory."""
         dataset, members = self.inputs.dataset, self.inputs.dataset.splits.by_name()[split]
-        chosen = tuple(members[position] for position in spread(len(members), num_cases))
+        chosen = tuple(members[position] for position in self.sample(split, num_cases))
         batches = evaluation_batches(
             dataclasses.replace(dataset, splits=dataclasses.replace(dataset.splits, **{split: chosen})),
             split,
@@ -166,33 +162,6 @@ def _read_split(feed: Feed, system: System, params: Any, split: str) -> np.ndarr
         rows = np.concatenate([rows, np.zeros((size - num_rows, *rows.shape[1:]), rows.dtype)])
         parts.append(np.asarray(system.moments(encoder_params, {name: rows}))[:num_rows])
     return np.concatenate(parts)
-
-
-# Linear heads on the image features of the teacher's best weights.
-
-
-NUM_ROWS = 10_000
-"""Largest number of images of training and validation that linear heads are fitted on, spread evenly over the split."""
-
-
-def read_features(
-    feed: Feed, system: StepCoT, params: Any, split: str, num_cases: int
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield image features [case, width] and labels [case, step] of the rows of `Feed.sample_batches`."""
-    for rows in feed.sample_batches(split, num_cases):
-        yield encode_in_parts(system.networks, params, rows), rows["labels"]
-
-
-def fit_heads(feed: Feed, system: StepCoT, params: Any) -> "tuple[FittedHeads, int]":
-    """Return linear heads on the features that `params` give, and the number of training cases."""
-    from stepcot_jax.evaluation.linear_heads import fit_linear_heads  # for the end of a run alone
-
-    features, labels, dataset = {}, {}, feed.inputs.dataset
-    for split in ("train", "val"):
-        parts = zip(*read_features(feed, system, params, split, NUM_ROWS), strict=True)
-        features[split], labels[split] = map(np.concatenate, parts)
-    labels["train"] = dataset.training_targets[spread(len(dataset.splits.train), NUM_ROWS)]  # as of the networks
-    return fit_linear_heads(features, labels, dataset.chain.answers_per_step), len(labels["train"])
 
 
 def count_updates(settings: Settings, dataset: Dataset) -> int:
@@ -386,34 +355,6 @@ class ChainTask(Task):
             )
         return gates
 
-    def _fit_heads(self, params_of: Callable[[str], Any]) -> "Callable[[Feed, SplitPredictions], Rival] | None":
-        """Return a function that measures linear heads on the test split; None in a run without a teacher."""
-        from stepcot_jax.evaluation.linear_heads import Rival, compare_with_heads
-
-        system = self.system
-        if type(system) is not StepCoT:
-            return None
-        params = {name: tree for name, tree in params_of("teacher").items() if name == "image_encoder"}
-        if not is_first():  # the others wait for the report
-            return None
-        params, chain = jax.device_get(params), self.dataset.chain
-        name, note = "heads on the frozen encoder", "read the same frozen features as the networks"
-        if params:
-            trainer = "the teacher and the plain heads" if "plain" in system.names else "the teacher"
-            name, note = "heads on the teacher's encoder", f"are the weaker rival: {trainer} trained the encoder. "
-            note += f"A verdict needs the plain network: {name_plain_command(self.settings)}"
-        heads, num_cases = fit_heads(self.feed, system, params)
-        penalties = dict(zip((step.name for step in chain.steps), heads.penalties, strict=True))
-
-        def measure(opened: Feed, test: SplitPredictions) -> Rival:
-            parts = read_features(opened, system, params, "test", len(test.predictions.index))
-            logits = np.concatenate([heads.read(features) for features, _ in parts])
-            num_resamples = self.settings.evaluation.num_resamples
-            figures = compare_with_heads(test, logits, chain, name=name, num_resamples=num_resamples)
-            return Rival(name, num_cases, penalties, chain.steps[-1].name, figures, note)
-
-        return measure
-
     def _write_normal_picture(self) -> None:
         """Write the mean picture of normal training cases, which maps need; nothing if there are too few."""
         from stepcot_jax.run.normal_picture import mean_normal_picture, write_normal_picture
@@ -430,6 +371,9 @@ class ChainTask(Task):
 
     def finish(self, outcome: Outcome) -> dict[str, Any]:
         """Predict with the best weights; write predictions, choices, statistics and report."""
+        from stepcot_jax.run.fitted_heads import fit_rival  # for the end of a run alone
+        from stepcot_jax.run.tree_results import finish_tree
+
         chain, evaluation = self.dataset.chain, self.settings.evaluation
         if chain.is_tree:
             report = finish_tree(
@@ -454,7 +398,7 @@ class ChainTask(Task):
         validated = Validated(ValidationPredictions(answers.predictions, answers.facts), written)
         gates = self._fit_gates(outcome.params_of)
         chosen = choose(self.dataset, validated, evaluation)
-        measure_heads = self._fit_heads(outcome.params_of)
+        measure_rival = fit_rival(self.feed, self.system, outcome.params_of)
         opened = self.open_test()  # after every choice on training and validation cases
         test, readers = self._read(outcome.params_of, "test", opened, lambda read, labels: (read, labels))
         given = measure_given(readers, chosen, chain)
@@ -472,7 +416,7 @@ class ChainTask(Task):
             chosen=chosen,
             test=test,
             given=given,
-            rival=measure_heads and measure_heads(opened, test),
+            rival=measure_rival and measure_rival(opened, test),
             best=outcome.best,
             wall_seconds=wall_seconds,
             evaluation=evaluation,

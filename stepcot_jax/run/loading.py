@@ -11,7 +11,6 @@ from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.pixels import FilePixels, PhantomPixels, PixelCache
 from stepcot_jax.data.images.preprocessing import Preprocessing, decode_image_bytes
-from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.data.record_table import RecordTable
 from stepcot_jax.data.splits.making import make_fold, make_splits
 from stepcot_jax.data.splits.splits import Splits
@@ -133,6 +132,8 @@ def _budget(settings: Settings) -> float:
 
 
 def _load_phantom(settings: Settings, preprocessing: Preprocessing, progress: Progress) -> Dataset:
+    from stepcot_jax.data.phantom.phantom import draw_case
+
     phantom = settings.phantom
     drawing = PhantomPixels(phantom.seed, phantom.image_size, phantom.prevalence, preprocessing)
     pixels, drawn_cases = PixelCache(drawing, _budget(settings)), list[Record]()

@@ -35,7 +35,6 @@ from stepcot_jax.policies.records import (
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.reasoning.dialects import read_reply, write_question
 from stepcot_jax.record import Record
-from stepcot_jax.run.frozen_features import store_patches
 from stepcot_jax.run.loading_questions import load_vqa_dataset
 from stepcot_jax.run.policy_start import naming_start, refuse_seen_patients, write_patients
 from stepcot_jax.run.settings import Settings
@@ -227,6 +226,8 @@ def load_policy_data(
     tokenizer = None if start is None else start.tokenizer
     tokens = tokenize_records(settings, view, tokenizer, source=source, image_encoder=encoder)
     if patches is not None:
+        from stepcot_jax.run.frozen_features import store_patches  # stores, which most policies never need
+
         terminal.say(f"image encoder: {patches.encoder.name}, {patches.shape[0]} patches, frozen")
         patches = store_patches(patches, loaded, settings, workdir, terminal)
     return PolicyData(workdir=workdir, dataset=view, test=test, tokens=tokens, source=source, patches=patches)

@@ -37,7 +37,6 @@ from stepcot_jax.rewards.presets import make_functions
 from stepcot_jax.run.policy_data import PolicyData, load_policy_data
 from stepcot_jax.run.policy_networks import choose_policy, find_qwen, load_patches, make_normalise
 from stepcot_jax.run.policy_start import given_start, naming_start, read_policy_start, smooth_start
-from stepcot_jax.run.scored_baseline import score_baseline
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.stored_policy import StoredPolicy
 from stepcot_jax.run.stored_reading import STATISTICS_FILE, seal
@@ -92,6 +91,8 @@ def write_policy_results(
     end_of_sft: int = 0,
 ) -> dict[str, Any]:
     """Write the test replies of each phase, statistics and report; print the figures; return the report."""
+    from stepcot_jax.run.scored_baseline import score_baseline  # for the end of a run alone
+
     for phase, answers in answered.items():
         write_replies(workdir / REPLIES_FOLDER / f"{phase}_test.jsonl", answers.records, answers.texts)
     records = next(iter(answered.values())).records

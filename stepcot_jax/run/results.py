@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -45,9 +45,8 @@ from stepcot_jax.run.stored_reading import (
     STATISTICS_FILE,
     seal,
 )
-from stepcot_jax.run.task import REPORT, Outcome
+from stepcot_jax.run.task import REPORT
 from stepcot_jax.training.checkpoints import Best
-from stepcot_jax.training.processes import is_first
 
 if TYPE_CHECKING:
     from stepcot_jax.evaluation.linear_heads import Rival
@@ -158,7 +157,7 @@ def write_results(
 ) -> dict[str, Any]:
     """Write predictions, calibration, statistics and report; print the scores of the test split."""
     chain: Chain = dataset.chain
-    _write_predictions(workdir, chain, val=validated.answers, test=test)
+    write_splits(workdir, chain, val=validated.answers, test=test)
     joined = add_joined(test, chosen.joints)
     calibration = measure_errors(chosen.calibration, joined.predictions, chain)
     save(workdir / CALIBRATION_FILE, calibration)
@@ -178,7 +177,7 @@ def write_results(
         figures["consistency"] = statistics["models"][name]["consistency"]
         figures["interval"] = interval and [interval["mean_accuracy"][end] for end in ("low", "high")]
     ranked = rank_networks(validated.answers.predictions, chain)
-    report |= {"best": _describe_best(best), "default": next(iter(ranked))}
+    report |= {"best": describe_best(best), "default": next(iter(ranked))}
     errors = [f"{name}: {calibration.describe_error(name, chain.steps[-1].name)}" for name in statistics["models"]]
     report["notes"] = [*describe_normal(statistics), *errors]
     if rival is not None:
@@ -212,13 +211,15 @@ def rank_networks(validated: Predictions, chain: Chain) -> dict[str, float]:
     return {name: evaluated[name].mean_accuracy for name in ranked}
 
 
-def _write_predictions(workdir: pathlib.Path, chain: Chain, **splits: SplitPredictions | ValidationPredictions) -> None:
+def write_splits(workdir: pathlib.Path, chain: Chain, **splits: SplitPredictions | ValidationPredictions) -> None:
+    """Write the predictions for splits."""
     (workdir / PREDICTIONS).mkdir(exist_ok=True)
     for split, answers in splits.items():
         write_predictions(workdir / PREDICTIONS / f"{split}.npz", answers, chain)
 
 
-def _describe_best(best: Mapping[str, Best]) -> dict[str, dict[str, float]]:
+def describe_best(best: Mapping[str, Best]) -> dict[str, dict[str, float]]:
+    """Return the update and validation score of each network's best weights."""
     return {name: {"step": entry.step, "validation_score": entry.score} for name, entry in best.items()}
 
 
@@ -231,60 +232,3 @@ def _measure(
         chosen.thresholds, joined, chain, calibration=calibration, num_resamples=num_resamples
     )
     return statistics, operating_points.OperatingPoints.of_findings(chosen.rule, points)
-
-
-# Results of a tree of questions: the constant that says no to everything stands beside every figure.
-
-
-def finish_tree(
-    outcome: Outcome,
-    workdir: pathlib.Path,
-    dataset: Dataset,
-    num_resamples: int,
-    read: Callable[[str], SplitPredictions],
-) -> dict[str, Any]:
-    """Write predictions and report; print test scores, with 0.5 and the threshold chosen on validation.
-
-    `read` returns the predictions of the best weights for a split; "test" is read after the choice.
-    """
-    from stepcot_jax.evaluation import structured_reports  # for trees alone
-
-    validated = read("val")
-    thresholds = {
-        name: structured_reports.choose_threshold(logits, validated.predictions.labels, dataset.chain)
-        for name, logits in validated.predictions.logits.items()
-    }
-    test, wall_seconds, best = read("test"), outcome.seconds(), outcome.best
-    if not is_first():
-        return {}
-    chain = dataset.chain
-    _write_predictions(workdir, chain, val=validated, test=test)
-    given = {
-        f"{name}, threshold {threshold}{how}": structured_reports.answer_tree(logits, chain, threshold=threshold)
-        for name, logits in test.predictions.logits.items()
-        for threshold, how in ((0.5, ""), (thresholds[name], " (chosen on validation)"))
-    }
-    scores, differences = structured_reports.score_reports(
-        given,
-        test.predictions.labels,
-        chain,
-        patients=test.facts["patient_id"],
-        num_resamples=num_resamples,
-    )
-    report = {
-        "num_cases": dataset.num_cases,
-        "wall_seconds": round(wall_seconds, 1),
-        "thresholds": thresholds,
-        "best": _describe_best(best),
-        "test": as_plain(scores),
-        "test_less_constant": as_plain(differences),
-        "published_test_of_hi_vqa": structured_reports.PUBLISHED,
-    }
-    save(workdir / REPORT, report)
-    print(structured_reports.format_scores(scores, differences))
-    for model, parts in differences.items():
-        gain = 100 * parts[structured_reports.ALL]["f1"].value
-        print(f"{model}: F1 {gain:+.1f} points against the constant that says no to everything")
-    print(f"\n{wall_seconds:.0f} s; written to {workdir / REPORT}")
-    outcome.log({f"{model}/f1": parts[structured_reports.ALL]["f1"].value for model, parts in scores.items()})
-    return report

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import operator
 import pathlib
-import shlex
 import shutil
 from collections.abc import Iterator
 
@@ -15,15 +14,7 @@ from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.uncertain import note_one_answers
 from stepcot_jax.host.errors import DISK_ERRORS, BadInput, RunStopped, describe_disk
 from stepcot_jax.run.given import Given, check_same_given
-from stepcot_jax.run.settings import (
-    MAY_CHANGE,
-    Settings,
-    changed_keys,
-    flatten_settings,
-    load_settings,
-    name_rival,
-    read_settings,
-)
+from stepcot_jax.run.settings import Settings, changed_keys, read_settings
 from stepcot_jax.run.stored_reading import RESULT_FILES, seal
 from stepcot_jax.training.checkpoints import saved_steps
 
@@ -117,30 +108,6 @@ def describe_longer(settings: Settings) -> str:
         return "longer: the same call of sc.fit with more epochs goes on"
     key = next(key for key in reversed(keys) if _value(settings, key) or key == keys[0])
     return f"longer: the same command with --config.{key}=N goes on, N above {_value(settings, key)}"
-
-
-_READ_BY_PLAIN = (
-    *("seed", "data.", "phantom.", "image_encoder.", "features.", "baseline.", "loss.class_weights", "evaluation.best"),
-    *("training.updates_per_epoch", "training.adam_epsilon", "training.clip_norm", "training.compute_dtype"),
-)
-
-
-def name_plain_command(settings: Settings) -> str:
-    """Return the command of the plain network on a run's data, with the teacher's batches, rate and epochs."""
-    if settings.data.source == "given":
-        return "sc.fit of a BaselineSystem with LinearHeads"
-    own = flatten_settings(settings) | name_rival(settings)
-    root = {"data.root": "FOLDER"} if own["data.root"] else {}  # cards are public, paths are not
-
-    def list_changes(name: str) -> list[str]:
-        plain = flatten_settings(load_settings(name, **root))
-        changed = [key for key in own if key.startswith(_READ_BY_PLAIN) and own[key] != plain[key]]
-        values = {key: own[key] for key in changed if f"config.{key}" not in MAY_CHANGE} | root
-        return [shlex.quote(f"--config.{key}={value}") for key, value in values.items()]
-
-    names = ("plain:step_cot",) if root else ("plain", "plain:phantom")
-    name = min(names, key=lambda name: len(list_changes(name)))
-    return " ".join([f"python -m stepcot_jax.main --config={name} --workdir=runs/plain", *list_changes(name)])
 
 
 def _value(settings: Settings, key: str) -> int:

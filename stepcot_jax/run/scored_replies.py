@@ -49,7 +49,7 @@ from stepcot_jax.record import STAGE_NAMES, Record
 from stepcot_jax.run.reply_page import MOST_SHOWN, make_tables, write_replies
 from stepcot_jax.run.scored_baseline import score_baseline
 
-TABLE_NAMES = ("table", "differences", "stages", "rated_stages", "perturbed")
+TABLE_NAMES = ("table", "differences", "stages", "rated_stages", "perturbed", "rules", "rules_agreement", "rules_made")
 """Names of all tables that an evaluation may write."""
 
 _NUM_TESTED = 1000  # replies that are tested for another form of boxes
@@ -191,7 +191,7 @@ class ReplyScores:
         make_workdir(folder)
         tables = [*make_tables(self.results), *further]
         for name in TABLE_NAMES:  # of an earlier evaluation, which may have had others
-            for path in (folder / f"{name}.{ending}" for ending in ("csv", "md", "tex")):
+            for path in (folder / f"{name}.{ending}" for ending in ("csv", "md", "tex", "html", "jsonl")):
                 path.unlink(missing_ok=True)
         names = [name for table in tables for name in write_table(folder, table)]
         content = to_json(self.results) if document is None else document

@@ -269,26 +269,6 @@ def load_settings(config: str | pathlib.Path | Mapping[str, Any], **overrides: A
     return make_settings(tree)
 
 
-def name_rival(config: Any) -> dict[str, Any]:
-    """Return the changes that make the plain network of a config, or settings, of teacher and student.
-
-    Batch, decay, rate, schedule and epochs are the teacher's.
-    """
-    training, alone = config.training, config.job == "teacher"
-    return {
-        "job": "baseline",
-        "baseline.form": "heads",
-        "baseline.steps": "all",
-        "baseline.batch_size": training.batch_size,
-        "baseline.epochs": training.teacher_job_epochs if alone else training.teacher_epochs + training.joint_epochs,
-        "baseline.learning_rate": training.teacher_learning_rate,
-        "baseline.weight_decay": training.weight_decay,
-        "baseline.schedule": "constant" if alone else training.schedule,
-        "training.given_answers": "none",
-        "loss.plain_scale": 0.0,
-    }
-
-
 PATH_KEYS = (
     "data.root",
     "image_encoder.weights",

@@ -20,9 +20,10 @@ from stepcot_jax.evaluation.operating_points import Rule, read_points
 from stepcot_jax.evaluation.predictions import ValidationPredictions, read_predictions
 from stepcot_jax.host.own_folder import load
 from stepcot_jax.reading.finished import Report
-from stepcot_jax.run.chain_task import Feed, fit_gates, fit_heads, read_features
+from stepcot_jax.run.chain_task import Feed, fit_gates
+from stepcot_jax.run.fitted_heads import fit_heads, read_features
+from stepcot_jax.run.plain_network import name_plain_command
 from stepcot_jax.run.results import Validated, choose, measure_given, write_results
-from stepcot_jax.run.run_checks import name_plain_command
 from stepcot_jax.run.settings import load_settings
 from stepcot_jax.run.stored_reading import check_sealed, read_reading
 from stepcot_jax.systems.networks import encode_in_parts

@@ -18,12 +18,12 @@ from stepcot_jax.data.images.preprocessing import (
     repeat_grey,
     resize_image,
 )
-from stepcot_jax.data.phantom.phantom import Prevalence, draw_case, plan_case
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
 
-if TYPE_CHECKING:  # runs on phantoms read no files
+if TYPE_CHECKING:  # runs on phantoms read no files, runs on files draw no phantoms
     from stepcot_jax.data.images.image_files import ImageFiles
+    from stepcot_jax.data.phantom.answers import Prevalence
 
 Pixels = UInt8[np.ndarray, "size size 3"]
 CompactPixels = UInt8[np.ndarray, "size size"] | UInt8[np.ndarray, "size size 3"]
@@ -65,15 +65,19 @@ class PhantomPixels:
 
     seed: int
     size: int  # side of the drawn picture
-    prevalence: Prevalence
+    prevalence: "Prevalence"
     preprocessing: Preprocessing
 
     def plan(self, index: int) -> Record:
         """Return a case without drawing it."""
+        from stepcot_jax.data.phantom.phantom import plan_case
+
         return plan_case(index, seed=self.seed, prevalence=self.prevalence).case
 
     def draw(self, index: int) -> tuple[Record, CompactPixels]:
         """Draw a case with its pixels."""
+        from stepcot_jax.data.phantom.phantom import draw_case
+
         drawn = draw_case(index, seed=self.seed, size=self.size, prevalence=self.prevalence)
         return drawn.case, resize_image(drawn.image, self.preprocessing)
 

@@ -258,7 +258,9 @@ def _peek_all(root: Path) -> Iterator[tuple[Path, list[str] | BadInput]]:
         except BadInput as error:
             yield path, error
             continue
-        if {"question", "patient id", "kind", "image path"} <= columns and path.suffix.lower() == ".jsonl":
+        if {"question", "patient id", "kind", "image path"} <= columns and path.name.lower().endswith(
+            (".jsonl", ".jsonl.gz")
+        ):
             yield path, ["records"] if path == root else []
         else:
             yield path, _match_layouts(path, columns, is_root=path == root)

@@ -1,8 +1,9 @@
 """Score replies that any model of any framework wrote: metrics, tables and a page to look through.
 
 REPLIES are JSON lines with `id` (of a record), `reply` (what the model wrote) and optionally `finish_reason`, as the
-endpoint said it ("stop", "length", "content_filter", "refusal"), and `image_size` (of the picture that boxes in pixels
-refer to); `stepcot answer --questions` writes such files. Further fields are ignored.
+endpoint said it ("stop", "length", "content_filter", "refusal"), `image_size` (of the picture that boxes in pixels
+refer to) and `person` (the answer that a person reads, null for none, for --rule); `stepcot answer --questions` writes
+such files. Further fields are ignored.
 """
 
 import argparse
@@ -161,6 +162,8 @@ def _score_parser() -> argparse.ArgumentParser:
     parser.add_argument("--open-score", choices=scores, help=open_score)
     unequal = "V-score with another number of boxes, default penalise"
     parser.add_argument("--unequal-counts", choices=("penalise", "zero", "matched"), default="penalise", help=unequal)
+    rule = "count by rules of public suites too: medevalkit, lmms_eval, vlmevalkit or all"
+    parser.add_argument("--rule", type=lambda names: names.split(","), default=[], metavar="NAME[,NAME]", help=rule)
     parser.add_argument("--num-resamples", type=int, default=1000, metavar="N", help="of the bootstrap, default 1000")
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap, default 0")
     parser.add_argument("--num-shown", type=int, default=1000, metavar="N", help="on the page, default 1000")
