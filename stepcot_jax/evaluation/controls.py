@@ -42,6 +42,8 @@ OUTCOMES = ("read", "unread", "refused", "no reply")
 _BOTH = "both read"
 _READ = "Both read: of the questions whose replies can be read with both; the sentence on the picture rests on these."
 _NOTES = (
+    "Without the picture: none is sent; a run of this package sees one grey level, the same for all questions. Another "
+    "patient's picture: of the same modality and organ where there is one.",
     "A: right answers, of the questions with a reply in every column; unread and refused replies count as wrong. Open "
     "questions: exact.",
     "Intervals are 95 %, from resampling patients, differences in the same resamples; a group of fewer than "
@@ -117,7 +119,7 @@ def conclude(records: Sequence[Record], scores: Scores, figures: Figures) -> lis
     signs = "".join(_find_sign(figures.get((READ, ALL, name))) for name in (WITHOUT, ANOTHER))
     verdict = _VERDICTS.get(signs, "The picture is not shown to matter.") if len(scores) > 2 else ""
     first = _AGAINST_MAJORITY.get(_find_sign(figures[LESS, ALL, MAJORITY]), "")
-    lines = [" ".join(filter(None, (first, f"{', '.join(told[:-1])}, and {told[-1]}.", verdict)))]
+    lines = [" ".join(filter(None, (first, verdict, f"{', '.join(told[:-1])}, and {told[-1]}.")))]
     for (group, name), counts in count_outcomes(records, scores).items():
         if group == ALL and counts["refused"] + counts["unread"]:
             apart = f"{counts['refused']} refusals and {counts['unread']} unread replies count as wrong"
@@ -155,6 +157,6 @@ def tabulate_controls(records: Sequence[Record], scores: Scores, figures: Figure
     less, title = "Differences: own picture less the others", "Replies, and the groups in which some are not read"
     return [
         tabulate("controls", "Right answers", "percent", {name: (A, name) for name in scores}, *notes, *_NOTES),
-        tabulate("controls_less", less, "points", differences | on_read, *[_READ] * bool(on_read)),
+        tabulate("controls_differences", less, "points", differences | on_read, *[_READ] * bool(on_read)),
         Table("controls_replies", title, heads, tuple(rows)),
     ]

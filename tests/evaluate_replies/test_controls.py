@@ -2,6 +2,8 @@
 
 import base64
 import collections
+import contextlib
+import hashlib
 import io
 import json
 import re
@@ -11,13 +13,18 @@ import sys
 import numpy as np
 import pytest
 from annotate.misbehaving_server import MisbehavingServer
+from evaluate_replies.asked import write_folder
 from PIL import Image
+from policies.policy_workdir import make_policy_workdir
+from policies.qwen.tiny_qwen import write_reader
 from refusals import refuse
 
 from stepcot_jax.data.questions.variants import swap_pictures
 from stepcot_jax.evaluation.controls import ANOTHER, MAJORITY, OWN, WITHOUT, compare_controls, conclude
 from stepcot_jax.evaluation.replies import ReplyScore
-from stepcot_jax.host.errors import RunStopped
+from stepcot_jax.host.errors import BadInput, RunStopped
+from stepcot_jax.policies.qwen_chat import QwenReader
+from stepcot_jax.reading.policy_reader import PolicyReader
 from stepcot_jax.reasoning.endings import Unsaid
 from stepcot_jax.record import Record
 from stepcot_jax.tools.evaluate_replies.command import main
@@ -25,7 +32,7 @@ from stepcot_jax.tools.evaluate_replies.command import main
 pytest.importorskip("openai", reason="the extra annotate")
 
 PLACES = [(modality, organ) for modality in ("CT", "MRI", "X-Ray") for organ in ("Lung", "Abdomen")]
-NUM_TRAIN, NUM_TEST = 10, 18
+NUM_TRAIN, NUM_TEST = 10, 12
 ASKED = ("Is there a lesion in {}?", "What is seen in {}?")
 KILLED = """
 import os, signal, sys
@@ -99,10 +106,6 @@ def read_results(folder):
     return json.loads((folder.parent / "out" / "controls.json").read_text())
 
 
-def share(interval):
-    return tuple(interval[name] for name in ("value", "low", "high"))
-
-
 def test_what_is_shown_and_every_figure_by_hand(folder, capsys):
     with MisbehavingServer(reply_by(look)) as server:
         for _ in range(2):  # the second asks nothing
@@ -142,15 +145,18 @@ def test_what_is_shown_and_every_figure_by_hand(folder, capsys):
             mean = np.mean([value for q, value in right[name].items() if holds(q)])
             assert figures[group][heading]["A"]["value"] == pytest.approx(mean)
 
-    # The bootstrap by patient again: both questions of each drawn patient, with NumPy alone.
-    less = np.array([[right["own"][2 * p + k] - right["another"][2 * p + k] for k in (0, 1)] for p in tests])
-    found = read_results(folder)["figures"]["all"]["another patient's picture"]["less"]
-    drawn = np.random.default_rng(5).integers(NUM_TEST, size=(20_000, NUM_TEST))
-    low, high = np.quantile(less[drawn].mean(axis=(1, 2)), [0.025, 0.975])
-    assert share(found) == pytest.approx((less.mean(), low, high), abs=0.01)
+    # The bootstrap by patient again, from lists of drawn patients; their names are digests of their pictures.
+    files = {p: (folder / f"imgs/xmlab{p}/source.png").read_bytes() for p in tests}
+    named = sorted(tests, key=lambda p: hashlib.sha256(files[p]).hexdigest())
+    less = {p: [right["own"][2 * p + k] - right["another"][2 * p + k] for k in (0, 1)] for p in tests}
+    counts = np.random.default_rng(0).multinomial(NUM_TEST, np.full(NUM_TEST, 1 / NUM_TEST), size=1000)
+    drawn = [np.concatenate([less[p] * n for p, n in zip(named, row, strict=True)]).mean() for row in counts.tolist()]
+    expected = (np.mean([*less.values()]), *np.quantile(drawn, [0.025, 0.975]))
+    found = figures["all"]["another patient's picture"]["less"]
+    assert (found["value"], found["low"], found["high"]) == pytest.approx(expected)
     said, printed = read_results(folder)["said"], capsys.readouterr().out
-    assert said[0].endswith("The picture is shown to matter.")
-    assert said[0].startswith(f"With its picture the model has {100 * np.mean(list(right['own'].values())):.1f} [")
+    mean = np.mean(list(right["own"].values()))
+    assert said[0].startswith(f"The picture is shown to matter. With its picture the model has {100 * mean:.1f} [")
     assert said[0] in (out / "controls.html").read_text().replace("&#39;", "'")
     assert printed.count(said[0]) == 2
 
@@ -161,10 +167,10 @@ def test_no_copy_stands_in_and_another_modality_only_without_one_of_the_same():
         for at, modality in enumerate(("CT", "CT", "CT", "CT", "MR", "MR"))
     ]
     content = {"2.png": "0.png"}  # the second patient has a copy of the first one's picture
-    swapped = swap_pictures(records, records, lambda image: content.get(image, image))
-    assert swapped["0"].image == "3.png"
-    assert {swapped["4"].image, swapped["5"].image} <= {f"{at}.png" for at in range(4)}  # no other patient has an MR
-    assert swap_pictures(records[:2], records[:2], str) == {}
+    swapped = [int(each.image[0]) for each in swap_pictures(records, records, lambda image: content.get(image, image))]
+    assert swapped[0] == 3
+    assert {at // 2 for at in swapped[4:]} <= {0, 1}  # no other patient has an MR
+    assert swap_pictures(records[:2], records[:2], str) == []
 
 
 def conclude_from(num_patients, *shares):
@@ -182,27 +188,33 @@ def conclude_from(num_patients, *shares):
     return conclude(records, scores, compare_controls(records, scores))
 
 
-@pytest.mark.parametrize(
-    ("own", "without", "another", "majority", "first", "last"),
-    [
-        (0.8, 0.3, 0.3, 0.3, "With its picture the model has 80.0 [", "The picture is shown to matter."),
-        (0.8, None, 0.3, 0.3, "With its picture", "The picture is shown to matter."),
-        (0.5, 0.5, 0.5, 0.5, "The model is not shown to beat the most", "The picture is not shown to matter."),
-        (0.5, None, 0.5, 0.1, "With its picture", "The picture is not shown to matter."),
-        (0.5, 0.1, 0.5, 0.9, "The most frequent answer beats", "matter, but not that it is the patient's own."),
-        (0.5, 0.5, 0.1, 0.1, "With its picture", "but the own picture is not shown to help it."),
-        (0.1, 0.8, 0.1, 0.0, "With its picture", "The model is right more often without the picture."),
-    ],
+_MATTERS, _NOT = "The picture is shown to matter.", "The picture is not shown to matter."
+_MISLED = "Another patient's picture misleads the model, but the own picture is not shown to help it."
+_BEATS, _NOT_BETTER = (
+    "The most frequent answer beats the model. ",
+    "The model is not shown to beat the most frequent answer. ",
 )
-def test_the_page_says_what_the_controls_allow(own, without, another, majority, first, last):
+
+
+@pytest.mark.parametrize(
+    ("own", "without", "another", "majority", "first"),
+    [
+        (0.8, 0.3, 0.3, 0.3, _MATTERS),
+        (0.8, None, 0.3, 0.3, _MATTERS),
+        (0.5, 0.5, 0.5, 0.5, f"{_NOT_BETTER}{_NOT}"),
+        (0.5, None, 0.5, 0.1, _NOT),
+        (0.5, 0.1, 0.5, 0.9, f"{_BEATS}A picture is shown to matter, but not that it is the patient's own."),
+        (0.5, 0.5, 0.1, 0.1, _MISLED),
+        (0.1, 0.8, 0.1, 0.0, "The model is right more often without the picture."),
+    ],
+)  # fmt: skip
+def test_the_page_says_what_the_controls_allow(own, without, another, majority, first):
     lead, *apart = conclude_from(200, own, without, another, majority)
-    assert lead.startswith(first)
-    assert lead.endswith(last)
+    assert lead.startswith(f"{first} With its picture the model has {100 * own:.1f} [".lstrip())
     told = "Without the picture: 200 refusals and 0 unread replies count as wrong"
     assert [line.startswith(told) for line in apart] == [True] * (without is None)
-    assert conclude_from(9, own, without, another, majority)[0].endswith(
-        "No conclusion: fewer than 10 patients, or no reply that can be read."
-    )
+    no_verdict = "No conclusion: fewer than 10 patients, or no reply that can be read."
+    assert conclude_from(9, own, without, another, majority)[0].startswith(no_verdict)
 
 
 def test_refusals_failures_and_missing_pictures_are_apart(folder):
@@ -233,7 +245,7 @@ def test_refusals_failures_and_missing_pictures_are_apart(folder):
     assert any(f"2 of {number} records have no reply (2 failed: picture 2)" in note for note in results["notes"])
     # All rows are of the same questions; without a reply that can be read the sentence rests on the other picture.
     lead, *apart = results["said"]
-    assert lead.endswith("The picture is shown to matter.")
+    assert lead.startswith("The picture is shown to matter.")
     assert apart == [f"Without the picture: {number} refusals and 0 unread replies count as wrong; where both are read "
                      "the difference is - points."]  # fmt: skip
 
@@ -254,6 +266,37 @@ def test_a_file_of_replies_has_the_most_frequent_answer_beside_it(folder, tmp_pa
     assert f"of the {2 * NUM_TEST} evaluated questions of a kind that training lacks" in notes
     assert f"evaluate_replies audit questions {folder} --split=test" in capsys.readouterr().out
     refuse("or REPLIES alone", main, ["--controls", str(folder), str(path), f"--out={out}", "--local=x"])
+
+
+@pytest.mark.slow
+def test_a_run_sees_one_grey_and_a_local_model_no_picture(tmp_path, monkeypatch):
+    _, records, _ = make_policy_workdir(tmp_path / "run")
+    drawn = np.random.default_rng(0)
+    pictures = {record.image: drawn.integers(0, 256, (32, 32), np.uint8) for record in records}
+    folder = write_folder(tmp_path / "questions", records, pictures)
+    write_reader(tmp_path / "qwen")
+    seen = {PolicyReader: [], QwenReader: []}
+
+    def watch(reader, method):
+        answer = getattr(reader, method)
+        monkeypatch.setattr(
+            reader, method, lambda self, given, **how: seen[reader].extend(given) or answer(self, given, **how)
+        )
+
+    watch(PolicyReader, "answer_prompts")
+    watch(QwenReader, "answer_prompts")
+    for name, path in (("checkpoint", "run"), ("local", "qwen")):
+        how = ["--num-questions=4", "--concurrency=4"] + ["--max-answer-tokens=4"] * (name == "local")
+        with contextlib.suppress(BadInput):  # an untrained model writes nothing that can be read
+            main(["--controls", str(folder), f"--{name}={tmp_path / path}", f"--out={tmp_path / name}", *how])
+        assert (tmp_path / name / "controls.html").exists()
+    own, without, another = ([pixels for pixels, _ in seen[PolicyReader][at : at + 4]] for at in (0, 4, 8))
+    assert all(
+        np.unique(pixels).tolist() == np.unique(without[0]).tolist() and pixels.min() == pixels.max()
+        for pixels in without
+    )
+    assert min(pixels.std() for pixels in [*own, *another]) > 0
+    assert [len(prompt.images) for prompt in seen[QwenReader]] == [1] * 4 + [0] * 4 + [1] * 4
 
 
 @pytest.mark.slow

@@ -66,39 +66,34 @@ def choose_donor(record: Record, others: Iterable[Record]) -> Record | None:
     return min(others, key=lambda other: _hash(f"{record.id}{record.image}\n{other.id}{other.image}"), default=None)
 
 
-def swap_pictures(
-    records: Iterable[Record], among: Iterable[Record], digest: Callable[[str], str]
-) -> dict[str, Record]:
-    """Return questions by id with another patient's picture: of the same modality and organ, or modality, where one is.
+def swap_pictures(records: Iterable[Record], among: Iterable[Record], digest: Callable[[str], str]) -> list[Record]:
+    """Return questions with another patient's picture: of the same modality and organ, or modality, where one is.
 
     The pictures of a group stand in a circle, ordered by a hash; a question gets the next one of another patient whose
     `digest` is another. Questions without such a picture are left out.
     """
-    circles = collections.defaultdict(list)
-    shown = {(_hash(each.image), each.image, each.patient, each.modality, each.organ) for each in among}
-    for key, image, patient, modality, organ in sorted(shown):
-        for group in ((modality, organ), (modality,), ()):
-            circles[group].append((key, image, patient))
-    swapped, chosen = dict[str, Record](), dict[tuple[str, ...], str | None]()
+    groups = collections.defaultdict(set)
+    for each in among:
+        for group in _list_groups(each):
+            groups[group].add((_hash(each.image), each.image, each.patient))
+    circles, swapped = {group: sorted(shown) for group, shown in groups.items()}, list[Record]()
     for record in records:
-        about = record.image, record.patient, record.modality, record.organ
-        if about not in chosen:
-            candidates = (
-                image
-                for group in ((record.modality, record.organ), (record.modality,), ())
-                for _, image, patient in _turn(circles[group], _hash(record.image))
-                if patient != record.patient and digest(image) != digest(record.image)
-            )
-            chosen[about] = next(candidates, None)
-        other = chosen[about]
-        if other:
-            swapped[record.id] = msgspec.structs.replace(record, image=other)
+        own = _hash(record.image), record.image, record.patient
+        turned = (
+            circle[(start + step) % len(circle)]
+            for circle in map(circles.__getitem__, _list_groups(record))
+            for start in [bisect.bisect(circle, own)]
+            for step in range(len(circle))
+        )
+        others = (image for _, image, patient in turned if patient != record.patient)
+        other = next((image for image in others if digest(image) != digest(record.image)), None)
+        swapped += [msgspec.structs.replace(record, image=other)] if other else []
     return swapped
 
 
-def _turn(circle: Sequence[tuple[bytes, str, str]], key: bytes) -> Iterator[tuple[bytes, str, str]]:
-    start = bisect.bisect(circle, key, key=lambda each: each[0])
-    return (circle[(start + step) % len(circle)] for step in range(len(circle)))
+def _list_groups(record: Record) -> tuple[tuple[str, ...], ...]:
+    """Return the groups of a picture, the narrowest first; a lesion's organ may be what a question asks for."""
+    return (record.modality, "" if record.lesion else record.organ), (record.modality,), ()
 
 
 def group_subjects(records: Sequence[Record]) -> dict[tuple[str, str], list[Record]]:

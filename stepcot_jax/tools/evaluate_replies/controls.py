@@ -92,11 +92,11 @@ def _ask(
 ) -> tuple[dict[str, ReplyFile], int]:
     """Ask all questions in each way, and return the replies and the number of requests that were given up."""
     digest = functools.cache(functools.partial(digest_picture, collection.root))
-    swapped = swap_pictures([question.record for question in questions], records, digest)
+    by_id = {each.id: each for each in swap_pictures([question.record for question in questions], records, digest)}
     variants = {
         OWN: questions,
         WITHOUT: [dataclasses.replace(question, shows_picture=False) for question in questions],
-        ANOTHER: [dataclasses.replace(each, record=swapped[each.id]) for each in questions if each.id in swapped],
+        ANOTHER: [dataclasses.replace(each, record=by_id[each.id]) for each in questions if each.id in by_id],
     }
     files, given_up = dict[str, ReplyFile](), 0
     for name, asked in variants.items():
