@@ -152,7 +152,7 @@ def _score_parser() -> argparse.ArgumentParser:
     out = "folder of the results"
     parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help=out)
     parser.add_argument("--reading", choices=("strict", "parts"), default="strict", help="default strict")
-    space = "coordinates of boxes: pixels, unit, 1000, WxH or qwen; default the dialect's own"
+    space = "coordinates of boxes: pixels, unit, 1000, WxH, qwen or qwen:MIN:MAX; default the dialect's own"
     parser.add_argument("--box-space", default="", metavar="SPACE", help=space)
     order = ("xyxy", "xywh", "yxyx")
     parser.add_argument("--box-order", choices=order, default="", help="default the dialect's own")

@@ -8,7 +8,7 @@ from stepcot_jax.box import Box
 from stepcot_jax.data.questions.making import ground_phantom
 from stepcot_jax.data.questions.questions import ask_questions
 from stepcot_jax.data.statistics import find_difference
-from stepcot_jax.reasoning.dialects import DIALECTS, write_reply
+from stepcot_jax.reasoning.dialects import WRITTEN, write_reply
 from stepcot_jax.record import Record
 from stepcot_jax.run.scored_baseline import fit_baseline
 
@@ -72,7 +72,7 @@ def test_it_sees_neither_answer_nor_boxes(records):
         assert (first.answer, first.references) == (second.answer, second.references)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", WRITTEN)
 def test_its_records_can_be_written_as_replies(records, dialect):
     baseline = fit_baseline(records[:300])
     for record in records[300:340]:
