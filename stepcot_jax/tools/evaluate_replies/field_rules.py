@@ -19,20 +19,19 @@ from stepcot_jax.evaluation.statistics import Weights, bootstrap, mean_defined, 
 from stepcot_jax.evaluation.unread import MISSING
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole, writing_whole
-from stepcot_jax.pages.sheets import Entry, Table, columns, write_table
+from stepcot_jax.pages.sheets import Entry, Table, columns, to_markdown, write_table
 from stepcot_jax.pages.shell import SHARED, Section, percent, read_part, render, tabulate, write_report
 from stepcot_jax.reasoning.dialects import FREE
 from stepcot_jax.record import KINDS, Record
-from stepcot_jax.run.scored_replies import ReplyScores, to_text
+from stepcot_jax.run.scored_replies import ReplyScores
 
 OURS, PERSON = "stepcot_jax", "person"
 
 _MOST_MADE = 300  # questions for which replies are made
 _LONGEST = 600  # characters of a reply on the page
 _NOTES = (
-    f"{OURS}: as in the table of replies; {PERSON}: what the file says that a person reads.",
-    "Unread counts as not right; nothing is drawn. by chance: what random guesses add in the suite on average.",
-    "No judge was run. common: on the questions that every rule judges. Intervals are 95 %, from resampling patients.",
+    "unread: not right either. by chance: what random guesses add in the suite on average. common: on the questions "
+    "that every rule judges. Intervals are 95 %, from resampling patients.",
 )
 _NOTES_MADE = (
     f"Share that counts as right. Made from at most {_MOST_MADE} questions, evenly spaced; none of kind multi.",
@@ -49,7 +48,7 @@ def write_rules(
     """Write the tables, rules.jsonl and rules.html; return the first table as text, after the range of each model."""
     records = scored.records
     models = {file.name: _judge(file, scored, rules) for file in files}
-    accuracy, ranges = _tabulate_accuracy(models, scored, tuple(map(str, rules)))
+    accuracy, ranges = _tabulate_accuracy(models, scored, rules)
     tables = [accuracy, _tabulate_agreement(models, scored), _tabulate_made(records, rules, scored.results.settings)]
     names = [name for table in tables for name in write_table(folder, table)]
     with writing_whole(folder / "rules.jsonl") as lines:
@@ -60,7 +59,7 @@ def write_rules(
     sections = [*map(tabulate, tables), _show_differences(files, models, records, num_shown)]
     page = write_report(title="Rules of the field", about=ranges, sections=sections, writer="stepcot evaluate_replies")
     write_whole(folder / "rules.html", page.encode())
-    return "\n".join([*ranges, "", to_text(accuracy), f"in {folder}: rules.html, rules.jsonl, {', '.join(names)}"])
+    return "\n".join([*ranges, "", to_markdown(accuracy), f"in {folder}: rules.html, rules.jsonl, {', '.join(names)}"])
 
 
 def _judge(file: ReplyFile, scored: ReplyScores, rules: Sequence[FieldRule]) -> dict[str, Row]:
@@ -122,12 +121,13 @@ def _average(figures: dict[str, Column], scored: ReplyScores) -> dict[str, Entry
 
 
 def _tabulate_accuracy(
-    models: dict[str, dict[str, Row]], scored: ReplyScores, notes: tuple[str, ...]
+    models: dict[str, dict[str, Row]], scored: ReplyScores, rules: Sequence[FieldRule]
 ) -> tuple[Table, list[str]]:
     """Return the table, and a line for each model on the range of its accuracies."""
     kinds, rows, ranges = np.array([record.kind for record in scored.records]), list[tuple[Entry, ...]](), list[str]()
-    asked = [kind for kind in KINDS if kind in kinds]
+    asked, suites = [kind for kind in KINDS if kind in kinds], {rule.name: rule.suite for rule in rules}
     for model, of_model in models.items():
+        suites |= {PERSON: "read by eye, from the file", OURS: f"this package, dialect {scored.dialects[model]}"}
         is_common = np.array([_right(row) for name, row in of_model.items() if name != PERSON]).sum(axis=0) >= 0
         common = dict[str, float]()
         for name, row in of_model.items():
@@ -136,17 +136,16 @@ def _tabulate_accuracy(
             parts |= {kind: np.where(kinds == kind, right, np.nan) for kind in asked}
             parts |= {"unread": _unread(row), "by chance": _column(row, lambda verdict: verdict.chance)}
             figures = _average(parts, scored)
-            rows.append((model, name, int((~np.isnan(right)).sum()), *figures.values()))
+            rows.append((model, name, int((~np.isnan(right)).sum()), *figures.values(), suites[name]))
             common |= {name: float(mean_defined(parts["common"]))} if name != PERSON else {}
         low, high = min(common, key=common.__getitem__), max(common, key=common.__getitem__)
         if is_common.any():
-            span = f"{percent(common[low])} % ({low}) to {percent(common[high])} % ({high})"
-            ranges.append(
-                f"{model}: {span} right by the rule alone, on {is_common.sum()} questions that all rules judge."
-            )
+            span = f"{percent(common[low])} % ({low}) to {percent(common[high])} % ({high}) right by the rule alone"
+            span = f"{percent(common[low])} % right by every rule" if common[low] == common[high] else span
+            ranges.append(f"{model}: {span}, on the {is_common.sum()} questions that all rules judge.")
     heads = (*columns("text", "replies", "rule"), *columns("number", "questions"))
-    heads += columns("percent", "all", "common", *asked, "unread", "by chance")
-    return Table("rules", "Right answers by rule", heads, tuple(rows), (*notes, *_NOTES)), ranges
+    heads += (*columns("percent", "all", "common", *asked, "unread", "by chance"), *columns("text", "counted by"))
+    return Table("rules", "Right answers by rule", heads, tuple(rows), _NOTES), ranges
 
 
 def _tabulate_agreement(models: dict[str, dict[str, Row]], scored: ReplyScores) -> Table:
