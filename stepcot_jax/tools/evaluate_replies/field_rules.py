@@ -31,7 +31,7 @@ _MOST_MADE = 300  # questions for which replies are made
 _LONGEST = 600  # characters of a reply on the page
 _NOTES = (
     "unread: not right either. by chance: what random guesses add in the suite on average. common: on the questions "
-    "that every rule judges. Intervals are 95 %, from resampling patients.",
+    "that every rule with a verdict judges. Intervals are 95 %, from resampling patients.",
 )
 _NOTES_MADE = (
     f"Share that counts as right. Made from at most {_MOST_MADE} questions, evenly spaced; none of kind multi.",
@@ -124,8 +124,9 @@ def _tabulate_accuracy(
     asked, suites = [kind for kind in KINDS if kind in kinds], {rule.name: rule.suite for rule in rules}
     for model, of_model in models.items():
         suites |= {PERSON: "read by eye, from the file", OURS: f"this package, dialect {scored.dialects[model]}"}
-        is_common = np.array([_right(row) for name, row in of_model.items() if name != PERSON]).sum(axis=0) >= 0
-        common = dict[str, float]()
+        judging = {name: _right(row) for name, row in of_model.items() if name != PERSON and any(row)}
+        is_common = ~np.isnan(np.array(list(judging.values()))).any(axis=0)
+        common = {name: float(mean_defined(np.where(is_common, right, np.nan))) for name, right in judging.items()}
         for name, row in of_model.items():
             right = _right(row)
             parts: dict[str, Column] = {"all": right, "common": np.where(is_common, right, np.nan)}
@@ -133,12 +134,11 @@ def _tabulate_accuracy(
             parts |= {"unread": _unread(row), "by chance": _column(row, lambda verdict: verdict.chance)}
             figures = _average(parts, scored)
             rows.append((model, name, int((~np.isnan(right)).sum()), *figures.values(), suites[name]))
-            common |= {name: float(mean_defined(parts["common"]))} if name != PERSON else {}
         low, high = min(common, key=common.__getitem__), max(common, key=common.__getitem__)
         if is_common.any():
             span = f"{percent(common[low])} % ({low}) to {percent(common[high])} % ({high}) right by the rule alone"
             span = f"{percent(common[low])} % right by every rule" if common[low] == common[high] else span
-            ranges.append(f"{model}: {span}, on the {is_common.sum()} questions that all rules judge.")
+            ranges.append(f"{model}: {span}, on the {is_common.sum()} questions that they all judge.")
     heads = (*columns("text", "replies", "rule"), *columns("number", "questions"))
     heads += (*columns("percent", "all", "common", *asked, "unread", "by chance"), *columns("text", "counted by"))
     return Table("rules", "Right answers by rule", heads, tuple(rows), _NOTES), ranges
