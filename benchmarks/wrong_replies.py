@@ -2,7 +2,7 @@
 
 Phantoms are drawn and asked a question of each kind. Every right reply, in the dialect of the preset's paper, is turned
 into ten kinds that are wrong, or unjustified, by how they are made. Prints the table of docs/rewards.md: mean reward
-[lowest, highest], in bold where the mean is above that of the honest "I am not sure" without a box.
+[lowest, highest], one number where all are equal, in bold above that of the honest "I am not sure" without a box.
 """
 
 import argparse
@@ -197,7 +197,8 @@ def tabulate(earned: Earned) -> str:
     for name, by_preset in earned.items():
         cells = [name, str(len(by_preset["gemex"]))]
         for preset, values in by_preset.items():
-            cell = f"{np.mean(values):.2f} [{min(values):.2f}, {max(values):.2f}]"
+            low, high = (f"{end(values):.2f}" for end in (min, max))
+            cell = low if low == high else f"{np.mean(values):.2f} [{low}, {high}]"
             cells.append(f"**{cell}**" if name != "right" and np.mean(values) > honest[preset] + 1e-9 else cell)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

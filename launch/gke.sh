@@ -12,7 +12,7 @@
 # Required variables:
 #   NAME            of the JobSet: small letters, digits and hyphens
 #   start:
-#   IMAGE           container image with this package, its extra tpu (and gcs for gs://) and the config, see launch/Dockerfile
+#   IMAGE           container image with this package, its extra tpu (gcs for gs://) and the config, see launch/Dockerfile
 #   CONFIG          name of a shipped config, or a config file in the image
 #   WORKDIR         folder of the run, below /mnt/stepcot; or gs://BUCKET/FOLDER
 #   CLAIM           persistent volume claim (ReadWriteMany), mounted as /mnt/stepcot; optional if nothing lies there
@@ -26,7 +26,7 @@
 #   GRACE_SECONDS   seconds to save after TERM; default 120
 #   SECRET          secret whose keys become environment variables, such as HF_TOKEN
 #   SERVICE_ACCOUNT  Kubernetes service account of the pods, such as one that may use the bucket
-#   CACHE           folder below /mnt/stepcot, or gs://BUCKET/FOLDER, of compiled programs, which outlives the pods; it is
+#   CACHE           folder below /mnt/stepcot, or gs://BUCKET/FOLDER, for compiled programs, to outlive the pods; it is
 #                   code: only who may run programs as the pods should be able to write there
 #   PRIVILEGED      0: without privileges, as user 1000; default 1: privileged and root, as public manifests
 #   SPOT            1: on spot nodes
@@ -66,7 +66,7 @@ done
 if [[ $action == start ]]; then
   check IMAGE '[A-Za-z0-9][-A-Za-z0-9._/:@]*' "the name of an image"
   for name in CLAIM SECRET SERVICE_ACCOUNT RESERVATION QUEUE; do
-    [[ -z ${!name:-} ]] || check "$name" '[a-z0-9]([-a-z0-9.]*[a-z0-9])?' "a name of small letters, digits, hyphens and dots"
+    [[ -z ${!name:-} ]] || check "$name" '[a-z0-9]([-a-z0-9.]*[a-z0-9])?' "a name of small letters, digits, - and ."
   done
   [[ -z ${CACHE:-} ]] || check CACHE '(/mnt/stepcot/|gs://)[-A-Za-z0-9._/=]+' "a folder below /mnt/stepcot or gs://"
   [[ -z ${MEMORY:-} ]] || check MEMORY '[1-9][0-9]*[MGT]i?' "a size such as 100Gi"

@@ -30,13 +30,13 @@
 #   PROJECT           Google Cloud project; default that of gcloud's settings
 #   SPOT              1: a spot slice, which may be preempted at any time
 #   QUEUED            1: request the slice as a queued resource of the same name; `watch` waits until it is granted
-#   CREATE_FLAGS      more flags of gcloud's create, such as --reserved --network=NET --subnetwork=SUBNET --internal-ips;
-#                     split at spaces
+#   CREATE_FLAGS      more flags of gcloud's create, such as --reserved --network=NET --internal-ips; split at
+#                     spaces
 #   NFS               SERVER:/SHARE that `install` mounts as /mnt/stepcot on every worker, for WORKDIR and data
 #   SSH_FLAGS         such as --tunnel-through-iap; split at spaces
-#   ENV               names of variables that the run gets with their values here, such as "HF_TOKEN XLA_FLAGS"; the values
-#                     go in a file that each worker deletes, and are neither printed nor in an argument
-#   CACHE             folder or gs://BUCKET/FOLDER of compiled programs, which outlives the slice; it is code: only who may
+#   ENV               names of variables that the run gets with their values here, such as "HF_TOKEN XLA_FLAGS"; they go in
+#                     a file that each worker deletes, and are neither printed nor in an argument
+#   CACHE             folder or gs://BUCKET/FOLDER for compiled programs, to outlive the slice; it is code: only who may
 #                     run programs as you should be able to write there
 #   WORKER            worker whose log `logs` follows; default 0
 #   POLL_SECONDS      seconds between two checks of `watch`; default 60
@@ -74,7 +74,8 @@ done
 names=()
 if [[ $action == run || $action == watch ]]; then
   for name in WORKDIR ${CACHE:+CACHE}; do
-    [[ ${!name} =~ ^(/|gs://) ]] || fail "$name: '${!name}' is neither gs:// nor an absolute path (the same on all workers)"
+    [[ ${!name} =~ ^(/|gs://) ]] ||
+      fail "$name: '${!name}' is neither gs:// nor an absolute path (the same on all workers)"
   done
   read -ra names <<<"${ENV:-}"
   for name in "${names[@]+"${names[@]}"}"; do # of NAME=value only the name is printed
@@ -179,7 +180,7 @@ delete() { run "${request[@]}" delete "$TPU_NAME" "${place[@]}" --quiet "${force
 
 describe() { run "${request[@]}" describe "$TPU_NAME" "${place[@]}" "--format=value($field)"; }
 
-state_of_slice() { # READY (ACTIVE if queued), PREEMPTED, ...; MISSING if there is no slice; UNKNOWN if gcloud fails otherwise
+state_of_slice() { # READY or ACTIVE, PREEMPTED, ...; MISSING if there is no slice; UNKNOWN if gcloud fails otherwise
   local found
   if found=$(describe 2>&1); then
     tail -n 1 <<<"$found"

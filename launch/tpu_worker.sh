@@ -36,7 +36,10 @@ start() {
     echo "error: tpu_worker.sh: a program is already running (stop it first)" >&2
     return 2
   fi
-  [[ -z ${ENV_FILE:-} || -r $ENV_FILE ]] || { echo "error: tpu_worker.sh: ENV_FILE: $ENV_FILE cannot be read" >&2 && return 2; }
+  if [[ -n ${ENV_FILE:-} && ! -r $ENV_FILE ]]; then
+    echo "error: tpu_worker.sh: ENV_FILE: '$ENV_FILE' cannot be read" >&2
+    return 2
+  fi
   mkdir -p "$folder"
   rm -f "$folder/exit_code"
   # The inner shell ignores TERM to record the exit code; setsid puts it, the program and its workers in one group.

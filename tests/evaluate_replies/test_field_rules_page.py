@@ -3,15 +3,20 @@
 import csv
 import gzip
 import json
+import pathlib
 
 import msgspec
 import pytest
 from evaluate_replies.asked import ask, write_folder
 from refusals import refuse
 
+from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.data.sources.layouts import read_vqa_source
+from stepcot_jax.evaluation.field_rules.rule_table import RULES
+from stepcot_jax.evaluation.field_rules.verdicts import ask as as_asked
 from stepcot_jax.tools.evaluate_replies.command import main
 
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
 RECORDS = [msgspec.structs.replace(record, references=()) for record in ask(8, num_train=4)[0]]
 TEST = [record for record in RECORDS if record.split == "test"]
 WAYS = ("{}", "**{}**", "<think>I look.</think>{}", "The answer is {}.")
@@ -62,7 +67,7 @@ def test_every_rule_beside_a_person_and_ours(files, capsys):
     for text in ("without the suite&#39;s judge", "no letter in a known form: a random guess"):
         assert text in page
     assert "I cannot tell." not in page  # no rule counts it as right
-    assert "right by the rule alone, on" in printed
+    assert "right by the rule alone, on the 4 questions" in printed
     run(folder, replies, "--num-resamples=2", "--out", folder / "out")
     assert not list((folder / "out").glob("rules*"))
 
@@ -72,7 +77,7 @@ def test_wrong_names_and_readings_are_refused(files):
     refuse("--rule: 'none' is not one of all, ", run, folder, replies, "--rule=lmms_eval,none", "--out", folder / "out")
     single = next(record for record in TEST if record.kind == "single")
     replies.write_text(json.dumps({"id": single.id, "reply": "A", "person": "X"}) + "\n")
-    told = "'X' is not an answer; expected of ABCD, or null for none"
+    told = "'X' is not an answer; expected single of ABCD, or null for none"
     refuse(told, run, folder, replies, "--rule=all", "--num-resamples=2", "--out", folder / "out")
 
 
@@ -83,3 +88,24 @@ def test_compressed_records_are_records(files):
     collection = read_vqa_source(path, require_images=False)
     assert collection.layout == "records"
     assert collection.records[0].thinking
+
+
+@pytest.mark.parametrize(
+    ("row", "kept"),
+    [
+        ("SFT, thoughts", "origin/sft"),
+        ("GRPO", "origin/grpo-ours"),
+        ("SFT, stages", "released/sft-released-form"),
+    ],
+)
+def test_quoted_figures_are_those_of_the_kept_replies(row, kept):
+    """The one-choice accuracies of docs/counting.md, by counting alone."""
+    path = DOCS / "results" / "replies" / f"{kept}_seed-1_test.jsonl.gz"
+    records = [r for r in read_vqa_records(path.with_name("records_seed-1_test.jsonl.gz")) if r.kind == "single"]
+    lines = map(json.loads, gzip.decompress(path.read_bytes()).splitlines())
+    replies = {line["id"]: line["reply"] for line in lines}
+    (quoted,) = [line for line in (DOCS / "counting.md").read_text().splitlines() if line.startswith(f"| {row}")]
+    for rule, cell in zip(("medevalkit", "lmms_eval", "vlmevalkit"), quoted.split(" | ")[2:], strict=True):
+        verdicts = [RULES[rule].judge(as_asked(record), replies[record.id]) for record in records]
+        share = sum(verdict.right is True for verdict in verdicts) / len(records)
+        assert float(cell.split()[0]) == pytest.approx(100 * share, abs=0.0501)

@@ -84,7 +84,8 @@ def test_a_suite_takes_the_form_of_the_layout():
     assert [rule.name for rule in choose_rules(["all"])] == ["medevalkit", "lmms_eval", "vlmevalkit"]
     assert [rule.name for rule in choose_rules(["medevalkit", "medevalkit_slake"], "slake")] == ["medevalkit_slake"]
     assert [rule.name for rule in choose_rules(["medevalkit"], "pmc_vqa_2")] == ["medevalkit_pmc"]
-    assert all("without the suite's judge" in str(rule) for rule in RULES.values())
+    for rule in RULES.values():
+        assert ("guesses not drawn" if "lmms_eval" in rule.name else "without the suite's judge") in rule.suite
     refuse("--rule: 'medeval' is not one of all, medevalkit, ", choose_rules, ["medeval"])
 
 

@@ -13,25 +13,24 @@ class FieldRule(NamedTuple):
     """A counting rule of a suite in one form."""
 
     name: str
-    suite: str  # with commit and form
+    suite: str  # with commit, form, and what was not run
     judge: Callable[[Asked, str], Verdict | None]
 
-    def __str__(self) -> str:
-        return f"{self.name}: {self.suite}, without the suite's judge"
 
-
-_MEDEVALKIT, _LMMS_EVAL = "MedEvalKit 9b12e3b (2026-02-24)", "lmms-eval 75571cf (2026-08-06)"
+_MEDEVALKIT = "MedEvalKit 9b12e3b (2026-02-24), form of {}, without the suite's judge"
+_LMMS_EVAL = "lmms-eval 75571cf (2026-08-06), SLAKE task and MMMU reader, {}, guesses not drawn"
+_VLMEVALKIT = "VLMEvalKit e8e78f0 (2026-08-18), one choice, without the suite's judge"
 _SLAKE, _PMC = (functools.partial(medevalkit.judge, form=form) for form in ("slake", "pmc"))
 _KEPT = functools.partial(lmms_eval.judge, keep_thoughts=True)
 SUITES = (
-    FieldRule("medevalkit", f"{_MEDEVALKIT}, form of VQA-RAD, PathVQA and OmniMedVQA", medevalkit.judge),
-    FieldRule("lmms_eval", f"{_LMMS_EVAL}, SLAKE task and MMMU reader", lmms_eval.judge),
-    FieldRule("vlmevalkit", "VLMEvalKit e8e78f0 (2026-08-18), rules for one choice", vlmevalkit.judge),
+    FieldRule("medevalkit", _MEDEVALKIT.format("VQA-RAD, PathVQA and OmniMedVQA"), medevalkit.judge),
+    FieldRule("lmms_eval", _LMMS_EVAL.format("thoughts removed"), lmms_eval.judge),
+    FieldRule("vlmevalkit", _VLMEVALKIT, vlmevalkit.judge),
 )
 FORMS = (
-    FieldRule("medevalkit_slake", f"{_MEDEVALKIT}, form of SLAKE", _SLAKE),
-    FieldRule("medevalkit_pmc", f"{_MEDEVALKIT}, form of PMC-VQA", _PMC),
-    FieldRule("lmms_eval_thoughts_kept", f"{_LMMS_EVAL}, SLAKE task and MMMU reader, thoughts kept", _KEPT),
+    FieldRule("medevalkit_slake", _MEDEVALKIT.format("SLAKE"), _SLAKE),
+    FieldRule("medevalkit_pmc", _MEDEVALKIT.format("PMC-VQA"), _PMC),
+    FieldRule("lmms_eval_thoughts_kept", _LMMS_EVAL.format("thoughts kept"), _KEPT),
 )
 RULES = {rule.name: rule for rule in (*SUITES, *FORMS)}
 ALL = "all"

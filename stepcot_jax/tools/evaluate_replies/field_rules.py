@@ -15,24 +15,23 @@ from stepcot_jax.evaluation.field_rules.made_replies import write_made
 from stepcot_jax.evaluation.field_rules.rule_table import FieldRule
 from stepcot_jax.evaluation.field_rules.verdicts import Verdict, ask
 from stepcot_jax.evaluation.replies import ReplyScore, ScoringSettings, encode, score_text
-from stepcot_jax.evaluation.statistics import Weights, bootstrap, mean_defined, weighted_mean
+from stepcot_jax.evaluation.statistics import bootstrap_means, mean_defined
 from stepcot_jax.evaluation.unread import MISSING
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole, writing_whole
-from stepcot_jax.pages.sheets import Entry, Table, columns, write_table
+from stepcot_jax.pages.sheets import Entry, Table, columns, to_markdown, write_table
 from stepcot_jax.pages.shell import SHARED, Section, percent, read_part, render, tabulate, write_report
 from stepcot_jax.reasoning.dialects import FREE
 from stepcot_jax.record import KINDS, Record
-from stepcot_jax.run.scored_replies import ReplyScores, to_text
+from stepcot_jax.run.scored_replies import ReplyScores
 
 OURS, PERSON = "stepcot_jax", "person"
 
 _MOST_MADE = 300  # questions for which replies are made
 _LONGEST = 600  # characters of a reply on the page
 _NOTES = (
-    f"{OURS}: as in the table of replies; {PERSON}: what the file says that a person reads.",
-    "Unread counts as not right; nothing is drawn. by chance: what random guesses add in the suite on average.",
-    "No judge was run. common: on the questions that every rule judges. Intervals are 95 %, from resampling patients.",
+    "unread: not right either. by chance: what random guesses add in the suite on average. common: on the questions "
+    "that every rule judges. Intervals are 95 %, from resampling patients.",
 )
 _NOTES_MADE = (
     f"Share that counts as right. Made from at most {_MOST_MADE} questions, evenly spaced; none of kind multi.",
@@ -49,7 +48,7 @@ def write_rules(
     """Write the tables, rules.jsonl and rules.html; return the first table as text, after the range of each model."""
     records = scored.records
     models = {file.name: _judge(file, scored, rules) for file in files}
-    accuracy, ranges = _tabulate_accuracy(models, scored, tuple(map(str, rules)))
+    accuracy, ranges = _tabulate_accuracy(models, scored, rules)
     tables = [accuracy, _tabulate_agreement(models, scored), _tabulate_made(records, rules, scored.results.settings)]
     names = [name for table in tables for name in write_table(folder, table)]
     with writing_whole(folder / "rules.jsonl") as lines:
@@ -60,16 +59,16 @@ def write_rules(
     sections = [*map(tabulate, tables), _show_differences(files, models, records, num_shown)]
     page = write_report(title="Rules of the field", about=ranges, sections=sections, writer="stepcot evaluate_replies")
     write_whole(folder / "rules.html", page.encode())
-    return "\n".join([*ranges, "", to_text(accuracy), f"in {folder}: rules.html, rules.jsonl, {', '.join(names)}"])
+    return "\n".join([*ranges, "", to_markdown(accuracy), f"in {folder}: rules.html, rules.jsonl, {', '.join(names)}"])
 
 
 def _judge(file: ReplyFile, scored: ReplyScores, rules: Sequence[FieldRule]) -> dict[str, Row]:
-    absent = None if scored.results.settings.missing == "skip" else Verdict(False, MISSING)
+    missing = None if scored.results.settings.missing == "skip" else Verdict(False, MISSING)
     rows = {PERSON: [_read_person(file, record) for record in scored.records]} if file.people else {}
     rows[OURS] = [_as_verdict(score) for score in scored.scores[file.name]]
-    asked = [(ask(record), file.replies.get(record.id)) for record in scored.records]
     for rule in rules:
-        rows[rule.name] = [absent if reply is None else rule.judge(question, reply) for question, reply in asked]
+        judged = [(rule.judge(ask(record), file.replies.get(record.id, "")), record.id) for record in scored.records]
+        rows[rule.name] = [missing if verdict and name not in file.replies else verdict for verdict, name in judged]
     return rows
 
 
@@ -83,9 +82,10 @@ def _read_person(file: ReplyFile, record: Record) -> Verdict | None:
     if not record.options:
         return Verdict(fold(read) in map(fold, record.accepted_texts), "read by eye", read)
     letters = tuple(sorted(set(read.upper()) - set(", ")))
-    if not letters or set(letters) - set(record.letters) or len(letters) > (record.kind == "single" or 26):
-        where = f"{file.path}, id {record.id[:80]!r}, person"
-        raise BadInput(f"{where}: {read[:80]!r} is not an answer; expected of {record.letters}, or null for none")
+    most = 1 if record.kind == "single" else len(record.letters)
+    if not 1 <= len(letters) <= most or not set(letters) <= set(record.letters):
+        found = f"{file.path}, id {record.id[:80]!r}, person: {read[:80]!r} is not an answer"
+        raise BadInput(f"{found}; expected {record.kind} of {record.letters}, or null for none")
     return Verdict(letters == tuple(record.answer), "read by eye", ", ".join(letters))
 
 
@@ -111,23 +111,19 @@ def _unread(row: Row) -> Column:
 
 def _average(figures: dict[str, Column], scored: ReplyScores) -> dict[str, Entry]:
     """Return the mean of each column with its interval by patient; None of one without numbers."""
-    values = np.stack(list(figures.values()), axis=1)
-
-    def compute(weights: Weights) -> dict[str, npt.NDArray]:
-        return dict(zip(figures, weighted_mean(weights, values=values, counted=~np.isnan(values)).T, strict=True))
-
     patients, results = np.array([record.patient for record in scored.records]), scored.results
-    averaged = bootstrap(compute, patients, num_resamples=results.num_resamples, seed=results.seed)
+    averaged = bootstrap_means(figures, patients, num_resamples=results.num_resamples, seed=results.seed)
     return {name: None if math.isnan(figure.value) else figure for name, figure in averaged.items()}
 
 
 def _tabulate_accuracy(
-    models: dict[str, dict[str, Row]], scored: ReplyScores, notes: tuple[str, ...]
+    models: dict[str, dict[str, Row]], scored: ReplyScores, rules: Sequence[FieldRule]
 ) -> tuple[Table, list[str]]:
     """Return the table, and a line for each model on the range of its accuracies."""
     kinds, rows, ranges = np.array([record.kind for record in scored.records]), list[tuple[Entry, ...]](), list[str]()
-    asked = [kind for kind in KINDS if kind in kinds]
+    asked, suites = [kind for kind in KINDS if kind in kinds], {rule.name: rule.suite for rule in rules}
     for model, of_model in models.items():
+        suites |= {PERSON: "read by eye, from the file", OURS: f"this package, dialect {scored.dialects[model]}"}
         is_common = np.array([_right(row) for name, row in of_model.items() if name != PERSON]).sum(axis=0) >= 0
         common = dict[str, float]()
         for name, row in of_model.items():
@@ -136,17 +132,16 @@ def _tabulate_accuracy(
             parts |= {kind: np.where(kinds == kind, right, np.nan) for kind in asked}
             parts |= {"unread": _unread(row), "by chance": _column(row, lambda verdict: verdict.chance)}
             figures = _average(parts, scored)
-            rows.append((model, name, int((~np.isnan(right)).sum()), *figures.values()))
+            rows.append((model, name, int((~np.isnan(right)).sum()), *figures.values(), suites[name]))
             common |= {name: float(mean_defined(parts["common"]))} if name != PERSON else {}
         low, high = min(common, key=common.__getitem__), max(common, key=common.__getitem__)
         if is_common.any():
-            span = f"{percent(common[low])} % ({low}) to {percent(common[high])} % ({high})"
-            ranges.append(
-                f"{model}: {span} right by the rule alone, on {is_common.sum()} questions that all rules judge."
-            )
+            span = f"{percent(common[low])} % ({low}) to {percent(common[high])} % ({high}) right by the rule alone"
+            span = f"{percent(common[low])} % right by every rule" if common[low] == common[high] else span
+            ranges.append(f"{model}: {span}, on the {is_common.sum()} questions that all rules judge.")
     heads = (*columns("text", "replies", "rule"), *columns("number", "questions"))
-    heads += columns("percent", "all", "common", *asked, "unread", "by chance")
-    return Table("rules", "Right answers by rule", heads, tuple(rows), (*notes, *_NOTES)), ranges
+    heads += (*columns("percent", "all", "common", *asked, "unread", "by chance"), *columns("text", "counted by"))
+    return Table("rules", "Right answers by rule", heads, tuple(rows), _NOTES), ranges
 
 
 def _tabulate_agreement(models: dict[str, dict[str, Row]], scored: ReplyScores) -> Table:
