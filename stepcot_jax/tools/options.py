@@ -161,11 +161,14 @@ def open_asker(
     options: argparse.Namespace, endpoint: "Endpoint | None", ledger: pathlib.Path
 ) -> "tuple[Asker, str, bool]":
     """Return the model, the dialect to ask it in, and whether to ask for reasoning."""
+    from absl import logging
+
     from stepcot_jax.host.machine import use_compilation_cache
     from stepcot_jax.reading.askers import endpoint_asker, local_asker, run_asker
     from stepcot_jax.reading.chat_models import LONGEST_REPLY
     from stepcot_jax.reading.policy_reader import load_reader
 
+    logging.set_verbosity(logging.ERROR)  # Orbax warns on every restore without an optimizer
     with_thinking = not options.without_thinking
     at_once = {} if options.concurrency is None else {"num_at_once": options.concurrency}
     dialect, side = options.dialect or DIALECTS[0], options.image_size or 1024

@@ -95,11 +95,8 @@ def reports(options: argparse.Namespace) -> None:
 
 def controls(options: argparse.Namespace) -> None:
     """Compare a model with itself without the picture, and with the most frequent answer."""
-    from absl import logging
-
     from stepcot_jax.tools.evaluate_replies.controls import compare_command
 
-    logging.set_verbosity(logging.ERROR)
     compare_command(options)
     if options.replies:
         from stepcot_jax.host.terminal import name_command
