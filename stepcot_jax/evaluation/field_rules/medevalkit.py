@@ -12,10 +12,7 @@ from stepcot_jax.evaluation.field_rules.verdicts import Asked, Verdict, choose_l
 Form = Literal["default", "slake", "pmc"]
 """Default: VQA-RAD, PathVQA, OmniMedVQA and MedXpertQA; closed answers in words are SLAKE's in all forms."""
 
-_MARKS = (
-    *("**answer**:", "**answer**", "*answer*:", "**answer:**", "answer is", "answer:", "答案:"),
-    "final answer",
-)
+_MARKS = ["**answer**:", "**answer**", "*answer*:", "**answer:**", "answer is", "answer:", "答案:", "final answer"]
 _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _NO_BOX = "None"  # a word of its own: with its capital it holds no "no"
 _ENDS = str.maketrans("", "", "\n.")
