@@ -142,11 +142,12 @@ def add_asker(parser: argparse.ArgumentParser) -> None:
     add_model(parser, units="questions", at_once="32 with --checkpoint, 8 with --local, 4 with --endpoint")
 
 
-def check_asker(options: argparse.Namespace, replies: str | None = None) -> "Endpoint | None":
-    """Check the options of `add_asker`, which name one model unless there are `replies`; return the endpoint if any."""
+def check_asker(options: argparse.Namespace) -> "Endpoint | None":
+    """Check the options of `add_asker`, which name one model, or REPLIES where a command takes them."""
+    replies = getattr(options, "replies", None)
     if sum(map(bool, (replies, options.checkpoint, options.local, options.endpoint or options.model))) != 1:
         models = "--checkpoint RUN, --local FOLDER, and --endpoint URL with --model NAME"
-        raise BadInput(f"one of {models} is required" + (f", or REPLIES alone (got {replies})" if replies else ""))
+        raise BadInput(f"one of {models} is required{', or REPLIES alone' * ('replies' in options)}")
     check_numbers(options, "num_questions")
     check_numbers(options, "image_size", least=32)
     for name, kind in (("phase", "checkpoint"), ("seed", "endpoint")):

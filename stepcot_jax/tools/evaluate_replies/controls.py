@@ -53,7 +53,7 @@ _FILES = {OWN: "own.jsonl", WITHOUT: "without.jsonl", ANOTHER: "another.jsonl"}
 
 def compare_command(options: argparse.Namespace) -> None:
     """Ask a model, or read the replies of a file, and write tables and page of its controls."""
-    endpoint = check_asker(options, options.replies)
+    endpoint = check_asker(options)
     collection, records = read_split(options, options.records, "RECORDS")
     drawn, given_up = draw_records(records, options.num_questions), 0
     make_workdir(options.out)
