@@ -51,23 +51,14 @@ _SHOWN = (
 
 @dataclasses.dataclass(frozen=True)
 class Controls:
-    """Figures of rows of replies to the same questions.
+    """Figures of rows of replies to the same questions."""
 
-    Attributes:
-      rows: names, that of the own picture first.
-      groups: which questions [question] are of each group.
-      scored: which questions [question] are scored in every row; figures are of these.
-      patients: [question].
-      figures: by figure, group and row, with intervals by patient.
-      outcomes: number of replies that are read, unread, refused or missing, by group and row of replies.
-    """
-
-    rows: tuple[str, ...]
-    groups: Mapping[str, npt.NDArray[np.bool_]]
-    scored: npt.NDArray[np.bool_]
-    patients: npt.NDArray[np.str_]
-    figures: Mapping[tuple[str, str, str], Interval]
-    outcomes: Mapping[tuple[str, str], Mapping[str, int]]
+    rows: tuple[str, ...]  # that of the own picture first
+    groups: Mapping[str, npt.NDArray[np.bool_]]  # which questions [question] are of each
+    scored: npt.NDArray[np.bool_]  # which questions [question] are scored in every row; figures are of these
+    patients: npt.NDArray[np.str_]  # [question]
+    figures: Mapping[tuple[str, str, str], Interval]  # by figure, group and row, with intervals by patient
+    outcomes: Mapping[tuple[str, str], Mapping[str, int]]  # numbers of `OUTCOMES`, by group and row of replies
 
     def show(self, figure: str, row: str) -> str:
         """Return a figure of all questions as text, with its interval."""

@@ -240,7 +240,7 @@ def test_a_file_of_replies_has_the_most_frequent_answer_beside_it(folder, tmp_pa
     tests = range(NUM_TRAIN, NUM_TRAIN + NUM_TEST)
     lines = [json.dumps({"id": f"slake-{2 * p + k}", "reply": truth(p)[k]}) for p in tests for k in (0, 1)]
     path.write_text("\n".join(lines))
-    main(["--controls", str(folder), str(path), f"--out={out}", "--dialect=plain"])
+    main([str(folder), "--controls", f"--out={out}", "--dialect=plain", str(path)])
     results = read_results(folder)
     assert results["figures"]["all"]["own picture"]["A"]["value"] == 1
     most = [collections.Counter(answers).most_common(1)[0][1] for answers in zip(*map(truth, tests), strict=True)]
