@@ -8,7 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcot_jax.evaluation.replies import ReplyScore
-from stepcot_jax.evaluation.statistics import MIN_PATIENTS, Weights, bootstrap, count_patients, weighted_mean
+from stepcot_jax.evaluation.statistics import (
+    MIN_PATIENTS,
+    Weights,
+    bootstrap,
+    count_patients,
+    divide,
+    name_patients,
+)
 from stepcot_jax.evaluation.unread import MISSING
 from stepcot_jax.host.ranges import Interval
 from stepcot_jax.pages.sheets import Column, Entry, Kind, Table, columns, show_entry
@@ -79,12 +86,15 @@ def compare_controls(records: Sequence[Record], scores: Mapping[str, Sequence[Re
                 less, are_read = answers[OWN] - answers[name], (outcomes[OWN] == "read") & (outcomes[name] == "read")
                 columns_of[LESS, group, name] = less, members & scored
                 columns_of[READ, group, name] = less, members & scored & are_read
-    values, counted = (np.stack(column, axis=1) for column in zip(*columns_of.values(), strict=True))
+    names, member = np.unique(name_patients(patients), return_inverse=True)
+    numbers = np.stack([np.bincount(member, who, len(names)) for _, who in columns_of.values()], axis=1)
+    sums = [np.bincount(member, np.where(who, values, 0.0), len(names)) for values, who in columns_of.values()]
+    totals = np.stack(sums, axis=1)  # [patient, figure]
 
     def compute(weights: Weights) -> dict[tuple[str, str, str], npt.NDArray]:
-        return dict(zip(columns_of, weighted_mean(weights, values=values, counted=counted).T, strict=True))
+        return dict(zip(columns_of, divide(weights @ totals, weights @ numbers).T, strict=True))
 
-    figures = bootstrap(compute, patients, **how)
+    figures = bootstrap(compute, names, **how)
     few = {key for key, (_, who) in columns_of.items() if count_patients(patients[who]) < MIN_PATIENTS}
     counts = {
         (group, name): {outcome: int((of_row[members] == outcome).sum()) for outcome in OUTCOMES}
