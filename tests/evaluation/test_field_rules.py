@@ -1,9 +1,9 @@
 """Counting rules of public suites against verdicts that the suites gave, and by hand."""
 
 import json
-import random
 import re
 
+import numpy as np
 import pytest
 from reasoning_records import make_record
 from refusals import refuse
@@ -106,9 +106,9 @@ def test_made_replies(kind):
 
 
 def test_pairs_are_those_of_a_non_greedy_pattern_and_hostile_replies_take_linear_time():
-    draw = random.Random(0)
+    draw = np.random.default_rng(0)
     for _ in range(500):
-        text = "".join(draw.choices(("<a>", "</a>", "x", "\n", "<"), k=draw.randrange(12)))
+        text = "".join(draw.choice(["<a>", "</a>", "x", "\n", "<"], size=draw.integers(12)))
         pattern = re.compile("<a>(.*?)</a>", re.DOTALL)
         assert take_pairs(text, "<a>", "</a>") == (pattern.findall(text), pattern.sub("", text))
     for mark in ("<think>", "<analysis>", "<answer>", "\\boxed{", "(", "（", ":", ".", "answer is "):  # noqa: RUF001
