@@ -106,12 +106,9 @@ def answer_file(options: argparse.Namespace) -> None:
     endpoint = check_asker(options)
     if options.out.suffix != ".jsonl":
         raise BadInput(f"--out: {options.out} must end in .jsonl")
-    from absl import logging
-
     from stepcot_jax.host.terminal import Terminal, name_command
     from stepcot_jax.reading.question_files import REQUEST, ask_file, describe, draw_records, write_questions
 
-    logging.set_verbosity(logging.ERROR)
     collection, records = read_split(options, options.questions, "--questions")
     asker, dialect, with_thinking = open_asker(options, endpoint, options.out.with_suffix(".ledger"))
     drawn = draw_records(records, options.num_questions)

@@ -142,11 +142,12 @@ def add_asker(parser: argparse.ArgumentParser) -> None:
     add_model(parser, units="questions", at_once="32 with --checkpoint, 8 with --local, 4 with --endpoint")
 
 
-def check_asker(options: argparse.Namespace, replies: str | None = None) -> "Endpoint | None":
-    """Check the options of `add_asker`, which name one model unless there are `replies`; return the endpoint if any."""
+def check_asker(options: argparse.Namespace) -> "Endpoint | None":
+    """Check the options of `add_asker`, which name one model, or REPLIES where a command takes them."""
+    replies = getattr(options, "replies", None)
     if sum(map(bool, (replies, options.checkpoint, options.local, options.endpoint or options.model))) != 1:
         models = "--checkpoint RUN, --local FOLDER, and --endpoint URL with --model NAME"
-        raise BadInput(f"one of {models} is required" + (f", or REPLIES alone (got {replies})" if replies else ""))
+        raise BadInput(f"one of {models} is required{', or REPLIES alone' * ('replies' in options)}")
     check_numbers(options, "num_questions")
     check_numbers(options, "image_size", least=32)
     for name, kind in (("phase", "checkpoint"), ("seed", "endpoint")):
@@ -161,11 +162,14 @@ def open_asker(
     options: argparse.Namespace, endpoint: "Endpoint | None", ledger: pathlib.Path
 ) -> "tuple[Asker, str, bool]":
     """Return the model, the dialect to ask it in, and whether to ask for reasoning."""
+    from absl import logging
+
     from stepcot_jax.host.machine import use_compilation_cache
     from stepcot_jax.reading.askers import endpoint_asker, local_asker, run_asker
     from stepcot_jax.reading.chat_models import LONGEST_REPLY
     from stepcot_jax.reading.policy_reader import load_reader
 
+    logging.set_verbosity(logging.ERROR)  # Orbax warns on every restore without an optimizer
     with_thinking = not options.without_thinking
     at_once = {} if options.concurrency is None else {"num_at_once": options.concurrency}
     dialect, side = options.dialect or DIALECTS[0], options.image_size or 1024

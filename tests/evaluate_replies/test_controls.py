@@ -13,6 +13,7 @@ import sys
 import numpy as np
 import pytest
 from annotate.misbehaving_server import MisbehavingServer
+from answer.test_answer_file import KILLED
 from evaluate_replies.asked import write_folder
 from PIL import Image
 from policies.policy_workdir import make_policy_workdir
@@ -34,22 +35,6 @@ pytest.importorskip("openai", reason="the extra annotate")
 PLACES = [(modality, organ) for modality in ("CT", "MRI", "X-Ray") for organ in ("Lung", "Abdomen")]
 NUM_TRAIN, NUM_TEST = 10, 12
 ASKED = ("Is there a lesion in {}?", "What is seen in {}?")
-KILLED = """
-import os, signal, sys
-from stepcot_jax.annotate.llm import answers
-from stepcot_jax.tools.evaluate_replies.command import main
-
-append, left = answers.Ledger.append, [int(sys.argv[1])]
-
-def die(ledger, entry):
-    append(ledger, entry)
-    left[0] -= 1
-    if not left[0]:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-answers.Ledger.append = die
-main(sys.argv[2:])
-"""
 
 
 def truth(patient):
@@ -185,7 +170,7 @@ def conclude_from(num_patients, *shares):
         ]
         for name, share in zip((OWN, WITHOUT, ANOTHER, MAJORITY), shares, strict=True)
     }
-    return conclude(records, scores, compare_controls(records, scores))
+    return conclude(compare_controls(records, scores))
 
 
 _MATTERS, _NOT = "The picture is shown to matter.", "The picture is not shown to matter."
@@ -246,18 +231,16 @@ def test_refusals_failures_and_missing_pictures_are_apart(folder):
     # All rows are of the same questions; without a reply that can be read the sentence rests on the other picture.
     lead, *apart = results["said"]
     assert lead.startswith("The picture is shown to matter.")
-    assert apart == [f"Without the picture: {number} refusals and 0 unread replies count as wrong; where both are read "
-                     "the difference is - points."]  # fmt: skip
+    assert apart == [f"Without the picture: {number} refusals and 0 unread replies count as wrong."]
 
 
 def test_a_file_of_replies_has_the_most_frequent_answer_beside_it(folder, tmp_path, capsys):
     out, path = tmp_path / "out", tmp_path / "mine.jsonl"
     (folder / "train.json").unlink()  # so that the questions' own most frequent answers stand in
     tests = range(NUM_TRAIN, NUM_TRAIN + NUM_TEST)
-    path.write_text(
-        "".join(json.dumps({"id": f"slake-{2 * p + k}", "reply": truth(p)[k]}) + "\n" for p in tests for k in (0, 1))
-    )
-    main(["--controls", str(folder), str(path), f"--out={out}", "--dialect=plain"])
+    lines = [json.dumps({"id": f"slake-{2 * p + k}", "reply": truth(p)[k]}) for p in tests for k in (0, 1)]
+    path.write_text("\n".join(lines))
+    main([str(folder), "--controls", f"--out={out}", "--dialect=plain", str(path)])
     results = read_results(folder)
     assert results["figures"]["all"]["own picture"]["A"]["value"] == 1
     most = [collections.Counter(answers).most_common(1)[0][1] for answers in zip(*map(truth, tests), strict=True)]
@@ -276,35 +259,31 @@ def test_a_run_sees_one_grey_and_a_local_model_no_picture(tmp_path, monkeypatch)
     folder = write_folder(tmp_path / "questions", records, pictures)
     write_reader(tmp_path / "qwen")
     seen = {PolicyReader: [], QwenReader: []}
+    for reader, given in seen.items():
 
-    def watch(reader, method):
-        answer = getattr(reader, method)
-        monkeypatch.setattr(
-            reader, method, lambda self, given, **how: seen[reader].extend(given) or answer(self, given, **how)
-        )
+        def watched(self, asked, *, kept=given, answer=reader.answer_prompts, **how):
+            kept.extend(asked)
+            return answer(self, asked, **how)
 
-    watch(PolicyReader, "answer_prompts")
-    watch(QwenReader, "answer_prompts")
+        monkeypatch.setattr(reader, "answer_prompts", watched)
     for name, path in (("checkpoint", "run"), ("local", "qwen")):
         how = ["--num-questions=4", "--concurrency=4"] + ["--max-answer-tokens=4"] * (name == "local")
         with contextlib.suppress(BadInput):  # an untrained model writes nothing that can be read
             main(["--controls", str(folder), f"--{name}={tmp_path / path}", f"--out={tmp_path / name}", *how])
         assert (tmp_path / name / "controls.html").exists()
     own, without, another = ([pixels for pixels, _ in seen[PolicyReader][at : at + 4]] for at in (0, 4, 8))
-    assert all(
-        np.unique(pixels).tolist() == np.unique(without[0]).tolist() and pixels.min() == pixels.max()
-        for pixels in without
-    )
+    assert np.unique(without).size == 1
     assert min(pixels.std() for pixels in [*own, *another]) > 0
     assert [len(prompt.images) for prompt in seen[QwenReader]] == [1] * 4 + [0] * 4 + [1] * 4
 
 
 @pytest.mark.slow
 def test_a_killed_command_resumes_and_pays_nothing_twice(folder):
+    program = KILLED.replace("tools.answer", "tools.evaluate_replies.command")
     with MisbehavingServer(reply_by(look)) as server:
         asked = command(folder, server, "--concurrency=1", "--num-questions=10")
         for at in (4, 12):  # in the first file, then in the second
-            ended = subprocess.run([sys.executable, "-c", KILLED, str(at), *asked], capture_output=True, text=True)
+            ended = subprocess.run([sys.executable, "-c", program, str(at), *asked], capture_output=True, text=True)
             assert ended.returncode == -9, ended.stderr
         main(asked)
         assert len(server.paid) == len(server.requests) == 30

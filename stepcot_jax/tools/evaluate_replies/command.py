@@ -95,11 +95,8 @@ def reports(options: argparse.Namespace) -> None:
 
 def controls(options: argparse.Namespace) -> None:
     """Compare a model with itself without the picture, and with the most frequent answer."""
-    from absl import logging
-
     from stepcot_jax.tools.evaluate_replies.controls import compare_command
 
-    logging.set_verbosity(logging.ERROR)
     compare_command(options)
     if options.replies:
         from stepcot_jax.host.terminal import name_command
@@ -118,7 +115,7 @@ def main(arguments: list[str] | None = None) -> None:
     commands = {"perturb": _perturb_parser, "prompts": _prompts_parser, "reports": _reports_parser}
     make = commands.get(given[0]) if given else None
     whole = _controls_parser if "--controls" in given else _score_parser
-    options = make().parse_args(given[1:]) if make else whole().parse_args(given)
+    options = make().parse_args(given[1:]) if make else whole().parse_intermixed_args(given)
     options.run(options)
 
 

@@ -21,7 +21,6 @@ from stepcot_jax.evaluation.controls import (
     WITHOUT,
     compare_controls,
     conclude,
-    count_outcomes,
     tabulate_controls,
 )
 from stepcot_jax.evaluation.replies import BASELINE, ScoringSettings, encode
@@ -50,12 +49,11 @@ from stepcot_jax.run.scored_replies import describe_missing, score_file, settle,
 from stepcot_jax.tools.options import check_asker, open_asker, read_split
 
 _FILES = {OWN: "own.jsonl", WITHOUT: "without.jsonl", ANOTHER: "another.jsonl"}
-_PAGE = "controls.html"
 
 
 def compare_command(options: argparse.Namespace) -> None:
     """Ask a model, or read the replies of a file, and write tables and page of its controls."""
-    endpoint = check_asker(options, options.replies)
+    endpoint = check_asker(options)
     collection, records = read_split(options, options.records, "RECORDS")
     drawn, given_up = draw_records(records, options.num_questions), 0
     make_workdir(options.out)
@@ -122,27 +120,26 @@ def _write(
     of_majority = dataclasses.replace(settings, dialect=PLAIN if settings.dialect == PLAIN else DIALECTS[0])
     majority, remark = score_baseline(collection.records, records, of_majority, of_chosen=True)
     scores[MAJORITY] = majority or []
-    figures = compare_controls(records, scores)
-    said, notes = conclude(records, scores, figures), [remark.replace(BASELINE, MAJORITY.capitalize())]
+    controls = compare_controls(records, scores)
+    said, notes = conclude(controls), [remark.replace(BASELINE, MAJORITY.capitalize())]
     notes += filter(None, (describe_missing(file, records) for file in files.values()))
     notes.append(f"Replies are read as dialect {settings.dialect}.")
-    tables = tabulate_controls(records, scores, figures, notes)
+    tables = tabulate_controls(controls, notes)
     written = [name for table in tables for name in write_table(options.out, table)]
     nested: dict[str, Any] = {}
-    for (figure, group, name), interval in figures.items():
+    for (figure, group, name), interval in controls.figures.items():
         nested.setdefault(group, {}).setdefault(name, {})[figure] = as_plain(interval)
-    for (group, name), counts in count_outcomes(records, scores).items():
+    for (group, name), counts in controls.outcomes.items():
         nested[group][name]["replies"] = counts
     source = {"path": as_text(collection.path), "sha256": collection.sha256, "split": options.split}
     about = {"stepcot_jax": __version__, "model": model, "dialect": settings.dialect, "records": source}
     content = {**about, "said": said, "notes": notes, "figures": nested}
     write_whole(options.out / "controls.json", msgspec.json.format(encode(content)) + b"\n")
     title = f"Controls of {model} on {collection.root.name or collection.path.name}"
-    page = write_report(
-        title=title, about=said, sections=list(map(tabulate, tables)), writer="stepcot evaluate_replies"
-    )
-    write_whole(options.out / _PAGE, page.encode())
+    sections, writer = list(map(tabulate, tables)), "stepcot evaluate_replies"
+    page = write_report(title=title, about=said, sections=sections, writer=writer)
+    write_whole(options.out / "controls.html", page.encode())
     of_own = {OWN: count_unread(scores[OWN])}
-    names = f"in {options.out}: {_PAGE}, controls.json, {', '.join(written)}"
+    names = f"in {options.out}: controls.html, controls.json, {', '.join(written)}"
     texts = [*said, "", *(to_text(table, by_row=True) for table in tables[:2]), names]
     return "\n".join(texts), find_doubts(of_own, {OWN: settings.dialect})
