@@ -187,19 +187,19 @@ def show(folder: pathlib.Path, config: str) -> str:
         lines.append(f"- Missing of the sets {of[0]} to {of[-1]}: {_list(sorted(lacking))}")
     lines += [f"- Left out, not in every set: {text}" for text in dict.fromkeys((*left_out, *also_out))]
     figures = list(next(iter(found[0].values())))
-    rows = [[name, *(_cell(mean_over_sets(s[name][f] for s in found)) for f in figures)] for name in names]
-    lines += ["", *_table(["network", *figures], rows), "", *_differences(found, names, MARGINS.get(config, 0.5)), ""]
+    rows = [[name, *(to_cell(mean_over_sets(s[name][f] for s in found)) for f in figures)] for name in names]
+    lines += ["", *to_rows(["network", *figures], rows), "", *_differences(found, names, MARGINS.get(config, 0.5)), ""]
     counts = [count for count in (0, 1, 2, 3, 6) if count < len(next(iter(sets[0].hits.values())))]
     rows = [
-        [name, *(_cell(mean_over_sets(100 * kept.hits[name][count].mean() for kept in sets)) for count in counts)]
+        [name, *(to_cell(mean_over_sets(100 * kept.hits[name][count].mean() for kept in sets)) for count in counts)]
         for name in readings
     ]
-    lines += ["Diagnosis right after true answers:", "", *_table(["reading", *map(str, counts)], rows), ""]
+    lines += ["Diagnosis right after true answers:", "", *to_rows(["reading", *map(str, counts)], rows), ""]
     by_set = [
         [path.stem, *(f"{of[name]['steps']:.1f} / {of[name]['diagnosis']:.1f}" for name in names)]
         for path, of in zip(paths, found, strict=True)
     ]
-    return "\n".join([*lines, "Steps / diagnosis by set:", "", *_table(["set", *names], by_set)])
+    return "\n".join([*lines, "Steps / diagnosis by set:", "", *to_rows(["set", *names], by_set)])
 
 
 def _list(numbers: Iterable[int]) -> str:
@@ -241,22 +241,22 @@ def _differences(found: Sequence[Mapping[str, Mapping[str, float]]], names: Sequ
         for rival in (PLAIN, TOLD):
             if name in names and rival in names:
                 mean = less(name, rival, PRIMARY)
-                rows.append([f"{name} less {rival}", f"**{PRIMARY}**", _cell(mean), _p(mean.p), _verdict(mean)])
+                rows.append([f"{name} less {rival}", f"**{PRIMARY}**", to_cell(mean), _p(mean.p), _verdict(mean)])
     num_primary = len(rows)
     for name in networks:
         mean = less(name, PLAIN, "steps")
         verdict = f"not below by {margin:g}" if mean.p_below < 0.05 else f"not shown to be within {margin:g}"
-        rows.append([f"{name} less {PLAIN}", "steps", _cell(mean), f"{_p(mean.p_below)} (one-sided)", verdict])
+        rows.append([f"{name} less {PLAIN}", "steps", to_cell(mean), f"{_p(mean.p_below)} (one-sided)", verdict])
     means = {(name, figure): less(name, PLAIN, figure) for name in networks for figure in OTHERS}
     corrected = dict(zip(means, correct([mean.p for mean in means.values()]), strict=True))
     for (name, figure), mean in means.items():
         p = corrected[name, figure]
-        rows.append([f"{name} less {PLAIN}", figure, _cell(mean), f"{_p(p)} (Holm)", _verdict(mean, p)])
+        rows.append([f"{name} less {PLAIN}", figure, to_cell(mean), f"{_p(p)} (Holm)", _verdict(mean, p)])
     about = (
         f"Differences, paired by set. Primary are the {num_primary} of **{PRIMARY}**: few, and their p values are not "
         f"corrected, nor are those of the steps; the {len(means)} others are corrected together."
     )
-    return [about, "", *_table(["difference", "figure", "points", "p", "verdict"], rows)]
+    return [about, "", *to_rows(["difference", "figure", "points", "p", "verdict"], rows)]
 
 
 def _verdict(mean: Mean, p: float | None = None) -> str:
@@ -269,10 +269,12 @@ def _p(p: float) -> str:
     return "-" if np.isnan(p) else f"{p:.3f}"
 
 
-def _cell(mean: Mean) -> str:
+def to_cell(mean: Mean) -> str:
+    """Return a mean with its interval, where it has one."""
     return f"{mean.value:.1f}" + ("" if np.isnan(mean.low) else f" [{mean.low:.1f}, {mean.high:.1f}]")
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def to_rows(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table."""
     join: Callable[[Sequence[str]], str] = lambda cells: f"| {' | '.join(cells)} |"  # noqa: E731
     return [join(header), "|---" * len(header) + "|", *map(join, rows)]

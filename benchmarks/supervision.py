@@ -1,24 +1,60 @@
-"""Print the table `supervision` again from what it keeps, without training: `python -m benchmarks.supervision FILE`."""
+"""Make the table `supervision` again from kept answers, without training: `python -m benchmarks.supervision FILES`.
+
+Several files, each with sets of its own, become one table.
+"""
 
 import argparse
 import pathlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 from stepcot_jax.host.array_files import read_arrays
-from stepcot_jax.host.errors import run_tool
+from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.host.files import write_whole
 from stepcot_jax.pages.sheets import to_markdown
 from stepcot_jax.tools.tables.supervision_table import KEPT_FILE, tabulate
 
+NOTES = ("notes", "about")
 
-def main(arguments: list[str] | None = None) -> int:
+
+def join(files: Mapping[str, Mapping[str, npt.NDArray]]) -> dict[str, npt.NDArray]:
+    """Return what one file would keep of all sets; no two files may have the same set."""
+    owner = dict[int, str]()
+    for name, kept in files.items():
+        for number in kept["sets"].tolist():
+            if number in owner:
+                raise BadInput(f"{name}: set {number} is in {owner[number]} too; expected files of different sets")
+            owner[number] = name
+    first = next(iter(files.values()))
+    joined = {key: np.concatenate([kept[key] for kept in files.values()]) for key in first if key not in NOTES}
+    notes = dict.fromkeys(note for kept in files.values() for note in kept["notes"].tolist())
+    return {**joined, "notes": np.array([*notes]), "about": first["about"]}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     """Print every figure of the page as Markdown."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.supervision", description=(__doc__ or "").partition(":")[0]
-    )
-    parser.add_argument("file", type=pathlib.Path, help=f"{KEPT_FILE} of `stepcot tables supervision`")
-    path = parser.parse_args(arguments).file
+    about = (__doc__ or "").partition(":")[0]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.supervision", description=about)
+    files = f"{KEPT_FILE} of `stepcot tables supervision`, of different sets"
+    parser.add_argument("files", nargs="+", type=pathlib.Path, metavar="FILE", help=files)
+    parser.add_argument("--join", type=pathlib.Path, metavar="FILE.npz", help="also keep all sets in this file")
+    parser.add_argument("--figure", type=pathlib.Path, metavar="FILE.png", help="also draw the figure")
+    options = parser.parse_args(arguments)
     expected = f"expected a {KEPT_FILE} of stepcot tables supervision"
-    kept = read_arrays(path, accepted="kept answers", expected=expected, most_unpacked=2**28)
-    print(to_markdown(tabulate(kept)))
+    kept = join(
+        {
+            str(path): read_arrays(path, accepted="kept answers", expected=expected, most_unpacked=2**28)
+            for path in options.files
+        }
+    )
+    table = tabulate(kept)
+    if options.join:
+        np.savez_compressed(options.join, **kept)  # type: ignore[arg-type]
+    if options.figure:
+        write_whole(options.figure, table.pictures["supervision.png"])
+    print(to_markdown(table))
     return 0
 
 

@@ -9,10 +9,12 @@
 #   CONFIG           name of a shipped config, or a config file
 #   WORKDIR          folder of the run; a run in it is resumed
 # Optional variables:
-#   PYTHON           interpreter with this package and its extra cuda12; default python3
+#   PYTHON           interpreter with this package and its extra cuda12; default that of an active environment, else
+#                    .venv of this repository, else python3
 #   GPUS             ids of the GPUs to use, such as 0,1; default all
 #   MAX_RESTARTS     limit of the restarts of a preempted run (exit code 75); default 100
 #   RESTART_SECONDS  wait before a restart; default 5
+#   XLA_CLIENT_MEM_FRACTION  share of each GPU's memory that jax takes; default 0.9
 #
 # The script forwards TERM, INT (Ctrl-C) and HUP as TERM: the run saves and ends. The exit code is the program's; 75:
 # preempted and not restarted. Without a GPU the program fails instead of training on the CPU.
@@ -32,10 +34,9 @@ for number in "$max_restarts" "$restart_seconds"; do
   [[ $number =~ ^[0-9]+$ ]] || fail "'$number' is not a whole number (MAX_RESTARTS, RESTART_SECONDS)"
 done
 
-# Without JAX_PLATFORMS jax would only warn about a missing GPU and compute on the CPU.
-command=(env "JAX_PLATFORMS=cuda,cpu")
+command=("${on_gpus[@]}")
 [[ -z ${GPUS:-} ]] || command+=("CUDA_VISIBLE_DEVICES=$GPUS")
-command+=("${PYTHON:-python3}" -m stepcot_jax.main "--config=$CONFIG" "--workdir=$WORKDIR" "$@")
+command+=("$(find_python)" -m stepcot_jax.main "--config=$CONFIG" "--workdir=$WORKDIR" "$@")
 
 if ((dry_run)); then
   check_config

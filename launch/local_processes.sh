@@ -9,12 +9,14 @@
 #   CONFIG               name of a shipped config, or a config file
 #   WORKDIR              folder of the run; a run in it is resumed
 # Optional variables:
-#   PYTHON               interpreter with stepcot-jax; default python3
+#   PYTHON               interpreter with this package; default that of an active environment, else .venv of this
+#                        repository, else python3
 #   DEVICES_PER_PROCESS  virtual CPU devices of each process; default 1
 #   GPUS_PER_PROCESS     GPUs of each process, counted from GPU 0, instead of CPU devices; default none
 #   PORT                 port of process 0, the coordinator; default a free one
 #   GRACE_SECONDS        seconds to save after TERM, before a process is killed; default 120
 #   LOGS                 folder of the logs; default WORKDIR/logs; required if WORKDIR is gs://
+#   XLA_CLIENT_MEM_FRACTION  share of each GPU's memory that jax takes; default 0.9
 #
 # Process I logs to LOGS/process_I.log; the output of process 0 is also printed. If a process fails, the others
 # get TERM. The script forwards TERM, INT (Ctrl-C) and HUP to all processes as TERM: the run saves and ends.
@@ -43,7 +45,7 @@ for number in "$devices" "${gpus:-1}" "$grace_seconds" "${PORT:-1}"; do
 done
 [[ -z $gpus || -z ${DEVICES_PER_PROCESS:-} ]] || fail "DEVICES_PER_PROCESS and GPUS_PER_PROCESS exclude each other"
 
-python=${PYTHON:-python3}
+python=$(find_python)
 port=${PORT:-$("$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')}
 [[ $WORKDIR != *://* || -n ${LOGS:-} ]] || fail "LOGS is required with WORKDIR=$WORKDIR (a folder of this machine)"
 logs=${LOGS:-$WORKDIR/logs}
@@ -52,7 +54,7 @@ make_command() { # set `command` to that of process $1
   local first
   if [[ -n $gpus ]]; then
     first=$(($1 * gpus))
-    command=(env "JAX_PLATFORMS=cuda,cpu" "CUDA_VISIBLE_DEVICES=$(seq -s , "$first" "$((first + gpus - 1))")")
+    command=("${on_gpus[@]}" "CUDA_VISIBLE_DEVICES=$(seq -s , "$first" "$((first + gpus - 1))")")
   else
     command=(env JAX_PLATFORMS=cpu
       "XLA_FLAGS=${XLA_FLAGS:+$XLA_FLAGS }--xla_force_host_platform_device_count=$devices")

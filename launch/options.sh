@@ -22,6 +22,17 @@ check_config() { # fail if CONFIG, without what follows a colon, is neither a fi
   [[ -f $name || -f $shipped/$name.py ]] || fail "CONFIG: '$name' is neither a config file nor the name of a shipped config"
 }
 
+find_python() { # PYTHON, or that of an active environment, or of .venv beside this folder, or any
+  local venv
+  venv=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/.venv/bin/python
+  [[ -z ${VIRTUAL_ENV:-} && -x $venv ]] || venv=python3
+  echo "${PYTHON:-$venv}"
+}
+
+on_gpus=(env "JAX_PLATFORMS=cuda,cpu") # without it jax would only warn about a missing GPU and compute on the CPU
+[[ -n ${XLA_CLIENT_MEM_FRACTION:-}${XLA_PYTHON_CLIENT_MEM_FRACTION:-} ]] || # the older name; jax refuses both
+  on_gpus+=("XLA_CLIENT_MEM_FRACTION=0.9")
+
 dry_run=0
 case ${1:-} in
   -h | --help)

@@ -29,8 +29,15 @@
 # Optional variables:
 #   PROJECT           Google Cloud project; default that of gcloud's settings
 #   SPOT              1: a spot slice, which may be preempted at any time
+#   QUEUED            1: request the slice as a queued resource of the same name; `watch` waits until it is granted
+#   CREATE_FLAGS      more flags of gcloud's create, such as --reserved --network=NET --internal-ips; split at
+#                     spaces
 #   NFS               SERVER:/SHARE that `install` mounts as /mnt/stepcot on every worker, for WORKDIR and data
 #   SSH_FLAGS         such as --tunnel-through-iap; split at spaces
+#   ENV               names of variables that the run gets with their values here, such as "HF_TOKEN XLA_FLAGS"; they go in
+#                     a file that each worker deletes, and are neither printed nor in an argument
+#   CACHE             folder or gs://BUCKET/FOLDER for compiled programs, to outlive the slice; it is code: only who may
+#                     run programs as you should be able to write there
 #   WORKER            worker whose log `logs` follows; default 0
 #   POLL_SECONDS      seconds between two checks of `watch`; default 60
 #   MAX_RESTARTS      limit of the restarts by `watch`; default 100
@@ -64,16 +71,31 @@ for number in "$poll_seconds" "$max_restarts" "$grace_seconds" "${NUM_WORKERS:-1
     fail "'$number' is not a whole number (POLL_SECONDS, MAX_RESTARTS, GRACE_SECONDS, NUM_WORKERS)"
 done
 
-[[ $action != run && $action != watch || $WORKDIR =~ ^(/|gs://) ]] ||
-  fail "WORKDIR: '$WORKDIR' is neither gs:// nor an absolute path (the same on all workers)"
+names=()
+if [[ $action == run || $action == watch ]]; then
+  for name in WORKDIR ${CACHE:+CACHE}; do
+    [[ ${!name} =~ ^(/|gs://) ]] ||
+      fail "$name: '${!name}' is neither gs:// nor an absolute path (the same on all workers)"
+  done
+  read -ra names <<<"${ENV:-}"
+  for name in "${names[@]+"${names[@]}"}"; do # of NAME=value only the name is printed
+    [[ $name =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]] || fail "ENV: '${name%%=*}' must be the name of a variable alone"
+    [[ -n ${!name+set} ]] || fail "ENV: the variable $name is not set"
+  done
+fi
 extras=tpu
-[[ ${WORKDIR:-} != gs://* ]] || extras=tpu,gcs
+[[ ${WORKDIR:-} != gs://* && ${CACHE:-} != gs://* ]] || extras=tpu,gcs
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 tpu=(gcloud compute tpus tpu-vm)
+request=("${tpu[@]}") # what create, describe and delete are asked of
+field=state
+force=()
+[[ ${QUEUED:-} != 1 ]] || request=(gcloud compute tpus queued-resources) field=state.state force=(--force)
 place=("--zone=$ZONE")
 [[ -z ${PROJECT:-} ]] || place+=("--project=$PROJECT")
 read -ra ssh_flags <<<"${SSH_FLAGS:-}"
+read -ra create_flags <<<"${CREATE_FLAGS:-}"
 
 run() { # run a command, or print it in a dry run
   if ((dry_run)); then
@@ -89,11 +111,14 @@ remote() { # run the command line $2 on worker $1
 }
 
 create() {
-  local spot=()
-  [[ ${SPOT:-} != 1 ]] || spot=(--spot)
-  run "${tpu[@]}" create "$TPU_NAME" "${place[@]}" "--accelerator-type=$ACCELERATOR_TYPE" \
-    "--version=$RUNTIME_VERSION" "${spot[@]+"${spot[@]}"}"
+  local more=("--version=$RUNTIME_VERSION")
+  [[ ${QUEUED:-} != 1 ]] || more=("--runtime-version=$RUNTIME_VERSION" "--node-id=$TPU_NAME")
+  [[ ${SPOT:-} != 1 ]] || more+=(--spot)
+  run "${request[@]}" create "$TPU_NAME" "${place[@]}" "--accelerator-type=$ACCELERATOR_TYPE" "${more[@]}" \
+    "${create_flags[@]+"${create_flags[@]}"}"
 }
+
+copy() { run "${tpu[@]}" scp "$1" "$TPU_NAME:${2:-}" "${place[@]}" "${ssh_flags[@]+"${ssh_flags[@]}"}" --worker=all; }
 
 install() {
   local revision archive steps
@@ -101,8 +126,7 @@ install() {
   [[ -z $(git -C "$repository" status --porcelain) ]] || echo "note: uncommitted changes are not installed" >&2
   archive=stepcot-$revision.tar.gz
   run git -C "$repository" archive --format=tar.gz "--output=/tmp/$archive" HEAD || return
-  run "${tpu[@]}" scp "/tmp/$archive" "$TPU_NAME:" "${place[@]}" "${ssh_flags[@]+"${ssh_flags[@]}"}" --worker=all ||
-    return
+  copy "/tmp/$archive" || return
   steps="set -e; "
   if [[ -n ${NFS:-} ]]; then
     steps+="if ! mountpoint -q /mnt/stepcot; then sudo apt-get install -y -q nfs-common; sudo mkdir -p /mnt/stepcot; "
@@ -113,28 +137,50 @@ install() {
   steps+="rm -rf stepcot; mkdir stepcot; tar -xzf $archive -C stepcot; "
   # The images have Python 3.10; uv installs 3.11, which the package needs.
   steps+="python3 -m pip install -q --user uv; \$HOME/.local/bin/uv venv -q --python 3.11 stepcot/.venv; "
-  steps+="\$HOME/.local/bin/uv pip install -q --python stepcot/.venv/bin/python './stepcot[$extras]'; "
+  steps+="\$HOME/.local/bin/uv pip install -q --python stepcot/.venv/bin/python -c stepcot/launch/constraints.txt "
+  steps+="'./stepcot[$extras]'; "
   steps+="echo $revision${extras#tpu} >stepcot/.installed"
   remote all "$steps"
 }
 
+send_environment() { # names and values, in a file that only its owner can read
+  local name file=/tmp/stepcot-env code=0
+  if ((dry_run)); then
+    echo "# write the values of ${names[*]} to $file"
+  else
+    file=$(mktemp) || return
+    # shellcheck disable=SC2064
+    trap "rm -f '$file'" EXIT
+    for name in "${names[@]}"; do printf 'export %s=%s\n' "$name" "${!name@Q}"; done >"$file"
+  fi
+  copy "$file" stepcot-env || code=$?
+  run rm -f "$file"
+  return "$code"
+}
+
 start() {
-  local command
-  command=$(printf '%q ' bash launch/tpu_worker.sh start env JAX_PLATFORMS=tpu,cpu .venv/bin/python -m \
-    stepcot_jax.main "--config=$CONFIG" "--workdir=$WORKDIR" "--num_processes=$NUM_WORKERS" \
+  local command file='' cache=()
+  if ((${#names[@]})); then
+    send_environment || return
+    # shellcheck disable=SC2088
+    file='ENV_FILE=~/stepcot-env '
+  fi
+  [[ -z ${CACHE:-} ]] || cache=("JAX_COMPILATION_CACHE_DIR=$CACHE")
+  command=$(printf '%q ' bash launch/tpu_worker.sh start env JAX_PLATFORMS=tpu,cpu "${cache[@]+"${cache[@]}"}" \
+    .venv/bin/python -m stepcot_jax.main "--config=$CONFIG" "--workdir=$WORKDIR" "--num_processes=$NUM_WORKERS" \
     "${flags[@]+"${flags[@]}"}")
-  remote all "cd stepcot && $command"
+  remote all "cd stepcot && $file$command"
 }
 
 status() { remote all "bash stepcot/launch/tpu_worker.sh status"; }
 
 stop() { remote all "GRACE_SECONDS=$grace_seconds bash stepcot/launch/tpu_worker.sh stop"; }
 
-delete() { run "${tpu[@]}" delete "$TPU_NAME" "${place[@]}" --quiet; }
+delete() { run "${request[@]}" delete "$TPU_NAME" "${place[@]}" --quiet "${force[@]+"${force[@]}"}"; }
 
-describe() { run "${tpu[@]}" describe "$TPU_NAME" "${place[@]}" "--format=value(state)"; }
+describe() { run "${request[@]}" describe "$TPU_NAME" "${place[@]}" "--format=value($field)"; }
 
-state_of_slice() { # READY, PREEMPTED, ...; MISSING if there is no slice; UNKNOWN if gcloud fails otherwise
+state_of_slice() { # READY or ACTIVE, PREEMPTED, ...; MISSING if there is no slice; UNKNOWN if gcloud fails otherwise
   local found
   if found=$(describe 2>&1); then
     tail -n 1 <<<"$found"
@@ -153,15 +199,15 @@ run_until_over() {
     case $state in
       MISSING)
         say "no slice; creating one"
-        { create && install; } || say "that failed; again in $poll_seconds s"
+        { create && { [[ ${QUEUED:-} == 1 ]] || install; }; } || say "that failed; again in $poll_seconds s"
         ;;
-      PREEMPTED | TERMINATED | STOPPED | SUSPENDED)
+      PREEMPTED | TERMINATED | STOPPED | SUSPENDED | FAILED)
         say "slice is $state; deleting it"
         delete || say "that failed; again in $poll_seconds s"
         continue_soon
         continue
         ;;
-      READY) ;;
+      READY | ACTIVE) ;;
       *)
         say "slice is $state"
         continue_soon

@@ -9,6 +9,7 @@
 # Optional variables:
 #   RUN_FOLDER     folder of process id, log and exit code; default ~/stepcot-run
 #   GRACE_SECONDS  seconds to save at `stop`; default 120
+#   ENV_FILE       file of exports that COMMAND gets; deleted once it is read
 #
 # "lost" means that the program ended without an exit code, for example because the machine restarted.
 set -euo pipefail
@@ -31,15 +32,21 @@ status() {
 
 start() {
   if [[ $(status) == running ]]; then
+    rm -f "${ENV_FILE:-}"
     echo "error: tpu_worker.sh: a program is already running (stop it first)" >&2
+    return 2
+  fi
+  if [[ -n ${ENV_FILE:-} && ! -r $ENV_FILE ]]; then
+    echo "error: tpu_worker.sh: ENV_FILE: '$ENV_FILE' cannot be read" >&2
     return 2
   fi
   mkdir -p "$folder"
   rm -f "$folder/exit_code"
   # The inner shell ignores TERM to record the exit code; setsid puts it, the program and its workers in one group.
   # shellcheck disable=SC2016
-  STEPCOT_RUN_FOLDER=$folder setsid bash -c '
+  STEPCOT_RUN_FOLDER=$folder ENV_FILE=${ENV_FILE:-} setsid bash -c '
     trap : TERM HUP INT
+    [[ -z $ENV_FILE ]] || { source "$ENV_FILE"; rm -f "$ENV_FILE"; }
     code=0
     "$@" & child=$!
     while kill -0 "$child" 2>/dev/null; do sleep 0.2; done

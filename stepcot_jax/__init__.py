@@ -61,7 +61,7 @@ _HOMES = {
     "load": "reading.image_reader",
     "load_chain": "data.sources.csv_table:read_chain",
     "load_dataset": "run.inputs:load_cases",
-    "load_records": "run.fit",
+    "load_records": "data.sources.layouts",
     "load_settings": "run.settings",
     "losses": "losses",
     "make_dataset": "run.fit",

@@ -14,6 +14,7 @@ from stepcot_jax.chain import Step as Step
 from stepcot_jax.data.dataset import Dataset as Dataset
 from stepcot_jax.data.phantom.phantom import draw_case as draw_phantom
 from stepcot_jax.data.sources.csv_table import read_chain as load_chain
+from stepcot_jax.data.sources.layouts import load_records as load_records
 from stepcot_jax.encoders.resnet import make_resnet as make_resnet
 from stepcot_jax.evaluation.chains import evaluate as evaluate
 from stepcot_jax.evaluation.predictions import Predictions as Predictions
@@ -45,7 +46,6 @@ from stepcot_jax.reasoning.replies import Reply as Reply
 from stepcot_jax.record import Record as Record
 from stepcot_jax.record import Records as Records
 from stepcot_jax.run.fit import fit as fit
-from stepcot_jax.run.fit import load_records as load_records
 from stepcot_jax.run.fit import make_dataset as make_dataset
 from stepcot_jax.run.inputs import load_cases as load_dataset
 from stepcot_jax.run.scored_replies import ReplyScores as ReplyScores

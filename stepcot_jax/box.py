@@ -6,6 +6,7 @@ Everything is float64 on the host. A box without a positive width and height is 
 
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
 from typing import Literal, TypeAlias, get_args
 
@@ -86,6 +87,42 @@ def qwen_size(image_size: tuple[int, int], *, unit: int = 28, limits: tuple[int,
         grow = math.sqrt(least / (height * width))
         columns, rows = (math.ceil(side * grow / unit) for side in image_size)
     return columns * unit, rows * unit
+
+
+SPACES = ("pixels", "unit", "1000", "qwen")
+"""Named spaces: pixels of the record's picture, shares of its sides, 0 to 1000, pixels of Qwen's resized picture."""
+_SIZE = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,5})")
+_QWEN = re.compile(r"qwen(?::([1-9]\d{0,11}):([1-9]\d{0,11}))?")
+
+
+def find_space(name: str, image_size: tuple[int, int]) -> Space:
+    """Return the space, x first, that a name stands for.
+
+    Args:
+      name: of `SPACES`; "qwen:MIN:MAX" for a processor with other limits of pixels; or a size, such as "336x336".
+      image_size: width and height of the picture in pixels; of a picture of unknown size, (0, 0), only "pixels" and
+        "qwen" depend.
+
+    Raises:
+      BadInput: an unknown name, or an unknown size where the space depends on it.
+
+    >>> find_space("qwen", (640, 480)) == find_space("644x476", (640, 480))
+    True
+    """
+    size, qwen = _SIZE.fullmatch(name), _QWEN.fullmatch(name)
+    if name not in SPACES and not size and not qwen:
+        accepted = f"{', '.join(SPACES)}, qwen:MIN:MAX or a size as 336x336"
+        raise BadInput(f"space (--box-space): {name[:40]!r} is not one of {accepted}")
+    if qwen and qwen[1] and int(qwen[1]) > int(qwen[2]):
+        raise BadInput(f"space (--box-space): {name!r} has a MIN above its MAX")
+    if (qwen or name == "pixels") and not all(image_size):
+        raise BadInput(f"image_size: {list(image_size)} is no size in pixels, which space {name!r} requires")
+    if qwen:
+        limits = (int(qwen[1]), int(qwen[2])) if qwen[1] else QWEN_PIXELS
+        return pixels(qwen_size(image_size, limits=limits))
+    if size:
+        return pixels((int(size[1]), int(size[2])))
+    return pixels({"unit": (1, 1), "1000": (1000, 1000)}.get(name, image_size))
 
 
 class Box(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ file is read, since only the chain knows its options.
 
 import dataclasses
 import os
+import re
 import string
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ YES_NO = ("Yes", "No")
 STAGE_NAMES = ("localisation", "visual", "knowledge", "conclusion")
 
 _SHORT_YES_NO = ("Y", "N")  # refused: a closed answer of a letter is a short form, never a word of its own
+_LETTER = re.compile(r"\(?[A-Z][).]?")
 _LONGEST_NAME = 500
 _LONGEST_SIDE = 2**20
 
@@ -132,6 +134,42 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         if self.question or self.answer or self.options or self.references:
             _check_question(self)
 
+    @classmethod
+    def from_fields(cls, *, question: str, answer: str | Sequence[str], **fields: Any) -> "Record":
+        """Return a question as a record from bare fields, as rows of other programs hold them.
+
+        Args:
+          question: text.
+          answer: a letter by position or an option's text, a list of these for several, yes or no, or another text.
+          fields: other attributes, JSON's lists for tuples; None counts as left out. An entry of `references` may be
+            the corners alone. Without `kind` it follows from answer and options: see `kind_of`.
+
+        Raises:
+          BadInput: an unknown field, a value of another type, a letter without options, or what `Record` refuses.
+
+        >>> Record.from_fields(question="What is seen?", options=["Edema", "Effusion", "Mass"], answer="mass").answer
+        'C'
+        """
+        types = {field.name: field.type for field in msgspec.structs.fields(cls)}
+        made: dict[str, Any] = {"id": "-", "image": "-", "patient": "-"}
+        given = {name: value for name, value in fields.items() if value is not None}
+        for name, value in {**given, "question": question, "answer": answer}.items():
+            if name not in types:
+                raise BadInput(f"{name}: not a field of a record, such as question, options, answer and references")
+            plain = value.tolist() if hasattr(value, "tolist") else value  # of an array, as trainers batch columns
+            if name == "references" and isinstance(plain, (list, tuple)):
+                plain = [b if isinstance(b, (dict, Box)) else {"label": "region", "corners": b} for b in plain]
+            try:
+                made[name] = msgspec.convert(plain, types[name])
+            except msgspec.ValidationError as error:
+                raise BadInput(f"{name}: {error}") from None
+        if "kind" not in made:
+            made["kind"] = kind_of(made["answer"], made.get("options", ()))
+            text = made["answer"] if isinstance(made["answer"], str) else ""
+            if made["kind"] == "open" and _LETTER.fullmatch(text.strip()):
+                raise BadInput(f"answer: {answer!r} is a letter without options; pass options, or kind='open'")
+        return cls(**made)
+
     @property
     def stated(self) -> tuple[int, ...]:
         """Label of each step as the source states it, uncertain answers included.
@@ -170,6 +208,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     def region_box(self, name: str) -> Corners | None:
         """Return the box of a region by name; None if the source has no such region."""
         return next((region.corners for region in self.regions if region.label == name), None)
+
+
+def kind_of(answer: str | Sequence[str], options: Sequence[str] = ()) -> Kind:
+    """Return the kind of a question: "single" with options, "multi" with a list of answers, "closed" by yes or no."""
+    if any(option.strip() for option in options):
+        return "single" if isinstance(answer, str) else "multi"
+    word = answer if isinstance(answer, str) else next(iter(answer), "")
+    return "closed" if fold(word).strip(" .") in ("yes", "no") else "open"
 
 
 @dataclasses.dataclass(frozen=True)

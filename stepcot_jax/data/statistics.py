@@ -19,7 +19,7 @@ from stepcot_jax.data.record_table import RecordTable, as_table, find_first
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.answers import read_answer
-from stepcot_jax.reasoning.dialects import DIALECTS, read_reply, write_reply
+from stepcot_jax.reasoning.dialects import WRITTEN, read_reply, write_reply
 from stepcot_jax.reasoning.plain_replies import PLAIN
 from stepcot_jax.record import KINDS, STAGE_NAMES, Record
 
@@ -225,7 +225,7 @@ def count_formats(records: Iterable[Record]) -> list[dict[str, Any]]:
     """Write records in every dialect and read them back; return counts, refusals and the first differences."""
     formats: dict[str, dict[str, Any]] = {
         dialect: {"dialect": dialect, "written": 0, "read_back": 0, "refused": collections.Counter(), "differ": []}
-        for dialect in DIALECTS
+        for dialect in WRITTEN
     }
     for record in records:
         for dialect, outcome in formats.items():

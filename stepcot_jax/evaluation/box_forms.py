@@ -2,25 +2,21 @@
 
 import dataclasses
 import itertools
-import re
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar, get_args
 
 import numpy as np
 
-from stepcot_jax.box import Box, Space, mean_iou, pixels, qwen_size
+from stepcot_jax.box import SPACES, Box, Space, find_space, mean_iou, pixels
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import Record
 
 Order = Literal["", "xyxy", "xywh", "yxyx"]
-SPACES = ("pixels", "unit", "1000", "qwen")
-"""Named spaces: pixels of the record's picture, shares of its sides, 0 to 1000, pixels of Qwen's resized picture."""
 _USUAL = ("100x100", *(f"{side}x{side}" for side in (224, 336, 448, 512, 896, 1024)))
 """Percent, and the sizes to which models stretch pictures: `find_better_form` tries them, too."""
 
 _Item = TypeVar("_Item")
-_SIZE = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,5})")
 _NUM_TESTED = 300
 _LEAST_TESTED = 4
 _MOST_TESTED = 3000  # boxes of all tested replies together
@@ -33,28 +29,17 @@ class BoxForm:
     """How boxes are written; "" is the dialect's own way.
 
     Attributes:
-      space: one of `SPACES`, or a size such as "336x336".
+      space: a name that `box.find_space` knows.
     """
 
     space: str = ""
     order: Order = ""
 
     def __post_init__(self) -> None:
-        if self.space not in ("", *SPACES) and not _SIZE.fullmatch(self.space):
-            raise BadInput(f"--box-space: {self.space[:40]!r} is not one of {', '.join(SPACES)} or a size as 336x336")
+        if self.space:
+            find_space(self.space, (1, 1))
         if self.order not in get_args(Order):
             raise BadInput(f"--box-order: {self.order[:40]!r} is not one of xyxy, xywh, yxyx")
-
-    def space_of(self, record: Record) -> Space:
-        """Return the space of a record's boxes, x first."""
-        width, height = record.image_size
-        if self.space == "qwen":
-            width, height = qwen_size((width, height))
-        elif self.space in ("unit", "1000"):
-            width = height = {"unit": 1, "1000": 1000}[self.space]
-        elif size := _SIZE.fullmatch(self.space):
-            width, height = int(size[1]), int(size[2])
-        return pixels((width, height))
 
     def describe(self) -> str:
         """Return the options that state this form."""
@@ -70,7 +55,7 @@ def place_boxes(reply: Reply, record: Record, form: BoxForm) -> tuple[Reply, int
     if not reply.references or not all(record.image_size):
         return reply, 0
     own = reply.space or pixels(record.image_size)
-    space = form.space_of(record) if form.space else Space(own.width, own.height)
+    space = find_space(form.space, record.image_size) if form.space else Space(own.width, own.height)
     y_first = form.order == "yxyx" or (not form.order and own.y_first)
     written = np.array([box.corners for box in reply.references], np.float64)
     corners = written[:, [1, 0, 3, 2]] if y_first else written

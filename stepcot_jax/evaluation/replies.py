@@ -30,7 +30,7 @@ from stepcot_jax.evaluation.statistics import (
 from stepcot_jax.evaluation.unread import MISSING, UnreadParts, count_replies, count_unread
 from stepcot_jax.host.ranges import Interval
 from stepcot_jax.reasoning.answers import is_choice_alone
-from stepcot_jax.reasoning.dialects import DIALECTS, FREE, interpret_answer, read_reply
+from stepcot_jax.reasoning.dialects import FREE, WRITTEN, interpret_answer, read_reply
 from stepcot_jax.reasoning.endings import PART_ENDS, Unsaid, goes_on_behind, hear
 from stepcot_jax.reasoning.free_replies import UNCLOSED
 from stepcot_jax.reasoning.plain_replies import PLAIN
@@ -319,7 +319,7 @@ def read(text: str, settings: ScoringSettings, record: Record | None = None, *, 
     reply = read_reply(text, settings.dialect, in_any_space=in_any_space)
     if settings.with_thinking and record is None:
         return reply
-    return suit(reply, record if settings.with_thinking else None, in_any_space=in_any_space)
+    return suit(reply, record if settings.with_thinking else None)
 
 
 def read_ended(text: str, record: Record, settings: ScoringSettings, *, finish: str = "") -> Reply:
@@ -356,7 +356,7 @@ def choose_dialect(texts: Iterable[str], settings: ScoringSettings) -> str:
     `PLAIN` is not tried: nearly every text is a plain reply, and `FREE` finds more in those of other models.
     """
     replies = list(texts)
-    for dialect in (dialect for dialect in DIALECTS if dialect != PLAIN):
+    for dialect in (dialect for dialect in WRITTEN if dialect != PLAIN):
         of_dialect = dataclasses.replace(settings, dialect=dialect)
         if 2 * sum(read(text, of_dialect).is_well_formed for text in replies) >= len(replies):
             return dialect

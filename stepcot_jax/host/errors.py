@@ -7,10 +7,11 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import TextIO, cast
 
 from stepcot_jax.host.terminal import SafeOutput, open_output
-from stepcot_jax.host.text import make_printable
+from stepcot_jax.host.text import install_extra, make_printable
 
 _LONGEST_MESSAGE = 4000
 
@@ -29,6 +30,7 @@ DISK_ERRORS = frozenset(
 UNUSABLE_NAMES = frozenset({errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR})
 """A ring of links, a name that is too long, a file where a folder is expected: of what the user named."""
 
+_PACKAGE = Path(__file__).parents[1]
 _OF_THE_MACHINE = DISK_ERRORS - {errno.EACCES, errno.EPERM}
 
 
@@ -114,6 +116,17 @@ def _describe_platform(error: Exception) -> str:
     return f"no {named} found (JAX_PLATFORMS={asked}); JAX_PLATFORMS=cpu computes on the CPU"
 
 
+def _describe_missing(error: Exception) -> str:
+    """Return a line about a library that the light installation leaves out; "" for any other error."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name or error.name.startswith(_PACKAGE.name):
+        return ""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    by = next((file for file in reversed(files) if not file.startswith("<frozen ")), "")
+    if _PACKAGE not in Path(by).parents:  # a user's own module
+        return ""
+    return f"this needs {error.name.partition('.')[0]}, which is not installed: {install_extra('')}"
+
+
 def _flush_output() -> None:
     """Write what was printed: a full disk behind `> FILE` fails here, and not in Python's own exit."""
     try:
@@ -165,7 +178,7 @@ def run_tool(main: Callable[[], int | None], *, end: Callable[[int], None] = sys
         elif problem := _describe_memory(error):
             _say(f"stopped: {problem}")
             code = EXIT_STOPPED
-        elif problem := _describe_platform(error):
+        elif problem := _describe_platform(error) or _describe_missing(error):
             _say(f"error: {problem}")
             code = EXIT_BAD_INPUT
         elif end is sys.exit:

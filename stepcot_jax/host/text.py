@@ -70,8 +70,9 @@ def plain_text_style(**settings: Any) -> Iterator[None]:
 
 
 def install_extra(extra: str) -> str:
-    """Return the command that installs optional packages; the project is on no package index."""
-    return f'{name_command("pip")} install -e ".[{extra}]" in the checkout of stepcot_jax'
+    """Return the command that installs optional packages, "" for the plain ones; the project is on no package index."""
+    what = f'".[{extra}]"' if extra else "."
+    return f"{name_command('pip')} install -e {what} in the checkout of stepcot_jax"
 
 
 def one_line(error: BaseException) -> str:

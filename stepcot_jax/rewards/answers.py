@@ -3,6 +3,7 @@
 And what a record asks of a reply: thinking and boxes where it has some; and why a part of a reply cannot be read.
 """
 
+import dataclasses
 import math
 import re
 
@@ -31,14 +32,14 @@ _OF_BOXES = re.compile(r"loc|box|number", re.IGNORECASE)
 _UNNAMED = {"closed": "neither yes nor no", "open": "the answer is empty"}
 
 
-def suit(reply: Reply, record: Record | None, *, in_any_space: bool = False) -> Reply:
+def suit(reply: Reply, record: Record | None) -> Reply:
     """Return the reply as a record without thinking (None: any record) asks for it: well formed without thinking."""
     needs_thinking = record is not None and record.thinking.strip()
     is_unsaid = any(isinstance(problem, Unsaid) for problem in reply.problems)  # refused, or cut
     if needs_thinking or is_unsaid or not reply.problems or reply.dialect not in _WITHOUT_THINKING:
         return reply
-    bare = read_reply(reply.text, reply.dialect, with_thinking=False, in_any_space=in_any_space)
-    return bare if bare.is_well_formed else reply
+    bare = read_reply(reply.text, reply.dialect, with_thinking=False)
+    return dataclasses.replace(bare, space=reply.space) if bare.is_well_formed else reply
 
 
 def why_unread(reply: Reply, record: Record, *, with_thinking: bool = True) -> tuple[str, str | None]:

@@ -1,4 +1,4 @@
-"""Records, datasets and training from Python, without a config: `load_records`, `make_dataset`, `fit`.
+"""Datasets and training from Python, without a config: `make_dataset`, `fit`.
 
 `fit` does what `Run` does with the values that settings describe. Values that settings can name are written as
 settings, so that every command reads the run; the others are listed in given.json (`run.given`).
@@ -6,7 +6,6 @@ settings, so that every command reads the run; the others are listed in given.js
 
 import dataclasses
 import functools
-import os
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -20,12 +19,9 @@ from stepcot_jax.data.images.image_files import folder_files
 from stepcot_jax.data.questions.record_files import FILE_NAME, VqaCollection
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.data.record_table import RecordTable
-from stepcot_jax.data.records.records import Collection, OnBadRecord
-from stepcot_jax.data.sources.layout_table import AUTO
-from stepcot_jax.data.sources.layouts import holds_questions, read_source, read_vqa_source
+from stepcot_jax.data.records.records import Collection
 from stepcot_jax.encoders.prompts import hash_prompts, write_prompts
 from stepcot_jax.encoders.resnet import make_resnet
-from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.losses.step_cot import Objective
 from stepcot_jax.models.student import Baseline, Student
@@ -147,16 +143,16 @@ def describe_values(
 ) -> tuple[dict[str, Any], Given]:
     """Return the settings that describe a system and a dataset, and the values that none describes."""
     preprocessing = data.preprocessing
-    if preprocessing.unusual and data.features is None:
-        raise BadInput(
-            f"data: no setting describes {preprocessing.unusual} of its preprocessing; expected the defaults"
-        )
+    unusual = {name: value for name, value in preprocessing.unusual.items() if name != "reduced_jpeg"}
+    if unusual and data.features is None:
+        raise BadInput(f"data: no setting describes {unusual} of its preprocessing; expected the defaults")
     described: dict[str, Any] = {
         "data.source": "given",
         "image_encoder.image_size": preprocessing.size,
         "image_encoder.mean": tuple(preprocessing.mean),
         "image_encoder.std": tuple(preprocessing.std),
         "image_encoder.fit": preprocessing.fit,
+        "image_encoder.reduced_jpeg": preprocessing.reduced_jpeg,
     }
     if data.features is not None:
         described |= {"image_encoder.name": "imported", "image_encoder.weights": "given"}
@@ -246,28 +242,6 @@ def _text(system: System, data: Dataset, settings: Settings, prompts: np.ndarray
     if prompts.shape[:1] != (data.chain.num_steps,) or prompts.ndim != 2:
         raise BadInput(f"prompts: must have shape [{data.chain.num_steps}, width]; got {list(prompts.shape)}")
     return jax.device_put(np.asarray(prompts, np.float32))
-
-
-def load_records(
-    root: str | os.PathLike[str], *, layout: str = AUTO, on_bad_record: OnBadRecord = "stop", **reading: Any
-) -> Records:
-    """Read the records of a folder: answers to the steps of a chain, or questions.
-
-    Args:
-      root: a folder or file in a layout that `stepcot data check` knows.
-      layout: "auto" detects it.
-      on_bad_record: "stop" raises at a bad record, "skip" sets it aside.
-      **reading: `step_names`, `single_label` and others of `data.sources.listed.How`.
-
-    Raises:
-      BadInput: the folder has no known layout, or a record is bad.
-    """
-    source = find_path(root, "root")
-    if holds_questions(source, layout):
-        questions = read_vqa_source(source, layout=layout, on_bad_record=on_bad_record, **reading)
-        return Records(questions.records, root=questions.root, set_aside=questions.set_aside)
-    cases = read_source(source, layout=layout, on_bad_record=on_bad_record, **reading)
-    return Records(cases.cases, root=cases.root, chain=cases.chain, set_aside=cases.set_aside)
 
 
 def make_dataset(records: Records, *, image_size: int = 224, seed: int = 0, **settings: Any) -> Dataset | VqaDataset:

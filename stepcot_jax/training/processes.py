@@ -78,13 +78,12 @@ def _require_accelerator(environment: Mapping[str, str]) -> None:
             f"JAX_PLATFORMS={environment['JAX_PLATFORMS']}: no {asked} device (backend: {backend}); check the driver, "
             f"the extra {_EXTRAS.get(asked, asked)!r} and the visible devices; JAX_PLATFORMS=cpu computes on the CPU"
         )
-    visible = environment.get("CUDA_VISIBLE_DEVICES", "")
-    if backend == "gpu" and visible and not is_cluster(environment):  # under Slurm each process has one of them
-        number = len([name for name in visible.split(",") if name.strip()])
+    # Under Slurm a process has one GPU of those that are visible, or those of JAX_LOCAL_DEVICE_IDS.
+    name = "JAX_LOCAL_DEVICE_IDS" if is_cluster(environment) else "CUDA_VISIBLE_DEVICES"
+    if backend == "gpu" and (visible := environment.get(name, "")):
+        number = len([gpu for gpu in visible.split(",") if gpu.strip()])
         if jax.local_device_count() < number:
-            raise BadInput(
-                f"CUDA_VISIBLE_DEVICES={visible}: names {number} GPUs, found {jax.local_device_count()} on this machine"
-            )
+            raise BadInput(f"{name}={visible}: names {number} GPUs, found {jax.local_device_count()} on this machine")
 
 
 def is_cluster(environment: Mapping[str, str]) -> bool:

@@ -12,7 +12,7 @@ from refusals import refuse
 
 from stepcot_jax.evaluation.audits import spread
 from stepcot_jax.evaluation.replies import reference_kind
-from stepcot_jax.reasoning.dialects import DIALECTS, write_question
+from stepcot_jax.reasoning.dialects import WRITTEN, write_question
 from stepcot_jax.tools import options
 from stepcot_jax.tools.evaluate_replies.command import main
 
@@ -216,7 +216,7 @@ def test_a_file_name_that_is_not_utf_8(folder):
 
 
 def test_it_needs_neither_jax_nor_flax_and_helps_at_once(folder):
-    assert options.DIALECTS == DIALECTS
+    assert options.DIALECTS == WRITTEN
     path = write_replies(folder / "mine.jsonl", RECORDS)
     command = [str(folder), str(path), "--out", str(folder / "out"), "--num-resamples", "20"]
     script = (

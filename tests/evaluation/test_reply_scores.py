@@ -10,7 +10,7 @@ from evaluate_replies.asked import ask
 
 from stepcot_jax.box import Box
 from stepcot_jax.evaluation import replies as tested
-from stepcot_jax.reasoning.dialects import DIALECTS, write_reply
+from stepcot_jax.reasoning.dialects import WRITTEN, write_reply
 from stepcot_jax.reasoning.replies import Judged
 from stepcot_jax.record import Record
 from stepcot_jax.run.reply_page import make_tables
@@ -28,7 +28,7 @@ BROKEN = WHOLE.replace("</think>", "")
 NAN = math.nan
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", WRITTEN)
 def test_perfect_replies_have_full_marks(dialect):
     settings = tested.ScoringSettings(dialect=dialect)
     replies = {record.id: write_reply(record, dialect) for record in RECORDS}
@@ -40,7 +40,7 @@ def test_perfect_replies_have_full_marks(dialect):
     assert all(score.problems == () and score.text != "" and score.answer is not None for score in scores)
 
 
-@hypothesis.given(st.lists(st.text(max_size=200), min_size=4, max_size=4), st.sampled_from(DIALECTS))
+@hypothesis.given(st.lists(st.text(max_size=200), min_size=4, max_size=4), st.sampled_from(WRITTEN))
 @hypothesis.settings(max_examples=100)
 def test_any_text_is_scored(texts, dialect):
     for text, record in zip(texts, RECORDS, strict=False):

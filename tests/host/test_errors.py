@@ -1,13 +1,17 @@
 import errno
+import importlib
 import subprocess
 import sys
 import types
 
 import jax
+import numpy as np
 import pytest
 
+from stepcot_jax.box import match
 from stepcot_jax.host.errors import BadInput, Preempted, RunStopped, describe_disk, run_tool
 from stepcot_jax.host.files import removing_half, writing_for
+from stepcot_jax.host.text import install_extra
 
 SHARED = "/dev/shm"  # noqa: S108
 SMALL = "is too small (Unable to allocate"
@@ -42,6 +46,18 @@ def test_a_device_without_memory_ends_in_a_sentence(capsys):
     assert said.startswith("stopped: the memory of the device is too small (RESOURCE_EXHAUSTED: ")
     assert said.endswith(f"{LESS}\n")
     assert said.count("\n") == 1
+
+
+def test_a_missing_library_of_ours_is_named_and_a_users_own_module_ends_in_a_traceback(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)  # as if it were not there
+    with pytest.raises(SystemExit) as ended:
+        run_tool(lambda: match(np.zeros((2, 2))))
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said == f"error: this needs scipy, which is not installed: {install_extra('')}\n"
+    assert said.endswith("install -e . in the checkout of stepcot_jax\n")
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        run_tool(lambda: importlib.import_module("no_such_module"))
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,7 @@ def launch(tools, tmp_path):
 
     def start(name, *arguments, **variables):
         kept = {name: os.environ[name] for name in ("LANG", "HOME") if name in os.environ}
+        kept["VIRTUAL_ENV"] = "/an/active/one"  # so that scripts start `python3`, also in a clone with its .venv
         environment = {**kept, "PATH": f"{tools}:{os.environ['PATH']}", **{k: str(v) for k, v in variables.items()}}
         process = subprocess.Popen(
             ["bash", str(LAUNCH / name), *arguments],

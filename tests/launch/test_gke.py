@@ -4,6 +4,7 @@ yaml = pytest.importorskip("yaml")
 VALUES = {"NAME": "chest-1", "IMAGE": "europe-docker.pkg.dev/mine/stepcot/train:1.0", "CLAIM": "stepcot"}
 VALUES |= {"CONFIG": "configs/paper.py", "WORKDIR": "/mnt/stepcot/runs/paper", "NUM_HOSTS": "4", "CHIPS_PER_HOST": "4"}
 VALUES |= {"ACCELERATOR": "tpu-v5-lite-podslice", "TOPOLOGY": "4x4"}
+SHM = "/dev/shm"  # noqa: S108 (a path in the pod)
 FLAG = r'--config.prompts.template=a "b" \ & {question} $(HOME): [c] #'
 
 
@@ -40,13 +41,45 @@ def test_the_jobset_holds_the_run(run):
     flags = ["--config=configs/paper.py", "--workdir=/mnt/stepcot/runs/paper", "--num_processes=4"]
     assert container["args"] == [*flags, FLAG.replace("$", "$$")]
     assert container["resources"] == {"requests": {"google.com/tpu": 4}, "limits": {"google.com/tpu": 4}}
-    (volume,) = pod["volumes"]
+    assert container["securityContext"] == {"privileged": True, "runAsUser": 0}
+    shm, volume = pod["volumes"]
+    assert shm == {"name": "shm", "emptyDir": {"medium": "Memory"}}
     assert volume["persistentVolumeClaim"]["claimName"] == "stepcot"
-    assert container["volumeMounts"] == [{"name": volume["name"], "mountPath": "/mnt/stepcot"}]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert mounts == {"shm": SHM, volume["name"]: "/mnt/stepcot"}
+    assert not {"serviceAccountName", "tolerations", "labels", "envFrom"} & {*pod, *jobset["metadata"], *container}
+
+
+def test_a_cluster_is_asked_for_what_its_variables_say(run):
+    """Labels and fields as in the documents of Kueue, GKE and Kubernetes."""
+    more = {"QUEUE": "chest-queue", "SPOT": "1", "SERVICE_ACCOUNT": "trainer", "SECRET": "keys", "MEMORY": "100Gi"}
+    more |= {"CACHE": "gs://bucket/compiled", "PRIVILEGED": "0", "WORKDIR": "gs://bucket/run", "CLAIM": ""}
+    code, out, _ = run("gke.sh", "--dry-run", "start", "--config.a= # with SPOT", **VALUES | more)
+    assert code == 0
+    jobset = read(out)
+    assert jobset["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "chest-queue"}
+    pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    assert pod["serviceAccountName"] == "trainer"
+    assert pod["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
+    spot = {"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"}
+    assert pod["tolerations"] == [spot]
+    assert [volume["name"] for volume in pod["volumes"]] == ["shm"]  # no claim
+    (container,) = pod["containers"]
+    assert [mount["mountPath"] for mount in container["volumeMounts"]] == [SHM]
+    assert "securityContext" not in container
+    assert pod["securityContext"]["runAsUser"] == 1000
+    assert container["envFrom"] == [{"secretRef": {"name": "keys"}}]
+    assert {"name": "JAX_COMPILATION_CACHE_DIR", "value": "gs://bucket/compiled"} in container["env"]
+    assert container["resources"]["requests"]["memory"] == "100Gi"
+    assert container["args"][-1] == "--config.a= # with SPOT"
+    _, out, _ = run("gke.sh", "--dry-run", "start", **VALUES, RESERVATION="mine")
+    pod = read(out)["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    assert pod["nodeSelector"]["cloud.google.com/reservation-name"] == "mine"
 
 
 WRONG = [("IMAGE", "a\n  evil: true"), ("IMAGE", "a: b"), ("TOPOLOGY", "4"), ("NUM_HOSTS", "four")]
-WRONG += [("WORKDIR", "/mnt/other/x"), ("CLAIM", "a b")]
+WRONG += [("WORKDIR", "/mnt/other/x"), ("CLAIM", "a b"), ("SECRET", "a}}, evil: true"), ("QUEUE", "a\n  b: c")]
+WRONG += [("CACHE", "gs://b/c: d"), ("CACHE", "/mnt/other/x"), ("MEMORY", "much"), ("PRIVILEGED", "yes")]
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG)

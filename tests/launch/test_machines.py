@@ -51,6 +51,8 @@ def test_a_script_without_a_gpu_ends_with_2(run, put, tmp_path, script, variable
         ("gpu", {"JAX_PLATFORMS": "cuda,cpu", "CUDA_VISIBLE_DEVICES": "0,3,9"}, "names 3 GPUs, found 2"),
         # Slurm names all GPUs of the node, of which each task takes its own.
         ("gpu", {"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": "0,1,2"} | TASK, None),
+        ("gpu", {"JAX_PLATFORMS": "cuda", "JAX_LOCAL_DEVICE_IDS": "0,1"} | TASK, None),
+        ("gpu", {"JAX_PLATFORMS": "cuda", "JAX_LOCAL_DEVICE_IDS": "0,1,2"} | TASK, "IDS=0,1,2: names 3 GPUs, found 2"),
     ],
 )
 def test_the_backend_is_the_one_that_was_asked_for(monkeypatch, backend, variables, words):
@@ -59,6 +61,34 @@ def test_the_backend_is_the_one_that_was_asked_for(monkeypatch, backend, variabl
     monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: None)
     with pytest.raises(BadInput, match=words) if words else contextlib.nullcontext():
         processes.join_processes(environment=variables)
+
+
+def test_one_task_a_node_owns_its_gpus_and_divides_parameters_among_them(run, put, python, tmp_path):
+    """jax joins for real, with four CPU devices in the place of each node's GPUs."""
+    put(
+        "srun",
+        """while [[ $1 != env ]]; do shift; done
+export SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST=localhost SLURM_LOCALID=0
+for SLURM_PROCID in 0 1; do export SLURM_PROCID; "$@" & tasks+=($!); done
+for task in "${tasks[@]}"; do wait "$task" || exit; done""",
+    )
+    program = python("""
+import os, pathlib
+os.environ |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+import jax
+from stepcot_jax.training import devices, processes
+processes.join_processes(num_processes=2)
+mesh = devices.MeshDevices(None, model_devices=4).mesh
+rows = [sorted({device.process_index for device in row}) for row in mesh.devices]
+visible = jax.config.read("jax_cuda_visible_devices")
+pathlib.Path(f"found_{jax.process_index()}").write_text(f"{visible} {dict(mesh.shape)} {rows}")
+""")
+    slurm = {"SLURM_JOB_ID": os.getpid() % 4096, "SLURM_NTASKS": 2, "SLURM_NNODES": 2, "SLURM_GPUS_ON_NODE": 4}
+    code, _, err = run("slurm.sbatch", **RUN | slurm | {"PYTHON": program})
+    assert code == 0, err
+    for process in (0, 1):
+        found = (tmp_path / f"found_{process}").read_text()
+        assert found == "0,1,2,3 {'data': 2, 'model': 4} [[0], [1]]"
 
 
 def test_a_user_without_a_home_trains(tmp_path):

@@ -4,8 +4,11 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 LAUNCH = pathlib.Path(__file__).parents[2] / "launch"
 FILES = sorted(path.name for path in LAUNCH.iterdir() if path.suffix in (".sh", ".sbatch"))
@@ -64,7 +67,8 @@ def test_the_header_names_every_variable(script):
     assert "# Required variables:" in head
     assert "# Optional variables:" in head
     used = set(re.findall(r"\$\{([A-Z][A-Z_]+):", body)) | set(re.findall(r"\$([A-Z][A-Z_]+)", body))
-    ours = used - {"HOME", "SECONDS", "BASH_SOURCE", "XLA_FLAGS", "STEPCOT_RUN_FOLDER", "SLURM_RESTART_COUNT"}
+    others = "HOME SECONDS BASH_SOURCE XLA_FLAGS STEPCOT_RUN_FOLDER SLURM_RESTART_COUNT VIRTUAL_ENV"
+    ours = used - set(others.split())
     assert ours, "found no variable in use"
     for name in ours:
         assert re.search(rf"^#   (\w+, )*{name}\b", head, re.M), f"{script}: {name} is not in the header"
@@ -77,6 +81,37 @@ def test_help_is_the_header(run, script):
     assert "Required variables:" in out
     assert "#" not in out
     assert "pipefail" not in out
+
+
+@pytest.mark.parametrize("script", ["gpu.sh", "local_processes.sh", "slurm.sbatch"])
+def test_a_script_finds_the_interpreter_of_readmes_installation(run, tmp_path, script):
+    shutil.copytree(LAUNCH, tmp_path / "launch")
+    (tmp_path / "configs").symlink_to(LAUNCH.parent / "configs")
+    venv = tmp_path / ".venv/bin/python"
+    venv.parent.mkdir(parents=True)
+    venv.symlink_to(sys.executable)
+    variables = {"CONFIG": "paper", "WORKDIR": "run", "SLURM_JOB_ID": 71, "SLURM_NTASKS": 1, "PORT": 1}
+    for more, expected in (
+        ({}, "python3"),
+        # slurm.sbatch looks in the folder of submission, which is the script's.
+        ({"VIRTUAL_ENV": ""}, ".venv/bin/python" if script == "slurm.sbatch" else str(venv)),
+        ({"VIRTUAL_ENV": "", "PYTHON": "/opt/py"}, "/opt/py"),
+    ):
+        number = ["1"] if script == "local_processes.sh" else []
+        code, out, _ = run(tmp_path / "launch" / script, "--dry-run", *number, **variables, **more)
+        assert code == 0
+        assert f" {expected} -m stepcot_jax.main " in out, out
+
+
+def test_the_pins_satisfy_the_package():
+    """`.ci/constraints` resolves them; this needs no network."""
+    project = tomllib.loads((LAUNCH.parent / "pyproject.toml").read_text())["project"]
+    lines = (LAUNCH / "constraints.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    extras = project["optional-dependencies"]
+    needed = [*project["dependencies"], *(line for extra in ("tpu", "gcs", "cuda12") for line in extras[extra])]
+    for requirement in map(Requirement, needed):
+        assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
 
 
 def test_shellcheck_finds_nothing():

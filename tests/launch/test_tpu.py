@@ -1,5 +1,6 @@
 """The TPU scripts: a worker's program for real, and a pod against a cloud of files."""
 
+import json
 import os
 import pathlib
 import signal
@@ -69,10 +70,14 @@ CLOUD = r"""
 cd "$STATE"
 echo "$@" >>calls
 case "$*" in
-  *" describe "*) if [[ -e slice ]]; then cat slice; else echo "ERROR: NOT_FOUND" >&2; exit 1; fi ;;
+  *" describe "*)
+    if [[ -e slice ]]; then cat slice; sed -i s/WAITING.*/ACTIVE/ slice; else echo "ERROR: NOT_FOUND" >&2; exit 1; fi ;;
+  *"queued-resources create "*) echo WAITING_FOR_RESOURCES >slice; echo none >worker; cp worker worker_1 ;;
+  *"uv pip install"*) touch installed ;;
   *" create "*) echo READY >slice; echo none >worker; cp worker worker_1; rm -f started ;;
   *" delete "*) rm slice ;;
   *"tpu_worker.sh status"*) # what the workers do next is written in `fates`, a line a look
+    [[ ${QUEUED:-} != 1 || -e installed ]] || exit 127
     if [[ -s fates && -e started ]]; then
       IFS=, read -r first second <fates; sed -i 1d fates
       if [[ $first == PREEMPTED ]]; then echo PREEMPTED >slice; exit 255; fi
@@ -126,6 +131,14 @@ def test_watch_makes_a_pod_starts_again_after_a_preemption_and_ends_with_the_run
     assert not words.startswith("exit") or "tpu_worker.sh stop" in calls.splitlines()[-1]
 
 
+def test_watch_waits_for_a_queued_slice_and_installs_once_it_is_granted(watch):
+    code, err, calls = watch("exit 0,exit 0", QUEUED=1)
+    assert code == 0, err
+    assert "slice is WAITING_FOR_RESOURCES" in err
+    assert (calls.count("queued-resources create pod"), calls.count("uv pip install")) == (1, 1)
+    assert calls.index("value(state.state)") < calls.index("create") < calls.index("uv pip install")
+
+
 def test_watch_does_not_take_an_older_run_for_its_own(watch):
     (watch.state / "slice").write_text("READY\n")
     for name in ("worker", "worker_1"):
@@ -133,6 +146,63 @@ def test_watch_does_not_take_an_older_run_for_its_own(watch):
     code, err, calls = watch("exit 0,exit 0")
     assert code == 0, err
     assert calls.count("tpu_worker.sh start") == 1
+
+
+SECRETS = {
+    "HF_TOKEN": "hf_'a b'",
+    "JUDGE_KEY": 'k "$HOME" `id` \\ \n second line\t',
+    "XLA_FLAGS": "--a=1 --b",
+    "EMPTY": "",
+}
+SECRETS |= {"WANDB_API_KEY": "$(touch injected) ; ä\n", "http_proxy": "-e x"}
+WORKER = """
+import json, os, pathlib
+parent, chain = os.getpid(), []
+while parent > 1:
+    chain.append(pathlib.Path(f"/proc/{parent}/cmdline").read_bytes().decode())
+    parent = int(pathlib.Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
+pathlib.Path("../found").write_text(json.dumps([dict(os.environ), chain]))
+"""
+
+
+def test_values_reach_the_program_and_are_in_no_argument_and_no_output(run, put, python, wait_for, tmp_path):
+    """gcloud as one worker whose home is a folder: its shell and tpu_worker.sh are real."""
+    home = tmp_path / "home"
+    (home / "stepcot/.venv/bin").mkdir(parents=True)
+    (home / "stepcot/launch").symlink_to(pathlib.Path(__file__).parents[2] / "launch")
+    (home / "stepcot/.venv/bin/python").symlink_to(python(WORKER))
+    gcloud = r"""
+printf '%s\n' "$@" >>"$CALLS"
+if [[ $4 == scp ]]; then stat -c %a "$5" >>"$CALLS"; cp -p "$5" "$WORKER_HOME/${6#pod:}"; exit; fi
+for last; do :; done
+cd "$WORKER_HOME" && exec env -i HOME="$WORKER_HOME" PATH="$PATH" bash -c "${last#--command=}"
+"""
+    put("gcloud", gcloud)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    more = {"CALLS": tmp_path / "calls", "WORKER_HOME": home, "TMPDIR": temporary, "CACHE": "/mnt/compiled"}
+    for _ in range(2):  # a restart sends them again
+        code, out, err = run("tpu_pod.sh", "run", **POD, **SECRETS, **more, ENV=" ".join(SECRETS))
+        assert (code, out, err) == (0, "", "")
+        wait_for((home / "stepcot-run/exit_code").exists)
+    assert (home / "stepcot-run/exit_code").read_text() == "0\n"
+    environment, chain = json.loads((home / "found").read_text())
+    assert {name: environment[name] for name in SECRETS} == SECRETS
+    assert environment["JAX_COMPILATION_CACHE_DIR"] == "/mnt/compiled"
+    calls = (tmp_path / "calls").read_text()
+    assert calls.splitlines().count("600") == 2
+    for shown in (calls, *chain, (home / "stepcot-run/log").read_text()):
+        for part in ("hf_", "id`", "second line", "--b", "touch", "ä"):
+            assert part not in shown
+    assert not list(temporary.iterdir())
+    assert {path.name for path in home.iterdir()} == {"stepcot", "stepcot-run", "found"}
+    assert not list(tmp_path.rglob("injected"))
+
+
+def test_a_worker_without_the_file_of_values_starts_nothing(run, tmp_path):
+    state = {"RUN_FOLDER": tmp_path / "state", "ENV_FILE": tmp_path / "none"}
+    code, _, err = run("tpu_worker.sh", "start", "true", **state)
+    assert (code, "ENV_FILE" in err) == (2, True)
 
 
 def test_the_image_has_what_the_command_needs():

@@ -14,7 +14,7 @@ from timing import least_seconds
 from stepcot_jax.box import Box, convert_rounded, pixels
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.answers import read_answer
-from stepcot_jax.reasoning.dialects import DIALECTS, read_reply, write_question, write_reply
+from stepcot_jax.reasoning.dialects import DIALECTS, WRITTEN, read_reply, write_question, write_reply
 from stepcot_jax.rewards.options import PRESETS
 from stepcot_jax.rewards.presets import reward
 
@@ -46,7 +46,7 @@ def assert_read_back(record, dialect, text):
     return reply
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", WRITTEN)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_record_of_each_kind_is_read_back(dialect, kind):
     many = tuple(Box(f"região {k}", (k, 2 * k, k + 7, 2 * k + 5)) for k in range(150))
@@ -68,7 +68,7 @@ def test_a_record_of_each_kind_is_read_back(dialect, kind):
 @given(record=records())
 def test_any_record_is_read_back_or_refused_by_field(record):
     assume(record.references)
-    for dialect in DIALECTS:
+    for dialect in WRITTEN:
         field = ""
         try:
             assert_read_back(record, dialect, write_reply(record, dialect))
@@ -103,10 +103,13 @@ def broken(stage):
 def test_a_text_that_would_break_the_markup_is_refused(dialect, changes, field):
     refuse(f"^{field}: ", write_reply, make_record(**changes), dialect)
     for call in (lambda: write_reply(make_record(), "xml"), lambda: read_reply("", "GEMEX")):
-        refuse("dialect must be one of gemex, gemex_plain, lvkc, lvkc_released, medclm", call)
+        refuse("dialect must be one of gemex, gemex_plain, lvkc, lvkc_released, medclm, plain, free; got", call)
+    assert (*WRITTEN, "free") == DIALECTS
+    for write in (write_reply, write_question):
+        refuse("dialect must be one of .*, medclm, plain; got 'free'", write, make_record(), "free")
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", WRITTEN)
 def test_prompts_name_the_kind_and_the_choices(dialect):
     for kind, word in zip(KINDS, ("open-ended", "closed-ended", "single-", "multi-"), strict=True):
         record = make_record(kind)
@@ -156,7 +159,7 @@ def mutate(generator, text):
     return text
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", WRITTEN)
 def test_any_of_2000_replies_a_dialect_is_read(dialect):
     generator = random.Random(dialect)  # noqa: S311
     known = [make_record(kind) for kind in KINDS]
@@ -201,7 +204,7 @@ UNITS = (
 )
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", WRITTEN)
 @pytest.mark.parametrize("frame", ["{}", "framed", "after_start"])
 def test_reading_takes_linear_time(dialect, frame):
     """A long reply takes under 0.05 s of an idle core; reading that is quadratic takes 1.5 s at least."""
@@ -211,7 +214,7 @@ def test_reading_takes_linear_time(dialect, frame):
         assert least_seconds(functools.partial(read_reply, text, dialect), 1.2) < 1.2, unit
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", WRITTEN)
 def test_2_megabytes_and_100000_nested_tags_are_read(dialect):
     text = FRAMES[dialect].replace("{}", "The **left lung** is clear. " * 72_000, 1)
     assert least_seconds(lambda: read_reply(text, dialect), 10) < 10  # 0.2 s on an idle core, or hours

@@ -7,7 +7,7 @@ from refusals import refuse
 
 from stepcot_jax import rewards
 from stepcot_jax.box import Box
-from stepcot_jax.reasoning.dialects import DIALECTS, read_reply, write_reply
+from stepcot_jax.reasoning.dialects import WRITTEN, read_reply, write_reply
 from stepcot_jax.reasoning.replies import Judged, Reply
 from stepcot_jax.rewards.functions import FUNCTIONS
 from stepcot_jax.rewards.options import PRESETS, RewardSettings
@@ -86,7 +86,7 @@ def test_published_weights():
     assert reward(reply_of("Fluid"), record, PRESETS["gemex"])["total"] == 2
 
 
-@pytest.mark.parametrize("dialect", [dialect for dialect in DIALECTS if dialect != "plain"])
+@pytest.mark.parametrize("dialect", [dialect for dialect in WRITTEN if dialect != "plain"])
 @pytest.mark.parametrize("kind", ["open", "closed", "single", "multi"])
 def test_a_records_own_reply_earns_all(dialect, kind):
     record = make_record(kind)

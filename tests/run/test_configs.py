@@ -1,13 +1,12 @@
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 import sysconfig
-import venv
 import zipfile
 
 import pytest
+from wheels import build_wheel, make_environment
 
 import stepcot_jax
 from stepcot_jax.host.errors import BadInput
@@ -75,18 +74,6 @@ def test_a_config_of_ones_own_imports_shipped_and_own_configs(tmp_path, monkeypa
     assert sys.modules.get("configs") is held
 
 
-def build_wheel(folder: pathlib.Path, *, kind: str = "wheel", name: str = "source") -> pathlib.Path:
-    """Build a wheel, or an editable one, of a copy of the checkout with this name."""
-    source = folder / name
-    for part in ("stepcot_jax", "configs"):
-        shutil.copytree(ROOT / part, source / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for part in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / part, source / part)
-    build = f"import setuptools.build_meta as b; b.build_{kind}('..')"
-    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
-    return next(folder.glob("*.whl"))
-
-
 def test_a_clone_named_as_the_package_does_not_hide_it_from_the_folder_above(tmp_path):
     wheel = build_wheel(tmp_path, kind="editable", name="stepcot_jax")
     with zipfile.ZipFile(wheel) as archive:
@@ -100,13 +87,8 @@ def test_a_clone_named_as_the_package_does_not_hide_it_from_the_folder_above(tmp
 
 
 def test_quickstart_runs_from_a_wheel_in_an_empty_folder(tmp_path):
-    wheel = build_wheel(tmp_path)
-    # A new environment with this one's libraries and without this checkout.
-    venv.create(tmp_path / "env", with_pip=False)
-    site = next((tmp_path / "env" / "lib").glob("*/site-packages"))
+    site = make_environment(tmp_path)  # with this one's libraries and without this checkout
     (site / "libraries.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(site)
     small = {"phantom.num_cases": 40, "phantom.image_size": 32, "image_encoder.image_size": 32, "job": "baseline"}
     small |= {"parallel.num_devices": 1, "baseline.epochs": 1, "evaluation.num_resamples": 20}
     flags = [f"--config.{name}={value}" for name, value in small.items()]

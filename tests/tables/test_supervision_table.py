@@ -8,6 +8,7 @@ import pytest
 from scipy import stats
 from tables import finished_cells as made
 
+from benchmarks.supervision import join
 from benchmarks.supervision import main as recompute
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.host.errors import BadInput
@@ -85,6 +86,14 @@ def test_the_table_is_recomputed_by_hand_from_the_kept_answers(tmp_path, monkeyp
     assert (tmp_path / "tables" / "supervision.png").stat().st_size > 10_000
     assert recompute([str(tmp_path / "tables" / "supervision.npz")]) == 0
     assert capsys.readouterr().out.strip() in text
+    parts = {str(number): {**kept} for number in SETS}
+    for number, part in parts.items():
+        rows, sets = kept["set"] == int(number), kept["sets"] == int(number)
+        part |= {key: kept[key][rows] for key in ("size", "withheld", "network", "set", "answers", "right")}
+        part |= {key: kept[key][sets] for key in ("sets", "labels")}
+    assert supervision_table.tabulate(join(parts)).rows == supervision_table.tabulate(kept).rows
+    with pytest.raises(BadInput, match=r"other: set 4 is in 4 too"):
+        join({**parts, "other": parts["4"]})
     more = dataclasses.replace(plan, grid=dataclasses.replace(plan.grid, num_unseen=50))
     assert not any(map(plan.cells.is_finished, find_recipe("supervision").list_cells(more)))  # other chests are asked
 

@@ -36,6 +36,7 @@ class ReplyLine(msgspec.Struct, frozen=True, omit_defaults=True):
     refusal: str | None = None  # text of a refusal, as OpenAI's endpoint returns it beside an empty reply
     error: str | None = None  # what failed; a line without a reply needs it, and counts as a missing reply
     image_size: tuple[_Side, _Side] | None = None  # of the picture that boxes in pixels refer to, if not the record's
+    person: str | msgspec.UnsetType | None = msgspec.UNSET  # the answer that a person reads; None for no answer
 
 
 _DECODER = msgspec.json.Decoder(ReplyLine)
@@ -55,6 +56,7 @@ class ReplyFile:
     replies: Mapping[str, str]  # texts by record id, of the chosen records only
     finishes: Mapping[str, Finish] = dataclasses.field(default_factory=dict)  # by record id, where the file says it
     image_sizes: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)  # the same
+    people: Mapping[str, str | None] = dataclasses.field(default_factory=dict)  # what a person reads, the same
     failures: Mapping[str, int] = dataclasses.field(default_factory=dict)  # chosen records without a reply, by reason
     num_unused: int = 0  # replies to records of other splits
     num_set_aside: int = 0  # replies to bad lines of the records' file
@@ -75,6 +77,7 @@ def read_replies(
     replies: dict[str, str] = {}
     finishes: dict[str, Finish] = {}
     image_sizes: dict[str, tuple[int, int]] = {}
+    people: dict[str, str | None] = {}
     seen: dict[str, int] = {}
     failures = collections.Counter[str]()
     num_set_aside, num_unknown = 0, 0
@@ -104,6 +107,7 @@ def read_replies(
             replies[answered] = line.reply
             finishes |= {answered: finish} if finish else {}
             image_sizes |= {answered: line.image_size} if line.image_size else {}
+            people |= {} if line.person is msgspec.UNSET else {answered: line.person}
     absent = [record_id for record_id in chosen if record_id not in replies]
     if absent and missing == "stop":
         raise BadInput(f"{path}: no reply to {len(absent)} of {len(chosen)} records, the first {absent[0][:80]!r}")
@@ -113,7 +117,9 @@ def read_replies(
         words = ", ".join(f"{word!r} ({count})" for word, count in unknown.most_common(3))
         _LOG.warning("%s: %d replies have a finish_reason that is not known: %s", path, unknown.total(), words)
     num_unused = len(seen) - len(replies) - failures.total() - num_set_aside - num_unknown
-    return ReplyFile(name, path, replies, finishes, image_sizes, failures, num_unused, num_set_aside, num_unknown)
+    return ReplyFile(
+        name, path, replies, finishes, image_sizes, people, failures, num_unused, num_set_aside, num_unknown
+    )
 
 
 def _read_line(content: bytes, where: str) -> tuple[ReplyLine, Finish]:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import logging
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,14 +37,37 @@ from stepcot_jax.data.sources.medclm_boxes import is_medclm_boxes
 from stepcot_jax.data.sources.question_files import split_of_name
 from stepcot_jax.data.sources.question_sheet import is_question_sheet
 from stepcot_jax.data.sources.released import read_objects
+from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
-from stepcot_jax.record import Record, SetAside
+from stepcot_jax.record import Record, Records, SetAside
 
 RELEASED = ("gemex", "medsage")
 _LARGEST_OBJECT = 2**24
 _TABLES = ("*.jsonl", "*.json", "*.csv", "*.tsv", "*.xlsx", "*.parquet", "*/*.parquet", "QA_information/*/*.json")
 _LOG = logging.getLogger(__name__)
+
+
+def load_records(
+    root: str | os.PathLike[str], *, layout: str = AUTO, on_bad_record: OnBadRecord = "stop", **reading: Any
+) -> Records:
+    """Read the records of a folder: answers to the steps of a chain, or questions.
+
+    Args:
+      root: a folder or file in a layout that `stepcot data check` knows.
+      layout: "auto" detects it.
+      on_bad_record: "stop" raises at a bad record, "skip" sets it aside.
+      **reading: `step_names`, `single_label` and others of `listed.How`.
+
+    Raises:
+      BadInput: the folder has no known layout, or a record is bad.
+    """
+    source = find_path(root, "root")
+    if holds_questions(source, layout):
+        questions = read_vqa_source(source, layout=layout, on_bad_record=on_bad_record, **reading)
+        return Records(questions.records, root=questions.root, set_aside=questions.set_aside)
+    cases = read_source(source, layout=layout, on_bad_record=on_bad_record, **reading)
+    return Records(cases.cases, root=cases.root, chain=cases.chain, set_aside=cases.set_aside)
 
 
 def list_cases(root: Path, layout: str, how: How) -> Source:
@@ -258,7 +282,9 @@ def _peek_all(root: Path) -> Iterator[tuple[Path, list[str] | BadInput]]:
         except BadInput as error:
             yield path, error
             continue
-        if {"question", "patient id", "kind", "image path"} <= columns and path.suffix.lower() == ".jsonl":
+        if {"question", "patient id", "kind", "image path"} <= columns and path.name.lower().endswith(
+            (".jsonl", ".jsonl.gz")
+        ):
             yield path, ["records"] if path == root else []
         else:
             yield path, _match_layouts(path, columns, is_root=path == root)

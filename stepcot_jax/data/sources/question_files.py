@@ -18,7 +18,7 @@ from stepcot_jax.data.sources.listed import How, Listed, Source, refused
 from stepcot_jax.data.sources.released import NotARecord, read_objects
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import list_texts
-from stepcot_jax.record import Kind, Record, Split
+from stepcot_jax.record import Kind, Record, Split, kind_of
 
 _LOG = logging.getLogger(__name__)
 _WORDS = re.compile(r"[a-z]+")
@@ -119,7 +119,7 @@ def _make_record(
 ) -> Record:
     if not (answers := [text for text in as_list(asked.answer) if text.strip()]):
         raise BadInput("answer: blank; a text is required")
-    kind = asked.kind or _find_kind(asked)
+    kind = asked.kind or kind_of(asked.answer, asked.options)
     options, answer = asked.options, answers[0].strip()
     several: tuple[str, ...] = ()
     if kind in ("single", "multi"):
@@ -147,13 +147,6 @@ def _make_record(
         facts={key: value for key, value in asked.facts.items() if value},
         provenance={"file": name, "row": location, "licence": made["licence"]},
     )
-
-
-def _find_kind(asked: Asked) -> Kind:
-    if any(option.strip() for option in asked.options):
-        return "single" if isinstance(asked.answer, str) else "multi"
-    answer = asked.answer if isinstance(asked.answer, str) else next(iter(asked.answer), "")
-    return "closed" if fold(answer).strip(" .") in ("yes", "no") else "open"
 
 
 def _read_choices(options: Sequence[str], answers: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

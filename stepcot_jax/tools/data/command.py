@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _add_check(commands: Any) -> None:
-    from stepcot_jax.reasoning.dialects import DIALECTS
+    from stepcot_jax.reasoning.dialects import WRITTEN
 
     parser = commands.add_parser(
         "check",
@@ -74,7 +74,7 @@ def _add_check(commands: Any) -> None:
         help="config.data.uncertain of the run: what training makes of uncertain answers; default ignore",
     )
     dialect = "config.vqa.dialect of a run on reasoning records; default: that of the config that is meant for them"
-    parser.add_argument("--dialect", choices=(AUTO, *DIALECTS), default=AUTO, help=dialect)
+    parser.add_argument("--dialect", choices=(AUTO, *WRITTEN), default=AUTO, help=dialect)
     without = "the run has config.vqa.with_thinking=False"
     parser.add_argument("--without-thinking", dest="with_thinking", action="store_false", help=without)
     parser.set_defaults(run=_check)

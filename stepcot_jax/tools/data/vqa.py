@@ -21,7 +21,7 @@ _OF_FOLDER = ("layout", "box_size", "on_bad_record", "with_normal", "readers", "
 
 def add_vqa(commands: Any) -> None:
     """Add the command to the parsers of `stepcot data`."""
-    from stepcot_jax.reasoning.dialects import DIALECTS
+    from stepcot_jax.reasoning.dialects import WRITTEN
 
     parser = commands.add_parser(
         "vqa",
@@ -43,7 +43,7 @@ def add_vqa(commands: Any) -> None:
     flat = "of the phantoms' diagnoses; default flat, which asks for present and absent findings equally often"
     parser.add_argument("--prevalence", choices=("published", "flat"), help=flat)
     wanted = "also write conversations.jsonl: prompts and replies in this dialect"
-    parser.add_argument("--dialect", choices=DIALECTS, help=wanted)
+    parser.add_argument("--dialect", choices=WRITTEN, help=wanted)
     layouts = "layout of FOLDER; default: detected from the files"
     parser.add_argument("--layout", metavar="NAME", help=layouts)
     size = "pixels of the picture that boxes refer to: required for GEMeX"

@@ -25,6 +25,7 @@ from stepcot_jax.evaluation.audits import (
     spread,
 )
 from stepcot_jax.evaluation.box_forms import BoxForm
+from stepcot_jax.evaluation.field_rules.rule_table import choose_rules
 from stepcot_jax.evaluation.replies import (
     A_SCORE,
     BASELINE,
@@ -44,6 +45,7 @@ from stepcot_jax.pages.sheets import Column, Entry, Table, columns
 from stepcot_jax.reasoning.dialects import write_question
 from stepcot_jax.record import Record
 from stepcot_jax.run.scored_replies import ReplyScores, score_file, score_files, to_text
+from stepcot_jax.tools.evaluate_replies.field_rules import write_rules
 
 _SOURCE = "source.json"
 
@@ -156,7 +158,7 @@ def describe_rounds(table: Table) -> dict[str, dict[str, Any]]:
 
 def score_command(options: argparse.Namespace, collection: VqaCollection, chosen: Sequence[Record]) -> tuple[str, str]:
     """Score the files of the command line, write all results; return the table as text, and why to doubt it or ""."""
-    settings = _read_settings(options)
+    settings, rules = _read_settings(options), choose_rules(options.rule, collection.layout)
     files = _read_files(options, collection, chosen)
     make_workdir(options.out)
     how: dict[str, Any] = {"num_resamples": options.num_resamples, "seed": options.seed}
@@ -179,7 +181,8 @@ def score_command(options: argparse.Namespace, collection: VqaCollection, chosen
         with_pictures=not options.without_pictures,
         num_shown=options.num_shown,
     )
-    return "\n".join([scored.table(), *map(to_text, further), written]), scored.doubt
+    by_rule = [write_rules(options.out, files, scored, rules, num_shown=options.num_shown)] if rules else []
+    return "\n".join([scored.table(), *map(to_text, further), *by_rule, written]), scored.doubt
 
 
 def _read_settings(options: argparse.Namespace) -> ScoringSettings:

@@ -83,7 +83,9 @@ def _cell(plan: Plan, size: int, withheld: str, run: str, number: int) -> Cell:
     title = f"{run}, {size} cases, withheld: {withheld}"
     settings = vary(plan.settings, changes)
     unseen = _name_unseen(grid)
-    return Cell(title, settings, None, (unseen,), lambda folder: {unseen: _answer(folder, names, grid.num_unseen)})
+    return Cell(
+        title, settings, None, (unseen,), lambda folder: {unseen: answer_unseen(folder, names, grid.num_unseen)}
+    )
 
 
 def _name_unseen(grid: Grid) -> str:
@@ -112,7 +114,7 @@ def _list(plan: Plan, number: int) -> dict[tuple[int, str, str], Cell]:
     }
 
 
-def _answer(folder: pathlib.Path, names: tuple[str, ...], num_unseen: int) -> bytes:
+def answer_unseen(folder: pathlib.Path, names: tuple[str, ...], num_unseen: int) -> bytes:
     """Return the file with the answers of a finished run's networks to chests beyond its own, and the true ones."""
     from stepcot_jax.data.dataset import Dataset
     from stepcot_jax.data.images.pixels import PhantomPixels, PixelCache

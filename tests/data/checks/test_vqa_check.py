@@ -8,7 +8,7 @@ from refusals import refuse
 from stepcot_jax.data.questions.making import write_records
 from stepcot_jax.data.questions.record_files import holds_records, read_vqa_records, write_vqa_records
 from stepcot_jax.data.statistics import find_difference
-from stepcot_jax.reasoning.dialects import DIALECTS, write_reply
+from stepcot_jax.reasoning.dialects import WRITTEN, write_reply
 from stepcot_jax.record import KINDS
 from stepcot_jax.tools.data.command import main
 
@@ -36,7 +36,7 @@ def test_facts_of_good_records_and_replies_that_say_something_else(folder, capsy
     assert facts["with_stages"] == facts["with_thinking"] == 120
     assert facts["lengths"]["thinking"]["longest"] == max(len(record.thinking.split()) for record in records)
     formats = [(each["dialect"], each["written"], each["read_back"]) for each in facts["formats"]]
-    assert formats == [(dialect, 120, 120) for dialect in DIALECTS]
+    assert formats == [(dialect, 120, 120) for dialect in WRITTEN]
     record = next(record for record in read_vqa_records(folder).records if record.kind == "closed")
     text = write_reply(record, "gemex")
     other = text.replace(f"<answer>{record.answer}", f"<answer>{'No' if record.answer == 'Yes' else 'Yes'}")

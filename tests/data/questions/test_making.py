@@ -11,7 +11,7 @@ from stepcot_jax.box import Box
 from stepcot_jax.data.questions.making import ground_phantom, make_folder_records
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.dialects import DIALECTS, read_reply, write_question
+from stepcot_jax.reasoning.dialects import WRITTEN, read_reply, write_question
 from stepcot_jax.record import Record
 from stepcot_jax.tools.data.command import main
 
@@ -28,7 +28,7 @@ def test_the_same_command_writes_the_same_bytes(tmp_path, capsys):
     assert found[0]["records.jsonl"] != found[2]["records.jsonl"]
 
 
-@pytest.mark.parametrize("dialect", [*DIALECTS][::2])
+@pytest.mark.parametrize("dialect", [*WRITTEN][::2])
 def test_conversations_hold_prompt_and_reply(tmp_path, dialect):
     out = tmp_path / "out"
     main(["vqa", str(out), "--num-cases=6", f"--dialect={dialect}"])

@@ -13,7 +13,7 @@ from stepcot_jax.box import Box
 from stepcot_jax.data.images.drawn_boxes import draw_boxes
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.data.questions.stage_views import STAGES, StageViews, domain_of, draw_views
-from stepcot_jax.reasoning.dialects import DIALECTS, write_question, write_reply
+from stepcot_jax.reasoning.dialects import WRITTEN, write_question, write_reply
 from stepcot_jax.run.loading_questions import load_vqa_dataset
 from stepcot_jax.run.settings import load_settings
 from stepcot_jax.tools.annotate.command import main as annotate
@@ -83,7 +83,7 @@ def test_hard_is_the_answer_of_another_case_where_the_dialect_has_an_answer_alon
     plain = _view(StageViews(_records(["Mass"] * 4), range(4), dialect="plain"), 0, "hard").record
     assert write_reply(plain, "plain") == "Yes"
     records = _records(["Mass"] * 3)
-    for dialect in DIALECTS:
+    for dialect in WRITTEN:
         views = StageViews(records, range(3), dialect=dialect)
         assert _view(views, 0, "easy").stage == "easy"
         if dialect in ("gemex", "medclm", "plain"):
