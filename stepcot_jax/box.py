@@ -113,6 +113,8 @@ def find_space(name: str, image_size: tuple[int, int]) -> Space:
     if name not in SPACES and not size and not qwen:
         accepted = f"{', '.join(SPACES)}, qwen:MIN:MAX or a size as 336x336"
         raise BadInput(f"space (--box-space): {name[:40]!r} is not one of {accepted}")
+    if qwen and qwen[1] and int(qwen[1]) > int(qwen[2]):
+        raise BadInput(f"space (--box-space): {name!r} has a MIN above its MAX")
     if (qwen or name == "pixels") and not all(image_size):
         raise BadInput(f"image_size: {list(image_size)} is no size in pixels, which space {name!r} requires")
     if qwen:

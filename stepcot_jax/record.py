@@ -150,23 +150,23 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         >>> Record.from_fields(question="What is seen?", options=["Edema", "Effusion", "Mass"], answer="mass").answer
         'C'
         """
-        named = [
-            box if isinstance(box, (dict, Box)) else {"label": "region", "corners": box}
-            for box in fields.get("references") or ()
-        ]
-        given = {name: value for name, value in fields.items() if value is not None}
         types = {field.name: field.type for field in msgspec.structs.fields(cls)}
         made: dict[str, Any] = {"id": "-", "image": "-", "patient": "-"}
-        for name, value in {**given, "question": question, "answer": answer, "references": named}.items():
+        given = {name: value for name, value in fields.items() if value is not None}
+        for name, value in {**given, "question": question, "answer": answer}.items():
             if name not in types:
                 raise BadInput(f"{name}: not a field of a record, such as question, options, answer and references")
+            plain = value.tolist() if hasattr(value, "tolist") else value  # of an array, as trainers batch columns
+            if name == "references" and isinstance(plain, (list, tuple)):
+                plain = [b if isinstance(b, (dict, Box)) else {"label": "region", "corners": b} for b in plain]
             try:
-                made[name] = msgspec.convert(value, types[name])
+                made[name] = msgspec.convert(plain, types[name])
             except msgspec.ValidationError as error:
                 raise BadInput(f"{name}: {error}") from None
         if "kind" not in made:
             made["kind"] = kind_of(made["answer"], made.get("options", ()))
-            if made["kind"] == "open" and _LETTER.fullmatch(made["answer"].strip()):
+            text = made["answer"] if isinstance(made["answer"], str) else ""
+            if made["kind"] == "open" and _LETTER.fullmatch(text.strip()):
                 raise BadInput(f"answer: {answer!r} is a letter without options; pass options, or kind='open'")
         return cls(**made)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from stepcot_jax.box import mean_iou
 from stepcot_jax.evaluation.replies import A_SCORE, ReplyScore, as_columns, score_models
-from stepcot_jax.evaluation.statistics import Weights, bootstrap, weighted_mean
+from stepcot_jax.evaluation.statistics import bootstrap_means
 from stepcot_jax.host.ranges import Interval
 from stepcot_jax.reasoning.thinking import in_words
 from stepcot_jax.record import STAGE_NAMES, Record, Stages
@@ -101,13 +101,9 @@ def audit_thinking(own: Mapping[str, ReplyScore], scored: Scored, questions: Map
 def _take_means(rows: Sequence[Mapping[str, float]], scored: Scored, **how: Any) -> Row:
     """Return the number of records and the mean of each share over those that count in it; NaN does not."""
     kept = [name for name in rows[0] if not all(math.isnan(row[name]) for row in rows)]
-    values = np.array([[row[name] for row in rows] for name in kept], np.float64).T
-
-    def compute(weights: Weights) -> dict[str, np.ndarray]:
-        return dict(zip(kept, weighted_mean(weights, values=values, counted=~np.isnan(values)).T, strict=True))
-
+    columns = {name: [row[name] for row in rows] for name in kept}
     patients = np.array([record.patient for record, _ in scored])
-    return {CASES: len(scored), **bootstrap(compute, patients, **how)}
+    return {CASES: len(scored), **bootstrap_means(columns, patients, **how)}
 
 
 # Perturbed questions, and how much answers vary under them (GEMeX-RMCoT, Section 5.3 and Table 5).

@@ -115,6 +115,18 @@ def bootstrap(
     return {key: intervals(value[0], resampled[key]) for key, value in values.items()}
 
 
+def bootstrap_means(
+    columns: Mapping[Key, npt.ArrayLike], patients: npt.NDArray[np.str_], *, num_resamples: int = 1000, seed: int = 0
+) -> dict[Key, Interval]:
+    """Return the mean of each column [case], over the cases in which it is not NaN, with its interval by patient."""
+    values = np.array(list(columns.values()), np.float64).T
+
+    def compute(weights: Weights) -> dict[Key, npt.NDArray]:
+        return dict(zip(columns, weighted_mean(weights, values=values, counted=~np.isnan(values)).T, strict=True))
+
+    return bootstrap(compute, patients, num_resamples=num_resamples, seed=seed)
+
+
 def intervals(values: npt.NDArray, resampled: npt.NDArray) -> Any:
     """Return the interval of a figure; of figures [...], resampled [resample, ...], (nested) lists of them."""
     if resampled.ndim == 1:

@@ -18,22 +18,28 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file
 from stepcot_jax.policies.qwen_chat import Turn
 from stepcot_jax.policies.qwen_inputs import QwenPrompt
-from stepcot_jax.reading.chat_models import EndpointModel, Request, ShownImage, digest_checkpoint, load_local
+from stepcot_jax.reading.chat_models import EndpointModel, ShownImage, digest_checkpoint, load_local
 from stepcot_jax.reading.policy_reader import PolicyReader
 from stepcot_jax.reading.question_files import REQUEST, Asker, Question, Tell, naming
 
 _Given = TypeVar("_Given")
-_Reply: TypeAlias = tuple[str, bool, tuple[int, int]]  # text, whether it was cut, and the size of the picture
+_Reply: TypeAlias = tuple[str, bool, tuple[int, int] | None]  # text, whether it was cut, and the size of the picture
 _REFUSALS: dict[str, str] = {Reason.REFUSED: "refusal", Reason.FILTERED: "content_filter"}
 
 
 def run_asker(reader: PolicyReader, *, num_at_once: int = 32) -> Asker:
-    """Return the trained policy of a run, which takes the likeliest token each time."""
+    """Return the trained policy of a run, which takes the likeliest token each time.
+
+    In place of a picture that is not shown it sees the grey that its preprocessing turns into 0.
+    """
     trained, side = reader.trained, reader.trained.preprocessing.size
+    blank = np.full((side, side), round(255 * float(np.mean(trained.preprocessing.mean))), np.uint8)
 
     def prepare(question: Question) -> tuple[np.ndarray, list[int]]:
         with naming("question"):
             tokens = reader.encode(question.text)
+        if not question.shows_picture:
+            return blank, tokens
         pixels = drop_equal_channels(np.array(question.read_picture(trained.run.max_pixels)))
         return resize_image(pixels, trained.preprocessing), tokens
 
@@ -52,13 +58,16 @@ def local_asker(source: str, *, longest: int, longest_side: int, num_at_once: in
     reader = load_local(source)
 
     def prepare(question: Question) -> QwenPrompt:
-        shown = ShownImage(question.read_picture, longest_side=longest_side).pixels.convert("RGB")
+        images = list[np.ndarray]()
+        if question.shows_picture:
+            shown = ShownImage(question.read_picture, longest_side=longest_side)
+            images.append(np.array(shown.pixels.convert("RGB")))
         with naming("question"):
-            return reader.write_prompt([Turn("user", question.text, [np.array(shown)])])
+            return reader.write_prompt([Turn("user", question.text, images)])
 
     def reply(given: Sequence[QwenPrompt]) -> list[_Reply]:
         replies = reader.answer_prompts(given, longest=longest)
-        sizes = [reader.size_of(prompt.images[0]) for prompt in given]
+        sizes = [reader.size_of(prompt.images[0]) if prompt.images else None for prompt in given]
         return [(chat.text, chat.is_cut, size) for chat, size in zip(replies, sizes, strict=True)]
 
     weights = digest_checkpoint(reader.model.folder)[:16]
@@ -103,15 +112,16 @@ def endpoint_asker(
         model = EndpointModel(endpoint, Prompt("answer", "", "", "", "", {}), folder=folder, cap=cap)
 
         async def process(question: Question) -> tuple[ReplyLine, Provenance]:
-            image = ShownImage(question.read_picture, longest_side=longest_side)
+            image = ShownImage(question.read_picture, longest_side=longest_side) if question.shows_picture else None
             try:
-                size = image.pixels.size
+                size = image.pixels.size if image else None
             except BadInput as error:
                 return ReplyLine(question.id, None, error=str(error)), ()
             try:
-                entry = await model.fetch(Request(question.id, [{"role": "user", "content": question.text}], image))
+                entry = await model.fetch(question.id, [{"role": "user", "content": question.text}], image)
             finally:
-                image.release()  # thousands of pictures would fill the memory
+                if image:
+                    image.release()  # thousands of pictures would fill the memory
             if entry.answer is not None:
                 return ReplyLine(question.id, entry.answer, entry.finish, image_size=size), ()
             finish = _REFUSALS.get(entry.problem)

@@ -117,15 +117,15 @@ class EndpointModel:
         """The spending cap, which stops new requests when the run has to stop."""
         return self._crew.budget
 
-    async def fetch(self, request: Request) -> Entry:
+    async def fetch(self, case: str, messages: Sequence[Message], image: ShownImage | None) -> Entry:
         """Return the ledger's entry of a request, or ask; `RequestFailed` if that is given up."""
-        messages = attach(request.messages, request.image.data_url)
-        return await self._interviewer.fetch(_Asked(request.case, request.messages[-1]["content"]), messages)
+        shown = attach(messages, image.data_url) if image else list(messages)
+        return await self._interviewer.fetch(_Asked(case, messages[-1]["content"]), shown)
 
     async def reply(self, request: Request) -> Reply:
         """See `Model`."""
         try:
-            entry = await self.fetch(request)
+            entry = await self.fetch(request.case, request.messages, request.image)
             text = reply_text(entry, model=self.name)
         except CannotAnnotate as error:
             return Reply.without(error)

@@ -19,7 +19,9 @@ from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.files import lock_file, writing_whole
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.host.text import one_line
+from stepcot_jax.reasoning.dialects import write_question
 from stepcot_jax.record import Record
+from stepcot_jax.run.audit_folder import draw_places
 
 REQUEST = "request"
 OUTCOMES = {
@@ -48,6 +50,7 @@ class Question:
     record: Record
     root: Path
     text: str  # the prompt
+    shows_picture: bool = True
 
     @property
     def id(self) -> str:
@@ -57,13 +60,23 @@ class Question:
     @property
     def digest(self) -> str:
         """Digest of prompt and picture's path."""
-        return digest_text(json.dumps([self.text, self.record.image]))[:16]
+        return digest_text(json.dumps([self.text, self.record.image if self.shows_picture else None]))[:16]
 
     def read_picture(self, max_pixels: int = MAX_PIXELS) -> Image.Image:
         """Return the picture at its own size."""
         files = FolderFiles(self.root, (self.record.image,), most_bytes(max_pixels))
         with naming("picture"):
             return decode_picture(files.read(0), name=files.name(0), max_pixels=max_pixels)
+
+
+def draw_records(records: Sequence[Record], most: int | None) -> list[Record]:
+    """Return all records in order, or `most` of them, drawn at random."""
+    return [records[place] for place in draw_places(len(records), most or len(records))]
+
+
+def write_questions(records: Iterable[Record], root: Path, dialect: str, *, with_thinking: bool) -> list[Question]:
+    """Return the records as questions in the words of a dialect."""
+    return [Question(record, root, write_question(record, dialect, with_thinking=with_thinking)) for record in records]
 
 
 @contextlib.contextmanager
@@ -87,7 +100,7 @@ class Asker(NamedTuple):
 
 
 def ask_file(
-    path: Path, questions: Sequence[Question], asker: Asker, *, terminal: Terminal
+    path: Path, questions: Sequence[Question], asker: Asker, *, terminal: Terminal, may_refuse_all: bool = False
 ) -> collections.Counter[str]:
     """Ask those questions whose replies the file lacks, append the replies, and return the number of each outcome."""
     last = ["refused"]
@@ -108,7 +121,7 @@ def ask_file(
                 asker.ask((question for question in questions if question.id not in answered), tell)
             except KeyboardInterrupt:
                 raise RunStopped(f"interrupted; every reply is in {path}, rerun the command to resume") from None
-    if not counts["answered"] + counts["cut"]:
+    if not counts["answered"] + counts["cut"] + counts["refused"] * may_refuse_all:
         raise BadInput(f"{path}: none of {len(questions)} questions was answered (the last: {last[0]})")
     return counts
 

@@ -1,6 +1,7 @@
 """Verifiable rewards: pure functions of replies and their records, on the host.
 
-The judge, which asks a language model, is in `annotate`. Read `functions` first, then `presets`.
+The judge, which asks a language model, is in `annotate`. Read `functions` first, then `presets`;
+other trainers call `adapters`.
 """
 
 import importlib

@@ -43,6 +43,9 @@ def records_to_columns(
     """
     nothing = ("", (), (0, 0), None)
     kept = [{name: v for name in _KEPT if (v := getattr(record, name)) not in nothing} for record in records]
+    for fields in kept:
+        if boxes := fields.get("references"):  # without the report's sentence about a box
+            fields["references"] = [{"label": box.label, "corners": box.corners} for box in boxes]
     return {
         "prompt": [write_question(record, dialect, with_thinking=with_thinking) for record in records],
         TRUTH: [msgspec.json.encode(fields).decode() for fields in kept],
@@ -104,7 +107,7 @@ class for_trl(Scorer):  # noqa: N801 - called as a function, as functools.partia
 
     def __call__(self, *, completions: Sequence[Any], log_metric: Any = None, **columns: Any) -> list[float | None]:
         """Return the totals; the data set's other columns are disregarded."""
-        given = {name: columns[name] for name in (TRUTH, *_BARE) if name in columns}
+        given = {name: columns[name] for name in (TRUTH, *_BARE) if columns.get(name) is not None}
         rows = [{name: values[place] for name, values in given.items()} for place in range(len(completions))]
         records = [_read(row.get(TRUTH, row.get("answer")), row, f"row {place}") for place, row in enumerate(rows)]
         scores = self.score([_text_of(completion) for completion in completions], records)
@@ -157,7 +160,9 @@ def _read(truth: Any, fields: Mapping[str, Any], where: str) -> Record:
     """Return the record of a ground truth; question and options of an answer alone stand in `fields`."""
     try:
         if isinstance(truth, str) and truth.lstrip().startswith("{"):
-            return Record.from_fields(**msgspec.json.decode(truth))
+            truth = msgspec.json.decode(truth)
+        if isinstance(truth, Mapping):
+            return Record.from_fields(**truth)
         bare = {"question": "-"} | {name: fields[name] for name in _BARE if name in fields} | {"answer": truth}
         return Record.from_fields(**bare)
     except (BadInput, TypeError, msgspec.DecodeError) as error:

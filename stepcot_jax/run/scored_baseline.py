@@ -42,6 +42,8 @@ class Baseline:
         if record.kind in ("single", "multi"):
             shares = self.options.get(topic) or self.options[record.kind, ""]
             offered = [shares.get(fold(choice), 0.0) for choice in record.options]
+            if not any(offered):  # texts that were never right: the most frequent letter
+                offered = [self.options[record.kind, ""].get(text, 0.0) for text in _name_letters(record)]
             best = max(range(len(offered)), key=lambda index: offered[index])
             answer = record.letters[best]
             if record.kind == "multi":
@@ -58,6 +60,11 @@ class Baseline:
         return msgspec.structs.replace(
             record, answer=answer, synonyms=(), references=references, thinking=_THINKING, preamble="", stages=_STAGES
         )
+
+
+def _name_letters(record: Record) -> tuple[str, ...]:
+    """Return a folded name for the letter of each option, by which it is counted beside its text."""
+    return tuple(f"option {letter.lower()}" for letter in record.letters)
 
 
 def kind_of(record: Record) -> str:
@@ -93,9 +100,9 @@ def _most_common(values: Sequence[str]) -> str:
 def _count_options(records: Sequence[Record]) -> dict[str, float]:
     offered, right = collections.Counter[str](), collections.Counter[str]()
     for record in records:
-        for letter, choice in zip(record.letters, record.options, strict=True):
-            offered[fold(choice)] += 1
-            right[fold(choice)] += letter in record.answer
+        for letter, choice, name in zip(record.letters, record.options, _name_letters(record), strict=True):
+            offered.update((fold(choice), name))
+            right.update((fold(choice), name) if letter in record.answer else ())
     return {text: right[text] / number for text, number in offered.items()}
 
 
@@ -116,19 +123,28 @@ def _median_boxes(records: Sequence[Record]) -> tuple[Box, ...]:
 
 
 def score_baseline(
-    records: Sequence[Record], chosen: Sequence[Record], settings: ScoringSettings
+    records: Sequence[Record], chosen: Sequence[Record], settings: ScoringSettings, *, of_chosen: bool = False
 ) -> tuple[list[ReplyScore] | None, str]:
-    """Return the scores of the majority answer with the constant box, and a remark; None without training records."""
+    """Return the scores of the majority answer with the constant box, and a remark; None without training records.
+
+    With `of_chosen` a kind without any gets its most frequent answer, or letter, among the chosen records themselves.
+    """
     train = [record for record in records if record.split == "train"]
-    if not train:
+    if not train and not of_chosen:
         return None, f"No row of {BASELINE}: the file has no record of split train to take them from."
-    fitted, known = fit_baseline(train), set(map(kind_of, train))
+    known = set(map(kind_of, train))
+    own = [record for record in chosen if of_chosen and kind_of(record) not in known]
+    fitted, sources = fit_baseline([*train, *own]), [f"of {len(train)} training records"] * bool(train)
+    if own:
+        sources.append(f"of the {len(own)} evaluated questions of a kind that training lacks")
     scores = []
     for record in chosen:
-        if kind_of(record) not in known:
+        if kind_of(record) not in known and not own:
             scores.append(ReplyScore(record.id, None, None, (), *(4 * (math.nan,))))
             continue
-        answered = fitted.answer(record)
+        is_known = kind_of(record) in known
+        blind = record if is_known else msgspec.structs.replace(record, topic="", options=_name_letters(record))
+        answered = fitted.answer(blind)
         reply = Reply(
             dialect=settings.dialect,
             answer=answered.answer if isinstance(answered.answer, str) else ", ".join(answered.answer),
@@ -136,4 +152,4 @@ def score_baseline(
         )
         scores.append(dataclasses.replace(score_reply(reply, record, settings), format=math.nan))
     note = " Training records are among those scored." if any(record.split == "train" for record in chosen) else ""
-    return scores, f"{BASELINE}: of {len(train)} training records, ignoring the picture.{note}"
+    return scores, f"{BASELINE}: {'; '.join(sources)}, ignoring the picture.{note}"

@@ -57,9 +57,10 @@ _MOST_TESTED = 2_000_000  # characters of these
 _NUM_REASONS = 5
 
 
-def to_text(table: Table) -> str:
-    """Format a table for a terminal: a line for each column of the table, a column for each row."""
-    lines = list(zip([column.heading for column in table.columns], *table.show(), strict=True))
+def to_text(table: Table, *, by_row: bool = False) -> str:
+    """Format a table for a terminal: a line for each column of the table and a column for each row, or `by_row`."""
+    rows = [[column.heading for column in table.columns], *table.show()]
+    lines = rows if by_row else list(zip(*rows, strict=True))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
     return "\n".join([table.title, "", *text, "", *(f"- {note}" for note in table.notes)]) + "\n"
@@ -297,16 +298,11 @@ def score_files(
 ) -> ReplyScores:
     """Score models on the chosen records, beside a baseline made of the training ones, with a judge if there is one."""
     _refuse_small_boxes(chosen)
-    of_files = {file.name: settings for file in files}
-    if settings.dialect == AUTO:
-        for file in files:
-            ended = [text for name, text in file.replies.items() if file.finishes.get(name, "stop") == "stop"]
-            dialect = choose_dialect(ended or file.replies.values(), settings)
-            of_files[file.name] = dataclasses.replace(settings, dialect=dialect)
+    of_files = {file.name: settle(settings, file) for file in files}
     scores = {file.name: _score(file, chosen, of_files[file.name], judge, rates_stages) for file in files}
     of_baseline = PLAIN if settings.dialect == PLAIN else DIALECTS[0]
     baseline, remark = score_baseline(records, chosen, dataclasses.replace(settings, dialect=of_baseline, boxes=None))
-    notes = [note for note in (remark, *(_describe_missing(file, chosen) for file in files)) if note]
+    notes = [note for note in (remark, *(describe_missing(file, chosen) for file in files)) if note]
     for file in files:
         if settings.dialect == AUTO:
             notes.append(f"{file.name}: read as dialect {of_files[file.name].dialect} (--dialect=auto).")
@@ -319,6 +315,14 @@ def score_files(
     how: dict[str, Any] = {"num_resamples": num_resamples, "seed": seed, "notes": notes}
     results = summarise(chosen, scores, settings, baseline=baseline, **how)
     return ReplyScores(results, scores, chosen, root, dialects, find_doubts(results.unread, dialects))
+
+
+def settle(settings: ScoringSettings, file: ReplyFile) -> ScoringSettings:
+    """Return the settings with the dialect of a file's replies in place of "auto"."""
+    if settings.dialect != AUTO:
+        return settings
+    ended = [text for name, text in file.replies.items() if file.finishes.get(name, "stop") == "stop"]
+    return dataclasses.replace(settings, dialect=choose_dialect(ended or file.replies.values(), settings))
 
 
 def _refuse_small_boxes(records: Sequence[Record]) -> None:
@@ -377,7 +381,8 @@ def _score(
     return judge_all_stages(records, file, scores, settings, judge) if rates_stages else scores
 
 
-def _describe_missing(file: ReplyFile, chosen: Sequence[Record]) -> str:
+def describe_missing(file: ReplyFile, chosen: Sequence[Record]) -> str:
+    """Return how many records have no reply and why, and which replies were not used; "" for none."""
     absent, failures = len(chosen) - len(file.replies), collections.Counter(file.failures)
     why = ", ".join(f"{reason} {number}" for reason, number in failures.most_common(_NUM_REASONS))
     failed = f" ({failures.total()} failed: {why})" if failures else ""

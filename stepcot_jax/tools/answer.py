@@ -8,28 +8,21 @@ import argparse
 import json
 import shlex
 import sys
-from typing import TYPE_CHECKING
 
 from stepcot_jax.host.errors import BadInput, RunStopped, run_tool
 from stepcot_jax.host.files import make_workdir, write_whole, writing_for
 from stepcot_jax.host.machine import use_compilation_cache
 from stepcot_jax.host.text import make_printable
 from stepcot_jax.tools.options import (
-    DIALECTS,
-    add_model,
+    OF_RUN,
+    PHASE,
+    add_asker,
     add_reading,
-    check_numbers,
+    check_asker,
     local_path,
-    read_endpoint,
+    open_asker,
     read_split,
 )
-
-if TYPE_CHECKING:
-    from stepcot_jax.annotate.llm.client import Endpoint
-    from stepcot_jax.reading.question_files import Asker
-
-_RUN = "of a run of the job sft or grpo; or gs://, hf://"
-_PHASE = "phase whose best weights answer; default: the last"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -86,7 +79,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("image", metavar="IMAGE", help="a PNG, JPEG or DICOM file; or gs://")
     parser.add_argument("question", metavar="QUESTION", help="in the words of the training records")
-    parser.add_argument("--checkpoint", required=True, metavar="WORKDIR", help=_RUN)
+    parser.add_argument("--checkpoint", required=True, metavar="WORKDIR", help=OF_RUN)
     parser.add_argument(
         "--choice", action="append", default=[], metavar="TEXT", help="an option to choose from; twice or more"
     )
@@ -100,7 +93,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--sample", action="store_true", help="draw the reply; default: the likeliest token each time")
     parser.add_argument("--seed", type=int, help="of --sample, default 0")
     parser.add_argument("--temperature", type=float, help="of --sample, default 1")
-    parser.add_argument("--phase", choices=("sft", "grpo", "dpo"), help=_PHASE)
+    parser.add_argument("--phase", choices=("sft", "grpo", "dpo"), help=PHASE)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args(arguments)
 
@@ -110,20 +103,16 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 def answer_file(options: argparse.Namespace) -> None:
     """Ask the questions of a file that have no reply yet."""
-    endpoint = _check(options)
-    from absl import logging
-
+    endpoint = check_asker(options)
+    if options.out.suffix != ".jsonl":
+        raise BadInput(f"--out: {options.out} must end in .jsonl")
     from stepcot_jax.host.terminal import Terminal, name_command
-    from stepcot_jax.reading.question_files import REQUEST, Question, ask_file, describe
-    from stepcot_jax.reasoning.dialects import write_question
-    from stepcot_jax.run.audit_folder import draw_places
+    from stepcot_jax.reading.question_files import REQUEST, ask_file, describe, draw_records, write_questions
 
-    logging.set_verbosity(logging.ERROR)
     collection, records = read_split(options, options.questions, "--questions")
-    asker, dialect, with_thinking = _open(options, endpoint)
-    drawn = draw_places(len(records), options.num_questions or len(records))
-    texts = {place: write_question(records[place], dialect, with_thinking=with_thinking) for place in drawn}
-    questions = [Question(records[place], collection.root, text) for place, text in texts.items()]
+    asker, dialect, with_thinking = open_asker(options, endpoint, options.out.with_suffix(".ledger"))
+    drawn = draw_records(records, options.num_questions)
+    questions = write_questions(drawn, collection.root, dialect, with_thinking=with_thinking)
     make_workdir(options.out.parent)
     with writing_for("--out", options.out):
         counts = ask_file(options.out, questions, asker, terminal=Terminal())
@@ -139,45 +128,6 @@ def answer_file(options: argparse.Namespace) -> None:
     print(f"next: {name_command()} evaluate_replies {shlex.join(words)}")
 
 
-def _check(options: argparse.Namespace) -> "Endpoint | None":
-    if sum(map(bool, (options.checkpoint, options.local, options.endpoint or options.model))) != 1:
-        raise BadInput("one of --checkpoint RUN, --local FOLDER, and --endpoint URL with --model NAME is required")
-    check_numbers(options, "num_questions")
-    check_numbers(options, "image_size", least=32)
-    for name, kind in (("phase", "checkpoint"), ("seed", "endpoint")):
-        if getattr(options, name) is not None and not getattr(options, kind):
-            raise BadInput(f"--{name} requires --{kind}")
-    if options.checkpoint and (options.image_size or options.max_answer_tokens):
-        raise BadInput("--image-size and --max-answer-tokens have no effect with --checkpoint; those of the run apply")
-    if options.out.suffix != ".jsonl":
-        raise BadInput(f"--out: {options.out} must end in .jsonl")
-    return read_endpoint(options)
-
-
-def _open(options: argparse.Namespace, endpoint: "Endpoint | None") -> "tuple[Asker, str, bool]":
-    """Return the model, the dialect to ask it in, and whether to ask for reasoning."""
-    with_thinking = not options.without_thinking
-    from stepcot_jax.host.download import find_path
-    from stepcot_jax.reading.askers import endpoint_asker, local_asker, run_asker
-    from stepcot_jax.reading.chat_models import LONGEST_REPLY
-    from stepcot_jax.reading.policy_reader import load_reader
-
-    at_once = {} if options.concurrency is None else {"num_at_once": options.concurrency}
-    dialect, side = options.dialect or DIALECTS[0], options.image_size or 1024
-    if endpoint is not None:
-        how = {"folder": options.out.with_suffix(".ledger"), "cap": options.max_tokens}
-        return endpoint_asker(endpoint, **how, longest_side=side, **at_once), dialect, with_thinking
-    use_compilation_cache()
-    if options.local:
-        longest = options.max_answer_tokens or LONGEST_REPLY
-        return local_asker(options.local, longest=longest, longest_side=side, **at_once), dialect, with_thinking
-    reader = load_reader(find_path(options.checkpoint), phase=options.phase)
-    run, dialect = reader.trained.run, options.dialect or reader.trained.run.dialect
-    if dialect not in DIALECTS:
-        raise BadInput(f"--dialect is required: the run writes {dialect}, which stepcot constrain asks for")
-    return run_asker(reader, **at_once), dialect, run.with_thinking and with_thinking
-
-
 def _parse_file(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="stepcot answer",
@@ -190,17 +140,7 @@ def _parse_file(arguments: list[str]) -> argparse.Namespace:
     out = "JSON lines, which the same command resumes"
     parser.add_argument("--out", type=local_path, required=True, metavar="REPLIES.jsonl", help=out)
     add_reading(parser)
-    drawn = "draw N questions, default all; a rerun with more asks only the others"
-    parser.add_argument("--num-questions", type=int, metavar="N", help=drawn)
-    parser.add_argument("--dialect", choices=DIALECTS, help="form to ask for; default: the run's own, else gemex")
-    without = "do not ask for reasoning before the answer"
-    parser.add_argument("--without-thinking", action="store_true", help=without)
-    side = "longer side of the pictures that a large model is shown, in pixels, default 1024"
-    parser.add_argument("--image-size", type=int, metavar="N", help=side)
-    parser.add_argument("--checkpoint", metavar="RUN", help=_RUN)
-    parser.add_argument("--phase", choices=("sft", "grpo", "dpo"), help=_PHASE)
-    parser.add_argument("--seed", type=int, help="of an endpoint's decoding, default 0")
-    add_model(parser, units="questions", at_once="32 with --checkpoint, 8 with --local, 4 with --endpoint")
+    add_asker(parser)
     return parser.parse_args(arguments)
 
 

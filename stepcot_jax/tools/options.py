@@ -19,10 +19,13 @@ if TYPE_CHECKING:
     from stepcot_jax.annotate.llm.client import Endpoint
     from stepcot_jax.data.questions.record_files import VqaCollection
     from stepcot_jax.reading.cases import CaseSource
+    from stepcot_jax.reading.question_files import Asker
     from stepcot_jax.record import Record
 
 DIALECTS = ("gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm", "plain")  # a test compares them with the room's
 _OF_ENDPOINT = ("key_variable", "max_tokens", "timeout", "attempts", "temperature")
+OF_RUN = "of a run of the job sft or grpo; or gs://, hf://"
+PHASE = "phase whose best weights answer; default: the last"
 NETWORKS = ("teacher", "student", "plain")
 _CONFIG_FLAGS = ("config", "target_config")
 
@@ -122,6 +125,66 @@ def make_endpoint(options: argparse.Namespace, model: str, address: str, **chang
     fields = {**{name: name for name in same}, "attempts": "num_attempts"}
     chosen = {field: value for name, field in fields.items() if (value := getattr(options, name)) is not None}
     return Endpoint(model, address, **{**chosen, **dict.fromkeys(options.omit), **changes})
+
+
+def add_asker(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the model that answers a file of questions: a run, a Qwen2.5-VL or an endpoint."""
+    drawn = "draw N questions, default all; a rerun with more asks only the others"
+    parser.add_argument("--num-questions", type=int, metavar="N", help=drawn)
+    parser.add_argument("--dialect", choices=DIALECTS, help="form to ask for; default: the run's own, else gemex")
+    without = "do not ask for reasoning before the answer"
+    parser.add_argument("--without-thinking", action="store_true", help=without)
+    side = "longer side of the pictures that a large model is shown, in pixels, default 1024"
+    parser.add_argument("--image-size", type=int, metavar="N", help=side)
+    parser.add_argument("--checkpoint", metavar="RUN", help=OF_RUN)
+    parser.add_argument("--phase", choices=("sft", "grpo", "dpo"), help=PHASE)
+    parser.add_argument("--seed", type=int, help="of an endpoint's decoding, default 0")
+    add_model(parser, units="questions", at_once="32 with --checkpoint, 8 with --local, 4 with --endpoint")
+
+
+def check_asker(options: argparse.Namespace) -> "Endpoint | None":
+    """Check the options of `add_asker`, which name one model, or REPLIES where a command takes them."""
+    replies = getattr(options, "replies", None)
+    if sum(map(bool, (replies, options.checkpoint, options.local, options.endpoint or options.model))) != 1:
+        models = "--checkpoint RUN, --local FOLDER, and --endpoint URL with --model NAME"
+        raise BadInput(f"one of {models} is required{', or REPLIES alone' * ('replies' in options)}")
+    check_numbers(options, "num_questions")
+    check_numbers(options, "image_size", least=32)
+    for name, kind in (("phase", "checkpoint"), ("seed", "endpoint")):
+        if getattr(options, name) is not None and not getattr(options, kind):
+            raise BadInput(f"--{name} requires --{kind}")
+    if options.checkpoint and (options.image_size or options.max_answer_tokens):
+        raise BadInput("--image-size and --max-answer-tokens have no effect with --checkpoint; those of the run apply")
+    return read_endpoint(options)
+
+
+def open_asker(
+    options: argparse.Namespace, endpoint: "Endpoint | None", ledger: pathlib.Path
+) -> "tuple[Asker, str, bool]":
+    """Return the model, the dialect to ask it in, and whether to ask for reasoning."""
+    from absl import logging
+
+    from stepcot_jax.host.machine import use_compilation_cache
+    from stepcot_jax.reading.askers import endpoint_asker, local_asker, run_asker
+    from stepcot_jax.reading.chat_models import LONGEST_REPLY
+    from stepcot_jax.reading.policy_reader import load_reader
+
+    logging.set_verbosity(logging.ERROR)  # Orbax warns on every restore without an optimizer
+    with_thinking = not options.without_thinking
+    at_once = {} if options.concurrency is None else {"num_at_once": options.concurrency}
+    dialect, side = options.dialect or DIALECTS[0], options.image_size or 1024
+    if endpoint is not None:
+        how = {"folder": ledger, "cap": options.max_tokens}
+        return endpoint_asker(endpoint, **how, longest_side=side, **at_once), dialect, with_thinking
+    use_compilation_cache()
+    if options.local:
+        longest = options.max_answer_tokens or LONGEST_REPLY
+        return local_asker(options.local, longest=longest, longest_side=side, **at_once), dialect, with_thinking
+    reader = load_reader(find_path(options.checkpoint), phase=options.phase)
+    run, dialect = reader.trained.run, options.dialect or reader.trained.run.dialect
+    if dialect not in DIALECTS:
+        raise BadInput(f"--dialect is required: the run writes {dialect}, which stepcot constrain asks for")
+    return run_asker(reader, **at_once), dialect, run.with_thinking and with_thinking
 
 
 def check_numbers(options: argparse.Namespace, *names: str, least: int = 1) -> None:

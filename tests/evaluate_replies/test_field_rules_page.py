@@ -77,7 +77,7 @@ def test_wrong_names_and_readings_are_refused(files):
     refuse("--rule: 'none' is not one of all, ", run, folder, replies, "--rule=lmms_eval,none", "--out", folder / "out")
     single = next(record for record in TEST if record.kind == "single")
     replies.write_text(json.dumps({"id": single.id, "reply": "A", "person": "X"}) + "\n")
-    told = "'X' is not an answer; expected of ABCD, or null for none"
+    told = "'X' is not an answer; expected single of ABCD, or null for none"
     refuse(told, run, folder, replies, "--rule=all", "--num-resamples=2", "--out", folder / "out")
 
 

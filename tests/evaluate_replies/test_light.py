@@ -27,7 +27,7 @@ assert not {{"jax", "flax", "absl", "ml_collections"}} & set(sys.modules)
 
 
 def run(python, *arguments, folder):
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT) if python == sys.executable else ""}
     return subprocess.run([python, *map(str, arguments)], cwd=folder, env=environment, capture_output=True, text=True)
 
 

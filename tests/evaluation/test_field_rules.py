@@ -1,14 +1,16 @@
 """Counting rules of public suites against verdicts that the suites gave, and by hand."""
 
 import json
+import re
 
+import numpy as np
 import pytest
 from reasoning_records import make_record
 from refusals import refuse
 
 from stepcot_jax.evaluation.field_rules.made_replies import write_made
 from stepcot_jax.evaluation.field_rules.rule_table import RULES, choose_rules
-from stepcot_jax.evaluation.field_rules.verdicts import Asked, ask
+from stepcot_jax.evaluation.field_rules.verdicts import Asked, ask, take_pairs
 
 FORMS = {"medevalkit_pmc": "medevalkit", "medevalkit_slake": "medevalkit", "lmms_eval_thoughts_kept": "lmms_eval"}
 STOPS = {"c051", "c346", "c351"}  # MedEvalKit ends with an error, which the rule counts as wrong
@@ -101,3 +103,15 @@ def test_made_replies(kind):
         verdict = rule.judge(ask(record), made["right", "alone"])
         assert verdict is None or verdict.right
     assert made["non-answer", "denial"] == f"The answer is not {record.answer}."
+
+
+def test_pairs_are_those_of_a_non_greedy_pattern_and_hostile_replies_take_linear_time():
+    draw = np.random.default_rng(0)
+    for _ in range(500):
+        text = "".join(draw.choice(["<a>", "</a>", "x", "\n", "<"], size=draw.integers(12)))
+        pattern = re.compile("<a>(.*?)</a>", re.DOTALL)
+        assert take_pairs(text, "<a>", "</a>") == (pattern.findall(text), pattern.sub("", text))
+    for mark in ("<think>", "<analysis>", "<answer>", "\\boxed{", "(", "（", ":", ".", "answer is "):  # noqa: RUF001
+        for kind, answer in TEXTS.items():
+            for rule in RULES.values():  # with patterns minutes a reply
+                rule.judge(Asked(kind, OPTIONS if kind == "single" else (), answer), mark * 40_000)

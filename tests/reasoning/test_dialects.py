@@ -14,7 +14,7 @@ from timing import least_seconds
 from stepcot_jax.box import Box, convert_rounded, pixels
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.answers import read_answer
-from stepcot_jax.reasoning.dialects import WRITTEN, read_reply, write_question, write_reply
+from stepcot_jax.reasoning.dialects import DIALECTS, WRITTEN, read_reply, write_question, write_reply
 from stepcot_jax.rewards.options import PRESETS
 from stepcot_jax.rewards.presets import reward
 
@@ -103,7 +103,10 @@ def broken(stage):
 def test_a_text_that_would_break_the_markup_is_refused(dialect, changes, field):
     refuse(f"^{field}: ", write_reply, make_record(**changes), dialect)
     for call in (lambda: write_reply(make_record(), "xml"), lambda: read_reply("", "GEMEX")):
-        refuse("dialect must be one of gemex, gemex_plain, lvkc, lvkc_released, medclm", call)
+        refuse("dialect must be one of gemex, gemex_plain, lvkc, lvkc_released, medclm, plain, free; got", call)
+    assert (*WRITTEN, "free") == DIALECTS
+    for write in (write_reply, write_question):
+        refuse("dialect must be one of .*, medclm, plain; got 'free'", write, make_record(), "free")
 
 
 @pytest.mark.parametrize("dialect", WRITTEN)

@@ -6,6 +6,8 @@ import pickle
 import subprocess
 import sys
 
+import msgspec
+import numpy as np
 import pytest
 from reasoning_records import make_record
 from refusals import refuse
@@ -40,7 +42,10 @@ def test_records_as_columns_earn_what_the_records_earn_in_each_trainer(preset):
         reward(read_reply(text, "gemex"), record, PRESETS[preset]) for text, record in zip(TEXTS, RECORDS, strict=True)
     ]
     assert sum(each.total for each in expected) > 0
-    columns = records_to_columns(RECORDS, dialect="gemex")
+    told = [msgspec.structs.replace(RECORDS[0].references[0], sentence="secret")]
+    columns = records_to_columns(
+        [msgspec.structs.replace(record, references=tuple(told)) for record in RECORDS], dialect="gemex"
+    )
     assert columns["prompt"] == [write_question(record, "gemex") for record in RECORDS]
     assert not any(word in truth for truth in columns["ground_truth"] for word in ("secret", "Ann"))
 
@@ -72,6 +77,11 @@ def test_a_letter_is_scored_by_its_position_among_the_options():
     assert function(completions=texts, answer=["C"] * 5, **columns) == expected
     extra = {**CHOICE, "index": 3, "answer": "a solution in many words"}
     assert [call_verl(for_verl([rewards.answer]), text, "C", extra)["acc"] for text in texts] == expected
+    assert call_verl(for_verl([rewards.answer]), "It is C.", {**CHOICE, "answer": "C", "stages": None})["acc"] == 1
+    arrays = {
+        name: np.array(value * 2, object) for name, value in (("options", [CHOICE["options"]]), ("answer", ["C"]))
+    }
+    assert function(completions=["C", "B"], references=None, **arrays) == [1, 0]
     (scores,) = call_easyr1(for_easyr1([rewards.answer]), ["So: <answer>yes</answer>"], ["Yes"])
     assert scores == {"overall": 1, "accuracy": 1, "format": 1, "unscored": 0}
 
@@ -144,6 +154,7 @@ def test_spaces_are_read_in_each_dialects_own_order():
             assert reply.is_well_formed
             assert reply.boxes((640, 480))[0].tolist() == pytest.approx(box)
     refuse(r"space .*: 'quen' is not one of pixels, unit, 1000, qwen", read_reply, "", "free", space="quen")
+    refuse("space .*: 'qwen:5:1' has a MIN above its MAX", read_reply, "", "free", space="qwen:5:1")
     refuse(r"image_size: \[0, 0\] is no size .* 'qwen' requires", read_reply, "", "free", space="qwen")
 
 
@@ -164,6 +175,8 @@ def test_records_from_bare_fields():
         ("^options: Expected `array`", {"answer": "C", "options": "A, B, C"}),
         ("^answer: 'C' is not one of A, B", {"answer": "C", "options": options}),
         ("^choices: not a field of a record", {"answer": "A", "choices": options}),
+        (r"^answer: \['edema'\] is a list", {"answer": ["edema"]}), ("^answer: .* is a list", {"answer": []}),
+        ("^references: Expected `array`", {"answer": "Yes", "references": 5}),
     ):  # fmt: skip
         refuse(words, Record.from_fields, question="What is seen?", **wrong)
 

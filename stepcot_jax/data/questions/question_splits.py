@@ -53,13 +53,14 @@ def name_patients(records: Iterable[Record], root: Path) -> tuple[list[Record], 
         if record.patient == record.image:
             number += 1
             if record.image not in names:
-                names[record.image] = _digest(root, record.image)
+                names[record.image] = digest_picture(root, record.image)
             record = msgspec.structs.replace(record, patient=names[record.image])
         named.append(record)
     return named, number
 
 
-def _digest(root: Path, image: str) -> str:
+def digest_picture(root: Path, image: str) -> str:
+    """Return a name for the content of a picture's file; its path where the file cannot be read."""
     try:
         content = read_picture(root, image, max_bytes=most_bytes(MAX_PIXELS))
     except BadInput:

@@ -3,6 +3,7 @@
 A variant is a record of its own, whose provenance names the variant and the question that it is made of.
 """
 
+import bisect
 import collections
 import dataclasses
 import hashlib
@@ -63,6 +64,36 @@ def make_variant(record: Record, variant: str, **made: str) -> Record:
 def choose_donor(record: Record, others: Iterable[Record]) -> Record | None:
     """Return one of other records, drawn by a hash of both; None without any."""
     return min(others, key=lambda other: _hash(f"{record.id}{record.image}\n{other.id}{other.image}"), default=None)
+
+
+def swap_pictures(records: Iterable[Record], among: Iterable[Record], digest: Callable[[str], str]) -> list[Record]:
+    """Return questions with another patient's picture: of the same modality and organ, or modality, where one is.
+
+    The pictures of a group stand in a circle, ordered by a hash; a question gets the next one of another patient whose
+    `digest` is another. Questions without such a picture are left out.
+    """
+    groups = collections.defaultdict(set)
+    for each in among:
+        for group in _list_groups(each):
+            groups[group].add((_hash(each.image), each.image, each.patient))
+    circles, swapped = {group: sorted(shown) for group, shown in groups.items()}, list[Record]()
+    for record in records:
+        own = _hash(record.image), record.image, record.patient
+        turned = (
+            circle[(start + step) % len(circle)]
+            for circle in map(circles.__getitem__, _list_groups(record))
+            for start in [bisect.bisect(circle, own)]
+            for step in range(len(circle))
+        )
+        others = (image for _, image, patient in turned if patient != record.patient)
+        other = next((image for image in others if digest(image) != digest(record.image)), None)
+        swapped += [msgspec.structs.replace(record, image=other)] if other else []
+    return swapped
+
+
+def _list_groups(record: Record) -> tuple[tuple[str, ...], ...]:
+    """Return the groups of a picture, the narrowest first; a lesion's organ may be what a question asks for."""
+    return (record.modality, "" if record.lesion else record.organ), (record.modality,), ()
 
 
 def group_subjects(records: Sequence[Record]) -> dict[tuple[str, str], list[Record]]:

@@ -6,11 +6,11 @@ Kinds: closed, open, single. A choice that it cannot read it draws at random; he
 import re
 import string
 
-from stepcot_jax.evaluation.field_rules.verdicts import Asked, Verdict, choose_letter, compare
+from stepcot_jax.evaluation.field_rules.verdicts import Asked, Verdict, choose_letter, compare, take_pairs
 
 _WIDE = "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀{｜}～、《》【】｛｝"  # noqa: RUF001 - wide marks are meant
 _TO_BLANKS = str.maketrans(dict.fromkeys(string.punctuation + _WIDE, " "))
-_BRACKETS = (re.compile(r"\([^)]*\)"), re.compile("（[^）]*）"))  # noqa: RUF001
+_BRACKETS = ("()", "（）")  # noqa: RUF001
 _YES = re.compile("yes|yeah|yep|true|是|是的|有|包含|可以|能|会|正常")
 _NO = re.compile("no|nope|false|否|不是|没有|无|不包含|不能|不会|不可以|不正常|异常")
 _ENDS = ",.!?;:'"
@@ -29,7 +29,7 @@ def judge(asked: Asked, reply: str, *, keep_thoughts: bool = False) -> Verdict |
 
 def _remove_thoughts(text: str) -> str:
     for name in ("think", "analysis"):
-        text = re.sub(f"<{name}>.*?</{name}>", "", text, flags=re.DOTALL)
+        _, text = take_pairs(text, f"<{name}>", f"</{name}>")
         if f"<{name}>" not in text:
             text = text.rpartition(f"</{name}>")[2]
     return text.strip()
@@ -37,8 +37,8 @@ def _remove_thoughts(text: str) -> str:
 
 def _normalise(text: str) -> str:
     text = text.strip().lower()
-    for bracket in _BRACKETS:
-        text = bracket.sub("", text)
+    for brackets in _BRACKETS:
+        _, text = take_pairs(text, *brackets)
     text = " ".join(text.translate(_TO_BLANKS).split())
     return "yes" if _YES.fullmatch(text) else "no" if _NO.fullmatch(text) else "xray" if text == "x ray" else text
 

@@ -4,19 +4,14 @@ Kinds: closed, open, single. A choice is never unread: where no letter stands al
 """
 
 import difflib
-import re
 from typing import Literal
 
-from stepcot_jax.evaluation.field_rules.verdicts import Asked, Verdict, choose_letter, compare
+from stepcot_jax.evaluation.field_rules.verdicts import Asked, Verdict, choose_letter, compare, take_pairs
 
 Form = Literal["default", "slake", "pmc"]
 """Default: VQA-RAD, PathVQA, OmniMedVQA and MedXpertQA; closed answers in words are SLAKE's in all forms."""
 
-_MARKS = (
-    *("**answer**:", "**answer**", "*answer*:", "**answer:**", "answer is", "answer:", "答案:"),
-    "final answer",
-)
-_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_MARKS = ["**answer**:", "**answer**", "*answer*:", "**answer:**", "answer is", "answer:", "答案:", "final answer"]
 _NO_BOX = "None"  # a word of its own: with its capital it holds no "no"
 _ENDS = str.maketrans("", "", "\n.")
 
@@ -63,7 +58,10 @@ def _judge_choice(asked: Asked, reply: str, form: Form) -> Verdict:
     written = [f"{letter}. {option}" for letter, option in zip(asked.letters, asked.options, strict=True)]
     if form == "pmc":
         written = [f" {letter}: {option}" for letter, option in zip(asked.letters, asked.options, strict=True)]
-    likeness = [difflib.SequenceMatcher(None, option.lower(), text).ratio() for option in written]
+    matcher, likeness = difflib.SequenceMatcher(None, "", text), list[float]()
+    for option in written:
+        matcher.set_seq1(option.lower())
+        likeness.append(matcher.ratio())
     best = max(likeness)
     read = asked.letters[likeness.index(best)]
     reason = (
@@ -99,4 +97,4 @@ def _take_box(text: str) -> str:
 
 def _take_tag(text: str) -> str:
     """Return what stands in closed answer tags, else the whole text."""
-    return " ".join(_TAG.findall(text)).strip() or text
+    return " ".join(take_pairs(text, "<answer>", "</answer>")[0]).strip() or text

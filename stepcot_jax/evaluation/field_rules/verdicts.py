@@ -40,3 +40,14 @@ def choose_letter(letter: str, asked: Asked, reason: str) -> Verdict:
 def compare(read: str, truth: str) -> Verdict:
     """Return the verdict of a rule that asks for equal texts."""
     return Verdict(read == truth, "equal texts" if read == truth else "not the text of the answer", read)
+
+
+def take_pairs(text: str, opening: str, closing: str) -> tuple[list[str], str]:
+    """Return what stands in each pair, from an opening mark to the next closing one, and the text without the pairs."""
+    inside, outside, end = list[str](), list[str](), 0
+    # Linear where a non-greedy pattern is not: without a closing mark nothing further is searched.
+    while (start := text.find(opening, end)) >= 0 and (stop := text.find(closing, start + len(opening))) >= 0:
+        inside.append(text[start + len(opening) : stop])
+        outside.append(text[end:start])
+        end = stop + len(closing)
+    return inside, "".join([*outside, text[end:]])

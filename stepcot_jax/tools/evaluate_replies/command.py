@@ -7,6 +7,7 @@ such files. Further fields are ignored.
 """
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
-from stepcot_jax.tools.options import DIALECTS, add_reading, local_path, read_split
+from stepcot_jax.tools.options import DIALECTS, add_asker, add_reading, local_path, read_split
 
 if TYPE_CHECKING:
     pass
@@ -92,6 +93,19 @@ def reports(options: argparse.Namespace) -> None:
     print(score_written(scored, options, source=source), end="")
 
 
+def controls(options: argparse.Namespace) -> None:
+    """Compare a model with itself without the picture, and with the most frequent answer."""
+    from stepcot_jax.tools.evaluate_replies.controls import compare_command
+
+    compare_command(options)
+    if options.replies:
+        from stepcot_jax.host.terminal import name_command
+
+        words = [options.records, f"--split={options.split}", f"--out={options.out / 'audit'}"]
+        command = f"{name_command()} evaluate_replies audit questions {shlex.join(words)}"
+        print(f"next, to ask the model about other pictures: {command}")
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the subcommand of the command line, or score replies."""
     given = sys.argv[1:] if arguments is None else arguments
@@ -100,7 +114,8 @@ def main(arguments: list[str] | None = None) -> None:
         return
     commands = {"perturb": _perturb_parser, "prompts": _prompts_parser, "reports": _reports_parser}
     make = commands.get(given[0]) if given else None
-    options = make().parse_args(given[1:]) if make else _score_parser().parse_args(given)
+    whole = _controls_parser if "--controls" in given else _score_parser
+    options = make().parse_args(given[1:]) if make else whole().parse_intermixed_args(given)
     options.run(options)
 
 
@@ -125,7 +140,8 @@ def _score_parser() -> argparse.ArgumentParser:
         description="Score replies to grounded questions: metrics.json, tables, scores.jsonl and index.html.",
         epilog=f"{_PROGRAM} prompts --help and {_PROGRAM} perturb --help: prompts for a model to answer; "
         f"{_PROGRAM} reports --help: FINDINGS and IMPRESSION from answers; "
-        f"{_PROGRAM} audit --help: does the model look, and does its thinking carry its answer?",
+        f"{_PROGRAM} audit --help: does the model look, and does its thinking carry its answer?; "
+        f"{_PROGRAM} --controls --help: the same model without the picture, and the most frequent answer",
     )
     _add_common(parser, also=("auto", "free"))
     replies = "JSON lines with id, reply and optionally finish_reason; or gs://"
@@ -199,6 +215,25 @@ def _reports_parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-resamples", type=int, default=1000, metavar="N", help="of the bootstrap, default 1000")
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap, default 0")
     parser.set_defaults(run=reports)
+    return parser
+
+
+def _controls_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"{_PROGRAM} --controls",
+        description="Compare a model's right answers with its own without the picture and with another patient's "
+        "picture, and with the most frequent answer, by kind, modality and organ: controls.html and tables.",
+        epilog="Exit code 0: asked, with refusals and unreadable pictures counted; 2: wrong input, or most replies "
+        "cannot be read; 3: stopped or requests were given up, and the same command resumes.",
+    )
+    parser.add_argument("--controls", action="store_true", required=True, help=argparse.SUPPRESS)
+    parser.add_argument("records", metavar="RECORDS", help="folder or file of questions in any layout; or gs://")
+    replies = "JSON lines of a model that is not asked: it is compared with the most frequent answer alone"
+    parser.add_argument("replies", nargs="?", metavar="REPLIES", help=replies)
+    parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help="results; a rerun resumes")
+    add_reading(parser)
+    add_asker(parser)
+    parser.set_defaults(run=controls)
     return parser
 
 

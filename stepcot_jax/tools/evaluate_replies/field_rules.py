@@ -15,7 +15,7 @@ from stepcot_jax.evaluation.field_rules.made_replies import write_made
 from stepcot_jax.evaluation.field_rules.rule_table import FieldRule
 from stepcot_jax.evaluation.field_rules.verdicts import Verdict, ask
 from stepcot_jax.evaluation.replies import ReplyScore, ScoringSettings, encode, score_text
-from stepcot_jax.evaluation.statistics import Weights, bootstrap, mean_defined, weighted_mean
+from stepcot_jax.evaluation.statistics import bootstrap_means, mean_defined
 from stepcot_jax.evaluation.unread import MISSING
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole, writing_whole
@@ -31,7 +31,7 @@ _MOST_MADE = 300  # questions for which replies are made
 _LONGEST = 600  # characters of a reply on the page
 _NOTES = (
     "unread: not right either. by chance: what random guesses add in the suite on average. common: on the questions "
-    "that every rule judges. Intervals are 95 %, from resampling patients.",
+    "that every rule with a verdict judges. Intervals are 95 %, from resampling patients.",
 )
 _NOTES_MADE = (
     f"Share that counts as right. Made from at most {_MOST_MADE} questions, evenly spaced; none of kind multi.",
@@ -63,12 +63,12 @@ def write_rules(
 
 
 def _judge(file: ReplyFile, scored: ReplyScores, rules: Sequence[FieldRule]) -> dict[str, Row]:
-    absent = None if scored.results.settings.missing == "skip" else Verdict(False, MISSING)
+    missing = None if scored.results.settings.missing == "skip" else Verdict(False, MISSING)
     rows = {PERSON: [_read_person(file, record) for record in scored.records]} if file.people else {}
     rows[OURS] = [_as_verdict(score) for score in scored.scores[file.name]]
-    asked = [(ask(record), file.replies.get(record.id)) for record in scored.records]
     for rule in rules:
-        rows[rule.name] = [absent if reply is None else rule.judge(question, reply) for question, reply in asked]
+        judged = [(rule.judge(ask(record), file.replies.get(record.id, "")), record.id) for record in scored.records]
+        rows[rule.name] = [missing if verdict and name not in file.replies else verdict for verdict, name in judged]
     return rows
 
 
@@ -82,9 +82,10 @@ def _read_person(file: ReplyFile, record: Record) -> Verdict | None:
     if not record.options:
         return Verdict(fold(read) in map(fold, record.accepted_texts), "read by eye", read)
     letters = tuple(sorted(set(read.upper()) - set(", ")))
-    if not letters or set(letters) - set(record.letters) or len(letters) > (record.kind == "single" or 26):
-        where = f"{file.path}, id {record.id[:80]!r}, person"
-        raise BadInput(f"{where}: {read[:80]!r} is not an answer; expected of {record.letters}, or null for none")
+    most = 1 if record.kind == "single" else len(record.letters)
+    if not 1 <= len(letters) <= most or not set(letters) <= set(record.letters):
+        found = f"{file.path}, id {record.id[:80]!r}, person: {read[:80]!r} is not an answer"
+        raise BadInput(f"{found}; expected {record.kind} of {record.letters}, or null for none")
     return Verdict(letters == tuple(record.answer), "read by eye", ", ".join(letters))
 
 
@@ -110,13 +111,8 @@ def _unread(row: Row) -> Column:
 
 def _average(figures: dict[str, Column], scored: ReplyScores) -> dict[str, Entry]:
     """Return the mean of each column with its interval by patient; None of one without numbers."""
-    values = np.stack(list(figures.values()), axis=1)
-
-    def compute(weights: Weights) -> dict[str, npt.NDArray]:
-        return dict(zip(figures, weighted_mean(weights, values=values, counted=~np.isnan(values)).T, strict=True))
-
     patients, results = np.array([record.patient for record in scored.records]), scored.results
-    averaged = bootstrap(compute, patients, num_resamples=results.num_resamples, seed=results.seed)
+    averaged = bootstrap_means(figures, patients, num_resamples=results.num_resamples, seed=results.seed)
     return {name: None if math.isnan(figure.value) else figure for name, figure in averaged.items()}
 
 
@@ -128,8 +124,9 @@ def _tabulate_accuracy(
     asked, suites = [kind for kind in KINDS if kind in kinds], {rule.name: rule.suite for rule in rules}
     for model, of_model in models.items():
         suites |= {PERSON: "read by eye, from the file", OURS: f"this package, dialect {scored.dialects[model]}"}
-        is_common = np.array([_right(row) for name, row in of_model.items() if name != PERSON]).sum(axis=0) >= 0
-        common = dict[str, float]()
+        judging = {name: _right(row) for name, row in of_model.items() if name != PERSON and any(row)}
+        is_common = ~np.isnan(np.array(list(judging.values()))).any(axis=0)
+        common = {name: float(mean_defined(np.where(is_common, right, np.nan))) for name, right in judging.items()}
         for name, row in of_model.items():
             right = _right(row)
             parts: dict[str, Column] = {"all": right, "common": np.where(is_common, right, np.nan)}
@@ -137,12 +134,11 @@ def _tabulate_accuracy(
             parts |= {"unread": _unread(row), "by chance": _column(row, lambda verdict: verdict.chance)}
             figures = _average(parts, scored)
             rows.append((model, name, int((~np.isnan(right)).sum()), *figures.values(), suites[name]))
-            common |= {name: float(mean_defined(parts["common"]))} if name != PERSON else {}
         low, high = min(common, key=common.__getitem__), max(common, key=common.__getitem__)
         if is_common.any():
             span = f"{percent(common[low])} % ({low}) to {percent(common[high])} % ({high}) right by the rule alone"
             span = f"{percent(common[low])} % right by every rule" if common[low] == common[high] else span
-            ranges.append(f"{model}: {span}, on the {is_common.sum()} questions that all rules judge.")
+            ranges.append(f"{model}: {span}, on the {is_common.sum()} questions that they all judge.")
     heads = (*columns("text", "replies", "rule"), *columns("number", "questions"))
     heads += (*columns("percent", "all", "common", *asked, "unread", "by chance"), *columns("text", "counted by"))
     return Table("rules", "Right answers by rule", heads, tuple(rows), _NOTES), ranges

@@ -8,9 +8,10 @@ from stepcot_jax.box import Box
 from stepcot_jax.data.questions.making import ground_phantom
 from stepcot_jax.data.questions.questions import ask_questions
 from stepcot_jax.data.statistics import find_difference
+from stepcot_jax.evaluation.replies import ScoringSettings
 from stepcot_jax.reasoning.dialects import WRITTEN, write_reply
 from stepcot_jax.record import Record
-from stepcot_jax.run.scored_baseline import fit_baseline
+from stepcot_jax.run.scored_baseline import fit_baseline, score_baseline
 
 
 def _record(number, kind="closed", topic="t", answer="Yes", boxes=(), options=(), size=(100, 100), label="a"):
@@ -52,6 +53,17 @@ def test_options_are_judged_by_how_often_they_were_right_where_offered():
     assert answer(_record(9, "single", answer="A", options=("three", "two"))).answer == "B"
     assert answer(_record(9, "multi", answer=("C",), options=("four", "one", "two"))).answer == ("B", "C")
     assert answer(_record(9, "multi", answer=("B",), options=("four", "three"))).answer == ("A",)
+
+
+def test_options_that_were_never_right_get_the_most_frequent_letter():
+    train = [_record(at, "single", answer=answer, options=(f"{at}", f"{at}.")) for at, answer in enumerate("BAB")]
+    asked = [_record(at, "single", answer=answer, options=("new", "newer")) for at, answer in enumerate("AABB")]
+    assert fit_baseline(train).answer(asked[0]).answer == "B"
+    train = [msgspec.structs.replace(record, split="train") for record in train]
+    closed = [_record(at, answer=answer, topic=f"{at}") for at, answer in enumerate(("No", "No", "Yes"), start=4)]
+    scores, remark = score_baseline(train, [*asked, *closed], ScoringSettings(), of_chosen=True)
+    assert [score.a_score for score in scores] == [0, 0, 1, 1, 1, 1, 0]  # by topic all three would be right
+    assert "of 3 training records; of the 3 evaluated questions of a kind that training lacks" in remark
 
 
 @pytest.fixture(scope="module")
