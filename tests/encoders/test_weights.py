@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from refusals import refuse
+from run.small_run import small_settings
 from safetensors.numpy import save_file
 
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise
@@ -20,8 +21,11 @@ from stepcot_jax.encoders.load import (
     load_text_encoder,
 )
 from stepcot_jax.encoders.weights import assign, read_tensors, weights_digest
+from stepcot_jax.features.encode import image_keys
+from stepcot_jax.features.store import describe_image_store
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.policies.qwen_weights import load_qwen
+from stepcot_jax.run.networks import load_frozen_encoder, trained_preprocessing
 
 SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 
@@ -108,6 +112,19 @@ def test_pixels_reach_the_device_as_bytes_and_several_devices_encode_as_one(tmp_
     one = encoder.encode(pixels[:3])
     assert len(one.devices()) == 1
     np.testing.assert_array_equal(one, encoder.encode(images[:3]))
+
+
+def test_a_run_that_reduces_jpeg_has_the_same_encoder_and_other_keys(tmp_path):
+    write_clip(tmp_path / "a")
+    changes = {"image_encoder__name": "pretrained", "image_encoder__weights": str(tmp_path / "a")}
+    plain, reduced = (
+        load_frozen_encoder(small_settings(**changes, image_encoder__reduced_jpeg=each)) for each in (False, True)
+    )
+    assert (plain.preprocessing.reduced_jpeg, reduced.preprocessing.reduced_jpeg) == (False, True)
+    assert plain.digest == reduced.digest
+    assert image_keys(plain, ["file:x"]) != image_keys(reduced, ["file:x"])
+    assert describe_image_store(plain).folder_name != describe_image_store(reduced).folder_name
+    assert trained_preprocessing(small_settings(image_encoder__reduced_jpeg=True)).reduced_jpeg
 
 
 def test_shards_read_as_the_whole(tmp_path):
