@@ -99,7 +99,7 @@ def read_split(weights: Weights, inputs: Inputs, split: str) -> tuple[np.ndarray
 
     features, labels = [], []
     batches = evaluation_batches(inputs.dataset, split, batch_size=weights.settings.evaluation.batch_size)
-    with contextlib.closing(iterate(batches, num_threads=weights.settings.data.num_threads)) as read:
+    with contextlib.closing(iterate(batches, num_threads=weights.settings.data.batching_threads)) as read:
         for batch in read:
             present = np.asarray(batch["present"], bool)
             features.append(np.asarray(encode(weights.params["teacher"], inputs.prepare(batch)))[present])

@@ -81,7 +81,7 @@ def _pipeline(root: pathlib.Path, reader: ImageReader) -> Callable[[], object]:
     encode = jax.jit(functools.partial(encode_images, trained.networks))
 
     def run() -> None:
-        with contextlib.closing(iterate(batches, num_threads=trained.run.settings.data.num_threads)) as read:
+        with contextlib.closing(iterate(batches, num_threads=trained.run.settings.data.batching_threads)) as read:
             for batch in read:
                 np.asarray(encode(params, {"images": batch["images"]}))
 

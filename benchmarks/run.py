@@ -41,6 +41,13 @@ def measure_encoders(rounds: int) -> dict[str, float]:
     return measure_encoders(rounds)
 
 
+def measure_encoding(rounds: int) -> dict[str, float]:
+    """Measure the encoding of files into a feature store, see `benchmarks.encoding`."""
+    from benchmarks.encoding import measure_encoding
+
+    return measure_encoding(rounds)
+
+
 def measure_latency(rounds: int) -> dict[str, float]:
     """Measure the latency of one radiograph, see `benchmarks.latency`."""
     from benchmarks.latency import measure_latency
@@ -88,6 +95,7 @@ PARTS: dict[str, Callable[[int], dict[str, float]]] = {
     "joint": measure_joint,
     "published": measure_published,
     "encoders": measure_encoders,
+    "encoding": measure_encoding,
     "latency": measure_latency,
     "memory": measure_memory,
     "pipeline": measure_pipeline,

@@ -39,7 +39,9 @@ def get_config():
     config.data.near_duplicate_radius = 0  # bits of 64: patients whose images differ in at most so many share a split
     config.data.max_megapixels = 64.0  # million pixels; a larger image is a bad record
     config.data.cache_megabytes = 2048.0  # MB of decoded images in memory; other images are decoded at each use
-    config.data.num_threads = 2  # reading and decoding threads, in this process or in each worker
+    # reading and decoding threads, in this process or in each worker; 0: one a core of this process where it reads
+    # single images, 2 where a training reads batches and in each worker
+    config.data.num_threads = 0
     config.data.num_workers = 0  # reading and decoding processes; the image cache works only with 0
     config.data.origins = ()  # origins of the cases to use, such as ("Phantom A",); (): all
     # training cases to use, by patient, chosen by split_seed: a smaller number is inside a larger one; 0: all
@@ -70,6 +72,9 @@ def get_config():
     config.image_encoder.dtype = "float32"  # compute dtype of a pretrained encoder; "bfloat16" on accelerators
     config.image_encoder.image_size = 224  # px, square; a pretrained encoder uses its own, which a policy must name
     config.image_encoder.fit = "crop"  # "crop" the long side, "pad" the short one, or "stretch"
+    # decode JPEG at 1/2, 1/4 or 1/8 of its sides, not below twice the encoder's: faster, and other pixels
+    # (docs/encoders.md)
+    config.image_encoder.reduced_jpeg = False
     config.image_encoder.mean = (0.48145466, 0.4578275, 0.40821073)  # of red, green, blue in 0..1 (CLIP's)
     config.image_encoder.std = (0.26862954, 0.26130258, 0.27577711)  # of red, green, blue (CLIP's)
 
@@ -87,7 +92,7 @@ def get_config():
     # "none", or "float16", "float32": also store patch tokens, for explanations; a policy reads them and stores them as
     # float32 with "none"
     config.features.patches = "none"
-    config.features.batch_size = 32  # images per encoded batch
+    config.features.batch_size = 0  # images per encoded batch; 0: 256 an accelerator of the process, 32 on its cores
 
     config.teacher = config_dict.ConfigDict()
     config.teacher.width = 768  # d_T: nodes, memory, image projections

@@ -12,10 +12,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import msgspec
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float32
+from jaxtyping import Array, Float32, UInt8
 
-from stepcot_jax.data.images.preprocessing import Preprocessing
+from stepcot_jax.data.images.preprocessing import Preprocessing, normalised_values
 from stepcot_jax.encoders.checkpoints import IMAGE_NETWORKS, IMPORT_FEATURES, Architecture, recognise, resolve
 from stepcot_jax.encoders.text_encoder import FlaxEncoder, TextEncoder, load_tokenizer
 from stepcot_jax.encoders.transformer import Depth, Size
@@ -98,32 +100,70 @@ def count_parameters(shapes: Mapping[str, Any]) -> int:
     return sum(math.prod(leaf.shape) for path, leaf in leaves if path[-1].key not in ("mean", "variance"))
 
 
+def _look_up(images: Array, values: Array) -> Array:
+    """Return images, uint8 pixels as the normalised values of a table [256, 3]: arithmetic might round otherwise."""
+    if images.dtype != jnp.uint8:
+        return images
+    places = 3 * images.astype(jnp.int32) + jnp.arange(3, dtype=jnp.int32)[None, None, None]
+    return values.reshape(-1).at[places].get(mode="promise_in_bounds")
+
+
 @functools.partial(jax.jit, static_argnames=("network",))
-def _encode_images(params: Any, images: Array, network: nn.Module) -> Any:
+def _encode_images(params: Any, images: Array, values: Array, network: nn.Module) -> Any:
     # XLA drops the computation of the patches, which are not returned.
-    return network.apply({"params": params}, images)[0]
+    return network.apply({"params": params}, _look_up(images, values))[0]
 
 
 @functools.partial(jax.jit, static_argnames=("network",))
-def _encode_patches(params: Any, images: Array, network: nn.Module) -> Any:
-    return network.apply({"params": params}, images)
+def _encode_patches(params: Any, images: Array, values: Array, network: nn.Module) -> Any:
+    return network.apply({"params": params}, _look_up(images, values))
+
+
+_Images = Float32[Any, "case height width 3"] | UInt8[Any, "case height width 3"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageEncoder(FlaxEncoder):
-    """A frozen image encoder."""
+    """A frozen image encoder.
+
+    Images [case, height, width, 3] are normalised float32, or uint8 pixels, which are normalised on the device and
+    divided among this process's devices if all get as many. Each number of images is compiled once.
+    """
 
     preprocessing: Preprocessing
 
-    def encode(self, images: Float32[Any, "case height width 3"]) -> Float32[Array, "case feature"]:
-        """Return features [case, width] of normalised `images` [case, height, width, 3]; compiled once per shape."""
-        return _encode_images(self.params, images, self.network)
+    @property
+    def batch_size(self) -> int:
+        """Number of images of a batch that keeps this process's devices busy."""
+        return 32 if jax.default_backend() == "cpu" else 256 * jax.local_device_count()
+
+    def encode(self, images: _Images) -> Float32[Array, "case feature"]:
+        """Return features [case, width] of images; the devices may still compute them."""
+        return _encode_images(*self._lay_out(images), self.network)
 
     def encode_patches(
-        self, images: Float32[Any, "case height width 3"]
+        self, images: _Images
     ) -> tuple[Float32[Array, "case feature"], Float32[Array, "case patch channel"]]:
         """Return features [case, width] and patch vectors [case, patch, channel] in row-major order."""
-        return _encode_patches(self.params, images, self.network)
+        return _encode_patches(*self._lay_out(images), self.network)
+
+    def _lay_out(self, images: _Images) -> tuple[Any, Any, Any]:
+        """Return parameters, images and normalised values on the devices that encode."""
+        if images.dtype != jnp.uint8 or jax.local_device_count() == 1 or len(images) % jax.local_device_count():
+            return self.params, images, self._values
+        params, values, rows = self._on_all_devices
+        return params, jax.device_put(images, rows), values
+
+    @functools.cached_property
+    def _values(self) -> Array:
+        return jnp.asarray(normalised_values(self.preprocessing))
+
+    @functools.cached_property
+    def _on_all_devices(self) -> tuple[Any, Array, NamedSharding]:
+        """Parameters and normalised values on each of this process's devices, and the layout of images."""
+        mesh = Mesh(np.array(jax.local_devices()), ("case",))
+        params, values = jax.device_put((self.params, self._values), NamedSharding(mesh, PartitionSpec()))
+        return params, values, NamedSharding(mesh, PartitionSpec("case"))
 
     def patch_shape(self) -> tuple[int, int]:
         """Return the number of patches of an image and their channels; no weights are read."""

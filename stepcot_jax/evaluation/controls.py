@@ -43,7 +43,7 @@ _VERDICTS = {
     **dict.fromkeys(("-+", "-0", "--", "-?"), "The model is right more often without the picture."),
     "??": f"No conclusion: fewer than {MIN_PATIENTS} patients, or no reply that can be read.",
 }  # by the signs of the differences to the answers without the picture, and to those with another patient's
-_READ = "Both read: of the questions whose replies can be read with both; the sentence on the picture rests on these."
+_READ = "Both read: of the questions whose replies can be read with both; the verdict rests on these."
 _NOTES = (
     "Right answers: share of the questions with a reply in every column, each counted once; unread and refused replies "
     "count as wrong. Open questions: exact.",

@@ -164,6 +164,7 @@ def describe_preprocessing(preprocessing: Preprocessing) -> dict[str, Any]:
         "std": list(preprocessing.std),
         "fit": preprocessing.fit,
         "resize": _PICTURES[preprocessing.fit],
+        **({"jpeg": "decoded at 1/2, 1/4 or 1/8, not below twice the size"} if preprocessing.reduced_jpeg else {}),
         "channels": "red, green, blue; a grey image has its value three times",
         "normalise": "(value / 255 - mean) / std, float32, [case, row, column, channel]",
         "orientation": "EXIF orientation applied",

@@ -1,5 +1,6 @@
 """Encode distinct images and texts once with a frozen encoder, into a store."""
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -11,7 +12,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.data.images.preprocessing import normalise
 from stepcot_jax.features.store import (
     FeatureStore,
     FrozenImageEncoder,
@@ -22,7 +22,7 @@ from stepcot_jax.features.store import (
 )
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.extras import MapBlocks
-from stepcot_jax.host.machine import map_in_threads
+from stepcot_jax.host.machine import count_cores, map_in_threads
 
 Progress = Callable[[Sequence[Any], str], Iterable[Any]]  # wraps a sequence with a description, like a progress bar
 _LOGGER = logging.getLogger(__name__)
@@ -64,8 +64,12 @@ def _encode_shards(
     shard_size: int,
     num_threads: int,
 ) -> int:
-    """Encode images that are not known, in batches; write shards of `shard_size` rows or 64 MiB; return how many."""
-    waiting, num_encoded = list[Rows](), 0
+    """Encode images that are not known, in batches; write shards of `shard_size` rows or 64 MiB; return how many.
+
+    Threads read a batch while the device computes the one before, which is awaited once this one is queued.
+    """
+    batch_size, num_threads = batch_size or encoder.batch_size, num_threads or count_cores()
+    waiting, started, num_encoded = list[Rows](), collections.deque[Callable[[], Rows]](), 0
 
     def flush() -> None:
         batches = waiting.copy()
@@ -75,6 +79,18 @@ def _encode_shards(
             of_patches = None if patches[0] is None else np.concatenate(patches)
             write([*itertools.chain(*keys)], np.concatenate(features), of_patches)
 
+    def take() -> None:
+        nonlocal num_encoded
+        try:
+            waiting.append(started.popleft()())
+        except BaseException:
+            started.clear()  # the first error counts
+            raise
+        num_encoded += len(waiting[-1][0])
+        num_bytes = sum(rows.nbytes for _, *both in waiting for rows in both if rows is not None)
+        if sum(len(keys) for keys, *_ in waiting) >= shard_size or num_bytes >= _MAX_SHARD_BYTES:
+            flush()
+
     # Another process may have stored some of them in the meantime.
     wanted = (item for item in items if item.key not in known)
     pairs = map_in_threads(_read, wanted, num_threads=num_threads, num_ahead=batch_size)
@@ -82,14 +98,16 @@ def _encode_shards(
         while batch := list(itertools.islice(pairs, batch_size)):
             batch = [(item, pixels) for item, pixels in batch if item.key not in known]
             if batch:
-                waiting.append(_encode_batch(encoder, batch, spec, batch_size=batch_size))
-                num_encoded += len(batch)
-            num_bytes = sum(rows.nbytes for _, *both in waiting for rows in both if rows is not None)
-            if sum(len(keys) for keys, *_ in waiting) >= shard_size or num_bytes >= _MAX_SHARD_BYTES:
-                flush()
+                started.append(_start_batch(encoder, batch, spec, batch_size=batch_size))
+            if len(started) > 1:
+                take()
     finally:
         pairs.close()  # type: ignore[attr-defined] # stops the reading threads now, not at garbage collection
-        flush()
+        try:
+            if started:
+                take()
+        finally:
+            flush()
     return num_encoded
 
 
@@ -98,12 +116,15 @@ def encode_images(
     items: Iterable[ImageItem],
     store: FeatureStore,
     *,
-    batch_size: int = 32,
+    batch_size: int = 0,
     shard_size: int = 512,
-    num_threads: int = 2,
+    num_threads: int = 0,
     progress: Progress | None = None,
 ) -> EncodeCounts:
-    """Encode the images without a stored feature, and log the counts."""
+    """Encode the images without a stored feature, and log the counts.
+
+    `batch_size`, `num_threads`: 0 for what suits the encoder's devices, and for this process's cores.
+    """
     if store.spec.digest != encoder.digest:
         raise ValueError(f"the store {store.folder} belongs to another encoder than {encoder.name}")
     by_key: dict[bytes, ImageItem] = {}
@@ -119,24 +140,23 @@ def encode_images(
     return counts
 
 
-def _encode_batch(
+def _start_batch(
     encoder: FrozenImageEncoder, batch: Sequence[tuple[ImageItem, np.ndarray]], spec: StoreSpec, *, batch_size: int
-) -> Rows:
-    """Return keys, features [case, width] and patch tokens [case, patch, width] of a batch, without padding."""
-    pixels = np.stack([rows for _, rows in batch])
-    padding = np.repeat(pixels[-1:], batch_size - len(batch), axis=0)
-    images = normalise(np.concatenate([pixels, padding]), encoder.preprocessing)
-    patches = None
-    if spec.patches == "none":
-        output = encoder.encode(images)
-    else:
-        output, tokens = encoder.encode_patches(images)
-        patches = np.asarray(tokens)[: len(batch)]
-    shape, names = (batch_size, spec.width), [item.name for item, _ in batch]
-    if patches is not None:
-        patches = round_patches(patches, spec.patches, names=names, encoder=encoder.name)
-    features = _check_features(output, names, encoder=encoder.name, shape=shape)
-    return [item.key for item, _ in batch], features.copy(), patches  # a slice would keep the padding in memory
+) -> Callable[[], Rows]:
+    """Queue a batch, filled up with its last image, at the encoder's devices; return the function that awaits it."""
+    items, pixels = zip(*batch, strict=True)
+    images = np.stack([*pixels, *pixels[-1:] * (batch_size - len(items))])
+    output, tokens = (encoder.encode(images), None) if spec.patches == "none" else encoder.encode_patches(images)
+
+    def take() -> Rows:
+        """Return keys, features [case, width] and patch tokens [case, patch, width], without the filling."""
+        shape, names, patches = (batch_size, spec.width), [item.name for item in items], None
+        if tokens is not None:
+            patches = round_patches(np.asarray(tokens)[: len(items)], spec.patches, names=names, encoder=encoder.name)
+        features = _check_features(output, names, encoder=encoder.name, shape=shape)
+        return [item.key for item in items], features.copy(), patches  # a slice would keep the filling in memory
+
+    return take
 
 
 def round_patches(patches: np.ndarray, dtype: str, *, names: Sequence[str], encoder: str) -> np.ndarray:
@@ -276,14 +296,15 @@ def encode_in_blocks(
     store: FeatureStore,
     map_blocks: MapBlocks,
     *,
-    batch_size: int,
+    batch_size: int = 0,
     shard_size: int = SHARD_SIZE,
-    num_threads: int = 2,
+    num_threads: int = 0,
     progress: Progress | None = None,
 ) -> EncodeCounts:
     """Encode the images without a stored feature in the processes of an engine; return when all are stored."""
     store.refresh()
-    blocks = cut_blocks(keys, size=batch_size * math.ceil(shard_size / batch_size))
+    size = batch_size or 1  # a worker chooses its own, which divides a shard
+    blocks = cut_blocks(keys, size=size * math.ceil(shard_size / size))
     missing = [[(index, key) for index, key in block if key not in store] for block in blocks]
     work = [block for block in missing if block]
     names = dataset.cases.image_paths

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, resize_image
+from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, normalised_values, resize_image
 from stepcot_jax.features.store import FrozenImageEncoder
 from stepcot_jax.host.download import split_hub_id
 from stepcot_jax.host.errors import BadInput
@@ -41,13 +41,18 @@ class TransformersEncoder:
     pooling: Pooling  # "projection": `get_image_features`; "pooler": `pooler_output`; "mean" of the last hidden states
     model: Any
 
+    @property
+    def batch_size(self) -> int:
+        """Number of images of a batch that keeps the device busy."""
+        return 32 if next(self.model.parameters()).device.type == "cpu" else 256
+
     def encode(self, images: np.ndarray) -> np.ndarray:
-        """Return features float32 [case, width] of normalised images float32 [case, height, width, 3]."""
-        return _pool(_run(self.model, images, self.pooling), self.pooling)
+        """Return features float32 [case, width] of images float32 or uint8 [case, height, width, 3]."""
+        return _pool(_run(self.model, images, self.pooling, normalised_values(self.preprocessing)), self.pooling)
 
     def encode_patches(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return features [case, width] and patch tokens [case, patch, width] of the last layer."""
-        output = _run(self.model, images, self.pooling)
+        output = _run(self.model, images, self.pooling, normalised_values(self.preprocessing))
         tokens = getattr(output, "last_hidden_state", None)
         if tokens is None:
             raise BadInput(f"{TRANSFORMERS}{self.name}: the model has no last hidden states, hence no patch tokens")
@@ -235,12 +240,16 @@ def _choose_pooling(
         ) from error
 
 
-def _run(model: Any, images: np.ndarray, pooling: Pooling) -> Any:
+def _run(model: Any, images: np.ndarray, pooling: Pooling, values: np.ndarray | None = None) -> Any:
+    """Run a model on normalised images, or on uint8 pixels, of which `values` [256, 3] are the normalised ones."""
     import torch
 
     # A writable copy in torch's order: [case, channel, height, width].
-    channels_first = np.array(np.moveaxis(np.asarray(images, np.float32), -1, 1), order="C")
+    channels_first = np.array(np.moveaxis(np.asarray(images), -1, 1), order="C")
     pixel_values = torch.from_numpy(channels_first).to(next(model.parameters()).device)
+    if values is not None and pixel_values.dtype == torch.uint8:
+        table = torch.from_numpy(values).to(pixel_values.device)
+        pixel_values = torch.stack([table[pixel_values[:, channel].long(), channel] for channel in range(3)], 1)
     with torch.inference_mode():
         if pooling == "projection":
             return model.get_image_features(pixel_values=pixel_values)

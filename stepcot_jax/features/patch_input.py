@@ -9,7 +9,6 @@ import math
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from stepcot_jax.data.images.preprocessing import normalise
 from stepcot_jax.features.encode import image_keys, round_patches
 from stepcot_jax.features.store import (
     FeatureStore,
@@ -65,8 +64,7 @@ class PatchInput:
             batch = pictures[start : start + self.batch_size]
             size = min(2 ** math.ceil(math.log2(len(batch))), self.batch_size)
             padding = np.repeat(batch[-1:], size - len(batch), axis=0)
-            images = normalise(np.concatenate([batch, padding]), self.encoder.preprocessing)
-            patches = np.asarray(self.encoder.encode_patches(images)[1])[: len(batch)]
+            patches = np.asarray(self.encoder.encode_patches(np.concatenate([batch, padding]))[1])[: len(batch)]
             encoded[start : start + len(batch)] = round_patches(
                 patches, self.dtype, names=["a picture"] * len(batch), encoder=self.encoder.name
             )

@@ -86,16 +86,23 @@ class _FrozenEncoder(Protocol):
 
 @runtime_checkable
 class FrozenImageEncoder(_FrozenEncoder, Protocol):
-    """Frozen image encoder; `preprocessing` is of the images given to `encode`."""
+    """Frozen image encoder; `preprocessing` is of the images given to `encode`.
+
+    Images are normalised float32, or uint8 pixels, which the encoder normalises on its device, bit for bit.
+    """
 
     @property
     def preprocessing(self) -> Preprocessing: ...  # noqa: D102
 
+    @property
+    def batch_size(self) -> int:
+        """Number of images of a batch that keeps its devices busy."""
+
     def encode(self, images: Any) -> Any:
-        """Return features [case, width] of normalised images float32 [case, height, width, 3]."""
+        """Return features [case, width] of images [case, height, width, 3]; they may still be computed."""
 
     def encode_patches(self, images: Any) -> tuple[Any, Any]:
-        """Return features [case, width] and patch tokens [case, patch, channel] of normalised images."""
+        """Return features [case, width] and patch tokens [case, patch, channel] of images."""
 
     def patch_shape(self) -> tuple[int, int]:
         """Return the number of patches of an image and their channels."""

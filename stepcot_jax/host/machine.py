@@ -95,6 +95,11 @@ def _find_trim() -> Callable[[int], int] | None:
 # Work in threads: results in order, with a bound on how far the threads run ahead.
 
 
+def count_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 

@@ -53,7 +53,7 @@ _READ = frozenset({"images", "image_features", "labels", "index", "present"})
 def read_ahead(settings: Settings, dataset: Dataset, batches: Batches) -> ReadAhead:
     """Return batches that are read ahead: worker processes decode images, threads look up stored features."""
     num_workers = settings.data.num_workers if dataset.features is None else 0
-    return iterate(batches, num_threads=settings.data.num_threads, num_workers=num_workers)
+    return iterate(batches, num_threads=settings.data.batching_threads, num_workers=num_workers)
 
 
 class Feed:

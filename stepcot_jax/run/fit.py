@@ -143,16 +143,16 @@ def describe_values(
 ) -> tuple[dict[str, Any], Given]:
     """Return the settings that describe a system and a dataset, and the values that none describes."""
     preprocessing = data.preprocessing
-    if preprocessing.unusual and data.features is None:
-        raise BadInput(
-            f"data: no setting describes {preprocessing.unusual} of its preprocessing; expected the defaults"
-        )
+    unusual = {name: value for name, value in preprocessing.unusual.items() if name != "reduced_jpeg"}
+    if unusual and data.features is None:
+        raise BadInput(f"data: no setting describes {unusual} of its preprocessing; expected the defaults")
     described: dict[str, Any] = {
         "data.source": "given",
         "image_encoder.image_size": preprocessing.size,
         "image_encoder.mean": tuple(preprocessing.mean),
         "image_encoder.std": tuple(preprocessing.std),
         "image_encoder.fit": preprocessing.fit,
+        "image_encoder.reduced_jpeg": preprocessing.reduced_jpeg,
     }
     if data.features is not None:
         described |= {"image_encoder.name": "imported", "image_encoder.weights": "given"}

@@ -116,7 +116,7 @@ def _with_stored_features(
     spec = describe_image_store(encoder, patches=settings.features.patches)
     options: dict[str, Any] = {
         "batch_size": settings.features.batch_size,
-        "num_threads": settings.data.num_threads,
+        "num_threads": settings.data.decoding_threads,
         "progress": terminal.watch,
     }
     with open_run_store(settings, workdir, spec, terminal) as (store, sharing):
@@ -129,6 +129,7 @@ def _with_stored_features(
         dataset = load_dataset(settings, preprocessing=preprocessing, is_known=is_known, progress=terminal.watch)
         keys = encode.image_keys(encoder, _digest_images(dataset))
         if map_blocks is not None:
+            options["num_threads"] = settings.data.batching_threads
             load = functools.partial(_load_in_worker, settings)
             counts = encode_in_blocks(load, dataset, keys, store, map_blocks, **options)
         else:
@@ -197,7 +198,7 @@ def store_patches(
     """Encode each picture of a dataset once into the run's feature store; return the patches with that store."""
     if not settings.features.store:
         return patches
-    num_threads = settings.data.num_threads
+    num_threads = settings.data.decoding_threads
     indices = terminal.watch(range(dataset.num_images), "reading pictures")
     keys = map_in_threads(lambda index: patches.key(dataset.pixels[index]), indices, num_threads=num_threads)
     items = [

@@ -102,7 +102,7 @@ def make_dataset(
             visit=cache.put,
             is_known=digest_known,
             progress=lambda cases: progress(cases, "reading the images"),
-            num_threads=settings.data.num_threads,
+            num_threads=settings.data.decoding_threads,
         )
         kept = collection.record_numbers
         if len(kept) < len(numbers):

@@ -76,7 +76,7 @@ def load_questions(
         check_images=data.check_images,
         max_pixels=settings.data.max_pixels,
         cache_bytes=data.cache_megabytes * 1e6,
-        num_threads=data.num_threads,
+        num_threads=data.decoding_threads,
         progress=progress,
     )
     return questions.make_vqa_dataset(loaded, splits=splits, size=size, where=str(collection.root))

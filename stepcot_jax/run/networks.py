@@ -1,6 +1,7 @@
 """The networks and encoders that the settings of a chain's run describe, also for readers of the run."""
 
-from typing import TYPE_CHECKING
+import dataclasses
+from typing import TYPE_CHECKING, Any
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -50,11 +51,16 @@ def trained_preprocessing(settings: Settings) -> Preprocessing:
     """Return the preprocessing of images for a trained encoder."""
     encoder = settings.image_encoder
     mean, std = encoder.mean, encoder.std
-    return Preprocessing(size=encoder.image_size, mean=mean, std=std, fit=encoder.fit)
+    reduced_jpeg = encoder.reduced_jpeg
+    return Preprocessing(size=encoder.image_size, mean=mean, std=std, fit=encoder.fit, reduced_jpeg=reduced_jpeg)
 
 
 def load_frozen_encoder(settings: Settings) -> "FrozenImageEncoder":
     """Return the encoder that `image_encoder.weights` names: of this package, or of transformers in PyTorch."""
     from stepcot_jax.features.frozen_encoders import load_encoder  # the readers of every kind of weights
 
-    return load_encoder(settings.image_encoder.weights, settings.image_encoder.dtype)
+    encoder: Any = load_encoder(settings.image_encoder.weights, settings.image_encoder.dtype)
+    if not settings.image_encoder.reduced_jpeg:
+        return encoder
+    preprocessing = dataclasses.replace(encoder.preprocessing, reduced_jpeg=True)
+    return dataclasses.replace(encoder, preprocessing=preprocessing)

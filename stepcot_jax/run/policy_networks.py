@@ -72,7 +72,7 @@ def patches_of(settings: Settings, encoder: FrozenImageEncoder) -> PatchInput:
         image_size=settings.image_encoder.image_size,
         grid=settings.policy.grid,
         dtype=settings.features.patches,
-        batch_size=settings.features.batch_size,
+        batch_size=settings.features.batch_size or encoder.batch_size,
     )
 
 

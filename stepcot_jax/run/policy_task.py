@@ -431,7 +431,7 @@ class PolicyTask(Task):
                 (self.system.second, len(train), optimising.batch_size, prompt, self.system.grpo_updates),
             ):
                 items = draw_batches(number, batch_size=size, seed=settings.seed, make=make)
-                batches = ReadAhead(items, lambda batch: batch, num_threads=settings.data.num_threads)
+                batches = ReadAhead(items, lambda batch: batch, num_threads=settings.data.batching_threads)
                 streams[name] = Stream(stack.enter_context(contextlib.closing(batches)), length)
             self.system.streams = streams
             yield streams[sft.NAME]

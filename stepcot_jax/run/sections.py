@@ -11,6 +11,7 @@ import msgspec
 
 from stepcot_jax.data.sources.layout_table import CaseLayout, QuestionLayout
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.machine import count_cores
 from stepcot_jax.host.ranges import (
     Count,
     Layers,
@@ -45,7 +46,7 @@ class DataSettings:
     near_duplicate_radius: Annotated[int, msgspec.Meta(ge=0, le=16)]
     max_megapixels: Positive
     cache_megabytes: NotNegative
-    num_threads: Count
+    num_threads: Whole
     num_workers: Whole
     origins: tuple[str, ...]
     num_train: Whole
@@ -54,6 +55,16 @@ class DataSettings:
     sampling: Literal["uniform", "inverse_frequency", "inverse_frequency_of_steps"]
     augment: Literal["none", "light"]
     uncertain: Literal["ignore", "negative", "positive"]
+
+    @property
+    def decoding_threads(self) -> int:
+        """Number of images that this process reads and decodes at a time."""
+        return self.num_threads or count_cores()
+
+    @property
+    def batching_threads(self) -> int:
+        """Number of batches, or of images in each of several processes, that are read at a time."""
+        return self.num_threads or 2
 
     @property
     def max_pixels(self) -> int:
@@ -102,6 +113,7 @@ class ImageEncoderSettings:
     dtype: Literal["float32", "bfloat16"]
     image_size: Annotated[int, msgspec.Meta(ge=32, le=1024)]
     fit: Literal["crop", "pad", "stretch"]
+    reduced_jpeg: bool
     mean: tuple[Number, Number, Number]
     std: tuple[Positive, Positive, Positive]
 
@@ -146,7 +158,7 @@ class FeatureSettings:
     store: bool
     folder: str
     patches: Literal["none", "float16", "float32"]
-    batch_size: Count
+    batch_size: Whole
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -220,7 +220,8 @@ class Settings:
 
 
 _OF_CHAINS = (
-    *("data.layout", "data.augment", "data.sampling", "data.uncertain", "image_encoder.fit"),
+    *("data.layout", "data.augment", "data.sampling", "data.uncertain"),
+    *("image_encoder.fit", "image_encoder.reduced_jpeg"),
     *("data.num_train", "data.withhold_chains", "data.withhold_answers", "training.updates_per_epoch"),
 )
 

@@ -118,7 +118,7 @@ class StoredRun:
     @property
     def num_threads(self) -> int:
         """Images decoded at a time."""
-        return self.settings.data.num_threads
+        return self.settings.data.decoding_threads
 
     @property
     def step_costs(self) -> tuple[float, ...]:

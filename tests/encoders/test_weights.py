@@ -1,14 +1,24 @@
 import json
 import sys
+from typing import Any
 
+import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from refusals import refuse
 from safetensors.numpy import save_file
 
+from stepcot_jax.data.images.preprocessing import Preprocessing, normalise
 from stepcot_jax.encoders.checkpoints import Architecture, read_preprocessing, recognise, resolve
-from stepcot_jax.encoders.load import count_parameters, load_image_encoder, load_text_encoder
+from stepcot_jax.encoders.load import (
+    ImageEncoder,
+    _encode_images,
+    count_parameters,
+    load_image_encoder,
+    load_text_encoder,
+)
 from stepcot_jax.encoders.weights import assign, read_tensors, weights_digest
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.policies.qwen_weights import load_qwen
@@ -51,6 +61,53 @@ def test_features_without_torch(tmp_path):
     refuse("has no text encoder", load_text_encoder, str(tmp_path / "a"))
     coarse = np.asarray(load_image_encoder(str(tmp_path / "a"), dtype="bfloat16").encode(IMAGES))
     assert np.abs(coarse - features).max() <= 0.05 * np.abs(features).max()
+
+
+class Echo(nn.Module):
+    """Returns the input that it computes with."""
+
+    dtype: Any
+
+    def __call__(self, images):
+        images = images.astype(self.dtype).astype(jnp.float32)
+        return images.mean((1, 2)), images.reshape(len(images), -1, 3)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize(
+    "colours", [{}, {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}, {"std": (1,) * 3}]
+)
+def test_the_network_gets_pixels_normalised_as_on_the_host_bit_for_bit(dtype, colours):
+    preprocessing = Preprocessing(size=16, **colours)
+    about = {"name": "echo", "width": 3, "digest": "", "num_parameters": 0, "read_params": dict}
+    encoder = ImageEncoder(preprocessing=preprocessing, network=Echo(dtype), **about)
+    pixels = np.stack([np.arange(256, dtype=np.uint8).reshape(16, 16, 1).repeat(3, 2)] * 16)
+    for number in (16, 3):  # 3 cannot be divided among the devices
+        found = encoder.encode_patches(pixels[:number])[1]
+        assert len(found.devices()) == (jax.local_device_count() if number == 16 else 1)
+        expected = normalise(pixels[:number], preprocessing).reshape(number, 256, 3)
+        np.testing.assert_array_equal(found, expected.astype(dtype).astype(np.float32))
+
+
+def test_pixels_reach_the_device_as_bytes_and_several_devices_encode_as_one(tmp_path):
+    write_clip(tmp_path / "a")
+    encoder = load_image_encoder(str(tmp_path / "a"))
+    pixels = np.random.default_rng(2).integers(0, 256, (16, 32, 32, 3), dtype=np.uint8)
+    lowered = _encode_images.lower(*encoder._lay_out(pixels), encoder.network)
+    (images,) = [leaf for leaf in jax.tree.leaves(lowered.in_avals) if leaf.shape == pixels.shape]
+    assert images.dtype == np.uint8
+    (program,) = [line for line in lowered.as_text().splitlines() if "@main" in line]
+    assert "tensor<16x32x32x3xui8>" in program
+    assert "16x32x32x3xf32" not in program
+    images = normalise(pixels, encoder.preprocessing)
+    found, (features, patches) = encoder.encode(pixels), encoder.encode_patches(pixels)
+    assert len(found.devices()) == len(patches.devices()) == jax.local_device_count() > 1
+    np.testing.assert_allclose(found, encoder.encode(images), atol=1e-5)
+    np.testing.assert_allclose(features, found, atol=1e-5)
+    np.testing.assert_allclose(patches, encoder.encode_patches(images)[1], atol=1e-5)
+    one = encoder.encode(pixels[:3])
+    assert len(one.devices()) == 1
+    np.testing.assert_array_equal(one, encoder.encode(images[:3]))
 
 
 def test_shards_read_as_the_whole(tmp_path):

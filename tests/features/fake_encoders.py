@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 
-from stepcot_jax.data.images.preprocessing import Preprocessing
+from stepcot_jax.data.images.preprocessing import Preprocessing, normalise
 from stepcot_jax.features.encode import ImageItem, image_keys
 from stepcot_jax.features.store import digest_pixels
 
@@ -13,14 +13,14 @@ WIDTH = 6
 
 
 class FakeImageEncoder:
-    name, width, preprocessing = "fake", WIDTH, PREPROCESSING
+    name, width, preprocessing, batch_size = "fake", WIDTH, PREPROCESSING, 32
 
     def __init__(self, digest="weights", visit=None):
         self.digest, self.visit = digest, visit
         self.shapes, self.images = [], []
 
     def encode(self, images):
-        images = np.asarray(images)
+        images = normalise(images, self.preprocessing) if images.dtype == np.uint8 else np.asarray(images)
         self.shapes.append(images.shape)
         numbers = np.rint((images[:, 0, 0, :2] * 0.5 + 0.5) * 255).astype(int) @ [1, 256]
         self.images += numbers.tolist()
@@ -31,7 +31,8 @@ class FakeImageEncoder:
 
     def encode_patches(self, images):
         features = self.encode(images)
-        return features, np.asarray(images, np.float32).reshape(len(images), 16, 3)
+        images = normalise(images, self.preprocessing) if images.dtype == np.uint8 else np.asarray(images)
+        return features, images.reshape(len(images), 16, 3)
 
     def patch_shape(self):
         return 16, 3

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 class FakeEncoder:
     """The mean of each quarter of the picture; counts the images that it sees."""
 
-    name, width, digest = "fake", 4, "weights-1"
+    name, width, digest, batch_size = "fake", 4, "weights-1", 32
     preprocessing = Preprocessing(size=32, fit="pad")
 
     def __init__(self):
@@ -30,6 +30,7 @@ class FakeEncoder:
 
     def encode(self, images):
         self.num_seen += len(images)
+        images = normalise(images, self.preprocessing) if images.dtype == np.uint8 else images
         grey = np.asarray(images).mean(axis=-1)
         return np.stack([grey[:, y : y + 16, x : x + 16].mean(axis=(1, 2)) for y in (0, 16) for x in (0, 16)], axis=1)
 
@@ -160,7 +161,8 @@ def test_a_run_reads_as_its_settings_say(folder, tmp_path, monkeypatch):
 
 def test_patch_tokens_are_kept_where_the_settings_ask(folder, frozen, load, tmp_path, monkeypatch):
     def encode_patches(images):
-        return frozen[0].encode(images), np.asarray(images)[:, ::16, ::16].reshape(len(images), 4, 3)
+        features, images = frozen[0].encode(images), normalise(images, frozen[0].preprocessing)
+        return features, np.asarray(images)[:, ::16, ::16].reshape(len(images), 4, 3)
 
     monkeypatch.setattr(frozen[0], "encode_patches", encode_patches, raising=False)
     monkeypatch.setattr(frozen[0], "patch_shape", lambda: (4, 3), raising=False)

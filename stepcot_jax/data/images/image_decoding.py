@@ -1,6 +1,7 @@
 """Decode PNG, JPEG and DICOM to upright grey or RGB pictures, without trusting the files."""
 
 import contextlib
+import functools
 import io
 import warnings
 from collections.abc import Callable
@@ -49,10 +50,13 @@ def most_bytes(max_pixels: int) -> int:
     return 8 * max_pixels + 16 * 2**20
 
 
-def decode_picture(content: bytes, *, name: str, max_pixels: int, note: Note = ignore_note) -> Image.Image:
+def decode_picture(
+    content: bytes, *, name: str, max_pixels: int, note: Note = ignore_note, least_side: int | None = None
+) -> Image.Image:
     """Decode a file's content to an upright picture of mode "L" or "RGB", as `decode_image_bytes` does.
 
-    `note` gets what is odd about a readable DICOM file, such as a window that misses the pixels.
+    `note` gets what is odd about a readable DICOM file, such as a window that misses the pixels. With `least_side` a
+    JPEG is decoded at 1/2, 1/4 or 1/8 of its sides, of which the shorter keeps at least so many pixels.
     """
     opener = next((opener for magic, opener in _OPENERS.items() if content.startswith(magic)), None)
     try:
@@ -63,7 +67,8 @@ def decode_picture(content: bytes, *, name: str, max_pixels: int, note: Note = i
         ):
             raise BadInput(f"{name}: is {'; '.join(file_formats.SENT_AS_TEXT)}")
         if opener is not None:
-            return _decode_common(opener, content, name=name, max_pixels=max_pixels, note=note)
+            load = functools.partial(_open_and_load, name=name, max_pixels=max_pixels, least_side=least_side)
+            return _decode_common(opener, content, load, note)
         if is_dicom(content):
             from stepcot_jax.data.images.dicom import read_dicom  # a thousand lines, for this format alone
 
@@ -89,18 +94,18 @@ def read_projection(content: bytes, *, name: str) -> Projection:
 
 
 def _decode_common(
-    opener: Callable[[BinaryIO], ImageFile.ImageFile], content: bytes, *, name: str, max_pixels: int, note: Note
+    opener: Callable[[BinaryIO], ImageFile.ImageFile], content: bytes, load: Callable[..., Image.Image], note: Note
 ) -> Image.Image:
     """Decode a PNG or JPEG; a PNG whose comments or colour profile exceed Pillow's limits without them."""
     try:
-        return _open_and_load(opener(io.BytesIO(content)), content, name=name, max_pixels=max_pixels)
+        return load(opener(io.BytesIO(content)), content)
     except BadInput:
         raise
     except Exception:
         for keeps_turns in (True, False):
             kept = drop_comments(content, keeps_turns=keeps_turns)
             with contextlib.suppress(ValueError, SyntaxError):
-                picture = _open_and_load(opener(io.BytesIO(kept)), kept, name=name, max_pixels=max_pixels)
+                picture = load(opener(io.BytesIO(kept)), kept)
                 if not keeps_turns:
                     note("a comment is too long to be read: if it turns the picture, this is not applied")
                 return picture
@@ -119,7 +124,9 @@ def drop_comments(content: bytes, *, keeps_turns: bool = True) -> bytes:
     return b"".join(kept)
 
 
-def _open_and_load(image: ImageFile.ImageFile, content: bytes, *, name: str, max_pixels: int) -> Image.Image:
+def _open_and_load(
+    image: ImageFile.ImageFile, content: bytes, *, name: str, max_pixels: int, least_side: int | None
+) -> Image.Image:
     with image:
         width, height = image.size
         if width * height > max_pixels or max(width, height) > MAX_SIDE:
@@ -129,6 +136,8 @@ def _open_and_load(image: ImageFile.ImageFile, content: bytes, *, name: str, max
             )
         if image.tile and image.tile[0].args in _DEEP:
             return _load_deep(image, content)
+        if least_side is not None:
+            image.draft(None, (least_side, least_side))  # of formats other than JPEG it changes nothing
         image.load()
         return _as_grey_or_rgb(_upright(image))
 

@@ -28,6 +28,7 @@ class Preprocessing:
     fit: Literal["crop", "pad", "stretch"] = "crop"  # the centre of the short side; black bars; both sides resized
     resized: int = 0  # short side ("crop") or both ("stretch") in pixels, of which the centre is cropped; 0: `size`
     resample: str = "bicubic"  # a name of `Image.Resampling` in lower case
+    reduced_jpeg: bool = False  # decode JPEG at 1/2, 1/4 or 1/8 of its sides, not below twice `side`: other pixels
 
     def __post_init__(self) -> None:
         if not 1 <= self.size <= 4096:
@@ -51,9 +52,10 @@ class Preprocessing:
         return self.resized or self.size
 
     @property
-    def unusual(self) -> dict[str, int | str]:
+    def unusual(self) -> dict[str, int | str | bool]:
         """The fields beside size, colours and fit that differ from their defaults, for keys and descriptions."""
-        fields = {"resized": 0 if self.resized == self.size else self.resized, "resample": self.resample}
+        resized = 0 if self.resized == self.size else self.resized
+        fields = {"resized": resized, "resample": self.resample, "reduced_jpeg": self.reduced_jpeg}
         return {name: value for name, value in fields.items() if value not in (0, "bicubic")}
 
 
@@ -92,7 +94,8 @@ def prepare_image(
     note: Note = ignore_note,
 ) -> UInt8[np.ndarray, "size size"] | UInt8[np.ndarray, "size size 3"]:
     """Decode and resize an image; one channel if all three are equal. `note`: see `decode_picture`."""
-    picture = decode_picture(content, name=name, max_pixels=max_pixels, note=note)
+    least = 2 * preprocessing.side if preprocessing.reduced_jpeg else None
+    picture = decode_picture(content, name=name, max_pixels=max_pixels, note=note, least_side=least)
     return drop_equal_channels(np.array(_resize(picture, preprocessing)))
 
 
@@ -157,5 +160,9 @@ def normalise(pixels: UInt8[np.ndarray, "... 3"], preprocessing: Preprocessing) 
 
 def normalise_grey(pixels: UInt8[np.ndarray, "..."], preprocessing: Preprocessing) -> Float32[np.ndarray, "... 3"]:
     """Return `normalise` of grey images [...], bit for bit; each of the 256 grey values is computed once."""
-    table = normalise(np.repeat(np.arange(256, dtype=np.uint8)[:, None], 3, axis=1), preprocessing)
-    return np.take(table, pixels, axis=0)
+    return np.take(normalised_values(preprocessing), pixels, axis=0)
+
+
+def normalised_values(preprocessing: Preprocessing) -> Float32[np.ndarray, "256 3"]:
+    """Return `normalise` of the values 0 to 255 in each channel: the table by which devices normalise, bit for bit."""
+    return normalise(np.repeat(np.arange(256, dtype=np.uint8)[:, None], 3, axis=1), preprocessing)

@@ -50,7 +50,7 @@ def write_explanations(
         trained.preprocessing,
         batch_size=min(BATCH_SIZE, len(paths)),
         max_pixels=trained.run.max_pixels,
-        num_threads=trained.run.settings.data.num_threads,
+        num_threads=trained.run.settings.data.decoding_threads,
         refuse=refuse,
     )
     taken: set[str] = set()

@@ -67,7 +67,7 @@ def read_cases(predict: Predict, inputs: Inputs, split: str, settings: Settings)
         indices = tuple(sorted(itertools.chain.from_iterable(dataset.splits.by_name().values())))
         dataset, split = dataclasses.replace(dataset, splits=Splits(train=(), val=(), test=indices)), "test"
     batches = evaluation_batches(dataset, split, batch_size=settings.evaluation.batch_size)
-    with contextlib.closing(iterate(batches, num_threads=settings.data.num_threads)) as read:
+    with contextlib.closing(iterate(batches, num_threads=settings.data.batching_threads)) as read:
         predictions: Predictions = collect(lambda batch: predict(inputs.prepare(batch)), read)
     return with_facts(dataset, split, predictions)
 
@@ -79,7 +79,7 @@ def read_features(
     encode = jax.jit(lambda params, batch: encode_images(trained.networks, params, batch))
     settings, features, labels, index = trained.settings, [], [], []
     batches = evaluation_batches(inputs.dataset, split, batch_size=settings.evaluation.batch_size)
-    with contextlib.closing(iterate(batches, num_threads=settings.data.num_threads)) as read:
+    with contextlib.closing(iterate(batches, num_threads=settings.data.batching_threads)) as read:
         for batch in read:
             present = np.asarray(batch["present"], bool)
             features.append(np.asarray(encode(trained.params[name], inputs.prepare(batch)))[present])
