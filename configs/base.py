@@ -325,6 +325,8 @@ def get_config():
     config.parallel.num_devices = 0  # devices to use, a divisor of the batch size; 0: all devices
     config.parallel.model_devices = 1  # "mesh": devices that divide each layer; the others divide the batch
     config.parallel.num_passes = 1  # passes per batch (gradient accumulation); more passes need less memory
+    # "mesh": gather the parameters once an update, before its passes; False: in every pass, which needs less memory
+    config.parallel.gather_once = True
     config.parallel.remat = False  # True: recompute activations in the backward pass
 
     config.evaluation = config_dict.ConfigDict()

@@ -163,7 +163,7 @@ def _weighted_auc(
     starts = np.flatnonzero(np.diff(level[order], prepend=-1))
     ordered = weights[:, order]
     above = np.add.reduceat(ordered * positive[order], starts, axis=1)
-    below = np.add.reduceat(ordered * ~positive[order], starts, axis=1)
+    below = np.add.reduceat(ordered, starts, axis=1) - above
     won = (above * (np.cumsum(below, axis=1) - below / 2)).sum(axis=1)
     return divide(won, above.sum(axis=1) * below.sum(axis=1))
 

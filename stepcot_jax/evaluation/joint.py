@@ -375,8 +375,8 @@ class JointReader:
         if not share.any():
             return own
         found = [pair.sum(axis=2) for pair in infer(self.tree, self._add(given, cases, share))[0]]
-        if (share == 1).all():
-            return found
+        if not _is_between(share):
+            return [np.where(share == 0, one, other) for one, other in zip(own, found, strict=True)]
         left = [(1 - share) * logs[cases] for logs in self._left]
         mended = [softmax(np.log(np.maximum(one, _TINY)) + logs, axis=1) for one, logs in zip(found, left, strict=True)]
         return [np.where(share == 0, one, other) for one, other in zip(own, mended, strict=True)]
@@ -391,10 +391,15 @@ class JointReader:
         evidence = []
         for step, beside in enumerate(self.beside):
             picture = beside[cases]
-            if (share < 1).any():
+            if _is_between(share):
                 picture = (1 - share) * self.alone[step][cases] + share * picture
             evidence.append(picture + log_likelihood(given[:, step, : beside.shape[1]]))
         return evidence
+
+
+def _is_between(share: Float64[np.ndarray, "case 1"]) -> bool:
+    """Return whether the evidence of any case is mixed; of cases without an answer `own` is read instead."""
+    return bool(((share > 0) & (share < 1)).any())
 
 
 def log_likelihood(given: Float[np.ndarray, "case answer"]) -> Float64[np.ndarray, "case answer"]:

@@ -86,15 +86,14 @@ class Levels:
 
 def count_levels(weights: Weights, *, scores: npt.NDArray[np.float64], positive: npt.NDArray[np.bool_]) -> Levels:
     """Count the positive and negative cases at or above every threshold that a score gives, infinity first."""
-    order = np.argsort(-scores, kind="stable")
-    last_of_level = np.flatnonzero(np.diff(scores[order], append=-np.inf))
-    ordered = weights[:, order]
-    nothing = np.zeros((len(weights), 1))
-    hits, alarms = (
-        np.concatenate([nothing, np.cumsum(ordered * counted[order], axis=1)[:, last_of_level]], axis=1)
-        for counted in (positive, ~positive)
-    )
-    return Levels(np.concatenate([[np.inf], scores[order][last_of_level]]), hits, alarms)
+    if (np.diff(scores) > 0).any():
+        order = np.argsort(-scores, kind="stable")
+        weights, scores, positive = weights[:, order], scores[order], positive[order]
+    last_of_level = np.flatnonzero(np.diff(scores, append=-np.inf))
+    hits, called = np.zeros((2, len(weights), len(last_of_level) + 1))
+    hits[:, 1:] = np.cumsum(weights * positive, axis=1)[:, last_of_level]
+    called[:, 1:] = np.cumsum(weights, axis=1)[:, last_of_level]
+    return Levels(np.concatenate([[np.inf], scores[last_of_level]]), hits, called - hits)
 
 
 def figures_at(
@@ -209,7 +208,7 @@ def _list_findings(
             cases = np.flatnonzero(labels != NOT_ANNOTATED)
             for answer, option in enumerate(step.options):
                 scores = probabilities[cases, position, answer]
-                order = np.argsort(-scores, kind="stable")  # sorted once; sorting it again in each block is fast
+                order = np.argsort(-scores, kind="stable")  # once, not in each block of resamples
                 contrast = _Contrast(cases[order], scores[order], labels[cases[order]] == answer)
                 yield (model, step.name, option), contrast
 

@@ -60,9 +60,17 @@ class Subgroup:
 
 
 def score_subgroups(
-    split: SplitPredictions, chain: Chain, *, num_resamples: int = 1000, seed: int = 0
+    split: SplitPredictions,
+    chain: Chain,
+    *,
+    num_resamples: int = 1000,
+    seed: int = 0,
+    of_all: dict[str, ModelIntervals] | None = None,
 ) -> tuple[Subgroup, ...]:
-    """Compute the figures of every group, each with its own bootstrap; means are over the split's steps in all."""
+    """Compute the figures of every group, each with its own bootstrap; means are over the split's steps in all.
+
+    A group of all cases has the figures `of_all`, if these are given.
+    """
     left_out, groups = find_one_answer(split.predictions.labels), []
     for grouping in GROUPINGS:
         name_of = age_band if grouping == "age" else lambda value: value.strip() or UNKNOWN
@@ -72,7 +80,8 @@ def score_subgroups(
             num_patients = count_patients(part.facts["patient_id"])
             models = None
             if num_patients >= MIN_PATIENTS:
-                models = bootstrap(part, chain, num_resamples=num_resamples, seed=seed, left_out=left_out)
+                models = of_all if (names == name).all() else None
+                models = models or bootstrap(part, chain, num_resamples=num_resamples, seed=seed, left_out=left_out)
             groups.append(Subgroup(grouping, name, len(part.predictions.index), num_patients, models))
     return tuple(groups)
 
@@ -135,7 +144,7 @@ def summarise(
         "subgroups": None,
     }
     if num_resamples:
-        groups = score_subgroups(split, chain, num_resamples=num_resamples, seed=_SEED)
+        groups = score_subgroups(split, chain, num_resamples=num_resamples, seed=_SEED, of_all=of_models)
         summary["subgroups"] = [_describe_subgroup(group) for group in groups]
     return as_plain(summary)
 

@@ -141,14 +141,14 @@ def fit_gates(
     feed: Feed, system: System, params_of: Callable[[str], Any], *, trains_encoder: bool, false_alarms: float
 ) -> dict[str, Gate]:
     """Return the gate of each network of `system.gated`; none where the validation images are too few for its limit."""
-    gates: dict[str, Gate | None] = {}
+    gates, gate, params = dict[str, Gate | None](), None, None
     for name in reversed(system.gated):  # the last was restored last
-        if not trains_encoder and gates:  # all networks read the same features
-            gates[name] = next(iter(gates.values()))
-            continue
-        params = jax.device_get(params_of(name)) if trains_encoder else {}
-        features = {split: _read_split(feed, system, params, split) for split in ("train", "val")}
-        gates[name] = fit_gate(features["train"], features["val"], false_alarms=false_alarms)
+        own = params_of(name) if trains_encoder else {}
+        if not gates or (trains_encoder and own is not params):  # else both networks read the same features
+            params = own
+            features = {split: _read_split(feed, system, jax.device_get(own), split) for split in ("train", "val")}
+            gate = fit_gate(features["train"], features["val"], false_alarms=false_alarms)
+        gates[name] = gate
     return {name: gate for name in system.gated if (gate := gates[name]) is not None}
 
 
@@ -320,7 +320,7 @@ class ChainTask(Task):
 
     def _read(
         self,
-        params_of: Callable[[str], Any],
+        outcome: Outcome,
         split: str,
         feed: Feed,
         read_given: Callable[[ReadLogits, np.ndarray], Any] | None = None,
@@ -330,10 +330,11 @@ class ChainTask(Task):
         rows: dict[str, Any] = {"labels": np.zeros((0, 0), np.int32)}
         if read_given is not None and self.system.takes_given:
             rows = feed.sample_rows(split, NUM_GIVEN) | self._text
-        labels = np.asarray(rows["labels"])
+        labels, read_step = np.asarray(rows["labels"]), -1
         for name in self.system.names:
-            params = params_of(name)
-            answers = self.predictions(params, split, feed)
+            params = outcome.params_of(name)
+            if outcome.step_of(name) != read_step:
+                answers, read_step = self.predictions(params, split, feed), outcome.step_of(name)
             logits[name] = answers.logits[name]
             if read_given is not None and self.system.takes_given:
                 read = self.system.given_reader(name, jax.device_get(params), dict(rows))
@@ -382,7 +383,7 @@ class ChainTask(Task):
                 self.dataset,
                 evaluation.num_resamples,
                 lambda split: self._read(
-                    outcome.params_of, split, self.feed if split == "val" else self.open_test(), lambda *_: None
+                    outcome, split, self.feed if split == "val" else self.open_test(), lambda *_: None
                 )[0],
             )
             params = outcome.params_of(self.system.names[0])
@@ -390,7 +391,7 @@ class ChainTask(Task):
                 self._write_shapes(params)
             return report
         answers, written = self._read(
-            outcome.params_of,
+            outcome,
             "val",
             self.feed,
             lambda read, labels: read_written_back(read, labels, chain.answers_per_step),
@@ -400,7 +401,7 @@ class ChainTask(Task):
         chosen = choose(self.dataset, validated, evaluation)
         measure_rival = fit_rival(self.feed, self.system, outcome.params_of)
         opened = self.open_test()  # after every choice on training and validation cases
-        test, readers = self._read(outcome.params_of, "test", opened, lambda read, labels: (read, labels))
+        test, readers = self._read(outcome, "test", opened, lambda read, labels: (read, labels))
         given = measure_given(readers, chosen, chain)
         params = outcome.params_of(self.system.names[0])
         wall_seconds = outcome.seconds()

@@ -26,6 +26,10 @@ class Outcome:
     seconds: Callable[[], float]  # that the run has taken, over all its starts
     log: Callable[[Mapping[str, float]], None]  # writes numbers by name to the metrics log, as of the test split
 
+    def step_of(self, name: str) -> int:
+        """Return the step of the weights that `params_of` returns."""
+        return self.best[name].step if name in self.best else self.step
+
 
 class Task(Protocol):
     """The data and the results of a run.

@@ -131,6 +131,10 @@ def make_task(settings: Settings, *, workdir: pathlib.Path, devices: Devices, te
     return load_chain_task(settings, workdir=workdir, devices=devices, terminal=terminal)
 
 
+RUNS_ONCE = {"xla_backend_optimization_level": 1}
+"""Compiles the first parameters in a third of the time, on a CPU, to the same bits."""
+
+
 class Run:
     """One run of training and evaluation in a workdir.
 
@@ -355,7 +359,9 @@ class Run:
         """Return the state to start from: the latest checkpoint's, or a new one, a function of the seed."""
         if self.checkpoints.latest_step is None:
             shardings = self.devices.shardings(self.state_shapes)
-            state = jax.block_until_ready(jax.jit(self._init, out_shardings=shardings)())
+            options = RUNS_ONCE if jax.default_backend() == "cpu" else None
+            make = jax.jit(self._init, out_shardings=shardings, compiler_options=options)
+            state = jax.block_until_ready(make())
             release_freed_memory()
             return self.task.begin(state), None
         state, progress, warnings = self.checkpoints.restore_latest(self.state_shapes)

@@ -106,18 +106,15 @@ def measure_distance(moments: Array, mean: Array, whitening: Array) -> Array:
     return jnp.sqrt(jnp.square(white).sum(axis=1))
 
 
-@functools.partial(jax.jit, static_argnames="networks")
+_encode = jax.jit(encode_with_moments, static_argnames="networks")
+
+
 def read_moments(params: Params, batch: Batch, *, networks: Networks) -> Array:
     """Return the features of the gate, [case, feature]; see `encode_with_moments`."""
-    return encode_with_moments(networks, params, batch)[1]
+    return _encode(networks, params, batch)[1]
 
 
-@functools.partial(jax.jit, static_argnames="networks")
-def _encode(params: Params, batch: Batch, *, networks: Networks) -> Array:
-    return encode_images(networks, params, batch)
-
-
-def encode_in_parts(networks: Networks, params: Params, batch: Mapping[str, Any], *, size: int = 64) -> np.ndarray:
+def encode_in_parts(networks: Networks, params: Params, batch: Mapping[str, Any], *, size: int = 128) -> np.ndarray:
     """Return image features [case, width] of any number of cases on the host, `size` images at a time."""
     if networks.image_encoder is None:
         return np.asarray(batch["image_features"], np.float32)
@@ -126,7 +123,7 @@ def encode_in_parts(networks: Networks, params: Params, batch: Mapping[str, Any]
     images = np.concatenate([images, np.zeros((-num_cases % size, *images.shape[1:]), images.dtype)])
     encoder_params = {"image_encoder": params["image_encoder"]}
     parts = [
-        np.asarray(_encode(encoder_params, {"images": images[start : start + size]}, networks=networks))
+        np.asarray(_encode(networks, encoder_params, {"images": images[start : start + size]})[0])
         for start in range(0, len(images), size)
     ]
     return np.concatenate(parts)[:num_cases]
@@ -238,4 +235,6 @@ def make_given_reader(
     networks: Networks, name: str, params: Params, rows: Mapping[str, Any], text_features: Array | None
 ) -> Callable[[np.ndarray], np.ndarray]:
     """Return the function of `make_read_given` for images or features on the host."""
-    return make_read_given(networks, name, params, encode_in_parts(networks, params, rows), text_features)
+    features = encode_in_parts(networks, params, rows)
+    # All variants of the cases after one another: one shape, compiled once.
+    return make_read_given(networks, name, params, features, text_features, num_at_once=max(len(features), 1))

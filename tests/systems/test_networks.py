@@ -1,5 +1,6 @@
 import dataclasses
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +13,7 @@ from stepcot_jax.evaluation.chains import evaluate
 from stepcot_jax.evaluation.predictions import Predictions
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
+from stepcot_jax.run.training_run import RUNS_ONCE
 from stepcot_jax.systems.networks import Networks, init_params, make_read_given
 from stepcot_jax.systems.step_cot import StepCoT
 from stepcot_jax.systems.updates import AnswerSchedule
@@ -66,3 +68,9 @@ def test_score_of_training_with_given_answers_is_the_mean_of_both_accuracies(par
     with_given = evaluate(dataclasses.replace(found, logits=given), CHAIN)
     for name in given:
         assert scores[0.5][name] == pytest.approx((scores[None][name] + with_given[name].mean_accuracy) / 2)
+
+
+def test_first_parameters_have_the_same_bits_at_the_level_that_compiles_faster():
+    dense, levels = nn.Dense(300), (dict.fromkeys(RUNS_ONCE, 3), RUNS_ONCE)
+    usual, fast = (jax.jit(dense.init, compiler_options=level)(jax.random.key(3), jnp.ones(7)) for level in levels)
+    np.testing.assert_array_equal(usual["params"]["kernel"], fast["params"]["kernel"])
