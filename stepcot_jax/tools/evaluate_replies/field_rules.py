@@ -22,7 +22,7 @@ from stepcot_jax.host.files import write_whole, writing_whole
 from stepcot_jax.pages.sheets import Entry, Table, columns, to_markdown, write_table
 from stepcot_jax.pages.shell import SHARED, Section, percent, read_part, render, tabulate, write_report
 from stepcot_jax.reasoning.dialects import FREE
-from stepcot_jax.record import KINDS, Record
+from stepcot_jax.record import KINDS, YES_NO, Record
 from stepcot_jax.run.scored_replies import ReplyScores
 
 OURS, PERSON = "stepcot_jax", "person"
@@ -79,14 +79,17 @@ def _read_person(file: ReplyFile, record: Record) -> Verdict | None:
     read = file.people[record.id]
     if read is None:
         return Verdict(None, "no answer")
-    if not record.options:
+    if record.is_answered_in_words and read.strip():
         return Verdict(fold(read) in map(fold, record.accepted_texts), "read by eye", read)
-    letters = tuple(sorted(set(read.upper()) - set(", ")))
-    most = 1 if record.kind == "single" else len(record.letters)
-    if not 1 <= len(letters) <= most or not set(letters) <= set(record.letters):
+    if record.options:
+        answers, known = tuple(sorted(set(read.upper()) - set(", "))), tuple(record.letters)
+    else:
+        answers, known = (read.strip(" .").capitalize(),), () if record.is_answered_in_words else YES_NO
+    if not 1 <= len(answers) <= (len(known) if record.kind == "multi" else 1) or not set(answers) <= set(known):
         found = f"{file.path}, id {record.id[:80]!r}, person: {read[:80]!r} is not an answer"
-        raise BadInput(f"{found}; expected {record.kind} of {record.letters}, or null for none")
-    return Verdict(letters == tuple(record.answer), "read by eye", ", ".join(letters))
+        raise BadInput(f"{found}; expected {record.kind} of {', '.join(known) or 'any text'}, or null for none")
+    true = (record.answer,) if isinstance(record.answer, str) else record.answer
+    return Verdict(answers == true, "read by eye", ", ".join(answers))
 
 
 def _as_verdict(score: ReplyScore) -> Verdict | None:
@@ -124,6 +127,8 @@ def _tabulate_accuracy(
     asked, suites = [kind for kind in KINDS if kind in kinds], {rule.name: rule.suite for rule in rules}
     for model, of_model in models.items():
         suites |= {PERSON: "read by eye, from the file", OURS: f"this package, dialect {scored.dialects[model]}"}
+        if scored.results.settings.open_score != "exact":
+            suites[OURS] += f", open answers right with a full score ({scored.results.settings.open_score})"
         judging = {name: _right(row) for name, row in of_model.items() if name != PERSON and any(row)}
         is_common = ~np.isnan(np.array(list(judging.values()))).any(axis=0)
         common = {name: float(mean_defined(np.where(is_common, right, np.nan))) for name, right in judging.items()}
