@@ -144,7 +144,10 @@ def compile_case(case: str, sizes: Sizes, devices: list[Any]) -> Plan:
         lambda leaf, to: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=to), shapes, meshed.shardings(shapes)
     )
     began = time.perf_counter()
-    compiled = _COMPILE["decode" if case == "decode" else "update"](case, sizes, policy, meshed, state, optimizer)
+    if case == "decode":
+        compiled = _compile_sampling(sizes, policy, meshed, state)
+    else:
+        compiled = _compile_update(case, sizes, (policy, _normalise, optimizer), meshed, state)
     seconds, text = time.perf_counter() - began, compiled.as_text()
     memory = compiled.memory_analysis()
     return Plan(
@@ -163,9 +166,8 @@ def _normalise(pixels: Any) -> Any:
     return normalise(pixels, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 
 
-def _compile_decoding(case: str, sizes: Sizes, policy: Any, meshed: Any, state: Any, optimizer: Any) -> Any:
+def _compile_sampling(sizes: Sizes, policy: Any, meshed: Any, state: Any) -> Any:
     """Compile the sampling of `systems.grpo.Rollouts`."""
-    del case, optimizer
     import jax
     import jax.numpy as jnp
 
@@ -193,7 +195,7 @@ def _compile_decoding(case: str, sizes: Sizes, policy: Any, meshed: Any, state: 
     return sampled.lower(policy_params(state.params, POLICY), rows, key).compile()
 
 
-def _compile_update(case: str, sizes: Sizes, policy: Any, meshed: Any, state: Any, optimizer: Any) -> Any:
+def _compile_update(case: str, sizes: Sizes, common: tuple[Any, ...], meshed: Any, state: Any) -> Any:
     import jax
     import numpy as np
 
@@ -202,8 +204,7 @@ def _compile_update(case: str, sizes: Sizes, policy: Any, meshed: Any, state: An
     from stepcot_jax.systems.options import DpoOptions, GrpoOptions, SelfCheckOptions, SftOptions
     from stepcot_jax.systems.sft import SftUpdate
 
-    common, side = (policy, _normalise, optimizer), sizes.image_size
-    group = 2 if case == "dpo" else sizes.group
+    side, group = sizes.image_size, 2 if case == "dpo" else sizes.group
     tokens, reply = (sizes.row_tokens,), (group, sizes.longest_reply)
     if case == "sft":
         update: Any = SftUpdate(*common, SftOptions())
@@ -223,9 +224,6 @@ def _compile_update(case: str, sizes: Sizes, policy: Any, meshed: Any, state: An
     shapes["images"] = ((side, side, 3), np.uint8)
     batch = {name: jax.ShapeDtypeStruct((number, *shape), dtype) for name, (shape, dtype) in shapes.items()}
     return meshed.compile_update(update, state=state, batch=batch)
-
-
-_COMPILE = {"decode": _compile_decoding, "update": _compile_update}
 
 
 def main() -> None:

@@ -13,30 +13,29 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODEL, DATA, LAYERS, WIDTH, KV_WIDTH = 4, 2, 2, 3584, 512
 
 
-def look_at(case):
-    """Print each collective of a loop: kind, elements of its arrays, bytes; and the elements of all parameters."""
+def look_at(case, sizes):
+    """Print each collective of a loop: kind, elements of its arrays, bytes; elements of all parameters; memory."""
     import jax
 
     from benchmarks.compiled import Sizes, compile_case, describe_h100
 
-    plan = compile_case(case, Sizes(layers=LAYERS), describe_h100(DATA * MODEL))
+    plan = compile_case(case, Sizes(layers=LAYERS, **sizes), describe_h100(DATA * MODEL))
     looped = [[each.kind, each.sizes, each.num_bytes] for each in plan.collectives if each.in_loop]
     leaves = [leaf.size for leaf in jax.tree.leaves(plan.params) if leaf.ndim > 1 and leaf.size > WIDTH]
-    print(json.dumps([looped, leaves]))
+    print(json.dumps([looped, leaves, plan.temporary]))
 
 
-def compiled(case):
+def compiled(case, **sizes):
     folder = os.environ.get("STEPCOT_CUDA", "")
     if not folder:
         pytest.skip("needs the compiler for H100: STEPCOT_CUDA=$(bash .ci/compilers PYTHON cuda)")
     variables = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     variables |= {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false"}
     variables["PYTHONPATH"] = os.pathsep.join([folder, str(pathlib.Path(__file__).parent), str(ROOT)])
-    code = f"from test_compiled import look_at; look_at({case!r})"
+    code = f"from test_compiled import look_at; look_at({case!r}, {sizes})"
     done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    looped, leaves = json.loads(done.stdout.splitlines()[-1])
-    return looped, leaves
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def gathered(looped, leaves):
@@ -47,7 +46,7 @@ def gathered(looped, leaves):
 
 @pytest.mark.slow
 def test_decoding_gathers_neither_weights_nor_caches_and_sends_little():
-    looped, leaves = compiled("decode")
+    looped, leaves, _ = compiled("decode")
     rollouts = 128 * 8 // DATA
     caches = [rollouts * parts * slots * KV_WIDTH for slots in (300, 400) for parts in (1, DATA)]
     assert not gathered(looped, [*leaves, *caches])
@@ -59,6 +58,13 @@ def test_decoding_gathers_neither_weights_nor_caches_and_sends_little():
 
 @pytest.mark.slow
 def test_passes_of_an_update_gather_no_weight():
-    looped, leaves = compiled("sft")
+    looped, leaves, _ = compiled("sft")
     assert sum(kind == "reduce-scatter" for kind, _, _ in looped)  # of the gradients: it is the loop over passes
     assert not gathered(looped, leaves)
+
+
+@pytest.mark.slow
+def test_a_chunk_of_self_checks_fits():
+    """96 contexts of MEDSAGE: 1,450 tokens, and replies of 1,300."""
+    sizes = {"prompts": 96, "group": 1, "longest_prompt": 1450, "longest_reply": 1300}
+    assert compiled("decode", **sizes)[2] <= 12e9

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 from systems import two_policy_processes
 from systems.policy_step import run, sample
+from systems.test_self_check import UNEVEN, attempts
 from systems.two_policy_processes import CHOICES
 from training.two_processes import run_both
 
@@ -66,6 +67,10 @@ def test_two_processes_roll_out_and_learn_as_one_device_does(tmp_path):
             np.testing.assert_allclose(found[name], expected[name], atol=1e-5)
         for half in halves:  # each process has the mean over all prompts
             assert half[f"{choice}/reward"] == pytest.approx(numbers["rollouts/reward/total"], rel=1e-6)
+    checked = attempts(UNEVEN, self_check__context="first")
+    for name in ("tokens", "kinds"):
+        both = np.concatenate([half[f"checks/{name}"] for half in halves])
+        np.testing.assert_array_equal(both, getattr(checked, name))
     gradients, numbers = run("grpo")
     for half in halves:
         assert half["loss"] == pytest.approx(numbers["loss"], rel=1e-5)

@@ -155,6 +155,9 @@ def attempts(wrong, *, num_devices=1, **changes):
     )
 
 
+UNEVEN = np.arange(PROMPTS * GROUP).reshape(PROMPTS, GROUP) > PROMPTS * GROUP // 2 - 4
+"""Hardly any of the first prompts' replies are wrong, and all of the last ones'."""
+
 EVERY = np.ones((PROMPTS, GROUP), bool)
 
 
