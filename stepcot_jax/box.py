@@ -65,6 +65,10 @@ QWEN_PIXELS = (56 * 56, 28 * 28 * 16_384)
 """Least and most pixels of a picture that Qwen2-VL's processor resized, as published."""
 
 
+QWEN_ASPECT = 200
+"""Longest side of a picture that Qwen2-VL's processor takes, in shortest sides."""
+
+
 def qwen_size(image_size: tuple[int, int], *, unit: int = 28, limits: tuple[int, int] = QWEN_PIXELS) -> tuple[int, int]:
     """Return the width and height that Qwen2-VL's processor resizes a picture of (width, height) to, px.
 
@@ -75,8 +79,8 @@ def qwen_size(image_size: tuple[int, int], *, unit: int = 28, limits: tuple[int,
     (644, 476)
     """
     width, height = image_size
-    if max(image_size) > 200 * min(image_size):
-        raise BadInput(f"image of {width} x {height} px: one side is more than 200 times the other")
+    if max(image_size) > QWEN_ASPECT * min(image_size):
+        raise BadInput(f"image of {width} x {height} px: one side is more than {QWEN_ASPECT} times the other")
     # Python rounds halves to even, as the processor does.
     columns, rows = (round(side / unit) for side in image_size)
     least, most = limits
