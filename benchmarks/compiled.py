@@ -118,7 +118,7 @@ def compile_case(case: str, sizes: Sizes, devices: list[Any]) -> Plan:
     published = published_config("Qwen/Qwen2.5-VL-7B-Instruct")
     network = SquareQwen(
         dataclasses.replace(published.sizes, num_layers=sizes.layers, num_words=sizes.words),
-        dataclasses.replace(published.vision, num_layers=sizes.layers, full_layers=(1,)),
+        dataclasses.replace(published.vision, num_layers=sizes.layers, full_layers=tuple(range(1, sizes.layers, 8))),
         jnp.dtype(jnp.bfloat16),
         True,
         grid=sizes.image_size // 28,

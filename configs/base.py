@@ -259,6 +259,7 @@ def get_config():
     config.self_check.norm = "sum"  # over its tokens (Eq. 12), or "mean"
     config.self_check.context = "check"  # of the second attempt: first attempt and check, or the "first" attempt alone
     config.self_check.first_attempt = "zero"  # advantage of a wrong first attempt; or "outcome"
+    config.self_check.chunk = 0  # replies sampled at a time; 0: as many as fit the device, by XLA's plan of memory
     config.self_check.sft_share = 0.25  # of the training records that SFT shows with a wrong attempt and a check
 
     config.curriculum = config_dict.ConfigDict()  # in SFT: boxes drawn, bare picture, another case (MedCLM)

@@ -47,6 +47,16 @@ class Prefix(NamedTuple):
     is_real: Bool[Array, "case slot"]
 
 
+class EmbeddedImages(NamedTuple):
+    """Images as their tokens' vectors, which a policy's `embed_images` returns and its `prefill` takes too.
+
+    Attributes:
+      vectors: [image, unit, width].
+    """
+
+    vectors: Float[Array, "image unit width"]
+
+
 def attend(
     queries: Float[Array, "rollout token head width"],
     *,
