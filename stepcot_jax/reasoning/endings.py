@@ -53,11 +53,7 @@ _DECLINES = re.compile(
 
 
 def declines(answer: str) -> bool:
-    """Return whether an answer in words begins as a refusal: no finding is named so.
-
-    >>> declines("I'm sorry, I cannot interpret this."), declines("I cannot see any fracture.")
-    (True, False)
-    """
+    """Return whether an answer begins as a refusal in words, such as "I'm sorry" or "no image was provided"."""
     return _DECLINES.match(answer) is not None
 
 
