@@ -55,7 +55,10 @@ def place_boxes(reply: Reply, record: Record, form: BoxForm) -> tuple[Reply, int
     if not reply.references or not all(record.image_size):
         return reply, 0
     own = reply.space or pixels(record.image_size)
-    space = find_space(form.space, record.image_size) if form.space else Space(own.width, own.height)
+    try:
+        space = find_space(form.space, record.image_size) if form.space else Space(own.width, own.height)
+    except BadInput as error:  # too narrow a strip for "qwen"
+        raise BadInput(f"--box-space={form.space}, id {record.id[:80]!r}: {error}") from None
     y_first = form.order == "yxyx" or (not form.order and own.y_first)
     written = np.array([box.corners for box in reply.references], np.float64)
     corners = written[:, [1, 0, 3, 2]] if y_first else written

@@ -75,4 +75,5 @@ def test_forms_are_tested_with_the_replies_of_few_boxes_if_there_are_many():
     assert note.startswith("the boxes of 7 replies overlap the true ones by 0.0 %")
     assert note.endswith("with --box-space=unit")
     strip = msgspec.structs.replace(records[0], image_size=(9000, 4), references=(Box("mass", (0, 0, 9, 4)),))
+    refuse("--box-space=qwen, id '0': image of 9000 x 4 px", place_boxes, replies[0], strip, BoxForm("qwen"))
     assert find_better_form([*replies, replies[0]], [*records, strip], BoxForm()).endswith("with --box-space=unit")
