@@ -13,6 +13,8 @@ _COMPUTATION = re.compile(r"^(ENTRY\s+)?%?([\w.-]+)\s.*\{\s*$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT\s+)?%?[\w.-]+ = (\(.*?\)|\S+) ([a-z][\w-]*)\(")
 _CALLEE = re.compile(r"\b(calls|to_apply|body|true_computation|false_computation)=%?([\w.-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_CONTROL = frozenset({"while", "call", "conditional"})
+_NO_KERNEL = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota", *_CONTROL})
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 
@@ -25,12 +27,16 @@ class Collective:
       num_bytes: bytes of its result on one device.
       group_size: devices in each of its groups.
       times: executions in one run of the program; more than 1 inside a loop.
+      sizes: elements of each array of its result.
+      in_loop: whether a loop executes it.
     """
 
     kind: str
     num_bytes: int
     group_size: int
     times: int
+    sizes: tuple[int, ...] = ()
+    in_loop: bool = False
 
     @property
     def sent_bytes(self) -> float:
@@ -53,29 +59,43 @@ class _Instruction:
     line: str
 
 
-def read_collectives(program: str) -> list[Collective]:
+def read_collectives(program: str, *, unknown_trips: int | None = None) -> list[Collective]:
     """Read the collectives of a compiled program.
 
     Args:
       program: `jax.stages.Compiled.as_text()`.
+      unknown_trips: of a loop whose length the compiler does not know; None refuses one with a collective.
 
     Raises:
-      ValueError: a collective is in a loop of unknown length, or split into start and end, so that its bytes are
-        unknown.
+      ValueError: a collective is in a loop of unknown length, so that its bytes are unknown.
     """
     computations, entry = _split(program)
     found = []
-    for name, times in _runs(computations, entry).items():
+    for name, (times, in_loop) in _runs(computations, entry, unknown_trips).items():
         for instruction in computations[name]:
-            if instruction.opcode.removesuffix("-start") not in KINDS:
+            kind = instruction.opcode.removesuffix("-start")
+            if kind not in KINDS:
                 continue
-            if instruction.opcode.endswith("-start"):
-                raise ValueError(f"{instruction.opcode} is not a collective in one piece, as CPU programs have")
             if times is None:
-                raise ValueError(f"{instruction.opcode} is in a loop whose length the compiler does not know")
-            size = _group_size(instruction.line, program)
-            found.append(Collective(instruction.opcode, _num_bytes(instruction.result), size, times))
+                raise ValueError(f"{kind} is in a loop whose length the compiler does not know")
+            arrays = _SHAPE.findall(instruction.result)
+            if instruction.opcode != kind and kind != "all-reduce":
+                # An asynchronous start has operands, results and, of some kinds, scalar contexts.
+                arrays = [array for array in arrays if array != ("u32", "")]
+                arrays = arrays[len(arrays) // 2 :]
+            sizes = tuple(math.prod(int(axis) for axis in axes.split(",") if axis) for _, axes in arrays)
+            num_bytes = sum(size * _bits(name) // 8 for (name, _), size in zip(arrays, sizes, strict=True))
+            group_size = _group_size(instruction.line, program)
+            found.append(Collective(kind, num_bytes, group_size, times, sizes, in_loop))
     return found
+
+
+def count_kernels(program: str) -> int:
+    """Return the instructions inside the loops of a GPU's program that start a kernel, each once."""
+    computations, entry = _split(program)
+    looped = [name for name, (_, in_loop) in _runs(computations, entry, 1, inside=_CONTROL).items() if in_loop]
+    opcodes = [instruction.opcode for name in looped for instruction in computations[name]]
+    return sum(opcode not in _NO_KERNEL and not opcode.endswith("-done") for opcode in opcodes)
 
 
 def _split(program: str) -> tuple[dict[str, list[_Instruction]], str]:
@@ -93,22 +113,34 @@ def _split(program: str) -> tuple[dict[str, list[_Instruction]], str]:
     return computations, entry
 
 
-def _runs(computations: dict[str, list[_Instruction]], entry: str) -> dict[str, int | None]:
-    """Return how often a run of the program executes each computation; None if a loop's length is unknown."""
-    runs: dict[str, int | None] = {}
+def _runs(
+    computations: dict[str, list[_Instruction]],
+    entry: str,
+    unknown_trips: int | None,
+    inside: frozenset[str] | None = None,
+) -> dict[str, tuple[int | None, bool]]:
+    """Return how often a run executes each computation (None: unknown), and whether a loop does.
 
-    def visit(name: str, times: int | None) -> None:
-        before = runs.get(name, 0)
-        runs[name] = None if before is None or times is None else before + times
+    Args:
+      inside: instructions whose computations are visited; None for all.
+    """
+    runs: dict[str, tuple[int | None, bool]] = {}
+
+    def visit(name: str, times: int | None, in_loop: bool) -> None:
+        before, was_in_loop = runs.get(name, (0, False))
+        runs[name] = (None if before is None or times is None else before + times, was_in_loop or in_loop)
         for instruction in computations[name]:
+            if inside is not None and instruction.opcode not in inside:
+                continue
+            is_loop = instruction.opcode == "while"
+            factor: int | None = 1
+            if is_loop:
+                trips = _TRIPS.search(instruction.line)
+                factor = int(trips[1]) if trips else unknown_trips
             for callee in _callees(instruction.line):
-                factor: int | None = 1
-                if instruction.opcode == "while":
-                    trips = _TRIPS.search(instruction.line)
-                    factor = int(trips[1]) if trips else None
-                visit(callee, None if times is None or factor is None else times * factor)
+                visit(callee, None if times is None or factor is None else times * factor, in_loop or is_loop)
 
-    visit(entry, 1)
+    visit(entry, 1, False)
     return runs
 
 
@@ -119,13 +151,8 @@ def _callees(line: str) -> Iterator[str]:
         yield from (name.strip().lstrip("%") for name in match[1].split(","))
 
 
-def _num_bytes(result: str) -> int:
-    """Return the bytes of a type such as f32[8,4]{1,0}, or of a tuple of types."""
-    total = 0
-    for name, axes in _SHAPE.findall(result):
-        bits = _BITS[name] if name in _BITS else int(re.search(r"\d+", name)[0])  # type: ignore[index]
-        total += math.prod(int(axis) for axis in axes.split(",") if axis) * bits // 8
-    return total
+def _bits(name: str) -> int:
+    return _BITS[name] if name in _BITS else int(re.search(r"\d+", name)[0])  # type: ignore[index]
 
 
 def _group_size(line: str, program: str) -> int:

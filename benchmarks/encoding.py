@@ -1,7 +1,8 @@
 """Encoding of files into a feature store, compared with normalising and waiting in the thread that queues batches.
 
 The encoder is light, so that the pipeline is what is measured. For `overlap` reading and encoding sleep 20 ms a batch
-each: both together take 1 of the longer alone if nothing waits, 2 without overlap.
+each: both together take 1 of the longer alone if nothing waits, 2 without overlap. For `queue` both take no time: what
+is left is the thread that fills batches and stores features.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.features.encode import ImageItem, encode_images
 from stepcot_jax.features.store import FeatureStore, describe_image_store, digest_fields
 
-_SECONDS, _NUM_BATCHES, _NUM_FILES, _FILE_SIZE = 0.02, 25, 64, 1024
+_SECONDS, _NUM_BATCHES, _NUM_QUEUED, _NUM_FILES, _FILE_SIZE = 0.02, 25, 1024, 64, 1024
 _REDUCED = Preprocessing(224, reduced_jpeg=True)
 
 
@@ -40,7 +41,7 @@ class _Light(nn.Module):
 class _Waiting:
     """An encoder that gets float32 from this thread, which waits for each batch."""
 
-    inner: ImageEncoder
+    inner: Any
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -92,11 +93,15 @@ def measure_encoding(rounds: int) -> dict[str, float]:
 
             each = _Sleeping(encoder, _SECONDS * encoding)
             tasks[name] = lambda each=each, read=sleep: fill(each, read, 8 * _NUM_BATCHES, batch_size=8, num_threads=2)
+        idle, picture = _Sleeping(encoder, 0.0), np.zeros((224, 224, 3), np.uint8)
+        for name, each in {"queue": idle, "queue_waiting": _Waiting(idle)}.items():
+            tasks[name] = lambda each=each: fill(each, lambda _: picture, _NUM_QUEUED, batch_size=256)
         timings = time_in_turn(tasks, rounds=rounds)
     longer = Timing(tuple(map(max, timings["reading"].seconds, timings["encoding"].seconds)))
     numbers = {"overlap": median_of_ratios(timings["both"], longer), "overlap_spread": timings["both"].spread}
-    for name in ("png", "jpeg", "reduced_jpeg"):
-        numbers[f"{name}_images_per_second"] = _NUM_FILES / timings[name].median
+    for name in ("queue", "png", "jpeg", "reduced_jpeg"):
+        number = _NUM_QUEUED if name == "queue" else _NUM_FILES
+        numbers[f"{name}_images_per_second"] = number / timings[name].median
         numbers[f"{name}_spread"] = timings[name].spread
         numbers[f"{name}_vs_waiting"] = median_of_ratios(timings[f"{name}_waiting"], timings[name])
     return numbers | {"reduced_jpeg_vs_jpeg": median_of_ratios(timings["jpeg"], timings["reduced_jpeg"])}

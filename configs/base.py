@@ -259,6 +259,7 @@ def get_config():
     config.self_check.norm = "sum"  # over its tokens (Eq. 12), or "mean"
     config.self_check.context = "check"  # of the second attempt: first attempt and check, or the "first" attempt alone
     config.self_check.first_attempt = "zero"  # advantage of a wrong first attempt; or "outcome"
+    config.self_check.chunk = 0  # replies sampled at a time; 0: as many as fit the device, by XLA's plan of memory
     config.self_check.sft_share = 0.25  # of the training records that SFT shows with a wrong attempt and a check
 
     config.curriculum = config_dict.ConfigDict()  # in SFT: boxes drawn, bare picture, another case (MedCLM)
@@ -325,6 +326,8 @@ def get_config():
     config.parallel.num_devices = 0  # devices to use, a divisor of the batch size; 0: all devices
     config.parallel.model_devices = 1  # "mesh": devices that divide each layer; the others divide the batch
     config.parallel.num_passes = 1  # passes per batch (gradient accumulation); more passes need less memory
+    # "mesh": gather the parameters once an update, before its passes; False: in every pass, which needs less memory
+    config.parallel.gather_once = True
     config.parallel.remat = False  # True: recompute activations in the backward pass
 
     config.evaluation = config_dict.ConfigDict()

@@ -69,7 +69,9 @@ LONGEST = (
 """Files of the longest tests, longest first."""
 
 
-NEEDS_MORE = re.compile(r'importorskip\("(torch|trl|ray|wandb|mlflow)|torch_(oracle|checkpoints|qwen)|STEPCOT_LIBTPU')
+NEEDS_MORE = re.compile(
+    r'importorskip\("(torch|trl|ray|wandb|mlflow)|torch_(oracle|checkpoints|qwen)|STEPCOT_(LIBTPU|CUDA)'
+)
 
 
 @functools.cache

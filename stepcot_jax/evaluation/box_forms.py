@@ -7,7 +7,7 @@ from typing import Literal, TypeVar, get_args
 
 import numpy as np
 
-from stepcot_jax.box import SPACES, Box, Space, find_space, mean_iou, pixels
+from stepcot_jax.box import QWEN_ASPECT, SPACES, Box, Space, find_space, mean_iou, pixels
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import Record
@@ -83,7 +83,12 @@ def find_better_form(replies: Sequence[Reply], records: Sequence[Record], form: 
     Args:
       replies: as they were read, before `place_boxes`.
     """
-    pairs = [pair for pair in zip(replies, records, strict=True) if pair[0].references and pair[1].references]
+    pairs = [
+        (reply, record)
+        for reply, record in zip(replies, records, strict=True)
+        if reply.references and record.references
+        if max(record.image_size) <= QWEN_ASPECT * min(record.image_size)  # "qwen" is among the forms
+    ]
     pairs = keep_smallest(pairs[:_NUM_TESTED], lambda pair: len(pair[0].references or ()), most=_MOST_TESTED)
     if len(pairs) < _LEAST_TESTED:
         return ""

@@ -279,6 +279,7 @@ def _make_block_encoder(
 ) -> Callable[[Block], list[Rows]]:
     """Return the function with which a process of an engine encodes a block, a shard unless it exceeds 64 MiB."""
     encoder = load()
+    sizes = {**sizes, "batch_size": sizes["batch_size"] or min(encoder.batch_size, SHARD_SIZE)}
 
     def encode(block: Block) -> list[Rows]:
         items, shards = [image_item(*entry, pixels=pixels, name=names[entry[0]]) for entry in block], list[Rows]()
@@ -303,7 +304,7 @@ def encode_in_blocks(
 ) -> EncodeCounts:
     """Encode the images without a stored feature in the processes of an engine; return when all are stored."""
     store.refresh()
-    size = batch_size or 1  # a worker chooses its own, which divides a shard
+    size = batch_size or 1  # workers choose theirs, of at most a shard
     blocks = cut_blocks(keys, size=size * math.ceil(shard_size / size))
     missing = [[(index, key) for index, key in block if key not in store] for block in blocks]
     work = [block for block in missing if block]

@@ -250,6 +250,7 @@ def _run(model: Any, images: np.ndarray, pooling: Pooling, values: np.ndarray | 
     if values is not None and pixel_values.dtype == torch.uint8:
         table = torch.from_numpy(values).to(pixel_values.device)
         pixel_values = torch.stack([table[pixel_values[:, channel].long(), channel] for channel in range(3)], 1)
+    pixel_values = pixel_values.float()
     with torch.inference_mode():
         if pooling == "projection":
             return model.get_image_features(pixel_values=pixel_values)

@@ -23,8 +23,8 @@ from jaxtyping import Array, Bool, Float, Int
 class KeyValues(NamedTuple):
     """Keys and values of one layer; a slot without a token holds zeros.
 
-    With one head of keys they are operands of the matrix products without a reshape. XLA then writes a token in place;
-    with a reshape between writing and reading it copies the entire cache at every token.
+    With one head of keys they are operands of the matrix products without a transpose. XLA then writes a token in
+    place; with a transpose between writing and reading the CPU's programs copy the entire cache at every token.
 
     Attributes:
       keys: [rollout, slot, kv_head * head_width], already rotated.
@@ -45,6 +45,16 @@ class Prefix(NamedTuple):
 
     layer: KeyValues
     is_real: Bool[Array, "case slot"]
+
+
+class EmbeddedImages(NamedTuple):
+    """Images as their tokens' vectors, which a policy's `embed_images` returns and its `prefill` takes too.
+
+    Attributes:
+      vectors: [image, unit, width].
+    """
+
+    vectors: Float[Array, "image unit width"]
 
 
 def attend(
@@ -68,71 +78,65 @@ def attend(
     num_rollouts, num_tokens, num_heads, width = queries.shape
     num_kv = kv.keys.shape[2] // width
     group = num_heads // num_kv
+    # Rollouts and heads of keys stay two axes: devices divide both, and would gather a merged one.
     rows = queries.reshape(num_rollouts, num_tokens, num_kv, group, width).swapaxes(1, 2)
-    rows = rows.reshape(num_rollouts * num_kv, num_tokens * group, width)
+    rows = rows.reshape(num_rollouts, num_kv, num_tokens * group, width)
     parts, masks = [kv], [jnp.repeat(visible, group, axis=1)]
     if prefix is not None:
         parts.append(prefix.layer)
         masks.append(jnp.repeat(prefix.is_real, num_rollouts // prefix.is_real.shape[0], axis=0)[:, None])
     scores, heads = [], [KeyValues(*(_by_head(array, num_kv) for array in part)) for part in parts]
     for part, mask in zip(heads, masks, strict=True):
-        mask = mask if mask.shape[0] == 1 else jnp.repeat(mask, num_kv, axis=0)
         # A slot that a token does not see gets a weight of exactly 0, whatever it holds.
-        scores.append(jnp.where(mask, _scores(rows, part.keys, num_kv), jnp.finfo(jnp.float32).min))
+        scores.append(jnp.where(mask[:, None], _scores(rows, part.keys), jnp.finfo(jnp.float32).min))
     largest = functools.reduce(jnp.maximum, (jnp.max(score, axis=-1, keepdims=True) for score in scores))
     weights = [jnp.exp(score - jax.lax.stop_gradient(largest)) for score in scores]
     total = functools.reduce(jnp.add, (jnp.sum(weight, axis=-1, keepdims=True) for weight in weights))
-    mixes = (_mix(weight, part.values, num_kv) for weight, part in zip(weights, heads, strict=True))
+    mixes = (_mix(weight, part.values) for weight, part in zip(weights, heads, strict=True))
     mixed = functools.reduce(jnp.add, mixes) / total
     mixed = mixed.reshape(num_rollouts, num_kv, num_tokens, group, width).swapaxes(1, 2)
     return mixed.reshape(queries.shape).astype(queries.dtype)
 
 
 def _scores(
-    rows: Float[Array, "rollout_kv row width"], keys: Float[Array, "case_kv slot width"], num_kv: int
-) -> Float[Array, "rollout_kv row slot"]:
-    gathered = _gather(rows, keys.shape[0], num_kv)
+    rows: Float[Array, "rollout kv row width"], keys: Float[Array, "case kv slot width"]
+) -> Float[Array, "rollout kv row slot"]:
+    gathered = _gather(rows, keys.shape[0])
     # The smaller operand goes right: the CPU's matrix products copy it.
-    pair = (gathered, keys) if gathered.shape[1] > keys.shape[1] else (keys, gathered)
-    scores = jax.lax.dot_general(*pair, (((2,), (2,)), ((0,), (0,))), preferred_element_type=jnp.float32)
-    scores = scores if pair[1] is keys else scores.swapaxes(1, 2)
-    return _spread(scores, rows.shape[0], num_kv) * jnp.float32(rows.shape[-1] ** -0.5)
+    pair = (gathered, keys) if gathered.shape[2] > keys.shape[2] else (keys, gathered)
+    scores = jax.lax.dot_general(*pair, (((3,), (3,)), ((0, 1), (0, 1))), preferred_element_type=jnp.float32)
+    scores = scores if pair[1] is keys else scores.swapaxes(2, 3)
+    return _spread(scores, rows.shape[0]) * jnp.float32(rows.shape[-1] ** -0.5)
 
 
 def _mix(
-    weights: Float[Array, "rollout_kv row slot"], values: Float[Array, "case_kv slot width"], num_kv: int
-) -> Float[Array, "rollout_kv row width"]:
-    gathered = _gather(weights.astype(values.dtype), values.shape[0], num_kv)
-    mixed = jnp.einsum("cqs,csw->cqw", gathered, values, preferred_element_type=jnp.float32)
-    return _spread(mixed, weights.shape[0], num_kv)
+    weights: Float[Array, "rollout kv row slot"], values: Float[Array, "case kv slot width"]
+) -> Float[Array, "rollout kv row width"]:
+    gathered = _gather(weights.astype(values.dtype), values.shape[0])
+    mixed = jnp.einsum("ckqs,cksw->ckqw", gathered, values, preferred_element_type=jnp.float32)
+    return _spread(mixed, weights.shape[0])
 
 
-def _by_head(heads: Float[Array, "case slot kv_width"], num_kv: int) -> Float[Array, "case_kv slot width"]:
-    if num_kv == 1:
-        return heads
-    num_cases, num_slots, _ = heads.shape
-    return heads.reshape(num_cases, num_slots, num_kv, -1).swapaxes(1, 2).reshape(num_cases * num_kv, num_slots, -1)
+def _by_head(heads: Float[Array, "case slot kv_width"], num_kv: int) -> Float[Array, "case kv slot width"]:
+    return heads.reshape(*heads.shape[:2], num_kv, -1).swapaxes(1, 2)
 
 
-def _gather(
-    rows: Float[Array, "rollout_kv row last"], number: int | Any, num_kv: int
-) -> Float[Array, "case_kv row2 last"]:
+def _gather(rows: Float[Array, "rollout kv row last"], num_cases: int | Any) -> Float[Array, "case kv row2 last"]:
     """Return the rows of all rollouts of each case as one axis."""
-    if number == rows.shape[0]:
+    if num_cases == rows.shape[0]:
         return rows
-    split = rows.reshape(number // num_kv, rows.shape[0] // number, num_kv, *rows.shape[1:])
-    return split.swapaxes(1, 2).reshape(number, -1, rows.shape[-1])
+    split = rows.reshape(num_cases, rows.shape[0] // num_cases, *rows.shape[1:]).swapaxes(1, 2)
+    return split.reshape(num_cases, rows.shape[1], -1, rows.shape[-1])
 
 
-def _spread(
-    rows: Float[Array, "case_kv row2 last"], number: int | Any, num_kv: int
-) -> Float[Array, "rollout_kv row last"]:
+def _spread(rows: Float[Array, "case kv row2 last"], num_rollouts: int | Any) -> Float[Array, "rollout kv row last"]:
     """Undo `_gather`."""
-    if number == rows.shape[0]:
+    num_cases, num_kv, num_rows, last = rows.shape
+    if num_rollouts == num_cases:
         return rows
-    per_case, last = number // rows.shape[0], rows.shape[-1]
-    split = rows.reshape(rows.shape[0] // num_kv, num_kv, per_case, rows.shape[1] // per_case, last)
-    return split.swapaxes(1, 2).reshape(number, -1, last)
+    per_case = num_rollouts // num_cases
+    split = rows.reshape(num_cases, num_kv, per_case, num_rows // per_case, last).swapaxes(1, 2)
+    return split.reshape(num_rollouts, num_kv, -1, last)
 
 
 # Blocks of a causal decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU, cached keys and values.

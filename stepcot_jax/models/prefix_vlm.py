@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from stepcot_jax.models.decoder import Decoder, DecoderSizes, KeyValues, Prefix
+from stepcot_jax.models.decoder import Decoder, DecoderSizes, EmbeddedImages, KeyValues, Prefix
 
 
 def sinusoids(positions: Float[Array, "position"], width: int) -> Float[Array, "position feature"]:
@@ -61,23 +61,23 @@ class PrefixVlm(nn.Module):
         """Tokens of an image."""
         return self.grid**2
 
-    def embed_images(self, images: Float[Array, "case *picture"]) -> Float[Array, "case cell feature"]:
+    def embed_images(self, images: Float[Array, "case *picture"]) -> EmbeddedImages:
         """Return a vector for each cell, with its row and column."""
         features = self.image_encoder(images)
         cells = self.cell_map(features.reshape(features.shape[0], self.num_cells, -1))
         positions = self.rows[:, None] + self.columns[None]
-        return cells + positions.reshape(1, self.num_cells, -1).astype(cells.dtype)
+        return EmbeddedImages(cells + positions.reshape(1, self.num_cells, -1).astype(cells.dtype))
 
     def prefill(
         self,
-        images: Float[Array, "case *picture"],
+        images: Float[Array, "case *picture"] | EmbeddedImages,
         prompts: Int[Array, "case token"],
         lengths: Int[Array, "case"],
     ) -> tuple[Float[Array, "case word"], tuple[Prefix, ...]]:
         """Read image and prompt.
 
         Args:
-          images: [case, height, width, 3], normalised; or other inputs of `encoder`.
+          images: [case, height, width, 3], normalised; or other inputs of `encoder`, or those of `embed_images`.
           prompts: [case, token], padded on the right.
           lengths: [case], tokens of each prompt, at least 1.
 
@@ -85,7 +85,8 @@ class PrefixVlm(nn.Module):
           Scores [case, word] of the reply's first token, and the prefix that the replies of a prompt share.
         """
         number, num_prompt = prompts.shape
-        embedded = jnp.concatenate([self.embed_images(images), self.decoder.embed(prompts)], axis=1)
+        cells = images if isinstance(images, EmbeddedImages) else self.embed_images(images)
+        embedded = jnp.concatenate([cells.vectors, self.decoder.embed(prompts)], axis=1)
         text = jnp.broadcast_to((self.grid + jnp.arange(num_prompt))[None, None], (3, number, num_prompt))
         hidden, layers = self.decoder(
             embedded,
@@ -155,7 +156,8 @@ class PrefixVlm(nn.Module):
         """
         number, length = tokens.shape
         everything = jnp.ones((1, self.num_cells, self.num_cells), bool)
-        _, layers = self.decoder(self.embed_images(images), positions=self._cell_positions(number), visible=everything)
+        cells = self.embed_images(images).vectors
+        _, layers = self.decoder(cells, positions=self._cell_positions(number), visible=everything)
         is_cell = jnp.ones((number, self.num_cells), bool)
         positions = self.grid + offsets
         is_same_text = segments[:, :, None] == segments[:, None]

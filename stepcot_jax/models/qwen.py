@@ -15,7 +15,16 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from stepcot_jax.models.decoder import Decoder, DecoderSizes, KeyValues, Prefix, RMSNorm, attend, rotate
+from stepcot_jax.models.decoder import (
+    Decoder,
+    DecoderSizes,
+    EmbeddedImages,
+    KeyValues,
+    Prefix,
+    RMSNorm,
+    attend,
+    rotate,
+)
 
 # The vision tower of Qwen2.5-VL (Bai et al., 2025): patches of images of any size to vectors for the decoder.
 #
@@ -224,12 +233,15 @@ class QwenVl(nn.Module):
             self.tower = VisionTower(self.vision, self.dtype)
         self.decoder = Decoder(self.sizes, self.dtype, self.remat)
 
-    def embed_prompts(self, images: QwenImages | None, prompts: QwenPrompts) -> Float[Array, "case token width"]:
+    def embed_prompts(
+        self, images: QwenImages | EmbeddedImages | None, prompts: QwenPrompts
+    ) -> Float[Array, "case token width"]:
         """Return the vectors of tokens, of images included."""
         embedded = self.decoder.embed(prompts.tokens)
         if images is None:
             return embedded
-        vectors = self.tower(images).reshape(-1, self.sizes.width)
+        vectors = images.vectors if isinstance(images, EmbeddedImages) else self.tower(images)
+        vectors = vectors.reshape(-1, self.sizes.width)
         chosen = jnp.take(vectors, jnp.maximum(prompts.sources, 0), axis=0).astype(embedded.dtype)
         return jnp.where(prompts.sources[..., None] >= 0, chosen, embedded)
 
@@ -243,7 +255,7 @@ class QwenVl(nn.Module):
         return self.decoder.score(hidden)
 
     def prefill(
-        self, images: QwenImages | None, prompts: QwenPrompts, ends: PromptEnds
+        self, images: QwenImages | EmbeddedImages | None, prompts: QwenPrompts, ends: PromptEnds
     ) -> tuple[Float[Array, "case word"], tuple[Prefix, ...]]:
         """Return the scores of the reply's first token, and the prefix that the replies to a prompt share."""
         num_tokens = prompts.tokens.shape[1]
@@ -361,14 +373,19 @@ class SquareQwen(QwenVl):
         sources = jnp.where(is_image, case * num_units + indices[inside], -1)
         return QwenPrompts(tokens, first[None] + jnp.stack(offsets), sources)
 
+    def embed_images(self, images: Float[Array, "case height width 3"]) -> EmbeddedImages:
+        """Return the vectors of images; see `PrefixVlm.embed_images`."""
+        return EmbeddedImages(self.tower(cut_squares(images, self._vision)))
+
     def prefill(  # type: ignore[override]  # tokens instead of their layout, as for `PrefixVlm`
         self,
-        images: Float[Array, "case height width 3"],
+        images: Float[Array, "case height width 3"] | EmbeddedImages,
         prompts: Int[Array, "case token"],
         lengths: Int[Array, "case"],
     ) -> tuple[Float[Array, "case word"], tuple[Prefix, ...]]:
         """Read image and prompt; see `PrefixVlm.prefill`."""
-        return super().prefill(cut_squares(images, self._vision), self.lay_out(prompts), self._ends(lengths))
+        given = images if isinstance(images, EmbeddedImages) else cut_squares(images, self._vision)
+        return super().prefill(given, self.lay_out(prompts), self._ends(lengths))
 
     def extend(  # type: ignore[override]
         self,

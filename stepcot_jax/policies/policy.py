@@ -141,6 +141,17 @@ def split_parts(params: Params, part: str) -> Params:
     return {part: params[TRAINED], FROZEN: params[FROZEN]} if set(params) == {TRAINED, FROZEN} else {part: params}
 
 
+def lay_out(policy: Any, params: Params) -> Params:
+    """Return parameters, or parts of a state, as a loop reads them; see `QwenPolicy.lay_out`."""
+    laid: Params = policy.lay_out(params) if getattr(policy, "is_large", False) else params
+    return laid
+
+
+def lay_out_once(policy: Any, params: Params, num_passes: int) -> Params:
+    """Return what the passes of an update read: laid out once before several, if the policy is to gather once."""
+    return lay_out(policy, params) if num_passes > 1 and getattr(policy, "gathers_once", False) else params
+
+
 def copy_frozen(policy: AnyPolicy, params: Params) -> Params:
     """Return a copy of what trains, for the frozen start of GRPO; that of a Qwen2.5-VL in its compute dtype.
 

@@ -58,6 +58,8 @@ def spec_of(path: str, shape: tuple[int, ...], mesh_shape: Mapping[str, int]) ->
 
     Args:
       path: '/'-joined names, whatever they begin with, such as the name of a part or an optimizer.
+      shape: of the parameter.
+      mesh_shape: sizes of the axes that divide; an axis that is missing divides nothing.
 
     >>> tuple(spec_of("decoder/layer_0/gate/kernel", (896, 4864), {"data": 2, "model": 4}))
     ('data', 'model')
@@ -65,7 +67,8 @@ def spec_of(path: str, shape: tuple[int, ...], mesh_shape: Mapping[str, int]) ->
     for rule, axes in RULES:
         if re.fullmatch(f"(.*/)?{rule}", path):
             kept = (
-                axis if axis and not size % mesh_shape[axis] else None for axis, size in zip(axes, shape, strict=True)
+                axis if axis and axis in mesh_shape and not size % mesh_shape[axis] else None
+                for axis, size in zip(axes, shape, strict=True)
             )
             return PartitionSpec(*kept)
     return PartitionSpec()
@@ -140,7 +143,15 @@ Params = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class QwenPolicy:
-    """A network with the division of its parameters; used as a Flax module is, through `init` and `apply`."""
+    """A network with the division of its parameters; used as a Flax module is, through `init` and `apply`.
+
+    Attributes:
+      network: see `SquareQwen`.
+      low_rank: layers of LoRA; None trains the decoder itself.
+      mesh: divides parameters and rows; None for one device.
+      is_given: whether a checkpoint's parameters replace the first ones.
+      gathers_once: whether an update lays parameters out before its passes, or each pass gathers them over `DATA`.
+    """
 
     is_large = True
     """Matrices are kept in the compute dtype, and optimizers do not pack them."""
@@ -149,6 +160,7 @@ class QwenPolicy:
     low_rank: LowRankSettings | None = None
     mesh: Mesh | None = None
     is_given: bool = False
+    gathers_once: bool = True
 
     @property
     def sizes(self) -> DecoderSizes:
@@ -197,6 +209,23 @@ class QwenPolicy:
             adapted = adapt_layers(_by_layer(params[TRAINED][LOW_RANK]), self.low_rank)
         with adapted, divide_cases(self.mesh):
             return self.network.apply({"params": _join_parts(params)}, *args, **kwargs)
+
+    def lay_out(self, params: Params) -> Params:
+        """Return parameters as a loop reads them: matrices in the compute dtype, divided by `MODEL` alone.
+
+        No turn of the loop then casts them, or gathers them over `DATA`. Every use rounds them to that dtype anyway.
+        """
+        model = {} if self.mesh is None else {MODEL: self.mesh.shape[MODEL]}
+
+        def lay(path: Any, leaf: Any) -> Array:
+            kept = leaf.astype(self.dtype) if leaf.ndim > 1 else leaf
+            if self.mesh is None:
+                return kept
+            spec = spec_of(_join(path), tuple(leaf.shape), model)
+            return jax.lax.with_sharding_constraint(kept, NamedSharding(self.mesh, spec))
+
+        laid: Params = jax.tree_util.tree_map_with_path(lay, params)
+        return laid
 
     def merge(self, params: Params) -> Params:
         """Return the network's own parameters, with LoRA added to the layers that it adapts, as NumPy arrays."""

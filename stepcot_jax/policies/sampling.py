@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from stepcot_jax.models.decoder import empty_cache
-from stepcot_jax.policies.policy import SampledPolicy
+from stepcot_jax.policies.policy import SampledPolicy, lay_out
 from stepcot_jax.policies.tokenizers import Tokenizer
 
 Extend = Callable[[Int[Array, "rollout"], Int[Array, ""], Any], tuple[Float[Array, "rollout word"], Any]]
@@ -124,13 +124,26 @@ def draw_words(weights: Float[Array, "rollout word"], uniform: Float[Array, "rol
       weights: [rollout, word], >= 0, the largest of a row 1.
     """
     num_words = weights.shape[1]
-    size = math.isqrt(num_words)
-    blocks = jnp.pad(weights, ((0, 0), (0, -num_words % size))).reshape(len(weights), -1, size)
+    size, unit = _block_size(num_words)
+    blocks = jnp.pad(weights, ((0, 0), (0, -num_words % unit))).reshape(len(weights), -1, size)
     upto = jnp.cumsum(jnp.sum(blocks, axis=-1), axis=-1)
     block, rest = _invert(upto, uniform * upto[:, -1])
     chosen = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
     word, _ = _invert(jnp.cumsum(chosen, axis=-1), rest)
     return block * size + word
+
+
+def _block_size(num_words: int) -> tuple[int, int]:
+    """Return about sqrt(words), and the multiple that words are padded to.
+
+    Devices divide a large vocabulary. They hold whole blocks if these come in eights; if a block divides an eighth, no
+    device sends a part of one to the next.
+    """
+    size = math.isqrt(num_words)
+    if num_words < 2**16:
+        return size, size
+    size = next((near for near in range(size, size // 8, -1) if not num_words % (8 * near)), size)
+    return size, 8 * size
 
 
 def _invert(
@@ -183,7 +196,8 @@ def generate(
     each, left = divmod(len(keys), num_cases)
     if left or not each:
         raise ValueError(f"keys: {len(keys)} rollouts are not a multiple of {num_cases} prompts")
-    variables = {"params": params}
+    # Once before the loop, not at every token.
+    variables = {"params": lay_out(policy, params)}
     scores, prefix = policy.apply(variables, images, prompts, lengths, method="prefill")
     if each > 1:
         repeat = functools.partial(jnp.repeat, repeats=each, axis=0, total_repeat_length=len(keys))

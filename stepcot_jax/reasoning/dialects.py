@@ -56,6 +56,7 @@ import msgspec
 from stepcot_jax.box import GRID_1000, Box, Corners, Point, find_space
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.answers import find_answer, read_answer
+from stepcot_jax.reasoning.endings import declines
 from stepcot_jax.reasoning.free_replies import UNCLOSED, find_ending, read_free, split_thoughts
 from stepcot_jax.reasoning.imaging import picture_of
 from stepcot_jax.reasoning.levels import ANSWER_MARK, LEVELS, LEVELS_FORM, read_levels, write_levels
@@ -470,7 +471,7 @@ def interpret_answer(reply: Reply, record: Record) -> str | tuple[str, ...] | No
     if reply.answer is None:
         return None
     if record.is_answered_in_words:
-        return read_answer(reply.answer, record)
+        return None if declines(reply.answer) else read_answer(reply.answer, record)
     return find_answer(reply.parts or (reply.answer,), record)
 
 

@@ -38,6 +38,24 @@ _OBJECT_ENDS = re.compile(r"\}\Z")
 PART_ENDS = re.compile(r"(?:[}\]]|</[A-Za-z_]{1,20}>)\Z")
 """The end of a complete part of a reply in words: an object, a list of boxes, a closing tag."""
 
+_PICTURE = r"(?:image|picture|photo|scan|radiograph|x-?ray)s?\b"
+_UNABLE = r"(?:cannot|can['\u2019]t|can not|could not|couldn['\u2019]t)"
+_DECLINES = re.compile(
+    r"\W*(?:(?:i am|i['\u2019]m) (?:\w+ )?(?:sorry|unable|not able)\b|sorry\b|as an? (?:ai|language model)\b"
+    rf"|(?:unfortunately,? )?(?:i|we) {_UNABLE} (?:\w+ )?"
+    r"(?:answer|tell|say|determine|assess|interpret|analy[sz]e|help|assist|provide|view|access|diagnose)\b"
+    rf"|(?:i|we) (?:{_UNABLE}|do not|don['\u2019]t) (?:see|have) (?:access to )?(?:an?|any|the|your) {_PICTURE}"
+    rf"|(?:there (?:is|was) )?no {_PICTURE} (?:(?:is|was|has been) )?(?:provided|attached|given|included|uploaded)"
+    rf"|please (?:provide|upload|attach|share)\b|without (?:seeing )?(?:an?|the|your) {_PICTURE}"
+    r"|(?:很?抱歉|对不起|我?无法))",
+    re.IGNORECASE,
+)
+
+
+def declines(answer: str) -> bool:
+    """Return whether an answer begins as a refusal in words, such as "I'm sorry" or "no image was provided"."""
+    return _DECLINES.match(answer) is not None
+
 
 class Unsaid(enum.StrEnum):
     """Why a reply has no answer."""

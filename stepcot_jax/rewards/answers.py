@@ -10,7 +10,7 @@ import re
 from stepcot_jax.chain import fold
 from stepcot_jax.reasoning.answers import open_text
 from stepcot_jax.reasoning.dialects import interpret_answer, read_reply
-from stepcot_jax.reasoning.endings import Unsaid
+from stepcot_jax.reasoning.endings import Unsaid, declines
 from stepcot_jax.reasoning.plain_replies import PLAIN
 from stepcot_jax.reasoning.replies import Judged, Reply, token_f1
 from stepcot_jax.record import Record
@@ -52,6 +52,7 @@ def why_unread(reply: Reply, record: Record, *, with_thinking: bool = True) -> t
     if interpret_answer(reply, record) is None:
         kind = "open" if record.is_answered_in_words else record.kind
         unnamed = _UNNAMED.get(kind, "not one reading as options")
+        unnamed = Unsaid.REFUSED if declines(reply.answer or "") else unnamed
         answer = unnamed if reply.answer is not None else next(iter(reply.problems), "no answer is found")
     is_bare = reply.dialect == "medclm" and not (with_thinking and record.thinking.strip())
     if (

@@ -89,7 +89,7 @@ class QwenSource:
             low_rank = LowRankSettings(
                 rank=policy.low_rank, alpha=policy.low_rank_alpha, targets=policy.low_rank_targets
             )
-        return QwenPolicy(network, low_rank, mesh, is_given=not policy.random)
+        return QwenPolicy(network, low_rank, mesh, not policy.random, settings.parallel.gather_once)
 
     def load(self, policy: QwenPolicy) -> Params:
         """Return the checkpoint's parameters in the parts of the policy, without LoRA's, as stored, all checked."""

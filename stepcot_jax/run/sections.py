@@ -280,6 +280,7 @@ class ParallelSettings:
     num_devices: Whole
     model_devices: Count
     num_passes: Count
+    gather_once: bool
     remat: bool
 
 

@@ -20,7 +20,7 @@ from stepcot_jax.losses.policy_gradient import (
     self_check_loss,
 )
 from stepcot_jax.losses.sequence import token_log_probs
-from stepcot_jax.policies.policy import AnyPolicy, policy_params
+from stepcot_jax.policies.policy import AnyPolicy, lay_out_once, policy_params
 from stepcot_jax.policies.sampling import Replies, Sampling, generate, rollout_keys
 from stepcot_jax.policies.tokenizers import Tokenizer
 from stepcot_jax.reasoning.dialects import read_reply
@@ -86,6 +86,7 @@ class GrpoUpdate:
         objective = make_objective(self.settings)
         divisor = global_batch.add_up(aggregate_weight(flatten_groups(batch["counted"]), objective))
         num_completions = global_batch.add_up(jnp.float32(batch["counted"].shape[0] * batch["counted"].shape[1]))
+        params = lay_out_once(self.policy, params, global_batch.num_passes)
 
         def loss(trained: Params, rows: Batch) -> tuple[Array, dict[str, Array]]:
             log_probs = self.log_probs(policy_params({**params, **trained}, POLICY), rows)
@@ -128,7 +129,8 @@ class GrpoUpdate:
         rows = {name: value for name, value in batch.items() if name not in (_OLD, _FROZEN)}
 
         def score(params: Params) -> Array:
-            log_probs = score_in_passes(lambda part: self.log_probs(params, part), rows, global_batch)
+            laid = lay_out_once(self.policy, params, global_batch.num_passes)
+            log_probs = score_in_passes(lambda part: self.log_probs(laid, part), rows, global_batch)
             return log_probs.reshape(batch["counted"].shape)
 
         frozen = score(policy_params(params, REFERENCE)) if self.settings.beta else batch[_OLD]

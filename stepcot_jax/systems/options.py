@@ -131,6 +131,7 @@ class SelfCheckOptions:
     context: Literal["check", "first"] = "check"
     first_attempt: Literal["zero", "outcome"] = "zero"
     sft_share: Share = 0.25
+    chunk: Whole = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

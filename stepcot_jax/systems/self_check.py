@@ -1,6 +1,7 @@
 """Self-check in GRPO: a wrong first attempt is checked by the policy and tried again (MEDSAGE: Eq. 8 to 12)."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from stepcot_jax.policies.policy import AnyPolicy, policy_params
 from stepcot_jax.policies.records import CheckMarks
-from stepcot_jax.policies.sampling import Replies, Sampling, generate, rollout_keys
+from stepcot_jax.policies.sampling import Replies, Sampling, generate
 from stepcot_jax.policies.tokenizers import Tokenizer
 from stepcot_jax.systems.options import SelfCheckOptions
 from stepcot_jax.systems.sft import POLICY, Batch, Normalise
@@ -101,23 +102,30 @@ class SelfCheck:
         of_check = self.longest_check + len(self.marks.closes)
         self.length = self.longest + 1 + len(self.marks.opens) + of_check + self.longest
         after_check = of_check if self.hides_check else of_check + self.longest
-        self._check = self._make_sampler(after_check, _AFTER_CHECK)
-        self._second = self._make_sampler(self.longest, _AFTER_FIRST)
+        lengths = {_AFTER_CHECK: after_check, _AFTER_FIRST: self.longest}
+        self._samplers = {stream: self._make_sampler(length, stream) for stream, length in lengths.items()}
+        self._plans = dict[int, tuple[Any, int]]()  # compiled samplers, and the rows of a process that each takes
+
+        def embed(params: Any, images: Array) -> Any:
+            return self.policy.apply({"params": params}, self.normalise(images), method="embed_images")
+
+        # Once a prompt; the rows of a chunk take theirs, whatever device has them.
+        self._embed = jax.jit(embed, out_shardings=self.devices.replicated)
 
     def _make_sampler(self, longest: int, stream: int) -> Any:
         more = self.tokenizer.more_stops
         sampling = Sampling(longest=longest, stop=self.stop, more_stops=more, temperature=self.temperature)
 
-        def sample(params: Any, rows: Mapping[str, Array], key: Array) -> Replies:
+        def sample(params: Any, images: Any, rows: Mapping[str, Array], key: Array) -> Replies:
             return generate(
                 self.policy,
                 params,
-                jax.numpy.repeat(self.normalise(rows["images"]), self.group_size, axis=0),
-                rows["prompts"].reshape(-1, rows["prompts"].shape[-1]),
-                rows["lengths"].reshape(-1),
+                jax.tree.map(lambda vectors: vectors[rows["rollouts"] // self.group_size], images),
+                rows["prompts"],
+                rows["lengths"],
                 sampling=sampling,
-                keys=second_keys(key, stream=stream, number=rows["lengths"].size),
-                skipped=rows["skipped"].reshape(-1),
+                keys=second_keys(key, stream=stream, rollouts=rows["rollouts"]),
+                skipped=rows["skipped"],
             )
 
         return jax.jit(sample, out_shardings=self.devices.replicated)
@@ -145,7 +153,11 @@ class SelfCheck:
             if again:
                 row.add_given(np.concatenate([[] if row.has_ended(self.stops) else [self.stop], opens]))
         contexts = [np.concatenate([prompts[index], row.tokens]) for index, row in zip(of_prompt, rows, strict=True)]
-        sampled = self._sample(self._check, state, batch, contexts, ~wrong)
+        params = policy_params(state.params, POLICY)
+        images = self._embed(params, self.devices.put_rows({"images": batch["images"]})["images"])
+        width = batch["prompts"].shape[1] + self.longest + 1 + len(opens) + len(closes)
+        given = _Given(params, images, state.key_of_update(), width)
+        sampled = self._sample(_AFTER_CHECK, given, contexts, wrong)
         closed = []
         for row, again, tokens, log_probs in zip(rows, wrong, *sampled, strict=True):
             close = self.marks.find_close(tokens.tolist()) if again else -1
@@ -165,34 +177,58 @@ class SelfCheck:
             np.concatenate([context, closes]) if has_closed else context
             for context, has_closed in zip(contexts, closed, strict=True)
         ]
-        sampled = self._sample(self._second, state, batch, contexts, ~np.array(closed))
+        sampled = self._sample(_AFTER_FIRST, given, contexts, np.array(closed))
         for row, has_closed, tokens, log_probs in zip(rows, closed, *sampled, strict=True):
             if has_closed:
                 row.add(SECOND, tokens, log_probs)
 
     def _sample(
-        self, sampler: Any, state: TrainState, batch: Batch, contexts: list[np.ndarray], skipped: np.ndarray
+        self, stream: int, given: "_Given", contexts: list[np.ndarray], chosen: np.ndarray
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Return the sampled tokens of each of this process's rollouts, and their log-probabilities."""
-        number, group = len(batch["lengths"]), self.group_size
-        marks = len(self.marks.opens) + len(self.marks.closes)
-        padded = np.full((len(contexts), batch["prompts"].shape[1] + self.longest + 1 + marks), self.stop, np.int32)
-        for row, context in zip(padded, contexts, strict=True):
-            row[: len(context)] = context
-        lengths = np.array([len(context) for context in contexts], np.int32)
+        """Return sampled tokens and log-probabilities of this process's rollouts; none of those that are not chosen."""
+        program, size = self._plan(stream, given, len(contexts))
+        rest, first = np.flatnonzero(chosen), jax.process_index() * size
+        most = self.devices.gather_rows({"number": np.array([len(rest)])})["number"].max()
+        tokens, log_probs = ([np.zeros(0, dtype)] * len(contexts) for dtype in (np.int32, np.float32))
+        for start in range(0, int(most), size):
+            places = rest[start : start + size]
+            rows = self._put_chunk(contexts, places, size, given.width)
+            replies: Replies = jax.device_get(program(given.params, given.images, rows, given.key))
+            for row, place in enumerate(places, start=first):
+                kept = replies.counted[row]
+                tokens[place], log_probs[place] = replies.tokens[row][kept], replies.log_probs[row][kept]
+        return tokens, log_probs
+
+    def _plan(self, stream: int, given: "_Given", number: int) -> tuple[Any, int]:
+        """Return the compiled sampler and the rows of a process that it takes: as many as memory has room for."""
+        if stream in self._plans:
+            return self._plans[stream]
+        free = self.devices.gather_rows({"free": np.array([_free_bytes()], np.float32)})["free"].min()
+        shares, unit = self.devices.num_shares, self.devices.num_shares // jax.process_count()
+        size = min(-(-self.settings.chunk // shares) * unit or number, number)
+        while True:
+            rows = self._put_chunk([], np.zeros(0, int), size, given.width)
+            program = self._samplers[stream].lower(given.params, given.images, rows, given.key).compile()
+            needed = program.memory_analysis().temp_size_in_bytes
+            if self.settings.chunk or needed <= free or size == unit:
+                break
+            size = max(min(int(size * free / needed), size - unit) // unit * unit, unit)
+        self._plans[stream] = program, size
+        return program, size
+
+    def _put_chunk(self, contexts: list[np.ndarray], places: np.ndarray, size: int, width: int) -> dict[str, Array]:
+        """Put some of this process's contexts on the devices, filled up with rows that are skipped."""
         rows = {
-            "images": batch["images"],
-            "prompts": padded.reshape(number, group, -1),
-            "lengths": lengths.reshape(number, group),
-            "skipped": skipped.reshape(number, group),
+            "prompts": np.full((size, width), self.stop, np.int32),
+            "lengths": np.ones(size, np.int32),
+            "rollouts": np.zeros(size, np.int32),
+            "skipped": np.arange(size) >= len(places),
         }
-        replies: Replies = jax.device_get(
-            sampler(policy_params(state.params, POLICY), self.devices.put_rows(rows), state.key_of_update())
-        )
-        local = slice(jax.process_index() * number * group, (jax.process_index() + 1) * number * group)
-        counted = replies.counted[local]
-        tokens = [row[kept] for row, kept in zip(replies.tokens[local], counted, strict=True)]
-        return tokens, [row[kept] for row, kept in zip(replies.log_probs[local], counted, strict=True)]
+        for row, place in enumerate(places):
+            rows["lengths"][row] = length = len(contexts[place])
+            rows["prompts"][row, :length] = contexts[place]
+            rows["rollouts"][row] = jax.process_index() * len(contexts) + place
+        return self.devices.put_rows(rows)
 
     def _stack(self, rows: list["_Row"], shape: tuple[int, ...]) -> Attempts:
         tokens, kinds = (
@@ -210,13 +246,28 @@ class SelfCheck:
         return Attempts(*(array.reshape(*shape, *array.shape[1:]) for array in (tokens, log_probs, kinds, last, ended)))
 
 
-def second_keys(key: Array, *, stream: int, number: int) -> UInt32[Array, "rollout 2"]:
-    """Return keys of second samples, folded from those of the rollouts: the same on any number of devices."""
+def _free_bytes() -> float:
+    """Return nine tenths of what is free on the fullest device of this process; infinite where unknown, as on CPUs."""
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    return 0.9 * min(one["bytes_limit"] - one["bytes_in_use"] if "bytes_limit" in one else math.inf for one in stats)
 
-    def fold(rollout_key: Array) -> Array:
-        return jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(rollout_key), stream))
 
-    return jax.vmap(fold)(rollout_keys(key, first=0, number=number))
+def second_keys(key: Array, *, stream: int, rollouts: Int[Array, "rollout"]) -> UInt32[Array, "rollout 2"]:
+    """Return keys of second samples, folded from those of the rollouts: the same in any chunk, on any device."""
+
+    def fold(rollout: Array) -> Array:
+        return jax.random.key_data(jax.random.fold_in(jax.random.fold_in(key, rollout), stream))
+
+    return jax.vmap(fold)(rollouts)
+
+
+class _Given(NamedTuple):
+    """What all chunks of an update share: parameters, the prompts' images as vectors, key, tokens of a context."""
+
+    params: Any
+    images: Any
+    key: Array
+    width: int
 
 
 class _Row:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.losses.sequence import sequence_loss, sequence_weight
-from stepcot_jax.policies.policy import AnyPolicy, policy_params
+from stepcot_jax.policies.policy import AnyPolicy, lay_out_once, policy_params
 from stepcot_jax.policies.records import EncodedRecord, lay_out_pack, pack_records, stack_rows
 from stepcot_jax.systems.options import SftOptions
 from stepcot_jax.training.devices import GlobalBatch, differentiate
@@ -115,6 +115,7 @@ class SftUpdate:
             parts=batch["parts"], part_weights=batch["part_weights"], reduction=self.settings.reduction
         )
         divisor = global_batch.add_up(share)
+        params = lay_out_once(self.policy, params, global_batch.num_passes)
 
         def loss(trained: Params, rows: Batch) -> tuple[Array, dict[str, Array]]:
             logits = self.score({**params, **trained}, rows)

@@ -72,17 +72,18 @@ def differentiate(
     rows: dict[str, Array],
     global_batch: GlobalBatch,
 ) -> tuple[Any, Any]:
-    """Return the shares of the global batch added up, and the gradients of its loss."""
+    """Return the shares of the global batch added up, and the gradients of its loss; passes are added up in float32."""
     gradient = jax.grad(loss, has_aux=True)
     if global_batch.num_passes == 1:
         gradients, shares = gradient(params, rows)
     else:
         parts, _ = global_batch.split(rows)
         shapes = jax.eval_shape(gradient, params, jax.tree.map(lambda part: part[0], parts))
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32)), shapes)
 
         def one_pass(sums: Any, part: dict[str, Array]) -> tuple[Any, None]:
-            return jax.tree.map(jnp.add, sums, gradient(params, part)), None
+            found = gradient(params, part)
+            return jax.tree.map(lambda total, leaf: total + leaf.astype(total.dtype), sums, found), None
 
         (gradients, shares), _ = jax.lax.scan(one_pass, zeros, parts)
     return global_batch.add_up((shares, gradients))

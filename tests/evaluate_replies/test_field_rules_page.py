@@ -76,9 +76,12 @@ def test_wrong_names_and_readings_are_refused(files):
     folder, replies = files
     refuse("--rule: 'none' is not one of all, ", run, folder, replies, "--rule=lmms_eval,none", "--out", folder / "out")
     single = next(record for record in TEST if record.kind == "single")
-    replies.write_text(json.dumps({"id": single.id, "reply": "A", "person": "X"}) + "\n")
-    told = "'X' is not an answer; expected single of ABCD, or null for none"
-    refuse(told, run, folder, replies, "--rule=all", "--num-resamples=2", "--out", folder / "out")
+    closed, words = (next(record for record in TEST if record.kind == kind) for kind in ("closed", "open"))
+    for record, person, expected in ((single, "X", "single of A, B, C, D"), (closed, "Y", "closed of Yes, No"),
+                                     (closed, "", "closed of Yes, No"), (words, " ", "open of any text")):  # fmt: skip
+        replies.write_text(json.dumps({"id": record.id, "reply": "A", "person": person}) + "\n")
+        told = f"person: {person!r} is not an answer; expected {expected}, or null for none"
+        refuse(told, run, folder, replies, "--rule=all", "--num-resamples=2", "--out", folder / "out")
 
 
 def test_compressed_records_are_records(files):

@@ -207,6 +207,21 @@ def test_a_reply_that_was_cut_refused_or_filtered_has_no_answer(kind, dialect, t
     assert not found.unread_answer or (found.a_score, found.format) == (0, 0)
 
 
+@pytest.mark.parametrize("dialect", ["plain", "free"])
+@pytest.mark.parametrize("kind", ["open", "single", "closed"])
+def test_a_refusal_in_words_is_counted_as_one_and_a_denied_finding_is_not(kind, dialect):
+    changes = {"open": {"answer": "Mass"}, "single": {"answer": "B", "options": ("Heart", "Lung")}, "closed": {}}
+    record = msgspec.structs.replace(HEART, kind=kind, **changes[kind])
+    for text, refused in (
+        ("I\u2019m sorry, but I can't help with that.", True), ("There was no image provided.", True),
+        ("I cannot answer without an image.", True), ("As an AI model, I only guess.", True), ("无法判断", True),
+        ("I cannot see any fracture.", False), ("No image abnormality", False), ("No x-ray", False), ("Mass", False),
+    ):  # fmt: skip
+        found = tested.score_text(text, record, tested.ScoringSettings(dialect=dialect))
+        assert (found.unread_answer == "refused") == refused, text
+        assert not refused or (found.answer, found.a_score) == (None, 0)
+
+
 def test_refused_filtered_empty_and_cut_replies_are_counted_apart():
     ends = ("refusal", "refusal", "content_filter", "length", "stop")
     scores = [

@@ -102,10 +102,8 @@ def test_a_batch_is_read_and_queued_before_the_one_before_it_is_awaited_and_no_m
     items = make_items(range(num_images), encoder)
     items = [ImageItem(item.key, lambda number=number: read(number), item.name) for number, item in enumerate(items)]
     assert encode_images(encoder, items, open_store(tmp_path, encoder), num_threads=2).encoded == num_images
-    expected = [("queued", 0)]
-    for number in range(1, 6):
-        expected += [("queued", number), ("awaited", number - 1)]
-    assert events == [*expected, ("awaited", 5)]
+    between = [(what, number - (what == "awaited")) for number in range(1, 6) for what in ("queued", "awaited")]
+    assert events == [("queued", 0), *between, ("awaited", 5)]
 
 
 def test_prompts_are_encoded_once(tmp_path, caplog):

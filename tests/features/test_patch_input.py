@@ -27,7 +27,7 @@ class PatchEncoder(FakeImageEncoder):
 def settings_of(**changes):
     settings = small_settings()
     encoder = dataclasses.replace(settings.image_encoder, image_size=4)
-    features = dataclasses.replace(settings.features, batch_size=3, **changes)
+    features = dataclasses.replace(settings.features, **{"batch_size": 3} | changes)
     return dataclasses.replace(settings, image_encoder=encoder, features=features)
 
 
@@ -46,6 +46,7 @@ def test_patches_do_not_depend_on_batches_or_order():
     np.testing.assert_array_equal(patches(PICTURES), expected(PICTURES))
     np.testing.assert_array_equal(patches(PICTURES[::-1]), expected(PICTURES[::-1]))
     np.testing.assert_array_equal(patches(PICTURES[3:4]), expected(PICTURES[3:4]))
+    assert patches_of(settings_of(batch_size=0), encoder).batch_size == 32
     assert set(encoder.shapes) == {(3, 4, 4, 3), (2, 4, 4, 3), (1, 4, 4, 3)}  # powers of two, up to the batch size
 
 

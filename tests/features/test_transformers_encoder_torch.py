@@ -68,6 +68,10 @@ def test_clip_gives_its_projection(clip_folder):
     np.testing.assert_allclose(features, output.pooler_output.numpy(), atol=1e-5)
     np.testing.assert_allclose(patches, output.last_hidden_state[:, 1:].numpy(), atol=1e-4)
     np.testing.assert_array_equal(encoder.encode(prepare(encoder, pixels)), features)
+    resized = np.stack([resize_image(image, encoder.preprocessing) for image in pixels])
+    np.testing.assert_array_equal(encoder.encode(resized), features)  # bytes are normalised on the device
+    np.testing.assert_array_equal(encoder.encode_patches(resized)[1], patches)
+    assert encoder.batch_size == 32
 
 
 def test_vit_gives_its_pooler(vit_folder):

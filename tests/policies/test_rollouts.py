@@ -10,7 +10,7 @@ from oracles.random_params import assert_close, normal
 from policies.tiny_policy import NETWORK, SIDE, WORDS, random_params
 
 from stepcot_jax.losses.sequence import token_log_probs
-from stepcot_jax.policies.sampling import Sampling, draw_words, generate, rollout_keys, sample_replies
+from stepcot_jax.policies.sampling import Sampling, _block_size, draw_words, generate, rollout_keys, sample_replies
 
 STOP, LONGEST, CASES, EACH = 3, 6, 3, 2
 IMAGES = normal(0, CASES, SIDE, SIDE, 3)
@@ -109,3 +109,14 @@ def test_words_invert_the_cumulative_sum(num_words):
     np.testing.assert_array_equal(found[drawn], np.arange(num_words)[drawn])
     for end, word in ((0.0, np.flatnonzero(weights)[0]), (1 - 2.0**-24, np.flatnonzero(weights)[-1])):
         assert draw_words(rows[:1], jnp.full(1, end, jnp.float32)).item() == word
+
+
+@pytest.mark.parametrize(("num_words", "size"), [(152_064, 352), (151_936, 389)])
+def test_words_of_qwen_are_drawn_in_blocks_that_eight_devices_hold_whole(num_words, size):
+    """Of VL-7B's vocabulary in blocks that divide it; of VL-3B's, which has no such divisor, padded."""
+    assert _block_size(num_words) == (size, 8 * size)
+    weights = np.zeros((3, num_words), np.float32)
+    weights[:, [0, size, num_words - 1]] = [1.0, 0.5, 0.5]
+    np.testing.assert_array_equal(
+        draw_words(jnp.asarray(weights), jnp.array([0.49, 0.7, 0.99], jnp.float32)), [0, size, num_words - 1]
+    )

@@ -16,7 +16,9 @@ from stepcot_jax.policies.qwen_weights import read_qwen_config
 from stepcot_jax.run import qwen_source as qwen_setup
 from stepcot_jax.run.settings import load_settings
 from stepcot_jax.run.training_run import Run
+from stepcot_jax.systems.dpo import DpoUpdate
 from stepcot_jax.systems.grpo import REFERENCE, GrpoUpdate, Rollouts
+from stepcot_jax.systems.options import DPO, DpoOptions
 from stepcot_jax.systems.sft import POLICY
 from stepcot_jax.training.state import TrainState
 from stepcot_jax.training.system import COLLECTED_NUMBERS
@@ -103,12 +105,14 @@ def differentiate(run, name, state, batch):
     """Raw gradients and numbers of the update of a phase, on the host; the state is used up."""
 
     def compute(update, state, batch, whole):
-        batch = update.freeze(state.params, batch, whole) if isinstance(update, GrpoUpdate) else batch
+        batch = update.freeze(state.params, batch, whole) if isinstance(update, GrpoUpdate | DpoUpdate) else batch
         return state, update.gradients(state.params, batch, whole)
 
     with run.task.stream():
-        (update,) = (phase.update for phase in run.system.phases() if phase.name == name)
+        found = {phase.name: phase.update for phase in run.system.phases()}
+    grpo = found["grpo"]
+    found[DPO] = DpoUpdate(grpo.policy, grpo.normalise, grpo.optimizer, DpoOptions())
     placed = run.task.prepare(batch)
-    compiled = run.devices.compile_update(functools.partial(compute, update), state=run.state_shapes, batch=placed)
+    compiled = run.devices.compile_update(functools.partial(compute, found[name]), state=run.state_shapes, batch=placed)
     numbers, gradients = jax.device_get(compiled(state, placed)[1])
     return gradients[POLICY], {name: float(number) for name, number in numbers.items()}

@@ -11,6 +11,7 @@ MESH = {"parallel.transform": "mesh", "parallel.num_devices": 4, "parallel.model
 EIGHT = {"parallel.transform": "mesh", "parallel.num_devices": 8, "parallel.model_devices": 2}
 PASSES = {"parallel.num_passes": 2, "parallel.remat": True}
 CHECKED = {"self_check.enabled": True, "self_check.context": "first"}
+EVERY_PASS = {"parallel.gather_once": False}
 LOW_RANK = {"policy.low_rank": 4, "policy.low_rank_alpha": 1.0}
 
 
@@ -40,15 +41,15 @@ def errors(found, expected):
     )
 
 
-@pytest.mark.parametrize("changes", [{}, LOW_RANK], ids=["all", "low rank"])
+@pytest.mark.parametrize("changes", [{}, LOW_RANK, EVERY_PASS], ids=["all", "low rank", "gathered in every pass"])
 def test_fine_tuning_on_a_mesh_in_passes(runs, changes):
-    alone, divided = runs(**changes), runs(**EIGHT, **PASSES, **changes)
+    alone, divided = runs(**({} if changes == EVERY_PASS else changes)), runs(**EIGHT, **PASSES, **changes)
     batch = draw_rows(alone)
     expected, wanted = differentiate(alone, "sft", start(alone), batch)
     found, numbers = differentiate(divided, "sft", start(divided), batch)
     assert max(jax.tree.leaves(errors(found, expected))) <= 1e-5
     assert numbers == pytest.approx(wanted, rel=1e-5)
-    assert changes or min(np.abs(leaf).max() for leaf in jax.tree.leaves(expected)) > 1e-4
+    assert changes == LOW_RANK or min(np.abs(leaf).max() for leaf in jax.tree.leaves(expected)) > 1e-4
 
 
 def test_rollouts_and_optimisation_with_self_checks_on_a_mesh_in_passes(runs):
@@ -72,3 +73,16 @@ def test_rollouts_and_optimisation_with_self_checks_on_a_mesh_in_passes(runs):
     assert numbers == pytest.approx(wanted, rel=1e-5, abs=1e-6)
     assert min(numbers["self_check_loss"], numbers["kl"]) > 1e-3
     assert min(np.abs(leaf).max() for leaf in jax.tree.leaves(expected)) > 1e-4
+
+
+def test_preferences_on_a_mesh_in_passes(runs):
+    """The replies of GRPO in pairs."""
+    alone, divided = runs(), runs(**MESH, **PASSES)
+    rolled = roll(alone, start(alone))
+    batch = {name: rolled[name] for name in ("images", "prompts", "lengths", "completions", "counted")}
+    batch["paired"] = np.arange(len(batch["lengths"])) > 0
+    expected, wanted = differentiate(alone, "dpo", start(alone), batch)
+    found, numbers = differentiate(divided, "dpo", start(divided), batch)
+    assert max(jax.tree.leaves(errors(found, expected))) <= 1e-5
+    assert numbers == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+    assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected)) > 1e-4

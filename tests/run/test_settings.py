@@ -1,6 +1,7 @@
 import dataclasses
 import importlib.util
 import json
+import os
 import pathlib
 import re
 import typing
@@ -178,6 +179,14 @@ def test_a_resumed_run_may_change_how_it_reads_and_not_what():
         "config.data.sampling",
         "config.training.batch_size",
     ]
+
+
+def test_by_default_as_many_threads_decode_as_the_process_has_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(5)), raising=False)
+    data = load_settings("quickstart").data
+    assert (data.decoding_threads, data.batching_threads) == (5, 2)
+    data = load_settings("quickstart", **{"data.num_threads": 3}).data
+    assert (data.decoding_threads, data.batching_threads) == (3, 3)
 
 
 def test_base_has_exactly_the_fields_of_settings_and_layouts_those_that_are_read():

@@ -12,6 +12,7 @@ from systems.policy_step import Words, expected_advantages
 from stepcot_jax.reasoning.dialects import read_reply
 from stepcot_jax.rewards.options import PRESETS
 from stepcot_jax.run.settings import load_settings
+from stepcot_jax.systems import self_check
 from stepcot_jax.systems.grpo import REFERENCE, GrpoUpdate, Rollouts
 from stepcot_jax.systems.self_check import (
     CHECK,
@@ -347,3 +348,27 @@ def test_alpha_adds_the_loss_and_the_gradient_of_its_term():
     assert found["loss"] == pytest.approx(plain["loss"] + expected, rel=1e-4)
     for one, two, leaf in zip(*map(jax.tree.leaves, (added, without, gradients)), strict=True):
         np.testing.assert_allclose(one - two, leaf, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("chunk", "num_devices"), [(5, 1), (20, 4), (0, 1)])
+def test_completions_are_the_same_in_chunks_of_any_size(chunk, num_devices, monkeypatch):
+    """Of 5 rows, of 20 on 4 devices, and of as many as fit; each picture is encoded once for both samplers."""
+    wrong = np.random.default_rng(1).random((PROMPTS, GROUP)) < 0.5
+    expected = attempts(wrong, self_check__context="first")
+    changes = {"self_check__context": "first", "self_check__chunk": chunk}
+    check = make_check.__wrapped__(num_devices=num_devices, **changes)
+    encoded, embed = [], check._embed
+    check._embed = lambda params, images: [encoded.append(len(images)), embed(params, images)][1]
+    if not chunk:
+        (program, number), *_ = make_check(num_devices=1, self_check__context="first")._plans.values()
+        assert number == PROMPTS * GROUP  # on CPUs all at once
+        needed = program.memory_analysis().temp_size_in_bytes
+        monkeypatch.setattr(self_check, "_free_bytes", lambda: 0.4 * needed)
+    found = check.try_again(state(), prompts(), first_attempts(num_devices), wrong)
+    sizes = {size for _, size in check._plans.values()}
+    assert sizes == {chunk} if chunk else 1 <= max(sizes) < PROMPTS * GROUP / 2
+    assert encoded == [PROMPTS]
+    for name in ("tokens", "kinds", "last", "ended"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
+    np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-5)

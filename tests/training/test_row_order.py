@@ -108,7 +108,7 @@ def look_at_topologies():
 def test_tpu_topologies_have_rows_in_the_order_of_the_processes():
     folder = os.environ.get("STEPCOT_LIBTPU", "")
     if not folder:
-        pytest.skip("needs TPU topologies: STEPCOT_LIBTPU=$(bash .ci/libtpu PYTHON)")
+        pytest.skip("needs TPU topologies: STEPCOT_LIBTPU=$(bash .ci/compilers PYTHON tpu)")
     variables = {
         **{name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},
         "JAX_PLATFORMS": "cpu",

@@ -22,7 +22,7 @@ from stepcot_jax.host.files import write_whole, writing_whole
 from stepcot_jax.pages.sheets import Entry, Table, columns, to_markdown, write_table
 from stepcot_jax.pages.shell import SHARED, Section, percent, read_part, render, tabulate, write_report
 from stepcot_jax.reasoning.dialects import FREE
-from stepcot_jax.record import KINDS, Record
+from stepcot_jax.record import KINDS, YES_NO, Record
 from stepcot_jax.run.scored_replies import ReplyScores
 
 OURS, PERSON = "stepcot_jax", "person"
@@ -79,14 +79,17 @@ def _read_person(file: ReplyFile, record: Record) -> Verdict | None:
     read = file.people[record.id]
     if read is None:
         return Verdict(None, "no answer")
-    if not record.options:
+    if record.is_answered_in_words and read.strip():
         return Verdict(fold(read) in map(fold, record.accepted_texts), "read by eye", read)
-    letters = tuple(sorted(set(read.upper()) - set(", ")))
-    most = 1 if record.kind == "single" else len(record.letters)
-    if not 1 <= len(letters) <= most or not set(letters) <= set(record.letters):
+    if record.options:
+        answers, known = tuple(sorted(set(read.upper()) - set(", "))), tuple(record.letters)
+    else:
+        answers, known = (read.strip(" .").capitalize(),), () if record.is_answered_in_words else YES_NO
+    if not 1 <= len(answers) <= (len(known) if record.kind == "multi" else 1) or not set(answers) <= set(known):
         found = f"{file.path}, id {record.id[:80]!r}, person: {read[:80]!r} is not an answer"
-        raise BadInput(f"{found}; expected {record.kind} of {record.letters}, or null for none")
-    return Verdict(letters == tuple(record.answer), "read by eye", ", ".join(letters))
+        raise BadInput(f"{found}; expected {record.kind} of {', '.join(known) or 'any text'}, or null for none")
+    true = (record.answer,) if isinstance(record.answer, str) else record.answer
+    return Verdict(answers == true, "read by eye", ", ".join(answers))
 
 
 def _as_verdict(score: ReplyScore) -> Verdict | None:
@@ -121,9 +124,10 @@ def _tabulate_accuracy(
 ) -> tuple[Table, list[str]]:
     """Return the table, and a line for each model on the range of its accuracies."""
     kinds, rows, ranges = np.array([record.kind for record in scored.records]), list[tuple[Entry, ...]](), list[str]()
-    asked, suites = [kind for kind in KINDS if kind in kinds], {rule.name: rule.suite for rule in rules}
+    asked, open_score = [kind for kind in KINDS if kind in kinds], scored.results.settings.open_score
+    dialects = ", ".join(dict.fromkeys(scored.dialects[model] for model in models))
+    full = "" if open_score == "exact" else f"; open answers are right with a full score ({open_score})"
     for model, of_model in models.items():
-        suites |= {PERSON: "read by eye, from the file", OURS: f"this package, dialect {scored.dialects[model]}"}
         judging = {name: _right(row) for name, row in of_model.items() if name != PERSON and any(row)}
         is_common = ~np.isnan(np.array(list(judging.values()))).any(axis=0)
         common = {name: float(mean_defined(np.where(is_common, right, np.nan))) for name, right in judging.items()}
@@ -133,15 +137,16 @@ def _tabulate_accuracy(
             parts |= {kind: np.where(kinds == kind, right, np.nan) for kind in asked}
             parts |= {"unread": _unread(row), "by chance": _column(row, lambda verdict: verdict.chance)}
             figures = _average(parts, scored)
-            rows.append((model, name, int((~np.isnan(right)).sum()), *figures.values(), suites[name]))
+            rows.append((model, name, int((~np.isnan(right)).sum()), *figures.values()))
         low, high = min(common, key=common.__getitem__), max(common, key=common.__getitem__)
         if is_common.any():
             span = f"{percent(common[low])} % ({low}) to {percent(common[high])} % ({high}) right by the rule alone"
             span = f"{percent(common[low])} % right by every rule" if common[low] == common[high] else span
             ranges.append(f"{model}: {span}, on the {is_common.sum()} questions that they all judge.")
     heads = (*columns("text", "replies", "rule"), *columns("number", "questions"))
-    heads += (*columns("percent", "all", "common", *asked, "unread", "by chance"), *columns("text", "counted by"))
-    return Table("rules", "Right answers by rule", heads, tuple(rows), _NOTES), ranges
+    heads += columns("percent", "all", "common", *asked, "unread", "by chance")
+    notes = [*_NOTES, f"{OURS}: dialect {dialects}{full}.", *(f"{rule.name}: {rule.suite}." for rule in rules)]
+    return Table("rules", "Right answers by rule", heads, tuple(rows), tuple(notes)), ranges
 
 
 def _tabulate_agreement(models: dict[str, dict[str, Row]], scored: ReplyScores) -> Table:
