@@ -7,7 +7,7 @@ from typing import Literal, TypeVar, get_args
 
 import numpy as np
 
-from stepcot_jax.box import SPACES, Box, Space, find_space, mean_iou, pixels
+from stepcot_jax.box import QWEN_ASPECT, SPACES, Box, Space, find_space, mean_iou, pixels
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import Record
@@ -55,7 +55,10 @@ def place_boxes(reply: Reply, record: Record, form: BoxForm) -> tuple[Reply, int
     if not reply.references or not all(record.image_size):
         return reply, 0
     own = reply.space or pixels(record.image_size)
-    space = find_space(form.space, record.image_size) if form.space else Space(own.width, own.height)
+    try:
+        space = find_space(form.space, record.image_size) if form.space else Space(own.width, own.height)
+    except BadInput as error:  # too narrow a strip for "qwen"
+        raise BadInput(f"--box-space={form.space}, id {record.id[:80]!r}: {error}") from None
     y_first = form.order == "yxyx" or (not form.order and own.y_first)
     written = np.array([box.corners for box in reply.references], np.float64)
     corners = written[:, [1, 0, 3, 2]] if y_first else written
@@ -83,7 +86,12 @@ def find_better_form(replies: Sequence[Reply], records: Sequence[Record], form: 
     Args:
       replies: as they were read, before `place_boxes`.
     """
-    pairs = [pair for pair in zip(replies, records, strict=True) if pair[0].references and pair[1].references]
+    pairs = [
+        (reply, record)
+        for reply, record in zip(replies, records, strict=True)
+        if reply.references and record.references
+        if max(record.image_size) <= QWEN_ASPECT * min(record.image_size)  # "qwen" is among the forms
+    ]
     pairs = keep_smallest(pairs[:_NUM_TESTED], lambda pair: len(pair[0].references or ()), most=_MOST_TESTED)
     if len(pairs) < _LEAST_TESTED:
         return ""

@@ -140,6 +140,8 @@ def conclude(controls: Controls) -> list[str]:
             less = "" if row == OWN else controls.show(READ, row).rstrip("-")
             both = less and f"; of questions with both replies read the difference is {less} points"
             lines.append(f"{row.capitalize()}: {apart}{both}.")
+    if len(controls.rows) > 2 and ANOTHER not in controls.rows:
+        lines.append("No question was asked with another patient's picture: there is none, or only copies of its own.")
     return lines
 
 

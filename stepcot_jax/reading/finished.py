@@ -112,7 +112,7 @@ def tabulate_points(points: OperatingPoints, model: str) -> Table:
         for answer, point in answers.items():
             threshold = "never" if math.isinf(point.threshold.value) else point.threshold
             rows.append((step, answer, point.test[0], threshold, *(getattr(point, figure) for figure in FIGURES)))
-    return Table("operating", f"Operating points of the {model}", _OF_A_POINT, tuple(rows))
+    return Table("operating", f"Operating points ({model})", _OF_A_POINT, tuple(rows))
 
 
 def read_metrics(path: pathlib.Path) -> list[Entry]:

@@ -46,19 +46,17 @@ _DECLINES = re.compile(
     r"(?:answer|tell|say|determine|assess|interpret|analy[sz]e|help|assist|provide|view|access|diagnose)\b"
     rf"|(?:i|we) (?:{_UNABLE}|do not|don['\u2019]t) (?:see|have) (?:access to )?(?:an?|any|the|your) {_PICTURE}"
     rf"|(?:there (?:is|was) )?no {_PICTURE} (?:(?:is|was|has been) )?(?:provided|attached|given|included|uploaded)"
-    rf"|please (?:provide|upload|attach|share)\b|without (?:seeing )?(?:an?|the|your) {_PICTURE}"
+    rf"|please (?:provide|upload|attach|share)\b|without (?:seeing )?(?:an?|the|your) {_PICTURE},? (?:i|we|it)\b"
     r"|(?:很?抱歉|对不起|我?无法))",
     re.IGNORECASE,
 )
+_HOWEVER = re.compile(r"\b(?:but|however|although|though)\b", re.IGNORECASE)
 
 
 def declines(answer: str) -> bool:
-    """Return whether an answer in words begins as a refusal: no finding is named so.
-
-    >>> declines("I'm sorry, I cannot interpret this."), declines("I cannot see any fracture.")
-    (True, False)
-    """
-    return _DECLINES.match(answer) is not None
+    """Return whether an answer is a refusal in words, such as "I'm sorry" or "no image was provided"."""
+    parts = [part for part in _HOWEVER.split(answer) if part.strip()]
+    return bool(parts) and all(map(_DECLINES.match, parts))  # "I cannot tell the type, but it is a mass" is no refusal
 
 
 class Unsaid(enum.StrEnum):

@@ -28,7 +28,7 @@ _THOUGHTS = re.compile(
 _WINDOW, _LONGEST_MARK = 2**12, 40  # characters of a text that are searched at a time, and of a mark of thoughts
 _TURN_OF_MODEL = re.compile(
     r"<\|im_start\|>assistant\b|<start_of_turn>model\b|\[/INST\]|<\|assistant\|>|<\|start_header_id\|>assistant"
-    r"<\|end_header_id\|>|(?:\A|\n)\s*assistant\s*(?::|\n)",
+    r"<\|end_header_id\|>|(?:\A|\n)[^\S\n]*assistant\s*(?::|\n)",
     re.IGNORECASE,
 )
 """Where the model's turn begins in a text that repeats its prompt or the head of its turn."""

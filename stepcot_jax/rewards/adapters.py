@@ -34,7 +34,7 @@ def records_to_columns(
 
     Args:
       records: questions.
-      dialect: form that the prompts ask for; see `write_question`.
+      dialect: form that the prompts ask for; see `write_question`. "plain" asks for no boxes.
       with_thinking: whether they ask for reasoning before the answer.
 
     >>> record = Record.from_fields(question="Is there a mass?", answer="Yes")

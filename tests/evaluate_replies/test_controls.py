@@ -159,7 +159,7 @@ def test_no_copy_stands_in_and_another_modality_only_without_one_of_the_same():
 
 
 def conclude_from(num_patients, *shares):
-    """What is said of rows with these shares of right answers; None: every reply is a refusal."""
+    """What is said of rows with these shares of right answers; None: every reply is a refusal; ...: no such row."""
     records = [Record(id=f"{at}", image="a", patient=f"{at}", question="?", answer="a") for at in range(num_patients)]
     order, nothing = np.random.default_rng(0), (np.nan, np.nan, np.nan)
     scores = {
@@ -169,6 +169,7 @@ def conclude_from(num_patients, *shares):
             for why in ["" if share is not None else str(Unsaid.REFUSED)]
         ]
         for name, share in zip((OWN, WITHOUT, ANOTHER, MAJORITY), shares, strict=True)
+        if share is not ...
     }
     return conclude(compare_controls(records, scores))
 
@@ -200,6 +201,9 @@ def test_the_page_says_what_the_controls_allow(own, without, another, majority, 
     assert [line.startswith(told) for line in apart] == [True] * (without is None)
     no_verdict = "No conclusion: fewer than 10 patients, or no reply that can be read."
     assert conclude_from(9, own, without, another, majority)[0].startswith(no_verdict)
+    lead, *apart = conclude_from(200, own, without, ..., majority)
+    assert "another patient" not in lead
+    assert apart[-1].startswith("No question was asked with another patient's picture")
 
 
 def test_refusals_failures_and_missing_pictures_are_apart(folder):

@@ -1,5 +1,6 @@
 import dataclasses
 
+import msgspec
 import numpy as np
 import pytest
 from refusals import refuse
@@ -73,3 +74,6 @@ def test_forms_are_tested_with_the_replies_of_few_boxes_if_there_are_many():
     note = find_better_form([*replies, *(40 * [crowd])], [*records, *(40 * records[:1])], BoxForm())
     assert note.startswith("the boxes of 7 replies overlap the true ones by 0.0 %")
     assert note.endswith("with --box-space=unit")
+    strip = msgspec.structs.replace(records[0], image_size=(9000, 4), references=(Box("mass", (0, 0, 9, 4)),))
+    refuse("--box-space=qwen, id '0': image of 9000 x 4 px", place_boxes, replies[0], strip, BoxForm("qwen"))
+    assert find_better_form([*replies, replies[0]], [*records, strip], BoxForm()).endswith("with --box-space=unit")

@@ -216,6 +216,7 @@ def test_a_refusal_in_words_is_counted_as_one_and_a_denied_finding_is_not(kind, 
         ("I\u2019m sorry, but I can't help with that.", True), ("There was no image provided.", True),
         ("I cannot answer without an image.", True), ("As an AI model, I only guess.", True), ("无法判断", True),
         ("I cannot see any fracture.", False), ("No image abnormality", False), ("No x-ray", False), ("Mass", False),
+        ("I cannot determine the type, but it is a mass", False), ("", False),
     ):  # fmt: skip
         found = tested.score_text(text, record, tested.ScoringSettings(dialect=dialect))
         assert (found.unread_answer == "refused") == refused, text

@@ -187,6 +187,7 @@ def test_a_long_reply_takes_little_time():
         "option ",
         "the ",
         "mass ",
+        "\n",
     ):
         text = piece * (2**17 // len(piece))
         assert least_seconds(functools.partial(read, text, MULTI), 10) < 10, piece  # minutes if it were quadratic

@@ -124,11 +124,10 @@ def _tabulate_accuracy(
 ) -> tuple[Table, list[str]]:
     """Return the table, and a line for each model on the range of its accuracies."""
     kinds, rows, ranges = np.array([record.kind for record in scored.records]), list[tuple[Entry, ...]](), list[str]()
-    asked, suites = [kind for kind in KINDS if kind in kinds], {rule.name: rule.suite for rule in rules}
+    asked, open_score = [kind for kind in KINDS if kind in kinds], scored.results.settings.open_score
+    dialects = ", ".join(dict.fromkeys(scored.dialects[model] for model in models))
+    full = "" if open_score == "exact" else f"; open answers are right with a full score ({open_score})"
     for model, of_model in models.items():
-        suites |= {PERSON: "read by eye, from the file", OURS: f"this package, dialect {scored.dialects[model]}"}
-        if scored.results.settings.open_score != "exact":
-            suites[OURS] += f", open answers right with a full score ({scored.results.settings.open_score})"
         judging = {name: _right(row) for name, row in of_model.items() if name != PERSON and any(row)}
         is_common = ~np.isnan(np.array(list(judging.values()))).any(axis=0)
         common = {name: float(mean_defined(np.where(is_common, right, np.nan))) for name, right in judging.items()}
@@ -138,15 +137,16 @@ def _tabulate_accuracy(
             parts |= {kind: np.where(kinds == kind, right, np.nan) for kind in asked}
             parts |= {"unread": _unread(row), "by chance": _column(row, lambda verdict: verdict.chance)}
             figures = _average(parts, scored)
-            rows.append((model, name, int((~np.isnan(right)).sum()), *figures.values(), suites[name]))
+            rows.append((model, name, int((~np.isnan(right)).sum()), *figures.values()))
         low, high = min(common, key=common.__getitem__), max(common, key=common.__getitem__)
         if is_common.any():
             span = f"{percent(common[low])} % ({low}) to {percent(common[high])} % ({high}) right by the rule alone"
             span = f"{percent(common[low])} % right by every rule" if common[low] == common[high] else span
             ranges.append(f"{model}: {span}, on the {is_common.sum()} questions that they all judge.")
     heads = (*columns("text", "replies", "rule"), *columns("number", "questions"))
-    heads += (*columns("percent", "all", "common", *asked, "unread", "by chance"), *columns("text", "counted by"))
-    return Table("rules", "Right answers by rule", heads, tuple(rows), _NOTES), ranges
+    heads += columns("percent", "all", "common", *asked, "unread", "by chance")
+    notes = [*_NOTES, f"{OURS}: dialect {dialects}{full}.", *(f"{rule.name}: {rule.suite}." for rule in rules)]
+    return Table("rules", "Right answers by rule", heads, tuple(rows), tuple(notes)), ranges
 
 
 def _tabulate_agreement(models: dict[str, dict[str, Row]], scored: ReplyScores) -> Table:

@@ -78,7 +78,7 @@ def _write_case_section(
     which = f"{len(indices)} of {len(predictions.index)} test cases, drawn at random"
     if len(indices) == len(predictions.index):
         which = f"All {len(indices)} test cases"
-    notes = [f"{which}, with the answers of the {model}."]
+    notes = [f"{which}, with the answers of the network {model!r}."]
     of_steps = zip(np.moveaxis(predictions.logits[model][indices], 1, 0), run.chain.answers_per_step, strict=True)
     answers = np.stack([logits[:, :num].argmax(axis=-1) for logits, num in of_steps], axis=1).astype(np.int32)
     pictures: Sequence[Any] = [None] * len(indices)

@@ -154,7 +154,7 @@ def _write_model(
         )
         of_step = (step.name, step.num_cases, step.ece, step.brier, step.nll, temperature)
         rows.append((*of_step, before.ece, before.nll, covered, size))
-    table = Table("calibration", f"Calibration of the {model}", _CALIBRATION, tuple(rows))
+    table = Table("calibration", f"Calibration ({model})", _CALIBRATION, tuple(rows))
     title = "How often the answer set holds the truth, by true answer"
     by_answer = Table("coverage", title, _COVERAGE, tuple(_measure_answers(sets, labels, run.chain)))
     return Markup('<h3>{}</h3><div class="charts small">{}</div>{}{}').format(
@@ -232,7 +232,7 @@ class Plausibility:
             ]
             more = len(broken) - _NUM_RULES_SHOWN
             notes = (f"and {more} rarer ones",) if more > 0 else ()
-            title = f"Which answers of the {name}"
+            title = f"Which answers ({name})"
             table = Table("broken", title, _BROKEN, tuple(broken[:_NUM_RULES_SHOWN]), notes)
             folded += fold(title, tabulate(table).body) if broken else Markup()
         heads = (
