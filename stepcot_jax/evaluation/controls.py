@@ -136,7 +136,7 @@ def conclude(controls: Controls) -> list[str]:
     lines = [" ".join(filter(None, (first, verdict, f"{', '.join(told[:-1])}, and {told[-1]}.")))]
     for (group, row), counts in controls.outcomes.items():
         if group == ALL and counts["refused"] + counts["unread"]:
-            apart = f"{counts['refused']} refusals and {counts['unread']} unread replies count as wrong"
+            apart = f"{counts['refused']} refused and {counts['unread']} unread count as wrong"
             less = "" if row == OWN else controls.show(READ, row).rstrip("-")
             both = less and f"; of questions with both replies read the difference is {less} points"
             lines.append(f"{row.capitalize()}: {apart}{both}.")

@@ -197,7 +197,7 @@ _BEATS, _NOT_BETTER = (
 def test_the_page_says_what_the_controls_allow(own, without, another, majority, first):
     lead, *apart = conclude_from(200, own, without, another, majority)
     assert lead.startswith(f"{first} With its picture the model has {100 * own:.1f} [".lstrip())
-    told = "Without the picture: 200 refusals and 0 unread replies count as wrong"
+    told = "Without the picture: 200 refused and 0 unread count as wrong"
     assert [line.startswith(told) for line in apart] == [True] * (without is None)
     no_verdict = "No conclusion: fewer than 10 patients, or no reply that can be read."
     assert conclude_from(9, own, without, another, majority)[0].startswith(no_verdict)
@@ -235,7 +235,7 @@ def test_refusals_failures_and_missing_pictures_are_apart(folder):
     # All rows are of the same questions; without a reply that can be read the sentence rests on the other picture.
     lead, *apart = results["said"]
     assert lead.startswith("The picture is shown to matter.")
-    assert apart == [f"Without the picture: {number} refusals and 0 unread replies count as wrong."]
+    assert apart == [f"Without the picture: {number} refused and 0 unread count as wrong."]
 
 
 def test_a_file_of_replies_has_the_most_frequent_answer_beside_it(folder, tmp_path, capsys):
