@@ -1,35 +1,33 @@
 """Linear heads on the features of a finished run's encoder, beside its networks."""
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 from stepcot_jax.evaluation.linear_heads import FittedHeads, Rival, compare_with_heads, fit_linear_heads
 from stepcot_jax.evaluation.predictions import SplitPredictions
+from stepcot_jax.run.feed import Feed
 from stepcot_jax.run.plain_network import name_plain_command
 from stepcot_jax.systems.networks import encode_in_parts
 from stepcot_jax.systems.step_cot import StepCoT
 from stepcot_jax.training.processes import is_first
 from stepcot_jax.training.system import System
 
-if TYPE_CHECKING:
-    from stepcot_jax.run.chain_task import Feed
-
 NUM_ROWS = 10_000
 """Largest number of images of training and validation that linear heads are fitted on, spread evenly over the split."""
 
 
 def read_features(
-    feed: "Feed", system: StepCoT, params: Any, split: str, num_cases: int
+    feed: Feed, system: StepCoT, params: Any, split: str, num_cases: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield image features [case, width] and labels [case, step] of the rows of `Feed.sample_batches`."""
     for rows in feed.sample_batches(split, num_cases):
         yield encode_in_parts(system.networks, params, rows), rows["labels"]
 
 
-def fit_heads(feed: "Feed", system: StepCoT, params: Any) -> tuple[FittedHeads, int]:
+def fit_heads(feed: Feed, system: StepCoT, params: Any) -> tuple[FittedHeads, int]:
     """Return linear heads on the features that `params` give, and the number of training cases."""
     features, labels, dataset = {}, {}, feed.inputs.dataset
     for split in ("train", "val"):
@@ -40,8 +38,8 @@ def fit_heads(feed: "Feed", system: StepCoT, params: Any) -> tuple[FittedHeads, 
 
 
 def fit_rival(
-    feed: "Feed", system: System, params_of: Callable[[str], Any]
-) -> "Callable[[Feed, SplitPredictions], Rival] | None":
+    feed: Feed, system: System, params_of: Callable[[str], Any]
+) -> Callable[[Feed, SplitPredictions], Rival] | None:
     """Return a function that measures linear heads on the test split; None in a run without a teacher."""
     if type(system) is not StepCoT:
         return None
@@ -57,7 +55,7 @@ def fit_rival(
     heads, num_cases = fit_heads(feed, system, params)
     penalties = dict(zip((step.name for step in chain.steps), heads.penalties, strict=True))
 
-    def measure(opened: "Feed", test: SplitPredictions) -> Rival:
+    def measure(opened: Feed, test: SplitPredictions) -> Rival:
         parts = read_features(opened, system, params, "test", len(test.predictions.index))
         logits = np.concatenate([heads.read(features) for features, _ in parts])
         figures = compare_with_heads(test, logits, chain, name=name, num_resamples=settings.evaluation.num_resamples)

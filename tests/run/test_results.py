@@ -20,7 +20,8 @@ from stepcot_jax.evaluation.operating_points import Rule, read_points
 from stepcot_jax.evaluation.predictions import ValidationPredictions, read_predictions
 from stepcot_jax.host.own_folder import load
 from stepcot_jax.reading.finished import Report
-from stepcot_jax.run.chain_task import Feed, fit_gates
+from stepcot_jax.run.chain_task import fit_gates
+from stepcot_jax.run.feed import Feed
 from stepcot_jax.run.fitted_heads import fit_heads, read_features
 from stepcot_jax.run.plain_network import name_plain_command
 from stepcot_jax.run.results import Validated, choose, measure_given, write_results
