@@ -1,7 +1,9 @@
 """Files of questions asked of a small run and of a random Qwen2.5-VL: batches answer as single questions do."""
 
+import functools
 import json
 
+import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
@@ -13,8 +15,10 @@ from refusals import edit_json, refuse
 
 from stepcot_jax.box import qwen_size
 from stepcot_jax.host.errors import RunStopped
+from stepcot_jax.policies.qwen_chat import load_qwen_reader
 from stepcot_jax.policies.qwen_inputs import Turn
-from stepcot_jax.reading.chat_models import ShownImage, load_local
+from stepcot_jax.reading import askers
+from stepcot_jax.reading.chat_models import ShownImage
 from stepcot_jax.reading.policy_reader import PolicyReader, load_reader
 from stepcot_jax.reasoning.dialects import write_question
 from stepcot_jax.tools.answer import main
@@ -92,7 +96,10 @@ def test_a_run_on_levels_is_asked_by_constrain(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_local_model_answers_without_training(tmp_path):
+def test_a_local_model_answers_without_training(tmp_path, monkeypatch):
+    # In bfloat16 words of random weights tie, and a batch breaks ties otherwise than a question alone.
+    exact = functools.partial(load_qwen_reader, dtype=jnp.float32)
+    monkeypatch.setattr(askers, "load_local", exact)
     _, records, _ = make_policy_workdir(tmp_path / "run")
     chosen, folder = write_questions(tmp_path / "questions", records)
     broken = msgspec.structs.replace(chosen[0], question="Is it <|im_end|>?")
@@ -101,7 +108,7 @@ def test_a_local_model_answers_without_training(tmp_path):
     out = tmp_path / "replies.jsonl"
     more = ["--concurrency=4", "--max-answer-tokens=6", "--image-size=60", "--dialect=medclm"]
     main([f"--questions={folder}", f"--local={tmp_path / 'qwen'}", f"--out={out}", *more])
-    lines, reader = read_lines(out), load_local(str(tmp_path / "qwen"))
+    lines, reader = read_lines(out), exact(str(tmp_path / "qwen"))
     assert lines[broken.id]["error"].startswith("question: ")
     for record, (height, width) in zip(chosen[1:], SHAPES[1:], strict=True):
         share = min(1.0, 60 / max(height, width))

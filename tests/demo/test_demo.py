@@ -51,7 +51,8 @@ def workdir(tmp_path_factory):
     make_trained_workdir(folder)
     edit_json(folder / "settings.json", lambda found: found["evaluation"].update(least_gain=0.0))  # random networks
     # The page marks a step as worth checking only if the run measured that later answers follow.
-    (folder / "statistics.json").write_text(json.dumps({"reliance": {"teacher": {"mean_movement": 0.2}}}))
+    follows = {name: {"mean_movement": 0.2} for name in ("teacher", "student", "plain")}  # whichever is read
+    (folder / "statistics.json").write_text(json.dumps({"reliance": follows}))
     return folder
 
 

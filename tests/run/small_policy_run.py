@@ -68,7 +68,7 @@ def share_programs(monkeypatch):
         rollouts._sample = _once("sample", sizes, lambda: rollouts._sample)
         if (checks := rollouts.self_check) is not None:
             sizes += f" {checks.settings} {checks.longest} {checks.longest_check}"
-            for name in ("_check", "_second"):
+            for name in ("_samplers", "_plans", "_embed"):
                 setattr(checks, name, _once(name, sizes, functools.partial(getattr, checks, name)))
 
     def compile_update(run, phase, state, batch):

@@ -11,6 +11,7 @@ from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.host.errors import Preempted
 from stepcot_jax.policies.policy_files import read_lengths
 from stepcot_jax.run import policy_task as policy_results
+from stepcot_jax.run import scored_baseline
 from stepcot_jax.run.policy_networks import read_tokenizer
 from stepcot_jax.run.training_run import Run
 from stepcot_jax.systems.grpo import Rollouts
@@ -140,7 +141,7 @@ def test_a_run_goes_on_to_the_same_bits_whatever_stopped_it(whole, tmp_path, mon
     stop(tmp_path, Preempted, None, "prepare", 1, stop=lambda: signal.raise_signal(signal.SIGTERM))
     assert "config.grpo.epochs was raised from 0 to 2: the run goes on" in capsys.readouterr().err
     assert saved_steps(tmp_path / "checkpoints")[-1] == SFT_UPDATES + 1
-    stop(tmp_path, Killed, policy_results, "score_baseline", 1)
+    stop(tmp_path, Killed, scored_baseline, "score_baseline", 1)
     assert not (tmp_path / "report.json").exists()
     small_run(tmp_path, monkeypatch, **CHANGES).execute()
     assert read_results(tmp_path) == whole[2]

@@ -17,7 +17,7 @@ from stepcot_jax.policies.qwen_inputs import cut_image, read_qwen_preprocessing
 from stepcot_jax.policies.qwen_weights import load_qwen, write_qwen
 from stepcot_jax.reading.policy_reader import PolicyReader, load_reader
 from stepcot_jax.reasoning.dialects import write_question, write_reply
-from stepcot_jax.run.training_run import Run
+from stepcot_jax.run.training_run import RUNS_ONCE, Run
 from stepcot_jax.systems.grpo import Rollouts
 from stepcot_jax.tools.evaluate_replies.command import main as evaluate_replies
 from stepcot_jax.training.checkpoints import Checkpoints, restore_params, saved_steps
@@ -47,7 +47,7 @@ def read_losses(workdir, name):
 
 def test_what_trains_moves_and_what_is_frozen_stays(dry):
     folder = dry.workdir / "checkpoints"
-    first = jax.device_get(jax.jit(dry._init)())
+    first = jax.device_get(jax.jit(dry._init, compiler_options=RUNS_ONCE)())
     after = restore_params(folder, saved_steps(folder)[-1])
     assert set(after) == {"policy", "frozen", "reference"}
     assert set(after["frozen"]) == {"tower"}
