@@ -2,7 +2,7 @@
 
 python -m stepcot_jax.main --config=quickstart --workdir=runs/quickstart
 
-Hardware and time: 2 CPU cores, 198 s the first time (2026-11-29; 165 s before f914622f); then about 20 s until
+Hardware and time: 2 CPU cores, 175 s the first time (2026-11-29; 168 s before f914622f); then about 10 s until
 what a first answer needs is compiled too. Expected scores: docs/does_it_help.md.
 """
 
