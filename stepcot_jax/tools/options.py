@@ -155,6 +155,8 @@ def check_asker(options: argparse.Namespace) -> "Endpoint | None":
             raise BadInput(f"--{name} requires --{kind}")
     if options.checkpoint and (options.image_size or options.max_answer_tokens):
         raise BadInput("--image-size and --max-answer-tokens have no effect with --checkpoint; those of the run apply")
+    if replies and (options.image_size or options.max_answer_tokens or options.concurrency):
+        raise BadInput("--image-size, --max-answer-tokens and --concurrency have no effect with REPLIES")
     return read_endpoint(options)
 
 

@@ -252,7 +252,9 @@ def test_a_file_of_replies_has_the_most_frequent_answer_beside_it(folder, tmp_pa
     notes = " ".join(results["notes"])
     assert f"of the {2 * NUM_TEST} evaluated questions of a kind that training lacks" in notes
     assert f"evaluate_replies audit questions {folder} --split=test" in capsys.readouterr().out
-    refuse("or REPLIES alone", main, ["--controls", str(folder), str(path), f"--out={out}", "--local=x"])
+    alone = ["--controls", str(folder), str(path), f"--out={out}"]
+    refuse("or REPLIES alone", main, [*alone, "--local=x"])
+    refuse("have no effect with REPLIES", main, [*alone, "--concurrency=2"])
 
 
 @pytest.mark.slow
