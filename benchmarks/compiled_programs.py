@@ -1,17 +1,22 @@
-"""Programs of a large policy, compiled for 8 H100 on a machine without one: `python -m benchmarks.compiled decode sft`.
+"""The programs that users run, compiled from shapes alone for devices that the machine need not have.
 
-XLA's CUDA compiler runs without a GPU on a description of one. Memory plan, collectives and kernels are those of the
-device; times are not known. `bash .ci/compilers PYTHON cuda` fetches the compiler and prints its folder, which
-PYTHONPATH must have.
+XLA's compilers for CUDA and TPU run on a description of the devices; see `benchmarks.compiled`.
 """
 
-import argparse
+import contextlib
 import dataclasses
+import functools
 import json
-import time
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
-from benchmarks.communication import Collective, count_kernels, read_collectives
+from benchmarks.communication import read_collectives, totals
+from benchmarks.work import read_work
 
 # Figures of XLA's public device specifications.
 H100 = """
@@ -41,12 +46,24 @@ runtime_version { major: 12 minor: 8 }
 device_description_str: "NVIDIA H100 80GB HBM3"
 """
 
-CASES = ("decode", "sft", "grpo", "dpo")
+SETTINGS = {
+    "quickstart": "joint update of --config=quickstart, 32 images of 64 px",
+    "predict": "student of the quickstart with its gate, 32 images, on one device",
+    "encode": "frozen ViT-B/32, 256 images a device, on the devices of one process",
+    "teacher": "teacher's update of --config=paper on stored features, 32 cases",
+    "joint": "joint update of --config=paper on stored features, 32 cases",
+    "sft": "fine-tuning update of --config=gemex, VL-7B",
+    "grpo": "GRPO update of --config=gemex, VL-7B with its reference",
+    "dpo": "DPO update at the sizes of --config=gemex, VL-7B with its reference",
+    "decode": "sampling of --config=gemex, VL-7B, 128 x 8 replies of 300 tokens",
+    "self_check": "96 self-checks of --config=medsage, VL-7B, contexts of 1,450 and replies of 1,300 tokens",
+}
+POLICY = ("sft", "grpo", "dpo", "decode", "self_check")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Sizes of a program; defaults are those of `--config=gemex` with two layers of each kind."""
+    """Sizes of a policy's program; defaults are those of `--config=gemex` with two layers of each kind."""
 
     layers: int = 2
     words: int = 152_064
@@ -60,47 +77,197 @@ class Sizes:
     passes: int = 32
     image_size: int = 448
 
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """What a compiled program does."""
-
-    collectives: list[Collective]
-    num_kernels: int
-    temporary: int
-    arguments: int
-    seconds: float
-    params: Any
-
-    def describe(self) -> dict[str, float]:
-        """Return the figures; "in the loop" is one token of decoding, and one pass of an update."""
-        looped = [each for each in self.collectives if each.in_loop]
-        gathered = [each for each in self.collectives if each.kind == "all-gather"]
-        others = [each for each in looped if each.kind != "all-reduce"]
-        once = {"loop_MB": looped, "loop_MB_beside_all_reduce": others}
-        return {
-            **{name: sum(each.num_bytes for each in part) / 1e6 for name, part in once.items()},
-            "gathered_GB": sum(each.num_bytes * each.times for each in gathered) / 1e9,
-            "loop_kernels": self.num_kernels,
-            "temporary_GB": self.temporary / 1e9,
-            "arguments_GB": self.arguments / 1e9,
-            "compile_seconds": self.seconds,
-        }
+    @classmethod
+    def choose(cls, case: str, num_devices: int, **named: int) -> "Sizes":
+        """Return the sizes of a case; a pass of one device is as large as one of 2 x 4."""
+        chosen = {"model_devices": math.gcd(num_devices, 4), "passes": 64 if num_devices == 1 else 32}
+        if case == "self_check":
+            chosen |= {"prompts": 96, "group": 1, "longest_prompt": 1450, "longest_reply": 1300}
+        return cls(**chosen | named)
 
 
 def describe_h100(number: int) -> list[Any]:
     """Return the devices of a machine of H100 that need not exist."""
+    return _describe("h100", platform="cuda", target_config=H100, topology=f"1x1x{number}")
+
+
+def describe_devices(target: str) -> list[Any]:
+    """Return the devices of a target, such as "h100x8" or "v5e:4x4", in the order of their processes."""
+    if target.startswith("h100x"):
+        return describe_h100(int(target.removeprefix("h100x")))
+    devices = _describe(target, platform="tpu")
+    return sorted(devices, key=lambda device: (device.process_index, device.id))
+
+
+def _describe(name: str, **how: Any) -> list[Any]:
     import jax
     from jax.experimental import topologies
 
     jax.config.update("jax_enable_compilation_cache", False)  # it cannot load a program of devices that do not exist
     jax.devices()  # loads the plugins
-    topology = topologies.get_topology_desc("h100", platform="cuda", target_config=H100, topology=f"1x1x{number}")
-    return list(topology.devices)
+    return list(topologies.get_topology_desc(name, **how).devices)
 
 
-def compile_case(case: str, sizes: Sizes, devices: list[Any]) -> Plan:
-    """Compile one program of Qwen2.5-VL-7B from shapes alone."""
+def compile_program(name: str, sizes: Sizes, devices: list[Any]) -> tuple[Any, Any]:
+    """Compile one of `SETTINGS`; return also the shapes of its parameters, or None.
+
+    Args:
+      name: of the program.
+      sizes: of a policy's program.
+      devices: as of `describe_devices`.
+    """
+    if name in POLICY:
+        return _compile_policy(name, sizes, devices)
+    compilers = {"quickstart": _compile_quickstart, "predict": _compile_predict, "encode": _compile_encoder}
+    return compilers.get(name, functools.partial(_compile_published, name))(devices), None
+
+
+def describe_program(name: str, target: str, **named: int) -> dict[str, Any]:
+    """Compile a program for a target, with sizes of a policy; return its figures, as of `read_figures`."""
+    devices = describe_devices(target)
+    sizes, used = Sizes.choose(name, len(devices), **named), os.times()
+    compiled, params = compile_program(name, sizes, devices)
+    seconds = sum(os.times()[:4]) - sum(used[:4])
+    unknown = sizes.longest_reply if name in ("decode", "self_check") else 1  # a reply may end early
+    return {"compile_seconds": round(seconds, 1)} | read_figures(compiled, params, unknown_trips=unknown)
+
+
+def read_figures(compiled: Any, params: Any, *, unknown_trips: int) -> dict[str, Any]:
+    """Return the figures of one run of a program on one device.
+
+    "flops" are by type, "sent" are bytes by kind of collective, all other sizes bytes. Those of a "turn" are what
+    collectives inside loops return, each once: at a token of decoding, or in a pass of an update. "looped" has kind,
+    elements of arrays and bytes of each of these; "leaves" the elements of each matrix of parameters.
+    """
+    import jax
+
+    text, memory = compiled.as_text(), compiled.memory_analysis()
+    collectives = read_collectives(text, unknown_trips=unknown_trips)
+    work, looped = read_work(text, unknown_trips=unknown_trips), [each for each in collectives if each.in_loop]
+    return {
+        "arguments": memory.argument_size_in_bytes,
+        "temporary": memory.temp_size_in_bytes,
+        "flops": work.flops,
+        "bytes": work.num_bytes,
+        "sent": {kind: row["sent_bytes"] for kind, row in totals(collectives).items()},
+        "gathered": sum(each.num_bytes * each.times for each in collectives if each.kind == "all-gather"),
+        "turn": sum(each.num_bytes for each in looped),
+        "turn_beside_sums": sum(each.num_bytes for each in looped if each.kind != "all-reduce"),
+        "kernels": work.num_kernels,
+        "turn_kernels": work.loop_kernels,
+        "looped": [[each.kind, each.sizes, each.num_bytes] for each in looped],
+        "leaves": [leaf.size for leaf in jax.tree.leaves(params) if leaf.ndim > 1],
+    }
+
+
+def _compile_published(name: str, devices: list[Any]) -> Any:
+    """Compile an update of the published networks on features of a frozen encoder."""
+    import jax.numpy as jnp
+
+    from stepcot_jax.chain import Chain
+    from stepcot_jax.systems.step_cot import StepCoT
+
+    system = StepCoT(Chain.published())
+    batch = {
+        "image_features": jnp.zeros((32, 512)),
+        "labels": jnp.zeros((32, system.chain.num_steps), jnp.int32),
+        "text_features": jnp.zeros((system.chain.num_steps, 768)),
+    }
+    return _compile_chain_update(system, name, batch, devices)
+
+
+def _compile_chain_update(system: Any, name: str, batch: Any, devices: list[Any]) -> Any:
+    import jax
+
+    from stepcot_jax.training.devices import Devices
+
+    shapes = jax.eval_shape(lambda: system.init(jax.random.key(0), batch))
+    with _as_devices(devices):
+        replicated = Devices(shared=system.shared)
+        state = _lay_out(shapes, replicated.replicated)
+        batch = {each: jax.ShapeDtypeStruct(array.shape, array.dtype) for each, array in batch.items()}
+        update = next(phase.update for phase in system.phases() if phase.name == name)
+        return replicated.compile_update(update, state=state, batch=batch)
+
+
+@contextlib.contextmanager
+def _as_devices(devices: list[Any]) -> Iterator[None]:
+    """Let `Devices`, and networks that look at the devices' kind, take these."""
+    import jax
+
+    with mock.patch.object(jax, "devices", return_value=devices):
+        yield
+
+
+def _lay_out(tree: Any, sharding: Any) -> Any:
+    import jax
+
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree)
+
+
+def _load_quickstart() -> Any:
+    """Return the quickstart's run, of few phantoms: their number is in no program."""
+    from stepcot_jax.run.training_run import Run
+
+    with tempfile.TemporaryDirectory() as folder:
+        return Run("quickstart", folder, **{"phantom.num_cases": 60})
+
+
+def _compile_quickstart(devices: list[Any]) -> Any:
+    run = _load_quickstart()
+    return _compile_chain_update(run.system, "joint", run.task.batch_shapes, devices)
+
+
+def _compile_predict(devices: list[Any]) -> Any:
+    """Compile the reading of `stepcot predict`."""
+    import jax
+    import jax.numpy as jnp
+
+    from stepcot_jax.reading.programs import read_batch
+    from stepcot_jax.systems.networks import encode_with_moments
+
+    run = _load_quickstart()
+    networks, params = run.system.networks, run.state_shapes.params
+    batch = {"images": jax.ShapeDtypeStruct(run.task.batch_shapes["images"].shape, jnp.float32)}
+    number, chain = batch["images"].shape[0], run.system.chain
+    _, moments = jax.eval_shape(functools.partial(encode_with_moments, networks), params, batch)
+    width = moments.shape[1]
+    given = jax.ShapeDtypeStruct((number, chain.num_steps, max(chain.answers_per_step)), jnp.float32)
+    gate = tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((width,), (width, width)))
+    read = {name: params[name] for name in ("student", "image_encoder")}
+    read, batch, given, gate = _lay_out((read, batch, given, gate), jax.sharding.SingleDeviceSharding(devices[0]))
+    how = {"networks": networks, "model": "student", "with_attention": False}
+    with _as_devices(devices):
+        return read_batch.lower(read, batch, None, given, gate, **how).compile()
+
+
+def _compile_encoder(devices: list[Any]) -> Any:
+    """Compile the encoding of `stepcot features`."""
+    import jax
+    import jax.numpy as jnp
+
+    from stepcot_jax.encoders.checkpoints import CLIP_VISION_SIZES
+    from stepcot_jax.encoders.load import _encode_images
+    from stepcot_jax.encoders.transformer import VisionTransformer
+    from stepcot_jax.training.devices import make_mesh
+
+    local = [device for device in devices if device.process_index == devices[0].process_index]
+    mesh = make_mesh(local, {"case": len(local)})
+    network = VisionTransformer(CLIP_VISION_SIZES, image_size=224, patch_size=32, projected_width=512)
+    params = jax.eval_shape(lambda: network.init(jax.random.key(0), jnp.zeros((1, 224, 224, 3)))["params"])
+    values = jax.ShapeDtypeStruct((256, 3), jnp.float32)
+    params, values = _lay_out((params, values), jax.NamedSharding(mesh, jax.P()))
+    images = jax.ShapeDtypeStruct(
+        (256 * len(local), 224, 224, 3), jnp.uint8, sharding=jax.NamedSharding(mesh, jax.P("case"))
+    )
+    return _encode_images.lower(params, images, values, network).compile()
+
+
+# Programs of Qwen2.5-VL-7B.
+
+
+def _compile_policy(case: str, sizes: Sizes, devices: list[Any]) -> tuple[Any, Any]:
+    """Return one program of Qwen2.5-VL-7B, and the shapes of its parameters."""
     import jax
     import jax.numpy as jnp
 
@@ -114,7 +281,6 @@ def compile_case(case: str, sizes: Sizes, devices: list[Any]) -> Plan:
     from stepcot_jax.training.optimizers import make_optimizer
     from stepcot_jax.training.state import TrainState
 
-    jax.devices = lambda: devices  # type: ignore[assignment]
     published = published_config("Qwen/Qwen2.5-VL-7B-Instruct")
     network = SquareQwen(
         dataclasses.replace(published.sizes, num_layers=sizes.layers, num_words=sizes.words),
@@ -124,9 +290,10 @@ def compile_case(case: str, sizes: Sizes, devices: list[Any]) -> Plan:
         grid=sizes.image_size // 28,
         image_token=7,
     )
-    meshed = MeshDevices(param_shardings, model_devices=sizes.model_devices, num_passes=sizes.passes)
+    with _as_devices(devices):
+        meshed = MeshDevices(param_shardings, model_devices=sizes.model_devices, num_passes=sizes.passes)
     policy = QwenPolicy(network, None, meshed.mesh, is_given=True)
-    name = {"decode": "sft"}.get(case, case)
+    name = "sft" if case in ("decode", "self_check") else case
     optimizer = make_optimizer(learning_rate=1e-5, is_packed=False)
 
     def start() -> TrainState:
@@ -143,21 +310,9 @@ def compile_case(case: str, sizes: Sizes, devices: list[Any]) -> Plan:
     state = jax.tree.map(
         lambda leaf, to: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=to), shapes, meshed.shardings(shapes)
     )
-    began = time.perf_counter()
-    if case == "decode":
-        compiled = _compile_sampling(sizes, policy, meshed, state)
-    else:
-        compiled = _compile_update(case, sizes, (policy, _normalise, optimizer), meshed, state)
-    seconds, text = time.perf_counter() - began, compiled.as_text()
-    memory = compiled.memory_analysis()
-    return Plan(
-        collectives=read_collectives(text, unknown_trips=1),
-        num_kernels=count_kernels(text),
-        temporary=memory.temp_size_in_bytes,
-        arguments=memory.argument_size_in_bytes,
-        seconds=seconds,
-        params=state.params,
-    )
+    if case in ("decode", "self_check"):
+        return _compile_sampling(sizes, policy, meshed, state), state.params
+    return _compile_update(case, sizes, (policy, _normalise, optimizer), meshed, state), state.params
 
 
 def _normalise(pixels: Any) -> Any:
@@ -226,19 +381,5 @@ def _compile_update(case: str, sizes: Sizes, common: tuple[Any, ...], meshed: An
     return meshed.compile_update(update, state=state, batch=batch)
 
 
-def main() -> None:
-    """Print the figures of each case as a line of JSON."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.compiled", description="Plans for 8 H100.")
-    parser.add_argument("cases", nargs="+", choices=CASES)
-    for field in dataclasses.fields(Sizes):
-        name = f"--{field.name.replace('_', '-')}"
-        parser.add_argument(name, type=int, default=field.default, help=f"default {field.default}")
-    options = vars(parser.parse_args())
-    cases, devices = options.pop("cases"), describe_h100(8)
-    for case in cases:
-        figures = compile_case(case, Sizes(**options), devices).describe()
-        print(json.dumps({"case": case} | {name: round(value, 3) for name, value in figures.items()}), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__":  # of `benchmarks.compiled`, which compiles each program apart
+    print(json.dumps(describe_program(sys.argv[2], sys.argv[1], **json.loads(sys.argv[3]))))
