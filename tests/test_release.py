@@ -66,6 +66,11 @@ def test_the_sdist_has_what_its_documents_name(tmp_path):
     assert not [name for name in there if name.startswith("tests")]
 
 
+def test_every_file_names_the_same_version():
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))["version"] == __version__
+    assert re.search(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)[1] == __version__
+
+
 def test_workflows_name_parts_of_the_script():
     parts = set(re.findall(r"^part_(\w+)\(\)", (ROOT / ".ci" / "run").read_text("utf-8"), re.MULTILINE))
     files = (ROOT / ".github" / "workflows").glob("*.yml")
