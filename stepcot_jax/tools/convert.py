@@ -263,7 +263,7 @@ def _write(
             "read the features of a frozen encoder"
         )
     encoder = load_frozen_encoder(settings)
-    text = encode_prompts(settings, workdir, Terminal(), chain)
+    text = encode_prompts(settings, Terminal(), chain)
     networks = make_networks(settings, chain, None)
     batch = {"image_features": jnp.zeros((1, encoder.width))}
     fresh = jax.device_get(
