@@ -62,9 +62,22 @@ def columns(kind: Kind, *names: str, published: bool = False, digits: int | None
     return tuple(Column(name, kind, published, digits=digits) for name in names)
 
 
-def mark_published(figures: Mapping[str, Entry]) -> Row:
-    """Return printed figures by the marked names of their columns."""
-    return {Column(name, published=True).marked_name: figure for name, figure in figures.items()}
+_MARKS: Mapping[str, Kind] = {"%": "percent", "+": "points", "#": "number"}
+
+
+def heads(*marked: str) -> tuple[Column, ...]:
+    """Return columns by names that begin with the mark of their kind; those without a mark are text.
+
+    >>> [(column.name, column.kind) for column in heads("model", "%accuracy", "#p")]
+    [('model', 'text'), ('accuracy', 'percent'), ('p', 'number')]
+    """
+    return tuple(Column(name.lstrip("%+#"), _MARKS.get(name[:1], "text")) for name in marked)
+
+
+def mark_published(figures: Mapping[str, Entry], **recomputed: Entry) -> Row:
+    """Return printed figures, and our arithmetic on them, by the marked names of their columns."""
+    marked: Row = {f"published: {name}": figure for name, figure in figures.items()}
+    return marked | {f"recomputed: {name}": figure for name, figure in recomputed.items()}
 
 
 @dataclasses.dataclass(frozen=True)
