@@ -5,7 +5,7 @@ import functools
 
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import run_tool
-from stepcot_jax.tools.options import add_cases, local_path, open_cases
+from stepcot_jax.tools.options import add, add_cases, local_path, open_cases
 
 
 def sample(options: argparse.Namespace) -> None:
@@ -57,8 +57,8 @@ def main(arguments: list[str] | None = None) -> None:
         "key, which readers must not get."
     )
     add_cases(drawing)
-    drawing.add_argument("--readers", required=True, metavar="NAME,NAME", help="one folder and one form for each")
-    drawing.add_argument("--num-cases", type=int, default=200, metavar="N", help="default 200, as in the paper")
+    add(drawing, "--readers NAME,NAME", "one folder and one form for each", required=True)
+    add(drawing, "--num-cases N", "default 200, as in the paper", 200)
     scoring = commands.add_parser("score", help="read filled forms and compare readers with models")
     scoring.description = (
         "Read filled forms, refuse incomplete and altered ones, and compare readers and the networks of a run step by "
@@ -66,11 +66,11 @@ def main(arguments: list[str] | None = None) -> None:
     )
     scoring.add_argument("sample", metavar="DIR", help="output of `sample`, with its key")
     scoring.add_argument("forms", nargs="+", metavar="FORM", help="a filled form (CSV) of each reader")
-    scoring.add_argument("--predictions", metavar="FILE", help="of a run: RUN/predictions/test.npz")
-    scoring.add_argument("--num-resamples", type=int, default=1000, metavar="N", help="of the bootstrap, default 1000")
+    add(scoring, "--predictions FILE", "of a run: RUN/predictions/test.npz")
+    add(scoring, "--num-resamples N", "of the bootstrap, default 1000", 1000)
     for command, run, out in ((drawing, sample, "a new folder"), (scoring, score, "folder for the tables")):
-        command.add_argument("--out", type=local_path, required=True, metavar="DIR", help=out)
-        command.add_argument("--seed", type=int, default=0, help="of draws, orders and bootstrap, default 0")
+        add(command, "--out DIR", out, type=local_path, required=True)
+        add(command, "--seed", "of draws, orders and bootstrap, default 0", 0)
         command.set_defaults(run=run)
     options = parser.parse_args(arguments)
     options.run(options)
