@@ -42,11 +42,7 @@ def local_path(text: str) -> pathlib.Path:
 
 
 def add(parser: Any, flag: str, text: str, default: Any = None, **how: Any) -> None:
-    """Add an argument with its help.
-
-    "--name VALUE" takes a text, "--number N" or a default number a number, "--name" alone is a switch unless it has
-    choices, and "NAME" is positional.
-    """
+    """Add an argument: "--name VALUE", "--number N", "--switch", or a positional "NAME"."""
     name, _, value = flag.partition(" ")
     how |= {"metavar": value or name} if value or name.isupper() else {}
     how |= {} if default is None else {"default": default}
@@ -81,8 +77,8 @@ def read_split(options: argparse.Namespace, name: str, flag: str) -> "tuple[VqaC
     from stepcot_jax.run.scored_replies import choose_split
 
     how: Any = {"on_bad_record": options.on_bad_record, "layout": options.layout, "require_images": False}
-    box_size = options.box_size and tuple(options.box_size)
-    collection = read_vqa_source(find_path(name, flag), box_size=box_size, **how)
+    how["box_size"] = options.box_size and tuple(options.box_size)
+    collection = read_vqa_source(find_path(name, flag), **how)
     if collection.set_aside:
         what = f"{len(collection.set_aside)} bad {collection.unit}s set aside"
         print(f"{collection.path}: {what}, {collection.set_aside[0].reason}")
@@ -136,9 +132,9 @@ def make_endpoint(options: argparse.Namespace, model: str, address: str, **chang
     """Return an endpoint with the requests' options of `add_model`."""
     from stepcot_jax.annotate.llm.client import Endpoint
 
-    same = ("key_variable", "max_answer_tokens", "timeout", "temperature", "seed")
-    fields = {**{name: name for name in same}, "attempts": "num_attempts"}
-    chosen = {field: value for name, field in fields.items() if (value := getattr(options, name)) is not None}
+    names = ("key_variable", "max_answer_tokens", "timeout", "temperature", "seed", "attempts")
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    chosen = {"num_attempts" if name == "attempts" else name: value for name, value in given.items()}
     return Endpoint(model, address, **{**chosen, **dict.fromkeys(options.omit), **changes})
 
 
@@ -304,10 +300,8 @@ def _find_configs(arguments: list[str]) -> list[tuple[int, str]]:
     for position, argument in enumerate(arguments[1:], start=1):
         flag, separator, value = argument.lstrip("-").partition("=")
         if argument.startswith("-") and flag in _CONFIG_FLAGS:
-            if separator:
-                configs.append((position, value))
-            elif position + 1 < len(arguments):
-                configs.append((position + 1, arguments[position + 1]))
+            at = position + (not separator)  # the value may be the next word
+            configs += [(at, value if separator else arguments[at])] if at < len(arguments) else []
     return configs
 
 
