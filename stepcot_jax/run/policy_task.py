@@ -91,7 +91,7 @@ def write_policy_results(
     end_of_sft: int = 0,
 ) -> dict[str, Any]:
     """Write the test replies of each phase, statistics and report; print the figures; return the report."""
-    from stepcot_jax.run.scored_baseline import score_baseline  # for the end of a run alone
+    from stepcot_jax.evaluation.scored_baseline import score_baseline  # for the end of a run alone
 
     for phase, answers in answered.items():
         write_replies(workdir / REPLIES_FOLDER / f"{phase}_test.jsonl", answers.records, answers.texts)

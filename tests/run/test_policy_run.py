@@ -8,10 +8,10 @@ from run.small_policy_run import read_results, small_run
 from run.small_run import Killed, read_log, stop_at, train
 
 from stepcot_jax.data.questions.record_files import read_vqa_records
+from stepcot_jax.evaluation import scored_baseline
 from stepcot_jax.host.errors import Preempted
 from stepcot_jax.policies.policy_files import read_lengths
 from stepcot_jax.run import policy_task as policy_results
-from stepcot_jax.run import scored_baseline
 from stepcot_jax.run.policy_networks import read_tokenizer
 from stepcot_jax.run.training_run import Run
 from stepcot_jax.systems.grpo import Rollouts
