@@ -35,11 +35,10 @@ from stepcot_jax.policies.records import (
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.reasoning.dialects import read_reply, write_question
 from stepcot_jax.record import Record
-from stepcot_jax.run.loading_questions import load_vqa_dataset
-from stepcot_jax.run.policy_start import naming_start, refuse_seen_patients, write_patients
+from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.settings import Settings
-from stepcot_jax.run.stored_policy import StoredPolicy, check_encoder
-from stepcot_jax.run.stored_reading import seal
+from stepcot_jax.run.start import naming_start, refuse_seen_patients, write_patients
+from stepcot_jax.run.stored import StoredPolicy, check_encoder, seal
 from stepcot_jax.systems.curriculum import stage_texts
 from stepcot_jax.systems.sft import See
 from stepcot_jax.training.checkpoints import saved_steps

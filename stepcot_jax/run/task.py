@@ -53,8 +53,9 @@ class Task(Protocol):
         """A batch of one row, for `System.init`, which uses its shapes alone."""
 
     @property
-    def batch_shapes(self) -> Batch:
-        """A global batch of the run's stream, or its shapes, to compile updates before there is a state."""
+    def batch_shapes(self) -> Batch | None:
+        """Shapes of a global batch of `stream`, to compile updates ahead; None: they compile at their first batch."""
+        return None
 
     def stream(self) -> contextlib.AbstractContextManager[Stream]:
         """Open the batches of phases without their own stream; leaving the context closes all streams."""

@@ -14,7 +14,7 @@ from stepcot_jax.data.dataset import ClosedFeatures, TestSplitClosed
 from stepcot_jax.data.record_table import RecordTable
 from stepcot_jax.record import Record
 from stepcot_jax.run.inputs import Inputs, load_cases
-from stepcot_jax.run.loading_questions import load_vqa_dataset
+from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.settings import load_settings
 
 OPENERS = {

@@ -9,7 +9,7 @@ from stepcot_jax.chain import Chain, Step
 from stepcot_jax.data.dataset import TestSplitClosed
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.run.inputs import load_cases
-from stepcot_jax.run.normal_picture import (
+from stepcot_jax.run.stored import (
     MAX_CASES,
     MIN_CASES,
     NormalPicture,

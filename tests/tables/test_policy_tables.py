@@ -22,7 +22,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.ranges import Interval
 from stepcot_jax.reasoning.dialects import write_reply
 from stepcot_jax.record import KINDS
-from stepcot_jax.run.loading_questions import load_vqa_dataset
+from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.settings import write_settings
 from stepcot_jax.tools.evaluate_replies import command as evaluating
 from stepcot_jax.tools.tables import command as making

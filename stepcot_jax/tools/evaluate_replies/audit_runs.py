@@ -34,7 +34,7 @@ from stepcot_jax.reading.radiographs import read_pixels
 from stepcot_jax.reading.scored_file import choose_split
 from stepcot_jax.reasoning.thinking import ANSWERED_FIRST
 from stepcot_jax.record import Record
-from stepcot_jax.run.loading_questions import load_vqa_dataset
+from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.tools.evaluate_replies.scored_replies import to_text
 
 _AS_PREFIX = "the reply continues the thinking"

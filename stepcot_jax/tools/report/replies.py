@@ -22,9 +22,9 @@ from stepcot_jax.pages.pictures import write_picture
 from stepcot_jax.pages.shell import Section, tabulate
 from stepcot_jax.reading.finished import Entry, Report, read_metrics
 from stepcot_jax.record import Record
-from stepcot_jax.run.loading_questions import load_vqa_dataset
+from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.settings import Settings, read_settings
-from stepcot_jax.run.stored_reading import STATISTICS_FILE, check_sealed
+from stepcot_jax.run.stored import STATISTICS_FILE, check_sealed
 from stepcot_jax.run.task import REPORT
 from stepcot_jax.tools.report.sections import find_lines, make_curves
 from stepcot_jax.training.log import METRICS_FILE

@@ -34,7 +34,7 @@ from stepcot_jax.pages.sheets import Column, Row, Table, columns, mark_published
 from stepcot_jax.reading.finished import read_metrics
 from stepcot_jax.reading.scored_file import score_file
 from stepcot_jax.record import STAGE_NAMES, Record
-from stepcot_jax.run.loading_questions import load_vqa_dataset
+from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.policy_data import TEST_RECORDS
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.tools.tables.cells import Cell, vary
