@@ -17,7 +17,6 @@ from stepcot_jax.data.splits.splits import check_manifest, leave_unused_out
 from stepcot_jax.evaluation.gate import Gate, fit_gate
 from stepcot_jax.evaluation.joint import ReadLogits
 from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, ValidationPredictions
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.own_folder import save_arrays
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.build import make_system
@@ -110,6 +109,8 @@ class ChainTask(Task):
 
     `make` returns the system from the inputs without the test split. Settings of system and data only describe it.
     """
+
+    contents = "cases, labels or splits (splits.json)"
 
     def __init__(
         self,
@@ -218,14 +219,6 @@ class ChainTask(Task):
         check_same_images(dataset, self.workdir)
         splits, cases = leave_unused_out(dataset.splits, dataset.cases)
         check_manifest(self.workdir / "splits.json", splits, cases, set_aside=dataset.set_aside)
-
-    def check_same_data(self, digest: str) -> None:
-        """Refuse other cases, labels or splits."""
-        if digest != self.digest:
-            raise BadInput(
-                f"{self.workdir}: cases, labels or splits differ from those the run started with (splits.json lists "
-                "them); use the same data or a new workdir"
-            )
 
     def write_facts(self) -> None:
         """Write the questions, the prompts' vectors and the account of the cases."""

@@ -222,6 +222,8 @@ def _refuse_grounding(
 class PolicyTask(Task):
     """The task of the jobs "sft", "grpo" and "dpo"."""
 
+    contents = "records, images or splits"
+
     def __init__(
         self,
         settings: Settings,
@@ -433,18 +435,7 @@ class PolicyTask(Task):
     def check_same_splits(self) -> None:
         """Refuse records whose lengths or vocabulary size differ from the checkpoint's; the digest covers the rest."""
         if read_lengths(self.workdir) != self.lengths:
-            raise self._other_data()
-
-    def check_same_data(self, digest: str) -> None:
-        """Refuse other records, images or splits."""
-        if digest != self.digest:
-            raise self._other_data()
-
-    def _other_data(self) -> BadInput:
-        return BadInput(
-            f"{self.workdir}: records, images or splits differ from those the run started with; use the same data or a "
-            "new workdir"
-        )
+            self.check_same_data("")
 
     def write_facts(self) -> None:
         """Write lengths, vocabulary, the test records and the patients of each split."""
