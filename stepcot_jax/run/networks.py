@@ -12,11 +12,7 @@ from jax.sharding import Mesh
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.encoders.resnet import ResNet
-from stepcot_jax.models.form_reader import LinearHeads
-from stepcot_jax.models.student import Baseline, Student
-from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.run.settings import Settings
-from stepcot_jax.systems.networks import Networks
 
 if TYPE_CHECKING:
     from stepcot_jax.features.patch_input import PatchInput
@@ -25,6 +21,7 @@ if TYPE_CHECKING:
     from stepcot_jax.policies.policy import AnyPolicy
     from stepcot_jax.policies.policy_files import AnyTokenizer
     from stepcot_jax.run.qwen_source import QwenSource
+    from stepcot_jax.systems.networks import Networks
     from stepcot_jax.systems.sft import Normalise
 
 TEACHER = {
@@ -34,8 +31,13 @@ TEACHER = {
 """Settings of the teacher -> fields of `Teacher`."""
 
 
-def make_networks(settings: Settings, chain: Chain, image_encoder: nn.Module | None) -> Networks:
+def make_networks(settings: Settings, chain: Chain, image_encoder: nn.Module | None) -> "Networks":
     """Return the modules that the settings describe."""
+    from stepcot_jax.models.form_reader import LinearHeads  # policies need no networks of chains
+    from stepcot_jax.models.student import Baseline, Student
+    from stepcot_jax.models.teacher import Teacher
+    from stepcot_jax.systems.networks import Networks
+
     teacher, student, dtype = settings.teacher, settings.student, jnp.dtype(settings.training.compute_dtype)
     if image_encoder is not None and dtype != jnp.float32:
         image_encoder = image_encoder.clone(dtype=dtype)

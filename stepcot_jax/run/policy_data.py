@@ -98,7 +98,7 @@ def tokenize_records(
     """Return the prompts of all records and the replies of the training split as tokens."""
     tokenizer = make_tokenizer(settings, dataset, source) if tokenizer is None else tokenizer
     encoder = RecordEncoder(tokenizer, settings.vqa.dialect, with_thinking=settings.vqa.with_thinking)
-    train = [int(index) for index in dataset.splits["train"]]
+    train = [int(index) for index in dataset.splits.train]
     with naming_start(settings):
         prompts = [encoder.encode_prompt(record) for record in dataset.records]
         encoded = {index: encoder.encode(dataset.records[index]) for index in train}
@@ -127,7 +127,7 @@ def draw_checks(settings: Settings, dataset: VqaDataset) -> dict[int, CheckExamp
     """Return the training records that fine-tuning shows with a wrong attempt and a check, by index."""
     return draw_check_examples(
         dataset.records,
-        dataset.splits["train"],
+        dataset.splits.train,
         share=settings.self_check.sft_share,
         seed=settings.seed,
         dialect=settings.vqa.dialect,
@@ -201,7 +201,7 @@ class PolicyData:
         path = self.workdir / TEST_RECORDS
         path.parent.mkdir(exist_ok=True)
         opened = self.test.open_test()  # copied, not read
-        write_vqa_records(path, [opened.records[index] for index in opened.splits["test"]])
+        write_vqa_records(path, [opened.records[index] for index in opened.splits.test])
         write_patients(self.workdir, self.dataset)
 
 

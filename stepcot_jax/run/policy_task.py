@@ -113,7 +113,7 @@ def make_policy_system(
     policy = choose_policy(settings, tokenizer, data.source, mesh=devices.named_mesh)
     normalise = make_normalise(settings)
     optimising = settings.optimising
-    num_train = len(data.dataset.splits["train"])
+    num_train = len(data.dataset.splits.train)
     return PolicySystem(
         policy,
         normalise,
@@ -251,7 +251,7 @@ class PolicyTask(Task):
             dataset=dataset,
         )
         self.dataset, self.tokens, self.see = self.data.dataset, self.data.tokens, self.data.see
-        _refuse_grounding(settings, functions, [self.dataset.records[index] for index in self.dataset.splits["train"]])
+        _refuse_grounding(settings, functions, [self.dataset.records[index] for index in self.dataset.splits.train])
         self.tokenizer, self.lengths = self.tokens.tokenizer, self.tokens.lengths
         self.packs, self.row_length = pack_split(
             self.dataset, self.tokens.encoded, pack_length=settings.sft.pack_length
@@ -295,13 +295,13 @@ class PolicyTask(Task):
     def example(self) -> Batch:
         """A batch of one prompt; JAX does not trace its frozen encoder, even within a traced function."""
         with jax.ensure_compile_time_eval():
-            return self.data.make_prompts(self.dataset.splits["train"][:1])
+            return self.data.make_prompts(self.dataset.splits.train[:1])
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[Stream]:
         """Open the batches of both phases."""
         settings = self.settings
-        train = self.dataset.splits["train"]
+        train = np.asarray(self.dataset.splits.train, np.int32)
         pack = PackedRows(
             self.dataset,
             self.tokens.encoded,
@@ -372,7 +372,7 @@ class PolicyTask(Task):
     @functools.cached_property
     def validated(self) -> np.ndarray:
         """Indices of the questions asked after each epoch, spread evenly over the validation split."""
-        indices = self.dataset.splits["val"]
+        indices = np.asarray(self.dataset.splits.val, np.int32)
         number = min(self.settings.vqa.num_validated or len(indices), len(indices))
         return indices[np.unique(np.linspace(0, len(indices) - 1, number).astype(int))]
 
@@ -447,7 +447,7 @@ class PolicyTask(Task):
 
         opened = self.data.open_test()
         answered = {
-            name: self.answer(outcome.params_of(name), opened.dataset.splits["test"], opened)
+            name: self.answer(outcome.params_of(name), opened.dataset.splits.test, opened)
             for name in self.system.names
             if name in outcome.best
         }
@@ -456,7 +456,7 @@ class PolicyTask(Task):
         report = write_policy_results(
             self.workdir,
             answered,
-            train=[self.dataset.records[index] for index in self.dataset.splits["train"]],
+            train=[self.dataset.records[index] for index in self.dataset.splits.train],
             scoring=self.scoring,
             outcome=outcome,
             num_resamples=self.settings.evaluation.num_resamples,

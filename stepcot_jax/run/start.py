@@ -344,7 +344,7 @@ def write_patients(workdir: pathlib.Path, dataset: "VqaDataset") -> None:
     """Write the patients of each split, for runs that start from this one."""
     patients = {
         split: sorted({dataset.records[index].patient for index in indices})
-        for split, indices in dataset.splits.items()
+        for split, indices in dataset.splits.by_name().items()
     }
     path = workdir / PATIENTS_FILE
     path.parent.mkdir(exist_ok=True)
@@ -362,7 +362,7 @@ def refuse_seen_patients(settings: Settings, dataset: "VqaDataset") -> None:
 
     Patients cannot be compared with those of other phantoms, of another folder, and of runs whose folder is gone.
     """
-    of_test = {dataset.records[index].patient for index in dataset.splits["test"]}
+    of_test = {dataset.records[index].patient for index in dataset.splits.test}
     for start, workdir, before in _list_starts(settings)[0]:
         if not (workdir / PATIENTS_FILE).is_file() or not _have_same_source(before, settings):
             continue

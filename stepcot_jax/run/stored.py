@@ -27,7 +27,6 @@ from stepcot_jax.host.own_folder import check_digests, load, load_arrays, save, 
 from stepcot_jax.host.text import escape_markdown
 from stepcot_jax.run import networks
 from stepcot_jax.run.settings import PATH_KEYS, Settings, make_settings, read_run_settings, write_settings
-from stepcot_jax.systems.networks import Networks
 from stepcot_jax.training.checkpoints import MOST_BYTES, read_best, restore_params
 from stepcot_jax.training.state import Params, refuse_misfit
 
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from stepcot_jax.policies.policy import AnyPolicy
     from stepcot_jax.policies.policy_files import AnyTokenizer, PolicyLengths
     from stepcot_jax.run.qwen_source import QwenSource
+    from stepcot_jax.systems.networks import Networks
 
 CALIBRATION_FILE, PAIRS_FILE, STATISTICS_FILE = "calibration.json", "pairs.json", "statistics.json"
 GATE_FILE, JOINT_FILE, NORMAL_FILE = "gate.npz", "joint.json", "normal_picture.npz"
@@ -296,7 +296,7 @@ class StoredRun:
         """The preprocessing of images for a trained encoder."""
         return networks.trained_preprocessing(self.settings)
 
-    def make_networks(self, chain: Chain, *, trains_encoder: bool) -> Networks:
+    def make_networks(self, chain: Chain, *, trains_encoder: bool) -> "Networks":
         """Return the modules of its networks."""
         image_encoder = make_resnet(self.settings.image_encoder.name) if trains_encoder else None
         return networks.make_networks(self.settings, chain, image_encoder)

@@ -198,7 +198,7 @@ def check_numbers(options: argparse.Namespace, *names: str, least: int = 1) -> N
 
 
 class ReadStepNames(argparse.Action):
-    """Take step names as words, or as the Python tuple that `config.data.step_names` is."""
+    """Take step names as words, as one word with commas, or as the Python tuple that `config.data.step_names` is."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any) -> None:
         """Store the names."""
@@ -207,6 +207,8 @@ class ReadStepNames(argparse.Action):
                 values = tuple(map(str, ast.literal_eval(values[0])))
             except (SyntaxError, TypeError, ValueError):
                 parser.error(f"--step-names: {values[0][:80]!r} is not a list of names; expected words or ('A', 'B')")
+        elif len(values) == 1:  # "A,B": two names
+            values = [name.strip() for name in values[0].split(",")]
         setattr(namespace, self.dest, tuple(values))
 
 

@@ -117,7 +117,7 @@ def test_features_of_test_cases_are_closed_however_they_are_asked_for():
 def test_the_view_of_questions_has_the_prompts_and_no_answer_of_test_records():
     whole = load_vqa_dataset(load_settings("vqa_quickstart", **{"phantom.num_cases": 40}))
     view, _ = whole.hold_out()
-    test, answers = set(whole.splits["test"].tolist()), {}
+    test, answers = set(whole.splits.test), {}
     for place, (record, own) in enumerate(zip(view.records, whole.records, strict=True)):
         if place not in test:
             assert record == own

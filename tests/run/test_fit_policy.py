@@ -58,7 +58,7 @@ def whole(data, tuned, tmp_path_factory):
 
 
 def test_the_callers_rewards_are_called_with_training_records_and_logged(whole, data):
-    train = {data.records[place].id for place in data.splits["train"]}
+    train = {data.records[place].id for place in data.splits.train}
     assert SEEN
     for number, ids in SEEN:
         assert number == 12

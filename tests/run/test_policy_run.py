@@ -87,7 +87,7 @@ def test_the_workdir_has_what_readers_need(whole):
     tokenizer = read_tokenizer(run.workdir, run.settings)
     assert tokenizer.num_words == lengths.num_words
     dataset = run.task.data.open_test().dataset
-    tests = [dataset.records[place] for place in dataset.splits["test"]]
+    tests = [dataset.records[place] for place in dataset.splits.test]
     assert read_vqa_records(run.workdir / "records" / "test.jsonl").records == tuple(tests)
     for phase in ("sft", "grpo"):
         lines = [json.loads(line) for line in (run.workdir / f"replies/{phase}_test.jsonl").read_text().splitlines()]
@@ -108,9 +108,7 @@ def test_the_workdir_has_what_readers_need(whole):
 def test_test_replies_are_those_of_the_best_weights(whole, phase):
     run, states, results = whole
     best = results["report"]["best"][phase]["step"]
-    texts = run.task.reply(
-        run.devices.replicate(states[best]), run.task.dataset.splits["test"], run.task.data.open_test()
-    )
+    texts = run.task.reply(run.devices.replicate(states[best]), run.task.dataset.splits.test, run.task.data.open_test())
     lines = (run.workdir / f"replies/{phase}_test.jsonl").read_text().splitlines()
     assert [json.loads(line)["reply"] for line in lines] == texts
     assert len(set(texts)) > 1

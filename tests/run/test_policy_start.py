@@ -83,8 +83,10 @@ def test_patients_that_the_start_has_learnt_from_are_refused(before, tmp_path):
     write_patients(folder, dataset)
     refuse_seen_patients(settings, dataset)
     for split in ("val", "train"):
-        moved = dataclasses.replace(dataset, splits={**dataset.splits, "test": dataset.splits[split]})
-        of_test = {dataset.records[place].patient for place in dataset.splits[split]}
+        moved = dataclasses.replace(
+            dataset, splits=dataclasses.replace(dataset.splits, test=getattr(dataset.splits, split))
+        )
+        of_test = {dataset.records[place].patient for place in getattr(dataset.splits, split)}
         found = (
             rf"^config\.policy\.start: .*run has learnt from {len(of_test)} of the {len(of_test)} patients of this run"
         )

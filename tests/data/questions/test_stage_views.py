@@ -147,7 +147,7 @@ def test_phantoms_have_every_stage():
     chosen = {"job": "sft", "phantom.num_cases": 30, "phantom.image_size": 48, "image_encoder.image_size": 48}
     settings = load_settings("base", **chosen, **{"phantom.prevalence": "flat", "vqa.dialect": "medclm"})
     dataset = load_vqa_dataset(settings, splits=("train",))
-    views = StageViews(dataset.records, dataset.splits["train"], dialect="medclm")
+    views = StageViews(dataset.records, dataset.splits.train, dialect="medclm")
     counts = collections.Counter()
     for place in range(len(dataset.records)):
         for stage in STAGES:
