@@ -85,17 +85,20 @@ def count_updates(settings: Settings, dataset: Dataset) -> int:
     return settings.training.updates_per_epoch or batches_per_epoch(dataset, settings.training.batch_size)
 
 
+def find_start(settings: Settings, workdir: pathlib.Path) -> "WarmStart | None":
+    """Return the run whose weights a new run starts from; None for random weights, and for a run that resumes."""
+    if not settings.start.checkpoint or saved_steps(workdir / "checkpoints"):
+        return None
+    from stepcot_jax.run.start import read_warm_start  # most runs start from random weights
+
+    return read_warm_start(settings)
+
+
 def load_chain_task(settings: Settings, *, workdir: pathlib.Path, devices: Devices, terminal: Terminal) -> "ChainTask":
     """Return the task of the jobs "teacher", "distill" and "baseline", with its data loaded."""
     devices.check_batch_size(settings.training.batch_size)  # before minutes of loading
-    start = None
-    if settings.start.checkpoint and not saved_steps(workdir / "checkpoints"):
-        from stepcot_jax.run.start import read_warm_start  # most runs start from random weights
-
-        start = read_warm_start(settings)
+    start = find_start(settings, workdir)
     inputs = load_inputs(settings, workdir, terminal)
-    if start is not None:
-        start = start.refuse_seen_cases(settings, inputs.dataset)
 
     def make(view: Inputs) -> System:
         length = count_updates(settings, view.dataset)
@@ -118,7 +121,7 @@ class ChainTask(Task):
         inputs: Inputs,
         make: Callable[[Inputs], System],
         *,
-        start: "WarmStart | None" = None,
+        start: "WarmStart | None",
         workdir: pathlib.Path,
         devices: Devices,
         terminal: Terminal,
@@ -132,8 +135,9 @@ class ChainTask(Task):
             notes = []
         for note in filter(None, (describe_supervision(settings), *notes)):
             terminal.say(note)
+        self.start = start and start.refuse_seen_cases(settings, inputs.dataset)
         self.inputs, self._test = inputs.hold_out()
-        self.system, self.start = make(self.inputs), start
+        self.system = make(self.inputs)
         self.dataset: Dataset = self.inputs.dataset
         self.batches_per_epoch = count_updates(settings, self.dataset)
         self.feed = Feed(settings, self.inputs, devices)

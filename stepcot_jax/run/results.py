@@ -408,7 +408,7 @@ def write_policy_results(
         "num_questions": results.num_records,
         "num_patients": results.num_patients,
         "wall_seconds": outcome.seconds(),
-        "best": {name: {"step": best.step, "validation_score": best.score} for name, best in outcome.best.items()},
+        "best": describe_best(outcome.best),
         "baseline": _figures(results, BASELINE),
         "test": {phase: _figures(results, phase) for phase in answered},
         "unread": results.unread,

@@ -101,8 +101,6 @@ def test_patients_that_the_start_has_learnt_from_are_refused(before, tmp_path):
     write_patients(later, dataset)
     (later / PATIENTS_FILE).write_text(json.dumps({"train": [], "val": [], "test": []}))
     refuse(found, refuse_seen_patients, start_from(later), moved)
-    (folder / PATIENTS_FILE).write_text("{")
-    refuse(r"patients\.json.*expected the patients of a run", refuse_seen_patients, settings, dataset)
 
 
 def test_a_word_that_the_start_does_not_know_is_named(before, tmp_path, monkeypatch):
