@@ -152,9 +152,9 @@ def _with_imported_features(settings: Settings, terminal: Terminal) -> Dataset:
     dataset = load_dataset(settings, preprocessing=preprocessing, require_images=False, progress=terminal.watch)
     from stepcot_jax.features import importing  # which most frozen encoders never need
 
-    store, keys = importing.open_imported_images(_find_imported(settings), dataset.cases)
-    terminal.say(f"images: 0 encoded, {len(set(keys))} read from {settings.image_encoder.weights}")
-    return dataclasses.replace(dataset, features=open_features(store, keys))
+    features = importing.read_imported_images(_find_imported(settings), dataset.cases)
+    terminal.say(f"images: 0 encoded, {len(features)} read from {settings.image_encoder.weights}")
+    return dataclasses.replace(dataset, features=features)
 
 
 def _find_imported(settings: Settings) -> pathlib.Path:
@@ -168,13 +168,13 @@ def read_prompts(settings: Settings, workdir: pathlib.Path, terminal: Terminal, 
         folder = _find_imported(settings)
         from stepcot_jax.features import importing
 
-        imported = importing.open_imported_prompts(folder, num_steps=chain.num_steps)
-        if imported is None:
+        imported = importing.read_imported_prompts(folder)
+        if imported is None or len(imported) != chain.num_steps:
             raise BadInput(
-                f"{folder}: no imported prompt features (expected an array prompt_features in the imported file)"
+                f"{folder}: no imported prompt features of {chain.num_steps} steps (expected an array prompt_features "
+                "in the imported file)"
             )
-        store, keys = imported
-        return store.read(keys)
+        return imported
     texts = write_prompts(chain, prompts.template)
     dtype = jnp.dtype(settings.image_encoder.dtype)
     from stepcot_jax.encoders.load import load_text_encoder

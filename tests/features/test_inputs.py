@@ -168,7 +168,7 @@ def test_patch_tokens_are_kept_where_the_settings_ask(folder, frozen, load, tmp_
     monkeypatch.setattr(frozen[0], "patch_shape", lambda: (4, 3), raising=False)
     dataset = load(folder, features__patches="float16").dataset
     spec = describe_image_store(frozen[0], patches="float16")
-    store = FeatureStore(tmp_path / "run" / "features" / spec.folder_name)
+    store = FeatureStore(tmp_path / "run" / "features" / spec.folder_name, spec)
     keys = encode.image_keys(frozen[0], [digest_file(folder / case.image) for case in dataset.cases])
     expected = normalise(np.stack([dataset.pixels[k] for k in range(40)]), frozen[0].preprocessing)
     found = store.read_patches(keys)

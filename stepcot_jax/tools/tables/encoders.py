@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from stepcot_jax.encoders.checkpoints import IMPORT_FEATURES, has_text_encoder, resolve
-from stepcot_jax.features.store import DESCRIPTION_FILE
+from stepcot_jax.features.importing import IMPORTED, PROMPTS
 from stepcot_jax.host.array_files import save_safetensors
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput
@@ -76,9 +76,9 @@ def _make_named(name: str, weights: str, settings: Settings) -> Encoder:
     if is_address(weights) and not weights.startswith(TRANSFORMERS):
         source, folder = weights, find_path(weights, "--encoders")
     prompts: dict[str, Any] = {}
-    if (folder / "images" / DESCRIPTION_FILE).is_file():
+    if (folder / IMPORTED).is_file():
         changes, whose = _frozen("imported", source), "imported with the images' features"
-        if (folder / "prompts" / DESCRIPTION_FILE).is_file():
+        if (folder / PROMPTS).is_file():
             prompts = {"prompts.encoder": "imported", "prompts.weights": ""}
     else:
         changes, whose = _frozen("pretrained", weights), "by the text encoder of the same checkpoint"
@@ -100,7 +100,7 @@ def _frozen(kind: str, weights: str) -> dict[str, Any]:
 
 def _make_teacher_features(main: Cell, cells: Cells, folder: pathlib.Path) -> None:
     """Store the features of all cases from the image encoder that a finished cell's teacher trained, once."""
-    if (folder / "images" / DESCRIPTION_FILE).is_file():
+    if (folder / IMPORTED).is_file():
         return
     from stepcot_jax.data.images.preprocessing import normalise
     from stepcot_jax.features.importing import import_features

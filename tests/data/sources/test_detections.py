@@ -68,16 +68,6 @@ def test_normal_images_deny_all_classes_and_come_on_request(shared):
     assert all(len(image.absent) == 14 for image in added)
 
 
-@pytest.mark.parametrize("numbers", ["Mass,1000,0,25,9", "Mass,-1,0,25,9", "Wart,1,1,2,2", "Mass,1"])
-def test_a_bad_row_of_the_box_list_stops_or_sets_its_image_aside(tmp_path, numbers):
-    text = f"Image Index,Finding Label,Bbox [x,y,w,h],,,\na.png,Mass,1,2,3,4\nb.png,{numbers}\nb.png,Mass,1,2,3,4\n"
-    (tmp_path / "BBox_List_2017.csv").write_text(text)
-    refuse(r"BBox_List_2017.csv, row 3: .*; on_bad_record=skip", read_detections, tmp_path, require_images=False)
-    aside = []
-    (image,) = read_detections(tmp_path, require_images=False, on_bad_record="skip", set_aside=aside)
-    assert (boxes(image), [item.record for item in aside]) == ([("Mass", (1, 2, 4, 6))], [1])
-
-
 def test_a_box_listed_twice_is_kept_once(tmp_path):
     text = "Image Index,Finding Label,Bbox [x,y,w,h],,,\na.png,Mass,1,2,3,4\na.png,Mass,1,2,3,4\na.png,Mass,1,2,3,5\n"
     (tmp_path / "BBox_List_2017.csv").write_text(text)
