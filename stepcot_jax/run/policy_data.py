@@ -12,6 +12,7 @@ from stepcot_jax.data.questions.check_examples import CheckExample, draw_check_e
 from stepcot_jax.data.questions.making import write_texts
 from stepcot_jax.data.questions.record_files import write_vqa_records
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
+from stepcot_jax.evaluation.replies import ReplyScore
 from stepcot_jax.features.patch_input import PatchInput
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
@@ -157,6 +158,15 @@ def count_vocabulary(settings: Settings, dataset: VqaDataset, further: Sequence[
     if settings.self_check.enabled:
         texts += check_texts(draw_checks(settings, dataset))
     return Vocabulary.count(texts, largest=settings.image_encoder.image_size, num_merges=settings.policy.num_merges)
+
+
+@dataclasses.dataclass(frozen=True)
+class Answered:
+    """Questions with replies."""
+
+    records: Sequence[Record]
+    texts: Sequence[str]
+    scores: Sequence[ReplyScore]
 
 
 TEST_RECORDS = "records/test.jsonl"

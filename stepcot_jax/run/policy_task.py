@@ -1,7 +1,6 @@
 """The task of reasoning records: a policy that is fine-tuned on them and optimised for rewards."""
 
 import contextlib
-import dataclasses
 import functools
 import math
 import operator
@@ -33,7 +32,7 @@ from stepcot_jax.record import Record
 from stepcot_jax.rewards.functions import RewardFunction, grounding
 from stepcot_jax.rewards.presets import make_functions
 from stepcot_jax.run.networks import choose_policy, find_qwen, load_patches, make_normalise
-from stepcot_jax.run.policy_data import PolicyData, load_policy_data
+from stepcot_jax.run.policy_data import Answered, PolicyData, load_policy_data
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.start import given_start, naming_start, read_policy_start, smooth_start
 from stepcot_jax.run.stored import StoredPolicy
@@ -53,15 +52,6 @@ EXAMPLES_FOLDER = "examples"
 
 _NUM_EXAMPLES = 12
 _TILE = 256  # pixels
-
-
-@dataclasses.dataclass(frozen=True)
-class Answered:
-    """Questions with replies."""
-
-    records: Sequence[Record]
-    texts: Sequence[str]
-    scores: Sequence[ReplyScore]
 
 
 def write_examples(

@@ -67,7 +67,7 @@ from stepcot_jax.training.processes import is_first
 from stepcot_jax.training.system import System
 
 if TYPE_CHECKING:
-    from stepcot_jax.run.policy_task import Answered
+    from stepcot_jax.run.policy_data import Answered
 
 PREDICTIONS = "predictions"
 NUM_GIVEN = 500
