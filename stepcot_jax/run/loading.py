@@ -233,9 +233,6 @@ def load_vqa_dataset(
     data, phantom = settings.data, settings.phantom
     if not splits or not set(splits) <= set(SPLIT_NAMES):
         raise ValueError(f"splits must be some of {', '.join(SPLIT_NAMES)}; got {list(splits)}")
-    for name in ("fold", "origins"):
-        if value := getattr(data, name):
-            raise BadInput(f"config.data.{name}: {value!r} has no effect on reasoning records; leave it out")
     if settings.vqa.source != "phantom":
         from stepcot_jax.data.sources.layouts import read_vqa_source  # of folders alone: 20 modules
         from stepcot_jax.reasoning.levels import list_keys

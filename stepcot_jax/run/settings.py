@@ -196,8 +196,8 @@ class Settings:
 
 
 _OF_CHAINS = (
-    *("data.augment", "data.sampling", "data.uncertain", "data.num_train", "data.withhold_chains"),
-    *("data.withhold_answers", "image_encoder.fit", "training.updates_per_epoch"),
+    *("data.fold", "data.origins", "data.augment", "data.sampling", "data.uncertain", "data.num_train"),
+    *("data.withhold_chains", "data.withhold_answers", "image_encoder.fit", "training.updates_per_epoch"),
 )
 """Settings that a policy does not read, although they would change what it learns."""
 

@@ -68,7 +68,7 @@ REFUSED = [
     ({"job": "baseline", "baseline.form": "student"}, "student.dropout: 0.3 with config.job='baseline'; expected 0.0"),
     (IMPORTED | {"job": "sft"}, "image_encoder.name: 'imported' with config.job='sft'; expected an encoder that reads"),
     *(({"job": "sft", key: own}, f"{key}: .*; expected ") for key, own in (("data.augment", "light"),
-                                                                           ("data.num_train", 9))),
+                                                                           ("data.fold", "1/5"))),
     ({"policy.low_rank": 2}, "policy.low_rank: .*config.policy.weights"),
     ({"policy.weights": "/x"}, "policy.weights: '/x' with config.job='distill'; expected the job 'sft', 'grpo' or"),
     ({"job": "grpo", "data.source": "folder", "data.root": "x"}, "data.root: 'x' .*config.vqa.source and config.vqa."),
