@@ -256,8 +256,6 @@ class FeatureStore:
 
     def read_patches(self, keys: Sequence[bytes]) -> np.ndarray:
         """Return patch tokens [case, patch, width] of the store's dtype, in the keys' order."""
-        if self.spec.patches == "none":
-            raise BadInput(f"{self.folder}: the store has no patch tokens (set config.features.patches when encoding)")
         return self._read("patches", keys, np.empty((len(keys), *self.spec.details["patch_shape"]), self.spec.patches))
 
     def _read(self, name: str, keys: Sequence[bytes], rows: np.ndarray) -> np.ndarray:

@@ -113,7 +113,7 @@ def _with_stored_features(
     map_blocks: MapBlocks | None,
 ) -> Dataset:
     """Return the cases with the features of a frozen encoder; images with stored features are only hashed."""
-    spec = describe_image_store(encoder, patches=settings.features.patches)
+    spec = describe_image_store(encoder)
     options: dict[str, Any] = {
         "batch_size": settings.features.batch_size,
         "num_threads": settings.data.decoding_threads,

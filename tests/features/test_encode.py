@@ -1,7 +1,6 @@
 import logging
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
@@ -66,44 +65,6 @@ def test_a_failing_image_and_a_feature_that_is_not_finite_name_their_case_and_lo
     with pytest.raises(BadInput, match="case 22: its feature from fake is not finite"):
         encode_images(encoder, make_items(range(20, 28), encoder), store, batch_size=4)
     assert len(store) == 8
-
-
-class Slow:
-    """Features that a device still computes: `taken` notes when they are awaited."""
-
-    def __init__(self, rows, taken):
-        self.rows, self.taken = rows, taken
-
-    def __array__(self, dtype=None, copy=None):
-        self.taken()
-        return self.rows
-
-
-def test_a_batch_is_read_and_queued_before_the_one_before_it_is_awaited_and_no_more(tmp_path):
-    """`python -m benchmarks.run --only encoding` measures the seconds that this saves."""
-    encoder, num_images, events = FakeImageEncoder(), 22, []
-    was_read = [threading.Event() for _ in range(num_images)]
-    compute = encoder.encode
-
-    def encode(images):
-        number = sum(name == "queued" for name, _ in events)
-        events.append(("queued", number))
-        # The threads read all of the next batch while this one is computed, and nothing behind it.
-        following = was_read[4 * number + 4 : 4 * number + 8]
-        assert all(event.wait(20) for event in following)
-        assert not any(event.is_set() for event in was_read[4 * number + 9 :])
-        return Slow(compute(images), lambda: events.append(("awaited", number)))
-
-    def read(number):
-        was_read[number].set()
-        return draw(number)
-
-    encoder.encode, encoder.batch_size = encode, 4  # what it takes where no size is given
-    items = make_items(range(num_images), encoder)
-    items = [ImageItem(item.key, lambda number=number: read(number), item.name) for number, item in enumerate(items)]
-    assert encode_images(encoder, items, open_store(tmp_path, encoder), num_threads=2).encoded == num_images
-    between = [(what, number - (what == "awaited")) for number in range(1, 6) for what in ("queued", "awaited")]
-    assert events == [("queued", 0), *between, ("awaited", 5)]
 
 
 def test_prompts_are_encoded_once(tmp_path, caplog):

@@ -41,7 +41,8 @@ def test_each_answer_is_compared_with_its_own_threshold_and_none_from_a_given_an
     text = reading.describe(verbose=True)
     assert "above the operating point (sensitivity of 80 % or more on validation; figures of the test cases):" in text
     assert all(f"{answer} (sensitivity 80 %, specificity 70 %)" in text for answer in called)
-    assert reading._repr_html_().count("above the operating point") == 1
+    above = "; ".join(f"{step.step.name}: {', '.join(step.above)}" for step in reading.steps if step.above)
+    assert f"<li>above the operating point: {above}</li>" in reading._repr_html_()
     given = reader.read(image, given={"Radiographic pattern": "Linear"})
     assert [bool(step.findings) for step in given.steps] == [True] * 2 + [False] * 5
 

@@ -62,11 +62,11 @@ def test_a_reading_warns_of_noise_and_of_a_lateral_view(run, images):
     assert [reading.check.gate_score > 1 for reading in readings] == [False, False, True]
     assert usual.warnings == ()
     assert TRAINED_ON in str(usual)
-    assert "score of this image 0." in str(usual)
+    assert "gate score 0." in str(usual)
     assert usual.paragraph.startswith("The radiograph ")
     assert lateral.check.projection == "lateral"
     assert lateral.warnings == ("the DICOM header names a lateral view; the network expects a frontal one",)
-    score = f"score {noise.check.gate_score:.2f} (1 is the limit)"
+    score = f"gate score {noise.check.gate_score:.2f} (above 1: unlike the training images)"
     assert noise.warnings == (f"outside of what it was trained on: {score}",)
     for reading in (lateral, noise):  # once in print, right below the answers
         assert str(reading).split("\n")[1 + len(reading.steps)] == f"  warning: {reading.warnings[0]}"
@@ -101,10 +101,10 @@ def test_sheets_and_explanations_have_warnings(run, images, tmp_path, capsys):
 
 def test_the_demo_warns(run, images, tmp_path):
     explainer = Explainer(load_trained(run, names=("student",)), model="student")
-    for name, words in (("b.dcm", "names a lateral view"), ("c.png", "outside of what it was trained on: score")):
+    for name, words in (("b.dcm", "names a lateral view"), ("c.png", "outside of what it was trained on: gate score")):
         upload = tmp_path / name
         upload.write_bytes((images / name).read_bytes())
-        view, _ = read_session(start_session(upload, explainer), explainer)
+        view, _, _ = read_session(start_session(upload, explainer), explainer)
         assert '<p class="warning" role="alert">' in view
         assert words in view
         assert TRAINED_ON in view

@@ -4,14 +4,13 @@ import dataclasses
 import itertools
 import math
 import pathlib
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 from jaxtyping import Bool, Int
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation import consistency
@@ -35,7 +34,6 @@ def render(name: str, **values: Any) -> Markup:
     return shell.render(_TEMPLATES, name, **values)
 
 
-_FIRST_NAMES = ("teacher", "student")
 _MEASURES = {
     "mean_accuracy_own_and_given": (
         "Mean accuracy of the steps on validation, mean of own answers and true ones given",
@@ -50,10 +48,8 @@ end."""
 def write_curves(entries: Sequence[Entry]) -> Section:
     """Draw by epoch the validation score, the loss, and the parts of a student's loss."""
     ends = ("/total", *(f"/{measure}" for measure in _MEASURES))
-    keys = {key for entry in entries for key in entry if key.endswith(ends)}
-    names = sorted(
-        {key.partition("/")[0] for key in keys}, key=lambda name: (name not in _FIRST_NAMES, name != "teacher", name)
-    )
+    keys = [key for entry in entries for key in entry if key.endswith(ends)]
+    names = dict.fromkeys(key.partition("/")[0] for key in keys)
     measure = next((name for name in _MEASURES if any(key.endswith(f"/{name}") for key in keys)), "mean_accuracy")
     scores = find_lines(entries, "val", {name: f"{name}/{measure}" for name in names})
     losses = find_lines(entries, "train", {name: f"{name}/total" for name in names})
@@ -157,9 +153,10 @@ def _write_model(
     table = Table("calibration", f"Calibration ({model})", _CALIBRATION, tuple(rows))
     title = "How often the answer set holds the truth, by true answer"
     by_answer = Table("coverage", title, _COVERAGE, tuple(_measure_answers(sets, labels, run.chain)))
-    return Markup('<h3>{}</h3><div class="charts small">{}</div>{}{}').format(
-        model.capitalize(), Markup("").join(diagrams), tabulate(table).body, fold(title, tabulate(by_answer).body)
+    body = Markup('<div class="charts small">{}</div>{}{}').format(
+        Markup("").join(diagrams), tabulate(table).body, fold(title, tabulate(by_answer).body)
     )
+    return fold(model.capitalize(), body)
 
 
 def _measure_answers(
@@ -269,9 +266,6 @@ def write_shares(workdir: pathlib.Path, chain: Chain) -> Iterator[Section]:
     yield Section("corrections", "Corrections", f"{title}.", body)
 
 
-# The section on operating points: a table of all.
-
-
 def write_operating_section(run: FinishedRun) -> Section:
     """Write the operating points with their figures."""
     lead = (
@@ -284,27 +278,32 @@ def write_operating_section(run: FinishedRun) -> Section:
     return Section("operating", "Operating points", lead, body)
 
 
-# Every setting of a run as a table.
+_POLICY_PARTS = {"vqa", "policy", "sft", "grpo", "dpo", "rewards", "self_check", "curriculum"}
+_CHAIN_PARTS = {"image_encoder", "prompts", "features", "teacher", "student", "baseline", "loss"}
 
 
 def write_settings(settings: Settings, report: Report) -> Section:
-    """Return the settings by section, and the time that the run took."""
-    groups: dict[str, dict[str, Markup]] = {"run": {}}
-    for key, value in dataclasses.asdict(settings).items():
-        if isinstance(value, dict):
-            groups[key] = {name: _breakable(_describe_value(entry)) for name, entry in value.items()}
-        else:
-            groups["run"][key] = _breakable(_describe_value(value))
-    body = render("settings.html.j2", groups=groups, seconds=report.wall_seconds)
-    return Section("settings", "Settings", "Every setting of the run.", body)
+    """Return the settings of the parts that the run has, by section, and the time that it took."""
+    rows, absent = [("run", key, value) for key, value in _describe(settings)], _list_absent(settings)
+    for part in (field.name for field in dataclasses.fields(settings)):
+        value = getattr(settings, part)
+        if dataclasses.is_dataclass(value) and part not in absent:
+            rows += [(part, *each) for each in _describe(value)]
+    notes = (f"The run took {report.wall_seconds:.0f} s.",) if report.wall_seconds is not None else ()
+    table = Table("settings", "Settings", columns("text", "part", "setting", "value"), tuple(rows), notes)
+    return Section("settings", "Settings", "", fold("Every setting of the parts of this run", tabulate(table).body))
 
 
-def _breakable(value: str) -> Markup:
-    """Return text that breaks after the signs of paths and patterns rather than within words."""
-    return Markup(re.sub(r"([/|.(_=])", r"\1<wbr>", str(escape(value))))  # noqa: S704 - escaped here
+def _list_absent(settings: Settings) -> set[str]:
+    """Return the sections of settings that the job does not use."""
+    job = settings.trains
+    if not job.is_policy:
+        return _POLICY_PARTS | ({"teacher", "student"} if job.name == "baseline" else {"baseline"})
+    absent = _CHAIN_PARTS | ({"sft", "grpo", "dpo"} - {key.partition(".")[0] for key in job.epochs})
+    return absent | ({"rewards", "self_check", "curriculum"} if settings.optimising is None else set())
 
 
-def _describe_value(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_describe_value, value))
-    return "(empty)" if value == "" else str(value)
+def _describe(section: Any) -> Iterator[tuple[str, str]]:
+    for key, value in vars(section).items():
+        if not dataclasses.is_dataclass(value):
+            yield key, ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
