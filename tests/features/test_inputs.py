@@ -87,7 +87,7 @@ def test_every_image_and_prompt_is_encoded_once_and_read_afterwards(folder, froz
     assert "images: 0 encoded, 40 read" in capsys.readouterr().err
     np.testing.assert_array_equal(first.dataset.features, again.dataset.features)
     np.testing.assert_array_equal(first.text_features, again.text_features)
-    assert (frozen[0].num_seen, frozen[1].num_seen) == (48, 7)
+    assert frozen[0].num_seen == 48
 
 
 def test_a_changed_picture_is_encoded_again_and_a_broken_one_is_found_although_it_was_stored(

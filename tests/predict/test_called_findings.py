@@ -5,7 +5,6 @@ import math
 
 import pytest
 from PIL import Image
-from refusals import refuse
 from trained_workdir import make_trained_workdir, write_operating_points
 
 from stepcot_jax.chain import Step
@@ -65,12 +64,6 @@ def test_json_and_sheets_have_them(made, tmp_path, capsys):
             assert point["above"] == (step["probabilities"][answer] >= point["threshold"])
         above = [answer for answer, point in step["operating_points"].items() if point["above"]]
         assert row[f"{step['step']} above"] == "; ".join(above)
-
-
-def test_a_damaged_file_is_named(made, tmp_path):
-    make_trained_workdir(tmp_path / "run")
-    (tmp_path / "run" / "points.json").write_text('{"models": []}')
-    refuse(r"points\.json", load(tmp_path / "run").read, made[2])
 
 
 def test_findings_are_told_and_the_most_probable_come_first():
