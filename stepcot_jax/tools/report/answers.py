@@ -30,11 +30,11 @@ from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.pages.pictures import write_map, write_overlay, write_picture
 from stepcot_jax.pages.sheets import Column, Table, columns, show_entry
 from stepcot_jax.pages.shell import Section, name_unseen, tabulate
+from stepcot_jax.reading.audit_folder import draw_places
 from stepcot_jax.reading.cases import open_run
 from stepcot_jax.reading.finished import FinishedRun
 from stepcot_jax.reading.radiographs import Pixels, to_input
 from stepcot_jax.reading.trained_model import Trained, load_trained
-from stepcot_jax.run.audit_folder import draw_places
 from stepcot_jax.run.loading import Progress
 from stepcot_jax.run.networks import trained_preprocessing
 from stepcot_jax.tools.report.sections import (
