@@ -62,9 +62,9 @@ def compile_seconds() -> list[float]:
 
     seconds: list[float] = []
 
-    def note(event: str, duration: float, **_: str | int) -> None:
+    def note(event: str, duration_secs: float, **_: str | int) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
-            seconds.append(duration)
+            seconds.append(duration_secs)
 
     jax.monitoring.register_event_duration_secs_listener(note)
     return seconds
