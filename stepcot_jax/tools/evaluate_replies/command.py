@@ -10,15 +10,11 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
 from stepcot_jax.tools.options import DIALECTS, add, add_asker, add_reading, local_path, read_split
-
-if TYPE_CHECKING:
-    pass
 
 _PROGRAM = "stepcot evaluate_replies"
 
