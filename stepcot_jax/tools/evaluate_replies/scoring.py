@@ -46,6 +46,7 @@ from stepcot_jax.reasoning.dialects import write_question
 from stepcot_jax.record import Record
 from stepcot_jax.run.scored_replies import ReplyScores, score_file, score_files, to_text
 from stepcot_jax.tools.evaluate_replies.field_rules import write_rules
+from stepcot_jax.tools.options import check_numbers
 
 _SOURCE = "source.json"
 
@@ -186,9 +187,8 @@ def score_command(options: argparse.Namespace, collection: VqaCollection, chosen
 
 
 def _read_settings(options: argparse.Namespace) -> ScoringSettings:
-    for name, least in (("num_resamples", 1), ("num_shown", 1), ("seed", 0)):
-        if getattr(options, name) < least:
-            raise BadInput(f"--{name.replace('_', '-')} must be at least {least}; got {getattr(options, name)}")
+    check_numbers(options, "num_resamples", "num_shown")
+    check_numbers(options, "seed", least=0)
     if bool(options.perturbed) != bool(options.perturbed_records):
         raise BadInput("--perturbed and --perturbed-records are required together (the folder that `perturb` wrote)")
     open_score: OpenScore = options.open_score or ("relative" if options.judge else "exact")
