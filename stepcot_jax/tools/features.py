@@ -18,7 +18,7 @@ from stepcot_jax.tools.options import ReadStepNames, add, define_flags, local_pa
 
 
 def fill(arguments: list[str]) -> None:
-    """Encode every image and prompt of a config that has no stored feature."""
+    """Encode every image of a config that has no stored feature."""
 
     def run() -> None:
         if len(arguments) > 1:

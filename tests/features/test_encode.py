@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from features.fake_encoders import FakeImageEncoder, FakeTextEncoder, draw, make_items
 
-from stepcot_jax.features.encode import EncodeCounts, ImageItem, encode_images, encode_prompts, prompt_keys
-from stepcot_jax.features.store import FeatureStore, describe_image_store, describe_text_store, open_features
+from stepcot_jax.features.encode import EncodeCounts, ImageItem, encode_images, encode_prompts
+from stepcot_jax.features.store import FeatureStore, describe_image_store, open_features
 from stepcot_jax.host.errors import BadInput
 
 
@@ -67,18 +67,14 @@ def test_a_failing_image_and_a_feature_that_is_not_finite_name_their_case_and_lo
     assert len(store) == 8
 
 
-def test_prompts_are_encoded_once(tmp_path, caplog):
-    encoder = FakeTextEncoder()
-    store = FeatureStore(tmp_path / "texts", describe_text_store(encoder, pooling="cls"))
-    texts = [f"Question: {number}" for number in range(7)]
-    assert encode_prompts(encoder, [*texts, texts[0]], store, pooling="cls") == EncodeCounts(7, 0)
-    assert encode_prompts(encoder, [*texts, "new"], store, pooling="cls") == EncodeCounts(1, 7)
-    assert encoder.texts == [*texts, "new"]
-    assert caplog.messages[-1] == "prompts: 1 encoded, 7 read from the store"
-    features = open_features(store, prompt_keys(encoder, texts, pooling="cls"))
+def test_prompts_are_checked():
+    encoder, texts = FakeTextEncoder(), ["one", "two"]
+    features = encode_prompts(encoder, texts, pooling="cls")
+    assert features.dtype == np.float32
     np.testing.assert_array_equal(features, FakeTextEncoder().encode(texts, pooling="cls"))
-    with pytest.raises(ValueError, match="another encoder or pooling"):
-        encode_prompts(encoder, texts, store, pooling="mean")
+    encoder.encode = lambda texts, pooling: np.array([[1.0], [np.nan]])
+    with pytest.raises(BadInput, match="text 'two': its feature from fake text is not finite"):
+        encode_prompts(encoder, texts, pooling="cls")
 
 
 def test_importing_the_features_imports_no_framework():

@@ -1,4 +1,5 @@
 import dataclasses
+import html
 import json
 import pathlib
 import re
@@ -7,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 from refusals import refuse
+from report.browser import find_broken_words, watch
 from report.finished_workdir import make_finished_workdir, make_split, write_run_files
 
 import stepcot_jax as sc
@@ -95,7 +97,25 @@ def test_figures_are_the_evaluators(page, workdir):
     assert sum(counts) == 2 * 7 * NUM_TEST
 
 
-def test_the_cards_leave_steps_with_one_answer_out_and_say_so(workdir, tmp_path):
+@pytest.mark.slow
+def test_the_first_screen_has_verdicts_and_a_case_and_a_phone_scrolls_little(page, workdir, browser):
+    summary = section(page, "summary")
+    for name, words in judge(read_run(workdir), {}).items():
+        assert f"<b>{name.capitalize()}</b>: {html.escape(words)}." in summary
+    settings = set(re.findall(r'scope="row">(\w+)</th>', section(page, "settings")))
+    assert {"run", "data", "teacher", "student", "training"} <= settings
+    assert settings.isdisjoint({"vqa", "policy", "grpo", "baseline", "curriculum"})
+    with watch(browser, f"file://{workdir}/report.html") as wide:
+        pictures = wide.tab.locator("#summary img")
+        assert pictures.count() == 8
+        assert pictures.first.bounding_box()["y"] < 700
+    with watch(browser, f"file://{workdir}/report.html", width=390) as narrow:
+        assert narrow.tab.evaluate("document.documentElement.scrollHeight") < 20_000
+        assert narrow.overflow == 0
+        assert find_broken_words(narrow.tab) == []
+
+
+def test_means_leave_steps_with_one_answer_out_and_say_so(workdir, tmp_path):
     run = shutil.copytree(workdir, tmp_path / "run")
     split = read_test(run)
     split.predictions.labels[:, :5] = 1
@@ -110,31 +130,26 @@ def test_the_cards_leave_steps_with_one_answer_out_and_say_so(workdir, tmp_path)
 
 
 def judge(run, change, patients=None):
-    """The verdict on the student after a change of the right answers of the cases."""
-    labels = run.split.predictions.labels
-    logits = {"teacher": np.zeros((*labels.shape, 9)), "student": np.zeros((*labels.shape, 9))}
+    """The verdicts, after a change of which answers of the cases are right."""
+    labels, logits = run.split.predictions.labels, dict(run.split.predictions.logits)
+    logits |= {name: np.zeros((*labels.shape, 9)) for name in change}
     for name, right in change.items():
         np.put_along_axis(logits[name], np.where(right, labels, (labels + 1) % 3)[..., None], 1.0, axis=2)
     facts = run.split.facts if patients is None else {**run.split.facts, "patient_id": patients}
     split = dataclasses.replace(run.split.change(logits=logits), facts=facts)
-    return answers.judge_networks(dataclasses.replace(run, split=split), 200)["student"]
+    return answers.judge_networks(dataclasses.replace(run, split=split), 1000)
 
 
 def test_the_verdict_counts_steps_above_the_most_frequent_answer_and_compares_with_rivals(workdir):
     run = read_run(workdir)
     truth = run.split.predictions.labels
     right, wrong = np.ones(truth.shape, bool), np.zeros(truth.shape, bool)
-    sure = sum((truth[:, step] != np.bincount(truth[:, step]).argmax()).sum() > 3 for step in range(7))
-    found = judge(run, {"student": right, "teacher": wrong})
-    assert re.match(
-        rf"better than the most frequent answer at [{sure}-7] of 7 steps; better than the teacher \(\+1", found
-    )
-    assert "at 0 of 7 steps; below the teacher (-100.0 [-100.0, -100.0]" in judge(
-        run, {"student": wrong, "teacher": right}
-    )
-    assert "; not shown to beat the teacher (0.0" in judge(run, {"student": right, "teacher": right}).replace("+", "")
+    best, worst = judge(run, {"student": right, "teacher": wrong}), judge(run, {"student": wrong, "teacher": right})
+    assert "at 7 of 7 steps; better than the teacher (+100.0 [+100.0, +100.0]" in best["student"]
+    assert "at 0 of 7 steps; below the teacher (-100.0 [-100.0, -100.0]" in worst["student"]
+    assert "; not shown to beat the teacher (" in judge(run, {"student": right, "teacher": right})["student"]
     few = np.array([f"p{min(case, 8)}" for case in range(NUM_TEST)])
-    assert judge(run, {"student": right, "teacher": wrong}, few) == "too few patients for a verdict"
+    assert judge(run, {"student": right, "teacher": wrong}, few)["student"] == "too few patients for a verdict"
 
 
 def test_the_model_can_be_chosen_and_things_left_out(workdir, tmp_path):
@@ -155,15 +170,6 @@ def test_wrong_flags_are_named(workdir, tmp_path):
         ("--num-cases=0", "--num-cases must be at least 1; got 0"),
     ):
         refuse(words, main, [str(workdir), f"--out={tmp_path / 'page.html'}", flag])
-
-
-@pytest.mark.parametrize("name", ["report.json", "settings.json", "metrics.jsonl", "predictions/test.npz"])
-def test_an_unfinished_or_damaged_run_is_named(workdir, tmp_path, name):
-    copy = shutil.copytree(workdir, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
-    for damage in (lambda: (copy / name).write_bytes(b"{"), (copy / name).unlink):
-        damage()
-        refuse(re.escape(str(copy / name)), main, [str(copy), f"--out={tmp_path / 'page.html'}"])
-    assert not (tmp_path / "page.html").exists()
 
 
 @pytest.fixture(scope="module")
