@@ -15,8 +15,8 @@ import jax.numpy as jnp
 LAYERS = "stacked_layers"
 """Name of stacked layers among the parameters of a network."""
 
-LEAST = 3
-"""Fewer layers are not worth a scan."""
+LEAST = 12
+"""Fewer layers are not stacked: on a CPU eight of them compile in 3.4 s one by one and in 5.4 s as a scan."""
 
 _LAYER = re.compile(r"layer_(\d+)")
 
@@ -52,7 +52,10 @@ def unstack_layers(tree: Any) -> Any:
     found = {key: unstack_layers(child) for key, child in tree.items() if key != LAYERS}
     if LAYERS in tree:
         number = len(jax.tree.leaves(tree[LAYERS])[0])
-        found |= {f"layer_{layer}": take_layer(tree[LAYERS], layer) for layer in range(number)}
+        # Without a barrier a slice is fused into what reads it, and no two layers have the same kernels.
+        found |= {
+            f"layer_{layer}": jax.lax.optimization_barrier(take_layer(tree[LAYERS], layer)) for layer in range(number)
+        }
     return found
 
 

@@ -10,6 +10,7 @@ import pytest
 from oracles.random_params import assert_close, normal, randomise
 from policies.qwen.tiny_qwen import IMAGE, tiny
 
+from stepcot_jax.models import stacked_layers
 from stepcot_jax.models.low_rank import LowRankSettings, init_low_rank
 from stepcot_jax.models.qwen import SquareQwen
 from stepcot_jax.models.stacked_layers import LAYERS, stack_layers, unstack_layers
@@ -22,6 +23,11 @@ PROMPTS, LENGTHS = np.array([[3, *[IMAGE] * 9, 5], [4, *[IMAGE] * 9, 0]], np.int
 COMPLETIONS = np.array([[8, 9, 57], [10, 57, 57], [8, 11, 12], [13, 9, 57]], np.int32)
 GIVEN = IMAGES, PROMPTS, LENGTHS, COMPLETIONS
 ADAPTED = LowRankSettings(rank=2, targets=r"decoder/layer_\d/(attention/(query|out)|gate|down)")
+
+
+@pytest.fixture(autouse=True)
+def few_layers(monkeypatch):
+    monkeypatch.setattr(stacked_layers, "LEAST", 3)
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,9 @@
 import jax
 import numpy as np
 import pytest
-from policies.qwen.tiny_qwen import VISION
 from run.small_qwen_run import differentiate, draw_rows, make_run, roll, start, tiny_published
 
+from stepcot_jax.models import stacked_layers
 from stepcot_jax.policies.records import CheckMarks
 
 pytestmark = pytest.mark.slow
@@ -18,8 +18,9 @@ LOW_RANK = {"policy.low_rank": 4, "policy.low_rank_alpha": 1.0}
 
 @pytest.fixture(scope="module", autouse=True)
 def tiny_config(tmp_path_factory):
-    # Three layers are scanned; that of the tower in the middle has no windows.
-    with tiny_published(tmp_path_factory.mktemp("config"), num_hidden_layers=3, vision_config=VISION):
+    """Three layers each, which are scanned; that of the tower in the middle has no windows."""
+    with pytest.MonkeyPatch.context() as patch, tiny_published(tmp_path_factory.mktemp("config"), num_hidden_layers=3):
+        patch.setattr(stacked_layers, "LEAST", 3)
         yield
 
 
