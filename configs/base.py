@@ -89,8 +89,7 @@ def get_config():
     config.features = config_dict.ConfigDict()
     config.features.store = True  # store a frozen encoder's features; False: encode every batch, as augmentation needs
     config.features.folder = ""  # folder of the store, which runs may share; "": `features` in the workdir
-    # "none", or "float16", "float32": also store patch tokens, for explanations; a policy reads them and stores them as
-    # float32 with "none"
+    # dtype in which a policy stores the patch tokens that it reads, "float16" or "float32"; "none": float32
     config.features.patches = "none"
     config.features.batch_size = 0  # images per encoded batch; 0: 256 an accelerator of the process, 32 on its cores
 
@@ -157,7 +156,7 @@ def get_config():
     config.policy = config_dict.ConfigDict()  # a decoder over the cells of an image's feature map
     config.policy.start = ""  # workdir of a finished run whose weights it starts from; "": random weights
     # A Qwen2.5-VL in place of the small decoder (docs/qwen.md): folder or Hugging Face id. It brings network and
-    # tokenizer: tokenizer, grid, encoder_widths and the sizes below then have no effect and must be left out
+    # tokenizer: tokenizer, grid, encoder_widths and the sizes below then have no effect
     config.policy.weights = ""
     config.policy.random = (
         False  # True: random weights at the sizes of `weights`, whose tensors are not read (a dry run)

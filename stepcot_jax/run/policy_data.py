@@ -12,6 +12,7 @@ from stepcot_jax.data.questions.check_examples import CheckExample, draw_check_e
 from stepcot_jax.data.questions.making import write_texts
 from stepcot_jax.data.questions.record_files import write_vqa_records
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
+from stepcot_jax.evaluation.replies import ReplyScore
 from stepcot_jax.features.patch_input import PatchInput
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
@@ -35,11 +36,10 @@ from stepcot_jax.policies.records import (
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.reasoning.dialects import read_reply, write_question
 from stepcot_jax.record import Record
-from stepcot_jax.run.loading_questions import load_vqa_dataset
-from stepcot_jax.run.policy_start import naming_start, refuse_seen_patients, write_patients
+from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.settings import Settings
-from stepcot_jax.run.stored_policy import StoredPolicy, check_encoder
-from stepcot_jax.run.stored_reading import seal
+from stepcot_jax.run.start import naming_start, refuse_seen_patients, write_patients
+from stepcot_jax.run.stored import StoredPolicy, check_encoder, seal
 from stepcot_jax.systems.curriculum import stage_texts
 from stepcot_jax.systems.sft import See
 from stepcot_jax.training.checkpoints import saved_steps
@@ -99,7 +99,7 @@ def tokenize_records(
     """Return the prompts of all records and the replies of the training split as tokens."""
     tokenizer = make_tokenizer(settings, dataset, source) if tokenizer is None else tokenizer
     encoder = RecordEncoder(tokenizer, settings.vqa.dialect, with_thinking=settings.vqa.with_thinking)
-    train = [int(index) for index in dataset.splits["train"]]
+    train = [int(index) for index in dataset.splits.train]
     with naming_start(settings):
         prompts = [encoder.encode_prompt(record) for record in dataset.records]
         encoded = {index: encoder.encode(dataset.records[index]) for index in train}
@@ -128,7 +128,7 @@ def draw_checks(settings: Settings, dataset: VqaDataset) -> dict[int, CheckExamp
     """Return the training records that fine-tuning shows with a wrong attempt and a check, by index."""
     return draw_check_examples(
         dataset.records,
-        dataset.splits["train"],
+        dataset.splits.train,
         share=settings.self_check.sft_share,
         seed=settings.seed,
         dialect=settings.vqa.dialect,
@@ -158,6 +158,15 @@ def count_vocabulary(settings: Settings, dataset: VqaDataset, further: Sequence[
     if settings.self_check.enabled:
         texts += check_texts(draw_checks(settings, dataset))
     return Vocabulary.count(texts, largest=settings.image_encoder.image_size, num_merges=settings.policy.num_merges)
+
+
+@dataclasses.dataclass(frozen=True)
+class Answered:
+    """Questions with replies."""
+
+    records: Sequence[Record]
+    texts: Sequence[str]
+    scores: Sequence[ReplyScore]
 
 
 TEST_RECORDS = "records/test.jsonl"
@@ -202,7 +211,7 @@ class PolicyData:
         path = self.workdir / TEST_RECORDS
         path.parent.mkdir(exist_ok=True)
         opened = self.test.open_test()  # copied, not read
-        write_vqa_records(path, [opened.records[index] for index in opened.splits["test"]])
+        write_vqa_records(path, [opened.records[index] for index in opened.splits.test])
         write_patients(self.workdir, self.dataset)
 
 

@@ -379,7 +379,7 @@ def make_views(options: CurriculumOptions, dataset: VqaDataset, *, dialect: str,
             f"config.vqa.dialect={dialect!r} has no reply of the answer alone; expected one of "
             f"{', '.join(DIALECTS_WITH_HARD)}, or a schedule without a hard stage (shares, most_hard)"
         )
-    return StageViews(dataset.records, dataset.splits["train"], dialect=dialect, with_thinking=with_thinking)
+    return StageViews(dataset.records, dataset.splits.train, dialect=dialect, with_thinking=with_thinking)
 
 
 def may_be_hard(settings: CurriculumOptions) -> bool:
@@ -418,7 +418,7 @@ def make_staged_rows(
         _key(view): encoder.encode(view.record) if view.stage == "hard" else encoded[view.index]
         for view in _all_views(views, dataset, options)
     }
-    domains = {domain_of(dataset.records[int(index)]) for index in dataset.splits["train"]}
+    domains = {domain_of(dataset.records[int(index)]) for index in dataset.splits.train}
     curriculum = Curriculum(
         options,
         num_epochs=fine_tuning.epochs,
@@ -432,7 +432,7 @@ def make_staged_rows(
 
 def _all_views(views: StageViews, dataset: VqaDataset, options: CurriculumOptions) -> list[StageView]:
     hard = may_be_hard(options)
-    shown = [view for index in dataset.splits["train"] for view in views.shown_of(int(index))]
+    shown = [view for index in dataset.splits.train for view in views.shown_of(int(index))]
     return [view for view in shown if hard or view.stage != "hard"]
 
 

@@ -60,7 +60,7 @@ def pack_split(
     dataset: VqaDataset, encoded: Mapping[int, EncodedRecord], *, pack_length: int
 ) -> tuple[list[tuple[int, ...]], int]:
     """Return the packs of the training split and the tokens of the longest one; see `policies.records.pack_records`."""
-    indices = [int(index) for index in dataset.splits["train"]]
+    indices = [int(index) for index in dataset.splits.train]
     lengths = [encoded[index].length for index in indices]
     packs = pack_records(lengths, [int(dataset.image_of[index]) for index in indices], longest=pack_length)
     named = [tuple(indices[number] for number in pack) for pack in packs]

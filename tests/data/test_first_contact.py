@@ -127,7 +127,7 @@ def test_lost_answers_are_noted(tmp_path):
 def test_step_names_are_words_or_a_tuple():
     parser = argparse.ArgumentParser()
     parser.add_argument("--step-names", nargs="+", action=ReadStepNames)
-    for words in (["A b", "C"], ["('A b', 'C')"], ['["A b", "C"]']):
+    for words in (["A b", "C"], ["A b,C"], ["A b, C"], ["('A b', 'C')"], ['["A b", "C"]']):
         assert parser.parse_args(["--step-names", *words]).step_names == ("A b", "C")
     with pytest.raises(SystemExit):
         parser.parse_args(["--step-names", "('A b'"])

@@ -3,18 +3,14 @@ import dataclasses
 import pathlib
 import pickle
 
-import msgspec
 import numpy as np
 import pytest
 
 import stepcot_jax
-from stepcot_jax.box import Box
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.dataset import ClosedFeatures, TestSplitClosed
-from stepcot_jax.data.record_table import RecordTable
-from stepcot_jax.record import Record
 from stepcot_jax.run.inputs import Inputs, load_cases
-from stepcot_jax.run.loading_questions import load_vqa_dataset
+from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.settings import load_settings
 
 OPENERS = {
@@ -93,16 +89,6 @@ def test_no_door_to_the_test_split_stays_open(whole):
             closed.batch(test[:1])
 
 
-def test_texts_and_boxes_of_test_cases_are_gone_from_the_view():
-    shared = {"patient": "p", "reasoning": ("why",), "report": "r", "boxes": (Box("a", (0, 0, 1, 1)),)}
-    records = [Record(image=f"{k}.png", answers=(k,), **shared) for k in range(3)]
-    table = RecordTable(records)
-    hidden = table.without_answers([1])
-    nothing = {"answers": (NOT_ANNOTATED,), "reasoning": ("",), "report": "", "boxes": ()}
-    assert list(hidden) == [records[0], msgspec.structs.replace(records[1], **nothing), records[2]]
-    assert tuple(table) == tuple(records)
-
-
 def test_features_of_test_cases_are_closed_however_they_are_asked_for():
     features = np.arange(12.0, dtype=np.float32).reshape(4, 3)
     closed = ClosedFeatures(features, [2])
@@ -117,7 +103,7 @@ def test_features_of_test_cases_are_closed_however_they_are_asked_for():
 def test_the_view_of_questions_has_the_prompts_and_no_answer_of_test_records():
     whole = load_vqa_dataset(load_settings("vqa_quickstart", **{"phantom.num_cases": 40}))
     view, _ = whole.hold_out()
-    test, answers = set(whole.splits["test"].tolist()), {}
+    test, answers = set(whole.splits.test), {}
     for place, (record, own) in enumerate(zip(view.records, whole.records, strict=True)):
         if place not in test:
             assert record == own

@@ -88,7 +88,7 @@ def _draw_small(shapes, seed):
 
 def roll(run, state):
     """The batch of rollouts of the first prompts, on the host."""
-    prompts = run.task.data.make_prompts(run.task.dataset.splits["train"][: run.settings.grpo.batch_size])
+    prompts = run.task.data.make_prompts(run.task.dataset.splits.train[: run.settings.grpo.batch_size])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Rollouts, "reward_all", reward_tokens)
         batch = run.system.rollouts(state, prompts)

@@ -2,11 +2,10 @@ import os
 import pathlib
 import subprocess
 import sys
-import sysconfig
 import zipfile
 
 import pytest
-from wheels import build_wheel, make_environment
+from wheels import build_wheel
 
 import stepcot_jax
 from stepcot_jax.host.errors import BadInput
@@ -84,25 +83,3 @@ def test_a_clone_named_as_the_package_does_not_hide_it_from_the_folder_above(tmp
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     home = tmp_path / "stepcot_jax" / "stepcot_jax" / "__init__.py"
     assert done.stdout == f"{home} {' '.join(stepcot_jax.__all__)}\n", done.stderr
-
-
-def test_quickstart_runs_from_a_wheel_in_an_empty_folder(tmp_path):
-    site = make_environment(tmp_path)  # with this one's libraries and without this checkout
-    (site / "libraries.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-    small = {"phantom.num_cases": 40, "phantom.image_size": 32, "image_encoder.image_size": 32, "job": "baseline"}
-    small |= {"parallel.num_devices": 1, "baseline.epochs": 1, "evaluation.num_resamples": 20}
-    flags = [f"--config.{name}={value}" for name, value in small.items()]
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    run = subprocess.run(
-        [tmp_path / "env/bin/python", "-m", "stepcot_jax.main", "--config=quickstart", "--workdir=run", *flags],
-        cwd=empty,
-        env={**environment, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert run.returncode == 0, run.stderr
-    assert (empty / "run" / "report.json").is_file()
-    assert [path.name for path in empty.iterdir()] == ["run"]

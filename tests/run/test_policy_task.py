@@ -62,7 +62,7 @@ def test_no_word_of_a_held_out_answer_is_in_the_vocabulary(tmp_path):
     task = Run(small_settings(**BRIEF, vqa__with_thinking=True), tmp_path).task
     counted = policy_data.count_vocabulary(task.settings, task.dataset)
     for split, is_same in (("val", True), ("test", True), ("train", False)):
-        records, index = list(task.dataset.records), task.dataset.splits[split][0]
+        records, index = list(task.dataset.records), getattr(task.dataset.splits, split)[0]
         records[index] = msgspec.structs.replace(records[index], thinking=40 * "Zygomycosis ")
         other = policy_data.count_vocabulary(task.settings, dataclasses.replace(task.dataset, records=tuple(records)))
         assert (other.pieces == counted.pieces) == is_same, split

@@ -86,5 +86,7 @@ def test_preferences_on_a_mesh_in_passes(runs):
     expected, wanted = differentiate(alone, "dpo", start(alone), batch)
     found, numbers = differentiate(divided, "dpo", start(divided), batch)
     assert max(jax.tree.leaves(errors(found, expected))) <= 1e-5
-    assert numbers == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+    assert numbers == pytest.approx(
+        wanted, rel=1e-5, abs=2e-5
+    )  # a margin has the rounding of the sums that it subtracts
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected)) > 1e-4

@@ -73,7 +73,7 @@ def test_the_run_leaves_what_every_policy_leaves(dry):
 
 def test_a_finished_run_answers_as_it_did(dry):
     reader = load_reader(dry.workdir)
-    task, places = dry.task, dry.task.dataset.splits["test"][:1]
+    task, places = dry.task, list(dry.task.dataset.splits.test[:1])
     opened = task.data.open_test().dataset
     record, picture = opened.records[places[0]], opened.load_images(opened.image_of[places])[0]
     found = reader.answer(picture, record.question, choices=record.options, kind=record.kind)

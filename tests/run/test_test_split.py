@@ -46,7 +46,7 @@ def with_noise(inputs):
 def with_noisy_records(dataset):
     """Records of which those of the test split have other answers, boxes and thinking; pictures are noise."""
     records, rng = list(dataset.records), np.random.default_rng(0)
-    for place in dataset.splits["test"].tolist():
+    for place in dataset.splits.test:
         record, thinking = records[place], f"Noise {place}."
         answer = {
             "closed": "No" if record.answer == "Yes" else "Yes",
@@ -59,7 +59,7 @@ def with_noisy_records(dataset):
         records[place] = msgspec.structs.replace(
             record, answer=answer, references=references, thinking=thinking, synonyms=()
         )
-    pixels = NoisyPixels(dataset.pixels, dataset.image_of[dataset.splits["test"]].tolist())
+    pixels = NoisyPixels(dataset.pixels, dataset.image_of[list(dataset.splits.test)].tolist())
     return dataclasses.replace(dataset, records=tuple(records), pixels=pixels)
 
 

@@ -21,6 +21,7 @@ from policies.tiny_policy import (
 )
 from systems.policy_step import PACKS, SETTINGS, descend, make_params, make_update, start
 
+from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.policies.records import NO_PART
 from stepcot_jax.systems.policy_system import sft_schedule
 from stepcot_jax.systems.sft import POLICY, PackedRows, draw_batches, pack_split
@@ -107,7 +108,7 @@ def make_dataset(image_of):
     images = draw_pictures(max(image_of) + 1)
     return types.SimpleNamespace(
         image_of=np.array(image_of),
-        splits={"train": np.array([0, 1, 3, 4])},
+        splits=Splits(train=(0, 1, 3, 4), val=(), test=()),
         load_images=lambda places: images[np.asarray(places)],
     )
 

@@ -17,12 +17,12 @@ from stepcot_jax.data.questions.vqa_dataset import scale_record
 from stepcot_jax.evaluation.audits import perturb_records
 from stepcot_jax.evaluation.comparison import ReplyComparison
 from stepcot_jax.evaluation.replies import BASELINE, ScoringSettings, as_columns, score_text
+from stepcot_jax.evaluation.scored_baseline import score_baseline
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.ranges import Interval
 from stepcot_jax.reasoning.dialects import write_reply
 from stepcot_jax.record import KINDS
-from stepcot_jax.run.loading_questions import load_vqa_dataset
-from stepcot_jax.run.scored_baseline import score_baseline
+from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.settings import write_settings
 from stepcot_jax.tools.evaluate_replies import command as evaluating
 from stepcot_jax.tools.tables import command as making
@@ -234,12 +234,6 @@ def test_stages_are_worth_what_their_replies_say(plan, made):
         assert found["localisation"][row].value == pytest.approx(np.mean(of_seeds))
         assert found["published: knowledge"][row] is None
     assert found["localisation"][3:] == [None] * 9
-
-
-def test_other_cells_are_refused(plan):
-    cell = policy_tables.sft_of(plan, 0, policy_tables.PLAIN)
-    with pytest.raises(BadInput, match=r"cell 'SFT without thinking' .* has other records"):
-        policy_tables.score_cell(plan, cell, read_tests(plan)[1:])
 
 
 def test_patients_of_a_figure_are_those_of_its_smallest_kind(plan):

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +27,7 @@ from stepcot_jax.data.questions.record_files import VqaCollection, as_line
 from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.data.splits.near_duplicates import perceptual_hash
-from stepcot_jax.data.splits.splits import SPLIT_NAMES
+from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.machine import map_in_threads
 from stepcot_jax.reasoning.replies import IN_ROUND_BRACKETS, corners_of, scale_points
@@ -247,7 +247,7 @@ class VqaDataset:
 
     records: tuple[Record, ...]  # those of the loaded splits, in order
     image_of: Indices  # [record], index of its image
-    splits: Mapping[str, Indices]  # for each loaded split the indices of its records, ascending; no patient is in two
+    splits: Splits  # indices of the records; a split that was not loaded has none
     digest: str  # SHA-256 of records, splits and pixels, which must not change before a run resumes
     set_aside: tuple[SetAside, ...]  # records set aside, with the reason
     pixels: PixelCache  # index of an image -> uint8 [size, size, 3]; cached up to `data.cache_megabytes`
@@ -259,9 +259,9 @@ class VqaDataset:
 
     def hold_out(self) -> "tuple[VqaDataset, HeldOut[VqaDataset]]":
         """Return a view without the test split's answers, boxes and pictures, and the data for the last evaluation."""
-        closed = self.splits.get("test", np.zeros(0, np.int32))
+        closed = list(self.splits.test)
         records = list(self.records)
-        for index in closed.tolist():
+        for index in closed:
             records[index] = _without_answer(records[index])
         # A picture that training has too is open: `question_splits` warns of it, or takes it out of training.
         seen = set(self.image_of[[index for index in range(len(records)) if records[index].split != "test"]].tolist())
@@ -286,8 +286,8 @@ def _without_answer(record: Record) -> Record:
 def make_vqa_dataset(loaded: LoadedRecords, *, splits: Sequence[str], size: int, where: str) -> VqaDataset:
     """Return the dataset of loaded records, with boxes in pixels of pictures that are stretched to `size`."""
     records = tuple(scale_record(record, (size, size)) for record in loaded.records)
-    indices_of = {
-        name: np.array([index for index, record in enumerate(records) if record.split == name], np.int32)
+    indices_of: dict[str, tuple[int, ...]] = {
+        name: tuple(index for index, record in enumerate(records) if record.split == name)
         for name in SPLIT_NAMES
         if name in splits
     }
@@ -298,7 +298,8 @@ def make_vqa_dataset(loaded: LoadedRecords, *, splits: Sequence[str], size: int,
     digest = hashlib.sha256(loaded.digest)
     digest.update(_ENCODER.encode([list(indices_of), loaded.image_of, list(map(as_line, records))]))
     image_of = np.array(loaded.image_of, np.int32)
-    return VqaDataset(records, image_of, indices_of, digest.hexdigest(), loaded.set_aside, loaded.pixels)
+    chosen = Splits(*(indices_of.get(name, ()) for name in SPLIT_NAMES))
+    return VqaDataset(records, image_of, chosen, digest.hexdigest(), loaded.set_aside, loaded.pixels)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 from reasoning_records import make_record
 
 from stepcot_jax.data.questions.check_examples import draw_check_examples, is_wrong
-from stepcot_jax.run.loading_questions import load_vqa_dataset
+from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.settings import load_settings
 
 
@@ -19,7 +19,7 @@ def dataset():
 
 def _draw(dataset, **changes):
     chosen = {"share": 0.5, "seed": 0, "dialect": "gemex"} | changes
-    return draw_check_examples(dataset.records, dataset.splits["train"], **chosen)
+    return draw_check_examples(dataset.records, dataset.splits.train, **chosen)
 
 
 ATTEMPTS = [("closed", "Yes", "No", True), ("single", "A", "A", False), ("single", "A", "D", True)]
@@ -34,7 +34,7 @@ def test_an_attempt_is_wrong_if_its_answer_is(kind, answer, other, wrong):
 
 
 def test_examples_are_wrong_replies_of_the_training_split_by_seed_and_place(dataset):
-    examples, train = _draw(dataset, share=1.0), set(dataset.splits["train"].tolist())
+    examples, train = _draw(dataset, share=1.0), set(dataset.splits.train)
     assert len(examples) > 0.9 * len(train)
     topics = collections.Counter()
     for place, example in examples.items():
@@ -48,7 +48,7 @@ def test_examples_are_wrong_replies_of_the_training_split_by_seed_and_place(data
     half = _draw(dataset)
     assert half == _draw(dataset)
     assert half != _draw(dataset, seed=1)
-    assert 0.35 < len(half) / len(dataset.splits["train"]) < 0.65
+    assert 0.35 < len(half) / len(dataset.splits.train) < 0.65
     assert half.items() <= _draw(dataset, share=0.9).items()
     assert _draw(dataset, share=0.0) == {}
     shown = [example.shows_check for example in _draw(dataset, share=1.0, hides_check=True).values()]

@@ -15,9 +15,10 @@ from refusals import refuse
 from stepcot_jax.box import Box, Point
 from stepcot_jax.data.questions.record_files import FILE_NAME, read_vqa_records, write_vqa_records
 from stepcot_jax.data.questions.vqa_dataset import scale_record
+from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
-from stepcot_jax.run.loading_questions import load_vqa_dataset
+from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.settings import load_settings
 from stepcot_jax.tools.data.command import main
 
@@ -47,7 +48,7 @@ def folder(tmp_path_factory):
 
 def test_phantoms_in_memory_are_those_of_the_command(phantoms, folder):
     assert (phantoms.records, phantoms.num_images) == (read_vqa_records(folder).records, 36)
-    assert [len(places) for places in phantoms.splits.values()] == [
+    assert [len(places) for places in phantoms.splits.by_name().values()] == [
         sum(record.split == name for record in phantoms.records) for name in ("train", "val", "test")
     ]
     pixels = phantoms.load_images(phantoms.image_of)
@@ -63,8 +64,7 @@ def test_a_folder_of_phantoms_loads_as_phantoms_in_memory(phantoms, folder, chec
     assert found.records == phantoms.records
     assert np.array_equal(found.image_of, phantoms.image_of)
     assert (found.digest == phantoms.digest) == (check == "ahead")  # on_use: of paths and sizes
-    for name, places in phantoms.splits.items():
-        assert np.array_equal(found.splits[name], places)
+    assert found.splits == phantoms.splits
     assert np.array_equal(found.load_images(range(36)), phantoms.load_images(range(36)))
 
 
@@ -78,10 +78,10 @@ def test_one_split_alone_is_that_part_of_all(phantoms, folder, source):
 
     settings = _settings(folder if source == "folder" else "")
     test = load_vqa_dataset(settings, splits=("test",), progress=watch)
-    chosen = phantoms.splits["test"]
-    assert (test.records, list(test.splits)) == (tuple(phantoms.records[place] for place in chosen), ["test"])
-    assert np.array_equal(test.splits["test"], np.arange(len(chosen)))
-    assert np.array_equal(test.load_images(test.image_of), phantoms.load_images(phantoms.image_of[chosen]))
+    chosen = phantoms.splits.test
+    assert test.records == tuple(phantoms.records[place] for place in chosen)
+    assert test.splits == Splits(train=(), val=(), test=tuple(range(len(chosen))))
+    assert np.array_equal(test.load_images(test.image_of), phantoms.load_images(phantoms.image_of[list(chosen)]))
     assert len(watched) == test.num_images < 12  # nothing else is drawn or decoded
     assert test.digest != phantoms.digest
 
@@ -114,7 +114,11 @@ def test_splits_are_made_by_patient_unless_records_name_them(tmp_path):
     for record in dataset.records:
         of_patient[record.patient].add(record.split)
     assert all(len(found) == 1 for found in of_patient.values())
-    assert {name: len(places) for name, places in dataset.splits.items()} == {"train": 28, "val": 6, "test": 6}
+    assert {name: len(places) for name, places in dataset.splits.by_name().items()} == {
+        "train": 28,
+        "val": 6,
+        "test": 6,
+    }
     other = load_vqa_dataset(_settings(root, **{"data.split_seed": 5}))
     assert [record.split for record in other.records] != [record.split for record in dataset.records]
     named = ["train", "test", "val", "train", "val", "test"]
