@@ -69,7 +69,6 @@ def describe_preprocessing(preprocessing: Preprocessing) -> dict[str, Any]:
 # Frozen encoders as protocols, and the description of the store that holds their features (`store.json`).
 
 DESCRIPTION_FILE = "store.json"
-Kind = Literal["image", "text"]
 Patches = Literal["none", "float16", "float32"]
 
 
@@ -110,10 +109,7 @@ class FrozenImageEncoder(_FrozenEncoder, Protocol):
 
 @runtime_checkable
 class FrozenTextEncoder(_FrozenEncoder, Protocol):
-    """Frozen text encoder; `max_tokens` is the length at which texts are truncated."""
-
-    @property
-    def max_tokens(self) -> int: ...  # noqa: D102
+    """Frozen text encoder."""
 
     def encode(self, texts: Sequence[str], *, pooling: Any) -> Any:
         """Return features [text, width]."""
@@ -123,11 +119,10 @@ class FrozenTextEncoder(_FrozenEncoder, Protocol):
 class StoreSpec:
     """Origin of the features of a store."""
 
-    kind: Kind
     encoder: str  # name for messages; the same weights under another name are the same encoder
     digest: str  # of the encoder's weights
     width: int
-    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # preprocessing of images, or pooling of texts
+    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # preprocessing of images
     patches: Patches = "none"  # dtype of the patch tokens stored with the features, or "none"
 
     def __post_init__(self) -> None:
@@ -149,7 +144,7 @@ class StoreSpec:
     @property
     def folder_name(self) -> str:
         """Folder name for the store, unique to this spec."""
-        return f"{self.kind}-{self.identity_digest[:16]}"
+        return f"image-{self.identity_digest[:16]}"
 
 
 def describe_image_store(encoder: FrozenImageEncoder, *, patches: Patches = "none") -> StoreSpec:
@@ -157,14 +152,7 @@ def describe_image_store(encoder: FrozenImageEncoder, *, patches: Patches = "non
     details = describe_preprocessing(encoder.preprocessing)
     if patches != "none":
         details["patch_shape"] = list(encoder.patch_shape())
-    return StoreSpec("image", encoder.name, encoder.digest, encoder.width, details, patches)
-
-
-def describe_text_store(encoder: FrozenTextEncoder, *, pooling: str) -> StoreSpec:
-    """Return the spec of a store for a text encoder's features."""
-    width = getattr(encoder, "projected_width", 0) if pooling == "projected" else encoder.width
-    details = {"pooling": pooling, "max_tokens": int(encoder.max_tokens)}
-    return StoreSpec("text", encoder.name, encoder.digest, width, details)
+    return StoreSpec(encoder.name, encoder.digest, encoder.width, details, patches)
 
 
 SUFFIX = ".safetensors"
@@ -256,8 +244,6 @@ class FeatureStore:
 
     def read_patches(self, keys: Sequence[bytes]) -> np.ndarray:
         """Return patch tokens [case, patch, width] of the store's dtype, in the keys' order."""
-        if self.spec.patches == "none":
-            raise BadInput(f"{self.folder}: the store has no patch tokens (set config.features.patches when encoding)")
         return self._read("patches", keys, np.empty((len(keys), *self.spec.details["patch_shape"]), self.spec.patches))
 
     def _read(self, name: str, keys: Sequence[bytes], rows: np.ndarray) -> np.ndarray:

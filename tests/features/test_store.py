@@ -7,7 +7,7 @@ from refusals import refuse
 
 from stepcot_jax.features.store import FeatureStore, StoredFeatures, StoreSpec, digest_fields, open_features
 
-SPEC = StoreSpec(kind="image", encoder="fake", digest="d" * 64, width=5, details={"size": 4, "mean": (0.5, 0.1)})
+SPEC = StoreSpec(encoder="fake", digest="d" * 64, width=5, details={"size": 4, "mean": (0.5, 0.1)})
 KEYS = [digest_fields("test", number=number) for number in range(40)]
 ROWS = np.random.default_rng(0).standard_normal((40, 5)).astype(np.float32)
 

@@ -15,7 +15,6 @@ from stepcot_jax.features.importing import IMPORTED, PROMPTS
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run import inputs
-from stepcot_jax.systems import networks
 from stepcot_jax.tools.tables import cell_networks, cost_table, transfer_table
 from stepcot_jax.tools.tables import command as making
 from stepcot_jax.tools.tables.cells import Cells, vary
@@ -104,7 +103,9 @@ def test_without_a_target_the_first_style_of_the_phantom_is_trained_on_and_every
     stub = types.SimpleNamespace(networks=None, text_features=None, chain=DEFAULT_CHAIN, params={"teacher": None})
     monkeypatch.setattr(cell_networks, "load_weights", lambda folder, names: stub)
     monkeypatch.setattr(
-        networks, "make_predict", lambda *_: lambda params, batch: {"teacher": np.zeros((len(batch["images"]), 7, 9))}
+        cell_networks,
+        "make_predict",
+        lambda *_: lambda params, batch: {"teacher": np.zeros((len(batch["images"]), 7, 9))},
     )
     found = transfer_table._read(plan, cells[0], ("teacher",))
     cases = inputs.load_inputs(plan.settings, tmp_path, Terminal()).dataset.cases
