@@ -88,7 +88,8 @@ class QwenSource:
             low_rank = LowRankSettings(
                 rank=policy.low_rank, alpha=policy.low_rank_alpha, targets=policy.low_rank_targets
             )
-        return QwenPolicy(network, low_rank, mesh, not policy.random, settings.parallel.gather_once)
+        parallel = settings.parallel
+        return QwenPolicy(network, low_rank, mesh, not policy.random, parallel.gather_once, parallel.scan_layers)
 
     def load(self, policy: QwenPolicy) -> Params:
         """Return the checkpoint's parameters in the parts of the policy, without LoRA's, as stored, all checked."""
