@@ -9,6 +9,7 @@ import pytest
 from wheels import build_wheel, make_environment
 
 import stepcot_jax
+from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.configs import find_config, load_config, shipped_names
 
@@ -86,7 +87,7 @@ def test_a_clone_named_as_the_package_does_not_hide_it_from_the_folder_above(tmp
     assert done.stdout == f"{home} {' '.join(stepcot_jax.__all__)}\n", done.stderr
 
 
-def test_quickstart_runs_from_a_wheel_in_an_empty_folder(tmp_path):
+def test_quickstart_and_the_shipped_reader_run_from_a_wheel_in_an_empty_folder(tmp_path):
     site = make_environment(tmp_path)  # with this one's libraries and without this checkout
     (site / "libraries.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     small = {"phantom.num_cases": 40, "phantom.image_size": 32, "image_encoder.image_size": 32, "job": "baseline"}
@@ -106,3 +107,9 @@ def test_quickstart_runs_from_a_wheel_in_an_empty_folder(tmp_path):
     assert run.returncode == 0, run.stderr
     assert (empty / "run" / "report.json").is_file()
     assert [path.name for path in empty.iterdir()] == ["run"]
+    code = "import stepcot_jax as sc; print(sc.load('phantom').read(sc.draw_phantom(3).image).answers['Diagnosis'])"
+    command = [tmp_path / "env/bin/python", "-c", code]
+    first = subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True, timeout=300)
+    assert first.stdout.strip() in DEFAULT_CHAIN.steps[-1].options, first.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.stat().st_size < 3.5e6

@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING
 
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir, writing_for
-from stepcot_jax.tools.options import add_network, local_path
+from stepcot_jax.tools.options import OF_READER, add_network, local_path
 
 if TYPE_CHECKING:
     from stepcot_jax.reading.trained_model import Trained
 
 EXIT_UNREADABLE = 1
-_CHECKPOINT = "of a run or an export; or gs://, hf://OWNER/NAME"
 
 
 def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--checkpoint", required=True, metavar="WORKDIR", help=_CHECKPOINT)
+    parser.add_argument("--checkpoint", required=True, metavar="WORKDIR", help=OF_READER)
     add_network(parser)
 
 
@@ -116,10 +115,10 @@ def score(arguments: list[str]) -> int:
 def _load(options: argparse.Namespace) -> "Trained":
     from absl import logging
 
-    from stepcot_jax.host.download import find_path
+    from stepcot_jax.host.download import find_checkpoint
     from stepcot_jax.reading.trained_model import load_trained, read_default_model
 
-    options.checkpoint = find_path(options.checkpoint, "--checkpoint")
+    options.checkpoint = find_checkpoint(options.checkpoint)
     logging.set_verbosity(logging.ERROR)  # Orbax warns on every restore without an optimizer
     options.model = options.model or read_default_model(options.checkpoint)
     return load_trained(options.checkpoint, names=(options.model,))
