@@ -84,7 +84,7 @@ class StoreCost:
 
 def measure_store(num_images: int = 16_384, width: int = 512) -> StoreCost:
     """Write a store of random features and open it as a run does; return the size of a feature."""
-    spec = StoreSpec(kind="image", encoder="random", digest="0" * 64, width=width)
+    spec = StoreSpec(encoder="random", digest="0" * 64, width=width)
     draw = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name) / "store"

@@ -9,7 +9,6 @@ certain, with 95 % intervals by patient.
 
 import argparse
 import dataclasses
-import pathlib
 
 import jax
 import numpy as np
@@ -110,7 +109,7 @@ def train(dataset: Dataset, settings: Settings, *, seed: int, terminal: Terminal
     batch_size = settings.training.batch_size
     length = len(dataset.splits.train) // batch_size
     system = make_system(settings, dataset, None, batches_per_epoch=length)
-    text = encode_prompts(settings, pathlib.Path(), Terminal(silent=True), dataset.chain)
+    text = encode_prompts(settings, Terminal(silent=True), dataset.chain)
     shared = {"text_features": jax.device_put(text)}
     batches = training_batches(dataset, batch_size=batch_size, seed=seed)
     names = ("image_features", "labels")

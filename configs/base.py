@@ -89,8 +89,7 @@ def get_config():
     config.features = config_dict.ConfigDict()
     config.features.store = True  # store a frozen encoder's features; False: encode every batch, as augmentation needs
     config.features.folder = ""  # folder of the store, which runs may share; "": `features` in the workdir
-    # "none", or "float16", "float32": also store patch tokens, for explanations; a policy reads them and stores them as
-    # float32 with "none"
+    # dtype in which a policy stores the patch tokens that it reads, "float16" or "float32"; "none": float32
     config.features.patches = "none"
     config.features.batch_size = 0  # images per encoded batch; 0: 256 an accelerator of the process, 32 on its cores
 

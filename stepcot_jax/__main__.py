@@ -4,8 +4,10 @@ import ast
 import difflib
 import importlib.util
 import pathlib
+import platform
 import runpy
 import sys
+from importlib import metadata
 
 from stepcot_jax import __version__
 from stepcot_jax.host.errors import BadInput, run_tool
@@ -54,6 +56,13 @@ def _summarise(module: str) -> str:
     return (ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or "").partition("\n")[0] if source else ""
 
 
+def _describe_version() -> str:
+    """Return the version with those of what computes, read from their metadata: importing JAX takes a second."""
+    found = ((name, next(iter(metadata.distributions(name=name)), None)) for name in ("jax", "jaxlib"))
+    parts = [*(f"{name} {each.version}" for name, each in found if each), f"Python {platform.python_version()}"]
+    return f"stepcot-jax {__version__} ({', '.join(parts)})"
+
+
 def run(arguments: list[str]) -> int | None:
     """List the commands, or run the first argument as a command with the remaining ones."""
     commands = find_commands()
@@ -62,7 +71,7 @@ def run(arguments: list[str]) -> int | None:
         return None
     name, *rest = arguments
     if name == "--version":
-        print(f"stepcot-jax {__version__}")
+        print(_describe_version())
         return None
     module = "stepcot_jax.main" if name in _TRAIN else commands.get(name)
     if module is None and name in _EXTRAS:

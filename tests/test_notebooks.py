@@ -165,6 +165,10 @@ def test_anatomy(execute):
     assert "memory          (32, 7, 96)" in text_of(outputs["teacher"])
     by_hand, total = map(float, text_of(outputs["parts"]).split())
     assert abs(by_hand - total) < 1e-3
+    assert max(float(line.split()[-1]) for line in text_of(outputs["reference"]).splitlines()) < 1e-4
+    w_fw, weight, alignment, loss = map(float, re.findall(r"[-\d.]+", text_of(outputs["alignment"])))
+    assert abs(w_fw - weight) < 1e-4
+    assert abs(alignment - loss) < 1e-4
     assert any("image/png" in output.get("data", {}) for output in outputs["attention"])
     first, last = re.search(r"teacher ([\d.]+) -> ([\d.]+)", text_of(outputs["learn"])).groups()
     assert float(last) < float(first)

@@ -3,6 +3,7 @@ import pathlib
 import re
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 
@@ -41,7 +42,7 @@ def test_a_module_runs_nothing_before_its_last_definition():
     ("arguments", "code", "words"),
     [
         (["--help"], 0, "usage: stepcot COMMAND"),
-        (["--version"], 0, "stepcot-jax 0."),
+        (["--version"], 0, f"stepcot-jax 0.1.0 (jax {metadata.version('jax')}, jaxlib"),
         (["conformanc"], 2, "did you mean conformance?"),
         (["conformance", "no.npz"], 2, "error: no.npz"),
         (["main", "--config=configs/quickstart.py", "--workdir=x", "--config.seed=-1"], 2, "config.seed: -1 is not"),

@@ -13,15 +13,17 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 
 def build_wheel(folder: pathlib.Path, *, kind: str = "wheel", name: str = "source") -> pathlib.Path:
-    """Build a wheel, or an editable one, of a copy of the checkout with this name."""
+    """Build a wheel (or an editable one) of a copy of the package, or an sdist of one of the checkout."""
     source = folder / name
-    for part in ("stepcot_jax", "configs"):
+    more = ("benchmarks", "docs", "launch", "notebooks", "tests") if kind == "sdist" else ()
+    for part in ("stepcot_jax", "configs", *more):
         shutil.copytree(ROOT / part, source / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for part in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / part, source / part)
+    for path in ROOT.iterdir():
+        if path.is_file() and (more or path.name in ("pyproject.toml", "setup.py", "README.md", "LICENSE")):
+            shutil.copy(path, source)
     build = f"import setuptools.build_meta as b; b.build_{kind}('..')"
     subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
-    return next(folder.glob("*.whl"))
+    return next(folder.glob("*.tar.gz" if more else "*.whl"))
 
 
 def make_environment(folder: pathlib.Path) -> pathlib.Path:

@@ -28,11 +28,10 @@ from stepcot_jax.host.files import (
     LOCK_NAME,
     MAX_LISTING_BYTES,
     lock_folder,
-    read_file,
     removing_half,
     write_whole,
 )
-from stepcot_jax.host.text import escape_markdown, make_printable, one_line, write_csv
+from stepcot_jax.host.text import escape_markdown, make_printable, write_csv
 from stepcot_jax.host.untrusted import resolve
 
 SET_ASIDE_NAME = "set_aside.jsonl"
@@ -341,11 +340,7 @@ def _read_records(folder: Path, shard: ShardFile) -> Iterator[bytes]:
 
 def _read_set_aside(folder: Path, shard: ShardFile) -> Iterator[Aside]:
     path, expected = folder / SET_ASIDE_NAME, len(shard.unusable) + sum(not number for _, number in shard.annotated)
-    try:
-        content = read_file(path, max_bytes=MAX_LISTING_BYTES, accepted="the reports set aside")
-        return _require(msgspec.json.Decoder(Aside).decode_lines(content), path, expected)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError, MemoryError) as error:
-        raise BadInput(f"{path} cannot be read ({one_line(error)}); annotate again") from None
+    return _require(msgspec.json.Decoder(Aside).decode_lines(path.read_bytes()), path, expected)
 
 
 def _require(items: list[T], path: Path, expected: int) -> Iterator[T]:

@@ -69,7 +69,7 @@ from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.records import write_records
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.extras import MapBlocks
-from stepcot_jax.host.files import lock_folder, read_file, write_whole
+from stepcot_jax.host.files import lock_folder, write_whole
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.host.untrusted import resolve
 from stepcot_jax.record import Record, SetAside
@@ -77,8 +77,6 @@ from stepcot_jax.record import Record, SetAside
 FOLDER = "blocks"
 BLOCK_SIZE = 256
 """Reports per block, about a quarter of a second of work."""
-
-_MAX_BLOCK_BYTES = 1 << 30
 
 Annotate = Callable[[Report], tuple[Annotation, Provenance]]
 """Annotates one report, or raises `CannotAnnotate`."""
@@ -124,7 +122,7 @@ def annotate_in_blocks(
         num_done += len(blocks[missing[index]])
         watch(num_done)
     for block, path in zip(blocks, paths, strict=True):
-        for report, done in zip(block, _read_block(path, num_reports=len(block)), strict=True):
+        for report, done in zip(block, msgspec.json.decode(path.read_bytes(), type=list[_Done]), strict=True):
             yield Outcome(report, done.made, done.provenance, done.aside)
 
 
@@ -138,17 +136,6 @@ def _name_block(block: Sequence[Report], settings: str) -> str:
     for part in ((__version__, settings), *block):
         digest.update(repr(part).encode("utf-8", "surrogatepass"))
     return digest.hexdigest()[:32]
-
-
-def _read_block(path: Path, *, num_reports: int) -> list[_Done]:
-    try:
-        content = read_file(path, max_bytes=_MAX_BLOCK_BYTES, accepted="a finished block")
-        outcomes = msgspec.json.decode(content, type=list[_Done])
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-        outcomes = []
-    if len(outcomes) != num_reports:
-        raise BadInput(f"{path} is not a block of {num_reports} reports; remove it and rerun the command")
-    return outcomes
 
 
 TASKS: Mapping[str, Task[Any]] = {task.name: task for task in (rmcot.TASK, lvkc.TASK, medclm.TASK)}

@@ -188,23 +188,10 @@ def _check_features(output: Any, names: Sequence[str], *, encoder: str, shape: t
     return features[: len(names)]
 
 
-def encode_prompts(
-    encoder: FrozenTextEncoder, texts: Sequence[str], store: FeatureStore, *, pooling: str
-) -> EncodeCounts:
-    """Encode the texts without a stored feature, in one call, and log the counts."""
-    if store.spec.digest != encoder.digest or store.spec.details.get("pooling") != pooling:
-        raise ValueError(f"the store {store.folder} belongs to another encoder or pooling than {encoder.name}")
-    store.refresh()
-    by_key = dict(zip(prompt_keys(encoder, texts, pooling=pooling), texts, strict=True))
-    missing = {key: text for key, text in by_key.items() if key not in store}
-    if missing:
-        output = encoder.encode(list(missing.values()), pooling=pooling)
-        names = [f"text {text[:80]!r}" for text in missing.values()]
-        shape = (len(missing), store.spec.width)
-        store.write(list(missing), _check_features(output, names, encoder=encoder.name, shape=shape))
-    counts = EncodeCounts(encoded=len(missing), read=len(by_key) - len(missing))
-    _LOGGER.info("%s", counts.describe("prompts"))
-    return counts
+def encode_prompts(encoder: FrozenTextEncoder, texts: Sequence[str], *, pooling: str) -> np.ndarray:
+    """Return the features of texts, float32 [text, width]."""
+    output, names = encoder.encode(texts, pooling=pooling), [f"text {text[:80]!r}" for text in texts]
+    return _check_features(output, names, encoder=encoder.name, shape=np.shape(output))
 
 
 def image_keys(encoder: FrozenImageEncoder, contents: Sequence[str]) -> list[bytes]:
@@ -213,14 +200,6 @@ def image_keys(encoder: FrozenImageEncoder, contents: Sequence[str]) -> list[byt
     return [
         digest_fields("image", encoder=encoder.digest, preprocessing=preprocessing, content=content)
         for content in contents
-    ]
-
-
-def prompt_keys(encoder: FrozenTextEncoder, texts: Sequence[str], *, pooling: str) -> list[bytes]:
-    """Return the key of each text's feature."""
-    most = int(encoder.max_tokens)
-    return [
-        digest_fields("prompt", encoder=encoder.digest, pooling=pooling, max_tokens=most, text=text) for text in texts
     ]
 
 

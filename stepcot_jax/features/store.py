@@ -69,7 +69,6 @@ def describe_preprocessing(preprocessing: Preprocessing) -> dict[str, Any]:
 # Frozen encoders as protocols, and the description of the store that holds their features (`store.json`).
 
 DESCRIPTION_FILE = "store.json"
-Kind = Literal["image", "text", "imported images", "imported prompts"]
 Patches = Literal["none", "float16", "float32"]
 
 
@@ -110,10 +109,7 @@ class FrozenImageEncoder(_FrozenEncoder, Protocol):
 
 @runtime_checkable
 class FrozenTextEncoder(_FrozenEncoder, Protocol):
-    """Frozen text encoder; `max_tokens` is the length at which texts are truncated."""
-
-    @property
-    def max_tokens(self) -> int: ...  # noqa: D102
+    """Frozen text encoder."""
 
     def encode(self, texts: Sequence[str], *, pooling: Any) -> Any:
         """Return features [text, width]."""
@@ -123,11 +119,10 @@ class FrozenTextEncoder(_FrozenEncoder, Protocol):
 class StoreSpec:
     """Origin of the features of a store."""
 
-    kind: Kind
     encoder: str  # name for messages; the same weights under another name are the same encoder
-    digest: str  # of the encoder's weights, or of the files of imported features
+    digest: str  # of the encoder's weights
     width: int
-    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # preprocessing of images, or pooling of texts
+    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # preprocessing of images
     patches: Patches = "none"  # dtype of the patch tokens stored with the features, or "none"
 
     def __post_init__(self) -> None:
@@ -149,7 +144,7 @@ class StoreSpec:
     @property
     def folder_name(self) -> str:
         """Folder name for the store, unique to this spec."""
-        return f"{self.kind.replace(' ', '-')}-{self.identity_digest[:16]}"
+        return f"image-{self.identity_digest[:16]}"
 
 
 def describe_image_store(encoder: FrozenImageEncoder, *, patches: Patches = "none") -> StoreSpec:
@@ -157,60 +152,30 @@ def describe_image_store(encoder: FrozenImageEncoder, *, patches: Patches = "non
     details = describe_preprocessing(encoder.preprocessing)
     if patches != "none":
         details["patch_shape"] = list(encoder.patch_shape())
-    return StoreSpec("image", encoder.name, encoder.digest, encoder.width, details, patches)
+    return StoreSpec(encoder.name, encoder.digest, encoder.width, details, patches)
 
 
-def describe_text_store(encoder: FrozenTextEncoder, *, pooling: str) -> StoreSpec:
-    """Return the spec of a store for a text encoder's features."""
-    width = getattr(encoder, "projected_width", 0) if pooling == "projected" else encoder.width
-    details = {"pooling": pooling, "max_tokens": int(encoder.max_tokens)}
-    return StoreSpec("text", encoder.name, encoder.digest, width, details)
-
-
-def _open_spec(folder: Path, spec: StoreSpec | None) -> StoreSpec:
-    """Return the spec of a store's folder, and write it if the folder is new."""
-    path = folder / DESCRIPTION_FILE
-    if spec is not None and not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        strangers = [entry.name for entry in folder.iterdir() if not entry.name.startswith(".")]
-        if strangers and not path.exists():
-            raise BadInput(
-                f"{folder}: contains {sorted(strangers)[0]!r} and no {DESCRIPTION_FILE} (expected a new or empty "
-                "folder, or a feature store)"
-            )
-        save(path, spec)  # of two processes with other specs one finds the other's below
-    stored = load(path, StoreSpec)
-    if spec is None:
-        return stored
-    differing = [name for name, value in spec.identity.items() if stored.identity[name] != value]
-    if differing:
-        raise BadInput(
-            f"{path}: the store holds features of {stored.encoder!r} with {_list_fields(stored, differing)}; expected "
-            f"{_list_fields(spec, differing)} (use another folder)"
-        )
-    return spec
-
-
-def _list_fields(spec: StoreSpec, names: Sequence[str]) -> str:
-    return ", ".join(f"{name}={json.dumps(spec.identity[name])[:200]}" for name in names)
-
-
-SUFFIX, BAD_SUFFIX = ".safetensors", ".bad"
+SUFFIX = ".safetensors"
 MAX_BYTES = 1 << 30  # default memory limit for features: half a million cases of width 512
 
 
 class FeatureStore:
     """Features by key in a folder, in shards: safetensors files, each named by its store and its digest."""
 
-    def __init__(self, folder: Path, spec: StoreSpec | None = None) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: Path, spec: StoreSpec) -> None:
+        self.folder, self.spec = Path(folder), spec
         self.saved: Callable[[], None] | None = None  # called after each write
+        path = self.folder / DESCRIPTION_FILE
         try:
-            self.spec = _open_spec(self.folder, spec)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if not path.exists():
+                save(path, spec)  # of two processes with other specs one finds the other's below
         except OSError as error:
             raise BadInput(
                 f"{self.folder}: cannot be used as a feature store ({error.strerror}); expected a writable folder"
             ) from error
+        if (stored := load(path, StoreSpec)).identity != spec.identity:
+            raise BadInput(f"{path}: holds features of {stored.identity}; expected {spec.identity} (another folder)")
         self._name = self.spec.identity_digest[:16]
         self._seen: set[str] = set()
         self._places: dict[bytes, tuple[Path, int]] = {}  # shard and row of each key
@@ -223,18 +188,17 @@ class FeatureStore:
         return len(self._places)
 
     def refresh(self) -> None:
-        """Add the shards that any process has completed; bad ones are logged and renamed to `*.bad`."""
+        """Add the shards that any process has completed; a bad one is passed over, and its features made anew."""
         for path in sorted(self.folder.glob(f"[!.]*{SUFFIX}")):
             if path.name in self._seen:
                 continue
             self._seen.add(path.name)
             try:
-                if problem := self._add(path):
-                    self._set_aside(path, problem)
-            except FileNotFoundError:  # another process has renamed it
-                continue
-            except OSError as error:  # may be temporary: the shard stays
-                _LOGGER.warning("%s: cannot be read (%s); its features will be computed again", path, error.strerror)
+                problem = self._add(path)
+            except OSError as error:  # which may be temporary
+                problem = f"cannot be read ({error.strerror})"
+            if problem:
+                _LOGGER.warning("%s: %s; its features will be computed again", path, problem)
 
     def _add(self, path: Path) -> str:
         """Add the keys of a shard whose bytes have the digest of its name; return why it is none of this store's."""
@@ -280,8 +244,6 @@ class FeatureStore:
 
     def read_patches(self, keys: Sequence[bytes]) -> np.ndarray:
         """Return patch tokens [case, patch, width] of the store's dtype, in the keys' order."""
-        if self.spec.patches == "none":
-            raise BadInput(f"{self.folder}: the store has no patch tokens (set config.features.patches when encoding)")
         return self._read("patches", keys, np.empty((len(keys), *self.spec.details["patch_shape"]), self.spec.patches))
 
     def _read(self, name: str, keys: Sequence[bytes], rows: np.ndarray) -> np.ndarray:
@@ -291,15 +253,10 @@ class FeatureStore:
         for position, key in enumerate(keys):
             by_shard.setdefault(self._places[key][0], []).append(position)
         for path, positions in by_shard.items():
-            try:
-                with safetensors.safe_open(path, "numpy") as shard:
-                    stored = shard.get_slice(name)
-                    for position in positions:
-                        rows[position] = stored[self._places[keys[position]][1]]
-            except (OSError, safetensors.SafetensorError) as error:
-                raise BadInput(
-                    f"{path}: can no longer be read ({error}); shards must not change during a run"
-                ) from error
+            with safetensors.safe_open(path, "numpy") as shard:
+                stored = shard.get_slice(name)
+                for position in positions:
+                    rows[position] = stored[self._places[keys[position]][1]]
         return rows
 
     def check_present(self, keys: Sequence[bytes]) -> None:
@@ -310,14 +267,6 @@ class FeatureStore:
                 f"{self.folder}: {num_missing} of {len(keys)} features are missing; encode these images or texts with "
                 f"{self.spec.encoder!r} (digest {self.spec.digest[:16]})"
             )
-
-    def _set_aside(self, path: Path, reason: str) -> None:
-        _LOGGER.warning("%s: %s; renamed to *.bad, its features will be computed again", path, reason)
-        try:
-            path.rename(path.with_name(path.name + BAD_SUFFIX))
-            self._seen.discard(path.name)  # a process that computes the features again writes the same name
-        except OSError:  # another process was first, or the folder is read-only
-            _LOGGER.debug("%s: not renamed", path)
 
 
 class StoredFeatures:

@@ -11,6 +11,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from stepcot_jax.models.deferred_gradients import steps_at_once
 from stepcot_jax.models.layers import GivenAnswers, Projection, draw_keeps, given_distributions, given_logits, is_given
 
 ABSENT_LOGIT = -1e9
@@ -118,7 +119,8 @@ class Student(nn.Module):
                 passed = jnp.where(is_given(given)[:, None], given_logits(given, available=available), logits)
             return feature + jnp.tanh(passed @ head["kernel"].T), logits  # padding is 0 in both and adds nothing
 
-        _, logits = jax.lax.scan(answer, feature, (stack_heads(heads, absent_bias=0.0), given, available))
+        inputs = (stack_heads(heads, absent_bias=0.0), given, available)
+        _, logits = jax.lax.scan(answer, feature, inputs, unroll=steps_at_once())
         return jnp.where(available, jnp.swapaxes(logits, 0, 1), ABSENT_LOGIT)
 
 

@@ -62,9 +62,18 @@ def columns(kind: Kind, *names: str, published: bool = False, digits: int | None
     return tuple(Column(name, kind, published, digits=digits) for name in names)
 
 
-def mark_published(figures: Mapping[str, Entry]) -> Row:
-    """Return printed figures by the marked names of their columns."""
-    return {Column(name, published=True).marked_name: figure for name, figure in figures.items()}
+_MARKS: Mapping[str, Kind] = {"%": "percent", "+": "points", "#": "number"}
+
+
+def heads(*marked: str) -> tuple[Column, ...]:
+    """Return columns by names that begin with the mark of their kind, as "%accuracy"; those without one are text."""
+    return tuple(Column(name.lstrip("%+#"), _MARKS.get(name[:1], "text")) for name in marked)
+
+
+def mark_published(figures: Mapping[str, Entry], **recomputed: Entry) -> Row:
+    """Return printed figures, and our arithmetic on them, by the marked names of their columns."""
+    of_kinds = {"published": figures, "recomputed": recomputed}
+    return {f"{kind}: {name}": entry for kind, entries in of_kinds.items() for name, entry in entries.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,8 +128,8 @@ def write_table(folder: pathlib.Path, table: Table) -> list[str]:
 def to_csv(table: Table) -> str:
     """Format as CSV: shares of 1 with all digits, interval and deviation in columns of their own."""
     suffixes = [_find_suffixes([row[index] for row in table.rows]) for index in range(len(table.columns))]
-    names = [column.marked_name for column in table.columns]
-    lines = [[f"{name}{suffix}" for name, endings in zip(names, suffixes, strict=True) for suffix in endings]]
+    names = zip(table.columns, suffixes, strict=True)
+    lines = [[f"{column.marked_name}{suffix}" for column, endings in names for suffix in endings]]
     lines += [
         [_plain(entry, suffix) for entry, endings in zip(row, suffixes, strict=True) for suffix in endings]
         for row in table.rows

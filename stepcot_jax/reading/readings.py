@@ -134,7 +134,7 @@ def describe_called(findings: Mapping[str, Sequence[Finding]], rule: str) -> lis
 
 
 NO_GATE = "no gate stored"
-_LIMIT = "1 is the limit"
+_LIMIT = "above 1: unlike the training images"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +156,7 @@ class ImageCheck:
         """Reasons to distrust the answers, one sentence for each; empty without any."""
         lines = []
         if self.outside:
-            lines.append(f"outside of what it was trained on: score {self.gate_score:.2f} ({_LIMIT})")
+            lines.append(f"outside of what it was trained on: gate score {self.gate_score:.2f} ({_LIMIT})")
         if self.projection not in ("frontal", ""):
             article = "an" if self.projection[0] in "aeiou" else "a"
             lines.append(f"the DICOM header names {article} {self.projection} view; the network expects a frontal one")
@@ -164,7 +164,7 @@ class ImageCheck:
 
     def __str__(self) -> str:
         """Return the training data and the score in one line."""
-        score = NO_GATE if self.gate_score is None else f"score of this image {self.gate_score:.2f} ({_LIMIT})"
+        score = NO_GATE if self.gate_score is None else f"gate score {self.gate_score:.2f} ({_LIMIT})"
         return f"trained on: {self.trained_on or 'unknown'}; {score}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -467,8 +467,8 @@ class ChainReading:
         if verbose:
             lines += describe_called({answer.step.name: answer.findings for answer in self.steps}, self.rule)
         elif any(answer.findings for answer in self.steps):
-            called = [answer for step in self.steps for answer in step.above]
-            lines.append(f"above the operating point: {', '.join(called) or 'none'}")
+            called = [f"{answer.step.name}: {', '.join(answer.above)}" for answer in self.steps if answer.above]
+            lines.append(f"above the operating point: {'; '.join(called) or 'none'}")
         # A warning has the score already.
         lines.append(f"trained on: {self.check.trained_on or 'unknown'}" if self.check.outside else str(self.check))
         return lines

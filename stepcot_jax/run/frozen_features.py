@@ -24,7 +24,6 @@ from stepcot_jax.features.store import (
     FrozenImageEncoder,
     StoreSpec,
     describe_image_store,
-    describe_text_store,
     digest_pixels,
     open_features,
 )
@@ -113,7 +112,7 @@ def _with_stored_features(
     map_blocks: MapBlocks | None,
 ) -> Dataset:
     """Return the cases with the features of a frozen encoder; images with stored features are only hashed."""
-    spec = describe_image_store(encoder, patches=settings.features.patches)
+    spec = describe_image_store(encoder)
     options: dict[str, Any] = {
         "batch_size": settings.features.batch_size,
         "num_threads": settings.data.decoding_threads,
@@ -152,40 +151,36 @@ def _with_imported_features(settings: Settings, terminal: Terminal) -> Dataset:
     dataset = load_dataset(settings, preprocessing=preprocessing, require_images=False, progress=terminal.watch)
     from stepcot_jax.features import importing  # which most frozen encoders never need
 
-    store, keys = importing.open_imported_images(_find_imported(settings), dataset.cases)
-    terminal.say(f"images: 0 encoded, {len(set(keys))} read from {settings.image_encoder.weights}")
-    return dataclasses.replace(dataset, features=open_features(store, keys))
+    features = importing.read_imported_images(_find_imported(settings), dataset.cases)
+    terminal.say(f"images: 0 encoded, {len(features)} read from {settings.image_encoder.weights}")
+    return dataclasses.replace(dataset, features=features)
 
 
 def _find_imported(settings: Settings) -> pathlib.Path:
     return find_path(settings.image_encoder.weights, "config.image_encoder.weights")
 
 
-def read_prompts(settings: Settings, workdir: pathlib.Path, terminal: Terminal, chain: Chain) -> np.ndarray:
+def read_prompts(settings: Settings, terminal: Terminal, chain: Chain) -> np.ndarray:
     """Return the vector of each step's prompt, float32 [step, width], of a frozen text encoder or imported."""
     prompts = settings.prompts
     if prompts.encoder == "imported":
         folder = _find_imported(settings)
         from stepcot_jax.features import importing
 
-        imported = importing.open_imported_prompts(folder, num_steps=chain.num_steps)
-        if imported is None:
+        imported = importing.read_imported_prompts(folder)
+        if imported is None or len(imported) != chain.num_steps:
             raise BadInput(
-                f"{folder}: no imported prompt features (expected an array prompt_features in the imported file)"
+                f"{folder}: no imported prompt features of {chain.num_steps} steps (expected an array prompt_features "
+                "in the imported file)"
             )
-        store, keys = imported
-        return store.read(keys)
+        return imported
     texts = write_prompts(chain, prompts.template)
     dtype = jnp.dtype(settings.image_encoder.dtype)
     from stepcot_jax.encoders.load import load_text_encoder
 
     encoder = load_text_encoder(prompts.weights, dtype=dtype, max_tokens=prompts.max_tokens)
-    spec = describe_text_store(encoder, pooling=prompts.pooling)
-    with open_run_store(settings, workdir, spec, terminal) as (store, _):
-        counts = encode.encode_prompts(encoder, texts, store, pooling=prompts.pooling)
     terminal.say(f"text encoder: {encoder.name}, {encoder.num_parameters:,} parameters, frozen")
-    terminal.say(counts.describe("prompts"))
-    return store.read(encode.prompt_keys(encoder, texts, pooling=prompts.pooling))
+    return encode.encode_prompts(encoder, texts, pooling=prompts.pooling)
 
 
 def store_patches(

@@ -76,9 +76,7 @@ def load_inputs(
         image_encoder = make_resnet(settings.image_encoder.name)
         dataset = load_dataset(settings, preprocessing=trained_preprocessing(settings), progress=terminal.watch)
     dataset = choose_supervision(settings, dataset)
-    text = (
-        jax.device_put(encode_prompts(settings, workdir, terminal, dataset.chain)) if settings.reads_prompts else None
-    )
+    text = jax.device_put(encode_prompts(settings, terminal, dataset.chain)) if settings.reads_prompts else None
     return Inputs(dataset, text, image_encoder, prepare, digest)
 
 
@@ -152,10 +150,10 @@ def _encode(encoder: Any, batch: dict[str, Any]) -> dict[str, Any]:
     return encoded | {name: rows for name, rows in select_entries(batch).items() if name != "images"}
 
 
-def encode_prompts(settings: Settings, workdir: pathlib.Path, terminal: Terminal, chain: Chain) -> np.ndarray:
+def encode_prompts(settings: Settings, terminal: Terminal, chain: Chain) -> np.ndarray:
     """Return the vector of each step's prompt, float32 [step, width]."""
     if settings.prompts.encoder == "hashed":
         return hash_prompts(write_prompts(chain, settings.prompts.template), settings.prompts.width)
     from stepcot_jax.run.frozen_features import read_prompts
 
-    return read_prompts(settings, workdir, terminal, chain)
+    return read_prompts(settings, terminal, chain)

@@ -16,6 +16,7 @@ from stepcot_jax.host.text import make_printable
 from stepcot_jax.tools.options import (
     OF_RUN,
     PHASE,
+    add,
     add_asker,
     add_reading,
     check_asker,
@@ -77,24 +78,21 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         epilog="Exit code 0: answered, even if the reply is not well formed; 2: wrong input. "
         "stepcot answer --questions=FOLDER --help: ask any model a file of questions.",
     )
-    parser.add_argument("image", metavar="IMAGE", help="a PNG, JPEG or DICOM file; or gs://")
-    parser.add_argument("question", metavar="QUESTION", help="in the words of the training records")
-    parser.add_argument("--checkpoint", required=True, metavar="WORKDIR", help=OF_RUN)
-    parser.add_argument(
-        "--choice", action="append", default=[], metavar="TEXT", help="an option to choose from; twice or more"
-    )
+    add(parser, "IMAGE", "a PNG, JPEG or DICOM file; or gs://")
+    add(parser, "QUESTION", "in the words of the training records")
+    add(parser, "--checkpoint WORKDIR", OF_RUN, required=True)
+    add(parser, "--choice TEXT", "an option to choose from; twice or more", [], action="append")
     kinds = ("open", "closed", "single", "multi")
-    parser.add_argument("--kind", choices=kinds, help="of the question; default: guessed from question and choices")
+    add(parser, "--kind", "of the question; default: guessed from question and choices", choices=kinds)
     shown = "{} that the training records name, such as {}; the prompt then names it"
-    parser.add_argument("--modality", default="", metavar="TEXT", help=shown.format("of the picture,", "CT"))
-    parser.add_argument("--organ", default="", metavar="TEXT", help=shown.format("in the picture,", "abdomen"))
-    picture = "write the picture with its boxes to this file"
-    parser.add_argument("--out", type=local_path, metavar="FILE.png", help=picture)
-    parser.add_argument("--sample", action="store_true", help="draw the reply; default: the likeliest token each time")
+    add(parser, "--modality TEXT", shown.format("of the picture,", "CT"), "")
+    add(parser, "--organ TEXT", shown.format("in the picture,", "abdomen"), "")
+    add(parser, "--out FILE.png", "write the picture with its boxes to this file", type=local_path)
+    add(parser, "--sample", "draw the reply; default: the likeliest token each time")
     parser.add_argument("--seed", type=int, help="of --sample, default 0")
     parser.add_argument("--temperature", type=float, help="of --sample, default 1")
-    parser.add_argument("--phase", choices=("sft", "grpo", "dpo"), help=PHASE)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add(parser, "--phase", PHASE, choices=("sft", "grpo", "dpo"))
+    add(parser, "--json", "print one JSON object")
     return parser.parse_args(arguments)
 
 
@@ -135,10 +133,8 @@ def _parse_file(arguments: list[str]) -> argparse.Namespace:
         epilog="Exit code 0: asked, with refusals and unreadable pictures counted; 2: wrong input, or no question was "
         "answered; 3: stopped, and the same command resumes.",
     )
-    questions = "folder or file of questions in any layout; or gs://"
-    parser.add_argument("--questions", required=True, metavar="FOLDER", help=questions)
-    out = "JSON lines, which the same command resumes"
-    parser.add_argument("--out", type=local_path, required=True, metavar="REPLIES.jsonl", help=out)
+    add(parser, "--questions FOLDER", "folder or file of questions in any layout; or gs://", required=True)
+    add(parser, "--out REPLIES.jsonl", "JSON lines, which the same command resumes", type=local_path, required=True)
     add_reading(parser)
     add_asker(parser)
     return parser.parse_args(arguments)

@@ -41,7 +41,7 @@ from stepcot_jax.run.networks import load_frozen_encoder, make_networks
 from stepcot_jax.run.settings import Settings, load_settings, write_settings
 from stepcot_jax.run.stored_reading import CONVERTED_FILE, write_reading
 from stepcot_jax.systems.networks import init_params
-from stepcot_jax.tools.options import local_path
+from stepcot_jax.tools.options import add, local_path
 from stepcot_jax.training.checkpoints import Checkpoints, read_best, restore_params
 from stepcot_jax.training.state import Params, TrainState, flatten
 
@@ -109,24 +109,16 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("source", help="file to read; with --to torch also a run's workdir; or gs://")
     dest = "file to write; with --to jax also a new folder, a workdir"
     parser.add_argument("dest", type=local_path, help=dest)
-    parser.add_argument("--to", choices=("jax", "torch"), required=True, help="names and layouts to write")
-    parser.add_argument(
-        "--network", choices=tuple(NETWORKS), help="the authors' side is the bare state_dict of this network"
-    )
-    parser.add_argument(
-        "--ignore",
-        action="append",
-        default=[],
-        metavar="PREFIX",
-        help="skip tensors with this prefix, such as frozen encoders; may be repeated",
-    )
-    parser.add_argument("--force", action="store_true", help="replace the file DEST")
+    add(parser, "--to", "names and layouts to write", choices=("jax", "torch"), required=True)
+    add(parser, "--network", "the authors' side is the bare state_dict of this network", choices=tuple(NETWORKS))
+    skipped = "skip tensors with this prefix, such as frozen encoders; may be repeated"
+    add(parser, "--ignore PREFIX", skipped, [], action="append")
+    add(parser, "--force", "replace the file DEST")
     workdir = parser.add_argument_group("a workdir (--to jax, DEST a new folder)")
-    chain = "data folder or chain.json: the steps; or gs://"
-    workdir.add_argument("--chain", metavar="DATA", help=chain)
-    workdir.add_argument("--config", metavar="NAME", help="config of the training (default: paper)")
-    workdir.add_argument("--image-encoder", metavar="WEIGHTS", help="frozen image encoder, if the config names none")
-    workdir.add_argument("--text-encoder", metavar="WEIGHTS", help="frozen text encoder, if the config names none")
+    add(workdir, "--chain DATA", "data folder or chain.json: the steps; or gs://")
+    add(workdir, "--config NAME", "config of the training (default: paper)")
+    add(workdir, "--image-encoder WEIGHTS", "frozen image encoder, if the config names none")
+    add(workdir, "--text-encoder WEIGHTS", "frozen text encoder, if the config names none")
     return parser.parse_args(arguments)
 
 
@@ -263,7 +255,7 @@ def _write(
             "read the features of a frozen encoder"
         )
     encoder = load_frozen_encoder(settings)
-    text = encode_prompts(settings, workdir, Terminal(), chain)
+    text = encode_prompts(settings, Terminal(), chain)
     networks = make_networks(settings, chain, None)
     batch = {"image_features": jnp.zeros((1, encoder.width))}
     fresh = jax.device_get(

@@ -14,7 +14,7 @@ from typing import Any
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.extras import find_extra
 from stepcot_jax.host.terminal import name_command
-from stepcot_jax.tools.options import NETWORKS, local_path
+from stepcot_jax.tools.options import NETWORKS, add, local_path
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -26,17 +26,15 @@ def main(arguments: list[str] | None = None) -> int:
         prog="stepcot export",
         description="Export a trained model, with a loader that does not need this package.",
     )
-    parser.add_argument("--checkpoint", required=True, metavar="WORKDIR", help="of a finished run; or gs://")
-    parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help="new or empty folder")
-    parser.add_argument(
-        "--model",
-        metavar="NAME[,NAME]",
-        help="teacher, student, plain (default: all of the run, the best on validation first)",
+    add(parser, "--checkpoint WORKDIR", "of a finished run; or gs://", required=True)
+    add(parser, "--out DIR", "new or empty folder", type=local_path, required=True)
+    add(
+        parser, "--model NAME[,NAME]", "teacher, student, plain (default: all of the run, the best on validation first)"
     )
-    parser.add_argument("--push-to-hub", metavar="OWNER/NAME", help="then upload the folder to the Hugging Face hub")
-    parser.add_argument("--private", action="store_true", help="--push-to-hub: a new repository is private")
-    parser.add_argument("--license", metavar="ID", help="--push-to-hub: of the weights, for the card")
-    parser.add_argument("--json", action="store_true", help="print the report as one JSON line")
+    add(parser, "--push-to-hub OWNER/NAME", "then upload the folder to the Hugging Face hub")
+    add(parser, "--private", "--push-to-hub: a new repository is private")
+    add(parser, "--license ID", "--push-to-hub: of the weights, for the card")
+    add(parser, "--json", "print the report as one JSON line")
     flags = parser.parse_args(arguments)
     names = None if flags.model is None else tuple(dict.fromkeys(map(str.strip, flags.model.split(","))))
     unknown = [name for name in names or () if name not in NETWORKS]

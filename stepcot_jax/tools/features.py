@@ -14,11 +14,11 @@ from absl import app, flags, logging
 from stepcot_jax.host.download import is_address
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.run.settings import make_settings
-from stepcot_jax.tools.options import ReadStepNames, define_flags, local_path, parse
+from stepcot_jax.tools.options import ReadStepNames, add, define_flags, local_path, parse
 
 
 def fill(arguments: list[str]) -> None:
-    """Encode every image and prompt of a config that has no stored feature."""
+    """Encode every image of a config that has no stored feature."""
 
     def run() -> None:
         if len(arguments) > 1:
@@ -78,15 +78,13 @@ def main(arguments: list[str]) -> None:
         prog="stepcot features import",
         description="Import features made elsewhere. FILE, IDS and ROOT may be on gs://.",
     )
-    parser.add_argument("file", metavar="FILE", help=".npz (features, ids) or .npy [case, width]")
+    add(parser, "FILE", ".npz (features, ids) or .npy [case, width]")
     parser.add_argument("--ids", help=".txt, .csv or .json with the image path of each row")
     parser.add_argument("--root", required=True, help="folder of the cases")
-    parser.add_argument("--store", type=local_path, required=True, metavar="DIR", help="folder for the features")
+    add(parser, "--store DIR", "folder for the features", type=local_path, required=True)
     parser.add_argument("--layout", default="auto", help="of the folder, see docs/sources.md; detected by default")
-    parser.add_argument(
-        "--step-names", nargs="+", action=ReadStepNames, default=(), metavar="NAME", help="default: the published seven"
-    )
-    parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")
+    add(parser, "--step-names NAME", "default: the published seven", (), nargs="+", action=ReadStepNames)
+    add(parser, "--on-bad-record", "default stop", "stop", choices=("stop", "skip"))
     options = parser.parse_args(arguments)
     from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
     from stepcot_jax.data.sources.layouts import read_source

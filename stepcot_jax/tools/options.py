@@ -42,22 +42,33 @@ def local_path(text: str) -> pathlib.Path:
     return pathlib.Path(text)
 
 
+def add(parser: Any, flag: str, text: str, default: Any = None, **how: Any) -> None:
+    """Add an argument: "--name VALUE", "--number N", "--switch", or a positional "NAME"."""
+    name, _, value = flag.partition(" ")
+    how |= {"metavar": value or name} if value or name.isupper() else {}
+    how |= {} if default is None else {"default": default}
+    if value in ("N", "M", "T") or isinstance(default, int):
+        how.setdefault("type", int)
+    elif name.startswith("--") and not value and not {"action", "choices"} & how.keys():
+        how["action"] = "store_true"
+    parser.add_argument(name.lower(), help=text, **how)
+
+
 def add_network(parser: argparse.ArgumentParser) -> None:
     """Add the option that chooses one of a run's networks."""
-    parser.add_argument("--model", choices=NETWORKS, help="default: the run's best on validation")
+    add(parser, "--model", "default: the run's best on validation", choices=NETWORKS)
 
 
 def add_reading(parser: argparse.ArgumentParser) -> None:
     """Add the options of which questions are read, and how."""
     from stepcot_jax.data.sources.layout_table import AUTO, QUESTIONS
 
-    parser.add_argument("--layout", choices=(AUTO, *QUESTIONS), default=AUTO, help="default: detected from the files")
+    add(parser, "--layout", "default: detected from the files", AUTO, choices=(AUTO, *QUESTIONS))
     size = "pixels of the picture that boxes refer to: required for GEMeX as released"
     parser.add_argument("--box-size", type=int, nargs=2, metavar=("W", "H"), help=size)
-    unseen = "leave out questions about a picture that stands in the training part too"
-    parser.add_argument("--unseen", action="store_true", help=unseen)
+    add(parser, "--unseen", "leave out questions about a picture that stands in the training part too")
     parser.add_argument("--split", default="test", help="train, val, test (default) or all")
-    parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")
+    add(parser, "--on-bad-record", "default stop", "stop", choices=("stop", "skip"))
 
 
 def read_split(options: argparse.Namespace, name: str, flag: str) -> "tuple[VqaCollection, list[Record]]":
@@ -67,8 +78,8 @@ def read_split(options: argparse.Namespace, name: str, flag: str) -> "tuple[VqaC
     from stepcot_jax.run.scored_replies import choose_split
 
     how: Any = {"on_bad_record": options.on_bad_record, "layout": options.layout, "require_images": False}
-    box_size = options.box_size and tuple(options.box_size)
-    collection = read_vqa_source(find_path(name, flag), box_size=box_size, **how)
+    how["box_size"] = options.box_size and tuple(options.box_size)
+    collection = read_vqa_source(find_path(name, flag), **how)
     if collection.set_aside:
         what = f"{len(collection.set_aside)} bad {collection.unit}s set aside"
         print(f"{collection.path}: {what}, {collection.set_aside[0].reason}")
@@ -89,19 +100,19 @@ def add_model(
     model = parser.add_argument_group("model", "OpenAI-compatible endpoint (extra: annotate); with vision for images")
     if url is None:
         here = "a Qwen2.5-VL: folder or Hugging Face id; runs on this machine, pictures do not leave it"
-        model.add_argument("--local", metavar="FOLDER", help=here)
+        add(model, "--local FOLDER", here)
     address = f"address with version{f', default {url}' if url else ', pictures go only there'}"
     model.add_argument("--endpoint", "--base-url", default=url, metavar="URL", help=address)
-    model.add_argument("--model", metavar="NAME", help="name at the endpoint")
-    model.add_argument("--key-variable", metavar="NAME", help=f"environment variable, default {DEFAULT_KEY_VARIABLE}")
-    model.add_argument("--max-tokens", type=int, metavar="N", help="spending cap of all ledgers of --out together")
-    model.add_argument("--max-answer-tokens", type=int, metavar="N", help="of one reply, default 2048")
-    model.add_argument("--concurrency", type=int, metavar="N", help=f"{units} at once, default {at_once}")
-    model.add_argument("--timeout", type=float, metavar="SECONDS", help="of a request, default 120")
-    model.add_argument("--attempts", type=int, metavar="N", help="until a request is given up, default 8")
+    add(model, "--model NAME", "name at the endpoint")
+    add(model, "--key-variable NAME", f"environment variable, default {DEFAULT_KEY_VARIABLE}")
+    add(model, "--max-tokens N", "spending cap of all ledgers of --out together")
+    add(model, "--max-answer-tokens N", "of one reply, default 2048")
+    add(model, "--concurrency N", f"{units} at once, default {at_once}")
+    add(model, "--timeout SECONDS", "of a request, default 120", type=float)
+    add(model, "--attempts N", "until a request is given up, default 8")
     model.add_argument("--temperature", type=float, help="default 0")
     omit = "decoding setting that an endpoint refuses; may be repeated"
-    model.add_argument("--omit", choices=("temperature", "seed"), action="append", default=[], help=omit)
+    add(model, "--omit", omit, [], choices=("temperature", "seed"), action="append")
     return model
 
 
@@ -122,23 +133,20 @@ def make_endpoint(options: argparse.Namespace, model: str, address: str, **chang
     """Return an endpoint with the requests' options of `add_model`."""
     from stepcot_jax.annotate.llm.client import Endpoint
 
-    same = ("key_variable", "max_answer_tokens", "timeout", "temperature", "seed")
-    fields = {**{name: name for name in same}, "attempts": "num_attempts"}
-    chosen = {field: value for name, field in fields.items() if (value := getattr(options, name)) is not None}
+    names = ("key_variable", "max_answer_tokens", "timeout", "temperature", "seed", "attempts")
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    chosen = {"num_attempts" if name == "attempts" else name: value for name, value in given.items()}
     return Endpoint(model, address, **{**chosen, **dict.fromkeys(options.omit), **changes})
 
 
 def add_asker(parser: argparse.ArgumentParser) -> None:
     """Add the options of the model that answers a file of questions: a run, a Qwen2.5-VL or an endpoint."""
-    drawn = "draw N questions, default all; a rerun with more asks only the others"
-    parser.add_argument("--num-questions", type=int, metavar="N", help=drawn)
-    parser.add_argument("--dialect", choices=DIALECTS, help="form to ask for; default: the run's own, else gemex")
-    without = "do not ask for reasoning before the answer"
-    parser.add_argument("--without-thinking", action="store_true", help=without)
-    side = "longer side of the pictures that a large model is shown, in pixels, default 1024"
-    parser.add_argument("--image-size", type=int, metavar="N", help=side)
-    parser.add_argument("--checkpoint", metavar="RUN", help=OF_RUN)
-    parser.add_argument("--phase", choices=("sft", "grpo", "dpo"), help=PHASE)
+    add(parser, "--num-questions N", "draw N questions, default all; a rerun with more asks only the others")
+    add(parser, "--dialect", "form to ask for; default: the run's own, else gemex", choices=DIALECTS)
+    add(parser, "--without-thinking", "do not ask for reasoning before the answer")
+    add(parser, "--image-size N", "longer side of the pictures that a large model is shown, in pixels, default 1024")
+    add(parser, "--checkpoint RUN", OF_RUN)
+    add(parser, "--phase", PHASE, choices=("sft", "grpo", "dpo"))
     parser.add_argument("--seed", type=int, help="of an endpoint's decoding, default 0")
     add_model(parser, units="questions", at_once="32 with --checkpoint, 8 with --local, 4 with --endpoint")
 
@@ -215,10 +223,9 @@ class ReadStepNames(argparse.Action):
 
 def add_cases(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `open_cases`."""
-    parser.add_argument("data", nargs="?", metavar="DATA", help="a data root in any layout; or gs://")
-    run = "cases that a finished run has predicted; DATA overrides its data root"
-    parser.add_argument("--workdir", metavar="RUN", help=run)
-    parser.add_argument("--split", choices=("val", "test"), help="of --workdir, default test")
+    add(parser, "DATA", "a data root in any layout; or gs://", nargs="?")
+    add(parser, "--workdir RUN", "cases that a finished run has predicted; DATA overrides its data root")
+    add(parser, "--split", "of --workdir, default test", choices=("val", "test"))
     parser.add_argument("--layout", help="of DATA without --workdir; default: recognised by the files")
 
 
@@ -294,10 +301,8 @@ def _find_configs(arguments: list[str]) -> list[tuple[int, str]]:
     for position, argument in enumerate(arguments[1:], start=1):
         flag, separator, value = argument.lstrip("-").partition("=")
         if argument.startswith("-") and flag in _CONFIG_FLAGS:
-            if separator:
-                configs.append((position, value))
-            elif position + 1 < len(arguments):
-                configs.append((position + 1, arguments[position + 1]))
+            at = position + (not separator)  # the value may be the next word
+            configs += [(at, value if separator else arguments[at])] if at < len(arguments) else []
     return configs
 
 

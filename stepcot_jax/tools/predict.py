@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import writing_whole
 from stepcot_jax.host.machine import use_compilation_cache
-from stepcot_jax.tools.options import OF_READER, add_network, local_path
+from stepcot_jax.tools.options import OF_READER, add, add_network, local_path
 
 if TYPE_CHECKING:
     from stepcot_jax.reading.image_reader import Given, ImageReader
@@ -152,31 +152,20 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="IMAGE",
         help="PNG, JPEG or DICOM files, or folders of them; also on gs://",
     )
-    parser.add_argument("--checkpoint", required=True, metavar="WORKDIR", help=OF_READER)
+    add(parser, "--checkpoint WORKDIR", OF_READER, required=True)
     add_network(parser)
-    parser.add_argument(
-        "--given",
-        action="append",
-        default=[],
-        metavar="STEP=ANSWER",
-        help='an answer that other steps follow from, such as "Anatomical location=Lower lung zone", or "... 70 %%" '
-        "if it is not certain; or a reading that the demo saved (FILE.json); may be repeated",
+    given = (
+        'an answer that other steps follow from, such as "Anatomical location=Lower lung zone", or "... 70 %%" '
+        "if it is not certain; or a reading that the demo saved (FILE.json); may be repeated"
     )
-    parser.add_argument(
-        "--as-published",
-        action="store_true",
-        help="the network's own answers, each given one written back to it, and not those of its joint model",
-    )
-    verbose = "also say how answer sets were made, and the figures of the operating points"
-    parser.add_argument("--verbose", action="store_true", help=verbose)
-    parser.add_argument("--ask", action="store_true", help="ask for corrections at the terminal, for one image")
-    parser.add_argument("--json", action="store_true", help="write one JSON object a line and image")
-    parser.add_argument(
-        "--out",
-        type=local_path,
-        metavar="FILE",
-        help="write to FILE instead of stdout; a .csv, .jsonl or .parquet file has one row an image",
-    )
+    add(parser, "--given STEP=ANSWER", given, [], action="append")
+    own = "the network's own answers, each given one written back to it, and not those of its joint model"
+    add(parser, "--as-published", own)
+    add(parser, "--verbose", "also say how answer sets were made, and the figures of the operating points")
+    add(parser, "--ask", "ask for corrections at the terminal, for one image")
+    add(parser, "--json", "write one JSON object a line and image")
+    rows = "write to FILE instead of stdout; a .csv, .jsonl or .parquet file has one row an image"
+    add(parser, "--out FILE", rows, type=local_path)
     return parser.parse_args(arguments)
 
 

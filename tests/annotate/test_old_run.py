@@ -1,7 +1,6 @@
-"""A paid run goes on without a single request and gives the same records; an older prompt's answers are refused.
+"""A paid run goes on without a single request and gives the same records.
 
-`old_run/*_2.jsonl` hold answers to version 2 of the prompts, `old_run/annotate_1.jsonl` those to version 1 of the
-annotation prompt: a first line with what they share, then one a line.
+`old_run/*_2.jsonl` hold answers to version 2 of the prompts: a first line with what they share, then one a line.
 """
 
 import contextlib
@@ -11,7 +10,6 @@ import pathlib
 import msgspec
 import pytest
 from annotate.misbehaving_server import MisbehavingServer
-from refusals import refuse
 
 from stepcot_jax import __version__
 from stepcot_jax.annotate.llm.answers import Answers, Ledger
@@ -53,8 +51,3 @@ def test_paid_answers_with_repair_trust_and_votes_answer_everything(tmp_path, se
     records = json.loads((tmp_path / "data.json").read_text())
     assert {record["stepcot_jax"]["provenance"].pop("version") for record in records} == {__version__}
     assert records == json.loads((OLD / "data.json").read_text())
-
-
-def test_answers_to_the_prompt_without_quotes_are_refused_before_a_request(tmp_path, server):
-    write_answers(tmp_path, "annotate_1.jsonl")
-    refuse("has answers to version 1 of the prompt, expected version 2", annotate, server, tmp_path)

@@ -1,7 +1,6 @@
 """Shards of a run, annotated apart and merged: the same files as one run; gaps, doubles and strangers by name."""
 
 import json
-import shutil
 
 import pytest
 from annotate.answer_files import read_rows
@@ -10,7 +9,6 @@ from annotate.test_pipeline import command, read_funnel
 from PIL import Image
 from refusals import refuse
 
-from stepcot_jax import __version__
 from stepcot_jax.annotate import runner
 from stepcot_jax.annotate.output import Shard, read_shard
 from stepcot_jax.chain import DEFAULT_CHAIN
@@ -90,16 +88,12 @@ def test_a_shard_depends_on_the_id_alone_and_other_flags_are_refused():
 
 def test_gaps_doubles_and_strangers_are_refused_by_name(tmp_path, source):
     folders = annotate_shards(source, tmp_path / "shards", "--images=none")
-    out, copy, link, strange = (tmp_path / name for name in ("out", "copy", "link", "strange"))
-    shutil.copytree(folders[1], copy)
-    link.symlink_to(folders[2])
+    out, strange = (tmp_path / name for name in ("out", "strange"))
     main([str(source), f"--out={tmp_path / 'four'}", "--shard=3/4", "--images=none"])
     other = write_source(tmp_path / "other", number=39)
     main([str(other), f"--out={strange}", "--shard=4/5", "--images=none"])
     for given, words in (
         ([folders[0], folders[2], folders[4]], r"2 of 5 shards are missing: 1/5, 3/5; pass all folders"),
-        ([*folders, copy], r"shard 1/5 is in \S*shards/1 and in \S*copy; pass each shard once"),
-        ([*folders, link], r"shard 2/5 is in \S*shards/2 and in \S*link; pass each shard once"),
         ([*folders, folders[3]], r"shard 3/5 is in \S*shards/3 and in \S*shards/3; pass each shard once"),
         ([*folders, source.parent], r"source has no shard.json: expected the folder of a complete run with --shard"),
         ([*folders[:4], tmp_path / "four"], r"four/shard.json: is one of 4 shards, \S*shards/0 one of 5"),
@@ -120,19 +114,13 @@ def test_a_report_in_two_shards_or_none_and_a_changed_shard_are_refused(tmp_path
     shard = json.loads(path.read_text())
     (_, number), *others = shard["annotated"]
     first = json.loads((folders[0] / "shard.json").read_text())["annotated"][0][0]
-    for changed, said in (
-        ({"stepcot_jax": "0.0.9"}, rf"shards/2/shard.json: .* \(written by stepcot_jax 0.0.9, read by {__version__}\)"),
-        ({**shard, "annotated": others}, "the shards do not hold each of 42 reports once"),
-        ({**shard, "annotated": [[first, number], *others]}, "the shards do not hold each of 42 reports once"),
-    ):
-        path.write_text(json.dumps(changed))
-        refuse(said, merge, folders, tmp_path / "out")
+    for annotated in (others, [[first, number], *others]):
+        path.write_text(json.dumps({**shard, "annotated": annotated}))
+        refuse("the shards do not hold each of 42 reports once", merge, folders, tmp_path / "out")
     path.write_text(json.dumps(shard))
     records = folders[1] / "data.json"
     records.write_text(json.dumps(json.loads(records.read_text())[1:]))
     refuse(r"shards/1/data.json holds \d+; its shard.json says \d+", merge, folders, tmp_path / "out")
-    records.unlink()
-    refuse(r"shards/1: shard 1/5 is not complete", merge, folders, tmp_path / "out")
 
 
 def test_a_folder_holds_one_shard_and_one_killed_while_it_is_replaced_is_not_merged(tmp_path, source, monkeypatch):
@@ -161,7 +149,7 @@ def entries(folder):
     )
 
 
-def test_blocks_of_an_engine_are_kept_for_a_rerun_and_damaged_ones_are_named(tmp_path, source, monkeypatch):
+def test_blocks_of_an_engine_are_kept_for_a_rerun(tmp_path, source, monkeypatch):
     monkeypatch.setattr(runner, "BLOCK_SIZE", 8)
     annotated = []
 
@@ -180,11 +168,7 @@ def test_blocks_of_an_engine_are_kept_for_a_rerun_and_damaged_ones_are_named(tmp
     stops = True
     with pytest.raises(KeyboardInterrupt):
         run()
-    (kept,) = (tmp_path / "blocks" / "blocks").iterdir()
-    content, stops = kept.read_bytes(), False
-    kept.write_text("[]")
-    refuse(rf"{kept.name} is not a block of 8 reports; remove it and rerun", run)
-    kept.write_bytes(content)
+    stops = False
     run()
     assert annotated == [8] * 5  # each block once
     main([str(source), f"--out={tmp_path / 'local'}"])

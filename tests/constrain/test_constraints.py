@@ -69,18 +69,15 @@ def test_verifiers_by_hand(text, strict, loose):
     assert (broken(text), broken(text, reading="loose")) == (strict, loose)
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [
-        '{"answer": "B. Nodule", "reasoning": "Seen."}',
-        *('{"reasoning": "Seen.", "answer": "B. Nodule", "more": ""}', '{"reasoning": null, "answer": "B. Nodule"}'),
-        '{"reasoning": "Seen.", "reasoning": "Again.", "answer": "B. Nodule"}',
-    ],
-)
-def test_the_schema_names_both_texts_once_and_in_order(entry):
+def test_the_schema_names_both_texts_once_and_in_order():
     direct = make_dialogue(("constraints", 0), answers={}, truth=TRUTH)
-    assert broken(f'{{"diagnosis": {entry}}}', direct) == {"schema"}
-    assert broken((f'{{"diagnosis": {entry}, "diagnosis": {entry}}}'), direct) == {"schema"}
+    for entry in (
+        '{"answer": "B. Nodule", "reasoning": "Seen."}',
+        '{"reasoning": null, "answer": "B. Nodule"}',
+        '{"reasoning": "Seen.", "reasoning": "Again.", "answer": "B. Nodule"}',
+    ):
+        assert broken(f'{{"diagnosis": {entry}}}', direct) == {"schema"}
+        assert broken((f'{{"diagnosis": {entry}, "diagnosis": {entry}}}'), direct) == {"schema"}
 
 
 def test_answers_that_contradict_each_other_or_what_was_given_break_consistency():

@@ -68,11 +68,3 @@ def test_level_1_is_one_comparison_in_all_variants(measured, monkeypatch):
     of_level_1 = [row[6] for row in rows if row[1] == 1]
     assert of_level_1 == of_level_1[:1] * 3
     assert sorted(row[6] for row in rows[1:]) == sorted([*decide(compared), *of_level_1[1:]])
-
-
-def test_a_perfect_model_follows_everything():
-    cases = make_cases(30)
-    perfect = Noisy({case.id: case.truth for case in cases}, accuracy=(1.0,) * 6, direct=1.0, gains=(0.0,) * 6)
-    for of_case in ask(cases, perfect, make_asking()):
-        for answered in of_case.values():
-            assert all(answered.verified.strict), answered

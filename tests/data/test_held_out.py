@@ -3,16 +3,12 @@ import dataclasses
 import pathlib
 import pickle
 
-import msgspec
 import numpy as np
 import pytest
 
 import stepcot_jax
-from stepcot_jax.box import Box
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.dataset import ClosedFeatures, TestSplitClosed
-from stepcot_jax.data.record_table import RecordTable
-from stepcot_jax.record import Record
 from stepcot_jax.run.inputs import Inputs, load_cases
 from stepcot_jax.run.loading_questions import load_vqa_dataset
 from stepcot_jax.run.settings import load_settings
@@ -91,16 +87,6 @@ def test_no_door_to_the_test_split_stays_open(whole):
     for closed in (view, dataclasses.replace(view, features=None), of_run.dataset):
         with pytest.raises(TestSplitClosed):
             closed.batch(test[:1])
-
-
-def test_texts_and_boxes_of_test_cases_are_gone_from_the_view():
-    shared = {"patient": "p", "reasoning": ("why",), "report": "r", "boxes": (Box("a", (0, 0, 1, 1)),)}
-    records = [Record(image=f"{k}.png", answers=(k,), **shared) for k in range(3)]
-    table = RecordTable(records)
-    hidden = table.without_answers([1])
-    nothing = {"answers": (NOT_ANNOTATED,), "reasoning": ("",), "report": "", "boxes": ()}
-    assert list(hidden) == [records[0], msgspec.structs.replace(records[1], **nothing), records[2]]
-    assert tuple(table) == tuple(records)
 
 
 def test_features_of_test_cases_are_closed_however_they_are_asked_for():

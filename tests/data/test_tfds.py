@@ -8,7 +8,7 @@ import sys
 import msgspec
 import numpy as np
 import pytest
-from refusals import refuse
+from refusals import edit_json, refuse
 
 from stepcot_jax.box import Box
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
@@ -249,34 +249,20 @@ def test_refuses_a_folder_where_nothing_is_prepared(tmp_path):
         assert f"{folder}: no prepared dataset" in refuse("", open_prepared, folder)
 
 
-SENSELESS = [
-    (lambda content: content.update(stepcot_jax="0.0.9", records=1), "(written by stepcot_jax 0.0.9, read by "),
-    (lambda content: content["digests"].pop(), "images disagree"),
-    (lambda content: content["splits"].pop("val"), "images disagree"),
-    (lambda content: content["shards"][0].update(num_records=11), "images disagree"),
-    (lambda content: content["shards"][0].update(split="more"), "Invalid enum value 'more'"),
-    (lambda content: content["shards"][0].update(file="../../etc/passwd"), "matching regex"),
-    (lambda content: content.update(records="0" * 64), "the records have changed"),
-]
-
-
-@pytest.mark.parametrize(("change", "found"), SENSELESS)
-def test_refuses_contents_that_make_no_sense(prepared, change, found):
-    path = prepared / "step_cot.json"
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
-    assert found in refuse("", open_prepared, prepared)
-
-
-@pytest.mark.parametrize("change", ["truncated", "longer", "missing"])
-def test_a_shard_of_another_size_is_refused_at_the_start(prepared, change):
-    (path,) = prepared.glob("*train*.array_record*")
-    content = path.read_bytes()
-    path.write_bytes(content[:-1] if change == "truncated" else content + b"x")
-    if change == "missing":
-        path.unlink()
-    assert path.name in refuse("", open_prepared, prepared)
+def test_refuses_contents_of_another_version_and_a_shard_of_another_size_at_the_start(prepared):
+    contents, (shard,) = prepared / "step_cot.json", prepared.glob("*train*.array_record*")
+    written = contents.read_text()
+    for change, found in (
+        ({"stepcot_jax": "0.0.9", "records": 1}, r"\(written by stepcot_jax 0\.0\.9, read by "),
+        ({"records": "0" * 64}, "the records have changed"),
+    ):
+        edit_json(contents, lambda content, change=change: content.update(change))
+        refuse(found, open_prepared, prepared)
+        contents.write_text(written)
+    shard.write_bytes(shard.read_bytes() + b"x")
+    assert shard.name in refuse("", open_prepared, prepared)
+    shard.unlink()
+    assert shard.name in refuse("", open_prepared, prepared)
 
 
 def test_an_image_of_other_content_or_of_too_many_bytes_is_refused(prepared):

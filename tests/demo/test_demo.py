@@ -122,20 +122,37 @@ def read_panels(tab):
     return tab.locator("#view .panels figcaption").all_inner_texts()[1:]
 
 
+def wait_for_another(tab, shown):
+    tab.wait_for_function("(old) => document.querySelector('#view .panels img')?.src !== old", arg=shown)
+
+
+def is_in_sight(tab, part):
+    box = part.bounding_box()
+    return box["y"] >= 0 and box["y"] + box["height"] <= tab.viewport_size["height"]
+
+
 def test_a_radiograph_is_read_corrected_and_saved(page, served, radiograph, tmp_path):
     tab = page.tab
     assert tab.locator("#examples input").count() == 6
+    assert len(read_panels(tab)) == 7  # of the first example, when the page opens
+    example = tab.locator("#view .panels img").first.get_attribute("src")
     tab.set_input_files("#radiograph input[type=file]", radiograph)
+    wait_for_another(tab, example)
     before = read_panels(tab)
+    assert tab.locator("#view meter").count() == 14
     for step, text in zip(DEFAULT_CHAIN.steps, before, strict=True):
         assert step.name in text
         assert "%" in text
     maps = tab.locator("#view .panels img").evaluate_all("images => images.map(image => image.src)")
     assert len(set(maps)) > 4
-    tab.locator("fieldset:not(#examples) input[type=radio]:not(:checked)").first.click()
+    steps = tab.locator("fieldset:not(#examples)")
+    wrong = steps.first.locator("label:has(input:not(:checked))").first
+    named = wrong.inner_text().partition(" (")[0]
+    wrong.click()
     tab.wait_for_selector("#view figure.given")
     assert "(given)" in read_panels(tab)[0]
-    assert "correction" in tab.locator("#view .changes").inner_text()
+    assert steps.first.locator("label:has(input:checked)").inner_text() == f"{named} (corrected)"
+    assert "correction" in tab.locator("#effect .changes").inner_text()
     assert tab.locator("#view .panels img").nth(1).get_attribute("src") != maps[1]  # it explains the given answer
     assert tab.get_by_text("Detection (corrected)").count() == 1
     assert tab.locator("#view figure.worth").count() == tab.get_by_text("(worth checking)").count() == 1
@@ -146,11 +163,19 @@ def test_a_radiograph_is_read_corrected_and_saved(page, served, radiograph, tmp_
     assert list(read_corrections([str(tmp_path / "reading.json")])) == [DEFAULT_CHAIN.steps[0].name]
     assert find_violations(tab) == []
     assert page.overflow <= 0
+    for width in (1280, 390):  # the effect stays in sight of a click anywhere
+        tab.set_viewport_size({"width": width, "height": 900})
+        last = steps.last.locator("label:has(input:not(:checked))").first
+        last.click()
+        tab.wait_for_function("() => document.querySelector('#effect .effect').innerText.includes('(corrected)')")
+        assert is_in_sight(tab, tab.locator("#effect"))
+        assert is_in_sight(tab, steps.last.locator("label:has(input:checked)"))
+        assert page.overflow <= 0
     tab.locator("#undo").click()
     tab.wait_for_selector("#view figure.given", state="detached")
     assert read_panels(tab) == before
-    tab.locator("#examples input").first.click()
-    tab.wait_for_function("(old) => document.querySelector('#view .panels img').src !== old", arg=maps[0])
+    tab.locator("#examples input").nth(1).click()
+    wait_for_another(tab, maps[0])
     assert served.kept() == []
 
 

@@ -1,14 +1,13 @@
 import logging
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
 from features.fake_encoders import FakeImageEncoder, FakeTextEncoder, draw, make_items
 
-from stepcot_jax.features.encode import EncodeCounts, ImageItem, encode_images, encode_prompts, prompt_keys
-from stepcot_jax.features.store import FeatureStore, describe_image_store, describe_text_store, open_features
+from stepcot_jax.features.encode import EncodeCounts, ImageItem, encode_images, encode_prompts
+from stepcot_jax.features.store import FeatureStore, describe_image_store, open_features
 from stepcot_jax.host.errors import BadInput
 
 
@@ -68,56 +67,14 @@ def test_a_failing_image_and_a_feature_that_is_not_finite_name_their_case_and_lo
     assert len(store) == 8
 
 
-class Slow:
-    """Features that a device still computes: `taken` notes when they are awaited."""
-
-    def __init__(self, rows, taken):
-        self.rows, self.taken = rows, taken
-
-    def __array__(self, dtype=None, copy=None):
-        self.taken()
-        return self.rows
-
-
-def test_a_batch_is_read_and_queued_before_the_one_before_it_is_awaited_and_no_more(tmp_path):
-    """`python -m benchmarks.run --only encoding` measures the seconds that this saves."""
-    encoder, num_images, events = FakeImageEncoder(), 22, []
-    was_read = [threading.Event() for _ in range(num_images)]
-    compute = encoder.encode
-
-    def encode(images):
-        number = sum(name == "queued" for name, _ in events)
-        events.append(("queued", number))
-        # The threads read all of the next batch while this one is computed, and nothing behind it.
-        following = was_read[4 * number + 4 : 4 * number + 8]
-        assert all(event.wait(20) for event in following)
-        assert not any(event.is_set() for event in was_read[4 * number + 9 :])
-        return Slow(compute(images), lambda: events.append(("awaited", number)))
-
-    def read(number):
-        was_read[number].set()
-        return draw(number)
-
-    encoder.encode, encoder.batch_size = encode, 4  # what it takes where no size is given
-    items = make_items(range(num_images), encoder)
-    items = [ImageItem(item.key, lambda number=number: read(number), item.name) for number, item in enumerate(items)]
-    assert encode_images(encoder, items, open_store(tmp_path, encoder), num_threads=2).encoded == num_images
-    between = [(what, number - (what == "awaited")) for number in range(1, 6) for what in ("queued", "awaited")]
-    assert events == [("queued", 0), *between, ("awaited", 5)]
-
-
-def test_prompts_are_encoded_once(tmp_path, caplog):
-    encoder = FakeTextEncoder()
-    store = FeatureStore(tmp_path / "texts", describe_text_store(encoder, pooling="cls"))
-    texts = [f"Question: {number}" for number in range(7)]
-    assert encode_prompts(encoder, [*texts, texts[0]], store, pooling="cls") == EncodeCounts(7, 0)
-    assert encode_prompts(encoder, [*texts, "new"], store, pooling="cls") == EncodeCounts(1, 7)
-    assert encoder.texts == [*texts, "new"]
-    assert caplog.messages[-1] == "prompts: 1 encoded, 7 read from the store"
-    features = open_features(store, prompt_keys(encoder, texts, pooling="cls"))
+def test_prompts_are_checked():
+    encoder, texts = FakeTextEncoder(), ["one", "two"]
+    features = encode_prompts(encoder, texts, pooling="cls")
+    assert features.dtype == np.float32
     np.testing.assert_array_equal(features, FakeTextEncoder().encode(texts, pooling="cls"))
-    with pytest.raises(ValueError, match="another encoder or pooling"):
-        encode_prompts(encoder, texts, store, pooling="mean")
+    encoder.encode = lambda texts, pooling: np.array([[1.0], [np.nan]])
+    with pytest.raises(BadInput, match="text 'two': its feature from fake text is not finite"):
+        encode_prompts(encoder, texts, pooling="cls")
 
 
 def test_importing_the_features_imports_no_framework():

@@ -5,7 +5,6 @@ from memory_store import new_address, objects
 from configs import paper
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.encoders import load as encoder_loading
-from stepcot_jax.extras.cloud.copies import MANIFEST, Remote
 from stepcot_jax.tools import features as command
 
 
@@ -52,27 +51,6 @@ def fill(cases, tmp_path, monkeypatch):
         return 0, image.num_seen
 
     return on_machine
-
-
-def features_of(folder):
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-@pytest.mark.slow
-def test_features_on_a_store_are_those_of_a_folder_and_are_encoded_once(fill, tmp_path, monkeypatch, capsys):
-    address = new_address(monkeypatch)
-    assert fill("a", tmp_path / "here") == (0, 24)
-    code, seen = fill("b", address)
-    assert (code, seen) == (0, 24), capsys.readouterr().err
-    here = {name: content for name, content in features_of(tmp_path / "here").items() if not name.endswith(".lock")}
-    assert objects(address).items() - {MANIFEST} >= here.items()
-    assert objects(address).keys() == {*here, MANIFEST}
-    assert f"train with --config.features.folder={address}/features" in capsys.readouterr().err
-    assert fill("c", f"{address}/") == (0, 0)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "d"))
-    run = Remote(address, say=print)
-    run.start()  # `main` takes it as a workdir
-    assert sorted(path.name for path in run.folder.iterdir()) == ["images.sha256", "splits.json"]
 
 
 def test_a_killed_command_goes_on_elsewhere_from_its_shards(fill, tmp_path, monkeypatch, capsys):

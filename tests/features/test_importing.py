@@ -2,12 +2,11 @@ import json
 
 import numpy as np
 import pytest
+from refusals import refuse as refuse_line
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.data.records.records import write_records
-from stepcot_jax.features import importing
-from stepcot_jax.features.importing import import_features, open_imported_images, open_imported_prompts
-from stepcot_jax.features.store import open_features
+from stepcot_jax.features.importing import import_features, read_imported_images, read_imported_prompts
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
 from stepcot_jax.tools.features import main
@@ -34,20 +33,24 @@ def refuse(path, message, ids=None):
 
 
 def assert_stored(tmp_path, rows=ROWS):
-    store, keys = open_imported_images(tmp_path / "store", CASES)
-    np.testing.assert_array_equal(open_features(store, keys), rows)
+    found = read_imported_images(tmp_path / "store", CASES)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, rows)
 
 
-@pytest.mark.parametrize("dtype", [">f4", "<f8", "<f2"])
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_features_come_back_in_the_order_of_the_cases(tmp_path, monkeypatch, dtype, order):
-    monkeypatch.setattr(importing, "_BLOCK", 7)  # blocks of large files
+@pytest.mark.parametrize(("dtype", "order"), [(">f4", "C"), ("<f8", "F"), ("<f2", "C")])
+def test_features_come_back_in_the_order_of_the_cases(tmp_path, dtype, order):
     places = np.random.default_rng(1).permutation(30)
     path = save(tmp_path, [PATHS[k] for k in places], ROWS[places].astype(dtype, order=order))
     counts = import_features(path, None, CASES, tmp_path / "store")
     assert (counts.images, counts.prompts, counts.width) == (30, 0, 4)
     assert_stored(tmp_path, ROWS.astype(dtype).astype(np.float32))
-    assert open_imported_prompts(tmp_path / "store", num_steps=2) is None
+    assert read_imported_prompts(tmp_path / "store") is None
+    np.testing.assert_array_equal(read_imported_images(tmp_path / "store", CASES[5:3:-1]), ROWS.astype(dtype)[5:3:-1])
+    other = [Record(patient="p", image="images/none.png", answers=(0, 1), reasoning=("", ""))]
+    refuse_line(
+        r"store: 1 of 1 cases have no feature: \['images/none.png'\]", read_imported_images, tmp_path / "store", other
+    )
 
 
 def test_prompts_and_a_second_time(tmp_path):
@@ -55,9 +58,7 @@ def test_prompts_and_a_second_time(tmp_path):
     path = save(tmp_path, prompt_features=prompts)
     for _ in range(2):
         assert import_features(path, None, CASES, tmp_path / "store").prompts == 2
-    store, keys = open_imported_prompts(tmp_path / "store", num_steps=2)
-    np.testing.assert_array_equal(open_features(store, keys), prompts)
-    assert len(list((tmp_path / "store/images").glob("*.safetensors"))) == 1
+    np.testing.assert_array_equal(read_imported_prompts(tmp_path / "store"), prompts)
     with pytest.raises(BadInput, match="use another folder"):
         import_features(save(tmp_path, features=ROWS + 1), None, CASES, tmp_path / "store")
     assert_stored(tmp_path)
@@ -104,29 +105,26 @@ class _Bomb:
 
 def test_objects_are_never_unpickled(tmp_path):
     bombs = np.array([_Bomb()] * 30, dtype=object)
-    refuse(save(tmp_path, ids=bombs), "ids: cannot be read .*allow_pickle")
-    refuse(save(tmp_path, features=bombs), "features: cannot be read .*allow_pickle")
+    refuse(save(tmp_path, ids=bombs), r"made\.npz: cannot be read; expected .* without pickled objects")
+    refuse(save(tmp_path, features=bombs), r"made\.npz: cannot be read; expected .* without pickled objects")
     np.save(tmp_path / "made.npy", bombs)
     write_txt(tmp_path / "ids.txt")
     refuse(tmp_path / "made.npy", "cannot be read", tmp_path / "ids.txt")
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no archive", b"\x93NUMPY\x01\x00\x10\x00[[[["])
-@pytest.mark.parametrize("name", ["made.npy", "made.npz"])
-def test_broken_files_are_refused(tmp_path, name, content):
-    (tmp_path / name).write_bytes(content)
-    write_txt(tmp_path / "ids.txt")
-    refuse(tmp_path / name, "cannot be read", tmp_path / "ids.txt")
+BROKEN = [
+    *(("made.npy", content, "cannot be read") for content in (b"", b"PK\x03\x04", b"\x93NUMPY\x01\x00\x10\x00[[[[")),
+    *(("ids.csv", b"name\nimages/0.png\n", r"columns are \['name'\]"), ("ids.json", b"7", "cannot be read")),
+    ("ids.xml", b"", r"suffix '.xml' is not one of .txt"),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [("a.csv", b"name\nimages/0.png\n", r"columns are \['name'\]"), ("a.json", b"7", "cannot be read")],
-)
-def test_broken_id_files_are_refused(tmp_path, name, content, message):
+@pytest.mark.parametrize(("name", "content", "message"), BROKEN)
+def test_broken_files_are_refused(tmp_path, name, content, message):
     np.save(tmp_path / "made.npy", ROWS)
+    write_txt(tmp_path / "ids.txt")
     (tmp_path / name).write_bytes(content)
-    refuse(tmp_path / "made.npy", message, tmp_path / name)
+    refuse(tmp_path / "made.npy", message, tmp_path / (name if name.startswith("ids") else "ids.txt"))
 
 
 def test_the_command_imports_for_a_folder_without_its_images(tmp_path, capsys):

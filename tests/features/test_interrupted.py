@@ -20,7 +20,7 @@ def happened(tmp_path_factory):
     base = tmp_path_factory.mktemp("interrupted")
     run = subprocess.run([sys.executable, script, base], capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
-    assert "*.bad" not in run.stderr  # no reader ever met a half-written shard
+    assert "computed again" not in run.stderr  # no reader ever met a half-written shard
     return json.loads(run.stdout)
 
 

@@ -2,14 +2,14 @@ import hashlib
 import io
 
 import numpy as np
-from features.fake_encoders import FakeImageEncoder, FakeTextEncoder
+from features.fake_encoders import FakeImageEncoder
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
 from stepcot_jax.data.images.preprocessing import Preprocessing, decode_image, normalise, resize_image
 from stepcot_jax.features import store as keys
-from stepcot_jax.features.encode import image_keys, prompt_keys
+from stepcot_jax.features.encode import image_keys
 from stepcot_jax.features.store import DECODING_VERSION, digest_fields, digest_pixels
 
 BASE = Preprocessing(size=224)
@@ -22,10 +22,6 @@ def key(encoder="e", preprocessing=BASE, content="c"):
     made = FakeImageEncoder(encoder)
     made.preprocessing = preprocessing
     return image_keys(made, [content])[0]
-
-
-def prompt_key(pooling, text):
-    return prompt_keys(FakeTextEncoder(), [text], pooling=pooling)[0]
 
 
 @given(
@@ -42,7 +38,6 @@ def test_equal_keys_mean_equal_ingredients(one, other):
 def test_kinds_differ_and_a_key_stays_what_it_is(monkeypatch):
     assert digest_fields("a", x=1) != digest_fields("b", x=1)
     assert len(key()) == keys.KEY_BYTES
-    assert prompt_key(pooling="ab", text="c") != prompt_key(pooling="a", text="bc")
     before = key()
     assert len({before, key(encoder="e2"), key(content="c2")}) == 3
     monkeypatch.setattr(keys, "DECODING_VERSION", DECODING_VERSION + 1)

@@ -1,7 +1,5 @@
 import dataclasses
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -9,7 +7,7 @@ from refusals import refuse
 
 from stepcot_jax.features.store import FeatureStore, StoredFeatures, StoreSpec, digest_fields, open_features
 
-SPEC = StoreSpec(kind="image", encoder="fake", digest="d" * 64, width=5, details={"size": 4, "mean": (0.5, 0.1)})
+SPEC = StoreSpec(encoder="fake", digest="d" * 64, width=5, details={"size": 4, "mean": (0.5, 0.1)})
 KEYS = [digest_fields("test", number=number) for number in range(40)]
 ROWS = np.random.default_rng(0).standard_normal((40, 5)).astype(np.float32)
 
@@ -28,10 +26,9 @@ def shards(store):
 
 def test_round_trip_in_any_order_and_again(filled):
     order = np.random.default_rng(1).integers(0, 40, 200)
-    for store in (filled, FeatureStore(filled.folder, SPEC), FeatureStore(filled.folder)):
+    for store in (filled, FeatureStore(filled.folder, SPEC)):
         assert len(store) == 40
         np.testing.assert_array_equal(store.read([KEYS[k] for k in order]), ROWS[order])
-    assert store.spec == SPEC
     assert store.read([]).shape == (0, 5)
     late = digest_fields("test", number=99)
     filled.write([late], ROWS[:1])
@@ -59,42 +56,17 @@ def test_a_shard_is_the_same_file_whenever_it_is_written(tmp_path):
     assert len(contents) == 1
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda content: content[: len(content) // 2],
-        lambda content: b"",
-        lambda content: content[:-5] + bytes([content[-5] ^ 1]) + content[-4:],
-        lambda content: content.replace(b'"F32"', b'"U8" '),
-    ],
-)
-def test_a_damaged_shard_is_named_and_set_aside_and_its_features_made_anew(filled, caplog, damage):
+@pytest.mark.parametrize("keep", [lambda content: content[:99], lambda content: content[:-1] + b"?"])
+def test_a_damaged_shard_is_named_and_its_features_are_made_anew(filled, caplog, keep):
     victim = shards(filled)[1]
-    victim.write_bytes(damage(victim.read_bytes()))
+    victim.write_bytes(keep(victim.read_bytes()))
     store = FeatureStore(filled.folder, SPEC)
-    assert len(store) == 30
-    assert len(caplog.messages) == 1
-    assert victim.name in caplog.text
-    assert "does not match its name" in caplog.text
-    assert not victim.exists()
-    assert victim.with_name(victim.name + ".bad").exists()
+    assert (len(store), len(caplog.messages)) == (30, 1)
+    assert f"{victim}: its content does not match its name" in caplog.text
     missing = [k for k in range(40) if KEYS[k] not in store]
     refuse("10 of 40 features are missing", store.read, KEYS)
     store.write([KEYS[k] for k in missing], ROWS[missing])
     np.testing.assert_array_equal(FeatureStore(filled.folder, SPEC).read(KEYS), ROWS)
-
-
-def test_every_flipped_byte_of_a_shard_is_noticed(tmp_path):
-    folder = tmp_path / "store"
-    FeatureStore(folder, SPEC).write(KEYS[:2], ROWS[:2])
-    (path,) = folder.glob("*.safetensors")
-    content = path.read_bytes()
-    for place in range(len(content)):
-        path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
-        store = FeatureStore(folder, SPEC)
-        assert not len(store)
-        for aside in folder.glob("*.bad"):
-            aside.unlink()
 
 
 def test_a_shard_of_another_store_is_not_taken(filled, tmp_path, caplog):
@@ -106,32 +78,13 @@ def test_a_shard_of_another_store_is_not_taken(filled, tmp_path, caplog):
     assert "shard of another store" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("change", "content", "message"),
-    [
-        ({"digest": "e" * 64}, None, "digest="),
-        ({"patches": "float16"}, None, 'patches="none"; expected patches="float16"'),
-        ({}, b"", r"store\.json: Input data was truncated"),
-        ({}, b'{"stepcot_jax": "0.0.1", "kind": "image"}', r"missing required field .*written by stepcot_jax 0\.0\.1"),
-    ],
-)
-def test_a_store_of_another_spec_and_a_bad_description_are_refused(filled, change, content, message):
-    spec = dataclasses.replace(SPEC, **change)
-    if content is not None:
-        (filled.folder / "store.json").write_bytes(content)
-    refuse(message, FeatureStore, filled.folder, spec)
-    assert (spec.folder_name == SPEC.folder_name) == (not change)
-
-
-def test_folders_that_are_no_store_are_refused(tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    for folder, spec, message in (
-        (tmp_path, SPEC, r"contains 'notes.txt' and no store.json"),
-        (tmp_path / "notes.txt" / "store", SPEC, "cannot be used as a feature store"),
-        (tmp_path / "nothing", None, r"store\.json: cannot be read"),
-    ):
-        refuse(message, FeatureStore, folder, spec)
-    assert not (tmp_path / "store.json").exists()
+def test_a_store_of_another_spec_and_a_folder_that_cannot_be_one_are_refused(filled, tmp_path):
+    for change in ({"digest": "e" * 64}, {"patches": "float16"}):
+        spec = dataclasses.replace(SPEC, **change)
+        assert spec.folder_name != SPEC.folder_name
+        refuse(r"store\.json: holds features of .*another folder", FeatureStore, filled.folder, spec)
+    (tmp_path / "file").touch()
+    refuse("cannot be used as a feature store", FeatureStore, tmp_path / "file" / "store", SPEC)
 
 
 def test_a_write_that_fails_leaves_the_store_as_it_was(filled, monkeypatch):
@@ -143,12 +96,6 @@ def test_a_write_that_fails_leaves_the_store_as_it_was(filled, monkeypatch):
         refuse("No space left on device", filled.write, [digest_fields("test", number=99)], ROWS[:1])
     assert not list(filled.folder.glob(".*"))
     assert len(FeatureStore(filled.folder, SPEC)) == 40
-
-
-def test_a_shard_that_vanishes_while_reading_is_named(filled):
-    victim = shards(filled)[0]
-    victim.write_bytes(victim.read_bytes()[:300])
-    refuse(f"{victim.name}: can no longer be read", filled.read, KEYS)
 
 
 def test_features_are_in_memory_up_to_a_limit_and_read_by_index_beyond_it(filled):
@@ -166,33 +113,3 @@ def test_features_are_in_memory_up_to_a_limit_and_read_by_index_beyond_it(filled
     with pytest.raises(IndexError, match="whole numbers"):
         lazy[np.ones(40, bool)]
     refuse("1 of 2 features are missing", open_features, filled, [KEYS[0], digest_fields("test", number=99)])
-
-
-READ_ALL = """
-import os, pathlib, resource, sys
-from stepcot_jax.features.store import digest_fields
-from stepcot_jax.features.store import FeatureStore
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-store = FeatureStore(pathlib.Path(sys.argv[1]))
-keys = [digest_fields("test", number=number) for number in range(400)]
-for start in range(0, 400, 4):
-    store.read_patches(keys[start : start + 4])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, len(os.listdir("/proc/self/fd")))
-"""
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_reading_by_index_takes_little_memory_and_few_files(tmp_path):
-    """120 MB of patch tokens are verified and read within some MB, and no file stays open."""
-    store = FeatureStore(
-        tmp_path / "store", dataclasses.replace(SPEC, patches="float32", details={"patch_shape": (50, 1500)})
-    )
-    tokens = np.ones((20, 50, 1500), np.float32)
-    for start in range(0, 400, 20):
-        keys = [digest_fields("test", number=number) for number in range(start, start + 20)]
-        store.write(keys, np.zeros((20, 5)), tokens)
-    command = [sys.executable, "-c", READ_ALL, store.folder]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    grown_kilobytes, num_open = map(int, run.stdout.split())
-    assert grown_kilobytes < 30_000
-    assert num_open < 10

@@ -1,3 +1,5 @@
+import types
+
 import flax.linen as nn
 import jax
 import jax.extend.core
@@ -69,6 +71,14 @@ def test_values_and_gradients_are_those_of_the_plain_scan():
     expected = quick_jit(lambda: gradients(plain))()
     assert np.abs(expected[0][0]["mix"]["second"]["kernel"]).min() > 0
     assert_same_floats(quick_jit(lambda: gradients(scan_steps))(), expected)
+
+
+def test_on_a_gpu_the_chain_has_no_loop_and_the_same_gradients(monkeypatch):
+    expected = quick_jit(lambda: gradients(plain))()
+    monkeypatch.setattr(jax, "devices", lambda: [types.SimpleNamespace(platform="gpu")])
+    unrolled = jax.jit(lambda: gradients(scan_steps))
+    assert "while" not in unrolled.lower().as_text()
+    assert_same_floats(unrolled(), expected)
 
 
 def test_gradients_under_vmap_are_those_of_each_row():

@@ -1,3 +1,5 @@
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,6 +32,16 @@ def test_student_agrees_with_the_oracle(steps):
     expected = oracle.student(oracle.as_float64(params), IMAGES)
     assert_logits(reading.logits, expected["logits"])
     assert_close(reading.image_features, expected["image_features"])
+
+
+def test_on_a_gpu_the_chain_has_no_loop(monkeypatch):
+    student, params = make(ANSWERS[7])
+    program = jax.jit(lambda params: read(student, params, IMAGES).logits)
+    assert "while" in program.lower(params).as_text()
+    monkeypatch.setattr(jax, "devices", lambda: [types.SimpleNamespace(platform="gpu")])
+    unrolled = jax.jit(lambda params: read(student, params, IMAGES).logits)
+    assert "while" not in unrolled.lower(params).as_text()
+    assert_logits(unrolled(params), oracle.student(oracle.as_float64(params), IMAGES)["logits"])
 
 
 def given_to(counts, share=0.6):

@@ -1,5 +1,4 @@
 import dataclasses
-import pathlib
 import shutil
 
 import jax
@@ -15,7 +14,7 @@ from stepcot_jax.reading import programs as reader_module
 from stepcot_jax.reading import trained_model
 from stepcot_jax.reading.programs import Reader
 from stepcot_jax.reading.trained_model import load_trained
-from stepcot_jax.run.stored_reading import RESULT_FILES, STATISTICS_FILE, read_shapes, seal, write_shapes
+from stepcot_jax.run.stored_reading import RESULT_FILES, read_shapes, seal, write_shapes
 from stepcot_jax.systems.networks import make_predict
 from stepcot_jax.training.state import shapes_by_name
 
@@ -129,54 +128,12 @@ def edit(name, change):
     return lambda folder: edit_json(folder / name, change)
 
 
-def unsealed(change):
-    """Change what the networks are read with, and its digest with it."""
-
-    def act(folder):
-        edit_json(folder / "reading/chain.json", change)
-        seal(folder, ["reading/chain.json"])
-
-    return act
-
-
-def flip(path):
-    content = bytearray(path.read_bytes())
-    content[-2] ^= 1
-    path.write_bytes(content)
-
-
-def remove(name):
-    def act(folder):
-        path = folder / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-    return act
-
-
-def choose(folder, spoil):
-    (folder / "statistics.json").write_text('{"reliance": {}, "cases": 10}')
-    seal(folder, [STATISTICS_FILE])
-    load_trained(folder)
-    spoil(folder / "statistics.json")
-
-
 DAMAGES = [
     (shutil.rmtree, "no such folder"),
-    (remove("checkpoints"), "no checkpoints"),
-    (remove("checkpoints/3"), "no checkpoint 3"),
-    (remove("checkpoints/5/state/d"), "cannot be restored"),
-    (remove("reading/chain.json"), "running main again"),
-    (unsealed(lambda found: found["chain"]["steps"][0].update(options=["A"])), "'Detection': 1 options"),
-    (lambda folder: flip(folder / "reading/chain.json"), "changed since it was written"),
+    (lambda folder: shutil.rmtree(folder / "checkpoints/3"), "no checkpoint 3"),
+    (lambda folder: shutil.rmtree(folder / "checkpoints/5/state/d"), "cannot be restored"),
+    (lambda folder: (folder / "reading/chain.json").unlink(), "running main again"),
     (edit("settings.json", lambda found: found["student"].update(width=16)), "does not fit settings.json"),
-    (edit("settings.json", lambda found: found["image_encoder"].update(name="imported", weights="x")), "read images"),
-    (lambda folder: (folder / "calibration.json").write_text("{"), "calibration.json"),
-    (
-        lambda folder: choose(folder, lambda path: path.write_bytes(path.read_bytes().replace(b"0", b"1", 1))),
-        "changed since",
-    ),
-    (lambda folder: choose(folder, pathlib.Path.unlink), "statistics.json: missing (digests.sha256 has its digest)"),
-    (lambda folder: (folder / "digests.sha256").write_text("0" * 64 + "  ../x\n"), "is not a digest and the name of"),
 ]
 
 

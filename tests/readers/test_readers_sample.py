@@ -15,7 +15,7 @@ from readers.reader_samples import (
     write_folder,
     write_run,
 )
-from refusals import assert_says, refuse
+from refusals import refuse
 
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.reading.cases import open_run
@@ -127,10 +127,10 @@ def test_the_key_comes_back_and_a_sample_is_made_again_alike(sample, root, tmp_p
 
 
 def test_names_that_are_no_folders_a_used_folder_and_too_many_cases_are_refused(sample, root, tmp_path):
-    for name in ("a/b", "..", "a.", " a", "a" * 41, "a\n", "a:b", "-a"):
+    for name in ("a/b", "..", "a.", "a" * 41, "a\n", "a:b", "-a"):
         refuse("--readers", check_names, [name])
     check_names(["Dr. Größe", "reader_2", "x"])
-    refuse("not distinct", check_names, ["Ann", "ann"])
+    refuse("not one or more distinct names", check_names, ["Ann", "ann"])
     refuse("is not empty", make_sample, sample[0], root)
     refuse("--num-cases=25 is not 1 to 24", make_sample, tmp_path / "new", root, num_cases=25)
     assert not (tmp_path / "new").exists()
@@ -173,14 +173,6 @@ def test_the_command_writes_a_sample_of_a_run_and_says_who_gets_what(root, tmp_p
     assert f"5 cases of test split of {run} in {out}" in printed
     assert f"not for readers: {out / 'key.json'}" in printed
     assert len(read_key(out).cases) == 5
-    for flags, words in (
-        ([], "DATA (a data root) or --workdir (a finished run) is required"),
-        ([str(root), "--split", "val"], "--split is accepted only with --workdir"),
-        (["--workdir", str(run), "--layout", "csv"], "--layout is accepted only without --workdir"),
-        (["--workdir", str(tmp_path / "no")], "is not the workdir of a run (no such folder)"),
-    ):
-        alone = ["--readers", "Ann", "--num-cases", "1", "--out", str(tmp_path / "none")]
-        assert_says(refuse("", tool.main, ["sample", *flags, *alone]), words)
     flags = ["--readers", "Ann", "--num-cases", "2", "--out", str(tmp_path / "data")]
     tool.main(["sample", str(root), *flags])
     assert f"2 cases of {root}" in capsys.readouterr().out

@@ -71,22 +71,16 @@ def truth_of(key):
     return np.array([case.labels for case in key.cases])
 
 
-@pytest.mark.parametrize("way", ["as given", "semicolons", "sorted", "texts", "spaces"])
-def test_what_spreadsheets_and_people_do_to_a_form_changes_no_answer(sample, answers, forms, tmp_path, way):
+def test_what_spreadsheets_and_people_do_to_a_form_changes_no_answer(sample, answers, forms, tmp_path):
     folder, key = sample
     path = fill(folder / "Ann" / "form.csv", key, answers["Ann"], out=tmp_path / "form.csv")
-    rows = read_cells(path)
-    for row in rows:
+    rows = sorted(read_cells(path), key=lambda row: (row["step"], row["case"]))
+    for place, row in enumerate(rows):
         step = key.chain.steps[int(row["step"][-1]) - 1]
-        label = step.read_answer(row["answer"])
-        row["answer"] = {"texts": step.options[label].upper(), "spaces": f" {row['answer'].lower()} "}.get(
-            way, row["answer"]
-        )
-        if way == "spaces":
-            row |= {name: row[name].replace(" ", "  ") for name in ("question", "options")}
-    if way == "sorted":
-        rows.sort(key=lambda row: (row["step"], row["case"]))
-    write_cells(path, rows, **({"delimiter": ";"} if way == "semicolons" else {}))
+        texts = (row["answer"], f" {row['answer'].lower()} ", step.options[step.read_answer(row["answer"])].upper())
+        row |= {name: row[name].replace(" ", "  ") for name in ("question", "options")}
+        row["answer"] = texts[place % 3]
+    write_cells(path, rows, delimiter=";")
     found = read_forms(key, [forms[1], path])
     assert list(found) == ["Ann", "Bo"]
     for name, labels in found.items():
@@ -103,13 +97,12 @@ FIRST = "row 2 (case {case}, Step 1), "
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (put(0, answer=""), [FIRST, "'answer': 1 of 168 answers are missing"]),
-        (lambda rows: rows.pop(), ["no row (case", "1 of 168 answers are missing"]),
+        (put(0, answer=""), ["(case {case}, Step 1), 'answer': 1 of 168 answers are missing"]),
+        (lambda rows: rows.pop(), ["(case", "1 of 168 answers are missing"]),
         (put(0, answer="E"), [FIRST, "'answer': 'E' is not one of A. No abnormality, B. Increased"]),
         (put(0, question="Is it?"), [FIRST, "'question': 'Is it?' was changed; expected '</script>"]),
-        (put(0, case="99"), ["row 2, 'case': '99' is not one of 1 to 24"]),
-        (put(0, step="Step 8"), ["row 2, 'step': 'Step 8' is not one of Step 1 to Step 7"]),
-        (lambda rows: rows.append(dict(rows[3])), ["row 170 (case {case}, Step 4) repeats row 5"]),
+        (put(0, case="99"), ["row 2 (case 99, Step 1) is not one of cases 1 to 24, Step 1 to Step 7"]),
+        (lambda rows: rows.append(dict(rows[3])), ["row 170 (case {case}, Step 4): a second answer to one question"]),
         (put(0, form="form-0"), ["row 2, 'form': 'form-0' is not of this sample, for Ann, Bo, Cy"]),
         (put(1, form="form-0"), ["row 3 (case {case}, Step 2), 'form': 'form-0' was changed"]),
         (lambda rows: rows.clear() or rows.append(dict.fromkeys("abc", "")), ["row 1: columns ['a', 'b'"]),
@@ -119,7 +112,7 @@ def test_incomplete_and_altered_forms_are_refused_by_row_and_column(sample, answ
     folder, key = sample
     path = fill(folder / "Ann" / "form.csv", key, answers["Ann"], out=tmp_path / "ann.csv", change=change)
     message = refuse("", read_forms, key, [path])
-    assert message.startswith(f"{path}, ")
+    assert message.startswith(str(path))
     first = read_cells(folder / "Ann" / "form.csv")[0]["case"]
     assert_says(message, *(word.format(case=first) for word in words))
 
@@ -147,18 +140,14 @@ def at(comparison, place):
 def test_accuracy_is_scikit_learns_over_the_cases_with_an_answer(sample, answers, comparison, predictions):
     _, key = sample
     truth = truth_of(key)
-    student = read_answers(predictions, key)["student"]
+    everyone = {f"reader {name}": answers[name] for name in READERS} | read_answers(predictions, key)
     for place, num_annotated in enumerate(comparison.num_annotated):
         known, found = truth[:, place] != NOT_ANNOTATED, at(comparison, place)
         assert num_annotated == known.sum()
-        each = {name: accuracy_score(truth[known, place], answers[name][known, place]) for name in READERS}
-        for name in READERS:
-            assert found("accuracy", f"reader {name}") == pytest.approx(each[name])
-        assert found("accuracy", "readers") == pytest.approx(np.mean(list(each.values())))
-        assert found("accuracy", "teacher") == 1.0
-        assert found("accuracy", "student") == pytest.approx(accuracy_score(truth[known, place], student[known, place]))
-        gain = found("accuracy", "student") - found("accuracy", "readers")
-        assert found("gain", "student") == pytest.approx(gain)
+        each = {name: accuracy_score(truth[known, place], own[known, place]) for name, own in everyone.items()}
+        each["readers"] = np.mean([each[f"reader {name}"] for name in READERS])
+        assert {name: found("accuracy", name) for name in each} == pytest.approx(each)
+        assert (each["teacher"], found("gain", "student")) == (1.0, pytest.approx(each["student"] - each["readers"]))
     assert 0 < comparison.num_annotated[2] < 24
 
 
@@ -170,15 +159,13 @@ def macro(score, truth, answers):
 def test_sensitivity_and_f1_are_scikit_learns_macro_averages(sample, answers, comparison, predictions):
     _, key = sample
     truth = truth_of(key)
-    models = read_answers(predictions, key)
+    everyone = {f"reader {name}": answers[name] for name in READERS} | read_answers(predictions, key)
     for place in range(7):
         known, found = truth[:, place] != NOT_ANNOTATED, at(comparison, place)
         for figure, score in (("sensitivity", recall_score), ("f1", f1_score)):
-            each = [macro(score, truth[known, place], answers[name][known, place]) for name in READERS]
-            assert [found(figure, f"reader {name}") for name in READERS] == pytest.approx(each)
-            assert (found(figure, "readers"), found(figure, "teacher")) == (pytest.approx(np.mean(each)), 1.0)
-            expected = macro(score, truth[known, place], models["student"][known, place])
-            assert found(figure, "student") == pytest.approx(expected)
+            each = {name: macro(score, truth[known, place], own[known, place]) for name, own in everyone.items()}
+            each["readers"] = np.mean([each[f"reader {name}"] for name in READERS])
+            assert {name: found(figure, name) for name in each} == pytest.approx(each)
     # One reader's answers in print, at the first step: neither figure is the accuracy.
     assert len({round(at(comparison, 0)(name, "reader Ann"), 6) for name in ("accuracy", "sensitivity", "f1")}) == 3
 

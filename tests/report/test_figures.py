@@ -11,7 +11,6 @@ from refusals import refuse
 
 from stepcot_jax.pages.figures import draw_lines, draw_reliability
 from stepcot_jax.pages.pictures import MAX_SIDE, write_map, write_overlay, write_picture
-from stepcot_jax.reading.finished import read_metrics
 from stepcot_jax.tools.report.sections import write_curves
 
 LABELS = {"title": "<t> $x_1$", "x_label": "x", "y_label": "y"}
@@ -98,14 +97,6 @@ def test_curves_are_means_of_each_epoch():
     (text,) = charts_of(entry("val", 0, teacher__mean_accuracy_own_and_given=0.5))[:1]
     assert "mean of own answers and true ones given" in text
     assert ">teacher</text>" in text
-
-
-def test_a_log_that_is_none_is_named(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    refuse(r"metrics\.jsonl", read_metrics, path)
-    for line in ("[1]", "{", '{"kind": "val"}', '{"kind": "val", "epoch": 0, "x": [1]}', '{"kind": 3, "epoch": 1}'):
-        path.write_text('{"kind": "val", "step": 1, "epoch": 0}\n' + line + "\n")
-        refuse(r"metrics\.jsonl, line 2: ", read_metrics, path)
 
 
 def decode(uri):

@@ -33,7 +33,7 @@ def test_the_promise_of_the_sets_is_true_and_every_answer_has_its_coverage(tmp_p
     logits, labels = TEST.predictions.logits["student"], TEST.predictions.labels
     probabilities = calibrated_probabilities(logits, "student", calibration, CHAIN)
     sets = answer_sets(probabilities, "student", calibration, CHAIN)[:, 2]
-    page = section.body[section.body.index("<h3>Student</h3>") :]
+    page = section.body[section.body.index("<summary>Student</summary>") :]
     for answer, option in enumerate(CHAIN.steps[2].options):
         own = labels[:, 2] == answer
         share = f"{100 * sets[own, answer].mean():.1f}"

@@ -2,14 +2,12 @@ import os
 import pathlib
 import subprocess
 import sys
-import sysconfig
 import zipfile
 
 import pytest
-from wheels import build_wheel, make_environment
+from wheels import build_wheel
 
 import stepcot_jax
-from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.configs import find_config, load_config, shipped_names
 
@@ -85,31 +83,3 @@ def test_a_clone_named_as_the_package_does_not_hide_it_from_the_folder_above(tmp
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     home = tmp_path / "stepcot_jax" / "stepcot_jax" / "__init__.py"
     assert done.stdout == f"{home} {' '.join(stepcot_jax.__all__)}\n", done.stderr
-
-
-def test_quickstart_and_the_shipped_reader_run_from_a_wheel_in_an_empty_folder(tmp_path):
-    site = make_environment(tmp_path)  # with this one's libraries and without this checkout
-    (site / "libraries.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-    small = {"phantom.num_cases": 40, "phantom.image_size": 32, "image_encoder.image_size": 32, "job": "baseline"}
-    small |= {"parallel.num_devices": 1, "baseline.epochs": 1, "evaluation.num_resamples": 20}
-    flags = [f"--config.{name}={value}" for name, value in small.items()]
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    run = subprocess.run(
-        [tmp_path / "env/bin/python", "-m", "stepcot_jax.main", "--config=quickstart", "--workdir=run", *flags],
-        cwd=empty,
-        env={**environment, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert run.returncode == 0, run.stderr
-    assert (empty / "run" / "report.json").is_file()
-    assert [path.name for path in empty.iterdir()] == ["run"]
-    code = "import stepcot_jax as sc; print(sc.load('phantom').read(sc.draw_phantom(3).image).answers['Diagnosis'])"
-    command = [tmp_path / "env/bin/python", "-c", code]
-    first = subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True, timeout=300)
-    assert first.stdout.strip() in DEFAULT_CHAIN.steps[-1].options, first.stderr
-    (wheel,) = tmp_path.glob("*.whl")
-    assert wheel.stat().st_size < 3.5e6

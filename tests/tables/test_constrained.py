@@ -2,11 +2,9 @@ import dataclasses
 
 import pytest
 from constrain.asked import NO_IMAGE, Noisy, ask, make_asking
-from refusals import edit_json, refuse
+from refusals import refuse
 from tables.finished_cells import CHAIN, LABELS, NUM_CASES, finish_all, make_plan
 
-from stepcot_jax.evaluation.published import FILE_NAME, digest_cases, read_constrained
-from stepcot_jax.host.own_folder import save
 from stepcot_jax.host.ranges import Interval
 from stepcot_jax.tools.constrain.asking_levels import AskedCase
 from stepcot_jax.tools.constrain.results import summarise_levels
@@ -84,12 +82,3 @@ def test_notes_say_whether_the_cases_are_the_same(plan, found):
         assert [note for note in table.notes if missing in note] == [f"Other: {missing}"]
         assert "Large models" not in " ".join(recipe.tabulate(alone)[0].notes)
         refuse("--constrained, model 'LLaVA-Med': another chain", recipe.tabulate, wrong)
-
-
-def test_a_file_is_read_back(found, tmp_path):
-    refuse("cannot be read", read_constrained, tmp_path)
-    save(tmp_path / FILE_NAME, found)
-    assert repr(read_constrained(tmp_path)) == repr(read_constrained(tmp_path / FILE_NAME)) == repr(found)  # has NaN
-    edit_json(tmp_path / FILE_NAME, lambda tree: tree.pop("levels"))
-    refuse("missing required field `levels`", read_constrained, tmp_path)
-    assert digest_cases(["b", "a"]) == digest_cases(["a", "b"]) != digest_cases(["a"])

@@ -157,11 +157,3 @@ def test_published_figures_have_the_papers_digits_in_the_files(written, shared):
                 assert all(found), (path, heading)
                 num_checked += len(cells)
     assert num_checked == 5 * 9 + 2 * 4 + 4 * 5 + 9 * 5 + 18 * 7 - 1 + 6 * 4 + 4 * 4 + 3 * 4
-
-
-def test_tables_have_a_column_per_published_figure():
-    tables = [table for name in making.list_names("printed") for table in making.find_recipe(name).tabulate(None)]
-    counts = {table.name: (len(table.rows), sum(column.published for column in table.columns)) for table in tables}
-    of_gemex = {"vqa": (5, 9), "vqa_questions": (2, 4), "robustness": (4, 5)}
-    of_medsage = {"stages": (9, 5), "stages_benchmarks": (18, 7), "stages_augmentation": (6, 4)}
-    assert counts == of_gemex | of_medsage | {"self_check": (4, 4), "self_check_parts": (3, 4)}

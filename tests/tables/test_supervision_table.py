@@ -102,7 +102,7 @@ def test_two_processes_share_the_cells_and_one_takes_over_from_one_that_is_kille
     plan, ran = make_plan(tmp_path, sizes={60: 1}), []
     cells = find_recipe("supervision").list_cells(plan)[:6]
     monkeypatch.setattr("stepcot_jax.tools.tables.cells._POLL_SECONDS", 0.05)
-    monkeypatch.setattr(Cells, "_run_named", lambda self, cell: work(cell))
+    monkeypatch.setattr(Cells, "_run", lambda self, cell: work(cell))
 
     def work(cell):
         ran.append((threading.current_thread().name, cell.name))

@@ -228,9 +228,8 @@ def find_projection(fields: Fields) -> Projection:
 
 
 # A grey value depends on the stored value and not on the pixel, so it is computed once for each of the at most 65,536
-# values (DICOM PS3.3 C.11.1 and C.11.2). pydicom applies the windows. Its lookup tables are not used:
-# `apply_modality_lut` fails on entries of 10, 12 or 14 bits, and `apply_voi` wraps indices above 255 where entries have
-# 8 bits (pydicom 3.0.2).
+# values (DICOM PS3.3 C.11.1 and C.11.2). pydicom's lookup tables are not used: `apply_modality_lut` fails on entries of
+# 10, 12 or 14 bits, and `apply_voi` wraps indices above 255 where entries have 8 bits (pydicom 3.0.2).
 
 _FUNCTIONS = ("LINEAR", "LINEAR_EXACT", "SIGMOID")
 _MAX_ENTRIES = 65_536
@@ -332,27 +331,24 @@ def _apply_windows(fields: Fields, physical: Float64[np.ndarray, "value"]) -> It
         entries, most = _look_up(item, physical, signed=bool(physical.min() < 0))
         yield entries / most * 255.0
     for centre, width in zip(fields.numbers("WindowCenter"), fields.numbers("WindowWidth"), strict=False):
-        yield _apply_pydicom_window(fields, physical, centre=centre, width=width)
+        yield _apply_window(fields, physical, centre=centre, width=width)
 
 
-def _apply_pydicom_window(
+def _apply_window(
     fields: Fields, physical: Float64[np.ndarray, "value"], *, centre: float, width: float
 ) -> Float64[np.ndarray, "value"]:
-    from pydicom import Dataset
-    from pydicom.pixels import apply_windowing
-
     _check_number(fields, "WindowCenter", centre)
     _check_number(fields, "WindowWidth", width)
     function = fields.choice("VOILUTFunction", _FUNCTIONS, default="LINEAR")
     least = 1 if function == "LINEAR" else 1e-6
     if width < least:
         raise fields.refuse(f"WindowWidth: {width:g}; expected at least {least:g} with {function}")
-    # pydicom scales the window to the range of the stored values: here to that of 8 bits.
-    window = Dataset()
-    window.PhotometricInterpretation, window.BitsStored, window.PixelRepresentation = "MONOCHROME2", 8, 0
-    window.WindowCenter, window.WindowWidth, window.VOILUTFunction = centre, width, function
-    with np.errstate(over="ignore"):  # of the sigmoid's exponential, far below the window
-        return apply_windowing(physical, window)
+    if function == "SIGMOID":
+        with np.errstate(over="ignore"):  # far below the window
+            return 255.0 / (1.0 + np.exp(-4.0 * (physical - centre) / width))
+    if function == "LINEAR":
+        centre, width = centre - 0.5, width - 1.0
+    return ((physical - centre) / width + 0.5) * 255.0 if width else np.where(physical > centre, 255.0, 0.0)
 
 
 def _look_up(

@@ -47,6 +47,7 @@ class Picture(NamedTuple):
     location: str
     marks: Sequence[Mark] = ()
     size: Size = (0, 0)  # that the boxes refer to; (0, 0): the file's; `FRACTIONS`: shares
+    keeps_size: bool = False  # whether the file may be a stretched copy: boxes stay in pixels of the stated size
     split: Split = ""
     patient: str = ""  # "": the picture's digest
     absent: tuple[str, ...] = ()  # labels that it certainly does not have
@@ -65,10 +66,12 @@ def list_pictures(
     origin: str,
     folders: Sequence[str] = (".",),
     licence: str = "of the data set",
+    size_from: str = "",
 ) -> Source:
     """List pictures of one of several folders; of several with one name the intake keeps the first."""
     images = Folders(root, folders, require_images=how.require_images)
-    return Source(root, file, _list(root, pictures, images, {"file": file, "licence": licence}, origin))
+    listed = _list(root, pictures, images, {"file": file, "licence": licence}, origin)
+    return Source(root, file, listed, size_from=size_from)
 
 
 def _list(
@@ -94,7 +97,8 @@ def _read(
             yield Listed(where, bare, missing=f"{where}: {found.missing}")
             return
         file = Path(found.real_path)
-        size = read_image_size(file) if file.is_file() else picture.size
+        is_stated = picture.keeps_size and picture.size != (0, 0)
+        size = read_image_size(file) if file.is_file() and not is_stated else picture.size
         _check_size(picture.size, size)
     except BadInput as error:
         yield refused(where, f"{where}: {error}", image=picture.image)

@@ -7,20 +7,20 @@ import collections
 import dataclasses
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 
 import numpy as np
 
 from stepcot_jax.box import Box, Corners, iou
-from stepcot_jax.data.delimited import fold_column, read_columns, read_four_numbers
+from stepcot_jax.data.delimited import read_columns, read_four_numbers
+from stepcot_jax.data.images.stated_sizes import Size
 from stepcot_jax.data.sources.box_files import Mark, Picture, list_pictures
-from stepcot_jax.data.sources.intake import SUFFIXES, ImageFinder, find_file, list_named, read_image_size
-from stepcot_jax.data.sources.listed import How, Listed, NumReaders, Source, refused
+from stepcot_jax.data.sources.intake import SUFFIXES, find_file
+from stepcot_jax.data.sources.listed import How, NumReaders, Source
 from stepcot_jax.data.sources.question_files import split_of_name
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import open_untrusted
-from stepcot_jax.record import Record
 
 _SIZE_TABLE = "train_meta.csv"
 _NO_FINDING = "No finding"
@@ -32,10 +32,9 @@ VINBIG_CLASSES = (
 
 _LEAST_IOU = 0.5  # boxes of one class by two readers with at least this overlap mark the same finding
 _LICENCE = "VinDr-CXR: credentialed access (PhysioNet) or the rules of the Kaggle competition"
-_IMAGE_FOLDERS = (".", "train", "images", "train_images")
-_COLUMNS = ("image_id", "class_name", "rad_id", "x_min", "y_min", "x_max", "y_max")
-_RELEASED = ("image_id", "class_name", "x_min", "y_min", "x_max", "y_max")
-_NAME_OF = {fold_column(name): name for name in (*VINBIG_CLASSES, _NO_FINDING)}
+_SUFFIXES = (".dicom", ".dcm", *SUFFIXES)
+_KAGGLE_FOLDERS = ("train", "images", "train_images", ".")
+_COLUMNS = ("image_id", "class_name", "x_min", "y_min", "x_max", "y_max")
 _MOST_ROWS = 300
 _MAX_SIDE = 100_000
 _LOG = logging.getLogger(__name__)
@@ -43,11 +42,11 @@ _LOG = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class ReaderBox:
-    """One reader's row: a box of a class, or no box for "No finding"."""
+    """One reader's box of a class."""
 
     row: int
     reader: str
-    box: Box | None
+    box: Box
 
 
 def is_vinbigdata(root: Path) -> bool:
@@ -57,11 +56,14 @@ def is_vinbigdata(root: Path) -> bool:
 
 
 def list_vinbigdata(root: Path, how: How) -> Source:
-    """List the images of `train.csv` in the order of their first rows; each counts as a patient."""
+    """List the images of Kaggle's `train.csv`, whose boxes are in pixels of the original; each counts as a patient."""
     path = root / "train.csv"
     if not path.is_file():
         raise BadInput(f"{root}: has no train.csv")
-    return Source(root, path.name, _list_images(path, how), size_from=_SIZE_TABLE)
+    pictures = _read_table(root, path, how.readers, folders=_KAGGLE_FOLDERS, sizes=_read_sizes(root))
+    return list_pictures(
+        root, how, pictures, file=path.name, origin="VinBigData", licence=_LICENCE, size_from=_SIZE_TABLE
+    )
 
 
 def list_vindr_cxr(root: Path, how: How) -> Source:
@@ -69,72 +71,87 @@ def list_vindr_cxr(root: Path, how: How) -> Source:
     files = sorted(root.glob("annotations/annotations_*.csv"))
     if not files:
         raise BadInput(f"{root}: has no annotations/annotations_*.csv")
-    pictures = (picture for path in files for picture in _read_part(root, path, how.readers))
+    splits = [(split_of_name(path.name), path) for path in files]
+    pictures = (
+        picture._replace(split=split)
+        for split, path in splits
+        for picture in _read_table(root, path, how.readers, folders=(split,))
+    )
     return list_pictures(root, how, pictures, file="annotations", origin="VinDr-CXR", licence=_LICENCE)
 
 
-def _read_part(root: Path, path: Path, readers: NumReaders) -> Iterator[Picture]:
-    """Yield the pictures of a part, with the mean box of enough readers, or every box where none is named."""
-    split = split_of_name(path.name)
+def _read_table(
+    root: Path, path: Path, readers: NumReaders, *, folders: Sequence[str], sizes: Mapping[str, Size] | None = None
+) -> Iterator[Picture]:
+    """Yield the pictures of a table, with the mean box of enough readers, or every box where none is named."""
+    of_kaggle = sizes is not None
     rows: dict[str, list[ReaderBox]] = collections.defaultdict(list)
-    normal, num_sorted = set[str](), 0
-    for row, cells, problem in read_columns(path, _RELEASED, optional=("rad_id",)):
+    normal, num_sorted = collections.defaultdict[str, set[str]](set), 0
+    names = (*_COLUMNS, "rad_id") if of_kaggle else _COLUMNS
+    for row, cells, problem in read_columns(path, names, optional=() if of_kaggle else ("rad_id",)):
         image, label, *numbers, reader = cells
         x1, y1, x2, y2 = read_four_numbers(numbers)
         if not problem and label == _NO_FINDING and not any(numbers):
-            normal.add(image)
-        elif problem or not image or not label or not (x1 != x2 and y1 != y2 and abs(x1 + y1 + x2 + y2) < math.inf):
+            normal[image].add(reader)
+            continue
+        if not problem and label == _NO_FINDING:
+            problem = f"x_min: a box of {_NO_FINDING!r}; expected empty cells"
+        elif not problem and of_kaggle and label not in VINBIG_CLASSES:
+            problem = f"class_name: {label[:80]!r} is not one of {', '.join((*VINBIG_CLASSES, _NO_FINDING))}"
+        elif not problem and of_kaggle and not reader:
+            problem = "rad_id: is empty"
+        if problem or not image or not label or not (x1 != x2 and y1 != y2 and abs(x1 + y1 + x2 + y2) < math.inf):
             what = problem or f"{[image[:40], label[:40], *numbers]} is no image with a class and a box"
             yield Picture("", "", f"{path.name}, row {row.number}", problem=what)
-        else:
-            num_sorted += x1 > x2 or y1 > y2
-            corners = min(x1, x2), min(y1, y2), max(x1, x2), max(y1, y2)
-            rows[image].append(ReaderBox(row.number, reader, Box(label, corners)))
+            continue
+        num_sorted += x1 > x2 or y1 > y2
+        corners = min(x1, x2), min(y1, y2), max(x1, x2), max(y1, y2)
+        rows[image].append(ReaderBox(row.number, reader, Box(label, corners)))
     if num_sorted:
         _LOG.warning("%s: %d boxes with corners in another order, sorted", path, num_sorted)
-    labels = {mark.box.label for marks in rows.values() for mark in marks if mark.box}
+    labels = VINBIG_CLASSES if of_kaggle else sorted({mark.box.label for marks in rows.values() for mark in marks})
     for image in dict.fromkeys((*rows, *sorted(normal))):
-        files = (f"{split}/{image}{suffix}" for suffix in (".dicom", ".dcm", *SUFFIXES))
+        problem = _find_problem(rows[image], normal[image])
         yield Picture(
             image,
-            next((file for file in files if (root / file).is_file()), f"{split}/{image}.dicom"),
+            _find_picture(root, folders, image),
             f"{path.name}, image {image[:80]!r}",
-            _agree_by_label(rows[image], path, readers),
-            split=split,
+            [] if problem else _agree_by_label(rows[image], path, readers),
+            size=(sizes or {}).get(image, (0, 0)),
+            keeps_size=True,
             patient=image,
             modality="xray",
-            absent=() if rows[image] else tuple(sorted(labels)),
+            absent=() if rows[image] else tuple(labels),
+            problem=problem,
         )
+
+
+def _find_problem(marks: Sequence[ReaderBox], normal: Set[str]) -> str:
+    """Return why the rows of an image cannot be used; `normal`: the readers who found nothing."""
+    if len(marks) > _MOST_ROWS:
+        return f"{len(marks)} rows; expected at most {_MOST_ROWS} per image"
+    for mark in marks:
+        if mark.reader and mark.reader in normal:
+            return f"row {mark.row}: reader {mark.reader[:40]!r} has both a box and {_NO_FINDING!r}"
+    return ""
+
+
+def _find_picture(root: Path, folders: Sequence[str], image: str) -> str:
+    """Return the path of an image's file in one of the folders, in the first one if there is none."""
+    names = [f"{folder}/{image}{suffix}" for folder in folders for suffix in _SUFFIXES]
+    there = (name for name in names if ".." not in image and (root / name).is_file())
+    return next(there, names[0])
 
 
 def _agree_by_label(marks: Sequence[ReaderBox], path: Path, readers: NumReaders) -> list[Mark]:
     agreed = []
-    for label in dict.fromkeys(mark.box.label for mark in marks if mark.box):
-        same = [mark for mark in marks if mark.box and mark.box.label == label]
-        corners = [mark.box.corners for mark in same if mark.box]
+    for label in dict.fromkeys(mark.box.label for mark in marks):
+        same = [mark for mark in marks if mark.box.label == label]
+        corners = [mark.box.corners for mark in same]
         if readers != "all" and all(mark.reader for mark in same):
             corners = [box for box, _ in agree(same, readers=readers)]
         agreed += [Mark(f"{path.name}, row {same[0].row}", label, box) for box in corners]
     return agreed
-
-
-def _list_images(path: Path, how: How) -> Iterator[Listed]:
-    finder = ImageFinder(path.parent, folders=_IMAGE_FOLDERS, require_images=how.require_images)
-    sizes = _read_sizes(path.parent)
-    marks: dict[str, list[ReaderBox | BadInput]] = collections.defaultdict(list)
-    for row, cells, problem in read_columns(path, _COLUMNS):
-        marks[cells[0]].append(_read_reader_box(row.number, cells, problem))
-    for name, listed in marks.items():
-        location = f"image {name[:80]!r}"
-        try:
-            if bad := next((mark for mark in listed if isinstance(mark, BadInput)), None):
-                raise bad
-            path = Path(finder.find(f"{name}.png").real_path)
-            size = sizes.get(name) or (read_image_size(path) if path.is_file() else None)
-            good = [mark for mark in listed if isinstance(mark, ReaderBox)]
-            yield list_named(location, _ground(name, good, size=size, readers=how.readers), finder.find)
-        except BadInput as error:
-            yield refused(location, f"{location}: {error}", image=name, patient=name)
 
 
 def agree(marks: Sequence[ReaderBox], *, readers: int) -> Iterator[tuple[Corners, int]]:
@@ -143,7 +160,7 @@ def agree(marks: Sequence[ReaderBox], *, readers: int) -> Iterator[tuple[Corners
     A box and the box of each other reader that overlaps it most, by `_LEAST_IOU` at least, are one finding. The finding
     with the most readers comes first (the earliest row on a tie); its boxes are then left out.
     """
-    boxes = np.array([mark.box.corners for mark in marks if mark.box], np.float64).reshape(-1, 4)
+    boxes = np.array([mark.box.corners for mark in marks], np.float64).reshape(-1, 4)
     overlaps = iou(boxes, boxes)
     left = list(range(len(marks)))
     while left:
@@ -160,60 +177,6 @@ def agree(marks: Sequence[ReaderBox], *, readers: int) -> Iterator[tuple[Corners
         x1, y1, x2, y2 = boxes[best].mean(axis=0).tolist()
         yield (x1, y1, x2, y2), len(best)
         left = [index for index in left if index not in best]
-
-
-def _read_reader_box(number: int, cells: Sequence[str], problem: str) -> ReaderBox | BadInput:
-    image, written, reader, *corners = cells
-    label = _NAME_OF.get(fold_column(written), "")
-    box = None
-    if not problem and not (image and reader):
-        problem = f"{_COLUMNS[0] if not image else _COLUMNS[2]}: is empty"
-    elif not problem and not label:
-        problem = f"class_name: {written[:80]!r} is not one of {', '.join((*VINBIG_CLASSES, _NO_FINDING))}"
-    elif not problem and label == _NO_FINDING:
-        problem = f"x_min: a box {corners} of {_NO_FINDING!r}; expected empty cells" if any(corners) else ""
-    elif not problem:
-        x1, y1, x2, y2 = read_four_numbers(corners)
-        box = Box(label, (x1, y1, x2, y2))
-        if not (0 <= x1 < x2 < math.inf and 0 <= y1 < y2 < math.inf):
-            shown = [corner[:40] for corner in corners]
-            problem = f"x_min, y_min, x_max, y_max: {shown} is no box with 0 <= x_min < x_max, 0 <= y_min < y_max"
-    return BadInput(f"row {number}: {problem}") if problem else ReaderBox(number, reader, box)
-
-
-def _ground(name: str, marks: Sequence[ReaderBox], *, size: tuple[int, int] | None, readers: NumReaders) -> Record:
-    boxed = [(mark, mark.box) for mark in marks if mark.box]
-    normal = {mark.reader for mark in marks if not mark.box}
-    if len(marks) > _MOST_ROWS:
-        raise BadInput(f"{len(marks)} rows; expected at most {_MOST_ROWS} per image")
-    for mark, _ in boxed:
-        if mark.reader in normal:
-            raise BadInput(f"row {mark.row}: reader {mark.reader[:40]!r} has both a box and {_NO_FINDING!r}")
-    if size is None:
-        raise BadInput(f"size unknown: neither a file of the image nor a row of {_SIZE_TABLE}")
-    for mark, box in boxed:
-        if box.x2 > size[0] or box.y2 > size[1]:
-            raise BadInput(f"row {mark.row}: box {list(box.corners)} leaves the picture of {size[0]} by {size[1]}")
-    provenance = {"file": "train.csv", "row": ", ".join(str(mark.row) for mark in marks), "licence": _LICENCE}
-    findings = []
-    if readers == "all":
-        findings = [box for _, box in boxed]
-        provenance["readers"] = "every reader's box"
-    else:
-        for label in dict.fromkeys(box.label for _, box in boxed):
-            same = [mark for mark, box in boxed if box.label == label]
-            findings += [Box(label, corners) for corners, _ in agree(same, readers=readers)]
-        provenance["readers"] = f"mean box of at least {readers} readers with IoU >= {_LEAST_IOU}"
-    return Record(
-        id=name,
-        image=f"{name}.png",
-        image_size=size,
-        patient=name,
-        origin="VinBigData",
-        boxes=tuple(findings),
-        absent=VINBIG_CLASSES if not boxed else (),
-        provenance=provenance,
-    )
 
 
 def _read_sizes(root: Path) -> dict[str, tuple[int, int]]:

@@ -271,14 +271,6 @@ def read_contents(folder: Path) -> Contents:
     """Read `step_cot.json` and check the sizes of the shards."""
     path = folder / CONTENTS_NAME
     contents = load(path, Contents, max_bytes=MAX_LISTING_BYTES)
-    num_cases = len(contents.digests)
-    lengths = dict.fromkeys(SPLIT_NAMES, 0)
-    for shard in contents.shards:
-        lengths[shard.split] += shard.num_records
-    members = [index for name in SPLIT_NAMES for index in contents.splits.get(name, ())]
-    is_complete = sorted(members) == list(range(num_cases)) and len(contents.sizes) == num_cases
-    if not is_complete or lengths != {name: len(indices) for name, indices in contents.splits.items()}:
-        raise BadInput(f"{path}: the numbers of splits, shards and images disagree; {_EXPECTED}")
     for shard in contents.shards:
         check_size(folder / shard.file, shard.num_bytes)
     return contents
@@ -290,8 +282,6 @@ def read_collection(folder: Path, contents: Contents) -> tuple[Collection, Split
     if digest_of_file(path) != contents.records:
         raise BadInput(f"{path}: the records have changed since they were prepared; {_EXPECTED}, unaltered")
     collection = read_records(folder, step_names=contents.step_names, require_images=False)
-    if len(collection.cases) != len(contents.digests):
-        raise BadInput(f"{path}: {len(collection.cases)} cases instead of the {len(contents.digests)} prepared")
     splits = Splits(**contents.splits)
     check_splits(splits, collection.cases, source=str(folder / CONTENTS_NAME))
     return Collection(folder, collection.chain, collection.cases, contents.set_aside), splits

@@ -38,7 +38,7 @@ def make_blocks(gradio: Any, uploads: Uploads, reader: Explainer | PolicyReader)
         if isinstance(reader, PolicyReader):
             _add_answering(gradio, reader, uploads)
         else:
-            _add_reading(gradio, reader, uploads)
+            _add_reading(gradio, blocks, reader, uploads)
     return blocks.queue(max_size=100)
 
 
@@ -50,44 +50,48 @@ def warm_up(reader: Explainer | PolicyReader) -> None:
         readings.read_session(start_session(np.zeros((64, 64), np.uint8), reader), reader)
 
 
-def _add_reading(gradio: Any, explainer: Explainer, uploads: Uploads) -> None:
+def _add_reading(gradio: Any, blocks: Any, explainer: Explainer, uploads: Uploads) -> None:
     examples = readings.draw_examples(explainer.trained)
+    shown_first = next(iter(examples), None)
     can_correct, steps = readings.takes_corrections(explainer), explainer.trained.chain.steps
     follow = ", and see the others follow" if readings.follows_corrections(explainer) else ""
     then = f"Click another answer of a step to correct it{follow}. " if can_correct else ""
     then += f"The network was trained on: {escape_markdown(explainer.trained.trained_on)}."
     gradio.Markdown(_INTRODUCTION.format(how="read step by step", then=then))
     session = gradio.State(None, time_to_live=_SECONDS_KEPT)
-    file = gradio.File(**_UPLOAD, elem_id="radiograph")
-    label = "Or try one of these"
-    example = gradio.Radio(list(examples), label=label, elem_id="examples", visible=bool(examples))
     with gradio.Row():
-        with gradio.Column(scale=3, min_width=320):
-            view = gradio.HTML(elem_id="view")
+        file = gradio.File(**_UPLOAD, elem_id="radiograph")
+        about = {"label": "Or try one of these", "elem_id": "examples", "visible": bool(examples)}
+        example = gradio.Radio(list(examples), value=shown_first, **about)
+    with gradio.Row():
         with gradio.Column(scale=2, min_width=320):
-            undo = gradio.Button("Undo corrections", interactive=False, visible=can_correct, elem_id="undo")
+            effect = gradio.HTML(elem_id="effect")
             radios = [
                 gradio.Radio(list(step.options), label=step.name, info=step.question, interactive=False)
                 for step in steps
             ]
+            undo = gradio.Button("Undo corrections", interactive=False, visible=can_correct, elem_id="undo")
+        with gradio.Column(scale=3, min_width=320):
+            view = gradio.HTML(elem_id="view")
 
     def show(change: Callable[..., Session | None], *inputs: Any) -> list[Any]:
-        """Return session, view, button and answers after a change; after a failed one, the view is the error alone."""
+        """Return session, view, effect, button and answers after a change; after a failed one the error alone."""
         message = ""
         try:
             changed = change(*inputs)
             if changed is not None:
-                markup, values = readings.read_session(changed, explainer)
+                markup, told, values = readings.read_session(changed, explainer)
                 updates = [gradio.update(**value, interactive=can_correct) for value in values]
-                return [changed, markup, gradio.update(interactive=bool(changed.given)), *updates]
+                return [changed, markup, told, gradio.update(interactive=bool(changed.given)), *updates]
         except BadInput as error:  # as an error of Gradio's it would be repeated over every part of the page
             message = f'<p class="problem" role="alert">{html.escape(str(error))}</p>'
         empty = [
             gradio.update(value=None, choices=list(step.options), label=step.name, interactive=False) for step in steps
         ]
-        return [None, message, gradio.update(interactive=False), *empty]
+        return [None, message, "", gradio.update(interactive=False), *empty]
 
     changes: list[tuple[Any, Callable[..., Session | None], Any]] = [
+        (blocks.load, lambda: start_session(examples[shown_first], explainer) if shown_first else None, None),
         (file.upload, lambda path: start_session(uploads.read_once(path), explainer), file),
         (file.clear, lambda: None, None),
         (example.input, lambda name: start_session(examples[name], explainer), example),
@@ -100,7 +104,7 @@ def _add_reading(gradio: Any, explainer: Explainer, uploads: Uploads) -> None:
 
         changes.append((radio.input, correct, [session, radio]))
     for event, change, inputs in changes:
-        event(functools.partial(show, change), inputs, [session, view, undo, *radios], **_HOW)
+        event(functools.partial(show, change), inputs, [session, view, effect, undo, *radios], **_HOW)
 
 
 def _add_answering(gradio: Any, reader: PolicyReader, uploads: Uploads) -> None:

@@ -37,8 +37,8 @@ def start_session(image: Any, explainer: Explainer) -> Session:
     return Session(*read_radiograph(image, trained.preprocessing, max_pixels=trained.run.max_pixels))
 
 
-def read_session(session: Session, explainer: Explainer) -> tuple[str, list[dict[str, Any]]]:
-    """Return a reading as markup, and the value, choices and label of each step."""
+def read_session(session: Session, explainer: Explainer) -> tuple[str, str, list[dict[str, Any]]]:
+    """Return a reading and the effect of corrections as markup, and the value, choices and label of each step."""
     trained, chain, asked = explainer.trained, explainer.trained.chain, None
     given = corrections.given_distributions(session.given, chain)
     explained, (reading,) = explain_pictures(
@@ -51,13 +51,17 @@ def read_session(session: Session, explainer: Explainer) -> tuple[str, list[dict
     marks = dict.fromkeys(session.given, " (corrected)") | ({asked.step.name: " (worth checking)"} if asked else {})
     steps = []
     for answer in reading.steps:
+        was = "was " if answer.given else ""
         shares = zip(answer.step.options, answer.probabilities, strict=True)
-        choices = [(f"{option}  ({100 * share:.0f} %)", option) for option, share in shares]
+        told = [(option, f"{was}{100 * share:.0f} %") for option, share in shares]
+        choices = [
+            (f"{option}  ({'corrected' if was and option == answer.answer else share})", option)
+            for option, share in told
+        ]
         label = answer.step.name + marks.get(answer.step.name, "")
         steps.append({"value": answer.answer, "choices": choices, "label": label})
     view = TEMPLATES.get_template("reading.html.j2").render(
         reading=reading,
-        changes=_describe_changes(reading) if session.given else "",
         saved=_save(reading) if session.given else "",
         asked=asked,
         picture=write_picture(session.picture),
@@ -66,7 +70,9 @@ def read_session(session: Session, explainer: Explainer) -> tuple[str, list[dict
         has_sets=any(answer.answer_set is not None for answer in reading.steps),
         flipped={flip.step: flip.before for flip in reading.flipped},
     )
-    return view, steps
+    changes = _describe_changes(reading) if session.given else ""
+    effect = TEMPLATES.get_template("effect.html.j2").render(last=reading.steps[-1], changes=changes, asked=asked)
+    return view, effect, steps
 
 
 def _describe_changes(reading: ChainReading) -> str:

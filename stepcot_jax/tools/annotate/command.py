@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from stepcot_jax.annotate.llm.client import DEFAULT_BASE_URL, Endpoint
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput, run_tool
-from stepcot_jax.tools.options import add_model, local_path, make_endpoint, read_endpoint
+from stepcot_jax.tools.options import add, add_model, local_path, make_endpoint, read_endpoint
 
 if TYPE_CHECKING:
     from stepcot_jax.annotate.agreement import Aligned
@@ -37,17 +37,14 @@ def annotate_parser() -> argparse.ArgumentParser:
     others = "vqa, merge, agree, review-out, review-in"
     also = f"Also the commands {others}; each has a --help."
     parser = argparse.ArgumentParser(prog=prog, description="Make chains from reports.", epilog=also)
-    reports = "IU X-Ray, published layout, .csv or .jsonl; also on gs://"
-    parser.add_argument("reports", metavar="REPORTS", help=reports)
-    parser.add_argument("--chain", metavar="DATA", help="folder whose data.json has the chain to answer; or gs://")
-    shard = "annotate only part I of N of the reports (I from 0), by a hash of the id; see merge"
-    parser.add_argument("--shard", metavar="I/N", help=shard)
+    add(parser, "REPORTS", "IU X-Ray, published layout, .csv or .jsonl; also on gs://")
+    add(parser, "--chain DATA", "folder whose data.json has the chain to answer; or gs://")
+    add(parser, "--shard I/N", "annotate only part I of N of the reports (I from 0), by a hash of the id; see merge")
     ray = parser.add_argument_group("Ray", "The rules on several processes or machines (extra: ray).")
     engine = "what annotates: this process, or a Ray cluster; default local"
-    ray.add_argument("--engine", choices=("local", "ray"), default="local", help=engine)
-    address = "of the cluster; default RAY_ADDRESS, or else one on this machine"
-    ray.add_argument("--ray-address", default="", metavar="ADDRESS", help=address)
-    ray.add_argument("--ray-workers", type=int, default=2, metavar="N", help="processes, default 2")
+    add(ray, "--engine", engine, "local", choices=("local", "ray"))
+    add(ray, "--ray-address ADDRESS", "of the cluster; default RAY_ADDRESS, or else one on this machine", "")
+    add(ray, "--ray-workers N", "processes, default 2", 2)
     _add_run_flags(parser)
     return parser
 
@@ -57,8 +54,8 @@ def merge_parser() -> argparse.ArgumentParser:
     prog = "stepcot annotate merge"
     parser = argparse.ArgumentParser(prog=prog, description="Merge the folders of all shards into one result.")
     parser.add_argument("shards", nargs="+", metavar="SHARD", help="folder of a run with --shard; or gs://")
-    parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help=_OUT)
-    parser.add_argument("--overwrite", action="store_true", help="replace an earlier result in DIR")
+    add(parser, "--out DIR", _OUT, type=local_path, required=True)
+    add(parser, "--overwrite", "replace an earlier result in DIR")
     return parser
 
 
@@ -66,61 +63,55 @@ def vqa_parser() -> argparse.ArgumentParser:
     """Return the parser of `annotate vqa SOURCE`."""
     prog = "stepcot annotate vqa"
     parser = argparse.ArgumentParser(prog=prog, description="Make reasoning records from questions or boxes.")
-    source = "questions, boxes or grounded reports in any layout of docs/sources.md; also on gs://"
-    parser.add_argument("source", metavar="SOURCE", help=source)
+    add(parser, "SOURCE", "questions, boxes or grounded reports in any layout of docs/sources.md; also on gs://")
     tasks = "rmcot: thinking with regions; lvkc: four stages; medclm: easy, medium and hard views"
-    parser.add_argument("--task", choices=("rmcot", "lvkc", "medclm"), required=True, help=tasks)
+    add(parser, "--task", tasks, choices=("rmcot", "lvkc", "medclm"), required=True)
     parser.add_argument(
         "--box-size", type=int, nargs=2, metavar=("WIDTH", "HEIGHT"), help="GEMeX, MEDSAGE: of the boxes"
     )
-    parser.add_argument("--question-seed", type=int, default=0, metavar="N", help="of questions and boxes, default 0")
+    add(parser, "--question-seed N", "of questions and boxes, default 0", 0)
     normal = "also ask about images of a detection list that have no box because the source denies findings"
-    parser.add_argument("--with-normal", action="store_true", help=normal)
-    grounded = "rmcot: JSON lines of the grounded reports of SOURCE's images; or gs://"
-    parser.add_argument("--grounded", metavar="FILE", help=grounded)
-    parser.add_argument("--num-regions", type=int, metavar="M", help="lvkc: box variants, 0 to 4, default 1")
-    parser.add_argument("--num-templates", type=int, metavar="T", help="lvkc: wordings, 1 to 3, default 1")
+    add(parser, "--with-normal", normal)
+    add(parser, "--grounded FILE", "rmcot: JSON lines of the grounded reports of SOURCE's images; or gs://")
+    add(parser, "--num-regions M", "lvkc: box variants, 0 to 4, default 1")
+    add(parser, "--num-templates T", "lvkc: wordings, 1 to 3, default 1")
     knowledge = "lvkc: table of finding, statement and source, before the package's own entries; or gs://"
-    parser.add_argument("--knowledge", metavar="TABLE", help=knowledge)
+    add(parser, "--knowledge TABLE", knowledge)
     passes = (
         "lvkc with --send-images, of a picture without a region: votes of each verifier, default 3; 0: whole picture"
     )
-    parser.add_argument("--region-passes", type=int, metavar="N", help=passes)
-    share = "lvkc: share of votes that keeps a proposed region, default 0.5"
-    parser.add_argument("--region-share", type=float, metavar="S", help=share)
+    add(parser, "--region-passes N", passes)
+    add(parser, "--region-share S", "lvkc: share of votes that keeps a proposed region, default 0.5", type=float)
     instructions = "lvkc: write questions as instructions of their task, default none"
-    parser.add_argument("--instructions", choices=("none", "by-task"), help=instructions)
-    sample = "lvkc: questions of the balanced sample rl_records.jsonl, default 0 (none)"
-    parser.add_argument("--rl-sample", type=int, metavar="N", help=sample)
+    add(parser, "--instructions", instructions, choices=("none", "by-task"))
+    add(parser, "--rl-sample N", "lvkc: questions of the balanced sample rl_records.jsonl, default 0 (none)")
     balance = "lvkc: what it balances: instruction, modality, difficulty or several, default instruction"
-    parser.add_argument("--rl-balance", nargs="+", metavar="NAME", help=balance)
+    add(parser, "--rl-balance NAME", balance, nargs="+")
     hosts = "medclm: how the host organ is found, default coverage"
-    parser.add_argument("--host-organ", choices=("coverage", "iou_mask", "iou_box"), help=hosts)
-    masks = "medclm: organ masks, or CheXmask's table (.csv), default SOURCE/masks; or gs://"
-    parser.add_argument("--masks", metavar="DIR", help=masks)
+    add(parser, "--host-organ", hosts, choices=("coverage", "iou_mask", "iou_box"))
+    add(parser, "--masks DIR", "medclm: organ masks, or CheXmask's table (.csv), default SOURCE/masks; or gs://")
     prior = "medclm: what names the organ in a radiograph without masks, default atlas"
-    parser.add_argument("--organ-prior", choices=("atlas", "none"), help=prior)
-    sends = "lvkc, medclm: show models the pictures, at most 768 pixels a side"
-    parser.add_argument("--send-images", action="store_true", help=sends)
+    add(parser, "--organ-prior", prior, choices=("atlas", "none"))
+    add(parser, "--send-images", "lvkc, medclm: show models the pictures, at most 768 pixels a side")
     regenerate = "write anew what a voter does not call correct, lvkc: or whose stages contradict; default 0"
-    parser.add_argument("--regenerate", type=int, default=0, metavar="N", help=regenerate)
+    add(parser, "--regenerate N", regenerate, 0)
     _add_run_flags(parser)
     return parser
 
 
 def _add_run_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help=_OUT)
-    parser.add_argument("--annotator", choices=("rules", "llm"), default="rules", help="default rules (offline)")
-    parser.add_argument("--images", choices=("link", "none"), default="link", help="whether to link images into DIR")
-    parser.add_argument("--overwrite", action="store_true", help="replace an earlier result in DIR")
+    add(parser, "--out DIR", _OUT, type=local_path, required=True)
+    add(parser, "--annotator", "default rules (offline)", "rules", choices=("rules", "llm"))
+    add(parser, "--images", "whether to link images into DIR", "link", choices=("link", "none"))
+    add(parser, "--overwrite", "replace an earlier result in DIR")
     model = add_model(parser, units="reports or questions", at_once="4", url=DEFAULT_BASE_URL)
-    model.add_argument("--repairs", type=int, default=2, metavar="N", help="of an unreadable answer, default 2")
-    model.add_argument("--seed", type=int, default=0, help="of decoding, default 0")
-    model.add_argument("--trust", action="store_true", help="keep only chains that the annotator trusts when asked")
+    add(model, "--repairs N", "of an unreadable answer, default 2", 2)
+    add(model, "--seed", "of decoding, default 0", 0)
+    add(model, "--trust", "keep only chains that the annotator trusts when asked")
     voter = f"further model that must vote 'correct'; NAME[,{'=...,'.join(VOTER_FIELDS)}=...]; may be repeated"
-    model.add_argument("--voter", action="append", default=[], metavar="NAME", help=voter)
+    add(model, "--voter NAME", voter, [], action="append")
     failure = "for reports whose request was given up, default stop"
-    model.add_argument("--on-failure", choices=("stop", "set-aside"), default="stop", help=failure)
+    add(model, "--on-failure", failure, "stop", choices=("stop", "set-aside"))
 
 
 COMPARISONS = {
@@ -148,14 +139,13 @@ def comparison_parser(command: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"stepcot annotate {command}", description=description)
     if command == "review-in":
         parser.add_argument("form", metavar="FORM.csv")
-        parser.add_argument("--reviewer", required=True, metavar="NAME", help="kept in the records")
+        add(parser, "--reviewer NAME", "kept in the records", required=True)
     parser.add_argument("annotators", nargs="+", metavar="A", help=holder)
-    parser.add_argument("--names", nargs="+", metavar="NAME", help="of the annotators; default the folders' names")
+    add(parser, "--names NAME", "of the annotators; default the folders' names", nargs="+")
     if is_review:
-        parser.add_argument("--all", action="store_true", help="chains: all cases, not only disagreements")
-        sample = "reasoning records: most of each kind, default 200"
-        parser.add_argument("--sample", type=int, default=200, metavar="N", help=sample)
-        parser.add_argument("--seed", type=int, default=0, help="reasoning records: of the sample, default 0")
+        add(parser, "--all", "chains: all cases, not only disagreements")
+        add(parser, "--sample N", "reasoning records: most of each kind, default 200", 200)
+        add(parser, "--seed", "reasoning records: of the sample, default 0", 0)
     parser.add_argument("--out", type=local_path, required=is_review, metavar=metavar, help=written)
     return parser
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
-from stepcot_jax.tools.options import add_cases, add_model, check_numbers, local_path, open_cases, read_endpoint
+from stepcot_jax.tools.options import add, add_cases, add_model, check_numbers, local_path, open_cases, read_endpoint
 
 if TYPE_CHECKING:
     from stepcot_jax.annotate.llm.client import Budget, Endpoint
@@ -127,19 +127,17 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         epilog="For research; not a medical device.",
     )
     add_cases(parser)
-    out = "folder of results and ledger"
-    parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help=out)
-    parser.add_argument("--num-cases", type=int, metavar="N", help="draw N cases; default all")
-    parser.add_argument("--levels", metavar="LIST", help="such as 0,1,7; default 0 to the number of steps")
+    add(parser, "--out DIR", "folder of results and ledger", type=local_path, required=True)
+    add(parser, "--num-cases N", "draw N cases; default all")
+    add(parser, "--levels LIST", "such as 0,1,7; default 0 to the number of steps")
     given = f"earlier answers, a list of {', '.join(_VARIANTS)}; default all"
-    parser.add_argument("--variants", default=",".join(_VARIANTS), metavar="LIST", help=given)
+    add(parser, "--variants LIST", given, ",".join(_VARIANTS))
     unlisted = "do not list the diagnoses below the last level; a reply counts as the one that it mentions"
-    parser.add_argument("--open-diagnosis", action="store_true", help=unlisted)
-    side = "longer side of the pictures in pixels, 32 to 4096, default 512"
-    parser.add_argument("--image-size", type=int, default=512, metavar="N", help=side)
+    add(parser, "--open-diagnosis", unlisted)
+    add(parser, "--image-size N", "longer side of the pictures in pixels, 32 to 4096, default 512", 512)
     parser.add_argument("--name", help="of the model in tables, default its name")
-    parser.add_argument("--num-resamples", type=int, default=1000, metavar="N", help="of the bootstrap, default 1000")
-    parser.add_argument("--seed", type=int, default=0, help="of draws, bootstrap and decoding, default 0")
+    add(parser, "--num-resamples N", "of the bootstrap, default 1000", 1000)
+    add(parser, "--seed", "of draws, bootstrap and decoding, default 0", 0)
     add_model(parser, units="cases", at_once="4; --local: one, always")
     return parser.parse_args(arguments)
 

@@ -17,7 +17,7 @@ from stepcot_jax.evaluation.comparison import CORRECTED, Evidence, decide
 from stepcot_jax.evaluation.published import Constrained, Level, Rates, digest_cases
 from stepcot_jax.evaluation.statistics import Weights, bootstrap, compare_accuracy, count_patients, weighted_mean
 from stepcot_jax.host.ranges import Interval
-from stepcot_jax.pages.sheets import Column, Entry, Table, columns, show_entry
+from stepcot_jax.pages.sheets import Column, Entry, Table, columns, heads, show_entry
 from stepcot_jax.reasoning.levels import DIAGNOSIS, Key, name_step
 from stepcot_jax.tools.constrain.asking_levels import Answered, AskedCase, CaseReplies
 from stepcot_jax.tools.constrain.constraints import KINDS
@@ -71,12 +71,13 @@ def prepare_figures(
 ) -> Callable[[Weights], dict[_Name, npt.NDArray[np.float64]]]:
     """Return a function from weights [resample, case] to the figures of every variant and level."""
     known = truth[:, -1] != NOT_ANNOTATED
-    last = chain.num_steps - 1
-    fields = {key: {DIAGNOSIS: last, **{name_step(at): at for at in column[0].dialogue.asked}}
-              for key, column in columns.items()}  # fmt: skip
+    fields = {key: _fields(column, chain) for key, column in columns.items()}
     answers = {(key, field): read_labels(column, field) for key, column in columns.items() for field in fields[key]}
     shares = {key: _shares(column) for key, column in columns.items()}
     kinds = {key: _kinds(column) for key, column in columns.items()}
+
+    def mean(weights: Weights, values: npt.NDArray) -> npt.NDArray[np.float64]:
+        return weighted_mean(weights, values=values, counted=np.ones_like(values, bool))
 
     def compute(weights: Weights) -> dict[_Name, npt.NDArray[np.float64]]:
         by_name: dict[_Name, npt.NDArray[np.float64]] = {}
@@ -84,17 +85,22 @@ def prepare_figures(
             for field, position in fields[key].items():
                 given = _one_hot(answers[key, field], chain.steps[position].num_answers)
                 by_name[key, field] = step_figures(weights, probabilities=given, labels=truth[:, position])
-            all_counted = np.ones_like(shares[key], bool)
-            by_name[key, "followed"] = weighted_mean(weights, values=shares[key], counted=all_counted)
+            by_name[key, "followed"] = mean(weights, shares[key])
             right = (answers[key, DIAGNOSIS] == truth[:, -1])[:, None] * np.ones(2)
             follows = shares[key][:, 0] > 0
             counted = np.stack([follows & known, ~follows & known], axis=1)
             by_name[key, "right"] = weighted_mean(weights, values=right, counted=counted)
-            by_name[key, "kinds"] = weighted_mean(weights, values=kinds[key], counted=np.ones_like(kinds[key], bool))
+            by_name[key, "kinds"] = mean(weights, kinds[key])
             by_name[key, "differences"] = by_name[key, DIAGNOSIS] - by_name[_BASE, DIAGNOSIS]
         return by_name
 
     return compute
+
+
+def _fields(column: Sequence[Answered], chain: Chain) -> dict[str, int]:
+    """Return the steps of a dialogue's fields, that of the diagnosis first."""
+    asked = column[0].dialogue.asked
+    return {DIAGNOSIS: chain.num_steps - 1, **{name_step(position): position for position in asked}}
 
 
 def read_labels(column: Sequence[Answered], field: str) -> npt.NDArray[np.int64]:
@@ -109,12 +115,14 @@ def _one_hot(answers: npt.NDArray[np.int64], num_answers: int) -> npt.NDArray[np
 
 def _shares(column: Sequence[Answered]) -> npt.NDArray[np.float64]:
     """Return the shares `FOLLOWED` of each reply [case, share]."""
-    rows = []
-    for answered in column:
-        strict, loose = answered.verified.strict, answered.verified.loose
-        readable = DIAGNOSIS in answered.verified.labels
-        rows.append([all(strict), all(loose), np.mean(strict), np.mean(loose), readable])
-    return np.array(rows, np.float64)
+    verified = [answered.verified for answered in column]
+    return np.array(
+        [
+            [all(own.strict), all(own.loose), np.mean(own.strict), np.mean(own.loose), DIAGNOSIS in own.labels]
+            for own in verified
+        ],
+        np.float64,
+    )
 
 
 def list_kinds(column: Sequence[Answered]) -> list[str]:
@@ -166,15 +174,13 @@ def _test(column: Sequence[Answered], base: Sequence[Answered], truth: npt.NDArr
 
 # Tables of a model put through the levels.
 
-
 TABLE_NAMES = ("levels", "level_following", "level_steps", "level_constraints")
 
 VARIANT_WORDS = {"constraints": "constraints alone", "own": "own earlier answers", "true": "true earlier answers"}
 
-_HEADINGS = {"auc": "mAUC", "f1": "F1"}
-_KEY = (*columns("text", "earlier answers"), *columns("number", "level"))
-_HEAD = (*_KEY, *columns("text", "step added"))
-_OTHERS = FIGURES[1:]
+_FIGURES = {name: {"auc": "mAUC", "f1": "F1"}.get(name, name) for name in FIGURES}
+_KEY = heads("earlier answers", "#level")
+_HEAD = (*_KEY, *heads("step added"))
 _COUNTED = (
     "Figures of the diagnosis, which every level asks for in the same words. A reply without a readable answer is "
     "wrong. mAUC is that of answers without probabilities: the mean of sensitivity and specificity of each diagnosis."
@@ -208,30 +214,23 @@ def _head(level: Level, results: Constrained) -> tuple[Entry, Entry, Entry]:
 
 def _tabulate_levels(results: Constrained) -> Table:
     verdicts = _judge(results)
-    rows: list[tuple[Entry, ...]] = []
-    for level in results.levels:
-        difference = level.differences["accuracy"] if level.differences else None
-        rows.append(
-            (
-                *_head(level, results),
-                level.diagnosis["accuracy"],
-                difference,
-                level.p,
-                verdicts.get((level.variant, level.level)),
-                *(level.diagnosis[name] for name in _OTHERS),
-                level.followed["readable"],
-            )
+    accuracy, *others = FIGURES
+    rows = tuple(
+        (
+            *_head(level, results),
+            level.diagnosis[accuracy],
+            level.differences.get(accuracy),
+            level.p,
+            verdicts.get((level.variant, level.level)),
+            *(level.diagnosis[name] for name in others),
+            level.followed["readable"],
         )
-    heads = (
-        *_HEAD,
-        *columns("percent", "accuracy"),
-        *columns("points", "difference from level 0"),
-        *columns("number", "p"),
-        *columns("text", "accuracy is"),
-        *columns("percent", *(_HEADINGS.get(name, name) for name in _OTHERS), "readable"),
+        for level in results.levels
     )
+    of_others = (f"%{_FIGURES[name]}" for name in others)
+    head = heads("%accuracy", "+difference from level 0", "#p", "accuracy is", *of_others, "%readable")
     notes = (_COUNTED, _INTERVALS, _TEST, CORRECTED, *_describe_notes(results))
-    return Table("levels", _title(results, "diagnosis by level"), heads, tuple(rows), notes)
+    return Table("levels", _title(results, "diagnosis by level"), (*_HEAD, *head), rows, notes)
 
 
 def _judge(results: Constrained) -> dict[tuple[str, int], str]:
@@ -265,21 +264,15 @@ def _describe_notes(results: Constrained) -> list[str]:
 
 
 def _tabulate_following(results: Constrained) -> Table:
+    shares = FOLLOWED[:-1]
     rows = tuple(
-        (
-            *_head(level, results),
-            *(level.followed[name] for name in FOLLOWED[:-1]),
-            *(level.right[name] for name in ("followed", "broken")),
-        )
+        (*_head(level, results), *(level.followed[name] for name in shares), *(level.right[name] for name in RIGHT))
         for level in results.levels
     )
-    heads = (
-        *_HEAD,
-        *columns("percent", *(f"{name.replace('_', 's, ')}" for name in FOLLOWED[:-1])),
-        *columns("percent", "accuracy where all were followed", "accuracy where not"),
-    )
+    followed = (name.replace("_", "s, ") for name in shares)
+    head = (*_HEAD, *columns("percent", *followed, "accuracy where all were followed", "accuracy where not"))
     notes = (_IFEVAL, "The last two columns split the cases by strict reading.", _INTERVALS)
-    return Table("level_following", _title(results, "constraints followed by level"), heads, rows, notes)
+    return Table("level_following", _title(results, "constraints followed by level"), head, rows, notes)
 
 
 def _tabulate_steps(results: Constrained) -> Table:
@@ -288,9 +281,9 @@ def _tabulate_steps(results: Constrained) -> Table:
         for level in results.levels
         for step, estimates in level.steps.items()
     )
-    heads = (*_KEY, *columns("text", "step"), *columns("percent", *(_HEADINGS.get(name, name) for name in FIGURES)))
+    head = (*_KEY, *heads("step"), *columns("percent", *_FIGURES.values()))
     notes = ("Steps as answered at each level. A reply without a readable answer is wrong.", _INTERVALS)
-    return Table("level_steps", _title(results, "steps by level"), heads, rows, notes)
+    return Table("level_steps", _title(results, "steps by level"), head, rows, notes)
 
 
 def _tabulate_kinds(results: Constrained) -> Table:
@@ -300,8 +293,8 @@ def _tabulate_kinds(results: Constrained) -> Table:
         for kind, rates in level.constraints.items()
         if kind in KINDS
     )
-    heads = (*_KEY, *columns("text", "constraint", "what is verified"), *columns("percent", "strict", "loose"))
-    return Table("level_constraints", _title(results, "kinds of constraints"), heads, rows, (_IFEVAL, _INTERVALS))
+    head = (*_KEY, *heads("constraint", "what is verified", "%strict", "%loose"))
+    return Table("level_constraints", _title(results, "kinds of constraints"), head, rows, (_IFEVAL, _INTERVALS))
 
 
 def to_text(results: Constrained) -> str:

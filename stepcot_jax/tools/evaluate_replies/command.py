@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
-from stepcot_jax.tools.options import DIALECTS, add_asker, add_reading, local_path, read_split
+from stepcot_jax.tools.options import DIALECTS, add, add_asker, add_reading, local_path, read_split
 
 if TYPE_CHECKING:
     pass
@@ -120,18 +120,15 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _add_common(parser: argparse.ArgumentParser, *, also: tuple[str, ...] = ()) -> None:
-    records = "folder or file with questions in any layout, such as records.jsonl; or gs://"
-    parser.add_argument("records", metavar="RECORDS", help=records)
+    add(parser, "RECORDS", "folder or file with questions in any layout, such as records.jsonl; or gs://")
     add_reading(parser)
     _add_dialect(parser, also, without="replies of gemex need no <think> part, and prompts do not ask for one")
 
 
 def _add_dialect(parser: argparse.ArgumentParser, also: tuple[str, ...] = (), *, without: str) -> None:
     default = (*also, "gemex")[0]
-    parser.add_argument(
-        "--dialect", choices=(*also, *DIALECTS), default=default, help=f"form of the replies, default {default}"
-    )
-    parser.add_argument("--without-thinking", dest="with_thinking", action="store_false", help=without)
+    add(parser, "--dialect", f"form of the replies, default {default}", default, choices=(*also, *DIALECTS))
+    add(parser, "--without-thinking", without, dest="with_thinking", action="store_false")
 
 
 def _score_parser() -> argparse.ArgumentParser:
@@ -144,39 +141,36 @@ def _score_parser() -> argparse.ArgumentParser:
         f"{_PROGRAM} --controls --help: the same model without the picture, and the most frequent answer",
     )
     _add_common(parser, also=("auto", "free"))
-    replies = "JSON lines with id, reply and optionally finish_reason; or gs://"
-    parser.add_argument("replies", nargs="+", metavar="REPLIES", help=replies)
-    out = "folder of the results"
-    parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help=out)
-    parser.add_argument("--reading", choices=("strict", "parts"), default="strict", help="default strict")
+    add(parser, "REPLIES", "JSON lines with id, reply and optionally finish_reason; or gs://", nargs="+")
+    add(parser, "--out DIR", "folder of the results", type=local_path, required=True)
+    add(parser, "--reading", "default strict", "strict", choices=("strict", "parts"))
     space = "coordinates of boxes: pixels, unit, 1000, WxH, qwen or qwen:MIN:MAX; default the dialect's own"
-    parser.add_argument("--box-space", default="", metavar="SPACE", help=space)
+    add(parser, "--box-space SPACE", space, "")
     order = ("xyxy", "xywh", "yxyx")
-    parser.add_argument("--box-order", choices=order, default="", help="default the dialect's own")
-    parser.add_argument("--missing", choices=("wrong", "stop", "skip"), default="wrong", help="replies, default wrong")
+    add(parser, "--box-order", "default the dialect's own", "", choices=order)
+    add(parser, "--missing", "replies, default wrong", "wrong", choices=("wrong", "stop", "skip"))
     scores = ("relative", "within_two", "exact", "token_f1")
-    open_score = "of open questions, default exact, and relative with --judge"
-    parser.add_argument("--open-score", choices=scores, help=open_score)
+    add(parser, "--open-score", "of open questions, default exact, and relative with --judge", choices=scores)
     unequal = "V-score with another number of boxes, default penalise"
-    parser.add_argument("--unequal-counts", choices=("penalise", "zero", "matched"), default="penalise", help=unequal)
+    add(parser, "--unequal-counts", unequal, "penalise", choices=("penalise", "zero", "matched"))
     rule = "count by rules of public suites too: medevalkit, lmms_eval, vlmevalkit or all"
-    parser.add_argument("--rule", type=lambda names: names.split(","), default=[], metavar="NAME[,NAME]", help=rule)
-    parser.add_argument("--num-resamples", type=int, default=1000, metavar="N", help="of the bootstrap, default 1000")
-    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap, default 0")
-    parser.add_argument("--num-shown", type=int, default=1000, metavar="N", help="on the page, default 1000")
-    parser.add_argument("--without-pictures", action="store_true", help="leave pictures out of the page")
+    add(parser, "--rule NAME[,NAME]", rule, [], type=lambda names: names.split(","))
+    add(parser, "--num-resamples N", "of the bootstrap, default 1000", 1000)
+    add(parser, "--seed", "of the bootstrap, default 0", 0)
+    add(parser, "--num-shown N", "on the page, default 1000", 1000)
+    add(parser, "--without-pictures", "leave pictures out of the page")
     perturbed = parser.add_argument_group("perturbed questions", "Replies of the first model to each round's records.")
-    perturbed.add_argument("--perturbed", nargs="+", default=[], metavar="R", help="one file for each round")
-    perturbed.add_argument("--perturbed-records", metavar="DIR", help="folder that `perturb` wrote")
+    add(perturbed, "--perturbed R", "one file for each round", [], nargs="+")
+    add(perturbed, "--perturbed-records DIR", "folder that `perturb` wrote")
     stds = ("population", "sample", "from_original")
-    perturbed.add_argument("--perturbation-std", choices=stds, default="population", help="default population")
+    add(perturbed, "--perturbation-std", "default population", "population", choices=stds)
     judge = parser.add_argument_group("judge of open answers", "Any OpenAI-compatible endpoint (extra: annotate).")
-    judge.add_argument("--judge", metavar="MODEL", help="name at the endpoint")
-    judge.add_argument("--base-url", metavar="URL", help="default https://api.openai.com/v1")
-    judge.add_argument("--key-variable", metavar="NAME", help="environment variable of the key, default OPENAI_API_KEY")
-    judge.add_argument("--max-tokens", type=int, metavar="N", help="spending cap of all ledgers in DIR together")
-    judge.add_argument("--concurrency", type=int, default=4, metavar="N", help="requests at once, default 4")
-    judge.add_argument("--judge-stages", action="store_true", help="also let it rate the stages of each reply")
+    add(judge, "--judge MODEL", "name at the endpoint")
+    add(judge, "--base-url URL", "default https://api.openai.com/v1")
+    add(judge, "--key-variable NAME", "environment variable of the key, default OPENAI_API_KEY")
+    add(judge, "--max-tokens N", "spending cap of all ledgers in DIR together")
+    add(judge, "--concurrency N", "requests at once, default 4", 4)
+    add(judge, "--judge-stages", "also let it rate the stages of each reply")
     parser.set_defaults(run=score)
     return parser
 
@@ -184,7 +178,7 @@ def _score_parser() -> argparse.ArgumentParser:
 def _prompts_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"{_PROGRAM} prompts", description="Write the prompts of a split.")
     _add_common(parser)
-    parser.add_argument("--out", type=local_path, required=True, metavar="FILE", help="JSON lines")
+    add(parser, "--out FILE", "JSON lines", type=local_path, required=True)
     parser.set_defaults(run=prompts)
     return parser
 
@@ -194,11 +188,10 @@ def _perturb_parser() -> argparse.ArgumentParser:
         prog=f"{_PROGRAM} perturb", description="Write perturbed closed and single-choice questions, and their prompts."
     )
     _add_common(parser)
-    parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help="folder")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="default 3")
-    parser.add_argument("--seed", type=int, default=0, help="of the draws, default 0")
-    negated = 'whether "isn\'t" turns the answer, default flip'
-    parser.add_argument("--negated-answer", choices=("flip", "keep"), default="flip", help=negated)
+    add(parser, "--out DIR", "folder", type=local_path, required=True)
+    add(parser, "--rounds N", "default 3", 3)
+    add(parser, "--seed", "of the draws, default 0", 0)
+    add(parser, "--negated-answer", 'whether "isn\'t" turns the answer, default flip', "flip", choices=("flip", "keep"))
     parser.set_defaults(run=perturb)
     return parser
 
@@ -210,10 +203,10 @@ def _reports_parser() -> argparse.ArgumentParser:
     )
     _add_common(parser)
     answers = "a .csv of `stepcot predict` to images of a data root (RECORDS), or JSON lines of replies to records"
-    parser.add_argument("answers", metavar="ANSWERS", help=answers)
-    parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help="folder of the results")
-    parser.add_argument("--num-resamples", type=int, default=1000, metavar="N", help="of the bootstrap, default 1000")
-    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap, default 0")
+    add(parser, "ANSWERS", answers)
+    add(parser, "--out DIR", "folder of the results", type=local_path, required=True)
+    add(parser, "--num-resamples N", "of the bootstrap, default 1000", 1000)
+    add(parser, "--seed", "of the bootstrap, default 0", 0)
     parser.set_defaults(run=reports)
     return parser
 
@@ -226,11 +219,11 @@ def _controls_parser() -> argparse.ArgumentParser:
         epilog="Exit code 0: asked, with refusals and unreadable pictures counted; 2: wrong input, or most replies "
         "cannot be read; 3: stopped or requests were given up, and the same command resumes.",
     )
-    parser.add_argument("--controls", action="store_true", required=True, help=argparse.SUPPRESS)
-    parser.add_argument("records", metavar="RECORDS", help="folder or file of questions in any layout; or gs://")
+    add(parser, "--controls", argparse.SUPPRESS, required=True)
+    add(parser, "RECORDS", "folder or file of questions in any layout; or gs://")
     replies = "JSON lines of a model that is not asked: it is compared with the most frequent answer alone"
-    parser.add_argument("replies", nargs="?", metavar="REPLIES", help=replies)
-    parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help="results; a rerun resumes")
+    add(parser, "REPLIES", replies, nargs="?")
+    add(parser, "--out DIR", "results; a rerun resumes", type=local_path, required=True)
     add_reading(parser)
     add_asker(parser)
     parser.set_defaults(run=controls)
@@ -256,17 +249,16 @@ def audit(arguments: list[str]) -> None:
 
 
 def _define_workdir(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("workdir", metavar="WORKDIR", help="of a policy's run or export; or gs://, hf://OWNER/NAME")
-    parser.add_argument("--out", type=local_path, metavar="DIR", help="default: audit in WORKDIR, for `stepcot report`")
-    data = "a folder of questions in place of the run's test questions"
-    parser.add_argument("--data", metavar="DIR", help=data)
-    parser.add_argument("--phase", choices=("sft", "grpo", "dpo"), help="default: the last")
+    add(parser, "WORKDIR", "of a policy's run or export; or gs://, hf://OWNER/NAME")
+    add(parser, "--out DIR", "default: audit in WORKDIR, for `stepcot report`", type=local_path)
+    add(parser, "--data DIR", "a folder of questions in place of the run's test questions")
+    add(parser, "--phase", "default: the last", choices=("sft", "grpo", "dpo"))
     _add_number(parser)
 
 
 def _define_questions(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("records", metavar="RECORDS", help="records.jsonl or its folder")
-    parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help="folder of the audit")
+    add(parser, "RECORDS", "records.jsonl or its folder")
+    add(parser, "--out DIR", "folder of the audit", type=local_path, required=True)
     parser.add_argument("--split", default="test", help="of questions: train, val, test (default) or all")
     _add_dialect(parser, without="replies need no thinking, and prompts do not ask for one")
     _add_number(parser)
@@ -274,14 +266,13 @@ def _define_questions(parser: argparse.ArgumentParser) -> None:
 
 def _define_score(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=local_path, metavar="DIR", help="folder that `audit questions` wrote")
-    parser.add_argument("replies", metavar="REPLIES", help="JSON lines with id and reply, to its prompts.jsonl")
-    parser.add_argument("--thinking-replies", metavar="FILE", help="replies to its thinking_prompts.jsonl")
+    add(parser, "REPLIES", "JSON lines with id and reply, to its prompts.jsonl")
+    add(parser, "--thinking-replies FILE", "replies to its thinking_prompts.jsonl")
     _add_dialect(parser, without="replies need no thinking, and prompts do not ask for one")
 
 
 def _add_number(parser: argparse.ArgumentParser) -> None:
-    most = "most questions to audit, drawn from the split, default 400"
-    parser.add_argument("--num-questions", type=int, default=400, metavar="N", help=most)
+    add(parser, "--num-questions N", "most questions to audit, drawn from the split, default 400", 400)
 
 
 def _write_questions(options: argparse.Namespace) -> None:

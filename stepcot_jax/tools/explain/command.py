@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir, writing_for
-from stepcot_jax.tools.options import OF_READER, add_network, local_path
+from stepcot_jax.tools.options import OF_READER, add, add_network, local_path
 
 if TYPE_CHECKING:
     from stepcot_jax.reading.trained_model import Trained
@@ -20,7 +20,7 @@ EXIT_UNREADABLE = 1
 
 
 def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--checkpoint", required=True, metavar="WORKDIR", help=OF_READER)
+    add(parser, "--checkpoint WORKDIR", OF_READER, required=True)
     add_network(parser)
 
 
@@ -42,10 +42,9 @@ def explain(arguments: list[str]) -> int:
     images = "files, or folders of them; also on gs://"
     parser.add_argument("images", nargs="+", metavar="IMAGE", help=images)
     _add_checkpoint(parser)
-    written = "folder for pictures and JSON"
-    parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help=written)
-    parser.add_argument("--given", action="append", default=[], metavar="STEP=ANSWER", help="as for predict")
-    parser.add_argument("--as-published", action="store_true", help="as for predict")
+    add(parser, "--out DIR", "folder for pictures and JSON", type=local_path, required=True)
+    add(parser, "--given STEP=ANSWER", "as for predict", [], action="append")
+    add(parser, "--as-published", "as for predict")
     options = parser.parse_args(arguments)
     from stepcot_jax.host.download import find_path
     from stepcot_jax.host.text import make_printable
@@ -85,12 +84,10 @@ def score(arguments: list[str]) -> int:
         description="Score the maps against lesion boxes, less constant maps, other cases' maps and random weights.",
     )
     _add_checkpoint(parser)
-    radiographs = "radiographs with boxes; or gs://; default: the phantom"
-    parser.add_argument("--data", metavar="DIR", help=radiographs)
-    box_list = "ChestX-ray8's box list for images of --data; or gs://"
-    parser.add_argument("--boxes", metavar="FILE", help=box_list)
-    parser.add_argument("--num-cases", type=int, default=100, help="most radiographs with boxes (default: 100)")
-    parser.add_argument("--json", type=local_path, metavar="FILE", help="also write the figures as JSON")
+    add(parser, "--data DIR", "radiographs with boxes; or gs://; default: the phantom")
+    add(parser, "--boxes FILE", "ChestX-ray8's box list for images of --data; or gs://")
+    add(parser, "--num-cases", "most radiographs with boxes (default: 100)", 100)
+    add(parser, "--json FILE", "also write the figures as JSON", type=local_path)
     options = parser.parse_args(arguments)
     if options.num_cases < 1:
         raise BadInput(f"--num-cases must be at least 1; got {options.num_cases}")

@@ -1,10 +1,11 @@
 """Draw cases for human readers, write forms, and compare the answers with the models'."""
 
 import argparse
+import functools
 
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import run_tool
-from stepcot_jax.tools.options import add_cases, local_path, open_cases
+from stepcot_jax.tools.options import add, add_cases, local_path, open_cases
 
 
 def sample(options: argparse.Namespace) -> None:
@@ -14,14 +15,9 @@ def sample(options: argparse.Namespace) -> None:
 
     source = open_cases(options)
     readers = [name.strip() for name in options.readers.split(",") if name.strip()]
-    write_sample(
-        options.out,
-        source,
-        readers=readers,
-        num_cases=options.num_cases,
-        seed=options.seed,
-        progress=lambda cases: Terminal().watch(cases, "writing images"),
-    )
+    watch = functools.partial(Terminal().watch, description="writing images")
+    drawn = {"num_cases": options.num_cases, "seed": options.seed}
+    write_sample(options.out, source, readers=readers, progress=watch, **drawn)
     num_aside = len(source.cases) - len(source.diagnosed)
     if num_aside:
         print(f"{num_aside} of {len(source.cases)} cases have no diagnosis and were left out")
@@ -55,34 +51,29 @@ def main(arguments: list[str] | None = None) -> None:
         prog="stepcot readers", description="Give cases to human readers, and compare their answers."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_sample(commands.add_parser("sample", help="draw cases and write a form for each reader"))
-    _add_score(commands.add_parser("score", help="read filled forms and compare readers with models"))
+    drawing = commands.add_parser("sample", help="draw cases and write a form for each reader")
+    drawing.description = (
+        "Draw cases in proportion by diagnosis and write a folder for each reader, with a form and images, and the "
+        "key, which readers must not get."
+    )
+    add_cases(drawing)
+    add(drawing, "--readers NAME,NAME", "one folder and one form for each", required=True)
+    add(drawing, "--num-cases N", "default 200, as in the paper", 200)
+    scoring = commands.add_parser("score", help="read filled forms and compare readers with models")
+    scoring.description = (
+        "Read filled forms, refuse incomplete and altered ones, and compare readers and the networks of a run step by "
+        "step. Each of DIR, FORM and FILE, but no output, may be on gs://."
+    )
+    scoring.add_argument("sample", metavar="DIR", help="output of `sample`, with its key")
+    scoring.add_argument("forms", nargs="+", metavar="FORM", help="a filled form (CSV) of each reader")
+    add(scoring, "--predictions FILE", "of a run: RUN/predictions/test.npz")
+    add(scoring, "--num-resamples N", "of the bootstrap, default 1000", 1000)
+    for command, run, out in ((drawing, sample, "a new folder"), (scoring, score, "folder for the tables")):
+        add(command, "--out DIR", out, type=local_path, required=True)
+        add(command, "--seed", "of draws, orders and bootstrap, default 0", 0)
+        command.set_defaults(run=run)
     options = parser.parse_args(arguments)
     options.run(options)
-
-
-def _add_sample(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Draw cases in proportion by diagnosis and write a folder for each reader, with a form and "
-    parser.description += "images, and the key, which readers must not get."
-    add_cases(parser)
-    parser.add_argument("--readers", required=True, metavar="NAME,NAME", help="one folder and one form for each")
-    parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help="a new folder")
-    parser.add_argument("--num-cases", type=int, default=200, metavar="N", help="default 200, as in the paper")
-    parser.add_argument("--seed", type=int, default=0, help="of the draw and of the orders, default 0")
-    parser.set_defaults(run=sample)
-
-
-def _add_score(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Read filled forms, refuse incomplete and altered ones, and compare readers and the "
-    parser.description += "networks of a run step by step."
-    parser.description += " Each of DIR, FORM and FILE, but no output, may be on gs://."
-    parser.add_argument("sample", metavar="DIR", help="output of `sample`, with its key")
-    parser.add_argument("forms", nargs="+", metavar="FORM", help="a filled form (CSV) of each reader")
-    parser.add_argument("--predictions", metavar="FILE", help="of a run: RUN/predictions/test.npz")
-    parser.add_argument("--out", type=local_path, required=True, metavar="DIR2", help="folder for the tables")
-    parser.add_argument("--num-resamples", type=int, default=1000, metavar="N", help="of the bootstrap, default 1000")
-    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap, default 0")
-    parser.set_defaults(run=score)
 
 
 if __name__ == "__main__":

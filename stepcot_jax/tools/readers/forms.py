@@ -5,7 +5,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from PIL import Image
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.data.delimited import encode_rows, is_same_cell, read_rows
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import make_workdir, write_whole
+from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.own_folder import load, save
 from stepcot_jax.reading.cases import CaseSource
 
@@ -64,15 +64,13 @@ def read_key(folder: Path) -> Key:
 
 def check_names(names: Sequence[str]) -> None:
     """Check that readers' names can be folders, and are distinct."""
-    if not names:
-        raise BadInput("--readers is required (one or more names, separated by commas)")
+    if not names or len({name.casefold() for name in names}) < len(names):
+        raise BadInput(f"--readers: {list(names)} are not one or more distinct names, separated by commas")
     if wrong := [name for name in names if not _READER.fullmatch(name)]:
         raise BadInput(
             f"--readers: {wrong[0][:60]!r} is not a name of at most 40 letters, digits and '_', with spaces, '.' and "
             "'-' only inside"
         )
-    if len({name.casefold() for name in names}) < len(names):
-        raise BadInput(f"--readers: {list(names)} are not distinct")
 
 
 def write_sample(
@@ -89,12 +87,9 @@ def write_sample(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder} is not empty; expected a new or empty folder")
     candidates = [source.cases[position] for position in source.diagnosed]
-    paths, diagnoses = [case.image for case in candidates], [case.answers[-1] for case in candidates]
-    indices = choose_stratified(paths, diagnoses, num_cases=num_cases, seed=seed)
-    chosen = [candidates[index] for index in indices]
-    cases = tuple(KeyCase(case.image, case.patient, case.answers) for case in chosen)
-    for name in readers:
-        make_workdir(folder / name / IMAGE_FOLDER)
+    names, strata = [case.image for case in candidates], [case.answers[-1] for case in candidates]
+    indices = choose_stratified(names, strata, num_cases=num_cases, seed=seed)
+    cases = tuple(KeyCase(case.image, case.patient, case.answers) for case in map(candidates.__getitem__, indices))
     for number, index in progress(list(enumerate(indices, start=1))):
         content = encode_picture(source.picture(source.diagnosed[index]))
         for name in readers:
@@ -178,18 +173,8 @@ def _read_form(key: Key, path: Path) -> tuple[str, Int32[np.ndarray, "case step"
     names = () if header is None else header.cells
     if len(names) != len(COLUMNS) or not all(map(is_same_cell, names, COLUMNS)):
         raise BadInput(f"{path}, row 1: columns {[name[:_NUM_SHOWN] for name in names[:10]]} are not {list(COLUMNS)}")
-    form, seen = "", dict[tuple[int, int], int]()
-    cases = {str(number): number - 1 for number in range(1, len(key.cases) + 1)}
-    steps = {f"Step {number}": number - 1 for number in range(1, len(key.steps) + 1)}
-    labels = np.full((len(cases), len(steps)), NOT_ANNOTATED, np.int32)
-
-    def find(cell: str, known: Mapping[str, int], where: str) -> int:
-        name = " ".join(cell.split())
-        if name not in known:
-            first, *_, last = *known, *known
-            raise BadInput(f"{where}: {name[:_NUM_SHOWN]!r} is not one of {first} to {last}")
-        return known[name]
-
+    form, labels = "", np.full((len(key.cases), len(key.steps)), NOT_ANNOTATED, np.int32)
+    questions = {(str(case + 1), f"Step {step + 1}"): (case, step) for case, step in np.ndindex(*labels.shape)}
     for row in rows:
         where = f"{path}, row {row.number}"
         if len(row.cells) != len(COLUMNS):
@@ -199,24 +184,24 @@ def _read_form(key: Key, path: Path) -> tuple[str, Int32[np.ndarray, "case step"
         if form not in key.readers:
             readers = ", ".join(key.readers.values())
             raise BadInput(f"{where}, 'form': {form[:_NUM_SHOWN]!r} is not of this sample, for {readers}")
-        at = find(cells["case"], cases, f"{where}, 'case'"), find(cells["step"], steps, f"{where}, 'step'")
-        where += f" (case {at[0] + 1}, Step {at[1] + 1})"
-        if at in seen:
-            raise BadInput(f"{where} repeats row {seen[at]}")
-        seen[at] = row.number
+        case, step = (" ".join(cells[name].split())[:_NUM_SHOWN] for name in ("case", "step"))
+        where += f" (case {case}, {step})"
+        if (case, step) not in questions:
+            raise BadInput(f"{where} is not one of cases 1 to {len(labels)}, Step 1 to Step {len(key.steps)}")
+        at = questions[case, step]
         # Sorting a part of a spreadsheet's columns moves answers to other questions.
         for column, written in zip(COLUMNS, [form, *list_cells(key, *at)], strict=False):
             if not is_same_cell(cells[column], written):
                 raise BadInput(f"{where}, {column!r}: {cells[column][:_NUM_SHOWN]!r} was changed; expected {written!r}")
+        if labels[at] != NOT_ANNOTATED:
+            raise BadInput(f"{where}: a second answer to one question")
         try:
             labels[at] = key.steps[at[1]].read_answer(cells["answer"])
         except BadInput:
             known = ", ".join(key.steps[at[1]].lettered_options)
             raise BadInput(f"{where}, 'answer': {cells['answer'][:_NUM_SHOWN]!r} is not one of {known}") from None
-    missing = np.argwhere(labels == NOT_ANNOTATED).tolist()
-    if missing:
-        case, step = missing[0]
-        where = f"row {seen[case, step]}" if (case, step) in seen else "no row"
+    if len(missing := np.argwhere(labels == NOT_ANNOTATED)):
+        case, step = missing[0] + 1
         more = f"{len(missing)} of {labels.size} answers are missing"
-        raise BadInput(f"{path}, {where} (case {case + 1}, Step {step + 1}), 'answer': {more}")
+        raise BadInput(f"{path} (case {case}, Step {step}), 'answer': {more}")
     return key.readers[form], labels

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,11 @@ from stepcot_jax.evaluation.published import READER_ACCURACY, READER_F1, READER_
 from stepcot_jax.evaluation.statistics import MIN_PATIENTS, Weights, bootstrap, flip_signs, name_patients, weighted_mean
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_workdir
-from stepcot_jax.pages.sheets import Table, columns, write_table
+from stepcot_jax.pages.sheets import Row, Table, columns, heads, mark_published, write_table
 from stepcot_jax.tools.readers.forms import Answers, Key
 
 ALL_READERS = "readers"
 """Name of all readers together; each of their answers counts once."""
-
-_NUM_SHOWN = 80
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,29 +58,31 @@ def compare_readers(
     agreed = [*([("Fleiss", *people)] if len(people) > 1 else []), *(("Cohen", *pair) for pair in pairs)]
     truth = np.array([case.labels for case in key.cases], np.int32)
     patients = np.array([case.patient_id for case in key.cases], np.str_)
-    num_answers = key.chain.answers_per_step
+
+    def of_steps(measure: Callable[[int, int], npt.NDArray]) -> npt.NDArray:
+        return np.stack([measure(index, number) for index, number in enumerate(key.chain.answers_per_step)], axis=1)
 
     def compute(weights: Weights) -> dict[tuple[str, ...], npt.NDArray[np.float64]]:
         figures: dict[tuple[str, ...], npt.NDArray[np.float64]] = {}
         for name, answers in everyone.items():
-            of_steps = [  # all of the probability on the answer
-                step_figures(weights, probabilities=np.eye(number)[answers[:, index]], labels=truth[:, index])
-                for index, number in enumerate(num_answers)
-            ]
-            for figure in _FIGURES:
-                figures[figure, name] = np.stack([values[:, FIGURES.index(figure)] for values in of_steps], axis=1)
+            measured = of_steps(  # all of the probability on the answer
+                lambda index, number, answers=answers: step_figures(
+                    weights, probabilities=np.eye(number)[answers[:, index]], labels=truth[:, index]
+                )
+            )
+            figures |= {(figure, name): measured[:, :, FIGURES.index(figure)] for figure in _FIGURES}
         for figure in _FIGURES:
             figures[figure, ALL_READERS] = np.mean([figures[figure, name] for name in people], axis=0)
         figures |= {("gain", name): figures["accuracy", name] - figures["accuracy", ALL_READERS] for name in models}
         for kind, *names in agreed:
             given = np.stack([everyone[name] for name in names], axis=2)
-            agreements = [_agree(weights, kind, given[:, index], number) for index, number in enumerate(num_answers)]
-            figures[kind, *names] = np.stack(agreements, axis=1)
+            figures[kind, *names] = of_steps(
+                lambda index, number, kind=kind, given=given: _agree(weights, kind, given[:, index], number)
+            )
         return figures
 
-    figures = bootstrap(compute, patients, num_resamples=num_resamples, seed=seed)
-    known = truth != NOT_ANNOTATED
-    names = name_patients(patients)
+    known, names = truth != NOT_ANNOTATED, name_patients(patients)
+    people_labels = list(people.values())
     return Comparison(
         steps=tuple(step.name for step in key.steps),
         readers=tuple(people),
@@ -90,10 +90,8 @@ def compare_readers(
         num_cases=len(truth),
         num_annotated=known.sum(axis=0).tolist(),
         num_patients=[len(np.unique(names[of_step])) for of_step in known.T],
-        figures=figures,
-        p_values={
-            name: _compare_signs(answers, list(people.values()), truth, names) for name, answers in models.items()
-        },
+        figures=bootstrap(compute, patients, num_resamples=num_resamples, seed=seed),
+        p_values={name: _compare_signs(answers, people_labels, truth, names) for name, answers in models.items()},
     )
 
 
@@ -101,20 +99,18 @@ def read_answers(path: Path, key: Key) -> Answers:
     """Read each model's most probable answers to the sample's cases."""
     split = read_predictions(path, key.chain)
     rows = {image: row for row, image in enumerate(split.facts["image_path"].tolist())}
-    chosen = []
     for case in key.cases:
-        where = f"{path}, case {case.image_path[:_NUM_SHOWN]!r}"
+        where = f"{path}, case {case.image_path[:80]!r}"
         if case.image_path not in rows:
             raise BadInput(f"{where} is missing; expected predictions of all cases of the sample")
-        row = rows[case.image_path]
-        if tuple(split.predictions.labels[row].tolist()) != case.labels:
+        if tuple(split.predictions.labels[rows[case.image_path]].tolist()) != case.labels:
             raise BadInput(f"{where} has other labels than in the sample's key")
-        chosen.append(row)
-    answers = {}
-    for name, logits in split.predictions.logits.items():
-        of_steps = [logits[chosen, index, : step.num_answers].argmax(axis=1) for index, step in enumerate(key.steps)]
-        answers[name] = np.stack(of_steps, axis=1).astype(np.int32)
-    return answers
+    chosen = [rows[case.image_path] for case in key.cases]
+    exists = np.arange(max(key.chain.answers_per_step)) < np.array(key.chain.answers_per_step)[:, None]
+    return {
+        name: np.where(exists, logits[chosen][..., : exists.shape[1]], -np.inf).argmax(axis=-1).astype(np.int32)
+        for name, logits in split.predictions.logits.items()
+    }
 
 
 def _agree(weights: Weights, kind: str, given: npt.NDArray[np.int32], num_answers: int) -> npt.NDArray[np.float64]:
@@ -144,7 +140,6 @@ def _compare_signs(
 
 
 # Tables of readers and models, with the paper's figures in columns of their own.
-
 
 _INTERVALS = (
     "Intervals are 95 %, from resampling patients: they show how the figures of these readers vary with the cases, not "
@@ -191,52 +186,30 @@ def tabulate_figure(comparison: Comparison, figure: str) -> Table:
     """Make the table of a figure of all readers, each reader and each model by step (paper: Tables 5 and 10)."""
     name, what, published = _FIGURES[figure]
     ours = (ALL_READERS, *comparison.readers, *comparison.models)
-    rows = tuple(
-        (
-            step,
-            comparison.num_annotated[index],
-            *(comparison.figures[figure, who][index] for who in ours),
-            *(figures.get(step) for figures in published.values()),
-        )
-        for index, step in enumerate(comparison.steps)
-    )
-    headings = (
-        *columns("text", "step"),
-        *columns("number", "cases"),
-        *columns("percent", *ours),
-        *columns("percent", *published, published=True),
-    )
+    rows: list[Row] = []
+    for index, step in enumerate(comparison.steps):
+        printed = mark_published({who: figures.get(step) for who, figures in published.items()})
+        measured = {who: comparison.figures[figure, who][index] for who in ours}
+        rows.append({"step": step, "cases": comparison.num_annotated[index], **measured, **printed})
+    head = (*heads("step", "#cases"), *columns("percent", *ours), *columns("percent", *published, published=True))
     together = f'"{ALL_READERS}" is the mean accuracy of the readers, who each read all {comparison.num_cases} cases.'
     notes = (together,) if figure == "accuracy" else _MACRO
     title = f"{what} of {len(comparison.readers)} readers and {len(comparison.models)} models"
-    return Table(name, title, headings, rows, (*notes, _INTERVALS, _PUBLISHED))
+    return Table.of(name, title, head, rows, (*notes, _INTERVALS, _PUBLISHED))
 
 
 def tabulate_gains(comparison: Comparison) -> Table:
     """Make the table of each model's accuracy less the readers' by step, with the significance of the difference."""
-    headings = (
-        *columns("text", "step", "model"),
-        *columns("number", "cases"),
-        *columns("points", "model less readers"),
-        *columns("number", "p"),
-        *columns("text", "model is"),
-    )
     rows = []
     for index, step in enumerate(comparison.steps):
         for name in comparison.models:
             gain, p = comparison.figures["gain", name][index], comparison.p_values[name][index]
-            rows.append(
-                {
-                    "step": step,
-                    "model": name,
-                    "cases": comparison.num_annotated[index],
-                    "model less readers": gain,
-                    "p": p,
-                    "model is": Evidence(gain, (gain.value,), comparison.num_patients[index], p),
-                }
-            )
+            verdict = Evidence(gain, (gain.value,), comparison.num_patients[index], p)
+            row = {"step": step, "model": name, "cases": comparison.num_annotated[index]}
+            rows.append(row | {"model less readers": gain, "p": p, "model is": verdict})
+    head = heads("step", "model", "#cases", "+model less readers", "#p", "model is")
     title = "Models less readers, on the same cases"
-    return Table.of("readers_gains", title, headings, settle(rows, _word), (_INTERVALS, *_JUDGED))
+    return Table.of("readers_gains", title, head, settle(rows, _word), (_INTERVALS, *_JUDGED))
 
 
 def _word(verdict: str) -> str:
@@ -245,23 +218,11 @@ def _word(verdict: str) -> str:
 
 def tabulate_agreement(comparison: Comparison) -> Table:
     """Make the table of the agreement among readers, and of readers with models, by step."""
-    agreed = [key for key in comparison.figures if key[0] in ("Fleiss", "Cohen")]
-    rows = tuple(
-        (
-            step,
-            "all readers" if kind == "Fleiss" else " / ".join(who),
-            comparison.num_cases,
-            *comparison.figures[kind, *who][index],
-            kind,
-        )
+    rows = [
+        (step, "all readers" if kind == "Fleiss" else " / ".join(who), comparison.num_cases, *figures[index], kind)
         for index, step in enumerate(comparison.steps)
-        for kind, *who in agreed
-    )
-    headings = (
-        *columns("text", "step", "who"),
-        *columns("number", "cases"),
-        *columns("percent", "agreement"),
-        *columns("number", "kappa"),
-        *columns("text", "kind of kappa"),
-    )
-    return Table("readers_agreement", "Agreement of readers", headings, rows, (_AGREED, _INTERVALS))
+        for (kind, *who), figures in comparison.figures.items()
+        if kind in ("Fleiss", "Cohen")
+    ]
+    head = heads("step", "who", "#cases", "%agreement", "#kappa", "kind of kappa")
+    return Table("readers_agreement", "Agreement of readers", head, tuple(rows), (_AGREED, _INTERVALS))

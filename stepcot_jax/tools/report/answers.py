@@ -1,4 +1,4 @@
-"""The page's sections of a run that answers steps: figures, and cases with pictures, reports and maps."""
+"""The page's sections of a run that answers steps: verdicts, figures, and cases with pictures, reports and maps."""
 
 import dataclasses
 import pathlib
@@ -9,13 +9,26 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from markupsafe import Markup
 
-from stepcot_jax.chain import Chain
-from stepcot_jax.data.images.preprocessing import Preprocessing, resize_image
-from stepcot_jax.evaluation.chains import ModelIntervals, ModelMetrics, bootstrap, bootstrap_differences, evaluate
-from stepcot_jax.evaluation.statistics import LEVEL, MIN_PATIENTS, count_patients, is_difference
+from stepcot_jax.chain import Chain, find_one_answer
+from stepcot_jax.data.images.preprocessing import resize_image
+from stepcot_jax.evaluation.chains import (
+    ModelIntervals,
+    ModelMetrics,
+    answer_accuracy,
+    bootstrap,
+    evaluate,
+    mean_over_steps,
+    most_frequent,
+)
+from stepcot_jax.evaluation.consistency import find_clear_chest
+from stepcot_jax.evaluation.predictions import logits_by_step
+from stepcot_jax.evaluation.statistics import LEVEL, MIN_PATIENTS, Weights, count_patients, is_difference
+from stepcot_jax.evaluation.statistics import bootstrap as bootstrap_figures
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.ranges import Interval
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.pages.pictures import write_map, write_picture
+from stepcot_jax.pages.pictures import write_map, write_overlay, write_picture
+from stepcot_jax.pages.sheets import Column, Table, columns, show_entry
 from stepcot_jax.pages.shell import Section, name_unseen, tabulate
 from stepcot_jax.reading.cases import open_run
 from stepcot_jax.reading.finished import FinishedRun
@@ -26,6 +39,7 @@ from stepcot_jax.run.loading import Progress
 from stepcot_jax.run.networks import trained_preprocessing
 from stepcot_jax.tools.report.sections import (
     Plausibility,
+    fold,
     render,
     write_calibration_section,
     write_curves,
@@ -35,24 +49,14 @@ from stepcot_jax.tools.report.sections import (
 
 
 @dataclasses.dataclass(frozen=True)
-class ShownCase:
-    """One case of the page."""
+class Seen:
+    """What the page shows of cases beside their answers; a picture and its maps are None where they were left out."""
 
-    name: str  # the case's name, such as its image's path
-    about: str  # origin and projection, in words; "" where unknown
-    picture: str | None  # data URI; None where the page has no pictures
-    report: str  # of the radiologist; "" where there is none
-    truth: Int[np.ndarray, "step"]  # `NOT_ANNOTATED` where nobody answered
-    probabilities: Float[np.ndarray, "step answer"]  # at the fitted temperatures; padded beyond a step's answers
-    sets: Bool[np.ndarray, "step answer"]  # conformal answer sets
-    inconsistent: str = ""  # the rule that the answers break, in words; "" if none
-    maps: Float[np.ndarray, "step height width"] | None = None  # not negative; None without maps
-    claims: Sequence[str] = ()  # of the maps, in words
-
-    @property
-    def last_truth(self) -> int:
-        """Label of the last step."""
-        return int(self.truth[-1])
+    pictures: Sequence[Pixels | None]
+    reports: Sequence[str]  # of the radiologist; "" where there is none
+    maps: Sequence[Float[np.ndarray, "step row column"] | None]
+    claims: Sequence[Sequence[str]]  # of the maps, in words
+    note: str
 
 
 _MAP_NOTE = (
@@ -60,112 +64,6 @@ _MAP_NOTE = (
     "by {filled_with}; below it stands what becomes of the probability when the brightest tenth is blurred, that of "
     "the case before, and a random tenth. It does not show that the network looks where a radiologist would."
 )
-
-
-def _write_case_section(
-    run: FinishedRun,
-    plausibility: Plausibility,
-    *,
-    model: str,
-    num_cases: int,
-    with_data: bool,
-    with_maps: bool,
-    progress: Progress,
-) -> Section:
-    """Return the section of the cases to browse."""
-    predictions = run.split.predictions
-    indices = draw_places(len(predictions.index), num_cases)
-    which = f"{len(indices)} of {len(predictions.index)} test cases, drawn at random"
-    if len(indices) == len(predictions.index):
-        which = f"All {len(indices)} test cases"
-    notes = [f"{which}, with the answers of the network {model!r}."]
-    of_steps = zip(np.moveaxis(predictions.logits[model][indices], 1, 0), run.chain.answers_per_step, strict=True)
-    answers = np.stack([logits[:, :num].argmax(axis=-1) for logits, num in of_steps], axis=1).astype(np.int32)
-    pictures: Sequence[Any] = [None] * len(indices)
-    reports: Sequence[str] = [""] * len(indices)
-    maps: Sequence[Any] = [(None, ())] * len(indices)
-    if not with_data:
-        notes.append("Pictures, reports and maps were left out.")
-    else:
-        unread = _why_unread(run)
-        trained = load_trained(run.workdir, names=(model,)) if with_maps and not unread else None
-        preprocessing = trained_preprocessing(run.settings) if trained is None else trained.preprocessing
-        pictures, reports = _read_cases(run, indices, preprocessing, progress)
-        note = f"There are no maps: {unread}." if with_maps else "Maps were left out."
-        if trained is not None:
-            maps, note = _make_maps(trained, pictures, model, answers, progress)
-        notes.append(note)
-    shown = _list_shown(run, indices, model, pictures, reports, maps, plausibility.broken_rules(answers))
-    return write_cases(shown, run.chain, notes=notes)
-
-
-def _why_unread(run: FinishedRun) -> str:
-    """Return why the networks cannot read images again; "" if they can."""
-    if run.settings.image_encoder.name == "imported":
-        return "this run's image features were imported, so that its networks cannot read pictures"
-    job = run.settings.trains
-    return "" if job.reads_steps else f"a {job} does not read step by step"
-
-
-def _read_cases(
-    run: FinishedRun, indices: list[int], preprocessing: Preprocessing, progress: Progress
-) -> tuple[list[Pixels], list[str]]:
-    """Return the pictures of test cases, at the encoder's size, and their reports; phantoms are drawn again."""
-    try:
-        source = open_run(run.workdir, "test")
-        watched = progress(indices, "reading the cases")
-        pictures = [resize_image(np.array(source.picture(index).convert("RGB")), preprocessing) for index in watched]
-        return pictures, [source.report(index) for index in indices]
-    except BadInput as error:
-        raise BadInput(f"{error}; --without-data writes the page without pictures, reports and maps") from None
-
-
-def _make_maps(
-    trained: Trained,
-    pictures: Sequence[Pixels],
-    model: str,
-    answers: Int[np.ndarray, "case step"],
-    progress: Progress,
-) -> tuple[list[tuple[np.ndarray, tuple[str, ...]]], str]:
-    """Return the maps of each case with their claims in words, and a note on all maps."""
-    from stepcot_jax.reading.explain import Explainer
-
-    explainer = Explainer(trained, model=model, as_published=True)  # the page shows the network's own answers
-    maps, before = [], None
-    for case in progress(range(len(pictures)), "making maps (cases)"):
-        images = to_input([pictures[case]], trained.preprocessing)
-        explained = explainer.explain(images, labels=answers[case : case + 1], before=before)
-        before = explained.maps[0]
-        maps.append((explained.maps[0], tuple(map(str, explained.claims[0]))))
-    return maps, _MAP_NOTE.format(filled_with=explainer.filled_with)
-
-
-def _list_shown(
-    run: FinishedRun,
-    indices: list[int],
-    model: str,
-    pictures: Sequence[Pixels | None],
-    reports: Sequence[str],
-    maps: Sequence[Any],
-    broken: Sequence[str],
-) -> list[ShownCase]:
-    facts, labels = run.split.facts, run.split.predictions.labels
-    probabilities, sets = run.probabilities(model), run.answer_sets(model)
-    return [
-        ShownCase(
-            name=str(facts["image_path"][index]),
-            about=", ".join(str(facts[key][index]) for key in ("origin", "view") if facts[key][index]),
-            picture=None if pixels is None else write_picture(pixels),
-            report=report,
-            truth=labels[index],
-            probabilities=probabilities[index],
-            sets=sets[index],
-            inconsistent=rule,
-            maps=of_case,
-            claims=claims,
-        )
-        for index, pixels, report, rule, (of_case, claims) in zip(indices, pictures, reports, broken, maps, strict=True)
-    ]
 
 
 def list_answer_sections(
@@ -179,24 +77,163 @@ def list_answer_sections(
     num_resamples: int = 1000,
 ) -> Iterator[Section]:
     """Yield the sections of the page of a run that answers steps."""
-    plausibility = Plausibility.of_run(run)
-    cases = _write_case_section(
-        run,
-        plausibility,
-        model=model,
-        num_cases=num_cases,
-        with_data=with_data,
-        with_maps=with_maps,
-        progress=terminal.watch,
-    )
+    predictions, plausibility = run.split.predictions, Plausibility.of_run(run)
+    indices = draw_places(len(predictions.index), num_cases)
+    answers = _take_answers(run.chain, model, predictions.logits[model][indices])
+    nothing, note = [None] * len(indices), "Pictures, reports and maps were left out."
+    seen = Seen(nothing, [""] * len(indices), nothing, [()] * len(indices), note)
+    if with_data:
+        seen = _look(run, indices, model, answers, with_maps=with_maps, progress=terminal.watch)
+    cases = _list_cases(run, indices, model, seen, plausibility.broken_rules(answers))
     terminal.say(f"bootstrap: {num_resamples} resamples of the test cases")
     intervals = bootstrap(run.split, run.chain, num_resamples=num_resamples)
+    yield _write_summary(run, model, cases, seen, judge_networks(run, num_resamples))
     yield from _write_figures(run, intervals, num_resamples)
     yield write_calibration_section(run)
     yield write_operating_section(run)
     yield plausibility.write_section(run)
     yield from write_shares(run.workdir, run.chain)
-    yield cases
+    which = f"{len(indices)} of {len(predictions.index)} test cases, drawn at random"
+    if len(indices) == len(predictions.index):
+        which = f"All {len(indices)} test cases"
+    yield write_cases(cases, run.chain, notes=[f"{which}, with the answers of the network {model!r}.", seen.note])
+
+
+def _take_answers(chain: Chain, model: str, logits: Float[np.ndarray, "case step answer"]) -> Int[np.ndarray, "..."]:
+    of_steps = logits_by_step(logits, chain=chain, model=model)
+    return np.stack([of_step.argmax(axis=1) for of_step in of_steps], axis=1).astype(np.int32)
+
+
+def _look(
+    run: FinishedRun,
+    indices: list[int],
+    model: str,
+    answers: Int[np.ndarray, "case step"],
+    *,
+    with_maps: bool,
+    progress: Progress,
+) -> Seen:
+    """Return the pictures of test cases, at the encoder's size, their reports and maps; phantoms are drawn again."""
+    unread = _why_unread(run)
+    trained = load_trained(run.workdir, names=(model,)) if with_maps and not unread else None
+    preprocessing = trained_preprocessing(run.settings) if trained is None else trained.preprocessing
+    try:
+        source = open_run(run.workdir, "test")
+        watched = progress(indices, "reading the cases")
+        pictures = [resize_image(np.array(source.picture(index).convert("RGB")), preprocessing) for index in watched]
+        reports = [source.report(index) for index in indices]
+    except BadInput as error:
+        raise BadInput(f"{error}; --without-data writes the page without pictures, reports and maps") from None
+    if trained is None:
+        note = f"There are no maps: {unread}." if with_maps else "Maps were left out."
+        return Seen(pictures, reports, [None] * len(indices), [()] * len(indices), note)
+    return Seen(pictures, reports, *_make_maps(trained, pictures, model, answers, progress))
+
+
+def _why_unread(run: FinishedRun) -> str:
+    """Return why the networks cannot read images again; "" if they can."""
+    if run.settings.image_encoder.name == "imported":
+        return "this run's image features were imported, so that its networks cannot read pictures"
+    job = run.settings.trains
+    return "" if job.reads_steps else f"a {job} does not read step by step"
+
+
+def _make_maps(
+    trained: Trained,
+    pictures: Sequence[Pixels],
+    model: str,
+    answers: Int[np.ndarray, "case step"],
+    progress: Progress,
+) -> tuple[list[np.ndarray], list[tuple[str, ...]], str]:
+    """Return the maps of each case, their claims in words, and a note on all maps."""
+    from stepcot_jax.reading.explain import Explainer
+
+    explainer = Explainer(trained, model=model, as_published=True)  # the page shows the network's own answers
+    maps: list[np.ndarray] = []
+    claims = []
+    for case in progress(range(len(pictures)), "making maps (cases)"):
+        images, before = to_input([pictures[case]], trained.preprocessing), maps[-1] if maps else None
+        explained = explainer.explain(images, labels=answers[case : case + 1], before=before)
+        maps.append(explained.maps[0])
+        claims.append(tuple(map(str, explained.claims[0])))
+    return maps, claims, _MAP_NOTE.format(filled_with=explainer.filled_with)
+
+
+def _list_cases(
+    run: FinishedRun, indices: list[int], model: str, seen: Seen, broken: Sequence[str]
+) -> list[dict[str, Any]]:
+    facts, labels = run.split.facts, run.split.predictions.labels
+    probabilities, sets = run.probabilities(model), run.answer_sets(model)
+    return [
+        describe_case(
+            run.chain,
+            name=str(facts["image_path"][index]),
+            about=", ".join(str(facts[key][index]) for key in ("origin", "view") if facts[key][index]),
+            picture=None if pixels is None else write_picture(pixels),
+            report=report,
+            truth=labels[index],
+            probabilities=probabilities[index],
+            sets=sets[index],
+            inconsistent=rule,
+            maps=maps,
+            claims=claims,
+        )
+        for index, pixels, report, rule, maps, claims in zip(
+            indices, seen.pictures, seen.reports, broken, seen.maps, seen.claims, strict=True
+        )
+    ]
+
+
+def describe_case(
+    chain: Chain,
+    *,
+    name: str,
+    about: str,
+    picture: str | None,
+    report: str,
+    truth: Int[np.ndarray, "step"],
+    probabilities: Float[np.ndarray, "step answer"],
+    sets: Bool[np.ndarray, "step answer"],
+    inconsistent: str = "",
+    maps: Float[np.ndarray, "step row column"] | None = None,
+    claims: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Return one case as the page's script takes it.
+
+    `picture` is a data URI, `inconsistent` the rule that the answers break, in words; probabilities and answer sets are
+    padded beyond a step's answers.
+    """
+    # The script shows these texts as text, hence `name_unseen`, which the templates apply by themselves.
+    texts = {"name": name, "about": about, "report": report, "inconsistent": inconsistent}
+    rows = [row[:num_answers] for row, num_answers in zip(probabilities, chain.answers_per_step, strict=True)]
+    return {
+        **{key: name_unseen(text) for key, text in texts.items()},
+        "picture": picture,
+        "truth": truth.tolist(),
+        "answers": [int(row.argmax()) for row in rows],
+        "confidences": [round(float(row.max()), 4) for row in rows],
+        "sets": [np.flatnonzero(row).tolist() for row in sets],
+        "maps": None if maps is None else [write_map(values) for values in maps],
+        "claims": list(claims),
+    }
+
+
+def write_cases(cases: Sequence[Mapping[str, Any]], chain: Chain, *, notes: Sequence[str]) -> Section:
+    """Write the section: filters, gallery, the dialog of one case, and the data of all cases."""
+    steps = [
+        {
+            "name": name_unseen(step.name),
+            "question": name_unseen(step.question),
+            "options": [name_unseen(text) for text in step.options],
+        }
+        for step in chain.steps
+    ]
+    last = [case["truth"][-1] for case in cases]
+    counts = {label: last.count(label) for label in range(chain.answers_per_step[-1]) if label in last}
+    data = {"steps": steps, "cases": cases}
+    body = render("cases.html.j2", notes=notes, cases=cases, steps=chain.steps, counts=counts, data=data)
+    script = pathlib.Path(__file__).with_name("page.js").read_text(encoding="utf-8")
+    return Section("cases", "Cases", "", body, script=script)
 
 
 def describe_answers(run: FinishedRun) -> list[str]:
@@ -205,11 +242,73 @@ def describe_answers(run: FinishedRun) -> list[str]:
     data = run.settings.data
     source = "the drawn phantom" if data.source == "phantom" else data.root
     split = ", ".join(f"{counts[name]} {name}" for name in ("train", "val", "test") if name in counts)
-    lines = [f"Trained on {source}: {split} cases, {run.chain.num_steps} steps each."]
+    text = f"Trained on {source}: {split} cases, {run.chain.num_steps} steps each."
     if best := run.report.best:
         chosen = ", ".join(f"{name} at update {entry.step}" for name, entry in best.items())
-        lines.append(f"Best weights on validation: {chosen}. All figures below are of the test split.")
-    return lines
+        text += f" Best weights on validation: {chosen}. All figures are of the test split."
+    return [text]
+
+
+# The verdicts and the figures.
+
+
+def judge_networks(run: FinishedRun, num_resamples: int) -> dict[str, str]:
+    """Return a sentence on each network: steps better than the most frequent answer, and better than plain heads."""
+    split, labels = run.split, run.split.predictions.labels
+    if count_patients(split.facts["patient_id"]) < MIN_PATIENTS:  # few similar patients give an interval without width
+        return dict.fromkeys(split.predictions.logits, "too few patients for a verdict")
+    one_answer, constant = find_one_answer(labels), np.broadcast_to(most_frequent(labels), labels.shape)
+    answers = {name: _take_answers(run.chain, name, logits) for name, logits in split.predictions.logits.items()}
+
+    def compute(weights: Weights) -> dict[tuple[str, str], np.ndarray]:
+        of_all = {"": constant, **answers}
+        right = {name: answer_accuracy(weights, answers=each, labels=labels)[0] for name, each in of_all.items()}
+        mean = {name: mean_over_steps(each, left_out=one_answer) for name, each in right.items()}
+        rivals = {(name, rival): mean[name] - mean[rival] for name in answers for rival in answers if name != rival}
+        return {**{(name, ""): right[name] - right[""] for name in answers}, **rivals}
+
+    found = bootstrap_figures(compute, split.facts["patient_id"], num_resamples=num_resamples)
+    return {name: _judge(run, name, found, one_answer) for name in answers}
+
+
+def _judge(run: FinishedRun, name: str, found: Mapping[Any, Any], one_answer: Bool[np.ndarray, "step"]) -> str:
+    better = sum(step.low > 0 for step in found[name, ""])
+    parts = [f"better than the most frequent answer at {better} of {(~one_answer).sum()} steps"]
+    heads = run.report.heads
+    if (name, "plain") in found:
+        parts.append(_compare(found[name, "plain"], "plain heads"))
+    elif heads is not None and name in heads.figures:
+        parts.append(_compare(heads.figures[name][0], f"the {heads.name}"))
+    if (name, "teacher") in found and name == "student":
+        parts.append(_compare(found[name, "teacher"], "the teacher"))
+    return "; ".join(parts)
+
+
+def _compare(difference: Interval, rival: str) -> str:
+    verdict = (
+        "not shown to beat" if not is_difference(difference) else "better than" if difference.value > 0 else "below"
+    )
+    return f"{verdict} {rival} ({show_entry(difference, Column('', 'points'))} points of the steps)"
+
+
+def _write_summary(
+    run: FinishedRun, model: str, cases: Sequence[Mapping[str, Any]], seen: Seen, verdicts: Mapping[str, str]
+) -> Section:
+    """Return the first screen: a verdict on each network, and one case with its maps and answers."""
+    clear = find_clear_chest(run.chain)
+    abnormal = (place for place, case in enumerate(cases) if clear is None or case["truth"][0] != clear.label)
+    place = next(abnormal, 0)
+    pixels, maps = seen.pictures[place], seen.maps[place]
+    overlays = [] if pixels is None or maps is None else [write_overlay(pixels, values) for values in maps]
+    how = {"case": cases[place], "overlays": overlays, "steps": run.chain.steps, "model": model}
+    return Section("summary", "Verdict", "", render("summary.html.j2", verdicts=verdicts, **how))
+
+
+_FIGURES = (
+    *columns("text", "step"),
+    *columns("number", "cases"),
+    *columns("percent", "accuracy", "majority", "AUC", "sensitivity", "macro specificity", "F1", "precision"),
+)
 
 
 def _write_figures(run: FinishedRun, intervals: Mapping[str, ModelIntervals], num_resamples: int) -> Iterator[Section]:
@@ -218,43 +317,41 @@ def _write_figures(run: FinishedRun, intervals: Mapping[str, ModelIntervals], nu
         f"In percent, with {LEVEL:.0%} intervals from {num_resamples} bootstrap resamples of the patients. "
         "Majority is the accuracy of always giving the most frequent answer, or chain of answers."
     )
-    body = render(
-        "results.html.j2",
-        intervals=intervals,
-        metrics=metrics,
-        mean_of=_name_mean(metrics),
-        difference=_compare_networks(run, num_resamples),
-        notes=[*run.report.notes, *_list_notes(metrics)],
-    )
-    if run.report.heads is not None:
-        table = run.report.heads.tabulate()
-        body += Markup("<h3>{}</h3>{}").format(table.title, tabulate(table).body)
-    yield Section("results", "Results", lead, body)
+    heads = [] if run.report.heads is None else [run.report.heads.tabulate()]
+    folded = [fold(each.title, tabulate(each).body) for each in (*_tabulate_steps(metrics, intervals), *heads)]
+    of_all = tabulate(_tabulate_networks(metrics, intervals, notes=[*run.report.notes, *_list_notes(metrics)]))
+    yield Section("results", "Results", lead, Markup("").join([of_all.body, *folded]))
     yield write_curves(run.entries)
     lead = "Rows are the truth, columns the answers; the frame marks right answers."
-    yield Section("confusion", "Confusion", lead, render("confusion.html.j2", metrics=metrics))
+    confusions = [
+        fold(name.capitalize(), render("confusion.html.j2", model=name, steps=of_model.steps))
+        for name, of_model in metrics.items()
+    ]
+    yield Section("confusion", "Confusion", lead, Markup("").join(confusions))
 
 
-def _name_mean(metrics: Mapping[str, ModelMetrics]) -> str:
-    steps = next(iter(metrics.values())).steps
-    num_left_out = sum(step.has_one_answer for step in steps)
-    return f"mean of {len(steps) - num_left_out} of {len(steps)} steps" if num_left_out else "mean of the steps"
+def _tabulate_networks(
+    metrics: Mapping[str, ModelMetrics], intervals: Mapping[str, ModelIntervals], *, notes: Sequence[str]
+) -> Table:
+    """Return a row for each network and one for the most frequent answers."""
+    constant = next(iter(metrics.values()))
+    num_left_out, last = sum(step.has_one_answer for step in constant.steps), constant.steps[-1]
+    mean = f"mean of {len(constant.steps) - num_left_out} of {len(constant.steps)} steps"
+    named = columns("percent", mean if num_left_out else "mean of the steps", last.name, "every step of a case")
+    rows: list[tuple[Any, ...]] = [
+        (name, found.mean_accuracy, found.steps[-1].accuracy, found.chain_accuracy) for name, found in intervals.items()
+    ]
+    majority = ("majority", constant.mean_majority_accuracy, last.majority_accuracy, constant.majority_chain_accuracy)
+    return Table("networks", "Networks", (*columns("text", "network"), *named), (*rows, majority), tuple(notes))
 
 
-def _compare_networks(run: FinishedRun, num_resamples: int) -> str:
-    """Return the difference of student and teacher in a sentence; "" unless the run has both."""
-    if not {"teacher", "student"} <= set(run.split.predictions.logits):
-        return ""
-    difference = bootstrap_differences(
-        run.split, run.chain, first="student", second="teacher", num_resamples=num_resamples
-    ).mean_accuracy
-    points = f"{100 * difference.value:+.1f} points ({100 * difference.low:+.1f} to {100 * difference.high:+.1f})"
-    verdict = "a significant difference between these two networks"
-    if count_patients(run.split.facts["patient_id"]) < MIN_PATIENTS:
-        verdict = "from too few patients for a verdict"  # few similar patients give an interval without width
-    elif not is_difference(difference):
-        verdict = "not a significant difference"
-    return f"Mean accuracy, student less teacher: {points}, {verdict}."
+def _tabulate_steps(metrics: Mapping[str, ModelMetrics], intervals: Mapping[str, ModelIntervals]) -> Iterator[Table]:
+    for name, model in metrics.items():
+        rows: list[tuple[Any, ...]] = []
+        for step, found in zip(model.steps, intervals[name].steps, strict=True):
+            macro = (found.auc, found.sensitivity, found.specificity, found.f1, found.precision)
+            rows.append((step.name, step.num_cases, found.accuracy, step.majority_accuracy, *macro))
+        yield Table("figures", f"Every step ({name})", _FIGURES, tuple(rows))
 
 
 def _list_notes(metrics: Mapping[str, ModelMetrics]) -> list[str]:
@@ -268,39 +365,3 @@ def _list_notes(metrics: Mapping[str, ModelMetrics]) -> list[str]:
         if step.has_one_answer:
             notes.append(f"{step.name}: every case has the same answer; the mean over the steps leaves it out.")
     return list(dict.fromkeys(notes))
-
-
-def write_cases(cases: Sequence[ShownCase], chain: Chain, *, notes: Sequence[str]) -> Section:
-    """Write the section: filters, gallery, the dialog of one case, and the data of all cases."""
-    # The page's script shows these texts as text, hence `name_unseen`, which the templates apply by themselves.
-    steps = [
-        {
-            "name": name_unseen(step.name),
-            "question": name_unseen(step.question),
-            "options": [name_unseen(text) for text in step.options],
-        }
-        for step in chain.steps
-    ]
-    data = {"steps": steps, "cases": [_as_data(case, chain) for case in cases]}
-    body = render("cases.html.j2", notes=notes, cases=cases, steps=chain.steps, data=data)
-    script = pathlib.Path(__file__).with_name("page.js").read_text(encoding="utf-8")
-    return Section("cases", "Cases", "", body, script=script)
-
-
-def _as_data(case: ShownCase, chain: Chain) -> dict[str, Any]:
-    probabilities = [
-        row[:num_answers] for row, num_answers in zip(case.probabilities, chain.answers_per_step, strict=True)
-    ]
-    return {
-        "name": name_unseen(case.name),
-        "about": name_unseen(case.about),
-        "picture": case.picture,
-        "report": name_unseen(case.report),
-        "truth": case.truth.tolist(),
-        "answers": [int(row.argmax()) for row in probabilities],
-        "confidences": [round(float(row.max()), 4) for row in probabilities],
-        "sets": [np.flatnonzero(row).tolist() for row in case.sets],
-        "inconsistent": name_unseen(case.inconsistent),
-        "maps": None if case.maps is None else [write_map(values) for values in case.maps],
-        "claims": list(case.claims),
-    }

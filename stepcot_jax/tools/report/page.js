@@ -145,7 +145,7 @@
     section: "cases",
     noun: "cases",
     items: data.cases,
-    perPage: 200,
+    perPage: 24,
     isWanted,
     card,
     title: (entry) => entry.name,

@@ -4,20 +4,21 @@ import dataclasses
 import itertools
 import math
 import pathlib
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
-from jaxtyping import Bool, Int
-from markupsafe import Markup, escape
+from jaxtyping import Int
+from markupsafe import Markup
 
-from stepcot_jax.chain import NOT_ANNOTATED, Chain
+from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation import consistency
 from stepcot_jax.evaluation.calibration import Reliability, step_reliability
+from stepcot_jax.evaluation.chains import BY_ANSWER, step_cases, step_statistics
 from stepcot_jax.evaluation.consistency import read_pairs
 from stepcot_jax.evaluation.predictions import logits_by_step
+from stepcot_jax.evaluation.statistics import count_once
 from stepcot_jax.host.files import read_json
 from stepcot_jax.pages import sheets, shell
 from stepcot_jax.pages.figures import Line, draw_lines, draw_reliability
@@ -35,7 +36,6 @@ def render(name: str, **values: Any) -> Markup:
     return shell.render(_TEMPLATES, name, **values)
 
 
-_FIRST_NAMES = ("teacher", "student")
 _MEASURES = {
     "mean_accuracy_own_and_given": (
         "Mean accuracy of the steps on validation, mean of own answers and true ones given",
@@ -50,10 +50,8 @@ end."""
 def write_curves(entries: Sequence[Entry]) -> Section:
     """Draw by epoch the validation score, the loss, and the parts of a student's loss."""
     ends = ("/total", *(f"/{measure}" for measure in _MEASURES))
-    keys = {key for entry in entries for key in entry if key.endswith(ends)}
-    names = sorted(
-        {key.partition("/")[0] for key in keys}, key=lambda name: (name not in _FIRST_NAMES, name != "teacher", name)
-    )
+    keys = [key for entry in entries for key in entry if key.endswith(ends)]
+    names = dict.fromkeys(key.partition("/")[0] for key in keys)
     measure = next((name for name in _MEASURES if any(key.endswith(f"/{name}") for key in keys)), "mean_accuracy")
     scores = find_lines(entries, "val", {name: f"{name}/{measure}" for name in names})
     losses = find_lines(entries, "train", {name: f"{name}/total" for name in names})
@@ -109,8 +107,7 @@ def write_calibration_section(run: FinishedRun) -> Section:
         f"validation. Answer sets aim to hold the true answer in {run.calibration.describe_coverage()}."
     )
     calibrated = step_reliability(run.split.predictions, run.chain, calibration=run.calibration)
-    raw = step_reliability(run.split.predictions, run.chain)
-    models = [_write_model(run, model, raw[model], steps) for model, steps in calibrated.items()]
+    models = [_write_model(run, model, steps) for model, steps in calibrated.items()]
     return Section("confidence", "Calibration", lead, Markup("").join(models))
 
 
@@ -136,13 +133,12 @@ def fold(title: str, body: Markup) -> Markup:
     return Markup("<details><summary>{}</summary>{}</details>").format(title, body)
 
 
-def _write_model(
-    run: FinishedRun, model: str, raw: tuple[Reliability, ...], calibrated: tuple[Reliability, ...]
-) -> Markup:
-    sets, labels, diagrams, rows = run.answer_sets(model), run.split.predictions.labels, [], []
-    measured, temperatures = _measure_sets(sets, labels), run.calibration.temperatures[model]
-    for step, before, (covered, size), temperature in zip(calibrated, raw, measured, temperatures, strict=True):
-        bins = [reliability for reliability in step.bins if reliability.num_cases]
+def _write_model(run: FinishedRun, model: str, calibrated: tuple[Reliability, ...]) -> Markup:
+    diagrams, rows, by_answer = [], list[tuple[Any, ...]](), list[tuple[Any, ...]]()
+    all_cases = step_cases(run.split.predictions, run.chain, model=model, calibration=run.calibration)
+    temperatures = run.calibration.temperatures[model]
+    for step, found, cases, temperature in zip(run.chain.steps, calibrated, all_cases, temperatures, strict=True):
+        bins = [reliability for reliability in found.bins if reliability.num_cases]
         diagrams.append(
             draw_reliability(
                 confidences=[reliability.confidence for reliability in bins],
@@ -152,43 +148,17 @@ def _write_model(
                 model=model,
             )
         )
-        of_step = (step.name, step.num_cases, step.ece, step.brier, step.nll, temperature)
-        rows.append((*of_step, before.ece, before.nll, covered, size))
+        own = {name: values[0] for name, values in step_statistics(count_once(len(cases.labels)), cases).items()}
+        measured = (own["ece"], own["nll"], own["answer_set_coverage"], own["answer_set_size"])
+        rows.append((step.name, found.num_cases, found.ece, found.brier, found.nll, temperature, *measured))
+        for label, (option, held) in enumerate(zip(step.options, own[BY_ANSWER], strict=True)):
+            number = int((cases.labels == label).sum())
+            by_answer += [(step.name, option, number, float(held))] if number else []
     table = Table("calibration", f"Calibration ({model})", _CALIBRATION, tuple(rows))
     title = "How often the answer set holds the truth, by true answer"
-    by_answer = Table("coverage", title, _COVERAGE, tuple(_measure_answers(sets, labels, run.chain)))
-    return Markup('<h3>{}</h3><div class="charts small">{}</div>{}{}').format(
-        model.capitalize(), Markup("").join(diagrams), tabulate(table).body, fold(title, tabulate(by_answer).body)
-    )
-
-
-def _measure_answers(
-    sets: Bool[np.ndarray, "case step answer"], labels: Int[np.ndarray, "case step"], chain: Chain
-) -> list[tuple[str, str, int, float]]:
-    """Return step, answer, number of test cases with that true answer, and the share of them whose set holds it."""
-    rows = []
-    for index, step in enumerate(chain.steps):
-        for answer, option in enumerate(step.options):
-            held = sets[labels[:, index] == answer, index, answer]
-            if len(held):
-                rows.append((step.name, option, len(held), float(held.mean())))
-    return rows
-
-
-def _measure_sets(
-    sets: Bool[np.ndarray, "case step answer"], case_labels: Int[np.ndarray, "case step"]
-) -> list[tuple[float, float]]:
-    """Return for each step the share of annotated test cases whose set holds the truth, and the mean set size."""
-    figures = []
-    for index, labels in enumerate(case_labels.T):
-        annotated = labels != NOT_ANNOTATED
-        of_step, truth = sets[annotated, index], labels[annotated]
-        if not len(truth):
-            figures.append((math.nan, math.nan))
-            continue
-        held = of_step[np.arange(len(truth)), truth]
-        figures.append((float(held.mean()), float(of_step.sum(axis=1).mean())))
-    return figures
+    coverage = tabulate(Table("coverage", title, _COVERAGE, tuple(by_answer))).body
+    body = Markup('<div class="charts small">{}</div>{}{}')
+    return fold(model.capitalize(), body.format(Markup("").join(diagrams), tabulate(table).body, fold(title, coverage)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,9 +239,6 @@ def write_shares(workdir: pathlib.Path, chain: Chain) -> Iterator[Section]:
     yield Section("corrections", "Corrections", f"{title}.", body)
 
 
-# The section on operating points: a table of all.
-
-
 def write_operating_section(run: FinishedRun) -> Section:
     """Write the operating points with their figures."""
     lead = (
@@ -284,27 +251,32 @@ def write_operating_section(run: FinishedRun) -> Section:
     return Section("operating", "Operating points", lead, body)
 
 
-# Every setting of a run as a table.
+_POLICY_PARTS = {"vqa", "policy", "sft", "grpo", "dpo", "rewards", "self_check", "curriculum"}
+_CHAIN_PARTS = {"image_encoder", "prompts", "features", "teacher", "student", "baseline", "loss"}
 
 
 def write_settings(settings: Settings, report: Report) -> Section:
-    """Return the settings by section, and the time that the run took."""
-    groups: dict[str, dict[str, Markup]] = {"run": {}}
-    for key, value in dataclasses.asdict(settings).items():
-        if isinstance(value, dict):
-            groups[key] = {name: _breakable(_describe_value(entry)) for name, entry in value.items()}
-        else:
-            groups["run"][key] = _breakable(_describe_value(value))
-    body = render("settings.html.j2", groups=groups, seconds=report.wall_seconds)
-    return Section("settings", "Settings", "Every setting of the run.", body)
+    """Return the settings of the parts that the run has, by section, and the time that it took."""
+    rows, absent = [("run", key, value) for key, value in _describe(settings)], _list_absent(settings)
+    for part in (field.name for field in dataclasses.fields(settings)):
+        value = getattr(settings, part)
+        if dataclasses.is_dataclass(value) and part not in absent:
+            rows += [(part, *each) for each in _describe(value)]
+    notes = (f"The run took {report.wall_seconds:.0f} s.",) if report.wall_seconds is not None else ()
+    table = Table("settings", "Settings", columns("text", "part", "setting", "value"), tuple(rows), notes)
+    return Section("settings", "Settings", "", fold("Every setting of the parts of this run", tabulate(table).body))
 
 
-def _breakable(value: str) -> Markup:
-    """Return text that breaks after the signs of paths and patterns rather than within words."""
-    return Markup(re.sub(r"([/|.(_=])", r"\1<wbr>", str(escape(value))))  # noqa: S704 - escaped here
+def _list_absent(settings: Settings) -> set[str]:
+    """Return the sections of settings that the job does not use."""
+    job = settings.trains
+    if not job.is_policy:
+        return _POLICY_PARTS | ({"teacher", "student"} if job.name == "baseline" else {"baseline"})
+    absent = _CHAIN_PARTS | ({"sft", "grpo", "dpo"} - {key.partition(".")[0] for key in job.epochs})
+    return absent | ({"rewards", "self_check", "curriculum"} if settings.optimising is None else set())
 
 
-def _describe_value(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_describe_value, value))
-    return "(empty)" if value == "" else str(value)
+def _describe(section: Any) -> Iterator[tuple[str, str]]:
+    for key, value in vars(section).items():
+        if not dataclasses.is_dataclass(value):
+            yield key, ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.evaluation.predictions import SplitPredictions, ValidationPredictions, read_predictions
+from stepcot_jax.evaluation.predictions import SplitPredictions, read_predictions
 from stepcot_jax.host.download import find_path, is_address, name_source
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, read_file, try_lock
@@ -73,8 +73,8 @@ class Cells:
 
     def folder(self, cell: Cell) -> pathlib.Path:
         """Return the folder of this machine with the files of a cell's run."""
-        source = self.source(cell)
-        return Place(source, say=self._terminal.say).folder if self._is_remote else pathlib.Path(source)
+        source = f"cells/{self.digest(cell)}"
+        return self._open(source).folder if self._is_remote else self.workdir / source
 
     def source(self, cell: Cell) -> str:
         """Return the workdir of a cell's run, as settings name it."""
@@ -89,13 +89,10 @@ class Cells:
 
     def make_folder(self, name: str, make: Callable[[pathlib.Path], None]) -> None:
         """Make a folder that cells read, such as an encoder's, unless it is there."""
-        if not self._is_remote:
-            make(self.workdir / name)
-            return
-        remote = self._open(name)
-        remote.bring()
-        make(remote.folder)
-        remote.finish()
+        place = self._open(name)
+        place.bring()
+        make(place.folder)
+        place.finish()
 
     def is_finished(self, cell: Cell) -> bool:
         """Return whether the cell has its report and predictions, or replies."""
@@ -132,17 +129,14 @@ class Cells:
                         remaining = f", about {minutes * todo:.0f} min left" if ran else ""
                         number, name = waiting.index(cell) + 1, f"{cell.name}, seed {cell.settings.seed}"
                         self._terminal.say(f"cell {number} of {len(waiting)}{remaining}: {name}")
-                        self._run_named(cell)
+                        try:
+                            self._run(cell)
+                        except BadInput as error:
+                            raise BadInput(f"cell {cell.name!r} in {self.source(cell)}: {error}") from None
                         ran += 1
             if taken == left:
                 time.sleep(_POLL_SECONDS)
             left = taken
-
-    def _run_named(self, cell: Cell) -> None:
-        try:
-            self._run(cell)
-        except BadInput as error:
-            raise BadInput(f"cell {cell.name!r} in {self.source(cell)}: {error}") from None
 
     def _check_records(self, cell: Cell) -> None:
         """Refuse a cell whose records have changed since it started: its settings hold only their path."""
@@ -189,14 +183,9 @@ class Cells:
         """Return the steps of a finished cell."""
         return read_reading(self.folder(cell)).chain
 
-    def predictions(self, cell: Cell) -> SplitPredictions:
-        """Return the predictions of a finished cell on the test split, of each network's best weights."""
-        return read_predictions(self.folder(cell) / "predictions" / "test.npz", self.chain(cell))
-
-    def validation(self, cell: Cell) -> ValidationPredictions:
-        """Return the predictions of a finished cell on the validation split, for choosing thresholds and settings."""
-        split = read_predictions(self.folder(cell) / "predictions" / "val.npz", self.chain(cell))
-        return ValidationPredictions(split.predictions, split.facts)
+    def predictions(self, cell: Cell, split: str = "test") -> SplitPredictions:
+        """Return the predictions of a finished cell on a split, of each network's best weights."""
+        return read_predictions(self.folder(cell) / "predictions" / f"{split}.npz", self.chain(cell))
 
 
 def _record_root(settings: Settings) -> tuple[str, str]:

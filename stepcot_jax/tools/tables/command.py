@@ -19,6 +19,7 @@ import dataclasses
 import importlib
 import itertools
 import pathlib
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -58,9 +59,6 @@ TABLES: dict[str, tuple[str, ...]] = {
 }
 """Module with the recipe of each table, and its marks."""
 
-_LEFT = ("effect", "origin", "released", "schedules")
-"""Tables that earlier versions made."""
-
 
 def list_names(mark: str) -> list[str]:
     """Return the tables with a mark."""
@@ -74,32 +72,25 @@ def find_recipe(name: str) -> "Recipe":
 
 
 def read_names(arguments: list[str]) -> tuple[str, ...]:
-    """Return the tables that the command line names."""
+    """Return the tables that the command line names, in the order of `TABLES`."""
     known = f"{', '.join(TABLES)} or all"
     if not arguments:
         raise BadInput(f"NAME is required (one or more of {known})")
     for name in arguments:
-        if name == "readers":
-            raise BadInput("readers has its own command: stepcot readers")
-        if name in _LEFT:
-            raise BadInput(f"table {name!r} left the package (CHANGELOG.md has its last commit); expected {known}")
         if name not in (*TABLES, "all"):
-            raise BadInput(f"table {name!r} is not one of {known}")
-    if "all" in arguments:
-        return tuple(name for name in TABLES if name in (*list_names("all"), *arguments))
-    return tuple(dict.fromkeys(arguments))
+            raise BadInput(f"table {name!r} is not one of {known} (human readers: stepcot readers)")
+    chosen = {*arguments, *(list_names("all") if "all" in arguments else ())}
+    return tuple(name for name in TABLES if name in chosen)
 
 
 def read_pairs(entries: list[str], flag: str, form: str) -> dict[str, str]:
     """Return the values of entries such as NAME=WEIGHTS by name."""
     values: dict[str, str] = {}
     for entry in entries:
-        name, separator, value = entry.partition("=")
-        if not separator or not name.strip() or not value.strip():
-            raise BadInput(f"{flag}: {entry!r} is not {form}")
-        if name.strip() in values:
-            raise BadInput(f"{flag}: {name.strip()!r} comes twice")
-        values[name.strip()] = value.strip()
+        name, _, value = map(str.strip, entry.partition("="))
+        if not name or not value or name in values:
+            raise BadInput(f"{flag}: {entry!r} is not {form}, each name once")
+        values[name] = value
     return values
 
 
@@ -108,17 +99,17 @@ def read_seeds(entries: list[str], settings: Settings) -> tuple[int, ...]:
     for entry in entries:
         if not entry.strip().isdecimal():
             raise BadInput(f"--seeds: {entry!r} is not a whole number from 0, as in --seeds=0,1,2")
-    return tuple(int(entry) for entry in entries) or (settings.seed,)
+    return tuple(map(int, entries)) or (settings.seed,)
 
 
 def read_sizes(entries: list[str], num_sets: int) -> dict[int, int]:
     """Return the number of sets of each training size, as in 3000 or, with five sets, 10000:5."""
     sizes = {}
     for entry in entries:
-        size, colon, sets = entry.strip().partition(":")
-        if not size.isdecimal() or int(size) < 1 or (colon and (not sets.isdecimal() or int(sets) < 1)):
+        match = re.fullmatch(r"\s*0*([1-9]\d*)(?::0*([1-9]\d*))?\s*", entry)
+        if not match:
             raise BadInput(f"--sizes: {entry!r} is not a number of training cases, or SIZE:SETS, as in 300,10000:5")
-        sizes[int(size)] = min(int(sets), num_sets) if sets else num_sets
+        sizes[int(match[1])] = min(int(match[2] or num_sets), num_sets)
     return sizes
 
 
@@ -151,33 +142,37 @@ def make_tables(
 
 
 def _make_plan(workdir: pathlib.Path | str) -> "Plan":
-    values = flags.FLAGS
-    settings = make_settings(values.config)
-    if settings.trains_policy or "grpo.epochs" in settings.trains.epochs:  # the tables choose the job themselves
-        settings = dataclasses.replace(settings, job="distill")
-    seeds = read_seeds(values.seeds, settings)
-    encoders = read_pairs(values.encoders, "--encoders", "NAME=WEIGHTS, such as CLIP=/path/to/clip")
-    zero_shot = read_pairs(values.zero_shot, "--zero_shot", "TABLE=REPLIES, such as vqa=replies.jsonl")
-    if other := sorted(zero_shot.keys() - set(list_names("zero_shot"))):
-        raise BadInput(f"--zero_shot: {other[0]!r} is not one of {', '.join(list_names('zero_shot'))}")
-    target = make_settings(values.target_config) if values.target_config else None
     from stepcot_jax.evaluation.published import read_constrained
     from stepcot_jax.host.download import find_path
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.tools.tables.cells import Cells
     from stepcot_jax.tools.tables.plan import Grid, Plan
 
-    folders = [find_path(folder, "--constrained") for folder in values.constrained]
-    constrained = tuple(map(read_constrained, folders))
+    values = flags.FLAGS
+    settings = make_settings(values.config)
+    if settings.trains_policy or "grpo.epochs" in settings.trains.epochs:  # the tables choose the job themselves
+        settings = dataclasses.replace(settings, job="distill")
+    seeds = read_seeds(values.seeds, settings)
+    zero_shot = read_pairs(values.zero_shot, "--zero_shot", "TABLE=REPLIES, such as vqa=replies.jsonl")
+    if other := sorted(zero_shot.keys() - set(list_names("zero_shot"))):
+        raise BadInput(f"--zero_shot: {other[0]!r} is not one of {', '.join(list_names('zero_shot'))}")
+    constrained = tuple(read_constrained(find_path(folder, "--constrained")) for folder in values.constrained)
     models = [large.model for large in constrained]
     if len(set(models)) < len(models):
         raise BadInput(f"--constrained: two models have one name ({', '.join(models)}); run constrain with --name")
     logging.set_verbosity(logging.WARNING)  # Orbax and Grain log every file
-    replies = {name: find_path(path, "--zero_shot") for name, path in zero_shot.items()}
-    sizes = read_sizes(values.sizes, len(seeds))
-    grid = Grid(sizes, values.withhold_at, values.updates, values.unseen)
-    cells, partial = Cells(workdir, Terminal()), values.partial
-    return Plan(settings, seeds, cells, encoders, target, values.resamples, constrained, replies, grid, partial)
+    return Plan(
+        settings,
+        seeds,
+        Cells(workdir, Terminal()),
+        read_pairs(values.encoders, "--encoders", "NAME=WEIGHTS, such as CLIP=/path/to/clip"),
+        make_settings(values.target_config) if values.target_config else None,
+        values.resamples,
+        constrained,
+        {name: find_path(path, "--zero_shot") for name, path in zero_shot.items()},
+        Grid(read_sizes(values.sizes, len(seeds)), values.withhold_at, values.updates, values.unseen),
+        values.partial,
+    )
 
 
 def main(arguments: list[str]) -> None:

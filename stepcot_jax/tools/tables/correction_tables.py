@@ -24,13 +24,12 @@ from stepcot_jax.evaluation.predictions import Predictions
 from stepcot_jax.evaluation.statistics import bootstrap, summarise, weighted_mean
 from stepcot_jax.host.ranges import Interval
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.pages.sheets import Entry, Table, columns
+from stepcot_jax.pages.sheets import Entry, Table, columns, heads
 from stepcot_jax.run.inputs import Inputs
 from stepcot_jax.run.stored_reading import CALIBRATION_FILE
 from stepcot_jax.tools.tables.cells import Cell, vary
-from stepcot_jax.tools.tables.plan import Plan, Recipe
+from stepcot_jax.tools.tables.plan import NETWORKS, Plan, Recipe
 
-NETWORKS = ("teacher", "student")
 _JOINED_NOTE = (
     "Joined: the network's own answers, times how often answers go together in the training labels, weighed on the "
     "validation split (stepcot_jax/evaluation/joint.py)."
@@ -73,17 +72,7 @@ def fit_readers(
     labels = next(iter(written.values())).labels
     logits = {name: cases.alone for name, cases in written.items()}
     predictions = Predictions(np.arange(len(labels), dtype=np.int32), labels, logits)
-    return Fitted(
-        fit_joints(tree, predictions, written, chain),
-        choose_counting(tree, training, labels, chain),
-    )
-
-
-def _read_alone(read: ReadLogits, labels: npt.NDArray[np.int32], chain: Chain) -> npt.NDArray[np.float32]:
-    """Return the logits of a pass without given answers."""
-    nothing = np.zeros((1, *labels.shape, max(chain.answers_per_step)), np.float32)
-    logits: npt.NDArray[np.float32] = np.asarray(read(nothing))[0]
-    return logits
+    return Fitted(fit_joints(tree, predictions, written, chain), choose_counting(tree, training, labels, chain))
 
 
 def read_networks(plan: Plan, cell: Cell, chain: Chain) -> Readers:
@@ -93,8 +82,7 @@ def read_networks(plan: Plan, cell: Cell, chain: Chain) -> Readers:
     from stepcot_jax.tools.tables.cell_networks import load_weights, read_features
 
     folder = plan.cells.folder(cell)
-    weights = load_weights(folder, NETWORKS)
-    calibration = read_calibration(folder / CALIBRATION_FILE, chain)
+    weights, calibration = load_weights(folder, NETWORKS), read_calibration(folder / CALIBRATION_FILE, chain)
 
     def read_split(name: str, inputs: Inputs, split: str) -> tuple[ReadLogits, npt.NDArray, npt.NDArray]:
         features, labels, patients = read_features(weights, name, inputs, split)
@@ -109,7 +97,8 @@ def read_networks(plan: Plan, cell: Cell, chain: Chain) -> Readers:
     for name in NETWORKS:
         alone, labels, patients = read_split(name, opened, "test")
         read[name] = as_probabilities(alone, calibration.temperatures[name])
-        logits = _read_alone(alone, labels, chain)
+        nothing = np.zeros((1, *labels.shape, max(chain.answers_per_step)), np.float32)
+        logits: npt.NDArray[np.float32] = np.asarray(alone(nothing))[0]
         read[name_joined(name)] = fitted.joints[name].join(logits, alone)
         own = np.exp(fitted.joints[name].calibrate(logits)[-1])
         read[f"{name}, own {chain.steps[-1].name} x naive Bayes"] = fitted.counting.bayes.beside(own)
@@ -129,9 +118,6 @@ def share_figures(
         for of_seed in right
     ]
     return [summarise(of_seeds) for of_seeds in zip(*by_seed, strict=True)]
-
-
-# Table `corrections`: accuracy of the last step as steps are corrected, by policy, network and training.
 
 
 _PUBLISHED, _GIVEN = "without answers given", "with answers given"
@@ -217,8 +203,8 @@ def _tabulate_differences(
         INTERVALS,
         _COUNTED_NOTE,
     )
-    heads = (*columns("text", "training", "network"), *columns("points", *(heading for heading, *_ in compared)))
-    return Table("corrections_differences", "What corrections are worth", heads, tuple(rows), notes)
+    head = heads("training", "network", *(f"+{heading}" for heading, *_ in compared))
+    return Table("corrections_differences", "What corrections are worth", head, tuple(rows), notes)
 
 
 def _tabulate_steps(
@@ -228,35 +214,25 @@ def _tabulate_steps(
     plan: Plan,
 ) -> Table:
     """Return the accuracy of each step, given the first true answers; `right`: [count, step, case] of each seed."""
-    heads = (
-        *columns("text", "training", "network", "corrected"),
-        *columns("percent", *(step.name for step in chain.steps)),
-    )
-    rows = [
-        (
-            *key,
-            str(count),
-            *([None] * count),
-            *share_figures([of_seed[count, count:] for of_seed in values], patients, plan.num_resamples),
-        )
-        for key, values in right.items()
-        for count in range(chain.num_steps)
-    ]
+    head = (*heads("training", "network", "corrected"), *columns("percent", *(step.name for step in chain.steps)))
+    rows: list[tuple[Entry, ...]] = []
+    for key, values in right.items():
+        for count in range(chain.num_steps):
+            later = share_figures([of_seed[count, count:] for of_seed in values], patients, plan.num_resamples)
+            rows.append((*key, str(count), *[None] * count, *later))
     notes = (
         f"Test split, seeds {list(plan.seeds)}; the first steps corrected to their true answers.",
         INTERVALS,
         _COUNTED_NOTE,
     )
     title = "Accuracy of each step after corrections of earlier ones"
-    return Table("corrections_steps", title, heads, tuple(rows), notes)
+    return Table("corrections_steps", title, head, tuple(rows), notes)
 
 
 def _tabulate_curves(figures: Mapping[Any, Sequence[Interval]], chain: Chain, plan: Plan) -> Table:
     last, num_counts = chain.steps[-1].name, chain.num_steps
-    heads = (
-        *columns("text", "training", "network", "steps chosen by"),
-        *columns("percent", *(f"{count} corrected" for count in range(num_counts)), "area under the curve"),
-    )
+    counts = (f"%{count} corrected" for count in range(num_counts))
+    head = heads("training", "network", "steps chosen by", *counts, "%area under the curve")
     notes = (
         f"Accuracy of {last} on the test split as earlier steps are corrected to their true answers, seeds "
         f"{list(plan.seeds)}.",
@@ -269,7 +245,7 @@ def _tabulate_curves(figures: Mapping[Any, Sequence[Interval]], chain: Chain, pl
     )
     rows = tuple((*key, *intervals) for key, intervals in figures.items())
     pictures = {"corrections.png": draw_curves(figures, num_counts, chain)}
-    return Table("corrections", "Accuracy as steps are corrected", heads, rows, notes, pictures)
+    return Table("corrections", "Accuracy as steps are corrected", head, rows, notes, pictures)
 
 
 def draw_curves(figures: Mapping[tuple[str, str, str], Sequence[Interval]], num_counts: int, chain: Chain) -> bytes:

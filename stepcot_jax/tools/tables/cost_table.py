@@ -10,7 +10,6 @@ stepcot tables measure-cost encoder --reference NAME
 import argparse
 import dataclasses
 import functools
-import json
 import math
 import pathlib
 import re
@@ -24,13 +23,15 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
+from jax.interpreters import partial_eval
 
 from stepcot_jax.evaluation.published import COST, COST_MEGABYTES, COST_OF_ENCODERS
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.machine import use_compilation_cache
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.pages.sheets import Entry, Row, Table, columns, mark_published
+from stepcot_jax.pages.sheets import Entry, Row, Table, columns, heads, mark_published
 from stepcot_jax.tools.options import local_path
 from stepcot_jax.tools.tables.encoders import Encoder
 from stepcot_jax.tools.tables.plan import Plan, Recipe
@@ -65,9 +66,7 @@ def measure_apart(arguments: Sequence[str]) -> Cost:
         raise BadInput(finished.stderr.strip().splitlines()[-1].removeprefix("error: "))
     if finished.returncode:
         raise RuntimeError(f"measure-cost {arguments} ended with {finished.returncode}: {finished.stderr[-2000:]}")
-    fields = json.loads(finished.stdout.splitlines()[-1])
-    fields["milliseconds"] = {int(size): value for size, value in fields["milliseconds"].items()}
-    return Cost(**fields)
+    return msgspec.json.decode(finished.stdout.splitlines()[-1], type=Cost)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +98,7 @@ def _is_jax(encoder: Any) -> bool:
 
 def _open_cell(folder: pathlib.Path, what: str) -> _Model:
     """Return a network of a run behind its encoder, or the encoder alone."""
+    from stepcot_jax.encoders.load import load_text_encoder
     from stepcot_jax.run.networks import load_frozen_encoder
     from stepcot_jax.systems.networks import encode_images, make_predict
     from stepcot_jax.tools.tables.cell_networks import load_weights
@@ -106,43 +106,39 @@ def _open_cell(folder: pathlib.Path, what: str) -> _Model:
 
     name = "teacher" if what == "encoder" else what
     trained = load_weights(folder, (name,))
-    params, networks = trained.params[name], trained.networks
-    along = params.get("image_encoder", {})
-    num_along, num_model = count_parameters(along), 0 if what == "encoder" else count_parameters(params[name])
-    settings = trained.settings
+    params, networks, settings = trained.params[name], trained.networks, trained.settings
+    num_along = count_parameters(params.get("image_encoder", {}))
+    num_model = 0 if what == "encoder" else count_parameters(params[name])
     frozen: Any = load_frozen_encoder(settings) if settings.image_encoder.name == "pretrained" else None
     num_frozen = getattr(frozen, "num_parameters", 0)
     if what == "teacher" and settings.prompts.encoder == "pretrained":
-        from stepcot_jax.encoders.load import load_text_encoder
-
         num_frozen += load_text_encoder(settings.prompts.weights).num_parameters
+    # The student uses an encoder that the teacher trained.
+    counts = num_model + num_along + num_frozen, num_model + (0 if what == "student" else num_along)
     size = settings.image_encoder.image_size if frozen is None else frozen.preprocessing.size
-    shape: tuple[int, ...] = (size, size, 3)
-    starts_from = "images"
-    if networks.image_encoder is None and frozen is None:
-        if what == "encoder":
+    shape, starts_from, kind = (size, size, 3), "images", "images"
+    if networks.image_encoder is None:
+        kind = "image_features"
+        if frozen is None and what == "encoder":
             raise BadInput(f"{folder}: the run has imported features; expected a run with an image encoder to time")
-        projection = params[name]["image_projections" if what == "teacher" else "image_projection"]
-        shape, starts_from = (projection["linear"]["kernel"].shape[-2],), "features"
+        if frozen is None:
+            projection = params[name]["image_projections" if what == "teacher" else "image_projection"]
+            shape, starts_from = (projection["linear"]["kernel"].shape[-2],), "features"  # type: ignore[assignment]
+    if what == "encoder" and frozen is not None:
+        return _Model(frozen.encode, shape, *counts, is_jax=_is_jax(frozen))
     encode = functools.partial(encode_images, networks)
     compute = jax.jit(encode) if what == "encoder" else make_predict(networks, trained.text_features, (what,))
-    kind = "image_features" if networks.image_encoder is None else "images"
 
     def run(inputs: Any) -> Any:
         return compute(params, {kind: inputs if frozen is None else frozen.encode(inputs)})
 
-    if what == "encoder" and frozen is not None:
-        run = frozen.encode
-    # The student uses an encoder that the teacher trained.
-    num_trained = num_model + (0 if what == "student" else num_along)
-    num_parameters = num_model + num_along + num_frozen
-    return _Model(run, shape, num_parameters, num_trained, starts_from, is_jax=_is_jax(frozen))
+    return _Model(run, shape, *counts, starts_from, is_jax=_is_jax(frozen))
 
 
 def measure(model: _Model, *, repeats: int) -> Cost:
     """Time a model at each batch size; the first two calls compile and are left out."""
     milliseconds: dict[int, float] = {}
-    megabytes = None
+    megabytes = multiply_adds = None
     for size in BATCH_SIZES:
         batch = np.random.default_rng(0).standard_normal((size, *model.shape)).astype(np.float32)
         seconds = []
@@ -153,7 +149,6 @@ def measure(model: _Model, *, repeats: int) -> Cost:
         milliseconds[size] = 1000 * statistics.median(seconds[2:])
         if size <= 4:
             megabytes = peak_megabytes()
-    multiply_adds = None
     if model.is_jax:
         multiply_adds = count_multiply_adds(model.run, jax.ShapeDtypeStruct((1, *model.shape), np.float32))
     return Cost(model.num_parameters, model.num_trained, megabytes, milliseconds, model.starts_from, multiply_adds)
@@ -187,17 +182,17 @@ def main(arguments: list[str] | None = None) -> None:
     if options.cell is None and options.what != "encoder":
         parser.error("give --cell, or --weights or --reference with `encoder`")
     use_compilation_cache()
-    if options.reference:
-        model = make_reference(options.reference)
-    elif options.weights:
-        model = _open_weights(options.weights, options.dtype)
-    else:
-        model = _open_cell(options.cell, options.what)
-    print(json.dumps(dataclasses.asdict(measure(model, repeats=options.repeats))))
+    model = (
+        make_reference(options.reference)
+        if options.reference
+        else _open_weights(options.weights, options.dtype)
+        if options.weights
+        else _open_cell(options.cell, options.what)
+    )
+    print(msgspec.json.encode(measure(model, repeats=options.repeats)).decode())
 
 
 # Encoders of the paper's Table 11 with random weights, whose cost does not depend on their values.
-
 
 REFERENCES = ("ResNet18", "ResNet50", "DenseNet121", "CLIP")
 """Names in Table 11; this package has no EfficientNet-B3, FLAVA, BLIP or VisualBERT of its own."""
@@ -259,36 +254,26 @@ def count_multiply_adds(function: Callable[..., Any], *inputs: Any) -> int:
     105
     """
     jaxpr = jax.make_jaxpr(function)(*inputs).jaxpr
-    return _count(jaxpr, [True] * len(jaxpr.outvars))
+    needed, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    return _count(needed)
 
 
-def _count(jaxpr: Any, used: Sequence[bool]) -> int:
-    """Return the multiply-adds of a program; `used` tells for each output whether it is needed."""
-    needed = {id(output) for output, is_used in zip(jaxpr.outvars, used, strict=True) if is_used}
+def _count(jaxpr: Any) -> int:
     total = 0
-    for equation in reversed(jaxpr.eqns):
-        of_outputs = [id(output) in needed for output in equation.outvars]
-        if any(of_outputs) or equation.effects:
-            needed |= {id(variable) for variable in equation.invars}
-            total += _count_equation(equation, of_outputs)
+    for equation in jaxpr.eqns:
+        name, parameters = equation.primitive.name, equation.params
+        size = sum(math.prod(output.aval.shape) for output in equation.outvars)
+        if name == "dot_general":
+            (contracted, _), _ = parameters["dimension_numbers"]
+            total += size * math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
+        elif name == "conv_general_dilated":
+            kernel, numbers = equation.invars[1].aval.shape, parameters["dimension_numbers"]
+            # Of the kernel, all but its output channels is multiplied for each element of the output.
+            total += size * math.prod(kernel) // kernel[numbers.rhs_spec[0]]
+        else:
+            inner = sum(map(_count, _jaxprs(list(parameters.values()))))
+            total += inner * (parameters["length"] if name == "scan" else 1)
     return total
-
-
-def _count_equation(equation: Any, used: Sequence[bool]) -> int:
-    name, parameters = equation.primitive.name, equation.params
-    size = sum(math.prod(output.aval.shape) for output in equation.outvars)
-    if name == "dot_general":
-        (contracted, _), _ = parameters["dimension_numbers"]
-        return size * math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
-    if name == "conv_general_dilated":
-        kernel, numbers = equation.invars[1].aval.shape, parameters["dimension_numbers"]
-        # Of the kernel, all but its output channels is multiplied for each element of the output.
-        return size * math.prod(kernel) // kernel[numbers.rhs_spec[0]]
-    total = 0
-    for inner in _jaxprs(list(parameters.values())):
-        is_call = name in ("jit", "pjit") and len(inner.outvars) == len(used)
-        total += _count(inner, used if is_call else [True] * len(inner.outvars))
-    return total * (parameters["length"] if name == "scan" else 1)
 
 
 def _jaxprs(value: Any) -> list[Any]:
@@ -304,6 +289,15 @@ def _jaxprs(value: Any) -> list[Any]:
 _RANDOM = ", random weights"
 _MULTIPLY_ADDS, _THROUGHPUT = "multiply-adds an image (G)", f"images/s at {max(BATCH_SIZES)}"
 _PUBLISHED_COLUMNS = ("parameters", "trained", "a sample of four (ms)", "four images (ms)")
+_COLUMNS: dict[str, Callable[[Cost], Entry]] = {
+    "parameters": lambda cost: cost.num_parameters,
+    "trained": lambda cost: cost.num_trained,
+    _MULTIPLY_ADDS: lambda cost: None if cost.multiply_adds is None else cost.multiply_adds / 1e9,
+    "peak memory (MB)": lambda cost: cost.megabytes,
+    "one image (ms)": lambda cost: cost.milliseconds[1],
+    "four images (ms)": lambda cost: cost.milliseconds[4],
+    _THROUGHPUT: lambda cost: cost.images_per_second,
+}
 
 _PUBLISHED_ENCODERS = (
     "Encoders of Table 11 that this package has are measured with random weights, medians of 5 runs; a cost does not "
@@ -322,7 +316,9 @@ def make_tables(plan: Plan) -> list[Table]:
     for name, arguments in models.items():
         if arguments is not None:
             Terminal().say(f"measuring {name}")
-            rows.append(_make_row(name, measure_apart(arguments)) | _published(name))
+            cost = measure_apart(arguments)
+            figures = {heading: read(cost) for heading, read in _COLUMNS.items()}
+            rows.append({"model": name, "from": cost.starts_from, **figures, **_published(name)})
     shown = {_plain_name(str(row["model"])) for row in rows}
     others = [encoder for encoder in COST_OF_ENCODERS if encoder.casefold() not in shown]
     rows += [{"model": f"encoder {encoder}", **_published(encoder)} for encoder in others]
@@ -338,13 +334,9 @@ def make_tables(plan: Plan) -> list[Table]:
         *_PUBLISHED_ENCODERS,
         *([f"Left out because their features are imported: {', '.join(left_out)}."] if left_out else []),
     ]
-    headings = (
-        *columns("text", "model", "from"),
-        *columns("number", "parameters", "trained", _MULTIPLY_ADDS, "peak memory (MB)"),
-        *columns("number", "one image (ms)", "four images (ms)", _THROUGHPUT),
-        *columns("number", *_PUBLISHED_COLUMNS, published=True),
-    )
-    return [Table.of("cost", "What the models cost", headings, rows, notes)]
+    of_paper = columns("number", *_PUBLISHED_COLUMNS, published=True)
+    head = (*heads("model", "from"), *columns("number", *_COLUMNS), *of_paper)
+    return [Table.of("cost", "What the models cost", head, rows, notes)]
 
 
 def _list_models(plan: Plan) -> dict[str, list[str] | None]:
@@ -370,20 +362,6 @@ def _encoder_arguments(encoder: Encoder, plan: Plan, cell: str) -> list[str] | N
     if encoder.prepare is not None:
         encoder.prepare()
     return ["encoder", f"--weights={weights}", f"--dtype={plan.settings.image_encoder.dtype}"]
-
-
-def _make_row(name: str, cost: Cost) -> Row:
-    return {
-        "model": name,
-        "from": cost.starts_from,
-        "parameters": cost.num_parameters,
-        "trained": cost.num_trained,
-        _MULTIPLY_ADDS: None if cost.multiply_adds is None else cost.multiply_adds / 1e9,
-        "peak memory (MB)": cost.megabytes,
-        "one image (ms)": cost.milliseconds[1],
-        "four images (ms)": cost.milliseconds[4],
-        _THROUGHPUT: cost.images_per_second,
-    }
 
 
 def _plain_name(name: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from stepcot_jax.encoders.checkpoints import IMPORT_FEATURES, has_text_encoder, resolve
-from stepcot_jax.features.store import DESCRIPTION_FILE
+from stepcot_jax.features.importing import IMPORTED, PROMPTS
 from stepcot_jax.host.array_files import save_safetensors
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput
@@ -52,15 +52,15 @@ def list_encoders(settings: Settings, cells: Cells, main: Cell, named: Mapping[s
             Encoder(
                 f"{configured.name}, {OF_TEACHER}",
                 _frozen("imported", cells.name(of_teacher)),
-                prepare=lambda: cells.make_folder(of_teacher, lambda out: _make_teacher_features(main, cells, out)),
-                note="The frozen encoder from the teacher was trained with all steps: its row without steps has "
+                lambda: cells.make_folder(of_teacher, lambda folder: _make_teacher_features(main, cells, folder)),
+                "The frozen encoder from the teacher was trained with all steps: its row without steps has "
                 "learned from them too.",
             ),
             Encoder(
                 RANDOM,
                 _frozen("pretrained", cells.name(random)),
-                prepare=lambda: cells.make_folder(random, write_random_encoder),
-                note="The random vision transformer is untrained: the floor for an encoder.",
+                lambda: cells.make_folder(random, write_random_encoder),
+                "The random vision transformer is untrained: the floor for an encoder.",
             ),
         ]
     for name, weights in named.items():
@@ -72,25 +72,23 @@ def list_encoders(settings: Settings, cells: Cells, main: Cell, named: Mapping[s
 
 def _make_named(name: str, weights: str, settings: Settings) -> Encoder:
     """Return an encoder that the user names, with its own text features if it has any, else the config's."""
-    folder, source = pathlib.Path(weights), str(pathlib.Path(weights))
-    if is_address(weights) and not weights.startswith(TRANSFORMERS):
-        source, folder = weights, find_path(weights, "--encoders")
-    prompts: dict[str, Any] = {}
-    if (folder / "images" / DESCRIPTION_FILE).is_file():
-        changes, whose = _frozen("imported", source), "imported with the images' features"
-        if (folder / "prompts" / DESCRIPTION_FILE).is_file():
+    is_torch, changes, prompts = weights.startswith(TRANSFORMERS), _frozen("pretrained", weights), dict[str, Any]()
+    is_remote = is_address(weights) and not is_torch
+    folder = find_path(weights, "--encoders") if is_remote else pathlib.Path(weights)
+    whose = f"those of the config ({settings.prompts.weights or settings.prompts.encoder})"
+    if (folder / IMPORTED).is_file():
+        changes = _frozen("imported", weights if is_remote else str(folder))
+        if (folder / PROMPTS).is_file():
+            whose = "imported with the images' features"
             prompts = {"prompts.encoder": "imported", "prompts.weights": ""}
-    else:
-        changes, whose = _frozen("pretrained", weights), "by the text encoder of the same checkpoint"
-        if not weights.startswith(TRANSFORMERS) and has_text_encoder(resolve(weights, alternative=IMPORT_FEATURES)):
-            prompts = {"prompts.encoder": "pretrained", "prompts.weights": weights, "prompts.pooling": "cls"}
-    if not prompts:
-        if settings.prompts.encoder == "imported":
-            raise BadInput(
-                f"--encoders: {name!r} has no text features of its own, which config.prompts.encoder='imported' "
-                "requires; use 'hashed' or 'pretrained'"
-            )
-        whose = f"those of the config ({settings.prompts.weights or settings.prompts.encoder})"
+    elif not is_torch and has_text_encoder(resolve(weights, alternative=IMPORT_FEATURES)):
+        whose = "by the text encoder of the same checkpoint"
+        prompts = {"prompts.encoder": "pretrained", "prompts.weights": weights, "prompts.pooling": "cls"}
+    if not prompts and settings.prompts.encoder == "imported":
+        raise BadInput(
+            f"--encoders: {name!r} has no text features of its own, which config.prompts.encoder='imported' "
+            "requires; use 'hashed' or 'pretrained'"
+        )
     return Encoder(name, {**changes, **prompts}, note=f"Text vectors of {name}: {whose}.")
 
 
@@ -100,7 +98,7 @@ def _frozen(kind: str, weights: str) -> dict[str, Any]:
 
 def _make_teacher_features(main: Cell, cells: Cells, folder: pathlib.Path) -> None:
     """Store the features of all cases from the image encoder that a finished cell's teacher trained, once."""
-    if (folder / "images" / DESCRIPTION_FILE).is_file():
+    if (folder / IMPORTED).is_file():
         return
     from stepcot_jax.data.images.preprocessing import normalise
     from stepcot_jax.features.importing import import_features

@@ -10,15 +10,14 @@ from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.data.splits.making import list_folds
 from stepcot_jax.evaluation.chains import evaluate, most_frequent
 from stepcot_jax.evaluation.comparison import CORRECTED, INTERVALS, MCNEMAR, AnswerComparison, choose_steps, settle
-from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions, ValidationPredictions
+from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions
 from stepcot_jax.evaluation.statistics import count_patients
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.pages.sheets import Row, Table, columns
+from stepcot_jax.pages.sheets import Row, Table, heads
 from stepcot_jax.tools.tables.cells import Cell, vary
-from stepcot_jax.tools.tables.plan import Plan, Recipe
+from stepcot_jax.tools.tables.plan import NETWORKS, Plan, Recipe
 
 CONSTANT = "most frequent answer"
-NETWORKS = ("teacher", "student")
 _FIGURES = {"accuracy": "accuracy", "auc": "mAUC", "f1": "F1"}
 
 
@@ -31,24 +30,23 @@ def pool_folds(folds: Mapping[str, SplitPredictions], models: Sequence[str]) -> 
     first_of: dict[str, str] = {}
     for fold, split in folds.items():
         for case in split.facts["case_id"].tolist():
-            if case in first_of:
-                raise BadInput(
-                    f"fold {fold}, case {case!r}: also a test case of fold {first_of[case]}; expected each case once"
-                )
-            first_of[case] = fold
+            if first_of.setdefault(case, fold) != fold:
+                first = first_of[case]
+                raise BadInput(f"fold {fold}, case {case!r}: also a test case of fold {first}; expected each case once")
     splits = list(folds.values())
-    labels = np.concatenate([split.predictions.labels for split in splits])
+    labels, index = (
+        np.concatenate([getattr(split.predictions, name) for split in splits]) for name in ("labels", "index")
+    )
     logits = {model: np.concatenate([split.predictions.logits[model] for split in splits]) for model in models}
     fold_of = np.repeat(np.arange(len(splits)), [len(split.predictions.labels) for split in splits])
     constant = np.zeros_like(logits[models[0]])
     for number in range(len(splits)):
         constant[fold_of == number] = np.eye(constant.shape[-1])[most_frequent(labels[fold_of != number])]
-    index = np.concatenate([split.predictions.index for split in splits])
     facts = {fact: np.concatenate([split.facts[fact] for split in splits]) for fact in FACTS}
     return SplitPredictions(Predictions(index, labels, {**logits, CONSTANT: constant}), facts)
 
 
-def validation_accuracy(splits: Sequence[ValidationPredictions], model: str, chain: Chain) -> npt.NDArray[np.float64]:
+def validation_accuracy(splits: Sequence[SplitPredictions], model: str, chain: Chain) -> npt.NDArray[np.float64]:
     """Return a model's accuracy of each step [step], its mean over the validation splits of folds and seeds."""
     steps = [evaluate(split.predictions, chain)[model].steps for split in splits]
     return np.nanmean([[step.accuracy for step in of_split] for of_split in steps], axis=0)
@@ -68,17 +66,12 @@ def make_tables(plan: Plan) -> list[Table]:
     if not kept:
         raise BadInput("table folds: the cases have one answer only at every step; expected a step with two or more")
     comparison = AnswerComparison(pooled, plan.num_resamples, chain=chain).choose_steps(kept)
-    validated = [choose_steps(plan.cells.validation(cell), kept) for cell in cells]
+    validated = [choose_steps(plan.cells.predictions(cell, "val"), kept) for cell in cells]
     facts = comparison.splits[0].facts
     validation = {model: validation_accuracy(validated, model, comparison.chain) for model in NETWORKS}
-    headings = (
-        *columns("text", "step", "model"),
-        *columns("number", "cases"),
-        *columns("percent", *_FIGURES.values(), "accuracy on validation"),
-        *columns("points", f"accuracy above {CONSTANT}"),
-        *columns("number", "p"),
-        *columns("text", "accuracy is"),
-    )
+    figures = (f"%{heading}" for heading in _FIGURES.values())
+    ours = "%accuracy on validation", f"+accuracy above {CONSTANT}", "#p", "accuracy is"
+    head = heads("step", "model", "#cases", *figures, *ours)
     notes = [
         f"{len(facts['case_id'])} cases of {count_patients(facts['patient_id'])} patients, each a test case of exactly "
         f"one of {len(folds)} folds; seeds {list(plan.seeds)}. mAUC pools the scores of {len(folds)} networks.",
@@ -90,24 +83,22 @@ def make_tables(plan: Plan) -> list[Table]:
         MCNEMAR,
     ]
     title = f"Cross-validation by patient, {len(folds)} folds"
-    return [Table.of("folds", title, headings, _list_rows(comparison, validation), notes)]
+    return [Table.of("folds", title, head, _list_rows(comparison, validation), notes)]
 
 
 def _list_rows(comparison: AnswerComparison, validation: Mapping[str, npt.NDArray[np.float64]]) -> list[Row]:
     """Return the rows of each step and of the mean; `validation` has each network's accuracy [step]."""
     rows: list[dict[str, Any]] = []
     for index, step in [*enumerate(comparison.chain.steps), (None, None)]:
+        about: dict[str, Any] = {"step": "mean of the steps" if step is None else step.name}
+        figures = {"mean_accuracy": "accuracy"} if index is None else _FIGURES
+        if index is not None:
+            about["cases"] = comparison.num_cases(index)
         for model in (CONSTANT, *NETWORKS):
-            row: dict[str, Any] = {"step": "mean of the steps", "model": model}
-            accuracy = "mean_accuracy"
-            if step is not None and index is not None:
-                row |= {"step": step.name, "cases": comparison.num_cases(index)}
-                row |= {heading: comparison.figure(model, figure, index) for figure, heading in _FIGURES.items()}
-                accuracy = "accuracy"
-            row["accuracy"] = comparison.figure(model, accuracy, index)
+            row = about | {"model": model}
+            row |= {heading: comparison.figure(model, figure, index) for figure, heading in figures.items()}
             if model != CONSTANT:
-                question = (model, CONSTANT, accuracy, index)
-                of_steps = validation[model]
+                question, of_steps = (model, CONSTANT, next(iter(figures)), index), validation[model]
                 row |= {
                     "accuracy on validation": float(np.nanmean(of_steps) if index is None else of_steps[index]),
                     f"accuracy above {CONSTANT}": comparison.difference(*question),

@@ -22,6 +22,8 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 }
 """Ablations with their settings; the last two change the student alone."""
 
+NETWORKS = ("teacher", "student")
+
 OF_STUDENT = ("without distillation", "without channel alignment")
 """Ablations that leave the teacher unchanged."""
 
@@ -49,7 +51,7 @@ class Plan:
     constrained: tuple[Constrained, ...] = ()  # large models put through the steps
     zero_shot: Mapping[str, pathlib.Path] = dataclasses.field(
         default_factory=dict
-    )  # an untrained model's replies, by table
+    )  # replies without training, by table
     grid: Grid = Grid({})
     partial: bool = False  # of finished cells alone, without running others
 
@@ -74,20 +76,20 @@ class Plan:
 
     def compare(self, list_parts: Callable[[int], Mapping[str, tuple[Cell, str]]]) -> AnswerComparison:
         """Compare models of finished cells on the test split."""
-        splits = []
-        for seed in self.seeds:
-            parts = list_parts(seed).items()
-            splits.append(join({name: (self.cells.predictions(cell), model) for name, (cell, model) in parts}))
+        splits = [
+            join({name: (self.cells.predictions(cell), model) for name, (cell, model) in list_parts(seed).items()})
+            for seed in self.seeds
+        ]
         return AnswerComparison(splits, self.num_resamples, chain=self.cells.chain(self.main(self.seeds[0])))
 
     def compare_baselines(self, steps: Sequence[str]) -> AnswerComparison:
-        """Compare "teacher", "student" and the baselines on all encoders."""
-
-        def list_parts(seed: int) -> dict[str, tuple[Cell, str]]:
-            full = {model: (self.main(seed), model) for model in ("teacher", "student")}
-            return full | {cell.name: (cell, "baseline") for cell in self.baselines(seed, steps)}
-
-        return self.compare(list_parts)
+        """Compare teacher, student and the baselines on all encoders."""
+        return self.compare(
+            lambda seed: (
+                {network: (self.main(seed), network) for network in NETWORKS}
+                | {cell.name: (cell, "baseline") for cell in self.baselines(seed, steps)}
+            )
+        )
 
     def ablation(self, name: str, seed: int) -> Cell:
         """Return an ablation of teacher and student."""
@@ -100,16 +102,9 @@ class Plan:
 
     def baseline(self, encoder: Encoder, steps: str, seed: int) -> Cell:
         """Return a baseline on an encoder, supervised by "all" steps or by the "last" alone."""
-        changes = {
-            **encoder.changes,
-            "job": "baseline",
-            "baseline.steps": steps,
-            "prompts.template": "Question: {question}",
-            "seed": seed,
-        }
-        supervised = {"all": "with", "last": "without"}[steps]
-        name = f"{encoder.name}, {supervised} steps"
-        return Cell(name, vary(self.settings, changes), prepare=encoder.prepare)
+        changes = {"job": "baseline", "baseline.steps": steps, "prompts.template": "Question: {question}", "seed": seed}
+        name = f"{encoder.name}, {'with' if steps == 'all' else 'without'} steps"
+        return Cell(name, vary(self.settings, {**encoder.changes, **changes}), prepare=encoder.prepare)
 
     def baselines(self, seed: int, steps: Sequence[str] = ("last", "all")) -> list[Cell]:
         """Return the baselines on all encoders."""

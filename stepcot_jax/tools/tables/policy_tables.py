@@ -29,7 +29,7 @@ from stepcot_jax.evaluation.stage_claims import stage_figures
 from stepcot_jax.evaluation.statistics import bootstrap, mean_of_seeds, summarise
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.ranges import Interval
-from stepcot_jax.pages.sheets import Column, Row, Table, columns, mark_published
+from stepcot_jax.pages.sheets import Column, Row, Table, columns, heads, mark_published
 from stepcot_jax.reading.finished import read_metrics
 from stepcot_jax.record import STAGE_NAMES, Record
 from stepcot_jax.run.loading_questions import load_vqa_dataset
@@ -74,14 +74,6 @@ def read_test_records(plan: Plan, cell: Cell) -> list[Record]:
     return list(read_vqa_records(plan.cells.folder(cell) / TEST_RECORDS).records)
 
 
-def read_test_replies(plan: Plan, cell: Cell, records: Sequence[Record]) -> Mapping[str, str]:
-    """Return the replies of a finished cell with its best weights, by id."""
-    folder = plan.cells.folder(cell)
-    if read_test_records(plan, cell) != list(records):
-        raise BadInput(f"cell {cell.name!r} in {folder}: {TEST_RECORDS} has other records than the cells beside it")
-    return read_all_replies(folder / cell.settings.trains.replies, records, name=cell.name)
-
-
 def read_all_replies(path: pathlib.Path, records: Sequence[Record], *, name: str) -> Mapping[str, str]:
     """Return the replies of a file by id; one to each record, and no others."""
     ids = {record.id: None for record in records}.keys()
@@ -90,7 +82,11 @@ def read_all_replies(path: pathlib.Path, records: Sequence[Record], *, name: str
 
 def score_cell(plan: Plan, cell: Cell, records: Sequence[Record]) -> list[ReplyScore]:
     """Score the replies of a finished cell with its best weights."""
-    return score_all(records, read_test_replies(plan, cell, records), make_scoring(cell.settings))
+    folder = plan.cells.folder(cell)
+    if read_test_records(plan, cell) != list(records):
+        raise BadInput(f"cell {cell.name!r} in {folder}: {TEST_RECORDS} has other records than the cells beside it")
+    replies = read_all_replies(folder / cell.settings.trains.replies, records, name=cell.name)
+    return score_all(records, replies, make_scoring(cell.settings))
 
 
 def score_constant(settings: Settings, records: Sequence[Record]) -> list[ReplyScore]:
@@ -110,15 +106,15 @@ def load_training_records(settings: Settings) -> tuple[Record, ...]:
 ZERO_SHOT, NOT_HAD = "zero-shot", "zero-shot (not had here)"
 """The row of a model without training, with its replies and without."""
 
-_HOW_TO_HAVE = "zero-shot: --zero_shot={}=REPLIES of `stepcot answer` about the test questions has this row."
 
-
-def score_zero_shot(
-    table: str, plan: Plan, records: Sequence[Record], scoring: ScoringSettings
-) -> tuple[list[ReplyScore] | None, str]:
-    """Score the replies of a model without training, if they are given; return a note with them."""
+def score_zero_shot(table: str, plan: Plan, cell: Cell) -> tuple[list[ReplyScore] | None, str]:
+    """Score the replies of a model without training to the test questions, if they are given; with a note."""
     if table not in plan.zero_shot:
-        return None, _HOW_TO_HAVE.format(table)
+        return (
+            None,
+            f"zero-shot: --zero_shot={table}=REPLIES of `stepcot answer` about the test questions has this row.",
+        )
+    records, scoring = read_test_records(plan, cell), make_scoring(cell.settings)
     ids = {record.id: None for record in records}.keys()
     file = read_replies(plan.zero_shot[table], name=ZERO_SHOT, chosen=ids, known=ids)
     if scoring.dialect not in CHECKED_STAGES:  # such a model may know no dialect
@@ -133,8 +129,8 @@ CellsOf = Callable[[Plan, int], Mapping[str, Cell]]
 
 def compare_cells(
     plan: Plan, cells_of: CellsOf, *, zero_shot: Sequence[ReplyScore] | None = None
-) -> tuple[ReplyComparison, int]:
-    """Compare the cells of each seed by name, after the majority answer with the constant box."""
+) -> tuple[ReplyComparison, str]:
+    """Compare the cells of each seed by name, after the constant answer; return what they answered too."""
     first = next(iter(cells_of(plan, plan.seeds[0]).values()))
     records = read_test_records(plan, first)
     same = {BASELINE: as_columns(records, score_constant(first.settings, records))}
@@ -144,7 +140,7 @@ def compare_cells(
         | {name: as_columns(records, score_cell(plan, cell, records)) for name, cell in cells_of(plan, seed).items()}
         for seed in plan.seeds
     ]
-    return ReplyComparison(splits, plan.num_resamples), len(records)
+    return ReplyComparison(splits, plan.num_resamples), f"{len(records)} questions"
 
 
 def list_figures(comparison: ReplyComparison, name: str, figures: Sequence[tuple[str, Key]]) -> Row:
@@ -162,12 +158,19 @@ def tabulate_differences(
         | {f"{heading}: verdict": comparison.evidence(first, second, *key) for heading, key in JUDGED}
         for first, second in pairs
     ]
-    heads = (
-        *columns("text", "training", "less"),
-        *columns("points", *(heading for heading, _ in MEANS)),
-        *columns("text", *(f"{heading}: verdict" for heading, _ in JUDGED)),
-    )
-    return Table.of(name, title, heads, settle(rows), (note, INTERVALS, CORRECTED))
+    verdicts = (f"{heading}: verdict" for heading, _ in JUDGED)
+    head = heads("training", "less", *(f"+{heading}" for heading, _ in MEANS), *verdicts)
+    return Table.of(name, title, head, settle(rows), (note, INTERVALS, CORRECTED))
+
+
+def percents(figures: Sequence[tuple[str, Key]]) -> tuple[Column, ...]:
+    """Return the columns of `list_figures`."""
+    return columns("percent", *(heading for heading, _ in figures))
+
+
+def recompute(row: Mapping[str, float]) -> float:
+    """Return the mean of a printed row, rounded as the papers print it."""
+    return published.round_half_up(published.recompute_mean(row), 4)
 
 
 # Table `vqa`: answers and grounding by fine-tuning and rewards, beside GEMeX-RMCoT's rows.
@@ -216,11 +219,8 @@ def _vqa_cells(plan: Plan, seed: int) -> dict[str, Cell]:
 
 def make_vqa(plan: Plan) -> list[Table]:
     """Return our rows beside GEMeX-RMCoT's Table 4, their differences, and its counts of questions (Table 2)."""
-    first = sft_of(plan, plan.seeds[0], THINKING)
-    zero_shot, note_zero_shot = score_zero_shot(
-        "vqa", plan, read_test_records(plan, first), make_scoring(first.settings)
-    )
-    comparison, num_questions = compare_cells(plan, _vqa_cells, zero_shot=zero_shot)
+    zero_shot, note_zero_shot = score_zero_shot("vqa", plan, sft_of(plan, plan.seeds[0], THINKING))
+    comparison, asked = compare_cells(plan, _vqa_cells, zero_shot=zero_shot)
     known, rows, (constant, *others) = _published_vqa(), list[Row](), comparison.splits[0]
     for name in (constant, *([] if zero_shot else [NOT_HAD]), *others):
         counterpart = COUNTERPARTS.get(name)
@@ -228,18 +228,17 @@ def make_vqa(plan: Plan) -> list[Table]:
         rows.append(row | ({} if name == NOT_HAD else list_figures(comparison, name, HEADED_FIGURES)))
     rows += [{_IN_PAPER.marked_name: name, **row} for name, row in known.items()]
     notes = (
-        f"Test split, {num_questions} questions, seeds {list(plan.seeds)}. GRPO starts from SFT with thinking.",
+        f"Test split, {asked}, seeds {list(plan.seeds)}. GRPO starts from SFT with thinking.",
         INTERVALS,
         DESCRIPTION,
         f"{BASELINE}: of the training split, ignoring the picture; it writes no reply whose form could be read.",
         note_zero_shot,
         "Published: Qwen2.5-VL-7B on the GEMeX test set (GEMeX-RMCoT, Table 4), other data than ours. " + _A_NOTE,
     )
-    ours = columns("percent", *(heading for heading, _ in HEADED_FIGURES))
-    heads = (Column("training"), *ours, _IN_PAPER, *_VQA_COLUMNS)
+    head = (Column("training"), *percents(HEADED_FIGURES), _IN_PAPER, *_VQA_COLUMNS)
     note = f"Test split, seeds {list(plan.seeds)}; in the same resamples of patients."
     return [
-        Table.of("vqa", "Answers and grounding of policies, beside GEMeX-RMCoT", heads, rows, notes),
+        Table.of("vqa", "Answers and grounding of policies, beside GEMeX-RMCoT", head, rows, notes),
         tabulate_differences("vqa_differences", "What thinking and rewards change", comparison, _PAIRS, note),
         _tabulate_questions(),
     ]
@@ -249,11 +248,10 @@ def _published_vqa() -> dict[str | None, Row]:
     rows: dict[str | None, Row] = {}
     for name, answers in published.A_SCORES.items():
         of_score = {"A": answers, "V": published.V_SCORES[name]}
+        printed = {heading: of_score[score][kind] for heading, kind, score in _SCORES}
         rows[name] = mark_published(
-            {heading: of_score[score][kind] for heading, kind, score in _SCORES}
-            | {"A average": published.A_AVERAGE[name]}
+            printed | {"A average": published.A_AVERAGE[name]}, **{"A average": recompute(answers)}
         )
-        rows[name]["recomputed: A average"] = published.round_half_up(published.recompute_mean(answers), 4)
     return rows
 
 
@@ -266,35 +264,27 @@ def make_published_vqa() -> list[Table]:
 
 
 def _tabulate_questions() -> Table:
-    return Table(
-        "vqa_questions",
-        "Questions by kind (GEMeX-RMCoT, Table 2 and test set)",
-        (
-            Column("data"),
-            *columns("number", *published.QUESTION_KINDS, published=True),
-            Column("all", "number", recomputed=True),
-        ),
-        tuple((name, *counts.values(), sum(counts.values())) for name, counts in published.NUM_QUESTIONS.items()),
-    )
+    of_paper = columns("number", *published.QUESTION_KINDS, published=True)
+    head = (Column("data"), *of_paper, Column("all", "number", recomputed=True))
+    rows: list[Row] = [
+        {"data": name, **mark_published(counts, all=sum(counts.values()))}
+        for name, counts in published.NUM_QUESTIONS.items()
+    ]
+    return Table.of("vqa_questions", "Questions by kind (GEMeX-RMCoT, Table 2 and test set)", head, rows)
 
 
 # Table `curriculum`: schedules of MedCLM's easy, medium and hard views, measured on bare pictures.
 
 _MEDCLM: dict[str, Any] = {"vqa.dialect": "medclm", "vqa.with_thinking": True, "sft.pack_length": 0}
 
-
-def _only(easy: float, medium: float, hard: float) -> dict[str, Any]:
-    return {"curriculum.schedule": "mixed", "curriculum.shares": (easy, medium, hard)}
-
-
 CONTROL = "mixed"
 SCHEDULES: dict[str, dict[str, Any]] = {
     CONTROL: {"curriculum.schedule": "mixed"},
     "epochs": {"curriculum.schedule": "epochs"},
     "adaptive": {"curriculum.schedule": "adaptive"},
-    "easy only": _only(1.0, 0.0, 0.0),
-    "medium only": _only(0.0, 1.0, 0.0),
-    "hard only": _only(0.0, 0.0, 1.0),
+    "easy only": {"curriculum.schedule": "mixed", "curriculum.shares": (1.0, 0.0, 0.0)},
+    "medium only": {"curriculum.schedule": "mixed", "curriculum.shares": (0.0, 1.0, 0.0)},
+    "hard only": {"curriculum.schedule": "mixed", "curriculum.shares": (0.0, 0.0, 1.0)},
 }
 """Schedules with their changes of the settings; the first, constant shares, is the control without a curriculum."""
 
@@ -307,11 +297,10 @@ def _curriculum_cells(plan: Plan, seed: int) -> dict[str, Cell]:
 
 def make_curriculum(plan: Plan) -> list[Table]:
     """Return the figures of each schedule, and differences from the control."""
-    comparison, num_questions = compare_cells(plan, _curriculum_cells)
+    comparison, asked = compare_cells(plan, _curriculum_cells)
     shares = ", ".join(f"{share:.0%}" for share in plan.settings.curriculum.shares)
     notes = (
-        f"Fine-tuning in the dialect of MedCLM; test split, {num_questions} questions about bare pictures, seeds "
-        f"{list(plan.seeds)}.",
+        f"Fine-tuning in the dialect of MedCLM; test split, {asked} about bare pictures, seeds {list(plan.seeds)}.",
         INTERVALS,
         DESCRIPTION,
         f"Easy: the boxes are drawn in the picture; medium: the bare picture; hard: another case. Mixed: {shares} of "
@@ -320,10 +309,10 @@ def make_curriculum(plan: Plan) -> list[Table]:
         "No published figures: our copy of MedCLM's text lacks its tables.",
     )
     rows: list[Row] = [{"schedule": name, **list_figures(comparison, name, MEANS)} for name in (BASELINE, *SCHEDULES)]
-    heads = (Column("schedule"), *columns("percent", *(heading for heading, _ in MEANS)))
     pairs = [(name, CONTROL) for name in SCHEDULES if name != CONTROL]
+    head = (Column("schedule"), *percents(MEANS))
     return [
-        Table.of("curriculum", "Schedules of easy, medium and hard views", heads, rows, notes),
+        Table.of("curriculum", "Schedules of easy, medium and hard views", head, rows, notes),
         tabulate_differences("curriculum_differences", f"Schedules less {CONTROL!r}", comparison, pairs, notes[0]),
     ]
 
@@ -361,17 +350,13 @@ def _self_check_cells(plan: Plan, seed: int) -> dict[str, Cell]:
 
 def make_self_check(plan: Plan) -> list[Table]:
     """Return our figures beside MEDSAGE's Tables 4 and 5 with the recomputed averages, and their differences."""
-    comparison, num_questions = compare_cells(plan, _self_check_cells)
-    heads = (Column("method"), *columns("percent", *(heading for heading, _ in SHOWN), *RATES), *_THREE_COLUMNS)
+    comparison, asked = compare_cells(plan, _self_check_cells)
     measured = {name: list_figures(comparison, name, SHOWN) for name in (BASELINE, SFT, GRPO, *ALPHAS)}
     for name in ALPHAS:
         of_seeds = [read_rates(plan, _self_check_cells(plan, seed)[name]) for seed in plan.seeds]
         measured[name] |= {rate: mean_of_seeds([of_seed[rate] for of_seed in of_seeds]) for rate in RATES}
-    of_weights = [{**measured[name], **_three_row(name, _WEIGHTS.get(name))} for name in (BASELINE, GRPO, *ALPHAS)]
-    parts = {BASELINE: BASELINE, SFT: SFT, GRPO: GRPO, SELF: "alpha 0.20"}
-    of_parts = [{**measured[row], **_three_row(name, published.PARTS.get(name))} for name, row in parts.items()]
     notes = (
-        f"GRPO in the dialect of MEDSAGE from one fine-tuning; test split, {num_questions} questions, seeds "
+        f"GRPO in the dialect of MEDSAGE from one fine-tuning; test split, {asked}, seeds "
         f"{list(plan.seeds)}. That one shows a share {plan.settings.self_check.sft_share} of its records with a wrong "
         "attempt and a check, for all rows; test questions are answered once, without a check.",
         INTERVALS,
@@ -379,21 +364,25 @@ def make_self_check(plan: Plan) -> list[Table]:
         "attempt is right. Means over the updates of the last epoch.",
         "Published: accuracy on SLAKE, VQA-RAD and PathVQA, other data than ours. " + _ALPHA_NOTE,
     )
-    pairs = [(name, GRPO) for name in ALPHAS]
+    rows_of = {  # row -> whose figures it has, of each table
+        "self_check": {name: name for name in (BASELINE, GRPO, *ALPHAS)},
+        "self_check_parts": {BASELINE: BASELINE, SFT: SFT, GRPO: GRPO, SELF: "alpha 0.20"},
+    }
+    head = (Column("method"), *percents(SHOWN), *columns("percent", *RATES), *_THREE_COLUMNS)
+    tables = []
+    for name, (what, number, figures) in _THREE_SETS.items():
+        rows = [{**measured[ours], **_three_row(row, figures.get(row))} for row, ours in rows_of[name].items()]
+        tables.append(Table.of(name, f"{what}, beside MEDSAGE's Table {number}", head, rows, notes))
     title = "GRPO with self-check less GRPO without"
-    return [
-        Table.of("self_check", "Weight of the self-check, beside MEDSAGE's Table 4", heads, of_weights, notes),
-        Table.of("self_check_parts", "Parts of the method, beside MEDSAGE's Table 5", heads, of_parts, notes),
-        tabulate_differences("self_check_differences", title, comparison, pairs, notes[0]),
-    ]
+    pairs = [(name, GRPO) for name in ALPHAS]
+    return [*tables, tabulate_differences("self_check_differences", title, comparison, pairs, notes[0])]
 
 
 def make_published_self_check() -> list[Table]:
     """Return MEDSAGE's Tables 4 and 5."""
-    titles = ("Weight of the self-check (MEDSAGE, Table 4)", "Parts of the method (MEDSAGE, Table 5)")
     return [
-        _tabulate_three_sets("self_check", titles[0], _WEIGHTS, _ALPHA_NOTE),
-        _tabulate_three_sets("self_check_parts", titles[1], published.PARTS, _ALPHA_NOTE),
+        _tabulate_three_sets(name, f"{what} (MEDSAGE, Table {number})", figures, _ALPHA_NOTE)
+        for name, (what, number, figures) in _THREE_SETS.items()
     ]
 
 
@@ -402,25 +391,25 @@ def read_rates(plan: Plan, cell: Cell) -> dict[str, float]:
 
     NaN where no update has the number, such as the success of checks without a check.
     """
-    path = plan.cells.folder(cell) / METRICS_FILE
-    entries = [entry for entry in read_metrics(path) if entry["kind"] == "train"]
+    entries = [entry for entry in read_metrics(plan.cells.folder(cell) / METRICS_FILE) if entry["kind"] == "train"]
     last = [entry for entry in entries if entry["epoch"] == entries[-1]["epoch"]]
-    found = {}
-    for name, key in RATES.items():
-        if not any(key in entry for entry in last):
-            raise BadInput(f"{path}: {key!r} is not logged in the last epoch; expected a run whose updates log it")
-        values = [entry[key] for entry in last if isinstance(entry.get(key), int | float)]
-        found[name] = statistics.fmean(values) if values else math.nan
-    return found
+    values = {name: [entry[key] for entry in last if entry[key] is not None] for name, key in RATES.items()}
+    return {name: statistics.fmean(of_rate) if of_rate else math.nan for name, of_rate in values.items()}
 
 
+ThreeSets = Mapping[str, tuple[dict[str, float], float]]
+
+_THREE_SETS: dict[str, tuple[str, int, ThreeSets]] = {  # what, the table of the paper, its figures
+    "self_check": ("Weight of the self-check", 4, _WEIGHTS),
+    "self_check_parts": ("Parts of the method", 5, published.PARTS),
+}
 _THREE_COLUMNS = (
     *columns("percent", *published.THREE_SETS, "overall", published=True, digits=1),
     Column("overall", "percent", recomputed=True, digits=2),
 )
 
 
-def _tabulate_three_sets(name: str, title: str, figures: dict[str, tuple[dict[str, float], float]], note: str) -> Table:
+def _tabulate_three_sets(name: str, title: str, figures: ThreeSets, note: str) -> Table:
     rows = [_three_row(method, accuracies) for method, accuracies in figures.items()]
     return Table.of(name, title, (Column("method"), *_THREE_COLUMNS), rows, (note,))
 
@@ -429,9 +418,7 @@ def _three_row(method: str, accuracies: tuple[dict[str, float], float] | None) -
     if accuracies is None:
         return {"method": method}
     by_set, overall = accuracies
-    recomputed = published.round_half_up(published.recompute_mean(by_set), 4)
-    printed = mark_published({**by_set, "overall": overall})
-    return {"method": method, **printed, "recomputed: overall": recomputed}
+    return {"method": method, **mark_published({**by_set, "overall": overall}, overall=recompute(by_set))}
 
 
 # Table `stages`: quality of the stages beside MEDSAGE's, and its other tables as printed.
@@ -451,7 +438,7 @@ def make_stages(plan: Plan) -> list[Table]:
     """Return our stages beside MEDSAGE's Table 2, and its Tables 1 and 3."""
     first = _stage_cells(plan, plan.seeds[0])[0]
     records = read_test_records(plan, first)
-    zero_shot, note_zero_shot = score_zero_shot("stages", plan, records, make_scoring(first.settings))
+    zero_shot, note_zero_shot = score_zero_shot("stages", plan, first)
     scores = {ZERO_SHOT if zero_shot else NOT_HAD: [zero_shot] if zero_shot else []}
     for index, model in enumerate(MODELS):
         scores[model] = [score_cell(plan, _stage_cells(plan, seed)[index], records) for seed in plan.seeds]
@@ -470,25 +457,24 @@ def make_stages(plan: Plan) -> list[Table]:
         "geometric mean of both parts. This is our definition, after MiCEval: another scale than the published one.",
         "Published: scores of a judge from 1 to 5. " + _JUDGED_NOTE,
     )
-    heads = (*columns("text", "model", "data"), *columns("percent", *_OURS), *_STAGE_COLUMNS)
+    head = (*heads("model", "data"), *columns("percent", *_OURS), *_STAGE_COLUMNS)
     title = "Quality of each stage, beside MEDSAGE's Table 2"
-    return [Table.of("stages", title, heads, rows + _published_stages(), notes), *_tabulate_benchmarks()]
+    return [Table.of("stages", title, head, rows + _published_stages(), notes), *_tabulate_benchmarks()]
 
 
 def make_published_stages() -> list[Table]:
     """Return MEDSAGE's Tables 2, 1 and 3."""
     title = "Scores of each stage from 1 to 5 (MEDSAGE, Table 2)"
-    heads = (*columns("text", "model", "data"), *_STAGE_COLUMNS)
-    return [Table.of("stages", title, heads, _published_stages(), (_JUDGED_NOTE,)), *_tabulate_benchmarks()]
+    head = (*heads("model", "data"), *_STAGE_COLUMNS)
+    return [Table.of("stages", title, head, _published_stages(), (_JUDGED_NOTE,)), *_tabulate_benchmarks()]
 
 
 def _published_stages() -> list[Row]:
-    return [
-        {"model": model, "data": data}
-        | mark_published({**scores, "average": published.STAGE_AVERAGE[model, data]})
-        | {"recomputed: average": published.round_half_up(published.recompute_mean(scores), 4)}
-        for (model, data), scores in published.STAGE_SCORES.items()
-    ]
+    rows: list[Row] = []
+    for (model, data), scores in published.STAGE_SCORES.items():
+        printed = {**scores, "average": published.STAGE_AVERAGE[model, data]}
+        rows.append({"model": model, "data": data, **mark_published(printed, average=recompute(scores))})
+    return rows
 
 
 def _measure_stages(plan: Plan, scores: Sequence[ReplyScore], records: Sequence[Record]) -> dict[Key, Interval]:
@@ -501,12 +487,11 @@ def _tabulate_benchmarks() -> list[Table]:
     rows: list[Row] = []
     for method, shares in published.BENCHMARK_ACCURACY.items():
         average, gap = published.BENCHMARK_AVERAGE[method]
-        figures = {**shares, "average": average, "gap": gap}
-        rows.append({"group": published.BENCHMARK_GROUPS[method], "method": method, **mark_published(figures)})
-        rows[-1]["recomputed: average"] = published.round_half_up(published.recompute_mean(shares), 4)
-        rows[-1]["recomputed: gap"] = published.round_half_up(published.recompute_gap(method), 4)
-    heads = (
-        *columns("text", "group", "method"),
+        ours = {"average": recompute(shares), "gap": published.round_half_up(published.recompute_gap(method), 4)}
+        printed = mark_published({**shares, "average": average, "gap": gap}, **ours)
+        rows.append({"group": published.BENCHMARK_GROUPS[method], "method": method, **printed})
+    head = (
+        *heads("group", "method"),
         *columns("percent", *published.BENCHMARKS, "average", published=True, digits=1),
         Column("gap", "points", published=True, digits=1),
         Column("average", "percent", recomputed=True, digits=2),
@@ -520,7 +505,7 @@ def _tabulate_benchmarks() -> list[Table]:
     note = "Baseline-sft lies far below the untrained model of the benchmarks' table."
     title = "Reasoning-path augmentation (MEDSAGE, Table 3)"
     return [
-        Table.of("stages_benchmarks", "Accuracy on five benchmarks (MEDSAGE, Table 1)", heads, rows, notes),
+        Table.of("stages_benchmarks", "Accuracy on five benchmarks (MEDSAGE, Table 1)", head, rows, notes),
         _tabulate_three_sets("stages_augmentation", title, published.PATH_AUGMENTATION, note),
     ]
 

@@ -10,11 +10,11 @@ from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.evaluation import published
 from stepcot_jax.evaluation.audits import PERTURBED_KINDS, perturb_records, spread
 from stepcot_jax.evaluation.comparison import INTERVALS
-from stepcot_jax.evaluation.replies import A_SCORE, BASELINE, ScoredReplies, as_columns, score_all, score_models
+from stepcot_jax.evaluation.replies import A_SCORE, BASELINE, ReplyScore, as_columns, score_all, score_models
 from stepcot_jax.evaluation.statistics import mean_of_seeds, summarise
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.ranges import Interval
-from stepcot_jax.pages.sheets import Column, Row, Table, columns, mark_published
+from stepcot_jax.pages.sheets import Column, Row, Table, columns, heads, mark_published
 from stepcot_jax.policies.policy_files import AnyTokenizer
 from stepcot_jax.policies.tokenizers import split_pieces
 from stepcot_jax.reading.policy_reader import PolicyReader, load_reader
@@ -37,45 +37,7 @@ from stepcot_jax.tools.tables.policy_tables import (
     sft_of,
 )
 
-# A trained policy's greedy replies to given records, such as perturbed ones.
-
-
-def answer_records(reader: PolicyReader, records: Sequence[Record], dataset: VqaDataset) -> list[str]:
-    """Return greedy replies to records of a dataset's images, which may be longer questions than those of training.
-
-    Pieces that a closed vocabulary does not have are left out of the prompts.
-    """
-    run, tokenizer = reader.trained.run, reader.trained.tokenizer
-    image_of = {record.id: image for record, image in zip(dataset.records, dataset.image_of, strict=True)}
-
-    def encode(record: Record) -> list[int]:
-        text = write_question(record, run.dialect, with_thinking=run.with_thinking)
-        return tokenizer.encode_prompt(leave_out(text, tokenizer)[0])
-
-    return reader.reply_all(
-        records,
-        lambda record: dataset.pixels[int(image_of[record.id])],
-        batch_size=run.settings.evaluation.batch_size,
-        encode=encode,
-    )
-
-
-def leave_out(text: str, tokenizer: AnyTokenizer) -> tuple[str, tuple[str, ...]]:
-    """Return a prompt without the pieces that a closed vocabulary does not have, and those pieces.
-
-    >>> from stepcot_jax.policies.tokenizers import Vocabulary
-    >>> leave_out("Isn't there a mass?", Vocabulary.count(["Is there a mass?"], largest=3))
-    (' there a mass?', ('Isn', "'", 't'))
-    """
-    if tokenizer.closed is None:
-        return text, ()
-    known, pieces = set(tokenizer.closed.base), split_pieces(text)
-    unknown = tuple(piece for piece in pieces if piece not in known)
-    return "".join(piece for piece in pieces if piece in known), unknown
-
-
-# Replies of a finished cell to perturbed test questions, kept in its folder.
-
+# A trained policy's greedy replies to perturbed test questions, kept in the folder of its cell.
 
 ROUND_SEED = 0
 """Seed of the perturbations: the same questions for every training."""
@@ -94,7 +56,6 @@ class PerturbedReplies:
 def answer_rounds(folder: pathlib.Path, records: Sequence[Record], *, num_rounds: int) -> PerturbedReplies:
     """Return a run's replies to the perturbed closed and single-choice records; those in `perturbed/` are reused."""
     settings = read_settings(folder / "settings.json")
-    vqa = settings.vqa
     perturbed = {
         folder / FOLDER / f"replies_{number}.jsonl": perturb_records(records, seed=ROUND_SEED, round_number=number)
         for number in range(1, num_rounds + 1)
@@ -106,7 +67,7 @@ def answer_rounds(folder: pathlib.Path, records: Sequence[Record], *, num_rounds
             raise BadInput(f"{folder}: the test records of its data have changed since it ran; restore them")
         for path in missing:
             write_answered(path, perturbed[path], answer_records(reader, perturbed[path], dataset))
-    tokenizer = read_tokenizer(folder, settings)
+    tokenizer, vqa = read_tokenizer(folder, settings), settings.vqa
     left_out = [
         word.strip()
         for of_round in perturbed.values()
@@ -115,6 +76,33 @@ def answer_rounds(folder: pathlib.Path, records: Sequence[Record], *, num_rounds
     ]
     rounds = [(of_round, read_all_replies(path, of_round, name=path.stem)) for path, of_round in perturbed.items()]
     return PerturbedReplies(rounds, left_out)
+
+
+def answer_records(reader: PolicyReader, records: Sequence[Record], dataset: VqaDataset) -> list[str]:
+    """Return greedy replies to records of a dataset's images, whose questions may be longer than those of training."""
+    run, tokenizer = reader.trained.run, reader.trained.tokenizer
+    image_of = {record.id: int(image) for record, image in zip(dataset.records, dataset.image_of, strict=True)}
+
+    def encode(record: Record) -> list[int]:
+        text = write_question(record, run.dialect, with_thinking=run.with_thinking)
+        return tokenizer.encode_prompt(leave_out(text, tokenizer)[0])
+
+    size = run.settings.evaluation.batch_size
+    return reader.reply_all(records, lambda record: dataset.pixels[image_of[record.id]], batch_size=size, encode=encode)
+
+
+def leave_out(text: str, tokenizer: AnyTokenizer) -> tuple[str, tuple[str, ...]]:
+    """Return a prompt without the pieces that a closed vocabulary does not have, and those pieces.
+
+    >>> from stepcot_jax.policies.tokenizers import Vocabulary
+    >>> leave_out("Isn't there a mass?", Vocabulary.count(["Is there a mass?"], largest=3))
+    (' there a mass?', ('Isn', "'", 't'))
+    """
+    if tokenizer.closed is None:
+        return text, ()
+    known, pieces = set(tokenizer.closed.base), split_pieces(text)
+    unknown = tuple(piece for piece in pieces if piece not in known)
+    return "".join(piece for piece in pieces if piece in known), unknown
 
 
 def _records_path(path: pathlib.Path) -> pathlib.Path:
@@ -134,6 +122,8 @@ def write_answered(path: pathlib.Path, records: Sequence[Record], texts: Sequenc
     write_vqa_records(_records_path(path), records)
 
 
+# The table.
+
 TRAININGS = (PLAIN, THINKING)
 
 _PUBLISHED_NOTE = (
@@ -146,14 +136,15 @@ def make_published() -> list[Table]:
     """Return GEMeX-RMCoT's Table 5."""
     rows = [_published_row(*key) | {"training": key[1]} for key in published.PERTURBED]
     title = "A-score under perturbation of the questions (GEMeX-RMCoT, Table 5)"
-    heads = (*columns("text", "questions", "training"), *_PUBLISHED_COLUMNS)
-    return [Table.of("robustness", title, heads, rows, (_PUBLISHED_NOTE,))]
+    head = (*heads("questions", "training"), *_PUBLISHED_COLUMNS)
+    return [Table.of("robustness", title, head, rows, (_PUBLISHED_NOTE,))]
 
 
 def make_tables(plan: Plan) -> list[Table]:
     """Return our figures beside GEMeX-RMCoT's Table 5."""
     measured = {name: [_measure(plan, sft_of(plan, seed, name)) for seed in plan.seeds] for name in TRAININGS}
-    constant = _measure_constant(plan, measured[TRAININGS[0]][0][1])
+    _, of_first = measured[TRAININGS[0]][0]
+    constant = _measure_constant(plan, of_first)
     rows: list[Row] = []
     for kind in PERTURBED_KINDS:
         rows.append({"questions": kind, "training": BASELINE, **_summarise([constant[kind]])})
@@ -173,36 +164,29 @@ def make_tables(plan: Plan) -> list[Table]:
         *([f"Left out of the prompts, since no training question has it: {left_out}."] if left_out else []),
         "Published: SFT on GEMeX-RMCoT-200K without and with thinking (GEMeX-RMCoT, Table 5). " + _PUBLISHED_NOTE,
     )
-    heads = (
-        *columns("text", "questions", "training"),
-        *columns("percent", *published.ROUNDS, "std"),
-        *_PUBLISHED_COLUMNS,
-    )
-    return [Table.of("robustness", "A-score under perturbation of the questions", heads, rows, notes)]
+    head = (*heads("questions", "training"), *columns("percent", *published.ROUNDS, "std"), *_PUBLISHED_COLUMNS)
+    return [Table.of("robustness", "A-score under perturbation of the questions", head, rows, notes)]
 
 
-def _measure(plan: Plan, cell: Cell) -> tuple[Mapping[str, Sequence], PerturbedReplies]:
+def _measure(plan: Plan, cell: Cell) -> tuple[Mapping[str, Sequence[Interval]], PerturbedReplies]:
     """Return the A-scores of each kind in the original and the rounds, and the replies."""
     records, scoring = read_test_records(plan, cell), make_scoring(cell.settings)
     asked = answer_rounds(plan.cells.folder(cell), records, num_rounds=len(published.ROUNDS) - 1)
-    scored = {"original": as_columns(records, score_cell(plan, cell, records))}
-    scored |= {
-        str(number): as_columns(perturbed, score_all(perturbed, replies, scoring))
-        for number, (perturbed, replies) in enumerate(asked.rounds, start=1)
-    }
-    return _find_a_scores(plan, scored), asked
+    scored = [(perturbed, score_all(perturbed, replies, scoring)) for perturbed, replies in asked.rounds]
+    return _find_a_scores(plan, [(records, score_cell(plan, cell, records)), *scored]), asked
 
 
-def _measure_constant(plan: Plan, asked: PerturbedReplies) -> Mapping[str, Sequence]:
+def _measure_constant(plan: Plan, asked: PerturbedReplies) -> Mapping[str, Sequence[Interval]]:
     """Return the A-scores of the majority answer, which depends on a question's topic but not on its wording."""
     cell = sft_of(plan, plan.seeds[0], TRAININGS[0])
-    everything = {"original": read_test_records(plan, cell)}
-    everything |= {str(number): list(records) for number, (records, _) in enumerate(asked.rounds, start=1)}
-    scored = {name: as_columns(records, score_constant(cell.settings, records)) for name, records in everything.items()}
-    return _find_a_scores(plan, scored)
+    rounds = [read_test_records(plan, cell), *(records for records, _ in asked.rounds)]
+    return _find_a_scores(plan, [(records, score_constant(cell.settings, records)) for records in rounds])
 
 
-def _find_a_scores(plan: Plan, scored: Mapping[str, ScoredReplies]) -> dict[str, list[Interval]]:
+def _find_a_scores(
+    plan: Plan, rounds: Sequence[tuple[Sequence[Record], Sequence[ReplyScore]]]
+) -> dict[str, list[Interval]]:
+    scored = {str(number): as_columns(records, scores) for number, (records, scores) in enumerate(rounds)}
     intervals = score_models(scored, num_resamples=plan.num_resamples)
     return {kind: [intervals[name][A_SCORE, kind] for name in scored] for kind in PERTURBED_KINDS}
 
@@ -226,10 +210,9 @@ _PUBLISHED_COLUMNS = (
 
 
 def _published_row(kind: str, training: str) -> Row:
-    figures = published.PERTURBED[kind, training]
+    figures, std = published.PERTURBED[kind, training], published.PERTURBED_STD[kind, training]
     recomputed = published.round_half_up(published.recompute_std(figures), 6)
-    figures = {**figures, "std": published.PERTURBED_STD[kind, training]}
-    return {"questions": kind, **mark_published(figures), "recomputed: std": recomputed}
+    return {"questions": kind, **mark_published({**figures, "std": std}, std=recomputed)}
 
 
 RECIPES = {

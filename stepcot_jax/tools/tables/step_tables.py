@@ -1,6 +1,6 @@
 """Tables 3, 6, 8 and 9: baselines without and with the intermediate steps, teacher, student and their ablations."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
@@ -15,7 +15,6 @@ from stepcot_jax.evaluation.comparison import (
     AnswerComparison,
     Evidence,
     settle,
-    word_verdicts,
 )
 from stepcot_jax.evaluation.predictions import SplitPredictions, refuse_other_chain
 from stepcot_jax.evaluation.published import (
@@ -26,19 +25,19 @@ from stepcot_jax.evaluation.published import (
     digest_cases,
     step_figures,
 )
-from stepcot_jax.pages.sheets import Entry, Row, Table, columns, mark_published
+from stepcot_jax.pages.sheets import Entry, Row, Table, columns, heads, mark_published
 from stepcot_jax.run.sections import PromptSettings
 from stepcot_jax.tools.tables.cells import Cell
-from stepcot_jax.tools.tables.plan import ABLATIONS, OF_STUDENT, Plan, Recipe
+from stepcot_jax.tools.tables.plan import ABLATIONS, NETWORKS, OF_STUDENT, Plan, Recipe
 
 # Table 3, of the diagnosis.
 
 WITHOUT, WITH = "without", "with"
 METRICS = {"accuracy": "accuracy", "auc": "mAUC", "sensitivity": "sensitivity", "specificity": "macro specificity"}
 FIGURE_COLUMNS = (
-    *columns("percent", *METRICS.values()),
-    *columns("points", *(f"difference in {heading}" for heading in METRICS.values())),
-    *columns("text", *(f"gain in {heading}" for heading in METRICS.values())),
+    *heads(*(f"%{heading}" for heading in METRICS.values())),
+    *heads(*(f"+difference in {heading}" for heading in METRICS.values())),
+    *heads(*(f"gain in {heading}" for heading in METRICS.values())),
 )
 SUPERVISION = (
     "Differences: with less without the intermediate steps as supervision. A gain is a higher figure, a loss a lower "
@@ -57,16 +56,11 @@ def make_diagnosis(plan: Plan) -> list[Table]:
     rows: list[dict[str, Any]] = [{"model": "most frequent answer", "accuracy": comparison.constant(0)}]
     for encoder in encoders:
         for row in list_supervised(comparison, encoder.name):
-            is_known = encoder.name in DIAGNOSIS_FIGURES
-            rows.append(
-                row | _published(encoder.name if is_known else f"{encoder.name}, {row['intermediate steps']} steps")
-            )
+            in_paper = encoder.name if encoder.name in DIAGNOSIS_FIGURES else _name(row)
+            rows.append(row | _published(in_paper))
     rows += [row for large in plan.constrained for row in _list_large(large)]
-    for network in ("teacher", "student"):
-        rows.append({"model": network, "intermediate steps": WITH})
-        rows[-1] |= list_figures(comparison, network) | _published(network)
-    shown = {str(row["model"]).casefold() for row in rows}
-    shown |= {f"{row['model']}, {row.get('intermediate steps')} steps".casefold() for row in rows}
+    rows += [list_trained(comparison, network) | _published(network) for network in NETWORKS]
+    shown = {name.casefold() for row in rows for name in (str(row["model"]), _name(row))}
     rows += [{"model": name, **_published(name)} for name in DIAGNOSIS_FIGURES if name.casefold() not in shown]
     notes = (
         f"{comparison.chain.steps[-1].name} alone, {comparison.num_cases(0)} test cases, seeds {list(plan.seeds)}.",
@@ -76,13 +70,15 @@ def make_diagnosis(plan: Plan) -> list[Table]:
         *(encoder.note for encoder in encoders if encoder.note),
         *describe_cases(plan.constrained, comparison.splits[0]),
     )
-    headings = (
-        *columns("text", "model", "intermediate steps"),
-        *FIGURE_COLUMNS,
-        *columns("percent", *METRICS.values(), published=True),
-    )
-    title = "Diagnosis with and without intermediate steps"
-    return [Table.of("diagnosis", title, headings, settle(rows, name_gain), notes)]
+    of_paper = columns("percent", *METRICS.values(), published=True)
+    head = (*heads("model", "intermediate steps"), *FIGURE_COLUMNS, *of_paper)
+    return [
+        Table.of("diagnosis", "Diagnosis with and without intermediate steps", head, settle(rows, name_gain), notes)
+    ]
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    return f"{row['model']}, {row.get('intermediate steps')} steps"
 
 
 def list_figures(comparison: AnswerComparison, model: str) -> dict[str, Entry]:
@@ -90,17 +86,20 @@ def list_figures(comparison: AnswerComparison, model: str) -> dict[str, Entry]:
     return {heading: comparison.figure(model, metric, 0) for metric, heading in METRICS.items()}
 
 
+def list_trained(comparison: AnswerComparison, network: str) -> dict[str, Any]:
+    """Return the row of the teacher or the student."""
+    return {"model": network, "intermediate steps": WITH, **list_figures(comparison, network)}
+
+
 def list_supervised(comparison: AnswerComparison, encoder: str) -> list[dict[str, Any]]:
     """Return an encoder's rows without and with the intermediate steps, with the evidence for gains."""
-    models = {steps: f"{encoder}, {steps} steps" for steps in (WITHOUT, WITH)}
-    rows: list[dict[str, Any]] = [
-        {"model": encoder, "intermediate steps": steps, **list_figures(comparison, model)}
-        for steps, model in models.items()
-    ]
+    rows: list[dict[str, Any]] = [{"model": encoder, "intermediate steps": steps} for steps in (WITHOUT, WITH)]
+    without, given = map(_name, rows)
+    for row, model in zip(rows, (without, given), strict=True):
+        row |= list_figures(comparison, model)
     for metric, heading in METRICS.items():
-        question = models[WITH], models[WITHOUT], metric, 0
-        rows[1][f"difference in {heading}"] = comparison.difference(*question)
-        rows[1][f"gain in {heading}"] = comparison.evidence(*question)
+        rows[1][f"difference in {heading}"] = comparison.difference(given, without, metric, 0)
+        rows[1][f"gain in {heading}"] = comparison.evidence(given, without, metric, 0)
     return rows
 
 
@@ -135,8 +134,11 @@ ABOUT = (
 
 def list_rows(large: Constrained) -> list[tuple[str, Level]]:
     """Return level 0 and the last level of each variant that was measured up to it, each with a phrase on its steps."""
-    levels = [(WITHOUT, large.find("constraints", 0))]
-    levels += [(words, large.find(variant, len(large.steps))) for variant, words in _GIVEN.items()]
+    last = len(large.steps)
+    levels = [
+        (WITHOUT, large.find("constraints", 0)),
+        *((given, large.find(name, last)) for name, given in _GIVEN.items()),
+    ]
     return [(words, level) for words, level in levels if level is not None]
 
 
@@ -163,8 +165,7 @@ def check_chain(models: Sequence[Constrained], chain: Chain) -> None:
 
 def _list_step_rows(large: Constrained, step: str) -> list[Row]:
     """Return a large model's rows of a step in Table 8: without the steps (the last alone) and with."""
-    is_last = step == large.steps[-1][0]
-    figures = {}
+    is_last, figures = step == large.steps[-1][0], {}
     if is_last and (direct := large.find("constraints", 0)) is not None:
         figures[WITHOUT] = direct.diagnosis
     if (level := large.find("constraints", len(large.steps))) is not None:
@@ -203,45 +204,33 @@ HEADINGS = {name: {"auc": "mAUC", "f1": "F1"}.get(name, name) for name in FIGURE
 def make_steps(plan: Plan) -> list[Table]:
     """Make Table 8."""
     comparison = plan.compare_baselines(("all",))
-    teacher, student, *baselines = comparison.models
-    models = [*baselines, teacher, student]
-    return [_tabulate_steps("steps", "Every step of every model", comparison, models, plan.seeds, plan.constrained)]
+    check_chain(plan.constrained, comparison.chain)
+    models = [*(model for model in comparison.models if model not in NETWORKS), *NETWORKS]
+    return [_tabulate_steps("steps", "Every step of every model", comparison, models, plan)]
 
 
-def _tabulate_steps(
-    name: str,
-    title: str,
-    comparison: AnswerComparison,
-    models: list[str],
-    seeds: tuple[int, ...],
-    large: Sequence[Constrained] = (),
-) -> Table:
+def _tabulate_steps(name: str, title: str, comparison: AnswerComparison, models: list[str], plan: Plan) -> Table:
     """Make a table of all figures of each model and step, with published ones and the best constant answer."""
-    check_chain(large, comparison.chain)
+    large = plan.constrained if name == "steps" else ()
     known = {(model, step.name): step_figures(model, step.name) for step in comparison.chain.steps for model in models}
-    shown = [figure for figure in FIGURES if any(figure in figures for figures in known.values())]
+    shown = [heading for figure, heading in HEADINGS.items() if any(figure in figures for figures in known.values())]
     rows: list[Row] = []
     for index, step in enumerate(comparison.chain.steps):
         about: Row = {"step": step.name, "cases": comparison.num_cases(index)}
         rows.append(about | {"model": "most frequent answer", "accuracy": comparison.constant(index)})
         for model in models:
-            row = about | {"model": model}
-            row |= {heading: comparison.figure(model, figure, index) for figure, heading in HEADINGS.items()}
+            ours = {heading: comparison.figure(model, figure, index) for figure, heading in HEADINGS.items()}
             published = {HEADINGS[figure]: share for figure, share in known[model, step.name].items()}
-            rows.append(row | mark_published(published))
+            rows.append(about | {"model": model} | ours | mark_published(published))
         rows += [row for constrained in large for row in _list_step_rows(constrained, step.name)]
-    headings = (
-        *columns("text", "step", "model"),
-        *columns("number", "cases"),
-        *columns("percent", *HEADINGS.values()),
-        *columns("percent", *(HEADINGS[figure] for figure in shown), published=True),
-    )
-    notes = [f"Test split, seeds {list(seeds)}.", INTERVALS]
+    of_paper = columns("percent", *shown, published=True)
+    head = (*heads("step", "model", "#cases"), *columns("percent", *HEADINGS.values()), *of_paper)
+    notes = [f"Test split, seeds {list(plan.seeds)}.", INTERVALS]
     notes.append("The most frequent answer is that of the whole split in every resample; no model knows it.")
     notes += describe_cases(large, comparison.splits[0])
     if shown:
         notes.append("Published: accuracies of Tables 6 and 9, the diagnosis of Table 3; others are unknown.")
-    return Table.of(name, title, headings, rows, notes)
+    return Table.of(name, title, head, rows, notes)
 
 
 # Tables 6 and 9, of the ablations.
@@ -255,47 +244,45 @@ def make_components(plan: Plan) -> list[Table]:
     """Make the tables of accuracies, of their differences, and of all figures of each step."""
 
     def list_parts(seed: int) -> dict[str, tuple[Cell, str]]:
-        full = {model: (plan.main(seed), model) for model in ("teacher", "student")}
         ablated = {name: plan.ablation(name, seed) for name in ABLATIONS}
-        return full | {name: (ablated[name.removeprefix(f"{base} ")], base) for name, base in VARIANTS.items()}
+        parts = {name: (ablated[name.removeprefix(f"{base} ")], base) for name, base in VARIANTS.items()}
+        return {model: (plan.main(seed), model) for model in NETWORKS} | parts
 
     comparison = plan.compare(list_parts)
-    models = list(comparison.models)
     return [
         _tabulate_accuracy(comparison, plan),
         _tabulate_differences(comparison, plan),
-        _tabulate_steps("components_steps", "Every step of the ablations", comparison, models, plan.seeds),
+        _tabulate_steps("components_steps", "Every step of the ablations", comparison, list(comparison.models), plan),
     ]
 
 
 def _tabulate_accuracy(comparison: AnswerComparison, plan: Plan) -> Table:
-    steps = comparison.chain.steps
-    published_steps = [step.name for step in steps if step.name in COMPONENT_ACCURACY["teacher"]]
-    constant = [comparison.constant(step) for step in (*range(len(steps)), None)]
-    rows: list[tuple[Entry, ...]] = [("most frequent answer", *constant, *[None] * (3 + len(published_steps)))]
-    evidence = [comparison.evidence(variant, base, "mean_accuracy") for variant, base in VARIANTS.items()]
-    verdicts = dict(zip(VARIANTS, word_verdicts(evidence), strict=True))
-    for model in sorted([*VARIANTS, "teacher", "student"], key=_order):
-        base = VARIANTS.get(model)
+    steps = [step.name for step in comparison.chain.steps]
+    in_paper = [name for name in steps if name in COMPONENT_ACCURACY["teacher"]]
+    mean, chain, gain, verdict = (
+        *("mean of the steps", "whole chain", "difference of the mean from the full model"),
+        "mean accuracy without it",
+    )
+    constant = {name: comparison.constant(index) for index, name in enumerate(steps)}
+    rows: list[dict[str, Any]] = [{"model": "most frequent answer", **constant, mean: comparison.constant(None)}]
+    # The teacher and its ablations, then the student and its.
+    for model in sorted(
+        [*VARIANTS, *NETWORKS], key=lambda name: (VARIANTS.get(name, name) == "student", name in VARIANTS)
+    ):
+        row: dict[str, Any] = {"model": model}
+        row |= {name: comparison.figure(model, "accuracy", index) for index, name in enumerate(steps)}
+        row |= {mean: comparison.figure(model, "mean_accuracy"), chain: comparison.figure(model, "chain_accuracy")}
+        if model in VARIANTS:
+            pair = model, VARIANTS[model], "mean_accuracy"
+            row |= {gain: comparison.difference(*pair), verdict: comparison.evidence(*pair)}
         # The paper ablates memory and text of the teacher.
         published = COMPONENT_ACCURACY.get(model.removeprefix("teacher "), {})
-        rows.append(
-            (
-                model,
-                *(comparison.figure(model, "accuracy", index) for index in range(len(steps))),
-                comparison.figure(model, "mean_accuracy"),
-                comparison.figure(model, "chain_accuracy"),
-                None if base is None else comparison.difference(model, base, "mean_accuracy"),
-                verdicts.get(model),
-                *(published.get(name) for name in published_steps),
-            )
-        )
-    headings = (
-        *columns("text", "model"),
-        *columns("percent", *(step.name for step in steps), "mean of the steps", "whole chain"),
-        *columns("points", "difference of the mean from the full model"),
-        *columns("text", "mean accuracy without it"),
-        *columns("percent", *published_steps, published=True),
+        rows.append(row | mark_published({name: published[name] for name in in_paper if name in published}))
+    head = (
+        *heads("model"),
+        *columns("percent", *steps, mean, chain),
+        *heads(f"+{gain}", verdict),
+        *columns("percent", *in_paper, published=True),
     )
     notes = (
         f"Accuracy on the test split, seeds {list(plan.seeds)}.",
@@ -303,22 +290,17 @@ def _tabulate_accuracy(comparison: AnswerComparison, plan: Plan) -> Table:
         INTERVALS,
         CORRECTED,
     )
-    return Table("components", "Accuracy of the ablations", headings, tuple(rows), notes)
-
-
-def _order(model: str) -> tuple[bool, bool]:
-    """Sort key: the teacher and its ablations, then the student and its."""
-    return VARIANTS.get(model, model) == "student", model in VARIANTS
+    return Table.of("components", "Accuracy of the ablations", head, settle(rows), notes)
 
 
 def describe_text(prompts: PromptSettings) -> str:
     """Return what the ablation of the text compares, which depends on the prompt vectors."""
+    compared, about = f"of {prompts.weights}", "the questions' meaning is in the former only"
     if prompts.encoder == "hashed":
         compared = 'that are fixed random ones (config.prompts.encoder="hashed")'
         about = "it says nothing about the meaning of the questions"
-    else:
-        compared = "imported with the features" if prompts.encoder == "imported" else f"of {prompts.weights}"
-        about = "the questions' meaning is in the former only"
+    elif prompts.encoder == "imported":
+        compared = "imported with the features"
     return (
         f'"Without text" compares prompt vectors {compared} with one vector per step that the teacher learns from a '
         f"random start: {about}. The student reads no text in either case. The paper does not say what takes the place "
@@ -332,30 +314,15 @@ def _tabulate_differences(comparison: AnswerComparison, plan: Plan) -> Table:
         for index, step in enumerate(comparison.chain.steps):
             if comparison.num_cases(index):
                 accuracy, area = ((variant, base, figure, index) for figure in ("accuracy", "auc"))
-                rows.append(
-                    {
-                        "model": variant,
-                        "less": base,
-                        "step": step.name,
-                        "accuracy": comparison.difference(*accuracy),
-                        "p": comparison.p_value(*accuracy),
-                        "accuracy is": comparison.evidence(*accuracy),
-                        "mAUC": comparison.difference(*area),
-                        "mAUC is": comparison.evidence(*area),
-                    }
-                )
-    headings = (
-        *columns("text", "model", "less", "step"),
-        *columns("points", "accuracy"),
-        *columns("number", "p"),
-        *columns("text", "accuracy is"),
-        *columns("points", "mAUC"),
-        *columns("text", "mAUC is"),
-    )
+                row: dict[str, Any] = {"model": variant, "less": base, "step": step.name}
+                row |= {"accuracy": comparison.difference(*accuracy), "p": comparison.p_value(*accuracy)}
+                row |= {"accuracy is": comparison.evidence(*accuracy)}
+                rows.append(row | {"mAUC": comparison.difference(*area), "mAUC is": comparison.evidence(*area)})
+    head = heads("model", "less", "step", "+accuracy", "#p", "accuracy is", "+mAUC", "mAUC is")
     text = describe_text(plan.settings.prompts)
     notes = (f"Paired on the test split, seeds {list(plan.seeds)}.", text, INTERVALS, CORRECTED, MCNEMAR)
     title = "Differences of the ablations from the full model"
-    return Table.of("components_differences", title, headings, settle(rows), notes)
+    return Table.of("components_differences", title, head, settle(rows), notes)
 
 
 RECIPES = {

@@ -20,7 +20,7 @@ from stepcot_jax.data.splits.splits import Splits, read_members
 from stepcot_jax.evaluation.statistics import interval_over_sets
 from stepcot_jax.host.array_files import read_arrays
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.pages.sheets import Row, Table, columns
+from stepcot_jax.pages.sheets import Row, Table, columns, heads
 from stepcot_jax.run.plain_network import name_rival
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.tools.tables.cells import Cell, vary
@@ -121,7 +121,6 @@ def answer_unseen(folder: pathlib.Path, names: tuple[str, ...], num_unseen: int)
     from stepcot_jax.data.record_table import RecordTable
     from stepcot_jax.run.inputs import Inputs, select_entries
     from stepcot_jax.run.networks import trained_preprocessing
-    from stepcot_jax.systems.networks import make_predict
     from stepcot_jax.tools.tables.cell_networks import load_weights, read_cases
 
     weights = load_weights(folder, names)
@@ -131,16 +130,11 @@ def answer_unseen(folder: pathlib.Path, names: tuple[str, ...], num_unseen: int)
     cases = RecordTable(drawing.plan(first + index) for index in range(num_unseen))
     pixels, splits = PixelCache(lambda index: drawing(first + index), 0), Splits((), (), tuple(range(num_unseen)))
     dataset = Dataset(weights.chain, cases, splits, pixels, preprocessing)
-    compiled = {name: make_predict(weights.networks, weights.text_features, (name,)) for name in names}
-    found = read_cases(
-        lambda batch: {name: predict(weights.params[name], batch)[name] for name, predict in compiled.items()},
-        Inputs(dataset, None, weights.networks.image_encoder, select_entries),
-        "test",
-        weights.settings,
-    ).predictions
+    inputs = Inputs(dataset, None, weights.networks.image_encoder, select_entries)
+    found = read_cases(weights, inputs, "test", weights.settings).predictions
     answers = {name: logits.argmax(axis=-1) for name, logits in found.logits.items()}
-    content = io.BytesIO()
-    np.savez(content, **{name: array.astype(np.uint8) for name, array in {"labels": found.labels, **answers}.items()})
+    content, arrays = io.BytesIO(), {"labels": found.labels, **answers}
+    np.savez(content, **{name: array.astype(np.uint8) for name, array in arrays.items()})
     return content.getvalue()
 
 
@@ -218,13 +212,10 @@ def tabulate(kept: Mapping[str, npt.NDArray]) -> Table:
             row[gain] = interval_over_sets(gains) if gains else None
             row["steps"] = interval_over_sets([float(steps[entry]) for entry in sets.values()])
         rows.append(row)
-    heads = (
-        *columns("number", "training cases"),
-        *columns("text", "withheld", "network"),
-        *columns("number", "sets", "answers paid for"),
+    head = (
+        *heads("#training cases", "withheld", "network", "#sets", "#answers paid for"),
         *columns("percent", last),
-        *columns("points", gain),
-        *columns("percent", "steps"),
+        *heads(f"+{gain}", "%steps"),
     )
     notes = (
         CAPTION,
@@ -239,7 +230,7 @@ def tabulate(kept: Mapping[str, npt.NDArray]) -> Table:
         "mean of their accuracies without and with true earlier answers, and scored without.",
         *kept["notes"].tolist(),
     )
-    table = Table.of("supervision", "When labels of the steps help", heads, rows, notes)
+    table = Table.of("supervision", "When labels of the steps help", head, rows, notes)
     return dataclasses.replace(table, pictures={"supervision.png": draw(rows, last)})
 
 

@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ from stepcot_jax.chain import NOT_ANNOTATED, Chain, fold
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.identities import fold_patient
 from stepcot_jax.data.images.image_files import digest_content
+from stepcot_jax.data.phantom.phantom import ORIGINS
 from stepcot_jax.data.record_table import RecordTable
 from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.evaluation.comparison import CORRECTED, INTERVALS, AnswerComparison, join, last_step_alone, settle
@@ -23,19 +24,18 @@ from stepcot_jax.host.download import name_source
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.models.student import ABSENT_LOGIT
-from stepcot_jax.pages.sheets import Entry, Table, columns, mark_published
+from stepcot_jax.pages.sheets import Entry, Table, columns, heads, mark_published
 from stepcot_jax.run.loading import load_dataset
 from stepcot_jax.run.networks import trained_preprocessing
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.tools.tables.cells import Cell, vary
 from stepcot_jax.tools.tables.encoders import Encoder
-from stepcot_jax.tools.tables.plan import Plan, Recipe
+from stepcot_jax.tools.tables.plan import NETWORKS, Plan, Recipe
 from stepcot_jax.tools.tables.step_tables import (
     FIGURE_COLUMNS,
     SUPERVISION,
-    WITH,
-    list_figures,
     list_supervised,
+    list_trained,
     name_gain,
 )
 
@@ -47,29 +47,29 @@ def relabel_last_step(dataset: Dataset, chain: Chain, *, name: str) -> tuple[Dat
 
     Options are matched by text, case and spacing folded. The options of other steps may differ.
     """
-    step, known = dataset.chain.steps[-1], chain.steps[-1]
-    by_text = {fold(option): label for label, option in enumerate(known.options)}
+    step, options = dataset.chain.steps[-1], chain.steps[-1].options
+    by_text = {fold(option): label for label, option in enumerate(options)}
     label_of = {label: by_text.get(fold(option), NOT_ANNOTATED) for label, option in enumerate(step.options)}
     label_of[NOT_ANNOTATED] = NOT_ANNOTATED
-    indices = _members(dataset, "train", "val", "test")
-    counts = collections.Counter(dataset.cases[index].answers[-1] for index in indices)
+    counts = collections.Counter(
+        dataset.cases[index].answers[-1] for index in _members(dataset, "train", "val", "test")
+    )
     num_unanswered = counts.pop(NOT_ANNOTATED, 0)
     unknown = sorted(label for label in counts if label_of[label] == NOT_ANNOTATED)
     if counts and len(unknown) == len(counts):
         texts = [step.options[label] for label in unknown]
-        raise BadInput(f"{name}: answers {texts} to {step.name!r} are not among {list(known.options)}")
+        raise BadInput(f"{name}: answers {texts} to {step.name!r} are not among {list(options)}")
     nothing, no_reasoning = [NOT_ANNOTATED] * (chain.num_steps - 1), ("",) * chain.num_steps
-    relabelled = [
+    relabelled = RecordTable(
         msgspec.structs.replace(
             case, answers=(*nothing, label_of[case.answers[-1]]), uncertain=(), reasoning=no_reasoning
         )
         for case in dataset.cases
-    ]
+    )
     kept = {
         split: tuple(index for index in members if dataset.cases[index].answers[-1] not in unknown)
         for split, members in dataset.splits.by_name().items()
     }
-    changed = dataclasses.replace(dataset, chain=chain, cases=RecordTable(relabelled), splits=Splits(**kept))
     named = ", ".join(f"{step.options[label]} {counts[label]}" for label in unknown)
     parts = {
         f"cases of classes that the networks do not have ({named})": sum(counts[label] for label in unknown),
@@ -77,6 +77,7 @@ def relabel_last_step(dataset: Dataset, chain: Chain, *, name: str) -> tuple[Dat
         "records set aside by the loader": len(dataset.set_aside),
     }
     left_out = ", ".join(f"{count} {what}" for what, count in parts.items() if count)
+    changed = dataclasses.replace(dataset, chain=chain, cases=relabelled, splits=Splits(**kept))
     return changed, f"Left out: {left_out}." if left_out else ""
 
 
@@ -99,10 +100,9 @@ def check_target(source: Settings, target: Settings, *, name: str) -> None:
         patients = {fold_patient(trained.cases[index].patient) for index in learned}
         overlapping = [index for index in asked if fold_patient(read.cases[index].patient) in patients]
     if not overlapping and (by_path or not are_phantoms):
-        by_pixels = trained.images is None or read.images is None
-        known = set(_identify_images(trained, learned, by_path=by_path, by_pixels=by_pixels))
-        keys = _identify_images(read, asked, by_path=by_path, by_pixels=by_pixels)
-        overlapping = [index for index, key in zip(asked, keys, strict=True) if key in known]
+        by = "path" if by_path else "pixels" if trained.images is None or read.images is None else "content"
+        known = {_identify_image(trained, index, by) for index in learned}
+        overlapping = [index for index in asked if _identify_image(read, index, by) in known]
     if overlapping:
         first, num_patients = read.cases[overlapping[0]], len({read.cases[index].patient for index in overlapping})
         raise BadInput(
@@ -115,12 +115,9 @@ def check_target(source: Settings, target: Settings, *, name: str) -> None:
 def _load(settings: Settings) -> Dataset:
     if settings.data.on_bad_record == "stop":  # else images that cannot be decoded change the splits
         settings = vary(settings, {"data.check_images": "on_use"})
-    dataset = load_dataset(
-        settings,
-        preprocessing=trained_preprocessing(settings),
-        require_images=settings.image_encoder.name != "imported",
-        progress=Terminal().watch,
-    )
+    needs_images = settings.image_encoder.name != "imported"
+    preprocessing, watch = trained_preprocessing(settings), Terminal().watch
+    dataset = load_dataset(settings, preprocessing=preprocessing, require_images=needs_images, progress=watch)
     return dataset.with_origins(settings.data.origins) if settings.data.origins else dataset
 
 
@@ -130,27 +127,20 @@ def _members(dataset: Dataset, *splits: str) -> list[int]:
 
 
 def _has_same_patients(source: Settings, target: Settings) -> bool:
-    """Return whether equal ids mean the same patient."""
+    """Return whether equal ids mean the same patient; a phantom's patient depends on seed and id alone."""
     if "phantom" in (source.data.source, target.data.source):
-        # A phantom's patient depends on seed and id alone.
         return source.data.source == target.data.source and source.phantom.seed == target.phantom.seed
-    return _folder(source.data.root) == _folder(target.data.root)
+    paths = {root: pathlib.Path(root) for root in (source.data.root, target.data.root)}
+    return len({name_source(str(path.parent) if path.is_file() else root) for root, path in paths.items()}) == 1
 
 
-def _folder(root: str) -> str:
-    path = pathlib.Path(root)
-    return name_source(str(path.parent) if path.is_file() else root)
-
-
-def _identify_images(dataset: Dataset, indices: Sequence[int], *, by_path: bool, by_pixels: bool) -> Iterator[str]:
-    """Yield a key for each image, equal for equal images."""
-    for index in indices:
-        if by_path:
-            yield dataset.cases[index].image
-        elif by_pixels or dataset.images is None:
-            yield digest_pixels(dataset.pixels[index])
-        else:
-            yield digest_content(dataset.images, index)
+def _identify_image(dataset: Dataset, index: int, by: str) -> str:
+    """Return a key of an image, equal for equal images."""
+    if by == "path":
+        return dataset.cases[index].image
+    if by == "pixels" or dataset.images is None:
+        return digest_pixels(dataset.pixels[index])
+    return digest_content(dataset.images, index)
 
 
 SOURCE = "the source's test split"
@@ -177,8 +167,6 @@ def _source(plan: Plan) -> tuple[str, ...]:
             "--target_config is required (settings whose data the table reads) unless config.data.source='phantom', "
             "which has acquisition styles to hold out"
         )
-    from stepcot_jax.data.phantom.phantom import ORIGINS
-
     return ORIGINS[:1]
 
 
@@ -190,9 +178,12 @@ def _check_targets(plan: Plan) -> None:
             check_target(source, settings, name=name)
 
 
+def _of_source(plan: Plan, cell: Cell, name: str) -> Cell:
+    return dataclasses.replace(cell, name=name, settings=vary(cell.settings, {"data.origins": _source(plan)}))
+
+
 def _main(plan: Plan, seed: int) -> Cell:
-    cell = plan.main(seed)
-    return Cell("teacher and student of the source", vary(cell.settings, {"data.origins": _source(plan)}))
+    return _of_source(plan, plan.main(seed), "teacher and student of the source")
 
 
 def _encoders(plan: Plan, seed: int) -> tuple[list[Encoder], list[str]]:
@@ -203,28 +194,20 @@ def _encoders(plan: Plan, seed: int) -> tuple[list[Encoder], list[str]]:
     """
     configured, *others = plan.encoders(seed)
     named = [encoder for encoder in others if encoder.name in plan.named_encoders]
-    imported = [encoder for encoder in named if encoder.changes["image_encoder.name"] == "imported"]
-    read = [configured, *(encoder for encoder in named if encoder not in imported)]
-    return read, [encoder.name for encoder in imported]
+    imported = [encoder.name for encoder in named if encoder.changes["image_encoder.name"] == "imported"]
+    return [configured, *(encoder for encoder in named if encoder.name not in imported)], imported
 
 
 def _baselines(plan: Plan, seed: int) -> dict[str, Cell]:
-    cells = {}
-    for encoder in _encoders(plan, seed)[0]:
-        for steps in ("last", "all"):
-            cell = plan.baseline(encoder, steps, seed)
-            changed = vary(cell.settings, {"data.origins": _source(plan)})
-            cells[cell.name] = Cell(f"{cell.name}, of the source", changed, prepare=cell.prepare)
-    return cells
+    cells = [plan.baseline(encoder, steps, seed) for encoder in _encoders(plan, seed)[0] for steps in ("last", "all")]
+    return {cell.name: _of_source(plan, cell, f"{cell.name}, of the source") for cell in cells}
 
 
 def _targets(plan: Plan, settings: Settings) -> dict[str, Settings]:
-    if plan.target is not None:
-        name = pathlib.PurePath(plan.target.data.root).name or plan.target.data.source
-        return {name: dataclasses.replace(settings, data=plan.target.data, phantom=plan.target.phantom)}
-    from stepcot_jax.data.phantom.phantom import ORIGINS
-
-    return {origin: vary(settings, {"data.origins": (origin,)}) for origin in ORIGINS[1:]}
+    if plan.target is None:
+        return {origin: vary(settings, {"data.origins": (origin,)}) for origin in ORIGINS[1:]}
+    name = pathlib.PurePath(plan.target.data.root).name or plan.target.data.source
+    return {name: dataclasses.replace(settings, data=plan.target.data, phantom=plan.target.phantom)}
 
 
 def make_tables(plan: Plan) -> list[Table]:
@@ -248,36 +231,27 @@ def make_tables(plan: Plan) -> list[Table]:
         f"are excluded. Seeds {list(plan.seeds)}."
     ]
     for name, comparison in comparisons.items():
-        classes = _list_classes(comparison)
+        answers = np.unique(comparison.splits[0].predictions.labels).tolist()
+        classes = [last.steps[0].options[label] for label in answers if label >= 0]
         notes.append(f"{name}: {len(classes)} classes ({', '.join(classes)}). {left_out[name]}".rstrip())
         origins = set(comparison.splits[0].facts["origin"].tolist())
         sample = waiting.pop(str(origins.pop()), None) if name != SOURCE and len(origins) == 1 else None
         about = {"read": name, "cases": comparison.num_cases(0), "classes": len(classes), **_published(sample)}
-        rows += [about | row for encoder in encoders for row in list_supervised(comparison, encoder.name)]
-        for network in ("teacher", "student"):
-            rows.append(about | {"model": network, "intermediate steps": WITH} | list_figures(comparison, network))
+        of_models = [row for encoder in encoders for row in list_supervised(comparison, encoder.name)]
+        of_models += [list_trained(comparison, network) for network in NETWORKS]
+        rows += [about | row for row in of_models]
     rows += [{"read": name, **_published(sample)} for name, sample in waiting.items()]
     notes += [INTERVALS, CORRECTED, *SUPERVISION, _PUBLISHED]
     notes += [encoder.note for encoder in encoders if encoder.note]
     if imported:
         notes.append(f"Left out, since imported features are of the source's images: {', '.join(imported)}.")
-    headings = (
-        *columns("text", "read", "model", "intermediate steps"),
-        *columns("number", "cases", "classes"),
-        *FIGURE_COLUMNS,
-        *columns("number", "cases", "classes", published=True),
-    )
-    title = "Another source without fine-tuning"
-    return [Table.of("transfer", title, headings, settle(rows, name_gain), notes)]
+    head = heads("read", "model", "intermediate steps", "#cases", "#classes")
+    head = (*head, *FIGURE_COLUMNS, *columns("number", "cases", "classes", published=True))
+    return [Table.of("transfer", "Another source without fine-tuning", head, settle(rows, name_gain), notes)]
 
 
 def _published(sample: tuple[int, int] | None) -> dict[str, Entry]:
     return {} if sample is None else mark_published(dict(zip(("cases", "classes"), sample, strict=True)))
-
-
-def _list_classes(comparison: AnswerComparison) -> list[str]:
-    answers = np.unique(comparison.splits[0].predictions.labels)
-    return [comparison.chain.steps[0].options[label] for label in answers.tolist() if label >= 0]
 
 
 def restrict(split: SplitPredictions, chain: Chain) -> SplitPredictions:
@@ -293,40 +267,34 @@ def restrict(split: SplitPredictions, chain: Chain) -> SplitPredictions:
 
 def _read_all(plan: Plan, seed: int) -> dict[str, tuple[SplitPredictions, str]]:
     """Return by data set the predictions of all models of a seed, and a sentence on the cases left out."""
-    main, baselines = _main(plan, seed), _baselines(plan, seed)
-    networks = ("teacher", "student")
-    parts = {SOURCE: {model: (plan.cells.predictions(main), model) for model in networks}}
-    left_out = {SOURCE: ""}
-    for name, (split, without) in _read(plan, main, networks).items():
-        parts[name], left_out[name] = {model: (split, model) for model in networks}, without
-    for model, cell in baselines.items():
-        parts[SOURCE][model] = plan.cells.predictions(cell), "baseline"
-        for name, (split, _) in _read(plan, cell, ("baseline",)).items():
-            parts[name][model] = split, "baseline"
-    return {name: (join(models), left_out[name]) for name, models in parts.items()}
+    main = _main(plan, seed)
+    models = {network: (main, network) for network in NETWORKS}
+    models |= {name: (cell, "baseline") for name, cell in _baselines(plan, seed).items()}
+    parts: dict[str, dict[str, tuple[SplitPredictions, str]]] = {}
+    left_out, read = {SOURCE: ""}, {}
+    for name, (cell, network) in models.items():
+        if cell.name not in read:
+            names = NETWORKS if cell is main else (network,)
+            read[cell.name] = {SOURCE: (plan.cells.predictions(cell), ""), **_read(plan, cell, names)}
+        for data, (split, without) in read[cell.name].items():
+            parts.setdefault(data, {})[name] = split, network
+            left_out[data] = without
+    return {data: (join(of_data), left_out[data]) for data, of_data in parts.items()}
 
 
 def _read(plan: Plan, cell: Cell, names: tuple[str, ...]) -> Mapping[str, tuple[SplitPredictions, str]]:
     """Return by target the predictions of a cell's networks, and a sentence on the cases left out."""
     from stepcot_jax.run.inputs import load_inputs
-    from stepcot_jax.systems.networks import make_predict
     from stepcot_jax.tools.tables.cell_networks import load_weights, read_cases
 
     folder, by_target = plan.cells.folder(cell), {}
     trained = load_weights(folder, names)
-    # Each network has its own best weights, encoder included.
-    compiled = {model: make_predict(trained.networks, trained.text_features, (model,)) for model in names}
     for name, settings in _targets(plan, cell.settings).items():
         # The networks have the prompt vectors of their training: no text encoder is needed.
         settings = vary(plan.cells.share_features(settings), {"prompts.encoder": "hashed", "prompts.weights": ""})
         inputs = load_inputs(settings, folder, Terminal())
         dataset, left_out = relabel_last_step(inputs.dataset, trained.chain, name=name)
-        split = read_cases(
-            lambda batch: {model: predict(trained.params[model], batch)[model] for model, predict in compiled.items()},
-            dataclasses.replace(inputs, dataset=dataset),
-            "all",
-            settings,
-        )
+        split = read_cases(trained, dataclasses.replace(inputs, dataset=dataset), "all", settings)
         by_target[name] = split, left_out
     return by_target
 

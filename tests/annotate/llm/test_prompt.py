@@ -83,9 +83,3 @@ def test_what_was_wrong_is_quoted_too():
     assert json.loads(block) == {"problem": problem}
     assert "<" not in block
     assert "\n" not in block
-
-
-def test_the_rules_of_the_public_prompt_of_gemex_rmcot_are_asked_for():
-    """Look at the picture, about 100 words, regions with their boxes, and no word that betrays a report."""
-    for words in ("view the picture", "about 100 words", "**name** ([x1, y1, x2, y2])", "Never speak of a report"):
-        assert words in prompts.RMCOT.system

@@ -30,7 +30,6 @@ from stepcot_jax.tools.annotate.command import main
 
 pytest.importorskip("openai", reason="the extra annotate")
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
 DIALECTS = {"rmcot": "gemex", "lvkc": "lvkc", "medclm": "medclm"}
 
 

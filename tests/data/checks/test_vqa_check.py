@@ -6,7 +6,7 @@ import pytest
 from refusals import refuse
 
 from stepcot_jax.data.questions.making import write_records
-from stepcot_jax.data.questions.record_files import holds_records, read_vqa_records, write_vqa_records
+from stepcot_jax.data.questions.record_files import holds_records, read_vqa_records
 from stepcot_jax.data.statistics import find_difference
 from stepcot_jax.reasoning.dialects import WRITTEN, write_reply
 from stepcot_jax.record import KINDS
@@ -55,15 +55,6 @@ def test_lines_too_short_to_be_records_are_refused_and_not_kept_each_with_its_re
             assert (facts["records"], facts["set_aside"]) == (10_120, 10_000)
     words = r"records\.jsonl, line 10121: 10001 lines are too short to be records; expected"
     refuse(words, read_vqa_records, damaged, on_bad_record="skip")
-
-
-def test_records_without_thinking_stop_nothing(folder, tmp_path, capsys):
-    """The response alone is a target of its own (GEMeX-200K), not a record that fails to read back."""
-    records = [msgspec.structs.replace(each, thinking="") for each in read_vqa_records(folder).records]
-    write_vqa_records(tmp_path / "records.jsonl", records)
-    code, facts = _check(tmp_path, "--images=none", capsys=capsys)
-    assert (code, facts["stops"]) == (0, [])
-    assert {each["dialect"]: each["read_back"] for each in facts["formats"]}["gemex"] == 120
 
 
 def test_reasons_keep_their_field_and_are_counted_together(damaged, capsys):

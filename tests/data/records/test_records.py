@@ -12,10 +12,9 @@ from refusals import assert_says, refuse
 
 from stepcot_jax.box import Box
 from stepcot_jax.chain import NOT_ANNOTATED, PUBLISHED_STEPS, Chain, Step
-from stepcot_jax.data.dataset import write_quarantine
 from stepcot_jax.data.identities import fold_patient, read_patient
 from stepcot_jax.data.records import data_json, json_arrays
-from stepcot_jax.data.records.records import SetAside, read_records, write_records
+from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
 
@@ -100,6 +99,11 @@ FILES = [
     *((b"[]", "the array has no records"), (b'{"patient_id": 1}', "Expected `array`, got `object`")),
     *((b'[{"patient_id": "1"', "truncated"), (b"[" * 100_000, "not readable as JSON")),
     ('[{"report": "Überblähung"}]'.encode("latin-1"), "not UTF-8 (from byte 13)"),
+    (
+        b'[{"a": 1}, {"b" 2}]',
+        "not readable as JSON: JSON is malformed: expected ':' (byte 16) (record 1, from byte 10)",
+    ),
+    (b"[1, 2] x", "not readable as JSON: JSON is malformed: trailing characters (byte 7)"),
     *(('[{"report": "x"}]'.encode("utf-16"), "UTF-16"), ('[{"report": "x"}]'.encode("utf-32"), "UTF-32")),
 ]
 
@@ -128,16 +132,6 @@ def test_a_file_is_read_in_parts_and_records_with_ever_new_options_are_refused(r
     message = refusal(root, records, on_bad_record="skip")
     assert_says(message, "different lists of options", "all records must have the same")
     assert len(read(root, [make_record(name) for name in "abcde"]).cases) == 5
-
-
-@pytest.mark.parametrize("chunk_bytes", [7, 2**18])
-def test_a_fault_far_in_the_file_refuses_it_whatever_the_setting(root, monkeypatch, chunk_bytes):
-    monkeypatch.setattr(json_arrays, "_CHUNK_BYTES", chunk_bytes)
-    content = json.dumps([make_record("a"), make_record("b")]).encode()
-    place = content.index(b"patient-b")
-    for odd, found in ((b"\xff", f"not UTF-8 (from byte {place})"), (b"\x01", f"(byte {place}) (record 1, from byte")):
-        damaged = content[:place] + odd + content[place + 1 :]
-        assert_says(refusal(root, damaged, on_bad_record="skip"), found, "expected a JSON array of records")
 
 
 def step_two(**changes):
@@ -239,16 +233,6 @@ def test_bad_records_stop_with_their_number_or_are_set_aside_each_with_its_reaso
     assert collection.chain.steps[1].options == ("Normal", "Mass")
     assert [aside.record for aside in collection.set_aside] == [0]
     assert_says(collection.set_aside[0].reason, "differ from", "in record 1")
-
-
-def test_quarantine_is_one_json_object_a_line(tmp_path):
-    path = tmp_path / "new" / "quarantine.jsonl"
-    write_quarantine(path, [SetAside(3, "images/ä.png", "because\nso", "p"), SetAside(9, "", "none")])
-    assert [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] == [
-        {"record": 3, "image_path": "images/ä.png", "reason": "because\nso"},
-        {"record": 9, "image_path": "", "reason": "none"},
-    ]
-    assert [entry.name for entry in path.parent.iterdir()] == ["quarantine.jsonl"]
 
 
 words = st.text(string.ascii_letters + "äß()., 0-9", min_size=2, max_size=12).map(

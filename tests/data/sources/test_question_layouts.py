@@ -367,26 +367,6 @@ def test_rows_with_two_readings_are_set_aside(tmp_path, caplog):
     assert [len(records), "Answer_label: 'B' is not the letter of the Answer 'CT'" in reasons[0]] == [1, True]
 
 
-def test_reasons_are_counted_without_the_place_of_each_row():
-    from stepcot_jax.data.reasons import Reasons
-    from stepcot_jax.record import SetAside
-
-    reasons = Reasons()
-    said = ("train.json, record 2, q_lang: 'zh'; English", "data/test.json, record 17, q_lang: 'zh'; English")
-    boxes = (
-        "a.json, image 3 (P1.png): annotation 5: bbox: none",
-        "x.yaml, train/a: labels/train/a.txt, line 1: bbox: none",
-    )
-    for number, reason in enumerate((*said, *boxes)):
-        reasons.append(SetAside(number, "", reason, ""))
-    reasons.append(SetAside(9, "", "row 1, " * 20_000, ""))  # within milliseconds
-    counted = [(fact["reason"], fact["count"], fact["examples"][-1]["place"]) for fact in reasons.as_facts()][:2]
-    assert counted == [
-        ("…, q_lang: …; English", 2, "data/test.json, record 17"),
-        ("…: bbox: none", 2, "x.yaml, train/a: labels/train/a.txt, line 1"),
-    ]
-
-
 def test_a_library_without_parquet_says_what_it_needs(tmp_path, monkeypatch):
     put_parquet(tmp_path / "data/test-0.parquet", [{"image": {"bytes": encode(1), "path": None}, "question": "q?"}])
     monkeypatch.setitem(sys.modules, "pyarrow", None)

@@ -29,7 +29,6 @@ ANSWERS = {
     "opacities": [1, N, 0, 0, 0, 0, 1, 0, 0, 1, 1, 0, 2, 1, N, 1, N],
     "cyst": [1, N, 0, 1, *[N] * 9, 0, 0, 0, 1],
 }
-REPORTS = {"normal": NORMAL, "opacities": OPACITIES, "cyst": CYST}
 
 
 @pytest.fixture

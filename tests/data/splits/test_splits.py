@@ -12,7 +12,7 @@ import openpyxl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import assert_says, refuse
+from refusals import assert_says, edit_json, refuse
 
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.records.records import SetAside
@@ -111,13 +111,6 @@ def test_splits_that_the_records_name(tmp_path):
     named[2] = msgspec.structs.replace(named[2], split="test")
     message = refusal(tmp_path, {}, cases=named)
     assert_says(message, "records name another split than the tables: test for 'images/c.png'")
-
-
-def test_formulas_without_stored_values_are_refused_where_they_matter(tmp_path):
-    write_tables(tmp_path, {**PATIENT_ROWS, "train": [["patient_id", "n"], ["0001", "=1+1"]]}, suffix="xlsx")
-    assert read_splits(tmp_path, CASES) == EXPECTED
-    write_tables(tmp_path, {"train": [["patient_id"], ["=1"], ["=1+1"]]}, suffix="xlsx")
-    refuse(r"train.xlsx: 2 cells have formulas without stored values; open and save it", read_splits, tmp_path, CASES)
 
 
 @pytest.mark.parametrize("names", [["train"], ["train", "test"], ["val", "test"]])
@@ -349,43 +342,24 @@ def manifest_refusal(path, splits=EXPECTED, cases=CASES):
     return message
 
 
-ALTERED = [
-    lambda content: content["splits"]["val"].append("images/z.png"),
-    lambda content: content["splits"].update(val=content["splits"]["test"], test=content["splits"]["val"]),
-    lambda content: content["checksums"]["val"].reverse() or content["checksums"]["test"].reverse(),
-    *(lambda content: content.update(source="other"), lambda content: content.update(digest="0" * 64)),
-]
-
-
-@pytest.mark.parametrize("change", ALTERED)
-def test_refuses_a_manifest_that_was_altered(tmp_path, change):
+def test_refuses_a_manifest_that_was_altered(tmp_path):
     path = tmp_path / "splits.json"
     write_manifest(path, EXPECTED, CASES, source="tables")
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
+    edit_json(path, lambda content: content["checksums"]["val"].reverse() or content["checksums"]["test"].reverse())
     assert_says(manifest_refusal(path), "does not match its digest")
 
 
-OTHER_CASES = {
-    "fewer": (CASES[:-2], "2 images are not in the data (first 'images/d.png')"),
-    "more": ((*CASES, make_case("P9", "z")), "1 of the data's 6 images are missing (first 'images/z.png')"),
-    "patient": ((*CASES[:-1], make_case("P9", "e")), "1 images have another patient or other labels"),
-    "label": ((make_case("0001", "a", 1), *CASES[1:]), "labels (first 'images/a.png')"),
-    "several": (
-        (make_case("0001", "a", 1), *CASES[2:], make_case("P9", "z")),
-        "1 images are not in the data (first 'images/b.png'), 1 of the data's 5 images are missing "
-        "(first 'images/z.png'), 1 images have another patient or other labels (first 'images/a.png')",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", OTHER_CASES)
-def test_refuses_a_manifest_that_does_not_fit_the_data(tmp_path, name):
-    cases, found = OTHER_CASES[name]
+def test_refuses_a_manifest_that_does_not_fit_the_data(tmp_path):
+    cases = (make_case("0001", "a", 1), *CASES[2:], make_case("P9", "z"))
     path = tmp_path / "splits.json"
     write_manifest(path, EXPECTED, CASES, source="tables")
+    found = (
+        "1 images are not in the data (first 'images/b.png'), 1 of the data's 5 images are missing "
+        "(first 'images/z.png'), 1 images have another patient or other labels (first 'images/a.png')"
+    )
     assert_says(manifest_refusal(path, cases=cases), "the splits do not match the data", found)
+    others = (*CASES[:-1], make_case("P9", "e"))
+    assert_says(manifest_refusal(path, cases=others), "1 images have another patient or other labels")
 
 
 def test_made_splits_stay_the_same_with_every_version_of_python():
