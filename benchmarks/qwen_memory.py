@@ -27,12 +27,13 @@ def compile_update(name: str, *, data: int, model: int, tokens: int, windows: in
       windows: of its image, 112 px squared each.
       low_rank: LoRA with a frozen decoder and a trained projector, instead of training the decoder.
     """
+    import flax.traverse_util
     import jax
     import jax.numpy as jnp
     import optax
 
     from stepcot_jax.losses.sequence import sequence_loss
-    from stepcot_jax.models.low_rank import LowRankSettings, adapt_layers, init_low_rank
+    from stepcot_jax.models.low_rank import COLLECTION, LowRankSettings, adapt_layers, init_low_rank
     from stepcot_jax.models.qwen import QwenImages, QwenPrompts, QwenVl
     from stepcot_jax.policies import qwen_policy
     from stepcot_jax.policies.qwen_weights import published_config, qwen_shapes
@@ -72,10 +73,12 @@ def compile_update(name: str, *, data: int, model: int, tokens: int, windows: in
 
     def compute_loss(tuned: Any, frozen: Any, rows: Any) -> Any:
         images, texts, targets, parts = rows
-        context = adapt_layers(tuned["low_rank"], settings) if low_rank else contextlib.nullcontext()
+        context = adapt_layers(settings) if low_rank else contextlib.nullcontext()
         with context, qwen_policy.divide_cases(mesh):
-            params = qwen_policy.join_params(tuned["params"], frozen)
-            logits: Any = network.apply({"params": params}, images, texts, method="score_texts")
+            collections = {"params": qwen_policy.join_params(tuned["params"], frozen)}
+            if low_rank:
+                collections[COLLECTION] = flax.traverse_util.unflatten_dict(tuned["low_rank"], sep="/")
+            logits: Any = network.apply(collections, images, texts, method="score_texts")
         return sequence_loss(logits=logits, tokens=targets, parts=parts, part_weights=jnp.ones((parts.shape[0], 1)))
 
     def update(tuned: Any, state: Any, frozen: Any, rows: Any) -> Any:

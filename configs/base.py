@@ -156,7 +156,7 @@ def get_config():
     config.policy = config_dict.ConfigDict()  # a decoder over the cells of an image's feature map
     config.policy.start = ""  # workdir of a finished run whose weights it starts from; "": random weights
     # A Qwen2.5-VL in place of the small decoder (docs/qwen.md): folder or Hugging Face id. It brings network and
-    # tokenizer: tokenizer, grid, encoder_widths and the sizes below then have no effect and must be left out
+    # tokenizer: tokenizer, grid, encoder_widths and the sizes below then have no effect
     config.policy.weights = ""
     config.policy.random = (
         False  # True: random weights at the sizes of `weights`, whose tensors are not read (a dry run)
@@ -327,6 +327,8 @@ def get_config():
     config.parallel.num_passes = 1  # passes per batch (gradient accumulation); more passes need less memory
     # "mesh": gather the parameters once an update, before its passes; False: in every pass, which needs less memory
     config.parallel.gather_once = True
+    # policy.weights: like layers are stacked in an update's program, which compiles faster; False takes less memory
+    config.parallel.scan_layers = True
     config.parallel.remat = False  # True: recompute activations in the backward pass
 
     config.evaluation = config_dict.ConfigDict()

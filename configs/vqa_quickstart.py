@@ -1,6 +1,6 @@
 """Questions about phantom chests: a small policy learns by fine-tuning, then by rewards that are verified.
 
-python -m stepcot_jax.main --config=vqa_quickstart --workdir=runs/vqa
+python -m stepcot_jax.main --config=vqa_quickstart --config.job=sft --workdir=runs/vqa
 
 Scores are in docs/results/policies_grpo.md: A 36, V 36 % after fine-tuning (majority answer and constant box: 31 and
 27 %). The sixteen updates of GRPO that fit into five minutes on two cores trade one for the other; hundreds

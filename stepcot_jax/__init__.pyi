@@ -48,8 +48,6 @@ from stepcot_jax.record import Records as Records
 from stepcot_jax.run.fit import fit as fit
 from stepcot_jax.run.fit import make_dataset as make_dataset
 from stepcot_jax.run.inputs import load_cases as load_dataset
-from stepcot_jax.run.scored_replies import ReplyScores as ReplyScores
-from stepcot_jax.run.scored_replies import score_replies as score_replies
 from stepcot_jax.run.settings import load_settings as load_settings
 from stepcot_jax.run.training_run import Run as Run
 from stepcot_jax.systems.baseline import BaselineSystem as BaselineSystem
@@ -59,6 +57,8 @@ from stepcot_jax.systems.recipes import GRPO as GRPO
 from stepcot_jax.systems.recipes import SFT as SFT
 from stepcot_jax.systems.recipes import Policy as Policy
 from stepcot_jax.systems.step_cot import StepCoT as StepCoT
+from stepcot_jax.tools.evaluate_replies.scored_replies import ReplyScores as ReplyScores
+from stepcot_jax.tools.evaluate_replies.scored_replies import score_replies as score_replies
 from stepcot_jax.training.state import TrainState as TrainState
 from stepcot_jax.training.state import apply_gradients as apply_gradients
 from stepcot_jax.training.system import Phase as Phase

@@ -15,7 +15,7 @@ print(*(module.__file__ for name, module in sys.modules.items() if name.partitio
 
 @pytest.mark.parametrize(
     ("modules", "most_modules", "most_lines"),
-    [(("run.chain_task", "reading.image_reader"), 106, 19_700), (("run.policy_task",), 150, 27_300)],
+    [(("run.chain_task", "reading.image_reader"), 101, 19_000), (("run.policy_task",), 142, 26_300)],
     ids=["chain", "policy"],
 )
 def test_a_training_imports_what_it_needs(modules, most_modules, most_lines):

@@ -25,8 +25,7 @@ from stepcot_jax.reading import trained_model
 from stepcot_jax.run import stored
 from stepcot_jax.run.networks import make_networks
 from stepcot_jax.run.settings import load_settings, write_settings
-from stepcot_jax.run.stored import describe_source
-from stepcot_jax.run.stored_reading import write_reading
+from stepcot_jax.run.stored import describe_source, write_reading
 from stepcot_jax.systems.networks import init_params, read_moments
 from stepcot_jax.training.checkpoints import Best, Checkpoints
 from stepcot_jax.training.state import TrainState

@@ -121,25 +121,15 @@ def _read_rows(path: Path) -> Iterator[Report]:
 
 
 def _read_csv(path: Path) -> Iterator[tuple[str, _Row]]:
-    from stepcot_jax.data.delimited import fold_column, read_table
+    from stepcot_jax.data.delimited import read_columns
 
-    folded = {fold_column(name): name for name in _COLUMNS}
-    header, rows = read_table(path, known_columns=folded)
-    names = [folded.get(fold_column(cell), "") for cell in header]
-    missing = [name for name in _COLUMNS[:3] if name not in names]
-    repeated = [name for name in _COLUMNS if names.count(name) > 1]
-    if missing or repeated:
-        problem = f"missing: {', '.join(missing)}" if missing else f"twice: {', '.join(repeated)}"
-        shown = ", ".join(cell[:_NUM_SHOWN] for cell in header[:12])
-        raise BadInput(f"{path}, row 1 has the columns {shown!r} ({problem}); {_EXPECTED}")
-    for row in rows:
+    for row, cells, problem in read_columns(path, _COLUMNS[:3], optional=_COLUMNS[3:]):
         where = f"{path}, row {row.number}"
-        if len(row.cells) != len(header):
-            raise BadInput(f"{where} has {len(row.cells)} fields; the header has {len(header)}")
-        named = {name: cell for name, cell in zip(names, row.cells, strict=True) if name}
-        if not named.get("patient_id"):  # a cell cannot be null
-            named.pop("patient_id", None)
-        yield where, _Row(**named)
+        if problem:
+            raise BadInput(f"{where} {problem}")
+        name, report, image, *optional = cells
+        patient_id, origin, split = (cell or None for cell in optional)  # a cell cannot be null
+        yield where, _Row(name, report, image, patient_id, origin, split)
 
 
 def _read_json_lines(path: Path) -> Iterator[tuple[str, _Row]]:

@@ -10,8 +10,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file, read_json
 from stepcot_jax.host.own_folder import save
 from stepcot_jax.reading.trained_model import Trained
-from stepcot_jax.run.stored import SETTINGS_FILE, hide_folder
-from stepcot_jax.run.stored_reading import (
+from stepcot_jax.run.stored import (
     CALIBRATION_FILE,
     CONVERTED_FILE,
     GATE_FILE,
@@ -19,7 +18,9 @@ from stepcot_jax.run.stored_reading import (
     NORMAL_FILE,
     PAIRS_FILE,
     POINTS_FILE,
+    SETTINGS_FILE,
     STATISTICS_FILE,
+    hide_folder,
 )
 
 STATISTICS = ("reliance",)

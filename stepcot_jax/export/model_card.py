@@ -20,7 +20,7 @@ from stepcot_jax.host.text import escape_markdown as plain
 from stepcot_jax.pages.sheets import Column, Entry, Table, columns, list_markdown_rows, show_entry
 from stepcot_jax.reading.finished import Report, tabulate_points
 from stepcot_jax.reading.trained_model import Trained
-from stepcot_jax.run.stored_reading import (
+from stepcot_jax.run.stored import (
     CALIBRATION_FILE,
     CONVERTED_FILE,
     GATE_FILE,

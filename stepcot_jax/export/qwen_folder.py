@@ -10,8 +10,7 @@ from stepcot_jax.export.folder import list_sizes
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.exported_files import write_sums
 from stepcot_jax.policies.qwen_weights import write_qwen
-from stepcot_jax.run.stored import read_stored
-from stepcot_jax.run.stored_policy import read_policy
+from stepcot_jax.run.stored import read_policy, read_stored
 from stepcot_jax.training.state import count_parameters
 
 

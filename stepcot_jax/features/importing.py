@@ -2,8 +2,6 @@
 
 import collections
 import contextlib
-import csv
-import json
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,10 +10,11 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from stepcot_jax.data.delimited import fold_column, read_table
 from stepcot_jax.data.identities import fold_patient, normalise_image_path
 from stepcot_jax.features.store import digest_fields, digest_file
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import MAX_LISTING_BYTES, read_file, sync_folder, writing_whole
+from stepcot_jax.host.files import MAX_LISTING_BYTES, read_file, read_json, sync_folder, writing_whole
 from stepcot_jax.host.own_folder import load, save
 from stepcot_jax.host.text import list_texts, one_line
 from stepcot_jax.host.untrusted import require_file
@@ -45,7 +44,7 @@ def import_features(path: Path, ids: Path | None, cases: Sequence[Record], folde
     """Import features into a folder; nothing is written before all of them are checked."""
     if not cases:
         raise BadInput(f"{path}: the data have no cases")
-    with _reading(path, _ARRAYS):
+    with _reading(path):
         require_file(path, accepted="an .npy or .npz")
         loaded: Any = np.load(path, mmap_mode="r", allow_pickle=False)
     arrays = {"features": loaded} if isinstance(loaded, np.ndarray) else loaded
@@ -108,21 +107,20 @@ def _write(folder: Path, imported: _Imported, features: np.ndarray, prompts: np.
 
 
 @contextlib.contextmanager
-def _reading(path: Path, expected: str) -> Iterator[None]:
-    """Name the file of an error of a library; NumPy's says how to run a pickle, so it is not quoted."""
+def _reading(path: Path) -> Iterator[None]:
+    """Name the file of an error of NumPy, whose own words say how to run a pickle."""
     try:
         yield
-    except BadInput:
-        raise
-    except (OSError, ValueError, TypeError, EOFError, RecursionError, csv.Error, zipfile.BadZipFile) as error:
-        shown = "" if expected == _ARRAYS else f" ({one_line(error)})"
-        raise BadInput(f"{path}: cannot be read{shown}; expected {expected}") from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(f"{path}: cannot be read; expected {_ARRAYS}") from None
 
 
 def _take(arrays: Mapping[str, np.ndarray], name: str, path: Path, what: str, *, ndim: int, kinds: str) -> np.ndarray:
     if name not in arrays:
         raise BadInput(f"{path}: the arrays are {list_texts(list(arrays))}; {name} is missing")
-    with _reading(path, _ARRAYS):
+    with _reading(path):
         array = arrays[name]
     if array.ndim != ndim or array.dtype.kind not in kinds or 0 in array.shape[1:]:
         raise BadInput(f"{path}: {name}: expected {what}; got {array.dtype} with shape {array.shape}")
@@ -143,19 +141,21 @@ def _take_ids(arrays: Mapping[str, np.ndarray], path: Path) -> list[str]:
 def _read_ids(path: Path) -> list[str]:
     """Return the ids of a file, in order."""
     suffix = path.suffix.lower()
-    with _reading(path, _IDS):
-        text = read_file(path, max_bytes=_MOST_ID_BYTES, accepted="a file of ids").decode("utf-8-sig")
-        if suffix == ".txt":
-            return text.splitlines()
-        if suffix == ".json":
-            return list(map(str, json.loads(text)))
-        if suffix == ".csv":
-            table = csv.DictReader(text.splitlines())
-            column = next((name for name in ID_COLUMNS if name in (table.fieldnames or ())), None)
-            if column is None:
-                raise BadInput(f"{path}: the columns are {list_texts(table.fieldnames or ())}; expected {_IDS}")
-            return [row[column] or "" for row in table]
-    raise BadInput(f"{path}: suffix {path.suffix!r} is not one of {_IDS}")
+    if suffix == ".json":
+        accepted = f"expected {_IDS}"
+        return list(map(str, read_json(path, list[str | int], accepted=accepted, max_bytes=_MOST_ID_BYTES)))
+    if suffix == ".csv":
+        header, rows = read_table(path, known_columns=set(map(fold_column, ID_COLUMNS)))
+        column = next((header.index(name) for name in ID_COLUMNS if name in header), len(header))
+        if column == len(header):
+            raise BadInput(f"{path}: the columns are {list_texts(header)}; expected {_IDS}")
+        return [(*row.cells, *[""] * len(header))[column] for row in rows]
+    if suffix != ".txt":
+        raise BadInput(f"{path}: suffix {path.suffix!r} is not one of {_IDS}")
+    try:
+        return read_file(path, max_bytes=_MOST_ID_BYTES, accepted="a file of ids").decode("utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: cannot be read ({one_line(error)}); expected {_IDS}") from None
 
 
 def _check_finite(features: np.ndarray, names: Sequence[str], *, where: str) -> None:

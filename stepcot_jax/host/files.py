@@ -99,7 +99,8 @@ def read_json(path: str | os.PathLike[str], kind: type[T], *, accepted: str, max
     """Return the content of a JSON file, checked against a type."""
     where = Path(path)
     try:
-        return msgspec.json.decode(read_file(where, max_bytes=max_bytes, accepted="a JSON file"), type=kind)
+        content = read_file(where, max_bytes=max_bytes, accepted="a JSON file")
+        return msgspec.json.decode(content.removeprefix(b"\xef\xbb\xbf"), type=kind)
     except BadInput as error:
         raise BadInput(f"{error}; {accepted}") from None
     except OSError as error:

@@ -1,7 +1,8 @@
 """A causal decoder: vectors of tokens and image patches to scores of the next token.
 
-Layers are a Python loop, as in `encoders.transformer`. A cache has one slot per token. All rollouts have the same slot
-numbers: shorter prompts are padded, `visible` hides the padding, and positions continue for each rollout.
+Layers are a Python loop, as in `encoders.transformer`, or a scan if their parameters are stacked. A cache has one slot
+per token. All rollouts have the same slot numbers: shorter prompts are padded, `visible` hides the padding, and
+positions continue for each rollout.
 """
 
 import dataclasses
@@ -13,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
+
+from stepcot_jax.models.stacked_layers import stacked_variables, take_layer
 
 # Grouped-query attention over cached keys and values, some of which the rollouts of a case share.
 #
@@ -331,8 +334,7 @@ class Decoder(nn.Module):
         """Declare embedding, blocks, norm and head."""
         sizes = self.sizes
         self.embedding = nn.Embed(sizes.num_words, sizes.width, dtype=self.dtype)
-        block = nn.remat(DecoderBlock) if self.remat else DecoderBlock
-        self.blocks = [block(sizes, self.dtype, name=f"layer_{layer}") for layer in range(sizes.num_layers)]
+        self.blocks = [self._block(sizes, self.dtype, name=f"layer_{layer}") for layer in range(sizes.num_layers)]
         self.norm = RMSNorm(sizes.epsilon)
         if not sizes.is_tied:
             self.head = nn.Dense(sizes.num_words, use_bias=False, dtype=self.dtype)
@@ -362,7 +364,7 @@ class Decoder(nn.Module):
           embedded: [rollout, token, width], vectors of tokens or of image patches.
           positions: [axis, rollout, token]; one axis, or one for each of `sizes.sections`.
           visible: [rollout, token, slot], which slots a token sees, itself included; without caches slots are tokens.
-          caches: of each layer; None to attend among these tokens only.
+          caches: of each layer; None to attend among these tokens only, as with stacked layers.
           start: slot of the first token in the caches.
           prefix: of each layer, shared by the rollouts of a case and visible to every token; rollouts of a case are
             adjacent, the same number for each case.
@@ -371,12 +373,40 @@ class Decoder(nn.Module):
           Normed vectors [rollout, token, width] for `score`, and the caches with these tokens.
         """
         hidden, angles = embedded.astype(self.dtype), rotary_angles(positions, self.sizes)
+        if stacked := stacked_variables(self):
+            hidden, of_layers = self._scan(stacked, hidden, angles, visible, prefix)
+            return self.norm(hidden), of_layers
         updated = []
         for layer, block in enumerate(self.blocks):
             cache, shared = (None if layers is None else layers[layer] for layers in (caches, prefix))
             hidden, cache = block(hidden, angles, visible, cache, start, shared)
             updated.append(cache)
         return self.norm(hidden), tuple(updated)
+
+    def _scan(
+        self,
+        stacked: dict[str, Any],
+        hidden: Float[Array, "rollout token width"],
+        angles: tuple[Float[Array, "rollout token half"], Float[Array, "rollout token half"]],
+        visible: Bool[Array, "#rollout token slot"],
+        prefix: tuple[Prefix, ...] | None,
+    ) -> tuple[Float[Array, "rollout token width"], tuple[KeyValues, ...]]:
+        """Decode tokens by stacked layers, without caches."""
+        block = self._block(self.sizes, self.dtype, parent=None)
+
+        def read(hidden: Array, one: Any) -> tuple[Array, KeyValues]:
+            variables, shared = one
+            found: tuple[Array, KeyValues] = block.apply(variables, hidden, angles, visible, None, 0, shared)
+            return found
+
+        shared = None if prefix is None else jax.tree.map(lambda *leaves: jnp.stack(leaves), *prefix)
+        hidden, layers = jax.lax.scan(read, hidden, (stacked, shared))
+        return hidden, tuple(take_layer(layers, layer) for layer in range(self.sizes.num_layers))
+
+    @property
+    def _block(self) -> type[DecoderBlock]:
+        block: type[DecoderBlock] = nn.remat(DecoderBlock) if self.remat else DecoderBlock
+        return block
 
     def extend(
         self,

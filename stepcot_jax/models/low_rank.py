@@ -17,6 +17,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+COLLECTION = "low_rank"
+"""The Flax collection of A and B."""
+
 LowRank = Mapping[str, Mapping[str, Array]]
 """'/'-joined paths of layers -> "down" [in, rank] and "up" [rank, out]."""
 
@@ -82,20 +85,20 @@ def _fans(path: str, shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def adapt_layers(low_rank: LowRank, settings: LowRankSettings) -> Iterator[None]:
-    """Add scale x A B to the target layers of every network applied within this context.
+def adapt_layers(settings: LowRankSettings) -> Iterator[None]:
+    """Add scale x A B to the layers of every network applied within this context.
 
-    Args:
-      low_rank: of `init_low_rank`.
-      settings: those of `init_low_rank`.
+    The network gets A and B of each layer as the collection `COLLECTION`, nested as its parameters are.
     """
 
     def add(layer: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         out = layer(*args, **kwargs)
-        pair = low_rank.get("/".join(context.module.path)) if context.method_name == "__call__" else None
-        if pair is None:
+        module = context.module
+        # A block may hold layers that are called "down" and "up": only a layer with a kernel has the two matrices.
+        is_layer = context.method_name == "__call__" and module.has_variable("params", "kernel")
+        if not is_layer or not module.has_variable(COLLECTION, "down"):
             return out
-        down, up = (pair[name].astype(out.dtype) for name in ("down", "up"))
+        down, up = (module.get_variable(COLLECTION, name).astype(out.dtype) for name in ("down", "up"))
         inputs = args[0].astype(out.dtype)
         # The trailing axes that the layer contracts: one, or head and width.
         last = next(axes for axes in (1, 2) if math.prod(inputs.shape[-axes:]) == down.shape[0])

@@ -6,7 +6,9 @@ three are equal, and the first is used.
 """
 
 import dataclasses
-from typing import NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -25,6 +27,7 @@ from stepcot_jax.models.decoder import (
     attend,
     rotate,
 )
+from stepcot_jax.models.stacked_layers import stacked_variables
 
 # The vision tower of Qwen2.5-VL (Bai et al., 2025): patches of images of any size to vectors for the decoder.
 #
@@ -172,11 +175,25 @@ class VisionTower(nn.Module):
         embedding = nn.Dense(sizes.width, use_bias=False, dtype=self.dtype, name="patch_embedding")
         hidden = embedding(images.patches.astype(self.dtype))
         fixed = (*patch_angles(images.coordinates, sizes), images.is_real)
-        for layer in range(sizes.num_layers):
-            rows = (num_images, -1) if layer in sizes.full_layers else (num_images * num_windows, num_patches)
+
+        def read(block: Callable[..., Array], hidden: Array, *, is_full: bool) -> Array:
+            rows = (num_images, -1) if is_full else (num_images * num_windows, num_patches)
             laid, cosine, sine, is_real = (array.reshape(*rows, *array.shape[3:]) for array in (hidden, *fixed))
-            block = VisionBlock(sizes, self.dtype, name=f"layer_{layer}")
-            hidden = block(laid, (cosine, sine), is_real).reshape(hidden.shape)
+            return block(laid, (cosine, sine), is_real).reshape(hidden.shape)
+
+        are_full = [layer in sizes.full_layers for layer in range(sizes.num_layers)]
+        if stacked := stacked_variables(self):
+
+            def step(hidden: Array, one: Any) -> tuple[Array, None]:
+                variables, is_full = one
+                block = functools.partial(VisionBlock(sizes, self.dtype, parent=None).apply, variables)
+                whole, windows = (functools.partial(read, block, is_full=each) for each in (True, False))
+                return jax.lax.cond(is_full, whole, windows, hidden), None
+
+            hidden, _ = jax.lax.scan(step, hidden, (stacked, jnp.array(are_full)))
+        else:
+            for layer, is_full in enumerate(are_full):
+                hidden = read(VisionBlock(sizes, self.dtype, name=f"layer_{layer}"), hidden, is_full=is_full)
         normed = RMSNorm(sizes.epsilon, name="merger_norm")(hidden)
         joined = normed.reshape(num_images, -1, sizes.merge_size**2 * sizes.width)
         joined = nn.Dense(joined.shape[-1], dtype=self.dtype, name="merger_hidden")(joined)

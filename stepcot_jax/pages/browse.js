@@ -102,11 +102,6 @@
     return make("div", {}, facts(pairs), make("h4", {}, "Reply"), text);
   }
 
-  function printed(place) {
-    const parts = [make("div", {}, sheet(place)), reading(place)];
-    return make("article", {}, make("h3", {}, data.records[place].id), make("div", { className: "pair" }, ...parts));
-  }
-
   browse({
     section: "replies",
     noun: "replies",
@@ -116,6 +111,5 @@
     card,
     title: (place) => data.records[place].id,
     view: (place) => [make("div", { className: "view" }, sheet(place)), reading(place)],
-    sheet: printed,
   });
 })();

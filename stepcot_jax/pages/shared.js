@@ -54,20 +54,15 @@ function keepInAddress(form, section, refresh) {
   if (written !== "") document.getElementById(name)?.scrollIntoView();
 }
 
-/** Show what a click would show while the page is printed: details are open, and `sheets` fill the element `printed`. */
-function printWhole(sheets) {
-  const printed = document.getElementById("printed");
+/** Open all details while the page is printed. */
+function printWhole() {
   let opened = [];
   window.addEventListener("beforeprint", () => {
     opened = [...document.querySelectorAll("details:not([open])")];
     for (const each of opened) each.open = true;
-    printed.replaceChildren(...sheets());
-    // A lazy picture is loaded once it is near the view, which these never are on the screen.
-    for (const picture of printed.querySelectorAll("img")) picture.loading = "eager";
   });
   window.addEventListener("afterprint", () => {
     for (const each of opened) each.open = false;
-    printed.replaceChildren();
   });
 }
 
@@ -83,10 +78,10 @@ function mark(score, unknown) {
 /**
  * Show items in the parts of the template's macro `gallery`: as cards on pages of `perPage`, narrowed by the filters, and
  * one by one in a dialog. `isWanted(item, FormData)` filters, `card(item)` gives the parts of a card and `view(item)`
- * those of the dialog, which has a `title(item)`; `sheet(item)` is printed, and `opened` is called when a card is clicked.
+ * those of the dialog, which has a `title(item)`; `opened` is called when a card is clicked.
  * Returns the function that shows an item in the dialog.
  */
-function browse({ section, noun, items, perPage, isWanted, card, title, about = () => "", view, sheet, opened = () => {} }) {
+function browse({ section, noun, items, perPage, isWanted, card, title, about = () => "", view, opened = () => {} }) {
   const part = (id) => document.getElementById(id);
   const filters = part("filters");
   const dialog = part("case");
@@ -149,6 +144,6 @@ function browse({ section, noun, items, perPage, isWanted, card, title, about = 
     if (event.target === dialog) dialog.close();
   });
   keepInAddress(filters, section, refresh);
-  printWhole(() => items.map(sheet));
+  printWhole();
   return show;
 }

@@ -147,9 +147,13 @@ def lay_out(policy: Any, params: Params) -> Params:
     return laid
 
 
-def lay_out_once(policy: Any, params: Params, num_passes: int) -> Params:
-    """Return what the passes of an update read: laid out once before several, if the policy is to gather once."""
-    return lay_out(policy, params) if num_passes > 1 and getattr(policy, "gathers_once", False) else params
+def lay_out_update(policy: Any, params: Params, num_passes: int) -> Params:
+    """Return parameters, or parts of a state, as the passes of an update read them; see `QwenPolicy`.
+
+    Their gradients are `unstack_layers` of those by what this returns.
+    """
+    laid: Params = policy.lay_out_update(params, num_passes) if getattr(policy, "is_large", False) else params
+    return laid
 
 
 def copy_frozen(policy: AnyPolicy, params: Params) -> Params:

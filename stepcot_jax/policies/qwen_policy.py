@@ -19,8 +19,16 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from stepcot_jax.models.decoder import Decoder, DecoderBlock, DecoderSizes
-from stepcot_jax.models.low_rank import LowRank, LowRankSettings, adapt_layers, init_low_rank, merge_low_rank
+from stepcot_jax.models.low_rank import (
+    COLLECTION,
+    LowRank,
+    LowRankSettings,
+    adapt_layers,
+    init_low_rank,
+    merge_low_rank,
+)
 from stepcot_jax.models.qwen import QwenVl, SquareQwen, VisionBlock
+from stepcot_jax.models.stacked_layers import LAYERS, stack_layers
 from stepcot_jax.policies.policy import FROZEN, TRAINED
 from stepcot_jax.policies.qwen_weights import draw_params, qwen_shapes
 
@@ -151,6 +159,7 @@ class QwenPolicy:
       mesh: divides parameters and rows; None for one device.
       is_given: whether a checkpoint's parameters replace the first ones.
       gathers_once: whether an update lays parameters out before its passes, or each pass gathers them over `DATA`.
+      scans_layers: whether an update stacks layers that are alike; see `models.stacked_layers`.
     """
 
     is_large = True
@@ -161,6 +170,7 @@ class QwenPolicy:
     mesh: Mesh | None = None
     is_given: bool = False
     gathers_once: bool = True
+    scans_layers: bool = False
 
     @property
     def sizes(self) -> DecoderSizes:
@@ -204,24 +214,40 @@ class QwenPolicy:
     def apply(self, variables: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Apply the network, as `flax.linen.Module.apply`; "params" has the parts `TRAINED` and `FROZEN`."""
         params = variables["params"]
+        collections = {"params": _join_parts(params)}
         adapted: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self.low_rank is not None:
-            adapted = adapt_layers(_by_layer(params[TRAINED][LOW_RANK]), self.low_rank)
+            adapted, collections[COLLECTION] = adapt_layers(self.low_rank), params[TRAINED][LOW_RANK]
         with adapted, divide_cases(self.mesh):
-            return self.network.apply({"params": _join_parts(params)}, *args, **kwargs)
+            return self.network.apply(collections, *args, **kwargs)
 
     def lay_out(self, params: Params) -> Params:
         """Return parameters as a loop reads them: matrices in the compute dtype, divided by `MODEL` alone.
 
         No turn of the loop then casts them, or gathers them over `DATA`. Every use rounds them to that dtype anyway.
         """
-        model = {} if self.mesh is None else {MODEL: self.mesh.shape[MODEL]}
+        return self._lay_out(params, (MODEL,))
+
+    def lay_out_update(self, params: Params, num_passes: int) -> Params:
+        """Return parts of a state as the passes of an update read them."""
+        gathers = self.gathers_once and num_passes > 1
+        if self.scans_layers:
+            return self._lay_out(stack_layers(params), (MODEL,) if gathers else (DATA, MODEL))
+        return self.lay_out(params) if gathers else params
+
+    def _lay_out(self, params: Params, axes: tuple[str, ...]) -> Params:
+        sizes = {} if self.mesh is None else {axis: self.mesh.shape[axis] for axis in axes}
 
         def lay(path: Any, leaf: Any) -> Array:
-            kept = leaf.astype(self.dtype) if leaf.ndim > 1 else leaf
+            names = _join(path)
+            is_stacked = f"/{LAYERS}/" in names
+            kept = leaf.astype(self.dtype) if leaf.ndim > 1 + is_stacked else leaf
             if self.mesh is None:
                 return kept
-            spec = spec_of(_join(path), tuple(leaf.shape), model)
+            shape = tuple(leaf.shape)
+            spec = spec_of(names, shape, sizes)
+            if is_stacked:
+                spec = PartitionSpec(None, *spec_of(names.replace(LAYERS, "layer_0"), shape[1:], sizes))
             return jax.lax.with_sharding_constraint(kept, NamedSharding(self.mesh, spec))
 
         laid: Params = jax.tree_util.tree_map_with_path(lay, params)

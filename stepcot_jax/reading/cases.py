@@ -84,7 +84,7 @@ def open_run(workdir: Path, split: str, *, root: Path | None = None) -> CaseSour
 
 
 def _open_policy_run(run: StoredRun, workdir: Path, split: str, root: Path | None) -> CaseSource:
-    from stepcot_jax.run.policy_start import read_patients  # imports the training of policies
+    from stepcot_jax.run.start import read_patients  # imports the training of policies
 
     vqa = run.settings.vqa
     if vqa.source != "folder" and root is None:

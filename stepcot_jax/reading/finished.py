@@ -21,8 +21,14 @@ from stepcot_jax.host.own_folder import load
 from stepcot_jax.host.untrusted import iterate_lines, open_untrusted
 from stepcot_jax.pages import sheets
 from stepcot_jax.pages.sheets import Table, columns
-from stepcot_jax.run.stored import StoredSettings, read_stored
-from stepcot_jax.run.stored_reading import CALIBRATION_FILE, POINTS_FILE, check_sealed, read_reading
+from stepcot_jax.run.stored import (
+    CALIBRATION_FILE,
+    POINTS_FILE,
+    StoredSettings,
+    check_sealed,
+    read_reading,
+    read_stored,
+)
 from stepcot_jax.run.task import REPORT
 from stepcot_jax.training.log import METRICS_FILE
 

@@ -32,8 +32,7 @@ from stepcot_jax.reasoning.plain_replies import PLAIN
 from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import Kind, Record
 from stepcot_jax.rewards.answers import why_unread
-from stepcot_jax.run.stored import StoredRun
-from stepcot_jax.run.stored_policy import StoredPolicy, read_policy
+from stepcot_jax.run.stored import StoredPolicy, StoredRun, read_policy
 
 # A user's question: its kind, its prompt, and the message on words that a closed vocabulary lacks.
 

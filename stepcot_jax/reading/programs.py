@@ -20,7 +20,7 @@ from stepcot_jax.evaluation.predictions import softmax
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.corrections import check_given
 from stepcot_jax.reading.trained_model import Trained
-from stepcot_jax.run.stored_reading import GATE_FILE
+from stepcot_jax.run.stored import GATE_FILE
 from stepcot_jax.systems.networks import (
     Networks,
     encode_images,

@@ -19,9 +19,9 @@ from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.files import lock_file, writing_whole
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.host.text import one_line
+from stepcot_jax.reading.audit_folder import draw_places
 from stepcot_jax.reasoning.dialects import write_question
 from stepcot_jax.record import Record
-from stepcot_jax.run.audit_folder import draw_places
 
 REQUEST = "request"
 OUTCOMES = {

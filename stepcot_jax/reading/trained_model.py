@@ -20,8 +20,7 @@ from stepcot_jax.host.exported_files import is_export
 from stepcot_jax.host.files import read_json
 from stepcot_jax.host.own_folder import load, load_arrays
 from stepcot_jax.run.given import check_readable
-from stepcot_jax.run.stored import StoredParts, StoredRun, read_stored
-from stepcot_jax.run.stored_reading import (
+from stepcot_jax.run.stored import (
     CALIBRATION_FILE,
     GATE_FILE,
     JOINT_FILE,
@@ -29,9 +28,12 @@ from stepcot_jax.run.stored_reading import (
     PAIRS_FILE,
     POINTS_FILE,
     STATISTICS_FILE,
+    StoredParts,
+    StoredRun,
     check_sealed,
     read_reading,
     read_shapes,
+    read_stored,
 )
 from stepcot_jax.run.task import REPORT
 from stepcot_jax.systems.networks import Networks, init_params
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from stepcot_jax.evaluation.calibration import Calibration
     from stepcot_jax.evaluation.operating_points import OperatingPoints
     from stepcot_jax.features.store import FrozenImageEncoder
-    from stepcot_jax.run.normal_picture import NormalPicture
+    from stepcot_jax.run.stored import NormalPicture
 
 # Compare the names and shapes of stored weights with those of the networks that the settings describe.
 
@@ -131,7 +133,7 @@ class Trained:
     @functools.cached_property
     def normal_picture(self) -> "NormalPicture | None":
         """Mean picture of its normal training cases; None for a run that stored none."""
-        from stepcot_jax.run.normal_picture import read_normal_picture
+        from stepcot_jax.run.stored import read_normal_picture
 
         return read_normal_picture(self.workdir / NORMAL_FILE, size=self.preprocessing.size)
 

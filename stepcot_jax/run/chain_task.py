@@ -16,26 +16,22 @@ from stepcot_jax.data.dataset import Dataset, check_same_images, write_account
 from stepcot_jax.data.splits.splits import check_manifest, leave_unused_out
 from stepcot_jax.evaluation.gate import Gate, fit_gate
 from stepcot_jax.evaluation.joint import ReadLogits
-from stepcot_jax.evaluation.joint_fit import read_written_back
 from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, ValidationPredictions
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.own_folder import save_arrays
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.build import make_system
-from stepcot_jax.run.feed import Feed
-from stepcot_jax.run.inputs import Inputs, describe_supervision, hides_steps, load_inputs
-from stepcot_jax.run.results import (
-    NUM_GIVEN,
-    Validated,
-    choose,
-    measure_given,
-    with_facts,
-    write_results,
-)
+from stepcot_jax.run.inputs import Feed, Inputs, describe_supervision, hides_steps, load_inputs
 from stepcot_jax.run.run_checks import check_annotated, check_step_costs
 from stepcot_jax.run.settings import Settings
-from stepcot_jax.run.stored import describe_cases
-from stepcot_jax.run.stored_reading import GATE_FILE, NORMAL_FILE, write_reading, write_shapes
+from stepcot_jax.run.stored import (
+    GATE_FILE,
+    NORMAL_FILE,
+    describe_cases,
+    mean_normal_picture,
+    write_normal_picture,
+    write_reading,
+    write_shapes,
+)
 from stepcot_jax.run.task import Outcome, Task
 from stepcot_jax.training.checkpoints import saved_steps
 from stepcot_jax.training.devices import Devices
@@ -89,17 +85,20 @@ def count_updates(settings: Settings, dataset: Dataset) -> int:
     return settings.training.updates_per_epoch or batches_per_epoch(dataset, settings.training.batch_size)
 
 
+def find_start(settings: Settings, workdir: pathlib.Path) -> "WarmStart | None":
+    """Return the run whose weights a new run starts from; None for random weights, and for a run that resumes."""
+    if not settings.start.checkpoint or saved_steps(workdir / "checkpoints"):
+        return None
+    from stepcot_jax.run.start import read_warm_start  # most runs start from random weights
+
+    return read_warm_start(settings)
+
+
 def load_chain_task(settings: Settings, *, workdir: pathlib.Path, devices: Devices, terminal: Terminal) -> "ChainTask":
     """Return the task of the jobs "teacher", "distill" and "baseline", with its data loaded."""
     devices.check_batch_size(settings.training.batch_size)  # before minutes of loading
-    start = None
-    if settings.start.checkpoint and not saved_steps(workdir / "checkpoints"):
-        from stepcot_jax.run.start import read_warm_start  # most runs start from random weights
-
-        start = read_warm_start(settings)
+    start = find_start(settings, workdir)
     inputs = load_inputs(settings, workdir, terminal)
-    if start is not None:
-        start = start.refuse_seen_cases(settings, inputs.dataset)
 
     def make(view: Inputs) -> System:
         length = count_updates(settings, view.dataset)
@@ -114,13 +113,15 @@ class ChainTask(Task):
     `make` returns the system from the inputs without the test split. Settings of system and data only describe it.
     """
 
+    contents = "cases, labels or splits (splits.json)"
+
     def __init__(
         self,
         settings: Settings,
         inputs: Inputs,
         make: Callable[[Inputs], System],
         *,
-        start: "WarmStart | None" = None,
+        start: "WarmStart | None",
         workdir: pathlib.Path,
         devices: Devices,
         terminal: Terminal,
@@ -134,8 +135,9 @@ class ChainTask(Task):
             notes = []
         for note in filter(None, (describe_supervision(settings), *notes)):
             terminal.say(note)
+        self.start = start and start.refuse_seen_cases(settings, inputs.dataset)
         self.inputs, self._test = inputs.hold_out()
-        self.system, self.start = make(self.inputs), start
+        self.system = make(self.inputs)
         self.dataset: Dataset = self.inputs.dataset
         self.batches_per_epoch = count_updates(settings, self.dataset)
         self.feed = Feed(settings, self.inputs, devices)
@@ -222,14 +224,6 @@ class ChainTask(Task):
         splits, cases = leave_unused_out(dataset.splits, dataset.cases)
         check_manifest(self.workdir / "splits.json", splits, cases, set_aside=dataset.set_aside)
 
-    def check_same_data(self, digest: str) -> None:
-        """Refuse other cases, labels or splits."""
-        if digest != self.digest:
-            raise BadInput(
-                f"{self.workdir}: cases, labels or splits differ from those the run started with (splits.json lists "
-                "them); use the same data or a new workdir"
-            )
-
     def write_facts(self) -> None:
         """Write the questions, the prompts' vectors and the account of the cases."""
         features, digest = self.inputs.text_features, self.inputs.encoder_digest
@@ -246,6 +240,8 @@ class ChainTask(Task):
         read_given: Callable[[ReadLogits, np.ndarray], Any] | None = None,
     ) -> tuple[SplitPredictions, dict[str, Any]]:
         """Return predictions of the best weights, and outputs of `read_given` for some cases by network."""
+        from stepcot_jax.run.results import NUM_GIVEN, with_facts
+
         logits, given = dict[str, Any](), dict[str, Any]()
         rows: dict[str, Any] = {"labels": np.zeros((0, 0), np.int32)}
         if read_given is not None and self.system.takes_given:
@@ -278,8 +274,6 @@ class ChainTask(Task):
 
     def _write_normal_picture(self) -> None:
         """Write the mean picture of normal training cases, which maps need; nothing if there are too few."""
-        from stepcot_jax.run.normal_picture import mean_normal_picture, write_normal_picture
-
         reads_images = self.system.takes_given and self.settings.image_encoder.name != "imported"
         picture = mean_normal_picture(self.dataset) if reads_images else None
         if picture is not None:
@@ -292,12 +286,12 @@ class ChainTask(Task):
 
     def finish(self, outcome: Outcome) -> dict[str, Any]:
         """Predict with the best weights; write predictions, choices, statistics and report."""
-        from stepcot_jax.run.fitted_heads import fit_rival  # for the end of a run alone
-        from stepcot_jax.run.tree_results import finish_tree
+        from stepcot_jax.evaluation.joint_fit import read_written_back  # for the end of a run alone
+        from stepcot_jax.run import results
 
         chain, evaluation = self.dataset.chain, self.settings.evaluation
         if chain.is_tree:
-            report = finish_tree(
+            report = results.finish_tree(
                 outcome,
                 self.workdir,
                 self.dataset,
@@ -316,13 +310,13 @@ class ChainTask(Task):
             self.feed,
             lambda read, labels: read_written_back(read, labels, chain.answers_per_step),
         )
-        validated = Validated(ValidationPredictions(answers.predictions, answers.facts), written)
+        validated = results.Validated(ValidationPredictions(answers.predictions, answers.facts), written)
         gates = self._fit_gates(outcome.params_of)
-        chosen = choose(self.dataset, validated, evaluation)
-        measure_rival = fit_rival(self.feed, self.system, outcome.params_of)
+        chosen = results.choose(self.dataset, validated, evaluation)
+        measure_rival = results.fit_rival(self.feed, self.system, outcome.params_of)
         opened = self.open_test()  # after every choice on training and validation cases
         test, readers = self._read(outcome, "test", opened, lambda read, labels: (read, labels))
-        given = measure_given(readers, chosen, chain)
+        given = results.measure_given(readers, chosen, chain)
         params = outcome.params_of(self.system.names[0])
         wall_seconds = outcome.seconds()
         if not is_first():
@@ -330,7 +324,7 @@ class ChainTask(Task):
         save_arrays(self.workdir / GATE_FILE, gates)
         self._write_normal_picture()
         self._write_shapes(params)
-        report = write_results(
+        report = results.write_results(
             self.workdir,
             self.dataset,
             validated=validated,

@@ -27,8 +27,8 @@ from stepcot_jax.losses.step_cot import Objective
 from stepcot_jax.models.student import Baseline, Student
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.record import Records
-from stepcot_jax.run import loading, loading_questions
-from stepcot_jax.run.chain_task import ChainTask
+from stepcot_jax.run import loading
+from stepcot_jax.run.chain_task import ChainTask, find_start
 from stepcot_jax.run.given import Given, name_class
 from stepcot_jax.run.inputs import Inputs, choose_supervision, select_entries
 from stepcot_jax.run.networks import TEACHER, trained_preprocessing
@@ -106,7 +106,7 @@ def _make_chain_task(
     image_encoder = getattr(getattr(system, "networks", None), "image_encoder", None)
     text = _text(system, data, settings, prompts)
     inputs = Inputs(choose_supervision(settings, data), text, image_encoder, select_entries)
-    return ChainTask(settings, inputs, lambda _: system, **context)
+    return ChainTask(settings, inputs, lambda _: system, start=find_start(settings, context["workdir"]), **context)
 
 
 def _make_policy_task(recipe: SFT | GRPO, data: VqaDataset, settings: Settings, **context: Any) -> Task:
@@ -266,7 +266,7 @@ def make_dataset(records: Records, *, image_size: int = 224, seed: int = 0, **se
     if records.chain is None:
         lines = tuple(range(1, len(records) + 1))
         questions = VqaCollection(records.root / FILE_NAME, tuple(records), records.set_aside, lines)
-        return loading_questions.load_questions(load_settings("base", job="sft", **sizes, **settings), questions)
+        return loading.load_questions(load_settings("base", job="sft", **sizes, **settings), questions)
     names = tuple(step.name for step in records.chain.steps)
     of_folder = {"data.source": "folder", "data.root": str(records.root), "data.step_names": names}
     resolved = load_settings("base", **sizes, **of_folder, **settings)

@@ -1,8 +1,8 @@
-"""Loads the cases that the settings name: from a folder, tfds, or the phantom."""
+"""Loads the data that the settings name, from a folder, tfds or the phantom: cases, then questions with boxes."""
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from stepcot_jax.data.images.pixels import FilePixels, PhantomPixels, PixelCache
 from stepcot_jax.data.images.preprocessing import Preprocessing, decode_image_bytes
 from stepcot_jax.data.record_table import RecordTable
 from stepcot_jax.data.splits.making import make_fold, make_splits
-from stepcot_jax.data.splits.splits import Splits
+from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
@@ -21,6 +21,9 @@ from stepcot_jax.run.settings import Settings
 
 if TYPE_CHECKING:
     from stepcot_jax.data.images.image_files import ImageFiles
+    from stepcot_jax.data.questions.record_files import VqaCollection
+    from stepcot_jax.data.questions.vqa_dataset import Progress as WatchQuestions
+    from stepcot_jax.data.questions.vqa_dataset import VqaDataset
     from stepcot_jax.data.records.records import Collection
 
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]  # wraps an iterable with a description, as progress bars do
@@ -216,3 +219,77 @@ def _make_splits(
     except BadInput as error:
         raise BadInput(f"{where}: {error}") from None
     return splits, source
+
+
+# Questions with boxes.
+
+
+def load_vqa_dataset(
+    settings: Settings, *, splits: Sequence[str] = SPLIT_NAMES, progress: "WatchQuestions" = iter
+) -> "VqaDataset":
+    """Return the dataset of reasoning records that `settings.vqa` names."""
+    from stepcot_jax.data.questions import vqa_dataset as questions
+
+    data, phantom = settings.data, settings.phantom
+    if not splits or not set(splits) <= set(SPLIT_NAMES):
+        raise ValueError(f"splits must be some of {', '.join(SPLIT_NAMES)}; got {list(splits)}")
+    if settings.vqa.source != "phantom":
+        from stepcot_jax.data.sources.layouts import read_vqa_source  # of folders alone: 20 modules
+        from stepcot_jax.reasoning.levels import list_keys
+
+        root = find_path(settings.vqa.root, "config.vqa.root")
+        collection = read_vqa_source(
+            root,
+            layout=settings.vqa.layout,
+            box_size=settings.vqa.box_size if any(settings.vqa.box_size) else None,
+            on_bad_record=data.on_bad_record,
+            levels=tuple(list_keys(settings.vqa.level_forms, settings.vqa.levels)) if settings.vqa.levels else (),
+            require_images=False,  # missing pictures are told of with the broken ones
+        )
+        return load_questions(settings, collection, splits=splits, progress=progress)
+    size = settings.image_encoder.image_size
+    loaded = questions.load_phantoms(
+        num_cases=phantom.num_cases,
+        seed=phantom.seed,
+        image_size=phantom.image_size,
+        prevalence=phantom.prevalence,
+        preprocessing=Preprocessing(size, fit="stretch"),
+        splits=splits,
+        fractions=data.split_fractions,
+        split_seed=phantom.seed + data.split_seed,
+        cache_bytes=data.cache_megabytes * 1e6,
+        progress=progress,
+    )
+    return questions.make_vqa_dataset(loaded, splits=splits, size=size, where="the phantoms")
+
+
+def load_questions(
+    settings: Settings,
+    collection: "VqaCollection",
+    *,
+    splits: Sequence[str] = SPLIT_NAMES,
+    progress: "WatchQuestions" = iter,
+) -> "VqaDataset":
+    """Return the dataset of questions that have been read, with their pictures loaded as the settings say."""
+    from stepcot_jax.data.questions import vqa_dataset as questions
+
+    data, size = settings.data, settings.image_encoder.image_size
+    loaded = questions.load_pictures(
+        collection,
+        preprocessing=Preprocessing(size, fit="stretch"),
+        splits=splits,
+        how=questions.SplitOptions(
+            fractions=data.split_fractions,
+            seed=data.split_seed,
+            val_share=settings.vqa.val_share,
+            shared=settings.vqa.shared_pictures,
+            near_duplicate_radius=data.near_duplicate_radius,
+        ),
+        on_bad_record=data.on_bad_record,
+        check_images=data.check_images,
+        max_pixels=settings.data.max_pixels,
+        cache_bytes=data.cache_megabytes * 1e6,
+        num_threads=data.decoding_threads,
+        progress=progress,
+    )
+    return questions.make_vqa_dataset(loaded, splits=splits, size=size, where=str(collection.root))

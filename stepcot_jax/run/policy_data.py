@@ -12,6 +12,7 @@ from stepcot_jax.data.questions.check_examples import CheckExample, draw_check_e
 from stepcot_jax.data.questions.making import write_texts
 from stepcot_jax.data.questions.record_files import write_vqa_records
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
+from stepcot_jax.evaluation.replies import ReplyScore
 from stepcot_jax.features.patch_input import PatchInput
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
@@ -35,11 +36,10 @@ from stepcot_jax.policies.records import (
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.reasoning.dialects import read_reply, write_question
 from stepcot_jax.record import Record
-from stepcot_jax.run.loading_questions import load_vqa_dataset
-from stepcot_jax.run.policy_start import naming_start, refuse_seen_patients, write_patients
+from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.settings import Settings
-from stepcot_jax.run.stored_policy import StoredPolicy, check_encoder
-from stepcot_jax.run.stored_reading import seal
+from stepcot_jax.run.start import naming_start, refuse_seen_patients, write_patients
+from stepcot_jax.run.stored import StoredPolicy, check_encoder, seal
 from stepcot_jax.systems.curriculum import stage_texts
 from stepcot_jax.systems.sft import See
 from stepcot_jax.training.checkpoints import saved_steps
@@ -158,6 +158,15 @@ def count_vocabulary(settings: Settings, dataset: VqaDataset, further: Sequence[
     if settings.self_check.enabled:
         texts += check_texts(draw_checks(settings, dataset))
     return Vocabulary.count(texts, largest=settings.image_encoder.image_size, num_merges=settings.policy.num_merges)
+
+
+@dataclasses.dataclass(frozen=True)
+class Answered:
+    """Questions with replies."""
+
+    records: Sequence[Record]
+    texts: Sequence[str]
+    scores: Sequence[ReplyScore]
 
 
 TEST_RECORDS = "records/test.jsonl"

@@ -1,7 +1,6 @@
 """The task of reasoning records: a policy that is fine-tuned on them and optimised for rewards."""
 
 import contextlib
-import dataclasses
 import functools
 import math
 import operator
@@ -11,16 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import msgspec
 import numpy as np
 from PIL import Image
 
 from stepcot_jax.data.images.drawn_boxes import PREDICTED, TRUE, draw_named_boxes
-from stepcot_jax.data.questions.record_files import write_replies
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.evaluation import replies
-from stepcot_jax.evaluation.replies import BASELINE, ReplyScore, Results, ScoringSettings
+from stepcot_jax.evaluation.replies import ReplyScore, ScoringSettings
 from stepcot_jax.evaluation.statistics import count_once
 from stepcot_jax.evaluation.unread import WARNING, count_unread, describe_unread
 from stepcot_jax.host.errors import BadInput
@@ -31,16 +28,15 @@ from stepcot_jax.policies.policy_files import read_lengths
 from stepcot_jax.policies.sampling import Sampling, reply_in_batches
 from stepcot_jax.reasoning.levels import LEVELS
 from stepcot_jax.reasoning.plain_replies import PLAIN
-from stepcot_jax.record import KINDS, Record
+from stepcot_jax.record import Record
 from stepcot_jax.rewards.functions import RewardFunction, grounding
 from stepcot_jax.rewards.presets import make_functions
-from stepcot_jax.run.policy_data import PolicyData, load_policy_data
-from stepcot_jax.run.policy_networks import choose_policy, find_qwen, load_patches, make_normalise
-from stepcot_jax.run.policy_start import given_start, naming_start, read_policy_start, smooth_start
+from stepcot_jax.run.networks import choose_policy, find_qwen, load_patches, make_normalise
+from stepcot_jax.run.policy_data import Answered, PolicyData, load_policy_data
 from stepcot_jax.run.settings import Settings
-from stepcot_jax.run.stored_policy import StoredPolicy
-from stepcot_jax.run.stored_reading import STATISTICS_FILE, seal
-from stepcot_jax.run.task import REPORT, Outcome, Task
+from stepcot_jax.run.start import given_start, naming_start, read_policy_start, smooth_start
+from stepcot_jax.run.stored import StoredPolicy
+from stepcot_jax.run.task import Outcome, Task
 from stepcot_jax.systems import sft
 from stepcot_jax.systems.curriculum import StagedRows, make_staged_rows
 from stepcot_jax.systems.grpo import Rollouts
@@ -52,116 +48,10 @@ from stepcot_jax.training.processes import is_first
 from stepcot_jax.training.state import TrainState
 from stepcot_jax.training.system import Batch, Stream
 
-# Results of a policy's run: replies, figures with intervals and a baseline, and examples with boxes drawn.
-
-
-REPLIES_FOLDER = "replies"
 EXAMPLES_FOLDER = "examples"
 
 _NUM_EXAMPLES = 12
 _TILE = 256  # pixels
-_SHOWN: tuple[tuple[str, replies.Key], ...] = (
-    ("A", ("a_score", "mean")),
-    *((f"A {kind}", ("a_score", kind)) for kind in KINDS),
-    ("V", ("v_score", "all")),
-    ("V findings", ("v_score", "findings")),
-    ("V regions", ("v_score", "regions")),
-    ("passed", ("grounding", "all")),
-    ("well formed", ("format", "all")),
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class Answered:
-    """Questions with replies."""
-
-    records: Sequence[Record]
-    texts: Sequence[str]
-    scores: Sequence[ReplyScore]
-
-
-def write_policy_results(
-    workdir: pathlib.Path,
-    answered: Mapping[str, Answered],
-    *,
-    train: Sequence[Record],
-    scoring: ScoringSettings,
-    outcome: Outcome,
-    num_resamples: int,
-    end_of_sft: int = 0,
-) -> dict[str, Any]:
-    """Write the test replies of each phase, statistics and report; print the figures; return the report."""
-    from stepcot_jax.run.scored_baseline import score_baseline  # for the end of a run alone
-
-    for phase, answers in answered.items():
-        write_replies(workdir / REPLIES_FOLDER / f"{phase}_test.jsonl", answers.records, answers.texts)
-    records = next(iter(answered.values())).records
-    baseline, remark = score_baseline(train, records, scoring)
-    results = replies.summarise(
-        records,
-        {phase: answers.scores for phase, answers in answered.items()},
-        scoring,
-        baseline=baseline,
-        num_resamples=max(num_resamples, 1),
-        notes=[remark],
-    )
-    write_whole(workdir / STATISTICS_FILE, replies.encode(replies.to_json(results)))
-    seal(workdir, [STATISTICS_FILE])
-    told, notes = describe_unread(results.unread), []
-    if end_of_sft and "sft" in outcome.best:
-        notes.append(_note_start(outcome.best["sft"].step, end_of_sft, phase=list(answered)[-1].upper()))
-    notes = [note for note in notes if note]
-    report = {
-        "num_questions": results.num_records,
-        "num_patients": results.num_patients,
-        "wall_seconds": outcome.seconds(),
-        "best": {name: {"step": best.step, "validation_score": best.score} for name, best in outcome.best.items()},
-        "baseline": _figures(results, BASELINE),
-        "test": {phase: _figures(results, phase) for phase in answered},
-        "unread": results.unread,
-        "notes": notes,
-    }
-    write_whole(workdir / REPORT, msgspec.json.format(replies.encode(report), indent=2) + b"\n")
-    print("\n".join([*told, *describe_results(results, with_intervals=num_resamples > 0), *notes]))
-    print(f"\n{report['wall_seconds']:.0f} s; written to {workdir / REPORT}")
-    return report
-
-
-def _note_start(best: int, end_of_sft: int, *, phase: str = "GRPO") -> str:
-    """Return a note on "GRPO less SFT" if GRPO, or DPO, did not begin at the row of SFT, else ""."""
-    if best == end_of_sft:
-        return ""
-    return (
-        f"{phase} began at the last weights of SFT (update {end_of_sft}); the row of SFT is of its best (update "
-        f"{best}): a part of {phase} less SFT is fine-tuning."
-    )
-
-
-def _figures(results: Results, row: str) -> dict[str, float]:
-    figures = results.figures[row]
-    return {name.replace(" ", "_"): figures[key].value for name, key in _SHOWN if key in figures}
-
-
-def describe_results(results: Results, *, with_intervals: bool = True) -> list[str]:
-    """Return the figures of every row in %, and the differences of GRPO, as lines of text."""
-    names = [name for name, key in _SHOWN if any(key in row for row in results.figures.values())]
-    width = max(map(len, results.figures))
-    lines = [f"{'test split, %':{width}}  " + "  ".join(f"{name:>11}" for name in names)]
-    keys = dict(_SHOWN)
-    for row, figures in results.figures.items():
-        values = [figures[keys[name]].value if keys[name] in figures else math.nan for name in names]
-        cells = [f"{'-' if math.isnan(value) else f'{100 * value:.1f}':>11}" for value in values]
-        lines.append(f"{row:{width}}  " + "  ".join(cells))
-    for row, figures in results.differences.items() if with_intervals else ():
-        if row == BASELINE:
-            continue
-        shown = [
-            f"{name} {100 * difference.value:+.1f} [{100 * difference.low:+.1f}, {100 * difference.high:+.1f}]"
-            for name in ("A", "V", "V findings")
-            if (difference := figures.get(keys[name])) is not None and not math.isnan(difference.value)
-        ]
-        lines.append(f"{row} less {next(iter(results.counts.keys() - {BASELINE, row}), 'sft')}: " + ", ".join(shown))
-    return lines
 
 
 def write_examples(
@@ -322,6 +212,8 @@ def _refuse_grounding(
 class PolicyTask(Task):
     """The task of the jobs "sft", "grpo" and "dpo"."""
 
+    contents = "records, images or splits"
+
     def __init__(
         self,
         settings: Settings,
@@ -394,11 +286,6 @@ class PolicyTask(Task):
         """A batch of one prompt; JAX does not trace its frozen encoder, even within a traced function."""
         with jax.ensure_compile_time_eval():
             return self.data.make_prompts(self.dataset.splits.train[:1])
-
-    @property
-    def batch_shapes(self) -> Batch:
-        """Not used: every phase has its own stream."""
-        raise NotImplementedError("each phase of a policy has a stream of its own")
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[Stream]:
@@ -538,18 +425,7 @@ class PolicyTask(Task):
     def check_same_splits(self) -> None:
         """Refuse records whose lengths or vocabulary size differ from the checkpoint's; the digest covers the rest."""
         if read_lengths(self.workdir) != self.lengths:
-            raise self._other_data()
-
-    def check_same_data(self, digest: str) -> None:
-        """Refuse other records, images or splits."""
-        if digest != self.digest:
-            raise self._other_data()
-
-    def _other_data(self) -> BadInput:
-        return BadInput(
-            f"{self.workdir}: records, images or splits differ from those the run started with; use the same data or a "
-            "new workdir"
-        )
+            self.check_same_data("")
 
     def write_facts(self) -> None:
         """Write lengths, vocabulary, the test records and the patients of each split."""
@@ -557,6 +433,8 @@ class PolicyTask(Task):
 
     def finish(self, outcome: Outcome) -> dict[str, Any]:
         """Answer the test questions with the best weights of each phase; write replies and report."""
+        from stepcot_jax.run.results import write_policy_results
+
         opened = self.data.open_test()
         answered = {
             name: self.answer(outcome.params_of(name), opened.dataset.splits.test, opened)

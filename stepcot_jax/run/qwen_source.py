@@ -27,7 +27,6 @@ from stepcot_jax.policies.qwen_weights import (
     shrink_config,
 )
 from stepcot_jax.policies.tokenizers import PretrainedTokenizer, Vocabulary
-from stepcot_jax.run.configs import load_config
 from stepcot_jax.run.fields import naming
 from stepcot_jax.run.settings import Settings
 
@@ -89,7 +88,8 @@ class QwenSource:
             low_rank = LowRankSettings(
                 rank=policy.low_rank, alpha=policy.low_rank_alpha, targets=policy.low_rank_targets
             )
-        return QwenPolicy(network, low_rank, mesh, not policy.random, settings.parallel.gather_once)
+        parallel = settings.parallel
+        return QwenPolicy(network, low_rank, mesh, not policy.random, parallel.gather_once, parallel.scan_layers)
 
     def load(self, policy: QwenPolicy) -> Params:
         """Return the checkpoint's parameters in the parts of the policy, without LoRA's, as stored, all checked."""
@@ -138,11 +138,6 @@ def find_qwen(settings: Settings, *, workdir: pathlib.Path | None = None) -> Qwe
         raise BadInput(f"config.image_encoder.image_size: {size} is not a multiple of {unit} px, a token's side")
     if folder is not None:
         _check_pictures(settings, folder, vision)
-        if workdir is None and policy.num_merges != (default := load_config("base").policy.num_merges):
-            raise BadInput(
-                f"config.policy.num_merges: {policy.num_merges} has no effect with the tokenizer of {folder} (leave it "
-                f"out: {default})"
-            )
     if workdir is None and policy.low_rank:
         _check_targets(policy.low_rank_targets, config)
     return QwenSource(folder=folder, config=config, vision=vision, grid=size // unit)

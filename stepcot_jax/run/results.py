@@ -1,17 +1,23 @@
-"""Results of a finished run: predictions of the best weights, calibration, statistics and report."""
+"""Results at the end of a run: predictions or replies of the best weights, calibration, statistics and report.
+
+Only the end of a run imports this module. Chains first, with plain heads beside their networks; then trees, policies.
+"""
 
 import dataclasses
+import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
 import msgspec
 import numpy as np
 from jaxtyping import Int
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.evaluation import consistency, operating_points
+from stepcot_jax.data.questions.record_files import write_replies
+from stepcot_jax.evaluation import consistency, operating_points, replies, structured_reports
 from stepcot_jax.evaluation.calibration import Calibration, fit_calibration, measure_errors
 from stepcot_jax.evaluation.chains import evaluate
 from stepcot_jax.evaluation.counting import (
@@ -24,6 +30,7 @@ from stepcot_jax.evaluation.counting import (
 from stepcot_jax.evaluation.interventions import as_probabilities, describe_reliance, measure_reliance
 from stepcot_jax.evaluation.joint import JointModel, ReadLogits, add_joined, learn_tree, name_joined, write_joints
 from stepcot_jax.evaluation.joint_fit import WrittenBack
+from stepcot_jax.evaluation.linear_heads import FittedHeads, Rival, compare_with_heads, fit_linear_heads
 from stepcot_jax.evaluation.operating_points import Rule
 from stepcot_jax.evaluation.predictions import (
     FACTS,
@@ -32,11 +39,18 @@ from stepcot_jax.evaluation.predictions import (
     ValidationPredictions,
     write_predictions,
 )
+from stepcot_jax.evaluation.replies import BASELINE, Results, ScoringSettings
+from stepcot_jax.evaluation.scored_baseline import score_baseline
 from stepcot_jax.evaluation.statistics import MIN_PATIENTS, as_plain, count_patients
 from stepcot_jax.evaluation.summary import describe, describe_normal, format_table, report_dict, summarise
+from stepcot_jax.evaluation.unread import describe_unread
+from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.own_folder import save
+from stepcot_jax.record import KINDS, Record
+from stepcot_jax.run.inputs import Feed
+from stepcot_jax.run.plain_network import name_plain_command
 from stepcot_jax.run.sections import EvaluationSettings
-from stepcot_jax.run.stored_reading import (
+from stepcot_jax.run.stored import (
     CALIBRATION_FILE,
     JOINT_FILE,
     PAIRS_FILE,
@@ -45,11 +59,15 @@ from stepcot_jax.run.stored_reading import (
     STATISTICS_FILE,
     seal,
 )
-from stepcot_jax.run.task import REPORT
+from stepcot_jax.run.task import REPORT, Outcome
+from stepcot_jax.systems.networks import encode_in_parts
+from stepcot_jax.systems.step_cot import StepCoT
 from stepcot_jax.training.checkpoints import Best
+from stepcot_jax.training.processes import is_first
+from stepcot_jax.training.system import System
 
 if TYPE_CHECKING:
-    from stepcot_jax.evaluation.linear_heads import Rival
+    from stepcot_jax.run.policy_data import Answered
 
 PREDICTIONS = "predictions"
 NUM_GIVEN = 500
@@ -150,7 +168,7 @@ def write_results(
     chosen: Chosen,
     test: SplitPredictions,
     given: Given,
-    rival: "Rival | None" = None,
+    rival: Rival | None = None,
     best: Mapping[str, Best],
     wall_seconds: float,
     evaluation: EvaluationSettings,
@@ -232,3 +250,208 @@ def _measure(
         chosen.thresholds, joined, chain, calibration=calibration, num_resamples=num_resamples
     )
     return statistics, operating_points.OperatingPoints.of_findings(chosen.rule, points)
+
+
+# Linear heads on the features of a finished run's encoder, beside its networks.
+
+
+NUM_ROWS = 10_000
+"""Largest number of images of training and validation that linear heads are fitted on, spread evenly over the split."""
+
+
+def read_features(
+    feed: Feed, system: StepCoT, params: Any, split: str, num_cases: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield image features [case, width] and labels [case, step] of the rows of `Feed.sample_batches`."""
+    for rows in feed.sample_batches(split, num_cases):
+        yield encode_in_parts(system.networks, params, rows), rows["labels"]
+
+
+def fit_heads(feed: Feed, system: StepCoT, params: Any) -> tuple[FittedHeads, int]:
+    """Return linear heads on the features that `params` give, and the number of training cases."""
+    features, labels, dataset = {}, {}, feed.inputs.dataset
+    for split in ("train", "val"):
+        parts = zip(*read_features(feed, system, params, split, NUM_ROWS), strict=True)
+        features[split], labels[split] = map(np.concatenate, parts)
+    labels["train"] = dataset.training_targets[feed.sample("train", NUM_ROWS)]  # as of the networks
+    return fit_linear_heads(features, labels, dataset.chain.answers_per_step), len(labels["train"])
+
+
+def fit_rival(
+    feed: Feed, system: System, params_of: Callable[[str], Any]
+) -> Callable[[Feed, SplitPredictions], Rival] | None:
+    """Return a function that measures linear heads on the test split; None in a run without a teacher."""
+    if type(system) is not StepCoT:
+        return None
+    params = {name: tree for name, tree in params_of("teacher").items() if name == "image_encoder"}
+    if not is_first():  # the others wait for the report
+        return None
+    params, settings, chain = jax.device_get(params), feed.settings, feed.inputs.dataset.chain
+    name, note = "heads on the frozen encoder", "read the same frozen features as the networks"
+    if params:
+        trainer = "the teacher and the plain heads" if "plain" in system.names else "the teacher"
+        name, note = "heads on the teacher's encoder", f"are the weaker rival: {trainer} trained the encoder. "
+        note += f"A verdict needs the plain network: {name_plain_command(settings)}"
+    heads, num_cases = fit_heads(feed, system, params)
+    penalties = dict(zip((step.name for step in chain.steps), heads.penalties, strict=True))
+
+    def measure(opened: Feed, test: SplitPredictions) -> Rival:
+        parts = read_features(opened, system, params, "test", len(test.predictions.index))
+        logits = np.concatenate([heads.read(features) for features, _ in parts])
+        figures = compare_with_heads(test, logits, chain, name=name, num_resamples=settings.evaluation.num_resamples)
+        return Rival(name, num_cases, penalties, chain.steps[-1].name, figures, note)
+
+    return measure
+
+
+# A tree of questions: the constant that says no to everything stands beside every figure.
+
+
+def finish_tree(
+    outcome: Outcome,
+    workdir: pathlib.Path,
+    dataset: Dataset,
+    num_resamples: int,
+    read: Callable[[str], SplitPredictions],
+) -> dict[str, Any]:
+    """Write predictions and report; print test scores, with 0.5 and the threshold chosen on validation.
+
+    `read` returns the predictions of the best weights for a split; "test" is read after the choice.
+    """
+    validated = read("val")
+    thresholds = {
+        name: structured_reports.choose_threshold(logits, validated.predictions.labels, dataset.chain)
+        for name, logits in validated.predictions.logits.items()
+    }
+    test, wall_seconds, best = read("test"), outcome.seconds(), outcome.best
+    if not is_first():
+        return {}
+    chain = dataset.chain
+    write_splits(workdir, chain, val=validated, test=test)
+    given = {
+        f"{name}, threshold {threshold}{how}": structured_reports.answer_tree(logits, chain, threshold=threshold)
+        for name, logits in test.predictions.logits.items()
+        for threshold, how in ((0.5, ""), (thresholds[name], " (chosen on validation)"))
+    }
+    scores, differences = structured_reports.score_reports(
+        given,
+        test.predictions.labels,
+        chain,
+        patients=test.facts["patient_id"],
+        num_resamples=num_resamples,
+    )
+    report = {
+        "num_cases": dataset.num_cases,
+        "wall_seconds": round(wall_seconds, 1),
+        "thresholds": thresholds,
+        "best": describe_best(best),
+        "test": as_plain(scores),
+        "test_less_constant": as_plain(differences),
+        "published_test_of_hi_vqa": structured_reports.PUBLISHED,
+    }
+    save(workdir / REPORT, report)
+    print(structured_reports.format_scores(scores, differences))
+    for model, parts in differences.items():
+        gain = 100 * parts[structured_reports.ALL]["f1"].value
+        print(f"{model}: F1 {gain:+.1f} points against the constant that says no to everything")
+    print(f"\n{wall_seconds:.0f} s; written to {workdir / REPORT}")
+    outcome.log({f"{model}/f1": parts[structured_reports.ALL]["f1"].value for model, parts in scores.items()})
+    return report
+
+
+# A policy: replies, figures with intervals and a baseline.
+
+
+REPLIES_FOLDER = "replies"
+
+_SHOWN: tuple[tuple[str, replies.Key], ...] = (
+    ("A", ("a_score", "mean")),
+    *((f"A {kind}", ("a_score", kind)) for kind in KINDS),
+    ("V", ("v_score", "all")),
+    ("V findings", ("v_score", "findings")),
+    ("V regions", ("v_score", "regions")),
+    ("passed", ("grounding", "all")),
+    ("well formed", ("format", "all")),
+)
+
+
+def write_policy_results(
+    workdir: pathlib.Path,
+    answered: "Mapping[str, Answered]",
+    *,
+    train: Sequence[Record],
+    scoring: ScoringSettings,
+    outcome: Outcome,
+    num_resamples: int,
+    end_of_sft: int = 0,
+) -> dict[str, Any]:
+    """Write the test replies of each phase, statistics and report; print the figures; return the report."""
+    for phase, answers in answered.items():
+        write_replies(workdir / REPLIES_FOLDER / f"{phase}_test.jsonl", answers.records, answers.texts)
+    records = next(iter(answered.values())).records
+    baseline, remark = score_baseline(train, records, scoring)
+    results = replies.summarise(
+        records,
+        {phase: answers.scores for phase, answers in answered.items()},
+        scoring,
+        baseline=baseline,
+        num_resamples=max(num_resamples, 1),
+        notes=[remark],
+    )
+    write_whole(workdir / STATISTICS_FILE, replies.encode(replies.to_json(results)))
+    seal(workdir, [STATISTICS_FILE])
+    told, notes = describe_unread(results.unread), []
+    if end_of_sft and "sft" in outcome.best:
+        notes.append(_note_start(outcome.best["sft"].step, end_of_sft, phase=list(answered)[-1].upper()))
+    notes = [note for note in notes if note]
+    report = {
+        "num_questions": results.num_records,
+        "num_patients": results.num_patients,
+        "wall_seconds": outcome.seconds(),
+        "best": describe_best(outcome.best),
+        "baseline": _figures(results, BASELINE),
+        "test": {phase: _figures(results, phase) for phase in answered},
+        "unread": results.unread,
+        "notes": notes,
+    }
+    write_whole(workdir / REPORT, msgspec.json.format(replies.encode(report), indent=2) + b"\n")
+    print("\n".join([*told, *describe_results(results, with_intervals=num_resamples > 0), *notes]))
+    print(f"\n{report['wall_seconds']:.0f} s; written to {workdir / REPORT}")
+    return report
+
+
+def _note_start(best: int, end_of_sft: int, *, phase: str = "GRPO") -> str:
+    """Return a note on "GRPO less SFT" if GRPO, or DPO, did not begin at the row of SFT, else ""."""
+    if best == end_of_sft:
+        return ""
+    return (
+        f"{phase} began at the last weights of SFT (update {end_of_sft}); the row of SFT is of its best (update "
+        f"{best}): a part of {phase} less SFT is fine-tuning."
+    )
+
+
+def _figures(results: Results, row: str) -> dict[str, float]:
+    figures = results.figures[row]
+    return {name.replace(" ", "_"): figures[key].value for name, key in _SHOWN if key in figures}
+
+
+def describe_results(results: Results, *, with_intervals: bool = True) -> list[str]:
+    """Return the figures of every row in %, and the differences of GRPO, as lines of text."""
+    names = [name for name, key in _SHOWN if any(key in row for row in results.figures.values())]
+    width = max(map(len, results.figures))
+    lines = [f"{'test split, %':{width}}  " + "  ".join(f"{name:>11}" for name in names)]
+    keys = dict(_SHOWN)
+    for row, figures in results.figures.items():
+        values = [figures[keys[name]].value if keys[name] in figures else math.nan for name in names]
+        cells = [f"{'-' if math.isnan(value) else f'{100 * value:.1f}':>11}" for value in values]
+        lines.append(f"{row:{width}}  " + "  ".join(cells))
+    for row, figures in results.differences.items() if with_intervals else ():
+        if row == BASELINE:
+            continue
+        shown = [
+            f"{name} {100 * difference.value:+.1f} [{100 * difference.low:+.1f}, {100 * difference.high:+.1f}]"
+            for name in ("A", "V", "V findings")
+            if (difference := figures.get(keys[name])) is not None and not math.isnan(difference.value)
+        ]
+        lines.append(f"{row} less {next(iter(results.counts.keys() - {BASELINE, row}), 'sft')}: " + ", ".join(shown))
+    return lines

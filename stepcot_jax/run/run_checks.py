@@ -15,7 +15,7 @@ from stepcot_jax.data.uncertain import note_one_answers
 from stepcot_jax.host.errors import DISK_ERRORS, BadInput, RunStopped, describe_disk
 from stepcot_jax.run.given import Given, check_same_given
 from stepcot_jax.run.settings import Settings, changed_keys, read_settings
-from stepcot_jax.run.stored_reading import RESULT_FILES, seal
+from stepcot_jax.run.stored import RESULT_FILES, seal
 from stepcot_jax.training.checkpoints import saved_steps
 
 _RESULTS = (*RESULT_FILES, "report.json", "predictions", "replies")

@@ -281,6 +281,7 @@ class ParallelSettings:
     model_devices: Count
     num_passes: Count
     gather_once: bool
+    scan_layers: bool
     remat: bool
 
 

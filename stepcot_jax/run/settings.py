@@ -145,49 +145,31 @@ class Settings:
                 raise BadInput(f"config.{key}: {found!r} with {self.named_job}; expected {expected}")
 
     def _contradictions(self) -> Iterator[tuple[str, bool, str]]:
-        """Yield a setting, whether a run would silently compute something else than it says, and what is expected."""
-        encoder, augments = self.image_encoder, self.data.augment != "none"
-        is_imported, is_large = encoder.name == "imported", bool(self.policy.weights)
-        retries = self.self_check.enabled
-        is_gated = self.rewards.gate == "released" and self.rewards.weights.get("well_formed", 0) > 0
-        if self.start.checkpoint:
-            expected = "'' (config.policy.start names the run that a policy starts from)"
-            yield "start.checkpoint", self.job not in ("teacher", "distill"), expected
+        """Yield a setting, whether a result would silently be of something else than it says, and what is expected."""
+        encoder, policy, is_large = self.image_encoder, self.policy, bool(self.policy.weights)
+        is_imported, retries = encoder.name == "imported", self.self_check.enabled
+        is_elsewhere = self.job not in ("teacher", "distill")
+        expected = "'' (config.policy.start names the run that a policy starts from)"
+        yield "start.checkpoint", bool(self.start.checkpoint) and is_elsewhere, expected
         if self.trains_policy:
-            yield "data.source", self.data.source != "phantom", "'phantom': config.vqa.source and config.vqa.root count"
             yield "data.root", bool(self.data.root), "'': config.vqa.source and config.vqa.root name the records"
             for key in _OF_CHAINS:
-                yield self._unread(key, "a policy reads questions, and stretches pictures and boxes to a square")
-            if encoder.is_frozen:
-                yield self._unread("policy.encoder_widths", "the patches of config.image_encoder.name are read")
-        elif is_large:
-            yield "policy.weights", True, "the job 'sft', 'grpo' or 'dpo'"
-        elif self.data.source == "phantom":
-            yield "data.root", bool(self.data.root), "'', or config.data.source='folder'"
-        for key in _OF_THE_SMALL_DECODER if is_large else ():
-            yield self._unread(f"policy.{key}", "config.policy.weights bring their own network and tokenizer")
-        for key in ("low_rank_alpha", "low_rank_targets") if not self.policy.low_rank else ():
-            yield self._unread(f"policy.{key}", "config.policy.low_rank is 0")
-        if self.trains_policy:
+                found, unused = (operator.attrgetter(key)(settings) for settings in (self, _base()))
+                yield key, found != unused, f"{unused!r} (a policy reads questions, on pictures stretched to a square)"
             expected = "an encoder that reads pictures, and none beside a Qwen2.5-VL"
             yield "image_encoder.name", is_imported or (encoder.is_frozen and is_large), expected
+        else:
+            yield "policy.weights", is_large, "the job 'sft', 'grpo' or 'dpo'"
+            is_unread = self.data.source == "phantom" and bool(self.data.root)
+            yield "data.root", is_unread, "'', or config.data.source='folder'"
         yield from self._contradictions_of_baselines()
-        expected = "'none' with imported features or config.features.store=True, which are of unaugmented images"
         is_stored = is_imported or (encoder.is_frozen and self.features.store)
-        yield "data.augment", augments and is_stored, expected
-        expected = "features imported with those of images (config.image_encoder.name='imported')"
-        yield "prompts.encoder", self.prompts.encoder == "imported" and not is_imported, expected
-        for key, unused in (("random", False), ("shrink", 1), ("low_rank", 0)):
-            is_unread = not is_large and getattr(self.policy, key) != unused
-            yield f"policy.{key}", is_unread, f"{unused}, or config.policy.weights of a Qwen2.5-VL"
+        expected = "'none' with imported features or config.features.store=True, which are of unaugmented images"
+        yield "data.augment", self.data.augment != "none" and is_stored, expected
+        expected = "0, or config.policy.weights of a Qwen2.5-VL"
+        yield "policy.low_rank", policy.low_rank > 0 and not is_large, expected
         expected = "1, or config.policy.random=True: weights of a checkpoint have its size"
-        yield "policy.shrink", self.policy.shrink > 1 and not self.policy.random, expected
-        is_skipping = self.data.check_images == "on_use" and self.data.on_bad_record == "skip"
-        yield (
-            "data.on_bad_record",
-            is_skipping,
-            "'stop' with config.data.check_images='on_use'",
-        )
+        yield "policy.shrink", policy.shrink > 1 and not policy.random, expected
         expected = "config.policy.weights of a Qwen2.5-VL, or another transform"
         yield "parallel.transform", self.parallel.transform == "mesh" and not is_large, expected
         expected = "False with config.self_check.enabled=True, which follows the true answer, as the control then would"
@@ -195,12 +177,11 @@ class Settings:
         expected = f"config.vqa.dialect of {', '.join(STAGED)} and config.self_check.enabled=False"
         is_read = self.vqa.dialect in STAGED and not retries
         yield "grpo.stage_credit", self.grpo.stage_credit != "none" and not is_read, expected
-        expected = (
-            "'released' and well_formed in config.rewards.functions (a reply is valid where its reward is above 0)"
-        )
+        is_gated = self.rewards.gate == "released" and self.rewards.weights.get("well_formed", 0) > 0
+        expected = "'released' and well_formed in config.rewards.functions (a valid reply has a reward above 0)"
         yield "rewards.gate", self.optimising is self.dpo and not is_gated, expected
-        expected = "0 with config.curriculum.schedule or config.policy.weights (a row is one question)"
         is_alone = self.trains_policy and (self.curriculum.schedule != "none" or is_large)
+        expected = "0 with config.curriculum.schedule or config.policy.weights (a row is one question)"
         yield "sft.pack_length", is_alone and self.sft.pack_length > 0, expected
 
     def _contradictions_of_baselines(self) -> Iterator[tuple[str, bool, str]]:
@@ -213,22 +194,12 @@ class Settings:
         is_unread = self.reads_alone and self.training.batch_size not in batch_sizes
         yield "training.batch_size", is_unread, f"{batch_sizes[0]}: config.baseline.batch_size counts"
 
-    def _unread(self, key: str, why: str) -> tuple[str, bool, str]:
-        """Return a setting that this run does not read, for `_contradictions`: at its default nobody misses it."""
-        default = operator.attrgetter(key)(_base())
-        return key, operator.attrgetter(key)(self) != default, f"{default!r} ({why})"
-
 
 _OF_CHAINS = (
-    *("data.layout", "data.augment", "data.sampling", "data.uncertain"),
-    *("image_encoder.fit", "image_encoder.reduced_jpeg"),
-    *("data.num_train", "data.withhold_chains", "data.withhold_answers", "training.updates_per_epoch"),
+    *("data.fold", "data.origins", "data.augment", "data.sampling", "data.uncertain", "data.num_train"),
+    *("data.withhold_chains", "data.withhold_answers", "image_encoder.fit", "training.updates_per_epoch"),
 )
-
-_OF_THE_SMALL_DECODER = (
-    *("tokenizer", "grid", "encoder_widths", "width", "num_layers", "num_heads", "num_kv_heads", "head_width"),
-    "mlp_width",
-)
+"""Settings that a policy does not read, although they would change what it learns."""
 
 
 @functools.cache

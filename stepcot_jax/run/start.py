@@ -1,13 +1,20 @@
-"""The weights that a run starts from (`config.start.checkpoint`): those of another run, perhaps of another chain."""
+"""The run that another starts from: of chains (`config.start.checkpoint`) or of a policy (`config.policy.start`).
 
+Either refuses a test split from which the start, or a run that it started from, has learnt.
+"""
+
+import contextlib
 import dataclasses
+import functools
+import json
 import math
+import operator
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
-import msgspec
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
@@ -16,19 +23,75 @@ from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.splits.splits import read_members
 from stepcot_jax.host.download import find_path, name_source
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_json
+from stepcot_jax.host.files import read_json, write_whole
 from stepcot_jax.host.own_folder import save
 from stepcot_jax.run.fields import naming
 from stepcot_jax.run.settings import Settings, changed_keys, read_settings
-from stepcot_jax.run.stored_reading import StoredReading, read_reading
+from stepcot_jax.run.stored import StoredPolicy, StoredReading, read_policy, read_reading
 from stepcot_jax.training.checkpoints import read_best, restore_params
 from stepcot_jax.training.state import Params
 
-# Parameters of one chain's networks for another chain: steps and answers are matched by name.
-#
-# Teacher and student have a head for each step and a column for each answer; everything else is shared by all steps.
-# Parameters without a counterpart, or with one of another shape, keep their fresh values.
+if TYPE_CHECKING:
+    from stepcot_jax.data.questions.vqa_dataset import VqaDataset
+    from stepcot_jax.features.patch_input import PatchInput
+    from stepcot_jax.policies.policy import AnyPolicy
+    from stepcot_jax.policies.policy_files import AnyTokenizer
+    from stepcot_jax.run.qwen_source import QwenSource
 
+_KEY = "start.checkpoint"
+_POLICY_KEY = "policy.start"
+
+
+def _list_changed(before: Settings, settings: Settings, same: tuple[str, ...], other: tuple[str, ...]) -> list[str]:
+    """Return the changed settings that start with `same`, without those of `other`."""
+    return [key for key in changed_keys(before, settings) if key.startswith(same) and key not in other]
+
+
+def _have_same_source(one: Settings, other: Settings) -> bool:
+    """Return whether two runs may have the same cases; True for those of a caller, which are unknown."""
+    section = "vqa" if other.trains_policy else "data"
+    mine, theirs = getattr(one, section), getattr(other, section)
+    if mine.source == theirs.source == "phantom":
+        return one.phantom.seed == other.phantom.seed
+    return mine.source == theirs.source and (
+        mine.source == "given" or name_source(mine.root) == name_source(theirs.root)
+    )
+
+
+class _Earlier(NamedTuple):
+    """A run that another has started from."""
+
+    source: str  # its workdir as settings name it, a folder or an address
+    workdir: pathlib.Path  # its folder on this machine
+    settings: Settings
+
+
+def _list_starts(settings: Settings) -> tuple[list[_Earlier], list[str]]:
+    """Return the start of a run, the start's own start and so on; and notes if the list ends early."""
+    starts, visited = list[_Earlier](), set[str]()
+    name_start = operator.attrgetter(_POLICY_KEY if settings.trains_policy else _KEY)
+    source = name_start(settings)
+    while source and name_source(source) not in visited:
+        visited.add(name_source(source))
+        try:
+            workdir = find_path(source)
+            if not (workdir / "settings.json").is_file():
+                raise BadInput(f"{source}: no settings.json")
+        except BadInput as error:
+            return starts, [f"an earlier start cannot be read ({error}); test images may be among those it learnt from"]
+        starts.append(_Earlier(source, workdir, read_settings(workdir / "settings.json")))
+        source = name_start(starts[-1].settings)
+    return starts, []
+
+
+# The start of a run of chains. Steps and answers of another chain are matched by name: teacher and student have a head
+# for each step and a column for each answer, everything else is shared by all steps. Parameters without a counterpart,
+# or with one of another shape, keep their fresh values.
+
+
+START_FILE = "start.json"
+_SPLITS_FILE = "splits.json"
+_NUM_SHOWN = 6
 
 _STACKED = re.compile(r"teacher/(?:heads/|image_projections/|step_vectors$)")
 """Parameters of all steps, stacked on the leading axis."""
@@ -139,28 +202,6 @@ def _list_fresh(stored: Params, like: Params, chain: Chain, matches: _Matches) -
             yield f"answers of {step.name!r}: {', '.join(fresh)}"
 
 
-START_FILE = "start.json"
-POLICY_KEY = "config.policy.start"
-_KEY = "config.start.checkpoint"
-_SPLITS_FILE = "splits.json"
-_NUM_SHOWN = 6
-
-
-def list_changed(before: Settings, settings: Settings, same: tuple[str, ...], other: tuple[str, ...]) -> list[str]:
-    """Return the changed settings that start with `same`, without those of `other`."""
-    return [key for key in changed_keys(before, settings) if key.startswith(same) and key not in other]
-
-
-def have_same_source(one: Settings, other: Settings, section: str) -> bool:
-    """Return whether two runs may have the same cases; True for those of a caller, which are unknown."""
-    mine, theirs = getattr(one, section), getattr(other, section)
-    if mine.source == theirs.source == "phantom":
-        return one.phantom.seed == other.phantom.seed
-    return mine.source == theirs.source and (
-        mine.source == "given" or name_source(mine.root) == name_source(theirs.root)
-    )
-
-
 @dataclasses.dataclass(frozen=True)
 class WarmStart:
     """A run whose weights another run starts from."""
@@ -181,20 +222,20 @@ class WarmStart:
         patients = {dataset.cases[index].image: dataset.cases[index].patient for index in range(len(dataset.cases))}
         test = {dataset.cases[index].image for index in dataset.splits.test}
         of_test = {patients[image] for image in test if patients[image]}
-        starts, notes = _list_starts(self)
-        for source, workdir in starts.items():
+        starts, notes = _list_starts(settings)
+        for source, workdir, before in starts:
             path = workdir / _SPLITS_FILE
             if not path.is_file():
                 notes.append(f"{source} does not say which images it has learnt from; test images may be among them")
                 continue
-            if not have_same_source(read_settings(workdir / "settings.json"), settings, "data"):
+            if not _have_same_source(before, settings):
                 continue
             members = read_members(path)
             learnt = [image for name in ("train", "val") for image in members[name]]
             seen = [image for image in learnt if image in test or patients.get(image) in of_test]
             if seen:
                 raise BadInput(
-                    f"{_KEY}: {source} has learnt from {len(seen)} images of this run's test patients "
+                    f"config.{_KEY}: {source} has learnt from {len(seen)} images of this run's test patients "
                     f"(first {seen[0][:80]!r}); expected a test split that the start has not seen, such as its "
                     "own (the same settings of splits and the same cases)"
                 )
@@ -206,7 +247,7 @@ class WarmStart:
         parts = {name: stored[name] for name in self.settings.trains.parts if name in stored}
         matched = match_params(parts, jax.device_get(params), stored_chain=self.reading.chain, chain=chain)
         if not matched.num_taken:
-            raise BadInput(f"{_KEY}: nothing in {self.source} fits this run; {_shorten(matched.misfits)}")
+            raise BadInput(f"config.{_KEY}: nothing in {self.source} fits this run; {_shorten(matched.misfits)}")
         return matched
 
     def describe(self, matched: Matched) -> list[str]:
@@ -238,42 +279,127 @@ class WarmStart:
 def read_warm_start(settings: Settings) -> WarmStart:
     """Return the run that `start.checkpoint` names, without its weights; its data may differ."""
     source = settings.start.checkpoint
-    workdir = find_path(source, _KEY)
+    workdir = find_path(source, f"config.{_KEY}")
     if not workdir.is_dir():
-        raise BadInput(f"{_KEY}: {source} is not a folder; expected the workdir of a run with a teacher")
-    with naming(_KEY):
+        raise BadInput(f"config.{_KEY}: {source} is not a folder; expected the workdir of a run with a teacher")
+    with naming(f"config.{_KEY}"):
         before = read_settings(workdir / "settings.json")
         if not before.trains.parts:
             raise BadInput(f"{source} trained no teacher ({before.named_job})")
         reading = read_reading(workdir)
         latest, best = read_best(workdir / "checkpoints")
-    changed = list_changed(before, settings, ("config.image_encoder.", "config.prompts."), ())
+    changed = _list_changed(before, settings, ("config.image_encoder.", "config.prompts."), ())
     notes = tuple(f"{name} differs: its inputs were made otherwise" for name in changed)
     step = best[name].step if (name := before.trains.names[0]) in best else latest
     return WarmStart(source, workdir, before, reading, step, notes)
 
 
-def _list_starts(start: WarmStart) -> tuple[dict[str, pathlib.Path], list[str]]:
-    """Return the folders of a run, of its start and so on, by name; and notes if the list ends early."""
-    starts, workdir = {start.source: start.workdir}, start.workdir
-    while (path := workdir / START_FILE).is_file():
-        before = read_json(path, _StartFile, accepted="expected the start.json of a run").checkpoint
-        if before in starts:
-            break
-        try:
-            workdir = find_path(before)
-            if not workdir.is_dir():
-                raise BadInput(f"{before}: no such folder")
-        except BadInput as error:
-            return starts, [f"an earlier start cannot be read ({error}); test images may be among those it learnt from"]
-        starts[before] = workdir
-    return starts, []
-
-
-class _StartFile(msgspec.Struct):
-    checkpoint: str
-
-
 def _shorten(items: tuple[str, ...]) -> str:
     more = f"; and {len(items) - _NUM_SHOWN} more in {START_FILE}" if len(items) > _NUM_SHOWN else ""
     return "; ".join(items[:_NUM_SHOWN]) + more
+
+
+# The start of a policy's run.
+
+
+PATIENTS_FILE = "records/patients.json"
+"""Patients of each split of a policy's run."""
+
+_MOST_BYTES = 2**28
+_OF_OWN_ENCODER = ("config.image_encoder.mean", "config.image_encoder.std")
+_SAME_POLICIES = ("config.policy.", "config.image_encoder.image_size", *_OF_OWN_ENCODER)
+_OTHER_POLICIES = ("config.policy.start", "config.policy.num_merges", "config.policy.longest_reply")
+_SPLITS = (
+    "config.data.split_fractions", "config.data.split_seed", "config.phantom.num_cases", "config.phantom.prevalence",
+)  # fmt: skip
+
+
+def read_policy_start(settings: Settings, patches: "PatchInput | None" = None) -> StoredPolicy:
+    """Return the policy of a finished run, with its vocabulary and the best weights of its last phase.
+
+    Its data may differ; for the same phantoms or folder the settings of splits must be equal. `refuse_seen_patients`
+    compares the splits themselves.
+    """
+    workdir = settings.policy.start
+    folder = find_path(workdir, f"config.{_POLICY_KEY}")
+    with naming(f"config.{_POLICY_KEY}"):
+        stored = read_policy(folder, for_training=True, patches=patches)
+        before = stored.run.settings
+        may_differ = _OTHER_POLICIES if patches is None else (*_OTHER_POLICIES, *_OF_OWN_ENCODER)
+        if other := _list_changed(before, settings, _SAME_POLICIES, may_differ):
+            raise BadInput(
+                f"{workdir} has other values of {', '.join(other)}; expected a run with the same network and size of "
+                "pictures"
+            )
+        is_same = _have_same_source(before, settings)
+        if splits := _list_changed(before, settings, _SPLITS, ()) if is_same else []:
+            raise BadInput(
+                f"{workdir} was trained on the same cases with other values of {', '.join(splits)}; expected the same "
+                "splits, or test cases may have been training cases"
+            )
+    return stored
+
+
+def write_patients(workdir: pathlib.Path, dataset: "VqaDataset") -> None:
+    """Write the patients of each split, for runs that start from this one."""
+    patients = {
+        split: sorted({dataset.records[index].patient for index in indices})
+        for split, indices in dataset.splits.by_name().items()
+    }
+    path = workdir / PATIENTS_FILE
+    path.parent.mkdir(exist_ok=True)
+    write_whole(path, f"{json.dumps(patients, ensure_ascii=False)}\n".encode())
+
+
+def read_patients(workdir: pathlib.Path) -> dict[str, list[str]]:
+    """Return the patients of each split of a policy's run."""
+    accepted = "expected the patients of a run"
+    return read_json(workdir / PATIENTS_FILE, dict[str, list[str]], accepted=accepted, max_bytes=_MOST_BYTES)
+
+
+def refuse_seen_patients(settings: Settings, dataset: "VqaDataset") -> None:
+    """Refuse a test split with patients that `policy.start`, or a run that it started from, has learnt from.
+
+    Patients cannot be compared with those of other phantoms, of another folder, and of runs whose folder is gone.
+    """
+    of_test = {dataset.records[index].patient for index in dataset.splits.test}
+    for start, workdir, before in _list_starts(settings)[0]:
+        if not (workdir / PATIENTS_FILE).is_file() or not _have_same_source(before, settings):
+            continue
+        patients = read_patients(workdir)
+        seen = of_test & {*patients.get("train", ()), *patients.get("val", ())}
+        if seen:
+            raise BadInput(
+                f"config.{_POLICY_KEY}: {start} has learnt from {len(seen)} of the {len(of_test)} patients of this "
+                "run's test split; expected a test split that the start has not seen, such as its own"
+            )
+
+
+def given_start(
+    policy: "AnyPolicy", stored: StoredPolicy | None, source: "QwenSource | None"
+) -> Callable[[], Params] | None:
+    """Return a function that loads the parameters to start from; None for random ones."""
+    if stored is not None:
+        params = stored.params
+        return lambda: params
+    large: Any = policy
+    is_given = source is not None and getattr(large, "is_given", False)  # the small decoder has no checkpoint
+    return functools.partial(source.load, large) if source is not None and is_given else None
+
+
+def smooth_start(policy: "AnyPolicy", tokenizer: "AnyTokenizer", *, largest: int) -> Callable[[Params], Params] | None:
+    """Return a function for random parameters of the small decoder, see `policies.policy.start_coordinates`."""
+    from stepcot_jax.models.prefix_vlm import PrefixVlm  # starts of chains need no policy
+    from stepcot_jax.policies.policy import start_coordinates
+
+    if not isinstance(policy, PrefixVlm):
+        return None
+    return functools.partial(start_coordinates, tokenizer=tokenizer, largest=largest)
+
+
+@contextlib.contextmanager
+def naming_start(settings: Settings) -> Iterator[None]:
+    """Add `policy.start` to a `BadInput` about a word that is not in its vocabulary."""
+    start = settings.policy.start
+    with naming(f"config.{_POLICY_KEY}: {start} cannot write these records") if start else contextlib.nullcontext():
+        yield

@@ -6,9 +6,11 @@ and preemption. A task reads its data in its constructor, which gets the keyword
 
 import contextlib
 import dataclasses
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from stepcot_jax.host.errors import BadInput
 from stepcot_jax.training.checkpoints import Best
 from stepcot_jax.training.state import Params, TrainState
 from stepcot_jax.training.system import Batch, Stream, System
@@ -38,9 +40,12 @@ class Task(Protocol):
     before it reads anything. Every process of a run calls the same methods in the same order, except `write_facts`.
 
     Attributes:
+      contents: the data in a few words, such as "cases, labels or splits".
       batch_size: rows of a global batch, for the throughput in the log.
     """
 
+    contents: str
+    workdir: pathlib.Path
     system: System
     batch_size: int
 
@@ -53,8 +58,9 @@ class Task(Protocol):
         """A batch of one row, for `System.init`, which uses its shapes alone."""
 
     @property
-    def batch_shapes(self) -> Batch:
-        """A global batch of the run's stream, or its shapes, to compile updates before there is a state."""
+    def batch_shapes(self) -> Batch | None:
+        """Shapes of a global batch of `stream`, to compile updates ahead; None: they compile at their first batch."""
+        return None
 
     def stream(self) -> contextlib.AbstractContextManager[Stream]:
         """Open the batches of phases without their own stream; leaving the context closes all streams."""
@@ -89,6 +95,11 @@ class Task(Protocol):
 
     def check_same_data(self, digest: str) -> None:
         """Refuse to resume on other data; called with the digest of the restored checkpoint."""
+        if digest != self.digest:
+            raise BadInput(
+                f"{self.workdir}: {self.contents} differ from those the run started with; use the same data or a new "
+                "workdir"
+            )
 
     def write_facts(self) -> None:
         """Write the files that readers of checkpoints need; the first process calls it, at every start."""

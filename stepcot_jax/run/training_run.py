@@ -328,12 +328,14 @@ class Run:
 
     def _compile_ahead(self, plan: Plan, step: int, compiled: Mapping[str, Compiled]) -> dict[str, Compiled]:
         """Return the compiled updates of phases that `step` updates leave; others compile at their first batch."""
+        if (shapes := self.task.batch_shapes) is None:
+            return {**compiled}
         todo = [
             phase
             for phase in plan.phases
             if not (phase.collect or phase.stream or phase.name in compiled or plan.is_over(phase, step))
         ]
-        ahead = {phase.name: self._compile(phase, self.state_shapes, self.task.batch_shapes) for phase in todo}
+        ahead = {phase.name: self._compile(phase, self.state_shapes, shapes) for phase in todo}
         return {**compiled, **ahead}
 
     def _compile(self, phase: Phase, state: Any, batch: Batch) -> Compiled:

@@ -16,7 +16,8 @@ import optax
 from jaxtyping import Array, Float
 
 from stepcot_jax.losses.policy_gradient import dpo_loss
-from stepcot_jax.policies.policy import AnyPolicy, lay_out_once, policy_params
+from stepcot_jax.models.stacked_layers import unstack_layers
+from stepcot_jax.policies.policy import AnyPolicy, lay_out_update, policy_params
 from stepcot_jax.policies.sampling import Replies, generate, rollout_keys
 from stepcot_jax.systems.grpo import Rollouts, sampled_log_probs, score_in_passes
 from stepcot_jax.systems.options import DPO, REFERENCE, DpoOptions
@@ -47,7 +48,7 @@ class DpoUpdate:
     def gradients(self, params: Params, batch: Batch, global_batch: GlobalBatch) -> tuple[dict[str, Array], Params]:
         """Return the numbers of the global batch and the gradients of its loss."""
         divisor = global_batch.add_up(jnp.sum(batch["paired"], dtype=jnp.float32))
-        params = lay_out_once(self.policy, params, global_batch.num_passes)
+        params = lay_out_update(self.policy, params, global_batch.num_passes)
 
         def loss(trained: Params, rows: Batch) -> tuple[Array, dict[str, Array]]:
             current = self.log_probs(policy_params({**params, **trained}, POLICY), rows)
@@ -62,11 +63,12 @@ class DpoUpdate:
             )
             return losses.total, {"loss": losses.total, "margin": losses.margin, "accuracy": losses.accuracy}
 
-        return differentiate(loss, {POLICY: params[POLICY]}, batch, global_batch)
+        numbers, gradients = differentiate(loss, {POLICY: params[POLICY]}, batch, global_batch)
+        return numbers, unstack_layers(gradients)
 
     def freeze(self, params: Params, batch: Batch, global_batch: GlobalBatch) -> Batch:
         """Return a batch with the log-probabilities of the frozen start."""
-        frozen = lay_out_once(self.policy, policy_params(params, REFERENCE), global_batch.num_passes)
+        frozen = lay_out_update(self.policy, policy_params(params, REFERENCE), global_batch.num_passes)
         found = score_in_passes(lambda rows: self.log_probs(frozen, rows), batch, global_batch)
         return {**batch, _FROZEN: found.reshape(-1, 2)}
 

@@ -20,7 +20,8 @@ from stepcot_jax.losses.policy_gradient import (
     self_check_loss,
 )
 from stepcot_jax.losses.sequence import token_log_probs
-from stepcot_jax.policies.policy import AnyPolicy, lay_out_once, policy_params
+from stepcot_jax.models.stacked_layers import unstack_layers
+from stepcot_jax.policies.policy import AnyPolicy, lay_out_update, policy_params
 from stepcot_jax.policies.sampling import Replies, Sampling, generate, rollout_keys
 from stepcot_jax.policies.tokenizers import Tokenizer
 from stepcot_jax.reasoning.dialects import read_reply
@@ -86,7 +87,7 @@ class GrpoUpdate:
         objective = make_objective(self.settings)
         divisor = global_batch.add_up(aggregate_weight(flatten_groups(batch["counted"]), objective))
         num_completions = global_batch.add_up(jnp.float32(batch["counted"].shape[0] * batch["counted"].shape[1]))
-        params = lay_out_once(self.policy, params, global_batch.num_passes)
+        params = lay_out_update(self.policy, params, global_batch.num_passes)
 
         def loss(trained: Params, rows: Batch) -> tuple[Array, dict[str, Array]]:
             log_probs = self.log_probs(policy_params({**params, **trained}, POLICY), rows)
@@ -117,7 +118,8 @@ class GrpoUpdate:
                 total = total + numbers["self_check_loss"]
             return total, {"loss": total, **numbers}
 
-        return differentiate(loss, {POLICY: params[POLICY]}, batch, global_batch)
+        numbers, gradients = differentiate(loss, {POLICY: params[POLICY]}, batch, global_batch)
+        return numbers, unstack_layers(gradients)
 
     def freeze(self, params: Params, batch: Batch, global_batch: GlobalBatch) -> Batch:
         """Return a batch with the log-probabilities that an update compares with.
@@ -129,7 +131,7 @@ class GrpoUpdate:
         rows = {name: value for name, value in batch.items() if name not in (_OLD, _FROZEN)}
 
         def score(params: Params) -> Array:
-            laid = lay_out_once(self.policy, params, global_batch.num_passes)
+            laid = lay_out_update(self.policy, params, global_batch.num_passes)
             log_probs = score_in_passes(lambda part: self.log_probs(laid, part), rows, global_batch)
             return log_probs.reshape(batch["counted"].shape)
 

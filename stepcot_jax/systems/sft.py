@@ -12,7 +12,8 @@ from jaxtyping import Array, Float, Int
 
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.losses.sequence import sequence_loss, sequence_weight
-from stepcot_jax.policies.policy import AnyPolicy, lay_out_once, policy_params
+from stepcot_jax.models.stacked_layers import unstack_layers
+from stepcot_jax.policies.policy import AnyPolicy, lay_out_update, policy_params
 from stepcot_jax.policies.records import EncodedRecord, lay_out_pack, pack_records, stack_rows
 from stepcot_jax.systems.options import SftOptions
 from stepcot_jax.training.devices import GlobalBatch, differentiate
@@ -115,14 +116,15 @@ class SftUpdate:
             parts=batch["parts"], part_weights=batch["part_weights"], reduction=self.settings.reduction
         )
         divisor = global_batch.add_up(share)
-        params = lay_out_once(self.policy, params, global_batch.num_passes)
+        params = lay_out_update(self.policy, params, global_batch.num_passes)
 
         def loss(trained: Params, rows: Batch) -> tuple[Array, dict[str, Array]]:
             logits = self.score({**params, **trained}, rows)
             value = self.loss_of(logits, rows, divisor)
             return value, {"loss": value, **self.measure(logits, rows)}
 
-        return differentiate(loss, {POLICY: params[POLICY]}, batch, global_batch)
+        numbers, gradients = differentiate(loss, {POLICY: params[POLICY]}, batch, global_batch)
+        return numbers, unstack_layers(gradients)
 
     def __call__(
         self, state: TrainState, batch: Batch, global_batch: GlobalBatch

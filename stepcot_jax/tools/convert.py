@@ -39,7 +39,7 @@ from stepcot_jax.reading.trained_model import load_trained
 from stepcot_jax.run.inputs import encode_prompts
 from stepcot_jax.run.networks import load_frozen_encoder, make_networks
 from stepcot_jax.run.settings import Settings, load_settings, write_settings
-from stepcot_jax.run.stored_reading import CONVERTED_FILE, write_reading
+from stepcot_jax.run.stored import CONVERTED_FILE, write_reading
 from stepcot_jax.systems.networks import init_params
 from stepcot_jax.tools.options import add, local_path
 from stepcot_jax.training.checkpoints import Checkpoints, read_best, restore_params

@@ -75,7 +75,7 @@ def read_split(options: argparse.Namespace, name: str, flag: str) -> "tuple[VqaC
     """Return the questions that an argument names, and those of the chosen split."""
     from stepcot_jax.data.questions.question_splits import SEEN
     from stepcot_jax.data.sources.layouts import read_vqa_source
-    from stepcot_jax.run.scored_replies import choose_split
+    from stepcot_jax.reading.scored_file import choose_split
 
     how: Any = {"on_bad_record": options.on_bad_record, "layout": options.layout, "require_images": False}
     how["box_size"] = options.box_size and tuple(options.box_size)

@@ -75,7 +75,8 @@ def differentiate(
     """Return the shares of the global batch added up, and the gradients of its loss; passes are added up in float32."""
     gradient = jax.grad(loss, has_aux=True)
     if global_batch.num_passes == 1:
-        gradients, shares = gradient(params, rows)
+        found, shares = gradient(params, rows)
+        gradients = jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), found)
     else:
         parts, _ = global_batch.split(rows)
         shapes = jax.eval_shape(gradient, params, jax.tree.map(lambda part: part[0], parts))

@@ -63,9 +63,8 @@ def test_every_layout_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        *((b"", "is empty"), (b"id,report\nr1,Example\n", "row 1 has the columns 'id, report' (missing: image)")),
-        (b"id,report,image,ID\n", "twice: id"),
-        (b"id,report,image\nr1,Example\n", "row 2 has 2 fields; the header has 3"),
+        *((b"", "is empty"), (b"id,report\nr1,Example\n", "header ['id', 'report'] lacks image")),
+        (b"id,report,image\nr1,Example\n", "row 2 has 2 cells; expected 3"),
         (b"id,report,image\n ,Example,a.png\n", "row 2, field 'id': ''"),
         (b'id,report,image,patient_id\nr1,Example,a.png,"p\n1"\n', "row 2, field 'patient_id'"),
         *(

@@ -23,7 +23,7 @@ from stepcot_jax.host.terminal import name_command
 from stepcot_jax.reading.image_reader import load
 from stepcot_jax.reading.trained_model import load_trained
 from stepcot_jax.run.settings import read_run_settings
-from stepcot_jax.run.stored_reading import read_reading
+from stepcot_jax.run.stored import read_reading
 from stepcot_jax.run.training_run import Run
 from stepcot_jax.tools import convert
 from stepcot_jax.training.state import flatten

@@ -10,7 +10,7 @@ import stepcot_jax
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.dataset import ClosedFeatures, TestSplitClosed
 from stepcot_jax.run.inputs import Inputs, load_cases
-from stepcot_jax.run.loading_questions import load_vqa_dataset
+from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.settings import load_settings
 
 OPENERS = {

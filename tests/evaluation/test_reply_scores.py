@@ -10,10 +10,10 @@ from evaluate_replies.asked import ask
 
 from stepcot_jax.box import Box
 from stepcot_jax.evaluation import replies as tested
+from stepcot_jax.evaluation.reply_page import make_tables
 from stepcot_jax.reasoning.dialects import WRITTEN, write_reply
 from stepcot_jax.reasoning.replies import Judged
 from stepcot_jax.record import Record
-from stepcot_jax.run.reply_page import make_tables
 from stepcot_jax.systems.policy_system import PolicySystem
 
 RECORDS, _ = ask(24)

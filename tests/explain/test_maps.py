@@ -24,7 +24,7 @@ from stepcot_jax.reading.explain import (
 from stepcot_jax.reading.programs import Reader
 from stepcot_jax.reading.radiographs import to_input
 from stepcot_jax.reading.trained_model import load_trained
-from stepcot_jax.run.normal_picture import NormalPicture, write_normal_picture
+from stepcot_jax.run.stored import NormalPicture, write_normal_picture
 from stepcot_jax.systems.networks import init_params
 
 IMAGES = np.random.default_rng(0).standard_normal((3, SIDE, SIDE, 3)).astype(np.float32)

@@ -114,7 +114,10 @@ def test_objects_are_never_unpickled(tmp_path):
 
 BROKEN = [
     *(("made.npy", content, "cannot be read") for content in (b"", b"PK\x03\x04", b"\x93NUMPY\x01\x00\x10\x00[[[[")),
-    *(("ids.csv", b"name\nimages/0.png\n", r"columns are \['name'\]"), ("ids.json", b"7", "cannot be read")),
+    *(
+        ("ids.csv", b"name\nimages/0.png\n", r"columns are \['name'\]"),
+        ("ids.json", b"7", "Expected `array`, got `int`"),
+    ),
     ("ids.xml", b"", r"suffix '.xml' is not one of .txt"),
 ]
 

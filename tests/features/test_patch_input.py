@@ -11,7 +11,7 @@ from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.frozen_features import store_patches
-from stepcot_jax.run.policy_networks import patches_of
+from stepcot_jax.run.networks import patches_of
 
 PICTURES = np.stack([draw(number) for number in (3, 5, 300, 7, 3)])
 

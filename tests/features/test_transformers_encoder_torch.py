@@ -12,7 +12,7 @@ from PIL import Image
 from stepcot_jax.data.images.preprocessing import normalise, resize_image
 from stepcot_jax.features.frozen_encoders import load_transformers_encoder
 from stepcot_jax.features.store import FrozenImageEncoder
-from stepcot_jax.run.policy_networks import load_patches
+from stepcot_jax.run.networks import load_patches
 from stepcot_jax.run.settings import load_settings
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}

@@ -16,8 +16,8 @@ from stepcot_jax.data.questions.record_files import write_vqa_records
 from stepcot_jax.policies.policy_files import PolicyLengths, write_lengths
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.reasoning.dialects import write_question, write_reply
-from stepcot_jax.run.loading_questions import load_vqa_dataset
-from stepcot_jax.run.policy_networks import make_policy
+from stepcot_jax.run.loading import load_vqa_dataset
+from stepcot_jax.run.networks import make_policy
 from stepcot_jax.run.settings import load_settings, write_settings
 from stepcot_jax.training.checkpoints import Best, Checkpoints
 from stepcot_jax.training.state import TrainState

@@ -11,7 +11,7 @@ from refusals import refuse
 from stepcot_jax.data.questions.making import write_texts
 from stepcot_jax.policies import records as tested
 from stepcot_jax.policies.tokenizers import Vocabulary
-from stepcot_jax.run.loading_questions import load_vqa_dataset
+from stepcot_jax.run.loading import load_vqa_dataset
 
 TOKENS = some.lists(some.integers(2, WORDS - 1), min_size=1, max_size=4)
 

@@ -9,7 +9,7 @@ from stepcot_jax.data.images.preprocessing import normalise as normalise_on_host
 from stepcot_jax.models.prefix_vlm import sinusoids
 from stepcot_jax.policies.policy import PatchMap, normalise, start_coordinates
 from stepcot_jax.policies.tokenizers import Vocabulary
-from stepcot_jax.run.policy_networks import make_policy
+from stepcot_jax.run.networks import make_policy
 from stepcot_jax.run.settings import load_settings
 
 SIZES = {"policy.grid": 2, "policy.encoder_widths": (8, 12), "policy.width": 16, "policy.num_layers": 1}

@@ -22,7 +22,7 @@ from stepcot_jax.reading.trained_model import load_trained, read_default_model
 from stepcot_jax.run import stored
 from stepcot_jax.run.results import rank_networks
 from stepcot_jax.run.settings import write_settings
-from stepcot_jax.run.stored_reading import write_reading
+from stepcot_jax.run.stored import write_reading
 from stepcot_jax.training.checkpoints import Checkpoints
 from stepcot_jax.training.state import TrainState
 

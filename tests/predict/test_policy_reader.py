@@ -19,7 +19,7 @@ from stepcot_jax.policies.tokenizers import split_pieces
 from stepcot_jax.reading import image_reader, policy_reader
 from stepcot_jax.reading.policy_reader import PolicyReader, load_reader
 from stepcot_jax.reasoning.dialects import write_question, write_reply
-from stepcot_jax.run.stored_policy import read_policy
+from stepcot_jax.run.stored import read_policy
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (48, 64)).astype(np.uint8)
 

@@ -14,7 +14,7 @@ from stepcot_jax.reading import programs as reader_module
 from stepcot_jax.reading import trained_model
 from stepcot_jax.reading.programs import Reader
 from stepcot_jax.reading.trained_model import load_trained
-from stepcot_jax.run.stored_reading import RESULT_FILES, read_shapes, seal, write_shapes
+from stepcot_jax.run.stored import RESULT_FILES, read_shapes, seal, write_shapes
 from stepcot_jax.systems.networks import make_predict
 from stepcot_jax.training.state import shapes_by_name
 

@@ -14,12 +14,12 @@ from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_
 from stepcot_jax.data.questions.vqa_dataset import _without_answer, scale_record
 from stepcot_jax.evaluation.audits import perturb_records
 from stepcot_jax.evaluation.replies import ScoringSettings, as_columns, choose_dialect, prepare_figures, score_all
+from stepcot_jax.evaluation.scored_baseline import fit_baseline, score_baseline
 from stepcot_jax.evaluation.statistics import count_once
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import answer_start, read_reply, write_question, write_reply
 from stepcot_jax.record import Record
 from stepcot_jax.rewards.answers import answer_reward, why_unread
-from stepcot_jax.run.scored_baseline import fit_baseline, score_baseline
 
 
 def ask(answer, kind="closed", name="1", **fields):

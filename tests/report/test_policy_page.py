@@ -8,8 +8,8 @@ from refusals import refuse
 from report.browser import find_broken_words, find_violations, watch
 
 from stepcot_jax.evaluation.replies import BASELINE, ScoringSettings, encode, score_text, summarise, to_json
+from stepcot_jax.evaluation.scored_baseline import score_baseline
 from stepcot_jax.reasoning.dialects import write_reply
-from stepcot_jax.run.scored_baseline import score_baseline
 from stepcot_jax.tools.report.command import main
 from stepcot_jax.tools.report.replies import write_charts
 

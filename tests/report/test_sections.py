@@ -10,7 +10,7 @@ from stepcot_jax.evaluation.consistency import count_pairs, write_pairs
 from stepcot_jax.evaluation.counting import Counting, measure_corrections
 from stepcot_jax.evaluation.operating_points import OperatingPoints, Rule
 from stepcot_jax.reading.finished import FinishedRun
-from stepcot_jax.run.stored_reading import PAIRS_FILE
+from stepcot_jax.run.stored import PAIRS_FILE
 from stepcot_jax.tools.report import sections as tested
 
 VAL, TEST = make_split(3, num_cases=200), make_split(4, num_cases=100)

@@ -14,7 +14,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.policy_reader import load_reader
 from stepcot_jax.run import policy_data
 from stepcot_jax.run.configs import load_config
-from stepcot_jax.run.stored_policy import read_policy
+from stepcot_jax.run.stored import read_policy
 from stepcot_jax.run.training_run import Run
 from stepcot_jax.systems.grpo import Rollouts
 from stepcot_jax.training.state import flatten

@@ -12,8 +12,7 @@ from stepcot_jax.encoders.load import load_image_encoder
 from stepcot_jax.extras.cloud.stores import StoreFolder
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.reading.cases import open_run
-from stepcot_jax.run.loading import load_dataset
-from stepcot_jax.run.loading_questions import load_vqa_dataset
+from stepcot_jax.run.loading import load_dataset, load_vqa_dataset
 from stepcot_jax.run.places import Place
 from stepcot_jax.run.settings import load_settings, read_settings
 from stepcot_jax.tools.data.command import main as data

@@ -10,9 +10,8 @@ from run.small_run import Killed, read_log, stop_at, train
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.host.errors import Preempted
 from stepcot_jax.policies.policy_files import read_lengths
-from stepcot_jax.run import policy_task as policy_results
-from stepcot_jax.run import scored_baseline
-from stepcot_jax.run.policy_networks import read_tokenizer
+from stepcot_jax.run import results
+from stepcot_jax.run.networks import read_tokenizer
 from stepcot_jax.run.training_run import Run
 from stepcot_jax.systems.grpo import Rollouts
 from stepcot_jax.training.checkpoints import restore_params, saved_steps
@@ -116,10 +115,8 @@ def test_test_replies_are_those_of_the_best_weights(whole, phase):
 
 
 def test_a_best_row_of_fine_tuning_before_its_end_is_noted():
-    assert policy_results._note_start(4, 4) == ""
-    assert "last weights of SFT (update 4); the row of SFT is of its best (update 2)" in policy_results._note_start(
-        2, 4
-    )
+    assert results._note_start(4, 4) == ""
+    assert "last weights of SFT (update 4); the row of SFT is of its best (update 2)" in results._note_start(2, 4)
 
 
 def stop(workdir, error, where, name, number, stop=None, **changes):
@@ -139,7 +136,7 @@ def test_a_run_goes_on_to_the_same_bits_whatever_stopped_it(whole, tmp_path, mon
     stop(tmp_path, Preempted, None, "prepare", 1, stop=lambda: signal.raise_signal(signal.SIGTERM))
     assert "config.grpo.epochs was raised from 0 to 2: the run goes on" in capsys.readouterr().err
     assert saved_steps(tmp_path / "checkpoints")[-1] == SFT_UPDATES + 1
-    stop(tmp_path, Killed, scored_baseline, "score_baseline", 1)
+    stop(tmp_path, Killed, results, "score_baseline", 1)
     assert not (tmp_path / "report.json").exists()
     small_run(tmp_path, monkeypatch, **CHANGES).execute()
     assert read_results(tmp_path) == whole[2]

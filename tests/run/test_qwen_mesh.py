@@ -1,9 +1,9 @@
 import jax
 import numpy as np
 import pytest
-from policies.qwen.tiny_qwen import VISION
 from run.small_qwen_run import differentiate, draw_rows, make_run, roll, start, tiny_published
 
+from stepcot_jax.models import stacked_layers
 from stepcot_jax.policies.records import CheckMarks
 
 pytestmark = pytest.mark.slow
@@ -11,14 +11,16 @@ MESH = {"parallel.transform": "mesh", "parallel.num_devices": 4, "parallel.model
 EIGHT = {"parallel.transform": "mesh", "parallel.num_devices": 8, "parallel.model_devices": 2}
 PASSES = {"parallel.num_passes": 2, "parallel.remat": True}
 CHECKED = {"self_check.enabled": True, "self_check.context": "first"}
-EVERY_PASS = {"parallel.gather_once": False}
+EVERY_PASS = {"parallel.gather_once": False, "parallel.scan_layers": False}
+ONE_BY_ONE = {"parallel.scan_layers": False}
 LOW_RANK = {"policy.low_rank": 4, "policy.low_rank_alpha": 1.0}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def tiny_config(tmp_path_factory):
-    towers = VISION | {"depth": 2}  # a layer with windows, and one without
-    with tiny_published(tmp_path_factory.mktemp("config"), num_hidden_layers=1, vision_config=towers):
+    """Three layers each, which are scanned; that of the tower in the middle has no windows."""
+    with pytest.MonkeyPatch.context() as patch, tiny_published(tmp_path_factory.mktemp("config"), num_hidden_layers=3):
+        patch.setattr(stacked_layers, "LEAST", 3)
         yield
 
 
@@ -43,7 +45,7 @@ def errors(found, expected):
 
 @pytest.mark.parametrize("changes", [{}, LOW_RANK, EVERY_PASS], ids=["all", "low rank", "gathered in every pass"])
 def test_fine_tuning_on_a_mesh_in_passes(runs, changes):
-    alone, divided = runs(**({} if changes == EVERY_PASS else changes)), runs(**EIGHT, **PASSES, **changes)
+    alone, divided = runs(**ONE_BY_ONE | ({} if changes == EVERY_PASS else changes)), runs(**EIGHT, **PASSES, **changes)
     batch = draw_rows(alone)
     expected, wanted = differentiate(alone, "sft", start(alone), batch)
     found, numbers = differentiate(divided, "sft", start(divided), batch)
@@ -57,7 +59,7 @@ def test_rollouts_and_optimisation_with_self_checks_on_a_mesh_in_passes(runs):
         """A state that closes most of its checks, and so tries again, sometimes with success."""
         return start(run, likely=CheckMarks.of(run.task.tokenizer).closes, seed=6)
 
-    run = runs(**CHECKED)
+    run = runs(**CHECKED, **ONE_BY_ONE)
     batch = roll(run, start_checking(run))
     expected, wanted = differentiate(run, "grpo", start_checking(run), batch)
     run = runs(**MESH, **PASSES, **CHECKED)
@@ -77,12 +79,14 @@ def test_rollouts_and_optimisation_with_self_checks_on_a_mesh_in_passes(runs):
 
 def test_preferences_on_a_mesh_in_passes(runs):
     """The replies of GRPO in pairs."""
-    alone, divided = runs(), runs(**MESH, **PASSES)
+    alone, divided = runs(**ONE_BY_ONE), runs(**MESH, **PASSES)
     rolled = roll(alone, start(alone))
     batch = {name: rolled[name] for name in ("images", "prompts", "lengths", "completions", "counted")}
     batch["paired"] = np.arange(len(batch["lengths"])) > 0
     expected, wanted = differentiate(alone, "dpo", start(alone), batch)
     found, numbers = differentiate(divided, "dpo", start(divided), batch)
     assert max(jax.tree.leaves(errors(found, expected))) <= 1e-5
-    assert numbers == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+    assert numbers == pytest.approx(
+        wanted, rel=1e-5, abs=2e-5
+    )  # a margin has the rounding of the sums that it subtracts
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected)) > 1e-4

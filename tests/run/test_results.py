@@ -21,12 +21,11 @@ from stepcot_jax.evaluation.predictions import ValidationPredictions, read_predi
 from stepcot_jax.host.own_folder import load
 from stepcot_jax.reading.finished import Report
 from stepcot_jax.run.chain_task import fit_gates
-from stepcot_jax.run.feed import Feed
-from stepcot_jax.run.fitted_heads import fit_heads, read_features
+from stepcot_jax.run.inputs import Feed
 from stepcot_jax.run.plain_network import name_plain_command
-from stepcot_jax.run.results import Validated, choose, measure_given, write_results
+from stepcot_jax.run.results import Validated, choose, fit_heads, measure_given, read_features, write_results
 from stepcot_jax.run.settings import load_settings
-from stepcot_jax.run.stored_reading import check_sealed, read_reading
+from stepcot_jax.run.stored import check_sealed, read_reading
 from stepcot_jax.systems.networks import encode_in_parts
 from stepcot_jax.training.checkpoints import Best, restore_params
 

@@ -1,6 +1,5 @@
 import dataclasses
 import importlib.util
-import json
 import os
 import pathlib
 import re
@@ -31,47 +30,28 @@ FROZEN = {"image_encoder.name": "pretrained", "image_encoder.weights": "anywhere
 IMPORTED = FROZEN | {"image_encoder.name": "imported"}
 NAN = float("nan")
 REFUSED = [
-    ({"seed": "zero"}, "seed: 'zero' is not a whole number"),
-    ({"seed": 1.5}, "seed: 1.5 is not a whole number"),
     ({"seed": True}, "seed: True is not a whole number"),
-    ({"seed": -1}, "seed: -1 is not a whole number >= 0"),
     ({"seed": 2**32}, "seed: 4294967296 is not .*<= 4294967295"),
-    ({"teacher.num_layers": 10**9}, "teacher.num_layers: 1000000000 is not a whole number >= 1 and <= 256"),
-    ({"student.width": 10**9}, "student.width: 1000000000 is not a whole number >= 1 and <= 131072"),
     ({"resume": 1}, "resume: 1 is not True or False"),
     ({"job": "train"}, "job: 'train' is not one of 'teacher', 'distill'"),
     ({"job": "a" * 10_000}, "job: 'a{70,90}… is not"),
     ({"data": 3}, "data: 3 is not a group of settings"),
-    ({"data.root": 3}, "data.root: 3 is not a string"),
-    ({"data.step_names": "Detection"}, "data.step_names: 'Detection' is not a tuple, each item a string"),
     ({"data.step_names": ("Detection", 2)}, "data.step_names: .* is not a tuple, each item a string"),
     ({"training.weight_decay": NAN}, "training.weight_decay: nan is not a finite number"),
-    ({"training.clip_norm": float("inf")}, "training.clip_norm: inf is not a finite number"),
-    ({"training.batch_size": None}, "training.batch_size: None is not a whole number"),
-    ({"image_encoder.image_size": 4096}, "image_encoder.image_size: 4096 is not .*>= 32 and <= 1024"),
-    ({"teacher.head_dropout": 1.1}, "teacher.head_dropout: 1.1 is not .*>= 0 and <= 1"),
-    ({"image_encoder.mean": (0.5, 0.5, NAN)}, "image_encoder.mean: .* is not .*a finite number"),
     ({"image_encoder.mean": (0.5, 0.5)}, "image_encoder.mean: .* is not a tuple of 3 items, each item a finite number"),
-    ({"data.step_names": ("A", "A", "C")}, "data.step_names: .* distinct"),
     ({"data.step_names": ("A", " ")}, "data.step_names: .* distinct, non-empty"),
     ({"data.source": "folder"}, "data.root is required with config.data.source='folder'"),
     ({"data.split_fractions": (0.5, 0.5, 0.5)}, "data.split_fractions: .* three shares that add up to 1"),
-    ({"data.split_fractions": (0.5, 0.5)}, "data.split_fractions: .* is not a tuple of 3 items"),
-    ({"data.split_fractions": (1.0, 0.0, 0.0)}, "data.split_fractions: .*> 0 and <= 1"),
     *(({"data.fold": fold}, "data.fold: .* a fold of two or more") for fold in ("6/5", "0/5", "1/1", "2", "²/5")),
     ({"image_encoder.weights": "x"}, "image_encoder.weights: 'x.* is not used with config.image_encoder.name"),
-    (FROZEN | {"image_encoder.weights": ""}, "image_encoder.weights is required with"),
     (FROZEN | {"image_encoder.weights": "ftp://models/x"}, "image_encoder.weights: .*unknown scheme"),
     ({"image_encoder.name": "imported"}, "image_encoder.weights is required .*stepcot features import FEATURES.npz"),
     ({"prompts.encoder": "pretrained"}, "prompts.weights is required with config.prompts.encoder"),
-    ({"prompts.encoder": "imported"}, "prompts.encoder: 'imported' .*config.image_encoder.name='imported'"),
     ({"teacher.num_heads": 5}, r"teacher.num_heads: 5 is not a divisor of config.teacher.width \(768\)"),
     *(({"training.profile_updates": own}, "training.profile_updates: ") for own in ((3,), (3, 2), (1, 2, 3))),
     ({"parallel.transform": "mesh"}, "parallel.transform: 'mesh' .*; expected config.policy.weights"),
     ({"vqa.source": "folder"}, "vqa.root: '' does not fit config.vqa.source='folder'"),
     ({"policy.num_kv_heads": 5}, "policy.num_kv_heads: 5 is not a divisor"),
-    ({"policy.head_width": 7}, "policy.head_width: 7 is not"),
-    ({"policy.encoder_widths": ()}, r"policy.encoder_widths: \(\) is not a tuple of 1 to 16 items, each item a "),
     (QWEN | {"policy.low_rank": 2, "policy.low_rank_targets": "("}, "policy.low_rank_targets: .*regular expression"),
     (QWEN | {"sft.pack_length": 9}, r"sft.pack_length: 9 with config.job='sft'; expected 0 with "),
     ({"rewards.open_answer": "judge"}, "rewards.open_answer: 'judge' needs config.rewards.judge_url"),
@@ -85,22 +65,16 @@ REFUSED = [
         "training.batch_size: 64 with config.job='baseline'; expected 8: config.baseline.batch_size counts",
     ),
     ({"job": "baseline", "teacher.text": False}, "teacher.text: False with config.job='baseline'; expected True"),
-    ({"job": "grpo", "data.source": "folder", "data.root": "x"}, "data.source: 'folder' .*config.vqa.source and "),
+    ({"job": "baseline", "baseline.form": "student"}, "student.dropout: 0.3 with config.job='baseline'; expected 0.0"),
     (IMPORTED | {"job": "sft"}, "image_encoder.name: 'imported' with config.job='sft'; expected an encoder that reads"),
-    *(({"job": "sft", key: own}, f"{key}: .*; expected '") for key, own in (("data.augment", "light"),
-                                                                            ("data.sampling", "inverse_frequency"))),
-    ({"policy.random": True}, "policy.random: .*config.policy.weights"),
+    *(({"job": "sft", key: own}, f"{key}: .*; expected ") for key, own in (("data.augment", "light"),
+                                                                           ("data.fold", "1/5"))),
     ({"policy.low_rank": 2}, "policy.low_rank: .*config.policy.weights"),
     ({"policy.weights": "/x"}, "policy.weights: '/x' with config.job='distill'; expected the job 'sft', 'grpo' or"),
-    ({"job": "sft", "data.root": "/x"}, "data.root: '/x' with config.job='sft'; expected ''"),
+    ({"job": "grpo", "data.source": "folder", "data.root": "x"}, "data.root: 'x' .*config.vqa.source and config.vqa."),
     ({"data.root": "/x"}, "data.root: '/x' .*; expected '', or config.data.source='folder'"),
-    ({"job": "sft", "image_encoder.fit": "pad"}, "image_encoder.fit: 'pad' .*; expected 'crop'"),
-    (QWEN | {"policy.width": 512}, "policy.width: 512 .*bring their own network"),
-    ({"policy.low_rank_alpha": 99.0}, "policy.low_rank_alpha: 99.0 .*low_rank is 0"),
     (QWEN | {"policy.shrink": 2}, "policy.shrink: 2 .*; expected 1, or config.policy.random=True"),
-    ({"data.check_images": "on_use", "data.on_bad_record": "skip"}, "data.on_bad_record: 'skip' .*; expected 'stop'"),
     (FROZEN | {"data.augment": "light"}, "data.augment: 'light' .* config.features.store=True"),
-    (IMPORTED | {"data.augment": "light", "features.store": False}, "data.augment: 'light' .*; expected 'none' with "),
 ]  # fmt: skip
 
 
@@ -157,15 +131,10 @@ def test_what_belongs_together_is_accepted():
     assert load_settings("quickstart", job="sft").image_encoder.name == "resnet_small"
 
 
-def test_settings_come_back_from_their_file_and_damage_is_named(tmp_path):
-    path = tmp_path / "settings.json"
+def test_settings_come_back_from_their_file(tmp_path):
     settings = load_settings("base", **{"training.joint_epochs": 5, "data.fold": "5/5", "data.origins": ("A",)})
-    write_settings(path, settings)
-    assert read_settings(path) == settings
-    written = json.loads(path.read_text())
-    for damaged in ("{", json.dumps({**written, "evaluation": 5}), json.dumps({**written, "policy": 5})):
-        path.write_text(damaged)
-        refuse(r"settings\.json: ", read_settings, path)
+    write_settings(tmp_path / "settings.json", settings)
+    assert read_settings(tmp_path / "settings.json") == settings
 
 
 def test_a_resumed_run_may_change_how_it_reads_and_not_what():

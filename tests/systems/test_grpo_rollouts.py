@@ -24,7 +24,7 @@ from stepcot_jax.host.errors import RunStopped
 from stepcot_jax.policies.sampling import Replies
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
-from stepcot_jax.run.loading_questions import load_vqa_dataset
+from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.systems.grpo import Rollouts
 from stepcot_jax.training.system import COLLECTED_NUMBERS
 

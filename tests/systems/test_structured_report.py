@@ -24,11 +24,10 @@ from stepcot_jax.models.form_reader import FormReader
 from stepcot_jax.models.student import ABSENT_LOGIT, Baseline
 from stepcot_jax.record import Record
 from stepcot_jax.run.build import make_system as make_system_of_run
-from stepcot_jax.run.results import with_facts
+from stepcot_jax.run.results import finish_tree, with_facts
 from stepcot_jax.run.run_checks import check_annotated
 from stepcot_jax.run.settings import load_settings
-from stepcot_jax.run.stored_reading import read_reading
-from stepcot_jax.run.tree_results import finish_tree
+from stepcot_jax.run.stored import read_reading
 from stepcot_jax.systems.baseline import BaselineSystem
 from stepcot_jax.systems.structured_report import NAME, StructuredReport
 from stepcot_jax.training.devices import GlobalBatch

@@ -9,7 +9,7 @@ from run.small_run import small_settings
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation.predictions import write_predictions
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.run.stored_reading import write_reading
+from stepcot_jax.run.stored import write_reading
 from stepcot_jax.tools.tables.cells import Cells
 from stepcot_jax.tools.tables.plan import ABLATIONS, Plan
 

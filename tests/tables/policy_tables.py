@@ -8,7 +8,7 @@ from systems.small_policy import SIZES as POLICY
 from stepcot_jax.data.questions.record_files import write_vqa_records
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.reasoning.dialects import write_reply
-from stepcot_jax.run.loading_questions import load_vqa_dataset
+from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.settings import load_settings
 from stepcot_jax.tools.tables.cells import Cells
 from stepcot_jax.tools.tables.plan import Plan

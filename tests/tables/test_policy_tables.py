@@ -17,12 +17,12 @@ from stepcot_jax.data.questions.vqa_dataset import scale_record
 from stepcot_jax.evaluation.audits import perturb_records
 from stepcot_jax.evaluation.comparison import ReplyComparison
 from stepcot_jax.evaluation.replies import BASELINE, ScoringSettings, as_columns, score_text
+from stepcot_jax.evaluation.scored_baseline import score_baseline
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.ranges import Interval
 from stepcot_jax.reasoning.dialects import write_reply
 from stepcot_jax.record import KINDS
-from stepcot_jax.run.loading_questions import load_vqa_dataset
-from stepcot_jax.run.scored_baseline import score_baseline
+from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.settings import write_settings
 from stepcot_jax.tools.evaluate_replies import command as evaluating
 from stepcot_jax.tools.tables import command as making

@@ -19,8 +19,7 @@ from stepcot_jax.data.sources.findings import DIAGNOSES, NORMAL, Answers, answer
 from stepcot_jax.data.sources.intake import ImagePaths, list_named
 from stepcot_jax.data.sources.listed import How, Listed, Source, refused
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_file
-from stepcot_jax.host.text import one_line
+from stepcot_jax.host.files import read_json
 from stepcot_jax.host.untrusted import read_limits
 from stepcot_jax.record import Record
 
@@ -214,14 +213,7 @@ def read_chain(path: str | Path) -> Chain:
       BadInput: the file is not such a list, a step's options cannot be used, or another step or column has a step's
         name.
     """
-    try:
-        path = Path(path)
-        content = read_file(path, max_bytes=_MAX_CHAIN_BYTES, accepted="a JSON file")
-        entries = msgspec.json.decode(content.removeprefix(b"\xef\xbb\xbf"), type=list[_FileStep])
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror}); {_EXPECTED_CHAIN}") from error
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: {one_line(error)}; {_EXPECTED_CHAIN}") from error
+    entries = read_json(path, list[_FileStep], accepted=_EXPECTED_CHAIN, max_bytes=_MAX_CHAIN_BYTES)
     try:
         chain = Chain(tuple(Step(entry.name, entry.question, read_options(entry.options)) for entry in entries))
     except BadInput as error:

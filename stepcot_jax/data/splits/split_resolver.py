@@ -44,14 +44,16 @@ class SplitRow:
 
 def read_split_table(path: Path) -> Iterator[SplitRow]:
     """Yield the rows that name a patient or an image, from .xlsx (first sheet) or .csv (comma, semicolon, tab)."""
-    columns, longest = list[int](), read_limits().name
+    columns, longest, num_uncomputed = list[int](), read_limits().name, 0
     try:
         for number, cells in iterate_sheet(path) if path.suffix == ".xlsx" else _read_csv(path):
             if not columns:
                 columns = _find_columns(cells, path=path) if any(cells) else []
                 continue
             texts = [cells[column] if 0 <= column < len(cells) else "" for column in columns]
-            if any(texts):
+            if UNCOMPUTED in texts:
+                num_uncomputed += texts.count(UNCOMPUTED)
+            elif any(texts):
                 if max(map(len, texts)) > longest:
                     raise exceeds(path, f"row {number} has a name of {max(map(len, texts))} characters", "name")
                 try:
@@ -65,6 +67,9 @@ def read_split_table(path: Path) -> Iterator[SplitRow]:
     # zipfile, zlib and calamine raise a dozen kinds of error on broken files.
     except Exception as error:
         raise BadInput(f"{path}: cannot be read: {type(error).__name__}: {str(error)[:200]}; {_EXPECTED}") from error
+    if num_uncomputed:
+        what = f"{num_uncomputed} cells have formulas without stored values"
+        raise BadInput(f"{path}: {what}; open and save it in a spreadsheet program")
     if not columns:
         raise BadInput(f"{path}: the table is empty; {_EXPECTED}")
 
@@ -203,21 +208,27 @@ class _Names:
         return self._by_patient.get(patient, [])
 
 
-# Rows of an .xlsx. The library builds a dense table in memory: all is unpacked first, within the sizes that the archive
-# states, and a look at the XML finds its extent.
+# Rows of an .xlsx. The library builds a dense table in memory and says nothing of formulas without a value. So all is
+# unpacked first, within the sizes that the archive states, and a look at the XML finds extent and formulas.
 
+UNCOMPUTED = "(formula without a stored value)"
+"""Text of a cell with a formula that no spreadsheet program has computed."""
+_ERROR = "#N/A"
 _PLACE = re.compile(rb"""\sr\s*=\s*["']\s*([A-Za-z]{0,9})([0-9]*)""")
-_ROW, _CELL = re.compile(rb"<(?:[\w.-]+:)?row\b"), re.compile(rb"<(?:[\w.-]+:)?c\b([^<>]*)>")
+_ERROR_KIND, _TEXT_KIND = (re.compile(rb"""\st\s*=\s*["']%b["']""" % kind) for kind in (b"e", b"str"))
+_ROW = re.compile(rb"<(?:[\w.-]+:)?row\b")
+_CELL = re.compile(
+    rb"<(?:[\w.-]+:)?c\b([^<>]*)>"
+    rb"(\s*<(?:[\w.-]+:)?f\b[^<>]*(?:/>|>[^<]*</(?:[\w.-]+:)?f\s*>)\s*"  # a formula, and no value behind it
+    rb"(?:<(?:[\w.-]+:)?v\s*/>|<(?:[\w.-]+:)?v\s*>\s*</|(?=</)))?"
+)
 _SHEET_ID = re.compile(rb"""<(?:[\w.-]+:)?sheet\b[^<>]*?\w+:id\s*=\s*["']([^"']+)""")
 _RELATION = re.compile(rb"<(?:[\w.-]+:)?Relationship\b([^<>]*)>")
 _TAGS_OF_CELL, _EXTENT_OF_CELL = 8, 5  # so many tags, and so many places of the dense table, a cell
 
 
 def iterate_sheet(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number, from 1, and the texts of each row of the first sheet; integers have no decimal point.
-
-    The text of an error, and of a formula that no spreadsheet program has computed, is "".
-    """
+    """Yield the number, from 1, and the texts of each row of the first sheet; integers have no decimal point."""
     import python_calamine  # of tables alone
 
     with open_untrusted(path, accepted="an .xlsx") as file:
@@ -230,7 +241,8 @@ def iterate_sheet(path: Path) -> Iterator[tuple[int, list[str]]]:
         kind = "an OpenDocument spreadsheet (.ods)" if "content.xml" in parts else "a zip archive, but no .xlsx"
         raise BadInput(f"{path}: is {kind}; expected a workbook saved as .xlsx, or a table named .csv")
     _check_parts(parts, path=path)
-    _check_extent(_find_sheet(parts, path=path), path=path)
+    part = _find_sheet(parts, path=path)
+    unwritten = _look(part, path=path)
     stored = io.BytesIO()
     with zipfile.ZipFile(stored, "w") as archive:
         for name in list(parts):
@@ -242,7 +254,13 @@ def iterate_sheet(path: Path) -> Iterator[tuple[int, list[str]]]:
         sheet = book.get_sheet_by_index(first)
         _, left = sheet.start or (0, 0)
         for number, values in enumerate(sheet.iter_rows(), 1):
-            yield number, [""] * left + [_write_cell(value) for value in values]
+            texts = [""] * left + [_write_cell(value) for value in values]
+            for column, text in unwritten.pop(number, {}).items():
+                texts += [""] * (column - len(texts))
+                texts[column - 1] = text
+            yield number, texts
+        for number, cells in sorted(unwritten.items()):
+            yield number, [cells.get(column, "") for column in range(1, max(cells) + 1)]
 
 
 def _write_cell(value: Any) -> str:
@@ -296,16 +314,26 @@ def _read_place(attributes: bytes) -> tuple[int, int]:
     return column, int(place[2] or 0)
 
 
-def _check_extent(part: bytes, *, path: Path) -> None:
-    """Refuse a sheet whose dense table would fill the memory."""
-    limits, num_rows, num_columns = read_limits(), 0, 0
+def _look(part: bytes, *, path: Path) -> dict[int, dict[int, str]]:
+    """Return by row and column the cells that have a formula and no value, or an error; refuse a sheet too large."""
+    limits, unwritten = read_limits(), dict[int, dict[int, str]]()
+    num_rows = num_columns = 0
     for row in _ROW.split(part):
+        _, number = _read_place(row.partition(b">")[0])
         cells = _CELL.findall(row)
-        columns, numbers = zip(*map(_read_place, (row.partition(b">")[0], *cells)), strict=True)
-        num_rows, num_columns = max(num_rows + 1, *numbers), max(num_columns, len(cells), *columns)
+        num_rows, num_columns = max(num_rows + 1, number), max(num_columns, len(cells))
+        for attributes, formula in cells:
+            column, number = _read_place(attributes)
+            num_rows, num_columns = max(num_rows, number), max(num_columns, column)
+            text = _ERROR if _ERROR_KIND.search(attributes) else ""
+            if formula and not _TEXT_KIND.search(attributes):  # a stored empty text has the kind "str"
+                text = UNCOMPUTED
+            if text and column and number:
+                unwritten.setdefault(number, {})[column] = text
     if num_columns > limits.columns:
         raise exceeds(path, f"a row has {num_columns} columns", "columns")
     if num_rows > limits.rows:
         raise exceeds(path, f"a row is numbered {num_rows}", "rows")
     if num_rows * num_columns > _EXTENT_OF_CELL * limits.sheet_cells:
         raise exceeds(path, f"{num_rows} rows of {num_columns} columns", "sheet_cells")
+    return unwritten

@@ -22,19 +22,20 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.host.untrusted import resolve
 from stepcot_jax.pages.sheets import write_table
-from stepcot_jax.reading.policy_reader import PolicyReader, load_reader
-from stepcot_jax.reading.radiographs import read_pixels
-from stepcot_jax.reasoning.thinking import ANSWERED_FIRST
-from stepcot_jax.record import Record
-from stepcot_jax.run.audit_folder import (
+from stepcot_jax.reading.audit_folder import (
     REPLIES,
     THINKING_REPLIES,
     score_audit,
     write_thinking,
     write_variants,
 )
-from stepcot_jax.run.loading_questions import load_vqa_dataset
-from stepcot_jax.run.scored_replies import choose_split, to_text
+from stepcot_jax.reading.policy_reader import PolicyReader, load_reader
+from stepcot_jax.reading.radiographs import read_pixels
+from stepcot_jax.reading.scored_file import choose_split
+from stepcot_jax.reasoning.thinking import ANSWERED_FIRST
+from stepcot_jax.record import Record
+from stepcot_jax.run.loading import load_vqa_dataset
+from stepcot_jax.tools.evaluate_replies.scored_replies import to_text
 
 _AS_PREFIX = "the reply continues the thinking"
 

@@ -278,9 +278,9 @@ def _add_number(parser: argparse.ArgumentParser) -> None:
 def _write_questions(options: argparse.Namespace) -> None:
     from stepcot_jax.data.sources.layouts import read_vqa_source
     from stepcot_jax.host.files import make_workdir
+    from stepcot_jax.reading.audit_folder import write_variants
     from stepcot_jax.reading.radiographs import read_pixels
-    from stepcot_jax.run.audit_folder import write_variants
-    from stepcot_jax.run.scored_replies import choose_split
+    from stepcot_jax.reading.scored_file import choose_split
     from stepcot_jax.tools.evaluate_replies.scoring import write_prompts
 
     collection, most, out = read_vqa_source(find_path(options.records, "RECORDS")), options.num_questions, options.out
@@ -295,8 +295,8 @@ def _score_audit(options: argparse.Namespace) -> None:
     from stepcot_jax.data.questions.reply_files import read_replies
     from stepcot_jax.data.questions.variants import vary_thinking
     from stepcot_jax.evaluation.replies import ScoringSettings
+    from stepcot_jax.reading.audit_folder import read_own, write_thinking
     from stepcot_jax.reasoning.thinking import tell
-    from stepcot_jax.run.audit_folder import read_own, write_thinking
     from stepcot_jax.tools.evaluate_replies.audit_runs import write_results
     from stepcot_jax.tools.evaluate_replies.scoring import write_prompts
 
@@ -321,7 +321,7 @@ def _audit_workdir(options: argparse.Namespace) -> None:
 
     from stepcot_jax.host.files import make_workdir
     from stepcot_jax.host.machine import use_compilation_cache
-    from stepcot_jax.run.audit_folder import REPLIES, find_thinking
+    from stepcot_jax.reading.audit_folder import REPLIES, find_thinking
     from stepcot_jax.run.stored import read_stored
     from stepcot_jax.tools.evaluate_replies.audit_runs import audit_policy, write_results
 

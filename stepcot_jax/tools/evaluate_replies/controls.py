@@ -24,6 +24,7 @@ from stepcot_jax.evaluation.controls import (
     tabulate_controls,
 )
 from stepcot_jax.evaluation.replies import BASELINE, ScoringSettings, encode
+from stepcot_jax.evaluation.scored_baseline import score_baseline
 from stepcot_jax.evaluation.statistics import as_plain
 from stepcot_jax.evaluation.unread import count_unread, find_doubts
 from stepcot_jax.host.download import find_path
@@ -41,11 +42,11 @@ from stepcot_jax.reading.question_files import (
     draw_records,
     write_questions,
 )
+from stepcot_jax.reading.scored_file import score_file
 from stepcot_jax.reasoning.dialects import AUTO, DIALECTS
 from stepcot_jax.reasoning.plain_replies import PLAIN
 from stepcot_jax.record import Record
-from stepcot_jax.run.scored_baseline import score_baseline
-from stepcot_jax.run.scored_replies import describe_missing, score_file, settle, to_text
+from stepcot_jax.tools.evaluate_replies.scored_replies import describe_missing, settle, to_text
 from stepcot_jax.tools.options import check_asker, open_asker, read_split
 
 _FILES = {OWN: "own.jsonl", WITHOUT: "without.jsonl", ANOTHER: "another.jsonl"}

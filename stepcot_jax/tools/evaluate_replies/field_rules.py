@@ -23,7 +23,7 @@ from stepcot_jax.pages.sheets import Entry, Table, columns, to_markdown, write_t
 from stepcot_jax.pages.shell import SHARED, Section, percent, read_part, render, tabulate, write_report
 from stepcot_jax.reasoning.dialects import FREE
 from stepcot_jax.record import KINDS, YES_NO, Record
-from stepcot_jax.run.scored_replies import ReplyScores
+from stepcot_jax.tools.evaluate_replies.scored_replies import ReplyScores
 
 OURS, PERSON = "stepcot_jax", "person"
 

@@ -23,7 +23,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_workdir, write_whole
 from stepcot_jax.pages.sheets import Table, columns
 from stepcot_jax.record import Record
-from stepcot_jax.run.scored_replies import to_text
+from stepcot_jax.tools.evaluate_replies.scored_replies import to_text
 
 NORMAL = "constant normal report"
 

@@ -42,10 +42,11 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, make_workdir, read_json, write_whole, writing_whole
 from stepcot_jax.host.ranges import Interval
 from stepcot_jax.pages.sheets import Column, Entry, Table, columns
+from stepcot_jax.reading.scored_file import score_file
 from stepcot_jax.reasoning.dialects import write_question
 from stepcot_jax.record import Record
-from stepcot_jax.run.scored_replies import ReplyScores, score_file, score_files, to_text
 from stepcot_jax.tools.evaluate_replies.field_rules import write_rules
+from stepcot_jax.tools.evaluate_replies.scored_replies import ReplyScores, score_files, to_text
 
 _SOURCE = "source.json"
 

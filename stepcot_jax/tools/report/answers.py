@@ -1,6 +1,5 @@
 """The page's sections of a run that answers steps: verdicts, figures, and cases with pictures, reports and maps."""
 
-import dataclasses
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -30,11 +29,11 @@ from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.pages.pictures import write_map, write_overlay, write_picture
 from stepcot_jax.pages.sheets import Column, Table, columns, show_entry
 from stepcot_jax.pages.shell import Section, name_unseen, tabulate
+from stepcot_jax.reading.audit_folder import draw_places
 from stepcot_jax.reading.cases import open_run
 from stepcot_jax.reading.finished import FinishedRun
 from stepcot_jax.reading.radiographs import Pixels, to_input
 from stepcot_jax.reading.trained_model import Trained, load_trained
-from stepcot_jax.run.audit_folder import draw_places
 from stepcot_jax.run.loading import Progress
 from stepcot_jax.run.networks import trained_preprocessing
 from stepcot_jax.tools.report.sections import (
@@ -47,17 +46,8 @@ from stepcot_jax.tools.report.sections import (
     write_shares,
 )
 
-
-@dataclasses.dataclass(frozen=True)
-class Seen:
-    """What the page shows of cases beside their answers; a picture and its maps are None where they were left out."""
-
-    pictures: Sequence[Pixels | None]
-    reports: Sequence[str]  # of the radiologist; "" where there is none
-    maps: Sequence[Float[np.ndarray, "step row column"] | None]
-    claims: Sequence[Sequence[str]]  # of the maps, in words
-    note: str
-
+Row = dict[str, Any]
+"""What the page shows of a case beside its answers, as `describe_case` takes it: pixels, report, maps and claims."""
 
 _MAP_NOTE = (
     "A map shows which parts of the picture the answer loses most probability without (bright), when they are replaced "
@@ -80,14 +70,13 @@ def list_answer_sections(
     predictions, plausibility = run.split.predictions, Plausibility.of_run(run)
     indices = draw_places(len(predictions.index), num_cases)
     answers = _take_answers(run.chain, model, predictions.logits[model][indices])
-    nothing, note = [None] * len(indices), "Pictures, reports and maps were left out."
-    seen = Seen(nothing, [""] * len(indices), nothing, [()] * len(indices), note)
+    rows, note = [Row() for _ in indices], "Pictures, reports and maps were left out."
     if with_data:
-        seen = _look(run, indices, model, answers, with_maps=with_maps, progress=terminal.watch)
-    cases = _list_cases(run, indices, model, seen, plausibility.broken_rules(answers))
+        rows, note = _look(run, indices, model, answers, with_maps=with_maps, progress=terminal.watch)
+    cases = _list_cases(run, indices, model, rows, plausibility.broken_rules(answers))
     terminal.say(f"bootstrap: {num_resamples} resamples of the test cases")
     intervals = bootstrap(run.split, run.chain, num_resamples=num_resamples)
-    yield _write_summary(run, model, cases, seen, judge_networks(run, num_resamples))
+    yield _write_summary(run, model, cases, rows, judge_networks(run, num_resamples))
     yield from _write_figures(run, intervals, num_resamples)
     yield write_calibration_section(run)
     yield write_operating_section(run)
@@ -96,7 +85,7 @@ def list_answer_sections(
     which = f"{len(indices)} of {len(predictions.index)} test cases, drawn at random"
     if len(indices) == len(predictions.index):
         which = f"All {len(indices)} test cases"
-    yield write_cases(cases, run.chain, notes=[f"{which}, with the answers of the network {model!r}.", seen.note])
+    yield write_cases(cases, run.chain, notes=[f"{which}, with the answers of the network {model!r}.", note])
 
 
 def _take_answers(chain: Chain, model: str, logits: Float[np.ndarray, "case step answer"]) -> Int[np.ndarray, "..."]:
@@ -112,22 +101,25 @@ def _look(
     *,
     with_maps: bool,
     progress: Progress,
-) -> Seen:
-    """Return the pictures of test cases, at the encoder's size, their reports and maps; phantoms are drawn again."""
+) -> tuple[list[Row], str]:
+    """Return the pictures of test cases, at the encoder's size, their reports and maps, and a note on maps."""
     unread = _why_unread(run)
     trained = load_trained(run.workdir, names=(model,)) if with_maps and not unread else None
     preprocessing = trained_preprocessing(run.settings) if trained is None else trained.preprocessing
     try:
         source = open_run(run.workdir, "test")
-        watched = progress(indices, "reading the cases")
-        pictures = [resize_image(np.array(source.picture(index).convert("RGB")), preprocessing) for index in watched]
-        reports = [source.report(index) for index in indices]
+        rows = [
+            Row(
+                pixels=resize_image(np.array(source.picture(index).convert("RGB")), preprocessing),
+                report=source.report(index),
+            )
+            for index in progress(indices, "reading the cases")
+        ]
     except BadInput as error:
         raise BadInput(f"{error}; --without-data writes the page without pictures, reports and maps") from None
     if trained is None:
-        note = f"There are no maps: {unread}." if with_maps else "Maps were left out."
-        return Seen(pictures, reports, [None] * len(indices), [()] * len(indices), note)
-    return Seen(pictures, reports, *_make_maps(trained, pictures, model, answers, progress))
+        return rows, f"There are no maps: {unread}." if with_maps else "Maps were left out."
+    return rows, _add_maps(trained, rows, model, answers, progress)
 
 
 def _why_unread(run: FinishedRun) -> str:
@@ -138,29 +130,23 @@ def _why_unread(run: FinishedRun) -> str:
     return "" if job.reads_steps else f"a {job} does not read step by step"
 
 
-def _make_maps(
-    trained: Trained,
-    pictures: Sequence[Pixels],
-    model: str,
-    answers: Int[np.ndarray, "case step"],
-    progress: Progress,
-) -> tuple[list[np.ndarray], list[tuple[str, ...]], str]:
-    """Return the maps of each case, their claims in words, and a note on all maps."""
+def _add_maps(
+    trained: Trained, rows: Sequence[Row], model: str, answers: Int[np.ndarray, "case step"], progress: Progress
+) -> str:
+    """Add to each case its maps with their claims in words; return a note on all maps."""
     from stepcot_jax.reading.explain import Explainer
 
-    explainer = Explainer(trained, model=model, as_published=True)  # the page shows the network's own answers
-    maps: list[np.ndarray] = []
-    claims = []
-    for case in progress(range(len(pictures)), "making maps (cases)"):
-        images, before = to_input([pictures[case]], trained.preprocessing), maps[-1] if maps else None
+    explainer, before = Explainer(trained, model=model, as_published=True), None  # the network's own answers
+    for case in progress(range(len(rows)), "making maps (cases)"):
+        images = to_input([rows[case]["pixels"]], trained.preprocessing)
         explained = explainer.explain(images, labels=answers[case : case + 1], before=before)
-        maps.append(explained.maps[0])
-        claims.append(tuple(map(str, explained.claims[0])))
-    return maps, claims, _MAP_NOTE.format(filled_with=explainer.filled_with)
+        before = explained.maps[0]
+        rows[case].update(maps=before, claims=tuple(map(str, explained.claims[0])))
+    return _MAP_NOTE.format(filled_with=explainer.filled_with)
 
 
 def _list_cases(
-    run: FinishedRun, indices: list[int], model: str, seen: Seen, broken: Sequence[str]
+    run: FinishedRun, indices: list[int], model: str, rows: Sequence[Row], broken: Sequence[str]
 ) -> list[dict[str, Any]]:
     facts, labels = run.split.facts, run.split.predictions.labels
     probabilities, sets = run.probabilities(model), run.answer_sets(model)
@@ -169,18 +155,13 @@ def _list_cases(
             run.chain,
             name=str(facts["image_path"][index]),
             about=", ".join(str(facts[key][index]) for key in ("origin", "view") if facts[key][index]),
-            picture=None if pixels is None else write_picture(pixels),
-            report=report,
             truth=labels[index],
             probabilities=probabilities[index],
             sets=sets[index],
             inconsistent=rule,
-            maps=maps,
-            claims=claims,
+            **row,
         )
-        for index, pixels, report, rule, maps, claims in zip(
-            indices, seen.pictures, seen.reports, broken, seen.maps, seen.claims, strict=True
-        )
+        for index, row, rule in zip(indices, rows, broken, strict=True)
     ]
 
 
@@ -189,18 +170,18 @@ def describe_case(
     *,
     name: str,
     about: str,
-    picture: str | None,
-    report: str,
     truth: Int[np.ndarray, "step"],
     probabilities: Float[np.ndarray, "step answer"],
     sets: Bool[np.ndarray, "step answer"],
     inconsistent: str = "",
+    pixels: Pixels | None = None,
+    report: str = "",
     maps: Float[np.ndarray, "step row column"] | None = None,
     claims: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return one case as the page's script takes it.
 
-    `picture` is a data URI, `inconsistent` the rule that the answers break, in words; probabilities and answer sets are
+    `inconsistent` is the rule that the answers break, in words; probabilities and answer sets are
     padded beyond a step's answers.
     """
     # The script shows these texts as text, hence `name_unseen`, which the templates apply by themselves.
@@ -208,7 +189,7 @@ def describe_case(
     rows = [row[:num_answers] for row, num_answers in zip(probabilities, chain.answers_per_step, strict=True)]
     return {
         **{key: name_unseen(text) for key, text in texts.items()},
-        "picture": picture,
+        "picture": None if pixels is None else write_picture(pixels),
         "truth": truth.tolist(),
         "answers": [int(row.argmax()) for row in rows],
         "confidences": [round(float(row.max()), 4) for row in rows],
@@ -292,14 +273,13 @@ def _compare(difference: Interval, rival: str) -> str:
 
 
 def _write_summary(
-    run: FinishedRun, model: str, cases: Sequence[Mapping[str, Any]], seen: Seen, verdicts: Mapping[str, str]
+    run: FinishedRun, model: str, cases: Sequence[Mapping[str, Any]], rows: Sequence[Row], verdicts: Mapping[str, str]
 ) -> Section:
     """Return the first screen: a verdict on each network, and one case with its maps and answers."""
     clear = find_clear_chest(run.chain)
     abnormal = (place for place, case in enumerate(cases) if clear is None or case["truth"][0] != clear.label)
     place = next(abnormal, 0)
-    pixels, maps = seen.pictures[place], seen.maps[place]
-    overlays = [] if pixels is None or maps is None else [write_overlay(pixels, values) for values in maps]
+    overlays = [write_overlay(rows[place]["pixels"], values) for values in rows[place].get("maps", ())]
     how = {"case": cases[place], "overlays": overlays, "steps": run.chain.steps, "model": model}
     return Section("summary", "Verdict", "", render("summary.html.j2", verdicts=verdicts, **how))
 

@@ -51,7 +51,7 @@ def _write(options: argparse.Namespace, out: pathlib.Path, *, is_policy: bool) -
     from stepcot_jax.host.files import write_whole
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.pages.shell import write_report
-    from stepcot_jax.run.audit_folder import list_audit_sections
+    from stepcot_jax.reading.audit_folder import list_audit_sections
     from stepcot_jax.tools.report.sections import write_settings
 
     workdir, how = options.workdir, {"num_cases": options.num_cases, "with_data": not options.without_data}

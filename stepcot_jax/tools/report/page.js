@@ -34,7 +34,7 @@
 
   function picture(entry, alt) {
     if (entry.picture === null) return make("div", { className: "picture missing" }, "no picture");
-    return make("img", { className: "picture", src: entry.picture, alt, loading: "lazy", decoding: "async" });
+    return make("img", { className: "picture", src: entry.picture, alt, decoding: "async" });
   }
 
   function card(entry) {
@@ -61,22 +61,13 @@
     canvas.getContext("2d").putImageData(image, 0, 0);
   }
 
-  function drawFrame(entry, step) {
-    const frame = make("div", { className: "frame" }, picture(entry, `Radiograph ${entry.name}`));
-    if (entry.maps === null || entry.picture === null) return frame;
-    const canvas = make("canvas", { className: "map" });
-    canvas.setAttribute("aria-hidden", "true");
-    drawMap(canvas, entry.maps[step]);
-    frame.append(canvas);
-    return frame;
-  }
-
   function view(entry) {
-    const frame = drawFrame(entry, mapped);
-    const canvas = frame.querySelector("canvas");
-    if (canvas === null) return make("div", { className: "view" }, frame);
+    const frame = make("div", { className: "frame" }, picture(entry, `Radiograph ${entry.name}`));
+    if (entry.maps === null || entry.picture === null) return make("div", { className: "view" }, frame);
+    const canvas = make("canvas", { className: "map", ariaHidden: "true", hidden: !isMapVisible });
+    drawMap(canvas, entry.maps[mapped]);
+    frame.append(canvas);
     const box = make("input", { type: "checkbox", checked: isMapVisible });
-    canvas.hidden = !isMapVisible;
     box.addEventListener("change", () => {
       isMapVisible = box.checked;
       canvas.hidden = !isMapVisible;
@@ -110,14 +101,14 @@
     return button;
   }
 
-  function chain(entry, marked, nameStep) {
+  function chain(entry) {
     const header = make("tr", {}, ...["Step", "Truth", "Answer", "Confidence"].map((text) => make("th", { scope: "col" }, text)));
     const rows = data.steps.map((_, step) => {
       const right = entry.truth[step] === NOT_ANNOTATED ? null : entry.truth[step] === entry.answers[step];
       return make(
         "tr",
-        { className: step === marked && entry.maps !== null ? "mapped" : "" },
-        make("th", { scope: "row" }, nameStep(entry, step)),
+        { className: step === mapped && entry.maps !== null ? "mapped" : "" },
+        make("th", { scope: "row" }, stepName(entry, step)),
         make("td", {}, answerText(step, entry.truth[step])),
         make("td", {}, mark(right, "not annotated"), " ", answerText(step, entry.answers[step])),
         make("td", { className: "confidence" }, ...confidence(entry, step)),
@@ -126,19 +117,10 @@
     return make("table", { className: "chain" }, make("thead", {}, header), make("tbody", {}, ...rows));
   }
 
-  function reading(entry, table) {
+  function reading(entry) {
     const warning = entry.inconsistent === "" ? null : make("p", { className: "warning" }, `Never together in training: ${entry.inconsistent}`);
     const report = entry.report === "" ? make("p", { className: "note" }, "This case has no report.") : make("pre", { className: "report" }, entry.report);
-    return make("div", { className: "reading" }, warning, table, make("h4", {}, "Report"), report);
-  }
-
-  // As it is printed, with the map of the last step.
-  function sheet(entry) {
-    const title = make("h3", {}, entry.name, " ", make("span", { className: "note" }, entry.about));
-    const table = chain(entry, last, (_, step) => data.steps[step].name);
-    const about = entry.maps === null ? null : make("p", { className: "note" }, `Map of “${data.steps[last].name}”. ${entry.claims[last] ?? ""}`);
-    const left = make("div", {}, drawFrame(entry, last), about);
-    return make("article", {}, title, make("div", { className: "pair" }, left, reading(entry, table)));
+    return make("div", { className: "reading" }, warning, chain(entry), make("h4", {}, "Report"), report);
   }
 
   const show = browse({
@@ -150,8 +132,7 @@
     card,
     title: (entry) => entry.name,
     about: (entry) => entry.about,
-    view: (entry) => [view(entry), reading(entry, chain(entry, mapped, stepName))],
-    sheet,
+    view: (entry) => [view(entry), reading(entry)],
     opened: () => {
       mapped = last;
     },

@@ -10,6 +10,7 @@ import msgspec
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.data.questions.reply_files import read_replies
 from stepcot_jax.evaluation.replies import BASELINE, Key, ReplyScore, ScoringSettings, score_all, summarise
+from stepcot_jax.evaluation.reply_page import make_tables, write_replies
 from stepcot_jax.evaluation.unread import count_unread, describe_unread
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
@@ -21,10 +22,9 @@ from stepcot_jax.pages.pictures import write_picture
 from stepcot_jax.pages.shell import Section, tabulate
 from stepcot_jax.reading.finished import Entry, Report, read_metrics
 from stepcot_jax.record import Record
-from stepcot_jax.run.loading_questions import load_vqa_dataset
-from stepcot_jax.run.reply_page import make_tables, write_replies
+from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.settings import Settings, read_settings
-from stepcot_jax.run.stored_reading import STATISTICS_FILE, check_sealed
+from stepcot_jax.run.stored import STATISTICS_FILE, check_sealed
 from stepcot_jax.run.task import REPORT
 from stepcot_jax.tools.report.sections import find_lines, make_curves
 from stepcot_jax.training.log import METRICS_FILE

@@ -26,7 +26,7 @@ from stepcot_jax.pages.sheets import Table, columns
 from stepcot_jax.pages.shell import Section, make_environment, tabulate
 from stepcot_jax.reading.finished import Entry, FinishedRun, Report, tabulate_points
 from stepcot_jax.run.settings import Settings
-from stepcot_jax.run.stored_reading import PAIRS_FILE, STATISTICS_FILE
+from stepcot_jax.run.stored import PAIRS_FILE, STATISTICS_FILE
 
 _TEMPLATES = make_environment(pathlib.Path(__file__).parent)
 

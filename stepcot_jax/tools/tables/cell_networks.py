@@ -27,7 +27,7 @@ from stepcot_jax.run.inputs import Inputs
 from stepcot_jax.run.networks import make_networks
 from stepcot_jax.run.results import with_facts
 from stepcot_jax.run.settings import Settings, read_settings
-from stepcot_jax.run.stored_reading import read_reading
+from stepcot_jax.run.stored import read_reading
 from stepcot_jax.systems.networks import Networks, encode_images, make_predict
 from stepcot_jax.training.checkpoints import read_best, restore_params
 from stepcot_jax.training.state import Params

@@ -21,7 +21,7 @@ from stepcot_jax.host.files import digest_file, read_file, try_lock
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.places import Place
 from stepcot_jax.run.settings import MAY_CHANGE, Settings, load_settings
-from stepcot_jax.run.stored_reading import read_reading
+from stepcot_jax.run.stored import read_reading
 
 UNIMPORTANT = tuple(sorted(key.removeprefix("config.") for key in MAY_CHANGE))
 """Keys that change the results of a run by rounding at most; cells that differ only in them are one cell."""

@@ -26,7 +26,7 @@ from stepcot_jax.host.ranges import Interval
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.pages.sheets import Entry, Table, columns, heads
 from stepcot_jax.run.inputs import Inputs
-from stepcot_jax.run.stored_reading import CALIBRATION_FILE
+from stepcot_jax.run.stored import CALIBRATION_FILE
 from stepcot_jax.tools.tables.cells import Cell, vary
 from stepcot_jax.tools.tables.plan import NETWORKS, Plan, Recipe
 

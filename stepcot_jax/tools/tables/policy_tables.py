@@ -25,17 +25,17 @@ from stepcot_jax.evaluation.replies import (
     choose_dialect,
     score_all,
 )
+from stepcot_jax.evaluation.scored_baseline import score_baseline
 from stepcot_jax.evaluation.stage_claims import stage_figures
 from stepcot_jax.evaluation.statistics import bootstrap, mean_of_seeds, summarise
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.ranges import Interval
 from stepcot_jax.pages.sheets import Column, Row, Table, columns, heads, mark_published
 from stepcot_jax.reading.finished import read_metrics
+from stepcot_jax.reading.scored_file import score_file
 from stepcot_jax.record import STAGE_NAMES, Record
-from stepcot_jax.run.loading_questions import load_vqa_dataset
+from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.policy_data import TEST_RECORDS
-from stepcot_jax.run.scored_baseline import score_baseline
-from stepcot_jax.run.scored_replies import score_file
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.tools.tables.cells import Cell, vary
 from stepcot_jax.tools.tables.plan import Plan, Recipe

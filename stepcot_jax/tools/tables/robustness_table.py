@@ -20,8 +20,8 @@ from stepcot_jax.policies.tokenizers import split_pieces
 from stepcot_jax.reading.policy_reader import PolicyReader, load_reader
 from stepcot_jax.reasoning.dialects import write_question
 from stepcot_jax.record import Record
-from stepcot_jax.run.loading_questions import load_vqa_dataset
-from stepcot_jax.run.policy_networks import read_tokenizer
+from stepcot_jax.run.loading import load_vqa_dataset
+from stepcot_jax.run.networks import read_tokenizer
 from stepcot_jax.run.settings import read_settings
 from stepcot_jax.tools.tables.cells import Cell
 from stepcot_jax.tools.tables.plan import Plan, Recipe

@@ -9,9 +9,9 @@ from stepcot_jax.data.questions.making import ground_phantom
 from stepcot_jax.data.questions.questions import ask_questions
 from stepcot_jax.data.statistics import find_difference
 from stepcot_jax.evaluation.replies import ScoringSettings
+from stepcot_jax.evaluation.scored_baseline import fit_baseline, score_baseline
 from stepcot_jax.reasoning.dialects import WRITTEN, write_reply
 from stepcot_jax.record import Record
-from stepcot_jax.run.scored_baseline import fit_baseline, score_baseline
 
 
 def _record(number, kind="closed", topic="t", answer="Yes", boxes=(), options=(), size=(100, 100), label="a"):

@@ -7,7 +7,7 @@ import pytest
 from reasoning_records import make_record
 
 from stepcot_jax.data.questions.check_examples import draw_check_examples, is_wrong
-from stepcot_jax.run.loading_questions import load_vqa_dataset
+from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.settings import load_settings
 
 

@@ -14,7 +14,7 @@ from stepcot_jax.data.images.drawn_boxes import draw_boxes
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.data.questions.stage_views import STAGES, StageViews, domain_of, draw_views
 from stepcot_jax.reasoning.dialects import WRITTEN, write_question, write_reply
-from stepcot_jax.run.loading_questions import load_vqa_dataset
+from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.settings import load_settings
 from stepcot_jax.tools.annotate.command import main as annotate
 from stepcot_jax.tools.data.command import main

@@ -18,7 +18,7 @@ from stepcot_jax.data.questions.vqa_dataset import scale_record
 from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
-from stepcot_jax.run.loading_questions import load_vqa_dataset
+from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.settings import load_settings
 from stepcot_jax.tools.data.command import main
 

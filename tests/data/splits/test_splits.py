@@ -113,6 +113,13 @@ def test_splits_that_the_records_name(tmp_path):
     assert_says(message, "records name another split than the tables: test for 'images/c.png'")
 
 
+def test_formulas_without_stored_values_are_refused_where_they_matter(tmp_path):
+    write_tables(tmp_path, {**PATIENT_ROWS, "train": [["patient_id", "n"], ["0001", "=1+1"]]}, suffix="xlsx")
+    assert read_splits(tmp_path, CASES) == EXPECTED
+    write_tables(tmp_path, {"train": [["patient_id"], ["=1"], ["=1+1"]]}, suffix="xlsx")
+    refuse(r"train.xlsx: 2 cells have formulas without stored values; open and save it", read_splits, tmp_path, CASES)
+
+
 @pytest.mark.parametrize("names", [["train"], ["train", "test"], ["val", "test"]])
 def test_refuses_some_tables_without_the_others(tmp_path, names):
     write_tables(tmp_path, {name: IMAGE_ROWS[name] for name in names})

@@ -41,9 +41,9 @@ from stepcot_jax.host.files import write_whole
 from stepcot_jax.pages.sheets import Column, Table, columns
 from stepcot_jax.pages.sheets import Row as SheetRow
 from stepcot_jax.pages.shell import Section, tabulate
+from stepcot_jax.reading.scored_file import score_file
 from stepcot_jax.reasoning.thinking import subject_of
 from stepcot_jax.record import KINDS, Record
-from stepcot_jax.run.scored_replies import score_file
 
 THINKING, REPLIES, THINKING_REPLIES = "thinking.jsonl", "replies.jsonl", "thinking_replies.jsonl"
 

@@ -12,11 +12,10 @@ import numpy as np
 
 from stepcot_jax import __version__
 from stepcot_jax.annotate.llm.judge import Exchange, Judge, judge_answers, judge_stages, label_steps, make_exchange
-from stepcot_jax.box import Box, UnequalCounts, convert, pixels
+from stepcot_jax.box import UnequalCounts
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
 from stepcot_jax.data.images.image_files import read_picture
 from stepcot_jax.data.questions.reply_files import ReplyFile, read_replies
-from stepcot_jax.data.questions.vqa_dataset import scale_record
 from stepcot_jax.evaluation.box_forms import BoxForm, find_better_form, keep_smallest
 from stepcot_jax.evaluation.replies import (
     CHECKED_STAGES,
@@ -30,10 +29,11 @@ from stepcot_jax.evaluation.replies import (
     encode,
     read,
     read_ended,
-    score_all,
     summarise,
     to_json,
 )
+from stepcot_jax.evaluation.reply_page import MOST_SHOWN, make_tables, write_replies
+from stepcot_jax.evaluation.scored_baseline import score_baseline
 from stepcot_jax.evaluation.stage_claims import LABEL_VALUES
 from stepcot_jax.evaluation.unread import describe_unread, find_doubts
 from stepcot_jax.host.download import find_path
@@ -42,12 +42,11 @@ from stepcot_jax.host.files import make_workdir, write_whole, writing_whole
 from stepcot_jax.pages.pictures import write_picture
 from stepcot_jax.pages.sheets import Table, write_table
 from stepcot_jax.pages.shell import tabulate, write_report
+from stepcot_jax.reading.scored_file import as_seen, choose_split, score_file
 from stepcot_jax.reasoning.dialects import AUTO, DIALECTS
 from stepcot_jax.reasoning.plain_replies import PLAIN
 from stepcot_jax.reasoning.replies import Judged, Missing
 from stepcot_jax.record import STAGE_NAMES, Record
-from stepcot_jax.run.reply_page import MOST_SHOWN, make_tables, write_replies
-from stepcot_jax.run.scored_baseline import score_baseline
 
 TABLE_NAMES = ("table", "differences", "stages", "rated_stages", "perturbed", "rules", "rules_agreement", "rules_made")
 """Names of all tables that an evaluation may write."""
@@ -275,15 +274,6 @@ def score_replies(
     return score_files([file], chosen, records, settings, root=root, num_resamples=num_resamples, seed=seed)
 
 
-def choose_split(records: Sequence[Record], split: str, *, where: str) -> list[Record]:
-    """Return the records of a split, or of "all"."""
-    chosen = [record for record in records if split in ("all", record.split)]
-    if not chosen:
-        splits = ", ".join(sorted({record.split or '""' for record in records}))
-        raise BadInput(f"{where}: no record of split {split!r}, found {splits}; --split=all scores every record")
-    return chosen
-
-
 def score_files(
     files: Sequence[ReplyFile],
     chosen: Sequence[Record],
@@ -306,7 +296,7 @@ def score_files(
     for file in files:
         if settings.dialect == AUTO:
             notes.append(f"{file.name}: read as dialect {of_files[file.name].dialect} (--dialect=auto).")
-        notes += _describe_boxes(file, _see(chosen, file), scores[file.name], of_files[file.name])
+        notes += _describe_boxes(file, as_seen(chosen, file), scores[file.name], of_files[file.name])
     if judge is not None and judge.unusable:
         counts = "; ".join(f"{number} {reason}" for reason, number in judge.unusable.most_common())
         notes.append(f"Replies of the judge without a score: {counts}.")
@@ -345,29 +335,6 @@ def _describe_boxes(
     replies = [read(file.replies[record.id], settings, record, in_any_space=True) for record in located]
     if note := find_better_form(replies, located, settings.boxes or BoxForm()):
         yield f"{file.name}: {note}."
-
-
-def score_file(
-    records: Sequence[Record], file: ReplyFile, settings: ScoringSettings, *, judged: Mapping[str, Judged] | None = None
-) -> list[ReplyScore]:
-    """Score the replies of a file; boxes refer to the picture whose size a reply states, else to the record's."""
-    seen = _see(records, file)
-    scores = score_all(seen, file.replies, settings, judged=judged, finishes=file.finishes)
-    return [
-        score if shown is record else dataclasses.replace(score, boxes=_scale(score.boxes, shown, record))
-        for record, shown, score in zip(records, seen, scores, strict=True)
-    ]
-
-
-def _see(records: Sequence[Record], file: ReplyFile) -> list[Record]:
-    sizes = {record.id: file.image_sizes.get(record.id, record.image_size) for record in records}
-    return [scale_record(record, sizes[record.id]) if all(record.image_size) else record for record in records]
-
-
-def _scale(boxes: Sequence[Box], shown: Record, record: Record) -> tuple[Box, ...]:
-    corners = [box.corners for box in boxes]
-    scaled = convert(corners, source=pixels(shown.image_size), target=pixels(record.image_size)).tolist()
-    return tuple(Box(box.label, tuple(own)) for box, own in zip(boxes, scaled, strict=True))
 
 
 def _score(
