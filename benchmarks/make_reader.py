@@ -46,8 +46,7 @@ from stepcot_jax.reading.trained_model import Trained, load_trained
 from stepcot_jax.run.inputs import load_cases
 from stepcot_jax.run.results import rank_networks
 from stepcot_jax.run.settings import load_settings, write_settings
-from stepcot_jax.run.stored import SETTINGS_FILE
-from stepcot_jax.run.stored_reading import GATE_FILE
+from stepcot_jax.run.stored import GATE_FILE, SETTINGS_FILE
 from stepcot_jax.run.task import REPORT
 from stepcot_jax.run.training_run import Run
 
