@@ -4,12 +4,12 @@ With --to jax, a DEST without a suffix becomes a workdir, which other commands r
 """
 
 import argparse
-import dataclasses
+import contextlib
 import json
 import pathlib
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
 import jax
@@ -66,30 +66,38 @@ def main(arguments: list[str] | None = None) -> int:
     flags = _parse(arguments)
     to_workdir = flags.to == "jax" and not pathlib.PurePath(flags.dest).suffix
     _check_flags(flags, to_workdir=to_workdir)
-    print("\n".join(_convert(flags, to_workdir=to_workdir)))
+    print("\n".join(_convert_to_workdir(flags) if to_workdir else _convert_to_file(flags)))
     return 0
 
 
-def _convert(flags: argparse.Namespace, *, to_workdir: bool) -> list[str]:
-    """Convert a file; return the lines to print."""
-    if not to_workdir:
-        check_destination(flags.dest, overwrite=flags.force)
-        if flags.to == "jax" and flags.dest.suffix != ".safetensors":
-            raise BadInput(f"{flags.dest}: the suffix must be .safetensors with --to jax, or none for a workdir")
-    recipe, source = _make_recipe(flags) if to_workdir else None, find_path(flags.source, "SOURCE")
+def _read(flags: argparse.Namespace) -> tuple[pathlib.Path, dict[str, Any], dict[str, int]]:
+    """Return the source, its tensors by name, and the number of ignored ones by prefix."""
+    source = find_path(flags.source, "SOURCE")
     from_run = flags.to == "torch" and source.is_dir()
     tensors = _read_run(source) if from_run else read_tensors(source)
     if from_run and flags.network:
         prefix = f"{NETWORKS[flags.network]}/"
         tensors = {name: array for name, array in tensors.items() if name.startswith(prefix)}
-    tensors, ignored = drop_ignored(tensors, flags.ignore)
-    convert = to_jax_tensors if flags.to == "jax" else to_torch_tensors
+    return source, *drop_ignored(tensors, flags.ignore)
+
+
+@contextlib.contextmanager
+def _naming(source: str) -> Iterator[None]:
     try:
-        if recipe is not None:
-            return _make_workdir(flags, source, tensors, recipe)
-        converted = convert(tensors, network=flags.network)
+        yield
     except BadInput as error:
-        raise BadInput(f"{flags.source}: {error}") from None
+        raise BadInput(f"{source}: {error}") from None
+
+
+def _convert_to_file(flags: argparse.Namespace) -> list[str]:
+    """Write named tensors; return the line to print."""
+    check_destination(flags.dest, overwrite=flags.force)
+    if flags.to == "jax" and flags.dest.suffix != ".safetensors":
+        raise BadInput(f"{flags.dest}: the suffix must be .safetensors with --to jax, or none for a workdir")
+    _, tensors, ignored = _read(flags)
+    convert = to_jax_tensors if flags.to == "jax" else to_torch_tensors
+    with _naming(flags.source):
+        converted = convert(tensors, network=flags.network)
     write_tensors(flags.dest, converted)
     report = {
         "file": str(flags.dest),
@@ -135,25 +143,25 @@ def _check_flags(flags: argparse.Namespace, *, to_workdir: bool) -> None:
         )
 
 
-def _make_recipe(flags: argparse.Namespace) -> "Recipe":
-    """Return the settings that a workdir needs besides the tensors; a chain on a store is downloaded first."""
-    chain = find_path(flags.chain, "--chain")
-    if not chain.exists():
+def _convert_to_workdir(flags: argparse.Namespace) -> list[str]:
+    """Write the workdir of a run that was not trained here, an error leaves none; return the lines to print."""
+    data = find_path(flags.chain, "--chain")
+    if not data.exists():
         raise BadInput(f"--chain: {flags.chain} does not exist")
-    root = flags.chain.rstrip("/").rpartition("/")[0] if is_address(flags.chain) else str(chain.parent)
-    root = root if chain.is_file() else flags.chain
-    return Recipe(flags.config or "paper", chain, root, flags.image_encoder or "", flags.text_encoder or "")
-
-
-def _make_workdir(
-    flags: argparse.Namespace, source: pathlib.Path, tensors: Mapping[str, Any], recipe: "Recipe"
-) -> list[str]:
-    networks = group_by_network(tensors, network=flags.network)
-    content = write_workdir(flags.dest, networks, recipe, source=source)
+    source, tensors, _ = _read(flags)
+    with _naming(flags.source):
+        networks = group_by_network(tensors, network=flags.network)
+        if "teacher" not in networks:
+            raise BadInput(f"found {', '.join(networks)}; a workdir needs the teacher's tensors")
+        sizes, converted = find_sizes(networks), from_torch_networks(networks)
+        settings, chain = _read_settings(flags, data, sizes, converted)
+        _check_chain(chain, sizes, data)
+        with writing_folder(flags.dest) as partial:
+            fresh = _write(partial, converted, settings, chain, source=source)
+            load_trained(partial)
     numbers = sum(int(np.size(array)) for arrays in networks.values() for array in arrays.values())
     lines = [f"{flags.dest}: {len(tensors)} tensors, {numbers:,} numbers: {', '.join(networks)}"]
-    if content["fresh"]:
-        lines.append(f"not in the file, random: {', '.join(content['fresh'])}")
+    lines += [f"not in the file, random: {', '.join(fresh)}"] if fresh else []
     folder = shlex.quote(str(flags.dest))
     commands = (
         f"predict IMAGE --checkpoint={folder}",
@@ -163,92 +171,54 @@ def _make_workdir(
     return [*lines, *(f"next: {name_command()} {command}" for command in commands)]
 
 
-_Tensors = Mapping[str, Mapping[str, Any]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-    """Settings that a checkpoint of the authors' code lacks."""
-
-    config: str
-    chain: pathlib.Path
-    root: str
-    image_encoder: str = ""
-    text_encoder: str = ""
-
-
-def write_workdir(workdir: pathlib.Path, networks: _Tensors, recipe: Recipe, *, source: pathlib.Path) -> dict[str, Any]:
-    """Write converted networks as the workdir of a run that was not trained here; an error leaves no folder."""
-    if "teacher" not in networks:
-        raise BadInput(f"{source}: found {', '.join(networks)}; a workdir needs the teacher's tensors")
-    sizes = find_sizes(networks)
-    converted = from_torch_networks(networks)
-    settings, chain = _read_recipe(recipe, sizes, converted)
-    _check_chain(chain, sizes, recipe)
-    with writing_folder(workdir) as partial:
-        content = _write(partial, converted, settings, chain, source=source)
-        load_trained(partial)
-    return content
-
-
-def _read_recipe(recipe: Recipe, sizes: Mapping[str, int], converted: Params) -> tuple[Settings, Chain]:
+def _read_settings(
+    flags: argparse.Namespace, data: pathlib.Path, sizes: Mapping[str, int], converted: Params
+) -> tuple[Settings, Chain]:
     """Return settings with the sizes of the tensors, and the chain."""
+    folder = flags.chain.rstrip("/").rpartition("/")[0] if is_address(flags.chain) else str(data.parent)
+    has_memory = "memory_start" in converted["teacher"]
     changes: dict[str, Any] = {
         "job": "distill" if "student" in converted else "teacher",
         "data.source": "folder",
-        "data.root": recipe.root,
+        "data.root": folder if data.is_file() else flags.chain,
         "teacher.width": sizes["teacher_width"],
         "teacher.num_heads": sizes["num_heads"],
         "teacher.num_layers": sizes["num_layers"],
-        "teacher.memory": "memory_start" in converted["teacher"],
-        "teacher.write_back": "memory_start" in converted["teacher"],
+        "teacher.memory": has_memory,
+        "teacher.write_back": has_memory,
         "teacher.text": True,
+        "student.width": sizes.get("student_width"),
+        "loss.projection_width": sizes.get("projection_width"),
+        "image_encoder.weights": flags.image_encoder,
+        "prompts.weights": flags.text_encoder,
     }
-    changes |= {"student.width": sizes["student_width"]} if "student_width" in sizes else {}
-    changes |= {"loss.projection_width": sizes["projection_width"]} if "projection_width" in sizes else {}
-    changes |= {"image_encoder.weights": recipe.image_encoder} if recipe.image_encoder else {}
-    changes |= {"prompts.weights": recipe.text_encoder} if recipe.text_encoder else {}
-    if recipe.chain.is_file():
-        chain = read_chain(recipe.chain)
+    chain = read_chain(data) if data.is_file() else None
+    if chain is not None:
         changes["data.step_names"] = tuple(step.name for step in chain.steps)
-        return _load_settings(recipe, changes), chain
-    settings = _load_settings(recipe, changes)
-    data = settings.data
-    collection = read_source(
-        recipe.chain,
-        layout=data.layout,
-        step_names=data.step_names,
-        on_bad_record=data.on_bad_record,
-        require_images=False,
-        single_label=data.single_label,
-        labels_from=data.labels_from,
-    )
-    return settings, collection.chain
-
-
-def _load_settings(recipe: Recipe, changes: Mapping[str, Any]) -> Settings:
     try:
-        return load_settings(recipe.config, **changes)
+        changes = {name: value for name, value in changes.items() if value is not None}
+        settings = load_settings(flags.config or "paper", **changes)
     except BadInput as error:
-        if recipe.image_encoder and recipe.text_encoder:
+        if flags.image_encoder and flags.text_encoder:
             raise
         raise BadInput(f"{error}; --image-encoder and --text-encoder name the frozen encoders") from None
+    names = ("layout", "step_names", "on_bad_record", "single_label", "labels_from")
+    how = {name: getattr(settings.data, name) for name in names}
+    return settings, chain or read_source(data, require_images=False, **how).chain
 
 
-def _check_chain(chain: Chain, sizes: Mapping[str, int], recipe: Recipe) -> None:
+def _check_chain(chain: Chain, sizes: Mapping[str, int], data: pathlib.Path) -> None:
     if chain.num_steps != sizes["num_steps"]:
-        raise BadInput(f"{recipe.chain}: {chain.num_steps} steps; the tensors have {sizes['num_steps']}")
+        raise BadInput(f"{data}: {chain.num_steps} steps; the tensors have {sizes['num_steps']}")
     for index, step in enumerate(chain.steps):
-        if step.num_answers != sizes[f"answers_{index}"]:
-            raise BadInput(
-                f"{recipe.chain}, step {step.name!r}: {step.num_answers} options; the tensors have "
-                f"{sizes[f'answers_{index}']} answers"
-            )
+        if step.num_answers != (found := sizes[f"answers_{index}"]):
+            raise BadInput(f"{data}, step {step.name!r}: {step.num_answers} options; the tensors have {found} answers")
 
 
 def _write(
     workdir: pathlib.Path, converted: Params, settings: Settings, chain: Chain, *, source: pathlib.Path
-) -> dict[str, Any]:
+) -> list[str]:
+    """Write what a run writes; return the networks with random weights."""
     if not settings.image_encoder.is_frozen or settings.image_encoder.name == "imported":
         raise BadInput(
             f"config.image_encoder.name: {settings.image_encoder.name!r}; expected 'pretrained': the authors' networks "
@@ -266,14 +236,13 @@ def _write(
     write_settings(workdir / "settings.json", settings)
     trained_on = f"data of its authors (converted from {source.name})"
     write_reading(workdir, chain, text, encoder_digest=encoder.digest, trained_on=trained_on)
-    content = {"source": source.name, "sha256": digest_file(source)[1], "fresh": missing}
-    save(workdir / CONVERTED_FILE, content)
+    save(workdir / CONVERTED_FILE, {"source": source.name, "sha256": digest_file(source)[1], "fresh": missing})
     state = TrainState(np.int32(0), params, {}, np.asarray(jax.random.key_data(jax.random.key(settings.seed))))
     checkpoints = Checkpoints(workdir / "checkpoints")
     checkpoints.save(state, {"batches": {}, "metrics": {}, "seconds": 0.0, "data": ""}, {})
     checkpoints.wait()
     checkpoints.close()
-    return content
+    return missing
 
 
 # Files of named tensors: .safetensors and, with torch installed, .pt and .pth.

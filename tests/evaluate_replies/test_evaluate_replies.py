@@ -198,7 +198,7 @@ def test_bad_flags(folder):
     taken = write_replies(folder / "majority answer + constant box.jsonl", RECORDS)
     for flags, words in (
         (["--split", "val"], "no record of split 'val', found test, train; --split=all scores every record"),
-        (["--num-resamples", "0"], "--num-resamples must be at least 1; got 0"),
+        (["--num-resamples", "0"], "--num-resamples: 0 must be at least 1"),
         (["--open-score", "relative"], "--open-score=relative needs the scores of a judge"),
         (["--perturbed", "x.jsonl"], "--perturbed and --perturbed-records are required together"),
         ([taken], r"constant box\.jsonl: a row of the tables has this name; rename the file"),

@@ -63,8 +63,6 @@ class Asking:
     concurrency: int = 4
 
     def __post_init__(self) -> None:
-        if self.concurrency < 1:
-            raise BadInput(f"--concurrency: {self.concurrency} must be at least 1")
         levels = [level for variant, level in self.keys if variant == "own"]
         if levels and levels != list(range(1, max(levels) + 1)):
             raise BadInput(f"--levels: {levels} with own answers must be every level up to {max(levels)}")

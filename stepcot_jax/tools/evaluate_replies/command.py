@@ -10,15 +10,11 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
-from stepcot_jax.tools.options import DIALECTS, add, add_asker, add_reading, local_path, read_split
-
-if TYPE_CHECKING:
-    pass
+from stepcot_jax.tools.options import DIALECTS, add, add_asker, add_reading, check_numbers, local_path, read_split
 
 _PROGRAM = "stepcot evaluate_replies"
 
@@ -62,8 +58,7 @@ def perturb(options: argparse.Namespace) -> None:
     """Write perturbed records and their prompts."""
     from stepcot_jax.tools.evaluate_replies.scoring import write_rounds
 
-    if options.rounds < 1:
-        raise BadInput(f"--rounds must be at least 1; got {options.rounds}")
+    check_numbers(options, "rounds")
     collection, chosen = read_split(options, options.records, "RECORDS")
     make_workdir(options.out)
     written = write_rounds(
@@ -243,8 +238,8 @@ def audit(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog=f"{program} {name}".strip(), description=_AUDIT, epilog=also)
     define(parser)
     options = parser.parse_args(arguments[1:] if name else arguments)
-    if getattr(options, "num_questions", 1) < 1:
-        raise BadInput(f"--num-questions must be at least 1; got {options.num_questions}")
+    if name != "score":
+        check_numbers(options, "num_questions")
     run(options)
 
 

@@ -19,7 +19,7 @@ from stepcot_jax.evaluation.statistics import bootstrap_means, mean_defined
 from stepcot_jax.evaluation.unread import MISSING
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole, writing_whole
-from stepcot_jax.pages.sheets import Entry, Table, columns, to_markdown, write_table
+from stepcot_jax.pages.sheets import Entry, Table, columns, heads, to_markdown, write_table
 from stepcot_jax.pages.shell import SHARED, Section, percent, read_part, render, tabulate, write_report
 from stepcot_jax.reasoning.dialects import FREE
 from stepcot_jax.record import KINDS, YES_NO, Record
@@ -143,10 +143,11 @@ def _tabulate_accuracy(
             span = f"{percent(common[low])} % ({low}) to {percent(common[high])} % ({high}) right by the rule alone"
             span = f"{percent(common[low])} % right by every rule" if common[low] == common[high] else span
             ranges.append(f"{model}: {span}, on the {is_common.sum()} questions that they all judge.")
-    heads = (*columns("text", "replies", "rule"), *columns("number", "questions"))
-    heads += columns("percent", "all", "common", *asked, "unread", "by chance")
+    head = heads(
+        "replies", "rule", "#questions", "%all", "%common", *(f"%{kind}" for kind in asked), "%unread", "%by chance"
+    )
     notes = [*_NOTES, f"{OURS}: dialect {dialects}{full}.", *(f"{rule.name}: {rule.suite}." for rule in rules)]
-    return Table("rules", "Right answers by rule", heads, tuple(rows), tuple(notes)), ranges
+    return Table("rules", "Right answers by rule", head, tuple(rows), tuple(notes)), ranges
 
 
 def _tabulate_agreement(models: dict[str, dict[str, Row]], scored: ReplyScores) -> Table:
@@ -159,10 +160,9 @@ def _tabulate_agreement(models: dict[str, dict[str, Row]], scored: ReplyScores) 
             read = np.where(_unread(one) + _unread(other) == 0, same, np.nan)
             shares = _average({"same": same, "read": read}, scored)
             rows.append((model, first, second, int(both.sum()), shares["same"], int((read >= 0).sum()), shares["read"]))
-    heads = (*columns("text", "replies", "rule", "other"), *columns("number", "questions"), *columns("percent", "same"))
-    heads += (*columns("number", "both read"), *columns("percent", "same where both read"))
+    head = heads("replies", "rule", "other", "#questions", "%same", "#both read", "%same where both read")
     notes = ("same: both right or both not right, on the questions that both judge.",)
-    return Table("rules_agreement", "Agreement of the rules", heads, tuple(rows), notes)
+    return Table("rules_agreement", "Agreement of the rules", head, tuple(rows), notes)
 
 
 def _tabulate_made(records: Sequence[Record], rules: Sequence[FieldRule], settings: ScoringSettings) -> Table:
@@ -188,9 +188,9 @@ def _tabulate_made(records: Sequence[Record], rules: Sequence[FieldRule], settin
         paid = [float(mean_defined(_right(row))) for row in of_key.values()]
         chances = [float(mean_defined(_column(of_key[name], lambda verdict: verdict.chance))) for name in guessing]
         rows.append((*key, len(of_key[OURS]), *paid, *chances))
-    heads = (*columns("text", "reply", "form"), *columns("number", "questions"))
-    heads += columns("percent", OURS, *(rule.name for rule in rules), *(f"{name} by chance" for name in guessing))
-    return Table("rules_made", "What each rule pays for made replies", heads, tuple(rows), _NOTES_MADE)
+    shares = OURS, *(rule.name for rule in rules), *(f"{name} by chance" for name in guessing)
+    head = (*heads("reply", "form", "#questions"), *columns("percent", *shares))
+    return Table("rules_made", "What each rule pays for made replies", head, tuple(rows), _NOTES_MADE)
 
 
 def _show_differences(

@@ -21,7 +21,7 @@ from stepcot_jax.evaluation.report_scores import BLEU, ROUGE, score_reports
 from stepcot_jax.evaluation.statistics import as_plain
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_workdir, write_whole
-from stepcot_jax.pages.sheets import Table, columns
+from stepcot_jax.pages.sheets import Table, heads
 from stepcot_jax.record import Record
 from stepcot_jax.tools.evaluate_replies.scored_replies import to_text
 
@@ -85,8 +85,8 @@ def score_written(scored: Sequence[Scored], options: argparse.Namespace, *, sour
         "Words in lower case without punctuation; BLEU-4 of all reports together, not smoothed; ROUGE-L as mean F1.",
     ]
     rows = [(name, of_name[BLEU], of_name[ROUGE]) for name, of_name in figures.items()]
-    heads = (*columns("text", "reports"), *columns("percent", BLEU, ROUGE))
-    table = Table("reports", "Reports against the radiologists'", heads, tuple(rows), tuple(notes))
+    head = heads("reports", f"%{BLEU}", f"%{ROUGE}")
+    table = Table("reports", "Reports against the radiologists'", head, tuple(rows), tuple(notes))
     make_workdir(options.out)
     lines = [{"image": each.image, "report": str(each.written), "reference": each.reference} for each in with_reference]
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)

@@ -41,12 +41,13 @@ from stepcot_jax.evaluation.unread import count_unread, describe_unread
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, make_workdir, read_json, write_whole, writing_whole
 from stepcot_jax.host.ranges import Interval
-from stepcot_jax.pages.sheets import Column, Entry, Table, columns
+from stepcot_jax.pages.sheets import Column, Entry, Table, heads
 from stepcot_jax.reading.scored_file import score_file
 from stepcot_jax.reasoning.dialects import write_question
 from stepcot_jax.record import Record
 from stepcot_jax.tools.evaluate_replies.field_rules import write_rules
 from stepcot_jax.tools.evaluate_replies.scored_replies import ReplyScores, score_files, to_text
+from stepcot_jax.tools.options import check_numbers
 
 _SOURCE = "source.json"
 
@@ -125,11 +126,8 @@ def tabulate_rounds(
     rounds: Sequence[Mapping[Key, Interval]], original: Mapping[Key, Interval], *, model: str, std: PerturbationStd
 ) -> Table:
     """Make the table of A-scores by round, with their standard deviation."""
-    heads = (
-        *columns("text", "task"),
-        *columns("percent", "original", *(f"per. {number}" for number in range(1, len(rounds) + 1))),
-        Column("std", "percent", digits=3),
-    )
+    numbered = (f"%per. {number}" for number in range(1, len(rounds) + 1))
+    head = (*heads("task", "%original", *numbered), Column("std", "percent", digits=3))
     rows: list[tuple[Entry, ...]] = []
     for kind in PERTURBED_KINDS:
         key = A_SCORE, kind
@@ -142,7 +140,7 @@ def tabulate_rounds(
         "probability 0.5. Single choice: the options in random order.",
         f"std: {_STDS[std]}.",
     )
-    return Table("perturbed", f"A-score of {model} under perturbation", heads, tuple(rows), notes)
+    return Table("perturbed", f"A-score of {model} under perturbation", head, tuple(rows), notes)
 
 
 def describe_rounds(table: Table) -> dict[str, dict[str, Any]]:
@@ -187,9 +185,8 @@ def score_command(options: argparse.Namespace, collection: VqaCollection, chosen
 
 
 def _read_settings(options: argparse.Namespace) -> ScoringSettings:
-    for name, least in (("num_resamples", 1), ("num_shown", 1), ("seed", 0)):
-        if getattr(options, name) < least:
-            raise BadInput(f"--{name.replace('_', '-')} must be at least {least}; got {getattr(options, name)}")
+    check_numbers(options, "num_resamples", "num_shown")
+    check_numbers(options, "seed", least=0)
     if bool(options.perturbed) != bool(options.perturbed_records):
         raise BadInput("--perturbed and --perturbed-records are required together (the folder that `perturb` wrote)")
     open_score: OpenScore = options.open_score or ("relative" if options.judge else "exact")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir, writing_for
-from stepcot_jax.tools.options import OF_READER, add, add_network, local_path
+from stepcot_jax.tools.options import OF_READER, add, add_network, check_numbers, local_path
 
 if TYPE_CHECKING:
     from stepcot_jax.reading.trained_model import Trained
@@ -89,8 +89,7 @@ def score(arguments: list[str]) -> int:
     add(parser, "--num-cases", "most radiographs with boxes (default: 100)", 100)
     add(parser, "--json FILE", "also write the figures as JSON", type=local_path)
     options = parser.parse_args(arguments)
-    if options.num_cases < 1:
-        raise BadInput(f"--num-cases must be at least 1; got {options.num_cases}")
+    check_numbers(options, "num_cases")
     if options.boxes is not None and options.data is None:
         raise BadInput("--data is required with --boxes (the folder of the boxes' images)")
     from stepcot_jax.host.download import find_path

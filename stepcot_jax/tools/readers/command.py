@@ -5,7 +5,7 @@ import functools
 
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import run_tool
-from stepcot_jax.tools.options import add, add_cases, local_path, open_cases
+from stepcot_jax.tools.options import add, add_cases, check_numbers, local_path, open_cases
 
 
 def sample(options: argparse.Namespace) -> None:
@@ -33,6 +33,8 @@ def score(options: argparse.Namespace) -> None:
     from stepcot_jax.tools.readers.forms import read_forms, read_key
     from stepcot_jax.tools.readers.scores import compare_readers, tabulate_figure, write_comparison
 
+    check_numbers(options, "num_resamples")
+    check_numbers(options, "seed", least=0)
     key = read_key(find_path(options.sample, "DIR"))
     forms = read_forms(key, [find_path(form, "FORM") for form in options.forms])
     predictions = options.predictions and find_path(options.predictions, "--predictions")

@@ -48,9 +48,6 @@ def compare_readers(
     key: Key, forms: Answers, predictions: Path | None = None, *, num_resamples: int = 1000, seed: int = 0
 ) -> Comparison:
     """Compare readers with the true answers, with each other and with the models."""
-    for name, number, least in (("--num-resamples", num_resamples, 1), ("--seed", seed, 0)):
-        if number < least:
-            raise BadInput(f"{name}={number} is not a whole number from {least}")
     people = {f"reader {name}": labels for name, labels in forms.items()}
     models = {} if predictions is None else read_answers(predictions, key)
     everyone = people | models

@@ -10,17 +10,18 @@ stepcot tables measure-cost encoder --reference NAME
 import argparse
 import dataclasses
 import functools
+import json
 import math
 import pathlib
 import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import msgspec
@@ -35,6 +36,9 @@ from stepcot_jax.pages.sheets import Entry, Row, Table, columns, heads, mark_pub
 from stepcot_jax.tools.options import local_path
 from stepcot_jax.tools.tables.encoders import Encoder
 from stepcot_jax.tools.tables.plan import Plan, Recipe
+
+if TYPE_CHECKING:
+    from stepcot_jax.encoders.checkpoints import Architecture
 
 BATCH_SIZES = (1, 4, 32)
 """One image, the paper's batch of four, and a large batch for the throughput."""
@@ -197,49 +201,29 @@ def main(arguments: list[str] | None = None) -> None:
 REFERENCES = ("ResNet18", "ResNet50", "DenseNet121", "CLIP")
 """Names in Table 11; this package has no EfficientNet-B3, FLAVA, BLIP or VisualBERT of its own."""
 
-_IMAGE_SIZE = 224
+
+def recognise_reference(name: str) -> "Architecture":
+    """Return the networks of one of `REFERENCES`; CLIP is its ViT-B/32, with both towers."""
+    from stepcot_jax.encoders.checkpoints import recognise
+
+    if name not in REFERENCES:
+        raise BadInput(f"--reference={name!r} is not one of {', '.join(REFERENCES)}")
+    config = {"model_type": "clip"} if name == "CLIP" else {"architecture": name.lower()}
+    with tempfile.TemporaryDirectory() as folder:
+        pathlib.Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
+        return recognise(pathlib.Path(folder), {}, "float32")
 
 
 def make_reference(name: str) -> _Model:
     """Make one of `REFERENCES`; parameters without BatchNorm's statistics and classifiers, of CLIP of both towers."""
     from stepcot_jax.encoders.load import count_parameters
 
-    if name not in REFERENCES:
-        raise BadInput(f"--reference={name!r} is not one of {', '.join(REFERENCES)}")
-    networks = _make_networks(name)
-    num_parameters = sum(count_parameters(_shapes(network)) for network in networks)
-    if name == "CLIP":
-        num_parameters += 1  # the temperature of its training
-    image = networks[0]
-    params = jax.jit(image.init)(jax.random.key(0), jnp.zeros((1, _IMAGE_SIZE, _IMAGE_SIZE, 3)))["params"]
+    architecture = recognise_reference(name)
+    image: Any = architecture.image
+    shape = (*[architecture.preprocessing.size] * 2, 3)  # type: ignore[union-attr]
+    params = jax.jit(image.init)(jax.random.key(0), jnp.zeros((1, *shape)))["params"]
     encode = jax.jit(lambda params, images: image.apply({"params": params}, images)[0])
-    return _Model(functools.partial(encode, params), (_IMAGE_SIZE, _IMAGE_SIZE, 3), num_parameters, 0)
-
-
-def _make_networks(name: str) -> list[nn.Module]:
-    from stepcot_jax.encoders.checkpoints import CLIP_TEXT_SIZES, CLIP_VISION_SIZES
-    from stepcot_jax.encoders.torchvision_networks import FrozenDenseNet, make_frozen_resnet
-    from stepcot_jax.encoders.transformer import CLIPText, VisionTransformer
-
-    if name == "CLIP":  # ViT-B/32
-        text = CLIPText(
-            sizes=CLIP_TEXT_SIZES, vocabulary_size=49408, max_positions=77, end_token=49407, projected_width=512
-        )
-        return [VisionTransformer(CLIP_VISION_SIZES, _IMAGE_SIZE, 32, 512), text]
-    if name == "DenseNet121":
-        return [FrozenDenseNet()]
-    return [make_frozen_resnet(name.lower(), "float32")]
-
-
-def _shapes(network: nn.Module) -> Any:
-    """Return the parameter tree with shapes as leaves; nothing is allocated."""
-    from stepcot_jax.encoders.transformer import CLIPText
-
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    inputs = [jax.ShapeDtypeStruct((1, _IMAGE_SIZE, _IMAGE_SIZE, 3), jnp.float32)]
-    if isinstance(network, CLIPText):
-        inputs = [jax.ShapeDtypeStruct((1, 2), dtype) for dtype in (jnp.int32, jnp.bool_)]
-    return jax.eval_shape(network.init, key, *inputs)["params"]
+    return _Model(functools.partial(encode, params), shape, count_parameters(architecture.shapes()), 0)
 
 
 def count_multiply_adds(function: Callable[..., Any], *inputs: Any) -> int:
