@@ -8,13 +8,13 @@ from collections.abc import Iterator
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 _BITS = {"pred": 8, "bf16": 16, "token": 0}
-_SHAPE = re.compile(r"\b([a-z][a-z0-9]*)\[([\d,]*)\]")
+SHAPE = re.compile(r"\b([a-z][a-z0-9]*)\[([\d,]*)\]")
 _COMPUTATION = re.compile(r"^(ENTRY\s+)?%?([\w.-]+)\s.*\{\s*$")
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT\s+)?%?[\w.-]+ = (\(.*?\)|\S+) ([a-z][\w-]*)\(")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT\s+)?%?([\w.-]+) = (\(.*?\)|\S+) ([a-z][\w-]*)\(")
 _CALLEE = re.compile(r"\b(calls|to_apply|body|true_computation|false_computation)=%?([\w.-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
-_CONTROL = frozenset({"while", "call", "conditional"})
-_NO_KERNEL = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota", *_CONTROL})
+CONTROL = frozenset({"while", "call", "conditional"})
+NO_KERNEL = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota", *CONTROL})
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 
@@ -53,7 +53,10 @@ class Collective:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Instruction:
+class Instruction:
+    """One instruction of a program's text: its name, opcode, the type of its result, and its line."""
+
+    name: str
     opcode: str
     result: str
     line: str
@@ -69,57 +72,49 @@ def read_collectives(program: str, *, unknown_trips: int | None = None) -> list[
     Raises:
       ValueError: a collective is in a loop of unknown length, so that its bytes are unknown.
     """
-    computations, entry = _split(program)
+    computations, entry = split(program)
     found = []
-    for name, (times, in_loop) in _runs(computations, entry, unknown_trips).items():
+    for name, (times, in_loop) in count_runs(computations, entry, unknown_trips).items():
         for instruction in computations[name]:
             kind = instruction.opcode.removesuffix("-start")
             if kind not in KINDS:
                 continue
             if times is None:
                 raise ValueError(f"{kind} is in a loop whose length the compiler does not know")
-            arrays = _SHAPE.findall(instruction.result)
+            arrays = SHAPE.findall(instruction.result)
             if instruction.opcode != kind and kind != "all-reduce":
                 # An asynchronous start has operands, results and, of some kinds, scalar contexts.
                 arrays = [array for array in arrays if array != ("u32", "")]
                 arrays = arrays[len(arrays) // 2 :]
             sizes = tuple(math.prod(int(axis) for axis in axes.split(",") if axis) for _, axes in arrays)
-            num_bytes = sum(size * _bits(name) // 8 for (name, _), size in zip(arrays, sizes, strict=True))
+            num_bytes = sum(size * bits(name) // 8 for (name, _), size in zip(arrays, sizes, strict=True))
             group_size = _group_size(instruction.line, program)
             found.append(Collective(kind, num_bytes, group_size, times, sizes, in_loop))
     return found
 
 
-def count_kernels(program: str) -> int:
-    """Return the instructions inside the loops of a GPU's program that start a kernel, each once."""
-    computations, entry = _split(program)
-    looped = [name for name, (_, in_loop) in _runs(computations, entry, 1, inside=_CONTROL).items() if in_loop]
-    opcodes = [instruction.opcode for name in looped for instruction in computations[name]]
-    return sum(opcode not in _NO_KERNEL and not opcode.endswith("-done") for opcode in opcodes)
-
-
-def _split(program: str) -> tuple[dict[str, list[_Instruction]], str]:
+def split(program: str) -> tuple[dict[str, list[Instruction]], str]:
     """Return the instructions of each computation, and the name of the entry computation."""
-    computations: dict[str, list[_Instruction]] = {}
+    computations: dict[str, list[Instruction]] = {}
     entry, current = "", None
     for line in program.splitlines():
         if header := _COMPUTATION.match(line):
             current = computations.setdefault(header[2], [])
             entry = header[2] if header[1] else entry
         elif current is not None and (match := _INSTRUCTION.match(line)):
-            current.append(_Instruction(match[2], match[1], line))
+            current.append(Instruction(match[1], match[3], match[2], line))
     if not entry:
         raise ValueError("the text of the program has no ENTRY computation; pass Compiled.as_text()")
     return computations, entry
 
 
-def _runs(
-    computations: dict[str, list[_Instruction]],
+def count_runs(
+    computations: dict[str, list[Instruction]],
     entry: str,
     unknown_trips: int | None,
     inside: frozenset[str] | None = None,
 ) -> dict[str, tuple[int | None, bool]]:
-    """Return how often a run executes each computation (None: unknown), and whether a loop does.
+    """Return how often a run of the program executes each computation (None: unknown), and whether a loop does.
 
     Args:
       inside: instructions whose computations are visited; None for all.
@@ -135,13 +130,26 @@ def _runs(
             is_loop = instruction.opcode == "while"
             factor: int | None = 1
             if is_loop:
-                trips = _TRIPS.search(instruction.line)
-                factor = int(trips[1]) if trips else unknown_trips
+                trips = _count_trips(instruction.line, computations)
+                factor = unknown_trips if trips is None else trips
             for callee in _callees(instruction.line):
                 visit(callee, None if times is None or factor is None else times * factor, in_loop or is_loop)
 
     visit(entry, 1, False)
     return runs
+
+
+def _count_trips(loop: str, computations: dict[str, list[Instruction]]) -> int | None:
+    """Return the length of a loop that the compiler says, or that runs as JAX's scans do until a constant."""
+    if known := _TRIPS.search(loop):
+        return int(known[1])
+    condition = re.search(r"condition=%?([\w.-]+)", loop)
+    lines = computations[condition[1]] if condition else []
+    if lines and lines[-1].opcode == "compare" and "direction=LT" in lines[-1].line:
+        last = re.search(r"([\w.-]+)\), direction", lines[-1].line)
+        ends = [each.line for each in lines if last and each.name == last[1] and each.opcode == "constant"]
+        return int(re.search(r"constant\((\d+)\)", ends[0])[1]) if ends else None  # type: ignore[index]
+    return None
 
 
 def _callees(line: str) -> Iterator[str]:
@@ -151,7 +159,8 @@ def _callees(line: str) -> Iterator[str]:
         yield from (name.strip().lstrip("%") for name in match[1].split(","))
 
 
-def _bits(name: str) -> int:
+def bits(name: str) -> int:
+    """Return the bits of an element of a type such as "f32"."""
     return _BITS[name] if name in _BITS else int(re.search(r"\d+", name)[0])  # type: ignore[index]
 
 

@@ -1,244 +1,173 @@
-"""Programs of a large policy, compiled for 8 H100 on a machine without one: `python -m benchmarks.compiled decode sft`.
+"""Programs that users run, compiled for accelerators on a machine without one: `python -m benchmarks.compiled`.
 
-XLA's CUDA compiler runs without a GPU on a description of one. Memory plan, collectives and kernels are those of the
-device; times are not known. `bash .ci/compilers PYTHON cuda` fetches the compiler and prints its folder, which
-PYTHONPATH must have.
+XLA's compilers for CUDA and TPU run without a device. Memory, collectives and kernels are those of the program; times
+are unknown. The bound is the longest of arithmetic, memory and network alone, each at the published rate. Every
+program is compiled in a process of its own. STEPCOT_CUDA and STEPCOT_LIBTPU name the compilers' folders; without them
+`.ci/compilers` fetches both once.
 """
 
 import argparse
 import dataclasses
 import json
+import os
+import pathlib
+import subprocess
+import sys
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.communication import Collective, count_kernels, read_collectives
+from benchmarks.compiled_programs import POLICY, SETTINGS, Sizes
+from benchmarks.scaling_tables import fill, make_table
 
-# Figures of XLA's public device specifications.
-H100 = """
-gpu_device_info {
-  threads_per_block_limit: 1024
-  threads_per_warp: 32
-  shared_memory_per_block: 49152
-  shared_memory_per_core: 233472
-  threads_per_core_limit: 2048
-  core_count: 132
-  fpus_per_core: 128
-  block_dim_limit_x: 2147483647
-  block_dim_limit_y: 65535
-  block_dim_limit_z: 65535
-  memory_bandwidth: 3352320000000
-  l2_cache_size: 52428800
-  clock_rate_ghz: 1.98
-  device_memory_size: 84929347584
-  shared_memory_per_block_optin: 232448
-  cuda_compute_capability { major: 9 }
-  registers_per_core_limit: 65536
-  registers_per_block_limit: 65536
-}
-platform_name: "CUDA"
-dnn_version_info { major: 9 minor: 7 }
-runtime_version { major: 12 minor: 8 }
-device_description_str: "NVIDIA H100 80GB HBM3"
-"""
-
-CASES = ("decode", "sft", "grpo", "dpo")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """Sizes of a program; defaults are those of `--config=gemex` with two layers of each kind."""
-
-    layers: int = 2
-    words: int = 152_064
-    model_devices: int = 4
-    prompts: int = 128
-    group: int = 8
-    longest_prompt: int = 400
-    longest_reply: int = 300
-    rows: int = 256
-    row_tokens: int = 700
-    passes: int = 32
-    image_size: int = 448
+ROOT = pathlib.Path(__file__).parents[1]
+TARGETS = ("h100x1", "h100x8", "v5e:4x4")
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """What a compiled program does."""
+class Rates:
+    """Published rates of a device: operations a second by type, bytes a second of memory, and sent to other devices."""
 
-    collectives: list[Collective]
-    num_kernels: int
-    temporary: int
-    arguments: int
-    seconds: float
-    params: Any
-
-    def describe(self) -> dict[str, float]:
-        """Return the figures; "in the loop" is one token of decoding, and one pass of an update."""
-        looped = [each for each in self.collectives if each.in_loop]
-        gathered = [each for each in self.collectives if each.kind == "all-gather"]
-        others = [each for each in looped if each.kind != "all-reduce"]
-        once = {"loop_MB": looped, "loop_MB_beside_all_reduce": others}
-        return {
-            **{name: sum(each.num_bytes for each in part) / 1e6 for name, part in once.items()},
-            "gathered_GB": sum(each.num_bytes * each.times for each in gathered) / 1e9,
-            "loop_kernels": self.num_kernels,
-            "temporary_GB": self.temporary / 1e9,
-            "arguments_GB": self.arguments / 1e9,
-            "compile_seconds": self.seconds,
-        }
+    flops: Mapping[str, float]
+    memory: float
+    network: float
 
 
-def describe_h100(number: int) -> list[Any]:
-    """Return the devices of a machine of H100 that need not exist."""
-    import jax
-    from jax.experimental import topologies
-
-    jax.config.update("jax_enable_compilation_cache", False)  # it cannot load a program of devices that do not exist
-    jax.devices()  # loads the plugins
-    topology = topologies.get_topology_desc("h100", platform="cuda", target_config=H100, topology=f"1x1x{number}")
-    return list(topology.devices)
+RATES = {
+    "h100": Rates({"bf16": 989e12, "f32": 495e12}, 3.35e12, 450e9),  # dense; float32 as TF32; NVLink in one direction
+    "v5e": Rates({"bf16": 197e12, "f32": 197e12}, 819e9, 200e9),  # float32 in one pass of bfloat16, XLA's default
+    "v5p": Rates({"bf16": 459e12, "f32": 459e12}, 2765e9, 600e9),
+    "v6e": Rates({"bf16": 918e12, "f32": 918e12}, 1640e9, 448e9),
+}
 
 
-def compile_case(case: str, sizes: Sizes, devices: list[Any]) -> Plan:
-    """Compile one program of Qwen2.5-VL-7B from shapes alone."""
-    import jax
-    import jax.numpy as jnp
-
-    from stepcot_jax.models.qwen import SquareQwen
-    from stepcot_jax.policies.policy import FROZEN, TRAINED, copy_frozen
-    from stepcot_jax.policies.qwen_policy import QwenPolicy, param_shardings
-    from stepcot_jax.policies.qwen_weights import published_config
-    from stepcot_jax.systems.options import REFERENCE
-    from stepcot_jax.systems.sft import POLICY
-    from stepcot_jax.training.devices import MeshDevices
-    from stepcot_jax.training.optimizers import make_optimizer
-    from stepcot_jax.training.state import TrainState
-
-    jax.devices = lambda: devices  # type: ignore[assignment]
-    published = published_config("Qwen/Qwen2.5-VL-7B-Instruct")
-    network = SquareQwen(
-        dataclasses.replace(published.sizes, num_layers=sizes.layers, num_words=sizes.words),
-        dataclasses.replace(published.vision, num_layers=sizes.layers, full_layers=tuple(range(1, sizes.layers, 8))),
-        jnp.dtype(jnp.bfloat16),
-        True,
-        grid=sizes.image_size // 28,
-        image_token=7,
-    )
-    meshed = MeshDevices(param_shardings, model_devices=sizes.model_devices, num_passes=sizes.passes)
-    policy = QwenPolicy(network, None, meshed.mesh, is_given=True)
-    name = {"decode": "sft"}.get(case, case)
-    optimizer = make_optimizer(learning_rate=1e-5, is_packed=False)
-
-    def start() -> TrainState:
-        params = policy.init(jax.random.key(0))["params"]
-        reference = {REFERENCE: copy_frozen(policy, params[TRAINED])} if case in ("grpo", "dpo") else {}
-        return TrainState(
-            step=jnp.zeros((), jnp.int32),
-            params={POLICY: params[TRAINED], FROZEN: params[FROZEN], **reference},
-            optimizers={name: optimizer.init({POLICY: params[TRAINED]})},
-            key=jax.random.key_data(jax.random.key(1)),
-        )
-
-    shapes = jax.eval_shape(start)
-    state = jax.tree.map(
-        lambda leaf, to: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=to), shapes, meshed.shardings(shapes)
-    )
-    began = time.perf_counter()
-    if case == "decode":
-        compiled = _compile_sampling(sizes, policy, meshed, state)
-    else:
-        compiled = _compile_update(case, sizes, (policy, _normalise, optimizer), meshed, state)
-    seconds, text = time.perf_counter() - began, compiled.as_text()
-    memory = compiled.memory_analysis()
-    return Plan(
-        collectives=read_collectives(text, unknown_trips=1),
-        num_kernels=count_kernels(text),
-        temporary=memory.temp_size_in_bytes,
-        arguments=memory.argument_size_in_bytes,
-        seconds=seconds,
-        params=state.params,
-    )
-
-
-def _normalise(pixels: Any) -> Any:
-    from stepcot_jax.policies.policy import normalise
-
-    return normalise(pixels, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
-
-
-def _compile_sampling(sizes: Sizes, policy: Any, meshed: Any, state: Any) -> Any:
-    """Compile the sampling of `systems.grpo.Rollouts`."""
-    import jax
-    import jax.numpy as jnp
-
-    from stepcot_jax.policies.policy import policy_params
-    from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
-    from stepcot_jax.systems.sft import POLICY
-
-    sampling, number = Sampling(longest=sizes.longest_reply, stop=1), sizes.prompts
-
-    def sample(params: Any, rows: Any, key: Any) -> Any:
-        keys = rollout_keys(key, first=0, number=sizes.group * number)
-        images = _normalise(rows["images"])
-        return generate(policy, params, images, rows["prompts"], rows["lengths"], sampling=sampling, keys=keys)
-
-    side = sizes.image_size
-    shapes = {"images": (side, side, 3), "prompts": (sizes.longest_prompt,), "lengths": ()}
-    rows = {
-        name: jax.ShapeDtypeStruct(
-            (number, *shape), jnp.uint8 if name == "images" else jnp.int32, sharding=meshed.by_row
-        )
-        for name, shape in shapes.items()
+def bound(figures: Mapping[str, Any], rates: Rates) -> tuple[str, float]:
+    """Return what bounds a program's time, and the seconds that it takes at the published rate."""
+    seconds = {
+        "arithmetic": sum(
+            number / rates.flops.get(kind, rates.flops["f32"]) for kind, number in figures["flops"].items()
+        ),
+        "memory": figures["bytes"] / rates.memory,
+        "network": sum(figures["sent"].values()) / rates.network,
     }
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    sampled = jax.jit(sample, out_shardings=meshed.replicated)
-    return sampled.lower(policy_params(state.params, POLICY), rows, key).compile()
+    name = max(seconds, key=lambda name: seconds[name])
+    return name, seconds[name]
 
 
-def _compile_update(case: str, sizes: Sizes, common: tuple[Any, ...], meshed: Any, state: Any) -> Any:
-    import jax
-    import numpy as np
-
-    from stepcot_jax.systems.dpo import DpoUpdate
-    from stepcot_jax.systems.grpo import GrpoUpdate
-    from stepcot_jax.systems.options import DpoOptions, GrpoOptions, SelfCheckOptions, SftOptions
-    from stepcot_jax.systems.sft import SftUpdate
-
-    side, group = sizes.image_size, 2 if case == "dpo" else sizes.group
-    tokens, reply = (sizes.row_tokens,), (group, sizes.longest_reply)
-    if case == "sft":
-        update: Any = SftUpdate(*common, SftOptions())
-        number = sizes.rows
-        shapes: Any = dict.fromkeys(("tokens", "segments", "places", "targets", "parts"), (tokens, np.int32))
-        shapes["part_weights"] = ((2,), np.float32)
-    else:
-        number = sizes.prompts
-        shapes = {"prompts": ((sizes.longest_prompt,), np.int32), "lengths": ((), np.int32)}
-        shapes |= {"completions": (reply, np.int32), "counted": (reply, bool)}
-        update = DpoUpdate(*common, DpoOptions())
-        if case == "grpo":
-            update = GrpoUpdate(*common, GrpoOptions(), SelfCheckOptions())
-            shapes |= {"old_log_probs": (reply, np.float32), "advantages": ((group, 1), np.float32)}
-        else:
-            shapes["paired"] = ((), bool)
-    shapes["images"] = ((side, side, 3), np.uint8)
-    batch = {name: jax.ShapeDtypeStruct((number, *shape), dtype) for name, (shape, dtype) in shapes.items()}
-    return meshed.compile_update(update, state=state, batch=batch)
+class NoCompiler(Exception):
+    """The compiler for a target cannot be had; the message is one sentence."""
 
 
-def main() -> None:
-    """Print the figures of each case as a line of JSON."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.compiled", description="Plans for 8 H100.")
-    parser.add_argument("cases", nargs="+", choices=CASES)
+def find_compiler(target: str) -> str:
+    """Return the folder of the compiler for a target."""
+    kind, variable = ("cuda", "STEPCOT_CUDA") if target.startswith("h100") else ("tpu", "STEPCOT_LIBTPU")
+    if folder := os.environ.get(variable):
+        return folder
+    command = ["bash", str(ROOT / ".ci" / "compilers"), sys.executable, kind]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    if found.returncode:
+        raise NoCompiler(f"{target}: {found.stderr.strip() or 'no compiler can be had'}")
+    return found.stdout.strip()
+
+
+def compile_apart(target: str, case: str, compiler: str, **sizes: int) -> dict[str, Any]:
+    """Return the figures of one program, compiled in a process of its own (`compiled_programs.main`)."""
+    variables = {**os.environ, "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    variables |= {"TPU_ACCELERATOR_TYPE": "v5litepod-8", "TPU_WORKER_HOSTNAMES": "localhost"}
+    variables["PYTHONPATH"] = os.pathsep.join([compiler, str(ROOT)])
+    command = [sys.executable, "-m", "benchmarks.compiled_programs", target, case, json.dumps(sizes)]
+    # Without a device to try them on, XLA finds no tiles for some products in kernels of its own.
+    for flags in ("", "--xla_gpu_enable_triton_gemm=false"):
+        how: Any = {"env": {**variables, "XLA_FLAGS": flags}, "cwd": ROOT}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, **how)  # noqa: S603
+        if not done.returncode:
+            figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+            return figures | ({"library_products": True} if flags else {})
+        if "output tile sizes" not in done.stderr:
+            break
+    raise RuntimeError(f"{target} {case}: {done.stderr[-4000:]}")
+
+
+def make_tables(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return the table of each target by name, in Markdown."""
+    head = ("program", "compiling, CPU s", "arguments, GB", "temporary, GB", "Tflop", "memory moved, GB")
+    head += ("sent, GB", "kernels", "bound")
+    tables = {}
+    for target, cases in figures.items():
+        rows = [_make_row(case, cases[case], rates_of(target)) for case in SETTINGS if case in cases]
+        tables[f"compiled {target}"] = make_table(head, rows)
+    return tables
+
+
+def rates_of(target: str) -> Rates:
+    """Return the published rates of a target's devices."""
+    return RATES[target.partition(":")[0].partition("x")[0]]
+
+
+def _make_row(case: str, figures: Mapping[str, Any], rates: Rates) -> list[str]:
+    sent = {kind: number for kind, number in figures["sent"].items() if number >= 5e5}
+    by_kind = ", ".join(f"{kind} {_say(number / 1e9)}" for kind, number in sent.items())
+    name, seconds = bound(figures, rates)
+    return [
+        case.replace("_", " ") + (" (cuBLAS)" if "library_products" in figures else ""),
+        _say(figures["compile_seconds"]),
+        *(_say(figures[name] / 1e9) for name in ("arguments", "temporary")),
+        _say(sum(figures["flops"].values()) / 1e12),
+        _say(figures["bytes"] / 1e9),
+        by_kind or "0",
+        f"{figures['kernels']:,}",
+        f"{name}, {_say(1e3 * seconds)} ms",
+    ]
+
+
+def _say(number: float) -> str:
+    """Return two digits of a number below 100, else all before the point."""
+    return f"{number:,.0f}" if number >= 99.5 else f"{number:.2g}"
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.compiled", description=__doc__.partition("\n")[0])
+    parser.add_argument("--target", nargs="+", default=TARGETS, help=f"h100xN, v5e:RxC, ...; default {TARGETS}")
+    parser.add_argument("--case", nargs="+", choices=SETTINGS, default=tuple(SETTINGS), help="default: all")
+    parser.add_argument("--json", type=pathlib.Path, help="file of figures, which keeps those not compiled anew")
+    parser.add_argument("--tables", type=pathlib.Path, help="document whose tables are replaced by those of --json")
     for field in dataclasses.fields(Sizes):
-        name = f"--{field.name.replace('_', '-')}"
-        parser.add_argument(name, type=int, default=field.default, help=f"default {field.default}")
-    options = vars(parser.parse_args())
-    cases, devices = options.pop("cases"), describe_h100(8)
-    for case in cases:
-        figures = compile_case(case, Sizes(**options), devices).describe()
-        print(json.dumps({"case": case} | {name: round(value, 3) for name, value in figures.items()}), flush=True)
+        help_text = f"of the policy's programs; default {field.default}, or as the case says"
+        parser.add_argument(f"--{field.name.replace('_', '-')}", type=int, help=help_text)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compile each program for each target, print its figures, and return 1 if a compiler cannot be had."""
+    options = _parse(arguments)
+    named = {field.name: getattr(options, field.name) for field in dataclasses.fields(Sizes)}
+    sizes = {name: value for name, value in named.items() if value is not None}
+    known: dict[str, Any] = {}
+    if options.json and options.json.exists():
+        known = json.loads(options.json.read_text(encoding="utf-8"))
+    status = 0
+    for target in options.target:
+        try:
+            compiler = find_compiler(target)
+        except NoCompiler as error:
+            print(error, file=sys.stderr)
+            status = 1
+            continue
+        for case in options.case:
+            began = time.perf_counter()
+            figures = compile_apart(target, case, compiler, **(sizes if case in POLICY else {}))
+            figures = {name: value for name, value in figures.items() if name not in ("looped", "leaves")}
+            known.setdefault(target, {})[case] = figures
+            name, seconds = bound(figures, rates_of(target))
+            print(json.dumps({"target": target, "case": case, **figures, "bound": name, "bound_seconds": seconds}))
+            print(f"{target} {case}: {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
+            if options.json:
+                options.json.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+    if options.tables:
+        document = fill(options.tables.read_text(encoding="utf-8"), make_tables(known))
+        options.tables.write_text(document, encoding="utf-8")
+    return status
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -53,7 +53,8 @@ def fill(document: str, tables: dict[str, str]) -> str:
     return document
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def make_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
@@ -66,7 +67,7 @@ def _steps_table(rows: list[dict[str, Any]]) -> str:
         [str(steps), *(_say_step(by_place.get((steps, batch))) for batch in batches)]
         for steps in sorted({row["num_steps"] for row in rows})
     ]
-    return _table(["steps in the chain", *(f"batch {batch}" for batch in batches)], body)
+    return make_table(["steps in the chain", *(f"batch {batch}" for batch in batches)], body)
 
 
 def _say_step(row: dict[str, Any] | None) -> str:
@@ -93,7 +94,7 @@ def _compilation_table(rows: list[dict[str, Any]]) -> str:
             ]
         )
     head = ["steps in the chain", "trained parameters", "compilation, over the batch sizes", "working memory, batch 32"]
-    return _table(head, body)
+    return make_table(head, body)
 
 
 def _answers_table(rows: list[dict[str, Any]]) -> str:
@@ -107,7 +108,7 @@ def _answers_table(rows: list[dict[str, Any]]) -> str:
         ]
         for row in rows
     ]
-    return _table(["answers of each step", "trained parameters", "compilation", "step", "working memory"], body)
+    return make_table(["answers of each step", "trained parameters", "compilation", "step", "working memory"], body)
 
 
 def _communication_table(rows: list[dict[str, Any]]) -> str:
@@ -126,7 +127,7 @@ def _communication_table(rows: list[dict[str, Any]]) -> str:
                 ]
             )
     head = ["size", "transform", "batch", "collective", "in the program (runs)", "bytes a device", "sent a device"]
-    return _table(head, body)
+    return make_table(head, body)
 
 
 def _interconnect_table(gradients: int) -> str:
@@ -158,7 +159,7 @@ def _interconnect_table(gradients: int) -> str:
         f"alignment's work a device (all else: {say_number(own_work)} Gflop)",
         "its Gram matrices a device",
     ]
-    return _table(head, body)
+    return make_table(head, body)
 
 
 def _alignment_table(gradients: dict[int, int]) -> str:
@@ -181,7 +182,7 @@ def _alignment_table(gradients: dict[int, int]) -> str:
         "batch at which both send as much",
         "Gram matrices then",
     ]
-    return _table(head, body)
+    return make_table(head, body)
 
 
 def _features_table(store: dict[str, float]) -> str:
@@ -203,4 +204,4 @@ def _features_table(store: dict[str, float]) -> str:
         f"encoding at {rate:g} images/s",
         "such machines for a day",
     ]
-    return _table(head, body)
+    return make_table(head, body)

@@ -55,6 +55,21 @@ def use_compilation_cache() -> pathlib.Path | None:
     return folder
 
 
+@functools.cache
+def compile_seconds() -> list[float]:
+    """Return the seconds of each program that XLA compiled, or read from the cache, since the first call; it grows."""
+    import jax.monitoring
+
+    seconds: list[float] = []
+
+    def note(event: str, duration_secs: float, **_: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            seconds.append(duration_secs)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    return seconds
+
+
 def _is_private(folder: pathlib.Path) -> bool:
     """Create the folder; return whether only this user can write it."""
     with contextlib.suppress(OSError):

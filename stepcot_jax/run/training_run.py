@@ -17,7 +17,7 @@ import jax
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.extras import find_extra
 from stepcot_jax.host.files import read_json, write_whole
-from stepcot_jax.host.machine import release_freed_memory, use_compilation_cache
+from stepcot_jax.host.machine import compile_seconds, release_freed_memory, use_compilation_cache
 from stepcot_jax.host.terminal import Terminal, name_command
 from stepcot_jax.host.text import install_extra, one_line
 from stepcot_jax.host.untrusted import resolve
@@ -197,6 +197,7 @@ class Run:
         check_judge(settings, self.place)
         self.place.check()
         use_compilation_cache()
+        self._num_compiled = len(compile_seconds())
         with self.place.hold():  # a workdir in use is refused before anything is loaded
             check_earlier_run(settings, workdir, self.given)
         self.started = time.monotonic()
@@ -269,7 +270,10 @@ class Run:
             return self.report
 
     def say_next(self) -> None:
-        """Print which commands read the finished run, and how to train it longer."""
+        """Print the seconds of compiling, which commands read the finished run, and how to train it longer."""
+        own = compile_seconds()[self._num_compiled :]
+        took = f"took {sum(own):.0f} s ({len(own)} programs)"
+        self.terminal.say(f"compiling, or loading what was compiled before, {took}")
         workdir = shlex.quote(self.place.name)
         for command in self.task.next_commands:
             self.terminal.say(f"next: {name_command()} {command.format(workdir=workdir)}")

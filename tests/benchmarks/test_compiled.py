@@ -1,41 +1,25 @@
-"""Bounds on programs of a large policy, compiled for 8 H100 on a machine without one."""
+"""Bounds on programs of a large policy, compiled for 8 H100 on a machine without one, and the document's tables."""
 
 import json
 import math
 import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
+
+from benchmarks import compiled as command
+from benchmarks.scaling_tables import fill
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODEL, DATA, LAYERS, WIDTH, KV_WIDTH = 4, 2, 2, 3584, 512
 
 
-def look_at(case, sizes):
-    """Print each collective of a loop: kind, elements of its arrays, bytes; elements of all parameters; memory."""
-    import jax
-
-    from benchmarks.compiled import Sizes, compile_case, describe_h100
-
-    plan = compile_case(case, Sizes(layers=LAYERS, **sizes), describe_h100(DATA * MODEL))
-    looped = [[each.kind, each.sizes, each.num_bytes] for each in plan.collectives if each.in_loop]
-    leaves = [leaf.size for leaf in jax.tree.leaves(plan.params) if leaf.ndim > 1 and leaf.size > WIDTH]
-    print(json.dumps([looped, leaves, plan.temporary]))
-
-
-def compiled(case, **sizes):
+def compiled(case):
     folder = os.environ.get("STEPCOT_CUDA", "")
     if not folder:
         pytest.skip("needs the compiler for H100: STEPCOT_CUDA=$(bash .ci/compilers PYTHON cuda)")
-    variables = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    variables |= {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false"}
-    variables["PYTHONPATH"] = os.pathsep.join([folder, str(pathlib.Path(__file__).parent), str(ROOT)])
-    code = f"from test_compiled import look_at; look_at({case!r}, {sizes})"
-    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    figures = command.compile_apart(f"h100x{DATA * MODEL}", case, folder, layers=LAYERS)
+    return figures["looped"], [size for size in figures["leaves"] if size > WIDTH], figures["temporary"]
 
 
 def gathered(looped, leaves):
@@ -66,5 +50,20 @@ def test_passes_of_an_update_gather_no_weight():
 @pytest.mark.slow
 def test_a_chunk_of_self_checks_fits():
     """96 contexts of MEDSAGE: 1,450 tokens, and replies of 1,300."""
-    sizes = {"prompts": 96, "group": 1, "longest_prompt": 1450, "longest_reply": 1300}
-    assert compiled("decode", **sizes)[2] <= 12e9
+    assert compiled("self_check")[2] <= 12e9
+
+
+def test_the_document_has_the_figures_tables():
+    figures = json.loads((ROOT / "benchmarks" / "compiled.json").read_text(encoding="utf-8"))
+    document = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+    assert set(figures) == set(command.TARGETS)
+    assert fill(document, command.make_tables(figures)) == document
+
+
+def test_a_compiler_that_cannot_be_had_is_said_in_a_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("STEPCOT_LIBTPU", raising=False)
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / ".ci" / "compilers").write_text("echo 'note: libtpu cannot be had' >&2; exit 1", encoding="utf-8")
+    assert command.main(["--target", "v5e:4x4", "--case", "joint"]) == 1
+    assert capsys.readouterr().err == "v5e:4x4: note: libtpu cannot be had\n"

@@ -3,9 +3,10 @@ import pathlib
 import subprocess
 import sys
 
+import jax
 import pytest
 
-from stepcot_jax.host import machine as compilation_cache
+from stepcot_jax.host import machine
 from stepcot_jax.host.machine import use_compilation_cache, user_cache
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -68,9 +69,9 @@ def test_each_kind_of_processor_has_its_folder_and_a_relative_base_does_not_coun
     folders = []
     for flags in ("sse avx", "sse"):
         (tmp_path / "cpuinfo").write_text(f"processor : 0\nmodel name : x\nflags : {flags}\ncpu MHz : 1\n" * 2)
-        monkeypatch.setattr(compilation_cache, "_CPU", tmp_path / "cpuinfo")
+        monkeypatch.setattr(machine, "_CPU", tmp_path / "cpuinfo")
         folders.append(user_cache())
-    monkeypatch.setattr(compilation_cache, "_CPU", tmp_path / "none")
+    monkeypatch.setattr(machine, "_CPU", tmp_path / "none")
     assert len({*folders, user_cache()}) == 3
     monkeypatch.setenv("XDG_CACHE_HOME", "somewhere")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -88,3 +89,11 @@ def test_a_home_that_cannot_be_looked_into_is_none(tmp_path):
         variables = {"HOME": str(home), "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
         done = subprocess.run([sys.executable, "-c", code], env=variables, cwd="/", capture_output=True, text=True)
         assert done.stdout.strip() == "None", (home, done.stderr)
+
+
+def test_seconds_of_compiling_are_counted():
+    seconds = machine.compile_seconds()
+    number = len(seconds)
+    jax.jit(lambda value: 5 * value)(1.0)
+    assert len(seconds) > number
+    assert min(seconds) > 0

@@ -1,3 +1,6 @@
+import re
+
+import jax
 import pytest
 from run.small_run import small_run, small_settings
 
@@ -9,8 +12,11 @@ from stepcot_jax.run import chain_task, training_run
 @pytest.mark.slow
 def test_a_run_says_what_reads_it_and_where_it_goes_on(tmp_path, monkeypatch, capsys):
     run = small_run(tmp_path / "a b", monkeypatch)
+    jax.jit(lambda number: 3 * number)(1.0)
     run.say_next()
-    assert [line for line in capsys.readouterr().err.splitlines() if line.startswith(("next", "longer"))] == [
+    said = capsys.readouterr().err.splitlines()
+    assert re.search(r"took \d+ s \([1-9]\d* programs\)", said[-4])
+    assert [line for line in said if line.startswith(("next", "longer"))] == [
         f"next: {name_command()} report '{tmp_path / 'a b'}'",
         f"next: {name_command()} predict IMAGE --checkpoint='{tmp_path / 'a b'}'",
         "longer: the same command with --config.training.joint_epochs=N goes on, N above 3",
