@@ -16,6 +16,7 @@ from run.small_run import SIZES
 from trained_workdir import TINY
 
 import stepcot_jax as sc
+from stepcot_jax.encoders.resnet import make_resnet
 from stepcot_jax.run import inputs, stored
 from stepcot_jax.training.optimizers import make_optimizer
 
@@ -138,14 +139,17 @@ def test_rewards_from_scratch(execute):
     assert all(any("image/png" in each.get("data", {}) for each in outputs[name]) for name in ("curves", "boxes"))
 
 
-def test_a_model_is_trained_and_its_chain_read(execute):
+def test_a_model_is_trained_and_reads(execute):
     runs, outputs = execute("quickstart")
     assert (runs / "quickstart" / "report.json").is_file()
     assert any("image/png" in output.get("data", {}) for output in outputs["plot"])
     assert "most likely diagnosis is" in outputs["read"][0]["data"]["text/html"]
     assert text_of(outputs["compare"]).count("drawn:") == 7
 
-    runs, outputs = execute("reading_a_chain")
+
+def test_a_chain_is_read_by_the_shipped_reader(execute, monkeypatch):
+    monkeypatch.setattr(stored, "make_resnet", make_resnet)
+    _, outputs = execute("reading_a_chain")
     assert text_of(outputs["correct"]).startswith("given: {")
     assert any("image/png" in output.get("data", {}) for output in outputs["explain"])
     assert "another probability" in outputs["correct"][1]["data"]["text/html"]

@@ -13,6 +13,7 @@ from markdown_it import MarkdownIt
 from wheels import build_wheel
 
 from stepcot_jax import __version__
+from stepcot_jax.host.download import PHANTOM, find_checkpoint
 
 ROOT = pathlib.Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -26,10 +27,13 @@ def find_links(tokens):
 
 @pytest.mark.slow
 def test_no_link_of_the_long_description_is_relative(tmp_path):
-    with zipfile.ZipFile(build_wheel(tmp_path)) as wheel:
+    built = build_wheel(tmp_path)
+    assert built.stat().st_size < 3.5e6, "the reader of drawn chests has most of it"
+    with zipfile.ZipFile(built) as wheel:
         (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = email.parser.BytesParser().parsebytes(wheel.read(name))
-        assert "stepcot_jax/py.typed" in wheel.namelist()
+        shipped = {f"stepcot_jax/phantom_reader/{path.name}" for path in find_checkpoint(PHANTOM).iterdir()}
+        assert {"stepcot_jax/py.typed", *shipped} <= set(wheel.namelist())
     assert metadata["Author"] == "stepcot_jax contributors"
     assert metadata["Description-Content-Type"] == "text/markdown"
     text = metadata.get_payload(decode=True).decode()

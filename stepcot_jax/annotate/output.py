@@ -28,6 +28,7 @@ from stepcot_jax.host.files import (
     LOCK_NAME,
     MAX_LISTING_BYTES,
     lock_folder,
+    read_file,
     removing_half,
     write_whole,
 )
@@ -340,7 +341,8 @@ def _read_records(folder: Path, shard: ShardFile) -> Iterator[bytes]:
 
 def _read_set_aside(folder: Path, shard: ShardFile) -> Iterator[Aside]:
     path, expected = folder / SET_ASIDE_NAME, len(shard.unusable) + sum(not number for _, number in shard.annotated)
-    return _require(msgspec.json.Decoder(Aside).decode_lines(path.read_bytes()), path, expected)
+    content = read_file(path, max_bytes=MAX_LISTING_BYTES, accepted="the reports set aside")
+    return _require(msgspec.json.Decoder(Aside).decode_lines(content), path, expected)
 
 
 def _require(items: list[T], path: Path, expected: int) -> Iterator[T]:

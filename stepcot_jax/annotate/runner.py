@@ -69,7 +69,7 @@ from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.records import write_records
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.extras import MapBlocks
-from stepcot_jax.host.files import lock_folder, write_whole
+from stepcot_jax.host.files import lock_folder, read_file, write_whole
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.host.untrusted import resolve
 from stepcot_jax.record import Record, SetAside
@@ -77,6 +77,8 @@ from stepcot_jax.record import Record, SetAside
 FOLDER = "blocks"
 BLOCK_SIZE = 256
 """Reports per block, about a quarter of a second of work."""
+
+_MAX_BLOCK_BYTES = 1 << 30
 
 Annotate = Callable[[Report], tuple[Annotation, Provenance]]
 """Annotates one report, or raises `CannotAnnotate`."""
@@ -122,7 +124,8 @@ def annotate_in_blocks(
         num_done += len(blocks[missing[index]])
         watch(num_done)
     for block, path in zip(blocks, paths, strict=True):
-        for report, done in zip(block, msgspec.json.decode(path.read_bytes(), type=list[_Done]), strict=True):
+        content = read_file(path, max_bytes=_MAX_BLOCK_BYTES, accepted="a finished block")
+        for report, done in zip(block, msgspec.json.decode(content, type=list[_Done]), strict=True):
             yield Outcome(report, done.made, done.provenance, done.aside)
 
 

@@ -9,6 +9,7 @@ import contextlib
 import os
 import pathlib
 import re
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -61,6 +62,23 @@ def find_path(name: str | os.PathLike[str], flag: str = "") -> pathlib.Path:
         return found
     except BadInput as error:
         raise type(error)(f"{flag}: {error}" if flag else str(error)) from error
+
+
+PHANTOM = "phantom"
+"""Name of the reader of drawn chests that the package ships; `python -m benchmarks.make_reader` makes its folder."""
+
+
+def find_checkpoint(name: str | os.PathLike[str], flag: str = "--checkpoint") -> pathlib.Path:
+    """Return the local folder of a run or an export, as `find_path`; "phantom" is the shipped reader's."""
+    if os.fspath(name) != PHANTOM:
+        return find_path(name, flag)
+    if pathlib.Path(PHANTOM).exists():
+        found = f"{flag}: {PHANTOM} is the one in this folder, not the reader of drawn chests that stepcot_jax ships"
+        print(found, file=sys.stderr)
+        return pathlib.Path(PHANTOM)
+    import importlib.resources  # with zipfile and tempfile, which few commands need
+
+    return pathlib.Path(str(importlib.resources.files("stepcot_jax"))) / "phantom_reader"
 
 
 def open_remote(address: str, *, say: Callable[[str], None], part: str = "", only_adds: bool = False) -> Any:

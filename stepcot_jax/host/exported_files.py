@@ -143,7 +143,7 @@ def require_read(folder: pathlib.Path) -> None:
 
 
 def read_weights(folder: pathlib.Path, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """Return the tensors of .safetensors files of an export by name, float32."""
+    """Return the tensors of .safetensors files of an export by name, as float32; stored are float32 and float16."""
     names = list(names)
     for name in names:
         if not is_file_name(name) or not name.endswith(".safetensors"):
@@ -155,9 +155,10 @@ def read_weights(folder: pathlib.Path, names: Iterable[str]) -> dict[str, np.nda
         raise RefusedExport(f"{folder}: the tensors take {total} bytes; at most {_MOST_WEIGHTS_BYTES} are accepted")
     tensors = {key: tensor for name in names for key, tensor in files.read_tensors(name).items()}
     for key, tensor in tensors.items():
-        if tensor.dtype != np.float32:
-            raise RefusedExport(f"{folder}: tensor {key[:100]!r} has the type {tensor.dtype}; expected float32")
-    return {key: tensor.copy() for key, tensor in tensors.items()}  # the files may change
+        if tensor.dtype not in (np.float32, np.float16):
+            kinds = "float32 or float16"
+            raise RefusedExport(f"{folder}: tensor {key[:100]!r} has the type {tensor.dtype}; expected {kinds}")
+    return {key: tensor.astype(np.float32) for key, tensor in tensors.items()}  # copies: the files may change
 
 
 def _digest(path: pathlib.Path) -> str:

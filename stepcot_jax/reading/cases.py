@@ -18,7 +18,7 @@ from stepcot_jax.evaluation.predictions import SplitPredictions, read_prediction
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
-from stepcot_jax.run.stored import StoredRun, read_stored
+from stepcot_jax.run.stored import StoredRun, read_patients, read_stored
 
 if TYPE_CHECKING:
     from stepcot_jax.data.phantom.phantom import PhantomCase
@@ -84,8 +84,6 @@ def open_run(workdir: Path, split: str, *, root: Path | None = None) -> CaseSour
 
 
 def _open_policy_run(run: StoredRun, workdir: Path, split: str, root: Path | None) -> CaseSource:
-    from stepcot_jax.run.start import read_patients  # imports the training of policies
-
     vqa = run.settings.vqa
     if vqa.source != "folder" and root is None:
         raise BadInput(f"{workdir}: config.vqa.source={vqa.source!r} has no data root; expected DATA, or another run")

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.host.download import find_path
+from stepcot_jax.host.download import find_checkpoint
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.corrections import Given, check_accepts_answers, follows_corrections, given_distributions
 from stepcot_jax.reading.programs import Reader
@@ -351,9 +351,10 @@ def load(
     """Load a run's trained network or policy as a reader of radiographs.
 
     Args:
-      workdir: a folder that `stepcot_jax.main` or `stepcot export` wrote, also on a store, "gs://BUCKET/FOLDER" or
-        "gs://BUCKET/FOLDER"; or an export on the Hugging Face hub, "hf://OWNER/NAME" or "hf://OWNER/NAME@REVISION",
-        whose JSON and safetensors are downloaded and not run.
+      workdir: a folder that `stepcot_jax.main` or `stepcot export` wrote, also on a store, "gs://BUCKET/FOLDER"; or an
+        export on the Hugging Face hub, "hf://OWNER/NAME" or "hf://OWNER/NAME@REVISION", whose JSON and safetensors are
+        downloaded and not run; or "phantom", the reader of drawn chests that the package ships, unless there is such a
+        folder.
       model: "teacher", "student" or "plain"; None loads the run's best on validation. Of a policy, the phase with the
         wanted weights, "sft" or "grpo"; None for the last phase.
       batch_size: images that `ImageReader.read_files` reads at once; not for a policy.
@@ -369,7 +370,7 @@ def load(
       BadInput: the workdir is incomplete or damaged, or its networks cannot read images; or the store or the hub has no
         such folder.
     """
-    workdir = find_path(workdir, "checkpoint")
+    workdir = find_checkpoint(workdir, "checkpoint")
     if not read_stored(workdir).trains_policy:
         return load_chain_reader(workdir, model=model, batch_size=batch_size, as_published=as_published, system=system)
     if batch_size != 1 or as_published:

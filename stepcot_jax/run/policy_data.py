@@ -38,8 +38,8 @@ from stepcot_jax.reasoning.dialects import read_reply, write_question
 from stepcot_jax.record import Record
 from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.settings import Settings
-from stepcot_jax.run.start import naming_start, refuse_seen_patients, write_patients
-from stepcot_jax.run.stored import StoredPolicy, check_encoder, seal
+from stepcot_jax.run.start import naming_start, refuse_seen_patients
+from stepcot_jax.run.stored import StoredPolicy, check_encoder, seal, write_patients
 from stepcot_jax.systems.curriculum import stage_texts
 from stepcot_jax.systems.sft import See
 from stepcot_jax.training.checkpoints import saved_steps

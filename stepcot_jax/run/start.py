@@ -6,7 +6,6 @@ Either refuses a test split from which the start, or a run that it started from,
 import contextlib
 import dataclasses
 import functools
-import json
 import math
 import operator
 import pathlib
@@ -23,11 +22,10 @@ from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.splits.splits import read_members
 from stepcot_jax.host.download import find_path, name_source
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_json, write_whole
 from stepcot_jax.host.own_folder import save
 from stepcot_jax.run.fields import naming
 from stepcot_jax.run.settings import Settings, changed_keys, read_settings
-from stepcot_jax.run.stored import StoredPolicy, StoredReading, read_policy, read_reading
+from stepcot_jax.run.stored import PATIENTS_FILE, StoredPolicy, StoredReading, read_patients, read_policy, read_reading
 from stepcot_jax.training.checkpoints import read_best, restore_params
 from stepcot_jax.training.state import Params
 
@@ -302,10 +300,6 @@ def _shorten(items: tuple[str, ...]) -> str:
 # The start of a policy's run.
 
 
-PATIENTS_FILE = "records/patients.json"
-"""Patients of each split of a policy's run."""
-
-_MOST_BYTES = 2**28
 _OF_OWN_ENCODER = ("config.image_encoder.mean", "config.image_encoder.std")
 _SAME_POLICIES = ("config.policy.", "config.image_encoder.image_size", *_OF_OWN_ENCODER)
 _OTHER_POLICIES = ("config.policy.start", "config.policy.num_merges", "config.policy.longest_reply")
@@ -338,23 +332,6 @@ def read_policy_start(settings: Settings, patches: "PatchInput | None" = None) -
                 "splits, or test cases may have been training cases"
             )
     return stored
-
-
-def write_patients(workdir: pathlib.Path, dataset: "VqaDataset") -> None:
-    """Write the patients of each split, for runs that start from this one."""
-    patients = {
-        split: sorted({dataset.records[index].patient for index in indices})
-        for split, indices in dataset.splits.by_name().items()
-    }
-    path = workdir / PATIENTS_FILE
-    path.parent.mkdir(exist_ok=True)
-    write_whole(path, f"{json.dumps(patients, ensure_ascii=False)}\n".encode())
-
-
-def read_patients(workdir: pathlib.Path) -> dict[str, list[str]]:
-    """Return the patients of each split of a policy's run."""
-    accepted = "expected the patients of a run"
-    return read_json(workdir / PATIENTS_FILE, dict[str, list[str]], accepted=accepted, max_bytes=_MOST_BYTES)
 
 
 def refuse_seen_patients(settings: Settings, dataset: "VqaDataset") -> None:

@@ -7,6 +7,7 @@ frozen encoder. `reading/shapes.json` has the shapes of all parameters.
 import collections
 import dataclasses
 import hashlib
+import json
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,7 +23,7 @@ from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.encoders.resnet import make_resnet
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.exported_files import is_export
-from stepcot_jax.host.files import digest_file
+from stepcot_jax.host.files import digest_file, read_json, write_whole
 from stepcot_jax.host.own_folder import check_digests, load, load_arrays, save, save_arrays, write_digests
 from stepcot_jax.host.text import escape_markdown
 from stepcot_jax.run import networks
@@ -33,6 +34,7 @@ from stepcot_jax.training.state import Params, refuse_misfit
 if TYPE_CHECKING:
     from stepcot_jax.data.dataset import Dataset
     from stepcot_jax.data.phantom.phantom import PhantomCase
+    from stepcot_jax.data.questions.vqa_dataset import VqaDataset
     from stepcot_jax.features.patch_input import PatchInput
     from stepcot_jax.features.store import FrozenImageEncoder
     from stepcot_jax.policies.policy import AnyPolicy
@@ -54,7 +56,7 @@ SHAPES_FILE = f"{FOLDER}/shapes.json"
 
 RESULT_FILES = (CALIBRATION_FILE, GATE_FILE, JOINT_FILE, NORMAL_FILE, PAIRS_FILE, POINTS_FILE, STATISTICS_FILE)
 
-_MOST_CHAIN_BYTES = 2**28
+_MOST_FILE_BYTES = 2**28
 _WAY_OUT = "running main again with the same --config and --workdir writes it"
 
 
@@ -92,7 +94,7 @@ def write_reading(
 
 def read_reading(workdir: pathlib.Path) -> StoredReading:
     """Return the questions and prompt vectors that `write_reading` wrote."""
-    return load(workdir / CHAIN_FILE, StoredReading, max_bytes=_MOST_CHAIN_BYTES)
+    return load(workdir / CHAIN_FILE, StoredReading, max_bytes=_MOST_FILE_BYTES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -395,8 +397,28 @@ def hide_folder(source: str) -> str:
 # The policy of a run.
 
 
+PATIENTS_FILE = "records/patients.json"
+"""Patients of each split of a policy's run."""
+
 _PHASES = ("dpo", "grpo", "sft")
 """Phases of a run, the last first."""
+
+
+def write_patients(workdir: pathlib.Path, dataset: "VqaDataset") -> None:
+    """Write the patients of each split, for runs that start from this one."""
+    patients = {
+        split: sorted({dataset.records[index].patient for index in indices})
+        for split, indices in dataset.splits.by_name().items()
+    }
+    path = workdir / PATIENTS_FILE
+    path.parent.mkdir(exist_ok=True)
+    write_whole(path, f"{json.dumps(patients, ensure_ascii=False)}\n".encode())
+
+
+def read_patients(workdir: pathlib.Path) -> dict[str, list[str]]:
+    """Return the patients of each split of a policy's run."""
+    accepted = "expected the patients of a run"
+    return read_json(workdir / PATIENTS_FILE, dict[str, list[str]], accepted=accepted, max_bytes=_MOST_FILE_BYTES)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

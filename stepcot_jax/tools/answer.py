@@ -44,13 +44,13 @@ def answer_one(options: argparse.Namespace) -> None:
     from absl import logging
 
     from stepcot_jax.data.images.drawn_boxes import write_png
-    from stepcot_jax.host.download import find_path
+    from stepcot_jax.host.download import find_checkpoint, find_path
     from stepcot_jax.reading.policy_reader import load_reader
 
     use_compilation_cache()
     logging.set_verbosity(logging.ERROR)  # Orbax warns on every restore without an optimizer
     image = find_path(options.image, "IMAGE")
-    reader = load_reader(find_path(options.checkpoint), phase=options.phase)
+    reader = load_reader(find_checkpoint(options.checkpoint), phase=options.phase)
     answered = reader.answer(
         image,
         options.question,

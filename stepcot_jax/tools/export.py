@@ -42,9 +42,9 @@ def main(arguments: list[str] | None = None) -> int:
         raise BadInput(f"--model: {unknown[0]!r} is not one of {', '.join(NETWORKS)}")
     if flags.push_to_hub:
         _find_hub().check_account(flags.push_to_hub)  # before the work
-    from stepcot_jax.host.download import find_path
+    from stepcot_jax.host.download import find_checkpoint
 
-    flags.checkpoint = find_path(flags.checkpoint, "--checkpoint")
+    flags.checkpoint = find_checkpoint(flags.checkpoint)
     report = {**_export(flags, flags.out, names), "folder": str(flags.out)}
     if not flags.json:
         print(describe_report(report))

@@ -11,7 +11,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from stepcot_jax.host.download import find_path, refuse_address
+from stepcot_jax.host.download import PHANTOM, find_checkpoint, find_path, refuse_address
 from stepcot_jax.host.errors import EXIT_BAD_INPUT, BadInput
 from stepcot_jax.host.terminal import open_output
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 DIALECTS = ("gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm", "plain")  # a test compares them with the room's
 _OF_ENDPOINT = ("key_variable", "max_tokens", "timeout", "attempts", "temperature")
+OF_READER = f"of a run or an export; or gs://, hf://OWNER/NAME; or {PHANTOM}, the shipped reader of drawn chests"
 OF_RUN = "of a run of the job sft or grpo; or gs://, hf://"
 PHASE = "phase whose best weights answer; default: the last"
 NETWORKS = ("teacher", "student", "plain")
@@ -190,7 +191,7 @@ def open_asker(
     if options.local:
         longest = options.max_answer_tokens or LONGEST_REPLY
         return local_asker(options.local, longest=longest, longest_side=side, **at_once), dialect, with_thinking
-    reader = load_reader(find_path(options.checkpoint), phase=options.phase)
+    reader = load_reader(find_checkpoint(options.checkpoint), phase=options.phase)
     run, dialect = reader.trained.run, options.dialect or reader.trained.run.dialect
     if dialect not in DIALECTS:
         raise BadInput(f"--dialect is required: the run writes {dialect}, which stepcot constrain asks for")

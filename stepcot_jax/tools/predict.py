@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import writing_whole
 from stepcot_jax.host.machine import use_compilation_cache
-from stepcot_jax.tools.options import add, add_network, local_path
+from stepcot_jax.tools.options import OF_READER, add, add_network, local_path
 
 if TYPE_CHECKING:
     from stepcot_jax.reading.image_reader import Given, ImageReader
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     from absl import logging
 
-    from stepcot_jax.host.download import find_path
+    from stepcot_jax.host.download import find_checkpoint, find_path
     from stepcot_jax.reading.answer_sheet import is_sheet
     from stepcot_jax.reading.corrections import read_corrections
     from stepcot_jax.reading.image_reader import load_chain_reader
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.ask and len(paths) > 1:
         raise BadInput(f"--ask: found {len(paths)} images, expected 1")
     reader = load_chain_reader(
-        find_path(options.checkpoint),
+        find_checkpoint(options.checkpoint),
         model=options.model,
         batch_size=min(BATCH_SIZE, len(paths)),
         as_published=options.as_published,
@@ -152,7 +152,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="IMAGE",
         help="PNG, JPEG or DICOM files, or folders of them; also on gs://",
     )
-    add(parser, "--checkpoint WORKDIR", "of a run or an export; or gs://, hf://OWNER/NAME", required=True)
+    add(parser, "--checkpoint WORKDIR", OF_READER, required=True)
     add_network(parser)
     given = (
         'an answer that other steps follow from, such as "Anatomical location=Lower lung zone", or "... 70 %%" '

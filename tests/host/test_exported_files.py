@@ -98,13 +98,18 @@ def test_pipes_and_long_or_binary_digests_are_refused_without_waiting(folder):
     refuse(r"a\.json cannot be read \(not a regular file\)", Files, folder, error=RefusedExport)
 
 
-def test_weights_are_float32_of_the_same_folder_and_stay_when_the_file_changes(folder):
+def test_weights_become_float32_of_the_same_folder_and_stay_when_the_file_changes(folder):
     weights = read_weights(folder, ["m.safetensors"])["w"]
     (folder / "m.safetensors").write_bytes(b"")
     np.testing.assert_array_equal(weights, np.arange(6, dtype=np.float32).reshape(2, 3))
     assert weights.flags.writeable
-    safetensors.numpy.save_file({"w": np.zeros(2, np.float16)}, folder / "m.safetensors")
+    safetensors.numpy.save_file({"w": np.array([0.1, 2], np.float16)}, folder / "m.safetensors")
     write_sums(folder)
-    refuse("tensor 'w' has the type float16; expected float32", read_weights, folder, ["m.safetensors"])
+    (halves,) = read_weights(folder, ["m.safetensors"]).values()
+    assert halves.dtype == np.float32
+    np.testing.assert_array_equal(halves, [0.0999755859375, 2])
+    safetensors.numpy.save_file({"w": np.zeros(2, np.float64)}, folder / "m.safetensors")
+    write_sums(folder)
+    refuse("tensor 'w' has the type float64; expected float32 or float16", read_weights, folder, ["m.safetensors"])
     for name in ("../m.safetensors", "a.json"):
         refuse(r"export\.json: .* is not a \.safetensors file of the same folder", read_weights, folder, [name])

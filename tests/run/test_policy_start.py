@@ -15,7 +15,8 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.policy_task import PolicyTask
 from stepcot_jax.run.settings import load_settings, write_settings
-from stepcot_jax.run.start import PATIENTS_FILE, read_policy_start, refuse_seen_patients, write_patients
+from stepcot_jax.run.start import read_policy_start, refuse_seen_patients
+from stepcot_jax.run.stored import PATIENTS_FILE, write_patients
 from stepcot_jax.run.training_run import Run
 from stepcot_jax.training.checkpoints import restore_params
 

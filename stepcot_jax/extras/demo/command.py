@@ -13,9 +13,10 @@ import tempfile
 import threading
 from typing import Any
 
+from stepcot_jax.host.download import PHANTOM, find_checkpoint
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.text import install_extra
-from stepcot_jax.tools.options import add_network
+from stepcot_jax.tools.options import OF_READER, add_network
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -23,7 +24,8 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     page = "Serve a page that reads radiographs step by step."
     parser = argparse.ArgumentParser(prog="stepcot demo", description=page)
-    parser.add_argument("--checkpoint", metavar="WORKDIR", required=True, help="of a trained run; or gs://")
+    shown = f"{OF_READER} (default)"
+    parser.add_argument("--checkpoint", metavar="WORKDIR", default=PHANTOM, help=shown)
     add_network(parser)
     host = "address to listen on (default: 127.0.0.1, this machine only)"
     parser.add_argument("--host", default="127.0.0.1", help=host)
@@ -39,9 +41,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Serve the page until it is interrupted."""
     options = _parse(arguments)
-    from stepcot_jax.host.download import find_path
-
-    checkpoint = find_path(options.checkpoint, "--checkpoint")
+    checkpoint = find_checkpoint(options.checkpoint)
     gradio = import_gradio()  # takes seconds, as does jax
     from stepcot_jax.reading.explain import Explainer
     from stepcot_jax.reading.policy_reader import PolicyReader, load_reader

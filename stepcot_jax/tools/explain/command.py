@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING
 
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir, writing_for
-from stepcot_jax.tools.options import add, add_network, check_numbers, local_path
+from stepcot_jax.tools.options import OF_READER, add, add_network, check_numbers, local_path
 
 if TYPE_CHECKING:
     from stepcot_jax.reading.trained_model import Trained
 
 EXIT_UNREADABLE = 1
-_CHECKPOINT = "of a run or an export; or gs://, hf://OWNER/NAME"
 
 
 def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    add(parser, "--checkpoint WORKDIR", _CHECKPOINT, required=True)
+    add(parser, "--checkpoint WORKDIR", OF_READER, required=True)
     add_network(parser)
 
 
@@ -112,10 +111,10 @@ def score(arguments: list[str]) -> int:
 def _load(options: argparse.Namespace) -> "Trained":
     from absl import logging
 
-    from stepcot_jax.host.download import find_path
+    from stepcot_jax.host.download import find_checkpoint
     from stepcot_jax.reading.trained_model import load_trained, read_default_model
 
-    options.checkpoint = find_path(options.checkpoint, "--checkpoint")
+    options.checkpoint = find_checkpoint(options.checkpoint)
     logging.set_verbosity(logging.ERROR)  # Orbax warns on every restore without an optimizer
     options.model = options.model or read_default_model(options.checkpoint)
     return load_trained(options.checkpoint, names=(options.model,))
