@@ -66,6 +66,7 @@ class Sizes:
     """Sizes of a policy's program; defaults are those of `--config=gemex` with two layers of each kind."""
 
     layers: int = 2
+    vision_layers: int = 0  # 0: as many as of the decoder
     words: int = 152_064
     model_devices: int = 4
     prompts: int = 128
@@ -76,6 +77,7 @@ class Sizes:
     row_tokens: int = 700
     passes: int = 32
     image_size: int = 448
+    scan: int = 1  # 0: one layer after another
 
     @classmethod
     def choose(cls, case: str, num_devices: int, **named: int) -> "Sizes":
@@ -125,11 +127,12 @@ def compile_program(name: str, sizes: Sizes, devices: list[Any]) -> tuple[Any, A
 def describe_program(name: str, target: str, **named: int) -> dict[str, Any]:
     """Compile a program for a target, with sizes of a policy; return its figures, as of `read_figures`."""
     devices = describe_devices(target)
-    sizes, used = Sizes.choose(name, len(devices), **named), os.times()
+    sizes, began = Sizes.choose(name, len(devices), **named), os.times()
     compiled, params = compile_program(name, sizes, devices)
-    seconds = sum(os.times()[:4]) - sum(used[:4])
+    seconds, own = (sum(os.times()[:parts]) - sum(began[:parts]) for parts in (4, 2))  # all, and without ptxas
     unknown = sizes.longest_reply if name in ("decode", "self_check") else 1  # a reply may end early
-    return {"compile_seconds": round(seconds, 1)} | read_figures(compiled, params, unknown_trips=unknown)
+    used = {"compile_seconds": round(seconds, 1), "own_seconds": round(own, 1)}
+    return used | read_figures(compiled, params, unknown_trips=unknown)
 
 
 def read_figures(compiled: Any, params: Any, *, unknown_trips: int) -> dict[str, Any]:
@@ -282,9 +285,10 @@ def _compile_policy(case: str, sizes: Sizes, devices: list[Any]) -> tuple[Any, A
     from stepcot_jax.training.state import TrainState
 
     published = published_config("Qwen/Qwen2.5-VL-7B-Instruct")
+    of_tower = sizes.vision_layers or sizes.layers
     network = SquareQwen(
         dataclasses.replace(published.sizes, num_layers=sizes.layers, num_words=sizes.words),
-        dataclasses.replace(published.vision, num_layers=sizes.layers, full_layers=tuple(range(1, sizes.layers, 8))),
+        dataclasses.replace(published.vision, num_layers=of_tower, full_layers=tuple(range(1, of_tower, 8))),
         jnp.dtype(jnp.bfloat16),
         True,
         grid=sizes.image_size // 28,
@@ -292,7 +296,8 @@ def _compile_policy(case: str, sizes: Sizes, devices: list[Any]) -> tuple[Any, A
     )
     with _as_devices(devices):
         meshed = MeshDevices(param_shardings, model_devices=sizes.model_devices, num_passes=sizes.passes)
-    policy = QwenPolicy(network, None, meshed.mesh, is_given=True)
+    scans = bool(sizes.scan)
+    policy = QwenPolicy(network, None, meshed.mesh, is_given=True, scans_layers=scans)
     name = "sft" if case in ("decode", "self_check") else case
     optimizer = make_optimizer(learning_rate=1e-5, is_packed=False)
 

@@ -14,11 +14,15 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODEL, DATA, LAYERS, WIDTH, KV_WIDTH = 4, 2, 2, 3584, 512
 
 
-def compiled(case):
+def figures_of(case, *, devices=DATA * MODEL, **sizes):
     folder = os.environ.get("STEPCOT_CUDA", "")
     if not folder:
         pytest.skip("needs the compiler for H100: STEPCOT_CUDA=$(bash .ci/compilers PYTHON cuda)")
-    figures = command.compile_apart(f"h100x{DATA * MODEL}", case, folder, layers=LAYERS)
+    return command.compile_apart(f"h100x{devices}", case, folder, **sizes)
+
+
+def compiled(case):
+    figures = figures_of(case, layers=LAYERS)
     return figures["looped"], [size for size in figures["leaves"] if size > WIDTH], figures["temporary"]
 
 
@@ -45,6 +49,24 @@ def test_passes_of_an_update_gather_no_weight():
     looped, leaves, _ = compiled("sft")
     assert sum(kind == "reduce-scatter" for kind, _, _ in looped)  # of the gradients: it is the loop over passes
     assert not gathered(looped, leaves)
+
+
+@pytest.mark.slow
+def test_all_layers_compile_in_half_a_minute_and_are_no_second_copy():
+    figures = figures_of("sft", layers=28, vision_layers=32)
+    assert figures["own_seconds"] <= 30
+    assert figures["temporary"] <= 12e9  # 12.0 with one layer after another
+    leaves = [size for size in figures["leaves"] if size > WIDTH]
+    assert not gathered(figures["looped"], leaves + [28 * size for size in leaves])
+    gradient = WIDTH * 18_944 // (MODEL * DATA)  # of one matrix of SwiGLU: each layer sums and divides its own
+    assert any(kind == "reduce-scatter" and gradient in sizes for kind, sizes, _ in figures["looped"])
+
+
+@pytest.mark.slow
+def test_the_joint_step_of_a_gpu_has_no_loop():
+    figures = figures_of("joint", devices=1)
+    assert figures["kernels"] <= 1600
+    assert not figures["turn_kernels"]
 
 
 @pytest.mark.slow

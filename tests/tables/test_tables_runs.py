@@ -11,7 +11,7 @@ from tables.sources import NUM_OF_EACH, make_chestxray8, make_source, of_folder,
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.encoders.load import load_image_encoder
-from stepcot_jax.features.store import DESCRIPTION_FILE
+from stepcot_jax.features.importing import IMPORTED, PROMPTS
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run import inputs
@@ -213,15 +213,15 @@ def test_a_named_encoder_reads_texts_with_its_own_text_encoder(made, tmp_path):
     clip.mkdir()
     (clip / "config.json").write_text(json.dumps({"model_type": "clip", "text_config": {}}))
     (clip / "tokenizer.json").write_text("{}")
-    for part in ("images", "prompts"):
-        (imported / part).mkdir(parents=True)
-        (imported / part / DESCRIPTION_FILE).write_text("{}")
+    imported.mkdir()
+    for name in (IMPORTED, PROMPTS):
+        (imported / name).touch()
     named = {"CLIP": str(clip), "made elsewhere": str(imported)}
     found = list_encoders(plan.settings, plan.cells, plan.main(0), named | {"BLIP": "transformers:some/blip"})[3:]
     assert found.pop().note == "Text vectors of BLIP: those of the config (hashed)."
     cells = [plan.baseline(encoder, "all", 0).settings.prompts for encoder in found]
     assert [(each.encoder, each.weights) for each in cells] == [("pretrained", str(clip)), ("imported", "")]
-    (imported / "prompts" / DESCRIPTION_FILE).unlink()
+    (imported / PROMPTS).unlink()
     changes = {"image_encoder.name": "imported", "image_encoder.weights": "x", "prompts.encoder": "imported"}
     with pytest.raises(BadInput, match="'made elsewhere' has no text features of its own"):
         list_encoders(vary(plan.settings, changes), plan.cells, plan.main(0), named)
