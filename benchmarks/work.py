@@ -153,6 +153,8 @@ def _count_bytes(each: Instruction, table: dict[str, Instruction], computations:
         return 2 * _size(each.result)
     if each.opcode == "dynamic-update-slice":
         return 2 * _size(operands[1])
+    if each.opcode == "custom-call" and "__cu" in each.line:  # of a library: the second result is its workspace
+        return sum(map(_size, operands)) + _size(_ARRAY.search(each.result)[0])  # type: ignore[index]
     called = _CALLS.search(each.line)
     if each.opcode == "fusion" and called:
         return _count_fusion(each, operands, computations[called[1]])

@@ -38,3 +38,16 @@ def test_convolutions_and_their_gradients_are_counted_as_xla_counts_them(stride)
         lowered = jax.jit(run).lower(*given)
         counted = read_work(lowered.compiler_ir("hlo").as_hlo_text()).flops["f32"]
         assert counted == pytest.approx(lowered.cost_analysis()["flops"], rel=1e-3)
+
+
+def test_a_product_of_a_library_counts_without_its_workspace():
+    program = """HloModule jit_f
+ENTRY %main (left: f32[8,64], right: f32[64,32]) -> (f32[8,32], s8[4194304]) {
+  %left = f32[8,64]{1,0} parameter(0)
+  %right = f32[64,32]{1,0} parameter(1)
+  ROOT %product = (f32[8,32]{1,0}, s8[4194304]{0}) custom-call(%left, %right), custom_call_target="__cublas$lt$matmul", backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}}}
+}
+"""  # noqa: E501
+    work = read_work(program)
+    assert work.flops == {"f32": 2 * 8 * 64 * 32}
+    assert (work.num_bytes, work.num_kernels) == (4 * (8 * 64 + 64 * 32 + 8 * 32), 1)
