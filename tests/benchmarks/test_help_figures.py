@@ -1,6 +1,7 @@
 """Figures of kept sets against ones by hand, and the round trip of a kept file."""
 
 import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -175,3 +176,18 @@ def test_figures_of_the_readme_are_those_of_the_kept_files():
                 means.append(100 * np.mean(kept[f"answers/{name}"] == kept["labels"]))
         interval = stats.ttest_1samp(means, 0.0).confidence_interval(0.95)
         assert f"{row}{np.mean(means):.1f} [{interval.low:.1f}, {interval.high:.1f}] |" in readme
+
+
+def test_the_primary_figure_of_phantom_is_that_of_the_kept_files():
+    paths = sorted((ROOT / "docs/results/does_it_help").glob("phantom_*.npz"))
+    for name, quoted in (("teacher", "+1.3 [0.5, 2.0]"), ("student", "+0.3 [-0.6, +1.3]")):
+        gains = []
+        for path in paths:
+            with np.load(path) as kept:
+                ours, plain = (np.unpackbits(kept[f"hits/{of}"][2], count=4000) for of in (name, "plain"))
+            gains.append(100 * (ours.mean() - plain.mean()))
+        interval = stats.ttest_1samp(gains, 0.0).confidence_interval(0.95)
+        found = (np.mean(gains), interval.low, interval.high)
+        assert found == pytest.approx([float(part) for part in re.findall(r"[-\d.]+", quoted)], abs=0.051)
+        for page in ("README.md", "docs/does_it_help.md"):
+            assert quoted in " ".join((ROOT / page).read_text().split())
