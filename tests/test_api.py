@@ -68,7 +68,7 @@ def test_the_block_of_the_readme_runs_as_printed(monkeypatch, capsys):
     namespace = {}
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         exec(compile(block, "README.md", "exec"), namespace)  # noqa: S102
-    read, corrected = capsys.readouterr().out.rstrip().split("Radiographic pattern\n")
+    read, corrected = capsys.readouterr().out.split("\nRadiographic pattern\n")
     assert namespace["reading"].answers["Diagnosis"] == "Effusion"
     assert "Effusion" in read
     assert "Mass" in corrected

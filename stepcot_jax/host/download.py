@@ -73,7 +73,7 @@ def find_checkpoint(name: str | os.PathLike[str], flag: str = "--checkpoint") ->
     if os.fspath(name) != PHANTOM:
         return find_path(name, flag)
     if pathlib.Path(PHANTOM).exists():
-        found = f"{flag}: {PHANTOM} is the one in this folder, not the reader of drawn chests that stepcot_jax ships"
+        found = f"{flag}: {PHANTOM} is the one in this folder; rename it to read with what stepcot_jax ships"
         print(found, file=sys.stderr)
         return pathlib.Path(PHANTOM)
     import importlib.resources  # with zipfile and tempfile, which few commands need

@@ -90,6 +90,11 @@ class ImageReader:
             trained, model=model, batch_size=batch_size, with_attention=False, as_published=as_published
         )
 
+    def __repr__(self) -> str:
+        """Name the network, its questions and its pictures."""
+        names = ", ".join(step.name for step in self.chain.steps[:8]) + ", ..." * (len(self.chain.steps) > 8)
+        return f"ImageReader: the {self.model} of {self.image_size} x {self.image_size} pixels answers {names}"
+
     @property
     def chain(self) -> Chain:
         """The steps that the network answers."""

@@ -106,7 +106,7 @@ def test_a_folder_of_that_name_wins_and_stderr_says_so(tmp_path, monkeypatch, ca
     assert capsys.readouterr().err == ""
     pathlib.Path("phantom").mkdir()
     refuse(r"^phantom", sc.load, "phantom")
-    assert "phantom is the one in this folder, not the reader of drawn chests" in capsys.readouterr().err
+    assert "phantom is the one in this folder; rename it" in capsys.readouterr().err
 
 
 def test_commands_take_the_name(tmp_path, monkeypatch, capsys):
