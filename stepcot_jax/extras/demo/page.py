@@ -29,7 +29,8 @@ _UPLOAD: dict[str, Any] = {
     "file_types": [".png", ".jpg", ".jpeg", ".dcm", ".dicom"],
     "height": 150,
 }
-_HOW: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal"}
+# In turn: else the example that is read when the page opens could end after a file that was dropped meanwhile.
+_HOW: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal", "concurrency_id": "reading"}
 
 
 def make_blocks(gradio: Any, uploads: Uploads, reader: Explainer | PolicyReader) -> Any:
