@@ -327,7 +327,8 @@ def get_config():
     config.parallel.num_passes = 1  # passes per batch (gradient accumulation); more passes need less memory
     # "mesh": gather the parameters once an update, before its passes; False: in every pass, which needs less memory
     config.parallel.gather_once = True
-    # policy.weights: like layers are stacked in an update's program, which compiles faster; False takes less memory
+    # policy.weights: like layers are stacked in an update's program, which compiles faster; with remat=True, as
+    # without it a scan keeps more activations
     config.parallel.scan_layers = True
     config.parallel.remat = False  # True: recompute activations in the backward pass
 
