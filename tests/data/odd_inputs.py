@@ -2,7 +2,10 @@
 
 import csv
 import json
+import struct
+import zlib
 
+import numpy as np
 import openpyxl
 from PIL import Image
 
@@ -90,15 +93,47 @@ def share_a_patient(root):
     write_rows(root, "val", rows["val"])
 
 
+def use_16_bits(root):
+    ramp = np.linspace(0, 4095, 32 * 32).astype(np.uint16).reshape(32, 32)
+    Image.fromarray(ramp).save(image_of(root))
+
+
+def use_cmyk(root):
+    path = image_of(root)
+    name = path.with_suffix(".jpg").name
+    Image.new("CMYK", (32, 32), (10, 20, 30, 40)).save(path.with_name(name))
+    path.unlink()
+    rename_image(root, path.name, name)
+
+
 def rename_image(root, old, new):
     for path in (root / "data.json", *root.glob("*.csv")):
         path.write_text(path.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+
+
+def plant_a_bomb(root):
+    """A picture of 40000 x 40000 pixels in 200 kB."""
+
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", 40_000, 40_000, 1, 0, 0, 0, 0)
+    pixels = zlib.compress(bytes(5001 * 40_000))
+    image_of(root).write_bytes(
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+    )
 
 
 def link_out(root):
     outside = root.parent / f"{root.name}-outside.png"
     image_of(root).rename(outside)
     image_of(root).symlink_to(outside)
+
+
+def reorder_options(root):
+    options = records_of(root)[4]["vqa_chain"][3]["options"]
+    bare = [option.partition(". ")[2] or option for option in options]
+    change_step(root, options=[bare[1], bare[0], *bare[2:]], answer=bare[0])
 
 
 def reorder_lettered_options(root):
@@ -109,6 +144,15 @@ def reorder_lettered_options(root):
 def leave_rows_empty(root):
     rows = read_rows(root, "train")
     write_rows(root, "train", [rows[0], ["", ""], *rows[1:3], ["", ""], ["", ""], *rows[3:]])
+
+
+def merge_patient_cells(root):
+    """As people write a patient with several images: the name once, in a cell that spans the rows."""
+    rows = sorted(read_rows(root, "train"))
+    patients = [row[0] for row in rows]
+    first = next(place for place, patient in enumerate(patients) if patients.count(patient) > 1)
+    last = len(patients) - 1 - patients[::-1].index(patients[first])
+    write_book(root, "train", rows, merged=[f"A{first + 2}:A{last + 2}"])
 
 
 def merge_whole_rows(root):
@@ -129,6 +173,11 @@ def write_umlauts(root):
         lines = path.read_text(encoding="utf-8").splitlines()
         lines = [line.replace(patient, "Ünal-胸") if "röntgen" in line else line for line in lines]
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def repeat_an_image_path(root):
+    records = records_of(root)
+    write_all(root, [*records, {**records[4], "image_path": "./" + records[4]["image_path"]}])
 
 
 def repeat_content_across_splits(root):
@@ -162,7 +211,11 @@ def write_many(root):
 ODD_INPUTS = {
     "nothing odd": (lambda root: None, 0, "a run can use it"),
     "empty file": (edit(lambda content: b""), 2, "data.json: the file is empty"),
+    "truncated JSON": (edit(lambda content: content[: len(content) // 2]), 2, "JSON: Input data was truncated", "from"),
     "wrong encoding (Latin-1)": (use_latin_1, 2, "not UTF-8 (from byte"),
+    "wrong encoding (UTF-16)": (edit(lambda content: content.decode().encode("utf-16")), 2, "the text is UTF-16"),
+    "byte order mark of UTF-8": (edit(lambda content: b"\xef\xbb\xbf" + content), 0, "a run can use it"),
+    "brackets nested 200,000 deep": (edit(lambda content: b"[" * 200_000), 2, "maximum recursion depth"),
     "patient in two splits": (
         share_a_patient,
         1,
@@ -171,9 +224,16 @@ ODD_INPUTS = {
     ),
     "image missing": (lambda root: image_of(root).unlink(), 1, "images missing 1", "does not exist below the data"),
     "image truncated": (edit_image(lambda content: content[: len(content) // 2]), 1, "1 images cannot be decoded"),
+    "16-bit PNG": (use_16_bits, 0, "a run can use it"),
+    "palette PNG": (lambda root: Image.open(image_of(root)).convert("P").save(image_of(root)), 0, "a run can use it"),
+    "CMYK JPEG": (use_cmyk, 0, "a run can use it"),
+    "decompression bomb": (plant_a_bomb, 1, "images unreadable 1", "pixels in its header"),
     "path escape": (lambda root: change(root, image_path="../../etc/passwd"), 1, "must be a path below the data root"),
     "symlink out": (link_out, 1, "is a link out of the data root"),
+    "step missing": (lambda root: edit_records(root, lambda records: records[4]["vqa_chain"].pop(2)), 1, "6 steps"),
     "answer not among options": (lambda root: change_step(root, answer="Somewhere"), 1, "… is not one of A. Upper"),
+    "letter outside range": (lambda root: change_step(root, answer="Z"), 1, "… is not one of A. Upper lung zone"),
+    "options in another order": (reorder_options, 1, "records with other options 1", "differ from"),
     "lettered options in another order": (reorder_lettered_options, 0, "records with other options 0"),
     "split file with unknown ids": (
         lambda root: write_rows(root, "test", [*read_rows(root, "test"), ["P999999", ""]]),
@@ -182,13 +242,17 @@ ODD_INPUTS = {
         "P999999",
     ),
     "split file with empty rows": (leave_rows_empty, 0, "3 rows of split tables name nothing"),
+    "split file with merged patient cells": (merge_patient_cells, 0, "a run can use it"),
     "split file with merged rows": (merge_whole_rows, 1, "splits: cases are in no split", "1 rows of split tables"),
+    "split file missing": (lambda root: (root / "val.csv").unlink(), 1, "exactly one of val.xlsx and val.csv"),
     "non-ASCII text": (write_umlauts, 0, "Universitätsklinik"),
     "control characters": (
         lambda root: change(root, origin="\x1b[2J\x1b]0;title\x07 clinic \u202egnp", report="x"),
         0,
         "\\x1b[2J\\x1b]0;title\\x07 clinic \\u202egnp",
     ),
+    "5 MB report": (lambda root: change(root, report="No acute disease. " * 280_000), 0, "a run can use it"),
+    "image named twice": (repeat_an_image_path, 1, "records that repeat an image 1", "the image of record"),
     "one picture in two splits": (repeat_content_across_splits, 0, "pictures in several splits 1", "leakage"),
     "no answer at all": (lambda root: edit_records(root, answer_nothing), 1, "no annotated answer"),
     "two patients, no tables": (keep_two_patients, 1, "2 patients cannot fill 3 splits"),
