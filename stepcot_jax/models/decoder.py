@@ -374,6 +374,8 @@ class Decoder(nn.Module):
         """
         hidden, angles = embedded.astype(self.dtype), rotary_angles(positions, self.sizes)
         if stacked := stacked_variables(self):
+            if caches is not None:
+                raise ValueError("stacked layers take no caches; pass the parameters of each layer")
             hidden, of_layers = self._scan(stacked, hidden, angles, visible, prefix)
             return self.norm(hidden), of_layers
         updated = []
