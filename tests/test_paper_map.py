@@ -37,7 +37,7 @@ PLACES = [code for code in CODE if re.fullmatch(r"[\w./]+\.(py|md|csv)(::[\w.]+)
 TOOLS = [code for code in CODE if code.startswith(("python -m ", "stepcot "))]
 SETTINGS = [code for code in CODE if code.startswith("config.")]
 WITHOUT_CODE, NOT_BUILT = "none: no computation", "none: not built yet"
-NOT_AT_HAND = "none: missing from our copy of the text"
+NOT_AT_HAND = "none: not in our copy"
 NOT_HAD = "none: cannot be had here"
 UNCODED = (WITHOUT_CODE, NOT_BUILT, NOT_AT_HAND, NOT_HAD)
 
