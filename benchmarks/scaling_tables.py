@@ -18,16 +18,17 @@ _IMAGES = (10_000, 1_000_000, 10_000_000, 1_000_000_000)
 def make_tables(numbers: dict[str, Any]) -> dict[str, str]:
     """Return every table by name, in Markdown, without tables whose numbers are missing.
 
+    Of the sizes only the published ones; `benchmarks/scaling.json` has the others.
+
     Args:
       numbers: the JSON that `benchmarks.scaling` writes.
     """
     tables = {}
-    if rows := numbers.get("steps"):
-        for size in dict.fromkeys(row["size"] for row in rows):
-            tables[f"steps of {size}"] = _steps_table([row for row in rows if row["size"] == size])
+    if rows := _published(numbers, "steps"):
+        tables["steps"] = _steps_table(rows)
     if rows := numbers.get("answers"):
         tables["answers"] = _answers_table(rows)
-    if rows := numbers.get("communication"):
+    if rows := _published(numbers, "communication"):
         tables["communication"] = _communication_table(rows)
     if parameters := numbers.get("trained_parameters"):
         tables["interconnect"] = _interconnect_table(parameters["7"])
@@ -35,6 +36,10 @@ def make_tables(numbers: dict[str, Any]) -> dict[str, str]:
     if store := numbers.get("store"):
         tables["features"] = _features_table(store)
     return tables
+
+
+def _published(numbers: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    return [row for row in numbers.get(name, ()) if row["size"] == "published"]
 
 
 def fill(document: str, tables: dict[str, str]) -> str:
@@ -53,8 +58,8 @@ def fill(document: str, tables: dict[str, str]) -> str:
 
 def make_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table in Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    first, *others = ("| " + " | ".join(line) + " |\n" for line in [head, *rows])
+    return "".join([first, "|" + "---|" * len(head) + "\n", *others])
 
 
 def _steps_table(rows: list[dict[str, Any]]) -> str:
@@ -109,11 +114,9 @@ def _communication_table(rows: list[dict[str, Any]]) -> str:
         for kind, found in row["kinds"].items():
             count = f"{found['count']:.0f} ({found['runs']:.0f})"
             sent = (say_bytes(found["bytes"]), say_bytes(found["sent_bytes"]))
-            transforms.setdefault((row["size"], str(row["batch_size"]), kind, count, *sent), []).append(
-                row["transform"]
-            )
-    body = [[size, ", ".join(names), *others] for (size, *others), names in transforms.items()]
-    head = ["size", "transform", "batch", "collective", "in the program (runs)", "bytes a device", "sent a device"]
+            transforms.setdefault((str(row["batch_size"]), kind, count, *sent), []).append(row["transform"])
+    body = [[", ".join(names), *cells] for cells, names in transforms.items()]
+    head = ["transform", "batch", "collective", "in the program (runs)", "bytes a device", "sent a device"]
     return make_table(head, body)
 
 
