@@ -91,7 +91,7 @@ def compile_apart(target: str, case: str, compiler: str, **sizes: int) -> dict[s
 def make_tables(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Return the table of each target by name, in Markdown."""
     head = ("program", "compiling, CPU s", "arguments, GB", "temporary, GB", "Tflop", "memory moved, GB")
-    head += ("sent, GB", "kernels", "bound")
+    head += ("sent, GB", "bound")
     tables = {}
     for target, cases in figures.items():
         rows = [_make_row(case, cases[case], rates_of(target)) for case in SETTINGS if case in cases]
@@ -114,7 +114,6 @@ def _make_row(case: str, figures: Mapping[str, Any], rates: Rates) -> list[str]:
         _say(sum(figures["flops"].values()) / 1e12),
         _say(figures["bytes"] / 1e9),
         _say(sent / 1e9) if sent >= 5e5 else "0",
-        f"{figures['kernels']:,}",
         f"{name}, {_say(1e3 * seconds)} ms",
     ]
 

@@ -10,7 +10,7 @@ from benchmarks.scaling_sizes import SECONDS_A_DAY, Traffic, read_result, say_by
 
 RESULTS = pathlib.Path(__file__).with_name("RESULTS.md")
 
-_DEVICES = (8, 64, 256, 1024, 4096)
+_DEVICES = (8, 64, 256, 1024)
 _CASES_PER_DEVICE = 32
 _IMAGES = (10_000, 1_000_000, 10_000_000, 1_000_000_000)
 
@@ -32,7 +32,6 @@ def make_tables(numbers: dict[str, Any]) -> dict[str, str]:
         tables["communication"] = _communication_table(rows)
     if parameters := numbers.get("trained_parameters"):
         tables["interconnect"] = _interconnect_table(parameters["7"])
-        tables["alignment"] = _alignment_table({int(steps): count for steps, count in parameters.items()})
     if store := numbers.get("store"):
         tables["features"] = _features_table(store)
     return tables
@@ -146,29 +145,6 @@ def _interconnect_table(gradients: int) -> str:
         "at 100 GB/s a device",
         f"alignment's work a device (all else: {say_number(own_work)} Gflop)",
         "its Gram matrices a device",
-    ]
-    return make_table(head, body)
-
-
-def _alignment_table(gradients: dict[int, int]) -> str:
-    body = []
-    for num_steps, count in sorted(gradients.items()):
-        traffic = Traffic(count, num_steps=num_steps)
-        body.append(
-            [
-                str(num_steps),
-                say_bytes(traffic.gradient_bytes),
-                say_bytes(traffic.case_bytes),
-                f"{traffic.even_batch:,.0f}",
-                say_bytes(traffic.gram_bytes(round(traffic.even_batch))),
-            ]
-        )
-    head = [
-        "steps in the chain",
-        "gradients",
-        "gathered a case",
-        "batch at which both send as much",
-        "Gram matrices then",
     ]
     return make_table(head, body)
 
