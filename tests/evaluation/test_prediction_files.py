@@ -74,6 +74,7 @@ class Trap:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
+        (lambda arrays: arrays.pop("labels"), "'labels'"),
         (lambda arrays: arrays.update(about=np.frombuffer(b"[]", np.uint8)), "read by stepcot_jax"),
         (lambda arrays: arrays.update(labels=np.array([Trap()], object)), "cannot be read"),
     ],
