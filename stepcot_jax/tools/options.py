@@ -49,7 +49,7 @@ def add(parser: Any, flag: str, text: str, default: Any = None, **how: Any) -> N
     how |= {} if default is None else {"default": default}
     if value in ("N", "M", "T") or isinstance(default, int):
         how.setdefault("type", int)
-    elif name.startswith("--") and not value and not {"action", "choices"} & how.keys():
+    elif name.startswith("--") and not value and not {"action", "choices", "type"} & how.keys():
         how["action"] = "store_true"
     parser.add_argument(name.lower(), help=text, **how)
 

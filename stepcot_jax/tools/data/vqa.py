@@ -9,7 +9,7 @@ from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import writing_folder
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.tools.options import local_path
+from stepcot_jax.tools.options import add, local_path
 
 if TYPE_CHECKING:
     from stepcot_jax.data.sources.listed import NumReaders
@@ -31,30 +31,23 @@ def add_vqa(commands: Any) -> None:
     )
     parser.add_argument("out", type=local_path, metavar="OUT", help="new or empty folder")
     source = "phantom, or a folder or file with boxes or questions in any layout of docs/sources.md"
-    parser.add_argument(
-        "--source",
-        default="phantom",
-        metavar="phantom|FOLDER",
-        help=f"{source}, also on gs://; default phantom",
-    )
-    parser.add_argument("--num-cases", type=int, help="phantoms to draw, default 2000")
-    parser.add_argument("--size", type=int, help="their height and width in pixels, default 64")
-    parser.add_argument("--seed", type=int, default=0, help="of phantoms, questions and splits, default 0")
+    add(parser, "--source phantom|FOLDER", f"{source}, also on gs://; default phantom", "phantom")
+    add(parser, "--num-cases", "phantoms to draw, default 2000", type=int)
+    add(parser, "--size", "their height and width in pixels, default 64", type=int)
+    add(parser, "--seed", "of phantoms, questions and splits, default 0", 0)
     flat = "of the phantoms' diagnoses; default flat, which asks for present and absent findings equally often"
-    parser.add_argument("--prevalence", choices=("published", "flat"), help=flat)
-    wanted = "also write conversations.jsonl: prompts and replies in this dialect"
-    parser.add_argument("--dialect", choices=WRITTEN, help=wanted)
-    layouts = "layout of FOLDER; default: detected from the files"
-    parser.add_argument("--layout", metavar="NAME", help=layouts)
+    add(parser, "--prevalence", flat, choices=("published", "flat"))
+    add(parser, "--dialect", "also write conversations.jsonl: prompts and replies in this dialect", choices=WRITTEN)
+    add(parser, "--layout NAME", "layout of FOLDER; default: detected from the files")
     size = "pixels of the picture that boxes refer to: required for GEMeX"
     parser.add_argument("--box-size", type=int, nargs=2, metavar=("W", "H"), help=size)
-    parser.add_argument("--on-bad-record", choices=("stop", "skip"), help="of FOLDER, default stop")
+    add(parser, "--on-bad-record", "of FOLDER, default stop", choices=("stop", "skip"))
     normal = "also ask about the images of FOLDER that have no box because the source denies findings"
-    parser.add_argument("--with-normal", action="store_true", help=normal)
+    add(parser, "--with-normal", normal)
     agreeing = "VinBigData: readers who must agree on a box, default 2; PadChest-GR: all adds the second reader's boxes"
-    parser.add_argument("--readers", metavar="N|all", help=agreeing)
+    add(parser, "--readers N|all", agreeing)
     copied = "whether to copy the images of FOLDER; none does without the files where sizes are known; default copy"
-    parser.add_argument("--images", choices=("copy", "none"), help=copied)
+    add(parser, "--images", copied, choices=("copy", "none"))
     parser.set_defaults(run=_make_vqa)
 
 
