@@ -49,9 +49,7 @@ class Plan:
     target: Settings | None = None  # whose data `transfer` reads; None for the phantom's held-out styles
     num_resamples: int = 1000
     constrained: tuple[Constrained, ...] = ()  # large models put through the steps
-    zero_shot: Mapping[str, pathlib.Path] = dataclasses.field(
-        default_factory=dict
-    )  # replies without training, by table
+    zero_shot: Mapping[str, pathlib.Path] = dataclasses.field(default_factory=dict)  # replies untrained, by table
     grid: Grid = Grid({})
     partial: bool = False  # of finished cells alone, without running others
 
@@ -117,7 +115,7 @@ class Recipe:
 
     cells: Callable[[Plan, int], Iterable[Cell]]  # the runs that a seed needs
     make: Callable[[Plan], list[Table]]  # from finished runs
-    published: Callable[[], list[Table]] | None = None  # the published figures alone; None for tables of runs
+    published: Callable[[], list[Table]] = list  # the published figures alone; none of tables of runs
 
     def list_cells(self, plan: Plan) -> list[Cell]:
         """Return the runs of all seeds."""
@@ -125,8 +123,4 @@ class Recipe:
 
     def tabulate(self, plan: Plan | None) -> list[Table]:
         """Return the tables; without a plan, with published figures alone."""
-        if plan is not None:
-            return self.make(plan)
-        if self.published is None:
-            raise ValueError("this table has no published figures to print without runs")
-        return self.published()
+        return self.published() if plan is None else self.make(plan)
