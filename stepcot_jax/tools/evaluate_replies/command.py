@@ -61,16 +61,7 @@ def perturb(options: argparse.Namespace) -> None:
     check_numbers(options, "rounds")
     collection, chosen = read_split(options, options.records, "RECORDS")
     make_workdir(options.out)
-    written = write_rounds(
-        options.out,
-        chosen,
-        collection,
-        num_rounds=options.rounds,
-        seed=options.seed,
-        negated_answer=options.negated_answer,
-        dialect=options.dialect,
-        with_thinking=options.with_thinking,
-    )
+    written = write_rounds(options, chosen, collection)
     print(f"in {options.out}: {', '.join(path.name for path in written)}")
 
 

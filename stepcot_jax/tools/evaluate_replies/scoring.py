@@ -18,7 +18,6 @@ from stepcot_jax.data.questions.reply_files import ReplyFile, as_text, name_mode
 from stepcot_jax.data.questions.variants import VARIANT
 from stepcot_jax.evaluation.audits import (
     PERTURBED_KINDS,
-    NegatedAnswer,
     PerturbationStd,
     is_perturbed,
     perturb_records,
@@ -46,16 +45,10 @@ from stepcot_jax.reading.scored_file import score_file
 from stepcot_jax.reasoning.dialects import write_question
 from stepcot_jax.record import Record
 from stepcot_jax.tools.evaluate_replies.field_rules import write_rules
-from stepcot_jax.tools.evaluate_replies.scored_replies import ReplyScores, score_files, to_text
+from stepcot_jax.tools.evaluate_replies.scored_replies import ReplyScores, read_own_replies, score_files, to_text
 from stepcot_jax.tools.options import check_numbers
 
 _SOURCE = "source.json"
-
-
-class _Source(msgspec.Struct):
-    """The file from which the perturbed records of a folder were made."""
-
-    sha256: str
 
 
 _STDS: dict[PerturbationStd, str] = {
@@ -70,26 +63,16 @@ def name_round(folder: Path, number: int) -> Path:
     return folder / f"records_{number}.jsonl"
 
 
-def write_rounds(
-    folder: Path,
-    records: Sequence[Record],
-    collection: VqaCollection,
-    *,
-    num_rounds: int,
-    seed: int,
-    negated_answer: NegatedAnswer,
-    dialect: str,
-    with_thinking: bool = True,
-) -> list[Path]:
+def write_rounds(options: argparse.Namespace, records: Sequence[Record], collection: VqaCollection) -> list[Path]:
     """Write the yes/no and single-choice records of each round, their prompts, and the digest of the source file."""
-    written = []
-    write_whole(folder / _SOURCE, msgspec.json.encode(_Source(collection.sha256)))
-    for number in range(1, num_rounds + 1):
-        perturbed = perturb_records(records, seed=seed, round_number=number, negated_answer=negated_answer)
-        write_vqa_records(name_round(folder, number), perturbed)
-        prompts = folder / f"prompts_{number}.jsonl"
-        write_prompts(prompts, perturbed, root=collection.root, dialect=dialect, with_thinking=with_thinking)
-        written += [name_round(folder, number), prompts]
+    written, turned = list[Path](), options.negated_answer
+    form: dict[str, Any] = {"root": collection.root, "dialect": options.dialect, "with_thinking": options.with_thinking}
+    write_whole(options.out / _SOURCE, msgspec.json.encode({"sha256": collection.sha256}))
+    for number in range(1, options.rounds + 1):
+        perturbed = perturb_records(records, seed=options.seed, round_number=number, negated_answer=turned)
+        written += [name_round(options.out, number), options.out / f"prompts_{number}.jsonl"]
+        write_vqa_records(written[-2], perturbed)
+        write_prompts(written[-1], perturbed, **form)
     return written
 
 
@@ -99,14 +82,10 @@ def write_prompts(
     """Write prompts: lines with `id`, `image` (a path), `image_size` if known, `prompt`, and `variant` of an audit."""
     with writing_whole(path) as file:
         for record in records:
-            line = {
-                "id": record.id,
-                "image": os.path.abspath(root / record.image),  # noqa: PTH100 - links are kept
-                "image_size": record.image_size,
-                "prompt": write_question(record, dialect, with_thinking=with_thinking),
-            }
-            if not all(record.image_size):  # unknown
-                del line["image_size"]
+            image = os.path.abspath(root / record.image)  # noqa: PTH100 - links are kept
+            line: dict[str, Any] = {"id": record.id, "image": image}
+            line |= {"image_size": record.image_size} if all(record.image_size) else {}
+            line["prompt"] = write_question(record, dialect, with_thinking=with_thinking)
             if VARIANT in record.provenance:
                 line["variant"] = record.provenance[VARIANT]
             file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
@@ -209,19 +188,8 @@ def _read_files(options: argparse.Namespace, collection: VqaCollection, chosen: 
     names = name_models(options.replies)
     if BASELINE in names:
         raise BadInput(f"{options.replies[names.index(BASELINE)]}: a row of the tables has this name; rename the file")
-    known, ids = {record.id for record in collection.records}, {record.id: None for record in chosen}
-    return [
-        read_replies(
-            path,
-            name=name,
-            chosen=ids.keys(),
-            known=known,
-            missing=options.missing,
-            set_aside=collection.set_aside_ids,
-            most_unknown=collection.num_unnamed,
-        )
-        for path, name in zip(options.replies, names, strict=True)
-    ]
+    pairs = zip(options.replies, names, strict=True)
+    return [read_own_replies(path, name, chosen, collection, missing=options.missing) for path, name in pairs]
 
 
 def _make_judge(options: argparse.Namespace) -> Judge | None:
@@ -245,8 +213,8 @@ def _score_perturbed(
 ) -> Table:
     model = next(name for name in scored.results.figures if name != BASELINE)
     expected = "expected a folder that `perturb` wrote"
-    made_of = read_json(options.perturbed_records / _SOURCE, _Source, accepted=expected)
-    if made_of.sha256 != collection.sha256:
+    made_of = read_json(options.perturbed_records / _SOURCE, dict[str, str], accepted=expected)
+    if made_of.get("sha256") != collection.sha256:
         raise BadInput(f"{options.perturbed_records}: not made of {collection.path} as it is now; run `perturb` again")
     rounds = []
     for number, path in enumerate(options.perturbed, start=1):

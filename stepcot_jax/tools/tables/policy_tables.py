@@ -29,7 +29,6 @@ from stepcot_jax.evaluation.scored_baseline import score_baseline
 from stepcot_jax.evaluation.stage_claims import stage_figures
 from stepcot_jax.evaluation.statistics import bootstrap, mean_of_seeds, summarise
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.ranges import Interval
 from stepcot_jax.pages.sheets import Column, Row, Table, columns, heads, mark_published
 from stepcot_jax.reading.finished import read_metrics
 from stepcot_jax.reading.scored_file import score_file
@@ -110,10 +109,8 @@ ZERO_SHOT, NOT_HAD = "zero-shot", "zero-shot (not had here)"
 def score_zero_shot(table: str, plan: Plan, cell: Cell) -> tuple[list[ReplyScore] | None, str]:
     """Score the replies of a model without training to the test questions, if they are given; with a note."""
     if table not in plan.zero_shot:
-        return (
-            None,
-            f"zero-shot: --zero_shot={table}=REPLIES of `stepcot answer` about the test questions has this row.",
-        )
+        flag = f"--zero_shot={table}=REPLIES of `stepcot answer`"
+        return None, f"zero-shot: {flag} about the test questions has this row."
     records, scoring = read_test_records(plan, cell), make_scoring(cell.settings)
     ids = {record.id: None for record in records}.keys()
     file = read_replies(plan.zero_shot[table], name=ZERO_SHOT, chosen=ids, known=ids)
@@ -135,11 +132,10 @@ def compare_cells(
     records = read_test_records(plan, first)
     same = {BASELINE: as_columns(records, score_constant(first.settings, records))}
     same |= {} if zero_shot is None else {ZERO_SHOT: as_columns(records, zero_shot)}
-    splits = [
-        same
-        | {name: as_columns(records, score_cell(plan, cell, records)) for name, cell in cells_of(plan, seed).items()}
-        for seed in plan.seeds
-    ]
+    splits = []
+    for seed in plan.seeds:
+        scored = {name: score_cell(plan, cell, records) for name, cell in cells_of(plan, seed).items()}
+        splits.append(same | {name: as_columns(records, scores) for name, scores in scored.items()})
     return ReplyComparison(splits, plan.num_resamples), f"{len(records)} questions"
 
 
@@ -249,9 +245,8 @@ def _published_vqa() -> dict[str | None, Row]:
     for name, answers in published.A_SCORES.items():
         of_score = {"A": answers, "V": published.V_SCORES[name]}
         printed = {heading: of_score[score][kind] for heading, kind, score in _SCORES}
-        rows[name] = mark_published(
-            printed | {"A average": published.A_AVERAGE[name]}, **{"A average": recompute(answers)}
-        )
+        printed["A average"] = published.A_AVERAGE[name]
+        rows[name] = mark_published(printed, **{"A average": recompute(answers)})
     return rows
 
 
@@ -438,13 +433,16 @@ def make_stages(plan: Plan) -> list[Table]:
     """Return our stages beside MEDSAGE's Table 2, and its Tables 1 and 3."""
     first = _stage_cells(plan, plan.seeds[0])[0]
     records = read_test_records(plan, first)
+    patients = np.array([record.patient for record in records])
     zero_shot, note_zero_shot = score_zero_shot("stages", plan, first)
     scores = {ZERO_SHOT if zero_shot else NOT_HAD: [zero_shot] if zero_shot else []}
     for index, model in enumerate(MODELS):
         scores[model] = [score_cell(plan, _stage_cells(plan, seed)[index], records) for seed in plan.seeds]
     rows: list[Row] = []
     for model, of_seeds in scores.items():
-        figures = [_measure_stages(plan, scored, records) for scored in of_seeds]
+        labels = [np.array([score.stages for score in scored], np.float64) for scored in of_seeds]
+        measures = [functools.partial(stage_figures, labels=of_seed) for of_seed in labels]
+        figures = [bootstrap(measure, patients, num_resamples=plan.num_resamples) for measure in measures]
         rows.append({"model": model, "data": "our test split"})
         rows[-1] |= {name: summarise([each[key] for each in figures]) for name, key in _OURS.items() if figures}
     notes = (
@@ -475,12 +473,6 @@ def _published_stages() -> list[Row]:
         printed = {**scores, "average": published.STAGE_AVERAGE[model, data]}
         rows.append({"model": model, "data": data, **mark_published(printed, average=recompute(scores))})
     return rows
-
-
-def _measure_stages(plan: Plan, scores: Sequence[ReplyScore], records: Sequence[Record]) -> dict[Key, Interval]:
-    labels = np.array([score.stages for score in scores], np.float64)
-    patients = np.array([record.patient for record in records])
-    return bootstrap(functools.partial(stage_figures, labels=labels), patients, num_resamples=plan.num_resamples)
 
 
 def _tabulate_benchmarks() -> list[Table]:
