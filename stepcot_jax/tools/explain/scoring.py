@@ -194,29 +194,20 @@ def score_network(
     num_cases: int = 100,
 ) -> MapScores:
     """Score the maps of one network."""
-    fitted_on = None
+    how: dict[str, Any] = {"preprocessing": trained.preprocessing, "num_cases": num_cases}
     if data is None:
-        pictures = draw_boxed(trained.run.settings, trained.preprocessing, num_cases=num_cases)
-        fitted_on = fit_on_training(trained)
+        pictures, fitted_on = draw_boxed(trained.run.settings, **how), fit_on_training(trained)
     else:
-        pictures = read_boxed(
-            data, trained.preprocessing, num_cases=num_cases, box_list=box_list, max_pixels=trained.run.max_pixels
-        )
+        pictures = read_boxed(data, box_list=box_list, max_pixels=trained.run.max_pixels, **how)
+        fitted_on = None
     explainer = Explainer(trained, model=model)
     images = to_input([boxed.picture for boxed in pictures], trained.preprocessing)
     explained = explainer.explain(images, with_claims=False)
     inside = np.stack([boxed.inside for boxed in pictures])
-    spreads = spread(explained.maps).mean(axis=0)
+    spreads, targets = spread(explained.maps).mean(axis=0), place_boxes(inside)
     patients = [boxed.patient for boxed in pictures]
-    figures = list_figures(
-        explained.maps,
-        explained.labels,
-        place_boxes(inside),
-        spreads=spreads,
-        patients=patients,
-        fitted_on=fitted_on,
-        random=score_random(trained, model, images, place_boxes(inside)),
-    )
+    rivals: dict[str, Any] = {"fitted_on": fitted_on, "random": score_random(trained, model, images, targets)}
+    figures = list_figures(explained.maps, explained.labels, targets, spreads=spreads, patients=patients, **rivals)
     return MapScores(
         model=model,
         data="phantom" if data is None else str(data),
