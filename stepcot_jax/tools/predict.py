@@ -146,12 +146,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         description="Read radiographs with a trained network. For research; not a medical device.",
         epilog="Exit code 0: every image was read; 1: some could not be read, stderr names them; 2: wrong input.",
     )
-    parser.add_argument(
-        "images",
-        nargs="+",
-        metavar="IMAGE",
-        help="PNG, JPEG or DICOM files, or folders of them; also on gs://",
-    )
+    images = "PNG, JPEG or DICOM files, or folders of them; also on gs://"
+    parser.add_argument("images", nargs="+", metavar="IMAGE", help=images)
     add(parser, "--checkpoint WORKDIR", OF_READER, required=True)
     add_network(parser)
     given = (

@@ -66,9 +66,8 @@ def vqa_parser() -> argparse.ArgumentParser:
     add(parser, "SOURCE", "questions, boxes or grounded reports in any layout of docs/sources.md; also on gs://")
     tasks = "rmcot: thinking with regions; lvkc: four stages; medclm: easy, medium and hard views"
     add(parser, "--task", tasks, choices=("rmcot", "lvkc", "medclm"), required=True)
-    parser.add_argument(
-        "--box-size", type=int, nargs=2, metavar=("WIDTH", "HEIGHT"), help="GEMeX, MEDSAGE: of the boxes"
-    )
+    size = ("WIDTH", "HEIGHT")
+    parser.add_argument("--box-size", type=int, nargs=2, metavar=size, help="GEMeX, MEDSAGE: of the boxes")
     add(parser, "--question-seed N", "of questions and boxes, default 0", 0)
     normal = "also ask about images of a detection list that have no box because the source denies findings"
     add(parser, "--with-normal", normal)
@@ -259,22 +258,17 @@ def annotate_vqa(options: argparse.Namespace) -> None:
         given["knowledge"] = read_knowledge(find_path(options.knowledge, "--knowledge"))
     plan, source = _make_plan(options), find_path(options.source, "SOURCE")
     of_task = {name: value for names in TASK_FLAGS.values() for name in names if (value := given[name]) is not None}
-    result = annotate_questions(
-        source,
-        plan,
-        Terminal(),
-        task=options.task,
-        settings=TaskSettings(
-            root=source,
-            folder=options.out,
-            seed=options.question_seed,
-            box_size=tuple(options.box_size) if options.box_size else None,
-            with_normal=options.with_normal,
-            sends_pictures=options.send_images,
-            **of_task,
-        ),
-        num_regenerations=options.regenerate,
+    settings = TaskSettings(
+        root=source,
+        folder=options.out,
+        seed=options.question_seed,
+        box_size=options.box_size and tuple(options.box_size),
+        with_normal=options.with_normal,
+        sends_pictures=options.send_images,
+        **of_task,
     )
+    how = {"task": options.task, "settings": settings, "num_regenerations": options.regenerate}
+    result = annotate_questions(source, plan, Terminal(), **how)
     print(result.describe(), end="")
     print(f"{len(result.records)} records in {options.out}")
 
