@@ -11,7 +11,6 @@ import sys
 
 from stepcot_jax.host.errors import BadInput, RunStopped, run_tool
 from stepcot_jax.host.files import make_workdir, write_whole, writing_for
-from stepcot_jax.host.machine import use_compilation_cache
 from stepcot_jax.host.text import make_printable
 from stepcot_jax.tools.options import (
     OF_RUN,
@@ -22,6 +21,7 @@ from stepcot_jax.tools.options import (
     check_asker,
     local_path,
     open_asker,
+    prepare_reading,
     read_split,
 )
 
@@ -41,14 +41,11 @@ def answer_one(options: argparse.Namespace) -> None:
         raise BadInput("--seed and --temperature have no effect without --sample; add it or leave them out")
     if options.out is not None and not str(options.out).lower().endswith(".png"):
         raise BadInput(f"--out: {options.out} must end in .png")
-    from absl import logging
-
     from stepcot_jax.data.images.drawn_boxes import write_png
     from stepcot_jax.host.download import find_checkpoint, find_path
     from stepcot_jax.reading.policy_reader import load_reader
 
-    use_compilation_cache()
-    logging.set_verbosity(logging.ERROR)  # Orbax warns on every restore without an optimizer
+    prepare_reading()
     image = find_path(options.image, "IMAGE")
     reader = load_reader(find_checkpoint(options.checkpoint), phase=options.phase)
     answered = reader.answer(

@@ -60,7 +60,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _export(flags: argparse.Namespace, out: pathlib.Path, names: tuple[str, ...] | None) -> dict[str, Any]:
-    """Write the export that the flags name; return its report."""
     from stepcot_jax.export.folder import export_model
     from stepcot_jax.export.qwen_folder import export_qwen
     from stepcot_jax.run.stored import read_stored

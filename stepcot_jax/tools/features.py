@@ -37,11 +37,9 @@ def fill(arguments: list[str]) -> None:
                 "itself; expected a job that reads chains"
             )
         if not settings.image_encoder.is_frozen or not settings.features.store:
-            raise BadInput(
-                "a frozen encoder with stored features is required; got "
-                f"config.image_encoder.name={settings.image_encoder.name!r} with "
-                f"config.features.store={settings.features.store}"
-            )
+            found = f"config.image_encoder.name={settings.image_encoder.name!r}"
+            found += f" with config.features.store={settings.features.store}"
+            raise BadInput(f"a frozen encoder with stored features is required; got {found}")
         from stepcot_jax.data.dataset import write_account
         from stepcot_jax.host.extras import find_extra
         from stepcot_jax.host.terminal import Terminal

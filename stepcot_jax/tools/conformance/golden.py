@@ -140,7 +140,6 @@ class Golden:
                 )
 
     def _check_sizes(self, sizes: Mapping[str, int]) -> None:
-        """Require the sizes of meta in the weights."""
         meta = self.meta
         expected = {
             "teacher_width": meta.teacher_dim,
@@ -212,7 +211,7 @@ class Computation:
             student=Student(answers_per_step=answers, width=meta.student_dim, dropout_rate=0.0),
             projection_width=meta.proj_dim,
         )
-        how = {"weight_decay": meta.weight_decay, "epsilon": meta.adam_eps, "clip_norm": meta.grad_clip}
+        how: dict[str, Any] = {"weight_decay": meta.weight_decay, "epsilon": meta.adam_eps, "clip_norm": meta.grad_clip}
         rates = {"teacher": meta.teacher_lr, "student": meta.student_lr}
         self.optimizers = {name: make_optimizer(learning_rate=rate, **how) for name, rate in rates.items()}
         self.evaluate = jax.jit(self._evaluate)
@@ -230,7 +229,6 @@ class Computation:
         )
 
     def _evaluate(self, params: Params, inputs: dict[str, jax.Array]) -> Numbers:
-        """Compute everything except the training."""
         images, texts = inputs["inputs/image_features"], inputs["inputs/text_features"]
         batch = {"image_features": images, "labels": inputs["inputs/labels"]}
         numbers = self._evaluate_parts(params["teacher"], inputs)
@@ -253,7 +251,6 @@ class Computation:
         return numbers
 
     def _evaluate_parts(self, teacher_params: Params, inputs: dict[str, jax.Array]) -> Numbers:
-        """Compute graph attention and memory cell alone."""
         teacher = self.networks.teacher
         stack = GraphAttentionStack(teacher.num_layers, teacher.num_heads, teacher.width, teacher.negative_slope)
         variables = {"params": teacher_params["graph_attention"]}
@@ -287,7 +284,6 @@ _make_computation = functools.lru_cache(maxsize=8)(Computation)
 
 
 def _pairs(golden: Golden, numbers: Numbers, key: str) -> Pairs:
-    """Yield computed and expected numbers of a key, for a parameter tree one tensor at a time."""
     if not isinstance(numbers[key], dict):
         yield numbers[key], golden.arrays[key]
         return

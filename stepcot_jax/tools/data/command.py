@@ -4,9 +4,9 @@ Each command imports what it needs when it runs, so that `--help` is fast.
 """
 
 import argparse
+import functools
 import json
 import math
-import pathlib
 import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
@@ -74,16 +74,10 @@ def _add_check(commands: Any) -> None:
 def _check(options: argparse.Namespace) -> int:
     from stepcot_jax.data.check import CheckOptions, check_root
 
-    check_options = CheckOptions(
-        **_reading_arguments(options),
-        images=options.images,
-        max_pixels=int(options.max_megapixels * 1e6),
-        split_seed=options.split_seed,
-        num_threads=options.num_threads,
-        uncertain=options.uncertain,
-        dialect=options.dialect,
-        with_thinking=options.with_thinking,
-    )
+    names = ("images", "split_seed", "num_threads", "uncertain", "dialect", "with_thinking")
+    how = {name: getattr(options, name) for name in names}
+    max_pixels = int(options.max_megapixels * 1e6)
+    check_options = CheckOptions(**_reading_arguments(options), max_pixels=max_pixels, **how)
     try:
         facts = check_root(options.root, check_options, terminal=Terminal())
     except BadInput as error:
@@ -148,20 +142,14 @@ def _add_phantom(commands: Any) -> None:
 def _draw_phantom(options: argparse.Namespace) -> None:
     from stepcot_jax.data.phantom.phantom import export_phantom
 
+    how = {name: getattr(options, name) for name in ("num_cases", "seed", "size", "prevalence")}
     with writing_folder(options.folder) as partial:
-        export_phantom(
-            partial,
-            num_cases=options.num_cases,
-            seed=options.seed,
-            size=options.size,
-            prevalence=options.prevalence,
-            progress=lambda indices: Terminal().watch(indices, "drawing the phantom"),
-        )
+        watch = functools.partial(Terminal().watch, description="drawing the phantom")
+        export_phantom(partial, progress=watch, **how)
     print(f"{options.num_cases} cases in {options.folder}")
 
 
 def _add_reading_options(parser: argparse.ArgumentParser) -> None:
-    """Add ROOT and the options that `config.data` has for reading it."""
     add(parser, "ROOT", "folder or file in any layout, or a folder on gs://, which is downloaded")
     layouts = (AUTO, *dict.fromkeys((*CASES, *QUESTIONS)))
     add(parser, "--layout", "default: detected from the files", AUTO, choices=layouts)
@@ -228,21 +216,18 @@ def list_tables(facts: dict[str, Any]) -> list[Table]:
 def _list_rows(name: str, fact: Any) -> list[dict[str, Any]]:
     """Return the rows of one table, by column: of a list of objects, or of counts by name."""
     if isinstance(fact, dict):
-        named = (
-            (key or "(none)", value if isinstance(value, dict) else {"number": value}) for key, value in fact.items()
-        )
-        return [{"name": key, **value} for key, value in named]
+        rows = {key: value if isinstance(value, dict) else {"number": value} for key, value in fact.items()}
+        return [{"name": key or "(none)", **value} for key, value in rows.items()]
     if name == "leaks":
         return [image for group in fact for image in group]
     if name == "steps":
         return [{**step, "answers": _list_answers(step)} for step in fact]
     return [
-        {**row, "examples": list(map(_name_example, row["examples"]))} if "examples" in row else row for row in fact
+        row | ({"examples": list(map(_name_example, row["examples"]))} if "examples" in row else {}) for row in fact
     ]
 
 
 def _list_answers(step: dict[str, Any]) -> dict[str, str]:
-    """Return the cases of each answer with their share of those annotated."""
     return {name: f"{n:,} ({n / step['annotated']:.1%})" if n else "0" for name, n in step["answers"].items()}
 
 
@@ -299,9 +284,8 @@ def _add_tfds(commands: Any) -> None:
 
 
 def _prepare_tfds(options: argparse.Namespace) -> None:
-    """Prepare a folder as a dataset of tensorflow_datasets and print the numbers of cases."""
     from stepcot_jax.data.sources.layout_table import detect_layout
-    from stepcot_jax.data.tfds.source import Reading, import_tfds
+    from stepcot_jax.data.tfds.source import QUARANTINE_NAME, Reading, import_tfds, open_prepared
 
     import_tfds()
     detect_layout(options.root)  # before tensorflow_datasets says that it begins
@@ -309,19 +293,11 @@ def _prepare_tfds(options: argparse.Namespace) -> None:
 
     names = ("on_bad_record", "split_seed", "near_duplicate_radius")
     folder = prepare(options.root, options.data_dir, Reading(**{name: getattr(options, name) for name in names}))
-    print("\n".join(_describe_prepared(folder)))
-
-
-def _describe_prepared(folder: pathlib.Path) -> list[str]:
-    from stepcot_jax.data.tfds.source import QUARANTINE_NAME, open_prepared
-
     prepared = open_prepared(folder)
     counts = ", ".join(f"{len(indices)} {name}" for name, indices in prepared.splits.by_name().items())
-    lines = [f"{len(prepared.collection.cases)} cases in {folder}: {counts} ({prepared.splits_source})"]
-    if prepared.collection.set_aside:
-        num_aside = len(prepared.collection.set_aside)
-        lines.append(f"{num_aside} records are set aside, each with its reason in {folder / QUARANTINE_NAME}")
-    return lines
+    print(f"{len(prepared.collection.cases)} cases in {folder}: {counts} ({prepared.splits_source})")
+    if num_aside := len(prepared.collection.set_aside):
+        print(f"{num_aside} records are set aside, each with its reason in {folder / QUARANTINE_NAME}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """`stepcot data vqa`: reasoning records from phantoms, a detection list or a release."""
 
 import argparse
+import functools
 import pathlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -60,23 +61,19 @@ def _make_vqa(options: argparse.Namespace) -> None:
         options.source = find_path(options.source, "--source")
     with writing_folder(options.out) as partial:
         if is_phantom:
-            records = make_phantom_records(
-                partial,
-                num_cases=2000 if options.num_cases is None else options.num_cases,
-                size=64 if options.size is None else options.size,
-                seed=options.seed,
-                prevalence=options.prevalence or "flat",
-                progress=lambda indices: Terminal().watch(indices, "drawing the phantoms"),
-            )
+            watch = functools.partial(Terminal().watch, description="drawing the phantoms")
+            drawn = {name: getattr(options, name) for name in (*_OF_PHANTOM, "seed")}
+            defaults = {"num_cases": 2000, "size": 64, "prevalence": "flat"}
+            how = {name: defaults[name] if value is None else value for name, value in drawn.items()}
+            records = make_phantom_records(partial, progress=watch, **how)
         else:
             try:
                 records = _read_vqa_source(options, partial)
             except BadInput as error:
                 raise BadInput(name_option(str(error), purpose="makes records without the files")) from None
         number = write_records(partial, records, dialect=options.dialect)
-    print(
-        f"{len(records):,} records in {options.out}" + (f", {number:,} in {CONVERSATIONS}" if options.dialect else "")
-    )
+    more = f", {number:,} in {CONVERSATIONS}" if options.dialect else ""
+    print(f"{len(records):,} records in {options.out}{more}")
 
 
 def _refuse_other(options: argparse.Namespace, names: Iterable[str], source: str) -> None:
@@ -102,14 +99,9 @@ def _read_vqa_source(options: argparse.Namespace, out: pathlib.Path) -> "list[Re
         num_open = sum(not image.absent for image in images)
         if num_open:
             print(f"{num_open:,} of {len(images):,} images deny no label: no closed question is asked about them")
-        return make_folder_records(
-            out,
-            images,
-            root=root,
-            seed=options.seed,
-            with_images=with_images,
-            progress=lambda cases: Terminal().watch(cases, "asking about the images"),
-        )
+        watch = functools.partial(Terminal().watch, description="asking about the images")
+        how: dict[str, Any] = {"seed": options.seed, "with_images": with_images, "progress": watch}
+        return make_folder_records(out, images, root=root, **how)
     _refuse_other(options, ("with_normal", "readers"), f"FOLDER of layout {layout}")
     questions = read_vqa_source(source, layout=layout, box_size=box_size, **reading)
     records, set_aside = list(questions.records), questions.set_aside

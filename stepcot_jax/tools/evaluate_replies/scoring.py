@@ -241,7 +241,6 @@ def _score_perturbed(
 def _describe(
     scored: ReplyScores, collection: VqaCollection, files: Sequence[ReplyFile], options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Return the content of metrics.json."""
     document = to_json(scored.results)
     for file in files:
         document["models"][file.name]["dialect"] = scored.dialects[file.name]

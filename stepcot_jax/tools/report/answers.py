@@ -26,7 +26,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.ranges import Interval
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.pages.pictures import write_map, write_overlay, write_picture
-from stepcot_jax.pages.sheets import Column, Table, columns, show_entry
+from stepcot_jax.pages.sheets import Column, Table, columns, heads, show_entry
 from stepcot_jax.pages.shell import Section, name_unseen, tabulate
 from stepcot_jax.reading.audit_folder import draw_places
 from stepcot_jax.reading.cases import open_run
@@ -249,8 +249,7 @@ def _judge(run: FinishedRun, name: str, found: Mapping[Any, Any], one_answer: Bo
 
 def _compare(difference: Interval, rival: str) -> str:
     verdict = "better than" if difference.value > 0 else "below"
-    if not is_difference(difference):
-        verdict = "not shown to beat"
+    verdict = verdict if is_difference(difference) else "not shown to beat"
     return f"{verdict} {rival} ({show_entry(difference, Column('', 'points'))} points of the steps)"
 
 
@@ -266,11 +265,8 @@ def _write_summary(
     return Section("summary", "Verdict", "", render("summary.html.j2", verdicts=verdicts, **how))
 
 
-_FIGURES = (
-    *columns("text", "step"),
-    *columns("number", "cases"),
-    *columns("percent", "accuracy", "majority", "AUC", "sensitivity", "macro specificity", "F1", "precision"),
-)
+_MACRO = ("AUC", "sensitivity", "macro specificity", "F1", "precision")
+_FIGURES = (*heads("step", "#cases"), *columns("percent", "accuracy", "majority", *_MACRO))
 
 
 def _write_figures(run: FinishedRun, intervals: Mapping[str, ModelIntervals], num_resamples: int) -> Iterator[Section]:

@@ -34,15 +34,12 @@ def render(name: str, **values: Any) -> Markup:
     return shell.render(_TEMPLATES, name, **values)
 
 
+_VALIDATED = "Mean accuracy of the steps on validation"
 _MEASURES = {
-    "mean_accuracy_own_and_given": (
-        "Mean accuracy of the steps on validation, mean of own answers and true ones given",
-        "accuracy",
-    ),
-    "mean_accuracy": ("Mean accuracy of the steps on validation", "accuracy"),
+    "mean_accuracy_own_and_given": f"{_VALIDATED}, mean of own answers and true ones given",
+    "mean_accuracy": _VALIDATED,
 }
-"""Scores that keep the best weights: title and unit of their chart. A run logs one of them, and "mean_accuracy" at the
-end."""
+"""Titles of the scores that keep the best weights. A run logs one of them, and "mean_accuracy" at the end."""
 
 
 def write_curves(entries: Sequence[Entry]) -> Section:
@@ -53,7 +50,10 @@ def write_curves(entries: Sequence[Entry]) -> Section:
     measure = next((name for name in _MEASURES if any(key.endswith(f"/{name}") for key in keys)), "mean_accuracy")
     scores = find_lines(entries, "val", {name: f"{name}/{measure}" for name in names})
     losses = find_lines(entries, "train", {name: f"{name}/total" for name in names})
-    charts = [(*_MEASURES[measure], scores), ("Training loss, mean of the epoch's logged updates", "loss", losses)]
+    charts = [
+        (_MEASURES[measure], "accuracy", scores),
+        ("Training loss, mean of the epoch's logged updates", "loss", losses),
+    ]
     parts = find_lines(entries, "train", _name_parts(entries))
     if len(parts) > 1:
         charts.append(("Parts of the student's loss, before their weights", "loss", parts))
@@ -110,9 +110,7 @@ def write_calibration_section(run: FinishedRun) -> Section:
 
 
 _CALIBRATION = (
-    *columns("text", "step"),
-    *columns("number", "cases"),
-    *columns("percent", "ECE"),
+    *heads("step", "#cases", "%ECE"),
     *columns("number", "Brier", "NLL", "temperature", digits=2),
     *columns("percent", "ECE before"),
     *columns("number", "NLL before", digits=2),

@@ -75,8 +75,6 @@ def measure_apart(arguments: Sequence[str]) -> Cost:
 
 @dataclasses.dataclass(frozen=True)
 class _Model:
-    """A function of a batch to time, with the shape of an input."""
-
     run: Callable[[Any], Any]
     shape: tuple[int, ...]
     num_parameters: int

@@ -82,12 +82,12 @@ class Plan:
 
     def compare_baselines(self, steps: Sequence[str]) -> AnswerComparison:
         """Compare teacher, student and the baselines on all encoders."""
-        return self.compare(
-            lambda seed: (
-                {network: (self.main(seed), network) for network in NETWORKS}
-                | {cell.name: (cell, "baseline") for cell in self.baselines(seed, steps)}
-            )
-        )
+
+        def list_parts(seed: int) -> dict[str, tuple[Cell, str]]:
+            networks = {network: (self.main(seed), network) for network in NETWORKS}
+            return networks | {cell.name: (cell, "baseline") for cell in self.baselines(seed, steps)}
+
+        return self.compare(list_parts)
 
     def ablation(self, name: str, seed: int) -> Cell:
         """Return an ablation of teacher and student."""

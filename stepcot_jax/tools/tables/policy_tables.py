@@ -42,13 +42,8 @@ from stepcot_jax.training.log import METRICS_FILE
 
 # Cells that train policies, and their scored replies to the test questions.
 
-_PLAIN: dict[str, Any] = {
-    "policy.start": "",
-    "curriculum.schedule": "none",
-    "self_check.enabled": False,
-    "grpo.shuffle_rewards": False,
-    "grpo.stage_credit": "none",
-}
+_PLAIN: dict[str, Any] = {"policy.start": "", "curriculum.schedule": "none", "self_check.enabled": False}
+_PLAIN |= {"grpo.shuffle_rewards": False, "grpo.stage_credit": "none"}
 """Settings of every cell whose row does not change them; they override the config."""
 
 
@@ -183,13 +178,8 @@ _GRPO: dict[str, dict[str, Any]] = {
 }
 """Settings of the runs of GRPO, which start from the policy that was fine-tuned with thinking."""
 
-COUNTERPARTS = {
-    ZERO_SHOT: ZERO_SHOT,
-    NOT_HAD: ZERO_SHOT,
-    PLAIN: published.PLAIN,
-    THINKING: published.THINKING,
-    BOTH: published.THINKING_RFT,
-}
+COUNTERPARTS = {ZERO_SHOT: ZERO_SHOT, NOT_HAD: ZERO_SHOT, PLAIN: published.PLAIN, THINKING: published.THINKING}
+COUNTERPARTS |= {BOTH: published.THINKING_RFT}
 """Published row of each of ours that has one."""
 
 _PAIRS = ((THINKING, PLAIN), (THINKING, BASELINE), *((name, THINKING) for name in _GRPO), (BOTH, SHUFFLED))
