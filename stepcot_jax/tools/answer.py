@@ -8,6 +8,7 @@ import argparse
 import json
 import shlex
 import sys
+from typing import Any
 
 from stepcot_jax.host.errors import BadInput, RunStopped, run_tool
 from stepcot_jax.host.files import make_workdir, write_whole, writing_for
@@ -48,17 +49,10 @@ def answer_one(options: argparse.Namespace) -> None:
     prepare_reading()
     image = find_path(options.image, "IMAGE")
     reader = load_reader(find_checkpoint(options.checkpoint), phase=options.phase)
-    answered = reader.answer(
-        image,
-        options.question,
-        choices=options.choice,
-        kind=options.kind,
-        modality=options.modality,
-        organ=options.organ,
-        greedy=not options.sample,
-        seed=options.seed or 0,
-        temperature=1.0 if options.temperature is None else options.temperature,
-    )
+    about = {name: getattr(options, name) for name in ("kind", "modality", "organ")}
+    drawn: dict[str, Any] = {"greedy": not options.sample, "seed": options.seed or 0}
+    drawn["temperature"] = 1.0 if options.temperature is None else options.temperature
+    answered = reader.answer(image, options.question, choices=options.choice, **about, **drawn)
     if options.json:
         print(json.dumps(answered.as_dict()))
     else:

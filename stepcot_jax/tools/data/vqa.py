@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stepcot_jax.data.sources.listed import NumReaders
     from stepcot_jax.record import Record
 
-_OF_PHANTOM = ("num_cases", "size", "prevalence")
+_OF_PHANTOM: dict[str, Any] = {"num_cases": 2000, "size": 64, "prevalence": "flat"}
 _OF_FOLDER = ("layout", "box_size", "on_bad_record", "with_normal", "readers", "images")
 
 
@@ -62,10 +62,9 @@ def _make_vqa(options: argparse.Namespace) -> None:
     with writing_folder(options.out) as partial:
         if is_phantom:
             watch = functools.partial(Terminal().watch, description="drawing the phantoms")
-            drawn = {name: getattr(options, name) for name in (*_OF_PHANTOM, "seed")}
-            defaults = {"num_cases": 2000, "size": 64, "prevalence": "flat"}
-            how = {name: defaults[name] if value is None else value for name, value in drawn.items()}
-            records = make_phantom_records(partial, progress=watch, **how)
+            given = {name: getattr(options, name) for name in _OF_PHANTOM}
+            how = {name: _OF_PHANTOM[name] if value is None else value for name, value in given.items()}
+            records = make_phantom_records(partial, seed=options.seed, progress=watch, **how)
         else:
             try:
                 records = _read_vqa_source(options, partial)

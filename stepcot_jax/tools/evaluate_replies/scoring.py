@@ -243,9 +243,9 @@ def _describe(
 ) -> dict[str, Any]:
     document = to_json(scored.results)
     for file in files:
-        document["models"][file.name]["dialect"] = scored.dialects[file.name]
-        document["models"][file.name] |= {"file": _identify(file.path), "num_unused": file.num_unused}
-        document["models"][file.name] |= {"num_set_aside": file.num_set_aside, "num_unknown": file.num_unknown}
+        counts = {name: getattr(file, name) for name in ("num_unused", "num_set_aside", "num_unknown")}
+        about = {"dialect": scored.dialects[file.name], "file": _identify(file.path), **counts}
+        document["models"][file.name] |= about
     document["records"] = {"path": as_text(collection.path), "sha256": collection.sha256, "split": options.split}
     return document
 
