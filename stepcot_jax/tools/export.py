@@ -23,8 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     if arguments[:1] == ["push"]:
         return _find_hub().main(arguments[1:])
     parser = argparse.ArgumentParser(
-        prog="stepcot export",
-        description="Export a trained model, with a loader that does not need this package.",
+        prog="stepcot export", description="Export a trained model, with a loader that does not need this package."
     )
     add(parser, "--checkpoint WORKDIR", "of a finished run; or gs://", required=True)
     add(parser, "--out DIR", "new or empty folder", type=local_path, required=True)

@@ -7,13 +7,7 @@ from pathlib import Path
 
 from stepcot_jax.data.phantom.phantom import draw_planned
 from stepcot_jax.data.questions.record_files import read_vqa_records, write_replies
-from stepcot_jax.data.questions.variants import (
-    OWN,
-    VARIANT,
-    Pixels,
-    plan_again,
-    vary_thinking,
-)
+from stepcot_jax.data.questions.variants import OWN, VARIANT, Pixels, plan_again, vary_thinking
 from stepcot_jax.data.questions.vqa_dataset import scale_record
 from stepcot_jax.evaluation.replies import ScoringSettings
 from stepcot_jax.evaluation.unread import describe_unread, find_doubts
@@ -22,13 +16,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.host.untrusted import resolve
 from stepcot_jax.pages.sheets import write_table
-from stepcot_jax.reading.audit_folder import (
-    REPLIES,
-    THINKING_REPLIES,
-    score_audit,
-    write_thinking,
-    write_variants,
-)
+from stepcot_jax.reading.audit_folder import REPLIES, THINKING_REPLIES, score_audit, write_thinking, write_variants
 from stepcot_jax.reading.policy_reader import PolicyReader, load_reader
 from stepcot_jax.reading.radiographs import read_pixels
 from stepcot_jax.reading.scored_file import choose_split

@@ -74,11 +74,7 @@ _Score = TypeVar("_Score")
 
 
 def judge_all_stages(
-    records: Sequence[Record],
-    file: ReplyFile,
-    scores: Sequence[ReplyScore],
-    settings: ScoringSettings,
-    judge: Judge,
+    records: Sequence[Record], file: ReplyFile, scores: Sequence[ReplyScore], settings: ScoringSettings, judge: Judge
 ) -> list[ReplyScore]:
     """Return the scores with the judge's stage scores from 1 to 5, and its labels where a record has no facts."""
     exchanges = [exchange for exchange in _exchange(records, file, settings) if exchange.stages]

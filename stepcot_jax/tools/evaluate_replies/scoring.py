@@ -16,13 +16,7 @@ from stepcot_jax.annotate.output import LEDGER_FOLDER
 from stepcot_jax.data.questions.record_files import VqaCollection, read_vqa_records, write_vqa_records
 from stepcot_jax.data.questions.reply_files import ReplyFile, as_text, name_models, read_replies
 from stepcot_jax.data.questions.variants import VARIANT
-from stepcot_jax.evaluation.audits import (
-    PERTURBED_KINDS,
-    PerturbationStd,
-    is_perturbed,
-    perturb_records,
-    spread,
-)
+from stepcot_jax.evaluation.audits import PERTURBED_KINDS, PerturbationStd, is_perturbed, perturb_records, spread
 from stepcot_jax.evaluation.box_forms import BoxForm
 from stepcot_jax.evaluation.field_rules.rule_table import choose_rules
 from stepcot_jax.evaluation.replies import (

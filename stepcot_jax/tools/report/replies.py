@@ -91,12 +91,7 @@ def _read_baseline(path: pathlib.Path, *, with_intervals: bool) -> dict[Key, Int
 
 
 def list_reply_sections(
-    run: FinishedPolicy,
-    *,
-    num_cases: int,
-    with_data: bool,
-    terminal: Terminal,
-    num_resamples: int = 1000,
+    run: FinishedPolicy, *, num_cases: int, with_data: bool, terminal: Terminal, num_resamples: int = 1000
 ) -> Iterator[Section]:
     """Yield the sections of a policy's page."""
     terminal.say(f"bootstrap: {num_resamples} resamples of the test patients")

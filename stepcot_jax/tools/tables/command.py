@@ -114,11 +114,7 @@ def read_sizes(entries: list[str], num_sets: int) -> dict[int, int]:
 
 
 def make_tables(
-    names: Sequence[str],
-    plan: "Plan | None",
-    *,
-    command: Sequence[str],
-    folder: pathlib.Path | str,
+    names: Sequence[str], plan: "Plan | None", *, command: Sequence[str], folder: pathlib.Path | str
 ) -> list[str]:
     """Run the unfinished cells, then make and write the tables."""
     from stepcot_jax.host.terminal import Terminal

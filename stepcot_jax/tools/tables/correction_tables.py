@@ -13,12 +13,7 @@ from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.evaluation.calibration import read_calibration
 from stepcot_jax.evaluation.comparison import INTERVALS
 from stepcot_jax.evaluation.counting import Counting, choose_counting, fit_joints
-from stepcot_jax.evaluation.interventions import (
-    POLICIES,
-    ReadGiven,
-    as_probabilities,
-    correct_in_turn,
-)
+from stepcot_jax.evaluation.interventions import POLICIES, ReadGiven, as_probabilities, correct_in_turn
 from stepcot_jax.evaluation.joint import JointModel, ReadLogits, learn_tree, name_joined
 from stepcot_jax.evaluation.joint_fit import read_written_back
 from stepcot_jax.evaluation.predictions import Predictions

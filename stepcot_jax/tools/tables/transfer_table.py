@@ -31,13 +31,7 @@ from stepcot_jax.run.settings import Settings
 from stepcot_jax.tools.tables.cells import Cell, vary
 from stepcot_jax.tools.tables.encoders import Encoder
 from stepcot_jax.tools.tables.plan import NETWORKS, Plan, Recipe
-from stepcot_jax.tools.tables.step_tables import (
-    FIGURE_COLUMNS,
-    SUPERVISION,
-    list_supervised,
-    list_trained,
-    name_gain,
-)
+from stepcot_jax.tools.tables.step_tables import FIGURE_COLUMNS, SUPERVISION, list_supervised, list_trained, name_gain
 
 # Transfer targets: answers mapped to the networks' chain, and checks for overlap with the training data.
 
