@@ -6,6 +6,7 @@
 
 import collections
 import dataclasses
+import itertools
 import json
 import math
 import pathlib
@@ -89,17 +90,15 @@ def draw_boxed(
     """Draw phantoms with boxes from a later seed, which no run of these settings has seen; 0 is the run's own."""
     phantom = settings.phantom
     size = phantom.image_size if settings.data.source == "phantom" else preprocessing.size
-    seed = (phantom.seed + later) % 2**32
-    pictures: list[BoxedPicture] = []
-    for index in range(_MOST_DRAWN * num_cases):
-        drawn = draw_case(index, **phantom.drawing | {"seed": seed, "size": size})
-        pixels = repeat_grey(drawn.image)
-        boxed = _make(drawn.case.image, drawn.case.patient, pixels, drawn.boxes, preprocessing)
-        if boxed is not None:
-            pictures.append(boxed)
-        if len(pictures) == num_cases:
-            return pictures
-    raise BadInput(f"the phantom has only {len(pictures)} cases with boxes; {num_cases} are needed")
+    how = phantom.drawing | {"seed": (phantom.seed + later) % 2**32, "size": size}
+    drawn = (draw_case(index, **how) for index in range(_MOST_DRAWN * num_cases))
+    boxed = (
+        _make(each.case.image, each.case.patient, repeat_grey(each.image), each.boxes, preprocessing) for each in drawn
+    )
+    pictures = list(itertools.islice(filter(None, boxed), num_cases))
+    if len(pictures) < num_cases:
+        raise BadInput(f"the phantom has only {len(pictures)} cases with boxes; {num_cases} are needed")
+    return pictures
 
 
 def read_boxed(

@@ -102,9 +102,11 @@ def read_networks(plan: Plan, cell: Cell, chain: Chain) -> Readers:
     return Readers(read, counting.read, labels, patients)
 
 
-def share_figures(
-    right: Sequence[npt.NDArray[np.float64]], patients: npt.NDArray, num_resamples: int
-) -> list[Interval]:
+OfSeeds = Sequence[npt.NDArray[np.float64]]
+"""Whether answers are right, an array for each seed; NaN without a true answer."""
+
+
+def share_figures(right: OfSeeds, patients: npt.NDArray, num_resamples: int) -> list[Interval]:
     """Return the means over cases of values [seed][row, case] by row, with intervals by patient; NaN is left out."""
     by_seed = [
         bootstrap(
@@ -158,18 +160,12 @@ def make_tables(plan: Plan) -> list[Table]:
                 by_step.setdefault(key, []).append(np.moveaxis(hits, 2, 1))
     patients = readers.patients
     figures = {key: share_figures(values, patients, plan.num_resamples) for key, values in right.items()}
-    return [
-        _tabulate_curves(figures, chain, plan),
-        _tabulate_differences(right, patients, chain, plan),
-        _tabulate_steps(by_step, patients, chain, plan),
-    ]
+    tables = _tabulate_differences(right, patients, chain, plan), _tabulate_steps(by_step, patients, chain, plan)
+    return [_tabulate_curves(figures, chain, plan), *tables]
 
 
 def _tabulate_differences(
-    right: Mapping[tuple[str, str, str], Sequence[npt.NDArray[np.float64]]],
-    patients: npt.NDArray[np.str_],
-    chain: Chain,
-    plan: Plan,
+    right: Mapping[tuple[str, str, str], OfSeeds], patients: npt.NDArray[np.str_], chain: Chain, plan: Plan
 ) -> Table:
     """Return the paired gains from corrections and from the choice of steps; `right`: [count, case] of each seed."""
     gain, *others = POLICIES
@@ -202,10 +198,7 @@ def _tabulate_differences(
 
 
 def _tabulate_steps(
-    right: Mapping[tuple[str, str], Sequence[npt.NDArray[np.float64]]],
-    patients: npt.NDArray[np.str_],
-    chain: Chain,
-    plan: Plan,
+    right: Mapping[tuple[str, str], OfSeeds], patients: npt.NDArray[np.str_], chain: Chain, plan: Plan
 ) -> Table:
     """Return the accuracy of each step, given the first true answers; `right`: [count, step, case] of each seed."""
     head = (*heads("training", "network", "corrected"), *columns("percent", *(step.name for step in chain.steps)))

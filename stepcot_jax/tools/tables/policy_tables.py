@@ -468,10 +468,9 @@ def _published_stages() -> list[Row]:
 def _tabulate_benchmarks() -> list[Table]:
     rows: list[Row] = []
     for method, shares in published.BENCHMARK_ACCURACY.items():
-        average, gap = published.BENCHMARK_AVERAGE[method]
+        printed = shares | dict(zip(("average", "gap"), published.BENCHMARK_AVERAGE[method], strict=True))
         ours = {"average": recompute(shares), "gap": published.round_half_up(published.recompute_gap(method), 4)}
-        printed = mark_published({**shares, "average": average, "gap": gap}, **ours)
-        rows.append({"group": published.BENCHMARK_GROUPS[method], "method": method, **printed})
+        rows.append({"group": published.BENCHMARK_GROUPS[method], "method": method, **mark_published(printed, **ours)})
     head = (
         *heads("group", "method"),
         *columns("percent", *published.BENCHMARKS, "average", published=True, digits=1),
