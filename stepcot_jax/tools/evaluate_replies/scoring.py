@@ -167,15 +167,9 @@ def _read_settings(options: argparse.Namespace) -> ScoringSettings:
         raise BadInput(f"--open-score={open_score} needs the scores of a judge (--judge MODEL)")
     if open_score not in JUDGED and options.judge and not options.judge_stages:
         raise BadInput(f"--judge is not used with --open-score={open_score}; expected relative or within_two")
-    return ScoringSettings(
-        dialect=options.dialect,
-        boxes=BoxForm(options.box_space, options.box_order),
-        reading=options.reading,
-        with_thinking=options.with_thinking,
-        open_score=open_score,
-        unequal_counts=options.unequal_counts,
-        missing=options.missing,
-    )
+    named = ("dialect", "reading", "with_thinking", "unequal_counts", "missing")
+    how = {name: getattr(options, name) for name in named}
+    return ScoringSettings(boxes=BoxForm(options.box_space, options.box_order), open_score=open_score, **how)
 
 
 def _read_files(options: argparse.Namespace, collection: VqaCollection, chosen: Sequence[Record]) -> list[ReplyFile]:

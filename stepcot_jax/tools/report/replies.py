@@ -5,7 +5,8 @@ import functools
 import math
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+
+import msgspec
 
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.data.questions.reply_files import read_replies
@@ -79,13 +80,22 @@ def read_policy_run(workdir: pathlib.Path) -> FinishedPolicy:
     )
 
 
+class _Model(msgspec.Struct):
+    figures: dict[str, dict[str, dict[str, float | None]]] = {}  # None where undefined
+
+
+class _Statistics(msgspec.Struct):
+    models: dict[str, _Model] = {}
+
+
 def _read_baseline(path: pathlib.Path, *, with_intervals: bool) -> dict[Key, Interval]:
-    model = load(path, dict[str, Any]).get("models", {}).get(BASELINE, {}) if path.exists() else {}
+    models = load(path, _Statistics).models if path.exists() else {}
     parts = ("value", "low", "high", "undefined") if with_intervals else ("value", "undefined")
     intervals = {}
-    for name, groups in model.get("figures", {}).items():
+    for name, groups in models.get(BASELINE, _Model()).figures.items():
         for group, figure in groups.items():
-            numbers = {part: math.nan if figure[part] is None else figure[part] for part in parts}
+            known = {part: figure.get(part) for part in parts}
+            numbers = {part: math.nan if number is None else number for part, number in known.items()}
             intervals[name, group] = Interval(**numbers)
     return intervals
 
