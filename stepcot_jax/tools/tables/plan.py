@@ -113,13 +113,14 @@ class Plan:
 class Recipe:
     """The making of one or more tables from finished runs."""
 
-    cells: Callable[[Plan, int], Iterable[Cell]]  # the runs that a seed needs
+    cells: Callable[[Plan, int], Iterable[Cell] | Mapping[Any, Cell]]  # the runs that a seed needs, by row or not
     make: Callable[[Plan], list[Table]]  # from finished runs
     published: Callable[[], list[Table]] = list  # the published figures alone; none of tables of runs
 
     def list_cells(self, plan: Plan) -> list[Cell]:
         """Return the runs of all seeds."""
-        return [cell for seed in plan.seeds for cell in self.cells(plan, seed)]
+        of_seeds = [self.cells(plan, seed) for seed in plan.seeds]
+        return [cell for cells in of_seeds for cell in (cells.values() if isinstance(cells, Mapping) else cells)]
 
     def tabulate(self, plan: Plan | None) -> list[Table]:
         """Return the tables; without a plan, with published figures alone."""

@@ -492,10 +492,8 @@ def _tabulate_benchmarks() -> list[Table]:
 
 
 RECIPES = {
-    "curriculum": Recipe(lambda plan, seed: _curriculum_cells(plan, seed).values(), make_curriculum),
-    "vqa": Recipe(lambda plan, seed: _vqa_cells(plan, seed).values(), make_vqa, make_published_vqa),
-    "self_check": Recipe(
-        lambda plan, seed: _self_check_cells(plan, seed).values(), make_self_check, make_published_self_check
-    ),
+    "curriculum": Recipe(_curriculum_cells, make_curriculum),
+    "vqa": Recipe(_vqa_cells, make_vqa, make_published_vqa),
+    "self_check": Recipe(_self_check_cells, make_self_check, make_published_self_check),
     "stages": Recipe(_stage_cells, make_stages, make_published_stages),
 }
