@@ -31,13 +31,12 @@ def main(arguments: list[str] | None = None) -> None:
     """Answer the question, or the file of questions, of the command line."""
     given = sys.argv[1:] if arguments is None else arguments
     if any(word.partition("=")[0] == "--questions" for word in given):
-        answer_file(_parse_file(given))
+        _answer_file(_parse_file(given))
     else:
-        answer_one(_parse(given))
+        _answer_one(_parse(given))
 
 
-def answer_one(options: argparse.Namespace) -> None:
-    """Answer a question about a picture."""
+def _answer_one(options: argparse.Namespace) -> None:
     if not options.sample and (options.seed is not None or options.temperature is not None):
         raise BadInput("--seed and --temperature have no effect without --sample; add it or leave them out")
     if options.out is not None and not str(options.out).lower().endswith(".png"):
@@ -90,8 +89,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 # A file of questions.
 
 
-def answer_file(options: argparse.Namespace) -> None:
-    """Ask the questions of a file that have no reply yet."""
+def _answer_file(options: argparse.Namespace) -> None:
     endpoint = check_asker(options)
     if options.out.suffix != ".jsonl":
         raise BadInput(f"--out: {options.out} must end in .jsonl")

@@ -31,8 +31,7 @@ TASK_FLAGS = {
 """Flags of `annotate vqa` that only one task uses."""
 
 
-def annotate_parser() -> argparse.ArgumentParser:
-    """Return the parser of `annotate REPORTS`."""
+def _annotate_parser() -> argparse.ArgumentParser:
     prog = "stepcot annotate"
     others = "vqa, merge, agree, review-out, review-in"
     also = f"Also the commands {others}; each has a --help."
@@ -49,8 +48,7 @@ def annotate_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def merge_parser() -> argparse.ArgumentParser:
-    """Return the parser of `annotate merge`."""
+def _merge_parser() -> argparse.ArgumentParser:
     prog = "stepcot annotate merge"
     parser = argparse.ArgumentParser(prog=prog, description="Merge the folders of all shards into one result.")
     parser.add_argument("shards", nargs="+", metavar="SHARD", help="folder of a run with --shard; or gs://")
@@ -59,8 +57,7 @@ def merge_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def vqa_parser() -> argparse.ArgumentParser:
-    """Return the parser of `annotate vqa SOURCE`."""
+def _vqa_parser() -> argparse.ArgumentParser:
     prog = "stepcot annotate vqa"
     parser = argparse.ArgumentParser(prog=prog, description="Make reasoning records from questions or boxes.")
     add(parser, "SOURCE", "questions, boxes or grounded reports in any layout of docs/sources.md; also on gs://")
@@ -130,8 +127,7 @@ COMPARISONS = {
 """Commands: what each does, and what it writes."""
 
 
-def comparison_parser(command: str) -> argparse.ArgumentParser:
-    """Return the parser of one of `COMPARISONS`."""
+def _comparison_parser(command: str) -> argparse.ArgumentParser:
     description, metavar, written = COMPARISONS[command]
     holder = "folder with data.json (chains) or records.jsonl (reasoning; review only), or such a file; or gs://"
     is_review = command != "agree"
@@ -154,7 +150,7 @@ def run_comparison(command: str, arguments: Sequence[str]) -> None:
     from stepcot_jax.annotate.agreement import align
     from stepcot_jax.data.questions.record_files import holds_records
 
-    options = comparison_parser(command).parse_args(arguments)
+    options = _comparison_parser(command).parse_args(arguments)
     options.annotators = [find_path(annotator, "A") for annotator in options.annotators]
     source, *others = options.annotators
     if command == "review-in":
@@ -235,8 +231,7 @@ def merge(options: argparse.Namespace) -> None:
     print(f"{len(result.records)} records of {len(shards)} shards in {options.out}")
 
 
-def annotate_vqa(options: argparse.Namespace) -> None:
-    """Make reasoning records from questions or boxes."""
+def _annotate_vqa(options: argparse.Namespace) -> None:
     from stepcot_jax.annotate.recipes.items import TaskSettings
     from stepcot_jax.annotate.runner import annotate_questions
     from stepcot_jax.host.terminal import Terminal
@@ -282,13 +277,13 @@ def main(arguments: list[str] | None = None) -> None:
 
         compare_coding(arguments[1:])
     elif arguments[:1] == ["vqa"]:
-        annotate_vqa(vqa_parser().parse_args(arguments[1:]))
+        _annotate_vqa(_vqa_parser().parse_args(arguments[1:]))
     elif arguments[:1] == ["merge"]:
-        merge(merge_parser().parse_args(arguments[1:]))
+        merge(_merge_parser().parse_args(arguments[1:]))
     elif arguments and arguments[0] in COMPARISONS:
         run_comparison(arguments[0], arguments[1:])
     else:
-        annotate(annotate_parser().parse_args(arguments))
+        annotate(_annotate_parser().parse_args(arguments))
 
 
 def _make_plan(options: argparse.Namespace) -> "Plan":

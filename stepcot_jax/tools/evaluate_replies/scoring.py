@@ -52,8 +52,7 @@ _STDS: dict[PerturbationStd, str] = {
 }
 
 
-def name_round(folder: Path, number: int) -> Path:
-    """Return the path of a round's records."""
+def _name_round(folder: Path, number: int) -> Path:
     return folder / f"records_{number}.jsonl"
 
 
@@ -64,7 +63,7 @@ def write_rounds(options: argparse.Namespace, records: Sequence[Record], collect
     write_whole(options.out / _SOURCE, msgspec.json.encode({"sha256": collection.sha256}))
     for number in range(1, options.rounds + 1):
         perturbed = perturb_records(records, seed=options.seed, round_number=number, negated_answer=turned)
-        written += [name_round(options.out, number), options.out / f"prompts_{number}.jsonl"]
+        written += [_name_round(options.out, number), options.out / f"prompts_{number}.jsonl"]
         write_vqa_records(written[-2], perturbed)
         write_prompts(written[-1], perturbed, **form)
     return written
@@ -95,10 +94,9 @@ def score_rounds(
     return list(score_models(columns_of, num_resamples=num_resamples, seed=seed).values()), describe_unread(unread)
 
 
-def tabulate_rounds(
+def _tabulate_rounds(
     rounds: Sequence[Mapping[Key, Interval]], original: Mapping[Key, Interval], *, model: str, std: PerturbationStd
 ) -> Table:
-    """Make the table of A-scores by round, with their standard deviation."""
     numbered = (f"%per. {number}" for number in range(1, len(rounds) + 1))
     head = (*heads("task", "%original", *numbered), Column("std", "percent", digits=3))
     rows: list[tuple[Entry, ...]] = []
@@ -116,8 +114,7 @@ def tabulate_rounds(
     return Table("perturbed", f"A-score of {model} under perturbation", head, tuple(rows), notes)
 
 
-def describe_rounds(table: Table) -> dict[str, dict[str, Any]]:
-    """Return the figures of the table, by kind of question."""
+def _describe_rounds(table: Table) -> dict[str, dict[str, Any]]:
     described = {}
     for kind, original, *others, deviation in table.rows:
         figures = [{name: getattr(entry, name) for name in ("value", "low", "high")} for entry in (original, *others)]
@@ -143,7 +140,7 @@ def score_command(options: argparse.Namespace, collection: VqaCollection, chosen
         document["perturbed"] = {
             "std": options.perturbation_std,
             "files": [_identify(path) for path in options.perturbed],
-            "figures": describe_rounds(further[0]),
+            "figures": _describe_rounds(further[0]),
         }
     written = scored.write(
         options.out,
@@ -206,11 +203,11 @@ def _score_perturbed(
         raise BadInput(f"{options.perturbed_records}: not made of {collection.path} as it is now; run `perturb` again")
     rounds = []
     for number, path in enumerate(options.perturbed, start=1):
-        records = read_vqa_records(name_round(options.perturbed_records, number)).records
+        records = read_vqa_records(_name_round(options.perturbed_records, number)).records
         ids = {record.id: None for record in records}
         if set(ids) != {record.id for record in chosen if is_perturbed(record)}:
             raise BadInput(
-                f"{name_round(options.perturbed_records, number)}: other records than the yes/no and single-choice "
+                f"{_name_round(options.perturbed_records, number)}: other records than the yes/no and single-choice "
                 f"ones of split {options.split}; write them with `perturb` from the same RECORDS and --split"
             )
         file = read_replies(path, name=path.stem, chosen=ids.keys(), known=ids.keys(), missing=options.missing)
@@ -222,7 +219,7 @@ def _score_perturbed(
         pairs = zip(chosen, scored.scores[model], strict=True)
         records, scores = zip(*(pair for pair in pairs if is_perturbed(pair[0])), strict=True)
         original = score_models({model: as_columns(records, scores)}, **how)[model]
-    table = tabulate_rounds(figures, original, model=model, std=options.perturbation_std)
+    table = _tabulate_rounds(figures, original, model=model, std=options.perturbation_std)
     return dataclasses.replace(table, notes=(*unread, *table.notes))
 
 

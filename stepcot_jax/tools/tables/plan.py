@@ -115,7 +115,7 @@ class Recipe:
 
     cells: Callable[[Plan, int], Iterable[Cell] | Mapping[Any, Cell]]  # the runs that a seed needs, by row or not
     make: Callable[[Plan], list[Table]]  # from finished runs
-    published: Callable[[], list[Table]] = list  # the published figures alone; none of tables of runs
+    published: Callable[[], list[Table]] | None = None  # the published figures alone; None for tables of runs
 
     def list_cells(self, plan: Plan) -> list[Cell]:
         """Return the runs of all seeds."""
@@ -124,4 +124,6 @@ class Recipe:
 
     def tabulate(self, plan: Plan | None) -> list[Table]:
         """Return the tables; without a plan, with published figures alone."""
-        return self.published() if plan is None else self.make(plan)
+        if plan is not None:
+            return self.make(plan)
+        return [] if self.published is None else self.published()
