@@ -12,7 +12,7 @@ RESULTS = pathlib.Path(__file__).with_name("RESULTS.md")
 
 _DEVICES = (8, 64, 256, 1024)
 _CASES_PER_DEVICE = 32
-_IMAGES = (10_000, 1_000_000, 10_000_000, 1_000_000_000)
+_IMAGES = (1_000_000, 10_000_000, 1_000_000_000)
 
 
 def make_tables(numbers: dict[str, Any]) -> dict[str, str]:
@@ -26,8 +26,6 @@ def make_tables(numbers: dict[str, Any]) -> dict[str, str]:
     tables = {}
     if rows := _published(numbers, "steps"):
         tables["steps"] = _steps_table(rows)
-    if rows := numbers.get("answers"):
-        tables["answers"] = _answers_table(rows)
     if rows := _published(numbers, "communication"):
         tables["communication"] = _communication_table(rows)
     if parameters := numbers.get("trained_parameters"):
@@ -90,20 +88,6 @@ def _say_step(row: dict[str, Any] | None) -> str:
         return f"not run: {say_bytes(1e6 * row['work_megabytes'])}"
     milliseconds, spread = say_number(1000 * row["step_seconds"]), 100 * row["step_spread"]
     return f"{milliseconds} ms (± {spread:.0f} %), {say_number(row['case_gflop'], 2)}"
-
-
-def _answers_table(rows: list[dict[str, Any]]) -> str:
-    body = [
-        [
-            str(row["num_answers"]),
-            f"{row['trained_parameters']:,}",
-            f"{row['compile_seconds']:.1f} s",
-            _say_step(row),
-            say_bytes(1e6 * row["work_megabytes"]),
-        ]
-        for row in rows
-    ]
-    return make_table(["answers of each step", "trained parameters", "compilation", "step", "working memory"], body)
 
 
 def _communication_table(rows: list[dict[str, Any]]) -> str:
