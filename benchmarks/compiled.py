@@ -90,8 +90,7 @@ def compile_apart(target: str, case: str, compiler: str, **sizes: int) -> dict[s
 
 def make_tables(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Return the table of each target by name, in Markdown."""
-    head = ("program", "compiling, CPU s", "arguments, GB", "temporary, GB", "Tflop", "memory moved, GB")
-    head += ("sent, GB", "bound")
+    head = ("program", "compiling, CPU s", "arguments, GB", "temporary, GB", "Tflop", "sent, GB", "bound")
     tables = {}
     for target, cases in figures.items():
         rows = [_make_row(case, cases[case], rates_of(target)) for case in SETTINGS if case in cases]
@@ -112,7 +111,6 @@ def _make_row(case: str, figures: Mapping[str, Any], rates: Rates) -> list[str]:
         _say(figures["compile_seconds"]),
         *(_say(figures[name] / 1e9) for name in ("arguments", "temporary")),
         _say(sum(figures["flops"].values()) / 1e12),
-        _say(figures["bytes"] / 1e9),
         _say(sent / 1e9) if sent >= 5e5 else "0",
         f"{name}, {_say(1e3 * seconds)} ms",
     ]

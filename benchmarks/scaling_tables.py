@@ -12,7 +12,7 @@ RESULTS = pathlib.Path(__file__).with_name("RESULTS.md")
 
 _DEVICES = (8, 64, 256, 1024)
 _CASES_PER_DEVICE = 32
-_IMAGES = (10_000, 1_000_000, 10_000_000, 1_000_000_000)
+_IMAGES = (1_000_000, 10_000_000, 1_000_000_000)
 
 
 def make_tables(numbers: dict[str, Any]) -> dict[str, str]:
@@ -24,21 +24,13 @@ def make_tables(numbers: dict[str, Any]) -> dict[str, str]:
       numbers: the JSON that `benchmarks.scaling` writes.
     """
     tables = {}
-    if rows := _published(numbers, "steps"):
+    if rows := [row for row in numbers.get("steps", ()) if row["size"] == "published"]:
         tables["steps"] = _steps_table(rows)
-    if rows := numbers.get("answers"):
-        tables["answers"] = _answers_table(rows)
-    if rows := _published(numbers, "communication"):
-        tables["communication"] = _communication_table(rows)
     if parameters := numbers.get("trained_parameters"):
         tables["interconnect"] = _interconnect_table(parameters["7"])
     if store := numbers.get("store"):
         tables["features"] = _features_table(store)
     return tables
-
-
-def _published(numbers: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    return [row for row in numbers.get(name, ()) if row["size"] == "published"]
 
 
 def fill(document: str, tables: dict[str, str]) -> str:
@@ -90,33 +82,6 @@ def _say_step(row: dict[str, Any] | None) -> str:
         return f"not run: {say_bytes(1e6 * row['work_megabytes'])}"
     milliseconds, spread = say_number(1000 * row["step_seconds"]), 100 * row["step_spread"]
     return f"{milliseconds} ms (± {spread:.0f} %), {say_number(row['case_gflop'], 2)}"
-
-
-def _answers_table(rows: list[dict[str, Any]]) -> str:
-    body = [
-        [
-            str(row["num_answers"]),
-            f"{row['trained_parameters']:,}",
-            f"{row['compile_seconds']:.1f} s",
-            _say_step(row),
-            say_bytes(1e6 * row["work_megabytes"]),
-        ]
-        for row in rows
-    ]
-    return make_table(["answers of each step", "trained parameters", "compilation", "step", "working memory"], body)
-
-
-def _communication_table(rows: list[dict[str, Any]]) -> str:
-    """Traffic of each collective; transforms with the same traffic share a row."""
-    transforms: dict[tuple[str, ...], list[str]] = {}
-    for row in rows:
-        for kind, found in row["kinds"].items():
-            count = f"{found['count']:.0f} ({found['runs']:.0f})"
-            sent = (say_bytes(found["bytes"]), say_bytes(found["sent_bytes"]))
-            transforms.setdefault((str(row["batch_size"]), kind, count, *sent), []).append(row["transform"])
-    body = [[", ".join(names), *cells] for cells, names in transforms.items()]
-    head = ["transform", "batch", "collective", "in the program (runs)", "bytes a device", "sent a device"]
-    return make_table(head, body)
 
 
 def _interconnect_table(gradients: int) -> str:
