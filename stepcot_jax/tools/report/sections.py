@@ -49,7 +49,10 @@ def write_curves(entries: Sequence[Entry]) -> Section:
     names = dict.fromkeys(key.partition("/")[0] for key in keys)
     measure = next((name for name in _MEASURES if any(key.endswith(f"/{name}") for key in keys)), "mean_accuracy")
     scores = find_lines(entries, "val", {name: f"{name}/{measure}" for name in names})
-    losses = find_lines(entries, "train", {name: f"{name}/total" for name in names})
+    totals = {name: f"{name}/total" for name in names}
+    if any("teacher/plain" in entry for entry in entries):  # the teacher's total has the plain network's loss in it
+        totals |= {"teacher": "teacher/hard_label", "plain": "teacher/plain"}
+    losses = find_lines(entries, "train", totals)
     charts = [
         (_MEASURES[measure], "accuracy", scores),
         ("Training loss, mean of the epoch's logged updates", "loss", losses),
