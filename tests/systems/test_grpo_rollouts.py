@@ -5,6 +5,7 @@ import pytest
 from policies.policy_workdir import small_settings
 from policies.tiny_policy import STOP
 from reasoning_records import make_record
+from run.small_policy_run import small_run
 from systems import policy_step
 
 from stepcot_jax.data.questions.making import write_texts
@@ -148,3 +149,16 @@ def test_rewards_are_those_of_the_decoded_reply():
         for asked, worth in ((True, 0), (False, 2.5)):
             each = dataclasses.replace(rollouts, with_thinking=asked)
             assert each.reward_all([(record, brief)])["total"] == [worth]
+
+
+@pytest.mark.slow
+def test_a_run_warns_at_the_end_of_a_short_phase_of_equal_rewards(tmp_path, monkeypatch, capsys):
+    changes = {"sft__epochs": 0, "grpo__epochs": 2, "grpo__updates_per_epoch": 2}
+    run = small_run(tmp_path, monkeypatch, **changes)
+    monkeypatch.setattr(
+        Rollouts, "reward_all", lambda self, replies: {"answer": [1.0] * len(replies), "total": [3.0] * len(replies)}
+    )
+    run.execute()
+    lines = [line for line in capsys.readouterr().err.splitlines() if "warning: phase" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("warning: phase 'grpo': the rewards of the replies to each prompt were equal in all 4 ")
