@@ -21,7 +21,7 @@ from trained_workdir import make_trained_workdir
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.extras.cloud import sync
 from stepcot_jax.host.array_files import save_safetensors
-from stepcot_jax.host.errors import RunStopped, run_tool
+from stepcot_jax.host.errors import BadInput, RunStopped, run_tool
 from stepcot_jax.host.files import read_file
 from stepcot_jax.reasoning.dialects import write_reply
 from stepcot_jax.run.training_run import Run
@@ -195,6 +195,20 @@ def test_an_output_that_a_full_disk_takes_no_more_of_is_one_line():
         done = subprocess.run([sys.executable, "-m", "stepcot_jax"], stdout=full, stderr=subprocess.PIPE, text=True)
     (said,) = done.stderr.splitlines()
     assert (done.returncode, said.startswith("stopped: "), "the standard output" in said) == (3, True, True)
+
+
+def test_an_error_that_a_failing_disk_caused_is_not_blamed_on_the_input(capsys):
+    def main(number):
+        try:
+            raise OSError(number, os.strerror(number))
+        except OSError as error:
+            raise BadInput(f"--out: cannot be written ({error.strerror})") from None
+
+    for number, code in ((errno.ENOSPC, 3), (errno.EACCES, 2), (errno.ENOTDIR, 2)):
+        with pytest.raises(SystemExit) as ended:
+            run_tool(lambda number=number: main(number))
+        assert ended.value.code == code
+    assert capsys.readouterr().err.splitlines()[0].startswith("stopped: --out: cannot be written (No space left")
 
 
 CHILD = (

@@ -87,3 +87,11 @@ def test_a_home_that_cannot_be_looked_into_is_none(tmp_path):
         variables = {"HOME": str(home), "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
         done = subprocess.run([sys.executable, "-c", code], env=variables, cwd="/", capture_output=True, text=True)
         assert done.stdout.strip() == "None", (home, done.stderr)
+
+
+def test_seconds_of_compiling_are_counted():
+    seconds = machine.compile_seconds()
+    number = len(seconds)
+    jax.jit(lambda value: 5 * value)(1.0)
+    assert len(seconds) > number
+    assert min(seconds) > 0

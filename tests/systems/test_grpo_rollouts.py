@@ -14,7 +14,7 @@ from stepcot_jax.policies.sampling import Replies
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
 from stepcot_jax.run.loading import load_vqa_dataset
-from stepcot_jax.systems.grpo import Rollouts
+from stepcot_jax.systems.grpo import RewardSignal, Rollouts
 from stepcot_jax.training.system import COLLECTED_NUMBERS
 
 ONE = policy_step.make_devices()
@@ -149,6 +149,13 @@ def test_rewards_are_those_of_the_decoded_reply():
         for asked, worth in ((True, 0), (False, 2.5)):
             each = dataclasses.replace(rollouts, with_thinking=asked)
             assert each.reward_all([(record, brief)])["total"] == [worth]
+
+
+def test_updates_without_a_signal_are_counted_in_a_row():
+    signal = RewardSignal()
+    for mean, differs in ((0.5, False), (0.2, True), (float("nan"), False), (0.3, False)):
+        signal.add(mean=mean, differs=differs)
+    assert (signal.num_updates, signal.num_equal, signal.num_unscored, signal.num_in_a_row) == (4, 2, 1, 2)
 
 
 @pytest.mark.slow
