@@ -21,9 +21,10 @@ ACCEPTED = "accepted is a note"
 
 
 def test_a_private_folder_is_closed_to_others_and_is_ones_own(tmp_path, monkeypatch):
-    old = tmp_path / "old"
-    old.mkdir(mode=0o755)
-    for folder in (old, tmp_path / "deep" / "new"):
+    old, of_group = tmp_path / "old", tmp_path / "group"
+    old.mkdir(mode=0o705)
+    of_group.mkdir(mode=0o750)
+    for folder in (old, of_group, tmp_path / "deep" / "new"):
         make_private_folder(folder)
         assert folder.stat().st_mode & 0o777 == 0o700
     (tmp_path / "file").touch()
