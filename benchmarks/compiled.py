@@ -90,8 +90,7 @@ def compile_apart(target: str, case: str, compiler: str, **sizes: int) -> dict[s
 
 def make_tables(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Return the table of each target by name, in Markdown."""
-    head = ("program", "compiling, CPU s", "arguments, GB", "temporary, GB", "Tflop", "memory moved, GB")
-    head += ("sent, GB", "kernels", "bound")
+    head = ("program", "compiling, CPU s", "arguments, GB", "temporary, GB", "Tflop", "sent, GB", "bound")
     tables = {}
     for target, cases in figures.items():
         rows = [_make_row(case, cases[case], rates_of(target)) for case in SETTINGS if case in cases]
@@ -105,17 +104,14 @@ def rates_of(target: str) -> Rates:
 
 
 def _make_row(case: str, figures: Mapping[str, Any], rates: Rates) -> list[str]:
-    sent = {kind: number for kind, number in figures["sent"].items() if number >= 5e5}
-    by_kind = ", ".join(f"{kind} {_say(number / 1e9)}" for kind, number in sent.items())
+    sent = sum(figures["sent"].values())
     name, seconds = bound(figures, rates)
     return [
         case.replace("_", " ") + (" (cuBLAS)" if "library_products" in figures else ""),
         _say(figures["compile_seconds"]),
         *(_say(figures[name] / 1e9) for name in ("arguments", "temporary")),
         _say(sum(figures["flops"].values()) / 1e12),
-        _say(figures["bytes"] / 1e9),
-        by_kind or "0",
-        f"{figures['kernels']:,}",
+        _say(sent / 1e9) if sent >= 5e5 else "0",
         f"{name}, {_say(1e3 * seconds)} ms",
     ]
 

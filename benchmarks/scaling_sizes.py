@@ -51,11 +51,6 @@ class Traffic:
         """Bytes that each device sends per update for channel alignment, forward and backward, for a global batch."""
         return (num_devices - 1) / num_devices * batch_size * (self.case_bytes + self.returned_case_bytes)
 
-    @property
-    def even_batch(self) -> float:
-        """Global batch at which channel alignment sends as much as the gradients, for any number of devices."""
-        return 2 * self.gradient_bytes / (self.case_bytes + self.returned_case_bytes)
-
     def alignment_flop(self, batch_size: int) -> int:
         """Operations of each device for the Gram matrices of both sides and all steps, and the gradient of one side.
 

@@ -10,30 +10,24 @@ from benchmarks.scaling_sizes import SECONDS_A_DAY, Traffic, read_result, say_by
 
 RESULTS = pathlib.Path(__file__).with_name("RESULTS.md")
 
-_DEVICES = (8, 16, 64, 256, 1024, 4096)
+_DEVICES = (8, 64, 256, 1024)
 _CASES_PER_DEVICE = 32
-_IMAGES = (10_000, 100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000)
+_IMAGES = (1_000_000, 10_000_000, 1_000_000_000)
 
 
 def make_tables(numbers: dict[str, Any]) -> dict[str, str]:
     """Return every table by name, in Markdown, without tables whose numbers are missing.
 
+    Of the sizes only the published ones; `benchmarks/scaling.json` has the others.
+
     Args:
       numbers: the JSON that `benchmarks.scaling` writes.
     """
     tables = {}
-    if rows := numbers.get("steps"):
-        for size in dict.fromkeys(row["size"] for row in rows):
-            own = [row for row in rows if row["size"] == size]
-            tables[f"steps of {size}"] = _steps_table(own)
-            tables[f"compilation of {size}"] = _compilation_table(own)
-    if rows := numbers.get("answers"):
-        tables["answers"] = _answers_table(rows)
-    if rows := numbers.get("communication"):
-        tables["communication"] = _communication_table(rows)
+    if rows := [row for row in numbers.get("steps", ()) if row["size"] == "published"]:
+        tables["steps"] = _steps_table(rows)
     if parameters := numbers.get("trained_parameters"):
         tables["interconnect"] = _interconnect_table(parameters["7"])
-        tables["alignment"] = _alignment_table({int(steps): count for steps, count in parameters.items()})
     if store := numbers.get("store"):
         tables["features"] = _features_table(store)
     return tables
@@ -55,19 +49,30 @@ def fill(document: str, tables: dict[str, str]) -> str:
 
 def make_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table in Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    first, *others = ("| " + " | ".join(line) + " |\n" for line in [head, *rows])
+    return "".join([first, "|" + "---|" * len(head) + "\n", *others])
 
 
 def _steps_table(rows: list[dict[str, Any]]) -> str:
-    """Milliseconds of an update, by number of steps and batch size."""
+    """Milliseconds of an update, by number of steps and batch size; then parameters, compilation and memory."""
     by_place = {(row["num_steps"], row["batch_size"]): row for row in rows}
     batches = sorted({row["batch_size"] for row in rows})
-    body = [
-        [str(steps), *(_say_step(by_place.get((steps, batch))) for batch in batches)]
-        for steps in sorted({row["num_steps"] for row in rows})
-    ]
-    return make_table(["steps in the chain", *(f"batch {batch}" for batch in batches)], body)
+    body = []
+    for steps in sorted({row["num_steps"] for row in rows}):
+        own = {batch: by_place[steps, batch] for batch in batches if (steps, batch) in by_place}
+        seconds = [row["compile_seconds"] for row in own.values()]
+        row = own.get(32) or next(iter(own.values()))
+        body.append(
+            [
+                str(steps),
+                *(_say_step(own.get(batch)) for batch in batches),
+                f"{row['trained_parameters']:,}",
+                f"{min(seconds):.1f} to {max(seconds):.1f} s",
+                say_bytes(1e6 * row["work_megabytes"]),
+            ]
+        )
+    head = ["steps", *(f"batch {batch}" for batch in batches), "parameters", "compilation", "working memory, batch 32"]
+    return make_table(head, body)
 
 
 def _say_step(row: dict[str, Any] | None) -> str:
@@ -77,57 +82,6 @@ def _say_step(row: dict[str, Any] | None) -> str:
         return f"not run: {say_bytes(1e6 * row['work_megabytes'])}"
     milliseconds, spread = say_number(1000 * row["step_seconds"]), 100 * row["step_spread"]
     return f"{milliseconds} ms (± {spread:.0f} %), {say_number(row['case_gflop'], 2)}"
-
-
-def _compilation_table(rows: list[dict[str, Any]]) -> str:
-    body = []
-    for steps in sorted({row["num_steps"] for row in rows}):
-        own = {row["batch_size"]: row for row in rows if row["num_steps"] == steps}
-        seconds = [row["compile_seconds"] for row in own.values()]
-        row = own.get(32) or next(iter(own.values()))
-        body.append(
-            [
-                str(steps),
-                f"{row['trained_parameters']:,}",
-                f"{min(seconds):.1f} to {max(seconds):.1f} s",
-                f"{say_bytes(1e6 * row['work_megabytes'])}",
-            ]
-        )
-    head = ["steps in the chain", "trained parameters", "compilation, over the batch sizes", "working memory, batch 32"]
-    return make_table(head, body)
-
-
-def _answers_table(rows: list[dict[str, Any]]) -> str:
-    body = [
-        [
-            str(row["num_answers"]),
-            f"{row['trained_parameters']:,}",
-            f"{row['compile_seconds']:.1f} s",
-            _say_step(row),
-            say_bytes(1e6 * row["work_megabytes"]),
-        ]
-        for row in rows
-    ]
-    return make_table(["answers of each step", "trained parameters", "compilation", "step", "working memory"], body)
-
-
-def _communication_table(rows: list[dict[str, Any]]) -> str:
-    body = []
-    for row in rows:
-        for kind, found in row["kinds"].items():
-            body.append(
-                [
-                    row["size"],
-                    row["transform"],
-                    str(row["batch_size"]),
-                    kind,
-                    f"{found['count']:.0f} ({found['runs']:.0f})",
-                    say_bytes(found["bytes"]),
-                    say_bytes(found["sent_bytes"]),
-                ]
-            )
-    head = ["size", "transform", "batch", "collective", "in the program (runs)", "bytes a device", "sent a device"]
-    return make_table(head, body)
 
 
 def _interconnect_table(gradients: int) -> str:
@@ -143,7 +97,6 @@ def _interconnect_table(gradients: int) -> str:
                 f"{batch:,}",
                 say_bytes(own),
                 say_bytes(alignment),
-                say_bytes(devices * (own + alignment)),
                 f"{say_number(1000 * (own + alignment) / 100e9, 2)} ms",
                 f"{say_number(traffic.alignment_flop(batch) / 1e9)} Gflop",
                 say_bytes(traffic.gram_bytes(batch)),
@@ -154,33 +107,9 @@ def _interconnect_table(gradients: int) -> str:
         "batch",
         "gradients, sent a device",
         "alignment, sent a device",
-        "both, all devices",
         "at 100 GB/s a device",
         f"alignment's work a device (all else: {say_number(own_work)} Gflop)",
         "its Gram matrices a device",
-    ]
-    return make_table(head, body)
-
-
-def _alignment_table(gradients: dict[int, int]) -> str:
-    body = []
-    for num_steps, count in sorted(gradients.items()):
-        traffic = Traffic(count, num_steps=num_steps)
-        body.append(
-            [
-                str(num_steps),
-                say_bytes(traffic.gradient_bytes),
-                say_bytes(traffic.case_bytes),
-                f"{traffic.even_batch:,.0f}",
-                say_bytes(traffic.gram_bytes(round(traffic.even_batch))),
-            ]
-        )
-    head = [
-        "steps in the chain",
-        "gradients",
-        "gathered a case",
-        "batch at which both send as much",
-        "Gram matrices then",
     ]
     return make_table(head, body)
 

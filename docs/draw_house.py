@@ -11,8 +11,8 @@ GROUND = ("host", "chain", "record", "box")
 
 _HEAD = """# The house
 
-Drawn from the imports by `python docs/draw_house.py`; `tests/test_house.py` fails where it is stale. A room imports
-only rooms below its own in this table. Arrows into the ground ({ground}) are left out.
+Drawn by `python docs/draw_house.py`; `tests/test_house.py` fails where it is stale. A room imports only rooms below its
+own. The last column leaves out the ground ({ground}) and what a named room imports already.
 
 | room | what belongs there | imports |
 |---|---|---|
@@ -53,6 +53,18 @@ def order(imports: dict[str, set[str]], rooms: list[str]) -> list[str]:
     return placed[::-1]
 
 
+def draw_arrows(imports: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Return the rooms that each room imports, without those that another of them reaches."""
+
+    def reach(room: str) -> set[str]:
+        return {room}.union(*map(reach, imports.get(room, ())))
+
+    return {
+        room: {each for each in found if not any(each in reach(other) for other in found - {each})}
+        for room, found in imports.items()
+    }
+
+
 def describe(files: list[pathlib.Path]) -> str:
     """Return the first line of a room's docstring."""
     path = next((path for path in files if path.name == "__init__.py"), files[0])
@@ -63,9 +75,9 @@ def describe(files: list[pathlib.Path]) -> str:
 def write_page() -> str:
     """Return the page."""
     imports, files = read_imports()
-    lines = []
+    arrows, lines = draw_arrows(imports), []
     for room in order(imports, sorted(files)):
-        shown = ", ".join(sorted(found for found in imports.get(room, ()) if found not in GROUND)) or "-"
+        shown = ", ".join(sorted(arrows.get(room, set()).difference(GROUND))) or "-"
         lines.append(f"| `{room}` | {describe(files[room])} | {shown} |")
     return _HEAD.format(ground=", ".join(f"`{name}`" for name in GROUND)) + "\n".join(lines) + "\n"
 

@@ -170,6 +170,10 @@ class Comparison(abc.ABC):
         """Return a model's figure, the mean over the seeds."""
         return summarise([self._pick(figures[model], figure, group) for figures in self._figures])
 
+    def figures(self, model: str, headings: Mapping[str, str], group: Any = None) -> dict[str, Any]:
+        """Return a model's figures by heading."""
+        return {heading: self.figure(model, figure, group) for figure, heading in headings.items()}
+
     def difference(self, first: str, second: str, figure: str, group: Any = None) -> Interval:
         """Return the paired difference of the first model's figure less the second's."""
         return summarise(self._pair(first, second, figure, group))

@@ -6,6 +6,7 @@ server, `HF_TOKEN` or `hf auth login` the account, `HF_HUB_OFFLINE=1` forbids th
 """
 
 import contextlib
+import difflib
 import os
 import pathlib
 import re
@@ -71,7 +72,11 @@ PHANTOM = "phantom"
 def find_checkpoint(name: str | os.PathLike[str], flag: str = "--checkpoint") -> pathlib.Path:
     """Return the local folder of a run or an export, as `find_path`; "phantom" is the shipped reader's."""
     if os.fspath(name) != PHANTOM:
-        return find_path(name, flag)
+        path = find_path(name, flag)
+        if not path.exists() and difflib.get_close_matches(os.fspath(name).casefold(), [PHANTOM], cutoff=0.88):
+            found = f"{flag}: no such folder: {shorten(os.fspath(name))}"
+            raise BadInput(f"{found}; the reader that stepcot_jax ships is named {PHANTOM}")
+        return path
     if pathlib.Path(PHANTOM).exists():
         found = f"{flag}: {PHANTOM} is the one in this folder; rename it to read with what stepcot_jax ships"
         print(found, file=sys.stderr)

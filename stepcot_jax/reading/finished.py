@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation.calibration import Calibration, answer_sets, calibrated_probabilities, read_calibration
 from stepcot_jax.evaluation.linear_heads import Rival
 from stepcot_jax.evaluation.operating_points import FIGURES, OperatingPoints, read_points
-from stepcot_jax.evaluation.predictions import SplitPredictions, read_predictions
+from stepcot_jax.evaluation.predictions import SplitPredictions, logits_by_step, read_predictions
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.own_folder import load
 from stepcot_jax.host.untrusted import iterate_lines, open_untrusted
@@ -74,6 +74,11 @@ class FinishedRun:
     def probabilities(self, model: str) -> Float[np.ndarray, "case step answer"]:
         """Return distributions over the answers at the fitted temperatures; 0 beyond a step's own answers."""
         return calibrated_probabilities(self.split.predictions.logits[model], model, self.calibration, self.chain)
+
+    def answers(self, model: str) -> Int[np.ndarray, "case step"]:
+        """Return the most probable answers."""
+        of_steps = logits_by_step(self.split.predictions.logits[model], chain=self.chain, model=model)
+        return np.stack([of_step.argmax(axis=1) for of_step in of_steps], axis=1).astype(np.int32)
 
     def answer_sets(self, model: str) -> Bool[np.ndarray, "case step answer"]:
         """Return the conformal answer sets."""

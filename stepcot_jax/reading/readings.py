@@ -475,7 +475,7 @@ class ChainReading:
 
     def _describe_changes(self) -> list[str]:
         """Return the answers that training never had together and the changes by given answers, one a line."""
-        lines = [f"never together in training: {pair}" for pair in self.never_together]
+        lines = [f"hardly ever together in training: {pair}" for pair in self.never_together]
         if self.shifted:
             flips = [f"{flip.step}: {flip.before} → {flip.after}" for flip in self.flipped]
             lines += [f"changed by the given answers: {flip}" for flip in flips]

@@ -393,7 +393,8 @@ class Run:
         def log(numbers: Mapping[str, float]) -> None:
             metrics.write("test", step=step, epoch=plan.epoch_of(step), numbers=numbers)
 
-        report = self.task.finish(Outcome(step, best, params_of, self._seconds, log))
+        with self.terminal.clock("evaluating the best weights"):
+            report = self.task.finish(Outcome(step, best, params_of, self._seconds, log))
         wait_for_all("report")
         return report
 

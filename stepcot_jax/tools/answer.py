@@ -8,10 +8,10 @@ import argparse
 import json
 import shlex
 import sys
+from typing import Any
 
 from stepcot_jax.host.errors import BadInput, RunStopped, run_tool
 from stepcot_jax.host.files import make_workdir, write_whole, writing_for
-from stepcot_jax.host.machine import use_compilation_cache
 from stepcot_jax.host.text import make_printable
 from stepcot_jax.tools.options import (
     OF_RUN,
@@ -22,6 +22,7 @@ from stepcot_jax.tools.options import (
     check_asker,
     local_path,
     open_asker,
+    prepare_reading,
     read_split,
 )
 
@@ -30,38 +31,27 @@ def main(arguments: list[str] | None = None) -> None:
     """Answer the question, or the file of questions, of the command line."""
     given = sys.argv[1:] if arguments is None else arguments
     if any(word.partition("=")[0] == "--questions" for word in given):
-        answer_file(_parse_file(given))
+        _answer_file(_parse_file(given))
     else:
-        answer_one(_parse(given))
+        _answer_one(_parse(given))
 
 
-def answer_one(options: argparse.Namespace) -> None:
-    """Answer a question about a picture."""
+def _answer_one(options: argparse.Namespace) -> None:
     if not options.sample and (options.seed is not None or options.temperature is not None):
         raise BadInput("--seed and --temperature have no effect without --sample; add it or leave them out")
     if options.out is not None and not str(options.out).lower().endswith(".png"):
         raise BadInput(f"--out: {options.out} must end in .png")
-    from absl import logging
-
     from stepcot_jax.data.images.drawn_boxes import write_png
     from stepcot_jax.host.download import find_checkpoint, find_path
     from stepcot_jax.reading.policy_reader import load_reader
 
-    use_compilation_cache()
-    logging.set_verbosity(logging.ERROR)  # Orbax warns on every restore without an optimizer
+    prepare_reading()
     image = find_path(options.image, "IMAGE")
     reader = load_reader(find_checkpoint(options.checkpoint), phase=options.phase)
-    answered = reader.answer(
-        image,
-        options.question,
-        choices=options.choice,
-        kind=options.kind,
-        modality=options.modality,
-        organ=options.organ,
-        greedy=not options.sample,
-        seed=options.seed or 0,
-        temperature=1.0 if options.temperature is None else options.temperature,
-    )
+    about = {name: getattr(options, name) for name in ("kind", "modality", "organ")}
+    drawn: dict[str, Any] = {"greedy": not options.sample, "seed": options.seed or 0}
+    drawn["temperature"] = 1.0 if options.temperature is None else options.temperature
+    answered = reader.answer(image, options.question, choices=options.choice, **about, **drawn)
     if options.json:
         print(json.dumps(answered.as_dict()))
     else:
@@ -99,8 +89,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 # A file of questions.
 
 
-def answer_file(options: argparse.Namespace) -> None:
-    """Ask the questions of a file that have no reply yet."""
+def _answer_file(options: argparse.Namespace) -> None:
     endpoint = check_asker(options)
     if options.out.suffix != ".jsonl":
         raise BadInput(f"--out: {options.out} must end in .jsonl")

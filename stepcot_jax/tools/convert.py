@@ -90,7 +90,6 @@ def _naming(source: str) -> Iterator[None]:
 
 
 def _convert_to_file(flags: argparse.Namespace) -> list[str]:
-    """Write named tensors; return the line to print."""
     check_destination(flags.dest, overwrite=flags.force)
     if flags.to == "jax" and flags.dest.suffix != ".safetensors":
         raise BadInput(f"{flags.dest}: the suffix must be .safetensors with --to jax, or none for a workdir")
@@ -99,14 +98,9 @@ def _convert_to_file(flags: argparse.Namespace) -> list[str]:
     with _naming(flags.source):
         converted = convert(tensors, network=flags.network)
     write_tensors(flags.dest, converted)
-    report = {
-        "file": str(flags.dest),
-        "tensors_read": len(tensors),
-        "tensors_written": len(converted),
-        "numbers": sum(int(array.size) for array in converted.values()),
-        "ignored": ignored,
-    }
-    return [json.dumps(report)]
+    report = {"file": str(flags.dest), "tensors_read": len(tensors), "tensors_written": len(converted)}
+    numbers = sum(int(array.size) for array in converted.values())
+    return [json.dumps({**report, "numbers": numbers, "ignored": ignored})]
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -131,7 +125,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _check_flags(flags: argparse.Namespace, *, to_workdir: bool) -> None:
-    """Refuse flags of a workdir for a file, and a workdir without a chain."""
     if not to_workdir:
         for name in ("chain", "config", "image_encoder", "text_encoder"):
             if getattr(flags, name) is not None:
@@ -174,7 +167,6 @@ def _convert_to_workdir(flags: argparse.Namespace) -> list[str]:
 def _read_settings(
     flags: argparse.Namespace, data: pathlib.Path, sizes: Mapping[str, int], converted: Params
 ) -> tuple[Settings, Chain]:
-    """Return settings with the sizes of the tensors, and the chain."""
     folder = flags.chain.rstrip("/").rpartition("/")[0] if is_address(flags.chain) else str(data.parent)
     has_memory = "memory_start" in converted["teacher"]
     changes: dict[str, Any] = {
@@ -195,8 +187,8 @@ def _read_settings(
     chain = read_chain(data) if data.is_file() else None
     if chain is not None:
         changes["data.step_names"] = tuple(step.name for step in chain.steps)
+    changes = {name: value for name, value in changes.items() if value is not None}
     try:
-        changes = {name: value for name, value in changes.items() if value is not None}
         settings = load_settings(flags.config or "paper", **changes)
     except BadInput as error:
         if flags.image_encoder and flags.text_encoder:
@@ -218,7 +210,6 @@ def _check_chain(chain: Chain, sizes: Mapping[str, int], data: pathlib.Path) -> 
 def _write(
     workdir: pathlib.Path, converted: Params, settings: Settings, chain: Chain, *, source: pathlib.Path
 ) -> list[str]:
-    """Write what a run writes; return the networks with random weights."""
     if not settings.image_encoder.is_frozen or settings.image_encoder.name == "imported":
         raise BadInput(
             f"config.image_encoder.name: {settings.image_encoder.name!r}; expected 'pretrained': the authors' networks "

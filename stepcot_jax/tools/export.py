@@ -23,8 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     if arguments[:1] == ["push"]:
         return _find_hub().main(arguments[1:])
     parser = argparse.ArgumentParser(
-        prog="stepcot export",
-        description="Export a trained model, with a loader that does not need this package.",
+        prog="stepcot export", description="Export a trained model, with a loader that does not need this package."
     )
     add(parser, "--checkpoint WORKDIR", "of a finished run; or gs://", required=True)
     add(parser, "--out DIR", "new or empty folder", type=local_path, required=True)
@@ -60,7 +59,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _export(flags: argparse.Namespace, out: pathlib.Path, names: tuple[str, ...] | None) -> dict[str, Any]:
-    """Write the export that the flags name; return its report."""
     from stepcot_jax.export.folder import export_model
     from stepcot_jax.export.qwen_folder import export_qwen
     from stepcot_jax.run.stored import read_stored

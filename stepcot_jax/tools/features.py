@@ -37,11 +37,9 @@ def fill(arguments: list[str]) -> None:
                 "itself; expected a job that reads chains"
             )
         if not settings.image_encoder.is_frozen or not settings.features.store:
-            raise BadInput(
-                "a frozen encoder with stored features is required; got "
-                f"config.image_encoder.name={settings.image_encoder.name!r} with "
-                f"config.features.store={settings.features.store}"
-            )
+            found = f"config.image_encoder.name={settings.image_encoder.name!r}"
+            found += f" with config.features.store={settings.features.store}"
+            raise BadInput(f"a frozen encoder with stored features is required; got {found}")
         from stepcot_jax.data.dataset import write_account
         from stepcot_jax.host.extras import find_extra
         from stepcot_jax.host.terminal import Terminal
@@ -50,13 +48,9 @@ def fill(arguments: list[str]) -> None:
 
         values, map_blocks = flags.FLAGS, None
         if values.engine != "local":
-            map_blocks = find_extra("engine", values.engine, packages="ray")(
-                address=values.ray_address,
-                num_workers=values.ray_workers,
-                num_cpus=values.ray_cpus,
-                num_gpus=values.ray_gpus,
-            )
-
+            make_engine = find_extra("engine", values.engine, packages="ray")
+            resources = {"num_cpus": values.ray_cpus, "num_gpus": values.ray_gpus}
+            map_blocks = make_engine(address=values.ray_address, num_workers=values.ray_workers, **resources)
         logging.set_verbosity(logging.WARNING)
         terminal = Terminal()
         workdir = Place(address, say=terminal.say)
@@ -79,8 +73,8 @@ def main(arguments: list[str]) -> None:
         description="Import features made elsewhere. FILE, IDS and ROOT may be on gs://.",
     )
     add(parser, "FILE", ".npz (features, ids) or .npy [case, width]")
-    parser.add_argument("--ids", help=".txt, .csv or .json with the image path of each row")
-    parser.add_argument("--root", required=True, help="folder of the cases")
+    add(parser, "--ids IDS", ".txt, .csv or .json with the image path of each row")
+    add(parser, "--root ROOT", "folder of the cases", required=True)
     add(parser, "--store DIR", "folder for the features", type=local_path, required=True)
     parser.add_argument("--layout", default="auto", help="of the folder, see docs/sources.md; detected by default")
     add(parser, "--step-names NAME", "default: the published seven", (), nargs="+", action=ReadStepNames)
@@ -96,13 +90,9 @@ def main(arguments: list[str]) -> None:
     root = find_path(options.root, "--root")
 
     # The images are not needed, and may be elsewhere.
-    collection = read_source(
-        root,
-        layout=options.layout,
-        step_names=tuple(options.step_names) or PUBLISHED_STEP_NAMES,
-        on_bad_record=options.on_bad_record,
-        require_images=False,
-    )
+    how = {"layout": options.layout, "on_bad_record": options.on_bad_record}
+    names = tuple(options.step_names) or PUBLISHED_STEP_NAMES
+    collection = read_source(root, step_names=names, require_images=False, **how)
     counts = import_features(file, ids, collection.cases, options.store)
     prompts = f" and {counts.prompts} prompts" if counts.prompts else ""
     print(f"features of {counts.images} images{prompts}, width {counts.width}, in {options.store}")

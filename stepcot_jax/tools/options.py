@@ -49,7 +49,7 @@ def add(parser: Any, flag: str, text: str, default: Any = None, **how: Any) -> N
     how |= {} if default is None else {"default": default}
     if value in ("N", "M", "T") or isinstance(default, int):
         how.setdefault("type", int)
-    elif name.startswith("--") and not value and not {"action", "choices"} & how.keys():
+    elif name.startswith("--") and not value and not {"action", "choices", "type"} & how.keys():
         how["action"] = "store_true"
     parser.add_argument(name.lower(), help=text, **how)
 
@@ -139,6 +139,16 @@ def make_endpoint(options: argparse.Namespace, model: str, address: str, **chang
     return Endpoint(model, address, **{**chosen, **dict.fromkeys(options.omit), **changes})
 
 
+def prepare_reading() -> None:
+    """Use compiled programs of before, and leave out Orbax's warning of every restore without an optimizer."""
+    from absl import logging
+
+    from stepcot_jax.host.machine import use_compilation_cache
+
+    use_compilation_cache()
+    logging.set_verbosity(logging.ERROR)
+
+
 def add_asker(parser: argparse.ArgumentParser) -> None:
     """Add the options of the model that answers a file of questions: a run, a Qwen2.5-VL or an endpoint."""
     add(parser, "--num-questions N", "draw N questions, default all; a rerun with more asks only the others")
@@ -173,21 +183,17 @@ def open_asker(
     options: argparse.Namespace, endpoint: "Endpoint | None", ledger: pathlib.Path
 ) -> "tuple[Asker, str, bool]":
     """Return the model, the dialect to ask it in, and whether to ask for reasoning."""
-    from absl import logging
-
-    from stepcot_jax.host.machine import use_compilation_cache
     from stepcot_jax.reading.askers import endpoint_asker, local_asker, run_asker
     from stepcot_jax.reading.chat_models import LONGEST_REPLY
     from stepcot_jax.reading.policy_reader import load_reader
 
-    logging.set_verbosity(logging.ERROR)  # Orbax warns on every restore without an optimizer
     with_thinking = not options.without_thinking
     at_once = {} if options.concurrency is None else {"num_at_once": options.concurrency}
     dialect, side = options.dialect or DIALECTS[0], options.image_size or 1024
     if endpoint is not None:
         how = {"folder": ledger, "cap": options.max_tokens}
         return endpoint_asker(endpoint, **how, longest_side=side, **at_once), dialect, with_thinking
-    use_compilation_cache()
+    prepare_reading()
     if options.local:
         longest = options.max_answer_tokens or LONGEST_REPLY
         return local_asker(options.local, longest=longest, longest_side=side, **at_once), dialect, with_thinking

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import writing_whole
-from stepcot_jax.host.machine import use_compilation_cache
-from stepcot_jax.tools.options import OF_READER, add, add_network, local_path
+from stepcot_jax.tools.options import OF_READER, add, add_network, local_path, prepare_reading
 
 if TYPE_CHECKING:
     from stepcot_jax.reading.image_reader import Given, ImageReader
@@ -32,16 +31,13 @@ BATCH_SIZE = 32
 def main(arguments: list[str] | None = None) -> int:
     """Read the images that the command line names."""
     options = _parse(arguments)
-    from absl import logging
-
     from stepcot_jax.host.download import find_checkpoint, find_path
     from stepcot_jax.reading.answer_sheet import is_sheet
     from stepcot_jax.reading.corrections import read_corrections
     from stepcot_jax.reading.image_reader import load_chain_reader
     from stepcot_jax.reading.radiographs import Complaints, find_images
 
-    use_compilation_cache()
-    logging.set_verbosity(logging.ERROR)  # Orbax warns on every restore without an optimizer
+    prepare_reading()
     given = read_corrections(options.given)
     if options.ask and (given or options.json):
         raise BadInput("--ask cannot be used with --given or --json")
@@ -146,12 +142,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         description="Read radiographs with a trained network. For research; not a medical device.",
         epilog="Exit code 0: every image was read; 1: some could not be read, stderr names them; 2: wrong input.",
     )
-    parser.add_argument(
-        "images",
-        nargs="+",
-        metavar="IMAGE",
-        help="PNG, JPEG or DICOM files, or folders of them; also on gs://",
-    )
+    images = "PNG, JPEG or DICOM files, or folders of them; also on gs://"
+    parser.add_argument("images", nargs="+", metavar="IMAGE", help=images)
     add(parser, "--checkpoint WORKDIR", OF_READER, required=True)
     add_network(parser)
     given = (

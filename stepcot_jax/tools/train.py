@@ -17,11 +17,7 @@ def main(arguments: list[str]) -> None:
         settings = make_settings(flags.FLAGS.config)
         from stepcot_jax.training.processes import is_first, join_processes
 
-        join_processes(
-            coordinator=flags.FLAGS.coordinator,
-            num_processes=flags.FLAGS.num_processes,
-            process_id=flags.FLAGS.process_id,
-        )
+        join_processes(**{name: flags.FLAGS[name].value for name in ("coordinator", "num_processes", "process_id")})
         from stepcot_jax.run.training_run import Run
 
         logging.set_verbosity(logging.WARNING)  # Orbax and Grain log every file they touch

@@ -22,8 +22,7 @@ OLD = pathlib.Path(__file__).parent / "old_run"
 
 
 @pytest.fixture
-def server(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-marker-0123456789")
+def server():
     with MisbehavingServer(lambda request, number: ("status", (500, {}, {}))) as server:
         yield server
     assert server.requests == []

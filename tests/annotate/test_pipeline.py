@@ -35,11 +35,6 @@ KEY = "sk-marker-0123456789"
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(autouse=True)
-def key(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-
-
 def write_reports(tmp_path, texts, name="reports.jsonl"):
     path = tmp_path / name
     lines = [json.dumps({"id": f"r{n}", "report": text, "image": f"images/{n}.png"}) for n, text in enumerate(texts)]

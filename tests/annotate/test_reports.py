@@ -60,38 +60,38 @@ def test_every_layout_is_read(tmp_path):
     assert list(read_reports(tmp_path)) == list(read_reports(tmp_path / "data.json")) == expected
 
 
+def csv_of(*rows):
+    return b"\n".join([b"id,report,image", *rows, b""])
+
+
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("name", "content", "words"),
     [
-        *((b"", "is empty"), (b"id,report\nr1,Example\n", "header ['id', 'report'] lacks image")),
-        (b"id,report,image\nr1,Example\n", "row 2 has 2 cells; expected 3"),
-        (b"id,report,image\n ,Example,a.png\n", "row 2, field 'id': ''"),
-        (b'id,report,image,patient_id\nr1,Example,a.png,"p\n1"\n', "row 2, field 'patient_id'"),
+        ("r.csv", b"", "is empty"),
+        ("r.csv", b"id,report\nr1,Example\n", "header ['id', 'report'] lacks image"),
+        ("r.csv", csv_of(b"r1,Example"), "row 2 has 2 cells; expected 3"),
+        ("r.csv", csv_of(b" ,Example,a.png"), "row 2, field 'id': ''"),
+        ("r.csv", b'id,report,image,patient_id\nr1,Example,a.png,"p\n1"\n', "row 2, field 'patient_id'"),
         *(
-            (b"id,report,image\nr1,Example,%s\n" % image, "row 2, field 'image'")
+            ("r.csv", csv_of(b"r1,Example," + image), "row 2, field 'image'")
             for image in (b"../a.png", b"/etc/passwd", b"C:\\a.png")
         ),
-        (b"id,report,image\nr1,Exam\0ple,a.png\n", "row 2, field 'report'"),
-        (b"id,report,image\nr1," + b"x" * 4_200_000 + b",a.png\n", "row 2, field 'report'"),
+        ("r.csv", csv_of(b"r1,Exam\0ple,a.png"), "row 2, field 'report'"),
+        ("r.csv", csv_of(b"r1," + b"x" * 4_200_000 + b",a.png"), "row 2, field 'report'"),
+        ("r.jsonl", b"", "is empty"),
+        ("r.jsonl", "Example".encode("utf-16"), "UTF-16"),
+        ("r.jsonl", b"Example", "line 1: "),
+        ("r.jsonl", b'{"id": "a", "report": "Example"}', "line 1: Object missing required field `image`"),
+        ("r.jsonl", b'{"id": null, "report": "Example", "image": "a"}',
+         "line 1: Expected `int | str`, got `null` - at `$.id`"),
+        ("r.jsonl", b'{"id": "a", "report": "Example", "image": ["../a"]}', "field 'image'"),
+        ("r.jsonl", b'{"id": "a", "report": "Example \xff", "image": "a"}', "line 1: "),
+        ("r.jsonl", b"[" * 100_000, "line 1: "),
+        ("r.jsonl", b" " * (1 << 22), "line 1: exceeds"),
     ],
-)
-def test_odd_csv_is_named_by_row_and_field(tmp_path, content, words):
-    assert words in refusal(write(tmp_path, content))
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        *((b"", "is empty"), ("Example".encode("utf-16"), "UTF-16"), (b"Example", "line 1: ")),
-        (b'{"id": "a", "report": "Example"}', "line 1: Object missing required field `image`"),
-        (b'{"id": null, "report": "Example", "image": "a"}', "line 1: Expected `int | str`, got `null` - at `$.id`"),
-        (b'{"id": "a", "report": "Example", "image": ["../a"]}', "field 'image'"),
-        *((b'{"id": "a", "report": "Example \xff", "image": "a"}', "line 1: "), (b"[" * 100_000, "line 1: ")),
-        (b" " * (1 << 22), "line 1: exceeds"),
-    ],
-)
-def test_odd_json_lines_are_named_by_line_and_field(tmp_path, line, words):
-    assert words in refusal(write(tmp_path, line, "r.jsonl"))
+)  # fmt: skip
+def test_odd_input_is_named_by_its_place_and_field(tmp_path, name, content, words):
+    assert words in refusal(write(tmp_path, content, name))
 
 
 def test_odd_published_records_are_named(tmp_path):

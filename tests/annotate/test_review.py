@@ -6,14 +6,18 @@ import re
 
 import pytest
 from annotate.test_agreement import MASS, NORMAL, make_case, write
+from hypothesis import given
+from hypothesis import strategies as st
 from refusals import refuse
 
 from stepcot_jax import __version__
 from stepcot_jax.annotate.agreement import align
 from stepcot_jax.annotate.review import apply_review, write_review
 from stepcot_jax.chain import DEFAULT_CHAIN
+from stepcot_jax.data.delimited import encode_rows, is_same_cell, read_sheet_rows
 from stepcot_jax.data.records.records import read_records
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import defuse_formula
 from stepcot_jax.tools.annotate.command import main
 
 REPORT = 'FINDINGS: Clear,\r\n"quite".\n\nIMPRESSION:  Größe; normal.'
@@ -198,3 +202,18 @@ def test_ok_leaves_an_answer_uncertain_and_writing_it_out_makes_it_certain(tmp_p
     change = dict(cases[0].provenance)["review 1 step 7"]
     letter = DEFAULT_CHAIN.steps[6].written(MASS[6])
     assert change == f"{letter} (uncertain) -> {letter}"
+
+
+CELLS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
+
+
+@given(st.lists(st.lists(CELLS, min_size=2, max_size=3), min_size=1, max_size=4))
+def test_what_goes_out_comes_back_and_is_no_formula(tmp_path_factory, rows):
+    path = tmp_path_factory.mktemp("sheet") / "form.csv"
+    path.write_bytes(encode_rows([["a", "b"], *rows]))
+    _, *found = read_sheet_rows(path)
+    rows = [row for row in rows if any(defuse_formula(cell).strip() for cell in row)]  # empty rows are skipped
+    assert [len(row) for row in found] == [len(row) for row in rows]
+    for row, expected in zip(found, rows, strict=True):
+        assert all(map(is_same_cell, row, expected))
+        assert all(not cell.lstrip(" ").startswith(("=", "+", "-", "@")) for cell in row)

@@ -175,9 +175,8 @@ def test_blocks_of_an_engine_are_kept_for_a_rerun(tmp_path, source, monkeypatch)
     assert files(tmp_path / "blocks") == files(tmp_path / "local")
 
 
-def test_merged_shards_of_a_language_model_have_the_ledger_of_one_run(tmp_path, source, monkeypatch):
+def test_merged_shards_of_a_language_model_have_the_ledger_of_one_run(tmp_path, source):
     pytest.importorskip("openai", reason="the extra annotate")
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-marker-0123456789")
 
     def behave(request, number):
         """Answers that depend on the report: a third is bad at first."""

@@ -1,11 +1,13 @@
 import json
 
 import pytest
+from refusals import refuse
 
-from stepcot_jax.chain import DEFAULT_CHAIN, Chain, Step
+from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
 from stepcot_jax.reasoning.levels import VARIANTS, make_dialogue
+from stepcot_jax.tools.constrain import command
 from stepcot_jax.tools.constrain.constraints import list_constraints
-from stepcot_jax.tools.constrain.levels import PROMPT_VERSION, write_messages, write_prompt
+from stepcot_jax.tools.constrain.levels import PROMPT_VERSION, choose_levels, write_messages, write_prompt
 
 TRUTH = (1, 0, 2, 3, 1, 5, 4)
 
@@ -67,3 +69,24 @@ def test_an_open_diagnosis_lists_no_options_and_has_a_digest_of_its_own():
     other = Chain((Step("One", "Which?", ("a", "b")),))
     digests = {prompt.digest, write_prompt(DEFAULT_CHAIN, lists_diagnoses=False).digest, write_prompt(other).digest}
     assert (len(digests), prompt.version, write_prompt(DEFAULT_CHAIN).digest) == (3, PROMPT_VERSION, prompt.digest)
+
+
+PARTLY = (1, 0, 2, 3, 1, NOT_ANNOTATED, 4)
+OWN = {0: 3, 2: 1, 4: 0}
+
+
+def test_each_variant_asks_its_steps_and_gives_the_known_earlier_ones():
+    assert command._VARIANTS == VARIANTS
+    for level in range(8):
+        dialogue = make_dialogue(("constraints", level), answers=OWN, truth=PARTLY)
+        assert (dialogue.asked, dialogue.given) == (tuple(range(level)), ())
+        assert dialogue.fields == (*(f"step_{number}" for number in range(1, level + 1)), "diagnosis")
+    true = make_dialogue(("true", 7), answers=OWN, truth=PARTLY)
+    assert (true.asked, true.given) == ((6,), ((0, 1), (1, 0), (2, 2), (3, 3), (4, 1)))
+    own = make_dialogue(("own", 4), answers=OWN, truth=PARTLY)
+    assert (own.asked, own.given) == ((3,), ((0, 3), (2, 1)))
+
+
+@pytest.mark.parametrize("text", ["8", "-1", "1,,2", "1000000", "²"])
+def test_levels_that_are_none(text):
+    refuse(r"--levels: .* is not a list of levels from 0 to 7", choose_levels, text, 7)

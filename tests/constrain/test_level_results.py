@@ -1,15 +1,16 @@
-"""Figures of levels by hand, and what a reply without an answer counts."""
+"""Figures of levels: by hand, and against the rates of a noisy model; what a reply without an answer counts."""
 
 import json
 import math
 
 import pytest
-from constrain.asked import NO_IMAGE, Scripted, ask, make_asking
+from constrain.asked import NO_IMAGE, Noisy, Scripted, ask, make_asking, make_cases
 from PIL import Image
 from scipy import stats
 
-from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
+from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
 from stepcot_jax.reading.chat_models import Reply, ShownImage
+from stepcot_jax.tools.constrain import results as level_tables
 from stepcot_jax.tools.constrain.asking_levels import AskedCase
 from stepcot_jax.tools.constrain.results import make_tables, summarise_levels, to_text
 
@@ -88,24 +89,14 @@ def test_equal_answers_differ_by_nothing_and_without_any_diagnosis_figures_are_u
     assert "-" in to_text(found)
 
 
-def test_equal_dialogues_are_asked_once_and_a_picture_is_read_once_a_case():
+def test_equal_dialogues_are_asked_once_and_a_picture_is_made_smaller():
     cases = [AskedCase("0", "P", TRUTH[0], NO_IMAGE)]
     model = Scripted(lambda request: answer(request).replace("step_1", request.dialogue.fields[0]))
     ask(cases, model, make_asking(levels=(0, 1, 2), chain=CHAIN))
     asked = [(request.dialogue.variant, request.dialogue.level) for request in model.requests]
     assert asked == [("constraints", 0), ("constraints", 1), ("constraints", 2), ("own", 2)]  # own is true here
     assert model.requests[-1].dialogue.given == ((0, 0),)
-    read = []
-    image = ShownImage(lambda: read.append(1) or Image.new("L", (90, 60)), longest_side=45)
-    model = Scripted(lambda request: [answer(request), request.image.data_url][0])
-    ask(
-        [AskedCase("0", "P", TRUTH[0], image)],
-        model,
-        make_asking(variants=("constraints",), chain=CHAIN, levels=(0, 1)),
-    )
-    assert len(read) == 1
-    assert not {"pixels", "data_url"} & vars(image).keys()
-    assert image.pixels.size == (45, 30)
+    assert ShownImage(lambda: Image.new("L", (90, 60)), longest_side=45).pixels.size == (45, 30)
 
 
 def test_tables_have_a_row_a_level(found):
@@ -114,3 +105,48 @@ def test_tables_have_a_row_a_level(found):
     assert [row[2] for row in tables["level_steps"].rows] == ["Size"]
     assert any("1 dialogues have no reply" in note for note in tables["levels"].notes)
     assert "level 1  Size" in to_text(found)
+
+
+NUM_CASES = 200
+
+
+@pytest.fixture(scope="module")
+def model():
+    cases = make_cases(NUM_CASES)
+    return Noisy(
+        {case.id: case.truth for case in cases},
+        accuracy=(0.95, 0.9, 0.85, 0.8, 0.75, 0.7),
+        direct=0.3,
+        gains=(0.02, 0.05, 0.1, 0.1, 0.15, 0.2),
+        cut=0.04,
+        fenced=0.15,
+        bare=0.1,
+    )
+
+
+@pytest.fixture(scope="module")
+def measured(model):
+    cases = make_cases(NUM_CASES)
+    return summarise_levels(cases, ask(cases, model, make_asking()), DEFAULT_CHAIN, about=ABOUT, num_resamples=100)
+
+
+def test_the_measured_accuracies_agree_with_the_expected_ones(measured, model):
+    assert len(measured.levels) == 1 + 3 * 7
+    inside = []
+    for level in measured.levels:
+        found, expected = level.diagnosis["accuracy"], model.expected((level.variant, level.level))
+        inside.append(found.low <= expected <= found.high)
+        assert abs(found.value - expected) < 4 * math.sqrt(expected * (1 - expected) / NUM_CASES)
+    assert sum(inside) >= len(inside) - 2  # 22 intervals of 95 %, on the same cases
+    accuracies = [measured.find(variant, 7).diagnosis["accuracy"].value for variant in ("true", "own")]
+    assert accuracies[0] > accuracies[1] > measured.find("own", 0).diagnosis["accuracy"].value
+
+
+def test_level_1_is_one_comparison_in_all_variants(measured, monkeypatch):
+    compared, decide = [], level_tables.decide
+    monkeypatch.setattr(level_tables, "decide", lambda found: compared.extend(found) or decide(found))
+    rows = level_tables.make_tables(measured)[0].rows
+    assert len(compared) == 1 + 3 * 6
+    of_level_1 = [row[6] for row in rows if row[1] == 1]
+    assert of_level_1 == of_level_1[:1] * 3
+    assert sorted(row[6] for row in rows[1:]) == sorted([*decide(compared), *of_level_1[1:]])

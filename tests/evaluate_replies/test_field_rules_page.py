@@ -11,7 +11,6 @@ from evaluate_replies.asked import ask, write_folder
 from refusals import refuse
 
 from stepcot_jax.data.questions.record_files import read_vqa_records
-from stepcot_jax.data.sources.layouts import read_vqa_source
 from stepcot_jax.evaluation.field_rules.rule_table import RULES
 from stepcot_jax.evaluation.field_rules.verdicts import ask as as_asked
 from stepcot_jax.tools.evaluate_replies.command import main
@@ -82,15 +81,6 @@ def test_wrong_names_and_readings_are_refused(files):
         replies.write_text(json.dumps({"id": record.id, "reply": "A", "person": person}) + "\n")
         told = f"person: {person!r} is not an answer; expected {expected}, or null for none"
         refuse(told, run, folder, replies, "--rule=all", "--num-resamples=2", "--out", folder / "out")
-
-
-def test_compressed_records_are_records(files):
-    folder, _ = files
-    path = folder / "kept.jsonl.gz"
-    path.write_bytes(gzip.compress((folder / "records.jsonl").read_bytes()))
-    collection = read_vqa_source(path, require_images=False)
-    assert collection.layout == "records"
-    assert collection.records[0].thinking
 
 
 @pytest.mark.parametrize(

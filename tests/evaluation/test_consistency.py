@@ -129,12 +129,8 @@ def test_pairs_on_disk_come_back(tmp_path, phantom):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda file: file["pairs"].pop(), "pairs of another chain"),
-        (lambda file: file["pairs"][0][1].pop(), "pairs of another chain"),
-        (lambda file: file["pairs"][0][1][0].pop(), r"inhomogeneous.* - at `\$\.pairs\[0\]\[1\]`"),
-        (lambda file: file["pairs"][0][1][0].__setitem__(0, -1), "a count is below 0"),
-        (lambda file: file["pairs"][0][1][0].__setitem__(0, 10**30), r"pairs\.json: "),
         (lambda file: file["pairs"][0].__setitem__(0, [0, 9]), "pairs of another chain"),
+        (lambda file: file["pairs"][0][1][0].__setitem__(0, -1), "a count is below 0"),
     ],
 )
 def test_a_file_of_pairs_that_cannot_be_used_is_named(tmp_path, edit, message):

@@ -1,4 +1,7 @@
+"""The figures of a split: collected batches, scikit-learn's figures of a step, and the printed table."""
+
 import collections
+import json
 import math
 import warnings
 
@@ -7,11 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from evaluation.small_splits import CHAIN, draw_labels
+from hypothesis import given
+from hypothesis import strategies as st
 from refusals import refuse
+from sklearn import metrics as sklearn_metrics
 
-from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.evaluation.chains import evaluate, majority_chain_accuracy, step_metrics
+from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
+from stepcot_jax.evaluation.chains import ModelMetrics, evaluate, majority_chain_accuracy, step_metrics
 from stepcot_jax.evaluation.predictions import Predictions, collect
+from stepcot_jax.evaluation.summary import format_table, report_dict
 
 ABSENT = -1e9
 NUM_CASES = 11
@@ -173,3 +180,110 @@ def test_a_case_without_labels_equals_a_dropped_case_and_unfit_logits_are_refuse
             evaluate_teacher(LABELS, logits)
     for logits in (TEACHER[:, :2], TEACHER[:, :, :3]):
         refuse(r"\[case, 3, 4 or more\]", evaluate_teacher, LABELS, logits, error=ValueError)
+
+
+def measure(probabilities, labels):
+    options = tuple(f"Place {label}" for label in range(probabilities.shape[1]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return step_metrics(step=Step("Location", "Where?", options), probabilities=probabilities, labels=labels)
+
+
+@st.composite
+def cases(draw):
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    num_cases, num_answers = draw(st.integers(0, 40)), draw(st.integers(2, 9))
+    weights = rng.integers(0, 4, (num_cases, num_answers)) + 1
+    labels = rng.choice(rng.choice(num_answers, draw(st.integers(1, num_answers)), replace=False), num_cases)
+    labels[rng.random(num_cases) < 1 / 3] = NOT_ANNOTATED
+    return weights / weights.sum(axis=1, keepdims=True), labels.astype(np.int32)
+
+
+@given(cases())
+def test_agrees_with_scikit_learn(drawn):
+    probabilities, labels = drawn
+    annotated = labels >= 0
+    truth, scores = labels[annotated], probabilities[annotated]
+    found, occurring, answers = measure(probabilities, labels), np.unique(truth), scores.argmax(axis=1)
+    assert found.num_cases == len(truth)
+    assert set(found.left_out) == {option for label, option in enumerate(found.answers) if label not in occurring}
+    if len(occurring) < 2:
+        assert math.isnan(found.auc)
+        assert math.isnan(found.specificity)
+    if not len(truth):
+        assert math.isnan(found.accuracy + found.majority_accuracy + found.f1)
+        return
+    assert found.accuracy == pytest.approx((truth == answers).mean())
+    assert found.majority_accuracy == pytest.approx(np.bincount(truth).max() / len(truth))
+    means = sklearn_metrics.precision_recall_fscore_support(
+        truth, answers, labels=occurring, average="macro", zero_division=0
+    )
+    np.testing.assert_allclose((found.precision, found.sensitivity, found.f1), means[:3], rtol=1e-12)
+    every_label = np.arange(probabilities.shape[1])
+    np.testing.assert_array_equal(found.confusion, sklearn_metrics.confusion_matrix(truth, answers, labels=every_label))
+    if len(occurring) > 1:
+        specificities = [sklearn_metrics.recall_score(truth != label, answers != label) for label in occurring]
+        areas = [sklearn_metrics.roc_auc_score(truth == label, scores[:, label]) for label in occurring]
+        np.testing.assert_allclose((found.specificity, found.auc), (np.mean(specificities), np.mean(areas)))
+
+
+@given(cases(), st.randoms(use_true_random=False))
+def test_a_masked_case_equals_a_dropped_one_and_order_does_not_matter(drawn, random):
+    probabilities, labels = drawn
+    order = np.array(random.sample(range(len(labels)), len(labels)), dtype=int)
+    one = measure(probabilities, labels)
+    for rows in (np.flatnonzero(labels >= 0), order):
+        np.testing.assert_equal(vars(measure(probabilities[rows], labels[rows])), vars(one))
+
+
+DETECTION = Step("Detection", "Anything?", ("No abnormality", "Increased opacity", "Mixed"))
+OTHERS = Step("Distribution", "How?", ("Focal", "Diffuse")), Step("Side", "Where?", ("Left", "Right"))
+SHOWN = Chain((DETECTION, *OTHERS))
+SHOWN_LABELS = np.array([[0, 0, -100], [0, 0, -100], [1, 0, -100], [1, -100, -100]], np.int32)
+NUM_SHOWN = {"train": 70, "val": 15, "test": 4}
+
+
+def make_metrics() -> dict[str, ModelMetrics]:
+    teacher = np.zeros((4, 3, 3), np.float32)
+    teacher[[0, 1, 2, 3], 0, [0, 0, 1, 0]] = [2, 3, 4, 1]
+    student = np.zeros((4, 3, 3), np.float32)
+    student[1, 1, 1] = 1
+    return evaluate(Predictions(np.arange(4), SHOWN_LABELS, {"student": student, "teacher": teacher}), SHOWN)
+
+
+TABLE = """\
+teacher (%)       cases  accuracy  majority    AUC  sensitivity  macro spec.     F1  precision
+----------------------------------------------------------------------------------------------
+Detection             4      75.0      50.0  100.0         75.0         75.0   73.3       83.3
+Distribution          3     100.0     100.0      -        100.0            -  100.0      100.0
+----------------------------------------------------------------------------------------------
+mean                         75.0      50.0  100.0         75.0         75.0   73.3       83.3
+all annotated steps of a case correct: 75.0 (most frequent answers: 50.0)
+
+student (%)       cases  accuracy  majority    AUC  sensitivity  macro spec.     F1  precision
+----------------------------------------------------------------------------------------------
+Detection             4      50.0      50.0   50.0         50.0         50.0   33.3       25.0
+Distribution          3      66.7     100.0      -         66.7            -   80.0      100.0
+----------------------------------------------------------------------------------------------
+mean                         50.0      50.0   50.0         50.0         50.0   33.3       25.0
+all annotated steps of a case correct: 25.0 (most frequent answers: 50.0)
+
+Detection: left out of the macro averages because no case has them: Mixed
+Distribution: left out of the macro averages because no case has them: Diffuse
+Distribution: every case has the same answer, left out of the mean line
+without labels, left out of the table: Side"""
+
+
+def test_table_reads_as_intended():
+    assert format_table(make_metrics()) == TABLE
+
+
+def test_the_report_is_strict_json_with_null_for_what_is_undefined():
+    report = report_dict(metrics=make_metrics(), num_cases=NUM_SHOWN, wall_seconds=12.5)
+    assert json.loads(json.dumps(report, allow_nan=False)) == report
+    detection, distribution, side = report["test"]["teacher"]["steps"]
+    assert detection["confusion"] == [[2, 0, 0], [1, 1, 0], [0, 0, 0]]
+    assert detection["answers"] == ["No abnormality", "Increased opacity", "Mixed"]
+    assert (detection["left_out"], side["left_out"]) == (["Mixed"], ["Left", "Right"])
+    assert (distribution["auc"], distribution["specificity"], distribution["accuracy"]) == (None, None, 1.0)
+    assert (side["num_cases"], side["accuracy"]) == (0, None)

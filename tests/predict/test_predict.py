@@ -162,7 +162,7 @@ def test_what_limits_a_reading_is_told():
     for line in (
         "changed by the given answers: Two: Yes → No",
         "largest change of another probability: 20.0 points (Two)",
-        "never together in training: One 'No' with Two 'No'",
+        "hardly ever together in training: One 'No' with Two 'No'",
         "teacher; probabilities fitted on validation (not of Two) for readings without given answers",
         "calibration error of <b>Three: not measured",
     ):

@@ -131,8 +131,6 @@ def edit(name, change):
 DAMAGES = [
     (shutil.rmtree, "no such folder"),
     (lambda folder: shutil.rmtree(folder / "checkpoints/3"), "no checkpoint 3"),
-    (lambda folder: shutil.rmtree(folder / "checkpoints/5/state/d"), "cannot be restored"),
-    (lambda folder: (folder / "reading/chain.json").unlink(), "running main again"),
     (edit("settings.json", lambda found: found["student"].update(width=16)), "does not fit settings.json"),
 ]
 

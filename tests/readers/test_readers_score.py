@@ -137,37 +137,34 @@ def at(comparison, place):
     return lambda *names: comparison.figures[names][place].value
 
 
-def test_accuracy_is_scikit_learns_over_the_cases_with_an_answer(sample, answers, comparison, predictions):
+def macro(score, truth, answers):
+    """scikit-learn's macro average over the answers that are true ones."""
+    return score(truth, answers, average="macro", labels=np.unique(truth), zero_division=0)
+
+
+SCORES = {
+    "accuracy": accuracy_score,
+    "sensitivity": functools.partial(macro, recall_score),
+    "f1": functools.partial(macro, f1_score),
+}
+
+
+def test_figures_are_scikit_learns_over_the_cases_with_an_answer(sample, answers, comparison, predictions):
     _, key = sample
     truth = truth_of(key)
     everyone = {f"reader {name}": answers[name] for name in READERS} | read_answers(predictions, key)
     for place, num_annotated in enumerate(comparison.num_annotated):
         known, found = truth[:, place] != NOT_ANNOTATED, at(comparison, place)
         assert num_annotated == known.sum()
-        each = {name: accuracy_score(truth[known, place], own[known, place]) for name, own in everyone.items()}
-        each["readers"] = np.mean([each[f"reader {name}"] for name in READERS])
-        assert {name: found("accuracy", name) for name in each} == pytest.approx(each)
-        assert (each["teacher"], found("gain", "student")) == (1.0, pytest.approx(each["student"] - each["readers"]))
-    assert 0 < comparison.num_annotated[2] < 24
-
-
-def macro(score, truth, answers):
-    """scikit-learn's macro average over the answers that are true ones."""
-    return score(truth, answers, average="macro", labels=np.unique(truth), zero_division=0)
-
-
-def test_sensitivity_and_f1_are_scikit_learns_macro_averages(sample, answers, comparison, predictions):
-    _, key = sample
-    truth = truth_of(key)
-    everyone = {f"reader {name}": answers[name] for name in READERS} | read_answers(predictions, key)
-    for place in range(7):
-        known, found = truth[:, place] != NOT_ANNOTATED, at(comparison, place)
-        for figure, score in (("sensitivity", recall_score), ("f1", f1_score)):
-            each = {name: macro(score, truth[known, place], own[known, place]) for name, own in everyone.items()}
+        for figure, score in SCORES.items():
+            each = {name: score(truth[known, place], own[known, place]) for name, own in everyone.items()}
             each["readers"] = np.mean([each[f"reader {name}"] for name in READERS])
             assert {name: found(figure, name) for name in each} == pytest.approx(each)
+        gain = found("accuracy", "student") - found("accuracy", "readers")
+        assert (found("accuracy", "teacher"), found("gain", "student")) == (1.0, pytest.approx(gain))
+    assert 0 < comparison.num_annotated[2] < 24
     # One reader's answers in print, at the first step: neither figure is the accuracy.
-    assert len({round(at(comparison, 0)(name, "reader Ann"), 6) for name in ("accuracy", "sensitivity", "f1")}) == 3
+    assert len({round(at(comparison, 0)(name, "reader Ann"), 6) for name in SCORES}) == 3
 
 
 def fleiss_by_hand(labels):

@@ -1,12 +1,15 @@
 """Dialect "free": replies in the styles of released models, written by hand, and what a person reads in each."""
 
 import functools
+import json
+import pathlib
 
 import pytest
 from reasoning_records import make_record
 from timing import least_seconds
 
 from stepcot_jax.reasoning.dialects import interpret_answer, read_reply
+from stepcot_jax.reasoning.endings import read_finish
 
 OPTIONS = ("Mass", "Edema", "Pneumothorax", "Pleural effusion")
 SINGLE = make_record("single", options=OPTIONS, answer="A")
@@ -220,3 +223,45 @@ def test_every_dialect_reads_an_answer_without_its_wrapping(dialect):
         reply = read_reply(FORMS[dialect].format(text), dialect)
         assert reply.is_well_formed, text
         assert interpret_answer(reply, record) == expected, text
+
+
+WRITTEN = [
+    json.loads(line)
+    for line in pathlib.Path(__file__).with_name("replies_by_hand.jsonl").read_text(encoding="utf-8").splitlines()
+]
+RIGHT = {"single": "A", "closed": "Yes", "multi": ("A",), "open": "mass"}
+LEAST_RIGHT = 0.98
+
+
+def read_written(written):
+    options = tuple(written.get("options", ()))
+    record = make_record(written["kind"], options=options, answer=RIGHT[written["kind"]])
+    reply = read_reply(written["reply"], written.get("dialect", "free"))
+    answer = interpret_answer(reply, record)
+    boxes = [list(box.corners) for box in reply.references or ()]
+    return list(answer) if isinstance(answer, tuple) else answer, boxes
+
+
+def test_replies_by_hand_are_read_as_a_person_reads_them():
+    unread, others = [], []
+    for written in WRITTEN:
+        answer, boxes = read_written(written)
+        if boxes != written.get("boxes", boxes) or answer not in (None, written["answer"]):
+            others.append((written["reply"], answer, boxes))
+        elif answer != written["answer"]:
+            unread.append(written["reply"])
+    assert not others
+    assert len(unread) <= (1 - LEAST_RIGHT) * len(WRITTEN), unread
+
+
+@pytest.mark.parametrize(
+    ("finish", "words"),
+    [
+        ("stop", "stop eos end_turn STOP FINISH_REASON_STOP"),
+        ("length", "length MAX_TOKENS FinishReason.MAX_TOKENS max_output_tokens token_limit repetition_truncation"),
+        ("content_filter", "content_filter content-filter SAFETY contentFilter guardrail_intervened sensitive"),
+        ("", "pause_turn other"),
+    ],
+)
+def test_the_finish_reasons_of_servers(finish, words):
+    assert {read_finish(word) for word in words.split()} == {finish}

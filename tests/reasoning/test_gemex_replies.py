@@ -35,24 +35,33 @@ def test_the_writer_gives_one_ref_and_one_box_each():
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
+    ("dialect", "text", "problem"),
     [
-        ("", "<think> is missing"),
-        (RESPONSE, "<think> is missing"),
-        (f"Sure! {PUBLISHED}", "text outside of the tags"),
-        (f"{THINK} so {RESPONSE}", "text outside of the tags"),
-        (f"{THINK}<response><answer>B</answer>x{LOCATION}</response>", "text outside of the tags"),
-        (f"{THINK}{RESPONSE}{RESPONSE}", "<response> occurs more than once"),
-        (f"{RESPONSE}{THINK}", "tags are out of order"),
-        (PUBLISHED.replace("<think>", "<Think>"), "<think> is missing"),
-        (PUBLISHED.replace("</think>", ""), "</think> is missing"),
-        (PUBLISHED.replace("<answer>B</answer>", "<answer> </answer>"), "<answer> is empty"),
-        (PUBLISHED.replace("<answer>B", "<answer><ref>B</ref>"), "<ref> or <box> outside of <location>"),
+        ("gemex", "", "<think> is missing"),
+        ("gemex", RESPONSE, "<think> is missing"),
+        ("gemex", f"Sure! {PUBLISHED}", "text outside of the tags"),
+        ("gemex", f"{THINK} so {RESPONSE}", "text outside of the tags"),
+        ("gemex", f"{THINK}<response><answer>B</answer>x{LOCATION}</response>", "text outside of the tags"),
+        ("gemex", f"{THINK}{RESPONSE}{RESPONSE}", "<response> occurs more than once"),
+        ("gemex", f"{RESPONSE}{THINK}", "tags are out of order"),
+        ("gemex", PUBLISHED.replace("<think>", "<Think>"), "<think> is missing"),
+        ("gemex", PUBLISHED.replace("</think>", ""), "</think> is missing"),
+        ("gemex", PUBLISHED.replace("<answer>B</answer>", "<answer> </answer>"), "<answer> is empty"),
+        ("gemex", PUBLISHED.replace("<answer>B", "<answer><ref>B</ref>"), "<ref> or <box> outside of <location>"),
+        ("gemex_plain", "No <reason> b <location> []", "<answer> is missing"),
+        ("gemex_plain", "<answer> a <reason> b <location>", "<location> is empty"),
+        ("gemex_plain", "<answer> a <location> [] <reason> b", "tags are out of order"),
+        ("gemex_plain", "x <answer> a <reason> b <location> []", "text outside of the tags"),
+        *(
+            ("gemex_plain", f"<answer> a <reason> b <location> {location}", "<location> is not a list of boxes")
+            for location in ("[1, 2, 3, 4]", "[[1, 2, 3, 4]] x", "[[1, 2, 3, 4]", "[")
+        ),
     ],
 )
-def test_each_violation_has_its_problem(text, problem):
-    assert problem in problems(text)
-    assert not read_reply(text, "gemex").is_well_formed
+def test_each_violation_has_its_problem(dialect, text, problem):
+    reply = read_reply(text, dialect)
+    assert problem in reply.problems
+    assert not reply.is_well_formed
 
 
 @pytest.mark.parametrize(
@@ -113,23 +122,6 @@ def test_plain_replies():
     without_boxes = write_reply(make_record(references=()), "gemex_plain")
     assert without_boxes.endswith("<location> []")
     assert read_reply(without_boxes, "gemex_plain").references == ()
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("No <reason> b <location> []", "<answer> is missing"),
-        ("<answer> a <reason> b <location>", "<location> is empty"),
-        ("<answer> a <location> [] <reason> b", "tags are out of order"),
-        ("x <answer> a <reason> b <location> []", "text outside of the tags"),
-        *(
-            (f"<answer> a <reason> b <location> {location}", "<location> is not a list of boxes")
-            for location in ("[1, 2, 3, 4]", "[[1, 2, 3, 4]] x", "[[1, 2, 3, 4]", "[")
-        ),
-    ],
-)
-def test_violations_of_the_plain_grammar(text, problem):
-    assert problem in read_reply(text, "gemex_plain").problems
 
 
 @pytest.mark.parametrize(

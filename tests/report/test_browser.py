@@ -218,6 +218,8 @@ def test_a_phone_breaks_no_word_and_shows_that_tables_scroll(browser, whole, tmp
     with watch(browser, whole, width=390) as page:
         assert page.overflow == 0
         assert find_broken_words(page.tab) == []
+        names = page.tab.locator(".figures th[scope=row]:visible")
+        assert names.evaluate_all("all => Math.max(...all.map((name) => name.offsetWidth))") < 390 / 2  # figures stay
         table = page.tab.locator("#results .scrolled").first
         assert table.evaluate("table => table.scrollWidth - table.clientWidth") > 50
         at_first = brightness_of_the_right_edge()

@@ -99,6 +99,18 @@ def test_curves_are_means_of_each_epoch():
     assert ">teacher</text>" in text
 
 
+def test_the_plain_network_has_a_loss_of_its_own():
+    parts = {"teacher__total": 5.0, "teacher__hard_label": 2.0, "teacher__plain": 3.0, "student__total": 2.0}
+    _, loss = charts_of(entry("train", 0, **parts), entry("train", 1, **parts))
+    teacher, student, plain = ([y for _, y in points_of(loss, line)] for line in range(3))
+    assert [text for text in ("teacher", "student", "plain") if f">{text}</text>" in loss] == [
+        "teacher",
+        "student",
+        "plain",
+    ]
+    assert teacher[:2] == student[:2] != plain[:2]
+
+
 def decode(uri):
     kind, content = uri.split(",")
     assert kind == "data:image/jpeg;base64"

@@ -12,18 +12,19 @@ from pathlib import Path
 import msgspec
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step, fold, read_options
-from stepcot_jax.data.delimited import Row, fold_column, read_age, read_table
+from stepcot_jax.data.delimited import Row, fold_column, read_age
 from stepcot_jax.data.identities import normalise_image_path, read_patient, read_split
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
 from stepcot_jax.data.sources.findings import DIAGNOSES, NORMAL, Answers, answer_findings, answer_normal
-from stepcot_jax.data.sources.intake import ImagePaths, list_named
+from stepcot_jax.data.sources.intake import ImagePaths, find_file, list_named
 from stepcot_jax.data.sources.listed import How, Listed, Source, refused
+from stepcot_jax.data.splits.split_resolver import UNCOMPUTED, read_sheet
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
 from stepcot_jax.host.untrusted import read_limits
 from stepcot_jax.record import Record
 
-TABLE_NAME, CHAIN_NAME = "cases.csv", "chain.json"
+TABLE_NAMES, CHAIN_NAME = ("cases.csv", "cases.xlsx"), "chain.json"
 IMAGE_COLUMNS = ("image", "image path")
 PATIENT_COLUMN = "patient id"
 SPLIT_COLUMN = "split"
@@ -47,7 +48,7 @@ class Columns:
 
 
 def list_csv(root: Path, how: How) -> Source:
-    """List `cases.csv`: image, report, patient_id, origin, sex, age, view, split and one column per step.
+    """List `cases.csv`, `cases.xlsx`: image, report, patient_id, origin, sex, age, view, split, one column per step.
 
     Column names ignore letter case, spacing, "_" and "-". Only image and one column with answers are required. Answers
     are letters or texts of the options, with "?" after one that is uncertain; an empty cell is not annotated. The chain
@@ -55,7 +56,7 @@ def list_csv(root: Path, how: How) -> Source:
     answered, `findings` adds the answers that follow from it. Without patient_id each image counts as one patient, with
     a warning.
     """
-    path = root / TABLE_NAME if root.is_dir() else root
+    path = (find_file(root, *TABLE_NAMES) or root / TABLE_NAMES[0]) if root.is_dir() else root
     folder = path.parent
     chain_path = folder / CHAIN_NAME
     chain = read_chain(chain_path) if chain_path.exists() else DEFAULT_CHAIN
@@ -63,7 +64,7 @@ def list_csv(root: Path, how: How) -> Source:
     if how.step_names not in (names, PUBLISHED_STEP_NAMES):
         where = chain_path if chain_path.exists() else f"{folder}: without {CHAIN_NAME}"
         raise BadInput(f"{where}: step_names {list(how.step_names)} do not match the chain's {list(names)}")
-    header, rows = read_table(path, known_columns=known_columns(chain))
+    header, rows = read_sheet(path, known_columns=known_columns(chain))
     columns = find_columns(header, chain=chain, path=path)
     if PATIENT_COLUMN not in columns.texts:
         _LOG.warning("%s: no column patient_id: each image counts as a patient of its own", path)
@@ -95,6 +96,9 @@ class _RowReader:
             raise BadInput(f"{len(row.cells)} cells instead of {num_columns} as in the header")
         if any("\0" in cell for cell in row.cells):
             raise BadInput("a cell has a NUL byte; expected text")
+        used = (self._columns.image, *self._columns.texts.values(), *self._columns.steps)
+        if any(row.cells[column] == UNCOMPUTED for column in used if column is not None):
+            raise BadInput(f"a cell is a {UNCOMPUTED}; open and save the table in a spreadsheet program")
         image = row.cells[self._columns.image]
         texts = {name: row.cells[column] for name, column in self._columns.texts.items()}
         for name in (PATIENT_COLUMN, "origin", "view"):
@@ -175,6 +179,7 @@ def find_columns(header: Sequence[str], *, chain: Chain, path: Path) -> Columns:
         f"expected image, one or more of {', '.join(step.name for step in chain.steps)} (or label for the last), "
         "and optionally patient_id, report, origin, sex, age, view, split"
     )
+    expected += f"; steps of your own go into {CHAIN_NAME} beside the table" if chain == DEFAULT_CHAIN else ""
     repeated = sorted({name for name in folded if name in known and folded.count(name) > 1})
     if repeated:
         raise BadInput(f"{path}: column {repeated[0]!r} occurs more than once in {shown}; {expected}")
@@ -189,8 +194,7 @@ def find_columns(header: Sequence[str], *, chain: Chain, path: Path) -> Columns:
         raise BadInput(f"{path}: columns label and {chain.steps[-1].name} exclude each other")
     steps[-1] = label if steps[-1] is None else steps[-1]
     if all(column is None for column in steps):
-        own = "" if chain != DEFAULT_CHAIN else f"; steps of your own go into {CHAIN_NAME} beside the table"
-        raise BadInput(f"{path}: no column with answers in {shown}; {expected}{own}")
+        raise BadInput(f"{path}: no column with answers in {shown}; {expected}")
     unknown = [name for name, key in zip(names, folded, strict=True) if key not in known]
     if any(unknown):
         _LOG.warning("%s: ignored columns: %s; %s", path, ", ".join(map(repr, unknown[:20])), expected)

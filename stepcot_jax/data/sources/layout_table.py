@@ -32,7 +32,12 @@ LAYOUTS: dict[str, Layout] = {
         cases=("*",), where="a folder or .tgz archive with the collection's XML reports", looks_inside=True
     ),
     "rad_restruct": Layout(cases=("template_final_clean.json",), own_chain=True),
-    "csv": Layout(("cases.csv",), where="a folder with cases.csv, or a .csv file", module="csv_table", own_chain=True),
+    "csv": Layout(
+        cases=("cases.csv", "cases.xlsx"),
+        where="a folder with cases.csv or cases.xlsx, or a .csv or .xlsx file",
+        module="csv_table",
+        own_chain=True,
+    ),
     "records": Layout(questions=("records.jsonl",)),
     "gemex": Layout(questions=("*: visual_locations", "*: thinkVG", "*: conversations, q_type")),
     "medsage": Layout(questions=("*: conversations",)),
@@ -126,7 +131,7 @@ def _is_there(root: Path, layout: str, patterns: tuple[str, ...]) -> bool:
     if LAYOUTS[layout].looks_inside and patterns == ("*",):
         return bool(of_layout(layout, "is")(root))
     if not root.is_dir():
-        return layout == "csv" and root.suffix.lower() == ".csv"
+        return layout == "csv" and root.suffix.lower() in (".csv", ".xlsx")
     if not any(next(root.glob(pattern), None) for pattern in patterns):
         return False
     return not LAYOUTS[layout].looks_inside or bool(of_layout(layout, "is")(root))

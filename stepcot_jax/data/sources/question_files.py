@@ -16,6 +16,7 @@ from stepcot_jax.data.identities import read_patient, read_split
 from stepcot_jax.data.sources.intake import Image, ImagePaths
 from stepcot_jax.data.sources.listed import How, Listed, Source, refused
 from stepcot_jax.data.sources.released import NotARecord, read_objects
+from stepcot_jax.data.splits.split_resolver import UNCOMPUTED
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import list_texts
 from stepcot_jax.record import Kind, Record, Split, kind_of
@@ -198,6 +199,8 @@ def as_text(value: Any, field: str) -> str:
         return ""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise BadInput(f"{field}: {type(value).__name__}; expected a text or a number")
+    if value == UNCOMPUTED:
+        raise BadInput(f"{field}: {UNCOMPUTED}; open and save the table in a spreadsheet program")
     return f"{value:g}" if isinstance(value, float) and value.is_integer() else str(value)
 
 

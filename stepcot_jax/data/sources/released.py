@@ -12,14 +12,13 @@ import msgspec
 from stepcot_jax import chain
 from stepcot_jax.box import Box, Corners
 from stepcot_jax.data import parquet
-from stepcot_jax.data.delimited import read_table
 from stepcot_jax.data.identities import normalise_image_path
 from stepcot_jax.data.questions.record_files import read_lines
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.records.json_arrays import find_no_json, read_raw_records
 from stepcot_jax.data.sources.listed import How, Listed, Source, refused
-from stepcot_jax.data.splits.split_resolver import iterate_sheet
+from stepcot_jax.data.splits.split_resolver import read_sheet
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import one_line
 from stepcot_jax.host.untrusted import open_untrusted
@@ -76,14 +75,8 @@ def read_objects(path: Path, *, name: str | None = None) -> Iterator[tuple[str, 
     if path.suffix.lower() == parquet.SUFFIX:
         for number, fields in parquet.read_rows(path, name=path.name if name is None else name):
             yield f"row {number}", fields
-    elif path.suffix.lower() == ".xlsx":
-        sheet = iterate_sheet(path)
-        _, names = next(sheet, (0, []))
-        for number, cells in sheet:
-            if any(cells):
-                yield f"row {number}", dict(zip(names, cells + [""] * (len(names) - len(cells)), strict=False))
-    elif path.suffix.lower() in (".csv", ".tsv"):
-        header, rows = read_table(path, known_columns=())
+    elif path.suffix.lower() in (".csv", ".tsv", ".xlsx"):
+        header, rows = read_sheet(path)
         for row in rows:
             if len(row.cells) == len(header):
                 yield f"row {row.number}", dict(zip(header, row.cells, strict=True))

@@ -7,14 +7,14 @@ import io
 import posixpath
 import re
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool
 
-from stepcot_jax.data.delimited import fold_column, name_content, read_rows
+from stepcot_jax.data.delimited import Row, fold_column, name_content, read_rows, read_table
 from stepcot_jax.data.identities import fold_patient, normalise_image_path, read_patient
 from stepcot_jax.data.record_table import RecordTable, as_table
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Assignment, Splits
@@ -45,28 +45,22 @@ class SplitRow:
 def read_split_table(path: Path) -> Iterator[SplitRow]:
     """Yield the rows that name a patient or an image, from .xlsx (first sheet) or .csv (comma, semicolon, tab)."""
     columns, longest, num_uncomputed = list[int](), read_limits().name, 0
-    try:
-        for number, cells in iterate_sheet(path) if path.suffix == ".xlsx" else _read_csv(path):
-            if not columns:
-                columns = _find_columns(cells, path=path) if any(cells) else []
-                continue
-            texts = [cells[column] if 0 <= column < len(cells) else "" for column in columns]
-            if UNCOMPUTED in texts:
-                num_uncomputed += texts.count(UNCOMPUTED)
-            elif any(texts):
-                if max(map(len, texts)) > longest:
-                    raise exceeds(path, f"row {number} has a name of {max(map(len, texts))} characters", "name")
-                try:
-                    texts[0] = read_patient(texts[0])
-                except BadInput as error:
-                    raise BadInput(f"{path}: row {number}: {error}") from None
-                if any(texts):
-                    yield SplitRow(path.name, number, *texts)
-    except BadInput:
-        raise
-    # zipfile, zlib and calamine raise a dozen kinds of error on broken files.
-    except Exception as error:
-        raise BadInput(f"{path}: cannot be read: {type(error).__name__}: {str(error)[:200]}; {_EXPECTED}") from error
+    for number, cells in iterate_sheet(path) if path.suffix == ".xlsx" else _read_csv(path):
+        if not columns:
+            columns = _find_columns(cells, path=path) if any(cells) else []
+            continue
+        texts = [cells[column] if 0 <= column < len(cells) else "" for column in columns]
+        if UNCOMPUTED in texts:
+            num_uncomputed += texts.count(UNCOMPUTED)
+        elif any(texts):
+            if max(map(len, texts)) > longest:
+                raise exceeds(path, f"row {number} has a name of {max(map(len, texts))} characters", "name")
+            try:
+                texts[0] = read_patient(texts[0])
+            except BadInput as error:
+                raise BadInput(f"{path}: row {number}: {error}") from None
+            if any(texts):
+                yield SplitRow(path.name, number, *texts)
     if num_uncomputed:
         what = f"{num_uncomputed} cells have formulas without stored values"
         raise BadInput(f"{path}: {what}; open and save it in a spreadsheet program")
@@ -211,7 +205,7 @@ class _Names:
 # Rows of an .xlsx. The library builds a dense table in memory and says nothing of formulas without a value. So all is
 # unpacked first, within the sizes that the archive states, and a look at the XML finds extent and formulas.
 
-UNCOMPUTED = "(formula without a stored value)"
+UNCOMPUTED = "formula without a stored value"
 """Text of a cell with a formula that no spreadsheet program has computed."""
 _ERROR = "#N/A"
 _PLACE = re.compile(rb"""\sr\s*=\s*["']\s*([A-Za-z]{0,9})([0-9]*)""")
@@ -227,8 +221,31 @@ _RELATION = re.compile(rb"<(?:[\w.-]+:)?Relationship\b([^<>]*)>")
 _TAGS_OF_CELL, _EXTENT_OF_CELL = 8, 5  # so many tags, and so many places of the dense table, a cell
 
 
+def read_sheet(path: Path, *, known_columns: Collection[str] = ()) -> tuple[tuple[str, ...], Iterator[Row]]:
+    """Read the header and the rows that are not empty, from .xlsx (first sheet) or as `delimited.read_table`."""
+    if path.suffix.lower() != ".xlsx":
+        return read_table(path, known_columns=known_columns)
+    rows = ((number, texts) for number, texts in iterate_sheet(path) if any(texts))
+    _, header = next(rows, (0, []))
+    if not header:
+        raise BadInput(f"{path}: is empty; expected a header and rows in the first sheet")
+    filled = (Row(number, (*texts, *[""] * (len(header) - len(texts)))) for number, texts in rows)
+    return tuple(header), filled
+
+
 def iterate_sheet(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield the number, from 1, and the texts of each row of the first sheet; integers have no decimal point."""
+    try:
+        yield from _iterate_sheet(path)
+    except BadInput:
+        raise
+    # zipfile, zlib and calamine raise a dozen kinds of error on broken files.
+    except Exception as error:
+        what = f"cannot be read: {type(error).__name__}: {str(error)[:200]}"
+        raise BadInput(f"{path}: {what}; expected a workbook saved as .xlsx") from error
+
+
+def _iterate_sheet(path: Path) -> Iterator[tuple[int, list[str]]]:
     import python_calamine  # of tables alone
 
     with open_untrusted(path, accepted="an .xlsx") as file:

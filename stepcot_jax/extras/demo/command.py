@@ -16,7 +16,7 @@ from typing import Any
 from stepcot_jax.host.download import PHANTOM, find_checkpoint
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.text import install_extra
-from stepcot_jax.tools.options import OF_READER, add_network
+from stepcot_jax.tools.options import OF_READER, add, add_network
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -24,14 +24,12 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     page = "Serve a page that reads radiographs step by step."
     parser = argparse.ArgumentParser(prog="stepcot demo", description=page)
-    shown = f"{OF_READER} (default)"
-    parser.add_argument("--checkpoint", metavar="WORKDIR", default=PHANTOM, help=shown)
+    add(parser, "--checkpoint WORKDIR", f"{OF_READER} (default)", PHANTOM)
     add_network(parser)
-    host = "address to listen on (default: 127.0.0.1, this machine only)"
-    parser.add_argument("--host", default="127.0.0.1", help=host)
+    add(parser, "--host HOST", "address to listen on (default: 127.0.0.1, this machine only)", "127.0.0.1")
     other = "another host name or address under which browsers reach the page; may be repeated"
-    parser.add_argument("--allow-host", metavar="NAME", action="append", default=[], help=other)
-    parser.add_argument("--port", type=int, default=7860, help="port to listen on; 0 picks a free one (default: 7860)")
+    add(parser, "--allow-host NAME", other, [], action="append")
+    add(parser, "--port", "port to listen on; 0 picks a free one (default: 7860)", 7860)
     options = parser.parse_args(arguments)
     if any("*" in name for name in options.allow_host):
         raise BadInput("--allow-host: '*' stands for nothing here; expected a host name or address")

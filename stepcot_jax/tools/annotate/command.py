@@ -31,8 +31,7 @@ TASK_FLAGS = {
 """Flags of `annotate vqa` that only one task uses."""
 
 
-def annotate_parser() -> argparse.ArgumentParser:
-    """Return the parser of `annotate REPORTS`."""
+def _annotate_parser() -> argparse.ArgumentParser:
     prog = "stepcot annotate"
     others = "vqa, merge, agree, review-out, review-in"
     also = f"Also the commands {others}; each has a --help."
@@ -49,8 +48,7 @@ def annotate_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def merge_parser() -> argparse.ArgumentParser:
-    """Return the parser of `annotate merge`."""
+def _merge_parser() -> argparse.ArgumentParser:
     prog = "stepcot annotate merge"
     parser = argparse.ArgumentParser(prog=prog, description="Merge the folders of all shards into one result.")
     parser.add_argument("shards", nargs="+", metavar="SHARD", help="folder of a run with --shard; or gs://")
@@ -59,16 +57,14 @@ def merge_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def vqa_parser() -> argparse.ArgumentParser:
-    """Return the parser of `annotate vqa SOURCE`."""
+def _vqa_parser() -> argparse.ArgumentParser:
     prog = "stepcot annotate vqa"
     parser = argparse.ArgumentParser(prog=prog, description="Make reasoning records from questions or boxes.")
     add(parser, "SOURCE", "questions, boxes or grounded reports in any layout of docs/sources.md; also on gs://")
     tasks = "rmcot: thinking with regions; lvkc: four stages; medclm: easy, medium and hard views"
     add(parser, "--task", tasks, choices=("rmcot", "lvkc", "medclm"), required=True)
-    parser.add_argument(
-        "--box-size", type=int, nargs=2, metavar=("WIDTH", "HEIGHT"), help="GEMeX, MEDSAGE: of the boxes"
-    )
+    size = ("WIDTH", "HEIGHT")
+    parser.add_argument("--box-size", type=int, nargs=2, metavar=size, help="GEMeX, MEDSAGE: of the boxes")
     add(parser, "--question-seed N", "of questions and boxes, default 0", 0)
     normal = "also ask about images of a detection list that have no box because the source denies findings"
     add(parser, "--with-normal", normal)
@@ -131,8 +127,7 @@ COMPARISONS = {
 """Commands: what each does, and what it writes."""
 
 
-def comparison_parser(command: str) -> argparse.ArgumentParser:
-    """Return the parser of one of `COMPARISONS`."""
+def _comparison_parser(command: str) -> argparse.ArgumentParser:
     description, metavar, written = COMPARISONS[command]
     holder = "folder with data.json (chains) or records.jsonl (reasoning; review only), or such a file; or gs://"
     is_review = command != "agree"
@@ -155,7 +150,7 @@ def run_comparison(command: str, arguments: Sequence[str]) -> None:
     from stepcot_jax.annotate.agreement import align
     from stepcot_jax.data.questions.record_files import holds_records
 
-    options = comparison_parser(command).parse_args(arguments)
+    options = _comparison_parser(command).parse_args(arguments)
     options.annotators = [find_path(annotator, "A") for annotator in options.annotators]
     source, *others = options.annotators
     if command == "review-in":
@@ -236,8 +231,7 @@ def merge(options: argparse.Namespace) -> None:
     print(f"{len(result.records)} records of {len(shards)} shards in {options.out}")
 
 
-def annotate_vqa(options: argparse.Namespace) -> None:
-    """Make reasoning records from questions or boxes."""
+def _annotate_vqa(options: argparse.Namespace) -> None:
     from stepcot_jax.annotate.recipes.items import TaskSettings
     from stepcot_jax.annotate.runner import annotate_questions
     from stepcot_jax.host.terminal import Terminal
@@ -259,22 +253,17 @@ def annotate_vqa(options: argparse.Namespace) -> None:
         given["knowledge"] = read_knowledge(find_path(options.knowledge, "--knowledge"))
     plan, source = _make_plan(options), find_path(options.source, "SOURCE")
     of_task = {name: value for names in TASK_FLAGS.values() for name in names if (value := given[name]) is not None}
-    result = annotate_questions(
-        source,
-        plan,
-        Terminal(),
-        task=options.task,
-        settings=TaskSettings(
-            root=source,
-            folder=options.out,
-            seed=options.question_seed,
-            box_size=tuple(options.box_size) if options.box_size else None,
-            with_normal=options.with_normal,
-            sends_pictures=options.send_images,
-            **of_task,
-        ),
-        num_regenerations=options.regenerate,
+    settings = TaskSettings(
+        root=source,
+        folder=options.out,
+        seed=options.question_seed,
+        box_size=options.box_size and tuple(options.box_size),
+        with_normal=options.with_normal,
+        sends_pictures=options.send_images,
+        **of_task,
     )
+    how = {"task": options.task, "settings": settings, "num_regenerations": options.regenerate}
+    result = annotate_questions(source, plan, Terminal(), **how)
     print(result.describe(), end="")
     print(f"{len(result.records)} records in {options.out}")
 
@@ -288,13 +277,13 @@ def main(arguments: list[str] | None = None) -> None:
 
         compare_coding(arguments[1:])
     elif arguments[:1] == ["vqa"]:
-        annotate_vqa(vqa_parser().parse_args(arguments[1:]))
+        _annotate_vqa(_vqa_parser().parse_args(arguments[1:]))
     elif arguments[:1] == ["merge"]:
-        merge(merge_parser().parse_args(arguments[1:]))
+        merge(_merge_parser().parse_args(arguments[1:]))
     elif arguments and arguments[0] in COMPARISONS:
         run_comparison(arguments[0], arguments[1:])
     else:
-        annotate(annotate_parser().parse_args(arguments))
+        annotate(_annotate_parser().parse_args(arguments))
 
 
 def _make_plan(options: argparse.Namespace) -> "Plan":

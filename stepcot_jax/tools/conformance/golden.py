@@ -26,7 +26,7 @@ from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.systems.networks import Networks, read_as_teacher
 from stepcot_jax.systems.updates import make_joint_update, start_state, student_gradients, teacher_gradients
 from stepcot_jax.training.optimizers import make_optimizer
-from stepcot_jax.training.state import Params, TrainState
+from stepcot_jax.training.state import Params
 
 VARIANTS = ("reference", "paper", "paper_trace")
 """The authors' code, the paper's gradient, and the paper's gradient and normaliser."""
@@ -100,7 +100,10 @@ class Golden:
         )
         if "meta" not in self.arrays:
             raise BadInput(f"{path} lacks the key 'meta' of golden numbers")
-        self.meta = _read_meta(path, self.arrays["meta"])
+        try:
+            self.meta = msgspec.json.decode(self.arrays["meta"].tobytes(), type=Meta)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BadInput(f"{path}, meta: {one_line(error)}") from None
         results = [key for name, _, keys in groups(self.meta) for key in keys if not name.startswith(_TREES)]
         missing = [name for name in (*INPUTS, *results) if name not in self.arrays]
         if missing:
@@ -119,13 +122,8 @@ class Golden:
 
     def inputs(self) -> dict[str, np.ndarray]:
         """Return the inputs in the dtypes of the networks; invalid labels are -100."""
-        inputs = {
-            name: self.arrays[name].astype(np.float32)
-            for name in INPUTS
-            if name not in ("inputs/labels", "inputs/valid_mask", "gat/node_mask")
-        }
-        inputs["gat/node_mask"] = self.arrays["gat/node_mask"].astype(bool)
-        valid = self.arrays["inputs/valid_mask"].astype(bool)
+        inputs = {name: self.arrays[name].astype(bool if "mask" in name else np.float32) for name in INPUTS}
+        valid = inputs.pop("inputs/valid_mask")
         inputs["inputs/labels"] = np.where(valid, self.arrays["inputs/labels"], -100).astype(np.int32)
         return inputs
 
@@ -142,7 +140,6 @@ class Golden:
                 )
 
     def _check_sizes(self, sizes: Mapping[str, int]) -> None:
-        """Require the sizes of meta in the weights."""
         meta = self.meta
         expected = {
             "teacher_width": meta.teacher_dim,
@@ -158,13 +155,6 @@ class Golden:
         for name, size in expected.items():
             if sizes[name] != size:
                 raise BadInput(f"params: {name} is {sizes[name]}; expected {size} according to meta")
-
-
-def _read_meta(path: str, encoded: np.ndarray) -> Meta:
-    try:
-        return msgspec.json.decode(encoded.tobytes(), type=Meta)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadInput(f"{path}, meta: {one_line(error)}") from None
 
 
 def groups(meta: Meta) -> Iterator[tuple[str, float, tuple[str, ...]]]:
@@ -221,15 +211,13 @@ class Computation:
             student=Student(answers_per_step=answers, width=meta.student_dim, dropout_rate=0.0),
             projection_width=meta.proj_dim,
         )
-        self.optimizers = {
-            network: make_optimizer(
-                learning_rate=rate, weight_decay=meta.weight_decay, epsilon=meta.adam_eps, clip_norm=meta.grad_clip
-            )
-            for network, rate in (("teacher", meta.teacher_lr), ("student", meta.student_lr))
-        }
+        how: dict[str, Any] = {"weight_decay": meta.weight_decay, "epsilon": meta.adam_eps, "clip_norm": meta.grad_clip}
+        rates = {"teacher": meta.teacher_lr, "student": meta.student_lr}
+        self.optimizers = {name: make_optimizer(learning_rate=rate, **how) for name, rate in rates.items()}
         self.evaluate = jax.jit(self._evaluate)
-        self.start = jax.jit(self._start)
-        self.update = jax.jit(make_joint_update(self.networks, self.objective("reference"), self.optimizers))
+        key, objective = jax.random.key(0), self.objective("reference")
+        self.start = jax.jit(lambda params: start_state(params, objective, self.optimizers, key=key))
+        self.update = jax.jit(make_joint_update(self.networks, objective, self.optimizers))
 
     def objective(self, variant: str) -> Objective:
         """Return the loss settings of a variant."""
@@ -240,11 +228,7 @@ class Computation:
             **_SETTINGS[variant],
         )
 
-    def _start(self, params: Params) -> TrainState:
-        return start_state(params, self.objective("reference"), self.optimizers, key=jax.random.key(0))
-
     def _evaluate(self, params: Params, inputs: dict[str, jax.Array]) -> Numbers:
-        """Compute everything except the training."""
         images, texts = inputs["inputs/image_features"], inputs["inputs/text_features"]
         batch = {"image_features": images, "labels": inputs["inputs/labels"]}
         numbers = self._evaluate_parts(params["teacher"], inputs)
@@ -267,7 +251,6 @@ class Computation:
         return numbers
 
     def _evaluate_parts(self, teacher_params: Params, inputs: dict[str, jax.Array]) -> Numbers:
-        """Compute graph attention and memory cell alone."""
         teacher = self.networks.teacher
         stack = GraphAttentionStack(teacher.num_layers, teacher.num_heads, teacher.width, teacher.negative_slope)
         variables = {"params": teacher_params["graph_attention"]}
@@ -301,7 +284,6 @@ _make_computation = functools.lru_cache(maxsize=8)(Computation)
 
 
 def _pairs(golden: Golden, numbers: Numbers, key: str) -> Pairs:
-    """Yield computed and expected numbers of a key, for a parameter tree one tensor at a time."""
     if not isinstance(numbers[key], dict):
         yield numbers[key], golden.arrays[key]
         return
@@ -339,10 +321,5 @@ def check(path: str) -> Iterator[dict[str, Any]]:
     numbers = jax.device_get(numbers)
     for name, tolerance, keys in groups(golden.meta):
         error = max(max_error(_pairs(golden, numbers, key)) for key in keys)
-        yield {
-            "file": path,
-            "group": name,
-            "max_error": error if np.isfinite(error) else None,
-            "tolerance": tolerance,
-            "ok": error <= tolerance,
-        }
+        shown = {"max_error": error if np.isfinite(error) else None, "tolerance": tolerance}
+        yield {"file": path, "group": name, **shown, "ok": error <= tolerance}

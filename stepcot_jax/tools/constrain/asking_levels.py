@@ -8,6 +8,7 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -138,31 +139,24 @@ def run_all(
 
 def write_replies(folder: Path, cases: Sequence[AskedCase], replies: Sequence[CaseReplies], chain: Chain) -> None:
     """Write `replies.jsonl`: a line for each dialogue of each case, with reply, answers and broken constraints."""
-    lines = [
-        {
-            "case": case.id,
-            "variant": variant,
-            "level": level,
-            "given": {
-                name_step(position): chain.steps[position].written(label) for position, label in answered.dialogue.given
-            },
-            "reply": answered.reply.text,
-            **({"problem": answered.reply.problem} if answered.reply.problem else {}),
-            **({"is_cut": True} if answered.reply.is_cut else {}),
-            "answers": {
+    lines = []
+    for case, answered_case in zip(cases, replies, strict=True):
+        for (variant, level), answered in answered_case.items():
+            reply, verified = answered.reply, answered.verified
+            line: dict[str, Any] = {"case": case.id, "variant": variant, "level": level}
+            given = answered.dialogue.given
+            line["given"] = {name_step(position): chain.steps[position].written(label) for position, label in given}
+            line["reply"] = reply.text
+            line |= {"problem": reply.problem} if reply.problem else {}
+            line |= {"is_cut": True} if reply.is_cut else {}
+            line["answers"] = {
                 field: chain.steps[position_of(field, chain.num_steps)].written(label)
-                for field, label in answered.verified.labels.items()
-            },
-            "not_followed": {
-                reading: [
-                    f"{constraint.kind} {constraint.field}".strip()
-                    for constraint, kept in zip(answered.verified.constraints, followed, strict=True)
-                    if not kept
-                ]
-                for reading, followed in (("strict", answered.verified.strict), ("loose", answered.verified.loose))
-            },
-        }
-        for case, answered_case in zip(cases, replies, strict=True)
-        for (variant, level), answered in answered_case.items()
-    ]
+                for field, label in verified.labels.items()
+            }
+            names = [f"{constraint.kind} {constraint.field}".strip() for constraint in verified.constraints]
+            line["not_followed"] = {
+                reading: [name for name, kept in zip(names, getattr(verified, reading), strict=True) if not kept]
+                for reading in ("strict", "loose")
+            }
+            lines.append(line)
     write_whole(folder / REPLIES_NAME, msgspec.json.Encoder().encode_lines(lines))

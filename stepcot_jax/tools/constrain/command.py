@@ -5,7 +5,6 @@ Pictures are sent to the endpoint that --endpoint names, and nowhere else. For r
 
 import argparse
 import functools
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from stepcot_jax.host.errors import BadInput, run_tool
@@ -44,16 +43,12 @@ def main(arguments: list[str] | None = None) -> None:
     num_at_once = 4 if options.concurrency is None else options.concurrency
     asking = Asking(chain, tuple(list_keys(variants, levels)), not options.open_diagnosis, num_at_once)  # type: ignore[arg-type]
     prompt = write_prompt(chain, lists_diagnoses=asking.lists_diagnoses)
+    open_model = functools.partial(_open_model, options, endpoint, prompt)  # in the loop that asks
     make_workdir(options.out)
     with lock_folder(options.out):
-        replies, model = run_all(cases, _model_opener(options, endpoint, prompt), asking, terminal=Terminal())
-        about = {
-            "model": options.name or model.name,
-            "about": model.about,
-            "source": source.name,
-            "prompt": prompt.digest,
-            "lists_diagnoses": asking.lists_diagnoses,
-        }
+        replies, model = run_all(cases, open_model, asking, terminal=Terminal())
+        about = {"model": options.name or model.name, "about": model.about, "source": source.name}
+        about |= {"prompt": prompt.digest, "lists_diagnoses": asking.lists_diagnoses}
         drawn = {"num_resamples": options.num_resamples, "seed": options.seed}
         results = summarise_levels(cases, replies, chain, about=about, **drawn)
         for table in make_tables(results):
@@ -101,23 +96,17 @@ def _choose_cases(source: "CaseSource", options: argparse.Namespace) -> "list[As
     return asked
 
 
-def _model_opener(
-    options: argparse.Namespace, endpoint: "Endpoint | None", prompt: "Prompt"
-) -> "Callable[[], tuple[Model, Budget]]":
+def _open_model(options: argparse.Namespace, endpoint: "Endpoint | None", prompt: "Prompt") -> "tuple[Model, Budget]":
     from stepcot_jax.annotate.llm.client import Budget
     from stepcot_jax.annotate.output import LEDGER_FOLDER
     from stepcot_jax.reading.chat_models import LONGEST_REPLY, EndpointModel, LocalModel
 
     folder = options.out / LEDGER_FOLDER
-
-    def open_model() -> "tuple[Model, Budget]":
-        if endpoint is None:
-            longest = options.max_answer_tokens or LONGEST_REPLY
-            return LocalModel(options.local, prompt, folder=folder, longest=longest), Budget(None)
-        model = EndpointModel(endpoint, prompt, folder=folder, cap=options.max_tokens)
-        return model, model.budget
-
-    return open_model
+    if endpoint is None:
+        longest = options.max_answer_tokens or LONGEST_REPLY
+        return LocalModel(options.local, prompt, folder=folder, longest=longest), Budget(None)
+    model = EndpointModel(endpoint, prompt, folder=folder, cap=options.max_tokens)
+    return model, model.budget
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -63,13 +63,9 @@ Follow every instruction:
 - Each of them is an object of exactly two texts: "reasoning" (one or two sentences), then "answer".
 - No answer is blank."""
 
-_LETTERS = """\
-- Each answer is one of the listed options, letter and text as they are listed: "B. text of \
-option B"."""
+_LETTERS = '- Each answer is one of the listed options, letter and text as they are listed: "B. text of option B".'
 
-_LETTERS_OF_STEPS = """\
-- Each answer to a step is one of the listed options, letter and text as they are listed: "B. text of \
-option B"."""
+_LETTERS_OF_STEPS = _LETTERS.replace("answer", "answer to a step", 1)
 
 _CLEAR = """\
 - The answers do not contradict each other{given}: with "{clear}" as the answer to step 1, the answer to every other \
@@ -111,13 +107,11 @@ def write_messages(chain: Chain, dialogue: Dialogue, *, lists_diagnoses: bool = 
 
 
 def _open(chain: Chain, dialogue: Dialogue) -> str:
-    question = chain.steps[-1].question
-    if not dialogue.asked:
+    question, count = chain.steps[-1].question, len(dialogue.asked)
+    if not count:
         return _DIRECT.format(question=question)
-    count = len(dialogue.asked)
-    asked = "this question with one of its options"
-    if count > 1:
-        asked = f"these {count} questions, each with one of its own options"
+    several = f"these {count} questions, each with one of its own options"
+    asked = several if count > 1 else "this question with one of its options"
     return _STEPS.format(asked=asked, question=question, and_given=" and on those given" if dialogue.given else "")
 
 

@@ -48,11 +48,7 @@ def summarise_levels(
     figures = bootstrap(compute, patients, num_resamples=num_resamples, seed=seed)
     known = truth[:, -1] != NOT_ANNOTATED
     # Equal dialogues of several variants, such as those of level 1, were asked once and share their reply.
-    asked = [
-        reply
-        for of_case in replies
-        for reply in {id(answered.reply): answered.reply for answered in of_case.values()}.values()
-    ]
+    asked = list({id(answered.reply): answered.reply for of_case in replies for answered in of_case.values()}.values())
     return Constrained(
         **about,
         steps=[(step.name, list(step.options)) for step in chain.steps],
@@ -83,14 +79,15 @@ def prepare_figures(
         by_name: dict[_Name, npt.NDArray[np.float64]] = {}
         for key in columns:
             for field, position in fields[key].items():
-                given = _one_hot(answers[key, field], chain.steps[position].num_answers)
+                # Certain answers; the last class is for those that cannot be read.
+                given = np.eye(chain.steps[position].num_answers + 1)[answers[key, field]]
                 by_name[key, field] = step_figures(weights, probabilities=given, labels=truth[:, position])
             by_name[key, "followed"] = mean(weights, shares[key])
             right = (answers[key, DIAGNOSIS] == truth[:, -1])[:, None] * np.ones(2)
             follows = shares[key][:, 0] > 0
             counted = np.stack([follows & known, ~follows & known], axis=1)
             by_name[key, "right"] = weighted_mean(weights, values=right, counted=counted)
-            by_name[key, "kinds"] = mean(weights, kinds[key])
+            by_name |= {(key, reading): mean(weights, values) for reading, values in kinds[key].items()}
             by_name[key, "differences"] = by_name[key, DIAGNOSIS] - by_name[_BASE, DIAGNOSIS]
         return by_name
 
@@ -106,11 +103,6 @@ def _fields(column: Sequence[Answered], chain: Chain) -> dict[str, int]:
 def read_labels(column: Sequence[Answered], field: str) -> npt.NDArray[np.int64]:
     """Return the label that each reply gives to a field; -1 where none can be read."""
     return np.array([answered.verified.labels.get(field, -1) for answered in column], np.int64)
-
-
-def _one_hot(answers: npt.NDArray[np.int64], num_answers: int) -> npt.NDArray[np.float64]:
-    """Return certain answers [case, answer]; the last column is for those that cannot be read."""
-    return np.eye(num_answers + 1)[np.where(answers < 0, num_answers, answers)]
 
 
 def _shares(column: Sequence[Answered]) -> npt.NDArray[np.float64]:
@@ -131,13 +123,14 @@ def list_kinds(column: Sequence[Answered]) -> list[str]:
     return [kind for kind in KINDS if kind in present]
 
 
-def _kinds(column: Sequence[Answered]) -> npt.NDArray[np.float64]:
-    """Return the share of each kind's constraints that each reply follows [case, strict kinds and then loose ones]."""
-    names = [constraint.kind for constraint in column[0].verified.constraints]
-    indices = [[index for index, name in enumerate(names) if name == kind] for kind in list_kinds(column)]
-    strict = np.array([answered.verified.strict for answered in column], np.float64)
-    loose = np.array([answered.verified.loose for answered in column], np.float64)
-    return np.stack([values[:, of_kind].mean(axis=1) for values in (strict, loose) for of_kind in indices], axis=1)
+def _kinds(column: Sequence[Answered]) -> dict[str, npt.NDArray[np.float64]]:
+    """Return by "strict" and "loose" the share of each kind's constraints that each reply follows [case, kind]."""
+    names = np.array([constraint.kind for constraint in column[0].verified.constraints])
+    shares = {}
+    for reading in ("strict", "loose"):
+        followed = np.array([getattr(answered.verified, reading) for answered in column], np.float64)
+        shares[reading] = np.stack([followed[:, names == kind].mean(axis=1) for kind in list_kinds(column)], axis=1)
+    return shares
 
 
 def _describe(
@@ -150,26 +143,22 @@ def _describe(
     def estimate(name: str, names: Sequence[str]) -> dict[str, Interval]:
         return dict(zip(names, figures[key, name], strict=True))
 
-    column, kinds = columns[key], list_kinds(columns[key])
-    rates = estimate("kinds", [f"{reading} {kind}" for reading in ("strict", "loose") for kind in kinds])
+    column, p = columns[key], None
+    if key != _BASE and (truth[:, -1] != NOT_ANNOTATED).any():
+        first, second = read_labels(column, DIAGNOSIS), read_labels(columns[_BASE], DIAGNOSIS)
+        p = compare_accuracy(labels=truth[:, -1], first=first, second=second).exact_p
+    rates = map(Rates, figures[key, "strict"], figures[key, "loose"])
     return Level(
         variant=key[0],
         level=key[1],
         diagnosis=estimate(DIAGNOSIS, FIGURES),
         differences={} if key == _BASE else estimate("differences", FIGURES),
-        p=None if key == _BASE else _test(column, columns[_BASE], truth[:, -1]),
+        p=p,
         followed=estimate("followed", FOLLOWED),
         right=estimate("right", RIGHT),
         steps={chain.steps[at].name: estimate(name_step(at), FIGURES) for at in column[0].dialogue.asked},
-        constraints={kind: Rates(rates[f"strict {kind}"], rates[f"loose {kind}"]) for kind in kinds},
+        constraints=dict(zip(list_kinds(column), rates, strict=True)),
     )
-
-
-def _test(column: Sequence[Answered], base: Sequence[Answered], truth: npt.NDArray[np.int64]) -> float | None:
-    if not (truth != NOT_ANNOTATED).any():
-        return None
-    first, second = (read_labels(answered, DIAGNOSIS) for answered in (column, base))
-    return compare_accuracy(labels=truth, first=first, second=second).exact_p
 
 
 # Tables of a model put through the levels.
@@ -252,9 +241,8 @@ def _judge(results: Constrained) -> dict[tuple[str, int], str]:
 def _describe_notes(results: Constrained) -> list[str]:
     notes = [f"{results.about}. Prompts {results.prompt[:12]}."]
     if not results.lists_diagnoses:
-        notes.append(
-            "Below the last level the prompts do not list the diagnoses; a reply counts as the one it mentions."
-        )
+        open_asked = "Below the last level the prompts do not list the diagnoses"
+        notes.append(f"{open_asked}; a reply counts as the one it mentions.")
     if results.num_missing:
         counted = "; ".join(f"{number} {problem}" for problem, number in results.missing.items())
         notes.append(f"{results.num_missing} dialogues have no reply ({counted or 'refused'}); they count as wrong.")

@@ -4,9 +4,9 @@ Each command imports what it needs when it runs, so that `--help` is fast.
 """
 
 import argparse
+import functools
 import json
 import math
-import pathlib
 import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
@@ -18,7 +18,7 @@ from stepcot_jax.host.files import make_workdir, write_whole, writing_folder, wr
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.host.text import make_printable
 from stepcot_jax.tools.data.vqa import add_vqa, name_option
-from stepcot_jax.tools.options import ReadStepNames, local_path
+from stepcot_jax.tools.options import ReadStepNames, add, local_path
 
 EXIT_WOULD_STOP = 1
 
@@ -33,8 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command; return its exit code."""
     parser = argparse.ArgumentParser(prog="stepcot data", description="Work with folders of cases.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_check, _add_stats, _add_tfds, _add_phantom, add_vqa):
-        add(commands)
+    for add_command in (_add_check, _add_stats, _add_tfds, _add_phantom, add_vqa):
+        add_command(commands)
     options = parser.parse_args(arguments)
     for name in ("max_megapixels", "num_threads"):
         if hasattr(options, name) and not 0 < getattr(options, name) < math.inf:
@@ -56,43 +56,28 @@ def _add_check(commands: Any) -> None:
         f"run can use it; 1: something would stop a run; 2: it cannot be read at all. {_RECORDS}",
     )
     _add_reading_options(parser)
-    json = "also write the facts as JSON; - prints JSON instead of tables"
-    parser.add_argument("--json", type=local_path, metavar="FILE", help=json)
-    parser.add_argument(
-        "--images",
-        choices=("decode", "exists", "none"),
-        default="decode",
-        help="decode each image, test only that it exists, or skip images (imported features); default decode",
-    )
-    parser.add_argument("--max-megapixels", type=float, default=64.0, help="largest accepted image, default 64")
-    parser.add_argument("--num-threads", type=int, default=2, help="images decoded at a time, default 2")
-    parser.add_argument("--split-seed", type=int, default=0, help="of splits drawn without split tables, default 0")
-    parser.add_argument(
-        "--uncertain",
-        choices=("ignore", "negative", "positive"),
-        default="ignore",
-        help="config.data.uncertain of the run: what training makes of uncertain answers; default ignore",
-    )
+    add(parser, "--json FILE", "also write the facts as JSON; - prints JSON instead of tables", type=local_path)
+    looked = "decode each image, test only that it exists, or skip images (imported features); default decode"
+    add(parser, "--images", looked, "decode", choices=("decode", "exists", "none"))
+    add(parser, "--max-megapixels", "largest accepted image, default 64", 64.0, type=float)
+    add(parser, "--num-threads", "images decoded at a time, default 2", 2)
+    add(parser, "--split-seed", "of splits drawn without split tables, default 0", 0)
+    uncertain = "config.data.uncertain of the run: what training makes of uncertain answers; default ignore"
+    add(parser, "--uncertain", uncertain, "ignore", choices=("ignore", "negative", "positive"))
     dialect = "config.vqa.dialect of a run on reasoning records; default: that of the config that is meant for them"
-    parser.add_argument("--dialect", choices=(AUTO, *WRITTEN), default=AUTO, help=dialect)
+    add(parser, "--dialect", dialect, AUTO, choices=(AUTO, *WRITTEN))
     without = "the run has config.vqa.with_thinking=False"
-    parser.add_argument("--without-thinking", dest="with_thinking", action="store_false", help=without)
+    add(parser, "--without-thinking", without, dest="with_thinking", action="store_false")
     parser.set_defaults(run=_check)
 
 
 def _check(options: argparse.Namespace) -> int:
     from stepcot_jax.data.check import CheckOptions, check_root
 
-    check_options = CheckOptions(
-        **_reading_arguments(options),
-        images=options.images,
-        max_pixels=int(options.max_megapixels * 1e6),
-        split_seed=options.split_seed,
-        num_threads=options.num_threads,
-        uncertain=options.uncertain,
-        dialect=options.dialect,
-        with_thinking=options.with_thinking,
-    )
+    names = ("images", "split_seed", "num_threads", "uncertain", "dialect", "with_thinking")
+    how = {name: getattr(options, name) for name in names}
+    max_pixels = int(options.max_megapixels * 1e6)
+    check_options = CheckOptions(**_reading_arguments(options), max_pixels=max_pixels, **how)
     try:
         facts = check_root(options.root, check_options, terminal=Terminal())
     except BadInput as error:
@@ -117,9 +102,8 @@ def _add_stats(commands: Any) -> None:
         f"boxes, stages, lengths, the majority answer of each topic, and examples with their boxes. {_RECORDS}",
     )
     _add_reading_options(parser)
-    out = "folder for tables and pictures"
-    parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help=out)
-    parser.add_argument("--split-seed", type=int, default=0, help="of splits drawn without split tables, default 0")
+    add(parser, "--out DIR", "folder for tables and pictures", type=local_path, required=True)
+    add(parser, "--split-seed", "of splits drawn without split tables, default 0", 0)
     parser.set_defaults(run=_write_statistics)
 
 
@@ -148,54 +132,37 @@ def _write_statistics(options: argparse.Namespace) -> None:
 def _add_phantom(commands: Any) -> None:
     parser = commands.add_parser("phantom", help="draw chest phantoms with all seven answers, boxes and masks")
     parser.add_argument("folder", type=local_path, metavar="DIR", help="new or empty folder")
-    parser.add_argument("--num-cases", type=int, default=1000, help="default 1000")
-    parser.add_argument("--size", type=int, default=256, help="height and width in pixels, default 256")
-    parser.add_argument("--prevalence", choices=("published", "flat"), default="published", help="of the diagnoses")
-    parser.add_argument("--seed", type=int, default=0, help="default 0")
+    add(parser, "--num-cases", "default 1000", 1000)
+    add(parser, "--size", "height and width in pixels, default 256", 256)
+    add(parser, "--prevalence", "of the diagnoses", "published", choices=("published", "flat"))
+    add(parser, "--seed", "default 0", 0)
     parser.set_defaults(run=_draw_phantom)
 
 
 def _draw_phantom(options: argparse.Namespace) -> None:
     from stepcot_jax.data.phantom.phantom import export_phantom
 
+    how = {name: getattr(options, name) for name in ("num_cases", "seed", "size", "prevalence")}
     with writing_folder(options.folder) as partial:
-        export_phantom(
-            partial,
-            num_cases=options.num_cases,
-            seed=options.seed,
-            size=options.size,
-            prevalence=options.prevalence,
-            progress=lambda indices: Terminal().watch(indices, "drawing the phantom"),
-        )
+        watch = functools.partial(Terminal().watch, description="drawing the phantom")
+        export_phantom(partial, progress=watch, **how)
     print(f"{options.num_cases} cases in {options.folder}")
 
 
 def _add_reading_options(parser: argparse.ArgumentParser) -> None:
-    """Add ROOT and the options that `config.data` has for reading it."""
-    root = "folder or file in any layout, or a folder on gs://, which is downloaded"
-    parser.add_argument("root", metavar="ROOT", help=root)
-    parser.add_argument(
-        "--layout",
-        choices=(AUTO, *dict.fromkeys((*CASES, *QUESTIONS))),
-        default=AUTO,
-        help="default: detected from the files",
-    )
+    add(parser, "ROOT", "folder or file in any layout, or a folder on gs://, which is downloaded")
+    layouts = (AUTO, *dict.fromkeys((*CASES, *QUESTIONS)))
+    add(parser, "--layout", "default: detected from the files", AUTO, choices=layouts)
     size = "pixels of the picture that boxes refer to: required for GEMeX (config.vqa.box_size)"
     parser.add_argument("--box-size", type=int, nargs=2, metavar=("W", "H"), help=size)
     names = "of the chain's steps, in order (config.data.step_names); default: the seven of the paper"
-    parser.add_argument(
-        "--step-names", nargs="+", action=ReadStepNames, default=PUBLISHED_STEP_NAMES, metavar="NAME", help=names
-    )
+    add(parser, "--step-names NAME", names, PUBLISHED_STEP_NAMES, nargs="+", action=ReadStepNames)
     bad = "stop at a bad record, or set it aside with its reason (config.data.on_bad_record); default stop"
-    parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help=bad)
-    parser.add_argument(
-        "--several-labels",
-        dest="single_label",
-        action="store_false",
-        help="keep images with several findings (a run's data.single_label=False), in layouts with lists of findings",
-    )
+    add(parser, "--on-bad-record", bad, "stop", choices=("stop", "skip"))
+    several = "keep images with several findings (a run's data.single_label=False), in layouts with lists of findings"
+    add(parser, "--several-labels", several, dest="single_label", action="store_false")
     table = "table that ChestX-ray8's labels come from (config.data.labels_from); default auto"
-    parser.add_argument("--labels-from", choices=("auto", "boxes", "entries"), default="auto", help=table)
+    add(parser, "--labels-from", table, "auto", choices=("auto", "boxes", "entries"))
 
 
 def _reading_arguments(options: argparse.Namespace) -> dict[str, Any]:
@@ -249,21 +216,18 @@ def list_tables(facts: dict[str, Any]) -> list[Table]:
 def _list_rows(name: str, fact: Any) -> list[dict[str, Any]]:
     """Return the rows of one table, by column: of a list of objects, or of counts by name."""
     if isinstance(fact, dict):
-        named = (
-            (key or "(none)", value if isinstance(value, dict) else {"number": value}) for key, value in fact.items()
-        )
-        return [{"name": key, **value} for key, value in named]
+        rows = {key: value if isinstance(value, dict) else {"number": value} for key, value in fact.items()}
+        return [{"name": key or "(none)", **value} for key, value in rows.items()]
     if name == "leaks":
         return [image for group in fact for image in group]
     if name == "steps":
         return [{**step, "answers": _list_answers(step)} for step in fact]
     return [
-        {**row, "examples": list(map(_name_example, row["examples"]))} if "examples" in row else row for row in fact
+        row | ({"examples": list(map(_name_example, row["examples"]))} if "examples" in row else {}) for row in fact
     ]
 
 
 def _list_answers(step: dict[str, Any]) -> dict[str, str]:
-    """Return the cases of each answer with their share of those annotated."""
     return {name: f"{n:,} ({n / step['annotated']:.1%})" if n else "0" for name, n in step["answers"].items()}
 
 
@@ -311,20 +275,17 @@ def _add_tfds(commands: Any) -> None:
         description="Prepare a folder in any layout of cases as the dataset `step_cot` of tensorflow_datasets, "
         "without tensorflow.",
     )
-    parser.add_argument("root", metavar="ROOT", help="folder with cases and images (docs/sources.md); or gs://")
+    add(parser, "ROOT", "folder with cases and images (docs/sources.md); or gs://")
     parser.add_argument("data_dir", type=local_path, metavar="DIR", help="where datasets are kept")
-    parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")
-    parser.add_argument("--split-seed", type=int, default=0, help="of splits that are made; default 0")
-    parser.add_argument(
-        "--near-duplicate-radius", type=int, default=0, help="in bits, for splits that are made; default 0, for none"
-    )
+    add(parser, "--on-bad-record", "default stop", "stop", choices=("stop", "skip"))
+    add(parser, "--split-seed", "of splits that are made; default 0", 0)
+    add(parser, "--near-duplicate-radius", "in bits, for splits that are made; default 0, for none", 0)
     parser.set_defaults(run=_prepare_tfds)
 
 
 def _prepare_tfds(options: argparse.Namespace) -> None:
-    """Prepare a folder as a dataset of tensorflow_datasets and print the numbers of cases."""
     from stepcot_jax.data.sources.layout_table import detect_layout
-    from stepcot_jax.data.tfds.source import Reading, import_tfds
+    from stepcot_jax.data.tfds.source import QUARANTINE_NAME, Reading, import_tfds, open_prepared
 
     import_tfds()
     detect_layout(options.root)  # before tensorflow_datasets says that it begins
@@ -332,19 +293,11 @@ def _prepare_tfds(options: argparse.Namespace) -> None:
 
     names = ("on_bad_record", "split_seed", "near_duplicate_radius")
     folder = prepare(options.root, options.data_dir, Reading(**{name: getattr(options, name) for name in names}))
-    print("\n".join(_describe_prepared(folder)))
-
-
-def _describe_prepared(folder: pathlib.Path) -> list[str]:
-    from stepcot_jax.data.tfds.source import QUARANTINE_NAME, open_prepared
-
     prepared = open_prepared(folder)
     counts = ", ".join(f"{len(indices)} {name}" for name, indices in prepared.splits.by_name().items())
-    lines = [f"{len(prepared.collection.cases)} cases in {folder}: {counts} ({prepared.splits_source})"]
-    if prepared.collection.set_aside:
-        num_aside = len(prepared.collection.set_aside)
-        lines.append(f"{num_aside} records are set aside, each with its reason in {folder / QUARANTINE_NAME}")
-    return lines
+    print(f"{len(prepared.collection.cases)} cases in {folder}: {counts} ({prepared.splits_source})")
+    if num_aside := len(prepared.collection.set_aside):
+        print(f"{num_aside} records are set aside, each with its reason in {folder / QUARANTINE_NAME}")
 
 
 if __name__ == "__main__":

@@ -78,12 +78,8 @@ _GLYPH = re.compile(r"Glyph (\d+) ")
 _MOST_ORIGINS = 7
 _DPI = 150
 _WITH_SEPARATORS = "{x:,.0f}"
-STYLE: dict[str, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "stepcot_jax",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
+STYLE: dict[str, Any] = {"svg.fonttype": "none", "svg.hashsalt": "stepcot_jax"}
+STYLE |= {"axes.spines.top": False, "axes.spines.right": False}
 
 
 def write_pictures(folder: Path, statistics: Statistics) -> tuple[list[str], str]:
@@ -278,14 +274,9 @@ def _band(step: int, left: float, right: float, height: float, colour: str) -> P
 
 
 def _draw_nodes(axes: Axes, step: int, nodes: Sequence[_Node]) -> None:
-    edge = step + _NODE_WIDTH
+    behind = {"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1.0}
     for node in nodes:
         axes.add_patch(Rectangle((step, node.low), _NODE_WIDTH, node.high - node.low, facecolor=node.colour))
-        axes.text(
-            edge + 0.02,
-            (node.low + node.high) / 2,
-            f"{wrap_text(node.name, 24, num_lines=1)}  {node.count:,}",
-            fontsize=9,
-            va="center",
-            bbox={"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1.0},
-        )
+        label = f"{wrap_text(node.name, 24, num_lines=1)}  {node.count:,}"
+        middle = (node.low + node.high) / 2
+        axes.text(step + _NODE_WIDTH + 0.02, middle, label, fontsize=9, va="center", bbox=behind)

@@ -77,10 +77,9 @@ def write_case_statistics(folder: Path, collection: Collection, *, split_seed: i
 
 def write_tables(folder: Path, statistics: Statistics) -> list[str]:
     """Write all tables into a folder; return the names of the files."""
+    diagnoses = statistics.answer_names(-1)
     tables: dict[str, Iterable[Row]] = {
-        "origins_diagnoses.csv": _with_totals(
-            "diagnosis", statistics.answer_names(-1), statistics.origins, statistics.diagnoses
-        ),
+        "origins_diagnoses.csv": _with_totals("diagnosis", diagnoses, statistics.origins, statistics.diagnoses),
         "answers.csv": _answers(statistics),
         "reasoning_length.csv": _reasoning_length(statistics),
         "reasoning_length_by_diagnosis.csv": _reasoning_by_diagnosis(statistics),
@@ -99,7 +98,6 @@ def write_tables(folder: Path, statistics: Statistics) -> list[str]:
 def _with_totals(
     what: str, names: Sequence[str], columns: Sequence[str], counts: Int64[np.ndarray, "name column"]
 ) -> list[Row]:
-    """Return head, a row for each name, and the totals."""
     rows = [[name, *row, sum(row)] for name, row in zip(names, counts.tolist(), strict=True)]
     totals = counts.sum(axis=0).tolist()
     return [[what, *columns, "total"], *rows, ["total", *totals, sum(totals)]]
@@ -125,7 +123,6 @@ def _reasoning_length(statistics: Statistics) -> list[Row]:
 
 
 def _reasoning_by_diagnosis(statistics: Statistics) -> list[Row]:
-    """Return head and rows by step and diagnosis, with the reasonings of each range of lengths."""
     rows: list[Row] = [["step", "diagnosis", "reasonings", *_SPREAD, *(f"{name} words" for name in list_ranges())]]
     for step, by_answer in zip(statistics.chain.steps, statistics.diagnosis_words, strict=True):
         for name, words in zip(statistics.answer_names(-1), by_answer, strict=True):
@@ -166,9 +163,8 @@ def list_origin_splits(statistics: Statistics) -> list[Row]:
 def _with_shares(table: Sequence[Row]) -> list[Row]:
     """Return a table of counts with each split's share of the row after the total."""
     head, *rows = table
-    made: list[Row] = [
-        [*(str(name).capitalize() for name in head), *(f"{name} (%)".capitalize() for name in head[1:-1])]
-    ]
+    names = [*map(str, head), *(f"{name} (%)" for name in head[1:-1])]
+    made: list[Row] = [[name.capitalize() for name in names]]
     for name, *counts, total in rows:
         shares = [f"{100 * int(count) / int(total):.1f}" if total else "-" for count in counts]
         made.append([name, *(f"{count:,}" for count in (*counts, total)), *shares])
@@ -205,17 +201,14 @@ def write_form_statistics(folder: Path, collection: Collection, splits: Splits) 
 
 
 def _list_answers(chain: Chain, table: RecordTable, members: dict[str, np.ndarray]) -> Iterator[Row]:
-    """Yield a row for each answer of each step, with the cases of each split."""
     for position, step in enumerate(chain.steps):
-        opened = "" if step.asked_if is None else _name(chain, *step.asked_if)
+        opened = ""
+        if step.asked_if is not None:
+            asking = chain.steps[step.asked_if[0]]
+            opened = f"{asking.name}: {asking.options[step.asked_if[1]]}"
         for label, option in [*enumerate(step.options), (NOT_ANNOTATED, "(not asked)")]:
             counts = [int((table.labels[chosen, position] == label).sum()) for chosen in members.values()]
             yield [step.name, step.question, step.part, opened, option, *counts]
-
-
-def _name(chain: Chain, position: int, label: int) -> str:
-    step = chain.steps[position]
-    return f"{step.name}: {step.options[label]}"
 
 
 def _list_parts(parts: list[FormPart]) -> Iterator[Row]:
@@ -266,10 +259,8 @@ def list_tables_of_records(records: Sequence[Record]) -> dict[str, list[Row]]:
         of_kind = count_records([record for record in records if record.kind == kind])["boxes_of_records"]
         boxes += [[kind, int(number), count] for number, count in of_kind.items()]
     lengths: list[Row] = [["text", "texts", *_SPREAD]]
-    for name in LENGTHS:
-        words = count_lengths_of(records, name)
-        if words:
-            lengths.append(_spread(name, np.array(words)))
+    words_of = {name: count_lengths_of(records, name) for name in LENGTHS}
+    lengths += [_spread(name, np.array(words)) for name, words in words_of.items() if words]
     majorities: list[Row] = [["kind", "topic", "records", "majority_answer", "records_with_it", "share"]]
     majorities += [[*majority, round(majority.share, 4)] for majority in find_majorities(records)]
     return {
@@ -328,11 +319,7 @@ def _draw_image(axes: Axes, root: Path, record: Record) -> bool:
     except BadInput:
         picture = None
     width, height = record.image_size if all(record.image_size) else picture.size if picture else (1, 1)
-    axes.set_xlim(0, width)
-    axes.set_ylim(height, 0)
-    axes.set_aspect("equal")
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set(xlim=(0, width), ylim=(height, 0), aspect="equal", xticks=[], yticks=[])
     if picture is None:
         axes.set_facecolor(_UNREAD)
         return False

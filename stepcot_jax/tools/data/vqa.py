@@ -1,6 +1,7 @@
 """`stepcot data vqa`: reasoning records from phantoms, a detection list or a release."""
 
 import argparse
+import functools
 import pathlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -9,13 +10,13 @@ from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import writing_folder
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.tools.options import local_path
+from stepcot_jax.tools.options import add, local_path
 
 if TYPE_CHECKING:
     from stepcot_jax.data.sources.listed import NumReaders
     from stepcot_jax.record import Record
 
-_OF_PHANTOM = ("num_cases", "size", "prevalence")
+_OF_PHANTOM: dict[str, Any] = {"num_cases": 2000, "size": 64, "prevalence": "flat"}
 _OF_FOLDER = ("layout", "box_size", "on_bad_record", "with_normal", "readers", "images")
 
 
@@ -31,30 +32,23 @@ def add_vqa(commands: Any) -> None:
     )
     parser.add_argument("out", type=local_path, metavar="OUT", help="new or empty folder")
     source = "phantom, or a folder or file with boxes or questions in any layout of docs/sources.md"
-    parser.add_argument(
-        "--source",
-        default="phantom",
-        metavar="phantom|FOLDER",
-        help=f"{source}, also on gs://; default phantom",
-    )
-    parser.add_argument("--num-cases", type=int, help="phantoms to draw, default 2000")
-    parser.add_argument("--size", type=int, help="their height and width in pixels, default 64")
-    parser.add_argument("--seed", type=int, default=0, help="of phantoms, questions and splits, default 0")
+    add(parser, "--source phantom|FOLDER", f"{source}, also on gs://; default phantom", "phantom")
+    add(parser, "--num-cases", "phantoms to draw, default 2000", type=int)
+    add(parser, "--size", "their height and width in pixels, default 64", type=int)
+    add(parser, "--seed", "of phantoms, questions and splits, default 0", 0)
     flat = "of the phantoms' diagnoses; default flat, which asks for present and absent findings equally often"
-    parser.add_argument("--prevalence", choices=("published", "flat"), help=flat)
-    wanted = "also write conversations.jsonl: prompts and replies in this dialect"
-    parser.add_argument("--dialect", choices=WRITTEN, help=wanted)
-    layouts = "layout of FOLDER; default: detected from the files"
-    parser.add_argument("--layout", metavar="NAME", help=layouts)
+    add(parser, "--prevalence", flat, choices=("published", "flat"))
+    add(parser, "--dialect", "also write conversations.jsonl: prompts and replies in this dialect", choices=WRITTEN)
+    add(parser, "--layout NAME", "layout of FOLDER; default: detected from the files")
     size = "pixels of the picture that boxes refer to: required for GEMeX"
     parser.add_argument("--box-size", type=int, nargs=2, metavar=("W", "H"), help=size)
-    parser.add_argument("--on-bad-record", choices=("stop", "skip"), help="of FOLDER, default stop")
+    add(parser, "--on-bad-record", "of FOLDER, default stop", choices=("stop", "skip"))
     normal = "also ask about the images of FOLDER that have no box because the source denies findings"
-    parser.add_argument("--with-normal", action="store_true", help=normal)
+    add(parser, "--with-normal", normal)
     agreeing = "VinBigData: readers who must agree on a box, default 2; PadChest-GR: all adds the second reader's boxes"
-    parser.add_argument("--readers", metavar="N|all", help=agreeing)
+    add(parser, "--readers N|all", agreeing)
     copied = "whether to copy the images of FOLDER; none does without the files where sizes are known; default copy"
-    parser.add_argument("--images", choices=("copy", "none"), help=copied)
+    add(parser, "--images", copied, choices=("copy", "none"))
     parser.set_defaults(run=_make_vqa)
 
 
@@ -67,23 +61,18 @@ def _make_vqa(options: argparse.Namespace) -> None:
         options.source = find_path(options.source, "--source")
     with writing_folder(options.out) as partial:
         if is_phantom:
-            records = make_phantom_records(
-                partial,
-                num_cases=2000 if options.num_cases is None else options.num_cases,
-                size=64 if options.size is None else options.size,
-                seed=options.seed,
-                prevalence=options.prevalence or "flat",
-                progress=lambda indices: Terminal().watch(indices, "drawing the phantoms"),
-            )
+            watch = functools.partial(Terminal().watch, description="drawing the phantoms")
+            given = {name: getattr(options, name) for name in _OF_PHANTOM}
+            how = {name: _OF_PHANTOM[name] if value is None else value for name, value in given.items()}
+            records = make_phantom_records(partial, seed=options.seed, progress=watch, **how)
         else:
             try:
                 records = _read_vqa_source(options, partial)
             except BadInput as error:
                 raise BadInput(name_option(str(error), purpose="makes records without the files")) from None
         number = write_records(partial, records, dialect=options.dialect)
-    print(
-        f"{len(records):,} records in {options.out}" + (f", {number:,} in {CONVERSATIONS}" if options.dialect else "")
-    )
+    more = f", {number:,} in {CONVERSATIONS}" if options.dialect else ""
+    print(f"{len(records):,} records in {options.out}{more}")
 
 
 def _refuse_other(options: argparse.Namespace, names: Iterable[str], source: str) -> None:
@@ -109,14 +98,9 @@ def _read_vqa_source(options: argparse.Namespace, out: pathlib.Path) -> "list[Re
         num_open = sum(not image.absent for image in images)
         if num_open:
             print(f"{num_open:,} of {len(images):,} images deny no label: no closed question is asked about them")
-        return make_folder_records(
-            out,
-            images,
-            root=root,
-            seed=options.seed,
-            with_images=with_images,
-            progress=lambda cases: Terminal().watch(cases, "asking about the images"),
-        )
+        watch = functools.partial(Terminal().watch, description="asking about the images")
+        how: dict[str, Any] = {"seed": options.seed, "with_images": with_images, "progress": watch}
+        return make_folder_records(out, images, root=root, **how)
     _refuse_other(options, ("with_normal", "readers"), f"FOLDER of layout {layout}")
     questions = read_vqa_source(source, layout=layout, box_size=box_size, **reading)
     records, set_aside = list(questions.records), questions.set_aside

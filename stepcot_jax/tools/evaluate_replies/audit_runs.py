@@ -7,13 +7,7 @@ from pathlib import Path
 
 from stepcot_jax.data.phantom.phantom import draw_planned
 from stepcot_jax.data.questions.record_files import read_vqa_records, write_replies
-from stepcot_jax.data.questions.variants import (
-    OWN,
-    VARIANT,
-    Pixels,
-    plan_again,
-    vary_thinking,
-)
+from stepcot_jax.data.questions.variants import OWN, VARIANT, Pixels, plan_again, vary_thinking
 from stepcot_jax.data.questions.vqa_dataset import scale_record
 from stepcot_jax.evaluation.replies import ScoringSettings
 from stepcot_jax.evaluation.unread import describe_unread, find_doubts
@@ -22,13 +16,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.host.untrusted import resolve
 from stepcot_jax.pages.sheets import write_table
-from stepcot_jax.reading.audit_folder import (
-    REPLIES,
-    THINKING_REPLIES,
-    score_audit,
-    write_thinking,
-    write_variants,
-)
+from stepcot_jax.reading.audit_folder import REPLIES, THINKING_REPLIES, score_audit, write_thinking, write_variants
 from stepcot_jax.reading.policy_reader import PolicyReader, load_reader
 from stepcot_jax.reading.radiographs import read_pixels
 from stepcot_jax.reading.scored_file import choose_split
@@ -67,19 +55,14 @@ def audit_policy(options: argparse.Namespace, out: Path) -> tuple[ScoringSetting
     written = write_variants(out, *_open_questions(reader, options.data), most=options.num_questions)
     texts = reply(REPLIES, written)
     if run.with_thinking and run.dialect not in ANSWERED_FIRST:
-        own = _choose_own(written, texts)
+        pairs = zip(written, texts, strict=True)
+        own = {record.id: text for record, text in pairs if record.provenance[VARIANT] == OWN}
         varied = vary_thinking([record for record in written if record.id in own], own, run.dialect)
         begun = [(record, text) for record, each in varied if reader.can_continue(text := each.write())]
         if begun:
             made = write_thinking(out, [record for record, _ in begun], _AS_PREFIX, own)
             reply(THINKING_REPLIES, made, [text for _, text in begun])
     return scoring, f"{resolve(options.workdir).name}, {reader.trained.phase} at update {reader.trained.step}"
-
-
-def _choose_own(written: Sequence[Record], texts: Sequence[str]) -> dict[str, str]:
-    """Return the replies to own pictures by id."""
-    pairs = zip(written, texts, strict=True)
-    return {record.id: text for record, text in pairs if record.provenance[VARIANT] == OWN}
 
 
 def _open_questions(reader: PolicyReader, folder: str | None) -> tuple[Sequence[Record], Callable[[Record], Pixels]]:

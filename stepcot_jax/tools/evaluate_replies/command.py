@@ -14,7 +14,16 @@ from pathlib import Path
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
-from stepcot_jax.tools.options import DIALECTS, add, add_asker, add_reading, check_numbers, local_path, read_split
+from stepcot_jax.tools.options import (
+    DIALECTS,
+    add,
+    add_asker,
+    add_reading,
+    check_numbers,
+    local_path,
+    prepare_reading,
+    read_split,
+)
 
 _PROGRAM = "stepcot evaluate_replies"
 
@@ -61,16 +70,7 @@ def perturb(options: argparse.Namespace) -> None:
     check_numbers(options, "rounds")
     collection, chosen = read_split(options, options.records, "RECORDS")
     make_workdir(options.out)
-    written = write_rounds(
-        options.out,
-        chosen,
-        collection,
-        num_rounds=options.rounds,
-        seed=options.seed,
-        negated_answer=options.negated_answer,
-        dialect=options.dialect,
-        with_thinking=options.with_thinking,
-    )
+    written = write_rounds(options, chosen, collection)
     print(f"in {options.out}: {', '.join(path.name for path in written)}")
 
 
@@ -272,7 +272,6 @@ def _add_number(parser: argparse.ArgumentParser) -> None:
 
 def _write_questions(options: argparse.Namespace) -> None:
     from stepcot_jax.data.sources.layouts import read_vqa_source
-    from stepcot_jax.host.files import make_workdir
     from stepcot_jax.reading.audit_folder import write_variants
     from stepcot_jax.reading.radiographs import read_pixels
     from stepcot_jax.reading.scored_file import choose_split
@@ -312,10 +311,6 @@ def _score_audit(options: argparse.Namespace) -> None:
 
 
 def _audit_workdir(options: argparse.Namespace) -> None:
-    from absl import logging
-
-    from stepcot_jax.host.files import make_workdir
-    from stepcot_jax.host.machine import use_compilation_cache
     from stepcot_jax.reading.audit_folder import REPLIES, find_thinking
     from stepcot_jax.run.stored import read_stored
     from stepcot_jax.tools.evaluate_replies.audit_runs import audit_policy, write_results
@@ -324,8 +319,7 @@ def _audit_workdir(options: argparse.Namespace) -> None:
         raise BadInput(f"{options.workdir} is an address: --out=DIR is required (a folder of this machine)")
     out = options.out or Path(options.workdir, "audit")
     options.workdir = find_path(options.workdir, "WORKDIR")
-    use_compilation_cache()
-    logging.set_verbosity(logging.ERROR)  # Orbax warns on every restore without an optimizer
+    prepare_reading()
     if not read_stored(options.workdir).trains_policy:
         raise BadInput(f"{options.workdir}: a run of a chain, which has no audit; expected one of a policy")
     make_workdir(out)

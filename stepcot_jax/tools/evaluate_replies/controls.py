@@ -12,7 +12,7 @@ from stepcot_jax import __version__
 from stepcot_jax.annotate.llm.answers import LEDGER_FOLDER
 from stepcot_jax.data.questions.question_splits import digest_picture
 from stepcot_jax.data.questions.record_files import VqaCollection
-from stepcot_jax.data.questions.reply_files import ReplyFile, as_text, read_replies
+from stepcot_jax.data.questions.reply_files import ReplyFile, as_text
 from stepcot_jax.data.questions.variants import swap_pictures
 from stepcot_jax.evaluation.controls import (
     ANOTHER,
@@ -46,7 +46,7 @@ from stepcot_jax.reading.scored_file import score_file
 from stepcot_jax.reasoning.dialects import AUTO, DIALECTS
 from stepcot_jax.reasoning.plain_replies import PLAIN
 from stepcot_jax.record import Record
-from stepcot_jax.tools.evaluate_replies.scored_replies import describe_missing, settle, to_text
+from stepcot_jax.tools.evaluate_replies.scored_replies import describe_missing, read_own_replies, settle, to_text
 from stepcot_jax.tools.options import check_asker, open_asker, read_split
 
 _FILES = {OWN: "own.jsonl", WITHOUT: "without.jsonl", ANOTHER: "another.jsonl"}
@@ -61,7 +61,7 @@ def compare_command(options: argparse.Namespace) -> None:
     if options.replies:
         path = find_path(options.replies, "REPLIES")
         settings = ScoringSettings(options.dialect or AUTO, with_thinking=not options.without_thinking)
-        files, model = {OWN: _read(path, OWN, drawn, collection)}, path.stem
+        files, model = {OWN: read_own_replies(path, OWN, drawn, collection)}, path.stem
         settings = settle(settings, files[OWN])
     else:
         asker, dialect, with_thinking = open_asker(options, endpoint, options.out / LEDGER_FOLDER)
@@ -74,12 +74,6 @@ def compare_command(options: argparse.Namespace) -> None:
         raise RunStopped(f"{given_up} requests were given up; rerun the command to ask them again")
     if doubt:
         raise BadInput(f"{doubt}; the results are in {options.out}")
-
-
-def _read(path: Any, name: str, chosen: Sequence[Record], collection: VqaCollection) -> ReplyFile:
-    known = {record.id for record in collection.records}
-    aside: Any = {"set_aside": collection.set_aside_ids, "most_unknown": collection.num_unnamed}
-    return read_replies(path, name=name, chosen=dict.fromkeys(record.id for record in chosen), known=known, **aside)
 
 
 def _ask(
@@ -104,7 +98,7 @@ def _ask(
             counts = ask_file(path, asked, asker, terminal=Terminal(), may_refuse_all=name == WITHOUT)
             print(f"{path}: {len(asked)} questions to {asker.name}, {name}: {describe(counts)}", flush=True)
             given_up += counts[REQUEST]
-            files[name] = _read(path, name, [question.record for question in questions], collection)
+            files[name] = read_own_replies(path, name, [question.record for question in questions], collection)
     return files, given_up
 
 

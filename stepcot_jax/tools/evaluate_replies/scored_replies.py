@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,9 +16,11 @@ from stepcot_jax.annotate.llm.judge import Exchange, Judge, judge_answers, judge
 from stepcot_jax.box import UnequalCounts
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
 from stepcot_jax.data.images.image_files import read_picture
+from stepcot_jax.data.questions.record_files import VqaCollection
 from stepcot_jax.data.questions.reply_files import ReplyFile, read_replies
 from stepcot_jax.evaluation.box_forms import BoxForm, find_better_form, keep_smallest
 from stepcot_jax.evaluation.replies import (
+    BASELINE,
     CHECKED_STAGES,
     JUDGED,
     OpenScore,
@@ -32,7 +35,7 @@ from stepcot_jax.evaluation.replies import (
     summarise,
     to_json,
 )
-from stepcot_jax.evaluation.reply_page import MOST_SHOWN, make_tables, write_replies
+from stepcot_jax.evaluation.reply_page import MOST_SHOWN, judge, make_tables, write_replies
 from stepcot_jax.evaluation.scored_baseline import score_baseline
 from stepcot_jax.evaluation.stage_claims import LABEL_VALUES
 from stepcot_jax.evaluation.unread import describe_unread, find_doubts
@@ -71,20 +74,8 @@ def to_text(table: Table, *, by_row: bool = False) -> str:
 _Score = TypeVar("_Score")
 
 
-def judge_open_answers(
-    records: Sequence[Record], file: ReplyFile, settings: ScoringSettings, judge: Judge
-) -> dict[str, Judged]:
-    """Rate the open answers that could be read, from 1 to 10; return the scores by record id."""
-    open_records = [record for record in records if record.kind == "open"]
-    return _ask(judge_answers, _exchange(open_records, file, settings), judge)
-
-
 def judge_all_stages(
-    records: Sequence[Record],
-    file: ReplyFile,
-    scores: Sequence[ReplyScore],
-    settings: ScoringSettings,
-    judge: Judge,
+    records: Sequence[Record], file: ReplyFile, scores: Sequence[ReplyScore], settings: ScoringSettings, judge: Judge
 ) -> list[ReplyScore]:
     """Return the scores with the judge's stage scores from 1 to 5, and its labels where a record has no facts."""
     exchanges = [exchange for exchange in _exchange(records, file, settings) if exchange.stages]
@@ -200,14 +191,18 @@ class ReplyScores:
         replies, unread = write_replies(
             self.records,
             self.scores,
-            read_picture=_picture_reader(self.root) if with_pictures else None,
+            read_picture=functools.partial(_read_picture, self.root) if with_pictures else None,
             num_shown=num_shown,
         )
-        sections = [*map(tabulate, tables), replies]
+        sections = [*judge(self.results, self.results.differences.get(BASELINE, {})), *map(tabulate, tables), replies]
         about = describe_unread(self.results.unread)
         page = write_report(title=title, about=about, sections=sections, writer="stepcot evaluate_replies").encode()
         write_whole(folder / "index.html", page)
-        lines = [f"{unread} images could not be read; the page shows boxes without them"] if unread else []
+        lines = (
+            [f"{unread} images could not be read below {self.root}; the page shows boxes without them"]
+            if unread
+            else []
+        )
         lines.append(
             f"in {folder}: metrics.json, scores.jsonl, index.html ({len(page) / 1e6:.1f} MB), {', '.join(names)}"
         )
@@ -307,6 +302,15 @@ def score_files(
     return ReplyScores(results, scores, chosen, root, dialects, find_doubts(results.unread, dialects))
 
 
+def read_own_replies(
+    path: Path, name: str, chosen: Sequence[Record], collection: VqaCollection, *, missing: Missing = "wrong"
+) -> ReplyFile:
+    """Read a model's replies to the chosen records of a collection, some of which may have been set aside."""
+    known, ids = {record.id for record in collection.records}, dict.fromkeys(record.id for record in chosen)
+    aside: dict[str, Any] = {"set_aside": collection.set_aside_ids, "most_unknown": collection.num_unnamed}
+    return read_replies(path, name=name, chosen=ids, known=known, missing=missing, **aside)
+
+
 def settle(settings: ScoringSettings, file: ReplyFile) -> ScoringSettings:
     """Return the settings with the dialect of a file's replies in place of "auto"."""
     if settings.dialect != AUTO:
@@ -342,8 +346,10 @@ def _score(
 ) -> list[ReplyScore]:
     if judge is None:
         return score_file(records, file, settings)
-    is_used = settings.open_score in JUDGED
-    judged = judge_open_answers(records, file, settings, judge) if is_used else {}
+    judged: dict[str, Judged] = {}
+    if settings.open_score in JUDGED:  # open answers that could be read, from 1 to 10
+        open_records = [record for record in records if record.kind == "open"]
+        judged = _ask(judge_answers, _exchange(open_records, file, settings), judge)
     scores = score_file(records, file, settings, judged=judged)
     return judge_all_stages(records, file, scores, settings, judge) if rates_stages else scores
 
@@ -363,20 +369,18 @@ def describe_missing(file: ReplyFile, chosen: Sequence[Record]) -> str:
     return f"{file.name}: {'; '.join(parts)}." if parts else ""
 
 
+_WRITTEN = (
+    *("id", "a_score", "v_score", "grounding", "format"),
+    *("answer", "boxes", "problems", "unread_answer", "unread_boxes"),
+)
+
+
 def _write_scores(path: Path, models: Mapping[str, Sequence[ReplyScore]]) -> None:
     with writing_whole(path) as file:
         for name, scores in models.items():
             for score in scores:
-                line = {
-                    "model": name,
-                    "id": score.id,
-                    **{key: getattr(score, key) for key in ("a_score", "v_score", "grounding", "format")},
-                    "answer": score.answer,
-                    "boxes": [{"label": region.label, "box": region.corners} for region in score.boxes],
-                    "problems": score.problems,
-                    "unread_answer": score.unread_answer,
-                    "unread_boxes": score.unread_boxes,
-                }
+                line = {"model": name} | {key: getattr(score, key) for key in _WRITTEN}
+                line["boxes"] = [{"label": region.label, "box": region.corners} for region in score.boxes]
                 for key in ("stages", "rated_stages"):
                     if not np.isnan(getattr(score, key)).all():
                         line[key] = dict(zip(STAGE_NAMES, getattr(score, key), strict=True))
@@ -385,15 +389,11 @@ def _write_scores(path: Path, models: Mapping[str, Sequence[ReplyScore]]) -> Non
                 file.write(encode(line))
 
 
-def _picture_reader(root: Path) -> Callable[[str], str | None]:
-    """Return a function from image paths, relative to `root`, to data URIs; None where the image cannot be read."""
-
-    def read(path: str) -> str | None:
-        try:
-            content = read_picture(root, path, max_bytes=most_bytes(MAX_PIXELS))
-            picture = decode_picture(content, name=path, max_pixels=MAX_PIXELS)
-        except BadInput:
-            return None
-        return write_picture(np.asarray(picture.convert("RGB")))
-
-    return read
+def _read_picture(root: Path, path: str) -> str | None:
+    """Return an image as data URI, by its path relative to `root`; None where it cannot be read."""
+    try:
+        content = read_picture(root, path, max_bytes=most_bytes(MAX_PIXELS))
+        picture = decode_picture(content, name=path, max_pixels=MAX_PIXELS)
+    except BadInput:
+        return None
+    return write_picture(np.asarray(picture.convert("RGB")))

@@ -16,14 +16,7 @@ from stepcot_jax.annotate.output import LEDGER_FOLDER
 from stepcot_jax.data.questions.record_files import VqaCollection, read_vqa_records, write_vqa_records
 from stepcot_jax.data.questions.reply_files import ReplyFile, as_text, name_models, read_replies
 from stepcot_jax.data.questions.variants import VARIANT
-from stepcot_jax.evaluation.audits import (
-    PERTURBED_KINDS,
-    NegatedAnswer,
-    PerturbationStd,
-    is_perturbed,
-    perturb_records,
-    spread,
-)
+from stepcot_jax.evaluation.audits import PERTURBED_KINDS, PerturbationStd, is_perturbed, perturb_records, spread
 from stepcot_jax.evaluation.box_forms import BoxForm
 from stepcot_jax.evaluation.field_rules.rule_table import choose_rules
 from stepcot_jax.evaluation.replies import (
@@ -46,16 +39,10 @@ from stepcot_jax.reading.scored_file import score_file
 from stepcot_jax.reasoning.dialects import write_question
 from stepcot_jax.record import Record
 from stepcot_jax.tools.evaluate_replies.field_rules import write_rules
-from stepcot_jax.tools.evaluate_replies.scored_replies import ReplyScores, score_files, to_text
+from stepcot_jax.tools.evaluate_replies.scored_replies import ReplyScores, read_own_replies, score_files, to_text
 from stepcot_jax.tools.options import check_numbers
 
 _SOURCE = "source.json"
-
-
-class _Source(msgspec.Struct):
-    """The file from which the perturbed records of a folder were made."""
-
-    sha256: str
 
 
 _STDS: dict[PerturbationStd, str] = {
@@ -65,31 +52,20 @@ _STDS: dict[PerturbationStd, str] = {
 }
 
 
-def name_round(folder: Path, number: int) -> Path:
-    """Return the path of a round's records."""
+def _name_round(folder: Path, number: int) -> Path:
     return folder / f"records_{number}.jsonl"
 
 
-def write_rounds(
-    folder: Path,
-    records: Sequence[Record],
-    collection: VqaCollection,
-    *,
-    num_rounds: int,
-    seed: int,
-    negated_answer: NegatedAnswer,
-    dialect: str,
-    with_thinking: bool = True,
-) -> list[Path]:
+def write_rounds(options: argparse.Namespace, records: Sequence[Record], collection: VqaCollection) -> list[Path]:
     """Write the yes/no and single-choice records of each round, their prompts, and the digest of the source file."""
-    written = []
-    write_whole(folder / _SOURCE, msgspec.json.encode(_Source(collection.sha256)))
-    for number in range(1, num_rounds + 1):
-        perturbed = perturb_records(records, seed=seed, round_number=number, negated_answer=negated_answer)
-        write_vqa_records(name_round(folder, number), perturbed)
-        prompts = folder / f"prompts_{number}.jsonl"
-        write_prompts(prompts, perturbed, root=collection.root, dialect=dialect, with_thinking=with_thinking)
-        written += [name_round(folder, number), prompts]
+    written, turned = list[Path](), options.negated_answer
+    form: dict[str, Any] = {"root": collection.root, "dialect": options.dialect, "with_thinking": options.with_thinking}
+    write_whole(options.out / _SOURCE, msgspec.json.encode({"sha256": collection.sha256}))
+    for number in range(1, options.rounds + 1):
+        perturbed = perturb_records(records, seed=options.seed, round_number=number, negated_answer=turned)
+        written += [_name_round(options.out, number), options.out / f"prompts_{number}.jsonl"]
+        write_vqa_records(written[-2], perturbed)
+        write_prompts(written[-1], perturbed, **form)
     return written
 
 
@@ -99,14 +75,10 @@ def write_prompts(
     """Write prompts: lines with `id`, `image` (a path), `image_size` if known, `prompt`, and `variant` of an audit."""
     with writing_whole(path) as file:
         for record in records:
-            line = {
-                "id": record.id,
-                "image": os.path.abspath(root / record.image),  # noqa: PTH100 - links are kept
-                "image_size": record.image_size,
-                "prompt": write_question(record, dialect, with_thinking=with_thinking),
-            }
-            if not all(record.image_size):  # unknown
-                del line["image_size"]
+            image = os.path.abspath(root / record.image)  # noqa: PTH100 - links are kept
+            line: dict[str, Any] = {"id": record.id, "image": image}
+            line |= {"image_size": record.image_size} if all(record.image_size) else {}
+            line["prompt"] = write_question(record, dialect, with_thinking=with_thinking)
             if VARIANT in record.provenance:
                 line["variant"] = record.provenance[VARIANT]
             file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
@@ -122,10 +94,9 @@ def score_rounds(
     return list(score_models(columns_of, num_resamples=num_resamples, seed=seed).values()), describe_unread(unread)
 
 
-def tabulate_rounds(
+def _tabulate_rounds(
     rounds: Sequence[Mapping[Key, Interval]], original: Mapping[Key, Interval], *, model: str, std: PerturbationStd
 ) -> Table:
-    """Make the table of A-scores by round, with their standard deviation."""
     numbered = (f"%per. {number}" for number in range(1, len(rounds) + 1))
     head = (*heads("task", "%original", *numbered), Column("std", "percent", digits=3))
     rows: list[tuple[Entry, ...]] = []
@@ -143,8 +114,7 @@ def tabulate_rounds(
     return Table("perturbed", f"A-score of {model} under perturbation", head, tuple(rows), notes)
 
 
-def describe_rounds(table: Table) -> dict[str, dict[str, Any]]:
-    """Return the figures of the table, by kind of question."""
+def _describe_rounds(table: Table) -> dict[str, dict[str, Any]]:
     described = {}
     for kind, original, *others, deviation in table.rows:
         figures = [{name: getattr(entry, name) for name in ("value", "low", "high")} for entry in (original, *others)]
@@ -170,7 +140,7 @@ def score_command(options: argparse.Namespace, collection: VqaCollection, chosen
         document["perturbed"] = {
             "std": options.perturbation_std,
             "files": [_identify(path) for path in options.perturbed],
-            "figures": describe_rounds(further[0]),
+            "figures": _describe_rounds(further[0]),
         }
     written = scored.write(
         options.out,
@@ -194,34 +164,17 @@ def _read_settings(options: argparse.Namespace) -> ScoringSettings:
         raise BadInput(f"--open-score={open_score} needs the scores of a judge (--judge MODEL)")
     if open_score not in JUDGED and options.judge and not options.judge_stages:
         raise BadInput(f"--judge is not used with --open-score={open_score}; expected relative or within_two")
-    return ScoringSettings(
-        dialect=options.dialect,
-        boxes=BoxForm(options.box_space, options.box_order),
-        reading=options.reading,
-        with_thinking=options.with_thinking,
-        open_score=open_score,
-        unequal_counts=options.unequal_counts,
-        missing=options.missing,
-    )
+    named = ("dialect", "reading", "with_thinking", "unequal_counts", "missing")
+    how = {name: getattr(options, name) for name in named}
+    return ScoringSettings(boxes=BoxForm(options.box_space, options.box_order), open_score=open_score, **how)
 
 
 def _read_files(options: argparse.Namespace, collection: VqaCollection, chosen: Sequence[Record]) -> list[ReplyFile]:
     names = name_models(options.replies)
     if BASELINE in names:
         raise BadInput(f"{options.replies[names.index(BASELINE)]}: a row of the tables has this name; rename the file")
-    known, ids = {record.id for record in collection.records}, {record.id: None for record in chosen}
-    return [
-        read_replies(
-            path,
-            name=name,
-            chosen=ids.keys(),
-            known=known,
-            missing=options.missing,
-            set_aside=collection.set_aside_ids,
-            most_unknown=collection.num_unnamed,
-        )
-        for path, name in zip(options.replies, names, strict=True)
-    ]
+    pairs = zip(options.replies, names, strict=True)
+    return [read_own_replies(path, name, chosen, collection, missing=options.missing) for path, name in pairs]
 
 
 def _make_judge(options: argparse.Namespace) -> Judge | None:
@@ -245,16 +198,16 @@ def _score_perturbed(
 ) -> Table:
     model = next(name for name in scored.results.figures if name != BASELINE)
     expected = "expected a folder that `perturb` wrote"
-    made_of = read_json(options.perturbed_records / _SOURCE, _Source, accepted=expected)
-    if made_of.sha256 != collection.sha256:
+    made_of = read_json(options.perturbed_records / _SOURCE, dict[str, str], accepted=expected)
+    if made_of.get("sha256") != collection.sha256:
         raise BadInput(f"{options.perturbed_records}: not made of {collection.path} as it is now; run `perturb` again")
     rounds = []
     for number, path in enumerate(options.perturbed, start=1):
-        records = read_vqa_records(name_round(options.perturbed_records, number)).records
+        records = read_vqa_records(_name_round(options.perturbed_records, number)).records
         ids = {record.id: None for record in records}
         if set(ids) != {record.id for record in chosen if is_perturbed(record)}:
             raise BadInput(
-                f"{name_round(options.perturbed_records, number)}: other records than the yes/no and single-choice "
+                f"{_name_round(options.perturbed_records, number)}: other records than the yes/no and single-choice "
                 f"ones of split {options.split}; write them with `perturb` from the same RECORDS and --split"
             )
         file = read_replies(path, name=path.stem, chosen=ids.keys(), known=ids.keys(), missing=options.missing)
@@ -266,19 +219,18 @@ def _score_perturbed(
         pairs = zip(chosen, scored.scores[model], strict=True)
         records, scores = zip(*(pair for pair in pairs if is_perturbed(pair[0])), strict=True)
         original = score_models({model: as_columns(records, scores)}, **how)[model]
-    table = tabulate_rounds(figures, original, model=model, std=options.perturbation_std)
+    table = _tabulate_rounds(figures, original, model=model, std=options.perturbation_std)
     return dataclasses.replace(table, notes=(*unread, *table.notes))
 
 
 def _describe(
     scored: ReplyScores, collection: VqaCollection, files: Sequence[ReplyFile], options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Return the content of metrics.json."""
     document = to_json(scored.results)
     for file in files:
-        document["models"][file.name]["dialect"] = scored.dialects[file.name]
-        document["models"][file.name] |= {"file": _identify(file.path), "num_unused": file.num_unused}
-        document["models"][file.name] |= {"num_set_aside": file.num_set_aside, "num_unknown": file.num_unknown}
+        counts = {name: getattr(file, name) for name in ("num_unused", "num_set_aside", "num_unknown")}
+        about = {"dialect": scored.dialects[file.name], "file": _identify(file.path), **counts}
+        document["models"][file.name] |= about
     document["records"] = {"path": as_text(collection.path), "sha256": collection.sha256, "split": options.split}
     return document
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir, writing_for
-from stepcot_jax.tools.options import OF_READER, add, add_network, check_numbers, local_path
+from stepcot_jax.tools.options import OF_READER, add, add_network, check_numbers, local_path, prepare_reading
 
 if TYPE_CHECKING:
     from stepcot_jax.reading.trained_model import Trained
@@ -60,16 +60,8 @@ def explain(arguments: list[str]) -> int:
         return EXIT_UNREADABLE
     trained = _load(options)
     make_workdir(options.out)
-    explained = write_explanations(
-        trained,
-        paths,
-        model=options.model,
-        given=given,
-        out=options.out,
-        refuse=complaints.refuse,
-        as_published=options.as_published,
-    )
-    for path, reading in explained:
+    how = {name: getattr(options, name) for name in ("model", "out", "as_published")}
+    for path, reading in write_explanations(trained, paths, given=given, refuse=complaints.refuse, **how):
         print(path)
         lines = [f"warning: {line}" for line in reading.warnings] + [f"note: {line}" for line in reading.check.notes]
         for line in lines:
@@ -109,13 +101,11 @@ def score(arguments: list[str]) -> int:
 
 
 def _load(options: argparse.Namespace) -> "Trained":
-    from absl import logging
-
     from stepcot_jax.host.download import find_checkpoint
     from stepcot_jax.reading.trained_model import load_trained, read_default_model
 
     options.checkpoint = find_checkpoint(options.checkpoint)
-    logging.set_verbosity(logging.ERROR)  # Orbax warns on every restore without an optimizer
+    prepare_reading()
     options.model = options.model or read_default_model(options.checkpoint)
     return load_trained(options.checkpoint, names=(options.model,))
 

@@ -56,10 +56,8 @@ def write_explanations(
     taken: set[str] = set()
     before = None
     for names, pictures, headers in batches:
-        sources = [str(name) for name in names]
-        explained, readings = explain_pictures(
-            explainer, names=sources, pictures=pictures, given=shares, headers=headers, before=before
-        )
+        how: dict[str, Any] = {"given": shares, "headers": headers, "before": before}
+        explained, readings = explain_pictures(explainer, names=list(map(str, names)), pictures=pictures, **how)
         before = explained.maps[-1]
         for case, reading in enumerate(readings):
             name = _free_name(names[case].stem, taken)
@@ -87,9 +85,8 @@ def _write(
     facts: dict[str, Any] = reading.as_dict()
     facts["focus"] = {"spread": spreads.tolist(), "change_a_step": change, "words": describe_change(spreads)}
     facts["maps_filled_with"] = explainer.filled_with
-    facts["claims"] = {
-        answer.step.name: dataclasses.asdict(claim) for answer, claim in zip(reading.steps, claims, strict=True)
-    }
+    names = [answer.step.name for answer in reading.steps]
+    facts["claims"] = dict(zip(names, map(dataclasses.asdict, claims), strict=True))
     facts["maps"] = [[[round(float(cell), 6) for cell in row] for row in of_step] for of_step in maps]
     path = stem.with_name(f"{stem.name}.maps.png")
     with plain_text_style():
@@ -125,9 +122,8 @@ def draw_explanation(
         # The opacity follows the map, so that the picture stays visible elsewhere.
         axes[index].imshow(heat, cmap="inferno", vmin=0, vmax=1, alpha=0.65 * heat)
         axes[index].set(xticks=[], yticks=[])
-        axes[index].set_title(
-            wrap_text(f"{index + 1}. {answer.step.question}", 36, num_lines=3), fontsize=9, loc="left"
-        )
+        question = wrap_text(f"{index + 1}. {answer.step.question}", 36, num_lines=3)
+        axes[index].set_title(question, fontsize=9, loc="left")
         how = "given" if answer.given else percent(answer.probability)
         below = f"{wrap_text(answer.answer, 30, num_lines=3)} ({how})\n{_write_claim(claims[index])}"
         axes[index].set_xlabel(below, fontsize=9, fontweight="bold")
@@ -135,23 +131,18 @@ def draw_explanation(
     for empty in axes[num_steps + 1 :]:
         empty.set_axis_off()
     name = make_printable(pathlib.PurePath(reading.source).name)[:80]
-    title = (
-        f"{name} ({reading.model}): bright parts lower the answer most when they are replaced by\n{filled_with}; "
-        "for research only"
-    )
+    title = f"{name} ({reading.model}): bright parts lower the answer most when they are replaced by\n{filled_with}"
+    title += "; for research only"
     warnings = [wrap_text(make_printable(f"Warning: {line}"), 110, num_lines=2) for line in reading.warnings]
     figure.suptitle("\n".join([title, *warnings]), fontsize=11)
     return figure
 
 
 def _write_claim(claim: Claim) -> str:
-    tenths = {
-        "brightest tenth blurred": claim.brightest,
-        "another image's": claim.other,
-        "a random tenth": claim.random,
-    }
+    tenths = "brightest tenth blurred", "another image's", "a random tenth"
+    after = zip(tenths, (claim.brightest, claim.other, claim.random), strict=True)
     before = percent(claim.probability)
-    return "\n".join(f"{name}: {before} → {percent(after)}" for name, after in tenths.items() if after is not None)
+    return "\n".join(f"{name}: {before} → {percent(share)}" for name, share in after if share is not None)
 
 
 def _show_spreads(axes: Axes, spreads: np.ndarray) -> None:
@@ -188,10 +179,8 @@ def node_names(chain: Chain, *, num_nodes: int) -> tuple[str, ...]:
 def attention_table(weights: Float[np.ndarray, "step node"], chain: Chain) -> dict[str, dict[str, float]]:
     """Return the attention of each step by name, for JSON."""
     names = node_names(chain, num_nodes=weights.shape[1])
-    return {
-        step.name: {name: float(weight) for name, weight in zip(names, row, strict=True)}
-        for step, row in zip(chain.steps, weights, strict=True)
-    }
+    pairs = zip(chain.steps, weights, strict=True)
+    return {step.name: dict(zip(names, map(float, row), strict=True)) for step, row in pairs}
 
 
 def draw_attention(weights: Float[np.ndarray, "step node"], chain: Chain) -> Figure:

@@ -6,6 +6,7 @@
 
 import collections
 import dataclasses
+import itertools
 import json
 import math
 import pathlib
@@ -89,17 +90,15 @@ def draw_boxed(
     """Draw phantoms with boxes from a later seed, which no run of these settings has seen; 0 is the run's own."""
     phantom = settings.phantom
     size = phantom.image_size if settings.data.source == "phantom" else preprocessing.size
-    seed = (phantom.seed + later) % 2**32
-    pictures: list[BoxedPicture] = []
-    for index in range(_MOST_DRAWN * num_cases):
-        drawn = draw_case(index, **phantom.drawing | {"seed": seed, "size": size})
-        pixels = repeat_grey(drawn.image)
-        boxed = _make(drawn.case.image, drawn.case.patient, pixels, drawn.boxes, preprocessing)
-        if boxed is not None:
-            pictures.append(boxed)
-        if len(pictures) == num_cases:
-            return pictures
-    raise BadInput(f"the phantom has only {len(pictures)} cases with boxes; {num_cases} are needed")
+    how = phantom.drawing | {"seed": (phantom.seed + later) % 2**32, "size": size}
+    drawn = (draw_case(index, **how) for index in range(_MOST_DRAWN * num_cases))
+    boxed = (
+        _make(each.case.image, each.case.patient, repeat_grey(each.image), each.boxes, preprocessing) for each in drawn
+    )
+    pictures = list(itertools.islice(filter(None, boxed), num_cases))
+    if len(pictures) < num_cases:
+        raise BadInput(f"the phantom has only {len(pictures)} cases with boxes; {num_cases} are needed")
+    return pictures
 
 
 def read_boxed(
@@ -194,29 +193,20 @@ def score_network(
     num_cases: int = 100,
 ) -> MapScores:
     """Score the maps of one network."""
-    fitted_on = None
+    how: dict[str, Any] = {"preprocessing": trained.preprocessing, "num_cases": num_cases}
     if data is None:
-        pictures = draw_boxed(trained.run.settings, trained.preprocessing, num_cases=num_cases)
-        fitted_on = fit_on_training(trained)
+        pictures, fitted_on = draw_boxed(trained.run.settings, **how), fit_on_training(trained)
     else:
-        pictures = read_boxed(
-            data, trained.preprocessing, num_cases=num_cases, box_list=box_list, max_pixels=trained.run.max_pixels
-        )
+        pictures = read_boxed(data, box_list=box_list, max_pixels=trained.run.max_pixels, **how)
+        fitted_on = None
     explainer = Explainer(trained, model=model)
     images = to_input([boxed.picture for boxed in pictures], trained.preprocessing)
     explained = explainer.explain(images, with_claims=False)
     inside = np.stack([boxed.inside for boxed in pictures])
-    spreads = spread(explained.maps).mean(axis=0)
+    spreads, targets = spread(explained.maps).mean(axis=0), place_boxes(inside)
     patients = [boxed.patient for boxed in pictures]
-    figures = list_figures(
-        explained.maps,
-        explained.labels,
-        place_boxes(inside),
-        spreads=spreads,
-        patients=patients,
-        fitted_on=fitted_on,
-        random=score_random(trained, model, images, place_boxes(inside)),
-    )
+    rivals: dict[str, Any] = {"fitted_on": fitted_on, "random": score_random(trained, model, images, targets)}
+    figures = list_figures(explained.maps, explained.labels, targets, spreads=spreads, patients=patients, **rivals)
     return MapScores(
         model=model,
         data="phantom" if data is None else str(data),

@@ -149,11 +149,8 @@ def choose_stratified(names: Sequence[str], strata: Sequence[int], *, num_cases:
 
 def shuffle(indices: Iterable[int], names: Sequence[str], *, seed: str) -> list[int]:
     """Shuffle indices by a hash of each name, independently of any library's random generator."""
-
-    def rank(index: int) -> bytes:
-        return hashlib.sha256(f"{seed}:{names[index]}".encode("utf-8", "surrogatepass")).digest()
-
-    return sorted(indices, key=rank)
+    content = {index: f"{seed}:{names[index]}".encode("utf-8", "surrogatepass") for index in indices}
+    return sorted(content, key=lambda index: hashlib.sha256(content[index]).digest())
 
 
 def read_forms(key: Key, paths: Sequence[Path]) -> Answers:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,26 +56,22 @@ def compare_readers(
     truth = np.array([case.labels for case in key.cases], np.int32)
     patients = np.array([case.patient_id for case in key.cases], np.str_)
 
-    def of_steps(measure: Callable[[int, int], npt.NDArray]) -> npt.NDArray:
-        return np.stack([measure(index, number) for index, number in enumerate(key.chain.answers_per_step)], axis=1)
+    sizes = key.chain.answers_per_step
 
     def compute(weights: Weights) -> dict[tuple[str, ...], npt.NDArray[np.float64]]:
         figures: dict[tuple[str, ...], npt.NDArray[np.float64]] = {}
         for name, answers in everyone.items():
-            measured = of_steps(  # all of the probability on the answer
-                lambda index, number, answers=answers: step_figures(
-                    weights, probabilities=np.eye(number)[answers[:, index]], labels=truth[:, index]
-                )
-            )
+            certain = [np.eye(number)[labels] for number, labels in zip(sizes, answers.T, strict=True)]
+            steps = zip(certain, truth.T, strict=True)
+            measured = np.stack([step_figures(weights, probabilities=of, labels=true) for of, true in steps], axis=1)
             figures |= {(figure, name): measured[:, :, FIGURES.index(figure)] for figure in _FIGURES}
         for figure in _FIGURES:
             figures[figure, ALL_READERS] = np.mean([figures[figure, name] for name in people], axis=0)
         figures |= {("gain", name): figures["accuracy", name] - figures["accuracy", ALL_READERS] for name in models}
         for kind, *names in agreed:
             given = np.stack([everyone[name] for name in names], axis=2)
-            figures[kind, *names] = of_steps(
-                lambda index, number, kind=kind, given=given: _agree(weights, kind, given[:, index], number)
-            )
+            at_steps = [_agree(weights, kind, given[:, index], number) for index, number in enumerate(sizes)]
+            figures[kind, *names] = np.stack(at_steps, axis=1)
         return figures
 
     known, names = truth != NOT_ANNOTATED, name_patients(patients)
@@ -206,11 +202,8 @@ def tabulate_gains(comparison: Comparison) -> Table:
             rows.append(row | {"model less readers": gain, "p": p, "model is": verdict})
     head = heads("step", "model", "#cases", "+model less readers", "#p", "model is")
     title = "Models less readers, on the same cases"
-    return Table.of("readers_gains", title, head, settle(rows, _word), (_INTERVALS, *_JUDGED))
-
-
-def _word(verdict: str) -> str:
-    return _VERDICTS.get(verdict.removesuffix(" in this run"), verdict)
+    settled = settle(rows, lambda verdict: _VERDICTS.get(verdict.removesuffix(" in this run"), verdict))
+    return Table.of("readers_gains", title, head, settled, (_INTERVALS, *_JUDGED))
 
 
 def tabulate_agreement(comparison: Comparison) -> Table:

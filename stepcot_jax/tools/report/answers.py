@@ -20,14 +20,13 @@ from stepcot_jax.evaluation.chains import (
     most_frequent,
 )
 from stepcot_jax.evaluation.consistency import find_clear_chest
-from stepcot_jax.evaluation.predictions import logits_by_step
-from stepcot_jax.evaluation.statistics import LEVEL, MIN_PATIENTS, Weights, count_patients, is_difference
+from stepcot_jax.evaluation.reply_page import compare
+from stepcot_jax.evaluation.statistics import LEVEL, MIN_PATIENTS, Weights, count_patients
 from stepcot_jax.evaluation.statistics import bootstrap as bootstrap_figures
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.ranges import Interval
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.pages.pictures import write_map, write_overlay, write_picture
-from stepcot_jax.pages.sheets import Column, Table, columns, show_entry
+from stepcot_jax.pages.sheets import Table, columns, heads
 from stepcot_jax.pages.shell import Section, name_unseen, tabulate
 from stepcot_jax.reading.audit_folder import draw_places
 from stepcot_jax.reading.cases import open_run
@@ -69,7 +68,7 @@ def list_answer_sections(
     """Yield the sections of the page of a run that answers steps."""
     predictions, plausibility = run.split.predictions, Plausibility.of_run(run)
     indices = draw_places(len(predictions.index), num_cases)
-    answers = _take_answers(run.chain, model, predictions.logits[model][indices])
+    answers = run.answers(model)[indices]
     rows, note = [Row() for _ in indices], "Pictures, reports and maps were left out."
     if with_data:
         rows, note = _look(run, indices, model, answers, with_maps=with_maps, progress=terminal.watch)
@@ -88,11 +87,6 @@ def list_answer_sections(
     yield write_cases(cases, run.chain, notes=[f"{which}, with the answers of the network {model!r}.", note])
 
 
-def _take_answers(chain: Chain, model: str, logits: Float[np.ndarray, "case step answer"]) -> Int[np.ndarray, "..."]:
-    of_steps = logits_by_step(logits, chain=chain, model=model)
-    return np.stack([of_step.argmax(axis=1) for of_step in of_steps], axis=1).astype(np.int32)
-
-
 def _look(
     run: FinishedRun,
     indices: list[int],
@@ -103,31 +97,24 @@ def _look(
     progress: Progress,
 ) -> tuple[list[Row], str]:
     """Return the pictures of test cases, at the encoder's size, their reports and maps, and a note on maps."""
-    unread = _why_unread(run)
+    job, unread = run.settings.trains, ""
+    if run.settings.image_encoder.name == "imported":
+        unread = "this run's image features were imported, so that its networks cannot read pictures"
+    elif not job.reads_steps:
+        unread = f"a {job} does not read step by step"
     trained = load_trained(run.workdir, names=(model,)) if with_maps and not unread else None
     preprocessing = trained_preprocessing(run.settings) if trained is None else trained.preprocessing
     try:
         source = open_run(run.workdir, "test")
-        rows = [
-            Row(
-                pixels=resize_image(np.array(source.picture(index).convert("RGB")), preprocessing),
-                report=source.report(index),
-            )
-            for index in progress(indices, "reading the cases")
-        ]
+        rows = list[Row]()
+        for index in progress(indices, "reading the cases"):
+            pixels = np.array(source.picture(index).convert("RGB"))
+            rows.append(Row(pixels=resize_image(pixels, preprocessing), report=source.report(index)))
     except BadInput as error:
         raise BadInput(f"{error}; --without-data writes the page without pictures, reports and maps") from None
     if trained is None:
         return rows, f"There are no maps: {unread}." if with_maps else "Maps were left out."
     return rows, _add_maps(trained, rows, model, answers, progress)
-
-
-def _why_unread(run: FinishedRun) -> str:
-    """Return why the networks cannot read images again; "" if they can."""
-    if run.settings.image_encoder.name == "imported":
-        return "this run's image features were imported, so that its networks cannot read pictures"
-    job = run.settings.trains
-    return "" if job.reads_steps else f"a {job} does not read step by step"
 
 
 def _add_maps(
@@ -201,14 +188,10 @@ def describe_case(
 
 def write_cases(cases: Sequence[Mapping[str, Any]], chain: Chain, *, notes: Sequence[str]) -> Section:
     """Write the section: filters, gallery, the dialog of one case, and the data of all cases."""
-    steps = [
-        {
-            "name": name_unseen(step.name),
-            "question": name_unseen(step.question),
-            "options": [name_unseen(text) for text in step.options],
-        }
-        for step in chain.steps
-    ]
+    steps = []
+    for step in chain.steps:
+        options = [name_unseen(text) for text in step.options]
+        steps.append({"name": name_unseen(step.name), "question": name_unseen(step.question), "options": options})
     last = [case["truth"][-1] for case in cases]
     counts = {label: last.count(label) for label in range(chain.answers_per_step[-1]) if label in last}
     data = {"steps": steps, "cases": cases}
@@ -224,13 +207,14 @@ def describe_answers(run: FinishedRun) -> list[str]:
     source = "the drawn phantom" if data.source == "phantom" else data.root
     split = ", ".join(f"{counts[name]} {name}" for name in ("train", "val", "test") if name in counts)
     text = f"Trained on {source}: {split} cases, {run.chain.num_steps} steps each."
-    if best := run.report.best:
-        chosen = ", ".join(f"{name} at update {entry.step}" for name, entry in best.items())
+    if chosen := ", ".join(f"{name} at update {entry.step}" for name, entry in run.report.best.items()):
         text += f" Best weights on validation: {chosen}. All figures are of the test split."
     return [text]
 
 
 # The verdicts and the figures.
+
+_OF = "points of the steps"
 
 
 def judge_networks(run: FinishedRun, num_resamples: int) -> dict[str, str]:
@@ -239,7 +223,7 @@ def judge_networks(run: FinishedRun, num_resamples: int) -> dict[str, str]:
     if count_patients(split.facts["patient_id"]) < MIN_PATIENTS:  # few similar patients give an interval without width
         return dict.fromkeys(split.predictions.logits, "too few patients for a verdict")
     one_answer, constant = find_one_answer(labels), np.broadcast_to(most_frequent(labels), labels.shape)
-    answers = {name: _take_answers(run.chain, name, logits) for name, logits in split.predictions.logits.items()}
+    answers = {name: run.answers(name) for name in split.predictions.logits}
 
     def compute(weights: Weights) -> dict[tuple[str, str], np.ndarray]:
         of_all = {"": constant, **answers}
@@ -257,19 +241,12 @@ def _judge(run: FinishedRun, name: str, found: Mapping[Any, Any], one_answer: Bo
     parts = [f"better than the most frequent answer at {better} of {(~one_answer).sum()} steps"]
     heads = run.report.heads
     if (name, "plain") in found:
-        parts.append(_compare(found[name, "plain"], "plain heads"))
+        parts.append(compare(found[name, "plain"], "plain heads", _OF))
     elif heads is not None and name in heads.figures:
-        parts.append(_compare(heads.figures[name][0], f"the {heads.name}"))
+        parts.append(compare(heads.figures[name][0], f"the {heads.name}", _OF))
     if (name, "teacher") in found and name == "student":
-        parts.append(_compare(found[name, "teacher"], "the teacher"))
+        parts.append(compare(found[name, "teacher"], "the teacher", _OF))
     return "; ".join(parts)
-
-
-def _compare(difference: Interval, rival: str) -> str:
-    verdict = (
-        "not shown to beat" if not is_difference(difference) else "better than" if difference.value > 0 else "below"
-    )
-    return f"{verdict} {rival} ({show_entry(difference, Column('', 'points'))} points of the steps)"
 
 
 def _write_summary(
@@ -284,11 +261,8 @@ def _write_summary(
     return Section("summary", "Verdict", "", render("summary.html.j2", verdicts=verdicts, **how))
 
 
-_FIGURES = (
-    *columns("text", "step"),
-    *columns("number", "cases"),
-    *columns("percent", "accuracy", "majority", "AUC", "sensitivity", "macro specificity", "F1", "precision"),
-)
+_MACRO = ("AUC", "sensitivity", "macro specificity", "F1", "precision")
+_FIGURES = (*heads("step", "#cases"), *columns("percent", "accuracy", "majority", *_MACRO))
 
 
 def _write_figures(run: FinishedRun, intervals: Mapping[str, ModelIntervals], num_resamples: int) -> Iterator[Section]:

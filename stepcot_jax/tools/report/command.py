@@ -11,7 +11,7 @@ from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
 from stepcot_jax.host.untrusted import resolve
-from stepcot_jax.tools.options import local_path
+from stepcot_jax.tools.options import add, local_path
 
 _PAGE = "report.html"
 
@@ -21,14 +21,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="stepcot report", description="Write a finished run as one web page that loads nothing."
     )
-    parser.add_argument("workdir", metavar="WORKDIR", help="of a finished run; or gs://")
+    add(parser, "WORKDIR", "of a finished run; or gs://")
     page = f"default: {_PAGE} in the workdir; required if that is an address"
-    parser.add_argument("--out", metavar="FILE", type=local_path, help=page)
-    shown = "most cases, or replies of a policy, to show (default: 200)"
-    parser.add_argument("--num-cases", metavar="N", type=int, default=200, help=shown)
+    add(parser, "--out FILE", page, type=local_path)
+    add(parser, "--num-cases N", "most cases, or replies of a policy, to show (default: 200)", 200)
     parser.add_argument("--model", help="network whose answers the cases show (default: the best on validation)")
-    parser.add_argument("--without-maps", action="store_true", help="leave out the maps over the pictures")
-    parser.add_argument("--without-data", action="store_true", help="leave out pictures, reports, maps, replies")
+    add(parser, "--without-maps", "leave out the maps over the pictures")
+    add(parser, "--without-data", "leave out pictures, reports, maps, replies")
     options = parser.parse_args(arguments)
     if options.num_cases < 1:
         raise BadInput(f"--num-cases must be at least 1; got {options.num_cases}")

@@ -1,6 +1,7 @@
 """The page's sections of a policy's run: figures of each phase, curves by epoch, and replies to look through."""
 
 import dataclasses
+import functools
 import math
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,10 +11,9 @@ import msgspec
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.data.questions.reply_files import read_replies
 from stepcot_jax.evaluation.replies import BASELINE, Key, ReplyScore, ScoringSettings, score_all, summarise
-from stepcot_jax.evaluation.reply_page import make_tables, write_replies
+from stepcot_jax.evaluation.reply_page import judge, make_tables, write_replies
 from stepcot_jax.evaluation.unread import count_unread, describe_unread
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_json
 from stepcot_jax.host.own_folder import load
 from stepcot_jax.host.ranges import Interval
 from stepcot_jax.host.terminal import Terminal
@@ -46,7 +46,8 @@ class FinishedPolicy:
     records: Sequence[Record]  # of the test split; boxes are in pixels of the picture that the policy sees
     scoring: ScoringSettings
     scores: Mapping[str, Sequence[ReplyScore]]  # by phase, of the test split's replies
-    baseline: Mapping[Key, Interval] = dataclasses.field(default_factory=dict)  # of the majority answer
+    baseline: Mapping[Key, Interval]  # of the majority answer
+    baseline_less_first: Mapping[Key, Interval]  # its figures less those of the first phase
 
 
 def read_policy_run(workdir: pathlib.Path) -> FinishedPolicy:
@@ -58,17 +59,18 @@ def read_policy_run(workdir: pathlib.Path) -> FinishedPolicy:
     check_sealed(workdir)
     report = load(workdir / REPORT, Report)
     records = read_vqa_records(workdir / "records" / "test.jsonl").records
-    ids = {record.id: None for record in records}
-    vqa = settings.vqa
+    ids, vqa = {record.id: None for record in records}.keys(), settings.vqa
     scoring = ScoringSettings(dialect=vqa.dialect, with_thinking=vqa.with_thinking)
     scores = {}
     for phase in _PHASES:
         path = workdir / "replies" / f"{phase}_test.jsonl"
         if path.exists():
-            file = read_replies(path, name=phase, chosen=ids.keys(), known=ids.keys(), missing="stop")
+            file = read_replies(path, name=phase, chosen=ids, known=ids, missing="stop")
             scores[phase] = score_all(records, file.replies, scoring)
     if not scores:
         raise BadInput(f"{workdir / 'replies'}: no replies to the test split; {_EXPECTED}")
+    with_intervals = settings.evaluation.num_resamples > 0
+    baseline, less_first = _read_baseline(workdir / STATISTICS_FILE, with_intervals=with_intervals)
     return FinishedPolicy(
         workdir=workdir,
         settings=settings,
@@ -77,51 +79,47 @@ def read_policy_run(workdir: pathlib.Path) -> FinishedPolicy:
         records=records,
         scoring=scoring,
         scores=scores,
-        baseline=_read_baseline(workdir / STATISTICS_FILE, with_intervals=settings.evaluation.num_resamples > 0),
+        baseline=baseline,
+        baseline_less_first=less_first,
     )
 
 
-class _Figure(msgspec.Struct):
-    value: float | None  # None where undefined
-    low: float | None
-    high: float | None
-    undefined: float | None
-
-
 class _Model(msgspec.Struct):
-    figures: dict[str, dict[str, _Figure]] = {}
+    figures: dict[str, dict[str, dict[str, float | None]]] = {}  # None where undefined
+    less_first: dict[str, dict[str, dict[str, float | None]]] = {}
 
 
 class _Statistics(msgspec.Struct):
     models: dict[str, _Model] = {}
 
 
-def _read_baseline(path: pathlib.Path, *, with_intervals: bool) -> dict[Key, Interval]:
-    if not path.exists():
-        return {}
-    model = read_json(path, _Statistics, accepted=_EXPECTED).models.get(BASELINE, _Model())
-    intervals = {}
-    for name, groups in model.figures.items():
-        for group, figure in groups.items():
-            parts = msgspec.structs.asdict(figure) | ({} if with_intervals else {"low": None, "high": None})
-            numbers = {part: math.nan if number is None else number for part, number in parts.items()}
-            intervals[name, group] = Interval(**numbers)
-    return intervals
+def _read_baseline(path: pathlib.Path, *, with_intervals: bool) -> tuple[dict[Key, Interval], dict[Key, Interval]]:
+    """Return the baseline's figures, and these less those of the first phase."""
+    models = load(path, _Statistics).models if path.exists() else {}
+    parts = ("value", "low", "high", "undefined") if with_intervals else ("value", "undefined")
+
+    def read(nested: Mapping[str, Mapping[str, Mapping[str, float | None]]]) -> dict[Key, Interval]:
+        intervals = {}
+        for name, groups in nested.items():
+            for group, figure in groups.items():
+                known = {part: figure.get(part) for part in parts}
+                numbers = {part: math.nan if number is None else number for part, number in known.items()}
+                intervals[name, group] = Interval(**numbers)
+        return intervals
+
+    model = models.get(BASELINE, _Model())
+    return read(model.figures), read(model.less_first)
 
 
 def list_reply_sections(
-    run: FinishedPolicy,
-    *,
-    num_cases: int,
-    with_data: bool,
-    terminal: Terminal,
-    num_resamples: int = 1000,
+    run: FinishedPolicy, *, num_cases: int, with_data: bool, terminal: Terminal, num_resamples: int = 1000
 ) -> Iterator[Section]:
     """Yield the sections of a policy's page."""
     terminal.say(f"bootstrap: {num_resamples} resamples of the test patients")
     results = summarise(run.records, run.scores, run.scoring, num_resamples=num_resamples)
     if run.baseline:
         results = dataclasses.replace(results, figures={BASELINE: run.baseline, **results.figures})
+    yield from judge(results, run.baseline_less_first)
     yield from map(tabulate, make_tables(results))
     yield write_charts(run.entries)
     section, _ = write_replies(
@@ -180,9 +178,8 @@ def _picture_reader(run: FinishedPolicy, terminal: Terminal) -> Callable[[str], 
     """
     if run.settings.vqa.source == "given":
         return lambda _: None
-    data = load_vqa_dataset(
-        run.settings, splits=("test",), progress=lambda items: terminal.watch(items, "loading the test pictures")
-    )
+    watch = functools.partial(terminal.watch, description="loading the test pictures")
+    data = load_vqa_dataset(run.settings, splits=("test",), progress=watch)
     indices = {record.image: int(index) for record, index in zip(data.records, data.image_of, strict=True)}
 
     def read(path: str) -> str | None:

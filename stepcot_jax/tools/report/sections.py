@@ -7,7 +7,6 @@ import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 from jaxtyping import Int
 from markupsafe import Markup
@@ -17,12 +16,11 @@ from stepcot_jax.evaluation import consistency
 from stepcot_jax.evaluation.calibration import Reliability, step_reliability
 from stepcot_jax.evaluation.chains import BY_ANSWER, step_cases, step_statistics
 from stepcot_jax.evaluation.consistency import read_pairs
-from stepcot_jax.evaluation.predictions import logits_by_step
 from stepcot_jax.evaluation.statistics import count_once
-from stepcot_jax.host.files import read_json
+from stepcot_jax.host.own_folder import load
 from stepcot_jax.pages import sheets, shell
 from stepcot_jax.pages.figures import Line, draw_lines, draw_reliability
-from stepcot_jax.pages.sheets import Table, columns
+from stepcot_jax.pages.sheets import Table, columns, heads
 from stepcot_jax.pages.shell import Section, make_environment, tabulate
 from stepcot_jax.reading.finished import Entry, FinishedRun, Report, tabulate_points
 from stepcot_jax.run.settings import Settings
@@ -36,15 +34,12 @@ def render(name: str, **values: Any) -> Markup:
     return shell.render(_TEMPLATES, name, **values)
 
 
+_VALIDATED = "Mean accuracy of the steps on validation"
 _MEASURES = {
-    "mean_accuracy_own_and_given": (
-        "Mean accuracy of the steps on validation, mean of own answers and true ones given",
-        "accuracy",
-    ),
-    "mean_accuracy": ("Mean accuracy of the steps on validation", "accuracy"),
+    "mean_accuracy_own_and_given": f"{_VALIDATED}, mean of own answers and true ones given",
+    "mean_accuracy": _VALIDATED,
 }
-"""Scores that keep the best weights: title and unit of their chart. A run logs one of them, and "mean_accuracy" at the
-end."""
+"""Titles of the scores that keep the best weights. A run logs one of them, and "mean_accuracy" at the end."""
 
 
 def write_curves(entries: Sequence[Entry]) -> Section:
@@ -54,8 +49,14 @@ def write_curves(entries: Sequence[Entry]) -> Section:
     names = dict.fromkeys(key.partition("/")[0] for key in keys)
     measure = next((name for name in _MEASURES if any(key.endswith(f"/{name}") for key in keys)), "mean_accuracy")
     scores = find_lines(entries, "val", {name: f"{name}/{measure}" for name in names})
-    losses = find_lines(entries, "train", {name: f"{name}/total" for name in names})
-    charts = [(*_MEASURES[measure], scores), ("Training loss, mean of the epoch's logged updates", "loss", losses)]
+    totals = {name: f"{name}/total" for name in names}
+    if any("teacher/plain" in entry for entry in entries):  # the teacher's total has the plain network's loss in it
+        totals |= {"teacher": "teacher/hard_label", "plain": "teacher/plain"}
+    losses = find_lines(entries, "train", totals)
+    charts = [
+        (_MEASURES[measure], "accuracy", scores),
+        ("Training loss, mean of the epoch's logged updates", "loss", losses),
+    ]
     parts = find_lines(entries, "train", _name_parts(entries))
     if len(parts) > 1:
         charts.append(("Parts of the student's loss, before their weights", "loss", parts))
@@ -97,7 +98,7 @@ def find_lines(entries: Sequence[Entry], kind: str, keys: Mapping[str, str]) -> 
 
 
 _NUM_RULES_SHOWN = 12
-_BROKEN = (*columns("text", "never together"), *columns("number", "chains"))
+_BROKEN = heads("never together", "#chains")
 
 
 def write_calibration_section(run: FinishedRun) -> Section:
@@ -112,20 +113,14 @@ def write_calibration_section(run: FinishedRun) -> Section:
 
 
 _CALIBRATION = (
-    *columns("text", "step"),
-    *columns("number", "cases"),
-    *columns("percent", "ECE"),
+    *heads("step", "#cases", "%ECE"),
     *columns("number", "Brier", "NLL", "temperature", digits=2),
     *columns("percent", "ECE before"),
     *columns("number", "NLL before", digits=2),
     *columns("percent", "set holds truth"),
     *columns("number", "mean set size", digits=2),
 )
-_COVERAGE = (
-    *columns("text", "step", "true answer"),
-    *columns("number", "cases"),
-    *columns("percent", "set holds truth"),
-)
+_COVERAGE = heads("step", "true answer", "#cases", "%set holds truth")
 
 
 def fold(title: str, body: Markup) -> Markup:
@@ -190,52 +185,32 @@ class Plausibility:
     def write_section(self, run: FinishedRun) -> Section:
         """Write the share of chains that break a rule, of the truth and of every network."""
         answers = {"truth": run.split.predictions.labels}
-        for model, logits in run.split.predictions.logits.items():
-            of_steps = logits_by_step(logits, chain=run.chain, model=model)
-            answers[model] = np.stack([of_step.argmax(axis=1) for of_step in of_steps], axis=1).astype(np.int32)
+        answers |= {model: run.answers(model) for model in run.split.predictions.logits}
         counts: list[tuple[sheets.Entry, ...]] = []
         folded = Markup()
         for name, chains in answers.items():
             counts.append((name, consistency.share_inconsistent(chains, self.rules), len(chains)))
-            broken = [
-                (words, number) for words, number in consistency.count_broken(chains, self.rules, self.chain).items()
-            ]
+            broken = list(consistency.count_broken(chains, self.rules, self.chain).items())
             more = len(broken) - _NUM_RULES_SHOWN
             notes = (f"and {more} rarer ones",) if more > 0 else ()
             title = f"Which answers ({name})"
             table = Table("broken", title, _BROKEN, tuple(broken[:_NUM_RULES_SHOWN]), notes)
             folded += fold(title, tabulate(table).body) if broken else Markup()
-        heads = (
-            *columns("text", "chains of"),
-            *columns("percent", "never together in training"),
-            *columns("number", "cases"),
-        )
-        table = Table("consistency", "Chains with answers that training never had together", heads, tuple(counts))
+        head = heads("chains of", "%never together in training", "#cases")
+        table = Table("consistency", "Chains with answers that training never had together", head, tuple(counts))
         return Section("consistency", "Consistency", self.source, tabulate(table).body + folded)
-
-
-Curve = list[float | None]  # share of the last step that is right after 0, 1, ... true answers
-
-
-class _Shares(msgspec.Struct):
-    curves: dict[str, Curve]  # by reading; none where no network takes given answers
-
-
-class _Statistics(msgspec.Struct):
-    corrections: _Shares | None = None
 
 
 def write_shares(workdir: pathlib.Path, chain: Chain) -> Iterator[Section]:
     """Yield the section of what answers given add for each network that takes them, beside its rivals; or none."""
-    accepted = "expected the statistics.json of a run"
-    measured = read_json(workdir / STATISTICS_FILE, _Statistics, accepted=accepted).corrections
-    if measured is None or not measured.curves:
+    measured = load(workdir / STATISTICS_FILE, dict[str, Any]).get("corrections")
+    if not measured or not measured["curves"]:
         return
     title = f"Cases with the right {chain.steps[-1].name}, by number of true answers given"
-    heads = (*columns("text", "reading"), *columns("percent", *map(str, range(chain.num_steps))))
-    rows = tuple((name, *curve) for name, curve in measured.curves.items())
+    head = heads("reading", *(f"%{number}" for number in range(chain.num_steps)))
+    rows = tuple((name, *curve) for name, curve in measured["curves"].items())
     note = "Each answer is to the question that the reading asks for, if not to a random one; at most 500 test cases."
-    body = tabulate(Table("corrections", title, heads, rows, (note,))).body
+    body = tabulate(Table("corrections", title, head, rows, (note,))).body
     yield Section("corrections", "Corrections", f"{title}.", body)
 
 

@@ -17,7 +17,7 @@ from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation.predictions import SplitPredictions, read_predictions
 from stepcot_jax.host.download import find_path, is_address, name_source
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import digest_file, read_file, try_lock
+from stepcot_jax.host.files import digest_file, try_lock
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.places import Place
 from stepcot_jax.run.settings import MAY_CHANGE, Settings, load_settings
@@ -27,7 +27,6 @@ UNIMPORTANT = tuple(sorted(key.removeprefix("config.") for key in MAY_CHANGE))
 """Keys that change the results of a run by rounding at most; cells that differ only in them are one cell."""
 
 RECORDS_FILE = "records.sha256"
-_MOST_DIGEST_BYTES = 1000
 _POLL_SECONDS = 2.0
 _OF_RECORDS = {".json", ".jsonl", ".csv"}
 
@@ -140,12 +139,8 @@ class Cells:
 
     def _check_records(self, cell: Cell) -> None:
         """Refuse a cell whose records have changed since it started: its settings hold only their path."""
-        path = self.folder(cell) / RECORDS_FILE
-        key, root = _record_root(cell.settings)
-        if not root or not path.is_file():
-            return
-        written = read_file(path, max_bytes=_MOST_DIGEST_BYTES, accepted="a digest").decode("utf-8").strip()
-        if written != digest_records(find_path(root, key)):
+        path, (_, root) = self.folder(cell) / RECORDS_FILE, _record_root(cell.settings)
+        if root and path.is_file() and path.read_text("utf-8").strip() != digest_records(cell.settings):
             raise BadInput(
                 f"cell {cell.name!r} in {self.source(cell)}: the records in {root} have changed since it ran; restore "
                 "them or use a new --workdir"
@@ -160,8 +155,7 @@ class Cells:
 
         if cell.prepare is not None:
             cell.prepare()
-        key, root = _record_root(cell.settings)
-        records = digest_records(find_path(root, key)) if root else ""
+        records = digest_records(cell.settings)
         with contextlib.redirect_stdout(io.StringIO()):  # the tables have the same figures
             run = Run(vary(self.share_features(cell.settings), {"resume": True}), self.source(cell))
             if records:
@@ -194,9 +188,12 @@ def _record_root(settings: Settings) -> tuple[str, str]:
     return "config.data.root", settings.data.root
 
 
-def digest_records(root: pathlib.Path) -> str:
-    """Return the hex digest of the names and content of the record files at the top of a data root."""
-    digest = hashlib.sha256()
+def digest_records(settings: Settings) -> str:
+    """Return the hex digest of names and content of the record files at the top of the data root; "" without one."""
+    key, source = _record_root(settings)
+    if not source:
+        return ""
+    digest, root = hashlib.sha256(), find_path(source, key)
     paths = sorted(path for path in root.iterdir() if path.suffix.casefold() in _OF_RECORDS) if root.is_dir() else []
     for path in paths:
         digest.update(f"{path.name}\nfile:{digest_file(path)[1]}\n".encode())

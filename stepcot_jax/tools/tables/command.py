@@ -114,11 +114,7 @@ def read_sizes(entries: list[str], num_sets: int) -> dict[int, int]:
 
 
 def make_tables(
-    names: Sequence[str],
-    plan: "Plan | None",
-    *,
-    command: Sequence[str],
-    folder: pathlib.Path | str,
+    names: Sequence[str], plan: "Plan | None", *, command: Sequence[str], folder: pathlib.Path | str
 ) -> list[str]:
     """Run the unfinished cells, then make and write the tables."""
     from stepcot_jax.host.terminal import Terminal
@@ -206,8 +202,7 @@ def main(arguments: list[str]) -> None:
     run_tool(run)
 
 
-def define_table_flags() -> None:
-    """Define the flags beyond those of a run."""
+def _define_table_flags() -> None:
     flags.DEFINE_list("seeds", [], "Seeds of every run; the config's by default.")
     flags.DEFINE_list("encoders", [], "NAME=WEIGHTS of more frozen encoders, or of folders of imported features.")
     large = "Folders of stepcot constrain: large models beside the networks, in diagnosis and steps."
@@ -247,5 +242,5 @@ if __name__ == "__main__":
 
         run_tool(lambda: measure_cost(sys.argv[2:]))
     define_flags()
-    define_table_flags()
+    _define_table_flags()
     app.run(main, flags_parser=parse_tables)

@@ -1,8 +1,9 @@
 """Table `corrections`: accuracy as steps are corrected, by training."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +13,7 @@ from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.evaluation.calibration import read_calibration
 from stepcot_jax.evaluation.comparison import INTERVALS
 from stepcot_jax.evaluation.counting import Counting, choose_counting, fit_joints
-from stepcot_jax.evaluation.interventions import (
-    POLICIES,
-    ReadGiven,
-    as_probabilities,
-    correct_in_turn,
-)
+from stepcot_jax.evaluation.interventions import POLICIES, ReadGiven, as_probabilities, correct_in_turn
 from stepcot_jax.evaluation.joint import JointModel, ReadLogits, learn_tree, name_joined
 from stepcot_jax.evaluation.joint_fit import read_written_back
 from stepcot_jax.evaluation.predictions import Predictions
@@ -53,8 +49,7 @@ class Readers:
     patients: npt.NDArray[np.str_]
 
 
-@dataclasses.dataclass(frozen=True)
-class Fitted:
+class Fitted(NamedTuple):
     """What is counted in training labels and fitted on validation cases."""
 
     joints: Mapping[str, JointModel]  # by network
@@ -92,22 +87,26 @@ def read_networks(plan: Plan, cell: Cell, chain: Chain) -> Readers:
     def fit(view: Inputs) -> Fitted:
         return fit_readers(view.dataset, {name: read_split(name, view, "val")[:2] for name in NETWORKS}, chain)
 
-    fitted, opened = load_inputs(plan.cells.share_features(cell.settings), folder, Terminal()).choose_then_open(fit)
+    (joints, counting), opened = load_inputs(
+        plan.cells.share_features(cell.settings), folder, Terminal()
+    ).choose_then_open(fit)
     read = dict[str, ReadGiven]()
     for name in NETWORKS:
         alone, labels, patients = read_split(name, opened, "test")
         read[name] = as_probabilities(alone, calibration.temperatures[name])
         nothing = np.zeros((1, *labels.shape, max(chain.answers_per_step)), np.float32)
         logits: npt.NDArray[np.float32] = np.asarray(alone(nothing))[0]
-        read[name_joined(name)] = fitted.joints[name].join(logits, alone)
-        own = np.exp(fitted.joints[name].calibrate(logits)[-1])
-        read[f"{name}, own {chain.steps[-1].name} x naive Bayes"] = fitted.counting.bayes.beside(own)
-    return Readers(read, fitted.counting.read, labels, patients)
+        read[name_joined(name)] = joints[name].join(logits, alone)
+        own = np.exp(joints[name].calibrate(logits)[-1])
+        read[f"{name}, own {chain.steps[-1].name} x naive Bayes"] = counting.bayes.beside(own)
+    return Readers(read, counting.read, labels, patients)
 
 
-def share_figures(
-    right: Sequence[npt.NDArray[np.float64]], patients: npt.NDArray, num_resamples: int
-) -> list[Interval]:
+OfSeeds = Sequence[npt.NDArray[np.float64]]
+"""Whether answers are right, an array for each seed; NaN without a true answer."""
+
+
+def share_figures(right: OfSeeds, patients: npt.NDArray, num_resamples: int) -> list[Interval]:
     """Return the means over cases of values [seed][row, case] by row, with intervals by patient; NaN is left out."""
     by_seed = [
         bootstrap(
@@ -130,7 +129,7 @@ def trainings(plan: Plan) -> dict[str, dict[str, Any]]:
     return {_PUBLISHED: {"training.given_answers": "none"}, _GIVEN: given}
 
 
-def _correction_cell(plan: Plan, training: str, seed: int) -> Cell:
+def _cell(plan: Plan, training: str, seed: int) -> Cell:
     return Cell(f"trained {training}", vary(plan.main(seed).settings, trainings(plan)[training]))
 
 
@@ -138,16 +137,16 @@ def _read_all(plan: Plan, chain: Chain) -> Iterator[tuple[tuple[str, str], ReadG
     """Yield training and network, the network, its readers and the seed; the baseline comes first."""
     for seed in plan.seeds:
         for training in trainings(plan):
-            readers = read_networks(plan, _correction_cell(plan, training, seed), chain)
+            readers = read_networks(plan, _cell(plan, training, seed), chain)
             if training == _PUBLISHED:  # the labels of a seed are the same for all trainings
                 yield COUNTED, readers.counted, readers, seed
             for network, read in readers.read.items():
                 yield (training, network), read, readers, seed
 
 
-def make_corrections(plan: Plan) -> list[Table]:
+def make_tables(plan: Plan) -> list[Table]:
     """Make the tables of corrections with their curves, of differences, and of steps."""
-    chain = plan.cells.chain(_correction_cell(plan, _PUBLISHED, plan.seeds[0]))
+    chain = plan.cells.chain(_cell(plan, _PUBLISHED, plan.seeds[0]))
     right: dict[tuple[str, str, str], list[npt.NDArray[np.float64]]] = {}
     by_step: dict[tuple[str, str], list[npt.NDArray[np.float64]]] = {}
     costs = plan.settings.evaluation.step_costs
@@ -161,18 +160,12 @@ def make_corrections(plan: Plan) -> list[Table]:
                 by_step.setdefault(key, []).append(np.moveaxis(hits, 2, 1))
     patients = readers.patients
     figures = {key: share_figures(values, patients, plan.num_resamples) for key, values in right.items()}
-    return [
-        _tabulate_curves(figures, chain, plan),
-        _tabulate_differences(right, patients, chain, plan),
-        _tabulate_steps(by_step, patients, chain, plan),
-    ]
+    tables = _tabulate_differences(right, patients, chain, plan), _tabulate_steps(by_step, patients, chain, plan)
+    return [_tabulate_curves(figures, chain, plan), *tables]
 
 
 def _tabulate_differences(
-    right: Mapping[tuple[str, str, str], Sequence[npt.NDArray[np.float64]]],
-    patients: npt.NDArray[np.str_],
-    chain: Chain,
-    plan: Plan,
+    right: Mapping[tuple[str, str, str], OfSeeds], patients: npt.NDArray[np.str_], chain: Chain, plan: Plan
 ) -> Table:
     """Return the paired gains from corrections and from the choice of steps; `right`: [count, case] of each seed."""
     gain, *others = POLICIES
@@ -184,14 +177,11 @@ def _tabulate_differences(
         # Heading, number of corrections, and what it is compared with after how many of them.
         compared = [(f"own answers, from {_PUBLISHED!r}", 0, published, 0)]
         compared += [(f"{count} corrected, from none", count, by_gain, 0) for count in (few, most)]
-        compared += [
-            (f"{count} corrected, from counting without the picture", count, counted, count) for count in (1, few, most)
-        ]
-        compared += [
-            (f"{count} corrected, {gain} from {policy}", count, right[training, network, policy], count)
-            for count in (1, few)
-            for policy in others
-        ]
+        for count in (1, few, most):
+            compared.append((f"{count} corrected, from counting without the picture", count, counted, count))
+        for count, policy in itertools.product((1, few), others):
+            base = right[training, network, policy]
+            compared.append((f"{count} corrected, {gain} from {policy}", count, base, count))
         by_seed = [
             np.stack([one[count] - base[seed][of_base] for _, count, base, of_base in compared])
             for seed, one in enumerate(by_gain)
@@ -208,10 +198,7 @@ def _tabulate_differences(
 
 
 def _tabulate_steps(
-    right: Mapping[tuple[str, str], Sequence[npt.NDArray[np.float64]]],
-    patients: npt.NDArray[np.str_],
-    chain: Chain,
-    plan: Plan,
+    right: Mapping[tuple[str, str], OfSeeds], patients: npt.NDArray[np.str_], chain: Chain, plan: Plan
 ) -> Table:
     """Return the accuracy of each step, given the first true answers; `right`: [count, step, case] of each seed."""
     head = (*heads("training", "network", "corrected"), *columns("percent", *(step.name for step in chain.steps)))
@@ -274,7 +261,5 @@ def draw_curves(figures: Mapping[tuple[str, str, str], Sequence[Interval]], num_
 
 
 RECIPES = {
-    "corrections": Recipe(
-        lambda plan, seed: [_correction_cell(plan, training, seed) for training in trainings(plan)], make_corrections
-    ),
+    "corrections": Recipe(lambda plan, seed: [_cell(plan, training, seed) for training in trainings(plan)], make_tables)
 }

@@ -75,22 +75,12 @@ def measure_apart(arguments: Sequence[str]) -> Cost:
 
 @dataclasses.dataclass(frozen=True)
 class _Model:
-    """A function of a batch to time, with the shape of an input."""
-
     run: Callable[[Any], Any]
     shape: tuple[int, ...]
     num_parameters: int
     num_trained: int
     starts_from: str = "images"
     is_jax: bool = True
-
-
-def _open_weights(weights: str, dtype: str) -> _Model:
-    from stepcot_jax.features.frozen_encoders import load_encoder
-
-    encoder: Any = load_encoder(weights, dtype)
-    shape = (*[encoder.preprocessing.size] * 2, 3)
-    return _Model(encoder.encode, shape, encoder.num_parameters, 0, is_jax=_is_jax(encoder))
 
 
 def _is_jax(encoder: Any) -> bool:
@@ -160,9 +150,8 @@ def measure(model: _Model, *, repeats: int) -> Cost:
 
 def peak_megabytes() -> float | None:
     """Return the peak memory so far in MB: of the accelerator, else of this process on Linux, else None."""
-    statistics_of_device = jax.devices()[0].memory_stats()
-    if statistics_of_device and "peak_bytes_in_use" in statistics_of_device:
-        return statistics_of_device["peak_bytes_in_use"] / 1e6
+    if peak_bytes := (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use"):
+        return peak_bytes / 1e6
     try:
         status = pathlib.Path("/proc/self/status").read_text(encoding="ascii")
     except OSError:
@@ -186,13 +175,16 @@ def main(arguments: list[str] | None = None) -> None:
     if options.cell is None and options.what != "encoder":
         parser.error("give --cell, or --weights or --reference with `encoder`")
     use_compilation_cache()
-    model = (
-        make_reference(options.reference)
-        if options.reference
-        else _open_weights(options.weights, options.dtype)
-        if options.weights
-        else _open_cell(options.cell, options.what)
-    )
+    if options.cell:
+        model = _open_cell(options.cell, options.what)
+    elif options.reference:
+        model = make_reference(options.reference)
+    else:
+        from stepcot_jax.features.frozen_encoders import load_encoder
+
+        encoder: Any = load_encoder(options.weights, options.dtype)
+        shape = (*[encoder.preprocessing.size] * 2, 3)
+        model = _Model(encoder.encode, shape, encoder.num_parameters, 0, is_jax=_is_jax(encoder))
     print(msgspec.json.encode(measure(model, repeats=options.repeats)).decode())
 
 
@@ -326,14 +318,12 @@ def make_tables(plan: Plan) -> list[Table]:
 def _list_models(plan: Plan) -> dict[str, list[str] | None]:
     """Return the arguments of `measure-cost` by model name; None for imported features, which have no network."""
     cell = f"--cell={plan.cells.folder(plan.main(plan.seeds[0]))}"
-    encoders = {f"encoder {encoder.name}": _encoder_arguments(encoder, plan, cell) for encoder in plan.encoders()}
-    measured = {_plain_name(name) for name, arguments in encoders.items() if arguments is not None}
-    references: dict[str, list[str] | None] = {
-        f"encoder {name}{_RANDOM}": ["encoder", f"--reference={name}", "--repeats=5"]
-        for name in REFERENCES
-        if name.casefold() not in measured
-    }
-    return {**encoders, **references, "teacher": ["teacher", cell], "student": ["student", cell]}
+    models = {f"encoder {encoder.name}": _encoder_arguments(encoder, plan, cell) for encoder in plan.encoders()}
+    measured = {_plain_name(name) for name, arguments in models.items() if arguments is not None}
+    for name in REFERENCES:
+        if name.casefold() not in measured:
+            models[f"encoder {name}{_RANDOM}"] = ["encoder", f"--reference={name}", "--repeats=5"]
+    return models | {name: [name, cell] for name in ("teacher", "student")}
 
 
 def _encoder_arguments(encoder: Encoder, plan: Plan, cell: str) -> list[str] | None:

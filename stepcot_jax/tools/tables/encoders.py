@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import pathlib
-import shutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ from stepcot_jax.features.importing import IMPORTED, PROMPTS
 from stepcot_jax.host.array_files import save_safetensors
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import writing_folder
 from stepcot_jax.run.sections import TRANSFORMERS
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.tools.tables.cells import Cell, Cells
@@ -115,14 +115,11 @@ def _make_teacher_features(main: Cell, cells: Cells, folder: pathlib.Path) -> No
         pixels = [dataset.pixels[case] for case in range(start, min(start + size, len(dataset.cases)))]
         images = normalise(np.stack(pixels), dataset.preprocessing)
         features.append(encode_in_parts(trained.networks, trained.params["teacher"], {"images": images}, size=size))
-    partial = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of an interrupted start
-    partial.mkdir(parents=True)
-    path = partial / "features.npz"
-    np.savez(path, features=np.concatenate(features), ids=np.array([case.image for case in dataset.cases]))
-    import_features(path, None, dataset.cases, partial)
-    path.unlink()
-    partial.rename(folder)
+    with writing_folder(folder) as partial:
+        path = partial / "features.npz"
+        np.savez(path, features=np.concatenate(features), ids=np.array([case.image for case in dataset.cases]))
+        import_features(path, None, dataset.cases, partial)
+        path.unlink()
 
 
 def write_random_encoder(folder: pathlib.Path) -> None:

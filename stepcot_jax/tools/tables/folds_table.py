@@ -95,8 +95,7 @@ def _list_rows(comparison: AnswerComparison, validation: Mapping[str, npt.NDArra
         if index is not None:
             about["cases"] = comparison.num_cases(index)
         for model in (CONSTANT, *NETWORKS):
-            row = about | {"model": model}
-            row |= {heading: comparison.figure(model, figure, index) for figure, heading in figures.items()}
+            row = about | {"model": model} | comparison.figures(model, figures, index)
             if model != CONSTANT:
                 question, of_steps = (model, CONSTANT, next(iter(figures)), index), validation[model]
                 row |= {

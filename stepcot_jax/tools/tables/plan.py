@@ -49,9 +49,7 @@ class Plan:
     target: Settings | None = None  # whose data `transfer` reads; None for the phantom's held-out styles
     num_resamples: int = 1000
     constrained: tuple[Constrained, ...] = ()  # large models put through the steps
-    zero_shot: Mapping[str, pathlib.Path] = dataclasses.field(
-        default_factory=dict
-    )  # replies without training, by table
+    zero_shot: Mapping[str, pathlib.Path] = dataclasses.field(default_factory=dict)  # replies untrained, by table
     grid: Grid = Grid({})
     partial: bool = False  # of finished cells alone, without running others
 
@@ -84,12 +82,12 @@ class Plan:
 
     def compare_baselines(self, steps: Sequence[str]) -> AnswerComparison:
         """Compare teacher, student and the baselines on all encoders."""
-        return self.compare(
-            lambda seed: (
-                {network: (self.main(seed), network) for network in NETWORKS}
-                | {cell.name: (cell, "baseline") for cell in self.baselines(seed, steps)}
-            )
-        )
+
+        def list_parts(seed: int) -> dict[str, tuple[Cell, str]]:
+            networks = {network: (self.main(seed), network) for network in NETWORKS}
+            return networks | {cell.name: (cell, "baseline") for cell in self.baselines(seed, steps)}
+
+        return self.compare(list_parts)
 
     def ablation(self, name: str, seed: int) -> Cell:
         """Return an ablation of teacher and student."""
@@ -115,18 +113,17 @@ class Plan:
 class Recipe:
     """The making of one or more tables from finished runs."""
 
-    cells: Callable[[Plan, int], Iterable[Cell]]  # the runs that a seed needs
+    cells: Callable[[Plan, int], Iterable[Cell] | Mapping[Any, Cell]]  # the runs that a seed needs, by row or not
     make: Callable[[Plan], list[Table]]  # from finished runs
     published: Callable[[], list[Table]] | None = None  # the published figures alone; None for tables of runs
 
     def list_cells(self, plan: Plan) -> list[Cell]:
         """Return the runs of all seeds."""
-        return [cell for seed in plan.seeds for cell in self.cells(plan, seed)]
+        of_seeds = [self.cells(plan, seed) for seed in plan.seeds]
+        return [cell for cells in of_seeds for cell in (cells.values() if isinstance(cells, Mapping) else cells)]
 
     def tabulate(self, plan: Plan | None) -> list[Table]:
         """Return the tables; without a plan, with published figures alone."""
         if plan is not None:
             return self.make(plan)
-        if self.published is None:
-            raise ValueError("this table has no published figures to print without runs")
-        return self.published()
+        return [] if self.published is None else self.published()

@@ -29,7 +29,6 @@ from stepcot_jax.evaluation.scored_baseline import score_baseline
 from stepcot_jax.evaluation.stage_claims import stage_figures
 from stepcot_jax.evaluation.statistics import bootstrap, mean_of_seeds, summarise
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.ranges import Interval
 from stepcot_jax.pages.sheets import Column, Row, Table, columns, heads, mark_published
 from stepcot_jax.reading.finished import read_metrics
 from stepcot_jax.reading.scored_file import score_file
@@ -43,13 +42,8 @@ from stepcot_jax.training.log import METRICS_FILE
 
 # Cells that train policies, and their scored replies to the test questions.
 
-_PLAIN: dict[str, Any] = {
-    "policy.start": "",
-    "curriculum.schedule": "none",
-    "self_check.enabled": False,
-    "grpo.shuffle_rewards": False,
-    "grpo.stage_credit": "none",
-}
+_PLAIN: dict[str, Any] = {"policy.start": "", "curriculum.schedule": "none", "self_check.enabled": False}
+_PLAIN |= {"grpo.shuffle_rewards": False, "grpo.stage_credit": "none"}
 """Settings of every cell whose row does not change them; they override the config."""
 
 
@@ -110,10 +104,8 @@ ZERO_SHOT, NOT_HAD = "zero-shot", "zero-shot (not had here)"
 def score_zero_shot(table: str, plan: Plan, cell: Cell) -> tuple[list[ReplyScore] | None, str]:
     """Score the replies of a model without training to the test questions, if they are given; with a note."""
     if table not in plan.zero_shot:
-        return (
-            None,
-            f"zero-shot: --zero_shot={table}=REPLIES of `stepcot answer` about the test questions has this row.",
-        )
+        flag = f"--zero_shot={table}=REPLIES of `stepcot answer`"
+        return None, f"zero-shot: {flag} about the test questions has this row."
     records, scoring = read_test_records(plan, cell), make_scoring(cell.settings)
     ids = {record.id: None for record in records}.keys()
     file = read_replies(plan.zero_shot[table], name=ZERO_SHOT, chosen=ids, known=ids)
@@ -135,11 +127,10 @@ def compare_cells(
     records = read_test_records(plan, first)
     same = {BASELINE: as_columns(records, score_constant(first.settings, records))}
     same |= {} if zero_shot is None else {ZERO_SHOT: as_columns(records, zero_shot)}
-    splits = [
-        same
-        | {name: as_columns(records, score_cell(plan, cell, records)) for name, cell in cells_of(plan, seed).items()}
-        for seed in plan.seeds
-    ]
+    splits = []
+    for seed in plan.seeds:
+        scored = {name: score_cell(plan, cell, records) for name, cell in cells_of(plan, seed).items()}
+        splits.append(same | {name: as_columns(records, scores) for name, scores in scored.items()})
     return ReplyComparison(splits, plan.num_resamples), f"{len(records)} questions"
 
 
@@ -187,13 +178,8 @@ _GRPO: dict[str, dict[str, Any]] = {
 }
 """Settings of the runs of GRPO, which start from the policy that was fine-tuned with thinking."""
 
-COUNTERPARTS = {
-    ZERO_SHOT: ZERO_SHOT,
-    NOT_HAD: ZERO_SHOT,
-    PLAIN: published.PLAIN,
-    THINKING: published.THINKING,
-    BOTH: published.THINKING_RFT,
-}
+COUNTERPARTS = {ZERO_SHOT: ZERO_SHOT, NOT_HAD: ZERO_SHOT, PLAIN: published.PLAIN, THINKING: published.THINKING}
+COUNTERPARTS |= {BOTH: published.THINKING_RFT}
 """Published row of each of ours that has one."""
 
 _PAIRS = ((THINKING, PLAIN), (THINKING, BASELINE), *((name, THINKING) for name in _GRPO), (BOTH, SHUFFLED))
@@ -249,9 +235,8 @@ def _published_vqa() -> dict[str | None, Row]:
     for name, answers in published.A_SCORES.items():
         of_score = {"A": answers, "V": published.V_SCORES[name]}
         printed = {heading: of_score[score][kind] for heading, kind, score in _SCORES}
-        rows[name] = mark_published(
-            printed | {"A average": published.A_AVERAGE[name]}, **{"A average": recompute(answers)}
-        )
+        printed["A average"] = published.A_AVERAGE[name]
+        rows[name] = mark_published(printed, **{"A average": recompute(answers)})
     return rows
 
 
@@ -438,13 +423,16 @@ def make_stages(plan: Plan) -> list[Table]:
     """Return our stages beside MEDSAGE's Table 2, and its Tables 1 and 3."""
     first = _stage_cells(plan, plan.seeds[0])[0]
     records = read_test_records(plan, first)
+    patients = np.array([record.patient for record in records])
     zero_shot, note_zero_shot = score_zero_shot("stages", plan, first)
     scores = {ZERO_SHOT if zero_shot else NOT_HAD: [zero_shot] if zero_shot else []}
     for index, model in enumerate(MODELS):
         scores[model] = [score_cell(plan, _stage_cells(plan, seed)[index], records) for seed in plan.seeds]
     rows: list[Row] = []
     for model, of_seeds in scores.items():
-        figures = [_measure_stages(plan, scored, records) for scored in of_seeds]
+        labels = [np.array([score.stages for score in scored], np.float64) for scored in of_seeds]
+        measures = [functools.partial(stage_figures, labels=of_seed) for of_seed in labels]
+        figures = [bootstrap(measure, patients, num_resamples=plan.num_resamples) for measure in measures]
         rows.append({"model": model, "data": "our test split"})
         rows[-1] |= {name: summarise([each[key] for each in figures]) for name, key in _OURS.items() if figures}
     notes = (
@@ -477,19 +465,12 @@ def _published_stages() -> list[Row]:
     return rows
 
 
-def _measure_stages(plan: Plan, scores: Sequence[ReplyScore], records: Sequence[Record]) -> dict[Key, Interval]:
-    labels = np.array([score.stages for score in scores], np.float64)
-    patients = np.array([record.patient for record in records])
-    return bootstrap(functools.partial(stage_figures, labels=labels), patients, num_resamples=plan.num_resamples)
-
-
 def _tabulate_benchmarks() -> list[Table]:
     rows: list[Row] = []
     for method, shares in published.BENCHMARK_ACCURACY.items():
-        average, gap = published.BENCHMARK_AVERAGE[method]
+        printed = shares | dict(zip(("average", "gap"), published.BENCHMARK_AVERAGE[method], strict=True))
         ours = {"average": recompute(shares), "gap": published.round_half_up(published.recompute_gap(method), 4)}
-        printed = mark_published({**shares, "average": average, "gap": gap}, **ours)
-        rows.append({"group": published.BENCHMARK_GROUPS[method], "method": method, **printed})
+        rows.append({"group": published.BENCHMARK_GROUPS[method], "method": method, **mark_published(printed, **ours)})
     head = (
         *heads("group", "method"),
         *columns("percent", *published.BENCHMARKS, "average", published=True, digits=1),
@@ -511,10 +492,8 @@ def _tabulate_benchmarks() -> list[Table]:
 
 
 RECIPES = {
-    "curriculum": Recipe(lambda plan, seed: _curriculum_cells(plan, seed).values(), make_curriculum),
-    "vqa": Recipe(lambda plan, seed: _vqa_cells(plan, seed).values(), make_vqa, make_published_vqa),
-    "self_check": Recipe(
-        lambda plan, seed: _self_check_cells(plan, seed).values(), make_self_check, make_published_self_check
-    ),
+    "curriculum": Recipe(_curriculum_cells, make_curriculum),
+    "vqa": Recipe(_vqa_cells, make_vqa, make_published_vqa),
+    "self_check": Recipe(_self_check_cells, make_self_check, make_published_self_check),
     "stages": Recipe(_stage_cells, make_stages, make_published_stages),
 }

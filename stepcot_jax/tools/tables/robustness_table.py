@@ -56,25 +56,26 @@ class PerturbedReplies:
 def answer_rounds(folder: pathlib.Path, records: Sequence[Record], *, num_rounds: int) -> PerturbedReplies:
     """Return a run's replies to the perturbed closed and single-choice records; those in `perturbed/` are reused."""
     settings = read_settings(folder / "settings.json")
-    perturbed = {
-        folder / FOLDER / f"replies_{number}.jsonl": perturb_records(records, seed=ROUND_SEED, round_number=number)
-        for number in range(1, num_rounds + 1)
-    }
-    missing = [path for path, of_round in perturbed.items() if not is_answered(path, of_round)]
-    if missing:
-        reader, dataset = load_reader(folder), load_vqa_dataset(settings, splits=("test",))
-        if list(dataset.records) != list(records):
-            raise BadInput(f"{folder}: the test records of its data have changed since it ran; restore them")
-        for path in missing:
-            write_answered(path, perturbed[path], answer_records(reader, perturbed[path], dataset))
+    rounds, opened = list[tuple[Sequence[Record], Mapping[str, str]]](), None
+    for number in range(1, num_rounds + 1):
+        of_round = perturb_records(records, seed=ROUND_SEED, round_number=number)
+        path, asked = (folder / FOLDER / f"{name}_{number}.jsonl" for name in ("replies", "records"))
+        answered = read_vqa_records(asked).records if path.is_file() and asked.is_file() else ()
+        if list(answered) != list(of_round):
+            opened = opened or (load_reader(folder), load_vqa_dataset(settings, splits=("test",)))
+            if list(opened[1].records) != list(records):
+                raise BadInput(f"{folder}: the test records of its data have changed since it ran; restore them")
+            asked.unlink(missing_ok=True)  # without its records no reply counts
+            write_replies(path, of_round, answer_records(opened[0], of_round, opened[1]))
+            write_vqa_records(asked, of_round)
+        rounds.append((of_round, read_all_replies(path, of_round, name=path.stem)))
     tokenizer, vqa = read_tokenizer(folder, settings), settings.vqa
     left_out = [
         word.strip()
-        for of_round in perturbed.values()
+        for of_round, _ in rounds
         for record in of_round
         for word in leave_out(write_question(record, vqa.dialect, with_thinking=vqa.with_thinking), tokenizer)[1]
     ]
-    rounds = [(of_round, read_all_replies(path, of_round, name=path.stem)) for path, of_round in perturbed.items()]
     return PerturbedReplies(rounds, left_out)
 
 
@@ -103,23 +104,6 @@ def leave_out(text: str, tokenizer: AnyTokenizer) -> tuple[str, tuple[str, ...]]
     known, pieces = set(tokenizer.closed.base), split_pieces(text)
     unknown = tuple(piece for piece in pieces if piece not in known)
     return "".join(piece for piece in pieces if piece in known), unknown
-
-
-def _records_path(path: pathlib.Path) -> pathlib.Path:
-    return path.with_name(path.name.replace("replies", "records"))
-
-
-def is_answered(path: pathlib.Path, records: Sequence[Record]) -> bool:
-    """Return whether `write_answered` has written replies to these records."""
-    written = _records_path(path)
-    return path.is_file() and written.is_file() and list(read_vqa_records(written).records) == list(records)
-
-
-def write_answered(path: pathlib.Path, records: Sequence[Record], texts: Sequence[str]) -> None:
-    """Write replies, then their records, without which the replies do not count."""
-    _records_path(path).unlink(missing_ok=True)
-    write_replies(path, records, texts)
-    write_vqa_records(_records_path(path), records)
 
 
 # The table.

@@ -21,7 +21,6 @@ from stepcot_jax.evaluation.published import (
     COMPONENT_ACCURACY,
     DIAGNOSIS_FIGURES,
     Constrained,
-    Level,
     digest_cases,
     step_figures,
 )
@@ -58,7 +57,7 @@ def make_diagnosis(plan: Plan) -> list[Table]:
         for row in list_supervised(comparison, encoder.name):
             in_paper = encoder.name if encoder.name in DIAGNOSIS_FIGURES else _name(row)
             rows.append(row | _published(in_paper))
-    rows += [row for large in plan.constrained for row in _list_large(large)]
+    rows += [row for large in plan.constrained for row in list_rows(large)]
     rows += [list_trained(comparison, network) | _published(network) for network in NETWORKS]
     shown = {name.casefold() for row in rows for name in (str(row["model"]), _name(row))}
     rows += [{"model": name, **_published(name)} for name in DIAGNOSIS_FIGURES if name.casefold() not in shown]
@@ -72,23 +71,17 @@ def make_diagnosis(plan: Plan) -> list[Table]:
     )
     of_paper = columns("percent", *METRICS.values(), published=True)
     head = (*heads("model", "intermediate steps"), *FIGURE_COLUMNS, *of_paper)
-    return [
-        Table.of("diagnosis", "Diagnosis with and without intermediate steps", head, settle(rows, name_gain), notes)
-    ]
+    title = "Diagnosis with and without intermediate steps"
+    return [Table.of("diagnosis", title, head, settle(rows, name_gain), notes)]
 
 
 def _name(row: Mapping[str, Any]) -> str:
     return f"{row['model']}, {row.get('intermediate steps')} steps"
 
 
-def list_figures(comparison: AnswerComparison, model: str) -> dict[str, Entry]:
-    """Return a model's figures of the diagnosis, which is the only step of the comparison."""
-    return {heading: comparison.figure(model, metric, 0) for metric, heading in METRICS.items()}
-
-
 def list_trained(comparison: AnswerComparison, network: str) -> dict[str, Any]:
     """Return the row of the teacher or the student."""
-    return {"model": network, "intermediate steps": WITH, **list_figures(comparison, network)}
+    return {"model": network, "intermediate steps": WITH, **comparison.figures(network, METRICS, 0)}
 
 
 def list_supervised(comparison: AnswerComparison, encoder: str) -> list[dict[str, Any]]:
@@ -96,7 +89,7 @@ def list_supervised(comparison: AnswerComparison, encoder: str) -> list[dict[str
     rows: list[dict[str, Any]] = [{"model": encoder, "intermediate steps": steps} for steps in (WITHOUT, WITH)]
     without, given = map(_name, rows)
     for row, model in zip(rows, (without, given), strict=True):
-        row |= list_figures(comparison, model)
+        row |= comparison.figures(model, METRICS, 0)
     for metric, heading in METRICS.items():
         rows[1][f"difference in {heading}"] = comparison.difference(given, without, metric, 0)
         rows[1][f"gain in {heading}"] = comparison.evidence(given, without, metric, 0)
@@ -122,7 +115,6 @@ def _published(name: str) -> dict[str, Entry]:
 
 # Large models put through the steps, beside the trained networks (paper: Tables 3 and 8).
 
-
 _GIVEN = {"constraints": WITH, "own": f"{WITH}, own answers given", "true": f"{WITH}, true answers given"}
 
 ABOUT = (
@@ -132,19 +124,14 @@ ABOUT = (
 )
 
 
-def list_rows(large: Constrained) -> list[tuple[str, Level]]:
-    """Return level 0 and the last level of each variant that was measured up to it, each with a phrase on its steps."""
-    last = len(large.steps)
-    levels = [
-        (WITHOUT, large.find("constraints", 0)),
-        *((given, large.find(name, last)) for name, given in _GIVEN.items()),
-    ]
-    return [(words, level) for words, level in levels if level is not None]
-
-
-def _list_large(large: Constrained) -> list[dict[str, Any]]:
+def list_rows(large: Constrained) -> list[dict[str, Any]]:
+    """Return the rows of level 0 and of the last level of each variant that was measured up to it."""
     rows: list[dict[str, Any]] = []
-    for steps, level in list_rows(large):
+    measured = {WITHOUT: large.find("constraints", 0)}
+    measured |= {words: large.find(variant, len(large.steps)) for variant, words in _GIVEN.items()}
+    for steps, level in measured.items():
+        if level is None:
+            continue
         row: dict[str, Any] = {"model": large.model, "intermediate steps": steps}
         row |= {heading: level.diagnosis[metric] for metric, heading in METRICS.items()}
         for metric, heading in METRICS.items() if level.level else ():
@@ -219,7 +206,7 @@ def _tabulate_steps(name: str, title: str, comparison: AnswerComparison, models:
         about: Row = {"step": step.name, "cases": comparison.num_cases(index)}
         rows.append(about | {"model": "most frequent answer", "accuracy": comparison.constant(index)})
         for model in models:
-            ours = {heading: comparison.figure(model, figure, index) for figure, heading in HEADINGS.items()}
+            ours = comparison.figures(model, HEADINGS, index)
             published = {HEADINGS[figure]: share for figure, share in known[model, step.name].items()}
             rows.append(about | {"model": model} | ours | mark_published(published))
         rows += [row for constrained in large for row in _list_step_rows(constrained, step.name)]
@@ -259,16 +246,13 @@ def make_components(plan: Plan) -> list[Table]:
 def _tabulate_accuracy(comparison: AnswerComparison, plan: Plan) -> Table:
     steps = [step.name for step in comparison.chain.steps]
     in_paper = [name for name in steps if name in COMPONENT_ACCURACY["teacher"]]
-    mean, chain, gain, verdict = (
-        *("mean of the steps", "whole chain", "difference of the mean from the full model"),
-        "mean accuracy without it",
-    )
+    mean, chain = "mean of the steps", "whole chain"
+    gain, verdict = "difference of the mean from the full model", "mean accuracy without it"
     constant = {name: comparison.constant(index) for index, name in enumerate(steps)}
     rows: list[dict[str, Any]] = [{"model": "most frequent answer", **constant, mean: comparison.constant(None)}]
     # The teacher and its ablations, then the student and its.
-    for model in sorted(
-        [*VARIANTS, *NETWORKS], key=lambda name: (VARIANTS.get(name, name) == "student", name in VARIANTS)
-    ):
+    order = sorted([*VARIANTS, *NETWORKS], key=lambda name: (VARIANTS.get(name, name) == "student", name in VARIANTS))
+    for model in order:
         row: dict[str, Any] = {"model": model}
         row |= {name: comparison.figure(model, "accuracy", index) for index, name in enumerate(steps)}
         row |= {mean: comparison.figure(model, "mean_accuracy"), chain: comparison.figure(model, "chain_accuracy")}

@@ -271,4 +271,4 @@ def make_tables(plan: Plan) -> list[Table]:
     return [dataclasses.replace(table, pictures={**table.pictures, KEPT_FILE: content.getvalue()})]
 
 
-RECIPES = {"supervision": Recipe(lambda plan, seed: _list(plan, seed).values(), make_tables)}
+RECIPES = {"supervision": Recipe(_list, make_tables)}

@@ -31,13 +31,7 @@ from stepcot_jax.run.settings import Settings
 from stepcot_jax.tools.tables.cells import Cell, vary
 from stepcot_jax.tools.tables.encoders import Encoder
 from stepcot_jax.tools.tables.plan import NETWORKS, Plan, Recipe
-from stepcot_jax.tools.tables.step_tables import (
-    FIGURE_COLUMNS,
-    SUPERVISION,
-    list_supervised,
-    list_trained,
-    name_gain,
-)
+from stepcot_jax.tools.tables.step_tables import FIGURE_COLUMNS, SUPERVISION, list_supervised, list_trained, name_gain
 
 # Transfer targets: answers mapped to the networks' chain, and checks for overlap with the training data.
 
@@ -59,11 +53,10 @@ def relabel_last_step(dataset: Dataset, chain: Chain, *, name: str) -> tuple[Dat
     if counts and len(unknown) == len(counts):
         texts = [step.options[label] for label in unknown]
         raise BadInput(f"{name}: answers {texts} to {step.name!r} are not among {list(options)}")
-    nothing, no_reasoning = [NOT_ANNOTATED] * (chain.num_steps - 1), ("",) * chain.num_steps
+    nothing = [NOT_ANNOTATED] * (chain.num_steps - 1)
+    others: dict[str, Any] = {"uncertain": (), "reasoning": ("",) * chain.num_steps}
     relabelled = RecordTable(
-        msgspec.structs.replace(
-            case, answers=(*nothing, label_of[case.answers[-1]]), uncertain=(), reasoning=no_reasoning
-        )
+        msgspec.structs.replace(case, answers=(*nothing, label_of[case.answers[-1]]), **others)
         for case in dataset.cases
     )
     kept = {
@@ -115,9 +108,8 @@ def check_target(source: Settings, target: Settings, *, name: str) -> None:
 def _load(settings: Settings) -> Dataset:
     if settings.data.on_bad_record == "stop":  # else images that cannot be decoded change the splits
         settings = vary(settings, {"data.check_images": "on_use"})
-    needs_images = settings.image_encoder.name != "imported"
-    preprocessing, watch = trained_preprocessing(settings), Terminal().watch
-    dataset = load_dataset(settings, preprocessing=preprocessing, require_images=needs_images, progress=watch)
+    how: dict[str, Any] = {"preprocessing": trained_preprocessing(settings), "progress": Terminal().watch}
+    dataset = load_dataset(settings, require_images=settings.image_encoder.name != "imported", **how)
     return dataset.with_origins(settings.data.origins) if settings.data.origins else dataset
 
 

@@ -32,11 +32,6 @@ ABOUT = {"report": "r1", "text": "digest", "request": "digest"}
 KEY = "sk-marker-0123456789"
 
 
-@pytest.fixture(autouse=True)
-def key(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-
-
 def ask(server, *, num_requests=1, budget=None, **settings):
     """The outcomes of requests at once, and everything that was recorded."""
     settings = {"num_attempts": 4, "timeout": 5.0, **settings}

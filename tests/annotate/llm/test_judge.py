@@ -9,15 +9,11 @@ from annotate.misbehaving_server import MisbehavingServer, read_data
 from refusals import refuse
 
 from stepcot_jax.annotate.llm.client import Endpoint
-from stepcot_jax.annotate.llm.judge import Exchange, Judge, judge_answers, judge_stages, label_steps
+from stepcot_jax.annotate.llm.judge import Exchange, Judge, judge_answers
 from stepcot_jax.host.errors import RunStopped
 from stepcot_jax.reasoning.replies import Judged
-from stepcot_jax.record import STAGE_NAMES
 
 pytest.importorskip("openai", reason="the extra annotate")
-
-STAGES = dict.fromkeys(STAGE_NAMES, "A text.")
-LABELS = dict(zip(STAGE_NAMES, ("Fully correct", "unsupported", "correct", "Incorrect"), strict=True))
 
 
 def exchanges(count, **more):
@@ -76,20 +72,3 @@ def test_an_endpoint_that_is_gone_and_a_wrong_key_stop(tmp_path):
         server.behave = lambda request, _: ("status", (401, {}, {}))
         refuse("401", lambda: judge_answers(exchanges(5), make_judge(server, tmp_path)))
         refuse("--max-tokens", judge_answers, exchanges(5), make_judge(server, tmp_path, cap=10), error=RunStopped)
-
-
-def test_stages_are_scored_and_steps_labelled(tmp_path):
-    def behave(request, _):
-        if "You score" in request["messages"][0]["content"]:
-            return "answer", json.dumps({"reason": "", **dict(zip(STAGE_NAMES, (1, 2, 4, 5), strict=True))})
-        return "answer", json.dumps({"reason": "", **LABELS})
-
-    with MisbehavingServer(behave) as server:
-        judge = make_judge(server, tmp_path)
-        assert judge_stages(exchanges(1, stages=STAGES), judge) == [
-            dict(zip(STAGE_NAMES, (1.0, 2.0, 4.0, 5.0), strict=True))
-        ]
-        assert label_steps(exchanges(1, stages=STAGES), judge) == [
-            {name: label.lower() for name, label in LABELS.items()}
-        ]
-        assert read_data(server.requests[0])["stages"] == STAGES

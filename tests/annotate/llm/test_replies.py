@@ -59,8 +59,7 @@ def test_the_answer_stands_behind_the_thoughts_in_the_text_parts(way):
     assert not goes_on_behind(text, entry.finish)
 
 
-def test_a_reply_without_an_answer_is_set_aside_at_once_and_never_paid_for_again(tmp_path, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "x")
+def test_a_reply_without_an_answer_is_set_aside_at_once_and_never_paid_for_again(tmp_path):
     prompt = Prompt("vote", "system", "", "", "", {})
     item = [types.SimpleNamespace(id=way, text=way) for way in NOT_READ]
 

@@ -37,11 +37,6 @@ LUNG = "Context: the ribs are even. Within the region: a patchy opacity in the r
 OTHER = "This suggests pneumonia. So the answer is cardiomegaly."
 
 
-@pytest.fixture(autouse=True)
-def _key(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-marker-0123456789")
-
-
 def make_folder(root, *, num=1, boxed=True):
     root.mkdir()
     records = []

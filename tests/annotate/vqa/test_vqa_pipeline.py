@@ -33,11 +33,6 @@ pytest.importorskip("openai", reason="the extra annotate")
 DIALECTS = {"rmcot": "gemex", "lvkc": "lvkc", "medclm": "medclm"}
 
 
-@pytest.fixture(autouse=True)
-def _key(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-marker-0123456789")
-
-
 @pytest.fixture(scope="module")
 def few(tmp_path_factory):
     return write_folder(tmp_path_factory.mktemp("few"), (1, 11, 19))

@@ -1,10 +1,12 @@
 """A hospital's own table: what is read, in which spellings, and the outcome of each oddity."""
 
 import csv
+import datetime
 import io
 import json
 import os
 
+import openpyxl
 import pytest
 from answers import name_answers
 from hypothesis import given
@@ -80,6 +82,44 @@ def test_delimiters_encodings_and_line_ends(tmp_path, delimiter, encoding, endin
     write(tmp_path, text.getvalue(), encoding=encoding)
     (case,) = read(tmp_path).cases
     assert (case.image, case.report) == ("ä.png", "viele , und ; und \t Zeichen")
+
+
+def save_sheet(path, *rows):
+    book = openpyxl.Workbook()
+    for row in rows:
+        book.active.append(row)
+    book.save(path)
+
+
+def test_a_workbook_is_read_as_its_csv(tmp_path):
+    path, taken = tmp_path / "cases.xlsx", datetime.date(2021, 3, 1)
+    save_sheet(
+        path,
+        [],
+        ["Image", "patient_id", "taken", "BMI", "age", "Diagnosis"],
+        ["a.png", 7, taken, "=A1", 61, "Mass?"],
+        [],
+        ["ö.png", 8.0, taken, 21.5, None, None],
+        ["c.png", "=A1", taken, 20, 50, "Mass"],
+        ["d.png", "P9", taken, 20, 50, "=A1"],
+    )
+    collection = read(tmp_path, on_bad_record="skip")
+    assert [(case.image, case.patient, case.age) for case in collection.cases] == [
+        ("a.png", "7", 61),
+        ("ö.png", "8", None),
+    ]
+    told = "a cell is a formula without a stored value; open and save the table in a spreadsheet program"
+    assert [item.reason.rpartition(": ")[2] for item in collection.set_aside] == [told, told]
+    assert [item.reason.partition(":")[0] for item in collection.set_aside] == ["row 6", "row 7"]
+    assert collection == read_source(path, on_bad_record="skip", require_images=False)
+    write(tmp_path, "image,label\na.png,Mass\n")
+    refuse(r"several files cases\.csv \(cases\.csv, cases\.xlsx\); expected one", read, tmp_path)
+    (tmp_path / "cases.csv").unlink()
+    for content, message in ((path.read_bytes()[:-40], "not a zip|cannot be read"), (b"image,label\n", "not an .xlsx")):
+        path.write_bytes(content)
+        refuse(message, read, tmp_path)
+    save_sheet(path)
+    refuse("is empty; expected a header", read, tmp_path)
 
 
 def test_a_line_names_the_separator_and_images_must_be_there_unless_told_otherwise(tmp_path):

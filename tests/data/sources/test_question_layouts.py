@@ -342,6 +342,23 @@ def test_what_lies_beside_a_release_does_not_hide_it(tmp_path, caplog):
         detect_vqa_layout(tmp_path / "lfs")
 
 
+def test_a_formula_that_nobody_computed_is_no_answer(tmp_path):
+    book = pytest.importorskip("openpyxl").Workbook()
+    for row in (
+        ["image", "question", "answer", "age"],
+        ["s1.jpg", "Why?", "=A1", 3],
+        ["s1.jpg", "Where?", "here", "=A1"],
+    ):
+        book.active.append(row)
+    book.save(tmp_path / "sheet.xlsx")
+    put(tmp_path / "s1.jpg", encode(1))
+    found = read_vqa_source(tmp_path, on_bad_record="skip")
+    assert [record.answer for record in found.records] == ["here"]
+    assert [item.reason for item in found.set_aside] == [
+        "sheet.xlsx, row 2, answer: formula without a stored value; open and save the table in a spreadsheet program"
+    ]
+
+
 def test_rows_with_two_readings_are_set_aside(tmp_path, caplog):
     for name in "ab":
         put(tmp_path / f"images/{name}.png", encode(ord(name), "PNG"))

@@ -1,0 +1,98 @@
+"""Every promise of the README with the test that holds it, and its figures as kept files give them."""
+
+import pathlib
+import re
+
+import pytest
+
+from benchmarks.help_figures import show
+
+ROOT = pathlib.Path(__file__).parents[1]
+README = " ".join((ROOT / "README.md").read_text().split())
+KEPT = ROOT / "docs/results/does_it_help"
+
+HELD = {
+    "reads a chest radiograph in seven answers": "predict/test_predict.py::test_the_tool_prints_seven_answers_first",
+    "**Correct** an answer and the others follow": "predict/test_predict.py::test_a_correction_is_followed",
+    "see which answer is worth checking next": "predict/test_asking.py::test_the_step_that_settles_the_last_one_most",
+    "**Train** on your own table": "test_notebooks.py::test_your_own_data",
+    "chain of questions": "data/sources/test_csv_table.py::test_a_chain_of_ones_own",
+    "VQA set": "test_end_to_end_questions.py::test_from_slake_to_scored_replies",
+    "or boxes, on CPU": "test_end_to_end_questions.py::test_from_coco_to_a_curriculum",
+    "GPUs or a TPU pod": "benchmarks/test_compiled.py::test_the_joint_step_of_a_gpu_has_no_loop",
+    "a killed run resumes to the same bits": "run/test_training_run.py::test_a_run_goes_on_to_the_same_bits",
+    "fine-tune a small policy": "run/test_policy_run.py::test_the_job_sft_equals_the_first_phase_of_grpo",
+    "or a Qwen2.5-VL": "run/test_qwen_run.py::test_what_trains_moves_and_what_is_frozen_stays",
+    "GRPO with verifiable rewards": "run/test_policy_run.py::test_rewards_and_losses_are_logged",
+    "which also work in TRL": "rewards/test_trl.py::test_two_updates_of_the_documented_trainer",
+    "verl and EasyR1": "rewards/test_adapters.py::test_records_as_columns_earn_what_the_records_earn_in_each_trainer",
+    "any model's replies by the field's rules": "evaluation/test_field_rules.py::test_every_verdict_of_the_suites",
+    "the same question without its picture": "evaluate_replies/test_controls.py::test_what_is_shown_and_every_figure",
+    "every equation has a function and a test": "test_paper_map.py::test_every_row_names_code_and_a_test",
+    "agree with the authors' PyTorch code": "models/test_teacher_reference.py::test_the_reference_gives_the_teachers",
+    "![A drawn chest": "test_pictures.py::test_pictures_are_of_todays_quickstart_chests_and_pages",
+    "Python 3.11 to 3.13": "test_release.py::test_workflows_name_parts_of_the_script",
+    "`--checkpoint=phantom` reads": "predict/test_phantom_reader.py::test_commands_take_the_name",
+    "`stepcot` alone lists all commands": "test_tools.py::test_the_tools_are_listed_without_jax",
+    "In Python:": "test_api.py::test_the_block_of_the_readme_runs_as_printed",
+    "With 40,000 chests (five sets)": "benchmarks/test_help_figures.py::test_the_primary_figure_of_phantom",
+    "A bad record stops the run with its file": "data/sources/test_csv_table.py::test_odd_rows",
+    "or is set aside with the reason": "data/sources/test_csv_table.py::test_odd_rows",
+    "are read as they are": "data/sources/test_box_layouts.py::test_coco_as_roboflow_exports_it",
+    "A policy that answers questions with boxes": "run/test_documented_commands.py::test_every_command_is_accepted",
+    "| I want to | page |": "test_release.py::test_no_link_of_the_long_description_is_relative",
+    "Notebooks:": "test_notebooks.py::test_all_notebooks_are_tested",
+}
+"""Words of the README, and the test; a test may be named by its beginning."""
+
+QUOTED = {
+    "linear heads on the same features find 80.9 %": ("docs/small_data.md", "| 80.9 |"),
+    "an 8 x 8 thumbnail 70.0": ("docs/small_data.md", "70.0"),
+    "right answers +0.2 [-2.6, +3.1] points, boxes' overlap +1.0 [+0.5, +1.6]": (
+        "docs/results/origin_gains.md",
+        "+0.2 ± 1.1 [-2.6, +3.1] | +1.0 ± 0.2 [+0.5, +1.6]",
+    ),
+    "diagnosis falls by 34.9 points": ("docs/results/explanations.md", "| 34.9 ["),
+}
+"""Figures of trainings that are not kept, and where their table is."""
+
+
+@pytest.mark.parametrize("words", HELD)
+def test_a_promise_is_made_and_held_by_a_test(words):
+    file, _, test = HELD[words].partition("::")
+    assert words in README
+    assert f"def {test}" in (ROOT / "tests" / file).read_text()
+
+
+@pytest.mark.parametrize("words", QUOTED)
+def test_a_figure_that_is_not_recomputed_stands_in_its_table(words):
+    page, cells = QUOTED[words]
+    assert words in README
+    assert cells in (ROOT / page).read_text()
+
+
+@pytest.mark.slow
+def test_the_tables_are_what_the_command_prints():
+    """README's cells too, network by network; its other figures of the ten sets are in these tables."""
+    page, whole = ((ROOT / "docs" / name).read_text() for name in ("does_it_help.md", "results/does_it_help.md"))
+    texts = {config: show(KEPT, config) for config in ("quickstart", "phantom")}
+    printed = {config: text.splitlines() for config, text in texts.items()}
+    for config, part in zip(printed, page.split("## At the size of `phantom`"), strict=True):
+        assert texts[config].strip() in whole
+        rows = [line for line in part.splitlines() if re.match(r"\|.*\d \[.*\]", line)]
+        assert len(rows) > 15
+        assert not [row for row in rows if row not in printed[config]]
+    (header,) = (line.split(" | ") for line in printed["quickstart"] if line.startswith("| network | steps"))
+    shown = [header.index(name) for name in ("steps", "diagnosis", "diagnosis after two answers |", "whole chains")]
+    quoted = dict(
+        re.findall(
+            r"^\| \**(plain|teacher|student)(?: network\*\*)? \| (.*) \|$",
+            (ROOT / "README.md").read_text(),
+            re.MULTILINE,
+        )
+    )
+    assert len(quoted) == 3
+    for name, cells in quoted.items():
+        (row,) = (line for line in printed["quickstart"] if line.startswith(f"| {name} | ") and line.count("|") == 10)
+        found = row.removesuffix(" |").split(" | ")
+        assert cells.split(" | ") == [found[index] for index in shown]
