@@ -142,7 +142,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
           question: text.
           answer: a letter by position or an option's text, a list of these for several, yes or no, or another text.
           fields: other attributes, JSON's lists for tuples; None counts as left out. An entry of `references` may be
-            the corners alone. Without `kind` it follows from answer and options: see `kind_of`.
+            the corners alone; `choices` and a reference's `box` are options and corners, as in `records.jsonl`.
+            Without `kind` it follows from answer and options: see `kind_of`.
 
         Raises:
           BadInput: an unknown field, a value of another type, a letter without options, or what `Record` refuses.
@@ -153,12 +154,15 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         types = {field.name: field.type for field in msgspec.structs.fields(cls)}
         made: dict[str, Any] = {"id": "-", "image": "-", "patient": "-"}
         given = {name: value for name, value in fields.items() if value is not None}
+        if "choices" in given:
+            given.setdefault("options", given.pop("choices"))
         for name, value in {**given, "question": question, "answer": answer}.items():
             if name not in types:
                 raise BadInput(f"{name}: not a field of a record, such as question, options, answer and references")
             plain = value.tolist() if hasattr(value, "tolist") else value  # of an array, as trainers batch columns
             if name == "references" and isinstance(plain, (list, tuple)):
                 plain = [b if isinstance(b, (dict, Box)) else {"label": "region", "corners": b} for b in plain]
+                plain = [{"corners": b["box"], **b} if isinstance(b, dict) and "box" in b else b for b in plain]
             try:
                 made[name] = msgspec.convert(plain, types[name])
             except msgspec.ValidationError as error:

@@ -533,21 +533,13 @@ def _find_stops_of_training(
         except BadInput as error:
             problems.append(str(error))
     if problems:
-        able = [each["dialect"] for each in facts["formats"] if each["written"] == len(good)]
-        other = f"; config.vqa.dialect={' or '.join(able)} (here --dialect) can write all" if able else ""
         what = f"{len(problems)} of {len(train)} training records cannot be written in dialect {dialect}"
-        stops.append(f"{file}: {what} ({problems[0]}){other}")
+        stops.append(f"{file}: {what} ({problems[0]}; here --dialect)")
     return stops
 
 
 def _note_questions(facts: dict[str, Any], *, with_thinking: bool) -> list[str]:
-    num_good = facts["records"] - facts["set_aside"]
-    notes = [
-        f"{num_good - outcome['written']} records cannot be written in dialect {outcome['dialect']} "
-        f"({next(iter(outcome['refused']))})"
-        for outcome in facts["formats"]
-        if outcome["written"] < num_good and (outcome["dialect"] == PLAIN or facts["dialect"] != PLAIN)
-    ]
+    notes = list[str]()
     if facts["dialect"] == PLAIN and with_thinking and not facts["with_thinking"]:
         notes.append(
             "no record has thinking: prompts ask for some unless config.vqa.with_thinking=False (here "

@@ -5,10 +5,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stepcot_jax.evaluation.replies import HEADED_FIGURES, Key, ReplyScore, Results
+from markupsafe import Markup
+
+from stepcot_jax.evaluation.replies import BASELINE, HEADED_FIGURES, Key, ReplyScore, Results
+from stepcot_jax.evaluation.statistics import MIN_PATIENTS, is_difference
 from stepcot_jax.host.machine import map_in_threads
 from stepcot_jax.host.ranges import Interval
-from stepcot_jax.pages.sheets import Entry, Kind, Table, columns
+from stepcot_jax.pages.sheets import Column, Entry, Kind, Table, columns, show_entry
 from stepcot_jax.pages.shell import SHARED, Section, name_unseen, read_part, render
 from stepcot_jax.reasoning.endings import Unsaid
 from stepcot_jax.record import STAGE_NAMES, Record
@@ -23,12 +26,47 @@ _STAGES = (
 )
 _RATED = tuple((name, ("rated", name)) for name in STAGE_NAMES)
 
+_JUDGED = (("A", ("a_score", "mean")), ("V", ("v_score", "all")))
 _PAIRED = ", in the same resamples of patients; replies that either was not scored on take no part."
 _TEST = "p: exact McNemar test of all answers, which takes the questions of a patient as independent."
 _CHECKED = (
     "Stages are checked against the records' facts, or labelled by the judge: descriptions are worth 1, 0.5 or 0, "
     "reasoning 1 or 0. Stages of replies that do not count are worth 0. This is our definition, after MiCEval."
 )
+
+
+def compare(difference: Interval, rival: str, of: str = "points") -> str:
+    """Return in words whether a paired difference to a rival is shown."""
+    verdict = (
+        "not shown to beat" if not is_difference(difference) else "better than" if difference.value > 0 else "below"
+    )
+    return f"{verdict} {rival} ({show_entry(difference, Column('', 'points'))} {of})"
+
+
+def judge(results: Results, baseline: Mapping[Key, Interval]) -> list[Section]:
+    """Return the first section, if there is a rival: the first row against the baseline, the others against the first.
+
+    `baseline`: its figures less those of the first row.
+    """
+    first = next(name for name in results.counts if name not in results.differences)
+    turned = {
+        key: Interval(*(0.0 - end for end in (entry.value, entry.high, entry.low))) for key, entry in baseline.items()
+    }
+    rows = {first: (BASELINE, turned), **{name: (first, row) for name, row in results.differences.items()}}
+    verdicts = {
+        name: "; ".join(
+            f"{heading} {compare(row[key], f'the {rival}' if rival == BASELINE else rival)}"
+            for heading, key in _JUDGED
+            if key in row and not math.isnan(row[key].low)
+        )
+        for name, (rival, row) in rows.items()
+        if name != BASELINE
+    }
+    if results.num_patients < MIN_PATIENTS:
+        verdicts = {name: verdict and "too few patients for a verdict" for name, verdict in verdicts.items()}
+    items = Markup("").join(Markup("<li><b>{}</b>: {}.</li>").format(*item) for item in verdicts.items() if item[1])
+    body = Markup('<ul class="verdicts">{}</ul><p class="note">A: right answers. V: mean IoU of boxes.</p>')
+    return [Section("summary", "Verdict", "", body.format(items))] if items else []
 
 
 def make_tables(results: Results) -> list[Table]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import logging
 import os
 import shutil
 import sys
@@ -147,6 +148,7 @@ def _drop_output() -> None:
 def run_tool(main: Callable[[], int | None], *, end: Callable[[int], None] = sys.exit) -> None:
     """Run a tool's main and exit with its code: one line on stderr for the expected ends."""
     open_output()
+    logging.basicConfig(format="%(message)s")  # before a library's own, which would name level and module
     try:
         with contextlib.redirect_stdout(cast(TextIO, SafeOutput(sys.stdout))):
             code = main()

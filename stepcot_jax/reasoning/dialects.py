@@ -43,6 +43,7 @@ Ours: "plain", the form of most data of medical questions; thinking is optional,
 """
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -410,6 +411,16 @@ def write_reply(record: Record, dialect: str) -> str:
       BadInput: the dialect is not written, or the record lacks a part that it needs.
     """
     return _find(dialect).write(record)
+
+
+def list_writable(record: Record) -> list[str]:
+    """Return the dialects that can write a record."""
+    able = []
+    for dialect in WRITTEN:
+        with contextlib.suppress(BadInput):
+            write_reply(record, dialect)
+            able.append(dialect)
+    return able
 
 
 def read_reply(

@@ -23,6 +23,7 @@ TRUTH = "ground_truth"
 """The column that holds a record as JSON, or its answer alone."""
 
 _BARE = ("question", "options", "answer", "kind", "synonyms", "references", "image_size")
+_COLUMNS = (*_BARE, "choices")  # as `records.jsonl` calls options
 _KEPT = (*_BARE, "id", "topic", "points", "thinking", "stages", "organ", "modality")
 """Fields that rewards may read: neither patient nor report, since trainers log their columns."""
 
@@ -107,7 +108,9 @@ class for_trl(Scorer):  # noqa: N801 - called as a function, as functools.partia
 
     def __call__(self, *, completions: Sequence[Any], log_metric: Any = None, **columns: Any) -> list[float | None]:
         """Return the totals; the data set's other columns are disregarded."""
-        given = {name: columns[name] for name in (TRUTH, *_BARE) if columns.get(name) is not None}
+        given = {name: columns[name] for name in (TRUTH, *_COLUMNS) if columns.get(name) is not None}
+        if not given.keys() & {TRUTH, "answer"}:
+            raise BadInput(f"the data set has no column {TRUTH} or answer; found {', '.join(sorted(columns))}")
         rows = [{name: values[place] for name, values in given.items()} for place in range(len(completions))]
         records = [_read(row.get(TRUTH, row.get("answer")), row, f"row {place}") for place, row in enumerate(rows)]
         scores = self.score([_text_of(completion) for completion in completions], records)
@@ -163,7 +166,7 @@ def _read(truth: Any, fields: Mapping[str, Any], where: str) -> Record:
             truth = msgspec.json.decode(truth)
         if isinstance(truth, Mapping):
             return Record.from_fields(**truth)
-        bare = {"question": "-"} | {name: fields[name] for name in _BARE if name in fields} | {"answer": truth}
+        bare = {"question": "-"} | {name: fields[name] for name in _COLUMNS if name in fields} | {"answer": truth}
         return Record.from_fields(**bare)
     except (BadInput, TypeError, msgspec.DecodeError) as error:
         raise BadInput(f"{where}, {TRUTH}: {error}") from None

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import re
 
@@ -8,7 +9,9 @@ from refusals import refuse
 from report.browser import find_broken_words, find_violations, watch
 
 from stepcot_jax.evaluation.replies import BASELINE, ScoringSettings, encode, score_text, summarise, to_json
+from stepcot_jax.evaluation.reply_page import judge
 from stepcot_jax.evaluation.scored_baseline import score_baseline
+from stepcot_jax.host.ranges import Interval
 from stepcot_jax.reasoning.dialects import write_reply
 from stepcot_jax.tools.report.command import main
 from stepcot_jax.tools.report.replies import write_charts
@@ -106,6 +109,17 @@ def test_the_baseline_and_the_notes_of_the_run_are_on_the_page(run, tmp_path):
     assert read_row(page, BASELINE)[:2] == [f"{100 * figure.value:.1f}" for figure in expected]
     assert page.index(BASELINE) < page.index('scope="row">sft<')
     assert BASELINE not in run[2]  # of a run that did not write it
+    assert page.index("<b>sft</b>: too few patients for a verdict.") < page.index(BASELINE)
+    many = dataclasses.replace(results, num_patients=30)
+    better, worse = Interval(0.1, 0.05, 0.2), Interval(-0.1, -0.2, -0.05)
+    grpo = {("a_score", "mean"): better, ("v_score", "all"): Interval(0.0, -0.1, 0.1)}
+    (section,) = judge(
+        dataclasses.replace(many, differences={BASELINE: {}, "<g>": grpo}), {("a_score", "mean"): better}
+    )
+    assert f"<b>sft</b>: A below the {BASELINE} (-10.0 [-20.0, -5.0] points).</li>" in section.body
+    assert "<b>&lt;g&gt;</b>: A better than sft (+10.0 [+5.0, +20.0] points); V not shown to beat sft (" in section.body
+    assert "better than the" in judge(many, {("a_score", "mean"): worse})[0].body
+    assert judge(many, {}) == judge(many, {("a_score", "mean"): Interval(0.1)}) == []
 
 
 def test_what_is_refused(run, tmp_path):

@@ -170,11 +170,21 @@ def test_records_from_bare_fields():
         record = Record.from_fields(question="?", answer=answer, options=given, kind="open" if answer == "C" else None)
         assert record.kind == kind
     assert Record.from_fields(question="?", answer=["A", "B"], options=options).answer == ("A", "B")
+    row = {
+        "question": "?",
+        "choices": options,
+        "answer": "mass",
+        "references": [{"label": "lung", "box": [1, 2, 3, 4]}],
+    }
+    record = Record.from_fields(**row, image_size=(9, 9))  # names of records.jsonl
+    assert (record.answer, record.references) == ("B", (Box("lung", (1, 2, 3, 4)),))
+    columns = {name: [value] for name, value in {**row, "image_size": [9, 9]}.items()}
+    assert for_trl()(completions=["B [1, 2, 3, 4]"], **columns) == [2.0]
     for words, wrong in (
         ("^answer: 'C' is a letter without options", {"answer": "C"}), ("^answer: Expected", {"answer": 3}),
         ("^options: Expected `array`", {"answer": "C", "options": "A, B, C"}),
         ("^answer: 'C' is not one of A, B", {"answer": "C", "options": options}),
-        ("^choices: not a field of a record", {"answer": "A", "choices": options}),
+        ("^letters: not a field of a record", {"answer": "A", "letters": options}),
         (r"^answer: \['edema'\] is a list", {"answer": ["edema"]}), ("^answer: .* is a list", {"answer": []}),
         ("^references: Expected `array`", {"answer": "Yes", "references": 5}),
     ):  # fmt: skip
@@ -186,7 +196,7 @@ def test_what_cannot_be_used_is_refused_where_the_function_is_made_or_with_its_r
         refuse(words, for_trl, **given)
     refuse(r"space .*: 'quen' is not one of", for_verl, space="quen")
     refuse("^row 1, ground_truth: answer: 'C' is a letter", for_trl(), completions=["C", "C"], answer=["Yes", "C"])
-    refuse("^row 0, ground_truth: answer: Expected", for_trl(), completions=["C"], solution=["C"])
+    refuse("no column ground_truth or answer; found solution", for_trl(), completions=["C"], solution=["C"])
     refuse(r"^reward_inputs\[0\], ground_truth: JSON is malformed", call_easyr1, for_easyr1(), ["C"], ["{C}"])
 
 

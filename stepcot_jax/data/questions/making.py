@@ -47,7 +47,7 @@ from stepcot_jax.data.questions.vocabulary import (
 from stepcot_jax.data.splits.making import PUBLISHED_FRACTIONS, split_by_patient
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import removing_half, write_whole, writing_whole
-from stepcot_jax.reasoning.dialects import write_question, write_reply
+from stepcot_jax.reasoning.dialects import list_writable, write_question, write_reply
 from stepcot_jax.record import Record
 
 _LEAST_SIZE = 32
@@ -299,10 +299,13 @@ def _copy(name: str, *, source: Path, target: Path) -> None:
 
 def write_texts(record: Record, dialect: str, *, with_thinking: bool = True) -> tuple[str, str]:
     """Return the prompt and the reply of a record, from which a run learns."""
+    written = record if with_thinking else msgspec.structs.replace(record, thinking="")
     try:
-        reply = write_reply(record if with_thinking else msgspec.structs.replace(record, thinking=""), dialect)
+        reply = write_reply(written, dialect)
     except BadInput as error:
-        raise BadInput(f"record {record.id[:80]!r}, {error}") from None
+        able = " or ".join(list_writable(written))
+        other = f"; config.vqa.dialect={able} can write it" if able else ""
+        raise BadInput(f"record {record.id[:80]!r}, {error}{other}") from None
     return write_question(record, dialect, with_thinking=with_thinking), reply
 
 

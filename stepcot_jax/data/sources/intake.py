@@ -83,6 +83,7 @@ class Intake:
                 num_boxless += 1
         self._check_any()
         boxless = "without a finding that counts (no box, or too few readers agree) left out"
+        boxless += ", since the source denies no finding in them" if with_normal else ""
         if num_boxless:
             _LOG.warning("%s: %d image%s %s", path, num_boxless, "" if num_boxless == 1 else "s", boxless)
         if self.set_aside:

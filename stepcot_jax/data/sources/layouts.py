@@ -82,7 +82,15 @@ def list_cases(root: Path, layout: str, how: How) -> Source:
 def read_source(root: Path, *, layout: str = AUTO, on_bad_record: OnBadRecord = "stop", **options: Any) -> Collection:
     """Read the cases of a data root in any layout; `options` are those of `How`."""
     root, how = Path(root), How(**options)
-    layout = detect_layout(root) if layout == AUTO else check_layout(layout, CASES)
+    try:
+        layout = detect_layout(root) if layout == AUTO else check_layout(layout, CASES)
+    except BadInput:
+        if layout != AUTO or not holds_questions(root):
+            raise
+        how_to = f"--config=vqa_quickstart --config.vqa.source=folder --config.vqa.root={root} (docs/policies.md)"
+        raise BadInput(
+            f"{root}: has questions or boxes, no answers to steps; a policy learns from them: {how_to}"
+        ) from None
     if layout == "published":
         kept: dict[str, Any] = {"step_names": how.step_names, "require_images": how.require_images}
         return read_records(root, on_bad_record=on_bad_record, **kept)

@@ -20,6 +20,7 @@ from stepcot_jax.data.questions.record_files import VqaCollection
 from stepcot_jax.data.questions.reply_files import ReplyFile, read_replies
 from stepcot_jax.evaluation.box_forms import BoxForm, find_better_form, keep_smallest
 from stepcot_jax.evaluation.replies import (
+    BASELINE,
     CHECKED_STAGES,
     JUDGED,
     OpenScore,
@@ -34,7 +35,7 @@ from stepcot_jax.evaluation.replies import (
     summarise,
     to_json,
 )
-from stepcot_jax.evaluation.reply_page import MOST_SHOWN, make_tables, write_replies
+from stepcot_jax.evaluation.reply_page import MOST_SHOWN, judge, make_tables, write_replies
 from stepcot_jax.evaluation.scored_baseline import score_baseline
 from stepcot_jax.evaluation.stage_claims import LABEL_VALUES
 from stepcot_jax.evaluation.unread import describe_unread, find_doubts
@@ -193,11 +194,15 @@ class ReplyScores:
             read_picture=functools.partial(_read_picture, self.root) if with_pictures else None,
             num_shown=num_shown,
         )
-        sections = [*map(tabulate, tables), replies]
+        sections = [*judge(self.results, self.results.differences.get(BASELINE, {})), *map(tabulate, tables), replies]
         about = describe_unread(self.results.unread)
         page = write_report(title=title, about=about, sections=sections, writer="stepcot evaluate_replies").encode()
         write_whole(folder / "index.html", page)
-        lines = [f"{unread} images could not be read; the page shows boxes without them"] if unread else []
+        lines = (
+            [f"{unread} images could not be read below {self.root}; the page shows boxes without them"]
+            if unread
+            else []
+        )
         lines.append(
             f"in {folder}: metrics.json, scores.jsonl, index.html ({len(page) / 1e6:.1f} MB), {', '.join(names)}"
         )

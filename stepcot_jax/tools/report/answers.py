@@ -20,13 +20,13 @@ from stepcot_jax.evaluation.chains import (
     most_frequent,
 )
 from stepcot_jax.evaluation.consistency import find_clear_chest
-from stepcot_jax.evaluation.statistics import LEVEL, MIN_PATIENTS, Weights, count_patients, is_difference
+from stepcot_jax.evaluation.reply_page import compare
+from stepcot_jax.evaluation.statistics import LEVEL, MIN_PATIENTS, Weights, count_patients
 from stepcot_jax.evaluation.statistics import bootstrap as bootstrap_figures
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.ranges import Interval
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.pages.pictures import write_map, write_overlay, write_picture
-from stepcot_jax.pages.sheets import Column, Table, columns, heads, show_entry
+from stepcot_jax.pages.sheets import Table, columns, heads
 from stepcot_jax.pages.shell import Section, name_unseen, tabulate
 from stepcot_jax.reading.audit_folder import draw_places
 from stepcot_jax.reading.cases import open_run
@@ -214,6 +214,8 @@ def describe_answers(run: FinishedRun) -> list[str]:
 
 # The verdicts and the figures.
 
+_OF = "points of the steps"
+
 
 def judge_networks(run: FinishedRun, num_resamples: int) -> dict[str, str]:
     """Return a sentence on each network: steps better than the most frequent answer, and better than plain heads."""
@@ -239,18 +241,12 @@ def _judge(run: FinishedRun, name: str, found: Mapping[Any, Any], one_answer: Bo
     parts = [f"better than the most frequent answer at {better} of {(~one_answer).sum()} steps"]
     heads = run.report.heads
     if (name, "plain") in found:
-        parts.append(_compare(found[name, "plain"], "plain heads"))
+        parts.append(compare(found[name, "plain"], "plain heads", _OF))
     elif heads is not None and name in heads.figures:
-        parts.append(_compare(heads.figures[name][0], f"the {heads.name}"))
+        parts.append(compare(heads.figures[name][0], f"the {heads.name}", _OF))
     if (name, "teacher") in found and name == "student":
-        parts.append(_compare(found[name, "teacher"], "the teacher"))
+        parts.append(compare(found[name, "teacher"], "the teacher", _OF))
     return "; ".join(parts)
-
-
-def _compare(difference: Interval, rival: str) -> str:
-    verdict = "better than" if difference.value > 0 else "below"
-    verdict = verdict if is_difference(difference) else "not shown to beat"
-    return f"{verdict} {rival} ({show_entry(difference, Column('', 'points'))} points of the steps)"
 
 
 def _write_summary(

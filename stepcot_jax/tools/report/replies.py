@@ -11,7 +11,7 @@ import msgspec
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.data.questions.reply_files import read_replies
 from stepcot_jax.evaluation.replies import BASELINE, Key, ReplyScore, ScoringSettings, score_all, summarise
-from stepcot_jax.evaluation.reply_page import make_tables, write_replies
+from stepcot_jax.evaluation.reply_page import judge, make_tables, write_replies
 from stepcot_jax.evaluation.unread import count_unread, describe_unread
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.own_folder import load
@@ -46,7 +46,8 @@ class FinishedPolicy:
     records: Sequence[Record]  # of the test split; boxes are in pixels of the picture that the policy sees
     scoring: ScoringSettings
     scores: Mapping[str, Sequence[ReplyScore]]  # by phase, of the test split's replies
-    baseline: Mapping[Key, Interval] = dataclasses.field(default_factory=dict)  # of the majority answer
+    baseline: Mapping[Key, Interval]  # of the majority answer
+    baseline_less_first: Mapping[Key, Interval]  # its figures less those of the first phase
 
 
 def read_policy_run(workdir: pathlib.Path) -> FinishedPolicy:
@@ -68,6 +69,8 @@ def read_policy_run(workdir: pathlib.Path) -> FinishedPolicy:
             scores[phase] = score_all(records, file.replies, scoring)
     if not scores:
         raise BadInput(f"{workdir / 'replies'}: no replies to the test split; {_EXPECTED}")
+    with_intervals = settings.evaluation.num_resamples > 0
+    baseline, less_first = _read_baseline(workdir / STATISTICS_FILE, with_intervals=with_intervals)
     return FinishedPolicy(
         workdir=workdir,
         settings=settings,
@@ -76,28 +79,36 @@ def read_policy_run(workdir: pathlib.Path) -> FinishedPolicy:
         records=records,
         scoring=scoring,
         scores=scores,
-        baseline=_read_baseline(workdir / STATISTICS_FILE, with_intervals=settings.evaluation.num_resamples > 0),
+        baseline=baseline,
+        baseline_less_first=less_first,
     )
 
 
 class _Model(msgspec.Struct):
     figures: dict[str, dict[str, dict[str, float | None]]] = {}  # None where undefined
+    less_first: dict[str, dict[str, dict[str, float | None]]] = {}
 
 
 class _Statistics(msgspec.Struct):
     models: dict[str, _Model] = {}
 
 
-def _read_baseline(path: pathlib.Path, *, with_intervals: bool) -> dict[Key, Interval]:
+def _read_baseline(path: pathlib.Path, *, with_intervals: bool) -> tuple[dict[Key, Interval], dict[Key, Interval]]:
+    """Return the baseline's figures, and these less those of the first phase."""
     models = load(path, _Statistics).models if path.exists() else {}
     parts = ("value", "low", "high", "undefined") if with_intervals else ("value", "undefined")
-    intervals = {}
-    for name, groups in models.get(BASELINE, _Model()).figures.items():
-        for group, figure in groups.items():
-            known = {part: figure.get(part) for part in parts}
-            numbers = {part: math.nan if number is None else number for part, number in known.items()}
-            intervals[name, group] = Interval(**numbers)
-    return intervals
+
+    def read(nested: Mapping[str, Mapping[str, Mapping[str, float | None]]]) -> dict[Key, Interval]:
+        intervals = {}
+        for name, groups in nested.items():
+            for group, figure in groups.items():
+                known = {part: figure.get(part) for part in parts}
+                numbers = {part: math.nan if number is None else number for part, number in known.items()}
+                intervals[name, group] = Interval(**numbers)
+        return intervals
+
+    model = models.get(BASELINE, _Model())
+    return read(model.figures), read(model.less_first)
 
 
 def list_reply_sections(
@@ -108,6 +119,7 @@ def list_reply_sections(
     results = summarise(run.records, run.scores, run.scoring, num_resamples=num_resamples)
     if run.baseline:
         results = dataclasses.replace(results, figures={BASELINE: run.baseline, **results.figures})
+    yield from judge(results, run.baseline_less_first)
     yield from map(tabulate, make_tables(results))
     yield write_charts(run.entries)
     section, _ = write_replies(

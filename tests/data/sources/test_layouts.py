@@ -36,6 +36,10 @@ def test_nothing_and_several_are_refused_with_what_is_accepted(tmp_path):
     message = refuse("does not exist; expected a folder with data", detect_layout, tmp_path / "nowhere")
     assert all(f"({name})" in message for name in CASES)
     refuse("has no known layout", detect_layout, tmp_path)
+    (tmp_path / "records.jsonl").write_text("")
+    refuse(
+        "has questions or boxes, no answers to steps; a policy learns from them: --config=vqa", read_source, tmp_path
+    )
     for name in ("data.json", "cases.csv"):
         (tmp_path / name).write_text("")
     refuse("has files of the layouts published and csv", detect_layout, tmp_path)
