@@ -1,4 +1,4 @@
-"""How cost grows: `python -m benchmarks.scaling --json benchmarks/scaling.json --tables docs/scaling.md`.
+"""How cost grows: `python -m benchmarks.scaling --json benchmarks/scaling.json --tables docs/results/scaling_notes.md`.
 
 Measures compile time and step time of the joint step by chain length, number of answers and batch size, its traffic
 between eight virtual devices, and the size of a stored feature. Then writes all tables of the document, also the

@@ -1,4 +1,4 @@
-"""The tables of docs/scaling.md, from measured and computed numbers."""
+"""The tables of docs/results/scaling_notes.md, from measured and computed numbers."""
 
 import math
 import pathlib

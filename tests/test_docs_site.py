@@ -2,21 +2,10 @@ import pathlib
 import re
 import subprocess
 import sys
-import types
 
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-
-
-@pytest.fixture(scope="module")
-def pages():
-    pytest.importorskip("mkdocs")
-    sys.path.insert(0, str(ROOT / "docs"))
-    import site_links
-
-    yield site_links
-    sys.path.remove(str(ROOT / "docs"))
 
 
 def test_the_navigation_names_every_document_once():
@@ -28,24 +17,6 @@ def test_the_navigation_names_every_document_once():
     there = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
     notebooks = {f"notebooks/{path.stem}.md" for path in (ROOT / "notebooks").glob("*.ipynb")}
     assert set(named) == (there - generated) | notebooks
-
-
-def test_links_to_files_outside_of_the_site_become_text(pages):
-    page = types.SimpleNamespace(file=types.SimpleNamespace(src_uri="runs.md"))
-    text = "see [a](../b/c.py), [d](e.md) and [n](../notebooks/anatomy.ipynb)"
-    assert pages.on_page_markdown(text, page=page) == "see a (`b/c.py`), [d](e.md) and [n](notebooks/anatomy.md)"
-
-
-def test_docstrings_become_markdown(pages):
-    pytest.importorskip("griffe")
-    from docstrings import to_markdown
-
-    text = "One.\n\n>>> f([1][0])\n[2] [3]\n\nTwo [a] [b] `[c] [d]`\n    [e] [f]\n\n    [g] [h]\n"
-    assert to_markdown(text).splitlines() == [
-        *("One.", "", "", "```pycon", ">>> f([1][0])", "[2] [3]", "```", ""),
-        *("Two [a] \\[b] `[c] [d]`", "    [e] \\[f]", "", "    [g] [h]"),
-    ]
-    assert to_markdown(">>> 1\n1").splitlines() == ["", "```pycon", ">>> 1", "1", "```"]
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ from importlib import metadata
 
 import pytest
 
-from stepcot_jax import load_dataset
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.configs import load_config
 
@@ -131,10 +130,3 @@ assert len(names) > 30 and not found, (len(names), found)
 """
     result = run("-c", script)
     assert result.returncode == 0, result.stderr
-
-
-@pytest.mark.parametrize("content", ["", "[{", "[]"], ids=["empty file", "cut off", "no records"])
-def test_a_bad_folder_is_named(tmp_path, content):
-    (tmp_path / "data.json").write_text(content)
-    with pytest.raises(BadInput, match=r"data\.json"):
-        load_dataset("step_cot", **{"data.root": str(tmp_path)})

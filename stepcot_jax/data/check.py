@@ -26,7 +26,7 @@ from stepcot_jax.data.images.preprocessing import decode_image_bytes
 from stepcot_jax.data.images.stated_sizes import StatedSizes, list_sizes
 from stepcot_jax.data.projections import is_frontal_task
 from stepcot_jax.data.questions.making import write_texts
-from stepcot_jax.data.questions.question_splits import TEST_HINT, SplitOptions, is_picture, split_records
+from stepcot_jax.data.questions.question_splits import ONE_EACH, TEST_HINT, SplitOptions, is_picture, split_records
 from stepcot_jax.data.questions.record_files import VqaCollection
 from stepcot_jax.data.reasons import Reasons, describe_oddities, note_oddities
 from stepcot_jax.data.record_table import count_boxes, find_first
@@ -472,7 +472,7 @@ def _check_questions(root: Path, options: CheckOptions, reasons: Reasons, termin
         reasons, facts["file"], collection.unit, len(records), skips=options.on_bad_record == "skip"
     )
     if number := facts["patients_in_several_splits"]:
-        facts["stops"].append(f"{facts['file']}: {number} patients are in more than one split")
+        facts["stops"].append(f"{facts['file']}: {number} patients are in more than one split; {ONE_EACH}")
     else:
         with _recorded_warnings() as more:
             facts["stops"] += _find_stops_of_training(collection, records, facts, options)

@@ -15,7 +15,7 @@ from benchmarks.scaling_tables import fill, make_tables
 from stepcot_jax.training.devices import AXIS, GlobalBatch
 
 ROOT = pathlib.Path(__file__).parents[2]
-DOCUMENT = ROOT / "docs" / "scaling.md"
+DOCUMENT = ROOT / "docs" / "results" / "scaling_notes.md"
 NUMBERS = ROOT / "benchmarks" / "scaling.json"
 TINY = Size("tiny", teacher_width=8, student_width=8, projection_width=4, image_width=6, text_width=8)
 

@@ -39,7 +39,7 @@ class FakeImageEncoder:
 
 
 class FakeTextEncoder:
-    name, width, digest, max_tokens = "fake text", WIDTH, "text weights", 128
+    name, width, digest, max_tokens, num_parameters = "fake text", WIDTH, "text weights", 128, 5
 
     def __init__(self):
         self.texts = []

@@ -6,9 +6,8 @@ from refusals import refuse
 from run.small_run import small_run, small_settings
 
 from stepcot_jax.data.batches import evaluation_batches, iterate, training_batches
-from stepcot_jax.data.images.preprocessing import Preprocessing, normalise
+from stepcot_jax.data.images.preprocessing import normalise
 from stepcot_jax.data.records.records import read_records
-from stepcot_jax.encoders import load as encoder_loading
 from stepcot_jax.features.importing import import_features
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
@@ -17,39 +16,9 @@ from stepcot_jax.run import inputs
 pytestmark = pytest.mark.slow
 
 
-class FakeEncoder:
-    """The mean of each quarter of the picture; counts the images that it sees."""
-
-    name, width, digest, batch_size = "fake", 4, "weights-1", 32
-    preprocessing = Preprocessing(size=32, fit="pad")
-
-    def __init__(self):
-        self.num_seen = 0
-
-    def encode(self, images):
-        self.num_seen += len(images)
-        images = normalise(images, self.preprocessing) if images.dtype == np.uint8 else images
-        grey = np.asarray(images).mean(axis=-1)
-        return np.stack([grey[:, y : y + 16, x : x + 16].mean(axis=(1, 2)) for y in (0, 16) for x in (0, 16)], axis=1)
-
-
-class FakeTextEncoder:
-    name, width, digest, max_tokens, num_parameters = "fake text", 8, "text-1", 128, 5
-
-    def __init__(self):
-        self.num_seen = 0
-
-    def encode(self, texts, *, pooling):
-        self.num_seen += len(texts)
-        return np.array([[float(len(text))] * 8 for text in texts], np.float32)
-
-
 @pytest.fixture
-def frozen(monkeypatch):
-    image, text = FakeEncoder(), FakeTextEncoder()
-    monkeypatch.setattr(encoder_loading, "load_image_encoder", lambda source, dtype: image)
-    monkeypatch.setattr(encoder_loading, "load_text_encoder", lambda source, dtype, max_tokens: text)
-    return image, text
+def frozen(load_fakes):
+    return load_fakes()
 
 
 def frozen_settings(folder, **changes):
@@ -75,19 +44,20 @@ def load(tmp_path):
 
 def test_every_image_and_prompt_is_encoded_once_and_read_afterwards(folder, frozen, load, capsys):
     first = load(folder)
-    assert (frozen[0].num_seen, frozen[1].num_seen) == (48, 7)  # 40 images in batches of 16
+    assert (len(frozen[0].images), len(frozen[1].texts)) == (48, 7)  # 40 images in batches of 16
     assert "images: 40 encoded, 0 read" in capsys.readouterr().err
     assert first.image_encoder is None
-    assert first.example["image_features"].shape == (1, 4)
+    assert first.example["image_features"].shape == (1, frozen[0].width)
     direct = load(folder, features__store=False).dataset
     images = normalise(np.stack([direct.pixels[index] for index in range(40)]), direct.preprocessing)
-    np.testing.assert_allclose(first.dataset.features, FakeEncoder().encode(images), atol=1e-6)
+    np.testing.assert_allclose(first.dataset.features, frozen[0].encode(images), rtol=1e-6)
+    num_seen = len(frozen[0].images)
     capsys.readouterr()
     again = load(folder)
     assert "images: 0 encoded, 40 read" in capsys.readouterr().err
     np.testing.assert_array_equal(first.dataset.features, again.dataset.features)
     np.testing.assert_array_equal(first.text_features, again.text_features)
-    assert frozen[0].num_seen == 48
+    assert len(frozen[0].images) == num_seen
 
 
 def test_a_changed_picture_is_encoded_again_and_a_broken_one_is_found_although_it_was_stored(

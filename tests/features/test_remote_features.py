@@ -3,11 +3,10 @@ import pickle
 import shutil
 
 import pytest
-from features.test_inputs import FakeEncoder, FakeTextEncoder, frozen_settings
+from features.test_inputs import frozen_settings
 from memory_store import new_address, objects, put_files
 from refusals import refuse
 
-from stepcot_jax.encoders import load as encoder_loading
 from stepcot_jax.extras.cloud.stores import StoreError, StoreFolder
 from stepcot_jax.features import encode
 from stepcot_jax.features.encode import Processes
@@ -16,18 +15,16 @@ from stepcot_jax.run import frozen_features, inputs
 
 
 @pytest.fixture
-def load(folder, tmp_path, monkeypatch):
+def load(folder, tmp_path, monkeypatch, load_fakes):
     address = new_address(monkeypatch)
 
     def on_machine(name, address=address, root=folder, **more):
-        image, text = FakeEncoder(), FakeTextEncoder()
+        image, _ = load_fakes()
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
-        monkeypatch.setattr(encoder_loading, "load_image_encoder", lambda source, dtype: image)
-        monkeypatch.setattr(encoder_loading, "load_text_encoder", lambda source, dtype, max_tokens: text)
         settings = frozen_settings(root, features__folder=address)
         found = inputs.load_inputs(settings, tmp_path / f"run-{name}", Terminal(), **more)
         assert not (tmp_path / f"run-{name}" / "features").exists()
-        return found, image.num_seen
+        return found, len(image.images)
 
     on_machine.address = address
     on_machine.elsewhere = functools.partial(on_machine, address=str(tmp_path / "elsewhere"))
@@ -35,9 +32,8 @@ def load(folder, tmp_path, monkeypatch):
 
 
 def same(one, other):
-    return (one.dataset.features[:] == other.dataset.features[:]).all() and (
-        one.text_features == other.text_features
-    ).all()
+    pairs = ((one.dataset.features[:], other.dataset.features[:]), (one.text_features, other.text_features))
+    return all((first == second).all() for first, second in pairs)
 
 
 @pytest.mark.slow

@@ -1,8 +1,6 @@
 import operator
-import os
 import pathlib
 import re
-import subprocess
 import sys
 
 import pytest
@@ -83,16 +81,6 @@ def test_paths_stay_and_addresses_are_downloaded_by_the_extra_of_their_scheme(tm
 
 def _download(address):
     return pathlib.Path(f"{address} here")
-
-
-@pytest.mark.slow
-def test_a_workdir_at_another_address_is_refused_and_no_folder_is_made(tmp_path):
-    arguments = ["features", "--encoder=x", "--config=quickstart", "--workdir=hf://b/x"]
-    environment = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
-    program = [sys.executable, "-m", "stepcot_jax", *arguments]
-    found = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300)
-    assert (found.returncode, "nothing is written to hf://" in found.stderr) == (2, True), found.stderr
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_flag_takes_a_path_in_another_way():

@@ -21,9 +21,10 @@ ACCEPTED = "accepted is a note"
 
 
 def test_a_private_folder_is_closed_to_others_and_is_ones_own(tmp_path, monkeypatch):
-    old = tmp_path / "old"
-    old.mkdir(mode=0o755)
-    for folder in (old, tmp_path / "deep" / "new"):
+    old, of_group = tmp_path / "old", tmp_path / "group"
+    old.mkdir(mode=0o705)
+    of_group.mkdir(mode=0o750)
+    for folder in (old, of_group, tmp_path / "deep" / "new"):
         make_private_folder(folder)
         assert folder.stat().st_mode & 0o777 == 0o700
     (tmp_path / "file").touch()
@@ -156,3 +157,33 @@ def test_what_a_killed_write_left_is_removed_by_the_next_one(tmp_path):
     assert target.read_bytes() == b"done"
     write_whole(tmp_path / ("肺" * 80), b"a name of 240 bytes")
     assert [path.name for path in tmp_path.glob(".*.partial")] == [foreign[0].name]
+
+
+SCRIPT = (
+    "import sys, pathlib; from stepcot_jax.host.files import lock_folder\n"
+    "lock_folder(pathlib.Path(sys.argv[1])).__enter__()"
+)
+
+
+def test_a_folder_is_for_one_run_and_its_lock_a_file_of_ones_own(tmp_path):
+    command = [sys.executable, "-c", SCRIPT, tmp_path / "out"]
+    with files.lock_folder(tmp_path / "out"):
+        run = subprocess.run(command, capture_output=True, text=True)
+        assert f"{files.LOCK_NAME}: in use by another process" in run.stderr
+    assert subprocess.run(command).returncode == 0
+    (tmp_path / "folder" / files.LOCK_NAME).mkdir(parents=True)
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / files.LOCK_NAME).symlink_to(tmp_path / "elsewhere")
+    for name in ("folder", "link"):
+        with pytest.raises(BadInput, match=r"\.lock: cannot be opened"), files.lock_folder(tmp_path / name):
+            pass
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_run_that_fails_gives_the_folder_back(tmp_path):
+    with pytest.raises(ZeroDivisionError), files.lock_folder(tmp_path):
+        raise ZeroDivisionError
+    with files.lock_folder(tmp_path), pytest.raises(BadInput, match="in use"), files.lock_folder(tmp_path):
+        pass
+    with files.lock_folder(tmp_path):
+        assert [path.name for path in tmp_path.iterdir()] == [files.LOCK_NAME]

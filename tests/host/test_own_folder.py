@@ -53,7 +53,6 @@ def test_a_value_comes_back_exactly_with_the_version_beside_it(tmp_path):
         ('{"stepcot_jax": "0.0.1"}', rf"`parts` \(written by stepcot_jax 0\.0\.1, read by {__version__}\)"),
         ('{"stepcot_jax": "9\\n9"}', r"written by stepcot_jax \?"),
         ('{"parts": {"a": [{"share": "nan"}]}}', r"Expected `float` >= 0\.0 - at `\$\.parts"),
-        ('{"parts": {}, "table": [[1], [1, 2]]}', r"inhomogeneous .* at `\$\.table`"),
         ('{"parts": {}, "table": [1]}', r"at `\$\.table`"),
         ('{"parts": {}, "counts": [[[0, 1], [1e99]]]}', r"value\.json: "),
         ("[" * 100_000, r"value\.json: "),
@@ -64,9 +63,6 @@ def test_what_does_not_decode_is_refused_with_both_versions(tmp_path, content, w
     path.write_text(content)
     assert str(path) in refuse(words, load, path, Value)
     refuse(r"more than 0;", load, path, Value, max_bytes=0)
-
-
-def test_a_missing_file_is_named(tmp_path):
     refuse(r"none\.json: cannot be read \(No such file", load, tmp_path / "none.json", Value)
 
 

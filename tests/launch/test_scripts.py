@@ -1,5 +1,4 @@
 import pathlib
-import re
 import shlex
 import shutil
 import subprocess
@@ -57,21 +56,6 @@ def test_what_is_missing_or_wrong_is_refused_by_name(run, script, arguments, var
     assert err.startswith(f"error: {script}: ")
     assert lines[0] in err
     assert err.count("\n") == 1
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_the_header_names_every_variable(script):
-    text = (LAUNCH / script).read_text()
-    head, _, body = text.partition("set -euo pipefail")
-    assert head.startswith("#!/usr/bin/env bash\n")
-    assert "# Required variables:" in head
-    assert "# Optional variables:" in head
-    used = set(re.findall(r"\$\{([A-Z][A-Z_]+):", body)) | set(re.findall(r"\$([A-Z][A-Z_]+)", body))
-    others = "HOME SECONDS BASH_SOURCE XLA_FLAGS STEPCOT_RUN_FOLDER SLURM_RESTART_COUNT VIRTUAL_ENV"
-    ours = used - set(others.split())
-    assert ours, "found no variable in use"
-    for name in ours:
-        assert re.search(rf"^#   (\w+, )*{name}\b", head, re.M), f"{script}: {name} is not in the header"
 
 
 @pytest.mark.parametrize("script", [name for name in SCRIPTS if name != "tpu_worker.sh"])

@@ -8,19 +8,10 @@ from oracles import reference_numpy as oracle
 from oracles.quick_jit import quick_jit
 from oracles.random_params import assert_close, declare, normal, randomise
 
-from stepcot_jax.models.layers import (
-    GraphAttention,
-    GraphAttentionStack,
-    MemoryCell,
-    Projection,
-    draw_keeps,
-    drop,
-    layer_norm,
-    masked_softmax,
-)
+from stepcot_jax.models import layers
 
 CASES, NODES, WIDTH, HEADS, LAYERS = 3, 5, 8, 2, 2
-STACK = GraphAttentionStack(num_layers=LAYERS, num_heads=HEADS, width=WIDTH, dropout_rate=0.25)
+STACK = layers.GraphAttentionStack(num_layers=LAYERS, num_heads=HEADS, width=WIDTH, dropout_rate=0.25)
 NODES_IN = normal(1, CASES, NODES, WIDTH)
 PARAMS = randomise(declare(STACK, nodes=NODES_IN))
 WEIGHTS = oracle.as_float64(PARAMS)
@@ -58,7 +49,7 @@ def test_stack_agrees_with_the_oracle(apply):
 
 
 def test_node_without_any_source_gets_the_bias_alone_and_finite_gradients():
-    layer = GraphAttention(num_heads=HEADS, head_width=4)
+    layer = layers.GraphAttention(num_heads=HEADS, head_width=4)
     params, mask = PARAMS["attention_0"], jnp.zeros((CASES, NODES), bool)
 
     def total(params, nodes):
@@ -86,12 +77,14 @@ def test_dropout_scales_kept_attention_weights():
 def test_masked_softmax_is_a_softmax_over_what_is_allowed():
     allowed = np.array([[1] * 6, [1, 0, 1, 0, 0, 1], [0, 0, 0, 1, 0, 0], [0] * 6], bool)
     scores = normal(4, 4, 6)
-    found = np.asarray(masked_softmax(jnp.asarray(scores), allowed=jnp.asarray(allowed)))
+    found = np.asarray(layers.masked_softmax(jnp.asarray(scores), allowed=jnp.asarray(allowed)))
     for row, mask, values in zip(found, allowed, scores, strict=True):
         assert (row[~mask] == 0).all()
         if mask.any():
             assert_close(row[mask], oracle.softmax(np.float64(values[mask])))
-    gradient = jax.grad(lambda x: jnp.sum(masked_softmax(x, allowed=jnp.asarray(allowed)) ** 2))(jnp.asarray(scores))
+    gradient = jax.grad(lambda x: jnp.sum(layers.masked_softmax(x, allowed=jnp.asarray(allowed)) ** 2))(
+        jnp.asarray(scores)
+    )
     assert np.isfinite(gradient).all()
     assert not np.asarray(gradient)[~allowed].any()
     assert np.abs(gradient).max() > 1e-3
@@ -100,11 +93,11 @@ def test_masked_softmax_is_a_softmax_over_what_is_allowed():
 # The memory.
 
 CONCLUSION, MEMORY = normal(1, 4, 6), normal(2, 4, 6)
-CELL = randomise(declare(MemoryCell(), conclusion=CONCLUSION, memory=MEMORY))
+CELL = randomise(declare(layers.MemoryCell(), conclusion=CONCLUSION, memory=MEMORY))
 
 
 def run_cell():
-    return MemoryCell().apply({"params": CELL}, jnp.asarray(CONCLUSION), jnp.asarray(MEMORY))
+    return layers.MemoryCell().apply({"params": CELL}, jnp.asarray(CONCLUSION), jnp.asarray(MEMORY))
 
 
 def test_cell_agrees_with_the_oracle():
@@ -126,7 +119,7 @@ def test_cell_agrees_with_torch():
 # Projections.
 
 FEATURES = normal(1, 4, 5)
-PROJECTION = Projection(width=6, dropout_rate=0.5)
+PROJECTION = layers.Projection(width=6, dropout_rate=0.5)
 OF_PROJECTION = randomise(declare(PROJECTION, features=FEATURES))
 
 
@@ -142,12 +135,12 @@ def test_projection_agrees_with_the_oracle():
 
 def test_norm_has_torchs_epsilon_and_rows_far_from_zero_do_not_cancel():
     rows = np.array([[0.001, -0.001]], np.float32)
-    found = layer_norm(dtype=jnp.float32).apply({"params": {"scale": jnp.ones(2), "bias": jnp.zeros(2)}}, rows)
+    found = layers.layer_norm(dtype=jnp.float32).apply({"params": {"scale": jnp.ones(2), "bias": jnp.zeros(2)}}, rows)
     assert_close(found, rows / np.sqrt(1e-6 + 1e-5), 1e-6)
     rows = normal(3, 2, 64) + np.float32(3000.0)
     params = {"scale": jnp.ones(64), "bias": jnp.zeros(64)}
     expected = oracle.layer_norm(np.float64(rows), oracle.as_float64(params))
-    assert_close(layer_norm(dtype=jnp.float32).apply({"params": params}, rows), expected, 1e-3)
+    assert_close(layers.layer_norm(dtype=jnp.float32).apply({"params": params}, rows), expected, 1e-3)
 
 
 # Dropout: masks drawn ahead.
@@ -158,7 +151,7 @@ DRAWN = jnp.arange(10)
 
 @pytest.fixture(scope="module")
 def keeps():
-    return jax.tree.map(np.asarray, draw_keeps(jax.random.key(3), cases=DRAWN, leading=(20,), sites=SITES))
+    return jax.tree.map(np.asarray, layers.draw_keeps(jax.random.key(3), cases=DRAWN, leading=(20,), sites=SITES))
 
 
 def test_share_that_is_dropped_is_the_rate(keeps):
@@ -168,9 +161,9 @@ def test_share_that_is_dropped_is_the_rate(keeps):
 
 
 def test_masks_are_a_function_of_the_key_and_belong_to_the_case_wherever_it_lies(keeps):
-    other = draw_keeps(jax.random.key(4), cases=DRAWN, leading=(20,), sites=SITES)
+    other = layers.draw_keeps(jax.random.key(4), cases=DRAWN, leading=(20,), sites=SITES)
     assert (other["a"] != keeps["a"]).mean() > 0.3
-    part = draw_keeps(jax.random.key(3), cases=jnp.array([4, 5, 6]), leading=(20,), sites=SITES)
+    part = layers.draw_keeps(jax.random.key(3), cases=jnp.array([4, 5, 6]), leading=(20,), sites=SITES)
     for name, keep in part.items():
         np.testing.assert_array_equal(keep, keeps[name][:, 4:7])
     rows = np.concatenate([keeps["a"], keeps["b"].reshape(20, 10, 50)], axis=0).reshape(-1, 50)
@@ -179,12 +172,12 @@ def test_masks_are_a_function_of_the_key_and_belong_to_the_case_wherever_it_lies
 
 def test_expectation_is_preserved_and_rate_one_gives_zeros_and_finite_gradients(keeps):
     values = jnp.broadcast_to(jnp.asarray(1 + np.abs(normal(5, 50))), (20, 10, 50))
-    dropped = drop(values, keep=jnp.asarray(keeps["a"]), rate=0.3)
+    dropped = layers.drop(values, keep=jnp.asarray(keeps["a"]), rate=0.3)
     assert abs(float(dropped.mean() / values.mean()) - 1) < 0.03
     kept = np.asarray(dropped)[keeps["a"]]
     np.testing.assert_allclose(kept, np.asarray(values)[keeps["a"]] / 0.7, rtol=1e-6)
     assert not np.asarray(dropped)[~keeps["a"]].any()
     values, keep = jnp.asarray(normal(7, 4)), jnp.array([False, False, False, True])
-    gradient = jax.grad(lambda x: jnp.sum(drop(x, keep=keep, rate=1.0)))(values)
-    assert not drop(values, keep=keep, rate=1.0).any()
+    gradient = jax.grad(lambda x: jnp.sum(layers.drop(x, keep=keep, rate=1.0)))(values)
+    assert not layers.drop(values, keep=keep, rate=1.0).any()
     assert not gradient.any()

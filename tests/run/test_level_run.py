@@ -24,9 +24,7 @@ CHANGES = {
 def test_constrain_asks_the_test_patients_before_and_after(tmp_path, capsys):
     data, before, workdir = tmp_path / "data", tmp_path / "before", tmp_path / "run"
     export_phantom(data, num_cases=24, seed=0, size=32, prevalence="flat")
-    write_reader(before)
-    limits = {"patch_size": 2, "merge_size": 2, "min_pixels": 16, "max_pixels": 4096}
-    (before / "preprocessor_config.json").write_text(json.dumps(limits))
+    write_reader(before, max_pixels=4096)
     run = Run(settings_of("sft", before, **CHANGES, **{"vqa.root": str(data)}), workdir)
     run.execute()
     losses = [entry["sft/loss"] for entry in read_log(workdir) if "sft/loss" in entry]

@@ -109,18 +109,12 @@ def _restore(run):
         checkpoints.close()
 
 
-def write_checkpoint(folder):
-    write_reader(folder)
-    limits = {"patch_size": 2, "merge_size": 2, "min_pixels": 16, "max_pixels": 4096}
-    (folder / "preprocessor_config.json").write_text(json.dumps(limits))
-
-
 @pytest.fixture(scope="module")
 def low_rank(tmp_path_factory):
     """A finished run with LoRA, the parameters that it started from, and its export."""
     root = tmp_path_factory.mktemp("low_rank")
     folder = root / "checkpoint"
-    write_checkpoint(folder)
+    write_reader(folder, max_pixels=4096)
     run = Run(settings_of("sft", folder, **{"policy.low_rank": 2, "policy.longest_reply": 240}), root / "run")
     before = load_qwen(str(folder), dtype=np.float32).params
     run.execute()

@@ -1,4 +1,3 @@
-import json
 import types
 
 import jax
@@ -9,7 +8,7 @@ import pytest
 from oracles.quick_jit import quick_jit
 from oracles.random_params import normal, random_labels
 from refusals import refuse
-from run.small_run import small_run
+from run.small_run import read_log, small_run
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.host.errors import BadInput
@@ -164,27 +163,17 @@ CHANGES = {
 
 
 @pytest.mark.slow
-def test_a_run_reports_the_baseline_on_every_step(tmp_path, monkeypatch):
-    run = small_run(tmp_path, monkeypatch, **CHANGES)
-    report = run.execute()
-    assert list(report["test"]) == ["baseline"]
-    assert all(step["accuracy"] is not None for step in report["test"]["baseline"]["steps"])
-    assert {"hidden", "head_0", "head_2"} <= set(run.state_shapes.params["baseline"])
-    assert set(run.state_shapes.params) == {"baseline", "image_encoder"}  # the image encoder is trained too
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    kinds = {line["kind"] for line in lines}
-    assert kinds == {"train", "val", "test"}
-    assert any("baseline/hard_label/Diagnosis" in line for line in lines)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("form", "name"), [("heads", "plain"), ("student", "student")])
-def test_a_run_without_prompts_reports_its_network(tmp_path, monkeypatch, form, name):
+@pytest.mark.parametrize(("form", "name"), [("perceptron", "baseline"), ("heads", "plain"), ("student", "student")])
+def test_a_run_reports_its_network_on_every_step(tmp_path, monkeypatch, form, name):
     run = small_run(tmp_path, monkeypatch, **CHANGES, baseline__form=form, student__dropout=0.0)
     report = run.execute()
     assert list(report["test"]) == [name]
-    assert set(run.state_shapes.params) == {name, "image_encoder"}
-    assert run.task.inputs.text_features is None
+    assert all(step["accuracy"] is not None for step in report["test"][name]["steps"])
+    assert set(run.state_shapes.params) == {name, "image_encoder"}  # the image encoder is trained too
+    assert (run.task.inputs.text_features is None) == (form != "perceptron")
+    lines = read_log(tmp_path)
+    assert {line["kind"] for line in lines} == {"train", "val", "test"}
+    assert any(f"{name}/hard_label/Diagnosis" in line for line in lines)
 
 
 @pytest.mark.slow

@@ -8,21 +8,7 @@ from policies.policy_workdir import small_settings
 from refusals import refuse
 from run.small_policy_run import read_results, small_run
 from run.small_run import Killed, read_log, stop_at
-from systems.policy_step import (
-    DESCENT,
-    LONGEST,
-    NETWORK,
-    PROMPTS,
-    RECORDS,
-    NumberRollouts,
-    descend,
-    make_devices,
-    make_params,
-    make_prompts,
-    make_rollouts,
-    normalise,
-    start,
-)
+from systems import policy_step
 from systems.test_grpo import log_probs_alone
 from systems.test_policy_parallel import assert_same
 
@@ -47,14 +33,14 @@ def test_a_pair_is_the_best_and_the_worst_valid_reply():
     assert choose_pair(np.array([0.0, np.nan])) is None
 
 
-class NumberPairs(Pairs, NumberRollouts):
+class NumberPairs(Pairs, policy_step.NumberRollouts):
     """Some replies earn 0, as invalid ones do."""
 
 
 def collect(transform="pmap", num_devices=1, update=0, index=None, **changes):
-    devices = make_devices(transform, num_devices)
-    pairs = make_rollouts(devices, NumberPairs, group_size=SIX, temperature=TEMPERATURE, **changes)
-    state, prompts = start(), make_prompts()
+    devices = policy_step.make_devices(transform, num_devices)
+    pairs = policy_step.make_rollouts(devices, NumberPairs, group_size=SIX, temperature=TEMPERATURE, **changes)
+    state, prompts = policy_step.start(), policy_step.make_prompts()
     if index is not None:
         prompts = {name: rows[index] for name, rows in prompts.items()}
     batch = pairs(devices.replicate(state.replace(step=state.step + update)), prompts)
@@ -70,8 +56,8 @@ def test_pairs_depend_on_the_prompt_alone_and_their_rewards_differ():
     paired = batch["paired"]
     assert numbers["rollouts/pairs"] == paired.mean()
     assert paired.mean() > 0.3
-    sampled = pairs.sample_groups(start(), make_prompts()).tokens
-    for row, record in enumerate(RECORDS):
+    sampled = pairs.sample_groups(policy_step.start(), policy_step.make_prompts()).tokens
+    for row, record in enumerate(policy_step.RECORDS):
         rewards = np.array([pairs.reward(tokens, record) for tokens in sampled[row]])
         valid = rewards[rewards > 0]
         assert paired[row] == (len(set(valid.tolist())) > 1)
@@ -82,36 +68,40 @@ def test_pairs_depend_on_the_prompt_alone_and_their_rewards_differ():
 
 
 def make_update():
-    return DpoUpdate(NETWORK, normalise, DESCENT, DpoOptions(beta=BETA, temperature=TEMPERATURE))
+    return DpoUpdate(
+        policy_step.NETWORK, policy_step.normalise, policy_step.DESCENT, DpoOptions(beta=BETA, temperature=TEMPERATURE)
+    )
 
 
 def descend_frozen(batch, params=None, devices=None):
     """Raw gradients and numbers, with the log-probabilities of the frozen start as an update has them."""
     update = make_update()
-    frozen = functools.partial(log_probs_alone, make_params()[REFERENCE])
-    return descend(update, {**batch, dpo._FROZEN: frozen(batch).sum(-1).astype(np.float32)}, params, devices)
+    frozen = functools.partial(log_probs_alone, policy_step.make_params()[REFERENCE])
+    return policy_step.descend(
+        update, {**batch, dpo._FROZEN: frozen(batch).sum(-1).astype(np.float32)}, params, devices
+    )
 
 
 @pytest.fixture(scope="module")
 def batch():
     """All but one of the prompts have a pair; what has none may hold any tokens."""
     found = collect()[0]
-    paired = np.arange(PROMPTS) != 2
+    paired = np.arange(policy_step.PROMPTS) != 2
     counted = np.ones_like(found["counted"])
-    counted[0, 1, LONGEST // 2 :] = False
+    counted[0, 1, policy_step.LONGEST // 2 :] = False
     return {**found, "paired": paired, "counted": counted & paired[:, None, None]}
 
 
 @pytest.mark.slow
 def test_the_loss_is_that_of_whole_texts(batch):
-    sums = {name: log_probs_alone(make_params()[name], batch).sum(-1) for name in (POLICY, REFERENCE)}
+    sums = {name: log_probs_alone(policy_step.make_params()[name], batch).sum(-1) for name in (POLICY, REFERENCE)}
     margins = np.diff(sums[REFERENCE] - sums[POLICY], axis=1)[:, 0][batch["paired"]]
     gradients, numbers = descend_frozen(batch)
     expected = {
         "loss": np.log1p(np.exp(-BETA * margins)).mean(), "margin": margins.mean(), "accuracy": (margins > 0).mean(),
     }  # fmt: skip
     assert numbers == pytest.approx(expected, rel=2e-5, abs=1e-5)
-    params, rows = jax.tree.map(jax.numpy.asarray, (make_params(), batch))
+    params, rows = jax.tree.map(jax.numpy.asarray, (policy_step.make_params(), batch))
     frozen = make_update().freeze(params, rows, GlobalBatch())[dpo._FROZEN]
     np.testing.assert_allclose(frozen, sums[REFERENCE], atol=1e-4)
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(gradients)) > 1e-3
@@ -123,7 +113,7 @@ def test_several_devices_and_passes_have_the_pairs_and_gradients_of_one(batch):
     for name in ("completions", "counted", "paired"):
         np.testing.assert_array_equal(found[name], expected[name])
     gradients, numbers = descend_frozen(batch)
-    for devices in (make_devices("shard_map", 8), make_devices("pmap", 2, 2)):
+    for devices in (policy_step.make_devices("shard_map", 8), policy_step.make_devices("pmap", 2, 2)):
         other, others = descend_frozen(batch, devices=devices)
         assert_same(other, gradients)
         assert others == pytest.approx(numbers, rel=1e-5, abs=1e-6)

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 
@@ -5,6 +6,7 @@ import numpy as np
 import pytest
 from annotate.misbehaving_server import MisbehavingServer, read_data
 from evaluate_replies.asked import ask
+from systems import policy_step
 
 from stepcot_jax.annotate.llm.client import Endpoint
 from stepcot_jax.annotate.llm.judge import Judge
@@ -68,22 +70,11 @@ def test_another_start_asks_nothing_again(tmp_path):
         assert len(server.requests) == len(OPEN)
 
 
-def make_rollouts(judge, settings=None):
+def make_rollouts(judge):
     vocabulary = Vocabulary.count([write_reply(record, "gemex") for record in RECORDS], largest=64)
-    base = load_settings("base")
-    return Rollouts(
-        policy=None,
-        normalise=None,
-        tokenizer=vocabulary,
-        dialect="gemex",
-        with_thinking=True,
-        records=RECORDS,
-        devices=type("Devices", (), {"replicated": None}),
-        settings=base.grpo,
-        rewards=settings or settings_with(),
-        longest=10,
-        judge=judge,
-    )
+    rollouts = policy_step.make_rollouts(policy_step.make_devices(), Rollouts)
+    more = {"tokenizer": vocabulary, "records": RECORDS, "rewards": settings_with(), "judge": judge}
+    return dataclasses.replace(rollouts, **more)
 
 
 def test_rewards_follow_the_ratings_and_an_unusable_one_takes_no_part(tmp_path):

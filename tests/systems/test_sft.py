@@ -7,18 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from policies.tiny_policy import (
-    NETWORK,
-    STOP,
-    WORDS,
-    draw_packs,
-    draw_pictures,
-    lay_out,
-    loss_alone,
-    normalise,
-    random_params,
-    score_quickly,
-)
+from policies import tiny_policy as tiny
 from systems.policy_step import PACKS, SETTINGS, descend, make_params, make_update, start
 
 from stepcot_jax.data.splits.splits import Splits
@@ -34,14 +23,14 @@ LENGTH = 30
 
 @pytest.fixture(scope="module")
 def params():
-    return random_params()
+    return tiny.random_params()
 
 
 def gradients_by_chain_rule(params, batch, of_logits):
     """NumPy's gradient of the loss by the scores, carried to the parameters."""
-    place = lambda params: NETWORK.apply(  # noqa: E731
+    place = lambda params: tiny.NETWORK.apply(  # noqa: E731
         {"params": params},
-        normalise(jnp.asarray(batch["images"])),
+        tiny.normalise(jnp.asarray(batch["images"])),
         *(jnp.asarray(batch[name]) for name in ("tokens", "segments", "places")),
         method="score_packed",
     )
@@ -51,13 +40,13 @@ def gradients_by_chain_rule(params, batch, of_logits):
 @pytest.mark.slow
 @pytest.mark.parametrize(("reduction", "packs"), [("tokens", PACKS), ("parts", ALONE)])
 def test_loss_and_gradient_are_those_of_each_record_alone(params, reduction, packs):
-    batch = lay_out(packs, LENGTH, weights=WEIGHTS)
+    batch = tiny.lay_out(packs, LENGTH, weights=WEIGHTS)
     changes = {"pack_length": 0, "reduction": reduction} if reduction == "parts" else {}
     gradients, numbers = descend(make_update("sft", **changes), batch)
     assert numbers["loss"] == pytest.approx(
-        loss_alone(params, batch["images"], packs, weights=WEIGHTS, reduction=reduction), rel=1e-5
+        tiny.loss_alone(params, batch["images"], packs, weights=WEIGHTS, reduction=reduction), rel=1e-5
     )
-    scores = np.asarray(score_quickly(params, batch), np.float64)
+    scores = np.asarray(tiny.score_quickly(params, batch), np.float64)
     shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
     shares /= shares.sum(axis=-1, keepdims=True)
     counted = batch["parts"] != NO_PART
@@ -69,7 +58,7 @@ def test_loss_and_gradient_are_those_of_each_record_alone(params, reduction, pac
             own = batch["parts"] == part
             weights = np.where(own, weights / np.maximum(own.sum(axis=1, keepdims=True), 1), weights)
         weights /= len(packs)
-    of_logits = (shares - np.eye(WORDS)[batch["targets"]]) * weights[..., None]
+    of_logits = (shares - np.eye(tiny.WORDS)[batch["targets"]]) * weights[..., None]
     expected = gradients_by_chain_rule(params, batch, of_logits)
     for (path, leaf), wanted in zip(
         jax.tree_util.tree_leaves_with_path(gradients), jax.tree.leaves(expected), strict=True
@@ -81,9 +70,9 @@ def test_loss_and_gradient_are_those_of_each_record_alone(params, reduction, pac
 @pytest.mark.slow
 def test_the_length_of_a_row_and_its_padding_do_not_matter():
     update = make_update("sft")
-    expected, wanted = descend(update, lay_out(PACKS, LENGTH))
-    batch = lay_out(PACKS, LENGTH + 5)
-    batch["tokens"] = np.where(batch["segments"] == 0, STOP, batch["tokens"]).astype(np.int32)
+    expected, wanted = descend(update, tiny.lay_out(PACKS, LENGTH))
+    batch = tiny.lay_out(PACKS, LENGTH + 5)
+    batch["tokens"] = np.where(batch["segments"] == 0, tiny.STOP, batch["tokens"]).astype(np.int32)
     batch["targets"] = np.where(batch["parts"] == NO_PART, 5, batch["targets"]).astype(np.int32)
     found, numbers = descend(update, batch)
     assert numbers == pytest.approx(wanted, rel=1e-5)
@@ -91,7 +80,7 @@ def test_the_length_of_a_row_and_its_padding_do_not_matter():
 
 
 def test_an_update_moves_the_policy_alone():
-    batch = lay_out(PACKS, LENGTH)
+    batch = tiny.lay_out(PACKS, LENGTH)
     gradients, wanted = descend(make_update("sft"), batch)
     state, numbers = jax.jit(make_update("sft"), static_argnums=2)(start(), batch, ONE_DEVICE)
     assert int(state.step) == 1
@@ -105,7 +94,7 @@ def test_an_update_moves_the_policy_alone():
 
 
 def make_dataset(image_of):
-    images = draw_pictures(max(image_of) + 1)
+    images = tiny.draw_pictures(max(image_of) + 1)
     return types.SimpleNamespace(
         image_of=np.array(image_of),
         splits=Splits(train=(0, 1, 3, 4), val=(), test=()),
@@ -115,7 +104,7 @@ def make_dataset(image_of):
 
 def test_rows_of_a_process_are_its_packs_about_their_pictures():
     dataset = make_dataset([2, 2, 0, 1, 2])
-    records = [record for pack in draw_packs(9) for record in pack][:5]
+    records = [record for pack in tiny.draw_packs(9) for record in pack][:5]
     encoded = dict(enumerate(records))
     packs, length = pack_split(dataset, encoded, pack_length=0)
     assert packs == [(0,), (1,), (4,), (3,)]  # by image; record 2 is of another split

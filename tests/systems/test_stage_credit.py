@@ -9,19 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policies.policy_workdir import small_settings
 from refusals import refuse
-from systems.policy_step import (
-    GROUP,
-    LONGEST,
-    PROMPTS,
-    NumberRollouts,
-    Words,
-    descend,
-    make_devices,
-    make_prompts,
-    make_rollouts,
-    make_update,
-    start,
-)
+from systems import policy_step
 from systems.test_policy_parallel import assert_same
 
 from stepcot_jax.policies.tokenizers import Vocabulary
@@ -168,7 +156,7 @@ def test_tokens_have_the_multiplier_of_their_stage(third):
     assert found[3] == pytest.approx(-0.5)
 
 
-class StagedWords(Words):
+class StagedWords(policy_step.Words):
     """Texts in which the first two tokens of a longer reply are the visual analysis."""
 
     def decode(self, tokens):
@@ -176,17 +164,17 @@ class StagedWords(Words):
         return "<VIS>" + " ".join(kept[:2]) + "".join(["</VIS>", *kept[2:]] if len(kept) > 2 else [])
 
 
-class StagedRollouts(NumberRollouts):
+class StagedRollouts(policy_step.NumberRollouts):
     def reward(self, tokens, record):
         return float((int(tokens.sum()) + len(record.id)) % 2)
 
 
 def collect(transform="pmap", num_devices=1, **changes):
-    devices = make_devices(transform, num_devices)
+    devices = policy_step.make_devices(transform, num_devices)
     rollouts = dataclasses.replace(
-        make_rollouts(devices, StagedRollouts, **changes), tokenizer=StagedWords(), dialect="lvkc_released"
+        policy_step.make_rollouts(devices, StagedRollouts, **changes), tokenizer=StagedWords(), dialect="lvkc_released"
     )
-    batch = rollouts(devices.replicate(start()), make_prompts())
+    batch = rollouts(devices.replicate(policy_step.start()), policy_step.make_prompts())
     batch.pop(COLLECTED_NUMBERS)
     return batch
 
@@ -198,21 +186,21 @@ def test_several_devices_have_the_credit_and_the_gradients_of_one():
         collect(stage_credit="released"),
         collect("shard_map", 8, stage_credit="released"),
     )
-    assert expected["advantages"].shape == (PROMPTS, GROUP, LONGEST)
+    assert expected["advantages"].shape == (policy_step.PROMPTS, policy_step.GROUP, policy_step.LONGEST)
     np.testing.assert_array_equal(found["advantages"], expected["advantages"])
     ratio = expected["advantages"] / np.where(plain["advantages"] == 0, 1, plain["advantages"])
     ratio = ratio[plain["advantages"][..., 0] != 0]
     assert np.ptp(ratio[..., :2]) > 0.05
     assert (ratio[..., 2:] == 1).all()
-    update = make_update("grpo", stage_credit="released")
-    gradients, _ = descend(update, expected)
-    assert_same(descend(update, expected, devices=make_devices("shard_map", 8))[0], gradients)
-    without = descend(update, {**expected, "advantages": plain["advantages"]})[0]
+    update = policy_step.make_update("grpo", stage_credit="released")
+    gradients, _ = policy_step.descend(update, expected)
+    assert_same(policy_step.descend(update, expected, devices=policy_step.make_devices("shard_map", 8))[0], gradients)
+    without = policy_step.descend(update, {**expected, "advantages": plain["advantages"]})[0]
     change = [np.abs(one - other).max() for one, other in zip(*map(jax.tree.leaves, (gradients, without)), strict=True)]
     assert max(change) > 1e-3
 
 
 def test_what_has_no_stages_or_no_answer_reward_is_refused():
     refuse("config.grpo.stage_credit: .* expected config.vqa.dialect of", small_settings, grpo__stage_credit="released")
-    rollouts = make_rollouts(make_devices(), stage_credit="released")
+    rollouts = policy_step.make_rollouts(policy_step.make_devices(), stage_credit="released")
     refuse("need the reward 'answer'", dataclasses.replace, rollouts, functions={"brief": (len, 1.0)})

@@ -18,17 +18,9 @@ from stepcot_jax.losses.step_cot import Objective
 from stepcot_jax.models.form_reader import LinearHeads
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher, TeacherReading
+from stepcot_jax.systems import updates
 from stepcot_jax.systems.networks import Networks, init_params
 from stepcot_jax.systems.step_cot import StepCoT
-from stepcot_jax.systems.updates import (
-    make_joint_update,
-    make_teacher_update,
-    start_state,
-    student_gradients,
-    student_part,
-    teacher_gradients,
-    teacher_part,
-)
 from stepcot_jax.training.optimizers import make_optimizer
 
 CASES, COUNTS, WIDTH, PROJECTED = 5, (3, 2), 8, 4
@@ -98,7 +90,9 @@ def targets():
 def teacher_run(networks, weighted=False):
     """(params, batch, text) -> loss parts, features, gradients; compiled once."""
     objective = Objective(answer_weights=jnp.asarray(WEIGHTS) if weighted else None)
-    return quick_jit(lambda params, batch, text: teacher_gradients(networks, objective, params, batch, text, key=None))
+    return quick_jit(
+        lambda params, batch, text: updates.teacher_gradients(networks, objective, params, batch, text, key=None)
+    )
 
 
 @functools.cache
@@ -107,7 +101,7 @@ def student_run(name):
 
     def run(params, batch, targets):
         rest = {"image_features": batch["image_features"], "targets": targets, "key": None}
-        return student_gradients(NETWORKS, SETTINGS[name][0], params, batch, **rest)
+        return updates.student_gradients(NETWORKS, SETTINGS[name][0], params, batch, **rest)
 
     return quick_jit(run)
 
@@ -133,7 +127,9 @@ def test_linear_heads_join_the_loss_of_the_teachers_phase():
     scale, objective = 0.7, Objective(plain_scale=0.7)
     networks = SEEING.replace(plain=LinearHeads(COUNTS))
     params = make_params(networks, SEEING_BATCH)
-    run = quick_jit(lambda params, batch, text: teacher_gradients(networks, objective, params, batch, text, key=None))
+    run = quick_jit(
+        lambda params, batch, text: updates.teacher_gradients(networks, objective, params, batch, text, key=None)
+    )
     parts, _, gradients = run(params, SEEING_BATCH, TEXT)
 
     def total(tree):
@@ -178,7 +174,7 @@ def test_student_gradients_are_those_of_the_oracle(name, targets):
     parts, gradients = student_run(name)(PARAMS, BATCH, as_reading(targets))
     for part, value in expect_student(PARAMS_64, targets, **settings).items():
         assert_close(getattr(parts, part), value, 1e-4)
-    trained = set(student_part(PARAMS, train_teacher_projection=objective.train_teacher_projection))
+    trained = set(updates.student_part(PARAMS, train_teacher_projection=objective.train_teacher_projection))
     assert set(gradients) == trained
 
     def total(tree, **more):
@@ -193,7 +189,7 @@ def test_student_gradients_are_those_of_the_oracle(name, targets):
 
 
 def start(networks, optimizers=DESCENT, objective=Objective(), params=PARAMS, seed=0):  # noqa: B008  (frozen)
-    return start_state(jax.tree.map(jnp.array, params), objective, optimizers, key=jax.random.key(seed))
+    return updates.start_state(jax.tree.map(jnp.array, params), objective, optimizers, key=jax.random.key(seed))
 
 
 def fetch(tree):
@@ -216,13 +212,13 @@ def compile_step(make, networks, optimizers=DESCENT, objective=Objective()):  # 
 
 @pytest.fixture(scope="module")
 def joint():
-    return compile_step(make_joint_update, NETWORKS, ADAMW)
+    return compile_step(updates.make_joint_update, NETWORKS, ADAMW)
 
 
 @pytest.fixture(scope="module")
 def noisy_joint():
     """With dropout in the teacher's update and none in its targets."""
-    return compile_step(make_joint_update, NOISY)
+    return compile_step(updates.make_joint_update, NOISY)
 
 
 def stepped(params, gradients, rate):
@@ -288,7 +284,7 @@ def test_targets_are_made_without_dropout_by_an_updated_teacher(noisy_joint):
 @pytest.mark.slow
 def test_dropout_of_targets_and_the_teachers_projection_act_on_request():
     objective = Objective(target_dropout=True, train_teacher_projection=True)
-    step = compile_step(make_joint_update, NOISY, objective=objective)
+    step = compile_step(updates.make_joint_update, NOISY, objective=objective)
     state, metrics = step(start(NOISY, objective=objective), BATCH, TEXT)
     fresh = oracle.teacher(oracle.as_float64(fetch(state.params["teacher"])), IMAGES, TEXT)
     expected = expect_student(PARAMS_64, fresh)
@@ -299,7 +295,7 @@ def test_dropout_of_targets_and_the_teachers_projection_act_on_request():
 
 
 def test_teachers_phase_leaves_the_student_alone():
-    step = compile_step(make_teacher_update, NETWORKS)
+    step = compile_step(updates.make_teacher_update, NETWORKS)
     state, metrics = step(start(NETWORKS), BATCH, TEXT)
     for name in ("student", "student_projection", "teacher_projection"):
         assert_trees_close(state.params[name], PARAMS[name], 0)
@@ -313,10 +309,10 @@ def test_teachers_phase_leaves_the_student_alone():
 
 @pytest.mark.slow
 def test_image_encoder_learns_from_the_teachers_loss_alone():
-    assert set(teacher_part(SEEING_PARAMS)) == {"teacher", "image_encoder"}
-    assert "image_encoder" not in student_part(SEEING_PARAMS, train_teacher_projection=True)
+    assert set(updates.teacher_part(SEEING_PARAMS)) == {"teacher", "image_encoder"}
+    assert "image_encoder" not in updates.student_part(SEEING_PARAMS, train_teacher_projection=True)
     objective = Objective(answer_weights=jnp.asarray(WEIGHTS))
-    step = compile_step(make_joint_update, SEEING, objective=objective)
+    step = compile_step(updates.make_joint_update, SEEING, objective=objective)
     state, metrics = step(start(SEEING, objective=objective, params=SEEING_PARAMS), SEEING_BATCH, TEXT)
     _, _, gradients = teacher_run(SEEING, weighted=True)(SEEING_PARAMS, SEEING_BATCH, TEXT)
     for name in ("teacher", "image_encoder"):

@@ -15,40 +15,16 @@ def read(workdir):
 
 
 def read_events(workdir):
+    """Events of the board's only file."""
     from tensorboardX.proto.event_pb2 import Event
 
-    found = {}
-    for path in (workdir / "tensorboard").iterdir():
-        content, place, events = path.read_bytes(), 0, []
-        while place < len(content):
-            size = int.from_bytes(content[place : place + 8], "little")
-            events.append(Event.FromString(content[place + 12 : place + 12 + size]))
-            place += size + 16
-        found[path] = events
-    return found
-
-
-def pictures(workdir):
-    """By file: tag, step, width, height and content of each picture."""
-    return {
-        path: [
-            (one.tag, event.step, one.image.width, one.image.height, one.image.encoded_image_string)
-            for event in events
-            for one in event.summary.value
-            if one.HasField("image")
-        ]
-        for path, events in read_events(workdir).items()
-    }
-
-
-def scalars(workdir):
-    """By file: (tag, step, number) of each scalar, and the first step whose older scalars are hidden."""
-    found = {}
-    for path, events in read_events(workdir).items():
-        numbers = [(one.tag, event.step, one.simple_value) for event in events for one in event.summary.value]
-        starts = [event.step for event in events if event.HasField("session_log")]
-        found[path] = (numbers, starts)
-    return found
+    (path,) = (workdir / "tensorboard").iterdir()
+    content, place, events = path.read_bytes(), 0, []
+    while place < len(content):
+        size = int.from_bytes(content[place : place + 8], "little")
+        events.append(Event.FromString(content[place + 12 : place + 12 + size]))
+        place += size + 16
+    return events
 
 
 def test_entries_go_to_both_and_those_after_the_first_step_are_removed(tmp_path):
@@ -57,8 +33,9 @@ def test_entries_go_to_both_and_those_after_the_first_step_are_removed(tmp_path)
         log.write("train", step=step, epoch=0, numbers={"teacher/total loss": step / 2})
     log.write("test", step=2, epoch=0, numbers={"teacher": float("nan")})
     log.close()
-    ((numbers, starts),) = scalars(tmp_path).values()
-    assert starts == [1]
+    events = read_events(tmp_path)
+    assert [event.step for event in events if event.HasField("session_log")] == [1]  # hides older ones from there on
+    numbers = [(one.tag, event.step, one.simple_value) for event in events for one in event.summary.value]
     assert numbers[:3] == [("train/teacher/total_loss", step, step / 2) for step in (1, 2, 3)]
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "st')  # truncated by a kill
@@ -82,8 +59,9 @@ def test_a_picture_goes_to_the_board_alone(tmp_path):
     log = MetricsLog(tmp_path, first_step=0)
     log.write_picture("examples", file.getvalue(), step=4)
     log.close()
-    ((picture,),) = pictures(tmp_path).values()
-    assert picture == ("examples", 4, 7, 5, file.getvalue())
+    ((step, one),) = [(event.step, one) for event in read_events(tmp_path) for one in event.summary.value]
+    assert (one.tag, step, one.image.width, one.image.height) == ("examples", 4, 7, 5)
+    assert one.image.encoded_image_string == file.getvalue()
     assert read(tmp_path) == []
     silent = MetricsLog(tmp_path / "silent", first_step=0, silent=True)
     silent.write_picture("examples", file.getvalue(), step=4)

@@ -29,6 +29,7 @@ _PREFIX = "picture-"
 _LOG = logging.getLogger(__name__)
 
 
+ONE_EACH = "expected one each, or no split in any record: patients are then dealt to splits"
 TEST_HINT = "; a val part may be named test: validation is then taken from training"
 
 
@@ -177,7 +178,7 @@ def _check_patients(collection: VqaCollection) -> None:
     members = {(image.patient, image.split) for image in first.values() if not is_picture(image.patient)}
     if number := count_shared(members):
         total = len({image.patient for image in first.values()})
-        raise BadInput(f"{collection.path}: {number} of {total} patients are in more than one split; expected one each")
+        raise BadInput(f"{collection.path}: {number} of {total} patients are in more than one split; {ONE_EACH}")
 
 
 def _join_duplicates(

@@ -10,6 +10,7 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput, run_tool
@@ -101,19 +102,6 @@ def controls(options: argparse.Namespace) -> None:
         print(f"next, to ask the model about other pictures: {command}")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run the subcommand of the command line, or score replies."""
-    given = sys.argv[1:] if arguments is None else arguments
-    if given[:1] == ["audit"]:
-        audit(given[1:])
-        return
-    commands = {"perturb": _perturb_parser, "prompts": _prompts_parser, "reports": _reports_parser}
-    make = commands.get(given[0]) if given else None
-    whole = _controls_parser if "--controls" in given else _score_parser
-    options = make().parse_args(given[1:]) if make else whole().parse_intermixed_args(given)
-    options.run(options)
-
-
 def _add_common(parser: argparse.ArgumentParser, *, also: tuple[str, ...] = ()) -> None:
     add(parser, "RECORDS", "folder or file with questions in any layout, such as records.jsonl; or gs://")
     add_reading(parser)
@@ -126,15 +114,7 @@ def _add_dialect(parser: argparse.ArgumentParser, also: tuple[str, ...] = (), *,
     add(parser, "--without-thinking", without, dest="with_thinking", action="store_false")
 
 
-def _score_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=_PROGRAM,
-        description="Score replies to grounded questions: metrics.json, tables, scores.jsonl and index.html.",
-        epilog=f"{_PROGRAM} prompts --help and {_PROGRAM} perturb --help: prompts for a model to answer; "
-        f"{_PROGRAM} reports --help: FINDINGS and IMPRESSION from answers; "
-        f"{_PROGRAM} audit --help: does the model look, and does its thinking carry its answer?; "
-        f"{_PROGRAM} --controls --help: the same model without the picture, and the most frequent answer",
-    )
+def _define_score(parser: argparse.ArgumentParser) -> None:
     _add_common(parser, also=("auto", "free"))
     add(parser, "REPLIES", "JSON lines with id, reply and optionally finish_reason; or gs://", nargs="+")
     add(parser, "--out DIR", "folder of the results", type=local_path, required=True)
@@ -166,54 +146,31 @@ def _score_parser() -> argparse.ArgumentParser:
     add(judge, "--max-tokens N", "spending cap of all ledgers in DIR together")
     add(judge, "--concurrency N", "requests at once, default 4", 4)
     add(judge, "--judge-stages", "also let it rate the stages of each reply")
-    parser.set_defaults(run=score)
-    return parser
 
 
-def _prompts_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"{_PROGRAM} prompts", description="Write the prompts of a split.")
+def _define_prompts(parser: argparse.ArgumentParser) -> None:
     _add_common(parser)
     add(parser, "--out FILE", "JSON lines", type=local_path, required=True)
-    parser.set_defaults(run=prompts)
-    return parser
 
 
-def _perturb_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=f"{_PROGRAM} perturb", description="Write perturbed closed and single-choice questions, and their prompts."
-    )
+def _define_perturb(parser: argparse.ArgumentParser) -> None:
     _add_common(parser)
     add(parser, "--out DIR", "folder", type=local_path, required=True)
     add(parser, "--rounds N", "default 3", 3)
     add(parser, "--seed", "of the draws, default 0", 0)
     add(parser, "--negated-answer", 'whether "isn\'t" turns the answer, default flip', "flip", choices=("flip", "keep"))
-    parser.set_defaults(run=perturb)
-    return parser
 
 
-def _reports_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=f"{_PROGRAM} reports",
-        description="Write FINDINGS and IMPRESSION from answers of a chain or replies; score them by BLEU-4, ROUGE-L.",
-    )
+def _define_reports(parser: argparse.ArgumentParser) -> None:
     _add_common(parser)
     answers = "a .csv of `stepcot predict` to images of a data root (RECORDS), or JSON lines of replies to records"
     add(parser, "ANSWERS", answers)
     add(parser, "--out DIR", "folder of the results", type=local_path, required=True)
     add(parser, "--num-resamples N", "of the bootstrap, default 1000", 1000)
     add(parser, "--seed", "of the bootstrap, default 0", 0)
-    parser.set_defaults(run=reports)
-    return parser
 
 
-def _controls_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=f"{_PROGRAM} --controls",
-        description="Compare a model's right answers with its own without the picture and with another patient's "
-        "picture, and with the most frequent answer, by kind, modality and organ: controls.html and tables.",
-        epilog="Exit code 0: asked, with refusals and unreadable pictures counted; 2: wrong input, or most replies "
-        "cannot be read; 3: stopped or requests were given up, and the same command resumes.",
-    )
+def _define_controls(parser: argparse.ArgumentParser) -> None:
     add(parser, "--controls", argparse.SUPPRESS, required=True)
     add(parser, "RECORDS", "folder or file of questions in any layout; or gs://")
     replies = "JSON lines of a model that is not asked: it is compared with the most frequent answer alone"
@@ -221,26 +178,9 @@ def _controls_parser() -> argparse.ArgumentParser:
     add(parser, "--out DIR", "results; a rerun resumes", type=local_path, required=True)
     add_reading(parser)
     add_asker(parser)
-    parser.set_defaults(run=controls)
-    return parser
 
 
 # Audits: does the model look, and does its thinking carry its answer?
-
-
-def audit(arguments: list[str]) -> None:
-    """Write or score the files of an audit, or audit a workdir."""
-    commands = {"questions": (_define_questions, _write_questions), "score": (_define_score, _score_audit)}
-    name = arguments[0] if arguments and arguments[0] in commands else ""
-    define, run = commands.get(name, (_define_workdir, _audit_workdir))
-    program = f"{_PROGRAM} audit"
-    also = f"see also {program} questions --help and {program} score --help"
-    parser = argparse.ArgumentParser(prog=f"{program} {name}".strip(), description=_AUDIT, epilog=also)
-    define(parser)
-    options = parser.parse_args(arguments[1:] if name else arguments)
-    if name != "score":
-        check_numbers(options, "num_questions")
-    run(options)
 
 
 def _define_workdir(parser: argparse.ArgumentParser) -> None:
@@ -259,7 +199,7 @@ def _define_questions(parser: argparse.ArgumentParser) -> None:
     _add_number(parser)
 
 
-def _define_score(parser: argparse.ArgumentParser) -> None:
+def _define_audit_score(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=local_path, metavar="DIR", help="folder that `audit questions` wrote")
     add(parser, "REPLIES", "JSON lines with id and reply, to its prompts.jsonl")
     add(parser, "--thinking-replies FILE", "replies to its thinking_prompts.jsonl")
@@ -271,6 +211,7 @@ def _add_number(parser: argparse.ArgumentParser) -> None:
 
 
 def _write_questions(options: argparse.Namespace) -> None:
+    check_numbers(options, "num_questions")
     from stepcot_jax.data.sources.layouts import read_vqa_source
     from stepcot_jax.reading.audit_folder import write_variants
     from stepcot_jax.reading.radiographs import read_pixels
@@ -311,6 +252,7 @@ def _score_audit(options: argparse.Namespace) -> None:
 
 
 def _audit_workdir(options: argparse.Namespace) -> None:
+    check_numbers(options, "num_questions")
     from stepcot_jax.reading.audit_folder import REPLIES, find_thinking
     from stepcot_jax.run.stored import read_stored
     from stepcot_jax.tools.evaluate_replies.audit_runs import audit_policy, write_results
@@ -325,6 +267,49 @@ def _audit_workdir(options: argparse.Namespace) -> None:
     make_workdir(out)
     scoring, who = audit_policy(options, out)
     print(write_results(out, out / REPLIES, find_thinking(out), scoring, who)[0], end="")
+
+
+_SCORE = (
+    "Score replies to grounded questions: metrics.json, tables, scores.jsonl and index.html.",
+    f"{_PROGRAM} prompts --help and {_PROGRAM} perturb --help: prompts for a model to answer; "
+    f"{_PROGRAM} reports --help: FINDINGS and IMPRESSION from answers; "
+    f"{_PROGRAM} audit --help: does the model look, and does its thinking carry its answer?; "
+    f"{_PROGRAM} --controls --help: the same model without the picture, and the most frequent answer",
+)
+_CONTROLS = (
+    "Compare a model's right answers with its own without the picture and with another patient's "
+    "picture, and with the most frequent answer, by kind, modality and organ: controls.html and tables.",
+    "Exit code 0: asked, with refusals and unreadable pictures counted; 2: wrong input, or most replies "
+    "cannot be read; 3: stopped or requests were given up, and the same command resumes.",
+)
+_PERTURB = "Write perturbed closed and single-choice questions, and their prompts."
+_REPORTS = "Write FINDINGS and IMPRESSION from answers of a chain or replies; score them by BLEU-4, ROUGE-L."
+_OF_AUDIT = _AUDIT, f"see also {_PROGRAM} audit questions --help and {_PROGRAM} audit score --help"
+_COMMANDS: dict[str, tuple[Any, Any, str, str | None]] = {
+    "": (_define_score, score, *_SCORE),
+    "prompts": (_define_prompts, prompts, "Write the prompts of a split.", None),
+    "perturb": (_define_perturb, perturb, _PERTURB, None),
+    "reports": (_define_reports, reports, _REPORTS, None),
+    "--controls": (_define_controls, controls, *_CONTROLS),
+    "audit": (_define_workdir, _audit_workdir, *_OF_AUDIT),
+    "audit questions": (_define_questions, _write_questions, *_OF_AUDIT),
+    "audit score": (_define_audit_score, _score_audit, *_OF_AUDIT),
+}
+"""By name: what defines the options, what runs, and the texts before and below them in --help."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the subcommand of the command line, or score replies."""
+    given = sys.argv[1:] if arguments is None else arguments
+    name = next((words for words in (" ".join(given[:2]), *given[:1]) if words in _COMMANDS), "")
+    name = "--controls" if not name and "--controls" in given else name
+    define, run, description, epilog = _COMMANDS[name]
+    parser = argparse.ArgumentParser(prog=f"{_PROGRAM} {name}".strip(), description=description, epilog=epilog)
+    define(parser)
+    if name in ("", "--controls"):  # whose replies may come after options
+        run(parser.parse_intermixed_args(given))
+    else:
+        run(parser.parse_args(given[len(name.split()) :]))
 
 
 if __name__ == "__main__":

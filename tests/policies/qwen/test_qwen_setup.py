@@ -22,7 +22,6 @@ from stepcot_jax.run.qwen_source import FOLDER, QwenSource, find_qwen
 from stepcot_jax.run.settings import load_settings
 from stepcot_jax.training.state import put_given
 
-LIMITS = {"patch_size": 2, "merge_size": 2, "min_pixels": 16, "max_pixels": 4096}
 BASE = {"job": "sft", "sft.pack_length": 0, "image_encoder.image_size": 32}
 ID = "Qwen/Qwen2.5-VL-7B-Instruct"
 
@@ -34,8 +33,7 @@ def settings_of(weights, **changes):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoint")
-    write_reader(folder)
-    (folder / "preprocessor_config.json").write_text(json.dumps(LIMITS))
+    write_reader(folder, max_pixels=4096)
     return folder
 
 

@@ -15,13 +15,7 @@ from policies.qwen.tiny_qwen import IMAGE, picture
 from policies.qwen.torch_qwen import make_text, make_vl, torch_inputs, transformers
 
 from stepcot_jax.losses.sequence import sequence_loss
-from stepcot_jax.policies.qwen_inputs import (
-    QwenPreprocessing,
-    QwenPrompt,
-    cut_image,
-    lay_out_prompts,
-    read_qwen_preprocessing,
-)
+from stepcot_jax.policies import qwen_inputs as tested
 from stepcot_jax.policies.qwen_policy import DECODER_AND_PROJECTOR, divide_params, join_params
 from stepcot_jax.policies.qwen_weights import load_qwen, name_tensors, write_qwen
 from stepcot_jax.policies.records import NO_PART
@@ -34,7 +28,7 @@ def words(seed, number):
 
 def logits(model, prompts, **sizes):
     config = model.config
-    images, laid, ends = lay_out_prompts(prompts, image_token=config.image_token, vision=config.vision, **sizes)
+    images, laid, ends = tested.lay_out_prompts(prompts, image_token=config.image_token, vision=config.vision, **sizes)
     run = jax.jit(lambda params, *given: model.network.apply({"params": params}, *given, method="score_texts"))
     return run(model.params, *jax.tree.map(jnp.asarray, (images, laid))), jax.tree.map(np.asarray, (laid, ends))
 
@@ -43,7 +37,7 @@ def test_logits_of_text(tmp_path):
     model = make_text(tmp_path, tie_word_embeddings=True, shards="20KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
     prompts = [words(1, 12), words(2, 7)]
-    found, _ = logits(load_qwen(str(tmp_path), dtype=jnp.float32), [QwenPrompt(tokens) for tokens in prompts])
+    found, _ = logits(load_qwen(str(tmp_path), dtype=jnp.float32), [tested.QwenPrompt(tokens) for tokens in prompts])
     for row, tokens in zip(found, prompts, strict=True):
         with torch.inference_mode():
             expected = model(**torch_inputs(tokens)).logits[0]
@@ -56,7 +50,7 @@ def vl(tmp_path_factory):
     folder = tmp_path_factory.mktemp("vl")
     model = make_vl(folder)
     ours = load_qwen(str(folder), dtype=jnp.float32)
-    return model, ours, read_qwen_preprocessing(folder, ours.config.vision)
+    return model, ours, tested.read_qwen_preprocessing(folder, ours.config.vision)
 
 
 SIZES = [(8, 8), (20, 12), (13, 30), (40, 9)]
@@ -64,13 +58,13 @@ SIZES = [(8, 8), (20, 12), (13, 30), (40, 9)]
 
 def test_logits_with_no_one_and_two_images(vl):
     model, ours, preprocessing = vl
-    cut = [cut_image(picture(seed, *size), preprocessing) for seed, size in enumerate(SIZES)]
+    cut = [tested.cut_image(picture(seed, *size), preprocessing) for seed, size in enumerate(SIZES)]
     a, b, c = words(3, 4), words(4, 5), words(5, 3)
     prompts = [
-        QwenPrompt(a + b),
-        QwenPrompt([*a, IMAGE, *b], cut[1:2]),
-        QwenPrompt([*a, IMAGE, *c, IMAGE, *b], cut[2:]),
-        QwenPrompt([IMAGE, *a], cut[:1]),
+        tested.QwenPrompt(a + b),
+        tested.QwenPrompt([*a, IMAGE, *b], cut[1:2]),
+        tested.QwenPrompt([*a, IMAGE, *c, IMAGE, *b], cut[2:]),
+        tested.QwenPrompt([IMAGE, *a], cut[:1]),
     ]
     found, (laid, ends) = logits(ours, prompts)
     for row, prompt in enumerate(prompts):
@@ -94,8 +88,8 @@ def test_a_tied_head_with_images(tmp_path):
     ours = load_qwen(str(tmp_path), dtype=jnp.float32)
     assert ours.config.sizes.is_tied
     assert "head" not in ours.params["decoder"]
-    preprocessing = read_qwen_preprocessing(tmp_path, ours.config.vision)
-    prompt = QwenPrompt([1, IMAGE, 2, 3], [cut_image(picture(6, 13, 30), preprocessing)])
+    preprocessing = tested.read_qwen_preprocessing(tmp_path, ours.config.vision)
+    prompt = tested.QwenPrompt([1, IMAGE, 2, 3], [tested.cut_image(picture(6, 13, 30), preprocessing)])
     found, (laid, ends) = logits(ours, [prompt])
     inputs = torch_inputs(laid.tokens[0, : ends.lengths[0]].tolist(), prompt.images)
     with torch.inference_mode():
@@ -111,21 +105,21 @@ def test_preprocessing_agrees_with_transformers(vl, tmp_path):
     vision = dataclasses.replace(vl[1].config.vision, patch_size=14, window_size=112)
     for least, most in [(56 * 56, 28 * 28 * 16), (28 * 28 * 20, 28 * 28 * 1280)]:
         processor = transformers.Qwen2VLImageProcessorPil(size={"shortest_edge": least, "longest_edge": most})
-        preprocessing = QwenPreprocessing(min_pixels=least, max_pixels=most)
+        preprocessing = tested.QwenPreprocessing(min_pixels=least, max_pixels=most)
         inside = {"image_processor": processor.to_dict()}  # as a processor is saved
         (tmp_path / "processor_config.json").write_text(json.dumps(inside))
-        assert read_qwen_preprocessing(tmp_path, vision) == preprocessing
+        assert tested.read_qwen_preprocessing(tmp_path, vision) == preprocessing
         for seed, (height, width) in enumerate([(28, 28), (42, 70), (333, 97), (90, 400), (3, 500), (56, 84)]):
             pixels = picture(seed, height, width)
             expected = processor(pixels, return_tensors="np", input_data_format="channels_last")
-            found = cut_image(pixels, preprocessing)
+            found = tested.cut_image(pixels, preprocessing)
             assert [[1, 2 * found.num_rows, 2 * found.num_columns]] == expected["image_grid_thw"].tolist()
             assert largest_difference(found.patches, expected["pixel_values"]) <= 1e-6
 
 
 def generated(model, prompts, *, longest, stops):
     config = model.config
-    images, laid, ends = lay_out_prompts(prompts, image_token=config.image_token, vision=config.vision)
+    images, laid, ends = tested.lay_out_prompts(prompts, image_token=config.image_token, vision=config.vision)
     sampling = Sampling(longest=longest, stop=stops[0], more_stops=stops[1:], greedy=True)
     keys = rollout_keys(jax.random.key(0), first=0, number=len(prompts))
     given = jax.tree.map(jnp.asarray, (images, laid, ends))
@@ -137,13 +131,13 @@ def generated(model, prompts, *, longest, stops):
 @pytest.mark.slow
 def test_greedy_replies_of_20_tokens(vl):
     model, ours, preprocessing = vl
-    cut = [cut_image(picture(seed, *size), preprocessing) for seed, size in enumerate(SIZES)]
+    cut = [tested.cut_image(picture(seed, *size), preprocessing) for seed, size in enumerate(SIZES)]
     a, b = words(3, 4), words(4, 5)
     prompts = [
-        QwenPrompt([*a, IMAGE, *b], cut[1:2]),
-        QwenPrompt([1, 2]),
-        QwenPrompt([*a, IMAGE, 3, IMAGE, *b], cut[2:]),
-        QwenPrompt(b + a + b),
+        tested.QwenPrompt([*a, IMAGE, *b], cut[1:2]),
+        tested.QwenPrompt([1, 2]),
+        tested.QwenPrompt([*a, IMAGE, 3, IMAGE, *b], cut[2:]),
+        tested.QwenPrompt(b + a + b),
     ]
     found, (laid, ends) = generated(ours, prompts, longest=20, stops=(57,))
     stops = (found[0][7], found[3][12])
@@ -162,8 +156,8 @@ def test_greedy_replies_of_20_tokens(vl):
 def test_loss_and_gradients_of_a_reply(vl):
     model, ours, preprocessing = vl
     reply = [8, 9, 10, 57]
-    prompt = QwenPrompt([1, IMAGE, 2, 3, *reply], [cut_image(picture(1, 20, 12), preprocessing)])
-    images, texts, ends = lay_out_prompts([prompt], image_token=IMAGE, vision=ours.config.vision)
+    prompt = tested.QwenPrompt([1, IMAGE, 2, 3, *reply], [tested.cut_image(picture(1, 20, 12), preprocessing)])
+    images, texts, ends = tested.lay_out_prompts([prompt], image_token=IMAGE, vision=ours.config.vision)
     length = int(ends.lengths[0])
     inputs = torch_inputs(texts.tokens[0][:length].tolist(), prompt.images)
     labels = inputs["input_ids"].clone()

@@ -112,10 +112,10 @@ def write_tokenizer(folder):
     )
 
 
-def write_reader(folder, *, images=True):
+def write_reader(folder, *, images=True, max_pixels=16 * 60):
     config = IMAGES | {"image_token_id": 261} if images else TEXT
     write_qwen(folder, config, vocab_size=262, eos_token_id=258, bfloat16=True)
     write_tokenizer(folder)
     if images:
-        limits = {"patch_size": 2, "merge_size": 2, "min_pixels": 16, "max_pixels": 16 * 60}
+        limits = {"patch_size": 2, "merge_size": 2, "min_pixels": 16, "max_pixels": max_pixels}
         (folder / "preprocessor_config.json").write_text(json.dumps(limits))
