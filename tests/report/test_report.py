@@ -134,7 +134,8 @@ def judge(run, change, patients=None):
     labels, logits = run.split.predictions.labels, dict(run.split.predictions.logits)
     logits |= {name: np.zeros((*labels.shape, 9)) for name in change}
     for name, right in change.items():
-        np.put_along_axis(logits[name], np.where(right, labels, (labels + 1) % 3)[..., None], 1.0, axis=2)
+        given = np.where(right, np.maximum(labels, 0), (labels + 1) % 3)
+        np.put_along_axis(logits[name], given[..., None], 1.0, axis=2)
     facts = run.split.facts if patients is None else {**run.split.facts, "patient_id": patients}
     split = dataclasses.replace(run.split.change(logits=logits), facts=facts)
     return answers.judge_networks(dataclasses.replace(run, split=split), 1000)
@@ -148,6 +149,10 @@ def test_the_verdict_counts_steps_above_the_most_frequent_answer_and_compares_wi
     assert "at 7 of 7 steps; better than the teacher (+100.0 [+100.0, +100.0]" in best["student"]
     assert "at 0 of 7 steps; below the teacher (-100.0 [-100.0, -100.0]" in worst["student"]
     assert "; not shown to beat the teacher (" in judge(run, {"student": right, "teacher": right})["student"]
+    known = truth[:, 0].copy()
+    truth[:, 0] = [case % 2 if case < 8 else NOT_ANNOTATED for case in range(NUM_TEST)]  # of eight patients
+    assert "at 6 of 7 steps; better than" in judge(run, {"student": right, "teacher": wrong})["student"]
+    truth[:, 0] = known
     few = np.array([f"p{min(case, 8)}" for case in range(NUM_TEST)])
     assert judge(run, {"student": right, "teacher": wrong}, few)["student"] == "too few patients for a verdict"
 

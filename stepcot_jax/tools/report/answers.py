@@ -1,5 +1,6 @@
 """The page's sections of a run that answers steps: verdicts, figures, and cases with pictures, reports and maps."""
 
+import itertools
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from markupsafe import Markup
 
-from stepcot_jax.chain import Chain, find_one_answer
+from stepcot_jax.chain import NOT_ANNOTATED, Chain, find_one_answer
 from stepcot_jax.data.images.preprocessing import resize_image
 from stepcot_jax.evaluation.chains import (
     ModelIntervals,
@@ -219,8 +220,8 @@ _OF = "points of the steps"
 
 def judge_networks(run: FinishedRun, num_resamples: int) -> dict[str, str]:
     """Return a sentence on each network: steps better than the most frequent answer, and better than plain heads."""
-    split, labels = run.split, run.split.predictions.labels
-    if count_patients(split.facts["patient_id"]) < MIN_PATIENTS:  # few similar patients give an interval without width
+    split, labels, patients = run.split, run.split.predictions.labels, run.split.facts["patient_id"]
+    if count_patients(patients) < MIN_PATIENTS:  # few similar patients give an interval without width
         return dict.fromkeys(split.predictions.logits, "too few patients for a verdict")
     one_answer, constant = find_one_answer(labels), np.broadcast_to(most_frequent(labels), labels.shape)
     answers = {name: run.answers(name) for name in split.predictions.logits}
@@ -232,13 +233,15 @@ def judge_networks(run: FinishedRun, num_resamples: int) -> dict[str, str]:
         rivals = {(name, rival): mean[name] - mean[rival] for name in answers for rival in answers if name != rival}
         return {**{(name, ""): right[name] - right[""] for name in answers}, **rivals}
 
-    found = bootstrap_figures(compute, split.facts["patient_id"], num_resamples=num_resamples)
-    return {name: _judge(run, name, found, one_answer) for name in answers}
+    found = bootstrap_figures(compute, patients, num_resamples=num_resamples)
+    enough = [count_patients(patients[of_step != NOT_ANNOTATED]) >= MIN_PATIENTS for of_step in labels.T]
+    better = {name: sum(step.low > 0 for step in itertools.compress(found[name, ""], enough)) for name in answers}
+    of = f"of {(~one_answer).sum()} steps"
+    return {name: _judge(run, name, found, f"at {number} {of}") for name, number in better.items()}
 
 
-def _judge(run: FinishedRun, name: str, found: Mapping[Any, Any], one_answer: Bool[np.ndarray, "step"]) -> str:
-    better = sum(step.low > 0 for step in found[name, ""])
-    parts = [f"better than the most frequent answer at {better} of {(~one_answer).sum()} steps"]
+def _judge(run: FinishedRun, name: str, found: Mapping[Any, Any], where: str) -> str:
+    parts = [f"better than the most frequent answer {where}"]
     heads = run.report.heads
     if (name, "plain") in found:
         parts.append(compare(found[name, "plain"], "plain heads", _OF))
