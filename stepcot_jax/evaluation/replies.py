@@ -446,6 +446,7 @@ class Results:
     seed: int
     num_records: int
     num_patients: int
+    num_boxed: int  # patients of the questions whose replies have a V
     counts: Mapping[str, Mapping[str, Mapping[str, int]]]  # by model, kind and outcome
     figures: Mapping[str, Mapping[Key, Interval]]  # by model, with intervals; the baseline's first, where there is one
     stages: Mapping[str, Mapping[Key, Interval]]  # by model whose replies have stages
@@ -488,6 +489,7 @@ def summarise(
         seed=seed,
         num_records=len(records),
         num_patients=len(set(patients.tolist())),
+        num_boxed=len(set(patients[~np.isnan(replies[first].v_score)].tolist())),
         counts=counts,
         figures=score_models(replies, open_score=settings.open_score, **how),
         stages=_score_stages(models, patients, **how),

@@ -26,7 +26,8 @@ _STAGES = (
 )
 _RATED = tuple((name, ("rated", name)) for name in STAGE_NAMES)
 
-_JUDGED = (("A", ("a_score", "mean")), ("V", ("v_score", "all")))
+_JUDGED = (("A", ("a_score", "mean"), "num_patients"), ("V", ("v_score", "all"), "num_boxed"))
+_FEW = "too few patients for a verdict"
 _PAIRED = ", in the same resamples of patients; replies that either was not scored on take no part."
 _TEST = "p: exact McNemar test of all answers, which takes the questions of a patient as independent."
 _CHECKED = (
@@ -55,15 +56,17 @@ def judge(results: Results, baseline: Mapping[Key, Interval]) -> list[Section]:
     rows = {first: (BASELINE, turned), **{name: (first, row) for name, row in results.differences.items()}}
     verdicts = {
         name: "; ".join(
-            f"{heading} {compare(row[key], f'the {rival}' if rival == BASELINE else rival)}"
-            for heading, key in _JUDGED
+            f"{heading} of {_FEW}"
+            if getattr(results, patients) < MIN_PATIENTS
+            else f"{heading} {compare(row[key], f'the {rival}' if rival == BASELINE else rival)}"
+            for heading, key, patients in _JUDGED
             if key in row and not math.isnan(row[key].low)
         )
         for name, (rival, row) in rows.items()
         if name != BASELINE
     }
     if results.num_patients < MIN_PATIENTS:
-        verdicts = {name: verdict and "too few patients for a verdict" for name, verdict in verdicts.items()}
+        verdicts = {name: verdict and _FEW for name, verdict in verdicts.items()}
     items = Markup("").join(Markup("<li><b>{}</b>: {}.</li>").format(*item) for item in verdicts.items() if item[1])
     body = Markup('<ul class="verdicts">{}</ul><p class="note">A: right answers. V: mean IoU of boxes.</p>')
     return [Section("summary", "Verdict", "", body.format(items))] if items else []

@@ -110,7 +110,7 @@ def test_the_baseline_and_the_notes_of_the_run_are_on_the_page(run, tmp_path):
     assert page.index(BASELINE) < page.index('scope="row">sft<')
     assert BASELINE not in run[2]  # of a run that did not write it
     assert page.index("<b>sft</b>: too few patients for a verdict.") < page.index(BASELINE)
-    many = dataclasses.replace(results, num_patients=30)
+    many = dataclasses.replace(results, num_patients=30, num_boxed=10)
     better, worse = Interval(0.1, 0.05, 0.2), Interval(-0.1, -0.2, -0.05)
     grpo = {("a_score", "mean"): better, ("v_score", "all"): Interval(0.0, -0.1, 0.1)}
     (section,) = judge(
@@ -118,6 +118,8 @@ def test_the_baseline_and_the_notes_of_the_run_are_on_the_page(run, tmp_path):
     )
     assert f"<b>sft</b>: A below the {BASELINE} (-10.0 [-20.0, -5.0] points).</li>" in section.body
     assert "<b>&lt;g&gt;</b>: A better than sft (+10.0 [+5.0, +20.0] points); V not shown to beat sft (" in section.body
+    few = dataclasses.replace(many, num_boxed=9, differences={BASELINE: {}, "g": grpo})  # few have boxes
+    assert "points); V of too few patients for a verdict.</li>" in judge(few, {})[0].body
     assert "better than the" in judge(many, {("a_score", "mean"): worse})[0].body
     assert judge(many, {}) == judge(many, {("a_score", "mean"): Interval(0.1)}) == []
 

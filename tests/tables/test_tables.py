@@ -13,7 +13,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run import training_run
 from stepcot_jax.run.places import Place
 from stepcot_jax.tools.tables import command
-from stepcot_jax.tools.tables.cells import Cell, vary
+from stepcot_jax.tools.tables.cells import Cell, digest_records, vary
 from stepcot_jax.tools.tables.command import find_recipe
 from stepcot_jax.tools.tables.plan import ABLATIONS, Plan
 from stepcot_jax.tools.tables.transfer_table import restrict
@@ -143,6 +143,19 @@ def test_a_finished_cell_is_not_used_with_other_records(tmp_path, monkeypatch):
     records = json.loads((root / "data.json").read_text())
     (root / "data.json").write_text(json.dumps(records[1:]))
     refuse(r"cell 'x' in .*: the records in .*data have changed", plan.cells.run, [cell])
+
+
+@pytest.mark.parametrize("name", ["cases.csv", "cases.xlsx"])
+def test_the_digest_of_records_is_of_a_table_too_and_of_a_root_that_is_one(tmp_path, name):
+    path, digests, settings = tmp_path / name, set(), made.make_plan(tmp_path / "tables", seeds=(0,)).settings
+    for content in (b"one", b"other"):
+        path.write_bytes(content)
+        roots = [vary(settings, {"data.source": "folder", "data.root": str(root)}) for root in (tmp_path, path)]
+        of_folder, of_file = map(digest_records, roots)
+        (tmp_path / f"~${name}").write_bytes(b"Excel's lock")
+        assert of_folder == of_file == digest_records(roots[0])
+        digests.add(of_folder)
+    assert len(digests) == 2
 
 
 def test_waiting_cells_are_run_once_in_order_and_an_error_names_the_cell(tmp_path, monkeypatch, capsys):

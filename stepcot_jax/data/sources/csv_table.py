@@ -174,7 +174,8 @@ def find_columns(header: Sequence[str], *, chain: Chain, path: Path) -> Columns:
     known = known_columns(chain)
     # A table without a header has patients where the names should be: messages must not repeat these.
     names = [name[:40] for name in header]
-    shown = names[:30] if known.intersection(folded) else f"{len(header)} unknown columns"
+    of_sheet = " of the first sheet's first row" if path.suffix.lower() == ".xlsx" else ""
+    shown = names[:30] if known.intersection(folded) else f"{len(header)} unknown columns{of_sheet}"
     expected = (
         f"expected image, one or more of {', '.join(step.name for step in chain.steps)} (or label for the last), "
         "and optionally patient_id, report, origin, sex, age, view, split"

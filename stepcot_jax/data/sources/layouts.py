@@ -87,6 +87,7 @@ def read_source(root: Path, *, layout: str = AUTO, on_bad_record: OnBadRecord = 
     except BadInput:
         if layout != AUTO or not holds_questions(root):
             raise
+        detect_vqa_layout(root)  # which refuses a file that merely cannot be decoded
         how_to = f"--config=vqa_quickstart --config.vqa.source=folder --config.vqa.root={root} (docs/policies.md)"
         raise BadInput(
             f"{root}: has questions or boxes, no answers to steps; a policy learns from them: {how_to}"

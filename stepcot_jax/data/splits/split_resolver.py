@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import functools
 import io
+import logging
 import posixpath
 import re
 import zipfile
@@ -26,6 +27,7 @@ from stepcot_jax.record import Record, SetAside
 
 _COLUMNS = ("patient_id", "image_path")
 _EXPECTED = "expected a table whose first row has a column patient_id or image_path, or both"
+_LOG = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -217,15 +219,20 @@ _CELL = re.compile(
     rb"(?:<(?:[\w.-]+:)?v\s*/>|<(?:[\w.-]+:)?v\s*>\s*</|(?=</)))?"
 )
 _SHEET_ID = re.compile(rb"""<(?:[\w.-]+:)?sheet\b[^<>]*?\w+:id\s*=\s*["']([^"']+)""")
+_MERGED = re.compile(rb"""<(?:[\w.-]+:)?mergeCell\b[^<>]*?\sref\s*=\s*["']([A-Za-z0-9:$]{1,40})""")
+_VALUE = re.compile(rb"<(?:[\w.-]+:)?(?:v|is)\b")
 _RELATION = re.compile(rb"<(?:[\w.-]+:)?Relationship\b([^<>]*)>")
 _TAGS_OF_CELL, _EXTENT_OF_CELL = 8, 5  # so many tags, and so many places of the dense table, a cell
 
 
 def read_sheet(path: Path, *, known_columns: Collection[str] = ()) -> tuple[tuple[str, ...], Iterator[Row]]:
-    """Read the header and the rows that are not empty, from .xlsx (first sheet) or as `delimited.read_table`."""
+    """Read the header and the rows that are not empty, from .xlsx (first sheet) or as `delimited.read_table`.
+
+    Merged cells are refused: the file has their text once, and the other rows would lose it in silence.
+    """
     if path.suffix.lower() != ".xlsx":
         return read_table(path, known_columns=known_columns)
-    rows = ((number, texts) for number, texts in iterate_sheet(path) if any(texts))
+    rows = ((number, texts) for number, texts in iterate_sheet(path, may_merge=False) if any(texts))
     _, header = next(rows, (0, []))
     if not header:
         raise BadInput(f"{path}: is empty; expected a header and rows in the first sheet")
@@ -233,10 +240,13 @@ def read_sheet(path: Path, *, known_columns: Collection[str] = ()) -> tuple[tupl
     return tuple(header), filled
 
 
-def iterate_sheet(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number, from 1, and the texts of each row of the first sheet; integers have no decimal point."""
+def iterate_sheet(path: Path, *, may_merge: bool = True) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number, from 1, and the texts of each row of the first sheet; integers have no decimal point.
+
+    Of merged cells, if there may be any, the first has the text. A warning counts the other sheets that have cells.
+    """
     try:
-        yield from _iterate_sheet(path)
+        yield from _iterate_sheet(path, may_merge=may_merge)
     except BadInput:
         raise
     # zipfile, zlib and calamine raise a dozen kinds of error on broken files.
@@ -245,7 +255,7 @@ def iterate_sheet(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise BadInput(f"{path}: {what}; expected a workbook saved as .xlsx") from error
 
 
-def _iterate_sheet(path: Path) -> Iterator[tuple[int, list[str]]]:
+def _iterate_sheet(path: Path, *, may_merge: bool) -> Iterator[tuple[int, list[str]]]:
     import python_calamine  # of tables alone
 
     with open_untrusted(path, accepted="an .xlsx") as file:
@@ -258,7 +268,12 @@ def _iterate_sheet(path: Path) -> Iterator[tuple[int, list[str]]]:
         kind = "an OpenDocument spreadsheet (.ods)" if "content.xml" in parts else "a zip archive, but no .xlsx"
         raise BadInput(f"{path}: is {kind}; expected a workbook saved as .xlsx, or a table named .csv")
     _check_parts(parts, path=path)
-    part = _find_sheet(parts, path=path)
+    part, *others = _list_sheets(parts, path=path)
+    num_others = sum(_VALUE.search(other) is not None for other in others)
+    del others
+    if not may_merge and (merged := _MERGED.search(part)):
+        what = f"the cells {merged[1].decode()} are merged, so that only the first has their text"
+        raise BadInput(f"{path}: {what}; unmerge all cells and fill each")
     unwritten = _look(part, path=path)
     stored = io.BytesIO()
     with zipfile.ZipFile(stored, "w") as archive:
@@ -278,6 +293,8 @@ def _iterate_sheet(path: Path) -> Iterator[tuple[int, list[str]]]:
             yield number, texts
         for number, cells in sorted(unwritten.items()):
             yield number, [cells.get(column, "") for column in range(1, max(cells) + 1)]
+    if num_others:
+        _LOG.warning("%s: only the first sheet is read; %d more with cells", path, num_others)
 
 
 def _write_cell(value: Any) -> str:
@@ -298,14 +315,16 @@ def _check_parts(parts: Mapping[str, bytes], *, path: Path) -> None:
             raise exceeds(path, f"a cell of more than {longest} characters", "text")
 
 
-def _find_sheet(parts: Mapping[str, bytes], *, path: Path) -> bytes:
-    """Return the XML of the first sheet."""
+def _list_sheets(parts: Mapping[str, bytes], *, path: Path) -> list[bytes]:
+    """Return the XML of the sheets, in their order."""
+    found = list[bytes]()
     for book in _list_related(parts, "", "officeDocument").values():
         sheets = _list_related(parts, book, "worksheet")
-        for match in _SHEET_ID.finditer(parts.get(book, b"")):
-            if (sheet := sheets.get(match[1].decode(), "")) in parts:
-                return parts[sheet]
-    raise BadInput(f"{path}: has no sheet")
+        named = (sheets.get(match[1].decode(), "") for match in _SHEET_ID.finditer(parts.get(book, b"")))
+        found += [parts[sheet] for sheet in named if sheet in parts]
+    if not found:
+        raise BadInput(f"{path}: has no sheet")
+    return found
 
 
 def _list_related(parts: Mapping[str, bytes], part: str, kind: str) -> dict[str, str]:

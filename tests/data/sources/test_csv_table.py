@@ -122,6 +122,22 @@ def test_a_workbook_is_read_as_its_csv(tmp_path):
     refuse("is empty; expected a header", read, tmp_path)
 
 
+def test_cells_that_a_workbook_would_lose_are_told(tmp_path, caplog):
+    path, book = tmp_path / "cases.xlsx", openpyxl.Workbook()
+    rows = ["image", "report", "diagnosis"], ["a.png", "Clear.", "Normal"], ["b.png", "A mass.", "Mass"]
+    for sheet in (book.active, book.create_sheet("more"), book.create_sheet("empty")):
+        for row in rows if sheet.title != "empty" else ():
+            sheet.append(row)
+    book.save(path)
+    assert len(read(tmp_path).cases) == 2
+    assert "cases.xlsx: only the first sheet is read; 1 more with cells" in caplog.text
+    book.active.merge_cells("B2:B3")
+    book.save(path)
+    refuse("the cells B2:B3 are merged, so that only the first has their text; unmerge", read, tmp_path)
+    save_sheet(path, ["Our cases are in the next sheet"])
+    refuse("no image columns in 1 unknown columns of the first sheet's first row", read, tmp_path)
+
+
 def test_a_line_names_the_separator_and_images_must_be_there_unless_told_otherwise(tmp_path):
     write(tmp_path, "sep=;\r\nimage;label\r\na.png;Mass\r\nb.png;Masse\r\n", encoding="utf-8-sig")
     collection = read(tmp_path, on_bad_record="skip")

@@ -40,6 +40,8 @@ def test_nothing_and_several_are_refused_with_what_is_accepted(tmp_path):
     refuse(
         "has questions or boxes, no answers to steps; a policy learns from them: --config=vqa", read_source, tmp_path
     )
+    (tmp_path / "cases.xlsm").write_bytes(b"PK\3\4")  # undecodable: nothing says that it has questions
+    refuse("has no known layout; expected a folder with data.json", read_source, tmp_path / "cases.xlsm")
     for name in ("data.json", "cases.csv"):
         (tmp_path / name).write_text("")
     refuse("has files of the layouts published and csv", detect_layout, tmp_path)
