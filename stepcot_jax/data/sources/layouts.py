@@ -85,13 +85,13 @@ def read_source(root: Path, *, layout: str = AUTO, on_bad_record: OnBadRecord = 
     try:
         layout = detect_layout(root) if layout == AUTO else check_layout(layout, CASES)
     except BadInput:
-        if layout != AUTO or not holds_questions(root):
-            raise
-        detect_vqa_layout(root)  # which refuses a file that merely cannot be decoded
-        how_to = f"--config=vqa_quickstart --config.vqa.source=folder --config.vqa.root={root} (docs/policies.md)"
-        raise BadInput(
-            f"{root}: has questions or boxes, no answers to steps; a policy learns from them: {how_to}"
-        ) from None
+        with contextlib.suppress(OSError):  # of a name too long for a path
+            if layout == AUTO and holds_questions(root):
+                detect_vqa_layout(root)  # which refuses a file that merely cannot be decoded
+                how_to = f"--config=vqa_quickstart --config.vqa.source=folder --config.vqa.root={root}"
+                found = "has questions or boxes, no answers to steps; a policy learns from them"
+                raise BadInput(f"{root}: {found}: {how_to} (docs/policies.md)") from None
+        raise
     if layout == "published":
         kept: dict[str, Any] = {"step_names": how.step_names, "require_images": how.require_images}
         return read_records(root, on_bad_record=on_bad_record, **kept)

@@ -247,7 +247,7 @@ def iterate_sheet(path: Path, *, may_merge: bool = True) -> Iterator[tuple[int, 
     """
     try:
         yield from _iterate_sheet(path, may_merge=may_merge)
-    except BadInput:
+    except (BadInput, ImportError):  # of the library: the command says how to install it
         raise
     # zipfile, zlib and calamine raise a dozen kinds of error on broken files.
     except Exception as error:

@@ -46,8 +46,9 @@ def test_nothing_and_several_are_refused_with_what_is_accepted(tmp_path):
         (tmp_path / name).write_text("")
     refuse("has files of the layouts published and csv", detect_layout, tmp_path)
     for path in ("a\0b", "a" * 5000):
-        with pytest.raises(BadInput):
-            detect_layout(path)
+        for read in (detect_layout, read_source):
+            with pytest.raises(BadInput):
+                read(path)
 
 
 def test_names_of_steps_and_layouts_that_do_not_fit_are_refused(tmp_path):

@@ -1,4 +1,5 @@
 import datetime
+import sys
 import zipfile
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from refusals import refuse
 
 from benchmarks.hostile_tables import write_book
-from stepcot_jax.data.splits.split_resolver import UNCOMPUTED, iterate_sheet, read_split_table
+from stepcot_jax.data.splits.split_resolver import UNCOMPUTED, iterate_sheet, read_sheet, read_split_table
 
 VALUES = [
     "p1", " p 2 ", "ünal <&> 胸", "", None, "1e5",
@@ -106,3 +107,12 @@ def test_a_damaged_sheet_is_refused_by_name(tmp_path):
     refuse(r"train\.xlsx: cannot be read: CalamineError", lambda: list(read_split_table(path)))
     rewrite(path, sheet1="<!DOCTYPE a><worksheet/>")
     refuse("has a document type declaration", lambda: list(read_split_table(path)))
+
+
+@pytest.mark.parametrize("read", [read_sheet, lambda path: list(read_split_table(path))])
+def test_without_the_library_it_is_named_and_the_workbook_is_not_blamed(tmp_path, monkeypatch, read):
+    write_book(tmp_path / "a.xlsx")
+    monkeypatch.setitem(sys.modules, "python_calamine", None)
+    with pytest.raises(ModuleNotFoundError) as raised:
+        read(tmp_path / "a.xlsx")
+    assert raised.value.name == "python_calamine"
