@@ -29,7 +29,7 @@ data/splits/split_resolver.py: an entry of an untrusted archive
 host/errors.py: /dev/null | host/machine.py: /proc/cpuinfo | host/array_files.py: an entry of an untrusted archive
 host/terminal.py: /dev/null | host/files.py: writes; locks folders | pages/shell.py: own style
 tools/report/answers.py: own script | data/images/stated_sizes.py: after open_untrusted
-tools/tables/cost_table.py: /proc | reasoning/rules.py: own table of knowledge
+tools/tables/cost_table.py: /proc | tools/tables/cells.py: own digest | reasoning/rules.py: own table of knowledge
 annotate/recipes/organs.py: a mask in memory | reading/question_files.py: the command's own file of replies
 training/log.py: the run's own log
 """
