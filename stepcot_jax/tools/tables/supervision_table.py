@@ -50,6 +50,7 @@ KEPT_FILE = "supervision.npz"
 NUM_VAL, NUM_EPOCHS = 500, 10  # validation cases at every size, and validations of a run
 _WITH_LABELS_MISSING = ("all", "student", "distill")  # the other runs do without steps, or are a control
 _SPARE = 100  # cases of the runs' own test splits; and of training beyond the largest size, since splits are stratified
+_LEAST_DRAWN = 3  # sets whose interval is drawn: that of two hides every curve
 _FACTS = ("size", "withheld", "network", "set", "answers")
 
 
@@ -252,14 +253,16 @@ def draw(rows: Sequence[Mapping[str, Any]], last: str) -> bytes:
             at = [row[label] if label in row else places.index(row["withheld"]) for row in own]
             if network == ALONE and panel is not whole:  # which no withheld label changes
                 own, at = own * len(places), [*range(len(own) * len(places))]
-            draw_band(axes, [row[last] for row in own], label=network, at=at)
+            bare = {"low": None, "high": None}
+            shown = [dataclasses.replace(row[last], **bare if row["sets"] < _LEAST_DRAWN else {}) for row in own]
+            draw_band(axes, shown, label=network, at=at)
         axes.set(xlabel=label, xscale="log" if panel is whole else "linear")
         if panel is not whole:
             axes.set_xticks(range(len(places)), [place.replace(" of", "\nof") for place in places])
         axes.grid(alpha=0.3)
     picture.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=6, frameon=False)
     picture.supylabel(f"accuracy of {last} (%)")
-    picture.supxlabel(CAPTION, fontsize=9)
+    picture.supxlabel(f"{CAPTION} Bands: 95 % intervals over at least {_LEAST_DRAWN} sets.", fontsize=9)
     return to_png(picture)
 
 
