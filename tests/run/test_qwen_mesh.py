@@ -85,7 +85,9 @@ def test_preferences_on_a_mesh_in_passes(runs):
     batch["paired"] = np.arange(len(batch["lengths"])) > 0
     expected, wanted = differentiate(alone, "dpo", start(alone), batch)
     found, numbers = differentiate(divided, "dpo", start(divided), batch)
-    assert max(jax.tree.leaves(errors(found, expected))) <= 1.5e-5  # 1.03e-5 on one kind of CPU, below 1e-5 on others
+    for name, error in jax.tree_util.tree_leaves_with_path(errors(found, expected)):
+        # A softmax hardly changes with a bias of all keys, whose gradient is what its terms leave: 1.03e-5 on one CPU.
+        assert error <= (1.5e-5 if jax.tree_util.keystr(name).endswith("['key']['bias']") else 1e-5), name
     assert numbers == pytest.approx(
         wanted, rel=1e-5, abs=2e-5
     )  # a margin has the rounding of the sums that it subtracts
