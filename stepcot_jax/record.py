@@ -155,14 +155,16 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         made: dict[str, Any] = {"id": "-", "image": "-", "patient": "-"}
         given = {name: value for name, value in fields.items() if value is not None}
         if "choices" in given:
-            given.setdefault("options", given.pop("choices"))
+            if "options" in given:
+                raise BadInput("choices: options is given too; expected one of them")
+            given["options"] = given.pop("choices")
         for name, value in {**given, "question": question, "answer": answer}.items():
             if name not in types:
                 raise BadInput(f"{name}: not a field of a record, such as question, options, answer and references")
             plain = value.tolist() if hasattr(value, "tolist") else value  # of an array, as trainers batch columns
             if name == "references" and isinstance(plain, (list, tuple)):
                 plain = [b if isinstance(b, (dict, Box)) else {"label": "region", "corners": b} for b in plain]
-                plain = [{"corners": b["box"], **b} if isinstance(b, dict) and "box" in b else b for b in plain]
+                plain = [_name_corners(b) if isinstance(b, dict) and "box" in b else b for b in plain]
             try:
                 made[name] = msgspec.convert(plain, types[name])
             except msgspec.ValidationError as error:
@@ -239,6 +241,12 @@ class SetAside:
     reason: str
     patient_id: str = ""
     by_rule: bool = False
+
+
+def _name_corners(reference: dict[str, Any]) -> dict[str, Any]:
+    if "corners" in reference:
+        raise BadInput("references: a box has both box and corners; expected one of them")
+    return {"corners": reference["box"], **{name: value for name, value in reference.items() if name != "box"}}
 
 
 def _check_question(record: Record) -> None:

@@ -386,11 +386,12 @@ def load(
     return load_reader(workdir, phase=model)
 
 
-def prepare_first_answer(workdir: pathlib.Path) -> tuple[str, ...]:
+def prepare_first_answer(workdir: pathlib.Path, *, say: Callable[[str], None] = str) -> tuple[str, ...]:
     """Read an empty image with each network, so that the user's cache has the programs of `predict`."""
     run = read_stored(workdir)
     if run.problem or read_given(workdir).networks:
         return ()
+    say("compiling what a first answer needs")
     for name in run.names:
         load_chain_reader(workdir, model=name).read(np.zeros((8, 8), np.uint8))
     return run.names

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
-from stepcot_jax.chain import NOT_APPLICABLE, PUBLISHED_STEPS, Chain, Step, fold
+from stepcot_jax.chain import DEFAULT_CHAIN, NOT_APPLICABLE, PUBLISHED_STEPS, Chain, Step, fold
 from stepcot_jax.data.projections import Projection
 from stepcot_jax.evaluation.consistency import Rules, list_broken
 from stepcot_jax.evaluation.joint import name_joined
@@ -194,6 +194,7 @@ _WORDINGS = dict(
 )  # Wordings of the published steps; any other step becomes "name: answer"
 
 _FIRST, _LAST = _NAMES[0], _NAMES[-1]
+_ENGLISH = {*_NAMES, "mixed opacity", *(fold(option) for step in DEFAULT_CHAIN.steps for option in step.options)}
 
 
 def write_paragraph(answers: Iterable[tuple[Step, int, float | None]]) -> str:
@@ -230,7 +231,9 @@ def percent(share: float) -> str:
 
 
 def _soften(text: str) -> str:
-    """Return text for the middle of a sentence; abbreviations keep their capitals."""
+    """Return a published text for the middle of a sentence; other texts and abbreviations keep their capitals."""
+    if fold(text) not in _ENGLISH:
+        return text
     parts = [part[:1].lower() + part[1:] if part[1:2].islower() else part for part in text.split("/")]
     return "/".join(parts)
 

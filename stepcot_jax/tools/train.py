@@ -29,8 +29,7 @@ def main(arguments: list[str]) -> None:
         if is_first() and not settings.trains_policy:
             from stepcot_jax.reading.image_reader import prepare_first_answer
 
-            run.terminal.say("compiling what a first answer needs")
-            prepare_first_answer(run.workdir)
+            prepare_first_answer(run.workdir, say=run.terminal.say)
         run.say_next()
 
     run_tool(run, end=end_process)

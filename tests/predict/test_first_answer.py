@@ -58,4 +58,4 @@ def test_the_next_process_compiles_nothing(tmp_path):
 def test_jobs_that_read_no_images_prepare_nothing(tmp_path):
     for job in ("baseline", "sft"):
         write_settings(tmp_path / "settings.json", small_settings(job=job))
-        assert prepare_first_answer(tmp_path) == ()
+        assert prepare_first_answer(tmp_path, say=pytest.fail) == ()

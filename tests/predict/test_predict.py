@@ -403,7 +403,7 @@ def test_the_paragraph_reads_as_prose():
         "(more than 99 %), margins and morphology: ill-defined (given), associated signs: volume loss (less than 1 %). "
         "The most likely diagnosis is mass (37 %). Not applicable: anatomical location (40 %)."
     )
-    assert write_paragraph([(OPTIONS.steps[1], 0, 0.5)]) == "Two: yes (50 %)."
+    assert write_paragraph([(OPTIONS.steps[1], 0, 0.5)]) == "Two: Yes (50 %)."
     steps = [DEFAULT_CHAIN.steps[0], DEFAULT_CHAIN.steps[3]]
     labels = [step.options.index(answer) for step, answer in zip(steps, ("Mixed", "Pleura/Chest wall"), strict=True)]
     text = write_paragraph(list(zip(steps, labels, (0.5, 0.5), strict=True)))

@@ -187,6 +187,8 @@ def test_records_from_bare_fields():
         ("^letters: not a field of a record", {"answer": "A", "letters": options}),
         (r"^answer: \['edema'\] is a list", {"answer": ["edema"]}), ("^answer: .* is a list", {"answer": []}),
         ("^references: Expected `array`", {"answer": "Yes", "references": 5}),
+        ("^choices: options is given too", {"answer": "A", "options": options, "choices": options}),
+        ("^references: a box has both", {"answer": "Yes", "references": [{"box": 4 * [1], "corners": 4 * [1]}]}),
     ):  # fmt: skip
         refuse(words, Record.from_fields, question="What is seen?", **wrong)
 

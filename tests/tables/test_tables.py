@@ -145,7 +145,7 @@ def test_a_finished_cell_is_not_used_with_other_records(tmp_path, monkeypatch):
     refuse(r"cell 'x' in .*: the records in .*data have changed", plan.cells.run, [cell])
 
 
-@pytest.mark.parametrize("name", ["cases.csv", "cases.xlsx"])
+@pytest.mark.parametrize("name", ["cases.csv", "cases.xlsx", "cases.parquet", "records.jsonl.gz"])
 def test_the_digest_of_records_is_of_a_table_too_and_of_a_root_that_is_one(tmp_path, name):
     path, digests, settings = tmp_path / name, set(), made.make_plan(tmp_path / "tables", seeds=(0,)).settings
     for content in (b"one", b"other"):

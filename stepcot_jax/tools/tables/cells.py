@@ -28,7 +28,7 @@ UNIMPORTANT = tuple(sorted(key.removeprefix("config.") for key in MAY_CHANGE))
 
 RECORDS_FILE = "records.sha256"
 _POLL_SECONDS = 2.0
-_OF_RECORDS = {".json", ".jsonl", ".csv", ".tsv", ".xlsx"}
+_OF_RECORDS = (".json", ".jsonl", ".csv", ".tsv", ".xlsx", ".parquet")
 
 
 def vary(settings: Settings, changes: Mapping[str, Any]) -> Settings:
@@ -195,7 +195,7 @@ def digest_records(settings: Settings) -> str:
         return ""
     digest, root = hashlib.sha256(), find_path(source, key)
     files = root.iterdir() if root.is_dir() else [root] * root.is_file()
-    for path in sorted(path for path in files if path.suffix.casefold() in _OF_RECORDS):
+    for path in sorted(path for path in files if path.name.casefold().removesuffix(".gz").endswith(_OF_RECORDS)):
         if path.name.startswith("~$"):  # Excel's lock
             continue
         digest.update(f"{path.name}\nfile:{digest_file(path)[1]}\n".encode())
