@@ -1,8 +1,8 @@
 """Ablations of the paper's Tables 6 and 9 on chests that no run drew: `python -m benchmarks.ablations`.
 
-A *set* is that of `benchmarks.does_it_help`, whose kept file has the full networks and the plain one. `train` makes the
-ablations of a set and a student without any teacher, which has as many updates as the plain network, and keeps which
-answers are right; `show` makes the table from the kept files alone.
+A *set* is that of `benchmarks.does_it_help`, whose kept file has the plain network. `train` makes the full teacher and
+student of a set, their ablations and a student without any teacher, which has as many updates as the plain network, and
+keeps which answers are right; `show` makes the table from the kept files alone.
 """
 
 import argparse
@@ -22,10 +22,10 @@ from stepcot_jax.host.files import writing_whole
 from stepcot_jax.run.plain_network import name_rival
 from stepcot_jax.run.settings import load_settings
 from stepcot_jax.run.training_run import Run
-from stepcot_jax.tools.tables.plan import ABLATIONS, OF_STUDENT
+from stepcot_jax.tools.tables.plan import ABLATIONS, NETWORKS, OF_STUDENT
 from stepcot_jax.tools.tables.supervision_table import answer_unseen
 
-CONFIG, ALONE = "quickstart", "student without a teacher"
+CONFIG, FULL, ALONE = "quickstart", "full", "student without a teacher"
 FIGURES = ("steps", "diagnosis", "whole chains")
 
 
@@ -36,9 +36,9 @@ def name_file(number: int) -> str:
 
 def list_runs() -> dict[str, tuple[dict[str, Any], dict[str, str]]]:
     """Return each run's changes of the quickstart, and its networks by the table's names."""
-    runs: dict[str, tuple[dict[str, Any], dict[str, str]]] = {}
+    runs: dict[str, tuple[dict[str, Any], dict[str, str]]] = {FULL: ({}, {name: name for name in NETWORKS})}
     for ablation, changes in ABLATIONS.items():
-        networks = ("student",) if ablation in OF_STUDENT else ("teacher", "student")
+        networks = ("student",) if ablation in OF_STUDENT else NETWORKS
         runs[ablation] = changes, {f"{network} {ablation}": network for network in networks}
     alone = {**name_rival(load_settings(CONFIG)), "baseline.form": "student", "student.dropout": 0.0}
     return {**runs, ALONE: (alone, {ALONE: "student"})}
@@ -60,9 +60,9 @@ def train(number: int, workdir: pathlib.Path, keep: pathlib.Path, num_unseen: in
 
 
 def measure(keep: pathlib.Path, number: int) -> dict[str, dict[str, float]]:
-    """Return the figures of a set's full networks and ablations, in per cent."""
+    """Return the figures of a set's networks, ablations and plain network, in per cent."""
     full = read_kept(keep / name_set(CONFIG, number))
-    right = {name: full.answers[name] == full.labels for name in ("teacher", "student", "plain")}
+    right = {"plain": full.answers["plain"] == full.labels}
     with np.load(keep / name_file(number), allow_pickle=False) as file:
         if not np.array_equal(file["labels"], full.labels):
             raise BadInput(f"{keep / name_file(number)}: other chests than {name_set(CONFIG, number)}")
