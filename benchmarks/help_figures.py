@@ -28,6 +28,9 @@ SETS = {"quickstart": range(1, 11), "phantom": range(1, 6)}
 """Sets of the comparison, by config."""
 PRIMARY, OTHERS = "diagnosis after two answers", ("diagnosis", "whole chains", "whole chains of abnormal cases")
 _OURS = ("teacher", "student")
+COUNTED, SETTLED = f"{PLAIN} x naive Bayes", "settled"
+"""The dumbest rivals: of corrections a count of answers, of whole chains one rule."""
+_CALLED, _CONTRADICT = "normal called abnormal, by diagnosis", "detection and diagnosis contradict"
 _STEP = 16  # logits are kept in sixteenths
 _LEAST = -30.0
 
@@ -117,12 +120,31 @@ def measure(kept: Kept) -> dict[str, dict[str, float]]:
             "diagnosis": right[:, -1].mean(),
             "whole chains": right.all(axis=1).mean(),
             "whole chains of abnormal cases": _abnormal_chains(kept, name, p_normal[name], rate),
-            "normal called abnormal, by diagnosis": diagnosed.mean(),
+            _CALLED: diagnosed.mean(),
             "normal called abnormal, by detection": detected.mean(),
-            "detection and diagnosis contradict": ((answers[:, 0] == 0) != (answers[:, -1] == 0)).mean(),
+            _CONTRADICT: _contradict(answers).mean(),
             "diagnosis after two answers": kept.hits[name][2].mean(),
         }
     return {name: {figure: 100 * float(value) for figure, value in of.items()} for name, of in found.items()}
+
+
+def settle(kept: Kept) -> dict[str, dict[str, float]]:
+    """Return whole chains and contradictions, in per cent; cases called Normal have the chain of most normal ones."""
+    chains, counts = np.unique(kept.labels[kept.labels[:, -1] == 0], axis=0, return_counts=True)
+    found = {}
+    for name in (*_OURS, PLAIN):
+        answers = kept.answers[name].copy()
+        answers[answers[:, -1] == 0] = chains[counts.argmax()]
+        right = (answers == kept.labels).all(axis=1)
+        found[f"{name}, {SETTLED}"] = {
+            "whole chains": 100 * float(right.mean()),
+            _CONTRADICT: 100 * float(_contradict(answers).mean()),
+        }
+    return found
+
+
+def _contradict(answers: Int[np.ndarray, "case step"]) -> Bool[np.ndarray, " case"]:
+    return np.asarray((answers[:, 0] == 0) != (answers[:, -1] == 0))
 
 
 def _normal_share(last: Float[np.ndarray, "case answer"]) -> Float[np.ndarray, " case"]:
@@ -187,8 +209,10 @@ def show(folder: pathlib.Path, config: str) -> str:
         lines.append(f"- Missing of the sets {of[0]} to {of[-1]}: {_list(sorted(lacking))}")
     lines += [f"- Left out, not in every set: {text}" for text in dict.fromkeys((*left_out, *also_out))]
     figures = list(next(iter(found[0].values())))
+    later = _differences_named_later(sets, found) if {*_OURS, PLAIN} <= {*names} else []
     rows = [[name, *(to_cell(mean_over_sets(s[name][f] for s in found)) for f in figures)] for name in names]
     lines += ["", *to_rows(["network", *figures], rows), "", *_differences(found, names, MARGINS.get(config, 0.5)), ""]
+    lines += later
     counts = [count for count in (0, 1, 2, 3, 6) if count < len(next(iter(sets[0].hits.values())))]
     rows = [
         [name, *(to_cell(mean_over_sets(100 * kept.hits[name][count].mean() for kept in sets)) for count in counts)]
@@ -257,6 +281,30 @@ def _differences(found: Sequence[Mapping[str, Mapping[str, float]]], names: Sequ
         f"corrected, nor are those of the steps; the {len(means)} others are corrected together."
     )
     return [about, "", *to_rows(["difference", "figure", "points", "p", "verdict"], rows)]
+
+
+def _differences_named_later(sets: Sequence[Kept], found: Sequence[Mapping[str, Mapping[str, float]]]) -> list[str]:
+    """Return the table of teacher and student beside the dumbest rivals, which were named after all sets were read."""
+    whole = [{**of, **settle(kept)} for kept, of in zip(sets, found, strict=True)]
+    for kept, of in zip(sets, whole, strict=True):
+        if COUNTED in kept.hits:
+            of[COUNTED] = {PRIMARY: 100 * float(kept.hits[COUNTED][2].mean())}
+    pairs = []
+    for name in _OURS:
+        pairs += [(name, COUNTED, PRIMARY)] * (COUNTED in whole[0])
+        pairs += [(name, f"{PLAIN}, {SETTLED}", figure) for figure in ("whole chains", _CONTRADICT)]
+        pairs += [(f"{name}, {SETTLED}", f"{PLAIN}, {SETTLED}", "whole chains"), (name, PLAIN, _CALLED)]
+    rows = []
+    for name, rival, figure in pairs:
+        mean = mean_over_sets(of[name][figure] - of[rival][figure] for of in whole)
+        values = (mean_over_sets(of[which][figure] for of in whole) for which in (name, rival))
+        shown = " / ".join(f"{value.value:.1f}" for value in values)
+        rows.append([f"{name} less {rival}", figure, shown, to_cell(mean), _p(mean.p), _verdict(mean)])
+    about = (
+        f"Named after all sets had been read, p not corrected. *{SETTLED.capitalize()}*: each case that a network "
+        "diagnoses as normal gets the one chain of answers that normal chests have."
+    )
+    return [about, "", *to_rows(["difference", "figure", "both", "points", "p", "verdict"], rows), ""]
 
 
 def _verdict(mean: Mean, p: float | None = None) -> str:

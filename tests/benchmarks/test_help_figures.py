@@ -1,5 +1,6 @@
 """Figures of kept sets against ones by hand, and the round trip of a kept file."""
 
+import collections
 import pathlib
 import re
 
@@ -93,6 +94,7 @@ def test_sets_are_shown_beside_the_plain_networks(tmp_path):
     shown = show(tmp_path, "quickstart")
     assert "3 sets of `quickstart` (1, 2, 3)\n200 unseen chests each;" in shown
     assert "- Missing of the sets 1 to 10: 4, 5, 6, 7, 8, 9, 10\n" in shown
+    shown, later = shown.split("Named after all sets")
     rows = [line.strip("| ").split(" | ") for line in shown.splitlines() if " less " in line]
     primary = {row[0]: row for row in rows if row[1] == "**diagnosis after two answers**"}
     assert [*primary] == [f"{n} less {r}" for n in ("teacher", "student") for r in ("plain", "plain with answers")]
@@ -121,6 +123,19 @@ def test_sets_are_shown_beside_the_plain_networks(tmp_path):
         (row,) = [row for row in rows if row[:2] == [f"{key[0]} less plain", key[1]]]
         assert row[3] == f"{running:.3f} (Holm)"
     assert len(rows) == 4 + 3 + len(tests)
+    gains = [100 * (settle_by_hand(kept, "teacher") - settle_by_hand(kept, "plain")) for kept in drawn.values()]
+    test = stats.ttest_1samp(gains, 0.0)
+    (row,) = [line for line in later.splitlines() if line.startswith("| teacher, settled less plain, settled | whole")]
+    assert f"| {np.mean(gains):.1f} [" in row
+    assert f"| {test.pvalue:.3f} |" in row
+
+
+def settle_by_hand(kept, name):
+    """The share of whole chains, with the commonest true chain of normal cases wherever a network says normal."""
+    truth = [tuple(chain) for chain in kept.labels]
+    normal = collections.Counter(chain for chain in truth if chain[-1] == 0).most_common(1)[0][0]
+    said = [normal if answers[-1] == 0 else tuple(answers) for answers in kept.answers[name]]
+    return np.mean([one == other for one, other in zip(said, truth, strict=True)])
 
 
 def test_what_sets_lack_is_named_and_other_settings_are_refused(tmp_path):
