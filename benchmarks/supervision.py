@@ -1,6 +1,7 @@
 """Make the table `supervision` again from kept answers, without training: `python -m benchmarks.supervision FILES`.
 
-Several files, each with sets of its own, become one table.
+Several files, each with sets of its own, become one table. Sets of `benchmarks.does_it_help --config=phantom`, whose
+runs have more cases and other updates, are marks in the figure.
 """
 
 import argparse
@@ -10,10 +11,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.help_figures import read_kept
+from stepcot_jax.chain import DEFAULT_CHAIN
+from stepcot_jax.evaluation.statistics import interval_over_sets
 from stepcot_jax.host.array_files import read_arrays
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import write_whole
-from stepcot_jax.pages.sheets import to_markdown
+from stepcot_jax.pages.sheets import Row, to_markdown
+from stepcot_jax.run.settings import load_settings
 from stepcot_jax.tools.tables.supervision_table import KEPT_FILE, tabulate
 
 NOTES = ("notes", "about")
@@ -33,6 +38,21 @@ def join(files: Mapping[str, Mapping[str, npt.NDArray]]) -> dict[str, npt.NDArra
     return {**joined, "notes": np.array([*notes]), "about": first["about"]}
 
 
+def read_beside(folder: pathlib.Path) -> list[Row]:
+    """Return the last step's figures of the kept sets of `phantom`, for `supervision_table.draw`."""
+    sets = [read_kept(path) for path in sorted(folder.glob("phantom_[0-9]*.npz"))]
+    settings = load_settings("phantom")
+    size = round(settings.phantom.num_cases * settings.data.split_fractions[0])
+    rows, last = list[Row](), DEFAULT_CHAIN.steps[-1].name
+    for shown, name in {"plain, seven labels": "plain", "teacher": "teacher", "student": "student"}.items():
+        shares = [float((kept.answers[name] == kept.labels)[:, -1].mean()) for kept in sets]
+        paid = size * sets[0].labels.shape[1]
+        rows.append(
+            {"network": shown, "training cases": size, "answers paid for": paid, last: interval_over_sets(shares)}
+        )
+    return rows
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print every figure of the page as Markdown."""
     about = (__doc__ or "").partition(":")[0]
@@ -41,6 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("files", nargs="+", type=pathlib.Path, metavar="FILE", help=files)
     parser.add_argument("--join", type=pathlib.Path, metavar="FILE.npz", help="also keep all sets in this file")
     parser.add_argument("--figure", type=pathlib.Path, metavar="FILE.png", help="also draw the figure")
+    parser.add_argument(
+        "--beside", type=pathlib.Path, metavar="FOLDER", help="also mark the kept sets of phantom there"
+    )
     options = parser.parse_args(arguments)
     expected = f"expected a {KEPT_FILE} of stepcot tables supervision"
     kept = join(
@@ -49,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for path in options.files
         }
     )
-    table = tabulate(kept)
+    table = tabulate(kept, beside=read_beside(options.beside) if options.beside else ())
     if options.join:
         np.savez_compressed(options.join, **kept)  # type: ignore[arg-type]
     if options.figure:

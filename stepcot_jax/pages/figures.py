@@ -93,13 +93,16 @@ def draw_reliability(
 
 
 def draw_band(axes: Axes, figures: Sequence[Interval], *, label: str, at: Sequence[float] = ()) -> None:
-    """Draw figures in percent as a line, from 0 on without `at`, with a band of their intervals."""
+    """Draw figures in percent as a line, from 0 on without `at`, with a band of their intervals; alone, as a bar."""
     at = at or range(len(figures))
     values, low, high = (
         100 * np.array([getattr(figure, end) for figure in figures], float) for end in ("value", "low", "high")
     )
     (line,) = axes.plot(at, values, marker="o", markersize=3, label=label)
     axes.fill_between(at, low, high, color=line.get_color(), alpha=0.1, linewidth=0)
+    known = np.concatenate([[False], np.isfinite(low), [False]])
+    alone = known[1:-1] & ~known[:-2] & ~known[2:]
+    axes.vlines(np.array(at, float)[alone], low[alone], high[alone], color=line.get_color(), alpha=0.5)
 
 
 def to_png(figure: Figure) -> bytes:

@@ -191,8 +191,8 @@ def gather(plan: Plan) -> dict[str, npt.NDArray]:
     }
 
 
-def tabulate(kept: Mapping[str, npt.NDArray]) -> Table:
-    """Return the table and its figure, from what `supervision.npz` keeps."""
+def tabulate(kept: Mapping[str, npt.NDArray], *, beside: Sequence[Row] = ()) -> Table:
+    """Return the table and its figure, from what `supervision.npz` keeps; the figure has marks of rows `beside` it."""
     shape = kept["labels"].shape[1:]
     right = np.unpackbits(kept["right"], axis=1, count=shape[0] * shape[1]).reshape(-1, *shape)
     diagnosis, steps, paid = right[:, :, -1].mean(axis=1), right.mean(axis=(1, 2)), kept["answers"]
@@ -232,10 +232,10 @@ def tabulate(kept: Mapping[str, npt.NDArray]) -> Table:
         *kept["notes"].tolist(),
     )
     table = Table.of("supervision", "When labels of the steps help", head, rows, notes)
-    return dataclasses.replace(table, pictures={"supervision.png": draw(rows, last)})
+    return dataclasses.replace(table, pictures={"supervision.png": draw(rows, last, beside=beside)})
 
 
-def draw(rows: Sequence[Mapping[str, Any]], last: str) -> bytes:
+def draw(rows: Sequence[Mapping[str, Any]], last: str, *, beside: Sequence[Row] = ()) -> bytes:
     """Draw the accuracy against training cases, answers paid for, and labels withheld at one size, as PNG."""
     from matplotlib.figure import Figure
 
@@ -256,13 +256,19 @@ def draw(rows: Sequence[Mapping[str, Any]], last: str) -> bytes:
             bare = {"low": None, "high": None}
             shown = [dataclasses.replace(row[last], **bare if row["sets"] < _LEAST_DRAWN else {}) for row in own]
             draw_band(axes, shown, label=network, at=at)
+            for row in beside if panel is whole else ():
+                if row["network"] == network:
+                    figure, colour = row[last], axes.lines[-1].get_color()
+                    axes.vlines(row[label], 100 * figure.low, 100 * figure.high, color=colour, alpha=0.5)
+                    axes.plot(row[label], 100 * figure.value, marker="D", color=colour, markersize=4)
         axes.set(xlabel=label, xscale="log" if panel is whole else "linear")
         if panel is not whole:
             axes.set_xticks(range(len(places)), [place.replace(" of", "\nof") for place in places])
         axes.grid(alpha=0.3)
     picture.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=6, frameon=False)
     picture.supylabel(f"accuracy of {last} (%)")
-    picture.supxlabel(f"{CAPTION} Bands: 95 % intervals over at least {_LEAST_DRAWN} sets.", fontsize=9)
+    marks = " Diamonds: runs with other updates." if beside else ""
+    picture.supxlabel(f"{CAPTION} Bands: 95 % intervals over at least {_LEAST_DRAWN} sets.{marks}", fontsize=9)
     return to_png(picture)
 
 
