@@ -186,13 +186,13 @@ def _define_controls(parser: argparse.ArgumentParser) -> None:
 def _define_workdir(parser: argparse.ArgumentParser) -> None:
     add(parser, "WORKDIR", "of a policy's run or export; or gs://, hf://OWNER/NAME")
     add(parser, "--out DIR", "default: audit in WORKDIR, for `stepcot report`", type=local_path)
-    add(parser, "--data DIR", "a folder of questions in place of the run's test questions")
+    add(parser, "--data DIR", "folder or file of questions in any layout, in place of the run's; their test split")
     add(parser, "--phase", "default: the last", choices=("sft", "grpo", "dpo"))
     _add_number(parser)
 
 
 def _define_questions(parser: argparse.ArgumentParser) -> None:
-    add(parser, "RECORDS", "records.jsonl or its folder")
+    add(parser, "RECORDS", "folder or file of questions in any layout; or gs://")
     add(parser, "--out DIR", "folder of the audit", type=local_path, required=True)
     parser.add_argument("--split", default="test", help="of questions: train, val, test (default) or all")
     _add_dialect(parser, without="replies need no thinking, and prompts do not ask for one")
