@@ -100,9 +100,11 @@ def execute(tmp_path_factory):
             found = {}
             for cell in read(name)["cells"]:
                 if cell["cell_type"] == "code":
-                    found[cell["id"]] = run_cell(
-                        shell, "".join(cell["source"]).replace("num_cases = 600", "num_cases = 60")
-                    )
+                    source = "".join(cell["source"]).replace("num_cases = 600", "num_cases = 60")
+                    with pytest.MonkeyPatch.context() as whole:
+                        if 'sc.load("phantom")' in source:  # whose weights are of a network of full size
+                            whole.setattr(stored, "make_resnet", make_resnet)
+                        found[cell["id"]] = run_cell(shell, source)
             return runs / "runs", found
 
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
@@ -141,6 +143,7 @@ def test_rewards_from_scratch(execute):
 
 def test_a_model_is_trained_and_reads(execute):
     runs, outputs = execute("quickstart")
+    assert "most likely diagnosis is" in outputs["first"][0]["data"]["text/html"]
     assert (runs / "quickstart" / "report.json").is_file()
     assert any("image/png" in output.get("data", {}) for output in outputs["plot"])
     assert "most likely diagnosis is" in outputs["read"][0]["data"]["text/html"]
