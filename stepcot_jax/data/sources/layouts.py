@@ -88,7 +88,7 @@ def read_source(root: Path, *, layout: str = AUTO, on_bad_record: OnBadRecord = 
         with contextlib.suppress(OSError):  # of a name too long for a path
             if layout == AUTO and holds_questions(root):
                 detect_vqa_layout(root)  # which refuses a file that merely cannot be decoded
-                how_to = f"--config=vqa_quickstart --config.vqa.source=folder --config.vqa.root={root}"
+                how_to = f"--config=vqa_quickstart --config.job=sft --config.vqa.source=folder --config.vqa.root={root}"
                 found = "has questions or boxes, no answers to steps; a policy learns from them"
                 raise BadInput(f"{root}: {found}: {how_to} (docs/policies.md)") from None
         raise

@@ -38,7 +38,9 @@ def test_nothing_and_several_are_refused_with_what_is_accepted(tmp_path):
     refuse("has no known layout", detect_layout, tmp_path)
     (tmp_path / "records.jsonl").write_text("")
     refuse(
-        "has questions or boxes, no answers to steps; a policy learns from them: --config=vqa", read_source, tmp_path
+        "no answers to steps; a policy learns from them: --config=vqa_quickstart --config.job=sft",
+        read_source,
+        tmp_path,
     )
     (tmp_path / "cases.xlsm").write_bytes(b"PK\3\4")  # undecodable: nothing says that it has questions
     refuse("has no known layout; expected a folder with data.json", read_source, tmp_path / "cases.xlsm")
