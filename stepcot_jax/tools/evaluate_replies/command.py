@@ -83,7 +83,7 @@ def reports(options: argparse.Namespace) -> None:
 
     answers, source = find_path(options.answers, "ANSWERS"), find_path(options.records, "RECORDS")
     if answers.suffix.lower() == ".csv":
-        data = read_source(source, on_bad_record=options.on_bad_record, require_images=False)
+        data = read_source(source, layout=options.layout, on_bad_record=options.on_bad_record, require_images=False)
         scored = report_sheet(data, answers)
     else:
         scored = report_replies(*read_split(options, options.records, "RECORDS"), answers, dialect=options.dialect)
