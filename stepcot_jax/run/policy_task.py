@@ -1,6 +1,7 @@
 """The task of reasoning records: a policy that is fine-tuned on them and optimised for rewards."""
 
 import contextlib
+import dataclasses
 import functools
 import math
 import operator
@@ -31,8 +32,8 @@ from stepcot_jax.reasoning.plain_replies import PLAIN
 from stepcot_jax.record import Record
 from stepcot_jax.rewards.functions import RewardFunction, grounding
 from stepcot_jax.rewards.presets import make_functions
+from stepcot_jax.run.inputs import PolicyData, load_policy_data
 from stepcot_jax.run.networks import choose_policy, find_qwen, load_patches, make_normalise
-from stepcot_jax.run.policy_data import Answered, PolicyData, load_policy_data
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.start import given_start, naming_start, read_policy_start, smooth_start
 from stepcot_jax.run.stored import StoredPolicy
@@ -47,6 +48,16 @@ from stepcot_jax.training.devices import Devices
 from stepcot_jax.training.processes import is_first
 from stepcot_jax.training.state import TrainState
 from stepcot_jax.training.system import Batch, Stream
+
+
+@dataclasses.dataclass(frozen=True)
+class Answered:
+    """Questions with replies."""
+
+    records: Sequence[Record]
+    texts: Sequence[str]
+    scores: Sequence[ReplyScore]
+
 
 EXAMPLES_FOLDER = "examples"
 

@@ -27,6 +27,7 @@ from stepcot_jax.evaluation.counting import (
     fit_joints,
     measure_corrections,
 )
+from stepcot_jax.evaluation.gate import Gate, fit_gate
 from stepcot_jax.evaluation.interventions import as_probabilities, describe_reliance, measure_reliance
 from stepcot_jax.evaluation.joint import JointModel, ReadLogits, add_joined, learn_tree, name_joined, write_joints
 from stepcot_jax.evaluation.joint_fit import WrittenBack
@@ -47,7 +48,6 @@ from stepcot_jax.evaluation.unread import describe_unread
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.own_folder import save
 from stepcot_jax.record import KINDS, Record
-from stepcot_jax.run.inputs import Feed
 from stepcot_jax.run.plain_network import name_plain_command
 from stepcot_jax.run.sections import EvaluationSettings
 from stepcot_jax.run.stored import (
@@ -67,7 +67,8 @@ from stepcot_jax.training.processes import is_first
 from stepcot_jax.training.system import System
 
 if TYPE_CHECKING:
-    from stepcot_jax.run.policy_data import Answered
+    from stepcot_jax.run.chain_task import Feed
+    from stepcot_jax.run.policy_task import Answered
 
 PREDICTIONS = "predictions"
 NUM_GIVEN = 500
@@ -252,6 +253,49 @@ def _measure(
     return statistics, operating_points.OperatingPoints.of_findings(chosen.rule, points)
 
 
+# The gate of each network, fitted on features of its training and validation images.
+
+
+NUM_IMAGES = 2000
+"""Largest number of images of a split on which a gate is fitted."""
+
+
+def fit_gates(
+    feed: "Feed", system: System, params_of: Callable[[str], Any], *, false_alarms: float, say: Callable[[str], None]
+) -> dict[str, Gate]:
+    """Return the gate of each network that reads images; none where validation images are too few for its limit."""
+    if not false_alarms or not system.gated or feed.settings.image_encoder.name == "imported":
+        return {}
+    gates, gate, params = dict[str, Gate | None](), None, None
+    trains_encoder = feed.inputs.image_encoder is not None
+    for name in reversed(system.gated):  # the last was restored last
+        own = params_of(name) if trains_encoder else {}
+        if not gates or (trains_encoder and own is not params):  # else both networks read the same features
+            params = own
+            features = {split: _read_split(feed, system, jax.device_get(own), split) for split in ("train", "val")}
+            gate = fit_gate(features["train"], features["val"], false_alarms=false_alarms)
+        gates[name] = gate
+    found = {name: gate for name in system.gated if (gate := gates[name]) is not None}
+    if not found:
+        say(
+            f"no gate: config.evaluation.gate_false_alarms={false_alarms:g} needs at least "
+            f"{math.ceil(1 / false_alarms - 1e-9) - 1} validation images"
+        )
+    return found
+
+
+def _read_split(feed: "Feed", system: System, params: Any, split: str) -> np.ndarray:
+    encoder_params = {name: params[name] for name in ("image_encoder",) if name in params}
+    parts, size = [], 0
+    for batch in feed.sample_batches(split, NUM_IMAGES):
+        name = "images" if "images" in batch else "image_features"
+        rows = batch[name]
+        num_rows, size = len(rows), max(size, len(rows))  # the last batch is padded to the others' size
+        rows = np.concatenate([rows, np.zeros((size - num_rows, *rows.shape[1:]), rows.dtype)])
+        parts.append(np.asarray(system.moments(encoder_params, {name: rows}))[:num_rows])
+    return np.concatenate(parts)
+
+
 # Linear heads on the features of a finished run's encoder, beside its networks.
 
 
@@ -260,14 +304,14 @@ NUM_ROWS = 10_000
 
 
 def read_features(
-    feed: Feed, system: StepCoT, params: Any, split: str, num_cases: int
+    feed: "Feed", system: StepCoT, params: Any, split: str, num_cases: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield image features [case, width] and labels [case, step] of the rows of `Feed.sample_batches`."""
     for rows in feed.sample_batches(split, num_cases):
         yield encode_in_parts(system.networks, params, rows), rows["labels"]
 
 
-def fit_heads(feed: Feed, system: StepCoT, params: Any) -> tuple[FittedHeads, int]:
+def fit_heads(feed: "Feed", system: StepCoT, params: Any) -> tuple[FittedHeads, int]:
     """Return linear heads on the features that `params` give, and the number of training cases."""
     features, labels, dataset = {}, {}, feed.inputs.dataset
     for split in ("train", "val"):
@@ -278,8 +322,8 @@ def fit_heads(feed: Feed, system: StepCoT, params: Any) -> tuple[FittedHeads, in
 
 
 def fit_rival(
-    feed: Feed, system: System, params_of: Callable[[str], Any]
-) -> Callable[[Feed, SplitPredictions], Rival] | None:
+    feed: "Feed", system: System, params_of: Callable[[str], Any]
+) -> "Callable[[Feed, SplitPredictions], Rival] | None":
     """Return a function that measures linear heads on the test split; None in a run without a teacher."""
     if type(system) is not StepCoT:
         return None
@@ -295,7 +339,7 @@ def fit_rival(
     heads, num_cases = fit_heads(feed, system, params)
     penalties = dict(zip((step.name for step in chain.steps), heads.penalties, strict=True))
 
-    def measure(opened: Feed, test: SplitPredictions) -> Rival:
+    def measure(opened: "Feed", test: SplitPredictions) -> Rival:
         parts = read_features(opened, system, params, "test", len(test.predictions.index))
         logits = np.concatenate([heads.read(features) for features, _ in parts])
         figures = compare_with_heads(test, logits, chain, name=name, num_resamples=settings.evaluation.num_resamples)

@@ -397,8 +397,8 @@ def hide_folder(source: str) -> str:
 # The policy of a run.
 
 
-PATIENTS_FILE = "records/patients.json"
-"""Patients of each split of a policy's run."""
+PATIENTS_FILE, TEST_RECORDS = "records/patients.json", "records/test.jsonl"
+"""Patients of each split of a policy's run, and its test questions."""
 
 _PHASES = ("dpo", "grpo", "sft")
 """Phases of a run, the last first."""
