@@ -14,8 +14,7 @@ from stepcot_jax.data.batches import Batches, batches_per_epoch, evaluation_batc
 from stepcot_jax.data.dataset import Dataset, check_same_images, write_account
 from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.data.splits.splits import check_manifest, leave_unused_out
-from stepcot_jax.evaluation.joint import ReadLogits
-from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, ValidationPredictions, collect
+from stepcot_jax.evaluation.predictions import Predictions, ValidationPredictions, collect
 from stepcot_jax.host.own_folder import save_arrays
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.build import make_system
@@ -26,7 +25,6 @@ from stepcot_jax.run.stored import (
     GATE_FILE,
     NORMAL_FILE,
     describe_cases,
-    mean_normal_picture,
     write_normal_picture,
     write_reading,
     write_shapes,
@@ -63,8 +61,7 @@ class Feed:
     @functools.cached_property
     def shared(self) -> dict[str, jax.Array]:
         """The prompts' vectors [step, width] on every device; empty without text."""
-        features = self.inputs.text_features
-        return {} if features is None else {"text_features": self.devices.replicate(features)}
+        return {name: self.devices.replicate(vectors) for name, vectors in self.inputs.text.items()}
 
     def training_batches(self) -> ReadAhead:
         """Return endless batches, to be closed; batch n is a function of the seed and n."""
@@ -203,14 +200,9 @@ class ChainTask(Task):
         return Feed(self.settings, self._test.open_test(), self.devices)
 
     @property
-    def _text(self) -> dict[str, Any]:
-        features = self.inputs.text_features
-        return {} if features is None else {"text_features": features}
-
-    @property
     def example(self) -> Batch:
         """A batch of one row."""
-        return self.inputs.example | self._text
+        return self.inputs.example | self.inputs.text
 
     @property
     def batch_shapes(self) -> Batch:
@@ -231,11 +223,6 @@ class ChainTask(Task):
         """Return a batch on the devices, with the prompts and collected entries."""
         collected = {name: array for name, array in batch.items() if name not in _READ}
         return self.devices.put_training_rows(self.inputs.prepare(batch) | self.feed.shared | collected)
-
-    @functools.cached_property
-    def predict(self) -> Any:
-        """The compiled prediction: (params, batch on the devices) -> padded logits of each network, of all rows."""
-        return jax.jit(self.system.predict, out_shardings=self.devices.replicated)
 
     def predictions(self, params: Any, split: str, feed: Feed | None = None) -> Predictions:
         """Return the networks' predictions for a split, the same in every process."""
@@ -261,8 +248,12 @@ class ChainTask(Task):
         """Commands that read a finished run."""
         if self.dataset.chain.is_tree:  # readers and pages show chains
             return ()
-        reads_images = self.system.takes_given and self.settings.image_encoder.name != "imported"
-        return ("report {workdir}", *(("predict IMAGE --checkpoint={workdir}",) if reads_images else ()))
+        return ("report {workdir}", *(("predict IMAGE --checkpoint={workdir}",) if self._reads_pictures else ()))
+
+    @property
+    def _reads_pictures(self) -> bool:
+        """Whether a finished run answers pictures."""
+        return self.system.takes_given and self.settings.image_encoder.name != "imported"
 
     def describe_data(self) -> str:
         """Return the number of cases."""
@@ -283,39 +274,6 @@ class ChainTask(Task):
         if account := write_account(self.open_test().inputs.dataset, self.workdir):
             self.terminal.say(account)
 
-    def _read(
-        self,
-        outcome: Outcome,
-        split: str,
-        feed: Feed,
-        read_given: Callable[[ReadLogits, np.ndarray], Any] | None = None,
-    ) -> tuple[SplitPredictions, dict[str, Any]]:
-        """Return predictions of the best weights, and outputs of `read_given` for some cases by network."""
-        from stepcot_jax.run.results import NUM_GIVEN, with_facts
-
-        logits, given = dict[str, Any](), dict[str, Any]()
-        rows: dict[str, Any] = {"labels": np.zeros((0, 0), np.int32)}
-        if read_given is not None and self.system.takes_given:
-            rows = feed.sample_rows(split, NUM_GIVEN) | self._text
-        labels, read_step = np.asarray(rows["labels"]), -1
-        for name in self.system.names:
-            params = outcome.params_of(name)
-            if outcome.step_of(name) != read_step:
-                answers, read_step = self.predictions(params, split, feed), outcome.step_of(name)
-            logits[name] = answers.logits[name]
-            if read_given is not None and self.system.takes_given:
-                read = self.system.given_reader(name, jax.device_get(params), dict(rows))
-                given[name] = read_given(read, labels)
-            del params
-        return with_facts(feed.inputs.dataset, split, dataclasses.replace(answers, logits=logits)), given
-
-    def _write_normal_picture(self) -> None:
-        """Write the mean picture of normal training cases, which maps need; nothing if there are too few."""
-        reads_images = self.system.takes_given and self.settings.image_encoder.name != "imported"
-        picture = mean_normal_picture(self.dataset) if reads_images else None
-        if picture is not None:
-            write_normal_picture(self.workdir / NORMAL_FILE, picture)
-
     def _write_shapes(self, params: Any) -> None:
         text, width = self.inputs.text_features, self.inputs.example.get("image_features", np.zeros((1, 0))).shape[1]
         inputs = (*(() if text is None else text.shape), width)
@@ -333,15 +291,16 @@ class ChainTask(Task):
                 self.workdir,
                 self.dataset,
                 evaluation.num_resamples,
-                lambda split: self._read(
-                    outcome, split, self.feed if split == "val" else self.open_test(), lambda *_: None
+                lambda split: results.predict(
+                    self, outcome, split, self.feed if split == "val" else self.open_test(), lambda *_: None
                 )[0],
             )
             params = outcome.params_of(self.system.names[0])
             if is_first():
                 self._write_shapes(params)
             return report
-        answers, written = self._read(
+        answers, written = results.predict(
+            self,
             outcome,
             "val",
             self.feed,
@@ -353,14 +312,15 @@ class ChainTask(Task):
         chosen = results.choose(self.dataset, validated, evaluation)
         measure_rival = results.fit_rival(self.feed, self.system, outcome.params_of)
         opened = self.open_test()  # after every choice on training and validation cases
-        test, readers = self._read(outcome, "test", opened, lambda read, labels: (read, labels))
+        test, readers = results.predict(self, outcome, "test", opened, lambda read, labels: (read, labels))
         given = results.measure_given(readers, chosen, chain)
         params = outcome.params_of(self.system.names[0])
         wall_seconds = outcome.seconds()
         if not is_first():
             return {}
         save_arrays(self.workdir / GATE_FILE, gates)
-        self._write_normal_picture()
+        if self._reads_pictures and (picture := results.mean_normal_picture(self.dataset)) is not None:
+            write_normal_picture(self.workdir / NORMAL_FILE, picture)
         self._write_shapes(params)
         report = results.write_results(
             self.workdir,

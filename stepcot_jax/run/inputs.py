@@ -62,6 +62,11 @@ class Inputs:
         view, held_out = self.hold_out()
         return choose(view), held_out.open_test()
 
+    @property
+    def text(self) -> dict[str, jax.Array]:
+        """The prompts' vectors [step, width], as an entry of a batch; empty without text."""
+        return {} if self.text_features is None else {"text_features": self.text_features}
+
     @functools.cached_property
     def example(self) -> dict[str, np.ndarray]:
         """One row of a prepared batch, for its shapes; computed on first use, as only training has targets."""

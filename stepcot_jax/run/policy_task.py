@@ -65,14 +65,18 @@ _NUM_EXAMPLES = 12
 _TILE = 256  # pixels
 
 
+def _spread(number: int, most: int) -> np.ndarray:
+    """Return at most `most` of `number` positions, spread evenly."""
+    return np.unique(np.linspace(0, number - 1, min(most, number)).astype(int))
+
+
 def write_examples(
     workdir: pathlib.Path, answered: Answered, *, step: int, load_image: Callable[[Record], np.ndarray]
 ) -> None:
     """Write a dozen replies, spread over the questions, as JSON lines and as a picture with boxes."""
     folder = workdir / EXAMPLES_FOLDER
     folder.mkdir(exist_ok=True)
-    number = len(answered.records)
-    chosen = np.unique(np.linspace(0, number - 1, min(_NUM_EXAMPLES, number)).astype(int)).tolist()
+    chosen = _spread(len(answered.records), _NUM_EXAMPLES).tolist()
     lines, tiles = [], []
     for index in chosen:
         record, score = answered.records[index], answered.scores[index]
@@ -342,10 +346,6 @@ class PolicyTask(Task):
         """Return a batch on the devices, without the indices of its records."""
         return self.devices.put_training_rows({name: rows for name, rows in batch.items() if name != "index"})
 
-    @functools.cached_property
-    def _predict(self) -> Any:
-        return jax.jit(self.system.predict, out_shardings=self.devices.replicated)
-
     def reply(self, params: Any, indices: Sequence[int] | np.ndarray, data: PolicyData | None = None) -> list[str]:
         """Return greedy replies to records, the same in every process."""
         data, number, num_devices = data or self.data, len(indices), self.devices.num_devices
@@ -355,7 +355,7 @@ class PolicyTask(Task):
         def ask(rows: Sequence[int]) -> np.ndarray:
             batch = data.make_prompts([indices[row] for row in rows][local_rows])
             del batch["index"]
-            tokens: np.ndarray = jax.device_get(self._predict(params, self.devices.put_rows(batch))["tokens"])
+            tokens: np.ndarray = jax.device_get(self.predict(params, self.devices.put_rows(batch))["tokens"])
             return tokens
 
         watch = functools.partial(self.terminal.watch, description="replies")
@@ -374,8 +374,7 @@ class PolicyTask(Task):
     def validated(self) -> np.ndarray:
         """Indices of the questions asked after each epoch, spread evenly over the validation split."""
         indices = np.asarray(self.dataset.splits.val, np.int32)
-        number = min(self.settings.vqa.num_validated or len(indices), len(indices))
-        return indices[np.unique(np.linspace(0, len(indices) - 1, number).astype(int))]
+        return indices[_spread(len(indices), self.settings.vqa.num_validated or len(indices))]
 
     def begin(self, state: TrainState) -> TrainState:
         """Return the state with the weights of `policy.start` or `policy.weights`, if there are any."""

@@ -53,10 +53,13 @@ from stepcot_jax.run.sections import EvaluationSettings
 from stepcot_jax.run.stored import (
     CALIBRATION_FILE,
     JOINT_FILE,
+    MAX_CASES,
+    MIN_CASES,
     PAIRS_FILE,
     POINTS_FILE,
     RESULT_FILES,
     STATISTICS_FILE,
+    NormalPicture,
     seal,
 )
 from stepcot_jax.run.task import REPORT, Outcome
@@ -67,7 +70,7 @@ from stepcot_jax.training.processes import is_first
 from stepcot_jax.training.system import System
 
 if TYPE_CHECKING:
-    from stepcot_jax.run.chain_task import Feed
+    from stepcot_jax.run.chain_task import ChainTask, Feed
     from stepcot_jax.run.policy_task import Answered
 
 PREDICTIONS = "predictions"
@@ -119,6 +122,30 @@ def choose(dataset: Dataset, validated: Validated, evaluation: EvaluationSetting
     )
     rules = consistency.make_rules(chain, counts=counts)
     return Chosen(calibration, counts, joints, counting, rules, rule, thresholds)
+
+
+def predict(
+    task: "ChainTask",
+    outcome: Outcome,
+    split: str,
+    feed: "Feed",
+    read_given: Callable[[ReadLogits, np.ndarray], Any],
+) -> tuple[SplitPredictions, dict[str, Any]]:
+    """Return predictions of the best weights, and outputs of `read_given` for some cases by network."""
+    system, logits, given = task.system, dict[str, Any](), dict[str, Any]()
+    rows: dict[str, Any] = {"labels": np.zeros((0, 0), np.int32)}
+    if system.takes_given:
+        rows = feed.sample_rows(split, NUM_GIVEN) | feed.inputs.text
+    labels, read_step = np.asarray(rows["labels"]), -1
+    for name in system.names:
+        params = outcome.params_of(name)
+        if outcome.step_of(name) != read_step:
+            answers, read_step = task.predictions(params, split, feed), outcome.step_of(name)
+        logits[name] = answers.logits[name]
+        if system.takes_given:
+            given[name] = read_given(system.given_reader(name, jax.device_get(params), dict(rows)), labels)
+        del params
+    return with_facts(feed.inputs.dataset, split, dataclasses.replace(answers, logits=logits)), given
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,6 +278,24 @@ def _measure(
         chosen.thresholds, joined, chain, calibration=calibration, num_resamples=num_resamples
     )
     return statistics, operating_points.OperatingPoints.of_findings(chosen.rule, points)
+
+
+# The mean picture of normal training cases, which maps put in place of parts of a picture (`reading.explain`).
+
+
+def mean_normal_picture(dataset: Dataset) -> NormalPicture | None:
+    """Return the mean of training cases whose last answer denies a finding; None for fewer than `MIN_CASES`."""
+    last = dataset.chain.steps[-1]
+    if last.normal is None:
+        return None
+    train = np.asarray(dataset.splits.train, int)
+    chosen = train[dataset.labels[train, -1] == last.normal][:MAX_CASES]
+    if len(chosen) < MIN_CASES:
+        return None
+    total = np.zeros(dataset.pixels[int(chosen[0])].shape)
+    for index in chosen.tolist():
+        total += dataset.pixels[index]
+    return NormalPicture(np.rint(total / len(chosen)).astype(np.uint8), len(chosen))
 
 
 # The gate of each network, fitted on features of its training and validation images.
