@@ -84,3 +84,17 @@ def test_workflows_name_parts_of_the_script():
     named.update(re.findall(r"\.ci/run ([a-z]+)$", "\n".join(texts.values()), re.MULTILINE))
     assert all(yaml.safe_load(text)["jobs"] for text in texts.values())
     assert named == parts
+
+
+def test_the_versions_of_python_are_those_of_the_tests():
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text("utf-8"))
+    tested = workflow["jobs"]["run"]["strategy"]["matrix"]["python"]
+    named = [name.rpartition(" ")[2] for name in PROJECT["classifiers"] if re.search(r"Python :: \d\.\d", name)]
+    assert named == tested
+    assert PROJECT["requires-python"] == f">={tested[0]}"
+    assert f"Python {tested[0]} to {tested[-1]}" in (ROOT / "README.md").read_text("utf-8")
+
+
+def test_extras_of_the_readme_exist():
+    named = set(re.findall(r'"\.\[([\w,]+)\]"', (ROOT / "README.md").read_text("utf-8")))
+    assert {"cuda12", "cuda13", "tpu", "test"} <= named <= PROJECT["optional-dependencies"].keys()

@@ -386,7 +386,7 @@ def load(
     return load_reader(workdir, phase=model)
 
 
-def prepare_first_answer(workdir: pathlib.Path, *, say: Callable[[str], None] = str) -> tuple[str, ...]:
+def prepare_first_answer(workdir: pathlib.Path, *, say: Callable[[str], object] = str) -> tuple[str, ...]:
     """Read an empty image with each network, so that the user's cache has the programs of `predict`."""
     run = read_stored(workdir)
     if run.problem or read_given(workdir).networks:

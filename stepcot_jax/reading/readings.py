@@ -330,7 +330,7 @@ class ChainReading:
 
     source: str  # the image, such as its path
     model: str  # "teacher", "student" or "plain", with ", joint reading" if its joint model read
-    calibrated: bool  # whether probabilities were fitted on validation; a joint reading's also with given answers
+    fitted: bool  # whether probabilities were fitted on validation; a joint reading's also with given answers
     coverage: float | None  # target share of answer sets that hold the true answer; None without answer sets
     steps: tuple[StepAnswer, ...]  # the answers, in the chain's order
     flipped: tuple[Flip, ...] = ()  # other answers that the given ones changed; empty without given answers
@@ -338,7 +338,7 @@ class ChainReading:
     picture: Any = dataclasses.field(default=None, repr=False, compare=False)  # uint8 [size, size, 3]
     coverage_of: str = ""  # the coverage in words (`Calibration.describe_coverage`)
     error_of: str = ""  # the calibration error of the last step in words (`Calibration.describe_error`)
-    uncalibrated: tuple[str, ...] = ()  # names of the steps whose temperature could not be fitted
+    unfitted: tuple[str, ...] = ()  # names of the steps whose temperature could not be fitted
     never_together: tuple[str, ...] = ()  # in words
     rule: str = ""  # the rule that chose the operating points, in words; "" without any
     check: ImageCheck = dataclasses.field(default_factory=ImageCheck)
@@ -406,7 +406,7 @@ class ChainReading:
         return {
             "image": self.source,
             "model": self.model,
-            "calibrated": self.calibrated and (self.joined or not self.has_given),
+            "fitted": self.fitted and (self.joined or not self.has_given),
             "calibration_error": self.error_of,
             "coverage": self.coverage,
             "coverage_of": self.coverage_of,
@@ -453,10 +453,10 @@ class ChainReading:
 
     def describe_calibration(self) -> str:
         """Return the network's name and whether its probabilities were fitted."""
-        text = f"{self.model}; probabilities {'fitted on validation' if self.calibrated else 'not fitted'}"
-        if self.calibrated and self.uncalibrated:
-            text += f" (not of {', '.join(self.uncalibrated)})"
-        if self.calibrated and self.has_given and not self.joined:
+        text = f"{self.model}; probabilities {'fitted on validation' if self.fitted else 'not fitted'}"
+        if self.fitted and self.unfitted:
+            text += f" (not of {', '.join(self.unfitted)})"
+        if self.fitted and self.has_given and not self.joined:
             text += " for readings without given answers"
         return text
 
@@ -543,12 +543,12 @@ def _describe_network(
 ) -> dict[str, Any]:
     """Return the fields of a `ChainReading` that are the same for all images."""
     name = name_reading(model, joined=joined)
-    fields: dict[str, Any] = {"model": name, "calibrated": calibration is not None, "coverage": None}
+    fields: dict[str, Any] = {"model": name, "fitted": calibration is not None, "coverage": None}
     if calibration is not None:
         fields["coverage"] = calibration.coverage
         fitted = name_joined(model) if joined else model
         fields["coverage_of"] = calibration.describe_coverage(fitted)
         fields["error_of"] = calibration.describe_error(fitted, chain.steps[-1].name)
         unfitted = calibration.steps_without_temperature(model)
-        fields["uncalibrated"] = tuple(chain.steps[position].name for position in unfitted)
+        fields["unfitted"] = tuple(chain.steps[position].name for position in unfitted)
     return fields | {"rule": "" if points is None else points.rule.describe()}

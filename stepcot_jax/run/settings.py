@@ -149,8 +149,10 @@ class Settings:
         encoder, policy, is_large = self.image_encoder, self.policy, bool(self.policy.weights)
         is_imported, retries = encoder.name == "imported", self.self_check.enabled
         is_elsewhere = self.job not in ("teacher", "distill")
-        expected = "'' (config.policy.start names the run that a policy starts from)"
+        expected = "''" + " (config.policy.start names the run that a policy starts from)" * self.trains_policy
         yield "start.checkpoint", bool(self.start.checkpoint) and is_elsewhere, expected
+        is_broken = self.data.check_images == "on_use" and self.data.on_bad_record == "skip"
+        yield "data.check_images", is_broken, "'ahead', or config.data.on_bad_record='stop'"
         if self.trains_policy:
             yield "data.root", bool(self.data.root), "'': config.vqa.source and config.vqa.root name the records"
             for key in _OF_CHAINS:
@@ -159,7 +161,8 @@ class Settings:
             expected = "an encoder that reads pictures, and none beside a Qwen2.5-VL"
             yield "image_encoder.name", is_imported or (encoder.is_frozen and is_large), expected
         else:
-            yield "policy.weights", is_large, "the job 'sft', 'grpo' or 'dpo'"
+            for key in ("policy.weights", "policy.start"):
+                yield key, bool(operator.attrgetter(key)(self)), "the job 'sft', 'grpo' or 'dpo'"
             is_unread = self.data.source == "phantom" and bool(self.data.root)
             yield "data.root", is_unread, "'', or config.data.source='folder'"
         yield from self._contradictions_of_baselines()

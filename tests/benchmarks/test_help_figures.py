@@ -191,6 +191,9 @@ def test_figures_of_the_readme_are_those_of_the_kept_files():
                 means.append(100 * np.mean(kept[f"answers/{name}"] == kept["labels"]))
         interval = stats.ttest_1samp(means, 0.0).confidence_interval(0.95)
         assert f"{row}{np.mean(means):.1f} [{interval.low:.1f}, {interval.high:.1f}] |" in readme
+    labels = [np.load(path)["labels"] for path in paths]
+    most = [np.mean([np.bincount(step).max() / len(step) for step in of.T]) for of in labels]
+    assert f"The most frequent answers get {100 * np.mean(most):.0f} % of the steps" in readme
 
 
 def test_the_primary_figure_of_phantom_is_that_of_the_kept_files():

@@ -74,7 +74,7 @@ def test_one_picture_reads_the_same_from_everywhere(student, images):
     for name, answer in reading.answers.items():
         assert reading.probabilities[name][answer] == max(reading.probabilities[name].values())
         assert sum(reading.probabilities[name].values()) == pytest.approx(1)
-    assert (reading.model, reading.calibrated, reading.coverage) == ("student", True, 0.9)
+    assert (reading.model, reading.fitted, reading.coverage) == ("student", True, 0.9)
     assert all(answer.answer in answer.answer_set for answer in reading.steps)
     assert reading.source == str(path)
     assert reading.paragraph in str(reading)
@@ -233,7 +233,7 @@ def test_a_joint_reading_is_the_networks_own_until_an_answer_is_given(joined, im
     assert all(answer.answer_set is None for answer in corrected.steps)
     assert all(answer.answer_set is not None for answer in plain.steps)
     assert corrected.describe_calibration() == "student, joint reading; probabilities fitted on validation"
-    assert corrected.as_dict()["calibrated"]
+    assert corrected.as_dict()["fitted"]
     # An answer that tells nothing changes nothing, and a hesitant one less than a certain one.
     size = third.num_answers
     unsure = reader.read(path, given={third.name: {third.options[4]: 0.6}})
@@ -426,7 +426,7 @@ def test_the_tool_reads_what_it_can_and_names_the_rest(workdir, images, capsys, 
     assert "skipped 1 files that are not PNG" in complained
     found = [json.loads(line) for line in lines.read_text().splitlines()]
     assert [entry["image"] for entry in found] == [str(images / name) for name in NAMES]
-    words = {"image", "model", "calibrated", "coverage", "coverage_of", "steps", "flipped", "shifted", "paragraph"}
+    words = {"image", "model", "fitted", "coverage", "coverage_of", "steps", "flipped", "shifted", "paragraph"}
     words |= {"calibration_error"}
     of_the_image = {"trained_on", "gate_score", "outside", "projection", "notes", "warnings", "conflict"}
     assert set(found[0]) == words | {"never_together", "operating_rule"} | of_the_image

@@ -191,7 +191,7 @@ def gather(plan: Plan) -> dict[str, npt.NDArray]:
     }
 
 
-def tabulate(kept: Mapping[str, npt.NDArray], *, beside: Sequence[Row] = ()) -> Table:
+def tabulate(kept: Mapping[str, npt.NDArray], *, beside: Sequence[Mapping[str, Any]] = ()) -> Table:
     """Return the table and its figure, from what `supervision.npz` keeps; the figure has marks of rows `beside` it."""
     shape = kept["labels"].shape[1:]
     right = np.unpackbits(kept["right"], axis=1, count=shape[0] * shape[1]).reshape(-1, *shape)
@@ -235,7 +235,7 @@ def tabulate(kept: Mapping[str, npt.NDArray], *, beside: Sequence[Row] = ()) -> 
     return dataclasses.replace(table, pictures={"supervision.png": draw(rows, last, beside=beside)})
 
 
-def draw(rows: Sequence[Mapping[str, Any]], last: str, *, beside: Sequence[Row] = ()) -> bytes:
+def draw(rows: Sequence[Mapping[str, Any]], last: str, *, beside: Sequence[Mapping[str, Any]] = ()) -> bytes:
     """Draw the accuracy against training cases, answers paid for, and labels withheld at one size, as PNG."""
     from matplotlib.figure import Figure
 
