@@ -442,6 +442,7 @@ def annotate_questions(
     questions, root = read_questions(
         source,
         seed=settings.seed,
+        layout=settings.layout,
         box_size=settings.box_size,
         require_images=requires_images,
         set_aside=bad,

@@ -9,6 +9,7 @@ import contextlib
 import pathlib
 import re
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from stepcot_jax.host.download import PHANTOM, find_checkpoint, find_path, refuse_address
@@ -59,11 +60,16 @@ def add_network(parser: argparse.ArgumentParser) -> None:
     add(parser, "--model", "default: the run's best on validation", choices=NETWORKS)
 
 
-def add_reading(parser: argparse.ArgumentParser) -> None:
-    """Add the options of which questions are read, and how."""
+def add_layout(parser: argparse.ArgumentParser, known: Sequence[str] = ()) -> None:
+    """Add the option that chooses the layout of a folder: one of `known`, by default those of questions."""
     from stepcot_jax.data.sources.layout_table import AUTO, QUESTIONS
 
-    add(parser, "--layout", "default: detected from the files", AUTO, choices=(AUTO, *QUESTIONS))
+    add(parser, "--layout", "default: detected from the files", AUTO, choices=(AUTO, *(known or QUESTIONS)))
+
+
+def add_reading(parser: argparse.ArgumentParser) -> None:
+    """Add the options of which questions are read, and how."""
+    add_layout(parser)
     size = "pixels of the picture that boxes refer to: required for GEMeX as released"
     parser.add_argument("--box-size", type=int, nargs=2, metavar=("W", "H"), help=size)
     add(parser, "--unseen", "leave out questions about a picture that stands in the training part too")

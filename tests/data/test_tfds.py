@@ -18,6 +18,7 @@ from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.data.splits.making import make_splits
 from stepcot_jax.data.splits.split_resolver import read_splits
 from stepcot_jax.data.tfds.source import Reading, check_prepared_from, find_prepared, open_prepared
+from stepcot_jax.tools.data.command import main
 
 tfds = pytest.importorskip("tensorflow_datasets", reason="needs the extra tfds")
 
@@ -297,3 +298,13 @@ def test_a_folder_in_another_layout_is_prepared_with_the_same_cases(tmp_path):
     check_prepared_from(find_prepared(tmp_path / "data"), root, Reading())
     (root / "cases.csv").write_text((root / "cases.csv").read_text().replace("P0", "Q0", 1))
     refuse("prepared from", check_prepared_from, find_prepared(tmp_path / "data"), root, Reading())
+    shutil.copy(tmp_path / "drawn" / "data.json", root)
+    command = ["tfds", str(root), str(tmp_path / "chosen")]
+    refuse("choose one as the layout", main, command)
+    main([*command, "--layout=csv"])
+    chosen = find_prepared(tmp_path / "chosen")
+    assert any(case.patient.startswith("Q0") for case in open_prepared(chosen).collection.cases)  # of the table alone
+    check_prepared_from(chosen, root, Reading(layout="csv"))
+    refuse("prepared from", check_prepared_from, chosen, root, Reading(layout="published"))
+    (root / "cases.csv").write_text((root / "cases.csv").read_text().replace("Q0", "R0", 1))
+    refuse("prepared from", check_prepared_from, chosen, root, Reading(layout="csv"))

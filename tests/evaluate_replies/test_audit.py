@@ -217,6 +217,33 @@ def test_a_policy_in_one_command_with_its_page(tmp_path, monkeypatch, capsys):
     assert "Looks: the same questions about other pictures" in page
 
 
+def test_a_policy_is_audited_on_the_test_part_of_another_layout(tmp_path, monkeypatch):
+    make_policy_workdir(tmp_path / "run")
+    folder = tmp_path / "yolo"
+    for place, part in enumerate(("train", "test", "test")):
+        for name in ("images", "labels"):
+            (folder / part / name).mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(place).integers(0, 256, (64, 64), np.uint8)
+        Image.fromarray(pixels).save(folder / part / "images" / f"{place}.png")
+        (folder / part / "labels" / f"{place}.txt").write_text(f"{place % 2} 0.5 0.5 0.25 0.5\n")
+    (folder / "data.yaml").write_text("train: train/images\ntest: test/images\nnames: [mass, nodule]\n")
+    asked = []
+
+    def reply_all(reader, records, load, *, begun=(), **options):
+        asked.extend(records)
+        assert all(load(record).is_file() for record in records)
+        assert not begun  # a list of boxes has no thinking
+        return [write_reply(record, "gemex") for record in records]
+
+    monkeypatch.setattr(PolicyReader, "reply_all", reply_all)
+    run(tmp_path / "run", "--data", folder)
+    own = [record for record in asked if variant_of(record) == "own picture"]
+    assert [record.id for record in own] == ["test/1_open", "test/2_open"]
+    assert {record.image_size for record in own} == {(32, 32)}  # what the policy sees
+    shown = own[-1].image
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "run" / "audit" / shown)), pixels)
+
+
 def test_a_run_of_a_chain_is_refused(tmp_path):
     write_settings(tmp_path / "settings.json", load_settings("quickstart"))
     refuse("a run of a chain, which has no audit; expected one of a policy", run, tmp_path)

@@ -21,7 +21,7 @@ from stepcot_jax.data.questions.questions import ask_questions, region_of
 from stepcot_jax.data.questions.vocabulary import TERMS, accepted_names, canonical, write_box
 from stepcot_jax.data.sources.grounded import list_grounded
 from stepcot_jax.data.sources.intake import Intake
-from stepcot_jax.data.sources.layout_table import BOXED
+from stepcot_jax.data.sources.layout_table import AUTO, BOXED, QuestionLayout
 from stepcot_jax.data.sources.layouts import detect_vqa_layout, read_detections, read_vqa_source
 from stepcot_jax.data.sources.listed import How
 from stepcot_jax.host.errors import BadInput
@@ -182,12 +182,13 @@ def read_questions(
     box_size: tuple[int, int] | None,
     require_images: bool,
     set_aside: list[SetAside],
+    layout: str = AUTO,
     with_normal: bool = False,
     grounded: Path | None = None,
 ) -> tuple[list[Question], Path]:
     """Read the questions of records, of released data, or about a detection list, split by patient as by `data vqa`."""
     root = source.parent if source.is_file() else source
-    layout = detect_vqa_layout(source)
+    layout = detect_vqa_layout(source) if layout == AUTO else layout
     if layout in BOXED:
         if box_size is not None:
             raise BadInput(f"--box-size: the layout {layout} states the size of its boxes")
@@ -243,6 +244,7 @@ class TaskSettings:
     rl_sample: int = 0  # LVKC: questions of the balanced sample for reinforcement learning; 0 writes none
     rl_balance: tuple[str, ...] = ("instruction",)
     seed: int = 0  # of the questions about a detection list and its splits; LVKC: of the perturbed boxes
+    layout: QuestionLayout = AUTO  # of the source; "auto" detects it
     box_size: tuple[int, int] | None = None  # width and height that the boxes of released data refer to
     with_normal: bool = False  # whether to ask about the images of a detection list that have no box
     grounded: Path | None = None  # RMCoT: JSON lines with the grounded reports of the questions' images

@@ -27,6 +27,7 @@ from stepcot_jax.data.records.records import (
     read_records,
     write_records,
 )
+from stepcot_jax.data.sources.layout_table import AUTO, CaseLayout
 from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.data.splits.making import PUBLISHED_FRACTIONS, make_splits
 from stepcot_jax.data.splits.near_duplicates import find_near_duplicates, perceptual_hash
@@ -51,6 +52,7 @@ class Reading:
     split_seed: int = 0  # for new splits, made if the folder has no split tables
     split_fractions: tuple[float, float, float] = PUBLISHED_FRACTIONS  # shares of train, val and test of new splits
     near_duplicate_radius: int = 0  # new splits keep images together whose hashes differ in at most this many bits
+    layout: CaseLayout = AUTO  # "auto" detects it
 
     def __post_init__(self) -> None:
         if self.on_bad_record not in ("stop", "skip"):
@@ -93,13 +95,17 @@ def gather(root: Path, reading: Reading) -> Prepared:
 
 
 def _read(root: Path, reading: Reading) -> Collection:
-    return read_source(root, step_names=reading.step_names, on_bad_record=reading.on_bad_record)
+    how: Any = {"layout": reading.layout, "step_names": reading.step_names, "on_bad_record": reading.on_bad_record}
+    return read_source(root, **how)
 
 
 def identify_source(root: Path, reading: Reading) -> str:
     """Return the SHA-256 of the records, the split tables and the reading settings; `BadInput` if unreadable."""
-    digest = hashlib.sha256(msgspec.json.encode(reading))
-    if (root / FILE_NAME).is_file():
+    settings = dataclasses.asdict(reading)
+    if reading.layout == AUTO:
+        del settings["layout"]  # of which datasets of before know nothing
+    digest = hashlib.sha256(msgspec.json.encode(settings))
+    if reading.layout in (AUTO, "published") and (root / FILE_NAME).is_file():
         digest.update(digest_of_file(root / FILE_NAME).encode())
     else:
         for case in _read(root, reading).cases:

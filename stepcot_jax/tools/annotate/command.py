@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from stepcot_jax.annotate.llm.client import DEFAULT_BASE_URL, Endpoint
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput, run_tool
-from stepcot_jax.tools.options import add, add_model, local_path, make_endpoint, read_endpoint
+from stepcot_jax.tools.options import add, add_layout, add_model, local_path, make_endpoint, read_endpoint
 
 if TYPE_CHECKING:
     from stepcot_jax.annotate.agreement import Aligned
@@ -33,7 +33,7 @@ TASK_FLAGS = {
 
 def _annotate_parser() -> argparse.ArgumentParser:
     prog = "stepcot annotate"
-    others = "vqa, merge, agree, review-out, review-in"
+    others = "vqa, merge, agree, review-out, review-in, coding"
     also = f"Also the commands {others}; each has a --help."
     parser = argparse.ArgumentParser(prog=prog, description="Make chains from reports.", epilog=also)
     add(parser, "REPORTS", "IU X-Ray, published layout, .csv or .jsonl; also on gs://")
@@ -63,6 +63,7 @@ def _vqa_parser() -> argparse.ArgumentParser:
     add(parser, "SOURCE", "questions, boxes or grounded reports in any layout of docs/sources.md; also on gs://")
     tasks = "rmcot: thinking with regions; lvkc: four stages; medclm: easy, medium and hard views"
     add(parser, "--task", tasks, choices=("rmcot", "lvkc", "medclm"), required=True)
+    add_layout(parser)
     size = ("WIDTH", "HEIGHT")
     parser.add_argument("--box-size", type=int, nargs=2, metavar=size, help="GEMeX, MEDSAGE: of the boxes")
     add(parser, "--question-seed N", "of questions and boxes, default 0", 0)
@@ -257,6 +258,7 @@ def _annotate_vqa(options: argparse.Namespace) -> None:
         root=source,
         folder=options.out,
         seed=options.question_seed,
+        layout=options.layout,
         box_size=options.box_size and tuple(options.box_size),
         with_normal=options.with_normal,
         sends_pictures=options.send_images,

@@ -18,7 +18,7 @@ from stepcot_jax.host.files import make_workdir, write_whole, writing_folder, wr
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.host.text import make_printable
 from stepcot_jax.tools.data.vqa import add_vqa, name_option
-from stepcot_jax.tools.options import ReadStepNames, add, local_path
+from stepcot_jax.tools.options import ReadStepNames, add, add_layout, local_path
 
 EXIT_WOULD_STOP = 1
 
@@ -151,8 +151,7 @@ def _draw_phantom(options: argparse.Namespace) -> None:
 
 def _add_reading_options(parser: argparse.ArgumentParser) -> None:
     add(parser, "ROOT", "folder or file in any layout, or a folder on gs://, which is downloaded")
-    layouts = (AUTO, *dict.fromkeys((*CASES, *QUESTIONS)))
-    add(parser, "--layout", "default: detected from the files", AUTO, choices=layouts)
+    add_layout(parser, tuple(dict.fromkeys((*CASES, *QUESTIONS))))
     size = "pixels of the picture that boxes refer to: required for GEMeX (config.vqa.box_size)"
     parser.add_argument("--box-size", type=int, nargs=2, metavar=("W", "H"), help=size)
     names = "of the chain's steps, in order (config.data.step_names); default: the seven of the paper"
@@ -277,6 +276,7 @@ def _add_tfds(commands: Any) -> None:
     )
     add(parser, "ROOT", "folder with cases and images (docs/sources.md); or gs://")
     parser.add_argument("data_dir", type=local_path, metavar="DIR", help="where datasets are kept")
+    add_layout(parser, CASES)
     add(parser, "--on-bad-record", "default stop", "stop", choices=("stop", "skip"))
     add(parser, "--split-seed", "of splits that are made; default 0", 0)
     add(parser, "--near-duplicate-radius", "in bits, for splits that are made; default 0, for none", 0)
@@ -288,10 +288,11 @@ def _prepare_tfds(options: argparse.Namespace) -> None:
     from stepcot_jax.data.tfds.source import QUARANTINE_NAME, Reading, import_tfds, open_prepared
 
     import_tfds()
-    detect_layout(options.root)  # before tensorflow_datasets says that it begins
+    if options.layout == AUTO:
+        detect_layout(options.root)  # before tensorflow_datasets says that it begins
     from stepcot_jax.data.tfds.builder import prepare  # imports tensorflow_datasets
 
-    names = ("on_bad_record", "split_seed", "near_duplicate_radius")
+    names = ("layout", "on_bad_record", "split_seed", "near_duplicate_radius")
     folder = prepare(options.root, options.data_dir, Reading(**{name: getattr(options, name) for name in names}))
     prepared = open_prepared(folder)
     counts = ", ".join(f"{len(indices)} {name}" for name, indices in prepared.splits.by_name().items())

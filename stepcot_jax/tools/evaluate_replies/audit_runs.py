@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from stepcot_jax.data.phantom.phantom import draw_planned
-from stepcot_jax.data.questions.record_files import read_vqa_records, write_replies
+from stepcot_jax.data.questions.record_files import write_replies
 from stepcot_jax.data.questions.variants import OWN, VARIANT, Pixels, plan_again, vary_thinking
 from stepcot_jax.data.questions.vqa_dataset import scale_record
 from stepcot_jax.evaluation.replies import ScoringSettings
@@ -52,7 +52,7 @@ def audit_policy(options: argparse.Namespace, out: Path) -> tuple[ScoringSetting
         write_replies(out / name, records, texts)
         return texts
 
-    written = write_variants(out, *_open_questions(reader, options.data), most=options.num_questions)
+    written = write_variants(out, *_open_questions(reader, options), most=options.num_questions)
     texts = reply(REPLIES, written)
     if run.with_thinking and run.dialect not in ANSWERED_FIRST:
         pairs = zip(written, texts, strict=True)
@@ -65,11 +65,15 @@ def audit_policy(options: argparse.Namespace, out: Path) -> tuple[ScoringSetting
     return scoring, f"{resolve(options.workdir).name}, {reader.trained.phase} at update {reader.trained.step}"
 
 
-def _open_questions(reader: PolicyReader, folder: str | None) -> tuple[Sequence[Record], Callable[[Record], Pixels]]:
-    """Return the test questions of a policy's run, or of a folder, and a function that loads their pictures."""
+def _open_questions(
+    reader: PolicyReader, options: argparse.Namespace
+) -> tuple[Sequence[Record], Callable[[Record], Pixels]]:
+    """Return the test questions of a policy's run, or of other data, and a function that loads their pictures."""
     settings, size = reader.trained.run.settings, reader.trained.preprocessing.size
-    if folder is not None:
-        collection = read_vqa_records(find_path(folder, "--data"))
+    if options.data is not None:
+        from stepcot_jax.data.sources.layouts import read_vqa_source  # of other questions alone: 20 modules
+
+        collection = read_vqa_source(find_path(options.data, "--data"), layout=options.layout)
         chosen = choose_split(collection.records, "test", where=str(collection.path))
         scaled = [scale_record(record, (size, size)) for record in chosen]
         return scaled, lambda record: read_pixels(collection.root / record.image)

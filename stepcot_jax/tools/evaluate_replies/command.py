@@ -19,6 +19,7 @@ from stepcot_jax.tools.options import (
     DIALECTS,
     add,
     add_asker,
+    add_layout,
     add_reading,
     check_numbers,
     local_path,
@@ -186,13 +187,15 @@ def _define_controls(parser: argparse.ArgumentParser) -> None:
 def _define_workdir(parser: argparse.ArgumentParser) -> None:
     add(parser, "WORKDIR", "of a policy's run or export; or gs://, hf://OWNER/NAME")
     add(parser, "--out DIR", "default: audit in WORKDIR, for `stepcot report`", type=local_path)
-    add(parser, "--data DIR", "a folder of questions in place of the run's test questions")
+    add(parser, "--data DIR", "folder or file of questions in any layout, in place of the run's; their test split")
+    add_layout(parser)
     add(parser, "--phase", "default: the last", choices=("sft", "grpo", "dpo"))
     _add_number(parser)
 
 
 def _define_questions(parser: argparse.ArgumentParser) -> None:
-    add(parser, "RECORDS", "records.jsonl or its folder")
+    add(parser, "RECORDS", "folder or file of questions in any layout; or gs://")
+    add_layout(parser)
     add(parser, "--out DIR", "folder of the audit", type=local_path, required=True)
     parser.add_argument("--split", default="test", help="of questions: train, val, test (default) or all")
     _add_dialect(parser, without="replies need no thinking, and prompts do not ask for one")
@@ -218,7 +221,8 @@ def _write_questions(options: argparse.Namespace) -> None:
     from stepcot_jax.reading.scored_file import choose_split
     from stepcot_jax.tools.evaluate_replies.scoring import write_prompts
 
-    collection, most, out = read_vqa_source(find_path(options.records, "RECORDS")), options.num_questions, options.out
+    collection = read_vqa_source(find_path(options.records, "RECORDS"), layout=options.layout)
+    most, out = options.num_questions, options.out
     make_workdir(out)
     chosen = choose_split(collection.records, options.split, where=str(collection.path))
     written = write_variants(out, chosen, lambda record: read_pixels(collection.root / record.image), most=most)
@@ -253,10 +257,13 @@ def _score_audit(options: argparse.Namespace) -> None:
 
 def _audit_workdir(options: argparse.Namespace) -> None:
     check_numbers(options, "num_questions")
+    from stepcot_jax.data.sources.layout_table import AUTO
     from stepcot_jax.reading.audit_folder import REPLIES, find_thinking
     from stepcot_jax.run.stored import read_stored
     from stepcot_jax.tools.evaluate_replies.audit_runs import audit_policy, write_results
 
+    if options.layout != AUTO and options.data is None:
+        raise BadInput("--layout requires --data")
     if options.out is None and is_address(options.workdir):
         raise BadInput(f"{options.workdir} is an address: --out=DIR is required (a folder of this machine)")
     out = options.out or Path(options.workdir, "audit")
