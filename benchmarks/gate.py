@@ -21,9 +21,9 @@ from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.reading.programs import Reader
 from stepcot_jax.reading.radiographs import find_images, read_picture, to_input
 from stepcot_jax.reading.trained_model import Trained, load_trained, read_default_model
-from stepcot_jax.run.chain_task import NUM_IMAGES
 from stepcot_jax.run.loading import load_dataset
 from stepcot_jax.run.networks import trained_preprocessing
+from stepcot_jax.run.results import NUM_IMAGES
 from stepcot_jax.tools.options import add_network
 
 BATCH_SIZE = 32

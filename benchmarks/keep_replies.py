@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from stepcot_jax.evaluation.replies import encode
 from stepcot_jax.host.errors import run_tool
 from stepcot_jax.host.files import make_workdir, write_whole
-from stepcot_jax.run.policy_data import TEST_RECORDS
 from stepcot_jax.run.settings import read_settings
+from stepcot_jax.run.stored import TEST_RECORDS
 
 INDEX = "files.jsonl"
 """File that says for each file of replies which records, run, seed, questions and dialect it is of."""

@@ -9,6 +9,7 @@ report and replies need chromium and playwright. `pictures/made.json` has for ea
 
 import argparse
 import hashlib
+import inspect
 import json
 import os
 import pathlib
@@ -25,12 +26,16 @@ DOCS = pathlib.Path(__file__).parent
 PICTURES, GROUNDED, MADE = DOCS / "pictures", DOCS / "grounded.md", DOCS / "pictures" / "made.json"
 NUM_CHESTS, EXPLAINED = 100, 89  # of README's `data phantom`, and the one that it explains
 CHESTS = {"seed": 2, "size": 64, "prevalence": "flat"}
-PAGES = ("pages/page.css", "pages/macros.html.j2", "pages/page.html.j2")
+PAGES = (
+    *("pages/page.css", "pages/macros.html.j2", "pages/page.html.j2", "pages/report.html.j2", "pages/shell.py"),
+    "evaluation/reply_page.py",  # words the verdicts of both pages
+)
+REPORT = ("command.py", "answers.py", "sections.py", "summary.html.j2", "cases.html.j2", "confusion.html.j2", "page.js")
 SHOWN = {  # sources that shape what a picture shows
-    "correction": (),
-    "explanation": ("tools/explain/drawing.py",),
-    "report": (*PAGES, "pages/report.html.j2", "tools/report/summary.html.j2"),
-    "replies": (*PAGES, "pages/report.html.j2", "pages/replies.html.j2", "pages/browse.css", "pages/browse.js"),
+    "correction": ("reading/asking.py",),  # and `choose` and `draw_correction`
+    "explanation": ("tools/explain/drawing.py", "tools/explain/scoring.py", "reading/explain.py"),
+    "report": (*PAGES, "pages/pictures.py", "reading/explain.py", *(f"tools/report/{name}" for name in REPORT)),
+    "replies": (*PAGES, "pages/replies.html.j2", "pages/browse.css", "pages/browse.js"),
 }
 
 
@@ -40,6 +45,8 @@ def digest(name: str) -> str:
     parts = [repr([] if name == "replies" else re.findall(r"^ +config\..*", config, re.MULTILINE)).encode()]
     parts.append(sc.draw_phantom(EXPLAINED, **CHESTS).image.tobytes())
     parts += [(DOCS.parent / "stepcot_jax" / source).read_bytes() for source in SHOWN[name]]
+    if name == "correction":  # drawn here, by no command
+        parts += [inspect.getsource(function).encode() for function in (choose, draw_correction)]
     return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
 

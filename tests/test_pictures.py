@@ -26,6 +26,17 @@ def test_pictures_are_of_todays_quickstart_chests_and_pages(drawing):
     )
 
 
+def test_digests_cover_what_draws_the_pictures(drawing, monkeypatch):
+    folder = DOCS.parent / "stepcot_jax" / "tools" / "report"
+    of_page = {f"tools/report/{path.name}" for path in folder.iterdir() if path.is_file()}
+    of_page -= {f"tools/report/{name}" for name in ("__init__.py", "replies.py")}  # a policy's page is not drawn
+    assert of_page | {"evaluation/reply_page.py"} <= set(drawing.SHOWN["report"])
+    assert {"tools/explain/drawing.py", "reading/explain.py"} <= set(drawing.SHOWN["explanation"])
+    before = drawing.digest("correction")
+    monkeypatch.setattr(drawing, "draw_correction", drawing.photograph)
+    assert drawing.digest("correction") != before
+
+
 @pytest.mark.slow
 def test_the_table_of_grounded_replies_is_what_its_commands_print(drawing, tmp_path):
     assert drawing.run_example(tmp_path) == drawing.printed_table(), "run python docs/draw_pictures.py table"

@@ -8,8 +8,9 @@ import numpy as np
 from stepcot_jax.data.questions.check_examples import CHECK_CLOSES, CHECK_OPENS, CheckExample
 from stepcot_jax.data.questions.making import write_texts
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.policies.policy_files import PolicyLengths
 from stepcot_jax.policies.tokenizers import Tokenizer
-from stepcot_jax.reasoning.dialects import answer_start, write_question
+from stepcot_jax.reasoning.dialects import answer_start, read_reply, write_question
 from stepcot_jax.record import Record
 
 NO_PART, ANSWER, REASONING = -1, 0, 1
@@ -57,6 +58,43 @@ class RecordEncoder:
         answer = [*answer, self.tokenizer.stop]
         parts = [REASONING] * len(reasoning) + [ANSWER] * len(answer)
         return EncodedRecord(self.encode_prompt(record), (*reasoning, *answer), tuple(parts))
+
+    def check_round_trip(self, record: Record, tokens: EncodedRecord) -> None:
+        """Refuse a tokenizer that changes scored parts of a reply, such as one without capitals or line breaks."""
+        reply, decoded = self.texts(record)[1], self.tokenizer.decode(tokens.target)
+        if decoded == reply:
+            return
+        readings = [read_reply(text, self.dialect, with_thinking=self.with_thinking) for text in (reply, decoded)]
+        written, read_back = ((reading.answer, reading.references, reading.problems) for reading in readings)
+        if written != read_back:
+            raise BadInput(
+                f"decoding changes the reply of record {record.id[:80]!r} to {decoded[-80:]!r}; expected the answer "
+                f"and boxes of {reply[-80:]!r}"
+            )
+
+
+def count_cut(encoded: Mapping[int, EncodedRecord], reply_length: int) -> int:
+    """Return the number of training replies that are longer than a sampled reply can be."""
+    lengths = [len(record.target) for record in encoded.values()]
+    number = sum(length > reply_length for length in lengths)
+    if number == len(lengths):
+        raise BadInput(
+            f"{reply_length} tokens cut every training reply, so that none can be well formed; they have "
+            f"{min(lengths)} to {max(lengths)} (0: as many as the longest)"
+        )
+    return number
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenizedRecords:
+    """The records of a dataset as tokens."""
+
+    tokenizer: Tokenizer
+    prompts: Sequence[tuple[int, ...]]  # by record index
+    encoded: Mapping[int, EncodedRecord]  # by index of training records; some show a wrong attempt and a check
+    lengths: PolicyLengths
+    longest_check: int  # tokens of the longest training reply with a self-check
+    num_cut: int  # training replies that are longer than a sampled reply can be
 
 
 def pack_records(lengths: Sequence[int], image_of: Sequence[int], *, longest: int) -> list[tuple[int, ...]]:

@@ -32,12 +32,10 @@ from stepcot_jax.reasoning.plain_replies import PLAIN
 from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import Kind, Record
 from stepcot_jax.rewards.answers import why_unread
-from stepcot_jax.run.stored import StoredPolicy, StoredRun, read_policy
+from stepcot_jax.run.stored import TEST_RECORDS, StoredPolicy, StoredRun, read_policy
 
 # A user's question: its kind, its prompt, and the message on words that a closed vocabulary lacks.
 
-
-QUESTIONS_FILE = "records/test.jsonl"
 
 _YES_OR_NO = re.compile(r"\W*(?:is|are|was|were|does|do|did|has|have|had|can|could|should|will|would)\b", re.IGNORECASE)
 _FOR_WORDS = re.compile(r"\W*(?:(?:on|in|at|from|to|of|for) )?(?:what|which|where|who|how)\b", re.IGNORECASE)
@@ -91,7 +89,7 @@ def list_questions(workdir: pathlib.Path, *, most: int) -> list[str]:
 def _read_questions(workdir: pathlib.Path) -> Sequence[Record]:
     """Return the run's test records; none if the file is missing or cannot be used."""
     try:
-        return read_vqa_records(workdir / QUESTIONS_FILE, on_bad_record="skip").records
+        return read_vqa_records(workdir / TEST_RECORDS, on_bad_record="skip").records
     except BadInput:
         return ()
 

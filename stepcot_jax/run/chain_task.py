@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import math
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -11,23 +10,21 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from stepcot_jax.data.batches import batches_per_epoch
+from stepcot_jax.data.batches import Batches, batches_per_epoch, evaluation_batches, iterate, training_batches
 from stepcot_jax.data.dataset import Dataset, check_same_images, write_account
+from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.data.splits.splits import check_manifest, leave_unused_out
-from stepcot_jax.evaluation.gate import Gate, fit_gate
-from stepcot_jax.evaluation.joint import ReadLogits
-from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, ValidationPredictions
+from stepcot_jax.evaluation.predictions import Predictions, ValidationPredictions, collect
 from stepcot_jax.host.own_folder import save_arrays
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.build import make_system
-from stepcot_jax.run.inputs import Feed, Inputs, describe_supervision, hides_steps, load_inputs
+from stepcot_jax.run.inputs import Inputs, describe_supervision, hides_steps, load_inputs
 from stepcot_jax.run.run_checks import check_annotated, check_step_costs
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.stored import (
     GATE_FILE,
     NORMAL_FILE,
     describe_cases,
-    mean_normal_picture,
     write_normal_picture,
     write_reading,
     write_shapes,
@@ -46,38 +43,89 @@ _READ = frozenset({"images", "image_features", "labels", "index", "present"})
 """Batch entries of the data; a phase's `collect` may add others."""
 
 
-# The gate of each network, fitted at the end of a run on features of its training and validation images.
+# The batches of cases.
 
 
-NUM_IMAGES = 2000
-"""Largest number of images of a split on which a gate is fitted."""
+def read_ahead(settings: Settings, dataset: Dataset, batches: Batches) -> ReadAhead:
+    """Return batches that are read ahead: worker processes decode images, threads look up stored features."""
+    num_workers = settings.data.num_workers if dataset.features is None else 0
+    return iterate(batches, num_threads=settings.data.batching_threads, num_workers=num_workers)
 
 
-def fit_gates(
-    feed: Feed, system: System, params_of: Callable[[str], Any], *, trains_encoder: bool, false_alarms: float
-) -> dict[str, Gate]:
-    """Return the gate of each network of `system.gated`; none where the validation images are too few for its limit."""
-    gates, gate, params = dict[str, Gate | None](), None, None
-    for name in reversed(system.gated):  # the last was restored last
-        own = params_of(name) if trains_encoder else {}
-        if not gates or (trains_encoder and own is not params):  # else both networks read the same features
-            params = own
-            features = {split: _read_split(feed, system, jax.device_get(own), split) for split in ("train", "val")}
-            gate = fit_gate(features["train"], features["val"], false_alarms=false_alarms)
-        gates[name] = gate
-    return {name: gate for name in system.gated if (gate := gates[name]) is not None}
+class Feed:
+    """The batches of a run, of which every process loads its own rows."""
+
+    def __init__(self, settings: Settings, inputs: Inputs, devices: Devices) -> None:
+        self.settings, self.inputs, self.devices = settings, inputs, devices
+
+    @functools.cached_property
+    def shared(self) -> dict[str, jax.Array]:
+        """The prompts' vectors [step, width] on every device; empty without text."""
+        return {name: self.devices.replicate(vectors) for name, vectors in self.inputs.text.items()}
+
+    def training_batches(self) -> ReadAhead:
+        """Return endless batches, to be closed; batch n is a function of the seed and n."""
+        settings, dataset = self.settings, self.inputs.dataset
+        batches = training_batches(
+            dataset,
+            batch_size=settings.training.batch_size,
+            seed=settings.seed,
+            sampling=settings.data.sampling,
+            augment=settings.data.augment == "light",
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+        )
+        return read_ahead(settings, dataset, batches)
+
+    def answer(self, predict: Callable[[dict[str, Any]], Any], split: str) -> Predictions:
+        """Return the predictions for a split, the same in every process; each process loads its rows.
+
+        `predict` maps a batch on the devices to logits [case, step, answer] by network, of all processes' rows.
+        """
+        batches = evaluation_batches(
+            self.inputs.dataset,
+            split,
+            batch_size=self.settings.evaluation.batch_size,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+            multiple_of=self.devices.num_devices,
+        )
+
+        def answered(read: ReadAhead) -> Iterator[dict[str, Any]]:
+            for batch in read:
+                logits = predict(self.devices.put_rows(self.inputs.prepare(batch) | self.shared))
+                facts = {name: batch[name] for name in ("labels", "present", "index")}
+                yield {**self.devices.gather_rows(facts), "logits": logits}
+
+        with contextlib.closing(read_ahead(self.settings, self.inputs.dataset, batches)) as read:
+            return collect(lambda batch: batch["logits"], answered(read))
+
+    def sample(self, split: str, num_cases: int) -> np.ndarray:
+        """Return the positions of all cases of a split, or of `num_cases` spread evenly."""
+        number = len(self.inputs.dataset.splits.by_name()[split])
+        return np.unique(np.linspace(0, number - 1, min(num_cases, number)).round().astype(int))
+
+    def sample_rows(self, split: str, num_cases: int) -> dict[str, Any]:
+        """Return prepared rows of a split on the host: all, or `num_cases` spread evenly; alike in every process."""
+        parts = list(self.sample_batches(split, num_cases))
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def sample_batches(self, split: str, num_cases: int) -> Iterator[dict[str, Any]]:
+        """Yield the rows of `sample_rows` in batches, so that the images of many cases need not fit in memory."""
+        dataset, members = self.inputs.dataset, self.inputs.dataset.splits.by_name()[split]
+        chosen = tuple(members[position] for position in self.sample(split, num_cases))
+        batches = evaluation_batches(
+            dataclasses.replace(dataset, splits=dataclasses.replace(dataset.splits, **{split: chosen})),
+            split,
+            batch_size=min(self.settings.evaluation.batch_size, len(chosen)),
+        )
+        with contextlib.closing(read_ahead(self.settings, dataset, batches)) as read:
+            for batch in read:
+                rows = jax.device_get(self.inputs.prepare(batch))
+                yield {name: array[np.asarray(batch["present"], bool)] for name, array in rows.items()}
 
 
-def _read_split(feed: Feed, system: System, params: Any, split: str) -> np.ndarray:
-    encoder_params = {name: params[name] for name in ("image_encoder",) if name in params}
-    parts, size = [], 0
-    for batch in feed.sample_batches(split, NUM_IMAGES):
-        name = "images" if "images" in batch else "image_features"
-        rows = batch[name]
-        num_rows, size = len(rows), max(size, len(rows))  # the last batch is padded to the others' size
-        rows = np.concatenate([rows, np.zeros((size - num_rows, *rows.shape[1:]), rows.dtype)])
-        parts.append(np.asarray(system.moments(encoder_params, {name: rows}))[:num_rows])
-    return np.concatenate(parts)
+# The task.
 
 
 def count_updates(settings: Settings, dataset: Dataset) -> int:
@@ -152,14 +200,9 @@ class ChainTask(Task):
         return Feed(self.settings, self._test.open_test(), self.devices)
 
     @property
-    def _text(self) -> dict[str, Any]:
-        features = self.inputs.text_features
-        return {} if features is None else {"text_features": features}
-
-    @property
     def example(self) -> Batch:
         """A batch of one row."""
-        return self.inputs.example | self._text
+        return self.inputs.example | self.inputs.text
 
     @property
     def batch_shapes(self) -> Batch:
@@ -180,11 +223,6 @@ class ChainTask(Task):
         """Return a batch on the devices, with the prompts and collected entries."""
         collected = {name: array for name, array in batch.items() if name not in _READ}
         return self.devices.put_training_rows(self.inputs.prepare(batch) | self.feed.shared | collected)
-
-    @functools.cached_property
-    def predict(self) -> Any:
-        """The compiled prediction: (params, batch on the devices) -> padded logits of each network, of all rows."""
-        return jax.jit(self.system.predict, out_shardings=self.devices.replicated)
 
     def predictions(self, params: Any, split: str, feed: Feed | None = None) -> Predictions:
         """Return the networks' predictions for a split, the same in every process."""
@@ -210,8 +248,12 @@ class ChainTask(Task):
         """Commands that read a finished run."""
         if self.dataset.chain.is_tree:  # readers and pages show chains
             return ()
-        reads_images = self.system.takes_given and self.settings.image_encoder.name != "imported"
-        return ("report {workdir}", *(("predict IMAGE --checkpoint={workdir}",) if reads_images else ()))
+        return ("report {workdir}", *(("predict IMAGE --checkpoint={workdir}",) if self._reads_pictures else ()))
+
+    @property
+    def _reads_pictures(self) -> bool:
+        """Whether a finished run answers pictures."""
+        return self.system.takes_given and self.settings.image_encoder.name != "imported"
 
     def describe_data(self) -> str:
         """Return the number of cases."""
@@ -232,53 +274,6 @@ class ChainTask(Task):
         if account := write_account(self.open_test().inputs.dataset, self.workdir):
             self.terminal.say(account)
 
-    def _read(
-        self,
-        outcome: Outcome,
-        split: str,
-        feed: Feed,
-        read_given: Callable[[ReadLogits, np.ndarray], Any] | None = None,
-    ) -> tuple[SplitPredictions, dict[str, Any]]:
-        """Return predictions of the best weights, and outputs of `read_given` for some cases by network."""
-        from stepcot_jax.run.results import NUM_GIVEN, with_facts
-
-        logits, given = dict[str, Any](), dict[str, Any]()
-        rows: dict[str, Any] = {"labels": np.zeros((0, 0), np.int32)}
-        if read_given is not None and self.system.takes_given:
-            rows = feed.sample_rows(split, NUM_GIVEN) | self._text
-        labels, read_step = np.asarray(rows["labels"]), -1
-        for name in self.system.names:
-            params = outcome.params_of(name)
-            if outcome.step_of(name) != read_step:
-                answers, read_step = self.predictions(params, split, feed), outcome.step_of(name)
-            logits[name] = answers.logits[name]
-            if read_given is not None and self.system.takes_given:
-                read = self.system.given_reader(name, jax.device_get(params), dict(rows))
-                given[name] = read_given(read, labels)
-            del params
-        return with_facts(feed.inputs.dataset, split, dataclasses.replace(answers, logits=logits)), given
-
-    def _fit_gates(self, params_of: Callable[[str], Any]) -> dict[str, Gate]:
-        """Return the gates of the networks that read images; {} if the settings disable gates."""
-        false_alarms = self.settings.evaluation.gate_false_alarms
-        if not false_alarms or not self.system.gated or self.settings.image_encoder.name == "imported":
-            return {}
-        trains_encoder = self.inputs.image_encoder is not None
-        gates = fit_gates(self.feed, self.system, params_of, trains_encoder=trains_encoder, false_alarms=false_alarms)
-        if not gates:
-            self.terminal.say(
-                f"no gate: config.evaluation.gate_false_alarms={false_alarms:g} needs at least "
-                f"{math.ceil(1 / false_alarms - 1e-9) - 1} validation images"
-            )
-        return gates
-
-    def _write_normal_picture(self) -> None:
-        """Write the mean picture of normal training cases, which maps need; nothing if there are too few."""
-        reads_images = self.system.takes_given and self.settings.image_encoder.name != "imported"
-        picture = mean_normal_picture(self.dataset) if reads_images else None
-        if picture is not None:
-            write_normal_picture(self.workdir / NORMAL_FILE, picture)
-
     def _write_shapes(self, params: Any) -> None:
         text, width = self.inputs.text_features, self.inputs.example.get("image_features", np.zeros((1, 0))).shape[1]
         inputs = (*(() if text is None else text.shape), width)
@@ -296,33 +291,36 @@ class ChainTask(Task):
                 self.workdir,
                 self.dataset,
                 evaluation.num_resamples,
-                lambda split: self._read(
-                    outcome, split, self.feed if split == "val" else self.open_test(), lambda *_: None
+                lambda split: results.predict(
+                    self, outcome, split, self.feed if split == "val" else self.open_test(), lambda *_: None
                 )[0],
             )
             params = outcome.params_of(self.system.names[0])
             if is_first():
                 self._write_shapes(params)
             return report
-        answers, written = self._read(
+        answers, written = results.predict(
+            self,
             outcome,
             "val",
             self.feed,
             lambda read, labels: read_written_back(read, labels, chain.answers_per_step),
         )
         validated = results.Validated(ValidationPredictions(answers.predictions, answers.facts), written)
-        gates = self._fit_gates(outcome.params_of)
+        false_alarms, say = evaluation.gate_false_alarms, self.terminal.say
+        gates = results.fit_gates(self.feed, self.system, outcome.params_of, false_alarms=false_alarms, say=say)
         chosen = results.choose(self.dataset, validated, evaluation)
         measure_rival = results.fit_rival(self.feed, self.system, outcome.params_of)
         opened = self.open_test()  # after every choice on training and validation cases
-        test, readers = self._read(outcome, "test", opened, lambda read, labels: (read, labels))
+        test, readers = results.predict(self, outcome, "test", opened, lambda read, labels: (read, labels))
         given = results.measure_given(readers, chosen, chain)
         params = outcome.params_of(self.system.names[0])
         wall_seconds = outcome.seconds()
         if not is_first():
             return {}
         save_arrays(self.workdir / GATE_FILE, gates)
-        self._write_normal_picture()
+        if self._reads_pictures and (picture := results.mean_normal_picture(self.dataset)) is not None:
+            write_normal_picture(self.workdir / NORMAL_FILE, picture)
         self._write_shapes(params)
         report = results.write_results(
             self.workdir,

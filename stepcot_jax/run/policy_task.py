@@ -1,6 +1,7 @@
 """The task of reasoning records: a policy that is fine-tuned on them and optimised for rewards."""
 
 import contextlib
+import dataclasses
 import functools
 import math
 import operator
@@ -31,8 +32,8 @@ from stepcot_jax.reasoning.plain_replies import PLAIN
 from stepcot_jax.record import Record
 from stepcot_jax.rewards.functions import RewardFunction, grounding
 from stepcot_jax.rewards.presets import make_functions
+from stepcot_jax.run.inputs import PolicyData, load_policy_data
 from stepcot_jax.run.networks import choose_policy, find_qwen, load_patches, make_normalise
-from stepcot_jax.run.policy_data import Answered, PolicyData, load_policy_data
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.start import given_start, naming_start, read_policy_start, smooth_start
 from stepcot_jax.run.stored import StoredPolicy
@@ -48,10 +49,25 @@ from stepcot_jax.training.processes import is_first
 from stepcot_jax.training.state import TrainState
 from stepcot_jax.training.system import Batch, Stream
 
+
+@dataclasses.dataclass(frozen=True)
+class Answered:
+    """Questions with replies."""
+
+    records: Sequence[Record]
+    texts: Sequence[str]
+    scores: Sequence[ReplyScore]
+
+
 EXAMPLES_FOLDER = "examples"
 
 _NUM_EXAMPLES = 12
 _TILE = 256  # pixels
+
+
+def _spread(number: int, most: int) -> np.ndarray:
+    """Return at most `most` of `number` positions, spread evenly."""
+    return np.unique(np.linspace(0, number - 1, min(most, number)).astype(int))
 
 
 def write_examples(
@@ -60,8 +76,7 @@ def write_examples(
     """Write a dozen replies, spread over the questions, as JSON lines and as a picture with boxes."""
     folder = workdir / EXAMPLES_FOLDER
     folder.mkdir(exist_ok=True)
-    number = len(answered.records)
-    chosen = np.unique(np.linspace(0, number - 1, min(_NUM_EXAMPLES, number)).astype(int)).tolist()
+    chosen = _spread(len(answered.records), _NUM_EXAMPLES).tolist()
     lines, tiles = [], []
     for index in chosen:
         record, score = answered.records[index], answered.scores[index]
@@ -331,10 +346,6 @@ class PolicyTask(Task):
         """Return a batch on the devices, without the indices of its records."""
         return self.devices.put_training_rows({name: rows for name, rows in batch.items() if name != "index"})
 
-    @functools.cached_property
-    def _predict(self) -> Any:
-        return jax.jit(self.system.predict, out_shardings=self.devices.replicated)
-
     def reply(self, params: Any, indices: Sequence[int] | np.ndarray, data: PolicyData | None = None) -> list[str]:
         """Return greedy replies to records, the same in every process."""
         data, number, num_devices = data or self.data, len(indices), self.devices.num_devices
@@ -344,7 +355,7 @@ class PolicyTask(Task):
         def ask(rows: Sequence[int]) -> np.ndarray:
             batch = data.make_prompts([indices[row] for row in rows][local_rows])
             del batch["index"]
-            tokens: np.ndarray = jax.device_get(self._predict(params, self.devices.put_rows(batch))["tokens"])
+            tokens: np.ndarray = jax.device_get(self.predict(params, self.devices.put_rows(batch))["tokens"])
             return tokens
 
         watch = functools.partial(self.terminal.watch, description="replies")
@@ -363,8 +374,7 @@ class PolicyTask(Task):
     def validated(self) -> np.ndarray:
         """Indices of the questions asked after each epoch, spread evenly over the validation split."""
         indices = np.asarray(self.dataset.splits.val, np.int32)
-        number = min(self.settings.vqa.num_validated or len(indices), len(indices))
-        return indices[np.unique(np.linspace(0, len(indices) - 1, number).astype(int))]
+        return indices[_spread(len(indices), self.settings.vqa.num_validated or len(indices))]
 
     def begin(self, state: TrainState) -> TrainState:
         """Return the state with the weights of `policy.start` or `policy.weights`, if there are any."""

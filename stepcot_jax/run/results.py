@@ -27,6 +27,7 @@ from stepcot_jax.evaluation.counting import (
     fit_joints,
     measure_corrections,
 )
+from stepcot_jax.evaluation.gate import Gate, fit_gate
 from stepcot_jax.evaluation.interventions import as_probabilities, describe_reliance, measure_reliance
 from stepcot_jax.evaluation.joint import JointModel, ReadLogits, add_joined, learn_tree, name_joined, write_joints
 from stepcot_jax.evaluation.joint_fit import WrittenBack
@@ -47,16 +48,18 @@ from stepcot_jax.evaluation.unread import describe_unread
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.own_folder import save
 from stepcot_jax.record import KINDS, Record
-from stepcot_jax.run.inputs import Feed
 from stepcot_jax.run.plain_network import name_plain_command
 from stepcot_jax.run.sections import EvaluationSettings
 from stepcot_jax.run.stored import (
     CALIBRATION_FILE,
     JOINT_FILE,
+    MAX_CASES,
+    MIN_CASES,
     PAIRS_FILE,
     POINTS_FILE,
     RESULT_FILES,
     STATISTICS_FILE,
+    NormalPicture,
     seal,
 )
 from stepcot_jax.run.task import REPORT, Outcome
@@ -67,7 +70,8 @@ from stepcot_jax.training.processes import is_first
 from stepcot_jax.training.system import System
 
 if TYPE_CHECKING:
-    from stepcot_jax.run.policy_data import Answered
+    from stepcot_jax.run.chain_task import ChainTask, Feed
+    from stepcot_jax.run.policy_task import Answered
 
 PREDICTIONS = "predictions"
 NUM_GIVEN = 500
@@ -118,6 +122,30 @@ def choose(dataset: Dataset, validated: Validated, evaluation: EvaluationSetting
     )
     rules = consistency.make_rules(chain, counts=counts)
     return Chosen(calibration, counts, joints, counting, rules, rule, thresholds)
+
+
+def predict(
+    task: "ChainTask",
+    outcome: Outcome,
+    split: str,
+    feed: "Feed",
+    read_given: Callable[[ReadLogits, np.ndarray], Any],
+) -> tuple[SplitPredictions, dict[str, Any]]:
+    """Return predictions of the best weights, and outputs of `read_given` for some cases by network."""
+    system, logits, given = task.system, dict[str, Any](), dict[str, Any]()
+    rows: dict[str, Any] = {"labels": np.zeros((0, 0), np.int32)}
+    if system.takes_given:
+        rows = feed.sample_rows(split, NUM_GIVEN) | feed.inputs.text
+    labels, read_step = np.asarray(rows["labels"]), -1
+    for name in system.names:
+        params = outcome.params_of(name)
+        if outcome.step_of(name) != read_step:
+            answers, read_step = task.predictions(params, split, feed), outcome.step_of(name)
+        logits[name] = answers.logits[name]
+        if system.takes_given:
+            given[name] = read_given(system.given_reader(name, jax.device_get(params), dict(rows)), labels)
+        del params
+    return with_facts(feed.inputs.dataset, split, dataclasses.replace(answers, logits=logits)), given
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,6 +280,67 @@ def _measure(
     return statistics, operating_points.OperatingPoints.of_findings(chosen.rule, points)
 
 
+# The mean picture of normal training cases, which maps put in place of parts of a picture (`reading.explain`).
+
+
+def mean_normal_picture(dataset: Dataset) -> NormalPicture | None:
+    """Return the mean of training cases whose last answer denies a finding; None for fewer than `MIN_CASES`."""
+    last = dataset.chain.steps[-1]
+    if last.normal is None:
+        return None
+    train = np.asarray(dataset.splits.train, int)
+    chosen = train[dataset.labels[train, -1] == last.normal][:MAX_CASES]
+    if len(chosen) < MIN_CASES:
+        return None
+    total = np.zeros(dataset.pixels[int(chosen[0])].shape)
+    for index in chosen.tolist():
+        total += dataset.pixels[index]
+    return NormalPicture(np.rint(total / len(chosen)).astype(np.uint8), len(chosen))
+
+
+# The gate of each network, fitted on features of its training and validation images.
+
+
+NUM_IMAGES = 2000
+"""Largest number of images of a split on which a gate is fitted."""
+
+
+def fit_gates(
+    feed: "Feed", system: System, params_of: Callable[[str], Any], *, false_alarms: float, say: Callable[[str], None]
+) -> dict[str, Gate]:
+    """Return the gate of each network that reads images; none where validation images are too few for its limit."""
+    if not false_alarms or not system.gated or feed.settings.image_encoder.name == "imported":
+        return {}
+    gates, gate, params = dict[str, Gate | None](), None, None
+    trains_encoder = feed.inputs.image_encoder is not None
+    for name in reversed(system.gated):  # the last was restored last
+        own = params_of(name) if trains_encoder else {}
+        if not gates or (trains_encoder and own is not params):  # else both networks read the same features
+            params = own
+            features = {split: _read_split(feed, system, jax.device_get(own), split) for split in ("train", "val")}
+            gate = fit_gate(features["train"], features["val"], false_alarms=false_alarms)
+        gates[name] = gate
+    found = {name: gate for name in system.gated if (gate := gates[name]) is not None}
+    if not found:
+        say(
+            f"no gate: config.evaluation.gate_false_alarms={false_alarms:g} needs at least "
+            f"{math.ceil(1 / false_alarms - 1e-9) - 1} validation images"
+        )
+    return found
+
+
+def _read_split(feed: "Feed", system: System, params: Any, split: str) -> np.ndarray:
+    encoder_params = {name: params[name] for name in ("image_encoder",) if name in params}
+    parts, size = [], 0
+    for batch in feed.sample_batches(split, NUM_IMAGES):
+        name = "images" if "images" in batch else "image_features"
+        rows = batch[name]
+        num_rows, size = len(rows), max(size, len(rows))  # the last batch is padded to the others' size
+        rows = np.concatenate([rows, np.zeros((size - num_rows, *rows.shape[1:]), rows.dtype)])
+        parts.append(np.asarray(system.moments(encoder_params, {name: rows}))[:num_rows])
+    return np.concatenate(parts)
+
+
 # Linear heads on the features of a finished run's encoder, beside its networks.
 
 
@@ -260,14 +349,14 @@ NUM_ROWS = 10_000
 
 
 def read_features(
-    feed: Feed, system: StepCoT, params: Any, split: str, num_cases: int
+    feed: "Feed", system: StepCoT, params: Any, split: str, num_cases: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield image features [case, width] and labels [case, step] of the rows of `Feed.sample_batches`."""
     for rows in feed.sample_batches(split, num_cases):
         yield encode_in_parts(system.networks, params, rows), rows["labels"]
 
 
-def fit_heads(feed: Feed, system: StepCoT, params: Any) -> tuple[FittedHeads, int]:
+def fit_heads(feed: "Feed", system: StepCoT, params: Any) -> tuple[FittedHeads, int]:
     """Return linear heads on the features that `params` give, and the number of training cases."""
     features, labels, dataset = {}, {}, feed.inputs.dataset
     for split in ("train", "val"):
@@ -278,8 +367,8 @@ def fit_heads(feed: Feed, system: StepCoT, params: Any) -> tuple[FittedHeads, in
 
 
 def fit_rival(
-    feed: Feed, system: System, params_of: Callable[[str], Any]
-) -> Callable[[Feed, SplitPredictions], Rival] | None:
+    feed: "Feed", system: System, params_of: Callable[[str], Any]
+) -> "Callable[[Feed, SplitPredictions], Rival] | None":
     """Return a function that measures linear heads on the test split; None in a run without a teacher."""
     if type(system) is not StepCoT:
         return None
@@ -295,7 +384,7 @@ def fit_rival(
     heads, num_cases = fit_heads(feed, system, params)
     penalties = dict(zip((step.name for step in chain.steps), heads.penalties, strict=True))
 
-    def measure(opened: Feed, test: SplitPredictions) -> Rival:
+    def measure(opened: "Feed", test: SplitPredictions) -> Rival:
         parts = read_features(opened, system, params, "test", len(test.predictions.index))
         logits = np.concatenate([heads.read(features) for features, _ in parts])
         figures = compare_with_heads(test, logits, chain, name=name, num_resamples=settings.evaluation.num_resamples)

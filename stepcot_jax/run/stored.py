@@ -140,21 +140,6 @@ class NormalPicture:
     num_cases: Annotated[int, msgspec.Meta(ge=MIN_CASES)]
 
 
-def mean_normal_picture(dataset: "Dataset") -> NormalPicture | None:
-    """Return the mean of training cases whose last answer denies a finding; None for fewer than `MIN_CASES`."""
-    last = dataset.chain.steps[-1]
-    if last.normal is None:
-        return None
-    train = np.asarray(dataset.splits.train, int)
-    chosen = train[dataset.labels[train, -1] == last.normal][:MAX_CASES]
-    if len(chosen) < MIN_CASES:
-        return None
-    total = np.zeros(dataset.pixels[int(chosen[0])].shape)
-    for index in chosen.tolist():
-        total += dataset.pixels[index]
-    return NormalPicture(np.rint(total / len(chosen)).astype(np.uint8), len(chosen))
-
-
 def write_normal_picture(path: pathlib.Path, picture: NormalPicture) -> None:
     """Write a mean picture, atomically."""
     save_arrays(path, {_NORMAL: picture})
@@ -397,8 +382,8 @@ def hide_folder(source: str) -> str:
 # The policy of a run.
 
 
-PATIENTS_FILE = "records/patients.json"
-"""Patients of each split of a policy's run."""
+PATIENTS_FILE, TEST_RECORDS = "records/patients.json", "records/test.jsonl"
+"""Patients of each split of a policy's run, and its test questions."""
 
 _PHASES = ("dpo", "grpo", "sft")
 """Phases of a run, the last first."""

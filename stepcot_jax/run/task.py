@@ -6,12 +6,16 @@ and preemption. A task reads its data in its constructor, which gets the keyword
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+import jax
+
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.training.checkpoints import Best
+from stepcot_jax.training.devices import Devices
 from stepcot_jax.training.state import Params, TrainState
 from stepcot_jax.training.system import Batch, Stream, System
 
@@ -46,6 +50,7 @@ class Task(Protocol):
 
     contents: str
     workdir: pathlib.Path
+    devices: Devices
     system: System
     batch_size: int
 
@@ -86,6 +91,11 @@ class Task(Protocol):
     @property
     def next_commands(self) -> tuple[str, ...]:
         """Commands for a finished run, without "stepcot"; "{workdir}" stands for its folder."""
+
+    @functools.cached_property
+    def predict(self) -> Any:
+        """The compiled prediction: (params, batch on the devices) -> the same in every process, of all rows."""
+        return jax.jit(self.system.predict, out_shardings=self.devices.replicated)
 
     def describe_data(self) -> str:
         """Return the size of the data in a few words, such as "cases: 60"."""

@@ -15,9 +15,8 @@ from stepcot_jax.run.settings import load_settings
 
 OPENERS = {
     "run/chain_task.py": ("open_test", "digest", "check_same_splits", "write_facts", "finish"),
-    "run/policy_data.py": ("open_test", "write"),
     "run/policy_task.py": ("finish",),
-    "run/inputs.py": ("choose_then_open",),
+    "run/inputs.py": ("choose_then_open", "open_test", "write"),
 }
 """Functions that open the test split: last evaluations; the account of the data, its digest, the copied records."""
 

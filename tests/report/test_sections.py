@@ -2,6 +2,7 @@ import json
 import re
 
 import numpy as np
+import pytest
 from evaluation.small_splits import CHAIN, make_split
 
 from stepcot_jax.chain import DEFAULT_CHAIN, Chain, Step
@@ -9,7 +10,8 @@ from stepcot_jax.evaluation.calibration import answer_sets, calibrated_probabili
 from stepcot_jax.evaluation.consistency import count_pairs, write_pairs
 from stepcot_jax.evaluation.counting import Counting, measure_corrections
 from stepcot_jax.evaluation.operating_points import OperatingPoints, Rule
-from stepcot_jax.reading.finished import FinishedRun
+from stepcot_jax.reading.finished import FinishedRun, Report
+from stepcot_jax.run.settings import load_settings
 from stepcot_jax.run.stored import PAIRS_FILE
 from stepcot_jax.tools.report import sections as tested
 
@@ -75,3 +77,30 @@ def test_every_part_of_the_students_loss_has_a_line():
     entries = [{"kind": "train", "step": epoch, "epoch": epoch, **logged} for epoch in range(2)]
     chart = tested.write_curves(entries).body.partition("Parts of the student")[2]
     assert re.findall(r"<text[^>]*>([a-z ]+)</text>", chart) == ["epoch", "loss", "answers", "mine"]
+
+
+ALWAYS = {"run", "data", "image_encoder", "training", "loggers", "parallel", "evaluation"}
+FOLDER = {"data.source": "folder", "data.root": "a"}
+FROZEN = {"image_encoder.name": "pretrained", "image_encoder.weights": "clip"}
+QUESTIONS = {"vqa.source": "folder", "vqa.root": "a"}
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "expected"),
+    [
+        ("quickstart", {}, "phantom prompts teacher student loss start"),
+        ("quickstart", {"job": "teacher", "teacher.text": False}, "phantom teacher loss start"),
+        ("quickstart", FOLDER | FROZEN, "prompts features teacher student loss start"),
+        ("quickstart", {"job": "baseline"}, "phantom prompts baseline loss"),
+        ("quickstart", {"job": "own"}, "phantom prompts"),
+        ("plain", FOLDER, "baseline loss"),
+        ("plain", {"baseline.form": "student"}, "phantom student baseline loss"),
+        ("vqa_quickstart", {"job": "sft"}, "phantom vqa policy sft"),
+        ("vqa_quickstart", FROZEN, "phantom features vqa policy sft grpo rewards"),
+        ("vqa_quickstart", QUESTIONS | {"self_check.enabled": True}, "vqa policy sft grpo rewards self_check"),
+        ("medclm", {"vqa.root": "a"}, "vqa policy sft curriculum"),
+    ],
+)
+def test_settings_shown_are_those_that_the_job_reads(config, changes, expected):
+    body = tested.write_settings(load_settings(config, **changes), Report()).body
+    assert set(re.findall(r'scope="row">(\w+)</th>', body)) == ALWAYS | set(expected.split())

@@ -41,7 +41,7 @@ def reward_tokens(rollouts, replies):
 
 # Tracing takes most of a small run's time, and tests repeat runs; kill_harness.py does not use this.
 _INIT, _COMPILE = Run._init, Run._compile
-_PREDICT, _MAKE_SAMPLE = PolicyTask._predict.func, Rollouts.__post_init__
+_PREDICT, _MAKE_SAMPLE = PolicyTask.predict.func, Rollouts.__post_init__
 _PROGRAMS = {}
 
 
@@ -82,7 +82,7 @@ def share_programs(monkeypatch):
     init = property(lambda run: _once("init", key_of(run.settings), lambda: lambda: _INIT(run)))
     predict = property(lambda task: _once("predict", key_of(task.settings), lambda: _PREDICT(task)))
     monkeypatch.setattr(Run, "_init", init)
-    monkeypatch.setattr(PolicyTask, "_predict", predict)
+    monkeypatch.setattr(PolicyTask, "predict", predict)
 
 
 def key_of(settings):

@@ -1,3 +1,5 @@
+import argparse
+import importlib
 import json
 import pathlib
 import re
@@ -8,6 +10,7 @@ import sys
 import pytest
 from refusals import refuse
 
+from stepcot_jax.__main__ import find_commands
 from stepcot_jax.policies.qwen_policy import param_shardings
 from stepcot_jax.run.settings import read_settings
 from stepcot_jax.training.devices import MeshDevices
@@ -128,3 +131,45 @@ def test_the_logits_of_a_pass_are_small(parsed):
         for (section, each), length in zip(sections, tokens[config], strict=True):
             rows = getattr(settings, section).batch_size // groups // settings.parallel.num_passes
             assert 4 * rows * each * length * 152_064 // settings.parallel.model_devices <= 2e9, (config, section)
+
+
+# Commands of `stepcot`, which their own parsers read; nothing is run.
+
+
+class Parsed(Exception):
+    """Ends a command once its line is parsed."""
+
+
+def list_tool_commands(path):
+    """Return the arguments of every line of `stepcot` in the code blocks of a page."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", path.read_text().replace("\\\n", " "), re.MULTILINE | re.DOTALL)
+    lines = re.split(r"\n|&&", "\n".join(blocks))
+    found = (re.match(r"\s*(?:\.venv/bin/)?stepcot (.*)", line) for line in lines)
+    return [shlex.split(match[1], comments=True) for match in found if match]
+
+
+@pytest.fixture
+def parse(monkeypatch):
+    read = argparse.ArgumentParser.parse_args
+
+    def stop(parser, *given):
+        raise Parsed(read(parser, *given))
+
+    def run(arguments):
+        name, *rest = arguments
+        with pytest.raises(Parsed) as parsed:
+            importlib.import_module(find_commands()[name]).main(rest)
+        return parsed.value.args[0]
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
+    return run
+
+
+def test_every_command_of_the_readme_is_parsed(parse):
+    commands = list_tool_commands(ROOT / "README.md")
+    assert {arguments[0] for arguments in commands} >= {"data", "predict", "report"}
+    for arguments in commands:
+        parse(arguments)
+        for unknown in ([*arguments, "--no-such-flag"], [arguments[0], "no-such", "words", "--here"]):
+            with pytest.raises(SystemExit):
+                parse(unknown)

@@ -12,7 +12,7 @@ from run.small_run import Killed, read_log, stop_at
 from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.policy_reader import load_reader
-from stepcot_jax.run import policy_data
+from stepcot_jax.run import inputs
 from stepcot_jax.run.configs import load_config
 from stepcot_jax.run.stored import read_policy
 from stepcot_jax.run.training_run import Run
@@ -120,7 +120,7 @@ def test_another_encoder_is_refused(encoder, workdir, tmp_path, monkeypatch):
     write_clip(other, num_hidden_layers=1)
     name_weights(moved, other)
     refuse(r"policy\.json: the frozen encoder .* is another \(digest .*\) than .*other, ", read_policy, moved)
-    monkeypatch.setattr(policy_data, "load_vqa_dataset", None)  # before minutes of encoding
+    monkeypatch.setattr(inputs, "load_vqa_dataset", None)  # before minutes of encoding
     with pytest.raises(BadInput, match=r"policy\.json: the frozen encoder .* is another"):
         Run(frozen_settings(encoder, image_encoder__weights=str(other), grpo__epochs=3), moved).execute()
     start = {"policy__start": str(workdir), "sft__epochs": 0, "image_encoder__weights": str(other)}

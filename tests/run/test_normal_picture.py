@@ -8,7 +8,7 @@ from run.small_run import SIZES
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.data.dataset import TestSplitClosed
 from stepcot_jax.data.phantom.phantom import draw_case
-from stepcot_jax.run import stored
+from stepcot_jax.run import results, stored
 from stepcot_jax.run.inputs import load_cases
 
 
@@ -22,7 +22,7 @@ def test_the_mean_is_of_normal_training_cases(dataset):
     assert stored.MIN_CASES <= len(normal) <= stored.MAX_CASES
     drawn = [draw_case(index, seed=0, size=32, prevalence="published") for index in normal]
     assert not any(case.marks for case in drawn)
-    picture = stored.mean_normal_picture(dataset.hold_out()[0])  # the view without the test split
+    picture = results.mean_normal_picture(dataset.hold_out()[0])  # the view without the test split
     assert picture.num_cases == len(normal)
     expected = np.mean([case.image for case in drawn], axis=0)
     np.testing.assert_allclose(picture.pixels[..., 0], expected, atol=0.5001)
@@ -33,11 +33,11 @@ def test_the_mean_is_of_normal_training_cases(dataset):
 
 def test_there_is_none_of_few_pictures_or_without_a_normal_answer(dataset):
     few = dataclasses.replace(dataset.splits, train=dataset.splits.train[: stored.MIN_CASES - 1])
-    assert stored.mean_normal_picture(dataclasses.replace(dataset, splits=few)) is None
+    assert results.mean_normal_picture(dataclasses.replace(dataset, splits=few)) is None
     *steps, last = dataset.chain.steps
     for options in (("Fracture", *last.options[1:]), (*last.options[1:], "N/A")):
         other = Chain((*steps, Step(last.name, last.question, options)))
-        assert stored.mean_normal_picture(dataclasses.replace(dataset, chain=other)) is None
+        assert results.mean_normal_picture(dataclasses.replace(dataset, chain=other)) is None
 
 
 def test_a_picture_comes_back_and_a_wrong_one_is_refused(tmp_path):

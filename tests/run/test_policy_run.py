@@ -43,7 +43,7 @@ def whole(tmp_path_factory):
     assert compiled == ["sft", "grpo"]
     assert len(samplers) == UPDATES - SFT_UPDATES
     assert len(set(map(id, samplers))) == samplers[0]._cache_size() == 1
-    assert run.task._predict._cache_size() == 2  # for the questions of validation and of test
+    assert run.task.predict._cache_size() == 2  # for the questions of validation and of test
     patch.undo()
     return run, states, read_results(workdir)
 

@@ -105,16 +105,16 @@ def test_patients_that_the_start_has_learnt_from_are_refused(before, tmp_path):
 
 
 def test_a_word_that_the_start_does_not_know_is_named(before, tmp_path, monkeypatch):
-    from stepcot_jax.run import policy_data
+    from stepcot_jax.run import inputs
 
-    load = policy_data.load_vqa_dataset
+    load = inputs.load_vqa_dataset
 
     def load_with_a_new_word(settings, **more):
         dataset = load(settings, **more)
         first = msgspec.structs.replace(dataset.records[0], question="Is there a zebra?")
         return dataclasses.replace(dataset, records=(first, *dataset.records[1:]))
 
-    monkeypatch.setattr(policy_data, "load_vqa_dataset", load_with_a_new_word)
+    monkeypatch.setattr(inputs, "load_vqa_dataset", load_with_a_new_word)
     devices = type("Devices", (), {"check_batch_size": lambda *_, **__: None})()
     terminal = type("Terminal", (), {"watch": lambda _, items, __: items})()
     with pytest.raises(BadInput, match=r"config\.policy\.start: .*cannot write these records: .*' zebra' is not among"):

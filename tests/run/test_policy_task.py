@@ -12,8 +12,9 @@ from run.small_run import read_log
 
 from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.policies import policy_files
 from stepcot_jax.reasoning.dialects import write_reply
-from stepcot_jax.run import policy_data, policy_task
+from stepcot_jax.run import inputs, policy_task
 from stepcot_jax.run.training_run import Run
 from stepcot_jax.tools.data.command import main as data_command
 from stepcot_jax.tools.evaluate_replies.command import main as evaluate_replies
@@ -39,7 +40,7 @@ BATCH, EMPTY = r"batch_size: 6 is not a multiple of 4 \(4 devices", {"sft__epoch
     ],
 )
 def test_a_run_that_cannot_train_is_refused_before_loading(tmp_path, monkeypatch, message, changes):
-    monkeypatch.setattr(policy_data, "load_vqa_dataset", None)
+    monkeypatch.setattr(inputs, "load_vqa_dataset", None)
     refused(tmp_path, message, **changes)
 
 
@@ -60,11 +61,11 @@ def test_a_limit_that_cuts_some_replies_is_said(tmp_path):
 
 def test_no_word_of_a_held_out_answer_is_in_the_vocabulary(tmp_path):
     task = Run(small_settings(**BRIEF, vqa__with_thinking=True), tmp_path).task
-    counted = policy_data.count_vocabulary(task.settings, task.dataset)
+    counted = inputs.count_vocabulary(task.settings, task.dataset)
     for split, is_same in (("val", True), ("test", True), ("train", False)):
         records, index = list(task.dataset.records), getattr(task.dataset.splits, split)[0]
         records[index] = msgspec.structs.replace(records[index], thinking=40 * "Zygomycosis ")
-        other = policy_data.count_vocabulary(task.settings, dataclasses.replace(task.dataset, records=tuple(records)))
+        other = inputs.count_vocabulary(task.settings, dataclasses.replace(task.dataset, records=tuple(records)))
         assert (other.pieces == counted.pieces) == is_same, split
 
 
@@ -177,8 +178,8 @@ class Letters:
 
 def test_a_tokenizer_that_changes_replies_is_refused(tmp_path, monkeypatch):
     settings = small_settings(policy__tokenizer="letters", **BRIEF)
-    monkeypatch.setattr(policy_data, "load_pretrained", lambda name: Letters(False))
+    monkeypatch.setattr(policy_files, "load_pretrained", lambda name: Letters(False))
     assert Run(settings, tmp_path / "letters").task.lengths.num_words == Letters.num_words
-    monkeypatch.setattr(policy_data, "load_pretrained", lambda name: Letters(True))
+    monkeypatch.setattr(policy_files, "load_pretrained", lambda name: Letters(True))
     with pytest.raises(BadInput, match=r"^config.policy.tokenizer: decoding changes the reply of record 'phantom_"):
         Run(settings, tmp_path / "lossy")

@@ -20,10 +20,9 @@ from stepcot_jax.evaluation.operating_points import Rule, read_points
 from stepcot_jax.evaluation.predictions import ValidationPredictions, read_predictions
 from stepcot_jax.host.own_folder import load
 from stepcot_jax.reading.finished import Report
-from stepcot_jax.run.chain_task import fit_gates
-from stepcot_jax.run.inputs import Feed
+from stepcot_jax.run.chain_task import Feed
 from stepcot_jax.run.plain_network import name_plain_command
-from stepcot_jax.run.results import Validated, choose, fit_heads, measure_given, read_features, write_results
+from stepcot_jax.run.results import Validated, choose, fit_gates, fit_heads, measure_given, read_features, write_results
 from stepcot_jax.run.settings import load_settings
 from stepcot_jax.run.stored import check_sealed, read_reading
 from stepcot_jax.systems.networks import encode_in_parts
@@ -293,7 +292,7 @@ def test_each_network_gets_the_gate_of_its_own_encoder(trained):
     def params_of(name):
         return restore_params(trained.workdir / "checkpoints", steps[name])
 
-    gates = fit_gates(task.feed, task.system, params_of, trains_encoder=True, false_alarms=0.5)
+    gates = fit_gates(task.feed, task.system, params_of, false_alarms=0.5, say=print)
     assert gates.keys() == {"teacher", "student", "plain"}
     for name, gate in gates.items():
         params = params_of(name)
@@ -313,7 +312,7 @@ def test_too_few_validation_images_for_the_false_alarms_give_no_gate(trained, sh
     task, step = trained.run.task, trained.report["best"]["student"]["step"]
     params = restore_params(trained.workdir / "checkpoints", step)
     share /= len(task.dataset.splits.val) + 1
-    gates = fit_gates(task.feed, task.system, lambda _: params, trains_encoder=True, false_alarms=share)
+    gates = fit_gates(task.feed, task.system, lambda _: params, false_alarms=share, say=print)
     assert bool(gates) == has_gate
 
 

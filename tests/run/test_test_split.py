@@ -11,7 +11,7 @@ from run import small_policy_run, small_run
 from stepcot_jax.box import Box
 from stepcot_jax.data.dataset import TestSplitClosed
 from stepcot_jax.data.images.pixels import PixelCache
-from stepcot_jax.run import chain_task, policy_data
+from stepcot_jax.run import chain_task, inputs
 from stepcot_jax.run.training_run import Run
 from stepcot_jax.systems.grpo import Rollouts
 from stepcot_jax.training.checkpoints import restore_params, saved_steps
@@ -154,8 +154,8 @@ def test_networks(tmp_path, monkeypatch, job):
 )  # fmt: skip
 def test_policies(tmp_path, monkeypatch, changes):
     def add_noise():
-        load = policy_data.load_vqa_dataset
-        monkeypatch.setattr(policy_data, "load_vqa_dataset", lambda *a, **k: with_noisy_records(load(*a, **k)))
+        load = inputs.load_vqa_dataset
+        monkeypatch.setattr(inputs, "load_vqa_dataset", lambda *a, **k: with_noisy_records(load(*a, **k)))
 
     monkeypatch.setattr(Rollouts, "reward_all", reward_records)
     settings = small_policy_run.small_settings(**changes)

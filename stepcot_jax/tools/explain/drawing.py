@@ -89,9 +89,11 @@ def _write(
     facts["claims"] = dict(zip(names, map(dataclasses.asdict, claims), strict=True))
     facts["maps"] = [[[round(float(cell), 6) for cell in row] for row in of_step] for of_step in maps]
     path = stem.with_name(f"{stem.name}.maps.png")
+    is_blurred = explainer.trained.normal_picture is None
+    note = f"Parts were replaced by {explainer.filled_with}" if is_blurred else ""
     with plain_text_style():
         with removing_half(path):
-            draw_explanation(picture, maps, reading, claims, explainer.filled_with).savefig(path, dpi=_DPI)
+            draw_explanation(picture, maps, reading, claims, note=note).savefig(path, dpi=_DPI)
         if explained.reading.attention is not None:
             weights = step_attention(explained.reading.attention)[case]
             facts["attention"] = attention_table(weights, chain)
@@ -107,9 +109,13 @@ def draw_explanation(
     maps: Float[np.ndarray, "step row column"],
     reading: ChainReading,
     claims: Sequence[Claim],
-    filled_with: str,
+    *,
+    note: str = "",
 ) -> Figure:
-    """Draw a panel for each step: the map over the radiograph, question, answer, and what the map claims."""
+    """Draw a panel for each step: the map over the radiograph, question, answer, and what the map claims.
+
+    `note` is a line below the title.
+    """
     num_steps = len(reading.steps)
     num_rows = -(-(num_steps + 1) // _COLUMNS)
     spreads = spread(maps)
@@ -125,17 +131,23 @@ def draw_explanation(
         question = wrap_text(f"{index + 1}. {answer.step.question}", 36, num_lines=3)
         axes[index].set_title(question, fontsize=9, loc="left")
         how = "given" if answer.given else percent(answer.probability)
-        below = f"{wrap_text(answer.answer, 30, num_lines=3)} ({how})\n{_write_claim(claims[index])}"
-        axes[index].set_xlabel(below, fontsize=9, fontweight="bold")
+        _write_below(axes[index], wrap_text(answer.answer, 30, num_lines=3), how, claims[index])
     _show_spreads(axes[num_steps], spreads)
     for empty in axes[num_steps + 1 :]:
         empty.set_axis_off()
     name = make_printable(pathlib.PurePath(reading.source).name)[:80]
-    title = f"{name} ({reading.model}): bright parts lower the answer most when they are replaced by\n{filled_with}"
-    title += "; for research only"
+    title = f"{name} ({reading.model}), for research only\nBright: without this part the answer loses most"
     warnings = [wrap_text(make_printable(f"Warning: {line}"), 110, num_lines=2) for line in reading.warnings]
-    figure.suptitle("\n".join([title, *warnings]), fontsize=11)
+    figure.suptitle("\n".join(filter(None, [title, note, *warnings])), fontsize=11)
     return figure
+
+
+def _write_below(axes: Axes, answer: str, how: str, claim: Claim) -> None:
+    """Write the answer below a panel, and below it in a smaller font, which the layout makes room for, the claim."""
+    is_long = len(answer.rpartition("\n")[2]) + len(how) > 31
+    axes.set_xlabel(("\n" if is_long else " ").join([answer, f"({how})"]), fontsize=9, fontweight="bold")
+    lower: Any = {"xycoords": axes.xaxis.label, "xytext": (0, -2), "textcoords": "offset points"}
+    axes.annotate(_write_claim(claim), (0.5, 0), **lower, ha="center", va="top", fontsize=7.5)
 
 
 def _write_claim(claim: Claim) -> str:

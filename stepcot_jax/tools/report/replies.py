@@ -24,7 +24,7 @@ from stepcot_jax.reading.finished import Entry, Report, read_metrics
 from stepcot_jax.record import Record
 from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.settings import Settings, read_settings
-from stepcot_jax.run.stored import STATISTICS_FILE, check_sealed
+from stepcot_jax.run.stored import STATISTICS_FILE, TEST_RECORDS, check_sealed
 from stepcot_jax.run.task import REPORT
 from stepcot_jax.tools.report.sections import find_lines, make_curves
 from stepcot_jax.training.log import METRICS_FILE
@@ -58,7 +58,7 @@ def read_policy_run(workdir: pathlib.Path) -> FinishedPolicy:
     settings = read_settings(workdir / "settings.json")
     check_sealed(workdir)
     report = load(workdir / REPORT, Report)
-    records = read_vqa_records(workdir / "records" / "test.jsonl").records
+    records = read_vqa_records(workdir / TEST_RECORDS).records
     ids, vqa = {record.id: None for record in records}.keys(), settings.vqa
     scoring = ScoringSettings(dialect=vqa.dialect, with_thinking=vqa.with_thinking)
     scores = {}

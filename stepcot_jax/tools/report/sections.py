@@ -226,10 +226,6 @@ def write_operating_section(run: FinishedRun) -> Section:
     return Section("operating", "Operating points", lead, body)
 
 
-_POLICY_PARTS = {"vqa", "policy", "sft", "grpo", "dpo", "rewards", "self_check", "curriculum"}
-_CHAIN_PARTS = {"image_encoder", "prompts", "features", "teacher", "student", "baseline", "loss"}
-
-
 def write_settings(settings: Settings, report: Report) -> Section:
     """Return the settings of the parts that the run has, by section, and the time that it took."""
     rows, absent = [("run", key, value) for key, value in _describe(settings)], _list_absent(settings)
@@ -243,12 +239,24 @@ def write_settings(settings: Settings, report: Report) -> Section:
 
 
 def _list_absent(settings: Settings) -> set[str]:
-    """Return the sections of settings that the job does not use."""
-    job = settings.trains
-    if not job.is_policy:
-        return _POLICY_PARTS | ({"teacher", "student"} if job.name == "baseline" else {"baseline"})
-    absent = _CHAIN_PARTS | ({"sft", "grpo", "dpo"} - {key.partition(".")[0] for key in job.epochs})
-    return absent | ({"rewards", "self_check", "curriculum"} if settings.optimising is None else set())
+    """Return the sections of settings that the job does not read."""
+    job, is_policy = settings.trains, settings.trains_policy
+    source = settings.vqa.source if is_policy else settings.data.source
+    is_read = {
+        "phantom": source == "phantom",
+        "prompts": not is_policy and settings.reads_prompts,
+        "features": settings.image_encoder.is_frozen,
+        **{name: name in job.names for name in ("teacher", "student")},
+        "baseline": job.name == "baseline",
+        "loss": not is_policy and job.name != "own",
+        "start": job.name in ("teacher", "distill"),
+        **dict.fromkeys(("vqa", "policy"), is_policy),
+        **{name: f"{name}.epochs" in job.epochs for name in ("sft", "grpo", "dpo")},
+        "rewards": settings.optimising is not None,
+        "self_check": is_policy and settings.self_check.enabled,
+        "curriculum": is_policy and settings.curriculum.schedule != "none",
+    }
+    return {name for name, read in is_read.items() if not read}
 
 
 def _describe(section: Any) -> Iterator[tuple[str, str]]:

@@ -34,8 +34,8 @@ from stepcot_jax.reading.finished import read_metrics
 from stepcot_jax.reading.scored_file import score_file
 from stepcot_jax.record import STAGE_NAMES, Record
 from stepcot_jax.run.loading import load_vqa_dataset
-from stepcot_jax.run.policy_data import TEST_RECORDS
 from stepcot_jax.run.settings import Settings
+from stepcot_jax.run.stored import TEST_RECORDS
 from stepcot_jax.tools.tables.cells import Cell, vary
 from stepcot_jax.tools.tables.plan import Plan, Recipe
 from stepcot_jax.training.log import METRICS_FILE

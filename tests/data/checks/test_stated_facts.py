@@ -18,8 +18,8 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.reasoning.dialects import interpret_answer, read_reply
 from stepcot_jax.record import Record
+from stepcot_jax.run.inputs import tokenize_records
 from stepcot_jax.run.loading import load_vqa_dataset
-from stepcot_jax.run.policy_data import tokenize_records
 from stepcot_jax.run.settings import load_settings
 from stepcot_jax.tools.annotate.command import main as annotate
 from stepcot_jax.tools.data.command import main as data
