@@ -88,6 +88,10 @@ def check_layout(layout: str, known: tuple[str, ...]) -> str:
     return layout
 
 
+class SeveralLayouts(BadInput):
+    """A folder has files of several layouts."""
+
+
 def detect_layout(root: Path, *, further: str = "") -> str:
     """Return the layout of a data root, one of `CASES`, recognised by its file names."""
     root = Path(root)
@@ -115,9 +119,10 @@ def _find_one(root: Path, patterns: dict[str, tuple[str, ...]], what: str, expec
     layouts = [layout for layout, files in patterns.items() if _is_there(root, layout, files)]
     if len(layouts) > 1:  # a collection's own table has columns of boxes too
         layouts = [layout for layout in layouts if layout != "box_table"]
-    if len(layouts) != 1:
-        several = f"has files of the layouts {' and '.join(layouts)}; choose one as the layout"
-        raise BadInput(f"{root}: {several if layouts else f'has no known {what}'}; {expected}")
+    if len(layouts) > 1:
+        raise SeveralLayouts(f"{root}: has files of the layouts {' and '.join(layouts)}; choose one as the layout")
+    if not layouts:
+        raise BadInput(f"{root}: has no known {what}; {expected}")
     return layouts[0]
 
 

@@ -27,6 +27,7 @@ from stepcot_jax.data.sources.layout_table import (
     CASES,
     LAYOUTS,
     QUESTIONS,
+    SeveralLayouts,
     check_layout,
     detect_boxed_layout,
     detect_layout,
@@ -238,6 +239,8 @@ def detect_vqa_layout(root: Path) -> str:
     for detect in (detect_boxed_layout, detect_layout):
         try:
             return detect(root)
+        except SeveralLayouts:
+            raise
         except BadInput as error:
             problem = str(error)
     unreadable = next(((path, found) for path, found in peeked if isinstance(found, BadInput)), None)

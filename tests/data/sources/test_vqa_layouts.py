@@ -55,6 +55,12 @@ def test_layouts_are_recognised_by_the_first_record(tmp_path):
         assert read.answer == "Yes"
     (tmp_path / "gemex/other.jsonl").write_text(json.dumps(MEDSAGE) + "\n")
     refuse("has files of the layouts gemex and medsage; choose one", read_records, tmp_path / "gemex")
+    boxes = tmp_path / "boxes"  # COCO that somebody converted to YOLO in place, beside a table of cases
+    boxes.mkdir()
+    (boxes / "data.json").write_text("[]")
+    (boxes / "data.yaml").write_text("names: [a]\ntrain: images")
+    (boxes / "_annotations.coco.json").write_text('{"images": [], "annotations": [], "categories": []}')
+    refuse("has files of the layouts coco and yolo; choose one", detect_vqa_layout, boxes)
     (read,) = read_records(tmp_path / "gemex", layout="gemex", box_size=(8, 8), require_images=False)
     assert read.id == "some.jsonl:1"
 
