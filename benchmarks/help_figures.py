@@ -291,7 +291,7 @@ def _differences_named_later(sets: Sequence[Kept], found: Sequence[Mapping[str, 
             of[COUNTED] = {PRIMARY: 100 * float(kept.hits[COUNTED][2].mean())}
     pairs = []
     for name in _OURS:
-        pairs += [(name, COUNTED, PRIMARY)] * (COUNTED in whole[0])
+        pairs += [(name, COUNTED, PRIMARY)] * all(COUNTED in of for of in whole)
         pairs += [(name, f"{PLAIN}, {SETTLED}", figure) for figure in ("whole chains", _CONTRADICT)]
         pairs += [(f"{name}, {SETTLED}", f"{PLAIN}, {SETTLED}", "whole chains"), (name, PLAIN, _CALLED)]
     rows = []

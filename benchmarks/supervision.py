@@ -41,6 +41,8 @@ def join(files: Mapping[str, Mapping[str, npt.NDArray]]) -> dict[str, npt.NDArra
 def read_beside(folder: pathlib.Path) -> list[Row]:
     """Return the last step's figures of the kept sets of `phantom`, for `supervision_table.draw`."""
     sets = [read_kept(path) for path in sorted(folder.glob("phantom_[0-9]*.npz"))]
+    if not sets:
+        raise BadInput(f"{folder}: no kept set of phantom; expected phantom_01.npz and others")
     settings = load_settings("phantom")
     size = round(settings.phantom.num_cases * settings.data.split_fractions[0])
     rows, last = list[Row](), DEFAULT_CHAIN.steps[-1].name

@@ -154,10 +154,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         types = {field.name: field.type for field in msgspec.structs.fields(cls)}
         made: dict[str, Any] = {"id": "-", "image": "-", "patient": "-"}
         given = {name: value for name, value in fields.items() if value is not None}
-        if "choices" in given:
-            if "options" in given:
+        choices = given.pop("choices", ())
+        if not _is_empty(choices):
+            if not _is_empty(given.get("options", ())):
                 raise BadInput("choices: options is given too; expected one of them")
-            given["options"] = given.pop("choices")
+            given["options"] = choices
         for name, value in {**given, "question": question, "answer": answer}.items():
             if name not in types:
                 raise BadInput(f"{name}: not a field of a record, such as question, options, answer and references")
@@ -244,9 +245,14 @@ class SetAside:
 
 
 def _name_corners(reference: dict[str, Any]) -> dict[str, Any]:
-    if "corners" in reference:
+    known = {name: value for name, value in reference.items() if value is not None}  # as columns of rows are joined
+    if "box" in known and "corners" in known:
         raise BadInput("references: a box has both box and corners; expected one of them")
-    return {"corners": reference["box"], **{name: value for name, value in reference.items() if name != "box"}}
+    return {"corners" if name == "box" else name: value for name, value in known.items()}
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (hasattr(value, "__len__") and len(value) == 0)
 
 
 def _check_question(record: Record) -> None:

@@ -151,8 +151,6 @@ class Settings:
         is_elsewhere = self.job not in ("teacher", "distill")
         expected = "''" + " (config.policy.start names the run that a policy starts from)" * self.trains_policy
         yield "start.checkpoint", bool(self.start.checkpoint) and is_elsewhere, expected
-        is_broken = self.data.check_images == "on_use" and self.data.on_bad_record == "skip"
-        yield "data.check_images", is_broken, "'ahead', or config.data.on_bad_record='stop'"
         if self.trains_policy:
             yield "data.root", bool(self.data.root), "'': config.vqa.source and config.vqa.root name the records"
             for key in _OF_CHAINS:

@@ -67,11 +67,16 @@ def add_layout(parser: argparse.ArgumentParser, known: Sequence[str] = ()) -> No
     add(parser, "--layout", "default: detected from the files", AUTO, choices=(AUTO, *(known or QUESTIONS)))
 
 
+def add_box_size(parser: argparse.ArgumentParser) -> None:
+    """Add the option of the size that a release's boxes refer to."""
+    size = "pixels of the picture that boxes refer to: required for GEMeX as released"
+    parser.add_argument("--box-size", type=int, nargs=2, metavar=("W", "H"), help=size)
+
+
 def add_reading(parser: argparse.ArgumentParser) -> None:
     """Add the options of which questions are read, and how."""
     add_layout(parser)
-    size = "pixels of the picture that boxes refer to: required for GEMeX as released"
-    parser.add_argument("--box-size", type=int, nargs=2, metavar=("W", "H"), help=size)
+    add_box_size(parser)
     add(parser, "--unseen", "leave out questions about a picture that stands in the training part too")
     parser.add_argument("--split", default="test", help="train, val, test (default) or all")
     add(parser, "--on-bad-record", "default stop", "stop", choices=("stop", "skip"))

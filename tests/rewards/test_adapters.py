@@ -180,6 +180,10 @@ def test_records_from_bare_fields():
     assert (record.answer, record.references) == ("B", (Box("lung", (1, 2, 3, 4)),))
     columns = {name: [value] for name, value in {**row, "image_size": [9, 9]}.items()}
     assert for_trl()(completions=["B [1, 2, 3, 4]"], **columns) == [2.0]
+    joined = {"label": "lung", "box": None, "corners": [1, 2, 3, 4]}  # columns of rows that differ
+    sparse = Record.from_fields(**{**row, "options": [], "references": [joined]}, image_size=(9, 9))
+    assert (sparse.answer, sparse.references) == (record.answer, record.references)
+    assert Record.from_fields(question="?", answer="Yes", options=[], choices=[]).kind == "closed"
     for words, wrong in (
         ("^answer: 'C' is a letter without options", {"answer": "C"}), ("^answer: Expected", {"answer": 3}),
         ("^options: Expected `array`", {"answer": "C", "options": "A, B, C"}),

@@ -60,7 +60,6 @@ REFUSED = [
     ({"job": "dpo", "rewards.functions": ("well_formed=1",)}, "rewards.gate: 'none' .*; expected 'released'"),
     ({"job": "sft", "curriculum.schedule": "epochs", "sft.pack_length": 9}, "sft.pack_length: 9 .*curriculum.schedule"),
     *(({"job": job, "start.checkpoint": "x"}, "start.checkpoint: 'x' .*; expected ''") for job in ("sft", "baseline")),
-    ({"data.check_images": "on_use", "data.on_bad_record": "skip"}, "data.check_images: 'on_use' .*; expected 'ahead'"),
     ({"policy.start": "/x"}, "policy.start: '/x' with config.job='distill'; expected the job 'sft', 'grpo' or"),
     (
         {"job": "baseline", "baseline.form": "heads", "training.batch_size": 64},

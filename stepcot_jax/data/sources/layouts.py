@@ -207,8 +207,8 @@ def holds_questions(root: Path, layout: str = AUTO) -> bool:
     except BadInput:
         try:
             return detect_vqa_layout(root) not in CASES
-        except parquet.UnreadableTable:
-            raise  # a folder of Parquet tables alone is one of questions
+        except (parquet.UnreadableTable, SeveralLayouts):
+            raise  # a folder of Parquet tables alone is one of questions; one of two layouts is told
         except BadInput:
             return False
     return False

@@ -73,7 +73,8 @@ def _open_questions(
     if options.data is not None:
         from stepcot_jax.data.sources.layouts import read_vqa_source  # of other questions alone: 20 modules
 
-        collection = read_vqa_source(find_path(options.data, "--data"), layout=options.layout)
+        box_size = options.box_size and tuple(options.box_size)
+        collection = read_vqa_source(find_path(options.data, "--data"), layout=options.layout, box_size=box_size)
         chosen = choose_split(collection.records, "test", where=str(collection.path))
         scaled = [scale_record(record, (size, size)) for record in chosen]
         return scaled, lambda record: read_pixels(collection.root / record.image)

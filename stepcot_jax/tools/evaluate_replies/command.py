@@ -19,6 +19,7 @@ from stepcot_jax.tools.options import (
     DIALECTS,
     add,
     add_asker,
+    add_box_size,
     add_layout,
     add_reading,
     check_numbers,
@@ -189,6 +190,7 @@ def _define_workdir(parser: argparse.ArgumentParser) -> None:
     add(parser, "--out DIR", "default: audit in WORKDIR, for `stepcot report`", type=local_path)
     add(parser, "--data DIR", "folder or file of questions in any layout, in place of the run's; their test split")
     add_layout(parser)
+    add_box_size(parser)
     add(parser, "--phase", "default: the last", choices=("sft", "grpo", "dpo"))
     _add_number(parser)
 
@@ -196,6 +198,7 @@ def _define_workdir(parser: argparse.ArgumentParser) -> None:
 def _define_questions(parser: argparse.ArgumentParser) -> None:
     add(parser, "RECORDS", "folder or file of questions in any layout; or gs://")
     add_layout(parser)
+    add_box_size(parser)
     add(parser, "--out DIR", "folder of the audit", type=local_path, required=True)
     parser.add_argument("--split", default="test", help="of questions: train, val, test (default) or all")
     _add_dialect(parser, without="replies need no thinking, and prompts do not ask for one")
@@ -221,7 +224,8 @@ def _write_questions(options: argparse.Namespace) -> None:
     from stepcot_jax.reading.scored_file import choose_split
     from stepcot_jax.tools.evaluate_replies.scoring import write_prompts
 
-    collection = read_vqa_source(find_path(options.records, "RECORDS"), layout=options.layout)
+    size = options.box_size and tuple(options.box_size)
+    collection = read_vqa_source(find_path(options.records, "RECORDS"), layout=options.layout, box_size=size)
     most, out = options.num_questions, options.out
     make_workdir(out)
     chosen = choose_split(collection.records, options.split, where=str(collection.path))
@@ -262,8 +266,8 @@ def _audit_workdir(options: argparse.Namespace) -> None:
     from stepcot_jax.run.stored import read_stored
     from stepcot_jax.tools.evaluate_replies.audit_runs import audit_policy, write_results
 
-    if options.layout != AUTO and options.data is None:
-        raise BadInput("--layout requires --data")
+    if (options.layout != AUTO or options.box_size) and options.data is None:
+        raise BadInput("--layout and --box-size require --data")
     if options.out is None and is_address(options.workdir):
         raise BadInput(f"{options.workdir} is an address: --out=DIR is required (a folder of this machine)")
     out = options.out or Path(options.workdir, "audit")

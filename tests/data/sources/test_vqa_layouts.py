@@ -8,7 +8,7 @@ from refusals import refuse
 
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
-from stepcot_jax.data.sources.layouts import detect_vqa_layout
+from stepcot_jax.data.sources.layouts import detect_vqa_layout, load_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
 from stepcot_jax.tools.data.command import main
@@ -61,6 +61,8 @@ def test_layouts_are_recognised_by_the_first_record(tmp_path):
     (boxes / "data.yaml").write_text("names: [a]\ntrain: images")
     (boxes / "_annotations.coco.json").write_text('{"images": [], "annotations": [], "categories": []}')
     refuse("has files of the layouts coco and yolo; choose one", detect_vqa_layout, boxes)
+    (boxes / "data.json").unlink()
+    refuse("has files of the layouts coco and yolo; choose one", load_records, boxes)
     (read,) = read_records(tmp_path / "gemex", layout="gemex", box_size=(8, 8), require_images=False)
     assert read.id == "some.jsonl:1"
 
