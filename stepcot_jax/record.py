@@ -153,16 +153,15 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         """
         types = {field.name: field.type for field in msgspec.structs.fields(cls)}
         made: dict[str, Any] = {"id": "-", "image": "-", "patient": "-"}
-        given = {name: value for name, value in fields.items() if value is not None}
-        choices = given.pop("choices", ())
-        if not _is_empty(choices):
-            if not _is_empty(given.get("options", ())):
+        given = {**fields, "question": question, "answer": answer}  # arrays, as trainers batch columns, become lists
+        given = {name: v.tolist() if hasattr(v, "tolist") else v for name, v in given.items() if v is not None}
+        if choices := given.pop("choices", None):
+            if given.get("options"):
                 raise BadInput("choices: options is given too; expected one of them")
             given["options"] = choices
-        for name, value in {**given, "question": question, "answer": answer}.items():
+        for name, plain in given.items():
             if name not in types:
                 raise BadInput(f"{name}: not a field of a record, such as question, options, answer and references")
-            plain = value.tolist() if hasattr(value, "tolist") else value  # of an array, as trainers batch columns
             if name == "references" and isinstance(plain, (list, tuple)):
                 plain = [b if isinstance(b, (dict, Box)) else {"label": "region", "corners": b} for b in plain]
                 plain = [_name_corners(b) if isinstance(b, dict) and "box" in b else b for b in plain]
@@ -249,10 +248,6 @@ def _name_corners(reference: dict[str, Any]) -> dict[str, Any]:
     if "box" in known and "corners" in known:
         raise BadInput("references: a box has both box and corners; expected one of them")
     return {"corners" if name == "box" else name: value for name, value in known.items()}
-
-
-def _is_empty(value: Any) -> bool:
-    return value is None or (hasattr(value, "__len__") and len(value) == 0)
 
 
 def _check_question(record: Record) -> None:

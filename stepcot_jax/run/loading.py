@@ -48,11 +48,8 @@ def load_dataset(
     from stepcot_jax.data.sources.layouts import read_source
 
     data, root = settings.data, find_path(settings.data.root, "config.data.root")
-    if data.check_images == "on_use" and data.on_bad_record == "skip" and require_images:
-        raise BadInput(
-            "config.data.check_images: 'on_use' stops at a broken image, which config.data.on_bad_record='skip' would "
-            "set aside; expected 'ahead', or 'stop'"
-        )
+    if require_images and (data.check_images, data.on_bad_record) == ("on_use", "skip"):
+        raise BadInput("config.data.check_images: 'on_use' with config.data.on_bad_record='skip'; expected 'ahead'")
     collection = read_source(
         root,
         layout=data.layout,

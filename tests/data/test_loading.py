@@ -132,4 +132,10 @@ def test_other_pictures_under_the_same_names_are_refused(folder, tmp_path):
     changed = load(root, data__check_images="ahead")
     refuse(rf"{other.name}: not the picture that the run .*; 1 of 40 differ", check_same_images, changed, tmp_path)
     check_same_images(load(root, data__check_images="on_use"), tmp_path)  # nothing was read
-    refuse("'on_use' stops at a broken image", load, root, data__check_images="on_use", data__on_bad_record="skip")
+    refuse(
+        "'on_use' with config.data.on_bad_record='skip'",
+        load,
+        root,
+        data__check_images="on_use",
+        data__on_bad_record="skip",
+    )
