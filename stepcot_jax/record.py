@@ -155,10 +155,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         made: dict[str, Any] = {"id": "-", "image": "-", "patient": "-"}
         given = {**fields, "question": question, "answer": answer}  # arrays, as trainers batch columns, become lists
         given = {name: v.tolist() if hasattr(v, "tolist") else v for name, v in given.items() if v is not None}
-        if choices := given.pop("choices", None):
-            if given.get("options"):
-                raise BadInput("choices: options is given too; expected one of them")
-            given["options"] = choices
+        if (choices := given.pop("choices", None)) and given.get("options"):
+            raise BadInput("choices: options is given too; expected one of them")
+        given |= {"options": choices} if choices else {}
         for name, plain in given.items():
             if name not in types:
                 raise BadInput(f"{name}: not a field of a record, such as question, options, answer and references")

@@ -232,9 +232,8 @@ def percent(share: float) -> str:
 
 def _soften(text: str) -> str:
     """Return a published text for the middle of a sentence; other texts and abbreviations keep their capitals."""
-    if fold(text) not in _ENGLISH:
-        return text
-    parts = [part[:1].lower() + part[1:] if part[1:2].islower() else part for part in text.split("/")]
+    known = fold(text) in _ENGLISH
+    parts = [part[:1].lower() + part[1:] if known and part[1:2].islower() else part for part in text.split("/")]
     return "/".join(parts)
 
 
