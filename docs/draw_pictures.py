@@ -82,7 +82,9 @@ def draw_correction(found: dict[str, Any]) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 3.5))
+    from stepcot_jax.reading.readings import percent
+
+    figure = Figure(figsize=(8.8, 3.5))
     FigureCanvasAgg(figure)
     axes = figure.add_axes((0.01, 0.06, 0.335, 0.83))
     axes.imshow(found["picture"], cmap="gray", interpolation="nearest")
@@ -102,7 +104,7 @@ def draw_correction(found: dict[str, Any]) -> Any:
             right = answer.answer == found["truth"][name]
             colour = blue if answer.given else orange if x > 0.5 and answer.answer != before.answer else "#1d2126"
             board.text(x - 0.035, y, "✓" if right else "✗", fontsize=9, color="#1c7a4a" if right else "#b3372b")
-            how = "corrected" if answer.given else f"{100 * answer.probability:.0f} %"
+            how = "corrected" if answer.given else percent(answer.probability)
             weight = "normal" if colour == "#1d2126" else "bold"
             board.text(x, y, f"{answer.answer} ({how})", fontsize=9, color=colour, fontweight=weight)
         if is_asked:
