@@ -279,6 +279,15 @@ class ReplyScore:
     num_turned: int = 0  # boxes whose corners were swapped
 
 
+@dataclasses.dataclass(frozen=True)
+class Answered:
+    """Questions with replies."""
+
+    records: Sequence[Record]
+    texts: Sequence[str]
+    scores: Sequence[ReplyScore]
+
+
 def score_text(
     text: str | None, record: Record, settings: ScoringSettings, *, judged: Judged | None = None, finish: str = ""
 ) -> ReplyScore:

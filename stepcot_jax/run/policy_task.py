@@ -1,7 +1,6 @@
 """The task of reasoning records: a policy that is fine-tuned on them and optimised for rewards."""
 
 import contextlib
-import dataclasses
 import functools
 import math
 import operator
@@ -18,7 +17,7 @@ from stepcot_jax.data.images.drawn_boxes import PREDICTED, TRUE, draw_named_boxe
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.evaluation import replies
-from stepcot_jax.evaluation.replies import ReplyScore, ScoringSettings
+from stepcot_jax.evaluation.replies import Answered, ReplyScore, ScoringSettings
 from stepcot_jax.evaluation.statistics import count_once
 from stepcot_jax.evaluation.unread import WARNING, count_unread, describe_unread
 from stepcot_jax.host.errors import BadInput
@@ -48,16 +47,6 @@ from stepcot_jax.training.devices import Devices
 from stepcot_jax.training.processes import is_first
 from stepcot_jax.training.state import TrainState
 from stepcot_jax.training.system import Batch, Stream
-
-
-@dataclasses.dataclass(frozen=True)
-class Answered:
-    """Questions with replies."""
-
-    records: Sequence[Record]
-    texts: Sequence[str]
-    scores: Sequence[ReplyScore]
-
 
 EXAMPLES_FOLDER = "examples"
 

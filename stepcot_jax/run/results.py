@@ -70,8 +70,7 @@ from stepcot_jax.training.processes import is_first
 from stepcot_jax.training.system import System
 
 if TYPE_CHECKING:
-    from stepcot_jax.run.chain_task import ChainTask, Feed
-    from stepcot_jax.run.policy_task import Answered
+    from stepcot_jax.run.inputs import Feed
 
 PREDICTIONS = "predictions"
 NUM_GIVEN = 500
@@ -125,14 +124,15 @@ def choose(dataset: Dataset, validated: Validated, evaluation: EvaluationSetting
 
 
 def predict(
-    task: "ChainTask",
+    system: System,
+    answer: Callable[[Any, str, "Feed"], Predictions],
     outcome: Outcome,
     split: str,
     feed: "Feed",
     read_given: Callable[[ReadLogits, np.ndarray], Any],
 ) -> tuple[SplitPredictions, dict[str, Any]]:
     """Return predictions of the best weights, and outputs of `read_given` for some cases by network."""
-    system, logits, given = task.system, dict[str, Any](), dict[str, Any]()
+    logits, given = dict[str, Any](), dict[str, Any]()
     rows: dict[str, Any] = {"labels": np.zeros((0, 0), np.int32)}
     if system.takes_given:
         rows = feed.sample_rows(split, NUM_GIVEN) | feed.inputs.text
@@ -140,7 +140,7 @@ def predict(
     for name in system.names:
         params = outcome.params_of(name)
         if outcome.step_of(name) != read_step:
-            answers, read_step = task.predictions(params, split, feed), outcome.step_of(name)
+            answers, read_step = answer(params, split, feed), outcome.step_of(name)
         logits[name] = answers.logits[name]
         if system.takes_given:
             given[name] = read_given(system.given_reader(name, jax.device_get(params), dict(rows)), labels)
@@ -466,7 +466,7 @@ _SHOWN: tuple[tuple[str, replies.Key], ...] = (
 
 def write_policy_results(
     workdir: pathlib.Path,
-    answered: "Mapping[str, Answered]",
+    answered: "Mapping[str, replies.Answered]",
     *,
     train: Sequence[Record],
     scoring: ScoringSettings,

@@ -20,7 +20,7 @@ from stepcot_jax.evaluation.operating_points import Rule, read_points
 from stepcot_jax.evaluation.predictions import ValidationPredictions, read_predictions
 from stepcot_jax.host.own_folder import load
 from stepcot_jax.reading.finished import Report
-from stepcot_jax.run.chain_task import Feed
+from stepcot_jax.run.inputs import Feed
 from stepcot_jax.run.plain_network import name_plain_command
 from stepcot_jax.run.results import Validated, choose, fit_gates, fit_heads, measure_given, read_features, write_results
 from stepcot_jax.run.settings import load_settings
