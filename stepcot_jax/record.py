@@ -153,8 +153,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         """
         types = {field.name: field.type for field in msgspec.structs.fields(cls)}
         made: dict[str, Any] = {"id": "-", "image": "-", "patient": "-"}
-        given = {**fields, "question": question, "answer": answer}  # arrays, as trainers batch columns, become lists
-        given = {name: v.tolist() if hasattr(v, "tolist") else v for name, v in given.items() if v is not None}
+        given = {name: v for name, v in fields.items() if v is not None} | {"question": question, "answer": answer}
+        given = {name: v.tolist() if hasattr(v, "tolist") else v for name, v in given.items()}  # arrays of trainers
         if (choices := given.pop("choices", None)) and given.get("options"):
             raise BadInput("choices: options is given too; expected one of them")
         given |= {"options": choices} if choices else {}

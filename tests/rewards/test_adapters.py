@@ -186,6 +186,7 @@ def test_records_from_bare_fields():
     assert Record.from_fields(question="?", answer="Yes", options=[], choices=[]).kind == "closed"
     for words, wrong in (
         ("^answer: 'C' is a letter without options", {"answer": "C"}), ("^answer: Expected", {"answer": 3}),
+        ("^answer: Expected .*got `null`", {"answer": None}),
         ("^options: Expected `array`", {"answer": "C", "options": "A, B, C"}),
         ("^answer: 'C' is not one of A, B", {"answer": "C", "options": options}),
         ("^letters: not a field of a record", {"answer": "A", "letters": options}),
