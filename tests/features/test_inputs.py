@@ -11,7 +11,7 @@ from stepcot_jax.data.records.records import read_records
 from stepcot_jax.features.importing import import_features
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.run import chain_task, inputs
+from stepcot_jax.run import inputs
 
 pytestmark = pytest.mark.slow
 
@@ -111,13 +111,13 @@ def test_a_run_reads_as_its_settings_say(folder, tmp_path, monkeypatch):
         asked.append((num_threads, num_workers))
         return iterate(batches, num_threads=num_threads)
 
-    monkeypatch.setattr(chain_task, "iterate", iterate_here)
+    monkeypatch.setattr(inputs, "iterate", iterate_here)
     changes = {"data__source": "folder", "data__root": str(folder), "data__num_workers": 3, "data__num_threads": 1}
     changes |= {"data__augment": "light", "data__sampling": "inverse_frequency"}
     run = small_run(tmp_path, monkeypatch, **changes)
     expected = training_batches(run.task.dataset, batch_size=8, seed=0, sampling="inverse_frequency", augment=True)
     np.testing.assert_array_equal(next(run.task.feed.training_batches())["images"], expected[0]["images"])
-    monkeypatch.setattr(chain_task, "collect", lambda predict, batches: list(batches))
+    monkeypatch.setattr(inputs, "collect", lambda predict, batches: list(batches))
     plain = evaluation_batches(run.task.dataset, "val", batch_size=128)[0]
     seen = []
     monkeypatch.setattr(type(run.task), "predict", lambda _, params, batch: seen.append(np.asarray(batch["images"])))
