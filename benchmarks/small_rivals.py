@@ -78,7 +78,8 @@ def read_runs(runs: Sequence[pathlib.Path], dataset: Dataset, steps: Sequence[in
     number = {len(rows) for rows in logits[NETWORKS[0]]}
     if len(number) != 1:
         raise BadInput(f"RUN: a case is tested by {min(number)} to {max(number)} runs; expected the runs of every fold")
-    return {name: np.array(rows, np.float16).swapaxes(0, 1) for name, rows in logits.items()} if runs else {}
+    with np.errstate(over="ignore"):  # padding of the shorter step
+        return {name: np.array(rows, np.float16).swapaxes(0, 1) for name, rows in logits.items()} if runs else {}
 
 
 def show(path: pathlib.Path) -> str:
