@@ -95,7 +95,7 @@ def test_offline_records_are_complete_and_well_formed_in_their_dialect(task, cha
     main(arguments)
     records = read_vqa_records(tmp_path, require_images=True).records
     source = {record.id: record for record in read_vqa_records(phantom_folder()).records}
-    assert len(records) == len(list_items(task, phantom_folder(), **changes)) >= 3 * NUM_CASES
+    assert len(records) == len(list_items(task, phantom_folder(), **changes)) >= 2.8 * NUM_CASES
     for record in records:
         has_thinking = task != "medclm" or record.thinking != ""  # the hard stage is the answer alone
         reply = read_reply(write_reply(record, DIALECTS[task]), DIALECTS[task], with_thinking=has_thinking)
