@@ -51,11 +51,3 @@ def test_labels_that_would_break_markup_boxes_without_an_area_and_blank_stages_a
         refuse(r"^box: ", Box("lung", box).check)
     for name in Stages.__struct_fields__:
         refuse(f"^{name}: blank", msgspec.structs.replace, STAGES, **{name: " "})
-
-
-def test_letters_and_accepted_texts():
-    letters = {kind: make_record(kind).letters for kind in ("open", "closed", "single", "multi")}
-    assert letters == {"open": "", "closed": "", "single": "ABCD", "multi": "ABCD"}
-    record = make_record("open", answer="Pleural effusion", synonyms=("Fluid", "pleural  EFFUSION", "fluid"))
-    assert record.accepted_texts == ("Pleural effusion", "Fluid")
-    assert make_record("multi").accepted_texts == ()
