@@ -3,7 +3,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from markupsafe import Markup
-from report.browser import find_violations, watch
+from PIL import Image
+from report.browser import find_broken_words, find_violations, watch
 from report.finished_workdir import make_split
 from trained_workdir import small_settings
 
@@ -18,7 +19,7 @@ from stepcot_jax.tools.report.answers import describe_case, write_cases
 from stepcot_jax.tools.report.sections import fold, render, write_settings
 
 EVIL = '</script><script>document.title = "broken"</script>"><img src=x onerror="document.title=\'broken\'">'
-NUM_CASES = 30
+NUM_CASES = 60
 
 
 def make_cases(number_of=NUM_CASES, evil=EVIL):
@@ -207,6 +208,25 @@ def test_axe_finds_nothing_and_heat_cells_can_be_read(browser, whole, width, sch
         assert find_violations(page.tab) == []
         page.tab.locator(".case-card").first.click()
         assert find_violations(page.tab) == []
+
+
+def test_a_phone_breaks_no_word_and_shows_that_tables_scroll(browser, whole, tmp_path):
+    def brightness_of_the_right_edge():
+        table.screenshot(path=tmp_path / "table.png")
+        return np.median(np.asarray(Image.open(tmp_path / "table.png").convert("L"))[:, -4:])
+
+    with watch(browser, whole, width=390) as page:
+        assert page.overflow == 0
+        assert find_broken_words(page.tab) == []
+        names = page.tab.locator(".figures th[scope=row]:visible")
+        assert names.evaluate_all("all => Math.max(...all.map((name) => name.offsetWidth))") < 390 / 2  # figures stay
+        table = page.tab.locator("#results .scrolled").first
+        assert table.evaluate("table => table.scrollWidth - table.clientWidth") > 50
+        at_first = brightness_of_the_right_edge()
+        table.evaluate("table => { table.scrollLeft = table.scrollWidth; }")
+        assert at_first < brightness_of_the_right_edge() - 20
+        page.tab.locator(".case-card").first.click()
+        assert find_broken_words(page.tab) == []
 
 
 def test_print_shows_what_the_screen_folds_away(browser, whole):

@@ -25,23 +25,20 @@ def change(text, place):
     return text.replace("</think>", "") if place % 5 == 1 else text
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    """The folder of a page, and its test records."""
-    root = tmp_path_factory.mktemp("page")
-    records, pictures = ask(20, num_train=2)
+def write(tmp_path, *, num_images=20):
+    records, pictures = ask(num_images, num_train=2)
     records = [msgspec.structs.replace(each, question=f"{each.question} <b>{EVIL[:30]}") for each in records]
-    folder = write_folder(root, records, pictures)
+    folder = write_folder(tmp_path, records, pictures)
     first = write_replies(folder / "first.jsonl", records, change=change)
     second = write_replies(folder / "second.jsonl", records, keep=lambda place: place % 7)
     main([str(folder), str(first), str(second), "--out", str(folder / "out"), "--num-resamples", "20"])
-    return root, [record for record in records if record.split == "test"]
+    return [record for record in records if record.split == "test"]
 
 
 @pytest.mark.slow
-def test_replies_can_be_looked_through(written, tmp_path, browser):
-    root, records = written
-    with open_page(browser, root) as watched:
+def test_replies_can_be_looked_through(tmp_path, browser):
+    records = write(tmp_path)
+    with open_page(browser, tmp_path) as watched:
         tab = watched.tab
         assert tab.inner_text("#count") == f"{len(records)} of {len(records)} replies"
         assert tab.locator("#gallery li").count() == 24
@@ -92,13 +89,13 @@ def test_replies_can_be_looked_through(written, tmp_path, browser):
         assert "0.0\u00a0% (not well formed)" in tab.locator("dialog .facts").text_content()
         assert tab.title().startswith("Replies to ")
         loaded = [url for url in watched.requests if not url.startswith("data:")]
-        assert loaded == [f"file://{root}/out/index.html"]
+        assert loaded == [f"file://{tmp_path}/out/index.html"]
 
 
 @pytest.mark.slow
-def test_axe_finds_nothing_filters_stay_and_print_is_whole(written, browser):
-    root, records = written
-    with open_page(browser, root, width=390, scheme="dark") as watched:
+def test_axe_finds_nothing_filters_stay_and_print_is_whole(tmp_path, browser):
+    records = write(tmp_path, num_images=8)
+    with open_page(browser, tmp_path, width=390, scheme="dark") as watched:
         tab = watched.tab
         assert find_violations(tab) == []
         tab.select_option("select[name=kind]", "multi")
