@@ -19,7 +19,6 @@ from stepcot_jax.run.settings import (
     load_settings,
     make_settings,
     read_run_settings,
-    read_settings,
     write_settings,
 )
 
@@ -130,12 +129,6 @@ def test_what_belongs_together_is_accepted():
     weights = "transformers:/models/rad-dino"  # no address
     assert load_settings("base", **FROZEN | {"image_encoder.weights": weights}).image_encoder.weights == weights
     assert load_settings("quickstart", job="sft").image_encoder.name == "resnet_small"
-
-
-def test_settings_come_back_from_their_file(tmp_path):
-    settings = load_settings("base", **{"training.joint_epochs": 5, "data.fold": "5/5", "data.origins": ("A",)})
-    write_settings(tmp_path / "settings.json", settings)
-    assert read_settings(tmp_path / "settings.json") == settings
 
 
 def test_a_resumed_run_may_change_how_it_reads_and_not_what():

@@ -35,7 +35,6 @@ def rewards_of(batch):
     return np.array(found, np.float64)
 
 
-@pytest.mark.slow
 def test_advantages_compare_the_rewards_of_each_group():
     batch, numbers = policy_step.sample()
     rewards = rewards_of(batch)

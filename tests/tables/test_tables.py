@@ -2,6 +2,7 @@ import json
 
 import numpy as np
 import pytest
+from memory_store import put_files
 from refusals import refuse
 from tables import finished_cells as made
 
@@ -146,14 +147,17 @@ def test_a_finished_cell_is_not_used_with_other_records(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["cases.csv", "cases.xlsx", "cases.parquet", "records.jsonl.gz"])
-def test_the_digest_of_records_is_of_a_table_too_and_of_a_root_that_is_one(tmp_path, name):
-    path, digests, settings = tmp_path / name, set(), made.make_plan(tmp_path / "tables", seeds=(0,)).settings
+def test_the_digest_of_records_is_of_a_table_too_and_of_a_root_that_is_one_or_on_a_store(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (folder := tmp_path / "data").mkdir()
+    path, digests, settings = folder / name, set(), made.make_plan(tmp_path / "tables", seeds=(0,)).settings
     for content in (b"one", b"other"):
         path.write_bytes(content)
-        roots = [vary(settings, {"data.source": "folder", "data.root": str(root)}) for root in (tmp_path, path)]
-        of_folder, of_file = map(digest_records, roots)
-        (tmp_path / f"~${name}").write_bytes(b"Excel's lock")
-        assert of_folder == of_file == digest_records(roots[0])
+        roots = (folder, path, put_files(folder, monkeypatch))
+        settings_of = [vary(settings, {"data.source": "folder", "data.root": str(root)}) for root in roots]
+        of_folder, of_file, of_store = map(digest_records, settings_of)
+        (folder / f"~${name}").write_bytes(b"Excel's lock")
+        assert of_folder == of_file == of_store == digest_records(settings_of[0])
         digests.add(of_folder)
     assert len(digests) == 2
 
