@@ -171,9 +171,8 @@ class StagedRollouts(policy_step.NumberRollouts):
 
 def collect(transform="pmap", num_devices=1, **changes):
     devices = policy_step.make_devices(transform, num_devices)
-    rollouts = dataclasses.replace(
-        policy_step.make_rollouts(devices, StagedRollouts, **changes), tokenizer=StagedWords(), dialect="lvkc_released"
-    )
+    rollouts = policy_step.make_rollouts(devices, StagedRollouts, **changes)
+    rollouts.tokenizer, rollouts.dialect = StagedWords(), "lvkc_released"
     batch = rollouts(devices.replicate(policy_step.start()), policy_step.make_prompts())
     batch.pop(COLLECTED_NUMBERS)
     return batch
