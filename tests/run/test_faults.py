@@ -18,8 +18,7 @@ SHORT = {"job": "baseline", "baseline__epochs": 1}
 def test_sigterm_while_data_are_loaded_ends_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(chain_task, "load_inputs", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Preempted, match="outside of training"):
-        training_run.Run(small_settings(**SHORT), tmp_path)
+    refuse("outside of training", training_run.Run, small_settings(**SHORT), tmp_path, error=Preempted)
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -33,8 +32,7 @@ def test_sigterm_after_the_last_look_ends_before_the_test_split(tmp_path, monkey
     run = small_run(tmp_path, monkeypatch, **SHORT)
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "_end_if_asked", signal_after)
-        with pytest.raises(Preempted, match=r"step 5: saved after SIGTERM"):
-            run.execute()
+        refuse(r"step 5: saved after SIGTERM", run.execute, error=Preempted)
     assert not (tmp_path / "report.json").exists()
     assert train(small_run(tmp_path, monkeypatch, **SHORT), monkeypatch)["baseline"].step == 5
 

@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
+from refusals import refuse
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.training.devices import ONE_DEVICE, GlobalBatch, MeshDevices
@@ -47,5 +48,4 @@ def test_what_cannot_be_divided():
         MeshDevices(divide_all, num_devices=8, model_devices=3)
     devices = MeshDevices(divide_all, num_devices=8, model_devices=2, num_passes=2)
     devices.check_batch_size(8)
-    with pytest.raises(BadInput, match="12 is not a multiple of 8"):
-        devices.check_batch_size(12)
+    refuse("12 is not a multiple of 8", devices.check_batch_size, 12)
