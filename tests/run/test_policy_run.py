@@ -124,13 +124,11 @@ def stop(workdir, error, where, name, number, stop=None, **changes):
             run.execute()
 
 
-def test_a_run_goes_on_to_the_same_bits_whatever_stopped_it(whole, tmp_path, monkeypatch, capsys):
+def test_a_run_goes_on_to_the_same_bits_whatever_stopped_it(whole, tmp_path, monkeypatch):
     """Killed in fine-tuning, ended after it, given epochs of GRPO, sent SIGTERM, killed while writing results."""
     stop(tmp_path, Killed, None, "prepare", 2, grpo__epochs=0)
     small_run(tmp_path, monkeypatch, **CHANGES, grpo__epochs=0).execute()
-    capsys.readouterr()
     stop(tmp_path, Preempted, None, "prepare", 1, stop=lambda: signal.raise_signal(signal.SIGTERM))
-    assert "config.grpo.epochs was raised from 0 to 2: the run goes on" in capsys.readouterr().err
     assert saved_steps(tmp_path / "checkpoints")[-1] == SFT_UPDATES + 1
     stop(tmp_path, Killed, results, "score_baseline", 1)
     assert not (tmp_path / "report.json").exists()

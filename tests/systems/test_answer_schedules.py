@@ -31,7 +31,8 @@ def test_a_config_says_how_often_wrong_and_to_whom_answers_are_given():
 def test_random_gives_each_true_answer_at_its_rate_independently():
     answers = draw(AnswerSchedule(0.6))
     given = answers >= 0
-    assert (answers[given] == LABELS[given]).all()  # annotated ones too
+    assert (answers[given] == LABELS[given]).all()
+    assert (answers[LABELS < 0] == -1).all()
     both = (LABELS[:, 0] >= 0) & (LABELS[:, 1] >= 0)
     for step in range(len(COUNTS)):
         assert abs(given[LABELS[:, step] >= 0, step].mean() - 0.6) < 0.04

@@ -6,21 +6,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from refusals import refuse
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.training.devices import ONE_DEVICE, GlobalBatch, MeshDevices
-from stepcot_jax.training.state import TrainState
+from stepcot_jax.training.devices import ONE_DEVICE, MeshDevices
 
 
 def divide_all(tree, mesh):
     return jax.tree.map(lambda leaf: NamedSharding(mesh, PartitionSpec("model", "data")), tree)
-
-
-def test_updates_and_passes_have_random_numbers_of_their_own():
-    state = TrainState(jnp.int32(0), {}, {}, jax.random.key_data(jax.random.key(0)))
-    keys = [jax.random.key_data(state.replace(step=jnp.int32(step)).key_of_update()) for step in range(3)]
-    assert len({tuple(key.tolist()) for key in keys}) == 3
-    rows = {"x": np.arange(6)}
-    parts, first = GlobalBatch(num_passes=3).split(rows)
-    assert parts["x"][:, 0].tolist() == first.tolist() == [0, 2, 4]
 
 
 def test_an_update_over_divided_arrays():

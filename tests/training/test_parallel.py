@@ -3,10 +3,10 @@ import numpy as np
 import pytest
 from oracles.random_params import largest
 from training import two_processes
-from training.parallel_step import CASES, COUNTS, LABELS, run
+from training.parallel_step import run
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.training.devices import AXIS, Devices
+from stepcot_jax.training.devices import Devices
 
 pytestmark = pytest.mark.slow
 SPREAD = {
@@ -37,17 +37,6 @@ def test_alignment_sees_the_whole_batch():
     weight = run(**SPREAD["pmap"])[1].losses["student"].alignment_weight
     assert (weight[:2] > 0).all()
     assert weight[2] == 0
-
-
-@pytest.mark.parametrize(("transform", "shape"), [("pmap", (8, 4)), ("shard_map", (32,))])
-def test_rows_lie_in_the_order_of_the_batch(transform, shape):
-    devices = Devices(transform=transform, num_devices=8)
-    rows = devices.put_training_rows({"labels": LABELS})["labels"]
-    assert rows.shape == (*shape, len(COUNTS))
-    np.testing.assert_array_equal(np.asarray(rows).reshape(CASES, -1), LABELS)
-    by_row = devices.put_rows({"labels": LABELS})["labels"]
-    assert by_row.sharding.spec == jax.sharding.PartitionSpec(AXIS)
-    np.testing.assert_array_equal(by_row, LABELS)
 
 
 @pytest.mark.parametrize(
