@@ -15,7 +15,7 @@ from systems.test_policy_parallel import assert_same
 
 from stepcot_jax.rewards.options import PRESETS, RewardSettings
 from stepcot_jax.systems import dpo
-from stepcot_jax.systems.dpo import DpoUpdate, Pairs, choose_pair
+from stepcot_jax.systems.dpo import DpoUpdate, Pairs
 from stepcot_jax.systems.grpo import REFERENCE
 from stepcot_jax.systems.options import DpoOptions
 from stepcot_jax.systems.sft import POLICY
@@ -25,13 +25,6 @@ from stepcot_jax.training.system import COLLECTED_NUMBERS
 
 BETA, TEMPERATURE, SIX = 0.3, 0.7, 6
 RELEASED = {f"rewards.{name}": value for name, value in dataclasses.asdict(PRESETS["released"]).items()}
-
-
-def test_a_pair_is_the_best_and_the_worst_valid_reply():
-    assert choose_pair(np.array([0.0, 0.4, 0.9, 0.1, 0.9, 0.1])) == (2, 3)
-    assert choose_pair(np.array([0.0, np.nan, 0.9, 0.0])) is None  # one valid reply
-    assert choose_pair(np.array([0.4, 0.0, 0.4])) is None  # equal rewards
-    assert choose_pair(np.array([0.0, np.nan])) is None
 
 
 class NumberPairs(Pairs, policy_step.NumberRollouts):

@@ -177,12 +177,6 @@ def test_a_killed_run_resumes_to_the_same_bits(uninterrupted, tmp_path):
     assert_same(train(tmp_path), uninterrupted)
 
 
-def test_a_run_that_is_asked_to_end_saves_first(uninterrupted, tmp_path):
-    looks = itertools.count()
-    refuse("saved after SIGTERM", train, tmp_path, asked=lambda: next(looks) == 9, error=Preempted)
-    assert_same(train(tmp_path), uninterrupted)
-
-
 class Rewarded(LinearRegression):
     """Gives rewards of the host to the log: the third update of the phase has none."""
 
