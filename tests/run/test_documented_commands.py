@@ -172,6 +172,5 @@ def test_every_command_of_the_readme_is_parsed(parse):
     assert {arguments[0] for arguments in commands} >= {"data", "predict", "report"}
     for arguments in commands:
         parse(arguments)
-        for unknown in ([*arguments, "--no-such-flag"], [arguments[0], "no-such", "words", "--here"]):
-            with pytest.raises(SystemExit):
-                parse(unknown)
+        with pytest.raises(SystemExit):
+            parse([*arguments, "--no-such-flag"])

@@ -115,14 +115,6 @@ def teacher_total(params, images=IMAGES, weights=None):
     return oracle.teacher_objective(oracle.teacher(params, images, TEXT)["logits"], LABELS, weights)["total"]
 
 
-def test_teacher_gradients_are_those_of_the_oracle():
-    parts, features, gradients = teacher_run(NETWORKS)(PARAMS, BATCH, TEXT)
-    tree = {"teacher": oracle.as_float64(PARAMS["teacher"])}
-    assert_close(parts.total, teacher_total(tree["teacher"]))
-    assert_close(features, IMAGES, 0)
-    assert check_gradients(lambda tree: teacher_total(tree["teacher"]), tree, gradients, entries=1) > 1e-2
-
-
 def test_linear_heads_join_the_loss_of_the_teachers_phase():
     scale, objective = 0.7, Objective(plain_scale=0.7)
     networks = SEEING.replace(plain=LinearHeads(COUNTS))
