@@ -168,20 +168,14 @@ def test_a_baseline_is_described_and_reads_no_prompts_of_a_caller(data, tmp_path
     class Mine(sc.Student):
         pass
 
-    for network, name, custom in ((sc.Student, "student", ()), (Mine, "student", ("student",))):
+    for network, custom in ((sc.Student, ()), (Mine, ("student",))):
         student = network(counts, width=8, dtype=jnp.bfloat16)
         system = BaselineSystem(data.chain, student, optimizer=optax.sgd(0.1), remat=True, answer_weights=weights)
         described, given = fit_module.describe_values(system, data)
         assert (described["training.compute_dtype"], described["parallel.remat"]) == ("bfloat16", True)
-        assert (system.names, given.networks, given.features) == ((name,), custom, ("answer_weights",))
-        refuse(
-            r"prompts: none of the system's networks reads prompts",
-            sc.fit,
-            system,
-            data,
-            workdir=tmp_path,
-            prompts=np.zeros((len(counts), 8)),
-        )
+        assert (system.names, given.networks, given.features) == (("student",), custom, ("answer_weights",))
+        prompts = {"workdir": tmp_path, "prompts": np.zeros((len(counts), 8))}
+        refuse(r"prompts: none of the system's networks reads prompts", sc.fit, system, data, **prompts)
 
 
 def test_what_fit_cannot_take_is_said(data, tmp_path):

@@ -11,9 +11,7 @@ from policies.policy_workdir import BEST, SIZES, make_policy_workdir
 from refusals import refuse
 from sections import section
 
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.loading import load_vqa_dataset
-from stepcot_jax.run.policy_task import PolicyTask
 from stepcot_jax.run.settings import load_settings, write_settings
 from stepcot_jax.run.start import read_policy_start, refuse_seen_patients
 from stepcot_jax.run.stored import PATIENTS_FILE, write_patients
@@ -105,10 +103,8 @@ def test_a_word_that_the_start_does_not_know_is_named(before, tmp_path, monkeypa
         return dataclasses.replace(dataset, records=(first, *dataset.records[1:]))
 
     monkeypatch.setattr(inputs, "load_vqa_dataset", load_with_a_new_word)
-    devices = type("Devices", (), {"check_batch_size": lambda *_, **__: None})()
-    terminal = type("Terminal", (), {"watch": lambda _, items, __: items})()
-    with pytest.raises(BadInput, match=r"config\.policy\.start: .*cannot write these records: .*' zebra' is not among"):
-        PolicyTask(start_from(before[0]), workdir=tmp_path, devices=devices, terminal=terminal)
+    words = r"config\.policy\.start: .*cannot write these records: .*' zebra' is not among"
+    refuse(words, Run, start_from(before[0]), tmp_path / "run")
 
 
 def test_a_start_may_be_on_a_store(before, tmp_path, monkeypatch):
