@@ -63,9 +63,9 @@ def test_a_run_whose_start_was_on_a_store_resumes_without_it(trained, tmp_path, 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     address = put_workdir(trained.workdir, monkeypatch)
     changes = {**CHANGES, "start__checkpoint": address}
-    report = small_run(tmp_path / "warm", monkeypatch, **changes).execute()
+    best = train(small_run(tmp_path / "warm", monkeypatch, **changes), monkeypatch)
     StoreFolder(address).remove(objects(address))
-    assert small_run(tmp_path / "warm", monkeypatch, **changes).execute()["test"] == report["test"]
+    assert train(small_run(tmp_path / "warm", monkeypatch, **changes), monkeypatch) == best
     with pytest.raises(BadInput, match=rf"^config\.start\.checkpoint: {address}: holds no files"):
         small_run(tmp_path / "new", monkeypatch, **changes)
     lost = small_run(tmp_path / "chained", monkeypatch, **CHANGES, start__checkpoint=str(tmp_path / "warm"))
