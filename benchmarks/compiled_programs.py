@@ -138,9 +138,10 @@ def describe_program(name: str, target: str, **named: int) -> dict[str, Any]:
 def read_figures(compiled: Any, params: Any, *, unknown_trips: int) -> dict[str, Any]:
     """Return the figures of one run of a program on one device.
 
-    "flops" are by type, "sent" are bytes by kind of collective, all other sizes bytes. Those of a "turn" are what
-    collectives inside loops return, each once: at a token of decoding, or in a pass of an update. "looped" has kind,
-    elements of arrays and bytes of each of these; "leaves" the elements of each matrix of parameters.
+    "flops" are by type, "sent" are bytes by kind of collective, "operations" those of the compiled text, all other
+    sizes bytes. Those of a "turn" are what collectives inside loops return, each once: at a token of decoding, or in a
+    pass of an update. "looped" has kind, elements of arrays and bytes of each of these; "leaves" the elements of each
+    matrix of parameters.
     """
     import jax
 
@@ -156,6 +157,7 @@ def read_figures(compiled: Any, params: Any, *, unknown_trips: int) -> dict[str,
         "gathered": sum(each.num_bytes * each.times for each in collectives if each.kind == "all-gather"),
         "turn": sum(each.num_bytes for each in looped),
         "turn_beside_sums": sum(each.num_bytes for each in looped if each.kind != "all-reduce"),
+        "operations": text.count(" = "),
         "kernels": work.num_kernels,
         "turn_kernels": work.loop_kernels,
         "looped": [[each.kind, each.sizes, each.num_bytes] for each in looped],

@@ -5,8 +5,9 @@ answers to the same unseen phantoms with boxes. Prints, for each way, its scores
 cases' maps and random weights; and, of several ways, the area under the answer's probability as the brightest cells are
 replaced (deletion) and as they alone are shown (insertion), by a blurred copy and by the same chest drawn without
 findings, and the correlation with the map that the drawing program's own removal of all findings gives. `--claims`
-counts the claims that the package's maps are drawn with, `--speed` times one picture. Choose on `--phantoms
-validation`, report `--phantoms test`: they are of different seeds.
+counts the claims that the package's maps are drawn with and, with `--keep FILE.npz`, keeps them: the file in place of
+RUN prints them again. `--speed` times one picture. Choose on `--phantoms validation`, report `--phantoms test`: their
+seeds differ.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from stepcot_jax.encoders.transformer import VisionTransformer
 from stepcot_jax.evaluation.maps import Scores, Targets, list_figures, mean_intervals, score_maps
 from stepcot_jax.evaluation.statistics import Interval, as_plain, interval_over_sets
 from stepcot_jax.host.errors import BadInput, run_tool
-from stepcot_jax.host.files import write_whole
+from stepcot_jax.host.files import write_whole, writing_whole
 from stepcot_jax.reading.explain import (
     GRID,
     TENTH,
@@ -200,8 +201,26 @@ def count_claims(explainer: Explainer, cases: Cases) -> dict[str, np.ndarray]:
         read = explainer.read_replaced(image, masks, cases.given, filler=blur(image))
         fixed.append(np.diag(take_answers(read, labels)))
     rivals = {"another case's brightest tenth": other, "a fixed tenth": np.stack(fixed), "a random tenth": random}
-    falls = {name: before - after for name, after in {"brightest tenth": brightest, **rivals}.items()}
-    return falls | {f"brightest less {name}": after - brightest for name, after in rivals.items()}
+    return {name: before - after for name, after in {"brightest tenth": brightest, **rivals}.items()}
+
+
+def show_claims(path: pathlib.Path) -> str:
+    """Return the tables of kept claims as Markdown."""
+    with np.load(path, allow_pickle=False) as file:
+        kept = {name: file[name] for name in file.files}
+    steps, patients, about = (kept.pop(name) for name in ("steps", "patients", "about"))
+    falls = {name: array.astype(np.float64) for name, array in kept.items()}  # each [set, case, step]
+    brightest = falls["brightest tenth"]
+    falls |= {f"brightest less {name}": brightest - array for name, array in kept.items() if name != "brightest tenth"}
+    owners = [f"{number} {patient}" for number, of_set in enumerate(patients.tolist()) for patient in of_set]
+    tables = {"by patient": mean_intervals({name: np.concatenate(array) for name, array in falls.items()}, owners)}
+    if len(brightest) > 1:
+        sets = [{name: array[number] for name, array in falls.items()} for number in range(len(brightest))]
+        tables[f"t over {len(brightest)} sets"] = join_sets(sets)
+    lines = []
+    for kind, table in tables.items():
+        lines += [f"**claims** ({about}, {kind})", "", *write_figures(table, steps.tolist()), ""]
+    return "\n".join(lines)
 
 
 def time_pictures(trained: Trained, model: str, *, rounds: int) -> list[str]:
@@ -262,8 +281,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--ways", default="; ".join(WAYS), help="separated by ; (default: %(default)s)")
     parser.add_argument("--claims", action="store_true", help="count the claims of the package's maps, nothing else")
     parser.add_argument("--speed", action="store_true", help="time one picture, nothing else")
+    parser.add_argument("--keep", type=pathlib.Path, metavar="FILE.npz", help="where the claims of --claims are kept")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="also write the intervals as JSON")
     options = parser.parse_args(arguments)
+    if options.runs[0].suffix == ".npz":
+        print(show_claims(options.runs[0]))
+        return 0
+    if options.claims and options.keep is None:
+        parser.error("--claims needs --keep FILE.npz")
     model = options.model or read_default_model(options.runs[0])
     runs = [load_trained(run, names=(model,)) for run in options.runs]
     steps = [step.name for step in runs[0].chain.steps]
@@ -274,18 +299,23 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown := set(ways) - set(WAYS):
         raise BadInput(f"--ways: {sorted(unknown)[0]!r} is not one of {', '.join(WAYS)}")
     later = LATER[options.phantoms]
+    if options.claims:
+        explainers = [Explainer(trained, model=model) for trained in runs]
+        drawn = [draw_cases(explainer, num_cases=options.num_cases, later=later) for explainer in explainers]
+        falls = [count_claims(explainer, cases) for explainer, cases in zip(explainers, drawn, strict=True)]
+        about = f"{model}, {sum(len(cases.patients) for cases in drawn)} {options.phantoms} phantoms"
+        facts = {"steps": steps, "patients": [cases.patients for cases in drawn], "about": about}
+        with writing_whole(options.keep) as file:
+            stacked = {name: np.stack([of_set[name] for of_set in falls]).astype(np.float16) for name in falls[0]}
+            np.savez_compressed(file, allow_pickle=False, **facts, **stacked)
+        print(show_claims(options.keep))
+        return 0
     sets: list[dict[str, dict[str, np.ndarray]]] = []
     patients: list[str] = []
     for number, trained in enumerate(runs):
-        if options.claims:
-            explainer = Explainer(trained, model=model)
-            cases = draw_cases(explainer, num_cases=options.num_cases, later=later)
-            sets.append({"claims": count_claims(explainer, cases)})
-            of_set = cases.patients
-        else:
-            how = {"num_cases": options.num_cases, "num_curves": options.num_curves, "later": later}
-            figures, of_set = measure_run(trained, model, ways=ways, **how)
-            sets.append(figures)
+        how = {"num_cases": options.num_cases, "num_curves": options.num_curves, "later": later}
+        figures, of_set = measure_run(trained, model, ways=ways, **how)
+        sets.append(figures)
         patients += [f"{number} {patient}" for patient in of_set]
     written = {}
     for way in sets[0]:

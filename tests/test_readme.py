@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.ablations import show as show_ablations
 from benchmarks.help_figures import show
+from benchmarks.small_rivals import show as show_rivals
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = " ".join((ROOT / "README.md").read_text().split())
@@ -121,6 +122,7 @@ def test_the_tables_are_what_the_command_prints():
     """README's cells too, network by network; its other figures of the ten sets are in these tables."""
     page, whole = ((ROOT / "docs" / name).read_text() for name in ("does_it_help.md", "results/does_it_help.md"))
     texts = {config: show(KEPT, config) for config in ("quickstart", "phantom")}
+    assert show_rivals(KEPT / "nih.npz") in (ROOT / "docs/results/small_data.md").read_text()
     assert show_ablations(KEPT).strip() in (ROOT / "docs/results/ablations.md").read_text()
     printed = {config: text.splitlines() for config, text in texts.items()}
     for config, part in zip(printed, page.split("## At the size of `phantom`"), strict=True):

@@ -52,9 +52,10 @@ def test_passes_of_an_update_gather_no_weight():
 
 
 @pytest.mark.slow
-def test_all_layers_compile_in_half_a_minute_and_are_no_second_copy():
+def test_all_layers_are_a_loop_and_no_second_copy():
+    """The operations are what the compiler's seconds grow with."""
     figures = figures_of("sft", layers=28, vision_layers=32)
-    assert figures["own_seconds"] <= 30
+    assert figures["operations"] <= 40_000  # 35,000; 77,500 with one layer after another
     assert figures["temporary"] <= 12e9  # 12.0 with one layer after another
     leaves = [size for size in figures["leaves"] if size > WIDTH]
     assert not gathered(figures["looped"], leaves + [28 * size for size in leaves])

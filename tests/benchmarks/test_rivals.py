@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from structured_folder import make_tree
 
-from benchmarks.small_rivals import classify, score_runs, shrink
+from benchmarks.small_rivals import classify, read_runs, shrink
 from benchmarks.structured_reports import vote
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.splits.splits import Splits
@@ -57,6 +57,6 @@ def test_runs_that_leave_cases_untested_are_refused(tmp_path):
         facts = {**dict.fromkeys(FACTS, np.array([""])), "case_id": np.array([names[case]])}
         split = SplitPredictions(Predictions(np.array([0]), labels[:1], logits), facts)
         write_predictions(run / "predictions" / "test.npz", split, DEFAULT_CHAIN)
-    assert score_runs(runs, dataset)["teacher"].mean(axis=1).tolist() == [1, 0, 1]
-    with pytest.raises(BadInput, match=r"1 of 3 cases are in the test split of none of the 2 runs, .* 1\.png"):
-        score_runs(runs[::2], dataset)
+    assert read_runs(runs, dataset, [0, 6])["teacher"].argmax(axis=-1).tolist() == [[[0, 0], [1, 1], [0, 0]]]
+    with pytest.raises(BadInput, match="a case is tested by 0 to 1 runs"):
+        read_runs(runs[::2], dataset, [0, 6])

@@ -2,11 +2,10 @@
 
 import csv
 import json
-import struct
-import zlib
 
 import numpy as np
 import openpyxl
+from data.images.test_images import png
 from PIL import Image
 
 from stepcot_jax.data.phantom.phantom import export_phantom
@@ -113,15 +112,8 @@ def rename_image(root, old, new):
 
 def plant_a_bomb(root):
     """A picture of 40000 x 40000 pixels in 200 kB."""
-
-    def chunk(kind, content):
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    header = struct.pack(">IIBBBBB", 40_000, 40_000, 1, 0, 0, 0, 0)
-    pixels = zlib.compress(bytes(5001 * 40_000))
-    image_of(root).write_bytes(
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
-    )
+    content = png(width=40_000, height=40_000, depth=1, colour_type=0, rows=bytes(5001 * 40_000))
+    image_of(root).write_bytes(content)
 
 
 def link_out(root):

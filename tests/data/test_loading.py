@@ -1,3 +1,4 @@
+import itertools
 import json
 import shutil
 
@@ -48,36 +49,25 @@ def test_prepared_data_train_as_their_folder_does(folder, tmp_path):
     refuse(message, load, tmp_path, source="tfds", data__step_names=("one", "two"))
 
 
-def with_copies(folder, root):
-    """The folder with two of its patients' images a second time, under the names of two new patients."""
-    shutil.copytree(folder, root)
-    collection = read_records(root)
-    of_patient = {case.patient: case for case in collection.cases}
-    copied = []
-    for number, case in enumerate(list(of_patient.values())[:2]):
-        path = f"images/copy_{number}.png"
-        shutil.copy(root / case.image, root / path)
-        copied.append(msgspec.structs.replace(case, patient=f"copy {number}", image=path))
-    write_records(root, chain=collection.chain, cases=[*collection.cases, *copied])
-    return [(case.image, f"images/copy_{n}.png") for n, case in enumerate(list(of_patient.values())[:2])]
-
-
 def test_near_duplicates_stay_on_one_side(folder, tmp_path):
-    pairs = with_copies(folder, tmp_path / "copied")
-    seeds = range(4)
+    """Two patients' images come a second time, under the names of two new patients."""
+    root = shutil.copytree(folder, tmp_path / "copied")
+    collection = read_records(root)
+    first = list({case.patient: case for case in collection.cases}.values())[:2]
+    second = [
+        msgspec.structs.replace(case, patient=f"copy {n}", image=f"images/{n}.png") for n, case in enumerate(first)
+    ]
+    for case, copy in zip(first, second, strict=True):
+        shutil.copy(root / case.image, root / copy.image)
+    write_records(root, chain=collection.chain, cases=[*collection.cases, *second])
     together = {0: 0, 1: 0}
-    for radius in together:
-        for seed in seeds:
-            dataset = load(tmp_path / "copied", data__near_duplicate_radius=radius, data__split_seed=seed)
-            split_of = {
-                dataset.cases[index].image: name
-                for name, indices in dataset.splits.by_name().items()
-                for index in indices
-            }
-            assert len(split_of) == NUM_CASES + 2
-            together[radius] += sum(split_of[one] == split_of[other] for one, other in pairs)
-    assert together[1] == 2 * len(seeds)
-    assert together[0] < 2 * len(seeds)
+    for radius, seed in itertools.product(together, range(4)):
+        dataset = load(root, data__near_duplicate_radius=radius, data__split_seed=seed)
+        splits = dataset.splits.by_name()
+        split_of = {dataset.cases[index].image: name for name, indices in splits.items() for index in indices}
+        assert len(split_of) == NUM_CASES + 2
+        together[radius] += sum(split_of[a.image] == split_of[b.image] for a, b in zip(first, second, strict=True))
+    assert together[0] < together[1] == 8
     assert "near-duplicates within 1 bits" in dataset.splits_source
 
 
@@ -94,11 +84,8 @@ def test_split_tables_beside_a_file_named_as_the_root_are_read(tmp_path, capsys,
         (tmp_path / f"{name}.csv").write_text("\n".join(["patient_id", *named]) + "\n")
     for root in (tmp_path, tmp_path / "cases.csv"):
         dataset = load(root)
-        found = {
-            name: [dataset.cases[index].patient for index in indices]
-            for name, indices in dataset.splits.by_name().items()
-        }
-        assert found == tables
+        splits = dataset.splits.by_name()
+        assert {name: [dataset.cases[index].patient for index in splits[name]] for name in splits} == tables
         capsys.readouterr()
         assert main(["check", str(root), "--json", "-"]) == 0
         facts = json.loads(capsys.readouterr().out)
@@ -132,10 +119,5 @@ def test_other_pictures_under_the_same_names_are_refused(folder, tmp_path):
     changed = load(root, data__check_images="ahead")
     refuse(rf"{other.name}: not the picture that the run .*; 1 of 40 differ", check_same_images, changed, tmp_path)
     check_same_images(load(root, data__check_images="on_use"), tmp_path)  # nothing was read
-    refuse(
-        "'on_use' with config.data.on_bad_record='skip'",
-        load,
-        root,
-        data__check_images="on_use",
-        data__on_bad_record="skip",
-    )
+    how = {"data__check_images": "on_use", "data__on_bad_record": "skip"}
+    refuse("'on_use' with config.data.on_bad_record='skip'", load, root, **how)

@@ -4,13 +4,13 @@ import json
 
 import numpy as np
 import pytest
+from data.checked import check
 from data.records.test_records import NAMES, change_step, make_record, read, refusal, root, write
 from data.test_batches import PREPROCESSING
 from refusals import refuse
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.data.batches import evaluation_batches, iterate, training_batches
-from stepcot_jax.data.check import CheckOptions, check_root
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.pixels import PixelCache
 from stepcot_jax.data.record_table import RecordTable
@@ -19,7 +19,6 @@ from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.data.statistics import compute_statistics
 from stepcot_jax.data.uncertain import make_targets
 from stepcot_jax.evaluation.predictions import ValidationPredictions, collect
-from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.record import Record
 from stepcot_jax.run.results import Validated, choose, with_facts
 from stepcot_jax.run.run_checks import check_annotated
@@ -59,29 +58,26 @@ def test_a_step_without_a_negative_option_is_refused():
     np.testing.assert_array_equal(found, LABELS)
 
 
-def make_dataset(treatment="ignore"):
+def make_dataset(treatment="ignore", *, uncertain=UNCERTAIN, each=4):
+    """Splits of so many cases each, with the labels and marks above over and over."""
+    many = np.tile(LABELS, (3 * each // 4, 1))
     cases = RecordTable(
-        Record(patient=f"p{n}", image=f"{n}.png", answers=(0, 0), reasoning=("", "")) for n in range(12)
+        Record(patient=f"p{n}", image=f"{n}.png", answers=(0, 0), reasoning=("", "")) for n in range(len(many))
     )
-    table = cases.with_labels(np.tile(LABELS, (3, 1)), np.tile(UNCERTAIN, (3, 1)))
-    pixels = PixelCache(lambda n: np.full((4, 4, 3), n, np.uint8), budget_bytes=0)
-    splits = Splits((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11))
+    table = cases.with_labels(many, np.tile(uncertain, (3 * each // 4, 1)))
+    pixels = PixelCache(lambda n: np.full((4, 4, 3), n % 256, np.uint8), budget_bytes=0)
+    splits = Splits(*(tuple(range(start, start + each)) for start in (0, each, 2 * each)))
     return Dataset(CHAIN, table, splits, pixels, PREPROCESSING, uncertain=treatment)
 
 
 @pytest.mark.parametrize("treatment", TAKEN)
-def test_training_follows_the_setting(treatment):
-    batch = training_batches(make_dataset(treatment), batch_size=4, seed=0)[0]
-    np.testing.assert_array_equal(batch["labels"], targets(treatment)[batch["index"]])
-
-
-@pytest.mark.parametrize("treatment", TAKEN)
-@pytest.mark.parametrize("split", ["val", "test"])
-def test_labels_of_validation_and_test_never_hold_an_uncertain_answer(split, treatment):
+def test_training_alone_takes_an_uncertain_answer_for_something(treatment):
     dataset = make_dataset(treatment)
-    batch = evaluation_batches(dataset, split, batch_size=4)[0]
-    np.testing.assert_array_equal(batch["labels"], LABELS)
-    np.testing.assert_array_equal(dataset.batch(dataset.splits.by_name()[split])["labels"], LABELS)
+    batch = training_batches(dataset, batch_size=4, seed=0)[0]
+    np.testing.assert_array_equal(batch["labels"], targets(treatment)[batch["index"]])
+    for split in ("val", "test"):
+        np.testing.assert_array_equal(evaluation_batches(dataset, split, batch_size=4)[0]["labels"], LABELS)
+        np.testing.assert_array_equal(dataset.batch(dataset.splits.by_name()[split])["labels"], LABELS)
 
 
 @pytest.mark.parametrize("treatment", TAKEN)
@@ -91,14 +87,7 @@ def test_calibration_never_counts_an_uncertain_answer(treatment):
     logits[:, 0, 2] = -1e9
 
     def choose_for(uncertain, treatment):
-        many = np.tile(LABELS, (200, 1))
-        cases = RecordTable(
-            Record(patient=f"p{n}", image=f"{n}.png", answers=(0, 0), reasoning=("", "")) for n in range(len(many))
-        )
-        splits = Splits(tuple(range(400)), tuple(range(400, 800)), ())
-        pixels = PixelCache(lambda n: np.full((4, 4, 3), n % 256, np.uint8), budget_bytes=0)
-        table = cases.with_labels(many, np.tile(uncertain, (200, 1)))
-        dataset = Dataset(CHAIN, table, splits, pixels, PREPROCESSING, uncertain=treatment)
+        dataset = make_dataset(treatment, uncertain=uncertain, each=400)
         with contextlib.closing(iterate(evaluation_batches(dataset, "val", batch_size=100), num_threads=1)) as read:
             predicted = collect(lambda batch: {"teacher": logits[batch["index"]]}, read)
         facts = with_facts(dataset, "val", predicted).facts
@@ -107,9 +96,7 @@ def test_calibration_never_counts_an_uncertain_answer(treatment):
     marked, plain = choose_for(UNCERTAIN, treatment), choose_for(np.full_like(UNCERTAIN, NO), "ignore")
     assert marked.calibration == plain.calibration
     assert marked.thresholds == plain.thresholds
-    assert {pair: own.tolist() for pair, own in marked.counts.items()} == {
-        pair: own.tolist() for pair, own in plain.counts.items()
-    }
+    np.testing.assert_equal(marked.counts, plain.counts)
 
 
 def test_the_last_step_alone_forgets_the_other_steps_marks():
@@ -142,10 +129,8 @@ def test_a_mark_survives_reading_and_writing_and_needs_an_answer(root):
     write_records(root, chain=collection.chain, cases=collection.cases)
     assert read_records(root, step_names=NAMES).cases == collection.cases
     written = json.loads((root / "data.json").read_text())
-    assert [["uncertain" in entry for entry in record["vqa_chain"]] for record in written] == [
-        [False, True],
-        [False] * 2,
-    ]
+    has_marks = [["uncertain" in entry for entry in record["vqa_chain"]] for record in written]
+    assert has_marks == [[False, True], [False, False]]
     assert written[0]["vqa_chain"][1]["answer"] == "B"
     record = change_step(make_record(), 0, uncertain=True, answer=None)
     assert "vqa_chain[0].uncertain: true without an answer" in refusal(root, [record])
@@ -155,7 +140,7 @@ def test_a_mark_survives_reading_and_writing_and_needs_an_answer(root):
 
 def test_check_and_stats_count_uncertain_answers(root, tmp_path):
     write(root, [change_step(make_record(), 1, uncertain=True), make_record("b"), make_record("c")])
-    facts = check_root(root, CheckOptions(images="none", step_names=NAMES), terminal=Terminal(silent=True))
+    facts = check(root, images="none", step_names=NAMES)
     assert [(step["annotated"], step["uncertain"]) for step in facts["steps"]] == [(3, 0), (2, 1)]
     (note,) = (note for note in facts["notes"] if note.startswith("1 answers are uncertain"))
     assert note.endswith("training ignores them (config.data.uncertain=ignore)")
@@ -172,12 +157,8 @@ def test_check_counts_what_training_takes(root):
     """All answers of step 2 are uncertain."""
     doubtful = {"options": ["A. Mass", "B. Nodule"], "answer": "B", "uncertain": True}
     write(root, [change_step(make_record(f"p{number}"), 1, **doubtful) for number in range(12)])
-
-    def check(treatment):
-        options = CheckOptions(images="none", step_names=NAMES, uncertain=treatment)
-        return check_root(root, options, terminal=Terminal(silent=True))
-
-    ignored, taken, refused = (check(treatment) for treatment in ("ignore", "positive", "negative"))
+    how = {"images": "none", "step_names": NAMES}
+    ignored, taken, refused = (check(root, uncertain=each, **how) for each in ("ignore", "positive", "negative"))
     num_train = ignored["splits"][0]["cases"]
     assert [step["trained"] for step in ignored["steps"]] == [num_train, 0]
     assert [step["trained"] for step in taken["steps"]] == [num_train, num_train]

@@ -6,23 +6,18 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from data.checked import check, load
 from data.odd_inputs import ODD_INPUTS, make_folder, read_rows, records_of, write_all, write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs import base
-from stepcot_jax.data.check import CheckOptions, check_root
-from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.reasons import Reasons
 from stepcot_jax.data.records.data_json import scan_records
 from stepcot_jax.data.records.records import read_records
 from stepcot_jax.data.splits.split_resolver import read_splits, resolve_tables
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.run.loading import load_dataset
 from stepcot_jax.run.run_checks import check_annotated
-from stepcot_jax.run.settings import make_settings
 from stepcot_jax.tools.data.command import main, print_facts
 
 
@@ -38,21 +33,11 @@ def root(good_folder, tmp_path):
     return shutil.copytree(good_folder, tmp_path / "root")
 
 
-def check(*arguments):
+def run_check(*arguments):
     try:
         return main(["check", *map(str, arguments)])
     except BadInput as error:
         return 2, str(error)
-
-
-def facts_of(root, **options):
-    return check_root(root, CheckOptions(**options), terminal=Terminal())
-
-
-def load(root, *, require_images=True, on_bad_record="stop"):
-    config = base.get_config()
-    config.data.source, config.data.root, config.data.on_bad_record = "folder", str(root), on_bad_record
-    return load_dataset(make_settings(config), preprocessing=Preprocessing(size=16), require_images=require_images)
 
 
 def try_run(root, **settings):
@@ -69,7 +54,7 @@ def test_odd_inputs_are_said_and_a_run_agrees(root, capsys, name):
     make_odd, code, *words = ODD_INPUTS[name]
     arguments = ["--images", "none"] if "images elsewhere" in name else []
     make_odd(root)
-    found = check(root, *arguments)
+    found = run_check(root, *arguments)
     output = found[1] if code == 2 else capsys.readouterr().out
     assert (found[0] if code == 2 else found) == code
     assert code != 2 or "\n" not in output
@@ -79,7 +64,7 @@ def test_odd_inputs_are_said_and_a_run_agrees(root, capsys, name):
 
 
 def test_facts_of_a_good_folder_are_the_same_in_json_and_on_a_terminal(root, tmp_path, capsys):
-    facts = facts_of(root)
+    facts = check(root)
     records = records_of(root)
     assert (facts["layout"], facts["records"], facts["cases"], facts["patients"]) == ("published", 15, 15, 12)
     assert (facts["set_aside"], facts["stops"], facts["set_aside_reasons"]) == (0, [], [])
@@ -94,12 +79,12 @@ def test_facts_of_a_good_folder_are_the_same_in_json_and_on_a_terminal(root, tmp
     for split in facts["splits"]:
         rows = read_rows(root, split["name"])
         assert (split["cases"], split["rows"], split["patients"]) == (len(rows), len(rows), len({r[0] for r in rows}))
-    assert (facts["splits_from"], check(root, "--json", tmp_path / "facts.json")) == ("tables", 0)
+    assert (facts["splits_from"], run_check(root, "--json", tmp_path / "facts.json")) == ("tables", 0)
     named = next((name, count) for name, count in facts["steps"][-1]["answers"].items() if count)
     assert f"{named[0]} {named[1]} ({named[1] / 15:.1%})" in " ".join(capsys.readouterr().out.split())
-    assert check(root, "--json", "-") == 0
-    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "facts.json").read_text()) == facts_of(root)
-    screen, plain, facts = io.StringIO(), io.StringIO(), facts_of(root)
+    assert run_check(root, "--json", "-") == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "facts.json").read_text()) == check(root)
+    screen, plain, facts = io.StringIO(), io.StringIO(), check(root)
     screen.isatty = lambda: True
     facts["origins"] = {"[red]\x1b[2J": 15}
     for file, has_rules in ((screen, True), (plain, False)):
@@ -111,20 +96,20 @@ def test_facts_of_a_good_folder_are_the_same_in_json_and_on_a_terminal(root, tmp
 
 
 def test_steps_of_another_chain_are_told_of_their_names(root):
-    assert not any("step_names" in note for note in facts_of(root)["notes"])
+    assert not any("step_names" in note for note in check(root)["notes"])
     records = records_of(root)
     for entry in (entry for record in records for entry in record["vqa_chain"]):
         entry.update(options=["A. Broken", "B. Whole"], answer="A")
     (root / "data.json").write_text(json.dumps(records))
-    assert any("config.data.step_names" in note for note in facts_of(root)["notes"])
+    assert any("config.data.step_names" in note for note in check(root)["notes"])
     names = tuple("abcdefg")
-    assert not any("step_names" in note for note in facts_of(root, step_names=names)["notes"])
+    assert not any("step_names" in note for note in check(root, step_names=names)["notes"])
 
 
 def test_splits_are_made_as_a_run_makes_them(root):
     for name in SPLIT_NAMES:
         (root / f"{name}.csv").unlink()
-    facts = facts_of(root)
+    facts = check(root)
     assert facts["splits_from"] == "made"
     assert {split["name"]: split["cases"] for split in facts["splits"]} == load(root).num_cases
 
@@ -134,7 +119,7 @@ def test_bad_records_stop_or_are_skipped_as_in_a_run(root):
     records[3]["report"] = 7
     records[5]["vqa_chain"][0]["answer"] = "Q"
     write_all(root, records)
-    stopped, skipped = facts_of(root), facts_of(root, on_bad_record="skip")
+    stopped, skipped = check(root), check(root, on_bad_record="skip")
     assert "2 of 15 records are bad" in stopped["stops"][0]
     assert (skipped["stops"], skipped["cases"], skipped["set_aside"]) == ([], 13, 2)
     assert try_run(root, on_bad_record="skip") is None
@@ -145,18 +130,18 @@ def test_bad_records_stop_or_are_skipped_as_in_a_run(root):
 
 def test_ways_to_look_at_images(root):
     (root / records_of(root)[4]["image_path"]).write_bytes(b"no picture")
-    decoded, seen, ignored = (facts_of(root, images=images) for images in ("decode", "exists", "none"))
+    decoded, seen, ignored = (check(root, images=images) for images in ("decode", "exists", "none"))
     assert (decoded["images_unreadable"], decoded["images_found"], len(decoded["stops"])) == (1, 15, 1)
     assert (seen["images_unreadable"], seen["images_found"], seen["stops"]) == (None, 15, [])
     assert (ignored["images_unreadable"], ignored["images_found"], ignored["stops"]) == (None, None, [])
     (root / records_of(root)[4]["image_path"]).unlink()
-    assert (facts_of(root, images="exists")["images_missing"], facts_of(root, images="none")["stops"]) == (1, [])
+    assert (check(root, images="exists")["images_missing"], check(root, images="none")["stops"]) == (1, [])
 
 
 def test_equal_pictures_are_named_with_their_splits(root):
     (train, *_), (test, *_) = read_rows(root, "train"), read_rows(root, "test")
     shutil.copy(root / train[1], root / test[1])
-    facts = facts_of(root)
+    facts = check(root)
     assert (facts["images_with_equal_pixels"], sorted(facts["equal_images"][0])) == (1, sorted([train[1], test[1]]))
     found = {each["image_path"]: (each["patient_id"], each["splits"]) for each in facts["leaks"][0]}
     assert (found, facts["stops"]) == ({train[1]: (train[0], ["train"]), test[1]: (test[0], ["test"])}, [])
@@ -170,15 +155,15 @@ def test_nothing_of_reports_or_patients_but_their_identifiers_is_printed(root, c
     records[2]["image_path"], records[3]["vqa_chain"][0]["answer"] = "/absolute.png", "Z"
     write_all(root, records)
     for arguments in ([], ["--json", "-"]):
-        assert check(root, *arguments) == 1
+        assert run_check(root, *arguments) == 1
         output = capsys.readouterr().out
         assert not [word for word in ("Example", "71.5", "Dr No") if word in output]
 
 
 def test_wrong_arguments_and_folders_are_refused(tmp_path):
-    assert (check(tmp_path / "nowhere")[0], check(tmp_path)[0]) == (2, 2)
+    assert (run_check(tmp_path / "nowhere")[0], run_check(tmp_path)[0]) == (2, 2)
     for arguments in (["--max-megapixels", "0"], ["--max-megapixels", "inf"], ["--num-threads", "0"]):
-        assert "must be above 0" in check(tmp_path, *arguments)[1]
+        assert "must be above 0" in run_check(tmp_path, *arguments)[1]
 
 
 STEP = {"step": "Step 1", "question": "?", "options": ["No", "Yes"], "reasoning": "", "answer": "A"}
@@ -238,20 +223,20 @@ def test_memory_does_not_grow_with_the_texts_and_many_origins_are_merged(tmp_pat
     tracemalloc.stop()
     assert len(scan.table) == 1500
     assert peak < 8e6  # of a file of 30 MB
-    facts = facts_of(tmp_path, images="none", step_names=("One",))
+    facts = check(tmp_path, images="none", step_names=("One",))
     assert (len(facts["origins"]), facts["origins"]["(further origins)"]) == (1001, 500)
 
 
 def test_real_sample_and_real_box_list(shared):
-    facts = facts_of(shared / "data" / "nih_sample")
+    facts = check(shared / "data" / "nih_sample")
     assert (facts["records"], facts["cases"], facts["patients"], facts["stops"]) == (589, 589, 434, [])
     assert (facts["images_found"], facts["images_unreadable"], facts["pictures_in_several_splits"]) == (589, 0, 0)
     assert {split["name"]: split["cases"] for split in facts["splits"]} == {"train": 403, "val": 101, "test": 85}
-    facts = facts_of(shared / "data" / "nih_chestxray8", images="none")
+    facts = check(shared / "data" / "nih_chestxray8", images="none")
     assert facts["layout"] == "chestxray8"
     assert (facts["boxes"], facts["images_with_boxes"], facts["images_with_one_box_label"]) == (984, 880, 787)
     assert (facts["records"], facts["cases"], facts["stops"]) == (880, 787, [])
-    facts = facts_of(shared / "data" / "nih_chestxray8", images="exists")
+    facts = check(shared / "data" / "nih_chestxray8", images="exists")
     assert (facts["images_missing"], len(facts["stops"])) == (787, 1)
 
 
@@ -264,7 +249,7 @@ def test_steps_with_one_answer_are_told_before_training(root):
             for place in range(num_steps):
                 chain[place]["answer"] = first[place]["answer"]
     write_all(root, entries)
-    notes = facts_of(root, images="none")["notes"]
+    notes = check(root, images="none")["notes"]
     of_train = [note for note in notes if note.startswith("every case of the train split")]
     of_val = [note for note in notes if note.startswith("every case of the val split")]
     assert len(of_train) == len(of_val) == 1

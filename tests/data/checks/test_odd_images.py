@@ -4,17 +4,13 @@ import pathlib
 
 import numpy as np
 import pytest
+from data.checked import check, load
 from data.images.test_dicom import make, write
 from PIL import Image
 from refusals import refuse
 
-from configs import base
-from stepcot_jax.data.check import CheckOptions, check_root
-from stepcot_jax.data.images.preprocessing import Preprocessing, decode_image
+from stepcot_jax.data.images.preprocessing import decode_image
 from stepcot_jax.data.sources.layouts import read_source
-from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.run.loading import load_dataset
-from stepcot_jax.run.settings import make_settings
 
 FIRST_CONTACT = pathlib.Path(__file__).parents[4] / "shared/data/first_contact"
 needs_shared = pytest.mark.skipif(not FIRST_CONTACT.is_dir(), reason="needs ../shared")
@@ -39,16 +35,6 @@ def make_root(root, images, views=None):
         rows.append(f"{number}.png,p{number},{view},{('Normal', 'Nodule', 'Effusion')[number % 3]}")
     (root / "cases.csv").write_text("\n".join(rows) + "\n")
     return root
-
-
-def check(root, **options):
-    return check_root(root, CheckOptions(**options), terminal=Terminal())
-
-
-def load(root):
-    config = base.get_config()
-    config.data.source, config.data.root = "folder", str(root)
-    return load_dataset(make_settings(config), preprocessing=Preprocessing(size=16))
 
 
 def test_pictures_that_show_nothing_are_counted_and_named(tmp_path, caplog):

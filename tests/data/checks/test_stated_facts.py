@@ -1,10 +1,12 @@
 import contextlib
+import itertools
 import json
 
 import msgspec
 import numpy as np
 import pytest
 from annotate.phantom_records import write_folder
+from data import checked
 from PIL import Image
 from policies.policy_workdir import SIZES
 from reasoning_records import read_records
@@ -12,11 +14,9 @@ from refusals import refuse
 
 from stepcot_jax.box import Box
 from stepcot_jax.chain import Step, read_options
-from stepcot_jax.data.check import CheckOptions, check_root
 from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.reasoning.dialects import interpret_answer, read_reply
+from stepcot_jax.reasoning.dialects import WRITTEN, interpret_answer, read_reply
 from stepcot_jax.record import Record
 from stepcot_jax.run.inputs import tokenize_records
 from stepcot_jax.run.loading import load_vqa_dataset
@@ -42,7 +42,7 @@ def settings_of(root, **changes):
 
 
 def check(root, images="none", **options):
-    return check_root(root, CheckOptions(images=images, **options), terminal=Terminal())
+    return checked.check(root, images=images, **options)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -154,12 +154,12 @@ def made(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["gemex", "gemex_plain", "lvkc", "medclm"])
 def test_check_and_run_agree_on_every_output_and_dialect(name, made):
-    for dialect in ("gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm", "plain"):
-        for with_thinking in (True, False):
-            stops = check(made / name, dialect=dialect, with_thinking=with_thinking)["stops"]
-            settings = settings_of(made / name, **{"vqa.dialect": dialect, "vqa.with_thinking": with_thinking})
-            with pytest.raises(BadInput, match=r"^record ") if stops else contextlib.nullcontext():
-                tokenize_records(settings, load_vqa_dataset(settings), None)
+    dataset = load_vqa_dataset(settings_of(made / name))
+    for dialect, with_thinking in itertools.product(WRITTEN, (True, False)):
+        stops = check(made / name, dialect=dialect, with_thinking=with_thinking)["stops"]
+        settings = settings_of(made / name, **{"vqa.dialect": dialect, "vqa.with_thinking": with_thinking})
+        with pytest.raises(BadInput, match=r"^record ") if stops else contextlib.nullcontext():
+            tokenize_records(settings, dataset, None)
     assert not check(made / name)["stops"]
     if name == "medclm":
         (stop,) = check(made / name, dialect="gemex")["stops"]

@@ -6,6 +6,7 @@ import math
 import msgspec
 import numpy as np
 import pytest
+from answers import name_answers
 from PIL import Image
 from refusals import refuse
 
@@ -42,10 +43,6 @@ def test_phantoms_are_the_ones_of_before():
             digest.update(msgspec.json.encode([getattr(drawn.case, name) for name in FIELDS]))
             digest.update(msgspec.json.encode(boxes))
     assert digest.hexdigest() == "9e77b7d606999342a7d83dec0f437b063a32f6a68ad082ec339181f5aced3b10"
-
-
-def _texts(labels):
-    return tuple(step.options[label] for step, label in zip(DEFAULT_CHAIN.steps, labels, strict=True))
 
 
 def _same(first, second):
@@ -99,7 +96,7 @@ def test_prevalence_is_within_binomial_bounds(prevalence):
 
 def test_boxes_masks_and_reasoning_say_what_the_answers_say(flat_cases):
     for case in flat_cases:
-        answers, labels = _texts(case.case.answers), {box.label for box in case.boxes}
+        answers, labels = name_answers(case.case.answers), {box.label for box in case.boxes}
         assert bool(labels) == (answers[6] != "Normal")
         assert not labels or answers[6] in labels
         assert labels <= {answers[6], answers[5], "Emphysema"}

@@ -1,11 +1,9 @@
-"""Regions from masks against boxes worked out by hand, and the renderer's own sides."""
+"""Regions from masks against boxes worked out by hand; `test_truth` has those of phantoms."""
 
 import numpy as np
 import pytest
 from refusals import refuse
 
-from stepcot_jax.data.phantom import phantom
-from stepcot_jax.data.phantom.anatomy import Frame, render_anatomy
 from stepcot_jax.data.questions.vocabulary import find_regions, host_organ, split_lungs
 
 
@@ -30,27 +28,11 @@ def test_regions_lungs_and_hosts_by_hand():
     found = split_lungs(mask)
     assert found["right"].any(0).nonzero()[0].tolist() == list(range(10, 28))
     assert found["left"].any(0).nonzero()[0].tolist() == list(range(28, 50))
-    organs = {
-        "right lung": _mask((0, 0, 30, 64)),
-        "heart": _mask((25, 20, 40, 40)),
-        "left lung": _mask((45, 0, 60, 64)),
-    }
+    corners = {"right lung": (0, 0, 30, 64), "heart": (25, 20, 40, 40), "left lung": (45, 0, 60, 64)}
+    organs = {name: _mask(box) for name, box in corners.items()}
     assert host_organ((20, 20, 36, 30), organs) == "heart"  # 11 of 16 columns, the lung 10
     assert host_organ((18, 20, 36, 30), organs) == "right lung"  # 12 of 18, the heart 11
     assert host_organ((40.0, 50.0, 44.5, 60.0), organs) == ""
-
-
-def test_sides_are_those_of_the_renderer():
-    num_different = 0
-    for index in range(50):
-        size = (64, 128)[index % 2]
-        shot = phantom.plan_case(index, seed=3, prevalence="flat")
-        drawn = phantom.draw_planned(shot, size=size)
-        chest = render_anatomy(shot.scene.anatomy, Frame.of(shot.pose, size))
-        for side, mask in split_lungs(drawn.lung_mask).items():
-            expected = (chest.lungs[-1 if side == "right" else 1] > 0.5) & ~drawn.heart_mask
-            num_different += int((mask != expected).sum())
-    assert num_different <= 4  # a shifted mediastinum may leave two pixels of a lung beyond the gap
 
 
 LUNGS, HEART, TINY = _mask((6, 4, 24, 52), (34, 7, 58, 49)), _mask((7, 4, 9, 6)), _mask((6, 4, 7, 5), (9, 4, 10, 5))

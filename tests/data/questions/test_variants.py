@@ -132,15 +132,6 @@ def test_questions_of_presence_without_the_claimed_finding_and_without_another(a
         assert len(list(vary_picture(each, among=[], load=load))) == 3
 
 
-def test_a_phantom_is_drawn_again_from_its_provenance():
-    for index in range(12):
-        image, drawn = ground_phantom(index, seed=3, size=SIZE)
-        made = variants.make_variant(ask_questions(image, seed=3)[0], variants.GREY)
-        again = variants.plan_again(made.provenance)
-        assert again.case == drawn.case
-        assert np.array_equal(draw_planned(again, size=SIZE).image, drawn.image)
-
-
 def test_thinkings_of_donors_who_were_asked_the_same_and_concluded_another(asked):
     true, flipped = asked[0], {"Yes": "No", "No": "Yes"}
     records = [

@@ -13,11 +13,10 @@ from reasoning_records import make_record, records
 from refusals import refuse
 
 from stepcot_jax.box import Box, Point
-from stepcot_jax.data.questions.record_files import FILE_NAME, read_vqa_records, write_vqa_records
+from stepcot_jax.data.questions.record_files import FILE_NAME, write_vqa_records
 from stepcot_jax.data.questions.vqa_dataset import scale_record
 from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.dialects import read_reply, write_reply
 from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.settings import load_settings
 from stepcot_jax.tools.data.command import main
@@ -46,18 +45,6 @@ def folder(tmp_path_factory):
     return out
 
 
-def test_phantoms_in_memory_are_those_of_the_command(phantoms, folder):
-    assert (phantoms.records, phantoms.num_images) == (read_vqa_records(folder).records, 36)
-    assert [len(places) for places in phantoms.splits.by_name().values()] == [
-        sum(record.split == name for record in phantoms.records) for name in ("train", "val", "test")
-    ]
-    pixels = phantoms.load_images(phantoms.image_of)
-    assert (pixels.shape, pixels.dtype) == ((len(phantoms.records), SIZE, SIZE, 3), np.uint8)
-    for record, own in zip(phantoms.records, pixels, strict=True):
-        with Image.open(folder / record.image) as picture:
-            assert np.array_equal(np.asarray(picture.convert("RGB")), own)
-
-
 @pytest.mark.parametrize("check", ["ahead", "on_use"])
 def test_a_folder_of_phantoms_loads_as_phantoms_in_memory(phantoms, folder, check):
     found = load_vqa_dataset(_settings(folder, **{"data.check_images": check}))
@@ -65,7 +52,9 @@ def test_a_folder_of_phantoms_loads_as_phantoms_in_memory(phantoms, folder, chec
     assert np.array_equal(found.image_of, phantoms.image_of)
     assert (found.digest == phantoms.digest) == (check == "ahead")  # on_use: of paths and sizes
     assert found.splits == phantoms.splits
-    assert np.array_equal(found.load_images(range(36)), phantoms.load_images(range(36)))
+    pixels = phantoms.load_images(range(36))
+    assert (pixels.shape, pixels.dtype) == ((36, SIZE, SIZE, 3), np.uint8)
+    assert np.array_equal(found.load_images(range(36)), pixels)
 
 
 @pytest.mark.parametrize("source", ["phantom", "folder"])
@@ -114,11 +103,7 @@ def test_splits_are_made_by_patient_unless_records_name_them(tmp_path):
     for record in dataset.records:
         of_patient[record.patient].add(record.split)
     assert all(len(found) == 1 for found in of_patient.values())
-    assert {name: len(places) for name, places in dataset.splits.by_name().items()} == {
-        "train": 28,
-        "val": 6,
-        "test": 6,
-    }
+    assert [len(places) for places in dataset.splits.by_name().values()] == [28, 6, 6]
     other = load_vqa_dataset(_settings(root, **{"data.split_seed": 5}))
     assert [record.split for record in other.records] != [record.split for record in dataset.records]
     named = ["train", "test", "val", "train", "val", "test"]
@@ -236,14 +221,3 @@ def test_scaled_records_are_valid_and_their_boxes_keep_their_shares(record, side
     for new, old in zip(scaled.references, record.references, strict=True):
         assert np.divide(new.corners, side) == pytest.approx(np.divide(old.corners, [width, height] * 2), abs=1e-5)
     assert scale_record(scaled, (side, side)) is scaled
-
-
-@pytest.mark.parametrize("dialect", ["gemex", "medclm"])
-def test_regions_of_the_thinking_are_still_the_references(dialect):
-    record = make_record()  # ([64, 42, 257, 262]) in both
-    assert "**bilateral lung**" in write_reply(record, dialect)
-    scaled = scale_record(record, (64, 48))
-    assert scaled.thinking == "I look at the **bilateral lung** ([12, 6, 49, 37]). It is hazy."
-    reply = write_reply(scaled, dialect)
-    assert reply.count("bilateral lung") == write_reply(record, dialect).count("bilateral lung")
-    assert read_reply(reply, dialect).is_well_formed

@@ -131,11 +131,8 @@ def test_answers_follow_from_the_labels(tmp_path):
     assert set(FINDINGS) == set(CLASSES)
 
 
-HEADERS = [
-    ENTRY_HEADER.rstrip(","),
-    ENTRY_HEADER.replace("OriginalImage[Width,Height]", '"OriginalImage[Width,Height]"'),
-]
-HEADERS += ["\ufeff" + ENTRY_HEADER.replace("Gender", "Sex") + "\r"]
+HEADERS = [ENTRY_HEADER.rstrip(","), "\ufeff" + ENTRY_HEADER.replace("Gender", "Sex") + "\r"]
+HEADERS += [ENTRY_HEADER.replace("OriginalImage[Width,Height]", '"OriginalImage[Width,Height]"')]
 
 
 @pytest.mark.parametrize("header", HEADERS)
@@ -193,11 +190,8 @@ def test_bad_rows_of_both_tables(tmp_path, row, message):
 
 def test_each_table_tells_of_the_other(tmp_path, caplog):
     write_boxes(tmp_path, "00000001_000.png,Mass,1,1,1,1", "00000002_000.png,Mass,1,1,1,1")
-    write_entries(
-        tmp_path,
-        f"00000001_000.png,Mass|Edema,0,1,50,F,PA,{ENTRY_REST}",
-        f"00000003_000.png,Nodule,0,3,50,F,PA,{ENTRY_REST}",
-    )
+    entries = ("00000001_000.png,Mass|Edema,0,1", "00000003_000.png,Nodule,0,3")
+    write_entries(tmp_path, *(f"{entry},50,F,PA,{ENTRY_REST}" for entry in entries))
     boxes = read_chestxray8(tmp_path, require_images=False)
     assert [(case.patient, case.sex) for case in boxes.cases] == [("00000001", "F"), ("00000002", "")]
     assert "1 images of the box list have other labels here" in caplog.text

@@ -47,15 +47,8 @@ def test_all_columns_in_any_spelling(tmp_path):
     collection = read(tmp_path)
     first, second = collection.cases
     assert (collection.layout, collection.file, collection.chain) == ("csv", "cases.csv", DEFAULT_CHAIN)
-    assert name_answers(first.answers) == [
-        "Increased opacity",
-        "Focal",
-        "Nodular",
-        "Upper lung zone",
-        None,
-        "N/A",
-        "Nodule",
-    ]
+    named = "Increased opacity, Focal, Nodular, Upper lung zone, None, N/A, Nodule"
+    assert ", ".join(map(str, name_answers(first.answers))) == named
     assert first.report == 'A nodule, 8 mm.\nNo "effusion".'
     assert (first.patient, first.origin, first.sex, first.age, first.view) == ("007", "Ward 3", "F", 61.0, "PA")
     assert (second.image, second.sex, second.age, set(second.answers)) == ("images/b.png", "M", 45.0, {NOT_ANNOTATED})
@@ -70,18 +63,6 @@ def test_a_lone_diagnosis_answers_what_follows_from_it(tmp_path, column):
         *([None] * 6 + ["Cardiomegaly"], [None] * 7),
     ]
     assert read(tmp_path).cases[1].reasoning[0] == "Follows from the diagnosis Pneumothorax."
-
-
-@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
-@pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
-def test_delimiters_encodings_and_line_ends(tmp_path, delimiter, encoding, ending):
-    rows = [["image", "report", "label"], ["ä.png", "viele , und ; und \t Zeichen", "Mass"]]
-    text = io.StringIO()
-    csv.writer(text, delimiter=delimiter, lineterminator=ending).writerows(rows)
-    write(tmp_path, text.getvalue(), encoding=encoding)
-    (case,) = read(tmp_path).cases
-    assert (case.image, case.report) == ("ä.png", "viele , und ; und \t Zeichen")
 
 
 def save_sheet(path, *rows):
@@ -266,14 +247,15 @@ TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)
 @given(
     st.lists(st.tuples(TEXT, TEXT, st.sampled_from(("", *DEFAULT_CHAIN.steps[6].options))), min_size=1, max_size=6),
     st.sampled_from(",;\t"),
-    st.sampled_from((csv.QUOTE_MINIMAL, csv.QUOTE_ALL)),
+    st.sampled_from([(csv.QUOTE_MINIMAL, "\r\n"), *((csv.QUOTE_ALL, ending) for ending in ("\n", "\r", "\r\n"))]),
+    st.sampled_from(["utf-8", "utf-8-sig"]),
 )
-def test_any_text_survives_the_way_through_a_table(tmp_path_factory, cells, delimiter, quoting):
+def test_any_text_survives_the_way_through_a_table(tmp_path_factory, cells, delimiter, how, encoding):
     root, text = tmp_path_factory.mktemp("table"), io.StringIO()
-    writer = csv.writer(text, delimiter=delimiter, quoting=quoting)
+    writer = csv.writer(text, delimiter=delimiter, quoting=how[0], lineterminator=how[1])
     writer.writerow(["report", "image", "origin", "detection", "diagnosis"])
     writer.writerows([a, f"{k}.png", b, "", answer] for k, (a, b, answer) in enumerate(cells))
-    write(root, text.getvalue())
+    write(root, text.getvalue(), encoding=encoding)
     found = [(case.report, case.origin, name_answers(case.answers)[-1] or "") for case in read(root).cases]
     assert found == [(a.strip(), b.strip(), answer) for a, b, answer in cells]
 

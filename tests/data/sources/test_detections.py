@@ -201,11 +201,8 @@ def test_phantom_folders_are_the_phantoms_that_were_drawn_and_no_vinbigdata(phan
         assert image.facts["side"] in ("", "right", "left", "bilateral")
     shutil.copytree(phantoms, tmp_path, dirs_exist_ok=True)
     text, row = (tmp_path / "boxes.csv").read_text(), "images/phantom_000003.png,Mass,1,1,{},9,0,{},right\n"
-    for width, kind, words in (
-        ("0", "focus", "width: Expected `float` > 0"),
-        ("9", "wart", "kind: Invalid enum value"),
-    ):
-        (tmp_path / "boxes.csv").write_text(text + row.format(width, kind))
+    for cells, words in ((("0", "focus"), "width: Expected `float` > 0"), (("9", "wart"), "kind: Invalid enum value")):
+        (tmp_path / "boxes.csv").write_text(text + row.format(*cells))
         refuse(rf"boxes.csv, row \d+: {words}", read_detections, tmp_path)
     (tmp_path / "train.csv").write_text("patient_id,image_path\n1,a.png\n")
     assert detect_boxed_layout(tmp_path) == "phantom"
@@ -213,11 +210,8 @@ def test_phantom_folders_are_the_phantoms_that_were_drawn_and_no_vinbigdata(phan
 
 NO_LISTS = [
     ({}, "has no known detection list; expected BBox_List_2017"),
-    *(
-        ({"layout": "nothing"}, "is not one of auto, chestxray8"),
-        ({"layout": "vinbigdata", "readers": 0}, "readers: 0"),
-    ),
-    ({"layout": "vinbigdata"}, r"has no train\.csv"),
+    *(({"layout": "nothing"}, "is not one of auto, chestxray8"), ({"layout": "vinbigdata"}, r"has no train\.csv")),
+    ({"layout": "vinbigdata", "readers": 0}, "readers: 0"),
 ]
 
 

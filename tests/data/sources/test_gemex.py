@@ -67,27 +67,16 @@ def test_the_four_files_of_test_records(tmp_path):
 
 
 def test_kinds_follow_from_the_record_if_the_file_has_no_kind_in_its_name(tmp_path):
-    write_lines(
-        tmp_path / "test.jsonl",
-        a_test_record(),
-        a_test_record(answer="No pneumothorax."),
-        a_test_record(choices=CHOICES, answer="A"),
-        a_test_record(choices=CHOICES, answer=["A"]),
-    )
+    chosen = [a_test_record(choices=CHOICES, answer=answer) for answer in ("A", ["A"])]
+    write_lines(tmp_path / "test.jsonl", a_test_record(), a_test_record(answer="No pneumothorax."), *chosen)
     assert [record.kind for record in read(tmp_path)] == ["closed", "open", "single", "multi"]
 
 
 def test_training_conversations(tmp_path):
     prompt = f"<image>\nWhere is it? <choices>: [{', '.join(CHOICES)}]\nChoose one."
     reply = "<answer> B <reason> Dense there. <location> [[1, 2, 30, 40], [5, 6, 70, 80]]"
-    (tmp_path / "train.json").write_text(
-        json.dumps(
-            [
-                training(prompt, reply),
-                training("<image>\nOne?", "<answer> No <reason> r <location> []", "closed_ended_questions"),
-            ]
-        )
-    )
+    other = training("<image>\nOne?", "<answer> No <reason> r <location> []", "closed_ended_questions")
+    (tmp_path / "train.json").write_text(json.dumps([training(prompt, reply), other]))
     first, second = read(tmp_path)
     assert (first.question, first.answer, first.split) == ("Where is it?", "B", "train")
     assert first.options == ("left lung", "right lung, lower zone", "both: lungs")
@@ -133,9 +122,8 @@ def test_thinking_columns(tmp_path, suffix, tagged):
     (record,) = read(tmp_path)
     assert (record.image, record.patient, record.answer, record.thinking) == (IMAGE, "p10000032", "B", THINKING)
     assert [(each.label, each.corners) for each in record.references] == [("right lung", (1, 2, 30, 40))]
-    assert read_reply(write_reply(record, "gemex"), "gemex") == read_reply(
-        f"<think>{THINKING}</think>{RESPONSE}", "gemex"
-    )
+    written = f"<think>{THINKING}</think>{RESPONSE}"
+    assert read_reply(write_reply(record, "gemex"), "gemex") == read_reply(written, "gemex")
 
 
 def test_box_size_is_required_and_checked(tmp_path):

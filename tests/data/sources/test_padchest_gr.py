@@ -94,6 +94,11 @@ def test_without_the_image_there_are_no_boxes_and_a_warning_says_so(tmp_path, ca
     refuse(r"record 0: no image 'image_1.png'", read_padchest_gr, tmp_path)
 
 
+def ends(case):
+    named = name_answers(case.answers)
+    return named[0], named[-1]
+
+
 def test_answers_follow_from_the_labels(tmp_path):
     write(
         tmp_path,
@@ -108,23 +113,19 @@ def test_answers_follow_from_the_labels(tmp_path):
         study(9, finding("pneumonia", "infiltrates", abnormal=False), finding("consolidation")),
     )
     single = read_padchest_gr(tmp_path)
-    assert [
-        (case.patient[-1], name_answers(case.answers)[0], name_answers(case.answers)[-1]) for case in single.cases
-    ] == [
-        *(("1", "No abnormality", "Normal"), ("2", "Increased opacity", "Atelectasis"), ("3", None, "Cardiomegaly")),
-        *(("4", "Mixed", "Pneumothorax"), ("9", "Increased opacity", "Infiltration")),
-    ]
-    assert (name_answers(single.cases[0].answers)[1:6], [aside.record for aside in single.set_aside]) == (
-        ["N/A"] * 5,
-        [4, 5, 6, 7],
-    )
+    assert {case.patient[-1]: ends(case) for case in single.cases} == {
+        "1": ("No abnormality", "Normal"),
+        "2": ("Increased opacity", "Atelectasis"),
+        "3": (None, "Cardiomegaly"),
+        "4": ("Mixed", "Pneumothorax"),
+        "9": ("Increased opacity", "Infiltration"),
+    }
+    assert name_answers(single.cases[0].answers)[1:6] == ["N/A"] * 5
+    assert [aside.record for aside in single.set_aside] == [4, 5, 6, 7]
     assert "2 diagnoses (Effusion, Mass) instead of one (single_label)" in single.set_aside[0].reason
     assert "the abnormal labels have none of Normal" in single.set_aside[2].reason
     several = read_padchest_gr(tmp_path, single_label=False)
-    assert [(name_answers(case.answers)[0], name_answers(case.answers)[-1]) for case in several.cases[4:6]] == [
-        ("Increased opacity", None),
-        ("Mixed", None),
-    ]
+    assert [ends(case) for case in several.cases[4:6]] == [("Increased opacity", None), ("Mixed", None)]
     assert [aside.record for aside in several.set_aside] == [6, 7]
 
 

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from data.sources.test_box_layouts import put
 from PIL import Image
 from refusals import refuse
 
@@ -21,11 +22,6 @@ def encode(number, form="PNG"):
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, form)
     return file.getvalue()
-
-
-def put(path, content):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
 
 
 def put_parquet(path, rows):
@@ -226,17 +222,12 @@ SHEETS = {
 @pytest.mark.parametrize("form", [".csv", ".tsv", ".json", ".jsonl", ".xlsx"])
 def test_a_sheet_of_ones_own(tmp_path, form):
     text = next(text for text, suffix in SHEETS.items() if suffix == form or form not in (".csv", ".tsv"))
-    first, second = {"image": "a.png", "split": "train", "patient": "p1"}, {"split": "test", "patient": "p2"}
+    first = {"image": "a.png", "split": "train", "patient": "p1"}
+    second = {"image": "b.png", "split": "test", "patient": "p2"}
     rows = [
         {**first, "question": "Where?", "answer": "Base", "label": "effusion", "box": [1, 2, 5, 6]},
         {**first, "question": "Which?", "answer": "B", "options": ["Air", "Fluid"]},
-        {
-            "image": "b.png",
-            "question": "Which two?",
-            "answer": ["A", "C"],
-            "options": ["Air", "Fluid", "Bone"],
-            **second,
-        },
+        {**second, "question": "Which two?", "answer": ["A", "C"], "options": ["Air", "Fluid", "Bone"]},
     ]
     path = tmp_path / f"mine{form}"
     if form == ".json":
@@ -309,9 +300,9 @@ def test_the_steps_of_a_chain_are_questions(tmp_path):
 
 def test_hostile_parquet_is_refused_in_one_sentence(tmp_path, monkeypatch):
     picture = {"bytes": encode(1), "path": None}
-    rows = [{"image": picture, "question": "q" * 9_000_000, "answer": "yes"}] * 100  # a dictionary: a small file
+    rows = [{"image": picture, "question": "q" * 9_000_000, "answer": "yes"}] * 3  # a dictionary: once in the file
     put_parquet(tmp_path / "long/data/test-0.parquet", rows)
-    assert (tmp_path / "long/data/test-0.parquet").stat().st_size < 10**8
+    assert (tmp_path / "long/data/test-0.parquet").stat().st_size < 10**7
     refuse(r"column question: a text of 9000000 characters; at most 8388608", read_vqa_source, tmp_path / "long")
     monkeypatch.setenv("STEPCOT_JAX_LIMITS", "unpacked_bytes=1000")
     put_parquet(tmp_path / "big/data/test-0.parquet", [{"image": picture, "question": "q?" * 999, "answer": "yes"}])
@@ -344,11 +335,8 @@ def test_what_lies_beside_a_release_does_not_hide_it(tmp_path, caplog):
 
 def test_a_formula_that_nobody_computed_is_no_answer(tmp_path):
     book = pytest.importorskip("openpyxl").Workbook()
-    for row in (
-        ["image", "question", "answer", "age"],
-        ["s1.jpg", "Why?", "=A1", 3],
-        ["s1.jpg", "Where?", "here", "=A1"],
-    ):
+    rows = ["image", "question", "answer", "age"], ["s1.jpg", "Why?", "=A1", 3], ["s1.jpg", "Where?", "here", "=A1"]
+    for row in rows:
         book.active.append(row)
     book.save(tmp_path / "sheet.xlsx")
     put(tmp_path / "s1.jpg", encode(1))

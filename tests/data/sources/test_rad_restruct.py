@@ -44,20 +44,14 @@ def test_answers_follow_the_tree(root):
     chain = collection.chain
     assert [step.name for step in chain.steps] == NAMES
     cases = {case.patient: case for case in collection.cases}
-    for patient, report, split in (
-        ("CXR1", "normal", "train"),
-        ("CXR2", "opacities", "train"),
-        ("CXR3", "cyst", "val"),
-    ):
-        assert (list(cases[patient].answers), cases[patient].split) == (ANSWERS[report], split)
-    assert cases["CXR4"].split == "test"
+    assert [cases[f"CXR{number}"].split for number in range(1, 5)] == ["train", "train", "val", "test"]
+    assert [list(cases[f"CXR{number}"].answers) for number in range(1, 4)] == list(ANSWERS.values())
     labels = collection.cases.labels
     np.testing.assert_array_equal(labels >= 0, chain.find_asked(labels))
     assert chain.steps[8].asked_if == (3, 0), "another one is asked for after the first"
     assert [(len(q), chain.steps[q[0]].choice) for q in chain.questions if len(q) > 1] == [(3, "apex")] * 2
-    assert [chain.steps[position].part for position in (0, 1, 4, 15)] == [
-        *("level 1", "level 2/objects", "level 3", "level 2/body_regions")
-    ]
+    parts = [chain.steps[position].part for position in (0, 1, 4, 15)]
+    assert parts == ["level 1", "level 2/objects", "level 3", "level 2/body_regions"]
 
 
 def test_pictures_are_required_unless_told_otherwise(root):
@@ -124,26 +118,25 @@ def with_options(options, number=1):
     return json.dumps([{"area": "lung", "signs": {f"opacity {each}": infos for each in range(number)}}])
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "problem"),
-    [
-        ("template_final_clean.json", "{}", "Expected `array`"),
-        ("template_final_clean.json", '[{"area": "lung", "signs": {"opacity": {"infos": 3}}}]', "Expected `object`"),
-        ("template_final_clean.json", "[]", "at least one step"),
-        ("template_final_clean.json", with_options([]), "length >= 1"),
-        ("template_final_clean.json", with_options(["x", "x"]), "repeat one"),
-        ("template_final_clean.json", with_options([str(number) for number in range(201)]), "length <= 200"),
-        (
-            "template_final_clean.json",
-            with_options([str(number) for number in range(200)], 101),
-            "more than 20,000 steps",
-        ),
-        ("max_instances.json", '{"lung/opacity": 1000000}', "is not 1 to 20"),
-        ("id_to_img_mapping_frontal_reports.json", '{"1": ["../secret"]}', "not a file name without folders"),
-        ("id_to_img_mapping_frontal_reports.json", "{}", "names no image of report '1'"),
-        ("train_qa_pairs/x.json", "[]", "'x.json' is not the number of a report"),
-    ],
-)
+TEMPLATES = {
+    "{}": "Expected `array`",
+    '[{"area": "lung", "signs": {"opacity": {"infos": 3}}}]': "Expected `object`",
+    "[]": "at least one step",
+    with_options([]): "length >= 1",
+    with_options(["x", "x"]): "repeat one",
+    with_options([str(number) for number in range(201)]): "length <= 200",
+    with_options([str(number) for number in range(200)], 101): "more than 20,000 steps",
+}
+FILES = [
+    *(("template_final_clean.json", *each) for each in TEMPLATES.items()),
+    ("max_instances.json", '{"lung/opacity": 1000000}', "is not 1 to 20"),
+    ("id_to_img_mapping_frontal_reports.json", '{"1": ["../secret"]}', "not a file name without folders"),
+    ("id_to_img_mapping_frontal_reports.json", "{}", "names no image of report '1'"),
+    ("train_qa_pairs/x.json", "[]", "'x.json' is not the number of a report"),
+]
+
+
+@pytest.mark.parametrize(("file", "content", "problem"), FILES, ids=range(len(FILES)))
 def test_a_broken_folder_is_refused(root, file, content, problem):
     (root / file).write_text(content)
     refuse(problem, read_source, root, require_images=False)

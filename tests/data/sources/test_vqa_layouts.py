@@ -10,6 +10,7 @@ from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
 from stepcot_jax.data.sources.layouts import detect_vqa_layout, load_records
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.dialects import write_question
 from stepcot_jax.record import Record
 from stepcot_jax.tools.data.command import main
 
@@ -121,8 +122,10 @@ def test_conversations_that_the_command_writes_are_read_as_medsage(tmp_path, dia
     read = read_records(tmp_path / "out/conversations.jsonl", layout="medsage", set_aside=aside)
     assert len(read) == len(lines) > 12
     assert not aside
-    for line, record in zip(lines, read, strict=True):
-        own = written[json.loads(line)["id"]]
+    for line, record in zip(map(json.loads, lines), read, strict=True):
+        own = written[line["id"]]
+        assert (line["split"], line["images"]) == (own.split, [own.image])
+        assert line["conversations"][0] == {"from": "human", "value": f"<image>\n{write_question(own, dialect)}"}
         assert (record.answer, record.options, record.image_size) == (own.answer, own.options, own.image_size)
         assert record.kind == own.kind
         assert [each.corners for each in record.references] == [

@@ -195,14 +195,11 @@ def test_bands_of_the_flow_lead_from_answer_to_answer_at_the_heights_of_their_co
         for place, value in np.ndenumerate(flow)
     }
     assert flows == pytest.approx({key: value for key, value in expected.items() if value})
-    for step in range(2):
-        for side, column in (((7, 0), columns[step]), ((4, 3), columns[step + 1])):
-            of_step = [
-                band.get_path().vertices[list(side), 1] for band in bands if int(band.get_path().vertices[0][0]) == step
-            ]
-            edges = np.array(sorted(map(tuple, of_step)))
-            assert (edges[1:, 0] - edges[:-1, 1] > -1e-9).all()
-            assert (edges[:, 1] - edges[:, 0]).sum() == pytest.approx(sum(node.get_height() for node in column))
+    for step, lower, upper, column in ((0, 7, 0, 0), (1, 7, 0, 1), (0, 4, 3, 1), (1, 4, 3, 2)):  # begins, then ends
+        corners = [band.get_path().vertices for band in bands if int(band.get_path().vertices[0][0]) == step]
+        edges = np.array(sorted((band[lower][1], band[upper][1]) for band in corners))
+        assert (edges[1:, 0] - edges[:-1, 1] > -1e-9).all()
+        assert np.diff(edges).sum() == pytest.approx(sum(node.get_height() for node in columns[column]))
 
 
 def test_pies_and_bars_show_the_shares_of_each_range_and_cells_their_means(cases):
