@@ -21,7 +21,6 @@ printf '%s\n' "${COMPREPLY[@]}"
         (["co"], {"completion", "conformance", "constrain", "convert"}),
         (["data", ""], {"check", "phantom", "stats", "tfds", "vqa"}),
         (["predict", "a.png", "--ch"], {"--checkpoint"}),
-        (["data", "check", "--on"], {"--on-bad-record"}),
         (["tables", "steps", "--enc"], {"--encoders"}),
         (["train", "--config", "=", "quick"], {"quickstart"}),
         (["predict", "--checkpoint", ""], {""}),  # files, as bash completes them by itself

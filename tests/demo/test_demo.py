@@ -312,17 +312,10 @@ def test_only_this_machine_is_listened_to_and_a_port_that_is_taken_is_named(work
         main([f"--checkpoint={workdir}", f"--port={served.port}"])
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--host=192.0.2.1"], "cannot listen on '192.0.2.1' port 7860; expected an address of this machine"),
-        (["--allow-host=*.example"], "--allow-host: '\\*' stands for nothing"),
-    ],
-)
-def test_wrong_flags_are_named(workdir, flags, words):
+def test_no_wildcard_of_hosts_is_allowed(workdir):
     pytest.importorskip("gradio", reason="needs gradio (the extra demo)")
     with tiny_encoder():
-        refuse(words, main, [f"--checkpoint={workdir}", *flags])
+        refuse("--allow-host: '\\*' stands for nothing", main, [f"--checkpoint={workdir}", "--allow-host=*.example"])
 
 
 def test_without_gradio_the_extra_is_named(monkeypatch):

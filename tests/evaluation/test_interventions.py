@@ -77,18 +77,6 @@ def test_equal_accuracies_are_decided_by_information():
     assert gains.choose(costs=(4.0, 1.0, 4.0, 1.0)).tolist() == [1, 1, -1]
 
 
-def test_a_reader_that_knows_its_joint_distribution_is_asked_for_it():
-    class Knows:
-        def __call__(self, given):
-            return READ(given)
-
-        def look_ahead(self, given):
-            return [np.full((len(given), size, 2), size) for size in CHAIN.answers_per_step]
-
-    assert [pair.shape[1] for pair in look_ahead(Knows(), NONE, CHAIN)] == [2, 3, 3]
-    assert (look_ahead(Knows(), NONE, CHAIN)[1] == 3).all()
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 def test_steps_are_corrected_one_by_one(policy):
     labels = LABELS.copy()

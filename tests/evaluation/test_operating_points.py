@@ -173,14 +173,6 @@ def test_what_is_written_comes_back_thresholds_of_what_is_never_called_too(tmp_p
         for name, value in dataclasses.asdict(point).items():
             assert dataclasses.asdict(back.points[finding])[name] == pytest.approx(value, nan_ok=True)
     assert set(back.of_step("student", "Detection")) == {"No", "Yes"}
-    assert back.of_step("student", "Other") == {}
-
-
-def test_points_of_another_chain_and_damaged_files_are_told(tmp_path):
-    path = tmp_path / "points.json"
-    points = choose()
-    fracture = {("teacher", "Diagnosis", "Fracture"): points["teacher", "Diagnosis", "Mass"]}
-    save(path, tested.OperatingPoints.of_findings(RULES[0], points | fracture))
-    refuse("'Fracture' at 'Diagnosis' is no answer of this chain", tested.read_points, path, CHAIN)
-    path.write_text('{"rule": 3}')
-    refuse(r"points\.json", tested.read_points, path, CHAIN)
+    other = {("teacher", "Diagnosis", "Fracture"): found["teacher", "Diagnosis", "Mass"]}
+    save(tmp_path / "points.json", tested.OperatingPoints.of_findings(rule, other))
+    refuse("'Fracture' at 'Diagnosis' is no answer of this chain", tested.read_points, tmp_path / "points.json", CHAIN)

@@ -98,13 +98,6 @@ def test_a_small_file_cannot_fill_the_memory(path):
         refuse(words, read_predictions, path, CHAIN)
 
 
-def test_a_cut_or_missing_file_is_refused(path):
-    path.write_bytes(path.read_bytes()[:-1])
-    refuse(r"test\.npz", read_predictions, path, CHAIN)
-    path.unlink()
-    refuse(r"test\.npz: no such file", read_predictions, path, CHAIN)
-
-
 def test_models_of_several_runs_are_matched_by_case():
     other = SPLIT.take(np.random.default_rng(0).permutation(60))
     joined = join_models({"here": (SPLIT, "teacher"), "there": (other, "teacher"), "small": (other, "student")})

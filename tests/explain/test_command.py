@@ -3,7 +3,6 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
-from refusals import refuse
 from trained_workdir import make_trained_workdir
 
 from stepcot_jax.chain import DEFAULT_CHAIN
@@ -71,7 +70,3 @@ def test_scores_stand_less_those_of_no_explanation(workdir, tmp_path, capsys, mo
     )
     assert 0 < own < 1
     assert less != own
-
-
-def test_a_wrong_answer_is_bad_input(workdir, images, tmp_path):
-    refuse("'Z' is not one of", main, [str(images), f"--out={tmp_path}", "--given=1=Z", f"--checkpoint={workdir}"])

@@ -15,8 +15,6 @@ from stepcot_jax.reading.explain import (
     TENTH,
     Explainer,
     blur,
-    highest_cells,
-    lay_falls,
     normalise_maps,
     random_masks,
     replace_cells,
@@ -62,16 +60,7 @@ def test_random_tenths_are_connected_tenths_and_always_the_same():
     assert masks.mean(axis=0).max() < 0.4  # no cell is preferred
 
 
-def test_the_highest_cells_by_hand():
-    maps = np.array([[[0.1, 0.4], [0.4, 0.1]], [[0.0, 0.0], [0.0, 0.0]]])
-    assert highest_cells(maps, 2).tolist() == [[[False, True], [True, False]], [[True, True], [False, False]]]
-
-
-def test_falls_are_averaged_over_the_masks_on_a_cell():
-    masks = np.zeros((2, 1, 3), bool)
-    masks[0, 0, :2] = masks[1, 0, 1:] = True
-    falls = np.array([[0.6, -1.0], [0.2, 0.5]])  # [mask, step]
-    np.testing.assert_allclose(lay_falls(falls, masks), [[[0.6, 0.4, 0.2]], [[0.0, 0.0, 0.5]]])
+def test_a_map_without_any_fall_is_even():
     maps = normalise_maps(np.array([[[1.0, 3.0]], [[0.0, 0.0]]]))
     np.testing.assert_allclose(maps, [[[0.25, 0.75]], [[0.5, 0.5]]])
 

@@ -4,10 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from stepcot_jax.data.images.preprocessing import Preprocessing
-from stepcot_jax.data.images.preprocessing import normalise as normalise_on_host
 from stepcot_jax.models.prefix_vlm import sinusoids
-from stepcot_jax.policies.policy import PatchMap, normalise, start_coordinates
+from stepcot_jax.policies.policy import PatchMap, start_coordinates
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.run.networks import make_policy
 from stepcot_jax.run.settings import load_settings
@@ -34,15 +32,6 @@ def test_sizes_and_compute_dtype_come_from_the_settings_and_scores_stay_float32(
         "image_encoder/Conv_0/kernel": (5, 5, 3, 8), "decoder/layer_0/attention/query/kernel": (16, 3, 32),
         "decoder/layer_0/attention/key/kernel": (16, 1, 32),
     }.items()  # fmt: skip
-
-
-def test_pictures_are_normalised_as_on_the_host():
-    pixels = np.random.default_rng(0).integers(0, 256, (2, 5, 5, 3)).astype(np.uint8)
-    of = settings().image_encoder
-    expected = normalise_on_host(pixels, Preprocessing(size=5, mean=of.mean, std=of.std))
-    np.testing.assert_allclose(
-        jax.jit(lambda each: normalise(each, mean=of.mean, std=of.std))(pixels), expected, rtol=0, atol=1e-6
-    )
 
 
 def test_coordinates_start_near_their_neighbours_and_words_stay_random():

@@ -36,7 +36,7 @@ def workdir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(workdir):
-    assert main([str(workdir), "--num-cases=10"]) == 0
+    assert main([str(workdir), "--num-cases=5"]) == 0
     return (workdir / "report.html").read_text()
 
 
@@ -60,7 +60,7 @@ def read_test(workdir):
 @pytest.mark.slow
 def test_the_cases_are_those_of_the_predictions(page, workdir):
     split, data = read_test(workdir), data_of(page)
-    assert len(data["cases"]) == len({case["picture"] for case in data["cases"]}) == 10
+    assert len(data["cases"]) == len({case["picture"] for case in data["cases"]}) == 5
     assert [step["options"] for step in data["steps"]] == [list(step.options) for step in DEFAULT_CHAIN.steps]
     indices = {path: index for index, path in enumerate(split.facts["image_path"])}
     for case in data["cases"]:
@@ -167,14 +167,7 @@ def test_the_model_can_be_chosen_and_things_left_out(workdir, tmp_path):
     assert {case["picture"] for case in cases} == {None}
     assert "Pictures, reports and maps were left out." in page
     assert "data:image/jpeg" not in page
-
-
-def test_wrong_flags_are_named(workdir, tmp_path):
-    for flag, words in (
-        ("--model=studen", "has no predictions of 'studen'; it has teacher, student"),
-        ("--num-cases=0", "--num-cases must be at least 1; got 0"),
-    ):
-        refuse(words, main, [str(workdir), f"--out={tmp_path / 'page.html'}", flag])
+    refuse("has no predictions of 'studen'; it has teacher, student", main, [str(workdir), "--model=studen"])
 
 
 @pytest.fixture(scope="module")

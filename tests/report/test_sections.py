@@ -5,14 +5,12 @@ import numpy as np
 import pytest
 from evaluation.small_splits import CHAIN, make_split
 
-from stepcot_jax.chain import DEFAULT_CHAIN, Chain, Step
+from stepcot_jax.chain import Chain, Step
 from stepcot_jax.evaluation.calibration import answer_sets, calibrated_probabilities, fit_calibration
-from stepcot_jax.evaluation.consistency import count_pairs, write_pairs
 from stepcot_jax.evaluation.counting import Counting, measure_corrections
 from stepcot_jax.evaluation.operating_points import OperatingPoints, Rule
 from stepcot_jax.reading.finished import FinishedRun, Report
 from stepcot_jax.run.settings import load_settings
-from stepcot_jax.run.stored import PAIRS_FILE
 from stepcot_jax.tools.report import sections as tested
 
 VAL, TEST = make_split(3, num_cases=200), make_split(4, num_cases=100)
@@ -41,17 +39,6 @@ def test_the_promise_of_the_sets_is_true_and_every_answer_has_its_coverage(tmp_p
         share = f"{100 * sets[own, answer].mean():.1f}"
         row = f"Diagnosis</th>{cell_of(option, _TEXT)}{cell_of(own.sum())}{cell_of(share)}"
         assert re.search(row, page), row
-
-
-def test_a_rule_that_the_chains_contradict_is_said_not_to_be_applied(tmp_path):
-    labels = np.array([[0, 3, 5, 6, 4, 6, 1]] * 50)
-    write_pairs(tmp_path / PAIRS_FILE, count_pairs(labels, DEFAULT_CHAIN))
-    plausibility = tested.Plausibility.of_run(finished(tmp_path, DEFAULT_CHAIN))
-    assert plausibility.source.endswith(
-        "Not applied: 'No abnormality' does not settle Diagnosis as 'Normal': "
-        "50 of 50 training chains have another answer."
-    )
-    assert plausibility.broken_rules(labels) == [""] * 50
 
 
 LISTENING = Chain(tuple(Step(name, f"{name}?", ("no", "<yes>", "N/A")) for name in ("First", "Second", "Third")))
@@ -91,12 +78,10 @@ QUESTIONS = {"vqa.source": "folder", "vqa.root": "a"}
         ("quickstart", {}, "phantom prompts teacher student loss start"),
         ("quickstart", {"job": "teacher", "teacher.text": False}, "phantom teacher loss start"),
         ("quickstart", FOLDER | FROZEN, "prompts features teacher student loss start"),
-        ("quickstart", {"job": "baseline"}, "phantom prompts baseline loss"),
         ("quickstart", {"job": "own"}, "phantom prompts"),
         ("plain", FOLDER, "baseline loss"),
         ("plain", {"baseline.form": "student"}, "phantom student baseline loss"),
         ("vqa_quickstart", {"job": "sft"}, "phantom vqa policy sft"),
-        ("vqa_quickstart", FROZEN, "phantom features vqa policy sft grpo rewards"),
         ("vqa_quickstart", QUESTIONS | {"self_check.enabled": True}, "vqa policy sft grpo rewards self_check"),
         ("medclm", {"vqa.root": "a"}, "vqa policy sft curriculum"),
     ],

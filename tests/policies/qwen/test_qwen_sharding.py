@@ -25,9 +25,7 @@ THREE, TWO = {"data": 3, "model": 4}, {"data": 2, "model": 4}
         # Matrices of LoRA are divided as their layers.
         ("low_rank/decoder/layer_0/down/down", (18944, 16), TWO, P("model", "data")),
         ("low_rank/decoder/layer_0/down/up", (16, 3584), TWO, P("model", "data")),
-        ("low_rank/decoder/layer_0/up/up", (16, 18944), TWO, P("data", "model")),
         ("low_rank/decoder/layer_0/attention/key/down", (3584, 3), TWO, P("data", None)),
-        ("decoder/layer_0/down/kernel", (18944, 3584), TWO, P("model", "data")),
         ("decoder/layer_0/up/kernel", (3584, 18944), TWO, P("data", "model")),
     ],
 )
