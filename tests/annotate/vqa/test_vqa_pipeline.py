@@ -145,7 +145,7 @@ def test_what_a_model_does_wrong_is_named_and_nothing_is_lost_or_paid_twice(tmp_
         who, good = place[data_of(request)], answer(known, request)
         tries[who] += 1
         if tries[who] == 1 and who % 12 < 5:  # once late, throttled, broken, cut, no JSON
-            return [("answer_slowly", 1.2), ("refuse_for_now", 0.05), ("status", (500, {}, {})), ("hang_up", None),
+            return [("answer_slowly", 2.5), ("refuse_for_now", 0.05), ("status", (500, {}, {})), ("hang_up", None),
                     ("answer", "I am only a model.")][who % 12]  # fmt: skip
         wrong = {
             5: ("answer", good.replace("([", "([1", 1)),
@@ -157,9 +157,9 @@ def test_what_a_model_does_wrong_is_named_and_nothing_is_lost_or_paid_twice(tmp_
 
     with MisbehavingServer(behave) as server:
         with pytest.raises(RunStopped, match=r"requests for 1 of 12 questions were given up"):
-            main(command("rmcot", few, tmp_path, server, "--timeout=0.6"))
+            main(command("rmcot", few, tmp_path, server, "--timeout=1.5"))
         assert not (tmp_path / "records.jsonl").exists()
-        main(command("rmcot", few, tmp_path, server, "--timeout=0.6", "--on-failure=set-aside"))
+        main(command("rmcot", few, tmp_path, server, "--timeout=1.5", "--on-failure=set-aside"))
         while server.at_once:  # the late answer is still on its way
             time.sleep(0.01)
         paid = [json.dumps(request["messages"]) for request in server.paid]
