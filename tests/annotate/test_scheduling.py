@@ -6,7 +6,7 @@ import random
 import pytest
 from refusals import refuse
 
-from stepcot_jax.annotate.annotation import Annotation, Aside, CannotAnnotate, Reason, Report
+from stepcot_jax.annotate.annotation import Annotation, Report
 from stepcot_jax.annotate.llm.client import Budget, RequestFailed, RequestRefused
 from stepcot_jax.annotate.llm.crew import process_items
 from stepcot_jax.host.errors import BadInput, RunStopped
@@ -52,20 +52,6 @@ def test_outcomes_come_in_the_order_of_the_reports_and_few_reports_are_held():
     assert all(outcome.provenance == (("report", outcome.item.id),) for outcome in outcomes)
     assert most == 4
     assert max(furthest) <= 17
-
-    async def process(report):
-        if report.id == "1":
-            raise CannotAnnotate(Reason.NOT_TRUSTED, "m: no")
-        if report.id == "2":
-            raise RequestFailed("found HTTP 500, 8 times")
-        return ANNOTATION, ()
-
-    outcomes = run(4, process)
-    assert [(each.aside, each.has_failed) for each in outcomes] == [
-        *((None, False), (Aside("1", Reason.NOT_TRUSTED, "m: no"), False)),
-        *((Aside("2", Reason.NO_ANSWER, "found HTTP 500, 8 times"), True), (None, False)),
-    ]
-    assert [outcome.made for outcome in outcomes] == [ANNOTATION, None, None, ANNOTATION]
 
 
 @pytest.mark.parametrize("kind", [RunStopped, BadInput])

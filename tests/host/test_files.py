@@ -33,17 +33,6 @@ def test_a_private_folder_is_closed_to_others_and_is_ones_own(tmp_path, monkeypa
     refuse(r"old: belongs to user \d+; expected a folder of this user", make_private_folder, old)
 
 
-def test_json_is_read_as_its_type_from_a_regular_file(tmp_path):
-    path = tmp_path / "note.json"
-    write_whole(path, msgspec.json.encode(Note("über", 3)))
-    assert read_json(str(path), Note, accepted=ACCEPTED) == Note("über", 3)
-    with pytest.raises(BadInput, match=r"none: cannot be read \(No such file or directory\); accepted is a note"):
-        read_json(tmp_path / "none", Note, accepted=ACCEPTED)
-    os.mkfifo(tmp_path / "pipe")  # opening it would block until a writer opens it
-    for path in (tmp_path, tmp_path / "pipe"):
-        refuse("not a regular file; expected a JSON file; accepted is a note", read_json, path, Note, accepted=ACCEPTED)
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [
