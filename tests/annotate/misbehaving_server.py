@@ -3,13 +3,17 @@
 It counts what it was paid for: requests that it answered with a completion, whether or not the answer was any good.
 """
 
+import base64
 import contextlib
 import gzip
 import http.server
+import io
 import json
 import socket
 import threading
 import time
+
+from PIL import Image
 
 from stepcot_jax.annotate.annotation import Annotation
 from stepcot_jax.annotate.llm.interviews import write_chain_answer
@@ -27,9 +31,22 @@ GOOD = json.dumps(write_chain_answer(NORMAL, chain=DEFAULT_CHAIN))
 NUM_TOKENS = (900, 300)
 
 
+def text_of(request):
+    """The text of a request's first message of the user, with or without a picture beside it."""
+    content = next(each for each in request["messages"] if each["role"] == "user")["content"]
+    return content if isinstance(content, str) else next(part["text"] for part in content if part["type"] == "text")
+
+
+def open_url(url):
+    """The picture of a data URL."""
+    head, _, body = url.partition(",")
+    assert head == "data:image/png;base64"
+    return Image.open(io.BytesIO(base64.b64decode(body)))
+
+
 def read_data(request):
-    """The data block of a request's first message of the user."""
-    content = request["messages"][1]["content"]
+    """The data block of a request's text."""
+    content = text_of(request)
     return json.JSONDecoder().raw_decode(content, content.index("{"))[0]
 
 

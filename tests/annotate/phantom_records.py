@@ -1,4 +1,4 @@
-"""A folder of phantoms with masks and 400 reasoning records, drawn once per process."""
+"""A folder of phantoms with masks and 240 reasoning records, drawn once per process."""
 
 import atexit
 import functools
@@ -12,7 +12,7 @@ from stepcot_jax.data.questions.making import ground_phantom
 from stepcot_jax.data.questions.questions import ask_questions
 from stepcot_jax.data.questions.record_files import write_vqa_records
 
-NUM_CASES = 100
+NUM_CASES = 60
 
 
 def write_folder(root, indices):

@@ -25,7 +25,6 @@ from stepcot_jax.annotate.agreement import (
     fleiss_kappa,
     write_agreement,
 )
-from stepcot_jax.annotate.output import align_markdown
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain
 from stepcot_jax.data.records.records import write_records
 from stepcot_jax.record import Record
@@ -113,8 +112,6 @@ def test_annotators_are_compared_on_what_all_have(tmp_path):
     table = as_markdown(compare(aligned))
     assert "| a / b " in table
     assert "Fleiss' of all" in table
-    aligned = ["| A    | B |  N |", "| ---- | - | -: |", "| a\\|b | c | 12 |"]
-    assert align_markdown([("A", "B", "N"), ("a|b", "c", "12")]).splitlines() == aligned
 
 
 def test_two_annotators_have_cohens_kappa_and_the_same_step_has_none(tmp_path):

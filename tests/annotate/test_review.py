@@ -8,6 +8,7 @@ import pytest
 from annotate.test_agreement import MASS, NORMAL, make_case, write
 from hypothesis import given
 from hypothesis import strategies as st
+from readers.reader_samples import read_cells, write_cells
 from refusals import refuse
 
 from stepcot_jax import __version__
@@ -35,21 +36,13 @@ def aligned(tmp_path):
     return align(write(tmp_path, {"a": cases, "b": other}))
 
 
-def read_rows(path):
-    return list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig"), newline="")))
-
-
 def fill(path, change=lambda row: None, **format_of):
     """Fill a form with "ok" and then with `change`, and write it again as another program may."""
-    rows = read_rows(path)
+    rows = read_cells(path)
     for row in rows:
         row["review"] = "ok"
         change(row)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), **format_of)
-    writer.writeheader()
-    writer.writerows(rows)
-    path.write_text(text.getvalue(), encoding="utf-8", newline="")
+    write_cells(path, rows, **format_of)
 
 
 def changing(changes):
@@ -68,7 +61,7 @@ def review(tmp_path, aligned, change=lambda row: None, *, every=True, reviewer="
 
 def test_a_form_has_what_is_disputed_unless_all_is_asked_for_and_no_formula(tmp_path, aligned):
     assert write_review(tmp_path / "some.csv", aligned, every=False) == 1
-    rows = read_rows(tmp_path / "some.csv")
+    rows = read_cells(tmp_path / "some.csv")
     assert [row["step"] for row in rows] == [f"Step {number}" for number in range(1, 8)]
     assert (rows[6]["answer of a"], rows[6]["answer of b"]) == ("H. Mass", "A. Normal")
     assert write_review(tmp_path / "all.csv", aligned, every=True) == 3
@@ -165,22 +158,15 @@ def test_incomplete_altered_and_contradictory_forms_are_refused_by_row_and_colum
     for row, change, words in REFUSED:
         refuse(re.escape(words), review, tmp_path, aligned, changing({row: change}))
     assert not (tmp_path / "out" / "data.json").exists()
-
-
-def test_rows_that_are_missing_moved_or_new_and_other_odd_input_are_refused(tmp_path, aligned):
-    form = tmp_path / "form.csv"
+    form = tmp_path / "whole.csv"
     write_review(form, aligned, every=True)
     fill(form)
-    header, *rows = list(csv.reader(io.StringIO(form.read_text(encoding="utf-8"), newline="")))
-    altered = {
-        "the row is missing": [header, *rows[:-1]],
-        "column 'step' was altered": [header, rows[1], rows[0], *rows[2:]],
-        "rows after the last case": [header, *rows, rows[-1]],
-    }
-    for words, content in altered.items():
-        text = io.StringIO()
-        csv.writer(text).writerows(content)
-        form.write_text(text.getvalue(), encoding="utf-8", newline="")
+    rows = read_cells(form)
+    for words, content in (
+        *(("the row is missing", rows[:-1]), ("column 'step' was altered", [rows[1], rows[0], *rows[2:]])),
+        ("rows after the last case", [*rows, rows[-1]]),
+    ):
+        write_cells(form, content)
         refuse(re.escape(words), apply_review, form, aligned, every=True, reviewer="x", folder=tmp_path / "out")
     refuse("exists", apply_review, form, aligned, every=True, reviewer="x", folder=tmp_path / "a")
 
@@ -190,7 +176,7 @@ def test_ok_leaves_an_answer_uncertain_and_writing_it_out_makes_it_certain(tmp_p
     aligned = align(write(tmp_path, {"a": [doubtful]}))
     form = tmp_path / "shown.csv"
     write_review(form, aligned, every=True)
-    assert [row["answer of a"].endswith(" (uncertain)") for row in read_rows(form)] == [False] * 5 + [True] * 2
+    assert [row["answer of a"].endswith(" (uncertain)") for row in read_cells(form)] == [False] * 5 + [True] * 2
 
     def settle(row):
         if row["step"] == "Step 7":

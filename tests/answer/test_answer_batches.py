@@ -85,14 +85,9 @@ def test_batches_of_a_run_answer_as_single_questions_and_resume(tmp_path, monkey
     said = "7 cut at the limit of their length, 2 whose picture cannot be read, 2 that cannot be asked"
     assert f"11 questions to run: {said}" in capsys.readouterr().out
 
-
-def test_a_run_on_levels_is_asked_by_constrain(tmp_path):
-    _, records, _ = make_policy_workdir(tmp_path / "run")
-    _, folder = write_questions(tmp_path / "questions", records)
     levels = {"dialect": "levels", "levels": [0, 1], "source": "folder", "root": "x", "with_thinking": True}
     edit_json(tmp_path / "run" / "settings.json", lambda settings: settings["vqa"].update(levels))
-    asked = [f"--questions={folder}", f"--checkpoint={tmp_path / 'run'}", f"--out={tmp_path / 'a.jsonl'}"]
-    refuse("--dialect is required: the run writes levels", main, asked)
+    refuse("--dialect is required: the run writes levels", main, [*asked, f"--out={tmp_path / 'a.jsonl'}"])
 
 
 @pytest.mark.slow

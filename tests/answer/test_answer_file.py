@@ -1,16 +1,13 @@
 """A file of questions asked of a fake endpoint that misbehaves: nothing is asked twice, and every outcome is a line."""
 
-import base64
-import io
 import json
 import subprocess
 import sys
 
 import msgspec
 import pytest
-from annotate.misbehaving_server import MisbehavingServer
+from annotate.misbehaving_server import MisbehavingServer, open_url, text_of
 from evaluate_replies.asked import ask, write_folder
-from PIL import Image
 from refusals import refuse
 
 from stepcot_jax.box import Box
@@ -51,10 +48,6 @@ def folder(tmp_path, monkeypatch):
     return write_folder(tmp_path / "questions", RECORDS, PICTURES)
 
 
-def text_of(request):
-    return request["messages"][-1]["content"][-1]["text"]
-
-
 def well(request, number):
     return "answer", TRUE[text_of(request)]
 
@@ -80,8 +73,7 @@ def test_each_question_is_asked_once_with_prompt_and_picture_alone(folder, capsy
     for request in server.requests:
         assert {*request} == {"messages", "model", "temperature", "seed", "max_tokens"}
         assert [message["role"] for message in request["messages"]] == ["user"]
-        url = request["messages"][0]["content"][0]["image_url"]["url"]
-        picture = Image.open(io.BytesIO(base64.b64decode(url.removeprefix("data:image/png;base64,"))))
+        picture = open_url(request["messages"][0]["content"][0]["image_url"]["url"])
         assert (picture.size, picture.info) == ((32, 32), {})
     lines = read_lines(folder)
     assert list(lines) == [record.id for record in TESTS]

@@ -1,4 +1,6 @@
-"""What `stepcot data check` finds in a folder, and the dataset that a run loads from it."""
+"""What `stepcot data check` finds in a folder, what a reader sets aside, and the dataset that a run loads."""
+
+from refusals import assert_says, refuse
 
 from configs import base
 from stepcot_jax.data.check import CheckOptions, check_root
@@ -10,6 +12,19 @@ from stepcot_jax.run.settings import make_settings
 
 def check(root, **options):
     return check_root(root, CheckOptions(**options), terminal=Terminal(silent=True))
+
+
+def set_aside_one(read, root, record, *parts, **options):
+    """Assert that a bad record stops the reading or is set aside alone, with a reason that begins with the first part.
+
+    Return the other cases and the line in which the reading stops.
+    """
+    collection = read(root, on_bad_record="skip", **options)
+    (aside,), said = collection.set_aside, refuse("", read, root, **options)
+    assert (aside.record, aside.reason.startswith(parts[0])) == (record, True)
+    assert_says(aside.reason, *parts)
+    assert_says(said, aside.reason)
+    return collection.cases, said
 
 
 def load(root, *, require_images=True, on_bad_record="stop"):

@@ -118,16 +118,6 @@ def test_a_model_that_looks_and_follows_its_thinking(audit, capsys):
     refuse("thinkings are of other replies than", run, "score", audit, others, "--thinking-replies", asked)
 
 
-def test_a_model_that_says_the_same_of_every_picture_is_right_and_does_not_look(audit):
-    blind = write(audit / "blind.jsonl", read_vqa_records(audit).records, say_of_own)
-    run("score", audit, blind)
-    assert {row["answers that change"] for row in read_table(audit, "looks").values()} == {0}
-    counterfactual = read_table(audit, "counterfactual")
-    own = [row for name, row in counterfactual.items() if "is anything" not in name]
-    assert {row["answers that change"] for row in own} == {0}
-    assert read_table(audit, "looks")["a donor's picture"]["A"] == 1
-
-
 def test_a_model_that_knows_normal_from_abnormal_alone_is_told_by_the_rows_of_its_rival(audit):
     """It says yes to each finding of an abnormal chest, and claims those of every second patient only."""
 
@@ -165,10 +155,6 @@ def test_a_model_that_knows_normal_from_abnormal_alone_is_told_by_the_rows_of_it
     assert rows['only "is anything abnormal": without another finding']["answers that change"] == 0
 
 
-def say_of_own(record):
-    return write_reply(BY_ID[record.provenance["audit_of"]], "gemex")
-
-
 def test_files_of_another_kind_are_refused(audit, tmp_path):
     records = read_vqa_records(audit).records
     short = write(tmp_path / "short.jsonl", records[1:], look)
@@ -181,10 +167,6 @@ def test_files_of_another_kind_are_refused(audit, tmp_path):
     plain.mkdir()
     write_vqa_records(plain / "records.jsonl", RECORDS)
     refuse("not as an audit wrote it", run, "score", plain, short)
-    last = next(each for each in reversed(records) if each.kind == "single" and variant_of(each) == "grey")
-    edited = msgspec.structs.replace(last, kind="closed", options=(), answer="No")
-    write_vqa_records(plain / "records.jsonl", [edited if each is last else each for each in records])
-    refuse(f"record '{last.id}': not as an audit wrote it", run, "score", plain, short)
 
 
 def test_a_policy_in_one_command_with_its_page(tmp_path, monkeypatch, capsys):

@@ -1,10 +1,8 @@
 """Controls on a SLAKE-shaped miniature and a fake endpoint: what is shown, asked, counted and concluded."""
 
-import base64
 import collections
 import contextlib
 import hashlib
-import io
 import json
 import re
 import subprocess
@@ -12,7 +10,7 @@ import sys
 
 import numpy as np
 import pytest
-from annotate.misbehaving_server import MisbehavingServer
+from annotate.misbehaving_server import MisbehavingServer, open_url, text_of
 from answer.test_answer_file import KILLED
 from evaluate_replies.asked import write_folder
 from PIL import Image
@@ -66,11 +64,9 @@ def folder(tmp_path, monkeypatch):
 
 def see(request):
     """Return the part and the patient that are asked for, and the patient whose picture is shown, None without one."""
-    content, shown = request["messages"][-1]["content"], None
-    if not isinstance(content, str):
-        url = content[0]["image_url"]["url"].partition(",")[2]
-        shown, content = Image.open(io.BytesIO(base64.b64decode(url))).getpixel((0, 0)), content[1]["text"]
-    return int("What" in content), int(re.search(r"in (\d+)\?", content)[1]), shown
+    content, text = request["messages"][-1]["content"], text_of(request)
+    shown = None if isinstance(content, str) else open_url(content[0]["image_url"]["url"]).getpixel((0, 0))
+    return int("What" in text), int(re.search(r"in (\d+)\?", text)[1]), shown
 
 
 def look(part, patient):

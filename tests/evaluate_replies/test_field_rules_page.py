@@ -85,11 +85,7 @@ def test_wrong_names_and_readings_are_refused(files):
 
 @pytest.mark.parametrize(
     ("row", "kept"),
-    [
-        ("SFT, thoughts", "origin/sft"),
-        ("GRPO", "origin/grpo-ours"),
-        ("SFT, stages", "released/sft-released-form"),
-    ],
+    [("SFT, thoughts", "origin/sft"), ("GRPO", "origin/grpo-ours"), ("SFT, stages", "released/sft-released-form")],
 )
 def test_quoted_figures_are_those_of_the_kept_replies(row, kept):
     """The one-choice accuracies of docs/counting.md, by counting alone."""

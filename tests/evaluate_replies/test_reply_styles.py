@@ -104,23 +104,6 @@ def test_boxes_of_another_space_than_the_dialects_are_read_where_it_is_stated(tm
     assert v == pytest.approx(100, abs=0.1)
 
 
-def test_unread_replies_are_counted_with_reasons_and_end_with_exit_2(tmp_path, capsys):
-    folder = write_folder(tmp_path, RECORDS)
-    texts = ("", "Perhaps.", "<think>Yes")
-    half = write_replies(
-        folder / "half.jsonl", RECORDS, change=lambda text, place: texts[place % 3] if place % 2 else text
-    )
-    mine, _, _ = run(folder, half, "--dialect=gemex")
-    for what in ("answers", "boxes"):
-        told = mine["unread"][what]
-        assert mine["counts"]["all"][f"unread_{what}"] == len(RECORDS) // 2 == sum(told["reasons"].values())
-        assert told["num_replies"] == len(RECORDS)
-    none = write_replies(folder / "none.jsonl", RECORDS, change=lambda text, place: "<think>Yes")
-    refuse(f"none: the answers of {len(RECORDS)} of {len(RECORDS)} replies cannot be read", run, folder, none)
-    assert (folder / "out" / "index.html").exists()
-    assert f"thoughts are opened and not closed ({len(RECORDS)})" in capsys.readouterr().out
-
-
 def test_without_true_boxes_there_is_no_v_and_a_true_box_below_one_pixel_is_refused(tmp_path):
     folder = write_folder(tmp_path, RECORDS)
     replies = write_replies(folder / "mine.jsonl", RECORDS, dialect="gemex")

@@ -76,13 +76,10 @@ def test_a_failing_image_and_a_feature_that_is_not_finite_name_their_case_and_lo
 
 
 def test_prompts_are_checked():
-    encoder, texts = FakeTextEncoder(), ["one", "two"]
-    features = encode_prompts(encoder, texts, pooling="cls")
-    assert features.dtype == np.float32
-    np.testing.assert_array_equal(features, FakeTextEncoder().encode(texts, pooling="cls"))
+    encoder = FakeTextEncoder()
     encoder.encode = lambda texts, pooling: np.array([[1.0], [np.nan]])
     with pytest.raises(BadInput, match="text 'two': its feature from fake text is not finite"):
-        encode_prompts(encoder, texts, pooling="cls")
+        encode_prompts(encoder, ["one", "two"], pooling="cls")
 
 
 def test_importing_the_features_imports_no_framework():

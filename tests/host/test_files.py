@@ -9,7 +9,7 @@ from refusals import refuse
 
 from stepcot_jax.host import files
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import make_private_folder, read_file, read_json, write_whole, writing_folder, writing_whole
+from stepcot_jax.host.files import make_private_folder, read_json, write_whole, writing_folder, writing_whole
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -33,17 +33,6 @@ def test_a_private_folder_is_closed_to_others_and_is_ones_own(tmp_path, monkeypa
     refuse(r"old: belongs to user \d+; expected a folder of this user", make_private_folder, old)
 
 
-def test_json_is_read_as_its_type_from_a_regular_file(tmp_path):
-    path = tmp_path / "note.json"
-    write_whole(path, msgspec.json.encode(Note("über", 3)))
-    assert read_json(str(path), Note, accepted=ACCEPTED) == Note("über", 3)
-    with pytest.raises(BadInput, match=r"none: cannot be read \(No such file or directory\); accepted is a note"):
-        read_json(tmp_path / "none", Note, accepted=ACCEPTED)
-    os.mkfifo(tmp_path / "pipe")  # opening it would block until a writer opens it
-    for path in (tmp_path, tmp_path / "pipe"):
-        refuse("not a regular file; expected a JSON file; accepted is a note", read_json, path, Note, accepted=ACCEPTED)
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -58,15 +47,6 @@ def test_what_is_no_such_json_is_refused_by_name(tmp_path, content, words):
     message = refuse(words, read_json, path, Note, accepted=ACCEPTED, max_bytes=500 if len(content) < 2000 else 10**6)
     assert message.startswith(f"{path}: ")
     assert message.endswith(f"; {ACCEPTED}")
-
-
-def test_writing_replaces_and_makes_the_folder(tmp_path):
-    path = tmp_path / "new" / "data.json"
-    write_whole(path, b"old")
-    with writing_whole(path) as file:
-        file.write(b"new")
-        assert path.read_bytes() == b"old"
-    assert (path.read_bytes(), list(path.parent.iterdir()), read_file(path, max_bytes=3)) == (b"new", [path], b"new")
 
 
 @pytest.mark.parametrize("where", ["write", "fsync", "replace"])
@@ -178,12 +158,3 @@ def test_a_folder_is_for_one_run_and_its_lock_a_file_of_ones_own(tmp_path):
         with pytest.raises(BadInput, match=r"\.lock: cannot be opened"), files.lock_folder(tmp_path / name):
             pass
     assert not (tmp_path / "elsewhere").exists()
-
-
-def test_a_run_that_fails_gives_the_folder_back(tmp_path):
-    with pytest.raises(ZeroDivisionError), files.lock_folder(tmp_path):
-        raise ZeroDivisionError
-    with files.lock_folder(tmp_path), pytest.raises(BadInput, match="in use"), files.lock_folder(tmp_path):
-        pass
-    with files.lock_folder(tmp_path):
-        assert [path.name for path in tmp_path.iterdir()] == [files.LOCK_NAME]

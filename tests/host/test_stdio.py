@@ -5,10 +5,18 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from refusals import refuse
 
-from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.text import escape_controls, escape_markdown, write_csv
+from stepcot_jax.host.text import (
+    defuse_formula,
+    escape_controls,
+    escape_markdown,
+    make_printable,
+    one_line,
+    write_csv,
+)
 from stepcot_jax.host.untrusted import resolve
 from stepcot_jax.reading.radiographs import find_images
 
@@ -68,6 +76,20 @@ def test_no_text_controls_a_terminal(text):
     assert escape_controls("a\nb\tc \u00e9") == "a\nb\tc \u00e9"
 
 
+@given(st.text())
+def test_printable_text_is_one_line_without_controls(text):
+    shown = make_printable(text)
+    assert shown.isprintable()
+    assert make_printable(shown) == shown
+    assert shown == text or not text.isprintable()
+
+
+def test_parts_of_messages_cells_and_markdown():
+    assert [defuse_formula(cell) for cell in ("=1+1", " @x", "-3.5", "mass")] == ["'=1+1", "' @x", "-3.5", "mass"]
+    assert escape_markdown("a|b <i>\n a_b _c_") == r"a\|b &lt;i> a_b \_c\_"
+    assert (one_line(ValueError("a \n b")), one_line(KeyError())) == ("a b", "KeyError")
+
+
 def test_a_library_call_prints_on_any_output(tmp_path):
     code = "from stepcot_jax.host.terminal import Terminal; Terminal().say('gro\\u00df \\u2603 \\x1b[2J')"
     ended = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONIOENCODING": "ascii:strict"},
@@ -75,5 +97,3 @@ def test_a_library_call_prints_on_any_output(tmp_path):
     assert ended.returncode == 0
     assert b"gro\\xdf" in ended.stderr
     assert b"\x1b" not in ended.stderr
-    with pytest.raises(BadInput):
-        resolve("a\0b")

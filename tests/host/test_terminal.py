@@ -70,8 +70,5 @@ def test_a_printed_command_works_in_the_shell_that_printed_it(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path / folder)
     assert name_command() == name.format(here=tmp_path)
     assert name_command("python") == name.format(here=tmp_path).replace("stepcot", "python")
-
-
-def test_without_a_script_the_package_is_run_as_a_module(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     assert name_command() == f"{tmp_path / 'python'} -m stepcot_jax"

@@ -16,17 +16,24 @@ TPU = {"TPU_NAME": "pod", "ZONE": "us-west4-a"}
 GCLOUD = "gcloud compute tpus tpu-vm"
 
 
-def read_cases(name):
-    """Script, arguments, variables and expected lines of each block of a file: a command, and what it prints."""
-    for block in pathlib.Path(__file__).with_name(name).read_text().strip().split("\n\n"):
-        command, *lines = block.splitlines()
-        words = shlex.split(command.removeprefix("$ "))
-        place = next(place for place, word in enumerate(words) if word in SCRIPTS)
-        yield words[place], words[place + 1 :], dict(word.split("=", 1) for word in words[:place]), lines
+def read_command(line):
+    """Script, arguments and variables of a command."""
+    words = shlex.split(line)
+    place = next(place for place, word in enumerate(words) if word in SCRIPTS)
+    return words[place], words[place + 1 :], dict(word.split("=", 1) for word in words[:place])
 
 
-@pytest.mark.parametrize(("script", "arguments", "variables", "lines"), list(read_cases("dry_runs.txt")))
-def test_a_dry_run_prints_every_command_and_runs_none(run, script, arguments, variables, lines, tmp_path):
+def read_file(name):
+    return pathlib.Path(__file__).with_name(name).read_text()
+
+
+DRY_RUNS = [block.splitlines() for block in read_file("dry_runs.txt").removeprefix("$ ").split("\n$ ")]
+REFUSED = [line.split(" => ") for line in read_file("refused.txt").splitlines()]
+
+
+@pytest.mark.parametrize(("command", "lines"), [(command, lines) for command, *lines in DRY_RUNS])
+def test_a_dry_run_prints_every_command_and_runs_none(run, command, lines, tmp_path):
+    script, arguments, variables = read_command(command)
     code, out, err = run(script, *arguments, **variables)
     assert (code, out.splitlines()) == (0, lines)
     assert "was called" not in err
@@ -49,12 +56,13 @@ def test_a_dry_run_of_install_names_the_last_commit(run):
     assert f"echo {revision} >stepcot/.installed" in install
 
 
-@pytest.mark.parametrize(("script", "arguments", "variables", "lines"), list(read_cases("refused.txt")))
-def test_what_is_missing_or_wrong_is_refused_by_name(run, script, arguments, variables, lines):
+@pytest.mark.parametrize(("command", "words"), REFUSED)
+def test_what_is_missing_or_wrong_is_refused_by_name(run, command, words):
+    script, arguments, variables = read_command(command)
     code, out, err = run(script, *arguments, **variables)
     assert (code, out) == (2, "")
     assert err.startswith(f"error: {script}: ")
-    assert lines[0] in err
+    assert words in err
     assert err.count("\n") == 1
 
 

@@ -85,6 +85,15 @@ def check_gradients(function, tree, gradients, *, entries=2, step=1e-5, toleranc
     return largest
 
 
+def largest(tree):
+    return max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(tree))
+
+
+def apart(one, other):
+    """The largest difference of two trees."""
+    return largest(jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), one, other))
+
+
 def assert_close(found, expected, tolerance=2e-5):
     """Absolute or relative error, whichever is smaller; shapes must agree."""
     found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)

@@ -148,9 +148,6 @@ def test_cases_of_a_run_are_those_it_predicted_with_its_images_and_other_data_ar
     changed = [*cases[:2], msgspec.structs.replace(cases[2], answers=(0,) * 7)]
     run = write_run(tmp_path / "labels", changed, data__source="folder", data__root=str(root))
     refuse(r"SECRETNAME_2\.png' in .* has another labels", open_run, run, "test")
-    absent = [msgspec.structs.replace(cases[0], image="images/absent.png")]
-    run = write_run(tmp_path / "absent", absent, data__source="folder", data__root=str(root))
-    refuse(r"case 'images/absent.png' is missing", open_run, run, "test")
 
 
 def test_a_run_on_the_phantom_has_its_cases_drawn_anew(tmp_path):

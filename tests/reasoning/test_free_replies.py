@@ -92,6 +92,9 @@ ANSWERS = [
     (OPEN, "cardiomegaly", [
         "Cardiomegaly.", "**Cardiomegaly**", "The answer is cardiomegaly.", "<answer>cardiomegaly</answer>",
     ]),
+    (OPEN, None, [
+        "[{\"bbox_2d\": [2, 3, 4, 5], \"label\": \"Mass\"}]", "<think>The answer is B",
+    ]),
     (SINGLE, None, [
         "A large heart is seen.", "either C or D", "C or D", "(C) or (D)", "It is either (C) or (D).",
         "The answer is either C or D.", "The answer could be C or D", "D/C", "There is no edema.", "B) Pneumothorax",
@@ -168,30 +171,8 @@ def test_open_answers_stand_apart_from_boxes_and_calls_of_tools(text):
     assert [box.corners for box in read_reply(text, "free").references] == [(9, 20, 34, 32)]
 
 
-def test_labels_of_boxes_are_no_answers_and_a_draft_in_open_thoughts_is_none():
-    boxes = read_reply('[{"bbox_2d": [2, 3, 4, 5], "label": "Mass"}]', "free")
-    assert boxes.answer is None
-    assert boxes.is_well_formed
-    draft = read_reply("<think>The answer is B", "free")
-    assert (draft.answer, draft.problems) == (None, ("thoughts are opened and not closed",))
-
-
 def test_a_long_reply_takes_little_time():
-    for piece in (
-        "(",
-        "answer ",
-        "so ",
-        "\\boxed{",
-        "<think>",
-        "A, ",
-        "[1,",
-        "no ",
-        "<answer>",
-        "option ",
-        "the ",
-        "mass ",
-        "\n",
-    ):
+    for piece in (*"(\n", "answer ", "so ", "\\boxed{", "<think>", "A, ", "[1,", "no ", "<answer>", "option ", "mass "):
         text = piece * (2**17 // len(piece))
         assert least_seconds(functools.partial(read, text, MULTI), 10) < 10, piece  # minutes if it were quadratic
 

@@ -105,15 +105,6 @@ def test_long_numbers_and_any_letters_in_labels_are_read_and_no_box_is_well_form
     assert (reply.problems, reply.references) == ((), ())
 
 
-def test_released_replies():
-    reply = read_reply(RELEASED, "lvkc_released")
-    assert reply.problems == ()
-    assert (reply.answer, reply.space) == ("Yes", None)
-    assert reply.boxes((640, 480)).tolist() == [[10, 20, 30, 40]]
-    assert reply.stages == {"visual": "v", "knowledge": "k", "conclusion": "Yes"}
-    assert read_reply(RELEASED.replace("[10, 20, 30, 40]", ""), "lvkc_released").references == ()
-
-
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [

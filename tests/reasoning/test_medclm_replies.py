@@ -35,13 +35,6 @@ def test_the_writer_puts_the_references_into_the_reasoning():
     assert write(thinking, MASS) == f"Reasoning: {thinking}\n\nAnswer: Yes"
 
 
-def test_the_hard_stage_is_the_answer_alone():
-    text = write("", MASS)
-    assert text == "Answer: Yes"
-    reply = read_reply(text, "medclm", with_thinking=False)
-    assert (reply.problems, reply.answer, reply.references) == ((), "Yes", ())
-
-
 @pytest.mark.parametrize(
     ("text", "with_thinking", "expected"),
     [  # A and format; the reasoning's lack costs the format alone

@@ -10,11 +10,7 @@ from stepcot_jax.chain import fold
 from stepcot_jax.reasoning.answers import open_text, read_answer
 
 ANSWERS = [
-    (
-        "single",
-        "B",
-        ["B", "b", "B.", "(B)", "The answer is B", "B: Effusion", "(B) effusion", " EFFUSION ", "Effusion"],
-    ),
+    ("single", "B", ["B", "b", "B.", "(B)", "The answer is B", "B: Effusion", "(B) effusion", " EFFUSION "]),
     ("single", None, ["B: Nodule", "A, B", "A B", "E", "Pneumonia", "", " \n"]),
     ("multi", ("A", "C"), ["A, C", "C,A", "C A A", "A and C", "A; C.", "(a) (c)", "Nodule and C", "AC"]),
     ("multi", ("A", "C"), ["Nodule; Normal", "Nodule, normal", "A: Nodule, C: Normal"]),

@@ -106,11 +106,8 @@ def test_reasoning_that_the_template_cut_off_is_put_back():
     thinking, _, response = text.removeprefix("<think>").partition("</think>")
     message = {"role": "assistant", "content": response, "reasoning_content": thinking}
     function, truth = for_trl("gemex", dialect="gemex"), records_to_columns(RECORDS[1:2])["ground_truth"]
-    assert function(completions=[[message], [{"role": "tool", "content": text}], []], ground_truth=truth * 3) == [
-        2,
-        0,
-        0,
-    ]
+    found = function(completions=[[message], [{"role": "tool", "content": text}], []], ground_truth=truth * 3)
+    assert found == [2, 0, 0]
 
 
 PUBLISHED = (3136, 12845056)

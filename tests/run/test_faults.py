@@ -18,8 +18,7 @@ SHORT = {"job": "baseline", "baseline__epochs": 1}
 def test_sigterm_while_data_are_loaded_ends_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(chain_task, "load_inputs", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Preempted, match="outside of training"):
-        training_run.Run(small_settings(**SHORT), tmp_path)
+    refuse("outside of training", training_run.Run, small_settings(**SHORT), tmp_path, error=Preempted)
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -33,8 +32,7 @@ def test_sigterm_after_the_last_look_ends_before_the_test_split(tmp_path, monkey
     run = small_run(tmp_path, monkeypatch, **SHORT)
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "_end_if_asked", signal_after)
-        with pytest.raises(Preempted, match=r"step 5: saved after SIGTERM"):
-            run.execute()
+        refuse(r"step 5: saved after SIGTERM", run.execute, error=Preempted)
     assert not (tmp_path / "report.json").exists()
     assert train(small_run(tmp_path, monkeypatch, **SHORT), monkeypatch)["baseline"].step == 5
 
@@ -65,20 +63,12 @@ def test_a_run_that_is_refused_leaves_what_another_is_writing(tmp_path, monkeypa
     assert half.is_dir()
 
 
-@pytest.mark.parametrize(
-    ("error", "expected", "words"),
-    [
-        (OSError(errno.ENOSPC, "No space left", "x.json"), RunStopped, r"x\.json: the disk failed \(No sp"),
-        (FileNotFoundError(errno.ENOENT, "no such file", "x"), FileNotFoundError, "no such file"),
-    ],
-)
-def test_an_error_of_the_disk_is_one_line_and_others_stay_what_they_are(tmp_path, monkeypatch, error, expected, words):
+def test_an_error_that_is_not_of_the_disk_stays_what_it_is(tmp_path, monkeypatch):
     def fail(*_):
-        raise error
+        raise FileNotFoundError(errno.ENOENT, "no such file", "x")
 
     monkeypatch.setattr(training_run, "write_settings", fail)
-    with pytest.raises(expected, match=words):
-        small_run(tmp_path, monkeypatch, **SHORT).execute()
+    refuse("no such file", small_run(tmp_path, monkeypatch, **SHORT).execute, error=FileNotFoundError)
 
 
 def test_a_checkpoint_that_cannot_be_written_says_what_is_left(tmp_path, monkeypatch):

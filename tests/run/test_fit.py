@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from oracles.random_params import apart
 from refusals import refuse
 from run import small_run
 from run.small_run import Killed, Killer, LinearEncoder, assert_same, last_params, read_log
@@ -62,20 +64,30 @@ def plain(data, tmp_path_factory):
     return fit(make_system(data), data, tmp_path_factory.mktemp("fit") / "plain")
 
 
+PARTS, PROGRAMS = {"agree": (agree, 0.5)}, {}
+
+
+@contextlib.contextmanager
+def shared_programs():
+    """Of runs with `PARTS`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(small_run, "PROGRAMS", PROGRAMS)
+        small_run.share_programs(patch)
+        yield
+
+
 @pytest.fixture(scope="module")
 def whole(data, tmp_path_factory):
-    return fit(make_system(data, parts={"agree": (agree, 0.5)}), data, tmp_path_factory.mktemp("fit") / "whole")
+    with shared_programs():
+        return fit(make_system(data, parts=PARTS), data, tmp_path_factory.mktemp("fit") / "whole")
 
 
 def test_a_callers_part_is_logged_and_changes_what_is_learnt(whole, plain):
     logged = [line["student/agree"] for line in read_log(whole.workdir, "train")]
     assert len(logged) == 5
     assert all(0 < value < 2 for value in logged)
-    ours, theirs = (
-        np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(last_params(run.workdir)["student"])])
-        for run in (whole, plain)
-    )
-    assert np.abs(ours - theirs).max() > 1e-5
+    ours, theirs = (last_params(run.workdir)["student"] for run in (whole, plain))
+    assert apart(ours, theirs) > 1e-5
 
 
 def test_a_system_starts_from_the_weights_of_another_run(plain, data, tmp_path, monkeypatch):
@@ -92,17 +104,15 @@ def test_a_system_starts_from_the_weights_of_another_run(plain, data, tmp_path, 
         assert_same(found[-1], last_params(plain.workdir))
 
 
-def test_killed_and_resumed_equals_uninterrupted(whole, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(small_run, "PROGRAMS", {})
-    small_run.share_programs(monkeypatch)  # of the killed and the resumed run
-
+def test_killed_and_resumed_equals_uninterrupted(whole, data, tmp_path):
     def start(parts, **options):
         return fit(make_system(data, parts=parts), data, tmp_path / "run", **options)
 
-    with pytest.raises(Killed):
-        start({"agree": (agree, 0.5)}, writers=[Killer(3)])
-    refuse(r"parts\['agree'\]: the run started with weight 0.5, now no such", start, {})
-    run = start({"agree": (agree, 0.5)})
+    with shared_programs():
+        with pytest.raises(Killed):
+            start(PARTS, writers=[Killer(3)])
+        refuse(r"parts\['agree'\]: the run started with weight 0.5, now no such", start, {})
+        run = start(PARTS)
     assert_same(last_params(run.workdir), last_params(whole.workdir))
     assert run.report["test"] == whole.report["test"]
 
@@ -158,20 +168,14 @@ def test_a_baseline_is_described_and_reads_no_prompts_of_a_caller(data, tmp_path
     class Mine(sc.Student):
         pass
 
-    for network, name, custom in ((sc.Student, "student", ()), (Mine, "student", ("student",))):
+    for network, custom in ((sc.Student, ()), (Mine, ("student",))):
         student = network(counts, width=8, dtype=jnp.bfloat16)
         system = BaselineSystem(data.chain, student, optimizer=optax.sgd(0.1), remat=True, answer_weights=weights)
         described, given = fit_module.describe_values(system, data)
         assert (described["training.compute_dtype"], described["parallel.remat"]) == ("bfloat16", True)
-        assert (system.names, given.networks, given.features) == ((name,), custom, ("answer_weights",))
-        refuse(
-            r"prompts: none of the system's networks reads prompts",
-            sc.fit,
-            system,
-            data,
-            workdir=tmp_path,
-            prompts=np.zeros((len(counts), 8)),
-        )
+        assert (system.names, given.networks, given.features) == (("student",), custom, ("answer_weights",))
+        prompts = {"workdir": tmp_path, "prompts": np.zeros((len(counts), 8))}
+        refuse(r"prompts: none of the system's networks reads prompts", sc.fit, system, data, **prompts)
 
 
 def test_what_fit_cannot_take_is_said(data, tmp_path):

@@ -25,7 +25,8 @@ WIDTHS = load_config("base").policy.encoder_widths
 
 def frozen_settings(weights, **changes):
     frozen = {"image_encoder__name": "pretrained", "image_encoder__weights": str(weights)}
-    return small_settings(**{"policy__encoder_widths": WIDTHS, **frozen, **changes})
+    short = {"policy__encoder_widths": WIDTHS, "sft__epochs": 1, "grpo__epochs": 1}
+    return small_settings(**{**short, **frozen, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +58,13 @@ def test_only_the_decoder_trains(workdir):
     assert trained.patches.shape == (4, 16)
     assert [name for name in names if "image_encoder" in name] == ["image_encoder/norm/scale"]
     assert (np.asarray(names["image_encoder/norm/scale"]) != 1).all()
-    log = read_log(workdir)
-    assert all(entry["grpo/gradient_norm"] > 0 for entry in log if "grpo/gradient_norm" in entry)
-    assert any(entry.get("grpo/gradient_norm") for entry in log)
+    norms = [entry["grpo/gradient_norm"] for entry in read_log(workdir) if "grpo/gradient_norm" in entry]
+    assert min(norms) > 0
 
 
 def test_resumed_equals_uninterrupted(encoder, workdir, tmp_path, monkeypatch):
     run = Run(frozen_settings(encoder), tmp_path / "run")
-    stop_at(run.task, "prepare", 9, monkeypatch)
+    stop_at(run.task, "prepare", 5, monkeypatch)  # three updates of fine-tuning before
     with pytest.raises(Killed):
         run.execute()
     asked = []
@@ -73,9 +73,8 @@ def test_resumed_equals_uninterrupted(encoder, workdir, tmp_path, monkeypatch):
     Run(frozen_settings(encoder), tmp_path / "run").execute()
     assert not asked  # every picture's patches are in the store
     found, expected = read_results(tmp_path / "run"), read_results(workdir)
-    assert {name: found[name] for name in ("last", "files", "report")} == {
-        name: expected[name] for name in ("last", "files", "report")
-    }
+    for name in ("last", "files", "report"):
+        assert found[name] == expected[name], name
 
 
 def test_a_run_without_a_store_reads_the_same_patches(encoder, tmp_path):
@@ -131,7 +130,7 @@ def test_another_encoder_is_refused(encoder, workdir, tmp_path, monkeypatch):
 def test_a_run_starts_from_a_finished_one(encoder, workdir, tmp_path):
     moved = tmp_path / "clip"  # the start's own folder of the encoder is not asked for
     shutil.copytree(encoder, moved)
-    start = {"policy__start": str(workdir), "sft__epochs": 0, "grpo__epochs": 1, "image_encoder__mean": (0.5, 0.5, 0.5)}
+    start = {"policy__start": str(workdir), "sft__epochs": 0, "image_encoder__mean": (0.5, 0.5, 0.5)}
     run = Run(frozen_settings(moved, **start), tmp_path / "run")
     expected = flatten(read_policy(workdir).params)
     for name, found in flatten(run.task.system.start()).items():

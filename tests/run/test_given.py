@@ -1,11 +1,8 @@
-import types
-
 import msgspec
 import pytest
 from refusals import refuse
 
 import stepcot_jax as sc
-from stepcot_jax.run.fit import describe_policy
 from stepcot_jax.run.given import Given, check_readable, check_same_given, read_given, write_given
 from stepcot_jax.systems.updates import AnswerSchedule
 
@@ -40,12 +37,3 @@ def test_a_run_has_the_settings_that_its_values_say(tmp_path, monkeypatch):
     assert (found.seed, found.student.width, found.image_encoder.name, trained.batch_size) == (3, 8, "resnet18", 8)
     assert (trained.joint_epochs, trained.given_answers, trained.given_rate) == (3, "random", 0.4)
     refuse("student.width: given by the system", sc.fit, system, data, workdir=tmp_path, **{"student.width": 8})
-
-
-def test_rewards_of_a_policy_are_given_and_its_fine_tuning_is_none():
-    recipe = sc.GRPO(sc.Policy.small(width=32), rewards=[(max, 0.5)], group_size=3)
-    questions = types.SimpleNamespace(records=[types.SimpleNamespace(image_size=(48, 48))])
-    described, given = describe_policy(recipe, questions, 4)
-    expected = {"job": "grpo", "sft.epochs": 0, "grpo.group_size": 3, "grpo.batch_size": 4, "policy.width": 32}
-    assert expected.items() <= described.items()
-    assert given == Given(rewards={"max": 0.5})

@@ -7,6 +7,8 @@ import pytest
 from refusals import refuse
 from run.small_run import read_log, small_run, small_settings, train, undot
 
+from stepcot_jax.host.terminal import name_command
+from stepcot_jax.run import chain_task, training_run
 from stepcot_jax.run.run_checks import check_earlier_run, find_raised
 from stepcot_jax.run.settings import load_settings, write_settings
 from stepcot_jax.training.checkpoints import Best
@@ -95,6 +97,22 @@ def test_a_schedule_over_the_whole_run_is_named():
 def test_other_changes_are_refused(tmp_path, changes, match):
     workdir = started(tmp_path)
     refuse(match, check_earlier_run, small_settings(**changes), workdir)
+
+
+def test_a_batch_that_devices_cannot_divide_is_refused_before_loading(tmp_path, monkeypatch):
+    monkeypatch.setattr(chain_task, "load_inputs", None)
+    words = r"config.training.batch_size: 8 is not a multiple of 3"
+    refuse(words, training_run.Run, small_settings(parallel__num_devices=3), tmp_path)
+
+
+@pytest.mark.slow
+def test_a_run_says_what_reads_it_and_where_it_goes_on(tmp_path, monkeypatch, capsys):
+    small_run(tmp_path / "a b", monkeypatch).say_next()
+    assert [line for line in capsys.readouterr().err.splitlines() if line.startswith(("next", "longer"))] == [
+        f"next: {name_command()} report '{tmp_path / 'a b'}'",
+        f"next: {name_command()} predict IMAGE --checkpoint='{tmp_path / 'a b'}'",
+        "longer: the same command with --config.training.joint_epochs=N goes on, N above 3",
+    ]
 
 
 def test_a_phase_may_be_longer_if_none_follows(tmp_path):

@@ -44,11 +44,8 @@ def test_a_run_that_cannot_train_is_refused_before_loading(tmp_path, monkeypatch
     refused(tmp_path, message, **changes)
 
 
-def test_a_limit_that_cuts_every_reply_is_refused(tmp_path):
+def test_a_limit_that_cuts_every_reply_is_refused_and_one_that_cuts_some_is_said(tmp_path):
     refused(tmp_path, r"^config.policy.longest_reply: 5 tokens cut every training reply", policy__longest_reply=5)
-
-
-def test_a_limit_that_cuts_some_replies_is_said(tmp_path):
     whole = Run(small_settings(**BRIEF), tmp_path / "whole").task
     assert "cuts" not in whole.describe_data()
     lengths = sorted(len(record.target) for record in whole.tokens.encoded.values())
@@ -106,7 +103,6 @@ def of_a_folder(folder, tmp_path_factory):
     return workdir
 
 
-@pytest.mark.slow
 def test_the_command_that_scores_replies_gives_the_figures_of_the_run(of_a_folder, tmp_path, capsys):
     workdir = of_a_folder
     files = [str(workdir / "records" / "test.jsonl"), str(workdir / "replies" / "sft_test.jsonl")]
@@ -115,23 +111,15 @@ def test_the_command_that_scores_replies_gives_the_figures_of_the_run(of_a_folde
     figures = json.loads((tmp_path / "out" / "metrics.json").read_text())["models"]["sft_test"]["figures"]
     own = json.loads((workdir / "report.json").read_text())["test"]["sft"]
     named = {
-        "A": ("a_score", "mean"),
-        "A_single": ("a_score", "single"),
-        "V": ("v_score", "all"),
-        "V_findings": ("v_score", "findings"),
-        "passed": ("grounding", "all"),
-        "well_formed": ("format", "all"),
-    }
+        "A": ("a_score", "mean"), "A_single": ("a_score", "single"), "V": ("v_score", "all"),
+        "V_findings": ("v_score", "findings"), "passed": ("grounding", "all"), "well_formed": ("format", "all"),
+    }  # fmt: skip
     assert {name: figures[first][second]["value"] for name, (first, second) in named.items()} == {
         name: own[name] for name in named
     }
     assert all(0 < own[name] < 1 for name in named)
-
-
-@pytest.mark.slow
-def test_one_validated_question_gives_a_score(of_a_folder):
     (score,) = (entry for entry in read_log(of_a_folder) if entry["kind"] == "val")
-    assert 0 <= score["sft/score"] <= 1
+    assert 0 <= score["sft/score"] <= 1  # of one validated question
 
 
 @pytest.mark.parametrize("change", ["word", "split", "picture"])

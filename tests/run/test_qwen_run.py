@@ -11,6 +11,7 @@ from policies.qwen.tiny_qwen import write_reader
 from refusals import refuse
 from run.small_policy_run import reward_tokens
 from run.small_qwen_run import DRY, PUBLISHED, settings_of, tiny_published
+from run.small_run import train
 
 from stepcot_jax.export.qwen_folder import export_qwen
 from stepcot_jax.policies.qwen_inputs import cut_image, read_qwen_preprocessing
@@ -46,6 +47,8 @@ def read_losses(workdir, name):
 
 
 def test_what_trains_moves_and_what_is_frozen_stays(dry):
+    assert min(read_losses(dry.workdir, "grpo/gradient_norm")) > 1e-4
+    assert all(np.isfinite(read_losses(dry.workdir, "grpo/kl")))
     folder = dry.workdir / "checkpoints"
     first = jax.device_get(jax.jit(dry._init, compiler_options=RUNS_ONCE)())
     after = restore_params(folder, saved_steps(folder)[-1])
@@ -62,15 +65,6 @@ def test_what_trains_moves_and_what_is_frozen_stays(dry):
         assert len(moments) == 2 * len(jax.tree.leaves(trained))
 
 
-def test_the_run_leaves_what_every_policy_leaves(dry):
-    assert len(read_losses(dry.workdir, "grpo/loss")) == 2
-    assert min(read_losses(dry.workdir, "grpo/gradient_norm")) > 1e-4
-    assert all(np.isfinite(read_losses(dry.workdir, "grpo/kl")))
-    report = json.loads((dry.workdir / "report.json").read_text())
-    assert report["best"].keys() == report["test"].keys() == {"sft", "grpo"}
-    assert (dry.workdir / "replies" / "grpo_test.jsonl").stat().st_size > 0
-
-
 def test_a_finished_run_answers_as_it_did(dry):
     reader = load_reader(dry.workdir)
     task, places = dry.task, list(dry.task.dataset.splits.test[:1])
@@ -83,10 +77,10 @@ def test_a_finished_run_answers_as_it_did(dry):
     refuse("a dry run cannot be exported", export_qwen, dry.workdir, dry.workdir.parent / "out")
 
 
-def test_a_mesh_computes_what_one_device_does(dry, tmp_path):
+def test_a_mesh_computes_what_one_device_does(dry, tmp_path, monkeypatch):
     changes = {**DRY, "parallel.transform": "mesh", "parallel.num_devices": 8, "parallel.model_devices": 4}
     run = Run(settings_of("sft", PUBLISHED, **changes), tmp_path / "run")
-    run.execute()
+    train(run, monkeypatch)
     gate = run.state_shapes.params["policy"]["plain"]["decoder"]["layer_0"]["gate"]["kernel"]
     assert tuple(gate.sharding.spec) == ("data", "model")
     moments = run.state_shapes.optimizers["sft"][1].inner_state[0].mu["policy"]["plain"]
@@ -134,9 +128,7 @@ def test_a_checkpoint_with_low_rank_layers(low_rank):
     block, old = (tree["decoder"]["layer_0"] for tree in (after, before))
     assert np.abs(block["gate"]["kernel"] - old["gate"]["kernel"]).max() > 1e-3
     np.testing.assert_array_equal(after["decoder"]["norm"]["scale"], before["decoder"]["norm"]["scale"])
-    np.testing.assert_array_equal(
-        after["tower"]["layer_0"]["qkv"]["kernel"], before["tower"]["layer_0"]["qkv"]["kernel"]
-    )
+    np.testing.assert_array_equal(*(tree["tower"]["layer_0"]["qkv"]["kernel"] for tree in (after, before)))
     assert load_reader(run.workdir).answer(np.zeros((32, 32), np.uint8), "Is there a mass?").kind == "closed"
 
 
@@ -183,12 +175,12 @@ def test_in_an_audit_it_continues_a_thinking_as_transformers_does(low_rank, tmp_
     assert len({text.removeprefix(begun) for _, _, begun, text in continued}) > 1
 
 
-def test_medclms_curriculum_runs_from_a_qwen(tiny_config, tmp_path):
+def test_medclms_curriculum_runs_from_a_qwen(tiny_config, tmp_path, monkeypatch):
     """Easy, medium and hard in turn, at the losses of `--config=medclm`."""
     changes = {"vqa.dialect": "medclm", "curriculum.schedule": "epochs", "curriculum.shares": (0.34, 0.33, 0.33)}
     changes |= {"sft.reduction": "parts", "sft.epochs": 3}
     run = Run(settings_of("sft", PUBLISHED, **DRY, **changes), tmp_path / "run")
-    run.execute()
+    train(run, monkeypatch)
     shares = {stage: read_losses(run.workdir, f"curriculum/{stage}") for stage in ("easy", "medium", "hard")}
     number = len(shares["easy"]) // 3
     assert min(shares["easy"][:number]) > 0

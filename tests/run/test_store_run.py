@@ -5,6 +5,7 @@ import shutil
 import jax
 import pytest
 from memory_store import Killed, disturb, new_address, objects
+from refusals import refuse
 from run import small_run as small_run_module
 from run.small_run import assert_same, final_state, read_log
 
@@ -78,5 +79,4 @@ def test_a_store_that_fails_once_is_tried_again_and_at_the_end_the_run_stops(
     with monkeypatch.context() as patch:
         disturb(patch, "upload", 1, StoreError("the network is down"))
         run = small_run(address, patch)  # evaluates again, and has nothing to train
-        with pytest.raises(RunStopped, match="the network is down; the results are in"):
-            run.execute()
+        refuse("the network is down; the results are in", run.execute, error=RunStopped)

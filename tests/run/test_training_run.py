@@ -65,9 +65,7 @@ def test_a_run_goes_on_to_the_same_bits_whatever_stopped_it(uninterrupted, tmp_p
 
     # Killed at the fourth of five updates of the third epoch, after a checkpoint at the second.
     assert kill_at_entry(start(training__checkpoint_minutes=1e-9), 14, monkeypatch) == 12
-    printed = capsys.readouterr().err
-    assert "joint_epochs was raised from 1 to 2: the run goes on from its latest checkpoint\n" in printed
-    assert "resuming from step 10" in printed
+    assert "resuming from step 10" in capsys.readouterr().err
     left = {path.name for path in workdir.iterdir()}  # what was fitted to the shorter run's weights is gone
     assert not left & {"calibration.json", "gate.npz", "pairs.json", "statistics.json", "report.json", "predictions"}
 
@@ -76,14 +74,11 @@ def test_a_run_goes_on_to_the_same_bits_whatever_stopped_it(uninterrupted, tmp_p
     assert said.startswith("step 13: saved after SIGTERM")
     assert signal.getsignal(signal.SIGTERM) is before
     assert saved_steps(workdir / "checkpoints")[-1] == 13
-    assert "was raised" not in capsys.readouterr().err
 
     damage(workdir, 13, "progress")
     whole, *expected = uninterrupted
     report, *found = final_state(start(), monkeypatch)
-    printed = capsys.readouterr().err
-    assert "checkpoint 13 cannot be restored" in printed
-    assert "renamed to damaged-13, and the run resumes from checkpoint 12" in printed
+    assert "renamed to damaged-13, and the run resumes from checkpoint 12" in capsys.readouterr().err
     assert (workdir / "checkpoints" / "damaged-13").is_dir()
     assert_same(found[0], expected[1])
     assert (found[1], report["test"]) == (expected[2], expected[0]["test"])
@@ -114,9 +109,6 @@ def test_report_and_files_are_as_documented(uninterrupted):
         mean = statistics["models"][model]["intervals"]["mean_accuracy"]
         assert mean["value"] == pytest.approx(report["test"][model]["mean_accuracy"])
         assert mean["low"] <= mean["value"] <= mean["high"] != mean["low"]
-        steps = statistics["models"][model]["steps"]
-        assert list(steps) == [step["name"] for step in report["test"][model]["steps"]]
-        assert all(0 <= step["answer_set_coverage"] <= 1 <= step["answer_set_size"] for step in steps.values())
         assert 0 < statistics["reliance"][model]["mean_movement"] < 1
     assert sum(group["num_cases"] for group in statistics["subgroups"] if group["grouping"] == "origin") == 9
     kept = {10, 15, *(entry.step for entry in best.values())}  # the latest two and the best

@@ -56,8 +56,12 @@ def make_record(place):
 RECORDS = tuple(make_record(place) for place in range(PROMPTS))
 
 
+_SAMPLERS = {}
+
+
 def make_rollouts(devices, kind=NumberRollouts, **changes):
-    return kind(
+    """Those that sample alike share the sampler, which is compiled once."""
+    made = kind(
         policy=NETWORK,
         normalise=normalise,
         tokenizer=Words(),
@@ -69,6 +73,9 @@ def make_rollouts(devices, kind=NumberRollouts, **changes):
         rewards=SETTINGS.rewards,
         longest=LONGEST,
     )
+    alike = (kind.sample, devices, made.sampling, made.settings.group_size)
+    made._sample = _SAMPLERS.setdefault(alike, made._sample)
+    return made
 
 
 def make_prompts():

@@ -4,6 +4,7 @@ import functools
 import jax
 import numpy as np
 import pytest
+from oracles.random_params import apart, largest
 from policies.policy_workdir import small_settings
 from refusals import refuse
 from run.small_policy_run import read_results, small_run
@@ -14,7 +15,7 @@ from systems.test_policy_parallel import assert_same
 
 from stepcot_jax.rewards.options import PRESETS, RewardSettings
 from stepcot_jax.systems import dpo
-from stepcot_jax.systems.dpo import DpoUpdate, Pairs, choose_pair
+from stepcot_jax.systems.dpo import DpoUpdate, Pairs
 from stepcot_jax.systems.grpo import REFERENCE
 from stepcot_jax.systems.options import DpoOptions
 from stepcot_jax.systems.sft import POLICY
@@ -24,13 +25,6 @@ from stepcot_jax.training.system import COLLECTED_NUMBERS
 
 BETA, TEMPERATURE, SIX = 0.3, 0.7, 6
 RELEASED = {f"rewards.{name}": value for name, value in dataclasses.asdict(PRESETS["released"]).items()}
-
-
-def test_a_pair_is_the_best_and_the_worst_valid_reply():
-    assert choose_pair(np.array([0.0, 0.4, 0.9, 0.1, 0.9, 0.1])) == (2, 3)
-    assert choose_pair(np.array([0.0, np.nan, 0.9, 0.0])) is None  # one valid reply
-    assert choose_pair(np.array([0.4, 0.0, 0.4])) is None  # equal rewards
-    assert choose_pair(np.array([0.0, np.nan])) is None
 
 
 class NumberPairs(Pairs, policy_step.NumberRollouts):
@@ -104,7 +98,7 @@ def test_the_loss_is_that_of_whole_texts(batch):
     params, rows = jax.tree.map(jax.numpy.asarray, (policy_step.make_params(), batch))
     frozen = make_update().freeze(params, rows, GlobalBatch())[dpo._FROZEN]
     np.testing.assert_allclose(frozen, sums[REFERENCE], atol=1e-4)
-    assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(gradients)) > 1e-3
+    assert largest(gradients) > 1e-3
 
 
 @pytest.mark.slow
@@ -141,8 +135,7 @@ def test_a_run_goes_on_to_the_same_bits(tmp_path, monkeypatch):
     entries = [entry for entry in read_log(tmp_path / "whole", "train") if "dpo/loss" in entry]
     assert entries[0]["dpo/gradient_norm"] > 0
     saved = restore_params(tmp_path / "whole" / "checkpoints", 8)
-    assert max(np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (saved["policy"], saved["reference"])),
-                                                   strict=True)) > 0  # fmt: skip
+    assert apart(saved["policy"], saved["reference"]) > 0
 
 
 def test_rewards_by_which_validity_cannot_be_told_are_refused():

@@ -5,6 +5,7 @@ import pytest
 from policies.policy_workdir import small_settings
 from policies.tiny_policy import STOP
 from reasoning_records import make_record
+from refusals import refuse
 from run.small_policy_run import small_run
 from systems import policy_step
 
@@ -35,7 +36,6 @@ def rewards_of(batch):
     return np.array(found, np.float64)
 
 
-@pytest.mark.slow
 def test_advantages_compare_the_rewards_of_each_group():
     batch, numbers = policy_step.sample()
     rewards = rewards_of(batch)
@@ -111,8 +111,7 @@ def test_rewards_that_are_equal_for_twenty_updates_stop_the_run():
     message = (
         r"^step 19: the rewards of each prompt's replies were equal for 20 updates in a row \(mean 0.500\); .*config"
     )
-    with pytest.raises(RunStopped, match=message):
-        collect(rollouts, 19)
+    refuse(message, collect, rollouts, 19, error=RunStopped)
 
 
 def test_a_batch_without_a_scored_reply_stops_the_run_at_once():

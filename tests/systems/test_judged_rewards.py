@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from annotate.misbehaving_server import MisbehavingServer, read_data
 from evaluate_replies.asked import ask
+from refusals import refuse
 from systems import policy_step
 
 from stepcot_jax.annotate.llm.client import Endpoint
@@ -119,8 +120,7 @@ def test_an_endpoint_that_dies_is_named_though_each_update_asks_about_one_reply(
         for _ in range(2):
             assert judge([first, second]) == [Judged(10, 9), None]
             assert judge([first]) == [Judged(10, 9)]
-        with pytest.raises(RunStopped, match=r"^judge 'j' at http://127.*3 requests in a row"):
-            judge([first, second])
+        refuse(r"^judge 'j' at http://127.*3 requests in a row", judge, [first, second], error=RunStopped)
         judge.close()
 
 

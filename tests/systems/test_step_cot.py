@@ -9,7 +9,7 @@ import optax
 import pytest
 from oracles import reference_numpy as oracle
 from oracles.quick_jit import quick_jit
-from oracles.random_params import assert_close, check_gradients, normal, random_labels, randomise
+from oracles.random_params import apart, assert_close, check_gradients, normal, random_labels, randomise
 from training.parallel_step import Pooled
 
 from stepcot_jax.chain import Chain, Step
@@ -115,14 +115,6 @@ def teacher_total(params, images=IMAGES, weights=None):
     return oracle.teacher_objective(oracle.teacher(params, images, TEXT)["logits"], LABELS, weights)["total"]
 
 
-def test_teacher_gradients_are_those_of_the_oracle():
-    parts, features, gradients = teacher_run(NETWORKS)(PARAMS, BATCH, TEXT)
-    tree = {"teacher": oracle.as_float64(PARAMS["teacher"])}
-    assert_close(parts.total, teacher_total(tree["teacher"]))
-    assert_close(features, IMAGES, 0)
-    assert check_gradients(lambda tree: teacher_total(tree["teacher"]), tree, gradients, entries=1) > 1e-2
-
-
 def test_linear_heads_join_the_loss_of_the_teachers_phase():
     scale, objective = 0.7, Objective(plain_scale=0.7)
     networks = SEEING.replace(plain=LinearHeads(COUNTS))
@@ -200,11 +192,6 @@ def assert_trees_close(found, expected, tolerance):
     jax.tree.map(lambda a, b: assert_close(a, b, tolerance), fetch(found), fetch(expected))
 
 
-def largest_move(found, expected):
-    moves = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - np.asarray(b)).max(), fetch(found), fetch(expected))
-    return max(jax.tree.leaves(moves))
-
-
 def compile_step(make, networks, optimizers=DESCENT, objective=Objective()):  # noqa: B008
     update = make(networks, objective, optimizers)
     return quick_jit(lambda state, batch, text: update(state, {**batch, "text_features": text}), donate_argnums=0)
@@ -240,7 +227,7 @@ def test_joint_step_is_teacher_then_fresh_targets_then_student(joint, targets):
     assert_close(metrics.gradient_norms["teacher"], norm(gradients))
     assert_close(metrics.losses["teacher"].total, teacher_total(PARAMS_64["teacher"]))
     assert_trees_close(state.params["teacher"], stepped(PARAMS["teacher"], gradients["teacher"], 0.05), 2e-3)
-    assert largest_move(state.params["teacher"], PARAMS["teacher"]) > 0.04
+    assert apart(state.params["teacher"], PARAMS["teacher"]) > 0.04
     # The student: losses and gradients against the updated teacher.
     fresh = oracle.teacher(oracle.as_float64(fetch(state.params["teacher"])), IMAGES, TEXT)
     expected, stale = expect_student(PARAMS_64, fresh), expect_student(PARAMS_64, targets)
@@ -291,7 +278,7 @@ def test_dropout_of_targets_and_the_teachers_projection_act_on_request():
     assert np.abs(metrics.losses["student"].soft_label - expected["soft_label"]).max() > 1e-3
     assert np.abs(metrics.losses["student"].channel_alignment - expected["channel_alignment"]).max() > 1e-4
     assert_close(metrics.losses["student"].hard_label, expected["hard_label"], 1e-4)
-    assert largest_move(state.params["teacher_projection"], PARAMS["teacher_projection"]) > 1e-4
+    assert apart(state.params["teacher_projection"], PARAMS["teacher_projection"]) > 1e-4
 
 
 def test_teachers_phase_leaves_the_student_alone():
@@ -318,7 +305,7 @@ def test_image_encoder_learns_from_the_teachers_loss_alone():
     for name in ("teacher", "image_encoder"):
         expected = jax.tree.map(lambda a, b: np.asarray(a) - 0.05 * np.asarray(b), SEEING_PARAMS[name], gradients[name])
         assert_trees_close(state.params[name], expected, 1e-5)
-    assert largest_move(state.params["image_encoder"], SEEING_PARAMS["image_encoder"]) > 1e-3
+    assert apart(state.params["image_encoder"], SEEING_PARAMS["image_encoder"]) > 1e-3
     # The student's input is the encoder's output before the update.
     params = oracle.as_float64(SEEING_PARAMS)
     logits = oracle.student(params["student"], encode(params))["logits"]

@@ -2,7 +2,8 @@ import json
 import math
 
 import pytest
-from run.small_run import read_log, small_run, small_settings
+from refusals import refuse
+from run.small_run import read_log, small_run, small_settings, train
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run import training_run
@@ -57,7 +58,7 @@ def test_a_run_logs_what_metrics_jsonl_has_and_resumes_the_same_run(tmp_path, mo
     assert found[0].got == found[1].got == expected
     assert {step for step, _ in expected} == {2, 4, 5}
     assert json.loads((tmp_path / "loggers.json").read_text()) == dict.fromkeys(("wandb", "mlflow"), found[0].id)
-    small_run(tmp_path, monkeypatch, **changes).execute()
+    train(small_run(tmp_path, monkeypatch, **changes), monkeypatch)
     assert [(logger.resumed, logger.id) for logger in found[2:]] == [(True, found[0].id)] * 2
 
 
@@ -103,8 +104,7 @@ def test_a_missing_package_is_named_before_anything_is_loaded(tmp_path, monkeypa
     monkeypatch.setattr(training_run.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BadInput, match=r"config.loggers.names: 'mlflow' is not installed: .*pip install -e .*mlflow"):
         check_loggers(small_settings(loggers__names=("mlflow",)).loggers)
-    with pytest.raises(BadInput, match="'wandb' is not installed"):
-        small_run(tmp_path / "run", monkeypatch, loggers__names=("wandb",))
+    refuse("'wandb' is not installed", small_run, tmp_path / "run", monkeypatch, loggers__names=("wandb",))
     assert not (tmp_path / "run").exists()
 
 

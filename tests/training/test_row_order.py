@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
+from refusals import refuse
 
 from stepcot_jax.training import devices as parallel
 from stepcot_jax.training.devices import AXIS, DATA, Devices, MeshDevices, make_mesh, require_row_order
@@ -59,8 +60,7 @@ def test_devices_in_another_order_are_refused_where_rows_are_placed(ring):
         with pytest.raises(RuntimeError, match=r"rows of process 0 would lie on .*1.* of process 1"):
             devices.put_training_rows({"labels": rows})
     divided = NamedSharding(make_mesh(jax.local_devices(), {DATA: 4, "model": 2}), PartitionSpec(DATA))
-    with pytest.raises(RuntimeError, match="in the order of their processes"):
-        require_row_order(divided, 4)
+    refuse("in the order of their processes", require_row_order, divided, 4, error=RuntimeError)
 
 
 def test_gathered_rows_are_in_the_order_of_the_processes(monkeypatch):

@@ -43,14 +43,7 @@ def test_no_report_changes_anything_outside_its_block_which_has_no_markers_or_hi
     block.encode("utf-8")  # even a lone surrogate can be sent
 
 
-def test_the_schema_names_every_answer_and_digests_tell_chains_tasks_and_versions_apart():
-    assert PROMPT.schema["required"] == [f"step_{number}" for number in range(1, 8)]
-    assert PROMPT.schema["additionalProperties"] is False
-    steps = PROMPT.schema["properties"].values()
-    assert all(step["required"] == ["quote", "reasoning", "answer"] for step in steps)
-    found = [PROMPT.schema["properties"][name]["properties"]["answer"]["enum"] for name in PROMPT.schema["required"]]
-    assert ([len(answers) for answers in found], found[0]) == (list(CHAIN.answers_per_step), ["A", "B", "C", "D"])
-    assert found[1] == ["A", "B", "C", "N/A"]
+def test_digests_tell_chains_tasks_and_versions_apart():
     small = Chain((Step("Size", "How large?", ("Small", "Large")),))
     writers = (write_annotation_prompt, write_trust_prompt, write_vote_prompt)
     written = [write(chain) for write in writers for chain in (CHAIN, small)]

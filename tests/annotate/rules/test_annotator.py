@@ -66,19 +66,6 @@ def test_answers_cite_their_sentences_and_a_reason_names_findings_alone():
     assert refusal("FINDINGS: Mr Smith has a calcified granuloma and emphysema.")[1] == "emphysema, granuloma"
 
 
-HARMLESS = """
-Normal: Degenerative changes of the spine | Clips in the right upper quadrant | The right hemidiaphragm is elevated
-Normal: Left pacemaker. Tortuous aorta. Low lung volumes | Fracture of the left clavicle, old
-Normal: Metallic density over the left shoulder
-Normal: Nodular density overlying the 4th rib represents a healing fracture
-"""
-
-
-@pytest.mark.parametrize(("expected", "text"), read_table(HARMLESS))
-def test_what_is_harmless_leaves_a_chest_normal(expected, text):
-    assert answers(f"FINDINGS: Clear lungs. {text}.")[-1] == expected
-
-
 DENSITY_AND_PATTERN = """
 1 None: Lungs are clear. The heart is markedly enlarged. | Cardiomegaly. Calcified hilar lymph nodes.
 1 None: Cardiomegaly. Density over the left lung is a nipple shadow.
@@ -247,20 +234,8 @@ def diagnose(report):
         return "aside"
 
 
-@pytest.mark.parametrize(
-    ("text", "diagnosis"),
-    [
-        ("No effusion | nodule in left upper lobe.", "Nodule"),
-        ("No effusion\tnodule in left upper lobe.", "Nodule"),
-        ("Pneumothorax | none | Effusion | small left", "Effusion"),
-    ],
-)
-def test_denials_end_where_a_reader_sees_their_end(text, diagnosis):
-    assert diagnose(text) == diagnosis
-
-
 # A denial that ends early, reaches in doubt, or is a sign: never a certain Normal.
-BULLETS = "\u2192 \u25a0 # \u00b7 ~ || _ \u25cb \u2023 \u00bb *** > = + - -> --- (b) 2- \\n <hr> </dd><dd>"
+BULLETS = "| \t \u2192 \u25a0 # \u00b7 ~ || _ \u25cb \u2023 \u00bb *** > = + - -> --- (b) 2- \\n <hr> </dd><dd>"
 
 
 @pytest.mark.parametrize("bullet", BULLETS.split(" "))
@@ -270,6 +245,10 @@ def test_a_denial_ends_at_the_next_item_of_a_list(bullet):
 
 EXPECTED = """
 Normal: INDICATION: pneumonia. FINDINGS: Clear lungs. No effusion. | FINDINGS: No edema.
+Normal: Clear lungs. Degenerative changes of the spine. | Clear lungs. The right hemidiaphragm is elevated.
+Normal: Clear lungs. Left pacemaker. Tortuous aorta. Low lung volumes. | Clear lungs. Clips in the right upper quadrant.
+Normal: Clear lungs. Fracture of the left clavicle, old. | Clear lungs. Metallic density over the left shoulder.
+Normal: FINDINGS: Clear lungs. Nodular density overlying the 4th rib represents a healing fracture.
 Normal: FINDINGS: No focal consolidation. Pleural effusions or pneumothorax. Clear lungs.
 Effusion: FINDINGS: Possible mass. Small effusion. | IMPRESSION: Cardiomegaly. Small effusion.
 Effusion: FINDINGS: No effusion. IMPRESSION: Small effusion. | FINDINGS: No large effusion. Small left effusion.
@@ -330,7 +309,10 @@ aside: Artefact that could be mistaken for a nodule. | Nodule simulated by a rib
 """
 
 
-@pytest.mark.parametrize(("expected", "report"), read_table(EXPECTED))
+TABLE_ROW = ("Effusion", "Pneumothorax | none | Effusion | small left")
+
+
+@pytest.mark.parametrize(("expected", "report"), [*read_table(EXPECTED), TABLE_ROW])
 def test_what_a_report_states_denies_or_leaves_in_doubt(expected, report):
     assert diagnose(report) == expected
 
@@ -400,20 +382,9 @@ def test_a_report_in_another_language_is_set_aside(text):
     assert caught.value.reason == Reason.NOT_ENGLISH
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Lungs clear.",
-        "Status post CABG, Dr. del Rosario. No effusion.",
-        "Nodule in situ, per se unchanged.",
-        "Sj\u00f6gren's.",
-    ],
-)
-def test_a_report_in_english_is_not(text):
-    assert not find_foreign_words(text)
-
-
 def test_no_report_of_a_collection_in_english_is(shared):
+    names = "Status post CABG, Dr. del Rosario. No effusion. Nodule in situ, per se unchanged. Sj\u00f6gren's."
+    assert not find_foreign_words(names)
     archive = shared / "data" / "iu_xray" / "NLMCXR_reports_sample.tgz"
     assert [report.id for report, _ in read_coded_reports(archive) if find_foreign_words(report.text)] == []
 

@@ -81,15 +81,6 @@ def test_terms(sentence, findings):
     assert [mention.finding for mention in read_report(sentence).mentions] == findings
 
 
-def test_denied_wholly_and_alternative():
-    assert [read_report(text).mentions[0].denied_wholly for text in ("No large effusion.", "No effusion.")] == [
-        False,
-        True,
-    ]
-    first, second = read_report("Atelectasis versus early infiltrate.").mentions
-    assert (first.alternative, second.alternative) == (False, True)
-
-
 def texts(report):
     return [sentence.text for sentence in split_sentences(report)]
 

@@ -8,9 +8,9 @@ import subprocess
 import sys
 
 import pytest
-from annotate.misbehaving_server import MisbehavingServer, read_data
+from annotate.misbehaving_server import MisbehavingServer, open_url, read_data, text_of
 from annotate.phantom_records import write_folder
-from annotate.vqa.test_vqa_pipeline import command, read_asides, read_url
+from annotate.vqa.test_vqa_pipeline import command, read_asides
 from PIL import Image
 from refusals import refuse
 
@@ -53,11 +53,6 @@ def make_folder(root, *, num=1, boxed=True):
     return root
 
 
-def text_of(request):
-    content = request["messages"][1]["content"]
-    return content if isinstance(content, str) else content[0]["text"]
-
-
 def asked(request):
     """What a request asks for, by the schema of its answer."""
     return next(name for name in request["response_format"]["json_schema"]["schema"]["properties"] if name in GOOD)
@@ -89,10 +84,10 @@ def test_the_crop_and_the_whole_picture_go_together_and_the_conclusion_is_asked_
     paid = run(source, tmp_path / "out", "--send-images")
     record, whole = read_vqa_records(tmp_path / "out").records
     assert [asked(request) for request in paid] == ["localisation", "visual", "knowledge", "conclusion"] * 2
-    shown = [[read_url(part["image_url"]["url"]).shape for part in request["messages"][1]["content"][1:]]
+    shown = [[open_url(part["image_url"]["url"]).size for part in request["messages"][1]["content"][1:]]
              if not isinstance(request["messages"][1]["content"], str) else [] for request in paid]  # fmt: skip
-    assert shown == [[(10, 20), (20, 40)]] * 2 + [[], []] + [[(20, 40)]] * 2 + [[], []]
-    told = read_data({"messages": [None, {"content": text_of(paid[3])}]})
+    assert shown == [[(20, 10), (40, 20)]] * 2 + [[], []] + [[(40, 20)]] * 2 + [[], []]
+    told = read_data(paid[3])
     stages = {name: GOOD[name] for name in ("localisation", "visual", "knowledge")}
     assert told == {"question": "What is seen?", "answer": "cardiomegaly", **stages}
     assert (record.stages.conclusion, record.preamble) == (GOOD["conclusion"], "This is a CT of the chest.")

@@ -1,10 +1,8 @@
 """Whole runs of `annotate vqa`: offline, against a model that answers well, and against one that misbehaves."""
 
-import base64
 import collections
 import csv
 import dataclasses
-import io
 import json
 import pathlib
 import time
@@ -12,8 +10,8 @@ import time
 import numpy as np
 import pytest
 from annotate.answer_files import read_entries
-from annotate.misbehaving_server import MisbehavingServer, read_data
-from annotate.phantom_records import phantom_folder, write_folder
+from annotate.misbehaving_server import MisbehavingServer, open_url, read_data
+from annotate.phantom_records import NUM_CASES, phantom_folder, write_folder
 from PIL import Image
 from refusals import refuse
 
@@ -76,9 +74,7 @@ def answer(known, request):
 
 def data_of(request):
     """The data of a request with or without a picture, whichever the attempt."""
-    content = request["messages"][1]["content"]
-    text = content if isinstance(content, str) else content[0]["text"]
-    data = read_data({"messages": [None, {"content": text}]})
+    data = read_data(request)
     data.pop("attempt", None)
     return json.dumps(data, sort_keys=True)
 
@@ -99,7 +95,7 @@ def test_offline_records_are_complete_and_well_formed_in_their_dialect(task, cha
     main(arguments)
     records = read_vqa_records(tmp_path, require_images=True).records
     source = {record.id: record for record in read_vqa_records(phantom_folder()).records}
-    assert len(records) == len(list_items(task, phantom_folder(), **changes)) >= 280
+    assert len(records) == len(list_items(task, phantom_folder(), **changes)) >= 2.8 * NUM_CASES
     for record in records:
         has_thinking = task != "medclm" or record.thinking != ""  # the hard stage is the answer alone
         reply = read_reply(write_reply(record, DIALECTS[task]), DIALECTS[task], with_thinking=has_thinking)
@@ -119,18 +115,19 @@ def test_offline_records_are_complete_and_well_formed_in_their_dialect(task, cha
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_model_is_asked_trusted_and_voted_on_and_paid_once(task, tmp_path, few):
-    known = learn(task, few)
+def test_a_model_is_asked_trusted_and_voted_on_and_paid_once(task, tmp_path, few, one):
+    source = one if task == "lvkc" else few  # of one case's trajectories alone there are many
+    known = learn(task, source)
     with MisbehavingServer(lambda request, _: ("answer", answer(known, request))) as server:
-        main(command(task, few, tmp_path, server, "--trust", "--voter=v", "--voter=w"))
+        main(command(task, source, tmp_path, server, "--trust", "--voter=v", "--voter=w"))
         records = read_vqa_records(tmp_path).records
-        items = list_items(task, few)
+        items = list_items(task, source)
         requests = sum(len(TASKS[task].choose(item)) for item in items)
         assert len(records) == len(items)
         assert len(server.paid) == len(read_entries(tmp_path)) == requests + 3 * len(items)
         assert records[0].provenance["votes"] == "v: correct, w: correct"
         assert records[0].provenance["trusts itself"] == "yes"
-        main(command(task, few, tmp_path, server, "--trust", "--voter=v", "--voter=w", "--overwrite"))
+        main(command(task, source, tmp_path, server, "--trust", "--voter=v", "--voter=w", "--overwrite"))
         assert len(server.paid) == requests + 3 * len(items)
     for item, record in zip(items, records, strict=True):
         parts = TASKS[task].write(item)
@@ -191,28 +188,17 @@ def test_templates_of_a_region_share_its_localisation_and_visual_analysis(tmp_pa
 
 
 def test_pictures_are_sent_where_the_task_shows_them(tmp_path, few):
-    for task, count in (("lvkc", 3), ("medclm", 2)):  # not with the rule of knowledge and the conclusion
-        known = learn(task, few)
-        with MisbehavingServer(lambda request, _, known=known: ("answer", answer(known, request))) as server:
-            main(command(task, few, tmp_path / task, server, "--send-images", "--voter=v", "--max-tokens=900000"))
-            contents = [request["messages"][1]["content"] for request in server.requests]
-        shown = [content for content in contents if not isinstance(content, str)]
-        assert len(shown) == count * len(list_items(task, few))
-        kinds = {tuple(read_url(part["image_url"]["url"]).ravel()) for content in shown for part in content[1:]}
-        # Of medclm with and without boxes (hard views are other mediums), of lvkc the crop and the whole.
-        crops = {(item.question.record.image, cut_by_hand(item)) for item in list_items("lvkc", few)}
-        assert len(kinds) == (len(crops) if task == "lvkc" else 6)
-        numbers = collections.Counter(len(content) - 1 for content in shown)
-        whole = sum(item.roi.variant == "whole" for item in list_items("lvkc", few))
-        assert numbers == ({1: 3 * whole, 2: len(shown) - 3 * whole} if task == "lvkc" else {1: len(shown)})
+    known = learn("medclm", few)
+    with MisbehavingServer(lambda request, _: ("answer", answer(known, request))) as server:
+        main(command("medclm", few, tmp_path, server, "--send-images", "--voter=v", "--max-tokens=900000"))
+        contents = [request["messages"][1]["content"] for request in server.requests]
+    shown = [content for content in contents if not isinstance(content, str)]
+    assert len(shown) == 2 * len(list_items("medclm", few))
+    pictures = [open_url(part["image_url"]["url"]).tobytes() for content in shown for part in content[1:]]
+    assert len(pictures) == len(shown)
+    assert len(set(pictures)) == 6  # with and without boxes; hard views are other mediums
     for more in (["--task=rmcot"], ["--task=lvkc", "--annotator=rules"]):
         refuse("--send-images", main, ["vqa", str(few), f"--out={tmp_path / 'no'}", "--send-images", *more])
-
-
-def read_url(url):
-    head, _, body = url.partition(",")
-    assert head == "data:image/png;base64"
-    return np.asarray(Image.open(io.BytesIO(base64.b64decode(body))))
 
 
 def cut_by_hand(item):
@@ -243,7 +229,7 @@ def test_the_picture_is_cropped_to_the_region_of_interest(few, tmp_path):
     for item in items:
         with Image.open(few / item.question.record.image) as picture:
             whole = np.asarray(picture)
-        shown, *rest = map(read_url, TASKS["lvkc"].show(item, TaskSettings(root=few, folder=few)))
+        shown, *rest = map(np.asarray, map(open_url, TASKS["lvkc"].show(item, TaskSettings(root=few, folder=few))))
         x1, y1, x2, y2 = cut_by_hand(item)
         np.testing.assert_array_equal(shown, whole[y1:y2, x1:x2])
         assert (shown.shape == whole.shape) == (item.roi.variant == "whole") == (not rest)
@@ -253,7 +239,7 @@ def test_the_picture_is_cropped_to_the_region_of_interest(few, tmp_path):
     Image.fromarray(np.arange(200, dtype=np.uint8).reshape(10, 20)).save(tmp_path / "a.png")
     settings = TaskSettings(root=tmp_path, folder=tmp_path)
     for box, rows, columns in (((50, 20, 70, 30), slice(2, 3), slice(5, 7)), ((199.5, 99, 200, 100), [9], [19])):
-        shown = read_url(show_picture("a.png", settings, region=(box, (200, 100))))
+        shown = np.asarray(open_url(show_picture("a.png", settings, region=(box, (200, 100)))))
         np.testing.assert_array_equal(shown, np.arange(200).reshape(10, 20)[rows][:, columns])
 
 
@@ -348,21 +334,6 @@ def test_a_picture_or_mask_that_cannot_be_read_loses_its_own_views_alone(tmp_pat
     details = [each["detail"] for each in read_asides(tmp_path / "after") if each["reason"] == Reason.UNREADABLE_RECORD]
     for path in (source / broken, source / "masks" / "heart" / pathlib.Path(unmasked).name):
         assert any(str(path) in detail for detail in details)
-
-
-def test_of_a_folder_with_files_of_two_layouts_one_is_chosen(tmp_path):
-    source, lines = tmp_path / "both", []
-    source.mkdir()
-    for name in ("a.png", "b.png", "c.png"):
-        Image.fromarray(np.zeros((64, 64), np.uint8)).save(source / name)
-        place = {"image": name, "region": "left lung", "boxes": [[1, 2, 30, 40]]}
-        lines.append(json.dumps({**place, "sentence": "A mass in the left lung.", "label": "mass"}))
-    (source / "grounded.jsonl").write_text("\n".join(lines))
-    (source / "turns.jsonl").write_text(json.dumps({"conversations": [], "images": ["a.png"]}))
-    arguments = ["vqa", str(source), "--task=rmcot", f"--out={tmp_path / 'out'}"]
-    refuse("has files of the layouts grounded and medsage; choose one", main, arguments)
-    main([*arguments, "--layout=grounded"])
-    assert {record.image for record in read_vqa_records(tmp_path / "out").records} == {"a.png", "b.png", "c.png"}
 
 
 @pytest.mark.slow

@@ -45,16 +45,7 @@ def test_phantoms_are_the_ones_of_before():
     assert digest.hexdigest() == "9e77b7d606999342a7d83dec0f437b063a32f6a68ad082ec339181f5aced3b10"
 
 
-def _same(first, second):
-    arrays = ("image", "lung_mask", "heart_mask")
-    return (first.case, first.marks, first.side) == (second.case, second.marks, second.side) and all(
-        np.array_equal(getattr(first, name), getattr(second, name)) for name in arrays
-    )
-
-
-def test_same_seed_same_case_in_any_order_and_size_changes_pixels_only(flat_cases):
-    for index in (7, 3, 140):
-        assert _same(draw_case(index, seed=5, size=64, prevalence="flat"), flat_cases[index])
+def test_size_changes_pixels_only(flat_cases):
     assert draw_case(1, seed=5, size=16, prevalence="flat").image.shape == (16, 16)
     for index in range(12):
         larger = draw_case(index, seed=5, size=128, prevalence="flat")

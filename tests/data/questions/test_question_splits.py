@@ -2,14 +2,12 @@
 
 import collections
 
-import msgspec
 import numpy as np
 import pytest
 from reasoning_records import make_record
 
 from stepcot_jax.data.questions.question_splits import SEEN, SplitOptions, name_patients, note_shared, split_records
 from stepcot_jax.data.questions.record_files import VqaCollection
-from stepcot_jax.host.errors import BadInput
 
 
 def collect(tmp_path, members):
@@ -70,13 +68,6 @@ def test_near_duplicates_stay_together_or_leave_training(tmp_path, named):
     else:
         assert split["q7"].split == split["q8"].split
         assert {record.split for record in split.values()} == {"train", "val", "test"}
-
-
-def test_named_patients_in_two_splits_are_refused_as_before(tmp_path):
-    collection = collect(tmp_path, MEMBERS)
-    records = [msgspec.structs.replace(record, patient="p1") for record in collection.records]
-    with pytest.raises(BadInput, match="1 of 1 patients are in more than one split"):
-        split_records(VqaCollection(tmp_path, tuple(records), lines=collection.lines), SplitOptions())
 
 
 def test_a_patient_that_nobody_names_is_the_pictures_content(tmp_path):

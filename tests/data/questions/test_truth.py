@@ -331,6 +331,10 @@ def test_stages_are_true_of_the_picture(asked):
                 continue
             place = re.fullmatch(r"The change lies (.+)\.", stages.localisation)[1]
             assert (location, drawing.drawn.side) in places[place]
+            if location.endswith("lung zone"):
+                looks = filter(None, map(LOOK.fullmatch, _sentences(record.thinking)))
+                zones = {look[1].split()[1] for look in looks if look[1].endswith("lung zone")}
+                assert zones <= {location.split()[0].lower()}
             seen, sign = _sentences(stages.visual)
             assert TOLD[re.fullmatch(r"The picture shows (.+)\.", seen)[1]] == (first, second, third, fifth)
             assert SIGNS[sign.removesuffix(".")] == secondary

@@ -4,17 +4,15 @@ import json
 
 import pytest
 from answers import name_answers
+from data.checked import set_aside_one
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from refusals import refuse
 
 from stepcot_jax.box import Box
-from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.data.sources.padchest_gr import read_master_table
-from stepcot_jax.host.errors import BadInput
 
 HEADER = (
     "StudyID,ImageID,label,boxes_count,extra_boxes_count,locations,prior_study,progression_status,prior_imageID,"
@@ -80,8 +78,6 @@ def test_boxes_sentences_and_labels_of_a_study(tmp_path):
         Box.of_size("nodule", 0, 0, 200, 100, "There is nodule."),
         Box.of_size("Calcified granuloma", 100, 50, 100, 50, "Hay  Calcified  granuloma ."),
     )
-    write_records(tmp_path, chain=DEFAULT_CHAIN, cases=collection.cases)
-    assert read_records(tmp_path).cases == collection.cases
 
 
 def test_without_the_image_there_are_no_boxes_and_a_warning_says_so(tmp_path, caplog):
@@ -167,15 +163,9 @@ def test_bad_studies(tmp_path, changes, message):
     write(tmp_path, study(1, finding("mass")), study(2, finding("mass")))
     path = tmp_path / "grounded_reports_20240819.json"
     path.write_text(json.dumps([study(1, finding("mass")), study(2, finding("mass"), **changes)]))
-    collection = read_padchest_gr(tmp_path, on_bad_record="skip")
-    (aside,) = collection.set_aside
-    assert (len(collection.cases), aside.record) == (1, 1)
-    assert aside.reason.startswith("record 1: ")
-    assert message in aside.reason
-    with pytest.raises(BadInput) as error:
-        read_padchest_gr(tmp_path)
-    assert str(error.value).startswith(f"{path}, record 1 ")
-    assert "There is" not in str(error.value)  # no report in messages
+    cases, said = set_aside_one(read_padchest_gr, tmp_path, 1, "record 1: ", message)
+    assert (len(cases), said.startswith(f"{path}, record 1 ")) == (1, True)
+    assert "There is" not in said  # no report in messages
 
 
 def test_roots_and_master_tables_that_cannot_be_used(tmp_path):

@@ -27,7 +27,6 @@ def test_released_boxes_become_records_that_are_read_back(shared, tmp_path):
     assert not aside
     write_vqa_records(tmp_path / "records.jsonl", records)
     assert read_vqa_records(tmp_path).records == tuple(records)
-    assert read_records(source, require_images=False, with_normal=False) == records
     assert read_records(source, require_images=False, with_normal=False, seed=1) != records
     for record in records:
         assert (record.image_size, record.patient) == ((1024, 1024), record.image[7:15])
