@@ -129,17 +129,14 @@ def fail(command, inputs, folder, number, at, skip, capsys):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_failing_disk_is_one_line_and_leaves_no_half_file(name, inputs, tmp_path, capsys):
-    """Commands write one file after another: the disk fails at the first, the second, the third and the fifth."""
-    met = {
-        (at, number): [
-            *itertools.takewhile(
-                bool, (fail(COMMANDS[name], inputs, tmp_path, number, at, skip, capsys) for skip in (0, 1, 2, 4))
-            )
-        ]
-        for at, number in FAULTS
-        if at == "open" or name not in NOT_BY_PYTHON
-    }
-    assert all(met.values())
+    """Commands write one file after another: the disk fails at the first, the second, the third and the fifth.
+
+    What kind of fault it is matters in `host.errors` alone, so one command meets them all.
+    """
+    for at, number in FAULTS if name == "data phantom" else FAULTS[::3]:
+        if at == "open" or name not in NOT_BY_PYTHON:
+            tried = (fail(COMMANDS[name], inputs, tmp_path, number, at, skip, capsys) for skip in (0, 1, 2, 4))
+            assert list(itertools.takewhile(bool, tried))
 
 
 @pytest.mark.slow

@@ -97,6 +97,12 @@ replies = st.lists(
 )  # fmt: skip
 
 
+def test_correction_spreads_the_rest_over_entries_at_no_bound_in_rounds():
+    # 3 - 2.93 = 0.07 over two entries; then the second is at its bound, and the third takes what is left.
+    row = tested._correct(np.array([0.85, 1.14, 0.94]), StageCredit())
+    assert row == pytest.approx([0.85, 1.15, 1.0])
+
+
 @given(replies, st.sampled_from([StageCredit(), StageCredit(gamma=8.0, mix=1.0)]))
 def test_multipliers_are_the_formulas_within_bounds_and_add_up_to_three(group, settings):
     texts, answers = [reply[:3] for reply in group], np.array([reply[3] for reply in group])

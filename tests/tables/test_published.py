@@ -93,3 +93,11 @@ def test_encoders_cost_what_the_papers_text_says(shared):
     assert "parameter footprints (7.03-23.67M)" in section
     assert "(0.20-1.30ms per sample)" in section
     assert "7.03 to 23.67 million and take 0.20 to 1.30 ms" in " ".join(cost_table._PUBLISHED_ENCODERS)
+
+
+def test_figures_of_a_step():
+    diagnosis = dict(zip(METRICS, (0.731, 0.76, 0.217, 0.935), strict=True))
+    assert published_figures.step_figures("biomedclip, with steps", DIAGNOSIS) == diagnosis
+    assert published_figures.step_figures("teacher without memory", LOCATION) == {"accuracy": 0.632}
+    for model, step in (("student without text", DIAGNOSIS), ("biomedclip, with steps", DETECTION)):
+        assert published_figures.step_figures(model, step) == {}

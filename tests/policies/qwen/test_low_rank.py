@@ -1,3 +1,5 @@
+import functools
+
 import flax.traverse_util
 import jax
 import jax.numpy as jnp
@@ -16,12 +18,10 @@ PROMPTS, LENGTHS = np.array([[3, *[IMAGE] * 4, 5]], np.int32), np.array([6], np.
 COMPLETIONS = np.array([[8, 9, 57]], np.int32)
 
 
+@functools.partial(jax.jit, static_argnames="network")
 def score(network, params):
-    def run(params):
-        given = map(jnp.asarray, (normal(0, 1, 8, 8, 3), PROMPTS, LENGTHS, COMPLETIONS))
-        return network.apply({"params": params}, *given)
-
-    return jax.jit(run)(params)
+    given = map(jnp.asarray, (normal(0, 1, 8, 8, 3), PROMPTS, LENGTHS, COMPLETIONS))
+    return network.apply({"params": params}, *given)
 
 
 @pytest.mark.slow
